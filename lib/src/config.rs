@@ -1,0 +1,272 @@
+//! Every knob in one typed place: its environment variable, type, default and meaning.
+//!
+//! The documentation page is generated from the same table (`Config::describe`), so that no knob is undocumented.
+
+use std::fmt;
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::wire::Algorithm;
+
+/// Which backend carries the links.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TransportChoice {
+    /// Shared memory between processes of one host, TCP otherwise.
+    Auto,
+    /// TCP everywhere, loopback included.
+    Tcp,
+    /// Shared memory; an error between hosts.
+    Shm,
+}
+
+impl fmt::Display for TransportChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            TransportChoice::Auto => "auto",
+            TransportChoice::Tcp => "tcp",
+            TransportChoice::Shm => "shm",
+        })
+    }
+}
+
+impl FromStr for TransportChoice {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "auto" => Ok(TransportChoice::Auto),
+            "tcp" => Ok(TransportChoice::Tcp),
+            "shm" => Ok(TransportChoice::Shm),
+            _ => Err("expected auto, tcp or shm".to_owned()),
+        }
+    }
+}
+
+/// One row of the documentation table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Knob {
+    /// Environment variable.
+    pub env: &'static str,
+    /// Accepted values.
+    pub values: &'static str,
+    /// Default, as the variable would spell it.
+    pub default: String,
+    /// Meaning.
+    pub doc: &'static str,
+}
+
+/// A value of an environment variable.
+trait Value: Sized {
+    fn parse(text: &str) -> Result<Self, String>;
+    fn show(&self) -> String;
+}
+
+impl Value for Duration {
+    fn parse(text: &str) -> Result<Self, String> {
+        let seconds: f64 = text.parse().map_err(|_| "expected seconds, like 2.5".to_owned())?;
+        Duration::try_from_secs_f64(seconds)
+            .ok()
+            .filter(|d| !d.is_zero())
+            .ok_or_else(|| "expected a positive, finite number of seconds".to_owned())
+    }
+    fn show(&self) -> String {
+        self.as_secs_f64().to_string()
+    }
+}
+
+impl Value for usize {
+    fn parse(text: &str) -> Result<Self, String> {
+        let (digits, unit) = match text.char_indices().last() {
+            Some((i, 'k' | 'K')) => (&text[..i], 1 << 10),
+            Some((i, 'm' | 'M')) => (&text[..i], 1 << 20),
+            Some((i, 'g' | 'G')) => (&text[..i], 1 << 30),
+            _ => (text, 1),
+        };
+        digits
+            .parse::<usize>()
+            .ok()
+            .and_then(|n| n.checked_mul(unit))
+            .ok_or_else(|| "expected a whole number, K, M or G may follow".to_owned())
+    }
+    fn show(&self) -> String {
+        match *self {
+            n if n > 0 && n.is_multiple_of(1 << 20) => format!("{}M", n >> 20),
+            n if n > 0 && n.is_multiple_of(1 << 10) => format!("{}K", n >> 10),
+            n => n.to_string(),
+        }
+    }
+}
+
+impl Value for bool {
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "1" | "true" | "on" => Ok(true),
+            "0" | "false" | "off" => Ok(false),
+            _ => Err("expected 0 or 1".to_owned()),
+        }
+    }
+    fn show(&self) -> String {
+        u8::from(*self).to_string()
+    }
+}
+
+impl Value for TransportChoice {
+    fn parse(text: &str) -> Result<Self, String> {
+        text.parse()
+    }
+    fn show(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Value for Option<Algorithm> {
+    fn parse(text: &str) -> Result<Self, String> {
+        if text == "auto" { Ok(None) } else { text.parse().map(Some) }
+    }
+    fn show(&self) -> String {
+        self.map_or("auto".to_owned(), |a| a.to_string())
+    }
+}
+
+impl Value for Option<String> {
+    fn parse(text: &str) -> Result<Self, String> {
+        Ok((!text.is_empty()).then(|| text.to_owned()))
+    }
+    fn show(&self) -> String {
+        self.clone().unwrap_or_default()
+    }
+}
+
+macro_rules! config {
+    ($($field:ident : $ty:ty = $default:expr, $env:literal, $values:literal, $doc:literal;)*) => {
+        /// Settings of a communicator. [`Config::default`] holds the documented defaults, [`Config::from_env`] applies the environment.
+        #[derive(Debug, Clone, PartialEq)]
+        #[non_exhaustive]
+        pub struct Config {
+            $(#[doc = $doc] #[doc = concat!("\n\nEnvironment: `", $env, "` (", $values, ").")] pub $field: $ty,)*
+        }
+
+        impl Default for Config {
+            fn default() -> Self {
+                Config { $($field: $default,)* }
+            }
+        }
+
+        impl Config {
+            /// The defaults, overridden by the environment. A variable that does not parse is an error.
+            pub fn from_env() -> Result<Self> {
+                Self::from_lookup(|name| std::env::var_os(name).map(|v| v.to_string_lossy().into_owned()))
+            }
+
+            /// As [`Config::from_env`] over any source of variables.
+            pub fn from_lookup(lookup: impl Fn(&str) -> Option<String>) -> Result<Self> {
+                let mut config = Config::default();
+                $(if let Some(text) = lookup($env) {
+                    config.$field = Value::parse(text.trim()).map_err(|detail: String| Error::Config {
+                        name: $env.to_owned(), value: text, detail,
+                    })?;
+                })*
+                config.check()?;
+                Ok(config)
+            }
+
+            /// Every knob, for documentation.
+            pub fn describe() -> Vec<Knob> {
+                let config = Config::default();
+                vec![$(Knob { env: $env, values: $values, default: Value::show(&config.$field), doc: $doc },)*]
+            }
+        }
+    };
+}
+
+config! {
+    timeout: Duration = Duration::from_secs(120), "TINYNCCL_TIMEOUT", "seconds",
+        "Longest time a wait may pass without any progress before it fails and names the ranks that have not arrived.";
+    connect_timeout: Duration = Duration::from_secs(60), "TINYNCCL_CONNECT_TIMEOUT", "seconds",
+        "Longest time for the rendezvous and for each connection to a peer.";
+    heartbeat: Duration = Duration::from_millis(250), "TINYNCCL_HEARTBEAT", "seconds",
+        "Period of the heartbeat to the rendezvous store; a rank silent for four periods is named when something times out.";
+    transport: TransportChoice = TransportChoice::Auto, "TINYNCCL_TRANSPORT", "auto, tcp, shm",
+        "What carries the links.";
+    algorithm: Option<Algorithm> = None, "TINYNCCL_ALGO", "auto, ring, tree, double-tree, direct, halving-doubling",
+        "Fixes the algorithm where it can do the collective; auto asks the cost model.";
+    interface: Option<String> = None, "TINYNCCL_IFNAME", "names or prefixes, comma-separated; ^ in front excludes",
+        "Network interfaces whose addresses are advertised to the peers; empty: all that are up.";
+    channels: usize = 1, "TINYNCCL_CHANNELS", "1 to 16",
+        "Sets of links (TCP streams, shared-memory FIFOs) that a collective is spread over.";
+    shm_chunk: usize = 128 << 10, "TINYNCCL_SHM_CHUNK", "bytes, 4K to 16M",
+        "Largest message when all ranks share memory.";
+    tcp_chunk: usize = 256 << 10, "TINYNCCL_TCP_CHUNK", "bytes, 4K to 16M",
+        "Largest message when any pair of ranks talks TCP.";
+    fifo_depth: usize = 4, "TINYNCCL_FIFO_DEPTH", "2 to 64",
+        "Messages a link holds per direction.";
+    socket_buffer: usize = 0, "TINYNCCL_SOCKET_BUFFER", "bytes; 0 leaves it to the kernel",
+        "SO_SNDBUF and SO_RCVBUF of TCP links.";
+    spin: Duration = Duration::from_micros(60), "TINYNCCL_SPIN", "seconds",
+        "How long a wait spins before it yields and then sleeps.";
+    checksum: bool = false, "TINYNCCL_CHECKSUM", "0 or 1",
+        "Adds a CRC-32 to every message and checks it.";
+    tune: bool = true, "TINYNCCL_TUNE", "0 or 1",
+        "Measures latency and bandwidth of the links when the communicator starts; 0 takes the built-in figures.";
+}
+
+impl Config {
+    fn check(&self) -> Result<()> {
+        let range = |name: &str, value: usize, low: usize, high: usize| {
+            if (low..=high).contains(&value) {
+                Ok(())
+            } else {
+                Err(Error::Config {
+                    name: name.to_owned(),
+                    value: value.to_string(),
+                    detail: format!("expected {low} to {high}"),
+                })
+            }
+        };
+        range("TINYNCCL_CHANNELS", self.channels, 1, 16)?;
+        range("TINYNCCL_SHM_CHUNK", self.shm_chunk, 4 << 10, 16 << 20)?;
+        range("TINYNCCL_TCP_CHUNK", self.tcp_chunk, 4 << 10, 16 << 20)?;
+        range("TINYNCCL_FIFO_DEPTH", self.fifo_depth, 2, 64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(name: &str, value: &str) -> Result<Config> {
+        Config::from_lookup(|n| (n == name).then(|| value.to_owned()))
+    }
+
+    #[test]
+    fn every_default_parses_back() {
+        for knob in Config::describe() {
+            assert_eq!(parse(knob.env, &knob.default).unwrap(), Config::default(), "{}", knob.env);
+        }
+    }
+
+    #[test]
+    fn bad_values_name_the_variable_and_what_was_expected() {
+        for (name, value) in [
+            ("TINYNCCL_TIMEOUT", "soon"),
+            ("TINYNCCL_TIMEOUT", "-1"),
+            ("TINYNCCL_TIMEOUT", "inf"),
+            ("TINYNCCL_ALGO", "rings"),
+            ("TINYNCCL_TRANSPORT", "rdma"),
+            ("TINYNCCL_CHANNELS", "0"),
+            ("TINYNCCL_SHM_CHUNK", "1"),
+            ("TINYNCCL_CHECKSUM", "yes"),
+            ("TINYNCCL_FIFO_DEPTH", "99999999999999999999999"),
+        ] {
+            let e = parse(name, value).unwrap_err().to_string();
+            assert!(e.contains(name) && e.contains("expected"), "{e}");
+        }
+    }
+
+    #[test]
+    fn values_take_effect() {
+        assert_eq!(parse("TINYNCCL_SHM_CHUNK", "64K").unwrap().shm_chunk, 65536);
+        assert_eq!(parse("TINYNCCL_ALGO", "double-tree").unwrap().algorithm, Some(Algorithm::DoubleTree));
+        assert_eq!(parse("TINYNCCL_TIMEOUT", "2.5").unwrap().timeout, Duration::from_millis(2500));
+    }
+}

@@ -1,0 +1,195 @@
+//! One error type: it names the operation, the ranks and addresses, what was expected, what came, and what to do next.
+
+use std::time::Duration;
+
+use crate::wire::Header;
+
+/// Result of every fallible call in this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong. `Clone`, because one failure is delivered to every waiter.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Two ranks made different calls.
+    #[error(
+        "rank {rank} and rank {peer} disagree: rank {rank} is in {ours}, rank {peer} sent {theirs}; \
+         every rank must make the same calls in the same order with the same dtype, op, count and root"
+    )]
+    Mismatch {
+        /// The rank that noticed.
+        rank: usize,
+        /// The rank whose message differs.
+        peer: usize,
+        /// What `rank` expected.
+        ours: Box<Header>,
+        /// What `peer` sent.
+        theirs: Box<Header>,
+    },
+
+    /// A peer's process or connection is gone.
+    #[error("{op}: rank {rank} lost rank {peer} ({address}): {detail}; look at that rank's output for the first error")]
+    PeerLost {
+        /// Operation in which it showed.
+        op: String,
+        /// Our rank.
+        rank: usize,
+        /// The lost rank.
+        peer: usize,
+        /// Where that rank was reached.
+        address: String,
+        /// What the operating system or the rendezvous said.
+        detail: String,
+    },
+
+    /// No progress within the deadline.
+    #[error("{op}: rank {rank} made no progress for {waited:.1?}; not arrived: {}; {detail}", ranks(missing))]
+    Timeout {
+        /// Operation that waited.
+        op: String,
+        /// Our rank.
+        rank: usize,
+        /// How long nothing moved.
+        waited: Duration,
+        /// The ranks that have not arrived, as far as is known.
+        missing: Vec<usize>,
+        /// What is known of them, and the next step.
+        detail: String,
+    },
+
+    /// The communicator was aborted, here or by another rank; every later call gives this too.
+    #[error("{op}: rank {rank}: the communicator was aborted: {reason}")]
+    Aborted {
+        /// Operation that was running or asked for.
+        op: String,
+        /// Our rank.
+        rank: usize,
+        /// The first cause, in words.
+        reason: String,
+    },
+
+    /// Arguments that cannot be right.
+    #[error("{op}: {detail}")]
+    InvalidArgument {
+        /// Operation that was asked for.
+        op: String,
+        /// Expected and got.
+        detail: String,
+    },
+
+    /// An environment variable or option that does not parse, or is missing.
+    #[error("{name}={value:?}: {detail}")]
+    Config {
+        /// Variable or option.
+        name: String,
+        /// What it held (empty when it is missing).
+        value: String,
+        /// What was expected.
+        detail: String,
+    },
+
+    /// The ranks could not find each other.
+    #[error("rendezvous at {address}: {detail}")]
+    Bootstrap {
+        /// Address of the rendezvous store, or what stands for it.
+        address: String,
+        /// Expected, got, next step.
+        detail: String,
+    },
+
+    /// Bytes from a peer that break the protocol (wrong length, wrong checksum, not our magic).
+    #[error("{op}: rank {rank}: protocol error from rank {peer} ({address}): {detail}")]
+    Protocol {
+        /// Operation in which it showed.
+        op: String,
+        /// Our rank.
+        rank: usize,
+        /// The sender.
+        peer: usize,
+        /// Where that rank was reached.
+        address: String,
+        /// Expected and got.
+        detail: String,
+    },
+
+    /// The operating system refused something.
+    #[error("{op}: {detail}: {}", os_error(*errno))]
+    Os {
+        /// Operation that was running.
+        op: String,
+        /// What was being done, with addresses and sizes.
+        detail: String,
+        /// The error number.
+        errno: i32,
+    },
+
+    /// This build or this machine cannot do it.
+    #[error("{what} is not available here: {detail}")]
+    Unsupported {
+        /// What was asked for.
+        what: String,
+        /// Why not, and what to do instead.
+        detail: String,
+    },
+}
+
+impl Error {
+    /// An [`Error::InvalidArgument`].
+    pub fn invalid(op: impl Into<String>, detail: impl Into<String>) -> Self {
+        Error::InvalidArgument { op: op.into(), detail: detail.into() }
+    }
+
+    /// An [`Error::Os`] from an `std::io::Error`.
+    pub fn io(op: impl Into<String>, detail: impl Into<String>, source: &std::io::Error) -> Self {
+        match source.raw_os_error() {
+            Some(errno) => Error::Os { op: op.into(), detail: detail.into(), errno },
+            None => Error::InvalidArgument { op: op.into(), detail: format!("{}: {source}", detail.into()) },
+        }
+    }
+
+    /// An [`Error::Os`] from a rustix error number.
+    pub fn errno(op: impl Into<String>, detail: impl Into<String>, errno: rustix::io::Errno) -> Self {
+        Error::Os { op: op.into(), detail: detail.into(), errno: errno.raw_os_error() }
+    }
+}
+
+fn os_error(errno: i32) -> String {
+    std::io::Error::from_raw_os_error(errno).to_string()
+}
+
+fn ranks(list: &[usize]) -> String {
+    match list {
+        [] => "unknown".to_owned(),
+        [one] => format!("rank {one}"),
+        many => {
+            let names: Vec<String> = many.iter().map(usize::to_string).collect();
+            format!("ranks {}", names.join(", "))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timeout_names_the_missing_ranks() {
+        let e = Error::Timeout {
+            op: "all_reduce #4".into(),
+            rank: 0,
+            waited: Duration::from_secs(2),
+            missing: vec![2, 3],
+            detail: "no heartbeat from rank 2".into(),
+        };
+        assert_eq!(
+            e.to_string(),
+            "all_reduce #4: rank 0 made no progress for 2.0s; not arrived: ranks 2, 3; no heartbeat from rank 2"
+        );
+    }
+
+    #[test]
+    fn os_errors_come_in_words() {
+        let e = Error::errno("connect", "to 127.0.0.1:1", rustix::io::Errno::CONNREFUSED);
+        assert!(e.to_string().contains("Connection refused"), "{e}");
+    }
+}

@@ -1,0 +1,23 @@
+//! Collective communication from first principles.
+//!
+//! A collective is data: an [`algorithm`] compiles a call into a [`schedule`], the `executor` runs it over
+//! [`transport`] links, and a `Comm` puts blocking and asynchronous calls on top. See SPEC.md for the architecture.
+
+pub mod algorithm;
+pub mod bootstrap;
+pub mod comm;
+pub mod config;
+pub mod ddp;
+pub mod dtype;
+pub mod error;
+mod executor;
+pub mod launch;
+pub mod reduce;
+pub mod schedule;
+pub mod topology;
+pub mod transport;
+pub mod wire;
+
+pub use config::Config;
+pub use dtype::{DType, Element, ReduceOp};
+pub use error::{Error, Result};

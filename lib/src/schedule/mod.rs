@@ -1,0 +1,210 @@
+//! A collective as data: for each rank, the primitive steps it takes, per lane, over parts of three buffers.
+//!
+//! An [`algorithm`](crate::algorithm) produces a [`Program`] per rank without any I/O. The same value is executed,
+//! verified ([`verify`]), costed and drawn.
+//!
+//! # Shape
+//! A buffer is one or several *segments* of `count` elements (all_gather's output has one per rank). The executor walks
+//! over the segments in *windows*; a window is split into [`Program::parts`] *parts*, each small enough for one
+//! message ([`partition`]). A step names a part of a segment ([`Loc`]) and says what happens to it. Every lane runs
+//! its steps once per window.
+//!
+//! # Lanes and channels
+//! A *lane* is a thread of control: its steps run in order, lanes advance independently of each other (NCCL runs the
+//! way up and the way down of a tree in different warps for the same reason). A *channel* is a set of links, one per
+//! peer. Rule, checked by the verifier: within a program at most one lane sends, and at most one lane receives, on a
+//! given (channel, peer); so messages of a link have one order.
+
+pub mod partition;
+pub mod verify;
+
+/// One of the three buffers of a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Buf {
+    /// The caller's send buffer (may be the same memory as the output).
+    Input,
+    /// The caller's receive buffer.
+    Output,
+    /// Memory of the executor's, [`Program::scratch_segments`] segments of one window each.
+    Scratch,
+}
+
+/// A part of a segment of a buffer, within the current window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Loc {
+    /// Which buffer.
+    pub buf: Buf,
+    /// Segment index; 0 for buffers with one segment.
+    pub segment: u32,
+    /// Part index in `0..Program::parts`.
+    pub part: u32,
+}
+
+impl Loc {
+    /// A part of the caller's send buffer.
+    pub const fn input(segment: usize, part: usize) -> Loc {
+        Loc { buf: Buf::Input, segment: segment as u32, part: part as u32 }
+    }
+    /// A part of the caller's receive buffer.
+    pub const fn output(segment: usize, part: usize) -> Loc {
+        Loc { buf: Buf::Output, segment: segment as u32, part: part as u32 }
+    }
+    /// A part of the executor's scratch memory.
+    pub const fn scratch(segment: usize, part: usize) -> Loc {
+        Loc { buf: Buf::Scratch, segment: segment as u32, part: part as u32 }
+    }
+}
+
+/// A primitive, with NCCL's names (`src/device/primitives.h`): what arrives is called `recv`.
+///
+/// One step moves at most one message in and one message out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// Send `src` to rank `to`.
+    Send {
+        /// Destination rank.
+        to: u32,
+        /// What to send.
+        src: Loc,
+    },
+    /// `dst = recv`.
+    Recv {
+        /// Source rank.
+        from: u32,
+        /// Where it goes.
+        dst: Loc,
+    },
+    /// `dst = src`, locally. Nothing happens when both are the same memory (in-place calls).
+    Copy {
+        /// From.
+        src: Loc,
+        /// To.
+        dst: Loc,
+    },
+    /// `dst = dst op src`, locally.
+    Reduce {
+        /// Right operand.
+        src: Loc,
+        /// Left operand and result.
+        dst: Loc,
+        /// The result is the finished reduction over all ranks (`avg` divides here).
+        last: bool,
+    },
+    /// `dst = src op recv`.
+    RecvReduceCopy {
+        /// Source rank.
+        from: u32,
+        /// Our own operand.
+        src: Loc,
+        /// Where the result goes.
+        dst: Loc,
+        /// The result is the finished reduction over all ranks (`avg` divides here).
+        last: bool,
+    },
+    /// `dst = recv`, and pass it on.
+    RecvCopySend {
+        /// Source rank.
+        from: u32,
+        /// Destination rank.
+        to: u32,
+        /// Where it also goes.
+        dst: Loc,
+    },
+    /// Send `src op recv`.
+    RecvReduceSend {
+        /// Source rank.
+        from: u32,
+        /// Destination rank.
+        to: u32,
+        /// Our own operand.
+        src: Loc,
+    },
+    /// `dst = src op recv`, and pass it on.
+    RecvReduceCopySend {
+        /// Source rank.
+        from: u32,
+        /// Destination rank.
+        to: u32,
+        /// Our own operand.
+        src: Loc,
+        /// Where the result also goes.
+        dst: Loc,
+        /// The result is the finished reduction over all ranks (`avg` divides here).
+        last: bool,
+    },
+}
+
+impl Step {
+    /// The rank this step receives from.
+    pub fn source(&self) -> Option<usize> {
+        match *self {
+            Step::Send { .. } | Step::Copy { .. } | Step::Reduce { .. } => None,
+            Step::Recv { from, .. }
+            | Step::RecvReduceCopy { from, .. }
+            | Step::RecvCopySend { from, .. }
+            | Step::RecvReduceSend { from, .. }
+            | Step::RecvReduceCopySend { from, .. } => Some(from as usize),
+        }
+    }
+
+    /// The rank this step sends to.
+    pub fn destination(&self) -> Option<usize> {
+        match *self {
+            Step::Recv { .. } | Step::Copy { .. } | Step::Reduce { .. } | Step::RecvReduceCopy { .. } => None,
+            Step::Send { to, .. }
+            | Step::RecvCopySend { to, .. }
+            | Step::RecvReduceSend { to, .. }
+            | Step::RecvReduceCopySend { to, .. } => Some(to as usize),
+        }
+    }
+
+    /// The part index this step works on (the same for all its locations).
+    pub fn part(&self) -> usize {
+        let loc = match *self {
+            Step::Send { src, .. } | Step::RecvReduceSend { src, .. } => src,
+            Step::Recv { dst, .. }
+            | Step::Copy { dst, .. }
+            | Step::Reduce { dst, .. }
+            | Step::RecvReduceCopy { dst, .. }
+            | Step::RecvCopySend { dst, .. }
+            | Step::RecvReduceCopySend { dst, .. } => dst,
+        };
+        loc.part as usize
+    }
+}
+
+/// A thread of control: steps in order, once per window.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lane {
+    /// The set of links its messages travel on.
+    pub channel: u32,
+    /// What it does.
+    pub steps: Vec<Step>,
+}
+
+/// One rank's share of a collective.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Program {
+    /// Parts per window; equal on all ranks.
+    pub parts: usize,
+    /// Segments of scratch memory needed.
+    pub scratch_segments: usize,
+    /// Independent threads of control.
+    pub lanes: Vec<Lane>,
+}
+
+impl Program {
+    /// The ranks this program sends to or receives from, per channel, sorted and without repetition.
+    pub fn links(&self) -> Vec<(u32, usize)> {
+        let mut links: Vec<(u32, usize)> = self
+            .lanes
+            .iter()
+            .flat_map(|lane| {
+                lane.steps.iter().flat_map(|s| [s.source(), s.destination()]).flatten().map(|peer| (lane.channel, peer))
+            })
+            .collect();
+        links.sort_unstable();
+        links.dedup();
+        links
+    }
+}

@@ -1,0 +1,1 @@
+//! How a buffer is cut: segments into windows, windows into parts.

@@ -1,0 +1,1 @@
+//! Runs a schedule symbolically: result, freedom from deadlock, bytes sent per rank.

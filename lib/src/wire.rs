@@ -1,0 +1,260 @@
+//! The header that travels with every message, so that ranks which disagree get an error naming both values.
+
+use std::fmt;
+
+use crate::dtype::{DType, ReduceOp};
+
+/// A communication pattern, as named by MPI and NCCL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Collective {
+    /// Every rank ends with the reduction of all inputs.
+    AllReduce = 0,
+    /// Every rank ends with all inputs, in rank order.
+    AllGather = 1,
+    /// Rank `r` ends with segment `r` of the reduction.
+    ReduceScatter = 2,
+    /// Every rank ends with the root's input.
+    Broadcast = 3,
+    /// The root ends with the reduction.
+    Reduce = 4,
+    /// The root ends with all inputs, in rank order.
+    Gather = 5,
+    /// Rank `r` ends with segment `r` of the root's input.
+    Scatter = 6,
+    /// Rank `r` ends with segment `r` of every rank's input.
+    AllToAll = 7,
+    /// Nobody leaves before everybody has entered.
+    Barrier = 8,
+    /// Point to point: `root` in the header is the sender.
+    SendRecv = 9,
+}
+
+impl Collective {
+    /// Every collective, in code order.
+    pub const ALL: [Collective; 10] = [
+        Collective::AllReduce,
+        Collective::AllGather,
+        Collective::ReduceScatter,
+        Collective::Broadcast,
+        Collective::Reduce,
+        Collective::Gather,
+        Collective::Scatter,
+        Collective::AllToAll,
+        Collective::Barrier,
+        Collective::SendRecv,
+    ];
+
+    /// Snake-case name as used in the API.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Collective::AllReduce => "all_reduce",
+            Collective::AllGather => "all_gather",
+            Collective::ReduceScatter => "reduce_scatter",
+            Collective::Broadcast => "broadcast",
+            Collective::Reduce => "reduce",
+            Collective::Gather => "gather",
+            Collective::Scatter => "scatter",
+            Collective::AllToAll => "all_to_all",
+            Collective::Barrier => "barrier",
+            Collective::SendRecv => "send/recv",
+        }
+    }
+
+    /// The collective with this wire code.
+    pub fn from_code(code: u8) -> Option<Collective> {
+        Collective::ALL.get(code as usize).copied()
+    }
+
+    /// True when one rank plays a special part and must be the same everywhere.
+    pub const fn has_root(self) -> bool {
+        matches!(
+            self,
+            Collective::Broadcast
+                | Collective::Reduce
+                | Collective::Gather
+                | Collective::Scatter
+                | Collective::SendRecv
+        )
+    }
+
+    /// True when values are combined, so that the operator matters.
+    pub const fn reduces(self) -> bool {
+        matches!(self, Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce)
+    }
+}
+
+impl fmt::Display for Collective {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// How a collective is carried out; the value travels in the header because all ranks must choose the same one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Algorithm {
+    /// Neighbour to neighbour around a ring: bandwidth-optimal, latency grows with the number of ranks.
+    Ring = 0,
+    /// One binary tree: logarithmic latency.
+    Tree = 1,
+    /// Two complementary binary trees, each carrying half: logarithmic latency and full bandwidth.
+    DoubleTree = 2,
+    /// Every rank talks to every other (or to the root) directly: one hop.
+    Direct = 3,
+    /// Recursive halving (reduce-scatter) and doubling (all-gather) over a hypercube.
+    HalvingDoubling = 4,
+}
+
+impl Algorithm {
+    /// Every algorithm, in code order.
+    pub const ALL: [Algorithm; 5] =
+        [Algorithm::Ring, Algorithm::Tree, Algorithm::DoubleTree, Algorithm::Direct, Algorithm::HalvingDoubling];
+
+    /// Kebab-case name as used on command lines and in `TINYNCCL_ALGO`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Algorithm::Ring => "ring",
+            Algorithm::Tree => "tree",
+            Algorithm::DoubleTree => "double-tree",
+            Algorithm::Direct => "direct",
+            Algorithm::HalvingDoubling => "halving-doubling",
+        }
+    }
+
+    /// The algorithm with this wire code.
+    pub fn from_code(code: u8) -> Option<Algorithm> {
+        Algorithm::ALL.get(code as usize).copied()
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl std::str::FromStr for Algorithm {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        Algorithm::ALL.into_iter().find(|a| a.name() == s).ok_or_else(|| {
+            format!("unknown algorithm '{s}', expected one of ring tree double-tree direct halving-doubling")
+        })
+    }
+}
+
+/// What one message belongs to and how long it is. 32 bytes, little endian on the wire (all supported targets are).
+///
+/// Both sides derive the header from their own call, so a receiver compares it to what it expects
+/// ([`Header::agrees_with`]) before it touches a payload byte.
+#[derive(Clone, Copy, PartialEq, Eq, Default, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub struct Header {
+    /// Elements per segment of the whole call.
+    pub count: u64,
+    /// Communicator id.
+    pub comm: u32,
+    /// Position of the call in the communicator's sequence (collectives) or of the message on the pair (point to point).
+    pub seq: u32,
+    /// Root rank, or [`Header::NO_ROOT`].
+    pub root: u32,
+    /// Payload length of this message in bytes.
+    pub len: u32,
+    /// CRC-32 of the payload when checksums are on, else 0. Not part of the comparison.
+    pub crc: u32,
+    /// [`Collective`] code.
+    pub collective: u8,
+    /// [`DType`] code.
+    pub dtype: u8,
+    /// [`ReduceOp`] code, or [`Header::NO_OP`].
+    pub op: u8,
+    /// [`Algorithm`] code.
+    pub algorithm: u8,
+}
+
+impl Header {
+    /// `root` of a collective without one.
+    pub const NO_ROOT: u32 = u32::MAX;
+    /// `op` of a collective that does not reduce.
+    pub const NO_OP: u8 = u8::MAX;
+    /// Bytes on the wire.
+    pub const BYTES: usize = 32;
+
+    /// True when `self` and `other` describe the same message (the checksum is not compared).
+    #[inline]
+    pub fn agrees_with(&self, other: &Header) -> bool {
+        let mut theirs = *other;
+        theirs.crc = self.crc;
+        *self == theirs
+    }
+}
+
+impl fmt::Display for Header {
+    /// The call in words: `all_reduce #3 of comm 1 (f32, sum, count 10, ring; message of 40 bytes)`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match Collective::from_code(self.collective) {
+            Some(c) => write!(f, "{c}")?,
+            None => write!(f, "unknown collective {}", self.collective)?,
+        }
+        write!(f, " #{} of comm {} (", self.seq, self.comm)?;
+        match DType::from_code(self.dtype) {
+            Some(d) => write!(f, "{d}")?,
+            None => write!(f, "unknown dtype {}", self.dtype)?,
+        }
+        if self.op != Header::NO_OP {
+            match ReduceOp::from_code(self.op) {
+                Some(o) => write!(f, ", {o}")?,
+                None => write!(f, ", unknown op {}", self.op)?,
+            }
+        }
+        write!(f, ", count {}", self.count)?;
+        if self.root != Header::NO_ROOT {
+            write!(f, ", root {}", self.root)?;
+        }
+        match Algorithm::from_code(self.algorithm) {
+            Some(a) => write!(f, ", {a}")?,
+            None => write!(f, ", unknown algorithm {}", self.algorithm)?,
+        }
+        write!(f, "; message of {} bytes)", self.len)
+    }
+}
+
+impl fmt::Debug for Header {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Header[{self}]")
+    }
+}
+
+const _: () = assert!(size_of::<Header>() == Header::BYTES);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checksum_is_not_compared_and_everything_else_is() {
+        let h = Header { count: 10, comm: 1, seq: 3, len: 40, ..Header::default() };
+        assert!(h.agrees_with(&Header { crc: 7, ..h }));
+        for other in [
+            Header { count: 11, ..h },
+            Header { comm: 2, ..h },
+            Header { seq: 4, ..h },
+            Header { root: 1, ..h },
+            Header { len: 41, ..h },
+            Header { collective: 1, ..h },
+            Header { dtype: 1, ..h },
+            Header { op: 1, ..h },
+            Header { algorithm: 1, ..h },
+        ] {
+            assert!(!h.agrees_with(&other), "{other}");
+        }
+    }
+
+    #[test]
+    fn header_reads_as_words_even_when_corrupt() {
+        let h = Header { count: 10, comm: 1, seq: 3, root: Header::NO_ROOT, len: 40, ..Header::default() };
+        assert_eq!(h.to_string(), "all_reduce #3 of comm 1 (f32, sum, count 10, ring; message of 40 bytes)");
+        let bad = Header { collective: 99, dtype: 99, op: 99, algorithm: 99, ..h };
+        assert!(bad.to_string().contains("unknown collective 99"));
+    }
+}

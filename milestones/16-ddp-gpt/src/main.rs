@@ -1,0 +1,3 @@
+//! Milestone 16: a character-level GPT trained with data parallelism.
+
+fn main() {}
