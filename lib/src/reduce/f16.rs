@@ -5,7 +5,9 @@
 
 use super::bits16::Bits16;
 use super::divide::{Divide, FloatDivisor, Map, divide_float};
-use super::ops::{Op, Prod, Sum};
+use super::ops::{Max, Min, Op, Prod, Sum};
+use super::{Kernels, simd::baseline};
+use crate::dtype::ReduceOp;
 
 /// One f16.
 pub(super) type F16 = Bits16<0x7c00>;
@@ -67,4 +69,15 @@ impl Divide for F16 {
         // SAFETY: the caller's promise, passed on.
         unsafe { divide_float(buf, n, FloatDivisor::<f32>::new(divisor), Widened, Widened) }
     }
+}
+
+/// The kernels of machines without F16C.
+pub(super) fn kernels(op: ReduceOp) -> Kernels {
+    let (reduce, reduce_dual) = match op {
+        ReduceOp::Sum | ReduceOp::Avg => baseline::pair::<F16, Sum>(),
+        ReduceOp::Prod => baseline::pair::<F16, Prod>(),
+        ReduceOp::Min => baseline::pair::<F16, Min>(),
+        ReduceOp::Max => baseline::pair::<F16, Max>(),
+    };
+    Kernels { reduce, reduce_dual, divide: baseline::divide::<F16> }
 }

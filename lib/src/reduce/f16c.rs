@@ -5,8 +5,9 @@
 
 use std::arch::x86_64::*;
 
-use super::ops::{Prod, Sum};
-use super::{Kernels, Level, ReduceDualFn, ReduceFn};
+use super::f16::F16;
+use super::ops::{Max, Min, Prod, Sum};
+use super::{Kernels, Level, ReduceDualFn, ReduceFn, simd};
 use crate::dtype::ReduceOp;
 
 /// A register of `f32` that is loaded from and stored to f16. The functions need the features of the level that they
@@ -249,12 +250,13 @@ macro_rules! level {
 level!(avx2, __m256, "avx2,fma,f16c");
 level!(avx512, __m512, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl");
 
-/// `portable` with everything that converts replaced. `level` is AVX2 or better.
-pub(super) fn kernels(level: Level, op: ReduceOp, portable: Kernels) -> Kernels {
+/// The kernels for `level`, which is AVX2 or better. Min and max need no conversion.
+pub(super) fn kernels(level: Level, op: ReduceOp) -> Kernels {
     let (reduce, reduce_dual) = match op {
         ReduceOp::Sum | ReduceOp::Avg => reduce_at::<Sum>(level),
         ReduceOp::Prod => reduce_at::<Prod>(level),
-        ReduceOp::Min | ReduceOp::Max => (portable.reduce, portable.reduce_dual),
+        ReduceOp::Min => simd::reduce_at::<F16, Min>(level),
+        ReduceOp::Max => simd::reduce_at::<F16, Max>(level),
     };
     let divide = if level == Level::Avx512 { avx512::divide } else { avx2::divide };
     Kernels { reduce, reduce_dual, divide }

@@ -31,7 +31,6 @@ use crate::dtype::{DType, ReduceOp};
 
 use self::bf16::{Bf16, Bf16Pair};
 use self::divide::Divide;
-use self::f16::F16;
 use self::ops::{Lane, Max, Min, Op, Prod, Sum};
 
 /// `out[i] = a[i] op b[i]` for `n` elements. `out` may be exactly `a` or exactly `b`; no other overlap.
@@ -131,11 +130,8 @@ fn table(level: Level, dtype: DType, op: ReduceOp) -> Kernels {
         DType::F32 => build::<f32, f32, f32>(level, op),
         DType::F64 => build::<f64, f64, f64>(level, op),
         #[cfg(target_arch = "x86_64")]
-        DType::F16 if level >= Level::Avx2 => {
-            let portable = build::<F16, F16, F16>(level, op);
-            f16c::kernels(level, op, portable)
-        }
-        DType::F16 => build::<F16, F16, F16>(level, op),
+        DType::F16 if level >= Level::Avx2 => f16c::kernels(level, op),
+        DType::F16 => f16::kernels(op),
         DType::Bf16 => build::<Bf16Pair, Bf16, Bf16Pair>(level, op),
         DType::I8 => build::<u8, i8, i8>(level, op),
         DType::U8 => build::<u8, u8, u8>(level, op),

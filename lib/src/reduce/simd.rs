@@ -10,11 +10,36 @@ use super::divide::{Divide, Map};
 use super::ops::{Lane, Op};
 use super::{DivideFn, Level, ReduceDualFn, ReduceFn};
 
-/// [`ReduceFn`] for one lane type and operator.
+/// `buf[i] = buf[i] op buf[i]` through the function of two buffers. Nobody does this for speed, so that no loop of its own
+/// is compiled for it.
+///
+/// # Safety
+/// `buf` is readable and writable for `n` elements of `size` bytes (at most 8), which are what `reduce` works on.
+#[cold]
+unsafe fn reduce_with_itself(buf: *mut u8, n: usize, size: usize, reduce: ReduceFn) {
+    let mut stage = [0u64; 128];
+    let step = size_of_val(&stage) / size;
+    let stage = stage.as_mut_ptr().cast::<u8>();
+    for at in (0..n).step_by(step) {
+        let part = step.min(n - at);
+        // SAFETY: a part of the caller's buffer, and of the stage, which is apart from it.
+        unsafe {
+            let buf = buf.add(at * size);
+            buf.copy_to_nonoverlapping(stage, part * size);
+            reduce(buf, stage, buf, part);
+        }
+    }
+}
+
+/// [`ReduceFn`] for one lane type and operator. `single`: the function that this is inlined into.
 #[inline(always)]
-unsafe fn reduce<L: Lane, O: Op<L>>(a: *const u8, b: *const u8, out: *mut u8, n: usize) {
+unsafe fn reduce<L: Lane, O: Op<L>>(a: *const u8, b: *const u8, out: *mut u8, n: usize, single: ReduceFn) {
     if n == 0 {
         return;
+    }
+    if a == b && out.cast_const() == a {
+        // SAFETY: the caller's promise, passed on.
+        return unsafe { reduce_with_itself(out, n, size_of::<L>() / L::ELEMENTS, single) };
     }
     // The operator is commutative: where the result replaces an operand, let that be `a`.
     let (a, b) = if out.cast_const() == b { (b, a) } else { (a, b) };
@@ -28,18 +53,13 @@ unsafe fn reduce<L: Lane, O: Op<L>>(a: *const u8, b: *const u8, out: *mut u8, n:
             for ((out, &a), &b) in out.iter_mut().zip(a).zip(b) {
                 out.write(O::apply(a, b));
             }
-        } else if a != b {
+        } else {
             let (out, b) = (from_raw_parts_mut(out.cast::<L>(), lanes), from_raw_parts(b.cast::<L>(), lanes));
             for (out, &b) in out.iter_mut().zip(b) {
                 *out = O::apply(*out, b);
             }
-        } else {
-            let out = from_raw_parts_mut(out.cast::<L>(), lanes);
-            for out in out {
-                *out = O::apply(*out, *out);
-            }
         }
-        if n % L::ELEMENTS != 0 {
+        if !n.is_multiple_of(L::ELEMENTS) {
             let at = lanes * size_of::<L>();
             let last = O::apply(read_part(a.add(at), n), read_part(b.add(at), n));
             write_part(out.add(at), n, last);
@@ -47,9 +67,16 @@ unsafe fn reduce<L: Lane, O: Op<L>>(a: *const u8, b: *const u8, out: *mut u8, n:
     }
 }
 
-/// [`ReduceDualFn`] for one lane type and operator.
+/// [`ReduceDualFn`] for one lane type and operator. `single`: the same with one result.
 #[inline(always)]
-unsafe fn reduce_dual<L: Lane, O: Op<L>>(a: *const u8, b: *const u8, out: *mut u8, copy: *mut u8, n: usize) {
+unsafe fn reduce_dual<L: Lane, O: Op<L>>(
+    a: *const u8,
+    b: *const u8,
+    out: *mut u8,
+    copy: *mut u8,
+    n: usize,
+    single: ReduceFn,
+) {
     if n == 0 {
         return;
     }
@@ -61,7 +88,7 @@ unsafe fn reduce_dual<L: Lane, O: Op<L>>(a: *const u8, b: *const u8, out: *mut u
     // each other) is the case before them.
     unsafe {
         if replaces(copy) || out == copy || a == b {
-            reduce::<L, O>(a, b, out, n);
+            single(a, b, out, n);
             if out != copy {
                 out.copy_to_nonoverlapping(copy, n * size_of::<L>() / L::ELEMENTS);
             }
@@ -84,7 +111,7 @@ unsafe fn reduce_dual<L: Lane, O: Op<L>>(a: *const u8, b: *const u8, out: *mut u
                 copy.write(*out);
             }
         }
-        if n % L::ELEMENTS != 0 {
+        if !n.is_multiple_of(L::ELEMENTS) {
             let at = lanes * size_of::<L>();
             let last = O::apply(read_part(a.add(at), n), read_part(b.add(at), n));
             write_part(out.add(at), n, last);
@@ -108,7 +135,7 @@ pub(super) unsafe fn map_in_place<L: Lane, F: Map<L>>(buf: *mut u8, n: usize, f:
         for x in from_raw_parts_mut(buf.cast::<L>(), lanes) {
             *x = f.map(*x);
         }
-        if n % L::ELEMENTS != 0 {
+        if !n.is_multiple_of(L::ELEMENTS) {
             let rest = buf.add(lanes * size_of::<L>());
             write_part(rest, n, f.map(read_part(rest, n)));
         }
@@ -156,17 +183,22 @@ unsafe fn divide<D: Divide>(buf: *mut u8, n: usize, divisor: usize) {
 /// One module per instruction set: the three loops under its features.
 macro_rules! level {
     ($name:ident $(, $features:literal)?) => {
-        mod $name {
-            use super::{Divide, Lane, Op};
+        pub(super) mod $name {
+            use super::{Divide, Lane, Op, ReduceDualFn, ReduceFn};
 
-            $(#[target_feature(enable = $features)])?
-            pub(super) unsafe fn reduce<L: Lane, O: Op<L>>(a: *const u8, b: *const u8, out: *mut u8, n: usize) {
-                // SAFETY: the caller's promise, passed on.
-                unsafe { super::reduce::<L, O>(a, b, out, n) }
+            /// The two reductions of (lane, operator).
+            pub(in super::super) fn pair<L: Lane, O: Op<L>>() -> (ReduceFn, ReduceDualFn) {
+                (reduce::<L, O>, reduce_dual::<L, O>)
             }
 
             $(#[target_feature(enable = $features)])?
-            pub(super) unsafe fn reduce_dual<L: Lane, O: Op<L>>(
+            unsafe fn reduce<L: Lane, O: Op<L>>(a: *const u8, b: *const u8, out: *mut u8, n: usize) {
+                // SAFETY: the caller's promise, passed on.
+                unsafe { super::reduce::<L, O>(a, b, out, n, reduce::<L, O>) }
+            }
+
+            $(#[target_feature(enable = $features)])?
+            unsafe fn reduce_dual<L: Lane, O: Op<L>>(
                 a: *const u8,
                 b: *const u8,
                 out: *mut u8,
@@ -174,11 +206,11 @@ macro_rules! level {
                 n: usize,
             ) {
                 // SAFETY: the caller's promise, passed on.
-                unsafe { super::reduce_dual::<L, O>(a, b, out, copy, n) }
+                unsafe { super::reduce_dual::<L, O>(a, b, out, copy, n, reduce::<L, O>) }
             }
 
             $(#[target_feature(enable = $features)])?
-            pub(super) unsafe fn divide<D: Divide>(buf: *mut u8, n: usize, divisor: usize) {
+            pub(in super::super) unsafe fn divide<D: Divide>(buf: *mut u8, n: usize, divisor: usize) {
                 // SAFETY: the caller's promise, passed on.
                 unsafe { super::divide::<D>(buf, n, divisor) }
             }
@@ -195,10 +227,10 @@ level!(avx512, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl");
 pub(super) fn reduce_at<L: Lane, O: Op<L>>(level: Level) -> (ReduceFn, ReduceDualFn) {
     match level {
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512 => (avx512::reduce::<L, O>, avx512::reduce_dual::<L, O>),
+        Level::Avx512 => avx512::pair::<L, O>(),
         #[cfg(target_arch = "x86_64")]
-        Level::Avx2 => (avx2::reduce::<L, O>, avx2::reduce_dual::<L, O>),
-        _ => (baseline::reduce::<L, O>, baseline::reduce_dual::<L, O>),
+        Level::Avx2 => avx2::pair::<L, O>(),
+        _ => baseline::pair::<L, O>(),
     }
 }
 
