@@ -258,7 +258,7 @@ mod tests {
                 let slack = if p.unit == 1 { 1 } else { 2 * 64 / size };
                 prop_assert!(lens.iter().max().unwrap() - lens.iter().min().unwrap() <= slack);
                 if window.len() * size >= parts * ALIGNED_PART + 64 && p.windows() == 1 && max >= 64 {
-                    prop_assert!((0..parts).all(|i| p.part(w, i).start * size % 64 == 0));
+                    prop_assert!((0..parts).all(|i| (p.part(w, i).start * size).is_multiple_of(64)));
                 }
             }
             prop_assert_eq!(at, count);
