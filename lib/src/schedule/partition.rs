@@ -5,7 +5,7 @@
 //! windows  |--------- 0 ---------|--------- 1 ---------|--------- 2 ----------|    as equal as possible
 //! parts    |- 0 -|- 1 -|- 2 -|-3-|- 0 -|- 1 -|- 2 -|-3-|- 0 -|- 1 -|- 2 -|-3-|    each at most one message
 //! ```
-//! Every division happens in [`Partition::new`], and none for a buffer smaller than one part per element:
+//! Every division happens in [`Partition::new`], and none at all when there are fewer elements than parts or one part:
 //! an 8-byte all_reduce passes through here.
 
 use std::ops::Range;

@@ -72,7 +72,7 @@ pub(super) struct Machine<'a> {
     ready: VecDeque<usize>,
     /// Messages sent in window 0, by rank.
     pub(super) messages: Vec<u64>,
-    /// How often each part is sent per window: [rank][part].
+    /// How often each part is sent per window, by rank and part.
     pub(super) sent: Vec<Vec<u64>>,
     /// Longest chain of messages in window 0.
     pub(super) hops: u32,
