@@ -32,7 +32,7 @@ use crate::wire::Collective;
 
 /// Most parts in a message. A part may be a single element, so this bounds the smallest possible message:
 /// 512 elements of 8 bytes are 4 KiB, the smallest message size that can be configured.
-const MAX_SPAN: usize = 512;
+pub const MAX_SPAN: usize = 512;
 
 /// The program of `rank` among two or more.
 pub(super) fn program(shape: &Shape, rank: usize) -> Option<Program> {
@@ -52,10 +52,15 @@ pub(super) fn program_with_span(shape: &Shape, rank: usize, max_span: usize) -> 
         Some(Lane { channel: c as u32, steps })
     });
     let lanes = lanes.collect::<Option<Vec<_>>>()?;
-    let (parts, span) =
-        if shape.is_all_reduce() { (cube.size * shape.channels, cube.span) } else { (shape.channels, 1) };
+    let (parts, span) = cut(shape, max_span);
     let keeps = shape.collective == Collective::ReduceScatter && cube.size > 2;
     Some(Program { parts, span, scratch_segments: if keeps { cube.size / 2 } else { 0 }, lanes })
+}
+
+/// Parts per window, and most of them in one message.
+pub(super) fn cut(shape: &Shape, max_span: usize) -> (usize, usize) {
+    let cube = Cube::new(shape.ranks, 0, max_span);
+    if shape.is_all_reduce() { (cube.size * shape.channels, cube.span) } else { (shape.channels, 1) }
 }
 
 /// Payload bytes that `rank` sends.

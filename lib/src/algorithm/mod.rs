@@ -122,6 +122,20 @@ pub fn program(algorithm: Algorithm, shape: &Shape, rank: usize) -> Option<Progr
     }
 }
 
+/// [`Program::parts`] and [`Program::span`] of the programs, without making one; `None` where [`program`] is.
+pub fn cut(algorithm: Algorithm, shape: &Shape) -> Option<(usize, usize)> {
+    if !supports(algorithm, shape) {
+        return None;
+    }
+    Some(match algorithm {
+        _ if shape.ranks == 1 => (1, 1),
+        Algorithm::Ring => (ring::parts(shape), 1),
+        Algorithm::Tree | Algorithm::Direct => (shape.channels, 1),
+        Algorithm::DoubleTree => (double_tree::channels(shape), 1),
+        Algorithm::HalvingDoubling => halving_doubling::cut(shape, halving_doubling::MAX_SPAN),
+    })
+}
+
 /// Payload bytes that `rank` sends in a call cut by `partition`; `None` where [`program`] is.
 pub fn bytes_sent(algorithm: Algorithm, shape: &Shape, rank: usize, partition: &Partition) -> Option<u64> {
     if rank >= shape.ranks || !supports(algorithm, shape) {

@@ -31,8 +31,12 @@ pub(super) fn program(shape: &Shape, rank: usize) -> Option<Program> {
     let lanes = (0..shape.channels)
         .map(|c| Some(Lane { channel: c as u32, steps: Ring::new(shape, rank, c).steps(shape)? }))
         .collect::<Option<Vec<_>>>()?;
-    let parts = if shape.is_all_reduce() { shape.ranks * shape.channels } else { shape.channels };
-    Some(Program { parts, span: 1, scratch_segments: 0, lanes })
+    Some(Program { parts: parts(shape), span: 1, scratch_segments: 0, lanes })
+}
+
+/// Parts per window: one per rank and channel where the result is put together from parts.
+pub(super) fn parts(shape: &Shape) -> usize {
+    if shape.is_all_reduce() { shape.ranks * shape.channels } else { shape.channels }
 }
 
 /// Payload bytes that `rank` sends.

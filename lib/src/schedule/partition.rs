@@ -5,7 +5,7 @@
 //! windows  |--------- 0 ---------|--------- 1 ---------|--------- 2 ----------|    as equal as possible
 //! parts    |- 0 -|- 1 -|- 2 -|-3-|- 0 -|- 1 -|- 2 -|-3-|- 0 -|- 1 -|- 2 -|-3-|    each at most one message
 //! ```
-//! Every division happens in [`Partition::new`], and none for a buffer smaller than one part per element:
+//! Every division happens in [`Partition::new`], and none at all when there are fewer elements than parts or one part:
 //! an 8-byte all_reduce passes through here.
 
 use std::ops::Range;
@@ -258,7 +258,7 @@ mod tests {
                 let slack = if p.unit == 1 { 1 } else { 2 * 64 / size };
                 prop_assert!(lens.iter().max().unwrap() - lens.iter().min().unwrap() <= slack);
                 if window.len() * size >= parts * ALIGNED_PART + 64 && p.windows() == 1 && max >= 64 {
-                    prop_assert!((0..parts).all(|i| p.part(w, i).start * size % 64 == 0));
+                    prop_assert!((0..parts).all(|i| (p.part(w, i).start * size).is_multiple_of(64)));
                 }
             }
             prop_assert_eq!(at, count);

@@ -72,7 +72,7 @@ pub(super) struct Machine<'a> {
     ready: VecDeque<usize>,
     /// Messages sent in window 0, by rank.
     pub(super) messages: Vec<u64>,
-    /// How often each part is sent per window: [rank][part].
+    /// How often each part is sent per window, by rank and part.
     pub(super) sent: Vec<Vec<u64>>,
     /// Longest chain of messages in window 0.
     pub(super) hops: u32,
@@ -197,11 +197,11 @@ impl<'a> Machine<'a> {
     }
 
     fn wake(&mut self, lane: Option<usize>) {
-        if let Some(lane) = lane {
-            if !self.lanes[lane].queued {
-                self.lanes[lane].queued = true;
-                self.ready.push_back(lane);
-            }
+        if let Some(lane) = lane
+            && !self.lanes[lane].queued
+        {
+            self.lanes[lane].queued = true;
+            self.ready.push_back(lane);
         }
     }
 
@@ -219,10 +219,10 @@ impl<'a> Machine<'a> {
     fn wait(&self, lane: usize) -> Option<Wait> {
         let state = &self.lanes[lane];
         let &(source, destination) = state.links.get(state.step)?;
-        if let Some(fifo) = source.map(|i| &self.fifos[i]) {
-            if fifo.queue.is_empty() {
-                return Some(Wait::Message(fifo.from));
-            }
+        if let Some(fifo) = source.map(|i| &self.fifos[i])
+            && fifo.queue.is_empty()
+        {
+            return Some(Wait::Message(fifo.from));
         }
         let fifo = destination.map(|i| &self.fifos[i])?;
         (fifo.queue.len() >= self.depth).then_some(Wait::Credit(fifo.to))
