@@ -198,6 +198,6 @@ impl Waker {
 }
 
 /// Locks, also after another thread panicked with the lock held: our critical sections leave consistent values.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

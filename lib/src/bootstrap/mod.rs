@@ -37,6 +37,7 @@ pub mod unique_id;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use connection::{Waker, deadline_after, left, lock, poll};
 pub use detect::is_rank;
 pub use event::Event;
 pub use host::Host;

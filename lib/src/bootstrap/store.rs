@@ -184,7 +184,7 @@ impl Store {
                 out
             }
             ToStore::Bye { reason } => {
-                let detail = if reason.is_empty() { "it left before the job had formed".to_owned() } else { reason };
+                let detail = if reason.is_empty() { "it said goodbye".to_owned() } else { reason };
                 self.gone(rank, RankState::Left, &detail)
             }
         }

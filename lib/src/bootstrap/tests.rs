@@ -24,9 +24,7 @@ fn config() -> Config {
 }
 
 fn short() -> Config {
-    let mut config = Config::default();
-    config.connect_timeout = Duration::from_millis(300);
-    config
+    Config { connect_timeout: Duration::from_millis(300), ..Config::default() }
 }
 
 fn start(world_size: usize) -> Server {
@@ -217,8 +215,7 @@ fn a_session_says_why_it_was_refused() {
     let _here = Raw::register(address(&server), 0, 2);
     let wrong = UniqueId::new([0; 16], server.unique_id().addresses().to_vec());
     let refuse = |id: &UniqueId, rank, world| {
-        let mut config = config();
-        config.connect_timeout = Duration::from_millis(2500);
+        let config = Config { connect_timeout: Duration::from_millis(2500), ..config() };
         Session::join(id, rank, world, Value::Null, &config).unwrap_err().to_string()
     };
     let id = server.unique_id();
