@@ -29,21 +29,23 @@ impl Comm {
     ///
     /// ```
     /// # fn main() -> tinynccl::Result<()> {
-    /// let comms = tinynccl::Comm::threads(2, Default::default())?;
-    /// std::thread::scope(|s| {
-    ///     for comm in &comms {
-    ///         s.spawn(move || {
-    ///             let (mine, mut theirs) = ([comm.rank() as f32; 1000], [0.0; 1000]);
-    ///             let peer = 1 - comm.rank();
-    ///             comm.group(|g| {
-    ///                 g.send(&mine, peer)?;
-    ///                 g.recv(&mut theirs, peer)
-    ///             })?;
-    ///             assert_eq!(theirs, [peer as f32; 1000]);
-    ///             tinynccl::Result::Ok(())
-    ///         });
-    ///     }
-    /// });
+    /// use tinynccl::{Comm, Config, Result};
+    ///
+    /// fn exchange(comm: Comm) -> Result<()> {
+    ///     let (mine, mut theirs) = ([comm.rank() as f32; 1000], [0.0; 1000]);
+    ///     let peer = 1 - comm.rank();
+    ///     comm.group(|g| {
+    ///         g.send(&mine, peer)?;
+    ///         g.recv(&mut theirs, peer)
+    ///     })?;
+    ///     assert_eq!(theirs, [peer as f32; 1000]);
+    ///     Ok(())
+    /// }
+    ///
+    /// let ranks = Comm::threads(2, Config::default())?.into_iter().map(|comm| std::thread::spawn(|| exchange(comm)));
+    /// for rank in ranks.collect::<Vec<_>>() {
+    ///     rank.join().expect("no rank panics")?;
+    /// }
     /// # Ok(())
     /// # }
     /// ```
