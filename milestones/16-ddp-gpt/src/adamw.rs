@@ -1,5 +1,7 @@
 //! AdamW (Loshchilov and Hutter 2019) with the gradient clipped by its global norm first.
 
+use anyhow::Result;
+
 use crate::config::TrainConfig;
 use crate::gradients::Gradients;
 use crate::ops::parallel::{Rows, Threads};
@@ -63,8 +65,11 @@ impl AdamW {
         config: &TrainConfig,
         lr: f64,
         threads: Threads,
-    ) -> f64 {
-        let squares: f64 = (0..layout.len()).map(|i| simd::sum_of_squares(gradients.gradient_mut(i))).sum();
+    ) -> Result<f64> {
+        let mut squares = 0.0;
+        for i in 0..layout.len() {
+            squares += simd::sum_of_squares(gradients.gradient_mut(i)?);
+        }
         let norm = squares.sqrt();
         self.updates += 1;
         let t = self.updates as f64;
@@ -79,14 +84,14 @@ impl AdamW {
         let decayed = Update { keep: (1.0 - lr * config.weight_decay) as f32, ..plain };
         for (i, info) in layout.iter().enumerate() {
             let u = if info.decays() { decayed } else { plain };
-            let g: &[f32] = gradients.gradient_mut(i);
+            let g: &[f32] = gradients.gradient_mut(i)?;
             let (p, m, v) = (&mut values[info.range()], &mut self.mean[info.range()], &mut self.square[info.range()]);
             let parts = (Rows(p, 1), Rows(m, 1), Rows(v, 1));
             threads.rows(info.len, parts, |first, (Rows(p, _), Rows(m, _), Rows(v, _))| {
                 update(p, m, v, &g[first..], u);
             });
         }
-        norm
+        Ok(norm)
     }
 }
 
@@ -128,7 +133,7 @@ mod tests {
                     want[i] -= lr * mhat / (vhat.sqrt() + 1e-8);
                 }
             }
-            let got = adamw.step(&mut values, &layout, &mut gradients, &config, lr, Threads::new(1));
+            let got = adamw.step(&mut values, &layout, &mut gradients, &config, lr, Threads::new(1)).unwrap();
             assert!((got - norm).abs() < 1e-5);
             for i in 0..n {
                 assert!((f64::from(values[i]) - want[i]).abs() < 2e-6, "{i}: {} {}", values[i], want[i]);

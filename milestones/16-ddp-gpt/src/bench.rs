@@ -64,10 +64,12 @@ pub fn run(preset: Preset, batch: usize, steps: usize, threads: Threads, corpus:
         workspace.forward(&model, &batch.inputs, &dropout);
         workspace.cross_entropy(&batch.targets, true);
         workspace.backward(&model, &batch.inputs, &dropout, &mut gradients)?;
+        let mut done = Ok(0.0);
         workspace.profile.time(Class::Optimizer, 1, || {
-            adamw.step(&mut model.values, &model.layout, &mut gradients, &config, config.lr, threads);
+            done = adamw.step(&mut model.values, &model.layout, &mut gradients, &config, config.lr, threads);
             0
         });
+        done?;
     }
     let step = start.elapsed().as_secs_f64() / steps as f64;
     let (mut seconds, mut flops) = (0.0, 0.0);

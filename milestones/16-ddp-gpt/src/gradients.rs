@@ -20,7 +20,7 @@ pub struct CommTime {
 /// rank; then [`finish`](Gradients::finish); then [`gradient_mut`](Gradients::gradient_mut) holds the average.
 pub trait Gradients {
     /// The gradient of parameter `i`.
-    fn gradient_mut(&mut self, i: usize) -> &mut [f32];
+    fn gradient_mut(&mut self, i: usize) -> Result<&mut [f32]>;
 
     /// Parameter `i`'s gradient is final on this rank: averaging it may start.
     fn ready(&mut self, i: usize) -> Result<()>;
@@ -77,8 +77,8 @@ impl LocalGradients {
 }
 
 impl Gradients for LocalGradients {
-    fn gradient_mut(&mut self, i: usize) -> &mut [f32] {
-        &mut self.values[self.layout[i].range()]
+    fn gradient_mut(&mut self, i: usize) -> Result<&mut [f32]> {
+        Ok(&mut self.values[self.layout[i].range()])
     }
 
     fn ready(&mut self, _i: usize) -> Result<()> {

@@ -226,13 +226,13 @@ impl Workspace {
         };
 
         // The output layer. Its weight is the token embedding, whose gradient is final only at the very end.
-        linear_weight(profile, gradients.gradient_mut(WTE), &self.logits, &self.lnf, rows, th);
+        linear_weight(profile, gradients.gradient_mut(WTE)?, &self.logits, &self.lnf, rows, th);
         linear_input(profile, branch, &self.logits, model.param(WTE), rows, th);
         stream.fill(0.0);
         let last = final_ln(&self.config);
         let x = self.blocks.last().map_or(&self.embedded, |b| &b.out);
+        let (dw, w) = (gradients.gradient_mut(last)?, model.param(last));
         profile.time(Class::LayerNorm, 1, || {
-            let (dw, w) = (gradients.gradient_mut(last), model.param(last));
             layernorm::backward(stream, dw, partial, branch, x, &self.lnf_stats, w, th);
             0
         });
@@ -247,18 +247,18 @@ impl Workspace {
 
             // The MLP branch.
             let d = masked(profile, branch, stream, dropout, Site::MlpOut(l), t * c, th);
-            linear_weight(profile, gradients.gradient_mut(at(Tensor::MlpOut)), d, &b.activated, rows, th);
+            linear_weight(profile, gradients.gradient_mut(at(Tensor::MlpOut))?, d, &b.activated, rows, th);
             gradients.ready(at(Tensor::MlpOut))?;
             linear_input(profile, hidden, d, weight(Tensor::MlpOut), rows, th);
             profile.time(Class::Gelu, 1, || {
                 gelu::backward(hidden, &b.hidden, th);
                 0
             });
-            linear_weight(profile, gradients.gradient_mut(at(Tensor::MlpIn)), hidden, &b.ln2, rows, th);
+            linear_weight(profile, gradients.gradient_mut(at(Tensor::MlpIn))?, hidden, &b.ln2, rows, th);
             gradients.ready(at(Tensor::MlpIn))?;
             linear_input(profile, branch, hidden, weight(Tensor::MlpIn), rows, th);
+            let (dw, w) = (gradients.gradient_mut(at(Tensor::Ln2))?, weight(Tensor::Ln2));
             profile.time(Class::LayerNorm, 1, || {
-                let (dw, w) = (gradients.gradient_mut(at(Tensor::Ln2)), weight(Tensor::Ln2));
                 layernorm::backward(stream, dw, partial, branch, &b.middle, &b.ln2_stats, w, th);
                 0
             });
@@ -266,17 +266,17 @@ impl Workspace {
 
             // The attention branch. `hidden` is free again and takes the gradient of the attended values.
             let d = masked(profile, branch, stream, dropout, Site::AttentionOut(l), t * c, th);
-            linear_weight(profile, gradients.gradient_mut(at(Tensor::AttentionOut)), d, &b.attended, rows, th);
+            linear_weight(profile, gradients.gradient_mut(at(Tensor::AttentionOut))?, d, &b.attended, rows, th);
             gradients.ready(at(Tensor::AttentionOut))?;
             let dattended = &mut hidden[..rows * c];
             linear_input(profile, dattended, d, weight(Tensor::AttentionOut), rows, th);
             let env = Env { dropout, layer: l, threads: th, profile };
             attention::backward(qkv, &mut self.scratch, dattended, &b.qkv, &b.probs, shape, env);
-            linear_weight(profile, gradients.gradient_mut(at(Tensor::Qkv)), qkv, &b.ln1, rows, th);
+            linear_weight(profile, gradients.gradient_mut(at(Tensor::Qkv))?, qkv, &b.ln1, rows, th);
             gradients.ready(at(Tensor::Qkv))?;
             linear_input(profile, branch, qkv, weight(Tensor::Qkv), rows, th);
+            let (dw, w) = (gradients.gradient_mut(at(Tensor::Ln1))?, weight(Tensor::Ln1));
             profile.time(Class::LayerNorm, 1, || {
-                let (dw, w) = (gradients.gradient_mut(at(Tensor::Ln1)), weight(Tensor::Ln1));
                 layernorm::backward(stream, dw, partial, branch, x, &b.ln1_stats, w, th);
                 0
             });
@@ -284,12 +284,17 @@ impl Workspace {
         }
 
         let d = masked(profile, branch, stream, dropout, Site::Embedding, t * c, th);
+        let dwpe = gradients.gradient_mut(WPE)?;
         profile.time(Class::Embedding, 1, || {
-            embedding::backward_positions(gradients.gradient_mut(WPE), d, c, t);
-            embedding::backward_tokens(gradients.gradient_mut(WTE), d, tokens, c);
+            embedding::backward_positions(dwpe, d, c, t);
             0
         });
         gradients.ready(WPE)?;
+        let dwte = gradients.gradient_mut(WTE)?;
+        profile.time(Class::Embedding, 1, || {
+            embedding::backward_tokens(dwte, d, tokens, c);
+            0
+        });
         gradients.ready(WTE)
     }
 }

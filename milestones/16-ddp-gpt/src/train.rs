@@ -14,7 +14,6 @@ use crate::model::{Model, Workspace};
 use crate::ops::dropout::Dropout;
 use crate::ops::parallel::Threads;
 use crate::params;
-use crate::profile::Class;
 use crate::report::{Report, Step};
 use crate::schedule::learning_rate;
 
@@ -131,11 +130,8 @@ pub fn train(
         if !loss.is_finite() {
             bail!("step {step}: the loss is {loss}; a lower --lr than {} may help", config.lr);
         }
-        workspace.profile.time(Class::Optimizer, 1, || {
-            let model = &mut state.model;
-            state.adamw.step(&mut model.values, &model.layout, gradients, &config, lr, plan.threads);
-            0
-        });
+        let model = &mut state.model;
+        state.adamw.step(&mut model.values, &model.layout, gradients, &config, lr, plan.threads)?;
         training += start.elapsed();
         tokens += tokens_per_step;
         point.train = Some(loss);

@@ -63,7 +63,7 @@ simd_fn! {
             for v in seen.iter_mut() {
                 *v = simd::exp(*v - max);
             }
-            let total = simd::sum(seen.len(), |i| seen[i]);
+            let total = simd::sum([seen], |[v]| v);
             let inverse = 1.0 / total;
             for v in seen.iter_mut() {
                 *v *= inverse;
@@ -79,7 +79,7 @@ simd_fn! {
         for r in 0..rows {
             let d = &mut d[r * cols..][..cols];
             let p = &probs[r * stride..][..cols];
-            let dot = simd::sum(cols, |i| d[i] * p[i]);
+            let dot = simd::sum([d, p], |[d, p]| d * p);
             for i in 0..cols {
                 d[i] = p[i] * (d[i] - dot);
             }

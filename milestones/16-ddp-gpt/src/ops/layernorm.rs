@@ -11,8 +11,8 @@ simd_fn! {
     fn row_forward(out: &mut [f32], x: &[f32], weight: &[f32]) -> (f32, f32) {
         let n = x.len();
         let (out, weight) = (&mut out[..n], &weight[..n]);
-        let mean = simd::sum(n, |i| x[i]) / n as f32;
-        let variance = simd::sum(n, |i| (x[i] - mean) * (x[i] - mean)) / n as f32;
+        let mean = simd::sum([x], |[x]| x) / n as f32;
+        let variance = simd::sum([x], |[x]| (x - mean) * (x - mean)) / n as f32;
         let rstd = 1.0 / (variance + EPSILON).sqrt();
         for i in 0..n {
             out[i] = (x[i] - mean) * rstd * weight[i];
@@ -25,8 +25,8 @@ simd_fn! {
     fn row_backward(dx: &mut [f32], dweight: &mut [f32], dy: &[f32], x: &[f32], weight: &[f32], mean: f32, rstd: f32) {
         let n = x.len();
         let (dx, dweight, dy, weight) = (&mut dx[..n], &mut dweight[..n], &dy[..n], &weight[..n]);
-        let sum = simd::sum(n, |i| dy[i] * weight[i]) / n as f32;
-        let dot = simd::sum(n, |i| dy[i] * weight[i] * ((x[i] - mean) * rstd)) / n as f32;
+        let sum = simd::sum([dy, weight], |[dy, w]| dy * w) / n as f32;
+        let dot = simd::sum([dy, weight, x], |[dy, w, x]| dy * w * ((x - mean) * rstd)) / n as f32;
         for i in 0..n {
             let xhat = (x[i] - mean) * rstd;
             dweight[i] += dy[i] * xhat;

@@ -10,15 +10,12 @@ simd_fn! {
         let max = simd::max(logits);
         let wanted = logits[target];
         let total = match scale {
-            None => {
-                let logits = &*logits;
-                simd::sum(logits.len(), |i| simd::exp(logits[i] - max))
-            }
+            None => simd::sum([logits], |[v]| simd::exp(v - max)),
             Some(scale) => {
                 for v in logits.iter_mut() {
                     *v = simd::exp(*v - max);
                 }
-                let total = simd::sum(logits.len(), |i| logits[i]);
+                let total = simd::sum([logits], |[v]| v);
                 for v in logits.iter_mut() {
                     *v *= scale / total;
                 }
