@@ -55,7 +55,10 @@ fn block<T: Number>(comm: &Comm, case: &Case, args: &Args, plan: &Plan, report: 
 
 /// What the library chooses for segments of this many bytes.
 fn algorithm(comm: &Comm, case: &Case, bytes: usize) -> Option<&'static str> {
-    (case.collective != Collective::SendRecv).then(|| comm.explain(case.collective, bytes).algorithm.name())
+    if case.collective == Collective::SendRecv {
+        return None;
+    }
+    comm.explain(case.collective, bytes).ok().map(|choice| choice.algorithm.name())
 }
 
 fn introduction(args: &Args, plan: &Plan, ranks: usize) -> String {
