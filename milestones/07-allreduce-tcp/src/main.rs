@@ -1,0 +1,2 @@
+//! Milestone.
+fn main() {}
