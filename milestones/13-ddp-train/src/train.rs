@@ -35,8 +35,8 @@ impl Default for Options {
     fn default() -> Self {
         Options {
             epochs: 60,
-            batch: 48,
-            rate: 0.05,
+            batch: 96,
+            rate: 0.1,
             points: 128,
             hidden: 64,
             seed: 1,
