@@ -42,12 +42,7 @@ struct Args {
 fn main() -> ExitCode {
     let args = Args::parse();
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
-    let outcome = if launch::is_rank() {
-        run(&args).map(|()| 0)
-    } else {
-        Launcher::new(args.ranks.unwrap_or(4)).run_self().map_err(Into::into)
-    };
-    match outcome {
+    match start(&args) {
         Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -56,10 +51,19 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(args: &Args) -> Result<()> {
+/// Started by hand: run this program again, once per rank. Started by a launcher: be the rank it says.
+fn start(args: &Args) -> Result<i32> {
     let mut config = Config::from_env()?;
     config.transport = TransportChoice::Tcp;
     config.algorithm = Some(Algorithm::Ring);
+    if launch::is_rank() {
+        run(args, config)?;
+        return Ok(0);
+    }
+    Ok(Launcher::new(args.ranks.unwrap_or(4)).plain_rank0(true).run_self()?)
+}
+
+fn run(args: &Args, config: Config) -> Result<()> {
     let comm = Comm::from_env_with(config).context("joining the other ranks")?;
     let ranks = comm.size();
     ensure!(
@@ -82,8 +86,13 @@ fn run(args: &Args) -> Result<()> {
     };
     let one_network = measure::one_network(&comm)?;
     if comm.rank() == 0 {
-        println!("Sent per rank: payload by the schedule, by the formula 2(n-1)/n S, and by the kernel's loopback counter.\n");
-        println!("{:>11} | {:>33} | {:>28} | {:>29} |", "", "ring: bytes sent per rank", "ring", "naive: through rank 0");
+        println!(
+            "Sent per rank: payload by the schedule, by the formula 2(n-1)/n S, and by the kernel's loopback counter.\n"
+        );
+        println!(
+            "{:>11} | {:>33} | {:>28} | {:>29} |",
+            "", "ring: bytes sent per rank", "ring", "naive: through rank 0"
+        );
         println!(
             "{:>11} | {:>10} {:>10} {:>11} | {:>9} {:>8} {:>9} | {:>9} {:>8} {:>10} | {:>5}",
             "bytes", "schedule", "formula", "counted", "us", "algbw", "busbw", "us", "algbw", "root sends", "ratio"
@@ -93,7 +102,9 @@ fn run(args: &Args) -> Result<()> {
         row(&comm, &shape, &programs[comm.rank()], count, args.iters, one_network)?;
     }
     if comm.rank() == 0 {
-        println!("\nEvery element was checked on every rank: OK. algbw and busbw in GB/s; ratio: naive time / ring time.");
+        println!(
+            "\nEvery element was checked on every rank: OK. algbw and busbw in GB/s; ratio: naive time / ring time."
+        );
     }
     comm.close()?;
     Ok(())

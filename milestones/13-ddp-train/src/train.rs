@@ -46,6 +46,19 @@ impl Default for Options {
     }
 }
 
+impl Options {
+    /// Refuses what cannot be trained on this many ranks.
+    pub fn check(&self, ranks: usize) -> Result<()> {
+        let (batch, samples) = (self.batch, CLASSES * self.points);
+        ensure!(
+            batch > 0 && batch.is_multiple_of(ranks),
+            "a global batch of {batch} cannot be shared equally by {ranks} ranks: take a multiple of {ranks}"
+        );
+        ensure!(batch <= samples, "a global batch of {batch} is larger than the data ({samples} points)");
+        Ok(())
+    }
+}
+
 /// What is known before the first step.
 #[derive(Debug, Clone, Copy)]
 pub struct Start {
@@ -86,17 +99,7 @@ pub enum Event {
 pub fn train(comm: &Comm, options: &Options, mut report: impl FnMut(Event)) -> Result<Vec<Epoch>> {
     let (rank, ranks) = (comm.rank(), comm.size());
     let data = Dataset::spiral(options.points, options.seed);
-    ensure!(
-        options.batch > 0 && options.batch.is_multiple_of(ranks),
-        "a global batch of {} cannot be shared equally by {ranks} ranks: take a multiple of {ranks}",
-        options.batch
-    );
-    ensure!(
-        options.batch <= data.len(),
-        "a global batch of {} is larger than the data ({} points)",
-        options.batch,
-        data.len()
-    );
+    options.check(ranks)?;
     // Every rank starts elsewhere on purpose: if the weights agree later, the broadcast did it.
     let mut rng = Rng::new(options.seed.wrapping_add(rank as u64));
     let model = Mlp::new(&[2, options.hidden, options.hidden, CLASSES], &mut rng);

@@ -6,8 +6,7 @@ use super::*;
 fn run(ranks: usize, options: &Options) -> Vec<Result<Vec<Epoch>>> {
     let comms = Comm::threads(ranks, Config::default()).unwrap();
     std::thread::scope(|scope| {
-        let threads: Vec<_> =
-            comms.iter().map(|comm| scope.spawn(move || train(comm, options, |_| ()))).collect();
+        let threads: Vec<_> = comms.iter().map(|comm| scope.spawn(move || train(comm, options, |_| ()))).collect();
         threads.into_iter().map(|t| t.join().unwrap()).collect()
     })
 }
