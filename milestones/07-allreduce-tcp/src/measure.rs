@@ -116,6 +116,25 @@ mod tests {
     }
 
     #[test]
+    fn one_wrong_element_on_one_rank_is_an_error_on_all() {
+        let comms = Comm::threads(2, tinynccl::Config::default()).unwrap();
+        std::thread::scope(|scope| {
+            for comm in &comms {
+                scope.spawn(move || {
+                    let outcome = time(comm, 1, "broken", &mut [0.0; 8], false, |output| {
+                        let input = input(comm, 8).unwrap_or_default();
+                        comm.all_reduce(&input, output, ReduceOp::Sum)?;
+                        output[5] += comm.rank() as f32;
+                        Ok(())
+                    });
+                    let e = format!("{:#}", outcome.unwrap_err());
+                    assert!(e.contains("broken: 1 wrong elements"), "{e}");
+                });
+            }
+        });
+    }
+
+    #[test]
     fn a_buffer_that_cannot_be_had_is_an_error() {
         assert!(buffer(usize::MAX / 8, |_| 0.0).is_err());
     }
