@@ -31,23 +31,23 @@
 //!   the same error again.
 
 pub mod checksum;
-//pub mod faulty;
+pub mod faulty;
 pub mod inproc;
 
-//mod address;
+mod address;
 mod doorbell;
-//mod endpoint;
+mod endpoint;
 mod fence;
-//mod handshake;
-//mod host;
+mod handshake;
+mod host;
 mod mapping;
 mod ring;
-//mod shm;
-//mod tcp;
+mod shm;
+mod tcp;
 mod wait;
 
 pub use doorbell::Doorbell;
-//pub use endpoint::{ConnectTo, Endpoint, EndpointInfo, Kind};
+pub use endpoint::{ConnectTo, Endpoint, EndpointInfo, Kind};
 
 use std::fmt;
 use std::os::fd::RawFd;
