@@ -54,6 +54,10 @@ impl SendLink for ChecksumSend {
     fn progress(&mut self) -> Result<bool> {
         self.inner.progress()
     }
+    fn sends_from_caller(&self, bytes: usize) -> bool {
+        self.inner.sends_from_caller(bytes)
+    }
+
     fn is_flushed(&self) -> bool {
         self.inner.is_flushed()
     }

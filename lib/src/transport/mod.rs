@@ -142,6 +142,10 @@ pub trait SendLink: Send + fmt::Debug {
     /// Sends from the caller's memory; `true` once `data` is no longer needed. `data.len() == header.len`.
     fn send_from(&mut self, header: &Header, data: &[u8]) -> Result<bool>;
 
+    /// True when [`SendLink::send_from`] is the faster way for messages of `bytes` bytes that could as well be computed
+    /// into [`SendLink::reserve`]'s memory: the link takes them from where they are.
+    fn sends_from_caller(&self, bytes: usize) -> bool;
+
     /// Moves what can be moved without blocking; `true` when something moved. A [`SendLink::send_from`] that is partly
     /// done moves only when it is repeated.
     fn progress(&mut self) -> Result<bool>;

@@ -1,3 +1,129 @@
 //! Milestone 16: a character-level GPT trained with data parallelism.
 
-fn main() {}
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use ddp_gpt::cli::{self, BenchArgs, Cli, Command, Job, TrainArgs};
+use ddp_gpt::distributed::{CommRanks, DistributedGradients};
+use ddp_gpt::gradients::{Gradients, LocalGradients, OneRank, Ranks};
+use ddp_gpt::ops::parallel::Threads;
+use ddp_gpt::report::{Console, Report, Silent};
+use ddp_gpt::train::{State, train};
+use ddp_gpt::{bench, params, plot, sample};
+use tinynccl::{Comm, Config, launch};
+
+fn main() -> ExitCode {
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
+    let cli = Cli::parse();
+    let done = match &cli.command {
+        Some(Command::Bench(args)) => run_bench(args).map(|()| 0),
+        None => run_training(&cli.train),
+    };
+    match done {
+        Ok(code) => ExitCode::from(code),
+        Err(e) => {
+            eprintln!("error: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// As a rank of a launcher's, trains; started by hand, launches the ranks first. Gives the exit code.
+fn run_training(args: &TrainArgs) -> Result<u8> {
+    if launch::is_rank() {
+        let mut config = Config::from_env()?;
+        config.transport = args.transport.unwrap_or(config.transport);
+        let comm = Comm::from_env_with(config)?;
+        let job = cli::prepare(args, comm.size(), comm.size())?;
+        let mut gradients = DistributedGradients::new(&comm, &params::layout(&job.model), args.bucket_kib << 10)?;
+        work(args, job, &mut CommRanks(&comm), &mut gradients)?;
+        comm.close()?;
+        return Ok(0);
+    }
+    // Whatever is wrong shows once, here, before any rank starts.
+    let job = cli::prepare(args, args.ranks, args.ranks)?;
+    if args.ranks == 1 {
+        let mut gradients = LocalGradients::new(&params::layout(&job.model));
+        work(args, job, &mut OneRank, &mut gradients)?;
+        return Ok(0);
+    }
+    drop(job);
+    let code = launch::Launcher::new(args.ranks).plain_rank0(true).run_self()?;
+    Ok(u8::try_from(code).unwrap_or(1))
+}
+
+/// One rank's life.
+fn work(args: &TrainArgs, mut job: Job, ranks: &mut dyn Ranks, gradients: &mut dyn Gradients) -> Result<()> {
+    let (config, threads) = (job.plan.config, job.plan.threads);
+    threads.install().context("cannot start the threads")?;
+    let mut state = match job.resume.take() {
+        Some(checkpoint) => State::resume(checkpoint),
+        None => State::new(job.model, config.seed),
+    };
+    let first = ranks.rank() == 0;
+    let mut console;
+    let report: &mut dyn Report = if first {
+        console = Console::new(config.steps, state.step, args.log_every);
+        &mut console
+    } else {
+        &mut Silent
+    };
+    if first {
+        job.notes.iter().for_each(|note| report.note(note));
+        report.note(&format!(
+            "{}: {} characters; {} preset: {}; {:.2} M parameters",
+            job.corpus.source,
+            job.corpus.len(),
+            job.plan.preset,
+            job.model,
+            state.model.values.len() as f64 * 1e-6
+        ));
+        report.note(&format!(
+            "{} ranks x {} threads, {} steps of {} x {} characters; a uniform guess has loss {:.4}",
+            ranks.size(),
+            threads.count(),
+            config.steps,
+            config.batch,
+            job.model.context,
+            (job.model.vocab as f64).ln()
+        ));
+    }
+    let summary = train(&job.plan, &mut state, &job.corpus, ranks, gradients, report)?;
+    if first {
+        let curve = job.out.join("loss.svg");
+        let title = format!("{} preset, {} ranks, batch {}", job.plan.preset, ranks.size(), config.batch);
+        plot::loss_curve(&curve, &title, &state.history)?;
+        if args.sample_chars > 0 {
+            let text =
+                sample::sample(&state.model, &job.corpus.tokenizer, "\n", args.sample_chars, &job.sampling, threads);
+            report.note(&format!("--- sample ---\n{}\n--------------", text.trim_start_matches('\n')));
+        }
+        report.note(&format!(
+            "done: {} steps on {} ranks in {:.0} s: validation loss {:.4}, training loss {:.4}, {:.1}k tokens/s, \
+             communication {:.1} %; see {} and {}",
+            state.step,
+            ranks.size(),
+            summary.elapsed.as_secs_f64(),
+            summary.validation,
+            summary.train.unwrap_or(f64::NAN),
+            summary.tokens_per_second / 1e3,
+            100.0 * summary.communication,
+            curve.display(),
+            job.plan.checkpoint.as_deref().unwrap_or(&job.out).display()
+        ));
+    }
+    // The other ranks wait for rank 0's sample, so that nobody takes its absence for a failure.
+    ranks.barrier()
+}
+
+fn run_bench(args: &BenchArgs) -> Result<()> {
+    let threads = Threads::new(args.threads.unwrap_or_else(|| cli::default_threads(1)));
+    threads.install().context("cannot start the threads")?;
+    let mut notes = Vec::new();
+    let corpus = cli::find_corpus(args.data.as_deref(), &mut notes)?;
+    let batch = args.batch.unwrap_or(args.preset.train().batch);
+    println!("{} preset, batch {batch}, {} threads, {} steps", args.preset, threads.count(), args.steps);
+    println!("{}", bench::run(args.preset, batch, args.steps, threads, &corpus)?);
+    Ok(())
+}

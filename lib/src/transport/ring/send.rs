@@ -196,6 +196,11 @@ impl SendLink for RingSend {
         Ok(false)
     }
 
+    #[inline]
+    fn sends_from_caller(&self, bytes: usize) -> bool {
+        bytes <= INLINE
+    }
+
     fn is_flushed(&self) -> bool {
         true
     }

@@ -179,6 +179,10 @@ impl SendLink for TcpSend {
         self.flush()
     }
 
+    fn sends_from_caller(&self, _bytes: usize) -> bool {
+        true
+    }
+
     fn is_flushed(&self) -> bool {
         self.queue.is_empty() && self.direct.is_none()
     }

@@ -1,0 +1,286 @@
+//! Checkpoints: everything that the rest of a run depends on, in one file that is either whole or absent.
+//!
+//! ```text
+//! "tinyGPT\n"   8 bytes
+//! version       u32, little-endian, as all numbers here
+//! length        u32: bytes of the header
+//! header        JSON: shape, settings, steps done, vocabulary, history of losses
+//! parameters    f32 × values
+//! AdamW mean    f32 × values
+//! AdamW square  f32 × values
+//! CRC-32        u32, of all bytes before it
+//! ```
+//!
+//! The state of the random numbers needs no more than the seed and the step (see [`crate::rng`]).
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+
+use crate::adamw::AdamW;
+use crate::config::{ModelConfig, Preset, TrainConfig};
+use crate::data::Tokenizer;
+use crate::params;
+
+const MAGIC: &[u8; 8] = b"tinyGPT\n";
+const VERSION: u32 = 1;
+const FIXED: usize = 16;
+
+/// Losses at one step, counted from 0, before that step's update.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Point {
+    /// Step.
+    pub step: usize,
+    /// Loss on the step's batch; absent after the last step.
+    pub train: Option<f64>,
+    /// Loss on the validation part, where it was evaluated.
+    pub validation: Option<f64>,
+}
+
+/// What a checkpoint says of itself.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Header {
+    /// Preset that the run started from.
+    pub preset: Preset,
+    /// Shape.
+    pub model: ModelConfig,
+    /// Settings.
+    pub train: TrainConfig,
+    /// Steps done.
+    pub step: usize,
+    /// All characters of the vocabulary, in order.
+    pub vocabulary: String,
+    /// Number of parameters.
+    pub values: usize,
+    /// Losses so far.
+    pub history: Vec<Point>,
+}
+
+/// A checkpoint in memory.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Checkpoint {
+    /// What it says of itself.
+    pub header: Header,
+    /// Parameters.
+    pub values: Vec<f32>,
+    /// Optimizer state.
+    pub adamw: AdamW,
+    /// The file's checksum; ranks compare it.
+    pub crc: u32,
+}
+
+/// Writes a checkpoint: to a temporary file beside `path`, flushed to the disk, then renamed over it. A failure at any
+/// moment leaves the earlier file as it was.
+pub fn save(path: &Path, header: &Header, values: &[f32], adamw: &AdamW) -> Result<()> {
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    let mut name = path.file_name().context("the checkpoint's path names no file")?.to_owned();
+    name.push(format!(".tmp-{}", std::process::id()));
+    let temporary: PathBuf = folder.join(name);
+    let written = write(&temporary, header, [values, &adamw.mean, &adamw.square])
+        .and_then(|()| fs::rename(&temporary, path))
+        .and_then(|()| File::open(folder)?.sync_all());
+    if written.is_err() {
+        let _ = fs::remove_file(&temporary);
+    }
+    written.with_context(|| format!("cannot write the checkpoint {}", path.display()))
+}
+
+fn write(path: &Path, header: &Header, arrays: [&[f32]; 3]) -> std::io::Result<()> {
+    let json = serde_json::to_vec(header)?;
+    let length = u32::try_from(json.len()).map_err(std::io::Error::other)?;
+    let mut out = Summed { inner: BufWriter::new(File::create(path)?), crc: crc32fast::Hasher::new() };
+    out.put(MAGIC)?;
+    out.put(&VERSION.to_le_bytes())?;
+    out.put(&length.to_le_bytes())?;
+    out.put(&json)?;
+    let mut bytes = Vec::new();
+    for chunk in arrays.iter().flat_map(|array| array.chunks(1 << 14)) {
+        bytes.clear();
+        bytes.extend(chunk.iter().flat_map(|v| v.to_le_bytes()));
+        out.put(&bytes)?;
+    }
+    let crc = out.crc.finalize();
+    out.inner.write_all(&crc.to_le_bytes())?;
+    out.inner.into_inner().map_err(|e| e.into_error())?.sync_all()
+}
+
+struct Summed {
+    inner: BufWriter<File>,
+    crc: crc32fast::Hasher,
+}
+
+impl Summed {
+    fn put(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        self.crc.update(bytes);
+        self.inner.write_all(bytes)
+    }
+}
+
+/// Reads a checkpoint and checks all of it.
+pub fn load(path: &Path) -> Result<Checkpoint> {
+    let bytes = fs::read(path).with_context(|| format!("cannot read the checkpoint {}", path.display()))?;
+    parse(&bytes).with_context(|| format!("{} is no checkpoint to resume from", path.display()))
+}
+
+/// [`load`] from bytes.
+pub fn parse(bytes: &[u8]) -> Result<Checkpoint> {
+    let Some((fixed, rest)) = bytes.split_at_checked(FIXED) else {
+        bail!("cut off: expected at least {FIXED} bytes, got {}", bytes.len());
+    };
+    if !fixed.starts_with(MAGIC) {
+        let got = String::from_utf8_lossy(&fixed[..MAGIC.len()]).into_owned();
+        bail!("wrong magic: expected {:?}, got {got:?}", String::from_utf8_lossy(MAGIC));
+    }
+    let version = number(&fixed[8..12]);
+    if version != VERSION {
+        bail!("version: expected {VERSION}, got {version}");
+    }
+    let length = number(&fixed[12..16]) as usize;
+    let Some((json, rest)) = rest.split_at_checked(length) else {
+        bail!("cut off: expected a header of {length} bytes, got {}", rest.len());
+    };
+    let header: Header = serde_json::from_slice(json).context("damaged header")?;
+    let expected = header.values.checked_mul(12).and_then(|n| n.checked_add(4));
+    if expected != Some(rest.len()) {
+        let expected = expected.map_or("an impossible number of".to_owned(), |n| n.to_string());
+        bail!("cut off or damaged: expected {expected} bytes after the header, got {}", rest.len());
+    }
+    let (body, stored) = bytes.split_at(bytes.len() - 4);
+    let (stored, computed) = (number(stored), crc32fast::hash(body));
+    if stored != computed {
+        bail!("damaged: expected checksum {stored:08x}, got {computed:08x}");
+    }
+    let counted = params::checked_count(&header.model);
+    if counted != Some(header.values) {
+        bail!("shape ({}) does not have the {} parameters that the file holds", header.model, header.values);
+    }
+    let (data, n) = (&rest[..rest.len() - 4], 4 * header.values);
+    let array = |i: usize| floats(&data[i * n..(i + 1) * n]);
+    Ok(Checkpoint {
+        values: array(0),
+        adamw: AdamW { mean: array(1), square: array(2), updates: header.step },
+        header,
+        crc: computed,
+    })
+}
+
+fn number(bytes: &[u8]) -> u32 {
+    bytes.iter().rev().fold(0, |n, &b| n << 8 | u32::from(b))
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks_exact(4).map(|b| f32::from_bits(number(b))).collect()
+}
+
+impl Header {
+    /// Fails unless the file fits the model and the text that the run asks for.
+    pub fn check(&self, model: &ModelConfig, tokenizer: &Tokenizer) -> Result<()> {
+        let (expected, got) = (tokenizer.vocabulary(), &self.vocabulary);
+        if expected != *got {
+            let strange: String = got.chars().filter(|&c| tokenizer.encode(c).is_none()).take(10).collect();
+            bail!(
+                "another vocabulary: expected the text's {} characters, got {} (not in the text: {strange:?})",
+                expected.chars().count(),
+                got.chars().count()
+            );
+        }
+        if self.model != *model {
+            bail!("another shape: expected {model}; got {}", self.model);
+        }
+        if self.step > self.train.steps {
+            bail!("{} steps done of {}", self.step, self.train.steps);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn example() -> (Header, Vec<f32>, AdamW) {
+        let model = Preset::Tiny.model(3);
+        let values = params::initialise(&model, &params::layout(&model), 1);
+        let n = values.len();
+        let adamw = AdamW { mean: vec![0.5; n], square: vec![0.25; n], updates: 7 };
+        let history = vec![Point { step: 0, train: Some(1.0986123), validation: None }];
+        let train = Preset::Tiny.train();
+        let vocabulary = "abé".to_owned();
+        (Header { preset: Preset::Tiny, model, train, step: 7, vocabulary, values: n, history }, values, adamw)
+    }
+
+    fn example_bytes() -> Vec<u8> {
+        let (header, values, adamw) = example();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("c");
+        save(&path, &header, &values, &adamw).unwrap();
+        fs::read(path).unwrap()
+    }
+
+    #[test]
+    fn comes_back_as_it_was_and_leaves_no_temporary_file() {
+        let (header, values, adamw) = example();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("c");
+        fs::write(&path, "older").unwrap();
+        save(&path, &header, &values, &adamw).unwrap();
+        let back = load(&path).unwrap();
+        assert_eq!((back.header, back.values, back.adamw), (header, values, adamw));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_failed_write_names_the_path() {
+        let (header, values, adamw) = example();
+        let e = save(Path::new("/nonexistent/folder/c"), &header, &values, &adamw).unwrap_err();
+        assert!(format!("{e:#}").contains("/nonexistent/folder/c"), "{e:#}");
+    }
+
+    #[test]
+    fn mismatches_name_expected_and_got() {
+        let (header, ..) = example();
+        let tokenizer = Tokenizer::of("abé");
+        header.check(&header.model, &tokenizer).unwrap();
+        let e = header.check(&Preset::Small.model(3), &tokenizer).unwrap_err().to_string();
+        assert!(e.contains("expected 4 layers") && e.contains("got 2 layers"), "{e}");
+        let e = header.check(&header.model, &Tokenizer::of("abcd")).unwrap_err().to_string();
+        assert!(e.contains("4 characters, got 3") && e.contains("\"é\""), "{e}");
+        let mut bytes = example_bytes();
+        bytes[8] = 9;
+        assert!(parse(&bytes).unwrap_err().to_string().contains("expected 1, got 9"));
+        assert!(parse(b"PK\x03\x04 a zip archive").unwrap_err().to_string().contains("magic"));
+    }
+
+    proptest! {
+        #[test]
+        fn cut_off_files_are_refused(share in 0.0..1.0f64) {
+            let bytes = example_bytes();
+            let cut = (bytes.len() as f64 * share) as usize;
+            let e = parse(&bytes[..cut]).unwrap_err().to_string();
+            prop_assert!(e.contains("expected"), "{}", e);
+        }
+
+        #[test]
+        fn a_flipped_bit_is_noticed(share in 0.0..1.0f64, bit in 0..8u32) {
+            let mut bytes = example_bytes();
+            let at = (bytes.len() as f64 * share) as usize;
+            bytes[at] ^= 1 << bit;
+            prop_assert!(parse(&bytes).is_err());
+        }
+
+        #[test]
+        fn any_bytes_are_survived(mut bytes in proptest::collection::vec(any::<u8>(), 0..200), magic: bool) {
+            if magic {
+                bytes.splice(0..0, MAGIC.iter().copied().chain(VERSION.to_le_bytes()));
+            }
+            prop_assert!(parse(&bytes).is_err());
+        }
+    }
+}

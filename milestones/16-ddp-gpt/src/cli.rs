@@ -1,0 +1,244 @@
+//! The command line: what may be asked for, and the checks that come before any training.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Parser, Subcommand};
+use tinynccl::config::TransportChoice;
+
+use crate::checkpoint::{self, Checkpoint};
+use crate::config::{ModelConfig, Preset, TrainConfig};
+use crate::data::{self, Corpus};
+use crate::ops::parallel::Threads;
+use crate::sample::Sampling;
+use crate::train::Plan;
+
+/// Trains a character-level GPT with data parallelism over tinynccl.
+#[derive(Debug, Clone, Parser)]
+#[command(version, args_conflicts_with_subcommands = true)]
+pub struct Cli {
+    /// Something other than training.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    /// Options of training.
+    #[command(flatten)]
+    pub train: TrainArgs,
+}
+
+/// Other things than training.
+#[derive(Debug, Clone, Subcommand)]
+pub enum Command {
+    /// Times training steps on one rank, by kind of work, against gemm's own speed.
+    Bench(BenchArgs),
+}
+
+/// Options of `bench`.
+#[derive(Debug, Clone, Args)]
+pub struct BenchArgs {
+    /// Sizes.
+    #[arg(long, value_enum, default_value = "small")]
+    pub preset: Preset,
+    /// Sequences per step; the preset's own when absent.
+    #[arg(long, value_parser = positive)]
+    pub batch: Option<usize>,
+    /// Steps to time.
+    #[arg(long, default_value = "20", value_parser = positive)]
+    pub steps: usize,
+    /// Threads; all cores when absent.
+    #[arg(long, value_parser = positive)]
+    pub threads: Option<usize>,
+    /// Text file; any will do.
+    #[arg(long, value_name = "FILE")]
+    pub data: Option<PathBuf>,
+}
+
+/// Options of training. What is absent comes from the checkpoint, or else from the preset.
+#[derive(Debug, Clone, Args)]
+pub struct TrainArgs {
+    /// Sizes of model and run [default: small, or the checkpoint's].
+    #[arg(long, value_enum)]
+    pub preset: Option<Preset>,
+    /// Ranks that this program starts on this machine; a launcher's environment goes before it.
+    #[arg(long, default_value = "2", value_parser = positive)]
+    pub ranks: usize,
+    /// Text to learn, UTF-8 [default: data/tinyshakespeare.txt].
+    #[arg(long, value_name = "FILE")]
+    pub data: Option<PathBuf>,
+    /// Steps of the whole run.
+    #[arg(long, value_parser = positive)]
+    pub steps: Option<usize>,
+    /// Sequences per step over all ranks; a multiple of their number.
+    #[arg(long, value_parser = positive)]
+    pub batch: Option<usize>,
+    /// Peak learning rate.
+    #[arg(long, value_parser = learning_rate)]
+    pub lr: Option<f64>,
+    /// Share of activations that dropout zeroes.
+    #[arg(long, value_parser = probability)]
+    pub dropout: Option<f64>,
+    /// Seed of everything random.
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// Threads per rank [default: cores / ranks].
+    #[arg(long, value_parser = positive)]
+    pub threads: Option<usize>,
+    /// Folder for the plot, the sample and the checkpoint.
+    #[arg(long, value_name = "DIR", default_value = "out/ddp-gpt")]
+    pub out: PathBuf,
+    /// Steps between evaluations on the validation part.
+    #[arg(long, value_parser = positive)]
+    pub eval_every: Option<usize>,
+    /// Global batches per evaluation.
+    #[arg(long, default_value = "20", value_parser = positive)]
+    pub eval_batches: usize,
+    /// Steps between checkpoints; 0: one at the end.
+    #[arg(long, default_value = "0")]
+    pub checkpoint_every: usize,
+    /// Steps between lines of progress when the output is no terminal.
+    #[arg(long, default_value = "50", value_parser = positive)]
+    pub log_every: usize,
+    /// Checkpoint to go on from.
+    #[arg(long, value_name = "FILE")]
+    pub resume: Option<PathBuf>,
+    /// What carries the links between ranks: auto, tcp or shm [default: TINYNCCL_TRANSPORT, or auto].
+    #[arg(long)]
+    pub transport: Option<TransportChoice>,
+    /// Gradients are reduced in buckets of about this many KiB.
+    #[arg(long, default_value = "1024", value_parser = positive)]
+    pub bucket_kib: usize,
+    /// Characters of the sample at the end.
+    #[arg(long, default_value = "500")]
+    pub sample_chars: usize,
+    /// Randomness of the sample; 0 takes the likeliest character each time.
+    #[arg(long, default_value = "0.8", value_parser = temperature)]
+    pub temperature: f64,
+    /// Draw only from this many likeliest characters; 0: from all.
+    #[arg(long, default_value = "40")]
+    pub top_k: usize,
+}
+
+fn positive(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|&n: &usize| n > 0).ok_or_else(|| "expected a whole number above 0".to_owned())
+}
+
+fn real(text: &str, what: &str, good: impl Fn(f64) -> bool) -> Result<f64, String> {
+    text.parse().ok().filter(|&v: &f64| v.is_finite() && good(v)).ok_or_else(|| format!("expected {what}"))
+}
+
+fn learning_rate(text: &str) -> Result<f64, String> {
+    real(text, "a number above 0, at most 1", |v| v > 0.0 && v <= 1.0)
+}
+
+fn probability(text: &str) -> Result<f64, String> {
+    real(text, "a number from 0 to 0.9", |v| (0.0..=0.9).contains(&v))
+}
+
+fn temperature(text: &str) -> Result<f64, String> {
+    real(text, "a number of at least 0", |v| v >= 0.0)
+}
+
+/// Everything that a training run needs, checked.
+#[derive(Debug)]
+pub struct Job {
+    /// The text.
+    pub corpus: Corpus,
+    /// Shape.
+    pub model: ModelConfig,
+    /// Settings.
+    pub plan: Plan,
+    /// Where to go on from.
+    pub resume: Option<Checkpoint>,
+    /// Folder for results.
+    pub out: PathBuf,
+    /// How the sample is drawn.
+    pub sampling: Sampling,
+    /// Lines for the person who watches.
+    pub notes: Vec<String>,
+}
+
+/// The text: the file asked for, or the usual one, or the fallback, which a note then says.
+pub fn find_corpus(asked: Option<&Path>, notes: &mut Vec<String>) -> Result<Corpus> {
+    if let Some(path) = asked {
+        return Corpus::read(path);
+    }
+    if let Some(path) = data::default_paths().iter().find(|path| path.exists()) {
+        return Corpus::read(path);
+    }
+    let corpus = data::fallback()?;
+    notes.push(format!(
+        "warning: no data/tinyshakespeare.txt here: training on {} instead ({} characters); \
+         scripts/get-data.sh fetches the usual text, --data FILE takes any",
+        corpus.source,
+        corpus.len()
+    ));
+    Ok(corpus)
+}
+
+/// Cores of this machine over `ranks`, at least 1.
+pub fn default_threads(ranks: usize) -> usize {
+    (std::thread::available_parallelism().map_or(1, usize::from) / ranks.max(1)).max(1)
+}
+
+/// Checks everything that can be checked before any rank starts. `local_ranks`: ranks that share this machine.
+pub fn prepare(args: &TrainArgs, ranks: usize, local_ranks: usize) -> Result<Job> {
+    let mut notes = Vec::new();
+    let resume = args.resume.as_deref().map(checkpoint::load).transpose()?;
+    let stored = resume.as_ref().map(|c| &c.header);
+    let preset = args.preset.or(stored.map(|h| h.preset)).unwrap_or(Preset::Small);
+    let corpus = find_corpus(args.data.as_deref(), &mut notes)?;
+    let model = preset.model(corpus.tokenizer.len());
+    corpus.check_length(model.context)?;
+
+    let base = stored.map_or(preset.train(), |h| h.train);
+    let lr = args.lr.unwrap_or(base.lr);
+    let steps = args.steps.unwrap_or(base.steps);
+    let config = TrainConfig {
+        steps,
+        batch: args.batch.unwrap_or(base.batch),
+        lr,
+        min_lr: if args.lr.is_some() { lr / 10.0 } else { base.min_lr },
+        warmup: if stored.is_some() { base.warmup } else { base.warmup.min(steps / 10) },
+        dropout: args.dropout.unwrap_or(base.dropout),
+        seed: args.seed.unwrap_or(base.seed),
+        ..base
+    };
+    if !config.batch.is_multiple_of(ranks) {
+        bail!(
+            "--batch {} is not a multiple of {ranks} ranks: each must get the same number of sequences",
+            config.batch
+        );
+    }
+    if let (Some(header), Some(path)) = (stored, &args.resume) {
+        header.check(&model, &corpus.tokenizer).with_context(|| format!("cannot resume from {}", path.display()))?;
+        if header.step > config.steps {
+            bail!("--steps {}: the checkpoint {} has {} done", config.steps, path.display(), header.step);
+        }
+        notes.push(format!("resuming {} after {} of {} steps", path.display(), header.step, config.steps));
+        if config != header.train {
+            notes.push(
+                "warning: other settings than the checkpoint's: losses will not be an uninterrupted run's".to_owned(),
+            );
+        }
+    }
+    writable(&args.out)?;
+    let plan = Plan {
+        preset,
+        config,
+        threads: Threads::new(args.threads.unwrap_or_else(|| default_threads(local_ranks))),
+        eval_every: args.eval_every.unwrap_or_else(|| preset.eval_every()),
+        eval_batches: args.eval_batches,
+        checkpoint_every: args.checkpoint_every,
+        checkpoint: Some(args.out.join("checkpoint.bin")),
+    };
+    let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, seed: config.seed };
+    Ok(Job { corpus, model, plan, resume, out: args.out.clone(), sampling, notes })
+}
+
+/// Makes the folder and proves that a file can be written there.
+fn writable(folder: &Path) -> Result<()> {
+    let probe = folder.join(format!(".probe-{}", std::process::id()));
+    std::fs::create_dir_all(folder)
+        .and_then(|()| std::fs::write(&probe, b""))
+        .and_then(|()| std::fs::remove_file(&probe))
+        .with_context(|| format!("cannot write into the output folder {}", folder.display()))
+}

@@ -1,0 +1,131 @@
+//! Sizes of the model, settings of a training run, and the presets that fix both.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Shape of the network. Two models with equal shapes have the same parameters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelConfig {
+    /// Distinct characters.
+    pub vocab: usize,
+    /// Longest sequence, in characters.
+    pub context: usize,
+    /// Transformer blocks.
+    pub layers: usize,
+    /// Attention heads; divides `channels`.
+    pub heads: usize,
+    /// Width of the residual stream.
+    pub channels: usize,
+}
+
+impl ModelConfig {
+    /// Channels of one head.
+    pub fn head_dim(&self) -> usize {
+        self.channels / self.heads
+    }
+}
+
+impl fmt::Display for ModelConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} layers, {} heads, {} channels, context {}, vocabulary {}",
+            self.layers, self.heads, self.channels, self.context, self.vocab
+        )
+    }
+}
+
+/// What, beside the model's shape and the text, determines every loss of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct TrainConfig {
+    /// Optimizer steps in the whole run; the learning-rate schedule ends there.
+    pub steps: usize,
+    /// Sequences per step over all ranks.
+    pub batch: usize,
+    /// Peak learning rate.
+    pub lr: f64,
+    /// Learning rate at the end of the cosine.
+    pub min_lr: f64,
+    /// Steps of linear warm-up.
+    pub warmup: usize,
+    /// AdamW: decay of the mean of gradients.
+    pub beta1: f64,
+    /// AdamW: decay of the mean of squared gradients.
+    pub beta2: f64,
+    /// AdamW: weight decay of matrices (not of LayerNorm weights).
+    pub weight_decay: f64,
+    /// Largest norm of the whole gradient; larger ones are scaled down to it.
+    pub clip: f64,
+    /// Probability with which dropout zeroes an activation.
+    pub dropout: f64,
+    /// Source of all randomness.
+    pub seed: u64,
+}
+
+/// Named sizes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Preset {
+    /// For tests: seconds.
+    Tiny,
+    /// Learns visibly on two CPU cores in about two minutes.
+    Small,
+    /// 10.7 million parameters, nanoGPT's shakespeare_char; hours on CPUs.
+    Full,
+}
+
+impl Preset {
+    /// Shape of the preset for a vocabulary.
+    pub fn model(self, vocab: usize) -> ModelConfig {
+        let (context, layers, heads, channels) = match self {
+            Preset::Tiny => (16, 2, 2, 16),
+            Preset::Small => (64, 4, 4, 128),
+            Preset::Full => (256, 6, 6, 384),
+        };
+        ModelConfig { vocab, context, layers, heads, channels }
+    }
+
+    /// Training settings of the preset.
+    pub fn train(self) -> TrainConfig {
+        let base = TrainConfig {
+            steps: 5000,
+            batch: 64,
+            lr: 1e-3,
+            min_lr: 1e-4,
+            warmup: 100,
+            beta1: 0.9,
+            beta2: 0.99,
+            weight_decay: 0.1,
+            clip: 1.0,
+            dropout: 0.2,
+            seed: 1337,
+        };
+        match self {
+            Preset::Tiny => {
+                TrainConfig { steps: 60, batch: 12, lr: 1e-2, min_lr: 1e-3, warmup: 5, dropout: 0.0, ..base }
+            }
+            Preset::Small => TrainConfig { steps: 1500, batch: 24, lr: 2e-3, min_lr: 2e-4, dropout: 0.0, ..base },
+            Preset::Full => base,
+        }
+    }
+
+    /// Steps between evaluations.
+    pub fn eval_every(self) -> usize {
+        match self {
+            Preset::Tiny => 20,
+            Preset::Small => 150,
+            Preset::Full => 250,
+        }
+    }
+}
+
+impl fmt::Display for Preset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Preset::Tiny => "tiny",
+            Preset::Small => "small",
+            Preset::Full => "full",
+        })
+    }
+}

@@ -1,0 +1,173 @@
+//! Dropout whose masks are computed, not stored: the same counters give the same mask in the backward pass and on any rank.
+
+use super::parallel::{Rows, Threads};
+use crate::rng::{self, Stream};
+use crate::simd_fn;
+
+/// Where in the network a mask applies.
+#[derive(Debug, Clone, Copy)]
+pub enum Site {
+    /// After the embeddings.
+    Embedding,
+    /// On attention probabilities of a layer.
+    Attention(usize),
+    /// After the attention projection of a layer.
+    AttentionOut(usize),
+    /// After the MLP of a layer.
+    MlpOut(usize),
+}
+
+impl Site {
+    fn id(self) -> u64 {
+        match self {
+            Site::Embedding => 0,
+            Site::Attention(layer) => 1 + 3 * layer as u64,
+            Site::AttentionOut(layer) => 2 + 3 * layer as u64,
+            Site::MlpOut(layer) => 3 + 3 * layer as u64,
+        }
+    }
+}
+
+/// All masks of one step on one rank.
+#[derive(Debug, Clone, Copy)]
+pub struct Dropout {
+    seed: u64,
+    step: u64,
+    first_sample: u64,
+    /// An activation is dropped when its 24 random bits are below this; 0: no dropout.
+    threshold: u32,
+    scale: f32,
+}
+
+impl Dropout {
+    /// No dropout: evaluation and sampling.
+    pub const OFF: Dropout = Dropout { seed: 0, step: 0, first_sample: 0, threshold: 0, scale: 1.0 };
+
+    /// Masks of `step`; this rank's first sample is number `first_sample` of the global batch.
+    pub fn new(probability: f64, seed: u64, step: usize, first_sample: usize) -> Self {
+        let threshold = (probability * f64::from(1 << 24)) as u32;
+        let scale = (1.0 / (1.0 - f64::from(threshold) / f64::from(1 << 24))) as f32;
+        Dropout { seed, step: step as u64, first_sample: first_sample as u64, threshold, scale }
+    }
+
+    /// Whether anything is dropped.
+    pub fn is_on(&self) -> bool {
+        self.threshold > 0
+    }
+
+    /// The mask of one site for the rank's sample number `sample`.
+    pub fn mask(&self, site: Site, sample: usize) -> Mask {
+        let sample = self.first_sample + sample as u64;
+        let key = rng::key(self.seed, Stream::Dropout, &[self.step, site.id(), sample]);
+        Mask { key, threshold: self.threshold, scale: self.scale }
+    }
+}
+
+/// A mask over the activations of one sample at one site.
+#[derive(Debug, Clone, Copy)]
+pub struct Mask {
+    key: u64,
+    threshold: u32,
+    scale: f32,
+}
+
+impl Mask {
+    /// 0 for a dropped activation, 1 / (1 - p) for a kept one.
+    #[inline(always)]
+    pub fn factor(&self, index: u32) -> f32 {
+        if (rng::bits32(self.key, index) >> 8) < self.threshold { 0.0 } else { self.scale }
+    }
+}
+
+simd_fn! {
+    /// `out[i] = mask[first + i] * x[i]`.
+    pub fn apply(out: &mut [f32], x: &[f32], mask: Mask, first: u32) {
+        for (i, (o, &v)) in out.iter_mut().zip(x).enumerate() {
+            *o = v * mask.factor(first.wrapping_add(i as u32));
+        }
+    }
+}
+
+simd_fn! {
+    fn add_masked(out: &mut [f32], x: &[f32], mask: Mask) {
+        for (i, (o, &v)) in out.iter_mut().zip(x).enumerate() {
+            *o = v + *o * mask.factor(i as u32);
+        }
+    }
+}
+
+simd_fn! {
+    fn add(out: &mut [f32], x: &[f32]) {
+        for (o, &v) in out.iter_mut().zip(x) {
+            *o += v;
+        }
+    }
+}
+
+/// Residual connection: `branch = x + dropout(branch)`. `sample` values belong to one sample.
+pub fn residual(branch: &mut [f32], x: &[f32], dropout: &Dropout, site: Site, sample: usize, threads: Threads) {
+    threads.rows(x.len() / sample, Rows(branch, sample), |first, Rows(branch, _)| {
+        for (i, branch) in branch.chunks_mut(sample).enumerate() {
+            let x = &x[(first + i) * sample..][..sample];
+            if dropout.is_on() { add_masked(branch, x, dropout.mask(site, first + i)) } else { add(branch, x) }
+        }
+    });
+}
+
+/// `out = dropout(x)`, by sample; its own backward pass.
+pub fn dropout(out: &mut [f32], x: &[f32], dropout: &Dropout, site: Site, sample: usize, threads: Threads) {
+    threads.rows(x.len() / sample, Rows(out, sample), |first, Rows(out, _)| {
+        for (i, out) in out.chunks_mut(sample).enumerate() {
+            let x = &x[(first + i) * sample..][..sample];
+            if dropout.is_on() { apply(out, x, dropout.mask(site, first + i), 0) } else { out.copy_from_slice(x) }
+        }
+    });
+}
+
+/// [`dropout`] in place.
+pub fn dropout_in_place(x: &mut [f32], dropout: &Dropout, site: Site, sample: usize, threads: Threads) {
+    if !dropout.is_on() {
+        return;
+    }
+    threads.rows(x.len() / sample, Rows(x, sample), |first, Rows(x, _)| {
+        for (i, x) in x.chunks_mut(sample).enumerate() {
+            apply_in_place(x, dropout.mask(site, first + i));
+        }
+    });
+}
+
+simd_fn! {
+    fn apply_in_place(x: &mut [f32], mask: Mask) {
+        for (i, v) in x.iter_mut().enumerate() {
+            *v *= mask.factor(i as u32);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keeps_the_mean_and_drops_the_asked_share() {
+        let d = Dropout::new(0.2, 5, 3, 0);
+        let n = 200_000;
+        let mut out = vec![0.0; n];
+        apply(&mut out, &vec![1.0; n], d.mask(Site::Attention(1), 4), 0);
+        let dropped = out.iter().filter(|&&v| v == 0.0).count() as f64 / n as f64;
+        let mean = out.iter().map(|&v| f64::from(v)).sum::<f64>() / n as f64;
+        assert!((dropped - 0.2).abs() < 0.005 && (mean - 1.0).abs() < 0.01, "{dropped} {mean}");
+    }
+
+    #[test]
+    fn masks_follow_the_global_sample_not_the_rank() {
+        let whole = Dropout::new(0.5, 5, 3, 0);
+        let second_half = Dropout::new(0.5, 5, 3, 4);
+        let bits = |m: Mask| (0..64).map(|i| m.factor(i) > 0.0).collect::<Vec<_>>();
+        assert_eq!(bits(whole.mask(Site::Embedding, 6)), bits(second_half.mask(Site::Embedding, 2)));
+        assert_ne!(bits(whole.mask(Site::Embedding, 6)), bits(whole.mask(Site::Embedding, 2)));
+        assert_ne!(bits(whole.mask(Site::MlpOut(0), 6)), bits(whole.mask(Site::MlpOut(1), 6)));
+        let next = Dropout::new(0.5, 5, 4, 0);
+        assert_ne!(bits(whole.mask(Site::Embedding, 6)), bits(next.mask(Site::Embedding, 6)));
+    }
+}

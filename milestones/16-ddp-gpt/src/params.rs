@@ -1,0 +1,177 @@
+//! The parameters: their names, shapes and order, and their values in one flat vector.
+
+use std::ops::Range;
+
+use crate::config::ModelConfig;
+use crate::rng::{self, Stream};
+
+/// Name, shape and place of one tensor. Matrices are [outputs, inputs], as in PyTorch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParamInfo {
+    /// nanoGPT's name.
+    pub name: String,
+    /// Rows and columns; one number for a vector.
+    pub shape: Vec<usize>,
+    /// First value in the flat vector.
+    pub offset: usize,
+    /// Number of values.
+    pub len: usize,
+    init: Init,
+}
+
+impl ParamInfo {
+    /// Where the tensor's values lie in a flat vector.
+    pub fn range(&self) -> Range<usize> {
+        self.offset..self.offset + self.len
+    }
+
+    /// Whether AdamW decays it: matrices and embeddings, not LayerNorm weights.
+    pub fn decays(&self) -> bool {
+        self.shape.len() >= 2
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Init {
+    Ones,
+    /// Normal with deviation 0.02.
+    Normal,
+    /// Normal with deviation 0.02 / √(2·layers): these feed the residual stream (GPT-2).
+    Residual,
+}
+
+/// Index of the token embedding, which is the output layer too.
+pub const WTE: usize = 0;
+/// Index of the position embedding.
+pub const WPE: usize = 1;
+/// Tensors per block.
+const PER_LAYER: usize = 6;
+
+/// Tensors of a block, in order.
+#[derive(Debug, Clone, Copy)]
+pub enum Tensor {
+    /// First LayerNorm.
+    Ln1,
+    /// Queries, keys and values from one product.
+    Qkv,
+    /// Attention output projection.
+    AttentionOut,
+    /// Second LayerNorm.
+    Ln2,
+    /// MLP, first matrix.
+    MlpIn,
+    /// MLP, second matrix.
+    MlpOut,
+}
+
+/// Index of a block's tensor.
+pub fn index(layer: usize, tensor: Tensor) -> usize {
+    2 + layer * PER_LAYER + tensor as usize
+}
+
+/// Index of the last LayerNorm.
+pub fn final_ln(config: &ModelConfig) -> usize {
+    2 + config.layers * PER_LAYER
+}
+
+/// All tensors of a model, in order.
+pub fn layout(config: &ModelConfig) -> Vec<ParamInfo> {
+    let c = config.channels;
+    let mut list: Vec<ParamInfo> = Vec::new();
+    let mut push = |name: String, shape: &[usize], init: Init| {
+        let offset = list.last().map_or(0, |p| p.offset + p.len);
+        list.push(ParamInfo { name, shape: shape.to_vec(), offset, len: shape.iter().product(), init });
+    };
+    push("wte.weight".to_owned(), &[config.vocab, c], Init::Normal);
+    push("wpe.weight".to_owned(), &[config.context, c], Init::Normal);
+    for l in 0..config.layers {
+        push(format!("h.{l}.ln_1.weight"), &[c], Init::Ones);
+        push(format!("h.{l}.attn.c_attn.weight"), &[3 * c, c], Init::Normal);
+        push(format!("h.{l}.attn.c_proj.weight"), &[c, c], Init::Residual);
+        push(format!("h.{l}.ln_2.weight"), &[c], Init::Ones);
+        push(format!("h.{l}.mlp.c_fc.weight"), &[4 * c, c], Init::Normal);
+        push(format!("h.{l}.mlp.c_proj.weight"), &[c, 4 * c], Init::Residual);
+    }
+    push("ln_f.weight".to_owned(), &[c], Init::Ones);
+    list
+}
+
+/// Number of values in a layout.
+pub fn count(layout: &[ParamInfo]) -> usize {
+    layout.last().map_or(0, |p| p.offset + p.len)
+}
+
+/// Number of values of a shape that came from outside; nothing when it is no sensible shape.
+pub fn checked_count(config: &ModelConfig) -> Option<usize> {
+    const LIMIT: usize = 1 << 16;
+    let ModelConfig { vocab, context, layers, heads, channels } = *config;
+    let sane = [vocab, context, layers, heads, channels].iter().all(|n| (1..=LIMIT).contains(n));
+    if !sane || channels % heads != 0 {
+        return None;
+    }
+    let c = channels;
+    let block = c.checked_mul(c)?.checked_mul(12)?.checked_add(2 * c)?;
+    block.checked_mul(layers)?.checked_add((vocab + context + 1).checked_mul(c)?)
+}
+
+/// Initial values: a function of the seed.
+pub fn initialise(config: &ModelConfig, layout: &[ParamInfo], seed: u64) -> Vec<f32> {
+    let mut values = vec![0.0; count(layout)];
+    for (i, info) in layout.iter().enumerate() {
+        let deviation = match info.init {
+            Init::Ones => {
+                values[info.range()].fill(1.0);
+                continue;
+            }
+            Init::Normal => 0.02,
+            Init::Residual => 0.02 / (2.0 * config.layers as f64).sqrt(),
+        };
+        let key = rng::key(seed, Stream::Init, &[i as u64]);
+        for (j, pair) in values[info.range()].chunks_mut(2).enumerate() {
+            let j = 2 * j as u64;
+            let (a, b) = rng::normal_pair(rng::mix64(key.wrapping_add(j)), rng::mix64(key.wrapping_add(j + 1)));
+            for (value, normal) in pair.iter_mut().zip([a, b]) {
+                *value = (normal * deviation) as f32;
+            }
+        }
+    }
+    values
+}
+
+/// The tensors of a flat vector as separate slices, in order.
+pub fn split_mut<'a>(layout: &[ParamInfo], mut values: &'a mut [f32]) -> Vec<&'a mut [f32]> {
+    let mut list = Vec::with_capacity(layout.len());
+    for info in layout {
+        let (head, tail) = values.split_at_mut(info.len);
+        list.push(head);
+        values = tail;
+    }
+    list
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Preset;
+
+    #[test]
+    fn the_full_preset_has_10_7_million_parameters() {
+        assert_eq!(count(&layout(&Preset::Full.model(65))), 10_745_088);
+        for preset in [Preset::Tiny, Preset::Small, Preset::Full] {
+            let config = preset.model(65);
+            assert_eq!(checked_count(&config), Some(count(&layout(&config))));
+            assert_eq!(checked_count(&ModelConfig { heads: 5, ..config }), None);
+        }
+    }
+
+    #[test]
+    fn indices_name_the_right_tensors() {
+        let config = Preset::Tiny.model(30);
+        let list = layout(&config);
+        assert_eq!(list[WPE].name, "wpe.weight");
+        assert_eq!(list[index(1, Tensor::MlpOut)].name, "h.1.mlp.c_proj.weight");
+        assert_eq!(list[index(1, Tensor::Qkv)].shape, [48, 16]);
+        assert_eq!(list[final_ln(&config)].name, "ln_f.weight");
+        assert_eq!(list.len(), final_ln(&config) + 1);
+    }
+}

@@ -1,0 +1,107 @@
+//! What a run tells the person who watches it.
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// One finished step.
+#[derive(Debug, Clone, Copy)]
+pub struct Step {
+    /// Number, from 0.
+    pub step: usize,
+    /// Steps in the run.
+    pub steps: usize,
+    /// Loss of the global batch, in nats.
+    pub loss: f64,
+    /// Learning rate.
+    pub lr: f64,
+    /// Characters per second since the start, over all ranks, evaluations left out.
+    pub tokens_per_second: f64,
+    /// Share of the steps' time that was spent waiting for communication.
+    pub communication: f64,
+}
+
+/// Receives what happens in a run.
+pub trait Report {
+    /// A step is done.
+    fn step(&mut self, step: &Step);
+    /// The validation part was evaluated after `step` steps.
+    fn evaluated(&mut self, step: usize, loss: f64);
+    /// Anything else worth a line.
+    fn note(&mut self, text: &str);
+}
+
+/// Says nothing: ranks other than 0, and tests.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Silent;
+
+impl Report for Silent {
+    fn step(&mut self, _step: &Step) {}
+    fn evaluated(&mut self, _step: usize, _loss: f64) {}
+    fn note(&mut self, _text: &str) {}
+}
+
+/// A progress bar on a terminal; elsewhere a line every so many steps.
+#[derive(Debug)]
+pub struct Console {
+    bar: Option<ProgressBar>,
+    every: usize,
+}
+
+impl Console {
+    /// For a run of `steps`, of which `done` are done; `every`: steps between lines where there is no terminal.
+    pub fn new(steps: usize, done: usize, every: usize) -> Self {
+        let bar = (std::io::stderr().is_terminal() && std::io::stdout().is_terminal()).then(|| {
+            let bar = ProgressBar::new(steps as u64).with_position(done as u64);
+            if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} eta {eta}") {
+                bar.set_style(style);
+            }
+            bar.enable_steady_tick(Duration::from_millis(500));
+            bar
+        });
+        Console { bar, every: every.max(1) }
+    }
+}
+
+impl Report for Console {
+    fn step(&mut self, s: &Step) {
+        let text = format!(
+            "loss {:.4}  lr {:.2e}  {:.1}k tokens/s  communication {:.1} %",
+            s.loss,
+            s.lr,
+            s.tokens_per_second / 1e3,
+            100.0 * s.communication
+        );
+        let done = s.step + 1;
+        match &self.bar {
+            Some(bar) => {
+                bar.set_position(done as u64);
+                bar.set_message(text);
+            }
+            None if done % self.every == 0 || done == s.steps || done == 1 => {
+                println!("step {done:>5}/{}  {text}", s.steps);
+            }
+            None => {}
+        }
+    }
+
+    fn evaluated(&mut self, step: usize, loss: f64) {
+        self.note(&format!("step {step:>5}  validation loss {loss:.4}"));
+    }
+
+    fn note(&mut self, text: &str) {
+        match &self.bar {
+            Some(bar) => bar.suspend(|| println!("{text}")),
+            None => println!("{text}"),
+        }
+    }
+}
+
+impl Drop for Console {
+    fn drop(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

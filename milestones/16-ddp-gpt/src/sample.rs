@@ -1,0 +1,101 @@
+//! Text from a trained model, one character at a time.
+
+use crate::data::Tokenizer;
+use crate::model::{Model, Workspace};
+use crate::ops::dropout::Dropout;
+use crate::ops::parallel::Threads;
+use crate::rng::{self, Stream};
+
+/// How characters are drawn.
+#[derive(Debug, Clone, Copy)]
+pub struct Sampling {
+    /// Divides the logits: below 1 bolder, above 1 more random; 0 always takes the likeliest.
+    pub temperature: f64,
+    /// Only this many likeliest characters are drawn from; 0: all.
+    pub top_k: usize,
+    /// Seed of the draws.
+    pub seed: u64,
+}
+
+/// Draws `chars` characters after `prompt`, of which characters that the model does not know are left out.
+pub fn sample(
+    model: &Model,
+    tokenizer: &Tokenizer,
+    prompt: &str,
+    chars: usize,
+    how: &Sampling,
+    threads: Threads,
+) -> String {
+    let (context, vocab) = (model.config.context, model.config.vocab);
+    let mut tokens: Vec<u32> = prompt.chars().filter_map(|c| tokenizer.encode(c)).collect();
+    if tokens.is_empty() {
+        tokens.push(tokenizer.encode('\n').unwrap_or(0));
+    }
+    // Attention is causal: what stands behind the last real character cannot change its logits, so zeros may.
+    let mut window = vec![0; context];
+    let mut workspace = Workspace::new(&model.config, 1, context, false, threads);
+    let mut text = String::new();
+    for i in 0..chars {
+        let seen = &tokens[tokens.len().saturating_sub(context)..];
+        window[..seen.len()].copy_from_slice(seen);
+        workspace.forward(model, &window, &Dropout::OFF);
+        let logits = &workspace.logits()[(seen.len() - 1) * vocab..][..vocab];
+        let dice = rng::uniform(rng::key(how.seed, Stream::Sample, &[i as u64]));
+        let token = draw(logits, how, dice);
+        tokens.push(token);
+        text.extend(tokenizer.decode(token));
+    }
+    text
+}
+
+/// A token from logits, by `dice` in [0, 1).
+fn draw(logits: &[f32], how: &Sampling, dice: f64) -> u32 {
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
+    if how.top_k > 0 {
+        order.truncate(how.top_k);
+    }
+    let Some(&best) = order.first() else { return 0 };
+    if how.temperature <= 0.0 {
+        return best as u32;
+    }
+    let weight = |i: usize| (f64::from(logits[i] - logits[best]) / how.temperature).exp();
+    let mut left = dice * order.iter().map(|&i| weight(i)).sum::<f64>();
+    for &i in &order {
+        left -= weight(i);
+        if left < 0.0 {
+            return i as u32;
+        }
+    }
+    best as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Preset;
+
+    #[test]
+    fn draws_follow_the_probabilities() {
+        let logits = [0.0, 2f32.ln(), f32::NEG_INFINITY, 5f32.ln()];
+        let how = |temperature, top_k| Sampling { temperature, top_k, seed: 0 };
+        let share = |how: &Sampling, token| {
+            (0..800).filter(|&i| draw(&logits, how, f64::from(i) / 800.0) == token).count() as f64 / 800.0
+        };
+        assert!((share(&how(1.0, 0), 3) - 0.625).abs() < 0.01);
+        assert!((share(&how(1.0, 0), 0) - 0.125).abs() < 0.01);
+        assert_eq!(share(&how(1.0, 0), 2), 0.0);
+        assert!((share(&how(1.0, 2), 3) - 5.0 / 7.0).abs() < 0.01);
+        assert_eq!(share(&how(0.0, 0), 3), 1.0);
+    }
+
+    #[test]
+    fn runs_past_the_context_and_repeats_itself_for_a_seed() {
+        let tokenizer = Tokenizer::of("abc\n");
+        let model = Model::new(Preset::Tiny.model(4), 1);
+        let how = Sampling { temperature: 1.0, top_k: 0, seed: 3 };
+        let text = sample(&model, &tokenizer, "ab", 40, &how, Threads::new(1));
+        assert_eq!(text.chars().count(), 40);
+        assert_eq!(text, sample(&model, &tokenizer, "ab", 40, &how, Threads::new(1)));
+    }
+}

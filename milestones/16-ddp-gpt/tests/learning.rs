@@ -1,0 +1,30 @@
+//! The model learns: a small text's loss falls far below that of a guess, and threads do not change what is learnt.
+
+mod common;
+
+use common::{corpus, plan, run_alone};
+use ddp_gpt::config::Preset;
+use ddp_gpt::ops::parallel::Threads;
+use ddp_gpt::train::{Plan, State};
+
+#[test]
+fn loss_falls_and_threads_agree() {
+    let corpus = corpus();
+    let config = Preset::Tiny.train();
+    let model = Preset::Tiny.model(corpus.tokenizer.len());
+    let mut losses = Vec::new();
+    for threads in [1, 2, 3] {
+        let mut state = State::new(model, config.seed);
+        run_alone(&Plan { threads: Threads::new(threads), ..plan(config) }, &mut state, &corpus).unwrap();
+        losses.push(state.history);
+    }
+    let guess = (model.vocab as f64).ln();
+    let (first, last) = (losses[0][0].validation.unwrap(), losses[0].last().unwrap().validation.unwrap());
+    assert!((first - guess).abs() < 0.3, "{first}, a guess has {guess}");
+    assert!(last < 0.6 * guess, "{last}, a guess has {guess}");
+    for other in &losses[1..] {
+        for (a, b) in losses[0].iter().zip(other).take(10) {
+            assert!((a.train.unwrap() - b.train.unwrap()).abs() < 1e-4, "{a:?} {b:?}");
+        }
+    }
+}

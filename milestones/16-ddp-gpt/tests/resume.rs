@@ -1,0 +1,52 @@
+//! A resumed run gives the losses of an uninterrupted one: the same bits.
+
+mod common;
+
+use common::{corpus, plan, run_alone};
+use ddp_gpt::checkpoint;
+use ddp_gpt::config::{Preset, TrainConfig};
+use ddp_gpt::train::{Plan, State};
+
+#[test]
+fn same_losses_and_same_parameters() {
+    let corpus = corpus();
+    let config = TrainConfig { steps: 13, dropout: 0.1, ..Preset::Tiny.train() };
+    let model = Preset::Tiny.model(corpus.tokenizer.len());
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("c");
+
+    let mut whole = State::new(model, config.seed);
+    // The last checkpoint before the end is after step 7; the one at the end would replace it.
+    let first: Plan = Plan { checkpoint_every: 7, checkpoint: Some(path.clone()), ..plan(config) };
+    run_alone(&Plan { checkpoint: None, ..first.clone() }, &mut whole, &corpus).unwrap();
+
+    let mut interrupted = State::new(model, config.seed);
+    let stopped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| stop_at(9, &first, &mut interrupted)));
+    assert!(stopped.is_err(), "the run was to be interrupted");
+    let saved = checkpoint::load(&path).unwrap();
+    assert_eq!(saved.header.step, 7);
+    saved.header.check(&model, &corpus.tokenizer).unwrap();
+
+    let mut resumed = State::resume(saved);
+    run_alone(&first, &mut resumed, &corpus).unwrap();
+    assert_eq!(resumed.history, whole.history);
+    assert_eq!(resumed.model.values, whole.model.values);
+    assert_eq!(resumed.adamw, whole.adamw);
+    assert_eq!(checkpoint::load(&path).unwrap().header.step, 13);
+}
+
+/// Trains and breaks off, as a killed process would, when step `last` is done.
+fn stop_at(last: usize, plan: &Plan, state: &mut State) {
+    use ddp_gpt::gradients::{LocalGradients, OneRank};
+    use ddp_gpt::report::{Report, Step};
+    struct Stop(usize);
+    impl Report for Stop {
+        fn step(&mut self, step: &Step) {
+            assert!(step.step < self.0, "interrupted");
+        }
+        fn evaluated(&mut self, _step: usize, _loss: f64) {}
+        fn note(&mut self, _text: &str) {}
+    }
+    let mut gradients = LocalGradients::new(&state.model.layout);
+    ddp_gpt::train::train(plan, state, &common::corpus(), &mut OneRank, &mut gradients, &mut Stop(last)).unwrap();
+}
