@@ -1,7 +1,7 @@
 //! Collective communication from first principles.
 //!
-//! A collective is data: an [`algorithm`] compiles a call into a [`schedule`], the `executor` runs it over
-//! [`transport`] links, and a `Comm` puts blocking and asynchronous calls on top. See SPEC.md for the architecture.
+//! A collective is data: an [`algorithm`] compiles a call into a [`schedule`], the executor runs it over
+//! [`transport`] links, and a [`Comm`] puts blocking and asynchronous calls on top. See SPEC.md for the architecture.
 
 pub mod algorithm;
 pub mod bootstrap;
@@ -18,6 +18,7 @@ pub mod topology;
 pub mod transport;
 pub mod wire;
 
+pub use comm::Comm;
 pub use config::Config;
 pub use dtype::{DType, Element, ReduceOp};
 pub use error::{Error, Result};

@@ -1,6 +1,29 @@
-//! Algorithms: pure functions from a call to each rank's [`Program`](crate::schedule::Program).
+//! Algorithms: pure functions from a call to each rank's [`Program`].
+//!
+//! Nothing here does I/O, looks at a clock or knows a transport. A program costs time and memory in proportion to the
+//! rank's own steps, so that a simulator can ask for one of 65,536 ranks.
+//!
+//! | algorithm | all_reduce | reduce_scatter, all_gather | broadcast, reduce | gather, scatter, all_to_all | hops of all_reduce |
+//! |---|---|---|---|---|---|
+//! | [`ring`] | yes | yes | yes (a chain) | | 2(n-1) |
+//! | [`tree`] | yes | | yes | | 2⌈log₂n⌉ |
+//! | [`double_tree`] | yes | | yes | | about 2⌈log₂n⌉ |
+//! | [`direct`] | yes | yes | yes | yes | 1 |
+//! | [`halving_doubling`] | yes | n a power of two | | | 2log₂n, +2 for other n |
+//!
+//! A barrier is an all_reduce of nothing: its messages are headers.
+//!
+//! Each file exports `program` and `bytes_sent`, the closed formula of the payload a rank sends. Tests compare the
+//! formula to what the [verifier](crate::schedule::verify) counts.
 
-use crate::schedule::Program;
+pub mod binary_tree;
+pub mod direct;
+pub mod double_tree;
+pub mod halving_doubling;
+pub mod ring;
+pub mod tree;
+
+use crate::schedule::{Lane, Loc, Partition, Program, Step};
 use crate::wire::{Algorithm, Collective};
 
 /// What a schedule depends on: not the data, not the count.
@@ -16,8 +39,125 @@ pub struct Shape {
     pub channels: usize,
 }
 
+impl Shape {
+    /// Segments of `rank`'s input: 0 where it has none (off root in broadcast and scatter).
+    pub fn input_segments(&self, rank: usize) -> usize {
+        match self.collective {
+            Collective::ReduceScatter | Collective::AllToAll => self.ranks,
+            Collective::Broadcast => usize::from(rank == self.root),
+            Collective::Scatter => self.ranks * usize::from(rank == self.root),
+            _ => 1,
+        }
+    }
+
+    /// Segments of `rank`'s output: 0 where it has none (off root in reduce and gather).
+    pub fn output_segments(&self, rank: usize) -> usize {
+        match self.collective {
+            Collective::AllGather | Collective::AllToAll => self.ranks,
+            Collective::Reduce => usize::from(rank == self.root),
+            Collective::Gather => self.ranks * usize::from(rank == self.root),
+            _ => 1,
+        }
+    }
+
+    /// The (input segment, output segment) of `rank` that are the same memory in an in-place call.
+    ///
+    /// `None` where there is no in-place form (all_to_all) or the rank has one of the two buffers only.
+    pub fn in_place(&self, rank: usize) -> Option<(usize, usize)> {
+        let pair = match self.collective {
+            Collective::AllReduce | Collective::Barrier | Collective::Broadcast | Collective::Reduce => (0, 0),
+            Collective::AllGather | Collective::Gather => (0, rank),
+            Collective::ReduceScatter | Collective::Scatter => (rank, 0),
+            Collective::AllToAll | Collective::SendRecv => return None,
+        };
+        (pair.0 < self.input_segments(rank) && pair.1 < self.output_segments(rank)).then_some(pair)
+    }
+
+    /// True when this can be a call at all: point to point is not compiled here.
+    fn is_valid(&self) -> bool {
+        let parts = self.ranks.saturating_mul(self.channels);
+        self.collective != Collective::SendRecv && self.root < self.ranks && parts > 0 && parts <= u32::MAX as usize / 2
+    }
+
+    /// Whether values are combined, with the barrier as an all_reduce of nothing.
+    fn is_all_reduce(&self) -> bool {
+        matches!(self.collective, Collective::AllReduce | Collective::Barrier)
+    }
+}
+
+/// Whether `algorithm` can do this collective on this many ranks.
+pub fn supports(algorithm: Algorithm, shape: &Shape) -> bool {
+    if !shape.is_valid() {
+        return false;
+    }
+    match algorithm {
+        Algorithm::Direct => true,
+        Algorithm::Ring => !matches!(shape.collective, Collective::Gather | Collective::Scatter | Collective::AllToAll),
+        Algorithm::Tree | Algorithm::DoubleTree => matches!(
+            shape.collective,
+            Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::Barrier
+        ),
+        Algorithm::HalvingDoubling => match shape.collective {
+            Collective::AllReduce | Collective::Barrier => true,
+            Collective::AllGather | Collective::ReduceScatter => shape.ranks.is_power_of_two(),
+            _ => false,
+        },
+    }
+}
+
 /// The program of `rank`, or `None` when `algorithm` cannot do this collective on this many ranks.
 pub fn program(algorithm: Algorithm, shape: &Shape, rank: usize) -> Option<Program> {
-    let _ = (algorithm, shape, rank);
-    None
+    if rank >= shape.ranks || !supports(algorithm, shape) {
+        return None;
+    }
+    if shape.ranks == 1 {
+        return Some(alone());
+    }
+    match algorithm {
+        Algorithm::Ring => ring::program(shape, rank),
+        Algorithm::Tree => tree::program(shape, rank),
+        Algorithm::DoubleTree => double_tree::program(shape, rank),
+        Algorithm::Direct => direct::program(shape, rank),
+        Algorithm::HalvingDoubling => halving_doubling::program(shape, rank),
+    }
 }
+
+/// [`Program::parts`] and [`Program::span`] of the programs, without making one; `None` where [`program`] is.
+pub fn cut(algorithm: Algorithm, shape: &Shape) -> Option<(usize, usize)> {
+    if !supports(algorithm, shape) {
+        return None;
+    }
+    Some(match algorithm {
+        _ if shape.ranks == 1 => (1, 1),
+        Algorithm::Ring => (ring::parts(shape), 1),
+        Algorithm::Tree | Algorithm::Direct => (shape.channels, 1),
+        Algorithm::DoubleTree => (double_tree::channels(shape), 1),
+        Algorithm::HalvingDoubling => halving_doubling::cut(shape, halving_doubling::MAX_SPAN),
+    })
+}
+
+/// Payload bytes that `rank` sends in a call cut by `partition`; `None` where [`program`] is.
+pub fn bytes_sent(algorithm: Algorithm, shape: &Shape, rank: usize, partition: &Partition) -> Option<u64> {
+    if rank >= shape.ranks || !supports(algorithm, shape) {
+        return None;
+    }
+    if shape.ranks == 1 {
+        return Some(0);
+    }
+    Some(match algorithm {
+        Algorithm::Ring => ring::bytes_sent(shape, rank, partition),
+        Algorithm::Tree => tree::bytes_sent(shape, rank, partition),
+        Algorithm::DoubleTree => double_tree::bytes_sent(shape, rank, partition),
+        Algorithm::Direct => direct::bytes_sent(shape, rank, partition),
+        Algorithm::HalvingDoubling => halving_doubling::bytes_sent(shape, rank, partition),
+    })
+}
+
+/// One rank: every collective is a copy.
+fn alone() -> Program {
+    let copy = Step::Copy { src: Loc::input(0, 0), dst: Loc::output(0, 0) };
+    Program { parts: 1, span: 1, scratch_segments: 0, lanes: vec![Lane { channel: 0, steps: vec![copy] }] }
+}
+
+#[cfg(test)]
+mod tests;

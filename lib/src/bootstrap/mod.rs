@@ -1,1 +1,48 @@
-//! bootstrap
+//! How the ranks find each other and learn of each other's fate: the control plane.
+//!
+//! One process (rank 0, or the launcher) runs the rendezvous [`Server`]; every rank holds one [`Session`] with it, a TCP
+//! connection that lives as long as the job. Everything that must be said to all goes through this star: registration,
+//! the table of the ranks' endpoints, small exchanges of values, heartbeats with each rank's progress, and the news that a
+//! rank is lost, has left, or aborts. Collectives never use it.
+//!
+//! ```text
+//!   rank 1 ──┐  hello (fixed binary) · register {endpoints}            one thread, one poll loop,
+//!   rank 2 ──┼────────────────────────────────────────────▶ Server     finite deadlines, bounded buffers
+//!   rank 3 ──┘  ◀── table of all ranks · lost · left · abort · values
+//! ```
+//!
+//! A connection that closes without a goodbye is how `kill -9` of a rank shows: the kernel closes it for the dead process,
+//! and the store tells everybody at once.
+//!
+//! The token of the hello keeps strangers and stale jobs out by accident; it travels in the clear and does not stop an
+//! attacker who can read the network. Run on a network that you trust, as with NCCL and Gloo.
+
+mod connection;
+mod detect;
+mod event;
+mod frame;
+pub mod host;
+pub mod interface;
+mod join;
+mod local_meeting;
+mod message;
+mod monitor;
+mod progress;
+mod rendezvous;
+pub mod server;
+pub mod session;
+mod store;
+pub mod unique_id;
+
+#[cfg(test)]
+mod tests;
+
+pub(crate) use connection::{Waker, deadline_after, left, lock, poll};
+pub use detect::is_rank;
+pub use event::Event;
+pub use host::Host;
+pub use progress::{Health, Progress, RankState, Snapshot};
+pub use rendezvous::{Rendezvous, rendezvous_from_env};
+pub use server::Server;
+pub use session::Session;
+pub use unique_id::UniqueId;

@@ -1,1 +1,272 @@
-//! ddp
+//! Data parallelism: gradients in flat buckets, averaged over the ranks while backward still runs.
+//!
+//! As in PyTorch's `DistributedDataParallel` (Li et al., VLDB 2020): parameters are assigned to buckets in reverse
+//! order, because backward finishes the last layer first; when every gradient of a bucket is ready, the bucket's
+//! all-reduce starts on the communicator's progress thread while the caller computes on.
+
+use std::time::{Duration, Instant};
+
+use crate::comm::{Comm, Work};
+use crate::dtype::ReduceOp;
+use crate::error::{Error, Result};
+
+/// A parameter: what backward produces one gradient for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParamSpec {
+    /// Name, for errors.
+    pub name: String,
+    /// Number of elements.
+    pub len: usize,
+}
+
+/// Settings of [`Ddp`].
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct DdpOptions {
+    /// A bucket is closed when it holds at least this many bytes. PyTorch's default is 25 MiB; smaller buckets start
+    /// earlier, larger ones cost fewer calls.
+    pub bucket_bytes: usize,
+}
+
+impl Default for DdpOptions {
+    fn default() -> Self {
+        DdpOptions { bucket_bytes: 4 << 20 }
+    }
+}
+
+/// Time spent in [`Ddp`] since it was made.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct DdpStats {
+    /// Waiting in [`Ddp::finish`]: communication that was not hidden behind computation.
+    pub exposed: Duration,
+    /// All-reduces started.
+    pub buckets: usize,
+    /// Gradient bytes handed to them.
+    pub bytes: u64,
+}
+
+/// Where a parameter's gradient lies.
+#[derive(Debug, Clone, Copy)]
+struct Home {
+    bucket: usize,
+    offset: usize,
+    len: usize,
+}
+
+#[derive(Debug)]
+struct Bucket {
+    /// `None` while the all-reduce owns it.
+    data: Option<Vec<f32>>,
+    work: Option<Work<Vec<f32>>>,
+    params: usize,
+    waiting: usize,
+}
+
+/// Gradient buckets of one model replica.
+///
+/// One step: [`Ddp::zero`]; backward writes [`Ddp::gradient_mut`] and calls [`Ddp::ready`] once per parameter;
+/// [`Ddp::finish`]; then [`Ddp::gradient`] is the average over all ranks, the same bits on each.
+#[derive(Debug)]
+pub struct Ddp<'c> {
+    comm: &'c Comm,
+    params: Vec<ParamSpec>,
+    homes: Vec<Home>,
+    ready: Vec<bool>,
+    buckets: Vec<Bucket>,
+    stats: DdpStats,
+}
+
+impl<'c> Ddp<'c> {
+    /// Lays out the buckets. All ranks must have the same parameters: names and lengths are compared, and the first
+    /// difference is named together with both ranks.
+    pub fn new(comm: &'c Comm, params: &[ParamSpec], options: DdpOptions) -> Result<Ddp<'c>> {
+        check_same(comm, params)?;
+        let mut homes = vec![Home { bucket: 0, offset: 0, len: 0 }; params.len()];
+        let mut sizes: Vec<(usize, usize)> = Vec::new(); // (elements, parameters)
+        let mut full = true;
+        for (index, param) in params.iter().enumerate().rev() {
+            if full {
+                sizes.push((0, 0));
+            }
+            let bucket = sizes.len() - 1;
+            let (elements, count) = &mut sizes[bucket];
+            homes[index] = Home { bucket, offset: *elements, len: param.len };
+            *elements += param.len;
+            *count += 1;
+            full = *elements * size_of::<f32>() >= options.bucket_bytes;
+        }
+        let buckets = sizes
+            .into_iter()
+            .map(|(elements, params)| Bucket { data: Some(vec![0.0; elements]), work: None, params, waiting: params })
+            .collect();
+        Ok(Ddp {
+            comm,
+            params: params.to_vec(),
+            ready: vec![false; homes.len()],
+            homes,
+            buckets,
+            stats: DdpStats::default(),
+        })
+    }
+
+    /// Number of buckets.
+    pub fn buckets(&self) -> usize {
+        self.buckets.len()
+    }
+
+    /// Time and volume so far.
+    pub fn stats(&self) -> DdpStats {
+        self.stats
+    }
+
+    /// Makes every rank's parameters those of rank 0. `values[i]` belongs to parameter `i`.
+    pub fn broadcast_parameters(&self, values: &mut [&mut [f32]]) -> Result<()> {
+        if values.len() != self.params.len() {
+            let detail = format!("{} values for {} parameters", values.len(), self.params.len());
+            return Err(Error::invalid("ddp: broadcast_parameters", detail));
+        }
+        for (value, param) in values.iter_mut().zip(&self.params) {
+            if value.len() != param.len {
+                let detail = format!("'{}' has {} elements, expected {}", param.name, value.len(), param.len);
+                return Err(Error::invalid("ddp: broadcast_parameters", detail));
+            }
+            self.comm.broadcast(value, 0)?;
+        }
+        Ok(())
+    }
+
+    fn home(&self, op: &str, index: usize) -> Result<Home> {
+        self.homes
+            .get(index)
+            .copied()
+            .ok_or_else(|| Error::invalid(format!("ddp: {op}"), format!("parameter {index} of {}", self.homes.len())))
+    }
+
+    fn in_flight(&self, op: &str, index: usize) -> Error {
+        let name = &self.params[index].name;
+        Error::invalid(format!("ddp: {op}"), format!("the bucket of '{name}' is being reduced: call finish() first"))
+    }
+
+    /// The gradient of parameter `index`: the average after [`Ddp::finish`], our own contribution before.
+    pub fn gradient(&self, index: usize) -> Result<&[f32]> {
+        let home = self.home("gradient", index)?;
+        match &self.buckets[home.bucket].data {
+            Some(data) => Ok(&data[home.offset..home.offset + home.len]),
+            None => Err(self.in_flight("gradient", index)),
+        }
+    }
+
+    /// As [`Ddp::gradient`], to write to.
+    pub fn gradient_mut(&mut self, index: usize) -> Result<&mut [f32]> {
+        let home = self.home("gradient_mut", index)?;
+        if self.buckets[home.bucket].data.is_none() {
+            return Err(self.in_flight("gradient_mut", index));
+        }
+        match &mut self.buckets[home.bucket].data {
+            Some(data) => Ok(&mut data[home.offset..home.offset + home.len]),
+            None => Err(Error::invalid("ddp: gradient_mut", "in flight")),
+        }
+    }
+
+    /// Says that the gradient of parameter `index` is complete for this step; starts its bucket's all-reduce when it
+    /// was the last one there. Buckets start in the same order on all ranks: bucket `k` waits for bucket `k - 1`.
+    pub fn ready(&mut self, index: usize) -> Result<()> {
+        let home = self.home("ready", index)?;
+        if std::mem::replace(&mut self.ready[index], true) {
+            let name = &self.params[index].name;
+            return Err(Error::invalid("ddp: ready", format!("'{name}' was ready already in this step")));
+        }
+        self.buckets[home.bucket].waiting -= 1;
+        self.start_ready_buckets()
+    }
+
+    /// Ranks may finish gradients in different orders; collectives must not.
+    fn start_ready_buckets(&mut self) -> Result<()> {
+        for bucket in &mut self.buckets {
+            if bucket.waiting > 0 {
+                break;
+            }
+            if bucket.work.is_none()
+                && let Some(data) = bucket.data.take()
+            {
+                self.stats.buckets += 1;
+                self.stats.bytes += (data.len() * size_of::<f32>()) as u64;
+                bucket.work = Some(self.comm.all_reduce_async(data, ReduceOp::Avg)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for every bucket. An error names the parameters that were never [`Ddp::ready`].
+    pub fn finish(&mut self) -> Result<()> {
+        let missing: Vec<&str> =
+            self.params.iter().zip(&self.ready).filter(|(_, r)| !**r).map(|(p, _)| p.name.as_str()).collect();
+        if !missing.is_empty() {
+            let detail = format!("no gradient for {}: call ready() for every parameter", missing.join(", "));
+            return Err(Error::invalid("ddp: finish", detail));
+        }
+        let start = Instant::now();
+        for bucket in &mut self.buckets {
+            if let Some(work) = bucket.work.take() {
+                bucket.data = Some(work.wait()?);
+            }
+            bucket.waiting = bucket.params;
+        }
+        self.ready.fill(false);
+        self.stats.exposed += start.elapsed();
+        Ok(())
+    }
+
+    /// Sets all gradients to zero.
+    pub fn zero(&mut self) {
+        for data in self.buckets.iter_mut().filter_map(|b| b.data.as_mut()) {
+            data.fill(0.0);
+        }
+    }
+}
+
+/// Compares names and lengths over the ranks and names the first parameter that differs.
+fn check_same(comm: &Comm, params: &[ParamSpec]) -> Result<()> {
+    let op = "ddp: new";
+    let mut text = String::new();
+    for param in params {
+        text.push_str(&format!("{}\u{0}{}\n", param.name, param.len));
+    }
+    let ours = text.into_bytes();
+    let mut lengths = vec![0u64; comm.size()];
+    comm.all_gather(&[ours.len() as u64], &mut lengths)?;
+    let longest = lengths.iter().copied().max().unwrap_or(0) as usize;
+    let mut padded = ours.clone();
+    padded.resize(longest, 0);
+    let mut all = vec![0u8; longest * comm.size()];
+    comm.all_gather(&padded, &mut all)?;
+    for (rank, &length) in lengths.iter().enumerate() {
+        let theirs = &all[rank * longest..rank * longest + length as usize];
+        if theirs == ours {
+            continue;
+        }
+        let theirs = String::from_utf8_lossy(theirs).into_owned();
+        let ours = String::from_utf8_lossy(&ours).into_owned();
+        let show = |line: Option<&str>| match line.and_then(|l| l.split_once('\u{0}')) {
+            Some((name, len)) => format!("'{name}' with {len} elements"),
+            None => "no such parameter".to_owned(),
+        };
+        let (mut a, mut b) = (ours.lines(), theirs.lines());
+        for index in 0.. {
+            let (x, y) = (a.next(), b.next());
+            if x != y {
+                let detail = format!(
+                    "parameter {index} differs: rank {} has {}, rank {rank} has {}",
+                    comm.rank(),
+                    show(x),
+                    show(y)
+                );
+                return Err(Error::invalid(op, detail));
+            }
+            if x.is_none() {
+                break;
+            }
+        }
+    }
+    Ok(())
+}

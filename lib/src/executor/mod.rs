@@ -1,1 +1,138 @@
-//! executor
+//! Runs programs over links: the only place where a schedule meets bytes.
+//!
+//! A [`Task`] is one call: a [`Plan`] (the compiled program) with the caller's buffers. Lanes of all tasks advance
+//! round robin, each as far as its links let it; when none can, the [`Waiter`] spins, yields, then sleeps.
+
+mod lane;
+mod links;
+mod plan;
+mod wait;
+
+pub(crate) use links::Links;
+pub(crate) use plan::{CallKey, Plan};
+pub(crate) use wait::{Patience, Supervisor};
+
+use crate::error::Result;
+use crate::wire::Header;
+use lane::LaneState;
+use wait::Waiter;
+
+/// The caller's memory. Raw, because in-place calls pass the same memory twice.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Buffers {
+    /// `Program` input: readable for all its segments.
+    pub(crate) input: *const u8,
+    /// `Program` output: writable for all its segments.
+    pub(crate) output: *mut u8,
+}
+
+/// One call to run.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Task<'a> {
+    pub(crate) plan: &'a Plan,
+    pub(crate) buffers: Buffers,
+    /// Header of every message of this call, but for its length.
+    pub(crate) header: Header,
+    /// Index of the task that must be complete before this one starts: messages of a link have one order.
+    pub(crate) after: Option<usize>,
+}
+
+/// Working memory that is kept between calls.
+#[derive(Debug, Default)]
+pub(crate) struct Workspace {
+    lanes: Vec<LaneState>,
+    /// Lanes left per task.
+    open: Vec<usize>,
+    scratch: Vec<u64>,
+}
+
+/// Runs `tasks` to their end, or to the first failure.
+///
+/// # Safety
+/// For every task, `buffers.input` must be readable and `buffers.output` writable for all segments of the plan's
+/// partition, and nothing else may touch that memory until this returns. Input and output may overlap only where the
+/// collective's in-place form says so.
+pub(crate) unsafe fn run(
+    tasks: &[Task<'_>],
+    links: &mut Links,
+    workspace: &mut Workspace,
+    supervisor: &dyn Supervisor,
+    patience: &Patience,
+) -> Result<()> {
+    let Workspace { lanes, open, scratch } = workspace;
+    lanes.clear();
+    open.clear();
+    let mut words = 0;
+    for (index, task) in tasks.iter().enumerate() {
+        open.push(task.plan.lanes.len());
+        lanes.extend((0..task.plan.lanes.len()).map(|lane| LaneState::new(index, lane, words)));
+        words += task.plan.scratch_bytes.div_ceil(8);
+    }
+    if scratch.len() < words {
+        scratch.resize(words, 0);
+    }
+    let mut live = lanes.len();
+    let mut waiter = Waiter::new(supervisor, patience);
+    while live > 0 {
+        let mut moved = false;
+        for state in lanes.iter_mut() {
+            let task = &tasks[state.task];
+            if state.done || task.after.is_some_and(|t| open[t] > 0) {
+                continue;
+            }
+            // SAFETY: forwarded from the caller; `scratch` holds this task's share from `state.scratch` on.
+            let outcome = unsafe { lane::advance(state, task, links, scratch.as_mut_ptr()) };
+            match outcome {
+                Ok(progress) => {
+                    moved |= progress;
+                    if state.done {
+                        live -= 1;
+                        open[state.task] -= 1;
+                    }
+                }
+                Err(lane::Stop::Error(error)) => return Err(supervisor.explain(&task.header, error)),
+                Err(lane::Stop::Mismatch { peer, ours, theirs }) => {
+                    return Err(supervisor.mismatch(peer, ours, theirs));
+                }
+            }
+        }
+        if live == 0 {
+            break;
+        }
+        if moved {
+            waiter.reset();
+        } else {
+            waiter.wait(links, &Blocked { tasks, lanes, open })?;
+        }
+    }
+    while !links.flush().map_err(|e| supervisor.explain(&tasks[0].header, e))? {
+        waiter.wait(links, &Blocked { tasks, lanes, open })?;
+    }
+    Ok(())
+}
+
+/// What the lanes that cannot go on are waiting for; only looked at on the slow path.
+pub(crate) struct Blocked<'a> {
+    tasks: &'a [Task<'a>],
+    lanes: &'a [LaneState],
+    open: &'a [usize],
+}
+
+impl Blocked<'_> {
+    /// Calls `f` with the link index of every blocked lane: `(receiving, sending)`.
+    fn links(&self, mut f: impl FnMut(Option<usize>, Option<usize>)) {
+        for state in self.lanes.iter().filter(|s| !s.done) {
+            let task = &self.tasks[state.task];
+            if task.after.is_none_or(|t| self.open[t] == 0) {
+                let (recv, send) = state.waits_for(task.plan);
+                f(recv, send);
+            }
+        }
+    }
+
+    /// Header of the first task that is not complete.
+    fn header(&self) -> &Header {
+        let index = self.open.iter().position(|&n| n > 0).unwrap_or(0);
+        &self.tasks[index].header
+    }
+}

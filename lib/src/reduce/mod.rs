@@ -1,12 +1,55 @@
 //! Element-wise reduction of two buffers, with the instruction set found at run time.
+//!
+//! | file | idea |
+//! | --- | --- |
+//! | `ops` | what sum, prod, min and max mean for one element |
+//! | `bits16`, `f16`, `bf16` | the two 16-bit floats over integer lanes |
+//! | `divide` | `avg`'s division, integers by reciprocal multiplication |
+//! | `simd` | the loops, compiled once per instruction set |
+//! | `f16c` | f16 through the processor's own conversions |
+//! | [`stream`] | copies that bypass the cache |
+//!
+//! Semantics: integers wrap; `f16` and `bf16` sums and products are computed in `f32` and rounded to nearest even at
+//! every pairwise step; `min` and `max` return NaN if either value is NaN and order -0 before +0. Every operator is
+//! commutative bit for bit, NaN payloads excepted, so ranks that combine in another order of operands agree.
+
+mod bf16;
+mod bits16;
+mod divide;
+mod f16;
+#[cfg(target_arch = "x86_64")]
+mod f16c;
+mod ops;
+mod simd;
+pub mod stream;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+
+use crate::dtype::{DType, ReduceOp};
+
+use self::bf16::{Bf16, Bf16Pair};
+use self::divide::Divide;
+use self::ops::{Lane, Max, Min, Op, Prod, Sum};
 
 /// `out[i] = a[i] op b[i]` for `n` elements. `out` may be exactly `a` or exactly `b`; no other overlap.
+///
+/// # Safety
+/// `a` and `b` are readable and `out` is writable for `n` elements, and all three are aligned to the element (not to
+/// any vector). With `n` zero the pointers are not looked at.
 pub type ReduceFn = unsafe fn(a: *const u8, b: *const u8, out: *mut u8, n: usize);
 
 /// As [`ReduceFn`] with the result written to two places.
+///
+/// # Safety
+/// As [`ReduceFn`]; `copy` obeys the same rules as `out`.
 pub type ReduceDualFn = unsafe fn(a: *const u8, b: *const u8, out: *mut u8, copy: *mut u8, n: usize);
 
-/// `buf[i] = buf[i] / divisor` for `n` elements (`avg`'s last step).
+/// `buf[i] = buf[i] / divisor` for `n` elements (`avg`'s last step). Divisors 0 and 1 leave the buffer as it is.
+///
+/// # Safety
+/// `buf` is readable and writable for `n` elements and aligned to the element.
 pub type DivideFn = unsafe fn(buf: *mut u8, n: usize, divisor: usize);
 
 /// The functions of one (dtype, op) on this machine.
@@ -18,4 +61,100 @@ pub struct Kernels {
     pub reduce_dual: ReduceDualFn,
     /// Division by the world size.
     pub divide: DivideFn,
+}
+
+/// An instruction set that the kernels are compiled for, worst first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Level {
+    /// What every processor of the target has (SSE2, NEON).
+    Baseline,
+    /// AVX2, FMA and F16C: 32-byte vectors.
+    Avx2,
+    /// AVX-512 F, BW, DQ and VL: 64-byte vectors.
+    Avx512,
+}
+
+impl Level {
+    /// Every level, worst first.
+    pub const ALL: [Level; 3] = [Level::Baseline, Level::Avx2, Level::Avx512];
+
+    /// The best level of this machine.
+    pub fn detect() -> Level {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let avx2 =
+                is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c");
+            let avx512 = is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl");
+            if avx2 && avx512 {
+                return Level::Avx512;
+            }
+            if avx2 {
+                return Level::Avx2;
+            }
+        }
+        Level::Baseline
+    }
+
+    /// Short lower-case name: `baseline`, `avx2`, `avx512`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Level::Baseline => "baseline",
+            Level::Avx2 => "avx2",
+            Level::Avx512 => "avx512",
+        }
+    }
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The fastest kernels of this machine for `dtype` and `op`. Cheap: a few cached feature tests and a table look-up.
+pub fn kernels(dtype: DType, op: ReduceOp) -> Kernels {
+    table(Level::detect(), dtype, op)
+}
+
+/// As [`kernels`] for a chosen instruction set; `None` if this machine lacks it.
+pub fn kernels_at(level: Level, dtype: DType, op: ReduceOp) -> Option<Kernels> {
+    (level <= Level::detect()).then(|| table(level, dtype, op))
+}
+
+/// Sum and prod of two's complement integers do not depend on the sign, so both signs share the unsigned kernels.
+fn table(level: Level, dtype: DType, op: ReduceOp) -> Kernels {
+    match dtype {
+        DType::F32 => build::<f32, f32, f32>(level, op),
+        DType::F64 => build::<f64, f64, f64>(level, op),
+        #[cfg(target_arch = "x86_64")]
+        DType::F16 if level >= Level::Avx2 => f16c::kernels(level, op),
+        DType::F16 => f16::kernels(op),
+        DType::Bf16 => build::<Bf16Pair, Bf16, Bf16Pair>(level, op),
+        DType::I8 => build::<u8, i8, i8>(level, op),
+        DType::U8 => build::<u8, u8, u8>(level, op),
+        DType::I32 => build::<u32, i32, i32>(level, op),
+        DType::U32 => build::<u32, u32, u32>(level, op),
+        DType::I64 => build::<u64, i64, i64>(level, op),
+        DType::U64 => build::<u64, u64, u64>(level, op),
+    }
+}
+
+/// `A`: lane of sum and prod, `M`: lane of min and max, `D`: lane of the division.
+fn build<A: Lane, M: Lane, D: Divide>(level: Level, op: ReduceOp) -> Kernels
+where
+    Sum: Op<A>,
+    Prod: Op<A>,
+    Min: Op<M>,
+    Max: Op<M>,
+{
+    let (reduce, reduce_dual) = match op {
+        ReduceOp::Sum | ReduceOp::Avg => simd::reduce_at::<A, Sum>(level),
+        ReduceOp::Prod => simd::reduce_at::<A, Prod>(level),
+        ReduceOp::Min => simd::reduce_at::<M, Min>(level),
+        ReduceOp::Max => simd::reduce_at::<M, Max>(level),
+    };
+    Kernels { reduce, reduce_dual, divide: simd::divide_at::<D>(level) }
 }

@@ -5,9 +5,10 @@
 //!
 //! # Shape
 //! A buffer is one or several *segments* of `count` elements (all_gather's output has one per rank). The executor walks
-//! over the segments in *windows*; a window is split into [`Program::parts`] *parts*, each small enough for one
-//! message ([`partition`]). A step names a part of a segment ([`Loc`]) and says what happens to it. Every lane runs
-//! its steps once per window.
+//! over the segments in *windows*; a window is split into [`Program::parts`] *parts*, so small that
+//! [`Program::span`] of them fit in one message ([`partition`]). A step names a part, or a span of neighbouring parts,
+//! of a segment ([`Loc`]) and says what happens to it. Every lane runs its steps once per window; windows are the
+//! pipeline: nothing makes a lane wait for another lane at their borders.
 //!
 //! # Lanes and channels
 //! A *lane* is a thread of control: its steps run in order, lanes advance independently of each other (NCCL runs the
@@ -15,8 +16,13 @@
 //! peer. Rule, checked by the verifier: within a program at most one lane sends, and at most one lane receives, on a
 //! given (channel, peer); so messages of a link have one order.
 
+use std::ops::Range;
+
+pub mod draw;
 pub mod partition;
 pub mod verify;
+
+pub use partition::Partition;
 
 /// One of the three buffers of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -29,29 +35,39 @@ pub enum Buf {
     Scratch,
 }
 
-/// A part of a segment of a buffer, within the current window.
+/// A part of a segment of a buffer, or a span of neighbouring parts, within the current window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Loc {
     /// Which buffer.
     pub buf: Buf,
     /// Segment index; 0 for buffers with one segment.
     pub segment: u32,
-    /// Part index in `0..Program::parts`.
+    /// Index of the first part, in `0..Program::parts`.
     pub part: u32,
+    /// Number of parts, in `1..=Program::span`. They are neighbours, so they are one range of memory.
+    pub span: u32,
 }
 
 impl Loc {
     /// A part of the caller's send buffer.
     pub const fn input(segment: usize, part: usize) -> Loc {
-        Loc { buf: Buf::Input, segment: segment as u32, part: part as u32 }
+        Loc { buf: Buf::Input, segment: segment as u32, part: part as u32, span: 1 }
     }
     /// A part of the caller's receive buffer.
     pub const fn output(segment: usize, part: usize) -> Loc {
-        Loc { buf: Buf::Output, segment: segment as u32, part: part as u32 }
+        Loc { buf: Buf::Output, segment: segment as u32, part: part as u32, span: 1 }
     }
     /// A part of the executor's scratch memory.
     pub const fn scratch(segment: usize, part: usize) -> Loc {
-        Loc { buf: Buf::Scratch, segment: segment as u32, part: part as u32 }
+        Loc { buf: Buf::Scratch, segment: segment as u32, part: part as u32, span: 1 }
+    }
+    /// The same place, `span` parts long.
+    pub const fn spanning(self, span: usize) -> Loc {
+        Loc { span: span as u32, ..self }
+    }
+    /// The parts it covers.
+    pub const fn parts(&self) -> Range<usize> {
+        self.part as usize..self.part as usize + self.span as usize
     }
 }
 
@@ -135,6 +151,31 @@ pub enum Step {
 }
 
 impl Step {
+    /// A [`Step::Send`].
+    pub const fn send(to: usize, src: Loc) -> Step {
+        Step::Send { to: to as u32, src }
+    }
+    /// A [`Step::Recv`].
+    pub const fn recv(from: usize, dst: Loc) -> Step {
+        Step::Recv { from: from as u32, dst }
+    }
+    /// A [`Step::RecvReduceCopy`].
+    pub const fn recv_reduce_copy(from: usize, src: Loc, dst: Loc, last: bool) -> Step {
+        Step::RecvReduceCopy { from: from as u32, src, dst, last }
+    }
+    /// A [`Step::RecvCopySend`].
+    pub const fn recv_copy_send(from: usize, to: usize, dst: Loc) -> Step {
+        Step::RecvCopySend { from: from as u32, to: to as u32, dst }
+    }
+    /// A [`Step::RecvReduceSend`].
+    pub const fn recv_reduce_send(from: usize, to: usize, src: Loc) -> Step {
+        Step::RecvReduceSend { from: from as u32, to: to as u32, src }
+    }
+    /// A [`Step::RecvReduceCopySend`].
+    pub const fn recv_reduce_copy_send(from: usize, to: usize, src: Loc, dst: Loc, last: bool) -> Step {
+        Step::RecvReduceCopySend { from: from as u32, to: to as u32, src, dst, last }
+    }
+
     /// The rank this step receives from.
     pub fn source(&self) -> Option<usize> {
         match *self {
@@ -158,18 +199,35 @@ impl Step {
         }
     }
 
-    /// The part index this step works on (the same for all its locations).
-    pub fn part(&self) -> usize {
-        let loc = match *self {
-            Step::Send { src, .. } | Step::RecvReduceSend { src, .. } => src,
+    /// The place this step reads in our memory.
+    pub fn read(&self) -> Option<Loc> {
+        match *self {
+            Step::Recv { .. } | Step::RecvCopySend { .. } => None,
+            Step::Send { src, .. }
+            | Step::Copy { src, .. }
+            | Step::Reduce { src, .. }
+            | Step::RecvReduceCopy { src, .. }
+            | Step::RecvReduceSend { src, .. }
+            | Step::RecvReduceCopySend { src, .. } => Some(src),
+        }
+    }
+
+    /// The place this step writes in our memory ([`Step::Reduce`] reads it too).
+    pub fn write(&self) -> Option<Loc> {
+        match *self {
+            Step::Send { .. } | Step::RecvReduceSend { .. } => None,
             Step::Recv { dst, .. }
             | Step::Copy { dst, .. }
             | Step::Reduce { dst, .. }
             | Step::RecvReduceCopy { dst, .. }
             | Step::RecvCopySend { dst, .. }
-            | Step::RecvReduceCopySend { dst, .. } => dst,
-        };
-        loc.part as usize
+            | Step::RecvReduceCopySend { dst, .. } => Some(dst),
+        }
+    }
+
+    /// The parts this step works on (the same for all its locations): [`Partition::parts`] gives their elements.
+    pub fn parts(&self) -> Range<usize> {
+        self.read().or(self.write()).map_or(0..0, |loc| loc.parts())
     }
 }
 
@@ -187,6 +245,8 @@ pub struct Lane {
 pub struct Program {
     /// Parts per window; equal on all ranks.
     pub parts: usize,
+    /// Most parts that travel in one message; equal on all ranks. 1 for most algorithms.
+    pub span: usize,
     /// Segments of scratch memory needed.
     pub scratch_segments: usize,
     /// Independent threads of control.
@@ -194,6 +254,13 @@ pub struct Program {
 }
 
 impl Program {
+    /// The cut of a call's segments for this program: no message is longer than `max_message` bytes
+    /// (as long as `max_message` holds [`Program::span`] elements).
+    pub fn partition(&self, count: usize, elem_size: usize, max_message: usize) -> Partition {
+        let max_part = if self.span <= 1 { max_message } else { max_message / self.span };
+        Partition::new(count, elem_size, self.parts, max_part)
+    }
+
     /// The ranks this program sends to or receives from, per channel, sorted and without repetition.
     pub fn links(&self) -> Vec<(u32, usize)> {
         let mut links: Vec<(u32, usize)> = self

@@ -1,23 +1,58 @@
 //! Links between two ranks: bounded FIFOs of messages, one per direction, that never block.
 //!
+//! # Backends
+//! - [`inproc`]: ranks are threads of one process; memory and a condition variable to meet.
+//! - `shm`: processes of one host; a memfd that goes from one to the other over a Unix socket.
+//! - `tcp`: anything else; one stream per (peer, channel).
+//!
+//! `inproc` and `shm` are the same ring of messages in shared memory and differ in how the ends meet. An [`Endpoint`]
+//! makes `shm` and `tcp` links. [`checksum`] and [`faulty`] wrap a pair of any backend.
+//!
 //! # The contract of a link
 //! Every backend keeps it, and one conformance suite (`tests/conformance`) runs over all of them.
 //! - **Order.** Messages arrive in the order they were committed, each whole, each with its [`Header`].
-//! - **No call blocks.** A call that cannot go on returns "not now" (`None`, `false`, [`Received::Pending`]) and is made again.
-//!   A partly done [`SendLink::send_from`] or [`RecvLink::recv_into`] must be repeated with the same arguments until it is done.
-//! - **Credits.** A link holds at least [`LinkOptions::depth`] messages of up to [`LinkOptions::max_message`] bytes which the
-//!   receiver's *executor* has not asked for yet, provided the receiver's process calls [`RecvLink::progress`].
-//!   More are refused at the sender, so memory per link is bounded.
-//! - **Sleeping.** Before its thread sleeps, an executor calls `arm` on each link that it waits for, looks once more, and then
-//!   polls the [`Doorbell`] and every descriptor in [`Interest`]; after waking it calls `disarm`. No wake-up is lost between.
-//! - **Death.** When the peer's process is gone, every call gives [`Error::PeerLost`](crate::Error::PeerLost) once all messages that were complete
-//!   before are received; [`SendLink::check_peer`]/[`RecvLink::check_peer`] find out even where no byte is awaited.
-//! - **Dropping** a link never panics and never blocks; messages which were committed and flushed still arrive.
+//! - **No call blocks.** A call that cannot go on returns "not now" (`None`, `false`, [`Received::Pending`]) and is made
+//!   again. A partly done [`SendLink::send_from`] or [`RecvLink::recv_into`] must be repeated with the same arguments
+//!   until it is done, before any other sending (receiving) call except `progress`, `check_peer`, `arm` and `disarm`.
+//! - **Credits.** A link holds at least [`LinkOptions::depth`] messages of up to [`LinkOptions::max_message`] bytes which
+//!   the receiver's *executor* has not asked for yet, provided the receiver's process calls [`RecvLink::progress`] and
+//!   the sender's calls [`SendLink::progress`]. A bounded number more fits; then the sender is refused, so memory per
+//!   link is bounded.
+//! - **Sleeping.** Before its thread sleeps, an executor calls `arm` on each link that it waits for, and does not sleep when
+//!   one of them returns `true`. Then it polls the [`Doorbell`] and every descriptor in [`Interest`]; after waking it calls
+//!   `disarm` on each and [`Doorbell::drain`] before it looks again. No wake-up is lost between. One armed link rings once.
+//! - **Death.** When the peer closes the link, every receiving call gives [`Error::PeerLost`] once all messages that were
+//!   complete before are received, and every sending call gives it as soon as the loss is known.
+//!   [`SendLink::check_peer`]/[`RecvLink::check_peer`] find out about a killed process even where no byte is awaited, and
+//!   the other calls know from then on.
+//! - **Dropping** a link never panics and never blocks; messages which were committed and flushed still arrive. The halves
+//!   of a pair belong together: who drops one half may be taken for gone by the peer's other half.
+//! - **Broken** protocol ([`Error::Protocol`]) and misuse ([`Error::InvalidArgument`]) leave the link as it was; it gives
+//!   the same error again.
+
+pub mod checksum;
+pub mod faulty;
+pub mod inproc;
+
+mod address;
+mod doorbell;
+mod endpoint;
+mod fence;
+mod handshake;
+mod host;
+mod mapping;
+mod ring;
+mod shm;
+mod tcp;
+mod wait;
+
+pub use doorbell::Doorbell;
+pub use endpoint::{ConnectTo, Endpoint, EndpointInfo, Kind};
 
 use std::fmt;
 use std::os::fd::RawFd;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::wire::Header;
 
 /// Fixed facts of a link, equal at both ends.
@@ -25,8 +60,23 @@ use crate::wire::Header;
 pub struct LinkOptions {
     /// Largest payload of one message in bytes.
     pub max_message: usize,
-    /// Messages that fit in one direction before the sender is refused.
+    /// Messages that fit in one direction before the sender is refused; backends round it up.
     pub depth: usize,
+}
+
+impl LinkOptions {
+    /// Largest [`LinkOptions::max_message`].
+    pub const MAX_MESSAGE: usize = 1 << 30;
+    /// Largest [`LinkOptions::depth`].
+    pub const MAX_DEPTH: usize = 4096;
+
+    fn check(&self) -> Result<()> {
+        if (1..=Self::MAX_MESSAGE).contains(&self.max_message) && (1..=Self::MAX_DEPTH).contains(&self.depth) {
+            return Ok(());
+        }
+        let (m, d) = (Self::MAX_MESSAGE, Self::MAX_DEPTH);
+        Err(Error::invalid("connect", format!("expected 1 to {m} bytes per message and depth 1 to {d}, got {self:?}")))
+    }
 }
 
 /// Who is at the other end, for errors.
@@ -40,6 +90,20 @@ pub struct Peer {
     pub address: String,
 }
 
+impl Peer {
+    #[cold]
+    fn lost(&self, op: &str, detail: &str) -> Error {
+        let Peer { rank, peer, address } = self.clone();
+        Error::PeerLost { op: op.to_owned(), rank, peer, address, detail: detail.to_owned() }
+    }
+
+    #[cold]
+    fn protocol(&self, op: &str, detail: String) -> Error {
+        let Peer { rank, peer, address } = self.clone();
+        Error::Protocol { op: op.to_owned(), rank, peer, address, detail }
+    }
+}
+
 /// Outcome of [`RecvLink::recv_into`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
@@ -48,7 +112,7 @@ pub enum Received {
     Pending,
     /// The payload is in the caller's memory.
     Done,
-    /// A message came that the caller does not expect; nothing of it was written.
+    /// A message came that the caller does not expect. Nothing of it was written, and it stays the oldest message.
     Mismatch(Header),
 }
 
@@ -69,6 +133,7 @@ pub trait SendLink: Send + fmt::Debug {
     fn peer(&self) -> &Peer;
 
     /// Memory for the next message (`max_message` bytes, 64-byte aligned), or `None` without credit.
+    /// Again before [`SendLink::commit`], it is the same memory with the same contents.
     fn reserve(&mut self) -> Result<Option<&mut [u8]>>;
 
     /// Hands over the reserved message: its first `header.len` bytes.
@@ -77,7 +142,12 @@ pub trait SendLink: Send + fmt::Debug {
     /// Sends from the caller's memory; `true` once `data` is no longer needed. `data.len() == header.len`.
     fn send_from(&mut self, header: &Header, data: &[u8]) -> Result<bool>;
 
-    /// Moves what can be moved without blocking; `true` when something moved.
+    /// True when [`SendLink::send_from`] is the faster way for messages of `bytes` bytes that could as well be computed
+    /// into [`SendLink::reserve`]'s memory: the link takes them from where they are.
+    fn sends_from_caller(&self, bytes: usize) -> bool;
+
+    /// Moves what can be moved without blocking; `true` when something moved. A [`SendLink::send_from`] that is partly
+    /// done moves only when it is repeated.
     fn progress(&mut self) -> Result<bool>;
 
     /// True when nothing committed is left in this process: it can be dropped without losing a message.
@@ -86,7 +156,7 @@ pub trait SendLink: Send + fmt::Debug {
     /// Fails when the peer is known to be gone. May cost a system call: for slow paths.
     fn check_peer(&mut self) -> Result<()>;
 
-    /// Asks to be woken when credit comes. `true` when there already is something to do.
+    /// Asks to be woken when what was refused last can go on. `true` when it already can.
     fn arm(&mut self) -> Result<bool>;
 
     /// Takes `arm` back.
@@ -101,7 +171,7 @@ pub trait RecvLink: Send + fmt::Debug {
     /// Who sends.
     fn peer(&self) -> &Peer;
 
-    /// The oldest message, if it is here whole.
+    /// The oldest message, if it is here whole: its header and its payload, 8-byte aligned or better.
     fn peek(&mut self) -> Result<Option<(Header, &[u8])>>;
 
     /// Frees the message last returned by [`RecvLink::peek`].
@@ -116,7 +186,7 @@ pub trait RecvLink: Send + fmt::Debug {
     /// Fails when the peer is known to be gone and no whole message is left. May cost a system call: for slow paths.
     fn check_peer(&mut self) -> Result<()>;
 
-    /// Asks to be woken when a message comes. `true` when there already is something to do.
+    /// Asks to be woken when (more of) a message comes. `true` when one is here.
     fn arm(&mut self) -> Result<bool>;
 
     /// Takes `arm` back.

@@ -106,6 +106,12 @@ pub struct TrainArgs {
     /// Checkpoint to go on from.
     #[arg(long, value_name = "FILE")]
     pub resume: Option<PathBuf>,
+    /// What carries the links between ranks: auto, tcp or shm [default: TINYNCCL_TRANSPORT, or auto].
+    #[arg(long)]
+    pub transport: Option<TransportChoice>,
+    /// Gradients are reduced in buckets of about this many KiB.
+    #[arg(long, default_value = "1024", value_parser = positive)]
+    pub bucket_kib: usize,
     /// Characters of the sample at the end.
     #[arg(long, default_value = "500")]
     pub sample_chars: usize,
@@ -167,7 +173,7 @@ pub fn find_corpus(asked: Option<&Path>, notes: &mut Vec<String>) -> Result<Corp
     let corpus = data::fallback()?;
     notes.push(format!(
         "warning: no data/tinyshakespeare.txt here: training on {} instead ({} characters); \
-         scripts/get-data fetches the usual text, --data FILE takes any",
+         scripts/get-data.sh fetches the usual text, --data FILE takes any",
         corpus.source,
         corpus.len()
     ));

@@ -12,6 +12,7 @@ pub mod checkpoint;
 pub mod cli;
 pub mod config;
 pub mod data;
+pub mod distributed;
 pub mod gradients;
 pub mod model;
 pub mod ops;

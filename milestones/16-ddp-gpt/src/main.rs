@@ -2,24 +2,26 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Parser;
 use ddp_gpt::cli::{self, BenchArgs, Cli, Command, Job, TrainArgs};
+use ddp_gpt::distributed::{CommRanks, DistributedGradients};
 use ddp_gpt::gradients::{Gradients, LocalGradients, OneRank, Ranks};
 use ddp_gpt::ops::parallel::Threads;
 use ddp_gpt::report::{Console, Report, Silent};
 use ddp_gpt::train::{State, train};
 use ddp_gpt::{bench, params, plot, sample};
+use tinynccl::{Comm, Config, launch};
 
 fn main() -> ExitCode {
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
     let cli = Cli::parse();
     let done = match &cli.command {
-        Some(Command::Bench(args)) => run_bench(args),
+        Some(Command::Bench(args)) => run_bench(args).map(|()| 0),
         None => run_training(&cli.train),
     };
     match done {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => ExitCode::from(code),
         Err(e) => {
             eprintln!("error: {e:#}");
             ExitCode::FAILURE
@@ -27,13 +29,28 @@ fn main() -> ExitCode {
     }
 }
 
-fn run_training(args: &TrainArgs) -> Result<()> {
-    let job = cli::prepare(args, args.ranks, args.ranks)?;
-    if args.ranks > 1 {
-        bail!("--ranks {}: only one rank so far", args.ranks);
+/// As a rank of a launcher's, trains; started by hand, launches the ranks first. Gives the exit code.
+fn run_training(args: &TrainArgs) -> Result<u8> {
+    if launch::is_rank() {
+        let mut config = Config::from_env()?;
+        config.transport = args.transport.unwrap_or(config.transport);
+        let comm = Comm::from_env_with(config)?;
+        let job = cli::prepare(args, comm.size(), comm.size())?;
+        let mut gradients = DistributedGradients::new(&comm, &params::layout(&job.model), args.bucket_kib << 10)?;
+        work(args, job, &mut CommRanks(&comm), &mut gradients)?;
+        comm.close()?;
+        return Ok(0);
     }
-    let mut gradients = LocalGradients::new(&params::layout(&job.model));
-    work(args, job, &mut OneRank, &mut gradients)
+    // Whatever is wrong shows once, here, before any rank starts.
+    let job = cli::prepare(args, args.ranks, args.ranks)?;
+    if args.ranks == 1 {
+        let mut gradients = LocalGradients::new(&params::layout(&job.model));
+        work(args, job, &mut OneRank, &mut gradients)?;
+        return Ok(0);
+    }
+    drop(job);
+    let code = launch::Launcher::new(args.ranks).plain_rank0(true).run_self()?;
+    Ok(u8::try_from(code).unwrap_or(1))
 }
 
 /// One rank's life.

@@ -1,0 +1,137 @@
+//! Speed of the reduction kernels: GB/s of output of one thread, by element type, instruction set and size.
+//!
+//! `cargo bench -p tinynccl --bench reduce -- [OPERATION] [DTYPE ...]`
+//!
+//! OPERATION is one of: sum (the default), prod, min, max, avg (the division only), dual (sum to two places),
+//! in-place (sum over the second operand). The first row is `memcpy`, what the machine can do without arithmetic.
+
+use std::hint::black_box;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use tinynccl::reduce::{self, Kernels, Level};
+use tinynccl::{DType, ReduceOp};
+
+/// Bytes of one operand.
+const SIZES: [usize; 3] = [64 << 10, 1 << 20, 32 << 20];
+/// Timed repetitions, of which the median counts.
+const REPETITIONS: usize = 15;
+/// Least time of one repetition: small sizes are called many times in one.
+const REPETITION: Duration = Duration::from_millis(4);
+
+#[derive(Clone, Copy)]
+enum Operation {
+    Reduce(ReduceOp),
+    Divide,
+    Dual,
+    InPlace,
+}
+
+impl Operation {
+    fn parse(name: &str) -> Option<Operation> {
+        Some(match name {
+            "avg" => Operation::Divide,
+            "dual" => Operation::Dual,
+            "in-place" => Operation::InPlace,
+            _ => Operation::Reduce(name.parse().ok()?),
+        })
+    }
+
+    fn op(self) -> ReduceOp {
+        match self {
+            Operation::Reduce(op) => op,
+            _ => ReduceOp::Avg,
+        }
+    }
+
+    fn run(self, kernels: &Kernels, buffers: &mut Buffers, n: usize) {
+        let Buffers { a, b, out, copy } = buffers;
+        let (a, b, b_mut) = (a.as_ptr().cast(), b.as_ptr().cast(), b.as_mut_ptr().cast());
+        let (out, copy) = (out.as_mut_ptr().cast(), copy.as_mut_ptr().cast());
+        // SAFETY: `n` elements are at most the size of the buffers, which are aligned for every element.
+        unsafe {
+            match self {
+                Operation::Reduce(_) => (kernels.reduce)(a, b, out, n),
+                Operation::Divide => (kernels.divide)(out, n, 3),
+                Operation::Dual => (kernels.reduce_dual)(a, b, out, copy, n),
+                Operation::InPlace => (kernels.reduce)(a, b, b_mut, n),
+            }
+        }
+    }
+}
+
+/// Zeros stay zeros in every operation of every type: no subnormals, and the same work.
+struct Buffers {
+    a: Vec<u64>,
+    b: Vec<u64>,
+    out: Vec<u64>,
+    copy: Vec<u64>,
+}
+
+/// GB/s at which `f` makes `bytes` of output.
+fn speed(bytes: usize, mut f: impl FnMut()) -> f64 {
+    let start = Instant::now();
+    f();
+    let calls = (REPETITION.as_nanos() / start.elapsed().as_nanos().max(1)).clamp(1, 1 << 20) as usize;
+    let mut seconds: Vec<f64> = (0..REPETITIONS)
+        .map(|_| {
+            let start = Instant::now();
+            (0..calls).for_each(|_| f());
+            start.elapsed().as_secs_f64() / calls as f64
+        })
+        .collect();
+    seconds.sort_by(f64::total_cmp);
+    bytes as f64 / seconds[REPETITIONS / 2] / 1e9
+}
+
+fn row(dtype: &str, level: &str, speeds: [f64; SIZES.len()]) {
+    println!("{dtype:<8}{level:<10}{:>10.1}{:>10.1}{:>10.1}", speeds[0], speeds[1], speeds[2]);
+}
+
+fn main() -> ExitCode {
+    let (mut operation, mut dtypes) = (Operation::Reduce(ReduceOp::Sum), Vec::new());
+    // Cargo passes `--bench`.
+    for arg in std::env::args().skip(1).filter(|arg| !arg.starts_with("--")) {
+        match (Operation::parse(&arg), arg.parse::<DType>()) {
+            (Some(chosen), _) => operation = chosen,
+            (None, Ok(dtype)) => dtypes.push(dtype),
+            (None, Err(e)) => {
+                eprintln!("error: no operation, and {e}");
+                return ExitCode::from(2);
+            }
+        }
+    }
+    if dtypes.is_empty() {
+        dtypes.extend(DType::ALL);
+    }
+
+    // Ones, not zeros from the operating system: those would all be one physical page.
+    let words = SIZES[SIZES.len() - 1] / size_of::<u64>();
+    let mut buffers = Buffers { a: vec![1; words], b: vec![1; words], out: vec![1; words], copy: vec![1; words] };
+    for buffer in [&mut buffers.a, &mut buffers.b, &mut buffers.out, &mut buffers.copy] {
+        buffer.fill(black_box(0));
+    }
+
+    println!("{:<8}{:<10}{:>10}{:>10}{:>10}   GB/s of output", "dtype", "level", "64 KiB", "1 MiB", "32 MiB");
+    row(
+        "memcpy",
+        "",
+        SIZES.map(|bytes| {
+            let words = bytes / size_of::<u64>();
+            speed(bytes, || black_box(&mut buffers.out)[..words].copy_from_slice(&buffers.a[..words]))
+        }),
+    );
+    for dtype in dtypes {
+        for level in Level::ALL {
+            let Some(kernels) = reduce::kernels_at(level, dtype, operation.op()) else { continue };
+            row(
+                dtype.name(),
+                level.name(),
+                SIZES.map(|bytes| {
+                    speed(bytes, || operation.run(&kernels, black_box(&mut buffers), bytes / dtype.size()))
+                }),
+            );
+        }
+    }
+    ExitCode::SUCCESS
+}

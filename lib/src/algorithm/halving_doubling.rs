@@ -1,0 +1,227 @@
+//! Halving-doubling: reduce-scatter by recursive halving, all-gather by recursive doubling, over a hypercube.
+//!
+//! all_reduce on 4 ranks; each box is the parts a rank holds a partial sum of:
+//! ```text
+//!            rank 0     rank 1     rank 2     rank 3
+//!            0 1 2 3    0 1 2 3    0 1 2 3    0 1 2 3
+//! halving    0 1  <----------------> 2 3                 distance 2: send the other half, add to ours
+//!                       0 1  <----------------> 2 3
+//!            0   <---->   1          2   <---->   3      distance 1: part r is finished on rank r
+//! doubling   0 1 <---->  0 1        2 3  <---->  2 3     distance 1: swap what is finished
+//!            0 1 2 3    0 1 2 3    0 1 2 3    0 1 2 3    distance 2
+//! ```
+//! A message carries the parts of a whole block ([`Program::span`]), so an exchange is one message each way.
+//! When n is not a power of two, with 2^k below it, the first 2(n - 2^k) ranks pair up: the odd one hands its input to
+//! the even one, sits out, and gets the result at the end.
+//!
+//! | collective | hops | bytes sent per rank (S: bytes of a segment) |
+//! |---|---|---|
+//! | all_reduce, barrier | 2log₂n; other n: 2k + 2 | 2(n-1)/n · S; other n: up to S more |
+//! | reduce_scatter, all_gather (n a power of two) | log₂n, n-1 messages | (n-1) · S |
+//!
+//! reduce_scatter and all_gather work on segments, which are not neighbours in memory, so they send one message each.
+//!
+//! Sources: R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective communication operations in MPICH"
+//! (2005), section 4.5; gloo `allreduce_halving_doubling.h`.
+
+use std::ops::Range;
+
+use super::Shape;
+use crate::schedule::{Lane, Loc, Partition, Program, Step};
+use crate::wire::Collective;
+
+/// Most parts in a message. A part may be a single element, so this bounds the smallest possible message:
+/// 512 elements of 8 bytes are 4 KiB, the smallest message size that can be configured.
+pub const MAX_SPAN: usize = 512;
+
+/// The program of `rank` among two or more.
+pub(super) fn program(shape: &Shape, rank: usize) -> Option<Program> {
+    program_with_span(shape, rank, MAX_SPAN)
+}
+
+/// As [`program`] with another limit on the parts per message.
+pub(super) fn program_with_span(shape: &Shape, rank: usize, max_span: usize) -> Option<Program> {
+    let cube = Cube::new(shape.ranks, rank, max_span);
+    let lanes = (0..shape.channels).map(|c| {
+        let steps = match shape.collective {
+            Collective::AllReduce | Collective::Barrier => cube.all_reduce(c),
+            Collective::ReduceScatter => cube.reduce_scatter(c),
+            Collective::AllGather => cube.all_gather(c),
+            _ => return None,
+        };
+        Some(Lane { channel: c as u32, steps })
+    });
+    let lanes = lanes.collect::<Option<Vec<_>>>()?;
+    let (parts, span) = cut(shape, max_span);
+    let keeps = shape.collective == Collective::ReduceScatter && cube.size > 2;
+    Some(Program { parts, span, scratch_segments: if keeps { cube.size / 2 } else { 0 }, lanes })
+}
+
+/// Parts per window, and most of them in one message.
+pub(super) fn cut(shape: &Shape, max_span: usize) -> (usize, usize) {
+    let cube = Cube::new(shape.ranks, 0, max_span);
+    if shape.is_all_reduce() { (cube.size * shape.channels, cube.span) } else { (shape.channels, 1) }
+}
+
+/// Payload bytes that `rank` sends.
+pub(super) fn bytes_sent(shape: &Shape, rank: usize, partition: &Partition) -> u64 {
+    if !shape.is_all_reduce() {
+        return (shape.ranks - 1) as u64 * partition.total_bytes(0..shape.channels);
+    }
+    let cube = Cube::new(shape.ranks, rank, MAX_SPAN);
+    let channel = |c| {
+        let base = c * cube.size;
+        let bytes = |parts: Range<usize>| partition.total_bytes(base + parts.start..base + parts.end);
+        let all = bytes(0..cube.size);
+        match cube.role {
+            Role::Out { .. } => all,
+            Role::In { id, partner } => {
+                // Halving sends all parts but the one we finish; doubling sends ever larger blocks around it.
+                let halving = all - bytes(id..id + 1);
+                let doubling: u64 = cube.distances().map(|d| bytes(block(id, d))).sum();
+                halving + doubling + if partner.is_some() { all } else { 0 }
+            }
+        }
+    };
+    (0..shape.channels).map(channel).sum()
+}
+
+/// The aligned block of `size` (a power of two) that contains `id`.
+fn block(id: usize, size: usize) -> Range<usize> {
+    let start = id & !(size - 1);
+    start..start + size
+}
+
+/// A rank's place in the hypercube.
+struct Cube {
+    /// Ranks in it: the largest power of two.
+    size: usize,
+    /// Ranks outside.
+    extra: usize,
+    /// Most parts per message.
+    span: usize,
+    role: Role,
+}
+
+#[derive(Clone, Copy)]
+enum Role {
+    /// In the cube under this id, with the partner whose data is folded in.
+    In { id: usize, partner: Option<usize> },
+    /// Outside: the partner does the work.
+    Out { partner: usize },
+}
+
+impl Cube {
+    fn new(ranks: usize, rank: usize, max_span: usize) -> Cube {
+        let size = 1 << ranks.ilog2();
+        let extra = ranks - size;
+        let role = match rank {
+            r if r >= 2 * extra => Role::In { id: r - extra, partner: None },
+            r if r % 2 == 0 => Role::In { id: r / 2, partner: Some(r + 1) },
+            r => Role::Out { partner: r - 1 },
+        };
+        Cube { size, extra, span: (size / 2).clamp(1, max_span), role }
+    }
+
+    /// The rank behind an id.
+    fn rank(&self, id: usize) -> usize {
+        if id < self.extra { 2 * id } else { id + self.extra }
+    }
+
+    /// 1, 2, 4, ... size/2.
+    fn distances(&self) -> impl DoubleEndedIterator<Item = usize> + use<> {
+        (0..self.size.ilog2()).map(|bit| 1 << bit)
+    }
+
+    /// A range of parts of channel `c`, cut into messages.
+    fn messages(&self, c: usize, parts: Range<usize>, at: Loc) -> impl Iterator<Item = Loc> + use<> {
+        let (base, span) = (c * self.size, self.span);
+        parts
+            .clone()
+            .step_by(span)
+            .map(move |first| Loc { part: (base + first) as u32, ..at }.spanning(span.min(parts.end - first)))
+    }
+
+    fn all_reduce(&self, c: usize) -> Vec<Step> {
+        let (input, output) = (Loc::input(0, 0), Loc::output(0, 0));
+        let messages = |parts, at| self.messages(c, parts, at);
+        let mut steps = vec![];
+        let (id, partner) = match self.role {
+            Role::In { id, partner } => (id, partner),
+            Role::Out { partner } => {
+                steps.extend(messages(0..self.size, input).map(|src| Step::send(partner, src)));
+                steps.extend(messages(0..self.size, output).map(|dst| Step::recv(partner, dst)));
+                return steps;
+            }
+        };
+        let mut sum = input;
+        if let Some(from) = partner {
+            let both = messages(0..self.size, input).zip(messages(0..self.size, output));
+            steps.extend(both.map(|(src, dst)| Step::recv_reduce_copy(from, src, dst, false)));
+            sum = output;
+        }
+        for d in self.distances().rev() {
+            let peer = self.rank(id ^ d);
+            let (mine, theirs) = (block(id, d), block(id ^ d, d));
+            let sends = messages(theirs.clone(), sum).map(|src| Step::send(peer, src));
+            let both = messages(mine.clone(), sum).zip(messages(mine, output));
+            if d == 1 {
+                // The finished part goes straight back: the last halving is the first doubling.
+                steps.extend(sends);
+                steps.extend(both.map(|(src, dst)| Step::recv_reduce_copy_send(peer, peer, src, dst, true)));
+                steps.extend(messages(theirs, output).map(|dst| Step::recv(peer, dst)));
+            } else {
+                exchange(&mut steps, sends, both.map(|(src, dst)| Step::recv_reduce_copy(peer, src, dst, false)));
+            }
+            sum = output;
+        }
+        for d in self.distances().skip(1) {
+            let peer = self.rank(id ^ d);
+            let sends = messages(block(id, d), output).map(|src| Step::send(peer, src));
+            exchange(&mut steps, sends, messages(block(id ^ d, d), output).map(|dst| Step::recv(peer, dst)));
+        }
+        if let Some(to) = partner {
+            steps.extend(messages(0..self.size, output).map(|src| Step::send(to, src)));
+        }
+        steps
+    }
+
+    fn reduce_scatter(&self, c: usize) -> Vec<Step> {
+        let Role::In { id, .. } = self.role else { return vec![] };
+        let half = self.size / 2;
+        let kept = block(id, half.max(1)).start;
+        let mut steps = vec![];
+        for d in self.distances().rev() {
+            // Sums are in scratch memory from the first exchange on, and in the output after the last.
+            let sum = |s: usize| if d == half { Loc::input(s, c) } else { Loc::scratch(s - kept, c) };
+            let to = |s: usize| if d == 1 { Loc::output(0, c) } else { Loc::scratch(s - kept, c) };
+            let peer = id ^ d;
+            let sends = block(peer, d).map(|s| Step::send(peer, sum(s)));
+            exchange(&mut steps, sends, block(id, d).map(|s| Step::recv_reduce_copy(peer, sum(s), to(s), d == 1)));
+        }
+        steps
+    }
+
+    fn all_gather(&self, c: usize) -> Vec<Step> {
+        let Role::In { id, .. } = self.role else { return vec![] };
+        let from = |s: usize| if s == id { Loc::input(0, c) } else { Loc::output(s, c) };
+        let mut steps = vec![];
+        for d in self.distances() {
+            let peer = id ^ d;
+            let sends = block(id, d).map(|s| Step::send(peer, from(s)));
+            exchange(&mut steps, sends, block(peer, d).map(|s| Step::recv(peer, Loc::output(s, c))));
+        }
+        steps.push(Step::Copy { src: from(id), dst: Loc::output(id, c) });
+        steps
+    }
+}
+
+/// Interleaves sends and receives with a peer that does the same, two messages ahead: what every link can hold.
+fn exchange(steps: &mut Vec<Step>, mut sends: impl Iterator<Item = Step>, recvs: impl Iterator<Item = Step>) {
+    steps.extend(sends.next());
+    for recv in recvs {
+        steps.extend(sends.next());
+        steps.push(recv);
+    }
+    steps.extend(sends);
+}

@@ -1,0 +1,33 @@
+//! News that the store pushes to a rank.
+
+/// Something that happened to the job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event {
+    /// A rank's connection closed without a goodbye: its process was killed, crashed, or its host is gone.
+    RankLost {
+        /// The lost rank.
+        rank: usize,
+        /// What the store saw.
+        detail: String,
+    },
+    /// A rank closed its session in good order.
+    RankLeft {
+        /// The rank that left.
+        rank: usize,
+    },
+    /// A rank aborted a communicator.
+    Abort {
+        /// The rank that called abort.
+        from: usize,
+        /// The communicator.
+        comm: u32,
+        /// Its words.
+        reason: String,
+    },
+    /// The connection to the store broke while the job was running: its process (rank 0 or the launcher) is gone.
+    StoreLost {
+        /// What the operating system said.
+        detail: String,
+    },
+}

@@ -1,0 +1,215 @@
+//! Bytes on the wire: the fixed hello, and length-prefixed frames.
+//!
+//! A client first sends a hello of [`HELLO_BYTES`] bytes, little endian:
+//! `magic[8] version[u16] reserved[u16] token[16] rank[u32] world_size[u32]`.
+//! Its layout up to the version never changes, so that two versions can tell each other apart.
+//! After it both sides send frames: `length[u32] body[length]`, where the body is the JSON of a [`message`](super::message).
+
+use subtle::ConstantTimeEq;
+
+use super::unique_id::PROTOCOL_VERSION;
+
+/// First bytes of every client.
+pub(crate) const MAGIC: [u8; 8] = *b"tinynccl";
+/// Length of the hello.
+pub(crate) const HELLO_BYTES: usize = 36;
+/// Longest body of a frame, once a client is known.
+pub(crate) const MAX_FRAME: usize = 16 << 20;
+/// Longest body of the first frame (a rank's endpoints).
+pub(crate) const MAX_REGISTER: usize = 256 << 10;
+
+/// The first thing that a client says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Hello {
+    pub(crate) token: [u8; 16],
+    pub(crate) rank: u32,
+    pub(crate) world_size: u32,
+}
+
+impl Hello {
+    pub(crate) fn encode(&self) -> [u8; HELLO_BYTES] {
+        let mut bytes = [0; HELLO_BYTES];
+        bytes[..8].copy_from_slice(&MAGIC);
+        bytes[8..10].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
+        bytes[12..28].copy_from_slice(&self.token);
+        bytes[28..32].copy_from_slice(&self.rank.to_le_bytes());
+        bytes[32..].copy_from_slice(&self.world_size.to_le_bytes());
+        bytes
+    }
+
+    /// The hello in `bytes`, if it is of our kind and version and carries `token`; else why not, in words for the client.
+    pub(crate) fn decode(bytes: &[u8; HELLO_BYTES], token: &[u8; 16]) -> Result<Hello, String> {
+        let (magic, rest) = split::<8>(bytes)?;
+        if magic != MAGIC {
+            return Err("this is a tinynccl rendezvous store, and what came is not a tinynccl hello".to_owned());
+        }
+        let (version, rest) = split::<2>(rest)?;
+        let version = u16::from_le_bytes(version);
+        if version != PROTOCOL_VERSION {
+            return Err(format!(
+                "the client speaks protocol version {version}, the store version {PROTOCOL_VERSION}: \
+                 build all ranks from the same version"
+            ));
+        }
+        let (_reserved, rest) = split::<2>(rest)?;
+        let (theirs, rest) = split::<16>(rest)?;
+        if !bool::from(theirs.ct_eq(token)) {
+            return Err("wrong token: this store belongs to another job (a stale one, or one that shares the address)"
+                .to_owned());
+        }
+        let (rank, rest) = split::<4>(rest)?;
+        let (world_size, _) = split::<4>(rest)?;
+        Ok(Hello { token: theirs, rank: u32::from_le_bytes(rank), world_size: u32::from_le_bytes(world_size) })
+    }
+}
+
+fn split<const N: usize>(bytes: &[u8]) -> Result<([u8; N], &[u8]), String> {
+    bytes.split_first_chunk::<N>().map(|(head, rest)| (*head, rest)).ok_or_else(|| "short hello".to_owned())
+}
+
+/// Appends a frame to `out`. Bodies above [`MAX_FRAME`] are refused, because the other side would refuse them.
+pub(crate) fn put_frame(out: &mut Vec<u8>, body: &[u8]) -> Result<(), String> {
+    if body.len() > MAX_FRAME {
+        return Err(format!("a message of {} bytes exceeds the limit of {MAX_FRAME}", body.len()));
+    }
+    out.extend_from_slice(&(body.len() as u32).to_le_bytes());
+    out.extend_from_slice(body);
+    Ok(())
+}
+
+/// Bytes received and not yet consumed. Memory grows with what arrives, never with what a length field claims.
+#[derive(Debug, Default)]
+pub(crate) struct Decoder {
+    buffer: Vec<u8>,
+    start: usize,
+}
+
+impl Decoder {
+    pub(crate) fn extend(&mut self, bytes: &[u8]) {
+        if self.start > 0 && self.start >= self.buffer.len() / 2 {
+            self.buffer.drain(..self.start);
+            self.start = 0;
+        }
+        self.buffer.extend_from_slice(bytes);
+    }
+
+    fn rest(&self) -> &[u8] {
+        self.buffer.get(self.start..).unwrap_or_default()
+    }
+
+    /// The hello's bytes, once they are all here. Wrong bytes are noticed as soon as they come: `Err`.
+    pub(crate) fn hello(&mut self) -> Result<Option<[u8; HELLO_BYTES]>, String> {
+        let rest = self.rest();
+        if let Some(bytes) = rest.first_chunk::<HELLO_BYTES>() {
+            let bytes = *bytes;
+            self.start += HELLO_BYTES;
+            return Ok(Some(bytes));
+        }
+        let seen = rest.len().min(MAGIC.len());
+        if rest.iter().zip(&MAGIC).take(seen).any(|(a, b)| a != b) {
+            return Err("this is a tinynccl rendezvous store, and what came is not a tinynccl hello".to_owned());
+        }
+        Ok(None)
+    }
+
+    /// The next whole frame's body.
+    pub(crate) fn frame(&mut self, limit: usize) -> Result<Option<Vec<u8>>, String> {
+        let rest = self.rest();
+        let Some((length, rest)) = rest.split_first_chunk::<4>() else { return Ok(None) };
+        let length = u32::from_le_bytes(*length) as usize;
+        if length > limit {
+            return Err(format!("a frame of {length} bytes exceeds the limit of {limit}"));
+        }
+        let Some(body) = rest.get(..length) else { return Ok(None) };
+        let body = body.to_vec();
+        self.start += 4 + length;
+        Ok(Some(body))
+    }
+
+    #[cfg(test)]
+    fn capacity(&self) -> usize {
+        self.buffer.capacity()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bootstrap::message::{ToRank, ToStore};
+    use proptest::prelude::*;
+
+    const HELLO: Hello = Hello { token: [7; 16], rank: 3, world_size: 8 };
+
+    #[test]
+    fn hello_goes_there_and_back() {
+        assert_eq!(Hello::decode(&HELLO.encode(), &[7; 16]), Ok(HELLO));
+    }
+
+    #[test]
+    fn a_refused_hello_is_told_why() {
+        let mut magic = HELLO.encode();
+        magic[0] = b'G';
+        let mut version = HELLO.encode();
+        version[8] = 9;
+        for (bytes, token, why) in [
+            (magic, [7; 16], "not a tinynccl hello"),
+            (version, [7; 16], "version 9, the store version 1"),
+            (HELLO.encode(), [8; 16], "wrong token"),
+        ] {
+            let e = Hello::decode(&bytes, &token).unwrap_err();
+            assert!(e.contains(why), "{e}");
+        }
+    }
+
+    #[test]
+    fn frames_survive_any_split() {
+        let mut wire = Vec::new();
+        for body in [b"".as_slice(), b"a", &[5; 1000]] {
+            put_frame(&mut wire, body).unwrap();
+        }
+        for step in 1..wire.len() {
+            let mut decoder = Decoder::default();
+            let mut lengths = Vec::new();
+            for piece in wire.chunks(step) {
+                decoder.extend(piece);
+                while let Some(body) = decoder.frame(MAX_FRAME).unwrap() {
+                    lengths.push(body.len());
+                }
+            }
+            assert_eq!(lengths, [0, 1, 1000], "step {step}");
+        }
+    }
+
+    #[test]
+    fn a_long_length_is_refused_at_once_and_nothing_is_reserved_for_a_claim() {
+        let mut decoder = Decoder::default();
+        decoder.extend(&u32::MAX.to_le_bytes());
+        assert!(decoder.frame(MAX_FRAME).unwrap_err().contains("exceeds the limit"));
+        let mut decoder = Decoder::default();
+        decoder.extend(&(MAX_FRAME as u32).to_le_bytes());
+        assert_eq!(decoder.frame(MAX_FRAME), Ok(None));
+        assert!(decoder.capacity() < 1024);
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_bytes_never_panic(pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 0..20)) {
+            let mut decoder = Decoder::default();
+            let mut fed = 0;
+            for piece in &pieces {
+                decoder.extend(piece);
+                fed += piece.len();
+                while let Ok(Some(body)) = decoder.frame(MAX_FRAME) {
+                    let _ = serde_json::from_slice::<ToStore>(&body);
+                    let _ = serde_json::from_slice::<ToRank>(&body);
+                }
+                prop_assert!(decoder.capacity() <= 4 * fed + 64, "{} for {fed} bytes", decoder.capacity());
+            }
+            let mut decoder = Decoder::default();
+            decoder.extend(&pieces.concat());
+            if let Ok(Some(bytes)) = decoder.hello() {
+                let _ = Hello::decode(&bytes, &[0; 16]);
+            }
+        }
+    }
+}

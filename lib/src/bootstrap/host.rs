@@ -1,0 +1,66 @@
+//! Which machine a rank runs on, and in which namespaces: whether two ranks can share memory or meet over loopback.
+
+use serde::{Deserialize, Serialize};
+
+/// Identity of the place where a process runs. Travels with a rank's endpoints.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Host {
+    /// The kernel's boot id: equal for all processes under one running kernel, containers included. Empty if unknown.
+    pub boot_id: String,
+    /// Host name, for people.
+    pub hostname: String,
+    /// Inode of the network namespace; 0 if unknown.
+    pub net_namespace: u64,
+    /// Inode of the process id namespace; 0 if unknown.
+    pub pid_namespace: u64,
+    /// User id.
+    pub uid: u32,
+}
+
+impl Host {
+    /// The place where this process runs.
+    pub fn current() -> Host {
+        use std::os::unix::fs::MetadataExt;
+        let inode = |path| std::fs::metadata(path).map_or(0, |m| m.ino());
+        Host {
+            boot_id: std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned(),
+            hostname: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            net_namespace: inode("/proc/self/ns/net"),
+            pid_namespace: inode("/proc/self/ns/pid"),
+            uid: rustix::process::getuid().as_raw(),
+        }
+    }
+
+    /// True when both run under the same kernel. Where the boot id is unknown, the host name decides.
+    pub fn same_machine(&self, other: &Host) -> bool {
+        self.boot_id == other.boot_id && (!self.boot_id.is_empty() || self.hostname == other.hostname)
+    }
+
+    /// True when both see the same network interfaces, loopback and abstract sockets.
+    pub fn same_network(&self, other: &Host) -> bool {
+        self.same_machine(other) && self.net_namespace == other.net_namespace
+    }
+
+    /// True when a process id means the same process to both.
+    pub fn same_processes(&self, other: &Host) -> bool {
+        self.same_machine(other) && self.pid_namespace == other.pid_namespace
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn we_are_on_our_own_host_and_not_on_another() {
+        let here = Host::current();
+        let text = serde_json::to_string(&here).unwrap();
+        let same: Host = serde_json::from_str(&text).unwrap();
+        assert_eq!(same, here);
+        assert!(here.same_machine(&same) && here.same_network(&same) && here.same_processes(&same));
+        let container = Host { net_namespace: here.net_namespace + 1, ..here.clone() };
+        assert!(here.same_machine(&container) && !here.same_network(&container));
+        let other = Host { boot_id: "another".into(), ..here.clone() };
+        assert!(!here.same_machine(&other) && !here.same_network(&other) && !here.same_processes(&other));
+    }
+}

@@ -1,0 +1,219 @@
+//! Local addresses to advertise, and the order in which a peer's addresses are tried.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+
+/// Bridges that exist with the same addresses on every host that has them, so that a peer would reach itself.
+const BRIDGES: [&str; 2] = ["docker", "virbr"];
+
+/// An address of this host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LocalAddress {
+    /// Name of the interface.
+    pub interface: String,
+    /// The address.
+    pub ip: IpAddr,
+    /// Bits of the subnet.
+    pub prefix: u8,
+    /// Reaches this host only.
+    pub loopback: bool,
+}
+
+/// The addresses of the interfaces that are up and that `config.interface` allows, most useful first: IPv4, IPv6, loopback.
+///
+/// IPv6 link-local addresses mean nothing without an interface at the other end and are left out; so are the bridges of
+/// container and virtual-machine managers, unless named.
+pub fn local_addresses(config: &Config) -> Result<Vec<LocalAddress>> {
+    let found = if_addrs::get_if_addrs().map_err(|e| Error::io("interfaces", "listing them", &e))?;
+    let all = found
+        .into_iter()
+        .filter(|i| i.is_oper_up())
+        .map(|i| LocalAddress {
+            ip: i.ip(),
+            loopback: i.is_loopback(),
+            prefix: match &i.addr {
+                if_addrs::IfAddr::V4(a) => a.prefixlen,
+                if_addrs::IfAddr::V6(a) => a.prefixlen,
+            },
+            interface: i.name,
+        })
+        .collect();
+    select(all, config.interface.as_deref())
+}
+
+/// Filters and orders.
+fn select(mut all: Vec<LocalAddress>, filter: Option<&str>) -> Result<Vec<LocalAddress>> {
+    all.retain(|a| !matches!(a.ip, IpAddr::V6(ip) if ip.is_unicast_link_local()) && !a.ip.is_unspecified());
+    all.sort_by_key(|a| (a.loopback, a.ip.is_ipv6()));
+    let prefixes = |list: &str| -> Vec<String> {
+        list.split(',').map(|n| n.trim().to_owned()).filter(|n| !n.is_empty()).collect()
+    };
+    let matches = |a: &LocalAddress, names: &[String]| names.iter().any(|n| a.interface.starts_with(n.as_str()));
+    match filter.map(str::trim).filter(|f| !f.is_empty()) {
+        None => {
+            let bridges: Vec<String> = BRIDGES.iter().map(|&b| b.to_owned()).collect();
+            all.retain(|a| !matches(a, &bridges));
+        }
+        Some(filter) => {
+            let names: Vec<String> = all.iter().map(|a| format!("{} ({})", a.interface, a.ip)).collect();
+            let candidates = names.join(", ");
+            let wrong = |detail: String| Error::Config {
+                name: "TINYNCCL_IFNAME".to_owned(),
+                value: filter.to_owned(),
+                detail: format!("{detail}; interfaces that are up: {candidates}"),
+            };
+            match filter.strip_prefix('^') {
+                Some(excluded) => {
+                    let excluded = prefixes(excluded);
+                    all.retain(|a| !matches(a, &excluded));
+                }
+                None => {
+                    let wanted = prefixes(filter);
+                    if let Some(unknown) =
+                        wanted.iter().find(|n| !all.iter().any(|a| a.interface.starts_with(n.as_str())))
+                    {
+                        return Err(wrong(format!("no interface's name begins with {unknown:?}")));
+                    }
+                    all.retain(|a| matches(a, &wanted));
+                }
+            }
+            if all.is_empty() {
+                return Err(wrong("it leaves no interface".to_owned()));
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// A peer's addresses in the order in which they should be tried, each with the reason for its place (also logged).
+///
+/// First the addresses in a subnet of ours, then those to which the kernel has a route. Loopback only when the peer is (or
+/// may be) on the same host; an address that we have ourselves only there, too, because elsewhere it is a bridge's.
+pub fn order_candidates(local: &[LocalAddress], peer: &[SocketAddr], same_host: bool) -> Vec<(SocketAddr, String)> {
+    let mut ranked: Vec<(u8, SocketAddr, String)> = peer
+        .iter()
+        .filter_map(|&address| {
+            let (place, reason) = judge(local, address, same_host)?;
+            Some((place, address, reason))
+        })
+        .collect();
+    ranked.sort_by_key(|(place, ..)| *place);
+    for (n, (_, address, reason)) in ranked.iter().enumerate() {
+        log::debug!("candidate {} of {}: {address}: {reason}", n + 1, ranked.len());
+    }
+    ranked.into_iter().map(|(_, address, reason)| (address, reason)).collect()
+}
+
+fn judge(local: &[LocalAddress], address: SocketAddr, same_host: bool) -> Option<(u8, String)> {
+    let ip = address.ip();
+    if let Some(own) = local.iter().find(|a| a.ip == ip && !a.loopback) {
+        return same_host.then(|| (0, format!("this host's own address on {}", own.interface)));
+    }
+    if ip.is_loopback() {
+        return same_host.then(|| (2, "loopback of this host".to_owned()));
+    }
+    if let Some(near) = local.iter().find(|a| !a.loopback && same_subnet(a, ip)) {
+        return Some((0, format!("same subnet as {} of {} (/{})", near.ip, near.interface, near.prefix)));
+    }
+    match source_for(address) {
+        Ok(source) => Some(match local.iter().find(|a| a.ip == source) {
+            Some(a) => (1, format!("route through {} from {source}", a.interface)),
+            None => (3, format!("route from {source}, an interface that was not chosen")),
+        }),
+        Err(e) => Some((4, format!("no route: {e}"))),
+    }
+}
+
+fn same_subnet(local: &LocalAddress, ip: IpAddr) -> bool {
+    match (local.ip, ip) {
+        (IpAddr::V4(a), IpAddr::V4(b)) => {
+            let mask = u32::MAX.checked_shl(32 - u32::from(local.prefix.min(32))).unwrap_or(0);
+            local.prefix > 0 && (a.to_bits() ^ b.to_bits()) & mask == 0
+        }
+        (IpAddr::V6(a), IpAddr::V6(b)) => {
+            let mask = u128::MAX.checked_shl(128 - u32::from(local.prefix.min(128))).unwrap_or(0);
+            local.prefix > 0 && (a.to_bits() ^ b.to_bits()) & mask == 0
+        }
+        _ => false,
+    }
+}
+
+/// The address from which the kernel would talk to `peer`: connecting a UDP socket looks the route up and sends nothing.
+fn source_for(peer: SocketAddr) -> std::io::Result<IpAddr> {
+    let any = if peer.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
+    let socket = UdpSocket::bind((any, 0))?;
+    socket.connect(peer)?;
+    Ok(socket.local_addr()?.ip())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn address(interface: &str, ip: &str, prefix: u8) -> LocalAddress {
+        let ip: IpAddr = ip.parse().unwrap();
+        LocalAddress { interface: interface.into(), ip, prefix, loopback: ip.is_loopback() }
+    }
+
+    fn host() -> Vec<LocalAddress> {
+        vec![
+            address("lo", "127.0.0.1", 8),
+            address("lo", "::1", 128),
+            address("eth0", "fe80::1", 64),
+            address("eth0", "fd00::5", 64),
+            address("eth0", "10.1.2.3", 24),
+            address("ib0", "192.168.7.3", 16),
+            address("docker0", "172.17.0.1", 16),
+        ]
+    }
+
+    fn names(filter: Option<&str>) -> Vec<String> {
+        select(host(), filter).unwrap().iter().map(|a| format!("{} {}", a.interface, a.ip)).collect()
+    }
+
+    #[test]
+    fn ipv4_first_loopback_last_no_link_local_no_bridge() {
+        assert_eq!(names(None), ["eth0 10.1.2.3", "ib0 192.168.7.3", "eth0 fd00::5", "lo 127.0.0.1", "lo ::1"]);
+    }
+
+    #[test]
+    fn names_prefixes_and_exclusion() {
+        assert_eq!(names(Some("ib")), ["ib0 192.168.7.3"]);
+        assert_eq!(names(Some("docker0, lo")), ["docker0 172.17.0.1", "lo 127.0.0.1", "lo ::1"]);
+        assert_eq!(names(Some("^lo,docker,eth")), ["ib0 192.168.7.3"]);
+        assert_eq!(names(Some("^nothing")).len(), 6);
+    }
+
+    #[test]
+    fn an_unknown_name_lists_what_there_is() {
+        let e = select(host(), Some("eth0,eno1")).unwrap_err().to_string();
+        assert!(e.contains("TINYNCCL_IFNAME") && e.contains("\"eno1\"") && e.contains("ib0 (192.168.7.3)"), "{e}");
+        let e = select(host(), Some("^e,i,d,l")).unwrap_err().to_string();
+        assert!(e.contains("leaves no interface"), "{e}");
+    }
+
+    #[test]
+    fn candidates_are_ordered_with_reasons() {
+        let local = select(host(), None).unwrap();
+        let peer: Vec<SocketAddr> = ["127.0.0.1:1", "192.168.200.9:1", "[fd00::9]:1", "10.1.2.3:1"]
+            .iter()
+            .map(|a| a.parse().unwrap())
+            .collect();
+        let here = order_candidates(&local, &peer, true);
+        assert_eq!(here.len(), 4);
+        assert_eq!(here[3].0, peer[0], "loopback last: {here:?}");
+        assert!(here[0].1.contains("same subnet as 192.168.7.3 of ib0 (/16)"), "{here:?}");
+        let elsewhere = order_candidates(&local, &peer, false);
+        let ips: Vec<String> = elsewhere.iter().map(|(a, _)| a.ip().to_string()).collect();
+        assert_eq!(ips, ["192.168.200.9", "fd00::9"], "no loopback and no clash with our own address");
+    }
+
+    #[test]
+    fn this_host_has_a_loopback() {
+        let all = local_addresses(&Config::default()).unwrap();
+        assert!(all.iter().any(|a| a.loopback), "{all:?}");
+        assert_eq!(source_for("127.0.0.1:9".parse().unwrap()).unwrap().to_string(), "127.0.0.1");
+    }
+}

@@ -1,0 +1,268 @@
+//! Finding the store and registering with it.
+
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use rustix::event::PollFd;
+use serde_json::Value;
+
+use super::connection::{Connection, Fill, broken, deadline_after, left, poll};
+use super::frame::{Hello, MAX_FRAME, MAX_REGISTER};
+use super::message::{ToRank, ToStore};
+use super::unique_id::PROTOCOL_VERSION;
+use super::{UniqueId, interface};
+use crate::config::Config;
+use crate::error::{Error, Result};
+
+/// Longest time for one attempt to connect, or for the first answer, while there are other addresses to try.
+const ATTEMPT_LIMIT: Duration = Duration::from_secs(5);
+/// A store that belongs to a job which is over may still be in the way for this long.
+const STALE_LIMIT: Duration = Duration::from_secs(2);
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+
+const OP: &str = "rendezvous";
+
+/// A registered rank's connection, and the endpoints of all ranks.
+pub(crate) struct Joined {
+    pub(crate) connection: Connection,
+    pub(crate) address: SocketAddr,
+    pub(crate) infos: Vec<Value>,
+}
+
+/// Why one attempt did not succeed.
+enum Failed {
+    /// Nobody (of ours) there yet.
+    Again(String),
+    /// Refused; `stale` when it may be for a job that is ending.
+    Refused { reason: String, stale: bool },
+    /// For good.
+    Final(Error),
+}
+
+/// Connects, registers and waits for all ranks, within `config.connect_timeout`.
+pub(crate) fn join(id: &UniqueId, rank: usize, world_size: usize, info: Value, config: &Config) -> Result<Joined> {
+    let hello = check(id, rank, world_size, &info)?;
+    let local = interface::local_addresses(config)?;
+    let candidates = interface::order_candidates(&local, id.addresses(), true);
+    let started = Instant::now();
+    let attempt = Attempt {
+        rank,
+        hello,
+        info,
+        started,
+        deadline: deadline_after(config.connect_timeout),
+        alone: candidates.len() == 1,
+    };
+    let mut pause = FIRST_PAUSE;
+    let mut refused_since = None;
+    loop {
+        let mut refused = None;
+        let mut failures = Vec::new();
+        for (address, _) in &candidates {
+            match attempt.at(*address) {
+                Ok(joined) => return Ok(joined),
+                Err(Failed::Final(e)) => return Err(e),
+                Err(Failed::Again(detail)) => failures.push(format!("{address}: {detail}")),
+                Err(Failed::Refused { reason, stale }) => {
+                    let limit = *refused_since.get_or_insert_with(|| deadline_after(STALE_LIMIT));
+                    if !stale || Instant::now() >= limit {
+                        refused = Some((*address, reason.clone()));
+                    }
+                    failures.push(format!("{address}: {reason}"));
+                }
+            }
+        }
+        if let Some((address, reason)) = refused {
+            let detail = format!("rank {rank} was refused: {reason}");
+            return Err(Error::Bootstrap { address: address.to_string(), detail });
+        }
+        if left(attempt.deadline) <= pause {
+            return Err(Error::Bootstrap {
+                address: id.address_list(),
+                detail: format!(
+                    "rank {rank} found no store for {:.1?} ({}); check that the process which runs it (rank 0 or the launcher) \
+                     was started and that its address can be reached from here",
+                    started.elapsed(),
+                    failures.join("; ")
+                ),
+            });
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+fn check(id: &UniqueId, rank: usize, world_size: usize, info: &Value) -> Result<Hello> {
+    if world_size == 0 || rank >= world_size || world_size > u32::MAX as usize {
+        let detail = format!("rank {rank} of world size {world_size}: ranks are 0 to world size - 1, at least one");
+        return Err(Error::invalid(OP, detail));
+    }
+    if id.version() != PROTOCOL_VERSION {
+        let detail = format!(
+            "the unique id is of protocol version {}, this build speaks {PROTOCOL_VERSION}: build all ranks from the same version",
+            id.version()
+        );
+        return Err(Error::invalid(OP, detail));
+    }
+    if id.addresses().is_empty() {
+        return Err(Error::invalid(OP, "the unique id holds no address"));
+    }
+    let length = info.to_string().len();
+    // Room for the name of the message around it.
+    if length + 64 > MAX_REGISTER {
+        return Err(Error::invalid(
+            OP,
+            format!("the endpoints take {length} bytes, at most {MAX_REGISTER} are allowed"),
+        ));
+    }
+    Ok(Hello { token: id.token(), rank: rank as u32, world_size: world_size as u32 })
+}
+
+struct Attempt {
+    rank: usize,
+    hello: Hello,
+    info: Value,
+    started: Instant,
+    deadline: Instant,
+    /// There is no other address to try.
+    alone: bool,
+}
+
+impl Attempt {
+    fn limit(&self) -> Instant {
+        if self.alone { self.deadline } else { self.deadline.min(deadline_after(ATTEMPT_LIMIT)) }
+    }
+
+    fn at(&self, address: SocketAddr) -> Result<Joined, Failed> {
+        let again = |e: &dyn std::fmt::Display| Failed::Again(e.to_string());
+        let limit = left(self.limit()).max(Duration::from_millis(1));
+        let stream = TcpStream::connect_timeout(&address, limit).map_err(|e| again(&e))?;
+        // A connect to a free port of this host can meet itself when the kernel picks that very port for our side.
+        if stream.local_addr().is_ok_and(|own| own == address) {
+            return Err(Failed::Again("nobody listens there".to_owned()));
+        }
+        let mut connection = Connection::new(stream).map_err(|e| again(&e))?;
+        connection.queue_bytes(&self.hello.encode()).map_err(Failed::Again)?;
+        match wait(&mut connection, self.limit()) {
+            Heard::Message(ToRank::Welcome) => {}
+            Heard::Message(ToRank::Rejected { reason, again }) => return Err(Failed::Refused { reason, stale: again }),
+            Heard::Message(other) => return Err(refused(format!("unexpected first answer {other:?}"))),
+            Heard::Nonsense(e) => return Err(refused(format!("what listens there is not a tinynccl store ({e})"))),
+            Heard::End(e) => return Err(Failed::Again(e)),
+            Heard::Nothing => return Err(Failed::Again("connected, but no answer".to_owned())),
+        }
+        self.register(connection, address)
+    }
+
+    /// From here on the store counts on us, and there is no other to try.
+    fn register(&self, mut connection: Connection, address: SocketAddr) -> Result<Joined, Failed> {
+        let bootstrap = |detail: String| Error::Bootstrap { address: address.to_string(), detail };
+        let message = ToStore::Register { info: self.info.clone() };
+        connection.queue(&message).map_err(|e| Failed::Final(bootstrap(e)))?;
+        let mut missing = Vec::new();
+        let mut notes = Vec::new();
+        loop {
+            match wait(&mut connection, self.deadline) {
+                Heard::Message(ToRank::Table { infos }) => return Ok(Joined { connection, address, infos }),
+                Heard::Message(ToRank::Waiting { missing: m, notes: n }) => (missing, notes) = (m, n),
+                Heard::Message(ToRank::Rejected { reason, again }) => {
+                    return Err(Failed::Refused { reason, stale: again });
+                }
+                Heard::Message(ToRank::NotFormed { missing, reason }) => {
+                    goodbye(&mut connection, "");
+                    let never =
+                        if missing.is_empty() { String::new() } else { format!("; never came: {}", list(&missing)) };
+                    return Err(Failed::Final(bootstrap(format!("rank {}: {reason}{never}", self.rank))));
+                }
+                Heard::Message(_) => {}
+                Heard::Nonsense(e) => {
+                    return Err(Failed::Final(bootstrap(format!(
+                        "rank {}: the store broke the protocol: {e}",
+                        self.rank
+                    ))));
+                }
+                Heard::End(e) => {
+                    let detail = format!("rank {} lost the store before all ranks had come: {e}", self.rank);
+                    return Err(Failed::Final(bootstrap(detail)));
+                }
+                Heard::Nothing => {
+                    let waited = self.started.elapsed();
+                    goodbye(&mut connection, &format!("it waited {waited:.1?} for {}", list(&missing)));
+                    let mut detail =
+                        format!("the store at {address} knows the other ranks; check that these were started");
+                    for note in notes {
+                        detail = format!("{detail}; {note}");
+                    }
+                    return Err(Failed::Final(Error::Timeout {
+                        op: OP.to_owned(),
+                        rank: self.rank,
+                        waited,
+                        missing,
+                        detail,
+                    }));
+                }
+            }
+        }
+    }
+}
+
+fn refused(reason: String) -> Failed {
+    Failed::Refused { reason, stale: false }
+}
+
+fn list(ranks: &[usize]) -> String {
+    let names: Vec<String> = ranks.iter().map(usize::to_string).collect();
+    match names.as_slice() {
+        [] => "no rank".to_owned(),
+        [one] => format!("rank {one}"),
+        many => format!("ranks {}", many.join(", ")),
+    }
+}
+
+/// Tells the store that we give up, so that the others need not wait for us.
+fn goodbye(connection: &mut Connection, reason: &str) {
+    if connection.queue(&ToStore::Bye { reason: reason.to_owned() }).is_ok() {
+        // The kernel delivers it after we close; if the store is gone there is nobody to tell.
+        let _ = connection.flush();
+        connection.end_of_stream();
+    }
+}
+
+enum Heard {
+    Message(ToRank),
+    /// Bytes that are no message.
+    Nonsense(String),
+    /// The connection ended.
+    End(String),
+    /// The time is over.
+    Nothing,
+}
+
+/// Sends what is queued and waits for one message.
+fn wait(connection: &mut Connection, deadline: Instant) -> Heard {
+    let mut ended = None;
+    loop {
+        match connection.next(MAX_FRAME) {
+            Ok(Some(message)) => return Heard::Message(message),
+            Ok(None) => {}
+            Err(e) => return Heard::Nonsense(e),
+        }
+        if let Some(detail) = ended {
+            return Heard::End(detail);
+        }
+        if left(deadline).is_zero() {
+            return Heard::Nothing;
+        }
+        let filled = connection.flush().and_then(|_| {
+            let interest = connection.interest();
+            poll(&mut [PollFd::from_borrowed_fd(connection.fd(), interest)], left(deadline))?;
+            connection.fill()
+        });
+        match filled {
+            Ok(Fill::Open) => {}
+            Ok(Fill::End) => ended = Some("it closed the connection".to_owned()),
+            Err(e) => ended = Some(broken(&e)),
+        }
+    }
+}

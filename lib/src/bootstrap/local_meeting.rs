@@ -1,0 +1,177 @@
+//! How ranks of one host meet when the launcher gives no address: rank 0 hands its unique id out over an abstract Unix socket.
+//!
+//! The name is made of the user, the launcher's process id and its start time, so that two jobs never meet. An abstract socket
+//! leaves no file behind and disappears with its owner. Both sides check that the other belongs to the same user.
+
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags};
+
+use super::UniqueId;
+use super::connection::{Waker, deadline_after, left, poll};
+use crate::error::{Error, Result};
+
+const OP: &str = "meeting on this host";
+const LONGEST_ID: u64 = 8 << 10;
+
+/// The name under which the ranks with this launcher meet. `use_number`: how often this process has met before.
+pub(crate) fn name(rank_variable: &str, use_number: u32) -> String {
+    let (pid, started) = launcher(rank_variable);
+    format!("tinynccl-{}-{pid}-{started}-{use_number}", rustix::process::getuid().as_raw())
+}
+
+/// The launcher: the nearest ancestor that is not itself inside the job. A shell between the launcher and us has the
+/// launcher's variables in its environment, the launcher has not.
+fn launcher(rank_variable: &str) -> (u32, u64) {
+    let mut pid = std::os::unix::process::parent_id();
+    let needle = format!("{rank_variable}=");
+    // Chains are short; the bound only guards against nonsense in /proc.
+    for _ in 0..64 {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        let inside = environment.split(|b| *b == 0).any(|v| v.starts_with(needle.as_bytes()));
+        match parent_and_start(pid) {
+            Some((parent, _)) if inside && parent > 1 => pid = parent,
+            Some((_, started)) => return (pid, started),
+            None => break,
+        }
+    }
+    (pid, 0)
+}
+
+/// Fields 4 and 22 of `/proc/PID/stat`. The second field is a name in parentheses that may hold anything.
+fn parent_and_start(pid: u32) -> Option<(u32, u64)> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    let parent = fields.nth(1)?.parse().ok()?;
+    let started = fields.nth(17)?.parse().ok()?;
+    Some((parent, started))
+}
+
+fn address(name: &str) -> Result<SocketAddr> {
+    SocketAddr::from_abstract_name(name.as_bytes()).map_err(|e| Error::io(OP, format!("name {name}"), &e))
+}
+
+fn same_user(stream: &UnixStream) -> bool {
+    rustix::net::sockopt::socket_peercred(stream).is_ok_and(|c| c.uid == rustix::process::getuid())
+}
+
+/// Rank 0's side: a thread that gives the id to everybody of the same user who connects. Ends when dropped.
+#[derive(Debug)]
+pub(crate) struct HandOut {
+    stop: Arc<(AtomicBool, Waker)>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl HandOut {
+    pub(crate) fn start(name: &str, id: &UniqueId) -> Result<HandOut> {
+        let listener = UnixListener::bind_addr(&address(name)?).map_err(|e| Error::Bootstrap {
+            address: format!("@{name}"),
+            detail: format!("rank 0 cannot listen: {e}; is there another process with rank 0?"),
+        })?;
+        listener.set_nonblocking(true).map_err(|e| Error::io(OP, "listener", &e))?;
+        let waker = Waker::new().map_err(|e| Error::errno(OP, "eventfd", e))?;
+        let stop = Arc::new((AtomicBool::new(false), waker));
+        let (for_thread, text) = (Arc::clone(&stop), id.to_string());
+        let thread = std::thread::Builder::new()
+            .name("tinynccl-meet".to_owned())
+            .spawn(move || hand_out(&listener, &text, &for_thread))
+            .map_err(|e| Error::io(OP, "starting a thread", &e))?;
+        Ok(HandOut { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for HandOut {
+    fn drop(&mut self) {
+        self.stop.0.store(true, Ordering::Release);
+        self.stop.1.wake();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn hand_out(listener: &UnixListener, text: &str, stop: &(AtomicBool, Waker)) {
+    while !stop.0.load(Ordering::Acquire) {
+        let mut fds = [
+            PollFd::from_borrowed_fd(stop.1.fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN),
+        ];
+        if poll(&mut fds, Duration::from_secs(60)).is_err() {
+            return;
+        }
+        while let Ok((mut stream, _)) = listener.accept() {
+            if same_user(&stream) {
+                // The id fits any socket buffer, so this does not block.
+                let _ = stream.set_nonblocking(true).and_then(|()| stream.write_all(text.as_bytes()));
+            }
+        }
+    }
+}
+
+/// The other ranks' side: the id of rank 0's store, within `limit`.
+pub(crate) fn fetch(name: &str, rank: usize, limit: Duration) -> Result<UniqueId> {
+    let deadline = deadline_after(limit);
+    let address = address(name)?;
+    let mut pause = Duration::from_millis(5);
+    loop {
+        let detail = match ask(&address) {
+            Ok(id) => return Ok(id),
+            Err(detail) => detail,
+        };
+        if left(deadline) <= pause {
+            return Err(Error::Bootstrap {
+                address: format!("@{name}"),
+                detail: format!(
+                    "rank {rank} did not meet rank 0 on this host within {limit:.1?} ({detail}); did rank 0 start, in the same \
+                     network and process namespaces? Otherwise set MASTER_ADDR and MASTER_PORT for all ranks"
+                ),
+            });
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(200));
+    }
+}
+
+fn ask(address: &SocketAddr) -> Result<UniqueId, String> {
+    let stream = UnixStream::connect_addr(address).map_err(|e| e.to_string())?;
+    if !same_user(&stream) {
+        return Err("a process of another user listens there".to_owned());
+    }
+    stream.set_read_timeout(Some(Duration::from_secs(1))).map_err(|e| e.to_string())?;
+    let mut text = String::new();
+    (&stream).take(LONGEST_ID).read_to_string(&mut text).map_err(|e| e.to_string())?;
+    text.parse().map_err(|e: Error| e.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_is_handed_out_under_a_name() {
+        let id = UniqueId::new([3; 16], vec!["127.0.0.1:7".parse().unwrap()]);
+        let name = format!("tinynccl-test-{}", std::process::id());
+        let out = HandOut::start(&name, &id).unwrap();
+        assert_eq!(fetch(&name, 1, Duration::from_secs(10)).unwrap(), id);
+        let e = HandOut::start(&name, &id).unwrap_err().to_string();
+        assert!(e.contains("another process with rank 0"), "{e}");
+        drop(out);
+        let e = fetch(&name, 1, Duration::from_millis(1)).unwrap_err().to_string();
+        assert!(e.contains("rank 1 did not meet rank 0") && e.contains("MASTER_ADDR"), "{e}");
+    }
+
+    #[test]
+    fn the_launcher_is_an_ancestor_with_a_start_time() {
+        let (pid, started) = launcher("TINYNCCL_NO_SUCH_VARIABLE");
+        assert_eq!(pid, std::os::unix::process::parent_id());
+        assert!(started > 0);
+        assert_eq!(parent_and_start(std::process::id()).unwrap().0, pid);
+    }
+}

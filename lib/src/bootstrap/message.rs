@@ -1,0 +1,118 @@
+//! What the store and the ranks say to each other, after the hello: JSON, one value per frame.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::progress::{Health, Snapshot};
+
+/// From a rank to the store.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) enum ToStore {
+    /// First message: this rank's endpoints, opaque to the store.
+    Register { info: Value },
+    /// Heartbeat: the progress of every communicator that the rank tracks.
+    Beat { progress: Vec<(u32, Snapshot)> },
+    /// This rank's part of an exchange among `members`.
+    Put { key: String, members: Vec<usize>, value: Bytes },
+    /// The rank no longer waits for this exchange.
+    GiveUp { key: String, waited: Duration },
+    /// Asks for what is known of every rank.
+    Health { ticket: u64, comm: u32 },
+    /// To be passed to every other rank.
+    Abort { comm: u32, reason: String },
+    /// Goodbye: the connection will close and nothing is wrong. `reason` says why, if the job had not formed yet.
+    Bye { reason: String },
+}
+
+/// From the store to a rank.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) enum ToRank {
+    /// The client is not taken; `again` when what is in the way may be a job that is just ending.
+    Rejected { reason: String, again: bool },
+    /// The hello was right: register now. (A client that has not heard this may go elsewhere without a trace.)
+    Welcome,
+    /// Registered; these ranks have not come yet. `notes`: clients that were refused and look like ours.
+    Waiting { missing: Vec<usize>, notes: Vec<String> },
+    /// The job will not form.
+    NotFormed { missing: Vec<usize>, reason: String },
+    /// All ranks are here: their endpoints by rank.
+    Table { infos: Vec<Value> },
+    /// An exchange is complete: the values in the order of its members.
+    Values { key: String, values: Vec<Bytes> },
+    /// An exchange will not complete.
+    ExchangeFailed { key: String, missing: Vec<usize>, cause: Cause, reason: String },
+    /// Answer to [`ToStore::Health`], by rank.
+    Health { ticket: u64, ranks: Vec<Health> },
+    /// A rank's connection closed without a goodbye.
+    Lost { rank: usize, detail: String },
+    /// A rank said goodbye.
+    Left { rank: usize },
+    /// A rank aborts a communicator.
+    Abort { from: usize, comm: u32, reason: String },
+    /// The store ends in good order.
+    Closing,
+}
+
+/// Why an exchange fails.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Cause {
+    /// A rank waited long enough.
+    Timeout,
+    /// A member has left or is lost.
+    Gone,
+    /// The ranks name different members.
+    Mismatch,
+}
+
+/// Bytes that travel as hexadecimal text inside JSON.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Bytes(pub(crate) Vec<u8>);
+
+impl Serialize for Bytes {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        const DIGITS: [u8; 16] = *b"0123456789abcdef";
+        let text: String = self
+            .0
+            .iter()
+            .flat_map(|b| [DIGITS[usize::from(b >> 4)], DIGITS[usize::from(b & 15)]])
+            .map(char::from)
+            .collect();
+        serializer.serialize_str(&text)
+    }
+}
+
+impl<'de> Deserialize<'de> for Bytes {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let digit = |b: u8| char::from(b).to_digit(16);
+        let bytes = text.as_bytes().chunks(2).map(|pair| match pair {
+            [high, low] => Some((digit(*high)? << 4 | digit(*low)?) as u8),
+            _ => None,
+        });
+        let bytes: Option<Vec<u8>> = bytes.collect();
+        bytes.map(Bytes).ok_or_else(|| serde::de::Error::custom("expected pairs of hexadecimal digits"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn bytes_go_there_and_back(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            let text = serde_json::to_string(&Bytes(bytes.clone())).unwrap();
+            prop_assert_eq!(serde_json::from_str::<Bytes>(&text).unwrap(), Bytes(bytes));
+        }
+    }
+
+    #[test]
+    fn bad_hexadecimal_is_an_error() {
+        for text in ["\"0\"", "\"0g\"", "\"é0\"", "7"] {
+            assert!(serde_json::from_str::<Bytes>(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! The thread of a session: reads what the store says, sends heartbeats and what the callers queued.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+
+use super::connection::{Connection, Fill, deadline_after, left, lock, poll};
+use super::event::Event;
+use super::frame::MAX_FRAME;
+use super::message::{ToRank, ToStore};
+use super::session::{ExchangeFailure, Exchanged, Shared};
+
+/// How long the goodbye may take.
+const BYE_LIMIT: Duration = Duration::from_secs(1);
+
+pub(crate) struct Monitor {
+    connection: Connection,
+    shared: Arc<Shared>,
+    rank: usize,
+    heartbeat: Duration,
+    /// Since when we are closing, as a deadline.
+    bye: Option<Instant>,
+}
+
+/// Why the monitor ends.
+enum End {
+    /// We said goodbye, or the store did.
+    Good(&'static str),
+    /// The store is gone.
+    Lost(String),
+}
+
+fn gone(what: &str) -> End {
+    End::Lost(format!("{what}: the process that ran it (rank 0 or the launcher) ended or was killed"))
+}
+
+impl Monitor {
+    pub(crate) fn new(connection: Connection, shared: Arc<Shared>, rank: usize, heartbeat: Duration) -> Self {
+        Monitor { connection, shared, rank, heartbeat, bye: None }
+    }
+
+    pub(crate) fn run(mut self) {
+        match self.listen() {
+            _ if self.bye.is_some() => self.shared.answer(|a| a.over = Some("this session is closed".to_owned())),
+            End::Good(why) => self.shared.answer(|a| a.over = Some(why.to_owned())),
+            End::Lost(detail) => {
+                log::debug!("rank {}: lost the store: {detail}", self.rank);
+                let over = format!("the connection to the store is lost: {detail}");
+                self.shared.answer(|a| a.over = Some(over));
+                self.shared.dispatch(Event::StoreLost { detail });
+            }
+        }
+    }
+
+    /// Until the end of the connection.
+    fn listen(&mut self) -> End {
+        let mut next_beat = Instant::now();
+        let mut state: std::io::Result<Fill> = Ok(Fill::Open);
+        loop {
+            // What came before the end counts: the store may have said why. Some came with the answer to our registration.
+            if let Err(end) = self.hear_all() {
+                return end;
+            }
+            match state {
+                Ok(Fill::Open) => {}
+                Ok(Fill::End) => return gone("it closed without a word"),
+                Err(e) => return gone(&e.to_string()),
+            }
+            if let Err(end) = self.take_outbox() {
+                return end;
+            }
+            if self.bye.is_none() && Instant::now() >= next_beat {
+                next_beat = deadline_after(self.heartbeat);
+                if let Err(end) = self.beat() {
+                    return end;
+                }
+            }
+            let until = self.bye.unwrap_or(next_beat);
+            if self.bye.is_some() && left(until).is_zero() {
+                return End::Good("this session is closed");
+            }
+            let flushed = self.connection.flush();
+            let polled = {
+                let mut fds = [
+                    PollFd::from_borrowed_fd(self.shared.waker.fd(), PollFlags::IN),
+                    PollFd::from_borrowed_fd(self.connection.fd(), self.connection.interest()),
+                ];
+                poll(&mut fds, left(until))
+            };
+            self.shared.waker.clear();
+            let filled = self.connection.fill();
+            state = flushed.and(polled).and(filled);
+        }
+    }
+
+    fn hear_all(&mut self) -> Result<(), End> {
+        while let Some(message) = self.connection.next(MAX_FRAME).map_err(End::Lost)? {
+            self.hear(message)?;
+        }
+        Ok(())
+    }
+
+    fn take_outbox(&mut self) -> Result<(), End> {
+        let mut outbox = lock(&self.shared.outbox);
+        let frames = std::mem::take(&mut outbox.frames);
+        let bye = outbox.bye;
+        drop(outbox);
+        if self.bye.is_some() {
+            return Ok(());
+        }
+        let mut queued = self.connection.queue_bytes(&frames);
+        if bye {
+            self.bye = Some(deadline_after(BYE_LIMIT));
+            queued = queued.and_then(|()| self.connection.queue(&ToStore::Bye { reason: String::new() }));
+        }
+        queued.map_err(End::Lost)
+    }
+
+    fn beat(&mut self) -> Result<(), End> {
+        let mut tracked = lock(&self.shared.tracked);
+        tracked.retain(|(_, progress)| Arc::strong_count(progress) > 1);
+        let progress = tracked.iter().map(|(comm, p)| (*comm, p.snapshot())).collect();
+        drop(tracked);
+        self.connection.queue(&ToStore::Beat { progress }).map_err(End::Lost)
+    }
+
+    fn hear(&mut self, message: ToRank) -> Result<(), End> {
+        match message {
+            ToRank::Values { key, values } => self.answer_exchange(key, Ok(values.into_iter().map(|b| b.0).collect())),
+            ToRank::ExchangeFailed { key, missing, cause, reason } => {
+                self.answer_exchange(key, Err(ExchangeFailure { missing, cause, reason }));
+            }
+            ToRank::Health { ticket, ranks } => self.shared.answer(|a| {
+                // Nobody waits any more when it is not there.
+                if let Some(slot) = a.healths.get_mut(&ticket) {
+                    *slot = Some(ranks);
+                }
+            }),
+            ToRank::Lost { rank, detail } => self.shared.dispatch(Event::RankLost { rank, detail }),
+            ToRank::Left { rank } => self.shared.dispatch(Event::RankLeft { rank }),
+            ToRank::Abort { from, comm, reason } => self.shared.dispatch(Event::Abort { from, comm, reason }),
+            ToRank::Closing => return Err(End::Good("the store has closed in good order")),
+            ToRank::Rejected { reason, .. } => return Err(End::Lost(reason)),
+            ToRank::Welcome | ToRank::Waiting { .. } | ToRank::NotFormed { .. } | ToRank::Table { .. } => {}
+        }
+        Ok(())
+    }
+
+    fn answer_exchange(&self, key: String, outcome: Exchanged) {
+        self.shared.answer(|a| {
+            if let Some(slot) = a.exchanges.get_mut(&key) {
+                *slot = Some(outcome);
+            }
+        });
+    }
+}

@@ -1,0 +1,199 @@
+//! From the environment to a place in a job: starts the store if we are the rank that hosts it.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::detect::{self, Lookup, Meeting};
+use super::local_meeting::{self, HandOut};
+use super::{Server, UniqueId};
+use crate::config::Config;
+use crate::error::{Error, Result};
+
+/// Meetings on this host so far in this process: all ranks meet equally often, and each meeting has a name of its own.
+static MEETINGS: AtomicU32 = AtomicU32::new(0);
+
+/// A rank's place in the job, as the launcher gave it, ready for [`Session::join`](super::Session::join).
+#[derive(Debug)]
+pub struct Rendezvous {
+    /// Our rank.
+    pub rank: usize,
+    /// Number of ranks.
+    pub world_size: usize,
+    /// Our number among the ranks of this host.
+    pub local_rank: usize,
+    /// Where the store is.
+    pub id: UniqueId,
+    /// The store, if this rank hosts it. It must outlive this rank's session; dropping it waits for the other ranks' goodbye.
+    pub server: Option<Server>,
+    /// The rank whose process hosts the store; `None` when our launcher does.
+    pub store_host: Option<usize>,
+    /// Name of the launcher.
+    pub launcher: String,
+}
+
+/// Reads the environment of our launcher, torchrun, Open MPI, MPICH or Slurm (in this order) and, on the rank that hosts it,
+/// starts the store.
+///
+/// | launcher | rank, size, local rank | meeting place |
+/// |---|---|---|
+/// | ours | `RANK` `WORLD_SIZE` `LOCAL_RANK` | `TINYNCCL_UNIQUE_ID` |
+/// | torchrun | `RANK` `WORLD_SIZE` `LOCAL_RANK` | `MASTER_ADDR:MASTER_PORT` |
+/// | Open MPI | `OMPI_COMM_WORLD_{RANK,SIZE,LOCAL_RANK}` | `MASTER_ADDR:MASTER_PORT` if set, else this host |
+/// | MPICH, Intel MPI (Hydra) | `PMI_RANK` `PMI_SIZE` `MPI_LOCALRANKID` | `MASTER_ADDR:MASTER_PORT` if set, else this host |
+/// | Slurm (srun) | `SLURM_PROCID` `SLURM_STEP_NUM_TASKS` `SLURM_LOCALID` | `MASTER_ADDR:MASTER_PORT` if set, else first host of the step |
+///
+/// - `TORCHELASTIC_USE_AGENT_STORE=True` means that torchrun's agent holds `MASTER_PORT`; the next port is taken.
+/// - "This host" is an abstract Unix socket named by user and launcher; it leaves no file behind. Ranks on several hosts
+///   without `MASTER_ADDR` are an error.
+/// - With `MASTER_ADDR` the job's token comes from `TINYNCCL_TOKEN`, torchrun's run id, or Slurm's job id; without these it is a
+///   fixed, public value, so that two jobs which share an address and port can only be told apart by their ranks.
+///
+/// # Errors
+/// [`Error::Config`] names the variable, its value and what was expected: missing, not a number, rank out of range, unknown
+/// host, port in use.
+pub fn rendezvous_from_env(config: &Config) -> Result<Rendezvous> {
+    from_lookup(&detect::environment, config)
+}
+
+pub(crate) fn from_lookup(lookup: Lookup<'_>, config: &Config) -> Result<Rendezvous> {
+    let plan = detect::plan(lookup)?;
+    let (rank, world_size) = (plan.rank, plan.world_size);
+    log::debug!("rank {rank} of {world_size}, started by {}: {:?}", plan.launcher.name(), plan.meeting);
+    let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let mut server = None;
+    let mut store_host = Some(0);
+    let id = match plan.meeting {
+        Meeting::Id(id) => {
+            store_host = None;
+            id
+        }
+        Meeting::Alone => {
+            server.insert(Server::start(loopback, UniqueId::random_token()?, world_size, config)?).unique_id()
+        }
+        Meeting::ThisHost => {
+            let name = local_meeting::name(plan.launcher.rank_variable(), MEETINGS.fetch_add(1, Ordering::Relaxed));
+            if rank == 0 {
+                let started = server.insert(Server::start(loopback, UniqueId::random_token()?, world_size, config)?);
+                let id = started.unique_id();
+                started.hand_out = Some(HandOut::start(&name, &id)?);
+                id
+            } else {
+                local_meeting::fetch(&name, rank, config.connect_timeout)?
+            }
+        }
+        Meeting::Address { hosts, port, port_source, token } => {
+            if rank == 0 {
+                let bind = SocketAddr::new(bind_address(&hosts)?, port);
+                let started = Server::start(bind, token, world_size, config).map_err(|e| match e {
+                    Error::Bootstrap { detail, .. } => Error::Config {
+                        name: "MASTER_PORT".to_owned(),
+                        value: port.to_string(),
+                        detail: format!("{detail} (port: {port_source})"),
+                    },
+                    other => other,
+                })?;
+                server.insert(started).unique_id()
+            } else {
+                UniqueId::new(token, resolve(&hosts, port)?)
+            }
+        }
+    };
+    Ok(Rendezvous {
+        rank,
+        world_size,
+        local_rank: plan.local_rank,
+        id,
+        server,
+        store_host,
+        launcher: plan.launcher.name().to_owned(),
+    })
+}
+
+/// Where rank 0 listens. A name may mean another address here than elsewhere (`127.0.1.1` on Debian's own host name), so only
+/// what is loopback for everybody is taken literally.
+fn bind_address(hosts: &[(&'static str, String)]) -> Result<IpAddr> {
+    let any = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+    match hosts.first() {
+        Some((_, host)) if detect::is_loopback_host(host) => {
+            Ok(host.parse().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)))
+        }
+        Some(("MASTER_ADDR", _)) => {
+            let ipv4 = resolve(hosts, 1)?.iter().any(SocketAddr::is_ipv4);
+            Ok(if ipv4 { any } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) })
+        }
+        _ => Ok(any),
+    }
+}
+
+/// The addresses of the first host that is known, IPv4 first.
+fn resolve(hosts: &[(&'static str, String)], port: u16) -> Result<Vec<SocketAddr>> {
+    let mut failure = Error::invalid("rendezvous", "no host to meet at");
+    for (variable, host) in hosts {
+        match (host.as_str(), port).to_socket_addrs() {
+            Ok(found) => {
+                let mut addresses: Vec<SocketAddr> = found.collect();
+                addresses.sort_by_key(SocketAddr::is_ipv6);
+                addresses.dedup();
+                if !addresses.is_empty() {
+                    return Ok(addresses);
+                }
+            }
+            Err(e) => {
+                failure = Error::Config {
+                    name: (*variable).to_owned(),
+                    value: host.clone(),
+                    detail: format!(
+                        "unknown host ({e}): expected a name or address of the host of rank 0 that resolves here"
+                    ),
+                };
+            }
+        }
+    }
+    Err(failure)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+
+    fn from(text: &str) -> Result<Rendezvous> {
+        let map: HashMap<&str, &str> = text.split_whitespace().map(|kv| kv.split_once('=').unwrap()).collect();
+        from_lookup(&|name| map.get(name).map(|v| (*v).to_owned()), &Config::default())
+    }
+
+    fn free_port() -> (std::net::TcpListener, u16) {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        (listener, port)
+    }
+
+    #[test]
+    fn rank_0_hosts_the_store_and_the_others_know_where() {
+        let (listener, port) = free_port();
+        drop(listener);
+        let zero = from(&format!("RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={port}")).unwrap();
+        let one = from(&format!("RANK=1 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={port}")).unwrap();
+        assert!(zero.server.is_some() && one.server.is_none());
+        assert_eq!(zero.id, one.id);
+    }
+
+    #[test]
+    fn a_port_in_use_and_an_unknown_host_name_their_variables() {
+        let (_listener, port) = free_port();
+        let e = from(&format!("RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={port}")).unwrap_err().to_string();
+        assert!(e.contains(&format!("MASTER_PORT=\"{port}\"")) && e.contains("in use"), "{e}");
+        for rank in [0, 1] {
+            let text = format!("RANK={rank} WORLD_SIZE=2 MASTER_ADDR=no-such-host.invalid MASTER_PORT=1");
+            let e = from(&text).unwrap_err().to_string();
+            assert!(e.contains("MASTER_ADDR=\"no-such-host.invalid\"") && e.contains("unknown host"), "{e}");
+        }
+    }
+
+    #[test]
+    fn a_rank_alone_needs_no_address() {
+        let alone = from("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1").unwrap();
+        assert_eq!((alone.rank, alone.world_size, alone.launcher.as_str()), (0, 1, "Open MPI"));
+        assert!(alone.server.is_some());
+    }
+}

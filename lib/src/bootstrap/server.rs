@@ -1,0 +1,491 @@
+//! The rendezvous store as a server: one thread, one poll loop, a deadline for everything.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+
+use super::connection::{Connection, Fill, Waker, broken, deadline_after, left, poll};
+use super::frame::{Hello, MAX_FRAME, MAX_REGISTER};
+use super::local_meeting::HandOut;
+use super::message::{ToRank, ToStore};
+use super::store::{Out, Refusal, Store};
+use super::{UniqueId, interface};
+use crate::config::Config;
+use crate::error::{Error, Result};
+
+/// A client that has not registered within this time is dropped.
+const REGISTER_LIMIT: Duration = Duration::from_secs(10);
+/// Clients above the world size that may be connected without having registered; the oldest goes first.
+const STRANGERS: usize = 128;
+/// A refused client may take this long to read why, one that said goodbye to close.
+const ENDING_LIMIT: Duration = Duration::from_secs(2);
+/// Dropping the server waits this long for the ranks to say goodbye.
+const LINGER: Duration = Duration::from_secs(3);
+/// After that the last words may take this long.
+const LAST_WORDS: Duration = Duration::from_millis(500);
+/// Pause after `accept` failed, for instance for want of descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// The running store. Dropping it waits a bounded time (3.5 s) until every registered rank said goodbye or is gone, then stops it.
+#[derive(Debug)]
+pub struct Server {
+    id: UniqueId,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    /// Hands the id to the other ranks of this host, where nothing else tells them.
+    pub(crate) hand_out: Option<HandOut>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    stop: AtomicBool,
+    waker: Waker,
+}
+
+impl Server {
+    /// Listens at `bind` (port 0: any free one) for the `world_size` ranks that know `token`.
+    ///
+    /// An unspecified address (`0.0.0.0`, `::`) listens everywhere and advertises the addresses that `config.interface` allows.
+    pub fn start(bind: SocketAddr, token: [u8; 16], world_size: usize, config: &Config) -> Result<Server> {
+        if world_size == 0 || world_size > u32::MAX as usize {
+            return Err(Error::invalid(
+                "rendezvous store",
+                format!("world size {world_size} is not between 1 and 2^32-1"),
+            ));
+        }
+        let bootstrap = |detail: String| Error::Bootstrap { address: bind.to_string(), detail };
+        let listener = TcpListener::bind(bind).map_err(|e| {
+            bootstrap(match e.kind() {
+                std::io::ErrorKind::AddrInUse => {
+                    format!(
+                        "port {} is in use by another process: choose another port, or end that process",
+                        bind.port()
+                    )
+                }
+                std::io::ErrorKind::AddrNotAvailable => format!("{} is not an address of this host", bind.ip()),
+                _ => format!("the store cannot listen: {e}"),
+            })
+        })?;
+        // std asks for a queue of 128; many ranks connect at once. Listening again only lengthens the queue.
+        let _ = rustix::net::listen(&listener, 4096);
+        listener.set_nonblocking(true).map_err(|e| bootstrap(e.to_string()))?;
+        let address = listener.local_addr().map_err(|e| bootstrap(e.to_string()))?;
+        let id = UniqueId::new(token, advertised(address, config)?);
+        let waker = Waker::new().map_err(|e| Error::errno("rendezvous store", "eventfd", e))?;
+        let shared = Arc::new(Shared { stop: AtomicBool::new(false), waker });
+        let state = Loop {
+            listener,
+            token,
+            store: Store::new(world_size),
+            clients: Vec::new(),
+            by_rank: HashMap::new(),
+            next_id: 0,
+            tick: config.heartbeat.clamp(Duration::from_millis(10), Duration::from_secs(1)),
+            strangers: world_size.saturating_add(STRANGERS),
+            closing: false,
+            accept_again: None,
+        };
+        let for_thread = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name("tinynccl-store".to_owned())
+            .spawn(move || state.run(&for_thread))
+            .map_err(|e| Error::io("rendezvous store", "starting its thread", &e))?;
+        log::debug!("rendezvous store for {world_size} ranks at {}", id.address_list());
+        Ok(Server { id, shared, thread: Some(thread), hand_out: None })
+    }
+
+    /// What the ranks need to join.
+    pub fn unique_id(&self) -> UniqueId {
+        self.id.clone()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.hand_out = None;
+        self.shared.stop.store(true, Ordering::Release);
+        self.shared.waker.wake();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            log::error!("the thread of the rendezvous store panicked");
+        }
+    }
+}
+
+/// The addresses at which a listener bound to `bound` can be reached.
+fn advertised(bound: SocketAddr, config: &Config) -> Result<Vec<SocketAddr>> {
+    if !bound.ip().is_unspecified() {
+        return Ok(vec![bound]);
+    }
+    let local = interface::local_addresses(config)?;
+    let reachable = |ip: IpAddr| bound.is_ipv6() || ip.is_ipv4();
+    let all: Vec<_> = local.iter().filter(|a| reachable(a.ip)).collect();
+    // Loopback only where there is nothing else: another host would try its own.
+    let chosen: Vec<_> = match all.iter().any(|a| !a.loopback) {
+        true => all.into_iter().filter(|a| !a.loopback).collect(),
+        false => all,
+    };
+    let mut addresses: Vec<SocketAddr> = chosen.iter().map(|a| SocketAddr::new(a.ip, bound.port())).take(16).collect();
+    if addresses.is_empty() {
+        let loopback = if bound.is_ipv4() { IpAddr::V4(Ipv4Addr::LOCALHOST) } else { IpAddr::V6(Ipv6Addr::LOCALHOST) };
+        addresses.push(SocketAddr::new(loopback, bound.port()));
+    }
+    Ok(addresses)
+}
+
+fn ending() -> Phase {
+    Phase::Ending { until: deadline_after(ENDING_LIMIT), budget: 1 << 20, ended: false }
+}
+
+#[derive(Debug)]
+struct Client {
+    id: u64,
+    connection: Connection,
+    address: String,
+    phase: Phase,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Connected, nothing (whole) heard.
+    Hello { until: Instant },
+    /// The hello was right.
+    Register { hello_rank: u32, world_size: u32, until: Instant },
+    /// A registered rank.
+    Member { rank: usize },
+    /// Nothing more is expected of it: it said goodbye, or is being told why it is refused. `budget` more bytes of it are
+    /// thrown away, because closing with unread bytes would reset the connection under our last words.
+    Ending { until: Instant, budget: usize, ended: bool },
+    /// To be removed.
+    Gone,
+}
+
+struct Loop {
+    listener: TcpListener,
+    token: [u8; 16],
+    store: Store,
+    clients: Vec<Client>,
+    by_rank: HashMap<usize, u64>,
+    next_id: u64,
+    tick: Duration,
+    strangers: usize,
+    closing: bool,
+    accept_again: Option<Instant>,
+}
+
+impl Loop {
+    fn run(mut self, shared: &Shared) {
+        let mut next_tick = deadline_after(self.tick);
+        let mut end = None;
+        let mut last_words = false;
+        loop {
+            if shared.stop.load(Ordering::Acquire) && !self.closing {
+                self.closing = true;
+                end = Some(deadline_after(LINGER));
+            }
+            if let Some(at) = end {
+                let quiet = self.store.finished() && !self.clients.iter().any(|c| c.connection.has_unsent());
+                if quiet || (last_words && Instant::now() >= at) {
+                    return;
+                }
+                if Instant::now() >= at {
+                    last_words = true;
+                    end = Some(deadline_after(LAST_WORDS));
+                    self.say_closing();
+                } else if last_words && !self.clients.iter().any(|c| c.connection.has_unsent()) {
+                    return;
+                }
+            }
+            if let Err(e) = self.wait(shared, next_tick) {
+                // Poll fails only for want of memory: try again rather than give the job up.
+                log::warn!("rendezvous store: poll: {e}");
+                std::thread::sleep(ACCEPT_PAUSE);
+            }
+            if Instant::now() >= next_tick {
+                next_tick = deadline_after(self.tick);
+                let out = self.store.tick();
+                self.deliver(out);
+                self.expire();
+            }
+            self.clients.retain(|c| c.phase != Phase::Gone);
+        }
+    }
+
+    /// Waits for something to do, at most until `until`, and does it.
+    fn wait(&mut self, shared: &Shared, until: Instant) -> std::io::Result<()> {
+        let accepting = self.accept_again.is_none_or(|at| Instant::now() >= at);
+        let ready: Vec<PollFlags> = {
+            let mut fds = Vec::with_capacity(self.clients.len() + 2);
+            fds.push(PollFd::from_borrowed_fd(shared.waker.fd(), PollFlags::IN));
+            let listen = if accepting { PollFlags::IN } else { PollFlags::empty() };
+            fds.push(PollFd::from_borrowed_fd(self.listener.as_fd(), listen));
+            fds.extend(
+                self.clients.iter().map(|c| PollFd::from_borrowed_fd(c.connection.fd(), c.connection.interest())),
+            );
+            poll(&mut fds, left(until))?;
+            fds.iter().map(PollFd::revents).collect()
+        };
+        let mut ready = ready.into_iter();
+        if ready.next().is_some_and(|r| !r.is_empty()) {
+            shared.waker.clear();
+        }
+        let connecting = ready.next().is_some_and(|r| !r.is_empty());
+        for (index, events) in ready.enumerate() {
+            if !events.is_empty() {
+                self.serve(index);
+            }
+        }
+        if connecting {
+            self.accept();
+        }
+        Ok(())
+    }
+
+    fn accept(&mut self) {
+        self.accept_again = None;
+        loop {
+            match self.listener.accept() {
+                Ok((stream, address)) => match Connection::new(stream) {
+                    Ok(connection) => {
+                        self.next_id += 1;
+                        let phase = Phase::Hello { until: deadline_after(REGISTER_LIMIT) };
+                        self.clients.push(Client { id: self.next_id, connection, address: address.to_string(), phase });
+                    }
+                    Err(e) => log::debug!("rendezvous store: {address}: {e}"),
+                },
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => break,
+                Err(e)
+                    if matches!(e.kind(), std::io::ErrorKind::Interrupted | std::io::ErrorKind::ConnectionAborted) => {}
+                Err(e) => {
+                    log::warn!("rendezvous store: accept: {e}");
+                    self.accept_again = Some(deadline_after(ACCEPT_PAUSE));
+                    break;
+                }
+            }
+        }
+        let unknown = |c: &Client| !matches!(c.phase, Phase::Member { .. } | Phase::Gone);
+        let excess = self.clients.iter().filter(|c| unknown(c)).count().saturating_sub(self.strangers);
+        for client in self.clients.iter_mut().filter(|c| unknown(c)).take(excess) {
+            client.phase = Phase::Gone;
+        }
+    }
+
+    /// Reads from one client and answers.
+    fn serve(&mut self, index: usize) {
+        let Some(client) = self.clients.get_mut(index) else { return };
+        // When sending fails, what came before may still be read: a goodbye, perhaps.
+        let flushed = client.connection.flush();
+        if let Phase::Ending { until, budget, ended } = client.phase {
+            client.phase = match client.connection.discard() {
+                Ok(Some(n)) if n < budget => Phase::Ending { until, budget: budget - n, ended },
+                _ => Phase::Gone,
+            };
+            return self.end(index);
+        }
+        let filled = client.connection.fill();
+        while let Some(client) = self.clients.get_mut(index) {
+            let more = match client.phase {
+                Phase::Hello { until } => self.hello(index, until),
+                Phase::Register { hello_rank, world_size, .. } => self.register(index, hello_rank, world_size),
+                Phase::Member { rank } => self.member(index, rank),
+                _ => false,
+            };
+            if !more {
+                break;
+            }
+        }
+        match filled.and_then(|f| flushed.map(|_| f)) {
+            Ok(Fill::Open) => {}
+            Ok(Fill::End) => self.ended(index),
+            Err(e) => self.fail(index, broken(&e)),
+        }
+    }
+
+    /// The client will send no more.
+    fn ended(&mut self, index: usize) {
+        let Some(client) = self.clients.get_mut(index) else { return };
+        match client.phase {
+            Phase::Member { .. } => {
+                self.fail(index, "its connection closed without a goodbye: the process ended or was killed".to_owned());
+            }
+            // Since just now: it may still read our last words.
+            Phase::Ending { .. } => {}
+            _ => client.phase = Phase::Gone,
+        }
+    }
+
+    fn hello(&mut self, index: usize, until: Instant) -> bool {
+        let Some(client) = self.clients.get_mut(index) else { return false };
+        let decoded = match client.connection.decoder.hello() {
+            Ok(None) => return false,
+            Ok(Some(bytes)) => Hello::decode(&bytes, &self.token),
+            Err(e) => Err(e),
+        };
+        let refusal = match decoded {
+            Ok(hello) => match self.store.admit(&hello) {
+                Ok(_) if self.closing => {
+                    Refusal { reason: "the store is closing".to_owned(), note: false, again: true }
+                }
+                Ok(_) => {
+                    let phase = Phase::Register { hello_rank: hello.rank, world_size: hello.world_size, until };
+                    // Queued behind nothing, so it fits; a failing connection shows when it is read.
+                    let _ = client.connection.queue(&ToRank::Welcome);
+                    let _ = client.connection.flush();
+                    client.phase = phase;
+                    return true;
+                }
+                Err(refusal) => refusal,
+            },
+            // A wrong token, most likely: ours may be the job that should be gone.
+            Err(reason) => Refusal { reason, note: false, again: true },
+        };
+        self.refuse(index, refusal);
+        false
+    }
+
+    fn register(&mut self, index: usize, rank: u32, world_size: u32) -> bool {
+        let Some(client) = self.clients.get_mut(index) else { return false };
+        let info = match client.connection.next::<ToStore>(MAX_REGISTER) {
+            Ok(None) => return false,
+            Ok(Some(ToStore::Register { info })) => Ok(info),
+            Ok(Some(_)) => Err("the first message is not a registration".to_owned()),
+            Err(e) => Err(e),
+        };
+        // Asked again: another client may have come with the same rank meanwhile.
+        let hello = Hello { token: self.token, rank, world_size };
+        let outcome = match info {
+            Ok(info) => self.store.admit(&hello).map(|rank| (rank, info)),
+            Err(reason) => Err(Refusal { reason, note: true, again: false }),
+        };
+        match outcome {
+            Ok((rank, info)) => {
+                log::debug!("rendezvous store: rank {rank} registered from {}", client.address);
+                client.phase = Phase::Member { rank };
+                self.by_rank.insert(rank, client.id);
+                let out = self.store.register(rank, info, Instant::now());
+                self.deliver(out);
+                true
+            }
+            Err(refusal) => {
+                self.refuse(index, refusal);
+                false
+            }
+        }
+    }
+
+    fn member(&mut self, index: usize, rank: usize) -> bool {
+        let Some(client) = self.clients.get_mut(index) else { return false };
+        match client.connection.next::<ToStore>(MAX_FRAME) {
+            Ok(None) => false,
+            Ok(Some(message)) => {
+                let bye = matches!(message, ToStore::Bye { .. });
+                if bye {
+                    client.phase = ending();
+                }
+                let out = self.store.handle(rank, message, Instant::now());
+                self.deliver(out);
+                if bye {
+                    self.end(index);
+                }
+                !bye
+            }
+            Err(detail) => {
+                self.fail(index, format!("it broke the protocol: {detail}"));
+                false
+            }
+        }
+    }
+
+    /// Tells a client why it is not taken; it is dropped once it has had time to read that.
+    fn refuse(&mut self, index: usize, refusal: Refusal) {
+        let Some(client) = self.clients.get_mut(index) else { return };
+        log::warn!("rendezvous store: refused {}: {}", client.address, refusal.reason);
+        if refusal.note {
+            self.store.note(format!("a client at {} was refused: {}", client.address, refusal.reason));
+        }
+        client.phase = match client.connection.queue(&ToRank::Rejected { reason: refusal.reason, again: refusal.again })
+        {
+            Ok(()) => ending(),
+            Err(_) => Phase::Gone,
+        };
+        self.end(index);
+    }
+
+    fn end(&mut self, index: usize) {
+        let Some(client) = self.clients.get_mut(index) else { return };
+        if let Phase::Ending { until, budget, ended: false } = client.phase {
+            match client.connection.flush() {
+                Ok(true) => {
+                    client.connection.end_of_stream();
+                    client.phase = Phase::Ending { until, budget, ended: true };
+                }
+                Ok(false) => {}
+                Err(_) => client.phase = Phase::Gone,
+            }
+        }
+    }
+
+    /// The client's connection is of no more use.
+    fn fail(&mut self, index: usize, detail: String) {
+        let Some(client) = self.clients.get_mut(index) else { return };
+        let phase = std::mem::replace(&mut client.phase, Phase::Gone);
+        if let Phase::Member { rank } = phase {
+            log::warn!("rendezvous store: rank {rank} at {}: {detail}", client.address);
+            let out = self.store.lost(rank, detail);
+            self.deliver(out);
+        }
+    }
+
+    fn deliver(&mut self, out: Vec<Out>) {
+        let mut full = Vec::new();
+        for (rank, message) in out {
+            let Some(id) = self.by_rank.get(&rank) else { continue };
+            // Clients are kept in the order of their ids.
+            let Ok(index) = self.clients.binary_search_by_key(id, |c| c.id) else { continue };
+            let Some(client) = self.clients.get_mut(index) else { continue };
+            match client.connection.queue(&message) {
+                // A failing connection shows when it is read: what it sent before counts still.
+                Ok(()) => drop(client.connection.flush()),
+                Err(detail) => full.push((index, detail)),
+            }
+        }
+        for (index, detail) in full {
+            self.fail(index, detail);
+        }
+    }
+
+    fn say_closing(&mut self) {
+        for client in &mut self.clients {
+            if let Phase::Member { .. } = client.phase {
+                let _ = client.connection.queue(&ToRank::Closing);
+                let _ = client.connection.flush();
+            }
+        }
+    }
+
+    /// Drops the clients whose time is over.
+    fn expire(&mut self) {
+        let now = Instant::now();
+        for index in 0..self.clients.len() {
+            match self.clients.get(index).map(|c| c.phase) {
+                Some(Phase::Hello { until } | Phase::Register { until, .. }) if now >= until => {
+                    let reason = format!("no registration within {REGISTER_LIMIT:?}");
+                    self.refuse(index, Refusal { reason, note: false, again: false });
+                }
+                Some(Phase::Ending { until, .. }) if now >= until => {
+                    if let Some(client) = self.clients.get_mut(index) {
+                        client.phase = Phase::Gone;
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+}

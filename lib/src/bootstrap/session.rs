@@ -1,0 +1,349 @@
+//! One rank's connection to the store, for as long as the job lives.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::connection::{Waker, deadline_after, encode, left, lock};
+use super::event::Event;
+use super::frame::MAX_FRAME;
+use super::message::{Bytes, Cause, ToStore};
+use super::monitor::Monitor;
+use super::progress::{Health, Progress};
+use super::{UniqueId, join};
+use crate::config::Config;
+use crate::error::{Error, Result};
+
+/// How long the store may take to say who is missing after an exchange timed out.
+const LAST_ANSWER: Duration = Duration::from_secs(2);
+
+type Handler = Arc<dyn Fn(&Event) + Send + Sync>;
+
+/// A rank that is registered with the store. A thread (the monitor) reads the connection and sends the heartbeats.
+/// Dropping it says goodbye, which takes one second at most.
+pub struct Session {
+    rank: usize,
+    world_size: usize,
+    infos: Vec<Value>,
+    address: String,
+    health_limit: Duration,
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Session { rank, world_size, address, .. } = self;
+        write!(f, "Session {{ rank {rank} of {world_size}, store at {address} }}")
+    }
+}
+
+impl Session {
+    /// Registers `rank` with the store, with what the others need to reach it (`info`, opaque here), and blocks until all
+    /// ranks are registered.
+    ///
+    /// Fails after `config.connect_timeout`, naming the ranks which are missing; at once when the store refuses us, or when a
+    /// rank which was here leaves or dies.
+    pub fn join(id: &UniqueId, rank: usize, world_size: usize, info: Value, config: &Config) -> Result<Session> {
+        let joined = join::join(id, rank, world_size, info, config)?;
+        let address = joined.address.to_string();
+        let waker = Waker::new().map_err(|e| Error::errno("rendezvous", "eventfd", e))?;
+        let shared = Arc::new(Shared {
+            waker,
+            outbox: Mutex::default(),
+            answers: Mutex::default(),
+            changed: Condvar::new(),
+            events: Mutex::default(),
+            tracked: Mutex::default(),
+        });
+        let monitor = Monitor::new(joined.connection, Arc::clone(&shared), rank, config.heartbeat);
+        let thread = std::thread::Builder::new()
+            .name(format!("tinynccl-mon-{rank}"))
+            .spawn(move || monitor.run())
+            .map_err(|e| Error::io("rendezvous", "starting the monitor thread", &e))?;
+        Ok(Session {
+            rank,
+            world_size,
+            infos: joined.infos,
+            address,
+            health_limit: (config.heartbeat * 4).clamp(Duration::from_secs(1), Duration::from_secs(2)),
+            shared,
+            thread: Mutex::new(Some(thread)),
+        })
+    }
+
+    /// Our rank.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Number of ranks.
+    pub fn world_size(&self) -> usize {
+        self.world_size
+    }
+
+    /// What each rank registered with, by rank.
+    pub fn infos(&self) -> &[Value] {
+        &self.infos
+    }
+
+    /// Address of the store, for errors.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// A small all-gather among `members` (world ranks, the same list at each, ourselves in it): the values in the order of
+    /// `members`. `key` names this one use; all members give the same.
+    ///
+    /// Fails when a member is lost or has left ([`Error::PeerLost`]), when one has not come by the `deadline`
+    /// ([`Error::Timeout`], with their numbers; the others then fail too), or when the ranks name different members.
+    pub fn exchange(&self, key: &str, members: &[usize], value: Vec<u8>, deadline: Duration) -> Result<Vec<Vec<u8>>> {
+        let op = || format!("exchange {key:?}");
+        let mut sorted = members.to_vec();
+        sorted.sort_unstable();
+        sorted.dedup();
+        if sorted.len() != members.len() || !sorted.contains(&self.rank) || sorted.last() >= Some(&self.world_size) {
+            let detail = format!(
+                "members {members:?} must be different ranks below {}, rank {} among them",
+                self.world_size, self.rank
+            );
+            return Err(Error::invalid(op(), detail));
+        }
+        // The answer holds every member's value as hexadecimal text.
+        let longest = (MAX_FRAME / 2 - key.len().min(MAX_FRAME / 4)) / members.len() / 2;
+        if value.len() > longest {
+            let detail = format!("a value of {} bytes; {} members may send {longest} each", value.len(), members.len());
+            return Err(Error::invalid(op(), detail));
+        }
+        if members.len() == 1 {
+            return Ok(vec![value]);
+        }
+        let started = Instant::now();
+        {
+            let mut answers = lock(&self.shared.answers);
+            self.check_open(&answers)?;
+            if answers.exchanges.contains_key(key) {
+                return Err(Error::invalid(op(), "this key is in use by another thread"));
+            }
+            answers.exchanges.insert(key.to_owned(), None);
+        }
+        self.shared.send(&ToStore::Put { key: key.to_owned(), members: members.to_vec(), value: Bytes(value) });
+        let ready = |a: &Answers| a.over.is_some() || a.exchanges.get(key).is_none_or(Option::is_some);
+        if !self.shared.wait_for(deadline_after(deadline), ready) {
+            self.shared.send(&ToStore::GiveUp { key: key.to_owned(), waited: started.elapsed() });
+            self.shared.wait_for(deadline_after(LAST_ANSWER), ready);
+        }
+        let mut answers = lock(&self.shared.answers);
+        match answers.exchanges.remove(key).flatten() {
+            Some(Ok(values)) => Ok(values),
+            Some(Err(failure)) => Err(match failure.cause {
+                Cause::Timeout => Error::Timeout {
+                    op: op(),
+                    rank: self.rank,
+                    waited: started.elapsed(),
+                    missing: failure.missing,
+                    detail: failure.reason,
+                },
+                Cause::Gone => Error::PeerLost {
+                    op: op(),
+                    rank: self.rank,
+                    peer: failure.missing.first().copied().unwrap_or_default(),
+                    address: format!("as the store at {} saw it", self.address),
+                    detail: failure.reason,
+                },
+                Cause::Mismatch => Error::invalid(op(), failure.reason),
+            }),
+            None => {
+                self.check_open(&answers)?;
+                drop(answers);
+                Err(Error::Timeout {
+                    op: op(),
+                    rank: self.rank,
+                    waited: started.elapsed(),
+                    missing: Vec::new(),
+                    detail: self.silent(),
+                })
+            }
+        }
+    }
+
+    /// Calls `f` for every event, from the monitor thread; for the events which came before, at once from this one.
+    ///
+    /// `f` must not block: nothing else is heard meanwhile.
+    pub fn on_event(&self, f: Box<dyn Fn(&Event) + Send + Sync>) {
+        let handler: Handler = Arc::from(f);
+        let before = {
+            let mut events = lock(&self.shared.events);
+            events.handlers.push(Arc::clone(&handler));
+            events.list.clone()
+        };
+        for event in &before {
+            handler(event);
+        }
+    }
+
+    /// Makes the heartbeats carry the progress of communicator `comm`, until the last user of the value is gone.
+    pub fn track(&self, comm: u32) -> Arc<Progress> {
+        let mut tracked = lock(&self.shared.tracked);
+        if let Some((_, progress)) = tracked.iter().find(|(c, _)| *c == comm) {
+            return Arc::clone(progress);
+        }
+        let progress = Arc::new(Progress::new());
+        tracked.push((comm, Arc::clone(&progress)));
+        progress
+    }
+
+    /// Asks the store what it knows of every rank, by rank. Waits two seconds at most: a store that does not answer is an
+    /// error, which means that the process which runs it is stopped, overloaded or gone.
+    pub fn health(&self, comm: u32) -> Result<Vec<Health>> {
+        let ticket = {
+            let mut answers = lock(&self.shared.answers);
+            self.check_open(&answers)?;
+            answers.next_ticket += 1;
+            let ticket = answers.next_ticket;
+            answers.healths.insert(ticket, None);
+            ticket
+        };
+        self.shared.send(&ToStore::Health { ticket, comm });
+        self.shared.wait_for(deadline_after(self.health_limit), |a| {
+            a.over.is_some() || a.healths.get(&ticket).is_none_or(Option::is_some)
+        });
+        let mut answers = lock(&self.shared.answers);
+        match answers.healths.remove(&ticket).flatten() {
+            Some(ranks) => Ok(ranks),
+            None => {
+                self.check_open(&answers)?;
+                Err(Error::Bootstrap { address: self.address.clone(), detail: self.silent() })
+            }
+        }
+    }
+
+    /// Tells every other rank that `comm` is aborted. Does not wait.
+    pub fn abort(&self, comm: u32, reason: &str) {
+        // Long reasons are cut: the news must fit a message.
+        let reason = reason.chars().take(4096).collect();
+        self.shared.send(&ToStore::Abort { comm, reason });
+    }
+
+    /// Says goodbye to the store and ends the monitor. Takes one second at most; later calls do nothing.
+    pub fn close(&self) {
+        lock(&self.shared.outbox).bye = true;
+        self.shared.waker.wake();
+        let thread = lock(&self.thread).take();
+        if let Some(thread) = thread {
+            // An event handler may drop the last user of this session: the monitor cannot wait for itself.
+            if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
+                log::error!("rank {}: the monitor thread panicked", self.rank);
+            }
+        }
+    }
+
+    fn check_open(&self, answers: &Answers) -> Result<()> {
+        match &answers.over {
+            None => Ok(()),
+            Some(why) => {
+                Err(Error::Bootstrap { address: self.address.clone(), detail: format!("rank {}: {why}", self.rank) })
+            }
+        }
+    }
+
+    fn silent(&self) -> String {
+        format!(
+            "rank {}: the store at {} does not answer: the process that runs it (rank 0 or the launcher) is stopped, overloaded or gone",
+            self.rank, self.address
+        )
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// What the callers' threads and the monitor share.
+pub(crate) struct Shared {
+    pub(crate) waker: Waker,
+    pub(crate) outbox: Mutex<Outbox>,
+    pub(crate) answers: Mutex<Answers>,
+    pub(crate) changed: Condvar,
+    pub(crate) events: Mutex<Events>,
+    pub(crate) tracked: Mutex<Vec<(u32, Arc<Progress>)>>,
+}
+
+/// Frames to send, and whether to say goodbye after them.
+#[derive(Default)]
+pub(crate) struct Outbox {
+    pub(crate) frames: Vec<u8>,
+    pub(crate) bye: bool,
+}
+
+/// Answers that callers wait for: `None` until they come.
+#[derive(Default)]
+pub(crate) struct Answers {
+    pub(crate) exchanges: HashMap<String, Option<Exchanged>>,
+    pub(crate) healths: HashMap<u64, Option<Vec<Health>>>,
+    pub(crate) next_ticket: u64,
+    /// Why no more answers will come.
+    pub(crate) over: Option<String>,
+}
+
+/// Outcome of an exchange: the members' values.
+pub(crate) type Exchanged = Result<Vec<Vec<u8>>, ExchangeFailure>;
+
+/// Why an exchange failed.
+pub(crate) struct ExchangeFailure {
+    pub(crate) missing: Vec<usize>,
+    pub(crate) cause: Cause,
+    pub(crate) reason: String,
+}
+
+#[derive(Default)]
+pub(crate) struct Events {
+    pub(crate) list: Vec<Event>,
+    pub(crate) handlers: Vec<Handler>,
+}
+
+impl Shared {
+    fn send(&self, message: &ToStore) {
+        match encode(message) {
+            Ok(frame) => lock(&self.outbox).frames.extend_from_slice(&frame),
+            // Callers check sizes before.
+            Err(e) => return log::error!("rendezvous: {e}"),
+        }
+        self.waker.wake();
+    }
+
+    /// Waits until `ready`, at most until `deadline`; whether it came to that.
+    fn wait_for(&self, deadline: Instant, ready: impl Fn(&Answers) -> bool) -> bool {
+        let answers = lock(&self.answers);
+        let wait = self.changed.wait_timeout_while(answers, left(deadline), |a| !ready(a));
+        let (_answers, outcome) = wait.unwrap_or_else(PoisonError::into_inner);
+        !outcome.timed_out()
+    }
+
+    /// Changes the answers and wakes who waits for them.
+    pub(crate) fn answer(&self, change: impl FnOnce(&mut Answers)) {
+        change(&mut lock(&self.answers));
+        self.changed.notify_all();
+    }
+
+    /// Remembers an event and tells the handlers.
+    pub(crate) fn dispatch(&self, event: Event) {
+        let handlers = {
+            let mut events = lock(&self.events);
+            events.list.push(event.clone());
+            events.handlers.clone()
+        };
+        for handler in handlers {
+            let call = std::panic::AssertUnwindSafe(|| handler(&event));
+            if std::panic::catch_unwind(call).is_err() {
+                log::error!("an event handler panicked at {event:?}");
+            }
+        }
+    }
+}

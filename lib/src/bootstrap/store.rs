@@ -1,0 +1,327 @@
+//! The store's state and its answers, without any I/O: who is here, exchanges under way, last heartbeats.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::frame::Hello;
+use super::message::{Bytes, Cause, ToRank, ToStore};
+use super::progress::{Health, RankState, Snapshot};
+
+/// Most refusals that are told to the ranks which wait.
+const MAX_NOTES: usize = 8;
+
+/// A message and the rank that it goes to.
+pub(crate) type Out = (usize, ToRank);
+
+/// State of one job.
+#[derive(Debug)]
+pub(crate) struct Store {
+    members: Vec<Option<Member>>,
+    formed: bool,
+    broken: Option<String>,
+    exchanges: HashMap<String, Exchange>,
+    notes: Vec<String>,
+    announced: Option<(usize, usize)>,
+}
+
+#[derive(Debug)]
+struct Member {
+    state: RankState,
+    info: Value,
+    heard: Instant,
+    progress: Vec<(u32, Snapshot)>,
+}
+
+#[derive(Debug)]
+struct Exchange {
+    members: Vec<usize>,
+    values: BTreeMap<usize, Bytes>,
+    failed: Option<Failure>,
+    told: BTreeSet<usize>,
+}
+
+#[derive(Debug, Clone)]
+struct Failure {
+    missing: Vec<usize>,
+    cause: Cause,
+    reason: String,
+}
+
+impl Failure {
+    fn message(self, key: &str) -> ToRank {
+        ToRank::ExchangeFailed { key: key.to_owned(), missing: self.missing, cause: self.cause, reason: self.reason }
+    }
+}
+
+/// Why a client is not taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    pub(crate) reason: String,
+    /// It may be worth a note to the ranks which wait: the client had the right token.
+    pub(crate) note: bool,
+    /// What is in the way may be a job that is just ending: the client may try again for a moment.
+    pub(crate) again: bool,
+}
+
+impl Store {
+    pub(crate) fn new(world_size: usize) -> Self {
+        Store {
+            members: (0..world_size).map(|_| None).collect(),
+            formed: false,
+            broken: None,
+            exchanges: HashMap::new(),
+            notes: Vec::new(),
+            announced: None,
+        }
+    }
+
+    fn world_size(&self) -> usize {
+        self.members.len()
+    }
+
+    /// Whether a client with the right token can become a member.
+    pub(crate) fn admit(&self, hello: &Hello) -> Result<usize, Refusal> {
+        let (rank, world) = (hello.rank as usize, self.world_size());
+        let wrong = |reason| Err(Refusal { reason, note: true, again: false });
+        let over = |reason| Err(Refusal { reason, note: false, again: true });
+        if hello.world_size as usize != world {
+            return wrong(format!(
+                "rank {rank} was started with world size {}, the store with {world}: all ranks need the same",
+                hello.world_size
+            ));
+        }
+        let Some(member) = self.members.get(rank) else {
+            return wrong(format!("rank {rank} is out of range: world size {world} has ranks 0 to {}", world - 1));
+        };
+        match (member.as_ref().map(|m| &m.state), &self.broken) {
+            (Some(RankState::Alive), _) => {
+                wrong(format!("rank {rank} is here already: two processes were started with the same rank"))
+            }
+            (Some(RankState::Left), _) => {
+                over(format!("rank {rank} was here and has left: this job cannot be joined again"))
+            }
+            (Some(RankState::Lost(_)), _) => {
+                over(format!("rank {rank} was here and was lost: this job cannot be joined again"))
+            }
+            (None, Some(reason)) => over(reason.clone()),
+            (None, None) => Ok(rank),
+        }
+    }
+
+    /// Takes `rank` in; [`Store::admit`] said yes.
+    pub(crate) fn register(&mut self, rank: usize, info: Value, now: Instant) -> Vec<Out> {
+        if let Some(member) = self.members.get_mut(rank) {
+            *member = Some(Member { state: RankState::Alive, info, heard: now, progress: Vec::new() });
+        }
+        if self.members.iter().all(Option::is_some) {
+            self.formed = true;
+            let infos: Vec<Value> = self.members.iter().flatten().map(|m| m.info.clone()).collect();
+            let mut out = Vec::new();
+            self.to_all(|_| ToRank::Table { infos: infos.clone() }, &mut out);
+            return out;
+        }
+        vec![(rank, self.waiting())]
+    }
+
+    /// A client with the right token was refused: the ranks that wait should hear why one is missing.
+    pub(crate) fn note(&mut self, text: String) {
+        if !self.formed && self.notes.len() < MAX_NOTES && !self.notes.contains(&text) {
+            self.notes.push(text);
+        }
+    }
+
+    /// Called now and then: tells the ranks which wait who is missing, when that has changed.
+    pub(crate) fn tick(&mut self) -> Vec<Out> {
+        let mut out = Vec::new();
+        let state = (self.members.iter().flatten().count(), self.notes.len());
+        if !self.formed && self.broken.is_none() && self.announced != Some(state) {
+            self.announced = Some(state);
+            let message = self.waiting();
+            self.to_all(|_| message.clone(), &mut out);
+        }
+        out
+    }
+
+    fn waiting(&self) -> ToRank {
+        ToRank::Waiting { missing: self.missing(), notes: self.notes.clone() }
+    }
+
+    fn missing(&self) -> Vec<usize> {
+        self.members.iter().enumerate().filter(|(_, m)| m.is_none()).map(|(rank, _)| rank).collect()
+    }
+
+    /// True when every rank that ever registered is gone, by goodbye or otherwise.
+    pub(crate) fn finished(&self) -> bool {
+        !self.members.iter().flatten().any(|m| m.state == RankState::Alive)
+    }
+
+    /// A message of a member.
+    pub(crate) fn handle(&mut self, rank: usize, message: ToStore, now: Instant) -> Vec<Out> {
+        if let Some(Some(member)) = self.members.get_mut(rank) {
+            member.heard = now;
+        }
+        match message {
+            ToStore::Register { .. } => Vec::new(),
+            ToStore::Beat { progress } => {
+                if let Some(Some(member)) = self.members.get_mut(rank) {
+                    member.progress = progress;
+                }
+                Vec::new()
+            }
+            ToStore::Put { key, members, value } => self.put(rank, key, members, value),
+            ToStore::GiveUp { key, waited } => self.give_up(rank, &key, waited),
+            ToStore::Health { ticket, comm } => {
+                vec![(rank, ToRank::Health { ticket, ranks: self.health(comm, now) })]
+            }
+            ToStore::Abort { comm, reason } => {
+                let mut out = Vec::new();
+                self.to_all(
+                    |r| if r == rank { None } else { Some(ToRank::Abort { from: rank, comm, reason: reason.clone() }) },
+                    &mut out,
+                );
+                out
+            }
+            ToStore::Bye { reason } => {
+                let detail = if reason.is_empty() { "it said goodbye".to_owned() } else { reason };
+                self.gone(rank, RankState::Left, &detail)
+            }
+        }
+    }
+
+    /// The connection of a member closed without a goodbye.
+    pub(crate) fn lost(&mut self, rank: usize, detail: String) -> Vec<Out> {
+        self.gone(rank, RankState::Lost(detail.clone()), &detail)
+    }
+
+    fn gone(&mut self, rank: usize, state: RankState, detail: &str) -> Vec<Out> {
+        let mut out = Vec::new();
+        let missing = self.missing();
+        let Some(Some(member)) = self.members.get_mut(rank) else { return out };
+        if member.state != RankState::Alive {
+            return out;
+        }
+        let (word, news) = match &state {
+            RankState::Lost(detail) => ("was lost", ToRank::Lost { rank, detail: detail.clone() }),
+            _ => ("has left", ToRank::Left { rank }),
+        };
+        member.state = state;
+        if !self.formed {
+            let reason = format!("rank {rank} {word} before all ranks had come: {detail}");
+            self.broken.get_or_insert(reason.clone());
+            self.to_all(|_| ToRank::NotFormed { missing: missing.clone(), reason: reason.clone() }, &mut out);
+            return out;
+        }
+        self.to_all(|_| news.clone(), &mut out);
+        let reason = format!("rank {rank} {word}: {detail}");
+        let concerned: Vec<String> =
+            self.exchanges.iter().filter(|(_, e)| e.members.contains(&rank)).map(|(k, _)| k.clone()).collect();
+        for key in concerned {
+            let failure = Failure { missing: vec![rank], cause: Cause::Gone, reason: reason.clone() };
+            self.fail_exchange(&key, failure, &mut out);
+        }
+        out
+    }
+
+    fn put(&mut self, rank: usize, key: String, members: Vec<usize>, value: Bytes) -> Vec<Out> {
+        let mut out = Vec::new();
+        if !members.contains(&rank) || members.iter().any(|&m| m >= self.world_size()) {
+            let reason = format!("rank {rank} named members {members:?}, of a world of {}", self.world_size());
+            let failure = Failure { missing: Vec::new(), cause: Cause::Mismatch, reason };
+            return vec![(rank, failure.message(&key))];
+        }
+        let exchange = self.exchanges.entry(key.clone()).or_insert_with(|| Exchange {
+            members: members.clone(),
+            values: BTreeMap::new(),
+            failed: None,
+            told: BTreeSet::new(),
+        });
+        if exchange.members != members {
+            let reason = format!(
+                "rank {rank} calls it among ranks {members:?}, another rank among {:?}: every rank must make the same calls in the same order",
+                exchange.members
+            );
+            let failure = Failure { missing: Vec::new(), cause: Cause::Mismatch, reason };
+            out.push((rank, failure.clone().message(&key)));
+            exchange.told.insert(rank);
+            self.fail_exchange(&key, failure, &mut out);
+            return out;
+        }
+        exchange.values.insert(rank, value);
+        if let Some(failure) = exchange.failed.clone() {
+            self.fail_exchange(&key, failure, &mut out);
+            return out;
+        }
+        if exchange.values.len() == members.len() {
+            let values: Vec<Bytes> = members.iter().filter_map(|m| exchange.values.get(m).cloned()).collect();
+            self.exchanges.remove(&key);
+            out.extend(members.iter().map(|&m| (m, ToRank::Values { key: key.clone(), values: values.clone() })));
+            return out;
+        }
+        let gone = members.iter().find_map(|&m| match self.members.get(m).and_then(Option::as_ref).map(|x| &x.state) {
+            Some(RankState::Left) => Some((m, format!("rank {m} has left"))),
+            Some(RankState::Lost(detail)) => Some((m, format!("rank {m} was lost: {detail}"))),
+            _ => None,
+        });
+        if let Some((m, reason)) = gone {
+            self.fail_exchange(&key, Failure { missing: vec![m], cause: Cause::Gone, reason }, &mut out);
+        }
+        out
+    }
+
+    fn give_up(&mut self, rank: usize, key: &str, waited: Duration) -> Vec<Out> {
+        let mut out = Vec::new();
+        match self.exchanges.get(key) {
+            // It completed or failed while this message was on its way: the rank has the outcome already.
+            None => {}
+            Some(e) if e.failed.is_some() => {}
+            Some(e) => {
+                let missing: Vec<usize> = e.members.iter().copied().filter(|m| !e.values.contains_key(m)).collect();
+                let reason = format!("rank {rank} waited {waited:.1?} and gave up");
+                self.fail_exchange(key, Failure { missing, cause: Cause::Timeout, reason }, &mut out);
+            }
+        }
+        out
+    }
+
+    /// Tells every member that takes part so far; later ones are told when they come. Forgotten when all have heard or are gone.
+    fn fail_exchange(&mut self, key: &str, failure: Failure, out: &mut Vec<Out>) {
+        let Some(exchange) = self.exchanges.get_mut(key) else { return };
+        // The first cause stays.
+        let failure = exchange.failed.get_or_insert(failure).clone();
+        for &m in exchange.values.keys() {
+            if exchange.told.insert(m) {
+                out.push((m, failure.clone().message(key)));
+            }
+        }
+        let alive =
+            |m: usize| self.members.get(m).and_then(Option::as_ref).is_some_and(|x| x.state == RankState::Alive);
+        if exchange.members.iter().all(|m| exchange.told.contains(m) || !alive(*m)) {
+            self.exchanges.remove(key);
+        }
+    }
+
+    fn health(&self, comm: u32, now: Instant) -> Vec<Health> {
+        let known = |(rank, member): (usize, &Option<Member>)| {
+            let member = member.as_ref()?;
+            let progress = member.progress.iter().find(|(c, _)| *c == comm).map(|(_, p)| *p);
+            Some(Health {
+                rank,
+                state: member.state.clone(),
+                age: now.saturating_duration_since(member.heard),
+                progress,
+            })
+        };
+        self.members.iter().enumerate().filter_map(known).collect()
+    }
+
+    /// To every rank that is here, but for those for which `message` gives none.
+    fn to_all<M: Into<Option<ToRank>>>(&self, message: impl Fn(usize) -> M, out: &mut Vec<Out>) {
+        for (rank, member) in self.members.iter().enumerate() {
+            if member.as_ref().is_some_and(|m| m.state == RankState::Alive) {
+                out.extend(message(rank).into().map(|m| (rank, m)));
+            }
+        }
+    }
+}

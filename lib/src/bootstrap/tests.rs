@@ -1,0 +1,518 @@
+//! The store and its clients together: ranks as threads, strangers as raw sockets.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::connection::{Connection, deadline_after, encode, left};
+use super::frame::{Hello, MAGIC, MAX_FRAME};
+use super::message::{ToRank, ToStore};
+use super::unique_id::PROTOCOL_VERSION;
+use super::*;
+use crate::{Config, Error};
+
+const TOKEN: [u8; 16] = [9; 16];
+/// Nothing here should ever take as long as this.
+const LONG: Duration = Duration::from_secs(60);
+
+fn config() -> Config {
+    Config::default()
+}
+
+fn short() -> Config {
+    Config { connect_timeout: Duration::from_millis(300), ..Config::default() }
+}
+
+fn start(world_size: usize) -> Server {
+    Server::start("127.0.0.1:0".parse().unwrap(), TOKEN, world_size, &config()).unwrap()
+}
+
+fn join(server: &Server, rank: usize, world_size: usize) -> crate::Result<Session> {
+    Session::join(&server.unique_id(), rank, world_size, json!({ "rank": rank }), &config())
+}
+
+/// All ranks of a job, as threads while they join.
+fn form(server: &Server, world_size: usize) -> Vec<Session> {
+    std::thread::scope(|s| {
+        let ranks: Vec<_> =
+            (0..world_size).map(|rank| s.spawn(move || join(server, rank, world_size).unwrap())).collect();
+        ranks.into_iter().map(|t| t.join().unwrap()).collect()
+    })
+}
+
+/// The events of a session, as a channel.
+fn events(session: &Session) -> Receiver<Event> {
+    let (send, receive) = channel();
+    session.on_event(Box::new(move |e| drop(send.send(e.clone()))));
+    receive
+}
+
+/// A client that speaks the protocol by hand.
+struct Raw(Connection);
+
+impl Raw {
+    fn connect(address: SocketAddr) -> Raw {
+        Raw(Connection::new(TcpStream::connect(address).unwrap()).unwrap())
+    }
+
+    fn send(&mut self, bytes: &[u8]) {
+        self.0.queue_bytes(bytes).unwrap();
+        assert!(self.0.flush().unwrap());
+    }
+
+    fn hello(&mut self, rank: u32, world_size: u32) {
+        self.send(&Hello { token: TOKEN, rank, world_size }.encode());
+    }
+
+    fn register(address: SocketAddr, rank: u32, world_size: u32) -> Raw {
+        let mut raw = Raw::connect(address);
+        raw.hello(rank, world_size);
+        assert_eq!(raw.hear(), Some(ToRank::Welcome));
+        raw.send(&encode(&ToStore::Register { info: Value::Null }).unwrap());
+        raw
+    }
+
+    /// The next message; `None` at the end of the connection.
+    fn hear(&mut self) -> Option<ToRank> {
+        let deadline = deadline_after(LONG);
+        let mut ended = false;
+        loop {
+            if let Some(message) = self.0.next(MAX_FRAME).unwrap() {
+                return Some(message);
+            }
+            assert!(!left(deadline).is_zero(), "the store says nothing");
+            if ended {
+                return None;
+            }
+            let mut fds = [rustix::event::PollFd::from_borrowed_fd(self.0.fd(), rustix::event::PollFlags::IN)];
+            super::connection::poll(&mut fds, left(deadline)).unwrap();
+            ended = !matches!(self.0.fill(), Ok(super::connection::Fill::Open));
+        }
+    }
+
+    fn rejected(mut self) -> String {
+        match self.hear() {
+            Some(ToRank::Rejected { reason, .. }) => reason,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn address(server: &Server) -> SocketAddr {
+    server.unique_id().addresses()[0]
+}
+
+#[test]
+fn all_ranks_learn_all_endpoints() {
+    let server = start(5);
+    for (rank, session) in form(&server, 5).iter().enumerate() {
+        assert_eq!((session.rank(), session.world_size()), (rank, 5));
+        let infos: Vec<Value> = (0..5).map(|r| json!({ "rank": r })).collect();
+        assert_eq!(session.infos(), infos);
+    }
+}
+
+#[test]
+fn sixty_four_clients_meet_and_exchange() {
+    let server = start(64);
+    let sessions = form(&server, 64);
+    let members: Vec<usize> = (0..64).collect();
+    std::thread::scope(|s| {
+        for session in &sessions {
+            let members = &members;
+            s.spawn(move || {
+                let values = session.exchange("all", members, vec![session.rank() as u8; 100], LONG).unwrap();
+                assert!(values.iter().enumerate().all(|(r, v)| *v == vec![r as u8; 100]));
+            });
+        }
+    });
+    let health = sessions[63].health(0).unwrap();
+    assert_eq!(health.len(), 64);
+    assert!(health.iter().all(|h| h.state == RankState::Alive));
+}
+
+#[test]
+fn one_rank_is_a_job() {
+    let server = start(1);
+    let session = join(&server, 0, 1).unwrap();
+    assert_eq!(session.exchange("k", &[0], vec![7], LONG).unwrap(), [vec![7]]);
+}
+
+#[test]
+fn strangers_are_told_why_while_a_good_job_forms() {
+    let server = start(3);
+    let address = address(&server);
+    let zero = std::thread::scope(|s| {
+        let zero = s.spawn(|| join(&server, 0, 3).unwrap());
+        // Until rank 0 is in, a second one would take its place.
+        let mut probe = Raw::register(address, 1, 3);
+        while !matches!(probe.hear(), Some(ToRank::Waiting { missing, .. }) if missing == [2]) {}
+
+        // Half-open connections, some with half a message: they stay open until the end.
+        let mut silent: Vec<Raw> = (0..20).map(|_| Raw::connect(address)).collect();
+        silent[0].send(&MAGIC);
+        silent[1].hello(2, 3);
+        silent[2].hello(2, 3);
+        silent[2].send(&[200, 0, 0, 0, b'{']);
+
+        let mut stranger = Raw::connect(address);
+        stranger.send(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n");
+        assert!(stranger.rejected().contains("not a tinynccl hello"));
+        // Few bytes, then nothing: noticed by the first wrong one.
+        let mut stranger = Raw::connect(address);
+        stranger.send(b"SSH");
+        assert!(stranger.rejected().contains("not a tinynccl hello"));
+        let mut version = Hello { token: TOKEN, rank: 2, world_size: 3 }.encode();
+        version[8] = 77;
+        let mut raw = Raw::connect(address);
+        raw.send(&version);
+        let reason = raw.rejected();
+        assert!(reason.contains("version 77") && reason.contains(&format!("version {PROTOCOL_VERSION}")), "{reason}");
+        let mut raw = Raw::connect(address);
+        raw.send(&Hello { token: [1; 16], rank: 2, world_size: 3 }.encode());
+        assert!(raw.rejected().contains("wrong token"));
+        for (rank, world, why) in [
+            (0, 3, "rank 0 is here already"),
+            (3, 3, "out of range: world size 3 has ranks 0 to 2"),
+            (u32::MAX, 3, "out of range"),
+            (2, 4, "world size 4, the store with 3"),
+        ] {
+            let mut raw = Raw::connect(address);
+            raw.hello(rank, world);
+            let reason = raw.rejected();
+            assert!(reason.contains(why), "{reason}");
+        }
+        for body in [b"[1,2".as_slice(), b"\"Nonsense\"", b"{\"Bye\":{\"reason\":\"\"}}"] {
+            let mut raw = Raw::connect(address);
+            raw.hello(2, 3);
+            assert_eq!(raw.hear(), Some(ToRank::Welcome));
+            let mut frame = Vec::new();
+            super::frame::put_frame(&mut frame, body).unwrap();
+            raw.send(&frame);
+            raw.rejected();
+        }
+        // A length that would be 4 GiB.
+        let mut raw = Raw::connect(address);
+        raw.hello(2, 3);
+        assert_eq!(raw.hear(), Some(ToRank::Welcome));
+        raw.send(&u32::MAX.to_le_bytes());
+        assert!(raw.rejected().contains("exceeds the limit"));
+
+        let _two = join(&server, 2, 3).unwrap();
+        while !matches!(probe.hear(), Some(ToRank::Table { infos }) if infos.len() == 3) {}
+        zero.join().unwrap()
+    });
+    assert_eq!(zero.infos().len(), 3);
+}
+
+#[test]
+fn a_session_says_why_it_was_refused() {
+    let server = start(2);
+    let _here = Raw::register(address(&server), 0, 2);
+    let wrong = UniqueId::new([0; 16], server.unique_id().addresses().to_vec());
+    let refuse = |id: &UniqueId, rank, world| {
+        let config = Config { connect_timeout: Duration::from_millis(2500), ..config() };
+        Session::join(id, rank, world, Value::Null, &config).unwrap_err().to_string()
+    };
+    let id = server.unique_id();
+    let e = refuse(&id, 0, 2);
+    assert!(e.contains("rank 0 was refused: rank 0 is here already"), "{e}");
+    let e = refuse(&id, 1, 3);
+    assert!(e.contains("started with world size 3, the store with 2"), "{e}");
+    let e = refuse(&wrong, 1, 2);
+    assert!(e.contains("wrong token"), "{e}");
+    let e = refuse(&id, 2, 2);
+    assert!(e.contains("rank 2 of world size 2"), "{e}");
+    let other: UniqueId = id.to_string().replacen("-1-", "-2-", 1).parse().unwrap();
+    let e = refuse(&other, 1, 2);
+    assert!(e.contains("protocol version 2, this build speaks 1"), "{e}");
+}
+
+#[test]
+fn no_store_and_another_service_are_told_apart() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let id = UniqueId::new(TOKEN, vec![listener.local_addr().unwrap()]);
+    let ssh = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.write_all(b"SSH-2.0-OpenSSH_9.9\r\n").unwrap();
+        let _ = stream.read_to_end(&mut Vec::new());
+    });
+    let e = Session::join(&id, 0, 1, Value::Null, &config()).unwrap_err().to_string();
+    assert!(e.contains("not a tinynccl store"), "{e}");
+    ssh.join().unwrap();
+    let e = Session::join(&id, 0, 1, Value::Null, &short()).unwrap_err().to_string();
+    assert!(e.contains("found no store") && e.contains("refused"), "{e}");
+}
+
+#[test]
+fn missing_ranks_are_named_at_the_deadline_and_to_those_who_wait_longer() {
+    let server = start(4);
+    std::thread::scope(|s| {
+        let patient = s.spawn(|| join(&server, 1, 4).unwrap_err());
+        let mut seen = Raw::register(address(&server), 3, 4);
+        while !matches!(seen.hear(), Some(ToRank::Waiting { missing, .. }) if missing == [0, 2]) {}
+        drop(seen);
+        let e = patient.join().unwrap().to_string();
+        assert!(e.contains("rank 3 was lost") && e.contains("never came: ranks 0, 2"), "{e}");
+    });
+    let server = start(3);
+    let id = server.unique_id();
+    std::thread::scope(|s| {
+        let patient = s.spawn(|| join(&server, 1, 3).unwrap_err());
+        // A rank that was started wrongly is told to those who miss it.
+        let mut misled = Raw::connect(id.addresses()[0]);
+        misled.hello(2, 5);
+        misled.rejected();
+        let hasty = Session::join(&id, 0, 3, Value::Null, &short()).unwrap_err();
+        assert!(matches!(&hasty, Error::Timeout { rank: 0, missing, .. } if missing.contains(&2)), "{hasty}");
+        assert!(hasty.to_string().contains("started with world size 5"), "{hasty}");
+        let e = patient.join().unwrap().to_string();
+        assert!(e.contains("rank 0 has left") && e.contains("it waited") && e.contains("rank 2"), "{e}");
+    });
+}
+
+#[test]
+fn a_dropped_connection_is_a_lost_rank_and_a_goodbye_is_not() {
+    let server = start(4);
+    let address = address(&server);
+    let (mut sessions, mut raw) = std::thread::scope(|s| {
+        let server = &server;
+        let ranks: Vec<_> = (0..3).map(|rank| s.spawn(move || join(server, rank, 4).unwrap())).collect();
+        let raw = Raw::register(address, 3, 4);
+        (ranks.into_iter().map(|t| t.join().unwrap()).collect::<Vec<_>>(), raw)
+    });
+    while !matches!(raw.hear(), Some(ToRank::Table { .. })) {}
+    let (zero, one) = (events(&sessions[0]), events(&sessions[1]));
+    drop(sessions.pop());
+    for receiver in [&zero, &one] {
+        assert_eq!(receiver.recv_timeout(LONG).unwrap(), Event::RankLeft { rank: 2 });
+    }
+    drop(raw);
+    for receiver in [&zero, &one] {
+        match receiver.recv_timeout(LONG).unwrap() {
+            Event::RankLost { rank: 3, detail } => {
+                assert!(detail.contains("goodbye") || detail.contains("reset"), "{detail}")
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    // Who listens later hears the same.
+    let late = events(&sessions[0]);
+    assert_eq!(late.recv_timeout(LONG).unwrap(), Event::RankLeft { rank: 2 });
+    assert!(matches!(late.recv_timeout(LONG).unwrap(), Event::RankLost { rank: 3, .. }));
+    let states: Vec<RankState> = sessions[0].health(0).unwrap().into_iter().map(|h| h.state).collect();
+    assert_eq!(states[..3], [RankState::Alive, RankState::Alive, RankState::Left]);
+    assert!(matches!(states[3], RankState::Lost(_)));
+    let e = sessions[0].exchange("k", &[0, 3], vec![], LONG).unwrap_err();
+    assert!(matches!(e, Error::PeerLost { rank: 0, peer: 3, .. }), "{e}");
+}
+
+#[test]
+fn a_rank_that_breaks_the_protocol_is_lost() {
+    let server = start(2);
+    let mut raw = Raw::register(address(&server), 1, 2);
+    let session = join(&server, 0, 2).unwrap();
+    let receiver = events(&session);
+    raw.send(&[1, 0, 0, 0, b'?']);
+    match receiver.recv_timeout(LONG).unwrap() {
+        Event::RankLost { rank: 1, detail } => assert!(detail.contains("broke the protocol"), "{detail}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn exchanges_among_some_members_complete_in_their_order() {
+    let server = start(4);
+    let sessions = form(&server, 4);
+    std::thread::scope(|s| {
+        for session in &sessions {
+            s.spawn(move || {
+                let members: &[usize] = if session.rank() % 2 == 0 { &[2, 0] } else { &[1, 3] };
+                for round in 0..20 {
+                    let key = format!("{}-{round}", session.rank() % 2);
+                    let values = session.exchange(&key, members, vec![session.rank() as u8, round], LONG).unwrap();
+                    let expected: Vec<Vec<u8>> = members.iter().map(|&m| vec![m as u8, round]).collect();
+                    assert_eq!(values, expected);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn an_exchange_names_who_did_not_come_and_wakes_the_others() {
+    let server = start(4);
+    let sessions = form(&server, 4);
+    let all = [0, 1, 2, 3];
+    std::thread::scope(|s| {
+        let patient = s.spawn(|| sessions[1].exchange("k", &all, vec![1], LONG).unwrap_err());
+        let hasty = sessions[0].exchange("k", &all, vec![0], Duration::from_millis(100)).unwrap_err();
+        let missing = |e: &Error| match e {
+            Error::Timeout { missing, .. } => missing.clone(),
+            other => panic!("{other}"),
+        };
+        assert!(missing(&hasty).ends_with(&[2, 3]), "{hasty}");
+        assert_eq!(missing(&patient.join().unwrap()), missing(&hasty));
+        // Late, and told at once.
+        let late = sessions[2].exchange("k", &all, vec![2], LONG).unwrap_err();
+        assert!(late.to_string().contains("rank 0 waited") && late.to_string().contains("gave up"), "{late}");
+    });
+}
+
+#[test]
+fn an_exchange_fails_when_a_member_goes_or_names_others() {
+    let server = start(3);
+    let mut sessions = form(&server, 3);
+    let last = sessions.pop().unwrap();
+    std::thread::scope(|s| {
+        let waiting = s.spawn(|| sessions[0].exchange("k", &[0, 2], vec![], LONG).unwrap_err());
+        drop(last);
+        let e = waiting.join().unwrap();
+        assert!(matches!(e, Error::PeerLost { peer: 2, .. }) && e.to_string().contains("left"), "{e}");
+        let one = s.spawn(|| sessions[1].exchange("m", &[1, 0], vec![], LONG).unwrap_err());
+        let zero = sessions[0].exchange("m", &[0, 1], vec![], LONG).unwrap_err();
+        for e in [zero, one.join().unwrap()] {
+            assert!(e.to_string().contains("[0, 1]") && e.to_string().contains("[1, 0]"), "{e}");
+        }
+    });
+    for members in [vec![], vec![1], vec![0, 0], vec![0, 3]] {
+        let e = sessions[0].exchange("x", &members, vec![], LONG).unwrap_err();
+        assert!(matches!(e, Error::InvalidArgument { .. }), "{e}");
+    }
+    let e = sessions[0].exchange("x", &[0, 1], vec![0; 8 << 20], LONG).unwrap_err();
+    assert!(e.to_string().contains("may send"), "{e}");
+}
+
+#[test]
+fn abort_reaches_every_other_rank() {
+    let server = start(3);
+    let sessions = form(&server, 3);
+    let receivers: Vec<_> = sessions.iter().map(events).collect();
+    sessions[1].abort(7, "no more");
+    for rank in [0, 2] {
+        let expected = Event::Abort { from: 1, comm: 7, reason: "no more".into() };
+        assert_eq!(receivers[rank].recv_timeout(LONG).unwrap(), expected);
+    }
+    sessions[0].abort(8, &"x".repeat(100_000));
+    assert!(matches!(receivers[1].recv_timeout(LONG).unwrap(), Event::Abort { from: 0, comm: 8, .. }));
+}
+
+#[test]
+fn health_shows_progress() {
+    let server = start(2);
+    let sessions = form(&server, 2);
+    let progress = sessions[1].track(5);
+    assert!(Arc::ptr_eq(&progress, &sessions[1].track(5)));
+    progress.start(3, 2);
+    progress.wait_on(Some(0));
+    let expected = Snapshot { seq_started: 3, seq_done: 0, waiting_on: Some(0), op: 2 };
+    let deadline = deadline_after(LONG);
+    loop {
+        let health = sessions[0].health(5).unwrap();
+        assert_eq!((health[0].rank, health[1].rank, health[0].progress), (0, 1, None));
+        if health[1].progress == Some(expected) {
+            break;
+        }
+        assert!(!left(deadline).is_zero(), "{health:?}");
+    }
+    drop(progress);
+    while sessions[0].health(5).unwrap()[1].progress.is_some() {
+        assert!(!left(deadline).is_zero(), "a communicator that nobody uses is forgotten");
+    }
+}
+
+#[test]
+fn a_store_that_closes_in_order_is_not_lost_but_gives_no_answers() {
+    let server = start(1);
+    let session = join(&server, 0, 1).unwrap();
+    let receiver = events(&session);
+    drop(server);
+    let e = loop {
+        // The last words may still be on their way.
+        if let Err(e) = session.health(0) {
+            break e.to_string();
+        }
+    };
+    assert!(e.contains("closed in good order"), "{e}");
+    drop(session);
+    assert!(receiver.try_recv().is_err(), "no event");
+}
+
+/// A store that ends (or falls silent) at the will of the test.
+fn fake_store(then: impl FnOnce(Connection) + Send + 'static) -> (UniqueId, std::thread::JoinHandle<()>) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let id = UniqueId::new(TOKEN, vec![listener.local_addr().unwrap()]);
+    let thread = std::thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        let mut connection = Connection::new(stream).unwrap();
+        connection.queue(&ToRank::Welcome).unwrap();
+        connection.queue(&ToRank::Table { infos: vec![Value::Null] }).unwrap();
+        // Came with the table: it must not wait for the next bytes.
+        connection.queue(&ToRank::Left { rank: 4 }).unwrap();
+        assert!(connection.flush().unwrap());
+        then(connection);
+    });
+    (id, thread)
+}
+
+#[test]
+fn a_store_that_dies_is_lost() {
+    let (id, thread) = fake_store(drop);
+    let session = Session::join(&id, 0, 1, Value::Null, &config()).unwrap();
+    let receiver = events(&session);
+    assert_eq!(receiver.recv_timeout(LONG).unwrap(), Event::RankLeft { rank: 4 });
+    assert!(matches!(receiver.recv_timeout(LONG).unwrap(), Event::StoreLost { .. }));
+    let e = session.health(0).unwrap_err().to_string();
+    assert!(e.contains("the connection to the store is lost"), "{e}");
+    assert!(session.exchange("k", &[0], vec![], LONG).is_ok(), "alone, it needs no store");
+    thread.join().unwrap();
+}
+
+#[test]
+fn a_store_that_is_stopped_makes_health_fail() {
+    let (end, ended) = channel::<()>();
+    let (id, thread) = fake_store(move |connection| {
+        let _ = ended.recv();
+        drop(connection);
+    });
+    let session = Session::join(&id, 0, 1, Value::Null, &config()).unwrap();
+    let e = session.health(0).unwrap_err().to_string();
+    assert!(e.contains("does not answer") && e.contains("stopped"), "{e}");
+    drop(session);
+    drop(end);
+    thread.join().unwrap();
+}
+
+#[test]
+fn a_panicking_handler_does_not_stop_the_news() {
+    let server = start(2);
+    let mut sessions = form(&server, 2);
+    sessions[0].on_event(Box::new(|_| panic!("expected by the test")));
+    let receiver = events(&sessions[0]);
+    sessions[1].abort(0, "a");
+    drop(sessions.pop());
+    assert!(matches!(receiver.recv_timeout(LONG).unwrap(), Event::Abort { .. }));
+    assert_eq!(receiver.recv_timeout(LONG).unwrap(), Event::RankLeft { rank: 1 });
+    assert!(sessions[0].health(0).is_ok());
+}
+
+#[test]
+fn a_new_job_takes_the_place_of_one_that_ends() {
+    let first = start(1);
+    let bind = address(&first);
+    let session = join(&first, 0, 1).unwrap();
+    session.close();
+    session.close();
+    // The old store is still there and says that rank 0 has left; the new one follows.
+    let id = first.unique_id();
+    std::thread::scope(|s| {
+        let again = s.spawn(|| Session::join(&id, 0, 1, json!("second"), &config()).unwrap());
+        drop(first);
+        let _second = Server::start(bind, TOKEN, 1, &config()).unwrap();
+        assert_eq!(again.join().unwrap().infos(), [json!("second")]);
+    });
+}

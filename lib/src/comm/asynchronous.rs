@@ -1,0 +1,74 @@
+//! Asynchronous collectives: the call owns its buffers and gives them back through [`Work`].
+
+use std::sync::Arc;
+
+use super::collectives::Call;
+use super::{Comm, Inner, Work};
+use crate::dtype::{Element, ReduceOp};
+use crate::error::Result;
+
+impl Comm {
+    /// Queues `prepare`'s call on `buffers`, which the queue owns until it is complete.
+    fn submit<B: Send + 'static>(
+        &self,
+        mut buffers: B,
+        prepare: impl FnOnce(&Inner, &mut B) -> Result<Call> + Send + 'static,
+    ) -> Result<Work<B>> {
+        self.inner.state.check(|| "asynchronous call".to_owned())?;
+        let (work, complete) = Work::pair();
+        let inner = Arc::clone(&self.inner);
+        let job = move || {
+            let outcome = prepare(&inner, &mut buffers).and_then(|call| {
+                // SAFETY: `buffers` lives in this closure until the call is complete, and nobody else sees it.
+                unsafe { inner.collective(&call.key, call.buffers, true) }
+            });
+            drop(inner);
+            complete(outcome.map(|()| buffers));
+        };
+        self.inner.queue.push(|| format!("tinynccl-{}", self.inner.state.id), Box::new(job))?;
+        Ok(work)
+    }
+
+    /// [`Comm::all_reduce_in_place`], asynchronously.
+    pub fn all_reduce_async<T: Element>(&self, buffer: Vec<T>, op: ReduceOp) -> Result<Work<Vec<T>>> {
+        self.submit(buffer, move |inner, buffer| inner.all_reduce(buffer, op))
+    }
+
+    /// [`Comm::broadcast`], asynchronously.
+    pub fn broadcast_async<T: Element>(&self, buffer: Vec<T>, root: usize) -> Result<Work<Vec<T>>> {
+        self.inner.peer_in_range("broadcast", "root", root)?;
+        self.submit(buffer, move |inner, buffer| inner.broadcast(buffer, root))
+    }
+
+    /// [`Comm::all_gather`], asynchronously; gives `(input, output)` back.
+    pub fn all_gather_async<T: Element>(&self, input: Vec<T>, output: Vec<T>) -> Result<Work<(Vec<T>, Vec<T>)>> {
+        self.submit((input, output), |inner, (input, output)| inner.all_gather(input, output))
+    }
+
+    /// [`Comm::reduce_scatter`], asynchronously; gives `(input, output)` back.
+    pub fn reduce_scatter_async<T: Element>(
+        &self,
+        input: Vec<T>,
+        output: Vec<T>,
+        op: ReduceOp,
+    ) -> Result<Work<(Vec<T>, Vec<T>)>> {
+        self.submit((input, output), move |inner, (input, output)| inner.reduce_scatter(input, output, op))
+    }
+
+    /// [`Comm::all_to_all`], asynchronously; gives `(input, output)` back.
+    pub fn all_to_all_async<T: Element>(&self, input: Vec<T>, output: Vec<T>) -> Result<Work<(Vec<T>, Vec<T>)>> {
+        self.submit((input, output), |inner, (input, output)| inner.all_to_all(input, output))
+    }
+
+    /// [`Comm::reduce`], asynchronously; gives `(input, output)` back.
+    pub fn reduce_async<T: Element>(
+        &self,
+        input: Vec<T>,
+        output: Vec<T>,
+        op: ReduceOp,
+        root: usize,
+    ) -> Result<Work<(Vec<T>, Vec<T>)>> {
+        self.inner.peer_in_range("reduce", "root", root)?;
+        self.submit((input, output), move |inner, (input, output)| inner.reduce(input, output, op, root))
+    }
+}

@@ -1,0 +1,76 @@
+//! The control plane of a communicator: how ranks connect, exchange small values, learn of each other's end.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::transport::{Doorbell, LinkOptions, LinkPair};
+
+/// What a rank publishes of itself, readable by others when something hangs.
+pub use crate::bootstrap::Progress;
+
+/// State of a rank as its peers see it.
+#[derive(Debug, Clone)]
+pub(crate) struct PeerHealth {
+    /// Last sign of life.
+    pub(crate) silent_for: Duration,
+    /// Calls started on the communicator in question; `None` if the rank does not have it (yet).
+    pub(crate) seq_started: Option<u64>,
+    /// Gone, in words.
+    pub(crate) gone: Option<String>,
+}
+
+/// Something that happened to another rank.
+#[derive(Debug, Clone)]
+pub(crate) enum Notice {
+    /// World rank `rank` died.
+    Lost { rank: usize, detail: String },
+    /// World rank `rank` aborted communicator `comm`.
+    Abort { from: usize, comm: u32, reason: String },
+    /// The rendezvous store is gone.
+    StoreLost { detail: String },
+}
+
+/// One rank's access to its control plane; shared by the communicators split from one another. Ranks are world ranks.
+pub(crate) trait Control: Send + Sync {
+    /// Our world rank.
+    fn rank(&self) -> usize;
+    /// Opens the links with `peer`; both sides call it.
+    fn connect(
+        &self,
+        comm: u32,
+        peer: usize,
+        channel: u32,
+        options: LinkOptions,
+        doorbell: &Arc<Doorbell>,
+        abort: &dyn Fn() -> Option<Error>,
+    ) -> Result<LinkPair>;
+    /// True when a link with `peer` would be shared memory.
+    fn shares_memory(&self, peer: usize) -> bool;
+    /// A small all-gather among `members`; `key` must be new.
+    fn exchange(&self, key: &str, members: &[usize], value: Vec<u8>) -> Result<Vec<Vec<u8>>>;
+    /// Where to publish progress on `comm`.
+    fn track(&self, comm: u32) -> Arc<Progress>;
+    /// The state of every rank of the world, or an error naming who cannot be asked.
+    fn health(&self, comm: u32) -> Result<Vec<PeerHealth>>;
+    /// The rank whose process hosts the rendezvous store, if one does.
+    fn store_host(&self) -> Option<usize>;
+    /// True when the ranks are threads of one process.
+    fn one_process(&self) -> bool;
+    /// Tells all others that `comm` has failed.
+    fn abort(&self, comm: u32, reason: &str);
+    /// Calls `listener` for every notice, past ones included.
+    fn subscribe(&self, listener: Box<dyn Fn(&Notice) + Send + Sync>);
+    /// How long a rank may be silent before it counts as stopped.
+    fn silence_limit(&self) -> Duration;
+    /// Next unused communicator id as far as this process knows.
+    fn ids(&self) -> &AtomicU32;
+    /// Leaves; no further calls.
+    fn close(&self);
+}
+
+/// Raises the id counter to at least `next`.
+pub(crate) fn raise_ids(control: &dyn Control, next: u32) {
+    control.ids().fetch_max(next, Ordering::Relaxed);
+}

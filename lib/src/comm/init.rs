@@ -1,0 +1,101 @@
+//! How a communicator comes to be: from the environment, from a unique id, or as threads.
+
+use std::sync::Arc;
+
+use super::control::Control;
+use super::local::Local;
+use super::network::Network;
+use super::state::State;
+use super::{Comm, tune};
+use crate::bootstrap::{Server, Session, UniqueId, rendezvous_from_env};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::transport::Endpoint;
+
+/// Id of the communicator that spans the world.
+const WORLD: u32 = 0;
+
+/// What lives as long as the last communicator of a rendezvous: leaves first, then waits for the others if it hosts the store.
+pub(super) struct Home {
+    control: Arc<dyn Control>,
+    _server: Option<Server>,
+}
+
+impl Drop for Home {
+    fn drop(&mut self) {
+        self.control.close();
+    }
+}
+
+impl Comm {
+    /// Joins the job that a launcher started: our own ([`crate::launch`]), torchrun, Open MPI, MPICH or Slurm.
+    ///
+    /// Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT or the launcher's own variables; see
+    /// [`rendezvous_from_env`]. Settings come from [`Config::from_env`].
+    pub fn from_env() -> Result<Comm> {
+        Comm::from_env_with(Config::from_env()?)
+    }
+
+    /// [`Comm::from_env`] with given settings.
+    pub fn from_env_with(config: Config) -> Result<Comm> {
+        let job = rendezvous_from_env(&config)?;
+        log::debug!("rank {} of {}: started by {}", job.rank, job.world_size, job.launcher);
+        let store_host = job.store_host;
+        Comm::network(&job.id, job.rank, job.world_size, job.local_rank, store_host, job.server, config)
+    }
+
+    /// Joins the job of `id` as `rank` of `world_size`; every rank calls it with the same id.
+    ///
+    /// The id comes from a [`Server`] that one process started; it must outlive the job.
+    pub fn init(id: &UniqueId, rank: usize, world_size: usize, config: Config) -> Result<Comm> {
+        Comm::network(id, rank, world_size, rank, None, None, config)
+    }
+
+    fn network(
+        id: &UniqueId,
+        rank: usize,
+        world_size: usize,
+        local_rank: usize,
+        store_host: Option<usize>,
+        server: Option<Server>,
+        config: Config,
+    ) -> Result<Comm> {
+        let endpoint = Endpoint::new(rank, id.token(), &config)?;
+        let info = serde_json::to_value(endpoint.info())
+            .map_err(|e| Error::invalid("rendezvous", format!("describing this endpoint: {e}")))?;
+        let session = Session::join(id, rank, world_size, info, &config)?;
+        let control: Arc<dyn Control> = Arc::new(Network::new(session, endpoint, store_host, &config)?);
+        Comm::world(control, world_size, local_rank, server, config)
+    }
+
+    /// A world of `world_size` ranks that are threads of this process; element `r` belongs to rank `r`.
+    ///
+    /// Use each from a thread of its own: blocking calls wait for the others.
+    pub fn threads(world_size: usize, config: Config) -> Result<Vec<Comm>> {
+        if world_size == 0 {
+            return Err(Error::invalid("Comm::threads", "world size 0, expected at least 1"));
+        }
+        // Nobody could answer a measurement before this returns.
+        let config = Config { tune: false, ..config };
+        Local::world(world_size, &config)
+            .into_iter()
+            .enumerate()
+            .map(|(rank, local)| Comm::world(Arc::new(local), world_size, rank, None, config.clone()))
+            .collect()
+    }
+
+    fn world(
+        control: Arc<dyn Control>,
+        world_size: usize,
+        local_rank: usize,
+        server: Option<Server>,
+        config: Config,
+    ) -> Result<Comm> {
+        let rank = control.rank();
+        let home = Arc::new(Home { control: control.clone(), _server: server });
+        let state = State::new(WORLD, rank, (0..world_size).collect(), config, control)?;
+        let comm = Comm::assemble(state, local_rank, None, Some(home));
+        tune::measure(&comm)?;
+        Ok(comm)
+    }
+}

@@ -1,0 +1,238 @@
+//! What a communicator's threads share: identity, first failure, doorbell, published progress.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::control::{Control, Notice, Progress};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::executor::Supervisor;
+use crate::transport::Doorbell;
+use crate::wire::Header;
+
+/// How long a link's error waits for the control plane to name the rank behind it.
+const ROOT_CAUSE_GRACE: Duration = Duration::from_millis(1500);
+
+/// Locks, also after a panic of another holder: the data behind our locks is valid at every point.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Shared state of one communicator in one process.
+pub(crate) struct State {
+    pub(crate) id: u32,
+    pub(crate) rank: usize,
+    /// World rank by communicator rank.
+    pub(crate) members: Vec<usize>,
+    pub(crate) config: Config,
+    pub(crate) control: Arc<dyn Control>,
+    pub(crate) doorbell: Arc<Doorbell>,
+    pub(crate) progress: Arc<Progress>,
+    failed: AtomicBool,
+    failure: Mutex<Option<Error>>,
+    failure_set: Condvar,
+}
+
+impl State {
+    pub(crate) fn new(
+        id: u32,
+        rank: usize,
+        members: Vec<usize>,
+        config: Config,
+        control: Arc<dyn Control>,
+    ) -> Result<Arc<State>> {
+        let state = Arc::new(State {
+            id,
+            rank,
+            members,
+            config,
+            doorbell: Doorbell::new()?,
+            progress: control.track(id),
+            control,
+            failed: AtomicBool::new(false),
+            failure: Mutex::new(None),
+            failure_set: Condvar::new(),
+        });
+        // Weak: the control plane outlives the communicator.
+        let weak = Arc::downgrade(&state);
+        state.control.subscribe(Box::new(move |notice| {
+            if let Some(state) = weak.upgrade() {
+                state.notice(notice);
+            }
+        }));
+        Ok(state)
+    }
+
+    fn member(&self, world: usize) -> Option<usize> {
+        self.members.iter().position(|&m| m == world)
+    }
+
+    fn notice(&self, notice: &Notice) {
+        let error = match notice {
+            Notice::Lost { rank, detail } => match self.member(*rank) {
+                Some(peer) => Error::PeerLost {
+                    op: "communicator".to_owned(),
+                    rank: self.rank,
+                    peer,
+                    address: "reported by the rendezvous store".to_owned(),
+                    detail: detail.clone(),
+                },
+                None => return,
+            },
+            Notice::Abort { from, comm, reason } if *comm == self.id => match self.member(*from) {
+                Some(peer) => Error::Aborted {
+                    op: "communicator".to_owned(),
+                    rank: self.rank,
+                    reason: format!("rank {peer} reports: {reason}"),
+                },
+                None => return,
+            },
+            Notice::Abort { .. } => return,
+            Notice::StoreLost { detail } => match self.control.store_host().and_then(|host| self.member(host)) {
+                Some(peer) => Error::PeerLost {
+                    op: "communicator".to_owned(),
+                    rank: self.rank,
+                    peer,
+                    address: "host of the rendezvous store".to_owned(),
+                    detail: detail.clone(),
+                },
+                None => Error::Bootstrap { address: "rendezvous store".to_owned(), detail: detail.clone() },
+            },
+        };
+        self.fail(error);
+    }
+
+    /// Records the first failure and wakes every waiter of this process. Returns the first failure.
+    pub(crate) fn fail(&self, error: Error) -> Error {
+        let mut slot = lock(&self.failure);
+        let first = slot.get_or_insert(error).clone();
+        self.failed.store(true, Ordering::Release);
+        drop(slot);
+        self.failure_set.notify_all();
+        self.doorbell.ring();
+        first
+    }
+
+    /// As [`State::fail`], and tells the other ranks.
+    pub(crate) fn fail_everywhere(&self, error: Error) -> Error {
+        let reason = error.to_string();
+        let already = self.has_failed();
+        let first = self.fail(error);
+        if !already {
+            self.control.abort(self.id, &reason);
+        }
+        first
+    }
+
+    /// The failure, as an error of `op`, if there is one.
+    pub(crate) fn check(&self, op: impl FnOnce() -> String) -> Result<()> {
+        if !self.has_failed() {
+            return Ok(());
+        }
+        match self.failure() {
+            Some(error) => {
+                Err(Error::Aborted { op: op(), rank: self.rank, reason: format!("it failed earlier: {error}") })
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn op(&self, header: &Header) -> String {
+        match crate::wire::Collective::from_code(header.collective) {
+            Some(c) => format!("{c} #{}", header.seq),
+            None => format!("call #{}", header.seq),
+        }
+    }
+
+    /// The ranks that keep us waiting, and what is known of them.
+    fn diagnose(&self, header: &Header, peers: &[usize]) -> (Vec<usize>, String) {
+        let health = match self.control.health(self.id) {
+            Ok(health) => health,
+            Err(error) => {
+                let host = self.control.store_host().and_then(|h| self.member(h));
+                let missing = host.map_or_else(|| peers.to_vec(), |h| vec![h]);
+                return (missing, format!("the rendezvous store does not answer ({error}): is that rank stopped?"));
+            }
+        };
+        let of = |rank: usize| health.get(self.members[rank]);
+        let others = || (0..self.members.len()).filter(|&r| r != self.rank);
+        let gone: Vec<usize> = others().filter(|&r| of(r).is_some_and(|h| h.gone.is_some())).collect();
+        if !gone.is_empty() {
+            let why = of(gone[0]).and_then(|h| h.gone.clone()).unwrap_or_default();
+            return (gone, format!("gone: {why}"));
+        }
+        let limit = self.control.silence_limit();
+        let silent: Vec<usize> = others().filter(|&r| of(r).is_some_and(|h| h.silent_for > limit)).collect();
+        if !silent.is_empty() {
+            let age = of(silent[0]).map(|h| h.silent_for).unwrap_or_default();
+            return (silent, format!("no heartbeat for {age:.1?}: is the process stopped, or its host down?"));
+        }
+        if header.collective != crate::wire::Collective::SendRecv as u8 {
+            let ours = self.progress.snapshot().seq_started;
+            let late: Vec<usize> =
+                others().filter(|&r| of(r).is_some_and(|h| h.seq_started.is_none_or(|theirs| theirs < ours))).collect();
+            if !late.is_empty() {
+                return (
+                    late,
+                    "alive, but has not made this call: is it still computing, or on another path?".to_owned(),
+                );
+            }
+        }
+        (peers.to_vec(), "alive, but nothing came from it: compare the calls of both ranks".to_owned())
+    }
+}
+
+impl Supervisor for State {
+    fn failure(&self) -> Option<Error> {
+        lock(&self.failure).clone()
+    }
+
+    #[inline]
+    fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
+    fn doorbell(&self) -> RawFd {
+        self.doorbell.fd()
+    }
+
+    fn silence(&self) {
+        self.doorbell.drain();
+    }
+
+    fn waiting_on(&self, peer: Option<usize>) {
+        self.progress.wait_on(peer.map(|p| self.members[p]));
+    }
+
+    fn timed_out(&self, header: &Header, peers: &[usize], waited: Duration) -> Error {
+        let (missing, detail) = self.diagnose(header, peers);
+        if let Some(error) = self.failure() {
+            return error;
+        }
+        self.fail_everywhere(Error::Timeout { op: self.op(header), rank: self.rank, waited, missing, detail })
+    }
+
+    fn explain(&self, header: &Header, error: Error) -> Error {
+        let Error::PeerLost { peer, address, detail, .. } = error else {
+            return self.fail_everywhere(error);
+        };
+        // A broken link is often the second victim: give the control plane a moment to name the first.
+        let slot = lock(&self.failure);
+        let (slot, _) = self
+            .failure_set
+            .wait_timeout_while(slot, ROOT_CAUSE_GRACE, |slot| slot.is_none())
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some(first) = slot.clone() {
+            return first;
+        }
+        drop(slot);
+        let peer = self.member(peer).unwrap_or(peer);
+        self.fail_everywhere(Error::PeerLost { op: self.op(header), rank: self.rank, peer, address, detail })
+    }
+
+    fn mismatch(&self, peer: usize, ours: Header, theirs: Header) -> Error {
+        self.fail_everywhere(Error::Mismatch { rank: self.rank, peer, ours: Box::new(ours), theirs: Box::new(theirs) })
+    }
+}

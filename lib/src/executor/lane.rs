@@ -1,0 +1,313 @@
+//! One lane: an instruction pointer over (window, instruction), and how each primitive moves its bytes.
+
+use std::ptr;
+use std::slice;
+
+use super::Task;
+use super::links::Links;
+use super::plan::{Action, Instruction, Place, Plan};
+use crate::error::Error;
+use crate::schedule::Buf;
+use crate::transport::Received;
+use crate::wire::Header;
+
+/// Where a lane is.
+#[derive(Debug)]
+pub(super) struct LaneState {
+    pub(super) task: usize,
+    lane: usize,
+    window: usize,
+    pc: usize,
+    /// The receiving half of the current instruction is complete, its sending half is not.
+    received: bool,
+    pub(super) done: bool,
+    /// First word of the task's scratch memory.
+    scratch: usize,
+}
+
+/// Why a lane cannot go on at all.
+#[derive(Debug)]
+pub(super) enum Stop {
+    Error(Error),
+    /// Link index's peer sent something else than what this call expects.
+    Mismatch {
+        peer: usize,
+        ours: Header,
+        theirs: Header,
+    },
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Stop::Error(error)
+    }
+}
+
+impl LaneState {
+    pub(super) fn new(task: usize, lane: usize, scratch: usize) -> Self {
+        LaneState { task, lane, window: 0, pc: 0, received: false, done: false, scratch }
+    }
+
+    /// The links the current instruction needs: `(receiving, sending)`.
+    pub(super) fn waits_for(&self, plan: &Plan) -> (Option<usize>, Option<usize>) {
+        let some = |i: usize| (i != usize::MAX).then_some(i);
+        match plan.lanes[self.lane].get(self.pc) {
+            None => (None, None),
+            Some(i) if self.received => (None, some(i.send)),
+            Some(i) => (some(i.recv), some(i.send)),
+        }
+    }
+}
+
+/// Memory of one task, resolved per instruction.
+struct Memory {
+    input: *const u8,
+    output: *mut u8,
+    scratch: *mut u8,
+    elem: usize,
+    /// Element range of the current part within a segment, and within the window (for scratch).
+    start: usize,
+    start_in_window: usize,
+    len: usize,
+}
+
+impl Memory {
+    /// Address of the current part at `place`.
+    ///
+    /// # Safety
+    /// The buffers must be as large as the plan says.
+    #[inline]
+    unsafe fn at(&self, place: Place) -> *mut u8 {
+        let (base, start) = match place.buf {
+            Buf::Input => (self.input.cast_mut(), self.start),
+            Buf::Output => (self.output, self.start),
+            Buf::Scratch => (self.scratch, self.start_in_window),
+        };
+        // SAFETY: by the caller, the part lies inside the buffer.
+        unsafe { base.add((place.segment_offset + start) * self.elem) }
+    }
+
+    #[inline]
+    fn bytes(&self) -> usize {
+        self.len * self.elem
+    }
+}
+
+/// Runs instructions until one has to wait or the lane ends; `true` when at least one made progress.
+///
+/// # Safety
+/// As [`super::run`]; `scratch` must hold the task's scratch memory from word `state.scratch` on.
+pub(super) unsafe fn advance(
+    state: &mut LaneState,
+    task: &Task<'_>,
+    links: &mut Links,
+    scratch: *mut u64,
+) -> Result<bool, Stop> {
+    let plan = task.plan;
+    let program = &plan.lanes[state.lane];
+    let mut moved = false;
+    while state.window < plan.windows {
+        while let Some(instruction) = program.get(state.pc) {
+            let range = plan.partition.parts(state.window, instruction.parts.clone());
+            let memory = Memory {
+                input: task.buffers.input,
+                output: task.buffers.output,
+                // SAFETY: the workspace was grown to hold every task's share.
+                scratch: unsafe { scratch.add(state.scratch) }.cast(),
+                elem: plan.elem,
+                start_in_window: match plan.scratch_bytes {
+                    0 => 0,
+                    _ => range.start - plan.partition.window(state.window).start,
+                },
+                start: range.start,
+                len: range.len(),
+            };
+            // SAFETY: forwarded from the caller.
+            if !unsafe { perform(instruction, &memory, plan, &task.header, &mut state.received, links) }? {
+                return Ok(moved);
+            }
+            moved = true;
+            state.received = false;
+            state.pc += 1;
+        }
+        state.pc = 0;
+        state.window += 1;
+    }
+    state.done = true;
+    Ok(true)
+}
+
+/// One instruction; `true` when it is complete. `received` remembers a completed receiving half.
+///
+/// # Safety
+/// As [`super::run`].
+#[inline]
+unsafe fn perform(
+    instruction: &Instruction,
+    memory: &Memory,
+    plan: &Plan,
+    header: &Header,
+    received: &mut bool,
+    links: &mut Links,
+) -> Result<bool, Stop> {
+    let header = Header { len: memory.bytes() as u32, ..*header };
+    // SAFETY: by the caller, every part lies inside its buffer; slices made from it live only for the one link call
+    // they are passed to; payloads and slots have `header.len` bytes once the headers agree.
+    unsafe {
+        match instruction.action {
+            Action::Send { src } => Ok(links.sends[instruction.send].send_from(&header, view(memory, src))?),
+            Action::Recv { dst } => recv(instruction, memory, dst, &header, links),
+            Action::Copy { src, dst } => {
+                copy(memory.at(src), memory.at(dst), memory.bytes());
+                Ok(true)
+            }
+            Action::Reduce { src, dst, last } => {
+                let out = memory.at(dst);
+                (plan.kernels.reduce)(out, memory.at(src), out, memory.len);
+                finish(plan, last, out, memory.len);
+                Ok(true)
+            }
+            Action::RecvReduceCopy { src, dst, last } => {
+                recv_reduce(instruction, memory, plan, src, dst, last, &header, links)
+            }
+            Action::RecvCopySend { dst } => {
+                if !*received {
+                    *received = recv(instruction, memory, dst, &header, links)?;
+                }
+                Ok(*received && links.sends[instruction.send].send_from(&header, view(memory, dst))?)
+            }
+            Action::RecvReduceSend { src } => {
+                let (payload, slot) = match both(instruction, &header, links)? {
+                    Some(pair) => pair,
+                    None => return Ok(false),
+                };
+                (plan.kernels.reduce)(memory.at(src), payload, slot, memory.len);
+                pass_on(instruction, &header, links)
+            }
+            Action::RecvReduceCopySend { src, dst, last } => {
+                let divides = last && plan.divisor > 1;
+                if divides || links.sends[instruction.send].sends_from_caller(memory.bytes()) {
+                    if !*received {
+                        *received = recv_reduce(instruction, memory, plan, src, dst, last, &header, links)?;
+                    }
+                    return Ok(*received && links.sends[instruction.send].send_from(&header, view(memory, dst))?);
+                }
+                let (payload, slot) = match both(instruction, &header, links)? {
+                    Some(pair) => pair,
+                    None => return Ok(false),
+                };
+                (plan.kernels.reduce_dual)(memory.at(src), payload, memory.at(dst), slot, memory.len);
+                pass_on(instruction, &header, links)
+            }
+        }
+    }
+}
+
+/// The part at `place` as a slice.
+///
+/// # Safety
+/// As [`super::run`]; the slice must not outlive the link call it is made for.
+#[inline]
+unsafe fn view<'a>(memory: &Memory, place: Place) -> &'a [u8] {
+    // SAFETY: by the caller.
+    unsafe { slice::from_raw_parts(memory.at(place), memory.bytes()) }
+}
+
+/// # Safety
+/// As [`super::run`].
+#[inline]
+unsafe fn recv(
+    instruction: &Instruction,
+    memory: &Memory,
+    dst: Place,
+    header: &Header,
+    links: &mut Links,
+) -> Result<bool, Stop> {
+    // SAFETY: by the caller; nothing else refers to this memory during the call.
+    let target = unsafe { slice::from_raw_parts_mut(memory.at(dst), memory.bytes()) };
+    match links.recvs[instruction.recv].recv_into(header, target)? {
+        Received::Done => Ok(true),
+        Received::Pending => Ok(false),
+        Received::Mismatch(theirs) => Err(mismatch(instruction, header, theirs, links)),
+    }
+}
+
+/// # Safety
+/// As [`super::run`].
+#[inline]
+#[expect(clippy::too_many_arguments, reason = "the operands of one primitive")]
+unsafe fn recv_reduce(
+    instruction: &Instruction,
+    memory: &Memory,
+    plan: &Plan,
+    src: Place,
+    dst: Place,
+    last: bool,
+    header: &Header,
+    links: &mut Links,
+) -> Result<bool, Stop> {
+    let link = &mut links.recvs[instruction.recv];
+    let Some((theirs, payload)) = link.peek()? else { return Ok(false) };
+    if !header.agrees_with(&theirs) {
+        return Err(mismatch(instruction, header, theirs, links));
+    }
+    // SAFETY: by the caller; the payload has `header.len` bytes because the headers agree.
+    unsafe {
+        let out = memory.at(dst);
+        (plan.kernels.reduce)(memory.at(src), payload.as_ptr(), out, memory.len);
+        finish(plan, last, out, memory.len);
+    }
+    link.release()?;
+    Ok(true)
+}
+
+/// The incoming payload and an outgoing slot of the same size, once both are there.
+#[inline]
+fn both(instruction: &Instruction, header: &Header, links: &mut Links) -> Result<Option<(*const u8, *mut u8)>, Stop> {
+    let Some((theirs, payload)) = links.recvs[instruction.recv].peek()? else { return Ok(None) };
+    if !header.agrees_with(&theirs) {
+        return Err(mismatch(instruction, header, theirs, links));
+    }
+    let Some(slot) = links.sends[instruction.send].reserve()? else { return Ok(None) };
+    // A slot holds any part by construction of the partition; two links may differ only by misconfiguration.
+    if slot.len() < payload.len() {
+        let detail = format!("a slot of {} bytes cannot hold a message of {}", slot.len(), payload.len());
+        return Err(Stop::Error(Error::invalid("link", detail)));
+    }
+    Ok(Some((payload.as_ptr(), slot.as_mut_ptr())))
+}
+
+/// Ends a fused step: the incoming slot is free, the outgoing one on its way.
+#[inline]
+fn pass_on(instruction: &Instruction, header: &Header, links: &mut Links) -> Result<bool, Stop> {
+    links.recvs[instruction.recv].release()?;
+    links.sends[instruction.send].commit(header)?;
+    Ok(true)
+}
+
+#[cold]
+fn mismatch(instruction: &Instruction, ours: &Header, theirs: Header, links: &Links) -> Stop {
+    Stop::Mismatch { peer: links.peer(instruction.recv), ours: *ours, theirs }
+}
+
+/// `avg` divides where the reduction is complete.
+///
+/// # Safety
+/// `out` must be valid for `n` elements of the plan's type.
+#[inline]
+unsafe fn finish(plan: &Plan, last: bool, out: *mut u8, n: usize) {
+    if last && plan.divisor > 1 {
+        // SAFETY: by the caller.
+        unsafe { (plan.kernels.divide)(out, n, plan.divisor) };
+    }
+}
+
+/// # Safety
+/// Both valid for `bytes`; equal or disjoint.
+#[inline]
+unsafe fn copy(src: *const u8, dst: *mut u8, bytes: usize) {
+    if !ptr::eq(src, dst) {
+        // SAFETY: by the caller.
+        unsafe { ptr::copy_nonoverlapping(src, dst, bytes) };
+    }
+}

@@ -1,0 +1,82 @@
+//! The links a communicator has opened so far, by (channel, peer).
+
+use std::collections::HashMap;
+
+use crate::error::{Error, Result};
+use crate::transport::{LinkPair, RecvLink, SendLink};
+
+/// Sending and receiving ends in separate vectors: a fused step borrows one of each, often of the same peer.
+#[derive(Debug, Default)]
+pub(crate) struct Links {
+    pub(super) sends: Vec<Box<dyn SendLink>>,
+    pub(super) recvs: Vec<Box<dyn RecvLink>>,
+    index: HashMap<(u32, usize), u32>,
+    /// Communicator rank of the peer, by index.
+    peers: Vec<usize>,
+    kinds: Vec<&'static str>,
+}
+
+impl Links {
+    /// Index of the links with `peer` on `channel`.
+    pub(crate) fn get(&self, channel: u32, peer: usize) -> Option<u32> {
+        self.index.get(&(channel, peer)).copied()
+    }
+
+    /// Adds the links with `peer` on `channel`.
+    pub(crate) fn insert(&mut self, channel: u32, peer: usize, pair: LinkPair) -> u32 {
+        let index = self.sends.len() as u32;
+        self.sends.push(pair.send);
+        self.recvs.push(pair.recv);
+        self.peers.push(peer);
+        self.kinds.push(pair.kind);
+        self.index.insert((channel, peer), index);
+        index
+    }
+
+    /// Communicator rank at the other end.
+    pub(crate) fn peer(&self, index: usize) -> usize {
+        self.peers[index]
+    }
+
+    /// `(kind, number of links)`, for reports.
+    pub(crate) fn census(&self) -> Vec<(&'static str, usize)> {
+        let mut counts: Vec<(&'static str, usize)> = Vec::new();
+        for &kind in &self.kinds {
+            match counts.iter_mut().find(|(k, _)| *k == kind) {
+                Some((_, n)) => *n += 1,
+                None => counts.push((kind, 1)),
+            }
+        }
+        counts
+    }
+
+    /// Pushes out what was committed; `true` when nothing is left in this process.
+    pub(crate) fn flush(&mut self) -> Result<bool> {
+        let mut clean = true;
+        for send in &mut self.sends {
+            if !send.is_flushed() {
+                send.progress()?;
+                clean &= send.is_flushed();
+            }
+        }
+        Ok(clean)
+    }
+
+    /// Lets every link take in and push out what it can, asked for or not: a rank blocked on one link must not
+    /// leave another one full, or two ranks that send to each other would wait for ever.
+    ///
+    /// A peer that has left is no error here: it may have what it needs. Who waits for it finds out by itself.
+    pub(crate) fn progress(&mut self) -> Result<bool> {
+        let sends = self.sends.iter_mut().map(|send| send.progress());
+        let recvs = self.recvs.iter_mut().map(|recv| recv.progress());
+        let mut moved = false;
+        for outcome in sends.chain(recvs) {
+            match outcome {
+                Ok(progress) => moved |= progress,
+                Err(Error::PeerLost { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(moved)
+    }
+}

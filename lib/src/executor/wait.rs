@@ -1,0 +1,185 @@
+//! What a rank does while no lane can go on: spin, yield, sleep; and when it stops waiting.
+
+use std::os::fd::{BorrowedFd, RawFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use super::Blocked;
+use super::links::Links;
+use crate::error::{Error, Result};
+use crate::wire::Header;
+
+/// The communicator as the executor sees it: who aborts it, and who knows what became of the others.
+pub(crate) trait Supervisor {
+    /// The communicator's failure, if it has failed already.
+    fn failure(&self) -> Option<Error>;
+    /// True when [`Supervisor::failure`] would give an error. Cheap: asked on every turn of a spin loop.
+    fn has_failed(&self) -> bool;
+    /// Descriptor that becomes readable when the doorbell rings.
+    fn doorbell(&self) -> RawFd;
+    /// Empties the doorbell.
+    fn silence(&self);
+    /// Publishes which rank we are waiting for (`None`: moving again).
+    fn waiting_on(&self, peer: Option<usize>);
+    /// The error to give when nothing moved for `waited` while waiting for `peers`.
+    fn timed_out(&self, header: &Header, peers: &[usize], waited: Duration) -> Error;
+    /// The error to give for a link's error: the first cause, when another rank's failure is behind it.
+    fn explain(&self, header: &Header, error: Error) -> Error;
+    /// The error for a message of another call.
+    fn mismatch(&self, peer: usize, ours: Header, theirs: Header) -> Error;
+}
+
+/// How a wait goes on as it gets longer.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Patience {
+    /// Busy turns first.
+    pub(crate) spin: Duration,
+    /// Then turns that give the core away.
+    pub(crate) yields: Duration,
+    /// Then sleeping, until nothing has moved for this long.
+    pub(crate) deadline: Duration,
+}
+
+/// Longest sleep before the abort flag and the peers are looked at again.
+const SLICE: Duration = Duration::from_millis(50);
+/// Turns of the spin loop between two looks at the clock.
+const TURNS: u32 = 32;
+
+/// Where one run is in its waiting.
+pub(super) struct Waiter<'a> {
+    supervisor: &'a dyn Supervisor,
+    patience: &'a Patience,
+    turns: u32,
+    since: Option<Instant>,
+    announced: bool,
+}
+
+impl<'a> Waiter<'a> {
+    pub(super) fn new(supervisor: &'a dyn Supervisor, patience: &'a Patience) -> Self {
+        Waiter { supervisor, patience, turns: 0, since: None, announced: false }
+    }
+
+    /// Something moved.
+    #[inline]
+    pub(super) fn reset(&mut self) {
+        self.turns = 0;
+        if self.since.is_some() {
+            self.since = None;
+            if std::mem::take(&mut self.announced) {
+                self.supervisor.waiting_on(None);
+            }
+        }
+    }
+
+    /// One turn of waiting: returns soon, or fails.
+    #[inline]
+    pub(super) fn wait(&mut self, links: &mut Links, blocked: &Blocked<'_>) -> Result<()> {
+        self.turns += 1;
+        if !self.turns.is_multiple_of(TURNS) {
+            std::hint::spin_loop();
+            return Ok(());
+        }
+        self.wait_slowly(links, blocked)
+    }
+
+    #[cold]
+    fn wait_slowly(&mut self, links: &mut Links, blocked: &Blocked<'_>) -> Result<()> {
+        if self.supervisor.has_failed()
+            && let Some(error) = self.supervisor.failure()
+        {
+            return Err(error);
+        }
+        if links.progress().map_err(|e| self.supervisor.explain(blocked.header(), e))? {
+            self.reset();
+            return Ok(());
+        }
+        let now = Instant::now();
+        let waited = now.duration_since(*self.since.get_or_insert(now));
+        if waited < self.patience.spin {
+            return Ok(());
+        }
+        if waited < self.patience.spin + self.patience.yields {
+            std::thread::yield_now();
+            return Ok(());
+        }
+        let mut peers: Vec<usize> = Vec::new();
+        blocked.links(|recv, send| peers.extend([recv, send].into_iter().flatten().map(|i| links.peer(i))));
+        peers.sort_unstable();
+        peers.dedup();
+        if !self.announced {
+            self.announced = true;
+            self.supervisor.waiting_on(peers.first().copied());
+        }
+        if waited >= self.patience.deadline {
+            return Err(self.supervisor.timed_out(blocked.header(), &peers, waited));
+        }
+        self.sleep(links, blocked, SLICE.min(self.patience.deadline - waited))
+    }
+
+    /// Arms the links, looks once more, sleeps until something rings or the slice is over.
+    fn sleep(&mut self, links: &mut Links, blocked: &Blocked<'_>, slice: Duration) -> Result<()> {
+        let (mut receiving, mut sending) = (Vec::new(), Vec::new());
+        blocked.links(|recv, send| {
+            receiving.extend(recv);
+            sending.extend(send);
+        });
+        // Links that only have committed messages left to push out, or a peer's to take in, count as well.
+        sending.extend((0..links.sends.len()).filter(|&i| !links.sends[i].is_flushed()));
+        let explain = |e| self.supervisor.explain(blocked.header(), e);
+        let mut ready = false;
+        for &i in &receiving {
+            ready |= links.recvs[i].arm().map_err(explain)?;
+        }
+        for &i in &sending {
+            ready |= links.sends[i].arm().map_err(explain)?;
+        }
+        let outcome = if ready || self.supervisor.has_failed() {
+            Ok(())
+        } else {
+            let interests = (receiving.iter().map(|&i| links.recvs[i].interest()))
+                .chain(sending.iter().map(|&i| links.sends[i].interest()));
+            let mut fds = vec![(self.supervisor.doorbell(), PollFlags::IN)];
+            for interest in interests {
+                let Some(fd) = interest.fd else { continue };
+                let mut flags = PollFlags::empty();
+                flags.set(PollFlags::IN, interest.readable);
+                flags.set(PollFlags::OUT, interest.writable);
+                match fds.iter_mut().find(|(other, _)| *other == fd) {
+                    Some((_, existing)) => *existing |= flags,
+                    None => fds.push((fd, flags)),
+                }
+            }
+            poll(&fds, slice)
+        };
+        for &i in &receiving {
+            links.recvs[i].disarm();
+        }
+        for &i in &sending {
+            links.sends[i].disarm();
+        }
+        self.supervisor.silence();
+        outcome?;
+        for &i in &receiving {
+            links.recvs[i].check_peer().map_err(explain)?;
+        }
+        for &i in &sending {
+            links.sends[i].check_peer().map_err(explain)?;
+        }
+        Ok(())
+    }
+}
+
+/// `poll(2)`; an interrupted call counts as a wake-up.
+fn poll(fds: &[(RawFd, PollFlags)], timeout: Duration) -> Result<()> {
+    let mut set: Vec<PollFd<'_>> = fds
+        .iter()
+        // SAFETY: the descriptors belong to the doorbell and to links which outlive this call.
+        .map(|&(fd, flags)| PollFd::from_borrowed_fd(unsafe { BorrowedFd::borrow_raw(fd) }, flags))
+        .collect();
+    let timeout = Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
+    match rustix::event::poll(&mut set, Some(&timeout)) {
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Err(e) => Err(Error::errno("poll", "while waiting for links", e)),
+    }
+}

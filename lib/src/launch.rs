@@ -1,1 +1,0 @@
-//! Starts the ranks of a program on this machine.

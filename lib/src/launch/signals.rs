@@ -1,0 +1,134 @@
+//! The signals that a launcher passes on, and news of ended ranks.
+
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use signal_hook::SigId;
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
+
+use super::OP;
+use crate::bootstrap::Waker;
+use crate::error::{Error, Result};
+
+const PASSED_ON: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
+
+/// Launchers that run in this process.
+static ACTIVE: AtomicUsize = AtomicUsize::new(0);
+
+/// A signal that came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Came {
+    pub(super) signal: i32,
+    /// The kernel sent it: for SIGINT a Ctrl-C at the terminal, which goes to the whole foreground group.
+    pub(super) from_kernel: bool,
+}
+
+/// Watches signals until dropped.
+#[derive(Debug)]
+pub(super) struct Signals {
+    state: Arc<State>,
+    ids: Vec<SigId>,
+}
+
+#[derive(Debug)]
+struct State {
+    waker: Waker,
+    /// How often each of [`PASSED_ON`] came from a process, and from the kernel.
+    counts: [[AtomicU32; 2]; PASSED_ON.len()],
+}
+
+impl Signals {
+    pub(super) fn watch() -> Result<Signals> {
+        let watched = keep_default()?;
+        let waker = Waker::new().map_err(|e| Error::errno(OP, "eventfd", e))?;
+        ACTIVE.fetch_add(1, Ordering::SeqCst);
+        let mut signals = Signals { state: Arc::new(State { waker, counts: Default::default() }), ids: Vec::new() };
+        let failed = |e: std::io::Error| Error::io(OP, "installing a signal handler", &e);
+        for (index, &signal) in PASSED_ON.iter().enumerate().filter(|(_, s)| watched.contains(s)) {
+            let state = Arc::clone(&signals.state);
+            let action = move |info: &libc::siginfo_t| {
+                if let Some(counts) = state.counts.get(index) {
+                    // Positive codes are the kernel's, others those of kill(2) and its kin.
+                    let [process, kernel] = counts;
+                    if info.si_code > 0 { kernel } else { process }.fetch_add(1, Ordering::SeqCst);
+                }
+                state.waker.wake();
+            };
+            // SAFETY: the action does what is allowed in a signal handler: atomics and one raw write(2) that does not touch
+            // errno; it does not allocate, lock or panic.
+            let id = unsafe { signal_hook_registry::register_sigaction(signal, action) }.map_err(failed)?;
+            signals.ids.push(id);
+        }
+        let state = Arc::clone(&signals.state);
+        // SAFETY: as above.
+        let id = unsafe { signal_hook_registry::register(SIGCHLD, move || state.waker.wake()) }.map_err(failed)?;
+        signals.ids.push(id);
+        Ok(signals)
+    }
+
+    /// The signals since the last call.
+    pub(super) fn take(&self) -> Vec<Came> {
+        self.state.waker.clear();
+        let mut came = Vec::new();
+        for (&signal, counts) in PASSED_ON.iter().zip(&self.state.counts) {
+            for (from_kernel, count) in [false, true].into_iter().zip(counts) {
+                for _ in 0..count.swap(0, Ordering::SeqCst) {
+                    came.push(Came { signal, from_kernel });
+                }
+            }
+        }
+        came
+    }
+
+    /// Becomes readable when a signal came or a child ended.
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.state.waker.fd()
+    }
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        for id in self.ids.drain(..) {
+            signal_hook_registry::unregister(id);
+        }
+        ACTIVE.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// The registry keeps its handler installed for good, which would leave this process deaf to Ctrl-C once no launcher runs. So
+/// one more action, also for good, does what the signal does by default. Returns the signals that may be watched: not those
+/// that were ignored when we came (`nohup`).
+fn keep_default() -> Result<&'static [i32]> {
+    static WATCHED: OnceLock<Result<Vec<i32>>> = OnceLock::new();
+    let watched = WATCHED.get_or_init(|| {
+        let mut watched = Vec::new();
+        for signal in PASSED_ON {
+            if is_ignored(signal) {
+                continue;
+            }
+            let action = move || {
+                if ACTIVE.load(Ordering::SeqCst) == 0 {
+                    // It fails for signals that do not exist only.
+                    let _ = signal_hook::low_level::emulate_default_handler(signal);
+                }
+            };
+            // SAFETY: an atomic load, and a function that is made for signal handlers.
+            unsafe { signal_hook_registry::register(signal, action) }
+                .map_err(|e| Error::io(OP, "installing a signal handler", &e))?;
+            watched.push(signal);
+        }
+        Ok(watched)
+    });
+    watched.as_deref().map_err(Clone::clone)
+}
+
+fn is_ignored(signal: i32) -> bool {
+    let mut old = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: asks only: no new action, and `old` is as large as the call needs; zeroes are a valid value if it fails.
+    let old = unsafe {
+        libc::sigaction(signal, std::ptr::null(), old.as_mut_ptr());
+        old.assume_init()
+    };
+    old.sa_sigaction == libc::SIG_IGN
+}

@@ -1,0 +1,166 @@
+//! Waits for the ranks: passes signals on, and ends the others when one fails.
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, ExitStatus};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::SIGINT;
+
+use super::signals::Signals;
+use super::{Launcher, output};
+use crate::bootstrap::{deadline_after, left, poll};
+
+/// Children are looked at this often even if no signal came.
+const LONGEST_NAP: Duration = Duration::from_secs(1);
+
+/// How the ranks are being ended.
+#[derive(Debug, Clone, Copy)]
+enum Ending {
+    /// They are not.
+    No,
+    /// They may end by themselves until then.
+    Grace(Instant),
+    /// They got SIGTERM and may go on until then.
+    Terminated(Instant),
+    /// They got SIGKILL; we wait no longer than this for the kernel.
+    Killed(Instant),
+}
+
+struct Ranks<'a> {
+    launcher: &'a Launcher,
+    /// `None` once it has ended.
+    children: Vec<Option<Child>>,
+    failed: Option<(usize, ExitStatus)>,
+    ending: Ending,
+}
+
+/// Waits until all ranks have ended; the exit code of the launcher.
+pub(super) fn supervise(children: Vec<Child>, launcher: &Launcher, signals: &Signals) -> i32 {
+    let mut ranks =
+        Ranks { launcher, children: children.into_iter().map(Some).collect(), failed: None, ending: Ending::No };
+    let mut signals_seen = 0;
+    loop {
+        for came in signals.take() {
+            signals_seen += 1;
+            // The terminal sends Ctrl-C to its whole foreground group: the ranks have it.
+            if !(came.signal == SIGINT && came.from_kernel)
+                && let Some(signal) = Signal::from_named_raw(came.signal)
+            {
+                ranks.kill(signal);
+            }
+            if signals_seen == 2 && matches!(ranks.ending, Ending::No | Ending::Grace(_)) {
+                ranks.ending = Ending::Grace(Instant::now());
+            }
+        }
+        ranks.reap();
+        if ranks.children.iter().all(Option::is_none) || !ranks.escalate() {
+            return ranks.failed.map_or(0, |(_, status)| exit_code(status));
+        }
+        let nap = ranks.deadline().map_or(LONGEST_NAP, |at| left(at).min(LONGEST_NAP));
+        let mut fds = [PollFd::from_borrowed_fd(signals.fd(), PollFlags::IN)];
+        if poll(&mut fds, nap).is_err() {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+impl Ranks<'_> {
+    /// Takes note of the ranks that have ended.
+    fn reap(&mut self) {
+        let mut failed = Vec::new();
+        for (rank, slot) in self.children.iter_mut().enumerate() {
+            let Some(child) = slot else { continue };
+            let status = match child.try_wait() {
+                Ok(None) => continue,
+                Ok(Some(status)) => status,
+                // Somebody else waited for it: we cannot know how it ended.
+                Err(_) => ExitStatus::from_raw(1 << 8),
+            };
+            *slot = None;
+            if !status.success() {
+                failed.push((rank, status));
+            }
+        }
+        // Of several at once, one that a signal killed is the cause, and one that exited has noticed it.
+        failed.sort_by_key(|(_, status)| status.signal().is_none());
+        for (rank, status) in failed {
+            if self.failed.is_none() {
+                self.failed = Some((rank, status));
+                let others = self.children.iter().flatten().count();
+                let then = if others == 0 { "" } else { "; the other ranks are being ended" };
+                output::say(&self.launcher.stderr, &format!("rank {rank} {}{then}", how(status)));
+                if let Ending::No = self.ending {
+                    self.ending = Ending::Grace(deadline_after(self.launcher.grace));
+                }
+            } else {
+                log::info!("rank {rank} {}", how(status));
+            }
+        }
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        match self.ending {
+            Ending::No => None,
+            Ending::Grace(at) | Ending::Terminated(at) | Ending::Killed(at) => Some(at),
+        }
+    }
+
+    /// Takes the next step when its time has come; false when there is no further.
+    fn escalate(&mut self) -> bool {
+        if self.deadline().is_none_or(|at| Instant::now() < at) {
+            return true;
+        }
+        let kill_grace = self.launcher.kill_grace;
+        self.ending = match self.ending {
+            Ending::No => Ending::No,
+            Ending::Grace(_) => {
+                self.kill(Signal::TERM);
+                Ending::Terminated(deadline_after(kill_grace))
+            }
+            Ending::Terminated(_) => {
+                output::say(&self.launcher.stderr, &format!("{} did not end after SIGTERM: killed", self.alive()));
+                self.kill(Signal::KILL);
+                Ending::Killed(deadline_after(Duration::from_secs(5)))
+            }
+            Ending::Killed(_) => {
+                output::say(
+                    &self.launcher.stderr,
+                    &format!("{} cannot be killed (in the kernel?): leaving", self.alive()),
+                );
+                return false;
+            }
+        };
+        true
+    }
+
+    fn alive(&self) -> String {
+        let ranks: Vec<String> =
+            self.children.iter().enumerate().filter(|(_, c)| c.is_some()).map(|(r, _)| r.to_string()).collect();
+        if ranks.len() == 1 { format!("rank {}", ranks.concat()) } else { format!("ranks {}", ranks.join(", ")) }
+    }
+
+    fn kill(&self, signal: Signal) {
+        for child in self.children.iter().flatten() {
+            // Not waited for yet, so the number is still its own; it fails only if it has ended.
+            let _ = kill_process(Pid::from_child(child), signal);
+        }
+    }
+}
+
+/// Exit code as a shell gives it.
+fn exit_code(status: ExitStatus) -> i32 {
+    status.code().or_else(|| status.signal().map(|s| 128 + s)).unwrap_or(1)
+}
+
+fn how(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exited with code {code}"),
+        (None, Some(signal)) => {
+            let name = signal_hook::low_level::signal_name(signal).unwrap_or("unknown");
+            format!("was killed by signal {signal} ({name})")
+        }
+        (None, None) => "ended in an unknown way".to_owned(),
+    }
+}

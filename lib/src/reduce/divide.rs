@@ -1,0 +1,160 @@
+//! Division of a buffer by one number, as `avg` needs it.
+
+use super::ops::Lane;
+use super::simd::map_in_place;
+
+/// A function of one lane.
+pub(super) trait Map<L> {
+    /// Its value at `x`.
+    fn map(&self, x: L) -> L;
+}
+
+/// Lanes that can be divided by an integer.
+pub(super) trait Divide: Lane {
+    /// `buf[i] /= divisor` for `n` elements, `divisor` at least 2. Inlined into one function per instruction set.
+    ///
+    /// # Safety
+    /// As [`super::DivideFn`].
+    unsafe fn divide(buf: *mut u8, n: usize, divisor: usize);
+}
+
+/// Multiplication by a constant.
+pub(super) struct Times<T>(pub(super) T);
+/// Division by a constant.
+pub(super) struct Over<T>(pub(super) T);
+
+/// A divisor of floats, and how to divide by it.
+pub(super) enum FloatDivisor<T> {
+    /// A power of two: its inverse is exact, so multiplying rounds the same real number as dividing.
+    Inverse(T),
+    /// Any other number.
+    Divisor(T),
+}
+
+macro_rules! float {
+    ($($t:ty),*) => {$(
+        impl Map<$t> for Times<$t> {
+            #[inline(always)]
+            fn map(&self, x: $t) -> $t {
+                x * self.0
+            }
+        }
+        impl Map<$t> for Over<$t> {
+            #[inline(always)]
+            fn map(&self, x: $t) -> $t {
+                x / self.0
+            }
+        }
+        impl FloatDivisor<$t> {
+            #[inline(always)]
+            pub(super) fn new(divisor: usize) -> Self {
+                if divisor.is_power_of_two() { Self::Inverse(1.0 / divisor as $t) } else { Self::Divisor(divisor as $t) }
+            }
+        }
+        impl Divide for $t {
+            #[inline(always)]
+            unsafe fn divide(buf: *mut u8, n: usize, divisor: usize) {
+                // SAFETY: the caller's promise, passed on.
+                unsafe { divide_float(buf, n, FloatDivisor::<$t>::new(divisor), |m| m, |m| m) }
+            }
+        }
+    )*};
+}
+float!(f32, f64);
+
+/// Divides floats; `times` and `over` lift the function of a float `T` to one of a lane `L` that holds floats.
+///
+/// # Safety
+/// As [`super::DivideFn`].
+#[inline(always)]
+pub(super) unsafe fn divide_float<L: Lane, T, A: Map<L>, B: Map<L>>(
+    buf: *mut u8,
+    n: usize,
+    divisor: FloatDivisor<T>,
+    times: impl FnOnce(Times<T>) -> A,
+    over: impl FnOnce(Over<T>) -> B,
+) {
+    // SAFETY: the caller's promise, passed on.
+    unsafe {
+        match divisor {
+            FloatDivisor::Inverse(inverse) => map_in_place(buf, n, &times(Times(inverse))),
+            FloatDivisor::Divisor(divisor) => map_in_place(buf, n, &over(Over(divisor))),
+        }
+    }
+}
+
+/// Division by an invariant integer through a multiplication: Granlund and Montgomery, "Division by invariant integers
+/// using multiplication", PLDI 1994, figure 4.1. Exact for every dividend and every divisor of 2 or more.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Reciprocal<U> {
+    magic: U,
+    shift: u32,
+}
+
+/// The quotient of everything when the divisor exceeds the type.
+struct Zero;
+
+/// `$s` and `$u`: the signed and the unsigned type of one width; `$w`: the unsigned type of twice that width.
+macro_rules! integer {
+    ($($s:ty, $u:ty, $w:ty);* $(;)?) => {$(
+        impl Reciprocal<$u> {
+            /// `None` if `divisor` does not fit the type. `divisor` is at least 2.
+            #[inline(always)]
+            pub(super) fn new(divisor: usize) -> Option<Self> {
+                let d = <$u>::try_from(divisor).ok()?;
+                // Ceiling of the logarithm, 1 to the width.
+                let log2 = <$u>::BITS - (d - 1).leading_zeros();
+                let excess = ((1 as $w) << (log2 - 1) << 1).wrapping_sub(<$w>::from(d));
+                let magic = (excess << <$u>::BITS) / <$w>::from(d) + 1;
+                Some(Self { magic: magic as $u, shift: log2 - 1 })
+            }
+
+            #[inline(always)]
+            fn quotient(self, x: $u) -> $u {
+                let high = ((<$w>::from(self.magic) * <$w>::from(x)) >> <$u>::BITS) as $u;
+                // At most `x`, so neither the difference nor the sum wraps.
+                high.wrapping_add(x.wrapping_sub(high) >> 1) >> self.shift
+            }
+        }
+        impl Map<$u> for Reciprocal<$u> {
+            #[inline(always)]
+            fn map(&self, x: $u) -> $u {
+                self.quotient(x)
+            }
+        }
+        impl Map<$s> for Reciprocal<$u> {
+            #[inline(always)]
+            fn map(&self, x: $s) -> $s {
+                let magnitude = self.quotient(x.unsigned_abs()) as $s;
+                if x < 0 { magnitude.wrapping_neg() } else { magnitude }
+            }
+        }
+        integer!(@divide $u, $u);
+        integer!(@divide $s, $u);
+    )*};
+    (@divide $t:ty, $u:ty) => {
+        impl Map<$t> for Zero {
+            #[inline(always)]
+            fn map(&self, _: $t) -> $t {
+                0
+            }
+        }
+        impl Divide for $t {
+            #[inline(always)]
+            unsafe fn divide(buf: *mut u8, n: usize, divisor: usize) {
+                // SAFETY: the caller's promise, passed on.
+                unsafe {
+                    match Reciprocal::<$u>::new(divisor) {
+                        Some(reciprocal) => map_in_place::<$t, _>(buf, n, &reciprocal),
+                        None => map_in_place::<$t, _>(buf, n, &Zero),
+                    }
+                }
+            }
+        }
+    };
+}
+integer! {
+    i8, u8, u16;
+    i32, u32, u64;
+    i64, u64, u128;
+}

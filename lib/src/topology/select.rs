@@ -1,0 +1,159 @@
+//! Which algorithm, and which message size: the smallest estimate.
+
+use super::cost::{CostModel, estimate};
+use crate::algorithm::Shape;
+use crate::wire::Algorithm;
+
+/// Messages are not cut below this many bytes to pipeline them.
+const SMALLEST_MESSAGE: usize = 8 << 10;
+/// Message sizes tried: the largest allowed, and so many halvings of it.
+const HALVINGS: u32 = 4;
+
+/// One candidate.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Estimate {
+    /// The algorithm.
+    pub algorithm: Algorithm,
+    /// The best message size for it, in bytes.
+    pub message: usize,
+    /// Time in nanoseconds, by the model.
+    pub ns: f64,
+}
+
+/// What was chosen, and why.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Choice {
+    /// The algorithm to take.
+    pub algorithm: Algorithm,
+    /// Longest message to cut the buffer into, in bytes, at most what was allowed.
+    pub message: usize,
+    /// All candidates, the fastest first.
+    pub estimates: Vec<Estimate>,
+    /// The algorithm that was asked for but cannot do this: the fastest was taken instead.
+    pub refused: Option<Algorithm>,
+}
+
+/// Chooses for segments of `bytes` bytes and messages of at most `max_message` bytes. `None` when nothing can do it
+/// (point to point, no ranks).
+///
+/// Pure: ranks that pass the same arguments get the same answer. The first in code order wins a tie, and the larger
+/// message. `forced` is taken whenever it can do the collective. The result is worth keeping per (shape, bytes): this costs
+/// about a microsecond.
+pub fn choose(
+    shape: &Shape,
+    bytes: usize,
+    max_message: usize,
+    model: &CostModel,
+    forced: Option<Algorithm>,
+) -> Option<Choice> {
+    let mut estimates: Vec<Estimate> = Algorithm::ALL
+        .into_iter()
+        .filter_map(|algorithm| best_message(algorithm, shape, bytes, max_message, model))
+        .collect();
+    // Stable, so that ties stay in code order.
+    estimates.sort_by(|a, b| a.ns.total_cmp(&b.ns));
+    let asked = forced.and_then(|algorithm| estimates.iter().find(|e| e.algorithm == algorithm));
+    let Estimate { algorithm, message, .. } = *asked.or(estimates.first())?;
+    let refused = forced.filter(|_| asked.is_none());
+    Some(Choice { algorithm, message, estimates, refused })
+}
+
+fn best_message(
+    algorithm: Algorithm,
+    shape: &Shape,
+    bytes: usize,
+    max_message: usize,
+    model: &CostModel,
+) -> Option<Estimate> {
+    let mut best: Option<Estimate> = None;
+    for halvings in 0..=HALVINGS {
+        let message = max_message >> halvings;
+        if halvings > 0 && message < SMALLEST_MESSAGE {
+            break;
+        }
+        let ns = estimate(algorithm, shape, bytes, message, model)?;
+        if best.is_none_or(|b| ns < b.ns) {
+            best = Some(Estimate { algorithm, message, ns });
+        }
+    }
+    best
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::Collective;
+
+    fn shape(collective: Collective, ranks: usize) -> Shape {
+        Shape { collective, ranks, root: 0, channels: 1 }
+    }
+
+    fn chosen(ranks: usize, bytes: usize, model: &CostModel) -> Algorithm {
+        choose(&shape(Collective::AllReduce, ranks), bytes, 128 << 10, model, None).unwrap().algorithm
+    }
+
+    #[test]
+    fn two_ranks_cross_over_from_direct_to_ring() {
+        // Direct saves a message but adds everything on both ranks: alpha = gamma/2 · bytes at 6.7 kB and 333 kB.
+        let shm = CostModel::shm();
+        assert_eq!(chosen(2, 8, &shm), Algorithm::Direct);
+        assert_eq!(chosen(2, 6_000, &shm), Algorithm::Direct);
+        assert_eq!(chosen(2, 8_000, &shm), Algorithm::Ring);
+        assert_eq!(chosen(2, 128 << 20, &shm), Algorithm::Ring);
+        assert_eq!(chosen(2, 64_000, &CostModel::tcp()), Algorithm::Direct);
+        assert_eq!(chosen(2, 128 << 20, &CostModel::tcp()), Algorithm::Ring);
+    }
+
+    #[test]
+    fn many_ranks_small_messages_take_logarithmic_hops_and_large_ones_the_ring_or_its_equal() {
+        for model in [CostModel::shm(), CostModel::tcp()] {
+            assert_eq!(chosen(4, 8, &model), Algorithm::Direct);
+            for ranks in [64, 1000, 4096] {
+                let small = chosen(ranks, 8, &model);
+                assert!(!matches!(small, Algorithm::Ring | Algorithm::Direct), "{ranks} ranks: {small}");
+            }
+            for ranks in [3, 5, 12] {
+                assert_eq!(chosen(ranks, 256 << 20, &model), Algorithm::Ring);
+            }
+        }
+    }
+
+    #[test]
+    fn ranks_that_share_cores_avoid_hops_and_work() {
+        let crowded = CostModel::shm().on_cores(8, 2);
+        let choice = choose(&shape(Collective::AllReduce, 8), 8, 128 << 10, &crowded, None).unwrap();
+        assert_eq!(choice.algorithm, Algorithm::Direct);
+        assert_eq!(choice.estimates.last().unwrap().algorithm, Algorithm::Ring);
+        assert_ne!(chosen(8, 1 << 20, &crowded), Algorithm::Direct);
+    }
+
+    #[test]
+    fn a_long_chain_gets_short_messages() {
+        let shape = shape(Collective::Broadcast, 8);
+        let choice = choose(&shape, 1 << 20, 128 << 10, &CostModel::shm(), Some(Algorithm::Ring)).unwrap();
+        assert_eq!(choice.algorithm, Algorithm::Ring);
+        assert!(choice.message < 128 << 10);
+    }
+
+    #[test]
+    fn a_forced_algorithm_is_taken_or_named() {
+        let model = CostModel::shm();
+        let forced = |collective, algorithm| choose(&shape(collective, 6), 8, 4096, &model, Some(algorithm)).unwrap();
+        let choice = forced(Collective::AllReduce, Algorithm::Tree);
+        assert_eq!((choice.algorithm, choice.refused), (Algorithm::Tree, None));
+        assert_eq!(choice.estimates.len(), 5);
+        let choice = forced(Collective::Gather, Algorithm::Tree);
+        assert_eq!((choice.algorithm, choice.refused), (Algorithm::Direct, Some(Algorithm::Tree)));
+        let choice = forced(Collective::AllGather, Algorithm::HalvingDoubling);
+        assert_eq!(choice.refused, Some(Algorithm::HalvingDoubling));
+        assert!(choose(&shape(Collective::SendRecv, 2), 8, 4096, &model, None).is_none());
+    }
+
+    #[test]
+    fn ties_go_to_the_first_in_code_order() {
+        let free = CostModel { reduce_ns_per_byte: 0.0, ..CostModel::shm() };
+        let choice = choose(&shape(Collective::AllReduce, 1), 8, 4096, &free, None).unwrap();
+        assert_eq!((choice.algorithm, choice.message), (Algorithm::Ring, 4096));
+        assert!(choice.estimates.is_sorted_by(|a, b| (a.ns, a.algorithm as u8) < (b.ns, b.algorithm as u8)));
+    }
+}

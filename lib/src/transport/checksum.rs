@@ -1,0 +1,140 @@
+//! A CRC-32 on every message, over any backend: it tells corrupted memory or a broken network card from a broken program.
+
+use super::{Interest, LinkPair, Peer, Received, RecvLink, SendLink};
+use crate::error::{Error, Result};
+use crate::wire::Header;
+
+/// Wraps both halves: the sender fills [`Header::crc`], the receiver checks it. Both ends must do it.
+///
+/// The receiver gives [`Error::Protocol`] for a payload that does not match. `recv_into` then copies from the backend's
+/// memory instead of receiving straight into the caller's, because nothing may be written before it is checked.
+pub fn wrap(pair: LinkPair) -> LinkPair {
+    LinkPair {
+        send: Box::new(ChecksumSend { inner: pair.send, reserved: false, partial: None }),
+        recv: Box::new(ChecksumRecv { inner: pair.recv, checked: false }),
+        kind: pair.kind,
+    }
+}
+
+#[derive(Debug)]
+struct ChecksumSend {
+    inner: Box<dyn SendLink>,
+    reserved: bool,
+    /// Checksum of the message that `send_from` has begun.
+    partial: Option<u32>,
+}
+
+impl SendLink for ChecksumSend {
+    fn peer(&self) -> &Peer {
+        self.inner.peer()
+    }
+    fn reserve(&mut self) -> Result<Option<&mut [u8]>> {
+        let memory = self.inner.reserve()?;
+        self.reserved = memory.is_some();
+        Ok(memory)
+    }
+    fn commit(&mut self, header: &Header) -> Result<()> {
+        let mut crc = 0;
+        // Without a reservation or with a wrong length, the inner commit says what is wrong.
+        if std::mem::take(&mut self.reserved)
+            && let Some(payload) = self.inner.reserve()?.and_then(|memory| memory.get(..header.len as usize))
+        {
+            crc = crc32fast::hash(payload);
+        }
+        self.inner.commit(&Header { crc, ..*header })
+    }
+    fn send_from(&mut self, header: &Header, data: &[u8]) -> Result<bool> {
+        let crc = *self.partial.get_or_insert_with(|| crc32fast::hash(data));
+        let done = self.inner.send_from(&Header { crc, ..*header }, data)?;
+        if done {
+            self.partial = None;
+        }
+        Ok(done)
+    }
+    fn progress(&mut self) -> Result<bool> {
+        self.inner.progress()
+    }
+    fn sends_from_caller(&self, bytes: usize) -> bool {
+        self.inner.sends_from_caller(bytes)
+    }
+
+    fn is_flushed(&self) -> bool {
+        self.inner.is_flushed()
+    }
+    fn check_peer(&mut self) -> Result<()> {
+        self.inner.check_peer()
+    }
+    fn arm(&mut self) -> Result<bool> {
+        self.inner.arm()
+    }
+    fn disarm(&mut self) {
+        self.inner.disarm();
+    }
+    fn interest(&self) -> Interest {
+        self.inner.interest()
+    }
+}
+
+#[derive(Debug)]
+struct ChecksumRecv {
+    inner: Box<dyn RecvLink>,
+    /// The oldest message was checked.
+    checked: bool,
+}
+
+impl ChecksumRecv {
+    fn check(&mut self) -> Result<bool> {
+        if self.checked {
+            return Ok(true);
+        }
+        let Some((header, payload)) = self.inner.peek()? else { return Ok(false) };
+        let crc = crc32fast::hash(payload);
+        if crc != header.crc {
+            let Peer { rank, peer, address } = self.inner.peer().clone();
+            let op = "receive".to_owned();
+            let detail = format!("expected a payload with CRC-32 {:08x}, got {crc:08x}, in {header}", header.crc);
+            return Err(Error::Protocol { op, rank, peer, address, detail });
+        }
+        self.checked = true;
+        Ok(true)
+    }
+}
+
+impl RecvLink for ChecksumRecv {
+    fn peer(&self) -> &Peer {
+        self.inner.peer()
+    }
+    fn peek(&mut self) -> Result<Option<(Header, &[u8])>> {
+        if self.check()? { self.inner.peek() } else { Ok(None) }
+    }
+    fn release(&mut self) -> Result<()> {
+        self.inner.release()?;
+        self.checked = false;
+        Ok(())
+    }
+    fn recv_into(&mut self, expected: &Header, dst: &mut [u8]) -> Result<Received> {
+        if !self.check()? {
+            return Ok(Received::Pending);
+        }
+        let received = self.inner.recv_into(expected, dst)?;
+        if received == Received::Done {
+            self.checked = false;
+        }
+        Ok(received)
+    }
+    fn progress(&mut self) -> Result<bool> {
+        self.inner.progress()
+    }
+    fn check_peer(&mut self) -> Result<()> {
+        self.inner.check_peer()
+    }
+    fn arm(&mut self) -> Result<bool> {
+        self.inner.arm()
+    }
+    fn disarm(&mut self) {
+        self.inner.disarm();
+    }
+    fn interest(&self) -> Interest {
+        self.inner.interest()
+    }
+}

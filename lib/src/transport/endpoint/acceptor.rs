@@ -1,0 +1,255 @@
+//! The thread that takes connections and checks who they are, all of them at once, each within a bounded time.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+
+use crate::error::{Error, Result};
+use crate::transport::doorbell::Doorbell;
+use crate::transport::handshake::{Hello, Reply};
+use crate::transport::tcp::Linger;
+use crate::transport::wait::{Wait, poll};
+use crate::transport::{shm, tcp};
+
+/// How long a connection may take to say who it is.
+const HANDSHAKE: Duration = Duration::from_secs(5);
+/// Connections that have not said who they are, at once; the oldest goes when there are more.
+const HALF_OPEN: usize = 256;
+/// Connections that wait for our side to ask for them.
+const FILED: usize = 16 << 10;
+/// Pause after `accept` failed, for want of descriptors for example.
+const BREATHER: Duration = Duration::from_millis(100);
+
+/// Which link a connection is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Key {
+    pub(super) comm: u32,
+    pub(super) from: u32,
+    pub(super) channel: u32,
+}
+
+/// A connection that waits for its hello, or with it.
+#[derive(Debug)]
+pub(super) enum Conn {
+    Tcp(tcp::Pending),
+    Unix(shm::Pending),
+}
+
+impl Conn {
+    fn read(&mut self) -> Result<Option<[u8; Hello::BYTES]>, String> {
+        match self {
+            Conn::Tcp(c) => c.read(),
+            Conn::Unix(c) => c.read(),
+        }
+    }
+
+    pub(super) fn reply(&mut self, reply: &Reply) -> Result<(), String> {
+        match self {
+            Conn::Tcp(c) => c.reply(reply),
+            Conn::Unix(c) => c.reply(reply),
+        }
+    }
+
+    pub(super) fn address(&self) -> String {
+        match self {
+            Conn::Tcp(c) => c.address(),
+            Conn::Unix(c) => c.address(),
+        }
+    }
+
+    fn is_gone(&self) -> bool {
+        match self {
+            Conn::Tcp(c) => c.is_gone(),
+            Conn::Unix(c) => c.is_gone(),
+        }
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Conn::Tcp(c) => c.as_fd(),
+            Conn::Unix(c) => c.as_fd(),
+        }
+    }
+}
+
+type Filed = HashMap<Key, VecDeque<(Hello, Conn)>>;
+
+/// What the acceptor and the connecting threads share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    filed: Mutex<Filed>,
+    arrived: Condvar,
+    stop: AtomicBool,
+    bell: Arc<Doorbell>,
+    pub(super) linger: Arc<Linger>,
+}
+
+impl Shared {
+    pub(super) fn new() -> Result<Arc<Shared>> {
+        let bell = Doorbell::new()?;
+        let linger = Linger::new(bell.clone());
+        let (filed, arrived, stop) = (Mutex::default(), Condvar::new(), AtomicBool::new(false));
+        Ok(Arc::new(Shared { filed, arrived, stop, bell, linger }))
+    }
+
+    /// The next connection for `key` whose dialer is still there.
+    pub(super) fn take(&self, key: &Key, wait: &Wait<'_>, detail: impl Fn() -> String) -> Result<(Hello, Conn)> {
+        let mut filed = self.filed.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if let Some(queue) = filed.get_mut(key) {
+                while let Some((hello, conn)) = queue.pop_front() {
+                    if !conn.is_gone() {
+                        return Ok((hello, conn));
+                    }
+                    log::debug!("the connection of rank {} from {} went away", key.from, conn.address());
+                }
+                filed.remove(key);
+            }
+            let slice = wait.slice(&detail)?;
+            filed = self.arrived.wait_timeout(filed, slice).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn file(&self, hello: Hello, mut conn: Conn) {
+        let key = Key { comm: hello.comm, from: hello.from, channel: hello.channel };
+        let mut filed = self.filed.lock().unwrap_or_else(PoisonError::into_inner);
+        if filed.values().map(VecDeque::len).sum::<usize>() >= FILED {
+            log::warn!("{FILED} connections wait to be asked for: turning away {}", conn.address());
+            let _ = conn.reply(&Reply::Stranger("too many connections wait".to_owned()));
+            return;
+        }
+        filed.entry(key).or_default().push_back((hello, conn));
+        self.arrived.notify_all();
+    }
+
+    pub(super) fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+        self.bell.ring();
+    }
+}
+
+/// Starts the thread.
+pub(super) fn start(
+    rank: usize,
+    token: [u8; 16],
+    ports: Vec<tcp::Port>,
+    unix: Option<shm::Port>,
+    shared: Arc<Shared>,
+) -> Result<JoinHandle<()>> {
+    let acceptor = Acceptor { rank, token, ports, unix, shared, half_open: VecDeque::new() };
+    std::thread::Builder::new()
+        .name("tinynccl-accept".to_owned())
+        .spawn(move || acceptor.run())
+        .map_err(|e| Error::io("listen", "starting the acceptor thread", &e))
+}
+
+struct Acceptor {
+    rank: usize,
+    token: [u8; 16],
+    ports: Vec<tcp::Port>,
+    unix: Option<shm::Port>,
+    shared: Arc<Shared>,
+    half_open: VecDeque<(Conn, Instant)>,
+}
+
+impl Acceptor {
+    fn run(mut self) {
+        let mut closing = Vec::new();
+        let mut breather = false;
+        while !self.shared.stop.load(Ordering::Acquire) {
+            let mut fds = vec![PollFd::new(&self.shared.bell, PollFlags::IN)];
+            if !breather {
+                fds.extend(self.ports.iter().map(|p| PollFd::new(p, PollFlags::IN)));
+                fds.extend(self.unix.iter().map(|p| PollFd::new(p, PollFlags::IN)));
+            }
+            fds.extend(self.half_open.iter().map(|(c, _)| PollFd::from_borrowed_fd(c.fd(), PollFlags::IN)));
+            fds.extend(closing.iter().map(|c: &tcp::Closing| PollFd::new(&c.socket, PollFlags::IN)));
+            let time = match (breather, self.half_open.is_empty() && closing.is_empty()) {
+                (true, _) => BREATHER,
+                (false, true) => Duration::from_secs(3600),
+                (false, false) => Duration::from_millis(500),
+            };
+            if let Err(e) = poll(&mut fds, time) {
+                log::error!("rank {}: the acceptor cannot poll: {e}", self.rank);
+                std::thread::sleep(BREATHER);
+            }
+            drop(fds);
+            self.shared.bell.drain();
+            breather = !self.accept_all();
+            self.hear_all();
+            closing.extend(self.shared.linger.collect());
+            closing.retain_mut(|c| !c.is_done());
+        }
+        self.shared.linger.stop();
+    }
+
+    /// Takes all connections that wait; false when that failed.
+    fn accept_all(&mut self) -> bool {
+        let deadline = Instant::now() + HANDSHAKE;
+        let mut ok = true;
+        let mut new = Vec::new();
+        let mut take = |result: std::io::Result<Option<Conn>>| match result {
+            Ok(Some(conn)) => {
+                new.push((conn, deadline));
+                true
+            }
+            Ok(None) => false,
+            Err(e) => {
+                log::error!("rank {}: cannot accept a connection: {e}", self.rank);
+                ok = false;
+                false
+            }
+        };
+        for port in &self.ports {
+            for _ in 0..HALF_OPEN {
+                if !take(tcp::accept(port).map(|c| c.map(Conn::Tcp))) {
+                    break;
+                }
+            }
+        }
+        if let Some(port) = &self.unix {
+            for _ in 0..HALF_OPEN {
+                if !take(shm::accept(port).map(|c| c.map(Conn::Unix))) {
+                    break;
+                }
+            }
+        }
+        self.half_open.extend(new);
+        ok
+    }
+
+    /// Reads from all connections that have not said who they are.
+    fn hear_all(&mut self) {
+        let now = Instant::now();
+        let excess = self.half_open.len().saturating_sub(HALF_OPEN);
+        for (i, (mut conn, deadline)) in std::mem::take(&mut self.half_open).into_iter().enumerate() {
+            match conn.read() {
+                Ok(Some(bytes)) => self.judge(&bytes, conn),
+                Ok(None) if i < excess => self.turn_away(&conn, "too many connections at once that say nothing"),
+                Ok(None) if now >= deadline => self.turn_away(&conn, "it has not said who it is in time"),
+                Ok(None) => self.half_open.push_back((conn, deadline)),
+                Err(e) => self.turn_away(&conn, &e),
+            }
+        }
+    }
+
+    fn judge(&self, bytes: &[u8], mut conn: Conn) {
+        match Hello::parse(bytes, &self.token, self.rank) {
+            Ok(hello) => self.shared.file(hello, conn),
+            Err(None) => self.turn_away(&conn, "it does not speak our protocol"),
+            Err(Some(reason)) => {
+                self.turn_away(&conn, &reason);
+                let _ = conn.reply(&Reply::Stranger(reason));
+            }
+        }
+    }
+
+    fn turn_away(&self, conn: &Conn, reason: &str) {
+        log::warn!("rank {}: turned away a connection from {}: {reason}", self.rank, conn.address());
+    }
+}

@@ -1,0 +1,275 @@
+//! Where a rank is reached, and how it reaches the others: `shm` and `tcp` links.
+//!
+//! Both ranks call [`Endpoint::connect`]. The lower one dials. At the higher one, a thread of the endpoint (the
+//! [`acceptor`]) takes connections, checks the handshake and files them; `connect` picks its own up and answers.
+
+mod acceptor;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::address::{self, Local};
+use super::doorbell::Doorbell;
+use super::handshake::{Hello, Reply};
+use super::host::Host;
+use super::wait::Wait;
+use super::{LinkOptions, LinkPair, Peer, checksum, shm, tcp};
+use crate::config::{Config, TransportChoice};
+use crate::error::{Error, Result};
+use acceptor::{Conn, Key, Shared};
+
+/// What carries a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Shared memory.
+    Shm,
+    /// TCP.
+    Tcp,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Kind::Shm => "shm",
+            Kind::Tcp => "tcp",
+        })
+    }
+}
+
+/// How others reach a rank. The rendezvous tells it to all of them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndpointInfo {
+    /// Addresses and ports, loopback included.
+    pub tcp: Vec<SocketAddr>,
+    /// Name of the Unix socket in the abstract namespace; `None` without shared memory.
+    pub unix: Option<String>,
+    /// Machine, network namespace and user.
+    pub host: Host,
+    /// Process id, for messages.
+    pub pid: u32,
+}
+
+/// Which link is meant.
+#[derive(Debug, Clone, Copy)]
+pub struct ConnectTo<'a> {
+    /// Communicator id.
+    pub comm: u32,
+    /// The peer's rank in the world.
+    pub peer_rank: usize,
+    /// How it is reached.
+    pub info: &'a EndpointInfo,
+    /// Channel: several links between the same two ranks differ in it.
+    pub channel: u32,
+    /// Equal at both ends.
+    pub options: LinkOptions,
+}
+
+/// A rank's listeners. One per rank; shared by reference between the threads that connect.
+///
+/// Dropping it stops listening; links made before live on.
+pub struct Endpoint {
+    rank: usize,
+    token: [u8; 16],
+    transport: TransportChoice,
+    checksum: bool,
+    socket_buffer: usize,
+    locals: Vec<Local>,
+    info: EndpointInfo,
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Endpoint {
+    /// Listens on every address that `config.interface` lets through, and on a Unix socket unless TCP is asked for.
+    ///
+    /// `token` is the job's secret: whoever does not know it is turned away.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for an interface that does not exist, [`Error::Os`] when nothing can be listened on.
+    pub fn new(rank: usize, token: [u8; 16], config: &Config) -> Result<Endpoint> {
+        let locals = address::local(config.interface.as_deref())?;
+        let mut ports = Vec::new();
+        let mut failed = None;
+        for local in &locals {
+            match tcp::Port::bind(local.ip, config.socket_buffer) {
+                Ok(port) => {
+                    log::debug!("rank {rank}: listening on {} ({})", port.addr, local.name);
+                    ports.push(port);
+                }
+                Err(e) => {
+                    log::warn!("rank {rank}: interface {}: {e}", local.name);
+                    failed = Some(e);
+                }
+            }
+        }
+        let unix = match config.transport {
+            TransportChoice::Tcp => None,
+            TransportChoice::Shm => Some(shm::Port::bind()?),
+            TransportChoice::Auto => {
+                shm::Port::bind().inspect_err(|e| log::warn!("rank {rank}: no shared memory: {e}")).ok()
+            }
+        };
+        if let (true, None, Some(e)) = (ports.is_empty(), &unix, failed) {
+            return Err(e);
+        }
+        let info = EndpointInfo {
+            tcp: ports.iter().map(|p| p.addr).collect(),
+            unix: unix.as_ref().map(|p| p.name.clone()),
+            host: Host::current(),
+            pid: std::process::id(),
+        };
+        let shared = Shared::new()?;
+        let thread = acceptor::start(rank, token, ports, unix, shared.clone())?;
+        Ok(Endpoint {
+            rank,
+            token,
+            transport: config.transport,
+            checksum: config.checksum,
+            socket_buffer: config.socket_buffer,
+            locals,
+            info,
+            shared,
+            thread: Some(thread),
+        })
+    }
+
+    /// How others reach this rank.
+    pub fn info(&self) -> EndpointInfo {
+        self.info.clone()
+    }
+
+    /// What will carry the links to a peer, and why. Both ends choose the same when they have the same configuration.
+    pub fn choose(&self, peer: &EndpointInfo) -> (Kind, String) {
+        match (self.transport, self.separation(peer)) {
+            (TransportChoice::Tcp, _) => (Kind::Tcp, "TINYNCCL_TRANSPORT=tcp".to_owned()),
+            (TransportChoice::Shm, _) => (Kind::Shm, "TINYNCCL_TRANSPORT=shm".to_owned()),
+            (TransportChoice::Auto, None) => (Kind::Shm, "same machine, network namespace and user".to_owned()),
+            (TransportChoice::Auto, Some(why)) => (Kind::Tcp, why.to_owned()),
+        }
+    }
+
+    fn separation(&self, peer: &EndpointInfo) -> Option<&'static str> {
+        self.info
+            .host
+            .separation(&peer.host)
+            .or_else(|| (self.info.unix.is_none() || peer.unix.is_none()).then_some("one of them has no Unix socket"))
+    }
+
+    /// One end of a link; waits until the peer calls this for the other end.
+    ///
+    /// `doorbell` is what a peer in shared memory rings. With [`Config::checksum`] the link checks every message.
+    /// In automatic mode a link whose shared memory does not work out falls back to TCP.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] after `deadline`, whatever `abort` returns (asked every 20 ms), [`Error::PeerLost`] when no
+    /// address of the peer answers, [`Error::Protocol`] at both ends when their options differ, [`Error::Unsupported`] when
+    /// shared memory is asked for and the two can not have it.
+    pub fn connect(
+        &self,
+        to: &ConnectTo<'_>,
+        doorbell: &Arc<Doorbell>,
+        abort: &dyn Fn() -> Option<Error>,
+        deadline: Duration,
+    ) -> Result<LinkPair> {
+        if to.peer_rank == self.rank {
+            return Err(Error::invalid("connect", format!("rank {} asked for a link with itself", self.rank)));
+        }
+        to.options.check()?;
+        if let (TransportChoice::Shm, Some(why)) = (self.transport, self.separation(to.info)) {
+            let what = format!("shared memory between rank {} and rank {}", self.rank, to.peer_rank);
+            return Err(Error::Unsupported { what, detail: format!("{why}; set TINYNCCL_TRANSPORT=auto or tcp") });
+        }
+        let wait = Wait::new(self.rank, to.peer_rank, deadline, abort);
+        let (kind, why) = self.choose(to.info);
+        let pair = if self.rank < to.peer_rank {
+            self.dial(to, kind, doorbell, &wait)?
+        } else {
+            self.await_dialer(to, doorbell, &wait)?
+        };
+        log::debug!(
+            "rank {}: comm {} channel {} to rank {}: {} ({why})",
+            self.rank,
+            to.comm,
+            to.channel,
+            to.peer_rank,
+            pair.kind
+        );
+        Ok(if self.checksum { checksum::wrap(pair) } else { pair })
+    }
+
+    fn dial(&self, to: &ConnectTo<'_>, kind: Kind, bell: &Arc<Doorbell>, wait: &Wait<'_>) -> Result<LinkPair> {
+        let ranks = (self.rank, to.peer_rank);
+        let hello = Hello::new(self.token, ranks, (to.comm, to.channel), &to.options, self.checksum);
+        if let (Kind::Shm, Some(name)) = (kind, &to.info.unix) {
+            match shm::connect(name, &hello, &to.options, bell, wait)? {
+                shm::Dialed::Linked(pair) => return Ok(pair),
+                shm::Dialed::NotPossible(why) if self.transport == TransportChoice::Shm => {
+                    let what = format!("shared memory between rank {} and rank {}", self.rank, to.peer_rank);
+                    return Err(Error::Unsupported {
+                        what,
+                        detail: format!("{why}; set TINYNCCL_TRANSPORT=auto or tcp"),
+                    });
+                }
+                shm::Dialed::NotPossible(why) => {
+                    log::warn!("rank {}: no shared memory with rank {}, using tcp: {why}", self.rank, to.peer_rank);
+                }
+            }
+        }
+        let same_network = self.info.host.same_network(&to.info.host);
+        let candidates = address::candidates(&to.info.tcp, same_network, &self.locals);
+        tcp::connect(&candidates, &hello, &to.options, self.socket_buffer, wait, &self.shared.linger)
+    }
+
+    fn await_dialer(&self, to: &ConnectTo<'_>, bell: &Arc<Doorbell>, wait: &Wait<'_>) -> Result<LinkPair> {
+        let key = Key { comm: to.comm, from: to.peer_rank as u32, channel: to.channel };
+        let ranks = (self.rank, to.peer_rank);
+        loop {
+            let detail = || {
+                let at: Vec<String> = self.info.tcp.iter().map(ToString::to_string).collect();
+                format!("it has not connected to us at {}; see its output", at.join(" or "))
+            };
+            let (hello, mut conn) = self.shared.take(&key, wait, detail)?;
+            if let Some(differs) = hello.differs(&to.options, self.checksum) {
+                let address = conn.address();
+                if let Err(e) = conn.reply(&Reply::Refused(differs.clone())) {
+                    log::debug!("rank {}: refusing rank {}: {e}", self.rank, to.peer_rank);
+                }
+                return Err(Peer { rank: self.rank, peer: to.peer_rank, address }.protocol("connect", differs));
+            }
+            let result = match conn {
+                Conn::Unix(pending) => shm::finish(pending, hello.fence(), ranks, &to.options, bell),
+                Conn::Tcp(pending) => {
+                    let welcome = Reply::Welcome(hello.fence());
+                    tcp::finish(pending, &welcome, ranks, &to.options, &self.shared.linger)
+                }
+            };
+            match result {
+                Ok(pair) => return Ok(pair),
+                Err(e) => log::warn!("rank {}: a connection from rank {} failed: {e}", self.rank, to.peer_rank),
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Endpoint {
+    /// Without the token: it is a secret, and this may end in a log.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint").field("rank", &self.rank).field("info", &self.info).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        self.shared.stop();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            log::error!("rank {}: the acceptor panicked", self.rank);
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! A pair of links with a fault in it, to see what the layers above make of it. Deterministic: the seed decides.
+
+use super::{Interest, LinkPair, Peer, Received, RecvLink, SendLink};
+use crate::error::Result;
+use crate::wire::Header;
+
+/// What goes wrong. The default is nothing.
+///
+/// Messages are counted per direction, from 0.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Faults {
+    /// Seed of everything random.
+    pub seed: u64,
+    /// Before each message, up to this many calls are answered "not now".
+    pub delay: u32,
+    /// `send_from` and `recv_into` move a message in random pieces, one per call.
+    pub split: bool,
+    /// The peer is lost before this message, once and for all.
+    pub reset_at: Option<u64>,
+    /// A bit of this message's payload is flipped while it is sent. (Without payload, nothing is.)
+    pub corrupt_at: Option<u64>,
+    /// Before this message everything stops, without an error.
+    pub stall_at: Option<u64>,
+}
+
+/// Wraps both halves of a pair.
+pub fn wrap(pair: LinkPair, faults: &Faults) -> LinkPair {
+    let state = |salt: u64| State {
+        faults: faults.clone(),
+        random: faults.seed.wrapping_mul(2).wrapping_add(salt),
+        message: 0,
+        calls: None,
+        pieces: 0,
+        held: false,
+    };
+    LinkPair {
+        send: Box::new(FaultySend { inner: pair.send, state: state(0), reserved: false }),
+        recv: Box::new(FaultyRecv { inner: pair.recv, state: state(1) }),
+        kind: pair.kind,
+    }
+}
+
+/// What may be done with a call.
+enum Verdict {
+    Go,
+    NotNow,
+}
+
+#[derive(Debug)]
+struct State {
+    faults: Faults,
+    random: u64,
+    /// The message that is next or under way.
+    message: u64,
+    /// "Not now" answers left for it; `None` before the first call.
+    calls: Option<u32>,
+    /// Bytes of it that a split call has moved.
+    pieces: usize,
+    /// The last "not now" came from here, not from below: nobody will ring for it.
+    held: bool,
+}
+
+impl State {
+    /// SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
+    fn random(&mut self) -> u64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.random;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    fn stalled(&self) -> bool {
+        self.faults.stall_at.is_some_and(|at| self.message >= at)
+    }
+
+    fn reset(&self, op: &str, peer: &Peer) -> Result<()> {
+        match self.faults.reset_at {
+            Some(at) if self.message >= at => Err(peer.lost(op, "injected reset")),
+            _ => Ok(()),
+        }
+    }
+
+    fn judge(&mut self, op: &str, peer: &Peer) -> Result<Verdict> {
+        self.reset(op, peer)?;
+        if self.stalled() {
+            return Ok(Verdict::NotNow);
+        }
+        let left = match self.calls {
+            Some(left) => left,
+            None => (self.random() % (u64::from(self.faults.delay) + 1)) as u32,
+        };
+        self.calls = Some(left.saturating_sub(1));
+        self.held = left > 0;
+        Ok(if left > 0 { Verdict::NotNow } else { Verdict::Go })
+    }
+
+    /// How far a split call goes this time.
+    fn piece(&mut self, len: usize) -> usize {
+        let most = (len - self.pieces.min(len)) as u64;
+        self.pieces + (self.random() % (most + 1)) as usize
+    }
+
+    fn next_message(&mut self) {
+        self.message += 1;
+        self.calls = None;
+        self.pieces = 0;
+    }
+}
+
+#[derive(Debug)]
+struct FaultySend {
+    inner: Box<dyn SendLink>,
+    state: State,
+    reserved: bool,
+}
+
+impl FaultySend {
+    fn corrupts(&self) -> bool {
+        self.state.faults.corrupt_at == Some(self.state.message)
+    }
+}
+
+impl SendLink for FaultySend {
+    fn peer(&self) -> &Peer {
+        self.inner.peer()
+    }
+
+    fn reserve(&mut self) -> Result<Option<&mut [u8]>> {
+        if !self.reserved
+            && let Verdict::NotNow = self.state.judge("send", self.inner.peer())?
+        {
+            return Ok(None);
+        }
+        let memory = self.inner.reserve()?;
+        self.reserved = memory.is_some();
+        Ok(memory)
+    }
+
+    fn commit(&mut self, header: &Header) -> Result<()> {
+        if std::mem::take(&mut self.reserved) && self.corrupts() {
+            let bit = self.state.random();
+            let memory = self.inner.reserve()?.and_then(|m| m.get_mut(..header.len as usize));
+            if let Some(payload) = memory.filter(|p| !p.is_empty()) {
+                let at = (bit >> 3) as usize % payload.len();
+                if let Some(byte) = payload.get_mut(at) {
+                    *byte ^= 1 << (bit & 7);
+                }
+            }
+        }
+        self.inner.commit(header)?;
+        self.state.next_message();
+        Ok(())
+    }
+
+    fn send_from(&mut self, header: &Header, data: &[u8]) -> Result<bool> {
+        if let Verdict::NotNow = self.state.judge("send", self.inner.peer())? {
+            return Ok(false);
+        }
+        if !self.state.faults.split && !self.corrupts() {
+            let done = self.inner.send_from(header, data)?;
+            if done {
+                self.state.next_message();
+            }
+            return Ok(done);
+        }
+        let upto = if self.state.faults.split { self.state.piece(data.len()) } else { data.len() };
+        let Some(memory) = self.inner.reserve()? else { return Ok(false) };
+        let range = self.state.pieces..upto;
+        if let (Some(to), Some(from)) = (memory.get_mut(range.clone()), data.get(range)) {
+            to.copy_from_slice(from);
+        }
+        self.state.pieces = upto;
+        if upto < data.len() {
+            self.state.held = true;
+            return Ok(false);
+        }
+        self.reserved = true;
+        self.commit(header)?;
+        Ok(true)
+    }
+
+    fn progress(&mut self) -> Result<bool> {
+        self.state.reset("send", self.inner.peer())?;
+        if self.state.stalled() { Ok(false) } else { self.inner.progress() }
+    }
+
+    fn sends_from_caller(&self, bytes: usize) -> bool {
+        self.inner.sends_from_caller(bytes)
+    }
+
+    fn is_flushed(&self) -> bool {
+        self.inner.is_flushed()
+    }
+
+    fn check_peer(&mut self) -> Result<()> {
+        self.state.reset("send", self.inner.peer())?;
+        self.inner.check_peer()
+    }
+
+    fn arm(&mut self) -> Result<bool> {
+        self.state.reset("send", self.inner.peer())?;
+        if self.state.stalled() {
+            return Ok(false);
+        }
+        Ok(self.inner.arm()? || self.state.held)
+    }
+
+    fn disarm(&mut self) {
+        self.inner.disarm();
+    }
+
+    fn interest(&self) -> Interest {
+        if self.state.stalled() { Interest::default() } else { self.inner.interest() }
+    }
+}
+
+#[derive(Debug)]
+struct FaultyRecv {
+    inner: Box<dyn RecvLink>,
+    state: State,
+}
+
+impl RecvLink for FaultyRecv {
+    fn peer(&self) -> &Peer {
+        self.inner.peer()
+    }
+
+    fn peek(&mut self) -> Result<Option<(Header, &[u8])>> {
+        match self.state.judge("receive", self.inner.peer())? {
+            Verdict::Go => self.inner.peek(),
+            Verdict::NotNow => Ok(None),
+        }
+    }
+
+    fn release(&mut self) -> Result<()> {
+        self.inner.release()?;
+        self.state.next_message();
+        Ok(())
+    }
+
+    fn recv_into(&mut self, expected: &Header, dst: &mut [u8]) -> Result<Received> {
+        if let Verdict::NotNow = self.state.judge("receive", self.inner.peer())? {
+            return Ok(Received::Pending);
+        }
+        if !self.state.faults.split {
+            let received = self.inner.recv_into(expected, dst)?;
+            if received == Received::Done {
+                self.state.next_message();
+            }
+            return Ok(received);
+        }
+        let Some((header, payload)) = self.inner.peek()? else { return Ok(Received::Pending) };
+        if !expected.agrees_with(&header) {
+            return Ok(Received::Mismatch(header));
+        }
+        let range = self.state.pieces..self.state.piece(dst.len());
+        let upto = range.end;
+        if let (Some(to), Some(from)) = (dst.get_mut(range.clone()), payload.get(range)) {
+            to.copy_from_slice(from);
+        }
+        self.state.pieces = upto;
+        if upto < dst.len() {
+            self.state.held = true;
+            return Ok(Received::Pending);
+        }
+        self.release()?;
+        Ok(Received::Done)
+    }
+
+    fn progress(&mut self) -> Result<bool> {
+        self.state.reset("receive", self.inner.peer())?;
+        if self.state.stalled() { Ok(false) } else { self.inner.progress() }
+    }
+
+    fn check_peer(&mut self) -> Result<()> {
+        self.state.reset("receive", self.inner.peer())?;
+        self.inner.check_peer()
+    }
+
+    fn arm(&mut self) -> Result<bool> {
+        self.state.reset("receive", self.inner.peer())?;
+        if self.state.stalled() {
+            return Ok(false);
+        }
+        Ok(self.inner.arm()? || self.state.held)
+    }
+
+    fn disarm(&mut self) {
+        self.inner.disarm();
+    }
+
+    fn interest(&self) -> Interest {
+        if self.state.stalled() { Interest::default() } else { self.inner.interest() }
+    }
+}

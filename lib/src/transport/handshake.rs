@@ -1,0 +1,259 @@
+//! The first bytes on a connection: who dials whom for which link, proven by the job's token; and the answer.
+//!
+//! The token keeps other jobs and port scanners out; it travels in clear, so whoever reads the network can learn it.
+
+use std::fmt;
+use std::hint::black_box;
+
+use super::LinkOptions;
+use super::fence::Fence;
+
+const MAGIC: [u8; 8] = *b"tinynccl";
+/// Version of the handshake and of the layout of messages and shared memory.
+const VERSION: u32 = 1;
+/// Longest reason in a refusal, in bytes.
+const MAX_DETAIL: usize = 512;
+
+const CHECKSUM: u32 = 1;
+const ASYMMETRIC: u32 = 2;
+
+/// What a dialer says. 72 bytes, little endian.
+#[derive(Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(crate) struct Hello {
+    magic: [u8; 8],
+    token: [u8; 16],
+    max_message: u64,
+    depth: u64,
+    version: u32,
+    /// Communicator id.
+    pub(crate) comm: u32,
+    /// The dialer's rank in the world.
+    pub(crate) from: u32,
+    /// The rank it wants.
+    pub(crate) to: u32,
+    /// Channel.
+    pub(crate) channel: u32,
+    flags: u32,
+    reserved: u64,
+}
+
+impl Hello {
+    /// Bytes on the wire.
+    pub(crate) const BYTES: usize = size_of::<Hello>();
+
+    pub(crate) fn new(
+        token: [u8; 16],
+        (from, to): (usize, usize),
+        (comm, channel): (u32, u32),
+        options: &LinkOptions,
+        checksum: bool,
+    ) -> Hello {
+        Hello {
+            magic: MAGIC,
+            token,
+            max_message: options.max_message as u64,
+            depth: options.depth as u64,
+            version: VERSION,
+            comm,
+            from: from as u32,
+            to: to as u32,
+            channel,
+            flags: if checksum { CHECKSUM } else { 0 } | flag(Fence::available()),
+            reserved: 0,
+        }
+    }
+
+    /// What came: `Err(None)` is not for our ears (no answer), `Err(Some(reason))` is answered.
+    pub(crate) fn parse(bytes: &[u8], token: &[u8; 16], rank: usize) -> Result<Hello, Option<String>> {
+        let hello: Hello = bytemuck::try_pod_read_unaligned(bytes).map_err(|_| None)?;
+        if hello.magic != MAGIC {
+            return Err(None);
+        }
+        if hello.version != VERSION {
+            let theirs = hello.version;
+            return Err(Some(format!(
+                "expected protocol version {VERSION}, got {theirs}; run the same build on all ranks"
+            )));
+        }
+        if !same(&hello.token, token) {
+            return Err(Some("wrong token: the connection belongs to another job".to_owned()));
+        }
+        if hello.to as usize != rank {
+            return Err(Some(format!("expected a connection to rank {rank}, got one to rank {}", hello.to)));
+        }
+        Ok(hello)
+    }
+
+    /// Why the link that the dialer wants is not the one we want, if so.
+    pub(crate) fn differs(&self, options: &LinkOptions, checksum: bool) -> Option<String> {
+        let theirs = (self.max_message, self.depth, self.flags & CHECKSUM != 0);
+        let ours = (options.max_message as u64, options.depth as u64, checksum);
+        let say = |(m, d, c): (u64, u64, bool)| {
+            format!("messages of {m} bytes, depth {d}, checksums {}", if c { "on" } else { "off" })
+        };
+        (theirs != ours).then(|| {
+            let (from, to) = (self.from, self.to);
+            let (theirs, ours) = (say(theirs), say(ours));
+            format!("rank {to} wants {ours}, rank {from} wants {theirs}; give all ranks the same configuration")
+        })
+    }
+
+    pub(crate) fn fence(&self) -> Fence {
+        fence(self.flags)
+    }
+}
+
+impl fmt::Debug for Hello {
+    /// Without the token: it is a secret, and this may end in a log.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Hello[comm {}, rank {} to {}, channel {}]", self.comm, self.from, self.to, self.channel)
+    }
+}
+
+/// What the acceptor answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Reply {
+    /// The link stands.
+    Welcome(Fence),
+    /// It does not, and will not: the ranks want different links.
+    Refused(String),
+    /// Whoever answers is not the one meant: another address may be right.
+    Stranger(String),
+    /// Shared memory does not work out here: dial TCP.
+    UseTcp(String),
+}
+
+#[derive(Debug, Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+struct ReplyHead {
+    magic: [u8; 8],
+    status: u32,
+    flags: u32,
+    detail: u64,
+}
+
+impl Reply {
+    /// Bytes before the reason.
+    pub(crate) const HEAD: usize = size_of::<ReplyHead>();
+    /// Largest reply.
+    pub(crate) const MAX: usize = Self::HEAD + MAX_DETAIL;
+
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
+        let (status, flags, detail) = match self {
+            Reply::Welcome(fence) => (0, flag(*fence), ""),
+            Reply::Refused(detail) => (1, 0, detail.as_str()),
+            Reply::UseTcp(detail) => (2, 0, detail.as_str()),
+            Reply::Stranger(detail) => (3, 0, detail.as_str()),
+        };
+        // Cut at the last whole character that fits.
+        let fits = detail.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|end| *end <= MAX_DETAIL).last();
+        let detail = detail.get(..fits.unwrap_or(0)).unwrap_or_default();
+        let head = ReplyHead { magic: MAGIC, status, flags, detail: detail.len() as u64 };
+        [bytemuck::bytes_of(&head), detail.as_bytes()].concat()
+    }
+
+    /// Length of the reason that follows a head.
+    pub(crate) fn detail_len(head: &[u8]) -> Result<usize, String> {
+        let head: ReplyHead = bytemuck::try_pod_read_unaligned(head).map_err(|e| e.to_string())?;
+        if head.magic != MAGIC || head.status > 3 || head.detail as usize > MAX_DETAIL {
+            return Err(format!("expected a tinynccl reply, got {:02x?}", bytemuck::bytes_of(&head)));
+        }
+        Ok(head.detail as usize)
+    }
+
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Reply, String> {
+        let (head, detail) =
+            bytes.split_at_checked(Self::HEAD).ok_or_else(|| format!("expected a reply, got {} bytes", bytes.len()))?;
+        if Self::detail_len(head)? != detail.len() {
+            return Err(format!("expected a reply with its reason, got {} bytes", bytes.len()));
+        }
+        let head: ReplyHead = bytemuck::try_pod_read_unaligned(head).map_err(|e| e.to_string())?;
+        let detail = String::from_utf8_lossy(detail).into_owned();
+        Ok(match head.status {
+            0 => Reply::Welcome(fence(head.flags)),
+            1 => Reply::Refused(detail),
+            2 => Reply::UseTcp(detail),
+            _ => Reply::Stranger(detail),
+        })
+    }
+}
+
+fn flag(fence: Fence) -> u32 {
+    if fence == Fence::Asymmetric { ASYMMETRIC } else { 0 }
+}
+
+fn fence(flags: u32) -> Fence {
+    if flags & ASYMMETRIC != 0 { Fence::Asymmetric } else { Fence::Full }
+}
+
+/// Compares in a time that does not depend on where the difference is.
+fn same(a: &[u8; 16], b: &[u8; 16]) -> bool {
+    black_box(a.iter().zip(b).fold(0, |different, (x, y)| different | black_box(x ^ y))) == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const OPTIONS: LinkOptions = LinkOptions { max_message: 4096, depth: 4 };
+
+    fn hello() -> Hello {
+        Hello::new([7; 16], (1, 2), (3, 4), &OPTIONS, false)
+    }
+
+    #[test]
+    fn a_hello_is_taken_only_with_our_token_version_and_rank() {
+        let bytes = bytemuck::bytes_of(&hello()).to_vec();
+        assert_eq!(Hello::parse(&bytes, &[7; 16], 2), Ok(hello()));
+        for i in 0..16 {
+            let mut token = [7; 16];
+            token[i] ^= 0x80;
+            assert!(Hello::parse(&bytes, &token, 2).unwrap_err().unwrap().contains("wrong token"));
+        }
+        assert!(Hello::parse(&bytes, &[7; 16], 3).unwrap_err().unwrap().contains("rank 3"));
+        let old = Hello { version: 0, ..hello() };
+        assert!(Hello::parse(bytemuck::bytes_of(&old), &[7; 16], 2).unwrap_err().unwrap().contains("version 1, got 0"));
+        let other = Hello { magic: *b"GET / HT", ..hello() };
+        assert_eq!(Hello::parse(bytemuck::bytes_of(&other), &[7; 16], 2), Err(None));
+        assert_eq!(Hello::parse(&bytes[1..], &[7; 16], 2), Err(None));
+    }
+
+    #[test]
+    fn different_options_are_told_from_both_sides() {
+        assert_eq!(hello().differs(&OPTIONS, false), None);
+        let text = hello().differs(&LinkOptions { depth: 8, ..OPTIONS }, true).unwrap();
+        assert!(text.contains("rank 2 wants messages of 4096 bytes, depth 8, checksums on"), "{text}");
+        assert!(text.contains("rank 1 wants messages of 4096 bytes, depth 4, checksums off"), "{text}");
+    }
+
+    #[test]
+    fn replies_round_trip_and_long_reasons_are_cut() {
+        for reply in [
+            Reply::Welcome(Fence::Full),
+            Reply::Welcome(Fence::Asymmetric),
+            Reply::Refused("no".to_owned()),
+            Reply::UseTcp("größer".to_owned()),
+            Reply::Stranger(String::new()),
+        ] {
+            assert_eq!(Reply::parse(&reply.to_bytes()), Ok(reply));
+        }
+        assert!(Reply::Refused("ü".repeat(1000)).to_bytes().len() <= Reply::MAX);
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_the_parsers_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200), at in 0usize..80) {
+            let _ = Hello::parse(&bytes, &[0; 16], 0);
+            let _ = Reply::parse(&bytes);
+            let mut damaged = Reply::Refused("reason".to_owned()).to_bytes();
+            if let (Some(b), Some(x)) = (damaged.get_mut(at), bytes.first()) {
+                *b = *x;
+            }
+            let _ = Reply::parse(&damaged);
+            damaged.truncate(at);
+            let _ = Reply::parse(&damaged);
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Links between ranks that are threads of one process.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::doorbell::Doorbell;
+use super::fence::Fence;
+use super::mapping::Mapping;
+use super::ring::{self, Ends, Layout};
+use super::wait::Wait;
+use super::{LinkOptions, LinkPair, Peer};
+use crate::error::{Error, Result};
+
+/// Where the threads of one process find each other. Shared by all of them in an `Arc`.
+#[derive(Debug, Default)]
+pub struct Hub {
+    waiting: Mutex<Vec<Entry>>,
+    changed: Condvar,
+}
+
+/// Which link is meant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ConnectTo {
+    /// Communicator id.
+    pub comm: u32,
+    /// Our rank in the world.
+    pub rank: usize,
+    /// The peer's rank in the world.
+    pub peer_rank: usize,
+    /// Channel: several links between the same two ranks differ in it.
+    pub channel: u32,
+    /// Equal at both ends.
+    pub options: LinkOptions,
+}
+
+/// The end that came first.
+#[derive(Debug)]
+struct Entry {
+    to: ConnectTo,
+    bell: Arc<Doorbell>,
+    result: Option<Result<LinkPair>>,
+}
+
+/// One end of a link; the peer's thread calls this too. See [`Hub::connect`].
+///
+/// # Errors
+/// As [`Hub::connect`].
+pub fn connect(
+    hub: &Hub,
+    to: &ConnectTo,
+    doorbell: &Arc<Doorbell>,
+    abort: &dyn Fn() -> Option<Error>,
+    deadline: Duration,
+) -> Result<LinkPair> {
+    hub.connect(to, doorbell, abort, deadline)
+}
+
+impl Hub {
+    /// An empty hub.
+    pub fn new() -> Arc<Hub> {
+        Arc::new(Hub::default())
+    }
+
+    /// One end of a link; waits until the peer's thread calls this for the other end.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] after `deadline`, whatever `abort` returns, [`Error::InvalidArgument`] at both ends when their
+    /// options differ.
+    pub fn connect(
+        &self,
+        to: &ConnectTo,
+        doorbell: &Arc<Doorbell>,
+        abort: &dyn Fn() -> Option<Error>,
+        deadline: Duration,
+    ) -> Result<LinkPair> {
+        if to.rank == to.peer_rank {
+            return Err(Error::invalid("connect", format!("rank {} asked for a link with itself", to.rank)));
+        }
+        let wait = Wait::new(to.rank, to.peer_rank, deadline, abort);
+        let mut waiting = self.lock();
+        if let Some(entry) = waiting.iter_mut().find(|e| e.result.is_none() && e.meets(to)) {
+            let (ours, theirs) = match link(entry, to, doorbell) {
+                Ok((ours, theirs)) => (Ok(ours), Ok(theirs)),
+                Err(e) => (Err(e.clone()), Err(e)),
+            };
+            entry.result = Some(theirs);
+            self.changed.notify_all();
+            return ours;
+        }
+        let entry = Entry { to: *to, bell: doorbell.clone(), result: None };
+        if waiting.iter().any(|e| e.to == *to) {
+            return Err(Error::invalid("connect", format!("two threads asked for the same end of {to:?}")));
+        }
+        waiting.push(entry);
+        loop {
+            let slice = wait.slice(|| format!("its thread has not asked for comm {}, channel {}", to.comm, to.channel));
+            let mine = waiting.iter().position(|e| e.to == *to);
+            let done = mine.is_some_and(|i| waiting.get(i).is_some_and(|e| e.result.is_some()));
+            match (mine, slice) {
+                (Some(i), Err(e)) if !done => {
+                    waiting.swap_remove(i);
+                    return Err(e);
+                }
+                (Some(i), _) if done => {
+                    return waiting.swap_remove(i).result.unwrap_or_else(|| Err(vanished()));
+                }
+                (_, Ok(slice)) if mine.is_some() => {
+                    waiting = self.changed.wait_timeout(waiting, slice).unwrap_or_else(PoisonError::into_inner).0;
+                }
+                _ => return Err(vanished()),
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Entry>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn vanished() -> Error {
+    Error::invalid("connect", "an entry of the hub vanished; this is a bug of the library")
+}
+
+impl Entry {
+    fn meets(&self, to: &ConnectTo) -> bool {
+        let key = |t: &ConnectTo| (t.comm, t.channel);
+        key(&self.to) == key(to) && self.to.rank == to.peer_rank && self.to.peer_rank == to.rank
+    }
+}
+
+/// Both pairs: of the end that came second and of the one that came first.
+fn link(first: &Entry, second: &ConnectTo, second_bell: &Arc<Doorbell>) -> Result<(LinkPair, LinkPair)> {
+    if first.to.options != second.options {
+        let (a, b) = (first.to, second);
+        let detail = format!(
+            "ranks {} and {} disagree on the link: {:?} and {:?}; give all ranks the same configuration",
+            a.rank, b.rank, a.options, b.options
+        );
+        return Err(Error::invalid("connect", detail));
+    }
+    let layout = Layout::new(&second.options)?;
+    let memory = Arc::new(Mapping::anonymous(layout.bytes())?);
+    let end = |to: &ConnectTo, bell: &Arc<Doorbell>| Ends {
+        peer: Peer { rank: to.rank, peer: to.peer_rank, address: format!("thread of process {}", std::process::id()) },
+        bell: bell.clone(),
+        fence: Fence::available(),
+        lifeline: None,
+    };
+    Ok((
+        ring::pair(&memory, layout, 0, end(second, &first.bell), "inproc")?,
+        ring::pair(&memory, layout, 1, end(&first.to, second_bell), "inproc")?,
+    ))
+}

@@ -1,0 +1,154 @@
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags};
+
+use super::*;
+use crate::transport::wait::poll;
+use crate::transport::{Received, RecvLink, SendLink};
+
+const OPTIONS: LinkOptions = LinkOptions { max_message: 100, depth: 3 };
+
+struct Ring {
+    memory: Arc<Mapping>,
+    layout: Layout,
+    send: RingSend,
+    recv: RingRecv,
+    /// Of the receiver, of the sender.
+    bells: [Arc<Doorbell>; 2],
+}
+
+fn ring(fence: Fence) -> Ring {
+    let layout = Layout::new(&OPTIONS).unwrap();
+    let memory = Arc::new(Mapping::anonymous(layout.bytes()).unwrap());
+    let bells = [Doorbell::new().unwrap(), Doorbell::new().unwrap()];
+    let ends = |rank: usize| Ends {
+        peer: Peer { rank, peer: 1 - rank, address: "here".into() },
+        bell: bells[rank].clone(),
+        fence,
+        lifeline: None,
+    };
+    let direction = || Direction::new(&memory, layout, 0).unwrap();
+    let (send, recv) = (RingSend::new(direction(), ends(0)), RingRecv::new(direction(), ends(1)));
+    Ring { memory, layout, send, recv, bells }
+}
+
+fn header(seq: u32, len: usize) -> Header {
+    Header { seq, len: len as u32, ..Header::default() }
+}
+
+#[test]
+fn layout_is_aligned_disjoint_and_within_its_size() {
+    for max_message in [1, 63, 64, 65, 128 << 10] {
+        for depth in [1, 2, 3, 64, 100] {
+            let layout = Layout::new(&LinkOptions { max_message, depth }).unwrap();
+            assert!(layout.depth >= depth && layout.depth.is_power_of_two() && layout.lines >= layout.depth);
+            let memory = Arc::new(Mapping::anonymous(layout.bytes()).unwrap());
+            let mut used = Vec::new();
+            for index in 0..2 {
+                let d = Direction::new(&memory, layout, index).unwrap();
+                used.push((d.consumed.as_ptr() as usize, 64));
+                used.push((d.receiver.as_ptr() as usize, 64));
+                used.push((d.sender.as_ptr() as usize, 64));
+                used.extend((0..layout.lines as u64).map(|i| (std::ptr::from_ref(d.line(i)) as usize, 64)));
+                used.extend((0..layout.depth as u64).map(|i| (d.area(i) as usize, max_message)));
+            }
+            used.sort_unstable();
+            assert!(used.iter().all(|(start, _)| start % 64 == 0));
+            assert!(used.windows(2).all(|w| w[0].0 + w[0].1 <= w[1].0), "{max_message} {depth}");
+            let (last, len) = *used.last().unwrap();
+            assert!(last + len <= memory.base().as_ptr() as usize + memory.len());
+        }
+    }
+    let small = Arc::new(Mapping::anonymous(4096).unwrap());
+    assert!(Direction::new(&small, Layout::new(&OPTIONS).unwrap(), 0).is_err());
+    for bad in [(0, 4), (1 << 31, 4), (64, 0), (64, 1 << 20)] {
+        assert!(Layout::new(&LinkOptions { max_message: bad.0, depth: bad.1 }).is_err());
+    }
+}
+
+#[test]
+fn a_peer_that_writes_nonsense_gives_a_protocol_error() {
+    // A length beyond the slot.
+    let mut r = ring(Fence::Full);
+    assert!(r.send.send_from(&header(0, 30), &[1; 30]).unwrap());
+    let d = Direction::new(&r.memory, r.layout, 0).unwrap();
+    let len_word = d.line(0).header[2].load(Ordering::Relaxed);
+    d.line(0).header[2].store(len_word & 0xffff_ffff | 101 << 32, Ordering::Relaxed);
+    for _ in 0..2 {
+        let e = r.recv.peek().unwrap_err();
+        assert!(matches!(e, Error::Protocol { .. }) && e.to_string().contains("101 bytes"), "{e}");
+    }
+    // A sequence number out of nowhere.
+    let mut r = ring(Fence::Full);
+    let d = Direction::new(&r.memory, r.layout, 0).unwrap();
+    d.line(0).sequence.store(77, Ordering::Release);
+    assert!(matches!(r.recv.recv_into(&header(0, 0), &mut []), Err(Error::Protocol { .. })));
+    // More freed than sent, and less than was freed before.
+    for freed in [10_000, u64::MAX] {
+        let mut r = ring(Fence::Full);
+        let d = Direction::new(&r.memory, r.layout, 0).unwrap();
+        d.consumed().areas.store(freed, Ordering::Release);
+        let result = (0..10).map(|i| r.send.send_from(&header(i, 30), &[1; 30])).find(|r| r.is_err());
+        assert!(matches!(result, Some(Err(Error::Protocol { .. }))));
+    }
+}
+
+#[test]
+fn small_messages_have_more_credit_than_large_ones_and_both_have_a_bound() {
+    let mut r = ring(Fence::available());
+    let mut count = |len: usize| {
+        let data = vec![1; len];
+        (0..1000).take_while(|i| r.send.send_from(&header(*i, len), &data).unwrap()).count()
+    };
+    assert_eq!(count(30), 4, "depth 3, rounded up");
+    assert_eq!(count(24), LINES - 4);
+    assert_eq!(count(0), 0);
+    assert!(r.send.reserve().unwrap().is_none());
+    assert_eq!(r.recv.recv_into(&header(0, 30), &mut [0; 30]).unwrap(), Received::Done);
+    assert!(r.send.reserve().unwrap().is_some());
+}
+
+/// Thousands of laps, more than once around 32 lines and 4 areas, with sleeping at both ends and both kinds of fence.
+#[test]
+fn no_wake_up_is_lost_with_either_fence() {
+    for fence in [Fence::Full, Fence::available()] {
+        let Ring { mut send, mut recv, bells, .. } = ring(fence);
+        let [sender_rings, receiver_rings] = bells;
+        let sleep = |bell: &Doorbell| {
+            let woken = poll(&mut [PollFd::new(bell, PollFlags::IN)], Duration::from_secs(20)).unwrap();
+            assert_eq!(woken, 1, "a wake-up was lost");
+        };
+        const N: u32 = 5000;
+        std::thread::scope(|s| {
+            s.spawn(move || {
+                for i in 0..N {
+                    let len = if i % 3 == 0 { 8 } else { 50 };
+                    while !send.send_from(&header(i, len), &vec![i as u8; len]).unwrap() {
+                        if !send.arm().unwrap() {
+                            sleep(&receiver_rings);
+                        }
+                        send.disarm();
+                        receiver_rings.drain();
+                    }
+                }
+                // The receiver's end must not see the link closed before it has slept for the last message.
+                send
+            });
+            s.spawn(move || {
+                for i in 0..N {
+                    let len = if i % 3 == 0 { 8 } else { 50 };
+                    let mut dst = vec![0; len];
+                    while recv.recv_into(&header(i, len), &mut dst).unwrap() != Received::Done {
+                        if !recv.arm().unwrap() {
+                            sleep(&sender_rings);
+                        }
+                        recv.disarm();
+                        sender_rings.drain();
+                    }
+                    assert_eq!(dst, vec![i as u8; len]);
+                }
+            });
+        });
+    }
+}

@@ -1,0 +1,108 @@
+//! The dialing side: makes the memory and hands it over.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use rustix::net::SocketAddrUnix;
+
+use super::listen::address;
+use super::socket;
+use crate::error::Result;
+use crate::transport::doorbell::Doorbell;
+use crate::transport::handshake::{Hello, Reply};
+use crate::transport::mapping::Mapping;
+use crate::transport::ring::{self, Ends, Layout, Lifeline};
+use crate::transport::wait::Wait;
+use crate::transport::{LinkOptions, LinkPair, Peer};
+
+/// How long a full backlog is waited for.
+const BACKLOG: Duration = Duration::from_secs(3);
+
+/// How a dial ended, unless in an error that also ends the link.
+pub(crate) enum Dialed {
+    /// The link stands.
+    Linked(LinkPair),
+    /// Shared memory does not work between the two; TCP may.
+    NotPossible(String),
+}
+
+/// Dials the acceptor's socket `name` and makes the link.
+///
+/// # Errors
+/// [`Error::Timeout`](crate::Error::Timeout), the abort's error, [`Error::Protocol`](crate::Error::Protocol) when the peer
+/// does not want the link.
+pub(crate) fn connect(
+    name: &str,
+    hello: &Hello,
+    options: &LinkOptions,
+    bell: &Arc<Doorbell>,
+    wait: &Wait<'_>,
+) -> Result<Dialed> {
+    let layout = Layout::new(options)?;
+    let not_possible = |what: &str, e: &dyn std::fmt::Display| Ok(Dialed::NotPossible(format!("{what}: {e}")));
+    let socket = match socket::new() {
+        Ok(socket) => socket,
+        Err(e) => return not_possible("socket", &e),
+    };
+    let addr = match SocketAddrUnix::new_abstract_name(name.as_bytes()) {
+        Ok(addr) => addr,
+        Err(e) => return not_possible("socket name", &e),
+    };
+    let full_since = wait.left();
+    loop {
+        match rustix::net::connect(&socket, &addr) {
+            Ok(()) => break,
+            // The backlog is full: the acceptor is busy with many others.
+            Err(Errno::AGAIN) if full_since.saturating_sub(wait.left()) < BACKLOG => {
+                wait.pause(Duration::from_millis(1), || "its Unix socket accepts nothing".to_owned())?;
+            }
+            Err(Errno::INTR) => {}
+            Err(e) => return not_possible("connecting to its Unix socket", &e),
+        }
+    }
+    // Before the token is told to whoever listens there.
+    let pid = match socket::same_user(&socket) {
+        Ok(pid) => pid,
+        Err(e) => return not_possible("its Unix socket", &e),
+    };
+    let who = Peer { rank: wait.rank, peer: wait.peer, address: address(pid) };
+    let (memory, memfd) = match Mapping::memfd(layout.bytes()) {
+        Ok((memory, memfd)) => (Arc::new(memory), memfd),
+        Err(e) => return not_possible("memory", &e),
+    };
+    if let Err(e) = socket::send(&socket, bytemuck::bytes_of(hello), &[memfd.as_fd(), bell.as_fd()]) {
+        return not_possible("passing the memory", &e);
+    }
+    drop(memfd);
+    let mut bytes = [0; Reply::MAX];
+    let (n, fds) = loop {
+        match socket::recv(&socket, &mut bytes) {
+            Ok((0, _)) => return not_possible("its Unix socket", &"closed without an answer"),
+            Ok(packet) => break packet,
+            Err(Errno::AGAIN) => {
+                let detail = || "it took the connection and has not asked for this link yet".to_owned();
+                wait.ready(&socket, PollFlags::IN, wait.left(), detail)?;
+            }
+            Err(Errno::INTR) => {}
+            Err(e) => return not_possible("its Unix socket", &e),
+        }
+    };
+    let fence = match Reply::parse(bytes.get(..n).unwrap_or_default()) {
+        Ok(Reply::Welcome(fence)) => fence,
+        Ok(Reply::UseTcp(detail) | Reply::Stranger(detail)) => return Ok(Dialed::NotPossible(detail)),
+        Ok(Reply::Refused(detail)) | Err(detail) => return Err(who.protocol("connect", detail)),
+    };
+    let Some(theirs) = fds.into_iter().next() else {
+        return Err(who.protocol("connect", "expected its doorbell with the answer, got none".to_owned()));
+    };
+    let ends = Ends {
+        peer: who,
+        bell: Doorbell::from_fd(theirs),
+        fence: fence.common(hello.fence()),
+        lifeline: Some(Lifeline::new(socket)),
+    };
+    Ok(Dialed::Linked(ring::pair(&memory, layout, 0, ends, "shm")?))
+}

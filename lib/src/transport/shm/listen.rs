@@ -1,0 +1,151 @@
+//! The accepting side: an abstract Unix socket, and connections that have not said who they are.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SocketAddrUnix, SocketFlags};
+
+use super::socket;
+use crate::error::{Error, Result};
+use crate::transport::doorbell::Doorbell;
+use crate::transport::fence::Fence;
+use crate::transport::handshake::{Hello, Reply};
+use crate::transport::mapping::Mapping;
+use crate::transport::ring::{self, Ends, Layout, Lifeline};
+use crate::transport::{LinkOptions, LinkPair, Peer};
+
+/// A listening socket in the abstract namespace.
+#[derive(Debug)]
+pub(crate) struct Port {
+    listener: OwnedFd,
+    pub(crate) name: String,
+}
+
+impl Port {
+    pub(crate) fn bind() -> Result<Port> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let os = |e| Error::errno("listen", "on an abstract Unix socket", e);
+        let listener = socket::new().map_err(os)?;
+        // The time keeps names apart in process namespaces that share a network namespace.
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        loop {
+            let (pid, n) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+            let name = format!("tinynccl-{pid}-{n}-{:x}{:08x}", time.tv_sec, time.tv_nsec);
+            let addr = SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(os)?;
+            match rustix::net::bind(&listener, &addr) {
+                Ok(()) => {
+                    rustix::net::listen(&listener, 1024).map_err(os)?;
+                    return Ok(Port { listener, name });
+                }
+                Err(Errno::ADDRINUSE) => {}
+                Err(e) => return Err(os(e)),
+            }
+        }
+    }
+}
+
+impl AsFd for Port {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+}
+
+/// The next connection, if there is one.
+pub(crate) fn accept(port: &Port) -> std::io::Result<Option<Pending>> {
+    match rustix::net::accept_with(&port.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+        Ok(socket) => match socket::same_user(&socket) {
+            Ok(pid) => Ok(Some(Pending { socket, pid, fds: None })),
+            Err(reason) => {
+                log::warn!("shm: connection turned away: {reason}");
+                Ok(None)
+            }
+        },
+        Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// A connection whose [`Hello`] has not come, or not been answered.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    socket: OwnedFd,
+    pid: i32,
+    /// The memory and the doorbell that came with the hello.
+    fds: Option<(OwnedFd, OwnedFd)>,
+}
+
+impl Pending {
+    /// The hello's bytes once they are there, an error when they will not come.
+    pub(crate) fn read(&mut self) -> Result<Option<[u8; Hello::BYTES]>, String> {
+        let mut bytes = [0; Hello::BYTES];
+        match socket::recv(&self.socket, &mut bytes) {
+            Ok((0, _)) => Err("closed before it said anything".to_owned()),
+            Ok((Hello::BYTES, fds)) => {
+                let Ok([memory, bell]) = <[OwnedFd; 2]>::try_from(fds) else {
+                    return Err("expected two descriptors".to_owned());
+                };
+                self.fds = Some((memory, bell));
+                Ok(Some(bytes))
+            }
+            Ok((n, _)) => Err(format!("expected {} bytes, got {n}", Hello::BYTES)),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+            Err(e) => Err(e.to_string()),
+        }
+    }
+
+    pub(crate) fn reply(&mut self, reply: &Reply) -> Result<(), String> {
+        socket::send(&self.socket, &reply.to_bytes(), &[]).map_err(|e| e.to_string())
+    }
+
+    pub(crate) fn address(&self) -> String {
+        address(self.pid)
+    }
+
+    /// The dialer has gone away in the meantime.
+    pub(crate) fn is_gone(&self) -> bool {
+        let result = rustix::net::recv(&self.socket, &mut [0u8; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT);
+        !matches!(result, Err(Errno::AGAIN))
+    }
+}
+
+impl AsFd for Pending {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+pub(super) fn address(pid: i32) -> String {
+    format!("shared memory of process {pid}")
+}
+
+/// Maps the dialer's memory, answers that the link stands, and makes it. What fails before the answer is told to the
+/// dialer, so that it can fall back to TCP.
+pub(crate) fn finish(
+    mut pending: Pending,
+    dialer: Fence,
+    (rank, peer): (usize, usize),
+    options: &LinkOptions,
+    bell: &Arc<Doorbell>,
+) -> Result<LinkPair, String> {
+    let Some((memory, theirs)) = pending.fds.take() else { return Err("no memory came".to_owned()) };
+    let layout = Layout::new(options).map_err(|e| e.to_string())?;
+    let memory = match Mapping::of_peer(&memory, layout.bytes()) {
+        Ok(memory) => Arc::new(memory),
+        Err(e) => {
+            pending.reply(&Reply::UseTcp(e.to_string()))?;
+            return Err(e.to_string());
+        }
+    };
+    let fence = dialer.common(Fence::available());
+    let reply = Reply::Welcome(fence).to_bytes();
+    socket::send(&pending.socket, &reply, &[bell.as_fd()]).map_err(|e| e.to_string())?;
+    let ends = Ends {
+        peer: Peer { rank, peer, address: pending.address() },
+        bell: Doorbell::from_fd(theirs),
+        fence,
+        lifeline: Some(Lifeline::new(pending.socket)),
+    };
+    ring::pair(&memory, layout, 1, ends, "shm").map_err(|e| e.to_string())
+}

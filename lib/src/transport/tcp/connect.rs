@@ -1,0 +1,145 @@
+//! The dialing side: tries the peer's addresses until one of them answers as the peer.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use socket2::{Domain, SockRef, Socket, Type};
+
+use super::{CLOSED, Linger, describe, pair, tune};
+use crate::error::{Error, Result};
+use crate::transport::handshake::{Hello, Reply};
+use crate::transport::wait::Wait;
+use crate::transport::{LinkOptions, LinkPair, Peer};
+
+/// Longest time for one address before the next one is tried.
+const ATTEMPT: Duration = Duration::from_secs(3);
+/// Rounds over all addresses after which "connection refused" everywhere is believed.
+const ROUNDS: u32 = 4;
+
+/// Why an address did not do.
+enum Failure {
+    /// Nobody listens there, or not the one meant.
+    Wrong(String),
+    /// It may work later.
+    Slow(String),
+    /// No use to go on.
+    Final(Error),
+}
+
+impl From<Error> for Failure {
+    fn from(e: Error) -> Self {
+        Failure::Final(e)
+    }
+}
+
+/// Dials `candidates` in order, again and again, until one is the peer.
+///
+/// # Errors
+/// [`Error::Timeout`] with what each address did, [`Error::PeerLost`] when all of them refuse, [`Error::Protocol`] when the
+/// peer does not want the link.
+pub(crate) fn connect(
+    candidates: &[(SocketAddr, &'static str)],
+    hello: &Hello,
+    options: &LinkOptions,
+    buffer: usize,
+    wait: &Wait<'_>,
+    linger: &Arc<Linger>,
+) -> Result<LinkPair> {
+    let (rank, peer) = (wait.rank, wait.peer);
+    let list: Vec<String> = candidates.iter().map(|(a, why)| format!("{} ({why})", describe(*a))).collect();
+    let list = list.join(", ");
+    log::debug!("rank {rank}: addresses of rank {peer} in order: {list}");
+    for round in 0u32.. {
+        let mut failures = Vec::new();
+        let mut wrong = 0;
+        for (addr, why) in candidates {
+            let who = Peer { rank, peer, address: describe(*addr) };
+            match attempt(*addr, hello, buffer, wait, &who) {
+                Ok(socket) => {
+                    log::debug!("rank {rank}: tcp to rank {peer} at {} ({why})", who.address);
+                    return pair(socket, who, options, linger);
+                }
+                Err(Failure::Final(e)) => return Err(e),
+                Err(Failure::Wrong(text)) => {
+                    wrong += 1;
+                    failures.push(format!("{}: {text}", who.address));
+                }
+                Err(Failure::Slow(text)) => failures.push(format!("{}: {text}", who.address)),
+            }
+        }
+        let detail = failures.join("; ");
+        log::debug!("rank {rank}: cannot reach rank {peer} yet: {detail}");
+        if wrong == candidates.len() && round + 1 >= ROUNDS {
+            let detail = if candidates.is_empty() { "it advertises no address that we could reach" } else { &detail };
+            return Err(Peer { rank, peer, address: list }.lost("connect", detail));
+        }
+        wait.pause(Duration::from_millis(25 << round.min(5)), || detail.clone())?;
+    }
+    Err(Peer { rank, peer, address: list }.lost("connect", "no address answered"))
+}
+
+fn attempt(addr: SocketAddr, hello: &Hello, buffer: usize, wait: &Wait<'_>, who: &Peer) -> Result<TcpStream, Failure> {
+    let mut socket = dial(addr, buffer, wait)?;
+    // A new connection's send buffer has room for it.
+    socket.write_all(bytemuck::bytes_of(hello)).map_err(|e| Failure::Slow(e.to_string()))?;
+    let mut bytes = vec![0; Reply::HEAD];
+    read_exact(&mut socket, &mut bytes, wait)?;
+    let protocol = |detail: String| Failure::Final(who.protocol("connect", detail));
+    // Whoever does not speak our protocol is not the peer: the next address may be.
+    let detail = Reply::detail_len(&bytes).map_err(Failure::Wrong)?;
+    let mut text = vec![0; detail];
+    read_exact(&mut socket, &mut text, wait)?;
+    bytes.extend(text);
+    match Reply::parse(&bytes) {
+        Ok(Reply::Welcome(_)) => Ok(socket),
+        Ok(Reply::Stranger(detail)) => Err(Failure::Wrong(format!("refused: {detail}"))),
+        Ok(Reply::Refused(detail) | Reply::UseTcp(detail)) => Err(protocol(detail)),
+        Err(detail) => Err(protocol(detail)),
+    }
+}
+
+fn dial(addr: SocketAddr, buffer: usize, wait: &Wait<'_>) -> Result<TcpStream, Failure> {
+    let os = |e: std::io::Error| match e.kind() {
+        ErrorKind::ConnectionRefused => Failure::Wrong(e.to_string()),
+        _ => Failure::Slow(e.to_string()),
+    };
+    let socket = Socket::new(Domain::for_address(addr), Type::STREAM, None).map_err(os)?;
+    socket.set_nonblocking(true).map_err(os)?;
+    tune(&SockRef::from(&socket), buffer);
+    match socket.connect(&addr.into()) {
+        Ok(()) => {}
+        Err(e) if e.raw_os_error() == Some(Errno::INPROGRESS.raw_os_error()) => {
+            let detail = || format!("{} does not answer", describe(addr));
+            if !wait.ready(&socket, PollFlags::OUT, ATTEMPT.min(wait.left()), detail)? {
+                return Err(Failure::Slow(format!("no answer within {ATTEMPT:?}")));
+            }
+            if let Some(e) = socket.take_error().map_err(os)? {
+                return Err(os(e));
+            }
+        }
+        Err(e) => return Err(os(e)),
+    }
+    Ok(socket.into())
+}
+
+fn read_exact(socket: &mut TcpStream, bytes: &mut [u8], wait: &Wait<'_>) -> Result<(), Failure> {
+    let mut got = 0;
+    while let Some(rest) = bytes.get_mut(got..).filter(|r| !r.is_empty()) {
+        match socket.read(rest) {
+            Ok(0) => return Err(Failure::Wrong(CLOSED.to_owned())),
+            Ok(n) => got += n,
+            Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                // The peer answers once its own thread asks for the link, so this lasts as long as the whole wait.
+                let detail = || "it took the connection and has not asked for this link yet".to_owned();
+                wait.ready(socket, PollFlags::IN, wait.left(), detail)?;
+            }
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) => return Err(Failure::Slow(e.to_string())),
+        }
+    }
+    Ok(())
+}

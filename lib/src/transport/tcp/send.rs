@@ -1,0 +1,226 @@
+//! The sending end of a stream.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io::IoSlice;
+use std::net::Shutdown;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use rustix::net::{SendAncillaryBuffer, SendFlags};
+
+use super::frame::{Slot, Staged};
+use super::{CLOSED, Stream};
+use crate::error::{Error, Result};
+use crate::transport::{Interest, Peer, SendLink};
+use crate::wire::Header;
+
+pub(super) struct TcpSend {
+    stream: Arc<Stream>,
+    peer: Peer,
+    max_message: usize,
+    depth: usize,
+    free: Vec<Slot>,
+    reserved: Option<Slot>,
+    /// Committed messages that the kernel has not taken whole, oldest first, and how much of the first one it has.
+    queue: VecDeque<Staged>,
+    queue_sent: usize,
+    /// The message `send_from` has begun, and how much of it the kernel has.
+    direct: Option<(Header, usize)>,
+    /// The kernel took less than it was offered.
+    blocked: bool,
+    lost: Option<String>,
+}
+
+impl TcpSend {
+    pub(super) fn new(stream: Arc<Stream>, peer: Peer, max_message: usize, depth: usize) -> TcpSend {
+        TcpSend {
+            stream,
+            peer,
+            max_message,
+            depth,
+            free: Vec::new(),
+            reserved: None,
+            queue: VecDeque::new(),
+            queue_sent: 0,
+            direct: None,
+            blocked: false,
+            lost: None,
+        }
+    }
+
+    fn alive(&self) -> Result<()> {
+        match &self.lost {
+            Some(detail) => Err(self.peer.lost("send", detail)),
+            None => Ok(()),
+        }
+    }
+
+    fn misuse(&self, detail: String) -> Error {
+        Error::invalid("send", format!("to rank {}: {detail}", self.peer.peer))
+    }
+
+    /// Offers the kernel what is left of a message of which it has `sent` bytes; returns how much it has now.
+    fn offer(&mut self, header: &Header, data: &[u8], sent: usize) -> Result<usize> {
+        let head = bytemuck::bytes_of(header).get(sent..).unwrap_or_default();
+        let data = data.get(sent.saturating_sub(Header::BYTES)..).unwrap_or_default();
+        let parts = [IoSlice::new(head), IoSlice::new(data)];
+        let parts = if head.is_empty() { &parts[1..] } else { &parts[..] };
+        let none = &mut SendAncillaryBuffer::default();
+        match rustix::net::sendmsg(self.stream.socket()?, parts, none, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+            Ok(n) => {
+                self.blocked = n < head.len() + data.len();
+                Ok(sent + n)
+            }
+            Err(Errno::AGAIN) => {
+                self.blocked = true;
+                Ok(sent)
+            }
+            Err(Errno::INTR) => Ok(sent),
+            Err(e) => {
+                self.lost = Some(if e == Errno::PIPE { CLOSED.to_owned() } else { e.to_string() });
+                self.alive().map(|()| sent)
+            }
+        }
+    }
+
+    /// Sends committed messages while the kernel takes them.
+    fn flush(&mut self) -> Result<bool> {
+        let mut moved = false;
+        if self.direct.is_some() {
+            return Ok(false);
+        }
+        while let Some(staged) = self.queue.pop_front() {
+            let before = self.queue_sent;
+            let result = self.offer(&staged.header, staged.payload(), before);
+            let sent = *result.as_ref().unwrap_or(&before);
+            moved |= sent > before;
+            if sent < Header::BYTES + staged.header.len as usize {
+                self.queue_sent = sent;
+                self.queue.push_front(staged);
+                result?;
+                break;
+            }
+            self.queue_sent = 0;
+            self.free.extend(staged.slot);
+        }
+        Ok(moved)
+    }
+}
+
+impl SendLink for TcpSend {
+    fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
+    fn reserve(&mut self) -> Result<Option<&mut [u8]>> {
+        self.alive()?;
+        if self.reserved.is_none() {
+            if self.queue.len() >= self.depth {
+                self.flush()?;
+            }
+            if self.queue.len() >= self.depth || self.direct.is_some() {
+                return Ok(None);
+            }
+            self.reserved = Some(match self.free.pop() {
+                Some(slot) => slot,
+                None => Slot::new(self.max_message)?,
+            });
+        }
+        Ok(self.reserved.as_mut().and_then(|slot| slot.bytes_mut().get_mut(..self.max_message)))
+    }
+
+    fn commit(&mut self, header: &Header) -> Result<()> {
+        self.alive()?;
+        let slot = match self.reserved.take() {
+            Some(slot) if header.len as usize <= self.max_message => slot,
+            other => {
+                self.reserved = other;
+                let max = self.max_message;
+                return Err(self.misuse(format!("expected a reserved message of up to {max} bytes, got {header}")));
+            }
+        };
+        self.queue.push_back(Staged { header: *header, slot: Some(slot) });
+        self.flush().map(drop)
+    }
+
+    fn send_from(&mut self, header: &Header, data: &[u8]) -> Result<bool> {
+        self.alive()?;
+        if data.len() != header.len as usize || data.len() > self.max_message || self.reserved.is_some() {
+            let (max, got) = (self.max_message, data.len());
+            return Err(
+                self.misuse(format!("expected {header} of up to {max} bytes and none reserved, got {got} bytes"))
+            );
+        }
+        let sent = match self.direct {
+            Some((begun, _)) if begun != *header => {
+                return Err(self.misuse(format!("expected the rest of {begun}, got {header}")));
+            }
+            Some((_, sent)) => sent,
+            None => {
+                if !self.queue.is_empty() {
+                    self.flush()?;
+                }
+                if !self.queue.is_empty() {
+                    return Ok(false);
+                }
+                0
+            }
+        };
+        let sent = self.offer(header, data, sent)?;
+        let done = sent == Header::BYTES + data.len();
+        self.direct = (!done && sent > 0).then_some((*header, sent));
+        Ok(done)
+    }
+
+    fn progress(&mut self) -> Result<bool> {
+        self.alive()?;
+        self.flush()
+    }
+
+    fn sends_from_caller(&self, _bytes: usize) -> bool {
+        true
+    }
+
+    fn is_flushed(&self) -> bool {
+        self.queue.is_empty() && self.direct.is_none()
+    }
+
+    fn check_peer(&mut self) -> Result<()> {
+        if self.lost.is_none() {
+            self.lost = self.stream.broken()?;
+        }
+        self.alive()
+    }
+
+    fn arm(&mut self) -> Result<bool> {
+        let moved = self.progress()?;
+        Ok(moved || !self.blocked)
+    }
+
+    fn disarm(&mut self) {}
+
+    fn interest(&self) -> Interest {
+        Interest { fd: self.stream.socket().ok().map(|s| s.as_raw_fd()), readable: false, writable: self.blocked }
+    }
+}
+
+impl Drop for TcpSend {
+    fn drop(&mut self) {
+        if self.lost.is_none() && self.flush().is_ok() && !self.is_flushed() {
+            let messages = self.queue.len() + usize::from(self.direct.is_some());
+            log::debug!("tcp: a link to rank {} was dropped with {messages} unsent messages", self.peer.peer);
+        }
+        if let Ok(socket) = self.stream.socket() {
+            // Fails when the connection is gone already.
+            let _ = socket.shutdown(Shutdown::Write);
+        }
+    }
+}
+
+impl fmt::Debug for TcpSend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TcpSend").field("peer", &self.peer).field("queued", &self.queue.len()).finish_non_exhaustive()
+    }
+}

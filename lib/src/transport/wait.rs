@@ -1,0 +1,92 @@
+//! Waiting while connecting: finite, in slices, with a look at the abort flag between them.
+
+use std::time::{Duration, Instant};
+
+use std::os::fd::AsFd;
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::time::Timespec;
+
+use crate::error::{Error, Result};
+
+/// Longest time between two looks at the abort flag.
+pub(crate) const SLICE: Duration = Duration::from_millis(20);
+
+/// A deadline, who waits for whom, and what may interrupt.
+pub(crate) struct Wait<'a> {
+    start: Instant,
+    limit: Duration,
+    abort: &'a dyn Fn() -> Option<Error>,
+    /// Our rank.
+    pub(crate) rank: usize,
+    /// Whom we wait for.
+    pub(crate) peer: usize,
+}
+
+impl<'a> Wait<'a> {
+    pub(crate) fn new(rank: usize, peer: usize, limit: Duration, abort: &'a dyn Fn() -> Option<Error>) -> Wait<'a> {
+        Wait { start: Instant::now(), limit, abort, rank, peer }
+    }
+
+    /// The next slice to wait for, or the error that ends the wait. `detail` says what was being waited for.
+    pub(crate) fn slice(&self, detail: impl FnOnce() -> String) -> Result<Duration> {
+        if let Some(e) = (self.abort)() {
+            return Err(e);
+        }
+        let waited = self.start.elapsed();
+        match self.limit.checked_sub(waited) {
+            Some(left) if !left.is_zero() => Ok(left.min(SLICE)),
+            _ => Err(Error::Timeout {
+                op: "connect".to_owned(),
+                rank: self.rank,
+                waited,
+                missing: vec![self.peer],
+                detail: detail(),
+            }),
+        }
+    }
+
+    /// Time left.
+    pub(crate) fn left(&self) -> Duration {
+        self.limit.saturating_sub(self.start.elapsed())
+    }
+
+    /// Waits until the descriptor is ready (or hung up): `false` after `limit`, an error when the whole wait is over.
+    pub(crate) fn ready(
+        &self,
+        fd: &impl AsFd,
+        flags: PollFlags,
+        limit: Duration,
+        detail: impl Fn() -> String,
+    ) -> Result<bool> {
+        let start = Instant::now();
+        loop {
+            let slice = self.slice(&detail)?;
+            match poll(&mut [PollFd::new(fd, flags)], slice) {
+                Ok(0) if start.elapsed() >= limit => return Ok(false),
+                Ok(0) => {}
+                Ok(_) => return Ok(true),
+                Err(e) => return Err(Error::errno("connect", "waiting for a socket", e)),
+            }
+        }
+    }
+
+    /// Lets `time` pass, unless the wait is over before.
+    pub(crate) fn pause(&self, time: Duration, detail: impl Fn() -> String) -> Result<()> {
+        let start = Instant::now();
+        while start.elapsed() < time {
+            std::thread::sleep(self.slice(&detail)?);
+        }
+        Ok(())
+    }
+}
+
+/// `poll(2)`; a signal counts as the end of the time.
+pub(crate) fn poll(fds: &mut [PollFd<'_>], time: Duration) -> Result<usize, Errno> {
+    let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
+    match rustix::event::poll(fds, Some(&time)) {
+        Err(Errno::INTR) => Ok(0),
+        other => other,
+    }
+}

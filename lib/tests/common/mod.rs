@@ -1,0 +1,70 @@
+//! Worlds of ranks as threads, over every transport.
+#![allow(dead_code, unreachable_pub, reason = "each test file uses its own part of this")]
+
+use std::time::Duration;
+
+use tinynccl::bootstrap::Server;
+use tinynccl::config::TransportChoice;
+use tinynccl::{Comm, Config, Result};
+
+/// What carries the links of a test world.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fabric {
+    /// Threads of one process over heap memory.
+    Inproc,
+    /// Shared memory passed between "processes" (threads here).
+    Shm,
+    /// Loopback TCP.
+    Tcp,
+}
+
+/// All of them.
+pub const FABRICS: [Fabric; 3] = [Fabric::Inproc, Fabric::Shm, Fabric::Tcp];
+
+/// Short deadlines, so that a broken test ends.
+pub fn config() -> Config {
+    let mut config = Config::default();
+    config.timeout = Duration::from_secs(30);
+    config.connect_timeout = Duration::from_secs(30);
+    config.tune = false;
+    config
+}
+
+/// Runs `f` once per rank, each in a thread of its own, and gives the results in rank order.
+pub fn run<R: Send>(fabric: Fabric, ranks: usize, config: &Config, f: impl Fn(Comm) -> R + Sync) -> Vec<R> {
+    let f = &f;
+    match fabric {
+        Fabric::Inproc => {
+            let comms = Comm::threads(ranks, config.clone()).expect("threads");
+            std::thread::scope(|scope| {
+                let handles: Vec<_> = comms.into_iter().map(|comm| scope.spawn(move || f(comm))).collect();
+                handles.into_iter().map(|h| h.join().expect("a rank panicked")).collect()
+            })
+        }
+        Fabric::Shm | Fabric::Tcp => {
+            let mut config = config.clone();
+            config.transport = if fabric == Fabric::Shm { TransportChoice::Shm } else { TransportChoice::Tcp };
+            let bind = "127.0.0.1:0".parse().expect("an address");
+            let server = Server::start(bind, [7; 16], ranks, &config).expect("server");
+            let id = server.unique_id();
+            std::thread::scope(|scope| {
+                let handles: Vec<_> = (0..ranks)
+                    .map(|rank| {
+                        let (id, config) = (id.clone(), config.clone());
+                        scope.spawn(move || f(Comm::init(&id, rank, ranks, config).expect("init")))
+                    })
+                    .collect();
+                handles.into_iter().map(|h| h.join().expect("a rank panicked")).collect()
+            })
+        }
+    }
+}
+
+/// [`run`] for ranks that must succeed.
+pub fn run_ok<R: Send>(fabric: Fabric, ranks: usize, config: &Config, f: impl Fn(Comm) -> Result<R> + Sync) -> Vec<R> {
+    run(fabric, ranks, config, f)
+        .into_iter()
+        .enumerate()
+        .map(|(rank, result)| result.unwrap_or_else(|e| panic!("{fabric:?}, rank {rank} of {ranks}: {e}")))
+        .collect()
+}

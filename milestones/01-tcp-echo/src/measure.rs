@@ -1,0 +1,91 @@
+//! Latency and bandwidth: what is timed, and how it is summed up.
+
+use std::time::Duration;
+
+use anyhow::Result;
+
+use crate::client::Client;
+
+/// Round trips before the clock counts: the connection's window opens, caches and branch predictors warm up.
+const WARM_UP: usize = 20;
+/// Bytes that one row of the bandwidth table moves in each direction, about.
+const BYTES_PER_ROW: usize = 64 << 20;
+
+/// Order statistics of a set of times. The mean is left out: one interruption by the scheduler would move it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Summary {
+    pub(crate) min: Duration,
+    pub(crate) median: Duration,
+    pub(crate) p99: Duration,
+}
+
+impl Summary {
+    /// `None` without times. Percentiles by nearest rank: the smallest time that at least p % of the times do not exceed.
+    pub(crate) fn of(mut times: Vec<Duration>) -> Option<Summary> {
+        times.sort_unstable();
+        let rank = |percent: usize| times.get((times.len() * percent).div_ceil(100).max(1) - 1).copied();
+        Some(Summary { min: rank(0)?, median: rank(50)?, p99: rank(99)? })
+    }
+}
+
+/// Round trips of `length` bytes, after a warm-up.
+pub(crate) fn round_trips(client: &mut Client, length: usize, count: usize) -> Result<Option<Summary>> {
+    for _ in 0..WARM_UP.min(count) {
+        client.round_trip(length)?;
+    }
+    let times = (0..count).map(|_| client.round_trip(length)).collect::<Result<Vec<_>>>()?;
+    Ok(Summary::of(times))
+}
+
+/// Prints the table of round trips from 8 bytes to `largest`.
+///
+/// The frame goes there whole before it comes back, so that at any time one direction is in use:
+/// bandwidth = 2 × bytes / round trip.
+pub(crate) fn table(client: &mut Client, largest: usize) -> Result<()> {
+    println!("{:>10} {:>7} {:>12} {:>12} {:>12} {:>10}", "bytes", "trips", "min us", "median us", "p99 us", "MB/s");
+    for length in sizes(largest) {
+        let count = (BYTES_PER_ROW / length).clamp(8, 1000);
+        let Some(s) = round_trips(client, length, count)? else { continue };
+        let rate = 2.0 * length as f64 / s.median.as_secs_f64() / 1e6;
+        println!(
+            "{length:>10} {count:>7} {:>12.1} {:>12.1} {:>12.1} {rate:>10.1}",
+            micros(s.min),
+            micros(s.median),
+            micros(s.p99)
+        );
+    }
+    Ok(())
+}
+
+/// 8, 32, 128, … up to and including `largest`.
+fn sizes(largest: usize) -> impl Iterator<Item = usize> {
+    let steps = std::iter::successors(Some(8usize), |n| n.checked_mul(4)).take_while(move |&n| n < largest);
+    steps.chain([largest])
+}
+
+/// Microseconds, for printing.
+pub(crate) fn micros(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_by_nearest_rank() {
+        let times = |n: u64| (1..=n).rev().map(Duration::from_micros).collect::<Vec<_>>();
+        let us = Duration::from_micros;
+        assert_eq!(Summary::of(times(0)), None);
+        assert_eq!(Summary::of(times(1)), Some(Summary { min: us(1), median: us(1), p99: us(1) }));
+        assert_eq!(Summary::of(times(4)), Some(Summary { min: us(1), median: us(2), p99: us(4) }));
+        assert_eq!(Summary::of(times(1000)), Some(Summary { min: us(1), median: us(500), p99: us(990) }));
+    }
+
+    #[test]
+    fn sizes_end_with_the_largest() {
+        assert_eq!(sizes(8).collect::<Vec<_>>(), [8]);
+        assert_eq!(sizes(100).collect::<Vec<_>>(), [8, 32, 100]);
+        assert_eq!(sizes(16 << 20).last(), Some(16 << 20));
+    }
+}

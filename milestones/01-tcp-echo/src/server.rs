@@ -1,0 +1,71 @@
+//! The server: one thread per connection, each frame is sent back as it came.
+
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use crate::framing::{read_frame, write_frame};
+
+/// Connections served at the same time; further ones are closed at once.
+const MAX_CONNECTIONS: usize = 64;
+
+/// What a server needs to know.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    /// Longest payload accepted, in bytes.
+    pub(crate) frame: usize,
+    /// Longest time a connection may be silent.
+    pub(crate) timeout: Duration,
+}
+
+/// Binds the address (`HOST:PORT`; port 0 lets the kernel choose) and says where it listens.
+pub(crate) fn bind(address: &str) -> Result<(TcpListener, SocketAddr)> {
+    let listener = TcpListener::bind(address).with_context(|| format!("cannot listen on {address}"))?;
+    let local = listener.local_addr().context("cannot ask for the listening address")?;
+    Ok((listener, local))
+}
+
+/// Serves connections until `accept` fails; with `once`, serves the first and returns how it ended.
+///
+/// A client that breaks the protocol costs one line on standard error and its own connection, nothing else.
+pub(crate) fn serve(listener: &TcpListener, limits: Limits, once: bool) -> Result<()> {
+    let open = Arc::new(AtomicUsize::new(0));
+    loop {
+        let (stream, peer) = listener.accept().context("cannot accept a connection")?;
+        if once {
+            return echo(stream, limits).with_context(|| format!("client {peer}"));
+        }
+        if open.load(Ordering::Relaxed) >= MAX_CONNECTIONS {
+            eprintln!("client {peer}: refused, {MAX_CONNECTIONS} connections are open");
+            continue;
+        }
+        open.fetch_add(1, Ordering::Relaxed);
+        let counter = Arc::clone(&open);
+        let serve = move || {
+            if let Err(error) = echo(stream, limits) {
+                eprintln!("client {peer}: {error:#}");
+            }
+            counter.fetch_sub(1, Ordering::Relaxed);
+        };
+        if let Err(error) = thread::Builder::new().name(format!("echo {peer}")).spawn(serve) {
+            open.fetch_sub(1, Ordering::Relaxed);
+            eprintln!("client {peer}: no thread for it: {error}");
+        }
+    }
+}
+
+/// Sends every frame back until the client closes.
+fn echo(mut stream: TcpStream, limits: Limits) -> Result<()> {
+    stream.set_nodelay(true).context("cannot set TCP_NODELAY")?;
+    stream.set_read_timeout(Some(limits.timeout)).context("cannot set the read timeout")?;
+    stream.set_write_timeout(Some(limits.timeout)).context("cannot set the write timeout")?;
+    let mut payload = Vec::new();
+    while read_frame(&mut stream, &mut payload, limits.frame)? {
+        write_frame(&mut stream, &payload, false)?;
+    }
+    Ok(())
+}
