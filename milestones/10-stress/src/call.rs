@@ -1,0 +1,84 @@
+//! One call of a collective, blocking or asynchronous, in place or out of place.
+
+use tinynccl::wire::Collective;
+use tinynccl::{Comm, Error, ReduceOp, Result};
+
+use crate::case::{Case, Place};
+use crate::memory::Memory;
+use crate::pattern::Number;
+
+/// Makes the call in the caller's thread.
+pub(crate) fn blocking<T: Number>(comm: &Comm, case: &Case, place: Place, memory: &mut Memory<T>) -> Result<()> {
+    let op = case.op.unwrap_or(ReduceOp::Sum);
+    let root = case.root.unwrap_or(0);
+    if place == Place::In {
+        return match case.collective {
+            Collective::AllReduce => comm.all_reduce_in_place(memory.output(), op),
+            Collective::AllGather => comm.all_gather_in_place(memory.output()),
+            Collective::ReduceScatter => comm.reduce_scatter_in_place(memory.input(), op),
+            Collective::Broadcast => comm.broadcast(memory.output(), root),
+            Collective::Reduce => comm.reduce_in_place(memory.output(), op, root),
+            other => Err(not_offered(other, "in place")),
+        };
+    }
+    let (input, output) = memory.both();
+    match case.collective {
+        Collective::AllReduce => comm.all_reduce(input, output, op),
+        Collective::AllGather => comm.all_gather(input, output),
+        Collective::ReduceScatter => comm.reduce_scatter(input, output, op),
+        Collective::Broadcast => comm.broadcast_from(input, output, root),
+        Collective::Reduce => comm.reduce(input, output, op, root),
+        Collective::Gather => comm.gather(input, output, root),
+        Collective::Scatter => comm.scatter(input, output, root),
+        Collective::AllToAll => comm.all_to_all(input, output),
+        Collective::Barrier => comm.barrier(),
+        // To the right, from the left.
+        Collective::SendRecv => {
+            let (rank, ranks) = (comm.rank(), comm.size());
+            comm.group(|group| {
+                group.send(input, (rank + 1) % ranks)?;
+                group.recv(output, (rank + ranks - 1) % ranks)
+            })
+        }
+    }
+}
+
+/// Whether the library offers the call asynchronously.
+pub(crate) fn has_async(collective: Collective, place: Place) -> bool {
+    match place {
+        Place::In => matches!(collective, Collective::AllReduce | Collective::Broadcast),
+        Place::Out => matches!(
+            collective,
+            Collective::AllGather | Collective::ReduceScatter | Collective::AllToAll | Collective::Reduce
+        ),
+    }
+}
+
+/// Buffers of an asynchronous call: the library owns them while it runs.
+#[derive(Debug, Default)]
+pub(crate) struct Owned<T> {
+    pub(crate) input: Vec<T>,
+    pub(crate) output: Vec<T>,
+}
+
+/// Makes the call on the communicator's progress thread, and waits for it.
+pub(crate) fn asynchronous<T: Number>(comm: &Comm, case: &Case, place: Place, owned: &mut Owned<T>) -> Result<()> {
+    let op = case.op.unwrap_or(ReduceOp::Sum);
+    let root = case.root.unwrap_or(0);
+    let input = std::mem::take(&mut owned.input);
+    let output = std::mem::take(&mut owned.output);
+    (owned.input, owned.output) = match (case.collective, place) {
+        (Collective::AllReduce, Place::In) => (input, comm.all_reduce_async(output, op)?.wait()?),
+        (Collective::Broadcast, Place::In) => (input, comm.broadcast_async(output, root)?.wait()?),
+        (Collective::AllGather, Place::Out) => comm.all_gather_async(input, output)?.wait()?,
+        (Collective::ReduceScatter, Place::Out) => comm.reduce_scatter_async(input, output, op)?.wait()?,
+        (Collective::AllToAll, Place::Out) => comm.all_to_all_async(input, output)?.wait()?,
+        (Collective::Reduce, Place::Out) => comm.reduce_async(input, output, op, root)?.wait()?,
+        (other, _) => return Err(not_offered(other, "asynchronously")),
+    };
+    Ok(())
+}
+
+fn not_offered(collective: Collective, how: &str) -> Error {
+    Error::Unsupported { what: format!("{collective} {how}"), detail: "the library does not offer it".to_owned() }
+}

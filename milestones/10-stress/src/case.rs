@@ -1,0 +1,195 @@
+//! What one block of the table measures: a collective, a type, an operator and a root, with nccl-tests' size conventions.
+
+use std::fmt;
+
+use tinynccl::wire::Collective;
+use tinynccl::{DType, ReduceOp};
+
+use crate::pattern::Source;
+
+/// Whether the result lands in memory of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Input and output are apart.
+    Out,
+    /// The result replaces the input.
+    In,
+}
+
+/// One block of the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Case {
+    pub(crate) collective: Collective,
+    pub(crate) dtype: DType,
+    /// `None` for collectives that only move data.
+    pub(crate) op: Option<ReduceOp>,
+    /// `None` for collectives without a root.
+    pub(crate) root: Option<usize>,
+}
+
+/// Elements of one row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Layout {
+    /// The count column: what NCCL's function takes as its count.
+    pub(crate) count: usize,
+    /// Elements of each rank's input (of the root's, for scatter).
+    pub(crate) input: usize,
+    /// Elements of each rank's output (of the root's, for gather).
+    pub(crate) output: usize,
+}
+
+impl Case {
+    /// Elements for a row of `bytes`. The size is that of the larger of input and output, so all_gather's is what it receives,
+    /// reduce_scatter's what it sends. It is rounded down to whole elements per rank.
+    pub(crate) fn layout(&self, bytes: usize, ranks: usize) -> Layout {
+        let all = bytes / self.dtype.size();
+        let each = all / ranks.max(1);
+        let layout = |count, input, output| Layout { count, input, output };
+        match self.collective {
+            Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::SendRecv => {
+                layout(all, all, all)
+            }
+            Collective::AllGather | Collective::Gather => layout(each, each, each * ranks),
+            Collective::ReduceScatter | Collective::Scatter => layout(each, each * ranks, each),
+            Collective::AllToAll => layout(each, each * ranks, each * ranks),
+            Collective::Barrier => layout(0, 0, 0),
+        }
+    }
+
+    /// Bytes of the size column.
+    pub(crate) fn bytes(&self, layout: Layout) -> usize {
+        layout.input.max(layout.output) * self.dtype.size()
+    }
+
+    /// Whether the library offers the collective in place (NCCL's gather, scatter and all_to_all are not tested in place either).
+    pub(crate) fn has_in_place(&self) -> bool {
+        matches!(
+            self.collective,
+            Collective::AllReduce
+                | Collective::AllGather
+                | Collective::ReduceScatter
+                | Collective::Broadcast
+                | Collective::Reduce
+        )
+    }
+
+    /// In place, the buffer which holds both: true for the input, false for the output (the larger of the two).
+    pub(crate) fn in_place_uses_input(&self) -> bool {
+        self.collective == Collective::ReduceScatter
+    }
+
+    /// What the memory that a call writes must hold afterwards on `rank`: lengths and sources, in order.
+    ///
+    /// Out of place it is the output, in place the one buffer.
+    pub(crate) fn expected(&self, place: Place, layout: Layout, rank: usize, ranks: usize) -> Vec<(usize, Source)> {
+        let Layout { count, input, output } = layout;
+        let root = self.root.unwrap_or(0);
+        let nothing = match place {
+            Place::Out => Source::Untouched,
+            Place::In => Source::Input(rank, 0),
+        };
+        let segments = |source: &dyn Fn(usize) -> Source| (0..ranks).map(|s| (count, source(s))).collect();
+        match self.collective {
+            Collective::AllReduce => vec![(output, Source::Reduced(0))],
+            Collective::AllGather => segments(&|s| Source::Input(s, 0)),
+            Collective::ReduceScatter if place == Place::In => segments(&|s| {
+                if s == rank { Source::Reduced(s * count) } else { Source::Input(rank, s * count) }
+            }),
+            Collective::ReduceScatter => vec![(output, Source::Reduced(rank * count))],
+            Collective::Broadcast => vec![(output, Source::Input(root, 0))],
+            Collective::Reduce if rank == root => vec![(output, Source::Reduced(0))],
+            Collective::Gather if rank == root => segments(&|s| Source::Input(s, 0)),
+            Collective::Reduce | Collective::Gather => vec![(output, nothing)],
+            Collective::Scatter => vec![(output, Source::Input(root, rank * count))],
+            Collective::AllToAll => segments(&|s| Source::Input(s, rank * count)),
+            Collective::SendRecv => vec![(input, Source::Input((rank + ranks - 1) % ranks, 0))],
+            Collective::Barrier => Vec::new(),
+        }
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", name(self.collective), self.dtype)?;
+        if let Some(op) = self.op {
+            write!(f, " {op}")?;
+        }
+        if let Some(root) = self.root {
+            write!(f, " root {root}")?;
+        }
+        Ok(())
+    }
+}
+
+/// The collective's name on the command line and in the output.
+pub(crate) fn name(collective: Collective) -> &'static str {
+    match collective {
+        Collective::SendRecv => "sendrecv",
+        other => other.name(),
+    }
+}
+
+/// A collective by name, with or without underscores; `alltoall` is all_to_all.
+pub(crate) fn parse(text: &str) -> Option<Collective> {
+    let plain = |s: &str| s.to_ascii_lowercase().replace(['_', '-'], "");
+    Collective::ALL.into_iter().find(|&c| plain(name(c)) == plain(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn case(collective: Collective) -> Case {
+        Case { collective, dtype: DType::F32, op: collective.reduces().then_some(ReduceOp::Sum), root: Some(1) }
+    }
+
+    #[test]
+    fn sizes_are_totals_as_in_nccl_tests() {
+        for c in Collective::ALL.map(case) {
+            let layout = c.layout(1024, 4);
+            let expected = if c.collective == Collective::Barrier { 0 } else { 1024 };
+            assert_eq!(c.bytes(layout), expected, "{}", c.collective);
+        }
+        assert_eq!(case(Collective::AllGather).layout(1024, 4), Layout { count: 64, input: 64, output: 256 });
+        assert_eq!(case(Collective::ReduceScatter).layout(1024, 4), Layout { count: 64, input: 256, output: 64 });
+        assert_eq!(case(Collective::AllReduce).layout(1027, 4), Layout { count: 256, input: 256, output: 256 });
+        assert_eq!(case(Collective::AllToAll).layout(8, 4).count, 0, "less than one element per rank");
+    }
+
+    #[test]
+    fn what_is_expected_covers_the_memory_that_is_checked() {
+        for c in Collective::ALL.map(case) {
+            for ranks in 1..6 {
+                for rank in 0..ranks {
+                    let layout = c.layout(4096, ranks);
+                    let length = |place| c.expected(place, layout, rank, ranks).iter().map(|(n, _)| n).sum::<usize>();
+                    assert_eq!(length(Place::Out), layout.output, "{} {rank}/{ranks}", c.collective);
+                    if c.has_in_place() {
+                        let buffer = if c.in_place_uses_input() { layout.input } else { layout.output };
+                        assert_eq!(length(Place::In), buffer, "{} {rank}/{ranks}", c.collective);
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn off_root_nothing_is_written() {
+        let c = case(Collective::Reduce);
+        let layout = c.layout(40, 3);
+        assert_eq!(c.expected(Place::Out, layout, 0, 3), [(10, Source::Untouched)]);
+        assert_eq!(c.expected(Place::In, layout, 0, 3), [(10, Source::Input(0, 0))]);
+        assert_eq!(c.expected(Place::Out, layout, 1, 3), [(10, Source::Reduced(0))]);
+    }
+
+    #[test]
+    fn names_parse_in_any_spelling() {
+        for c in Collective::ALL {
+            assert_eq!(parse(name(c)), Some(c));
+        }
+        assert_eq!(parse("AllReduce"), Some(Collective::AllReduce));
+        assert_eq!(parse("alltoall"), Some(Collective::AllToAll));
+        assert_eq!(parse("send_recv"), Some(Collective::SendRecv));
+        assert_eq!(parse("all"), None);
+    }
+}

@@ -1,0 +1,107 @@
+//! Milestone 10: correctness and microbenchmark of every collective, in the manner of nccl-tests.
+
+mod args;
+mod busbw;
+mod call;
+mod case;
+mod measure;
+mod memory;
+mod pattern;
+mod pin;
+mod plot;
+mod record;
+mod row;
+mod session;
+mod size;
+mod stats;
+mod table;
+
+use std::process::ExitCode;
+use std::thread;
+
+use anyhow::{Context as _, Result, anyhow, bail};
+use clap::Parser as _;
+use tinynccl::launch::{self, Launcher};
+use tinynccl::{Comm, Error};
+
+use args::{Args, Plan};
+
+/// The machine or the build lacks what was asked for.
+const CANNOT_RUN_HERE: u8 = 3;
+
+fn main() -> ExitCode {
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
+    let args = Args::parse();
+    let plan = args.plan().unwrap_or_else(|error| error.exit());
+    match run(&args, &plan) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            match error.downcast_ref::<Error>() {
+                Some(Error::Unsupported { .. }) => ExitCode::from(CANNOT_RUN_HERE),
+                _ => ExitCode::FAILURE,
+            }
+        }
+    }
+}
+
+fn run(args: &Args, plan: &Plan) -> Result<u8> {
+    let ranks = args.ranks as usize;
+    if plan.threads {
+        plan.cases(ranks).map_err(anyhow::Error::msg)?;
+        return verdict(threads(args, plan, ranks)?, true);
+    }
+    if !launch::is_rank() {
+        plan.cases(ranks).map_err(anyhow::Error::msg)?;
+        plan.config()?;
+        let code = Launcher::new(ranks).plain_rank0(true).run_self()?;
+        return Ok(u8::try_from(code).unwrap_or(1));
+    }
+    let comm = Comm::from_env_with(plan.config()?)?;
+    let wrong = session::run(&comm, args, plan)?;
+    let first = comm.rank() == 0;
+    comm.close()?;
+    verdict(wrong, first)
+}
+
+/// Ranks as threads of this process.
+fn threads(args: &Args, plan: &Plan, ranks: usize) -> Result<u64> {
+    let comms = Comm::threads(ranks, plan.config()?)?;
+    let outcomes: Vec<Result<u64>> = thread::scope(|scope| {
+        let mut started = Vec::new();
+        for comm in comms {
+            let run = move || {
+                let wrong = session::run(&comm, args, plan)?;
+                comm.close()?;
+                Ok(wrong)
+            };
+            // A rank without a thread drops its communicator: the others end with an error instead of waiting.
+            started.push(thread::Builder::new().spawn_scoped(scope, run).context("cannot start a rank's thread"));
+        }
+        started.into_iter().map(|t| t?.join().unwrap_or_else(|_| Err(anyhow!("a rank's thread panicked")))).collect()
+    });
+    // The first cause: not that another rank's failure was noticed.
+    let secondary = |e: &anyhow::Error| {
+        matches!(
+            e.downcast_ref::<Error>(),
+            Some(Error::PeerLost { .. } | Error::Aborted { .. } | Error::Timeout { .. })
+        )
+    };
+    let (mut wrong, mut failure) = (0, None);
+    for outcome in outcomes {
+        match outcome {
+            Ok(n) => wrong = n,
+            Err(e) if failure.as_ref().is_none_or(|f| secondary(f) && !secondary(&e)) => failure = Some(e),
+            Err(_) => {}
+        }
+    }
+    failure.map_or(Ok(wrong), Err)
+}
+
+/// Wrong values are a failure, said once: by rank 0.
+fn verdict(wrong: u64, first: bool) -> Result<u8> {
+    if wrong > 0 && first {
+        bail!("{wrong} elements were wrong; see the lines that name rank and element above");
+    }
+    Ok(0)
+}

@@ -1,0 +1,278 @@
+//! Values whose collective result is known exactly, in every element type.
+//!
+//! All values are whole numbers so small that the type holds them, every partial result and the final result without
+//! rounding: whatever order an algorithm combines them in, exactly one result is right. The values depend on rank, index
+//! and seed, so that a part from the wrong rank or the wrong place shows. They repeat after [`PERIOD`] elements, a prime: no
+//! power-of-two shift maps the pattern onto itself.
+
+use half::{bf16, f16};
+use tinynccl::{Element, ReduceOp};
+
+/// Length of the table of values after which they repeat.
+pub(crate) const PERIOD: usize = 4093;
+
+/// An element type that can be made from whole numbers.
+pub(crate) trait Number: Element {
+    /// Every whole number up to this magnitude is held exactly.
+    const EXACT: i64;
+    /// Whether negative numbers are held too.
+    const SIGNED: bool;
+    /// The number; exact up to [`Number::EXACT`].
+    fn from_i64(value: i64) -> Self;
+}
+
+macro_rules! numbers {
+    ($($t:ty, $exact:expr, $signed:literal, |$v:ident| $make:expr;)*) => {$(
+        impl Number for $t {
+            const EXACT: i64 = $exact;
+            const SIGNED: bool = $signed;
+            fn from_i64($v: i64) -> Self { $make }
+        }
+    )*};
+}
+numbers! {
+    f32, 1 << 24, true, |v| v as f32;
+    f64, 1 << 53, true, |v| v as f64;
+    f16, 1 << 11, true, |v| f16::from_f32(v as f32);
+    bf16, 1 << 8, true, |v| bf16::from_f32(v as f32);
+    i8, 127, true, |v| v as i8;
+    u8, 255, false, |v| v as u8;
+    i32, (1 << 31) - 1, true, |v| v as i32;
+    u32, (1 << 32) - 1, false, |v| v as u32;
+    i64, 1 << 61, true, |v| v;
+    u64, 1 << 61, false, |v| v as u64;
+}
+
+/// Runs `$body` with `$T` standing for the Rust type of a `DType`.
+macro_rules! with_type {
+    ($dtype:expr, $T:ident => $body:expr) => {{
+        use tinynccl::DType;
+        match $dtype {
+            DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            DType::F64 => {
+                type $T = f64;
+                $body
+            }
+            DType::F16 => {
+                type $T = half::f16;
+                $body
+            }
+            DType::Bf16 => {
+                type $T = half::bf16;
+                $body
+            }
+            DType::I8 => {
+                type $T = i8;
+                $body
+            }
+            DType::U8 => {
+                type $T = u8;
+                $body
+            }
+            DType::I32 => {
+                type $T = i32;
+                $body
+            }
+            DType::U32 => {
+                type $T = u32;
+                $body
+            }
+            DType::I64 => {
+                type $T = i64;
+                $body
+            }
+            DType::U64 => {
+                type $T = u64;
+                $body
+            }
+        }
+    }};
+}
+pub(crate) use with_type;
+
+/// The inputs of all ranks for one operator (`None`: data is only moved).
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Pattern {
+    op: Option<ReduceOp>,
+    ranks: usize,
+    exact: i64,
+    signed: bool,
+    seed: u64,
+}
+
+impl Pattern {
+    /// For elements of type `T`.
+    pub(crate) fn new<T: Number>(op: Option<ReduceOp>, ranks: usize, seed: u64) -> Pattern {
+        Pattern { op, ranks, exact: T::EXACT, signed: T::SIGNED, seed }
+    }
+
+    /// Input of `rank` at `index`.
+    pub(crate) fn input(&self, rank: usize, index: usize) -> i64 {
+        let (n, index) = (self.ranks as i64, index % PERIOD);
+        let own = self.hash(rank, index);
+        let common = self.hash(usize::MAX, index);
+        let turn = ((rank + index) % self.ranks) as i64;
+        match self.op {
+            None | Some(ReduceOp::Min | ReduceOp::Max) => self.whole(own, self.exact),
+            // n values of magnitude up to exact / n; with more ranks than that, only some ranks are not zero.
+            Some(ReduceOp::Sum) => {
+                if turn < self.exact {
+                    self.whole(own, (self.exact / n).max(1))
+                } else {
+                    0
+                }
+            }
+            // `common` says how many ranks hold 2, all others 1; signs are each rank's own.
+            Some(ReduceOp::Prod) => {
+                let most = n.min(i64::from(self.exact.ilog2()));
+                let magnitude = if turn < below(common, most) { 2 } else { 1 };
+                if self.signed && own & 1 == 1 { -magnitude } else { magnitude }
+            }
+            // Neighbours differ from the average by the same amount, up and down: the sum is n x average.
+            Some(ReduceOp::Avg) => {
+                let average = below(common, self.exact / n);
+                let swing = below(common >> 32, average);
+                let value = match rank {
+                    last if last + 1 == self.ranks && last % 2 == 0 => average,
+                    even if even % 2 == 0 => average + swing,
+                    _ => average - swing,
+                };
+                if self.signed && common & 1 == 1 { -value } else { value }
+            }
+        }
+    }
+
+    /// The reduction over all ranks at `index`.
+    pub(crate) fn reduced(&self, index: usize) -> i64 {
+        let inputs = (0..self.ranks).map(|rank| self.input(rank, index));
+        match self.op {
+            None => 0,
+            Some(ReduceOp::Sum) => inputs.sum(),
+            Some(ReduceOp::Prod) => inputs.product(),
+            Some(ReduceOp::Min) => inputs.min().unwrap_or(0),
+            Some(ReduceOp::Max) => inputs.max().unwrap_or(0),
+            Some(ReduceOp::Avg) => inputs.sum::<i64>() / self.ranks as i64,
+        }
+    }
+
+    fn hash(&self, rank: usize, index: usize) -> u64 {
+        mix(mix(self.seed ^ (rank as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)) ^ index as u64)
+    }
+
+    /// A number of magnitude up to `limit`, negative ones included where the type has them.
+    fn whole(&self, hash: u64, limit: i64) -> i64 {
+        if self.signed { below(hash, 2 * limit) - limit } else { below(hash, limit) }
+    }
+}
+
+/// 0 to `limit`, both included.
+fn below(hash: u64, limit: i64) -> i64 {
+    (hash % (limit.max(0) as u64 + 1)) as i64
+}
+
+/// The finaliser of splitmix64.
+fn mix(mut z: u64) -> u64 {
+    z = z.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// The pattern in the elements' own type: what every rank puts in, and what comes out of a reduction.
+#[derive(Debug)]
+pub(crate) struct Tables<T> {
+    inputs: Vec<Vec<T>>,
+    reduced: Vec<T>,
+}
+
+/// Where the values of a stretch of memory come from; the index is that of its first element in the input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// The input of this rank, from this index on.
+    Input(usize, usize),
+    /// The reduction, from this index on.
+    Reduced(usize),
+    /// Nothing was to be written here.
+    Untouched,
+}
+
+impl<T: Number> Tables<T> {
+    pub(crate) fn new(pattern: &Pattern) -> Tables<T> {
+        let table = |value: &dyn Fn(usize) -> i64| (0..PERIOD).map(|i| T::from_i64(value(i))).collect();
+        Tables {
+            inputs: (0..pattern.ranks).map(|rank| table(&|i| pattern.input(rank, i))).collect(),
+            reduced: table(&|i| pattern.reduced(i)),
+        }
+    }
+
+    /// The table that holds a source's values, and where in it to begin.
+    fn find(&self, source: Source) -> (&[T], usize) {
+        match source {
+            Source::Input(rank, start) => (self.inputs.get(rank).map_or(&[], Vec::as_slice), start % PERIOD),
+            Source::Reduced(start) => (&self.reduced, start % PERIOD),
+            Source::Untouched => (&[], 0),
+        }
+    }
+
+    /// Writes the source's values.
+    pub(crate) fn fill(&self, memory: &mut [T], source: Source) {
+        let (table, mut at) = self.find(source);
+        let mut rest = memory;
+        while !rest.is_empty() {
+            let Some(values) = table.get(at..).filter(|v| !v.is_empty()) else {
+                return rest.fill(poison());
+            };
+            let (now, later) = rest.split_at_mut(values.len().min(rest.len()));
+            now.copy_from_slice(&values[..now.len()]);
+            (rest, at) = (later, 0);
+        }
+    }
+
+    /// How many elements differ from the source's values, and the first that does: its index, and what was expected.
+    pub(crate) fn wrong(&self, memory: &[T], source: Source) -> (usize, Option<(usize, T)>) {
+        let (table, mut at) = self.find(source);
+        let poisoned;
+        let table = if table.is_empty() {
+            poisoned = vec![poison(); PERIOD];
+            &poisoned[..]
+        } else {
+            table
+        };
+        let (mut wrong, mut first, mut done) = (0, None, 0);
+        while done < memory.len() {
+            let take = (PERIOD - at).min(memory.len() - done);
+            let (got, expected) = (&memory[done..done + take], &table[at..at + take]);
+            // All at once first, as bytes: nearly always nothing is wrong.
+            if bytemuck::cast_slice::<T, u8>(got) != bytemuck::cast_slice::<T, u8>(expected) {
+                for (i, (g, e)) in got.iter().zip(expected).enumerate() {
+                    if !same(g, e) {
+                        wrong += 1;
+                        first.get_or_insert((done + i, *e));
+                    }
+                }
+            }
+            done += take;
+            at = 0;
+        }
+        (wrong, first)
+    }
+}
+
+/// Equal as numbers (0 and -0 too) or as bytes (what was not to be touched may be no number).
+fn same<T: Number>(a: &T, b: &T) -> bool {
+    a == b || bytemuck::bytes_of(a) == bytemuck::bytes_of(b)
+}
+
+/// What memory holds before a call: a value that no result has by chance, except in one-byte types.
+pub(crate) fn poison<T: Number>() -> T {
+    let mut value = T::from_i64(0);
+    bytemuck::bytes_of_mut(&mut value).fill(0x7d);
+    value
+}
+
+#[cfg(test)]
+#[path = "pattern_tests.rs"]
+mod tests;

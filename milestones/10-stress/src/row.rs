@@ -1,0 +1,187 @@
+//! One row of the table: fill, call, check, time.
+
+use anyhow::{Result, bail};
+use serde::Serialize;
+use tinynccl::{Comm, ReduceOp};
+
+use crate::busbw;
+use crate::call::{self, Owned};
+use crate::case::{Case, Layout, Place};
+use crate::measure::{self, Effort};
+use crate::memory::Memory;
+use crate::pattern::{Number, Source, Tables};
+use crate::stats::Timing;
+
+/// What was measured and found for one size and place.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub(crate) struct Measured {
+    #[serde(flatten)]
+    pub(crate) timing: Timing,
+    /// Size / time, GB/s.
+    pub(crate) algbw: f64,
+    /// Corrected by the collective's factor, GB/s.
+    pub(crate) busbw: f64,
+    /// Wrong elements on all ranks; `None` when they were not checked.
+    pub(crate) wrong: Option<u64>,
+}
+
+/// How rows are measured.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Settings {
+    pub(crate) effort: Effort,
+    pub(crate) check: bool,
+    pub(crate) asynchronous: bool,
+}
+
+/// Runs one size and place; `None` when the library does not offer it.
+pub(crate) fn run<T: Number>(
+    comm: &Comm,
+    case: &Case,
+    place: Place,
+    layout: Layout,
+    tables: &Tables<T>,
+    settings: &Settings,
+) -> Result<Option<Measured>> {
+    let offered = if settings.asynchronous {
+        call::has_async(case.collective, place)
+    } else {
+        place == Place::Out || case.has_in_place()
+    };
+    if !offered {
+        return Ok(None);
+    }
+    let row = Row { comm, case, place, layout, tables };
+    let (timing, wrong) = if settings.asynchronous { row.asynchronous(settings)? } else { row.blocking(settings)? };
+    let Some(timing) = timing else { bail!("nothing was measured") };
+    let algbw = busbw::algbw(case.bytes(layout), timing.median);
+    let busbw = algbw * busbw::factor(case.collective, comm.size());
+    Ok(Some(Measured { timing, algbw, busbw, wrong }))
+}
+
+struct Row<'a, T> {
+    comm: &'a Comm,
+    case: &'a Case,
+    place: Place,
+    layout: Layout,
+    tables: &'a Tables<T>,
+}
+
+impl<T: Number> Row<'_, T> {
+    fn blocking(&self, settings: &Settings) -> Result<(Option<Timing>, Option<u64>)> {
+        let mut memory = Memory::<T>::new(self.layout.input, self.layout.output);
+        let mut wrong = 0;
+        if settings.check {
+            self.prepare_input(memory.input());
+            self.prepare_output(memory.output());
+            call::blocking(self.comm, self.case, self.place, &mut memory)?;
+            wrong += self.check_both(&mut memory);
+        }
+        self.before_timing(&mut memory);
+        let timing = measure::time(self.comm, &settings.effort, || {
+            call::blocking(self.comm, self.case, self.place, &mut memory)
+        })?;
+        // Out of place every call has the same result: what the last one left is checked too.
+        if settings.check && self.place == Place::Out {
+            wrong += self.check_both(&mut memory);
+        }
+        Ok((timing, self.total(settings.check, wrong + memory.damage())?))
+    }
+
+    fn asynchronous(&self, settings: &Settings) -> Result<(Option<Timing>, Option<u64>)> {
+        let zero = T::from_i64(0);
+        let mut owned = Owned { input: vec![zero; self.layout.input], output: vec![zero; self.layout.output] };
+        let mut wrong = 0;
+        if settings.check {
+            self.prepare_input(&mut owned.input);
+            self.prepare_output(&mut owned.output);
+            call::asynchronous(self.comm, self.case, self.place, &mut owned)?;
+            wrong += self.check(&owned.output);
+        }
+        if self.place == Place::In {
+            owned.output.fill(zero);
+        }
+        let timing = measure::time(self.comm, &settings.effort, || {
+            call::asynchronous(self.comm, self.case, self.place, &mut owned)
+        })?;
+        if settings.check && self.place == Place::Out {
+            wrong += self.check(&owned.output);
+        }
+        Ok((timing, self.total(settings.check, wrong)?))
+    }
+
+    fn prepare_input(&self, input: &mut [T]) {
+        self.tables.fill(input, Source::Input(self.comm.rank(), 0));
+    }
+
+    /// Before a checked call: out of place nothing that could be taken for a result, in place the input where it belongs.
+    fn prepare_output(&self, output: &mut [T]) {
+        self.tables.fill(output, Source::Untouched);
+        if self.place == Place::In {
+            let rank = self.comm.rank();
+            // all_gather: only our own segment is input. Otherwise input and output have the same length.
+            let start = if output.len() == self.layout.input { 0 } else { rank * self.layout.input };
+            if let Some(own) = output.get_mut(start..start + self.layout.input) {
+                self.tables.fill(own, Source::Input(rank, 0));
+            }
+        }
+    }
+
+    /// In place, the results of one timed call are the next one's inputs: zeros stay zeros and cannot overflow.
+    fn before_timing(&self, memory: &mut Memory<T>) {
+        if self.place == Place::In {
+            memory.input().fill(T::from_i64(0));
+            memory.output().fill(T::from_i64(0));
+        } else {
+            self.prepare_input(memory.input());
+        }
+    }
+
+    /// Wrong elements in what the call wrote, and in an input that it must not write.
+    fn check_both(&self, memory: &mut Memory<T>) -> usize {
+        if self.place == Place::In && self.case.in_place_uses_input() {
+            return self.check(memory.input());
+        }
+        let mut wrong = self.check(memory.output());
+        if self.place == Place::Out {
+            let source = Source::Input(self.comm.rank(), 0);
+            wrong += self.report("input changed: ", self.tables.wrong(memory.input(), source), memory.input(), 0);
+        }
+        wrong
+    }
+
+    /// Wrong elements of what the call was to write.
+    fn check(&self, memory: &[T]) -> usize {
+        let (mut wrong, mut start) = (0, 0);
+        for (len, source) in self.case.expected(self.place, self.layout, self.comm.rank(), self.comm.size()) {
+            let Some(part) = memory.get(start..start + len) else { return wrong + memory.len() };
+            wrong += self.report("", self.tables.wrong(part, source), part, start);
+            start += len;
+        }
+        wrong
+    }
+
+    /// One line on standard error about the first wrong element.
+    fn report(&self, what: &str, (wrong, first): (usize, Option<(usize, T)>), memory: &[T], start: usize) -> usize {
+        if let Some((index, expected)) = first {
+            let Some(got) = memory.get(index) else { return wrong };
+            eprintln!(
+                "rank {}: {}, {} elements: {what}{wrong} wrong, the first at {}: {got:?}, expected {expected:?}",
+                self.comm.rank(),
+                self.case,
+                memory.len(),
+                start + index,
+            );
+        }
+        wrong
+    }
+
+    /// Sum over the ranks.
+    fn total(&self, check: bool, wrong: usize) -> Result<Option<u64>> {
+        if !check {
+            return Ok(None);
+        }
+        let mut total = [wrong as u64];
+        self.comm.all_reduce_in_place(&mut total, ReduceOp::Sum)?;
+        Ok(Some(total[0]))
+    }
+}
