@@ -245,6 +245,25 @@ fn groups_of_sends_and_receives_cannot_deadlock() {
 }
 
 #[test]
+fn the_first_group_of_a_ring_opens_its_links_without_a_cycle_of_waits() {
+    for fabric in FABRICS {
+        // Rank r names r + 1 first: opened in that order, every rank would wait for the next one.
+        let mut config = config();
+        config.connect_timeout = std::time::Duration::from_secs(5);
+        run_ok(fabric, 3, &config, |comm| {
+            let (rank, n) = (comm.rank(), comm.size());
+            let (mine, mut theirs) = ([rank as u32; 10], [9; 10]);
+            comm.group(|g| {
+                g.send(&mine, (rank + 1) % n)?;
+                g.recv(&mut theirs, (rank + n - 1) % n)
+            })?;
+            assert_eq!(theirs, [((rank + n - 1) % n) as u32; 10]);
+            Ok(())
+        });
+    }
+}
+
+#[test]
 fn asynchronous_calls_run_in_order_and_give_their_buffers_back() {
     for fabric in FABRICS {
         run_ok(fabric, 3, &config(), |comm| {

@@ -3,6 +3,7 @@
 use std::marker::PhantomData;
 
 use super::collectives::Call;
+use super::p2p::CHANNEL;
 use super::state::lock;
 use super::{Comm, Engine};
 use crate::dtype::{DType, Element, ReduceOp};
@@ -132,6 +133,13 @@ impl<'a> Group<'a> {
         }
         inner.queue.drain();
         let mut engine = lock(&inner.engine);
+        // All links of point-to-point calls first, in the order that cannot deadlock, whatever the order of the calls.
+        let peers = self.calls.iter().filter(|call| call.key.collective == Collective::SendRecv);
+        let other = |key: &CallKey| if key.root == inner.state.rank { key.peer } else { key.root };
+        let mut links: Vec<_> = peers.map(|call| (CHANNEL, other(&call.key))).collect();
+        links.sort_unstable();
+        links.dedup();
+        inner.open(&mut engine, links)?;
         let mut plans = Vec::with_capacity(self.calls.len());
         for call in &self.calls {
             let seq = next_seq(&mut engine, &call.key, inner.state.rank);

@@ -92,7 +92,7 @@ fn hello(args: &Args, config: Config) -> Result<()> {
     comm.barrier()?;
     comm.close()?;
     if rank == 0 {
-        println!("OK: {size} ranks agree");
+        println!("OK: world of size {size}");
     }
     Ok(())
 }

@@ -27,7 +27,7 @@ struct Args {
     #[arg(long, default_value_t = 96, value_parser = positive())]
     batch: usize,
     /// Learning rate.
-    #[arg(long, default_value_t = 0.1, value_parser = rate)]
+    #[arg(long, default_value_t = 0.1, value_parser = rate, allow_negative_numbers = true)]
     rate: f32,
     /// Points per spiral arm.
     #[arg(long, default_value_t = 128, value_parser = positive().range(1..=1_000_000))]

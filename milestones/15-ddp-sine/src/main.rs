@@ -34,7 +34,7 @@ struct Args {
     #[arg(long, default_value_t = 48, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     batch: usize,
     /// Adam's learning rate at the start; it falls to 0 along a cosine.
-    #[arg(long, default_value_t = 0.02, value_parser = rate)]
+    #[arg(long, default_value_t = 0.02, value_parser = rate, allow_negative_numbers = true)]
     rate: f32,
     /// Width of the two hidden layers.
     #[arg(long, default_value_t = 32, value_parser = RangedU64ValueParser::<usize>::new().range(1..=4096))]
