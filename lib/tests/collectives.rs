@@ -202,6 +202,23 @@ fn messages_longer_than_a_slot_are_pipelined() {
 }
 
 #[test]
+fn a_ring_of_sends_opens_its_links() {
+    // The first call of the communicator: no link is open, and every rank names its right neighbour first.
+    for fabric in FABRICS {
+        run(fabric, 4, &config(), |comm| {
+            let (n, rank) = (comm.size(), comm.rank());
+            let (own, mut left) = ([rank as u64], [u64::MAX]);
+            comm.group(|g| {
+                g.send(&own, (rank + 1) % n)?;
+                g.recv(&mut left, (rank + n - 1) % n)
+            })
+            .expect("group");
+            assert_eq!(left[0], ((rank + n - 1) % n) as u64);
+        });
+    }
+}
+
+#[test]
 fn groups_of_sends_and_receives_cannot_deadlock() {
     for fabric in FABRICS {
         let mut config = config();

@@ -248,19 +248,25 @@ impl Inner {
             }
         };
         for (channel, peer) in program.links() {
-            if engine.links.get(channel, peer).is_none() {
-                let state = &self.state;
-                let pair = state
-                    .control
-                    .connect(state.id, state.members[peer], channel, options, &state.doorbell, &|| state.failure())
-                    .map_err(|e| state.fail_everywhere(e))?;
-                engine.links.insert(channel, peer, pair);
-            }
+            self.open(engine, channel, peer)?;
         }
         let header = key.header(self.state.id, algorithm);
         let Engine { links, .. } = engine;
         Plan::compile(key, header, &program, self.size(), message, |c, p| links.get(c, p))
             .ok_or_else(|| Error::invalid(op(), "the schedule names a rank without a link"))
+    }
+
+    /// Opens a link, unless it is open. Waits until the peer opens its end: ranks must open their links in one order.
+    fn open(&self, engine: &mut Engine, channel: u32, peer: usize) -> Result<()> {
+        if engine.links.get(channel, peer).is_none() {
+            let state = &self.state;
+            let pair = state
+                .control
+                .connect(state.id, state.members[peer], channel, self.options, &state.doorbell, &|| state.failure())
+                .map_err(|e| state.fail_everywhere(e))?;
+            engine.links.insert(channel, peer, pair);
+        }
+        Ok(())
     }
 
     /// Runs one collective in the caller's thread.
