@@ -58,10 +58,15 @@ fn run(args: &Args, plan: &Plan) -> Result<u8> {
         return Ok(u8::try_from(code).unwrap_or(1));
     }
     let comm = Comm::from_env_with(plan.config()?)?;
-    let wrong = session::run(&comm, args, plan)?;
     let first = comm.rank() == 0;
+    verdict(rank(comm, args, plan)?, first)
+}
+
+/// One rank, from its communicator to the end. A failure of ours ends the other ranks too: they would wait for us.
+fn rank(comm: Comm, args: &Args, plan: &Plan) -> Result<u64> {
+    let wrong = session::run(&comm, args, plan).inspect_err(|error| comm.abort(&format!("{error:#}")))?;
     comm.close()?;
-    verdict(wrong, first)
+    Ok(wrong)
 }
 
 /// Ranks as threads of this process.
@@ -70,11 +75,7 @@ fn threads(args: &Args, plan: &Plan, ranks: usize) -> Result<u64> {
     let outcomes: Vec<Result<u64>> = thread::scope(|scope| {
         let mut started = Vec::new();
         for comm in comms {
-            let run = move || {
-                let wrong = session::run(&comm, args, plan)?;
-                comm.close()?;
-                Ok(wrong)
-            };
+            let run = move || rank(comm, args, plan);
             // A rank without a thread drops its communicator: the others end with an error instead of waiting.
             started.push(thread::Builder::new().spawn_scoped(scope, run).context("cannot start a rank's thread"));
         }

@@ -106,12 +106,6 @@ pub struct TrainArgs {
     /// Checkpoint to go on from.
     #[arg(long, value_name = "FILE")]
     pub resume: Option<PathBuf>,
-    /// What carries the links between ranks: auto, tcp or shm [default: TINYNCCL_TRANSPORT, or auto].
-    #[arg(long)]
-    pub transport: Option<TransportChoice>,
-    /// Gradients are reduced in buckets of about this many KiB.
-    #[arg(long, default_value = "1024", value_parser = positive)]
-    pub bucket_kib: usize,
     /// Characters of the sample at the end.
     #[arg(long, default_value = "500")]
     pub sample_chars: usize,
