@@ -146,7 +146,7 @@ fn run(args: &Args, options: &Options, config: Config) -> Result<()> {
     })?;
     comm.close()?;
     if rank == 0 {
-        println!("\nOK: {} comparisons, the same bits on {ranks} ranks each time", epochs.len() + 1);
+        println!("\nOK: world of size {ranks}, {} comparisons, the same bits each time", epochs.len() + 1);
     }
     Ok(())
 }

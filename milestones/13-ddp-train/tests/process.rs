@@ -35,7 +35,7 @@ fn two_ranks_train_and_agree() {
     let output = program().args(["--ranks", "2", "--epochs", "30"]).output().unwrap();
     let out = text(&output.stdout);
     assert!(output.status.success(), "{out}{}", text(&output.stderr));
-    assert!(out.contains("OK: 31 comparisons, the same bits on 2 ranks each time"), "{out}");
+    assert!(out.contains("OK: world of size 2, 31 comparisons, the same bits each time"), "{out}");
     let last = out.lines().rfind(|l| l.contains("identical")).unwrap();
     let loss: f64 = last.split_whitespace().nth(1).unwrap().parse().unwrap();
     assert!(loss < 0.3, "{last}");
