@@ -105,8 +105,9 @@ fn main() -> ExitCode {
         dtypes.extend(DType::ALL);
     }
 
-    // Ones, not zeros from the operating system: those would all be one physical page.
-    let words = SIZES[SIZES.len() - 1] / size_of::<u64>();
+    // Ones, not zeros from the operating system: those would all be one physical page. The odd 64 KiB keep the buffers
+    // from being a power of two apart, where some processors' way predictors take two of them for one.
+    let words = (SIZES[SIZES.len() - 1] + (64 << 10)) / size_of::<u64>();
     let mut buffers = Buffers { a: vec![1; words], b: vec![1; words], out: vec![1; words], copy: vec![1; words] };
     for buffer in [&mut buffers.a, &mut buffers.b, &mut buffers.out, &mut buffers.copy] {
         buffer.fill(black_box(0));

@@ -3,6 +3,7 @@
 use std::marker::PhantomData;
 
 use super::collectives::Call;
+use super::p2p::CHANNEL;
 use super::state::lock;
 use super::{Comm, Engine};
 use crate::dtype::{DType, Element, ReduceOp};
@@ -132,7 +133,13 @@ impl<'a> Group<'a> {
         }
         inner.queue.drain();
         let mut engine = lock(&inner.engine);
-        self.open_links(&mut engine)?;
+        // All links of point-to-point calls first, in the order that cannot deadlock, whatever the order of the calls.
+        let peers = self.calls.iter().filter(|call| call.key.collective == Collective::SendRecv);
+        let other = |key: &CallKey| if key.root == inner.state.rank { key.peer } else { key.root };
+        let mut links: Vec<_> = peers.map(|call| (CHANNEL, other(&call.key))).collect();
+        links.sort_unstable();
+        links.dedup();
+        inner.open(&mut engine, links)?;
         let mut plans = Vec::with_capacity(self.calls.len());
         for call in &self.calls {
             let seq = next_seq(&mut engine, &call.key, inner.state.rank);
@@ -153,17 +160,6 @@ impl<'a> Group<'a> {
         unsafe { executor::run(&tasks, links, workspace, &*inner.state, &inner.patience(false)) }?;
         inner.state.progress.done(u64::from(*seq));
         Ok(())
-    }
-
-    /// Opens the links of sends and receives by ascending peer, whatever the order of the calls: were each rank of a ring
-    /// to open the link to its right neighbour first, all would wait for each other.
-    fn open_links(&self, engine: &mut Engine) -> Result<()> {
-        let inner = &self.comm.inner;
-        let p2p = self.calls.iter().map(|call| &call.key).filter(|key| key.collective == Collective::SendRecv);
-        let mut peers: Vec<usize> = p2p.map(|k| if k.root == inner.state.rank { k.peer } else { k.root }).collect();
-        peers.sort_unstable();
-        peers.dedup();
-        peers.into_iter().try_for_each(|peer| inner.open(engine, super::p2p::CHANNEL, peer))
     }
 
     fn copy_to_self(&self) -> Result<()> {

@@ -247,24 +247,26 @@ impl Inner {
                 (choice.algorithm, choice.message, program)
             }
         };
-        for (channel, peer) in program.links() {
-            self.open(engine, channel, peer)?;
-        }
+        self.open(engine, program.links())?;
         let header = key.header(self.state.id, algorithm);
         let Engine { links, .. } = engine;
         Plan::compile(key, header, &program, self.size(), message, |c, p| links.get(c, p))
             .ok_or_else(|| Error::invalid(op(), "the schedule names a rank without a link"))
     }
 
-    /// Opens a link, unless it is open. Waits until the peer opens its end: ranks must open their links in one order.
-    fn open(&self, engine: &mut Engine, channel: u32, peer: usize) -> Result<()> {
-        if engine.links.get(channel, peer).is_none() {
-            let state = &self.state;
-            let pair = state
-                .control
-                .connect(state.id, state.members[peer], channel, self.options, &state.doorbell, &|| state.failure())
-                .map_err(|e| state.fail_everywhere(e))?;
-            engine.links.insert(channel, peer, pair);
+    /// Opens the links that are not open yet. It waits for the peer at each, so every rank must open its links in the order
+    /// of (channel, peer): then the pair that is first in the order of (channel, lower rank, higher rank) can always go on.
+    fn open(&self, engine: &mut Engine, links: Vec<(u32, usize)>) -> Result<()> {
+        debug_assert!(links.is_sorted());
+        let state = &self.state;
+        for (channel, peer) in links {
+            if engine.links.get(channel, peer).is_none() {
+                let pair = state
+                    .control
+                    .connect(state.id, state.members[peer], channel, self.options, &state.doorbell, &|| state.failure())
+                    .map_err(|e| state.fail_everywhere(e))?;
+                engine.links.insert(channel, peer, pair);
+            }
         }
         Ok(())
     }

@@ -18,11 +18,20 @@ pub(super) struct LaneState {
     lane: usize,
     window: usize,
     pc: usize,
-    /// The receiving half of the current instruction is complete, its sending half is not.
-    received: bool,
+    stage: Stage,
     pub(super) done: bool,
     /// First word of the task's scratch memory.
     scratch: usize,
+}
+
+/// How far the current instruction is: it waits for one of its two links, never for both. A link that has what is
+/// wanted must not be waited for: it would end every sleep at once.
+#[derive(Debug, Default)]
+struct Stage {
+    /// The receiving half is complete, the sending half is not.
+    received: bool,
+    /// The message is here, but there is no slot for the result.
+    needs_slot: bool,
 }
 
 /// Why a lane cannot go on at all.
@@ -45,16 +54,16 @@ impl From<Error> for Stop {
 
 impl LaneState {
     pub(super) fn new(task: usize, lane: usize, scratch: usize) -> Self {
-        LaneState { task, lane, window: 0, pc: 0, received: false, done: false, scratch }
+        LaneState { task, lane, window: 0, pc: 0, stage: Stage::default(), done: false, scratch }
     }
 
-    /// The links the current instruction needs: `(receiving, sending)`.
+    /// The link the current instruction cannot go on without: `(receiving, sending)`.
     pub(super) fn waits_for(&self, plan: &Plan) -> (Option<usize>, Option<usize>) {
         let some = |i: usize| (i != usize::MAX).then_some(i);
         match plan.lanes[self.lane].get(self.pc) {
             None => (None, None),
-            Some(i) if self.received => (None, some(i.send)),
-            Some(i) => (some(i.recv), some(i.send)),
+            Some(i) if i.recv == usize::MAX || self.stage.received || self.stage.needs_slot => (None, some(i.send)),
+            Some(i) => (some(i.recv), None),
         }
     }
 }
@@ -123,11 +132,11 @@ pub(super) unsafe fn advance(
                 len: range.len(),
             };
             // SAFETY: forwarded from the caller.
-            if !unsafe { perform(instruction, &memory, plan, &task.header, &mut state.received, links) }? {
+            if !unsafe { perform(instruction, &memory, plan, &task.header, &mut state.stage, links) }? {
                 return Ok(moved);
             }
             moved = true;
-            state.received = false;
+            state.stage = Stage::default();
             state.pc += 1;
         }
         state.pc = 0;
@@ -137,7 +146,7 @@ pub(super) unsafe fn advance(
     Ok(true)
 }
 
-/// One instruction; `true` when it is complete. `received` remembers a completed receiving half.
+/// One instruction; `true` when it is complete. `stage` says what it waits for otherwise.
 ///
 /// # Safety
 /// As [`super::run`].
@@ -147,7 +156,7 @@ unsafe fn perform(
     memory: &Memory,
     plan: &Plan,
     header: &Header,
-    received: &mut bool,
+    stage: &mut Stage,
     links: &mut Links,
 ) -> Result<bool, Stop> {
     let header = Header { len: memory.bytes() as u32, ..*header };
@@ -171,13 +180,13 @@ unsafe fn perform(
                 recv_reduce(instruction, memory, plan, src, dst, last, &header, links)
             }
             Action::RecvCopySend { dst } => {
-                if !*received {
-                    *received = recv(instruction, memory, dst, &header, links)?;
+                if !stage.received {
+                    stage.received = recv(instruction, memory, dst, &header, links)?;
                 }
-                Ok(*received && links.sends[instruction.send].send_from(&header, view(memory, dst))?)
+                Ok(stage.received && links.sends[instruction.send].send_from(&header, view(memory, dst))?)
             }
             Action::RecvReduceSend { src } => {
-                let (payload, slot) = match both(instruction, &header, links)? {
+                let (payload, slot) = match both(instruction, &header, stage, links)? {
                     Some(pair) => pair,
                     None => return Ok(false),
                 };
@@ -187,12 +196,12 @@ unsafe fn perform(
             Action::RecvReduceCopySend { src, dst, last } => {
                 let divides = last && plan.divisor > 1;
                 if divides || links.sends[instruction.send].sends_from_caller(memory.bytes()) {
-                    if !*received {
-                        *received = recv_reduce(instruction, memory, plan, src, dst, last, &header, links)?;
+                    if !stage.received {
+                        stage.received = recv_reduce(instruction, memory, plan, src, dst, last, &header, links)?;
                     }
-                    return Ok(*received && links.sends[instruction.send].send_from(&header, view(memory, dst))?);
+                    return Ok(stage.received && links.sends[instruction.send].send_from(&header, view(memory, dst))?);
                 }
-                let (payload, slot) = match both(instruction, &header, links)? {
+                let (payload, slot) = match both(instruction, &header, stage, links)? {
                     Some(pair) => pair,
                     None => return Ok(false),
                 };
@@ -263,12 +272,21 @@ unsafe fn recv_reduce(
 
 /// The incoming payload and an outgoing slot of the same size, once both are there.
 #[inline]
-fn both(instruction: &Instruction, header: &Header, links: &mut Links) -> Result<Option<(*const u8, *mut u8)>, Stop> {
+fn both(
+    instruction: &Instruction,
+    header: &Header,
+    stage: &mut Stage,
+    links: &mut Links,
+) -> Result<Option<(*const u8, *mut u8)>, Stop> {
+    stage.needs_slot = false;
     let Some((theirs, payload)) = links.recvs[instruction.recv].peek()? else { return Ok(None) };
     if !header.agrees_with(&theirs) {
         return Err(mismatch(instruction, header, theirs, links));
     }
-    let Some(slot) = links.sends[instruction.send].reserve()? else { return Ok(None) };
+    let Some(slot) = links.sends[instruction.send].reserve()? else {
+        stage.needs_slot = true;
+        return Ok(None);
+    };
     // A slot holds any part by construction of the partition; two links may differ only by misconfiguration.
     if slot.len() < payload.len() {
         let detail = format!("a slot of {} bytes cannot hold a message of {}", slot.len(), payload.len());

@@ -189,6 +189,26 @@ fn a_program_that_runs_itself_forms_a_job() {
 }
 
 #[test]
+#[ignore = "needs Open MPI's mpirun"]
+fn ranks_of_mpirun_meet_without_an_address() {
+    let exe = std::env::current_exe().unwrap();
+    // Directly, and behind a shell that stands between mpirun and the rank.
+    for shell in [false, true] {
+        let mut command = Command::new("mpirun");
+        command.args(["--oversubscribe", "-n", "3"]).env(HELPER, "exchange");
+        command.envs([("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")]);
+        if shell {
+            command.args(["/bin/sh", "-c", r#""$0" "$@"; exit $?"#]);
+        }
+        let out = command.arg(&exe).args(["launch::tests::helper", "--exact", "--nocapture"]).output().unwrap();
+        let text = String::from_utf8_lossy(&out.stdout);
+        for rank in 0..3 {
+            assert!(text.contains(&format!("{rank} of Open MPI: [[1], [2], [3]]")), "shell {shell}: {text}");
+        }
+    }
+}
+
+#[test]
 fn the_ranks_hear_of_a_killed_one_and_the_launcher_names_it() {
     let (code, out, err) = output("lost");
     assert_eq!(code, Some(128 + 9), "{out}{err}");

@@ -32,13 +32,9 @@ impl<const INF: u16> Bits16<INF> {
     /// `other`, unless one of the two operands is NaN: then that one.
     #[inline(always)]
     fn nan_or(a: Self, b: Self, other: Self) -> Self {
-        if a.is_nan() {
-            a
-        } else if b.is_nan() {
-            b
-        } else {
-            other
-        }
+        let (a_is_nan, b_is_nan) = (a.is_nan(), b.is_nan());
+        let other = if b_is_nan { b } else { other };
+        if a_is_nan { a } else { other }
     }
 }
 

@@ -10,52 +10,67 @@ use super::ops::{Max, Min, Prod, Sum};
 use super::{Kernels, Level, ReduceDualFn, ReduceFn, simd};
 use crate::dtype::ReduceOp;
 
-/// A register of `f32` that is loaded from and stored to f16. The functions need the features of the level that they
-/// are compiled for; `load` and `store` also need the memory of `LANES` elements.
-trait Register: Copy {
+/// Two registers of `f32`, which as f16 fill one. The functions need the features of the level that they are compiled
+/// for; `load` and `store` also need the memory of `LANES` elements.
+trait Registers: Copy {
     const LANES: usize;
+    /// The register of f16.
+    type Narrow: Copy;
     unsafe fn load(from: *const u8) -> Self;
-    unsafe fn store(self, to: *mut u8);
+    unsafe fn narrow(self) -> Self::Narrow;
+    unsafe fn store(narrow: Self::Narrow, to: *mut u8);
     unsafe fn splat(x: f32) -> Self;
     unsafe fn add(self, other: Self) -> Self;
     unsafe fn mul(self, other: Self) -> Self;
     unsafe fn div(self, other: Self) -> Self;
 }
 
-macro_rules! register {
-    ($t:ty, $lanes:literal, $loadu:ident, $widen:ident, $storeu:ident, $narrow:ident::<$rounding:ident>,
-     $splat:ident, $add:ident, $mul:ident, $div:ident) => {
-        impl Register for $t {
+/// `$half`, `$narrow`: registers of half as many and of all the f16; `$t`: register of as many `f32` as `$half` has f16.
+macro_rules! registers {
+    ($name:ident { $half:ty, $narrow:ty, $t:ty, lanes $lanes:literal, load $load:ident, widen $widen:ident,
+     round $round:ident::<$rounding:ident>, join $join:ident($low:ident), store $store:ident,
+     arithmetic $splat:ident $add:ident $mul:ident $div:ident }) => {
+        #[derive(Clone, Copy)]
+        struct $name($t, $t);
+
+        impl Registers for $name {
             const LANES: usize = $lanes;
+            type Narrow = $narrow;
             #[inline(always)]
             unsafe fn load(from: *const u8) -> Self {
+                let from = from.cast::<$half>();
                 // SAFETY: the caller has the features and the memory.
-                unsafe { $widen($loadu(from.cast())) }
+                unsafe { Self($widen($load(from)), $widen($load(from.add(1)))) }
             }
             #[inline(always)]
-            unsafe fn store(self, to: *mut u8) {
+            unsafe fn narrow(self) -> $narrow {
+                // SAFETY: the caller has the features.
+                unsafe { $join::<1>($low($round::<$rounding>(self.0)), $round::<$rounding>(self.1)) }
+            }
+            #[inline(always)]
+            unsafe fn store(narrow: $narrow, to: *mut u8) {
                 // SAFETY: the caller has the features and the memory.
-                unsafe { $storeu(to.cast(), $narrow::<$rounding>(self)) }
+                unsafe { $store(to.cast(), narrow) }
             }
             #[inline(always)]
             unsafe fn splat(x: f32) -> Self {
                 // SAFETY: the caller has the features.
-                unsafe { $splat(x) }
+                unsafe { Self($splat(x), $splat(x)) }
             }
             #[inline(always)]
             unsafe fn add(self, other: Self) -> Self {
                 // SAFETY: the caller has the features.
-                unsafe { $add(self, other) }
+                unsafe { Self($add(self.0, other.0), $add(self.1, other.1)) }
             }
             #[inline(always)]
             unsafe fn mul(self, other: Self) -> Self {
                 // SAFETY: the caller has the features.
-                unsafe { $mul(self, other) }
+                unsafe { Self($mul(self.0, other.0), $mul(self.1, other.1)) }
             }
             #[inline(always)]
             unsafe fn div(self, other: Self) -> Self {
                 // SAFETY: the caller has the features.
-                unsafe { $div(self, other) }
+                unsafe { Self($div(self.0, other.0), $div(self.1, other.1)) }
             }
         }
     };
@@ -64,41 +79,27 @@ macro_rules! register {
 /// The 512-bit conversion wants to hear that exceptions stay masked.
 const NEAREST_512: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
-register!(
-    __m256,
-    8,
-    _mm_loadu_si128,
-    _mm256_cvtph_ps,
-    _mm_storeu_si128,
-    _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>,
-    _mm256_set1_ps,
-    _mm256_add_ps,
-    _mm256_mul_ps,
-    _mm256_div_ps
-);
-register!(
-    __m512,
-    16,
-    _mm256_loadu_si256,
-    _mm512_cvtph_ps,
-    _mm256_storeu_si256,
-    _mm512_cvtps_ph::<NEAREST_512>,
-    _mm512_set1_ps,
-    _mm512_add_ps,
-    _mm512_mul_ps,
-    _mm512_div_ps
-);
+registers!(F16x16 {
+    __m128i, __m256i, __m256, lanes 16, load _mm_loadu_si128, widen _mm256_cvtph_ps,
+    round _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>, join _mm256_inserti128_si256(_mm256_castsi128_si256),
+    store _mm256_storeu_si256, arithmetic _mm256_set1_ps _mm256_add_ps _mm256_mul_ps _mm256_div_ps
+});
+registers!(F16x32 {
+    __m256i, __m512i, __m512, lanes 32, load _mm256_loadu_si256, widen _mm512_cvtph_ps,
+    round _mm512_cvtps_ph::<NEAREST_512>, join _mm512_inserti64x4(_mm512_castsi256_si512),
+    store _mm512_storeu_si512, arithmetic _mm512_set1_ps _mm512_add_ps _mm512_mul_ps _mm512_div_ps
+});
 
 /// An operator on registers.
 trait RegisterOp {
     /// # Safety
-    /// As [`Register`].
-    unsafe fn apply<R: Register>(a: R, b: R) -> R;
+    /// As [`Registers`].
+    unsafe fn apply<R: Registers>(a: R, b: R) -> R;
 }
 
 impl RegisterOp for Sum {
     #[inline(always)]
-    unsafe fn apply<R: Register>(a: R, b: R) -> R {
+    unsafe fn apply<R: Registers>(a: R, b: R) -> R {
         // SAFETY: the caller has the features.
         unsafe { a.add(b) }
     }
@@ -106,7 +107,7 @@ impl RegisterOp for Sum {
 
 impl RegisterOp for Prod {
     #[inline(always)]
-    unsafe fn apply<R: Register>(a: R, b: R) -> R {
+    unsafe fn apply<R: Registers>(a: R, b: R) -> R {
         // SAFETY: the caller has the features.
         unsafe { a.mul(b) }
     }
@@ -117,7 +118,7 @@ struct Quotient;
 
 impl RegisterOp for Quotient {
     #[inline(always)]
-    unsafe fn apply<R: Register>(a: R, b: R) -> R {
+    unsafe fn apply<R: Registers>(a: R, b: R) -> R {
         // SAFETY: the caller has the features.
         unsafe { a.div(b) }
     }
@@ -126,31 +127,34 @@ impl RegisterOp for Quotient {
 /// Bytes of an element.
 const SIZE: usize = 2;
 
-/// A register of the `n` elements at `from`, filled up with zeros; `n` below `LANES`.
+/// A local of the size of the widest `Narrow`.
+type Stage = [u8; 32 * SIZE];
+
+/// The `n` elements at `from`, filled up with zeros; `n` below `LANES`.
 #[inline(always)]
-unsafe fn load_part<R: Register>(from: *const u8, n: usize) -> R {
-    let mut stage = [0u8; 16 * SIZE];
-    // SAFETY: the caller's memory, into a local that holds any register.
+unsafe fn load_part<R: Registers>(from: *const u8, n: usize) -> R {
+    let mut stage: Stage = [0; size_of::<Stage>()];
+    // SAFETY: the caller's memory, into a local that is large enough.
     unsafe {
         from.copy_to_nonoverlapping(stage.as_mut_ptr(), n * SIZE);
         R::load(stage.as_ptr())
     }
 }
 
-/// The first `n` elements of a register to `to`; `n` below `LANES`.
+/// The first `n` elements to `to`; `n` below `LANES`.
 #[inline(always)]
-unsafe fn store_part<R: Register>(value: R, to: *mut u8, n: usize) {
-    let mut stage = [0u8; 16 * SIZE];
-    // SAFETY: a local that holds any register, into the caller's memory.
+unsafe fn store_part<R: Registers>(narrow: R::Narrow, to: *mut u8, n: usize) {
+    let mut stage: Stage = [0; size_of::<Stage>()];
+    // SAFETY: a local that is large enough, into the caller's memory.
     unsafe {
-        value.store(stage.as_mut_ptr());
+        R::store(narrow, stage.as_mut_ptr());
         to.copy_from_nonoverlapping(stage.as_ptr(), n * SIZE);
     }
 }
 
 /// Writes `a op b` to `out` and, if `DUAL`, to `copy`.
 #[inline(always)]
-unsafe fn reduce<R: Register, O: RegisterOp, const DUAL: bool>(
+unsafe fn reduce<R: Registers, O: RegisterOp, const DUAL: bool>(
     a: *const u8,
     b: *const u8,
     out: *mut u8,
@@ -161,19 +165,20 @@ unsafe fn reduce<R: Register, O: RegisterOp, const DUAL: bool>(
     // SAFETY: all offsets are below `n` elements.
     unsafe {
         for i in (0..whole).step_by(R::LANES) {
-            let value = O::apply(R::load(a.add(i * SIZE)), R::load(b.add(i * SIZE)));
-            value.store(out.add(i * SIZE));
+            let at = i * SIZE;
+            let value = O::apply(R::load(a.add(at)), R::load(b.add(at))).narrow();
+            R::store(value, out.add(at));
             if DUAL {
-                value.store(copy.add(i * SIZE));
+                R::store(value, copy.add(at));
             }
         }
         let rest = n - whole;
         if rest > 0 {
             let at = whole * SIZE;
-            let value = O::apply(load_part::<R>(a.add(at), rest), load_part(b.add(at), rest));
-            store_part(value, out.add(at), rest);
+            let value = O::apply(load_part::<R>(a.add(at), rest), load_part(b.add(at), rest)).narrow();
+            store_part::<R>(value, out.add(at), rest);
             if DUAL {
-                store_part(value, copy.add(at), rest);
+                store_part::<R>(value, copy.add(at), rest);
             }
         }
     }
@@ -181,7 +186,7 @@ unsafe fn reduce<R: Register, O: RegisterOp, const DUAL: bool>(
 
 /// [`super::DivideFn`].
 #[inline(always)]
-unsafe fn divide<R: Register>(buf: *mut u8, n: usize, divisor: usize) {
+unsafe fn divide<R: Registers>(buf: *mut u8, n: usize, divisor: usize) {
     if divisor <= 1 {
         return;
     }
@@ -198,33 +203,31 @@ unsafe fn divide<R: Register>(buf: *mut u8, n: usize, divisor: usize) {
 
 /// `buf[i] = buf[i] op operand` for `n` elements.
 #[inline(always)]
-unsafe fn combine_with<R: Register, O: RegisterOp>(buf: *mut u8, n: usize, operand: R) {
+unsafe fn combine_with<R: Registers, O: RegisterOp>(buf: *mut u8, n: usize, operand: R) {
     let whole = n - n % R::LANES;
     // SAFETY: all offsets are below `n` elements.
     unsafe {
         for i in (0..whole).step_by(R::LANES) {
             let at = buf.add(i * SIZE);
-            O::apply(R::load(at), operand).store(at);
+            R::store(O::apply(R::load(at), operand).narrow(), at);
         }
         let rest = n - whole;
         if rest > 0 {
             let at = buf.add(whole * SIZE);
-            store_part(O::apply(load_part(at, rest), operand), at, rest);
+            store_part::<R>(O::apply(load_part(at, rest), operand).narrow(), at, rest);
         }
     }
 }
 
 macro_rules! level {
-    ($name:ident, $register:ty, $features:literal) => {
+    ($name:ident, $registers:ident, $features:literal) => {
         mod $name {
-            use std::arch::x86_64::*;
-
             use super::RegisterOp;
 
             #[target_feature(enable = $features)]
             pub(super) unsafe fn reduce<O: RegisterOp>(a: *const u8, b: *const u8, out: *mut u8, n: usize) {
                 // SAFETY: the caller's promise, passed on.
-                unsafe { super::reduce::<$register, O, false>(a, b, out, out, n) }
+                unsafe { super::reduce::<super::$registers, O, false>(a, b, out, out, n) }
             }
 
             #[target_feature(enable = $features)]
@@ -236,19 +239,19 @@ macro_rules! level {
                 n: usize,
             ) {
                 // SAFETY: the caller's promise, passed on.
-                unsafe { super::reduce::<$register, O, true>(a, b, out, copy, n) }
+                unsafe { super::reduce::<super::$registers, O, true>(a, b, out, copy, n) }
             }
 
             #[target_feature(enable = $features)]
             pub(super) unsafe fn divide(buf: *mut u8, n: usize, divisor: usize) {
                 // SAFETY: the caller's promise, passed on.
-                unsafe { super::divide::<$register>(buf, n, divisor) }
+                unsafe { super::divide::<super::$registers>(buf, n, divisor) }
             }
         }
     };
 }
-level!(avx2, __m256, "avx2,fma,f16c");
-level!(avx512, __m512, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl");
+level!(avx2, F16x16, "avx2,fma,f16c");
+level!(avx512, F16x32, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl");
 
 /// The kernels for `level`, which is AVX2 or better. Min and max need no conversion.
 pub(super) fn kernels(level: Level, op: ReduceOp) -> Kernels {

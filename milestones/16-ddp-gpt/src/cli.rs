@@ -97,15 +97,15 @@ pub struct TrainArgs {
     /// Steps between lines of progress when the output is no terminal.
     #[arg(long, default_value = "50", value_parser = positive)]
     pub log_every: usize,
+    /// What carries the messages: auto, tcp or shm [default: TINYNCCL_TRANSPORT, else auto].
+    #[arg(long)]
+    pub transport: Option<TransportChoice>,
+    /// Gradients are averaged in buckets of at least this many KiB; smaller ones start earlier, larger ones are fewer.
+    #[arg(long, default_value = "512", value_parser = positive)]
+    pub bucket_kib: usize,
     /// Checkpoint to go on from.
     #[arg(long, value_name = "FILE")]
     pub resume: Option<PathBuf>,
-    /// What carries the links between ranks: auto, tcp or shm [default: TINYNCCL_TRANSPORT, or auto].
-    #[arg(long)]
-    pub transport: Option<TransportChoice>,
-    /// Gradients are reduced in buckets of about this many KiB.
-    #[arg(long, default_value = "1024", value_parser = positive)]
-    pub bucket_kib: usize,
     /// Characters of the sample at the end.
     #[arg(long, default_value = "500")]
     pub sample_chars: usize,
@@ -221,6 +221,13 @@ pub fn prepare(args: &TrainArgs, ranks: usize, local_ranks: usize) -> Result<Job
         }
     }
     writable(&args.out)?;
+    let checkpoint = args.out.join("checkpoint.bin");
+    if stored.is_none() && checkpoint.exists() {
+        notes.push(format!(
+            "note: {} is there already and will be replaced; --resume goes on from it",
+            checkpoint.display()
+        ));
+    }
     let plan = Plan {
         preset,
         config,
@@ -228,7 +235,7 @@ pub fn prepare(args: &TrainArgs, ranks: usize, local_ranks: usize) -> Result<Job
         eval_every: args.eval_every.unwrap_or_else(|| preset.eval_every()),
         eval_batches: args.eval_batches,
         checkpoint_every: args.checkpoint_every,
-        checkpoint: Some(args.out.join("checkpoint.bin")),
+        checkpoint: Some(checkpoint),
     };
     let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, seed: config.seed };
     Ok(Job { corpus, model, plan, resume, out: args.out.clone(), sampling, notes })

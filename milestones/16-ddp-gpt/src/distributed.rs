@@ -18,8 +18,7 @@ pub struct DistributedGradients<'c> {
 impl<'c> DistributedGradients<'c> {
     /// Buckets for `layout`; fails when another rank's parameters differ, naming the first that does.
     pub fn new(comm: &'c Comm, layout: &[ParamInfo], bucket_bytes: usize) -> Result<Self> {
-        let params: Vec<ParamSpec> =
-            layout.iter().map(|p| ParamSpec { name: p.name.clone(), len: p.len }).collect();
+        let params: Vec<ParamSpec> = layout.iter().map(|p| ParamSpec { name: p.name.clone(), len: p.len }).collect();
         let mut options = DdpOptions::default();
         options.bucket_bytes = bucket_bytes;
         Ok(DistributedGradients { ddp: Ddp::new(comm, &params, options)? })

@@ -79,7 +79,7 @@ impl Report for Console {
                 bar.set_position(done as u64);
                 bar.set_message(text);
             }
-            None if done % self.every == 0 || done == s.steps || done == 1 => {
+            None if done.is_multiple_of(self.every) || done == s.steps || done == 1 => {
                 println!("step {done:>5}/{}  {text}", s.steps);
             }
             None => {}

@@ -4,7 +4,7 @@ use super::parallel::{Rows, Threads};
 use super::simd;
 use crate::simd_fn;
 
-const TWO_SQRT_2_OVER_PI: f32 = 1.595_769_1;
+const TWO_SQRT_2_OVER_PI: f32 = 1.595_769;
 const CUBIC: f32 = 0.044_715;
 
 /// σ(2u), as ½(1 + tanh u) is the logistic function of 2u.

@@ -1,0 +1,91 @@
+//! Injected faults show as what they are.
+
+use crate::harness::*;
+use tinynccl::error::{Error, Result};
+use tinynccl::transport::faulty::{self, Faults};
+use tinynccl::transport::{Received, checksum};
+
+fn faulty_ends(faults: Faults) -> [End; 2] {
+    let [a, b] = in_process();
+    [End { link: faulty::wrap(a.link, &faults), ..a }, b]
+}
+
+#[test]
+fn a_flipped_bit_is_caught_by_the_checksum_and_by_nothing_else() {
+    for reserved in [false, true] {
+        let faults = || Faults { seed: 9, corrupt_at: Some(1), ..Faults::default() };
+        let send = |a: &mut End| {
+            for seq in 0..3 {
+                if reserved { send_reserved(&mut a.link, seq, 500) } else { send_from(&mut a.link, seq, 500) }
+            }
+        };
+        let [mut a, mut b] = wrapped(faulty_ends(faults()), checksum::wrap);
+        send(&mut a);
+        recv_into(&mut b.link, 0, 500);
+        for _ in 0..2 {
+            let e = b.link.recv.recv_into(&header(1, 500), &mut [0; 500]).unwrap_err();
+            assert!(matches!(&e, Error::Protocol { rank: 1, peer: 0, .. }) && e.to_string().contains("CRC-32"), "{e}");
+            assert!(b.link.recv.peek().is_err());
+        }
+        // Without checksums nobody notices.
+        let [mut a, mut b] = faulty_ends(faults());
+        send(&mut a);
+        recv_into(&mut b.link, 0, 500);
+        let mut dst = vec![0; 500];
+        assert_eq!(b.link.recv.recv_into(&header(1, 500), &mut dst).unwrap(), Received::Done);
+        let flipped: u32 = dst.iter().zip(payload(1, 500)).map(|(x, y)| (x ^ y).count_ones()).sum();
+        assert_eq!(flipped, 1);
+        recv_into(&mut b.link, 2, 500);
+    }
+}
+
+#[test]
+fn a_reset_loses_the_peer_for_good() {
+    let [mut a, _b] = faulty_ends(Faults { reset_at: Some(2), ..Faults::default() });
+    send_from(&mut a.link, 0, 8);
+    send_from(&mut a.link, 1, 8);
+    for _ in 0..3 {
+        let result: Result<bool> = a.link.send.send_from(&header(2, 8), &payload(2, 8));
+        assert!(is_peer_lost(&result, 0), "{result:?}");
+        assert!(is_peer_lost(&a.link.send.check_peer(), 0));
+        assert!(is_peer_lost(&a.link.send.arm(), 0));
+    }
+}
+
+#[test]
+fn a_stall_is_silent() {
+    let [a, mut b] = in_process();
+    let [mut a, mut stalled] =
+        [a, End { link: faulty::wrap(b.link, &Faults { stall_at: Some(1), ..Faults::default() }), ..b }];
+    send_from(&mut a.link, 0, 8);
+    send_from(&mut a.link, 1, 8);
+    recv_into(&mut stalled.link, 0, 8);
+    for _ in 0..100 {
+        assert_eq!(stalled.link.recv.recv_into(&header(1, 8), &mut [0; 8]).unwrap(), Received::Pending);
+        assert!(stalled.link.recv.peek().unwrap().is_none());
+    }
+    assert!(!stalled.link.recv.arm().unwrap());
+    assert_eq!(stalled.link.recv.interest().fd, None);
+    b = stalled;
+    drop((a, b));
+}
+
+#[test]
+fn the_seed_decides() {
+    let refusals = |seed| {
+        let [mut a, mut b] = faulty_ends(Faults { seed, delay: 5, ..Faults::default() });
+        let mut pattern = Vec::new();
+        for seq in 0..50 {
+            let mut refused = 0;
+            while !a.link.send.send_from(&header(seq, 8), &payload(seq, 8)).unwrap() {
+                refused += 1;
+            }
+            pattern.push(refused);
+            recv_into(&mut b.link, seq, 8);
+        }
+        pattern
+    };
+    assert_eq!(refusals(1), refusals(1));
+    assert_ne!(refusals(1), refusals(2));
+    assert!(refusals(3).iter().all(|r| *r <= 5));
+}

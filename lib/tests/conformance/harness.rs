@@ -1,0 +1,265 @@
+//! Pairs of connected ends over every backend, and the few loops that all tests share.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::time::Timespec;
+use tinynccl::Config;
+use tinynccl::config::TransportChoice;
+use tinynccl::error::{Error, Result};
+use tinynccl::transport::faulty::{self, Faults};
+use tinynccl::transport::{ConnectTo, Doorbell, Endpoint, Interest, LinkOptions, LinkPair, Received, checksum, inproc};
+use tinynccl::wire::Header;
+
+/// Everything here is over within this, or it hangs.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(8);
+/// An odd largest message and a depth that is no power of two.
+pub(crate) const OPTIONS: LinkOptions = LinkOptions { max_message: 70_001, depth: 3 };
+pub(crate) const TOKEN: [u8; 16] = [42; 16];
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Backend {
+    InProc,
+    Shm,
+    Tcp,
+    TcpTiny,
+    ChecksumInProc,
+    ChecksumShm,
+    ChecksumTcp,
+    DelayedInProc,
+    DelayedTcp,
+    SplitInProc,
+    SplitTcp,
+}
+
+/// One rank's end, with what keeps it alive.
+#[derive(Debug)]
+pub(crate) struct End {
+    pub(crate) link: LinkPair,
+    pub(crate) bell: Arc<Doorbell>,
+    /// Kept for as long as the link: it reads on after links that are dropped.
+    #[expect(dead_code)]
+    pub(crate) endpoint: Option<Arc<Endpoint>>,
+}
+
+pub(crate) fn config(transport: TransportChoice) -> Config {
+    let mut config = Config::default();
+    config.transport = transport;
+    config
+}
+
+/// Two connected ends, of ranks 0 and 1.
+pub(crate) fn ends(backend: Backend) -> [End; 2] {
+    let delay = Faults { seed: 1, delay: 3, ..Faults::default() };
+    let split = Faults { seed: 2, split: true, delay: 1, ..Faults::default() };
+    match backend {
+        Backend::InProc => in_process(),
+        Backend::ChecksumInProc => wrapped(in_process(), checksum::wrap),
+        Backend::DelayedInProc => wrapped(in_process(), |l| faulty::wrap(l, &delay)),
+        Backend::SplitInProc => wrapped(in_process(), |l| faulty::wrap(l, &split)),
+        Backend::Shm => endpoints(&config(TransportChoice::Shm)),
+        Backend::ChecksumShm => {
+            let mut config = config(TransportChoice::Shm);
+            config.checksum = true;
+            endpoints(&config)
+        }
+        Backend::Tcp => endpoints(&config(TransportChoice::Tcp)),
+        Backend::TcpTiny => {
+            let mut config = config(TransportChoice::Tcp);
+            config.socket_buffer = 16 << 10;
+            endpoints(&config)
+        }
+        Backend::ChecksumTcp => {
+            let mut config = config(TransportChoice::Tcp);
+            config.checksum = true;
+            endpoints(&config)
+        }
+        Backend::DelayedTcp => wrapped(endpoints(&config(TransportChoice::Tcp)), |l| faulty::wrap(l, &delay)),
+        Backend::SplitTcp => wrapped(endpoints(&config(TransportChoice::Tcp)), |l| faulty::wrap(l, &split)),
+    }
+}
+
+pub(crate) fn wrapped(ends: [End; 2], wrap: impl Fn(LinkPair) -> LinkPair) -> [End; 2] {
+    ends.map(|end| End { link: wrap(end.link), ..end })
+}
+
+pub(crate) fn in_process() -> [End; 2] {
+    let hub = inproc::Hub::new();
+    both(|rank| {
+        let bell = Doorbell::new().unwrap();
+        let to = inproc::ConnectTo { comm: 0, rank, peer_rank: 1 - rank, channel: 0, options: OPTIONS };
+        End { link: hub.connect(&to, &bell, &|| None, PATIENCE).unwrap(), bell, endpoint: None }
+    })
+}
+
+pub(crate) fn endpoints(config: &Config) -> [End; 2] {
+    let endpoints = [0, 1].map(|rank| Arc::new(Endpoint::new(rank, TOKEN, config).unwrap()));
+    both(|rank| {
+        let bell = Doorbell::new().unwrap();
+        let info = endpoints[1 - rank].info();
+        let to = ConnectTo { comm: 0, peer_rank: 1 - rank, info: &info, channel: 0, options: OPTIONS };
+        let link = endpoints[rank].connect(&to, &bell, &|| None, PATIENCE).unwrap();
+        End { link, bell, endpoint: Some(endpoints[rank].clone()) }
+    })
+}
+
+/// Runs `f` for ranks 0 and 1, each in its thread.
+pub(crate) fn both<T: Send>(f: impl Fn(usize) -> T + Sync) -> [T; 2] {
+    let f = &f;
+    std::thread::scope(|s| [0, 1].map(|rank| s.spawn(move || f(rank))).map(|t| t.join().unwrap()))
+}
+
+/// Runs both ends at once, each in its thread.
+pub(crate) fn run<T: Send>(
+    [a, b]: [End; 2],
+    first: impl FnOnce(End) -> T + Send,
+    second: impl FnOnce(End) -> T + Send,
+) -> [T; 2] {
+    std::thread::scope(|s| [s.spawn(|| first(a)), s.spawn(|| second(b))].map(|t| t.join().unwrap()))
+}
+
+pub(crate) fn header(seq: u32, len: usize) -> Header {
+    Header { count: 7, comm: 3, seq, root: Header::NO_ROOT, len: len as u32, ..Header::default() }
+}
+
+/// A payload that no other message has.
+pub(crate) fn payload(seq: u32, len: usize) -> Vec<u8> {
+    (0..len as u32)
+        .map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seq.wrapping_mul(40_503)) >> 13) as u8)
+        .collect()
+}
+
+/// Calls `step` until it gives something, yielding between.
+pub(crate) fn until<T>(what: &str, mut step: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(value) = step() {
+            return value;
+        }
+        assert!(start.elapsed() < PATIENCE, "{what} did not come about");
+        std::thread::yield_now();
+    }
+}
+
+pub(crate) fn send_from(link: &mut LinkPair, seq: u32, len: usize) {
+    let data = payload(seq, len);
+    until("send_from", || {
+        // A process takes in what comes for it while it waits, or two that send to each other could wait for ever.
+        link.recv.progress().unwrap();
+        link.send.send_from(&header(seq, len), &data).unwrap().then_some(())
+    });
+}
+
+pub(crate) fn send_reserved(link: &mut LinkPair, seq: u32, len: usize) {
+    until("reserve", || {
+        // Moves what was committed before.
+        link.send.progress().unwrap();
+        link.recv.progress().unwrap();
+        let memory = link.send.reserve().unwrap()?;
+        assert_eq!((memory.len(), memory.as_ptr() as usize % 64), (OPTIONS.max_message, 0));
+        memory[..len].copy_from_slice(&payload(seq, len));
+        Some(())
+    });
+    link.send.commit(&header(seq, len)).unwrap();
+}
+
+pub(crate) fn flush(link: &mut LinkPair) {
+    until("flush", || {
+        link.send.progress().unwrap();
+        link.send.is_flushed().then_some(())
+    });
+}
+
+pub(crate) fn recv_into(link: &mut LinkPair, seq: u32, len: usize) {
+    let mut dst = vec![0xaa; len];
+    until("recv_into", || {
+        link.send.progress().unwrap();
+        match link.recv.recv_into(&header(seq, len), &mut dst).unwrap() {
+            Received::Done => Some(()),
+            Received::Pending => None,
+            Received::Mismatch(h) => panic!("expected {}, got {h}", header(seq, len)),
+        }
+    });
+    assert!(dst == payload(seq, len), "payload of message {seq} of {len} bytes");
+}
+
+pub(crate) fn recv_peeked(link: &mut LinkPair, seq: u32, len: usize) {
+    until("peek", || {
+        link.send.progress().unwrap();
+        let (h, data) = link.recv.peek().unwrap()?;
+        assert!(h.agrees_with(&header(seq, len)), "{h}");
+        assert!(data == payload(seq, len), "payload of message {seq} of {len} bytes");
+        assert!(data.is_empty() || data.as_ptr() as usize % 8 == 0);
+        Some(())
+    });
+    link.recv.release().unwrap();
+}
+
+/// Sleeps as an executor does, on the doorbell and the links that were armed.
+///
+/// # Panics
+/// When nothing wakes it.
+pub(crate) fn sleep(bell: &Doorbell, interests: &[Interest]) {
+    let mut fds = vec![PollFd::new(bell, PollFlags::IN)];
+    for interest in interests {
+        if let Some(fd) = interest.fd {
+            let mut flags = PollFlags::empty();
+            flags.set(PollFlags::IN, interest.readable);
+            flags.set(PollFlags::OUT, interest.writable);
+            // SAFETY: the descriptor belongs to a link that the caller holds.
+            let fd = unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) };
+            fds.push(PollFd::from_borrowed_fd(fd, flags));
+        }
+    }
+    let timeout = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+    let woken = rustix::event::poll(&mut fds, Some(&timeout)).unwrap();
+    assert!(woken > 0, "a wake-up was lost");
+}
+
+/// Receives with sleeping: never spins.
+pub(crate) fn recv_sleeping(end: &mut End, seq: u32, len: usize) -> Result<()> {
+    let mut dst = vec![0; len];
+    loop {
+        match end.link.recv.recv_into(&header(seq, len), &mut dst)? {
+            Received::Done => break,
+            Received::Mismatch(h) => panic!("expected {}, got {h}", header(seq, len)),
+            Received::Pending => {}
+        }
+        // The sending half may hold bytes that only progress moves: an executor waits for that, too.
+        let mut ready = end.link.recv.arm()?;
+        let mut interests = vec![end.link.recv.interest()];
+        if !end.link.send.is_flushed() {
+            ready |= end.link.send.progress()?;
+            if !ready {
+                end.link.send.arm()?;
+                interests.push(end.link.send.interest());
+            }
+        }
+        if !ready {
+            sleep(&end.bell, &interests);
+        }
+        end.link.recv.disarm();
+        end.link.send.disarm();
+        end.bell.drain();
+    }
+    assert!(dst == payload(seq, len));
+    Ok(())
+}
+
+/// Sends with sleeping: never spins.
+pub(crate) fn send_sleeping(end: &mut End, seq: u32, len: usize) -> Result<()> {
+    let data = payload(seq, len);
+    while !end.link.send.send_from(&header(seq, len), &data)? {
+        if !end.link.send.arm()? {
+            sleep(&end.bell, &[end.link.send.interest()]);
+        }
+        end.link.send.disarm();
+        end.bell.drain();
+    }
+    Ok(())
+}
+
+pub(crate) fn is_peer_lost<T>(result: &Result<T>, rank: usize) -> bool {
+    matches!(result, Err(Error::PeerLost { rank: r, peer, .. }) if *r == rank && *peer == 1 - rank)
+}

@@ -1,0 +1,59 @@
+//! The contract of a link (see `tinynccl::transport`), checked over every backend and wrapper.
+
+mod basics;
+mod credits;
+mod death;
+mod faults;
+mod handshake;
+mod harness;
+mod processes;
+mod random;
+mod sleeping;
+
+use harness::Backend;
+
+macro_rules! suite {
+    ($($name:ident: $backend:expr;)*) => {$(
+        mod $name {
+            use super::*;
+            #[test]
+            fn messages_arrive_whole_and_in_order_in_every_pairing_of_calls() { basics::pairings($backend); }
+            #[test]
+            fn calls_on_an_idle_link_return_at_once() { basics::idle($backend); }
+            #[test]
+            fn misuse_is_an_error_and_harmless() { basics::misuse($backend); }
+            #[test]
+            fn an_unexpected_message_is_reported_and_stays() { basics::mismatch($backend); }
+            #[test]
+            fn credits_are_enough_and_bounded() { credits::bounded($backend); }
+            #[test]
+            fn both_ends_flooding_do_not_deadlock() { credits::flood($backend); }
+            #[test]
+            fn ping_pong_through_sleep_loses_no_wake_up() { sleeping::ping_pong($backend); }
+            #[test]
+            fn a_sender_without_credit_is_woken() { sleeping::credit($backend); }
+            #[test]
+            fn the_death_of_the_peer_comes_after_its_messages() { death::drained($backend); }
+            #[test]
+            fn the_death_of_the_peer_wakes_a_sleeper() { death::wakes($backend); }
+            #[test]
+            fn dropping_with_data_in_flight_is_clean() { death::in_flight($backend); }
+            #[test]
+            fn any_interleaving_keeps_the_order() { random::interleavings($backend); }
+        }
+    )*};
+}
+
+suite! {
+    inproc: Backend::InProc;
+    shm: Backend::Shm;
+    tcp: Backend::Tcp;
+    tcp_with_tiny_socket_buffers: Backend::TcpTiny;
+    checksums_over_inproc: Backend::ChecksumInProc;
+    checksums_over_shm: Backend::ChecksumShm;
+    checksums_over_tcp: Backend::ChecksumTcp;
+    delayed_inproc: Backend::DelayedInProc;
+    delayed_tcp: Backend::DelayedTcp;
+    split_inproc: Backend::SplitInProc;
+    split_tcp: Backend::SplitTcp;
+}

@@ -1,0 +1,146 @@
+//! Milestone 06: the smallest program over the library. Ranks find each other, say who they are, and try each kind of call once.
+
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Parser;
+use tinynccl::config::TransportChoice;
+use tinynccl::launch::{self, Launcher};
+use tinynccl::{Comm, Config, ReduceOp};
+
+/// Ranks find each other and talk.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Args {
+    /// Ranks to start on this machine (default 2). Leave it out under torchrun, mpirun or srun.
+    #[arg(long, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=256))]
+    ranks: Option<usize>,
+    /// What carries the bytes: auto, tcp or shm (default: TINYNCCL_TRANSPORT, else auto).
+    #[arg(long)]
+    transport: Option<TransportChoice>,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
+    match start(&args) {
+        Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Started by hand: run this program again, once per rank. Started by a launcher: be the rank it says.
+fn start(args: &Args) -> Result<i32> {
+    let mut config = Config::from_env()?;
+    if let Some(transport) = args.transport {
+        config.transport = transport;
+    }
+    if launch::is_rank() {
+        hello(args, config)?;
+        return Ok(0);
+    }
+    Ok(Launcher::new(args.ranks.unwrap_or(2)).run_self()?)
+}
+
+fn hello(args: &Args, config: Config) -> Result<()> {
+    let comm = Comm::from_env_with(config).context("joining the other ranks")?;
+    let (rank, size) = (comm.rank(), comm.size());
+    ensure!(
+        args.ranks.is_none_or(|r| r == size),
+        "--ranks {} but the launcher started {size}: leave --ranks out",
+        args.ranks.unwrap_or_default()
+    );
+    let me = format!("rank {rank} of {size}");
+    let system = rustix::system::uname();
+    println!(
+        "{me}: hello from process {} on {}, local rank {}",
+        std::process::id(),
+        system.nodename().to_string_lossy(),
+        comm.local_rank()
+    );
+
+    // Everybody contributes rank + 1, everybody gets the sum.
+    let mut sum = [0u64];
+    comm.all_reduce(&[rank as u64 + 1], &mut sum, ReduceOp::Sum)?;
+    let expected = (size * (size + 1) / 2) as u64;
+    ensure!(sum[0] == expected, "{me}: all_reduce gave {}, expected {expected}", sum[0]);
+    println!("{me}: all_reduce of my {} gave {} = n(n+1)/2", rank + 1, sum[0]);
+
+    // Rank 0's word reaches everybody.
+    let mut word = if rank == 0 { *b"tinynccl" } else { *b"--------" };
+    comm.broadcast(&mut word, 0)?;
+    ensure!(&word == b"tinynccl", "{me}: broadcast gave {:?}", String::from_utf8_lossy(&word));
+    println!("{me}: broadcast brought {:?} from rank 0", String::from_utf8_lossy(&word));
+
+    // A greeting to the next rank, and one from the previous rank. In a group, because everybody sends first: the two
+    // are posted together and cannot wait for each other.
+    let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
+    let (greeting, mut heard) = (greeting(rank), [0u8; GREETING]);
+    comm.group(|group| {
+        group.send(&greeting, next)?;
+        group.recv(&mut heard, previous)
+    })?;
+    ensure!(heard == self::greeting(previous), "{me}: heard {:?}", String::from_utf8_lossy(&heard));
+    println!("{me}: the ring brought {:?}", String::from_utf8_lossy(&heard).trim_end());
+
+    println!("{me}: {}", links(&comm));
+
+    // Nobody leaves before everybody has come this far.
+    comm.barrier()?;
+    comm.close()?;
+    if rank == 0 {
+        println!("OK: world of size {size}");
+    }
+    Ok(())
+}
+
+/// Length of a greeting: both sides of a message must know it.
+const GREETING: usize = 24;
+
+fn greeting(rank: usize) -> [u8; GREETING] {
+    let mut bytes = [b' '; GREETING];
+    for (to, from) in bytes.iter_mut().zip(format!("hello from rank {rank}").bytes()) {
+        *to = from;
+    }
+    bytes
+}
+
+/// What carries our messages, and why.
+fn links(comm: &Comm) -> String {
+    let kinds: Vec<String> =
+        comm.census().links.into_iter().map(|(kind, count)| format!("{count} over {kind}")).collect();
+    let asked = comm.config().transport;
+    let why = match asked {
+        TransportChoice::Auto => "auto: shared memory where ranks share a host, TCP elsewhere",
+        TransportChoice::Tcp => "tcp was asked for",
+        TransportChoice::Shm => "shm was asked for",
+    };
+    match kinds.as_slice() {
+        [] => "no links: alone in the world".to_owned(),
+        _ => format!("links: {} ({why})", kinds.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn greetings_fit_and_differ() {
+        assert_eq!(&greeting(255)[..19], b"hello from rank 255");
+        assert_ne!(greeting(1), greeting(11));
+    }
+
+    #[test]
+    fn bad_flags_are_refused() {
+        for bad in [&["x", "--ranks", "0"][..], &["x", "--ranks", "257"], &["x", "--transport", "pigeon"], &["x", "y"]]
+        {
+            assert!(Args::try_parse_from(bad).is_err(), "{bad:?}");
+        }
+        let args = Args::try_parse_from(["x", "--transport", "shm"]).unwrap();
+        assert_eq!((args.ranks, args.transport), (None, Some(TransportChoice::Shm)));
+    }
+}

@@ -1,0 +1,88 @@
+//! Runs the real program: it starts its own ranks.
+
+use std::time::Duration;
+
+use assert_cmd::Command;
+
+/// The program, outside any launcher's environment.
+fn program() -> Command {
+    let mut command = assert_cmd::cargo::cargo_bin_cmd!("lib-hello");
+    for name in
+        ["RANK", "WORLD_SIZE", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "TINYNCCL_UNIQUE_ID"]
+    {
+        command.env_remove(name);
+    }
+    command.timeout(Duration::from_secs(120));
+    command
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Fails with `code` and says each of `words` on standard error.
+fn refused(command: &mut Command, code: i32, words: &[&str]) {
+    let output = command.output().unwrap();
+    let errors = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{errors}");
+    for word in words {
+        assert!(errors.contains(word), "no {word:?} in: {errors}");
+    }
+}
+
+/// Runs `ranks` ranks over `transport` and gives the output.
+fn hello(ranks: usize, transport: &str) -> String {
+    let output = program().args(["--ranks", &ranks.to_string(), "--transport", transport]).output().unwrap();
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    text(&output.stdout)
+}
+
+#[test]
+fn two_ranks_over_each_transport() {
+    for transport in ["auto", "tcp", "shm"] {
+        let out = hello(2, transport);
+        assert!(out.contains("OK: world of size 2"), "{out}");
+        for rank in 0..2 {
+            assert!(out.contains(&format!("rank {rank} of 2: all_reduce of my {} gave 3", rank + 1)), "{out}");
+            assert!(out.contains(&format!("the ring brought \"hello from rank {rank}\"")), "{out}");
+        }
+        let carrier = if transport == "tcp" { "over tcp" } else { "over shm" };
+        assert!(out.contains(carrier), "{out}");
+    }
+}
+
+#[test]
+fn one_and_three_ranks() {
+    assert!(hello(1, "auto").contains("OK: world of size 1"));
+    assert!(hello(3, "auto").contains("gave 6"));
+}
+
+#[test]
+fn an_environment_like_torchruns_is_enough() {
+    // A free port: bound, then given back.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let ranks: Vec<_> = (0..2)
+        .map(|rank| {
+            std::thread::spawn(move || {
+                program()
+                    .envs([("RANK", rank.to_string()), ("LOCAL_RANK", rank.to_string()), ("WORLD_SIZE", "2".into())])
+                    .envs([("MASTER_ADDR", "127.0.0.1".to_owned()), ("MASTER_PORT", port.to_string())])
+                    .output()
+                    .unwrap()
+            })
+        })
+        .collect();
+    for rank in ranks {
+        let output = rank.join().unwrap();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+    }
+}
+
+#[test]
+fn bad_input_is_one_line_and_a_code() {
+    refused(program().args(["--ranks", "0"]), 2, &["0 is not in 1..=256"]);
+    refused(program().args(["--transport", "pigeon"]), 2, &["expected auto, tcp or shm"]);
+    refused(program().arg("--nonsense"), 2, &["--nonsense"]);
+    refused(program().env("TINYNCCL_TIMEOUT", "soon"), 1, &["error: TINYNCCL_TIMEOUT", "soon"]);
+    refused(program().env("RANK", "5").env("WORLD_SIZE", "2"), 1, &["error:", "RANK"]);
+}

@@ -1,0 +1,141 @@
+//! Runs one size: checks the result exactly, then times it.
+
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use tinynccl::{Comm, ReduceOp};
+
+/// What one way of doing it took.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Timing {
+    /// Seconds per call, of the slowest rank.
+    pub(crate) seconds: f64,
+    /// Bytes per call and rank that the kernel counted on the loopback interface, if that can be known.
+    pub(crate) loopback: Option<f64>,
+}
+
+/// Rank `rank`'s element `i`. Whole numbers: their sum over up to 256 ranks is exact in f32, whatever the order.
+fn value(rank: usize, i: usize) -> f32 {
+    ((i * 7 + rank * 13) % 1000) as f32
+}
+
+/// A buffer of `count` values, or an error instead of an abort when memory is short.
+pub(crate) fn buffer(count: usize, of: impl Fn(usize) -> f32) -> Result<Vec<f32>> {
+    let mut data = Vec::new();
+    data.try_reserve_exact(count).with_context(|| format!("a buffer of {count} f32"))?;
+    data.extend((0..count).map(of));
+    Ok(data)
+}
+
+/// This rank's input.
+pub(crate) fn input(comm: &Comm, count: usize) -> Result<Vec<f32>> {
+    buffer(count, |i| value(comm.rank(), i))
+}
+
+/// Checks `output` on every rank; an error on all ranks if it is wrong on any.
+fn check(comm: &Comm, output: &[f32], what: &str) -> Result<()> {
+    let expected = |i| (0..comm.size()).map(|r| value(r, i)).sum::<f32>();
+    let wrong = output.iter().enumerate().filter(|&(i, v)| *v != expected(i));
+    let mut total = [wrong.clone().count() as u64];
+    let first = wrong.clone().next().map(|(i, v)| format!("; here element {i} is {v}, expected {}", expected(i)));
+    comm.all_reduce_in_place(&mut total, ReduceOp::Sum).context("counting wrong elements")?;
+    ensure!(total[0] == 0, "{what}: {} wrong elements over all ranks{}", total[0], first.unwrap_or_default());
+    Ok(())
+}
+
+/// Calls `run` once and checks, then `iters` times and times. `output` must not hold the answer before.
+pub(crate) fn time(
+    comm: &Comm,
+    iters: usize,
+    what: &str,
+    output: &mut [f32],
+    one_network: bool,
+    mut run: impl FnMut(&mut [f32]) -> tinynccl::Result<()>,
+) -> Result<Timing> {
+    output.fill(f32::NAN);
+    run(output).with_context(|| what.to_owned())?;
+    check(comm, output, what)?;
+    comm.barrier()?;
+    let before = loopback_bytes();
+    let start = Instant::now();
+    for _ in 0..iters {
+        run(output).with_context(|| what.to_owned())?;
+    }
+    let mut seconds = [start.elapsed().as_secs_f64() / iters as f64];
+    // Nobody leaves the barrier before everybody has finished, so that the counter holds all of it.
+    comm.barrier()?;
+    let after = loopback_bytes();
+    comm.all_reduce_in_place(&mut seconds, ReduceOp::Max)?;
+    check(comm, output, what)?;
+    let loopback = match (before, after) {
+        (Some(before), Some(after)) if one_network => {
+            Some(after.saturating_sub(before) as f64 / iters as f64 / comm.size() as f64)
+        }
+        _ => None,
+    };
+    Ok(Timing { seconds: seconds[0], loopback })
+}
+
+/// Bytes the kernel has sent over the loopback interface, headers included.
+fn loopback_bytes() -> Option<u64> {
+    std::fs::read_to_string("/sys/class/net/lo/statistics/tx_bytes").ok()?.trim().parse().ok()
+}
+
+/// Whether all ranks share one network namespace of one kernel, so that the loopback counter sees all their traffic.
+pub(crate) fn one_network(comm: &Comm) -> Result<bool> {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
+    let mut ours = [0u8; 96];
+    let name = format!("{} {}", boot.trim(), network.display());
+    for (to, from) in ours.iter_mut().zip(name.bytes()) {
+        *to = from;
+    }
+    let mut all = vec![0u8; ours.len() * comm.size()];
+    comm.all_gather(&ours, &mut all).context("comparing the ranks' networks")?;
+    Ok(all.chunks_exact(ours.len()).all(|theirs| theirs == ours))
+}
+
+/// Refuses more ranks than [`value`] stays exact for.
+pub(crate) fn check_ranks(ranks: usize) -> Result<()> {
+    if ranks > 256 {
+        bail!("{ranks} ranks: this program checks exact sums for up to 256");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_are_exact() {
+        // 256 x 999 < 2^24, where f32 stops holding every whole number.
+        assert!(256.0 * 999.0 < (1u32 << 24) as f32);
+        assert!((0..2000).all(|i| value(3, i).fract() == 0.0 && value(3, i) < 1000.0));
+        assert_ne!(value(0, 1), value(1, 1));
+    }
+
+    #[test]
+    fn one_wrong_element_on_one_rank_is_an_error_on_all() {
+        let comms = Comm::threads(2, tinynccl::Config::default()).unwrap();
+        std::thread::scope(|scope| {
+            for comm in &comms {
+                scope.spawn(move || {
+                    let outcome = time(comm, 1, "broken", &mut [0.0; 8], false, |output| {
+                        let input = input(comm, 8).unwrap_or_default();
+                        comm.all_reduce(&input, output, ReduceOp::Sum)?;
+                        output[5] += comm.rank() as f32;
+                        Ok(())
+                    });
+                    let e = format!("{:#}", outcome.unwrap_err());
+                    assert!(e.contains("broken: 1 wrong elements"), "{e}");
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn a_buffer_that_cannot_be_had_is_an_error() {
+        assert!(buffer(usize::MAX / 8, |_| 0.0).is_err());
+    }
+}

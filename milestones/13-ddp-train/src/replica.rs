@@ -1,0 +1,128 @@
+//! One rank's copy of the model, and the step that keeps all copies the same.
+//!
+//! Same start (broadcast), same gradients (all-reduce average), same arithmetic (each rank's own optimiser): then the
+//! weights stay the same bits for ever, though they are never sent again.
+
+use anyhow::{Context as _, Result};
+use tinynccl::Comm;
+use tinynccl::ddp::{Ddp, DdpOptions, ParamSpec};
+
+use crate::mlp::{GradientSink, Mlp, Trace};
+use crate::optim::Optimizer;
+use crate::proof;
+
+/// What to leave out, to see why it is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// No broadcast of the initial weights: every rank keeps its own random start.
+    Broadcast,
+    /// No averaging of the gradients: every rank steps along its own.
+    Average,
+}
+
+/// Where backward puts gradients.
+enum Gradients<'c> {
+    Averaged(Ddp<'c>),
+    Local(Vec<Vec<f32>>),
+}
+
+impl GradientSink for Ddp<'_> {
+    type Error = tinynccl::Error;
+
+    /// `ready` starts the all-reduce of a bucket as soon as its last gradient is in, while backward goes on.
+    fn put(&mut self, index: usize, write: impl FnOnce(&mut [f32])) -> tinynccl::Result<()> {
+        write(self.gradient_mut(index)?);
+        self.ready(index)
+    }
+}
+
+/// One rank's model, gradients and optimiser.
+pub struct Replica<'c> {
+    comm: &'c Comm,
+    model: Mlp,
+    specs: Vec<ParamSpec>,
+    gradients: Gradients<'c>,
+    optimizer: Optimizer,
+    trace: Trace,
+    d_output: Vec<f32>,
+}
+
+impl<'c> Replica<'c> {
+    /// Joins the replicas: afterwards every rank holds rank 0's weights (unless a `fault` says otherwise).
+    pub fn new(
+        comm: &'c Comm,
+        mut model: Mlp,
+        optimizer: Optimizer,
+        bucket_bytes: usize,
+        fault: Option<Fault>,
+    ) -> Result<Replica<'c>> {
+        let specs = model.specs();
+        let mut options = DdpOptions::default();
+        options.bucket_bytes = bucket_bytes;
+        let ddp = Ddp::new(comm, &specs, options).context("comparing the models")?;
+        if fault != Some(Fault::Broadcast) {
+            ddp.broadcast_parameters(&mut model.params_mut()).context("broadcasting the initial weights")?;
+        }
+        let gradients = match fault {
+            Some(Fault::Average) => Gradients::Local(specs.iter().map(|s| vec![0.0; s.len]).collect()),
+            _ => Gradients::Averaged(ddp),
+        };
+        Ok(Replica { comm, model, specs, gradients, optimizer, trace: Trace::default(), d_output: Vec::new() })
+    }
+
+    /// One step on our share of the global batch. `loss` gets the outputs, writes its derivative by them, and returns its
+    /// mean over our share, which this returns too. Shares must be equally large: the ranks' gradients are averaged.
+    pub fn step(&mut self, input: &[f32], batch: usize, loss: impl FnOnce(&[f32], &mut [f32]) -> f64) -> Result<f64> {
+        let output = self.model.forward(input, batch, &mut self.trace);
+        self.d_output.clear();
+        self.d_output.resize(output.len(), 0.0);
+        let value = loss(output, &mut self.d_output);
+        self.optimizer.begin_step();
+        match &mut self.gradients {
+            Gradients::Averaged(ddp) => {
+                ddp.zero();
+                self.model.backward(&self.trace, &self.d_output, ddp).context("backward")?;
+                ddp.finish().context("averaging the gradients")?;
+                for (index, values) in self.model.params_mut().into_iter().enumerate() {
+                    self.optimizer.update(index, values, ddp.gradient(index)?);
+                }
+            }
+            Gradients::Local(gradients) => {
+                gradients.iter_mut().for_each(|g| g.fill(0.0));
+                self.model.backward(&self.trace, &self.d_output, gradients)?;
+                for (index, values) in self.model.params_mut().into_iter().enumerate() {
+                    self.optimizer.update(index, values, &gradients[index]);
+                }
+            }
+        }
+        Ok(value)
+    }
+
+    /// Proves that all ranks hold the same bits; gives their fingerprint.
+    pub fn prove_identical(&self) -> Result<u64> {
+        proof::prove_identical(self.comm, &self.specs, &self.model.params())
+    }
+
+    /// Outputs for `batch` inputs, without a step. Not a collective.
+    pub fn predict(&mut self, input: &[f32], batch: usize) -> &[f32] {
+        self.model.forward(input, batch, &mut self.trace)
+    }
+
+    /// The optimiser, to change its rate.
+    pub fn optimizer_mut(&mut self) -> &mut Optimizer {
+        &mut self.optimizer
+    }
+
+    /// Gradient buckets: all-reduces per step. 0 when the gradients stay local.
+    pub fn buckets(&self) -> usize {
+        match &self.gradients {
+            Gradients::Averaged(ddp) => ddp.buckets(),
+            Gradients::Local(_) => 0,
+        }
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Mlp {
+        &self.model
+    }
+}

@@ -1,0 +1,148 @@
+//! The training loop of milestone 13.
+
+use anyhow::{Context as _, Result, ensure};
+use tinynccl::{Comm, ReduceOp};
+
+use crate::data::{CLASSES, Dataset, epoch_order, shard};
+use crate::loss::cross_entropy;
+use crate::mlp::Mlp;
+use crate::optim::Optimizer;
+use crate::replica::{Fault, Replica};
+use crate::rng::Rng;
+
+/// What to train, equal on all ranks.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Passes over the data.
+    pub epochs: usize,
+    /// Samples per step, over all ranks together.
+    pub batch: usize,
+    /// Learning rate.
+    pub rate: f32,
+    /// Points per spiral arm.
+    pub points: usize,
+    /// Width of the two hidden layers.
+    pub hidden: usize,
+    /// Seed of data, order and rank 0's weights.
+    pub seed: u64,
+    /// Size of a gradient bucket in bytes.
+    pub bucket_bytes: usize,
+    /// What to leave out.
+    pub fault: Option<Fault>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            epochs: 60,
+            batch: 96,
+            rate: 0.1,
+            points: 128,
+            hidden: 64,
+            seed: 1,
+            bucket_bytes: 8 << 10,
+            fault: None,
+        }
+    }
+}
+
+impl Options {
+    /// Refuses what cannot be trained on this many ranks.
+    pub fn check(&self, ranks: usize) -> Result<()> {
+        let (batch, samples) = (self.batch, CLASSES * self.points);
+        ensure!(
+            batch > 0 && batch.is_multiple_of(ranks),
+            "a global batch of {batch} cannot be shared equally by {ranks} ranks: take a multiple of {ranks}"
+        );
+        ensure!(batch <= samples, "a global batch of {batch} is larger than the data ({samples} points)");
+        Ok(())
+    }
+}
+
+/// What is known before the first step.
+#[derive(Debug, Clone, Copy)]
+pub struct Start {
+    /// Elements of all parameters.
+    pub parameters: usize,
+    /// All-reduces per step.
+    pub buckets: usize,
+    /// Points in the data.
+    pub samples: usize,
+    /// Fingerprint of the initial weights, the same on all ranks.
+    pub weights: u64,
+}
+
+/// What is known after an epoch, the same on all ranks.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Epoch {
+    /// Counted from 1.
+    pub number: usize,
+    /// Mean over the epoch's samples of the loss when each was trained on.
+    pub loss: f64,
+    /// Share of them that the model classed right.
+    pub accuracy: f64,
+    /// Fingerprint of the weights.
+    pub weights: u64,
+}
+
+/// What a caller is told on the way.
+#[derive(Debug, Clone, Copy)]
+pub enum Event {
+    /// Before the first step.
+    Start(Start),
+    /// After each epoch.
+    Epoch(Epoch),
+}
+
+/// Trains; every rank calls it with the same options. The weights are compared before the first step and after each epoch:
+/// a difference is an error on every rank.
+pub fn train(comm: &Comm, options: &Options, mut report: impl FnMut(Event)) -> Result<Vec<Epoch>> {
+    let (rank, ranks) = (comm.rank(), comm.size());
+    let data = Dataset::spiral(options.points, options.seed);
+    options.check(ranks)?;
+    // Every rank starts elsewhere on purpose: if the weights agree later, the broadcast did it.
+    let mut rng = Rng::new(options.seed.wrapping_add(rank as u64));
+    let model = Mlp::new(&[2, options.hidden, options.hidden, CLASSES], &mut rng);
+    let optimizer = Optimizer::sgd(options.rate, &model.specs());
+    let mut replica = Replica::new(comm, model, optimizer, options.bucket_bytes, options.fault)?;
+    let explain = |when: String| match options.fault {
+        Some(Fault::Broadcast) => format!("{when} (--break broadcast: every rank kept its own random start)"),
+        Some(Fault::Average) => format!("{when} (--break average: every rank followed the gradient of its own shard)"),
+        None => when,
+    };
+    report(Event::Start(Start {
+        parameters: replica.model().len(),
+        buckets: replica.buckets(),
+        samples: data.len(),
+        weights: replica.prove_identical().with_context(|| explain("before the first step".to_owned()))?,
+    }));
+
+    let mut epochs = Vec::with_capacity(options.epochs);
+    for number in 1..=options.epochs {
+        let order = epoch_order(data.len(), options.seed, number);
+        // Sums over our samples: loss, right answers, samples.
+        let mut totals = [0f64; 3];
+        for batch in order.chunks_exact(options.batch) {
+            let mine = data.select(shard(batch, rank, ranks));
+            let mut correct = 0;
+            let loss = replica.step(&mine.points, mine.len(), |outputs, d_outputs| {
+                let result = cross_entropy(outputs, &mine.labels, d_outputs);
+                correct = result.correct;
+                result.loss
+            })?;
+            totals[0] += loss * mine.len() as f64;
+            totals[1] += correct as f64;
+            totals[2] += mine.len() as f64;
+        }
+        comm.all_reduce_in_place(&mut totals, ReduceOp::Sum).context("summing the losses")?;
+        ensure!(totals[0].is_finite(), "the loss is {} in epoch {number}: try a smaller --rate", totals[0]);
+        let weights = replica.prove_identical().with_context(|| explain(format!("after epoch {number}")))?;
+        let epoch = Epoch { number, loss: totals[0] / totals[2], accuracy: totals[1] / totals[2], weights };
+        report(Event::Epoch(epoch));
+        epochs.push(epoch);
+    }
+    Ok(epochs)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,70 @@
+use tinynccl::Config;
+
+use super::*;
+
+/// Runs `train` on `ranks` threads; each rank's outcome.
+fn run(ranks: usize, options: &Options) -> Vec<Result<Vec<Epoch>>> {
+    let comms = Comm::threads(ranks, Config::default()).unwrap();
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = comms.iter().map(|comm| scope.spawn(move || train(comm, options, |_| ()))).collect();
+        threads.into_iter().map(|t| t.join().unwrap()).collect()
+    })
+}
+
+fn small() -> Options {
+    Options { epochs: 12, points: 32, batch: 24, hidden: 16, bucket_bytes: 512, ..Options::default() }
+}
+
+#[test]
+fn the_loss_curve_does_not_depend_on_the_number_of_ranks() {
+    let one = run(1, &small()).remove(0).unwrap();
+    assert!(one[11].loss < 0.9 * one[0].loss, "it learns: {one:?}");
+    for ranks in [2, 3, 4] {
+        for (rank, curve) in run(ranks, &small()).into_iter().enumerate() {
+            for (a, b) in one.iter().zip(&curve.unwrap()) {
+                // Sums in another order: f32 rounding, which 48 steps amplify a little.
+                assert!((a.loss - b.loss).abs() < 1e-5 * a.loss, "{ranks} ranks, rank {rank}: {a:?} {b:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn all_ranks_report_the_same_and_a_second_run_repeats_it() {
+    let first: Vec<_> = run(2, &small()).into_iter().map(Result::unwrap).collect();
+    let second: Vec<_> = run(2, &small()).into_iter().map(Result::unwrap).collect();
+    assert_eq!(first[0], first[1]);
+    assert_eq!(first, second);
+}
+
+#[test]
+fn without_the_broadcast_the_proof_fails_before_the_first_step_on_every_rank() {
+    for outcome in run(3, &Options { fault: Some(Fault::Broadcast), ..small() }) {
+        let e = format!("{:#}", outcome.unwrap_err());
+        // The biases start at zero everywhere: three weights of six parameters differ.
+        assert!(e.contains("before the first step") && e.contains("layer0.weight") && e.contains("3 of 6"), "{e}");
+    }
+}
+
+#[test]
+fn without_the_average_the_proof_fails_after_the_first_epoch_on_every_rank() {
+    for outcome in run(2, &Options { fault: Some(Fault::Average), ..small() }) {
+        let e = format!("{:#}", outcome.unwrap_err());
+        assert!(e.contains("after epoch 1") && e.contains("6 of 6") && e.contains("own shard"), "{e}");
+    }
+}
+
+#[test]
+fn one_replica_cannot_diverge() {
+    for fault in [Fault::Broadcast, Fault::Average] {
+        run(1, &Options { fault: Some(fault), epochs: 1, ..small() }).remove(0).unwrap();
+    }
+}
+
+#[test]
+fn a_batch_that_cannot_be_shared_is_refused() {
+    let e = run(3, &Options { batch: 25, ..small() }).remove(0).unwrap_err().to_string();
+    assert!(e.contains("25") && e.contains("multiple of 3"), "{e}");
+    let e = run(1, &Options { batch: 1000, ..small() }).remove(0).unwrap_err().to_string();
+    assert!(e.contains("larger than the data (96 points)"), "{e}");
+}

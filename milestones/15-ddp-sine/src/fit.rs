@@ -1,0 +1,164 @@
+//! Fits sin(2πx) over two periods with the MLP of milestone 13.
+
+use std::f64::consts::TAU;
+
+use anyhow::{Context as _, Result, ensure};
+use ddp_train::data::{epoch_order, shard};
+use ddp_train::loss::mean_squared_error;
+use ddp_train::mlp::Mlp;
+use ddp_train::optim::Optimizer;
+use ddp_train::replica::Replica;
+use ddp_train::rng::Rng;
+use tinynccl::{Comm, ReduceOp};
+
+/// Samples drawn from [-1, 1).
+pub(crate) const SAMPLES: usize = 240;
+/// Points of the grid that the result is judged on: not those it was trained on.
+const GRID: usize = 401;
+/// Bytes of a gradient bucket: the model's 4.5 KB make two.
+const BUCKET: usize = 4096;
+
+/// What to fit, equal on all ranks.
+#[derive(Debug, Clone)]
+pub(crate) struct Options {
+    pub(crate) epochs: usize,
+    pub(crate) batch: usize,
+    pub(crate) rate: f32,
+    pub(crate) hidden: usize,
+    pub(crate) seed: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { epochs: 300, batch: 48, rate: 0.02, hidden: 32, seed: 1 }
+    }
+}
+
+impl Options {
+    /// Refuses what cannot be trained on this many ranks.
+    pub(crate) fn check(&self, ranks: usize) -> Result<()> {
+        let batch = self.batch;
+        ensure!(
+            batch > 0 && batch.is_multiple_of(ranks),
+            "a global batch of {batch} cannot be shared equally by {ranks} ranks: take a multiple of {ranks}"
+        );
+        ensure!(batch <= SAMPLES, "a global batch of {batch} is larger than the data ({SAMPLES} samples)");
+        Ok(())
+    }
+}
+
+/// The outcome, the same on all ranks.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Fit {
+    /// Training loss (mean squared error) per epoch.
+    pub(crate) losses: Vec<f64>,
+    /// Points (x, prediction) on an even grid.
+    pub(crate) curve: Vec<(f64, f64)>,
+    /// Mean squared error on the grid.
+    pub(crate) error: f64,
+    /// Fingerprint of the weights.
+    pub(crate) weights: u64,
+    /// Elements of all parameters.
+    pub(crate) parameters: usize,
+}
+
+/// What is fitted.
+pub(crate) fn target(x: f64) -> f64 {
+    (TAU * x).sin()
+}
+
+/// Trains; `report` gets each epoch's number (from 1) and loss.
+pub(crate) fn fit(comm: &Comm, options: &Options, mut report: impl FnMut(usize, f64)) -> Result<Fit> {
+    let (rank, ranks) = (comm.rank(), comm.size());
+    options.check(ranks)?;
+    // The samples come from the seed alone, so all ranks draw the same; the weights differ until the broadcast.
+    let mut rng = Rng::new(options.seed);
+    let xs: Vec<f32> = (0..SAMPLES).map(|_| 2.0 * rng.uniform() - 1.0).collect();
+    let ys: Vec<f32> = xs.iter().map(|&x| target(f64::from(x)) as f32).collect();
+    let mut rng = Rng::new(options.seed.wrapping_add(1 + rank as u64));
+    let model = Mlp::new(&[1, options.hidden, options.hidden, 1], &mut rng);
+    let parameters = model.len();
+    let optimizer = Optimizer::adam(options.rate, &model.specs());
+    let mut replica = Replica::new(comm, model, optimizer, BUCKET, None)?;
+
+    let steps = options.epochs * (SAMPLES / options.batch);
+    let mut step = 0;
+    let mut losses = Vec::with_capacity(options.epochs);
+    for number in 1..=options.epochs {
+        let order = epoch_order(SAMPLES, options.seed, number);
+        let mut totals = [0f64; 2];
+        for batch in order.chunks_exact(options.batch) {
+            let mine = shard(batch, rank, ranks);
+            let input: Vec<f32> = mine.iter().map(|&i| xs[i]).collect();
+            let targets: Vec<f32> = mine.iter().map(|&i| ys[i]).collect();
+            replica.optimizer_mut().set_rate(options.rate * cosine(step, steps));
+            let loss = replica.step(&input, mine.len(), |outputs, d| mean_squared_error(outputs, &targets, d))?;
+            totals[0] += loss * mine.len() as f64;
+            totals[1] += mine.len() as f64;
+            step += 1;
+        }
+        comm.all_reduce_in_place(&mut totals, ReduceOp::Sum).context("summing the losses")?;
+        let loss = totals[0] / totals[1];
+        ensure!(loss.is_finite(), "the loss is {loss} in epoch {number}: try a smaller --rate");
+        report(number, loss);
+        losses.push(loss);
+    }
+    let weights = replica.prove_identical().context("after training")?;
+
+    let grid: Vec<f32> = (0..GRID).map(|i| 2.0 * i as f32 / (GRID - 1) as f32 - 1.0).collect();
+    let curve: Vec<(f64, f64)> =
+        grid.iter().zip(replica.predict(&grid, GRID)).map(|(x, y)| (f64::from(*x), f64::from(*y))).collect();
+    let error = curve.iter().map(|(x, y)| (y - target(*x)).powi(2)).sum::<f64>() / GRID as f64;
+    Ok(Fit { losses, curve, error, weights, parameters })
+}
+
+/// Falls from 1 to 0 over the training.
+fn cosine(step: usize, steps: usize) -> f32 {
+    0.5 * (1.0 + (std::f32::consts::PI * step as f32 / steps.max(1) as f32).cos())
+}
+
+#[cfg(test)]
+mod tests {
+    use tinynccl::Config;
+
+    use super::*;
+
+    fn run(ranks: usize, options: &Options) -> Vec<Result<Fit>> {
+        let comms = Comm::threads(ranks, Config::default()).unwrap();
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = comms.iter().map(|c| scope.spawn(move || fit(c, options, |_, _| ()))).collect();
+            threads.into_iter().map(|t| t.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn the_defaults_reach_the_bound() {
+        let fit = run(1, &Options::default()).remove(0).unwrap();
+        assert!(fit.error < crate::BOUND, "{}", fit.error);
+        assert!((fit.losses[0] - 0.5).abs() < 0.3, "a sine has mean square 1/2: {}", fit.losses[0]);
+    }
+
+    #[test]
+    fn two_ranks_fit_what_one_rank_fits() {
+        let options = Options { epochs: 10, ..Options::default() };
+        let one = run(1, &options).remove(0).unwrap();
+        let two: Vec<Fit> = run(2, &options).into_iter().map(Result::unwrap).collect();
+        assert_eq!(two[0], two[1]);
+        for (a, b) in one.losses.iter().zip(&two[0].losses) {
+            approx::assert_relative_eq!(a, b, max_relative = 1e-3);
+        }
+    }
+
+    #[test]
+    fn the_rate_falls_to_zero() {
+        assert_eq!(cosine(0, 10), 1.0);
+        approx::assert_abs_diff_eq!(cosine(5, 10), 0.5, epsilon = 1e-6);
+        assert!(cosine(10, 10).abs() < 1e-6);
+    }
+
+    #[test]
+    fn batches_that_cannot_be_shared_are_refused() {
+        assert!(Options::default().check(5).unwrap_err().to_string().contains("multiple of 5"));
+        assert!(Options { batch: 480, ..Options::default() }.check(2).is_err());
+    }
+}

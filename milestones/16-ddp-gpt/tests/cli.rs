@@ -1,0 +1,149 @@
+//! The program from outside: it trains, resumes, and answers bad input with one clear line before any training.
+
+use std::fs;
+use std::path::Path;
+
+use assert_cmd::Command;
+use tempfile::TempDir;
+
+/// A folder with a text to learn.
+fn folder() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let text: String = (0..600).map(|i| ["to be ", "or not ", "to sum\n"][(i * i + i / 5) % 3]).collect();
+    fs::write(folder.path().join("text.txt"), text).unwrap();
+    folder
+}
+
+fn program(folder: &Path, args: &[&str]) -> Command {
+    let mut command = Command::cargo_bin("ddp-gpt").unwrap();
+    command.current_dir(folder).args(["--preset", "tiny"]).args(args);
+    command.env_remove("RUST_LOG").env_remove("RUST_BACKTRACE");
+    command
+}
+
+/// Runs and expects a failure; returns the one line that it must print.
+fn refused(folder: &Path, args: &[&str]) -> String {
+    let output = program(folder, args).output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(1), "{args:?}: {out}{err}");
+    assert_eq!(err.lines().count(), 1, "{args:?}: {err}");
+    assert!(err.starts_with("error: "), "{err}");
+    assert!(!out.contains("loss"), "trained before it noticed: {out}");
+    err.into_owned()
+}
+
+fn trained(folder: &Path, args: &[&str]) -> String {
+    let output = program(folder, args).output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{args:?}: {out}{err}");
+    out.into_owned()
+}
+
+const ALONE: [&str; 6] = ["--ranks", "1", "--threads", "1", "--data", "text.txt"];
+
+fn alone<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    [&ALONE[..], more].concat()
+}
+
+#[test]
+fn trains_draws_saves_and_resumes() {
+    let folder = folder();
+    let out = trained(folder.path(), &alone(&["--steps", "20", "--out", "o", "--sample-chars", "30"]));
+    for part in ["step    20/20", "validation loss", "tokens/s", "communication", "sample", "done: 20 steps"] {
+        assert!(out.contains(part), "{part}: {out}");
+    }
+    let svg = fs::read_to_string(folder.path().join("o/loss.svg")).unwrap();
+    assert!(svg.contains("nats per character"));
+    let more = ["--steps", "25", "--out", "o2", "--resume", "o/checkpoint.bin"];
+    let out = trained(folder.path(), &alone(&more));
+    assert!(out.contains("after 20 of 25 steps") && out.contains("step    25/25"), "{out}");
+}
+
+#[test]
+fn bad_texts() {
+    let folder = folder();
+    let at = |name: &str| folder.path().join(name);
+    fs::write(at("short.txt"), "to be").unwrap();
+    fs::write(at("empty.txt"), "").unwrap();
+    fs::write(at("latin1.txt"), b"caf\xe9 ".repeat(300)).unwrap();
+    let e = refused(folder.path(), &["--data", "missing.txt"]);
+    assert!(e.contains("missing.txt") && e.contains("No such file"), "{e}");
+    let e = refused(folder.path(), &["--data", "."]);
+    assert!(e.contains("cannot read the text"), "{e}");
+    for name in ["short.txt", "empty.txt"] {
+        let e = refused(folder.path(), &["--data", name]);
+        assert!(e.contains(name) && e.contains("too short") && e.contains("at least 170"), "{e}");
+    }
+    let e = refused(folder.path(), &["--data", "latin1.txt"]);
+    assert!(e.contains("not UTF-8: byte 3 is 0xe9"), "{e}");
+}
+
+#[test]
+fn bad_places_and_sizes() {
+    let folder = folder();
+    fs::write(folder.path().join("file"), "").unwrap();
+    let e = refused(folder.path(), &["--data", "text.txt", "--out", "file/o"]);
+    assert!(e.contains("output folder file/o"), "{e}");
+    let e = refused(folder.path(), &["--data", "text.txt", "--ranks", "5"]);
+    assert!(e.contains("--batch 12 is not a multiple of 5 ranks"), "{e}");
+}
+
+#[test]
+fn bad_checkpoints_are_named_and_left_alone() {
+    let folder = folder();
+    trained(folder.path(), &alone(&["--steps", "3", "--out", "o", "--sample-chars", "0"]));
+    let good = fs::read(folder.path().join("o/checkpoint.bin")).unwrap();
+    let mut flipped = good.clone();
+    *flipped.last_mut().unwrap() ^= 1;
+    let mut version = good.clone();
+    version[8] = 77;
+    for (bytes, part) in [
+        (&good[..10], "cut off: expected at least 16 bytes, got 10"),
+        (&good[..good.len() - 100], "cut off or damaged: expected"),
+        (&flipped[..], "expected checksum"),
+        (&version[..], "version: expected 1, got 77"),
+        (b"something else altogether", "wrong magic"),
+    ] {
+        let path = folder.path().join("bad");
+        fs::write(&path, bytes).unwrap();
+        let e = refused(folder.path(), &alone(&["--resume", "bad"]));
+        assert!(e.contains("bad is no checkpoint") && e.contains(part), "{part}: {e}");
+        assert_eq!(fs::read(&path).unwrap(), bytes, "the file was touched");
+    }
+    let e = refused(folder.path(), &alone(&["--resume", "none"]));
+    assert!(e.contains("cannot read the checkpoint none"), "{e}");
+    let e = refused(folder.path(), &alone(&["--resume", "o/checkpoint.bin", "--steps", "2"]));
+    assert!(e.contains("has 3 done"), "{e}");
+    fs::write(folder.path().join("other.txt"), "0123456789".repeat(100)).unwrap();
+    let e = refused(folder.path(), &["--data", "other.txt", "--resume", "o/checkpoint.bin"]);
+    assert!(e.contains("another vocabulary: expected the text's 10 characters, got"), "{e}");
+    let mut other = Command::cargo_bin("ddp-gpt").unwrap();
+    other.current_dir(folder.path()).args(["--preset", "small", "--data", "text.txt", "--resume", "o/checkpoint.bin"]);
+    let e = String::from_utf8(other.output().unwrap().stderr).unwrap();
+    assert!(e.contains("another shape: expected 4 layers") && e.contains("got 2 layers"), "{e}");
+    assert_eq!(fs::read(folder.path().join("o/checkpoint.bin")).unwrap(), good);
+}
+
+#[test]
+fn wrong_flags_are_usage_errors() {
+    let folder = folder();
+    for args in [
+        &["--steps", "0"][..],
+        &["--steps", "1.5"],
+        &["--lr", "fast"],
+        &["--lr", "nan"],
+        &["--lr", "0"],
+        &["--dropout", "1"],
+        &["--ranks", "0"],
+        &["--threads", "0"],
+        &["--temperature", "cold"],
+        &["--preset", "huge"],
+        &["--no-such-flag"],
+    ] {
+        let mut command = Command::cargo_bin("ddp-gpt").unwrap();
+        let output = command.current_dir(folder.path()).args(args).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        let e = String::from_utf8_lossy(&output.stderr);
+        assert!(e.contains(args[0]), "{e}");
+    }
+}

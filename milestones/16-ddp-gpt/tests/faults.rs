@@ -1,0 +1,157 @@
+//! A rank is killed or stopped in the middle of training: the others end with an error that names it.
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use tinynccl::Config;
+use tinynccl::bootstrap::{Server, UniqueId};
+
+const RANKS: usize = 4;
+/// `TINYNCCL_TIMEOUT` of the ranks: what a stopped rank is noticed by.
+const DEADLINE: Duration = Duration::from_secs(3);
+/// Far above what the machine needs; only a wait without end gets there.
+const HANG: Duration = Duration::from_secs(90);
+
+/// How the ranks find each other.
+enum Meeting<'a> {
+    /// As under our launcher: this process hosts the store.
+    Store(&'a UniqueId),
+    /// As under torchrun: rank 0 hosts the store.
+    Address(u16),
+}
+
+/// Ranks that are killed when the test ends, however it ends.
+struct Job(Vec<Child>);
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+impl Job {
+    fn start(folder: &Path, meeting: &Meeting<'_>, transport: &str) -> Job {
+        let text: String = (0..600).map(|i| ["to be ", "or not ", "to sum\n"][(i * i + i / 5) % 3]).collect();
+        std::fs::write(folder.join("text.txt"), text).unwrap();
+        let spawn = |rank: usize| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_ddp-gpt"));
+            command
+                .current_dir(folder)
+                .args(["--preset", "tiny", "--data", "text.txt", "--threads", "1", "--steps", "10000000"])
+                .args(["--log-every", "1", "--eval-every", "10000000", "--out", "o", "--transport", transport])
+                .env("RANK", rank.to_string())
+                .env("WORLD_SIZE", RANKS.to_string())
+                .env("LOCAL_RANK", rank.to_string())
+                .env("TINYNCCL_TIMEOUT", DEADLINE.as_secs().to_string())
+                .env_remove("RUST_LOG")
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped());
+            match meeting {
+                Meeting::Store(id) => command.env("TINYNCCL_UNIQUE_ID", id.to_string()),
+                Meeting::Address(port) => command
+                    .env_remove("TINYNCCL_UNIQUE_ID")
+                    .env("MASTER_ADDR", "127.0.0.1")
+                    .env("MASTER_PORT", port.to_string()),
+            };
+            command.spawn().unwrap()
+        };
+        Job((0..RANKS).map(spawn).collect())
+    }
+
+    /// Waits until rank 0 has reported several steps: training is under way on all ranks.
+    fn wait_for_training(&mut self) -> BufReader<ChildStdout> {
+        let mut out = BufReader::new(self.0[0].stdout.take().unwrap());
+        let (mut seen, mut log) = (0, String::new());
+        while seen < 20 {
+            let mut line = String::new();
+            assert!(out.read_line(&mut line).unwrap() > 0, "rank 0 ended before it trained: {log}");
+            seen += usize::from(line.contains("loss"));
+            log.push_str(&line);
+        }
+        out
+    }
+
+    fn signal(&self, rank: usize, signal: i32) {
+        // SAFETY: a plain system call; the child is ours and has not been waited for.
+        assert_eq!(unsafe { libc::kill(self.0[rank].id() as i32, signal) }, 0);
+    }
+
+    /// Exit code and error output of a rank that must end by itself.
+    fn end_of(&mut self, rank: usize) -> (Option<i32>, String) {
+        let start = Instant::now();
+        let status = loop {
+            match self.0[rank].try_wait().unwrap() {
+                Some(status) => break status,
+                None if start.elapsed() > HANG => panic!("rank {rank} still runs after {HANG:?}"),
+                None => std::thread::yield_now(),
+            }
+        };
+        let mut text = String::new();
+        self.0[rank].stderr.take().unwrap().read_to_string(&mut text).unwrap();
+        (status.code(), text)
+    }
+}
+
+fn lose(victim: usize, signal: i32, transport: &str, rank0_hosts: bool) {
+    let folder = tempfile::tempdir().unwrap();
+    let server = (!rank0_hosts)
+        .then(|| Server::start("127.0.0.1:0".parse().unwrap(), [3; 16], RANKS, &Config::default()).unwrap());
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let id = server.as_ref().map(Server::unique_id);
+    let meeting = id.as_ref().map_or(Meeting::Address(port), Meeting::Store);
+    let mut job = Job::start(folder.path(), &meeting, transport);
+    let mut out = job.wait_for_training();
+    // Nobody may block on a full pipe.
+    let drain = std::thread::spawn(move || std::io::copy(&mut out, &mut std::io::sink()));
+    job.signal(victim, signal);
+    for rank in (0..RANKS).filter(|&r| r != victim) {
+        let (code, text) = job.end_of(rank);
+        assert_eq!(code, Some(1), "rank {rank}: {text}");
+        let errors: Vec<&str> = text.lines().filter(|l| l.starts_with("error: ")).collect();
+        assert_eq!(errors.len(), 1, "rank {rank}: one error line expected: {text}");
+        assert!(
+            errors[0].contains(&format!("lost rank {victim}"))
+                || errors[0].contains(&format!("arrived: rank {victim};")),
+            "{transport}, signal {signal}: rank {rank} does not name rank {victim}: {text}"
+        );
+    }
+    drop(job);
+    drain.join().unwrap().unwrap();
+}
+
+#[test]
+fn a_killed_rank_is_named_on_tcp() {
+    lose(2, libc::SIGKILL, "tcp", false);
+}
+
+#[test]
+fn a_killed_rank_is_named_on_shm() {
+    lose(2, libc::SIGKILL, "shm", false);
+}
+
+#[test]
+fn a_stopped_rank_is_named_on_tcp() {
+    lose(2, libc::SIGSTOP, "tcp", false);
+}
+
+#[test]
+fn a_stopped_rank_is_named_on_shm() {
+    lose(2, libc::SIGSTOP, "shm", false);
+}
+
+#[test]
+fn the_rank_that_hosts_the_store_is_named_when_killed() {
+    lose(0, libc::SIGKILL, "shm", true);
+}
+
+#[test]
+fn the_rank_that_hosts_the_store_is_named_when_stopped() {
+    lose(0, libc::SIGSTOP, "tcp", true);
+}
