@@ -39,7 +39,6 @@ pub(crate) struct End {
     pub(crate) link: LinkPair,
     pub(crate) bell: Arc<Doorbell>,
     /// Kept for as long as the link: it reads on after links that are dropped.
-    #[expect(dead_code)]
     pub(crate) endpoint: Option<Arc<Endpoint>>,
 }
 
