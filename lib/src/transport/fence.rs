@@ -4,6 +4,8 @@
 //! With a full fence on both sides (Dekker) at least one of them sees the other. A full fence costs the sender the time
 //! until its store is visible, 50 ns and more between cores, for every message. `membarrier(2)` moves the whole cost to
 //! the sleeper: it makes every core that runs a registered process execute a full fence, so that the sender needs none.
+//! Measured on two cores of a virtual machine: an exchange of 8 bytes takes 79 instead of 88 ns; `arm` takes 0.6 µs, and
+//! about 11 µs when another core has to be interrupted. That comes on top of 15 to 30 µs for being woken.
 //! Source: Linux `Documentation/userspace-api`, `membarrier(2)`, command `GLOBAL_EXPEDITED` (Linux 4.16).
 
 use std::sync::OnceLock;

@@ -23,8 +23,8 @@
 //!   `disarm` on each and [`Doorbell::drain`] before it looks again. No wake-up is lost between. One armed link rings once.
 //! - **Death.** When the peer closes the link, every receiving call gives [`Error::PeerLost`] once all messages that were
 //!   complete before are received, and every sending call gives it as soon as the loss is known.
-//!   [`SendLink::check_peer`]/[`RecvLink::check_peer`] find out about a killed process even where no byte is awaited, and
-//!   the other calls know from then on.
+//!   [`SendLink::check_peer`]/[`RecvLink::check_peer`] find out about a killed process even where no byte is awaited;
+//!   `arm` finds out too, and the other calls know from then on.
 //! - **Dropping** a link never panics and never blocks; messages which were committed and flushed still arrive. The halves
 //!   of a pair belong together: who drops one half may be taken for gone by the peer's other half.
 //! - **Broken** protocol ([`Error::Protocol`]) and misuse ([`Error::InvalidArgument`]) leave the link as it was; it gives
@@ -48,6 +48,7 @@ mod wait;
 
 pub use doorbell::Doorbell;
 pub use endpoint::{ConnectTo, Endpoint, EndpointInfo, Kind};
+pub use host::Host;
 
 use std::fmt;
 use std::os::fd::RawFd;

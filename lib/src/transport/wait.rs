@@ -75,8 +75,8 @@ impl<'a> Wait<'a> {
     /// Lets `time` pass, unless the wait is over before.
     pub(crate) fn pause(&self, time: Duration, detail: impl Fn() -> String) -> Result<()> {
         let start = Instant::now();
-        while start.elapsed() < time {
-            std::thread::sleep(self.slice(&detail)?);
+        while let Some(left) = time.checked_sub(start.elapsed()).filter(|left| !left.is_zero()) {
+            std::thread::sleep(self.slice(&detail)?.min(left));
         }
         Ok(())
     }

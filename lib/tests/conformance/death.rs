@@ -56,6 +56,37 @@ pub(crate) fn wakes(backend: Backend) {
     });
 }
 
+/// Messages that were committed and flushed arrive although their sender closed the link with unread messages in it, and
+/// although more are sent to it afterwards: on TCP, both would reset the connection if the socket was just closed.
+pub(crate) fn flushed(backend: Backend) {
+    let [End { link: mut a, endpoint: _keep, .. }, mut b] = ends(backend);
+    let max = OPTIONS.max_message;
+    let mut theirs = 0;
+    for _ in 0..500 {
+        theirs += u32::from(b.link.send.send_from(&header(theirs, max), &payload(theirs, max)).unwrap());
+    }
+    let depth = OPTIONS.depth as u32;
+    for seq in 0..depth {
+        until("credit", || {
+            b.link.recv.progress().unwrap();
+            a.send.send_from(&header(seq, max), &payload(seq, max)).unwrap().then_some(())
+        });
+    }
+    drop(a);
+    // Fails or not, as the loss is known or not.
+    let _ = b.link.send.send_from(&header(theirs, max), &payload(theirs, max));
+    for seq in 0..depth {
+        let mut dst = vec![0; max];
+        until("a message", || {
+            let _ = b.link.send.progress();
+            (b.link.recv.recv_into(&header(seq, max), &mut dst).unwrap() == Received::Done).then_some(())
+        });
+        assert!(dst == payload(seq, max));
+    }
+    let lost = until("the loss", || b.link.recv.peek().map(|m| m.map(drop)).transpose());
+    assert!(is_peer_lost(&lost, 1), "{lost:?}");
+}
+
 pub(crate) fn in_flight(backend: Backend) {
     // Messages on their way in both directions, reserved memory, one half sent: all ends dropped in some order.
     for order in 0..4 {

@@ -37,6 +37,8 @@ macro_rules! suite {
             #[test]
             fn the_death_of_the_peer_wakes_a_sleeper() { death::wakes($backend); }
             #[test]
+            fn what_was_flushed_before_closing_arrives() { death::flushed($backend); }
+            #[test]
             fn dropping_with_data_in_flight_is_clean() { death::in_flight($backend); }
             #[test]
             fn any_interleaving_keeps_the_order() { random::interleavings($backend); }

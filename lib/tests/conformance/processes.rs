@@ -108,8 +108,10 @@ fn a_killed_process_is_noticed_by_sleepers_and_askers_and_leaves_nothing() {
         child.kill().unwrap();
         sleep(&bell, &[end.recv.interest()]);
         end.recv.disarm();
-        let lost = until("the loss", || end.recv.check_peer().err());
+        // Who woke and finds nothing learns why before it sleeps again.
+        let lost = until("the loss", || end.recv.arm().err());
         assert!(matches!(lost, Error::PeerLost { rank: 0, peer: 1, .. }), "{lost}");
+        assert!(is_peer_lost(&end.recv.check_peer(), 0));
         let lost = end.recv.recv_into(&header(20, 8), &mut [0; 8]);
         assert!(is_peer_lost(&lost, 0), "{lost:?}");
         until("the loss", || end.send.check_peer().err());

@@ -29,7 +29,7 @@ pub(crate) fn ping_pong(backend: Backend) {
 /// A stream in one direction: the sender runs out of credit again and again, the receiver out of messages.
 pub(crate) fn credit(backend: Backend) {
     let messages = 400;
-    let len = |i: u32| if i % 7 == 0 { 20 } else { OPTIONS.max_message - i as usize };
+    let len = |i: u32| if i.is_multiple_of(7) { 20 } else { OPTIONS.max_message - i as usize };
     run(
         ends(backend),
         |mut end| {

@@ -187,7 +187,12 @@ impl RecvLink for RingRecv {
         self.armed = true;
         self.direction.receiver().fetch_or(WAITING, Ordering::AcqRel);
         self.ends.fence.heavy();
-        Ok(self.load()?.is_some())
+        if self.load()?.is_some() {
+            return Ok(true);
+        }
+        // One more system call: who sleeps next finds out here that the other process was killed.
+        self.check_peer()?;
+        Ok(self.head.is_some())
     }
 
     fn disarm(&mut self) {

@@ -218,7 +218,12 @@ impl SendLink for RingSend {
         self.armed = true;
         self.direction.sender().fetch_or(WAITING, Ordering::AcqRel);
         self.ends.fence.heavy();
-        self.refresh(self.wants_area)
+        // One more system call: who sleeps next finds out here that the other process was killed.
+        let ready = self.refresh(self.wants_area)?;
+        if !ready {
+            self.check_peer()?;
+        }
+        Ok(ready)
     }
 
     fn disarm(&mut self) {
