@@ -400,6 +400,19 @@ fn missing_ranks_are_named_at_the_deadline() {
 }
 
 #[test]
+fn a_rank_that_has_left_is_named() {
+    for fabric in FABRICS {
+        let errors = run(fabric, 3, &config(), |comm| match comm.rank() {
+            0 => String::new(),
+            _ => comm.barrier().expect_err("rank 0 has left").to_string(),
+        });
+        for error in &errors[1..] {
+            assert!(error.contains("lost rank 0"), "{fabric:?}: {error}");
+        }
+    }
+}
+
+#[test]
 fn wrong_lengths_are_refused_before_anything_is_sent() {
     run_ok(Fabric::Inproc, 2, &config(), |comm| {
         let refused = [

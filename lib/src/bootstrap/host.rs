@@ -13,7 +13,7 @@ pub struct Host {
     pub net_namespace: u64,
     /// Inode of the process id namespace; 0 if unknown.
     pub pid_namespace: u64,
-    /// User id.
+    /// Effective user id.
     pub uid: u32,
 }
 
@@ -27,7 +27,7 @@ impl Host {
             hostname: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             net_namespace: inode("/proc/self/ns/net"),
             pid_namespace: inode("/proc/self/ns/pid"),
-            uid: rustix::process::getuid().as_raw(),
+            uid: rustix::process::geteuid().as_raw(),
         }
     }
 
@@ -39,6 +39,21 @@ impl Host {
     /// True when both see the same network interfaces, loopback and abstract sockets.
     pub fn same_network(&self, other: &Host) -> bool {
         self.same_machine(other) && self.net_namespace == other.net_namespace
+    }
+
+    /// Why a memory descriptor cannot go from one to the other over an abstract Unix socket, if it cannot.
+    pub fn separation(&self, other: &Host) -> Option<&'static str> {
+        if self.boot_id.is_empty() {
+            Some("this machine's boot id is unknown")
+        } else if !self.same_machine(other) {
+            Some("they run on different machines")
+        } else if !self.same_network(other) {
+            Some("they run in different network namespaces")
+        } else if self.uid != other.uid {
+            Some("they run as different users")
+        } else {
+            None
+        }
     }
 
     /// True when a process id means the same process to both.
@@ -60,7 +75,11 @@ mod tests {
         assert!(here.same_machine(&same) && here.same_network(&same) && here.same_processes(&same));
         let container = Host { net_namespace: here.net_namespace + 1, ..here.clone() };
         assert!(here.same_machine(&container) && !here.same_network(&container));
+        assert_eq!(here.separation(&same), None);
+        assert!(here.separation(&container).is_some());
+        assert!(here.separation(&Host { uid: here.uid + 1, ..here.clone() }).is_some());
         let other = Host { boot_id: "another".into(), ..here.clone() };
+        assert!(here.separation(&other).is_some());
         assert!(!here.same_machine(&other) && !here.same_network(&other) && !here.same_processes(&other));
     }
 }

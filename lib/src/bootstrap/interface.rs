@@ -43,6 +43,20 @@ pub fn local_addresses(config: &Config) -> Result<Vec<LocalAddress>> {
     select(all, config.interface.as_deref())
 }
 
+/// [`local_addresses`], and loopback even if the setting leaves it out: ranks of one host always have it in common.
+pub fn with_loopback(config: &Config) -> Result<Vec<LocalAddress>> {
+    let mut all = local_addresses(config)?;
+    if !all.iter().any(|a| a.loopback) {
+        all.push(LocalAddress {
+            interface: "lo".to_owned(),
+            ip: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            prefix: 8,
+            loopback: true,
+        });
+    }
+    Ok(all)
+}
+
 /// Filters and orders.
 fn select(mut all: Vec<LocalAddress>, filter: Option<&str>) -> Result<Vec<LocalAddress>> {
     all.retain(|a| !matches!(a.ip, IpAddr::V6(ip) if ip.is_unicast_link_local()) && !a.ip.is_unspecified());

@@ -70,7 +70,18 @@ impl Control for Local {
     ) -> Result<LinkPair> {
         let deadline = self.world.config.connect_timeout.min(self.world.config.timeout);
         let to = inproc::ConnectTo { comm, rank: self.rank, peer_rank: peer, channel, options };
-        let pair = self.world.hub.connect(&to, doorbell, abort, deadline)?;
+        let or_left = || {
+            abort().or_else(|| {
+                lock(&self.world.table).left[peer].then(|| Error::PeerLost {
+                    op: "connect".to_owned(),
+                    rank: self.rank,
+                    peer,
+                    address: "thread of this process".to_owned(),
+                    detail: "it dropped its communicator".to_owned(),
+                })
+            })
+        };
+        let pair = self.world.hub.connect(&to, doorbell, &or_left, deadline)?;
         Ok(if self.world.config.checksum { checksum::wrap(pair) } else { pair })
     }
 

@@ -37,6 +37,8 @@ use state::{State, lock};
 use work::Queue;
 pub use work::Work;
 
+/// Longest message of a collective that reduces: what arrives is read again at once, and should still be in the L2 cache.
+const REDUCED_MESSAGE: usize = 256 << 10;
 /// Plans kept per communicator before the cache starts afresh.
 const PLANS: usize = 512;
 
@@ -159,11 +161,12 @@ impl Comm {
     /// Ends the communicator on every rank from any thread: calls in flight and later ones give [`Error::Aborted`].
     pub fn abort(&self, reason: &str) {
         let state = &self.inner.state;
-        state.fail_everywhere(Error::Aborted {
-            op: "abort".to_owned(),
-            rank: state.rank,
-            reason: format!("rank {}: {reason}", state.rank),
-        });
+        let already = state.has_failed();
+        let reason_here = format!("rank {}: {reason}", state.rank);
+        state.fail(Error::Aborted { op: "abort".to_owned(), rank: state.rank, reason: reason_here });
+        if !already {
+            state.control.abort(state.id, reason);
+        }
     }
 
     /// Finishes asynchronous calls and leaves. Gives the communicator's failure, if it has failed.
@@ -199,7 +202,11 @@ impl Inner {
 
     fn choice(&self, cost: &CostModel, collective: Collective, root: usize, bytes: usize) -> Result<Choice> {
         let shape = self.shape(collective, root);
-        choose(&shape, bytes, self.options.max_message, cost, self.state.config.algorithm)
+        let longest = match collective.reduces() {
+            true => self.options.max_message.min(REDUCED_MESSAGE),
+            false => self.options.max_message,
+        };
+        choose(&shape, bytes, longest, cost, self.state.config.algorithm)
             .ok_or_else(|| Error::invalid(collective.name(), format!("no algorithm for {} ranks", shape.ranks)))
     }
 

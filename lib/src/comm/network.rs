@@ -1,10 +1,11 @@
 //! The control plane between processes: a rendezvous session and this rank's endpoint.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::control::{Control, Notice, PeerHealth, Progress};
+use super::state::lock;
 use crate::bootstrap::{Event, RankState, Session};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -15,6 +16,8 @@ pub(super) struct Network {
     session: Session,
     endpoint: Endpoint,
     infos: Vec<EndpointInfo>,
+    /// The ranks that have said goodbye: nobody may wait for a connection from them.
+    left: Arc<Mutex<Vec<usize>>>,
     /// The rank that hosts the store; `None` when the launcher does.
     store_host: Option<usize>,
     ids: AtomicU32,
@@ -42,7 +45,14 @@ impl Network {
                 })
             })
             .collect::<Result<Vec<EndpointInfo>>>()?;
-        Ok(Network { session, endpoint, infos, store_host, ids: AtomicU32::new(1), config: config.clone() })
+        let left = Arc::new(Mutex::new(Vec::new()));
+        let record = left.clone();
+        session.on_event(Box::new(move |event| {
+            if let Event::RankLeft { rank } = event {
+                lock(&record).push(*rank);
+            }
+        }));
+        Ok(Network { session, endpoint, infos, left, store_host, ids: AtomicU32::new(1), config: config.clone() })
     }
 }
 
@@ -61,7 +71,18 @@ impl Control for Network {
         abort: &dyn Fn() -> Option<Error>,
     ) -> Result<LinkPair> {
         let to = ConnectTo { comm, peer_rank: peer, info: &self.infos[peer], channel, options };
-        self.endpoint.connect(&to, doorbell, abort, self.config.connect_timeout.min(self.config.timeout))
+        let or_left = || {
+            abort().or_else(|| {
+                lock(&self.left).contains(&peer).then(|| Error::PeerLost {
+                    op: "connect".to_owned(),
+                    rank: self.rank(),
+                    peer,
+                    address: format!("process {}", self.infos[peer].pid),
+                    detail: "it closed its communicator and left".to_owned(),
+                })
+            })
+        };
+        self.endpoint.connect(&to, doorbell, &or_left, self.config.connect_timeout.min(self.config.timeout))
     }
 
     fn shares_memory(&self, peer: usize) -> bool {

@@ -22,7 +22,8 @@ impl Comm {
     /// Sends `data` to `peer`, which must [`Comm::recv`] the same number of elements of the same type.
     ///
     /// Returns when `data` may be reused: small messages are buffered by the link, larger ones wait for the receiver.
-    /// Two ranks that send to each other before they receive may therefore wait for each other: use [`Comm::group`].
+    /// The first message between two ranks also waits until the peer makes its call, because the link is opened then.
+    /// Ranks that send in a circle before they receive may therefore wait for each other: use [`Comm::group`].
     pub fn send<T: Element>(&self, data: &[T], peer: usize) -> Result<()> {
         self.not_self("send", peer)?;
         self.group(|group| group.send(data, peer))

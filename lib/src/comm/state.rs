@@ -85,7 +85,7 @@ impl State {
                 Some(peer) => Error::Aborted {
                     op: "communicator".to_owned(),
                     rank: self.rank,
-                    reason: format!("rank {peer} reports: {reason}"),
+                    reason: format!("rank {peer}: {reason}"),
                 },
                 None => return,
             },

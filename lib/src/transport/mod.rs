@@ -34,12 +34,10 @@ pub mod checksum;
 pub mod faulty;
 pub mod inproc;
 
-mod address;
 mod doorbell;
 mod endpoint;
 mod fence;
 mod handshake;
-mod host;
 mod mapping;
 mod ring;
 mod shm;
@@ -48,7 +46,6 @@ mod wait;
 
 pub use doorbell::Doorbell;
 pub use endpoint::{ConnectTo, Endpoint, EndpointInfo, Kind};
-pub use host::Host;
 
 use std::fmt;
 use std::os::fd::RawFd;

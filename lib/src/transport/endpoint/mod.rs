@@ -13,12 +13,12 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::address::{self, Local};
 use super::doorbell::Doorbell;
 use super::handshake::{Hello, Reply};
-use super::host::Host;
 use super::wait::Wait;
 use super::{LinkOptions, LinkPair, Peer, checksum, shm, tcp};
+use crate::bootstrap::Host;
+use crate::bootstrap::interface::{LocalAddress, order_candidates, with_loopback};
 use crate::config::{Config, TransportChoice};
 use crate::error::{Error, Result};
 use acceptor::{Conn, Key, Shared};
@@ -78,7 +78,7 @@ pub struct Endpoint {
     transport: TransportChoice,
     checksum: bool,
     socket_buffer: usize,
-    locals: Vec<Local>,
+    locals: Vec<LocalAddress>,
     info: EndpointInfo,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -92,17 +92,17 @@ impl Endpoint {
     /// # Errors
     /// [`Error::Config`] for an interface that does not exist, [`Error::Os`] when nothing can be listened on.
     pub fn new(rank: usize, token: [u8; 16], config: &Config) -> Result<Endpoint> {
-        let locals = address::local(config.interface.as_deref())?;
+        let locals = with_loopback(config)?;
         let mut ports = Vec::new();
         let mut failed = None;
         for local in &locals {
             match tcp::Port::bind(local.ip, config.socket_buffer) {
                 Ok(port) => {
-                    log::debug!("rank {rank}: listening on {} ({})", port.addr, local.name);
+                    log::debug!("rank {rank}: listening on {} ({})", port.addr, local.interface);
                     ports.push(port);
                 }
                 Err(e) => {
-                    log::warn!("rank {rank}: interface {}: {e}", local.name);
+                    log::warn!("rank {rank}: interface {}: {e}", local.interface);
                     failed = Some(e);
                 }
             }
@@ -221,7 +221,7 @@ impl Endpoint {
             }
         }
         let same_network = self.info.host.same_network(&to.info.host);
-        let candidates = address::candidates(&to.info.tcp, same_network, &self.locals);
+        let candidates = order_candidates(&self.locals, &to.info.tcp, same_network);
         tcp::connect(&candidates, &hello, &to.options, self.socket_buffer, wait, &self.shared.linger)
     }
 

@@ -42,7 +42,7 @@ impl From<Error> for Failure {
 /// [`Error::Timeout`] with what each address did, [`Error::PeerLost`] when all of them refuse, [`Error::Protocol`] when the
 /// peer does not want the link.
 pub(crate) fn connect(
-    candidates: &[(SocketAddr, &'static str)],
+    candidates: &[(SocketAddr, String)],
     hello: &Hello,
     options: &LinkOptions,
     buffer: usize,
