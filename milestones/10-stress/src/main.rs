@@ -25,6 +25,7 @@ use tinynccl::launch::{self, Launcher};
 use tinynccl::{Comm, Error};
 
 use args::{Args, Plan};
+use record::Output;
 
 /// The machine or the build lacks what was asked for.
 const CANNOT_RUN_HERE: u8 = 3;
@@ -47,6 +48,12 @@ fn main() -> ExitCode {
 
 fn run(args: &Args, plan: &Plan) -> Result<u8> {
     let ranks = args.ranks as usize;
+    if plan.threads || !launch::is_rank() {
+        // What would fail in a rank is said here, once, before any starts.
+        for path in [&args.json, &args.plot].into_iter().flatten() {
+            drop(Output::create(path)?);
+        }
+    }
     if plan.threads {
         plan.cases(ranks).map_err(anyhow::Error::msg)?;
         return verdict(threads(args, plan, ranks)?, true);

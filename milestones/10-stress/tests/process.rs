@@ -133,7 +133,11 @@ fn wrong_usage_is_said_before_any_rank_starts() {
 
 #[test]
 fn files_that_cannot_be_written_are_found_out_first() {
-    let assert = stress("--transport inproc --json /proc/none/x.json -e 8").code(1);
-    assert!(stderr(&assert).contains("cannot write /proc/none/x.json"), "{}", stderr(&assert));
-    assert!(rows(&stdout(&assert)).is_empty(), "{}", stdout(&assert));
+    for transport in ["inproc", "auto"] {
+        let assert = stress(&format!("--transport {transport} --json /proc/none/x.json -e 8")).code(1);
+        let text = stderr(&assert);
+        assert!(text.starts_with("error: cannot write /proc/none/x.json: "), "{text}");
+        assert_eq!(text.lines().count(), 1, "{text}");
+        assert!(stdout(&assert).is_empty(), "{}", stdout(&assert));
+    }
 }

@@ -97,15 +97,15 @@ pub struct TrainArgs {
     /// Steps between lines of progress when the output is no terminal.
     #[arg(long, default_value = "50", value_parser = positive)]
     pub log_every: usize,
-    /// What carries the messages: auto, tcp or shm [default: TINYNCCL_TRANSPORT, else auto].
-    #[arg(long)]
-    pub transport: Option<TransportChoice>,
-    /// Gradients are averaged in buckets of at least this many KiB; smaller ones start earlier, larger ones are fewer.
-    #[arg(long, default_value = "512", value_parser = positive)]
-    pub bucket_kib: usize,
     /// Checkpoint to go on from.
     #[arg(long, value_name = "FILE")]
     pub resume: Option<PathBuf>,
+    /// What carries the links between ranks: auto, tcp or shm [default: TINYNCCL_TRANSPORT, or auto].
+    #[arg(long)]
+    pub transport: Option<TransportChoice>,
+    /// Gradients are reduced in buckets of at least this many KiB; smaller ones start earlier, larger ones are fewer.
+    #[arg(long, default_value = "512", value_parser = positive)]
+    pub bucket_kib: usize,
     /// Characters of the sample at the end.
     #[arg(long, default_value = "500")]
     pub sample_chars: usize,

@@ -105,7 +105,7 @@ impl Preset {
             Preset::Tiny => {
                 TrainConfig { steps: 60, batch: 12, lr: 1e-2, min_lr: 1e-3, warmup: 5, dropout: 0.0, ..base }
             }
-            Preset::Small => TrainConfig { steps: 1500, batch: 24, lr: 2e-3, min_lr: 2e-4, dropout: 0.0, ..base },
+            Preset::Small => TrainConfig { steps: 1000, batch: 24, lr: 3e-3, min_lr: 3e-4, dropout: 0.0, ..base },
             Preset::Full => base,
         }
     }
@@ -114,7 +114,7 @@ impl Preset {
     pub fn eval_every(self) -> usize {
         match self {
             Preset::Tiny => 20,
-            Preset::Small => 150,
+            Preset::Small => 100,
             Preset::Full => 250,
         }
     }

@@ -35,7 +35,8 @@ fn run_training(args: &TrainArgs) -> Result<u8> {
         let mut config = Config::from_env()?;
         config.transport = args.transport.unwrap_or(config.transport);
         let comm = Comm::from_env_with(config)?;
-        let job = cli::prepare(args, comm.size(), comm.size())?;
+        let here = std::env::var("LOCAL_WORLD_SIZE").ok().and_then(|text| text.parse().ok());
+        let job = cli::prepare(args, comm.size(), here.unwrap_or(comm.size()))?;
         let mut gradients = DistributedGradients::new(&comm, &params::layout(&job.model), args.bucket_kib << 10)?;
         work(args, job, &mut CommRanks(&comm), &mut gradients)?;
         comm.close()?;
