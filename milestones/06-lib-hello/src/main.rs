@@ -1,5 +1,6 @@
 //! Milestone 06: the smallest program over the library. Ranks find each other, say who they are, and try each kind of call once.
 
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
@@ -26,7 +27,8 @@ fn main() -> ExitCode {
     match start(&args) {
         Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
         Err(error) => {
-            eprintln!("error: {error:#}");
+            // One write, so that the lines of several ranks do not mix.
+            let _ = std::io::stderr().write_all(format!("error: {error:#}\n").as_bytes());
             ExitCode::FAILURE
         }
     }

@@ -6,6 +6,7 @@ mod naive;
 mod paper;
 mod sizes;
 
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
@@ -45,7 +46,8 @@ fn main() -> ExitCode {
     match start(&args) {
         Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
         Err(error) => {
-            eprintln!("error: {error:#}");
+            // One write, so that the lines of several ranks do not mix.
+            let _ = std::io::stderr().write_all(format!("error: {error:#}\n").as_bytes());
             ExitCode::FAILURE
         }
     }

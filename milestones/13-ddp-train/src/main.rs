@@ -1,5 +1,6 @@
 //! Milestone 13: an MLP trained on three spirals by several ranks, whose weights are proven identical after every epoch.
 
+use std::io::Write as _;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
@@ -91,7 +92,8 @@ fn main() -> ExitCode {
     match start(&args) {
         Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
         Err(error) => {
-            eprintln!("error: {error:#}");
+            // One write, so that the lines of several ranks do not mix.
+            let _ = std::io::stderr().write_all(format!("error: {error:#}\n").as_bytes());
             ExitCode::FAILURE
         }
     }

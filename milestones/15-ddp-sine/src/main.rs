@@ -3,6 +3,7 @@
 mod fit;
 mod plot;
 
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -60,7 +61,8 @@ fn main() -> ExitCode {
     match start(&args) {
         Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
         Err(error) => {
-            eprintln!("error: {error:#}");
+            // One write, so that the lines of several ranks do not mix.
+            let _ = std::io::stderr().write_all(format!("error: {error:#}\n").as_bytes());
             ExitCode::FAILURE
         }
     }

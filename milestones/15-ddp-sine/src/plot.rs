@@ -7,6 +7,9 @@ use plotters::prelude::*;
 
 use crate::fit::{Fit, target};
 
+/// Font of everything but the caption.
+const LABELS: (&str, u32) = ("sans-serif", 15);
+
 /// Refuses a plot that could not be written, before any time is spent on it.
 pub(crate) fn check(path: &Path) -> Result<()> {
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -38,7 +41,7 @@ fn draw(svg: &mut String, fit: &Fit, ranks: usize) -> std::result::Result<(), Bo
         .x_label_area_size(28)
         .y_label_area_size(48)
         .build_cartesian_2d(-1.0..1.0, -1.3..1.3)?;
-    chart.configure_mesh().light_line_style(TRANSPARENT).x_desc("x").draw()?;
+    chart.configure_mesh().light_line_style(TRANSPARENT).label_style(LABELS).x_desc("x").draw()?;
     let line = |color: RGBColor, width| ShapeStyle { color: color.to_rgba(), filled: false, stroke_width: width };
     let (grey, blue) = (RGBColor(170, 170, 170), RGBColor(20, 90, 200));
     chart
@@ -49,7 +52,7 @@ fn draw(svg: &mut String, fit: &Fit, ranks: usize) -> std::result::Result<(), Bo
         .draw_series(LineSeries::new(fit.curve.iter().copied(), line(blue, 2)))?
         .label("prediction")
         .legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], line(blue, 2)));
-    chart.configure_series_labels().background_style(WHITE.mix(0.8)).border_style(BLACK).draw()?;
+    chart.configure_series_labels().label_font(LABELS).background_style(WHITE.mix(0.8)).border_style(BLACK).draw()?;
 
     let (low, high) = range(&fit.losses);
     let mut chart = ChartBuilder::on(&bottom)
@@ -60,8 +63,10 @@ fn draw(svg: &mut String, fit: &Fit, ranks: usize) -> std::result::Result<(), Bo
     chart
         .configure_mesh()
         .light_line_style(TRANSPARENT)
+        .label_style(LABELS)
         .x_desc("epoch")
         .y_desc("training loss")
+        .x_label_formatter(&|epoch| format!("{epoch:.0}"))
         .y_label_formatter(&|v| format!("{v:.0e}"))
         .draw()?;
     let points = fit.losses.iter().enumerate().map(|(i, &loss)| ((i + 1) as f64, loss.max(low)));
