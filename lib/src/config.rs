@@ -203,7 +203,7 @@ config! {
     socket_buffer: usize = 0, "TINYNCCL_SOCKET_BUFFER", "bytes; 0 leaves it to the kernel",
         "SO_SNDBUF and SO_RCVBUF of TCP links.";
     spin: Duration = Duration::from_micros(60), "TINYNCCL_SPIN", "seconds",
-        "How long a wait spins before it yields and then sleeps.";
+        "How long a wait spins before it yields and then sleeps; at most 5 microseconds where ranks or threads share cores.";
     checksum: bool = false, "TINYNCCL_CHECKSUM", "0 or 1",
         "Adds a CRC-32 to every message and checks it.";
     tune: bool = true, "TINYNCCL_TUNE", "0 or 1",

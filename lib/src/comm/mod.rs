@@ -39,6 +39,8 @@ pub use work::Work;
 
 /// Longest message of a collective that reduces: what arrives is read again at once, and should still be in the L2 cache.
 const REDUCED_MESSAGE: usize = 256 << 10;
+/// Longest spinning where the core is wanted by others.
+const SHARED_SPIN: Duration = Duration::from_micros(5);
 /// Plans kept per communicator before the cache starts afresh.
 const PLANS: usize = 512;
 
@@ -57,6 +59,8 @@ pub(crate) struct Inner {
     queue: Arc<Queue>,
     /// Equal on all ranks: every rank knows every rank's host, and links refuse a peer whose options differ.
     options: LinkOptions,
+    /// More ranks than cores on this host.
+    crowded: bool,
     /// Splits made so far, for keys of exchanges.
     splits: AtomicU32,
     /// Held for its lifetime by the communicators made from one rendezvous.
@@ -94,6 +98,8 @@ impl Comm {
             max_message: if shared { config.shm_chunk } else { config.tcp_chunk },
             depth: config.fifo_depth,
         };
+        let (ranks, cores) = tune::crowd(&state);
+        let crowded = ranks > cores;
         let engine = Engine {
             links: Links::default(),
             workspace: Workspace::default(),
@@ -110,6 +116,7 @@ impl Comm {
                 engine: Mutex::new(engine),
                 queue: Arc::default(),
                 options,
+                crowded,
                 splits: AtomicU32::new(0),
                 _home: home,
             }),
@@ -212,11 +219,12 @@ impl Inner {
 
     fn patience(&self, background: bool) -> Patience {
         let config = &self.state.config;
-        // A background thread shares its core with the caller's computation: it spins just long enough for a peer
-        // that is in the same call already.
-        let spin = if background { config.spin.min(Duration::from_micros(5)) } else { config.spin };
+        // Who shares a core with the caller's computation, or with the very rank that is awaited, spins just long
+        // enough for a peer that is in the same call already.
+        let shares = background || self.crowded;
+        let (spin, turns) = if shares { (config.spin.min(SHARED_SPIN), 2) } else { (config.spin, 32) };
         let yields = if background { Duration::from_micros(20) } else { Duration::from_micros(200) };
-        Patience { spin, yields, deadline: config.timeout }
+        Patience { turns, spin, yields, deadline: config.timeout }
     }
 
     /// Puts the plan of a call in front, compiled on first use: chooses the algorithm and opens the links it needs.

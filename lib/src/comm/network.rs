@@ -89,6 +89,10 @@ impl Control for Network {
         peer == self.rank() || self.endpoint.choose(&self.infos[peer]).0 == Kind::Shm
     }
 
+    fn shares_host(&self, peer: usize) -> bool {
+        self.infos[peer].host.same_machine(&self.infos[self.rank()].host)
+    }
+
     fn exchange(&self, key: &str, members: &[usize], value: Vec<u8>) -> Result<Vec<Vec<u8>>> {
         self.session.exchange(key, members, value, self.config.timeout)
     }

@@ -14,9 +14,14 @@ const SIZES: [usize; 3] = [8, 4 << 10, 32 << 10];
 
 /// Figures of a link of the communicator's kind, for as many ranks and cores as this host has.
 pub(super) fn built_in(state: &State, shared: bool) -> CostModel {
-    let neighbours = state.members.iter().filter(|&&m| state.control.shares_memory(m)).count();
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    if shared { CostModel::shm() } else { CostModel::tcp() }.on_cores(neighbours, cores)
+    let (ranks, cores) = crowd(state);
+    if shared { CostModel::shm() } else { CostModel::tcp() }.on_cores(ranks, cores)
+}
+
+/// Ranks on this host, and its cores.
+pub(super) fn crowd(state: &State) -> (usize, usize) {
+    let ranks = state.members.iter().filter(|&&m| state.control.shares_host(m)).count();
+    (ranks, std::thread::available_parallelism().map_or(1, usize::from))
 }
 
 /// Replaces the built-in figures by measured ones, the same on all ranks: rank 0 measures with one peer, over the

@@ -33,6 +33,8 @@ pub(crate) trait Supervisor {
 /// How a wait goes on as it gets longer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Patience {
+    /// Turns of the spin loop between two looks at the clock, each of which asks every link: a system call over TCP.
+    pub(crate) turns: u32,
     /// Busy turns first.
     pub(crate) spin: Duration,
     /// Then turns that give the core away.
@@ -43,8 +45,6 @@ pub(crate) struct Patience {
 
 /// Longest sleep before the abort flag and the peers are looked at again.
 const SLICE: Duration = Duration::from_millis(50);
-/// Turns of the spin loop between two looks at the clock.
-const TURNS: u32 = 32;
 
 /// Where one run is in its waiting.
 pub(super) struct Waiter<'a> {
@@ -76,10 +76,11 @@ impl<'a> Waiter<'a> {
     #[inline]
     pub(super) fn wait(&mut self, links: &mut Links, blocked: &Blocked<'_>) -> Result<()> {
         self.turns += 1;
-        if !self.turns.is_multiple_of(TURNS) {
+        if self.turns < self.patience.turns {
             std::hint::spin_loop();
             return Ok(());
         }
+        self.turns = 0;
         self.wait_slowly(links, blocked)
     }
 
