@@ -35,8 +35,10 @@ for round in $(seq "$rounds"); do
     ours tcp broadcast 134217728 134217728 | awk '{ print 134217728 / $2 / 1000 }' >"$work/stream.ours.$round"
     iperf3 -s -1 -p 5209 >/dev/null & server=$!
     for _ in 1 2 3 4 5 6 7 8 9 10; do
+        sleep 0.2 # until it listens
         iperf3 -c 127.0.0.1 -p 5209 -t 2 -l 1M -J >"$work/iperf" 2>/dev/null && break
     done
+    kill $server 2>/dev/null || true
     awk '/"sum_received"/ { found = 1 } found && /"bits_per_second"/ { sub(/.*: */, ""); print $0 / 8e9; exit }' "$work/iperf" >"$work/stream.theirs.$round"
     wait $server || true
     server=

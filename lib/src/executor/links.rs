@@ -62,6 +62,13 @@ impl Links {
         Ok(clean)
     }
 
+    /// Bytes that have passed over all links, those of unfinished messages included.
+    pub(crate) fn bytes_moved(&self) -> u64 {
+        let sent = self.sends.iter().map(|send| send.bytes_moved());
+        let received = self.recvs.iter().map(|recv| recv.bytes_moved());
+        sent.chain(received).fold(0, u64::wrapping_add)
+    }
+
     /// Lets every link take in and push out what it can, asked for or not: a rank blocked on one link must not
     /// leave another one full, or two ranks that send to each other would wait for ever.
     ///

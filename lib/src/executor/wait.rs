@@ -53,11 +53,13 @@ pub(super) struct Waiter<'a> {
     turns: u32,
     since: Option<Instant>,
     announced: bool,
+    /// Bytes over all links when they were last looked at.
+    bytes: u64,
 }
 
 impl<'a> Waiter<'a> {
     pub(super) fn new(supervisor: &'a dyn Supervisor, patience: &'a Patience) -> Self {
-        Waiter { supervisor, patience, turns: 0, since: None, announced: false }
+        Waiter { supervisor, patience, turns: 0, since: None, announced: false, bytes: 0 }
     }
 
     /// Something moved.
@@ -91,7 +93,10 @@ impl<'a> Waiter<'a> {
         {
             return Err(error);
         }
-        if links.progress().map_err(|e| self.supervisor.explain(blocked.header(), e))? {
+        let moved = links.progress().map_err(|e| self.supervisor.explain(blocked.header(), e))?;
+        let bytes = links.bytes_moved();
+        // A long message that is still coming in is progress, too.
+        if std::mem::replace(&mut self.bytes, bytes) != bytes || moved {
             self.reset();
             return Ok(());
         }

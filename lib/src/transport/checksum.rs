@@ -70,6 +70,9 @@ impl SendLink for ChecksumSend {
     fn disarm(&mut self) {
         self.inner.disarm();
     }
+    fn bytes_moved(&self) -> u64 {
+        self.inner.bytes_moved()
+    }
     fn interest(&self) -> Interest {
         self.inner.interest()
     }
@@ -133,6 +136,9 @@ impl RecvLink for ChecksumRecv {
     }
     fn disarm(&mut self) {
         self.inner.disarm();
+    }
+    fn bytes_moved(&self) -> u64 {
+        self.inner.bytes_moved()
     }
     fn interest(&self) -> Interest {
         self.inner.interest()

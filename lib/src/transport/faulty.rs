@@ -210,6 +210,9 @@ impl SendLink for FaultySend {
         self.inner.disarm();
     }
 
+    fn bytes_moved(&self) -> u64 {
+        self.inner.bytes_moved()
+    }
     fn interest(&self) -> Interest {
         if self.state.stalled() { Interest::default() } else { self.inner.interest() }
     }
@@ -290,6 +293,9 @@ impl RecvLink for FaultyRecv {
         self.inner.disarm();
     }
 
+    fn bytes_moved(&self) -> u64 {
+        self.inner.bytes_moved()
+    }
     fn interest(&self) -> Interest {
         if self.state.stalled() { Interest::default() } else { self.inner.interest() }
     }

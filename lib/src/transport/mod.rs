@@ -160,6 +160,12 @@ pub trait SendLink: Send + fmt::Debug {
     /// Takes `arm` back.
     fn disarm(&mut self);
 
+    /// Bytes that have passed, those of unfinished messages included: tells a slow message from a stuck one. Stays 0
+    /// where messages come whole.
+    fn bytes_moved(&self) -> u64 {
+        0
+    }
+
     /// What to poll for while armed.
     fn interest(&self) -> Interest;
 }
@@ -189,6 +195,12 @@ pub trait RecvLink: Send + fmt::Debug {
 
     /// Takes `arm` back.
     fn disarm(&mut self);
+
+    /// Bytes that have passed, those of unfinished messages included: tells a slow message from a stuck one. Stays 0
+    /// where messages come whole.
+    fn bytes_moved(&self) -> u64 {
+        0
+    }
 
     /// What to poll for while armed.
     fn interest(&self) -> Interest;

@@ -22,6 +22,8 @@ pub(super) struct TcpRecv {
     direct: Option<(Header, usize)>,
     /// The stream has ended; whole messages before that are still received.
     lost: Option<String>,
+    /// Read so far.
+    bytes: u64,
     /// The stream makes no sense any more.
     broken: Option<Error>,
 }
@@ -42,6 +44,7 @@ impl TcpRecv {
             inbox: Inbox::new(max_message, depth),
             direct: None,
             lost: None,
+            bytes: 0,
             broken: None,
         }
     }
@@ -83,7 +86,10 @@ impl TcpRecv {
                 self.lost = Some(format!("{CLOSED}{at}"));
                 Ok(Read::Nothing)
             }
-            Ok(n) => Ok(Read::Bytes(n, n < room)),
+            Ok(n) => {
+                self.bytes += n as u64;
+                Ok(Read::Bytes(n, n < room))
+            }
             Err(Errno::AGAIN | Errno::INTR) => Ok(Read::Nothing),
             Err(e) => {
                 self.lost = Some(e.to_string());
@@ -269,6 +275,10 @@ impl RecvLink for TcpRecv {
     }
 
     fn disarm(&mut self) {}
+
+    fn bytes_moved(&self) -> u64 {
+        self.bytes
+    }
 
     fn interest(&self) -> Interest {
         Interest { fd: self.stream.socket().ok().map(|s| s.as_raw_fd()), readable: true, writable: false }

@@ -31,6 +31,8 @@ pub(super) struct TcpSend {
     /// The kernel took less than it was offered.
     blocked: bool,
     lost: Option<String>,
+    /// Written so far.
+    bytes: u64,
 }
 
 impl TcpSend {
@@ -47,6 +49,7 @@ impl TcpSend {
             direct: None,
             blocked: false,
             lost: None,
+            bytes: 0,
         }
     }
 
@@ -70,6 +73,7 @@ impl TcpSend {
         let none = &mut SendAncillaryBuffer::default();
         match rustix::net::sendmsg(self.stream.socket()?, parts, none, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
             Ok(n) => {
+                self.bytes += n as u64;
                 self.blocked = n < head.len() + data.len();
                 Ok(sent + n)
             }
@@ -200,6 +204,10 @@ impl SendLink for TcpSend {
     }
 
     fn disarm(&mut self) {}
+
+    fn bytes_moved(&self) -> u64 {
+        self.bytes
+    }
 
     fn interest(&self) -> Interest {
         Interest { fd: self.stream.socket().ok().map(|s| s.as_raw_fd()), readable: false, writable: self.blocked }
