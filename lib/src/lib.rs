@@ -22,3 +22,8 @@ pub use comm::Comm;
 pub use config::Config;
 pub use dtype::{DType, Element, ReduceOp};
 pub use error::{Error, Result};
+
+/// Compiles the example of the project's README.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;
