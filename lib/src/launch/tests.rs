@@ -1,6 +1,7 @@
 //! Real processes: `/bin/sh`, and this test program itself.
 
 use std::io::{BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
 use super::*;
@@ -220,7 +221,21 @@ fn the_ranks_hear_of_a_killed_one_and_the_launcher_names_it() {
 
 /// A launcher in its own process, with both ranks ready.
 fn running(script: &str) -> (Child, BufReader<std::process::ChildStdout>, Vec<u32>) {
-    let mut launcher = helper_process("script").env("SCRIPT", script).spawn().unwrap();
+    let mut command = helper_process("script");
+    command.env("SCRIPT", script);
+    // Under nohup, or as a background job, these are ignored from the start, and a launcher leaves that as it is.
+    let listen = || {
+        for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+            // SAFETY: the default disposition needs no handler; signal(2) is async-signal-safe.
+            if unsafe { libc::signal(signal, libc::SIG_DFL) } == libc::SIG_ERR {
+                return Err(std::io::Error::last_os_error());
+            }
+        }
+        Ok(())
+    };
+    // SAFETY: between fork and exec, `listen` makes system calls only.
+    unsafe { command.pre_exec(listen) };
+    let mut launcher = command.spawn().unwrap();
     let mut out = BufReader::new(launcher.stdout.take().unwrap());
     let mut pids = Vec::new();
     while pids.len() < 2 {
