@@ -41,7 +41,7 @@ pub use work::Work;
 const REDUCED_MESSAGE: usize = 256 << 10;
 /// Longest spinning where the core is wanted by others.
 const SHARED_SPIN: Duration = Duration::from_micros(5);
-/// Plans kept per communicator before the cache starts afresh.
+/// Plans kept per communicator; the least recently used one goes first.
 const PLANS: usize = 512;
 
 /// One rank's membership in a group of ranks.
