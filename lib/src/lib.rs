@@ -16,6 +16,7 @@ pub mod reduce;
 pub mod schedule;
 pub mod topology;
 pub mod transport;
+mod window;
 pub mod wire;
 
 pub use comm::Comm;

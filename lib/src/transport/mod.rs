@@ -36,10 +36,10 @@ pub mod inproc;
 
 mod doorbell;
 mod endpoint;
-mod fence;
+pub(crate) mod fence;
 mod handshake;
-mod mapping;
-mod ring;
+pub(crate) mod mapping;
+pub(crate) mod ring;
 mod shm;
 mod tcp;
 mod wait;

@@ -1,0 +1,116 @@
+//! Which calls go through shared windows, and the window's opening.
+
+use super::{Engine, Inner};
+use crate::error::Result;
+use crate::executor::{Buffers, CallKey};
+use crate::reduce;
+use crate::window::{self, Board, Job, Layout, Outcome, Registry};
+use crate::wire::{Algorithm, Collective, Header};
+
+/// Jobs kept per communicator; the least recently used one goes first.
+const JOBS: usize = 64;
+
+/// A communicator's window.
+#[derive(Debug, Default)]
+pub(super) enum Window {
+    /// Opened with the first collective.
+    #[default]
+    Unopened,
+    /// Ranks on several hosts, or turned off, or refused by the system.
+    Unavailable,
+    Open(Box<Board>),
+}
+
+impl Inner {
+    /// Opens the window on the first collective call; every rank makes that one.
+    #[inline]
+    pub(super) fn open_window(&self, engine: &mut Engine) -> Result<()> {
+        if matches!(engine.window, Window::Unopened) { self.open_window_now(engine) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn open_window_now(&self, engine: &mut Engine) -> Result<()> {
+        let state = &self.state;
+        engine.window = Window::Unavailable;
+        if self.shares_memory() && state.config.window > 0 {
+            let layout = Layout::new(self.size(), state.config.window)?;
+            let key = format!("window-{}", state.id);
+            let shared = state
+                .control
+                .share(&key, &state.members, layout.bytes())
+                .map_err(|error| state.fail_everywhere(error))?;
+            if let Some(shared) = shared {
+                let board = Board::new(shared.memory, layout, state.rank, shared.fence)?;
+                engine.window = Window::Open(Box::new(board));
+            }
+        }
+        Ok(())
+    }
+
+    /// All ranks map each other's memory, and nothing is to be checked on the way.
+    pub(super) fn shares_memory(&self) -> bool {
+        let state = &self.state;
+        self.size() > 1 && !state.config.checksum && state.members.iter().all(|&m| state.control.shares_memory(m))
+    }
+
+    /// Puts the job of a call that goes through the slots in front; `false` when it does not.
+    #[inline]
+    pub(super) fn find_job(&self, slot_bytes: usize, jobs: &mut Vec<(CallKey, Job)>, key: &CallKey) -> bool {
+        // Most recently used first: the common case is the same call again.
+        if jobs.first().is_some_and(|(k, _)| k == key) {
+            return true;
+        }
+        let segment = key.count.saturating_mul(key.dtype.size());
+        if window::slot_bytes(&self.shape(key.collective, key.root), segment) > slot_bytes
+            || !matches!(self.state.config.algorithm, None | Some(Algorithm::OneShot))
+        {
+            return false;
+        }
+        match jobs.iter().position(|(k, _)| k == key) {
+            Some(position) => jobs[..=position].rotate_right(1),
+            None => {
+                jobs.truncate(JOBS - 1);
+                jobs.insert(0, (*key, self.job(key, Algorithm::OneShot)));
+            }
+        }
+        true
+    }
+
+    /// The job of a call that finds out whether all its buffers are symmetric.
+    pub(super) fn symmetric(&self, registry: &Registry, key: &CallKey) -> Option<Job> {
+        let may = matches!(self.state.config.algorithm, None | Some(Algorithm::Symmetric))
+            && registry.in_use()
+            && !matches!(key.collective, Collective::Scatter | Collective::Barrier | Collective::SendRecv);
+        may.then(|| self.job(key, Algorithm::Symmetric))
+    }
+
+    fn job(&self, key: &CallKey, algorithm: Algorithm) -> Job {
+        Job {
+            shape: self.shape(key.collective, key.root),
+            count: key.count,
+            elem: key.dtype.size(),
+            kernels: reduce::kernels(key.dtype, key.op.unwrap_or(crate::ReduceOp::Sum)),
+            divisor: if key.op == Some(crate::ReduceOp::Avg) { self.size() } else { 1 },
+            header: key.header(self.state.id, algorithm),
+        }
+    }
+
+    /// Runs a call over the window.
+    ///
+    /// # Safety
+    /// As [`window::run`].
+    #[inline]
+    pub(super) unsafe fn run_window(
+        &self,
+        board: &mut Board,
+        registry: &Registry,
+        job: &Job,
+        seq: u32,
+        buffers: Buffers,
+        background: bool,
+    ) -> Result<Outcome> {
+        let header = Header { seq, ..job.header };
+        // SAFETY: forwarded from the caller.
+        unsafe { window::run(board, registry, job, header, buffers, &*self.state, &self.window_patience(background)) }
+    }
+}
