@@ -104,6 +104,7 @@ impl Symmetric {
                     // SAFETY: forwarded from the caller; every rank has come, so that its buffers are ours to use as the
                     // collective says, until we say that we have finished.
                     let worked = unsafe { self.work(board, call) };
+                    stream::fence();
                     board.finish(call.number);
                     if !worked {
                         return Turn::Ended(Outcome::NotSymmetric);
@@ -283,11 +284,19 @@ unsafe fn combine(job: &Job, sources: &[*const u8], targets: &[*mut u8], range: 
     }
 }
 
+/// What is streamed is ordered by the fence at the end of the work.
+///
 /// # Safety
 /// Valid for `bytes`; equal or apart.
 unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize, streams: bool) {
     if !std::ptr::eq(from, to) {
         // SAFETY: by the caller.
-        unsafe { stream::copy(to, from, bytes, if streams { 0 } else { usize::MAX }) };
+        unsafe {
+            if streams {
+                stream::copy_unordered(to, from, bytes);
+            } else {
+                std::ptr::copy_nonoverlapping(from, to, bytes);
+            }
+        }
     }
 }
