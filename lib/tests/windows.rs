@@ -2,15 +2,15 @@
 
 mod common;
 
+use common::{Fabric, config, run};
 use tinynccl::comm::SymmetricBuffer;
 use tinynccl::{Comm, Config, ReduceOp};
 
+/// Where ranks share memory.
+const SHARED: [Fabric; 2] = [Fabric::Inproc, Fabric::Shm];
+
 fn ranks<R: Send>(n: usize, config: &Config, body: impl Fn(&Comm) -> R + Sync) -> Vec<R> {
-    let comms = Comm::threads(n, config.clone()).expect("threads");
-    std::thread::scope(|scope| {
-        let handles: Vec<_> = comms.iter().map(|comm| scope.spawn(|| body(comm))).collect();
-        handles.into_iter().map(|h| h.join().expect("a rank panicked")).collect()
-    })
+    SHARED.into_iter().flat_map(|fabric| run(fabric, n, config, |comm| body(&comm))).collect()
 }
 
 /// What rank `rank` has at `i`: small integers, exact in f32 also when summed.
@@ -32,11 +32,11 @@ fn sum(n: usize, i: usize) -> f32 {
 fn every_collective_on_symmetric_buffers() {
     const COUNT: usize = 10_007;
     for n in [1, 2, 3, 4] {
-        ranks(n, &Config::default(), |comm| {
+        ranks(n, &config(), |comm| {
             let rank = comm.rank();
             let mut input = comm.alloc::<f32>(n * COUNT).expect("alloc");
             let mut output = comm.alloc::<f32>(n * COUNT).expect("alloc");
-            assert_eq!(input.is_shared(), n > 1);
+            assert_eq!(input.is_shared(), n > 1, "{input:?}");
             for round in 0..3 {
                 fill(&mut input, rank);
                 comm.all_reduce(&input, &mut output, ReduceOp::Sum).expect("all_reduce");
@@ -90,7 +90,7 @@ fn every_collective_on_symmetric_buffers() {
 fn any_mix_of_buffers_gives_the_result() {
     const COUNT: usize = 20_000;
     let n = 3;
-    ranks(n, &Config::default(), |comm| {
+    ranks(n, &config(), |comm| {
         let rank = comm.rank();
         let mut one = comm.alloc::<f32>(2 * COUNT).expect("alloc");
         let mut two = comm.alloc::<f32>(2 * COUNT).expect("alloc");
@@ -132,7 +132,7 @@ fn any_mix_of_buffers_gives_the_result() {
 
 #[test]
 fn sizes_around_the_slot_and_the_line() {
-    let mut config = Config::default();
+    let mut config = config();
     config.window = 4096;
     for n in [2, 3, 5] {
         ranks(n, &config, |comm| {
@@ -166,7 +166,7 @@ fn sizes_around_the_slot_and_the_line() {
 /// A root that broadcasts runs ahead of the others, but never over slots that somebody still reads.
 #[test]
 fn a_root_that_runs_ahead_waits_for_the_slowest() {
-    ranks(3, &Config::default(), |comm| {
+    ranks(3, &config(), |comm| {
         for call in 0..2000u64 {
             let mut data = [0u64; 100];
             if comm.rank() == 0 {
@@ -182,22 +182,72 @@ fn a_root_that_runs_ahead_waits_for_the_slowest() {
 
 #[test]
 fn ranks_that_take_different_ways_are_both_named() {
-    let mut config = Config::default();
+    let mut config = config();
     config.timeout = std::time::Duration::from_secs(20);
     let errors = ranks(2, &config, |comm| {
         // One fits into a slot, the other one goes over links.
         let mut data = vec![1.0f32; if comm.rank() == 0 { 4 } else { 400_000 }];
         comm.all_reduce_in_place(&mut data, ReduceOp::Sum).expect_err("the counts differ").to_string()
     });
-    assert!(errors.iter().any(|e| e.contains("400000") && e.contains("count") && e.contains("4")), "{errors:?}");
+    for world in errors.chunks(2) {
+        assert!(world.iter().any(|e| e.contains("400000") && e.contains("rank 1") && e.contains(" 4")), "{world:?}");
+    }
 }
 
 #[test]
 fn ranks_that_ask_for_different_sizes_are_told() {
-    let errors = ranks(2, &Config::default(), |comm| {
+    let errors = ranks(2, &config(), |comm| {
         comm.alloc::<u8>(1 + comm.rank() * 100_000).expect_err("the sizes differ").to_string()
     });
     for e in errors {
         assert!(e.contains("rank 1 wants"), "{e}");
     }
+}
+
+/// Between hosts, or where ranks do not share memory, `alloc` gives ordinary memory and everything goes on.
+#[test]
+fn without_shared_memory_a_symmetric_buffer_is_an_ordinary_one() {
+    run(Fabric::Tcp, 2, &config(), |comm| {
+        let mut buffer = comm.alloc::<f32>(50_000).expect("alloc");
+        assert!(!buffer.is_shared());
+        fill(&mut buffer, comm.rank());
+        comm.all_reduce_in_place(&mut buffer, ReduceOp::Sum).expect("all_reduce");
+        for (i, &x) in buffer.iter().enumerate() {
+            assert_eq!(x, sum(2, i), "element {i}");
+        }
+    });
+}
+
+/// Outputs too large for the cache are written around it, by links and in symmetric memory.
+#[test]
+fn large_outputs() {
+    const COUNT: usize = 3 << 20;
+    run(Fabric::Inproc, 3, &config(), |comm| {
+        let (n, rank) = (comm.size(), comm.rank());
+        let mut symmetric = comm.alloc::<f32>(COUNT).expect("alloc");
+        fill(&mut symmetric, rank);
+        let input = symmetric.to_vec();
+        let mut output = vec![0.0f32; COUNT];
+        let check = |name: &str, got: &[f32], expected: &dyn Fn(usize) -> f32| {
+            for (i, &x) in got.iter().enumerate() {
+                assert_eq!(x, expected(i), "{name}, rank {rank}, element {i}");
+            }
+        };
+        comm.all_reduce(&input, &mut output, ReduceOp::Sum).expect("all_reduce");
+        check("all_reduce", &output, &|i| sum(n, i));
+        comm.all_reduce(&input, &mut output, ReduceOp::Avg).expect("all_reduce");
+        check("average", &output, &|i| sum(n, i) / n as f32);
+        comm.all_reduce_in_place(&mut symmetric, ReduceOp::Sum).expect("all_reduce");
+        check("symmetric all_reduce", &symmetric, &|i| sum(n, i));
+        output.copy_from_slice(&input);
+        comm.broadcast(&mut output, 1).expect("broadcast");
+        check("broadcast", &output, &|i| value(1, i));
+        let part = COUNT / n;
+        comm.all_gather(&input[..part], &mut output[..part * n]).expect("all_gather");
+        check("all_gather", &output[..part * n], &|i| value(i / part, i % part));
+        comm.reduce(&input, &mut output, ReduceOp::Sum, 2).expect("reduce");
+        if rank == 2 {
+            check("reduce", &output, &|i| sum(n, i));
+        }
+    });
 }
