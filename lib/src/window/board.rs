@@ -116,7 +116,7 @@ impl Board {
     /// The rank that keeps us from writing slot `call`: it has not finished the call which used the slot before.
     #[inline]
     pub(super) fn no_credit(&mut self, call: u64) -> Option<usize> {
-        let Some(needed) = call.checked_sub(DEPTH as u64) else { return None };
+        let needed = call.checked_sub(DEPTH as u64)?;
         if self.everyone_finished >= needed {
             return None;
         }
