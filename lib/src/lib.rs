@@ -14,9 +14,9 @@ mod executor;
 pub mod launch;
 pub mod reduce;
 pub mod schedule;
+mod symmetric;
 pub mod topology;
 pub mod transport;
-mod window;
 pub mod wire;
 
 pub use comm::Comm;

@@ -104,10 +104,10 @@ pub enum Algorithm {
     Direct = 3,
     /// Recursive halving (reduce-scatter) and doubling (all-gather) over a hypercube.
     HalvingDoubling = 4,
-    /// In shared memory: each rank writes once, all read and reduce for themselves. No schedule: see `window`.
+    /// In shared memory: each rank writes once, all read and reduce for themselves. No schedule: see `symmetric`.
     OneShot = 5,
-    /// In symmetric memory: ranks read and write each other's buffers. No schedule: see `window`.
-    Symmetric = 6,
+    /// In symmetric memory: ranks read and write each other's buffers. No schedule: see `symmetric`.
+    TwoShot = 6,
 }
 
 impl Algorithm {
@@ -119,7 +119,7 @@ impl Algorithm {
         Algorithm::Direct,
         Algorithm::HalvingDoubling,
         Algorithm::OneShot,
-        Algorithm::Symmetric,
+        Algorithm::TwoShot,
     ];
 
     /// Kebab-case name as used on command lines and in `TINYNCCL_ALGO`.
@@ -131,7 +131,7 @@ impl Algorithm {
             Algorithm::Direct => "direct",
             Algorithm::HalvingDoubling => "halving-doubling",
             Algorithm::OneShot => "one-shot",
-            Algorithm::Symmetric => "symmetric",
+            Algorithm::TwoShot => "two-shot",
         }
     }
 

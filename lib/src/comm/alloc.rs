@@ -6,11 +6,11 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use super::state::lock;
-use super::{Comm, window::Window};
+use super::{Comm, symmetric::BoardState};
 use crate::dtype::Element;
 use crate::error::{Error, Result};
+use crate::symmetric::{Allocation, region_bytes};
 use crate::transport::mapping::Mapping;
-use crate::window::{Allocation, region_bytes};
 
 /// A slice that collectives of its communicator take without a copy, where all ranks share memory.
 ///
@@ -59,7 +59,7 @@ impl<T: Element> fmt::Debug for SymmetricBuffer<T> {
 impl Comm {
     /// A zeroed buffer of `len` elements on every rank. Every rank calls it, with the same size in bytes.
     ///
-    /// Collectives larger than [`Config::window`](crate::Config::window) whose buffers (input and output, on all ranks)
+    /// Collectives larger than [`Config::one_shot`](crate::Config::one_shot) whose buffers (input and output, on all ranks)
     /// come from here read and write the peers' memory where it is: two-shot all_reduce without a staging copy. Parts of a buffer will do, and
     /// they need not lie at the same place on all ranks. Where ranks are on several hosts it is ordinary memory.
     /// Memory is taken in pages, of 2 MiB where the system has them reserved.
@@ -72,10 +72,10 @@ impl Comm {
         let bytes = len.checked_mul(size_of::<T>()).filter(|&b| b <= isize::MAX as usize).ok_or_else(too_large)?;
         let region = region_bytes(bytes).ok_or_else(too_large)?;
         let mut engine = lock(&inner.engine);
-        inner.open_window(&mut engine)?;
+        inner.open_board(&mut engine)?;
         let mut shared = None;
         let id = engine.registry.next_id();
-        if matches!(engine.window, Window::Open(_)) {
+        if matches!(engine.board, BoardState::Open(_)) {
             let all = region.checked_mul(self.size()).ok_or_else(too_large)?;
             let key = format!("alloc-{}-{id}", state.id);
             shared = state.control.share(&key, &state.members, all).map_err(|error| state.fail_everywhere(error))?;

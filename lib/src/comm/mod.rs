@@ -16,8 +16,8 @@ mod p2p;
 mod share;
 mod split;
 mod state;
+mod symmetric;
 mod tune;
-mod window;
 mod work;
 
 use std::fmt;
@@ -30,16 +30,16 @@ use crate::config::Config;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::executor::{self, Buffers, CallKey, Links, Patience, Plan, Supervisor, Task, Workspace};
+use crate::symmetric::{Job, Outcome, Registry};
 use crate::topology::{Choice, CostModel, choose};
 use crate::transport::LinkOptions;
-use crate::window::{Job, Outcome, Registry};
 use crate::wire::{Algorithm, Collective, Header};
 
 pub use alloc::SymmetricBuffer;
 pub use control::Progress;
 pub use group::Group;
 use state::{State, lock};
-use window::Window;
+use symmetric::BoardState;
 use work::Queue;
 pub use work::Work;
 
@@ -78,9 +78,9 @@ struct Engine {
     links: Links,
     workspace: Workspace,
     plans: Vec<(CallKey, Arc<Plan>)>,
-    /// As `plans`, of calls that go through the window's slots.
+    /// As `plans`, of calls that go through the board's slots.
     jobs: Vec<(CallKey, Job)>,
-    window: Window,
+    board: BoardState,
     registry: Registry,
     /// Calls started; the header's sequence number.
     seq: u32,
@@ -115,7 +115,7 @@ impl Comm {
             workspace: Workspace::default(),
             plans: Vec::new(),
             jobs: Vec::new(),
-            window: Window::default(),
+            board: BoardState::default(),
             registry: Registry::default(),
             seq: 0,
             sent: vec![0; size],
@@ -240,8 +240,8 @@ impl Inner {
         Patience { turns, spin, yields, deadline: config.timeout }
     }
 
-    /// As [`Inner::patience`] for a window, where a turn costs a few loads and no system call.
-    fn window_patience(&self, background: bool) -> Patience {
+    /// As [`Inner::patience`] for the board, where a turn costs a few loads and no system call.
+    fn board_patience(&self, background: bool) -> Patience {
         let config = &self.state.config;
         let (spin, turns) = match background || self.crowded {
             // Whoever is awaited may need this very core.
@@ -288,7 +288,7 @@ impl Inner {
             }
         };
         let header = key.header(self.state.id, algorithm);
-        if let (Window::Open(board), true) = (&engine.window, key.collective != Collective::SendRecv) {
+        if let (BoardState::Open(board), true) = (&engine.board, key.collective != Collective::SendRecv) {
             // Before links are opened, which waits for the peers.
             board.announce(&Header { seq: engine.seq, ..header });
         }
@@ -324,7 +324,7 @@ impl Inner {
         let mut engine = lock(&self.engine);
         engine.seq = engine.seq.wrapping_add(1);
         self.state.progress.start(u64::from(engine.seq), key.collective as u8);
-        self.open_window(&mut engine)?;
+        self.open_board(&mut engine)?;
         // SAFETY: forwarded from the caller.
         unsafe { self.carry_out(&mut engine, key, buffers, background) }?;
         self.state.progress.done(u64::from(engine.seq));
@@ -335,27 +335,27 @@ impl Inner {
     /// As [`Inner::collective`].
     #[inline]
     unsafe fn carry_out(&self, engine: &mut Engine, key: &CallKey, buffers: Buffers, background: bool) -> Result<()> {
-        if let Window::Open(board) = &mut engine.window {
+        if let BoardState::Open(board) = &mut engine.board {
             if self.find_job(board.slot_bytes(), &mut engine.jobs, key) {
                 let job = &engine.jobs[0].1;
                 // SAFETY: forwarded from the caller.
-                return unsafe { self.run_window(board, &engine.registry, job, engine.seq, buffers, background) }
+                return unsafe { self.run_on_board(board, &engine.registry, job, engine.seq, buffers, background) }
                     .map(|_| ());
             }
             if let Some(job) = self.symmetric(&engine.registry, key) {
                 // SAFETY: forwarded from the caller.
                 let outcome =
-                    unsafe { self.run_window(board, &engine.registry, &job, engine.seq, buffers, background) }?;
+                    unsafe { self.run_on_board(board, &engine.registry, &job, engine.seq, buffers, background) }?;
                 if outcome == Outcome::Done {
                     return Ok(());
                 }
             }
         }
         self.prepare(engine, key)?;
-        let Engine { links, workspace, plans, seq, window, .. } = engine;
+        let Engine { links, workspace, plans, seq, board, .. } = engine;
         let plan = &plans[0].1;
         let header = Header { seq: *seq, ..plan.header };
-        if let Window::Open(board) = window {
+        if let BoardState::Open(board) = board {
             board.announce(&header);
         }
         let task = Task { plan, buffers, header, after: None };

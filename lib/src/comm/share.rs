@@ -1,6 +1,6 @@
 //! Memory that all ranks of a communicator map: the first rank makes a memfd, the others open it through `/proc`.
 //!
-//! Links hand descriptors over their Unix sockets, but a window is needed before any pair of ranks has a link. The same
+//! Links hand descriptors over their Unix sockets, but the board is needed before any pair of ranks has a link. The same
 //! user may open another process's descriptor as `/proc/PID/fd/N` wherever it may read that process (`ptrace(2)`,
 //! "PTRACE_MODE_READ_FSCREDS"). Where that fails, all ranks learn it and go on without.
 
@@ -56,7 +56,7 @@ pub(super) fn between_processes(
     let answers: Vec<Answer> = exchange(control, &format!("{key}-mapped"), members, &answer)?;
     for (rank, answer) in answers.iter().enumerate() {
         if let Some(trouble) = &answer.trouble {
-            log::debug!("no shared window '{key}': rank {rank}: {trouble}");
+            log::debug!("no shared memory '{key}': rank {rank}: {trouble}");
             return Ok(None);
         }
     }

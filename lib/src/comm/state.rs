@@ -241,7 +241,7 @@ impl Supervisor for State {
             op: self.op(header),
             rank: self.rank,
             peer,
-            address: "shared window".to_owned(),
+            address: "shared memory".to_owned(),
             detail: "it closed its communicator and left".to_owned(),
         })
     }

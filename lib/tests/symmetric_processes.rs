@@ -1,4 +1,4 @@
-//! Windows between processes: this test binary runs itself again as the other ranks.
+//! Symmetric memory between processes: this test binary runs itself again as the other ranks.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -7,7 +7,7 @@ use std::time::Duration;
 use tinynccl::bootstrap::{Server, UniqueId};
 use tinynccl::{Comm, Config, Error, ReduceOp};
 
-const ROLE: &str = "TINYNCCL_TEST_WINDOW";
+const ROLE: &str = "TINYNCCL_TEST_SYMMETRIC";
 const RANKS: usize = 3;
 
 fn config() -> Config {

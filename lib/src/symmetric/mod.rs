@@ -1,20 +1,20 @@
-//! Windows: memory that all ranks of a communicator on one host map, for collectives without messages between pairs.
+//! Memory that all ranks of a communicator on one host map, for collectives without messages between pairs.
 //!
-//! A link moves a message from one rank to one other. In a window every rank has a place that all others read:
-//! - **one-shot** ([`one_shot`]): each rank writes its (small) input once, all read it and reduce for themselves. Two
-//!   ranks need one cache line from core to core each way, any number of ranks one step.
-//! - **symmetric** ([`symmetric`]): buffers from `Comm::alloc` lie in memory that all ranks map, so that a rank reads
-//!   its peers' inputs and writes its peers' outputs where they are. Nothing is copied through slots.
+//! A link moves a message from one rank to one other. Here every rank writes where all others read:
+//! - **one-shot** ([`one_shot`]): on a *board*, each rank has slots. It writes its (small) input once, all read it and
+//!   reduce for themselves. Two ranks need one cache line from core to core each way, any number of ranks one step.
+//! - **two-shot** ([`two_shot`]): *symmetric buffers*, from `Comm::alloc`, lie in memory that all ranks map, so that a
+//!   rank reads its peers' inputs and writes its peers' outputs where they are. Nothing is copied through slots.
 //!
 //! Both combine in rank order, so that the result is the same on all ranks, bit for bit, whatever the timing.
-//! NCCL has the same pair for GPUs: `src/device/symmetric` and the low-latency one-shot kernels.
+//! NCCL has the same pair for GPUs: `src/device/symmetric`; PyTorch's `SymmetricMemory` has the names.
 //!
 //! | file | idea |
 //! | --- | --- |
 //! | `layout` | where what lies |
 //! | `board` | a rank's view: publish, see others arrive, finish |
 //! | `run` | one call from start to end: turns, spinning, yielding, sleeping |
-//! | `one_shot`, `symmetric` | the two algorithms |
+//! | `one_shot`, `two_shot` | the two algorithms |
 //! | `allocation` | symmetric memory and how a call's buffers are found in it |
 //!
 //! # Protocol
@@ -31,7 +31,7 @@ mod board;
 mod layout;
 mod one_shot;
 mod run;
-mod symmetric;
+mod two_shot;
 
 pub(crate) use allocation::{Allocation, Registry, region_bytes};
 pub(crate) use board::Board;

@@ -1,11 +1,11 @@
-//! One call over a window, from start to end: turns, and what a rank does between them.
+//! One call, from start to end: turns, and what a rank does between them.
 
 use std::time::{Duration, Instant};
 
 use super::allocation::Registry;
 use super::board::{Board, Message};
 use super::one_shot::OneShot;
-use super::symmetric::Symmetric;
+use super::two_shot::TwoShot;
 use crate::algorithm::Shape;
 use crate::error::Result;
 use crate::executor::{Buffers, Patience, Supervisor};
@@ -61,7 +61,7 @@ pub(super) struct Call<'a> {
     pub(super) job: &'a Job,
     pub(super) header: Header,
     pub(super) buffers: Buffers,
-    /// Number of the call at the window.
+    /// Number of the call at the board.
     pub(super) number: u64,
 }
 
@@ -79,7 +79,7 @@ impl Call<'_> {
 
 enum Steps {
     OneShot(OneShot),
-    Symmetric(Symmetric),
+    TwoShot(TwoShot),
 }
 
 /// Runs one call to its end.
@@ -98,7 +98,7 @@ pub(crate) unsafe fn run(
 ) -> Result<Outcome> {
     let call = Call { job, header, buffers, number: board.start() };
     let mut steps = match header.algorithm {
-        code if code == Algorithm::Symmetric as u8 => Steps::Symmetric(Symmetric::new(registry, &call, board.rank())),
+        code if code == Algorithm::TwoShot as u8 => Steps::TwoShot(TwoShot::new(registry, &call, board.rank())),
         _ => Steps::OneShot(OneShot::default()),
     };
     let mut waiter = Waiter { supervisor, patience, turns: 0, since: None, announced: false };
@@ -108,7 +108,7 @@ pub(crate) unsafe fn run(
         let turn = unsafe {
             match &mut steps {
                 Steps::OneShot(steps) => steps.advance(board, &call),
-                Steps::Symmetric(steps) => steps.advance(board, &call),
+                Steps::TwoShot(steps) => steps.advance(board, &call),
             }
         };
         match turn {

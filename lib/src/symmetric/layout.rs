@@ -1,4 +1,4 @@
-//! Where what lies in a window.
+//! Where what lies on the board.
 //!
 //! ```text
 //! sleepers                   how many ranks sleep: written only by those who fall asleep and wake up
@@ -39,12 +39,12 @@ pub(crate) struct Layout {
 
 impl Layout {
     /// # Errors
-    /// [`Error::InvalidArgument`] when the window would not fit into the address space.
+    /// [`Error::InvalidArgument`] when the board would not fit into the address space.
     pub(crate) fn new(ranks: usize, slot_bytes: usize) -> Result<Layout> {
         let layout = Layout { ranks, slot_bytes };
         let fits = ranks > 0 && slot_bytes <= 1 << 30 && ranks.checked_mul(layout.rank_stride()).is_some();
         fits.then_some(layout)
-            .ok_or_else(|| Error::invalid("window", format!("{ranks} ranks with slots of {slot_bytes} bytes")))
+            .ok_or_else(|| Error::invalid("board", format!("{ranks} ranks with slots of {slot_bytes} bytes")))
     }
 
     fn slot_stride(&self) -> usize {
@@ -56,7 +56,7 @@ impl Layout {
         (3 * APART + DEPTH * self.slot_stride()).next_multiple_of(PAGE)
     }
 
-    /// Size of the window.
+    /// Size of the board.
     pub(crate) fn bytes(&self) -> usize {
         PAGE + self.ranks * self.rank_stride()
     }

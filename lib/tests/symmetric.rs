@@ -1,4 +1,4 @@
-//! Collectives over shared windows: symmetric buffers and one-shot slots, ranks as threads.
+//! Collectives over memory that all ranks map: one-shot slots and symmetric buffers.
 
 mod common;
 
@@ -133,7 +133,7 @@ fn any_mix_of_buffers_gives_the_result() {
 #[test]
 fn sizes_around_the_slot_and_the_line() {
     let mut config = config();
-    config.window = 4096;
+    config.one_shot = 4096;
     for n in [2, 3, 5] {
         ranks(n, &config, |comm| {
             for count in [0usize, 1, 2, 5, 6, 7, 15, 16, 17, 255, 1023, 1024, 1025, 5000] {

@@ -1,18 +1,18 @@
-//! Which calls go through shared windows, and the window's opening.
+//! Which calls go through memory that all ranks map, and how that is opened.
 
 use super::{Engine, Inner};
 use crate::error::Result;
 use crate::executor::{Buffers, CallKey};
 use crate::reduce;
-use crate::window::{self, Board, Job, Layout, Outcome, Registry};
+use crate::symmetric::{self, Board, Job, Layout, Outcome, Registry};
 use crate::wire::{Algorithm, Collective, Header};
 
 /// Jobs kept per communicator; the least recently used one goes first.
 const JOBS: usize = 64;
 
-/// A communicator's window.
+/// A communicator's board.
 #[derive(Debug, Default)]
-pub(super) enum Window {
+pub(super) enum BoardState {
     /// Opened with the first collective.
     #[default]
     Unopened,
@@ -22,26 +22,26 @@ pub(super) enum Window {
 }
 
 impl Inner {
-    /// Opens the window on the first collective call; every rank makes that one.
+    /// Opens the board on the first collective call; every rank makes that one.
     #[inline]
-    pub(super) fn open_window(&self, engine: &mut Engine) -> Result<()> {
-        if matches!(engine.window, Window::Unopened) { self.open_window_now(engine) } else { Ok(()) }
+    pub(super) fn open_board(&self, engine: &mut Engine) -> Result<()> {
+        if matches!(engine.board, BoardState::Unopened) { self.open_board_now(engine) } else { Ok(()) }
     }
 
     #[cold]
-    fn open_window_now(&self, engine: &mut Engine) -> Result<()> {
+    fn open_board_now(&self, engine: &mut Engine) -> Result<()> {
         let state = &self.state;
-        engine.window = Window::Unavailable;
-        if self.shares_memory() && state.config.window > 0 {
-            let layout = Layout::new(self.size(), state.config.window)?;
-            let key = format!("window-{}", state.id);
+        engine.board = BoardState::Unavailable;
+        if self.shares_memory() && state.config.one_shot > 0 {
+            let layout = Layout::new(self.size(), state.config.one_shot)?;
+            let key = format!("board-{}", state.id);
             let shared = state
                 .control
                 .share(&key, &state.members, layout.bytes())
                 .map_err(|error| state.fail_everywhere(error))?;
             if let Some(shared) = shared {
                 let board = Board::new(shared.memory, layout, state.rank, shared.fence)?;
-                engine.window = Window::Open(Box::new(board));
+                engine.board = BoardState::Open(Box::new(board));
             }
         }
         Ok(())
@@ -61,7 +61,7 @@ impl Inner {
             return true;
         }
         let segment = key.count.saturating_mul(key.dtype.size());
-        if window::slot_bytes(&self.shape(key.collective, key.root), segment) > slot_bytes
+        if symmetric::slot_bytes(&self.shape(key.collective, key.root), segment) > slot_bytes
             || !matches!(self.state.config.algorithm, None | Some(Algorithm::OneShot))
         {
             return false;
@@ -78,10 +78,10 @@ impl Inner {
 
     /// The job of a call that finds out whether all its buffers are symmetric.
     pub(super) fn symmetric(&self, registry: &Registry, key: &CallKey) -> Option<Job> {
-        let may = matches!(self.state.config.algorithm, None | Some(Algorithm::Symmetric))
+        let may = matches!(self.state.config.algorithm, None | Some(Algorithm::TwoShot))
             && registry.in_use()
             && !matches!(key.collective, Collective::Scatter | Collective::Barrier | Collective::SendRecv);
-        may.then(|| self.job(key, Algorithm::Symmetric))
+        may.then(|| self.job(key, Algorithm::TwoShot))
     }
 
     fn job(&self, key: &CallKey, algorithm: Algorithm) -> Job {
@@ -95,12 +95,12 @@ impl Inner {
         }
     }
 
-    /// Runs a call over the window.
+    /// Runs a call at the board.
     ///
     /// # Safety
-    /// As [`window::run`].
+    /// As [`symmetric::run`].
     #[inline]
-    pub(super) unsafe fn run_window(
+    pub(super) unsafe fn run_on_board(
         &self,
         board: &mut Board,
         registry: &Registry,
@@ -111,6 +111,6 @@ impl Inner {
     ) -> Result<Outcome> {
         let header = Header { seq, ..job.header };
         // SAFETY: forwarded from the caller.
-        unsafe { window::run(board, registry, job, header, buffers, &*self.state, &self.window_patience(background)) }
+        unsafe { symmetric::run(board, registry, job, header, buffers, &*self.state, &self.board_patience(background)) }
     }
 }

@@ -27,7 +27,7 @@ enum Stage {
 
 /// How far a rank is.
 #[derive(Debug)]
-pub(super) struct Symmetric {
+pub(super) struct TwoShot {
     stage: Stage,
     ours: Place,
     input: Option<Arc<Allocation>>,
@@ -54,8 +54,8 @@ impl Place {
     }
 }
 
-impl Symmetric {
-    pub(super) fn new(registry: &Registry, call: &Call<'_>, rank: usize) -> Symmetric {
+impl TwoShot {
+    pub(super) fn new(registry: &Registry, call: &Call<'_>, rank: usize) -> TwoShot {
         let (shape, bytes) = (&call.job.shape, call.job.bytes());
         let find = |segments: usize, address: *const u8| match segments {
             0 => None,
@@ -67,7 +67,7 @@ impl Symmetric {
         let offset = |found: &Option<Found>| found.as_ref().map_or(0, |f| f.offset as u64);
         let ours =
             Place { input_id: id(&input), output_id: id(&output), input: offset(&input), output: offset(&output) };
-        Symmetric {
+        TwoShot {
             stage: Stage::Describe,
             ours,
             input: input.map(|f| f.allocation),
@@ -125,7 +125,7 @@ impl Symmetric {
     /// Our share; `false` when the buffers' places do not allow it. All ranks decide from the same places.
     ///
     /// # Safety
-    /// As [`Symmetric::advance`]: all ranks have come.
+    /// As [`TwoShot::advance`]: all ranks have come.
     unsafe fn work(&self, board: &Board, call: &Call<'_>) -> bool {
         let job = call.job;
         let shape = &job.shape;
@@ -202,7 +202,7 @@ impl Symmetric {
     /// The root's input to all outputs; between two ranks each copies half.
     ///
     /// # Safety
-    /// As [`Symmetric::work`].
+    /// As [`TwoShot::work`].
     unsafe fn broadcast(&self, board: &Board, call: &Call<'_>, outputs: bool, streams: bool) -> bool {
         let job = call.job;
         let (rank, ranks, root, bytes) = (board.rank(), board.ranks(), job.shape.root, job.bytes());

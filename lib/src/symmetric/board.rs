@@ -1,4 +1,4 @@
-//! One rank's view of a window: publish, see who has arrived, finish.
+//! One rank's view of the board: publish, see who has arrived, finish.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ impl Message {
     }
 }
 
-/// A rank at a window.
+/// A rank at the board.
 #[derive(Debug)]
 pub(crate) struct Board {
     memory: Arc<Mapping>,
@@ -49,7 +49,7 @@ impl Board {
     pub(crate) fn new(memory: Arc<Mapping>, layout: Layout, rank: usize, fence: Fence) -> Result<Board> {
         if memory.len() < layout.bytes() || rank >= layout.ranks {
             let detail = format!("expected {} bytes, got {}; rank {rank}", layout.bytes(), memory.len());
-            return Err(crate::error::Error::invalid("window", detail));
+            return Err(crate::error::Error::invalid("board", detail));
         }
         Ok(Board { memory, layout, rank, fence, call: 0, everyone_finished: 0 })
     }
