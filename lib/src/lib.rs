@@ -15,6 +15,7 @@ pub mod launch;
 pub mod reduce;
 pub mod schedule;
 pub mod topology;
+pub mod trace;
 pub mod transport;
 pub mod wire;
 
