@@ -86,8 +86,7 @@ pub(super) fn open(control: &dyn Control, tracers: Vec<usize>, config: &Config) 
         _ => return Err(Error::invalid("trace", format!("rank {reference} did not say where it writes"))),
     };
     let Some(sink) = Sink::new(control.rank(), run, config) else { return Ok(None) };
-    let joined = sink.join();
-    let outcome = if !joined && leads(control, &tracers) { sink.create() } else { Ok(()) };
+    let outcome = if !sink.join() && (sink.is_alone() || leads(control, &tracers)) { sink.create() } else { Ok(()) };
     Ok(Some(Start { sink: Arc::new(sink), tracers, begin, outcome }))
 }
 

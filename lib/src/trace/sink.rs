@@ -45,6 +45,8 @@ pub(crate) struct Sink {
     host: String,
     /// What `TINYNCCL_TRACE` says, for this rank.
     path: PathBuf,
+    /// It says so for each rank apart.
+    alone: bool,
     /// Where we write, once it is clear that it is ours.
     target: OnceLock<PathBuf>,
     clock: OnceLock<ClockOffset>,
@@ -55,17 +57,24 @@ pub(crate) struct Sink {
 impl Sink {
     /// A rank's sink, or none where nothing is traced.
     pub(crate) fn new(rank: usize, run: Run, config: &Config) -> Option<Sink> {
-        let path = config.trace.as_ref()?.replace("%r", &rank.to_string());
+        let pattern = config.trace.as_ref()?;
+        let path = pattern.replace("%r", &rank.to_string());
         Some(Sink {
             rank,
             run,
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            alone: path != *pattern,
             path: path.into(),
             target: OnceLock::new(),
             clock: OnceLock::new(),
             events: config.trace_events,
             tracks: Mutex::default(),
         })
+    }
+
+    /// True when no other rank writes to our path.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.alone
     }
 
     /// Starts the file.
