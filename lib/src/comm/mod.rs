@@ -311,11 +311,16 @@ impl Inner {
     #[inline]
     fn drain(&self) {
         if !self.queue.is_idle() {
-            let begin = now();
-            self.queue.drain();
-            if let Some(trace) = &self.state.trace {
-                trace.span(begin, Span::Drain);
-            }
+            self.drain_slowly();
+        }
+    }
+
+    #[cold]
+    fn drain_slowly(&self) {
+        let begin = now();
+        self.queue.drain();
+        if let Some(trace) = &self.state.trace {
+            trace.span(begin, Span::Drain);
         }
     }
 
