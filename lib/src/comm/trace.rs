@@ -199,8 +199,7 @@ mod tests {
         let mut info = serde_json::json!({"address": "x"});
         announce(&mut info, &Config::default());
         assert!(announced(&[info.clone()]).is_empty());
-        let mut config = Config::default();
-        config.trace = Some("t.json".to_owned());
+        let config = Config { trace: Some("t.json".to_owned()), ..Config::default() };
         let plain = info.clone();
         announce(&mut info, &config);
         assert_eq!(announced(&[plain, info]), [1]);

@@ -10,9 +10,7 @@ use crate::config::Config;
 use crate::wire::Header;
 
 fn recorder(path: &Path, capacity: usize) -> Recorder {
-    let mut config = Config::default();
-    config.trace = Some(path.display().to_string());
-    config.trace_events = capacity;
+    let config = Config { trace: Some(path.display().to_string()), trace_events: capacity, ..Config::default() };
     let sink = Sink::new(3, Run::new().unwrap(), &config).unwrap();
     sink.create().unwrap();
     Recorder::new(Tracer::new(Arc::new(sink), 5, vec![7, 3]), capacity)
@@ -142,8 +140,7 @@ fn the_path_names_the_rank_and_a_bad_one_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     drop(recorder(&dir.path().join("t%r.json"), 1));
     assert!(dir.path().join("t3.json").exists());
-    let mut config = Config::default();
-    config.trace = Some("/nowhere/t.json".to_owned());
+    let config = Config { trace: Some("/nowhere/t.json".to_owned()), ..Config::default() };
     let sink = Sink::new(0, Run::new().unwrap(), &config).unwrap();
     assert!(sink.create().unwrap_err().to_string().contains("/nowhere/t.json"));
 }
@@ -152,8 +149,7 @@ fn the_path_names_the_rank_and_a_bad_one_is_refused() {
 fn a_rank_that_shares_no_file_writes_beside_it() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("t.json");
-    let mut config = Config::default();
-    config.trace = Some(path.display().to_string());
+    let config = Config { trace: Some(path.display().to_string()), ..Config::default() };
     let run = Run::new().unwrap();
     let (first, second) = (Sink::new(0, run.clone(), &config).unwrap(), Sink::new(1, run, &config).unwrap());
     assert!(!second.join());
