@@ -29,7 +29,10 @@ fn all_reduces(comms: &[Comm], rounds: usize) -> Result<()> {
 fn main() -> Result<()> {
     // Cargo passes `--bench`.
     let rounds = std::env::args().filter_map(|a| a.parse::<usize>().ok()).next().unwrap_or(1_000_000);
-    let comms = Comm::threads(2, Config::from_env()?)?;
+    // Over links: at the board, whoever comes first waits for the other.
+    let mut config = Config::from_env()?;
+    config.one_shot = 0;
+    let comms = Comm::threads(2, config)?;
     // Links are opened by two that wait for each other.
     std::thread::scope(|scope| {
         let ranks: Vec<_> = comms

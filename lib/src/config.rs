@@ -188,7 +188,7 @@ config! {
         "Period of the heartbeat to the rendezvous store; a rank silent for four periods is named when something times out.";
     transport: TransportChoice = TransportChoice::Auto, "TINYNCCL_TRANSPORT", "auto, tcp, shm",
         "What carries the links.";
-    algorithm: Option<Algorithm> = None, "TINYNCCL_ALGO", "auto, ring, tree, double-tree, direct, halving-doubling",
+    algorithm: Option<Algorithm> = None, "TINYNCCL_ALGO", "auto, ring, tree, double-tree, direct, halving-doubling, one-shot, two-shot",
         "Fixes the algorithm where it can do the collective; auto asks the cost model.";
     interface: Option<String> = None, "TINYNCCL_IFNAME", "names or prefixes, comma-separated; ^ in front excludes",
         "Network interfaces whose addresses are advertised to the peers; empty: all that are up.";
@@ -198,6 +198,8 @@ config! {
         "Largest message when all ranks share memory.";
     tcp_chunk: usize = 1 << 20, "TINYNCCL_TCP_CHUNK", "bytes, 4K to 16M",
         "Largest message when any pair of ranks talks TCP; collectives that reduce send at most 256 KiB at once.";
+    one_shot: usize = 16 << 10, "TINYNCCL_ONE_SHOT", "bytes, 0 to 1M",
+        "Largest input that ranks which share memory pass through one-shot slots; 0 turns these slots off, and with them symmetric buffers.";
     fifo_depth: usize = 4, "TINYNCCL_FIFO_DEPTH", "2 to 64",
         "Messages a link holds per direction.";
     socket_buffer: usize = 0, "TINYNCCL_SOCKET_BUFFER", "bytes; 0 leaves it to the kernel",
@@ -230,6 +232,7 @@ impl Config {
         range("TINYNCCL_CHANNELS", self.channels, 1, 16)?;
         range("TINYNCCL_SHM_CHUNK", self.shm_chunk, 4 << 10, 16 << 20)?;
         range("TINYNCCL_TCP_CHUNK", self.tcp_chunk, 4 << 10, 16 << 20)?;
+        range("TINYNCCL_ONE_SHOT", self.one_shot, 0, 1 << 20)?;
         range("TINYNCCL_FIFO_DEPTH", self.fifo_depth, 2, 64)?;
         range("TINYNCCL_TRACE_EVENTS", self.trace_events, 1, 256 << 20)
     }

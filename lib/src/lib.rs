@@ -14,6 +14,7 @@ mod executor;
 pub mod launch;
 pub mod reduce;
 pub mod schedule;
+mod symmetric;
 pub mod topology;
 pub mod trace;
 pub mod transport;

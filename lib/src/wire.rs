@@ -104,12 +104,23 @@ pub enum Algorithm {
     Direct = 3,
     /// Recursive halving (reduce-scatter) and doubling (all-gather) over a hypercube.
     HalvingDoubling = 4,
+    /// In shared memory: each rank writes once, all read and reduce for themselves. No schedule: see `symmetric`.
+    OneShot = 5,
+    /// In symmetric memory: ranks read and write each other's buffers. No schedule: see `symmetric`.
+    TwoShot = 6,
 }
 
 impl Algorithm {
     /// Every algorithm, in code order.
-    pub const ALL: [Algorithm; 5] =
-        [Algorithm::Ring, Algorithm::Tree, Algorithm::DoubleTree, Algorithm::Direct, Algorithm::HalvingDoubling];
+    pub const ALL: [Algorithm; 7] = [
+        Algorithm::Ring,
+        Algorithm::Tree,
+        Algorithm::DoubleTree,
+        Algorithm::Direct,
+        Algorithm::HalvingDoubling,
+        Algorithm::OneShot,
+        Algorithm::TwoShot,
+    ];
 
     /// Kebab-case name as used on command lines and in `TINYNCCL_ALGO`.
     pub const fn name(self) -> &'static str {
@@ -119,6 +130,8 @@ impl Algorithm {
             Algorithm::DoubleTree => "double-tree",
             Algorithm::Direct => "direct",
             Algorithm::HalvingDoubling => "halving-doubling",
+            Algorithm::OneShot => "one-shot",
+            Algorithm::TwoShot => "two-shot",
         }
     }
 

@@ -330,6 +330,24 @@ fn groups_point_to_point_splits_and_queued_calls() {
 }
 
 #[test]
+fn calls_in_memory_that_all_ranks_map() {
+    for fabric in [Fabric::Inproc, Fabric::Shm] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("t.json");
+        let mut config = traced(&path);
+        config.algorithm = None;
+        run_ok(fabric, 3, &config, |comm| all_reduces(&comm, 20));
+        let trace = Trace::read(&path);
+        for rank in 0..3 {
+            let calls: Vec<&Slice> = trace.on(rank, "call");
+            assert_eq!(calls.len(), 20);
+            assert!(calls.iter().all(|c| c.args["algorithm"] == "one-shot"), "{calls:?}");
+        }
+        assert!(trace.slices.iter().any(|s| s.name.starts_with("wait for rank ")), "somebody comes last");
+    }
+}
+
+#[test]
 fn buckets_of_data_parallel_training() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("t.json");

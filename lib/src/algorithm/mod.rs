@@ -85,7 +85,7 @@ impl Shape {
     }
 }
 
-/// Whether `algorithm` can do this collective on this many ranks.
+/// Whether `algorithm` has a schedule for this collective on this many ranks.
 pub fn supports(algorithm: Algorithm, shape: &Shape) -> bool {
     if !shape.is_valid() {
         return false;
@@ -102,6 +102,7 @@ pub fn supports(algorithm: Algorithm, shape: &Shape) -> bool {
             Collective::AllGather | Collective::ReduceScatter => shape.ranks.is_power_of_two(),
             _ => false,
         },
+        Algorithm::OneShot | Algorithm::TwoShot => false,
     }
 }
 
@@ -119,6 +120,7 @@ pub fn program(algorithm: Algorithm, shape: &Shape, rank: usize) -> Option<Progr
         Algorithm::DoubleTree => double_tree::program(shape, rank),
         Algorithm::Direct => direct::program(shape, rank),
         Algorithm::HalvingDoubling => halving_doubling::program(shape, rank),
+        Algorithm::OneShot | Algorithm::TwoShot => None,
     }
 }
 
@@ -133,6 +135,7 @@ pub fn cut(algorithm: Algorithm, shape: &Shape) -> Option<(usize, usize)> {
         Algorithm::Tree | Algorithm::Direct => (shape.channels, 1),
         Algorithm::DoubleTree => (double_tree::channels(shape), 1),
         Algorithm::HalvingDoubling => halving_doubling::cut(shape, halving_doubling::MAX_SPAN),
+        Algorithm::OneShot | Algorithm::TwoShot => return None,
     })
 }
 
@@ -150,6 +153,7 @@ pub fn bytes_sent(algorithm: Algorithm, shape: &Shape, rank: usize, partition: &
         Algorithm::DoubleTree => double_tree::bytes_sent(shape, rank, partition),
         Algorithm::Direct => direct::bytes_sent(shape, rank, partition),
         Algorithm::HalvingDoubling => halving_doubling::bytes_sent(shape, rank, partition),
+        Algorithm::OneShot | Algorithm::TwoShot => return None,
     })
 }
 

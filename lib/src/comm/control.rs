@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
+use crate::transport::fence::Fence;
+use crate::transport::mapping::Mapping;
 use crate::transport::{Doorbell, LinkOptions, LinkPair};
 
 /// What a rank publishes of itself, readable by others when something hangs.
@@ -32,6 +34,13 @@ pub(crate) enum Notice {
     StoreLost { detail: String },
 }
 
+/// Memory that several ranks map, and how they order their flags in it.
+#[derive(Debug, Clone)]
+pub(crate) struct Shared {
+    pub(crate) memory: Arc<Mapping>,
+    pub(crate) fence: Fence,
+}
+
 /// One rank's access to its control plane; shared by the communicators split from one another. Ranks are world ranks.
 pub(crate) trait Control: Send + Sync {
     /// Our world rank.
@@ -54,6 +63,9 @@ pub(crate) trait Control: Send + Sync {
     fn same_host(&self, a: usize, b: usize) -> bool;
     /// A small all-gather among `members`; `key` must be new.
     fn exchange(&self, key: &str, members: &[usize], value: Vec<u8>) -> Result<Vec<Vec<u8>>>;
+    /// `bytes` of zeroed memory that all `members`, ranks of this host, map; every one of them calls it, `key` must be new.
+    /// `None`, on all of them, where the system refuses.
+    fn share(&self, key: &str, members: &[usize], bytes: usize) -> Result<Option<Shared>>;
     /// Where to publish progress on `comm`.
     fn track(&self, comm: u32) -> Arc<Progress>;
     /// The state of every rank of the world, or an error naming who cannot be asked.
@@ -62,6 +74,8 @@ pub(crate) trait Control: Send + Sync {
     fn store_host(&self) -> Option<usize>;
     /// True when the ranks are threads of one process.
     fn one_process(&self) -> bool;
+    /// True when `rank` has said goodbye: whoever still waits for it waits in vain.
+    fn has_left(&self, rank: usize) -> bool;
     /// Tells all others that `comm` has failed.
     fn abort(&self, comm: u32, reason: &str);
     /// Calls `listener` for every notice, past ones included.

@@ -5,10 +5,13 @@ use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::control::{Control, Notice, PeerHealth, Progress};
+use super::control::{Control, Notice, PeerHealth, Progress, Shared};
+use super::share;
 use super::state::lock;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::transport::fence::Fence;
+use crate::transport::mapping::Mapping;
 use crate::transport::{Doorbell, LinkOptions, LinkPair, checksum, inproc};
 
 type Listener = Box<dyn Fn(&Notice) + Send + Sync>;
@@ -27,6 +30,8 @@ struct Table {
     exchanges: HashMap<String, HashMap<usize, Vec<u8>>>,
     /// How many members have taken an exchange's values.
     taken: HashMap<String, usize>,
+    /// Memory on its way from the first rank to the others.
+    shared: HashMap<String, Arc<Mapping>>,
     progress: HashMap<(u32, usize), Arc<Progress>>,
     left: Vec<bool>,
     listeners: Vec<(usize, Arc<Listener>)>,
@@ -72,7 +77,7 @@ impl Control for Local {
         let to = inproc::ConnectTo { comm, rank: self.rank, peer_rank: peer, channel, options };
         let or_left = || {
             abort().or_else(|| {
-                lock(&self.world.table).left[peer].then(|| Error::PeerLost {
+                self.has_left(peer).then(|| Error::PeerLost {
                     op: "connect".to_owned(),
                     rank: self.rank,
                     peer,
@@ -117,17 +122,45 @@ impl Control for Local {
             }
             let left = end.saturating_duration_since(Instant::now());
             let gone: Vec<usize> = missing.iter().copied().filter(|&m| table.left[m]).collect();
-            if left.is_zero() || !gone.is_empty() {
+            if let Some(&peer) = gone.first() {
+                return Err(Error::PeerLost {
+                    op: format!("exchange '{key}'"),
+                    rank: self.rank,
+                    peer,
+                    address: "thread of this process".to_owned(),
+                    detail: "it dropped its communicator".to_owned(),
+                });
+            }
+            if left.is_zero() {
                 return Err(Error::Timeout {
                     op: format!("exchange '{key}'"),
                     rank: self.rank,
                     waited: self.world.config.timeout.saturating_sub(left),
-                    missing: if gone.is_empty() { missing } else { gone },
+                    missing,
                     detail: "threads of this process: has each of them made the same call?".to_owned(),
                 });
             }
             table = self.world.changed.wait_timeout(table, left).unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+
+    fn share(&self, key: &str, members: &[usize], bytes: usize) -> Result<Option<Shared>> {
+        let memory = match members.first() == Some(&self.rank) {
+            true => Some(Arc::new(Mapping::anonymous(bytes)?)),
+            false => None,
+        };
+        if let Some(memory) = &memory {
+            lock(&self.world.table).shared.insert(key.to_owned(), memory.clone());
+        }
+        let wishes = self.exchange(key, members, bytes.to_ne_bytes().to_vec())?;
+        let size = |bytes: &Vec<u8>| <[u8; 8]>::try_from(&bytes[..]).map_or(0, usize::from_ne_bytes);
+        let wishes: Vec<usize> = wishes.iter().map(size).collect();
+        // The first rank has left its memory in the table before it told its wish.
+        let memory = memory.or_else(|| lock(&self.world.table).shared.get(key).cloned());
+        self.exchange(&format!("{key}-mapped"), members, Vec::new())?;
+        lock(&self.world.table).shared.remove(key);
+        share::agree(members, &wishes, self.rank)?;
+        Ok(memory.map(|memory| Shared { memory, fence: Fence::available() }))
     }
 
     fn track(&self, comm: u32) -> Arc<Progress> {
@@ -151,6 +184,10 @@ impl Control for Local {
 
     fn store_host(&self) -> Option<usize> {
         None
+    }
+
+    fn has_left(&self, rank: usize) -> bool {
+        lock(&self.world.table).left[rank]
     }
 
     fn abort(&self, comm: u32, reason: &str) {

@@ -4,6 +4,7 @@
 //! order. Blocking calls run in the caller's thread; asynchronous ones ([`Work`]) run on a progress thread, in order.
 //! After a failure the communicator is dead on every rank: each waiter gets the first cause, each later call an error.
 
+mod alloc;
 mod asynchronous;
 mod collectives;
 mod control;
@@ -12,8 +13,10 @@ mod init;
 mod local;
 mod network;
 mod p2p;
+mod share;
 mod split;
 mod state;
+mod symmetric;
 mod trace;
 mod tune;
 mod work;
@@ -28,15 +31,18 @@ use crate::config::Config;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::executor::{self, Buffers, CallKey, Links, Patience, Plan, Supervisor, Task, Workspace};
+use crate::symmetric::{Job, Outcome, Registry};
 use crate::topology::{Choice, CostModel, choose};
 use crate::trace::{Recorder, Span, Tracer, now};
 use crate::transport::LinkOptions;
 use crate::wire::{Algorithm, Collective, Header};
 
+pub use alloc::SymmetricBuffer;
 pub use control::Progress;
 pub use group::Group;
 use state::State;
 pub(crate) use state::lock;
+use symmetric::BoardState;
 use work::Queue;
 pub use work::Work;
 
@@ -75,6 +81,10 @@ struct Engine {
     links: Links,
     workspace: Workspace,
     plans: Vec<(CallKey, Arc<Plan>)>,
+    /// As `plans`, of calls that go through the board's slots.
+    jobs: Vec<(CallKey, Job)>,
+    board: BoardState,
+    registry: Registry,
     /// Calls started; the header's sequence number.
     seq: u32,
     /// Messages sent to and received from each rank, point to point.
@@ -108,6 +118,9 @@ impl Comm {
             links: Links::default(),
             workspace: Workspace::new(state.trace.as_ref().map(recorder)),
             plans: Vec::new(),
+            jobs: Vec::new(),
+            board: BoardState::default(),
+            registry: Registry::default(),
             seq: 0,
             sent: vec![0; size],
             received: vec![0; size],
@@ -236,6 +249,18 @@ impl Inner {
         Patience { turns, spin, yields, deadline: config.timeout }
     }
 
+    /// As [`Inner::patience`] for the board, where a turn costs a few loads and no system call.
+    fn board_patience(&self, background: bool) -> Patience {
+        let config = &self.state.config;
+        let (spin, turns) = match background || self.crowded {
+            // Whoever is awaited may need this very core.
+            true => (Duration::ZERO, 4),
+            false => (config.spin, 64),
+        };
+        let yields = if background { Duration::from_micros(20) } else { Duration::from_micros(500) };
+        Patience { turns, spin, yields, deadline: config.timeout }
+    }
+
     /// Puts the plan of a call in front, compiled on first use: chooses the algorithm and opens the links it needs.
     #[inline]
     fn prepare(&self, engine: &mut Engine, key: &CallKey) -> Result<()> {
@@ -279,8 +304,12 @@ impl Inner {
                 (choice.algorithm, choice.message, program)
             }
         };
-        self.open(engine, program.links())?;
         let header = key.header(self.state.id, algorithm);
+        if let (BoardState::Open(board), true) = (&engine.board, key.collective != Collective::SendRecv) {
+            // Before links are opened, which waits for the peers.
+            board.announce(&Header { seq: engine.seq, ..header });
+        }
+        self.open(engine, program.links())?;
         let Engine { links, .. } = engine;
         Plan::compile(key, header, &program, self.size(), message, |c, p| links.get(c, p))
             .ok_or_else(|| Error::invalid(op(), "the schedule names a rank without a link"))
@@ -333,15 +362,44 @@ impl Inner {
         let mut engine = lock(&self.engine);
         engine.seq = engine.seq.wrapping_add(1);
         self.state.progress.start(u64::from(engine.seq), key.collective as u8);
-        self.prepare(&mut engine, key)?;
-        let Engine { links, workspace, plans, seq, .. } = &mut *engine;
+        self.open_board(&mut engine)?;
+        // SAFETY: forwarded from the caller.
+        unsafe { self.carry_out(&mut engine, key, buffers, background) }?;
+        self.state.progress.done(u64::from(engine.seq));
+        Ok(())
+    }
+
+    /// # Safety
+    /// As [`Inner::collective`].
+    #[inline]
+    unsafe fn carry_out(&self, engine: &mut Engine, key: &CallKey, buffers: Buffers, background: bool) -> Result<()> {
+        let Engine { board, jobs, registry, workspace, seq, .. } = &mut *engine;
+        if let BoardState::Open(board) = board {
+            if self.find_job(board.slot_bytes(), jobs, key) {
+                let job = &jobs[0].1;
+                // SAFETY: forwarded from the caller.
+                return unsafe { self.run_on_board(board, registry, job, *seq, buffers, background, workspace) }
+                    .map(|_| ());
+            }
+            if let Some(job) = self.symmetric(registry, key) {
+                // SAFETY: forwarded from the caller.
+                let outcome =
+                    unsafe { self.run_on_board(board, registry, &job, *seq, buffers, background, workspace) }?;
+                if outcome == Outcome::Done {
+                    return Ok(());
+                }
+            }
+        }
+        self.prepare(engine, key)?;
+        let Engine { links, workspace, plans, seq, board, .. } = engine;
         let plan = &plans[0].1;
         let header = Header { seq: *seq, ..plan.header };
+        if let BoardState::Open(board) = board {
+            board.announce(&header);
+        }
         let task = Task { plan, buffers, header, after: None };
         // SAFETY: forwarded from the caller.
-        unsafe { executor::run(&[task], links, workspace, &*self.state, &self.patience(background)) }?;
-        self.state.progress.done(u64::from(*seq));
-        Ok(())
+        unsafe { executor::run(&[task], links, workspace, &*self.state, &self.patience(background)) }
     }
 
     fn peer_in_range(&self, op: &str, what: &str, rank: usize) -> Result<()> {

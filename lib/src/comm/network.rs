@@ -4,7 +4,8 @@ use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use super::control::{Control, Notice, PeerHealth, Progress};
+use super::control::{Control, Notice, PeerHealth, Progress, Shared};
+use super::share;
 use super::state::lock;
 use crate::bootstrap::{Event, RankState, Session};
 use crate::config::Config;
@@ -73,7 +74,7 @@ impl Control for Network {
         let to = ConnectTo { comm, peer_rank: peer, info: &self.infos[peer], channel, options };
         let or_left = || {
             abort().or_else(|| {
-                lock(&self.left).contains(&peer).then(|| Error::PeerLost {
+                self.has_left(peer).then(|| Error::PeerLost {
                     op: "connect".to_owned(),
                     rank: self.rank(),
                     peer,
@@ -99,6 +100,10 @@ impl Control for Network {
 
     fn exchange(&self, key: &str, members: &[usize], value: Vec<u8>) -> Result<Vec<Vec<u8>>> {
         self.session.exchange(key, members, value, self.config.timeout)
+    }
+
+    fn share(&self, key: &str, members: &[usize], bytes: usize) -> Result<Option<Shared>> {
+        share::between_processes(self, key, members, bytes)
     }
 
     fn track(&self, comm: u32) -> Arc<Progress> {
@@ -127,6 +132,10 @@ impl Control for Network {
 
     fn store_host(&self) -> Option<usize> {
         self.store_host
+    }
+
+    fn has_left(&self, rank: usize) -> bool {
+        lock(&self.left).contains(&rank)
     }
 
     fn abort(&self, comm: u32, reason: &str) {

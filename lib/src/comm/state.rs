@@ -237,6 +237,20 @@ impl Supervisor for State {
         self.fail_everywhere(Error::PeerLost { op: self.op(header), rank: self.rank, peer, address, detail })
     }
 
+    fn has_left(&self, peer: usize) -> bool {
+        self.control.has_left(self.members[peer])
+    }
+
+    fn left(&self, header: &Header, peer: usize) -> Error {
+        self.fail_everywhere(Error::PeerLost {
+            op: self.op(header),
+            rank: self.rank,
+            peer,
+            address: "shared memory".to_owned(),
+            detail: "it closed its communicator and left".to_owned(),
+        })
+    }
+
     fn mismatch(&self, peer: usize, ours: Header, theirs: Header) -> Error {
         self.fail_everywhere(Error::Mismatch { rank: self.rank, peer, ours: Box::new(ours), theirs: Box::new(theirs) })
     }

@@ -8,6 +8,7 @@ use super::links::Links;
 use super::plan::{Action, Instruction, Place, Plan};
 use super::traced;
 use crate::error::Error;
+use crate::reduce::stream;
 use crate::schedule::Buf;
 use crate::trace::Probe;
 use crate::transport::Received;
@@ -181,7 +182,7 @@ unsafe fn perform(
     unsafe {
         match instruction.action {
             Action::Send { src } => Ok(links.sends[instruction.send].send_from(&header, view(memory, src))?),
-            Action::Recv { dst } => recv(instruction, memory, dst, &header, links),
+            Action::Recv { dst } => recv(instruction, memory, plan, dst, &header, links),
             Action::Copy { src, dst } => {
                 copy(memory.at(src), memory.at(dst), memory.bytes());
                 Ok(true)
@@ -197,7 +198,7 @@ unsafe fn perform(
             }
             Action::RecvCopySend { dst } => {
                 if !stage.received {
-                    stage.received = recv(instruction, memory, dst, &header, links)?;
+                    stage.received = recv(instruction, memory, plan, dst, &header, links)?;
                 }
                 Ok(stage.received && links.sends[instruction.send].send_from(&header, view(memory, dst))?)
             }
@@ -221,11 +222,38 @@ unsafe fn perform(
                     Some(pair) => pair,
                     None => return Ok(false),
                 };
-                (plan.kernels.reduce_dual)(memory.at(src), payload, memory.at(dst), slot, memory.len);
+                if plan.streams {
+                    reduce_and_stream(plan, memory.at(src), payload, slot, memory.at(dst), memory.len);
+                } else {
+                    (plan.kernels.reduce_dual)(memory.at(src), payload, memory.at(dst), slot, memory.len);
+                }
                 pass_on(instruction, &header, links)
             }
         }
     }
+}
+
+/// A stretch that stays in the first-level cache between being computed and being streamed out.
+const PIECE: usize = 4 << 10;
+
+#[repr(align(64))]
+struct Piece([u8; PIECE]);
+
+/// `slot = a op b` through the cache, for the receiver, and the same to `out` around it.
+///
+/// # Safety
+/// As [`crate::reduce::ReduceDualFn`].
+unsafe fn reduce_and_stream(plan: &Plan, a: *const u8, b: *const u8, slot: *mut u8, out: *mut u8, n: usize) {
+    let step = PIECE / plan.elem;
+    for start in (0..n).step_by(step) {
+        let (n, skip) = (step.min(n - start), start * plan.elem);
+        // SAFETY: by the caller; the piece lies within `n` elements.
+        unsafe {
+            (plan.kernels.reduce)(a.add(skip), b.add(skip), slot.add(skip), n);
+            stream::copy_unordered(out.add(skip), slot.add(skip), n * plan.elem);
+        }
+    }
+    stream::fence();
 }
 
 /// The part at `place` as a slice.
@@ -244,10 +272,22 @@ unsafe fn view<'a>(memory: &Memory, place: Place) -> &'a [u8] {
 unsafe fn recv(
     instruction: &Instruction,
     memory: &Memory,
+    plan: &Plan,
     dst: Place,
     header: &Header,
     links: &mut Links,
 ) -> Result<bool, Stop> {
+    let link = &mut links.recvs[instruction.recv];
+    if plan.streams && link.shows_in_place() {
+        let Some((theirs, payload)) = link.peek()? else { return Ok(false) };
+        if !header.agrees_with(&theirs) {
+            return Err(mismatch(instruction, header, theirs, links));
+        }
+        // SAFETY: by the caller; the payload has `header.len` bytes because the headers agree.
+        unsafe { stream::copy(memory.at(dst), payload.as_ptr(), memory.bytes()) };
+        link.release()?;
+        return Ok(true);
+    }
     // SAFETY: by the caller; nothing else refers to this memory during the call.
     let target = unsafe { slice::from_raw_parts_mut(memory.at(dst), memory.bytes()) };
     match links.recvs[instruction.recv].recv_into(header, target)? {
@@ -279,8 +319,20 @@ unsafe fn recv_reduce(
     // SAFETY: by the caller; the payload has `header.len` bytes because the headers agree.
     unsafe {
         let out = memory.at(dst);
-        (plan.kernels.reduce)(memory.at(src), payload.as_ptr(), out, memory.len);
-        finish(plan, last, out, memory.len);
+        if last && plan.streams && plan.divisor == 1 {
+            let mut piece = Piece([0; PIECE]);
+            let piece = piece.0.as_mut_ptr();
+            let step = PIECE / plan.elem;
+            for start in (0..memory.len).step_by(step) {
+                let (n, skip) = (step.min(memory.len - start), start * plan.elem);
+                (plan.kernels.reduce)(memory.at(src).add(skip), payload.as_ptr().add(skip), piece, n);
+                stream::copy_unordered(out.add(skip), piece, n * plan.elem);
+            }
+            stream::fence();
+        } else {
+            (plan.kernels.reduce)(memory.at(src), payload.as_ptr(), out, memory.len);
+            finish(plan, last, out, memory.len);
+        }
     }
     link.release()?;
     Ok(true)

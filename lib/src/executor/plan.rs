@@ -8,6 +8,10 @@ use crate::reduce::{self, Kernels};
 use crate::schedule::{Buf, Loc, Partition, Program, Step};
 use crate::wire::{Algorithm, Collective, Header};
 
+/// From so many bytes of output on, non-temporal stores win: together with the input and what the peers work on, the
+/// output would not stay in the last-level cache until somebody reads it.
+const STREAM: usize = 8 << 20;
+
 /// Everything a plan depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct CallKey {
@@ -79,6 +83,8 @@ pub(crate) struct Plan {
     pub(super) windows: usize,
     pub(super) elem: usize,
     pub(super) kernels: Kernels,
+    /// The output is larger than a cache is worth filling with: it is written around it.
+    pub(super) streams: bool,
     /// World size for `avg`, else 1.
     pub(super) divisor: usize,
     pub(crate) scratch_bytes: usize,
@@ -99,6 +105,10 @@ impl Plan {
         let elem = key.dtype.size();
         let partition = program.partition(key.count, elem, max_message);
         let window = partition.largest_window();
+        let output_segments = match key.collective {
+            Collective::AllGather | Collective::AllToAll | Collective::Gather => ranks,
+            _ => 1,
+        };
         let place = |loc: Loc| Place {
             buf: loc.buf,
             segment_offset: loc.segment as usize * if loc.buf == Buf::Scratch { window } else { key.count },
@@ -138,6 +148,7 @@ impl Plan {
             lanes,
             windows: partition.windows(),
             elem,
+            streams: output_segments.saturating_mul(key.count).saturating_mul(elem) >= STREAM,
             kernels: reduce::kernels(key.dtype, key.op.unwrap_or(ReduceOp::Sum)),
             divisor: if key.op == Some(ReduceOp::Avg) { ranks } else { 1 },
             scratch_bytes: program.scratch_segments * window * elem,

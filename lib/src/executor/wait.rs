@@ -27,6 +27,10 @@ pub(crate) trait Supervisor {
     fn timed_out(&self, header: &Header, peers: &[usize], waited: Duration) -> Error;
     /// The error to give for a link's error: the first cause, when another rank's failure is behind it.
     fn explain(&self, header: &Header, error: Error) -> Error;
+    /// Whether `peer` has said goodbye.
+    fn has_left(&self, peer: usize) -> bool;
+    /// The error to give when `peer`, which is awaited, has left.
+    fn left(&self, header: &Header, peer: usize) -> Error;
     /// The error for a message of another call.
     fn mismatch(&self, peer: usize, ours: Header, theirs: Header) -> Error;
 }

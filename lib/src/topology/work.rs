@@ -46,6 +46,7 @@ pub(super) fn work(algorithm: Algorithm, shape: &Shape) -> Option<Work> {
         Algorithm::DoubleTree => two_trees(shape),
         Algorithm::Direct => direct(shape),
         Algorithm::HalvingDoubling => halving_doubling(shape),
+        Algorithm::OneShot | Algorithm::TwoShot => return None,
     };
     let channels = match algorithm {
         Algorithm::DoubleTree => double_tree::channels(shape),

@@ -172,6 +172,10 @@ impl Page<'_> {
             What::Idle { phase, link } => {
                 self.slice(lines, e, phase.name(), format_args!("{}{}", phase.name(), self.whom("for", link)), "")
             }
+            What::Await { rank, arrival } => {
+                let what = if arrival { "wait for rank" } else { "wait for the end of rank" };
+                self.slice(lines, e, "wait", format_args!("{what} {rank}"), "")
+            }
             What::Compile { collective } => {
                 self.slice(lines, e, "setup", format_args!("compile {}", name_of(collective)), "")
             }

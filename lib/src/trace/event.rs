@@ -42,6 +42,11 @@ pub(super) enum What {
         phase: Phase,
         link: u32,
     },
+    /// A call in memory that all ranks map waits for a rank: to come to the call, or to be done with its part.
+    Await {
+        rank: u32,
+        arrival: bool,
+    },
     Compile {
         collective: u8,
     },

@@ -82,6 +82,8 @@ pub(crate) struct Recorder {
     stamp: u64,
     /// What the thread does while no lane can go on: link, since when.
     idle: Option<(Phase, u32, u64)>,
+    /// As `idle`, for calls in memory that all ranks map: world rank, whether it is to come, since when.
+    awaited: Option<(u32, bool, u64)>,
     /// When the present run began.
     begin: u64,
     /// When links were opened or a plan was compiled for a call that has not begun.
@@ -102,6 +104,7 @@ impl Recorder {
             lane: 0,
             stamp: 0,
             idle: None,
+            awaited: None,
             begin: 0,
             preparing: None,
         }
@@ -140,6 +143,7 @@ impl Recorder {
         let now = now();
         self.begin = self.preparing.take().unwrap_or(now);
         self.idle = None;
+        self.awaited = None;
         self.lanes.clear();
         self.lanes.resize(lanes, Lane { begin: now, waits: None });
     }
@@ -225,6 +229,27 @@ impl Recorder {
         }
     }
 
+    /// A call in memory that all ranks map waits for a rank of the communicator, to come (`arrival`) or to be done.
+    pub(crate) fn awaits(&mut self, peer: usize, arrival: bool) {
+        let now = now();
+        self.ends_await(now);
+        self.awaited = Some((index(self.tracer.world(peer)), arrival, now));
+    }
+
+    fn ends_await(&mut self, end: u64) {
+        if let Some((rank, arrival, since)) = self.awaited.take()
+            && end > since
+        {
+            self.push(since, end, Track::Calls, What::Await { rank, arrival });
+        }
+    }
+
+    /// The run ends without a result; another one carries the call out, and their slice begins here.
+    pub(crate) fn run_continues(&mut self) {
+        self.ends_await(now());
+        self.preparing = Some(self.begin);
+    }
+
     /// The lane's step was not done when the call failed.
     pub(crate) fn unfinished(&mut self, lane: usize, step: StepDone) {
         let end = now();
@@ -240,6 +265,7 @@ impl Recorder {
     pub(crate) fn run_ends(&mut self, calls: impl ExactSizeIterator<Item = (Call, usize)>) {
         let end = now().max(self.begin + 1);
         self.ends_idle(end);
+        self.ends_await(end);
         let begin = self.begin;
         match calls.len() {
             1 => calls.for_each(|(call, _)| self.push(begin, end, Track::Calls, What::Call(call))),

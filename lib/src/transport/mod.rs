@@ -36,10 +36,10 @@ pub mod inproc;
 
 mod doorbell;
 mod endpoint;
-mod fence;
+pub(crate) mod fence;
 mod handshake;
-mod mapping;
-mod ring;
+pub(crate) mod mapping;
+pub(crate) mod ring;
 mod shm;
 mod tcp;
 mod wait;
@@ -177,6 +177,12 @@ pub trait RecvLink: Send + fmt::Debug {
 
     /// The oldest message, if it is here whole: its header and its payload, 8-byte aligned or better.
     fn peek(&mut self) -> Result<Option<(Header, &[u8])>>;
+
+    /// True when [`RecvLink::peek`] shows messages where they came in, so that copying from there is as good as
+    /// [`RecvLink::recv_into`], and how to copy is the caller's choice.
+    fn shows_in_place(&self) -> bool {
+        false
+    }
 
     /// Frees the message last returned by [`RecvLink::peek`].
     fn release(&mut self) -> Result<()>;

@@ -233,7 +233,7 @@ pub(crate) fn pair(
 
 /// The first 24 bytes at most of `data` as words; the common lengths without a call to `memcpy`.
 #[inline(always)]
-fn pack(data: &[u8]) -> [u64; 3] {
+pub(crate) fn pack(data: &[u8]) -> [u64; 3] {
     let mut words = [0u64; 3];
     if let Ok(bytes) = <[u8; 8]>::try_from(data) {
         words[0] = u64::from_ne_bytes(bytes);
@@ -249,7 +249,7 @@ fn pack(data: &[u8]) -> [u64; 3] {
 
 /// The reverse of [`pack`].
 #[inline(always)]
-fn unpack(words: &[u64; 3], dst: &mut [u8]) {
+pub(crate) fn unpack(words: &[u64; 3], dst: &mut [u8]) {
     if let Ok(bytes) = <&mut [u8; 8]>::try_from(&mut *dst) {
         *bytes = words[0].to_ne_bytes();
     } else if let Ok(bytes) = <&mut [u8; 4]>::try_from(&mut *dst) {
@@ -262,13 +262,13 @@ fn unpack(words: &[u64; 3], dst: &mut [u8]) {
 }
 
 #[inline(always)]
-fn to_words(header: &Header) -> [u64; 4] {
+pub(crate) fn to_words(header: &Header) -> [u64; 4] {
     bytemuck::cast(*header)
 }
 
 /// [`Header::agrees_with`] on words: everything but the checksum, the lower half of the last word.
 #[inline(always)]
-fn agree(a: &[u64; 4], b: &[u64; 4]) -> bool {
+pub(crate) fn agree(a: &[u64; 4], b: &[u64; 4]) -> bool {
     const CRC: u64 = 0xffff_ffff;
     ((a[0] ^ b[0]) | (a[1] ^ b[1]) | (a[2] ^ b[2]) | ((a[3] ^ b[3]) & !CRC)) == 0
 }

@@ -142,6 +142,11 @@ impl RecvLink for RingRecv {
     }
 
     #[inline]
+    fn shows_in_place(&self) -> bool {
+        true
+    }
+
+    #[inline]
     fn release(&mut self) -> Result<()> {
         match self.head {
             Some(words) => {

@@ -1,0 +1,153 @@
+//! Which calls go through memory that all ranks map, and how that is opened.
+
+use super::{Engine, Inner};
+use crate::error::Result;
+use crate::executor::{Buffers, CallKey, Workspace};
+use crate::reduce;
+use crate::symmetric::{self, Board, Job, Layout, Outcome, Registry};
+use crate::trace::{self, Recorder};
+use crate::wire::{Algorithm, Collective, Header};
+
+/// Jobs kept per communicator; the least recently used one goes first.
+const JOBS: usize = 64;
+
+/// A communicator's board.
+#[derive(Debug, Default)]
+pub(super) enum BoardState {
+    /// Opened with the first collective.
+    #[default]
+    Unopened,
+    /// Ranks on several hosts, or turned off, or refused by the system.
+    Unavailable,
+    Open(Box<Board>),
+}
+
+impl Inner {
+    /// Opens the board on the first collective call; every rank makes that one.
+    #[inline]
+    pub(super) fn open_board(&self, engine: &mut Engine) -> Result<()> {
+        if matches!(engine.board, BoardState::Unopened) { self.open_board_now(engine) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn open_board_now(&self, engine: &mut Engine) -> Result<()> {
+        let state = &self.state;
+        engine.board = BoardState::Unavailable;
+        if self.shares_memory() && state.config.one_shot > 0 {
+            let layout = Layout::new(self.size(), state.config.one_shot)?;
+            let key = format!("board-{}", state.id);
+            let shared = state
+                .control
+                .share(&key, &state.members, layout.bytes())
+                .map_err(|error| state.fail_everywhere(error))?;
+            if let Some(shared) = shared {
+                let board = Board::new(shared.memory, layout, state.rank, shared.fence)?;
+                engine.board = BoardState::Open(Box::new(board));
+            }
+        }
+        Ok(())
+    }
+
+    /// All ranks map each other's memory, and nothing is to be checked on the way.
+    pub(super) fn shares_memory(&self) -> bool {
+        let state = &self.state;
+        self.size() > 1 && !state.config.checksum && state.members.iter().all(|&m| state.control.shares_memory(m))
+    }
+
+    /// Puts the job of a call that goes through the slots in front; `false` when it does not.
+    #[inline]
+    pub(super) fn find_job(&self, slot_bytes: usize, jobs: &mut Vec<(CallKey, Job)>, key: &CallKey) -> bool {
+        // Most recently used first: the common case is the same call again.
+        if jobs.first().is_some_and(|(k, _)| k == key) {
+            return true;
+        }
+        let segment = key.count.saturating_mul(key.dtype.size());
+        if symmetric::slot_bytes(&self.shape(key.collective, key.root), segment) > slot_bytes
+            || !matches!(self.state.config.algorithm, None | Some(Algorithm::OneShot))
+        {
+            return false;
+        }
+        match jobs.iter().position(|(k, _)| k == key) {
+            Some(position) => jobs[..=position].rotate_right(1),
+            None => {
+                jobs.truncate(JOBS - 1);
+                jobs.insert(0, (*key, self.job(key, Algorithm::OneShot)));
+            }
+        }
+        true
+    }
+
+    /// The job of a call that finds out whether all its buffers are symmetric.
+    pub(super) fn symmetric(&self, registry: &Registry, key: &CallKey) -> Option<Job> {
+        let may = matches!(self.state.config.algorithm, None | Some(Algorithm::TwoShot))
+            && registry.in_use()
+            && !matches!(key.collective, Collective::Scatter | Collective::Barrier | Collective::SendRecv);
+        may.then(|| self.job(key, Algorithm::TwoShot))
+    }
+
+    fn job(&self, key: &CallKey, algorithm: Algorithm) -> Job {
+        Job {
+            shape: self.shape(key.collective, key.root),
+            count: key.count,
+            elem: key.dtype.size(),
+            kernels: reduce::kernels(key.dtype, key.op.unwrap_or(crate::ReduceOp::Sum)),
+            divisor: if key.op == Some(crate::ReduceOp::Avg) { self.size() } else { 1 },
+            header: key.header(self.state.id, algorithm),
+        }
+    }
+
+    /// Runs a call at the board.
+    ///
+    /// # Safety
+    /// As [`symmetric::run`].
+    #[inline]
+    #[expect(clippy::too_many_arguments, reason = "parts of the engine, borrowed apart")]
+    pub(super) unsafe fn run_on_board(
+        &self,
+        board: &mut Board,
+        registry: &Registry,
+        job: &Job,
+        seq: u32,
+        buffers: Buffers,
+        background: bool,
+        workspace: &mut Workspace,
+    ) -> Result<Outcome> {
+        let header = Header { seq, ..job.header };
+        let patience = self.board_patience(background);
+        let mut recorder = workspace.recorder.as_deref_mut();
+        if let Some(recorder) = &mut recorder {
+            recorder.run_begins(0);
+        }
+        let probe = recorder.as_deref_mut();
+        // SAFETY: forwarded from the caller.
+        let outcome = unsafe { symmetric::run(board, registry, job, header, buffers, &*self.state, &patience, probe) };
+        if let Some(recorder) = recorder {
+            record(recorder, job, &header, &outcome);
+        }
+        outcome
+    }
+}
+
+/// The end of a call at the board, for the trace. A call whose buffers are not symmetric goes on over links.
+#[cold]
+fn record(recorder: &mut Recorder, job: &Job, header: &Header, outcome: &Result<Outcome>) {
+    let call = trace::Call {
+        count: header.count,
+        seq: header.seq,
+        root: header.root,
+        windows: 1,
+        message: u32::try_from(job.count.saturating_mul(job.elem)).unwrap_or(u32::MAX),
+        collective: header.collective,
+        dtype: header.dtype,
+        op: header.op,
+        algorithm: header.algorithm,
+    };
+    match outcome {
+        Ok(Outcome::NotSymmetric) => recorder.run_continues(),
+        Ok(Outcome::Done) => recorder.run_ends([(call, 0)].into_iter()),
+        Err(error) => {
+            recorder.run_ends([(call, 0)].into_iter());
+            recorder.flush(Some(&error.to_string()));
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! Memory that all ranks of a communicator on one host map, for collectives without messages between pairs.
+//!
+//! A link moves a message from one rank to one other. Here every rank writes where all others read:
+//! - **one-shot** ([`one_shot`]): on a *board*, each rank has slots. It writes its (small) input once, all read it and
+//!   reduce for themselves. Two ranks need one cache line from core to core each way, any number of ranks one step.
+//! - **two-shot** ([`two_shot`]): *symmetric buffers*, from `Comm::alloc`, lie in memory that all ranks map, so that a
+//!   rank reads its peers' inputs and writes its peers' outputs where they are. Nothing is copied through slots.
+//!
+//! Both combine in rank order, so that the result is the same on all ranks, bit for bit, whatever the timing.
+//! NCCL has the same pair for GPUs: `src/device/symmetric`; PyTorch's `SymmetricMemory` has the names.
+//!
+//! | file | idea |
+//! | --- | --- |
+//! | `layout` | where what lies |
+//! | `board` | a rank's view: publish, see others arrive, finish |
+//! | `run` | one call from start to end: turns, spinning, yielding, sleeping |
+//! | `one_shot`, `two_shot` | the two algorithms |
+//! | `allocation` | symmetric memory and how a call's buffers are found in it |
+//!
+//! # Protocol
+//! Calls count from 1, equally on all ranks. In call `k` a rank that has something to say writes slot `k mod DEPTH` of
+//! its own and then, last, that slot's line with number `k` (release). Readers wait for `k` (acquire). When a rank needs
+//! nothing of call `k` any more it sets its `finished` to `k`; a slot is reused when all ranks have finished the call
+//! that used it last. Arriving at call `k` says that calls before `k` are finished.
+//!
+//! A sleeper sets its own `asleep` flag and sleeps on it with a futex; whoever writes something that may be waited for looks
+//! at the number of sleepers afterwards. [`Fence`](crate::transport::fence::Fence) has the order of the two.
+
+mod allocation;
+mod board;
+mod layout;
+mod one_shot;
+mod run;
+mod two_shot;
+
+pub(crate) use allocation::{Allocation, Registry, region_bytes};
+pub(crate) use board::Board;
+pub(crate) use layout::Layout;
+pub(crate) use one_shot::slot_bytes;
+pub(crate) use run::{Job, Outcome, run};

@@ -1,0 +1,217 @@
+//! One call, from start to end: turns, and what a rank does between them.
+
+use std::time::{Duration, Instant};
+
+use super::allocation::Registry;
+use super::board::{Board, Message};
+use super::one_shot::OneShot;
+use super::two_shot::TwoShot;
+use crate::algorithm::Shape;
+use crate::error::Result;
+use crate::executor::{Buffers, Patience, Supervisor};
+use crate::reduce::Kernels;
+use crate::trace::Recorder;
+use crate::wire::{Algorithm, Header};
+
+/// Everything about a call but its buffers and its number.
+#[derive(Debug, Clone)]
+pub(crate) struct Job {
+    pub(crate) shape: Shape,
+    /// Elements per segment, and bytes of one.
+    pub(crate) count: usize,
+    pub(crate) elem: usize,
+    pub(crate) kernels: Kernels,
+    /// World size for `avg`, else 1.
+    pub(crate) divisor: usize,
+    /// Header without sequence number; its algorithm says which of the two this is.
+    pub(crate) header: Header,
+}
+
+impl Job {
+    /// Bytes per segment.
+    pub(super) fn bytes(&self) -> usize {
+        self.count * self.elem
+    }
+}
+
+/// How a call ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Done,
+    /// Some rank's buffers are not in symmetric memory: all ranks know, and nothing was written.
+    NotSymmetric,
+}
+
+/// What one turn came to.
+#[derive(Debug)]
+pub(super) enum Turn {
+    Ended(Outcome),
+    /// Waits for this rank. The second figure tells one wait for it from the next.
+    Blocked(usize, u8),
+    /// This rank makes another call.
+    Mismatch(usize, Header),
+}
+
+/// What is awaited of a rank: the end of an earlier call, its arrival at this one, its end.
+pub(super) const CREDIT: u8 = 0;
+pub(super) const ARRIVAL: u8 = 1;
+pub(super) const END: u8 = 2;
+
+/// A call as its algorithm sees it.
+pub(super) struct Call<'a> {
+    pub(super) job: &'a Job,
+    pub(super) header: Header,
+    pub(super) buffers: Buffers,
+    /// Number of the call at the board.
+    pub(super) number: u64,
+}
+
+impl Call<'_> {
+    /// `rank`'s message of this call if it has come: blocked until then, mismatch when it is of another call.
+    #[inline]
+    pub(super) fn message(&self, board: &Board, rank: usize) -> Result<Message, Turn> {
+        if !board.has_arrived(rank, self.number) {
+            return Err(Turn::Blocked(rank, ARRIVAL));
+        }
+        let message = board.read(rank, self.number);
+        if message.agrees_with(&self.header) { Ok(message) } else { Err(Turn::Mismatch(rank, message.header())) }
+    }
+}
+
+enum Steps {
+    OneShot(OneShot),
+    TwoShot(TwoShot),
+}
+
+/// Runs one call to its end.
+///
+/// # Safety
+/// As [`crate::executor::run`]: `buffers` must be readable and writable as the job's shape and count say, and nothing
+/// else may touch that memory until this returns.
+#[expect(clippy::too_many_arguments, reason = "a call, and what it runs on")]
+pub(crate) unsafe fn run(
+    board: &mut Board,
+    registry: &Registry,
+    job: &Job,
+    header: Header,
+    buffers: Buffers,
+    supervisor: &dyn Supervisor,
+    patience: &Patience,
+    mut recorder: Option<&mut Recorder>,
+) -> Result<Outcome> {
+    let call = Call { job, header, buffers, number: board.start() };
+    let mut steps = match header.algorithm {
+        code if code == Algorithm::TwoShot as u8 => Steps::TwoShot(TwoShot::new(registry, &call, board.rank())),
+        _ => Steps::OneShot(OneShot::default()),
+    };
+    let mut waiter = Waiter { supervisor, patience, turns: 0, since: None, announced: false };
+    let mut last = (usize::MAX, 0);
+    loop {
+        // SAFETY: forwarded from the caller.
+        let turn = unsafe {
+            match &mut steps {
+                Steps::OneShot(steps) => steps.advance(board, &call),
+                Steps::TwoShot(steps) => steps.advance(board, &call),
+            }
+        };
+        match turn {
+            Turn::Ended(outcome) => {
+                waiter.reset();
+                return Ok(outcome);
+            }
+            Turn::Mismatch(peer, theirs) => return Err(supervisor.mismatch(peer, header, theirs)),
+            Turn::Blocked(peer, what) => {
+                if std::mem::replace(&mut last, (peer, what)) != (peer, what) {
+                    waiter.reset();
+                    if let Some(recorder) = &mut recorder {
+                        recorder.awaits(peer, what == ARRIVAL);
+                    }
+                }
+                waiter.wait(board, &call, peer)?;
+            }
+        }
+    }
+}
+
+/// Longest sleep before the failure flag is looked at again.
+const SLICE: Duration = Duration::from_millis(50);
+
+struct Waiter<'a> {
+    supervisor: &'a dyn Supervisor,
+    patience: &'a Patience,
+    turns: u32,
+    since: Option<Instant>,
+    announced: bool,
+}
+
+impl Waiter<'_> {
+    #[inline]
+    fn reset(&mut self) {
+        self.turns = 0;
+        if self.since.take().is_some() && std::mem::take(&mut self.announced) {
+            self.supervisor.waiting_on(None);
+        }
+    }
+
+    #[inline]
+    fn wait(&mut self, board: &Board, call: &Call<'_>, peer: usize) -> Result<()> {
+        self.turns += 1;
+        if self.turns < self.patience.turns {
+            std::hint::spin_loop();
+            return Ok(());
+        }
+        self.turns = 0;
+        self.wait_slowly(board, call, peer)
+    }
+
+    #[cold]
+    fn wait_slowly(&mut self, board: &Board, call: &Call<'_>, peer: usize) -> Result<()> {
+        if self.supervisor.has_failed()
+            && let Some(error) = self.supervisor.failure()
+        {
+            return Err(error);
+        }
+        let now = Instant::now();
+        let waited = now.duration_since(*self.since.get_or_insert(now));
+        if waited < self.patience.spin {
+            return Ok(());
+        }
+        if waited < self.patience.spin + self.patience.yields {
+            std::thread::yield_now();
+            return Ok(());
+        }
+        if !self.announced {
+            self.announced = true;
+            self.supervisor.waiting_on(Some(peer));
+        }
+        if let Some((other, theirs)) = elsewhere(board, call) {
+            return Err(self.supervisor.mismatch(other, call.header, theirs));
+        }
+        // First whether it has left, then whether it came before that.
+        if self.supervisor.has_left(peer) && is_blocked(board, call, peer) {
+            return Err(self.supervisor.left(&call.header, peer));
+        }
+        if waited >= self.patience.deadline {
+            return Err(self.supervisor.timed_out(&call.header, &[peer], waited));
+        }
+        let slice = SLICE.min(self.patience.deadline - waited);
+        board.sleep(slice, || !is_blocked(board, call, peer) || self.supervisor.has_failed());
+        Ok(())
+    }
+}
+
+/// Whether `peer` has written nothing that we may be waiting for: neither this call's slot nor its end. (A rank without
+/// credit waits for the end of an earlier call; then the slice is the longest it oversleeps, and any write wakes it.)
+fn is_blocked(board: &Board, call: &Call<'_>, peer: usize) -> bool {
+    !board.has_arrived(peer, call.number) && !board.has_finished(peer, call.number)
+}
+
+/// A rank that has not come to this call but has announced one over links that is as late or later.
+fn elsewhere(board: &Board, call: &Call<'_>) -> Option<(usize, Header)> {
+    (0..board.ranks()).filter(|&r| r != board.rank()).find_map(|rank| {
+        // First what it announced, then whether it has come: the other way round it could do both in between.
+        let theirs = board.announcement(rank)?;
+        let later = theirs.seq.wrapping_sub(call.header.seq) < u32::MAX / 2;
+        (later && is_blocked(board, call, rank)).then_some((rank, theirs))
+    })
+}

@@ -1,0 +1,302 @@
+//! Symmetric: ranks read and write each other's buffers where they are.
+//!
+//! 1. *Meet*: each rank says where its buffers lie in symmetric memory, and learns where the others' lie. Nobody's input
+//!    is read before its owner has come. If some buffer lies elsewhere, all ranks see it, and all take another algorithm.
+//! 2. *Work*: without a word. all_reduce is two-shot: a rank reduces its part of all inputs into all outputs.
+//! 3. *Leave*: nobody returns, and may touch its buffers, before all are done with them.
+
+use std::sync::Arc;
+
+use super::allocation::{Allocation, Found, Registry};
+use super::board::Board;
+use super::run::{CREDIT, Call, END, Job, Outcome, Turn};
+use crate::reduce::stream;
+use crate::wire::Collective;
+
+/// Reductions of more than two ranks go through a piece of this many bytes that stays in the first-level cache.
+const PIECE: usize = 8 << 10;
+/// From so many bytes per rank on, outputs are written around the cache.
+const STREAM: usize = 4 << 20;
+
+#[derive(Debug)]
+enum Stage {
+    Describe,
+    Meet { next: usize },
+    Leave { next: usize },
+}
+
+/// How far a rank is.
+#[derive(Debug)]
+pub(super) struct TwoShot {
+    stage: Stage,
+    ours: Place,
+    input: Option<Arc<Allocation>>,
+    output: Option<Arc<Allocation>>,
+    places: Vec<Place>,
+}
+
+/// Where a rank's buffers lie; id 0: not in symmetric memory, or no such buffer.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Place {
+    input_id: u32,
+    output_id: u32,
+    input: u64,
+    output: u64,
+}
+
+impl Place {
+    fn to_words(self) -> [u64; 3] {
+        [u64::from(self.input_id) << 32 | u64::from(self.output_id), self.input, self.output]
+    }
+
+    fn from_words(words: [u64; 3]) -> Place {
+        Place { input_id: (words[0] >> 32) as u32, output_id: words[0] as u32, input: words[1], output: words[2] }
+    }
+}
+
+impl TwoShot {
+    pub(super) fn new(registry: &Registry, call: &Call<'_>, rank: usize) -> TwoShot {
+        let (shape, bytes) = (&call.job.shape, call.job.bytes());
+        let find = |segments: usize, address: *const u8| match segments {
+            0 => None,
+            n => registry.find(address, n * bytes),
+        };
+        let input = find(shape.input_segments(rank), call.buffers.input);
+        let output = find(shape.output_segments(rank), call.buffers.output);
+        let id = |found: &Option<Found>| found.as_ref().map_or(0, |f| f.id);
+        let offset = |found: &Option<Found>| found.as_ref().map_or(0, |f| f.offset as u64);
+        let ours =
+            Place { input_id: id(&input), output_id: id(&output), input: offset(&input), output: offset(&output) };
+        TwoShot {
+            stage: Stage::Describe,
+            ours,
+            input: input.map(|f| f.allocation),
+            output: output.map(|f| f.allocation),
+            places: vec![Place::default(); call.job.shape.ranks],
+        }
+    }
+
+    /// # Safety
+    /// As [`super::run`].
+    pub(super) unsafe fn advance(&mut self, board: &mut Board, call: &Call<'_>) -> Turn {
+        let (rank, ranks) = (board.rank(), board.ranks());
+        loop {
+            match &mut self.stage {
+                Stage::Describe => {
+                    if let Some(peer) = board.no_credit(call.number) {
+                        return Turn::Blocked(peer, CREDIT);
+                    }
+                    board.publish(call.number, &call.header, self.ours.to_words());
+                    self.places[rank] = self.ours;
+                    self.stage = Stage::Meet { next: 0 };
+                }
+                Stage::Meet { next } if *next < ranks => {
+                    if *next != rank {
+                        match call.message(board, *next) {
+                            Ok(message) => self.places[*next] = Place::from_words(message.inline),
+                            Err(turn) => return turn,
+                        }
+                    }
+                    *next += 1;
+                }
+                Stage::Meet { .. } => {
+                    board.everyone_arrived(call.number);
+                    // SAFETY: forwarded from the caller; every rank has come, so that its buffers are ours to use as the
+                    // collective says, until we say that we have finished.
+                    let worked = unsafe { self.work(board, call) };
+                    stream::fence();
+                    board.finish(call.number);
+                    if !worked {
+                        return Turn::Ended(Outcome::NotSymmetric);
+                    }
+                    self.stage = Stage::Leave { next: 0 };
+                }
+                Stage::Leave { next } if *next < ranks => {
+                    if *next != rank && !board.has_finished(*next, call.number) {
+                        return Turn::Blocked(*next, END);
+                    }
+                    *next += 1;
+                }
+                Stage::Leave { .. } => return Turn::Ended(Outcome::Done),
+            }
+        }
+    }
+
+    /// Our share; `false` when the buffers' places do not allow it. All ranks decide from the same places.
+    ///
+    /// # Safety
+    /// As [`TwoShot::advance`]: all ranks have come.
+    unsafe fn work(&self, board: &Board, call: &Call<'_>) -> bool {
+        let job = call.job;
+        let shape = &job.shape;
+        let (rank, ranks, root, bytes) = (board.rank(), board.ranks(), shape.root, job.bytes());
+        // Everybody has the allocation that everybody names. Of two-sided buffers only.
+        let common = |id: fn(&Place) -> u32| {
+            let first = id(&self.places[0]);
+            (first != 0 && self.places.iter().all(|p| id(p) == first)).then_some(first)
+        };
+        let (inputs, outputs) = (common(|p| p.input_id), common(|p| p.output_id));
+        let input = |source: usize, segment: usize| {
+            let segments = shape.input_segments(source);
+            let place = self.input.as_ref()?.place(source, self.places[source].input, segments * bytes)?;
+            Some(place.wrapping_add(segment * bytes).cast_const())
+        };
+        let output = |target: usize| {
+            let segments = shape.output_segments(target);
+            self.output.as_ref()?.place(target, self.places[target].output, segments * bytes)
+        };
+        let ours = call.buffers.output;
+        // A place that is not inside its region would be the peer's mistake: then every rank must do without, so this is
+        // looked at for all ranks before anything is written.
+        let inputs = inputs.filter(|_| (0..ranks).all(|r| input(r, 0).is_some()));
+        let outputs = outputs.filter(|_| (0..ranks).all(|r| output(r).is_some()));
+        let streams = bytes.saturating_mul(shape.output_segments(root).max(1)) >= STREAM;
+        // SAFETY: all places were checked against their regions; ranks write disjoint parts, and read what nobody writes.
+        unsafe {
+            match shape.collective {
+                Collective::AllReduce if inputs.is_some() && outputs.is_some() => {
+                    let sources: Vec<_> = (0..ranks).filter_map(|r| input(r, 0)).collect();
+                    let targets: Vec<_> = (0..ranks).filter_map(output).collect();
+                    combine(job, &sources, &targets, share(job, rank, ranks), streams);
+                }
+                Collective::AllReduce if inputs.is_some() => {
+                    let sources: Vec<_> = (0..ranks).filter_map(|r| input(r, 0)).collect();
+                    combine(job, &sources, &[ours], 0..job.count, streams);
+                }
+                Collective::ReduceScatter if inputs.is_some() => {
+                    let sources: Vec<_> = (0..ranks).filter_map(|r| input(r, rank)).collect();
+                    combine(job, &sources, &[ours], 0..job.count, streams);
+                }
+                Collective::Reduce if inputs.is_some() => {
+                    let sources: Vec<_> = (0..ranks).filter_map(|r| input(r, 0)).collect();
+                    if rank == root {
+                        combine(job, &sources, &[ours], 0..job.count, streams);
+                    }
+                }
+                Collective::AllGather if inputs.is_some() => {
+                    for source in (0..ranks).map(|i| (rank + i) % ranks) {
+                        let Some(from) = input(source, 0) else { continue };
+                        copy(from, ours.wrapping_add(source * bytes), bytes, streams);
+                    }
+                }
+                Collective::Gather if inputs.is_some() => {
+                    if rank == root {
+                        for source in 0..ranks {
+                            let Some(from) = input(source, 0) else { continue };
+                            copy(from, ours.wrapping_add(source * bytes), bytes, streams);
+                        }
+                    }
+                }
+                Collective::AllToAll if inputs.is_some() => {
+                    for source in (0..ranks).map(|i| (rank + i) % ranks) {
+                        let Some(from) = input(source, rank) else { continue };
+                        copy(from, ours.wrapping_add(source * bytes), bytes, streams);
+                    }
+                }
+                _ => return self.broadcast(board, call, outputs.is_some(), streams),
+            }
+        }
+        true
+    }
+
+    /// The root's input to all outputs; between two ranks each copies half.
+    ///
+    /// # Safety
+    /// As [`TwoShot::work`].
+    unsafe fn broadcast(&self, board: &Board, call: &Call<'_>, outputs: bool, streams: bool) -> bool {
+        let job = call.job;
+        let (rank, ranks, root, bytes) = (board.rank(), board.ranks(), job.shape.root, job.bytes());
+        let from = self.places[root];
+        // The others name no input; they have the root's allocation when their outputs lie in it, too.
+        if job.shape.collective != Collective::Broadcast || !outputs || from.input_id != self.ours.output_id {
+            return false;
+        }
+        let Some(allocation) = &self.output else { return false };
+        let Some(source) = allocation.place(root, from.input, bytes) else { return false };
+        let places: Option<Vec<_>> = (0..ranks).map(|r| allocation.place(r, self.places[r].output, bytes)).collect();
+        let Some(targets) = places else { return false };
+        // SAFETY: checked against the regions; each byte of each output is written by one rank.
+        unsafe {
+            if ranks == 2 {
+                let half = share(job, rank, 2);
+                let (start, len) = (half.start * job.elem, half.len() * job.elem);
+                let to = targets[1 - root].wrapping_add(start);
+                copy(source.wrapping_add(start), to, len, streams);
+                if rank == root {
+                    copy(source, targets[root], bytes, streams);
+                }
+            } else {
+                copy(source, targets[rank], bytes, streams);
+            }
+        }
+        true
+    }
+}
+
+/// `rank`'s part of a segment: in whole cache lines, as far as they go.
+fn share(job: &Job, rank: usize, ranks: usize) -> std::ops::Range<usize> {
+    let line = (64 / job.elem).max(1);
+    let part = job.count.div_ceil(ranks).next_multiple_of(line);
+    (rank * part).min(job.count)..((rank + 1) * part).min(job.count)
+}
+
+/// Reduces the elements of `range` of all sources, in their order, into all targets.
+///
+/// # Safety
+/// Sources readable, targets writable for the range; a target is a source or apart from all.
+unsafe fn combine(job: &Job, sources: &[*const u8], targets: &[*mut u8], range: std::ops::Range<usize>, streams: bool) {
+    let elem = job.elem;
+    let skip = range.start * elem;
+    // SAFETY: by the caller; pieces lie within the range.
+    unsafe {
+        if let ([a, b], false, 1) = (sources, streams, job.divisor) {
+            let (a, b) = (a.wrapping_add(skip), b.wrapping_add(skip));
+            match targets {
+                [x] => (job.kernels.reduce)(a, b, x.wrapping_add(skip), range.len()),
+                [x, y] => {
+                    (job.kernels.reduce_dual)(a, b, x.wrapping_add(skip), y.wrapping_add(skip), range.len());
+                }
+                _ => {}
+            }
+            return;
+        }
+        let mut piece = [0u64; PIECE / 8];
+        let piece = piece.as_mut_ptr().cast::<u8>();
+        let step = PIECE / elem;
+        let mut at = range.start;
+        while at < range.end {
+            let n = step.min(range.end - at);
+            let source = |i: usize| sources[i].wrapping_add(at * elem);
+            if sources.len() == 1 {
+                std::ptr::copy_nonoverlapping(source(0), piece, n * elem);
+            } else {
+                (job.kernels.reduce)(source(0), source(1), piece, n);
+            }
+            for i in 2..sources.len() {
+                (job.kernels.reduce)(piece, source(i), piece, n);
+            }
+            (job.kernels.divide)(piece, n, job.divisor);
+            for target in targets {
+                copy(piece, target.wrapping_add(at * elem), n * elem, streams);
+            }
+            at += n;
+        }
+    }
+}
+
+/// What is streamed is ordered by the fence at the end of the work.
+///
+/// # Safety
+/// Valid for `bytes`; equal or apart.
+unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize, streams: bool) {
+    if !std::ptr::eq(from, to) {
+        // SAFETY: by the caller.
+        unsafe {
+            if streams {
+                stream::copy_unordered(to, from, bytes);
+            } else {
+                std::ptr::copy_nonoverlapping(from, to, bytes);
+            }
+        }
+    }
+}
