@@ -210,6 +210,10 @@ config! {
         "Adds a CRC-32 to every message and checks it.";
     tune: bool = true, "TINYNCCL_TUNE", "0 or 1",
         "Measures latency and bandwidth of the links when the communicator starts; 0 takes the built-in figures.";
+    trace: Option<String> = None, "TINYNCCL_TRACE", "path; %r stands for the rank",
+        "Records every call, step and wait into this file, for Perfetto (ui.perfetto.dev); one file for all ranks of a host. Empty: no recording.";
+    trace_events: usize = 1 << 20, "TINYNCCL_TRACE_EVENTS", "1 to 256M",
+        "Events that a communicator keeps while TINYNCCL_TRACE is set, 64 bytes each: the most recent ones.";
 }
 
 impl Config {
@@ -229,7 +233,8 @@ impl Config {
         range("TINYNCCL_SHM_CHUNK", self.shm_chunk, 4 << 10, 16 << 20)?;
         range("TINYNCCL_TCP_CHUNK", self.tcp_chunk, 4 << 10, 16 << 20)?;
         range("TINYNCCL_ONE_SHOT", self.one_shot, 0, 1 << 20)?;
-        range("TINYNCCL_FIFO_DEPTH", self.fifo_depth, 2, 64)
+        range("TINYNCCL_FIFO_DEPTH", self.fifo_depth, 2, 64)?;
+        range("TINYNCCL_TRACE_EVENTS", self.trace_events, 1, 256 << 20)
     }
 }
 
@@ -259,6 +264,7 @@ mod tests {
             ("TINYNCCL_CHANNELS", "0"),
             ("TINYNCCL_SHM_CHUNK", "1"),
             ("TINYNCCL_CHECKSUM", "yes"),
+            ("TINYNCCL_TRACE_EVENTS", "0"),
             ("TINYNCCL_FIFO_DEPTH", "99999999999999999999999"),
         ] {
             let e = parse(name, value).unwrap_err().to_string();

@@ -16,6 +16,7 @@ pub mod reduce;
 pub mod schedule;
 mod symmetric;
 pub mod topology;
+pub mod trace;
 pub mod transport;
 pub mod wire;
 

@@ -6,6 +6,8 @@ use super::collectives::Call;
 use super::{Comm, Inner, Work};
 use crate::dtype::{Element, ReduceOp};
 use crate::error::Result;
+use crate::executor::CallKey;
+use crate::trace::{self, Span};
 
 impl Comm {
     /// Queues `prepare`'s call on `buffers`, which the queue owns until it is complete.
@@ -17,8 +19,14 @@ impl Comm {
         self.inner.state.check(|| "asynchronous call".to_owned())?;
         let (work, complete) = Work::pair();
         let inner = Arc::clone(&self.inner);
+        let queued = self.inner.state.trace.as_ref().map(|_| trace::now());
         let job = move || {
             let outcome = prepare(&inner, &mut buffers).and_then(|call| {
+                if let (Some(trace), Some(queued)) = (&inner.state.trace, queued) {
+                    let CallKey { collective, count, dtype, .. } = call.key;
+                    let bytes = (count * dtype.size()) as u64;
+                    trace.span(queued, Span::Queued { collective: collective as u8, bytes });
+                }
                 // SAFETY: `buffers` lives in this closure until the call is complete, and nobody else sees it.
                 unsafe { inner.collective(&call.key, call.buffers, true) }
             });

@@ -128,7 +128,7 @@ impl Inner {
     /// Runs a checked call after everything that was queued before it.
     pub(super) fn run(&self, call: Result<Call>) -> Result<()> {
         let call = call?;
-        self.queue.drain();
+        self.drain();
         // SAFETY: the constructors above checked the lengths against the key, from slices which the caller of this
         // function still holds borrowed.
         unsafe { self.collective(&call.key, call.buffers, false) }

@@ -59,6 +59,8 @@ pub(crate) trait Control: Send + Sync {
     fn shares_memory(&self, peer: usize) -> bool;
     /// True when `peer` (or we ourselves) runs on this machine.
     fn shares_host(&self, peer: usize) -> bool;
+    /// True when the two ranks run on one machine.
+    fn same_host(&self, a: usize, b: usize) -> bool;
     /// A small all-gather among `members`; `key` must be new.
     fn exchange(&self, key: &str, members: &[usize], value: Vec<u8>) -> Result<Vec<Vec<u8>>>;
     /// `bytes` of zeroed memory that all `members`, ranks of this host, map; every one of them calls it, `key` must be new.

@@ -131,7 +131,7 @@ impl<'a> Group<'a> {
         if self.calls.is_empty() {
             return Ok(());
         }
-        inner.queue.drain();
+        inner.drain();
         let mut engine = lock(&inner.engine);
         // All links of point-to-point calls first, in the order that cannot deadlock, whatever the order of the calls.
         let peers = self.calls.iter().filter(|call| call.key.collective == Collective::SendRecv);

@@ -6,10 +6,11 @@ use super::control::Control;
 use super::local::Local;
 use super::network::Network;
 use super::state::State;
-use super::{Comm, tune};
+use super::{Comm, trace, tune};
 use crate::bootstrap::{Server, Session, UniqueId, rendezvous_from_env};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::trace::Sink;
 use crate::transport::Endpoint;
 
 /// Id of the communicator that spans the world.
@@ -61,11 +62,20 @@ impl Comm {
         config: Config,
     ) -> Result<Comm> {
         let endpoint = Endpoint::new(rank, id.token(), &config)?;
-        let info = serde_json::to_value(endpoint.info())
+        let mut info = serde_json::to_value(endpoint.info())
             .map_err(|e| Error::invalid("rendezvous", format!("describing this endpoint: {e}")))?;
+        trace::announce(&mut info, &config);
         let session = Session::join(id, rank, world_size, info, &config)?;
+        let tracers = trace::announced(session.infos());
         let control: Arc<dyn Control> = Arc::new(Network::new(session, endpoint, store_host, &config)?);
-        Comm::world(control, world_size, local_rank, server, config)
+        let start = trace::open(&*control, tracers, &config)?;
+        let sink = start.as_ref().map(trace::Start::sink);
+        let comm = Comm::world(control, world_size, local_rank, server, config, sink)?;
+        tune::measure(&comm)?;
+        if let Some(start) = start {
+            start.finish(&comm)?;
+        }
+        Ok(comm)
     }
 
     /// A world of `world_size` ranks that are threads of this process; element `r` belongs to rank `r`.
@@ -77,10 +87,12 @@ impl Comm {
         }
         // Nobody could answer a measurement before this returns.
         let config = Config { tune: false, ..config };
+        let sinks = trace::open_in_process(world_size, &config)?;
         Local::world(world_size, &config)
             .into_iter()
+            .zip(sinks)
             .enumerate()
-            .map(|(rank, local)| Comm::world(Arc::new(local), world_size, rank, None, config.clone()))
+            .map(|(rank, (local, sink))| Comm::world(Arc::new(local), world_size, rank, None, config.clone(), sink))
             .collect()
     }
 
@@ -90,12 +102,11 @@ impl Comm {
         local_rank: usize,
         server: Option<Server>,
         config: Config,
+        sink: Option<Arc<Sink>>,
     ) -> Result<Comm> {
         let rank = control.rank();
         let home = Arc::new(Home { control: control.clone(), _server: server });
-        let state = State::new(WORLD, rank, (0..world_size).collect(), config, control)?;
-        let comm = Comm::assemble(state, local_rank, None, Some(home));
-        tune::measure(&comm)?;
-        Ok(comm)
+        let state = State::new(WORLD, rank, (0..world_size).collect(), config, control, sink)?;
+        Ok(Comm::assemble(state, local_rank, None, Some(home)))
     }
 }

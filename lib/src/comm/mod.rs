@@ -17,6 +17,7 @@ mod share;
 mod split;
 mod state;
 mod symmetric;
+mod trace;
 mod tune;
 mod work;
 
@@ -32,13 +33,15 @@ use crate::error::{Error, Result};
 use crate::executor::{self, Buffers, CallKey, Links, Patience, Plan, Supervisor, Task, Workspace};
 use crate::symmetric::{Job, Outcome, Registry};
 use crate::topology::{Choice, CostModel, choose};
+use crate::trace::{Recorder, Span, Tracer, now};
 use crate::transport::LinkOptions;
 use crate::wire::{Algorithm, Collective, Header};
 
 pub use alloc::SymmetricBuffer;
 pub use control::Progress;
 pub use group::Group;
-use state::{State, lock};
+use state::State;
+pub(crate) use state::lock;
 use symmetric::BoardState;
 use work::Queue;
 pub use work::Work;
@@ -110,9 +113,10 @@ impl Comm {
         };
         let (ranks, cores) = tune::crowd(&state);
         let crowded = ranks > cores;
+        let recorder = |trace: &Arc<Tracer>| Box::new(Recorder::new(trace.clone(), state.config.trace_events));
         let engine = Engine {
             links: Links::default(),
-            workspace: Workspace::default(),
+            workspace: Workspace::new(state.trace.as_ref().map(recorder)),
             plans: Vec::new(),
             jobs: Vec::new(),
             board: BoardState::default(),
@@ -151,6 +155,11 @@ impl Comm {
     /// Our number among the ranks of this host, as the launcher counts; used to pick a core or a GPU.
     pub fn local_rank(&self) -> usize {
         self.inner.local_rank
+    }
+
+    /// Records for the trace, if there is one.
+    pub(crate) fn trace(&self) -> Option<&Tracer> {
+        self.inner.state.trace.as_deref()
     }
 
     /// The settings in force.
@@ -263,7 +272,15 @@ impl Inner {
             engine.plans[..=position].rotate_right(1);
             return Ok(());
         }
-        let plan = Arc::new(self.compile(engine, key)?);
+        let begin = engine.workspace.recorder.as_mut().map(|r| r.prepare());
+        let compiled = self.compile(engine, key);
+        if let (Some(recorder), Some(begin)) = (&mut engine.workspace.recorder, begin) {
+            match &compiled {
+                Ok(_) => recorder.compiled(begin, key.collective as u8),
+                Err(_) => recorder.prepare_failed(),
+            }
+        }
+        let plan = Arc::new(compiled?);
         engine.plans.truncate(PLANS - 1);
         engine.plans.insert(0, (*key, plan));
         Ok(())
@@ -305,14 +322,35 @@ impl Inner {
         let state = &self.state;
         for (channel, peer) in links {
             if engine.links.get(channel, peer).is_none() {
+                let begin = engine.workspace.recorder.as_mut().map(|r| r.prepare());
                 let pair = state
                     .control
                     .connect(state.id, state.members[peer], channel, self.options, &state.doorbell, &|| state.failure())
                     .map_err(|e| state.fail_everywhere(e))?;
+                if let (Some(recorder), Some(begin)) = (&mut engine.workspace.recorder, begin) {
+                    recorder.connected(begin, peer, channel, pair.kind);
+                }
                 engine.links.insert(channel, peer, pair);
             }
         }
         Ok(())
+    }
+
+    /// Waits for the asynchronous calls made so far.
+    #[inline]
+    fn drain(&self) {
+        if !self.queue.is_idle() {
+            self.drain_slowly();
+        }
+    }
+
+    #[cold]
+    fn drain_slowly(&self) {
+        let begin = now();
+        self.queue.drain();
+        if let Some(trace) = &self.state.trace {
+            trace.span(begin, Span::Drain);
+        }
     }
 
     /// Runs one collective in the caller's thread.
@@ -335,17 +373,18 @@ impl Inner {
     /// As [`Inner::collective`].
     #[inline]
     unsafe fn carry_out(&self, engine: &mut Engine, key: &CallKey, buffers: Buffers, background: bool) -> Result<()> {
-        if let BoardState::Open(board) = &mut engine.board {
-            if self.find_job(board.slot_bytes(), &mut engine.jobs, key) {
-                let job = &engine.jobs[0].1;
+        let Engine { board, jobs, registry, workspace, seq, .. } = &mut *engine;
+        if let BoardState::Open(board) = board {
+            if self.find_job(board.slot_bytes(), jobs, key) {
+                let job = &jobs[0].1;
                 // SAFETY: forwarded from the caller.
-                return unsafe { self.run_on_board(board, &engine.registry, job, engine.seq, buffers, background) }
+                return unsafe { self.run_on_board(board, registry, job, *seq, buffers, background, workspace) }
                     .map(|_| ());
             }
-            if let Some(job) = self.symmetric(&engine.registry, key) {
+            if let Some(job) = self.symmetric(registry, key) {
                 // SAFETY: forwarded from the caller.
                 let outcome =
-                    unsafe { self.run_on_board(board, &engine.registry, &job, engine.seq, buffers, background) }?;
+                    unsafe { self.run_on_board(board, registry, &job, *seq, buffers, background, workspace) }?;
                 if outcome == Outcome::Done {
                     return Ok(());
                 }

@@ -94,6 +94,10 @@ impl Control for Network {
         self.infos[peer].host.same_machine(&self.infos[self.rank()].host)
     }
 
+    fn same_host(&self, a: usize, b: usize) -> bool {
+        self.infos[a].host.same_machine(&self.infos[b].host)
+    }
+
     fn exchange(&self, key: &str, members: &[usize], value: Vec<u8>) -> Result<Vec<Vec<u8>>> {
         self.session.exchange(key, members, value, self.config.timeout)
     }

@@ -6,6 +6,7 @@ use super::Comm;
 use super::control::raise_ids;
 use super::state::{State, lock};
 use crate::error::{Error, Result};
+use crate::trace::{self, Span};
 
 /// What each rank tells the others: colour (or none), key, next free communicator id.
 type Vote = (Option<u32>, i32, u32);
@@ -18,7 +19,8 @@ impl Comm {
         let inner = &self.inner;
         let state = &inner.state;
         state.check(|| "split".to_owned())?;
-        inner.queue.drain();
+        inner.drain();
+        let begin = trace::now();
         let control = &state.control;
         let turn = inner.splits.fetch_add(1, Ordering::Relaxed);
         let vote: Vote = (color, key, control.ids().load(Ordering::Relaxed));
@@ -45,7 +47,11 @@ impl Comm {
         let id = base + colors.iter().position(|&c| c == color).unwrap_or(0) as u32;
         let rank = ranks.iter().position(|&(_, r)| r == state.rank).unwrap_or(0);
         let members = ranks.iter().map(|&(_, r)| state.members[r]).collect();
-        let child = State::new(id, rank, members, state.config.clone(), control.clone())?;
+        let sink = state.trace.as_ref().map(|trace| trace.sink().clone());
+        let child = State::new(id, rank, members, state.config.clone(), control.clone(), sink)?;
+        if let Some(trace) = &state.trace {
+            trace.span(begin, Span::Split);
+        }
         let cost = lock(&inner.engine).cost.clone();
         Ok(Some(Comm::assemble(child, inner.local_rank, Some(cost), inner._home.clone())))
     }

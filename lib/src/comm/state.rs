@@ -9,6 +9,7 @@ use super::control::{Control, Notice, Progress};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::executor::Supervisor;
+use crate::trace::{Sink, Tracer};
 use crate::transport::Doorbell;
 use crate::wire::Header;
 
@@ -30,6 +31,8 @@ pub(crate) struct State {
     pub(crate) control: Arc<dyn Control>,
     pub(crate) doorbell: Arc<Doorbell>,
     pub(crate) progress: Arc<Progress>,
+    /// Where this communicator's events go, if anywhere.
+    pub(crate) trace: Option<Arc<Tracer>>,
     failed: AtomicBool,
     failure: Mutex<Option<Error>>,
     failure_set: Condvar,
@@ -42,10 +45,12 @@ impl State {
         members: Vec<usize>,
         config: Config,
         control: Arc<dyn Control>,
+        sink: Option<Arc<Sink>>,
     ) -> Result<Arc<State>> {
         let state = Arc::new(State {
             id,
             rank,
+            trace: sink.map(|sink| Tracer::new(sink, id, members.clone())),
             members,
             config,
             doorbell: Doorbell::new()?,

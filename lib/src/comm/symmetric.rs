@@ -2,9 +2,10 @@
 
 use super::{Engine, Inner};
 use crate::error::Result;
-use crate::executor::{Buffers, CallKey};
+use crate::executor::{Buffers, CallKey, Workspace};
 use crate::reduce;
 use crate::symmetric::{self, Board, Job, Layout, Outcome, Registry};
+use crate::trace::{self, Recorder};
 use crate::wire::{Algorithm, Collective, Header};
 
 /// Jobs kept per communicator; the least recently used one goes first.
@@ -100,6 +101,7 @@ impl Inner {
     /// # Safety
     /// As [`symmetric::run`].
     #[inline]
+    #[expect(clippy::too_many_arguments, reason = "parts of the engine, borrowed apart")]
     pub(super) unsafe fn run_on_board(
         &self,
         board: &mut Board,
@@ -108,9 +110,44 @@ impl Inner {
         seq: u32,
         buffers: Buffers,
         background: bool,
+        workspace: &mut Workspace,
     ) -> Result<Outcome> {
         let header = Header { seq, ..job.header };
+        let patience = self.board_patience(background);
+        let mut recorder = workspace.recorder.as_deref_mut();
+        if let Some(recorder) = &mut recorder {
+            recorder.run_begins(0);
+        }
+        let probe = recorder.as_deref_mut();
         // SAFETY: forwarded from the caller.
-        unsafe { symmetric::run(board, registry, job, header, buffers, &*self.state, &self.board_patience(background)) }
+        let outcome = unsafe { symmetric::run(board, registry, job, header, buffers, &*self.state, &patience, probe) };
+        if let Some(recorder) = recorder {
+            record(recorder, job, &header, &outcome);
+        }
+        outcome
+    }
+}
+
+/// The end of a call at the board, for the trace. A call whose buffers are not symmetric goes on over links.
+#[cold]
+fn record(recorder: &mut Recorder, job: &Job, header: &Header, outcome: &Result<Outcome>) {
+    let call = trace::Call {
+        count: header.count,
+        seq: header.seq,
+        root: header.root,
+        windows: 1,
+        message: u32::try_from(job.count.saturating_mul(job.elem)).unwrap_or(u32::MAX),
+        collective: header.collective,
+        dtype: header.dtype,
+        op: header.op,
+        algorithm: header.algorithm,
+    };
+    match outcome {
+        Ok(Outcome::NotSymmetric) => recorder.run_continues(),
+        Ok(Outcome::Done) => recorder.run_ends([(call, 0)].into_iter()),
+        Err(error) => {
+            recorder.run_ends([(call, 0)].into_iter());
+            recorder.flush(Some(&error.to_string()));
+        }
     }
 }

@@ -127,9 +127,15 @@ impl Queue {
         }
     }
 
+    /// True when no job is waiting or running.
+    #[inline]
+    pub(super) fn is_idle(&self) -> bool {
+        self.pending.load(Ordering::Acquire) == 0
+    }
+
     /// Waits until every job made so far is complete: a blocking call comes after them.
     pub(super) fn drain(&self) {
-        if self.pending.load(Ordering::Acquire) == 0 {
+        if self.is_idle() {
             return;
         }
         let mut jobs = lock(&self.jobs);

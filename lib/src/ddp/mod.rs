@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use crate::comm::{Comm, Work};
 use crate::dtype::ReduceOp;
 use crate::error::{Error, Result};
+use crate::trace::{self, Span};
 
 /// A parameter: what backward produces one gradient for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -182,15 +183,19 @@ impl<'c> Ddp<'c> {
 
     /// Ranks may finish gradients in different orders; collectives must not.
     fn start_ready_buckets(&mut self) -> Result<()> {
-        for bucket in &mut self.buckets {
+        for (index, bucket) in self.buckets.iter_mut().enumerate() {
             if bucket.waiting > 0 {
                 break;
             }
             if bucket.work.is_none()
                 && let Some(data) = bucket.data.take()
             {
+                let bytes = (data.len() * size_of::<f32>()) as u64;
                 self.stats.buckets += 1;
-                self.stats.bytes += (data.len() * size_of::<f32>()) as u64;
+                self.stats.bytes += bytes;
+                if let Some(trace) = self.comm.trace() {
+                    trace.span(trace::now(), Span::BucketReady { bucket: index as u32, bytes });
+                }
                 bucket.work = Some(self.comm.all_reduce_async(data, ReduceOp::Avg)?);
             }
         }
@@ -206,11 +211,19 @@ impl<'c> Ddp<'c> {
             return Err(Error::invalid("ddp: finish", detail));
         }
         let start = Instant::now();
-        for bucket in &mut self.buckets {
+        let trace = self.comm.trace().map(|trace| (trace, trace::now()));
+        for (index, bucket) in self.buckets.iter_mut().enumerate() {
             if let Some(work) = bucket.work.take() {
+                let begin = trace.map(|_| trace::now());
                 bucket.data = Some(work.wait()?);
+                if let (Some((trace, _)), Some(begin)) = (trace, begin) {
+                    trace.span(begin, Span::BucketWait { bucket: index as u32 });
+                }
             }
             bucket.waiting = bucket.params;
+        }
+        if let Some((trace, begin)) = trace {
+            trace.span(begin, Span::Finish);
         }
         self.ready.fill(false);
         self.stats.exposed += start.elapsed();

@@ -6,9 +6,11 @@ use std::slice;
 use super::Task;
 use super::links::Links;
 use super::plan::{Action, Instruction, Place, Plan};
+use super::traced;
 use crate::error::Error;
 use crate::reduce::stream;
 use crate::schedule::Buf;
+use crate::trace::Probe;
 use crate::transport::Received;
 use crate::wire::Header;
 
@@ -56,6 +58,11 @@ impl From<Error> for Stop {
 impl LaneState {
     pub(super) fn new(task: usize, lane: usize, scratch: usize) -> Self {
         LaneState { task, lane, window: 0, pc: 0, stage: Stage::default(), done: false, scratch }
+    }
+
+    /// The current instruction and its window; `None` at the end of a window.
+    pub(super) fn at<'p>(&self, plan: &'p Plan) -> Option<(&'p Instruction, usize)> {
+        plan.lanes.get(self.lane)?.get(self.pc).map(|instruction| (instruction, self.window))
     }
 
     /// The link the current instruction cannot go on without: `(receiving, sending)`.
@@ -112,6 +119,7 @@ pub(super) unsafe fn advance(
     task: &Task<'_>,
     links: &mut Links,
     scratch: *mut u64,
+    probe: &mut impl Probe,
 ) -> Result<bool, Stop> {
     let plan = task.plan;
     let program = &plan.lanes[state.lane];
@@ -134,7 +142,14 @@ pub(super) unsafe fn advance(
             };
             // SAFETY: forwarded from the caller.
             if !unsafe { perform(instruction, &memory, plan, &task.header, &mut state.stage, links) }? {
+                if let Some(recorder) = probe.on() {
+                    let (recv, send) = state.waits_for(plan);
+                    recorder.blocked(recv, send);
+                }
                 return Ok(moved);
+            }
+            if let Some(recorder) = probe.on() {
+                recorder.step(traced::describe(instruction, task, state.window, memory.bytes()));
             }
             moved = true;
             state.stage = Stage::default();
@@ -151,7 +166,8 @@ pub(super) unsafe fn advance(
 ///
 /// # Safety
 /// As [`super::run`].
-#[inline]
+// Its two callers are `advance` with a recorder and without: left to itself, the compiler inlines into neither.
+#[inline(always)]
 unsafe fn perform(
     instruction: &Instruction,
     memory: &Memory,

@@ -6,6 +6,7 @@
 mod lane;
 mod links;
 mod plan;
+mod traced;
 mod wait;
 
 pub(crate) use links::Links;
@@ -13,6 +14,7 @@ pub(crate) use plan::{CallKey, Plan};
 pub(crate) use wait::{Patience, Supervisor};
 
 use crate::error::Result;
+use crate::trace::{Off, Probe, Recorder};
 use crate::wire::Header;
 use lane::LaneState;
 use wait::Waiter;
@@ -44,6 +46,14 @@ pub(crate) struct Workspace {
     /// Lanes left per task.
     open: Vec<usize>,
     scratch: Vec<u64>,
+    /// Records every run, if there is one.
+    pub(crate) recorder: Option<Box<Recorder>>,
+}
+
+impl Workspace {
+    pub(crate) fn new(recorder: Option<Box<Recorder>>) -> Workspace {
+        Workspace { recorder, ..Workspace::default() }
+    }
 }
 
 /// Runs `tasks` to their end, or to the first failure.
@@ -59,7 +69,29 @@ pub(crate) unsafe fn run(
     supervisor: &dyn Supervisor,
     patience: &Patience,
 ) -> Result<()> {
-    let Workspace { lanes, open, scratch } = workspace;
+    // SAFETY: forwarded from the caller.
+    unsafe {
+        match workspace.recorder {
+            None => run_with(tasks, links, workspace, supervisor, patience, &mut Off),
+            Some(_) => traced::run(tasks, links, workspace, supervisor, patience),
+        }
+    }
+}
+
+/// [`run`], compiled once with hooks that record and once without hooks.
+///
+/// # Safety
+/// As [`run`].
+#[inline]
+unsafe fn run_with(
+    tasks: &[Task<'_>],
+    links: &mut Links,
+    workspace: &mut Workspace,
+    supervisor: &dyn Supervisor,
+    patience: &Patience,
+    probe: &mut impl Probe,
+) -> Result<()> {
+    let Workspace { lanes, open, scratch, .. } = workspace;
     lanes.clear();
     open.clear();
     let mut words = 0;
@@ -71,17 +103,23 @@ pub(crate) unsafe fn run(
     if scratch.len() < words {
         scratch.resize(words, 0);
     }
+    if let Some(recorder) = probe.on() {
+        recorder.run_begins(lanes.len());
+    }
     let mut live = lanes.len();
     let mut waiter = Waiter::new(supervisor, patience);
     while live > 0 {
         let mut moved = false;
-        for state in lanes.iter_mut() {
+        for (lane, state) in lanes.iter_mut().enumerate() {
             let task = &tasks[state.task];
             if state.done || task.after.is_some_and(|t| open[t] > 0) {
                 continue;
             }
+            if let Some(recorder) = probe.on() {
+                recorder.enter(lane);
+            }
             // SAFETY: forwarded from the caller; `scratch` holds this task's share from `state.scratch` on.
-            let outcome = unsafe { lane::advance(state, task, links, scratch.as_mut_ptr()) };
+            let outcome = unsafe { lane::advance(state, task, links, scratch.as_mut_ptr(), probe) };
             match outcome {
                 Ok(progress) => {
                     moved |= progress;
@@ -102,11 +140,18 @@ pub(crate) unsafe fn run(
         if moved {
             waiter.reset();
         } else {
-            waiter.wait(links, &Blocked { tasks, lanes, open })?;
+            let blocked = Blocked { tasks, lanes, open };
+            waiter.wait(links, &blocked)?;
+            if let Some(recorder) = probe.on() {
+                recorder.idles(waiter.phase(), || blocked.first());
+            }
         }
     }
     while !links.flush().map_err(|e| supervisor.explain(&tasks[0].header, e))? {
         waiter.wait(links, &Blocked { tasks, lanes, open })?;
+        if let Some(recorder) = probe.on() {
+            recorder.idles(waiter.phase(), || None);
+        }
     }
     Ok(())
 }
@@ -128,6 +173,13 @@ impl Blocked<'_> {
                 f(recv, send);
             }
         }
+    }
+
+    /// The first link that a lane waits for.
+    fn first(&self) -> Option<usize> {
+        let mut first = None;
+        self.links(|recv, send| first = first.or(recv).or(send));
+        first
     }
 
     /// Header of the first task that is not complete.

@@ -8,6 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use super::Blocked;
 use super::links::Links;
 use crate::error::{Error, Result};
+use crate::trace::Phase;
 use crate::wire::Header;
 
 /// The communicator as the executor sees it: who aborts it, and who knows what became of the others.
@@ -57,13 +58,19 @@ pub(super) struct Waiter<'a> {
     turns: u32,
     since: Option<Instant>,
     announced: bool,
+    phase: Phase,
     /// Bytes over all links when they were last looked at.
     bytes: u64,
 }
 
 impl<'a> Waiter<'a> {
     pub(super) fn new(supervisor: &'a dyn Supervisor, patience: &'a Patience) -> Self {
-        Waiter { supervisor, patience, turns: 0, since: None, announced: false, bytes: 0 }
+        Waiter { supervisor, patience, turns: 0, since: None, announced: false, phase: Phase::Spin, bytes: 0 }
+    }
+
+    /// What the last turn of waiting was.
+    pub(super) fn phase(&self) -> Phase {
+        self.phase
     }
 
     /// Something moved.
@@ -72,6 +79,7 @@ impl<'a> Waiter<'a> {
         self.turns = 0;
         if self.since.is_some() {
             self.since = None;
+            self.phase = Phase::Spin;
             if std::mem::take(&mut self.announced) {
                 self.supervisor.waiting_on(None);
             }
@@ -110,6 +118,7 @@ impl<'a> Waiter<'a> {
             return Ok(());
         }
         if waited < self.patience.spin + self.patience.yields {
+            self.phase = Phase::Yield;
             std::thread::yield_now();
             return Ok(());
         }
@@ -124,6 +133,7 @@ impl<'a> Waiter<'a> {
         if waited >= self.patience.deadline {
             return Err(self.supervisor.timed_out(blocked.header(), &peers, waited));
         }
+        self.phase = Phase::Sleep;
         self.sleep(links, blocked, SLICE.min(self.patience.deadline - waited))
     }
 

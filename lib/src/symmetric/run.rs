@@ -10,6 +10,7 @@ use crate::algorithm::Shape;
 use crate::error::Result;
 use crate::executor::{Buffers, Patience, Supervisor};
 use crate::reduce::Kernels;
+use crate::trace::Recorder;
 use crate::wire::{Algorithm, Header};
 
 /// Everything about a call but its buffers and its number.
@@ -87,6 +88,7 @@ enum Steps {
 /// # Safety
 /// As [`crate::executor::run`]: `buffers` must be readable and writable as the job's shape and count say, and nothing
 /// else may touch that memory until this returns.
+#[expect(clippy::too_many_arguments, reason = "a call, and what it runs on")]
 pub(crate) unsafe fn run(
     board: &mut Board,
     registry: &Registry,
@@ -95,6 +97,7 @@ pub(crate) unsafe fn run(
     buffers: Buffers,
     supervisor: &dyn Supervisor,
     patience: &Patience,
+    mut recorder: Option<&mut Recorder>,
 ) -> Result<Outcome> {
     let call = Call { job, header, buffers, number: board.start() };
     let mut steps = match header.algorithm {
@@ -120,6 +123,9 @@ pub(crate) unsafe fn run(
             Turn::Blocked(peer, what) => {
                 if std::mem::replace(&mut last, (peer, what)) != (peer, what) {
                     waiter.reset();
+                    if let Some(recorder) = &mut recorder {
+                        recorder.awaits(peer, what == ARRIVAL);
+                    }
                 }
                 waiter.wait(board, &call, peer)?;
             }

@@ -1,0 +1,84 @@
+//! Runs that are recorded: what the executor tells the recorder about its plans.
+
+use super::plan::{Action, Instruction};
+use super::{Links, Patience, Supervisor, Task, Workspace, run_with};
+use crate::error::Result;
+use crate::trace::{Call, StepDone, StepKind};
+
+/// [`super::run`] with a recorder, which must be there. A failure is written out at once.
+///
+/// # Safety
+/// As [`super::run`].
+#[cold]
+pub(super) unsafe fn run(
+    tasks: &[Task<'_>],
+    links: &mut Links,
+    workspace: &mut Workspace,
+    supervisor: &dyn Supervisor,
+    patience: &Patience,
+) -> Result<()> {
+    let Some(mut recorder) = workspace.recorder.take() else { return Ok(()) };
+    // SAFETY: forwarded from the caller.
+    let outcome = unsafe { run_with(tasks, links, workspace, supervisor, patience, &mut *recorder) };
+    if outcome.is_err() {
+        for (index, state) in workspace.lanes.iter().enumerate().filter(|(_, state)| !state.done) {
+            let task = &tasks[state.task];
+            if let Some((instruction, window)) = state.at(task.plan) {
+                recorder.unfinished(index, describe(instruction, task, window, bytes(task, instruction, window)));
+            }
+        }
+    }
+    recorder.run_ends(tasks.iter().map(|task| (call(task), task.plan.lanes.len())));
+    if let Err(error) = &outcome {
+        recorder.flush(Some(&error.to_string()));
+    }
+    workspace.recorder = Some(recorder);
+    outcome
+}
+
+fn bytes(task: &Task<'_>, instruction: &Instruction, window: usize) -> usize {
+    match window < task.plan.windows {
+        true => task.plan.partition.parts(window, instruction.parts.clone()).len() * task.plan.elem,
+        false => 0,
+    }
+}
+
+/// A step for the recorder.
+#[inline]
+pub(super) fn describe(instruction: &Instruction, task: &Task<'_>, window: usize, bytes: usize) -> StepDone {
+    StepDone {
+        kind: match instruction.action {
+            Action::Send { .. } => StepKind::Send,
+            Action::Recv { .. } => StepKind::Recv,
+            Action::Copy { .. } => StepKind::Copy,
+            Action::Reduce { .. } => StepKind::Reduce,
+            Action::RecvReduceCopy { .. } => StepKind::RecvReduceCopy,
+            Action::RecvCopySend { .. } => StepKind::RecvCopySend,
+            Action::RecvReduceSend { .. } => StepKind::RecvReduceSend,
+            Action::RecvReduceCopySend { .. } => StepKind::RecvReduceCopySend,
+        },
+        seq: task.header.seq,
+        window,
+        part: instruction.parts.start,
+        bytes,
+        recv: instruction.recv,
+        send: instruction.send,
+    }
+}
+
+fn call(task: &Task<'_>) -> Call {
+    let (header, plan) = (&task.header, task.plan);
+    // The first window's parts are the longest.
+    let steps = plan.lanes.iter().flatten().filter(|i| i.recv != usize::MAX || i.send != usize::MAX);
+    Call {
+        count: header.count,
+        seq: header.seq,
+        root: header.root,
+        windows: u32::try_from(plan.windows).unwrap_or(u32::MAX),
+        message: steps.map(|i| bytes(task, i, 0)).max().unwrap_or(0) as u32,
+        collective: header.collective,
+        dtype: header.dtype,
+        op: header.op,
+        algorithm: header.algorithm,
+    }
+}

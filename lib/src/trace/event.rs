@@ -1,0 +1,165 @@
+//! What is recorded: plain values of one cache line each.
+
+/// Something that took from `begin` to `end` (nanoseconds of our clock) on one of the communicator's tracks.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Event {
+    pub(super) begin: u64,
+    pub(super) end: u64,
+    pub(super) track: Track,
+    pub(super) what: What,
+}
+
+const _: () = assert!(size_of::<Event>() <= 64);
+
+/// A line of the picture.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Track {
+    /// Calls, one after the other.
+    Calls,
+    /// Lane of a run, by its number among the lanes of all its calls.
+    Lane(u32),
+    /// A thread of the application, by the order in which we met them.
+    Thread(u32),
+}
+
+/// No link, no message.
+pub(super) const NONE: u32 = u32::MAX;
+
+#[derive(Debug, Clone, Copy)]
+pub(super) enum What {
+    Call(Call),
+    Group {
+        calls: u32,
+    },
+    Step(Step),
+    /// A lane waits: for a message, or (`room`) for the peer to take earlier ones.
+    Wait {
+        link: u32,
+        room: bool,
+    },
+    /// The thread has nothing to do; `link` is the first one it waits for.
+    Idle {
+        phase: Phase,
+        link: u32,
+    },
+    /// A call in memory that all ranks map waits for a rank: to come to the call, or to be done with its part.
+    Await {
+        rank: u32,
+        arrival: bool,
+    },
+    Compile {
+        collective: u8,
+    },
+    Connect {
+        link: u32,
+        kind: &'static str,
+    },
+    Span(Span),
+}
+
+/// What is recorded outside the executor, on the application's threads.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Span {
+    /// Making the communicator, from the point where it has a tracer.
+    Start,
+    /// `Comm::split`.
+    Split,
+    /// A blocking call waits for the asynchronous ones before it.
+    Drain,
+    /// From the making of an asynchronous call to its start on the progress thread. Several may overlap.
+    Queued { collective: u8, bytes: u64 },
+    /// `Ddp`: the last gradient of a bucket came, its all_reduce is queued.
+    BucketReady { bucket: u32, bytes: u64 },
+    /// `Ddp::finish`.
+    Finish,
+    /// `Ddp::finish` waits for one bucket.
+    BucketWait { bucket: u32 },
+}
+
+/// A call, as its header and plan describe it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Call {
+    /// Elements per segment.
+    pub(crate) count: u64,
+    pub(crate) seq: u32,
+    /// `Header::NO_ROOT` where there is none.
+    pub(crate) root: u32,
+    pub(crate) windows: u32,
+    /// Longest message in bytes.
+    pub(crate) message: u32,
+    pub(crate) collective: u8,
+    pub(crate) dtype: u8,
+    pub(crate) op: u8,
+    pub(crate) algorithm: u8,
+}
+
+/// A step of a lane.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Step {
+    pub(super) kind: StepKind,
+    /// False where the call failed before the step was done.
+    pub(super) done: bool,
+    /// First part; 65535 stands for all above.
+    pub(super) part: u16,
+    pub(super) seq: u32,
+    pub(super) window: u32,
+    pub(super) bytes: u32,
+    /// How long before its end the step was tried for the last time: no message leaves earlier.
+    pub(super) work_ns: u32,
+    /// Links, or [`NONE`].
+    pub(super) recv: u32,
+    pub(super) send: u32,
+    /// Number of the message on its link and direction.
+    pub(super) received: u32,
+    pub(super) sent: u32,
+}
+
+/// The primitives, with NCCL's names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StepKind {
+    Send,
+    Recv,
+    Copy,
+    Reduce,
+    RecvReduceCopy,
+    RecvCopySend,
+    RecvReduceSend,
+    RecvReduceCopySend,
+}
+
+impl StepKind {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            StepKind::Send => "send",
+            StepKind::Recv => "recv",
+            StepKind::Copy => "copy",
+            StepKind::Reduce => "reduce",
+            StepKind::RecvReduceCopy => "recv_reduce_copy",
+            StepKind::RecvCopySend => "recv_copy_send",
+            StepKind::RecvReduceSend => "recv_reduce_send",
+            StepKind::RecvReduceCopySend => "recv_reduce_copy_send",
+        }
+    }
+}
+
+/// What a thread does while it waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Phase {
+    /// Looks at the links again and again.
+    #[default]
+    Spin,
+    /// Gives the core away between looks.
+    Yield,
+    /// Sleeps until a doorbell or a socket wakes it.
+    Sleep,
+}
+
+impl Phase {
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Phase::Spin => "spin",
+            Phase::Yield => "yield",
+            Phase::Sleep => "sleep",
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! What a communicator's threads record outside the executor, where a lock does not matter.
+
+use std::sync::{Arc, Mutex};
+use std::thread::ThreadId;
+
+use super::event::{Event, Span, Track, What};
+use super::ring::Ring;
+use super::sink::Sink;
+use super::{chrome, now};
+use crate::comm::lock;
+
+/// These events are few; the executor's are not.
+const CAPACITY: usize = 1 << 16;
+
+/// A communicator's identity in the trace, and its threads' events.
+#[derive(Debug)]
+pub(crate) struct Tracer {
+    pub(super) sink: Arc<Sink>,
+    pub(super) comm: u32,
+    /// World rank by rank.
+    members: Vec<usize>,
+    threads: Mutex<Threads>,
+}
+
+#[derive(Debug)]
+struct Threads {
+    ring: Ring,
+    met: Vec<ThreadId>,
+}
+
+impl Tracer {
+    pub(crate) fn new(sink: Arc<Sink>, comm: u32, members: Vec<usize>) -> Arc<Tracer> {
+        let ring = Ring::new(sink.events.min(CAPACITY));
+        Arc::new(Tracer { sink, comm, members, threads: Mutex::new(Threads { ring, met: Vec::new() }) })
+    }
+
+    pub(crate) fn sink(&self) -> &Arc<Sink> {
+        &self.sink
+    }
+
+    /// World rank of a rank of the communicator.
+    pub(super) fn world(&self, rank: usize) -> usize {
+        self.members.get(rank).copied().unwrap_or(rank)
+    }
+
+    /// Something that this thread did from `begin` until now.
+    pub(crate) fn span(&self, begin: u64, span: Span) {
+        let end = now().max(begin + 1);
+        let mut threads = lock(&self.threads);
+        let thread = std::thread::current().id();
+        let number = match threads.met.iter().position(|&t| t == thread) {
+            Some(number) => number,
+            None => {
+                threads.met.push(thread);
+                threads.met.len() - 1
+            }
+        };
+        threads.ring.push(Event { begin, end, track: Track::Thread(number as u32), what: What::Span(span) });
+    }
+
+    /// Writes what has been recorded.
+    pub(super) fn flush(&self) {
+        let mut threads = lock(&self.threads);
+        if !threads.ring.is_empty() {
+            threads.ring.take(|events, dropped| chrome::write(self, &[], events, dropped, None));
+        }
+    }
+}
+
+impl Drop for Tracer {
+    fn drop(&mut self) {
+        self.flush();
+    }
+}
