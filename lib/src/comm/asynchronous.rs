@@ -2,26 +2,36 @@
 
 use std::sync::Arc;
 
-use super::collectives::Call;
+use super::call::Call;
 use super::{Comm, Inner, Work};
 use crate::dtype::{Element, ReduceOp};
 use crate::error::Result;
 
 impl Comm {
     /// Queues `prepare`'s call on `buffers`, which the queue owns until it is complete.
-    fn submit<B: Send + 'static>(
+    pub(super) fn submit<B: Send + 'static>(
+        &self,
+        buffers: B,
+        prepare: impl FnOnce(&Inner, &mut B) -> Result<Call> + Send + 'static,
+    ) -> Result<Work<B>> {
+        self.submit_job(buffers, |inner, buffers| {
+            let call = prepare(inner, buffers)?;
+            // SAFETY: `buffers` belongs to the job until the call is complete, and nobody else sees it.
+            unsafe { inner.execute(&call, true) }
+        })
+    }
+
+    /// Queues `run` on `buffers`, which the queue owns until it returns.
+    pub(super) fn submit_job<B: Send + 'static>(
         &self,
         mut buffers: B,
-        prepare: impl FnOnce(&Inner, &mut B) -> Result<Call> + Send + 'static,
+        run: impl FnOnce(&Inner, &mut B) -> Result<()> + Send + 'static,
     ) -> Result<Work<B>> {
         self.inner.state.check(|| "asynchronous call".to_owned())?;
         let (work, complete) = Work::pair();
         let inner = Arc::clone(&self.inner);
         let job = move || {
-            let outcome = prepare(&inner, &mut buffers).and_then(|call| {
-                // SAFETY: `buffers` lives in this closure until the call is complete, and nobody else sees it.
-                unsafe { inner.collective(&call.key, call.buffers, true) }
-            });
+            let outcome = run(&inner, &mut buffers);
             drop(inner);
             complete(outcome.map(|()| buffers));
         };
@@ -31,7 +41,7 @@ impl Comm {
 
     /// [`Comm::all_reduce_in_place`], asynchronously.
     pub fn all_reduce_async<T: Element>(&self, buffer: Vec<T>, op: ReduceOp) -> Result<Work<Vec<T>>> {
-        self.submit(buffer, move |inner, buffer| inner.all_reduce(buffer, op))
+        self.submit(buffer, move |inner, buffer| inner.all_reduce_in_place(buffer, op))
     }
 
     /// [`Comm::broadcast`], asynchronously.
@@ -70,5 +80,27 @@ impl Comm {
     ) -> Result<Work<(Vec<T>, Vec<T>)>> {
         self.inner.peer_in_range("reduce", "root", root)?;
         self.submit((input, output), move |inner, (input, output)| inner.reduce(input, output, op, root))
+    }
+
+    /// [`Comm::gather`], asynchronously; gives `(input, output)` back.
+    pub fn gather_async<T: Element>(
+        &self,
+        input: Vec<T>,
+        output: Vec<T>,
+        root: usize,
+    ) -> Result<Work<(Vec<T>, Vec<T>)>> {
+        self.inner.peer_in_range("gather", "root", root)?;
+        self.submit((input, output), move |inner, (input, output)| inner.gather(input, output, root))
+    }
+
+    /// [`Comm::scatter`], asynchronously; gives `(input, output)` back.
+    pub fn scatter_async<T: Element>(
+        &self,
+        input: Vec<T>,
+        output: Vec<T>,
+        root: usize,
+    ) -> Result<Work<(Vec<T>, Vec<T>)>> {
+        self.inner.peer_in_range("scatter", "root", root)?;
+        self.submit((input, output), move |inner, (input, output)| inner.scatter(input, output, root))
     }
 }

@@ -5,6 +5,8 @@
 //! After a failure the communicator is dead on every rank: each waiter gets the first cause, each later call an error.
 
 mod asynchronous;
+mod batch;
+mod call;
 mod collectives;
 mod control;
 mod group;
@@ -12,9 +14,11 @@ mod init;
 mod local;
 mod network;
 mod p2p;
+mod pack;
 mod split;
 mod state;
 mod tune;
+mod uneven;
 mod work;
 
 use std::fmt;
@@ -24,7 +28,6 @@ use std::time::Duration;
 
 use crate::algorithm::{self, Shape};
 use crate::config::Config;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::executor::{self, Buffers, CallKey, Links, Patience, Plan, Supervisor, Task, Workspace};
 use crate::topology::{Choice, CostModel, choose};
@@ -33,7 +36,9 @@ use crate::wire::{Algorithm, Collective, Header};
 
 pub use control::Progress;
 pub use group::Group;
+pub use p2p::Exchange;
 use state::{State, lock};
+pub use uneven::packed;
 use work::Queue;
 pub use work::Work;
 
@@ -71,6 +76,8 @@ pub(crate) struct Inner {
 struct Engine {
     links: Links,
     workspace: Workspace,
+    /// Memory of packed calls.
+    packed: Vec<u64>,
     plans: Vec<(CallKey, Arc<Plan>)>,
     /// Calls started; the header's sequence number.
     seq: u32,
@@ -103,6 +110,7 @@ impl Comm {
         let engine = Engine {
             links: Links::default(),
             workspace: Workspace::default(),
+            packed: Vec::new(),
             plans: Vec::new(),
             seq: 0,
             sent: vec![0; size],
@@ -286,23 +294,25 @@ impl Inner {
         Ok(())
     }
 
-    /// Runs one collective in the caller's thread.
+    /// Runs one collective, or one message, in the caller's thread.
     ///
     /// # Safety
     /// As [`executor::run`]: `buffers` must be as large as the collective and `key.count` say.
     unsafe fn collective(&self, key: &CallKey, buffers: Buffers, background: bool) -> Result<()> {
         self.state.check(|| key.collective.to_string())?;
         let mut engine = lock(&self.engine);
-        engine.seq = engine.seq.wrapping_add(1);
-        self.state.progress.start(u64::from(engine.seq), key.collective as u8);
+        let seq = engine.next_seq(key, self.state.rank);
+        if key.collective != Collective::SendRecv {
+            self.state.progress.start(u64::from(seq), key.collective as u8);
+        }
         self.prepare(&mut engine, key)?;
-        let Engine { links, workspace, plans, seq, .. } = &mut *engine;
+        let Engine { links, workspace, plans, seq: collectives, .. } = &mut *engine;
         let plan = &plans[0].1;
-        let header = Header { seq: *seq, ..plan.header };
-        let task = Task { plan, buffers, header, after: None };
+        let header = Header { seq, ..plan.header };
+        let task = Task { plan, buffers, header };
         // SAFETY: forwarded from the caller.
         unsafe { executor::run(&[task], links, workspace, &*self.state, &self.patience(background)) }?;
-        self.state.progress.done(u64::from(*seq));
+        self.state.progress.done(u64::from(*collectives));
         Ok(())
     }
 
@@ -312,9 +322,4 @@ impl Inner {
         }
         Err(Error::invalid(op, format!("{what} is {rank}, expected a rank below the world size {}", self.size())))
     }
-}
-
-/// The key of a collective.
-fn key(collective: Collective, dtype: DType, op: Option<crate::ReduceOp>, root: usize, count: usize) -> CallKey {
-    CallKey { collective, dtype, op, root, count, peer: 0 }
 }

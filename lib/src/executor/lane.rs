@@ -5,6 +5,7 @@ use std::slice;
 
 use super::Task;
 use super::links::Links;
+use super::order::Order;
 use super::plan::{Action, Instruction, Place, Plan};
 use crate::error::Error;
 use crate::schedule::Buf;
@@ -58,10 +59,13 @@ impl LaneState {
     }
 
     /// The link the current instruction cannot go on without: `(receiving, sending)`.
-    pub(super) fn waits_for(&self, plan: &Plan) -> (Option<usize>, Option<usize>) {
+    ///
+    /// Neither, while it is another call's turn on one of them: that call waits for it.
+    pub(super) fn waits_for(&self, plan: &Plan, order: Option<&Order>) -> (Option<usize>, Option<usize>) {
         let some = |i: usize| (i != usize::MAX).then_some(i);
-        match plan.lanes[self.lane].get(self.pc) {
+        match plan.instructions[plan.lanes[self.lane].instructions.clone()].get(self.pc) {
             None => (None, None),
+            Some(i) if order.is_some_and(|order| !order.is_turn_of(self.task, i)) => (None, None),
             Some(i) if i.recv == usize::MAX || self.stage.received || self.stage.needs_slot => (None, some(i.send)),
             Some(i) => (some(i.recv), None),
         }
@@ -110,14 +114,20 @@ pub(super) unsafe fn advance(
     state: &mut LaneState,
     task: &Task<'_>,
     links: &mut Links,
+    mut order: Option<&mut Order>,
     scratch: *mut u64,
 ) -> Result<bool, Stop> {
     let plan = task.plan;
-    let program = &plan.lanes[state.lane];
+    let lane = &plan.lanes[state.lane];
+    let program = &plan.instructions[lane.instructions.clone()];
+    let header = Header { count: lane.count, ..task.header };
     let mut moved = false;
-    while state.window < plan.windows {
+    while state.window < lane.windows {
         while let Some(instruction) = program.get(state.pc) {
-            let range = plan.partition.parts(state.window, instruction.parts.clone());
+            if order.as_ref().is_some_and(|order| !order.is_turn_of(state.task, instruction)) {
+                return Ok(moved);
+            }
+            let range = lane.partition.parts(state.window, instruction.parts.clone());
             let memory = Memory {
                 input: task.buffers.input,
                 output: task.buffers.output,
@@ -126,16 +136,21 @@ pub(super) unsafe fn advance(
                 elem: plan.elem,
                 start_in_window: match plan.scratch_bytes {
                     0 => 0,
-                    _ => range.start - plan.partition.window(state.window).start,
+                    _ => range.start - lane.partition.window(state.window).start,
                 },
                 start: range.start,
                 len: range.len(),
             };
             // SAFETY: forwarded from the caller.
-            if !unsafe { perform(instruction, &memory, plan, &task.header, &mut state.stage, links) }? {
+            if !unsafe { perform(instruction, &memory, plan, &header, &mut state.stage, links) }? {
                 return Ok(moved);
             }
             moved = true;
+            if let Some(order) = &mut order
+                && state.window + 1 == lane.windows
+            {
+                order.pass_on(instruction);
+            }
             state.stage = Stage::default();
             state.pc += 1;
         }
