@@ -104,12 +104,20 @@ pub enum Algorithm {
     Direct = 3,
     /// Recursive halving (reduce-scatter) and doubling (all-gather) over a hypercube.
     HalvingDoubling = 4,
+    /// Each rank reduces its own part of everybody's input and sends it to everybody: two hops at full bandwidth.
+    AllPairs = 5,
 }
 
 impl Algorithm {
     /// Every algorithm, in code order.
-    pub const ALL: [Algorithm; 5] =
-        [Algorithm::Ring, Algorithm::Tree, Algorithm::DoubleTree, Algorithm::Direct, Algorithm::HalvingDoubling];
+    pub const ALL: [Algorithm; 6] = [
+        Algorithm::Ring,
+        Algorithm::Tree,
+        Algorithm::DoubleTree,
+        Algorithm::Direct,
+        Algorithm::HalvingDoubling,
+        Algorithm::AllPairs,
+    ];
 
     /// Kebab-case name as used on command lines and in `TINYNCCL_ALGO`.
     pub const fn name(self) -> &'static str {
@@ -119,6 +127,7 @@ impl Algorithm {
             Algorithm::DoubleTree => "double-tree",
             Algorithm::Direct => "direct",
             Algorithm::HalvingDoubling => "halving-doubling",
+            Algorithm::AllPairs => "all-pairs",
         }
     }
 
@@ -138,7 +147,7 @@ impl std::str::FromStr for Algorithm {
     type Err = String;
     fn from_str(s: &str) -> Result<Self, String> {
         Algorithm::ALL.into_iter().find(|a| a.name() == s).ok_or_else(|| {
-            format!("unknown algorithm '{s}', expected one of ring tree double-tree direct halving-doubling")
+            format!("unknown algorithm '{s}', expected one of ring tree double-tree direct halving-doubling all-pairs")
         })
     }
 }

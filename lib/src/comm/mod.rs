@@ -22,7 +22,7 @@ mod uneven;
 mod work;
 
 use std::fmt;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -68,6 +68,8 @@ pub(crate) struct Inner {
     crowded: bool,
     /// Splits made so far, for keys of exchanges.
     splits: AtomicU32,
+    /// Collectives, as bits, for which a refused algorithm was reported.
+    warned: AtomicU32,
     /// Held for its lifetime by the communicators made from one rendezvous.
     _home: Option<Arc<init::Home>>,
 }
@@ -126,6 +128,7 @@ impl Comm {
                 options,
                 crowded,
                 splits: AtomicU32::new(0),
+                warned: AtomicU32::new(0),
                 _home: home,
             }),
         }
@@ -222,7 +225,36 @@ impl Inner {
             false => self.options.max_message,
         };
         choose(&shape, bytes, longest, cost, self.state.config.algorithm)
+            .and_then(
+                |choice| if self.state.config.fixed_order { self.in_rank_order(choice, &shape) } else { Some(choice) },
+            )
             .ok_or_else(|| Error::invalid(collective.name(), format!("no algorithm for {} ranks", shape.ranks)))
+    }
+
+    /// `choice` among the algorithms that reduce in rank order; `None` when there is none.
+    fn in_rank_order(&self, mut choice: Choice, shape: &Shape) -> Option<Choice> {
+        choice.estimates.retain(|e| algorithm::keeps_rank_order(e.algorithm, shape));
+        if !choice.estimates.iter().any(|e| e.algorithm == choice.algorithm) {
+            let fastest = choice.estimates.first()?;
+            (choice.algorithm, choice.message) = (fastest.algorithm, fastest.message);
+            choice.refused = self.state.config.algorithm;
+        }
+        Some(choice)
+    }
+
+    /// Says once per collective that the algorithm which was asked for was not taken.
+    fn warn_refused(&self, shape: &Shape, choice: &Choice) {
+        let Some(refused) = choice.refused else { return };
+        let bit = 1 << shape.collective as u8;
+        if self.warned.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+            let (rank, ranks) = (self.state.rank, shape.ranks);
+            let reason = if algorithm::supports(refused, shape) { "keeps no fixed order in" } else { "cannot do" };
+            let taken = choice.algorithm;
+            log::warn!(
+                "rank {rank}: TINYNCCL_ALGO: {refused} {reason} {} of {ranks} ranks; taking {taken}",
+                shape.collective
+            );
+        }
     }
 
     fn patience(&self, background: bool) -> Patience {
@@ -263,6 +295,7 @@ impl Inner {
                 let bytes = key.count.saturating_mul(key.dtype.size());
                 let choice = self.choice(&engine.cost, collective, key.root, bytes)?;
                 let shape = self.shape(collective, key.root);
+                self.warn_refused(&shape, &choice);
                 let program = algorithm::program(choice.algorithm, &shape, self.state.rank).ok_or_else(|| {
                     Error::invalid(op(), format!("no {} program for {} ranks", choice.algorithm, shape.ranks))
                 })?;
