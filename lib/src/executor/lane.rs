@@ -78,9 +78,9 @@ struct Memory {
     output: *mut u8,
     scratch: *mut u8,
     elem: usize,
-    /// Element range of the current part within a segment, and within the window (for scratch).
+    /// Element range of the current part within a segment, and where it lies in scratch memory.
     start: usize,
-    start_in_window: usize,
+    start_in_scratch: usize,
     len: usize,
 }
 
@@ -94,7 +94,7 @@ impl Memory {
         let (base, start) = match place.buf {
             Buf::Input => (self.input.cast_mut(), self.start),
             Buf::Output => (self.output, self.start),
-            Buf::Scratch => (self.scratch, self.start_in_window),
+            Buf::Scratch => (self.scratch, self.start_in_scratch),
         };
         // SAFETY: by the caller, the part lies inside the buffer.
         unsafe { base.add((place.segment_offset + start) * self.elem) }
@@ -134,9 +134,9 @@ pub(super) unsafe fn advance(
                 // SAFETY: the workspace was grown to hold every task's share.
                 scratch: unsafe { scratch.add(state.scratch) }.cast(),
                 elem: plan.elem,
-                start_in_window: match plan.scratch_bytes {
+                start_in_scratch: match plan.scratch_bytes {
                     0 => 0,
-                    _ => range.start - lane.partition.window(state.window).start,
+                    _ => lane.partition.scratch_start(instruction.parts.start),
                 },
                 start: range.start,
                 len: range.len(),

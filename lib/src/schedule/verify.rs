@@ -104,6 +104,9 @@ fn check_steps(program: &Program, shape: &Shape, rank: usize) -> Result<(), Veri
             if loc.span == 0 || loc.span as usize > program.span || loc.parts().end > program.parts {
                 return Some(format!("{loc} is not there: {} parts, spans up to {}", program.parts, program.span));
             }
+            if loc.buf == Buf::Scratch && loc.span > 1 {
+                return Some(format!("{loc} is not one range of memory: scratch memory is laid out part by part"));
+            }
             if loc.parts() != step.parts() {
                 return Some("works on different parts".to_owned());
             }
