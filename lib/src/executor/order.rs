@@ -43,10 +43,8 @@ impl Order {
             self.heads[slot] += 1;
         });
         // Every head is now where the next one starts.
-        self.heads.rotate_right(1);
-        if let Some(first) = self.heads.first_mut() {
-            *first = 0;
-        }
+        self.heads.insert(0, 0);
+        self.heads.pop();
     }
 
     /// Whether `task` may perform `instruction` now.
