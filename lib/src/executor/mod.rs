@@ -143,3 +143,6 @@ impl Blocked<'_> {
         &self.tasks[index].header
     }
 }
+
+#[cfg(test)]
+mod tests;
