@@ -8,7 +8,7 @@
 //!     2 <---> 3        so that no rank is everybody's next target
 //! ```
 //! Lowest latency; all_reduce does (n-1) times the arithmetic of a ring, so it is for small messages. Every sum is taken
-//! in rank order ([`super::rank_order`]), so every rank gets the same bits.
+//! in rank order (`rank_order.rs`), so every rank gets the same bits.
 //!
 //! | collective | hops | bytes sent per rank (S: bytes of a segment) |
 //! |---|---|---|
