@@ -188,8 +188,11 @@ config! {
         "Period of the heartbeat to the rendezvous store; a rank silent for four periods is named when something times out.";
     transport: TransportChoice = TransportChoice::Auto, "TINYNCCL_TRANSPORT", "auto, tcp, shm",
         "What carries the links.";
-    algorithm: Option<Algorithm> = None, "TINYNCCL_ALGO", "auto, ring, tree, double-tree, direct, halving-doubling, one-shot, two-shot",
+    algorithm: Option<Algorithm> = None, "TINYNCCL_ALGO", "auto, ring, tree, double-tree, direct, halving-doubling, all-pairs, one-shot, two-shot",
         "Fixes the algorithm where it can do the collective; auto asks the cost model.";
+    fixed_order: bool = false, "TINYNCCL_FIXED_ORDER", "0 or 1",
+        "Reductions combine the values in rank order, ((x0 + x1) + x2) + ..., whatever the sizes, the links and the timing: the same bits every time. \
+         Algorithms in another order are not taken, TINYNCCL_ALGO included. All ranks must set the same.";
     interface: Option<String> = None, "TINYNCCL_IFNAME", "names or prefixes, comma-separated; ^ in front excludes",
         "Network interfaces whose addresses are advertised to the peers; empty: all that are up.";
     channels: usize = 1, "TINYNCCL_CHANNELS", "1 to 16",

@@ -104,20 +104,23 @@ pub enum Algorithm {
     Direct = 3,
     /// Recursive halving (reduce-scatter) and doubling (all-gather) over a hypercube.
     HalvingDoubling = 4,
+    /// Each rank reduces its own part of everybody's input and sends it to everybody: two hops at full bandwidth.
+    AllPairs = 5,
     /// In shared memory: each rank writes once, all read and reduce for themselves. No schedule: see `symmetric`.
-    OneShot = 5,
+    OneShot = 6,
     /// In symmetric memory: ranks read and write each other's buffers. No schedule: see `symmetric`.
-    TwoShot = 6,
+    TwoShot = 7,
 }
 
 impl Algorithm {
     /// Every algorithm, in code order.
-    pub const ALL: [Algorithm; 7] = [
+    pub const ALL: [Algorithm; 8] = [
         Algorithm::Ring,
         Algorithm::Tree,
         Algorithm::DoubleTree,
         Algorithm::Direct,
         Algorithm::HalvingDoubling,
+        Algorithm::AllPairs,
         Algorithm::OneShot,
         Algorithm::TwoShot,
     ];
@@ -130,6 +133,7 @@ impl Algorithm {
             Algorithm::DoubleTree => "double-tree",
             Algorithm::Direct => "direct",
             Algorithm::HalvingDoubling => "halving-doubling",
+            Algorithm::AllPairs => "all-pairs",
             Algorithm::OneShot => "one-shot",
             Algorithm::TwoShot => "two-shot",
         }
@@ -151,7 +155,7 @@ impl std::str::FromStr for Algorithm {
     type Err = String;
     fn from_str(s: &str) -> Result<Self, String> {
         Algorithm::ALL.into_iter().find(|a| a.name() == s).ok_or_else(|| {
-            format!("unknown algorithm '{s}', expected one of ring tree double-tree direct halving-doubling")
+            format!("unknown algorithm '{s}', expected one of ring tree double-tree direct halving-doubling all-pairs")
         })
     }
 }
@@ -163,13 +167,14 @@ impl std::str::FromStr for Algorithm {
 #[derive(Clone, Copy, PartialEq, Eq, Default, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub struct Header {
-    /// Elements per segment of the whole call.
+    /// Elements per segment of the whole call; of the pair of ranks where each pair has its own ([`Header::UNEVEN`]).
     pub count: u64,
     /// Communicator id.
     pub comm: u32,
     /// Position of the call in the communicator's sequence (collectives) or of the message on the pair (point to point).
     pub seq: u32,
-    /// Root rank, or [`Header::NO_ROOT`].
+    /// Root rank, or [`Header::NO_ROOT`]; in an all_reduce that carries several calls, how many they are (the upper 12 bits)
+    /// and a hash of their lengths.
     pub root: u32,
     /// Payload length of this message in bytes.
     pub len: u32,
@@ -179,7 +184,7 @@ pub struct Header {
     pub collective: u8,
     /// [`DType`] code.
     pub dtype: u8,
-    /// [`ReduceOp`] code, or [`Header::NO_OP`].
+    /// [`ReduceOp`] code, or [`Header::NO_OP`], or [`Header::UNEVEN`].
     pub op: u8,
     /// [`Algorithm`] code.
     pub algorithm: u8,
@@ -190,6 +195,12 @@ impl Header {
     pub const NO_ROOT: u32 = u32::MAX;
     /// `op` of a collective that does not reduce.
     pub const NO_OP: u8 = u8::MAX;
+    /// `op` of a collective where each pair of ranks has a length of its own, such as all_to_all_v.
+    pub const UNEVEN: u8 = u8::MAX - 1;
+    /// The bits of `root` that hold the hash of the lengths of packed calls.
+    pub const PACK_HASH: u32 = (1 << 20) - 1;
+    /// Most packed calls that `root` can count; it stands for any larger number.
+    pub const MAX_PACKED: usize = (1 << 12) - 2;
     /// Bytes on the wire.
     pub const BYTES: usize = 32;
 
@@ -209,19 +220,25 @@ impl fmt::Display for Header {
             Some(c) => write!(f, "{c}")?,
             None => write!(f, "unknown collective {}", self.collective)?,
         }
+        if self.op == Header::UNEVEN {
+            f.write_str("_v")?;
+        }
         write!(f, " #{} of comm {} (", self.seq, self.comm)?;
         match DType::from_code(self.dtype) {
             Some(d) => write!(f, "{d}")?,
             None => write!(f, "unknown dtype {}", self.dtype)?,
         }
-        if self.op != Header::NO_OP {
+        if self.op < Header::UNEVEN {
             match ReduceOp::from_code(self.op) {
                 Some(o) => write!(f, ", {o}")?,
                 None => write!(f, ", unknown op {}", self.op)?,
             }
         }
         write!(f, ", count {}", self.count)?;
-        if self.root != Header::NO_ROOT {
+        if self.root != Header::NO_ROOT && self.collective == Collective::AllReduce as u8 {
+            let (calls, hash) = (self.root >> Header::PACK_HASH.count_ones(), self.root & Header::PACK_HASH);
+            write!(f, " in {calls} calls of lengths with hash {hash:05x}")?;
+        } else if self.root != Header::NO_ROOT {
             write!(f, ", root {}", self.root)?;
         }
         match Algorithm::from_code(self.algorithm) {
@@ -267,6 +284,10 @@ mod tests {
     fn header_reads_as_words_even_when_corrupt() {
         let h = Header { count: 10, comm: 1, seq: 3, root: Header::NO_ROOT, len: 40, ..Header::default() };
         assert_eq!(h.to_string(), "all_reduce #3 of comm 1 (f32, sum, count 10, ring; message of 40 bytes)");
+        let packed = Header { root: 3 << 20 | 0xabc, ..h };
+        assert!(packed.to_string().contains("count 10 in 3 calls of lengths with hash 00abc, ring"), "{packed}");
+        let uneven = Header { collective: Collective::AllToAll as u8, op: Header::UNEVEN, ..h };
+        assert_eq!(uneven.to_string(), "all_to_all_v #3 of comm 1 (f32, count 10, ring; message of 40 bytes)");
         let bad = Header { collective: 99, dtype: 99, op: 99, algorithm: 99, ..h };
         assert!(bad.to_string().contains("unknown collective 99"));
     }

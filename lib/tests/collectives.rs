@@ -1,185 +1,19 @@
-//! Every collective on every transport against values computed without communication.
-//!
-//! Inputs are small integers, which every dtype holds exactly and whose sums stay exact, so equality is exact.
+//! What a communicator promises beyond single results: pipelining, groups, asynchronous calls, split, disagreement, missing
+//! and leaving ranks. The results of every collective: `exhaustive.rs`.
 
 mod common;
 
+use common::cells::{COLLECTIVES, Cell, check};
 use common::{FABRICS, Fabric, config, run, run_ok};
-use half::{bf16, f16};
 use tinynccl::wire::{Algorithm, Collective};
-use tinynccl::{Comm, DType, Element, Error, ReduceOp, Result};
-
-/// Integers as elements.
-trait Number: Element {
-    fn of(value: u64) -> Self;
-}
-macro_rules! numbers {
-    ($($t:ty),*) => {$(impl Number for $t { fn of(value: u64) -> Self { value as $t } })*};
-}
-numbers!(f32, f64, i8, u8, i32, u32, i64, u64);
-impl Number for f16 {
-    fn of(value: u64) -> Self {
-        f16::from_f32(value as f32)
-    }
-}
-impl Number for bf16 {
-    fn of(value: u64) -> Self {
-        bf16::from_f32(value as f32)
-    }
-}
-
-/// Rank `rank`'s element `i`: 1 to 3, so that products stay small as well.
-fn value(rank: usize, i: usize) -> u64 {
-    ((rank * 7 + i * 3 + i / 5) % 3 + 1) as u64
-}
-
-fn input<T: Number>(rank: usize, len: usize) -> Vec<T> {
-    (0..len).map(|i| T::of(value(rank, i))).collect()
-}
-
-fn reduced<T: Number>(ranks: usize, i: usize, op: ReduceOp) -> T {
-    let values = (0..ranks).map(|r| value(r, i));
-    match op {
-        ReduceOp::Sum => T::of(values.sum()),
-        ReduceOp::Prod => T::of(values.product()),
-        ReduceOp::Min => T::of(values.min().unwrap_or(0)),
-        ReduceOp::Max => T::of(values.max().unwrap_or(0)),
-        ReduceOp::Avg if T::DTYPE.is_float() => average(values.sum(), ranks),
-        ReduceOp::Avg => T::of(values.sum::<u64>() / ranks as u64),
-    }
-}
-
-/// Sum over ranks, rounded once to the element type.
-fn average<T: Number>(sum: u64, ranks: usize) -> T {
-    let exact = sum as f64 / ranks as f64;
-    let mut out = [T::of(0)];
-    match T::DTYPE {
-        DType::F64 => bytemuck::cast_slice_mut::<T, f64>(&mut out)[0] = exact,
-        DType::F32 => bytemuck::cast_slice_mut::<T, f32>(&mut out)[0] = sum as f32 / ranks as f32,
-        DType::F16 => bytemuck::cast_slice_mut::<T, f16>(&mut out)[0] = f16::from_f64(exact),
-        DType::Bf16 => bytemuck::cast_slice_mut::<T, bf16>(&mut out)[0] = bf16::from_f64(exact),
-        _ => {}
-    }
-    out[0]
-}
+use tinynccl::{Comm, DType, Error, ReduceOp, Result};
 
 /// All collectives once, out of place and in place.
-fn check_all<T: Number>(comm: &Comm, count: usize, op: ReduceOp) -> Result<()> {
-    let (rank, n) = (comm.rank(), comm.size());
-    let root = count % n;
-    let mine: Vec<T> = input(rank, count);
-    let want: Vec<T> = (0..count).map(|i| reduced(n, i, op)).collect();
-    let zero = T::of(0);
-
-    let mut out = vec![zero; count];
-    comm.all_reduce(&mine, &mut out, op)?;
-    assert_eq!(out, want, "all_reduce");
-    assert_eq!(mine, input::<T>(rank, count), "all_reduce wrote to its input");
-    let mut buffer = mine.clone();
-    comm.all_reduce_in_place(&mut buffer, op)?;
-    assert_eq!(buffer, want, "all_reduce in place");
-
-    let gathered: Vec<T> = (0..n).flat_map(|r| input::<T>(r, count)).collect();
-    let mut out = vec![zero; n * count];
-    comm.all_gather(&mine, &mut out)?;
-    assert_eq!(out, gathered, "all_gather");
-    let mut buffer = vec![zero; n * count];
-    buffer[rank * count..(rank + 1) * count].copy_from_slice(&mine);
-    comm.all_gather_in_place(&mut buffer)?;
-    assert_eq!(buffer, gathered, "all_gather in place");
-
-    let long: Vec<T> = input(rank, n * count);
-    let want_segment: Vec<T> = (rank * count..(rank + 1) * count).map(|i| reduced(n, i, op)).collect();
-    let mut out = vec![zero; count];
-    comm.reduce_scatter(&long, &mut out, op)?;
-    assert_eq!(out, want_segment, "reduce_scatter");
-    assert_eq!(long, input::<T>(rank, n * count), "reduce_scatter wrote to its input");
-    let mut buffer = long.clone();
-    comm.reduce_scatter_in_place(&mut buffer, op)?;
-    assert_eq!(buffer[rank * count..(rank + 1) * count], want_segment, "reduce_scatter in place");
-
-    let mut buffer = mine.clone();
-    comm.broadcast(&mut buffer, root)?;
-    assert_eq!(buffer, input::<T>(root, count), "broadcast");
-    let mut out = vec![zero; count];
-    comm.broadcast_from(&mine, &mut out, root)?;
-    assert_eq!(out, input::<T>(root, count), "broadcast_from");
-
-    let mut out = vec![zero; if rank == root { count } else { 0 }];
-    comm.reduce(&mine, &mut out, op, root)?;
-    if rank == root {
-        assert_eq!(out, want, "reduce");
-    }
-    let mut buffer = mine.clone();
-    comm.reduce_in_place(&mut buffer, op, root)?;
-    assert_eq!(buffer, if rank == root { want } else { mine.clone() }, "reduce in place");
-
-    let mut out = vec![zero; if rank == root { n * count } else { 0 }];
-    comm.gather(&mine, &mut out, root)?;
-    if rank == root {
-        assert_eq!(out, gathered, "gather");
-    }
-
-    let source = if rank == root { input::<T>(root, n * count) } else { Vec::new() };
-    let mut out = vec![zero; count];
-    comm.scatter(&source, &mut out, root)?;
-    assert_eq!(out, input::<T>(root, n * count)[rank * count..(rank + 1) * count], "scatter");
-
-    let mut out = vec![zero; n * count];
-    comm.all_to_all(&long, &mut out)?;
-    let want: Vec<T> =
-        (0..n).flat_map(|s| input::<T>(s, n * count)[rank * count..(rank + 1) * count].to_vec()).collect();
-    assert_eq!(out, want, "all_to_all");
-
-    comm.barrier()
-}
-
-fn check_dtype(comm: &Comm, dtype: DType, count: usize, op: ReduceOp) -> Result<()> {
-    match dtype {
-        DType::F32 => check_all::<f32>(comm, count, op),
-        DType::F64 => check_all::<f64>(comm, count, op),
-        DType::F16 => check_all::<f16>(comm, count, op),
-        DType::Bf16 => check_all::<bf16>(comm, count, op),
-        DType::I8 => check_all::<i8>(comm, count, op),
-        DType::U8 => check_all::<u8>(comm, count, op),
-        DType::I32 => check_all::<i32>(comm, count, op),
-        DType::U32 => check_all::<u32>(comm, count, op),
-        DType::I64 => check_all::<i64>(comm, count, op),
-        DType::U64 => check_all::<u64>(comm, count, op),
-    }
-}
-
-#[test]
-fn every_dtype_and_operator() {
-    for fabric in FABRICS {
-        run_ok(fabric, 3, &config(), |comm| {
-            for dtype in DType::ALL {
-                for op in ReduceOp::ALL {
-                    check_dtype(&comm, dtype, 37, op)?;
-                }
-            }
-            Ok(())
-        });
-    }
-}
-
-#[test]
-fn every_algorithm_and_world_size() {
-    for fabric in FABRICS {
-        for ranks in 1..=if fabric == Fabric::Inproc { 9 } else { 5 } {
-            for algorithm in Algorithm::ALL {
-                let mut config = config();
-                config.algorithm = Some(algorithm);
-                config.channels = 1 + ranks % 2;
-                run_ok(fabric, ranks, &config, |comm| {
-                    for count in [0, 1, 2, 7, 64, 1023] {
-                        check_all::<i64>(&comm, count, ReduceOp::Sum)?;
-                    }
-                    Ok(())
-                });
-            }
-        }
-    }
+fn check_all(comm: &Comm, dtype: DType, count: usize, op: ReduceOp) -> Result<()> {
+    let root = count % comm.size();
+    COLLECTIVES
+        .into_iter()
+        .try_for_each(|collective| check(comm, Cell { collective, dtype, op, root, count }, &"all collectives"))
 }
 
 #[test]
@@ -193,8 +27,8 @@ fn messages_longer_than_a_slot_are_pipelined() {
                 config.tcp_chunk = 4 << 10;
                 config.fifo_depth = 2;
                 run_ok(fabric, ranks, &config, |comm| {
-                    check_all::<f32>(&comm, 25_001, ReduceOp::Sum)?;
-                    check_all::<bf16>(&comm, 9_999, ReduceOp::Max)
+                    check_all(&comm, DType::F32, 25_001, ReduceOp::Sum)?;
+                    check_all(&comm, DType::Bf16, 9_999, ReduceOp::Max)
                 });
             }
         }
@@ -303,7 +137,7 @@ fn split_makes_independent_communicators() {
             assert_eq!(x, [(2 * (rank % 2) + 2) as u64]);
             let alone = half.split(Some(half.rank() as u32), 0)?.expect("a colour was given");
             assert_eq!(alone.size(), 1);
-            check_all::<f32>(&alone, 10, ReduceOp::Avg)?;
+            check_all(&alone, DType::F32, 10, ReduceOp::Avg)?;
             comm.barrier()
         });
     }
@@ -429,7 +263,7 @@ fn wrong_lengths_are_refused_before_anything_is_sent() {
             assert!(matches!(result, Err(Error::InvalidArgument { .. })), "{result:?}");
         }
         // The communicator is still good.
-        check_all::<f32>(&comm, 5, ReduceOp::Sum)
+        check_all(&comm, DType::F32, 5, ReduceOp::Sum)
     });
 }
 

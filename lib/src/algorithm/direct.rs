@@ -7,8 +7,8 @@
 //!     v /   \ v        all_to_all: in round k, rank r sends to r+k and receives from r-k,
 //!     2 <---> 3        so that no rank is everybody's next target
 //! ```
-//! Lowest latency; all_reduce does (n-1) times the arithmetic of a ring, so it is for small messages. The sum is taken
-//! in rank order on every rank, so every rank gets the same bits (`a + b` and `b + a` are the same).
+//! Lowest latency; all_reduce does (n-1) times the arithmetic of a ring, so it is for small messages. Every sum is taken
+//! in rank order (`rank_order.rs`), so every rank gets the same bits.
 //!
 //! | collective | hops | bytes sent per rank (S: bytes of a segment) |
 //! |---|---|---|
@@ -20,6 +20,7 @@
 //! (2005), section 4 (all_to_all); NCCL's `ncclSend`/`ncclRecv` all_to_all; one-shot all_reduce of TensorRT-LLM and MSCCL++.
 
 use super::Shape;
+use super::rank_order::{needs_scratch, reduce};
 use crate::schedule::{Lane, Loc, Partition, Program, Step};
 use crate::wire::Collective;
 
@@ -28,7 +29,12 @@ pub(super) fn program(shape: &Shape, rank: usize) -> Option<Program> {
     let lanes = (0..shape.channels)
         .map(|c| Some(Lane { channel: c as u32, steps: steps(shape, rank, c)? }))
         .collect::<Option<Vec<_>>>()?;
-    let scratch_segments = usize::from(shape.is_all_reduce() && rank >= 2);
+    let reduces = match shape.collective {
+        Collective::AllReduce | Collective::Barrier | Collective::ReduceScatter => true,
+        Collective::Reduce => rank == shape.root,
+        _ => false,
+    };
+    let scratch_segments = usize::from(reduces && needs_scratch(rank));
     Some(Program { parts: shape.channels, span: 1, scratch_segments, lanes })
 }
 
@@ -54,14 +60,11 @@ fn steps(shape: &Shape, rank: usize, c: usize) -> Option<Vec<Step>> {
     match shape.collective {
         Collective::AllReduce | Collective::Barrier => {
             steps.extend(targets.map(|to| Step::send(to, input(0))));
-            reduce_in_rank_order(&mut steps, n, rank, c);
+            steps.extend(reduce(n, rank, input(0), output(0), Loc::scratch(0, c)));
         }
         Collective::ReduceScatter => {
             steps.extend(targets.map(|to| Step::send(to, input(to))));
-            for (k, from) in sources.enumerate() {
-                let src = if k == 0 { input(rank) } else { output(0) };
-                steps.push(Step::recv_reduce_copy(from, src, output(0), k == n - 2));
-            }
+            steps.extend(reduce(n, rank, input(rank), output(0), Loc::scratch(0, c)));
         }
         Collective::AllGather => {
             steps.extend(targets.map(|to| Step::send(to, input(0))));
@@ -84,10 +87,7 @@ fn steps(shape: &Shape, rank: usize, c: usize) -> Option<Vec<Step>> {
         }
         Collective::Reduce | Collective::Gather if rank != root => steps.push(Step::send(root, input(0))),
         Collective::Reduce => {
-            for (k, from) in targets.enumerate() {
-                let src = if k == 0 { input(0) } else { output(0) };
-                steps.push(Step::recv_reduce_copy(from, src, output(0), k == n - 2));
-            }
+            steps.extend(reduce(n, rank, input(0), output(0), Loc::scratch(0, c)));
         }
         Collective::Gather => {
             steps.push(Step::Copy { src: input(0), dst: output(rank) });
@@ -96,35 +96,4 @@ fn steps(shape: &Shape, rank: usize, c: usize) -> Option<Vec<Step>> {
         Collective::SendRecv => return None,
     }
     Some(steps)
-}
-
-/// `((x0 + x1) + x2) + ...`, where `x[rank]` is our input. The output may be the same memory as the input,
-/// so the sum of the ranks before us is kept in scratch memory until our input is in it.
-fn reduce_in_rank_order(steps: &mut Vec<Step>, n: usize, rank: usize, c: usize) {
-    let (input, output, tmp) = (Loc::input(0, c), Loc::output(0, c), Loc::scratch(0, c));
-    // The sum so far, and the rank whose value comes next.
-    let (mut sum, mut next) = match rank {
-        0 => (input, 1),
-        1 => {
-            steps.push(Step::recv_reduce_copy(0, input, output, n == 2));
-            (output, 2)
-        }
-        _ => {
-            steps.push(Step::recv(0, tmp));
-            steps.extend((1..rank).map(|from| Step::recv_reduce_copy(from, tmp, tmp, false)));
-            if rank + 1 == n {
-                // x + (x0 + ...): the same bits as (x0 + ...) + x, and no copy when in place.
-                steps.push(Step::Copy { src: input, dst: output });
-                steps.push(Step::Reduce { src: tmp, dst: output, last: true });
-            } else {
-                steps.push(Step::Reduce { src: input, dst: tmp, last: false });
-            }
-            (tmp, rank + 1)
-        }
-    };
-    while next < n {
-        steps.push(Step::recv_reduce_copy(next, sum, output, next + 1 == n));
-        sum = output;
-        next += 1;
-    }
 }

@@ -10,16 +10,19 @@
 //! | [`double_tree`] | yes | | yes | | about 2⌈log₂n⌉ |
 //! | [`direct`] | yes | yes | yes | yes | 1 |
 //! | [`halving_doubling`] | yes | n a power of two | | | 2log₂n, +2 for other n |
+//! | [`all_pairs`] | yes | | reduce | | 2 |
 //!
 //! A barrier is an all_reduce of nothing: its messages are headers.
 //!
 //! Each file exports `program` and `bytes_sent`, the closed formula of the payload a rank sends. Tests compare the
 //! formula to what the [verifier](crate::schedule::verify) counts.
 
+pub mod all_pairs;
 pub mod binary_tree;
 pub mod direct;
 pub mod double_tree;
 pub mod halving_doubling;
+mod rank_order;
 pub mod ring;
 pub mod tree;
 
@@ -102,8 +105,20 @@ pub fn supports(algorithm: Algorithm, shape: &Shape) -> bool {
             Collective::AllGather | Collective::ReduceScatter => shape.ranks.is_power_of_two(),
             _ => false,
         },
+        Algorithm::AllPairs => {
+            matches!(shape.collective, Collective::AllReduce | Collective::Reduce | Collective::Barrier)
+        }
         Algorithm::OneShot | Algorithm::TwoShot => false,
     }
+}
+
+/// Whether every result is `((x0 op x1) op x2) op ...` in rank order, so that all algorithms for which this is true give the same
+/// bits. Also true where nothing is reduced. The verifier proves it: [`Report::rank_order`](crate::schedule::verify::Report).
+pub fn keeps_rank_order(algorithm: Algorithm, shape: &Shape) -> bool {
+    // Two values have one order.
+    !shape.collective.reduces()
+        || shape.ranks <= 2
+        || matches!(algorithm, Algorithm::Direct | Algorithm::AllPairs | Algorithm::OneShot | Algorithm::TwoShot)
 }
 
 /// The program of `rank`, or `None` when `algorithm` cannot do this collective on this many ranks.
@@ -120,6 +135,7 @@ pub fn program(algorithm: Algorithm, shape: &Shape, rank: usize) -> Option<Progr
         Algorithm::DoubleTree => double_tree::program(shape, rank),
         Algorithm::Direct => direct::program(shape, rank),
         Algorithm::HalvingDoubling => halving_doubling::program(shape, rank),
+        Algorithm::AllPairs => all_pairs::program(shape, rank),
         Algorithm::OneShot | Algorithm::TwoShot => None,
     }
 }
@@ -135,6 +151,7 @@ pub fn cut(algorithm: Algorithm, shape: &Shape) -> Option<(usize, usize)> {
         Algorithm::Tree | Algorithm::Direct => (shape.channels, 1),
         Algorithm::DoubleTree => (double_tree::channels(shape), 1),
         Algorithm::HalvingDoubling => halving_doubling::cut(shape, halving_doubling::MAX_SPAN),
+        Algorithm::AllPairs => (all_pairs::parts(shape), 1),
         Algorithm::OneShot | Algorithm::TwoShot => return None,
     })
 }
@@ -153,6 +170,7 @@ pub fn bytes_sent(algorithm: Algorithm, shape: &Shape, rank: usize, partition: &
         Algorithm::DoubleTree => double_tree::bytes_sent(shape, rank, partition),
         Algorithm::Direct => direct::bytes_sent(shape, rank, partition),
         Algorithm::HalvingDoubling => halving_doubling::bytes_sent(shape, rank, partition),
+        Algorithm::AllPairs => all_pairs::bytes_sent(shape, rank, partition),
         Algorithm::OneShot | Algorithm::TwoShot => return None,
     })
 }

@@ -37,6 +37,9 @@ fn check_all(algorithm: Algorithm) {
             for in_place in [false, true] {
                 let report = check(algorithm, &shape, windows, in_place);
                 check_bytes(algorithm, &shape, &report);
+                if shape.collective.reduces() && keeps_rank_order(algorithm, &shape) {
+                    assert!(report.rank_order, "{algorithm} {shape:?}");
+                }
                 checked += 1;
             }
         }
@@ -84,6 +87,29 @@ fn halving_doubling_is_correct() {
 }
 
 #[test]
+fn all_pairs_is_correct() {
+    check_all(Algorithm::AllPairs);
+}
+
+#[test]
+fn some_algorithm_keeps_rank_order_in_every_collective_and_the_others_are_found_out() {
+    for collective in Collective::ALL {
+        for ranks in 1..=17 {
+            let shape = Shape { collective, ranks, root: ranks - 1, channels: 1 };
+            let mut able = Algorithm::ALL.into_iter().filter(|&a| supports(a, &shape));
+            let ordered = able.any(|a| keeps_rank_order(a, &shape));
+            assert!(ordered || collective == Collective::SendRecv, "{shape:?}");
+        }
+    }
+    let order = |algorithm, ranks| {
+        check(algorithm, &Shape { collective: Collective::AllReduce, ranks, root: 0, channels: 1 }, 1, false).rank_order
+    };
+    for algorithm in [Algorithm::Ring, Algorithm::Tree, Algorithm::DoubleTree, Algorithm::HalvingDoubling] {
+        assert!(order(algorithm, 2) && !order(algorithm, 4), "{algorithm}");
+    }
+}
+
+#[test]
 fn halving_doubling_is_correct_however_messages_are_cut() {
     for ranks in 2..=33 {
         for span in [1, 2, 3, 7] {
@@ -110,6 +136,8 @@ fn hops_are_what_the_documentation_says() {
         assert_eq!(hops(Algorithm::DoubleTree, Collective::AllReduce, n), 2 * log);
         assert_eq!(hops(Algorithm::Direct, Collective::AllReduce, n), 1);
         assert_eq!(hops(Algorithm::Direct, Collective::AllToAll, n), 1);
+        assert_eq!(hops(Algorithm::AllPairs, Collective::AllReduce, n), 2);
+        assert_eq!(hops(Algorithm::AllPairs, Collective::Reduce, n), 2);
         let fold = if n.is_power_of_two() { 0 } else { 2 };
         assert_eq!(hops(Algorithm::HalvingDoubling, Collective::AllReduce, n), 2 * n.ilog2() + fold);
     }
@@ -126,6 +154,8 @@ fn bandwidth_is_what_the_documentation_says() {
     for n in [2, 3, 4, 8, 13, 16] {
         let optimal = 2.0 * (n as f64 - 1.0) / n as f64;
         assert!((most(Algorithm::Ring, Collective::AllReduce, n) - optimal).abs() < 0.01);
+        assert!((most(Algorithm::AllPairs, Collective::AllReduce, n) - optimal).abs() < 0.01);
+        assert!(most(Algorithm::AllPairs, Collective::Reduce, n) < 1.001);
         assert!(most(Algorithm::DoubleTree, Collective::AllReduce, n) < 2.001);
         assert!(most(Algorithm::DoubleTree, Collective::Broadcast, n) < 1.001);
         if n.is_power_of_two() {

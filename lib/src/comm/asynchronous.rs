@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::collectives::Call;
+use super::call::Call;
 use super::{Comm, Inner, Work};
 use crate::dtype::{Element, ReduceOp};
 use crate::error::Result;
@@ -11,25 +11,35 @@ use crate::trace::{self, Span};
 
 impl Comm {
     /// Queues `prepare`'s call on `buffers`, which the queue owns until it is complete.
-    fn submit<B: Send + 'static>(
+    pub(super) fn submit<B: Send + 'static>(
+        &self,
+        buffers: B,
+        prepare: impl FnOnce(&Inner, &mut B) -> Result<Call> + Send + 'static,
+    ) -> Result<Work<B>> {
+        let queued = self.inner.state.trace.as_ref().map(|_| trace::now());
+        self.submit_job(buffers, move |inner, buffers| {
+            let call = prepare(inner, buffers)?;
+            if let (Some(trace), Some(queued)) = (&inner.state.trace, queued) {
+                let CallKey { collective, count, dtype, .. } = call.key;
+                let bytes = (count * dtype.size()) as u64;
+                trace.span(queued, Span::Queued { collective: collective as u8, bytes });
+            }
+            // SAFETY: `buffers` belongs to the job until the call is complete, and nobody else sees it.
+            unsafe { inner.execute(&call, true) }
+        })
+    }
+
+    /// Queues `run` on `buffers`, which the queue owns until it returns.
+    pub(super) fn submit_job<B: Send + 'static>(
         &self,
         mut buffers: B,
-        prepare: impl FnOnce(&Inner, &mut B) -> Result<Call> + Send + 'static,
+        run: impl FnOnce(&Inner, &mut B) -> Result<()> + Send + 'static,
     ) -> Result<Work<B>> {
         self.inner.state.check(|| "asynchronous call".to_owned())?;
         let (work, complete) = Work::pair();
         let inner = Arc::clone(&self.inner);
-        let queued = self.inner.state.trace.as_ref().map(|_| trace::now());
         let job = move || {
-            let outcome = prepare(&inner, &mut buffers).and_then(|call| {
-                if let (Some(trace), Some(queued)) = (&inner.state.trace, queued) {
-                    let CallKey { collective, count, dtype, .. } = call.key;
-                    let bytes = (count * dtype.size()) as u64;
-                    trace.span(queued, Span::Queued { collective: collective as u8, bytes });
-                }
-                // SAFETY: `buffers` lives in this closure until the call is complete, and nobody else sees it.
-                unsafe { inner.collective(&call.key, call.buffers, true) }
-            });
+            let outcome = run(&inner, &mut buffers);
             drop(inner);
             complete(outcome.map(|()| buffers));
         };
@@ -39,7 +49,7 @@ impl Comm {
 
     /// [`Comm::all_reduce_in_place`], asynchronously.
     pub fn all_reduce_async<T: Element>(&self, buffer: Vec<T>, op: ReduceOp) -> Result<Work<Vec<T>>> {
-        self.submit(buffer, move |inner, buffer| inner.all_reduce(buffer, op))
+        self.submit(buffer, move |inner, buffer| inner.all_reduce_in_place(buffer, op))
     }
 
     /// [`Comm::broadcast`], asynchronously.
@@ -78,5 +88,27 @@ impl Comm {
     ) -> Result<Work<(Vec<T>, Vec<T>)>> {
         self.inner.peer_in_range("reduce", "root", root)?;
         self.submit((input, output), move |inner, (input, output)| inner.reduce(input, output, op, root))
+    }
+
+    /// [`Comm::gather`], asynchronously; gives `(input, output)` back.
+    pub fn gather_async<T: Element>(
+        &self,
+        input: Vec<T>,
+        output: Vec<T>,
+        root: usize,
+    ) -> Result<Work<(Vec<T>, Vec<T>)>> {
+        self.inner.peer_in_range("gather", "root", root)?;
+        self.submit((input, output), move |inner, (input, output)| inner.gather(input, output, root))
+    }
+
+    /// [`Comm::scatter`], asynchronously; gives `(input, output)` back.
+    pub fn scatter_async<T: Element>(
+        &self,
+        input: Vec<T>,
+        output: Vec<T>,
+        root: usize,
+    ) -> Result<Work<(Vec<T>, Vec<T>)>> {
+        self.inner.peer_in_range("scatter", "root", root)?;
+        self.submit((input, output), move |inner, (input, output)| inner.scatter(input, output, root))
     }
 }

@@ -1,20 +1,16 @@
 //! Groups: several calls that run as one, so that their order among themselves does not matter.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
-use super::collectives::Call;
-use super::p2p::CHANNEL;
-use super::state::lock;
-use super::{Comm, Engine};
+use super::call::Call;
+use super::{Comm, Exchange};
 use crate::dtype::{DType, Element, ReduceOp};
 use crate::error::{Error, Result};
-use crate::executor::{self, Buffers, CallKey, Task};
-use crate::wire::{Collective, Header};
 
-/// Calls collected for one run; see [`Comm::group`].
-///
-/// Messages between two ranks keep their order, collectives keep theirs; everything else advances together.
+/// Calls collected for one run; see [`Comm::group`]. The methods are those of [`Comm`], by the same names.
 #[must_use = "nothing is sent before Group::end"]
+#[derive(Debug)]
 pub struct Group<'a> {
     comm: &'a Comm,
     calls: Vec<Call>,
@@ -26,7 +22,13 @@ pub struct Group<'a> {
 impl Comm {
     /// Collects the calls that `build` makes, then runs them together. Nothing is sent when `build` fails.
     ///
-    /// Sends and receives in one group cannot deadlock among the ranks of the group, whatever their order.
+    /// All calls advance at the same time. Calls that use the same link take turns on it, message by message in the order of
+    /// the calls: a later collective sends while an earlier one still receives. Short all_reduces of one type and operator
+    /// (up to 4 KiB each) are packed into one of up to 64 KiB.
+    ///
+    /// Sends and receives in one group cannot deadlock among the ranks of the group, whatever their order. Every rank must
+    /// add the same collectives in the same order, and each pair of ranks its messages; a rank that does otherwise gets
+    /// [`Error::Mismatch`].
     ///
     /// ```
     /// # fn main() -> tinynccl::Result<()> {
@@ -63,103 +65,186 @@ impl Comm {
     }
 }
 
+/// Point to point.
 impl<'a> Group<'a> {
     /// Adds a send to `peer` (our own rank included, if the group also receives from it).
     pub fn send<T: Element>(&mut self, data: &'a [T], peer: usize) -> Result<()> {
-        let inner = &self.comm.inner;
-        inner.peer_in_range("send", "peer", peer)?;
-        if peer == inner.state.rank {
+        if peer == self.comm.rank() {
             self.self_sends.push((T::DTYPE, bytemuck::cast_slice(data)));
             return Ok(());
         }
-        let buffers = Buffers { input: data.as_ptr().cast(), output: std::ptr::null_mut() };
-        self.push(p2p_key(T::DTYPE, inner.state.rank, peer, data.len()), buffers);
-        Ok(())
+        self.push(self.comm.inner.send(data, peer))
     }
 
     /// Adds a receive from `peer`.
     pub fn recv<T: Element>(&mut self, data: &'a mut [T], peer: usize) -> Result<()> {
-        let inner = &self.comm.inner;
-        inner.peer_in_range("recv", "peer", peer)?;
-        if peer == inner.state.rank {
+        if peer == self.comm.rank() {
             let bytes: &'a mut [u8] = bytemuck::cast_slice_mut(data);
             self.self_recvs.push((T::DTYPE, bytes.as_mut_ptr(), bytes.len()));
             return Ok(());
         }
-        let buffers = Buffers { input: std::ptr::null(), output: data.as_mut_ptr().cast() };
-        self.push(p2p_key(T::DTYPE, peer, inner.state.rank, data.len()), buffers);
+        self.push(self.comm.inner.recv(data, peer))
+    }
+
+    /// Adds [`Comm::send_recv`].
+    pub fn send_recv<T: Element>(&mut self, send: &'a [T], to: usize, recv: &'a mut [T], from: usize) -> Result<()> {
+        self.send(send, to)?;
+        self.recv(recv, from)
+    }
+
+    /// Adds [`Comm::neighbour_exchange`].
+    pub fn neighbour_exchange<T: Element>(&mut self, shifts: impl IntoIterator<Item = Exchange<'a, T>>) -> Result<()> {
+        for Exchange { to, send, from, recv } in shifts {
+            if let Some(to) = to {
+                self.send(send, to)?;
+            }
+            if let Some(from) = from {
+                self.recv(recv, from)?;
+            }
+        }
         Ok(())
+    }
+}
+
+/// Collectives.
+impl<'a> Group<'a> {
+    /// Adds [`Comm::all_reduce`].
+    pub fn all_reduce<T: Element>(&mut self, input: &'a [T], output: &'a mut [T], op: ReduceOp) -> Result<()> {
+        self.push(self.comm.inner.all_reduce(input, output, op))
     }
 
     /// Adds [`Comm::all_reduce_in_place`].
     pub fn all_reduce_in_place<T: Element>(&mut self, buffer: &'a mut [T], op: ReduceOp) -> Result<()> {
-        let call = self.comm.inner.all_reduce(buffer, op)?;
-        self.calls.push(call);
-        Ok(())
-    }
-
-    /// Adds [`Comm::broadcast`].
-    pub fn broadcast<T: Element>(&mut self, buffer: &'a mut [T], root: usize) -> Result<()> {
-        let call = self.comm.inner.broadcast(buffer, root)?;
-        self.calls.push(call);
-        Ok(())
+        self.push(self.comm.inner.all_reduce_in_place(buffer, op))
     }
 
     /// Adds [`Comm::all_gather`].
     pub fn all_gather<T: Element>(&mut self, input: &'a [T], output: &'a mut [T]) -> Result<()> {
-        let call = self.comm.inner.all_gather(input, output)?;
-        self.calls.push(call);
-        Ok(())
+        self.push(self.comm.inner.all_gather(input, output))
+    }
+
+    /// Adds [`Comm::all_gather_in_place`].
+    pub fn all_gather_in_place<T: Element>(&mut self, buffer: &'a mut [T]) -> Result<()> {
+        self.push(self.comm.inner.all_gather_in_place(buffer))
+    }
+
+    /// Adds [`Comm::all_gather_v`].
+    pub fn all_gather_v<T: Element>(
+        &mut self,
+        input: &'a [T],
+        output: &'a mut [T],
+        recv: &[Range<usize>],
+    ) -> Result<()> {
+        self.push(self.comm.inner.all_gather_v(input, output, recv))
     }
 
     /// Adds [`Comm::reduce_scatter`].
     pub fn reduce_scatter<T: Element>(&mut self, input: &'a [T], output: &'a mut [T], op: ReduceOp) -> Result<()> {
-        let call = self.comm.inner.reduce_scatter(input, output, op)?;
-        self.calls.push(call);
-        Ok(())
+        self.push(self.comm.inner.reduce_scatter(input, output, op))
     }
 
-    fn push(&mut self, key: CallKey, buffers: Buffers) {
-        self.calls.push(Call { key, buffers });
+    /// Adds [`Comm::reduce_scatter_in_place`].
+    pub fn reduce_scatter_in_place<T: Element>(&mut self, buffer: &'a mut [T], op: ReduceOp) -> Result<()> {
+        self.push(self.comm.inner.reduce_scatter_in_place(buffer, op))
+    }
+
+    /// Adds [`Comm::broadcast`].
+    pub fn broadcast<T: Element>(&mut self, buffer: &'a mut [T], root: usize) -> Result<()> {
+        self.push(self.comm.inner.broadcast(buffer, root))
+    }
+
+    /// Adds [`Comm::broadcast_from`].
+    pub fn broadcast_from<T: Element>(&mut self, input: &'a [T], output: &'a mut [T], root: usize) -> Result<()> {
+        self.push(self.comm.inner.broadcast_from(input, output, root))
+    }
+
+    /// Adds [`Comm::reduce`].
+    pub fn reduce<T: Element>(&mut self, input: &'a [T], output: &'a mut [T], op: ReduceOp, root: usize) -> Result<()> {
+        self.push(self.comm.inner.reduce(input, output, op, root))
+    }
+
+    /// Adds [`Comm::reduce_in_place`].
+    pub fn reduce_in_place<T: Element>(&mut self, buffer: &'a mut [T], op: ReduceOp, root: usize) -> Result<()> {
+        self.push(self.comm.inner.reduce_in_place(buffer, op, root))
+    }
+
+    /// Adds [`Comm::gather`].
+    pub fn gather<T: Element>(&mut self, input: &'a [T], output: &'a mut [T], root: usize) -> Result<()> {
+        self.push(self.comm.inner.gather(input, output, root))
+    }
+
+    /// Adds [`Comm::gather_in_place`].
+    pub fn gather_in_place<T: Element>(&mut self, buffer: &'a mut [T], root: usize) -> Result<()> {
+        self.push(self.comm.inner.gather_in_place(buffer, root))
+    }
+
+    /// Adds [`Comm::gather_v`].
+    pub fn gather_v<T: Element>(
+        &mut self,
+        input: &'a [T],
+        output: &'a mut [T],
+        recv: &[Range<usize>],
+        root: usize,
+    ) -> Result<()> {
+        self.push(self.comm.inner.gather_v(input, output, recv, root))
+    }
+
+    /// Adds [`Comm::scatter`].
+    pub fn scatter<T: Element>(&mut self, input: &'a [T], output: &'a mut [T], root: usize) -> Result<()> {
+        self.push(self.comm.inner.scatter(input, output, root))
+    }
+
+    /// Adds [`Comm::scatter_in_place`].
+    pub fn scatter_in_place<T: Element>(&mut self, buffer: &'a mut [T], root: usize) -> Result<()> {
+        self.push(self.comm.inner.scatter_in_place(buffer, root))
+    }
+
+    /// Adds [`Comm::scatter_v`].
+    pub fn scatter_v<T: Element>(
+        &mut self,
+        input: &'a [T],
+        send: &[Range<usize>],
+        output: &'a mut [T],
+        root: usize,
+    ) -> Result<()> {
+        self.push(self.comm.inner.scatter_v(input, send, output, root))
+    }
+
+    /// Adds [`Comm::all_to_all`].
+    pub fn all_to_all<T: Element>(&mut self, input: &'a [T], output: &'a mut [T]) -> Result<()> {
+        self.push(self.comm.inner.all_to_all(input, output))
+    }
+
+    /// Adds [`Comm::all_to_all_v`].
+    pub fn all_to_all_v<T: Element>(
+        &mut self,
+        input: &'a [T],
+        send: &[Range<usize>],
+        output: &'a mut [T],
+        recv: &[Range<usize>],
+    ) -> Result<()> {
+        self.push(self.comm.inner.all_to_all_v(input, send, output, recv))
+    }
+
+    /// Adds [`Comm::barrier`]: the group does not end before every rank has begun it.
+    pub fn barrier(&mut self) -> Result<()> {
+        self.push(Ok(self.comm.inner.barrier()))
+    }
+}
+
+impl Group<'_> {
+    fn push(&mut self, call: Result<Call>) -> Result<()> {
+        self.calls.push(call?);
+        Ok(())
     }
 
     /// Runs the calls. An empty group does nothing.
     pub fn end(self) -> Result<()> {
         self.copy_to_self()?;
         let inner = &self.comm.inner;
-        inner.state.check(|| "group".to_owned())?;
-        if self.calls.is_empty() {
-            return Ok(());
-        }
         inner.drain();
-        let mut engine = lock(&inner.engine);
-        // All links of point-to-point calls first, in the order that cannot deadlock, whatever the order of the calls.
-        let peers = self.calls.iter().filter(|call| call.key.collective == Collective::SendRecv);
-        let other = |key: &CallKey| if key.root == inner.state.rank { key.peer } else { key.root };
-        let mut links: Vec<_> = peers.map(|call| (CHANNEL, other(&call.key))).collect();
-        links.sort_unstable();
-        links.dedup();
-        inner.open(&mut engine, links)?;
-        let mut plans = Vec::with_capacity(self.calls.len());
-        for call in &self.calls {
-            let seq = next_seq(&mut engine, &call.key, inner.state.rank);
-            if call.key.collective != Collective::SendRecv {
-                inner.state.progress.start(u64::from(seq), call.key.collective as u8);
-            }
-            inner.prepare(&mut engine, &call.key)?;
-            plans.push((engine.plans[0].1.clone(), seq));
-        }
-        let mut tasks: Vec<Task<'_>> = Vec::with_capacity(plans.len());
-        for (index, (call, (plan, seq))) in self.calls.iter().zip(&plans).enumerate() {
-            let after = (0..index).rev().find(|&earlier| same_order(&self.calls[earlier].key, &call.key));
-            let header = Header { seq: *seq, ..plan.header };
-            tasks.push(Task { plan, buffers: call.buffers, header, after });
-        }
-        let Engine { links, workspace, seq, .. } = &mut *engine;
         // SAFETY: every call's lengths were checked against its key, its memory is borrowed for 'a, which outlives self.
-        unsafe { executor::run(&tasks, links, workspace, &*inner.state, &inner.patience(false)) }?;
-        inner.state.progress.done(u64::from(*seq));
-        Ok(())
+        unsafe { inner.batch("group", &self.calls, false) }
     }
 
     fn copy_to_self(&self) -> Result<()> {
@@ -186,29 +271,5 @@ impl<'a> Group<'a> {
             unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to, len) };
         }
         Ok(())
-    }
-}
-
-fn p2p_key(dtype: DType, sender: usize, receiver: usize, count: usize) -> CallKey {
-    CallKey { collective: Collective::SendRecv, dtype, op: None, root: sender, count, peer: receiver }
-}
-
-/// Point-to-point messages count per pair and direction, collectives per communicator.
-fn next_seq(engine: &mut Engine, key: &CallKey, rank: usize) -> u32 {
-    let counter = match key.collective {
-        Collective::SendRecv if key.root == rank => &mut engine.sent[key.peer],
-        Collective::SendRecv => &mut engine.received[key.root],
-        _ => &mut engine.seq,
-    };
-    *counter = counter.wrapping_add(1);
-    *counter
-}
-
-/// Whether two calls share links, so that the later one must wait for the earlier.
-fn same_order(a: &CallKey, b: &CallKey) -> bool {
-    match (a.collective, b.collective) {
-        (Collective::SendRecv, Collective::SendRecv) => (a.root, a.peer) == (b.root, b.peer),
-        (Collective::SendRecv, _) | (_, Collective::SendRecv) => false,
-        _ => true,
     }
 }

@@ -6,6 +6,8 @@
 
 mod alloc;
 mod asynchronous;
+mod batch;
+mod call;
 mod collectives;
 mod control;
 mod group;
@@ -13,22 +15,23 @@ mod init;
 mod local;
 mod network;
 mod p2p;
+mod pack;
 mod share;
 mod split;
 mod state;
 mod symmetric;
 mod trace;
 mod tune;
+mod uneven;
 mod work;
 
 use std::fmt;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::algorithm::{self, Shape};
 use crate::config::Config;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::executor::{self, Buffers, CallKey, Links, Patience, Plan, Supervisor, Task, Workspace};
 use crate::symmetric::{Job, Outcome, Registry};
@@ -40,9 +43,11 @@ use crate::wire::{Algorithm, Collective, Header};
 pub use alloc::SymmetricBuffer;
 pub use control::Progress;
 pub use group::Group;
+pub use p2p::Exchange;
 use state::State;
 pub(crate) use state::lock;
 use symmetric::BoardState;
+pub use uneven::packed;
 use work::Queue;
 pub use work::Work;
 
@@ -72,6 +77,8 @@ pub(crate) struct Inner {
     crowded: bool,
     /// Splits made so far, for keys of exchanges.
     splits: AtomicU32,
+    /// Collectives, as bits, for which a refused algorithm was reported.
+    warned: AtomicU32,
     /// Held for its lifetime by the communicators made from one rendezvous.
     _home: Option<Arc<init::Home>>,
 }
@@ -80,6 +87,8 @@ pub(crate) struct Inner {
 struct Engine {
     links: Links,
     workspace: Workspace,
+    /// Memory of packed calls.
+    packed: Vec<u64>,
     plans: Vec<(CallKey, Arc<Plan>)>,
     /// As `plans`, of calls that go through the board's slots.
     jobs: Vec<(CallKey, Job)>,
@@ -117,6 +126,7 @@ impl Comm {
         let engine = Engine {
             links: Links::default(),
             workspace: Workspace::new(state.trace.as_ref().map(recorder)),
+            packed: Vec::new(),
             plans: Vec::new(),
             jobs: Vec::new(),
             board: BoardState::default(),
@@ -135,6 +145,7 @@ impl Comm {
                 options,
                 crowded,
                 splits: AtomicU32::new(0),
+                warned: AtomicU32::new(0),
                 _home: home,
             }),
         }
@@ -236,7 +247,36 @@ impl Inner {
             false => self.options.max_message,
         };
         choose(&shape, bytes, longest, cost, self.state.config.algorithm)
+            .and_then(
+                |choice| if self.state.config.fixed_order { self.in_rank_order(choice, &shape) } else { Some(choice) },
+            )
             .ok_or_else(|| Error::invalid(collective.name(), format!("no algorithm for {} ranks", shape.ranks)))
+    }
+
+    /// `choice` among the algorithms that reduce in rank order; `None` when there is none.
+    fn in_rank_order(&self, mut choice: Choice, shape: &Shape) -> Option<Choice> {
+        choice.estimates.retain(|e| algorithm::keeps_rank_order(e.algorithm, shape));
+        if !choice.estimates.iter().any(|e| e.algorithm == choice.algorithm) {
+            let fastest = choice.estimates.first()?;
+            (choice.algorithm, choice.message) = (fastest.algorithm, fastest.message);
+            choice.refused = self.state.config.algorithm;
+        }
+        Some(choice)
+    }
+
+    /// Says once per collective that the algorithm which was asked for was not taken.
+    fn warn_refused(&self, shape: &Shape, choice: &Choice) {
+        let Some(refused) = choice.refused else { return };
+        let bit = 1 << shape.collective as u8;
+        if self.warned.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+            let (rank, ranks) = (self.state.rank, shape.ranks);
+            let reason = if algorithm::supports(refused, shape) { "keeps no fixed order in" } else { "cannot do" };
+            let taken = choice.algorithm;
+            log::warn!(
+                "rank {rank}: TINYNCCL_ALGO: {refused} {reason} {} of {ranks} ranks; taking {taken}",
+                shape.collective
+            );
+        }
     }
 
     fn patience(&self, background: bool) -> Patience {
@@ -297,6 +337,7 @@ impl Inner {
                 let bytes = key.count.saturating_mul(key.dtype.size());
                 let choice = self.choice(&engine.cost, collective, key.root, bytes)?;
                 let shape = self.shape(collective, key.root);
+                self.warn_refused(&shape, &choice);
                 let program = algorithm::program(choice.algorithm, &shape, self.state.rank).ok_or_else(|| {
                     Error::invalid(op(), format!("no {} program for {} ranks", choice.algorithm, shape.ranks))
                 })?;
@@ -305,10 +346,8 @@ impl Inner {
             }
         };
         let header = key.header(self.state.id, algorithm);
-        if let (BoardState::Open(board), true) = (&engine.board, key.collective != Collective::SendRecv) {
-            // Before links are opened, which waits for the peers.
-            board.announce(&Header { seq: engine.seq, ..header });
-        }
+        // Before links are opened, which waits for the peers.
+        engine.board.announce(&Header { seq: engine.seq, ..header });
         self.open(engine, program.links())?;
         let Engine { links, .. } = engine;
         Plan::compile(key, header, &program, self.size(), message, |c, p| links.get(c, p))
@@ -353,18 +392,23 @@ impl Inner {
         }
     }
 
-    /// Runs one collective in the caller's thread.
+    /// Runs one collective, or one message, in the caller's thread.
     ///
     /// # Safety
     /// As [`executor::run`]: `buffers` must be as large as the collective and `key.count` say.
     unsafe fn collective(&self, key: &CallKey, buffers: Buffers, background: bool) -> Result<()> {
         self.state.check(|| key.collective.to_string())?;
         let mut engine = lock(&self.engine);
-        engine.seq = engine.seq.wrapping_add(1);
-        self.state.progress.start(u64::from(engine.seq), key.collective as u8);
-        self.open_board(&mut engine)?;
-        // SAFETY: forwarded from the caller.
-        unsafe { self.carry_out(&mut engine, key, buffers, background) }?;
+        let seq = engine.next_seq(key, self.state.rank);
+        if key.collective == Collective::SendRecv {
+            // SAFETY: forwarded from the caller.
+            unsafe { self.over_links(&mut engine, key, seq, buffers, background) }?;
+        } else {
+            self.state.progress.start(u64::from(seq), key.collective as u8);
+            self.open_board(&mut engine)?;
+            // SAFETY: forwarded from the caller.
+            unsafe { self.carry_out(&mut engine, key, seq, buffers, background) }?;
+        }
         self.state.progress.done(u64::from(engine.seq));
         Ok(())
     }
@@ -372,32 +416,54 @@ impl Inner {
     /// # Safety
     /// As [`Inner::collective`].
     #[inline]
-    unsafe fn carry_out(&self, engine: &mut Engine, key: &CallKey, buffers: Buffers, background: bool) -> Result<()> {
-        let Engine { board, jobs, registry, workspace, seq, .. } = &mut *engine;
+    unsafe fn carry_out(
+        &self,
+        engine: &mut Engine,
+        key: &CallKey,
+        seq: u32,
+        buffers: Buffers,
+        background: bool,
+    ) -> Result<()> {
+        let Engine { board, jobs, registry, workspace, .. } = &mut *engine;
         if let BoardState::Open(board) = board {
             if self.find_job(board.slot_bytes(), jobs, key) {
                 let job = &jobs[0].1;
+                let header = Header { seq, ..job.header };
                 // SAFETY: forwarded from the caller.
-                return unsafe { self.run_on_board(board, registry, job, *seq, buffers, background, workspace) }
+                return unsafe { self.run_on_board(board, registry, job, header, buffers, background, workspace) }
                     .map(|_| ());
             }
             if let Some(job) = self.symmetric(registry, key) {
+                let header = Header { seq, ..job.header };
                 // SAFETY: forwarded from the caller.
                 let outcome =
-                    unsafe { self.run_on_board(board, registry, &job, *seq, buffers, background, workspace) }?;
+                    unsafe { self.run_on_board(board, registry, &job, header, buffers, background, workspace) }?;
                 if outcome == Outcome::Done {
                     return Ok(());
                 }
             }
         }
+        // SAFETY: forwarded from the caller.
+        unsafe { self.over_links(engine, key, seq, buffers, background) }
+    }
+
+    /// # Safety
+    /// As [`Inner::collective`].
+    #[inline]
+    unsafe fn over_links(
+        &self,
+        engine: &mut Engine,
+        key: &CallKey,
+        seq: u32,
+        buffers: Buffers,
+        background: bool,
+    ) -> Result<()> {
         self.prepare(engine, key)?;
-        let Engine { links, workspace, plans, seq, board, .. } = engine;
+        let Engine { links, workspace, plans, board, .. } = engine;
         let plan = &plans[0].1;
-        let header = Header { seq: *seq, ..plan.header };
-        if let BoardState::Open(board) = board {
-            board.announce(&header);
-        }
-        let task = Task { plan, buffers, header, after: None };
+        let header = Header { seq, ..plan.header };
+        board.announce(&header);
+        let task = Task { plan, buffers, header };
         // SAFETY: forwarded from the caller.
         unsafe { executor::run(&[task], links, workspace, &*self.state, &self.patience(background)) }
     }
@@ -408,9 +474,4 @@ impl Inner {
         }
         Err(Error::invalid(op, format!("{what} is {rank}, expected a rank below the world size {}", self.size())))
     }
-}
-
-/// The key of a collective.
-fn key(collective: Collective, dtype: DType, op: Option<crate::ReduceOp>, root: usize, count: usize) -> CallKey {
-    CallKey { collective, dtype, op, root, count, peer: 0 }
 }

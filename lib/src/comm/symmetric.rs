@@ -22,6 +22,18 @@ pub(super) enum BoardState {
     Open(Box<Board>),
 }
 
+impl BoardState {
+    /// Tells ranks that wait at the board which call we make over links. Messages point to point are nobody's business.
+    #[inline]
+    pub(super) fn announce(&self, header: &Header) {
+        if let BoardState::Open(board) = self
+            && header.collective != Collective::SendRecv as u8
+        {
+            board.announce(header);
+        }
+    }
+}
+
 impl Inner {
     /// Opens the board on the first collective call; every rank makes that one.
     #[inline]
@@ -61,10 +73,7 @@ impl Inner {
         if jobs.first().is_some_and(|(k, _)| k == key) {
             return true;
         }
-        let segment = key.count.saturating_mul(key.dtype.size());
-        if symmetric::slot_bytes(&self.shape(key.collective, key.root), segment) > slot_bytes
-            || !matches!(self.state.config.algorithm, None | Some(Algorithm::OneShot))
-        {
+        if !self.fits_slots(slot_bytes, key) {
             return false;
         }
         match jobs.iter().position(|(k, _)| k == key) {
@@ -75,6 +84,14 @@ impl Inner {
             }
         }
         true
+    }
+
+    /// Whether a call goes through the slots. All ranks that make the same call get the same answer.
+    pub(super) fn fits_slots(&self, slot_bytes: usize, key: &CallKey) -> bool {
+        let segment = key.count.saturating_mul(key.dtype.size());
+        symmetric::slot_bytes(&self.shape(key.collective, key.root), segment) <= slot_bytes
+            && matches!(self.state.config.algorithm, None | Some(Algorithm::OneShot))
+            && key.collective != Collective::SendRecv
     }
 
     /// The job of a call that finds out whether all its buffers are symmetric.
@@ -107,12 +124,11 @@ impl Inner {
         board: &mut Board,
         registry: &Registry,
         job: &Job,
-        seq: u32,
+        header: Header,
         buffers: Buffers,
         background: bool,
         workspace: &mut Workspace,
     ) -> Result<Outcome> {
-        let header = Header { seq, ..job.header };
         let patience = self.board_patience(background);
         let mut recorder = workspace.recorder.as_deref_mut();
         if let Some(recorder) = &mut recorder {

@@ -5,7 +5,8 @@ use std::slice;
 
 use super::Task;
 use super::links::Links;
-use super::plan::{Action, Instruction, Place, Plan};
+use super::order::Order;
+use super::plan::{Action, Instruction, Place, Plan, PlanLane};
 use super::traced;
 use crate::error::Error;
 use crate::reduce::stream;
@@ -60,16 +61,21 @@ impl LaneState {
         LaneState { task, lane, window: 0, pc: 0, stage: Stage::default(), done: false, scratch }
     }
 
-    /// The current instruction and its window; `None` at the end of a window.
-    pub(super) fn at<'p>(&self, plan: &'p Plan) -> Option<(&'p Instruction, usize)> {
-        plan.lanes.get(self.lane)?.get(self.pc).map(|instruction| (instruction, self.window))
+    /// The current instruction, its lane and window; `None` at the end of a window.
+    pub(super) fn at<'p>(&self, plan: &'p Plan) -> Option<(&'p Instruction, &'p PlanLane, usize)> {
+        let lane = plan.lanes.get(self.lane)?;
+        let instruction = plan.instructions.get(lane.instructions.clone())?.get(self.pc)?;
+        Some((instruction, lane, self.window))
     }
 
     /// The link the current instruction cannot go on without: `(receiving, sending)`.
-    pub(super) fn waits_for(&self, plan: &Plan) -> (Option<usize>, Option<usize>) {
+    ///
+    /// Neither, while it is another call's turn on one of them: that call waits for it.
+    pub(super) fn waits_for(&self, plan: &Plan, order: Option<&Order>) -> (Option<usize>, Option<usize>) {
         let some = |i: usize| (i != usize::MAX).then_some(i);
-        match plan.lanes[self.lane].get(self.pc) {
+        match plan.instructions[plan.lanes[self.lane].instructions.clone()].get(self.pc) {
             None => (None, None),
+            Some(i) if order.is_some_and(|order| !order.is_turn_of(self.task, i)) => (None, None),
             Some(i) if i.recv == usize::MAX || self.stage.received || self.stage.needs_slot => (None, some(i.send)),
             Some(i) => (some(i.recv), None),
         }
@@ -82,9 +88,9 @@ struct Memory {
     output: *mut u8,
     scratch: *mut u8,
     elem: usize,
-    /// Element range of the current part within a segment, and within the window (for scratch).
+    /// Element range of the current part within a segment, and where it lies in scratch memory.
     start: usize,
-    start_in_window: usize,
+    start_in_scratch: usize,
     len: usize,
 }
 
@@ -98,7 +104,7 @@ impl Memory {
         let (base, start) = match place.buf {
             Buf::Input => (self.input.cast_mut(), self.start),
             Buf::Output => (self.output, self.start),
-            Buf::Scratch => (self.scratch, self.start_in_window),
+            Buf::Scratch => (self.scratch, self.start_in_scratch),
         };
         // SAFETY: by the caller, the part lies inside the buffer.
         unsafe { base.add((place.segment_offset + start) * self.elem) }
@@ -118,32 +124,38 @@ pub(super) unsafe fn advance(
     state: &mut LaneState,
     task: &Task<'_>,
     links: &mut Links,
+    mut order: Option<&mut Order>,
     scratch: *mut u64,
     probe: &mut impl Probe,
 ) -> Result<bool, Stop> {
     let plan = task.plan;
-    let program = &plan.lanes[state.lane];
+    let lane = &plan.lanes[state.lane];
+    let program = &plan.instructions[lane.instructions.clone()];
+    let header = Header { count: lane.count, ..task.header };
     let mut moved = false;
-    while state.window < plan.windows {
+    while state.window < lane.windows {
         while let Some(instruction) = program.get(state.pc) {
-            let range = plan.partition.parts(state.window, instruction.parts.clone());
+            if order.as_ref().is_some_and(|order| !order.is_turn_of(state.task, instruction)) {
+                return Ok(moved);
+            }
+            let range = lane.partition.parts(state.window, instruction.parts.clone());
             let memory = Memory {
                 input: task.buffers.input,
                 output: task.buffers.output,
                 // SAFETY: the workspace was grown to hold every task's share.
                 scratch: unsafe { scratch.add(state.scratch) }.cast(),
                 elem: plan.elem,
-                start_in_window: match plan.scratch_bytes {
+                start_in_scratch: match plan.scratch_bytes {
                     0 => 0,
-                    _ => range.start - plan.partition.window(state.window).start,
+                    _ => lane.partition.scratch_start(instruction.parts.start),
                 },
                 start: range.start,
                 len: range.len(),
             };
             // SAFETY: forwarded from the caller.
-            if !unsafe { perform(instruction, &memory, plan, &task.header, &mut state.stage, links) }? {
+            if !unsafe { perform(instruction, &memory, plan, &header, &mut state.stage, links) }? {
                 if let Some(recorder) = probe.on() {
-                    let (recv, send) = state.waits_for(plan);
+                    let (recv, send) = state.waits_for(plan, order.as_deref());
                     recorder.blocked(recv, send);
                 }
                 return Ok(moved);
@@ -152,6 +164,11 @@ pub(super) unsafe fn advance(
                 recorder.step(traced::describe(instruction, task, state.window, memory.bytes()));
             }
             moved = true;
+            if let Some(order) = &mut order
+                && state.window + 1 == lane.windows
+            {
+                order.pass_on(instruction);
+            }
             state.stage = Stage::default();
             state.pc += 1;
         }

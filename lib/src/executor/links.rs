@@ -33,6 +33,11 @@ impl Links {
         index
     }
 
+    /// Number of links, each with both directions.
+    pub(super) fn len(&self) -> usize {
+        self.peers.len()
+    }
+
     /// Communicator rank at the other end.
     pub(crate) fn peer(&self, index: usize) -> usize {
         self.peers[index]

@@ -1,22 +1,25 @@
 //! Runs programs over links: the only place where a schedule meets bytes.
 //!
 //! A [`Task`] is one call: a [`Plan`] (the compiled program) with the caller's buffers. Lanes of all tasks advance
-//! round robin, each as far as its links let it; when none can, the [`Waiter`] spins, yields, then sleeps.
+//! round robin, each as far as its links let it; when none can, the [`Waiter`] spins, yields, then sleeps. Where tasks
+//! share a link, [`Order`] says whose turn it is.
 
 mod lane;
 mod links;
+mod order;
 mod plan;
 mod traced;
 mod wait;
 
 pub(crate) use links::Links;
-pub(crate) use plan::{CallKey, Plan};
+pub(crate) use plan::{CallKey, Plan, Transfers};
 pub(crate) use wait::{Patience, Supervisor};
 
 use crate::error::Result;
 use crate::trace::{Off, Probe, Recorder};
 use crate::wire::Header;
 use lane::LaneState;
+use order::Order;
 use wait::Waiter;
 
 /// The caller's memory. Raw, because in-place calls pass the same memory twice.
@@ -35,8 +38,6 @@ pub(crate) struct Task<'a> {
     pub(crate) buffers: Buffers,
     /// Header of every message of this call, but for its length.
     pub(crate) header: Header,
-    /// Index of the task that must be complete before this one starts: messages of a link have one order.
-    pub(crate) after: Option<usize>,
 }
 
 /// Working memory that is kept between calls.
@@ -46,6 +47,7 @@ pub(crate) struct Workspace {
     /// Lanes left per task.
     open: Vec<usize>,
     scratch: Vec<u64>,
+    order: Order,
     /// Records every run, if there is one.
     pub(crate) recorder: Option<Box<Recorder>>,
 }
@@ -56,7 +58,7 @@ impl Workspace {
     }
 }
 
-/// Runs `tasks` to their end, or to the first failure.
+/// Runs `tasks` together to their end, or to the first failure.
 ///
 /// # Safety
 /// For every task, `buffers.input` must be readable and `buffers.output` writable for all segments of the plan's
@@ -91,7 +93,7 @@ unsafe fn run_with(
     patience: &Patience,
     probe: &mut impl Probe,
 ) -> Result<()> {
-    let Workspace { lanes, open, scratch, .. } = workspace;
+    let Workspace { lanes, open, scratch, order, .. } = workspace;
     lanes.clear();
     open.clear();
     let mut words = 0;
@@ -106,20 +108,28 @@ unsafe fn run_with(
     if let Some(recorder) = probe.on() {
         recorder.run_begins(lanes.len());
     }
+    // A task alone needs no order.
+    let mut order = if tasks.len() > 1 {
+        order.set(tasks, links.len());
+        Some(order)
+    } else {
+        None
+    };
     let mut live = lanes.len();
+    // Lanes before this one are done: a long group does not look at its beginning again and again.
+    let mut first = 0;
     let mut waiter = Waiter::new(supervisor, patience);
     while live > 0 {
         let mut moved = false;
-        for (lane, state) in lanes.iter_mut().enumerate() {
+        first += lanes[first..].iter().take_while(|lane| lane.done).count();
+        for (lane, state) in lanes.iter_mut().enumerate().skip(first).filter(|(_, lane)| !lane.done) {
             let task = &tasks[state.task];
-            if state.done || task.after.is_some_and(|t| open[t] > 0) {
-                continue;
-            }
             if let Some(recorder) = probe.on() {
                 recorder.enter(lane);
             }
             // SAFETY: forwarded from the caller; `scratch` holds this task's share from `state.scratch` on.
-            let outcome = unsafe { lane::advance(state, task, links, scratch.as_mut_ptr(), probe) };
+            let outcome =
+                unsafe { lane::advance(state, task, links, order.as_deref_mut(), scratch.as_mut_ptr(), probe) };
             match outcome {
                 Ok(progress) => {
                     moved |= progress;
@@ -140,7 +150,7 @@ unsafe fn run_with(
         if moved {
             waiter.reset();
         } else {
-            let blocked = Blocked { tasks, lanes, open };
+            let blocked = Blocked { tasks, lanes, open, order: order.as_deref() };
             waiter.wait(links, &blocked)?;
             if let Some(recorder) = probe.on() {
                 recorder.idles(waiter.phase(), || blocked.first());
@@ -148,7 +158,7 @@ unsafe fn run_with(
         }
     }
     while !links.flush().map_err(|e| supervisor.explain(&tasks[0].header, e))? {
-        waiter.wait(links, &Blocked { tasks, lanes, open })?;
+        waiter.wait(links, &Blocked { tasks, lanes, open, order: order.as_deref() })?;
         if let Some(recorder) = probe.on() {
             recorder.idles(waiter.phase(), || None);
         }
@@ -161,17 +171,15 @@ pub(crate) struct Blocked<'a> {
     tasks: &'a [Task<'a>],
     lanes: &'a [LaneState],
     open: &'a [usize],
+    order: Option<&'a Order>,
 }
 
 impl Blocked<'_> {
     /// Calls `f` with the link index of every blocked lane: `(receiving, sending)`.
     fn links(&self, mut f: impl FnMut(Option<usize>, Option<usize>)) {
         for state in self.lanes.iter().filter(|s| !s.done) {
-            let task = &self.tasks[state.task];
-            if task.after.is_none_or(|t| self.open[t] == 0) {
-                let (recv, send) = state.waits_for(task.plan);
-                f(recv, send);
-            }
+            let (recv, send) = state.waits_for(self.tasks[state.task].plan, self.order);
+            f(recv, send);
         }
     }
 
@@ -188,3 +196,6 @@ impl Blocked<'_> {
         &self.tasks[index].header
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,7 @@
 //! A program bound to a call: link indices, partition, reduction functions. Cached, so that a repeated call
 //! costs a comparison.
 
+use std::collections::HashSet;
 use std::ops::Range;
 
 use crate::dtype::{DType, ReduceOp};
@@ -73,14 +74,39 @@ pub(super) struct Instruction {
     /// Link indices; unused ones are `usize::MAX`.
     pub(super) recv: usize,
     pub(super) send: usize,
+    /// The lane's last use of the link within a window.
+    pub(super) last_recv: bool,
+    pub(super) last_send: bool,
+}
+
+/// A thread of control: instructions in order, once per window.
+#[derive(Debug, Clone)]
+pub(super) struct PlanLane {
+    /// Its range of [`Plan::instructions`].
+    pub(super) instructions: Range<usize>,
+    pub(super) partition: Partition,
+    pub(super) windows: usize,
+    /// Elements per segment, as its messages' headers say it.
+    pub(super) count: u64,
+}
+
+/// What a rank sends and receives in a collective where each pair of ranks has a length of its own. Ranges are elements of the
+/// input (sent) and of the output (received).
+#[derive(Debug, Default)]
+pub(crate) struct Transfers {
+    /// To other ranks.
+    pub(crate) sends: Vec<(usize, Range<usize>)>,
+    /// From other ranks.
+    pub(crate) recvs: Vec<(usize, Range<usize>)>,
+    /// From our input to our output.
+    pub(crate) own: Option<(Range<usize>, Range<usize>)>,
 }
 
 /// A compiled call.
 #[derive(Debug)]
 pub(crate) struct Plan {
-    pub(super) lanes: Vec<Vec<Instruction>>,
-    pub(super) partition: Partition,
-    pub(super) windows: usize,
+    pub(super) instructions: Vec<Instruction>,
+    pub(super) lanes: Vec<PlanLane>,
     pub(super) elem: usize,
     pub(super) kernels: Kernels,
     /// The output is larger than a cache is worth filling with: it is written around it.
@@ -113,9 +139,10 @@ impl Plan {
             buf: loc.buf,
             segment_offset: loc.segment as usize * if loc.buf == Buf::Scratch { window } else { key.count },
         };
+        let mut instructions = Vec::with_capacity(program.lanes.iter().map(|lane| lane.steps.len()).sum());
         let mut lanes = Vec::with_capacity(program.lanes.len());
         for lane in &program.lanes {
-            let mut instructions = Vec::with_capacity(lane.steps.len());
+            let first = instructions.len();
             for step in &lane.steps {
                 let index = |peer: Option<usize>| match peer {
                     Some(peer) => link(lane.channel, peer).map(|i| i as usize),
@@ -140,20 +167,78 @@ impl Plan {
                     parts: step.parts(),
                     recv: index(step.source())?,
                     send: index(step.destination())?,
+                    last_recv: false,
+                    last_send: false,
                 });
             }
-            lanes.push(instructions);
+            mark_last_uses(&mut instructions[first..]);
+            let (windows, count) = (partition.windows(), key.count as u64);
+            lanes.push(PlanLane { instructions: first..instructions.len(), partition, windows, count });
         }
         Some(Plan {
+            instructions,
             lanes,
-            windows: partition.windows(),
             elem,
             streams: output_segments.saturating_mul(key.count).saturating_mul(elem) >= STREAM,
             kernels: reduce::kernels(key.dtype, key.op.unwrap_or(ReduceOp::Sum)),
             divisor: if key.op == Some(ReduceOp::Avg) { ranks } else { 1 },
             scratch_bytes: program.scratch_segments * window * elem,
-            partition,
             header,
         })
+    }
+
+    /// One lane per transfer, so that a slow peer holds up nobody else. `link` gives the index of the links with a peer,
+    /// which must be open. An empty transfer is a header alone: ranks that disagree about it find out.
+    pub(crate) fn of_transfers(
+        dtype: DType,
+        header: Header,
+        transfers: &Transfers,
+        max_message: usize,
+        link: impl Fn(usize) -> Option<u32>,
+    ) -> Option<Plan> {
+        let elem = dtype.size();
+        let Transfers { sends, recvs, own } = transfers;
+        let lanes = sends.len() + recvs.len() + 1;
+        let mut plan = Plan {
+            instructions: Vec::with_capacity(lanes),
+            lanes: Vec::with_capacity(lanes),
+            elem,
+            streams: recvs.iter().map(|(_, range)| range.len()).sum::<usize>().saturating_mul(elem) >= STREAM,
+            kernels: reduce::kernels(dtype, ReduceOp::Sum),
+            divisor: 1,
+            scratch_bytes: 0,
+            header,
+        };
+        let mut lane = |action, count, recv, send, longest| {
+            let at = plan.instructions.len();
+            let (last_recv, last_send) = (recv != usize::MAX, send != usize::MAX);
+            plan.instructions.push(Instruction { action, parts: 0..1, recv, send, last_recv, last_send });
+            let partition = Partition::new(count, elem, 1, longest);
+            let (windows, count) = (partition.windows(), count as u64);
+            plan.lanes.push(PlanLane { instructions: at..at + 1, partition, windows, count });
+        };
+        let place = |buf, range: &Range<usize>| Place { buf, segment_offset: range.start };
+        for (peer, range) in sends {
+            let action = Action::Send { src: place(Buf::Input, range) };
+            lane(action, range.len(), usize::MAX, link(*peer)? as usize, max_message);
+        }
+        if let Some((from, to)) = own {
+            let action = Action::Copy { src: place(Buf::Input, from), dst: place(Buf::Output, to) };
+            lane(action, to.len(), usize::MAX, usize::MAX, usize::MAX);
+        }
+        for (peer, range) in recvs {
+            let action = Action::Recv { dst: place(Buf::Output, range) };
+            lane(action, range.len(), link(*peer)? as usize, usize::MAX, max_message);
+        }
+        Some(plan)
+    }
+}
+
+/// Marks each link's last use by a lane.
+fn mark_last_uses(lane: &mut [Instruction]) {
+    let (mut recvs, mut sends) = (HashSet::from([usize::MAX]), HashSet::from([usize::MAX]));
+    for instruction in lane.iter_mut().rev() {
+        instruction.last_recv = recvs.insert(instruction.recv);
+        instruction.last_send = sends.insert(instruction.send);
     }
 }

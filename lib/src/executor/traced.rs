@@ -1,6 +1,6 @@
 //! Runs that are recorded: what the executor tells the recorder about its plans.
 
-use super::plan::{Action, Instruction};
+use super::plan::{Action, Instruction, PlanLane};
 use super::{Links, Patience, Supervisor, Task, Workspace, run_with};
 use crate::error::Result;
 use crate::trace::{Call, StepDone, StepKind};
@@ -23,8 +23,8 @@ pub(super) unsafe fn run(
     if outcome.is_err() {
         for (index, state) in workspace.lanes.iter().enumerate().filter(|(_, state)| !state.done) {
             let task = &tasks[state.task];
-            if let Some((instruction, window)) = state.at(task.plan) {
-                recorder.unfinished(index, describe(instruction, task, window, bytes(task, instruction, window)));
+            if let Some((instruction, lane, window)) = state.at(task.plan) {
+                recorder.unfinished(index, describe(instruction, task, window, bytes(task, lane, instruction, window)));
             }
         }
     }
@@ -36,9 +36,9 @@ pub(super) unsafe fn run(
     outcome
 }
 
-fn bytes(task: &Task<'_>, instruction: &Instruction, window: usize) -> usize {
-    match window < task.plan.windows {
-        true => task.plan.partition.parts(window, instruction.parts.clone()).len() * task.plan.elem,
+fn bytes(task: &Task<'_>, lane: &PlanLane, instruction: &Instruction, window: usize) -> usize {
+    match window < lane.windows {
+        true => lane.partition.parts(window, instruction.parts.clone()).len() * task.plan.elem,
         false => 0,
     }
 }
@@ -69,13 +69,15 @@ pub(super) fn describe(instruction: &Instruction, task: &Task<'_>, window: usize
 fn call(task: &Task<'_>) -> Call {
     let (header, plan) = (&task.header, task.plan);
     // The first window's parts are the longest.
-    let steps = plan.lanes.iter().flatten().filter(|i| i.recv != usize::MAX || i.send != usize::MAX);
+    let steps =
+        plan.lanes.iter().flat_map(|lane| plan.instructions[lane.instructions.clone()].iter().map(move |i| (lane, i)));
+    let messages = steps.filter(|(_, i)| i.recv != usize::MAX || i.send != usize::MAX);
     Call {
         count: header.count,
         seq: header.seq,
         root: header.root,
-        windows: u32::try_from(plan.windows).unwrap_or(u32::MAX),
-        message: steps.map(|i| bytes(task, i, 0)).max().unwrap_or(0) as u32,
+        windows: plan.lanes.iter().map(|lane| lane.windows).max().map_or(0, |n| u32::try_from(n).unwrap_or(u32::MAX)),
+        message: messages.map(|(lane, i)| bytes(task, lane, i, 0)).max().unwrap_or(0) as u32,
         collective: header.collective,
         dtype: header.dtype,
         op: header.op,

@@ -31,7 +31,8 @@ pub enum Buf {
     Input,
     /// The caller's receive buffer.
     Output,
-    /// Memory of the executor's, [`Program::scratch_segments`] segments of one window each.
+    /// Memory of the executor's, [`Program::scratch_segments`] segments of one window each; every part has a fixed place in
+    /// it, so a span of several parts is not one range there.
     Scratch,
 }
 

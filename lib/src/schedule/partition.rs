@@ -138,6 +138,15 @@ impl Partition {
         self.border(start + cut.before(first))..self.border(start + cut.before(end))
     }
 
+    /// Where a part lies in a segment of scratch memory, which is one window long: as far in as in the first window, where
+    /// every part is longest. So it is apart from the other parts in every window, and lanes that work on different
+    /// parts may be in different windows.
+    #[inline]
+    pub fn scratch_start(&self, part: usize) -> usize {
+        let cut = if self.extra > 0 { self.large } else { self.small };
+        self.border(cut.before(part.min(self.parts)))
+    }
+
     /// Elements of the given parts over all windows.
     pub fn total(&self, parts: Range<usize>) -> u64 {
         let (first, end) = (parts.start.min(self.parts), parts.end.min(self.parts));
@@ -251,6 +260,9 @@ mod tests {
                     let part = p.part(w, i);
                     prop_assert_eq!(part.start, at);
                     prop_assert!(part.len() * size <= max);
+                    let scratch = p.scratch_start(i);
+                    let next = if i + 1 < parts { p.scratch_start(i + 1) } else { p.largest_window() };
+                    prop_assert!(scratch + part.len() <= next, "part {i} of window {w} runs into the next in scratch memory");
                     lens.push(part.len());
                     at = part.end;
                 }

@@ -33,6 +33,8 @@ pub struct Report {
     pub hops: u32,
     /// Steps of the longest lane.
     pub steps: usize,
+    /// Every reduction is `((x0 op x1) op x2) op ...` in rank order.
+    pub rank_order: bool,
 }
 
 impl Report {
@@ -76,10 +78,10 @@ pub fn verify(
     };
     let mut machine = Machine::new(programs, shape, extent, leaves, depth, in_place)?;
     machine.run()?;
-    check_outputs(&machine, shape, &extent)?;
+    let rank_order = check_outputs(&machine, shape, &extent)?;
     let steps = programs.iter().flat_map(|p| &p.lanes).map(|lane| lane.steps.len()).max().unwrap_or(0);
     let Machine { messages, sent, hops, .. } = machine;
-    Ok(Report { messages, sent, hops, steps })
+    Ok(Report { messages, sent, hops, steps, rank_order })
 }
 
 /// What can be said of each step by itself.
@@ -101,6 +103,9 @@ fn check_steps(program: &Program, shape: &Shape, rank: usize) -> Result<(), Veri
             }
             if loc.span == 0 || loc.span as usize > program.span || loc.parts().end > program.parts {
                 return Some(format!("{loc} is not there: {} parts, spans up to {}", program.parts, program.span));
+            }
+            if loc.buf == Buf::Scratch && loc.span > 1 {
+                return Some(format!("{loc} is not one range of memory: scratch memory is laid out part by part"));
             }
             if loc.parts() != step.parts() {
                 return Some("works on different parts".to_owned());
@@ -135,8 +140,10 @@ impl Expected {
     }
 }
 
-fn check_outputs(machine: &Machine<'_>, shape: &Shape, extent: &Extent) -> Result<(), VerifyError> {
+/// Whether the outputs are right; gives whether all reductions among them are in rank order.
+fn check_outputs(machine: &Machine<'_>, shape: &Shape, extent: &Extent) -> Result<bool, VerifyError> {
     let exprs = &machine.exprs;
+    let mut rank_order = true;
     for window in 0..extent.windows {
         for part in 0..extent.parts {
             let place = |segment| extent.place(segment, window, part);
@@ -165,6 +172,7 @@ fn check_outputs(machine: &Machine<'_>, shape: &Shape, extent: &Extent) -> Resul
                         let got = exprs.describe(value);
                         return Err(VerifyError::Output { rank, segment, window, part, expected, got });
                     }
+                    rank_order &= matches!(expected, Expected::Input(..)) || exprs.is_in_rank_order(value);
                     if matches!(shape.collective, Collective::AllReduce | Collective::Barrier) {
                         let (other, known) = *reduced.get_or_insert((rank, value));
                         if known != value {
@@ -177,7 +185,7 @@ fn check_outputs(machine: &Machine<'_>, shape: &Shape, extent: &Extent) -> Resul
             }
         }
     }
-    Ok(())
+    Ok(rank_order)
 }
 
 #[cfg(test)]

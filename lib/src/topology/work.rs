@@ -46,6 +46,7 @@ pub(super) fn work(algorithm: Algorithm, shape: &Shape) -> Option<Work> {
         Algorithm::DoubleTree => two_trees(shape),
         Algorithm::Direct => direct(shape),
         Algorithm::HalvingDoubling => halving_doubling(shape),
+        Algorithm::AllPairs => all_pairs(shape),
         Algorithm::OneShot | Algorithm::TwoShot => return None,
     };
     let channels = match algorithm {
@@ -163,6 +164,21 @@ fn halving_doubling(shape: &Shape) -> Work {
     };
     let (path_bytes, path_reduced) = (inside.bytes / 2.0 + 2.0, busiest.reduced);
     Work { hops: hops + 2.0, path_bytes, path_reduced, busiest, mean }
+}
+
+/// Every window in n parts; each rank combines one.
+fn all_pairs(shape: &Shape) -> Work {
+    let n = shape.ranks as f64;
+    let others = n - 1.0;
+    let reduced = others / n;
+    if is_all_reduce(shape) {
+        return symmetric(2.0, Load { messages: 4.0 * others, bytes: 4.0 * others / n, reduced });
+    }
+    // Everybody swaps parts; then the root takes a finished one from each.
+    let busiest = Load { messages: 3.0 * others, bytes: 3.0 * others / n, reduced };
+    let messages = 2.0 * others + 2.0 * others / n;
+    let mean = Load { messages, bytes: messages / n, reduced };
+    Work { hops: 2.0, path_bytes: others / n + 0.5, path_reduced: reduced, busiest, mean }
 }
 
 #[cfg(test)]

@@ -1,5 +1,9 @@
 //! Worlds of ranks as threads, over every transport.
-#![allow(dead_code, unreachable_pub, reason = "each test file uses its own part of this")]
+#![allow(dead_code, unused_imports, unreachable_pub, missing_docs, reason = "each test file uses its own part of this")]
+
+pub mod cells;
+pub mod memory;
+pub mod values;
 
 use std::time::Duration;
 

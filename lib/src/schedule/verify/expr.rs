@@ -157,6 +157,27 @@ impl Exprs {
         self.is_complete(v) && self.place(v) == place && (self.is_done(v) || self.extent.ranks == 1)
     }
 
+    /// True when the complete reduction `v` is `((x0 op x1) op x2) op ...`.
+    pub(super) fn is_in_rank_order(&self, v: Value) -> bool {
+        let place = self.place(v);
+        let mut sum = match self.inner(v).map(|inner| &inner.node) {
+            Some(&Node::Done(sum)) => sum,
+            _ => v,
+        };
+        for rank in (1..self.extent.ranks).rev() {
+            let (next, Some(&Node::Op(a, b))) = (self.leaf(rank, place), self.inner(sum).map(|inner| &inner.node))
+            else {
+                return false;
+            };
+            sum = match next {
+                _ if next == a => b,
+                _ if next == b => a,
+                _ => return false,
+            };
+        }
+        sum == self.leaf(0, place)
+    }
+
     /// In words.
     pub(super) fn describe(&self, v: Value) -> String {
         if v == NOTHING {

@@ -1,0 +1,45 @@
+//! Reduction in rank order: `((x0 + x1) + x2) + ...`, whoever computes it.
+//!
+//! An order that depends on nothing makes floating-point results independent of the algorithm, of the place and of time.
+//! Every operator gives the same bits for `a + b` and `b + a`, so a rank may put its own value on either side.
+
+use crate::schedule::{Loc, Step};
+
+/// The steps by which `rank` reduces its own `input` and what each of the other ranks sends it, once, into `output`.
+///
+/// `output` may be the same memory as `input`, or as `tmp`. `tmp` is used if [`needs_scratch`] says so.
+pub(super) fn reduce(n: usize, rank: usize, input: Loc, output: Loc, tmp: Loc) -> Vec<Step> {
+    let mut steps = Vec::with_capacity(n + 1);
+    // The sum so far, and the rank whose value comes next.
+    let (mut sum, mut next) = match rank {
+        0 => (input, 1),
+        1 => {
+            steps.push(Step::recv_reduce_copy(0, input, output, n == 2));
+            (output, 2)
+        }
+        _ => {
+            // The sum of the ranks before us waits in scratch memory: the output may be where our input still is.
+            steps.push(Step::recv(0, tmp));
+            steps.extend((1..rank).map(|from| Step::recv_reduce_copy(from, tmp, tmp, false)));
+            if rank + 1 == n && output != tmp {
+                // x + (x0 + ...): no copy when in place.
+                steps.push(Step::Copy { src: input, dst: output });
+                steps.push(Step::Reduce { src: tmp, dst: output, last: true });
+            } else {
+                steps.push(Step::Reduce { src: input, dst: tmp, last: rank + 1 == n });
+            }
+            (tmp, rank + 1)
+        }
+    };
+    while next < n {
+        steps.push(Step::recv_reduce_copy(next, sum, output, next + 1 == n));
+        sum = output;
+        next += 1;
+    }
+    steps
+}
+
+/// Whether [`reduce`] uses scratch memory.
+pub(super) fn needs_scratch(rank: usize) -> bool {
+    rank >= 2
+}

@@ -1,0 +1,209 @@
+//! Several calls as one pass of the executor.
+
+use super::call::Call;
+use super::lock;
+use super::pack::{self, Unit};
+use super::symmetric::BoardState;
+use super::{Engine, Inner, p2p};
+use crate::error::{Error, Result};
+use crate::executor::{self, Buffers, CallKey, Plan, Task, Transfers};
+use crate::wire::{Algorithm, Collective, Header};
+
+use std::sync::Arc;
+
+impl Inner {
+    /// Runs `calls` together. Small all_reduces are packed ([`pack`]); everything else has a task of its own.
+    ///
+    /// # Safety
+    /// As [`executor::run`]: every call's buffers must be as large as the call says, and valid until this returns.
+    pub(super) unsafe fn batch(&self, op: &str, calls: &[Call], background: bool) -> Result<()> {
+        self.state.check(|| op.to_owned())?;
+        if calls.is_empty() {
+            return Ok(());
+        }
+        let mut engine = lock(&self.engine);
+        if calls.iter().any(|call| call.key.collective != Collective::SendRecv) {
+            self.open_board(&mut engine)?;
+        }
+        self.open_messages(&mut engine, calls)?;
+        let units = pack::units(calls, self.size());
+        let words: usize = units.iter().map(|unit| unit.words(calls)).sum();
+        let mut memory = std::mem::take(&mut engine.packed);
+        if memory.len() < words {
+            memory.resize(words, 0);
+        }
+        // SAFETY: by the caller, and `memory` holds every pack.
+        let outcome = unsafe { self.run_units(&mut engine, &units, calls, memory.as_mut_ptr(), background) };
+        engine.packed = memory;
+        outcome
+    }
+
+    /// # Safety
+    /// As [`Inner::batch`]; `memory` must hold the packs.
+    unsafe fn run_units(
+        &self,
+        engine: &mut Engine,
+        units: &[Unit],
+        calls: &[Call],
+        memory: *mut u64,
+        background: bool,
+    ) -> Result<()> {
+        if let BoardState::Open(board) = &engine.board
+            && units.iter().all(|unit| self.fits_slots(board.slot_bytes(), &unit.key(calls)))
+            && calls.iter().all(|call| call.transfers.is_none())
+        {
+            // SAFETY: forwarded from the caller.
+            return unsafe { self.run_on_slots(engine, units, calls, memory, background) };
+        }
+        let mut plans: Vec<(Arc<Plan>, Header, Buffers)> = Vec::with_capacity(units.len());
+        let mut at = 0;
+        for unit in units {
+            // SAFETY: `at` counts the words of the packs so far.
+            let packed: *mut u8 = unsafe { memory.add(at) }.cast();
+            at += unit.words(calls);
+            plans.push(match unit {
+                Unit::Call(index) => self.plan(engine, &calls[*index])?,
+                Unit::Pack(pack) => {
+                    let key = unit.key(calls);
+                    let buffers = Buffers { input: packed, output: packed };
+                    let (plan, header, buffers) = self.plan(engine, &Call { key, buffers, transfers: None })?;
+                    // SAFETY: by the caller.
+                    unsafe { pack.gather(calls, packed) };
+                    (plan, Header { root: pack.digest(calls), ..header }, buffers)
+                }
+            });
+        }
+        let tasks: Vec<Task<'_>> =
+            plans.iter().map(|(plan, header, buffers)| Task { plan, buffers: *buffers, header: *header }).collect();
+        let Engine { links, workspace, seq, .. } = engine;
+        // SAFETY: by the caller; packs are as long as their calls together.
+        unsafe { executor::run(&tasks, links, workspace, &*self.state, &self.patience(background)) }?;
+        let mut at = 0;
+        for unit in units {
+            if let Unit::Pack(pack) = unit {
+                // SAFETY: by the caller.
+                unsafe { pack.scatter(calls, memory.add(at).cast()) };
+            }
+            at += unit.words(calls);
+        }
+        self.state.progress.done(u64::from(*seq));
+        Ok(())
+    }
+
+    /// Small collectives alone: one after the other through the board's slots, where a call costs less than taking turns.
+    ///
+    /// # Safety
+    /// As [`Inner::run_units`]; all units fit into slots.
+    unsafe fn run_on_slots(
+        &self,
+        engine: &mut Engine,
+        units: &[Unit],
+        calls: &[Call],
+        memory: *mut u64,
+        background: bool,
+    ) -> Result<()> {
+        for unit in units {
+            let key = unit.key(calls);
+            let seq = engine.next_seq(&key, self.state.rank);
+            self.state.progress.start(u64::from(seq), key.collective as u8);
+            let Engine { board, jobs, registry, workspace, .. } = &mut *engine;
+            let BoardState::Open(board) = board else { return Ok(()) };
+            self.find_job(board.slot_bytes(), jobs, &key);
+            let job = &jobs[0].1;
+            let mut header = Header { seq, ..job.header };
+            // One at a time, so that every pack may lie at the beginning.
+            let packed: *mut u8 = memory.cast();
+            let buffers = match unit {
+                Unit::Call(index) => calls[*index].buffers,
+                Unit::Pack(pack) => {
+                    header.root = pack.digest(calls);
+                    // SAFETY: by the caller.
+                    unsafe { pack.gather(calls, packed) };
+                    Buffers { input: packed, output: packed }
+                }
+            };
+            // SAFETY: by the caller.
+            unsafe { self.run_on_board(board, registry, job, header, buffers, background, workspace) }?;
+            if let Unit::Pack(pack) = unit {
+                // SAFETY: by the caller.
+                unsafe { pack.scatter(calls, packed) };
+            }
+        }
+        self.state.progress.done(u64::from(engine.seq));
+        Ok(())
+    }
+
+    /// Opens all links of messages point to point first, in the order that cannot deadlock, whatever the order of the calls.
+    fn open_messages(&self, engine: &mut Engine, calls: &[Call]) -> Result<()> {
+        let messages = calls.iter().filter(|call| call.key.collective == Collective::SendRecv);
+        let other = |key: &CallKey| if key.root == self.state.rank { key.peer } else { key.root };
+        let mut links: Vec<_> = messages.map(|call| (p2p::CHANNEL, other(&call.key))).collect();
+        links.retain(|&(channel, peer)| engine.links.get(channel, peer).is_none());
+        links.sort_unstable();
+        links.dedup();
+        self.open(engine, links)
+    }
+
+    /// The next call's plan, header and buffers.
+    fn plan(&self, engine: &mut Engine, call: &Call) -> Result<(Arc<Plan>, Header, Buffers)> {
+        let seq = engine.next_seq(&call.key, self.state.rank);
+        if call.key.collective != Collective::SendRecv {
+            self.state.progress.start(u64::from(seq), call.key.collective as u8);
+        }
+        let plan = match &call.transfers {
+            Some(transfers) => Arc::new(self.compile_transfers(engine, &call.key, transfers)?),
+            None => {
+                self.prepare(engine, &call.key)?;
+                engine.plans[0].1.clone()
+            }
+        };
+        let header = Header { seq, ..plan.header };
+        engine.board.announce(&header);
+        Ok((plan, header, call.buffers))
+    }
+
+    /// Not cached: lengths are expected to differ from call to call.
+    fn compile_transfers(&self, engine: &mut Engine, key: &CallKey, transfers: &Transfers) -> Result<Plan> {
+        let peers = transfers.sends.iter().chain(&transfers.recvs).map(|&(peer, _)| (0, peer));
+        let mut links: Vec<_> = peers.filter(|&(channel, peer)| engine.links.get(channel, peer).is_none()).collect();
+        links.sort_unstable();
+        links.dedup();
+        let header = Header { op: Header::UNEVEN, ..key.header(self.state.id, Algorithm::Direct) };
+        engine.board.announce(&Header { seq: engine.seq, ..header });
+        self.open(engine, links)?;
+        let longest = self.options.max_message;
+        Plan::of_transfers(key.dtype, header, transfers, longest, |peer| engine.links.get(0, peer))
+            .ok_or_else(|| Error::invalid(format!("{}_v", key.collective), "a rank without a link"))
+    }
+}
+
+impl Unit {
+    /// The call that it makes.
+    fn key(&self, calls: &[Call]) -> CallKey {
+        match self {
+            Unit::Call(index) => calls[*index].key,
+            Unit::Pack(pack) => CallKey { count: pack.count, ..calls[pack.calls[0]].key },
+        }
+    }
+
+    /// Words of working memory.
+    fn words(&self, calls: &[Call]) -> usize {
+        match self {
+            Unit::Call(_) => 0,
+            Unit::Pack(pack) => pack.words(calls),
+        }
+    }
+}
+
+impl Engine {
+    /// Point-to-point messages count per pair and direction, collectives per communicator.
+    pub(super) fn next_seq(&mut self, key: &CallKey, rank: usize) -> u32 {
+        let counter = match key.collective {
+            Collective::SendRecv if key.root == rank => &mut self.sent[key.peer],
+            Collective::SendRecv => &mut self.received[key.root],
+            _ => &mut self.seq,
+        };
+        *counter = counter.wrapping_add(1);
+        *counter
+    }
+}

@@ -1,0 +1,87 @@
+//! Whose turn it is on a link when several calls run together.
+//!
+//! Messages of a link have one order: those of an earlier call come before those of a later one, at both ends. A call keeps
+//! each direction of a link from its first message to its last, and nothing longer: a later call sends while an earlier
+//! one still receives, and calls that share no link do not notice each other.
+//!
+//! Nobody waits for ever: of all calls that are not complete, the first in program order has the turn on every link that it
+//! still needs, on every rank, and in front of its messages there are none of others. So it advances as if alone.
+
+use super::Task;
+use super::plan::Instruction;
+
+/// For each direction of each link, the tasks that use it, in order, and which of them is next.
+#[derive(Debug, Default)]
+pub(super) struct Order {
+    /// Task indices, those of one direction of one link together.
+    queue: Vec<u32>,
+    /// Position in `queue` of the task whose turn it is, by direction and link: receiving, then sending.
+    heads: Vec<u32>,
+    links: usize,
+}
+
+impl Order {
+    /// The order of `tasks` over `links` links.
+    pub(super) fn set(&mut self, tasks: &[Task<'_>], links: usize) {
+        self.links = links;
+        self.heads.clear();
+        self.heads.resize(2 * links, 0);
+        // By the rule that one lane of a call owns a direction of a link, the last uses of a call count its links.
+        let mut total = 0;
+        for_each_use(tasks, links, |_, slot| {
+            self.heads[slot] += 1;
+            total += 1;
+        });
+        let mut start = 0;
+        for head in &mut self.heads {
+            (start, *head) = (start + *head, start);
+        }
+        self.queue.clear();
+        self.queue.resize(total, 0);
+        for_each_use(tasks, links, |task, slot| {
+            self.queue[self.heads[slot] as usize] = task;
+            self.heads[slot] += 1;
+        });
+        // Every head is now where the next one starts.
+        self.heads.insert(0, 0);
+        self.heads.pop();
+    }
+
+    /// Whether `task` may perform `instruction` now.
+    #[inline]
+    pub(super) fn is_turn_of(&self, task: usize, instruction: &Instruction) -> bool {
+        (instruction.recv == usize::MAX || self.holder(instruction.recv) == task)
+            && (instruction.send == usize::MAX || self.holder(self.links + instruction.send) == task)
+    }
+
+    /// `instruction` was performed for the last time in its call.
+    #[inline]
+    pub(super) fn pass_on(&mut self, instruction: &Instruction) {
+        if instruction.last_recv {
+            self.heads[instruction.recv] += 1;
+        }
+        if instruction.last_send {
+            self.heads[self.links + instruction.send] += 1;
+        }
+    }
+
+    /// Behind the last task of a link comes another link's first one, but nobody asks: all its users are done.
+    #[inline]
+    fn holder(&self, slot: usize) -> usize {
+        self.queue.get(self.heads[slot] as usize).map_or(usize::MAX, |&task| task as usize)
+    }
+}
+
+/// Calls `f` with each task and each direction of a link that it uses, tasks in order.
+fn for_each_use(tasks: &[Task<'_>], links: usize, mut f: impl FnMut(u32, usize)) {
+    for (index, task) in tasks.iter().enumerate() {
+        for instruction in &task.plan.instructions {
+            if instruction.last_recv {
+                f(index as u32, instruction.recv);
+            }
+            if instruction.last_send {
+                f(index as u32, links + instruction.send);
+            }
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! One rank's program against peers played by hand.
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::*;
+use crate::algorithm::{Shape, program};
+use crate::dtype::{DType, ReduceOp};
+use crate::error::Error;
+use crate::transport::{Doorbell, LinkOptions, LinkPair, inproc};
+use crate::wire::{Algorithm, Collective};
+
+struct Alone(Arc<Doorbell>);
+
+impl Supervisor for Alone {
+    fn failure(&self) -> Option<Error> {
+        None
+    }
+    fn has_failed(&self) -> bool {
+        false
+    }
+    fn doorbell(&self) -> RawFd {
+        self.0.fd()
+    }
+    fn silence(&self) {
+        self.0.drain();
+    }
+    fn waiting_on(&self, _: Option<usize>) {}
+    fn timed_out(&self, _: &Header, peers: &[usize], _: Duration) -> Error {
+        Error::invalid("test", format!("timed out waiting for {peers:?}"))
+    }
+    fn explain(&self, _: &Header, error: Error) -> Error {
+        error
+    }
+    fn mismatch(&self, _: usize, ours: Header, theirs: Header) -> Error {
+        Error::invalid("test", format!("{ours} and {theirs}"))
+    }
+}
+
+/// Ends of the links between rank 2 and ranks 0 and 1 on channels 0 and 1: ours, or (`peer`) theirs, indexed `[channel][rank]`.
+fn connect(hub: &inproc::Hub, bell: &Arc<Doorbell>, peer: bool) -> Vec<Vec<LinkPair>> {
+    let options = LinkOptions { max_message: 64, depth: 4 };
+    let one = |channel, other| {
+        let (rank, peer_rank) = if peer { (other, 2) } else { (2, other) };
+        let to = inproc::ConnectTo { comm: 0, rank, peer_rank, channel, options };
+        hub.connect(&to, bell, &|| None, Duration::from_secs(20)).expect("the other end")
+    };
+    (0..2).map(|channel| (0..2).map(|other| one(channel, other)).collect()).collect()
+}
+
+fn send(pair: &mut LinkPair, header: &Header, data: &[u64]) {
+    let header = Header { len: (data.len() * 8) as u32, ..*header };
+    assert!(pair.send.send_from(&header, bytemuck::cast_slice(data)).expect("open"), "no credit");
+}
+
+/// Lane 0 keeps a partial sum of window 0 in scratch memory while lane 1 is done with window 1, whose cut is another one.
+#[test]
+fn lanes_in_different_windows_do_not_share_scratch_memory() {
+    // Windows of 5, 4 and 4 elements: 3 + 2, 2 + 2, 2 + 2.
+    const COUNT: usize = 13;
+    let shape = Shape { collective: Collective::AllReduce, ranks: 3, root: 0, channels: 2 };
+    let program = program(Algorithm::Direct, &shape, 2).expect("supported");
+    let partition = program.partition(COUNT, 8, 24);
+    assert_eq!((partition.windows(), partition.part(0, 0), partition.part(1, 0)), (3, 0..3, 5..7));
+
+    let key = CallKey {
+        collective: Collective::AllReduce,
+        dtype: DType::U64,
+        op: Some(ReduceOp::Sum),
+        root: 0,
+        count: COUNT,
+        peer: 0,
+    };
+    let header = key.header(0, Algorithm::Direct);
+    let input = |rank: u64| (0..COUNT as u64).map(|i| 100u64.pow(rank as u32) * (i + 1)).collect::<Vec<_>>();
+    let hub = inproc::Hub::new();
+    let mut output = vec![0u64; COUNT];
+    std::thread::scope(|scope| {
+        let peers = scope.spawn(|| {
+            let bell = Doorbell::new().expect("a doorbell");
+            let mut links = connect(&hub, &bell, true);
+            let inputs = [input(0), input(1)];
+            for w in 0..3 {
+                for (pair, input) in links[1].iter_mut().zip(&inputs) {
+                    send(pair, &header, &input[partition.part(w, 1)]);
+                }
+            }
+            // Rank 2's lane 0 puts this into scratch memory and waits for rank 1's.
+            send(&mut links[0][0], &header, &inputs[0][partition.part(0, 0)]);
+            // What lane 1 sends of window 2 says that it is done with window 1.
+            let from_lane_1 = &mut links[1][0].recv;
+            for _ in 0..3 {
+                while from_lane_1.peek().expect("open").is_none() {
+                    std::thread::yield_now();
+                }
+                from_lane_1.release().expect("peeked");
+            }
+            for w in 0..3 {
+                if w > 0 {
+                    send(&mut links[0][0], &header, &inputs[0][partition.part(w, 0)]);
+                }
+                send(&mut links[0][1], &header, &inputs[1][partition.part(w, 0)]);
+            }
+            links
+        });
+        let bell = Doorbell::new().expect("a doorbell");
+        let mut links = Links::default();
+        for (channel, pairs) in connect(&hub, &bell, false).into_iter().enumerate() {
+            for (peer, pair) in pairs.into_iter().enumerate() {
+                links.insert(channel as u32, peer, pair);
+            }
+        }
+        let plan = Plan::compile(&key, header, &program, 3, 24, |c, p| links.get(c, p)).expect("links are open");
+        let ours = input(2);
+        let buffers = Buffers { input: ours.as_ptr().cast(), output: output.as_mut_ptr().cast() };
+        let patience = Patience {
+            turns: 2,
+            spin: Duration::from_micros(5),
+            yields: Duration::from_micros(200),
+            deadline: Duration::from_secs(20),
+        };
+        let task = Task { plan: &plan, buffers, header };
+        let mut workspace = Workspace::default();
+        // SAFETY: both buffers have COUNT elements and live until the end of the scope.
+        unsafe { run(&[task], &mut links, &mut workspace, &Alone(bell), &patience) }.expect("no failure");
+        peers.join().expect("the peers");
+    });
+    let expected: Vec<u64> = (0..COUNT as u64).map(|i| 10_101 * (i + 1)).collect();
+    assert_eq!(output, expected);
+}
