@@ -3,7 +3,6 @@
 use super::call::Call;
 use super::lock;
 use super::pack::{self, Unit};
-use super::symmetric::BoardState;
 use super::{Engine, Inner, p2p};
 use crate::error::{Error, Result};
 use crate::executor::{self, Buffers, CallKey, Plan, Task, Transfers};
@@ -12,7 +11,7 @@ use crate::wire::{Algorithm, Collective, Header};
 use std::sync::Arc;
 
 impl Inner {
-    /// Runs `calls` together. Small all_reduces are packed ([`pack`]); everything else has a task of its own.
+    /// Runs `calls` together, over links: at the board, nobody could wait for a message at the same time. Small all_reduces are packed ([`pack`]); everything else has a task of its own.
     ///
     /// # Safety
     /// As [`executor::run`]: every call's buffers must be as large as the call says, and valid until this returns.
@@ -48,13 +47,6 @@ impl Inner {
         memory: *mut u64,
         background: bool,
     ) -> Result<()> {
-        if let BoardState::Open(board) = &engine.board
-            && units.iter().all(|unit| self.fits_slots(board.slot_bytes(), &unit.key(calls)))
-            && calls.iter().all(|call| call.transfers.is_none())
-        {
-            // SAFETY: forwarded from the caller.
-            return unsafe { self.run_on_slots(engine, units, calls, memory, background) };
-        }
         let mut plans: Vec<(Arc<Plan>, Header, Buffers)> = Vec::with_capacity(units.len());
         let mut at = 0;
         for unit in units {
@@ -64,7 +56,7 @@ impl Inner {
             plans.push(match unit {
                 Unit::Call(index) => self.plan(engine, &calls[*index])?,
                 Unit::Pack(pack) => {
-                    let key = unit.key(calls);
+                    let key = CallKey { count: pack.count, ..calls[pack.calls[0]].key };
                     let buffers = Buffers { input: packed, output: packed };
                     let (plan, header, buffers) = self.plan(engine, &Call { key, buffers, transfers: None })?;
                     // SAFETY: by the caller.
@@ -87,49 +79,6 @@ impl Inner {
             at += unit.words(calls);
         }
         self.state.progress.done(u64::from(*seq));
-        Ok(())
-    }
-
-    /// Small collectives alone: one after the other through the board's slots, where a call costs less than taking turns.
-    ///
-    /// # Safety
-    /// As [`Inner::run_units`]; all units fit into slots.
-    unsafe fn run_on_slots(
-        &self,
-        engine: &mut Engine,
-        units: &[Unit],
-        calls: &[Call],
-        memory: *mut u64,
-        background: bool,
-    ) -> Result<()> {
-        for unit in units {
-            let key = unit.key(calls);
-            let seq = engine.next_seq(&key, self.state.rank);
-            self.state.progress.start(u64::from(seq), key.collective as u8);
-            let Engine { board, jobs, registry, workspace, .. } = &mut *engine;
-            let BoardState::Open(board) = board else { return Ok(()) };
-            self.find_job(board.slot_bytes(), jobs, &key);
-            let job = &jobs[0].1;
-            let mut header = Header { seq, ..job.header };
-            // One at a time, so that every pack may lie at the beginning.
-            let packed: *mut u8 = memory.cast();
-            let buffers = match unit {
-                Unit::Call(index) => calls[*index].buffers,
-                Unit::Pack(pack) => {
-                    header.root = pack.digest(calls);
-                    // SAFETY: by the caller.
-                    unsafe { pack.gather(calls, packed) };
-                    Buffers { input: packed, output: packed }
-                }
-            };
-            // SAFETY: by the caller.
-            unsafe { self.run_on_board(board, registry, job, header, buffers, background, workspace) }?;
-            if let Unit::Pack(pack) = unit {
-                // SAFETY: by the caller.
-                unsafe { pack.scatter(calls, packed) };
-            }
-        }
-        self.state.progress.done(u64::from(engine.seq));
         Ok(())
     }
 
@@ -178,14 +127,6 @@ impl Inner {
 }
 
 impl Unit {
-    /// The call that it makes.
-    fn key(&self, calls: &[Call]) -> CallKey {
-        match self {
-            Unit::Call(index) => calls[*index].key,
-            Unit::Pack(pack) => CallKey { count: pack.count, ..calls[pack.calls[0]].key },
-        }
-    }
-
     /// Words of working memory.
     fn words(&self, calls: &[Call]) -> usize {
         match self {

@@ -27,8 +27,8 @@ impl Comm {
     /// (up to 4 KiB each) are packed into one of up to 64 KiB.
     ///
     /// Sends and receives in one group cannot deadlock among the ranks of the group, whatever their order. Every rank must
-    /// add the same collectives in the same order, and each pair of ranks its messages; a rank that does otherwise gets
-    /// [`Error::Mismatch`].
+    /// add the same collectives in the same order, and each pair of ranks its messages; a rank that does otherwise, or makes a
+    /// collective without the group, gets [`Error::Mismatch`].
     ///
     /// ```
     /// # fn main() -> tinynccl::Result<()> {

@@ -73,7 +73,10 @@ impl Inner {
         if jobs.first().is_some_and(|(k, _)| k == key) {
             return true;
         }
-        if !self.fits_slots(slot_bytes, key) {
+        let segment = key.count.saturating_mul(key.dtype.size());
+        if symmetric::slot_bytes(&self.shape(key.collective, key.root), segment) > slot_bytes
+            || !matches!(self.state.config.algorithm, None | Some(Algorithm::OneShot))
+        {
             return false;
         }
         match jobs.iter().position(|(k, _)| k == key) {
@@ -84,14 +87,6 @@ impl Inner {
             }
         }
         true
-    }
-
-    /// Whether a call goes through the slots. All ranks that make the same call get the same answer.
-    pub(super) fn fits_slots(&self, slot_bytes: usize, key: &CallKey) -> bool {
-        let segment = key.count.saturating_mul(key.dtype.size());
-        symmetric::slot_bytes(&self.shape(key.collective, key.root), segment) <= slot_bytes
-            && matches!(self.state.config.algorithm, None | Some(Algorithm::OneShot))
-            && key.collective != Collective::SendRecv
     }
 
     /// The job of a call that finds out whether all its buffers are symmetric.

@@ -33,6 +33,12 @@ impl Supervisor for Alone {
     fn explain(&self, _: &Header, error: Error) -> Error {
         error
     }
+    fn has_left(&self, _: usize) -> bool {
+        false
+    }
+    fn left(&self, _: &Header, peer: usize) -> Error {
+        Error::invalid("test", format!("rank {peer} left"))
+    }
     fn mismatch(&self, _: usize, ours: Header, theirs: Header) -> Error {
         Error::invalid("test", format!("{ours} and {theirs}"))
     }
