@@ -50,6 +50,8 @@ pub(crate) trait Control: Send + Sync {
     fn shares_memory(&self, peer: usize) -> bool;
     /// True when `peer` (or we ourselves) runs on this machine.
     fn shares_host(&self, peer: usize) -> bool;
+    /// Name of the machine that `peer` runs on, for people and for keys.
+    fn hostname(&self, peer: usize) -> String;
     /// A small all-gather among `members`; `key` must be new.
     fn exchange(&self, key: &str, members: &[usize], value: Vec<u8>) -> Result<Vec<Vec<u8>>>;
     /// Where to publish progress on `comm`.

@@ -75,8 +75,6 @@ impl Comm {
         if world_size == 0 {
             return Err(Error::invalid("Comm::threads", "world size 0, expected at least 1"));
         }
-        // Nobody could answer a measurement before this returns.
-        let config = Config { tune: false, ..config };
         Local::world(world_size, &config)
             .into_iter()
             .enumerate()
@@ -95,7 +93,7 @@ impl Comm {
         let home = Arc::new(Home { control: control.clone(), _server: server });
         let state = State::new(WORLD, rank, (0..world_size).collect(), config, control)?;
         let comm = Comm::assemble(state, local_rank, None, Some(home));
-        tune::measure(&comm)?;
+        tune::start(&comm)?;
         Ok(comm)
     }
 }

@@ -4,6 +4,7 @@
 //! order. Blocking calls run in the caller's thread; asynchronous ones ([`Work`]) run on a progress thread, in order.
 //! After a failure the communicator is dead on every rank: each waiter gets the first cause, each later call an error.
 
+mod agree;
 mod asynchronous;
 mod collectives;
 mod control;
@@ -12,6 +13,7 @@ mod init;
 mod local;
 mod network;
 mod p2p;
+mod probe;
 mod split;
 mod state;
 mod tune;
@@ -34,6 +36,8 @@ use crate::wire::{Algorithm, Collective, Header};
 pub use control::Progress;
 pub use group::Group;
 use state::{State, lock};
+use tune::Tuned;
+pub use tune::{Source, Tuning};
 use work::Queue;
 pub use work::Work;
 
@@ -77,7 +81,9 @@ struct Engine {
     /// Messages sent to and received from each rank, point to point.
     sent: Vec<u32>,
     received: Vec<u32>,
-    cost: CostModel,
+    /// Asked for: taken wherever it can do the collective.
+    forced: Option<Algorithm>,
+    tuned: Tuned,
 }
 
 /// Facts about a communicator, for reports.
@@ -90,7 +96,7 @@ pub struct Census {
 }
 
 impl Comm {
-    fn assemble(state: Arc<State>, local_rank: usize, cost: Option<CostModel>, home: Option<Arc<init::Home>>) -> Comm {
+    fn assemble(state: Arc<State>, local_rank: usize, tuned: Option<Tuned>, home: Option<Arc<init::Home>>) -> Comm {
         let size = state.members.len();
         let shared = state.members.iter().all(|&m| state.control.shares_memory(m));
         let config = &state.config;
@@ -107,7 +113,8 @@ impl Comm {
             seq: 0,
             sent: vec![0; size],
             received: vec![0; size],
-            cost: cost.unwrap_or_else(|| tune::built_in(&state, shared)),
+            forced: config.algorithm,
+            tuned: tuned.unwrap_or_else(|| Tuned::built_in(&state)),
         };
         Comm {
             inner: Arc::new(Inner {
@@ -154,15 +161,36 @@ impl Comm {
         }
     }
 
-    /// The algorithm that a collective of `bytes` per segment would use, and what the others were estimated to cost.
+    /// The algorithm that a collective of `bytes` per segment would use (with root 0, if it has one), and what the
+    /// others were estimated to cost.
     pub fn explain(&self, collective: Collective, bytes: usize) -> Result<Choice> {
-        let engine = lock(&self.inner.engine);
-        self.inner.choice(&engine.cost, collective, 0, bytes)
+        self.explain_from(collective, 0, bytes)
     }
 
-    /// What the choice of algorithms is based on: measured when the communicator started, or built in.
+    /// [`Comm::explain`] for another root.
+    pub fn explain_from(&self, collective: Collective, root: usize, bytes: usize) -> Result<Choice> {
+        self.inner.peer_in_range(collective.name(), "root", root)?;
+        self.inner.choice(&lock(&self.inner.engine), collective, root, bytes)
+    }
+
+    /// Takes `algorithm` from now on wherever it can do the collective; `None` asks the cost model again.
+    ///
+    /// Every rank must call it at the same place among its collective calls.
+    pub fn set_algorithm(&self, algorithm: Option<Algorithm>) {
+        self.inner.queue.drain();
+        let mut engine = lock(&self.inner.engine);
+        engine.forced = algorithm;
+        engine.plans.clear();
+    }
+
+    /// What the choice of algorithms is based on: measured, read from the cache, or built in; the same on all ranks.
     pub fn cost_model(&self) -> CostModel {
-        lock(&self.inner.engine).cost.clone()
+        lock(&self.inner.engine).tuned.model.clone()
+    }
+
+    /// Where [`Comm::cost_model`] comes from, and what it took when the world's communicator started.
+    pub fn tuning(&self) -> Tuning {
+        lock(&self.inner.engine).tuned.tuning.clone()
     }
 
     /// Ends the communicator on every rank from any thread: calls in flight and later ones give [`Error::Aborted`].
@@ -207,13 +235,13 @@ impl Inner {
         Shape { collective, ranks: self.size(), root, channels: self.state.config.channels }
     }
 
-    fn choice(&self, cost: &CostModel, collective: Collective, root: usize, bytes: usize) -> Result<Choice> {
+    fn choice(&self, engine: &Engine, collective: Collective, root: usize, bytes: usize) -> Result<Choice> {
         let shape = self.shape(collective, root);
         let longest = match collective.reduces() {
             true => self.options.max_message.min(REDUCED_MESSAGE),
             false => self.options.max_message,
         };
-        choose(&shape, bytes, longest, cost, self.state.config.algorithm)
+        choose(&shape, bytes, longest, &engine.tuned.model, engine.forced)
             .ok_or_else(|| Error::invalid(collective.name(), format!("no algorithm for {} ranks", shape.ranks)))
     }
 
@@ -253,7 +281,7 @@ impl Inner {
             }
             collective => {
                 let bytes = key.count.saturating_mul(key.dtype.size());
-                let choice = self.choice(&engine.cost, collective, key.root, bytes)?;
+                let choice = self.choice(engine, collective, key.root, bytes)?;
                 let shape = self.shape(collective, key.root);
                 let program = algorithm::program(choice.algorithm, &shape, self.state.rank).ok_or_else(|| {
                     Error::invalid(op(), format!("no {} program for {} ranks", choice.algorithm, shape.ranks))

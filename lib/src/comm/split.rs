@@ -45,8 +45,8 @@ impl Comm {
         let id = base + colors.iter().position(|&c| c == color).unwrap_or(0) as u32;
         let rank = ranks.iter().position(|&(_, r)| r == state.rank).unwrap_or(0);
         let members = ranks.iter().map(|&(_, r)| state.members[r]).collect();
+        let tuned = lock(&inner.engine).tuned.among(ranks.iter().map(|&(_, r)| r));
         let child = State::new(id, rank, members, state.config.clone(), control.clone())?;
-        let cost = lock(&inner.engine).cost.clone();
-        Ok(Some(Comm::assemble(child, inner.local_rank, Some(cost), inner._home.clone())))
+        Ok(Some(Comm::assemble(child, inner.local_rank, Some(tuned), inner._home.clone())))
     }
 }

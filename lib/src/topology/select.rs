@@ -1,6 +1,6 @@
 //! Which algorithm, and which message size: the smallest estimate.
 
-use super::cost::{CostModel, estimate};
+use super::cost::{Breakdown, CostModel, estimate};
 use crate::algorithm::Shape;
 use crate::wire::Algorithm;
 
@@ -18,6 +18,8 @@ pub struct Estimate {
     pub message: usize,
     /// Time in nanoseconds, by the model.
     pub ns: f64,
+    /// What it is made of.
+    pub cost: Breakdown,
 }
 
 /// What was chosen, and why.
@@ -31,6 +33,18 @@ pub struct Choice {
     pub estimates: Vec<Estimate>,
     /// The algorithm that was asked for but cannot do this: the fastest was taken instead.
     pub refused: Option<Algorithm>,
+}
+
+impl Choice {
+    /// The estimate of the algorithm that was chosen.
+    pub fn chosen(&self) -> Option<&Estimate> {
+        self.estimates.iter().find(|e| e.algorithm == self.algorithm)
+    }
+
+    /// The fastest of the others.
+    pub fn runner_up(&self) -> Option<&Estimate> {
+        self.estimates.iter().find(|e| e.algorithm != self.algorithm)
+    }
 }
 
 /// Chooses for segments of `bytes` bytes and messages of at most `max_message` bytes. `None` when nothing can do it
@@ -71,9 +85,10 @@ fn best_message(
         if halvings > 0 && message < SMALLEST_MESSAGE {
             break;
         }
-        let ns = estimate(algorithm, shape, bytes, message, model)?;
+        let cost = estimate(algorithm, shape, bytes, message, model)?;
+        let ns = cost.total();
         if best.is_none_or(|b| ns < b.ns) {
-            best = Some(Estimate { algorithm, message, ns });
+            best = Some(Estimate { algorithm, message, ns, cost });
         }
     }
     best
@@ -82,6 +97,7 @@ fn best_message(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::topology::Rates;
     use crate::wire::Collective;
 
     fn shape(collective: Collective, ranks: usize) -> Shape {
@@ -151,7 +167,7 @@ mod tests {
 
     #[test]
     fn ties_go_to_the_first_in_code_order() {
-        let free = CostModel { reduce_ns_per_byte: 0.0, ..CostModel::shm() };
+        let free = CostModel { reduce: Rates::flat(0.0), ..CostModel::shm() };
         let choice = choose(&shape(Collective::AllReduce, 1), 8, 4096, &free, None).unwrap();
         assert_eq!((choice.algorithm, choice.message), (Algorithm::Ring, 4096));
         assert!(choice.estimates.is_sorted_by(|a, b| (a.ns, a.algorithm as u8) < (b.ns, b.algorithm as u8)));
