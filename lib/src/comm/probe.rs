@@ -357,6 +357,13 @@ impl Link<'_> {
         let ping = |calls| Order::Ping { rounds: ROUNDS, calls };
         let many = self.together(once * ROUNDS as f64, LINK_SLICE, ping)?;
         let (alpha_ns, call_ns) = fit::latency(once, many.unwrap_or(once * ROUNDS as f64), ROUNDS);
+        // Ranks of one host that wait longer than they spin were not running at the same time: other programs, or
+        // this one's other threads, had the cores. That says nothing about the link.
+        if same_host && alpha_ns > self.probe.comm.config().spin.as_nanos() as f64 / 2.0 {
+            log::debug!("{:?}: {alpha_ns} ns for a message: the cores are busy, the built-in figures stay", self.kind);
+            self.clock.steady = false;
+            return Ok(());
+        }
         let caches = self.model.caches;
         // Footprints per rank: half of L2, a quarter of this rank's part of L3, more than all of it.
         let ranks = if same_host { 2.0 } else { 1.0 };

@@ -22,7 +22,7 @@ use crate::topology::store::{Key, Store, hex};
 use crate::topology::{CostModel, Placement};
 
 /// Longest time to measure for; the answer is told to the other ranks in what is left of 50 ms.
-const BUDGET: Duration = Duration::from_millis(45);
+const BUDGET: Duration = Duration::from_millis(40);
 
 /// Where a cost model comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
