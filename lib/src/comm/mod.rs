@@ -20,7 +20,7 @@ mod tune;
 mod work;
 
 use std::fmt;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -64,7 +64,7 @@ pub(crate) struct Inner {
     /// Equal on all ranks: every rank knows every rank's host, and links refuse a peer whose options differ.
     options: LinkOptions,
     /// More ranks than cores on this host.
-    crowded: bool,
+    crowded: AtomicBool,
     /// Splits made so far, for keys of exchanges.
     splits: AtomicU32,
     /// Held for its lifetime by the communicators made from one rendezvous.
@@ -104,8 +104,8 @@ impl Comm {
             max_message: if shared { config.shm_chunk } else { config.tcp_chunk },
             depth: config.fifo_depth,
         };
-        let (ranks, cores) = tune::crowd(&state);
-        let crowded = ranks > cores;
+        let tuned = tuned.unwrap_or_else(|| Tuned::built_in(&state));
+        let crowded = AtomicBool::new(tuned.is_crowded(state.rank));
         let engine = Engine {
             links: Links::default(),
             workspace: Workspace::default(),
@@ -114,7 +114,7 @@ impl Comm {
             sent: vec![0; size],
             received: vec![0; size],
             forced: config.algorithm,
-            tuned: tuned.unwrap_or_else(|| Tuned::built_in(&state)),
+            tuned,
         };
         Comm {
             inner: Arc::new(Inner {
@@ -249,7 +249,7 @@ impl Inner {
         let config = &self.state.config;
         // Who shares a core with the caller's computation, or with the very rank that is awaited, spins just long
         // enough for a peer that is in the same call already.
-        let shares = background || self.crowded;
+        let shares = background || self.crowded.load(Ordering::Relaxed);
         let (spin, turns) = if shares { (config.spin.min(SHARED_SPIN), 2) } else { (config.spin, 32) };
         let yields = if background { Duration::from_micros(20) } else { Duration::from_micros(200) };
         Patience { turns, spin, yields, deadline: config.timeout }

@@ -25,10 +25,14 @@ use crate::wire::{Algorithm, Collective, Header};
 const CHANNEL: u32 = 0;
 /// Round trips in one call, to tell a hop from a call.
 const ROUNDS: usize = 16;
-/// Samples of one figure, if time allows.
+/// Samples of one figure, if time allows; more where a buffer has more pieces.
 const SAMPLES: usize = 15;
+/// Large buffers are walked in pieces of this many bytes, so that the clock is looked at in between.
+const PIECE: usize = 256 << 10;
 /// Fewer than these do not show whether the machine was quiet.
 const ENOUGH: usize = 3;
+/// Most calls between two looks at the clock.
+const BATCH: usize = 8;
 /// Longest buffer in bytes; a rank has two of them. Shared caches of up to 42 MiB are filled by two ranks.
 const LARGEST: usize = 16 << 20;
 /// Time for one figure of a link, and for one of the memory.
@@ -82,11 +86,11 @@ pub(super) struct Report {
 enum Order {
     /// Calls with so many round trips of 8 bytes.
     Ping { rounds: usize, calls: usize },
-    /// Calls that move so many bytes each way.
+    /// Calls that move a piece of buffers of so many bytes each way; one piece after the other.
     Exchange { bytes: usize, calls: usize },
     /// Buffers of so many bytes, touched.
     Prepare { bytes: usize },
-    /// Each rank copies so many bytes of its own.
+    /// Each rank copies pieces of so many bytes of its own.
     Copy { bytes: usize, calls: usize },
     /// No more.
     Stop,
@@ -127,6 +131,8 @@ struct Probe<'a> {
     messages: u64,
     /// Position of a call among those with this peer.
     turn: u32,
+    /// Where the next piece begins, in bytes.
+    at: usize,
 }
 
 impl<'a> Probe<'a> {
@@ -134,7 +140,7 @@ impl<'a> Probe<'a> {
         let mut engine = lock(&comm.inner.engine);
         comm.inner.open(&mut engine, vec![(CHANNEL, peer)])?;
         drop(engine);
-        let mut probe = Probe { comm, peer, leads, input: Vec::new(), output: Vec::new(), messages: 0, turn: 0 };
+        let mut probe = Probe { comm, peer, leads, input: Vec::new(), output: Vec::new(), messages: 0, turn: 0, at: 0 };
         probe.prepare(4 << 10);
         Ok(probe)
     }
@@ -151,6 +157,14 @@ impl<'a> Probe<'a> {
         self.input.len() * 8
     }
 
+    /// The next piece of buffers of `bytes` bytes: where it begins, and its length. All pieces have the same.
+    fn piece(&mut self, bytes: usize) -> (usize, usize) {
+        let piece = piece(bytes);
+        let start = if self.at + piece > bytes { 0 } else { self.at };
+        self.at = start + piece;
+        (start, piece)
+    }
+
     /// The program of our end.
     fn program(&self, lanes: &[&[bool]]) -> Program {
         let peer = self.peer as u32;
@@ -162,12 +176,15 @@ impl<'a> Probe<'a> {
         Program { parts: 1, span: 1, scratch_segments: 0, lanes: lanes.iter().map(lane).collect() }
     }
 
-    /// Makes `calls` calls of `program` over `bytes` bytes and gives the nanoseconds of each.
+    /// Makes `calls` calls of `program` over the next pieces of `bytes` bytes and gives the nanoseconds of each.
     fn run(&mut self, program: &Program, bytes: usize, calls: usize) -> Result<Vec<f64>> {
         let inner = &self.comm.inner;
         if bytes > self.room() {
-            return Err(Error::invalid("start-up measurement", format!("{bytes} bytes, expected {}", self.room())));
+            let detail = format!("{bytes} bytes, expected at most {}", self.room());
+            return Err(Error::invalid("start-up measurement", detail));
         }
+        let whole = bytes;
+        let bytes = piece(whole);
         let key =
             CallKey { collective: Collective::SendRecv, dtype: DType::U8, op: None, root: 0, count: bytes, peer: 0 };
         let header = key.header(inner.state.id, Algorithm::Direct);
@@ -182,11 +199,14 @@ impl<'a> Probe<'a> {
             let start = Instant::now();
             inner.state.check(|| "start-up measurement".to_owned())?;
             self.turn = self.turn.wrapping_add(1);
-            let buffers = Buffers { input: self.input.as_ptr().cast(), output: self.output.as_mut_ptr().cast() };
+            let (offset, _) = self.piece(whole);
+            let (input, output) = (self.input.as_ptr().cast::<u8>(), self.output.as_mut_ptr().cast::<u8>());
+            let buffers = Buffers { input: input.wrapping_add(offset), output: output.wrapping_add(offset) };
             let task = Task { plan: &plan, buffers, header: Header { seq: self.turn, ..header }, after: None };
             let mut engine = lock(&inner.engine);
             let Engine { links, workspace, .. } = &mut *engine;
-            // SAFETY: both buffers hold `bytes` bytes (checked above), are ours, and are not touched until this returns.
+            // SAFETY: the piece lies in the first `whole` bytes, which both buffers hold (checked above); they are ours, and are
+            // not touched until this returns.
             unsafe { executor::run(&[task], links, workspace, &*inner.state, &inner.patience(false)) }?;
             times.push(start.elapsed().as_nanos() as f64);
         }
@@ -228,44 +248,56 @@ impl<'a> Probe<'a> {
         }
     }
 
-    /// Times of copying `bytes` of the input to the output.
+    /// Times of copying pieces of `bytes` bytes of the input to the output.
     fn copy(&mut self, bytes: usize, calls: usize) -> Vec<f64> {
-        let words = (bytes / 8).min(self.input.len());
-        let copy = || {
-            self.output[..words].copy_from_slice(&self.input[..words]);
-            std::hint::black_box(&mut self.output);
-        };
-        time(calls, copy)
+        self.local(bytes, calls, |input, output| {
+            output.copy_from_slice(input);
+        })
     }
 
-    /// Times of adding `bytes` of the input to the output, as f32.
+    /// Times of adding pieces of `bytes` bytes of the input to the output, as f32.
     fn combine(&mut self, bytes: usize, calls: usize) -> Vec<f64> {
-        let words = (bytes / 8).min(self.input.len());
         let kernels = reduce::kernels(DType::F32, ReduceOp::Sum);
-        let combine = || {
-            let (a, out) = (self.input.as_ptr().cast::<u8>(), self.output.as_mut_ptr().cast::<u8>());
-            // SAFETY: both buffers hold `words` words (they have the same length), aligned to 8; `out` is exactly `b`.
-            unsafe { (kernels.reduce)(a, out, out, 2 * words) };
+        self.local(bytes, calls, |input, output| {
+            let n = 2 * input.len().min(output.len());
+            let (a, out) = (input.as_ptr().cast::<u8>(), output.as_mut_ptr().cast::<u8>());
+            // SAFETY: both slices hold `n` f32, aligned to 8 bytes; `out` is exactly `b`.
+            unsafe { (kernels.reduce)(a, out, out, n) };
+        })
+    }
+
+    /// Times of `f` on pieces of the input and the output, in words.
+    fn local(&mut self, bytes: usize, calls: usize, f: impl Fn(&[u64], &mut [u64])) -> Vec<f64> {
+        let mut times = Vec::with_capacity(calls);
+        let bytes = bytes.min(self.room());
+        for _ in 0..calls {
+            let (start, len) = self.piece(bytes);
+            let words = start / 8..(start + len) / 8;
+            let begin = Instant::now();
+            if let (Some(input), Some(output)) = (self.input.get(words.clone()), self.output.get_mut(words)) {
+                f(input, output);
+            }
             std::hint::black_box(&mut self.output);
-        };
-        time(calls, combine)
+            times.push(begin.elapsed().as_nanos() as f64);
+        }
+        times
     }
 }
 
-/// Nanoseconds of each call of `f`.
-fn time(calls: usize, mut f: impl FnMut()) -> Vec<f64> {
-    let one = |_| {
-        let start = Instant::now();
-        f();
-        start.elapsed().as_nanos() as f64
-    };
-    (0..calls).map(one).collect()
+/// Length of the pieces of a buffer of `bytes` bytes.
+fn piece(bytes: usize) -> usize {
+    bytes.min(PIECE)
+}
+
+/// Samples for a buffer of `bytes` bytes: every piece twice.
+fn samples(bytes: usize) -> usize {
+    SAMPLES.max(2 * (bytes / piece(bytes).max(1)))
 }
 
 /// The leader's clock.
 struct Clock {
     end: Instant,
-    /// Every figure came out much the same each time.
+    /// There was time for every figure, and each came out much the same every time.
     steady: bool,
 }
 
@@ -274,11 +306,12 @@ impl Clock {
         ns <= self.end.saturating_duration_since(Instant::now()).as_nanos() as f64
     }
 
-    /// Repeats `batch(calls)` until there are samples enough, the slice is over, or another call might not be over in time. The first
-    /// call is expected to take `guess` nanoseconds; `None` when there is no time for it. Gives the median.
+    /// Repeats `batch(calls)` until there are `most` samples, the slice is over, or another call might not be over in time.
+    /// The first call is expected to take `guess` nanoseconds; `None` when there is no time for it.
     fn sample(
         &mut self,
         guess: f64,
+        most: usize,
         slice: Duration,
         mut batch: impl FnMut(usize) -> Result<Vec<f64>>,
     ) -> Result<Option<f64>> {
@@ -286,14 +319,16 @@ impl Clock {
         let mut times: Vec<f64> = Vec::new();
         // A guess may be off by some factor.
         let mut expected = 2.0 * guess;
-        while times.len() < SAMPLES && self.has(expected) {
+        while times.len() < most && self.has(expected) {
             let left = slice.saturating_sub(start.elapsed()).as_nanos() as f64;
-            let calls = ((left / expected.max(1.0)) as usize).min(SAMPLES - times.len());
-            if calls == 0 && !times.is_empty() {
-                break;
-            }
-            // One first: it finds cold caches, and tells how many more there is time for.
-            let calls = if times.is_empty() { 1 } else { calls.min(4) };
+            let calls = ((left / expected.max(1.0)) as usize).min(most - times.len());
+            // One first: it finds cold caches, and tells how many more there is time for. Two or three after it in any case.
+            let calls = match times.len() {
+                0 => 1,
+                n if n <= ENOUGH => calls.clamp(1, BATCH),
+                _ if calls == 0 => break,
+                _ => calls.min(BATCH),
+            };
             let new = batch(calls)?;
             expected = new.iter().copied().fold(0.0, f64::max);
             times.extend(new);
@@ -301,8 +336,8 @@ impl Clock {
         if times.len() > 1 {
             times.remove(0);
         }
-        self.steady &= times.len() < ENOUGH || fit::is_steady(&times);
-        Ok(fit::median(&times))
+        self.steady &= times.len() >= ENOUGH && fit::is_steady(&times);
+        Ok(fit::typical(&times))
     }
 }
 
@@ -349,14 +384,11 @@ impl Link<'_> {
             Kind::Shm => self.model.shm,
             Kind::Tcp => self.model.tcp,
         };
-        let Some(once) =
-            self.together(20.0 * built_in.alpha_ns, LINK_SLICE, |calls| Order::Ping { rounds: 1, calls })?
-        else {
-            return Ok(());
-        };
-        let ping = |calls| Order::Ping { rounds: ROUNDS, calls };
-        let many = self.together(once * ROUNDS as f64, LINK_SLICE, ping)?;
-        let (alpha_ns, call_ns) = fit::latency(once, many.unwrap_or(once * ROUNDS as f64), ROUNDS);
+        let once = self.together(20.0 * built_in.alpha_ns, SAMPLES, |calls| Order::Ping { rounds: 1, calls })?;
+        let guess = once.unwrap_or(f64::INFINITY) * ROUNDS as f64;
+        let many = self.together(guess, SAMPLES, |calls| Order::Ping { rounds: ROUNDS, calls })?;
+        let (Some(once), Some(many)) = (once, many) else { return Ok(()) };
+        let (alpha_ns, call_ns) = fit::latency(once, many, ROUNDS);
         // Ranks of one host that wait longer than they spin were not running at the same time: other programs, or
         // this one's other threads, had the cores. That says nothing about the link.
         if same_host && alpha_ns > self.probe.comm.config().spin.as_nanos() as f64 / 2.0 {
@@ -380,10 +412,12 @@ impl Link<'_> {
             if bytes > LARGEST || !self.make_room(bytes)? {
                 break;
             }
-            let message = self.probe.comm.inner.options.max_message.min(bytes) as f64;
-            let guess = 2.0 * ns_per_byte * bytes as f64;
-            let Some(ns) = self.together(guess, LINK_SLICE, |calls| Order::Exchange { bytes, calls })? else { break };
-            ns_per_byte = ns / bytes as f64;
+            let piece = piece(bytes);
+            let message = self.probe.comm.inner.options.max_message.min(piece) as f64;
+            let guess = 2.0 * ns_per_byte * piece as f64;
+            let exchange = |calls| Order::Exchange { bytes, calls };
+            let Some(ns) = self.together(guess, samples(bytes), exchange)? else { break };
+            ns_per_byte = ns / piece as f64;
             let per_byte = (ns_per_byte - alpha_ns / message).max(ns_per_byte / 10.0);
             beta[level] = Some(Point { footprint: 2.0 * bytes as f64, ranks, ns_per_byte: per_byte });
             if self.first {
@@ -417,6 +451,7 @@ impl Link<'_> {
         }
         // Page faults: about a microsecond per page and buffer.
         if !self.clock.has(bytes as f64 / 4096.0 * 2.0 * 1_000.0) {
+            self.clock.steady = false;
             return Ok(false);
         }
         let order = Order::Prepare { bytes };
@@ -427,25 +462,25 @@ impl Link<'_> {
 
     /// The memory's figures on this rank, once per level: alone, and at the last one with the peer.
     fn memory(&mut self, level: usize, bytes: usize, same_host: bool, local: &mut Local) -> Result<()> {
-        let footprint = 2.0 * bytes as f64;
-        let point = |ns: f64| Point { footprint, ranks: 1.0, ns_per_byte: ns / bytes as f64 };
-        let guess = self.model.copy.memory * bytes as f64;
+        let (footprint, piece, most) = (2.0 * bytes as f64, piece(bytes) as f64, samples(bytes));
+        let point = |ns: f64| Point { footprint, ranks: 1.0, ns_per_byte: ns / piece };
+        let guess = self.model.copy.memory * piece;
         let Link { probe, clock, .. } = self;
-        let copy = clock.sample(guess, MEMORY_SLICE, |calls| Ok(probe.copy(bytes, calls)))?;
-        let combine = clock.sample(guess, MEMORY_SLICE, |calls| Ok(probe.combine(bytes, calls)))?;
+        let copy = clock.sample(guess, most, MEMORY_SLICE, |calls| Ok(probe.copy(bytes, calls)))?;
+        let combine = clock.sample(guess, most, MEMORY_SLICE, |calls| Ok(probe.combine(bytes, calls)))?;
         let (Some(copy), Some(combine)) = (copy, combine) else { return Ok(()) };
         local.points[level] = Some((point(copy), point(combine)));
         if level == 2 && same_host {
-            let both = self.together(2.0 * copy, MEMORY_SLICE, |calls| Order::Copy { bytes, calls })?;
+            let both = self.together(2.0 * copy, most, |calls| Order::Copy { bytes, calls })?;
             local.contention = both.map(|both| fit::contention(copy, both));
         }
         Ok(())
     }
 
     /// [`Clock::sample`] of something that both ranks do.
-    fn together(&mut self, guess: f64, slice: Duration, order: impl Fn(usize) -> Order) -> Result<Option<f64>> {
+    fn together(&mut self, guess: f64, most: usize, order: impl Fn(usize) -> Order) -> Result<Option<f64>> {
         let Link { probe, clock, .. } = self;
-        clock.sample(guess, slice, |calls| {
+        clock.sample(guess, most, LINK_SLICE, |calls| {
             let order = probe.order(order(calls))?;
             probe.perform(order)
         })
@@ -493,12 +528,12 @@ mod tests {
     #[test]
     fn nothing_is_started_that_might_not_be_over_in_time() {
         let mut clock = Clock { end: Instant::now(), steady: true };
-        let none = clock.sample(1.0, LINK_SLICE, |_| panic!("there was no time"));
+        let none = clock.sample(1.0, SAMPLES, LINK_SLICE, |_| panic!("there was no time"));
         assert_eq!(none.unwrap(), None);
         // An hour per call, as the first one says: no second one.
         let mut clock = Clock { end: Instant::now() + Duration::from_secs(60), steady: true };
         let mut calls = 0;
-        let once = clock.sample(1.0, LINK_SLICE, |n| {
+        let once = clock.sample(1.0, SAMPLES, LINK_SLICE, |n| {
             calls += n;
             Ok(vec![3.6e12; n])
         });
@@ -509,14 +544,14 @@ mod tests {
     fn samples_are_bounded_in_number_and_the_cold_one_does_not_count() {
         let mut clock = Clock { end: Instant::now() + Duration::from_secs(3600), steady: true };
         let mut calls = 0;
-        let median = clock.sample(1.0, Duration::from_secs(3600), |n| {
+        let median = clock.sample(1.0, SAMPLES, Duration::from_secs(3600), |n| {
             let times = (0..n).map(|i| if calls + i == 0 { 1e6 } else { 100.0 }).collect();
             calls += n;
             Ok(times)
         });
         assert_eq!((median.unwrap(), calls, clock.steady), (Some(100.0), SAMPLES, true));
         let mut turn = 0.0;
-        let noisy = clock.sample(1.0, Duration::from_secs(3600), |n| {
+        let noisy = clock.sample(1.0, SAMPLES, Duration::from_secs(3600), |n| {
             turn += 1.0;
             Ok(vec![10f64.powf(turn); n])
         });

@@ -9,6 +9,7 @@
 //! Rank 0 alone decides where the figures come from and takes part in every measurement, so all ranks have the same ones.
 
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -17,7 +18,7 @@ use super::state::{State, lock};
 use super::{Comm, agree, probe};
 use crate::config::Tune;
 use crate::error::{Error, Result};
-use crate::topology::host::{Host, cores};
+use crate::topology::host::{Cores, Host};
 use crate::topology::store::{Key, Store, hex};
 use crate::topology::{CostModel, Placement};
 
@@ -48,39 +49,68 @@ pub struct Tuning {
     pub file: Option<PathBuf>,
 }
 
-/// A model, where it comes from, and which ranks share memory.
+/// Where a rank runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Seat {
+    /// Equal for ranks that share memory.
+    memory: usize,
+    /// Equal for ranks of one machine.
+    host: usize,
+    /// Cores of that machine that its ranks may use.
+    cores: usize,
+}
+
+/// A model, where it comes from, and where the ranks run.
 #[derive(Debug, Clone)]
 pub(super) struct Tuned {
     pub(super) model: CostModel,
     pub(super) tuning: Tuning,
-    /// Equal for ranks that share memory.
-    labels: Vec<usize>,
+    seats: Vec<Seat>,
 }
 
 impl Tuned {
     /// Built-in figures, as this rank sees the world; [`start`] replaces them.
     pub(super) fn built_in(state: &State) -> Tuned {
-        let (ranks, cores) = crowd(state);
-        let labels = state.members.iter().map(|&m| if state.control.shares_memory(m) { 0 } else { m + 1 }).collect();
-        let model = CostModel { caches: Host::here().caches, ..CostModel::shm() }.on_cores(ranks, cores);
-        let tuning = Tuning { source: Source::BuiltIn, messages: 0, took: Duration::ZERO, file: None };
-        Tuned { model, tuning, labels }.placed()
+        let Cores { most, .. } = Cores::here();
+        let control = &state.control;
+        let seat = |(rank, &member): (usize, &usize)| Seat {
+            memory: if control.shares_memory(member) { 0 } else { rank + 1 },
+            host: if control.shares_host(member) { 0 } else { rank + 1 },
+            cores: most,
+        };
+        let seats = state.members.iter().enumerate().map(seat).collect();
+        let model = CostModel { caches: Host::here().caches, ..CostModel::shm() };
+        Tuned::new(model, Tuning { source: Source::BuiltIn, messages: 0, took: Duration::ZERO, file: None }, seats)
+    }
+
+    /// `model` for ranks that sit like this.
+    fn new(model: CostModel, tuning: Tuning, seats: Vec<Seat>) -> Tuned {
+        let tuned = Tuned { model, tuning, seats }.placed();
+        let (ranks, cores) = tuned.crowd(0);
+        Tuned { model: tuned.model.on_cores(ranks, cores), ..tuned }
     }
 
     /// The same figures for some of the ranks. Those of a host still share its cores with all the others.
     pub(super) fn among(&self, ranks: impl Iterator<Item = usize>) -> Tuned {
-        let labels = ranks.filter_map(|r| self.labels.get(r).copied()).collect();
-        Tuned { labels, ..self.clone() }.placed()
+        Tuned { seats: ranks.filter_map(|r| self.seats.get(r).copied()).collect(), ..self.clone() }.placed()
+    }
+
+    /// Whether there are more ranks than cores where `rank` runs.
+    pub(super) fn is_crowded(&self, rank: usize) -> bool {
+        let (ranks, cores) = self.crowd(rank);
+        ranks > cores
+    }
+
+    /// Ranks and cores of the machine of `rank`.
+    fn crowd(&self, rank: usize) -> (usize, usize) {
+        let Some(seat) = self.seats.get(rank) else { return (1, 1) };
+        (self.seats.iter().filter(|s| s.host == seat.host).count(), seat.cores)
     }
 
     fn placed(self) -> Tuned {
-        Tuned { model: self.model.placed(Placement::of(&self.labels)), ..self }
+        let labels: Vec<usize> = self.seats.iter().map(|s| s.memory).collect();
+        Tuned { model: self.model.placed(Placement::of(&labels)), ..self }
     }
-}
-
-/// Ranks on this host, and its cores.
-pub(super) fn crowd(state: &State) -> (usize, usize) {
-    (state.members.iter().filter(|&&m| state.control.shares_host(m)).count(), cores())
 }
 
 /// What a rank tells the others.
@@ -89,16 +119,21 @@ struct Arrival {
     /// Values of the settings that must agree.
     settings: Vec<String>,
     /// The lowest rank that it shares memory with.
-    label: usize,
-    /// Rank 0's: a model that need not be measured.
-    offer: Option<Offer>,
+    memory: usize,
+    /// The lowest rank on its machine.
+    host: usize,
+    cores: Cores,
+    /// Rank 0's.
+    figures: Option<Figures>,
 }
 
+/// What rank 0 has without measuring.
 #[derive(Serialize, Deserialize)]
-struct Offer {
-    source: Source,
-    model: CostModel,
-    file: Option<PathBuf>,
+struct Figures {
+    built_in: CostModel,
+    cached: Option<(CostModel, PathBuf)>,
+    /// Nothing else will do.
+    measure: bool,
 }
 
 /// Compares settings and agrees on a cost model. Every rank calls it once, before any other call.
@@ -111,71 +146,85 @@ pub(super) fn start(comm: &Comm) -> Result<()> {
         return Ok(());
     }
     let (rank, size) = (comm.rank(), comm.size());
-    let label = (0..size).find(|&r| state.control.shares_memory(state.members[r])).unwrap_or(rank);
+    let first = |shares: &dyn Fn(usize) -> bool| (0..size).find(|&r| shares(state.members[r])).unwrap_or(rank);
     let place = if rank == 0 { Place::find(comm) } else { None };
-    let offer = if rank == 0 { offer(comm, place.as_ref()) } else { None };
-    let arrivals: Vec<Arrival> =
-        exchange(comm, "start", &Arrival { settings: agree::values(&state.config), label, offer })?;
+    let arrival = Arrival {
+        settings: agree::values(&state.config),
+        memory: first(&|member| state.control.shares_memory(member)),
+        host: first(&|member| state.control.shares_host(member)),
+        cores: Cores::here(),
+        figures: (rank == 0).then(|| figures(comm, place.as_ref())),
+    };
+    let arrivals: Vec<Arrival> = exchange(comm, "start", &arrival)?;
     let settings: Vec<&[String]> = arrivals.iter().map(|a| a.settings.as_slice()).collect();
     agree::check(&settings, rank)?;
-    let labels: Vec<usize> = arrivals.iter().map(|a| a.label).collect();
-    let offer = arrivals.into_iter().next().and_then(|a| a.offer);
-    let (offer, messages, took) = match offer {
-        Some(offer) => (offer, 0, Duration::ZERO),
-        None => measure(comm, &labels, place)?,
+    let cores = |host: usize| Cores::together(arrivals.iter().filter(|a| a.host == host).map(|a| &a.cores));
+    let seats: Vec<Seat> =
+        arrivals.iter().map(|a| Seat { memory: a.memory, host: a.host, cores: cores(a.host) }).collect();
+    let Some(figures) = arrivals.into_iter().next().and_then(|a| a.figures) else {
+        return Err(Error::invalid("start-up", "rank 0 sent no cost model"));
     };
-    let tuning = Tuning { source: offer.source, messages, took, file: offer.file };
-    log::debug!("rank {rank}: cost model: {tuning:?}, {}", offer.model.to_json());
-    lock(&comm.inner.engine).tuned = Tuned { model: offer.model, tuning, labels }.placed();
+    let tuning = Tuning { source: Source::BuiltIn, messages: 0, took: Duration::ZERO, file: None };
+    let mut tuned = Tuned::new(figures.built_in, tuning, seats);
+    // All ranks come to the same conclusion. Ranks that take turns on a core would measure the scheduler: the built-in
+    // figures say as much.
+    if !tuned.is_crowded(0) {
+        if let Some((model, file)) = figures.cached {
+            let tuning = Tuning { source: Source::Cached, file: Some(file), ..tuned.tuning };
+            tuned = Tuned::new(model, tuning, tuned.seats);
+        } else if figures.measure {
+            let seats = tuned.seats.clone();
+            adopt(comm, tuned);
+            let (model, tuning) = measure(comm, &seats, place)?;
+            tuned = Tuned::new(model, tuning, seats);
+        }
+    }
+    log::debug!("rank {rank}: cost model: {:?}, {}", tuned.tuning, tuned.model.to_json());
+    adopt(comm, tuned);
     Ok(())
 }
 
-/// What rank 0 has without measuring.
-fn offer(comm: &Comm, place: Option<&Place>) -> Option<Offer> {
-    let engine = lock(&comm.inner.engine);
-    let built_in = &engine.tuned.model;
-    // Ranks that take turns on a core would measure the scheduler: the built-in figures say as much.
-    let tune = if built_in.ranks_per_core > 1.0 { Tune::Off } else { comm.config().tune };
-    match tune {
-        Tune::Off => Some(Offer { source: Source::BuiltIn, model: built_in.clone(), file: None }),
-        Tune::Cached => place.and_then(|Place { store, key }| {
-            let model = store.load(key)?;
-            Some(Offer { source: Source::Cached, model, file: Some(store.path(key)) })
-        }),
-        Tune::Measure => None,
-    }
+fn adopt(comm: &Comm, tuned: Tuned) {
+    comm.inner.crowded.store(tuned.is_crowded(comm.rank()), Ordering::Relaxed);
+    lock(&comm.inner.engine).tuned = tuned;
+}
+
+fn figures(comm: &Comm, place: Option<&Place>) -> Figures {
+    let tune = comm.config().tune;
+    let cached = place.filter(|_| tune == Tune::Cached).and_then(|Place { store, key }| {
+        let model = store.load(key)?;
+        Some((model, store.path(key)))
+    });
+    let built_in = lock(&comm.inner.engine).tuned.model.clone();
+    Figures { built_in, cached, measure: tune != Tune::Off }
 }
 
 /// Measures on rank 0 and one peer per kind of link, and tells everybody.
-fn measure(comm: &Comm, labels: &[usize], place: Option<Place>) -> Result<(Offer, u64, Duration)> {
+fn measure(comm: &Comm, seats: &[Seat], place: Option<Place>) -> Result<(CostModel, Tuning)> {
     let started = Instant::now();
-    let peers = probe::Peers::of(labels);
+    let labels: Vec<usize> = seats.iter().map(|s| s.memory).collect();
+    let peers = probe::Peers::of(&labels);
     let mut messages = 0;
     let mut found = None;
     if comm.rank() == 0 {
         let report = probe::lead(comm, &peers, started + BUDGET)?;
         messages = report.messages;
-        found = Some(report);
+        // What a busy machine disturbed is used, but not kept for later.
+        let file = place.as_ref().filter(|_| report.steady).map(|p| p.store.path(&p.key));
+        found = Some((report.model, file));
     } else if peers.include(comm.rank()) {
         messages = probe::follow(comm)?;
     }
-    let offer = found.as_ref().map(|report| {
-        // What a busy machine disturbed is used, but not kept for later.
-        let file = place.as_ref().filter(|_| report.steady).map(|p| p.store.path(&p.key));
-        Offer { source: Source::Measured, model: report.model.clone(), file }
-    });
-    let offers: Vec<Option<Offer>> = exchange(comm, "cost-model", &offer)?;
+    let answers: Vec<Option<(CostModel, Option<PathBuf>)>> = exchange(comm, "cost-model", &found)?;
     let took = started.elapsed();
-    let offer = offers
-        .into_iter()
-        .next()
-        .flatten()
-        .ok_or_else(|| Error::invalid("start-up measurement", "rank 0 sent no cost model"))?;
-    offer.model.check().map_err(|detail| Error::invalid("cost model", detail))?;
-    if let (Some(Place { store, key }), Some(_)) = (&place, &offer.file) {
-        store.save(key, &offer.model);
+    let Some((model, file)) = answers.into_iter().next().flatten() else {
+        return Err(Error::invalid("start-up measurement", "rank 0 sent no cost model"));
+    };
+    model.check().map_err(|detail| Error::invalid("cost model", detail))?;
+    if let (Some(Place { store, key }), Some(_)) = (&place, &file) {
+        store.save(key, &model);
     }
-    Ok((offer, messages, took))
+    Ok((model, Tuning { source: Source::Measured, messages, took, file }))
 }
 
 /// Every member's value.
@@ -217,7 +266,7 @@ impl Place {
             host: Host::here(),
             others: if others.is_empty() { String::new() } else { hex(others.join(" ").as_bytes()) },
             links: kinds.iter().filter(|(_, used)| *used).map(|(kind, _)| (*kind).to_owned()).collect(),
-            ranks_per_host: crowd(state).0,
+            ranks_per_host: state.members.iter().filter(|&&m| state.control.shares_host(m)).count(),
             message: comm.inner.options.max_message,
             depth: comm.inner.options.depth,
             checksum: config.checksum,

@@ -3,6 +3,7 @@
 use std::fs;
 use std::sync::OnceLock;
 
+use rustix::thread::{CpuSet, sched_getaffinity};
 use serde::{Deserialize, Serialize};
 
 use super::rates::Caches;
@@ -27,7 +28,7 @@ impl Host {
     /// The machine we run on; read once per process, but for the cores.
     pub fn here() -> Host {
         static HERE: OnceLock<Host> = OnceLock::new();
-        Host { cores: cores(), ..HERE.get_or_init(Host::read).clone() }
+        Host { cores: Cores::here().most, ..HERE.get_or_init(Host::read).clone() }
     }
 
     fn read() -> Host {
@@ -36,7 +37,7 @@ impl Host {
         let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
         Host {
             processor: processor(&text("/proc/cpuinfo")).to_owned(),
-            cores: cores(),
+            cores: Cores::here().most,
             caches: caches(|index, what| text(&format!("/sys/devices/system/cpu/cpu0/cache/index{index}/{what}"))),
             kernel,
             machine: text("/etc/machine-id").trim().to_owned(),
@@ -44,9 +45,50 @@ impl Host {
     }
 }
 
-/// Cores that this process may use.
-pub fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
+/// The cores that a process may use. Travels between ranks: those of a host may be bound to different cores.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cores {
+    /// Their numbers, as bits of 64-bit words.
+    mask: Vec<u64>,
+    /// How many of them at once: fewer than there are, where a container limits the time.
+    pub most: usize,
+}
+
+impl Cores {
+    /// Ours.
+    pub fn here() -> Cores {
+        let most = std::thread::available_parallelism().map_or(1, usize::from);
+        let mut mask = Vec::new();
+        if let Ok(set) = sched_getaffinity(None) {
+            for core in (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)) {
+                mask.resize(mask.len().max(core / 64 + 1), 0);
+                mask[core / 64] |= 1u64 << (core % 64);
+            }
+        }
+        Cores { mask, most }
+    }
+
+    /// How many cores processes with these cores have together.
+    pub fn together<'a>(all: impl Iterator<Item = &'a Cores>) -> usize {
+        let (mut mask, mut limit) = (Vec::new(), usize::MAX);
+        for cores in all {
+            mask.resize(mask.len().max(cores.mask.len()), 0u64);
+            mask.iter_mut().zip(&cores.mask).for_each(|(all, own)| *all |= own);
+            // A limit on time holds for the container, and so for all of its processes.
+            if cores.most < count(&cores.mask) || cores.mask.is_empty() {
+                limit = limit.min(cores.most);
+            }
+        }
+        match count(&mask) {
+            0 if limit == usize::MAX => 1,
+            0 => limit,
+            n => n.min(limit),
+        }
+    }
+}
+
+fn count(mask: &[u64]) -> usize {
+    mask.iter().map(|word| word.count_ones() as usize).sum()
 }
 
 /// The first `model name` of /proc/cpuinfo; some architectures have none.
@@ -96,6 +138,19 @@ mod tests {
         let here = Host::here();
         assert!(here.cores > 0 && here.caches.l2 > 0 && here.caches.l3 >= here.caches.l2, "{here:?}");
         assert_eq!(here, Host::here());
+    }
+
+    #[test]
+    fn ranks_bound_to_different_cores_have_all_of_them() {
+        let cores = |mask: &[u64], most: usize| Cores { mask: mask.to_vec(), most };
+        let together = |all: &[Cores]| Cores::together(all.iter());
+        assert_eq!(together(&[cores(&[1], 1), cores(&[2], 1)]), 2);
+        assert_eq!(together(&[cores(&[1], 1), cores(&[1], 1)]), 1);
+        assert_eq!(together(&[cores(&[0xf], 4), cores(&[0xf0, 1], 5)]), 9);
+        assert_eq!(together(&[cores(&[0xff], 2), cores(&[0xff], 2)]), 2, "a container with two cores' time");
+        assert_eq!((together(&[cores(&[], 3)]), together(&[])), (3, 1));
+        let here = Cores::here();
+        assert!(together(&[here.clone()]) >= 1 && here.most >= 1);
     }
 
     #[test]

@@ -172,4 +172,26 @@ mod tests {
         assert_eq!((choice.algorithm, choice.message), (Algorithm::Ring, 4096));
         assert!(choice.estimates.is_sorted_by(|a, b| (a.ns, a.algorithm as u8) < (b.ns, b.algorithm as u8)));
     }
+
+    proptest::proptest! {
+        /// What all ranks rely on: equal arguments, equal answers, also for a model that came as text.
+        #[test]
+        fn the_choice_depends_on_its_arguments_alone(
+            collective in 0u8..9, ranks in 1usize..200, root in 0usize..200, channels in 1usize..4,
+            bytes in 0usize..1 << 30, message in 12u32..24, alpha in 1.0f64..1e6, beta in 1e-3f64..10.0,
+            block in 1usize..20, cores in 1usize..64,
+        ) {
+            let rounded = |x: f64| format!("{x:.5e}").parse().unwrap();
+            let link = crate::topology::LinkCost { alpha_ns: rounded(alpha), beta: Rates::flat(rounded(beta)) };
+            let placement = crate::topology::Placement::blocks(block);
+            let model = CostModel { tcp: link, ..CostModel::shm() }.placed(placement).on_cores(block.min(ranks), cores);
+            let shape = Shape { root: root % ranks, channels, ..shape(Collective::ALL[usize::from(collective)], ranks) };
+            let choice = |model: &CostModel| choose(&shape, bytes, 1 << message, model, None);
+            let first = choice(&model);
+            proptest::prop_assert!(first.is_some());
+            let as_text = CostModel::from_json(&model.to_json()).unwrap();
+            proptest::prop_assert_eq!(&as_text, &model);
+            proptest::prop_assert_eq!(choice(&as_text), first);
+        }
+    }
 }
