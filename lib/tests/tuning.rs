@@ -63,7 +63,8 @@ fn join(ranks: usize, config: impl Fn(usize) -> Config) -> Vec<Result<Comm>> {
 
 #[test]
 fn settings_that_must_agree_are_named_with_both_ranks_and_values() {
-    let cases: [(&str, &str, &str, fn(&mut Config)); 7] = [
+    type Case = (&'static str, &'static str, &'static str, fn(&mut Config));
+    let cases: [Case; 7] = [
         ("TINYNCCL_ALGO", "auto", "tree", |c| c.algorithm = Some(Algorithm::Tree)),
         ("TINYNCCL_SHM_CHUNK", "128K", "64K", |c| c.shm_chunk = 64 << 10),
         ("TINYNCCL_TCP_CHUNK", "1M", "64K", |c| c.tcp_chunk = 64 << 10),

@@ -73,9 +73,7 @@ mod tests {
     #[test]
     fn the_first_difference_is_named_with_both_ranks_and_values() {
         let ours = values(&Config::default());
-        let mut other = Config::default();
-        other.shm_chunk = 64 << 10;
-        other.checksum = true;
+        let other = Config { shm_chunk: 64 << 10, checksum: true, ..Config::default() };
         let theirs = values(&other);
         assert!(check(&[&ours, &ours, &ours], 1).is_ok());
         for rank in 0..3 {

@@ -552,8 +552,9 @@ mod tests {
         assert_eq!((median.unwrap(), calls, clock.steady), (Some(100.0), SAMPLES, true));
         let mut turn = 0.0;
         let noisy = clock.sample(1.0, SAMPLES, Duration::from_secs(3600), |n| {
-            turn += 1.0;
-            Ok(vec![10f64.powf(turn); n])
+            let times = (0..n).map(|i| 2f64.powf(turn + i as f64)).collect();
+            turn += n as f64;
+            Ok(times)
         });
         assert!(noisy.is_ok() && !clock.steady);
     }

@@ -119,7 +119,8 @@ impl CostModel {
     /// The same figures with so many ranks of a host on so many cores: where ranks take turns, each hop costs a switch.
     pub fn on_cores(self, ranks: usize, cores: usize) -> CostModel {
         let cores = cores.max(1) as f64;
-        let ranks_per_core = (ranks as f64 / cores).max(1.0);
+        // Rounded, so that it survives JSON.
+        let ranks_per_core = ((ranks as f64 / cores * 1e6).round() / 1e6).max(1.0);
         // A switch by yielding takes about 2 µs; one by sleeping and waking takes 15 µs and more.
         let switch_ns = if ranks_per_core > 1.0 { 2_000.0 } else { 0.0 };
         CostModel { ranks_per_core, switch_ns, busy_cores: (ranks as f64).clamp(1.0, cores), ..self }

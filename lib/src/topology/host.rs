@@ -150,7 +150,7 @@ mod tests {
         assert_eq!(together(&[cores(&[0xff], 2), cores(&[0xff], 2)]), 2, "a container with two cores' time");
         assert_eq!((together(&[cores(&[], 3)]), together(&[])), (3, 1));
         let here = Cores::here();
-        assert!(together(&[here.clone()]) >= 1 && here.most >= 1);
+        assert!(together(std::slice::from_ref(&here)) >= 1 && here.most >= 1);
     }
 
     #[test]
