@@ -24,7 +24,7 @@
 //! | ranks per core | then the load of all ranks of a core counts, not that of the busiest | |
 //! | crowding | R cores on one memory: times `1 + (c - 1)(R - 1)`, where c is how much two slow each other down | measured |
 //!
-//! How many of each an algorithm takes is in [`super::terms`]; the verifier checks those figures.
+//! How many of each an algorithm takes is in [`mod@super::terms`]; the verifier checks those figures.
 //!
 //! What is left out: NUMA, TCP streams that share a network card, page faults, time lost because ranks do not enter together.
 //!

@@ -3,7 +3,7 @@
 //! | file | idea |
 //! | --- | --- |
 //! | [`cost`] | the model: prices of messages, copies, additions; the time of a call |
-//! | [`terms`] | what each algorithm needs: hops, bytes, additions, copies |
+//! | [`mod@terms`] | what each algorithm needs: hops, bytes, additions, copies |
 //! | [`placement`] | which ranks share memory, and how much of an algorithm's traffic leaves the host |
 //! | [`rates`] | time per byte in the caches and beyond them |
 //! | [`select`] | the choice: the smallest estimate |
