@@ -254,7 +254,7 @@ config! {
     checksum: bool = false, "TINYNCCL_CHECKSUM", "0 or 1",
         "Adds a CRC-32 to every message and checks it.";
     tune: Tune = Tune::Cached, "TINYNCCL_TUNE", "off, cached, measure",
-        "Where the cost model's figures come from when the communicator starts: built in, from the cache (measured and kept when it has none), or measured in any case. Measuring takes 50 ms at most; ranks that share cores take the built-in figures. Rank 0's setting counts.";
+        "Where the cost model's figures come from when the communicator starts: built in, from the cache (measured and kept when it has none), or measured in any case. Nothing is started that would not be over 40 ms after the start, so it takes up to 50 ms, more only where other programs keep a rank off its core; ranks that share cores take the built-in figures. Rank 0's setting counts.";
     tune_cache: Option<String> = None, "TINYNCCL_TUNE_CACHE", "a folder, a file (*.json), or off; empty: $XDG_CACHE_HOME/tinynccl or ~/.cache/tinynccl",
         "Where measured figures are kept. Rank 0 reads and writes it; a file of another version, machine or setup is replaced; a place that cannot be written is no error.";
 }

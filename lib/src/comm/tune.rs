@@ -22,7 +22,8 @@ use crate::topology::host::{Cores, Host};
 use crate::topology::store::{Key, Store, hex};
 use crate::topology::{CostModel, Placement};
 
-/// Longest time to measure for; the answer is told to the other ranks in what is left of 50 ms.
+/// Nothing is measured that would not be over by then; the answer is told to the other ranks in what is left of 50 ms.
+/// A call that has begun is waited for, however long other programs keep the peer off its core.
 const BUDGET: Duration = Duration::from_millis(40);
 
 /// Where a cost model comes from.
