@@ -42,6 +42,39 @@ impl FromStr for TransportChoice {
     }
 }
 
+/// Where the cost model's figures come from. Rank 0's setting counts for all ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tune {
+    /// Built-in figures.
+    Off,
+    /// Figures measured by an earlier run on a machine and a setup like this; measured, and kept, when there are none.
+    Cached,
+    /// Measured at every start, and kept.
+    Measure,
+}
+
+impl fmt::Display for Tune {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Tune::Off => "off",
+            Tune::Cached => "cached",
+            Tune::Measure => "measure",
+        })
+    }
+}
+
+impl FromStr for Tune {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "off" | "0" => Ok(Tune::Off),
+            "cached" | "1" => Ok(Tune::Cached),
+            "measure" => Ok(Tune::Measure),
+            _ => Err("expected off, cached or measure".to_owned()),
+        }
+    }
+}
+
 /// One row of the documentation table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Knob {
@@ -119,6 +152,15 @@ impl Value for TransportChoice {
     }
 }
 
+impl Value for Tune {
+    fn parse(text: &str) -> Result<Self, String> {
+        text.parse()
+    }
+    fn show(&self) -> String {
+        self.to_string()
+    }
+}
+
 impl Value for Option<Algorithm> {
     fn parse(text: &str) -> Result<Self, String> {
         if text == "auto" { Ok(None) } else { text.parse().map(Some) }
@@ -170,6 +212,11 @@ macro_rules! config {
                 Ok(config)
             }
 
+            /// Every knob's environment variable and value, as the variable would spell it.
+            pub fn values(&self) -> Vec<(&'static str, String)> {
+                vec![$(($env, Value::show(&self.$field)),)*]
+            }
+
             /// Every knob, for documentation.
             pub fn describe() -> Vec<Knob> {
                 let config = Config::default();
@@ -211,8 +258,10 @@ config! {
         "How long a wait spins before it yields and then sleeps; at most 5 microseconds where ranks or threads share cores.";
     checksum: bool = false, "TINYNCCL_CHECKSUM", "0 or 1",
         "Adds a CRC-32 to every message and checks it.";
-    tune: bool = true, "TINYNCCL_TUNE", "0 or 1",
-        "Measures latency and bandwidth of the links when the communicator starts; 0 takes the built-in figures.";
+    tune: Tune = Tune::Cached, "TINYNCCL_TUNE", "off, cached, measure",
+        "Where the cost model's figures come from when the communicator starts: built in, from the cache (measured and kept when it has none), or measured in any case. Nothing is started that would not be over 40 ms after the start, so it takes up to 50 ms, more only where other programs keep a rank off its core; ranks that share cores take the built-in figures. Rank 0's setting counts.";
+    tune_cache: Option<String> = None, "TINYNCCL_TUNE_CACHE", "a folder, a file (*.json), or off; empty: $XDG_CACHE_HOME/tinynccl or ~/.cache/tinynccl",
+        "Where measured figures are kept. Rank 0 reads and writes it; a file of another version, machine or setup is replaced; a place that cannot be written is no error.";
     trace: Option<String> = None, "TINYNCCL_TRACE", "path; %r stands for the rank",
         "Records every call, step and wait into this file, for Perfetto (ui.perfetto.dev); one file for all ranks of a host. Empty: no recording.";
     trace_events: usize = 1 << 20, "TINYNCCL_TRACE_EVENTS", "1 to 256M",
@@ -268,6 +317,7 @@ mod tests {
             ("TINYNCCL_SHM_CHUNK", "1"),
             ("TINYNCCL_CHECKSUM", "yes"),
             ("TINYNCCL_TRACE_EVENTS", "0"),
+            ("TINYNCCL_TUNE", "always"),
             ("TINYNCCL_FIFO_DEPTH", "99999999999999999999999"),
         ] {
             let e = parse(name, value).unwrap_err().to_string();
@@ -279,6 +329,8 @@ mod tests {
     fn values_take_effect() {
         assert_eq!(parse("TINYNCCL_SHM_CHUNK", "64K").unwrap().shm_chunk, 65536);
         assert_eq!(parse("TINYNCCL_ALGO", "double-tree").unwrap().algorithm, Some(Algorithm::DoubleTree));
+        assert_eq!(parse("TINYNCCL_TUNE", "0").unwrap().tune, Tune::Off);
+        assert_eq!(parse("TINYNCCL_TUNE", "1").unwrap().tune, Tune::Cached);
         assert_eq!(parse("TINYNCCL_TIMEOUT", "2.5").unwrap().timeout, Duration::from_millis(2500));
     }
 }

@@ -30,7 +30,7 @@ fn a_rank() {
     let (rank, world): (usize, usize) = (rank.parse().expect("a rank"), world.parse().expect("a number of ranks"));
     let mut config = Config::from_env().expect("settings");
     let base = common::config();
-    (config.timeout, config.connect_timeout, config.tune) = (base.timeout, base.connect_timeout, false);
+    (config.timeout, config.connect_timeout, config.tune) = (base.timeout, base.connect_timeout, base.tune);
     let comm = Comm::init(&id.parse().expect("an id"), rank, world, config.clone()).expect("init");
     let context = format!("{} {}", config.transport, config.algorithm.map_or("auto", Algorithm::name));
     calls(&comm, &context).unwrap_or_else(|e| panic!("{context}: rank {rank} of {world}: {e}"));

@@ -15,7 +15,7 @@ fn config() -> Config {
     // A stopped rank is found out by it.
     config.timeout = Duration::from_secs(6);
     config.heartbeat = Duration::from_millis(100);
-    config.tune = false;
+    config.tune = tinynccl::config::Tune::Off;
     config
 }
 

@@ -61,6 +61,8 @@ pub(crate) trait Control: Send + Sync {
     fn shares_host(&self, peer: usize) -> bool;
     /// True when the two ranks run on one machine.
     fn same_host(&self, a: usize, b: usize) -> bool;
+    /// Name of the machine that `peer` runs on, for people and for keys.
+    fn hostname(&self, peer: usize) -> String;
     /// A small all-gather among `members`; `key` must be new.
     fn exchange(&self, key: &str, members: &[usize], value: Vec<u8>) -> Result<Vec<Vec<u8>>>;
     /// `bytes` of zeroed memory that all `members`, ranks of this host, map; every one of them calls it, `key` must be new.

@@ -71,7 +71,6 @@ impl Comm {
         let start = trace::open(&*control, tracers, &config)?;
         let sink = start.as_ref().map(trace::Start::sink);
         let comm = Comm::world(control, world_size, local_rank, server, config, sink)?;
-        tune::measure(&comm)?;
         if let Some(start) = start {
             start.finish(&comm)?;
         }
@@ -85,8 +84,6 @@ impl Comm {
         if world_size == 0 {
             return Err(Error::invalid("Comm::threads", "world size 0, expected at least 1"));
         }
-        // Nobody could answer a measurement before this returns.
-        let config = Config { tune: false, ..config };
         let sinks = trace::open_in_process(world_size, &config)?;
         Local::world(world_size, &config)
             .into_iter()
@@ -107,6 +104,8 @@ impl Comm {
         let rank = control.rank();
         let home = Arc::new(Home { control: control.clone(), _server: server });
         let state = State::new(WORLD, rank, (0..world_size).collect(), config, control, sink)?;
-        Ok(Comm::assemble(state, local_rank, None, Some(home)))
+        let comm = Comm::assemble(state, local_rank, None, Some(home));
+        tune::start(&comm)?;
+        Ok(comm)
     }
 }

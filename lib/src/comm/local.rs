@@ -102,6 +102,10 @@ impl Control for Local {
         true
     }
 
+    fn hostname(&self, _peer: usize) -> String {
+        "this process".to_owned()
+    }
+
     fn exchange(&self, key: &str, members: &[usize], value: Vec<u8>) -> Result<Vec<Vec<u8>>> {
         let end = Instant::now() + self.world.config.timeout;
         let mut table = lock(&self.world.table);

@@ -4,6 +4,7 @@
 //! order. Blocking calls run in the caller's thread; asynchronous ones ([`Work`]) run on a progress thread, in order.
 //! After a failure the communicator is dead on every rank: each waiter gets the first cause, each later call an error.
 
+mod agree;
 mod alloc;
 mod asynchronous;
 mod batch;
@@ -16,6 +17,7 @@ mod local;
 mod network;
 mod p2p;
 mod pack;
+mod probe;
 mod share;
 mod split;
 mod state;
@@ -26,7 +28,7 @@ mod uneven;
 mod work;
 
 use std::fmt;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -47,6 +49,8 @@ pub use p2p::Exchange;
 use state::State;
 pub(crate) use state::lock;
 use symmetric::BoardState;
+use tune::Tuned;
+pub use tune::{Source, Tuning};
 pub use uneven::packed;
 use work::Queue;
 pub use work::Work;
@@ -74,7 +78,7 @@ pub(crate) struct Inner {
     /// Equal on all ranks: every rank knows every rank's host, and links refuse a peer whose options differ.
     options: LinkOptions,
     /// More ranks than cores on this host.
-    crowded: bool,
+    crowded: AtomicBool,
     /// Splits made so far, for keys of exchanges.
     splits: AtomicU32,
     /// Collectives, as bits, for which a refused algorithm was reported.
@@ -99,7 +103,9 @@ struct Engine {
     /// Messages sent to and received from each rank, point to point.
     sent: Vec<u32>,
     received: Vec<u32>,
-    cost: CostModel,
+    /// Asked for: taken wherever it can do the collective.
+    forced: Option<Algorithm>,
+    tuned: Tuned,
 }
 
 /// Facts about a communicator, for reports.
@@ -112,7 +118,7 @@ pub struct Census {
 }
 
 impl Comm {
-    fn assemble(state: Arc<State>, local_rank: usize, cost: Option<CostModel>, home: Option<Arc<init::Home>>) -> Comm {
+    fn assemble(state: Arc<State>, local_rank: usize, tuned: Option<Tuned>, home: Option<Arc<init::Home>>) -> Comm {
         let size = state.members.len();
         let shared = state.members.iter().all(|&m| state.control.shares_memory(m));
         let config = &state.config;
@@ -120,8 +126,8 @@ impl Comm {
             max_message: if shared { config.shm_chunk } else { config.tcp_chunk },
             depth: config.fifo_depth,
         };
-        let (ranks, cores) = tune::crowd(&state);
-        let crowded = ranks > cores;
+        let tuned = tuned.unwrap_or_else(|| Tuned::built_in(&state));
+        let crowded = AtomicBool::new(tuned.is_crowded(state.rank));
         let recorder = |trace: &Arc<Tracer>| Box::new(Recorder::new(trace.clone(), state.config.trace_events));
         let engine = Engine {
             links: Links::default(),
@@ -134,7 +140,8 @@ impl Comm {
             seq: 0,
             sent: vec![0; size],
             received: vec![0; size],
-            cost: cost.unwrap_or_else(|| tune::built_in(&state, shared)),
+            forced: config.algorithm,
+            tuned,
         };
         Comm {
             inner: Arc::new(Inner {
@@ -187,15 +194,45 @@ impl Comm {
         }
     }
 
-    /// The algorithm that a collective of `bytes` per segment would use, and what the others were estimated to cost.
+    /// The algorithm that a collective of `bytes` per segment would use (with root 0, if it has one), and what the
+    /// others were estimated to cost.
     pub fn explain(&self, collective: Collective, bytes: usize) -> Result<Choice> {
-        let engine = lock(&self.inner.engine);
-        self.inner.choice(&engine.cost, collective, 0, bytes)
+        self.explain_from(collective, 0, bytes)
     }
 
-    /// What the choice of algorithms is based on: measured when the communicator started, or built in.
+    /// [`Comm::explain`] for another root.
+    pub fn explain_from(&self, collective: Collective, root: usize, bytes: usize) -> Result<Choice> {
+        self.inner.peer_in_range(collective.name(), "root", root)?;
+        let inner = &self.inner;
+        let mut engine = lock(&inner.engine);
+        inner.open_board(&mut engine)?;
+        let mut choice = inner.choice(&engine, collective, root, bytes)?;
+        let shape = inner.shape(collective, root);
+        if inner.takes_one_shot(&engine, &shape, bytes) {
+            choice.prefer_one_shot(&shape, bytes, &engine.tuned.model);
+        }
+        Ok(choice)
+    }
+
+    /// Takes `algorithm` from now on wherever it can do the collective; `None` asks the cost model again.
+    ///
+    /// Every rank must call it at the same place among its collective calls.
+    pub fn set_algorithm(&self, algorithm: Option<Algorithm>) {
+        self.inner.queue.drain();
+        let mut engine = lock(&self.inner.engine);
+        engine.forced = algorithm;
+        engine.plans.clear();
+        engine.jobs.clear();
+    }
+
+    /// What the choice of algorithms is based on: measured, read from the cache, or built in; the same on all ranks.
     pub fn cost_model(&self) -> CostModel {
-        lock(&self.inner.engine).cost.clone()
+        lock(&self.inner.engine).tuned.model.clone()
+    }
+
+    /// Where [`Comm::cost_model`] comes from, and what it took when the world's communicator started.
+    pub fn tuning(&self) -> Tuning {
+        lock(&self.inner.engine).tuned.tuning.clone()
     }
 
     /// Ends the communicator on every rank from any thread: calls in flight and later ones give [`Error::Aborted`].
@@ -240,13 +277,13 @@ impl Inner {
         Shape { collective, ranks: self.size(), root, channels: self.state.config.channels }
     }
 
-    fn choice(&self, cost: &CostModel, collective: Collective, root: usize, bytes: usize) -> Result<Choice> {
+    fn choice(&self, engine: &Engine, collective: Collective, root: usize, bytes: usize) -> Result<Choice> {
         let shape = self.shape(collective, root);
         let longest = match collective.reduces() {
             true => self.options.max_message.min(REDUCED_MESSAGE),
             false => self.options.max_message,
         };
-        choose(&shape, bytes, longest, cost, self.state.config.algorithm)
+        choose(&shape, bytes, longest, &engine.tuned.model, engine.forced)
             .and_then(
                 |choice| if self.state.config.fixed_order { self.in_rank_order(choice, &shape) } else { Some(choice) },
             )
@@ -283,7 +320,7 @@ impl Inner {
         let config = &self.state.config;
         // Who shares a core with the caller's computation, or with the very rank that is awaited, spins just long
         // enough for a peer that is in the same call already.
-        let shares = background || self.crowded;
+        let shares = background || self.crowded.load(Ordering::Relaxed);
         let (spin, turns) = if shares { (config.spin.min(SHARED_SPIN), 2) } else { (config.spin, 32) };
         let yields = if background { Duration::from_micros(20) } else { Duration::from_micros(200) };
         Patience { turns, spin, yields, deadline: config.timeout }
@@ -292,7 +329,7 @@ impl Inner {
     /// As [`Inner::patience`] for the board, where a turn costs a few loads and no system call.
     fn board_patience(&self, background: bool) -> Patience {
         let config = &self.state.config;
-        let (spin, turns) = match background || self.crowded {
+        let (spin, turns) = match background || self.crowded.load(Ordering::Relaxed) {
             // Whoever is awaited may need this very core.
             true => (Duration::ZERO, 4),
             false => (config.spin, 64),
@@ -335,7 +372,7 @@ impl Inner {
             }
             collective => {
                 let bytes = key.count.saturating_mul(key.dtype.size());
-                let choice = self.choice(&engine.cost, collective, key.root, bytes)?;
+                let choice = self.choice(engine, collective, key.root, bytes)?;
                 let shape = self.shape(collective, key.root);
                 self.warn_refused(&shape, &choice);
                 let program = algorithm::program(choice.algorithm, &shape, self.state.rank).ok_or_else(|| {
@@ -424,16 +461,16 @@ impl Inner {
         buffers: Buffers,
         background: bool,
     ) -> Result<()> {
-        let Engine { board, jobs, registry, workspace, .. } = &mut *engine;
+        let Engine { board, jobs, registry, workspace, forced, .. } = &mut *engine;
         if let BoardState::Open(board) = board {
-            if self.find_job(board.slot_bytes(), jobs, key) {
+            if self.find_job(board.slot_bytes(), *forced, jobs, key) {
                 let job = &jobs[0].1;
                 let header = Header { seq, ..job.header };
                 // SAFETY: forwarded from the caller.
                 return unsafe { self.run_on_board(board, registry, job, header, buffers, background, workspace) }
                     .map(|_| ());
             }
-            if let Some(job) = self.symmetric(registry, key) {
+            if let Some(job) = self.symmetric(registry, *forced, key) {
                 let header = Header { seq, ..job.header };
                 // SAFETY: forwarded from the caller.
                 let outcome =

@@ -98,6 +98,10 @@ impl Control for Network {
         self.infos[a].host.same_machine(&self.infos[b].host)
     }
 
+    fn hostname(&self, peer: usize) -> String {
+        self.infos[peer].host.hostname.clone()
+    }
+
     fn exchange(&self, key: &str, members: &[usize], value: Vec<u8>) -> Result<Vec<Vec<u8>>> {
         self.session.exchange(key, members, value, self.config.timeout)
     }

@@ -48,11 +48,11 @@ impl Comm {
         let rank = ranks.iter().position(|&(_, r)| r == state.rank).unwrap_or(0);
         let members = ranks.iter().map(|&(_, r)| state.members[r]).collect();
         let sink = state.trace.as_ref().map(|trace| trace.sink().clone());
+        let tuned = lock(&inner.engine).tuned.among(ranks.iter().map(|&(_, r)| r));
         let child = State::new(id, rank, members, state.config.clone(), control.clone(), sink)?;
         if let Some(trace) = &state.trace {
             trace.span(begin, Span::Split);
         }
-        let cost = lock(&inner.engine).cost.clone();
-        Ok(Some(Comm::assemble(child, inner.local_rank, Some(cost), inner._home.clone())))
+        Ok(Some(Comm::assemble(child, inner.local_rank, Some(tuned), inner._home.clone())))
     }
 }

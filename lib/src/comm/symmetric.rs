@@ -1,6 +1,7 @@
 //! Which calls go through memory that all ranks map, and how that is opened.
 
 use super::{Engine, Inner};
+use crate::algorithm::Shape;
 use crate::error::Result;
 use crate::executor::{Buffers, CallKey, Workspace};
 use crate::reduce;
@@ -68,14 +69,20 @@ impl Inner {
 
     /// Puts the job of a call that goes through the slots in front; `false` when it does not.
     #[inline]
-    pub(super) fn find_job(&self, slot_bytes: usize, jobs: &mut Vec<(CallKey, Job)>, key: &CallKey) -> bool {
+    pub(super) fn find_job(
+        &self,
+        slot_bytes: usize,
+        forced: Option<Algorithm>,
+        jobs: &mut Vec<(CallKey, Job)>,
+        key: &CallKey,
+    ) -> bool {
         // Most recently used first: the common case is the same call again.
         if jobs.first().is_some_and(|(k, _)| k == key) {
             return true;
         }
         let segment = key.count.saturating_mul(key.dtype.size());
         if symmetric::slot_bytes(&self.shape(key.collective, key.root), segment) > slot_bytes
-            || !matches!(self.state.config.algorithm, None | Some(Algorithm::OneShot))
+            || !matches!(forced, None | Some(Algorithm::OneShot))
         {
             return false;
         }
@@ -89,9 +96,17 @@ impl Inner {
         true
     }
 
+    /// Whether a collective with segments of `bytes` bytes goes through the slots.
+    pub(super) fn takes_one_shot(&self, engine: &Engine, shape: &Shape, bytes: usize) -> bool {
+        let BoardState::Open(board) = &engine.board else { return false };
+        matches!(engine.forced, None | Some(Algorithm::OneShot))
+            && shape.collective != Collective::SendRecv
+            && symmetric::slot_bytes(shape, bytes) <= board.slot_bytes()
+    }
+
     /// The job of a call that finds out whether all its buffers are symmetric.
-    pub(super) fn symmetric(&self, registry: &Registry, key: &CallKey) -> Option<Job> {
-        let may = matches!(self.state.config.algorithm, None | Some(Algorithm::TwoShot))
+    pub(super) fn symmetric(&self, registry: &Registry, forced: Option<Algorithm>, key: &CallKey) -> Option<Job> {
+        let may = matches!(forced, None | Some(Algorithm::TwoShot))
             && registry.in_use()
             && !matches!(key.collective, Collective::Scatter | Collective::Barrier | Collective::SendRecv);
         may.then(|| self.job(key, Algorithm::TwoShot))

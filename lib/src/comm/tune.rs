@@ -1,80 +1,279 @@
-//! The cost model's figures: built in, or measured when the communicator starts.
+//! The start of a communicator: the ranks compare their settings and agree on one cost model.
+//!
+//! ```text
+//! every rank    settings, whom it shares memory with ──┐                       ┌── all of it: compare, place
+//! rank 0        the same, and a model if it has one ───┴── one exchange ───────┤
+//!                                                                              └── no model: rank 0 measures with
+//!                                                       a second exchange           one peer per kind of link
+//! ```
+//! Rank 0 alone decides where the figures come from and takes part in every measurement, so all ranks have the same ones.
 
-use std::time::Instant;
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
-use super::Comm;
+use serde::{Deserialize, Serialize};
+
 use super::state::{State, lock};
+use super::{Comm, agree, probe};
+use crate::config::Tune;
 use crate::error::{Error, Result};
-use crate::topology::{CostModel, fit};
+use crate::topology::host::{Cores, Host};
+use crate::topology::store::{Key, Store, hex};
+use crate::topology::{CostModel, Placement};
 
-/// Round trips per size; the median counts.
-const ROUNDS: usize = 15;
-/// Message sizes in bytes; the longest is the communicator's own.
-const SIZES: [usize; 3] = [8, 4 << 10, 32 << 10];
+/// Nothing is measured that would not be over by then; the answer is told to the other ranks in what is left of 50 ms.
+/// A call that has begun is waited for, however long other programs keep the peer off its core.
+const BUDGET: Duration = Duration::from_millis(40);
 
-/// Figures of a link of the communicator's kind, for as many ranks and cores as this host has.
-pub(super) fn built_in(state: &State, shared: bool) -> CostModel {
-    let (ranks, cores) = crowd(state);
-    if shared { CostModel::shm() } else { CostModel::tcp() }.on_cores(ranks, cores)
+/// Where a cost model comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Source {
+    /// Figures in the library, for the number of ranks and cores of rank 0's host.
+    BuiltIn,
+    /// A file that an earlier run wrote.
+    Cached,
+    /// Measured at the start.
+    Measured,
 }
 
-/// Ranks on this host, and its cores.
-pub(super) fn crowd(state: &State) -> (usize, usize) {
-    let ranks = state.members.iter().filter(|&&m| state.control.shares_host(m)).count();
-    (ranks, std::thread::available_parallelism().map_or(1, usize::from))
+/// How the cost model came about.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tuning {
+    /// Where the figures come from.
+    pub source: Source,
+    /// Messages that this rank sent and received to measure.
+    pub messages: u64,
+    /// Time that measuring took on this rank.
+    pub took: Duration,
+    /// Rank 0's file, if the model was read from or written to one.
+    pub file: Option<PathBuf>,
 }
 
-/// Replaces the built-in figures by measured ones, the same on all ranks: rank 0 measures with one peer, over the
-/// slowest kind of link in use, and tells the others. Takes milliseconds.
-pub(super) fn measure(comm: &Comm) -> Result<()> {
+/// Where a rank runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Seat {
+    /// Equal for ranks that share memory.
+    memory: usize,
+    /// Equal for ranks of one machine.
+    host: usize,
+    /// Cores of that machine that its ranks may use.
+    cores: usize,
+}
+
+/// A model, where it comes from, and where the ranks run.
+#[derive(Debug, Clone)]
+pub(super) struct Tuned {
+    pub(super) model: CostModel,
+    pub(super) tuning: Tuning,
+    seats: Vec<Seat>,
+}
+
+impl Tuned {
+    /// Built-in figures, as this rank sees the world; [`start`] replaces them.
+    pub(super) fn built_in(state: &State) -> Tuned {
+        let Cores { most, .. } = Cores::here();
+        let control = &state.control;
+        let seat = |(rank, &member): (usize, &usize)| Seat {
+            memory: if control.shares_memory(member) { 0 } else { rank + 1 },
+            host: if control.shares_host(member) { 0 } else { rank + 1 },
+            cores: most,
+        };
+        let seats = state.members.iter().enumerate().map(seat).collect();
+        let model = CostModel { caches: Host::here().caches, ..CostModel::shm() };
+        Tuned::new(model, Tuning { source: Source::BuiltIn, messages: 0, took: Duration::ZERO, file: None }, seats)
+    }
+
+    /// `model` for ranks that sit like this.
+    fn new(model: CostModel, tuning: Tuning, seats: Vec<Seat>) -> Tuned {
+        let tuned = Tuned { model, tuning, seats }.placed();
+        let (ranks, cores) = tuned.crowd(0);
+        Tuned { model: tuned.model.on_cores(ranks, cores), ..tuned }
+    }
+
+    /// The same figures for some of the ranks. Those of a host still share its cores with all the others.
+    pub(super) fn among(&self, ranks: impl Iterator<Item = usize>) -> Tuned {
+        Tuned { seats: ranks.filter_map(|r| self.seats.get(r).copied()).collect(), ..self.clone() }.placed()
+    }
+
+    /// Whether there are more ranks than cores where `rank` runs.
+    pub(super) fn is_crowded(&self, rank: usize) -> bool {
+        let (ranks, cores) = self.crowd(rank);
+        ranks > cores
+    }
+
+    /// Ranks and cores of the machine of `rank`.
+    fn crowd(&self, rank: usize) -> (usize, usize) {
+        let Some(seat) = self.seats.get(rank) else { return (1, 1) };
+        (self.seats.iter().filter(|s| s.host == seat.host).count(), seat.cores)
+    }
+
+    fn placed(self) -> Tuned {
+        let labels: Vec<usize> = self.seats.iter().map(|s| s.memory).collect();
+        Tuned { model: self.model.placed(Placement::of(&labels)), ..self }
+    }
+}
+
+/// What a rank tells the others.
+#[derive(Serialize, Deserialize)]
+struct Arrival {
+    /// Values of the settings that must agree.
+    settings: Vec<String>,
+    /// The lowest rank that it shares memory with.
+    memory: usize,
+    /// The lowest rank on its machine.
+    host: usize,
+    cores: Cores,
+    /// Rank 0's.
+    figures: Option<Figures>,
+}
+
+/// What rank 0 has without measuring.
+#[derive(Serialize, Deserialize)]
+struct Figures {
+    built_in: CostModel,
+    cached: Option<(CostModel, PathBuf)>,
+    /// Nothing else will do.
+    measure: bool,
+}
+
+/// Compares settings and agrees on a cost model. Every rank calls it once, before any other call.
+///
+/// # Errors
+/// [`Error::Config`], on every rank, when a setting differs that must not.
+pub(super) fn start(comm: &Comm) -> Result<()> {
     let state = &comm.inner.state;
     if comm.size() == 1 || state.control.one_process() {
         return Ok(());
     }
-    let mut model = lock(&comm.inner.engine).cost.clone();
-    // Ranks that take turns on a core would measure the scheduler: the built-in figures say as much.
-    let worth = state.config.tune && model.ranks_per_core <= 1.0;
-    let slowest = (1..comm.size()).find(|&r| !state.control.shares_memory(state.members[r])).unwrap_or(1);
-    let partner = if worth { slowest.to_string() } else { String::new() };
-    let partner: Option<usize> = agree(comm, "partner", partner)?.parse().ok();
-    let (rank, peer) = (comm.rank(), partner.unwrap_or(0));
-    if partner.is_some() && (rank == 0 || rank == peer) {
-        let other = if rank == 0 { peer } else { 0 };
-        let mut samples = Vec::new();
-        for bytes in SIZES.into_iter().chain([comm.inner.options.max_message]) {
-            samples.push((bytes, one_way_ns(comm, other, bytes)?));
+    let (rank, size) = (comm.rank(), comm.size());
+    let first = |shares: &dyn Fn(usize) -> bool| (0..size).find(|&r| shares(state.members[r])).unwrap_or(rank);
+    let place = if rank == 0 { Place::find(comm) } else { None };
+    let arrival = Arrival {
+        settings: agree::values(&state.config),
+        memory: first(&|member| state.control.shares_memory(member)),
+        host: first(&|member| state.control.shares_host(member)),
+        cores: Cores::here(),
+        figures: (rank == 0).then(|| figures(comm, place.as_ref())),
+    };
+    let arrivals: Vec<Arrival> = exchange(comm, "start", &arrival)?;
+    let settings: Vec<&[String]> = arrivals.iter().map(|a| a.settings.as_slice()).collect();
+    agree::check(&settings, rank)?;
+    let cores = |host: usize| Cores::together(arrivals.iter().filter(|a| a.host == host).map(|a| &a.cores));
+    let seats: Vec<Seat> =
+        arrivals.iter().map(|a| Seat { memory: a.memory, host: a.host, cores: cores(a.host) }).collect();
+    let Some(figures) = arrivals.into_iter().next().and_then(|a| a.figures) else {
+        return Err(Error::invalid("start-up", "rank 0 sent no cost model"));
+    };
+    let tuning = Tuning { source: Source::BuiltIn, messages: 0, took: Duration::ZERO, file: None };
+    let mut tuned = Tuned::new(figures.built_in, tuning, seats);
+    // All ranks come to the same conclusion. Ranks that take turns on a core would measure the scheduler: the built-in
+    // figures say as much.
+    if !tuned.is_crowded(0) {
+        if let Some((model, file)) = figures.cached {
+            let tuning = Tuning { source: Source::Cached, file: Some(file), ..tuned.tuning };
+            tuned = Tuned::new(model, tuning, tuned.seats);
+        } else if figures.measure {
+            let seats = tuned.seats.clone();
+            adopt(comm, tuned);
+            let (model, tuning) = measure(comm, &seats, place)?;
+            tuned = Tuned::new(model, tuning, seats);
         }
-        log::debug!("rank {rank}: one way with rank {other}: {samples:?} (bytes, ns)");
-        model.link = fit(&samples);
     }
-    let text = agree(comm, "cost-model", model.to_json())?;
-    lock(&comm.inner.engine).cost = CostModel::from_json(&text)?;
+    log::debug!("rank {rank}: cost model: {:?}, {}", tuned.tuning, tuned.model.to_json());
+    adopt(comm, tuned);
     Ok(())
 }
 
-/// Rank 0's `text`, on every rank.
-fn agree(comm: &Comm, what: &str, text: String) -> Result<String> {
-    let state = &comm.inner.state;
-    let values = state.control.exchange(&format!("{what}-{}", state.id), &state.members, text.into_bytes())?;
-    let first = values.into_iter().next().unwrap_or_default();
-    String::from_utf8(first).map_err(|_| Error::invalid("start-up measurement", format!("rank 0's {what} is not text")))
+fn adopt(comm: &Comm, tuned: Tuned) {
+    comm.inner.crowded.store(tuned.is_crowded(comm.rank()), Ordering::Relaxed);
+    lock(&comm.inner.engine).tuned = tuned;
 }
 
-/// Half the median round trip; both ranks call it.
-fn one_way_ns(comm: &Comm, other: usize, bytes: usize) -> Result<f64> {
-    let mut buffer = vec![0u8; bytes];
-    let mut times = Vec::with_capacity(ROUNDS);
-    for _ in 0..ROUNDS {
-        let start = Instant::now();
-        if comm.rank() == 0 {
-            comm.send(&buffer, other)?;
-            comm.recv(&mut buffer, other)?;
-        } else {
-            comm.recv(&mut buffer, other)?;
-            comm.send(&buffer, other)?;
-        }
-        times.push(start.elapsed().as_nanos() as f64 / 2.0);
+fn figures(comm: &Comm, place: Option<&Place>) -> Figures {
+    let tune = comm.config().tune;
+    let cached = place.filter(|_| tune == Tune::Cached).and_then(|Place { store, key }| {
+        let model = store.load(key)?;
+        Some((model, store.path(key)))
+    });
+    let built_in = lock(&comm.inner.engine).tuned.model.clone();
+    Figures { built_in, cached, measure: tune != Tune::Off }
+}
+
+/// Measures on rank 0 and one peer per kind of link, and tells everybody.
+fn measure(comm: &Comm, seats: &[Seat], place: Option<Place>) -> Result<(CostModel, Tuning)> {
+    let started = Instant::now();
+    let labels: Vec<usize> = seats.iter().map(|s| s.memory).collect();
+    let peers = probe::Peers::of(&labels);
+    let mut messages = 0;
+    let mut found = None;
+    if comm.rank() == 0 {
+        let report = probe::lead(comm, &peers, started + BUDGET)?;
+        messages = report.messages;
+        // What a busy machine disturbed is used, but not kept for later.
+        let file = place.as_ref().filter(|_| report.steady).map(|p| p.store.path(&p.key));
+        found = Some((report.model, file));
+    } else if peers.include(comm.rank()) {
+        messages = probe::follow(comm)?;
     }
-    times.sort_by(f64::total_cmp);
-    Ok(times[ROUNDS / 2])
+    let answers: Vec<Option<(CostModel, Option<PathBuf>)>> = exchange(comm, "cost-model", &found)?;
+    let took = started.elapsed();
+    let Some((model, file)) = answers.into_iter().next().flatten() else {
+        return Err(Error::invalid("start-up measurement", "rank 0 sent no cost model"));
+    };
+    model.check().map_err(|detail| Error::invalid("cost model", detail))?;
+    if let (Some(Place { store, key }), Some(_)) = (&place, &file) {
+        store.save(key, &model);
+    }
+    Ok((model, Tuning { source: Source::Measured, messages, took, file }))
+}
+
+/// Every member's value.
+fn exchange<T: Serialize + for<'a> Deserialize<'a>>(comm: &Comm, what: &str, value: &T) -> Result<Vec<T>> {
+    let state = &comm.inner.state;
+    let broken = |e: serde_json::Error| {
+        Error::invalid(what, format!("does not parse ({e}): do all ranks run the same version?"))
+    };
+    let bytes = serde_json::to_vec(value).map_err(broken)?;
+    let values = state.control.exchange(&format!("{what}-{}", state.id), &state.members, bytes)?;
+    values.iter().map(|bytes| serde_json::from_slice(bytes).map_err(broken)).collect()
+}
+
+/// Where a measured model is kept.
+struct Place {
+    store: Store,
+    key: Key,
+}
+
+impl Place {
+    fn find(comm: &Comm) -> Option<Place> {
+        let state = &comm.inner.state;
+        let config = &state.config;
+        if config.tune == Tune::Off {
+            return None;
+        }
+        let store = Store::locate(config.tune_cache.as_deref(), |name| std::env::var_os(name))?;
+        let mut others: Vec<String> = (state.members.iter())
+            .filter(|&&m| !state.control.shares_host(m))
+            .map(|&m| state.control.hostname(m))
+            .collect();
+        others.sort_unstable();
+        others.dedup();
+        let shares = |&m: &usize| state.control.shares_memory(m);
+        let kinds = [("shm", state.members.iter().skip(1).any(shares)), ("tcp", !state.members.iter().all(shares))];
+        let key = Key {
+            library: env!("CARGO_PKG_VERSION").to_owned(),
+            optimised: !cfg!(debug_assertions),
+            host: Host::here(),
+            others: if others.is_empty() { String::new() } else { hex(others.join(" ").as_bytes()) },
+            links: kinds.iter().filter(|(_, used)| *used).map(|(kind, _)| (*kind).to_owned()).collect(),
+            ranks_per_host: state.members.iter().filter(|&&m| state.control.shares_host(m)).count(),
+            message: comm.inner.options.max_message,
+            depth: comm.inner.options.depth,
+            checksum: config.checksum,
+            socket_buffer: config.socket_buffer,
+            spin_ns: u64::try_from(config.spin.as_nanos()).unwrap_or(u64::MAX),
+        };
+        Some(Place { store, key })
+    }
 }

@@ -1,63 +1,101 @@
-//! Alpha and beta from measured messages.
+//! Prices from measured times.
+//!
+//! | figure | how it is measured |
+//! | --- | --- |
+//! | alpha, call | T1: a call in which a message goes and comes back; Tk: one in which it does so k times. `Tk = call + 2k·alpha` |
+//! | beta | both ranks send and receive F/2 bytes at once, in messages of m bytes: `T = F/2 · (alpha/m + beta)` |
+//! | delta | one rank copies a buffer of its own |
+//! | gamma | one rank combines two buffers of its own; what a copy would have taken is taken off |
+//! | c | the copy again, by two ranks at once |
+//!
+//! The last four at three footprints: half of L2, a part of L3, more than L3. A footprint beyond a cache finds some of
+//! its bytes there all the same ([`Caches::shares`]), so the rates are found one after the other, the nearest first.
 
-use super::cost::LinkCost;
+use super::rates::{Caches, Rates};
 
-/// Bounds on what a link can cost: 1 ns to 1 s per message, 1000 GB/s to 1 kB/s.
-const ALPHA: (f64, f64) = (1.0, 1e9);
-const BETA: (f64, f64) = (1e-3, 1e6);
+/// Bounds on time per byte: 10,000 GB/s to 1 kB/s.
+const PER_BYTE: (f64, f64) = (1e-4, 1e6);
+/// Bounds on a time: 1 ns to 1 s.
+const TIME: (f64, f64) = (1.0, 1e9);
 
-/// Fits `alpha + beta·bytes` to samples of (bytes of a message, its time in nanoseconds).
+/// The lower quartile of the times that can be; `None` without any. What disturbs a measurement makes it longer, never
+/// shorter; the shortest of all may be luck.
+pub fn typical(times: &[f64]) -> Option<f64> {
+    let sorted = sane(times);
+    sorted.get(sorted.len() / 4).copied()
+}
+
+/// Whether most times are less than twice the typical one: measured again, it would come out much the same.
+pub fn is_steady(times: &[f64]) -> bool {
+    let sorted = sane(times);
+    sorted.get(sorted.len() / 4).zip(sorted.get(sorted.len() / 2)).is_some_and(|(low, median)| *median < 2.0 * low)
+}
+
+fn sane(times: &[f64]) -> Vec<f64> {
+    let mut sorted: Vec<f64> = times.iter().copied().filter(|ns| ns.is_finite() && *ns > 0.0).collect();
+    sorted.sort_by(f64::total_cmp);
+    sorted
+}
+
+/// `(alpha, call)` from the times of calls with one round trip and with `rounds` (2 or more).
+pub fn latency(once: f64, many: f64, rounds: usize) -> (f64, f64) {
+    let extra = 2.0 * (rounds.max(2) - 1) as f64;
+    // Each hop takes something, and no more than if the call itself took nothing.
+    let alpha = ((many - once) / extra).max(many / (4.0 * rounds.max(2) as f64)).min(once / 2.0);
+    let call = (once - 2.0 * alpha).max(0.0);
+    (six_digits(alpha.clamp(TIME.0, TIME.1)), six_digits(call.clamp(0.0, TIME.1)))
+}
+
+/// One measured time per byte.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Point {
+    /// Bytes that each rank touched.
+    pub footprint: f64,
+    /// Ranks that did so at once.
+    pub ranks: f64,
+    /// What was measured.
+    pub ns_per_byte: f64,
+}
+
+/// Rates from points in L2, in L3 and beyond. Levels without a point keep the proportion of `built_in`.
 ///
-/// Least squares of the *relative* error, since sizes and times span decades; the median of the samples of one size
-/// counts, so that a descheduled measurement does not. Times that are not positive and finite are ignored.
-/// The result is always usable: figures are clamped to what a link can be, and rounded to 6 digits, so that they
-/// survive JSON. Without any sample they are those of [`CostModel::tcp`](super::CostModel::tcp).
-pub fn fit(samples: &[(usize, f64)]) -> LinkCost {
-    let points = medians(samples);
-    let (alpha, beta) = match points.as_slice() {
-        [] => return super::CostModel::tcp().link,
-        // One size cannot tell the two apart: half of the time each.
-        [(0, ns)] => (*ns, 0.0),
-        [(bytes, ns)] => (ns / 2.0, ns / 2.0 / *bytes as f64),
-        _ => line(&points),
-    };
-    LinkCost {
-        alpha_ns: six_digits(alpha.clamp(ALPHA.0, ALPHA.1)),
-        beta_ns_per_byte: six_digits(beta.clamp(BETA.0, BETA.1)),
-    }
+/// `crowding`: how much longer memory took while the last point was measured than it takes a rank alone.
+pub fn rates(points: [Option<Point>; 3], caches: &Caches, crowding: f64, built_in: &Rates) -> Rates {
+    let clamp = |value: f64| value.clamp(PER_BYTE.0, PER_BYTE.1);
+    let [l2, l3, memory] = points;
+    let shares = |point: &Point| caches.shares(point.footprint, point.ranks);
+    // Without the first there is nothing to go by.
+    let Some(l2) = l2.map(|point| clamp(point.ns_per_byte)) else { return *built_in };
+    let l3 = l3.and_then(|point| {
+        let share = shares(&point);
+        (share.l3 > 0.1).then(|| clamp((point.ns_per_byte - share.l2 * l2) / (share.l3 + share.memory)))
+    });
+    let l3 = l3.unwrap_or(l2 * built_in.l3 / built_in.l2).max(l2);
+    let memory = memory.and_then(|point| {
+        let share = shares(&point);
+        let beyond = (point.ns_per_byte - share.l2 * l2 - share.l3 * l3) / share.memory;
+        (share.memory > 0.1).then(|| clamp(beyond / crowding.max(1.0)))
+    });
+    let memory = memory.unwrap_or(l3 * built_in.memory / built_in.l3);
+    let Rates { l2, l3, memory } = Rates::new(l2, l3, memory);
+    Rates::new(six_digits(l2), six_digits(l3), six_digits(clamp(memory)))
 }
 
-/// One point per size, sorted.
-fn medians(samples: &[(usize, f64)]) -> Vec<(usize, f64)> {
-    let mut sorted: Vec<(usize, f64)> = samples.iter().copied().filter(|(_, ns)| ns.is_finite() && *ns > 0.0).collect();
-    sorted.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
-    sorted.chunk_by(|a, b| a.0 == b.0).filter_map(|same| same.get(same.len() / 2).copied()).collect()
+/// What is left of `total` without `part`, level by level.
+pub fn beyond(total: Rates, part: Rates) -> Rates {
+    let left = |a: f64, b: f64| six_digits((a - b).clamp(0.0, PER_BYTE.1));
+    Rates::new(left(total.l2, part.l2), left(total.l3, part.l3), left(total.memory, part.memory))
 }
 
-/// Minimises the sum of ((alpha + beta·x - y) / y)².
-fn line(points: &[(usize, f64)]) -> (f64, f64) {
-    let (mut w, mut wx, mut wy, mut wxx, mut wxy) = (0.0, 0.0, 0.0, 0.0, 0.0);
-    for &(bytes, y) in points {
-        let (x, weight) = (bytes as f64, 1.0 / (y * y));
-        w += weight;
-        wx += weight * x;
-        wy += weight * y;
-        wxx += weight * x * x;
-        wxy += weight * x * y;
-    }
-    let beta = (w * wxy - wx * wy) / (w * wxx - wx * wx);
-    let beta = if beta.is_finite() { beta.max(0.0) } else { 0.0 };
-    let alpha = (wy - beta * wx) / w;
-    if alpha.is_finite() && alpha > 0.0 {
-        return (alpha, beta);
-    }
-    // A line through the origin or below: the smallest message cannot take less than it took.
-    let alpha = points.first().map_or(0.0, |p| p.1);
-    (alpha, if wxx > 0.0 { (wxy / wxx).max(0.0) } else { 0.0 })
+/// How much two ranks at once slow each other down.
+pub fn contention(alone: f64, together: f64) -> f64 {
+    let factor = together / alone;
+    if factor.is_finite() { six_digits(factor.clamp(1.0, 2.0)) } else { 1.0 }
 }
 
+/// Rounded so that it survives JSON; a millionth of a nanosecond is nothing.
 fn six_digits(value: f64) -> f64 {
-    format!("{value:.5e}").parse().unwrap_or(value)
+    if value.abs() < 1e-6 { 0.0 } else { format!("{value:.5e}").parse().unwrap_or(value) }
 }
 
 #[cfg(test)]
@@ -67,45 +105,81 @@ mod tests {
     use super::super::CostModel;
     use super::*;
 
+    const CACHES: Caches = Caches { l2: 1 << 20, l3: 16 << 20 };
+
     #[test]
-    fn exact_samples_give_the_line_back() {
-        let samples: Vec<_> = [8usize, 1024, 65536, 1 << 20].map(|b| (b, 120.0 + 0.125 * b as f64)).to_vec();
-        assert_eq!(fit(&samples), LinkCost { alpha_ns: 120.0, beta_ns_per_byte: 0.125 });
+    fn descheduled_measurements_are_passed_over() {
+        assert_eq!(typical(&[101.0, 4e6, 100.0, f64::NAN, 99.0, -1.0]), Some(100.0));
+        assert_eq!(typical(&[f64::INFINITY, 0.0]), None);
+        assert!(is_steady(&[100.0, 110.0, 4e6]) && !is_steady(&[100.0, 210.0, 220.0]) && !is_steady(&[]));
     }
 
     #[test]
-    fn a_descheduled_measurement_does_not_count() {
-        let mut samples = vec![];
-        for bytes in [8usize, 4096, 1 << 20] {
-            let ns = 100.0 + 0.1 * bytes as f64;
-            samples.extend([(bytes, ns * 1.01), (bytes, ns), (bytes, 4e6), (bytes, ns * 0.99), (bytes, f64::NAN)]);
+    fn latency_and_call_are_told_apart() {
+        assert_eq!(latency(60.0 + 2.0 * 100.0, 60.0 + 32.0 * 100.0, 16), (100.0, 60.0));
+        // More trips took less time: noise. No figure may be negative or zero.
+        let (alpha, call) = latency(1000.0, 500.0, 16);
+        assert!(alpha > 0.0 && call >= 0.0);
+        assert_eq!(latency(200.0, 16.0 * 200.0, 16), (100.0, 0.0));
+    }
+
+    #[test]
+    fn exact_points_give_the_rates_back() {
+        let truth = Rates::new(0.05, 0.08, 0.2);
+        let point = |footprint: usize, ranks: f64| {
+            let (footprint, crowding) = (footprint as f64, if ranks > 1.0 { 1.5 } else { 1.0 });
+            let ns_per_byte = truth.at(CACHES.shares(footprint, ranks), crowding);
+            Some(Point { footprint, ranks, ns_per_byte })
+        };
+        for (ranks, crowding) in [(1.0, 1.0), (2.0, 1.5)] {
+            let points = [point(512 << 10, ranks), point(6 << 20, ranks), point(48 << 20, ranks)];
+            let rates = rates(points, &CACHES, crowding, &CostModel::shm().copy);
+            for (a, b) in [(rates.l2, truth.l2), (rates.l3, truth.l3), (rates.memory, truth.memory)] {
+                assert!((a - b).abs() < 1e-4 * b, "{rates:?}");
+            }
         }
-        let cost = fit(&samples);
-        assert!((95.0..105.0).contains(&cost.alpha_ns), "{cost:?}");
-        assert!((0.095..0.105).contains(&cost.beta_ns_per_byte), "{cost:?}");
     }
 
     #[test]
-    fn too_little_to_go_by() {
-        assert_eq!(fit(&[]), CostModel::tcp().link);
-        assert_eq!(fit(&[(8, -1.0), (8, f64::INFINITY)]), CostModel::tcp().link);
-        assert_eq!(fit(&[(0, 50.0)]).alpha_ns, 50.0);
-        assert_eq!(fit(&[(100, 50.0)]), LinkCost { alpha_ns: 25.0, beta_ns_per_byte: 0.25 });
+    fn what_was_not_measured_keeps_the_built_in_proportions() {
+        let built_in = Rates::new(0.1, 0.2, 0.5);
+        let l2 = Some(Point { footprint: 1e5, ranks: 2.0, ns_per_byte: 0.05 });
+        assert_eq!(rates([l2, None, None], &CACHES, 1.0, &built_in), Rates::new(0.05, 0.1, 0.25));
+        assert_eq!(rates([None; 3], &CACHES, 1.0, &built_in), built_in);
+    }
+
+    #[test]
+    fn combining_is_what_comes_on_top_of_copying() {
+        let left = beyond(Rates::new(0.06, 0.08, 0.3), Rates::new(0.04, 0.1, 0.2));
+        assert_eq!((left.l2, left.l3), (0.02, 0.02), "never less than nearer");
+        assert!((left.memory - 0.1).abs() < 1e-9);
     }
 
     proptest! {
         #[test]
-        fn garbage_gives_sane_figures_that_survive_json(
-            samples in proptest::collection::vec((any::<usize>(), any::<f64>()), 0..20),
-            plain in proptest::collection::vec((0usize..1 << 24, 0.0f64..1e9), 0..20),
+        fn garbage_gives_figures_that_pass_the_check_and_survive_json(
+            times in proptest::collection::vec(any::<f64>(), 14), rounds in 0usize..100,
+            footprints in proptest::collection::vec(0.0f64..1e12, 3), plain in any::<bool>(),
         ) {
-            for samples in [samples, plain] {
-                let cost = fit(&samples);
-                prop_assert!((ALPHA.0..=ALPHA.1).contains(&cost.alpha_ns), "{:?}", cost);
-                prop_assert!((BETA.0..=BETA.1).contains(&cost.beta_ns_per_byte), "{:?}", cost);
-                let model = CostModel::with_link(cost);
-                prop_assert_eq!(CostModel::from_json(&model.to_json()).unwrap(), model);
-            }
+            let times: Vec<f64> =
+                times.iter().map(|t| if plain { t.abs() % 1e9 } else { *t }).map(|t| typical(&[t]).unwrap_or(1.0)).collect();
+            let built_in = CostModel::shm();
+            let (alpha_ns, call_ns) = latency(times[0], times[1], rounds);
+            let rate = |i: usize, built_in: &Rates| {
+                let point = |k: usize| Some(Point { footprint: footprints[k], ranks: 2.0, ns_per_byte: times[i + k] });
+                rates([point(0), point(1), point(2)], &CACHES, times[13], built_in)
+            };
+            let (beta, copy) = (rate(2, &built_in.shm.beta), rate(5, &built_in.copy));
+            let model = CostModel {
+                shm: super::super::LinkCost { alpha_ns, beta },
+                call_ns,
+                copy,
+                reduce: beyond(rate(8, &built_in.copy), copy),
+                contention: contention(times[11], times[12]),
+                ..built_in
+            };
+            prop_assert_eq!(model.check(), Ok(()));
+            prop_assert_eq!(CostModel::from_json(&model.to_json()).unwrap(), model);
         }
     }
 }

@@ -1,10 +1,27 @@
-//! What things cost, and which algorithm to take: an alpha-beta-gamma [`cost`] model and the [`select`]ion on top.
+//! What things cost, and which algorithm to take.
+//!
+//! | file | idea |
+//! | --- | --- |
+//! | [`cost`] | the model: prices of messages, copies, additions; the time of a call |
+//! | [`mod@terms`] | what each algorithm needs: hops, bytes, additions, copies |
+//! | [`placement`] | which ranks share memory, and how much of an algorithm's traffic leaves the host |
+//! | [`rates`] | time per byte in the caches and beyond them |
+//! | [`select`] | the choice: the smallest estimate |
+//! | [`fit`] | prices from measured times |
+//! | [`store`] | the file that keeps a measured model |
+//! | [`host`] | what a measured model depends on: processor, caches, kernel |
 
 pub mod cost;
 pub mod fit;
+pub mod host;
+pub mod placement;
+pub mod rates;
 pub mod select;
-mod work;
+pub mod store;
+pub mod terms;
 
-pub use cost::{CostModel, LinkCost, estimate};
-pub use fit::fit;
+pub use cost::{Bound, Breakdown, CostModel, LinkCost, estimate};
+pub use placement::Placement;
+pub use rates::{Caches, Rates};
 pub use select::{Choice, Estimate, choose};
+pub use terms::{Terms, terms};

@@ -1,6 +1,6 @@
 //! Which algorithm, and which message size: the smallest estimate.
 
-use super::cost::{CostModel, estimate};
+use super::cost::{Breakdown, CostModel, estimate};
 use crate::algorithm::Shape;
 use crate::wire::Algorithm;
 
@@ -18,6 +18,8 @@ pub struct Estimate {
     pub message: usize,
     /// Time in nanoseconds, by the model.
     pub ns: f64,
+    /// What it is made of.
+    pub cost: Breakdown,
 }
 
 /// What was chosen, and why.
@@ -31,6 +33,27 @@ pub struct Choice {
     pub estimates: Vec<Estimate>,
     /// The algorithm that was asked for but cannot do this: the fastest was taken instead.
     pub refused: Option<Algorithm>,
+}
+
+impl Choice {
+    /// The estimate of the algorithm that was chosen.
+    pub fn chosen(&self) -> Option<&Estimate> {
+        self.estimates.iter().find(|e| e.algorithm == self.algorithm)
+    }
+
+    /// Puts one-shot first: it is taken wherever the input fits into a slot, unless another algorithm is asked for.
+    pub(crate) fn prefer_one_shot(&mut self, shape: &Shape, bytes: usize, model: &CostModel) {
+        if let Some(cost) = estimate(Algorithm::OneShot, shape, bytes, bytes, model) {
+            let (algorithm, message, ns) = (Algorithm::OneShot, bytes, cost.total());
+            self.estimates.insert(0, Estimate { algorithm, message, ns, cost });
+            (self.algorithm, self.message, self.refused) = (algorithm, message, None);
+        }
+    }
+
+    /// The fastest of the others.
+    pub fn runner_up(&self) -> Option<&Estimate> {
+        self.estimates.iter().find(|e| e.algorithm != self.algorithm)
+    }
 }
 
 /// Chooses for segments of `bytes` bytes and messages of at most `max_message` bytes. `None` when nothing can do it
@@ -48,6 +71,7 @@ pub fn choose(
 ) -> Option<Choice> {
     let mut estimates: Vec<Estimate> = Algorithm::ALL
         .into_iter()
+        .filter(|&algorithm| algorithm != Algorithm::OneShot)
         .filter_map(|algorithm| best_message(algorithm, shape, bytes, max_message, model))
         .collect();
     // Stable, so that ties stay in code order.
@@ -71,9 +95,10 @@ fn best_message(
         if halvings > 0 && message < SMALLEST_MESSAGE {
             break;
         }
-        let ns = estimate(algorithm, shape, bytes, message, model)?;
+        let cost = estimate(algorithm, shape, bytes, message, model)?;
+        let ns = cost.total();
         if best.is_none_or(|b| ns < b.ns) {
-            best = Some(Estimate { algorithm, message, ns });
+            best = Some(Estimate { algorithm, message, ns, cost });
         }
     }
     best
@@ -82,6 +107,7 @@ fn best_message(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::topology::Rates;
     use crate::wire::Collective;
 
     fn shape(collective: Collective, ranks: usize) -> Shape {
@@ -152,9 +178,31 @@ mod tests {
 
     #[test]
     fn ties_go_to_the_first_in_code_order() {
-        let free = CostModel { reduce_ns_per_byte: 0.0, ..CostModel::shm() };
+        let free = CostModel { reduce: Rates::flat(0.0), ..CostModel::shm() };
         let choice = choose(&shape(Collective::AllReduce, 1), 8, 4096, &free, None).unwrap();
         assert_eq!((choice.algorithm, choice.message), (Algorithm::Ring, 4096));
         assert!(choice.estimates.is_sorted_by(|a, b| (a.ns, a.algorithm as u8) < (b.ns, b.algorithm as u8)));
+    }
+
+    proptest::proptest! {
+        /// What all ranks rely on: equal arguments, equal answers, also for a model that came as text.
+        #[test]
+        fn the_choice_depends_on_its_arguments_alone(
+            collective in 0u8..9, ranks in 1usize..200, root in 0usize..200, channels in 1usize..4,
+            bytes in 0usize..1 << 30, message in 12u32..24, alpha in 1.0f64..1e6, beta in 1e-3f64..10.0,
+            block in 1usize..20, cores in 1usize..64,
+        ) {
+            let rounded = |x: f64| format!("{x:.5e}").parse().unwrap();
+            let link = crate::topology::LinkCost { alpha_ns: rounded(alpha), beta: Rates::flat(rounded(beta)) };
+            let placement = crate::topology::Placement::blocks(block);
+            let model = CostModel { tcp: link, ..CostModel::shm() }.placed(placement).on_cores(block.min(ranks), cores);
+            let shape = Shape { root: root % ranks, channels, ..shape(Collective::ALL[usize::from(collective)], ranks) };
+            let choice = |model: &CostModel| choose(&shape, bytes, 1 << message, model, None);
+            let first = choice(&model);
+            proptest::prop_assert!(first.is_some());
+            let as_text = CostModel::from_json(&model.to_json()).unwrap();
+            proptest::prop_assert_eq!(&as_text, &model);
+            proptest::prop_assert_eq!(choice(&as_text), first);
+        }
     }
 }

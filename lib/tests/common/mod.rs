@@ -8,7 +8,7 @@ pub mod values;
 use std::time::Duration;
 
 use tinynccl::bootstrap::Server;
-use tinynccl::config::TransportChoice;
+use tinynccl::config::{TransportChoice, Tune};
 use tinynccl::{Comm, Config, Result};
 
 /// What carries the links of a test world.
@@ -30,7 +30,7 @@ pub fn config() -> Config {
     let mut config = Config::default();
     config.timeout = Duration::from_secs(30);
     config.connect_timeout = Duration::from_secs(30);
-    config.tune = false;
+    config.tune = Tune::Off;
     config
 }
 

@@ -82,6 +82,12 @@ pub(crate) struct Args {
     /// Do not keep each rank on a core of its own (done when there are cores enough).
     #[arg(long = "no-pin", action = ArgAction::SetFalse)]
     pub(crate) pin: bool,
+    /// Print what the library chooses for each size, why, and what the runner-up would cost, instead of the table.
+    #[arg(long, conflicts_with_all = ["json", "plot"])]
+    pub(crate) explain: bool,
+    /// With --explain: also run the choice and the runner-up, and compare.
+    #[arg(long, requires = "explain")]
+    pub(crate) measure: bool,
     /// Write everything measured to this file, as JSON.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
@@ -311,6 +317,8 @@ mod tests {
             ("--algo rings", "ring tree"),
             ("--budget 0", "more than 0"),
             ("--timeout inf", "seconds"),
+            ("--measure", "--explain"),
+            ("--explain --json a", "cannot be used with"),
             ("--ranks 0", "0"),
             ("-n 0", "0"),
         ] {

@@ -4,6 +4,7 @@ mod args;
 mod busbw;
 mod call;
 mod case;
+mod explain;
 mod measure;
 mod memory;
 mod pattern;
@@ -71,7 +72,8 @@ fn run(args: &Args, plan: &Plan) -> Result<u8> {
 
 /// One rank, from its communicator to the end. A failure of ours ends the other ranks too: they would wait for us.
 fn rank(comm: Comm, args: &Args, plan: &Plan) -> Result<u64> {
-    let wrong = session::run(&comm, args, plan).inspect_err(|error| comm.abort(&format!("{error:#}")))?;
+    let run = if args.explain { explain::run } else { session::run };
+    let wrong = run(&comm, args, plan).inspect_err(|error| comm.abort(&format!("{error:#}")))?;
     comm.close()?;
     Ok(wrong)
 }

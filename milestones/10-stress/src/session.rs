@@ -58,7 +58,7 @@ fn algorithm(comm: &Comm, case: &Case, bytes: usize) -> Option<&'static str> {
     if case.collective == Collective::SendRecv {
         return None;
     }
-    comm.explain(case.collective, bytes).ok().map(|choice| choice.algorithm.name())
+    comm.explain_from(case.collective, case.root.unwrap_or(0), bytes).ok().map(|choice| choice.algorithm.name())
 }
 
 fn introduction(args: &Args, plan: &Plan, ranks: usize) -> String {
@@ -96,6 +96,20 @@ fn who(comm: &Comm, core: Option<usize>) -> Result<String> {
     Ok(lines.join("\n") + "\n#")
 }
 
+/// Prints on rank 0.
+pub(crate) fn say(comm: &Comm, text: &str) -> Result<()> {
+    if comm.rank() == 0 { print(text) } else { Ok(()) }
+}
+
+/// One line at a time, at once: a run of minutes should show where it is, through a pipe too.
+fn print(text: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    if let Err(error) = writeln!(out, "{text}").and_then(|()| out.flush()) {
+        bail!("cannot write to standard output: {error}");
+    }
+    Ok(())
+}
+
 /// What rank 0 prints and writes; the other ranks only count.
 struct Report<'a> {
     args: &'a Args,
@@ -118,15 +132,8 @@ impl<'a> Report<'a> {
         Ok(Report { args, speaks, pinned, json, plot, rows: Vec::new(), totals: Totals::default() })
     }
 
-    /// One line at a time, at once: a run of minutes should show where it is, through a pipe too.
     fn say(&self, text: &str) -> Result<()> {
-        if self.speaks {
-            let mut out = std::io::stdout().lock();
-            if let Err(error) = writeln!(out, "{text}").and_then(|()| out.flush()) {
-                bail!("cannot write to standard output: {error}");
-            }
-        }
-        Ok(())
+        if self.speaks { print(text) } else { Ok(()) }
     }
 
     fn finish(self, comm: &Comm) -> Result<u64> {

@@ -141,3 +141,75 @@ fn files_that_cannot_be_written_are_found_out_first() {
         assert!(stdout(&assert).is_empty(), "{}", stdout(&assert));
     }
 }
+
+/// Rows of `--explain`: those that begin with a size and an algorithm.
+fn explained(text: &str) -> Vec<Vec<String>> {
+    let algorithms = ["ring", "tree", "double-tree", "direct", "halving-doubling", "one-shot", "two-shot"];
+    text.lines()
+        .map(|line| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+        .filter(|row| row.len() > 6 && row[0].parse::<u64>().is_ok() && algorithms.contains(&row[1].as_str()))
+        .collect()
+}
+
+#[test]
+fn explain_names_choice_reason_and_runner_up() {
+    for transport in ["inproc", "shm", "tcp"] {
+        let text = stdout(
+            &stress(&format!("--explain --ranks 3 --transport {transport} --collective all -r all -b 8 -e 1M -f 512"))
+                .success(),
+        );
+        assert!(text.starts_with("# tinynccl"), "{text}");
+        assert!(text.contains("cost model built in") && text.contains("ns per byte"), "{text}");
+        let rows = explained(&text);
+        // Four collectives without a root, four with three of them, two sizes; a barrier; nothing for sendrecv.
+        assert_eq!(rows.len(), (4 + 4 * 3) * 2 + 1, "{text}");
+        for row in rows {
+            let time = |i: usize| row[i].parse::<f64>().unwrap_or_else(|_| panic!("{row:?}"));
+            assert!(row[4] == "none" || time(3) <= time(5), "the choice is the fastest: {row:?}");
+            assert!(row[6..].iter().any(|word| word == "latency"), "{row:?}");
+        }
+    }
+    let asked = stdout(&stress("--explain --algo tree -b 8 -e 8").success());
+    assert!(explained(&asked)[0][1] == "tree" && asked.contains("asked for"), "{asked}");
+}
+
+#[test]
+fn explain_measures_both_and_scores_itself() {
+    for transport in ["inproc", "auto"] {
+        let line = "--explain --measure --collective all_reduce,all_gather,barrier -b 8 -e 8K -f 32 -n 2 -w 0";
+        let text = stdout(&stress(&format!("{line} --repetitions 2 --transport {transport}")).success());
+        assert!(text.contains("Estimates are off by a factor of"), "{text}");
+        let rows = explained(&text);
+        assert_eq!(rows.len(), 7, "{text}");
+        for row in rows {
+            assert!(row[6].parse::<f64>().is_ok_and(|us| us > 0.0), "{row:?}");
+            assert!(row[7].parse::<f64>().is_ok_and(|us| us > 0.0), "{row:?}");
+        }
+    }
+}
+
+#[test]
+fn a_setting_that_differs_on_one_rank_is_named_by_all() {
+    let bind = "127.0.0.1:0".parse().expect("an address");
+    let server = tinynccl::bootstrap::Server::start(bind, [3; 16], 2, &tinynccl::Config::default()).expect("a store");
+    let id = server.unique_id();
+    let ranks: Vec<_> = (0..2)
+        .map(|rank| {
+            let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_stress"));
+            command.args(["-b", "8", "-e", "8"]).env("TINYNCCL_UNIQUE_ID", id.to_string()).env("TINYNCCL_TUNE", "0");
+            command.env("RANK", rank.to_string()).env("WORLD_SIZE", "2").env("LOCAL_RANK", rank.to_string());
+            if rank == 1 {
+                command.env("TINYNCCL_ALGO", "tree");
+            }
+            command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped()).spawn().expect("a rank")
+        })
+        .collect();
+    for (rank, child) in ranks.into_iter().enumerate() {
+        let output = child.wait_with_output().expect("its end");
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "rank {rank}: {text}");
+        for words in ["TINYNCCL_ALGO", "rank 0 has auto", "rank 1 has tree"] {
+            assert!(text.contains(words), "rank {rank}: {text}");
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Settings that must be the same on all ranks, compared before the first call.
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+
+/// What the ranks' messages and choices depend on.
+///
+/// The others may differ: deadlines, where ranks listen, how long they spin. Rank 0's count alone for how to tune.
+const MUST_AGREE: [&str; 9] = [
+    "TINYNCCL_TRANSPORT",
+    "TINYNCCL_ALGO",
+    "TINYNCCL_CHANNELS",
+    "TINYNCCL_SHM_CHUNK",
+    "TINYNCCL_TCP_CHUNK",
+    "TINYNCCL_FIFO_DEPTH",
+    "TINYNCCL_CHECKSUM",
+    "TINYNCCL_ONE_SHOT",
+    "TINYNCCL_FIXED_ORDER",
+];
+
+/// This rank's values, in a fixed order.
+pub(super) fn values(config: &Config) -> Vec<String> {
+    let all = config.values();
+    MUST_AGREE.iter().filter_map(|&name| all.iter().find(|(n, _)| *n == name).map(|(_, v)| v.clone())).collect()
+}
+
+/// Compares the values of all ranks, in rank order. Every rank gets the same verdict.
+///
+/// # Errors
+/// [`Error::Config`] naming the first knob that differs, the first rank whose value differs from rank 0's, and both values.
+pub(super) fn check(values: &[&[String]], rank: usize) -> Result<()> {
+    let value = |rank: usize, knob: usize| values.get(rank).and_then(|v| v.get(knob)).map_or("", String::as_str);
+    for (knob, name) in MUST_AGREE.iter().enumerate() {
+        let first = value(0, knob);
+        if let Some(other) = (1..values.len()).find(|&r| value(r, knob) != first) {
+            return Err(Error::Config {
+                name: (*name).to_owned(),
+                value: value(rank, knob).to_owned(),
+                detail: format!(
+                    "rank 0 has {first}, rank {other} has {}: expected the same on all ranks; set it for all of them",
+                    value(other, knob)
+                ),
+            });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Knobs in which ranks may differ without harm.
+    const MAY_DIFFER: [&str; 10] = [
+        "TINYNCCL_TIMEOUT",
+        "TINYNCCL_CONNECT_TIMEOUT",
+        "TINYNCCL_HEARTBEAT",
+        "TINYNCCL_IFNAME",
+        "TINYNCCL_SOCKET_BUFFER",
+        "TINYNCCL_SPIN",
+        "TINYNCCL_TUNE",
+        "TINYNCCL_TUNE_CACHE",
+        "TINYNCCL_TRACE",
+        "TINYNCCL_TRACE_EVENTS",
+    ];
+
+    #[test]
+    fn every_knob_must_agree_or_may_differ() {
+        for knob in Config::describe() {
+            let lists = [&MUST_AGREE[..], &MAY_DIFFER[..]];
+            let times = lists.iter().filter(|list| list.contains(&knob.env)).count();
+            assert_eq!(times, 1, "{}: decide whether ranks may differ in it", knob.env);
+        }
+        assert_eq!(values(&Config::default()).len(), MUST_AGREE.len());
+    }
+
+    #[test]
+    fn the_first_difference_is_named_with_both_ranks_and_values() {
+        let ours = values(&Config::default());
+        let other = Config { shm_chunk: 64 << 10, checksum: true, ..Config::default() };
+        let theirs = values(&other);
+        assert!(check(&[&ours, &ours, &ours], 1).is_ok());
+        for rank in 0..3 {
+            let text = check(&[&ours, &ours, &theirs], rank).unwrap_err().to_string();
+            for word in ["TINYNCCL_SHM_CHUNK", "rank 0 has 128K", "rank 2 has 64K"] {
+                assert!(text.contains(word), "{text}");
+            }
+        }
+    }
+}

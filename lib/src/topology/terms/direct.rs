@@ -1,0 +1,48 @@
+//! The terms of talking to everybody at once.
+
+use super::{Load, Work, edges, is_all_reduce};
+use crate::algorithm::Shape;
+use crate::topology::placement::{Crossing, Placement, Share};
+use crate::wire::Collective;
+
+/// One hop; a rank, or the root, handles n-1 messages each way.
+pub(super) fn work(shape: &Shape) -> Work {
+    let n = shape.ranks as f64;
+    let others = n - 1.0;
+    let own = matches!(
+        shape.collective,
+        Collective::AllGather | Collective::AllToAll | Collective::Broadcast | Collective::Scatter | Collective::Gather
+    );
+    let own = f64::from(u8::from(own));
+    if !shape.collective.has_root() {
+        let mut work = Work::symmetric(1.0, Load::hops(others, others).reducing(others).copying(own));
+        if is_all_reduce(shape) && shape.ranks > 2 {
+            // Sums go through scratch memory, from the third rank on; the last rank also copies its input.
+            work.busiest.copied = 2.0;
+            work.mean.copied = others / n;
+        }
+        return work;
+    }
+    Work {
+        // The root's end of every message, and one end of its own at the last peer.
+        path: Load::ends(2.0, n).reducing(others),
+        busiest: Load::ends(others, others).reducing(others).copying(own),
+        mean: edges(n).copying(own / n),
+    }
+}
+
+/// A rank's messages to its own host stay there.
+pub(super) fn crossing(shape: &Shape, placement: Placement) -> Crossing {
+    let n = shape.ranks;
+    let share = |block: usize| (n - block) as f64 / (n as f64 - 1.0);
+    let all = Share::of(1.0);
+    if shape.collective.has_root() {
+        let root = Share::of(share(placement.block_of(shape.root, n)));
+        return Crossing { path: Share { messages: 1.0, ..root }, busiest: root, mean: root };
+    }
+    let last = placement.block_of(n - 1, n);
+    let full = (n - last) as f64 / n as f64;
+    let mean = Share::of(full * share(placement.block_of(0, n)) + (1.0 - full) * share(last));
+    let busiest = Share::of(share(last));
+    Crossing { path: Share { bytes: busiest.bytes, ..all }, busiest, mean }
+}

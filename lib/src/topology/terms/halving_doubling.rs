@@ -1,0 +1,77 @@
+//! The terms of the hypercube.
+
+use super::{Load, Work, is_all_reduce};
+use crate::algorithm::{Shape, halving_doubling::MAX_SPAN};
+use crate::topology::placement::{Crossing, Placement, Share};
+use crate::wire::Collective;
+
+/// log₂n exchanges each way, of half the bytes each time.
+pub(super) fn work(shape: &Shape) -> Work {
+    let n = shape.ranks as f64;
+    if !is_all_reduce(shape) {
+        // n-1 messages; of an exchange of k messages two are under way at a time.
+        let copied = f64::from(u8::from(shape.collective == Collective::AllGather));
+        return Work::symmetric(n / 2.0, Load::hops(n - 1.0, n - 1.0).reducing(n - 1.0).copying(copied));
+    }
+    let cube = Cube::of(shape);
+    let size = cube.size as f64;
+    // Messages of one phase, each way: 1 per exchange, more where a block is longer than a message may be.
+    let phase: f64 = cube.exchanges().map(|(_, messages)| messages).sum();
+    let share = (size - 1.0) / size;
+    let inside = Load::hops(2.0 * phase, 2.0 * share).reducing(share);
+    let hops = 2.0 * phase;
+    if cube.size == shape.ranks {
+        return Work::symmetric(hops, inside);
+    }
+    // The folded ranks' data comes in, and the result goes out.
+    let extra = n - size;
+    let fold = 2.0 * cube.size.div_ceil(cube.span) as f64;
+    Work {
+        path: Load::ends(2.0 * (hops + 2.0), inside.bytes + 4.0).reducing(inside.reduced + 1.0),
+        busiest: Load::ends(inside.messages + fold, inside.bytes + 2.0).reducing(inside.reduced + 1.0),
+        mean: Load::ends((size * inside.messages + 2.0 * extra * fold) / n, (size * inside.bytes + 4.0 * extra) / n)
+            .reducing((n - 1.0) / n),
+    }
+}
+
+/// An exchange at distance d stays at home where blocks are aligned to 2d.
+pub(super) fn crossing(shape: &Shape, placement: Placement) -> Crossing {
+    let cube = Cube::of(shape);
+    // Folding puts two ranks under one id, for the ids that it concerns: their distances double.
+    let stretch = if cube.size == shape.ranks { 1 } else { 2 };
+    let block = placement.block();
+    // Of the pairs at distance d: the slowest of them (path), and how many of them there are (mean).
+    let slowest = |d: usize| f64::from(u8::from(!block.is_multiple_of(2 * d * stretch)));
+    let pairs = |d: usize| slowest(d) * ((d * stretch) as f64 / block as f64).min(1.0);
+    let share = |of: &dyn Fn(usize) -> f64| {
+        let (mut all, mut out) = (Share::default(), Share::default());
+        for (d, messages) in cube.exchanges() {
+            // Blocks of d parts in all_reduce, d segments one by one otherwise.
+            let (messages, bytes) = if is_all_reduce(shape) { (messages, d as f64) } else { (d as f64, d as f64) };
+            all = Share { messages: all.messages + messages, bytes: all.bytes + bytes };
+            out = Share { messages: out.messages + of(d) * messages, bytes: out.bytes + of(d) * bytes };
+        }
+        Share { messages: out.messages / all.messages, bytes: out.bytes / all.bytes }
+    };
+    Crossing { path: share(&slowest), busiest: share(&slowest), mean: share(&pairs) }
+}
+
+/// The largest power of two.
+struct Cube {
+    size: usize,
+    /// Most parts per message.
+    span: usize,
+}
+
+impl Cube {
+    fn of(shape: &Shape) -> Cube {
+        let size = 1usize << shape.ranks.ilog2();
+        Cube { size, span: (size / 2).clamp(1, MAX_SPAN) }
+    }
+
+    /// Distance and messages of each exchange.
+    fn exchanges(&self) -> impl Iterator<Item = (usize, f64)> {
+        let span = self.span;
+        (0..self.size.ilog2()).map(move |bit| (1 << bit, (1usize << bit).div_ceil(span) as f64))
+    }
+}

@@ -1,0 +1,204 @@
+//! What each algorithm needs, in units of the model: hops, messages, bytes, additions, copies, synchronisations.
+//!
+//! A file per algorithm says what one *window* takes, in multiples of a segment of that window, and what share of it
+//! leaves the host. Terms with n-1, D and log₂n are those of the tables in [`crate::algorithm`]; the tests count all
+//! of them in the programs.
+//!
+//! One-shot has no program: its terms are by hand. Two-shot is not here: it is taken whenever all buffers allow it.
+//!
+//! To add an algorithm: a file here with `work` and `crossing`, and a line in each of [`work`] and [`crossing`]; one that
+//! is not a program, and does not cut the buffer with [`cut`], also says in [`terms`] how many windows it takes.
+
+mod all_pairs;
+mod direct;
+mod halving_doubling;
+mod one_shot;
+mod ring;
+#[cfg(test)]
+mod tests;
+mod tree;
+
+use super::placement::{Crossing, Placement};
+use crate::algorithm::{Shape, cut, double_tree, supports};
+use crate::schedule::Partition;
+use crate::wire::{Algorithm, Collective};
+
+/// Something that is done for one window. A message has two ends, the sender's and the receiver's, and each counts.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Load {
+    /// Ends of messages. A *hop* is two of them.
+    pub messages: f64,
+    /// Bytes at these ends, in segments.
+    pub bytes: f64,
+    /// Bytes combined, in segments: on top of being received or copied.
+    pub reduced: f64,
+    /// Bytes copied from memory to memory, in segments.
+    pub copied: f64,
+    /// Times that a rank waits for a flag of another one (algorithms over shared buffers, which send no messages).
+    pub syncs: f64,
+}
+
+impl Load {
+    /// `messages` messages with `bytes` segments in all, both ends counted.
+    fn hops(messages: f64, bytes: f64) -> Load {
+        Load { messages: 2.0 * messages, bytes: 2.0 * bytes, ..Load::default() }
+    }
+
+    /// So many ends of messages with so many segments at them.
+    fn ends(messages: f64, bytes: f64) -> Load {
+        Load { messages, bytes, ..Load::default() }
+    }
+
+    fn reducing(self, reduced: f64) -> Load {
+        Load { reduced, ..self }
+    }
+
+    fn copying(self, copied: f64) -> Load {
+        Load { copied, ..self }
+    }
+}
+
+/// What a collective takes for one window: three views.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Work {
+    /// The longest chain: what happens one after the other, on whichever rank.
+    pub path: Load,
+    /// The rank that has most to do.
+    pub busiest: Load,
+    /// The average over the ranks.
+    pub mean: Load,
+}
+
+impl Work {
+    /// The same on every rank: the chain is its load, with the two ends of a message put together.
+    fn symmetric(hops: f64, load: Load) -> Work {
+        Work { path: Load { messages: 2.0 * hops, copied: 0.0, ..load }, busiest: load, mean: load }
+    }
+}
+
+/// What a call takes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Terms {
+    /// Windows that the buffer is cut into; they follow each other through the pipeline.
+    pub windows: f64,
+    /// Bytes of a segment in one window.
+    pub window: f64,
+    /// Bytes of the rank's input and output together.
+    pub footprint: f64,
+    /// What one window takes.
+    pub work: Work,
+}
+
+impl Terms {
+    /// Messages one after the other in the first window.
+    pub fn hops(&self) -> f64 {
+        self.work.path.messages / 2.0
+    }
+
+    /// Bytes that the busiest rank sends and receives in the whole call.
+    pub fn wire_bytes(&self) -> f64 {
+        self.work.busiest.bytes * self.window * self.windows
+    }
+
+    /// Bytes that the busiest rank combines in the whole call.
+    pub fn reduced_bytes(&self) -> f64 {
+        self.work.busiest.reduced * self.window * self.windows
+    }
+
+    /// Bytes that the busiest rank copies in the whole call.
+    pub fn copied_bytes(&self) -> f64 {
+        self.work.busiest.copied * self.window * self.windows
+    }
+
+    /// Times that the busiest rank waits for a flag in the whole call.
+    pub fn syncs(&self) -> f64 {
+        self.work.busiest.syncs * self.windows
+    }
+}
+
+/// The terms of a call with segments of `bytes` bytes and messages of at most `message` bytes; `None` when the
+/// algorithm cannot do it.
+pub fn terms(algorithm: Algorithm, shape: &Shape, bytes: usize, message: usize) -> Option<Terms> {
+    if algorithm == Algorithm::OneShot {
+        let possible = shape.ranks > 1 && shape.root < shape.ranks && shape.collective != Collective::SendRecv;
+        let (window, footprint) = (bytes as f64, bytes as f64 * segments(shape));
+        return possible.then(|| Terms { windows: 1.0, window, footprint, work: one_shot::work(shape) });
+    }
+    let work = work(algorithm, shape)?;
+    let (parts, span) = cut(algorithm, shape)?;
+    let windows = Partition::new(bytes, 1, parts, message / span).windows() as f64;
+    Some(Terms { windows, window: bytes as f64 / windows, footprint: bytes as f64 * segments(shape), work })
+}
+
+/// Segments of input and output of the rank that has most.
+fn segments(shape: &Shape) -> f64 {
+    // Ranks other than the root are alike.
+    let of = |rank| shape.input_segments(rank) + shape.output_segments(rank);
+    of(shape.root).max(of((shape.root + 1) % shape.ranks.max(1))) as f64
+}
+
+/// What one window takes; `None` when the algorithm cannot do the collective.
+pub fn work(algorithm: Algorithm, shape: &Shape) -> Option<Work> {
+    if !supports(algorithm, shape) {
+        return None;
+    }
+    if shape.ranks == 1 {
+        return Some(alone());
+    }
+    let mut work = match algorithm {
+        Algorithm::Ring => ring::work(shape),
+        Algorithm::Tree => tree::one(shape),
+        Algorithm::DoubleTree => tree::two(shape),
+        Algorithm::Direct => direct::work(shape),
+        Algorithm::HalvingDoubling => halving_doubling::work(shape),
+        Algorithm::AllPairs => all_pairs::work(shape),
+        Algorithm::OneShot | Algorithm::TwoShot => return None,
+    };
+    let channels = match algorithm {
+        Algorithm::DoubleTree => double_tree::channels(shape),
+        _ => shape.channels,
+    };
+    work.busiest.messages *= channels as f64;
+    work.mean.messages *= channels as f64;
+    for load in [&mut work.path, &mut work.busiest, &mut work.mean] {
+        if !combines(shape) {
+            load.reduced = 0.0;
+        }
+    }
+    Some(work)
+}
+
+/// What leaves the host; all of it, or nothing, where all links are of one kind.
+pub fn crossing(algorithm: Algorithm, shape: &Shape, placement: Placement) -> Crossing {
+    match placement.hosts(shape.ranks) {
+        1 => Crossing::of(0.0),
+        hosts if hosts == shape.ranks => Crossing::of(1.0),
+        _ => match algorithm {
+            Algorithm::Ring => ring::crossing(shape, placement),
+            Algorithm::Tree | Algorithm::DoubleTree => tree::crossing(shape, placement),
+            Algorithm::Direct => direct::crossing(shape, placement),
+            Algorithm::HalvingDoubling => halving_doubling::crossing(shape, placement),
+            Algorithm::AllPairs => all_pairs::crossing(shape, placement),
+            Algorithm::OneShot | Algorithm::TwoShot => Crossing::of(0.0),
+        },
+    }
+}
+
+/// One rank: every collective is a copy.
+fn alone() -> Work {
+    let copy = Load::default().copying(1.0);
+    Work { path: copy, busiest: copy, mean: copy }
+}
+
+fn is_all_reduce(shape: &Shape) -> bool {
+    matches!(shape.collective, Collective::AllReduce | Collective::Barrier)
+}
+
+fn combines(shape: &Shape) -> bool {
+    shape.collective.reduces() || shape.collective == Collective::Barrier
+}
+
+/// Messages of n-1 edges, averaged over n ranks: a chain or a tree.
+fn edges(n: f64) -> Load {
+    Load::ends(2.0 * (n - 1.0) / n, 2.0 * (n - 1.0) / n).reducing((n - 1.0) / n)
+}

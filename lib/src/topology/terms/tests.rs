@@ -1,0 +1,131 @@
+//! The figures against what is counted in the programs.
+
+use super::*;
+use crate::algorithm::program;
+use crate::schedule::verify::verify;
+use crate::schedule::{Program, Step};
+
+/// What a rank's program does, and how much of its messages leaves the block.
+fn count(program: &Program, rank: usize, placement: Placement) -> (Load, Load) {
+    let parts = program.parts as f64;
+    let (mut load, mut out) = (Load::default(), Load::default());
+    for step in program.lanes.iter().flat_map(|lane| &lane.steps) {
+        let size = step.parts().len() as f64 / parts;
+        for peer in [step.source(), step.destination()].into_iter().flatten() {
+            load.messages += 1.0;
+            load.bytes += size;
+            if placement.separates(rank, peer) {
+                out.messages += 1.0;
+                out.bytes += size;
+            }
+        }
+        match step {
+            Step::Send { .. } | Step::Recv { .. } | Step::RecvCopySend { .. } => {}
+            Step::Copy { .. } => load.copied += size,
+            // Reads, combines, writes: a copy, and what combining adds to it.
+            Step::Reduce { .. } => (load.copied, load.reduced) = (load.copied + size, load.reduced + size),
+            _ => load.reduced += size,
+        }
+    }
+    (load, out)
+}
+
+fn shapes(ranks: std::ops::RangeInclusive<usize>) -> impl Iterator<Item = (Algorithm, Shape)> {
+    ranks.flat_map(|ranks| {
+        [1, 2].into_iter().flat_map(move |channels| {
+            Collective::ALL.into_iter().flat_map(move |collective| {
+                let shape = Shape { collective, ranks, root: ranks / 2, channels };
+                Algorithm::ALL.into_iter().map(move |algorithm| (algorithm, shape))
+            })
+        })
+    })
+}
+
+#[test]
+fn the_figures_are_those_of_the_programs() {
+    for (algorithm, shape) in shapes(2..=33) {
+        let ranks = shape.ranks;
+        let Some(work) = work(algorithm, &shape) else { continue };
+        let programs: Vec<_> = (0..ranks).filter_map(|r| program(algorithm, &shape, r)).collect();
+        let report = verify(&programs, &shape, 2, 1, false).unwrap();
+        let name = format!("{algorithm} {shape:?}: {work:?}");
+        let loads: Vec<Load> = programs.iter().enumerate().map(|(r, p)| count(p, r, Placement::TOGETHER).0).collect();
+        let max = |f: fn(&Load) -> f64| loads.iter().map(f).fold(0.0, f64::max);
+        let mean = |f: fn(&Load) -> f64| loads.iter().map(f).sum::<f64>() / ranks as f64;
+        let same = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a} counted, {b} in {name}");
+        same(f64::from(report.hops), work.path.messages / 2.0);
+        same(mean(|l| l.messages), work.mean.messages);
+        same(mean(|l| l.bytes), work.mean.bytes);
+        same(mean(|l| l.reduced), work.mean.reduced);
+        same(mean(|l| l.copied), work.mean.copied);
+        same(max(|l| l.copied), work.busiest.copied);
+        // A tree that is cut off at the right may lack a node with all neighbours.
+        let close = |a: f64, b: f64| assert!(a <= b + 1e-9 && b <= 1.6 * a, "{a} counted, {b} in {name}");
+        close(max(|l| l.messages), work.busiest.messages);
+        close(max(|l| l.bytes), work.busiest.bytes);
+        close(max(|l| l.reduced), work.busiest.reduced);
+    }
+}
+
+#[test]
+fn what_leaves_the_host_is_what_is_counted() {
+    for block in [2, 3, 4, 8] {
+        let placement = Placement::blocks(block);
+        for (algorithm, shape) in shapes(2..=33) {
+            // A root in the middle of the ranks, and the first one.
+            let root = if shape.channels == 1 { 0 } else { shape.root };
+            let shape = Shape { root, ..shape };
+            let n = shape.ranks;
+            if work(algorithm, &shape).is_none() {
+                continue;
+            }
+            let share = crossing(algorithm, &shape, placement);
+            let name = format!("{algorithm} {shape:?} in blocks of {block}: {share:?}");
+            for s in [share.path, share.busiest, share.mean] {
+                assert!((0.0..=1.0).contains(&s.messages) && (0.0..=1.0).contains(&s.bytes), "{name}");
+            }
+            let (mut all, mut out) = (Load::default(), Load::default());
+            for rank in 0..n {
+                let (a, o) = count(&program(algorithm, &shape, rank).unwrap(), rank, placement);
+                all = Load { messages: all.messages + a.messages, bytes: all.bytes + a.bytes, ..all };
+                out = Load { messages: out.messages + o.messages, bytes: out.bytes + o.bytes, ..out };
+            }
+            let (messages, bytes) = (out.messages / all.messages, out.bytes / all.bytes);
+            let near = |counted: f64, said: f64, slack: f64| {
+                assert!((counted - said).abs() <= slack, "{counted} counted, {said} in {name}");
+            };
+            // Trees and cubes whose size is not a power of two, or not aligned with the blocks, are approximated.
+            let regular = n.is_power_of_two() && block.is_power_of_two();
+            let slack = match algorithm {
+                // The second channel's chain runs the other way.
+                Algorithm::Ring if shape.channels > 1 && shape.collective.has_root() => 1.0 / (n as f64 - 1.0),
+                Algorithm::Ring | Algorithm::Direct => 1e-9,
+                Algorithm::HalvingDoubling if regular => 1e-9,
+                Algorithm::Tree if regular && shape.root == 0 => 1e-9,
+                _ => 0.5,
+            };
+            near(messages, share.mean.messages, slack);
+            near(bytes, share.mean.bytes, slack);
+        }
+    }
+}
+
+#[test]
+fn links_of_one_kind_have_no_mixture() {
+    for (algorithm, shape) in shapes(2..=9) {
+        assert_eq!(crossing(algorithm, &shape, Placement::TOGETHER), Crossing::of(0.0));
+        assert_eq!(crossing(algorithm, &shape, Placement::APART), Crossing::of(1.0));
+    }
+}
+
+#[test]
+fn totals_are_those_of_all_windows() {
+    let shape = Shape { collective: Collective::AllReduce, ranks: 4, root: 0, channels: 1 };
+    let t = terms(Algorithm::Ring, &shape, 1 << 20, 64 << 10).unwrap();
+    assert_eq!((t.windows, t.hops(), t.footprint), (4.0, 6.0, 2.0 * (1 << 20) as f64));
+    assert_eq!((t.wire_bytes(), t.reduced_bytes()), (3.0 * (1 << 20) as f64, 0.75 * (1 << 20) as f64));
+    assert_eq!((t.copied_bytes(), t.syncs()), (0.0, 0.0));
+    let gather = Shape { collective: Collective::AllGather, ..shape };
+    let t = terms(Algorithm::Direct, &gather, 1000, 64 << 10).unwrap();
+    assert_eq!((t.copied_bytes(), t.footprint), (1000.0, 5000.0));
+}
