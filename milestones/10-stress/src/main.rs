@@ -4,6 +4,7 @@ mod args;
 mod busbw;
 mod call;
 mod case;
+mod csv;
 mod measure;
 mod memory;
 mod pattern;
