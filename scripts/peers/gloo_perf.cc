@@ -173,7 +173,6 @@ int main(int argc, char **argv) {
         try {
             world = connect("world", false, directory);
             if (poll) polling = connect("polling", true, directory);
-            if (!rank) printf("# Gloo %s, %d ranks\n", poll ? "polling, in place" : "default", peer_ranks);
             perf_run(&o);
         } catch (const std::exception &error) {
             fprintf(stderr, "rank %d: %s\n", rank, error.what());

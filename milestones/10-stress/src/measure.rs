@@ -66,8 +66,11 @@ pub(crate) fn time(comm: &Comm, effort: &Effort, mut call: impl FnMut() -> Resul
     let seconds = if effort.iterations.is_some() { 0.0 } else { estimate(comm, effort.slice(), &mut call)? };
     let (iterations, repetitions) = effort.plan(seconds);
     let (mut all, mut clean) = (Vec::new(), Vec::new());
-    while clean.len() < repetitions && all.len() < 3 * repetitions {
+    // A disturbed repetition is made again, unless that has taken four times the budget already.
+    let (most, patience, mut spent) = (3 * repetitions, 4.0 * effort.budget.as_secs_f64(), 0.0);
+    while clean.len() < repetitions && (all.len() < repetitions || (all.len() < most && spent < patience)) {
         let (seconds, disturbed) = repetition(comm, iterations, &mut call)?;
+        spent += seconds * iterations as f64;
         all.push(seconds);
         if effort.crowded || !disturbed {
             clean.push(seconds);

@@ -124,7 +124,7 @@ impl Bench {
             Err(error) => return self.leave_out(column, &place, failed(format!("{error:#}"))),
         };
         if program.role != Role::Peer && outcome.code == Some(CANNOT_RUN) {
-            let note = format!("{}: left out: {}", program.name, outcome.last_words());
+            let note = format!("{}: {}", program.name, outcome.last_words());
             return self.leave_out(column, &place, note);
         }
         if output.rows.is_empty() {
@@ -148,6 +148,10 @@ impl Bench {
             }
         }
         let program = &self.programs[column];
+        if let Some(line) = output.broken.filter(|_| outcome.code == Some(0)) {
+            self.note(format!("{}: unexpected line: {line}", program.name));
+        }
+        let program = &self.programs[column];
         if outcome.cut_off {
             self.ended[column] += 1;
             let limit = args.limit.as_secs_f64();
@@ -158,7 +162,11 @@ impl Bench {
             ));
             self.out[column] = self.ended[column] >= PATIENCE;
         } else if outcome.code != Some(0) {
-            self.note(format!("{}: round {} ended early: {}", program.name, round + 1, outcome.last_words()));
+            // It died, or its own limit ended it.
+            self.ended[column] += 1;
+            let last = output.rows.last().map_or(String::new(), |row| format!(" after {} {} bytes", row.op, row.bytes));
+            self.note(format!("{}: ended by itself{last}: {}", program.name, outcome.last_words()));
+            self.out[column] = self.ended[column] >= PATIENCE;
         }
         self.measured.runs.push(Run { column, round, before, after, rows: output.rows });
         Ok(())
@@ -223,7 +231,7 @@ fn head(args: &Args, facts: &[(String, String)], parts: &[Bench]) -> String {
     versions.sort();
     versions.dedup();
     for version in versions {
-        let _ = writeln!(text, "| Peer says | {version} |");
+        let _ = writeln!(text, "| Peer says | {} |", version.replace('\t', " "));
     }
     let _ = write!(
         text,

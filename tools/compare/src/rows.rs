@@ -28,6 +28,8 @@ pub(crate) struct Output {
     pub(crate) rows: Vec<Row>,
     /// Its remarks: lines that begin with `#` and say something.
     pub(crate) remarks: Vec<String>,
+    /// The first line after the rows that is none: a launcher saying that its program died.
+    pub(crate) broken: Option<String>,
 }
 
 /// Understands a program's output. The last line may be cut off when the program was ended.
@@ -41,7 +43,13 @@ pub(crate) fn parse(text: &str) -> Result<Output> {
         } else if line == HEADING {
             heading = true;
         } else if heading {
-            output.rows.push(row(line).with_context(|| format!("unexpected line: {line}"))?);
+            match row(line) {
+                Ok(row) => output.rows.push(row),
+                Err(error) => {
+                    output.broken = Some(format!("{line}: {error:#}"));
+                    break;
+                }
+            }
         } else {
             bail!("expected the heading {HEADING}, got: {line}");
         }
@@ -93,14 +101,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_row_is_an_error() {
+    fn what_is_no_row_ends_the_rows_and_is_kept() {
         for bad in [
             "reduce,f32,out,8,0.2",
             "reduce,f32,out,8,0,1,1,1,1,1,0",
             "reduce,f32,out,8,1,1,1,1,1,1,",
             "Segmentation fault",
         ] {
-            assert!(parse(&format!("{HEADING}\n{bad}\n")).is_err(), "{bad}");
+            let good = "barrier,f32,out,0,1,1,1,1,1,1,0";
+            let output = parse(&format!("{HEADING}\n{good}\n{bad}\n{good}\n")).unwrap();
+            assert_eq!(output.rows.len(), 1);
+            assert!(output.broken.unwrap().starts_with(bad));
         }
         assert!(parse("mpirun: not found\n").is_err());
     }
