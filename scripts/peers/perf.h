@@ -4,7 +4,8 @@
  *   A repetition: a barrier, then calls back to back; it counts with the mean per call of the slowest rank.
  *   The result:   the median over clean repetitions. A repetition is clean when no rank waited for its core for more than
  *                 0.5 % of it; with more ranks than cores every repetition counts.
- *   Calls:        as many as fit into budget / repetitions seconds, found by trying 1, 4, 16, ... calls.
+ *   Calls:        as many as fit into budget / repetitions seconds, found by trying 1, 4, 16, ... calls, after one call whose
+ *                 result is checked.
  *   Sizes:        as nccl-tests: all_gather, reduce_scatter and all_to_all in total bytes, the others in bytes per rank.
  *   Buffers:      mmap, the data one page behind a multiple of 2 MiB, written before use. "fresh" walks over a set of buffers
  *                 twice as large as the last-level cache, a new place at each call.
@@ -47,6 +48,7 @@ struct options {
 };
 enum { PERIOD = 4093, GUARD = 4096, MOST_CALLS = 20000, FEWEST = 3, MOST_REPETITIONS = 1000, HUGE_PAGE = 2 << 20 };
 
+static const double SLOW = 0.01; /* seconds: such a call is estimated once */
 static int all_count; /* disturbed repetitions count too */
 
 static double seconds_now(void) {
@@ -255,13 +257,13 @@ static int perf_size(enum operation op, size_t bytes, const struct options *o, c
 
     int dirty, repetitions = o->repetitions, n_clean = 0, n_all = 0;
     long calls = 1;
-    double per = perf_repetition(op, l.count, &w, 1, &dirty), slice = o->budget / repetitions;
+    double per = 0, slice = o->budget / repetitions, spent = 0;
     for (;;) {
         /* Fastest of three, so that one interruption does not decide; a slow call is tried once. */
         for (int i = 0; i < 3; i++) {
             double t = perf_repetition(op, l.count, &w, calls, &dirty);
             per = i ? fmin(per, t) : t;
-            if (per * (double)calls < slice / 4 || per > 0.01) break;
+            if (per * (double)calls < slice / 4 || per > SLOW) break;
         }
         if (per * (double)calls >= slice / 4 || calls >= MOST_CALLS) break;
         calls = calls * 4 < MOST_CALLS ? calls * 4 : (long)MOST_CALLS;
@@ -272,17 +274,18 @@ static int perf_size(enum operation op, size_t bytes, const struct options *o, c
         int fit = (int)fmin(o->budget / per, repetitions);
         repetitions = fit > FEWEST ? fit : FEWEST < repetitions ? FEWEST : repetitions;
     }
-    if (too_slow) {
+    /* One slow call is a repetition already. */
+    if (per > SLOW && calls == 1) {
         all[n_all++] = per;
-        clean[n_clean++] = per;
-    } else
-        /* A disturbed repetition is made again, unless that has taken four times the budget already. */
-        for (double spent = 0; n_clean < repetitions && (n_all < repetitions || (n_all < 3 * repetitions && spent < 4 * o->budget));) {
-            double t = perf_repetition(op, l.count, &w, calls, &dirty);
-            spent += t * (double)calls;
-            all[n_all++] = t;
-            if (!dirty || all_count) clean[n_clean++] = t;
-        }
+        if (!dirty || all_count) clean[n_clean++] = per;
+    }
+    /* A disturbed repetition is made again, unless that has taken four times the budget already. */
+    while (!too_slow && n_clean < repetitions && (n_all < repetitions || (n_all < 3 * repetitions && spent < 4 * o->budget))) {
+        double t = perf_repetition(op, l.count, &w, calls, &dirty);
+        spent += t * (double)calls;
+        all[n_all++] = t;
+        if (!dirty || all_count) clean[n_clean++] = t;
+    }
     double *times = n_clean >= FEWEST || n_clean == n_all ? clean : all;
     int n = times == clean ? n_clean : n_all;
     qsort(times, (size_t)n, sizeof *times, perf_by_value);
@@ -326,6 +329,10 @@ static void perf_run(const struct options *o) {
         if (!perf_wants(o, op) || !peer_offers(op)) continue;
         for (size_t bytes = o->min; bytes <= o->max; bytes *= o->factor)
             if (!perf_size(op, bytes, o, in, out, area) || op == BARRIER) break;
+    }
+    if (!peer_rank) {
+        printf("# complete\n");
+        fflush(stdout);
     }
     peer_barrier();
 }

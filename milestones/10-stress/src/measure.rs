@@ -34,6 +34,8 @@ pub(crate) struct Effort {
 const MOST: usize = 20_000;
 /// Fewest repetitions, however slow a call is.
 const FEWEST: usize = 3;
+/// Seconds of a call that is estimated only once.
+const SLOW: f64 = 0.01;
 /// A repetition is disturbed when a rank waited for its core for more than this share of it,
 const DISTURBED: f64 = 0.005;
 /// and for more seconds than this.
@@ -63,9 +65,17 @@ pub(crate) fn time(comm: &Comm, effort: &Effort, mut call: impl FnMut() -> Resul
         call()?;
     }
     // Every rank has the same estimate, so every rank has the same plan.
-    let seconds = if effort.iterations.is_some() { 0.0 } else { estimate(comm, effort.slice(), &mut call)? };
+    let (seconds, disturbed) = match effort.iterations {
+        Some(_) => (0.0, false),
+        None => estimate(comm, effort.slice(), &mut call)?,
+    };
     let (iterations, repetitions) = effort.plan(seconds);
     let (mut all, mut clean) = (Vec::new(), Vec::new());
+    // One slow call is a repetition already.
+    if seconds > SLOW && iterations == 1 {
+        all.push(seconds);
+        clean.extend((effort.crowded || !disturbed).then_some(seconds));
+    }
     // A disturbed repetition is made again, unless that has taken four times the budget already.
     let (most, patience, mut spent) = (3 * repetitions, 4.0 * effort.budget.as_secs_f64(), 0.0);
     while clean.len() < repetitions && (all.len() < repetitions || (all.len() < most && spent < patience)) {
@@ -79,20 +89,22 @@ pub(crate) fn time(comm: &Comm, effort: &Effort, mut call: impl FnMut() -> Resul
     Ok(Timing::of(all, clean, FEWEST, iterations))
 }
 
-/// About how many seconds a call takes: with 1, 4, 16, … calls, until they fill a quarter of `slice`.
-fn estimate(comm: &Comm, slice: f64, call: &mut impl FnMut() -> Result<()>) -> Result<f64> {
+/// About how many seconds a call takes: with 1, 4, 16, … calls, until they fill a quarter of `slice`. And whether the last
+/// of them were disturbed.
+fn estimate(comm: &Comm, slice: f64, call: &mut impl FnMut() -> Result<()>) -> Result<(f64, bool)> {
     let mut calls = 1;
     loop {
         // The fastest of three, so that one interruption does not decide; a slow call is tried once.
-        let mut fastest = f64::INFINITY;
+        let (mut fastest, mut last) = (f64::INFINITY, false);
         for _ in 0..3 {
-            fastest = fastest.min(repetition(comm, calls, call)?.0);
-            if fastest * (calls as f64) < slice / 4.0 || fastest > 0.01 {
+            let (seconds, disturbed) = repetition(comm, calls, call)?;
+            (fastest, last) = (fastest.min(seconds), disturbed);
+            if fastest * (calls as f64) < slice / 4.0 || fastest > SLOW {
                 break;
             }
         }
         if fastest * calls as f64 >= slice / 4.0 || calls >= MOST {
-            return Ok(fastest);
+            return Ok((fastest, last));
         }
         calls = (4 * calls).min(MOST);
     }

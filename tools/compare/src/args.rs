@@ -48,6 +48,9 @@ pub(crate) struct Args {
     /// Rounds; in each one every program runs once.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) rounds: u32,
+    /// Minutes; no round begins that would probably end later, but three rounds are made in any case.
+    #[arg(long, default_value_t = 25.0)]
+    pub(crate) minutes: f64,
     /// Seconds to measure each size in each round, about.
     #[arg(long, default_value = "0.014", value_parser = seconds)]
     pub(crate) budget: Duration,

@@ -32,6 +32,10 @@ use stats::median;
 
 /// What our benchmark exits with when the library lacks what was asked for.
 const CANNOT_RUN: i32 = 3;
+/// Rounds that are made whatever time they take.
+const FEWEST_ROUNDS: u32 = 3;
+/// The peers' last remark.
+const COMPLETE: &str = "complete";
 /// A program that had to be ended this often is left out from then on.
 const PATIENCE: u32 = 2;
 
@@ -51,6 +55,14 @@ fn main() -> Result<()> {
     let mut stream =
         tcp && !args.no_stream && args.ops.iter().any(|op| op == "all" || op == "sendrecv" || op == "pingpong");
     for round in 0..args.rounds {
+        let each = start.elapsed().as_secs_f64() / 60.0 / f64::from(round.max(1));
+        if round >= FEWEST_ROUNDS && each * f64::from(round + 1) > args.minutes {
+            notes.push(format!(
+                "{round} of {} rounds: more would have taken over {} minutes",
+                args.rounds, args.minutes
+            ));
+            break;
+        }
         for part in &mut parts {
             part.round(&args, round)?;
         }
@@ -67,6 +79,7 @@ fn main() -> Result<()> {
         // A comparison that is ended by hand keeps what it has.
         write(&args, &facts, &parts, &streams, &notes)?;
     }
+    write(&args, &facts, &parts, &streams, &notes)?;
     let took = start.elapsed().as_secs();
     eprintln!("wrote {}.md, .csv and .svg after {} min {} s", args.output.display(), took / 60, took % 60);
     Ok(())
@@ -124,7 +137,7 @@ impl Bench {
             Err(error) => return self.leave_out(column, &place, failed(format!("{error:#}"))),
         };
         if program.role != Role::Peer && outcome.code == Some(CANNOT_RUN) {
-            let note = format!("{}: {}", program.name, outcome.last_words());
+            let note = format!("{}: the library does not offer it yet", program.name);
             return self.leave_out(column, &place, note);
         }
         if output.rows.is_empty() {
@@ -148,11 +161,15 @@ impl Bench {
             }
         }
         let program = &self.programs[column];
+        // What a library does after its last line is no matter.
+        let complete = output.remarks.iter().any(|remark| remark == COMPLETE);
         if let Some(line) = output.broken.filter(|_| outcome.code == Some(0)) {
             self.note(format!("{}: unexpected line: {line}", program.name));
         }
         let program = &self.programs[column];
-        if outcome.cut_off {
+        if complete || program.role != Role::Peer && outcome.code == Some(0) {
+            // Nothing is missing.
+        } else if outcome.cut_off {
             self.ended[column] += 1;
             let limit = args.limit.as_secs_f64();
             self.note(format!(
@@ -235,7 +252,7 @@ fn head(args: &Args, facts: &[(String, String)], parts: &[Bench]) -> String {
     }
     let _ = write!(
         text,
-        "\nEvery program ran once in each of {} rounds, in turn; rank r on core r modulo the number of cores. A time is the median over the \
+        "\nEvery program ran once in each round, {} rounds if no note below says less, in turn; rank r on core r modulo the number of cores. A time is the median over the \
          rounds; in each round it is the median over repetitions of calls back to back, each after a barrier, of the slowest \
          rank's mean. Sizes as nccl-tests: all_gather, reduce_scatter and all_to_all in total bytes. Ratios are the best \
          peer's time over ours: above 1 we are faster. `~`: most repetitions were disturbed by other programs. pingpong is there and \

@@ -31,7 +31,7 @@ pub(crate) fn round(args: &Args) -> Result<Rates> {
     let theirs = WRITES.iter().map(|write| iperf(write)).collect::<Result<_>>()?;
     let size = BYTES.to_string();
     let mut command = Command::new(&args.stress);
-    command.args("--csv --place mpi -w 1 --ranks 2 --transport tcp --collective pingpong".split(' '));
+    command.args("--csv --place mpi -w 0 --ranks 2 --transport tcp --collective pingpong".split(' '));
     command.args(["-b", &size, "-e", &size, "--budget", SECONDS]);
     let outcome = child::run(&mut command, LIMIT)?;
     let output = rows::parse(&outcome.stdout)?;
