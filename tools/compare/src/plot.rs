@@ -7,7 +7,6 @@ use plotters::prelude::*;
 
 use crate::program::Role;
 use crate::results::{Line, Summary};
-use crate::table::size;
 
 const WIDTH: u32 = 1200;
 const HEIGHT: u32 = 340;
@@ -117,7 +116,7 @@ fn chart<'a, D: DrawingBackend + 'a>(
         .configure_mesh()
         .x_desc("size (bytes)")
         .y_desc(label)
-        .x_label_formatter(&|bytes| size(*bytes as usize))
+        .x_label_formatter(&|bytes| short(*bytes))
         .y_label_formatter(&|value| short(*value))
         .light_line_style(WHITE)
         .draw()?;
@@ -164,7 +163,7 @@ fn short(value: f64) -> String {
     match value {
         v if v >= 1e6 => format!("{:.0}M", v / 1e6),
         v if v >= 1e3 => format!("{:.0}K", v / 1e3),
-        v if v >= 10.0 => format!("{v:.0}"),
+        v if v >= 10.0 || v == 1.0 => format!("{v:.0}"),
         v => format!("{v:.2}"),
     }
 }
