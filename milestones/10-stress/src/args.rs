@@ -11,7 +11,8 @@ use tinynccl::{Config, DType, ReduceOp};
 
 use crate::case::{self, Case};
 use crate::measure::Effort;
-use crate::row::Settings;
+use crate::memory::Buffers;
+use crate::row::{Places, Settings};
 use crate::size::{self, Increment};
 
 /// Correctness and speed of every collective, with the flags and columns of nccl-tests.
@@ -52,7 +53,7 @@ pub(crate) struct Args {
     #[arg(short = 'c', long = "check", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
     check: u8,
     /// What to run: all_reduce all_gather reduce_scatter broadcast reduce gather scatter all_to_all sendrecv barrier,
-    /// a list of them, or all.
+    /// a list of them, or all; pingpong: send and recv between ranks 0 and 1, there and back.
     #[arg(long, default_value = "all_reduce", value_delimiter = ',')]
     collective: Vec<String>,
     /// Ranks to start on this machine; under a launcher its number counts.
@@ -79,7 +80,19 @@ pub(crate) struct Args {
     /// Other values in the buffers.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
-    /// Do not keep each rank on a core of its own (done when there are cores enough).
+    /// Memory of the calls: the same every time, other every time (in no cache), or the library's own for all ranks.
+    #[arg(long, value_enum, default_value = "reused")]
+    pub(crate) buffers: Buffers,
+    /// Put that memory on huge pages.
+    #[arg(long)]
+    pub(crate) huge_pages: bool,
+    /// Out of place, in place, both, or as MPI's functions are called (broadcast in place, the others not).
+    #[arg(long = "place", value_enum, default_value = "both")]
+    places: Places,
+    /// Print comma-separated values instead of the table.
+    #[arg(long)]
+    pub(crate) csv: bool,
+    /// Do not keep each rank on one core (rank r is kept on core r, modulo the number of cores).
     #[arg(long = "no-pin", action = ArgAction::SetFalse)]
     pub(crate) pin: bool,
     /// Print what the library chooses for each size, why, and what the runner-up would cost, instead of the table.
@@ -101,7 +114,7 @@ pub(crate) struct Args {
 pub(crate) struct Plan {
     pub(crate) sizes: Vec<usize>,
     pub(crate) settings: Settings,
-    collectives: Vec<Collective>,
+    collectives: Vec<(Collective, bool)>,
     dtypes: Vec<DType>,
     ops: Vec<ReduceOp>,
     /// `None`: every rank in turn.
@@ -122,6 +135,11 @@ impl Args {
     fn understand(&self) -> Result<Plan, String> {
         if self.min > self.max {
             return Err(format!("-b {} is more than -e {}", self.min, self.max));
+        }
+        if self.blocking == 0 && (self.buffers != Buffers::Reused || self.huge_pages) {
+            return Err(
+                "-z 0: asynchronous calls own their buffers, so --buffers and --huge-pages do not apply".to_owned()
+            );
         }
         let increment = match self.step {
             Some(0) => return Err("-i 0: expected at least 1 byte".to_owned()),
@@ -157,11 +175,13 @@ impl Args {
                     iterations: self.iterations.map(|n| n as usize),
                     repetitions: self.repetitions as usize,
                     budget: self.budget,
+                    crowded: false,
                 },
+                places: self.places,
                 check: self.check == 1,
                 asynchronous: self.blocking == 0,
             },
-            collectives: list(&self.collective, &Collective::ALL, collective)?,
+            collectives: list(&self.collective, &Collective::ALL.map(|c| (c, false)), collective)?,
             dtypes: list(&self.dtype, &DType::ALL, |s| dtype(s).map_err(|e| format!("-d: {e}")))?,
             ops: list(&self.op, &ReduceOp::ALL, |s| s.parse().map_err(|e| format!("-o: {e}")))?,
             root,
@@ -174,6 +194,11 @@ impl Args {
 }
 
 impl Plan {
+    /// Bytes of the largest row.
+    pub(crate) fn largest(&self) -> usize {
+        self.sizes.iter().copied().max().unwrap_or(0)
+    }
+
     /// The library's settings: the environment, then the flags.
     pub(crate) fn config(&self) -> tinynccl::Result<Config> {
         let mut config = Config::from_env()?;
@@ -189,7 +214,10 @@ impl Plan {
             return Err(format!("-r {root}: expected a rank below {ranks}"));
         }
         let mut cases = Vec::new();
-        for &collective in &self.collectives {
+        for &(collective, round_trip) in &self.collectives {
+            if round_trip && ranks < 2 {
+                return Err("--collective pingpong: expected 2 ranks or more".to_owned());
+            }
             let dtypes = if collective == Collective::Barrier { &self.dtypes[..1] } else { &self.dtypes[..] };
             let ops: Vec<_> = match collective.reduces() {
                 true => self.ops.iter().copied().map(Some).collect(),
@@ -202,7 +230,7 @@ impl Plan {
             };
             for &dtype in dtypes {
                 for &op in &ops {
-                    cases.extend(roots.iter().map(|&root| Case { collective, dtype, op, root }));
+                    cases.extend(roots.iter().map(|&root| Case { collective, round_trip, dtype, op, root }));
                 }
             }
         }
@@ -319,12 +347,18 @@ mod tests {
             ("--timeout inf", "seconds"),
             ("--measure", "--explain"),
             ("--explain --json a", "cannot be used with"),
+            ("-z 0 --buffers fresh", "own their buffers"),
+            ("--buffers stale", "fresh"),
+            ("--place here", "mpi"),
             ("--ranks 0", "0"),
             ("-n 0", "0"),
         ] {
             let error = parse(line).map(|_| ()).unwrap_err();
             assert!(error.contains(word), "{line}: {error}");
         }
+        let (_, plan) = parse("--collective pingpong").unwrap();
+        assert!(plan.cases(1).unwrap_err().contains("2 ranks or more"));
+        assert!(plan.cases(2).unwrap()[0].round_trip);
         let (_, plan) = parse("-r 2 --collective broadcast").unwrap();
         assert!(plan.cases(2).unwrap_err().contains("below 2"));
     }

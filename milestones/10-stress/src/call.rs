@@ -8,7 +8,7 @@ use crate::memory::Memory;
 use crate::pattern::Number;
 
 /// Makes the call in the caller's thread.
-pub(crate) fn blocking<T: Number>(comm: &Comm, case: &Case, place: Place, memory: &mut Memory<T>) -> Result<()> {
+pub(crate) fn blocking<T: Number>(comm: &Comm, case: &Case, place: Place, memory: &mut Memory<'_, T>) -> Result<()> {
     let op = case.op.unwrap_or(ReduceOp::Sum);
     let root = case.root.unwrap_or(0);
     if place == Place::In {
@@ -32,6 +32,11 @@ pub(crate) fn blocking<T: Number>(comm: &Comm, case: &Case, place: Place, memory
         Collective::Scatter => comm.scatter(input, output, root),
         Collective::AllToAll => comm.all_to_all(input, output),
         Collective::Barrier => comm.barrier(),
+        Collective::SendRecv if case.round_trip => match comm.rank() {
+            0 => comm.send(input, 1).and_then(|()| comm.recv(output, 1)),
+            1 => comm.recv(output, 0).and_then(|()| comm.send(input, 0)),
+            _ => Ok(()),
+        },
         // To the right, from the left.
         Collective::SendRecv => {
             let (rank, ranks) = (comm.rank(), comm.size());

@@ -20,6 +20,8 @@ pub(crate) enum Place {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Case {
     pub(crate) collective: Collective,
+    /// Of send/recv: not to the right and from the left, but from rank 0 to rank 1 and back. The time is that of both ways.
+    pub(crate) round_trip: bool,
     pub(crate) dtype: DType,
     /// `None` for collectives that only move data.
     pub(crate) op: Option<ReduceOp>,
@@ -54,6 +56,11 @@ impl Case {
             Collective::AllToAll => layout(each, each * ranks, each * ranks),
             Collective::Barrier => layout(0, 0, 0),
         }
+    }
+
+    /// The name in the output.
+    pub(crate) fn name(&self) -> &'static str {
+        if self.round_trip { ROUND_TRIP } else { name(self.collective) }
     }
 
     /// Bytes of the size column.
@@ -102,6 +109,10 @@ impl Case {
             Collective::Reduce | Collective::Gather => vec![(output, nothing)],
             Collective::Scatter => vec![(output, Source::Input(root, rank * count))],
             Collective::AllToAll => segments(&|s| Source::Input(s, rank * count)),
+            Collective::SendRecv if self.round_trip => match rank {
+                0 | 1 => vec![(input, Source::Input(1 - rank, 0))],
+                _ => vec![(input, Source::Untouched)],
+            },
             Collective::SendRecv => vec![(input, Source::Input((rank + ranks - 1) % ranks, 0))],
             Collective::Barrier => Vec::new(),
         }
@@ -110,7 +121,7 @@ impl Case {
 
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", name(self.collective), self.dtype)?;
+        write!(f, "{} {}", self.name(), self.dtype)?;
         if let Some(op) = self.op {
             write!(f, " {op}")?;
         }
@@ -121,6 +132,9 @@ impl fmt::Display for Case {
     }
 }
 
+/// On the command line and in the output: send/recv there and back.
+const ROUND_TRIP: &str = "pingpong";
+
 /// The collective's name on the command line and in the output.
 pub(crate) fn name(collective: Collective) -> &'static str {
     match collective {
@@ -129,10 +143,13 @@ pub(crate) fn name(collective: Collective) -> &'static str {
     }
 }
 
-/// A collective by name, with or without underscores; `alltoall` is all_to_all.
-pub(crate) fn parse(text: &str) -> Option<Collective> {
+/// A collective by name, with or without underscores, and whether it is a round trip; `alltoall` is all_to_all.
+pub(crate) fn parse(text: &str) -> Option<(Collective, bool)> {
     let plain = |s: &str| s.to_ascii_lowercase().replace(['_', '-'], "");
-    Collective::ALL.into_iter().find(|&c| plain(name(c)) == plain(text))
+    if plain(text) == ROUND_TRIP {
+        return Some((Collective::SendRecv, true));
+    }
+    Collective::ALL.into_iter().find(|&c| plain(name(c)) == plain(text)).map(|c| (c, false))
 }
 
 #[cfg(test)]
@@ -140,7 +157,8 @@ mod tests {
     use super::*;
 
     fn case(collective: Collective) -> Case {
-        Case { collective, dtype: DType::F32, op: collective.reduces().then_some(ReduceOp::Sum), root: Some(1) }
+        let op = collective.reduces().then_some(ReduceOp::Sum);
+        Case { collective, round_trip: false, dtype: DType::F32, op, root: Some(1) }
     }
 
     #[test]
@@ -183,13 +201,25 @@ mod tests {
     }
 
     #[test]
+    fn a_round_trip_is_between_two_ranks() {
+        let c = Case { round_trip: true, ..case(Collective::SendRecv) };
+        let layout = c.layout(40, 3);
+        let expected = |rank| c.expected(Place::Out, layout, rank, 3);
+        assert_eq!(expected(0), [(10, Source::Input(1, 0))]);
+        assert_eq!(expected(1), [(10, Source::Input(0, 0))]);
+        assert_eq!(expected(2), [(10, Source::Untouched)]);
+        assert_eq!(c.to_string(), "pingpong f32 root 1");
+    }
+
+    #[test]
     fn names_parse_in_any_spelling() {
         for c in Collective::ALL {
-            assert_eq!(parse(name(c)), Some(c));
+            assert_eq!(parse(name(c)), Some((c, false)));
         }
-        assert_eq!(parse("AllReduce"), Some(Collective::AllReduce));
-        assert_eq!(parse("alltoall"), Some(Collective::AllToAll));
-        assert_eq!(parse("send_recv"), Some(Collective::SendRecv));
+        assert_eq!(parse("AllReduce"), Some((Collective::AllReduce, false)));
+        assert_eq!(parse("alltoall"), Some((Collective::AllToAll, false)));
+        assert_eq!(parse("send_recv"), Some((Collective::SendRecv, false)));
+        assert_eq!(parse("ping-pong"), Some((Collective::SendRecv, true)));
         assert_eq!(parse("all"), None);
     }
 }

@@ -10,6 +10,7 @@ use tinynccl::wire::Collective;
 
 use crate::args::{Args, Plan};
 use crate::case::{Case, Layout, Place};
+use crate::memory::Arena;
 use crate::pattern::{Number, Pattern, Tables, with_type};
 use crate::session::say;
 use crate::{pin, row};
@@ -21,9 +22,10 @@ const WRONG: f64 = 1.1;
 pub(crate) fn run(comm: &Comm, args: &Args, plan: &Plan) -> Result<u64> {
     let cases = plan.cases(comm.size()).map_err(anyhow::Error::msg)?;
     if args.pin {
-        pin::to_core(comm.local_rank(), comm.size());
+        pin::to_core(comm.local_rank());
     }
     say(comm, &model(comm))?;
+    let mut arena = Arena::new(comm, plan.largest(), args.buffers, args.huge_pages)?;
     let mut wrong = 0;
     let mut score = Score::default();
     for case in &cases {
@@ -32,7 +34,7 @@ pub(crate) fn run(comm: &Comm, args: &Args, plan: &Plan) -> Result<u64> {
             say(comm, "# one message: nothing to choose")?;
             continue;
         }
-        wrong += with_type!(case.dtype, T => block::<T>(comm, case, args, plan, &mut score)?);
+        wrong += with_type!(case.dtype, T => block::<T>(comm, case, args, plan, &mut arena, &mut score)?);
     }
     if args.measure {
         say(comm, &score.summary())?;
@@ -42,7 +44,14 @@ pub(crate) fn run(comm: &Comm, args: &Args, plan: &Plan) -> Result<u64> {
 }
 
 /// The sizes of one case.
-fn block<T: Number>(comm: &Comm, case: &Case, args: &Args, plan: &Plan, score: &mut Score) -> Result<u64> {
+fn block<T: Number>(
+    comm: &Comm,
+    case: &Case,
+    args: &Args,
+    plan: &Plan,
+    arena: &mut Arena,
+    score: &mut Score,
+) -> Result<u64> {
     let tables = Tables::<T>::new(&Pattern::new::<T>(case.op, comm.size(), args.seed));
     let usual = comm.config().algorithm;
     let once = [0];
@@ -57,7 +66,7 @@ fn block<T: Number>(comm: &Comm, case: &Case, args: &Args, plan: &Plan, score: &
         if args.measure {
             let mut time = |estimate: &Estimate| -> Result<f64> {
                 comm.set_algorithm(Some(estimate.algorithm));
-                let row = row::run(comm, case, Place::Out, layout, &tables, &plan.settings)?;
+                let row = row::run(comm, case, Place::Out, layout, &tables, &plan.settings, arena)?;
                 comm.set_algorithm(usual);
                 let Some(row) = row else { anyhow::bail!("{case}: nothing to measure out of place") };
                 wrong += row.wrong.unwrap_or(0);

@@ -1,10 +1,14 @@
 //! How a call is timed.
 //!
 //! Warm-up, then repetitions. Each repetition begins with a barrier; then the call is made several times back to back; the
-//! repetition counts with the mean of its calls on the slowest rank. The result is the median over the repetitions. Small
-//! broadcasts and reduces therefore show how fast the root issues them, not how long one takes to arrive: the
-//! root runs ahead (nccl-tests has the same property).
+//! repetition counts with the mean of its calls on the slowest rank. The result is the median over the clean repetitions: those
+//! in which no rank waited for its core. Small broadcasts and reduces therefore show how fast the root issues them, not how
+//! long one takes to arrive: the root runs ahead (nccl-tests has the same property).
+//!
+//! `scripts/peers/perf.h` is the same rule in C, for other libraries; what changes here must change there.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
 use std::time::{Duration, Instant};
 
 use tinynccl::{Comm, ReduceOp, Result};
@@ -22,22 +26,36 @@ pub(crate) struct Effort {
     pub(crate) repetitions: usize,
     /// Time for all repetitions of a row, when iterations are chosen.
     pub(crate) budget: Duration,
+    /// More ranks than cores: they always wait for each other's core, so every repetition counts.
+    pub(crate) crowded: bool,
 }
 
 /// Most calls per repetition that are chosen by themselves.
-const MOST: f64 = 20_000.0;
+const MOST: usize = 20_000;
 /// Fewest repetitions, however slow a call is.
 const FEWEST: usize = 3;
+/// Seconds of a call that is estimated only once.
+const SLOW: f64 = 0.01;
+/// A repetition is disturbed when a rank waited for its core for more than this share of it,
+const DISTURBED: f64 = 0.005;
+/// and for more seconds than this.
+const NOTHING: f64 = 3e-6;
 
 impl Effort {
+    /// Seconds of one repetition, about.
+    fn slice(&self) -> f64 {
+        self.budget.as_secs_f64() / self.repetitions.max(1) as f64
+    }
+
     /// Calls per repetition and repetitions, when one call takes about `seconds`.
     fn plan(&self, seconds: f64) -> (usize, usize) {
         if let Some(iterations) = self.iterations {
             return (iterations.max(1), self.repetitions.max(1));
         }
-        let calls = (self.budget.as_secs_f64() / seconds.max(1e-9)).max(1.0);
-        let repetitions = (calls as usize).clamp(FEWEST.min(self.repetitions), self.repetitions).max(1);
-        ((calls / repetitions as f64).clamp(1.0, MOST) as usize, repetitions)
+        let calls = (self.slice() / seconds.max(1e-9)) as usize;
+        let fitting = (self.budget.as_secs_f64() / seconds.max(1e-9)) as usize;
+        let repetitions = fitting.clamp(FEWEST.min(self.repetitions), self.repetitions).max(1);
+        (calls.clamp(1, MOST), repetitions)
     }
 }
 
@@ -46,23 +64,78 @@ pub(crate) fn time(comm: &Comm, effort: &Effort, mut call: impl FnMut() -> Resul
     for _ in 0..effort.warm_up {
         call()?;
     }
-    let estimate = repetition(comm, 2, &mut call)?;
     // Every rank has the same estimate, so every rank has the same plan.
-    let (iterations, repetitions) = effort.plan(estimate);
-    let seconds = (0..repetitions).map(|_| repetition(comm, iterations, &mut call)).collect::<Result<Vec<_>>>()?;
-    Ok(Timing::of(seconds, iterations))
+    let (seconds, disturbed) = match effort.iterations {
+        Some(_) => (0.0, false),
+        None => estimate(comm, effort.slice(), &mut call)?,
+    };
+    let (iterations, repetitions) = effort.plan(seconds);
+    let (mut all, mut clean) = (Vec::new(), Vec::new());
+    // One slow call is a repetition already.
+    if seconds > SLOW && iterations == 1 {
+        all.push(seconds);
+        clean.extend((effort.crowded || !disturbed).then_some(seconds));
+    }
+    // A disturbed repetition is made again, unless that has taken four times the budget already.
+    let (most, patience, mut spent) = (3 * repetitions, 4.0 * effort.budget.as_secs_f64(), 0.0);
+    while clean.len() < repetitions && (all.len() < repetitions || (all.len() < most && spent < patience)) {
+        let (seconds, disturbed) = repetition(comm, iterations, &mut call)?;
+        spent += seconds * iterations as f64;
+        all.push(seconds);
+        if effort.crowded || !disturbed {
+            clean.push(seconds);
+        }
+    }
+    Ok(Timing::of(all, clean, FEWEST, iterations))
 }
 
-/// Mean time of `iterations` calls, in seconds, on the slowest rank.
-fn repetition(comm: &Comm, iterations: usize, call: &mut impl FnMut() -> Result<()>) -> Result<f64> {
+/// About how many seconds a call takes: with 1, 4, 16, … calls, until they fill a quarter of `slice`. And whether the last
+/// of them were disturbed.
+fn estimate(comm: &Comm, slice: f64, call: &mut impl FnMut() -> Result<()>) -> Result<(f64, bool)> {
+    let mut calls = 1;
+    loop {
+        // The fastest of three, so that one interruption does not decide; a slow call is tried once.
+        let (mut fastest, mut last) = (f64::INFINITY, false);
+        for _ in 0..3 {
+            let (seconds, disturbed) = repetition(comm, calls, call)?;
+            (fastest, last) = (fastest.min(seconds), disturbed);
+            if fastest * (calls as f64) < slice / 4.0 || fastest > SLOW {
+                break;
+            }
+        }
+        if fastest * calls as f64 >= slice / 4.0 || calls >= MOST {
+            return Ok((fastest, last));
+        }
+        calls = (4 * calls).min(MOST);
+    }
+}
+
+/// Mean time of `iterations` calls, in seconds, on the slowest rank; whether a rank was kept from its core meanwhile.
+fn repetition(comm: &Comm, iterations: usize, call: &mut impl FnMut() -> Result<()>) -> Result<(f64, bool)> {
     comm.barrier()?;
+    let waited = waited();
     let start = Instant::now();
     for _ in 0..iterations {
         call()?;
     }
-    let mut slowest = [start.elapsed().as_secs_f64() / iterations as f64];
+    let took = start.elapsed().as_secs_f64();
+    let waited = self::waited() - waited;
+    let disturbed = waited > DISTURBED * took && waited > NOTHING;
+    let mut slowest = [took / iterations as f64, f64::from(u8::from(disturbed))];
     comm.all_reduce_in_place(&mut slowest, ReduceOp::Max)?;
-    Ok(slowest[0])
+    Ok((slowest[0], slowest[1] > 0.0))
+}
+
+/// Seconds that this thread was ready to run and had no core, since it began; 0 where the kernel does not say.
+fn waited() -> f64 {
+    thread_local!(static FILE: Option<File> = File::open("/proc/thread-self/schedstat").ok());
+    let mut text = [0; 128];
+    let nanoseconds = FILE.with(|file| {
+        let len = file.as_ref()?.read_at(&mut text, 0).ok()?;
+        // Time on a core, time waiting for one, number of turns.
+        std::str::from_utf8(text.get(..len)?).ok()?.split_whitespace().nth(1)?.parse::<u64>().ok()
+    });
+    nanoseconds.map_or(0.0, |n| n as f64 * 1e-9)
 }
 
 #[cfg(test)]
@@ -71,8 +144,10 @@ mod tests {
 
     #[test]
     fn effort_follows_the_time_of_a_call() {
-        let effort = Effort { warm_up: 5, iterations: None, repetitions: 7, budget: Duration::from_millis(300) };
-        assert_eq!(effort.plan(1e-6), (20_000, 7), "bounded");
+        let effort =
+            Effort { warm_up: 5, iterations: None, repetitions: 7, budget: Duration::from_millis(300), crowded: false };
+        assert_eq!(effort.plan(1e-7), (20_000, 7), "bounded");
+        assert_eq!(effort.plan(10e-6), (4285, 7));
         assert_eq!(effort.plan(100e-6), (428, 7));
         assert_eq!(effort.plan(70e-3), (1, 4));
         assert_eq!(effort.plan(2.0), (1, 3), "never fewer than three");

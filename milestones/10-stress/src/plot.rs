@@ -144,7 +144,7 @@ mod tests {
     use crate::stats::Timing;
 
     fn row(bytes: usize, us: f64) -> Row {
-        let timing = Timing { median: us / 1e6, min: 0.0, max: 0.0, iterations: 1, repetitions: 1 };
+        let timing = Timing { median: us / 1e6, min: 0.0, max: 0.0, iterations: 1, repetitions: 1, clean: 1 };
         let measured = Measured { timing, algbw: 1.0, busbw: 1.0, wrong: Some(0) };
         Row {
             collective: "all_reduce",

@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use crate::case::{Case, Layout, name};
+use crate::case::{Case, Layout};
 use crate::row::Measured;
 
 /// A whole run.
@@ -57,7 +57,7 @@ pub(crate) struct Row {
 impl Row {
     pub(crate) fn new(case: &Case, layout: Layout, algorithm: Option<&'static str>) -> Row {
         Row {
-            collective: name(case.collective),
+            collective: case.name(),
             dtype: case.dtype.name(),
             op: case.op.map(|op| op.name()),
             root: case.root,

@@ -2,13 +2,14 @@
 
 use anyhow::{Result, bail};
 use serde::Serialize;
+use tinynccl::wire::Collective;
 use tinynccl::{Comm, ReduceOp};
 
 use crate::busbw;
 use crate::call::{self, Owned};
 use crate::case::{Case, Layout, Place};
 use crate::measure::{self, Effort};
-use crate::memory::Memory;
+use crate::memory::{Arena, Memory};
 use crate::pattern::{Number, Source, Tables};
 use crate::stats::Timing;
 
@@ -25,10 +26,35 @@ pub(crate) struct Measured {
     pub(crate) wrong: Option<u64>,
 }
 
+/// Which of the two places are measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Places {
+    /// In place and out of place.
+    Both,
+    /// Out of place.
+    Out,
+    /// In place.
+    In,
+    /// As MPI's functions are called: broadcast in place, all others out of place.
+    Mpi,
+}
+
+impl Places {
+    fn wants(self, collective: Collective, place: Place) -> bool {
+        match self {
+            Places::Both => true,
+            Places::Out => place == Place::Out,
+            Places::In => place == Place::In,
+            Places::Mpi => (place == Place::In) == (collective == Collective::Broadcast),
+        }
+    }
+}
+
 /// How rows are measured.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Settings {
     pub(crate) effort: Effort,
+    pub(crate) places: Places,
     pub(crate) check: bool,
     pub(crate) asynchronous: bool,
 }
@@ -41,7 +67,11 @@ pub(crate) fn run<T: Number>(
     layout: Layout,
     tables: &Tables<T>,
     settings: &Settings,
+    arena: &mut Arena,
 ) -> Result<Option<Measured>> {
+    if !settings.places.wants(case.collective, place) {
+        return Ok(None);
+    }
     let offered = if settings.asynchronous {
         call::has_async(case.collective, place)
     } else {
@@ -51,7 +81,8 @@ pub(crate) fn run<T: Number>(
         return Ok(None);
     }
     let row = Row { comm, case, place, layout, tables };
-    let (timing, wrong) = if settings.asynchronous { row.asynchronous(settings)? } else { row.blocking(settings)? };
+    let (timing, wrong) =
+        if settings.asynchronous { row.asynchronous(settings)? } else { row.blocking(settings, arena)? };
     let Some(timing) = timing else { bail!("nothing was measured") };
     let algbw = busbw::algbw(case.bytes(layout), timing.median);
     let busbw = algbw * busbw::factor(case.collective, comm.size());
@@ -67,19 +98,24 @@ struct Row<'a, T> {
 }
 
 impl<T: Number> Row<'_, T> {
-    fn blocking(&self, settings: &Settings) -> Result<(Option<Timing>, Option<u64>)> {
-        let mut memory = Memory::<T>::new(self.layout.input, self.layout.output);
+    fn blocking(&self, settings: &Settings, arena: &mut Arena) -> Result<(Option<Timing>, Option<u64>)> {
+        let mut memory = arena.memory::<T>(self.layout.input, self.layout.output)?;
         let mut wrong = 0;
-        if settings.check {
+        memory.each(|memory| {
             self.prepare_input(memory.input());
             self.prepare_output(memory.output());
+        });
+        if settings.check {
             call::blocking(self.comm, self.case, self.place, &mut memory)?;
             wrong += self.check_both(&mut memory);
         }
-        self.before_timing(&mut memory);
+        memory.each(|memory| self.before_timing(memory));
         let timing = measure::time(self.comm, &settings.effort, || {
-            call::blocking(self.comm, self.case, self.place, &mut memory)
+            call::blocking(self.comm, self.case, self.place, &mut memory)?;
+            memory.advance();
+            Ok(())
         })?;
+        memory.back();
         // Out of place every call has the same result: what the last one left is checked too.
         if settings.check && self.place == Place::Out {
             wrong += self.check_both(&mut memory);
@@ -127,17 +163,15 @@ impl<T: Number> Row<'_, T> {
     }
 
     /// In place, the results of one timed call are the next one's inputs: zeros stay zeros and cannot overflow.
-    fn before_timing(&self, memory: &mut Memory<T>) {
+    fn before_timing(&self, memory: &mut Memory<'_, T>) {
         if self.place == Place::In {
             memory.input().fill(T::from_i64(0));
             memory.output().fill(T::from_i64(0));
-        } else {
-            self.prepare_input(memory.input());
         }
     }
 
     /// Wrong elements in what the call wrote, and in an input that it must not write.
-    fn check_both(&self, memory: &mut Memory<T>) -> usize {
+    fn check_both(&self, memory: &mut Memory<'_, T>) -> usize {
         if self.place == Place::In && self.case.in_place_uses_input() {
             return self.check(memory.input());
         }

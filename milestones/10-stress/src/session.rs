@@ -9,11 +9,12 @@ use tinynccl::wire::Collective;
 
 use crate::args::{Args, Plan};
 use crate::case::{Case, Place};
+use crate::memory::Arena;
 use crate::pattern::{Number, Pattern, Tables, with_type};
 use crate::record::{Machine, Output, Record, Row, now};
 use crate::row;
 use crate::table::{self, Totals};
-use crate::{pin, plot};
+use crate::{csv, pin, plot};
 
 /// Bytes of a rank's name in the list of ranks.
 const NAME: usize = 96;
@@ -21,33 +22,48 @@ const NAME: usize = 96;
 /// Runs everything on this rank; rank 0 prints. The number of wrong elements is the same on all ranks.
 pub(crate) fn run(comm: &Comm, args: &Args, plan: &Plan) -> Result<u64> {
     let cases = plan.cases(comm.size()).map_err(anyhow::Error::msg)?;
-    let core = if args.pin { pin::to_core(comm.local_rank(), comm.size()) } else { None };
+    let mut plan = plan.clone();
+    plan.settings.effort.crowded = comm.size() > std::thread::available_parallelism().map_or(1, usize::from);
+    let plan = &plan;
+    let mut arena = Arena::new(comm, plan.largest(), args.buffers, args.huge_pages)?;
+    let core = if args.pin { pin::to_core(comm.local_rank()) } else { None };
     let mut report = Report::new(comm, args, core.is_some())?;
     report.say(&introduction(args, plan, comm.size()))?;
     report.say(&who(comm, core)?)?;
-    report.say(&table::heading())?;
+    report.say(&if args.csv { csv::heading() } else { table::heading() })?;
     for case in &cases {
         report.say(&table::title(case))?;
-        with_type!(case.dtype, T => block::<T>(comm, case, args, plan, &mut report)?);
+        with_type!(case.dtype, T => block::<T>(comm, case, args, plan, &mut arena, &mut report)?);
     }
     comm.barrier()?;
     report.finish(comm)
 }
 
 /// The rows of one case.
-fn block<T: Number>(comm: &Comm, case: &Case, args: &Args, plan: &Plan, report: &mut Report<'_>) -> Result<()> {
+fn block<T: Number>(
+    comm: &Comm,
+    case: &Case,
+    args: &Args,
+    plan: &Plan,
+    arena: &mut Arena,
+    report: &mut Report<'_>,
+) -> Result<()> {
     let tables = Tables::<T>::new(&Pattern::new::<T>(case.op, comm.size(), args.seed));
     let once = [0];
     let sizes = if case.collective == Collective::Barrier { &once[..] } else { &plan.sizes };
     for &bytes in sizes {
         let layout = case.layout(bytes, comm.size());
         let mut row = Row::new(case, layout, algorithm(comm, case, layout.count * case.dtype.size()));
-        row.out_of_place = row::run(comm, case, Place::Out, layout, &tables, &plan.settings)?;
-        row.in_place = row::run(comm, case, Place::In, layout, &tables, &plan.settings)?;
+        row.out_of_place = row::run(comm, case, Place::Out, layout, &tables, &plan.settings, arena)?;
+        row.in_place = row::run(comm, case, Place::In, layout, &tables, &plan.settings, arena)?;
         for measured in [&row.out_of_place, &row.in_place].into_iter().flatten() {
             report.totals.add(measured);
         }
-        report.say(&table::row(case, layout, row.out_of_place.as_ref(), row.in_place.as_ref()))?;
+        if args.csv {
+            report.lines(csv::rows(&row))?;
+        } else {
+            report.say(&table::row(case, layout, row.out_of_place.as_ref(), row.in_place.as_ref()))?;
+        }
         report.rows.push(row);
     }
     Ok(())
@@ -134,6 +150,13 @@ impl<'a> Report<'a> {
 
     fn say(&self, text: &str) -> Result<()> {
         if self.speaks { print(text) } else { Ok(()) }
+    }
+
+    fn lines(&self, lines: impl Iterator<Item = String>) -> Result<()> {
+        for line in lines {
+            self.say(&line)?;
+        }
+        Ok(())
     }
 
     fn finish(self, comm: &Comm) -> Result<u64> {

@@ -1,6 +1,6 @@
 //! The table, with nccl-tests' columns, so that scripts which read its output read ours.
 
-use crate::case::{Case, Layout, name};
+use crate::case::{Case, Layout};
 use crate::row::Measured;
 
 /// Heading of the columns.
@@ -32,7 +32,7 @@ pub(crate) fn heading() -> String {
 
 /// Title of a block: the collective, which nccl-tests has in the program's name.
 pub(crate) fn title(case: &Case) -> String {
-    format!("#\n# {}", name(case.collective))
+    format!("#\n# {}", case.name())
 }
 
 /// One row.
@@ -109,13 +109,19 @@ mod tests {
     use tinynccl::{DType, ReduceOp};
 
     fn measured(wrong: Option<u64>, busbw: f64) -> Measured {
-        let timing = Timing { median: 12.346e-6, min: 1e-6, max: 2e-5, iterations: 10, repetitions: 7 };
+        let timing = Timing { median: 12.346e-6, min: 1e-6, max: 2e-5, iterations: 10, repetitions: 7, clean: 7 };
         Measured { timing, algbw: 1.5, busbw, wrong }
     }
 
     #[test]
     fn rows_have_the_columns_of_nccl_tests() {
-        let case = Case { collective: Collective::AllReduce, dtype: DType::F32, op: Some(ReduceOp::Sum), root: None };
+        let case = Case {
+            collective: Collective::AllReduce,
+            round_trip: false,
+            dtype: DType::F32,
+            op: Some(ReduceOp::Sum),
+            root: None,
+        };
         let line = row(&case, case.layout(1024, 2), Some(&measured(Some(0), 1.5)), None);
         let fields: Vec<&str> = line.split_whitespace().collect();
         assert_eq!(

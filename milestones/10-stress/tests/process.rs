@@ -122,6 +122,30 @@ fn json_and_plot() {
 }
 
 #[test]
+fn other_buffers_and_comma_separated_values() {
+    for more in ["--buffers fresh --huge-pages", "--buffers reused --no-pin", "--buffers fresh --transport inproc"] {
+        let line =
+            "--csv --place mpi --collective all,pingpong -b 8 -e 80000 -f 10000 --budget 0.002 -w 0 --repetitions 2";
+        let text = all_right(&format!("{line} {more}"));
+        let rows: Vec<Vec<&str>> = text
+            .lines()
+            .skip_while(|l| !l.starts_with("op,"))
+            .filter(|l| !l.starts_with('#'))
+            .map(|l| l.split(',').collect())
+            .collect();
+        assert_eq!(rows.len(), 1 + 10 * 2 + 1, "heading, ten at two sizes, barrier: {text}");
+        for row in &rows[1..] {
+            assert_eq!(row.len(), rows[0].len(), "{row:?}");
+            assert_eq!(row[2] == "in", row[0] == "broadcast", "{row:?}");
+            assert_eq!(row[10], "0", "{row:?}");
+            assert!(row[4].parse::<f64>().is_ok_and(|us| us > 0.0), "{row:?}");
+        }
+    }
+    stress("--buffers symmetric --collective all_reduce,all_gather -b 64K -e 64K --transport shm --budget 0.02")
+        .code(0);
+}
+
+#[test]
 fn wrong_usage_is_said_before_any_rank_starts() {
     for line in ["-b 16 -e 8", "-o average", "--transport rdma", "--ranks 0", "-d f31", "--collective every"] {
         let assert = stress(line).code(2);

@@ -1,0 +1,92 @@
+//! The machine and the programs, for the head of the page.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+/// Names and values.
+pub(crate) fn facts(programs: &Path) -> Vec<(String, String)> {
+    let mut facts: Vec<(String, String)> = Vec::new();
+    let mut add = |name: &str, value: Option<String>| {
+        facts.push((name.to_owned(), value.filter(|v| !v.is_empty()).unwrap_or_else(|| "unknown".to_owned())));
+    };
+    add("Date", output("date", &["-u", "+%Y-%m-%d %H:%M UTC"]));
+    add("Revision", revision());
+    add("Command", Some(std::env::args().collect::<Vec<_>>().join(" ")));
+    add("Processor", fs::read_to_string("/proc/cpuinfo").ok().and_then(|text| field(&text, "model name")));
+    add("Cores", std::thread::available_parallelism().ok().map(|n| n.to_string()));
+    add("Caches of core 0", Some(caches(Path::new("/sys/devices/system/cpu/cpu0/cache"))));
+    add("Memory", fs::read_to_string("/proc/meminfo").ok().and_then(|text| field(&text, "MemTotal")));
+    add("Kernel", fs::read_to_string("/proc/sys/kernel/osrelease").ok().map(|s| s.trim().to_owned()));
+    let huge = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/enabled").ok();
+    add("Transparent huge pages", huge.map(|s| s.trim().to_owned()));
+    add("Load at the start", fs::read_to_string("/proc/loadavg").ok().map(|s| s.trim().to_owned()));
+    add("Compiler", output("rustc", &["--version"]));
+    // Written by scripts/compare-peers: a name and a version on each line.
+    let versions = fs::read_to_string(programs.join("versions")).unwrap_or_default();
+    for (name, version) in versions.lines().filter_map(|line| line.split_once(": ")) {
+        add(name, Some(version.trim().to_owned()));
+    }
+    facts
+}
+
+fn revision() -> Option<String> {
+    let commit = output("git", &["rev-parse", "--short", "HEAD"])?;
+    let changed = output("git", &["status", "--porcelain", "--untracked-files=no"]).is_some_and(|s| !s.is_empty());
+    Some(if changed { format!("{commit} with changes") } else { commit })
+}
+
+/// What a command prints, if it can be run.
+fn output(program: &str, arguments: &[&str]) -> Option<String> {
+    let output = Command::new(program).args(arguments).output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// The first value of `name: value`.
+fn field(text: &str, name: &str) -> Option<String> {
+    let line = text.lines().find(|line| line.starts_with(name))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+/// `L1 Data 32K, L2 Unified 512K, …`
+fn caches(folder: &Path) -> String {
+    let mut found: Vec<String> = fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| {
+            let folder = entry.ok()?.path();
+            let read = |name: &str| Some(fs::read_to_string(folder.join(name)).ok()?.trim().to_owned());
+            Some(format!("L{} {} {}", read("level")?, read("type")?, read("size")?))
+        })
+        .collect();
+    found.sort();
+    found.join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read_and_nothing_is_left_empty() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("versions"), "MPICH: 4.0.2\nnonsense\n").unwrap();
+        let facts = facts(folder.path());
+        assert_eq!(facts.last(), Some(&("MPICH".to_owned(), "4.0.2".to_owned())));
+        assert!(facts.iter().all(|(_, value)| !value.is_empty()));
+    }
+
+    #[test]
+    fn caches_by_level() {
+        let folder = tempfile::tempdir().unwrap();
+        for (index, level, kind, size) in [("index3", "3", "Unified", "32768K"), ("index0", "1", "Data", "32K")] {
+            let folder = folder.path().join(index);
+            fs::create_dir(&folder).unwrap();
+            for (name, value) in [("level", level), ("type", kind), ("size", size)] {
+                fs::write(folder.join(name), format!("{value}\n")).unwrap();
+            }
+        }
+        assert_eq!(caches(folder.path()), "L1 Data 32K, L3 Unified 32768K");
+        assert_eq!(field("a: 1\nmodel name\t: CPU 9\n", "model name").as_deref(), Some("CPU 9"));
+    }
+}

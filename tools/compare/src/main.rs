@@ -1,0 +1,307 @@
+//! Runs the collectives of other libraries and ours in turn on this machine, and writes tables, raw values and plots.
+//!
+//! Only ratios within one comparison mean something: machines change from minute to minute. So every program runs once in
+//! each round, the order turns from round to round, and medians are taken over the rounds in which the cores were
+//! equally far from each other.
+
+mod args;
+mod child;
+mod facts;
+mod plot;
+mod probe;
+mod program;
+mod results;
+mod rows;
+mod stats;
+mod stream;
+mod table;
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, bail};
+use clap::error::ErrorKind;
+use clap::{CommandFactory as _, Parser as _};
+
+use args::{Args, Part, Transport};
+use program::{Program, Role};
+use results::{Column, Measured, Run};
+use stats::median;
+
+/// What our benchmark exits with when the library lacks what was asked for.
+const CANNOT_RUN: i32 = 3;
+/// Rounds that are made whatever time they take.
+const FEWEST_ROUNDS: u32 = 3;
+/// The peers' last remark.
+const COMPLETE: &str = "complete";
+/// A program that had to be ended this often is left out from then on.
+const PATIENCE: u32 = 2;
+
+fn main() -> Result<()> {
+    let args = Args::parse().settled();
+    let ops = args.operations().unwrap_or_else(|e| Args::command().error(ErrorKind::ValueValidation, e).exit());
+    if !args.stress.is_file() {
+        bail!("{} is not there; scripts/compare-peers builds it, and the peers' benchmarks", args.stress.display());
+    }
+    let start = Instant::now();
+    let facts = facts::facts(&args.programs);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut parts: Vec<Bench> = args.parts().into_iter().map(|part| Bench::new(&args, part, &ops, cores)).collect();
+    let mut streams = Vec::new();
+    let mut notes = Vec::new();
+    let tcp = args.parts().iter().any(|part| part.transport == Transport::Tcp);
+    let mut stream =
+        tcp && !args.no_stream && args.ops.iter().any(|op| op == "all" || op == "sendrecv" || op == "pingpong");
+    for round in 0..args.rounds {
+        let each = start.elapsed().as_secs_f64() / 60.0 / f64::from(round.max(1));
+        if round >= FEWEST_ROUNDS && each * f64::from(round + 1) > args.minutes {
+            notes.push(format!(
+                "{round} of {} rounds: more would have taken over {} minutes",
+                args.rounds, args.minutes
+            ));
+            break;
+        }
+        for part in &mut parts {
+            part.round(&args, round)?;
+        }
+        if stream {
+            eprintln!("round {}/{}: one TCP stream", round + 1, args.rounds);
+            match stream::round(&args) {
+                Ok(rates) => streams.push(rates),
+                Err(error) => {
+                    notes.push(format!("TCP stream: {error:#}"));
+                    stream = false;
+                }
+            }
+        }
+        // A comparison that is ended by hand keeps what it has.
+        write(&args, &facts, &parts, &streams, &notes)?;
+    }
+    write(&args, &facts, &parts, &streams, &notes)?;
+    let took = start.elapsed().as_secs();
+    eprintln!("wrote {}.md, .csv and .svg after {} min {} s", args.output.display(), took / 60, took % 60);
+    Ok(())
+}
+
+/// The programs of a part and what they have given so far.
+struct Bench {
+    programs: Vec<Program>,
+    /// How often each had to be ended; those that cannot run at all have no turn.
+    ended: Vec<u32>,
+    out: Vec<bool>,
+    versions: Vec<Option<String>>,
+    measured: Measured,
+}
+
+impl Bench {
+    fn new(args: &Args, part: Part, ops: &[&str], cores: usize) -> Bench {
+        let programs = program::programs(args, &part, ops, cores, Path::exists);
+        let columns = programs.iter().map(|p| Column { name: p.name, role: p.role }).collect();
+        let none = programs.len();
+        Bench {
+            programs,
+            ended: vec![0; none],
+            out: vec![false; none],
+            versions: vec![None; none],
+            measured: Measured { part, columns, runs: Vec::new(), notes: Vec::new() },
+        }
+    }
+
+    /// Every program once; each round begins with another one.
+    fn round(&mut self, args: &Args, round: u32) -> Result<()> {
+        let count = self.programs.len();
+        for turn in 0..count {
+            let column = (turn + round as usize) % count;
+            if !self.out[column] {
+                self.turn(args, round, column)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn turn(&mut self, args: &Args, round: u32, column: usize) -> Result<()> {
+        let program = &self.programs[column];
+        let before = probe::round_trip();
+        let outcome = child::run(&mut program.command(), args.limit);
+        let after = probe::round_trip();
+        let place = format!("round {}/{}, {}: {}", round + 1, args.rounds, self.measured.part.key(), program.name);
+        let failed = |why: String| format!("{}: {why} (`{}`)", program.name, program.line());
+        let outcome = match outcome {
+            Ok(outcome) => outcome,
+            Err(error) => return self.leave_out(column, &place, failed(format!("{error:#}"))),
+        };
+        let output = match rows::parse(&outcome.stdout) {
+            Ok(output) => output,
+            Err(error) => return self.leave_out(column, &place, failed(format!("{error:#}"))),
+        };
+        if program.role != Role::Peer && outcome.code == Some(CANNOT_RUN) {
+            let note = format!("{}: the library does not offer it yet", program.name);
+            return self.leave_out(column, &place, note);
+        }
+        if output.rows.is_empty() {
+            return self.leave_out(column, &place, failed(format!("no result: {}", outcome.last_words())));
+        }
+        let nanoseconds = |ns: Option<f64>| ns.map_or("?".to_owned(), |ns| format!("{ns:.0}"));
+        eprintln!(
+            "{place}: {} rows in {:.1} s, cores {} to {} ns apart",
+            output.rows.len(),
+            outcome.took.as_secs_f64(),
+            nanoseconds(before),
+            nanoseconds(after)
+        );
+        let mut remarks = output.remarks.iter();
+        if program.role == Role::Peer && self.versions[column].is_none() {
+            self.versions[column] = remarks.next().cloned();
+        }
+        if program.role == Role::Peer {
+            for remark in output.remarks.iter().filter(|remark| remark.contains("left out")) {
+                self.note(format!("{}: {remark}", self.programs[column].name));
+            }
+        }
+        let program = &self.programs[column];
+        // What a library does after its last line is no matter.
+        let complete = output.remarks.iter().any(|remark| remark == COMPLETE);
+        if let Some(line) = output.broken.filter(|_| outcome.code == Some(0)) {
+            self.note(format!("{}: unexpected line: {line}", program.name));
+        }
+        let program = &self.programs[column];
+        if complete || program.role != Role::Peer && outcome.code == Some(0) {
+            // Nothing is missing.
+        } else if outcome.cut_off {
+            self.ended[column] += 1;
+            let limit = args.limit.as_secs_f64();
+            self.note(format!(
+                "{}: ended after {limit:.0} s in round {}; what it had printed counts",
+                program.name,
+                round + 1
+            ));
+            self.out[column] = self.ended[column] >= PATIENCE;
+        } else if outcome.code != Some(0) {
+            // It died, or its own limit ended it.
+            self.ended[column] += 1;
+            let last = output.rows.last().map_or(String::new(), |row| format!(" after {} {} bytes", row.op, row.bytes));
+            self.note(format!("{}: ended by itself{last}: {}", program.name, outcome.last_words()));
+            self.out[column] = self.ended[column] >= PATIENCE;
+        }
+        self.measured.runs.push(Run { column, round, before, after, rows: output.rows });
+        Ok(())
+    }
+
+    fn leave_out(&mut self, column: usize, place: &str, why: String) -> Result<()> {
+        eprintln!("{place}: left out: {why}");
+        self.note(why);
+        self.out[column] = true;
+        Ok(())
+    }
+
+    /// Kept once.
+    fn note(&mut self, note: String) {
+        if !self.measured.notes.contains(&note) {
+            self.measured.notes.push(note);
+        }
+    }
+}
+
+/// Writes the page, the raw values and the plots.
+fn write(
+    args: &Args,
+    facts: &[(String, String)],
+    parts: &[Bench],
+    streams: &[stream::Rates],
+    notes: &[String],
+) -> Result<()> {
+    let file = |ending: &str| {
+        let mut path = args.output.clone().into_os_string();
+        path.push(ending);
+        PathBuf::from(path)
+    };
+    let save =
+        |path: PathBuf, text: &str| fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()));
+    if let Some(folder) = args.output.parent() {
+        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    }
+    let summaries: Vec<_> = parts.iter().map(|part| results::summary(&part.measured)).collect();
+    let mut page = head(args, facts, parts);
+    for summary in &summaries {
+        page += &table::part(summary);
+        if let Some(svg) = plot::svg(summary)? {
+            let ending = format!("-{}.svg", summary.part.key());
+            save(file(&ending), &svg)?;
+            let name = file(&ending);
+            let name = name.file_name().unwrap_or_default().display().to_string();
+            let _ = writeln!(page, "![times and ratios, {}]({name})\n", summary.part);
+        }
+    }
+    page += &stream_table(streams, notes);
+    save(file(".md"), &page)?;
+    save(file(".csv"), &raw(parts))
+}
+
+fn head(args: &Args, facts: &[(String, String)], parts: &[Bench]) -> String {
+    let mut text = String::from("# Collectives beside other libraries\n\n| | |\n|---|---|\n");
+    for (name, value) in facts {
+        let _ = writeln!(text, "| {name} | {} |", value.replace('|', "\\|"));
+    }
+    let mut versions: Vec<&String> = parts.iter().flat_map(|p| p.versions.iter().flatten()).collect();
+    versions.sort();
+    versions.dedup();
+    for version in versions {
+        let _ = writeln!(text, "| Peer says | {} |", version.replace('\t', " "));
+    }
+    let _ = write!(
+        text,
+        "\nEvery program ran once in each round, {} rounds if no note below says less, in turn; rank r on core r modulo the number of cores. A time is the median over the \
+         rounds; in each round it is the median over repetitions of calls back to back, each after a barrier, of the slowest \
+         rank's mean. Sizes as nccl-tests: all_gather, reduce_scatter and all_to_all in total bytes. Ratios are the best \
+         peer's time over ours: above 1 we are faster. `~`: most repetitions were disturbed by other programs. pingpong is there and \
+         back. MPI has no bf16 and this Gloo reduces none, so bf16 is ours alone and counts in no ratio.\n\n",
+        args.rounds
+    );
+    text += "What ran, with the first part's command of each:\n\n";
+    let mut said: Vec<(&str, &str)> = Vec::new();
+    for program in parts.iter().flat_map(|p| &p.programs) {
+        if !said.contains(&(program.name, program.what)) {
+            said.push((program.name, program.what));
+            let _ = writeln!(text, "- {}: {}. `{}`", program.name, program.what, program.line());
+        }
+    }
+    text + "\n"
+}
+
+fn stream_table(streams: &[stream::Rates], notes: &[String]) -> String {
+    let mut text = String::new();
+    if let Some(ours) = median(&streams.iter().map(|s| s.ours).collect::<Vec<_>>()) {
+        text += "## One TCP stream on loopback, 128 MiB, GB/s\n\n| program | GB/s | ours / theirs |\n|---|---|---|\n";
+        let _ = writeln!(text, "| tinynccl send and recv | {ours:.2} | |");
+        for (i, write) in stream::WRITES.iter().enumerate() {
+            let rates: Vec<f64> = streams.iter().filter_map(|s| s.theirs.get(i).copied()).collect();
+            if let Some(theirs) = median(&rates) {
+                let _ = writeln!(text, "| iperf3 -l {write} | {theirs:.2} | {:.2} |", ours / theirs);
+            }
+        }
+        text.push('\n');
+    }
+    for note in notes {
+        let _ = writeln!(text, "- {note}");
+    }
+    text
+}
+
+/// Every line of every run.
+fn raw(parts: &[Bench]) -> String {
+    let mut text = format!("part,program,round,ns_before,ns_after,{}\n", rows::HEADING);
+    let ns = |ns: Option<f64>| ns.map_or(String::new(), |ns| format!("{ns:.0}"));
+    for part in parts {
+        for run in &part.measured.runs {
+            let name = part.programs[run.column].name;
+            for row in &run.rows {
+                let key = part.measured.part.key();
+                let _ =
+                    writeln!(text, "{key},{name},{},{},{},{}", run.round + 1, ns(run.before), ns(run.after), row.line);
+            }
+        }
+    }
+    text
+}

@@ -1,0 +1,366 @@
+//! The programs that run in turn: ours, and every peer in every variant that is worth a column.
+//!
+//! A variant exists because the default is not the fastest everywhere: Open MPI copies once through the kernel (CMA) by default, which
+//! loses on small pages; and the C library gives large temporaries back to the system after each call, so that they
+//! fault in again at the next one, unless it is told to keep them.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use crate::args::{Args, Buffers, DType, Pages, Part, Transport};
+
+/// What a column holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Our library with ordinary buffers.
+    Ours,
+    /// Our library with buffers that it allocated for all ranks.
+    Symmetric,
+    /// Our library with the same number of bytes in bf16.
+    Bf16,
+    /// Another library.
+    Peer,
+}
+
+/// One program of one part.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Program {
+    /// Heading of its column.
+    pub(crate) name: &'static str,
+    pub(crate) role: Role,
+    /// Said once under the tables.
+    pub(crate) what: &'static str,
+    path: PathBuf,
+    arguments: Vec<String>,
+    environment: Vec<(&'static str, String)>,
+}
+
+impl Program {
+    /// The process to start.
+    pub(crate) fn command(&self) -> Command {
+        let mut command = Command::new(&self.path);
+        command.args(&self.arguments).envs(self.environment.iter().map(|(k, v)| (k, v)));
+        command
+    }
+
+    /// As one would type it.
+    pub(crate) fn line(&self) -> String {
+        let variables = self.environment.iter().map(|(name, value)| format!("{name}={value}"));
+        let words = variables.chain([self.path.display().to_string()]).chain(self.arguments.iter().cloned());
+        words.collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// From here on temporaries are so large that how they are allocated shows.
+const LARGE: usize = 8 << 20;
+/// Above, Gloo's polling ranks hang here: both write, and neither reads before it has written everything.
+const POLLING_MOST: usize = 32 << 20;
+/// Repetitions of each size in each run.
+const REPETITIONS: &str = "7";
+/// Keeps freed memory in the process instead of giving it back and faulting it in again.
+const KEEP_MEMORY: [(&str, &str); 3] = [
+    ("MALLOC_MMAP_THRESHOLD_", "4294967296"),
+    ("MALLOC_TRIM_THRESHOLD_", "8589934592"),
+    ("MALLOC_TOP_PAD_", "268435456"),
+];
+const ROOT_MAY: [(&str, &str); 2] = [("OMPI_ALLOW_RUN_AS_ROOT", "1"), ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")];
+const NO_CMA: [&str; 3] = ["--mca", "btl_vader_single_copy_mechanism", "none"];
+const UCX: [&str; 9] = ["--mca", "pml", "ucx", "--mca", "pml_ucx_tls", "any", "--mca", "pml_ucx_devices", "any"];
+
+/// A variant of a peer: name of its column, explanation, arguments of its launcher, variables, smallest size.
+type Variant = (&'static str, &'static str, Vec<&'static str>, Vec<(&'static str, &'static str)>, usize);
+
+/// Everything that runs in a part, ours first. `there` says which files exist.
+pub(crate) fn programs(
+    args: &Args,
+    part: &Part,
+    ops: &[&str],
+    cores: usize,
+    there: impl Fn(&std::path::Path) -> bool,
+) -> Vec<Program> {
+    let ops: Vec<&str> = ops.iter().copied().filter(|&op| op != "pingpong" || part.ranks == 2).collect();
+    let crowded = part.ranks as usize > cores;
+    let mut programs = ours(args, part, &ops);
+    let at = |name: &str| args.programs.join(name);
+    if args.wants("openmpi") && there(&at("mpi_perf.openmpi")) {
+        let mut launcher: Vec<&str> = if crowded { vec!["--oversubscribe"] } else { Vec::new() };
+        launcher.extend(["--bind-to", if crowded { "none" } else { "core" }]);
+        for (name, what, more, variables, from) in worth(part, open_mpi(part.transport)) {
+            let mut program =
+                mpi(args, part, &ops, "mpirun.openmpi".into(), &at("mpi_perf.openmpi"), &launcher, &more, from);
+            program.environment = owned(ROOT_MAY.into_iter().chain(variables));
+            programs.extend(from_size(args, from).map(|_| Program { name, what, ..program }));
+        }
+    }
+    if args.wants("mpich") && there(&at("mpi_perf.mpich")) {
+        for (name, what, more, variables, from) in worth(part, mpich(part.transport)) {
+            let mut program = mpi(
+                args,
+                part,
+                &ops,
+                "mpirun.mpich".into(),
+                &at("mpi_perf.mpich"),
+                &["-launcher", "fork"],
+                &more,
+                from,
+            );
+            program.environment = owned(variables);
+            programs.extend(from_size(args, from).map(|_| Program { name, what, ..program }));
+        }
+    }
+    if args.wants("impi") && there(&at("mpi_perf.impi")) {
+        let root = std::path::absolute(at("impi")).unwrap_or_else(|_| at("impi"));
+        for (name, what, more, variables, from) in intel(part.transport, crowded) {
+            let mut program = mpi(
+                args,
+                part,
+                &ops,
+                root.join("bin/mpiexec.hydra"),
+                &at("mpi_perf.impi"),
+                &["-bootstrap", "fork"],
+                &more,
+                from,
+            );
+            program.environment = owned(variables);
+            program.environment.push(("I_MPI_ROOT", root.display().to_string()));
+            program.environment.push(("LD_LIBRARY_PATH", root.join("lib").display().to_string()));
+            let fabric = args.programs.join("libfabric.so.1");
+            if there(&fabric) {
+                program.environment.push(("I_MPI_OFI_LIBRARY", fabric.display().to_string()));
+            }
+            programs.push(Program { name, what, ..program });
+        }
+    }
+    if part.transport == Transport::Tcp && args.wants("gloo") && there(&at("gloo_perf")) {
+        let variants = [
+            ("Gloo", "its default: a thread of its own moves the bytes", None),
+            (
+                "Gloo polling",
+                "its older algorithms with busy-polling, called in place; up to 32 MiB, above it hangs",
+                Some("-B"),
+            ),
+        ];
+        for (name, what, more) in variants {
+            let mut arguments = vec!["-n".to_owned(), part.ranks.to_string(), "-a".to_owned()];
+            arguments.extend(more.map(str::to_owned));
+            let most = if more.is_some() { args.max.min(POLLING_MOST) } else { args.max };
+            arguments.extend(benchmark(args, part, &ops, args.min, most));
+            let path = at("gloo_perf");
+            programs.push(Program { name, what, role: Role::Peer, path, arguments, environment: Vec::new() });
+        }
+    }
+    programs
+}
+
+fn ours(args: &Args, part: &Part, ops: &[&str]) -> Vec<Program> {
+    let transport = if part.transport == Transport::Shm { "shm" } else { "tcp" };
+    let program = |name, what, role, buffers: &str, dtype: &str| {
+        let mut words: Vec<String> =
+            ["--csv", "--place", "mpi", "-w", "0", "--repetitions", REPETITIONS].map(str::to_owned).into();
+        let mut option = |name: &str, value: String| words.extend([name.to_owned(), value]);
+        option("--ranks", part.ranks.to_string());
+        option("--transport", transport.to_owned());
+        option("--collective", ops.join(","));
+        option("-b", args.min.to_string());
+        option("-e", args.max.to_string());
+        option("-f", args.factor.to_string());
+        option("--budget", args.budget.as_secs_f64().to_string());
+        option("--buffers", buffers.to_owned());
+        option("-d", dtype.to_owned());
+        if part.pages == Pages::Huge {
+            words.push("--huge-pages".to_owned());
+        }
+        Program { name, what, role, path: args.stress.clone(), arguments: words, environment: Vec::new() }
+    };
+    let fresh = part.buffers == Buffers::Fresh;
+    let mut programs = Vec::new();
+    if args.dtype.contains(&DType::F32) {
+        let buffers = if fresh { "fresh" } else { "reused" };
+        programs.push(program("tinynccl", "ordinary buffers", Role::Ours, buffers, "f32"));
+        if part.transport == Transport::Shm && !fresh {
+            let what = "buffers from comm.alloc(), which all ranks can reach";
+            programs.push(program("tinynccl alloc", what, Role::Symmetric, "symmetric", "f32"));
+        }
+    }
+    // Once for each transport is enough.
+    if args.dtype.contains(&DType::Bf16) && part.ranks == 2 && !fresh && part.pages == Pages::Small {
+        let what = "the same bytes as bf16, twice as many elements";
+        programs.push(program("tinynccl bf16", what, Role::Bf16, "reused", "bf16"));
+    }
+    programs
+}
+
+fn open_mpi(transport: Transport) -> Vec<Variant> {
+    match transport {
+        Transport::Shm => vec![
+            ("Open MPI", "default: single copy through the kernel (CMA)", vec![], vec![], 0),
+            ("Open MPI no CMA", "copies through shared memory", NO_CMA.into(), vec![], 0),
+            ("Open MPI UCX", "its UCX layer", UCX.into(), vec![], 0),
+            ("Open MPI malloc", "default, freed memory kept (MALLOC_ variables)", vec![], KEEP_MEMORY.into(), LARGE),
+            ("Open MPI no CMA malloc", "both", NO_CMA.into(), KEEP_MEMORY.into(), LARGE),
+        ],
+        Transport::Tcp => {
+            let tcp = vec!["--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo"];
+            vec![
+                ("Open MPI", "TCP alone", tcp.clone(), vec![], 0),
+                ("Open MPI malloc", "TCP alone, freed memory kept", tcp, KEEP_MEMORY.into(), LARGE),
+            ]
+        }
+    }
+}
+
+/// How temporaries are allocated is looked at in one kind of memory alone.
+fn worth(part: &Part, mut variants: Vec<Variant>) -> Vec<Variant> {
+    let plain = part.pages == Pages::Small && part.buffers == Buffers::Reused;
+    variants.retain(|&(.., from)| plain || from == 0);
+    variants
+}
+
+fn mpich(transport: Transport) -> Vec<Variant> {
+    match transport {
+        Transport::Shm => vec![
+            ("MPICH", "default", vec![], vec![], 0),
+            ("MPICH malloc", "freed memory kept", vec![], KEEP_MEMORY.into(), LARGE),
+        ],
+        Transport::Tcp => {
+            let tcp = [("MPIR_CVAR_NOLOCAL", "1"), ("UCX_TLS", "tcp,self"), ("UCX_NET_DEVICES", "lo")];
+            vec![("MPICH", "UCX over TCP alone", vec![], tcp.into(), 0)]
+        }
+    }
+}
+
+fn intel(transport: Transport, crowded: bool) -> Vec<Variant> {
+    let mut variables = match transport {
+        Transport::Shm => vec![("I_MPI_FABRICS", "shm")],
+        // Without the last one its collectives go through shared memory all the same.
+        Transport::Tcp => vec![
+            ("I_MPI_FABRICS", "ofi"),
+            ("I_MPI_OFI_PROVIDER", "tcp"),
+            ("FI_PROVIDER", "tcp"),
+            ("FI_TCP_IFACE", "lo"),
+            ("I_MPI_COLL_INTRANODE", "pt2pt"),
+        ],
+    };
+    if crowded {
+        variables.extend([("I_MPI_WAIT_MODE", "1"), ("I_MPI_PIN", "0")]);
+    }
+    let what = if crowded { "I_MPI_WAIT_MODE=1: waiting ranks give their core away" } else { "default" };
+    vec![("Intel MPI", what, vec![], variables, 0)]
+}
+
+#[expect(clippy::too_many_arguments, reason = "one line per launcher, each argument once")]
+fn mpi(
+    args: &Args,
+    part: &Part,
+    ops: &[&str],
+    launcher: PathBuf,
+    program: &std::path::Path,
+    always: &[&str],
+    more: &[&str],
+    from: usize,
+) -> Program {
+    let mut arguments: Vec<String> = always.iter().chain(more).map(|&word| word.to_owned()).collect();
+    arguments.extend(["-n".to_owned(), part.ranks.to_string(), program.display().to_string()]);
+    arguments.extend(benchmark(args, part, ops, from_size(args, from).unwrap_or(args.max), args.max));
+    Program { name: "", what: "", role: Role::Peer, path: launcher, arguments, environment: Vec::new() }
+}
+
+/// Arguments of the peers' benchmark.
+fn benchmark(args: &Args, part: &Part, ops: &[&str], from: usize, most: usize) -> Vec<String> {
+    let mut words: Vec<String> = Vec::new();
+    let mut option = |name: &str, value: String| words.extend([name.to_owned(), value]);
+    option("-o", ops.join(","));
+    option("-b", from.to_string());
+    option("-e", most.to_string());
+    option("-f", args.factor.to_string());
+    option("-t", args.budget.as_secs_f64().to_string());
+    option("-r", REPETITIONS.to_owned());
+    option("-c", args.cap.as_secs_f64().to_string());
+    // A little later than ours, which keeps what was printed.
+    option("-T", (args.limit.as_secs() + 5).to_string());
+    words.extend((part.pages == Pages::Huge).then(|| "-H".to_owned()));
+    words.extend((part.buffers == Buffers::Fresh).then(|| "-F".to_owned()));
+    words
+}
+
+/// The first size of the sweep that is not below `floor`, if there is one.
+fn from_size(args: &Args, floor: usize) -> Option<usize> {
+    let next = |&n: &usize| n.checked_mul(args.factor as usize);
+    std::iter::successors(Some(args.min), next).take_while(|&n| n <= args.max).find(|&n| n >= floor)
+}
+
+fn owned<'a>(variables: impl IntoIterator<Item = (&'static str, &'a str)>) -> Vec<(&'static str, String)> {
+    variables.into_iter().map(|(name, value)| (name, value.to_owned())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+
+    fn all(line: &str, part: usize) -> Vec<Program> {
+        let args = Args::parse_from(std::iter::once("compare-peers").chain(line.split_whitespace())).settled();
+        let ops = args.operations().unwrap();
+        programs(&args, &args.parts()[part], &ops, 2, |_| true)
+    }
+
+    fn names(programs: &[Program]) -> Vec<&str> {
+        programs.iter().map(|p| p.name).collect()
+    }
+
+    #[test]
+    fn who_runs_in_which_part() {
+        let shm = all("", 0);
+        let expected = [
+            "tinynccl",
+            "tinynccl alloc",
+            "tinynccl bf16",
+            "Open MPI",
+            "Open MPI no CMA",
+            "Open MPI UCX",
+            "Open MPI malloc",
+            "Open MPI no CMA malloc",
+            "MPICH",
+            "MPICH malloc",
+            "Intel MPI",
+        ];
+        assert_eq!(names(&shm), expected);
+        let tcp = all("--transports tcp --ranks 4 --peers mpich,gloo", 0);
+        assert_eq!(names(&tcp), ["tinynccl", "MPICH", "Gloo", "Gloo polling"]);
+        let large = shm.iter().find(|p| p.name == "Open MPI malloc").unwrap().line();
+        assert!(large.contains(" -b 8388608 ") && large.contains("MALLOC_TOP_PAD_="), "{large}");
+        assert!(!names(&all("--pages huge --buffers reused", 0)).contains(&"Open MPI malloc"), "once is enough");
+        assert!(!names(&all("-e 1M", 0)).contains(&"Open MPI malloc"), "no size is large");
+        assert_eq!(names(&all("--buffers fresh --pages 4k --peers impi", 0)), ["tinynccl", "Intel MPI"]);
+    }
+
+    #[test]
+    fn sizes_effort_and_memory_are_the_same_for_all() {
+        let special = all("-b 8 -e 128M --ops all_reduce,pingpong --pages huge --buffers fresh", 0);
+        assert!(special.len() > 4);
+        for program in special {
+            let line = program.line();
+            let (first, huge, fresh) = match program.role {
+                Role::Peer => (" -b 8 ", " -H", " -F"),
+                _ => (" -b 8 ", " --huge-pages", " --buffers fresh"),
+            };
+            for word in [first, " -e 134217728 ", " -f 4 ", " 0.014", " 7", huge, fresh, " all_reduce,pingpong "] {
+                assert!(line.contains(word), "{word} in {line}");
+            }
+        }
+    }
+
+    #[test]
+    fn four_ranks_on_two_cores() {
+        for program in all("--ranks 4 --transports shm", 0) {
+            let line = program.line();
+            assert!(!line.contains("pingpong"), "{line}");
+            match program.name {
+                "Intel MPI" => assert!(line.contains("I_MPI_WAIT_MODE=1"), "{line}"),
+                "Open MPI" => assert!(line.contains("--oversubscribe --bind-to none -n 4"), "{line}"),
+                _ => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! From runs to cells: medians over rounds, the best peer, ratios.
+
+use std::collections::BTreeMap;
+
+use crate::args::{OPERATIONS, Part};
+use crate::probe::Placement;
+use crate::program::Role;
+use crate::rows::Row;
+use crate::stats::{geometric_mean, median};
+
+/// One program's run in one round of one part.
+#[derive(Debug, Clone)]
+pub(crate) struct Run {
+    /// Which column of the part.
+    pub(crate) column: usize,
+    pub(crate) round: u32,
+    /// Round trip of a cache line before and after, in nanoseconds.
+    pub(crate) before: Option<f64>,
+    pub(crate) after: Option<f64>,
+    pub(crate) rows: Vec<Row>,
+}
+
+impl Run {
+    pub(crate) fn placement(&self) -> Placement {
+        Placement::of(self.before, self.after)
+    }
+}
+
+/// A part's measurements.
+#[derive(Debug, Clone)]
+pub(crate) struct Measured {
+    pub(crate) part: Part,
+    pub(crate) columns: Vec<Column>,
+    pub(crate) runs: Vec<Run>,
+    /// What went wrong.
+    pub(crate) notes: Vec<String>,
+}
+
+/// One column of a part's tables.
+#[derive(Debug, Clone)]
+pub(crate) struct Column {
+    pub(crate) name: &'static str,
+    pub(crate) role: Role,
+}
+
+/// One time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Cell {
+    /// Median over the rounds, microseconds.
+    pub(crate) us: f64,
+    /// Most of its rounds had fewer than three clean repetitions.
+    pub(crate) disturbed: bool,
+}
+
+/// A row of a table.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Line {
+    pub(crate) bytes: usize,
+    /// In the order of the columns.
+    pub(crate) cells: Vec<Option<Cell>>,
+    /// Column and microseconds of the fastest peer.
+    pub(crate) best: Option<(usize, f64)>,
+}
+
+impl Line {
+    /// The best peer's time over the time in `column`: above 1 the column is faster.
+    pub(crate) fn ratio(&self, column: usize) -> Option<f64> {
+        Some(self.best?.1 / self.cells.get(column).copied().flatten()?.us)
+    }
+}
+
+/// A part as tables.
+#[derive(Debug, Clone)]
+pub(crate) struct Summary {
+    pub(crate) part: Part,
+    pub(crate) columns: Vec<Column>,
+    /// The placement of the runs that count; `None`: all runs count, whatever theirs was.
+    pub(crate) placement: Option<Placement>,
+    /// Runs that count, of how many.
+    pub(crate) used: (usize, usize),
+    /// A table for each operation, in the order of [`OPERATIONS`].
+    pub(crate) tables: Vec<(&'static str, Vec<Line>)>,
+    pub(crate) notes: Vec<String>,
+}
+
+impl Summary {
+    /// The column with this role.
+    pub(crate) fn column(&self, role: Role) -> Option<usize> {
+        self.columns.iter().position(|c| c.role == role)
+    }
+}
+
+/// Geometric mean and smallest of a column's ratios, with the size of the latter.
+pub(crate) fn ratios(lines: &[Line], column: usize) -> Option<(f64, f64, usize)> {
+    let found: Vec<(f64, usize)> = lines.iter().filter_map(|l| Some((l.ratio(column)?, l.bytes))).collect();
+    let mean = geometric_mean(&found.iter().map(|r| r.0).collect::<Vec<_>>())?;
+    let (least, bytes) = found.into_iter().min_by(|a, b| a.0.total_cmp(&b.0))?;
+    Some((mean, least, bytes))
+}
+
+/// Runs in one placement count alone when every column has this many of them, or all of its runs.
+const ENOUGH: usize = 3;
+
+/// Medians and ratios of a part.
+pub(crate) fn summary(measured: &Measured) -> Summary {
+    let placement = common_placement(measured);
+    let counts = |run: &&Run| placement.is_none_or(|p| run.placement() == p);
+    let mut times: BTreeMap<(usize, usize), Vec<Vec<&Row>>> = BTreeMap::new();
+    let mut notes = measured.notes.clone();
+    for run in measured.runs.iter().filter(counts) {
+        for row in &run.rows {
+            let Some(op) = OPERATIONS.iter().position(|&op| op == row.op) else { continue };
+            // Less than one element per rank: nothing was moved.
+            if row.bytes == 0 && row.op != "barrier" {
+                continue;
+            }
+            if row.wrong > 0 {
+                let name = measured.columns.get(run.column).map_or("?", |c| c.name);
+                notes.push(format!(
+                    "{name}: {} elements of {} {} bytes were wrong; left out",
+                    row.wrong, row.op, row.bytes
+                ));
+                continue;
+            }
+            let columns = times.entry((op, row.bytes)).or_insert_with(|| vec![Vec::new(); measured.columns.len()]);
+            if let Some(column) = columns.get_mut(run.column) {
+                column.push(row);
+            }
+        }
+    }
+    let mut tables: Vec<(&'static str, Vec<Line>)> = Vec::new();
+    for ((op, bytes), columns) in times {
+        let cells: Vec<Option<Cell>> = columns.iter().map(|rows| cell(rows)).collect();
+        let peer = |column: usize| measured.columns.get(column).is_some_and(|c| c.role == Role::Peer);
+        let best = cells
+            .iter()
+            .enumerate()
+            .filter_map(|(column, cell)| Some((column, cell.filter(|_| peer(column))?.us)))
+            .min_by(|a, b| a.1.total_cmp(&b.1));
+        let line = Line { bytes, cells, best };
+        match tables.last_mut().filter(|(name, _)| *name == OPERATIONS[op]) {
+            Some((_, lines)) => lines.push(line),
+            None => tables.push((OPERATIONS[op], vec![line])),
+        }
+    }
+    let used = (measured.runs.iter().filter(counts).count(), measured.runs.len());
+    Summary { part: measured.part, columns: measured.columns.clone(), placement, used, tables, notes }
+}
+
+fn cell(rows: &[&Row]) -> Option<Cell> {
+    let us = median(&rows.iter().map(|r| r.us).collect::<Vec<_>>())?;
+    let disturbed = rows.iter().filter(|r| r.clean < r.repetitions.min(3)).count();
+    Some(Cell { us, disturbed: 2 * disturbed > rows.len() })
+}
+
+/// The placement in which every column has runs enough.
+fn common_placement(measured: &Measured) -> Option<Placement> {
+    let of = |column: usize| measured.runs.iter().filter(move |r| r.column == column);
+    let columns: Vec<usize> = (0..measured.columns.len()).filter(|&c| of(c).count() > 0).collect();
+    let fewest = |p| columns.iter().map(|&c| of(c).filter(|r| r.placement() == p).count()).min().unwrap_or(0);
+    let all = |p| columns.iter().all(|&c| of(c).all(|r| r.placement() == p));
+    [Placement::Near, Placement::Far]
+        .into_iter()
+        .filter(|&p| fewest(p) >= ENOUGH || (all(p) && fewest(p) > 0))
+        .max_by_key(|&p| (fewest(p), p == Placement::Near))
+}
+
+/// Bus bandwidth over algorithm bandwidth, as nccl-tests defines it.
+pub(crate) fn bus_factor(op: &str, ranks: u32) -> f64 {
+    let n = f64::from(ranks.max(1));
+    match op {
+        "all_reduce" => 2.0 * (n - 1.0) / n,
+        "all_gather" | "reduce_scatter" | "all_to_all" => (n - 1.0) / n,
+        // The size there and the size back.
+        "pingpong" => 2.0,
+        "barrier" => 0.0,
+        _ => 1.0,
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::args::{Buffers, Pages, Transport};
+
+    pub(crate) fn row(op: &str, bytes: usize, us: f64) -> Row {
+        let line = format!("{op},f32,out,{bytes},{us},{us},{us},1,7,7,0");
+        Row { op: op.to_owned(), dtype: "f32".to_owned(), bytes, us, clean: 7, repetitions: 7, wrong: 0, line }
+    }
+
+    fn run(column: usize, round: u32, ns: f64, rows: Vec<Row>) -> Run {
+        Run { column, round, before: Some(ns), after: Some(ns), rows }
+    }
+
+    pub(crate) fn measured(runs: Vec<Run>) -> Measured {
+        let part = Part { transport: Transport::Shm, ranks: 2, pages: Pages::Small, buffers: Buffers::Reused };
+        let column = |name, role| Column { name, role };
+        let columns = vec![
+            column("tinynccl", Role::Ours),
+            column("tinynccl alloc", Role::Symmetric),
+            column("Open MPI", Role::Peer),
+            column("MPICH", Role::Peer),
+        ];
+        Measured { part, columns, runs, notes: Vec::new() }
+    }
+
+    pub(crate) fn three_rounds() -> Measured {
+        let mut runs = Vec::new();
+        for round in 0..3 {
+            let noise = f64::from(round);
+            for (column, small, large) in [(0, 0.2, 50.0), (2, 0.15, 100.0), (3, 0.3, 80.0)] {
+                let rows = vec![
+                    row("all_reduce", 8, small + noise),
+                    row("all_reduce", 1 << 20, large + noise),
+                    row("reduce", 8, small),
+                ];
+                runs.push(run(column, round, 50.0, rows));
+            }
+        }
+        measured(runs)
+    }
+
+    #[test]
+    fn medians_best_peer_and_ratios() {
+        let summary = summary(&three_rounds());
+        assert_eq!(summary.placement, Some(Placement::Near));
+        assert_eq!(summary.tables.iter().map(|t| t.0).collect::<Vec<_>>(), ["all_reduce", "reduce"]);
+        let lines = &summary.tables[0].1;
+        assert_eq!(lines[0].bytes, 8);
+        assert_eq!(lines[0].cells[0], Some(Cell { us: 1.2, disturbed: false }));
+        assert_eq!(lines[0].cells[1], None, "it did not run");
+        assert_eq!(lines[0].best, Some((2, 1.15)));
+        assert_eq!(lines[1].best, Some((3, 81.0)));
+        assert!((lines[1].ratio(0).unwrap() - 81.0 / 51.0).abs() < 1e-12);
+        let (mean, least, bytes) = ratios(lines, 0).unwrap();
+        assert!((mean - (1.15 / 1.2 * 81.0 / 51.0f64).sqrt()).abs() < 1e-12);
+        assert!((least - 1.15 / 1.2).abs() < 1e-12);
+        assert_eq!(bytes, 8);
+        assert_eq!(ratios(lines, 1), None);
+    }
+
+    #[test]
+    fn like_is_compared_with_like() {
+        let mut runs = Vec::new();
+        for column in [0, 2] {
+            for round in 0..5 {
+                let (ns, us) = if round < 3 { (60.0, 1.0) } else { (500.0, 9.0) };
+                runs.push(run(column, round, ns, vec![row("reduce", 8, us)]));
+            }
+        }
+        let mut part = measured(runs);
+        let first = summary(&part);
+        assert_eq!((first.placement, first.used), (Some(Placement::Near), (6, 10)));
+        assert_eq!(first.tables[0].1[0].cells[0].unwrap().us, 1.0);
+        // One column was never near often enough: everything counts, and it is said.
+        part.runs[0].after = Some(500.0);
+        let second = summary(&part);
+        assert_eq!((second.placement, second.used), (None, (10, 10)));
+    }
+
+    #[test]
+    fn wrong_values_and_empty_messages_do_not_count() {
+        let mut wrong = row("reduce", 8, 0.1);
+        wrong.wrong = 2;
+        let runs = vec![
+            run(0, 0, 50.0, vec![row("reduce", 8, 1.0), row("all_gather", 0, 1.0), row("barrier", 0, 1.0)]),
+            run(2, 0, 50.0, vec![wrong]),
+        ];
+        let summary = summary(&measured(runs));
+        assert_eq!(summary.tables.iter().map(|t| t.0).collect::<Vec<_>>(), ["reduce", "barrier"]);
+        assert_eq!(summary.tables[0].1[0].best, None);
+        assert!(summary.notes[0].contains("Open MPI: 2 elements of reduce 8 bytes were wrong"), "{:?}", summary.notes);
+    }
+
+    #[test]
+    fn cells_that_were_disturbed_in_most_rounds() {
+        let rows: Vec<Row> = [0, 2, 7].into_iter().map(|clean| Row { clean, ..row("reduce", 8, 1.0) }).collect();
+        assert!(cell(&rows.iter().collect::<Vec<_>>()).unwrap().disturbed);
+        assert!(!cell(&rows[1..].iter().collect::<Vec<_>>()).unwrap().disturbed);
+        assert_eq!(cell(&[]), None);
+    }
+}

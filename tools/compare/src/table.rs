@@ -1,0 +1,146 @@
+//! The Markdown page.
+
+use std::fmt::Write as _;
+
+use crate::program::Role;
+use crate::results::{Cell, Summary, bus_factor, ratios};
+
+/// A heading, a table that sums up, and a table for each operation.
+pub(crate) fn part(summary: &Summary) -> String {
+    let mut text = format!("## {}{}\n\n", summary.part.to_string()[..1].to_uppercase(), &summary.part.to_string()[1..]);
+    let (used, all) = summary.used;
+    let _ = match summary.placement {
+        Some(p) => writeln!(text, "{used} of {all} runs count: those with the cores {} before and after.\n", p.name()),
+        None => writeln!(text, "All {all} runs count: too few had the cores in one placement before and after.\n"),
+    };
+    text += &totals(summary);
+    for (op, lines) in &summary.tables {
+        let _ = writeln!(text, "### {op}, {}\n", summary.part);
+        text += &table(summary, op, lines);
+    }
+    for note in &summary.notes {
+        let _ = writeln!(text, "- {note}");
+    }
+    if !summary.notes.is_empty() {
+        text.push('\n');
+    }
+    text
+}
+
+/// Ratios of our columns: geometric mean, smallest, and where they are below 1.
+fn totals(summary: &Summary) -> String {
+    let mut text = String::from(
+        "| operation | column | geometric mean of ratios | smallest | at bytes | sizes below 1.0 |\n|---|---|---|---|---|---|\n",
+    );
+    let mut any = false;
+    for (op, lines) in &summary.tables {
+        for role in [Role::Ours, Role::Symmetric] {
+            let Some(column) = summary.column(role) else { continue };
+            let Some((mean, least, bytes)) = ratios(lines, column) else { continue };
+            any = true;
+            let below: Vec<String> = lines
+                .iter()
+                .filter(|line| line.ratio(column).is_some_and(|r| r < 1.0))
+                .map(|line| size(line.bytes))
+                .collect();
+            let below = if below.is_empty() { "none".to_owned() } else { below.join(" ") };
+            let name = summary.columns[column].name;
+            let _ = writeln!(text, "| {op} | {name} | {mean:.2} | {least:.2} | {} | {below} |", size(bytes));
+        }
+    }
+    if any { text + "\n" } else { String::new() }
+}
+
+fn table(summary: &Summary, op: &str, lines: &[crate::results::Line]) -> String {
+    // Columns without a single value say nothing.
+    let shown: Vec<usize> = (0..summary.columns.len())
+        .filter(|&c| lines.iter().any(|l| l.cells.get(c).copied().flatten().is_some()))
+        .collect();
+    let ours: Vec<usize> = [Role::Ours, Role::Symmetric]
+        .into_iter()
+        .filter_map(|role| summary.column(role))
+        .filter(|column| shown.contains(column))
+        .collect();
+    let mut heading = vec!["bytes".to_owned()];
+    heading.extend(shown.iter().map(|&c| format!("{} µs", summary.columns[c].name)));
+    heading.push("best peer".to_owned());
+    for &column in &ours {
+        heading.push(format!("best / {}", summary.columns[column].name));
+        heading.push(format!("{} GB/s", summary.columns[column].name));
+    }
+    let mut text = format!("| {} |\n|{}\n", heading.join(" | "), "---|".repeat(heading.len()));
+    for line in lines {
+        let mut fields = vec![size(line.bytes)];
+        fields.extend(shown.iter().map(|&c| time(line.cells.get(c).copied().flatten())));
+        fields.push(line.best.map_or("-".to_owned(), |(column, _)| summary.columns[column].name.to_owned()));
+        for &column in &ours {
+            fields.push(line.ratio(column).map_or("-".to_owned(), ratio));
+            let us = line.cells.get(column).copied().flatten().map(|cell| cell.us);
+            let rate = |us| line.bytes as f64 / us / 1000.0 * bus_factor(op, summary.part.ranks);
+            fields.push(us.map_or("-".to_owned(), |us| format!("{:.2}", rate(us))));
+        }
+        let _ = writeln!(text, "| {} |", fields.join(" | "));
+    }
+    text + "\n"
+}
+
+/// A ratio; bold where the peer is ahead.
+fn ratio(value: f64) -> String {
+    // Rounding must not hide that the peer is ahead.
+    let text = if (0.995..1.0).contains(&value) { "0.99".to_owned() } else { format!("{value:.2}") };
+    if value < 1.0 { format!("**{text}**") } else { text }
+}
+
+/// Microseconds with the digits that say something; `~` where the machine was busy with something else.
+fn time(cell: Option<Cell>) -> String {
+    let Some(Cell { us, disturbed }) = cell else { return "-".to_owned() };
+    let digits = if us < 10.0 { 2 } else { usize::from(us < 1000.0) };
+    format!("{}{us:.digits$}", if disturbed { "~" } else { "" })
+}
+
+/// `8`, `32K`, `128M`.
+pub(crate) fn size(bytes: usize) -> String {
+    for (shift, unit) in [(30, "G"), (20, "M"), (10, "K")] {
+        if bytes >= 1 << shift && bytes.is_multiple_of(1 << shift) {
+            return format!("{}{unit}", bytes >> shift);
+        }
+    }
+    bytes.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::results::{summary, tests::three_rounds};
+
+    #[test]
+    fn layout() {
+        let text = part(&summary(&three_rounds()));
+        let expected = [
+            "## Shared memory, 2 ranks, 4 KiB pages, reused buffers",
+            "9 of 9 runs count: those with the cores near before and after.",
+            "| all_reduce | tinynccl | 1.23 | 0.96 | 8 | 8 |",
+            "### all_reduce, shared memory, 2 ranks, 4 KiB pages, reused buffers",
+            "| bytes | tinynccl µs | Open MPI µs | MPICH µs | best peer | best / tinynccl | tinynccl GB/s |",
+            "|---|---|---|---|---|---|---|",
+            "| 8 | 1.20 | 1.15 | 1.30 | Open MPI | **0.96** | 0.01 |",
+            "| 1M | 51.0 | 101.0 | 81.0 | MPICH | 1.59 | 20.56 |",
+        ];
+        for line in expected {
+            assert!(text.lines().any(|l| l == line), "{line}\n{text}");
+        }
+        for table in text.split("\n\n").filter(|t| t.starts_with('|')) {
+            let columns: Vec<usize> = table.lines().map(|l| l.matches('|').count()).collect();
+            assert!(columns.iter().all(|&n| n == columns[0]), "{table}");
+        }
+    }
+
+    #[test]
+    fn numbers() {
+        let cell = |us, disturbed| time(Some(Cell { us, disturbed }));
+        assert_eq!([cell(0.154, false), cell(12.34, true), cell(12345.6, false)], ["0.15", "~12.3", "12346"]);
+        assert_eq!([ratio(0.999), ratio(1.0), ratio(0.5)], ["**0.99**", "1.00", "**0.50**"]);
+        assert_eq!([size(8), size(2048), size(3 << 20), size(1500)], ["8", "2K", "3M", "1500"]);
+        assert_eq!(time(None), "-");
+    }
+}
