@@ -41,6 +41,7 @@ mod handshake;
 mod mapping;
 mod ring;
 mod shm;
+mod sync;
 mod tcp;
 mod wait;
 

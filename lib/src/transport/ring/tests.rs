@@ -1,11 +1,13 @@
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
 
+use super::memory::LINES;
 use super::*;
+use crate::error::Error;
 use crate::transport::wait::poll;
-use crate::transport::{Received, RecvLink, SendLink};
+use crate::transport::{LinkOptions, Received, RecvLink, SendLink};
 
 const OPTIONS: LinkOptions = LinkOptions { max_message: 100, depth: 3 };
 
@@ -73,8 +75,9 @@ fn a_peer_that_writes_nonsense_gives_a_protocol_error() {
     let mut r = ring(Fence::Full);
     assert!(r.send.send_from(&header(0, 30), &[1; 30]).unwrap());
     let d = Direction::new(&r.memory, r.layout, 0).unwrap();
-    let len_word = d.line(0).header[2].load(Ordering::Relaxed);
-    d.line(0).header[2].store(len_word & 0xffff_ffff | 101 << 32, Ordering::Relaxed);
+    let mut words = d.line(0).header.load();
+    words[2] = words[2] & 0xffff_ffff | 101 << 32;
+    d.line(0).header.store(words);
     for _ in 0..2 {
         let e = r.recv.peek().unwrap_err();
         assert!(matches!(e, Error::Protocol { .. }) && e.to_string().contains("101 bytes"), "{e}");
@@ -82,13 +85,13 @@ fn a_peer_that_writes_nonsense_gives_a_protocol_error() {
     // A sequence number out of nowhere.
     let mut r = ring(Fence::Full);
     let d = Direction::new(&r.memory, r.layout, 0).unwrap();
-    d.line(0).sequence.store(77, Ordering::Release);
+    d.line(0).sequence.publish(77);
     assert!(matches!(r.recv.recv_into(&header(0, 0), &mut []), Err(Error::Protocol { .. })));
     // More freed than sent, and less than was freed before.
     for freed in [10_000, u64::MAX] {
         let mut r = ring(Fence::Full);
         let d = Direction::new(&r.memory, r.layout, 0).unwrap();
-        d.consumed().areas.store(freed, Ordering::Release);
+        d.consumed().areas.free(freed);
         let result = (0..10).map(|i| r.send.send_from(&header(i, 30), &[1; 30])).find(|r| r.is_err());
         assert!(matches!(result, Some(Err(Error::Protocol { .. }))));
     }
