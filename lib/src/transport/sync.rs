@@ -92,24 +92,24 @@ mod imp {
 
     thread_local! {
         // loom runs all threads of a model as coroutines on the thread of its caller.
-        static WEAKENED: Cell<Option<Step>> = const { Cell::new(None) };
+        static WEAKENED: Cell<&'static [Step]> = const { Cell::new(&[]) };
     }
 
-    /// Runs `body` with one step weakened to `Relaxed`, or a fence left out.
-    pub(crate) fn weaken<T>(step: Option<Step>, body: impl FnOnce() -> T) -> T {
+    /// Runs `body` with some steps weakened to `Relaxed`; of a fence, that it is left out.
+    pub(crate) fn weaken<T>(steps: &'static [Step], body: impl FnOnce() -> T) -> T {
         struct Restore;
         impl Drop for Restore {
             fn drop(&mut self) {
-                WEAKENED.set(None);
+                WEAKENED.set(&[]);
             }
         }
-        WEAKENED.set(step);
+        WEAKENED.set(steps);
         let _restore = Restore;
         body()
     }
 
     pub(crate) fn order(step: Step, ordering: Ordering) -> Ordering {
-        if WEAKENED.get() == Some(step) { Ordering::Relaxed } else { ordering }
+        if WEAKENED.get().contains(&step) { Ordering::Relaxed } else { ordering }
     }
 
     pub(crate) fn fence(ordering: Ordering) {
