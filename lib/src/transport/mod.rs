@@ -37,6 +37,8 @@ pub mod inproc;
 mod doorbell;
 mod endpoint;
 mod fence;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod handshake;
 mod mapping;
 mod ring;
