@@ -15,6 +15,7 @@
 pub(super) use imp::{AtomicU32, AtomicU64, Words, compiler_fence, fence, order};
 
 #[cfg(loom)]
+#[cfg_attr(not(test), allow(unused_imports))]
 pub(super) use imp::{Area, Bell, weaken};
 
 /// The steps of the protocol whose ordering matters. The model weakens them one at a time and must notice each.
@@ -79,6 +80,7 @@ mod imp {
 }
 
 #[cfg(loom)]
+#[cfg_attr(not(test), allow(dead_code))] // only the models use all of it
 mod imp {
     pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64};
 
