@@ -11,6 +11,9 @@ pub mod ddp;
 pub mod dtype;
 pub mod error;
 mod executor;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod launch;
 pub mod reduce;
 pub mod schedule;

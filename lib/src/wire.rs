@@ -260,6 +260,64 @@ const _: () = assert!(size_of::<Header>() == Header::BYTES);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    fn any_header() -> impl Strategy<Value = Header> {
+        let codes = (any::<u8>(), any::<u8>(), any::<u8>(), any::<u8>());
+        (any::<u64>(), any::<[u32; 5]>(), codes).prop_map(
+            |(count, [comm, seq, root, len, crc], (collective, dtype, op, algorithm))| Header {
+                count,
+                comm,
+                seq,
+                root,
+                len,
+                crc,
+                collective,
+                dtype,
+                op,
+                algorithm,
+            },
+        )
+    }
+
+    /// The layout as a peer of another build reads it, field by field.
+    fn written(h: &Header) -> Vec<u8> {
+        let words = [h.comm, h.seq, h.root, h.len, h.crc].map(u32::to_le_bytes).concat();
+        [&h.count.to_le_bytes()[..], &words, &[h.collective, h.dtype, h.op, h.algorithm]].concat()
+    }
+
+    proptest! {
+        #[test]
+        fn every_field_stands_where_the_format_has_it(header in any_header()) {
+            prop_assert_eq!(bytemuck::bytes_of(&header), written(&header));
+            prop_assert_eq!(bytemuck::pod_read_unaligned::<Header>(&written(&header)), header);
+        }
+
+        #[test]
+        fn any_bytes_are_a_header_and_go_back(bytes in any::<[u8; Header::BYTES]>()) {
+            let header: Header = bytemuck::pod_read_unaligned(&bytes);
+            prop_assert_eq!(bytemuck::bytes_of(&header), &bytes);
+            let length = format!("message of {} bytes", header.len);
+            prop_assert!(header.to_string().contains(&length));
+        }
+
+        /// Two headers agree exactly when all their bytes but the checksum's do.
+        #[test]
+        fn one_flipped_bit_is_seen_unless_it_is_in_the_checksum(header in any_header(), bit in 0usize..256) {
+            let mut bytes = written(&header);
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            let other: Header = bytemuck::pod_read_unaligned(&bytes);
+            prop_assert_eq!(header.agrees_with(&other), (24..28).contains(&(bit / 8)));
+        }
+
+        #[test]
+        fn codes_go_there_and_back(code in any::<u8>()) {
+            prop_assert!(Collective::from_code(code).is_none_or(|c| c as u8 == code));
+            prop_assert!(Algorithm::from_code(code).is_none_or(|a| a as u8 == code && a.name().parse() == Ok(a)));
+            prop_assert!(DType::from_code(code).is_none_or(|d| d as u8 == code));
+            prop_assert!(ReduceOp::from_code(code).is_none_or(|o| o as u8 == code));
+        }
+    }
 
     #[test]
     fn checksum_is_not_compared_and_everything_else_is() {

@@ -251,7 +251,8 @@ fn slurm(lookup: Lookup<'_>) -> Result<Meeting> {
             break;
         }
     }
-    hosts.extend(lookup("SLURM_LAUNCH_NODE_IPADDR").map(|ip| ("SLURM_LAUNCH_NODE_IPADDR", ip.trim().to_owned())));
+    let launch_node = lookup("SLURM_LAUNCH_NODE_IPADDR").map(|ip| ip.trim().to_owned()).filter(|ip| !ip.is_empty());
+    hosts.extend(launch_node.map(|ip| ("SLURM_LAUNCH_NODE_IPADDR", ip)));
     if hosts.is_empty() {
         let detail = "missing, and SLURM_LAUNCH_NODE_IPADDR too: set MASTER_ADDR and MASTER_PORT for all ranks";
         return Err(wrong("SLURM_STEP_NODELIST", String::new(), detail));
@@ -446,6 +447,7 @@ mod tests {
             (id.as_str(), vec!["WORLD_SIZE=\"\"", "missing"]),
             ("RANK=one WORLD_SIZE=2", vec!["RANK=\"one\"", "whole number"]),
             ("RANK=-1 WORLD_SIZE=2", vec!["RANK=\"-1\"", "whole number"]),
+            ("SLURM_PROCID=0 SLURM_STEP_ID=0 SLURM_NTASKS=2 SLURM_JOB_ID=1 SLURM_LAUNCH_NODE_IPADDR=", vec!["too"]),
             (
                 "RANK=2 WORLD_SIZE=2 MASTER_ADDR=h MASTER_PORT=1",
                 vec!["RANK=\"2\"", "out of range", "WORLD_SIZE=2 allows 0 to 1"],

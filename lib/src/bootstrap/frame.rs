@@ -193,6 +193,43 @@ mod tests {
 
     proptest! {
         #[test]
+        fn any_hello_goes_there_and_back(token in any::<[u8; 16]>(), rank: u32, world_size: u32, bit in 0usize..288) {
+            let hello = Hello { token, rank, world_size };
+            let mut bytes = hello.encode();
+            prop_assert_eq!(Hello::decode(&bytes, &token), Ok(hello));
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            // Magic, version and token are checked; the reserved bytes are not; the numbers come as they are.
+            match Hello::decode(&bytes, &token) {
+                Err(_) => prop_assert!(bit / 8 < 10 || (12..28).contains(&(bit / 8))),
+                Ok(other) => prop_assert_eq!(other == hello, (10..12).contains(&(bit / 8))),
+            }
+        }
+
+        #[test]
+        fn any_bodies_come_out_as_they_went_in(
+            bodies in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 0..8),
+            cuts in prop::collection::vec(1usize..200, 1..8),
+        ) {
+            let mut wire = Vec::new();
+            for body in &bodies {
+                put_frame(&mut wire, body).unwrap();
+            }
+            let (mut decoder, mut out, mut rest) = (Decoder::default(), Vec::new(), &wire[..]);
+            for cut in cuts.iter().cycle() {
+                let (now, later) = rest.split_at((*cut).min(rest.len()));
+                decoder.extend(now);
+                while let Some(body) = decoder.frame(MAX_FRAME).unwrap() {
+                    out.push(body);
+                }
+                rest = later;
+                if rest.is_empty() {
+                    break;
+                }
+            }
+            prop_assert_eq!(out, bodies);
+        }
+
+        #[test]
         fn arbitrary_bytes_never_panic(pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..200), 0..20)) {
             let mut decoder = Decoder::default();
             let mut fed = 0;

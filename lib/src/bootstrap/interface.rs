@@ -58,7 +58,7 @@ pub fn with_loopback(config: &Config) -> Result<Vec<LocalAddress>> {
 }
 
 /// Filters and orders.
-fn select(mut all: Vec<LocalAddress>, filter: Option<&str>) -> Result<Vec<LocalAddress>> {
+pub(super) fn select(mut all: Vec<LocalAddress>, filter: Option<&str>) -> Result<Vec<LocalAddress>> {
     all.retain(|a| !matches!(a.ip, IpAddr::V6(ip) if ip.is_unicast_link_local()) && !a.ip.is_unspecified());
     all.sort_by_key(|a| (a.loopback, a.ip.is_ipv6()));
     let prefixes = |list: &str| -> Vec<String> {

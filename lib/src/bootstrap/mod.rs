@@ -21,6 +21,8 @@ mod connection;
 mod detect;
 mod event;
 mod frame;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 pub mod host;
 pub mod interface;
 mod join;

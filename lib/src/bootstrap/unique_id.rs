@@ -159,6 +159,22 @@ mod tests {
 
     proptest! {
         #[test]
+        fn any_id_goes_there_and_back(
+            token in any::<[u8; 16]>(),
+            addresses in prop::collection::vec(any::<SocketAddr>(), 1..=MAX_ADDRESSES),
+        ) {
+            // Flow information is not part of an address's text.
+            let addresses = addresses.into_iter().map(|mut a| {
+                if let SocketAddr::V6(six) = &mut a {
+                    six.set_flowinfo(0);
+                }
+                a
+            });
+            let id = UniqueId::new(token, addresses.collect());
+            prop_assert_eq!(id.to_string().parse::<UniqueId>().unwrap(), id);
+        }
+
+        #[test]
         fn any_text_is_parsed_or_refused(text in "\\PC{0,80}", tail in "[0-9a-f@:,.\\[\\]-]{0,60}") {
             let _ = text.parse::<UniqueId>();
             let _ = format!("tinynccl-1-{tail}").parse::<UniqueId>();

@@ -13,6 +13,8 @@ use crate::error::{Error, Result};
 #[derive(Debug)]
 pub struct Doorbell {
     fd: OwnedFd,
+    #[cfg(loom)]
+    model: super::sync::Bell,
 }
 
 impl Doorbell {
@@ -23,16 +25,22 @@ impl Doorbell {
     pub fn new() -> Result<Arc<Doorbell>> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map_err(|e| Error::errno("doorbell", "creating an eventfd", e))?;
-        Ok(Arc::new(Doorbell { fd }))
+        Ok(Doorbell::from_fd(fd))
     }
 
     /// A doorbell which another process created.
     pub(crate) fn from_fd(fd: OwnedFd) -> Arc<Doorbell> {
-        Arc::new(Doorbell { fd })
+        Arc::new(Doorbell {
+            fd,
+            #[cfg(loom)]
+            model: super::sync::Bell::new(),
+        })
     }
 
     /// Wakes the sleeper, now or when it polls next. Costs one system call, about 0.2 µs, and several when it really wakes a thread.
     pub fn ring(&self) {
+        #[cfg(loom)]
+        self.model.ring();
         // Fails only when the counter is full (2^64 - 2 rings): then the descriptor is readable anyway.
         let _ = rustix::io::write(&self.fd, &1u64.to_ne_bytes());
     }
@@ -42,8 +50,16 @@ impl Doorbell {
         self.fd.as_raw_fd()
     }
 
+    /// Sleeps until it is rung.
+    #[cfg(all(test, loom))]
+    pub(crate) fn wait(&self) {
+        self.model.wait();
+    }
+
     /// Forgets all rings so far. Look at the links again *after* this.
     pub fn drain(&self) {
+        #[cfg(loom)]
+        self.model.drain();
         let mut count = [0u8; 8];
         let _ = rustix::io::read(&self.fd, &mut count);
     }

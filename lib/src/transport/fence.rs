@@ -9,9 +9,11 @@
 //! Source: Linux `Documentation/userspace-api`, `membarrier(2)`, command `GLOBAL_EXPEDITED` (Linux 4.16).
 
 use std::sync::OnceLock;
-use std::sync::atomic::{Ordering, compiler_fence, fence};
+use std::sync::atomic::Ordering;
 
 use rustix::thread::{MembarrierCommand, membarrier};
+
+use super::sync::{Step, compiler_fence, fence, order};
 
 /// How both ends of a link order their flags; both must use the same one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,20 +48,21 @@ impl Fence {
     #[inline(always)]
     pub(crate) fn light(self) {
         match self {
-            Fence::Asymmetric => compiler_fence(Ordering::SeqCst),
-            Fence::Full => fence(Ordering::SeqCst),
+            Fence::Asymmetric => compiler_fence(order(Step::LightFence, Ordering::SeqCst)),
+            Fence::Full => fence(order(Step::LightFence, Ordering::SeqCst)),
         }
     }
 
     /// The side that is about to sleep.
     pub(crate) fn heavy(self) {
-        fence(Ordering::SeqCst);
-        if self == Fence::Asymmetric {
+        fence(order(Step::HeavyFence, Ordering::SeqCst));
+        // The model has no use for the system call: see `sync`.
+        if self == Fence::Asymmetric && !cfg!(loom) {
             // It worked when we registered; the man page has it that it goes on working.
             if let Err(e) = membarrier(MembarrierCommand::GlobalExpedited) {
                 log::error!("membarrier failed after it had worked: {e}; a wake-up may be late");
             }
         }
-        fence(Ordering::SeqCst);
+        fence(order(Step::HeavyFence, Ordering::SeqCst));
     }
 }

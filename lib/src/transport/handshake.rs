@@ -244,6 +244,34 @@ mod tests {
 
     proptest! {
         #[test]
+        fn any_hello_goes_there_and_back(
+            token in any::<[u8; 16]>(), from: u32, to: u32, link in any::<(u32, u32)>(), checksum: bool,
+            max_message in 1..=LinkOptions::MAX_MESSAGE, depth in 1..=LinkOptions::MAX_DEPTH,
+        ) {
+            let options = LinkOptions { max_message, depth };
+            let hello = Hello::new(token, (from as usize, to as usize), link, &options, checksum);
+            let parsed = Hello::parse(bytemuck::bytes_of(&hello), &token, to as usize).unwrap();
+            prop_assert_eq!(parsed, hello);
+            prop_assert_eq!((parsed.from, parsed.to, (parsed.comm, parsed.channel)), (from, to, link));
+            prop_assert_eq!(parsed.differs(&options, checksum), None);
+            prop_assert!(parsed.differs(&options, !checksum).is_some());
+            prop_assert_eq!(parsed.fence(), Fence::available());
+        }
+
+        #[test]
+        fn any_reply_comes_back_with_its_reason(reason in "\\PC{0,300}", status in 0u32..3) {
+            let reply = match status {
+                0 => Reply::Refused(reason.clone()),
+                1 => Reply::UseTcp(reason.clone()),
+                _ => Reply::Stranger(reason.clone()),
+            };
+            let parsed = Reply::parse(&reply.to_bytes()).unwrap();
+            let (Reply::Refused(text) | Reply::UseTcp(text) | Reply::Stranger(text)) = &parsed else { panic!("{parsed:?}") };
+            prop_assert!(reason.starts_with(text.as_str()) && text.len() + 4 > reason.len().min(MAX_DETAIL));
+            prop_assert_eq!(parsed == reply, reason.len() <= MAX_DETAIL);
+        }
+
+        #[test]
         fn no_bytes_make_the_parsers_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200), at in 0usize..80) {
             let _ = Hello::parse(&bytes, &[0; 16], 0);
             let _ = Reply::parse(&bytes);

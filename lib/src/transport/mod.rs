@@ -37,10 +37,13 @@ pub mod inproc;
 mod doorbell;
 mod endpoint;
 pub(crate) mod fence;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod handshake;
 pub(crate) mod mapping;
 pub(crate) mod ring;
 mod shm;
+mod sync;
 mod tcp;
 mod wait;
 

@@ -1,9 +1,9 @@
 //! The receiving end of a ring.
 
 use std::fmt;
-use std::sync::atomic::Ordering;
 
-use super::{CLOSED, Direction, Ends, INLINE, WAITING, agree, to_words, unpack};
+use super::memory::Direction;
+use super::{Ends, INLINE, agree, to_words, unpack};
 use crate::error::{Error, Result};
 use crate::transport::{Interest, Peer, Received, RecvLink};
 use crate::wire::Header;
@@ -33,21 +33,19 @@ impl RingRecv {
             return Ok(self.head);
         }
         let line = self.direction.line(self.lines);
-        let sequence = line.sequence.load(Ordering::Acquire);
+        let sequence = line.sequence.published();
         if sequence != self.lines + 1 && !self.look_again(sequence)? {
             return Ok(None);
         }
         let line = self.direction.line(self.lines);
-        let mut words = [0; 4];
-        for (word, from) in words.iter_mut().zip(&line.header) {
-            *word = from.load(Ordering::Relaxed);
-        }
+        let words = line.header.load();
         let len = length(&words);
         if len <= INLINE {
-            self.inline[0] = line.inline[0].load(Ordering::Relaxed);
+            let [first] = line.first.load();
+            self.inline[0] = first;
             if len > 8 {
-                self.inline[1] = line.inline[1].load(Ordering::Relaxed);
-                self.inline[2] = line.inline[2].load(Ordering::Relaxed);
+                let [second, third] = line.rest.load();
+                self.inline = [first, second, third];
             }
         } else if len > self.direction.layout.max_message {
             return Err(self.too_long(&words));
@@ -60,14 +58,14 @@ impl RingRecv {
     #[inline]
     fn look_again(&mut self, sequence: u64) -> Result<bool> {
         let before = (self.lines + 1).saturating_sub(self.direction.layout.lines as u64);
-        let gone = self.lost.is_some() || self.direction.sender().load(Ordering::Acquire) & CLOSED != 0;
+        let gone = self.lost.is_some() || self.direction.sender().is_closed();
         if sequence == before && !gone { Ok(false) } else { self.trouble(before) }
     }
 
     #[cold]
     fn trouble(&mut self, before: u64) -> Result<bool> {
         let expected = self.lines + 1;
-        let now = self.direction.line(self.lines).sequence.load(Ordering::Acquire);
+        let now = self.direction.line(self.lines).sequence.published();
         if now == expected {
             return Ok(true);
         }
@@ -97,20 +95,20 @@ impl RingRecv {
         self.lines += 1;
         let consumed = self.direction.consumed();
         if len > INLINE {
+            self.direction.touches(self.areas, false);
             self.areas += 1;
-            consumed.areas.store(self.areas, Ordering::Release);
+            consumed.areas.free(self.areas);
         }
-        consumed.lines.store(self.lines, Ordering::Release);
+        consumed.lines.free(self.lines);
         self.ends.fence.light();
-        let state = self.direction.sender().load(Ordering::Relaxed);
-        if state & WAITING != 0 {
+        if self.direction.sender().glance().waiting() {
             self.wake();
         }
     }
 
     #[cold]
     fn wake(&mut self) {
-        if self.direction.sender().fetch_and(!WAITING, Ordering::AcqRel) & WAITING != 0 {
+        if self.direction.sender().take_waiting() {
             self.ends.bell.ring();
         }
     }
@@ -134,6 +132,7 @@ impl RecvLink for RingRecv {
         let payload = if len <= INLINE {
             bytemuck::bytes_of(&self.inline).get(..len).unwrap_or_default()
         } else {
+            self.direction.touches(self.areas, false);
             // SAFETY: `len` was checked against `max_message`, the size of the area; the sender leaves the area alone until
             // `release` (a sender that does not may change the bytes, which are data of its own making either way).
             unsafe { std::slice::from_raw_parts(self.direction.area(self.areas), len) }
@@ -190,7 +189,7 @@ impl RecvLink for RingRecv {
 
     fn arm(&mut self) -> Result<bool> {
         self.armed = true;
-        self.direction.receiver().fetch_or(WAITING, Ordering::AcqRel);
+        self.direction.receiver().ask_to_be_woken();
         self.ends.fence.heavy();
         if self.load()?.is_some() {
             return Ok(true);
@@ -203,7 +202,7 @@ impl RecvLink for RingRecv {
     fn disarm(&mut self) {
         if self.armed {
             self.armed = false;
-            self.direction.receiver().fetch_and(!WAITING, Ordering::AcqRel);
+            self.direction.receiver().awake();
         }
     }
 
@@ -214,7 +213,7 @@ impl RecvLink for RingRecv {
 
 impl Drop for RingRecv {
     fn drop(&mut self) {
-        self.direction.receiver().fetch_or(CLOSED, Ordering::AcqRel);
+        self.direction.receiver().close();
         self.ends.bell.ring();
     }
 }

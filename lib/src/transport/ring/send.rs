@@ -1,9 +1,10 @@
 //! The sending end of a ring.
 
 use std::fmt;
-use std::sync::atomic::Ordering;
 
-use super::{CLOSED, Direction, Ends, INLINE, WAITING, pack, to_words};
+use super::memory::Direction;
+use super::words::Look;
+use super::{Ends, INLINE, pack, to_words};
 use crate::error::{Error, Result};
 use crate::transport::{Interest, Peer, SendLink};
 use crate::wire::Header;
@@ -54,7 +55,7 @@ impl RingSend {
     fn refresh(&mut self, area: bool) -> Result<bool> {
         self.alive()?;
         let consumed = self.direction.consumed();
-        let (lines, areas) = (consumed.lines.load(Ordering::Acquire), consumed.areas.load(Ordering::Acquire));
+        let (lines, areas) = (consumed.lines.freed(), consumed.areas.freed());
         let layout = &self.direction.layout;
         for (name, sent, freed, size) in
             [("lines", self.lines, lines, layout.lines), ("areas", self.areas, areas, layout.depth)]
@@ -74,7 +75,7 @@ impl RingSend {
     }
 
     fn alive(&mut self) -> Result<()> {
-        if self.lost.is_none() && self.direction.receiver().load(Ordering::Acquire) & CLOSED != 0 {
+        if self.lost.is_none() && self.direction.receiver().is_closed() {
             self.lose("it closed the link".to_owned());
         }
         match &self.lost {
@@ -92,33 +93,33 @@ impl RingSend {
     #[inline(always)]
     fn publish(&mut self, header: &Header, inline: Option<[u64; 3]>) -> Result<()> {
         let line = self.direction.line(self.lines);
-        for (to, word) in line.header.iter().zip(to_words(header)) {
-            to.store(word, Ordering::Relaxed);
-        }
+        line.header.store(to_words(header));
         match inline {
-            Some(words) => {
-                line.inline[0].store(words[0], Ordering::Relaxed);
+            Some([first, second, third]) => {
+                line.first.store([first]);
                 if header.len > 8 {
-                    line.inline[1].store(words[1], Ordering::Relaxed);
-                    line.inline[2].store(words[2], Ordering::Relaxed);
+                    line.rest.store([second, third]);
                 }
             }
-            None => self.areas += 1,
+            None => {
+                self.direction.touches(self.areas, true);
+                self.areas += 1;
+            }
         }
         self.lines += 1;
-        line.sequence.store(self.lines, Ordering::Release);
+        line.sequence.publish(self.lines);
         self.ends.fence.light();
-        let state = self.direction.receiver().load(Ordering::Relaxed);
-        if state != 0 { self.attend(state) } else { Ok(()) }
+        let state = self.direction.receiver().glance();
+        if state.is_plain() { Ok(()) } else { self.attend(state) }
     }
 
     /// The receiver sleeps or is gone.
     #[cold]
-    fn attend(&mut self, state: u32) -> Result<()> {
-        if state & CLOSED != 0 {
+    fn attend(&mut self, state: Look) -> Result<()> {
+        if state.closed() {
             return self.alive();
         }
-        if self.direction.receiver().fetch_and(!WAITING, Ordering::AcqRel) & WAITING != 0 {
+        if self.direction.receiver().take_waiting() {
             self.ends.bell.ring();
         }
         Ok(())
@@ -138,7 +139,7 @@ impl SendLink for RingSend {
     #[inline]
     fn reserve(&mut self) -> Result<Option<&mut [u8]>> {
         if !self.reserved {
-            if self.direction.receiver().load(Ordering::Relaxed) & CLOSED != 0 {
+            if self.direction.receiver().glance().closed() {
                 self.alive()?;
             }
             if !self.credit(true)? {
@@ -146,6 +147,7 @@ impl SendLink for RingSend {
             }
             self.reserved = true;
         }
+        self.direction.touches(self.areas, true);
         let area = self.direction.area(self.areas);
         // SAFETY: the area has `max_message` bytes, and it is ours alone until `commit`: the receiver has freed it (credit).
         Ok(Some(unsafe { std::slice::from_raw_parts_mut(area, self.direction.layout.max_message) }))
@@ -216,7 +218,7 @@ impl SendLink for RingSend {
 
     fn arm(&mut self) -> Result<bool> {
         self.armed = true;
-        self.direction.sender().fetch_or(WAITING, Ordering::AcqRel);
+        self.direction.sender().ask_to_be_woken();
         self.ends.fence.heavy();
         // One more system call: who sleeps next finds out here that the other process was killed.
         let ready = self.refresh(self.wants_area)?;
@@ -229,7 +231,7 @@ impl SendLink for RingSend {
     fn disarm(&mut self) {
         if self.armed {
             self.armed = false;
-            self.direction.sender().fetch_and(!WAITING, Ordering::AcqRel);
+            self.direction.sender().awake();
         }
     }
 
@@ -240,7 +242,7 @@ impl SendLink for RingSend {
 
 impl Drop for RingSend {
     fn drop(&mut self) {
-        self.direction.sender().fetch_or(CLOSED, Ordering::AcqRel);
+        self.direction.sender().close();
         self.ends.bell.ring();
     }
 }

@@ -8,6 +8,8 @@
 
 mod connect;
 mod frame;
+#[cfg(any(test, fuzzing))]
+pub(super) mod fuzzing;
 mod linger;
 mod listen;
 mod recv;

@@ -1,0 +1,34 @@
+//! See [`crate::fuzzing`].
+
+use super::LinkOptions;
+use super::handshake::{Hello, Reply};
+
+pub use super::tcp::fuzzing::tcp_frame;
+
+/// The first bytes on a connection, read as a hello (with its own token) and as a reply.
+pub fn handshake(data: &[u8]) {
+    let token = data.get(8..24).and_then(|t| t.try_into().ok()).unwrap_or([0; 16]);
+    let rank = data.get(52..56).and_then(|t| t.try_into().ok()).map_or(0, u32::from_le_bytes) as usize;
+    if let Ok(hello) = Hello::parse(data, &token, rank) {
+        assert_eq!(bytemuck::bytes_of(&hello), data);
+        assert_eq!(hello.to as usize, rank);
+        assert!(Hello::parse(data, &token.map(|b| !b), rank).is_err());
+        let _ = (hello.fence(), hello.differs(&LinkOptions { max_message: 1, depth: 1 }, true));
+    }
+    if let Ok(reply) = Reply::parse(data) {
+        let again = Reply::parse(&reply.to_bytes());
+        match (&reply, &again) {
+            // What was not UTF-8 grows as it is replaced, and is cut.
+            (Reply::Refused(a), Ok(Reply::Refused(b)))
+            | (Reply::UseTcp(a), Ok(Reply::UseTcp(b)))
+            | (Reply::Stranger(a), Ok(Reply::Stranger(b))) => assert!(a.starts_with(b.as_str())),
+            _ => assert_eq!(again.as_ref(), Ok(&reply)),
+        }
+        assert!(reply.to_bytes().len() <= Reply::MAX);
+    }
+    if let Some(head) = data.get(..Reply::HEAD)
+        && let Ok(len) = Reply::detail_len(head)
+    {
+        assert!(len <= Reply::MAX - Reply::HEAD);
+    }
+}

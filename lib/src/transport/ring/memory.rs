@@ -1,0 +1,164 @@
+//! Where the words and payloads of a ring lie.
+
+use std::any::Any;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::words::{Freed, Sequence, State};
+use crate::error::{Error, Result};
+use crate::transport::LinkOptions;
+use crate::transport::mapping::Mapping;
+#[cfg(loom)]
+use crate::transport::sync::Area;
+use crate::transport::sync::Words;
+
+/// Lines per direction, unless `depth` is larger.
+pub(crate) const LINES: usize = 32;
+/// Words that different sides write are this far apart: two cache lines, because some cores prefetch lines in pairs.
+const APART: usize = 128;
+const PAGE: usize = 4096;
+
+/// A message's line.
+#[repr(C, align(64))]
+pub(super) struct Line {
+    pub(super) sequence: Sequence,
+    pub(super) header: Words<4>,
+    /// Payload of up to 8 bytes.
+    pub(super) first: Words<1>,
+    /// And of up to 24.
+    pub(super) rest: Words<2>,
+}
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<Line>() == 64);
+
+/// What the receiver has freed, as running counts.
+#[repr(C, align(64))]
+#[derive(Debug, Default)]
+pub(super) struct Consumed {
+    pub(super) lines: Freed,
+    pub(super) areas: Freed,
+}
+
+/// Sizes and offsets; both ends compute the same from the same [`LinkOptions`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Layout {
+    pub(super) lines: usize,
+    pub(super) depth: usize,
+    pub(super) max_message: usize,
+    pub(super) stride: usize,
+}
+
+impl Layout {
+    /// Depth is rounded up to a power of two, at least 2.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when the options are out of range.
+    pub(crate) fn new(options: &LinkOptions) -> Result<Layout> {
+        options.check()?;
+        let depth = options.depth.next_power_of_two().max(2);
+        // One line more than the payload: areas do not all start in the same cache set.
+        let stride = options.max_message.next_multiple_of(64) + 64;
+        Ok(Layout { lines: depth.max(LINES), depth, max_message: options.max_message, stride })
+    }
+
+    fn head(&self) -> usize {
+        3 * APART + self.lines * size_of::<Line>()
+    }
+
+    fn heads(&self) -> usize {
+        (2 * self.head()).next_multiple_of(PAGE)
+    }
+
+    /// Bytes of both directions. Address space: the heads (2 pages with default options) are touched at once, a page of a
+    /// payload area when a message first covers it.
+    pub(crate) fn bytes(&self) -> usize {
+        (self.heads() + 2 * self.depth * self.stride).next_multiple_of(PAGE)
+    }
+}
+
+/// One direction within a mapping: pointers that stay valid while `memory` lives.
+#[derive(Debug)]
+pub(super) struct Direction {
+    pub(super) consumed: NonNull<Consumed>,
+    pub(super) receiver: NonNull<State>,
+    pub(super) sender: NonNull<State>,
+    pub(super) lines: NonNull<Line>,
+    pub(super) areas: NonNull<u8>,
+    pub(super) layout: Layout,
+    /// Keeps the memory.
+    pub(super) _memory: Arc<dyn Any + Send + Sync>,
+    #[cfg(loom)]
+    pub(super) accesses: Arc<[Area]>,
+}
+
+// SAFETY: the pointers lead into memory that is valid from every thread; one `RingSend` and one `RingRecv` use it by the protocol.
+unsafe impl Send for Direction {}
+
+impl Direction {
+    /// Direction 0 or 1 of `memory`, whose length is checked against the layout.
+    pub(super) fn new(memory: &Arc<Mapping>, layout: Layout, index: usize) -> Result<Direction> {
+        if memory.len() < layout.bytes() || index > 1 || cfg!(loom) {
+            let detail = format!("shared memory of a link: expected {} bytes, got {}", layout.bytes(), memory.len());
+            return Err(Error::invalid("connect", detail));
+        }
+        let head = index * layout.head();
+        let areas = layout.heads() + index * layout.depth * layout.stride;
+        let base = memory.base();
+        // SAFETY: all offsets are below `layout.bytes()`, which is within the mapping; the mapping is page-aligned and the
+        // offsets are multiples of 64, as the types require.
+        unsafe {
+            Ok(Direction {
+                consumed: base.add(head).cast(),
+                receiver: base.add(head + APART).cast(),
+                sender: base.add(head + 2 * APART).cast(),
+                lines: base.add(head + 3 * APART).cast(),
+                areas: base.add(areas),
+                layout,
+                _memory: memory.clone(),
+                #[cfg(loom)]
+                accesses: Arc::new([]),
+            })
+        }
+    }
+
+    #[inline(always)]
+    pub(super) fn consumed(&self) -> &Consumed {
+        // SAFETY: within the mapping (see `new`), aligned; atomics may be shared with anyone.
+        unsafe { self.consumed.as_ref() }
+    }
+
+    #[inline(always)]
+    pub(super) fn receiver(&self) -> &State {
+        // SAFETY: as `consumed`.
+        unsafe { self.receiver.as_ref() }
+    }
+
+    #[inline(always)]
+    pub(super) fn sender(&self) -> &State {
+        // SAFETY: as `consumed`.
+        unsafe { self.sender.as_ref() }
+    }
+
+    #[inline(always)]
+    pub(super) fn line(&self, message: u64) -> &Line {
+        // SAFETY: `lines` is a power of two and the index is masked to it; otherwise as `consumed`.
+        unsafe { self.lines.add(message as usize & (self.layout.lines - 1)).as_ref() }
+    }
+
+    /// The payload area of the `n`th long message: `max_message` bytes, 64-byte aligned.
+    #[inline(always)]
+    pub(super) fn area(&self, n: u64) -> *mut u8 {
+        // SAFETY: `depth` is a power of two and the index is masked to it; areas are `stride` apart and within the mapping.
+        unsafe { self.areas.add((n as usize & (self.layout.depth - 1)) * self.layout.stride).as_ptr() }
+    }
+
+    /// Tells the model that area `n` is being written (or read) here. Nothing outside of it.
+    #[inline(always)]
+    pub(super) fn touches(&self, n: u64, writing: bool) {
+        #[cfg(loom)]
+        if let Some(area) = self.accesses.get(n as usize & (self.layout.depth - 1)) {
+            if writing { area.write() } else { area.read() }
+        }
+        let _ = (n, writing);
+    }
+}

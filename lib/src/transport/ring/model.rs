@@ -1,0 +1,439 @@
+//! The ring under the model checker loom: [`RingSend`] and [`RingRecv`] as they are, over a ring of one or two lines.
+//!
+//! loom runs each scenario in every order of its steps (or in all with a bounded number of preemptions, where that would be
+//! too many), and lets every load return every value that the orderings allow. It fails a scenario when an assertion
+//! does, when plain memory (payloads, headers) is read and written without an order between, and when all threads sleep,
+//! which is what a lost wake-up comes to. What fences, memory and the doorbell stand for: see `transport::sync`.
+//!
+//! Each scenario also runs with one step of the protocol weakened, and must fail then: that shows that it would notice.
+//! Run with `scripts/loom.sh`.
+
+use std::mem::ManuallyDrop;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::memory::{Consumed, Line};
+use super::words::{Sequence, State};
+use super::*;
+use crate::error::Error;
+use crate::transport::sync::{Area, Step, Words, weaken};
+use crate::transport::{Received, RecvLink, SendLink};
+use crate::wire::Header;
+
+/// Payload that needs an area.
+const LONG: usize = 25;
+/// Payload that fits into the line.
+const SHORT: usize = 9;
+
+/// What a mapping holds for one direction.
+struct Memory {
+    consumed: Consumed,
+    receiver: State,
+    sender: State,
+    lines: Box<[Line]>,
+    areas: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the areas are raw memory, used by the protocol, which is what is being checked.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: made by `Box::leak` of a slice of this length.
+        drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(self.areas.as_ptr(), self.bytes)) });
+    }
+}
+
+/// Both ends' views of one direction of a ring.
+fn direction(lines: usize, depth: usize) -> [Direction; 2] {
+    let layout = Layout { lines, depth, max_message: LONG, stride: 64 };
+    let line = || Line { sequence: Sequence::default(), header: Words::new(), first: Words::new(), rest: Words::new() };
+    let bytes = depth * layout.stride;
+    let memory = Arc::new(Memory {
+        consumed: Consumed::default(),
+        receiver: State::default(),
+        sender: State::default(),
+        lines: (0..lines).map(|_| line()).collect(),
+        areas: NonNull::from(Box::leak(vec![0u8; bytes].into_boxed_slice())).cast(),
+        bytes,
+    });
+    let accesses: Arc<[Area]> = (0..depth).map(|_| Area::new()).collect();
+    std::array::from_fn(|_| Direction {
+        consumed: NonNull::from(&memory.consumed),
+        receiver: NonNull::from(&memory.receiver),
+        sender: NonNull::from(&memory.sender),
+        lines: NonNull::from(&*memory.lines).cast(),
+        areas: memory.areas,
+        layout,
+        _memory: memory.clone(),
+        accesses: accesses.clone(),
+    })
+}
+
+/// The ends of one direction. They are not dropped when a scenario fails: loom is no longer there then.
+struct Ring {
+    send: ManuallyDrop<RingSend>,
+    recv: ManuallyDrop<RingRecv>,
+}
+
+fn ring(lines: usize, depth: usize, bells: &[Arc<Doorbell>; 2]) -> Ring {
+    let [ours, theirs] = direction(lines, depth);
+    let ends = |rank: usize| Ends {
+        peer: Peer { rank, peer: 1 - rank, address: String::new() },
+        bell: bells[1 - rank].clone(),
+        fence: Fence::Asymmetric,
+        lifeline: None,
+    };
+    Ring {
+        send: ManuallyDrop::new(RingSend::new(ours, ends(0))),
+        recv: ManuallyDrop::new(RingRecv::new(theirs, ends(1))),
+    }
+}
+
+/// Of the sender, of the receiver.
+fn bells() -> [Arc<Doorbell>; 2] {
+    [Doorbell::new().unwrap(), Doorbell::new().unwrap()]
+}
+
+fn message(seq: u32, len: usize) -> (Header, Vec<u8>) {
+    (Header { seq, len: len as u32, ..Header::default() }, vec![seq as u8 + 1; len])
+}
+
+/// What a thread does that cannot go on.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Wait {
+    /// Looks again.
+    Spin,
+    /// Sleeps as the executor does: arm, look once more, sleep, disarm, drain.
+    Sleep,
+    /// Drains in between, which the contract of a link forbids.
+    DrainArmed,
+}
+
+impl Wait {
+    /// `arm` and `disarm` are those of the links that are waited for.
+    fn wait(self, bell: &Doorbell, arm: impl FnOnce() -> Result<bool>, disarm: impl FnOnce()) -> Result<()> {
+        if self == Wait::Spin {
+            loom::thread::yield_now();
+            return Ok(());
+        }
+        let ready = arm()?;
+        if self == Wait::DrainArmed {
+            bell.drain();
+        }
+        if !ready {
+            bell.wait();
+        }
+        disarm();
+        bell.drain();
+        Ok(())
+    }
+}
+
+type Message = (Header, Vec<u8>);
+
+fn send(link: &mut RingSend, bell: &Doorbell, wait: Wait, (header, data): &Message) -> Result<()> {
+    while !link.send_from(header, data)? {
+        let link = std::cell::RefCell::new(&mut *link);
+        wait.wait(bell, || link.borrow_mut().arm(), || link.borrow_mut().disarm())?;
+    }
+    Ok(())
+}
+
+/// True when the message came.
+fn try_receive(link: &mut RingRecv, (header, data): &Message) -> Result<bool> {
+    let mut dst = vec![0; data.len()];
+    match link.recv_into(header, &mut dst)? {
+        Received::Done => assert_eq!(dst, *data, "payload of message {}", header.seq),
+        Received::Pending => return Ok(false),
+        Received::Mismatch(other) => panic!("order: expected {header}, got {other}"),
+    }
+    Ok(true)
+}
+
+fn receive(link: &mut RingRecv, bell: &Doorbell, wait: Wait, message: &Message) -> Result<()> {
+    while !try_receive(link, message)? {
+        let link = std::cell::RefCell::new(&mut *link);
+        wait.wait(bell, || link.borrow_mut().arm(), || link.borrow_mut().disarm())?;
+    }
+    Ok(())
+}
+
+/// Runs a scenario with at most `preemptions` in each of its orders (`None`: all orders). Returns their number.
+fn explore(preemptions: Option<usize>, scenario: impl Fn() + Sync + Send + 'static) -> usize {
+    let runs = Arc::new(AtomicUsize::new(0));
+    let counted = runs.clone();
+    let mut builder = loom::model::Builder::new();
+    // LOOM_MAX_PREEMPTIONS, when set, overrules.
+    builder.preemption_bound = builder.preemption_bound.or(preemptions);
+    builder.max_branches = 10_000;
+    builder.check(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        scenario();
+    });
+    runs.load(Ordering::Relaxed)
+}
+
+/// The scenario fails with these steps weakened, and loom or an assertion says why.
+fn must_fail(
+    name: &str,
+    preemptions: Option<usize>,
+    steps: &'static [Step],
+    scenario: impl Fn() + Sync + Send + Copy + 'static,
+) {
+    let outcome = catch_unwind(AssertUnwindSafe(|| weaken(steps, || explore(preemptions, scenario))));
+    let why = match outcome {
+        Ok(runs) => panic!("{name} without {steps:?}: not noticed in {runs} executions"),
+        Err(why) => why.downcast_ref::<String>().cloned().or(why.downcast_ref::<&str>().map(|s| s.to_string())),
+    };
+    let why = why.unwrap_or_default();
+    println!(
+        "{name} without {steps:?} fails: {}",
+        why.lines().map(str::trim).find(|l| !l.is_empty()).unwrap_or_default()
+    );
+}
+
+/// The scenario holds with these steps weakened.
+fn must_hold(
+    name: &str,
+    preemptions: Option<usize>,
+    steps: &'static [Step],
+    scenario: impl Fn() + Sync + Send + Copy + 'static,
+) {
+    let runs = weaken(steps, || explore(preemptions, scenario));
+    println!("{name} without {steps:?} holds in {runs} executions");
+}
+
+/// Starts the sender's part; ends when both parts have.
+fn both(
+    lines: usize,
+    depth: usize,
+    sender: impl FnOnce(&mut RingSend, &Doorbell) + 'static,
+    receiver: impl FnOnce(&mut RingRecv, &Doorbell),
+) {
+    let bells = bells();
+    let Ring { send: mut tx, recv: mut rx } = ring(lines, depth, &bells);
+    let mine = bells[0].clone();
+    let thread = loom::thread::spawn(move || {
+        sender(&mut tx, &mine);
+        tx
+    });
+    receiver(&mut rx, &bells[1]);
+    drop(ManuallyDrop::into_inner(thread.join().unwrap()));
+    drop(ManuallyDrop::into_inner(rx));
+}
+
+/// What acquire and release have to do, without any help of a fence.
+const ORDERINGS: [&[Step]; 4] = [
+    &[Step::LightFence, Step::Publish],
+    &[Step::LightFence, Step::SeePublished],
+    &[Step::LightFence, Step::Free],
+    &[Step::LightFence, Step::SeeFreed],
+];
+
+/// Several laps of one line and one area, by polling.
+#[test]
+fn messages_arrive_whole_and_in_order() {
+    for (len, count) in [(SHORT, 3), (LONG, 2)] {
+        let scenario = move || {
+            both(
+                1,
+                1,
+                move |tx, bell| (0..count).for_each(|seq| send(tx, bell, Wait::Spin, &message(seq, len)).unwrap()),
+                move |rx, bell| (0..count).for_each(|seq| receive(rx, bell, Wait::Spin, &message(seq, len)).unwrap()),
+            );
+        };
+        must_hold("polling", None, &[Step::LightFence], scenario);
+        ORDERINGS.into_iter().for_each(|steps| must_fail("polling", None, steps, scenario));
+    }
+}
+
+/// Memory that was reserved is the sender's until `commit`, and what was peeked is the receiver's until `release`.
+#[test]
+fn reserved_and_peeked_memory_is_left_alone() {
+    let scenario = || {
+        both(
+            2,
+            1,
+            |tx, _| {
+                for seq in 0..2 {
+                    let (header, data) = message(seq, LONG);
+                    loop {
+                        if let Some(memory) = tx.reserve().unwrap() {
+                            memory.copy_from_slice(&data);
+                            break;
+                        }
+                        loom::thread::yield_now();
+                    }
+                    loom::thread::yield_now();
+                    tx.commit(&header).unwrap();
+                }
+            },
+            |rx, _| {
+                for seq in 0..2 {
+                    let (header, data) = message(seq, LONG);
+                    while rx.peek().unwrap().is_none() {
+                        loom::thread::yield_now();
+                    }
+                    loom::thread::yield_now();
+                    assert_eq!(rx.peek().unwrap(), Some((header, &data[..])));
+                    rx.release().unwrap();
+                }
+            },
+        );
+    };
+    must_hold("reserve and peek", None, &[Step::LightFence], scenario);
+    ORDERINGS.into_iter().for_each(|steps| must_fail("reserve and peek", None, steps, scenario));
+}
+
+/// The scenario holds with the fences, and loses a wake-up without one of them.
+fn needs_both_fences(name: &str, preemptions: Option<usize>, scenario: impl Fn() + Sync + Send + Copy + 'static) {
+    must_hold(name, preemptions, &[], scenario);
+    must_fail(name, preemptions, &[Step::LightFence], scenario);
+    must_fail(name, preemptions, &[Step::HeavyFence], scenario);
+}
+
+/// The race itself: one message, and a receiver that goes to sleep.
+#[test]
+fn a_sleeping_receiver_is_woken() {
+    fn scenario(wait: Wait) {
+        both(
+            1,
+            1,
+            |tx, bell| send(tx, bell, Wait::Sleep, &message(0, SHORT)).unwrap(),
+            move |rx, bell| receive(rx, bell, wait, &message(0, SHORT)).unwrap(),
+        );
+    }
+    needs_both_fences("one message", None, || scenario(Wait::Sleep));
+    must_fail("one message, drained while armed,", None, &[], || scenario(Wait::DrainArmed));
+    // The bit need not order anything by itself: the fences do.
+    must_hold("one message", None, &[Step::Wake], || scenario(Wait::Sleep));
+}
+
+/// The same for credit: the second message needs the line (and area) of the first.
+#[test]
+fn a_sleeping_sender_is_woken() {
+    for len in [SHORT, LONG] {
+        needs_both_fences("credit", Some(3), move || {
+            both(
+                1,
+                1,
+                move |tx, bell| (0..2).for_each(|seq| send(tx, bell, Wait::Sleep, &message(seq, len)).unwrap()),
+                move |rx, bell| {
+                    receive(rx, bell, Wait::Spin, &message(0, len)).unwrap();
+                    receive(rx, bell, Wait::Sleep, &message(1, len)).unwrap();
+                },
+            );
+        });
+    }
+}
+
+/// Both sleep, over two lines and one area, so that the sender is refused for one or the other.
+#[test]
+fn both_ends_sleep() {
+    needs_both_fences("both sleep", Some(2), || {
+        let messages = || [LONG, LONG, SHORT, SHORT].into_iter().enumerate().map(|(i, len)| message(i as u32, len));
+        both(
+            2,
+            1,
+            move |tx, bell| messages().for_each(|m| send(tx, bell, Wait::Sleep, &m).unwrap()),
+            move |rx, bell| messages().for_each(|m| receive(rx, bell, Wait::Sleep, &m).unwrap()),
+        );
+    });
+}
+
+/// All that was sent before the end of the sender arrives; then the receiver hears of the end, awake or asleep.
+#[test]
+fn the_end_comes_after_the_last_message() {
+    fn scenario(wait: Wait) {
+        let bells = bells();
+        let Ring { send: mut tx, recv: mut rx } = ring(2, 1, &bells);
+        let mine = bells[0].clone();
+        let thread = loom::thread::spawn(move || {
+            send(&mut tx, &mine, Wait::Sleep, &message(0, SHORT)).unwrap();
+            drop(ManuallyDrop::into_inner(tx));
+        });
+        receive(&mut rx, &bells[1], wait, &message(0, SHORT)).unwrap();
+        let e = receive(&mut rx, &bells[1], wait, &message(1, SHORT)).unwrap_err();
+        assert!(matches!(e, Error::PeerLost { .. }), "{e}");
+        thread.join().unwrap();
+        drop(ManuallyDrop::into_inner(rx));
+    }
+    let awake = || scenario(Wait::Spin);
+    must_hold("end of the sender, awake", None, &[Step::LightFence], awake);
+    must_fail("end of the sender, awake", None, &[Step::LightFence, Step::Close], awake);
+    must_fail("end of the sender, awake", None, &[Step::LightFence, Step::SeeClosed], awake);
+    // Its end rings unasked, so no fence is needed to hear of it.
+    must_hold("end of the sender, asleep", Some(3), &[], || scenario(Wait::Sleep));
+}
+
+/// A sender that sleeps for credit hears of the receiver's end.
+#[test]
+fn the_end_of_the_receiver_wakes_the_sender() {
+    must_hold("end of the receiver", Some(3), &[], || {
+        let bells = bells();
+        let Ring { send: mut tx, recv: mut rx } = ring(1, 1, &bells);
+        let (mine, theirs) = (bells[0].clone(), bells[1].clone());
+        let thread = loom::thread::spawn(move || {
+            let outcome =
+                (0..3).map(|seq| send(&mut tx, &mine, Wait::Sleep, &message(seq, SHORT))).find(Result::is_err);
+            assert!(matches!(outcome, Some(Err(Error::PeerLost { .. }))), "{outcome:?}");
+            tx
+        });
+        receive(&mut rx, &theirs, Wait::Sleep, &message(0, SHORT)).unwrap();
+        drop(ManuallyDrop::into_inner(rx));
+        drop(ManuallyDrop::into_inner(thread.join().unwrap()));
+    });
+}
+
+/// Two ranks that send and receive at once over a pair of rings, each with one doorbell for both links, as in a collective.
+#[test]
+fn one_doorbell_for_two_links() {
+    fn rank(tx: &mut RingSend, rx: &mut RingRecv, bell: &Doorbell) {
+        let (mut sent, mut received) = (0, 0);
+        while sent < 2 || received < 2 {
+            let before = (sent, received);
+            if sent < 2 && tx.send_from(&message(sent, SHORT).0, &message(sent, SHORT).1).unwrap() {
+                sent += 1;
+            }
+            if received < 2 && try_receive(rx, &message(received, SHORT)).unwrap() {
+                received += 1;
+            }
+            if before != (sent, received) {
+                continue;
+            }
+            let mut ready = false;
+            if received < 2 {
+                ready |= rx.arm().unwrap();
+            }
+            if sent < 2 {
+                ready |= tx.arm().unwrap();
+            }
+            if !ready {
+                bell.wait();
+            }
+            rx.disarm();
+            tx.disarm();
+            bell.drain();
+        }
+    }
+    needs_both_fences("two links", Some(2), || {
+        let bells = bells();
+        let back = [bells[1].clone(), bells[0].clone()];
+        let Ring { send: mut there, recv: mut arriving } = ring(1, 1, &bells);
+        let Ring { send: mut back, recv: mut returning } = ring(1, 1, &back);
+        let mine = bells[0].clone();
+        let thread = loom::thread::spawn(move || {
+            rank(&mut there, &mut returning, &mine);
+            (there, returning)
+        });
+        rank(&mut back, &mut arriving, &bells[1]);
+        let (there, returning) = thread.join().unwrap();
+        drop((ManuallyDrop::into_inner(there), ManuallyDrop::into_inner(returning)));
+        drop((ManuallyDrop::into_inner(back), ManuallyDrop::into_inner(arriving)));
+    });
+}

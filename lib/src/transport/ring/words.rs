@@ -1,0 +1,110 @@
+//! The words by which both ends of a ring agree, with their memory orderings: all of the protocol's are in this file.
+
+use std::sync::atomic::Ordering;
+
+use crate::transport::sync::{AtomicU32, AtomicU64, Step, order};
+
+/// Asleep, ring the doorbell.
+const WAITING: u32 = 1;
+/// This end was dropped.
+const CLOSED: u32 = 2;
+
+/// Number of the message in a line, from 1, once it is complete; before, that of the message one lap earlier.
+#[repr(transparent)]
+#[derive(Debug, Default)]
+pub(super) struct Sequence(AtomicU64);
+
+impl Sequence {
+    /// What was written to the line and the area before is the message's.
+    #[inline(always)]
+    pub(super) fn publish(&self, number: u64) {
+        self.0.store(number, order(Step::Publish, Ordering::Release));
+    }
+
+    /// If it is the number awaited, the whole message is there to be read.
+    #[inline(always)]
+    pub(super) fn published(&self) -> u64 {
+        self.0.load(order(Step::SeePublished, Ordering::Acquire))
+    }
+}
+
+/// How many lines, or areas, the receiver has freed.
+#[repr(transparent)]
+#[derive(Debug, Default)]
+pub(super) struct Freed(AtomicU64);
+
+impl Freed {
+    /// Nothing below `count` is read any more.
+    #[inline(always)]
+    pub(super) fn free(&self, count: u64) {
+        self.0.store(count, order(Step::Free, Ordering::Release));
+    }
+
+    /// What is below may be written again.
+    #[inline(always)]
+    pub(super) fn freed(&self) -> u64 {
+        self.0.load(order(Step::SeeFreed, Ordering::Acquire))
+    }
+}
+
+/// What one end tells the other of itself.
+#[repr(transparent)]
+#[derive(Debug, Default)]
+pub(super) struct State(AtomicU32);
+
+/// A look at a [`State`].
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Look(u32);
+
+impl Look {
+    /// The other end neither sleeps nor is gone.
+    #[inline(always)]
+    pub(super) fn is_plain(self) -> bool {
+        self.0 == 0
+    }
+
+    #[inline(always)]
+    pub(super) fn waiting(self) -> bool {
+        self.0 & WAITING != 0
+    }
+
+    #[inline(always)]
+    pub(super) fn closed(self) -> bool {
+        self.0 & CLOSED != 0
+    }
+}
+
+impl State {
+    /// A glance, after a fence. It orders nothing: what follows from it is decided by [`State::is_closed`] and
+    /// [`State::take_waiting`].
+    #[inline(always)]
+    pub(super) fn glance(&self) -> Look {
+        Look(self.0.load(Ordering::Relaxed))
+    }
+
+    /// The other end is gone; everything that it had published before can be seen.
+    #[inline(always)]
+    pub(super) fn is_closed(&self) -> bool {
+        self.0.load(order(Step::SeeClosed, Ordering::Acquire)) & CLOSED != 0
+    }
+
+    /// Last word of this end.
+    pub(super) fn close(&self) {
+        self.0.fetch_or(CLOSED, order(Step::Close, Ordering::AcqRel));
+    }
+
+    /// Asks to be woken. A heavy fence must follow, and then another look for what is awaited.
+    pub(super) fn ask_to_be_woken(&self) {
+        self.0.fetch_or(WAITING, order(Step::Wake, Ordering::AcqRel));
+    }
+
+    /// Awake.
+    pub(super) fn awake(&self) {
+        self.0.fetch_and(!WAITING, order(Step::Wake, Ordering::AcqRel));
+    }
+
+    /// True for the one who has to ring.
+    pub(super) fn take_waiting(&self) -> bool {
+        self.0.fetch_and(!WAITING, order(Step::Wake, Ordering::AcqRel)) & WAITING != 0
+    }
+}

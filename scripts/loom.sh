@@ -1,0 +1,12 @@
+#!/bin/sh
+# Model-checks the ring in shared memory (lib/src/transport/ring/model.rs) with loom. Under three minutes on two cores.
+#
+#   scripts/loom.sh [NAME OF A TEST]
+#
+# Prints for each scenario in how many executions it holds, and how it fails with a step of the protocol weakened.
+# LOOM_MAX_PREEMPTIONS=N overrules the bounds on preemptions which some scenarios have. Builds into target/loom, because
+# --cfg loom is another build of everything.
+set -eu
+cd "$(dirname "$0")/.."
+export RUSTFLAGS="--cfg loom ${RUSTFLAGS:-}" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/loom" RUST_BACKTRACE=0
+exec cargo test --locked -p tinynccl --release --lib "transport::ring::model::${1:-}" -- --nocapture
