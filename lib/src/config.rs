@@ -202,6 +202,8 @@ config! {
         "Messages a link holds per direction.";
     socket_buffer: usize = 0, "TINYNCCL_SOCKET_BUFFER", "bytes; 0 leaves it to the kernel",
         "SO_SNDBUF and SO_RCVBUF of TCP links.";
+    congestion: Option<String> = None, "TINYNCCL_TCP_CONGESTION", "a name, like reno, cubic or bbr",
+        "Congestion control of TCP links; empty: the kernel's, but reno instead of bbr between processes of a host.";
     spin: Duration = Duration::from_micros(60), "TINYNCCL_SPIN", "seconds",
         "How long a wait spins before it yields and then sleeps; at most 5 microseconds where ranks or threads share cores.";
     checksum: bool = false, "TINYNCCL_CHECKSUM", "0 or 1",

@@ -77,7 +77,7 @@ pub struct Endpoint {
     token: [u8; 16],
     transport: TransportChoice,
     checksum: bool,
-    socket_buffer: usize,
+    sockets: tcp::SocketOptions,
     locals: Vec<LocalAddress>,
     info: EndpointInfo,
     shared: Arc<Shared>,
@@ -93,10 +93,11 @@ impl Endpoint {
     /// [`Error::Config`] for an interface that does not exist, [`Error::Os`] when nothing can be listened on.
     pub fn new(rank: usize, token: [u8; 16], config: &Config) -> Result<Endpoint> {
         let locals = with_loopback(config)?;
+        let sockets = tcp::SocketOptions::new(config.socket_buffer, config.congestion.clone());
         let mut ports = Vec::new();
         let mut failed = None;
         for local in &locals {
-            match tcp::Port::bind(local.ip, config.socket_buffer) {
+            match tcp::Port::bind(local.ip, &sockets) {
                 Ok(port) => {
                     log::debug!("rank {rank}: listening on {} ({})", port.addr, local.interface);
                     ports.push(port);
@@ -130,7 +131,7 @@ impl Endpoint {
             token,
             transport: config.transport,
             checksum: config.checksum,
-            socket_buffer: config.socket_buffer,
+            sockets,
             locals,
             info,
             shared,
@@ -222,7 +223,7 @@ impl Endpoint {
         }
         let same_network = self.info.host.same_network(&to.info.host);
         let candidates = order_candidates(&self.locals, &to.info.tcp, same_network);
-        tcp::connect(&candidates, &hello, &to.options, self.socket_buffer, wait, &self.shared.linger)
+        tcp::connect(&candidates, &hello, &to.options, &self.sockets, wait, &self.shared.linger)
     }
 
     fn await_dialer(&self, to: &ConnectTo<'_>, bell: &Arc<Doorbell>, wait: &Wait<'_>) -> Result<LinkPair> {

@@ -10,6 +10,7 @@ mod connect;
 mod frame;
 mod linger;
 mod listen;
+mod options;
 mod recv;
 mod send;
 
@@ -18,11 +19,11 @@ use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::time::Timespec;
-use socket2::{SockRef, TcpKeepalive};
 
 pub(crate) use connect::connect;
 pub(crate) use linger::{Closing, Linger};
 pub(crate) use listen::{Pending, Port, accept, finish};
+pub(crate) use options::SocketOptions;
 
 use super::{LinkOptions, LinkPair, Peer};
 use crate::error::{Error, Result};
@@ -75,25 +76,6 @@ pub(crate) fn pair(socket: TcpStream, peer: Peer, options: &LinkOptions, linger:
         recv: Box::new(recv::TcpRecv::new(stream, peer, options.max_message, depth)),
         kind: "tcp",
     })
-}
-
-/// What every socket of ours gets before it connects or listens. Failures are logged: the link works without.
-fn tune(socket: &SockRef<'_>, buffer: usize) {
-    let log = |what: &str, result: std::io::Result<()>| {
-        if let Err(e) = result {
-            log::warn!("tcp: setting {what} failed: {e}");
-        }
-    };
-    log("TCP_NODELAY", socket.set_tcp_nodelay(true));
-    let alive = TcpKeepalive::new()
-        .with_time(std::time::Duration::from_secs(10))
-        .with_interval(std::time::Duration::from_secs(5))
-        .with_retries(4);
-    log("keep-alive", socket.set_tcp_keepalive(&alive));
-    if buffer > 0 {
-        log("SO_SNDBUF", socket.set_send_buffer_size(buffer));
-        log("SO_RCVBUF", socket.set_recv_buffer_size(buffer));
-    }
 }
 
 fn describe(addr: SocketAddr) -> String {
