@@ -197,7 +197,7 @@ config! {
     shm_chunk: usize = 128 << 10, "TINYNCCL_SHM_CHUNK", "bytes, 4K to 16M",
         "Largest message when all ranks share memory.";
     tcp_chunk: usize = 1 << 20, "TINYNCCL_TCP_CHUNK", "bytes, 4K to 16M",
-        "Largest message when any pair of ranks talks TCP; collectives that reduce send at most 256 KiB at once.";
+        "Largest message when any pair of ranks talks TCP; collectives that reduce on more than two ranks send at most 256 KiB at once.";
     fifo_depth: usize = 4, "TINYNCCL_FIFO_DEPTH", "2 to 64",
         "Messages a link holds per direction.";
     socket_buffer: usize = 0, "TINYNCCL_SOCKET_BUFFER", "bytes; 0 leaves it to the kernel",

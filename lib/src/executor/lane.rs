@@ -255,19 +255,22 @@ unsafe fn recv_reduce(
     header: &Header,
     links: &mut Links,
 ) -> Result<bool, Stop> {
-    let link = &mut links.recvs[instruction.recv];
-    let Some((theirs, payload)) = link.peek()? else { return Ok(false) };
-    if !header.agrees_with(&theirs) {
-        return Err(mismatch(instruction, header, theirs, links));
+    // SAFETY: by the caller.
+    let (mine, out, elem) = unsafe { (memory.at(src), memory.at(dst), memory.elem) };
+    let mut combine = |offset: usize, payload: &[u8]| {
+        let n = payload.len() / elem;
+        // SAFETY: by the caller; a link gives the pieces of `header.len` bytes, each once, at offsets that suit any element.
+        unsafe {
+            let (mine, out) = (mine.add(offset), out.add(offset));
+            (plan.kernels.reduce)(mine, payload.as_ptr(), out, n);
+            finish(plan, last, out, n);
+        }
+    };
+    match links.recvs[instruction.recv].recv_pieces(header, &mut combine)? {
+        Received::Done => Ok(true),
+        Received::Pending => Ok(false),
+        Received::Mismatch(theirs) => Err(mismatch(instruction, header, theirs, links)),
     }
-    // SAFETY: by the caller; the payload has `header.len` bytes because the headers agree.
-    unsafe {
-        let out = memory.at(dst);
-        (plan.kernels.reduce)(memory.at(src), payload.as_ptr(), out, memory.len);
-        finish(plan, last, out, memory.len);
-    }
-    link.release()?;
-    Ok(true)
 }
 
 /// The incoming payload and an outgoing slot of the same size, once both are there.

@@ -73,7 +73,7 @@ pub(crate) fn pair(socket: TcpStream, peer: Peer, options: &LinkOptions, linger:
     let depth = options.depth.next_power_of_two().max(2);
     Ok(LinkPair {
         send: Box::new(send::TcpSend::new(stream.clone(), peer.clone(), options.max_message, depth)),
-        recv: Box::new(recv::TcpRecv::new(stream, peer, options.max_message, depth)),
+        recv: Box::new(recv::TcpRecv::new(stream, peer, options.max_message, depth)?),
         kind: "tcp",
     })
 }
