@@ -131,6 +131,10 @@ pub(super) unsafe fn advance(
                 start: range.start,
                 len: range.len(),
             };
+            // Never for the last of all: nothing would follow.
+            if instruction.streams && (state.pc + 1 < program.len() || state.window + 1 < plan.windows) {
+                links.sends[instruction.send].expect_more();
+            }
             // SAFETY: forwarded from the caller.
             if !unsafe { perform(instruction, &memory, plan, &task.header, &mut state.stage, links) }? {
                 return Ok(moved);

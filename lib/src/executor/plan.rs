@@ -69,6 +69,8 @@ pub(super) struct Instruction {
     /// Link indices; unused ones are `usize::MAX`.
     pub(super) recv: usize,
     pub(super) send: usize,
+    /// A send that is followed by one over the same link: the lane's next step, or its first in the next window.
+    pub(super) streams: bool,
 }
 
 /// A compiled call.
@@ -130,7 +132,14 @@ impl Plan {
                     parts: step.parts(),
                     recv: index(step.source())?,
                     send: index(step.destination())?,
+                    streams: false,
                 });
+            }
+            let sends = |i: &Instruction| matches!(i.action, Action::Send { .. }).then_some(i.send);
+            for at in 0..instructions.len() {
+                let next = (at + 1) % instructions.len();
+                instructions[at].streams =
+                    sends(&instructions[at]).is_some_and(|link| sends(&instructions[next]) == Some(link));
             }
             lanes.push(instructions);
         }

@@ -140,6 +140,10 @@ pub trait SendLink: Send + fmt::Debug {
     /// Sends from the caller's memory; `true` once `data` is no longer needed. `data.len() == header.len`.
     fn send_from(&mut self, header: &Header, data: &[u8]) -> Result<bool>;
 
+    /// Another [`SendLink::send_from`] will follow the next one at once: a link may then hold the end of a message back, to
+    /// send it together with the one that follows.
+    fn expect_more(&mut self) {}
+
     /// True when [`SendLink::send_from`] is the faster way for messages of `bytes` bytes that could as well be computed
     /// into [`SendLink::reserve`]'s memory: the link takes them from where they are.
     fn sends_from_caller(&self, bytes: usize) -> bool;

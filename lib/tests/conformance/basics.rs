@@ -29,6 +29,26 @@ pub(crate) fn pairings(backend: Backend) {
     run(ends(backend), side, side);
 }
 
+pub(crate) fn announced(backend: Backend) {
+    let messages = 100;
+    let len = |i: u32| SIZES[i as usize * 3 % SIZES.len()];
+    let sender = |mut end: End| {
+        for i in 0..messages {
+            if i + 1 < messages {
+                end.link.send.expect_more();
+            }
+            send_from(&mut end.link, i, len(i));
+        }
+        flush(&mut end.link);
+        end
+    };
+    let receiver = |mut end: End| {
+        (0..messages).for_each(|i| recv_into(&mut end.link, i, len(i)));
+        end
+    };
+    run(ends(backend), sender, receiver);
+}
+
 pub(crate) fn idle(backend: Backend) {
     let [mut a, _b] = ends(backend);
     for _ in 0..10 {

@@ -34,6 +34,8 @@ pub(super) struct TcpSend {
     /// The kernel took less than it was offered.
     blocked: bool,
     lost: Option<String>,
+    /// Another message follows at once.
+    more: bool,
     /// Where a small message meets its header.
     small: Box<[u8; SMALL]>,
     /// Written so far.
@@ -54,6 +56,7 @@ impl TcpSend {
             direct: None,
             blocked: false,
             lost: None,
+            more: false,
             small: Box::new([0; SMALL]),
             bytes: 0,
         }
@@ -75,7 +78,9 @@ impl TcpSend {
         let head = bytemuck::bytes_of(header).get(sent..).unwrap_or_default();
         let data = data.get(sent.saturating_sub(Header::BYTES)..).unwrap_or_default();
         let socket = self.stream.socket()?;
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        let mut flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        // Segments are filled up with the next message: the end of this one would be a small segment of its own.
+        flags.set(SendFlags::MORE, self.more);
         // One piece of memory costs the kernel less than two: more than a copy of a few lines does.
         let result = match (head.len(), self.small.get_mut(..head.len() + data.len())) {
             (0, _) => rustix::net::send(socket, data, flags),
@@ -194,12 +199,17 @@ impl SendLink for TcpSend {
         let sent = self.offer(header, data, sent)?;
         let done = sent == Header::BYTES + data.len();
         self.direct = (!done && sent > 0).then_some((*header, sent));
+        self.more &= !done;
         Ok(done)
     }
 
     fn progress(&mut self) -> Result<bool> {
         self.alive()?;
         self.flush()
+    }
+
+    fn expect_more(&mut self) {
+        self.more = true;
     }
 
     fn sends_from_caller(&self, _bytes: usize) -> bool {
