@@ -198,6 +198,8 @@ config! {
         "Largest message when all ranks share memory.";
     tcp_chunk: usize = 1 << 20, "TINYNCCL_TCP_CHUNK", "bytes, 4K to 16M",
         "Largest message when any pair of ranks talks TCP; collectives that reduce on more than two ranks send at most 256 KiB at once.";
+    tcp_streams: usize = 1, "TINYNCCL_TCP_STREAMS", "1 to 16",
+        "TCP streams of a link; messages of 32 KiB and more are split over them. For networks where one stream is limited; no gain over loopback.";
     fifo_depth: usize = 4, "TINYNCCL_FIFO_DEPTH", "2 to 64",
         "Messages a link holds per direction.";
     socket_buffer: usize = 0, "TINYNCCL_SOCKET_BUFFER", "bytes; 0 leaves it to the kernel",
@@ -228,6 +230,7 @@ impl Config {
         range("TINYNCCL_CHANNELS", self.channels, 1, 16)?;
         range("TINYNCCL_SHM_CHUNK", self.shm_chunk, 4 << 10, 16 << 20)?;
         range("TINYNCCL_TCP_CHUNK", self.tcp_chunk, 4 << 10, 16 << 20)?;
+        range("TINYNCCL_TCP_STREAMS", self.tcp_streams, 1, crate::transport::MAX_STREAMS)?;
         range("TINYNCCL_FIFO_DEPTH", self.fifo_depth, 2, 64)
     }
 }
@@ -257,6 +260,7 @@ mod tests {
             ("TINYNCCL_TRANSPORT", "rdma"),
             ("TINYNCCL_CHANNELS", "0"),
             ("TINYNCCL_SHM_CHUNK", "1"),
+            ("TINYNCCL_TCP_STREAMS", "17"),
             ("TINYNCCL_CHECKSUM", "yes"),
             ("TINYNCCL_FIFO_DEPTH", "99999999999999999999999"),
         ] {

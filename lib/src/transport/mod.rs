@@ -46,6 +46,7 @@ mod wait;
 
 pub use doorbell::Doorbell;
 pub use endpoint::{ConnectTo, Endpoint, EndpointInfo, Kind};
+pub(crate) use tcp::MAX_STREAMS;
 
 use std::fmt;
 use std::os::fd::RawFd;

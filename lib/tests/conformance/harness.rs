@@ -24,6 +24,9 @@ pub(crate) enum Backend {
     Shm,
     Tcp,
     TcpTiny,
+    TcpStreams,
+    TcpTinyStreams,
+    ChecksumTcpStreams,
     ChecksumInProc,
     ChecksumShm,
     ChecksumTcp,
@@ -67,6 +70,13 @@ pub(crate) fn ends(backend: Backend) -> [End; 2] {
         Backend::TcpTiny => {
             let mut config = config(TransportChoice::Tcp);
             config.socket_buffer = 16 << 10;
+            endpoints(&config)
+        }
+        Backend::TcpStreams | Backend::TcpTinyStreams | Backend::ChecksumTcpStreams => {
+            let mut config = config(TransportChoice::Tcp);
+            config.tcp_streams = 4;
+            config.socket_buffer = if backend == Backend::TcpTinyStreams { 16 << 10 } else { 0 };
+            config.checksum = backend == Backend::ChecksumTcpStreams;
             endpoints(&config)
         }
         Backend::ChecksumTcp => {

@@ -53,6 +53,9 @@ suite! {
     shm: Backend::Shm;
     tcp: Backend::Tcp;
     tcp_with_tiny_socket_buffers: Backend::TcpTiny;
+    four_tcp_streams: Backend::TcpStreams;
+    four_tcp_streams_with_tiny_socket_buffers: Backend::TcpTinyStreams;
+    checksums_over_four_tcp_streams: Backend::ChecksumTcpStreams;
     checksums_over_inproc: Backend::ChecksumInProc;
     checksums_over_shm: Backend::ChecksumShm;
     checksums_over_tcp: Backend::ChecksumTcp;

@@ -77,6 +77,7 @@ pub struct Endpoint {
     token: [u8; 16],
     transport: TransportChoice,
     checksum: bool,
+    streams: usize,
     sockets: tcp::SocketOptions,
     locals: Vec<LocalAddress>,
     info: EndpointInfo,
@@ -131,6 +132,7 @@ impl Endpoint {
             token,
             transport: config.transport,
             checksum: config.checksum,
+            streams: config.tcp_streams,
             sockets,
             locals,
             info,
@@ -205,7 +207,7 @@ impl Endpoint {
 
     fn dial(&self, to: &ConnectTo<'_>, kind: Kind, bell: &Arc<Doorbell>, wait: &Wait<'_>) -> Result<LinkPair> {
         let ranks = (self.rank, to.peer_rank);
-        let hello = Hello::new(self.token, ranks, (to.comm, to.channel), &to.options, self.checksum);
+        let hello = Hello::new(self.token, ranks, (to.comm, to.channel), &to.options, self.checksum, self.streams);
         if let (Kind::Shm, Some(name)) = (kind, &to.info.unix) {
             match shm::connect(name, &hello, &to.options, bell, wait)? {
                 shm::Dialed::Linked(pair) => return Ok(pair),
@@ -227,7 +229,7 @@ impl Endpoint {
     }
 
     fn await_dialer(&self, to: &ConnectTo<'_>, bell: &Arc<Doorbell>, wait: &Wait<'_>) -> Result<LinkPair> {
-        let key = Key { comm: to.comm, from: to.peer_rank as u32, channel: to.channel };
+        let key = Key { comm: to.comm, from: to.peer_rank as u32, channel: to.channel, stream: 0 };
         let ranks = (self.rank, to.peer_rank);
         loop {
             let detail = || {
@@ -235,7 +237,7 @@ impl Endpoint {
                 format!("it has not connected to us at {}; see its output", at.join(" or "))
             };
             let (hello, mut conn) = self.shared.take(&key, wait, detail)?;
-            if let Some(differs) = hello.differs(&to.options, self.checksum) {
+            if let Some(differs) = hello.differs(&to.options, self.checksum, self.streams) {
                 let address = conn.address();
                 if let Err(e) = conn.reply(&Reply::Refused(differs.clone())) {
                     log::debug!("rank {}: refusing rank {}: {e}", self.rank, to.peer_rank);
@@ -246,12 +248,25 @@ impl Endpoint {
                 Conn::Unix(pending) => shm::finish(pending, hello.fence(), ranks, &to.options, bell),
                 Conn::Tcp(pending) => {
                     let welcome = Reply::Welcome(hello.fence());
-                    tcp::finish(pending, &welcome, ranks, &to.options, &self.shared.linger)
+                    let mut streams = 1..self.streams;
+                    let next = || streams.next().map(|stream| self.await_stream(Key { stream, ..key }, wait));
+                    tcp::finish(pending, &welcome, ranks, &to.options, &self.shared.linger, next)?
                 }
             };
             match result {
                 Ok(pair) => return Ok(pair),
                 Err(e) => log::warn!("rank {}: a connection from rank {} failed: {e}", self.rank, to.peer_rank),
+            }
+        }
+    }
+
+    /// The connection of a further stream of a link that is being made.
+    fn await_stream(&self, key: Key, wait: &Wait<'_>) -> Result<tcp::Pending> {
+        loop {
+            let detail = || format!("it has not connected stream {} of {}", key.stream + 1, self.streams);
+            match self.shared.take(&key, wait, detail)? {
+                (_, Conn::Tcp(pending)) => return Ok(pending),
+                (_, Conn::Unix(_)) => log::warn!("rank {}: turned away a stream over a Unix socket", self.rank),
             }
         }
     }

@@ -61,7 +61,11 @@ pub(crate) fn connect(
             match attempt(*addr, hello, sockets, wait, &who) {
                 Ok(socket) => {
                     log::debug!("rank {rank}: tcp to rank {peer} at {} ({why})", who.address);
-                    return pair(socket, who, options, linger);
+                    let mut streams = vec![socket];
+                    for stream in 1..hello.streams() {
+                        streams.push(again(*addr, &hello.of_stream(stream), sockets, wait, &who)?);
+                    }
+                    return pair(streams, who, options, linger);
                 }
                 Err(Failure::Final(e)) => return Err(e),
                 Err(Failure::Wrong(text)) => {
@@ -80,6 +84,21 @@ pub(crate) fn connect(
         wait.pause(Duration::from_millis(25 << round.min(5)), || detail.clone())?;
     }
     Err(Peer { rank, peer, address: list }.lost("connect", "no address answered"))
+}
+
+/// Dials another stream of a link whose first one stands: now only this address will do.
+fn again(addr: SocketAddr, hello: &Hello, sockets: &SocketOptions, wait: &Wait<'_>, who: &Peer) -> Result<TcpStream> {
+    for round in 0u32.. {
+        match attempt(addr, hello, sockets, wait, who) {
+            Ok(socket) => return Ok(socket),
+            Err(Failure::Final(e)) => return Err(e),
+            Err(Failure::Wrong(text)) if round >= ROUNDS => return Err(who.lost("connect", &text)),
+            Err(Failure::Wrong(text) | Failure::Slow(text)) => {
+                wait.pause(Duration::from_millis(25 << round.min(5)), || text.clone())?;
+            }
+        }
+    }
+    Err(who.lost("connect", "no further connection came about"))
 }
 
 fn attempt(

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use crate::error::Result;
 use crate::transport::mapping::Mapping;
+use crate::transport::tcp::stripes::Stripes;
 use crate::wire::Header;
 
 /// Bytes that are read ahead of the message that is wanted.
@@ -67,12 +68,15 @@ pub(super) struct Inbox {
     end: usize,
     /// Whole messages, oldest first.
     pub(super) ready: VecDeque<Staged>,
+    /// The unfinished message, and how much of its first stripe is here.
     partial: Option<(Staged, usize)>,
+    /// How far the other stripes are: of this one, or of the one that goes straight to the caller.
+    pub(super) stripes: Stripes,
     free: Vec<Slot>,
 }
 
 impl Inbox {
-    pub(super) fn new(max_message: usize, depth: usize) -> Result<Inbox> {
+    pub(super) fn new(max_message: usize, depth: usize, streams: usize) -> Result<Inbox> {
         Ok(Inbox {
             max_message,
             depth,
@@ -81,6 +85,7 @@ impl Inbox {
             end: 0,
             ready: VecDeque::new(),
             partial: None,
+            stripes: Stripes::new(streams),
             free: Vec::new(),
         })
     }
@@ -103,7 +108,7 @@ impl Inbox {
         self.compact();
         let rest: &mut [u8] = match &mut self.partial {
             Some((Staged { header, slot: Some(slot) }, got)) => {
-                slot.bytes_mut().get_mut(*got..header.len as usize).unwrap_or_default()
+                slot.bytes_mut().get_mut(*got..self.stripes.first(header.len as usize)).unwrap_or_default()
             }
             _ => &mut [],
         };
@@ -114,7 +119,7 @@ impl Inbox {
     /// `n` bytes were put into [`Inbox::space`].
     pub(super) fn filled(&mut self, mut n: usize) {
         if let Some((staged, got)) = &mut self.partial {
-            let here = n.min(staged.header.len as usize - *got);
+            let here = n.min(self.stripes.first(staged.header.len as usize) - *got);
             *got += here;
             n -= here;
         }
@@ -133,6 +138,7 @@ impl Inbox {
             return Err(TooLong(header));
         }
         self.start += Header::BYTES;
+        self.stripes.reset();
         Ok(Some(header))
     }
 
@@ -180,15 +186,38 @@ impl Inbox {
     pub(super) fn advance(&mut self) {
         let Some((mut staged, mut got)) = self.partial.take() else { return };
         let len = staged.header.len as usize;
+        let first = self.stripes.first(len);
         if let Some(slot) = &mut staged.slot
-            && let Some(rest) = slot.bytes_mut().get_mut(got..len)
+            && let Some(rest) = slot.bytes_mut().get_mut(got..first)
         {
             got += self.take(rest);
         }
-        if got == len {
+        if got == first && self.stripes.unfinished(len).is_none() {
             self.ready.push_back(staged);
         } else {
             self.partial = Some((staged, got));
+        }
+    }
+
+    /// Where stream `stream`, not the first, goes on with the unfinished message.
+    pub(super) fn stripe(&mut self, stream: usize) -> &mut [u8] {
+        match &mut self.partial {
+            Some((Staged { header, slot: Some(slot) }, _)) => {
+                slot.bytes_mut().get_mut(self.stripes.rest(header.len as usize, stream)).unwrap_or_default()
+            }
+            _ => &mut [],
+        }
+    }
+
+    /// The stream that the unfinished message waits for, and how many it goes over.
+    pub(super) fn waits_for(&self) -> (usize, usize) {
+        match &self.partial {
+            Some((Staged { header, .. }, got)) => {
+                let len = header.len as usize;
+                let first = *got < self.stripes.first(len);
+                (if first { 0 } else { self.stripes.unfinished(len).unwrap_or(0) }, self.stripes.count(len))
+            }
+            None => (0, 1),
         }
     }
 
@@ -276,7 +305,7 @@ mod tests {
                 stream.extend_from_slice(bytemuck::bytes_of(header));
                 stream.extend_from_slice(payload);
             }
-            let (mut inbox, mut at, mut out) = (Inbox::new(MAX, DEPTH).unwrap(), 0, 0);
+            let (mut inbox, mut at, mut out) = (Inbox::new(MAX, DEPTH, 1).unwrap(), 0, 0);
             for (cut, action) in cuts.iter().chain([&(5000, 1)]).cycle().take(100_000) {
                 if out == messages.len() {
                     break;
@@ -316,7 +345,7 @@ mod tests {
         /// Garbage is an error or an unfinished message, never a panic and never more memory than the bound.
         #[test]
         fn garbage_is_bounded(bytes in proptest::collection::vec(any::<u8>(), 0..4000)) {
-            let mut inbox = Inbox::new(MAX, DEPTH).unwrap();
+            let mut inbox = Inbox::new(MAX, DEPTH, 1).unwrap();
             let n = feed(&mut inbox, &bytes, bytes.len());
             prop_assert_eq!(n, bytes.len());
             if let Ok(Err(TooLong(header))) = inbox.digest() {
@@ -328,7 +357,7 @@ mod tests {
 
     #[test]
     fn the_end_of_the_stream_is_described() {
-        let mut inbox = Inbox::new(MAX, DEPTH).unwrap();
+        let mut inbox = Inbox::new(MAX, DEPTH, 1).unwrap();
         let (header, payload) = message(0, 100);
         feed(&mut inbox, bytemuck::bytes_of(&header).get(..10).unwrap(), 10);
         inbox.digest().unwrap().unwrap();

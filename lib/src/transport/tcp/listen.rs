@@ -108,15 +108,25 @@ impl AsFd for Pending {
     }
 }
 
-/// Answers that the link stands, and makes it.
+/// Answers that the link stands, and makes it. `next` waits for the connection of each further stream.
 pub(crate) fn finish(
     mut pending: Pending,
     welcome: &Reply,
     (rank, peer): (usize, usize),
     options: &LinkOptions,
     linger: &Arc<Linger>,
-) -> Result<LinkPair, String> {
-    pending.reply(welcome)?;
+    mut next: impl FnMut() -> Option<Result<Pending>>,
+) -> Result<Result<LinkPair, String>> {
     let peer = Peer { rank, peer, address: pending.address() };
-    pair(pending.socket, peer, options, linger).map_err(|e| e.to_string())
+    let mut sockets = Vec::new();
+    loop {
+        if let Err(detail) = pending.reply(welcome) {
+            return Ok(Err(detail));
+        }
+        sockets.push(pending.socket);
+        pending = match next() {
+            Some(further) => further?,
+            None => return Ok(pair(sockets, peer, options, linger).map_err(|e| e.to_string())),
+        };
+    }
 }

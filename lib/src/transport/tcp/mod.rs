@@ -1,4 +1,4 @@
-//! Links over TCP: one full-duplex stream per (peer, channel).
+//! Links over TCP: one full-duplex stream per (peer, channel), or several ([`stripes`]).
 //!
 //! Payload goes from the sender's memory to the kernel and from the kernel to the receiver's memory without a copy of ours:
 //! `sendmsg` of [header, data] and `readv` to [rest of the payload, a few bytes ahead]. Slots, `depth` per direction, exist
@@ -13,6 +13,7 @@ mod listen;
 mod options;
 mod recv;
 mod send;
+mod stripes;
 
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -24,41 +25,39 @@ pub(crate) use connect::connect;
 pub(crate) use linger::{Closing, Linger};
 pub(crate) use listen::{Pending, Port, accept, finish};
 pub(crate) use options::SocketOptions;
+pub(crate) use stripes::MAX_STREAMS;
 
 use super::{LinkOptions, LinkPair, Peer};
 use crate::error::{Error, Result};
 
-/// A connected, non-blocking socket, shared by the two halves of a link.
+/// The connected, non-blocking sockets of a link, shared by its two halves.
 #[derive(Debug)]
-struct Stream {
-    /// `None` only while it is dropped.
-    socket: Option<TcpStream>,
+struct Streams {
+    /// Empty only while it is dropped.
+    sockets: Vec<TcpStream>,
     linger: Arc<Linger>,
 }
 
-impl Stream {
-    fn socket(&self) -> Result<&TcpStream> {
-        self.socket.as_ref().ok_or_else(|| Error::invalid("tcp", "the socket of a link is closed"))
+impl Streams {
+    fn socket(&self, stream: usize) -> Result<&TcpStream> {
+        self.sockets.get(stream).ok_or_else(|| Error::invalid("tcp", "the socket of a link is closed"))
     }
 
-    /// Why the peer is gone, if it is: it reset the connection or will send nothing more.
-    fn broken(&self) -> Result<Option<String>> {
-        let socket = self.socket()?;
-        let mut fds = [PollFd::new(socket, PollFlags::RDHUP)];
+    /// Why the peer is gone, if it is: it reset a connection or will send nothing more.
+    fn broken(&self) -> Option<String> {
+        let mut fds: Vec<PollFd<'_>> = self.sockets.iter().map(|s| PollFd::new(s, PollFlags::RDHUP)).collect();
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        if !matches!(rustix::event::poll(&mut fds, Some(&now)), Ok(1)) {
-            return Ok(None);
+        if !matches!(rustix::event::poll(&mut fds, Some(&now)), Ok(1..)) {
+            return None;
         }
-        Ok(match socket.take_error() {
-            Ok(Some(e)) => Some(e.to_string()),
-            _ => Some(CLOSED.to_owned()),
-        })
+        let error = self.sockets.iter().find_map(|s| s.take_error().ok().flatten());
+        Some(error.map_or(CLOSED.to_owned(), |e| e.to_string()))
     }
 }
 
-impl Drop for Stream {
+impl Drop for Streams {
     fn drop(&mut self) {
-        if let Some(socket) = self.socket.take() {
+        for socket in self.sockets.drain(..) {
             self.linger.take(socket);
         }
     }
@@ -66,10 +65,10 @@ impl Drop for Stream {
 
 const CLOSED: &str = "it closed the connection";
 
-/// Both halves of a link over a connection whose handshake is done.
-pub(crate) fn pair(socket: TcpStream, peer: Peer, options: &LinkOptions, linger: &Arc<Linger>) -> Result<LinkPair> {
+/// Both halves of a link over connections whose handshake is done.
+fn pair(sockets: Vec<TcpStream>, peer: Peer, options: &LinkOptions, linger: &Arc<Linger>) -> Result<LinkPair> {
     options.check()?;
-    let stream = Arc::new(Stream { socket: Some(socket), linger: linger.clone() });
+    let stream = Arc::new(Streams { sockets, linger: linger.clone() });
     let depth = options.depth.next_power_of_two().max(2);
     Ok(LinkPair {
         send: Box::new(send::TcpSend::new(stream.clone(), peer.clone(), options.max_message, depth)),

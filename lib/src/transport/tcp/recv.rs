@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
 use super::frame::{AHEAD, Inbox, Staged, TooLong};
-use super::{CLOSED, Stream};
+use super::{CLOSED, Streams};
 use crate::error::{Error, Result};
 use crate::transport::{Interest, Peer, Received, RecvLink};
 use crate::wire::Header;
@@ -18,7 +18,7 @@ use crate::wire::Header;
 const COPIED: usize = 16 << 10;
 
 pub(super) struct TcpRecv {
-    stream: Arc<Stream>,
+    streams: Arc<Streams>,
     peer: Peer,
     max_message: usize,
     inbox: Inbox,
@@ -27,8 +27,10 @@ pub(super) struct TcpRecv {
     /// The caller was told that nothing is here yet and will ask again: what comes can go straight to it and needs no slot,
     /// and so many bytes are worth reading ahead.
     asked: Option<usize>,
-    /// The stream has ended; whole messages before that are still received.
+    /// The first stream has ended; whole messages before that are still received.
     lost: Option<String>,
+    /// Another one has ended within a message.
+    cut: Option<String>,
     /// Read so far.
     bytes: u64,
     /// The stream makes no sense any more.
@@ -63,15 +65,16 @@ enum Read {
 }
 
 impl TcpRecv {
-    pub(super) fn new(stream: Arc<Stream>, peer: Peer, max_message: usize, depth: usize) -> Result<TcpRecv> {
+    pub(super) fn new(streams: Arc<Streams>, peer: Peer, max_message: usize, depth: usize) -> Result<TcpRecv> {
         Ok(TcpRecv {
-            stream,
             peer,
             max_message,
-            inbox: Inbox::new(max_message, depth)?,
+            inbox: Inbox::new(max_message, depth, streams.sockets.len())?,
+            streams,
             direct: None,
             asked: None,
             lost: None,
+            cut: None,
             bytes: 0,
             broken: None,
         })
@@ -105,7 +108,7 @@ impl TcpRecv {
             // The kernel would answer 0, as at the end of the stream.
             return Ok(Read::Nothing);
         }
-        let socket = self.stream.socket()?;
+        let socket = self.streams.socket(0)?;
         // One place costs the kernel less than two.
         let result = match (first.is_empty(), ahead.is_empty()) {
             (true, _) => rustix::net::recv(socket, ahead, RecvFlags::DONTWAIT).map(|(n, _)| n),
@@ -134,6 +137,36 @@ impl TcpRecv {
         }
     }
 
+    /// Reads once from a stream besides the first, to where its stripe of the message goes (empty `dst`: the unfinished one).
+    fn read_stripe(&mut self, stream: usize, dst: &mut [u8], len: usize) -> Result<bool> {
+        let to = if dst.is_empty() { self.inbox.stripe(stream) } else { dst };
+        if to.is_empty() || self.cut.is_some() {
+            return Ok(false);
+        }
+        match rustix::net::recv(self.streams.socket(stream)?, to, RecvFlags::DONTWAIT) {
+            Ok((_, 0)) => self.cut = Some(format!("{CLOSED} within a message of {len} bytes")),
+            Ok((_, n)) => {
+                self.bytes += n as u64;
+                self.inbox.stripes.advance(stream, n);
+                return Ok(true);
+            }
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(e) => self.cut = Some(e.to_string()),
+        }
+        Ok(false)
+    }
+
+    /// The stream that the message waits for which is being received.
+    fn waits_for(&self) -> usize {
+        match &self.direct {
+            Some(Direct { header, got, .. }) if *got >= self.inbox.stripes.first(header.len as usize) => {
+                self.inbox.stripes.unfinished(header.len as usize).unwrap_or(0)
+            }
+            Some(_) => 0,
+            None => self.inbox.waits_for().0,
+        }
+    }
+
     /// Takes in what has come until nothing is left or all slots are full. True when bytes came or a message became whole.
     fn fill(&mut self) -> Result<bool> {
         if self.direct.is_some() || self.broken.is_some() {
@@ -147,6 +180,15 @@ impl TcpRecv {
             }
             if self.inbox.is_full() {
                 return Ok(moved);
+            }
+            let (_, streams) = self.inbox.waits_for();
+            let mut striped = false;
+            for stream in 1..streams {
+                striped |= self.read_stripe(stream, &mut [], 0)?;
+            }
+            if striped {
+                moved = true;
+                continue;
             }
             match self.read(&mut [], AHEAD)? {
                 Read::Bytes(n, last) => {
@@ -185,10 +227,12 @@ impl TcpRecv {
     }
 
     fn alive(&self) -> Result<()> {
-        match (&self.broken, &self.lost) {
-            (Some(e), _) => Err(e.clone()),
-            (None, Some(detail)) => Err(self.peer.lost("receive", detail)),
-            (None, None) => Ok(()),
+        // When the first stream has ended, the rest of a message may still be on its way on the others.
+        match (&self.broken, &self.cut, &self.lost) {
+            (Some(e), ..) => Err(e.clone()),
+            (None, Some(detail), _) => Err(self.peer.lost("receive", detail)),
+            (None, None, Some(detail)) if self.waits_for() == 0 => Err(self.peer.lost("receive", detail)),
+            (None, None, _) => Ok(()),
         }
     }
 
@@ -253,20 +297,32 @@ impl TcpRecv {
 
     /// Goes on with the message that goes straight to `dst`.
     fn receive(&mut self, header: Header, mut got: usize, dst: &mut [u8]) -> Result<Received> {
+        let len = dst.len();
+        let first = self.inbox.stripes.first(len);
         loop {
-            got += self.inbox.take(dst.get_mut(got..).unwrap_or_default());
-            if got == dst.len() {
-                self.direct = None;
-                return Ok(Received::Done);
-            }
+            got += self.inbox.take(dst.get_mut(got..first).unwrap_or_default());
             self.direct = Some(Direct { header, got, in_pieces: false });
-            let rest = dst.get_mut(got..).unwrap_or_default();
+            for stream in 1..self.inbox.stripes.count(len) {
+                let rest = self.inbox.stripes.rest(len, stream);
+                if !rest.is_empty() {
+                    self.read_stripe(stream, dst.get_mut(rest).unwrap_or_default(), len)?;
+                }
+            }
+            if got == first {
+                if self.inbox.stripes.unfinished(len).is_none() {
+                    self.direct = None;
+                    return Ok(Received::Done);
+                }
+                self.alive()?;
+                return Ok(Received::Pending);
+            }
+            let rest = dst.get_mut(got..first).unwrap_or_default();
             let room = rest.len();
             match self.read(rest, AHEAD)? {
                 Read::Bytes(n, last) => {
                     got += n.min(room);
                     self.inbox.filled(n.saturating_sub(room));
-                    if last && got < dst.len() {
+                    if last && got < first {
                         self.direct = Some(Direct { header, got, in_pieces: false });
                         return Ok(Received::Pending);
                     }
@@ -277,6 +333,16 @@ impl TcpRecv {
                 }
             }
         }
+    }
+
+    /// Goes on with the message that is in a slot; true when it is whole.
+    fn stage(&mut self) -> Result<bool> {
+        self.fill()?;
+        if self.inbox.ready.is_empty() {
+            self.alive()?;
+            return Ok(false);
+        }
+        Ok(true)
     }
 
     /// Goes on with the message that goes to `sink`.
@@ -345,6 +411,14 @@ impl RecvLink for TcpRecv {
                 self.inbox.pop();
                 Ok(Received::Done)
             }
+            // Handing over every stripe's beginning gains too little.
+            Begin::Unfinished(_) if self.inbox.waits_for().1 > 1 => {
+                if self.stage()? {
+                    self.recv_into(expected, dst)
+                } else {
+                    Ok(Received::Pending)
+                }
+            }
             Begin::Unfinished(header) => {
                 let got = self.inbox.hand_over(dst);
                 self.receive(header, got, dst)
@@ -363,16 +437,16 @@ impl RecvLink for TcpRecv {
                     self.inbox.pop();
                     return Ok(Received::Done);
                 }
+                Begin::Fresh(header) if self.inbox.stripes.count(header.len as usize) == 1 => (header, 0),
+                // Stripes come at the same time and not in order: pieces are made of the whole.
+                Begin::Fresh(header) => {
+                    self.inbox.begin(header)?;
+                    return if self.stage()? { self.recv_pieces(expected, sink) } else { Ok(Received::Pending) };
+                }
                 // The rest of it is taken to where its beginning is.
                 Begin::Unfinished(_) => {
-                    self.fill()?;
-                    if self.inbox.ready.is_empty() {
-                        self.alive()?;
-                        return Ok(Received::Pending);
-                    }
-                    return self.recv_pieces(expected, sink);
+                    return if self.stage()? { self.recv_pieces(expected, sink) } else { Ok(Received::Pending) };
                 }
-                Begin::Fresh(header) => (header, 0),
                 Begin::Not(received) => return Ok(received),
             },
         };
@@ -393,7 +467,7 @@ impl RecvLink for TcpRecv {
             // Bytes that came before the end can still be received: only a connection without any is gone.
             let mut byte = [0u8; 1];
             let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-            match rustix::net::recv(self.stream.socket()?, &mut byte, flags) {
+            match rustix::net::recv(self.streams.socket(self.waits_for())?, &mut byte, flags) {
                 Ok((_, 0)) => self.lost = Some(CLOSED.to_owned()),
                 Ok(_) | Err(Errno::AGAIN | Errno::INTR) => {}
                 Err(e) => self.lost = Some(e.to_string()),
@@ -419,7 +493,8 @@ impl RecvLink for TcpRecv {
     }
 
     fn interest(&self) -> Interest {
-        Interest { fd: self.stream.socket().ok().map(|s| s.as_raw_fd()), readable: true, writable: false }
+        let fd = self.streams.socket(self.waits_for()).ok().map(|s| s.as_raw_fd());
+        Interest { fd, readable: true, writable: false }
     }
 }
 
