@@ -112,7 +112,7 @@ impl Inbox {
             }
             _ => &mut [],
         };
-        let limit = limit.max(AHEAD).min(PIECE);
+        let limit = limit.clamp(AHEAD, PIECE);
         (rest, self.ahead.bytes_mut().get_mut(self.end..limit).unwrap_or_default())
     }
 

@@ -95,3 +95,42 @@ fn default_congestion() -> Option<String> {
     let name = socket.tcp_congestion().ok()?;
     Some(String::from_utf8_lossy(&name).trim_end_matches('\0').to_owned())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transport::tcp::{Port, accept};
+
+    /// Congestion control of a connection within the host: as dialed, as accepted.
+    fn within_the_host(options: &SocketOptions) -> [String; 2] {
+        let port = Port::bind("127.0.0.1".parse().unwrap(), options).unwrap();
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        options.dialing(&SockRef::from(&socket), port.addr);
+        socket.connect(&port.addr.into()).unwrap();
+        let pending = loop {
+            if let Some(pending) = accept(&port).unwrap() {
+                break pending;
+            }
+        };
+        let name =
+            |s: SockRef<'_>| String::from_utf8(s.tcp_congestion().unwrap()).unwrap().trim_end_matches('\0').to_owned();
+        [name(SockRef::from(&socket)), name(SockRef::from(&pending))]
+    }
+
+    #[test]
+    fn only_bbr_is_replaced_within_a_host_and_a_name_always_counts() {
+        let kernels = default_congestion().unwrap();
+        let with = |default: &str, congestion: Option<&str>| {
+            let congestion = congestion.map(str::to_owned);
+            within_the_host(&SocketOptions { buffer: 0, congestion, default: default.to_owned() })
+        };
+        assert_eq!(with("bbr", None), [UNPACED, UNPACED]);
+        assert_eq!(with("cubic", None), [kernels.as_str(), kernels.as_str()], "left alone");
+        assert_eq!(with("cubic", Some(UNPACED)), [UNPACED, UNPACED]);
+        assert_eq!(
+            with("cubic", Some("no such thing")),
+            [kernels.as_str(), kernels.as_str()],
+            "logged, and left alone"
+        );
+    }
+}
