@@ -2,7 +2,7 @@
 //!
 //! `cargo bench -p tinynccl --bench link [-- BACKEND...]` prints, per backend, the least time of an 8-byte message one way
 //! (half a round trip), the time per message of a stream of 8-byte messages, and GB/s of a stream of large
-//! messages (128 KiB, TCP 256 KiB). `exchange` is an 8-byte all_reduce between two ranks without the arithmetic.
+//! messages (128 KiB, TCP 1 MiB). The environment's settings count. `exchange` is an 8-byte all_reduce between two ranks without the arithmetic.
 
 use std::hint::spin_loop;
 use std::sync::Arc;
@@ -130,10 +130,10 @@ fn main() {
         if !want(name) {
             continue;
         }
-        let mut config = Config::default();
+        let mut config = Config::from_env().expect("settings");
         config.transport = transport;
         let endpoints = [0, 1].map(|rank| Endpoint::new(rank, [0; 16], &config).expect("endpoint"));
-        let options = LinkOptions { max_message: if name == "tcp" { 256 << 10 } else { 128 << 10 }, ..options };
+        let options = LinkOptions { max_message: if name == "tcp" { 1 << 20 } else { 128 << 10 }, ..options };
         run(name, name == "shm", options, |rank| {
             let info = endpoints[1 - rank].info();
             let to = ConnectTo { comm: 0, peer_rank: 1 - rank, info: &info, channel: 0, options };

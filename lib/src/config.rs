@@ -247,13 +247,17 @@ config! {
     shm_chunk: usize = 128 << 10, "TINYNCCL_SHM_CHUNK", "bytes, 4K to 16M",
         "Largest message when all ranks share memory.";
     tcp_chunk: usize = 1 << 20, "TINYNCCL_TCP_CHUNK", "bytes, 4K to 16M",
-        "Largest message when any pair of ranks talks TCP; collectives that reduce send at most 256 KiB at once.";
+        "Largest message when any pair of ranks talks TCP; collectives that reduce on more than two ranks send at most 256 KiB at once.";
+    tcp_streams: usize = 1, "TINYNCCL_TCP_STREAMS", "1 to 16",
+        "TCP streams of a link; messages of 32 KiB and more are split over them. For networks where one stream is limited; no gain over loopback.";
     one_shot: usize = 16 << 10, "TINYNCCL_ONE_SHOT", "bytes, 0 to 1M",
         "Largest input that ranks which share memory pass through one-shot slots; 0 turns these slots off, and with them symmetric buffers.";
     fifo_depth: usize = 4, "TINYNCCL_FIFO_DEPTH", "2 to 64",
         "Messages a link holds per direction.";
     socket_buffer: usize = 0, "TINYNCCL_SOCKET_BUFFER", "bytes; 0 leaves it to the kernel",
         "SO_SNDBUF and SO_RCVBUF of TCP links.";
+    congestion: Option<String> = None, "TINYNCCL_TCP_CONGESTION", "a name, like reno, cubic or bbr",
+        "Congestion control of TCP links; empty: the kernel's, but reno instead of bbr between processes of a host.";
     spin: Duration = Duration::from_micros(60), "TINYNCCL_SPIN", "seconds",
         "How long a wait spins before it yields and then sleeps; at most 5 microseconds where ranks or threads share cores.";
     checksum: bool = false, "TINYNCCL_CHECKSUM", "0 or 1",
@@ -285,6 +289,7 @@ impl Config {
         range("TINYNCCL_SHM_CHUNK", self.shm_chunk, 4 << 10, 16 << 20)?;
         range("TINYNCCL_TCP_CHUNK", self.tcp_chunk, 4 << 10, 16 << 20)?;
         range("TINYNCCL_ONE_SHOT", self.one_shot, 0, 1 << 20)?;
+        range("TINYNCCL_TCP_STREAMS", self.tcp_streams, 1, crate::transport::MAX_STREAMS)?;
         range("TINYNCCL_FIFO_DEPTH", self.fifo_depth, 2, 64)?;
         range("TINYNCCL_TRACE_EVENTS", self.trace_events, 1, 256 << 20)
     }
@@ -315,6 +320,7 @@ mod tests {
             ("TINYNCCL_TRANSPORT", "rdma"),
             ("TINYNCCL_CHANNELS", "0"),
             ("TINYNCCL_SHM_CHUNK", "1"),
+            ("TINYNCCL_TCP_STREAMS", "17"),
             ("TINYNCCL_CHECKSUM", "yes"),
             ("TINYNCCL_TRACE_EVENTS", "0"),
             ("TINYNCCL_TUNE", "always"),

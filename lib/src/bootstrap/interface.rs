@@ -155,7 +155,7 @@ fn same_subnet(local: &LocalAddress, ip: IpAddr) -> bool {
 }
 
 /// The address from which the kernel would talk to `peer`: connecting a UDP socket looks the route up and sends nothing.
-fn source_for(peer: SocketAddr) -> std::io::Result<IpAddr> {
+pub(crate) fn source_for(peer: SocketAddr) -> std::io::Result<IpAddr> {
     let any = if peer.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
     let socket = UdpSocket::bind((any, 0))?;
     socket.connect(peer)?;

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 /// What the ranks' messages and choices depend on.
 ///
 /// The others may differ: deadlines, where ranks listen, how long they spin. Rank 0's count alone for how to tune.
-const MUST_AGREE: [&str; 9] = [
+const MUST_AGREE: [&str; 10] = [
     "TINYNCCL_TRANSPORT",
     "TINYNCCL_ALGO",
     "TINYNCCL_CHANNELS",
@@ -15,6 +15,7 @@ const MUST_AGREE: [&str; 9] = [
     "TINYNCCL_FIFO_DEPTH",
     "TINYNCCL_CHECKSUM",
     "TINYNCCL_ONE_SHOT",
+    "TINYNCCL_TCP_STREAMS",
     "TINYNCCL_FIXED_ORDER",
 ];
 
@@ -51,7 +52,7 @@ mod tests {
     use super::*;
 
     /// Knobs in which ranks may differ without harm.
-    const MAY_DIFFER: [&str; 10] = [
+    const MAY_DIFFER: [&str; 11] = [
         "TINYNCCL_TIMEOUT",
         "TINYNCCL_CONNECT_TIMEOUT",
         "TINYNCCL_HEARTBEAT",
@@ -61,6 +62,7 @@ mod tests {
         "TINYNCCL_TUNE",
         "TINYNCCL_TUNE_CACHE",
         "TINYNCCL_TRACE",
+        "TINYNCCL_TCP_CONGESTION",
         "TINYNCCL_TRACE_EVENTS",
     ];
 

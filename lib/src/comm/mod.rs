@@ -55,7 +55,8 @@ pub use uneven::packed;
 use work::Queue;
 pub use work::Work;
 
-/// Longest message of a collective that reduces: what arrives is read again at once, and should still be in the L2 cache.
+/// Longest message of a collective that reduces on three or more ranks: what arrives whole is read again at once, and should
+/// still be in the L2 cache. Two ranks combine what arrives piece by piece.
 const REDUCED_MESSAGE: usize = 256 << 10;
 /// Longest spinning where the core is wanted by others.
 const SHARED_SPIN: Duration = Duration::from_micros(5);
@@ -279,7 +280,7 @@ impl Inner {
 
     fn choice(&self, engine: &Engine, collective: Collective, root: usize, bytes: usize) -> Result<Choice> {
         let shape = self.shape(collective, root);
-        let longest = match collective.reduces() {
+        let longest = match collective.reduces() && shape.ranks > 2 {
             true => self.options.max_message.min(REDUCED_MESSAGE),
             false => self.options.max_message,
         };

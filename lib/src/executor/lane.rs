@@ -152,6 +152,10 @@ pub(super) unsafe fn advance(
                 start: range.start,
                 len: range.len(),
             };
+            // Never for the last of all: nothing would follow.
+            if instruction.followed && (state.pc + 1 < program.len() || state.window + 1 < lane.windows) {
+                links.sends[instruction.send].expect_more();
+            }
             // SAFETY: forwarded from the caller.
             if !unsafe { perform(instruction, &memory, plan, &header, &mut state.stage, links) }? {
                 if let Some(recorder) = probe.on() {
@@ -273,6 +277,25 @@ unsafe fn reduce_and_stream(plan: &Plan, a: *const u8, b: *const u8, slot: *mut 
     stream::fence();
 }
 
+/// `out = a op b`, written around the cache.
+///
+/// # Safety
+/// As [`crate::reduce::ReduceFn`].
+unsafe fn reduce_around_cache(plan: &Plan, a: *const u8, b: *const u8, out: *mut u8, n: usize) {
+    let mut piece = Piece([0; PIECE]);
+    let piece = piece.0.as_mut_ptr();
+    let step = PIECE / plan.elem;
+    for start in (0..n).step_by(step) {
+        let (n, skip) = (step.min(n - start), start * plan.elem);
+        // SAFETY: by the caller; the piece lies within `n` elements.
+        unsafe {
+            (plan.kernels.reduce)(a.add(skip), b.add(skip), piece, n);
+            stream::copy_unordered(out.add(skip), piece, n * plan.elem);
+        }
+    }
+    stream::fence();
+}
+
 /// The part at `place` as a slice.
 ///
 /// # Safety
@@ -328,31 +351,27 @@ unsafe fn recv_reduce(
     header: &Header,
     links: &mut Links,
 ) -> Result<bool, Stop> {
-    let link = &mut links.recvs[instruction.recv];
-    let Some((theirs, payload)) = link.peek()? else { return Ok(false) };
-    if !header.agrees_with(&theirs) {
-        return Err(mismatch(instruction, header, theirs, links));
-    }
-    // SAFETY: by the caller; the payload has `header.len` bytes because the headers agree.
-    unsafe {
-        let out = memory.at(dst);
-        if last && plan.streams && plan.divisor == 1 {
-            let mut piece = Piece([0; PIECE]);
-            let piece = piece.0.as_mut_ptr();
-            let step = PIECE / plan.elem;
-            for start in (0..memory.len).step_by(step) {
-                let (n, skip) = (step.min(memory.len - start), start * plan.elem);
-                (plan.kernels.reduce)(memory.at(src).add(skip), payload.as_ptr().add(skip), piece, n);
-                stream::copy_unordered(out.add(skip), piece, n * plan.elem);
+    // SAFETY: by the caller.
+    let (mine, out, elem) = unsafe { (memory.at(src), memory.at(dst), memory.elem) };
+    let streams = last && plan.streams && plan.divisor == 1;
+    let mut combine = |offset: usize, payload: &[u8]| {
+        let n = payload.len() / elem;
+        // SAFETY: by the caller; a link gives the pieces of `header.len` bytes, each once, at offsets that suit any element.
+        unsafe {
+            let (mine, out) = (mine.add(offset), out.add(offset));
+            if streams {
+                reduce_around_cache(plan, mine, payload.as_ptr(), out, n);
+                return;
             }
-            stream::fence();
-        } else {
-            (plan.kernels.reduce)(memory.at(src), payload.as_ptr(), out, memory.len);
-            finish(plan, last, out, memory.len);
+            (plan.kernels.reduce)(mine, payload.as_ptr(), out, n);
+            finish(plan, last, out, n);
         }
+    };
+    match links.recvs[instruction.recv].recv_pieces(header, &mut combine)? {
+        Received::Done => Ok(true),
+        Received::Pending => Ok(false),
+        Received::Mismatch(theirs) => Err(mismatch(instruction, header, theirs, links)),
     }
-    link.release()?;
-    Ok(true)
 }
 
 /// The incoming payload and an outgoing slot of the same size, once both are there.

@@ -77,6 +77,8 @@ pub(super) struct Instruction {
     /// The lane's last use of the link within a window.
     pub(super) last_recv: bool,
     pub(super) last_send: bool,
+    /// A send that is followed by one over the same link: the lane's next step, or its first in the next window.
+    pub(super) followed: bool,
 }
 
 /// A thread of control: instructions in order, once per window.
@@ -169,9 +171,11 @@ impl Plan {
                     send: index(step.destination())?,
                     last_recv: false,
                     last_send: false,
+                    followed: false,
                 });
             }
             mark_last_uses(&mut instructions[first..]);
+            mark_followed(&mut instructions[first..]);
             let (windows, count) = (partition.windows(), key.count as u64);
             lanes.push(PlanLane { instructions: first..instructions.len(), partition, windows, count });
         }
@@ -212,7 +216,8 @@ impl Plan {
         let mut lane = |action, count, recv, send, longest| {
             let at = plan.instructions.len();
             let (last_recv, last_send) = (recv != usize::MAX, send != usize::MAX);
-            plan.instructions.push(Instruction { action, parts: 0..1, recv, send, last_recv, last_send });
+            let followed = matches!(action, Action::Send { .. });
+            plan.instructions.push(Instruction { action, parts: 0..1, recv, send, last_recv, last_send, followed });
             let partition = Partition::new(count, elem, 1, longest);
             let (windows, count) = (partition.windows(), count as u64);
             plan.lanes.push(PlanLane { instructions: at..at + 1, partition, windows, count });
@@ -231,6 +236,15 @@ impl Plan {
             lane(action, range.len(), link(*peer)? as usize, usize::MAX, max_message);
         }
         Some(plan)
+    }
+}
+
+/// Finds the sends which another one follows.
+fn mark_followed(instructions: &mut [Instruction]) {
+    let link = |i: &Instruction| matches!(i.action, Action::Send { .. }).then_some(i.send);
+    for at in 0..instructions.len() {
+        let next = link(&instructions[(at + 1) % instructions.len()]);
+        instructions[at].followed = link(&instructions[at]).is_some_and(|link| next == Some(link));
     }
 }
 

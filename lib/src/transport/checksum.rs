@@ -54,6 +54,9 @@ impl SendLink for ChecksumSend {
     fn progress(&mut self) -> Result<bool> {
         self.inner.progress()
     }
+    fn expect_more(&mut self) {
+        self.inner.expect_more();
+    }
     fn sends_from_caller(&self, bytes: usize) -> bool {
         self.inner.sends_from_caller(bytes)
     }

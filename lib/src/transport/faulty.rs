@@ -185,6 +185,10 @@ impl SendLink for FaultySend {
         if self.state.stalled() { Ok(false) } else { self.inner.progress() }
     }
 
+    fn expect_more(&mut self) {
+        self.inner.expect_more();
+    }
+
     fn sends_from_caller(&self, bytes: usize) -> bool {
         self.inner.sends_from_caller(bytes)
     }

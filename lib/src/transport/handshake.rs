@@ -10,7 +10,7 @@ use super::fence::Fence;
 
 const MAGIC: [u8; 8] = *b"tinynccl";
 /// Version of the handshake and of the layout of messages and shared memory.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Longest reason in a refusal, in bytes.
 const MAX_DETAIL: usize = 512;
 
@@ -35,7 +35,9 @@ pub(crate) struct Hello {
     /// Channel.
     pub(crate) channel: u32,
     flags: u32,
-    reserved: u64,
+    /// TCP streams of the link, and which of them this connection is.
+    streams: u32,
+    stream: u32,
 }
 
 impl Hello {
@@ -48,6 +50,7 @@ impl Hello {
         (comm, channel): (u32, u32),
         options: &LinkOptions,
         checksum: bool,
+        streams: usize,
     ) -> Hello {
         Hello {
             magic: MAGIC,
@@ -60,7 +63,8 @@ impl Hello {
             to: to as u32,
             channel,
             flags: if checksum { CHECKSUM } else { 0 } | flag(Fence::available()),
-            reserved: 0,
+            streams: streams as u32,
+            stream: 0,
         }
     }
 
@@ -86,17 +90,32 @@ impl Hello {
     }
 
     /// Why the link that the dialer wants is not the one we want, if so.
-    pub(crate) fn differs(&self, options: &LinkOptions, checksum: bool) -> Option<String> {
-        let theirs = (self.max_message, self.depth, self.flags & CHECKSUM != 0);
-        let ours = (options.max_message as u64, options.depth as u64, checksum);
-        let say = |(m, d, c): (u64, u64, bool)| {
-            format!("messages of {m} bytes, depth {d}, checksums {}", if c { "on" } else { "off" })
+    pub(crate) fn differs(&self, options: &LinkOptions, checksum: bool, streams: usize) -> Option<String> {
+        let theirs = (self.max_message, self.depth, self.flags & CHECKSUM != 0, self.streams);
+        let ours = (options.max_message as u64, options.depth as u64, checksum, streams as u32);
+        let say = |(m, d, c, s): (u64, u64, bool, u32)| {
+            format!("messages of {m} bytes, depth {d}, checksums {}, TCP streams {s}", if c { "on" } else { "off" })
         };
         (theirs != ours).then(|| {
             let (from, to) = (self.from, self.to);
             let (theirs, ours) = (say(theirs), say(ours));
             format!("rank {to} wants {ours}, rank {from} wants {theirs}; give all ranks the same configuration")
         })
+    }
+
+    /// Streams of the link if it goes over TCP.
+    pub(crate) fn streams(&self) -> usize {
+        self.streams as usize
+    }
+
+    /// Which of them this connection is.
+    pub(crate) fn stream(&self) -> usize {
+        self.stream as usize
+    }
+
+    /// The same for another stream of the link.
+    pub(crate) fn of_stream(&self, stream: usize) -> Hello {
+        Hello { stream: stream as u32, ..*self }
     }
 
     pub(crate) fn fence(&self) -> Fence {
@@ -200,7 +219,7 @@ mod tests {
     const OPTIONS: LinkOptions = LinkOptions { max_message: 4096, depth: 4 };
 
     fn hello() -> Hello {
-        Hello::new([7; 16], (1, 2), (3, 4), &OPTIONS, false)
+        Hello::new([7; 16], (1, 2), (3, 4), &OPTIONS, false, 1)
     }
 
     #[test]
@@ -214,7 +233,7 @@ mod tests {
         }
         assert!(Hello::parse(&bytes, &[7; 16], 3).unwrap_err().unwrap().contains("rank 3"));
         let old = Hello { version: 0, ..hello() };
-        assert!(Hello::parse(bytemuck::bytes_of(&old), &[7; 16], 2).unwrap_err().unwrap().contains("version 1, got 0"));
+        assert!(Hello::parse(bytemuck::bytes_of(&old), &[7; 16], 2).unwrap_err().unwrap().contains("version 2, got 0"));
         let other = Hello { magic: *b"GET / HT", ..hello() };
         assert_eq!(Hello::parse(bytemuck::bytes_of(&other), &[7; 16], 2), Err(None));
         assert_eq!(Hello::parse(&bytes[1..], &[7; 16], 2), Err(None));
@@ -222,10 +241,10 @@ mod tests {
 
     #[test]
     fn different_options_are_told_from_both_sides() {
-        assert_eq!(hello().differs(&OPTIONS, false), None);
-        let text = hello().differs(&LinkOptions { depth: 8, ..OPTIONS }, true).unwrap();
-        assert!(text.contains("rank 2 wants messages of 4096 bytes, depth 8, checksums on"), "{text}");
-        assert!(text.contains("rank 1 wants messages of 4096 bytes, depth 4, checksums off"), "{text}");
+        assert_eq!(hello().differs(&OPTIONS, false, 1), None);
+        let text = hello().differs(&LinkOptions { depth: 8, ..OPTIONS }, true, 4).unwrap();
+        assert!(text.contains("rank 2 wants messages of 4096 bytes, depth 8, checksums on, TCP streams 4"), "{text}");
+        assert!(text.contains("rank 1 wants messages of 4096 bytes, depth 4, checksums off, TCP streams 1"), "{text}");
     }
 
     #[test]
@@ -246,15 +265,15 @@ mod tests {
         #[test]
         fn any_hello_goes_there_and_back(
             token in any::<[u8; 16]>(), from: u32, to: u32, link in any::<(u32, u32)>(), checksum: bool,
-            max_message in 1..=LinkOptions::MAX_MESSAGE, depth in 1..=LinkOptions::MAX_DEPTH,
+            max_message in 1..=LinkOptions::MAX_MESSAGE, depth in 1..=LinkOptions::MAX_DEPTH, streams in 1usize..=16,
         ) {
             let options = LinkOptions { max_message, depth };
-            let hello = Hello::new(token, (from as usize, to as usize), link, &options, checksum);
+            let hello = Hello::new(token, (from as usize, to as usize), link, &options, checksum, streams);
             let parsed = Hello::parse(bytemuck::bytes_of(&hello), &token, to as usize).unwrap();
             prop_assert_eq!(parsed, hello);
             prop_assert_eq!((parsed.from, parsed.to, (parsed.comm, parsed.channel)), (from, to, link));
-            prop_assert_eq!(parsed.differs(&options, checksum), None);
-            prop_assert!(parsed.differs(&options, !checksum).is_some());
+            prop_assert_eq!(parsed.differs(&options, checksum, streams), None);
+            prop_assert!(parsed.differs(&options, !checksum, streams).is_some());
             prop_assert_eq!(parsed.fence(), Fence::available());
         }
 

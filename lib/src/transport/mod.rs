@@ -12,7 +12,7 @@
 //! Every backend keeps it, and one conformance suite (`tests/conformance`) runs over all of them.
 //! - **Order.** Messages arrive in the order they were committed, each whole, each with its [`Header`].
 //! - **No call blocks.** A call that cannot go on returns "not now" (`None`, `false`, [`Received::Pending`]) and is made
-//!   again. A partly done [`SendLink::send_from`] or [`RecvLink::recv_into`] must be repeated with the same arguments
+//!   again. A partly done [`SendLink::send_from`], [`RecvLink::recv_into`] or [`RecvLink::recv_pieces`] must be repeated with the same arguments
 //!   until it is done, before any other sending (receiving) call except `progress`, `check_peer`, `arm` and `disarm`.
 //! - **Credits.** A link holds at least [`LinkOptions::depth`] messages of up to [`LinkOptions::max_message`] bytes which
 //!   the receiver's *executor* has not asked for yet, provided the receiver's process calls [`RecvLink::progress`] and
@@ -49,6 +49,7 @@ mod wait;
 
 pub use doorbell::Doorbell;
 pub use endpoint::{ConnectTo, Endpoint, EndpointInfo, Kind};
+pub(crate) use tcp::MAX_STREAMS;
 
 use std::fmt;
 use std::os::fd::RawFd;
@@ -143,6 +144,10 @@ pub trait SendLink: Send + fmt::Debug {
     /// Sends from the caller's memory; `true` once `data` is no longer needed. `data.len() == header.len`.
     fn send_from(&mut self, header: &Header, data: &[u8]) -> Result<bool>;
 
+    /// Another [`SendLink::send_from`] will follow the next one at once: a link may then hold the end of a message back, to
+    /// send it together with the one that follows.
+    fn expect_more(&mut self) {}
+
     /// True when [`SendLink::send_from`] is the faster way for messages of `bytes` bytes that could as well be computed
     /// into [`SendLink::reserve`]'s memory: the link takes them from where they are.
     fn sends_from_caller(&self, bytes: usize) -> bool;
@@ -192,6 +197,19 @@ pub trait RecvLink: Send + fmt::Debug {
 
     /// Receives the oldest message into the caller's memory if it agrees with `expected`. `dst.len() == expected.len`.
     fn recv_into(&mut self, expected: &Header, dst: &mut [u8]) -> Result<Received>;
+
+    /// As [`RecvLink::recv_into`], but the payload goes to `sink`: each call gets the offset of a piece and its bytes, in order.
+    /// Offsets are multiples of 64 and pieces 8-byte aligned or better. A link that receives long messages bit by bit passes
+    /// them on while the rest is on its way; others wait for the whole message.
+    fn recv_pieces(&mut self, expected: &Header, sink: &mut dyn FnMut(usize, &[u8])) -> Result<Received> {
+        match self.peek()? {
+            None => return Ok(Received::Pending),
+            Some((header, _)) if !expected.agrees_with(&header) => return Ok(Received::Mismatch(header)),
+            Some((_, payload)) => sink(0, payload),
+        }
+        self.release()?;
+        Ok(Received::Done)
+    }
 
     /// Takes in what has arrived, within the link's bound, without being asked for it; `true` when something moved.
     fn progress(&mut self) -> Result<bool>;

@@ -143,7 +143,9 @@ fn check_as<T: Number>(comm: &Comm, cell: Cell, context: &dyn fmt::Display) -> R
                 (memory.vector::<T>(if is_root { n * count } else { 0 }, data), memory.blank(count));
             comm.scatter(&input, &mut output, root)?;
             check.same("out of place", &output, |i| of_root(mine.start + i));
-            let mut buffer = if is_root { input } else { memory.blank(count) };
+            // Every rank makes as many buffers.
+            let other = memory.blank(count);
+            let mut buffer = if is_root { input } else { other };
             comm.scatter_in_place(&mut buffer, root)?;
             check.same("in place", &buffer, |i| if is_root { data(i) } else { of_root(mine.start + i) });
         }

@@ -10,11 +10,11 @@ const SIZES: [usize; 14] = [0, 1, 4, 8, 9, 23, 24, 25, 64, 65, 4096, 4097, 70_00
 pub(crate) fn pairings(backend: Backend) {
     type Call = fn(&mut LinkPair, u32, usize);
     let sends: [Call; 2] = [send_from, send_reserved];
-    let recvs: [Call; 2] = [recv_into, recv_peeked];
+    let recvs: [Call; 3] = [recv_into, recv_peeked, recv_pieces];
     // Every pairing in turn, message by message too: no state of one is left over for the other.
-    let plan: Vec<(Call, Call, usize)> = (0..4)
+    let plan: Vec<(Call, Call, usize)> = (0..6)
         .flat_map(|i| SIZES.map(|len| (sends[i % 2], recvs[i / 2], len)))
-        .chain((0..200).map(|i| (sends[i / 3 % 2], recvs[i / 5 % 2], SIZES[i * 5 % SIZES.len()])))
+        .chain((0..300).map(|i| (sends[i / 3 % 2], recvs[i / 5 % 3], SIZES[i * 5 % SIZES.len()])))
         .collect();
     let plan = &plan;
     // Both directions at once.
@@ -27,6 +27,26 @@ pub(crate) fn pairings(backend: Backend) {
         end
     };
     run(ends(backend), side, side);
+}
+
+pub(crate) fn announced(backend: Backend) {
+    let messages = 100;
+    let len = |i: u32| SIZES[i as usize * 3 % SIZES.len()];
+    let sender = |mut end: End| {
+        for i in 0..messages {
+            if i + 1 < messages {
+                end.link.send.expect_more();
+            }
+            send_from(&mut end.link, i, len(i));
+        }
+        flush(&mut end.link);
+        end
+    };
+    let receiver = |mut end: End| {
+        (0..messages).for_each(|i| recv_into(&mut end.link, i, len(i)));
+        end
+    };
+    run(ends(backend), sender, receiver);
 }
 
 pub(crate) fn idle(backend: Backend) {
@@ -107,6 +127,12 @@ pub(crate) fn mismatch(backend: Backend) {
                     Received::Mismatch(h) => Some(h),
                 });
                 assert!(got.agrees_with(&theirs), "{got}");
+                let mut never = |_: usize, _: &[u8]| panic!("a piece of another message");
+                let again = until("a message", || match b.link.recv.recv_pieces(&other, &mut never).unwrap() {
+                    Received::Pending => None,
+                    answer => Some(answer),
+                });
+                assert_eq!(again, Received::Mismatch(got));
                 assert!(dst.iter().all(|b| *b == 0xaa), "nothing is written");
             }
             recv_into(&mut b.link, 5, len);

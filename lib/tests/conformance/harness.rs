@@ -24,6 +24,9 @@ pub(crate) enum Backend {
     Shm,
     Tcp,
     TcpTiny,
+    TcpStreams,
+    TcpTinyStreams,
+    ChecksumTcpStreams,
     ChecksumInProc,
     ChecksumShm,
     ChecksumTcp,
@@ -67,6 +70,13 @@ pub(crate) fn ends(backend: Backend) -> [End; 2] {
         Backend::TcpTiny => {
             let mut config = config(TransportChoice::Tcp);
             config.socket_buffer = 16 << 10;
+            endpoints(&config)
+        }
+        Backend::TcpStreams | Backend::TcpTinyStreams | Backend::ChecksumTcpStreams => {
+            let mut config = config(TransportChoice::Tcp);
+            config.tcp_streams = 4;
+            config.socket_buffer = if backend == Backend::TcpTinyStreams { 16 << 10 } else { 0 };
+            config.checksum = backend == Backend::ChecksumTcpStreams;
             endpoints(&config)
         }
         Backend::ChecksumTcp => {
@@ -181,6 +191,24 @@ pub(crate) fn recv_into(link: &mut LinkPair, seq: u32, len: usize) {
         }
     });
     assert!(dst == payload(seq, len), "payload of message {seq} of {len} bytes");
+}
+
+pub(crate) fn recv_pieces(link: &mut LinkPair, seq: u32, len: usize) {
+    let mut got = Vec::with_capacity(len);
+    until("recv_pieces", || {
+        link.send.progress().unwrap();
+        let mut sink = |at: usize, piece: &[u8]| {
+            assert_eq!((at, at % 64), (got.len(), 0), "pieces come in order and begin on cache lines");
+            assert!(piece.is_empty() || (piece.as_ptr() as usize).is_multiple_of(8));
+            got.extend_from_slice(piece);
+        };
+        match link.recv.recv_pieces(&header(seq, len), &mut sink).unwrap() {
+            Received::Done => Some(()),
+            Received::Pending => None,
+            Received::Mismatch(h) => panic!("expected {}, got {h}", header(seq, len)),
+        }
+    });
+    assert!(got == payload(seq, len), "payload of message {seq} of {len} bytes");
 }
 
 pub(crate) fn recv_peeked(link: &mut LinkPair, seq: u32, len: usize) {

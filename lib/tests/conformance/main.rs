@@ -19,6 +19,8 @@ macro_rules! suite {
             #[test]
             fn messages_arrive_whole_and_in_order_in_every_pairing_of_calls() { basics::pairings($backend); }
             #[test]
+            fn messages_announced_by_the_one_before_arrive() { basics::announced($backend); }
+            #[test]
             fn calls_on_an_idle_link_return_at_once() { basics::idle($backend); }
             #[test]
             fn misuse_is_an_error_and_harmless() { basics::misuse($backend); }
@@ -51,6 +53,9 @@ suite! {
     shm: Backend::Shm;
     tcp: Backend::Tcp;
     tcp_with_tiny_socket_buffers: Backend::TcpTiny;
+    four_tcp_streams: Backend::TcpStreams;
+    four_tcp_streams_with_tiny_socket_buffers: Backend::TcpTinyStreams;
+    checksums_over_four_tcp_streams: Backend::ChecksumTcpStreams;
     checksums_over_inproc: Backend::ChecksumInProc;
     checksums_over_shm: Backend::ChecksumShm;
     checksums_over_tcp: Backend::ChecksumTcp;

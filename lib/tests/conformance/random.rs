@@ -11,6 +11,7 @@ enum Op {
     Send(usize),
     Reserve(usize),
     Recv,
+    Pieces,
     Peek,
     Release,
     ProgressSend,
@@ -25,6 +26,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         4 => len().prop_map(Op::Send),
         2 => len().prop_map(Op::Reserve),
         3 => Just(Op::Recv),
+        2 => Just(Op::Pieces),
         2 => Just(Op::Peek),
         2 => Just(Op::Release),
         1 => Just(Op::ProgressSend),
@@ -46,11 +48,13 @@ fn interleave(backend: Backend, ops: &[Op]) -> Result<(), TestCaseError> {
     // Lengths of the messages sent so far; a send or receive that must be repeated; how many were received.
     let mut lens: Vec<usize> = Vec::new();
     let (mut sending, mut receiving) = (None, None);
+    let mut pieces: Option<Vec<u8>> = None;
     let (mut received, mut peeked) = (0, false);
     // Afterwards, everything that was sent is received.
-    let epilogue =
-        std::iter::repeat([Op::Send(0), Op::ProgressSend, Op::ProgressRecv, Op::Release, Op::Recv].into_iter())
-            .flatten();
+    let epilogue = std::iter::repeat(
+        [Op::Send(0), Op::ProgressSend, Op::ProgressRecv, Op::Release, Op::Recv, Op::Pieces].into_iter(),
+    )
+    .flatten();
     let mut spare = 2_000_000;
     for (i, op) in ops.iter().copied().chain(epilogue).enumerate() {
         let over = i >= ops.len();
@@ -78,7 +82,23 @@ fn interleave(backend: Backend, ops: &[Op]) -> Result<(), TestCaseError> {
                     lens.push(len);
                 }
             }
-            Op::Recv if !peeked && (received < lens.len() || receiving.is_some()) => {
+            Op::Pieces if !peeked && receiving.is_none() && (received < lens.len() || pieces.is_some()) => {
+                let seq = received as u32;
+                let got = pieces.get_or_insert_default();
+                let outcome = recv.recv_pieces(&header(seq, lens[received]), &mut |at, piece| {
+                    assert_eq!(at, got.len());
+                    got.extend_from_slice(piece);
+                });
+                match outcome.unwrap() {
+                    Received::Done => {
+                        prop_assert!(pieces.take() == Some(payload(seq, lens[received])), "payload of {seq}");
+                        received += 1;
+                    }
+                    Received::Pending => {}
+                    Received::Mismatch(h) => prop_assert!(false, "expected {}, got {h}", header(seq, lens[received])),
+                }
+            }
+            Op::Recv if !peeked && pieces.is_none() && (received < lens.len() || receiving.is_some()) => {
                 let seq = received as u32;
                 let len = lens[received];
                 let dst = receiving.get_or_insert_with(|| vec![0; len]);
@@ -92,7 +112,7 @@ fn interleave(backend: Backend, ops: &[Op]) -> Result<(), TestCaseError> {
                     Received::Mismatch(h) => prop_assert!(false, "expected {}, got {h}", header(seq, len)),
                 }
             }
-            Op::Peek if receiving.is_none() => {
+            Op::Peek if receiving.is_none() && pieces.is_none() => {
                 if let Some((h, data)) = recv.peek().unwrap() {
                     let seq = received as u32;
                     prop_assert!(received < lens.len() && h.agrees_with(&header(seq, lens[received])), "{h}");

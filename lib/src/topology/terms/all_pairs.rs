@@ -9,8 +9,12 @@ pub(super) fn work(shape: &Shape) -> Work {
     let n = shape.ranks as f64;
     let others = n - 1.0;
     let reduced = others / n;
+    // From the third rank on, all but the first one begin their part by copying the first rank's.
+    let (copied, mean_copied) = if shape.ranks > 2 { (1.0 / n, others / (n * n)) } else { (0.0, 0.0) };
     if is_all_reduce(shape) {
-        return Work::symmetric(2.0, Load::hops(2.0 * others, 2.0 * others / n).reducing(reduced));
+        let mut work = Work::symmetric(2.0, Load::hops(2.0 * others, 2.0 * others / n).reducing(reduced));
+        (work.busiest.copied, work.mean.copied) = (copied, mean_copied);
+        return work;
     }
     // Everybody swaps parts; then the root takes a finished one from each.
     let messages = 2.0 * others + 2.0 * others / n;

@@ -31,6 +31,7 @@ pub(super) struct Key {
     pub(super) comm: u32,
     pub(super) from: u32,
     pub(super) channel: u32,
+    pub(super) stream: usize,
 }
 
 /// A connection that waits for its hello, or with it.
@@ -116,7 +117,7 @@ impl Shared {
     }
 
     fn file(&self, hello: Hello, mut conn: Conn) {
-        let key = Key { comm: hello.comm, from: hello.from, channel: hello.channel };
+        let key = Key { comm: hello.comm, from: hello.from, channel: hello.channel, stream: hello.stream() };
         let mut filed = self.filed.lock().unwrap_or_else(PoisonError::into_inner);
         if filed.values().map(VecDeque::len).sum::<usize>() >= FILED {
             log::warn!("{FILED} connections wait to be asked for: turning away {}", conn.address());

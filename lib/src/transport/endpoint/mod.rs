@@ -77,7 +77,8 @@ pub struct Endpoint {
     token: [u8; 16],
     transport: TransportChoice,
     checksum: bool,
-    socket_buffer: usize,
+    streams: usize,
+    sockets: tcp::SocketOptions,
     locals: Vec<LocalAddress>,
     info: EndpointInfo,
     shared: Arc<Shared>,
@@ -93,10 +94,11 @@ impl Endpoint {
     /// [`Error::Config`] for an interface that does not exist, [`Error::Os`] when nothing can be listened on.
     pub fn new(rank: usize, token: [u8; 16], config: &Config) -> Result<Endpoint> {
         let locals = with_loopback(config)?;
+        let sockets = tcp::SocketOptions::new(config.socket_buffer, config.congestion.clone());
         let mut ports = Vec::new();
         let mut failed = None;
         for local in &locals {
-            match tcp::Port::bind(local.ip, config.socket_buffer) {
+            match tcp::Port::bind(local.ip, &sockets) {
                 Ok(port) => {
                     log::debug!("rank {rank}: listening on {} ({})", port.addr, local.interface);
                     ports.push(port);
@@ -130,7 +132,8 @@ impl Endpoint {
             token,
             transport: config.transport,
             checksum: config.checksum,
-            socket_buffer: config.socket_buffer,
+            streams: config.tcp_streams,
+            sockets,
             locals,
             info,
             shared,
@@ -204,7 +207,7 @@ impl Endpoint {
 
     fn dial(&self, to: &ConnectTo<'_>, kind: Kind, bell: &Arc<Doorbell>, wait: &Wait<'_>) -> Result<LinkPair> {
         let ranks = (self.rank, to.peer_rank);
-        let hello = Hello::new(self.token, ranks, (to.comm, to.channel), &to.options, self.checksum);
+        let hello = Hello::new(self.token, ranks, (to.comm, to.channel), &to.options, self.checksum, self.streams);
         if let (Kind::Shm, Some(name)) = (kind, &to.info.unix) {
             match shm::connect(name, &hello, &to.options, bell, wait)? {
                 shm::Dialed::Linked(pair) => return Ok(pair),
@@ -222,11 +225,11 @@ impl Endpoint {
         }
         let same_network = self.info.host.same_network(&to.info.host);
         let candidates = order_candidates(&self.locals, &to.info.tcp, same_network);
-        tcp::connect(&candidates, &hello, &to.options, self.socket_buffer, wait, &self.shared.linger)
+        tcp::connect(&candidates, &hello, &to.options, &self.sockets, wait, &self.shared.linger)
     }
 
     fn await_dialer(&self, to: &ConnectTo<'_>, bell: &Arc<Doorbell>, wait: &Wait<'_>) -> Result<LinkPair> {
-        let key = Key { comm: to.comm, from: to.peer_rank as u32, channel: to.channel };
+        let key = Key { comm: to.comm, from: to.peer_rank as u32, channel: to.channel, stream: 0 };
         let ranks = (self.rank, to.peer_rank);
         loop {
             let detail = || {
@@ -234,7 +237,7 @@ impl Endpoint {
                 format!("it has not connected to us at {}; see its output", at.join(" or "))
             };
             let (hello, mut conn) = self.shared.take(&key, wait, detail)?;
-            if let Some(differs) = hello.differs(&to.options, self.checksum) {
+            if let Some(differs) = hello.differs(&to.options, self.checksum, self.streams) {
                 let address = conn.address();
                 if let Err(e) = conn.reply(&Reply::Refused(differs.clone())) {
                     log::debug!("rank {}: refusing rank {}: {e}", self.rank, to.peer_rank);
@@ -245,12 +248,25 @@ impl Endpoint {
                 Conn::Unix(pending) => shm::finish(pending, hello.fence(), ranks, &to.options, bell),
                 Conn::Tcp(pending) => {
                     let welcome = Reply::Welcome(hello.fence());
-                    tcp::finish(pending, &welcome, ranks, &to.options, &self.shared.linger)
+                    let mut streams = 1..self.streams;
+                    let next = || streams.next().map(|stream| self.await_stream(Key { stream, ..key }, wait));
+                    tcp::finish(pending, &welcome, ranks, &to.options, &self.shared.linger, next)?
                 }
             };
             match result {
                 Ok(pair) => return Ok(pair),
                 Err(e) => log::warn!("rank {}: a connection from rank {} failed: {e}", self.rank, to.peer_rank),
+            }
+        }
+    }
+
+    /// The connection of a further stream of a link that is being made.
+    fn await_stream(&self, key: Key, wait: &Wait<'_>) -> Result<tcp::Pending> {
+        loop {
+            let detail = || format!("it has not connected stream {} of {}", key.stream + 1, self.streams);
+            match self.shared.take(&key, wait, detail)? {
+                (_, Conn::Tcp(pending)) => return Ok(pending),
+                (_, Conn::Unix(_)) => log::warn!("rank {}: turned away a stream over a Unix socket", self.rank),
             }
         }
     }

@@ -9,7 +9,7 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 use socket2::{Domain, SockRef, Socket, Type};
 
-use super::{CLOSED, Linger, describe, pair, tune};
+use super::{CLOSED, Linger, SocketOptions, describe, pair};
 use crate::error::{Error, Result};
 use crate::transport::handshake::{Hello, Reply};
 use crate::transport::wait::Wait;
@@ -45,7 +45,7 @@ pub(crate) fn connect(
     candidates: &[(SocketAddr, String)],
     hello: &Hello,
     options: &LinkOptions,
-    buffer: usize,
+    sockets: &SocketOptions,
     wait: &Wait<'_>,
     linger: &Arc<Linger>,
 ) -> Result<LinkPair> {
@@ -58,10 +58,14 @@ pub(crate) fn connect(
         let mut wrong = 0;
         for (addr, why) in candidates {
             let who = Peer { rank, peer, address: describe(*addr) };
-            match attempt(*addr, hello, buffer, wait, &who) {
+            match attempt(*addr, hello, sockets, wait, &who) {
                 Ok(socket) => {
                     log::debug!("rank {rank}: tcp to rank {peer} at {} ({why})", who.address);
-                    return pair(socket, who, options, linger);
+                    let mut streams = vec![socket];
+                    for stream in 1..hello.streams() {
+                        streams.push(again(*addr, &hello.of_stream(stream), sockets, wait, &who)?);
+                    }
+                    return pair(streams, who, options, linger);
                 }
                 Err(Failure::Final(e)) => return Err(e),
                 Err(Failure::Wrong(text)) => {
@@ -82,8 +86,29 @@ pub(crate) fn connect(
     Err(Peer { rank, peer, address: list }.lost("connect", "no address answered"))
 }
 
-fn attempt(addr: SocketAddr, hello: &Hello, buffer: usize, wait: &Wait<'_>, who: &Peer) -> Result<TcpStream, Failure> {
-    let mut socket = dial(addr, buffer, wait)?;
+/// Dials another stream of a link whose first one stands: now only this address will do.
+fn again(addr: SocketAddr, hello: &Hello, sockets: &SocketOptions, wait: &Wait<'_>, who: &Peer) -> Result<TcpStream> {
+    for round in 0u32.. {
+        match attempt(addr, hello, sockets, wait, who) {
+            Ok(socket) => return Ok(socket),
+            Err(Failure::Final(e)) => return Err(e),
+            Err(Failure::Wrong(text)) if round >= ROUNDS => return Err(who.lost("connect", &text)),
+            Err(Failure::Wrong(text) | Failure::Slow(text)) => {
+                wait.pause(Duration::from_millis(25 << round.min(5)), || text.clone())?;
+            }
+        }
+    }
+    Err(who.lost("connect", "no further connection came about"))
+}
+
+fn attempt(
+    addr: SocketAddr,
+    hello: &Hello,
+    sockets: &SocketOptions,
+    wait: &Wait<'_>,
+    who: &Peer,
+) -> Result<TcpStream, Failure> {
+    let mut socket = dial(addr, sockets, wait)?;
     // A new connection's send buffer has room for it.
     socket.write_all(bytemuck::bytes_of(hello)).map_err(|e| Failure::Slow(e.to_string()))?;
     let mut bytes = vec![0; Reply::HEAD];
@@ -102,14 +127,14 @@ fn attempt(addr: SocketAddr, hello: &Hello, buffer: usize, wait: &Wait<'_>, who:
     }
 }
 
-fn dial(addr: SocketAddr, buffer: usize, wait: &Wait<'_>) -> Result<TcpStream, Failure> {
+fn dial(addr: SocketAddr, sockets: &SocketOptions, wait: &Wait<'_>) -> Result<TcpStream, Failure> {
     let os = |e: std::io::Error| match e.kind() {
         ErrorKind::ConnectionRefused => Failure::Wrong(e.to_string()),
         _ => Failure::Slow(e.to_string()),
     };
     let socket = Socket::new(Domain::for_address(addr), Type::STREAM, None).map_err(os)?;
     socket.set_nonblocking(true).map_err(os)?;
-    tune(&SockRef::from(&socket), buffer);
+    sockets.dialing(&SockRef::from(&socket), addr);
     match socket.connect(&addr.into()) {
         Ok(()) => {}
         Err(e) if e.raw_os_error() == Some(Errno::INPROGRESS.raw_os_error()) => {

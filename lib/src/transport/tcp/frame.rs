@@ -4,13 +4,21 @@ use std::collections::VecDeque;
 
 use crate::error::Result;
 use crate::transport::mapping::Mapping;
+use crate::transport::tcp::stripes::Stripes;
 use crate::wire::Header;
 
-/// Bytes read ahead of the message that is wanted.
+/// Bytes that are read ahead of the message that is wanted.
 ///
 /// A read takes the missing payload straight to where it belongs and whatever follows to here, so that in a stream of
 /// messages each costs one system call, and a small one comes whole with its header.
-const AHEAD: usize = 4096;
+pub(super) const AHEAD: usize = 4096;
+
+/// Bytes that a read takes at most where they are combined with others at once, from here: in the L2 cache they are still
+/// there when they are read again.
+pub(super) const PIECE: usize = (64 << 10) + AHEAD;
+
+/// Borders within a message that is taken piece by piece lie on multiples of it.
+const GRAIN: usize = 64;
 
 /// Memory for one message: its own mapping, so that it is zeroed for free and only touched pages cost anything.
 #[derive(Debug)]
@@ -55,27 +63,31 @@ pub(super) struct TooLong(pub(super) Header);
 pub(super) struct Inbox {
     max_message: usize,
     depth: usize,
-    ahead: Box<[u8]>,
+    ahead: Slot,
     start: usize,
     end: usize,
     /// Whole messages, oldest first.
     pub(super) ready: VecDeque<Staged>,
+    /// The unfinished message, and how much of its first stripe is here.
     partial: Option<(Staged, usize)>,
+    /// How far the other stripes are: of this one, or of the one that goes straight to the caller.
+    pub(super) stripes: Stripes,
     free: Vec<Slot>,
 }
 
 impl Inbox {
-    pub(super) fn new(max_message: usize, depth: usize) -> Inbox {
-        Inbox {
+    pub(super) fn new(max_message: usize, depth: usize, streams: usize) -> Result<Inbox> {
+        Ok(Inbox {
             max_message,
             depth,
-            ahead: vec![0; AHEAD].into(),
+            ahead: Slot::new(PIECE)?,
             start: 0,
             end: 0,
             ready: VecDeque::new(),
             partial: None,
+            stripes: Stripes::new(streams),
             free: Vec::new(),
-        }
+        })
     }
 
     /// All slots are taken: nothing more is to be read.
@@ -83,28 +95,35 @@ impl Inbox {
         self.partial.is_none() && self.ready.len() >= self.depth
     }
 
-    /// Where the next bytes go: the rest of the unfinished message, then ahead. Call [`Inbox::digest`] before.
-    pub(super) fn space(&mut self) -> (&mut [u8], &mut [u8]) {
-        self.ahead.copy_within(self.start..self.end, 0);
+    /// Moves the bytes ahead to the front.
+    fn compact(&mut self) {
+        self.ahead.bytes_mut().copy_within(self.start..self.end, 0);
         self.end -= self.start;
         self.start = 0;
+    }
+
+    /// Where the next bytes go: the rest of the unfinished message, then ahead, so that at most `limit` are ahead.
+    /// Call [`Inbox::digest`] before.
+    pub(super) fn space(&mut self, limit: usize) -> (&mut [u8], &mut [u8]) {
+        self.compact();
         let rest: &mut [u8] = match &mut self.partial {
             Some((Staged { header, slot: Some(slot) }, got)) => {
-                slot.bytes_mut().get_mut(*got..header.len as usize).unwrap_or_default()
+                slot.bytes_mut().get_mut(*got..self.stripes.first(header.len as usize)).unwrap_or_default()
             }
             _ => &mut [],
         };
-        (rest, self.ahead.get_mut(self.end..).unwrap_or_default())
+        let limit = limit.clamp(AHEAD, PIECE);
+        (rest, self.ahead.bytes_mut().get_mut(self.end..limit).unwrap_or_default())
     }
 
     /// `n` bytes were put into [`Inbox::space`].
     pub(super) fn filled(&mut self, mut n: usize) {
         if let Some((staged, got)) = &mut self.partial {
-            let here = n.min(staged.header.len as usize - *got);
+            let here = n.min(self.stripes.first(staged.header.len as usize) - *got);
             *got += here;
             n -= here;
         }
-        self.end = (self.end + n).min(self.ahead.len());
+        self.end = (self.end + n).min(PIECE);
     }
 
     /// Takes the next header off the bytes ahead, if it is there and no message is unfinished.
@@ -112,24 +131,44 @@ impl Inbox {
         if self.partial.is_some() {
             return Ok(None);
         }
-        let ahead = self.ahead.get(self.start..self.end).unwrap_or_default();
+        let ahead = self.ahead.bytes().get(self.start..self.end).unwrap_or_default();
         let Some(bytes) = ahead.get(..Header::BYTES) else { return Ok(None) };
         let header: Header = bytemuck::pod_read_unaligned(bytes);
         if header.len as usize > self.max_message {
             return Err(TooLong(header));
         }
         self.start += Header::BYTES;
+        self.stripes.reset();
         Ok(Some(header))
+    }
+
+    /// A header is here whose message has not been begun.
+    pub(super) fn has_header(&self) -> bool {
+        self.partial.is_none() && self.end - self.start >= Header::BYTES
     }
 
     /// Moves bytes ahead to `dst`, and says how many.
     pub(super) fn take(&mut self, dst: &mut [u8]) -> usize {
         let n = dst.len().min(self.end - self.start);
-        if let (Some(to), Some(from)) = (dst.get_mut(..n), self.ahead.get(self.start..self.start + n)) {
+        if let (Some(to), Some(from)) = (dst.get_mut(..n), self.ahead.bytes().get(self.start..self.start + n)) {
             to.copy_from_slice(from);
         }
         self.start += n;
         n
+    }
+
+    /// Gives bytes ahead to `sink`, as the bytes of a message of `len` bytes from `got` on; says how many.
+    pub(super) fn pass(&mut self, got: usize, len: usize, sink: &mut dyn FnMut(usize, &[u8])) -> usize {
+        if !self.start.is_multiple_of(8) {
+            self.compact();
+        }
+        let here = (self.end - self.start).min(len - got);
+        let whole = if got + here == len { here } else { here - here % GRAIN };
+        if whole > 0 {
+            sink(got, self.ahead.bytes().get(self.start..self.start + whole).unwrap_or_default());
+            self.start += whole;
+        }
+        whole
     }
 
     /// Starts a message in a slot. There must be room for it.
@@ -147,15 +186,38 @@ impl Inbox {
     pub(super) fn advance(&mut self) {
         let Some((mut staged, mut got)) = self.partial.take() else { return };
         let len = staged.header.len as usize;
+        let first = self.stripes.first(len);
         if let Some(slot) = &mut staged.slot
-            && let Some(rest) = slot.bytes_mut().get_mut(got..len)
+            && let Some(rest) = slot.bytes_mut().get_mut(got..first)
         {
             got += self.take(rest);
         }
-        if got == len {
+        if got == first && self.stripes.unfinished(len).is_none() {
             self.ready.push_back(staged);
         } else {
             self.partial = Some((staged, got));
+        }
+    }
+
+    /// Where stream `stream`, not the first, goes on with the unfinished message.
+    pub(super) fn stripe(&mut self, stream: usize) -> &mut [u8] {
+        match &mut self.partial {
+            Some((Staged { header, slot: Some(slot) }, _)) => {
+                slot.bytes_mut().get_mut(self.stripes.rest(header.len as usize, stream)).unwrap_or_default()
+            }
+            _ => &mut [],
+        }
+    }
+
+    /// The stream that the unfinished message waits for, and how many it goes over.
+    pub(super) fn waits_for(&self) -> (usize, usize) {
+        match &self.partial {
+            Some((Staged { header, .. }, got)) => {
+                let len = header.len as usize;
+                let first = *got < self.stripes.first(len);
+                (if first { 0 } else { self.stripes.unfinished(len).unwrap_or(0) }, self.stripes.count(len))
+            }
+            None => (0, 1),
         }
     }
 
@@ -221,7 +283,7 @@ mod tests {
 
     /// Puts as many bytes in as there is room for, at most `most`.
     fn feed(inbox: &mut Inbox, bytes: &[u8], most: usize) -> usize {
-        let (rest, ahead) = inbox.space();
+        let (rest, ahead) = inbox.space(AHEAD);
         let n = bytes.len().min(most).min(rest.len() + ahead.len());
         let first = n.min(rest.len());
         rest[..first].copy_from_slice(&bytes[..first]);
@@ -243,7 +305,7 @@ mod tests {
                 stream.extend_from_slice(bytemuck::bytes_of(header));
                 stream.extend_from_slice(payload);
             }
-            let (mut inbox, mut at, mut out) = (Inbox::new(MAX, DEPTH), 0, 0);
+            let (mut inbox, mut at, mut out) = (Inbox::new(MAX, DEPTH, 1).unwrap(), 0, 0);
             for (cut, action) in cuts.iter().chain([&(5000, 1)]).cycle().take(100_000) {
                 if out == messages.len() {
                     break;
@@ -283,7 +345,7 @@ mod tests {
         /// Garbage is an error or an unfinished message, never a panic and never more memory than the bound.
         #[test]
         fn garbage_is_bounded(bytes in proptest::collection::vec(any::<u8>(), 0..4000)) {
-            let mut inbox = Inbox::new(MAX, DEPTH);
+            let mut inbox = Inbox::new(MAX, DEPTH, 1).unwrap();
             let n = feed(&mut inbox, &bytes, bytes.len());
             prop_assert_eq!(n, bytes.len());
             if let Ok(Err(TooLong(header))) = inbox.digest() {
@@ -295,7 +357,7 @@ mod tests {
 
     #[test]
     fn the_end_of_the_stream_is_described() {
-        let mut inbox = Inbox::new(MAX, DEPTH);
+        let mut inbox = Inbox::new(MAX, DEPTH, 1).unwrap();
         let (header, payload) = message(0, 100);
         feed(&mut inbox, bytemuck::bytes_of(&header).get(..10).unwrap(), 10);
         inbox.digest().unwrap().unwrap();

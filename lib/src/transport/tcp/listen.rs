@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use socket2::{Domain, SockRef, Socket, Type};
 
-use super::{Linger, describe, pair, tune};
+use super::{Linger, SocketOptions, describe, pair};
 use crate::error::{Error, Result};
 use crate::transport::handshake::{Hello, Reply};
 use crate::transport::{LinkOptions, LinkPair, Peer};
@@ -17,11 +17,11 @@ use crate::transport::{LinkOptions, LinkPair, Peer};
 pub(crate) struct Port {
     listener: TcpListener,
     pub(crate) addr: SocketAddr,
+    sockets: SocketOptions,
 }
 
 impl Port {
-    /// `buffer`: as `Config::socket_buffer`; accepted sockets inherit it.
-    pub(crate) fn bind(ip: IpAddr, buffer: usize) -> Result<Port> {
+    pub(crate) fn bind(ip: IpAddr, sockets: &SocketOptions) -> Result<Port> {
         let bind = || {
             let addr = SocketAddr::new(ip, 0);
             let socket = Socket::new(Domain::for_address(addr), Type::STREAM, None)?;
@@ -29,12 +29,12 @@ impl Port {
             if ip.is_ipv6() {
                 socket.set_only_v6(true)?;
             }
-            tune(&SockRef::from(&socket), buffer);
+            sockets.listening(&SockRef::from(&socket));
             socket.bind(&addr.into())?;
             socket.listen(1024)?;
             let listener = TcpListener::from(socket);
             let addr = listener.local_addr()?;
-            Ok(Port { listener, addr })
+            Ok(Port { listener, addr, sockets: sockets.clone() })
         };
         bind().map_err(|e| Error::io("listen", format!("on {ip}"), &e))
     }
@@ -53,6 +53,7 @@ pub(crate) fn accept(port: &Port) -> std::io::Result<Option<Pending>> {
             socket.set_nonblocking(true)?;
             // Not inherited on every kernel.
             socket.set_nodelay(true)?;
+            port.sockets.accepted(&socket);
             Ok(Some(Pending { socket, from, bytes: [0; Hello::BYTES], got: 0 }))
         }
         Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {
@@ -107,15 +108,25 @@ impl AsFd for Pending {
     }
 }
 
-/// Answers that the link stands, and makes it.
+/// Answers that the link stands, and makes it. `next` waits for the connection of each further stream.
 pub(crate) fn finish(
     mut pending: Pending,
     welcome: &Reply,
     (rank, peer): (usize, usize),
     options: &LinkOptions,
     linger: &Arc<Linger>,
-) -> Result<LinkPair, String> {
-    pending.reply(welcome)?;
+    mut next: impl FnMut() -> Option<Result<Pending>>,
+) -> Result<Result<LinkPair, String>> {
     let peer = Peer { rank, peer, address: pending.address() };
-    pair(pending.socket, peer, options, linger).map_err(|e| e.to_string())
+    let mut sockets = Vec::new();
+    loop {
+        if let Err(detail) = pending.reply(welcome) {
+            return Ok(Err(detail));
+        }
+        sockets.push(pending.socket);
+        pending = match next() {
+            Some(further) => further?,
+            None => return Ok(pair(sockets, peer, options, linger).map_err(|e| e.to_string())),
+        };
+    }
 }

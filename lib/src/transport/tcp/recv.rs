@@ -6,26 +6,55 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use rustix::io::Errno;
+use rustix::net::RecvFlags;
 
-use super::frame::{Inbox, TooLong};
-use super::{CLOSED, Stream};
+use super::frame::{AHEAD, Inbox, Staged, TooLong};
+use super::{CLOSED, Streams};
 use crate::error::{Error, Result};
 use crate::transport::{Interest, Peer, Received, RecvLink};
 use crate::wire::Header;
 
+/// Up to this length a message is read ahead together with its header and copied: a second read costs more.
+const COPIED: usize = 16 << 10;
+
 pub(super) struct TcpRecv {
-    stream: Arc<Stream>,
+    streams: Arc<Streams>,
     peer: Peer,
     max_message: usize,
     inbox: Inbox,
-    /// The message that goes straight to the caller's memory, and how much of it is there.
-    direct: Option<(Header, usize)>,
-    /// The stream has ended; whole messages before that are still received.
+    /// The message that goes straight to the caller, and how much of it has come.
+    direct: Option<Direct>,
+    /// The caller was told that nothing is here yet and will ask again: what comes can go straight to it and needs no slot,
+    /// and so many bytes are worth reading ahead.
+    asked: Option<usize>,
+    /// The first stream has ended; whole messages before that are still received.
     lost: Option<String>,
+    /// Another one has ended within a message.
+    cut: Option<String>,
     /// Read so far.
     bytes: u64,
     /// The stream makes no sense any more.
     broken: Option<Error>,
+}
+
+/// A message on its way to the caller.
+#[derive(Debug, Clone, Copy)]
+struct Direct {
+    header: Header,
+    got: usize,
+    /// To `recv_pieces`.
+    in_pieces: bool,
+}
+
+/// Where the message is that is asked for first.
+enum Begin {
+    /// All of it in a slot.
+    Whole,
+    /// In a slot, but not all of it.
+    Unfinished(Header),
+    /// Nothing of it in a slot.
+    Fresh(Header),
+    Not(Received),
 }
 
 /// What a read came to.
@@ -36,17 +65,19 @@ enum Read {
 }
 
 impl TcpRecv {
-    pub(super) fn new(stream: Arc<Stream>, peer: Peer, max_message: usize, depth: usize) -> TcpRecv {
-        TcpRecv {
-            stream,
+    pub(super) fn new(streams: Arc<Streams>, peer: Peer, max_message: usize, depth: usize) -> Result<TcpRecv> {
+        Ok(TcpRecv {
             peer,
             max_message,
-            inbox: Inbox::new(max_message, depth),
+            inbox: Inbox::new(max_message, depth, streams.sockets.len())?,
+            streams,
             direct: None,
+            asked: None,
             lost: None,
+            cut: None,
             bytes: 0,
             broken: None,
-        }
+        })
     }
 
     fn misuse(&self, detail: String) -> Error {
@@ -65,21 +96,29 @@ impl TcpRecv {
         moved
     }
 
-    /// Reads once, to `dst` (the caller's memory; empty: the unfinished message) and ahead.
-    fn read(&mut self, dst: &mut [u8]) -> Result<Read> {
+    /// Reads once: to `dst` (empty: the unfinished message), and then ahead, where at most `limit` bytes are kept.
+    fn read(&mut self, dst: &mut [u8], limit: usize) -> Result<Read> {
         if self.lost.is_some() {
             return Ok(Read::Nothing);
         }
-        let (rest, ahead) = self.inbox.space();
+        let (rest, ahead) = self.inbox.space(limit);
         let first = if dst.is_empty() { rest } else { dst };
         let room = first.len() + ahead.len();
-        let mut parts = [IoSliceMut::new(first), IoSliceMut::new(ahead)];
-        let skip = usize::from(parts[0].is_empty());
-        let result = rustix::io::readv(self.stream.socket()?, parts.get_mut(skip..).unwrap_or_default());
+        if room == 0 {
+            // The kernel would answer 0, as at the end of the stream.
+            return Ok(Read::Nothing);
+        }
+        let socket = self.streams.socket(0)?;
+        // One place costs the kernel less than two.
+        let result = match (first.is_empty(), ahead.is_empty()) {
+            (true, _) => rustix::net::recv(socket, ahead, RecvFlags::DONTWAIT).map(|(n, _)| n),
+            (_, true) => rustix::net::recv(socket, first, RecvFlags::DONTWAIT).map(|(n, _)| n),
+            _ => rustix::io::readv(socket, &mut [IoSliceMut::new(first), IoSliceMut::new(ahead)]),
+        };
         match result {
             Ok(0) => {
                 let at = match (&self.direct, self.inbox.cut_off()) {
-                    (Some((h, got)), _) => format!(" after {got} of {} bytes of a message", h.len),
+                    (Some(d), _) => format!(" after {} of {} bytes of a message", d.got, d.header.len),
                     (None, Some(at)) => format!(" {at}"),
                     (None, None) => String::new(),
                 };
@@ -98,6 +137,36 @@ impl TcpRecv {
         }
     }
 
+    /// Reads once from a stream besides the first, to where its stripe of the message goes (empty `dst`: the unfinished one).
+    fn read_stripe(&mut self, stream: usize, dst: &mut [u8], len: usize) -> Result<bool> {
+        let to = if dst.is_empty() { self.inbox.stripe(stream) } else { dst };
+        if to.is_empty() || self.cut.is_some() {
+            return Ok(false);
+        }
+        match rustix::net::recv(self.streams.socket(stream)?, to, RecvFlags::DONTWAIT) {
+            Ok((_, 0)) => self.cut = Some(format!("{CLOSED} within a message of {len} bytes")),
+            Ok((_, n)) => {
+                self.bytes += n as u64;
+                self.inbox.stripes.advance(stream, n);
+                return Ok(true);
+            }
+            Err(Errno::AGAIN | Errno::INTR) => {}
+            Err(e) => self.cut = Some(e.to_string()),
+        }
+        Ok(false)
+    }
+
+    /// The stream that the message waits for which is being received.
+    fn waits_for(&self) -> usize {
+        match &self.direct {
+            Some(Direct { header, got, .. }) if *got >= self.inbox.stripes.first(header.len as usize) => {
+                self.inbox.stripes.unfinished(header.len as usize).unwrap_or(0)
+            }
+            Some(_) => 0,
+            None => self.inbox.waits_for().0,
+        }
+    }
+
     /// Takes in what has come until nothing is left or all slots are full. True when bytes came or a message became whole.
     fn fill(&mut self) -> Result<bool> {
         if self.direct.is_some() || self.broken.is_some() {
@@ -112,7 +181,16 @@ impl TcpRecv {
             if self.inbox.is_full() {
                 return Ok(moved);
             }
-            match self.read(&mut [])? {
+            let (_, streams) = self.inbox.waits_for();
+            let mut striped = false;
+            for stream in 1..streams {
+                striped |= self.read_stripe(stream, &mut [], 0)?;
+            }
+            if striped {
+                moved = true;
+                continue;
+            }
+            match self.read(&mut [], AHEAD)? {
                 Read::Bytes(n, last) => {
                     self.inbox.filled(n);
                     moved = true;
@@ -128,23 +206,45 @@ impl TcpRecv {
         }
     }
 
+    /// As [`TcpRecv::fill`]; where the caller will ask again, it takes in no more than a header and what comes with it.
+    fn look(&mut self) -> Result<bool> {
+        let Some(limit) = self.asked else { return self.fill() };
+        if self.inbox.has_header() {
+            return Ok(false);
+        }
+        match self.read(&mut [], limit)? {
+            Read::Bytes(n, _) => {
+                self.inbox.filled(n);
+                Ok(true)
+            }
+            Read::Nothing => Ok(false),
+        }
+    }
+
+    /// Something to receive is here, or begins here.
+    fn has_message(&self) -> bool {
+        !self.inbox.ready.is_empty() || (self.asked.is_some() && self.inbox.has_header())
+    }
+
     fn alive(&self) -> Result<()> {
-        match (&self.broken, &self.lost) {
-            (Some(e), _) => Err(e.clone()),
-            (None, Some(detail)) => Err(self.peer.lost("receive", detail)),
-            (None, None) => Ok(()),
+        // When the first stream has ended, the rest of a message may still be on its way on the others.
+        match (&self.broken, &self.cut, &self.lost) {
+            (Some(e), ..) => Err(e.clone()),
+            (None, Some(detail), _) => Err(self.peer.lost("receive", detail)),
+            (None, None, Some(detail)) if self.waits_for() == 0 => Err(self.peer.lost("receive", detail)),
+            (None, None, _) => Ok(()),
         }
     }
 
     /// The header of the oldest message, of which nothing is staged; reads once at most.
-    fn next_header(&mut self) -> Result<Option<Header>> {
+    fn next_header(&mut self, limit: usize) -> Result<Option<Header>> {
         for read in [true, false] {
             match self.inbox.header() {
                 Ok(None) => {}
                 Ok(header) => return Ok(header),
                 Err(e) => return Err(self.too_long(e)),
             }
-            if read && let Read::Bytes(n, _) = self.read(&mut [])? {
+            if read && let Read::Bytes(n, _) = self.read(&mut [], limit)? {
                 self.inbox.filled(n);
             }
         }
@@ -152,25 +252,117 @@ impl TcpRecv {
         Ok(None)
     }
 
+    /// Begins with the oldest message, or says why not. Reads at most `limit` bytes ahead to find out.
+    fn begin(&mut self, expected: &Header, limit: usize) -> Result<Begin> {
+        self.asked = None;
+        if let Some(staged) = self.inbox.ready.front() {
+            let header = staged.header;
+            return Ok(if expected.agrees_with(&header) {
+                Begin::Whole
+            } else {
+                Begin::Not(Received::Mismatch(header))
+            });
+        }
+        if let Some(e) = &self.broken {
+            return Err(e.clone());
+        }
+        if let Some(header) = self.inbox.unfinished() {
+            return Ok(if expected.agrees_with(&header) {
+                Begin::Unfinished(header)
+            } else {
+                Begin::Not(Received::Mismatch(header))
+            });
+        }
+        let Some(header) = self.next_header(limit)? else {
+            self.asked = Some(limit);
+            return Ok(Begin::Not(Received::Pending));
+        };
+        if !expected.agrees_with(&header) {
+            self.inbox.begin(header)?;
+            self.inbox.advance();
+            return Ok(Begin::Not(Received::Mismatch(header)));
+        }
+        Ok(Begin::Fresh(header))
+    }
+
+    /// The message that was begun before, if `expected` asks for it in the same way.
+    fn resume(&self, expected: &Header, in_pieces: bool) -> Result<Option<Direct>> {
+        match self.direct {
+            Some(d) if !expected.agrees_with(&d.header) || d.in_pieces != in_pieces => {
+                Err(self.misuse(format!("expected to go on with {} as before, was asked for {expected}", d.header)))
+            }
+            direct => Ok(direct),
+        }
+    }
+
     /// Goes on with the message that goes straight to `dst`.
     fn receive(&mut self, header: Header, mut got: usize, dst: &mut [u8]) -> Result<Received> {
+        let len = dst.len();
+        let first = self.inbox.stripes.first(len);
         loop {
-            got += self.inbox.take(dst.get_mut(got..).unwrap_or_default());
-            if got == dst.len() {
-                self.direct = None;
-                return Ok(Received::Done);
+            got += self.inbox.take(dst.get_mut(got..first).unwrap_or_default());
+            self.direct = Some(Direct { header, got, in_pieces: false });
+            for stream in 1..self.inbox.stripes.count(len) {
+                let rest = self.inbox.stripes.rest(len, stream);
+                if !rest.is_empty() {
+                    self.read_stripe(stream, dst.get_mut(rest).unwrap_or_default(), len)?;
+                }
             }
-            self.direct = Some((header, got));
-            let rest = dst.get_mut(got..).unwrap_or_default();
+            if got == first {
+                if self.inbox.stripes.unfinished(len).is_none() {
+                    self.direct = None;
+                    return Ok(Received::Done);
+                }
+                self.alive()?;
+                return Ok(Received::Pending);
+            }
+            let rest = dst.get_mut(got..first).unwrap_or_default();
             let room = rest.len();
-            match self.read(rest)? {
+            match self.read(rest, AHEAD)? {
                 Read::Bytes(n, last) => {
                     got += n.min(room);
                     self.inbox.filled(n.saturating_sub(room));
-                    if last && got < dst.len() {
-                        self.direct = Some((header, got));
+                    if last && got < first {
+                        self.direct = Some(Direct { header, got, in_pieces: false });
                         return Ok(Received::Pending);
                     }
+                }
+                Read::Nothing => {
+                    self.alive()?;
+                    return Ok(Received::Pending);
+                }
+            }
+        }
+    }
+
+    /// Goes on with the message that is in a slot; true when it is whole.
+    fn stage(&mut self) -> Result<bool> {
+        self.fill()?;
+        if self.inbox.ready.is_empty() {
+            self.alive()?;
+            return Ok(false);
+        }
+        Ok(true)
+    }
+
+    /// Goes on with the message that goes to `sink`.
+    fn pass_on(&mut self, header: Header, mut got: usize, sink: &mut dyn FnMut(usize, &[u8])) -> Result<Received> {
+        let len = header.len as usize;
+        let mut dry = false;
+        loop {
+            got += self.inbox.pass(got, len, sink);
+            if got == len {
+                self.direct = None;
+                return Ok(Received::Done);
+            }
+            self.direct = Some(Direct { header, got, in_pieces: true });
+            if dry {
+                return Ok(Received::Pending);
+            }
+            match self.read(&mut [], len - got + AHEAD)? {
+                Read::Bytes(n, last) => {
+                    self.inbox.filled(n);
+                    dry = last;
                 }
                 Read::Nothing => {
                     self.alive()?;
@@ -187,6 +379,7 @@ impl RecvLink for TcpRecv {
     }
 
     fn peek(&mut self) -> Result<Option<(Header, &[u8])>> {
+        self.asked = None;
         if self.inbox.ready.is_empty() {
             self.fill()?;
             if self.inbox.ready.is_empty() {
@@ -208,60 +401,79 @@ impl RecvLink for TcpRecv {
             let got = dst.len();
             return Err(self.misuse(format!("expected memory for {expected}, got {got} bytes")));
         }
-        if let Some((header, got)) = self.direct {
-            if !expected.agrees_with(&header) {
-                return Err(self.misuse(format!("expected to go on with {header}, was asked for {expected}")));
-            }
+        if let Some(Direct { header, got, .. }) = self.resume(expected, false)? {
             return self.receive(header, got, dst);
         }
-        if let Some(staged) = self.inbox.ready.front() {
-            if !expected.agrees_with(&staged.header) {
-                return Ok(Received::Mismatch(staged.header));
+        let whole = Header::BYTES + dst.len();
+        match self.begin(expected, if whole <= COPIED { whole + AHEAD } else { AHEAD })? {
+            Begin::Whole => {
+                dst.copy_from_slice(self.inbox.ready.front().map(Staged::payload).unwrap_or_default());
+                self.inbox.pop();
+                Ok(Received::Done)
             }
-            dst.copy_from_slice(staged.payload());
-            self.inbox.pop();
-            return Ok(Received::Done);
-        }
-        if let Some(e) = &self.broken {
-            return Err(e.clone());
-        }
-        if let Some(header) = self.inbox.unfinished() {
-            if !expected.agrees_with(&header) {
-                return Ok(Received::Mismatch(header));
+            // Handing over every stripe's beginning gains too little.
+            Begin::Unfinished(_) if self.inbox.waits_for().1 > 1 => {
+                if self.stage()? {
+                    self.recv_into(expected, dst)
+                } else {
+                    Ok(Received::Pending)
+                }
             }
-            let got = self.inbox.hand_over(dst);
-            return self.receive(header, got, dst);
+            Begin::Unfinished(header) => {
+                let got = self.inbox.hand_over(dst);
+                self.receive(header, got, dst)
+            }
+            Begin::Fresh(header) => self.receive(header, 0, dst),
+            Begin::Not(received) => Ok(received),
         }
-        let Some(header) = self.next_header()? else { return Ok(Received::Pending) };
-        if !expected.agrees_with(&header) {
-            self.inbox.begin(header)?;
-            self.inbox.advance();
-            return Ok(Received::Mismatch(header));
-        }
-        self.receive(header, 0, dst)
+    }
+
+    fn recv_pieces(&mut self, expected: &Header, sink: &mut dyn FnMut(usize, &[u8])) -> Result<Received> {
+        let (header, got) = match self.resume(expected, true)? {
+            Some(direct) => (direct.header, direct.got),
+            None => match self.begin(expected, Header::BYTES + expected.len as usize + AHEAD)? {
+                Begin::Whole => {
+                    sink(0, self.inbox.ready.front().map(Staged::payload).unwrap_or_default());
+                    self.inbox.pop();
+                    return Ok(Received::Done);
+                }
+                Begin::Fresh(header) if self.inbox.stripes.count(header.len as usize) == 1 => (header, 0),
+                // Stripes come at the same time and not in order: pieces are made of the whole.
+                Begin::Fresh(header) => {
+                    self.inbox.begin(header)?;
+                    return if self.stage()? { self.recv_pieces(expected, sink) } else { Ok(Received::Pending) };
+                }
+                // The rest of it is taken to where its beginning is.
+                Begin::Unfinished(_) => {
+                    return if self.stage()? { self.recv_pieces(expected, sink) } else { Ok(Received::Pending) };
+                }
+                Begin::Not(received) => return Ok(received),
+            },
+        };
+        self.pass_on(header, got, sink)
     }
 
     fn progress(&mut self) -> Result<bool> {
-        let moved = self.fill()?;
-        if !moved && self.inbox.ready.is_empty() {
+        let moved = self.look()?;
+        if !moved && !self.has_message() {
             self.alive()?;
         }
         Ok(moved)
     }
 
     fn check_peer(&mut self) -> Result<()> {
-        self.fill()?;
+        self.look()?;
         if self.direct.is_some() && self.lost.is_none() {
             // Bytes that came before the end can still be received: only a connection without any is gone.
             let mut byte = [0u8; 1];
-            let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
-            match rustix::net::recv(self.stream.socket()?, &mut byte, flags) {
+            let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+            match rustix::net::recv(self.streams.socket(self.waits_for())?, &mut byte, flags) {
                 Ok((_, 0)) => self.lost = Some(CLOSED.to_owned()),
                 Ok(_) | Err(Errno::AGAIN | Errno::INTR) => {}
                 Err(e) => self.lost = Some(e.to_string()),
             }
         }
-        if self.inbox.ready.is_empty() { self.alive() } else { Ok(()) }
+        if self.has_message() { Ok(()) } else { self.alive() }
     }
 
     fn arm(&mut self) -> Result<bool> {
@@ -271,7 +483,7 @@ impl RecvLink for TcpRecv {
             return Ok(false);
         }
         self.progress()?;
-        Ok(!self.inbox.ready.is_empty())
+        Ok(self.has_message())
     }
 
     fn disarm(&mut self) {}
@@ -281,7 +493,8 @@ impl RecvLink for TcpRecv {
     }
 
     fn interest(&self) -> Interest {
-        Interest { fd: self.stream.socket().ok().map(|s| s.as_raw_fd()), readable: true, writable: false }
+        let fd = self.streams.socket(self.waits_for()).ok().map(|s| s.as_raw_fd());
+        Interest { fd, readable: true, writable: false }
     }
 }
 

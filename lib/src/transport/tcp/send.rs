@@ -11,34 +11,46 @@ use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags};
 
 use super::frame::{Slot, Staged};
-use super::{CLOSED, Stream};
+use super::stripes::Stripes;
+use super::{CLOSED, Streams};
 use crate::error::{Error, Result};
 use crate::transport::{Interest, Peer, SendLink};
 use crate::wire::Header;
 
+/// Header and payload of a message that is copied together.
+const SMALL: usize = 2048;
+
 pub(super) struct TcpSend {
-    stream: Arc<Stream>,
+    streams: Arc<Streams>,
     peer: Peer,
     max_message: usize,
     depth: usize,
     free: Vec<Slot>,
     reserved: Option<Slot>,
-    /// Committed messages that the kernel has not taken whole, oldest first, and how much of the first one it has.
+    /// Committed messages that the kernel has not taken whole, oldest first, and how much of the first one's header and
+    /// first stripe it has.
     queue: VecDeque<Staged>,
     queue_sent: usize,
-    /// The message `send_from` has begun, and how much of it the kernel has.
+    /// How far the streams besides the first are with the message that is being sent.
+    stripes: Stripes,
+    /// The message `send_from` has begun, and how much of its header and first stripe the kernel has.
     direct: Option<(Header, usize)>,
-    /// The kernel took less than it was offered.
-    blocked: bool,
+    /// The first stream for which the kernel took less than it was offered.
+    blocked: Option<usize>,
     lost: Option<String>,
+    /// Another message follows at once.
+    more: bool,
+    /// Where a small message meets its header.
+    small: Box<[u8; SMALL]>,
     /// Written so far.
     bytes: u64,
 }
 
 impl TcpSend {
-    pub(super) fn new(stream: Arc<Stream>, peer: Peer, max_message: usize, depth: usize) -> TcpSend {
+    pub(super) fn new(streams: Arc<Streams>, peer: Peer, max_message: usize, depth: usize) -> TcpSend {
         TcpSend {
-            stream,
+            stripes: Stripes::new(streams.sockets.len()),
+            streams,
             peer,
             max_message,
             depth,
@@ -47,8 +59,10 @@ impl TcpSend {
             queue: VecDeque::new(),
             queue_sent: 0,
             direct: None,
-            blocked: false,
+            blocked: None,
             lost: None,
+            more: false,
+            small: Box::new([0; SMALL]),
             bytes: 0,
         }
     }
@@ -64,29 +78,67 @@ impl TcpSend {
         Error::invalid("send", format!("to rank {}: {detail}", self.peer.peer))
     }
 
-    /// Offers the kernel what is left of a message of which it has `sent` bytes; returns how much it has now.
-    fn offer(&mut self, header: &Header, data: &[u8], sent: usize) -> Result<usize> {
+    /// Offers the kernel what is left of a message of which it has `sent` bytes of header and first stripe; returns how much
+    /// of these it has now, and whether it has everything.
+    fn offer(&mut self, header: &Header, data: &[u8], sent: usize) -> Result<(usize, bool)> {
+        if sent == 0 {
+            self.stripes.reset();
+        }
+        self.blocked = None;
+        let first = self.stripes.first(data.len());
         let head = bytemuck::bytes_of(header).get(sent..).unwrap_or_default();
-        let data = data.get(sent.saturating_sub(Header::BYTES)..).unwrap_or_default();
-        let parts = [IoSlice::new(head), IoSlice::new(data)];
-        let parts = if head.is_empty() { &parts[1..] } else { &parts[..] };
-        let none = &mut SendAncillaryBuffer::default();
-        match rustix::net::sendmsg(self.stream.socket()?, parts, none, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
-            Ok(n) => {
-                self.bytes += n as u64;
-                self.blocked = n < head.len() + data.len();
-                Ok(sent + n)
-            }
-            Err(Errno::AGAIN) => {
-                self.blocked = true;
-                Ok(sent)
-            }
-            Err(Errno::INTR) => Ok(sent),
-            Err(e) => {
-                self.lost = Some(if e == Errno::PIPE { CLOSED.to_owned() } else { e.to_string() });
-                self.alive().map(|()| sent)
+        let body = data.get(sent.saturating_sub(Header::BYTES)..first).unwrap_or_default();
+        let whole = Header::BYTES + first;
+        let sent = if sent < whole { sent + self.write(0, head, body)? } else { sent };
+        // The receiver reads the others once it has the header.
+        if sent >= Header::BYTES {
+            for stream in 1..self.stripes.count(data.len()) {
+                let rest = data.get(self.stripes.rest(data.len(), stream)).unwrap_or_default();
+                if !rest.is_empty() {
+                    let n = self.write(stream, &[], rest)?;
+                    self.stripes.advance(stream, n);
+                }
             }
         }
+        Ok((sent, sent == whole && self.stripes.unfinished(data.len()).is_none()))
+    }
+
+    /// Writes once to a stream; how much the kernel has taken.
+    fn write(&mut self, stream: usize, head: &[u8], data: &[u8]) -> Result<usize> {
+        let socket = self.streams.socket(stream)?;
+        let mut flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        // Segments are filled up with the next message: the end of this one would be a small segment of its own. The next
+        // one is sure to come on the first stream only.
+        flags.set(SendFlags::MORE, self.more && stream == 0);
+        // One piece of memory costs the kernel less than two: more than a copy of a few lines does.
+        let result = match (head.len(), self.small.get_mut(..head.len() + data.len())) {
+            (0, _) => rustix::net::send(socket, data, flags),
+            (at, Some(small)) => {
+                let (front, back) = small.split_at_mut(at);
+                front.copy_from_slice(head);
+                back.copy_from_slice(data);
+                rustix::net::send(socket, small, flags)
+            }
+            (_, None) => {
+                let parts = [IoSlice::new(head), IoSlice::new(data)];
+                rustix::net::sendmsg(socket, &parts, &mut SendAncillaryBuffer::default(), flags)
+            }
+        };
+        let taken = match result {
+            Ok(n) => n,
+            Err(Errno::AGAIN) => 0,
+            // Asking again at once is not wrong.
+            Err(Errno::INTR) => return Ok(0),
+            Err(e) => {
+                self.lost = Some(if e == Errno::PIPE { CLOSED.to_owned() } else { e.to_string() });
+                return self.alive().map(|()| 0);
+            }
+        };
+        self.bytes += taken as u64;
+        if taken < head.len() + data.len() {
+            self.blocked = self.blocked.or(Some(stream));
+        }
+        Ok(taken)
     }
 
     /// Sends committed messages while the kernel takes them.
@@ -96,17 +148,17 @@ impl TcpSend {
             return Ok(false);
         }
         while let Some(staged) = self.queue.pop_front() {
-            let before = self.queue_sent;
-            let result = self.offer(&staged.header, staged.payload(), before);
-            let sent = *result.as_ref().unwrap_or(&before);
-            moved |= sent > before;
-            if sent < Header::BYTES + staged.header.len as usize {
-                self.queue_sent = sent;
-                self.queue.push_front(staged);
-                result?;
-                break;
+            let before = self.bytes;
+            let result = self.offer(&staged.header, staged.payload(), self.queue_sent);
+            moved |= self.bytes > before;
+            match result {
+                Ok((_, true)) => self.queue_sent = 0,
+                partly => {
+                    self.queue.push_front(staged);
+                    self.queue_sent = partly?.0;
+                    break;
+                }
             }
-            self.queue_sent = 0;
             self.free.extend(staged.slot);
         }
         Ok(moved)
@@ -172,15 +224,19 @@ impl SendLink for TcpSend {
                 0
             }
         };
-        let sent = self.offer(header, data, sent)?;
-        let done = sent == Header::BYTES + data.len();
+        let (sent, done) = self.offer(header, data, sent)?;
         self.direct = (!done && sent > 0).then_some((*header, sent));
+        self.more &= !done;
         Ok(done)
     }
 
     fn progress(&mut self) -> Result<bool> {
         self.alive()?;
         self.flush()
+    }
+
+    fn expect_more(&mut self) {
+        self.more = true;
     }
 
     fn sends_from_caller(&self, _bytes: usize) -> bool {
@@ -193,14 +249,14 @@ impl SendLink for TcpSend {
 
     fn check_peer(&mut self) -> Result<()> {
         if self.lost.is_none() {
-            self.lost = self.stream.broken()?;
+            self.lost = self.streams.broken();
         }
         self.alive()
     }
 
     fn arm(&mut self) -> Result<bool> {
         let moved = self.progress()?;
-        Ok(moved || !self.blocked)
+        Ok(moved || self.blocked.is_none())
     }
 
     fn disarm(&mut self) {}
@@ -210,7 +266,8 @@ impl SendLink for TcpSend {
     }
 
     fn interest(&self) -> Interest {
-        Interest { fd: self.stream.socket().ok().map(|s| s.as_raw_fd()), readable: false, writable: self.blocked }
+        let fd = self.streams.socket(self.blocked.unwrap_or(0)).ok().map(|s| s.as_raw_fd());
+        Interest { fd, readable: false, writable: self.blocked.is_some() }
     }
 }
 
@@ -220,7 +277,7 @@ impl Drop for TcpSend {
             let messages = self.queue.len() + usize::from(self.direct.is_some());
             log::debug!("tcp: a link to rank {} was dropped with {messages} unsent messages", self.peer.peer);
         }
-        if let Ok(socket) = self.stream.socket() {
+        for socket in &self.streams.sockets {
             // Fails when the connection is gone already.
             let _ = socket.shutdown(Shutdown::Write);
         }
