@@ -1,6 +1,6 @@
 //! The terms of reducing one part each.
 
-use super::{Load, Work, direct, is_all_reduce};
+use super::{Load, Work, direct, is_all_reduce, rank_order_copies};
 use crate::algorithm::Shape;
 use crate::topology::placement::{Crossing, Placement};
 
@@ -9,8 +9,10 @@ pub(super) fn work(shape: &Shape) -> Work {
     let n = shape.ranks as f64;
     let others = n - 1.0;
     let reduced = others / n;
-    // From the third rank on, all but the first one begin their part by copying the first rank's.
-    let (copied, mean_copied) = if shape.ranks > 2 { (1.0 / n, others / (n * n)) } else { (0.0, 0.0) };
+    let copies = |rank: usize| rank_order_copies(shape.ranks, rank, is_all_reduce(shape) || rank == shape.root) / n;
+    let copied = (0..shape.ranks.min(3)).chain([shape.ranks - 1]).map(copies).fold(0.0, f64::max);
+    // The ranks from the third on, and the last one again if it copies twice.
+    let mean_copied = ((n - 2.0) / n + copies(shape.ranks - 1) - rank_order_copies(3, shape.ranks - 1, false) / n) / n;
     if is_all_reduce(shape) {
         let mut work = Work::symmetric(2.0, Load::hops(2.0 * others, 2.0 * others / n).reducing(reduced));
         (work.busiest.copied, work.mean.copied) = (copied, mean_copied);
@@ -20,8 +22,8 @@ pub(super) fn work(shape: &Shape) -> Work {
     let messages = 2.0 * others + 2.0 * others / n;
     Work {
         path: Load::hops(2.0, others / n + 0.5).reducing(reduced),
-        busiest: Load::ends(3.0 * others, 3.0 * others / n).reducing(reduced),
-        mean: Load::ends(messages, messages / n).reducing(reduced),
+        busiest: Load::ends(3.0 * others, 3.0 * others / n).reducing(reduced).copying(copied),
+        mean: Load::ends(messages, messages / n).reducing(reduced).copying(mean_copied),
     }
 }
 

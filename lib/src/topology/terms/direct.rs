@@ -1,6 +1,6 @@
 //! The terms of talking to everybody at once.
 
-use super::{Load, Work, edges, is_all_reduce};
+use super::{Load, Work, edges, is_all_reduce, rank_order_copies};
 use crate::algorithm::Shape;
 use crate::topology::placement::{Crossing, Placement, Share};
 use crate::wire::Collective;
@@ -13,12 +13,14 @@ pub(super) fn work(shape: &Shape) -> Work {
         shape.collective,
         Collective::AllGather | Collective::AllToAll | Collective::Broadcast | Collective::Scatter | Collective::Gather
     );
-    let own = f64::from(u8::from(own));
+    let own = match shape.collective {
+        Collective::Reduce => rank_order_copies(shape.ranks, shape.root, true),
+        _ => f64::from(u8::from(own)),
+    };
     if !shape.collective.has_root() {
         let mut work = Work::symmetric(1.0, Load::hops(others, others).reducing(others).copying(own));
-        if is_all_reduce(shape) && shape.ranks > 2 {
-            // Sums go through scratch memory, from the third rank on; the last rank also copies its input.
-            work.busiest.copied = 2.0;
+        if (is_all_reduce(shape) || shape.collective == Collective::ReduceScatter) && shape.ranks > 2 {
+            work.busiest.copied = rank_order_copies(shape.ranks, shape.ranks - 1, true);
             work.mean.copied = others / n;
         }
         return work;

@@ -190,6 +190,12 @@ fn alone() -> Work {
     Work { path: copy, busiest: copy, mean: copy }
 }
 
+/// Segments that `rank` copies while it reduces one in rank order: sums of the ranks before it wait in scratch memory.
+/// `apart`: the output is not the scratch memory, so that the last rank also copies its input.
+fn rank_order_copies(ranks: usize, rank: usize, apart: bool) -> f64 {
+    f64::from(u8::from(rank >= 2)) + f64::from(u8::from(rank >= 2 && rank + 1 == ranks && apart))
+}
+
 fn is_all_reduce(shape: &Shape) -> bool {
     matches!(shape.collective, Collective::AllReduce | Collective::Barrier)
 }
