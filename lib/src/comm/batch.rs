@@ -37,6 +37,40 @@ impl Inner {
         outcome
     }
 
+    /// A send and a receive together. A send of one message that finds a free slot is over at once, so that the receive
+    /// can be made alone.
+    ///
+    /// # Safety
+    /// As [`Inner::batch`].
+    pub(super) unsafe fn send_recv(&self, calls: &[Call; 2]) -> Result<()> {
+        let [send, recv] = calls;
+        let sent = {
+            self.state.check(|| "send_recv".to_owned())?;
+            let mut engine = lock(&self.engine);
+            self.open_messages(&mut engine, calls)?;
+            self.prepare(&mut engine, &send.key)?;
+            let seq = engine.next_seq(&send.key, self.state.rank);
+            let Engine { links, plans, workspace, .. } = &mut *engine;
+            let plan = &plans[0].1;
+            let task = Task { plan, buffers: send.buffers, header: Header { seq, ..plan.header } };
+            // SAFETY: forwarded from the caller.
+            let sent = workspace.recorder.is_none() && unsafe { executor::one_message(&task, links, 1) };
+            if !sent {
+                // Nothing was sent: the number is free again.
+                let counter = &mut engine.sent[send.key.peer];
+                *counter = counter.wrapping_sub(1);
+            }
+            sent
+        };
+        // SAFETY: forwarded from the caller.
+        unsafe {
+            match sent {
+                true => self.collective(&recv.key, recv.buffers, false),
+                false => self.batch("send_recv", calls, false),
+            }
+        }
+    }
+
     /// # Safety
     /// As [`Inner::batch`]; `memory` must hold the packs.
     unsafe fn run_units(
@@ -86,6 +120,9 @@ impl Inner {
     fn open_messages(&self, engine: &mut Engine, calls: &[Call]) -> Result<()> {
         let messages = calls.iter().filter(|call| call.key.collective == Collective::SendRecv);
         let other = |key: &CallKey| if key.root == self.state.rank { key.peer } else { key.root };
+        if messages.clone().all(|call| engine.links.get(p2p::CHANNEL, other(&call.key)).is_some()) {
+            return Ok(());
+        }
         let mut links: Vec<_> = messages.map(|call| (p2p::CHANNEL, other(&call.key))).collect();
         links.retain(|&(channel, peer)| engine.links.get(channel, peer).is_none());
         links.sort_unstable();

@@ -369,7 +369,9 @@ impl Inner {
         let options = self.options;
         let (algorithm, message, program) = match key.collective {
             Collective::SendRecv => {
-                (Algorithm::Direct, options.max_message, p2p::program(self.state.rank, key.root, key.peer))
+                let bytes = key.count.saturating_mul(key.dtype.size());
+                let message = p2p::message(bytes, options.max_message, self.shares_memory());
+                (Algorithm::Direct, message, p2p::program(self.state.rank, key.root, key.peer))
             }
             collective => {
                 let bytes = key.count.saturating_mul(key.dtype.size());
@@ -503,7 +505,20 @@ impl Inner {
         board.announce(&header);
         let task = Task { plan, buffers, header };
         // SAFETY: forwarded from the caller.
-        unsafe { executor::run(&[task], links, workspace, &*self.state, &self.patience(background)) }
+        unsafe {
+            if key.collective == Collective::SendRecv
+                && workspace.recorder.is_none()
+                && executor::one_message(&task, links, self.quick_turns(background))
+            {
+                return Ok(());
+            }
+            executor::run(&[task], links, workspace, &*self.state, &self.patience(background))
+        }
+    }
+
+    /// How often a short receive looks for its message before it waits as everything else does.
+    fn quick_turns(&self, background: bool) -> u32 {
+        if background || self.crowded.load(Ordering::Relaxed) { 1 } else { 256 }
     }
 
     fn peer_in_range(&self, op: &str, what: &str, rank: usize) -> Result<()> {

@@ -5,6 +5,9 @@ use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::schedule::{Lane, Loc, Program, Step};
 
+/// Messages are not cut below this many bytes.
+const SHORTEST: usize = 8 << 10;
+
 /// The channel of point-to-point messages: apart from the collectives', so that the two never wait for each other.
 pub(super) const CHANNEL: u32 = 1 << 16;
 
@@ -16,6 +19,15 @@ pub(super) fn program(rank: usize, sender: usize, receiver: usize) -> Program {
         Step::Recv { from: sender as u32, dst: Loc::output(0, 0) }
     };
     Program { parts: 1, span: 1, scratch_segments: 0, lanes: vec![Lane { channel: CHANNEL, steps: vec![step] }] }
+}
+
+/// Message size for `bytes` bytes. In shared memory the receiver copies one message out while the sender copies the next
+/// one in; both ends must cut alike, so this depends on nothing else.
+pub(super) fn message(bytes: usize, longest: usize, shared: bool) -> usize {
+    match shared {
+        true => (bytes / 8).max(SHORTEST).min(longest),
+        false => longest,
+    }
 }
 
 /// One shift of [`Comm::neighbour_exchange`]: what goes out on one side, and what comes in on the other.
@@ -59,7 +71,14 @@ impl Comm {
     /// Sends `send` to rank `to` and receives `recv` from rank `from`, both at once (`MPI_Sendrecv`): ranks in a circle
     /// cannot deadlock. Either rank may be our own, if both are.
     pub fn send_recv<T: Element>(&self, send: &[T], to: usize, recv: &mut [T], from: usize) -> Result<()> {
-        self.group(|group| group.send_recv(send, to, recv, from))
+        if to == self.rank() || from == self.rank() {
+            return self.group(|group| group.send_recv(send, to, recv, from));
+        }
+        let inner = &self.inner;
+        let calls = [inner.send(send, to)?, inner.recv(recv, from)?];
+        inner.drain();
+        // SAFETY: the calls were made from these two slices, which stay borrowed until this returns.
+        unsafe { inner.send_recv(&calls) }
     }
 
     /// [`Comm::send_recv`], asynchronously; gives `(send, recv)` back.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rustix::thread::futex;
 
-use super::layout::{DEPTH, Layout, Line};
+use super::layout::{DEPTH, LINES, Layout, Line};
 use crate::error::Result;
 use crate::transport::fence::Fence;
 use crate::transport::mapping::Mapping;
@@ -62,7 +62,7 @@ impl Board {
         self.layout.ranks
     }
 
-    /// Payload bytes a slot holds.
+    /// Payload bytes that a call may have.
     pub(crate) fn slot_bytes(&self) -> usize {
         self.layout.slot_bytes
     }
@@ -80,14 +80,14 @@ impl Board {
 
     #[inline(always)]
     fn line(&self, rank: usize, call: u64) -> &Line {
-        self.at(self.layout.slot(rank, call))
+        self.at(self.layout.line(rank, call))
     }
 
-    /// The payload of `rank`'s slot for `call`: `slot_bytes` bytes, 64-byte aligned.
+    /// The payload area of `rank` for `call`: `slot_bytes` bytes, 64-byte aligned.
     #[inline(always)]
     pub(super) fn payload(&self, rank: usize, call: u64) -> *mut u8 {
         // SAFETY: as `at`.
-        unsafe { self.memory.base().add(self.layout.slot(rank, call) + size_of::<Line>()).as_ptr() }
+        unsafe { self.memory.base().add(self.layout.area(rank, call)).as_ptr() }
     }
 
     fn finished(&self, rank: usize) -> &AtomicU64 {
@@ -113,10 +113,11 @@ impl Board {
         self.call
     }
 
-    /// The rank that keeps us from writing slot `call`: it has not finished the call which used the slot before.
+    /// The rank that keeps us from writing the line of `call`, or its area if that is used: it has not finished the call
+    /// which used it before.
     #[inline]
-    pub(super) fn no_credit(&mut self, call: u64) -> Option<usize> {
-        let needed = call.checked_sub(DEPTH as u64)?;
+    pub(super) fn no_credit(&mut self, call: u64, area: bool) -> Option<usize> {
+        let needed = call.checked_sub(if area { DEPTH } else { LINES } as u64)?;
         if self.everyone_finished >= needed {
             return None;
         }
@@ -138,7 +139,7 @@ impl Board {
         self.everyone_finished = self.everyone_finished.max(call - 1);
     }
 
-    /// Completes our slot of `call`; the payload was written before.
+    /// Completes our line of `call`; the payload was written before.
     #[inline]
     pub(super) fn publish(&self, call: u64, header: &Header, inline: [u64; 3]) {
         let line = self.line(self.rank, call);
@@ -152,7 +153,7 @@ impl Board {
         self.wake();
     }
 
-    /// Whether `rank`'s slot of `call` is complete.
+    /// Whether `rank`'s line of `call` is complete.
     #[inline]
     pub(super) fn has_arrived(&self, rank: usize, call: u64) -> bool {
         self.line(rank, call).number.load(Ordering::Acquire) == call

@@ -6,23 +6,28 @@
 //!   finished                 last call this rank is done with
 //!   asleep                   futex word of this rank
 //!   announced                { sequence, header } of the last call that goes over links instead
-//!   DEPTH slots              { line: number, header, 24 bytes } followed by the payload
+//!   LINES lines              { number, header, 24 bytes }
+//!   DEPTH payload areas      for calls with more than 24 bytes
 //! ```
+//! Lines are more than areas, because they are what keeps small calls going: a root that broadcasts looks at the others'
+//! `finished`, which is a cache line from each of them, once per LINES calls.
 
 use std::sync::atomic::AtomicU64;
 
 use crate::error::{Error, Result};
 
 /// Calls a rank may be ahead of the slowest one.
+pub(crate) const LINES: usize = 32;
+/// The same for calls that use a payload area.
 pub(crate) const DEPTH: usize = 4;
 /// Words that different ranks write are this far apart: two cache lines, because some cores prefetch lines in pairs.
 const APART: usize = 128;
 const PAGE: usize = 4096;
 
-/// A slot's first cache line: everything a small message needs.
+/// What a rank says in a call: everything, if that is short.
 #[repr(C, align(64))]
 pub(crate) struct Line {
-    /// Number of the call, once the slot is complete.
+    /// Number of the call, once everything is there.
     pub(crate) number: AtomicU64,
     pub(crate) header: [AtomicU64; 4],
     pub(crate) inline: [AtomicU64; 3],
@@ -33,7 +38,7 @@ const _: () = assert!(size_of::<Line>() == 64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(crate) ranks: usize,
-    /// Payload bytes a slot holds.
+    /// Payload bytes an area holds.
     pub(crate) slot_bytes: usize,
 }
 
@@ -47,13 +52,13 @@ impl Layout {
             .ok_or_else(|| Error::invalid("board", format!("{ranks} ranks with slots of {slot_bytes} bytes")))
     }
 
-    fn slot_stride(&self) -> usize {
-        // An odd number of line pairs: slots do not all start in the same cache set.
-        (size_of::<Line>() + self.slot_bytes).next_multiple_of(2 * APART) + APART
+    fn area_stride(&self) -> usize {
+        // An odd number of line pairs: areas do not all start in the same cache set.
+        self.slot_bytes.next_multiple_of(2 * APART) + APART
     }
 
     fn rank_stride(&self) -> usize {
-        (3 * APART + DEPTH * self.slot_stride()).next_multiple_of(PAGE)
+        (3 * APART + LINES * size_of::<Line>() + DEPTH * self.area_stride()).next_multiple_of(PAGE)
     }
 
     /// Size of the board.
@@ -77,8 +82,13 @@ impl Layout {
         self.rank(rank) + 2 * APART
     }
 
-    /// The line of `rank`'s slot for `call`; the payload follows it.
-    pub(crate) fn slot(&self, rank: usize, call: u64) -> usize {
-        self.rank(rank) + 3 * APART + (call as usize % DEPTH) * self.slot_stride()
+    /// `rank`'s line for `call`.
+    pub(crate) fn line(&self, rank: usize, call: u64) -> usize {
+        self.rank(rank) + 3 * APART + (call as usize % LINES) * size_of::<Line>()
+    }
+
+    /// `rank`'s payload area for `call`.
+    pub(crate) fn area(&self, rank: usize, call: u64) -> usize {
+        self.rank(rank) + 3 * APART + LINES * size_of::<Line>() + (call as usize % DEPTH) * self.area_stride()
     }
 }

@@ -18,10 +18,10 @@
 //! | `allocation` | symmetric memory and how a call's buffers are found in it |
 //!
 //! # Protocol
-//! Calls count from 1, equally on all ranks. In call `k` a rank that has something to say writes slot `k mod DEPTH` of
-//! its own and then, last, that slot's line with number `k` (release). Readers wait for `k` (acquire). When a rank needs
-//! nothing of call `k` any more it sets its `finished` to `k`; a slot is reused when all ranks have finished the call
-//! that used it last. Arriving at call `k` says that calls before `k` are finished.
+//! Calls count from 1, equally on all ranks. In call `k` a rank that has something to say writes its payload, if that is
+//! longer than 24 bytes, and then, last, its line with number `k` (release). Readers wait for `k` (acquire). When a rank
+//! needs nothing of call `k` any more it sets its `finished` to `k`; lines and payload areas are reused when all ranks
+//! have finished the call that used them last. Arriving at call `k` says that calls before `k` are finished.
 //!
 //! A sleeper sets its own `asleep` flag and sleeps on it with a futex; whoever writes something that may be waited for looks
 //! at the number of sleepers afterwards. [`Fence`](crate::transport::fence::Fence) has the order of the two.

@@ -52,7 +52,8 @@ impl OneShot {
         let (rank, ranks) = (board.rank(), board.ranks());
         if !self.published {
             if writes(shape, rank) {
-                if let Some(peer) = board.no_credit(call.number) {
+                let bytes = shape.input_segments(rank) * call.job.bytes();
+                if let Some(peer) = board.no_credit(call.number, bytes > INLINE) {
                     return Turn::Blocked(peer, CREDIT);
                 }
                 // SAFETY: by the caller the input holds all its segments; the choice of this algorithm has seen to it

@@ -57,10 +57,8 @@ impl Place {
 impl TwoShot {
     pub(super) fn new(registry: &Registry, call: &Call<'_>, rank: usize) -> TwoShot {
         let (shape, bytes) = (&call.job.shape, call.job.bytes());
-        let find = |segments: usize, address: *const u8| match segments {
-            0 => None,
-            n => registry.find(address, n * bytes),
-        };
+        // A buffer that this rank does not use (an empty slice, mostly) says at least which allocation the rank has.
+        let find = |segments: usize, address: *const u8| registry.find(address, segments * bytes);
         let input = find(shape.input_segments(rank), call.buffers.input);
         let output = find(shape.output_segments(rank), call.buffers.output);
         let id = |found: &Option<Found>| found.as_ref().map_or(0, |f| f.id);
@@ -83,7 +81,7 @@ impl TwoShot {
         loop {
             match &mut self.stage {
                 Stage::Describe => {
-                    if let Some(peer) = board.no_credit(call.number) {
+                    if let Some(peer) = board.no_credit(call.number, false) {
                         return Turn::Blocked(peer, CREDIT);
                     }
                     board.publish(call.number, &call.header, self.ours.to_words());
@@ -150,6 +148,7 @@ impl TwoShot {
         // looked at for all ranks before anything is written.
         let inputs = inputs.filter(|_| (0..ranks).all(|r| input(r, 0).is_some()));
         let outputs = outputs.filter(|_| (0..ranks).all(|r| output(r).is_some()));
+        let root_output = outputs.and_then(|_| self.output.as_ref()?.place(root, self.places[root].output, bytes));
         let streams = bytes.saturating_mul(shape.output_segments(root).max(1)) >= STREAM;
         // SAFETY: all places were checked against their regions; ranks write disjoint parts, and read what nobody writes.
         unsafe {
@@ -169,8 +168,11 @@ impl TwoShot {
                 }
                 Collective::Reduce if inputs.is_some() => {
                     let sources: Vec<_> = (0..ranks).filter_map(|r| input(r, 0)).collect();
-                    if rank == root {
-                        combine(job, &sources, &[ours], 0..job.count, streams);
+                    match root_output {
+                        // All know where the root's output is: each reduces its part into it.
+                        Some(target) => combine(job, &sources, &[target], share(job, rank, ranks), streams),
+                        None if rank == root => combine(job, &sources, &[ours], 0..job.count, streams),
+                        None => {}
                     }
                 }
                 Collective::AllGather if inputs.is_some() => {
@@ -193,7 +195,7 @@ impl TwoShot {
                         copy(from, ours.wrapping_add(source * bytes), bytes, streams);
                     }
                 }
-                _ => return self.broadcast(board, call, outputs.is_some(), streams),
+                _ => return self.broadcast(board, call, inputs.is_some(), outputs.is_some(), streams),
             }
         }
         true
@@ -203,16 +205,20 @@ impl TwoShot {
     ///
     /// # Safety
     /// As [`TwoShot::work`].
-    unsafe fn broadcast(&self, board: &Board, call: &Call<'_>, outputs: bool, streams: bool) -> bool {
+    unsafe fn broadcast(&self, board: &Board, call: &Call<'_>, inputs: bool, outputs: bool, streams: bool) -> bool {
         let job = call.job;
         let (rank, ranks, root, bytes) = (board.rank(), board.ranks(), job.shape.root, job.bytes());
         let from = self.places[root];
-        // The others name no input; they have the root's allocation when their outputs lie in it, too.
-        if job.shape.collective != Collective::Broadcast || !outputs || from.input_id != self.ours.output_id {
+        if job.shape.collective != Collective::Broadcast || !outputs {
             return false;
         }
-        let Some(allocation) = &self.output else { return false };
-        let Some(source) = allocation.place(root, from.input, bytes) else { return false };
+        // All have the root's allocation when their outputs lie in it, or what they pass as input.
+        let holder = if inputs { &self.input } else { &self.output };
+        let (Some(holder), Some(allocation)) = (holder, &self.output) else { return false };
+        if !inputs && from.input_id != self.ours.output_id {
+            return false;
+        }
+        let Some(source) = holder.place(root, from.input, bytes) else { return false };
         let places: Option<Vec<_>> = (0..ranks).map(|r| allocation.place(r, self.places[r].output, bytes)).collect();
         let Some(targets) = places else { return false };
         // SAFETY: checked against the regions; each byte of each output is written by one rank.

@@ -1,0 +1,47 @@
+//! A plan of one message, without lanes and turns: what a short send or receive costs should be the link's time.
+
+use std::slice;
+
+use super::Task;
+use super::links::Links;
+use super::plan::Action;
+use crate::transport::Received;
+use crate::wire::Header;
+
+/// Tries to do a task of one message, looking for it `turns` times; `false`: nothing has happened, use [`super::run`].
+///
+/// Only over links that move whole messages. Errors are left for [`super::run`] to meet again and to explain.
+///
+/// # Safety
+/// As [`super::run`].
+#[inline]
+pub(crate) unsafe fn one_message(task: &Task<'_>, links: &mut Links, turns: u32) -> bool {
+    let plan = task.plan;
+    let ([instruction], [lane]) = (&plan.instructions[..], &plan.lanes[..]) else { return false };
+    let link = if instruction.recv == usize::MAX { instruction.send } else { instruction.recv };
+    if lane.windows != 1 || !links.recvs.get(link).is_some_and(|recv| recv.shows_in_place()) {
+        return false;
+    }
+    let bytes = lane.count as usize * plan.elem;
+    let header = Header { count: lane.count, len: bytes as u32, ..task.header };
+    match instruction.action {
+        Action::Send { .. } => {
+            // SAFETY: by the caller, the input holds `count` elements.
+            let data = unsafe { slice::from_raw_parts(task.buffers.input, bytes) };
+            links.sends[link].send_from(&header, data).unwrap_or(false)
+        }
+        Action::Recv { .. } => {
+            // SAFETY: by the caller, the output holds `count` elements, and nobody else touches them.
+            let data = unsafe { slice::from_raw_parts_mut(task.buffers.output, bytes) };
+            for _ in 0..turns {
+                match links.recvs[link].recv_into(&header, data) {
+                    Ok(Received::Done) => return true,
+                    Ok(Received::Pending) => std::hint::spin_loop(),
+                    Ok(Received::Mismatch(_)) | Err(_) => return false,
+                }
+            }
+            false
+        }
+        _ => false,
+    }
+}
