@@ -4,6 +4,8 @@
  *   A repetition: a barrier, then calls back to back; it counts with the mean per call of the slowest rank.
  *   The result:   the median over clean repetitions. A repetition is clean when no rank waited for its core for more than
  *                 0.5 % of it; with more ranks than cores every repetition counts.
+ *                 With two ranks and PERF_PROBE (a file that both map), a repetition is not clean either when a cache line
+ *                 took more than 200 ns from core to core and back before or after it: the host had moved them apart.
  *   Calls:        as many as fit into budget / repetitions seconds, found by trying 1, 4, 16, ... calls, after one call whose
  *                 result is checked.
  *   Sizes:        as nccl-tests: all_gather, reduce_scatter and all_to_all in total bytes, the others in bytes per rank.
@@ -210,8 +212,43 @@ struct walk {
 static float *walk_in(const struct walk *w, size_t place) { return (float *)(w->in + place * w->in_step); }
 static float *walk_out(const struct walk *w, size_t place) { return (float *)(w->out + place * w->out_step); }
 
+/* Nanoseconds of a cache line between the two ranks, there and back: the fastest of a few batches. 0: not asked for. */
+static double perf_probe(void) {
+    static volatile uint32_t *lines;
+    static uint32_t trip;
+    static int tried;
+    if (!tried) {
+        const char *name = getenv("PERF_PROBE");
+        tried = 1;
+        if (name && peer_ranks == 2) {
+            int file = open(name, O_RDWR);
+            void *at = file < 0 ? MAP_FAILED : mmap(0, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+            if (at != MAP_FAILED) lines = (volatile uint32_t *)at;
+            if (lines) lines[peer_rank * 64] = 0;
+        }
+        peer_barrier();
+    }
+    if (!lines) return 0;
+    double best = 1e9;
+    for (int batch = 0; batch < 4; batch++) {
+        double start = seconds_now();
+        for (int i = 0; i < 25; i++) {
+            trip++;
+            if (peer_rank == 0) __atomic_store_n(&lines[0], trip, __ATOMIC_RELEASE);
+            /* Bounded, so that a peer that has died is noticed elsewhere. */
+            for (long turn = 0; turn < 100000000 && __atomic_load_n(&lines[(1 - peer_rank) * 64], __ATOMIC_ACQUIRE) != trip; turn++) {
+            }
+            if (peer_rank == 1) __atomic_store_n(&lines[64], trip, __ATOMIC_RELEASE);
+        }
+        best = fmin(best, (seconds_now() - start) / 25 * 1e9);
+    }
+    return best;
+}
+
 /* Mean seconds per call of the slowest rank; whether a rank waited for its core too long. */
 static double perf_repetition(enum operation op, size_t count, struct walk *w, long calls, int *dirty) {
+    peer_barrier();
+    double apart = perf_probe();
     peer_barrier();
     double waited = seconds_waited(), start = seconds_now();
     for (long i = 0; i < calls; i++) {
@@ -220,8 +257,10 @@ static double perf_repetition(enum operation op, size_t count, struct walk *w, l
     }
     double took = seconds_now() - start;
     waited = seconds_waited() - waited;
-    *dirty = peer_max(waited > 0.005 * took && waited > 3e-6) > 0;
-    return peer_max(took) / (double)calls;
+    double slowest = peer_max(took);
+    apart = fmax(apart, perf_probe());
+    *dirty = peer_max((waited > 0.005 * took && waited > 3e-6) || apart > 200) > 0;
+    return slowest / (double)calls;
 }
 
 static int perf_by_value(const void *a, const void *b) {

@@ -11,6 +11,7 @@ mod memory;
 mod pattern;
 mod pin;
 mod plot;
+mod probe;
 mod record;
 mod row;
 mod session;

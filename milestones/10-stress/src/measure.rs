@@ -5,6 +5,8 @@
 //! in which no rank waited for its core. Small broadcasts and reduces therefore show how fast the root issues them, not how
 //! long one takes to arrive: the root runs ahead (nccl-tests has the same property).
 //!
+//! Where programs are compared, a repetition with the two ranks' cores far apart is not clean either (`probe.rs`).
+//!
 //! `scripts/peers/perf.h` is the same rule in C, for other libraries; what changes here must change there.
 
 use std::fs::File;
@@ -13,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use tinynccl::{Comm, ReduceOp, Result};
 
+use crate::probe;
 use crate::stats::Timing;
 
 /// How much to measure.
@@ -113,6 +116,8 @@ fn estimate(comm: &Comm, slice: f64, call: &mut impl FnMut() -> Result<()>) -> R
 /// Mean time of `iterations` calls, in seconds, on the slowest rank; whether a rank was kept from its core meanwhile.
 fn repetition(comm: &Comm, iterations: usize, call: &mut impl FnMut() -> Result<()>) -> Result<(f64, bool)> {
     comm.barrier()?;
+    let mut far = probe::is_far();
+    comm.barrier()?;
     let waited = waited();
     let start = Instant::now();
     for _ in 0..iterations {
@@ -120,10 +125,12 @@ fn repetition(comm: &Comm, iterations: usize, call: &mut impl FnMut() -> Result<
     }
     let took = start.elapsed().as_secs_f64();
     let waited = self::waited() - waited;
-    let disturbed = waited > DISTURBED * took && waited > NOTHING;
-    let mut slowest = [took / iterations as f64, f64::from(u8::from(disturbed))];
+    let mut slowest = [took / iterations as f64];
     comm.all_reduce_in_place(&mut slowest, ReduceOp::Max)?;
-    Ok((slowest[0], slowest[1] > 0.0))
+    far |= probe::is_far();
+    let mut disturbed = [u8::from(far || (waited > DISTURBED * took && waited > NOTHING))];
+    comm.all_reduce_in_place(&mut disturbed, ReduceOp::Max)?;
+    Ok((slowest[0], disturbed[0] > 0))
 }
 
 /// Seconds that this thread was ready to run and had no core, since it began; 0 where the kernel does not say.

@@ -14,7 +14,7 @@ use crate::pattern::{Number, Pattern, Tables, with_type};
 use crate::record::{Machine, Output, Record, Row, now};
 use crate::row;
 use crate::table::{self, Totals};
-use crate::{csv, pin, plot};
+use crate::{csv, pin, plot, probe};
 
 /// Bytes of a rank's name in the list of ranks.
 const NAME: usize = 96;
@@ -27,6 +27,7 @@ pub(crate) fn run(comm: &Comm, args: &Args, plan: &Plan) -> Result<u64> {
     let plan = &plan;
     let mut arena = Arena::new(comm, plan.largest(), args.buffers, args.huge_pages)?;
     let core = if args.pin { pin::to_core(comm.local_rank()) } else { None };
+    probe::open(comm)?;
     let mut report = Report::new(comm, args, core.is_some())?;
     report.say(&introduction(args, plan, comm.size()))?;
     report.say(&who(comm, core)?)?;

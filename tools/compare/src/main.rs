@@ -39,12 +39,16 @@ const COMPLETE: &str = "complete";
 /// A program that had to be ended this often is left out from then on.
 const PATIENCE: u32 = 2;
 
+/// The page through which two ranks probe how far apart their cores are.
+const PROBE: &str = "probe";
+
 fn main() -> Result<()> {
     let args = Args::parse().settled();
     let ops = args.operations().unwrap_or_else(|e| Args::command().error(ErrorKind::ValueValidation, e).exit());
     if !args.stress.is_file() {
         bail!("{} is not there; scripts/compare-peers builds it, and the peers' benchmarks", args.stress.display());
     }
+    std::fs::write(args.programs.join(PROBE), [0; 4096]).context("writing the file that ranks probe through")?;
     let start = Instant::now();
     let facts = facts::facts(&args.programs);
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -124,7 +128,9 @@ impl Bench {
     fn turn(&mut self, args: &Args, round: u32, column: usize) -> Result<()> {
         let program = &self.programs[column];
         let before = probe::round_trip();
-        let outcome = child::run(&mut program.command(), args.limit);
+        // Two ranks, a core each.
+        let probe = (self.measured.part.ranks == 2 && before.is_some()).then(|| args.programs.join(PROBE));
+        let outcome = child::run(&mut program.command(probe.as_deref()), args.limit);
         let after = probe::round_trip();
         let place = format!("round {}/{}, {}: {}", round + 1, args.rounds, self.measured.part.key(), program.name);
         let failed = |why: String| format!("{}: {why} (`{}`)", program.name, program.line());

@@ -13,36 +13,6 @@ const TRIPS: u32 = 500;
 const BATCHES: u32 = 16;
 /// Give up when a batch takes longer: the machine is busy with something else.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Between near and far, in nanoseconds.
-const BORDER: f64 = 200.0;
-
-/// Where the two cores were during a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Placement {
-    Near,
-    Far,
-    /// They moved in between, or it is not known.
-    Mixed,
-}
-
-impl Placement {
-    pub(crate) fn of(before: Option<f64>, after: Option<f64>) -> Placement {
-        match (before, after) {
-            (Some(a), Some(b)) if a < BORDER && b < BORDER => Placement::Near,
-            (Some(a), Some(b)) if a >= BORDER && b >= BORDER => Placement::Far,
-            _ => Placement::Mixed,
-        }
-    }
-
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Placement::Near => "near",
-            Placement::Far => "far",
-            Placement::Mixed => "mixed",
-        }
-    }
-}
-
 #[derive(Default)]
 #[repr(align(128))]
 struct Line(AtomicU32);
@@ -116,13 +86,5 @@ mod tests {
         if let Some(ns) = round_trip() {
             assert!(ns > 0.0 && ns.is_finite(), "{ns}");
         }
-    }
-
-    #[test]
-    fn placements() {
-        assert_eq!(Placement::of(Some(50.0), Some(120.0)), Placement::Near);
-        assert_eq!(Placement::of(Some(540.0), Some(260.0)), Placement::Far);
-        assert_eq!(Placement::of(Some(50.0), Some(260.0)), Placement::Mixed);
-        assert_eq!(Placement::of(None, Some(50.0)), Placement::Mixed);
     }
 }

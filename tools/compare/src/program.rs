@@ -36,9 +36,10 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// The process to start.
-    pub(crate) fn command(&self) -> Command {
+    /// The process to start. Two ranks probe through `probe`, a file with a page, how far apart their cores are.
+    pub(crate) fn command(&self, probe: Option<&std::path::Path>) -> Command {
         let mut command = Command::new(&self.path);
+        command.envs(probe.map(|file| ("PERF_PROBE", file)));
         command.args(&self.arguments).envs(self.environment.iter().map(|(k, v)| (k, v)));
         command
     }

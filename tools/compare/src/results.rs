@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use crate::args::{OPERATIONS, Part};
-use crate::probe::Placement;
 use crate::program::Role;
 use crate::rows::Row;
 use crate::stats::{geometric_mean, median};
@@ -18,12 +17,6 @@ pub(crate) struct Run {
     pub(crate) before: Option<f64>,
     pub(crate) after: Option<f64>,
     pub(crate) rows: Vec<Row>,
-}
-
-impl Run {
-    pub(crate) fn placement(&self) -> Placement {
-        Placement::of(self.before, self.after)
-    }
 }
 
 /// A part's measurements.
@@ -48,7 +41,7 @@ pub(crate) struct Column {
 pub(crate) struct Cell {
     /// Median over the rounds, microseconds.
     pub(crate) us: f64,
-    /// Most of its rounds had fewer than three clean repetitions.
+    /// Every round had fewer than three clean repetitions.
     pub(crate) disturbed: bool,
 }
 
@@ -74,10 +67,8 @@ impl Line {
 pub(crate) struct Summary {
     pub(crate) part: Part,
     pub(crate) columns: Vec<Column>,
-    /// The placement of the runs that count; `None`: all runs count, whatever theirs was.
-    pub(crate) placement: Option<Placement>,
-    /// Runs that count, of how many.
-    pub(crate) used: (usize, usize),
+    /// How many runs there were.
+    pub(crate) runs: usize,
     /// A table for each operation, in the order of [`OPERATIONS`].
     pub(crate) tables: Vec<(&'static str, Vec<Line>)>,
     pub(crate) notes: Vec<String>,
@@ -98,16 +89,11 @@ pub(crate) fn ratios(lines: &[Line], column: usize) -> Option<(f64, f64, usize)>
     Some((mean, least, bytes))
 }
 
-/// Runs in one placement count alone when every column has this many of them, or all of its runs.
-const ENOUGH: usize = 3;
-
 /// Medians and ratios of a part.
 pub(crate) fn summary(measured: &Measured) -> Summary {
-    let placement = common_placement(measured);
-    let counts = |run: &&Run| placement.is_none_or(|p| run.placement() == p);
     let mut times: BTreeMap<(usize, usize), Vec<Vec<&Row>>> = BTreeMap::new();
     let mut notes = measured.notes.clone();
-    for run in measured.runs.iter().filter(counts) {
+    for run in &measured.runs {
         for row in &run.rows {
             let Some(op) = OPERATIONS.iter().position(|&op| op == row.op) else { continue };
             // Less than one element per rank: nothing was moved.
@@ -143,26 +129,17 @@ pub(crate) fn summary(measured: &Measured) -> Summary {
             None => tables.push((OPERATIONS[op], vec![line])),
         }
     }
-    let used = (measured.runs.iter().filter(counts).count(), measured.runs.len());
-    Summary { part: measured.part, columns: measured.columns.clone(), placement, used, tables, notes }
+    Summary { part: measured.part, columns: measured.columns.clone(), runs: measured.runs.len(), tables, notes }
 }
 
+/// The median over the rounds with three clean repetitions or more; over all rounds when no round has them.
 fn cell(rows: &[&Row]) -> Option<Cell> {
-    let us = median(&rows.iter().map(|r| r.us).collect::<Vec<_>>())?;
-    let disturbed = rows.iter().filter(|r| r.clean < r.repetitions.min(3)).count();
-    Some(Cell { us, disturbed: 2 * disturbed > rows.len() })
-}
-
-/// The placement in which every column has runs enough.
-fn common_placement(measured: &Measured) -> Option<Placement> {
-    let of = |column: usize| measured.runs.iter().filter(move |r| r.column == column);
-    let columns: Vec<usize> = (0..measured.columns.len()).filter(|&c| of(c).count() > 0).collect();
-    let fewest = |p| columns.iter().map(|&c| of(c).filter(|r| r.placement() == p).count()).min().unwrap_or(0);
-    let all = |p| columns.iter().all(|&c| of(c).all(|r| r.placement() == p));
-    [Placement::Near, Placement::Far]
-        .into_iter()
-        .filter(|&p| fewest(p) >= ENOUGH || (all(p) && fewest(p) > 0))
-        .max_by_key(|&p| (fewest(p), p == Placement::Near))
+    let times = |rows: &mut dyn Iterator<Item = &&Row>| rows.map(|r| r.us).collect::<Vec<_>>();
+    let clean = times(&mut rows.iter().filter(|r| r.clean >= r.repetitions.min(3)));
+    match median(&clean) {
+        Some(us) => Some(Cell { us, disturbed: false }),
+        None => Some(Cell { us: median(&times(&mut rows.iter()))?, disturbed: true }),
+    }
 }
 
 /// Bus bandwidth over algorithm bandwidth, as nccl-tests defines it.
@@ -223,7 +200,6 @@ pub(crate) mod tests {
     #[test]
     fn medians_best_peer_and_ratios() {
         let summary = summary(&three_rounds());
-        assert_eq!(summary.placement, Some(Placement::Near));
         assert_eq!(summary.tables.iter().map(|t| t.0).collect::<Vec<_>>(), ["all_reduce", "reduce"]);
         let lines = &summary.tables[0].1;
         assert_eq!(lines[0].bytes, 8);
@@ -240,22 +216,12 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn like_is_compared_with_like() {
-        let mut runs = Vec::new();
-        for column in [0, 2] {
-            for round in 0..5 {
-                let (ns, us) = if round < 3 { (60.0, 1.0) } else { (500.0, 9.0) };
-                runs.push(run(column, round, ns, vec![row("reduce", 8, us)]));
-            }
-        }
-        let mut part = measured(runs);
-        let first = summary(&part);
-        assert_eq!((first.placement, first.used), (Some(Placement::Near), (6, 10)));
-        assert_eq!(first.tables[0].1[0].cells[0].unwrap().us, 1.0);
-        // One column was never near often enough: everything counts, and it is said.
-        part.runs[0].after = Some(500.0);
-        let second = summary(&part);
-        assert_eq!((second.placement, second.used), (None, (10, 10)));
+    fn rounds_without_clean_repetitions_do_not_count_beside_others() {
+        let far = Row { clean: 1, ..row("reduce", 8, 9.0) };
+        let mut runs = vec![run(0, 0, 50.0, vec![far.clone()]), run(0, 1, 50.0, vec![far.clone()])];
+        assert_eq!(summary(&measured(runs.clone())).tables[0].1[0].cells[0], Some(Cell { us: 9.0, disturbed: true }));
+        runs.push(run(0, 2, 50.0, vec![row("reduce", 8, 1.0)]));
+        assert_eq!(summary(&measured(runs)).tables[0].1[0].cells[0], Some(Cell { us: 1.0, disturbed: false }));
     }
 
     #[test]
@@ -273,10 +239,10 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn cells_that_were_disturbed_in_most_rounds() {
+    fn cells_that_were_disturbed_in_every_round() {
         let rows: Vec<Row> = [0, 2, 7].into_iter().map(|clean| Row { clean, ..row("reduce", 8, 1.0) }).collect();
-        assert!(cell(&rows.iter().collect::<Vec<_>>()).unwrap().disturbed);
-        assert!(!cell(&rows[1..].iter().collect::<Vec<_>>()).unwrap().disturbed);
+        assert!(cell(&rows[..2].iter().collect::<Vec<_>>()).unwrap().disturbed);
+        assert!(!cell(&rows.iter().collect::<Vec<_>>()).unwrap().disturbed);
         assert_eq!(cell(&[]), None);
     }
 }

@@ -8,11 +8,12 @@ use crate::results::{Cell, Summary, bus_factor, ratios};
 /// A heading, a table that sums up, and a table for each operation.
 pub(crate) fn part(summary: &Summary) -> String {
     let mut text = format!("## {}{}\n\n", summary.part.to_string()[..1].to_uppercase(), &summary.part.to_string()[1..]);
-    let (used, all) = summary.used;
-    let _ = match summary.placement {
-        Some(p) => writeln!(text, "{used} of {all} runs count: those with the cores {} before and after.\n", p.name()),
-        None => writeln!(text, "All {all} runs count: too few had the cores in one placement before and after.\n"),
-    };
+    let _ = writeln!(
+        text,
+        "{} runs. Times are those of repetitions in which no rank lost its core and, with two ranks, both cores were near each \
+         other; `~`: no round had three of them.\n",
+        summary.runs
+    );
     text += &totals(summary);
     for (op, lines) in &summary.tables {
         let _ = writeln!(text, "### {op}, {}\n", summary.part);
