@@ -40,10 +40,7 @@ pub(crate) fn blocking<T: Number>(comm: &Comm, case: &Case, place: Place, memory
         // To the right, from the left.
         Collective::SendRecv => {
             let (rank, ranks) = (comm.rank(), comm.size());
-            comm.group(|group| {
-                group.send(input, (rank + 1) % ranks)?;
-                group.recv(output, (rank + ranks - 1) % ranks)
-            })
+            comm.send_recv(input, (rank + 1) % ranks, output, (rank + ranks - 1) % ranks)
         }
     }
 }
