@@ -119,7 +119,7 @@ mod tests {
         let text = part(&summary(&three_rounds()));
         let expected = [
             "## Shared memory, 2 ranks, 4 KiB pages, reused buffers",
-            "9 runs. Times are those of repetitions in which no rank lost its core",
+            "9 runs. Times are those of repetitions in which no rank lost its core and, with two ranks, both cores were near each other; `~`: no round had three of them.",
             "| all_reduce | tinynccl | 1.23 | 0.96 | 8 | 8 |",
             "### all_reduce, shared memory, 2 ranks, 4 KiB pages, reused buffers",
             "| bytes | tinynccl µs | Open MPI µs | MPICH µs | best peer | best / tinynccl | tinynccl GB/s |",
