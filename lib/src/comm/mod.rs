@@ -269,6 +269,17 @@ impl fmt::Debug for Comm {
     }
 }
 
+/// Puts the entry of `key` first, if there is one. Most recently used first: the common case is the same call again.
+#[inline]
+fn to_front<T>(entries: &mut [(CallKey, T)], key: &CallKey) -> bool {
+    if entries.first().is_some_and(|(k, _)| k == key) {
+        return true;
+    }
+    let Some(position) = entries.iter().position(|(k, _)| k == key) else { return false };
+    entries[..=position].rotate_right(1);
+    true
+}
+
 impl Inner {
     fn size(&self) -> usize {
         self.state.members.len()
@@ -317,12 +328,17 @@ impl Inner {
         }
     }
 
+    /// Whether a waiting call keeps a core from the caller's computation, or from the very rank that is awaited.
+    #[inline]
+    fn shares_core(&self, background: bool) -> bool {
+        background || self.crowded.load(Ordering::Relaxed)
+    }
+
     fn patience(&self, background: bool) -> Patience {
         let config = &self.state.config;
-        // Who shares a core with the caller's computation, or with the very rank that is awaited, spins just long
-        // enough for a peer that is in the same call already.
-        let shares = background || self.crowded.load(Ordering::Relaxed);
-        let (spin, turns) = if shares { (config.spin.min(SHARED_SPIN), 2) } else { (config.spin, 32) };
+        // Who shares a core spins just long enough for a peer that is in the same call already.
+        let (spin, turns) =
+            if self.shares_core(background) { (config.spin.min(SHARED_SPIN), 2) } else { (config.spin, 32) };
         let yields = if background { Duration::from_micros(20) } else { Duration::from_micros(200) };
         Patience { turns, spin, yields, deadline: config.timeout }
     }
@@ -330,7 +346,7 @@ impl Inner {
     /// As [`Inner::patience`] for the board, where a turn costs a few loads and no system call.
     fn board_patience(&self, background: bool) -> Patience {
         let config = &self.state.config;
-        let (spin, turns) = match background || self.crowded.load(Ordering::Relaxed) {
+        let (spin, turns) = match self.shares_core(background) {
             // Whoever is awaited may need this very core.
             true => (Duration::ZERO, 4),
             false => (config.spin, 64),
@@ -342,12 +358,7 @@ impl Inner {
     /// Puts the plan of a call in front, compiled on first use: chooses the algorithm and opens the links it needs.
     #[inline]
     fn prepare(&self, engine: &mut Engine, key: &CallKey) -> Result<()> {
-        // Most recently used first: the common case is the same call again.
-        if engine.plans.first().is_some_and(|(k, _)| k == key) {
-            return Ok(());
-        }
-        if let Some(position) = engine.plans.iter().position(|(k, _)| k == key) {
-            engine.plans[..=position].rotate_right(1);
+        if to_front(&mut engine.plans, key) {
             return Ok(());
         }
         let begin = engine.workspace.recorder.as_mut().map(|r| r.prepare());
@@ -367,14 +378,13 @@ impl Inner {
     fn compile(&self, engine: &mut Engine, key: &CallKey) -> Result<Plan> {
         let op = || key.collective.to_string();
         let options = self.options;
+        let bytes = key.count.saturating_mul(key.dtype.size());
         let (algorithm, message, program) = match key.collective {
             Collective::SendRecv => {
-                let bytes = key.count.saturating_mul(key.dtype.size());
                 let message = p2p::message(bytes, options.max_message, self.shares_memory());
                 (Algorithm::Direct, message, p2p::program(self.state.rank, key.root, key.peer))
             }
             collective => {
-                let bytes = key.count.saturating_mul(key.dtype.size());
                 let choice = self.choice(engine, collective, key.root, bytes)?;
                 let shape = self.shape(collective, key.root);
                 self.warn_refused(&shape, &choice);
@@ -518,7 +528,7 @@ impl Inner {
 
     /// How often a short receive looks for its message before it waits as everything else does.
     fn quick_turns(&self, background: bool) -> u32 {
-        if background || self.crowded.load(Ordering::Relaxed) { 1 } else { 256 }
+        if self.shares_core(background) { 1 } else { 256 }
     }
 
     fn peer_in_range(&self, op: &str, what: &str, rank: usize) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Which calls go through memory that all ranks map, and how that is opened.
 
-use super::{Engine, Inner};
+use super::{Engine, Inner, to_front};
 use crate::algorithm::Shape;
 use crate::error::Result;
 use crate::executor::{Buffers, CallKey, Workspace};
@@ -76,32 +76,23 @@ impl Inner {
         jobs: &mut Vec<(CallKey, Job)>,
         key: &CallKey,
     ) -> bool {
-        // Most recently used first: the common case is the same call again.
-        if jobs.first().is_some_and(|(k, _)| k == key) {
+        // What is there has been let in before.
+        if to_front(jobs, key) {
             return true;
         }
         let segment = key.count.saturating_mul(key.dtype.size());
-        if symmetric::slot_bytes(&self.shape(key.collective, key.root), segment) > slot_bytes
-            || !matches!(forced, None | Some(Algorithm::OneShot))
-        {
-            return false;
+        let fits = fits_slots(slot_bytes, forced, &self.shape(key.collective, key.root), segment);
+        if fits {
+            jobs.truncate(JOBS - 1);
+            jobs.insert(0, (*key, self.job(key, Algorithm::OneShot)));
         }
-        match jobs.iter().position(|(k, _)| k == key) {
-            Some(position) => jobs[..=position].rotate_right(1),
-            None => {
-                jobs.truncate(JOBS - 1);
-                jobs.insert(0, (*key, self.job(key, Algorithm::OneShot)));
-            }
-        }
-        true
+        fits
     }
 
     /// Whether a collective with segments of `bytes` bytes goes through the slots.
     pub(super) fn takes_one_shot(&self, engine: &Engine, shape: &Shape, bytes: usize) -> bool {
         let BoardState::Open(board) = &engine.board else { return false };
-        matches!(engine.forced, None | Some(Algorithm::OneShot))
-            && shape.collective != Collective::SendRecv
-            && symmetric::slot_bytes(shape, bytes) <= board.slot_bytes()
+        fits_slots(board.slot_bytes(), engine.forced, shape, bytes)
     }
 
     /// The job of a call that finds out whether all its buffers are symmetric.
@@ -152,6 +143,13 @@ impl Inner {
         }
         outcome
     }
+}
+
+/// The rule of one-shot: taken wherever it fits, unless another algorithm is asked for.
+fn fits_slots(slot_bytes: usize, forced: Option<Algorithm>, shape: &Shape, bytes: usize) -> bool {
+    matches!(forced, None | Some(Algorithm::OneShot))
+        && shape.collective != Collective::SendRecv
+        && symmetric::slot_bytes(shape, bytes) <= slot_bytes
 }
 
 /// The end of a call at the board, for the trace. A call whose buffers are not symmetric goes on over links.

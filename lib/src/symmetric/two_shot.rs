@@ -148,51 +148,36 @@ impl TwoShot {
         // looked at for all ranks before anything is written.
         let inputs = inputs.filter(|_| (0..ranks).all(|r| input(r, 0).is_some()));
         let outputs = outputs.filter(|_| (0..ranks).all(|r| output(r).is_some()));
+        // Complete where `inputs` holds.
+        let sources = |segment| (0..ranks).filter_map(|r| input(r, segment)).collect::<Vec<_>>();
         let root_output = outputs.and_then(|_| self.output.as_ref()?.place(root, self.places[root].output, bytes));
         let streams = bytes.saturating_mul(shape.output_segments(root).max(1)) >= STREAM;
         // SAFETY: all places were checked against their regions; ranks write disjoint parts, and read what nobody writes.
         unsafe {
             match shape.collective {
                 Collective::AllReduce if inputs.is_some() && outputs.is_some() => {
-                    let sources: Vec<_> = (0..ranks).filter_map(|r| input(r, 0)).collect();
                     let targets: Vec<_> = (0..ranks).filter_map(output).collect();
-                    combine(job, &sources, &targets, share(job, rank, ranks), streams);
+                    combine(job, &sources(0), &targets, share(job, rank, ranks), streams);
                 }
                 Collective::AllReduce if inputs.is_some() => {
-                    let sources: Vec<_> = (0..ranks).filter_map(|r| input(r, 0)).collect();
-                    combine(job, &sources, &[ours], 0..job.count, streams);
+                    combine(job, &sources(0), &[ours], 0..job.count, streams);
                 }
                 Collective::ReduceScatter if inputs.is_some() => {
-                    let sources: Vec<_> = (0..ranks).filter_map(|r| input(r, rank)).collect();
-                    combine(job, &sources, &[ours], 0..job.count, streams);
+                    combine(job, &sources(rank), &[ours], 0..job.count, streams);
                 }
-                Collective::Reduce if inputs.is_some() => {
-                    let sources: Vec<_> = (0..ranks).filter_map(|r| input(r, 0)).collect();
-                    match root_output {
-                        // All know where the root's output is: each reduces its part into it.
-                        Some(target) => combine(job, &sources, &[target], share(job, rank, ranks), streams),
-                        None if rank == root => combine(job, &sources, &[ours], 0..job.count, streams),
-                        None => {}
-                    }
-                }
-                Collective::AllGather if inputs.is_some() => {
+                Collective::Reduce if inputs.is_some() => match root_output {
+                    // All know where the root's output is: each reduces its part into it.
+                    Some(target) => combine(job, &sources(0), &[target], share(job, rank, ranks), streams),
+                    None if rank == root => combine(job, &sources(0), &[ours], 0..job.count, streams),
+                    None => {}
+                },
+                Collective::Gather if inputs.is_some() && rank != root => {}
+                Collective::AllGather | Collective::Gather | Collective::AllToAll if inputs.is_some() => {
+                    let segment = if shape.collective == Collective::AllToAll { rank } else { 0 };
+                    // Each begins with its own, so that no rank's memory is everybody's first target.
+                    let sources = sources(segment);
                     for source in (0..ranks).map(|i| (rank + i) % ranks) {
-                        let Some(from) = input(source, 0) else { continue };
-                        copy(from, ours.wrapping_add(source * bytes), bytes, streams);
-                    }
-                }
-                Collective::Gather if inputs.is_some() => {
-                    if rank == root {
-                        for source in 0..ranks {
-                            let Some(from) = input(source, 0) else { continue };
-                            copy(from, ours.wrapping_add(source * bytes), bytes, streams);
-                        }
-                    }
-                }
-                Collective::AllToAll if inputs.is_some() => {
-                    for source in (0..ranks).map(|i| (rank + i) % ranks) {
-                        let Some(from) = input(source, rank) else { continue };
-                        copy(from, ours.wrapping_add(source * bytes), bytes, streams);
+                        copy(sources[source], ours.wrapping_add(source * bytes), bytes, streams);
                     }
                 }
                 _ => return self.broadcast(board, call, inputs.is_some(), outputs.is_some(), streams),
