@@ -244,7 +244,7 @@ unsafe fn perform(
                     None => return Ok(false),
                 };
                 if plan.streams {
-                    reduce_and_stream(plan, memory.at(src), payload, slot, memory.at(dst), memory.len);
+                    reduce_and_stream(plan, memory.at(src), payload, Some(slot), memory.at(dst), memory.len);
                 } else {
                     (plan.kernels.reduce_dual)(memory.at(src), payload, memory.at(dst), slot, memory.len);
                 }
@@ -260,28 +260,11 @@ const PIECE: usize = 4 << 10;
 #[repr(align(64))]
 struct Piece([u8; PIECE]);
 
-/// `slot = a op b` through the cache, for the receiver, and the same to `out` around it.
+/// `out = a op b`, written around the cache; the same through the cache into `slot`, if there is one, for the receiver.
 ///
 /// # Safety
-/// As [`crate::reduce::ReduceDualFn`].
-unsafe fn reduce_and_stream(plan: &Plan, a: *const u8, b: *const u8, slot: *mut u8, out: *mut u8, n: usize) {
-    let step = PIECE / plan.elem;
-    for start in (0..n).step_by(step) {
-        let (n, skip) = (step.min(n - start), start * plan.elem);
-        // SAFETY: by the caller; the piece lies within `n` elements.
-        unsafe {
-            (plan.kernels.reduce)(a.add(skip), b.add(skip), slot.add(skip), n);
-            stream::copy_unordered(out.add(skip), slot.add(skip), n * plan.elem);
-        }
-    }
-    stream::fence();
-}
-
-/// `out = a op b`, written around the cache.
-///
-/// # Safety
-/// As [`crate::reduce::ReduceFn`].
-unsafe fn reduce_around_cache(plan: &Plan, a: *const u8, b: *const u8, out: *mut u8, n: usize) {
+/// As [`crate::reduce::ReduceDualFn`], or [`crate::reduce::ReduceFn`] without a slot.
+unsafe fn reduce_and_stream(plan: &Plan, a: *const u8, b: *const u8, slot: Option<*mut u8>, out: *mut u8, n: usize) {
     let mut piece = Piece([0; PIECE]);
     let piece = piece.0.as_mut_ptr();
     let step = PIECE / plan.elem;
@@ -289,8 +272,9 @@ unsafe fn reduce_around_cache(plan: &Plan, a: *const u8, b: *const u8, out: *mut
         let (n, skip) = (step.min(n - start), start * plan.elem);
         // SAFETY: by the caller; the piece lies within `n` elements.
         unsafe {
-            (plan.kernels.reduce)(a.add(skip), b.add(skip), piece, n);
-            stream::copy_unordered(out.add(skip), piece, n * plan.elem);
+            let through = slot.map_or(piece, |slot| slot.add(skip));
+            (plan.kernels.reduce)(a.add(skip), b.add(skip), through, n);
+            stream::copy_unordered(out.add(skip), through, n * plan.elem);
         }
     }
     stream::fence();
@@ -360,7 +344,7 @@ unsafe fn recv_reduce(
         unsafe {
             let (mine, out) = (mine.add(offset), out.add(offset));
             if streams {
-                reduce_around_cache(plan, mine, payload.as_ptr(), out, n);
+                reduce_and_stream(plan, mine, payload.as_ptr(), None, out, n);
                 return;
             }
             (plan.kernels.reduce)(mine, payload.as_ptr(), out, n);
