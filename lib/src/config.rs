@@ -235,7 +235,7 @@ config! {
         "Period of the heartbeat to the rendezvous store; a rank silent for four periods is named when something times out.";
     transport: TransportChoice = TransportChoice::Auto, "TINYNCCL_TRANSPORT", "auto, tcp, shm",
         "What carries the links.";
-    algorithm: Option<Algorithm> = None, "TINYNCCL_ALGO", "auto, ring, tree, double-tree, direct, halving-doubling, all-pairs, one-shot, two-shot",
+    algorithm: Option<Algorithm> = None, "TINYNCCL_ALGO", "auto, ring, tree, double-tree, direct, halving-doubling, all-pairs, one-shot, two-shot, staged",
         "Fixes the algorithm where it can do the collective; auto asks the cost model.";
     fixed_order: bool = false, "TINYNCCL_FIXED_ORDER", "0 or 1",
         "Reductions combine the values in rank order, ((x0 + x1) + x2) + ..., whatever the sizes, the links and the timing: the same bits every time. \
@@ -252,6 +252,8 @@ config! {
         "TCP streams of a link; messages of 32 KiB and more are split over them. For networks where one stream is limited; no gain over loopback.";
     one_shot: usize = 16 << 10, "TINYNCCL_ONE_SHOT", "bytes, 0 to 1M",
         "Largest input that ranks which share memory pass through one-shot slots; 0 turns these slots off, and with them symmetric buffers.";
+    stage: usize = 256 << 10, "TINYNCCL_STAGE", "bytes, 0 or 4K to 16M",
+        "Largest chunk in which more than two ranks that share memory pass large ordinary buffers through it, four chunks per rank; 0: over links instead.";
     fifo_depth: usize = 4, "TINYNCCL_FIFO_DEPTH", "2 to 64",
         "Messages a link holds per direction.";
     socket_buffer: usize = 0, "TINYNCCL_SOCKET_BUFFER", "bytes; 0 leaves it to the kernel",
@@ -289,6 +291,9 @@ impl Config {
         range("TINYNCCL_SHM_CHUNK", self.shm_chunk, 4 << 10, 16 << 20)?;
         range("TINYNCCL_TCP_CHUNK", self.tcp_chunk, 4 << 10, 16 << 20)?;
         range("TINYNCCL_ONE_SHOT", self.one_shot, 0, 1 << 20)?;
+        if self.stage > 0 {
+            range("TINYNCCL_STAGE", self.stage, 4 << 10, 16 << 20)?;
+        }
         range("TINYNCCL_TCP_STREAMS", self.tcp_streams, 1, crate::transport::MAX_STREAMS)?;
         range("TINYNCCL_FIFO_DEPTH", self.fifo_depth, 2, 64)?;
         range("TINYNCCL_TRACE_EVENTS", self.trace_events, 1, 256 << 20)

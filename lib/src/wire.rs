@@ -110,11 +110,13 @@ pub enum Algorithm {
     OneShot = 6,
     /// In symmetric memory: ranks read and write each other's buffers. No schedule: see `symmetric`.
     TwoShot = 7,
+    /// In shared memory: chunks of ordinary buffers pass through areas that all ranks map. No schedule: see `symmetric`.
+    Staged = 8,
 }
 
 impl Algorithm {
     /// Every algorithm, in code order.
-    pub const ALL: [Algorithm; 8] = [
+    pub const ALL: [Algorithm; 9] = [
         Algorithm::Ring,
         Algorithm::Tree,
         Algorithm::DoubleTree,
@@ -123,6 +125,7 @@ impl Algorithm {
         Algorithm::AllPairs,
         Algorithm::OneShot,
         Algorithm::TwoShot,
+        Algorithm::Staged,
     ];
 
     /// Kebab-case name as used on command lines and in `TINYNCCL_ALGO`.
@@ -136,6 +139,7 @@ impl Algorithm {
             Algorithm::AllPairs => "all-pairs",
             Algorithm::OneShot => "one-shot",
             Algorithm::TwoShot => "two-shot",
+            Algorithm::Staged => "staged",
         }
     }
 
@@ -155,7 +159,7 @@ impl std::str::FromStr for Algorithm {
     type Err = String;
     fn from_str(s: &str) -> Result<Self, String> {
         Algorithm::ALL.into_iter().find(|a| a.name() == s).ok_or_else(|| {
-            format!("unknown algorithm '{s}', expected one of ring tree double-tree direct halving-doubling all-pairs")
+            format!("unknown algorithm '{s}', expected one of {}", Algorithm::ALL.map(Algorithm::name).join(" "))
         })
     }
 }

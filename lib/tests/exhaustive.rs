@@ -24,6 +24,7 @@ fn short_messages(algorithm: Algorithm, ranks: usize) -> Config {
     config.tcp_chunk = MESSAGE;
     config.fifo_depth = 2;
     config.one_shot = 64 << 10;
+    config.stage = 4 << 10;
     config
 }
 
@@ -37,6 +38,7 @@ fn cells(algorithm: Algorithm, ranks: usize) -> Vec<Cell> {
     // The two without schedules do everything where memory is shared (and are something else for one rank).
     let able = |c| match algorithm {
         Algorithm::OneShot => ranks > 1,
+        Algorithm::Staged => ranks > 1 && c != Collective::Barrier,
         Algorithm::TwoShot => ranks > 1 && !matches!(c, Collective::Scatter | Collective::Barrier),
         _ => supports(algorithm, &shape(c, ranks)),
     };
@@ -64,7 +66,7 @@ fn check_world(ranks: usize) {
             let (last, first): (Vec<Cell>, Vec<Cell>) =
                 cells.iter().partition(|c| algorithm == Algorithm::TwoShot && c.collective == Collective::Broadcast);
             first.iter().try_for_each(|&cell| check(&comm, cell, &algorithm))?;
-            if matches!(algorithm, Algorithm::OneShot | Algorithm::TwoShot) {
+            if matches!(algorithm, Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Staged) {
                 assert!(comm.census().links.is_empty(), "{algorithm}: went over links: {:?}", comm.census());
             }
             last.iter().try_for_each(|&cell| check(&comm, cell, &algorithm))
@@ -106,7 +108,7 @@ fn documented(algorithm: Algorithm, collective: Collective, ranks: usize) -> boo
                 || ranks.is_power_of_two() && matches!(collective, AllGather | ReduceScatter)
         }
         Algorithm::AllPairs => matches!(collective, AllReduce | Reduce | Barrier),
-        Algorithm::OneShot | Algorithm::TwoShot => false,
+        Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Staged => false,
     }
 }
 

@@ -108,7 +108,7 @@ pub fn supports(algorithm: Algorithm, shape: &Shape) -> bool {
         Algorithm::AllPairs => {
             matches!(shape.collective, Collective::AllReduce | Collective::Reduce | Collective::Barrier)
         }
-        Algorithm::OneShot | Algorithm::TwoShot => false,
+        Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Staged => false,
     }
 }
 
@@ -118,7 +118,10 @@ pub fn keeps_rank_order(algorithm: Algorithm, shape: &Shape) -> bool {
     // Two values have one order.
     !shape.collective.reduces()
         || shape.ranks <= 2
-        || matches!(algorithm, Algorithm::Direct | Algorithm::AllPairs | Algorithm::OneShot | Algorithm::TwoShot)
+        || matches!(
+            algorithm,
+            Algorithm::Direct | Algorithm::AllPairs | Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Staged
+        )
 }
 
 /// The program of `rank`, or `None` when `algorithm` cannot do this collective on this many ranks.
@@ -136,7 +139,7 @@ pub fn program(algorithm: Algorithm, shape: &Shape, rank: usize) -> Option<Progr
         Algorithm::Direct => direct::program(shape, rank),
         Algorithm::HalvingDoubling => halving_doubling::program(shape, rank),
         Algorithm::AllPairs => all_pairs::program(shape, rank),
-        Algorithm::OneShot | Algorithm::TwoShot => None,
+        Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Staged => None,
     }
 }
 
@@ -152,7 +155,7 @@ pub fn cut(algorithm: Algorithm, shape: &Shape) -> Option<(usize, usize)> {
         Algorithm::DoubleTree => (double_tree::channels(shape), 1),
         Algorithm::HalvingDoubling => halving_doubling::cut(shape, halving_doubling::MAX_SPAN),
         Algorithm::AllPairs => (all_pairs::parts(shape), 1),
-        Algorithm::OneShot | Algorithm::TwoShot => return None,
+        Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Staged => return None,
     })
 }
 
@@ -171,7 +174,7 @@ pub fn bytes_sent(algorithm: Algorithm, shape: &Shape, rank: usize, partition: &
         Algorithm::Direct => direct::bytes_sent(shape, rank, partition),
         Algorithm::HalvingDoubling => halving_doubling::bytes_sent(shape, rank, partition),
         Algorithm::AllPairs => all_pairs::bytes_sent(shape, rank, partition),
-        Algorithm::OneShot | Algorithm::TwoShot => return None,
+        Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Staged => return None,
     })
 }
 

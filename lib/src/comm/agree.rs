@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 /// What the ranks' messages and choices depend on.
 ///
 /// The others may differ: deadlines, where ranks listen, how long they spin. Rank 0's count alone for how to tune.
-const MUST_AGREE: [&str; 10] = [
+const MUST_AGREE: [&str; 11] = [
     "TINYNCCL_TRANSPORT",
     "TINYNCCL_ALGO",
     "TINYNCCL_CHANNELS",
@@ -15,6 +15,7 @@ const MUST_AGREE: [&str; 10] = [
     "TINYNCCL_FIFO_DEPTH",
     "TINYNCCL_CHECKSUM",
     "TINYNCCL_ONE_SHOT",
+    "TINYNCCL_STAGE",
     "TINYNCCL_TCP_STREAMS",
     "TINYNCCL_FIXED_ORDER",
 ];

@@ -492,6 +492,12 @@ impl Inner {
                     return Ok(());
                 }
             }
+            if let Some(job) = self.staged(board.stage_bytes(), *forced, key) {
+                let header = Header { seq, ..job.header };
+                // SAFETY: forwarded from the caller.
+                return unsafe { self.run_on_board(board, registry, &job, header, buffers, background, workspace) }
+                    .map(|_| ());
+            }
         }
         // SAFETY: forwarded from the caller.
         unsafe { self.over_links(engine, key, seq, buffers, background) }

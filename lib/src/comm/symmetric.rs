@@ -47,7 +47,7 @@ impl Inner {
         let state = &self.state;
         engine.board = BoardState::Unavailable;
         if self.shares_memory() && state.config.one_shot > 0 {
-            let layout = Layout::new(self.size(), state.config.one_shot)?;
+            let layout = Layout::new(self.size(), state.config.one_shot, state.config.stage)?;
             let key = format!("board-{}", state.id);
             let shared = state
                 .control
@@ -103,6 +103,12 @@ impl Inner {
         may.then(|| self.job(key, Algorithm::TwoShot))
     }
 
+    /// The job of a call whose buffers pass through the board in chunks.
+    pub(super) fn staged(&self, stage_bytes: usize, forced: Option<Algorithm>, key: &CallKey) -> Option<Job> {
+        takes_stages(stage_bytes, forced, &self.shape(key.collective, key.root), key.dtype.size())
+            .then(|| self.job(key, Algorithm::Staged))
+    }
+
     fn job(&self, key: &CallKey, algorithm: Algorithm) -> Job {
         Job {
             shape: self.shape(key.collective, key.root),
@@ -150,6 +156,18 @@ fn fits_slots(slot_bytes: usize, forced: Option<Algorithm>, shape: &Shape, bytes
     matches!(forced, None | Some(Algorithm::OneShot))
         && shape.collective != Collective::SendRecv
         && symmetric::slot_bytes(shape, bytes) <= slot_bytes
+}
+
+/// The rule of staged: large calls of more than two ranks, unless another algorithm is asked for. Two ranks do as well over
+/// their link.
+fn takes_stages(stage_bytes: usize, forced: Option<Algorithm>, shape: &Shape, elem: usize) -> bool {
+    let wanted = match forced {
+        None => shape.ranks > 2,
+        Some(forced) => forced == Algorithm::Staged,
+    };
+    wanted
+        && !matches!(shape.collective, Collective::SendRecv | Collective::Barrier)
+        && symmetric::largest_chunk(shape, elem, stage_bytes) > 0
 }
 
 /// The end of a call at the board, for the trace. A call whose buffers are not symmetric goes on over links.

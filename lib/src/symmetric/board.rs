@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use rustix::thread::futex;
 
-use super::layout::{DEPTH, LINES, Layout, Line};
+use super::layout::{DEPTH, LINES, Layout, Line, STAGES};
+use super::run::Wait;
 use crate::error::Result;
 use crate::transport::fence::Fence;
 use crate::transport::mapping::Mapping;
@@ -67,6 +68,11 @@ impl Board {
         self.layout.slot_bytes
     }
 
+    /// Bytes that a chunk may have.
+    pub(crate) fn stage_bytes(&self) -> usize {
+        self.layout.stage_bytes
+    }
+
     #[inline(always)]
     fn at<T>(&self, offset: usize) -> &T {
         debug_assert!(offset + size_of::<T>() <= self.memory.len());
@@ -90,6 +96,13 @@ impl Board {
         unsafe { self.memory.base().add(self.layout.area(rank, call)).as_ptr() }
     }
 
+    /// The stage of `rank` for `call`: `stage_bytes` bytes, page-aligned.
+    #[inline]
+    pub(super) fn stage(&self, rank: usize, call: u64) -> *mut u8 {
+        // SAFETY: as `at`.
+        unsafe { self.memory.base().add(self.layout.stage(rank, call)).as_ptr() }
+    }
+
     fn finished(&self, rank: usize) -> &AtomicU64 {
         self.at(self.layout.finished(rank))
     }
@@ -106,18 +119,34 @@ impl Board {
         self.at(0)
     }
 
-    /// Number of the next call.
+    /// Number of the next call, which takes as many as it has steps.
     #[inline]
-    pub(super) fn start(&mut self) -> u64 {
-        self.call += 1;
-        self.call
+    pub(super) fn start(&mut self, steps: usize) -> u64 {
+        let first = self.call + 1;
+        self.call += steps as u64;
+        first
     }
 
-    /// The rank that keeps us from writing the line of `call`, or its area if that is used: it has not finished the call
-    /// which used it before.
+    /// What keeps us from writing the line of `call`: the rank that has not finished the call which used it before.
     #[inline]
-    pub(super) fn no_credit(&mut self, call: u64, area: bool) -> Option<usize> {
-        let needed = call.checked_sub(if area { DEPTH } else { LINES } as u64)?;
+    pub(super) fn no_line(&mut self, call: u64) -> Option<(usize, Wait)> {
+        self.no_credit(call, LINES)
+    }
+
+    /// The same for the line and the payload area.
+    #[inline]
+    pub(super) fn no_area(&mut self, call: u64) -> Option<(usize, Wait)> {
+        self.no_credit(call, DEPTH)
+    }
+
+    /// The same for the line and the stage.
+    pub(super) fn no_stage(&mut self, call: u64) -> Option<(usize, Wait)> {
+        self.no_credit(call, STAGES)
+    }
+
+    #[inline]
+    fn no_credit(&mut self, call: u64, depth: usize) -> Option<(usize, Wait)> {
+        let needed = call.checked_sub(depth as u64)?;
         if self.everyone_finished >= needed {
             return None;
         }
@@ -125,7 +154,7 @@ impl Board {
         for rank in (0..self.ranks()).filter(|&r| r != self.rank) {
             let finished = self.finished(rank).load(Ordering::Acquire);
             if finished < needed {
-                return Some(rank);
+                return Some((rank, Wait::Finished(needed)));
             }
             lowest = lowest.min(finished);
         }
@@ -181,6 +210,14 @@ impl Board {
     #[inline]
     pub(super) fn has_finished(&self, rank: usize, call: u64) -> bool {
         self.finished(rank).load(Ordering::Acquire) >= call
+    }
+
+    /// Whether what is awaited of `rank` has happened.
+    pub(super) fn has(&self, rank: usize, what: Wait) -> bool {
+        match what {
+            Wait::Arrival(call) => self.has_arrived(rank, call),
+            Wait::Finished(call) => self.has_finished(rank, call),
+        }
     }
 
     /// Tells the others which call we make over links, for those who wait for us here with another one.

@@ -8,6 +8,7 @@
 //!   announced                { sequence, header } of the last call that goes over links instead
 //!   LINES lines              { number, header, 24 bytes }
 //!   DEPTH payload areas      for calls with more than 24 bytes
+//!   STAGES stages            for chunks of large calls
 //! ```
 //! Lines are more than areas, because they are what keeps small calls going: a root that broadcasts looks at the others'
 //! `finished`, which is a cache line from each of them, once per LINES calls.
@@ -20,6 +21,8 @@ use crate::error::{Error, Result};
 pub(crate) const LINES: usize = 32;
 /// The same for calls that use a payload area.
 pub(crate) const DEPTH: usize = 4;
+/// The same for chunks that use a stage.
+pub(crate) const STAGES: usize = 4;
 /// Words that different ranks write are this far apart: two cache lines, because some cores prefetch lines in pairs.
 const APART: usize = 128;
 const PAGE: usize = 4096;
@@ -40,14 +43,17 @@ pub(crate) struct Layout {
     pub(crate) ranks: usize,
     /// Payload bytes an area holds.
     pub(crate) slot_bytes: usize,
+    /// Bytes a stage holds; 0: there are none.
+    pub(crate) stage_bytes: usize,
 }
 
 impl Layout {
     /// # Errors
     /// [`Error::InvalidArgument`] when the board would not fit into the address space.
-    pub(crate) fn new(ranks: usize, slot_bytes: usize) -> Result<Layout> {
-        let layout = Layout { ranks, slot_bytes };
-        let fits = ranks > 0 && slot_bytes <= 1 << 30 && ranks.checked_mul(layout.rank_stride()).is_some();
+    pub(crate) fn new(ranks: usize, slot_bytes: usize, stage_bytes: usize) -> Result<Layout> {
+        let layout = Layout { ranks, slot_bytes, stage_bytes };
+        let fits =
+            ranks > 0 && slot_bytes.max(stage_bytes) <= 1 << 30 && ranks.checked_mul(layout.rank_stride()).is_some();
         fits.then_some(layout)
             .ok_or_else(|| Error::invalid("board", format!("{ranks} ranks with slots of {slot_bytes} bytes")))
     }
@@ -58,6 +64,15 @@ impl Layout {
     }
 
     fn rank_stride(&self) -> usize {
+        self.stages() + STAGES * self.stage_stride()
+    }
+
+    fn stage_stride(&self) -> usize {
+        self.stage_bytes.next_multiple_of(PAGE)
+    }
+
+    /// Where a rank's stages begin.
+    fn stages(&self) -> usize {
         (3 * APART + LINES * size_of::<Line>() + DEPTH * self.area_stride()).next_multiple_of(PAGE)
     }
 
@@ -90,5 +105,10 @@ impl Layout {
     /// `rank`'s payload area for `call`.
     pub(crate) fn area(&self, rank: usize, call: u64) -> usize {
         self.rank(rank) + 3 * APART + LINES * size_of::<Line>() + (call as usize % DEPTH) * self.area_stride()
+    }
+
+    /// `rank`'s stage for `call`.
+    pub(crate) fn stage(&self, rank: usize, call: u64) -> usize {
+        self.rank(rank) + self.stages() + (call as usize % STAGES) * self.stage_stride()
     }
 }

@@ -14,7 +14,8 @@
 //! | `layout` | where what lies |
 //! | `board` | a rank's view: publish, see others arrive, finish |
 //! | `run` | one call from start to end: turns, spinning, yielding, sleeping |
-//! | `one_shot`, `two_shot` | the two algorithms |
+//! | `one_shot`, `two_shot`, `staged` | the three algorithms |
+//! | `work` | reducing and copying where everything can be reached |
 //! | `allocation` | symmetric memory and how a call's buffers are found in it |
 //!
 //! # Protocol
@@ -31,10 +32,13 @@ mod board;
 mod layout;
 mod one_shot;
 mod run;
+mod staged;
 mod two_shot;
+mod work;
 
 pub(crate) use allocation::{Allocation, Registry, region_bytes};
 pub(crate) use board::Board;
 pub(crate) use layout::Layout;
 pub(crate) use one_shot::slot_bytes;
 pub(crate) use run::{Job, Outcome, run};
+pub(crate) use staged::largest_chunk;

@@ -3,7 +3,7 @@
 //! One step whatever the number of ranks. Every reader does the whole reduction, which is why this is for small data.
 
 use super::board::Board;
-use super::run::{CREDIT, Call, Outcome, Turn};
+use super::run::{Call, Outcome, Turn};
 use crate::algorithm::Shape;
 use crate::transport::ring::{INLINE, pack};
 use crate::wire::Collective;
@@ -53,8 +53,9 @@ impl OneShot {
         if !self.published {
             if writes(shape, rank) {
                 let bytes = shape.input_segments(rank) * call.job.bytes();
-                if let Some(peer) = board.no_credit(call.number, bytes > INLINE) {
-                    return Turn::Blocked(peer, CREDIT);
+                let missing = if bytes > INLINE { board.no_area(call.number) } else { board.no_line(call.number) };
+                if let Some((peer, wait)) = missing {
+                    return Turn::Blocked(peer, wait);
                 }
                 // SAFETY: by the caller the input holds all its segments; the choice of this algorithm has seen to it
                 // that they fit into a slot.

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use super::allocation::Registry;
 use super::board::{Board, Message};
 use super::one_shot::OneShot;
+use super::staged::Staged;
 use super::two_shot::TwoShot;
 use crate::algorithm::Shape;
 use crate::error::Result;
@@ -46,23 +47,25 @@ pub(crate) enum Outcome {
 #[derive(Debug)]
 pub(super) enum Turn {
     Ended(Outcome),
-    /// Waits for this rank. The second figure tells one wait for it from the next.
-    Blocked(usize, u8),
+    /// Waits for this rank.
+    Blocked(usize, Wait),
     /// This rank makes another call.
     Mismatch(usize, Header),
 }
 
-/// What is awaited of a rank: the end of an earlier call, its arrival at this one, its end.
-pub(super) const CREDIT: u8 = 0;
-pub(super) const ARRIVAL: u8 = 1;
-pub(super) const END: u8 = 2;
+/// What is awaited of a rank, of the call with this number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wait {
+    Arrival(u64),
+    Finished(u64),
+}
 
 /// A call as its algorithm sees it.
 pub(super) struct Call<'a> {
     pub(super) job: &'a Job,
     pub(super) header: Header,
     pub(super) buffers: Buffers,
-    /// Number of the call at the board.
+    /// Number at the board of the call, or of the step it is at.
     pub(super) number: u64,
 }
 
@@ -71,7 +74,7 @@ impl Call<'_> {
     #[inline]
     pub(super) fn message(&self, board: &Board, rank: usize) -> Result<Message, Turn> {
         if !board.has_arrived(rank, self.number) {
-            return Err(Turn::Blocked(rank, ARRIVAL));
+            return Err(Turn::Blocked(rank, Wait::Arrival(self.number)));
         }
         let message = board.read(rank, self.number);
         if message.agrees_with(&self.header) { Ok(message) } else { Err(Turn::Mismatch(rank, message.header())) }
@@ -81,6 +84,7 @@ impl Call<'_> {
 enum Steps {
     OneShot(OneShot),
     TwoShot(TwoShot),
+    Staged(Staged),
 }
 
 /// Runs one call to its end.
@@ -99,19 +103,26 @@ pub(crate) unsafe fn run(
     patience: &Patience,
     mut recorder: Option<&mut Recorder>,
 ) -> Result<Outcome> {
-    let call = Call { job, header, buffers, number: board.start() };
+    let mut call = Call { job, header, buffers, number: 0 };
     let mut steps = match header.algorithm {
-        code if code == Algorithm::TwoShot as u8 => Steps::TwoShot(TwoShot::new(registry, &call, board.rank())),
-        _ => Steps::OneShot(OneShot::default()),
+        code if code == Algorithm::Staged as u8 => Steps::Staged(Staged::new(board, job)),
+        code => {
+            call.number = board.start(1);
+            match code == Algorithm::TwoShot as u8 {
+                true => Steps::TwoShot(TwoShot::new(registry, &call, board.rank())),
+                false => Steps::OneShot(OneShot::default()),
+            }
+        }
     };
     let mut waiter = Waiter { supervisor, patience, turns: 0, since: None, announced: false };
-    let mut last = (usize::MAX, 0);
+    let mut last = None;
     loop {
         // SAFETY: forwarded from the caller.
         let turn = unsafe {
             match &mut steps {
                 Steps::OneShot(steps) => steps.advance(board, &call),
                 Steps::TwoShot(steps) => steps.advance(board, &call),
+                Steps::Staged(steps) => steps.advance(board, &mut call),
             }
         };
         match turn {
@@ -121,13 +132,13 @@ pub(crate) unsafe fn run(
             }
             Turn::Mismatch(peer, theirs) => return Err(supervisor.mismatch(peer, header, theirs)),
             Turn::Blocked(peer, what) => {
-                if std::mem::replace(&mut last, (peer, what)) != (peer, what) {
+                if last.replace((peer, what)) != Some((peer, what)) {
                     waiter.reset();
                     if let Some(recorder) = &mut recorder {
-                        recorder.awaits(peer, what == ARRIVAL);
+                        recorder.awaits(peer, matches!(what, Wait::Arrival(_)));
                     }
                 }
-                waiter.wait(board, &call, peer)?;
+                waiter.wait(board, &call, peer, what)?;
             }
         }
     }
@@ -154,18 +165,18 @@ impl Waiter<'_> {
     }
 
     #[inline]
-    fn wait(&mut self, board: &Board, call: &Call<'_>, peer: usize) -> Result<()> {
+    fn wait(&mut self, board: &Board, call: &Call<'_>, peer: usize, what: Wait) -> Result<()> {
         self.turns += 1;
         if self.turns < self.patience.turns {
             std::hint::spin_loop();
             return Ok(());
         }
         self.turns = 0;
-        self.wait_slowly(board, call, peer)
+        self.wait_slowly(board, call, peer, what)
     }
 
     #[cold]
-    fn wait_slowly(&mut self, board: &Board, call: &Call<'_>, peer: usize) -> Result<()> {
+    fn wait_slowly(&mut self, board: &Board, call: &Call<'_>, peer: usize, what: Wait) -> Result<()> {
         if self.supervisor.has_failed()
             && let Some(error) = self.supervisor.failure()
         {
@@ -188,22 +199,16 @@ impl Waiter<'_> {
             return Err(self.supervisor.mismatch(other, call.header, theirs));
         }
         // First whether it has left, then whether it came before that.
-        if self.supervisor.has_left(peer) && is_blocked(board, call, peer) {
+        if self.supervisor.has_left(peer) && !board.has(peer, what) {
             return Err(self.supervisor.left(&call.header, peer));
         }
         if waited >= self.patience.deadline {
             return Err(self.supervisor.timed_out(&call.header, &[peer], waited));
         }
         let slice = SLICE.min(self.patience.deadline - waited);
-        board.sleep(slice, || !is_blocked(board, call, peer) || self.supervisor.has_failed());
+        board.sleep(slice, || board.has(peer, what) || self.supervisor.has_failed());
         Ok(())
     }
-}
-
-/// Whether `peer` has written nothing that we may be waiting for: neither this call's slot nor its end. (A rank without
-/// credit waits for the end of an earlier call; then the slice is the longest it oversleeps, and any write wakes it.)
-fn is_blocked(board: &Board, call: &Call<'_>, peer: usize) -> bool {
-    !board.has_arrived(peer, call.number) && !board.has_finished(peer, call.number)
 }
 
 /// A rank that has not come to this call but has announced one over links that is as late or later.
@@ -212,6 +217,7 @@ fn elsewhere(board: &Board, call: &Call<'_>) -> Option<(usize, Header)> {
         // First what it announced, then whether it has come: the other way round it could do both in between.
         let theirs = board.announcement(rank)?;
         let later = theirs.seq.wrapping_sub(call.header.seq) < u32::MAX / 2;
-        (later && is_blocked(board, call, rank)).then_some((rank, theirs))
+        let is_here = board.has_arrived(rank, call.number) || board.has_finished(rank, call.number);
+        (later && !is_here).then_some((rank, theirs))
     })
 }

@@ -9,12 +9,11 @@ use std::sync::Arc;
 
 use super::allocation::{Allocation, Found, Registry};
 use super::board::Board;
-use super::run::{CREDIT, Call, END, Job, Outcome, Turn};
+use super::run::{Call, Outcome, Turn, Wait};
+use super::work::{combine, copy, share};
 use crate::reduce::stream;
 use crate::wire::Collective;
 
-/// Reductions of more than two ranks go through a piece of this many bytes that stays in the first-level cache.
-const PIECE: usize = 8 << 10;
 /// From so many bytes per rank on, outputs are written around the cache.
 const STREAM: usize = 4 << 20;
 
@@ -81,8 +80,8 @@ impl TwoShot {
         loop {
             match &mut self.stage {
                 Stage::Describe => {
-                    if let Some(peer) = board.no_credit(call.number, false) {
-                        return Turn::Blocked(peer, CREDIT);
+                    if let Some((peer, wait)) = board.no_line(call.number) {
+                        return Turn::Blocked(peer, wait);
                     }
                     board.publish(call.number, &call.header, self.ours.to_words());
                     self.places[rank] = self.ours;
@@ -111,7 +110,7 @@ impl TwoShot {
                 }
                 Stage::Leave { next } if *next < ranks => {
                     if *next != rank && !board.has_finished(*next, call.number) {
-                        return Turn::Blocked(*next, END);
+                        return Turn::Blocked(*next, Wait::Finished(call.number));
                     }
                     *next += 1;
                 }
@@ -157,7 +156,7 @@ impl TwoShot {
             match shape.collective {
                 Collective::AllReduce if inputs.is_some() && outputs.is_some() => {
                     let targets: Vec<_> = (0..ranks).filter_map(output).collect();
-                    combine(job, &sources(0), &targets, share(job, rank, ranks), streams);
+                    combine(job, &sources(0), &targets, share(job.count, job.elem, rank, ranks), streams);
                 }
                 Collective::AllReduce if inputs.is_some() => {
                     combine(job, &sources(0), &[ours], 0..job.count, streams);
@@ -167,7 +166,9 @@ impl TwoShot {
                 }
                 Collective::Reduce if inputs.is_some() => match root_output {
                     // All know where the root's output is: each reduces its part into it.
-                    Some(target) => combine(job, &sources(0), &[target], share(job, rank, ranks), streams),
+                    Some(target) => {
+                        combine(job, &sources(0), &[target], share(job.count, job.elem, rank, ranks), streams)
+                    }
                     None if rank == root => combine(job, &sources(0), &[ours], 0..job.count, streams),
                     None => {}
                 },
@@ -209,7 +210,7 @@ impl TwoShot {
         // SAFETY: checked against the regions; each byte of each output is written by one rank.
         unsafe {
             if ranks == 2 {
-                let half = share(job, rank, 2);
+                let half = share(job.count, job.elem, rank, 2);
                 let (start, len) = (half.start * job.elem, half.len() * job.elem);
                 let to = targets[1 - root].wrapping_add(start);
                 copy(source.wrapping_add(start), to, len, streams);
@@ -221,73 +222,5 @@ impl TwoShot {
             }
         }
         true
-    }
-}
-
-/// `rank`'s part of a segment: in whole cache lines, as far as they go.
-fn share(job: &Job, rank: usize, ranks: usize) -> std::ops::Range<usize> {
-    let line = (64 / job.elem).max(1);
-    let part = job.count.div_ceil(ranks).next_multiple_of(line);
-    (rank * part).min(job.count)..((rank + 1) * part).min(job.count)
-}
-
-/// Reduces the elements of `range` of all sources, in their order, into all targets.
-///
-/// # Safety
-/// Sources readable, targets writable for the range; a target is a source or apart from all.
-unsafe fn combine(job: &Job, sources: &[*const u8], targets: &[*mut u8], range: std::ops::Range<usize>, streams: bool) {
-    let elem = job.elem;
-    let skip = range.start * elem;
-    // SAFETY: by the caller; pieces lie within the range.
-    unsafe {
-        if let ([a, b], false, 1) = (sources, streams, job.divisor) {
-            let (a, b) = (a.wrapping_add(skip), b.wrapping_add(skip));
-            match targets {
-                [x] => (job.kernels.reduce)(a, b, x.wrapping_add(skip), range.len()),
-                [x, y] => {
-                    (job.kernels.reduce_dual)(a, b, x.wrapping_add(skip), y.wrapping_add(skip), range.len());
-                }
-                _ => {}
-            }
-            return;
-        }
-        let mut piece = [0u64; PIECE / 8];
-        let piece = piece.as_mut_ptr().cast::<u8>();
-        let step = PIECE / elem;
-        let mut at = range.start;
-        while at < range.end {
-            let n = step.min(range.end - at);
-            let source = |i: usize| sources[i].wrapping_add(at * elem);
-            if sources.len() == 1 {
-                std::ptr::copy_nonoverlapping(source(0), piece, n * elem);
-            } else {
-                (job.kernels.reduce)(source(0), source(1), piece, n);
-            }
-            for i in 2..sources.len() {
-                (job.kernels.reduce)(piece, source(i), piece, n);
-            }
-            (job.kernels.divide)(piece, n, job.divisor);
-            for target in targets {
-                copy(piece, target.wrapping_add(at * elem), n * elem, streams);
-            }
-            at += n;
-        }
-    }
-}
-
-/// What is streamed is ordered by the fence at the end of the work.
-///
-/// # Safety
-/// Valid for `bytes`; equal or apart.
-unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize, streams: bool) {
-    if !std::ptr::eq(from, to) {
-        // SAFETY: by the caller.
-        unsafe {
-            if streams {
-                stream::copy_unordered(to, from, bytes);
-            } else {
-                std::ptr::copy_nonoverlapping(from, to, bytes);
-            }
-        }
     }
 }

@@ -152,7 +152,7 @@ pub fn work(algorithm: Algorithm, shape: &Shape) -> Option<Work> {
         Algorithm::Direct => direct::work(shape),
         Algorithm::HalvingDoubling => halving_doubling::work(shape),
         Algorithm::AllPairs => all_pairs::work(shape),
-        Algorithm::OneShot | Algorithm::TwoShot => return None,
+        Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Staged => return None,
     };
     let channels = match algorithm {
         Algorithm::DoubleTree => double_tree::channels(shape),
@@ -179,7 +179,7 @@ pub fn crossing(algorithm: Algorithm, shape: &Shape, placement: Placement) -> Cr
             Algorithm::Direct => direct::crossing(shape, placement),
             Algorithm::HalvingDoubling => halving_doubling::crossing(shape, placement),
             Algorithm::AllPairs => all_pairs::crossing(shape, placement),
-            Algorithm::OneShot | Algorithm::TwoShot => Crossing::of(0.0),
+            Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Staged => Crossing::of(0.0),
         },
     }
 }
