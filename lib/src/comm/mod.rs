@@ -210,7 +210,9 @@ impl Comm {
         let mut choice = inner.choice(&engine, collective, root, bytes)?;
         let shape = inner.shape(collective, root);
         if inner.takes_one_shot(&engine, &shape, bytes) {
-            choice.prefer_one_shot(&shape, bytes, &engine.tuned.model);
+            choice.prefer(Algorithm::OneShot, &shape, bytes, bytes, &engine.tuned.model);
+        } else if let Some(chunk) = inner.takes_stages(&engine, &shape) {
+            choice.prefer(Algorithm::Staged, &shape, bytes, chunk, &engine.tuned.model);
         }
         Ok(choice)
     }

@@ -105,8 +105,15 @@ impl Inner {
 
     /// The job of a call whose buffers pass through the board in chunks.
     pub(super) fn staged(&self, stage_bytes: usize, forced: Option<Algorithm>, key: &CallKey) -> Option<Job> {
-        takes_stages(stage_bytes, forced, &self.shape(key.collective, key.root), key.dtype.size())
-            .then(|| self.job(key, Algorithm::Staged))
+        let shape = self.shape(key.collective, key.root);
+        takes_stages(stage_bytes, forced, &shape, key.dtype.size()).then(|| self.job(key, Algorithm::Staged))
+    }
+
+    /// Bytes of a segment that pass at once, if a collective that is too large for the slots goes through the board in chunks.
+    pub(super) fn takes_stages(&self, engine: &Engine, shape: &Shape) -> Option<usize> {
+        let BoardState::Open(board) = &engine.board else { return None };
+        let bytes = board.stage_bytes();
+        takes_stages(bytes, engine.forced, shape, 1).then(|| symmetric::largest_chunk(shape, 1, bytes))
     }
 
     fn job(&self, key: &CallKey, algorithm: Algorithm) -> Job {
@@ -158,12 +165,12 @@ fn fits_slots(slot_bytes: usize, forced: Option<Algorithm>, shape: &Shape, bytes
         && symmetric::slot_bytes(shape, bytes) <= slot_bytes
 }
 
-/// The rule of staged: large calls of more than two ranks, unless another algorithm is asked for. Two ranks do as well over
-/// their link.
+/// The rule of staged: large calls of more than two ranks, unless another algorithm is asked for. Two ranks do as well or better
+/// over their link, but for a broadcast.
 fn takes_stages(stage_bytes: usize, forced: Option<Algorithm>, shape: &Shape, elem: usize) -> bool {
     let wanted = match forced {
-        None => shape.ranks > 2,
-        Some(forced) => forced == Algorithm::Staged,
+        None => shape.ranks > 2 || shape.ranks == 2 && shape.collective == Collective::Broadcast,
+        Some(forced) => forced == Algorithm::Staged && shape.ranks > 1,
     };
     wanted
         && !matches!(shape.collective, Collective::SendRecv | Collective::Barrier)

@@ -41,11 +41,17 @@ impl Choice {
         self.estimates.iter().find(|e| e.algorithm == self.algorithm)
     }
 
-    /// Puts one-shot first: it is taken wherever the input fits into a slot, unless another algorithm is asked for.
-    pub(crate) fn prefer_one_shot(&mut self, shape: &Shape, bytes: usize, model: &CostModel) {
-        if let Some(cost) = estimate(Algorithm::OneShot, shape, bytes, bytes, model) {
-            let (algorithm, message, ns) = (Algorithm::OneShot, bytes, cost.total());
-            self.estimates.insert(0, Estimate { algorithm, message, ns, cost });
+    /// Puts `algorithm` first: by a rule, not by its estimate. `message` is what it passes on at once.
+    pub(crate) fn prefer(
+        &mut self,
+        algorithm: Algorithm,
+        shape: &Shape,
+        bytes: usize,
+        message: usize,
+        model: &CostModel,
+    ) {
+        if let Some(cost) = estimate(algorithm, shape, bytes, message, model) {
+            self.estimates.insert(0, Estimate { algorithm, message, ns: cost.total(), cost });
             (self.algorithm, self.message, self.refused) = (algorithm, message, None);
         }
     }
@@ -71,7 +77,7 @@ pub fn choose(
 ) -> Option<Choice> {
     let mut estimates: Vec<Estimate> = Algorithm::ALL
         .into_iter()
-        .filter(|&algorithm| algorithm != Algorithm::OneShot)
+        .filter(|algorithm| !matches!(algorithm, Algorithm::OneShot | Algorithm::Staged))
         .filter_map(|algorithm| best_message(algorithm, shape, bytes, max_message, model))
         .collect();
     // Stable, so that ties stay in code order.

@@ -4,7 +4,7 @@
 //! leaves the host. Terms with n-1, D and log₂n are those of the tables in [`crate::algorithm`]; the tests count all
 //! of them in the programs.
 //!
-//! One-shot has no program: its terms are by hand. Two-shot is not here: it is taken whenever all buffers allow it.
+//! One-shot and staged have no programs: their terms are by hand. Two-shot is not here: it is taken whenever all buffers allow it.
 //!
 //! To add an algorithm: a file here with `work` and `crossing`, and a line in each of [`work`] and [`crossing`]; one that
 //! is not a program, and does not cut the buffer with [`cut`], also says in [`terms`] how many windows it takes.
@@ -14,6 +14,7 @@ mod direct;
 mod halving_doubling;
 mod one_shot;
 mod ring;
+mod staged;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -119,10 +120,14 @@ impl Terms {
 /// The terms of a call with segments of `bytes` bytes and messages of at most `message` bytes; `None` when the
 /// algorithm cannot do it.
 pub fn terms(algorithm: Algorithm, shape: &Shape, bytes: usize, message: usize) -> Option<Terms> {
-    if algorithm == Algorithm::OneShot {
+    if matches!(algorithm, Algorithm::OneShot | Algorithm::Staged) {
         let possible = shape.ranks > 1 && shape.root < shape.ranks && shape.collective != Collective::SendRecv;
-        let (window, footprint) = (bytes as f64, bytes as f64 * segments(shape));
-        return possible.then(|| Terms { windows: 1.0, window, footprint, work: one_shot::work(shape) });
+        let (work, windows): (fn(&Shape) -> Work, _) = match algorithm {
+            Algorithm::Staged => (staged::work, bytes.div_ceil(message.max(1)).max(1)),
+            _ => (one_shot::work, 1),
+        };
+        let (window, footprint) = (bytes as f64 / windows as f64, bytes as f64 * segments(shape));
+        return possible.then(|| Terms { windows: windows as f64, window, footprint, work: work(shape) });
     }
     let work = work(algorithm, shape)?;
     let (parts, span) = cut(algorithm, shape)?;
