@@ -11,6 +11,7 @@ use crate::error::Result;
 use crate::executor::{Buffers, Patience, Supervisor};
 use crate::reduce::Kernels;
 use crate::trace::Recorder;
+use crate::transport::sync::yield_now;
 use crate::wire::{Algorithm, Header};
 
 /// Everything about a call but its buffers and its number.
@@ -127,7 +128,7 @@ pub(crate) unsafe fn run(
                         recorder.awaits(peer, what == ARRIVAL);
                     }
                 }
-                waiter.wait(board, &call, peer)?;
+                waiter.wait(board, &call, peer, what)?;
             }
         }
     }
@@ -154,18 +155,18 @@ impl Waiter<'_> {
     }
 
     #[inline]
-    fn wait(&mut self, board: &Board, call: &Call<'_>, peer: usize) -> Result<()> {
+    fn wait(&mut self, board: &Board, call: &Call<'_>, peer: usize, what: u8) -> Result<()> {
         self.turns += 1;
         if self.turns < self.patience.turns {
             std::hint::spin_loop();
             return Ok(());
         }
         self.turns = 0;
-        self.wait_slowly(board, call, peer)
+        self.wait_slowly(board, call, peer, what)
     }
 
     #[cold]
-    fn wait_slowly(&mut self, board: &Board, call: &Call<'_>, peer: usize) -> Result<()> {
+    fn wait_slowly(&mut self, board: &Board, call: &Call<'_>, peer: usize, what: u8) -> Result<()> {
         if self.supervisor.has_failed()
             && let Some(error) = self.supervisor.failure()
         {
@@ -177,7 +178,7 @@ impl Waiter<'_> {
             return Ok(());
         }
         if waited < self.patience.spin + self.patience.yields {
-            std::thread::yield_now();
+            yield_now();
             return Ok(());
         }
         if !self.announced {
@@ -188,22 +189,30 @@ impl Waiter<'_> {
             return Err(self.supervisor.mismatch(other, call.header, theirs));
         }
         // First whether it has left, then whether it came before that.
-        if self.supervisor.has_left(peer) && is_blocked(board, call, peer) {
+        if self.supervisor.has_left(peer) && is_missing(board, call, peer, what) {
             return Err(self.supervisor.left(&call.header, peer));
         }
         if waited >= self.patience.deadline {
             return Err(self.supervisor.timed_out(&call.header, &[peer], waited));
         }
         let slice = SLICE.min(self.patience.deadline - waited);
-        board.sleep(slice, || !is_blocked(board, call, peer) || self.supervisor.has_failed());
+        board.sleep(slice, || !is_missing(board, call, peer, what) || self.supervisor.has_failed());
         Ok(())
     }
 }
 
-/// Whether `peer` has written nothing that we may be waiting for: neither this call's slot nor its end. (A rank without
-/// credit waits for the end of an earlier call; then the slice is the longest it oversleeps, and any write wakes it.)
-fn is_blocked(board: &Board, call: &Call<'_>, peer: usize) -> bool {
-    !board.has_arrived(peer, call.number) && !board.has_finished(peer, call.number)
+/// Whether `peer` has not yet written what we wait for.
+fn is_missing(board: &Board, call: &Call<'_>, peer: usize, what: u8) -> bool {
+    match what {
+        CREDIT => board.keeps_credit(peer),
+        END => !board.has_finished(peer, call.number),
+        _ => !board.has_arrived(peer, call.number),
+    }
+}
+
+/// Whether `rank` has not come to this call: neither this call's slot nor its end is there.
+fn is_absent(board: &Board, call: &Call<'_>, rank: usize) -> bool {
+    !board.has_arrived(rank, call.number) && !board.has_finished(rank, call.number)
 }
 
 /// A rank that has not come to this call but has announced one over links that is as late or later.
@@ -212,6 +221,6 @@ fn elsewhere(board: &Board, call: &Call<'_>) -> Option<(usize, Header)> {
         // First what it announced, then whether it has come: the other way round it could do both in between.
         let theirs = board.announcement(rank)?;
         let later = theirs.seq.wrapping_sub(call.header.seq) < u32::MAX / 2;
-        (later && is_blocked(board, call, rank)).then_some((rank, theirs))
+        (later && is_absent(board, call, rank)).then_some((rank, theirs))
     })
 }

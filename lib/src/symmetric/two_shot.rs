@@ -11,6 +11,7 @@ use super::allocation::{Allocation, Found, Registry};
 use super::board::Board;
 use super::run::{CREDIT, Call, END, Job, Outcome, Turn};
 use crate::reduce::stream;
+use crate::transport::sync;
 use crate::wire::Collective;
 
 /// Reductions of more than two ranks go through a piece of this many bytes that stays in the first-level cache.
@@ -259,7 +260,7 @@ unsafe fn combine(job: &Job, sources: &[*const u8], targets: &[*mut u8], range: 
             let n = step.min(range.end - at);
             let source = |i: usize| sources[i].wrapping_add(at * elem);
             if sources.len() == 1 {
-                std::ptr::copy_nonoverlapping(source(0), piece, n * elem);
+                sync::copy(source(0), piece, n * elem);
             } else {
                 (job.kernels.reduce)(source(0), source(1), piece, n);
             }
@@ -286,7 +287,7 @@ unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize, streams: bool) {
             if streams {
                 stream::copy_unordered(to, from, bytes);
             } else {
-                std::ptr::copy_nonoverlapping(from, to, bytes);
+                sync::copy(from, to, bytes);
             }
         }
     }
