@@ -1,7 +1,8 @@
 #!/bin/sh
-# Model-checks the ring in shared memory (lib/src/transport/ring/model.rs) with loom. Under three minutes on two cores.
+# Model-checks what is shared between ranks with loom: rings (lib/src/transport/ring/model.rs) and the board
+# (lib/src/symmetric/model.rs).
 #
-#   scripts/loom.sh [NAME OF A TEST]
+#   scripts/loom.sh [PART OF A TEST'S NAME]
 #
 # Prints for each scenario in how many executions it holds, and how it fails with a step of the protocol weakened.
 # LOOM_MAX_PREEMPTIONS=N overrules the bounds on preemptions which some scenarios have. Builds into target/loom, because
@@ -9,4 +10,4 @@
 set -eu
 cd "$(dirname "$0")/.."
 export RUSTFLAGS="--cfg loom ${RUSTFLAGS:-}" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/loom" RUST_BACKTRACE=0
-exec cargo test --locked -p tinynccl --release --lib "transport::ring::model::${1:-}" -- --nocapture
+exec cargo test --locked -p tinynccl --release --lib "${1:-model::}" -- --nocapture

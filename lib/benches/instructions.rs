@@ -7,7 +7,8 @@
 //! valgrind --tool=callgrind --callgrind-out-file=/dev/null --toggle-collect='*all_reduces*' \
 //!     target/release/deps/instructions-HASH 10000
 //! ```
-//! Without valgrind it prints nanoseconds. `TINYNCCL_TRACE=FILE` shows what recording adds.
+//! The messages go over links; with the word `board`, over the board (one-shot). Without valgrind it prints nanoseconds.
+//! `TINYNCCL_TRACE=FILE` shows what recording adds.
 
 use std::time::Instant;
 
@@ -29,9 +30,10 @@ fn all_reduces(comms: &[Comm], rounds: usize) -> Result<()> {
 fn main() -> Result<()> {
     // Cargo passes `--bench`.
     let rounds = std::env::args().filter_map(|a| a.parse::<usize>().ok()).next().unwrap_or(1_000_000);
-    // Over links: at the board, whoever comes first waits for the other.
     let mut config = Config::from_env()?;
-    config.one_shot = 0;
+    if !std::env::args().any(|a| a == "board") {
+        config.one_shot = 0;
+    }
     let comms = Comm::threads(2, config)?;
     // Links are opened by two that wait for each other.
     std::thread::scope(|scope| {

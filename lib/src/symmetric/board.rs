@@ -2,13 +2,11 @@
 
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
-
-use rustix::thread::futex;
 
 use super::layout::{DEPTH, LINES, Layout, Line, STAGES};
 use super::run::Wait;
+use super::words::{Announcement, Asleep, Finished, Sleepers};
 use crate::error::Result;
 use crate::transport::fence::Fence;
 use crate::transport::mapping::Mapping;
@@ -103,19 +101,19 @@ impl Board {
         unsafe { self.memory.base().add(self.layout.stage(rank, call)).as_ptr() }
     }
 
-    fn finished(&self, rank: usize) -> &AtomicU64 {
+    fn finished(&self, rank: usize) -> &Finished {
         self.at(self.layout.finished(rank))
     }
 
-    fn asleep(&self, rank: usize) -> &AtomicU32 {
+    fn asleep(&self, rank: usize) -> &Asleep {
         self.at(self.layout.asleep(rank))
     }
 
-    fn announced(&self, rank: usize) -> &Line {
+    fn announced(&self, rank: usize) -> &Announcement {
         self.at(self.layout.announced(rank))
     }
 
-    fn sleepers(&self) -> &AtomicU32 {
+    fn sleepers(&self) -> &Sleepers {
         self.at(0)
     }
 
@@ -152,7 +150,7 @@ impl Board {
         }
         let mut lowest = u64::MAX;
         for rank in (0..self.ranks()).filter(|&r| r != self.rank) {
-            let finished = self.finished(rank).load(Ordering::Acquire);
+            let finished = self.finished(rank).get();
             if finished < needed {
                 return Some((rank, Wait::Finished(needed)));
             }
@@ -172,44 +170,36 @@ impl Board {
     #[inline]
     pub(super) fn publish(&self, call: u64, header: &Header, inline: [u64; 3]) {
         let line = self.line(self.rank, call);
-        for (to, from) in line.header.iter().zip(to_words(header)) {
-            to.store(from, Ordering::Relaxed);
-        }
-        for (to, from) in line.inline.iter().zip(inline) {
-            to.store(from, Ordering::Relaxed);
-        }
-        line.number.store(call, Ordering::Release);
+        line.header.store(to_words(header));
+        line.inline.store(inline);
+        line.number.publish(call);
         self.wake();
     }
 
     /// Whether `rank`'s line of `call` is complete.
     #[inline]
     pub(super) fn has_arrived(&self, rank: usize, call: u64) -> bool {
-        self.line(rank, call).number.load(Ordering::Acquire) == call
+        self.line(rank, call).number.published() == call
     }
 
     /// `rank`'s line of `call`, which has arrived.
     #[inline]
     pub(super) fn read(&self, rank: usize, call: u64) -> Message {
         let line = self.line(rank, call);
-        let load = |word: &AtomicU64| word.load(Ordering::Relaxed);
-        Message {
-            header: [load(&line.header[0]), load(&line.header[1]), load(&line.header[2]), load(&line.header[3])],
-            inline: [load(&line.inline[0]), load(&line.inline[1]), load(&line.inline[2])],
-        }
+        Message { header: line.header.load(), inline: line.inline.load() }
     }
 
     /// We need nothing of `call` any more, and have written what others await.
     #[inline]
     pub(super) fn finish(&self, call: u64) {
-        self.finished(self.rank).store(call, Ordering::Release);
+        self.finished(self.rank).set(call);
         self.wake();
     }
 
     /// Whether `rank` has finished `call`.
     #[inline]
     pub(super) fn has_finished(&self, rank: usize, call: u64) -> bool {
-        self.finished(rank).load(Ordering::Acquire) >= call
+        self.finished(rank).get() >= call
     }
 
     /// Whether what is awaited of `rank` has happened.
@@ -222,32 +212,19 @@ impl Board {
 
     /// Tells the others which call we make over links, for those who wait for us here with another one.
     pub(crate) fn announce(&self, header: &Header) {
-        let line = self.announced(self.rank);
-        // Odd while it is being written. Announcements are rare next to what follows them, so a full fence is cheap.
-        let number = line.number.load(Ordering::Relaxed);
-        line.number.store(number + 1, Ordering::Relaxed);
-        std::sync::atomic::fence(Ordering::SeqCst);
-        for (to, from) in line.header.iter().zip(to_words(header)) {
-            to.store(from, Ordering::Relaxed);
-        }
-        line.number.store(number + 2, Ordering::Release);
+        self.announced(self.rank).write(to_words(header));
     }
 
     /// The call that `rank` has announced last.
     pub(super) fn announcement(&self, rank: usize) -> Option<Header> {
-        let line = self.announced(rank);
-        let before = line.number.load(Ordering::Acquire);
-        let words = [0, 1, 2, 3].map(|i| line.header[i].load(Ordering::Relaxed));
-        std::sync::atomic::fence(Ordering::SeqCst);
-        let same = line.number.load(Ordering::Relaxed) == before;
-        (before > 0 && before.is_multiple_of(2) && same).then(|| bytemuck::cast(words))
+        self.announced(rank).read().map(bytemuck::cast)
     }
 
     /// Wakes who sleeps, after a store that may be awaited.
     #[inline]
     fn wake(&self) {
         self.fence.light();
-        if self.sleepers().load(Ordering::Relaxed) != 0 {
+        if self.sleepers().any() {
             self.wake_all();
         }
     }
@@ -255,26 +232,20 @@ impl Board {
     #[cold]
     fn wake_all(&self) {
         for rank in (0..self.ranks()).filter(|&r| r != self.rank) {
-            let asleep = self.asleep(rank);
-            if asleep.swap(0, Ordering::AcqRel) != 0 {
-                // The word lies in mapped memory: this can only fail for an address that is not.
-                let _ = futex::wake(asleep, futex::Flags::empty(), 1);
-            }
+            self.asleep(rank).wake();
         }
     }
 
     /// Sleeps until somebody writes something, at most for `slice`, unless `ready` says that it is there already.
     pub(super) fn sleep(&self, slice: Duration, ready: impl FnOnce() -> bool) {
         let asleep = self.asleep(self.rank);
-        asleep.store(1, Ordering::Relaxed);
-        self.sleepers().fetch_add(1, Ordering::AcqRel);
+        asleep.lie_down();
+        self.sleepers().enter();
         self.fence.heavy();
         if !ready() {
-            let timeout = futex::Timespec { tv_sec: slice.as_secs() as _, tv_nsec: slice.subsec_nanos() as _ };
-            // Woken, too late to sleep (the word is 0 already), interrupted, or the slice is over: look again.
-            let _ = futex::wait(asleep, futex::Flags::empty(), 1, Some(&timeout));
+            asleep.sleep(slice);
         }
-        asleep.store(0, Ordering::Relaxed);
-        self.sleepers().fetch_sub(1, Ordering::AcqRel);
+        asleep.get_up();
+        self.sleepers().leave();
     }
 }

@@ -13,28 +13,30 @@
 //! Lines are more than areas, because they are what keeps small calls going: a root that broadcasts looks at the others'
 //! `finished`, which is a cache line from each of them, once per LINES calls.
 
-use std::sync::atomic::AtomicU64;
-
 use crate::error::{Error, Result};
+use crate::transport::ring::Sequence;
+use crate::transport::sync::Words;
 
-/// Calls a rank may be ahead of the slowest one.
-pub(crate) const LINES: usize = 32;
+/// Calls a rank may be ahead of the slowest one. (The model has few, so that they are reused soon.)
+pub(crate) const LINES: usize = if cfg!(loom) { 2 } else { 32 };
 /// The same for calls that use a payload area.
-pub(crate) const DEPTH: usize = 4;
-/// The same for chunks that use a stage.
-pub(crate) const STAGES: usize = 4;
+pub(crate) const DEPTH: usize = if cfg!(loom) { 1 } else { 4 };
+/// The same for chunks that use a stage; two at least, because the next is written while others read this one.
+pub(crate) const STAGES: usize = if cfg!(loom) { 2 } else { 4 };
 /// Words that different ranks write are this far apart: two cache lines, because some cores prefetch lines in pairs.
-const APART: usize = 128;
+/// (The model's atomics are larger.)
+const APART: usize = if cfg!(loom) { 256 } else { 128 };
 const PAGE: usize = 4096;
 
 /// What a rank says in a call: everything, if that is short.
 #[repr(C, align(64))]
 pub(crate) struct Line {
     /// Number of the call, once everything is there.
-    pub(crate) number: AtomicU64,
-    pub(crate) header: [AtomicU64; 4],
-    pub(crate) inline: [AtomicU64; 3],
+    pub(crate) number: Sequence,
+    pub(crate) header: Words<4>,
+    pub(crate) inline: Words<3>,
 }
+#[cfg(not(loom))]
 const _: () = assert!(size_of::<Line>() == 64);
 
 /// Offsets; all ranks compute the same from the same two figures.

@@ -12,6 +12,7 @@
 //! | file | idea |
 //! | --- | --- |
 //! | `layout` | where what lies |
+//! | `words` | the words of the protocol, with their memory orderings |
 //! | `board` | a rank's view: publish, see others arrive, finish |
 //! | `run` | one call from start to end: turns, spinning, yielding, sleeping |
 //! | `one_shot`, `two_shot`, `staged` | the three algorithms |
@@ -26,14 +27,19 @@
 //!
 //! A sleeper sets its own `asleep` flag and sleeps on it with a futex; whoever writes something that may be waited for looks
 //! at the number of sleepers afterwards. [`Fence`](crate::transport::fence::Fence) has the order of the two.
+//!
+//! `model.rs` runs all of this under the model checker loom, with two or three ranks. The command is in `scripts/loom.sh`.
 
 mod allocation;
 mod board;
 mod layout;
+#[cfg(all(test, loom))]
+mod model;
 mod one_shot;
 mod run;
 mod staged;
 mod two_shot;
+mod words;
 mod work;
 
 pub(crate) use allocation::{Allocation, Registry, region_bytes};

@@ -6,6 +6,7 @@ use super::board::Board;
 use super::run::{Call, Outcome, Turn};
 use crate::algorithm::Shape;
 use crate::transport::ring::{INLINE, pack};
+use crate::transport::sync;
 use crate::wire::Collective;
 
 /// How far a rank is.
@@ -107,7 +108,7 @@ unsafe fn publish(board: &Board, call: &Call<'_>) {
             board.publish(call.number, &call.header, inline);
         } else {
             let to = board.payload(board.rank(), call.number);
-            std::ptr::copy_nonoverlapping(call.buffers.input, to, bytes);
+            sync::copy(call.buffers.input, to, bytes);
             board.publish(call.number, &call.header, [0; 3]);
         }
     }
@@ -138,7 +139,7 @@ unsafe fn take(board: &Board, call: &Call<'_>, source: usize) {
             let from = if source == rank { call.buffers.input } else { data(board, call, source, &mut words) };
             let from = from.wrapping_add(skip_in);
             if !std::ptr::eq(from, output) {
-                std::ptr::copy_nonoverlapping(from, output, bytes);
+                sync::copy(from, output, bytes);
             }
             return;
         }

@@ -12,6 +12,7 @@ use crate::error::Result;
 use crate::executor::{Buffers, Patience, Supervisor};
 use crate::reduce::Kernels;
 use crate::trace::Recorder;
+use crate::transport::sync::yield_now;
 use crate::wire::{Algorithm, Header};
 
 /// Everything about a call but its buffers and its number.
@@ -188,7 +189,7 @@ impl Waiter<'_> {
             return Ok(());
         }
         if waited < self.patience.spin + self.patience.yields {
-            std::thread::yield_now();
+            yield_now();
             return Ok(());
         }
         if !self.announced {

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::run::Job;
 use crate::reduce::stream;
+use crate::transport::sync;
 
 /// Reductions of more than two ranks go through a piece of this many bytes that stays in the first-level cache.
 const PIECE: usize = 8 << 10;
@@ -53,7 +54,7 @@ pub(super) unsafe fn combine(
             let n = step.min(range.end - at);
             let source = |i: usize| sources[i].wrapping_add(at * elem);
             if sources.len() == 1 {
-                std::ptr::copy_nonoverlapping(source(0), piece, n * elem);
+                sync::copy(source(0), piece, n * elem);
             } else {
                 (job.kernels.reduce)(source(0), source(1), piece, n);
             }
@@ -80,7 +81,7 @@ pub(super) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize, streams: b
             if streams {
                 stream::copy_unordered(to, from, bytes);
             } else {
-                std::ptr::copy_nonoverlapping(from, to, bytes);
+                sync::copy(from, to, bytes);
             }
         }
     }

@@ -36,6 +36,8 @@ pub mod inproc;
 
 mod doorbell;
 mod endpoint;
+#[cfg(all(test, loom))]
+pub(crate) mod explore;
 pub(crate) mod fence;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
@@ -43,7 +45,7 @@ mod handshake;
 pub(crate) mod mapping;
 pub(crate) mod ring;
 mod shm;
-mod sync;
+pub(crate) mod sync;
 mod tcp;
 mod wait;
 

@@ -1,5 +1,5 @@
-//! What the links in shared memory are made of: the processor's atomics, or those of the model checker [loom] under
-//! `--cfg loom`. The ring's code is the same in both, so the orderings that are checked are the orderings that run.
+//! What shared memory is used through, in links and at the board: the processor's atomics, or those of the model checker
+//! [loom] under `--cfg loom`. The code is the same in both, so the orderings that are checked are the orderings that run.
 //!
 //! # What the model stands for
 //! - **Fences.** loom knows no `membarrier(2)`, so [`compiler_fence`] is a full fence there, and both kinds of
@@ -9,21 +9,24 @@
 //!   load sees what the sleeper stored before the call. After `store A`: the sleeper sees A after the call. That is the
 //!   disjunction which two full fences give, and no more is used. A full fence per message could hide a missing
 //!   acquire or release elsewhere; so the models that do not sleep run without any fence ([`Step::LightFence`] left out).
-//! - **Payloads** are [`Words`] and areas: plain memory, in which loom reports an unordered read and write as an error.
+//! - **Payloads** are [`Words`], and memory that a model [watches](touches): plain memory, in which loom reports an unordered
+//!   read and write as an error.
 //! - **The doorbell** (an eventfd) is a flag under a lock: the kernel writes, reads and polls its counter under a lock, too.
+//! - **A futex** is a word and a queue under a lock: the kernel compares the word and queues the sleeper under the lock of
+//!   its hash bucket, and takes it to wake. Nobody wakes by time: what only that would mend is a deadlock in the model.
 
-pub(super) use imp::{AtomicU32, AtomicU64, Words, compiler_fence, fence, order};
+pub(crate) use imp::{AtomicU32, AtomicU64, Futex, Words, compiler_fence, copy, fence, order, touches, yield_now};
 
 #[cfg(loom)]
 #[cfg_attr(not(test), allow(unused_imports))]
-pub(super) use imp::{Area, Bell, weaken};
+pub(crate) use imp::{Bell, forget, watch, weaken};
 
-/// The steps of the protocol whose ordering matters. The model weakens them one at a time and must notice each.
+/// The steps of the protocols whose ordering matters. The models weaken them one at a time and must notice each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Step {
-    /// The sender stores a line's sequence number.
+pub(crate) enum Step {
+    /// The writer of a line stores its number.
     Publish,
-    /// The receiver sees it.
+    /// A reader sees it.
     SeePublished,
     /// The receiver stores what it has freed.
     Free,
@@ -33,7 +36,19 @@ pub(super) enum Step {
     Close,
     /// The other sees it.
     SeeClosed,
-    /// Changes of the bit that asks to be woken.
+    /// A rank stores the last call that it is done with.
+    Finish,
+    /// The others see it.
+    SeeFinished,
+    /// Between making an announcement's number odd and its words.
+    Announcing,
+    /// The number is even again.
+    Announce,
+    /// The others see it.
+    SeeAnnounced,
+    /// Between reading the words and looking at the number again.
+    LookTwice,
+    /// Changes of the bit, or of the words, that ask to be woken.
     Wake,
     /// Between a message (or freed line) and the look at the peer's state.
     LightFence,
@@ -43,9 +58,14 @@ pub(super) enum Step {
 
 #[cfg(not(loom))]
 mod imp {
+    pub(crate) use std::ptr::copy_nonoverlapping as copy;
     pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, compiler_fence, fence};
+    pub(crate) use std::thread::yield_now;
 
     use std::sync::atomic::Ordering;
+    use std::time::Duration;
+
+    use rustix::thread::futex;
 
     use super::Step;
 
@@ -77,15 +97,48 @@ mod imp {
             words
         }
     }
+
+    /// Tells a model that `bytes` bytes are written (or read) here. Nothing outside of it.
+    #[inline(always)]
+    pub(crate) fn touches(_at: *const u8, _bytes: usize, _writing: bool) {}
+
+    /// A word to sleep on. Between processes: it may lie in shared memory.
+    #[repr(transparent)]
+    #[derive(Debug, Default)]
+    pub(crate) struct Futex(AtomicU32);
+
+    impl Futex {
+        #[inline(always)]
+        pub(crate) fn word(&self) -> &AtomicU32 {
+            &self.0
+        }
+
+        /// Sleeps while the word is `value`, at most for `slice`; may wake for no reason.
+        pub(crate) fn wait(&self, value: u32, slice: Duration) {
+            let timeout = futex::Timespec { tv_sec: slice.as_secs() as _, tv_nsec: slice.subsec_nanos() as _ };
+            // Woken, too late to sleep (the word has changed), interrupted, or the slice is over: the caller looks again.
+            let _ = futex::wait(&self.0, futex::Flags::empty(), value, Some(&timeout));
+        }
+
+        /// Wakes one who sleeps on the word, which was changed before.
+        pub(crate) fn wake(&self) {
+            // The word lies in mapped memory: this can only fail for an address that is not.
+            let _ = futex::wake(&self.0, futex::Flags::empty(), 1);
+        }
+    }
 }
 
 #[cfg(loom)]
 #[cfg_attr(not(test), allow(dead_code))] // only the models use all of it
 mod imp {
     pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64};
+    pub(crate) use loom::thread::yield_now;
 
-    use std::cell::Cell;
+    use std::cell::{Cell, RefCell};
+    use std::ops::Range;
+    use std::rc::Rc;
     use std::sync::atomic::Ordering;
+    use std::time::Duration;
 
     use loom::cell::UnsafeCell;
     use loom::sync::{Condvar, Mutex};
@@ -95,6 +148,7 @@ mod imp {
     thread_local! {
         // loom runs all threads of a model as coroutines on the thread of its caller.
         static WEAKENED: Cell<&'static [Step]> = const { Cell::new(&[]) };
+        static WATCHED: RefCell<Vec<Watched>> = const { RefCell::new(Vec::new()) };
     }
 
     /// Runs `body` with some steps weakened to `Relaxed`; of a fence, that it is left out.
@@ -146,24 +200,70 @@ mod imp {
         }
     }
 
-    /// Stands for the bytes of a payload area, which are accessed through pointers.
+    /// Memory that is accessed through pointers, and the cell which stands for it.
+    #[derive(Clone)]
+    struct Watched(Range<usize>, Rc<UnsafeCell<()>>);
+
+    /// From now on loom is told who [touches] these bytes. Some of them touched count as all.
+    pub(crate) fn watch(at: *const u8, bytes: usize) {
+        let range = at as usize..at as usize + bytes;
+        WATCHED.with_borrow_mut(|all| all.push(Watched(range, Rc::new(UnsafeCell::new(())))));
+    }
+
+    /// Nothing is watched any more. At the beginning of every execution.
+    pub(crate) fn forget() {
+        WATCHED.take();
+    }
+
+    /// Somebody writes (or reads) `bytes` bytes.
+    pub(crate) fn touches(at: *const u8, bytes: usize, writing: bool) {
+        let (start, end) = (at as usize, at as usize + bytes);
+        let touched = |w: &&Watched| w.0.start < end && start < w.0.end;
+        let touched: Vec<Watched> = WATCHED.with_borrow(|all| all.iter().filter(touched).cloned().collect());
+        for Watched(_, cell) in touched {
+            if writing { cell.with_mut(drop) } else { cell.with(drop) }
+        }
+    }
+
+    /// # Safety
+    /// As `std::ptr::copy_nonoverlapping`.
+    pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
+        touches(from, bytes, false);
+        touches(to, bytes, true);
+        // SAFETY: by the caller.
+        unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
+    }
+
+    /// A word, and those who sleep on it.
     #[derive(Debug)]
-    pub(crate) struct Area(UnsafeCell<()>);
+    pub(crate) struct Futex {
+        word: AtomicU32,
+        queue: Mutex<()>,
+        woken: Condvar,
+    }
 
-    // SAFETY: as for `Words`.
-    unsafe impl Sync for Area {}
+    impl Default for Futex {
+        fn default() -> Self {
+            Futex { word: AtomicU32::new(0), queue: Mutex::new(()), woken: Condvar::new() }
+        }
+    }
 
-    impl Area {
-        pub(crate) fn new() -> Self {
-            Area(UnsafeCell::new(()))
+    impl Futex {
+        pub(crate) fn word(&self) -> &AtomicU32 {
+            &self.word
         }
 
-        pub(crate) fn write(&self) {
-            self.0.with_mut(drop);
+        /// Sleeps until woken. loom reports a model in which every thread sleeps.
+        pub(crate) fn wait(&self, value: u32, _slice: Duration) {
+            let Ok(queue) = self.queue.lock() else { return };
+            if self.word.load(Ordering::Relaxed) == value {
+                drop(self.woken.wait(queue));
+            }
         }
 
-        pub(crate) fn read(&self) {
-            self.0.with(drop);
+        pub(crate) fn wake(&self) {
+            let Ok(_queue) = self.queue.lock() else { return };
+            self.woken.notify_one();
         }
     }
 

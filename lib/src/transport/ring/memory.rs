@@ -8,9 +8,7 @@ use super::words::{Freed, Sequence, State};
 use crate::error::{Error, Result};
 use crate::transport::LinkOptions;
 use crate::transport::mapping::Mapping;
-#[cfg(loom)]
-use crate::transport::sync::Area;
-use crate::transport::sync::Words;
+use crate::transport::sync::{Words, touches};
 
 /// Lines per direction, unless `depth` is larger.
 pub(crate) const LINES: usize = 32;
@@ -87,8 +85,6 @@ pub(super) struct Direction {
     pub(super) layout: Layout,
     /// Keeps the memory.
     pub(super) _memory: Arc<dyn Any + Send + Sync>,
-    #[cfg(loom)]
-    pub(super) accesses: Arc<[Area]>,
 }
 
 // SAFETY: the pointers lead into memory that is valid from every thread; one `RingSend` and one `RingRecv` use it by the protocol.
@@ -115,8 +111,6 @@ impl Direction {
                 areas: base.add(areas),
                 layout,
                 _memory: memory.clone(),
-                #[cfg(loom)]
-                accesses: Arc::new([]),
             })
         }
     }
@@ -155,10 +149,6 @@ impl Direction {
     /// Tells the model that area `n` is being written (or read) here. Nothing outside of it.
     #[inline(always)]
     pub(super) fn touches(&self, n: u64, writing: bool) {
-        #[cfg(loom)]
-        if let Some(area) = self.accesses.get(n as usize & (self.layout.depth - 1)) {
-            if writing { area.write() } else { area.read() }
-        }
-        let _ = (n, writing);
+        touches(self.area(n), self.layout.max_message, writing);
     }
 }

@@ -40,6 +40,7 @@ use rustix::net::RecvFlags;
 pub(crate) use memory::Layout;
 pub(crate) use recv::RingRecv;
 pub(crate) use send::RingSend;
+pub(crate) use words::Sequence;
 
 use memory::Direction;
 

@@ -1,23 +1,16 @@
 //! The ring under the model checker loom: [`RingSend`] and [`RingRecv`] as they are, over a ring of one or two lines.
 //!
-//! loom runs each scenario in every order of its steps (or in all with a bounded number of preemptions, where that would be
-//! too many), and lets every load return every value that the orderings allow. It fails a scenario when an assertion
-//! does, when plain memory (payloads, headers) is read and written without an order between, and when all threads sleep,
-//! which is what a lost wake-up comes to. What fences, memory and the doorbell stand for: see `transport::sync`.
-//!
-//! Each scenario also runs with one step of the protocol weakened, and must fail then: that shows that it would notice.
-//! Run with `scripts/loom.sh`.
+//! How scenarios are run, and with what weakened: see `transport::explore`. Run with `scripts/loom.sh`.
 
 use std::mem::ManuallyDrop;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::memory::{Consumed, Line};
 use super::words::{Sequence, State};
 use super::*;
 use crate::error::Error;
-use crate::transport::sync::{Area, Step, Words, weaken};
+use crate::transport::explore::{must_fail, must_hold};
+use crate::transport::sync::{Step, Words, watch};
 use crate::transport::{Received, RecvLink, SendLink};
 use crate::wire::Header;
 
@@ -61,7 +54,7 @@ fn direction(lines: usize, depth: usize) -> [Direction; 2] {
         areas: NonNull::from(Box::leak(vec![0u8; bytes].into_boxed_slice())).cast(),
         bytes,
     });
-    let accesses: Arc<[Area]> = (0..depth).map(|_| Area::new()).collect();
+    (0..depth).for_each(|n| watch(memory.areas.as_ptr().wrapping_add(n * layout.stride), LONG));
     std::array::from_fn(|_| Direction {
         consumed: NonNull::from(&memory.consumed),
         receiver: NonNull::from(&memory.receiver),
@@ -70,7 +63,6 @@ fn direction(lines: usize, depth: usize) -> [Direction; 2] {
         areas: memory.areas,
         layout,
         _memory: memory.clone(),
-        accesses: accesses.clone(),
     })
 }
 
@@ -161,51 +153,6 @@ fn receive(link: &mut RingRecv, bell: &Doorbell, wait: Wait, message: &Message) 
         wait.wait(bell, || link.borrow_mut().arm(), || link.borrow_mut().disarm())?;
     }
     Ok(())
-}
-
-/// Runs a scenario with at most `preemptions` in each of its orders (`None`: all orders). Returns their number.
-fn explore(preemptions: Option<usize>, scenario: impl Fn() + Sync + Send + 'static) -> usize {
-    let runs = Arc::new(AtomicUsize::new(0));
-    let counted = runs.clone();
-    let mut builder = loom::model::Builder::new();
-    // LOOM_MAX_PREEMPTIONS, when set, overrules.
-    builder.preemption_bound = builder.preemption_bound.or(preemptions);
-    builder.max_branches = 10_000;
-    builder.check(move || {
-        counted.fetch_add(1, Ordering::Relaxed);
-        scenario();
-    });
-    runs.load(Ordering::Relaxed)
-}
-
-/// The scenario fails with these steps weakened, and loom or an assertion says why.
-fn must_fail(
-    name: &str,
-    preemptions: Option<usize>,
-    steps: &'static [Step],
-    scenario: impl Fn() + Sync + Send + Copy + 'static,
-) {
-    let outcome = catch_unwind(AssertUnwindSafe(|| weaken(steps, || explore(preemptions, scenario))));
-    let why = match outcome {
-        Ok(runs) => panic!("{name} without {steps:?}: not noticed in {runs} executions"),
-        Err(why) => why.downcast_ref::<String>().cloned().or(why.downcast_ref::<&str>().map(|s| s.to_string())),
-    };
-    let why = why.unwrap_or_default();
-    println!(
-        "{name} without {steps:?} fails: {}",
-        why.lines().map(str::trim).find(|l| !l.is_empty()).unwrap_or_default()
-    );
-}
-
-/// The scenario holds with these steps weakened.
-fn must_hold(
-    name: &str,
-    preemptions: Option<usize>,
-    steps: &'static [Step],
-    scenario: impl Fn() + Sync + Send + Copy + 'static,
-) {
-    let runs = weaken(steps, || explore(preemptions, scenario));
-    println!("{name} without {steps:?} holds in {runs} executions");
 }
 
 /// Starts the sender's part; ends when both parts have.

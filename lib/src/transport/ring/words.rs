@@ -9,21 +9,22 @@ const WAITING: u32 = 1;
 /// This end was dropped.
 const CLOSED: u32 = 2;
 
-/// Number of the message in a line, from 1, once it is complete; before, that of the message one lap earlier.
+/// Number of the message in a line, from 1, once it is complete; before, that of the message one lap earlier. (At the board
+/// of `symmetric`: of the call.)
 #[repr(transparent)]
 #[derive(Debug, Default)]
-pub(super) struct Sequence(AtomicU64);
+pub(crate) struct Sequence(AtomicU64);
 
 impl Sequence {
     /// What was written to the line and the area before is the message's.
     #[inline(always)]
-    pub(super) fn publish(&self, number: u64) {
+    pub(crate) fn publish(&self, number: u64) {
         self.0.store(number, order(Step::Publish, Ordering::Release));
     }
 
     /// If it is the number awaited, the whole message is there to be read.
     #[inline(always)]
-    pub(super) fn published(&self) -> u64 {
+    pub(crate) fn published(&self) -> u64 {
         self.0.load(order(Step::SeePublished, Ordering::Acquire))
     }
 }
