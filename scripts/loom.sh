@@ -2,7 +2,7 @@
 # Model-checks what is shared between ranks with loom: rings (lib/src/transport/ring/model.rs) and the board
 # (lib/src/symmetric/model.rs).
 #
-#   scripts/loom.sh [PART OF A TEST'S NAME]
+#   scripts/loom.sh [PART OF A TEST'S NAME]...
 #
 # Prints for each scenario in how many executions it holds, and how it fails with a step of the protocol weakened.
 # LOOM_MAX_PREEMPTIONS=N overrules the bounds on preemptions which some scenarios have. Builds into target/loom, because
@@ -10,4 +10,5 @@
 set -eu
 cd "$(dirname "$0")/.."
 export RUSTFLAGS="--cfg loom ${RUSTFLAGS:-}" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/loom" RUST_BACKTRACE=0
-exec cargo test --locked -p tinynccl --release --lib "${1:-model::}" -- --nocapture
+[ $# -gt 0 ] || set -- transport::ring::model symmetric::model
+exec cargo test --locked -p tinynccl --release --lib -- --nocapture "$@"

@@ -164,6 +164,21 @@ fn an_algorithm_in_another_order_is_refused_and_named() {
     assert!(choices.iter().all(|c| *c == choices[0]));
 }
 
+#[test]
+fn what_was_asked_for_last_is_what_was_refused() {
+    for (configured, later, refused) in [
+        (None, Some(Algorithm::Ring), Some(Algorithm::Ring)),
+        (Some(Algorithm::Ring), Some(Algorithm::HalvingDoubling), Some(Algorithm::HalvingDoubling)),
+        (Some(Algorithm::Ring), None, None),
+    ] {
+        let found = run_ok(Fabric::Inproc, 4, &fixed(configured, 4096), |comm| {
+            comm.set_algorithm(later);
+            Ok(comm.explain(Collective::AllReduce, 1 << 20)?.refused)
+        });
+        assert_eq!(found, [refused; 4], "{configured:?}, then {later:?}");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 

@@ -62,7 +62,7 @@ impl Comm {
     /// Collectives larger than [`Config::one_shot`](crate::Config::one_shot) whose buffers (input and output, on all ranks)
     /// come from here read and write the peers' memory where it is: two-shot all_reduce without a staging copy. Parts of a buffer will do, and
     /// they need not lie at the same place on all ranks. Where ranks are on several hosts it is ordinary memory.
-    /// Memory is taken in pages, of 2 MiB where the system has them reserved.
+    /// Memory is taken in pages: from 2 MiB per rank on in huge ones, where the system has them.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<SymmetricBuffer<T>> {
         let inner = &self.inner;
         let state = &inner.state;

@@ -123,11 +123,7 @@ impl Inner {
         if messages.clone().all(|call| engine.links.get(p2p::CHANNEL, other(&call.key)).is_some()) {
             return Ok(());
         }
-        let mut links: Vec<_> = messages.map(|call| (p2p::CHANNEL, other(&call.key))).collect();
-        links.retain(|&(channel, peer)| engine.links.get(channel, peer).is_none());
-        links.sort_unstable();
-        links.dedup();
-        self.open(engine, links)
+        self.open(engine, messages.map(|call| (p2p::CHANNEL, other(&call.key))))
     }
 
     /// The next call's plan, header and buffers.
@@ -150,13 +146,9 @@ impl Inner {
 
     /// Not cached: lengths are expected to differ from call to call.
     fn compile_transfers(&self, engine: &mut Engine, key: &CallKey, transfers: &Transfers) -> Result<Plan> {
-        let peers = transfers.sends.iter().chain(&transfers.recvs).map(|&(peer, _)| (0, peer));
-        let mut links: Vec<_> = peers.filter(|&(channel, peer)| engine.links.get(channel, peer).is_none()).collect();
-        links.sort_unstable();
-        links.dedup();
         let header = Header { op: Header::UNEVEN, ..key.header(self.state.id, Algorithm::Direct) };
         engine.board.announce(&Header { seq: engine.seq, ..header });
-        self.open(engine, links)?;
+        self.open(engine, transfers.sends.iter().chain(&transfers.recvs).map(|&(peer, _)| (0, peer)))?;
         let longest = self.options.max_message;
         Plan::of_transfers(key.dtype, header, transfers, longest, |peer| engine.links.get(0, peer))
             .ok_or_else(|| Error::invalid(format!("{}_v", key.collective), "a rank without a link"))

@@ -9,6 +9,7 @@ mod alloc;
 mod asynchronous;
 mod batch;
 mod call;
+mod choice;
 mod collectives;
 mod control;
 mod group;
@@ -17,6 +18,7 @@ mod local;
 mod network;
 mod p2p;
 mod pack;
+mod patience;
 mod probe;
 mod share;
 mod split;
@@ -28,16 +30,15 @@ mod uneven;
 mod work;
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use crate::algorithm::{self, Shape};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::executor::{self, Buffers, CallKey, Links, Patience, Plan, Supervisor, Task, Workspace};
+use crate::executor::{self, Buffers, CallKey, Links, Plan, Supervisor, Task, Workspace};
 use crate::symmetric::{Job, Outcome, Registry};
-use crate::topology::{Choice, CostModel, choose};
+use crate::topology::{Choice, CostModel};
 use crate::trace::{Recorder, Span, Tracer, now};
 use crate::transport::LinkOptions;
 use crate::wire::{Algorithm, Collective, Header};
@@ -55,11 +56,6 @@ pub use uneven::packed;
 use work::Queue;
 pub use work::Work;
 
-/// Longest message of a collective that reduces on three or more ranks: what arrives whole is read again at once, and should
-/// still be in the L2 cache. Two ranks combine what arrives piece by piece.
-const REDUCED_MESSAGE: usize = 256 << 10;
-/// Longest spinning where the core is wanted by others.
-const SHARED_SPIN: Duration = Duration::from_micros(5);
 /// Plans kept per communicator; the least recently used one goes first.
 const PLANS: usize = 512;
 
@@ -291,72 +287,6 @@ impl Inner {
         Shape { collective, ranks: self.size(), root, channels: self.state.config.channels }
     }
 
-    fn choice(&self, engine: &Engine, collective: Collective, root: usize, bytes: usize) -> Result<Choice> {
-        let shape = self.shape(collective, root);
-        let longest = match collective.reduces() && shape.ranks > 2 {
-            true => self.options.max_message.min(REDUCED_MESSAGE),
-            false => self.options.max_message,
-        };
-        choose(&shape, bytes, longest, &engine.tuned.model, engine.forced)
-            .and_then(
-                |choice| if self.state.config.fixed_order { self.in_rank_order(choice, &shape) } else { Some(choice) },
-            )
-            .ok_or_else(|| Error::invalid(collective.name(), format!("no algorithm for {} ranks", shape.ranks)))
-    }
-
-    /// `choice` among the algorithms that reduce in rank order; `None` when there is none.
-    fn in_rank_order(&self, mut choice: Choice, shape: &Shape) -> Option<Choice> {
-        choice.estimates.retain(|e| algorithm::keeps_rank_order(e.algorithm, shape));
-        if !choice.estimates.iter().any(|e| e.algorithm == choice.algorithm) {
-            let fastest = choice.estimates.first()?;
-            (choice.algorithm, choice.message) = (fastest.algorithm, fastest.message);
-            choice.refused = self.state.config.algorithm;
-        }
-        Some(choice)
-    }
-
-    /// Says once per collective that the algorithm which was asked for was not taken.
-    fn warn_refused(&self, shape: &Shape, choice: &Choice) {
-        let Some(refused) = choice.refused else { return };
-        let bit = 1 << shape.collective as u8;
-        if self.warned.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
-            let (rank, ranks) = (self.state.rank, shape.ranks);
-            let reason = if algorithm::supports(refused, shape) { "keeps no fixed order in" } else { "cannot do" };
-            let taken = choice.algorithm;
-            log::warn!(
-                "rank {rank}: TINYNCCL_ALGO: {refused} {reason} {} of {ranks} ranks; taking {taken}",
-                shape.collective
-            );
-        }
-    }
-
-    /// Whether a waiting call keeps a core from the caller's computation, or from the very rank that is awaited.
-    #[inline]
-    fn shares_core(&self, background: bool) -> bool {
-        background || self.crowded.load(Ordering::Relaxed)
-    }
-
-    fn patience(&self, background: bool) -> Patience {
-        let config = &self.state.config;
-        // Who shares a core spins just long enough for a peer that is in the same call already.
-        let (spin, turns) =
-            if self.shares_core(background) { (config.spin.min(SHARED_SPIN), 2) } else { (config.spin, 32) };
-        let yields = if background { Duration::from_micros(20) } else { Duration::from_micros(200) };
-        Patience { turns, spin, yields, deadline: config.timeout }
-    }
-
-    /// As [`Inner::patience`] for the board, where a turn costs a few loads and no system call.
-    fn board_patience(&self, background: bool) -> Patience {
-        let config = &self.state.config;
-        let (spin, turns) = match self.shares_core(background) {
-            // Whoever is awaited may need this very core.
-            true => (Duration::ZERO, 4),
-            false => (config.spin, 64),
-        };
-        let yields = if background { Duration::from_micros(20) } else { Duration::from_micros(500) };
-        Patience { turns, spin, yields, deadline: config.timeout }
-    }
-
     /// Puts the plan of a call in front, compiled on first use: chooses the algorithm and opens the links it needs.
     #[inline]
     fn prepare(&self, engine: &mut Engine, key: &CallKey) -> Result<()> {
@@ -406,23 +336,25 @@ impl Inner {
             .ok_or_else(|| Error::invalid(op(), "the schedule names a rank without a link"))
     }
 
-    /// Opens the links that are not open yet. It waits for the peer at each, so every rank must open its links in the order
-    /// of (channel, peer): then the pair that is first in the order of (channel, lower rank, higher rank) can always go on.
-    fn open(&self, engine: &mut Engine, links: Vec<(u32, usize)>) -> Result<()> {
-        debug_assert!(links.is_sorted());
+    /// Opens those of the links, as (channel, peer) in any order, that are not open yet. It waits for the peer at each, so
+    /// every rank opens its links in the order of (channel, peer): then the pair that is first in the order of (channel,
+    /// lower rank, higher rank) can always go on.
+    fn open(&self, engine: &mut Engine, links: impl IntoIterator<Item = (u32, usize)>) -> Result<()> {
+        let closed = |&(channel, peer): &(u32, usize)| engine.links.get(channel, peer).is_none();
+        let mut links: Vec<_> = links.into_iter().filter(closed).collect();
+        links.sort_unstable();
+        links.dedup();
         let state = &self.state;
         for (channel, peer) in links {
-            if engine.links.get(channel, peer).is_none() {
-                let begin = engine.workspace.recorder.as_mut().map(|r| r.prepare());
-                let pair = state
-                    .control
-                    .connect(state.id, state.members[peer], channel, self.options, &state.doorbell, &|| state.failure())
-                    .map_err(|e| state.fail_everywhere(e))?;
-                if let (Some(recorder), Some(begin)) = (&mut engine.workspace.recorder, begin) {
-                    recorder.connected(begin, peer, channel, pair.kind);
-                }
-                engine.links.insert(channel, peer, pair);
+            let begin = engine.workspace.recorder.as_mut().map(|r| r.prepare());
+            let pair = state
+                .control
+                .connect(state.id, state.members[peer], channel, self.options, &state.doorbell, &|| state.failure())
+                .map_err(|e| state.fail_everywhere(e))?;
+            if let (Some(recorder), Some(begin)) = (&mut engine.workspace.recorder, begin) {
+                recorder.connected(begin, peer, channel, pair.kind);
             }
+            engine.links.insert(channel, peer, pair);
         }
         Ok(())
     }
@@ -532,11 +464,6 @@ impl Inner {
             }
             executor::run(&[task], links, workspace, &*self.state, &self.patience(background))
         }
-    }
-
-    /// How often a short receive looks for its message before it waits as everything else does.
-    fn quick_turns(&self, background: bool) -> u32 {
-        if self.shares_core(background) { 1 } else { 256 }
     }
 
     fn peer_in_range(&self, op: &str, what: &str, rank: usize) -> Result<()> {

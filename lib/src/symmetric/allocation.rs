@@ -2,10 +2,10 @@
 
 use std::sync::{Arc, Weak};
 
+use crate::transport::huge::HUGE_PAGE;
 use crate::transport::mapping::Mapping;
 
 const PAGE: usize = 4096;
-const HUGE_PAGE: usize = 2 << 20;
 
 /// Bytes between two ranks' regions of an allocation of `bytes` per rank.
 pub(crate) fn region_bytes(bytes: usize) -> Option<usize> {

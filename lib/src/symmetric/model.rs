@@ -338,7 +338,7 @@ fn needs_both_fences(name: &str, preemptions: Option<usize>, scenario: impl Fn()
 /// Who sleeps until the other arrives is woken.
 #[test]
 fn a_sleeper_is_woken_by_an_arrival() {
-    needs_both_fences("arrival", Some(3), || together(2, |rank| rank.all_reduce(SHORT, Wait::Sleep)));
+    needs_both_fences("arrival", Some(2), || together(2, |rank| rank.all_reduce(SHORT, Wait::Sleep)));
 }
 
 /// A root that sleeps until its line is free is woken by the end of the call that used it, whatever it is told besides.
@@ -388,9 +388,9 @@ fn announcements_are_read_whole() {
         thread.join().unwrap();
         assert_eq!(reader.board.announcement(1).map(|h| h.seq), Some(2));
     };
-    must_hold("announcements", Some(3), &[], scenario);
+    must_hold("announcements", Some(2), &[], scenario);
     for steps in [&[Step::Announcing][..], &[Step::Announce], &[Step::SeeAnnounced], &[Step::LookTwice]] {
-        must_fail("announcements", Some(3), steps, scenario);
+        must_fail("announcements", Some(2), steps, scenario);
     }
 }
 

@@ -47,7 +47,8 @@ impl Sleepers {
     }
 }
 
-/// Whether a rank sleeps: 1 from before it does until somebody wakes it, or it wakes by itself.
+/// Whether a rank sleeps: 1 from before it does until somebody wakes it, or it wakes by itself. All changes are exchanges:
+/// sleeper and wakers agree on their order without any thought of what a plain store might be ordered with.
 #[repr(transparent)]
 #[derive(Debug, Default)]
 pub(super) struct Asleep(Futex);
@@ -55,7 +56,7 @@ pub(super) struct Asleep(Futex);
 impl Asleep {
     /// Before [`Sleepers::enter`].
     pub(super) fn lie_down(&self) {
-        self.0.word().store(1, Ordering::Relaxed);
+        self.0.word().swap(1, order(Step::Wake, Ordering::AcqRel));
     }
 
     /// Until woken, at most for `slice`; not at all when woken since [`Asleep::lie_down`].
@@ -64,7 +65,7 @@ impl Asleep {
     }
 
     pub(super) fn get_up(&self) {
-        self.0.word().store(0, Ordering::Relaxed);
+        self.0.word().swap(0, order(Step::Wake, Ordering::AcqRel));
     }
 
     /// Wakes the rank if it sleeps.

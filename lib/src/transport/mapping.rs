@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 
+use super::huge;
 use crate::error::{Error, Result};
 
 /// A page-aligned, zeroed, readable and writable mapping. Pages cost memory once they are touched.
@@ -32,13 +33,38 @@ impl Mapping {
                 MapFlags::PRIVATE | MapFlags::NORESERVE,
             )
         };
-        Mapping::wrap(ptr, len)
+        let mapping = Mapping::wrap(ptr, len)?;
+        if huge::is_whole(len) {
+            huge::advise(mapping.base, len, false);
+        }
+        Ok(mapping)
     }
 
-    /// A new memfd of `len` bytes that can no longer change its size, and its mapping.
+    /// A new memfd of `len` bytes that can no longer change its size, and its mapping. Of huge pages if `len` is in whole
+    /// ones and the system has them.
     pub(crate) fn memfd(len: usize) -> Result<(Mapping, OwnedFd)> {
+        if let Some(fd) = huge::from_pool(len) {
+            match Mapping::sized(fd, len) {
+                Ok(made) => {
+                    log::debug!("{len} bytes of shared memory: huge pages of the system's pool");
+                    return Ok(made);
+                }
+                // Somebody else was faster.
+                Err(e) => log::debug!("{len} bytes of shared memory from the pool of huge pages: {e}"),
+            }
+        }
         let os = |e| Error::errno("connect", format!("making {len} bytes of shared memory"), e);
         let fd = rustix::fs::memfd_create("tinynccl", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(os)?;
+        let made = Mapping::sized(fd, len)?;
+        if huge::is_whole(len) {
+            huge::advise(made.0.base, len, true);
+        }
+        Ok(made)
+    }
+
+    /// Gives an empty memfd its size for good, and maps it.
+    fn sized(fd: OwnedFd, len: usize) -> Result<(Mapping, OwnedFd)> {
+        let os = |e| Error::errno("connect", format!("making {len} bytes of shared memory"), e);
         rustix::fs::ftruncate(&fd, len as u64).map_err(os)?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL).map_err(os)?;
         Ok((Mapping::shared(&fd, len)?, fd))
@@ -53,11 +79,17 @@ impl Mapping {
         if !seals.contains(SealFlags::SHRINK) {
             return refuse(format!("expected a memfd sealed against shrinking, got seals {seals:?}"));
         }
-        let size = rustix::fs::fstat(fd).map_err(os)?.st_size;
+        let stat = rustix::fs::fstat(fd).map_err(os)?;
+        let size = stat.st_size;
         if size != len as i64 {
             return refuse(format!("expected {len} bytes, got {size}"));
         }
-        Mapping::shared(fd, len)
+        let mapping = Mapping::shared(fd, len)?;
+        // Of huge pages from the pool, it has them already.
+        if huge::is_whole(len) && stat.st_blksize as usize != huge::HUGE_PAGE {
+            huge::advise(mapping.base, len, true);
+        }
+        Ok(mapping)
     }
 
     fn shared(fd: &impl AsFd, len: usize) -> Result<Mapping> {

@@ -42,6 +42,7 @@ pub(crate) mod fence;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod handshake;
+pub(crate) mod huge;
 pub(crate) mod mapping;
 pub(crate) mod ring;
 mod shm;

@@ -1,0 +1,161 @@
+//! Where the ranks meet, and the token that keeps strangers out.
+
+use sha2::{Digest, Sha256};
+
+use super::{Launcher, Lookup, Ranks, required, slurm_step, wrong};
+use crate::bootstrap::UniqueId;
+use crate::error::{Error, Result};
+
+/// Where the ranks meet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Meeting {
+    /// A store runs already.
+    Id(UniqueId),
+    /// Rank 0 runs the store on this port of the first of these hosts that is known. Each with the variable that named it.
+    Address { hosts: Vec<(&'static str, String)>, port: u16, port_source: String, token: [u8; 16] },
+    /// All ranks are on this host, children of one launcher.
+    ThisHost,
+    /// There is only one rank.
+    Alone,
+}
+
+pub(super) fn meeting(lookup: Lookup<'_>, ranks: &Ranks) -> Result<Meeting> {
+    if let Some(text) = lookup("TINYNCCL_UNIQUE_ID") {
+        let id = text.parse::<UniqueId>().map_err(|e| match e {
+            Error::Config { value, detail, .. } => {
+                Error::Config { name: "TINYNCCL_UNIQUE_ID".to_owned(), value, detail }
+            }
+            other => other,
+        })?;
+        return Ok(Meeting::Id(id));
+    }
+    let missing = |name: &str, other: &str| {
+        wrong(
+            name,
+            String::new(),
+            &format!(
+                "missing, but {other} is set: set both, MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port there"
+            ),
+        )
+    };
+    match (lookup("MASTER_ADDR"), lookup("MASTER_PORT")) {
+        (Some(host), Some(port)) => return master(lookup, ranks, host, &port),
+        (Some(_), None) => return Err(missing("MASTER_PORT", "MASTER_ADDR")),
+        (None, Some(_)) => return Err(missing("MASTER_ADDR", "MASTER_PORT")),
+        (None, None) => {}
+    }
+    match ranks.launcher {
+        Launcher::Tinynccl | Launcher::Torchrun if ranks.world_size > 1 => Err(missing("MASTER_ADDR", "RANK")),
+        Launcher::Slurm if ranks.world_size > 1 => slurm(lookup),
+        _ if ranks.world_size == 1 => Ok(Meeting::Alone),
+        _ if ranks.one_host => Ok(Meeting::ThisHost),
+        launcher => {
+            let detail = format!(
+                "missing: {} started ranks on several hosts and says nowhere to meet; set MASTER_ADDR to the host of rank 0 and \
+                 MASTER_PORT to a free port there, for all ranks (mpirun -x MASTER_ADDR=... -x MASTER_PORT=..., mpiexec -genv)",
+                launcher.name()
+            );
+            Err(wrong("MASTER_ADDR", String::new(), &detail))
+        }
+    }
+}
+
+fn master(lookup: Lookup<'_>, ranks: &Ranks, host: String, port: &str) -> Result<Meeting> {
+    let host = host.trim().to_owned();
+    if host.is_empty() {
+        return Err(wrong("MASTER_ADDR", host, "expected the host name or address of rank 0"));
+    }
+    let expected = || wrong("MASTER_PORT", port.to_owned(), "expected a port, 1 to 65535");
+    let mut number = port.trim().parse::<u16>().ok().filter(|&p| p > 0).ok_or_else(expected)?;
+    let mut port_source = "MASTER_PORT".to_owned();
+    if lookup("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|v| v.trim().eq_ignore_ascii_case("true")) {
+        number = number.checked_add(1).ok_or_else(|| {
+            wrong(
+                "MASTER_PORT",
+                port.to_owned(),
+                "torchrun's agent holds it and there is no next port: choose a lower one",
+            )
+        })?;
+        port_source = format!("MASTER_PORT + 1, since torchrun's agent holds {port}");
+    }
+    let token = token(lookup, ranks.launcher);
+    Ok(Meeting::Address { hosts: vec![("MASTER_ADDR", host)], port: number, port_source, token })
+}
+
+fn slurm(lookup: Lookup<'_>) -> Result<Meeting> {
+    let job = required(lookup, "SLURM_JOB_ID", "SLURM_PROCID")?;
+    let step = slurm_step(lookup).unwrap_or(0);
+    let mut hosts = Vec::new();
+    for name in ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"] {
+        // Task 0 runs on the first node of the step.
+        if let Some(first) = lookup(name).and_then(|list| first_host(&list)) {
+            hosts.push((name, first));
+            break;
+        }
+    }
+    let launch_node = lookup("SLURM_LAUNCH_NODE_IPADDR").map(|ip| ip.trim().to_owned()).filter(|ip| !ip.is_empty());
+    hosts.extend(launch_node.map(|ip| ("SLURM_LAUNCH_NODE_IPADDR", ip)));
+    if hosts.is_empty() {
+        let detail = "missing, and SLURM_LAUNCH_NODE_IPADDR too: set MASTER_ADDR and MASTER_PORT for all ranks";
+        return Err(wrong("SLURM_STEP_NODELIST", String::new(), detail));
+    }
+    // Above the ports that Linux gives to outgoing connections; two steps of a job differ.
+    let port = 61440 + (job.wrapping_add(step) % 4096) as u16;
+    let port_source = format!("61440 + (job {job} + step {step}) mod 4096");
+    Ok(Meeting::Address { hosts, port, port_source, token: token(lookup, Launcher::Slurm) })
+}
+
+/// First host of a Slurm node list: `node[003-005,9],gpu1` gives `node003`.
+pub(super) fn first_host(list: &str) -> Option<String> {
+    let mut host = String::new();
+    let mut rest = list.trim();
+    while let Some(at) = rest.find(['[', ',']) {
+        let (text, tail) = rest.split_at(at);
+        host.push_str(text);
+        if tail.starts_with(',') {
+            rest = "";
+            break;
+        }
+        let (range, after) = tail.strip_prefix('[')?.split_once(']')?;
+        host.push_str(range.split(['-', ',']).next()?);
+        rest = after;
+    }
+    host.push_str(rest);
+    (!host.is_empty()).then_some(host)
+}
+
+/// The job's token, from what all its ranks and nobody else has.
+fn token(lookup: Lookup<'_>, launcher: Launcher) -> [u8; 16] {
+    let get = |name: &str| lookup(name).unwrap_or_default();
+    let parts = if let Some(secret) = lookup("TINYNCCL_TOKEN") {
+        ["secret".to_owned(), secret, String::new()]
+    } else if lookup("TORCHELASTIC_RUN_ID").is_some() {
+        ["torchelastic".to_owned(), get("TORCHELASTIC_RUN_ID"), get("TORCHELASTIC_RESTART_COUNT")]
+    } else if launcher == Launcher::Slurm {
+        let step = slurm_step(lookup).map(|s| s.to_string()).unwrap_or_default();
+        ["slurm".to_owned(), get("SLURM_JOB_ID"), step]
+    } else {
+        ["public".to_owned(), String::new(), String::new()]
+    };
+    let mut hash = Sha256::new_with_prefix(b"tinynccl token");
+    for part in parts {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part.as_bytes());
+    }
+    let digest: [u8; 32] = hash.finalize().into();
+    let (token, _) = digest.split_first_chunk::<16>().unwrap_or((&[0; 16], &[]));
+    *token
+}
+
+/// True for names and addresses that reach only this host.
+pub(crate) fn is_loopback_host(host: &str) -> bool {
+    host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+pub(super) fn is_loopback(meeting: &Meeting) -> bool {
+    match meeting {
+        Meeting::Id(id) => id.addresses().iter().all(|a| a.ip().is_loopback()),
+        Meeting::Address { hosts, .. } => hosts.iter().all(|(_, host)| is_loopback_host(host)),
+        Meeting::ThisHost | Meeting::Alone => true,
+    }
+}
