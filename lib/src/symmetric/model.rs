@@ -318,7 +318,7 @@ fn stages_are_reused_by_credit() {
 /// The same where each step passes on what the step before has reduced.
 #[test]
 fn reduced_parts_follow_the_chunks() {
-    let scenario = || together(2, |rank| rank.all_reduce_by(Algorithm::Staged, 2 * STAGE, Wait::Yield));
+    let scenario = || together(2, |rank| rank.all_reduce_by(Algorithm::Staged, (STAGES + 1) * STAGE, Wait::Yield));
     must_hold("staged all_reduce", Some(2), &[Step::LightFence], scenario);
     LINE.into_iter().chain(END).for_each(|steps| must_fail("staged all_reduce", Some(2), steps, scenario));
     needs_both_fences("staged all_reduce", Some(1), || {
