@@ -18,8 +18,9 @@ use crate::error::{Error, Result};
 
 /// Calls a rank may be ahead of the slowest one.
 pub(crate) const LINES: usize = 32;
-/// The same for calls that use a payload area.
-pub(crate) const DEPTH: usize = 4;
+/// The same for calls that use a payload area. Few would do for the data; but with more ranks than cores a root that has no
+/// area left gives its core away.
+pub(crate) const DEPTH: usize = 16;
 /// Words that different ranks write are this far apart: two cache lines, because some cores prefetch lines in pairs.
 const APART: usize = 128;
 const PAGE: usize = 4096;
