@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::schedule::{Lane, Loc, Program, Step};
 
 /// Messages are not cut below this many bytes.
-const SHORTEST: usize = 8 << 10;
+const SHORTEST: usize = 32 << 10;
 
 /// The channel of point-to-point messages: apart from the collectives', so that the two never wait for each other.
 pub(super) const CHANNEL: u32 = 1 << 16;
@@ -25,7 +25,7 @@ pub(super) fn program(rank: usize, sender: usize, receiver: usize) -> Program {
 /// one in; both ends must cut alike, so this depends on nothing else.
 pub(super) fn message(bytes: usize, longest: usize, shared: bool) -> usize {
     match shared {
-        true => (bytes / 8).max(SHORTEST).min(longest),
+        true => (bytes / 4).max(SHORTEST).min(longest),
         false => longest,
     }
 }

@@ -19,8 +19,9 @@ use crate::transport::sync::Words;
 
 /// Calls a rank may be ahead of the slowest one. (The model has few, so that they are reused soon.)
 pub(crate) const LINES: usize = if cfg!(loom) { 2 } else { 32 };
-/// The same for calls that use a payload area.
-pub(crate) const DEPTH: usize = if cfg!(loom) { 1 } else { 4 };
+/// The same for calls that use a payload area. Few would do for the data; but with more ranks than cores a root that has no
+/// area left gives its core away.
+pub(crate) const DEPTH: usize = if cfg!(loom) { 1 } else { 16 };
 /// The same for chunks that use a stage; two at least, because the next is written while others read this one.
 pub(crate) const STAGES: usize = if cfg!(loom) { 2 } else { 4 };
 /// Words that different ranks write are this far apart: two cache lines, because some cores prefetch lines in pairs.

@@ -34,29 +34,27 @@ const _: () = assert!(size_of::<Line>() == 64);
 #[derive(Debug, Default)]
 pub(super) struct Consumed {
     pub(super) lines: Freed,
-    pub(super) areas: Freed,
+    pub(super) room: Freed,
 }
 
 /// Sizes and offsets; both ends compute the same from the same [`LinkOptions`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(super) lines: usize,
-    pub(super) depth: usize,
     pub(super) max_message: usize,
-    pub(super) stride: usize,
+    /// Bytes for payloads: a multiple of 64.
+    pub(super) room: usize,
 }
 
 impl Layout {
-    /// Depth is rounded up to a power of two, at least 2.
-    ///
     /// # Errors
     /// [`Error::InvalidArgument`] when the options are out of range.
     pub(crate) fn new(options: &LinkOptions) -> Result<Layout> {
         options.check()?;
-        let depth = options.depth.next_power_of_two().max(2);
-        // One line more than the payload: areas do not all start in the same cache set.
-        let stride = options.max_message.next_multiple_of(64) + 64;
-        Ok(Layout { lines: depth.max(LINES), depth, max_message: options.max_message, stride })
+        let lines = options.depth.next_power_of_two().max(LINES);
+        // One message more than `depth`: less than that is left unused at the end of the room.
+        let room = (options.depth + 1) * taken(options.max_message);
+        Ok(Layout { lines, max_message: options.max_message, room })
     }
 
     fn head(&self) -> usize {
@@ -67,10 +65,38 @@ impl Layout {
         (2 * self.head()).next_multiple_of(PAGE)
     }
 
-    /// Bytes of both directions. Address space: the heads (2 pages with default options) are touched at once, a page of a
-    /// payload area when a message first covers it.
+    /// Bytes of both directions. Address space: the heads (2 pages with default options) are touched at once, a page of the
+    /// payload room when a message first covers it.
     pub(crate) fn bytes(&self) -> usize {
-        (self.heads() + 2 * self.depth * self.stride).next_multiple_of(PAGE)
+        (self.heads() + 2 * self.room).next_multiple_of(PAGE)
+    }
+}
+
+/// Bytes of the room that a payload of `len` bytes takes.
+#[inline(always)]
+pub(super) fn taken(len: usize) -> usize {
+    len.next_multiple_of(64)
+}
+
+/// Where the next payload begins. Both ends count alike, so no offset is ever told.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Place {
+    /// Bytes of the room taken so far, in all laps.
+    pub(super) count: u64,
+    /// Always with `max_message` bytes left behind it.
+    offset: usize,
+}
+
+impl Place {
+    /// Behind a payload of `len` bytes.
+    #[inline(always)]
+    pub(super) fn advance(&mut self, len: usize, layout: &Layout) {
+        self.count += taken(len) as u64;
+        self.offset += taken(len);
+        if self.offset + layout.max_message > layout.room {
+            self.count += (layout.room - self.offset) as u64;
+            self.offset = 0;
+        }
     }
 }
 
@@ -81,7 +107,7 @@ pub(super) struct Direction {
     pub(super) receiver: NonNull<State>,
     pub(super) sender: NonNull<State>,
     pub(super) lines: NonNull<Line>,
-    pub(super) areas: NonNull<u8>,
+    pub(super) room: NonNull<u8>,
     pub(super) layout: Layout,
     /// Keeps the memory.
     pub(super) _memory: Arc<dyn Any + Send + Sync>,
@@ -98,7 +124,7 @@ impl Direction {
             return Err(Error::invalid("connect", detail));
         }
         let head = index * layout.head();
-        let areas = layout.heads() + index * layout.depth * layout.stride;
+        let room = layout.heads() + index * layout.room;
         let base = memory.base();
         // SAFETY: all offsets are below `layout.bytes()`, which is within the mapping; the mapping is page-aligned and the
         // offsets are multiples of 64, as the types require.
@@ -108,7 +134,7 @@ impl Direction {
                 receiver: base.add(head + APART).cast(),
                 sender: base.add(head + 2 * APART).cast(),
                 lines: base.add(head + 3 * APART).cast(),
-                areas: base.add(areas),
+                room: base.add(room),
                 layout,
                 _memory: memory.clone(),
             })
@@ -139,16 +165,16 @@ impl Direction {
         unsafe { self.lines.add(message as usize & (self.layout.lines - 1)).as_ref() }
     }
 
-    /// The payload area of the `n`th long message: `max_message` bytes, 64-byte aligned.
+    /// Where the payload of the message at `place` lies: `max_message` bytes, 64-byte aligned.
     #[inline(always)]
-    pub(super) fn area(&self, n: u64) -> *mut u8 {
-        // SAFETY: `depth` is a power of two and the index is masked to it; areas are `stride` apart and within the mapping.
-        unsafe { self.areas.add((n as usize & (self.layout.depth - 1)) * self.layout.stride).as_ptr() }
+    pub(super) fn payload(&self, place: Place) -> *mut u8 {
+        // SAFETY: at a place, `max_message` bytes fit into the room, which is within the mapping.
+        unsafe { self.room.add(place.offset).as_ptr() }
     }
 
-    /// Tells the model that area `n` is being written (or read) here. Nothing outside of it.
+    /// Tells the model that `len` bytes at `place` are being written (or read) here. Nothing outside of it.
     #[inline(always)]
-    pub(super) fn touches(&self, n: u64, writing: bool) {
-        touches(self.area(n), self.layout.max_message, writing);
+    pub(super) fn touches(&self, place: Place, len: usize, writing: bool) {
+        touches(self.payload(place), taken(len), writing);
     }
 }

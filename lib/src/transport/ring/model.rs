@@ -25,11 +25,11 @@ struct Memory {
     receiver: State,
     sender: State,
     lines: Box<[Line]>,
-    areas: NonNull<u8>,
+    room: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: the areas are raw memory, used by the protocol, which is what is being checked.
+// SAFETY: the room is raw memory, used by the protocol, which is what is being checked.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
@@ -37,30 +37,29 @@ unsafe impl Sync for Memory {}
 impl Drop for Memory {
     fn drop(&mut self) {
         // SAFETY: made by `Box::leak` of a slice of this length.
-        drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(self.areas.as_ptr(), self.bytes)) });
+        drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(self.room.as_ptr(), self.bytes)) });
     }
 }
 
 /// Both ends' views of one direction of a ring.
-fn direction(lines: usize, depth: usize) -> [Direction; 2] {
-    let layout = Layout { lines, depth, max_message: LONG, stride: 64 };
+fn direction(layout: Layout) -> [Direction; 2] {
     let line = || Line { sequence: Sequence::default(), header: Words::new(), first: Words::new(), rest: Words::new() };
-    let bytes = depth * layout.stride;
+    let bytes = layout.room;
     let memory = Arc::new(Memory {
         consumed: Consumed::default(),
         receiver: State::default(),
         sender: State::default(),
-        lines: (0..lines).map(|_| line()).collect(),
-        areas: NonNull::from(Box::leak(vec![0u8; bytes].into_boxed_slice())).cast(),
+        lines: (0..layout.lines).map(|_| line()).collect(),
+        room: NonNull::from(Box::leak(vec![0u8; bytes].into_boxed_slice())).cast(),
         bytes,
     });
-    (0..depth).for_each(|n| watch(memory.areas.as_ptr().wrapping_add(n * layout.stride), LONG));
+    (0..bytes).step_by(64).for_each(|offset| watch(memory.room.as_ptr().wrapping_add(offset), 64));
     std::array::from_fn(|_| Direction {
         consumed: NonNull::from(&memory.consumed),
         receiver: NonNull::from(&memory.receiver),
         sender: NonNull::from(&memory.sender),
         lines: NonNull::from(&*memory.lines).cast(),
-        areas: memory.areas,
+        room: memory.room,
         layout,
         _memory: memory.clone(),
     })
@@ -72,8 +71,13 @@ struct Ring {
     recv: ManuallyDrop<RingRecv>,
 }
 
+/// With room for `depth` messages of up to 64 bytes.
 fn ring(lines: usize, depth: usize, bells: &[Arc<Doorbell>; 2]) -> Ring {
-    let [ours, theirs] = direction(lines, depth);
+    ring_of(Layout { lines, max_message: LONG, room: depth * 64 }, bells)
+}
+
+fn ring_of(layout: Layout, bells: &[Arc<Doorbell>; 2]) -> Ring {
+    let [ours, theirs] = direction(layout);
     let ends = |rank: usize| Ends {
         peer: Peer { rank, peer: 1 - rank, address: String::new() },
         bell: bells[1 - rank].clone(),
@@ -162,8 +166,16 @@ fn both(
     sender: impl FnOnce(&mut RingSend, &Doorbell) + 'static,
     receiver: impl FnOnce(&mut RingRecv, &Doorbell),
 ) {
+    both_over(Layout { lines, max_message: LONG, room: depth * 64 }, sender, receiver);
+}
+
+fn both_over(
+    layout: Layout,
+    sender: impl FnOnce(&mut RingSend, &Doorbell) + 'static,
+    receiver: impl FnOnce(&mut RingRecv, &Doorbell),
+) {
     let bells = bells();
-    let Ring { send: mut tx, recv: mut rx } = ring(lines, depth, &bells);
+    let Ring { send: mut tx, recv: mut rx } = ring_of(layout, &bells);
     let mine = bells[0].clone();
     let thread = loom::thread::spawn(move || {
         sender(&mut tx, &mine);
@@ -182,7 +194,7 @@ const ORDERINGS: [&[Step]; 4] = [
     &[Step::LightFence, Step::SeeFreed],
 ];
 
-/// Several laps of one line and one area, by polling.
+/// Several laps of one line and room for one message, by polling.
 #[test]
 fn messages_arrive_whole_and_in_order() {
     for (len, count) in [(SHORT, 3), (LONG, 2)] {
@@ -197,6 +209,22 @@ fn messages_arrive_whole_and_in_order() {
         must_hold("polling", None, &[Step::LightFence], scenario);
         ORDERINGS.into_iter().for_each(|steps| must_fail("polling", None, steps, scenario));
     }
+}
+
+/// Messages of different lengths, around the end of the room: the third would go to where the first was, but is longer.
+#[test]
+fn messages_of_any_length_share_the_room() {
+    let scenario = || {
+        let layout = Layout { lines: 4, max_message: 2 * LONG + 40, room: 3 * 64 };
+        let messages = || [LONG, 90, 90].into_iter().enumerate().map(|(i, len)| message(i as u32, len));
+        both_over(
+            layout,
+            move |tx, bell| messages().for_each(|m| send(tx, bell, Wait::Spin, &m).unwrap()),
+            move |rx, bell| messages().for_each(|m| receive(rx, bell, Wait::Spin, &m).unwrap()),
+        );
+    };
+    must_hold("any length", Some(3), &[Step::LightFence], scenario);
+    ORDERINGS.into_iter().for_each(|steps| must_fail("any length", Some(3), steps, scenario));
 }
 
 /// Memory that was reserved is the sender's until `commit`, and what was peeked is the receiver's until `release`.
@@ -261,7 +289,7 @@ fn a_sleeping_receiver_is_woken() {
     must_hold("one message", None, &[Step::Wake], || scenario(Wait::Sleep));
 }
 
-/// The same for credit: the second message needs the line (and area) of the first.
+/// The same for credit: the second message needs the line (and the room) of the first.
 #[test]
 fn a_sleeping_sender_is_woken() {
     for len in [SHORT, LONG] {
@@ -279,7 +307,7 @@ fn a_sleeping_sender_is_woken() {
     }
 }
 
-/// Both sleep, over two lines and one area, so that the sender is refused for one or the other.
+/// Both sleep, over two lines and room for one message, so that the sender is refused for one or the other.
 #[test]
 fn both_ends_sleep() {
     needs_both_fences("both sleep", Some(2), || {

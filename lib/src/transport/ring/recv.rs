@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::memory::Direction;
+use super::memory::{Direction, Place};
 use super::{Ends, INLINE, agree, to_words, unpack};
 use crate::error::{Error, Result};
 use crate::transport::{Interest, Peer, Received, RecvLink};
@@ -11,9 +11,10 @@ use crate::wire::Header;
 pub(crate) struct RingRecv {
     direction: Direction,
     ends: Ends,
-    /// Messages released, and long ones among them.
+    /// Messages released.
     lines: u64,
-    areas: u64,
+    /// Of the oldest long message's payload.
+    place: Place,
     /// Our copy of the oldest message's line, once it was read.
     head: Option<[u64; 4]>,
     inline: [u64; 3],
@@ -23,7 +24,16 @@ pub(crate) struct RingRecv {
 
 impl RingRecv {
     pub(super) fn new(direction: Direction, ends: Ends) -> RingRecv {
-        RingRecv { direction, ends, lines: 0, areas: 0, head: None, inline: [0; 3], armed: false, lost: None }
+        RingRecv {
+            direction,
+            ends,
+            lines: 0,
+            place: Place::default(),
+            head: None,
+            inline: [0; 3],
+            armed: false,
+            lost: None,
+        }
     }
 
     /// Reads the oldest message's line into `head` and `inline`, and checks its length.
@@ -95,9 +105,9 @@ impl RingRecv {
         self.lines += 1;
         let consumed = self.direction.consumed();
         if len > INLINE {
-            self.direction.touches(self.areas, false);
-            self.areas += 1;
-            consumed.areas.free(self.areas);
+            self.direction.touches(self.place, len, false);
+            self.place.advance(len, &self.direction.layout);
+            consumed.room.free(self.place.count);
         }
         consumed.lines.free(self.lines);
         self.ends.fence.light();
@@ -132,10 +142,10 @@ impl RecvLink for RingRecv {
         let payload = if len <= INLINE {
             bytemuck::bytes_of(&self.inline).get(..len).unwrap_or_default()
         } else {
-            self.direction.touches(self.areas, false);
-            // SAFETY: `len` was checked against `max_message`, the size of the area; the sender leaves the area alone until
+            self.direction.touches(self.place, len, false);
+            // SAFETY: `len` was checked against `max_message`, which there is room for; the sender leaves it alone until
             // `release` (a sender that does not may change the bytes, which are data of its own making either way).
-            unsafe { std::slice::from_raw_parts(self.direction.area(self.areas), len) }
+            unsafe { std::slice::from_raw_parts(self.direction.payload(self.place), len) }
         };
         Ok(Some((bytemuck::cast(words), payload)))
     }
@@ -169,8 +179,8 @@ impl RecvLink for RingRecv {
         if dst.len() <= INLINE {
             unpack(&self.inline, dst);
         } else {
-            // SAFETY: the message's length is `expected.len`, which is `dst.len()`, and was checked against the area's size.
-            unsafe { std::ptr::copy_nonoverlapping(self.direction.area(self.areas), dst.as_mut_ptr(), dst.len()) };
+            // SAFETY: the message's length is `expected.len`, which is `dst.len()`, and was checked against `max_message`.
+            unsafe { std::ptr::copy_nonoverlapping(self.direction.payload(self.place), dst.as_mut_ptr(), dst.len()) };
         }
         self.free(dst.len());
         Ok(Received::Done)

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::memory::Direction;
+use super::memory::{Direction, Place, taken};
 use super::words::Look;
 use super::{Ends, INLINE, pack, to_words};
 use crate::error::{Error, Result};
@@ -15,50 +15,52 @@ pub(crate) struct RingSend {
     /// Messages sent, and the count at which credit must be looked up again.
     lines: u64,
     lines_limit: u64,
-    /// The same for long messages.
-    areas: u64,
-    areas_limit: u64,
+    /// The same for bytes of the payload room.
+    place: Place,
+    room_limit: u64,
     reserved: bool,
     armed: bool,
-    /// The last refusal was for want of a payload area, not of a line.
-    wants_area: bool,
+    /// Bytes of room that the last refusal was for want of; 0: it was for want of a line.
+    wants: usize,
     lost: Option<String>,
 }
 
 impl RingSend {
     pub(super) fn new(direction: Direction, ends: Ends) -> RingSend {
-        let (lines_limit, areas_limit) = (direction.layout.lines as u64, direction.layout.depth as u64);
+        let (lines_limit, room_limit) = (direction.layout.lines as u64, direction.layout.room as u64);
         RingSend {
             direction,
             ends,
             lines: 0,
             lines_limit,
-            areas: 0,
-            areas_limit,
+            place: Place::default(),
+            room_limit,
             reserved: false,
             armed: false,
-            wants_area: false,
+            wants: 0,
             lost: None,
         }
     }
 
-    /// A line, and a payload area for a long message, are free.
+    /// A line and `bytes` of the room are free.
     #[inline(always)]
-    fn credit(&mut self, area: bool) -> Result<bool> {
-        if self.lines < self.lines_limit && (!area || self.areas < self.areas_limit) {
-            return Ok(true);
-        }
-        self.refresh(area)
+    fn has_credit(&self, bytes: usize) -> bool {
+        self.lines < self.lines_limit && self.place.count + taken(bytes) as u64 <= self.room_limit
+    }
+
+    #[inline(always)]
+    fn credit(&mut self, bytes: usize) -> Result<bool> {
+        if self.has_credit(bytes) { Ok(true) } else { self.refresh(bytes) }
     }
 
     #[cold]
-    fn refresh(&mut self, area: bool) -> Result<bool> {
+    fn refresh(&mut self, bytes: usize) -> Result<bool> {
         self.alive()?;
         let consumed = self.direction.consumed();
-        let (lines, areas) = (consumed.lines.freed(), consumed.areas.freed());
+        let (lines, room) = (consumed.lines.freed(), consumed.room.freed());
         let layout = &self.direction.layout;
         for (name, sent, freed, size) in
-            [("lines", self.lines, lines, layout.lines), ("areas", self.areas, areas, layout.depth)]
+            [("lines", self.lines, lines, layout.lines), ("bytes", self.place.count, room, layout.room)]
         {
             if freed > sent || sent - freed > size as u64 {
                 let detail = format!("expected {size} {name} at most in use of {sent} sent, got {freed} freed");
@@ -66,10 +68,10 @@ impl RingSend {
             }
         }
         self.lines_limit = lines + layout.lines as u64;
-        self.areas_limit = areas + layout.depth as u64;
-        let ready = self.lines < self.lines_limit && (!area || self.areas < self.areas_limit);
+        self.room_limit = room + layout.room as u64;
+        let ready = self.has_credit(bytes);
         if !ready {
-            self.wants_area = self.lines < self.lines_limit;
+            self.wants = if self.lines < self.lines_limit { bytes } else { 0 };
         }
         Ok(ready)
     }
@@ -87,7 +89,7 @@ impl RingSend {
     /// From now on there is no credit, so that the fast path ends in `refresh`, which tells why.
     fn lose(&mut self, detail: String) {
         self.lost = Some(detail);
-        (self.lines_limit, self.areas_limit) = (0, 0);
+        (self.lines_limit, self.room_limit) = (0, 0);
     }
 
     #[inline(always)]
@@ -102,8 +104,8 @@ impl RingSend {
                 }
             }
             None => {
-                self.direction.touches(self.areas, true);
-                self.areas += 1;
+                self.direction.touches(self.place, header.len as usize, true);
+                self.place.advance(header.len as usize, &self.direction.layout);
             }
         }
         self.lines += 1;
@@ -142,15 +144,15 @@ impl SendLink for RingSend {
             if self.direction.receiver().glance().closed() {
                 self.alive()?;
             }
-            if !self.credit(true)? {
+            if !self.credit(self.direction.layout.max_message)? {
                 return Ok(None);
             }
             self.reserved = true;
         }
-        self.direction.touches(self.areas, true);
-        let area = self.direction.area(self.areas);
-        // SAFETY: the area has `max_message` bytes, and it is ours alone until `commit`: the receiver has freed it (credit).
-        Ok(Some(unsafe { std::slice::from_raw_parts_mut(area, self.direction.layout.max_message) }))
+        let max = self.direction.layout.max_message;
+        self.direction.touches(self.place, max, true);
+        // SAFETY: there are `max_message` bytes, and they are ours alone until `commit`: the receiver has freed them (credit).
+        Ok(Some(unsafe { std::slice::from_raw_parts_mut(self.direction.payload(self.place), max) }))
     }
 
     #[inline]
@@ -165,7 +167,7 @@ impl SendLink for RingSend {
             return self.publish(header, None);
         }
         // SAFETY: as in `reserve`; `len` is at most `max_message`.
-        let data = unsafe { std::slice::from_raw_parts(self.direction.area(self.areas), len) };
+        let data = unsafe { std::slice::from_raw_parts(self.direction.payload(self.place), len) };
         self.publish(header, Some(pack(data)))
     }
 
@@ -179,17 +181,17 @@ impl SendLink for RingSend {
             );
         }
         if data.len() <= INLINE {
-            if !self.credit(false)? {
+            if !self.credit(0)? {
                 return Ok(false);
             }
             self.publish(header, Some(pack(data)))?;
             return Ok(true);
         }
-        if !self.credit(true)? {
+        if !self.credit(data.len())? {
             return Ok(false);
         }
-        // SAFETY: the area has `max_message >= data.len()` bytes and is ours alone (credit).
-        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), self.direction.area(self.areas), data.len()) };
+        // SAFETY: there are `max_message >= data.len()` bytes, so many of them ours alone (credit).
+        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), self.direction.payload(self.place), data.len()) };
         self.publish(header, None)?;
         Ok(true)
     }
@@ -221,7 +223,7 @@ impl SendLink for RingSend {
         self.direction.sender().ask_to_be_woken();
         self.ends.fence.heavy();
         // One more system call: who sleeps next finds out here that the other process was killed.
-        let ready = self.refresh(self.wants_area)?;
+        let ready = self.refresh(self.wants)?;
         if !ready {
             self.check_peer()?;
         }

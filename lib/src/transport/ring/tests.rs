@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::memory::LINES;
+use super::memory::{LINES, Place, taken};
 use super::*;
 use crate::error::Error;
 use crate::transport::wait::poll;
@@ -44,7 +44,7 @@ fn layout_is_aligned_disjoint_and_within_its_size() {
     for max_message in [1, 63, 64, 65, 128 << 10] {
         for depth in [1, 2, 3, 64, 100] {
             let layout = Layout::new(&LinkOptions { max_message, depth }).unwrap();
-            assert!(layout.depth >= depth && layout.depth.is_power_of_two() && layout.lines >= layout.depth);
+            assert!(layout.lines >= depth && layout.lines.is_power_of_two());
             let memory = Arc::new(Mapping::anonymous(layout.bytes()).unwrap());
             let mut used = Vec::new();
             for index in 0..2 {
@@ -53,7 +53,7 @@ fn layout_is_aligned_disjoint_and_within_its_size() {
                 used.push((d.receiver.as_ptr() as usize, 64));
                 used.push((d.sender.as_ptr() as usize, 64));
                 used.extend((0..layout.lines as u64).map(|i| (std::ptr::from_ref(d.line(i)) as usize, 64)));
-                used.extend((0..layout.depth as u64).map(|i| (d.area(i) as usize, max_message)));
+                used.push((d.payload(Place::default()) as usize, layout.room));
             }
             used.sort_unstable();
             assert!(used.iter().all(|(start, _)| start % 64 == 0));
@@ -91,7 +91,7 @@ fn a_peer_that_writes_nonsense_gives_a_protocol_error() {
     for freed in [10_000, u64::MAX] {
         let mut r = ring(Fence::Full);
         let d = Direction::new(&r.memory, r.layout, 0).unwrap();
-        d.consumed().areas.free(freed);
+        d.consumed().room.free(freed);
         let result = (0..10).map(|i| r.send.send_from(&header(i, 30), &[1; 30])).find(|r| r.is_err());
         assert!(matches!(result, Some(Err(Error::Protocol { .. }))));
     }
@@ -104,15 +104,49 @@ fn small_messages_have_more_credit_than_large_ones_and_both_have_a_bound() {
         let data = vec![1; len];
         (0..1000).take_while(|i| r.send.send_from(&header(*i, len), &data).unwrap()).count()
     };
-    assert_eq!(count(30), 4, "depth 3, rounded up");
+    assert_eq!(count(100), 4, "depth 3 and one more");
+    assert_eq!(count(30), 0);
     assert_eq!(count(24), LINES - 4);
     assert_eq!(count(0), 0);
     assert!(r.send.reserve().unwrap().is_none());
-    assert_eq!(r.recv.recv_into(&header(0, 30), &mut [0; 30]).unwrap(), Received::Done);
+    assert_eq!(r.recv.recv_into(&header(0, 100), &mut [0; 100]).unwrap(), Received::Done);
     assert!(r.send.reserve().unwrap().is_some());
+    r.send.commit(&header(0, 40)).unwrap();
+    let mut lines = ring(Fence::available()).send;
+    let sent = (0..1000).take_while(|i| lines.send_from(&header(*i, 30), &[1; 30]).unwrap()).count();
+    assert_eq!(sent, 4 * taken(100) / taken(30));
 }
 
-/// Thousands of laps, more than once around 32 lines and 4 areas, with sleeping at both ends and both kinds of fence.
+/// Wherever the sender is in the room, `depth` messages of any length find place, and no two of them the same place.
+#[test]
+fn there_is_room_for_depth_messages_at_every_place() {
+    let mut r = ring(Fence::available());
+    let (mut seq, mut seed) = (0, 1u64);
+    let mut random = |below: u64| {
+        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (seed >> 33) % below
+    };
+    let data = |seq: u32, len: usize| vec![seq as u8; len];
+    for _ in 0..5000 {
+        let lens: Vec<usize> = (0..OPTIONS.depth).map(|_| random(OPTIONS.max_message as u64 + 1) as usize).collect();
+        for (i, &len) in lens.iter().enumerate() {
+            let (seq, reserves) = (seq + i as u32, random(2) == 0);
+            if reserves {
+                r.send.reserve().unwrap().expect("room")[..len].copy_from_slice(&data(seq, len));
+                r.send.commit(&header(seq, len)).unwrap();
+            } else {
+                assert!(r.send.send_from(&header(seq, len), &data(seq, len)).unwrap(), "{lens:?}");
+            }
+        }
+        for &len in &lens {
+            assert_eq!(r.recv.peek().unwrap(), Some((header(seq, len), &data(seq, len)[..])));
+            r.recv.release().unwrap();
+            seq += 1;
+        }
+    }
+}
+
+/// Thousands of laps, more than once around 32 lines and the room, with sleeping at both ends and both kinds of fence.
 #[test]
 fn no_wake_up_is_lost_with_either_fence() {
     // Both rings at once: the thread sanitizer does not see memory being unmapped and would take a second ring at the same

@@ -29,7 +29,7 @@ impl Sequence {
     }
 }
 
-/// How many lines, or areas, the receiver has freed.
+/// How many lines, or bytes of room, the receiver has freed.
 #[repr(transparent)]
 #[derive(Debug, Default)]
 pub(super) struct Freed(AtomicU64);
