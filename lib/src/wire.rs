@@ -110,11 +110,13 @@ pub enum Algorithm {
     OneShot = 6,
     /// In symmetric memory: ranks read and write each other's buffers. No schedule: see `symmetric`.
     TwoShot = 7,
+    /// Neighbours in a hypercube swap all they have, at twice the distance each time: fewest messages.
+    RecursiveDoubling = 8,
 }
 
 impl Algorithm {
     /// Every algorithm, in code order.
-    pub const ALL: [Algorithm; 8] = [
+    pub const ALL: [Algorithm; 9] = [
         Algorithm::Ring,
         Algorithm::Tree,
         Algorithm::DoubleTree,
@@ -123,6 +125,7 @@ impl Algorithm {
         Algorithm::AllPairs,
         Algorithm::OneShot,
         Algorithm::TwoShot,
+        Algorithm::RecursiveDoubling,
     ];
 
     /// Kebab-case name as used on command lines and in `TINYNCCL_ALGO`.
@@ -136,6 +139,7 @@ impl Algorithm {
             Algorithm::AllPairs => "all-pairs",
             Algorithm::OneShot => "one-shot",
             Algorithm::TwoShot => "two-shot",
+            Algorithm::RecursiveDoubling => "recursive-doubling",
         }
     }
 
@@ -155,7 +159,8 @@ impl std::str::FromStr for Algorithm {
     type Err = String;
     fn from_str(s: &str) -> Result<Self, String> {
         Algorithm::ALL.into_iter().find(|a| a.name() == s).ok_or_else(|| {
-            format!("unknown algorithm '{s}', expected one of ring tree double-tree direct halving-doubling all-pairs")
+            let known: Vec<_> = Algorithm::ALL.iter().map(|a| a.name()).collect();
+            format!("unknown algorithm '{s}', expected one of {}", known.join(" "))
         })
     }
 }

@@ -13,6 +13,7 @@ mod all_pairs;
 mod direct;
 mod halving_doubling;
 mod one_shot;
+mod recursive_doubling;
 mod ring;
 #[cfg(test)]
 mod tests;
@@ -152,6 +153,7 @@ pub fn work(algorithm: Algorithm, shape: &Shape) -> Option<Work> {
         Algorithm::Direct => direct::work(shape),
         Algorithm::HalvingDoubling => halving_doubling::work(shape),
         Algorithm::AllPairs => all_pairs::work(shape),
+        Algorithm::RecursiveDoubling => recursive_doubling::work(shape),
         Algorithm::OneShot | Algorithm::TwoShot => return None,
     };
     let channels = match algorithm {
@@ -179,6 +181,7 @@ pub fn crossing(algorithm: Algorithm, shape: &Shape, placement: Placement) -> Cr
             Algorithm::Direct => direct::crossing(shape, placement),
             Algorithm::HalvingDoubling => halving_doubling::crossing(shape, placement),
             Algorithm::AllPairs => all_pairs::crossing(shape, placement),
+            Algorithm::RecursiveDoubling => recursive_doubling::crossing(shape, placement),
             Algorithm::OneShot | Algorithm::TwoShot => Crossing::of(0.0),
         },
     }

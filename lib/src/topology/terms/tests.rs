@@ -100,7 +100,7 @@ fn what_leaves_the_host_is_what_is_counted() {
                 // The second channel's chain runs the other way.
                 Algorithm::Ring if shape.channels > 1 && shape.collective.has_root() => 1.0 / (n as f64 - 1.0),
                 Algorithm::Ring | Algorithm::Direct => 1e-9,
-                Algorithm::HalvingDoubling if regular => 1e-9,
+                Algorithm::HalvingDoubling | Algorithm::RecursiveDoubling if regular => 1e-9,
                 Algorithm::Tree if regular && shape.root == 0 => 1e-9,
                 _ => 0.5,
             };
