@@ -59,7 +59,7 @@ pub use work::Work;
 /// still be in the L2 cache. Two ranks combine what arrives piece by piece.
 const REDUCED_MESSAGE: usize = 256 << 10;
 /// Longest spinning where the core is wanted by others.
-const SHARED_SPIN: Duration = Duration::from_micros(5);
+const SHARED_SPIN: Duration = Duration::from_micros(1);
 /// Plans kept per communicator; the least recently used one goes first.
 const PLANS: usize = 512;
 

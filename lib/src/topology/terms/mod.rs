@@ -29,6 +29,9 @@ use crate::wire::{Algorithm, Collective};
 pub struct Load {
     /// Ends of messages. A *hop* is two of them.
     pub messages: f64,
+    /// How many of them belong to messages that are received as they are, right behind another one of the same rank: over
+    /// TCP the two travel together. Messages that are combined gained nothing from it when it was measured.
+    pub joined: f64,
     /// Bytes at these ends, in segments.
     pub bytes: f64,
     /// Bytes combined, in segments: on top of being received or copied.
@@ -48,6 +51,10 @@ impl Load {
     /// So many ends of messages with so many segments at them.
     fn ends(messages: f64, bytes: f64) -> Load {
         Load { messages, bytes, ..Load::default() }
+    }
+
+    fn joining(self, joined: f64) -> Load {
+        Load { joined, ..self }
     }
 
     fn reducing(self, reduced: f64) -> Load {
@@ -73,7 +80,7 @@ pub struct Work {
 impl Work {
     /// The same on every rank: the chain is its load, with the two ends of a message put together.
     fn symmetric(hops: f64, load: Load) -> Work {
-        Work { path: Load { messages: 2.0 * hops, copied: 0.0, ..load }, busiest: load, mean: load }
+        Work { path: Load { messages: 2.0 * hops, joined: 0.0, copied: 0.0, ..load }, busiest: load, mean: load }
     }
 }
 
@@ -162,6 +169,8 @@ pub fn work(algorithm: Algorithm, shape: &Shape) -> Option<Work> {
     };
     work.busiest.messages *= channels as f64;
     work.mean.messages *= channels as f64;
+    work.busiest.joined *= channels as f64;
+    work.mean.joined *= channels as f64;
     for load in [&mut work.path, &mut work.busiest, &mut work.mean] {
         if !combines(shape) {
             load.reduced = 0.0;
