@@ -235,7 +235,7 @@ config! {
         "Period of the heartbeat to the rendezvous store; a rank silent for four periods is named when something times out.";
     transport: TransportChoice = TransportChoice::Auto, "TINYNCCL_TRANSPORT", "auto, tcp, shm",
         "What carries the links.";
-    algorithm: Option<Algorithm> = None, "TINYNCCL_ALGO", "auto, ring, tree, double-tree, direct, halving-doubling, all-pairs, one-shot, two-shot, staged",
+    algorithm: Option<Algorithm> = None, "TINYNCCL_ALGO", "auto, ring, tree, double-tree, direct, halving-doubling, all-pairs, one-shot, two-shot, recursive-doubling, staged",
         "Fixes the algorithm where it can do the collective; auto asks the cost model.";
     fixed_order: bool = false, "TINYNCCL_FIXED_ORDER", "0 or 1",
         "Reductions combine the values in rank order, ((x0 + x1) + x2) + ..., whatever the sizes, the links and the timing: the same bits every time. \
@@ -261,7 +261,7 @@ config! {
     congestion: Option<String> = None, "TINYNCCL_TCP_CONGESTION", "a name, like reno, cubic or bbr",
         "Congestion control of TCP links; empty: the kernel's, but reno instead of bbr between processes of a host.";
     spin: Duration = Duration::from_micros(60), "TINYNCCL_SPIN", "seconds",
-        "How long a wait spins before it yields and then sleeps; at most 5 microseconds where ranks or threads share cores.";
+        "How long a wait spins before it yields and then sleeps; at most 1 microsecond where ranks or threads share cores.";
     checksum: bool = false, "TINYNCCL_CHECKSUM", "0 or 1",
         "Adds a CRC-32 to every message and checks it.";
     tune: Tune = Tune::Cached, "TINYNCCL_TUNE", "off, cached, measure",

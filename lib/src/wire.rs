@@ -110,13 +110,15 @@ pub enum Algorithm {
     OneShot = 6,
     /// In symmetric memory: ranks read and write each other's buffers. No schedule: see `symmetric`.
     TwoShot = 7,
+    /// Neighbours in a hypercube swap all they have, at twice the distance each time: fewest messages.
+    RecursiveDoubling = 8,
     /// In shared memory: chunks of ordinary buffers pass through areas that all ranks map. No schedule: see `symmetric`.
-    Staged = 8,
+    Staged = 9,
 }
 
 impl Algorithm {
     /// Every algorithm, in code order.
-    pub const ALL: [Algorithm; 9] = [
+    pub const ALL: [Algorithm; 10] = [
         Algorithm::Ring,
         Algorithm::Tree,
         Algorithm::DoubleTree,
@@ -125,6 +127,7 @@ impl Algorithm {
         Algorithm::AllPairs,
         Algorithm::OneShot,
         Algorithm::TwoShot,
+        Algorithm::RecursiveDoubling,
         Algorithm::Staged,
     ];
 
@@ -139,6 +142,7 @@ impl Algorithm {
             Algorithm::AllPairs => "all-pairs",
             Algorithm::OneShot => "one-shot",
             Algorithm::TwoShot => "two-shot",
+            Algorithm::RecursiveDoubling => "recursive-doubling",
             Algorithm::Staged => "staged",
         }
     }

@@ -108,6 +108,7 @@ fn documented(algorithm: Algorithm, collective: Collective, ranks: usize) -> boo
                 || ranks.is_power_of_two() && matches!(collective, AllGather | ReduceScatter)
         }
         Algorithm::AllPairs => matches!(collective, AllReduce | Reduce | Barrier),
+        Algorithm::RecursiveDoubling => matches!(collective, AllReduce | Barrier),
         Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Staged => false,
     }
 }

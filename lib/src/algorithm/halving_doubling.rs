@@ -27,6 +27,7 @@
 use std::ops::Range;
 
 use super::Shape;
+use super::hypercube::{Cube, Role};
 use crate::schedule::{Lane, Loc, Partition, Program, Step};
 use crate::wire::Collective;
 
@@ -41,26 +42,26 @@ pub(super) fn program(shape: &Shape, rank: usize) -> Option<Program> {
 
 /// As [`program`] with another limit on the parts per message.
 pub(super) fn program_with_span(shape: &Shape, rank: usize, max_span: usize) -> Option<Program> {
-    let cube = Cube::new(shape.ranks, rank, max_span);
+    let blocks = Blocks::new(shape.ranks, rank, max_span);
     let lanes = (0..shape.channels).map(|c| {
         let steps = match shape.collective {
-            Collective::AllReduce | Collective::Barrier => cube.all_reduce(c),
-            Collective::ReduceScatter => cube.reduce_scatter(c),
-            Collective::AllGather => cube.all_gather(c),
+            Collective::AllReduce | Collective::Barrier => blocks.all_reduce(c),
+            Collective::ReduceScatter => blocks.reduce_scatter(c),
+            Collective::AllGather => blocks.all_gather(c),
             _ => return None,
         };
         Some(Lane { channel: c as u32, steps })
     });
     let lanes = lanes.collect::<Option<Vec<_>>>()?;
     let (parts, span) = cut(shape, max_span);
-    let keeps = shape.collective == Collective::ReduceScatter && cube.size > 2;
-    Some(Program { parts, span, scratch_segments: if keeps { cube.size / 2 } else { 0 }, lanes })
+    let keeps = shape.collective == Collective::ReduceScatter && shape.ranks > 2;
+    Some(Program { parts, span, scratch_segments: if keeps { shape.ranks / 2 } else { 0 }, lanes })
 }
 
 /// Parts per window, and most of them in one message.
 pub(super) fn cut(shape: &Shape, max_span: usize) -> (usize, usize) {
-    let cube = Cube::new(shape.ranks, 0, max_span);
-    if shape.is_all_reduce() { (cube.size * shape.channels, cube.span) } else { (shape.channels, 1) }
+    let Blocks { cube, span } = Blocks::new(shape.ranks, 0, max_span);
+    if shape.is_all_reduce() { (cube.size * shape.channels, span) } else { (shape.channels, 1) }
 }
 
 /// Payload bytes that `rank` sends.
@@ -68,7 +69,7 @@ pub(super) fn bytes_sent(shape: &Shape, rank: usize, partition: &Partition) -> u
     if !shape.is_all_reduce() {
         return (shape.ranks - 1) as u64 * partition.total_bytes(0..shape.channels);
     }
-    let cube = Cube::new(shape.ranks, rank, MAX_SPAN);
+    let cube = Cube::new(shape.ranks, rank);
     let channel = |c| {
         let base = c * cube.size;
         let bytes = |parts: Range<usize>| partition.total_bytes(base + parts.start..base + parts.end);
@@ -92,50 +93,22 @@ fn block(id: usize, size: usize) -> Range<usize> {
     start..start + size
 }
 
-/// A rank's place in the hypercube.
-struct Cube {
-    /// Ranks in it: the largest power of two.
-    size: usize,
-    /// Ranks outside.
-    extra: usize,
+/// A hypercube whose messages are cut.
+struct Blocks {
+    cube: Cube,
     /// Most parts per message.
     span: usize,
-    role: Role,
 }
 
-#[derive(Clone, Copy)]
-enum Role {
-    /// In the cube under this id, with the partner whose data is folded in.
-    In { id: usize, partner: Option<usize> },
-    /// Outside: the partner does the work.
-    Out { partner: usize },
-}
-
-impl Cube {
-    fn new(ranks: usize, rank: usize, max_span: usize) -> Cube {
-        let size = 1 << ranks.ilog2();
-        let extra = ranks - size;
-        let role = match rank {
-            r if r >= 2 * extra => Role::In { id: r - extra, partner: None },
-            r if r % 2 == 0 => Role::In { id: r / 2, partner: Some(r + 1) },
-            r => Role::Out { partner: r - 1 },
-        };
-        Cube { size, extra, span: (size / 2).clamp(1, max_span), role }
-    }
-
-    /// The rank behind an id.
-    fn rank(&self, id: usize) -> usize {
-        if id < self.extra { 2 * id } else { id + self.extra }
-    }
-
-    /// 1, 2, 4, ... size/2.
-    fn distances(&self) -> impl DoubleEndedIterator<Item = usize> + use<> {
-        (0..self.size.ilog2()).map(|bit| 1 << bit)
+impl Blocks {
+    fn new(ranks: usize, rank: usize, max_span: usize) -> Blocks {
+        let cube = Cube::new(ranks, rank);
+        Blocks { span: (cube.size / 2).clamp(1, max_span), cube }
     }
 
     /// A range of parts of channel `c`, cut into messages.
     fn messages(&self, c: usize, parts: Range<usize>, at: Loc) -> impl Iterator<Item = Loc> + use<> {
-        let (base, span) = (c * self.size, self.span);
+        let (base, span) = (c * self.cube.size, self.span);
         parts
             .clone()
             .step_by(span)
@@ -146,22 +119,22 @@ impl Cube {
         let (input, output) = (Loc::input(0, 0), Loc::output(0, 0));
         let messages = |parts, at| self.messages(c, parts, at);
         let mut steps = vec![];
-        let (id, partner) = match self.role {
+        let (id, partner) = match self.cube.role {
             Role::In { id, partner } => (id, partner),
             Role::Out { partner } => {
-                steps.extend(messages(0..self.size, input).map(|src| Step::send(partner, src)));
-                steps.extend(messages(0..self.size, output).map(|dst| Step::recv(partner, dst)));
+                steps.extend(messages(0..self.cube.size, input).map(|src| Step::send(partner, src)));
+                steps.extend(messages(0..self.cube.size, output).map(|dst| Step::recv(partner, dst)));
                 return steps;
             }
         };
         let mut sum = input;
         if let Some(from) = partner {
-            let both = messages(0..self.size, input).zip(messages(0..self.size, output));
+            let both = messages(0..self.cube.size, input).zip(messages(0..self.cube.size, output));
             steps.extend(both.map(|(src, dst)| Step::recv_reduce_copy(from, src, dst, false)));
             sum = output;
         }
-        for d in self.distances().rev() {
-            let peer = self.rank(id ^ d);
+        for d in self.cube.distances().rev() {
+            let peer = self.cube.rank(id ^ d);
             let (mine, theirs) = (block(id, d), block(id ^ d, d));
             let sends = messages(theirs.clone(), sum).map(|src| Step::send(peer, src));
             let both = messages(mine.clone(), sum).zip(messages(mine, output));
@@ -175,23 +148,23 @@ impl Cube {
             }
             sum = output;
         }
-        for d in self.distances().skip(1) {
-            let peer = self.rank(id ^ d);
+        for d in self.cube.distances().skip(1) {
+            let peer = self.cube.rank(id ^ d);
             let sends = messages(block(id, d), output).map(|src| Step::send(peer, src));
             exchange(&mut steps, sends, messages(block(id ^ d, d), output).map(|dst| Step::recv(peer, dst)));
         }
         if let Some(to) = partner {
-            steps.extend(messages(0..self.size, output).map(|src| Step::send(to, src)));
+            steps.extend(messages(0..self.cube.size, output).map(|src| Step::send(to, src)));
         }
         steps
     }
 
     fn reduce_scatter(&self, c: usize) -> Vec<Step> {
-        let Role::In { id, .. } = self.role else { return vec![] };
-        let half = self.size / 2;
+        let Role::In { id, .. } = self.cube.role else { return vec![] };
+        let half = self.cube.size / 2;
         let kept = block(id, half.max(1)).start;
         let mut steps = vec![];
-        for d in self.distances().rev() {
+        for d in self.cube.distances().rev() {
             // Sums are in scratch memory from the first exchange on, and in the output after the last.
             let sum = |s: usize| if d == half { Loc::input(s, c) } else { Loc::scratch(s - kept, c) };
             let to = |s: usize| if d == 1 { Loc::output(0, c) } else { Loc::scratch(s - kept, c) };
@@ -203,10 +176,10 @@ impl Cube {
     }
 
     fn all_gather(&self, c: usize) -> Vec<Step> {
-        let Role::In { id, .. } = self.role else { return vec![] };
+        let Role::In { id, .. } = self.cube.role else { return vec![] };
         let from = |s: usize| if s == id { Loc::input(0, c) } else { Loc::output(s, c) };
         let mut steps = vec![];
-        for d in self.distances() {
+        for d in self.cube.distances() {
             let peer = id ^ d;
             let sends = block(id, d).map(|s| Step::send(peer, from(s)));
             exchange(&mut steps, sends, block(peer, d).map(|s| Step::recv(peer, Loc::output(s, c))));

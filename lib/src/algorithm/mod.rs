@@ -10,6 +10,7 @@
 //! | [`double_tree`] | yes | | yes | | about 2⌈log₂n⌉ |
 //! | [`direct`] | yes | yes | yes | yes | 1 |
 //! | [`halving_doubling`] | yes | n a power of two | | | 2log₂n, +2 for other n |
+//! | [`recursive_doubling`] | yes | | | | log₂n, +1 or +2 for other n |
 //! | [`all_pairs`] | yes | | reduce | | 2 |
 //!
 //! A barrier is an all_reduce of nothing: its messages are headers.
@@ -22,7 +23,9 @@ pub mod binary_tree;
 pub mod direct;
 pub mod double_tree;
 pub mod halving_doubling;
+mod hypercube;
 mod rank_order;
+pub mod recursive_doubling;
 pub mod ring;
 pub mod tree;
 
@@ -105,6 +108,7 @@ pub fn supports(algorithm: Algorithm, shape: &Shape) -> bool {
             Collective::AllGather | Collective::ReduceScatter => shape.ranks.is_power_of_two(),
             _ => false,
         },
+        Algorithm::RecursiveDoubling => shape.is_all_reduce(),
         Algorithm::AllPairs => {
             matches!(shape.collective, Collective::AllReduce | Collective::Reduce | Collective::Barrier)
         }
@@ -139,6 +143,7 @@ pub fn program(algorithm: Algorithm, shape: &Shape, rank: usize) -> Option<Progr
         Algorithm::Direct => direct::program(shape, rank),
         Algorithm::HalvingDoubling => halving_doubling::program(shape, rank),
         Algorithm::AllPairs => all_pairs::program(shape, rank),
+        Algorithm::RecursiveDoubling => Some(recursive_doubling::program(shape, rank)),
         Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Staged => None,
     }
 }
@@ -151,7 +156,7 @@ pub fn cut(algorithm: Algorithm, shape: &Shape) -> Option<(usize, usize)> {
     Some(match algorithm {
         _ if shape.ranks == 1 => (1, 1),
         Algorithm::Ring => (ring::parts(shape), 1),
-        Algorithm::Tree | Algorithm::Direct => (shape.channels, 1),
+        Algorithm::Tree | Algorithm::Direct | Algorithm::RecursiveDoubling => (shape.channels, 1),
         Algorithm::DoubleTree => (double_tree::channels(shape), 1),
         Algorithm::HalvingDoubling => halving_doubling::cut(shape, halving_doubling::MAX_SPAN),
         Algorithm::AllPairs => (all_pairs::parts(shape), 1),
@@ -174,6 +179,7 @@ pub fn bytes_sent(algorithm: Algorithm, shape: &Shape, rank: usize, partition: &
         Algorithm::Direct => direct::bytes_sent(shape, rank, partition),
         Algorithm::HalvingDoubling => halving_doubling::bytes_sent(shape, rank, partition),
         Algorithm::AllPairs => all_pairs::bytes_sent(shape, rank, partition),
+        Algorithm::RecursiveDoubling => recursive_doubling::bytes_sent(shape, rank, partition),
         Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Staged => return None,
     })
 }

@@ -92,6 +92,11 @@ fn all_pairs_is_correct() {
 }
 
 #[test]
+fn recursive_doubling_is_correct() {
+    check_all(Algorithm::RecursiveDoubling);
+}
+
+#[test]
 fn some_algorithm_keeps_rank_order_in_every_collective_and_the_others_are_found_out() {
     for collective in Collective::ALL {
         for ranks in 1..=17 {
@@ -104,7 +109,14 @@ fn some_algorithm_keeps_rank_order_in_every_collective_and_the_others_are_found_
     let order = |algorithm, ranks| {
         check(algorithm, &Shape { collective: Collective::AllReduce, ranks, root: 0, channels: 1 }, 1, false).rank_order
     };
-    for algorithm in [Algorithm::Ring, Algorithm::Tree, Algorithm::DoubleTree, Algorithm::HalvingDoubling] {
+    let others = [
+        Algorithm::Ring,
+        Algorithm::Tree,
+        Algorithm::DoubleTree,
+        Algorithm::HalvingDoubling,
+        Algorithm::RecursiveDoubling,
+    ];
+    for algorithm in others {
         assert!(order(algorithm, 2) && !order(algorithm, 4), "{algorithm}");
     }
 }
@@ -140,6 +152,9 @@ fn hops_are_what_the_documentation_says() {
         assert_eq!(hops(Algorithm::AllPairs, Collective::Reduce, n), 2);
         let fold = if n.is_power_of_two() { 0 } else { 2 };
         assert_eq!(hops(Algorithm::HalvingDoubling, Collective::AllReduce, n), 2 * n.ilog2() + fold);
+        // The way from one folded rank to another passes all distances only where there are such ranks at opposite corners.
+        let fold = u32::from(!n.is_power_of_two()) + u32::from(2 * n > 3 << n.ilog2());
+        assert_eq!(hops(Algorithm::RecursiveDoubling, Collective::AllReduce, n), n.ilog2() + fold);
     }
 }
 
@@ -160,6 +175,7 @@ fn bandwidth_is_what_the_documentation_says() {
         assert!(most(Algorithm::DoubleTree, Collective::Broadcast, n) < 1.001);
         if n.is_power_of_two() {
             assert!((most(Algorithm::HalvingDoubling, Collective::AllReduce, n) - optimal).abs() < 0.01);
+            assert_eq!(most(Algorithm::RecursiveDoubling, Collective::AllReduce, n), f64::from(n.ilog2()));
         }
         assert_eq!(most(Algorithm::Direct, Collective::AllReduce, n), n as f64 - 1.0);
     }
@@ -197,6 +213,7 @@ fn one_of_many_ranks_costs_its_own_steps_only() {
     assert_eq!(steps(Algorithm::Ring), 2 * 65_536 - 1);
     assert!(steps(Algorithm::Tree) <= 3);
     assert!(steps(Algorithm::HalvingDoubling) < 600);
+    assert_eq!(steps(Algorithm::RecursiveDoubling), 32);
     assert!(steps(Algorithm::DoubleTree) <= 3);
 }
 

@@ -62,7 +62,7 @@ pub(crate) struct Args {
     /// What carries the bytes: auto, tcp, shm, or inproc (ranks are threads of one process).
     #[arg(long)]
     transport: Option<String>,
-    /// Take this algorithm where it can do the collective: ring, tree, double-tree, direct, halving-doubling or auto.
+    /// Take this algorithm where it can do the collective: ring, tree, double-tree, direct, halving-doubling, all-pairs, recursive-doubling, one-shot, two-shot or auto.
     #[arg(long)]
     algo: Option<String>,
     /// 1: calls run in the caller's thread. 0: they run on the progress thread, and each is waited for.

@@ -9,9 +9,13 @@ use crate::wire::Collective;
 pub(super) fn work(shape: &Shape) -> Work {
     let n = shape.ranks as f64;
     if !is_all_reduce(shape) {
-        // n-1 messages; of an exchange of k messages two are under way at a time.
-        let copied = f64::from(u8::from(shape.collective == Collective::AllGather));
-        return Work::symmetric(n / 2.0, Load::hops(n - 1.0, n - 1.0).reducing(n - 1.0).copying(copied));
+        // n-1 messages; of an exchange of k messages two are under way at a time, and the last two are taken together.
+        let gathers = f64::from(u8::from(shape.collective == Collective::AllGather));
+        let (copied, joined) = (gathers, gathers * 2.0 * (f64::from(shape.ranks.ilog2()) - 1.0));
+        return Work::symmetric(
+            n / 2.0,
+            Load::hops(n - 1.0, n - 1.0).joining(joined).reducing(n - 1.0).copying(copied),
+        );
     }
     let cube = Cube::of(shape);
     let size = cube.size as f64;
@@ -26,10 +30,12 @@ pub(super) fn work(shape: &Shape) -> Work {
     // The folded ranks' data comes in, and the result goes out.
     let extra = n - size;
     let fold = 2.0 * cube.size.div_ceil(cube.span) as f64;
+    let joined = fold - 2.0;
     Work {
         path: Load::ends(2.0 * (hops + 2.0), inside.bytes + 4.0).reducing(inside.reduced + 1.0),
-        busiest: Load::ends(inside.messages + fold, inside.bytes + 2.0).reducing(inside.reduced + 1.0),
+        busiest: Load::ends(inside.messages + fold, inside.bytes + 2.0).joining(joined).reducing(inside.reduced + 1.0),
         mean: Load::ends((size * inside.messages + 2.0 * extra * fold) / n, (size * inside.bytes + 4.0 * extra) / n)
+            .joining(extra * joined / n)
             .reducing((n - 1.0) / n),
     }
 }

@@ -13,6 +13,7 @@ mod all_pairs;
 mod direct;
 mod halving_doubling;
 mod one_shot;
+mod recursive_doubling;
 mod ring;
 mod staged;
 #[cfg(test)]
@@ -29,6 +30,9 @@ use crate::wire::{Algorithm, Collective};
 pub struct Load {
     /// Ends of messages. A *hop* is two of them.
     pub messages: f64,
+    /// How many of them belong to messages that are received as they are, right behind another one of the same rank: over
+    /// TCP the two travel together. Messages that are combined gained nothing from it when it was measured.
+    pub joined: f64,
     /// Bytes at these ends, in segments.
     pub bytes: f64,
     /// Bytes combined, in segments: on top of being received or copied.
@@ -48,6 +52,10 @@ impl Load {
     /// So many ends of messages with so many segments at them.
     fn ends(messages: f64, bytes: f64) -> Load {
         Load { messages, bytes, ..Load::default() }
+    }
+
+    fn joining(self, joined: f64) -> Load {
+        Load { joined, ..self }
     }
 
     fn reducing(self, reduced: f64) -> Load {
@@ -73,7 +81,7 @@ pub struct Work {
 impl Work {
     /// The same on every rank: the chain is its load, with the two ends of a message put together.
     fn symmetric(hops: f64, load: Load) -> Work {
-        Work { path: Load { messages: 2.0 * hops, copied: 0.0, ..load }, busiest: load, mean: load }
+        Work { path: Load { messages: 2.0 * hops, joined: 0.0, copied: 0.0, ..load }, busiest: load, mean: load }
     }
 }
 
@@ -157,6 +165,7 @@ pub fn work(algorithm: Algorithm, shape: &Shape) -> Option<Work> {
         Algorithm::Direct => direct::work(shape),
         Algorithm::HalvingDoubling => halving_doubling::work(shape),
         Algorithm::AllPairs => all_pairs::work(shape),
+        Algorithm::RecursiveDoubling => recursive_doubling::work(shape),
         Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Staged => return None,
     };
     let channels = match algorithm {
@@ -165,6 +174,8 @@ pub fn work(algorithm: Algorithm, shape: &Shape) -> Option<Work> {
     };
     work.busiest.messages *= channels as f64;
     work.mean.messages *= channels as f64;
+    work.busiest.joined *= channels as f64;
+    work.mean.joined *= channels as f64;
     for load in [&mut work.path, &mut work.busiest, &mut work.mean] {
         if !combines(shape) {
             load.reduced = 0.0;
@@ -184,6 +195,7 @@ pub fn crossing(algorithm: Algorithm, shape: &Shape, placement: Placement) -> Cr
             Algorithm::Direct => direct::crossing(shape, placement),
             Algorithm::HalvingDoubling => halving_doubling::crossing(shape, placement),
             Algorithm::AllPairs => all_pairs::crossing(shape, placement),
+            Algorithm::RecursiveDoubling => recursive_doubling::crossing(shape, placement),
             Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Staged => Crossing::of(0.0),
         },
     }

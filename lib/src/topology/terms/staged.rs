@@ -35,6 +35,7 @@ pub(super) fn work(shape: &Shape) -> Work {
     let mean = |of: fn(&Load) -> f64| (of(&first) + others * of(&other)) / n;
     let mean = Load {
         messages: 0.0,
+        joined: 0.0,
         bytes: mean(|l| l.bytes),
         reduced: mean(|l| l.reduced),
         copied: mean(|l| l.copied),

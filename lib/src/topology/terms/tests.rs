@@ -27,6 +27,13 @@ fn count(program: &Program, rank: usize, placement: Placement) -> (Load, Load) {
             _ => load.reduced += size,
         }
     }
+    for lane in &program.lanes {
+        let from = |step: &Step| if let Step::Recv { from, .. } = step { Some(*from) } else { None };
+        let behind = |pair: &&[Step]| from(&pair[0]).is_some() && from(&pair[0]) == from(&pair[1]);
+        let behind = lane.steps.windows(2).filter(behind).count();
+        // The sender's ends are as many: exchanges are symmetric.
+        load.joined += 2.0 * behind as f64;
+    }
     (load, out)
 }
 
@@ -55,6 +62,8 @@ fn the_figures_are_those_of_the_programs() {
         let same = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a} counted, {b} in {name}");
         same(f64::from(report.hops), work.path.messages / 2.0);
         same(mean(|l| l.messages), work.mean.messages);
+        same(mean(|l| l.joined), work.mean.joined);
+        same(max(|l| l.joined), work.busiest.joined);
         same(mean(|l| l.bytes), work.mean.bytes);
         same(mean(|l| l.reduced), work.mean.reduced);
         same(mean(|l| l.copied), work.mean.copied);
@@ -100,7 +109,7 @@ fn what_leaves_the_host_is_what_is_counted() {
                 // The second channel's chain runs the other way.
                 Algorithm::Ring if shape.channels > 1 && shape.collective.has_root() => 1.0 / (n as f64 - 1.0),
                 Algorithm::Ring | Algorithm::Direct => 1e-9,
-                Algorithm::HalvingDoubling if regular => 1e-9,
+                Algorithm::HalvingDoubling | Algorithm::RecursiveDoubling if regular => 1e-9,
                 Algorithm::Tree if regular && shape.root == 0 => 1e-9,
                 _ => 0.5,
             };

@@ -1,0 +1,46 @@
+//! A rank's place in a hypercube: rank `id` exchanges with `id ^ 1`, `id ^ 2`, `id ^ 4`, ....
+//!
+//! When n is not a power of two, with 2^k below it, the first 2(n - 2^k) ranks pair up: the odd one hands its input to
+//! the even one, sits out, and gets the result at the end.
+//!
+//! Source: R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective communication operations in MPICH" (2005).
+
+/// The hypercube of so many ranks, as one of them sees it.
+pub(super) struct Cube {
+    /// Ranks in it: the largest power of two.
+    pub(super) size: usize,
+    /// Ranks outside.
+    extra: usize,
+    pub(super) role: Role,
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum Role {
+    /// In the cube under this id, with the partner whose data is folded in.
+    In { id: usize, partner: Option<usize> },
+    /// Outside: the partner does the work.
+    Out { partner: usize },
+}
+
+impl Cube {
+    pub(super) fn new(ranks: usize, rank: usize) -> Cube {
+        let size = 1 << ranks.ilog2();
+        let extra = ranks - size;
+        let role = match rank {
+            r if r >= 2 * extra => Role::In { id: r - extra, partner: None },
+            r if r % 2 == 0 => Role::In { id: r / 2, partner: Some(r + 1) },
+            r => Role::Out { partner: r - 1 },
+        };
+        Cube { size, extra, role }
+    }
+
+    /// The rank behind an id.
+    pub(super) fn rank(&self, id: usize) -> usize {
+        if id < self.extra { 2 * id } else { id + self.extra }
+    }
+
+    /// 1, 2, 4, ... size/2.
+    pub(super) fn distances(&self) -> impl DoubleEndedIterator<Item = usize> + use<> {
+        (0..self.size.ilog2()).map(|bit| 1 << bit)
+    }
+}
