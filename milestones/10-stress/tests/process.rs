@@ -88,7 +88,7 @@ fn every_algorithm_and_several_worlds() {
             "--transport inproc --collective all -b 4 -e 40000 -f 10000 -n 1 -w 0 --repetitions 1 {more}"
         ))
     };
-    for algorithm in ["ring", "tree", "double-tree", "direct", "halving-doubling"] {
+    for algorithm in ["ring", "tree", "double-tree", "direct", "halving-doubling", "all-pairs", "recursive-doubling"] {
         run(&format!("--ranks 5 --algo {algorithm}"));
     }
     run("--ranks 1");
@@ -168,7 +168,8 @@ fn files_that_cannot_be_written_are_found_out_first() {
 
 /// Rows of `--explain`: those that begin with a size and an algorithm.
 fn explained(text: &str) -> Vec<Vec<String>> {
-    let algorithms = ["ring", "tree", "double-tree", "direct", "halving-doubling", "one-shot", "two-shot"];
+    let algorithms =
+        ["ring", "tree", "double-tree", "direct", "halving-doubling", "recursive-doubling", "one-shot", "two-shot"];
     text.lines()
         .map(|line| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
         .filter(|row| row.len() > 6 && row[0].parse::<u64>().is_ok() && algorithms.contains(&row[1].as_str()))
