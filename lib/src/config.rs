@@ -261,7 +261,7 @@ config! {
     congestion: Option<String> = None, "TINYNCCL_TCP_CONGESTION", "a name, like reno, cubic or bbr",
         "Congestion control of TCP links; empty: the kernel's, but reno instead of bbr between processes of a host.";
     spin: Duration = Duration::from_micros(60), "TINYNCCL_SPIN", "seconds",
-        "How long a wait spins before it yields and then sleeps; at most 1 microsecond where ranks or threads share cores.";
+        "How long a wait spins before it yields and then sleeps; at most 2 microseconds where ranks or threads share cores.";
     checksum: bool = false, "TINYNCCL_CHECKSUM", "0 or 1",
         "Adds a CRC-32 to every message and checks it.";
     tune: Tune = Tune::Cached, "TINYNCCL_TUNE", "off, cached, measure",

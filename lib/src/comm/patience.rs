@@ -7,7 +7,7 @@ use super::Inner;
 use crate::executor::Patience;
 
 /// Longest spinning where the core is wanted by others.
-const SHARED_SPIN: Duration = Duration::from_micros(1);
+const SHARED_SPIN: Duration = Duration::from_micros(2);
 
 impl Inner {
     /// Whether a waiting call keeps a core from the caller's computation, or from the very rank that is awaited.
