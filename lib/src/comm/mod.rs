@@ -187,7 +187,7 @@ impl Comm {
         let options = self.inner.options;
         Census {
             links: lock(&self.inner.engine).links.census(),
-            bytes_per_link: 2 * options.depth * (options.max_message + 64),
+            bytes_per_link: 2 * (options.depth + 1) * options.max_message.next_multiple_of(64),
         }
     }
 
