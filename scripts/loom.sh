@@ -1,6 +1,6 @@
 #!/bin/sh
 # Model-checks what is shared between ranks with loom: rings (lib/src/transport/ring/model.rs) and the board
-# (lib/src/symmetric/model.rs).
+# (lib/src/symmetric/model.rs). A few minutes on two cores, most of them for the ring.
 #
 #   scripts/loom.sh [PART OF A TEST'S NAME]...
 #

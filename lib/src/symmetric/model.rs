@@ -289,7 +289,7 @@ fn areas_are_reused_by_credit() {
 /// Calls of all kinds after each other: what one knows of the others from one kind holds for the next.
 #[test]
 fn kinds_of_calls_mix() {
-    must_hold("mixed calls", Some(2), &[Step::LightFence], || {
+    must_hold("mixed calls", Some(3), &[Step::LightFence], || {
         together(2, |rank| {
             rank.broadcast(LONG, Wait::Yield);
             rank.all_reduce(SHORT, Wait::Yield);
@@ -303,8 +303,8 @@ fn kinds_of_calls_mix() {
 #[test]
 fn symmetric_buffers_belong_to_the_call() {
     let scenario = || together(2, |rank| (0..2).for_each(|_| rank.two_shot(Wait::Yield)));
-    must_hold("two-shot", Some(2), &[Step::LightFence], scenario);
-    LINE.into_iter().chain(END).for_each(|steps| must_fail("two-shot", Some(2), steps, scenario));
+    must_hold("two-shot", Some(3), &[Step::LightFence], scenario);
+    LINE.into_iter().chain(END).for_each(|steps| must_fail("two-shot", Some(3), steps, scenario));
 }
 
 /// Chunks through stages, more of them than there are stages: each is read before it is written again.
@@ -338,7 +338,7 @@ fn needs_both_fences(name: &str, preemptions: Option<usize>, scenario: impl Fn()
 /// Who sleeps until the other arrives is woken.
 #[test]
 fn a_sleeper_is_woken_by_an_arrival() {
-    needs_both_fences("arrival", Some(2), || together(2, |rank| rank.all_reduce(SHORT, Wait::Sleep)));
+    needs_both_fences("arrival", Some(3), || together(2, |rank| rank.all_reduce(SHORT, Wait::Sleep)));
 }
 
 /// A root that sleeps until its line is free is woken by the end of the call that used it, whatever it is told besides.
@@ -355,7 +355,7 @@ fn a_sleeper_is_woken_by_credit() {
 /// Who sleeps until the other is done with the call, where both have arrived.
 #[test]
 fn a_sleeper_is_woken_by_an_end() {
-    needs_both_fences("end of two-shot", Some(2), || together(2, |rank| rank.two_shot(Wait::Sleep)));
+    needs_both_fences("end of two-shot", Some(3), || together(2, |rank| rank.two_shot(Wait::Sleep)));
 }
 
 /// Three ranks, two of which may sleep for different reasons when the third writes.
