@@ -7,7 +7,7 @@
 #   scripts/rxe-vm.sh bash                         a shell, when typed at a terminal
 #
 # The machine has the host's files read-only, so programs built or installed on the host run as they are, in the same
-# folder. $OUT names the one folder it can write to. TMPDIR and /dev/shm are in its memory. The command runs as root,
+# folder. $OUT names the one folder of the host it can write to; $TMPDIR and /dev/shm are in its memory. The command runs as root,
 # its stdin is /dev/null; stdout and stderr come back byte for byte while it runs, and its exit code is ours.
 #
 # Devices (one of):
@@ -24,8 +24,8 @@
 #   --mtu BYTES    of the netdevs, default 4200: the RDMA MTU is then 4096 (1500 gives 1024)
 #                  These change only RDMA between devices: TCP between addresses of one machine takes its loopback.
 # Machine:
-#   --timeout S    for boot and command together, default 300
-#   --smp N        processors, default 2
+#   --timeout S    for boot and command together, default 300 (3600 with a terminal)
+#   --smp N        processors, default as many as the host has, at most 4
 #   --mem SIZE     memory as QEMU writes it, default 1G
 #   --memlock KIB  limit of locked memory of the command, which then runs without CAP_IPC_LOCK; default unlimited
 #   --accel NAME   kvm or tcg (emulation); default: kvm if it can boot the machine, else tcg
@@ -47,7 +47,8 @@
 # A line "rxe-vm: ..." on stderr tells these from a command that has the same exit code.
 #
 # The kernel is Debian's package, downloaded once (70 MB), unpacked and never installed. It stays in target/rxe-vm, or
-# $TINYNCCL_VM_CACHE. TINYNCCL_VM_KERNEL=DIR uses boot/vmlinuz* and lib/modules/* below DIR instead.
+# $TINYNCCL_VM_CACHE. TINYNCCL_VM_KERNEL=DIR uses boot/vmlinuz* and lib/modules/* below DIR instead. To experiment:
+# TINYNCCL_VM_ACCEL as --accel, TINYNCCL_VM_CPU as QEMU's -cpu, TINYNCCL_VM_APPEND for the kernel's command line.
 # Needs x86-64 Linux. Root only for installing packages. Any number of these machines can run at a time.
 set -u -o pipefail
 shopt -s nullglob
@@ -72,7 +73,7 @@ have() { command -v "$1" >/dev/null 2>&1; }
 # ---- options
 
 topology=single loss=0 delay=0 mtu=4200 memlock=unlimited
-timeout=300 smp=2 mem=1G accel=${TINYNCCL_VM_ACCEL:-auto}
+timeout='' smp=$(($(nproc) < 4 ? $(nproc) : 4)) mem=1G accel=${TINYNCCL_VM_ACCEL:-auto}
 out='' interactive=auto action=run carried=()
 
 number() { [[ $2 =~ ^[0-9]+(\.[0-9]+)?$ ]] || usage "$1 takes a number, not '$2'"; }
@@ -268,17 +269,22 @@ prepare() {
 
 # ---- the machine
 
+# The end of the machine is the end of QEMU (panic, reboot, with -no-reboot); the rest makes booting faster.
+boot_options='panic=-1 reboot=triple quiet mitigations=off nokaslr tsc=reliable no_timer_check random.trust_cpu=on'
+boot_options+=' cryptomgr.notests'
+
 # machine ACCEL: sets `qemu` to the command line, with the run folder and $OUT as they are now.
 machine() {
     local cpu=host accelerator=kvm
     if [[ $1 = tcg ]]; then
-        cpu=${TINYNCCL_VM_CPU:-max,-monitor} accelerator=tcg,thread=multi
+        # Without erms, Linux copies by words instead of "rep movsb", which the emulator does byte by byte: that doubles
+        # the bandwidth of RDMA. Without monitor an idle processor sleeps.
+        cpu=${TINYNCCL_VM_CPU:-max,-erms,-monitor} accelerator=tcg,thread=multi
     fi
-    qemu=(qemu-system-x86_64 -M "${TINYNCCL_VM_MACHINE:-q35}" -accel "$accelerator" -cpu "$cpu" -smp "$smp" -m "$mem"
+    qemu=(qemu-system-x86_64 -M q35 -accel "$accelerator" -cpu "$cpu" -smp "$smp" -m "$mem"
         -nodefaults -no-user-config -display none -no-reboot
         -kernel "$vmlinux" -initrd "$initramfs"
-        -append "console=ttyS0 quiet panic=-1 reboot=triple mitigations=off nokaslr tsc=reliable no_timer_check
-            random.trust_cpu=on ${TINYNCCL_VM_APPEND:-}"
+        -append "console=ttyS0 $boot_options ${TINYNCCL_VM_APPEND:-}"
         -serial "file:$run/console"
         -virtfs local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap
         -virtfs "local,path=$run,mount_tag=run,security_model=none"
@@ -292,7 +298,8 @@ choose_accel() {
     [[ $accel = auto ]] || return 0
     accel=tcg
     [[ -r /dev/kvm && -w /dev/kvm ]] || return 0
-    local known=$cache/kvm-$(</proc/sys/kernel/random/boot_id)
+    local known
+    known=$cache/kvm-$(</proc/sys/kernel/random/boot_id)
     if [[ ! -s $known ]]; then
         say "trying KVM, once (at most 20 s)"
         rm -f "$cache"/kvm-*
@@ -301,6 +308,7 @@ choose_accel() {
     if [[ $(<"$known") = yes ]]; then accel=kvm; fi
 }
 
+# shellcheck disable=SC2030,SC2031 # in a shell of its own, so that the variables stay as they are
 try_kvm() (
     run=$(mktemp -d "$cache/run.XXXXXX") || exit 1
     trap 'rm -rf "$run"' EXIT
@@ -319,7 +327,9 @@ write_job() {
     local terminal_settings='' terminal_rows='' terminal_columns=''
     environment=(HOME=/root USER=root "PATH=$PATH" LANG=C.UTF-8 TMPDIR=/run/tmp "OUT=$out" "RXE_VM=$topology")
     for name in RUST_LOG RUST_BACKTRACE "${!TINYNCCL_@}" "${carried[@]}"; do
-        if [[ $name == *=* ]]; then
+        if [[ $name == TINYNCCL_VM_* ]]; then
+            continue # ours
+        elif [[ $name == *=* ]]; then
             environment+=("$name")
         elif [[ -v $name ]]; then
             environment+=("$name=${!name}")
@@ -419,6 +429,7 @@ if [[ $interactive = auto ]]; then
 elif [[ ! -t 0 ]]; then
     usage "--interactive needs a terminal"
 fi
+[[ $timeout ]] || timeout=$([[ $interactive = yes ]] && echo 3600 || echo 300)
 prepare
 choose_accel
 case $action in

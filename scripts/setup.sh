@@ -13,7 +13,7 @@ have() { command -v "$1" >/dev/null 2>&1; }
 log=
 trap '[ -z "$log" ] || rm -f "$log"' EXIT
 
-# install PACKAGE...: through apt-get, after a look at what it would take away.
+# install PACKAGE...: through apt-get; says what that took away.
 install() {
     have apt-get || { say "no apt-get here: install yourself what Debian calls $*"; return 1; }
     [ "$(id -u)" = 0 ] || { say "not root: run 'sudo apt-get install $*'"; return 1; }

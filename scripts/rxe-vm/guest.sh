@@ -6,9 +6,11 @@
 #   stdout, stderr   out: what the command wrote, byte for byte, while it runs
 #   status           out: the command's exit code (128 + N for signal N, as in a shell); absent if it never ran
 #   problem          out: why the command could not be run
+# shellcheck disable=SC2154
 set -u
 run=/run/rxe-vm
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin
+# shellcheck disable=SC1091
 . $run/job.sh
 
 fail() {
@@ -112,18 +114,19 @@ network
 echo "rxe-vm: devices ready at $(cut -d ' ' -f 1 /proc/uptime) s"
 if [ "$terminal" = yes ]; then
     stty -F /dev/ttyS1 "$terminal_settings" rows "$terminal_rows" cols "$terminal_columns"
+    command=(setsid --ctty --wait "${command[@]}") # for job control and Ctrl-C
     (start) <>/dev/ttyS1 >&0 2>&0
     status=$?
 else
     # Pipes, not the files themselves: a program then finds what it knows from a shell, and /dev/stderr works.
     must mkfifo /run/stdout /run/stderr
     cat </run/stdout >$run/stdout &
-    copies=$!
+    copies=($!)
     cat </run/stderr >$run/stderr &
-    copies="$copies $!"
+    copies+=($!)
     (start) </dev/null >/run/stdout 2>/run/stderr
     status=$?
-    end_leftovers $copies
-    wait $copies
+    end_leftovers "${copies[@]}"
+    wait "${copies[@]}"
 fi
 echo "$status" >$run/status
