@@ -22,7 +22,8 @@
 #   --loss PERCENT drop packets at random, at both ends of every link; 0 to 100
 #   --delay MS     delay packets, at both ends of every link (a round trip takes twice as long)
 #   --mtu BYTES    of the netdevs, default 4200: the RDMA MTU is then 4096 (1500 gives 1024)
-#                  These change only RDMA between devices: TCP between addresses of one machine takes its loopback.
+#                  These change only RDMA between devices: TCP between addresses of one machine takes its loopback, and
+#                  ARP is not needed (neighbours are entered at the start).
 # Machine:
 #   --timeout S    for boot and command together, default 300 (3600 with a terminal)
 #   --smp N        processors, default as many as the host has, at most 4
@@ -225,7 +226,7 @@ build_initramfs() {
     root=$(mktemp -d "$cache/initramfs.XXXXXX") || return 1
     mkdir -p "$root"/{bin,proc,sys,dev,host,modules}
     cp "$busybox" "$root/bin/busybox"
-    for name in sh mount mkdir chmod insmod read hostname chroot dmesg sync reboot sleep; do
+    for name in sh mount mkdir chmod insmod ln hostname chroot dmesg sync reboot sleep; do
         ln -s busybox "$root/bin/$name"
     done
     cp "$here/rxe-vm/init.sh" "$root/init"
@@ -357,8 +358,11 @@ finish() {
 
 explain_death() {
     keep_run=yes
-    say "$1; the last lines of the guest's console ($run/console):"
-    tail -n "${2:-15}" "$run/console" | tr -d '\r' | sed 's/^/rxe-vm:   /' >&2
+    say "$1; from the guest's console ($run/console):"
+    {
+        grep -a -m 1 -E 'Kernel panic|BUG:|Oops' "$run/console"
+        tail -n "${2:-15}" "$run/console"
+    } | tr -d '\r' | sed 's/^/rxe-vm:   /' >&2
 }
 
 run_command() {

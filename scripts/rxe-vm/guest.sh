@@ -46,6 +46,9 @@ link() {
     must ip link add "$1$2" type veth peer name "$2$1"
     end "$1$2" "$3.$((${#host_a} + 1))"
     end "$2$1" "$3.$((${#host_b} + 1))"
+    # Known for good: a lost ARP packet would fail ibv_modify_qp to RTR, before any RDMA packet.
+    must ip neigh replace "$3.$((${#host_b} + 1))" lladdr "$(<"/sys/class/net/$2$1/address")" dev "$1$2" nud permanent
+    must ip neigh replace "$3.$((${#host_a} + 1))" lladdr "$(<"/sys/class/net/$1$2/address")" dev "$2$1" nud permanent
 }
 
 # A device is ready when its port is active and its IPv4 GID is there.

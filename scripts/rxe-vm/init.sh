@@ -30,6 +30,8 @@ mount -t proc proc /host/proc && mount -t sysfs sysfs /host/sys && mount -o bind
     mount -t tmpfs run /host/run || fail "cannot mount into the host's files"
 mkdir -p /dev/shm /dev/pts /host/run/rxe-vm /host/run/tmp
 chmod 1777 /host/run/tmp
+# What udev makes elsewhere.
+ln -s /proc/self/fd /dev/fd && ln -s fd/0 /dev/stdin && ln -s fd/1 /dev/stdout && ln -s fd/2 /dev/stderr
 mount -t tmpfs shm /dev/shm && mount -o bind /dev/shm /host/dev/shm || fail "no /dev/shm"
 mount -t devpts -o gid=5,mode=620,ptmxmode=666 pts /host/dev/pts || fail "no /dev/pts"
 mount -t 9p -o $p9 run /host/run/rxe-vm || fail "cannot mount the run folder"
