@@ -1,70 +1,54 @@
-//! Runs server and client of a program as two processes of this machine and shows what both print, line by line.
+//! Runs server and client of a program as two processes of this machine that print to one terminal.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Child, Command, Stdio};
-use std::thread::{self, JoinHandle};
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::{Child, Command, ExitStatus, Stdio};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 
-/// What a server prints first, before its address.
-pub const LISTENING: &str = "listening on ";
+/// `--listen` of a server that gets its listening socket as standard input, as inetd does it.
+pub const STDIN: &str = "-";
 
-/// Starts this program as `server SERVER…` and, as soon as that listens, as `client ADDRESS CLIENT…`.
-pub fn both_sides(server: &[String], client: &[String]) -> Result<()> {
-    let mut first = start("server", server)?;
-    let mut lines = BufReader::new(first.stdout.take().context("the server's output")?);
-    let mut line = String::new();
-    let errors = forward("server", first.stderr.take());
-    let listening = lines.read_line(&mut line).context("the server's output");
-    let address = listening.map(|_| line.trim_end().strip_prefix(LISTENING).map(str::to_owned));
-    let Ok(Some(address)) = address else {
-        return finish("server", first, vec![errors])
-            .and_then(|()| bail!("the server said '{line}', not where it listens"));
-    };
-    let output = forward("server", Some(lines));
-    let arguments: Vec<String> = std::iter::once(address).chain(client.iter().cloned()).collect();
-    let second = start("client", &arguments).and_then(|mut child| {
-        let threads = vec![forward("client", child.stdout.take()), forward("client", child.stderr.take())];
-        finish("client", child, threads)
-    });
-    if second.is_err() {
-        // It may still wait for its client, for as long as its timeout says.
-        let _ = first.kill();
+/// The listening socket for `--listen`: HOST:PORT, or [`STDIN`]. Says where it listens when the user chose.
+pub fn listener(listen: &str) -> Result<TcpListener> {
+    if listen == STDIN {
+        let socket = io::stdin().as_fd().try_clone_to_owned().context("standard input as a listening socket")?;
+        return Ok(TcpListener::from(socket));
     }
-    let first = finish("server", first, vec![output, errors]);
-    second.and(first)
+    let listener = TcpListener::bind(listen).with_context(|| format!("cannot listen on {listen}"))?;
+    crate::say!("listening on {}", listener.local_addr().context("side channel")?);
+    Ok(listener)
 }
 
-fn start(role: &str, arguments: &[String]) -> Result<Child> {
+/// Starts this program as `server SERVER…` and as `client ADDRESS CLIENT…` and waits for both.
+///
+/// Both write to our standard output themselves, so the order of the lines is the order of events.
+pub fn both_sides(server: &[String], client: &[String]) -> Result<()> {
+    let listener = TcpListener::bind("127.0.0.1:0").context("side channel")?;
+    let address = listener.local_addr().context("side channel")?.to_string();
+    let server = [&[format!("--listen={STDIN}")], server].concat();
+    let mut server = start("server", Stdio::from(OwnedFd::from(listener)), &server)?;
+    let ended = start("client", Stdio::null(), &[&[address], client].concat())
+        .and_then(|mut child| child.wait().context("the client process"));
+    // Whatever the client did, the server ends: its connection is closed, or nobody came within its timeout.
+    let server = server.wait().context("the server process")?;
+    check("client", ended?)?;
+    check("server", server)
+}
+
+fn start(side: &str, stdin: Stdio, arguments: &[String]) -> Result<Child> {
     let program = std::env::current_exe().context("the path of this program")?;
     Command::new(program)
-        .arg(role)
+        .arg(side)
+        .arg(format!("--side={side}"))
         .args(arguments)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
+        .stdin(stdin)
         .spawn()
-        .with_context(|| format!("cannot start the {role}"))
+        .with_context(|| format!("cannot start the {side}"))
 }
 
-/// Copies lines to our own output, each with the side that it comes from.
-fn forward(role: &'static str, from: Option<impl Read + Send + 'static>) -> JoinHandle<()> {
-    thread::spawn(move || {
-        let Some(from) = from else { return };
-        for line in BufReader::new(from).lines().map_while(Result::ok) {
-            // Nobody may be reading any more: that must not end the copying, or the child would block.
-            let _ = writeln!(std::io::stdout(), "{role} | {line}");
-        }
-    })
-}
-
-fn finish(role: &str, mut child: Child, threads: Vec<JoinHandle<()>>) -> Result<()> {
-    let status = child.wait().with_context(|| format!("the {role} process"))?;
-    for thread in threads {
-        let _ = thread.join();
-    }
-    if !status.success() {
-        bail!("the {role} ended with {status}; it says why above");
-    }
+fn check(side: &str, status: ExitStatus) -> Result<()> {
+    ensure!(status.success(), "the {side} ended with {status}; it says why above");
     Ok(())
 }

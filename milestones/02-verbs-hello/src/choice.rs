@@ -25,6 +25,9 @@ pub struct Choice {
     /// Fail when any single wait takes longer than this many seconds.
     #[arg(long, global = true, default_value = "10", value_parser = parse_seconds)]
     pub timeout: Duration,
+    /// Begin every line of output with this.
+    #[arg(long, global = true, hide = true)]
+    pub side: Option<String>,
 }
 
 impl Choice {

@@ -43,8 +43,9 @@ impl fmt::Display for Completion {
             write!(f, ", byte_len {}", self.byte_len)?;
         }
         match self.imm {
-            Some(imm) => write!(f, ", imm_data {imm:#x}"),
-            None => Ok(()),
+            // The sender's own completion has none, even where the driver sets the flag (rxe does).
+            Some(imm) if self.opcode >= 128 => write!(f, ", imm_data {imm:#x}"),
+            _ => Ok(()),
         }
     }
 }
@@ -66,6 +67,8 @@ mod tests {
             imm.to_string(),
             "wr_id 7, status SUCCESS (0), opcode RECV_RDMA_WITH_IMM, byte_len 21, imm_data 0xbeef"
         );
+        let sender = Completion { opcode: 1, imm: Some(0), ..DONE };
+        assert_eq!(sender.to_string(), "wr_id 7, status SUCCESS (0), opcode RDMA_WRITE");
         let failed = Completion { status: 5, vendor_err: 0x88, ..DONE };
         assert_eq!(
             failed.to_string(),

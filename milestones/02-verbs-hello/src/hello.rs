@@ -5,6 +5,7 @@ use std::hash::{BuildHasher, RandomState};
 use anyhow::{Context as _, Result, anyhow, ensure};
 use verbs_hello::choice::Choice;
 use verbs_hello::endpoint::Endpoint;
+use verbs_hello::say;
 use verbs_hello::side::Side;
 use verbs_hello::steps::{self, Attribute, Init, Rtr, Rts};
 use verbs_hello::verbs::{Cq, Depth, Local, Mr, Pd, Qp};
@@ -22,9 +23,9 @@ pub(crate) fn run(role: Role, local: &Local, mut side: Side, choice: &Choice, ta
     let cq = Cq::new(&local.context, 16)?;
     let (inbox, outbox) = (talk.recv_bytes as usize, text.len());
     let mr = Mr::new(&pd, inbox + outbox, LOCAL_WRITE)?;
-    println!("memory region: {} bytes at {:#x}, lkey {:#x}, LOCAL_WRITE", mr.len(), mr.address(), mr.lkey());
+    say!("memory region: {} bytes at {:#x}, lkey {:#x}, LOCAL_WRITE", mr.len(), mr.address(), mr.lkey());
     let mut qp = Qp::new(&pd, &cq, Depth { send: 4, receive: 4 })?;
-    println!("QP {} created, kind RC, state {}", qp.number(), qp.state()?);
+    say!("QP {} created, kind RC, state {}", qp.number(), qp.state()?);
 
     // 2. RESET -> INIT.
     let init = Init { port_num: local.gid.port, pkey_index: 0, access: LOCAL_WRITE };
@@ -32,17 +33,17 @@ pub(crate) fn run(role: Role, local: &Local, mut side: Side, choice: &Choice, ta
     explain("RESET -> INIT", &qp, &init.attributes(), talk)?;
 
     // 3. A place for the peer's message, before the peer can send: a message without a RECV is refused.
+    say!("RECV of up to {inbox} bytes, wr_id {RECV_ID}");
     qp.post_recv(RECV_ID, &mr, 0..inbox)?;
-    println!("RECV of {inbox} bytes posted, wr_id {RECV_ID}");
 
     // 4. Who are you?
     let psn = RandomState::new().hash_one(qp.number()) as u32 & 0xff_ffff;
     let mine = Endpoint { qpn: qp.number(), psn, gid: local.gid.gid, lid: local.port.lid, mtu: local.mtu };
-    println!("to the peer:   {mine}");
+    say!("to the peer:   {mine}");
     side.send(&mine.to_string())?;
     let line = side.receive("endpoint")?;
     let peer: Endpoint = line.parse().map_err(|e| anyhow!("{} is no verbs-hello: {e}", side.peer()))?;
-    println!("from the peer: {peer}");
+    say!("from the peer: {peer}");
 
     // 5. INIT -> RTR -> RTS.
     let mtu = mine.mtu.min(peer.mtu);
@@ -61,9 +62,8 @@ pub(crate) fn run(role: Role, local: &Local, mut side: Side, choice: &Choice, ta
     let mut early = Vec::new();
     let send = |qp: &mut Qp| {
         mr.write(inbox, text.as_bytes())?;
-        qp.post_send(SEND_ID, &mr, inbox..inbox + outbox)?;
-        println!("SEND of {outbox} bytes posted, wr_id {SEND_ID}");
-        anyhow::Ok(())
+        say!("SEND of {outbox} bytes, wr_id {SEND_ID}");
+        qp.post_send(SEND_ID, &mr, inbox..inbox + outbox)
     };
     if role == Role::Client {
         send(&mut qp)?;
@@ -79,16 +79,16 @@ pub(crate) fn run(role: Role, local: &Local, mut side: Side, choice: &Choice, ta
 
     // 8. A QP that is destroyed acknowledges nothing any more: wait until the peer has all its completions.
     side.meet("done")?;
-    println!("done");
+    say!("done");
     Ok(())
 }
 
 /// One step: what was set, and the state that the device reports.
 fn explain(step: &str, qp: &Qp, attributes: &[Attribute], talk: &Talk) -> Result<()> {
-    println!("{step}, the device says {}", qp.state()?);
+    say!("{step}, the device says {}", qp.state()?);
     if !talk.brief {
         for line in steps::lines(attributes) {
-            println!("{line}");
+            say!("{line}");
         }
     }
     Ok(())

@@ -8,6 +8,7 @@ pub mod choice;
 pub mod completion;
 pub mod endpoint;
 pub mod gid;
+pub mod say;
 pub mod side;
 pub mod steps;
 pub mod unavailable;

@@ -7,6 +7,7 @@ use ibverbs::ibv_qp_type::IBV_QPT_RC;
 use verbs_hello::choice::Choice;
 use verbs_hello::completion::Completion;
 use verbs_hello::endpoint::Endpoint;
+use verbs_hello::say;
 use verbs_hello::side::Side;
 use verbs_hello::verbs::Local;
 use verbs_hello::words;
@@ -46,22 +47,22 @@ pub(crate) fn run(role: Role, local: &Local, mut side: Side, choice: &Choice, ta
     let prepared = builder.build().context("queue pair")?;
     let endpoint = prepared.endpoint();
     let mine = Endpoint { qpn: endpoint.num, psn: 0, gid: local.gid.gid, lid: endpoint.lid, mtu: local.mtu };
-    println!("QP {} created, kind RC", mine.qpn);
-    println!("to the peer:   {mine}");
+    say!("QP {} created, kind RC", mine.qpn);
+    say!("to the peer:   {mine}");
     side.send(&mine.to_string())?;
     let line = side.receive("endpoint")?;
     let peer: Endpoint = line.parse().map_err(|e| anyhow!("{} is no verbs-hello: {e}", side.peer()))?;
-    println!("from the peer: {peer}");
+    say!("from the peer: {peer}");
     ensure!(peer.psn == 0, "the peer's psn is {}, crate ibverbs wants 0: both sides must use --api safe", peer.psn);
     ensure!(peer.mtu == mine.mtu, "our MTU is {}, the peer's {}: give both the same --mtu", mine.mtu, peer.mtu);
 
     let gid = ibverbs_sys::ibv_gid { raw: peer.gid.0 }.into();
     let remote = ibverbs::QueuePairEndpoint { num: peer.qpn, lid: peer.lid, gid: Some(gid) };
     let mut qp = prepared.handshake(remote).context("handshake: INIT, RTR, RTS")?;
-    println!("handshake: INIT, RTR and RTS in one call, path MTU {}", mine.mtu);
+    say!("handshake: INIT, RTR and RTS in one call, path MTU {}", mine.mtu);
     // SAFETY: `inbox` lives until `qp` is gone, and is read only after the completion.
     unsafe { qp.post_receive(&mut inbox, .., RECV_ID) }.context("RECV")?;
-    println!("RECV of {} bytes posted, wr_id {RECV_ID}", talk.recv_bytes);
+    say!("RECV of up to {} bytes, wr_id {RECV_ID}", talk.recv_bytes);
     side.meet("ready")?;
 
     let mut poll = |deadline: std::time::Instant| {
@@ -79,9 +80,9 @@ pub(crate) fn run(role: Role, local: &Local, mut side: Side, choice: &Choice, ta
     let mut early = Vec::new();
     for step in 0..2 {
         if (step == 0) == (role == Role::Client) {
+            say!("SEND of {} bytes, wr_id {SEND_ID}", text.len());
             // SAFETY: `outbox` lives until `qp` is gone, and is not changed any more.
             unsafe { qp.post_send(&mut outbox, .., SEND_ID) }.context("SEND")?;
-            println!("SEND of {} bytes posted, wr_id {SEND_ID}", text.len());
             await_completion(SEND_ID, &mut early, choice.timeout, &mut poll)?;
         } else {
             let received = await_completion(RECV_ID, &mut early, choice.timeout, &mut poll)?;
@@ -89,7 +90,7 @@ pub(crate) fn run(role: Role, local: &Local, mut side: Side, choice: &Choice, ta
         }
     }
     side.meet("done")?;
-    println!("done");
+    say!("done");
     Ok(())
 }
 

@@ -1,12 +1,12 @@
 //! Server and client: the side channel around a hello by either interface.
 
-use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
-use verbs_hello::alone::LISTENING;
+use anyhow::{Result, bail, ensure};
+use verbs_hello::alone;
 use verbs_hello::choice::Choice;
 use verbs_hello::completion::Completion;
+use verbs_hello::say;
 use verbs_hello::side::Side;
 use verbs_hello::verbs::Local;
 
@@ -29,8 +29,7 @@ pub(crate) const SEND_ID: u64 = 2;
 pub(crate) fn server(listen: &str, choice: &Choice, talk: &Talk) -> Result<()> {
     // Devices first: without one there is nothing to listen for.
     let local = Local::open(choice)?;
-    let listener = TcpListener::bind(listen).with_context(|| format!("cannot listen on {listen}"))?;
-    println!("{LISTENING}{}", listener.local_addr().context("side channel")?);
+    let listener = alone::listener(listen)?;
     let side = Side::accept(&listener, choice.timeout)?;
     converse(Role::Server, local, side, choice, talk)
 }
@@ -42,8 +41,8 @@ pub(crate) fn client(address: &str, choice: &Choice, talk: &Talk) -> Result<()> 
 }
 
 fn converse(role: Role, local: Local, side: Side, choice: &Choice, talk: &Talk) -> Result<()> {
-    println!("side channel: TCP with {}", side.peer());
-    println!("device {}, port {}, GID {}: {}", local.context.name(), local.gid.port, local.gid, local.why);
+    say!("side channel: TCP with {}", side.peer());
+    say!("device {}, port {}, GID {}: {}", local.context.name(), local.gid.port, local.gid, local.why);
     let text = talk.text.clone().unwrap_or_else(|| match role {
         Role::Server => "Hello client, this is the server.".to_owned(),
         Role::Client => "Hello server, this is the client.".to_owned(),
@@ -57,7 +56,7 @@ fn converse(role: Role, local: Local, side: Side, choice: &Choice, talk: &Talk) 
 
 /// Prints what was received.
 pub(crate) fn show(bytes: &[u8]) {
-    println!("received {} bytes: {:?}", bytes.len(), String::from_utf8_lossy(bytes));
+    say!("received {} bytes: {:?}", bytes.len(), String::from_utf8_lossy(bytes));
 }
 
 /// Waits until the request with number `wr_id` has completed and prints every completion on the way. Completions of
@@ -76,8 +75,8 @@ pub(crate) fn await_completion(
         let Some(completion) = poll(deadline)? else {
             bail!("no completion of wr_id {wr_id} within {patience:?} (--timeout)");
         };
-        println!("completion: {completion}");
-        ensure!(completion.ok(), "the request with wr_id {} failed: {completion}", completion.wr_id);
+        say!("completion: {completion}");
+        ensure!(completion.ok(), "a request failed: {completion}");
         early.push(completion);
     }
 }

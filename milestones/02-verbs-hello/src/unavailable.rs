@@ -1,6 +1,7 @@
 //! "It cannot run here", kept apart from "it failed": scripts and tests tell one from the other by the exit status.
 
 use std::fmt;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 /// Exit status of a program that lacks what it needs (a device, a feature). Test runners know 77 as "skipped".
@@ -42,7 +43,9 @@ pub fn exit_code(result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            // In one piece: another process may write to the same terminal.
+            let line = format!("{}error: {error:#}\n", crate::say::side());
+            let _ = io::stderr().write_all(line.as_bytes());
             if error.downcast_ref::<Unavailable>().is_some() {
                 ExitCode::from(EXIT_UNAVAILABLE)
             } else {

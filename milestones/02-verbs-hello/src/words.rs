@@ -14,7 +14,10 @@ pub struct Status {
 const STATUS: [(&str, &str); 24] = [
     ("SUCCESS", "done"),
     ("LOC_LEN_ERR", "a message longer than the posted RECV's buffer, or a request longer than the port allows"),
-    ("LOC_QP_OP_ERR", "the QP could not execute the request: malformed, or not allowed for this kind of QP"),
+    (
+        "LOC_QP_OP_ERR",
+        "the QP could not execute the request: malformed, or not allowed for this kind of QP (rxe: also a message longer than the RECV)",
+    ),
     ("LOC_EEC_OP_ERR", "end-to-end context error (reliable datagram, which nobody implements)"),
     ("LOC_PROT_ERR", "our own buffer is not covered by the lkey, or the MR lacks LOCAL_WRITE"),
     ("WR_FLUSH_ERR", "never executed: the QP was in state ERR; look at the first completion that failed"),
@@ -23,7 +26,7 @@ const STATUS: [(&str, &str); 24] = [
     ("LOC_ACCESS_ERR", "a WRITE_WITH_IMM came to memory that the local MR does not allow"),
     ("REM_INV_REQ_ERR", "the peer refused the request: its RECV buffer was too short, or its QP does not allow this"),
     ("REM_ACCESS_ERR", "the peer refused access: wrong rkey, outside of the MR, or the MR or QP lacks the permission"),
-    ("REM_OP_ERR", "the peer failed while it executed the request; its own completion says why"),
+    ("REM_OP_ERR", "the peer failed while it executed the request; its own completion says why (rxe: RECV too short)"),
     (
         "RETRY_EXC_ERR",
         "no answer after all retries: peer gone, QP not ready, or packets do not arrive (GID, route, MTU)",

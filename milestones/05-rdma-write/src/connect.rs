@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow, ensure};
 use verbs_hello::completion::Completion;
 use verbs_hello::endpoint::Endpoint;
+use verbs_hello::say;
 use verbs_hello::side::Side;
 use verbs_hello::steps::{Init, Rtr, Rts};
 use verbs_hello::verbs::{Channel, Cq, Depth, Local, Pd, Qp};
@@ -50,7 +51,7 @@ impl<'a> Node<'a> {
     pub(crate) fn completion(&self) -> Result<Completion> {
         let completion = self.cq.wait(Instant::now() + self.patience)?;
         let completion = completion.with_context(|| format!("no completion within {:?} (--timeout)", self.patience))?;
-        println!("  completion: {completion}");
+        say!("  completion: {completion}");
         Ok(completion)
     }
 

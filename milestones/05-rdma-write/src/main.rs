@@ -28,16 +28,17 @@ fn run(_: &Cli) -> anyhow::Result<()> {
 
 #[cfg(feature = "verbs")]
 fn run(cli: &Cli) -> anyhow::Result<()> {
-    use anyhow::Context as _;
     use cli::Mode;
-    use verbs_hello::{alone, side::Side, verbs};
+    use verbs_hello::{alone, say, side::Side, verbs};
 
+    if let Some(side) = &cli.choice.side {
+        verbs_hello::say::set_side(side);
+    }
     let patience = cli.choice.timeout;
     match &cli.mode {
         Some(Mode::Server { listen }) => {
             let local = verbs::Local::open(&cli.choice)?;
-            let listener = std::net::TcpListener::bind(listen).with_context(|| format!("cannot listen on {listen}"))?;
-            println!("{}{}", alone::LISTENING, listener.local_addr().context("side channel")?);
+            let listener = alone::listener(listen)?;
             target::run(&local, Side::accept(&listener, patience)?, cli.bytes, patience)
         }
         Some(Mode::Client { address }) => {
@@ -47,10 +48,9 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
         None => {
             // Said here already, not by a child.
             let local = verbs::Local::open(&cli.choice)?;
-            println!("device {}, port {}, GID {}", local.context.name(), local.gid.port, local.gid);
+            say!("device {}, port {}, GID {}", local.context.name(), local.gid.port, local.gid);
             let shared = [cli.choice.arguments(), vec![format!("--bytes={}", cli.bytes)]].concat();
-            let server = [vec!["--listen=127.0.0.1:0".to_owned()], shared.clone()].concat();
-            alone::both_sides(&server, &shared)
+            alone::both_sides(&shared, &shared)
         }
     }
 }

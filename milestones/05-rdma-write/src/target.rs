@@ -6,6 +6,7 @@ use anyhow::{Result, anyhow, bail, ensure};
 use rdma_write::fault::{Fault, size};
 use rdma_write::pattern;
 use rdma_write::region::Region;
+use verbs_hello::say;
 use verbs_hello::side::Side;
 use verbs_hello::verbs::{Local, Mr};
 
@@ -51,29 +52,29 @@ pub(crate) fn run(local: &Local, side: Side, bytes: usize, patience: Duration) -
     inbox.write(0, &[UNTOUCHED; INBOX])?;
 
     let mut qp = node.connect(all)?;
+    say!("one RECV of {INBOX} bytes, wr_id 1");
     qp.post_recv(1, &inbox, 0..INBOX)?;
-    println!("one RECV posted, wr_id 1");
     node.side.meet("connected")?;
 
-    println!("WRITE");
     node.side.meet("WRITE")?;
+    say!("after the WRITE");
     nothing_completed(&node)?;
     holds(&open, Step::WRITE, "all bytes of our memory are now the client's")?;
+    say!("asleep until a completion comes");
     node.side.meet("looked")?;
 
-    println!("WRITE_WITH_IMM");
     let told = node.success(1)?;
     ensure!(told.imm == Some(IMM), "imm_data is {:x?}, expected {IMM:#x}", told.imm);
     ensure!(told.byte_len as usize == bytes, "byte_len is {}, expected {bytes}", told.byte_len);
     holds(&open, Step::IMM, "all bytes of our memory are now the client's")?;
     ensure!(inbox.read(0..INBOX)? == [UNTOUCHED; INBOX], "the RECV's own buffer was written to");
-    println!("  the RECV is used up, its own buffer untouched");
+    say!("  the RECV is used up, its own buffer untouched");
     // For the next step: ready before the client is let go.
     open.write(0, &pattern::bytes(Step::READ, bytes))?;
     node.side.meet("looked")?;
 
-    println!("READ");
     node.side.meet("READ")?;
+    say!("after the READ");
     nothing_completed(&node)?;
     holds(&open, Step::READ, "our memory is as it was")?;
     node.side.meet("looked")?;
@@ -86,24 +87,25 @@ pub(crate) fn run(local: &Local, side: Side, bytes: usize, patience: Duration) -
         let access = if fault == Fault::QpForbids { Access::IBV_ACCESS_LOCAL_WRITE } else { all };
         let mut qp = node.connect(access)?;
         qp.post_recv(1, &inbox, 0..INBOX)?;
-        println!("{}; one RECV posted, wr_id 1", fault.title());
         node.side.meet("connected")?;
         node.side.meet("refused")?;
+        say!("after the {}", fault.title());
         match node.cq.wait(Instant::now() + BRIEFLY)? {
-            Some(completion) => println!("  completion: {completion}"),
-            None => println!("  no completion within {BRIEFLY:?}"),
+            Some(completion) => say!("  completion: {completion}"),
+            None => say!("  no completion within {BRIEFLY:?}"),
         }
-        println!("  our QP is now in state {}", qp.state()?);
-        while let Some(event) = local.context.async_event()? {
-            println!("  asynchronous event: {event}");
+        say!("  our QP is now in state {}", qp.state()?);
+        match local.context.async_event()? {
+            Some(event) => say!("  asynchronous event: {event}"),
+            None => say!("  no asynchronous event"),
         }
         for mr in [&open, &closed] {
             holds(mr, Step::FAULT, "")?;
         }
-        println!("  our memory is as it was");
+        say!("  our memory is as it was");
         node.side.meet("looked")?;
     }
-    println!("done");
+    say!("done");
     Ok(())
 }
 
@@ -112,7 +114,7 @@ fn holds(mr: &Mr, step: u8, text: &str) -> Result<()> {
     match pattern::check(step, &mr.read(0..mr.len())?) {
         Ok(()) if text.is_empty() => Ok(()),
         Ok(()) => {
-            println!("  {text}");
+            say!("  {text}");
             Ok(())
         }
         Err(e) => bail!("our memory: {e}"),
@@ -122,7 +124,7 @@ fn holds(mr: &Mr, step: u8, text: &str) -> Result<()> {
 /// The client's request is complete; nothing may have told us.
 fn nothing_completed(node: &Node<'_>) -> Result<()> {
     match node.cq.poll()? {
-        None => println!("  no completion: nobody told us"),
+        None => say!("  no completion: nobody told us"),
         Some(completion) => bail!("an unexpected completion: {completion}"),
     }
     Ok(())
