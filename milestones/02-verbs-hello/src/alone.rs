@@ -1,0 +1,54 @@
+//! Runs server and client of a program as two processes of this machine that print to one terminal.
+
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use anyhow::{Context, Result, ensure};
+
+/// `--listen` of a server that gets its listening socket as standard input, as inetd does it.
+pub const STDIN: &str = "-";
+
+/// The listening socket for `--listen`: HOST:PORT, or [`STDIN`]. Says where it listens when the user chose.
+pub fn listener(listen: &str) -> Result<TcpListener> {
+    if listen == STDIN {
+        let socket = io::stdin().as_fd().try_clone_to_owned().context("standard input as a listening socket")?;
+        return Ok(TcpListener::from(socket));
+    }
+    let listener = TcpListener::bind(listen).with_context(|| format!("cannot listen on {listen}"))?;
+    crate::say!("listening on {}", listener.local_addr().context("side channel")?);
+    Ok(listener)
+}
+
+/// Starts this program as `server SERVER…` and as `client ADDRESS CLIENT…` and waits for both.
+///
+/// Both write to our standard output themselves, so the order of the lines is the order of events.
+pub fn both_sides(server: &[String], client: &[String]) -> Result<()> {
+    let listener = TcpListener::bind("127.0.0.1:0").context("side channel")?;
+    let address = listener.local_addr().context("side channel")?.to_string();
+    let server = [&[format!("--listen={STDIN}")], server].concat();
+    let mut server = start("server", Stdio::from(OwnedFd::from(listener)), &server)?;
+    let ended = start("client", Stdio::null(), &[&[address], client].concat())
+        .and_then(|mut child| child.wait().context("the client process"));
+    // Whatever the client did, the server ends: its connection is closed, or nobody came within its timeout.
+    let server = server.wait().context("the server process")?;
+    check("client", ended?)?;
+    check("server", server)
+}
+
+fn start(side: &str, stdin: Stdio, arguments: &[String]) -> Result<Child> {
+    let program = std::env::current_exe().context("the path of this program")?;
+    Command::new(program)
+        .arg(side)
+        .arg(format!("--side={side}"))
+        .args(arguments)
+        .stdin(stdin)
+        .spawn()
+        .with_context(|| format!("cannot start the {side}"))
+}
+
+fn check(side: &str, status: ExitStatus) -> Result<()> {
+    ensure!(status.success(), "the {side} ended with {status}; it says why above");
+    Ok(())
+}

@@ -1,0 +1,74 @@
+//! The command line.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use verbs_hello::choice::Choice;
+
+/// RDMA verbs: devices and GIDs, a queue pair from RESET to RTS, SEND and RECV.
+///
+/// Without a subcommand: the GID table, then server and client as two processes of this machine.
+#[derive(Debug, Parser)]
+#[command(version)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) mode: Option<Mode>,
+    #[command(flatten)]
+    pub(crate) choice: Choice,
+    #[command(flatten)]
+    pub(crate) talk: Talk,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Mode {
+    /// Print devices and GID tables.
+    List,
+    /// Wait for one client, receive its text, answer, end.
+    Server {
+        /// Where to listen for the side channel, HOST:PORT; port 0 takes a free one.
+        #[arg(long, default_value = "127.0.0.1:4702")]
+        listen: String,
+    },
+    /// Send a text to a server and wait for its answer.
+    Client {
+        /// The server's side channel, HOST:PORT.
+        #[arg(default_value = "127.0.0.1:4702")]
+        address: String,
+    },
+}
+
+/// How to talk.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct Talk {
+    /// Text to send [default: a greeting].
+    #[arg(long, global = true)]
+    pub(crate) text: Option<String>,
+    /// Bytes of the buffer that is posted for the peer's text.
+    #[arg(long, global = true, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub(crate) recv_bytes: u32,
+    /// Which interface connects the QP: `steps` shows each step, `safe` is the crate's handshake in one call.
+    #[arg(long, global = true, value_enum, default_value_t = Api::Steps)]
+    pub(crate) api: Api,
+    /// Leave out the attributes of each step.
+    #[arg(long, global = true)]
+    pub(crate) brief: bool,
+}
+
+/// Which interface to libibverbs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Api {
+    /// `ibverbs-sys`: RESET, INIT, RTR, RTS one by one.
+    Steps,
+    /// `ibverbs`: one call.
+    Safe,
+}
+
+#[cfg(feature = "verbs")]
+impl Talk {
+    /// The options as arguments again, to hand to a child process.
+    pub(crate) fn arguments(&self) -> Vec<String> {
+        let api = if self.api == Api::Safe { "safe" } else { "steps" };
+        let mut list = vec![format!("--recv-bytes={}", self.recv_bytes), format!("--api={api}")];
+        list.extend(self.text.as_ref().map(|t| format!("--text={t}")));
+        list
+    }
+}

@@ -1,0 +1,95 @@
+//! The conversation step by step, every attribute shown: `ibverbs-sys` under the objects of [`verbs_hello::verbs`].
+
+use std::hash::{BuildHasher, RandomState};
+
+use anyhow::{Context as _, Result, anyhow, ensure};
+use verbs_hello::choice::Choice;
+use verbs_hello::endpoint::Endpoint;
+use verbs_hello::say;
+use verbs_hello::side::Side;
+use verbs_hello::steps::{self, Attribute, Init, Rtr, Rts};
+use verbs_hello::verbs::{Cq, Depth, Local, Mr, Pd, Qp};
+
+use crate::cli::Talk;
+use crate::talk::{RECV_ID, Role, SEND_ID, await_completion, show};
+
+/// `IBV_ACCESS_LOCAL_WRITE`: our own device may write here, which RECV needs. The peer gets no right at all: SEND and
+/// RECV need none, as the receiver says where the bytes go.
+const LOCAL_WRITE: u32 = ibverbs_sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
+
+pub(crate) fn run(role: Role, local: &Local, mut side: Side, choice: &Choice, talk: &Talk, text: &str) -> Result<()> {
+    // 1. The objects.
+    let pd = Pd::new(&local.context)?;
+    let cq = Cq::new(&local.context, 16)?;
+    let (inbox, outbox) = (talk.recv_bytes as usize, text.len());
+    let mr = Mr::new(&pd, inbox + outbox, LOCAL_WRITE)?;
+    say!("memory region: {} bytes at {:#x}, lkey {:#x}, LOCAL_WRITE", mr.len(), mr.address(), mr.lkey());
+    let mut qp = Qp::new(&pd, &cq, Depth { send: 4, receive: 4 })?;
+    say!("QP {} created, kind RC, state {}", qp.number(), qp.state()?);
+
+    // 2. RESET -> INIT.
+    let init = Init { port_num: local.gid.port, pkey_index: 0, access: LOCAL_WRITE };
+    qp.to_init(&init)?;
+    explain("RESET -> INIT", &qp, &init.attributes(), talk)?;
+
+    // 3. A place for the peer's message, before the peer can send: a message without a RECV is refused.
+    say!("RECV of up to {inbox} bytes, wr_id {RECV_ID}");
+    qp.post_recv(RECV_ID, &mr, 0..inbox)?;
+
+    // 4. Who are you?
+    let psn = RandomState::new().hash_one(qp.number()) as u32 & 0xff_ffff;
+    let mine = Endpoint { qpn: qp.number(), psn, gid: local.gid.gid, lid: local.port.lid, mtu: local.mtu };
+    say!("to the peer:   {mine}");
+    side.send(&mine.to_string())?;
+    let line = side.receive("endpoint")?;
+    let peer: Endpoint = line.parse().map_err(|e| anyhow!("{} is no verbs-hello: {e}", side.peer()))?;
+    say!("from the peer: {peer}");
+
+    // 5. INIT -> RTR -> RTS.
+    let mtu = mine.mtu.min(peer.mtu);
+    let sgid_index = u8::try_from(local.gid.index).context("GID index")?;
+    let rtr = Rtr::to(peer, mtu, local.gid.port, sgid_index, local.port.ethernet);
+    qp.to_rtr(&rtr)?;
+    explain("INIT -> RTR", &qp, &rtr.attributes(), talk)?;
+    let rts = Rts::patient(mine.psn);
+    qp.to_rts(&rts)?;
+    explain("RTR -> RTS", &qp, &rts.attributes(), talk)?;
+
+    // 6. A packet to a QP that is not in RTR is dropped, and sent again only after `timeout`.
+    side.meet("ready")?;
+
+    // 7. Hello.
+    let mut early = Vec::new();
+    let send = |qp: &mut Qp| {
+        mr.write(inbox, text.as_bytes())?;
+        say!("SEND of {outbox} bytes, wr_id {SEND_ID}");
+        qp.post_send(SEND_ID, &mr, inbox..inbox + outbox)
+    };
+    if role == Role::Client {
+        send(&mut qp)?;
+    }
+    let received = await_completion(RECV_ID, &mut early, choice.timeout, |deadline| cq.spin(deadline))?;
+    let length = received.byte_len as usize;
+    ensure!(length <= inbox, "byte_len {length} for a buffer of {inbox}");
+    show(&mr.read(0..length)?);
+    if role == Role::Server {
+        send(&mut qp)?;
+    }
+    await_completion(SEND_ID, &mut early, choice.timeout, |deadline| cq.spin(deadline))?;
+
+    // 8. A QP that is destroyed acknowledges nothing any more: wait until the peer has all its completions.
+    side.meet("done")?;
+    say!("done");
+    Ok(())
+}
+
+/// One step: what was set, and the state that the device reports.
+fn explain(step: &str, qp: &Qp, attributes: &[Attribute], talk: &Talk) -> Result<()> {
+    say!("{step}, the device says {}", qp.state()?);
+    if !talk.brief {
+        for line in steps::lines(attributes) {
+            say!("{line}");
+        }
+    }
+    Ok(())
+}

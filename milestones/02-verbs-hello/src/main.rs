@@ -1,0 +1,68 @@
+//! Milestone 02: RDMA verbs. See README.md beside Cargo.toml.
+
+mod cli;
+#[cfg(feature = "verbs")]
+mod hello;
+#[cfg(feature = "verbs")]
+mod safe;
+#[cfg(feature = "verbs")]
+mod talk;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use verbs_hello::unavailable;
+
+use cli::Cli;
+
+fn main() -> ExitCode {
+    unavailable::exit_code(run(&Cli::parse()))
+}
+
+#[cfg(not(feature = "verbs"))]
+fn run(_: &Cli) -> anyhow::Result<()> {
+    Err(unavailable::Unavailable::not_built("verbs-hello").into())
+}
+
+#[cfg(feature = "verbs")]
+fn run(cli: &Cli) -> anyhow::Result<()> {
+    use cli::Mode;
+    if let Some(side) = &cli.choice.side {
+        verbs_hello::say::set_side(side);
+    }
+    match &cli.mode {
+        Some(Mode::List) => list(&cli.choice),
+        Some(Mode::Server { listen }) => talk::server(listen, &cli.choice, &cli.talk),
+        Some(Mode::Client { address }) => talk::client(address, &cli.choice, &cli.talk),
+        None => {
+            list(&cli.choice)?;
+            verbs_hello::say!("");
+            let shared = [cli.choice.arguments(), cli.talk.arguments()].concat();
+            let brief = || "--brief".to_owned();
+            // Both sides take the same steps: once with all attributes is enough.
+            let server = [vec![brief()], shared.clone()].concat();
+            let client = [shared, if cli.talk.brief { vec![brief()] } else { Vec::new() }].concat();
+            verbs_hello::alone::both_sides(&server, &client)
+        }
+    }
+}
+
+/// The GID tables, and what would be chosen.
+#[cfg(feature = "verbs")]
+fn list(choice: &verbs_hello::choice::Choice) -> anyhow::Result<()> {
+    use verbs_hello::{gid, say, verbs};
+    let devices = verbs::devices()?;
+    let rows: Vec<_> = devices.iter().filter_map(|d| d.gids.as_ref().ok()).flatten().cloned().collect();
+    for line in gid::table(&rows).lines() {
+        say!("{line}");
+    }
+    for device in &devices {
+        if let Err(cause) = &device.gids {
+            say!("{}: {cause}", device.name);
+        }
+    }
+    let local = verbs::Local::open(choice)?;
+    say!("");
+    say!("chosen: {} port {}, GID {}: {}", local.context.name(), local.gid.port, local.gid, local.why);
+    Ok(())
+}

@@ -1,0 +1,194 @@
+//! The attributes of each step of a queue pair's life, with what they mean. [`crate::verbs`] hands them to the device.
+//!
+//! A reliable connection goes RESET → INIT → RTR → RTS, and each step must set exactly the attributes listed here
+//! (InfiniBand specification, volume 1, section 11.2.5; manual page `ibv_modify_qp`).
+
+use crate::endpoint::Endpoint;
+use crate::words;
+
+/// One attribute of a step, for people.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attribute {
+    /// Its name in `struct ibv_qp_attr`.
+    pub name: &'static str,
+    /// What it is set to, decoded.
+    pub value: String,
+    /// What it is for.
+    pub meaning: &'static str,
+}
+
+fn attribute(name: &'static str, value: impl ToString, meaning: &'static str) -> Attribute {
+    Attribute { name, value: value.to_string(), meaning }
+}
+
+/// RESET → INIT: where the QP lives and what its peer may do. From here on RECVs can be posted.
+#[derive(Debug, Clone, Copy)]
+pub struct Init {
+    /// Port of the device.
+    pub port_num: u8,
+    /// Entry of the port's partition key table.
+    pub pkey_index: u16,
+    /// What the peer may do to our memory: bits of `enum ibv_access_flags`.
+    pub access: u32,
+}
+
+/// INIT → RTR, ready to receive: who the peer is. From here on packets are accepted.
+#[derive(Debug, Clone, Copy)]
+pub struct Rtr {
+    /// The peer.
+    pub peer: Endpoint,
+    /// Payload bytes per packet.
+    pub path_mtu: u32,
+    /// READs and atomics that the peer may have outstanding.
+    pub max_dest_rd_atomic: u8,
+    /// Code of the pause that we ask for when no RECV is posted.
+    pub min_rnr_timer: u8,
+    /// Our port.
+    pub port_num: u8,
+    /// Index of our own GID.
+    pub sgid_index: u8,
+    /// Routers that a packet may pass.
+    pub hop_limit: u8,
+    /// True on Ethernet: packets carry GIDs.
+    pub is_global: bool,
+}
+
+/// RTR → RTS, ready to send: how patient we are. From here on SENDs can be posted.
+#[derive(Debug, Clone, Copy)]
+pub struct Rts {
+    /// Sequence number of our first packet.
+    pub sq_psn: u32,
+    /// Code of the wait for an acknowledgement.
+    pub timeout: u8,
+    /// Repeats after such a wait; 7 at most.
+    pub retry_cnt: u8,
+    /// Repeats when the peer has no RECV posted; 7 is for ever.
+    pub rnr_retry: u8,
+    /// READs and atomics that we may have outstanding.
+    pub max_rd_atomic: u8,
+}
+
+impl Rtr {
+    /// Towards `peer`, from entry `sgid_index` of our GID table.
+    pub fn to(peer: Endpoint, path_mtu: u32, port_num: u8, sgid_index: u8, is_global: bool) -> Rtr {
+        Rtr { peer, path_mtu, max_dest_rd_atomic: 1, min_rnr_timer: 12, port_num, sgid_index, hop_limit: 64, is_global }
+    }
+}
+
+impl Rts {
+    /// With patience for about a second: a peer that is gone becomes an error instead of a wait without end.
+    pub fn patient(sq_psn: u32) -> Rts {
+        Rts { sq_psn, timeout: 14, retry_cnt: 6, rnr_retry: 6, max_rd_atomic: 1 }
+    }
+}
+
+impl Init {
+    /// In the order of the header.
+    pub fn attributes(&self) -> Vec<Attribute> {
+        vec![
+            attribute("qp_access_flags", words::access(self.access), "what the peer may do to our memory, at most"),
+            attribute("pkey_index", self.pkey_index, "the partition: like a VLAN; 0 is the default one"),
+            attribute("port_num", self.port_num, "the port that it sends and receives through"),
+        ]
+    }
+}
+
+impl Rtr {
+    /// In the order of the header.
+    pub fn attributes(&self) -> Vec<Attribute> {
+        let mut list = vec![
+            attribute(
+                "path_mtu",
+                self.path_mtu,
+                "payload bytes per packet; the same on both sides, or packets are dropped",
+            ),
+            attribute("rq_psn", self.peer.psn, "sequence number of the first packet to expect: the peer's sq_psn"),
+            attribute("dest_qp_num", self.peer.qpn, "the peer's QP; packets from any other are dropped"),
+        ];
+        if self.is_global {
+            list.extend([
+                attribute("ah_attr.grh.dgid", self.peer.gid, "the peer's address (RoCE v2: its IP address)"),
+                attribute("ah_attr.grh.sgid_index", self.sgid_index, "our address: an index of our GID table"),
+                attribute("ah_attr.grh.hop_limit", self.hop_limit, "routers that a packet may pass: IP's time to live"),
+            ]);
+        } else {
+            list.push(attribute("ah_attr.dlid", self.peer.lid, "the peer's address within the InfiniBand subnet"));
+        }
+        list.extend([
+            attribute("ah_attr.is_global", u8::from(self.is_global), "1: packets carry GIDs (always, on Ethernet)"),
+            attribute("ah_attr.port_num", self.port_num, "the port to send from; the one given in INIT"),
+            attribute("max_dest_rd_atomic", self.max_dest_rd_atomic, "READs and atomics of the peer we serve at once"),
+            attribute(
+                "min_rnr_timer",
+                format!("{} ({})", self.min_rnr_timer, words::rnr_timer(self.min_rnr_timer)),
+                "how long the peer shall pause when we have no RECV posted",
+            ),
+        ]);
+        list
+    }
+}
+
+impl Rts {
+    /// In the order of the header.
+    pub fn attributes(&self) -> Vec<Attribute> {
+        vec![
+            attribute(
+                "sq_psn",
+                self.sq_psn,
+                "sequence number of our first packet; random, so that old packets do not fit",
+            ),
+            attribute(
+                "max_rd_atomic",
+                self.max_rd_atomic,
+                "our READs and atomics at once; at most the peer's max_dest",
+            ),
+            attribute(
+                "timeout",
+                format!("{} ({})", self.timeout, words::ack_timeout(self.timeout)),
+                "how long to wait for an acknowledgement before sending again",
+            ),
+            attribute("retry_cnt", self.retry_cnt, "how often; then the request fails with RETRY_EXC_ERR"),
+            attribute("rnr_retry", self.rnr_retry, "the same when the peer has no RECV posted; 7 means for ever"),
+        ]
+    }
+}
+
+/// The attributes as lines of text, in columns.
+pub fn lines(attributes: &[Attribute]) -> Vec<String> {
+    let name = attributes.iter().map(|a| a.name.len()).max().unwrap_or(0);
+    let value = attributes.iter().map(|a| a.value.len()).max().unwrap_or(0);
+    attributes.iter().map(|a| format!("  {:<name$}  {:<value$}  {}", a.name, a.value, a.meaning)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(attributes: &[Attribute]) -> Vec<&str> {
+        attributes.iter().map(|a| a.name).collect()
+    }
+
+    #[test]
+    fn roce_packets_carry_gids_and_infiniband_ones_a_lid() {
+        let peer: Endpoint = "qpn=18 psn=77 gid=::ffff:10.9.9.1 lid=3 mtu=1024".parse().expect("valid");
+        let roce = Rtr::to(peer, 1024, 1, 1, true).attributes();
+        assert!(names(&roce).contains(&"ah_attr.grh.dgid") && !names(&roce).contains(&"ah_attr.dlid"));
+        let ib = Rtr::to(peer, 1024, 1, 1, false).attributes();
+        assert!(!names(&ib).contains(&"ah_attr.grh.dgid") && names(&ib).contains(&"ah_attr.dlid"));
+        let psn = roce.iter().find(|a| a.name == "rq_psn").expect("there");
+        assert_eq!(psn.value, "77", "we expect what the peer sends first");
+    }
+
+    #[test]
+    fn codes_are_decoded_and_columns_line_up() {
+        let lines = lines(&Rts::patient(9).attributes());
+        assert_eq!(lines[0].find("sequence"), lines[4].find("the same"));
+        assert!(lines[2].starts_with("  timeout        14 (67.11 ms)  how long"), "{}", lines[2]);
+    }
+
+    #[test]
+    fn retries_end() {
+        let rts = Rts::patient(0);
+        assert!(rts.retry_cnt < 7 && rts.rnr_retry < 7 && rts.timeout > 0, "7 and 0 mean for ever");
+    }
+}

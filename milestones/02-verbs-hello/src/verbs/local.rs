@@ -1,0 +1,61 @@
+//! Our end of a connection: the device, port, GID and MTU that the options and the tables lead to.
+
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+
+use super::{Context, Port, devices};
+use crate::choice::Choice;
+use crate::gid::{self, GidRow};
+
+/// What was chosen, and why.
+#[derive(Debug)]
+pub struct Local {
+    /// The device, open.
+    pub context: Arc<Context>,
+    /// Its port.
+    pub port: Port,
+    /// The entry of the GID table.
+    pub gid: GidRow,
+    /// Why that one.
+    pub why: String,
+    /// The MTU that we offer, in bytes.
+    pub mtu: u32,
+}
+
+impl Local {
+    /// Chooses and opens. An error names what there is in place of what was asked for.
+    pub fn open(choice: &Choice) -> Result<Local> {
+        let devices = devices()?;
+        let device = match &choice.device {
+            Some(name) => devices.iter().find(|d| d.name == *name).ok_or_else(|| {
+                let names: Vec<&str> = devices.iter().map(|d| d.name.as_str()).collect();
+                anyhow!("there is no RDMA device called {name} (--device); there are: {}", names.join(", "))
+            })?,
+            None => devices
+                .iter()
+                .find(|d| d.gids.as_ref().is_ok_and(|rows| rows.iter().any(|r| r.port == choice.port)))
+                .or(devices.first())
+                .context("no device")?,
+        };
+        let context = Context::open(&device.name)?;
+        let port = context.port(choice.port)?;
+        let rows = match &device.gids {
+            Ok(rows) => rows.iter().filter(|r| r.port == choice.port).cloned().collect::<Vec<_>>(),
+            Err(cause) => bail!("the GID table of {}: {cause}", device.name),
+        };
+        let name = format!("{} port {}", device.name, choice.port);
+        let (gid, why) = gid::choose(&rows, &name, choice.gid_index).map_err(|e| anyhow!(e))?;
+        ensure!(gid.index <= 255, "GID index {} of {name}: an address vector has 8 bits for it", gid.index);
+        if let Some(mtu) = choice.mtu {
+            ensure!(
+                mtu <= port.active_mtu,
+                "--mtu {mtu}: the active MTU of {name} is {}; the network device's MTU must hold it and the \
+                 headers",
+                port.active_mtu
+            );
+        }
+        let mtu = choice.mtu.unwrap_or(port.active_mtu);
+        Ok(Local { context, port, gid: gid.clone(), why, mtu })
+    }
+}

@@ -1,0 +1,234 @@
+//! A queue pair: a send queue and a receive queue, and the steps that connect it to its peer.
+
+use std::io;
+use std::ops::Range;
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+
+use anyhow::{Result, anyhow, bail, ensure};
+use ffi::{ibv_qp_attr_mask as Mask, ibv_qp_state as state};
+use ibverbs_sys as ffi;
+
+use super::{Cq, Mr, Pd, complain};
+use crate::steps::{Init, Rtr, Rts};
+use crate::words;
+
+/// How many requests each queue can hold that have not completed.
+#[derive(Debug, Clone, Copy)]
+pub struct Depth {
+    /// SENDs, WRITEs and READs.
+    pub send: u32,
+    /// RECVs.
+    pub receive: u32,
+}
+
+/// A queue pair of the kind RC, reliable connection (`struct ibv_qp`).
+#[derive(Debug)]
+pub struct Qp {
+    raw: NonNull<ffi::ibv_qp>,
+    /// Memory of requests that were posted; the device may use it until the QP is gone.
+    memory: Vec<Arc<Mr>>,
+    /// Freed after `drop` has run.
+    _cq: Arc<Cq>,
+    _pd: Arc<Pd>,
+}
+
+// SAFETY: libibverbs allows every call from every thread; the pointer is freed once, in `drop`.
+unsafe impl Send for Qp {}
+
+impl Qp {
+    /// A new QP in state RESET. Both queues report to `cq`.
+    pub fn new(pd: &Arc<Pd>, cq: &Arc<Cq>, depth: Depth) -> Result<Qp> {
+        let mut attributes = ffi::ibv_qp_init_attr {
+            send_cq: cq.raw(),
+            recv_cq: cq.raw(),
+            cap: ffi::ibv_qp_cap {
+                max_send_wr: depth.send,
+                max_recv_wr: depth.receive,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline_data: 0,
+            },
+            qp_type: ffi::ibv_qp_type::IBV_QPT_RC,
+            ..Default::default()
+        };
+        // SAFETY: PD and CQ exist and outlive the QP, which keeps both.
+        let raw = NonNull::new(unsafe { ffi::ibv_create_qp(pd.raw(), &mut attributes) }).ok_or_else(|| {
+            anyhow!("ibv_create_qp({}, {depth:?}): {}", pd.context().name(), io::Error::last_os_error())
+        })?;
+        Ok(Qp { raw, memory: Vec::new(), _cq: Arc::clone(cq), _pd: Arc::clone(pd) })
+    }
+
+    /// Its number, which the peer must know.
+    pub fn number(&self) -> u32 {
+        // SAFETY: the QP exists.
+        unsafe { self.raw.as_ref() }.qp_num
+    }
+
+    /// Its state, as the device says, in words.
+    pub fn state(&self) -> Result<&'static str> {
+        let mut attributes = ffi::ibv_qp_attr::default();
+        let mut first = ffi::ibv_qp_init_attr::default();
+        // SAFETY: the QP exists, both places outlive the call.
+        let code =
+            unsafe { ffi::ibv_query_qp(self.raw.as_ptr(), &mut attributes, Mask::IBV_QP_STATE.0 as i32, &mut first) };
+        ensure!(code == 0, "ibv_query_qp({}): {}", self.number(), io::Error::from_raw_os_error(code));
+        Ok(words::qp_state(attributes.qp_state))
+    }
+
+    /// RESET → INIT.
+    pub fn to_init(&mut self, init: &Init) -> Result<()> {
+        let attributes = ffi::ibv_qp_attr {
+            qp_state: state::IBV_QPS_INIT,
+            qp_access_flags: init.access,
+            pkey_index: init.pkey_index,
+            port_num: init.port_num,
+            ..Default::default()
+        };
+        let mask = Mask::IBV_QP_STATE | Mask::IBV_QP_ACCESS_FLAGS | Mask::IBV_QP_PKEY_INDEX | Mask::IBV_QP_PORT;
+        self.modify("RESET -> INIT", attributes, mask)
+    }
+
+    /// INIT → RTR.
+    pub fn to_rtr(&mut self, rtr: &Rtr) -> Result<()> {
+        let Some(path_mtu) = words::mtu_number(rtr.path_mtu) else { bail!("an MTU of {} bytes", rtr.path_mtu) };
+        let mut address = ffi::ibv_ah_attr {
+            dlid: rtr.peer.lid,
+            is_global: u8::from(rtr.is_global),
+            port_num: rtr.port_num,
+            ..Default::default()
+        };
+        if rtr.is_global {
+            address.grh.dgid = ffi::ibv_gid { raw: rtr.peer.gid.0 };
+            address.grh.sgid_index = rtr.sgid_index;
+            address.grh.hop_limit = rtr.hop_limit;
+        }
+        let attributes = ffi::ibv_qp_attr {
+            qp_state: state::IBV_QPS_RTR,
+            path_mtu,
+            rq_psn: rtr.peer.psn,
+            dest_qp_num: rtr.peer.qpn,
+            ah_attr: address,
+            max_dest_rd_atomic: rtr.max_dest_rd_atomic,
+            min_rnr_timer: rtr.min_rnr_timer,
+            ..Default::default()
+        };
+        let mask = Mask::IBV_QP_STATE
+            | Mask::IBV_QP_PATH_MTU
+            | Mask::IBV_QP_RQ_PSN
+            | Mask::IBV_QP_DEST_QPN
+            | Mask::IBV_QP_AV
+            | Mask::IBV_QP_MAX_DEST_RD_ATOMIC
+            | Mask::IBV_QP_MIN_RNR_TIMER;
+        self.modify("INIT -> RTR", attributes, mask)
+    }
+
+    /// RTR → RTS.
+    pub fn to_rts(&mut self, rts: &Rts) -> Result<()> {
+        let attributes = ffi::ibv_qp_attr {
+            qp_state: state::IBV_QPS_RTS,
+            sq_psn: rts.sq_psn,
+            max_rd_atomic: rts.max_rd_atomic,
+            timeout: rts.timeout,
+            retry_cnt: rts.retry_cnt,
+            rnr_retry: rts.rnr_retry,
+            ..Default::default()
+        };
+        let mask = Mask::IBV_QP_STATE
+            | Mask::IBV_QP_SQ_PSN
+            | Mask::IBV_QP_MAX_QP_RD_ATOMIC
+            | Mask::IBV_QP_TIMEOUT
+            | Mask::IBV_QP_RETRY_CNT
+            | Mask::IBV_QP_RNR_RETRY;
+        self.modify("RTR -> RTS", attributes, mask)
+    }
+
+    fn modify(&mut self, step: &str, mut attributes: ffi::ibv_qp_attr, mask: Mask) -> Result<()> {
+        // SAFETY: the QP exists; `mask` names the attributes that are set.
+        let code = unsafe { ffi::ibv_modify_qp(self.raw.as_ptr(), &mut attributes, mask.0 as i32) };
+        ensure!(
+            code == 0,
+            "ibv_modify_qp({}, {step}): {}; an attribute is outside of what the device allows, or the path to the \
+             peer's GID cannot be resolved (route, neighbour)",
+            self.number(),
+            io::Error::from_raw_os_error(code)
+        );
+        Ok(())
+    }
+
+    /// Posts a RECV: the next SEND of the peer goes to the bytes of `range`.
+    pub fn post_recv(&mut self, wr_id: u64, mr: &Arc<Mr>, range: Range<usize>) -> Result<()> {
+        let mut sge = mr.sge(range)?;
+        let mut request = ffi::ibv_recv_wr { wr_id, next: ptr::null_mut(), sg_list: &mut sge, num_sge: 1 };
+        let mut bad = ptr::null_mut();
+        let Some(post_recv) = self.ops().post_recv else { bail!("the driver has no post_recv") };
+        self.keep(mr);
+        // SAFETY: request and list outlive the call, which copies them; the memory stays registered (`keep`).
+        let code = unsafe { post_recv(self.raw.as_ptr(), &mut request, &mut bad) };
+        ensure!(code == 0, "ibv_post_recv({}, wr_id {wr_id}): {}", self.number(), io::Error::from_raw_os_error(code));
+        Ok(())
+    }
+
+    /// Posts a SEND of the bytes of `range`, to be reported when it is done.
+    pub fn post_send(&mut self, wr_id: u64, mr: &Arc<Mr>, range: Range<usize>) -> Result<()> {
+        let request = ffi::ibv_send_wr {
+            wr_id,
+            opcode: ffi::ibv_wr_opcode::IBV_WR_SEND,
+            send_flags: ffi::ibv_send_flags::IBV_SEND_SIGNALED.0,
+            ..Default::default()
+        };
+        self.post(request, mr, range)
+    }
+
+    /// Posts a SEND, WRITE or READ whose own memory is `range` of `mr`; list and link are filled in here.
+    pub fn post(&mut self, mut request: ffi::ibv_send_wr, mr: &Arc<Mr>, range: Range<usize>) -> Result<()> {
+        use ffi::ibv_wr_opcode::{
+            IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM,
+        };
+        // The others carry pointers of their own.
+        ensure!(
+            [IBV_WR_SEND, IBV_WR_SEND_WITH_IMM, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_RDMA_READ]
+                .contains(&request.opcode),
+            "opcode {} is not posted by this program",
+            request.opcode
+        );
+        let mut sge = mr.sge(range)?;
+        request.next = ptr::null_mut();
+        request.sg_list = &mut sge;
+        request.num_sge = i32::from(sge.length > 0);
+        let mut bad = ptr::null_mut();
+        let Some(post_send) = self.ops().post_send else { bail!("the driver has no post_send") };
+        self.keep(mr);
+        // SAFETY: request and list outlive the call, which copies them; the memory stays registered (`keep`), and
+        // lkey and range belong together (`Mr::sge`). What the peer's memory allows is checked by the peer's device.
+        let code = unsafe { post_send(self.raw.as_ptr(), &mut request, &mut bad) };
+        ensure!(
+            code == 0,
+            "ibv_post_send({}, wr_id {}): {}",
+            self.number(),
+            request.wr_id,
+            io::Error::from_raw_os_error(code)
+        );
+        Ok(())
+    }
+
+    /// The device may reach the memory until the QP is destroyed, so it must not be freed before.
+    fn keep(&mut self, mr: &Arc<Mr>) {
+        if !self.memory.iter().any(|kept| Arc::ptr_eq(kept, mr)) {
+            self.memory.push(Arc::clone(mr));
+        }
+    }
+
+    /// The driver's functions: `ibv_post_send` and its like are inline functions of the header that call through this.
+    fn ops(&self) -> &ffi::ibv_context_ops {
+        // SAFETY: the QP's PD holds the context, which holds the table.
+        unsafe { &(*self.raw.as_ref().context).ops }
+    }
+}
+
+impl Drop for Qp {
+    fn drop(&mut self) {
+        // SAFETY: created by us, destroyed once; after this the device touches none of `memory`.
+        complain("ibv_destroy_qp", unsafe { ffi::ibv_destroy_qp(self.raw.as_ptr()) });
+    }
+}

@@ -1,0 +1,224 @@
+//! Numbers of the verbs interface in words. The numbers are those of `infiniband/verbs.h`; the meanings are those of
+//! the InfiniBand specification (volume 1, chapters 9 to 11) and of the manual pages of libibverbs.
+
+/// A completion's status: name without `IBV_WC_`, what it says, and where to look first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Status {
+    /// `SUCCESS`, `REM_ACCESS_ERR` and so on.
+    pub name: &'static str,
+    /// What happened, and the usual cause.
+    pub meaning: &'static str,
+}
+
+/// All values of `enum ibv_wc_status`, by number.
+const STATUS: [(&str, &str); 24] = [
+    ("SUCCESS", "done"),
+    ("LOC_LEN_ERR", "a message longer than the posted RECV's buffer, or a request longer than the port allows"),
+    (
+        "LOC_QP_OP_ERR",
+        "the QP could not execute the request: malformed, or not allowed for this kind of QP (rxe: also a message longer than the RECV)",
+    ),
+    ("LOC_EEC_OP_ERR", "end-to-end context error (reliable datagram, which nobody implements)"),
+    ("LOC_PROT_ERR", "our own buffer is not covered by the lkey, or the MR lacks LOCAL_WRITE"),
+    ("WR_FLUSH_ERR", "never executed: the QP was in state ERR; look at the first completion that failed"),
+    ("MW_BIND_ERR", "binding a memory window failed"),
+    ("BAD_RESP_ERR", "the peer's answer makes no sense: another QP's packets, or sequence numbers that differ"),
+    ("LOC_ACCESS_ERR", "a WRITE_WITH_IMM came to memory that the local MR does not allow"),
+    ("REM_INV_REQ_ERR", "the peer refused the request: its RECV buffer was too short, or its QP does not allow this"),
+    ("REM_ACCESS_ERR", "the peer refused access: wrong rkey, outside of the MR, or the MR or QP lacks the permission"),
+    ("REM_OP_ERR", "the peer failed while it executed the request; its own completion says why (rxe: RECV too short)"),
+    (
+        "RETRY_EXC_ERR",
+        "no answer after all retries: peer gone, QP not ready, or packets do not arrive (GID, route, MTU)",
+    ),
+    ("RNR_RETRY_EXC_ERR", "the peer had no RECV posted after all retries"),
+    ("LOC_RDD_VIOL_ERR", "reliable datagram domains differ"),
+    ("REM_INV_RD_REQ_ERR", "the peer refused a reliable datagram"),
+    ("REM_ABORT_ERR", "the peer aborted the operation"),
+    ("INV_EECN_ERR", "invalid end-to-end context number"),
+    ("INV_EEC_STATE_ERR", "invalid end-to-end context state"),
+    ("FATAL_ERR", "the device is broken: it needs a reset"),
+    ("RESP_TIMEOUT_ERR", "the answer came too late"),
+    ("GENERAL_ERR", "an error that fits no other status"),
+    ("TM_ERR", "tag matching failed"),
+    ("TM_RNDV_INCOMPLETE", "tag matching left the rendezvous to software"),
+];
+
+/// A completion's status in words.
+pub fn wc_status(status: u32) -> Status {
+    let (name, meaning) =
+        STATUS.get(status as usize).copied().unwrap_or(("unknown", "a status newer than this program"));
+    Status { name, meaning }
+}
+
+/// `enum ibv_wc_opcode`: what completed. Only valid when the status is SUCCESS.
+pub fn wc_opcode(opcode: u32) -> &'static str {
+    match opcode {
+        0 => "SEND",
+        1 => "RDMA_WRITE",
+        2 => "RDMA_READ",
+        3 => "COMP_SWAP",
+        4 => "FETCH_ADD",
+        5 => "BIND_MW",
+        6 => "LOCAL_INV",
+        7 => "TSO",
+        128 => "RECV",
+        129 => "RECV_RDMA_WITH_IMM",
+        _ => "unknown",
+    }
+}
+
+/// `enum ibv_qp_state`.
+pub fn qp_state(state: u32) -> &'static str {
+    ["RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"].get(state as usize).copied().unwrap_or("unknown")
+}
+
+/// `enum ibv_event_type`.
+pub fn async_event(event: u32) -> &'static str {
+    const NAMES: [&str; 20] = [
+        "CQ_ERR: a completion queue overflowed",
+        "QP_FATAL: a QP broke",
+        "QP_REQ_ERR: the peer sent a request that makes no sense",
+        "QP_ACCESS_ERR: the peer tried what it may not",
+        "COMM_EST: the peer's first packet came while in state RTR",
+        "SQ_DRAINED: the send queue is drained",
+        "PATH_MIG: moved to the alternate path",
+        "PATH_MIG_ERR: the alternate path failed",
+        "DEVICE_FATAL: the device broke or was removed",
+        "PORT_ACTIVE: a port came up",
+        "PORT_ERR: a port went down",
+        "LID_CHANGE: a port's LID changed",
+        "PKEY_CHANGE: a port's table of partition keys changed",
+        "SM_CHANGE: another subnet manager",
+        "SRQ_ERR: a shared receive queue broke",
+        "SRQ_LIMIT_REACHED: a shared receive queue runs low",
+        "QP_LAST_WQE_REACHED: a QP takes no more from its shared receive queue",
+        "CLIENT_REREGISTER: the subnet manager asks to register again",
+        "GID_CHANGE: a port's GID table changed",
+        "WQ_FATAL: a work queue broke",
+    ];
+    NAMES.get(event as usize).copied().unwrap_or("unknown")
+}
+
+/// `enum ibv_port_state`.
+pub fn port_state(state: u32) -> &'static str {
+    ["NOP", "DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER"].get(state as usize).copied().unwrap_or("unknown")
+}
+
+/// Bytes of `enum ibv_mtu`: 1 is 256, 5 is 4096.
+pub fn mtu_bytes(mtu: u32) -> Option<u32> {
+    (1..=5).contains(&mtu).then(|| 128 << mtu)
+}
+
+/// The number of `enum ibv_mtu` for 256, 512, 1024, 2048 or 4096 bytes.
+pub fn mtu_number(bytes: u32) -> Option<u32> {
+    (1..=5).find(|n| 128 << n == bytes)
+}
+
+/// Permission bits of an MR or a QP (`enum ibv_access_flags`), joined by ` | `.
+pub fn access(flags: u32) -> String {
+    const NAMES: [&str; 8] = [
+        "LOCAL_WRITE",
+        "REMOTE_WRITE",
+        "REMOTE_READ",
+        "REMOTE_ATOMIC",
+        "MW_BIND",
+        "ZERO_BASED",
+        "ON_DEMAND",
+        "HUGETLB",
+    ];
+    let mut names: Vec<String> =
+        (0..NAMES.len()).filter(|bit| flags >> bit & 1 == 1).map(|bit| NAMES[bit].to_owned()).collect();
+    let rest = flags >> NAMES.len() << NAMES.len();
+    if rest != 0 {
+        names.push(format!("{rest:#x}"));
+    }
+    if names.is_empty() { "none".to_owned() } else { names.join(" | ") }
+}
+
+/// The time before an unacknowledged packet is sent again: 4.096 us * 2^timeout; 0 waits for ever.
+pub fn ack_timeout(timeout: u8) -> String {
+    match timeout {
+        0 => "for ever".to_owned(),
+        n => duration_us(4.096 * (1u64 << (n & 31)) as f64),
+    }
+}
+
+/// The pause that a receiver without a posted RECV asks for: the 5-bit code of the specification.
+pub fn rnr_timer(code: u8) -> String {
+    const HUNDREDTHS_OF_MS: [u32; 32] = [
+        65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072,
+        4096, 6144, 8192, 12288, 16384, 24576, 32768, 49152,
+    ];
+    duration_us(f64::from(HUNDREDTHS_OF_MS[usize::from(code & 31)]) * 10.0)
+}
+
+fn duration_us(us: f64) -> String {
+    match us {
+        us if us < 1e3 => format!("{us:.1} us"),
+        us if us < 1e6 => format!("{:.2} ms", us / 1e3),
+        us => format!("{:.2} s", us / 1e6),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn known_numbers() {
+        assert_eq!(wc_status(0).name, "SUCCESS");
+        assert_eq!(wc_status(5).name, "WR_FLUSH_ERR");
+        assert_eq!(wc_status(10).name, "REM_ACCESS_ERR");
+        assert_eq!(wc_status(12).name, "RETRY_EXC_ERR");
+        assert_eq!(wc_status(13).name, "RNR_RETRY_EXC_ERR");
+        assert_eq!(wc_status(24).name, "unknown");
+        assert_eq!((wc_opcode(129), wc_opcode(127)), ("RECV_RDMA_WITH_IMM", "unknown"));
+        assert_eq!((qp_state(3), qp_state(6), qp_state(7)), ("RTS", "ERR", "unknown"));
+        assert_eq!(port_state(4), "ACTIVE");
+    }
+
+    #[test]
+    fn mtus_are_powers_of_two_from_256_to_4096() {
+        assert_eq!([1, 2, 3, 4, 5].map(mtu_bytes), [256, 512, 1024, 2048, 4096].map(Some));
+        assert_eq!([0, 6, 200].map(mtu_bytes), [None; 3]);
+        assert_eq!(mtu_number(1024), Some(3));
+        assert_eq!([0, 128, 1000, 1500, 8192].map(mtu_number), [None; 5]);
+    }
+
+    #[test]
+    fn permissions() {
+        assert_eq!(access(0), "none");
+        assert_eq!(access(1 | 4), "LOCAL_WRITE | REMOTE_READ");
+        assert_eq!(access(2 | 1 << 20), "REMOTE_WRITE | 0x100000");
+    }
+
+    #[test]
+    fn times() {
+        assert_eq!(ack_timeout(0), "for ever");
+        assert_eq!(ack_timeout(1), "8.2 us");
+        assert_eq!(ack_timeout(14), "67.11 ms");
+        assert_eq!(ack_timeout(31), "8796.09 s");
+        assert_eq!(rnr_timer(0), "655.36 ms");
+        assert_eq!(rnr_timer(1), "10.0 us");
+        assert_eq!(rnr_timer(12), "640.0 us");
+        assert_eq!(rnr_timer(31), "491.52 ms");
+    }
+
+    /// The tables against the header that this build uses and against libibverbs itself.
+    #[cfg(feature = "verbs")]
+    #[test]
+    fn numbers_are_those_of_the_header() {
+        use ibverbs_sys::{ibv_qp_state, ibv_wc_opcode, ibv_wc_status};
+        assert_eq!(wc_status(ibv_wc_status::IBV_WC_REM_ACCESS_ERR).name, "REM_ACCESS_ERR");
+        assert_eq!(wc_status(ibv_wc_status::IBV_WC_RNR_RETRY_EXC_ERR).name, "RNR_RETRY_EXC_ERR");
+        assert_eq!(wc_status(ibv_wc_status::IBV_WC_TM_RNDV_INCOMPLETE).name, "TM_RNDV_INCOMPLETE");
+        assert_eq!(wc_opcode(ibv_wc_opcode::IBV_WC_RECV), "RECV");
+        assert_eq!(wc_opcode(ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM), "RECV_RDMA_WITH_IMM");
+        assert_eq!(qp_state(ibv_qp_state::IBV_QPS_ERR), "ERR");
+        assert_eq!(mtu_bytes(ibverbs_sys::IBV_MTU_4096), Some(4096));
+        assert!(async_event(ibverbs_sys::IBV_EVENT_GID_CHANGE).starts_with("GID_CHANGE"));
+        assert!(async_event(ibverbs_sys::IBV_EVENT_QP_ACCESS_ERR).starts_with("QP_ACCESS_ERR"));
+        assert_eq!(access(ibverbs_sys::ibv_access_flags::IBV_ACCESS_REMOTE_ATOMIC.0), "REMOTE_ATOMIC");
+    }
+}

@@ -1,0 +1,56 @@
+//! Milestone 05: one-sided RDMA. See README.md beside Cargo.toml.
+
+mod cli;
+#[cfg(feature = "verbs")]
+mod connect;
+#[cfg(feature = "verbs")]
+mod one_sided;
+#[cfg(feature = "verbs")]
+mod requester;
+#[cfg(feature = "verbs")]
+mod target;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use verbs_hello::unavailable;
+
+use cli::Cli;
+
+fn main() -> ExitCode {
+    unavailable::exit_code(run(&Cli::parse()))
+}
+
+#[cfg(not(feature = "verbs"))]
+fn run(_: &Cli) -> anyhow::Result<()> {
+    Err(unavailable::Unavailable::not_built("rdma-write").into())
+}
+
+#[cfg(feature = "verbs")]
+fn run(cli: &Cli) -> anyhow::Result<()> {
+    use cli::Mode;
+    use verbs_hello::{alone, say, side::Side, verbs};
+
+    if let Some(side) = &cli.choice.side {
+        verbs_hello::say::set_side(side);
+    }
+    let patience = cli.choice.timeout;
+    match &cli.mode {
+        Some(Mode::Server { listen }) => {
+            let local = verbs::Local::open(&cli.choice)?;
+            let listener = alone::listener(listen)?;
+            target::run(&local, Side::accept(&listener, patience)?, cli.bytes, patience)
+        }
+        Some(Mode::Client { address }) => {
+            let local = verbs::Local::open(&cli.choice)?;
+            requester::run(&local, Side::connect(address, patience)?, cli.bytes, patience)
+        }
+        None => {
+            // Said here already, not by a child.
+            let local = verbs::Local::open(&cli.choice)?;
+            say!("device {}, port {}, GID {}", local.context.name(), local.gid.port, local.gid);
+            let shared = [cli.choice.arguments(), vec![format!("--bytes={}", cli.bytes)]].concat();
+            alone::both_sides(&shared, &shared)
+        }
+    }
+}
