@@ -6,12 +6,13 @@ use crate::error::{Error, Result};
 /// What the ranks' messages and choices depend on.
 ///
 /// The others may differ: deadlines, where ranks listen, how long they spin. Rank 0's count alone for how to tune.
-const MUST_AGREE: [&str; 10] = [
+const MUST_AGREE: [&str; 11] = [
     "TINYNCCL_TRANSPORT",
     "TINYNCCL_ALGO",
     "TINYNCCL_CHANNELS",
     "TINYNCCL_SHM_CHUNK",
     "TINYNCCL_TCP_CHUNK",
+    "TINYNCCL_VERBS_CHUNK",
     "TINYNCCL_FIFO_DEPTH",
     "TINYNCCL_CHECKSUM",
     "TINYNCCL_ONE_SHOT",
@@ -52,13 +53,18 @@ mod tests {
     use super::*;
 
     /// Knobs in which ranks may differ without harm.
-    const MAY_DIFFER: [&str; 11] = [
+    const MAY_DIFFER: [&str; 16] = [
         "TINYNCCL_TIMEOUT",
         "TINYNCCL_CONNECT_TIMEOUT",
         "TINYNCCL_HEARTBEAT",
         "TINYNCCL_IFNAME",
         "TINYNCCL_SOCKET_BUFFER",
         "TINYNCCL_SPIN",
+        "TINYNCCL_VERBS_DEVICE",
+        "TINYNCCL_VERBS_PORT",
+        "TINYNCCL_VERBS_GID_INDEX",
+        "TINYNCCL_VERBS_TIMEOUT",
+        "TINYNCCL_VERBS_RETRIES",
         "TINYNCCL_TUNE",
         "TINYNCCL_TUNE_CACHE",
         "TINYNCCL_TRACE",

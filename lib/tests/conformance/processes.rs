@@ -86,7 +86,8 @@ fn exchange(link: &mut LinkPair, seqs: std::ops::Range<u32>) {
 
 #[test]
 fn messages_cross_and_closing_ends_the_other_process() {
-    for (transport, kind) in [(TransportChoice::Auto, "shm"), (TransportChoice::Tcp, "tcp")] {
+    let verbs = has_verbs().then_some((TransportChoice::Verbs, "verbs"));
+    for (transport, kind) in [(TransportChoice::Auto, "shm"), (TransportChoice::Tcp, "tcp")].into_iter().chain(verbs) {
         let (mut child, _stdout, _endpoint, mut link, _bell) = start(transport);
         assert_eq!(link.kind, kind);
         exchange(&mut link, 0..300);
@@ -97,7 +98,7 @@ fn messages_cross_and_closing_ends_the_other_process() {
 
 #[test]
 fn a_killed_process_is_noticed_by_sleepers_and_askers_and_leaves_nothing() {
-    for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
+    for transport in transports() {
         let before = shared_memory_files();
         let (mut child, _stdout, _endpoint, link, bell) = start(transport);
         let mut end = link;
@@ -125,7 +126,7 @@ fn a_killed_process_is_noticed_by_sleepers_and_askers_and_leaves_nothing() {
 
 #[test]
 fn what_a_killed_process_sent_before_is_received() {
-    for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
+    for transport in transports() {
         let (mut child, _stdout, _endpoint, mut link, _bell) = start(transport);
         send_from(&mut link, 0, 100);
         send_from(&mut link, 1, 5000);
