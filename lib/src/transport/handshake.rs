@@ -96,13 +96,7 @@ impl Hello {
     }
 
     /// Why the link that the dialer wants is not the one we want, if so.
-    pub(crate) fn differs(
-        &self,
-        options: &LinkOptions,
-        checksum: bool,
-        streams: usize,
-        verbs: bool,
-    ) -> Option<String> {
+    pub(crate) fn differs(&self, options: &LinkOptions, checksum: bool, streams: usize, verbs: bool) -> Option<String> {
         let theirs = (self.max_message, self.depth, self.flags & CHECKSUM != 0, self.streams, self.flags & VERBS != 0);
         let ours = (options.max_message as u64, options.depth as u64, checksum, streams as u32, verbs);
         let say = |(m, d, c, s, v): (u64, u64, bool, u32, bool)| {

@@ -53,7 +53,7 @@ mod wait;
 pub use doorbell::Doorbell;
 pub use endpoint::{ConnectTo, Endpoint, EndpointInfo, Kind};
 pub(crate) use tcp::MAX_STREAMS;
-pub use verbs::VerbsAddress;
+pub use verbs::{VerbsAddress, rdma_ports};
 
 use std::fmt;
 use std::os::fd::RawFd;

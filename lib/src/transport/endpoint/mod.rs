@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize};
 
 use super::doorbell::Doorbell;
 use super::handshake::{Hello, Reply};
-use super::wait::Wait;
 use super::verbs::{self, VerbsAddress};
+use super::wait::Wait;
 use super::{LinkOptions, LinkPair, Peer, checksum, shm, tcp};
 use crate::bootstrap::Host;
 use crate::bootstrap::interface::{LocalAddress, order_candidates, with_loopback};

@@ -235,7 +235,9 @@ impl Core {
         // SAFETY: the offset is that of a header within the target memory; the peer has written it and, by the protocol,
         // leaves it alone until it is freed. A peer that does not changes the bytes of its own message.
         let header: Header = unsafe { self.parts.target.at(offset).cast::<Header>().read_unaligned() };
-        if len < Header::BYTES || header.len as usize != len - Header::BYTES || header.len as usize > layout.longest(ring)
+        if len < Header::BYTES
+            || header.len as usize != len - Header::BYTES
+            || header.len as usize > layout.longest(ring)
         {
             let longest = layout.longest(ring);
             return Err(format!("expected a message of up to {longest} bytes, got {header} in a write of {len} bytes"));

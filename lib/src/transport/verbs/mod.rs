@@ -58,7 +58,19 @@ mod sys;
 
 pub use address::VerbsAddress;
 
-#[cfg(feature = "verbs")]
-pub(crate) use {connect::connect, listen::finish, rails::Rails};
+use crate::config::Config;
+use crate::error::Result;
+
+/// The ports of RDMA devices that `TINYNCCL_TRANSPORT=verbs` would use on this machine.
+///
+/// # Errors
+/// [`Error::Unsupported`](crate::Error::Unsupported) in a build without the feature `verbs` and on a machine without a usable
+/// device; [`Error::Config`](crate::Error::Config) when a setting names a device, port or GID that does not exist.
+pub fn rdma_ports(config: &Config) -> Result<Vec<VerbsAddress>> {
+    Ok(Rails::open(0, config)?.addresses())
+}
+
 #[cfg(not(feature = "verbs"))]
 pub(crate) use stub::{Rails, connect, finish};
+#[cfg(feature = "verbs")]
+pub(crate) use {connect::connect, listen::finish, rails::Rails};

@@ -71,7 +71,8 @@ pub(super) fn ports(context: &Context, config: &Config) -> Result<Vec<Choice>> {
         if !state.active {
             let name = context.name();
             if wanted != 0 {
-                let detail = format!("port {port} of the RDMA device {name} is not active (is its network interface up?)");
+                let detail =
+                    format!("port {port} of the RDMA device {name} is not active (is its network interface up?)");
                 return Err(Error::Config { name: "TINYNCCL_VERBS_PORT".to_owned(), value: port.to_string(), detail });
             }
             log::debug!("RDMA device {name}: port {port} is not active");
@@ -115,9 +116,9 @@ fn pick<'a>(
         let index: u8 = asked.parse().map_err(|_| wrong("expected a number from 0 to 255, or nothing".to_owned()))?;
         return match table.iter().find(|g| g.index == u32::from(index)) {
             None => Err(wrong("there is no such entry".to_owned())),
-            Some(entry) if entry.kind == GidType::RoceV1 => {
-                Err(wrong("that entry is RoCE v1, which cannot be routed and which software devices do not speak".to_owned()))
-            }
+            Some(entry) if entry.kind == GidType::RoceV1 => Err(wrong(
+                "that entry is RoCE v1, which cannot be routed and which software devices do not speak".to_owned(),
+            )),
             Some(entry) => Ok(vec![entry]),
         };
     }

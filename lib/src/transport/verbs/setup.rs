@@ -66,7 +66,16 @@ impl Draft {
         };
         Ok(Draft {
             // One request may be on its way when the limit is reached, and the goodbye comes on top.
-            parts: Parts { qp, cq, staging, target, device: rail.device.clone(), layout, timing, limit: sends as u64 - 4 },
+            parts: Parts {
+                qp,
+                cq,
+                staging,
+                target,
+                device: rail.device.clone(),
+                layout,
+                timing,
+                limit: sends as u64 - 4,
+            },
             card,
             gid_index: choice.gid_index,
             port: choice.address.port,

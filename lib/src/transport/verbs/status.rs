@@ -14,14 +14,31 @@ pub(super) const RETRIES_EXCEEDED: u32 = 12;
 pub(super) fn completion(status: u32, vendor: u32, timing: &Timing) -> String {
     let (name, cause) = match status {
         1 => ("local length error", "a message was longer than its receive or than the port takes"),
-        2 => ("local queue pair operation error", "the device found the queue pair or a request inconsistent: a bug, or a broken device"),
-        4 => ("local protection error", "memory that was posted is not registered under the key that was given: it was deregistered too early"),
+        2 => (
+            "local queue pair operation error",
+            "the device found the queue pair or a request inconsistent: a bug, or a broken device",
+        ),
+        4 => (
+            "local protection error",
+            "memory that was posted is not registered under the key that was given: it was deregistered too early",
+        ),
         FLUSHED => ("flushed", "the queue pair had failed before; the first error is the cause"),
-        7 => ("bad response", "the peer answered with a packet that fits no request: packets of another queue pair, or a broken device"),
+        7 => (
+            "bad response",
+            "the peer answered with a packet that fits no request: packets of another queue pair, or a broken device",
+        ),
         8 => ("local access error", "the peer wrote to memory of ours that it may not write to"),
-        9 => ("remote invalid request", "the peer's device does not allow this operation on its queue pair, or had no room for it (some devices, rxe of Linux 6.1 among them, also when receives ran out)"),
-        10 => ("remote access error", "the peer's device refused the address or the key: its memory is not registered (any more), or the two ranks run different builds"),
-        11 => ("remote operation error", "the peer's device failed while it carried the request out; see its own errors"),
+        9 => (
+            "remote invalid request",
+            "the peer's device does not allow this operation on its queue pair, or had no room for it (some devices, rxe of Linux 6.1 among them, also when receives ran out)",
+        ),
+        10 => (
+            "remote access error",
+            "the peer's device refused the address or the key: its memory is not registered (any more), or the two ranks run different builds",
+        ),
+        11 => {
+            ("remote operation error", "the peer's device failed while it carried the request out; see its own errors")
+        }
         RETRIES_EXCEEDED => {
             let wait = 4.096e-6 * f64::from(1u32 << timing.timeout.min(31));
             return format!(
@@ -32,7 +49,10 @@ pub(super) fn completion(status: u32, vendor: u32, timing: &Timing) -> String {
                 wait * 1e3
             );
         }
-        13 => ("receiver not ready, retries exceeded", "the peer had no receive posted: it does not poll, or the two ranks run different builds"),
+        13 => (
+            "receiver not ready, retries exceeded",
+            "the peer had no receive posted: it does not poll, or the two ranks run different builds",
+        ),
         19 => ("fatal error", "the device failed"),
         20 => ("response timeout", "the peer's device does not answer"),
         21 => ("general error", "the device gives no cause"),

@@ -19,9 +19,10 @@ impl Rails {
     pub(crate) fn open(_rank: usize, _config: &Config) -> Result<Rails> {
         Err(Error::Unsupported {
             what: "RDMA (TINYNCCL_TRANSPORT=verbs)".to_owned(),
-            detail: "this program was built without it; build with `--features verbs` (needs libibverbs-dev, libnl-3-dev, \
+            detail:
+                "this program was built without it; build with `--features verbs` (needs libibverbs-dev, libnl-3-dev, \
                      libnl-route-3-dev, libclang-dev, cmake and pkg-config), or set TINYNCCL_TRANSPORT=auto"
-                .to_owned(),
+                    .to_owned(),
         })
     }
 

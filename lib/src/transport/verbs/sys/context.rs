@@ -108,7 +108,8 @@ impl Context {
 
     /// The GID tables of all ports, empty entries left out.
     pub(in super::super) fn gids(&self) -> Result<Vec<GidEntry>> {
-        let mut entries = vec![ffi::ibv_gid_entry::default(); 4096];
+        // The kernel takes up to 64 KiB for the answer and refuses more.
+        let mut entries = vec![ffi::ibv_gid_entry::default(); 2000];
         // SAFETY: the call writes at most `entries.len()` entries of the given size.
         let n = unsafe {
             ffi::_ibv_query_gid_table(

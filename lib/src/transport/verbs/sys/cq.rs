@@ -60,9 +60,7 @@ impl Cq {
             Some(raw) => {
                 Ok(Arc::new(Cq { raw, unacknowledged: AtomicU32::new(0), channel, _context: context.clone() }))
             }
-            None => {
-                Err(last_error(format!("creating a completion queue of {entries} entries on {}", context.name())))
-            }
+            None => Err(last_error(format!("creating a completion queue of {entries} entries on {}", context.name()))),
         }
     }
 

@@ -38,9 +38,9 @@ impl Mr {
     pub(in super::super) unsafe fn new(pd: &Arc<Pd>, base: NonNull<u8>, len: usize, access: Access) -> Result<Mr> {
         let flags = match access {
             Access::Source => 0,
-            Access::Target => (ffi::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE
-                | ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE)
-                .0,
+            Access::Target => {
+                (ffi::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE | ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE).0
+            }
         };
         // SAFETY: the domain is valid; the memory is, by the caller.
         let raw = unsafe { ffi::ibv_reg_mr(pd.raw(), base.as_ptr().cast(), len, flags as i32) };

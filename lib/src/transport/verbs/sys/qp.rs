@@ -122,7 +122,12 @@ impl Qp {
         self.inline
     }
 
-    fn modify(&self, mut attr: ffi::ibv_qp_attr, mask: ffi::ibv_qp_attr_mask, what: impl FnOnce() -> String) -> Result<()> {
+    fn modify(
+        &self,
+        mut attr: ffi::ibv_qp_attr,
+        mask: ffi::ibv_qp_attr_mask,
+        what: impl FnOnce() -> String,
+    ) -> Result<()> {
         let mask = (mask | ffi::ibv_qp_attr_mask::IBV_QP_STATE).0;
         // SAFETY: the queue pair is valid; the call reads what the mask names.
         check(unsafe { ffi::ibv_modify_qp(self.raw.as_ptr(), &raw mut attr, mask as c_int) }, what)
@@ -216,8 +221,7 @@ impl Qp {
     /// write has completed (inline: until this returns).
     #[inline]
     pub(in super::super) unsafe fn post_write(&self, write: &Write) -> Result<()> {
-        let mut sge =
-            ffi::ibv_sge { addr: write.local.as_ptr() as u64, length: write.len, lkey: write.lkey };
+        let mut sge = ffi::ibv_sge { addr: write.local.as_ptr() as u64, length: write.len, lkey: write.lkey };
         let mut flags = 0;
         if write.signaled {
             flags |= ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
@@ -283,4 +287,3 @@ impl Drop for Qp {
         check_on_drop(unsafe { ffi::ibv_destroy_qp(self.raw.as_ptr()) }, "destroying a queue pair");
     }
 }
-
