@@ -2,6 +2,7 @@
 # Installs the optional things that some tests and comparisons use. Nothing here is needed to build or to train.
 #
 #   scripts/setup.sh --mpi        Open MPI (mpirun), through apt-get, as root
+#   scripts/setup.sh --verbs      what the feature `verbs` is built with and scripts/rxe-vm.sh runs on, through apt-get, as root
 #   scripts/setup.sh --deny       cargo-deny, the licence and source checker, through cargo (about two minutes)
 #
 # What is there already is left alone. Exit code: 0 all asked for is there; 1 something could not be installed; 2 usage.
@@ -12,19 +13,47 @@ have() { command -v "$1" >/dev/null 2>&1; }
 log=
 trap '[ -z "$log" ] || rm -f "$log"' EXIT
 
+# install PACKAGE...: through apt-get, after a look at what it would take away.
+install() {
+    have apt-get || { say "no apt-get here: install yourself what Debian calls $*"; return 1; }
+    [ "$(id -u)" = 0 ] || { say "not root: run 'sudo apt-get install $*'"; return 1; }
+    log=$(mktemp) || return 1
+    say "installing $* through apt-get"
+    export DEBIAN_FRONTEND=noninteractive
+    # Another apt-get may be at work.
+    set -- -o DPkg::Lock::Timeout=240 install -y -q --no-install-recommends "$@"
+    # The package lists may be missing or old.
+    if apt-get "$@" >"$log" 2>&1 || { apt-get update -q >"$log" 2>&1 && apt-get "$@" >>"$log" 2>&1; }; then
+        sed -n 's/^Removing /setup: note: apt-get removed /p' "$log" >&2
+        rm -f "$log"
+        return 0
+    fi
+    say "apt-get could not install all of it:"
+    tail -n 5 "$log" >&2
+    rm -f "$log"
+    return 1
+}
+
 mpi() {
     have mpirun && { say "mpirun is there: $(mpirun --version 2>/dev/null | head -n 1)"; return 0; }
-    have apt-get || { say "no apt-get here: install Open MPI yourself (package openmpi-bin or openmpi)"; return 1; }
-    [ "$(id -u)" = 0 ] || { say "not root: run 'sudo apt-get install openmpi-bin'"; return 1; }
-    log=$(mktemp) || return 1
-    say "installing openmpi-bin through apt-get"
-    export DEBIAN_FRONTEND=noninteractive
-    apt-get install -y -q --no-install-recommends openmpi-bin >"$log" 2>&1 && return 0
-    # The package lists may be missing or old.
-    apt-get update -q >"$log" 2>&1 && apt-get install -y -q --no-install-recommends openmpi-bin >>"$log" 2>&1 && return 0
-    say "apt-get could not install openmpi-bin:"
-    tail -n 5 "$log" >&2
-    return 1
+    install openmpi-bin
+}
+
+# Headers and tools to build with; the emulator and what goes into its machine; the tools of the field to run in it.
+# rdma-core itself is not needed: it only loads modules and renames devices at boot.
+verbs() {
+    missing=
+    for package in libibverbs-dev librdmacm-dev libnl-3-dev libnl-route-3-dev libclang-dev cmake pkg-config \
+        qemu-system-x86 busybox-static cpio kmod xz-utils iproute2 ibverbs-providers \
+        ibverbs-utils rdmacm-utils perftest iputils-ping; do
+        case $(dpkg-query -W -f '${Status}' "$package" 2>/dev/null) in
+            *' ok installed') ;;
+            *) missing="$missing $package" ;;
+        esac
+    done
+    [ "$missing" ] || { say "all that verbs need is there"; return 0; }
+    # shellcheck disable=SC2086 # a list of names
+    install $missing
 }
 
 deny() {
@@ -38,9 +67,10 @@ status=0
 for argument in "$@"; do
     case $argument in
         --mpi) mpi || status=1 ;;
+        --verbs) verbs || status=1 ;;
         --deny) deny || status=1 ;;
         -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p;}' "$0" ;;
-        *) say "unknown option '$argument', expected --mpi or --deny"; exit 2 ;;
+        *) say "unknown option '$argument', expected --mpi, --verbs or --deny"; exit 2 ;;
     esac
 done
 exit $status
