@@ -261,7 +261,7 @@ config! {
     verbs_gid_index: Option<String> = None, "TINYNCCL_VERBS_GID_INDEX", "0 to 255",
         "Entry of the port's GID table; empty: every RoCE v2 entry of an IPv4 address, or of a global IPv6 one where there is none.";
     verbs_chunk: usize = 256 << 10, "TINYNCCL_VERBS_CHUNK", "bytes, 4K to 16M",
-        "Largest message over RDMA. Each link pins 4 * (1.5 * TINYNCCL_FIFO_DEPTH) times as much memory per pair of ranks and channel, half of it on each side.";
+        "Largest message over RDMA. A rank pins 3 * TINYNCCL_FIFO_DEPTH times as much memory for every peer and channel.";
     verbs_timeout: usize = 14, "TINYNCCL_VERBS_TIMEOUT", "8 to 22",
         "The device waits 4.096 us times 2 to the power of this for an acknowledgement (14: 67 ms) before it repeats a packet.";
     verbs_retries: usize = 6, "TINYNCCL_VERBS_RETRIES", "0 to 6",

@@ -148,8 +148,19 @@ pub(crate) fn in_process() -> [End; 2] {
     })
 }
 
+/// In a virtual machine of `scripts/rxe-vm.sh` with several nodes, rank 0 is node a and rank 1 is node b: packets between
+/// them cross a network. Otherwise both use the same devices.
+pub(crate) fn of_rank(config: &Config, rank: usize) -> Config {
+    let mut config = config.clone();
+    let nodes = matches!(std::env::var("RXE_VM").as_deref(), Ok("pair" | "line" | "triangle"));
+    if config.transport == TransportChoice::Verbs && nodes {
+        config.verbs_device = Some(["rxe_ab", "rxe_ba"][rank].to_owned());
+    }
+    config
+}
+
 pub(crate) fn endpoints(config: &Config) -> [End; 2] {
-    let endpoints = [0, 1].map(|rank| Arc::new(Endpoint::new(rank, TOKEN, config).unwrap()));
+    let endpoints = [0, 1].map(|rank| Arc::new(Endpoint::new(rank, TOKEN, &of_rank(config, rank)).unwrap()));
     both(|rank| {
         let bell = Doorbell::new().unwrap();
         let info = endpoints[1 - rank].info();

@@ -9,6 +9,7 @@ mod harness;
 mod processes;
 mod random;
 mod sleeping;
+mod verbs_faults;
 
 use harness::Backend;
 

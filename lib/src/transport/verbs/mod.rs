@@ -55,6 +55,8 @@ mod status;
 mod stub;
 #[cfg(feature = "verbs")]
 mod sys;
+#[cfg(all(test, feature = "verbs"))]
+mod tests;
 
 pub use address::VerbsAddress;
 

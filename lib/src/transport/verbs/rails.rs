@@ -140,6 +140,11 @@ impl Rails {
         }
     }
 
+    #[cfg(test)]
+    pub(super) fn all(&self) -> &[Rail] {
+        &self.rails
+    }
+
     /// The port of ours that the peer wants.
     pub(super) fn of_gid(&self, gid: &[u8; 16]) -> Option<&Rail> {
         self.rails.iter().find(|r| r.choice.address.gid == *gid)
