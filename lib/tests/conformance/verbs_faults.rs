@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::process::Command;
+use std::sync::Arc;
 
 use crate::harness::*;
 use tinynccl::config::TransportChoice;
@@ -70,10 +71,10 @@ fn without_a_common_subnet_both_ends_name_all_ports_at_once() {
     assert!(e.contains("Rank 1: none"), "{e}");
 }
 
-/// Sets or takes back the loss of packets that leave node a.
+/// Sets or takes back the loss of packets that leave node b for node c: the other tests use the link of a and b.
 fn lose(percent: Option<u8>) {
     let mut command = Command::new("tc");
-    command.args(["qdisc", "replace", "dev", "ab", "root"]);
+    command.args(["qdisc", "replace", "dev", "bc", "root"]);
     match percent {
         Some(percent) => command.args(["netem", "loss", &format!("{percent}%")]),
         None => command.arg("pfifo"),
@@ -83,12 +84,22 @@ fn lose(percent: Option<u8>) {
 
 #[test]
 fn when_no_packet_gets_through_the_status_names_it() {
-    if !has_verbs() || std::env::var("RXE_VM").as_deref() != Ok("pair") {
-        return skip("total loss over RDMA: it takes scripts/rxe-vm.sh --pair");
+    if !has_verbs() || std::env::var("RXE_VM").as_deref() != Ok("triangle") {
+        return skip("total loss over RDMA: it takes scripts/rxe-vm.sh --triangle");
     }
     let mut config = config(TransportChoice::Verbs);
     (config.verbs_timeout, config.verbs_retries) = (10, 3);
-    let [mut a, mut b] = endpoints(&config);
+    let endpoints = ["rxe_bc", "rxe_cb"].map(|device| {
+        config.verbs_device = Some(device.to_owned());
+        Arc::new(Endpoint::new(usize::from(device == "rxe_cb"), TOKEN, &config).unwrap())
+    });
+    let [mut a, mut b] = both(|rank| {
+        let bell = Doorbell::new().unwrap();
+        let info = endpoints[1 - rank].info();
+        let to = ConnectTo { comm: 0, peer_rank: 1 - rank, info: &info, channel: 0, options: OPTIONS };
+        let link = endpoints[rank].connect(&to, &bell, &|| None, PATIENCE).unwrap();
+        End { link, bell, endpoint: Some(endpoints[rank].clone()) }
+    });
     send_from(&mut a.link, 0, 5000);
     recv_into(&mut b.link, 0, 5000);
     lose(Some(100));
@@ -100,7 +111,7 @@ fn when_no_packet_gets_through_the_status_names_it() {
     let lost = (1u32..).map(|seq| send_sleeping(&mut a, seq, 8)).find(Result::is_err).unwrap();
     let text = lost.as_ref().unwrap_err().to_string();
     assert!(is_peer_lost(&lost, 0), "{text}");
-    assert!(text.contains("status 12") && text.contains("3 repetitions") && text.contains("10.1.12.2"), "{text}");
+    assert!(text.contains("status 12") && text.contains("3 repetitions") && text.contains("10.1.23.3"), "{text}");
     // Every waiter gets it, the other half too.
     assert!(is_peer_lost(&a.link.recv.check_peer(), 0));
     assert!(is_peer_lost(&a.link.recv.arm(), 0));

@@ -36,13 +36,11 @@ impl Device {
             match context.next_event() {
                 Ok(None) => return,
                 Ok(Some(event)) => {
-                    let (text, fatal) = status::event(event.code, event.port);
-                    if fatal {
-                        log::error!("rank {rank}: RDMA device {}: {text}", context.name());
+                    let (text, level) = status::event(event.code, event.port);
+                    log::log!(level, "rank {rank}: RDMA device {}: {text}", context.name());
+                    if level == log::Level::Error {
                         let text = format!("our RDMA device {}: {text}", context.name());
                         self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(text);
-                    } else {
-                        log::info!("rank {rank}: RDMA device {}: {text}", context.name());
                     }
                 }
                 Err(e) => {
@@ -150,14 +148,14 @@ impl Rails {
         self.rails.iter().find(|r| r.choice.address.gid == *gid)
     }
 
-    /// Descriptors that become readable when a device has something to say.
+    /// Descriptors that become readable when a device has something to say. A lost one says no more.
     pub(crate) fn event_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.devices.iter().map(|d| d.event_fd())
+        self.devices.iter().filter(|d| d.failure().is_none()).map(|d| d.event_fd())
     }
 
     /// Takes in what the devices say.
     pub(crate) fn hear(&self) {
-        for device in &self.devices {
+        for device in self.devices.iter().filter(|d| d.failure().is_none()) {
             device.hear(self.rank);
         }
     }

@@ -3,6 +3,8 @@
 //! Names and numbers: `ibv_wc_status` and `ibv_event_type` in rdma-core's `libibverbs/verbs.h`. Causes: the InfiniBand
 //! architecture specification, volume 1, chapter 9.9 ("Error detection and handling"), and what was seen.
 
+use log::Level;
+
 use super::sys::Timing;
 
 /// Work that was not done because the queue pair had failed before: never the first cause.
@@ -61,33 +63,34 @@ pub(super) fn completion(status: u32, vendor: u32, timing: &Timing) -> String {
     format!("completion status {status}, {name} (vendor code {vendor:#x}): {cause}")
 }
 
-/// What an asynchronous event says, and whether the device can no longer be used.
-pub(super) fn event(code: u32, port: Option<i32>) -> (String, bool) {
-    let (name, fatal) = match code {
-        0 => ("a completion queue failed (overrun, or a protection error)", true),
-        1 => ("a queue pair failed without a completion to tell", true),
-        2 => ("a queue pair got a request that breaks the protocol", false),
-        3 => ("a queue pair got a request for memory that it may not touch", false),
-        4 => ("a queue pair got its first packet", false),
-        5 => ("a send queue is drained", false),
-        6 => ("a path migrated", false),
-        7 => ("a path could not migrate", false),
-        8 => ("the device failed or was removed", true),
-        9 => ("the port became active", false),
-        10 => ("the port is down", false),
-        11 => ("the port's LID changed", false),
-        12 => ("the port's P_Key table changed", false),
-        13 => ("the subnet manager changed", false),
-        14 => ("a shared receive queue failed", true),
-        15 => ("a shared receive queue is low", false),
-        16 => ("a queue pair has used its last receive", false),
-        17 => ("the subnet manager asks to register again", false),
-        18 => ("the port's GID table changed: an address was added or removed", false),
-        19 => ("a work queue failed", true),
-        _ => ("an event that this version does not know", false),
+/// What an asynchronous event says, and how bad it is: an error means that the device can no longer be used. What befalls
+/// a single queue pair is for its own completions to tell.
+pub(super) fn event(code: u32, port: Option<i32>) -> (String, Level) {
+    let (name, level) = match code {
+        0 => ("a completion queue failed (overrun, or a protection error)", Level::Warn),
+        1 => ("a queue pair failed without a completion to tell", Level::Warn),
+        2 => ("a queue pair got a request that breaks the protocol", Level::Warn),
+        3 => ("a queue pair got a request for memory that it may not touch", Level::Warn),
+        4 => ("a queue pair got its first packet", Level::Debug),
+        5 => ("a send queue is drained", Level::Debug),
+        6 => ("a path migrated", Level::Info),
+        7 => ("a path could not migrate", Level::Warn),
+        8 => ("the device failed or was removed", Level::Error),
+        9 => ("the port became active", Level::Info),
+        10 => ("the port is down", Level::Warn),
+        11 => ("the port's LID changed", Level::Warn),
+        12 => ("the port's P_Key table changed", Level::Info),
+        13 => ("the subnet manager changed", Level::Info),
+        14 => ("a shared receive queue failed", Level::Warn),
+        15 => ("a shared receive queue is low", Level::Info),
+        16 => ("a queue pair has used its last receive", Level::Debug),
+        17 => ("the subnet manager asks to register again", Level::Info),
+        18 => ("the port's GID table changed: an address was added or removed", Level::Info),
+        19 => ("a work queue failed", Level::Warn),
+        _ => ("an event that this version does not know", Level::Info),
     };
     let port = port.map(|p| format!(", port {p}")).unwrap_or_default();
-    (format!("asynchronous event {code}{port}: {name}"), fatal)
+    (format!("asynchronous event {code}{port}: {name}"), level)
 }
 
 #[cfg(test)]
@@ -110,8 +113,8 @@ mod tests {
 
     #[test]
     fn events_name_the_port_and_whether_the_device_is_lost() {
-        assert_eq!(event(10, Some(1)), ("asynchronous event 10, port 1: the port is down".to_owned(), false));
-        assert!(event(8, None).1);
+        assert_eq!(event(10, Some(1)), ("asynchronous event 10, port 1: the port is down".to_owned(), Level::Warn));
+        assert_eq!(event(8, None).1, Level::Error);
         assert!(event(77, None).0.contains("does not know"));
     }
 }
