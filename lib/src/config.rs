@@ -18,6 +18,8 @@ pub enum TransportChoice {
     Tcp,
     /// Shared memory; an error between hosts.
     Shm,
+    /// RDMA everywhere, between ranks of one host too; an error without a device, or in a build without the feature `verbs`.
+    Verbs,
 }
 
 impl fmt::Display for TransportChoice {
@@ -26,6 +28,7 @@ impl fmt::Display for TransportChoice {
             TransportChoice::Auto => "auto",
             TransportChoice::Tcp => "tcp",
             TransportChoice::Shm => "shm",
+            TransportChoice::Verbs => "verbs",
         })
     }
 }
@@ -37,7 +40,8 @@ impl FromStr for TransportChoice {
             "auto" => Ok(TransportChoice::Auto),
             "tcp" => Ok(TransportChoice::Tcp),
             "shm" => Ok(TransportChoice::Shm),
-            _ => Err("expected auto, tcp or shm".to_owned()),
+            "verbs" => Ok(TransportChoice::Verbs),
+            _ => Err("expected auto, tcp, shm or verbs".to_owned()),
         }
     }
 }
@@ -233,8 +237,8 @@ config! {
         "Longest time for the rendezvous and for each connection to a peer.";
     heartbeat: Duration = Duration::from_millis(250), "TINYNCCL_HEARTBEAT", "seconds",
         "Period of the heartbeat to the rendezvous store; a rank silent for four periods is named when something times out.";
-    transport: TransportChoice = TransportChoice::Auto, "TINYNCCL_TRANSPORT", "auto, tcp, shm",
-        "What carries the links.";
+    transport: TransportChoice = TransportChoice::Auto, "TINYNCCL_TRANSPORT", "auto, tcp, shm, verbs",
+        "What carries the links; verbs (RDMA) is taken only when it is asked for.";
     algorithm: Option<Algorithm> = None, "TINYNCCL_ALGO", "auto, ring, tree, double-tree, direct, halving-doubling, all-pairs, one-shot, two-shot, recursive-doubling, staged",
         "Fixes the algorithm where it can do the collective; auto asks the cost model.";
     fixed_order: bool = false, "TINYNCCL_FIXED_ORDER", "0 or 1",
@@ -250,6 +254,18 @@ config! {
         "Largest message when any pair of ranks talks TCP; collectives that reduce on more than two ranks send at most 256 KiB at once.";
     tcp_streams: usize = 1, "TINYNCCL_TCP_STREAMS", "1 to 16",
         "TCP streams of a link; messages of 32 KiB and more are split over them. For networks where one stream is limited; no gain over loopback.";
+    verbs_device: Option<String> = None, "TINYNCCL_VERBS_DEVICE", "names or prefixes, comma-separated; ^ in front excludes",
+        "RDMA devices to use; empty: all that have an active port with a RoCE v2 or InfiniBand address.";
+    verbs_port: usize = 0, "TINYNCCL_VERBS_PORT", "0 to 255",
+        "Port of the RDMA devices; 0: all active ones.";
+    verbs_gid_index: Option<String> = None, "TINYNCCL_VERBS_GID_INDEX", "0 to 255",
+        "Entry of the port's GID table; empty: every RoCE v2 entry of an IPv4 address, or of a global IPv6 one where there is none.";
+    verbs_chunk: usize = 256 << 10, "TINYNCCL_VERBS_CHUNK", "bytes, 4K to 16M",
+        "Largest message over RDMA. A rank pins 3 * TINYNCCL_FIFO_DEPTH times as much memory for every peer and channel.";
+    verbs_timeout: usize = 14, "TINYNCCL_VERBS_TIMEOUT", "8 to 22",
+        "The device waits 4.096 us times 2 to the power of this for an acknowledgement (14: 67 ms) before it repeats a packet.";
+    verbs_retries: usize = 6, "TINYNCCL_VERBS_RETRIES", "0 to 6",
+        "Repetitions of a packet before the peer counts as lost. 7 is left out: software devices repeat for ever then.";
     one_shot: usize = 16 << 10, "TINYNCCL_ONE_SHOT", "bytes, 0 to 1M",
         "Largest input that ranks which share memory pass through one-shot slots; 0 turns these slots off, and with them symmetric buffers.";
     stage: usize = 256 << 10, "TINYNCCL_STAGE", "bytes, 0 or 4K to 16M",
@@ -290,6 +306,10 @@ impl Config {
         range("TINYNCCL_CHANNELS", self.channels, 1, 16)?;
         range("TINYNCCL_SHM_CHUNK", self.shm_chunk, 4 << 10, 16 << 20)?;
         range("TINYNCCL_TCP_CHUNK", self.tcp_chunk, 4 << 10, 16 << 20)?;
+        range("TINYNCCL_VERBS_CHUNK", self.verbs_chunk, 4 << 10, 16 << 20)?;
+        range("TINYNCCL_VERBS_PORT", self.verbs_port, 0, 255)?;
+        range("TINYNCCL_VERBS_TIMEOUT", self.verbs_timeout, 8, 22)?;
+        range("TINYNCCL_VERBS_RETRIES", self.verbs_retries, 0, 6)?;
         range("TINYNCCL_ONE_SHOT", self.one_shot, 0, 1 << 20)?;
         if self.stage > 0 {
             range("TINYNCCL_STAGE", self.stage, 4 << 10, 16 << 20)?;

@@ -12,6 +12,7 @@ const MUST_AGREE: [&str; 11] = [
     "TINYNCCL_CHANNELS",
     "TINYNCCL_SHM_CHUNK",
     "TINYNCCL_TCP_CHUNK",
+    "TINYNCCL_VERBS_CHUNK",
     "TINYNCCL_FIFO_DEPTH",
     "TINYNCCL_CHECKSUM",
     "TINYNCCL_ONE_SHOT",
@@ -53,13 +54,18 @@ mod tests {
     use super::*;
 
     /// Knobs in which ranks may differ without harm.
-    const MAY_DIFFER: [&str; 11] = [
+    const MAY_DIFFER: [&str; 16] = [
         "TINYNCCL_TIMEOUT",
         "TINYNCCL_CONNECT_TIMEOUT",
         "TINYNCCL_HEARTBEAT",
         "TINYNCCL_IFNAME",
         "TINYNCCL_SOCKET_BUFFER",
         "TINYNCCL_SPIN",
+        "TINYNCCL_VERBS_DEVICE",
+        "TINYNCCL_VERBS_PORT",
+        "TINYNCCL_VERBS_GID_INDEX",
+        "TINYNCCL_VERBS_TIMEOUT",
+        "TINYNCCL_VERBS_RETRIES",
         "TINYNCCL_TUNE",
         "TINYNCCL_TUNE_CACHE",
         "TINYNCCL_TRACE",

@@ -34,7 +34,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex};
 
 use crate::algorithm::{self, Shape};
-use crate::config::Config;
+use crate::config::{Config, TransportChoice};
 use crate::error::{Error, Result};
 use crate::executor::{self, Buffers, CallKey, Links, Plan, Supervisor, Task, Workspace};
 use crate::symmetric::{Job, Outcome, Registry};
@@ -120,7 +120,11 @@ impl Comm {
         let shared = state.members.iter().all(|&m| state.control.shares_memory(m));
         let config = &state.config;
         let options = LinkOptions {
-            max_message: if shared { config.shm_chunk } else { config.tcp_chunk },
+            max_message: match (shared, config.transport) {
+                (true, _) => config.shm_chunk,
+                (false, TransportChoice::Verbs) => config.verbs_chunk,
+                (false, _) => config.tcp_chunk,
+            },
             depth: config.fifo_depth,
         };
         let tuned = tuned.unwrap_or_else(|| Tuned::built_in(&state));

@@ -16,6 +16,7 @@ const MAX_DETAIL: usize = 512;
 
 const CHECKSUM: u32 = 1;
 const ASYMMETRIC: u32 = 2;
+const VERBS: u32 = 4;
 
 /// What a dialer says. 72 bytes, little endian.
 #[derive(Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
@@ -68,6 +69,11 @@ impl Hello {
         }
     }
 
+    /// The same for a link over RDMA: this connection only makes it.
+    pub(crate) fn over_verbs(self, verbs: bool) -> Hello {
+        Hello { flags: self.flags & !VERBS | if verbs { VERBS } else { 0 }, ..self }
+    }
+
     /// What came: `Err(None)` is not for our ears (no answer), `Err(Some(reason))` is answered.
     pub(crate) fn parse(bytes: &[u8], token: &[u8; 16], rank: usize) -> Result<Hello, Option<String>> {
         let hello: Hello = bytemuck::try_pod_read_unaligned(bytes).map_err(|_| None)?;
@@ -90,11 +96,12 @@ impl Hello {
     }
 
     /// Why the link that the dialer wants is not the one we want, if so.
-    pub(crate) fn differs(&self, options: &LinkOptions, checksum: bool, streams: usize) -> Option<String> {
-        let theirs = (self.max_message, self.depth, self.flags & CHECKSUM != 0, self.streams);
-        let ours = (options.max_message as u64, options.depth as u64, checksum, streams as u32);
-        let say = |(m, d, c, s): (u64, u64, bool, u32)| {
-            format!("messages of {m} bytes, depth {d}, checksums {}, TCP streams {s}", if c { "on" } else { "off" })
+    pub(crate) fn differs(&self, options: &LinkOptions, checksum: bool, streams: usize, verbs: bool) -> Option<String> {
+        let theirs = (self.max_message, self.depth, self.flags & CHECKSUM != 0, self.streams, self.flags & VERBS != 0);
+        let ours = (options.max_message as u64, options.depth as u64, checksum, streams as u32, verbs);
+        let say = |(m, d, c, s, v): (u64, u64, bool, u32, bool)| {
+            let (c, v) = (if c { "on" } else { "off" }, if v { ", over RDMA" } else { "" });
+            format!("messages of {m} bytes, depth {d}, checksums {c}, TCP streams {s}{v}")
         };
         (theirs != ours).then(|| {
             let (from, to) = (self.from, self.to);
@@ -241,8 +248,8 @@ mod tests {
 
     #[test]
     fn different_options_are_told_from_both_sides() {
-        assert_eq!(hello().differs(&OPTIONS, false, 1), None);
-        let text = hello().differs(&LinkOptions { depth: 8, ..OPTIONS }, true, 4).unwrap();
+        assert_eq!(hello().differs(&OPTIONS, false, 1, false), None);
+        let text = hello().differs(&LinkOptions { depth: 8, ..OPTIONS }, true, 4, false).unwrap();
         assert!(text.contains("rank 2 wants messages of 4096 bytes, depth 8, checksums on, TCP streams 4"), "{text}");
         assert!(text.contains("rank 1 wants messages of 4096 bytes, depth 4, checksums off, TCP streams 1"), "{text}");
     }
@@ -272,8 +279,8 @@ mod tests {
             let parsed = Hello::parse(bytemuck::bytes_of(&hello), &token, to as usize).unwrap();
             prop_assert_eq!(parsed, hello);
             prop_assert_eq!((parsed.from, parsed.to, (parsed.comm, parsed.channel)), (from, to, link));
-            prop_assert_eq!(parsed.differs(&options, checksum, streams), None);
-            prop_assert!(parsed.differs(&options, !checksum, streams).is_some());
+            prop_assert_eq!(parsed.differs(&options, checksum, streams, false), None);
+            prop_assert!(parsed.differs(&options, !checksum, streams, false).is_some());
             prop_assert_eq!(parsed.fence(), Fence::available());
         }
 

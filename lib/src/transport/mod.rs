@@ -4,9 +4,10 @@
 //! - [`inproc`]: ranks are threads of one process; memory and a condition variable to meet.
 //! - `shm`: processes of one host; a memfd that goes from one to the other over a Unix socket.
 //! - `tcp`: anything else; one stream per (peer, channel).
+//! - `verbs`: RDMA, when it is asked for and built in; one queue pair per (peer, channel).
 //!
 //! `inproc` and `shm` are the same ring of messages in shared memory and differ in how the ends meet. An [`Endpoint`]
-//! makes `shm` and `tcp` links. [`checksum`] and [`faulty`] wrap a pair of any backend.
+//! makes `shm`, `tcp` and `verbs` links. [`checksum`] and [`faulty`] wrap a pair of any backend.
 //!
 //! # The contract of a link
 //! Every backend keeps it, and one conformance suite (`tests/conformance`) runs over all of them.
@@ -43,16 +44,19 @@ pub(crate) mod fence;
 pub(crate) mod fuzzing;
 mod handshake;
 pub(crate) mod huge;
+mod linger;
 pub(crate) mod mapping;
 pub(crate) mod ring;
 mod shm;
 pub(crate) mod sync;
 mod tcp;
+mod verbs;
 mod wait;
 
 pub use doorbell::Doorbell;
 pub use endpoint::{ConnectTo, Endpoint, EndpointInfo, Kind};
 pub(crate) use tcp::MAX_STREAMS;
+pub use verbs::{VerbsAddress, rdma_ports};
 
 use std::fmt;
 use std::os::fd::RawFd;
@@ -243,6 +247,6 @@ pub struct LinkPair {
     pub send: Box<dyn SendLink>,
     /// From the peer.
     pub recv: Box<dyn RecvLink>,
-    /// Name of the backend: `tcp`, `shm`, `inproc`.
+    /// Name of the backend: `tcp`, `shm`, `inproc`, `verbs`.
     pub kind: &'static str,
 }

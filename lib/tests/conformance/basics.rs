@@ -87,7 +87,7 @@ pub(crate) fn misuse(backend: Backend) {
     };
     invalid(a.link.send.commit(&header(0, 8)));
     invalid(a.link.recv.release());
-    if !matches!(backend, Backend::SplitInProc | Backend::SplitTcp) {
+    if !matches!(backend, Backend::SplitInProc | Backend::SplitTcp | Backend::SplitVerbs) {
         invalid(sent(&mut a, 8, &[0; 7]));
         invalid(sent(&mut a, max + 1, &vec![0; max + 1]));
         invalid(until("an answer", || match a.link.recv.recv_into(&header(0, 8), &mut [0; 7]) {

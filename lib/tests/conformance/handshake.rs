@@ -18,7 +18,7 @@ fn connect(from: &Endpoint, to: &Endpoint, peer_rank: usize, options: LinkOption
 
 #[test]
 fn strangers_are_turned_away_while_a_good_connection_succeeds() {
-    for transport in [TransportChoice::Tcp, TransportChoice::Shm] {
+    for transport in transports() {
         let config = config(transport);
         let [low, high] = [0, 1].map(|rank| Endpoint::new(rank, TOKEN, &config).unwrap());
         let addr = *high.info().tcp.iter().find(|a| a.ip().is_loopback()).unwrap();
@@ -51,7 +51,7 @@ fn strangers_are_turned_away_while_a_good_connection_succeeds() {
 
 #[test]
 fn ranks_that_want_different_links_both_hear_it() {
-    for transport in [TransportChoice::Tcp, TransportChoice::Shm] {
+    for transport in transports() {
         let endpoints = [0, 1].map(|rank| Endpoint::new(rank, TOKEN, &config(transport)).unwrap());
         let errors = both(|rank| {
             let options = LinkOptions { depth: 4 + rank, ..OPTIONS };
@@ -75,7 +75,7 @@ fn ranks_that_want_different_links_both_hear_it() {
 #[test]
 fn waiting_for_a_rank_that_does_not_come_is_finite_and_can_be_aborted() {
     let short = Duration::from_millis(60);
-    for transport in [TransportChoice::Tcp, TransportChoice::Shm] {
+    for transport in transports() {
         let endpoints = [0, 1].map(|rank| Endpoint::new(rank, TOKEN, &config(transport)).unwrap());
         for rank in [0, 1] {
             let (me, peer) = (&endpoints[rank], &endpoints[1 - rank]);

@@ -1,6 +1,7 @@
 //! Pairs of connected ends over every backend, and the few loops that all tests share.
 
-use std::sync::Arc;
+use std::io::Write;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
@@ -34,6 +35,10 @@ pub(crate) enum Backend {
     DelayedTcp,
     SplitInProc,
     SplitTcp,
+    Verbs,
+    ChecksumVerbs,
+    DelayedVerbs,
+    SplitVerbs,
 }
 
 /// One rank's end, with what keeps it alive.
@@ -85,8 +90,49 @@ pub(crate) fn ends(backend: Backend) -> [End; 2] {
             endpoints(&config)
         }
         Backend::DelayedTcp => wrapped(endpoints(&config(TransportChoice::Tcp)), |l| faulty::wrap(l, &delay)),
+        Backend::Verbs => endpoints(&config(TransportChoice::Verbs)),
+        Backend::ChecksumVerbs => {
+            let mut config = config(TransportChoice::Verbs);
+            config.checksum = true;
+            endpoints(&config)
+        }
+        Backend::DelayedVerbs => wrapped(endpoints(&config(TransportChoice::Verbs)), |l| faulty::wrap(l, &delay)),
+        Backend::SplitVerbs => wrapped(endpoints(&config(TransportChoice::Verbs)), |l| faulty::wrap(l, &split)),
         Backend::SplitTcp => wrapped(endpoints(&config(TransportChoice::Tcp)), |l| faulty::wrap(l, &split)),
     }
+}
+
+/// Whether this build and this machine have RDMA; says so once per process when they do not. With `TINYNCCL_TEST_VERBS=1`
+/// they must.
+pub(crate) fn has_verbs() -> bool {
+    static ANSWER: OnceLock<bool> = OnceLock::new();
+    *ANSWER.get_or_init(|| match Endpoint::new(0, TOKEN, &config(TransportChoice::Verbs)) {
+        Ok(_) => true,
+        Err(e) => {
+            assert!(std::env::var_os("TINYNCCL_TEST_VERBS").is_none(), "TINYNCCL_TEST_VERBS is set, but {e}");
+            assert!(matches!(e, Error::Unsupported { .. }), "{e}");
+            // Past the test harness, which would keep it to itself.
+            let _ = writeln!(std::io::stderr().lock(), "SKIPPED: every test over RDMA: {e}");
+            false
+        }
+    })
+}
+
+impl Backend {
+    /// Whether it can be tested here.
+    pub(crate) fn is_available(self) -> bool {
+        let verbs = [Backend::Verbs, Backend::ChecksumVerbs, Backend::DelayedVerbs, Backend::SplitVerbs];
+        !verbs.contains(&self) || has_verbs()
+    }
+}
+
+/// What links between endpoints can be asked to go over, here.
+pub(crate) fn transports() -> Vec<TransportChoice> {
+    let mut all = vec![TransportChoice::Tcp, TransportChoice::Shm];
+    if has_verbs() {
+        all.push(TransportChoice::Verbs);
+    }
+    all
 }
 
 pub(crate) fn wrapped(ends: [End; 2], wrap: impl Fn(LinkPair) -> LinkPair) -> [End; 2] {
@@ -102,8 +148,19 @@ pub(crate) fn in_process() -> [End; 2] {
     })
 }
 
+/// In a virtual machine of `scripts/rxe-vm.sh` with several nodes, rank 0 is node a and rank 1 is node b: packets between
+/// them cross a network. Otherwise both use the same devices.
+pub(crate) fn of_rank(config: &Config, rank: usize) -> Config {
+    let mut config = config.clone();
+    let nodes = matches!(std::env::var("RXE_VM").as_deref(), Ok("pair" | "line" | "triangle"));
+    if config.transport == TransportChoice::Verbs && nodes {
+        config.verbs_device = Some(["rxe_ab", "rxe_ba"][rank].to_owned());
+    }
+    config
+}
+
 pub(crate) fn endpoints(config: &Config) -> [End; 2] {
-    let endpoints = [0, 1].map(|rank| Arc::new(Endpoint::new(rank, TOKEN, config).unwrap()));
+    let endpoints = [0, 1].map(|rank| Arc::new(Endpoint::new(rank, TOKEN, &of_rank(config, rank)).unwrap()));
     both(|rank| {
         let bell = Doorbell::new().unwrap();
         let info = endpoints[1 - rank].info();

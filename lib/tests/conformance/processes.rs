@@ -15,7 +15,7 @@ const MARK: &str = "INFO ";
 #[test]
 fn child_process() {
     let Ok(role) = std::env::var(ROLE) else { return };
-    let endpoint = Endpoint::new(1, TOKEN, &config(role.parse().unwrap())).unwrap();
+    let endpoint = Endpoint::new(1, TOKEN, &of_rank(&config(role.parse().unwrap()), 1)).unwrap();
     println!("\n{MARK}{}", serde_json::to_string(&endpoint.info()).unwrap());
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
@@ -48,6 +48,14 @@ fn connect(endpoint: &Endpoint, peer_rank: usize, info: &EndpointInfo, bell: &st
 }
 
 fn start(transport: TransportChoice) -> (Child, BufReader<ChildStdout>, Endpoint, LinkPair, std::sync::Arc<Doorbell>) {
+    let (child, stdout, endpoint, info) = meet(transport);
+    let bell = Doorbell::new().unwrap();
+    let link = connect(&endpoint, 1, &info, &bell);
+    (child, stdout, endpoint, link, bell)
+}
+
+/// Starts the other process; both know how to reach each other.
+fn meet(transport: TransportChoice) -> (Child, BufReader<ChildStdout>, Endpoint, EndpointInfo) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "processes::child_process", "--nocapture", "--test-threads=1"])
         .env(ROLE, transport.to_string())
@@ -63,11 +71,9 @@ fn start(transport: TransportChoice) -> (Child, BufReader<ChildStdout>, Endpoint
             break serde_json::from_str(info).unwrap();
         }
     };
-    let endpoint = Endpoint::new(0, TOKEN, &config(transport)).unwrap();
+    let endpoint = Endpoint::new(0, TOKEN, &of_rank(&config(transport), 0)).unwrap();
     writeln!(child.stdin.take().unwrap(), "{}", serde_json::to_string(&endpoint.info()).unwrap()).unwrap();
-    let bell = Doorbell::new().unwrap();
-    let link = connect(&endpoint, 1, &info, &bell);
-    (child, stdout, endpoint, link, bell)
+    (child, stdout, endpoint, info)
 }
 
 fn shared_memory_files() -> Vec<String> {
@@ -86,7 +92,8 @@ fn exchange(link: &mut LinkPair, seqs: std::ops::Range<u32>) {
 
 #[test]
 fn messages_cross_and_closing_ends_the_other_process() {
-    for (transport, kind) in [(TransportChoice::Auto, "shm"), (TransportChoice::Tcp, "tcp")] {
+    let verbs = has_verbs().then_some((TransportChoice::Verbs, "verbs"));
+    for (transport, kind) in [(TransportChoice::Auto, "shm"), (TransportChoice::Tcp, "tcp")].into_iter().chain(verbs) {
         let (mut child, _stdout, _endpoint, mut link, _bell) = start(transport);
         assert_eq!(link.kind, kind);
         exchange(&mut link, 0..300);
@@ -97,7 +104,7 @@ fn messages_cross_and_closing_ends_the_other_process() {
 
 #[test]
 fn a_killed_process_is_noticed_by_sleepers_and_askers_and_leaves_nothing() {
-    for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
+    for transport in transports() {
         let before = shared_memory_files();
         let (mut child, _stdout, _endpoint, link, bell) = start(transport);
         let mut end = link;
@@ -125,7 +132,7 @@ fn a_killed_process_is_noticed_by_sleepers_and_askers_and_leaves_nothing() {
 
 #[test]
 fn what_a_killed_process_sent_before_is_received() {
-    for transport in [TransportChoice::Shm, TransportChoice::Tcp] {
+    for transport in transports() {
         let (mut child, _stdout, _endpoint, mut link, _bell) = start(transport);
         send_from(&mut link, 0, 100);
         send_from(&mut link, 1, 5000);
@@ -144,5 +151,58 @@ fn what_a_killed_process_sent_before_is_received() {
         assert!(dst == payload(1, 5000));
         let lost = until("the loss", || link.recv.check_peer().err());
         assert!(matches!(lost, Error::PeerLost { .. }), "{lost}");
+    }
+}
+
+#[test]
+fn a_process_that_is_killed_while_it_connects_is_an_error_in_time() {
+    for transport in transports() {
+        // Killed when we wait for it for the nth time.
+        for n in 1..=3 {
+            let (child, _stdout, endpoint, info) = meet(transport);
+            let child = std::cell::RefCell::new(child);
+            let asked = std::cell::Cell::new(0);
+            let kill = || {
+                asked.set(asked.get() + 1);
+                if asked.get() == n {
+                    child.borrow_mut().kill().unwrap();
+                }
+                None
+            };
+            let bell = Doorbell::new().unwrap();
+            let to = ConnectTo { comm: 0, peer_rank: 1, info: &info, channel: 0, options: OPTIONS };
+            let lost = match endpoint.connect(&to, &bell, &kill, PATIENCE) {
+                Err(e) => e,
+                Ok(mut link) => {
+                    // It was faster. Now it is gone.
+                    child.borrow_mut().kill().unwrap();
+                    until("the loss", || link.recv.check_peer().err())
+                }
+            };
+            assert!(matches!(lost, Error::PeerLost { peer: 1, .. } | Error::Unsupported { .. }), "{transport}: {lost}");
+            child.borrow_mut().wait().unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_process_that_is_killed_in_a_flood_is_lost_to_the_sender() {
+    for transport in transports() {
+        let (mut child, _stdout, _endpoint, mut link, _bell) = start(transport);
+        let max = OPTIONS.max_message;
+        let mut sent = 0;
+        // Its echoes are not taken, so it comes to a stop, and so do we: in the middle of something.
+        let lost = until("the loss", || {
+            let outcome = link.send.send_from(&header(sent, max), &payload(sent, max));
+            if let Ok(true) = outcome {
+                sent += 1;
+                if sent == 5 {
+                    child.kill().unwrap();
+                }
+            }
+            outcome.err().or_else(|| link.send.check_peer().err())
+        });
+        assert!(matches!(lost, Error::PeerLost { rank: 0, peer: 1, .. }), "{transport}: {lost}");
+        child.wait().unwrap();
     }
 }

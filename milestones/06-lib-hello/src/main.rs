@@ -119,6 +119,7 @@ fn links(comm: &Comm) -> String {
         TransportChoice::Auto => "auto: shared memory where ranks share a host, TCP elsewhere",
         TransportChoice::Tcp => "tcp was asked for",
         TransportChoice::Shm => "shm was asked for",
+        TransportChoice::Verbs => "verbs was asked for",
     };
     match kinds.as_slice() {
         [] => "no links: alone in the world".to_owned(),

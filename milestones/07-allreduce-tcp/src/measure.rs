@@ -10,8 +10,8 @@ use tinynccl::{Comm, ReduceOp};
 pub(crate) struct Timing {
     /// Seconds per call, of the slowest rank.
     pub(crate) seconds: f64,
-    /// Bytes per call and rank that the kernel counted on the loopback interface, if that can be known.
-    pub(crate) loopback: Option<f64>,
+    /// What the kernel counted meanwhile, per call and rank, if that can be known.
+    pub(crate) counted: Option<f64>,
 }
 
 /// Rank `rank`'s element `i`. Whole numbers: their sum over up to 256 ranks is exact in f32, whatever the order.
@@ -49,14 +49,14 @@ pub(crate) fn time(
     iters: usize,
     what: &str,
     output: &mut [f32],
-    one_network: bool,
+    count: impl Fn() -> Option<u64>,
     mut run: impl FnMut(&mut [f32]) -> tinynccl::Result<()>,
 ) -> Result<Timing> {
     output.fill(f32::NAN);
     run(output).with_context(|| what.to_owned())?;
     check(comm, output, what)?;
     // Read before the barrier: nobody's first call can be missing. The barrier's own headers are in it, which is little.
-    let before = loopback_bytes();
+    let before = count();
     comm.barrier()?;
     let start = Instant::now();
     for _ in 0..iters {
@@ -65,24 +65,22 @@ pub(crate) fn time(
     let mut seconds = [start.elapsed().as_secs_f64() / iters as f64];
     // Nobody leaves the barrier before everybody has finished, so that the counter holds all of it.
     comm.barrier()?;
-    let after = loopback_bytes();
+    let after = count();
     comm.all_reduce_in_place(&mut seconds, ReduceOp::Max)?;
     check(comm, output, what)?;
-    let loopback = match (before, after) {
-        (Some(before), Some(after)) if one_network => {
-            Some(after.saturating_sub(before) as f64 / iters as f64 / comm.size() as f64)
-        }
+    let counted = match (before, after) {
+        (Some(before), Some(after)) => Some(after.saturating_sub(before) as f64 / iters as f64 / comm.size() as f64),
         _ => None,
     };
-    Ok(Timing { seconds: seconds[0], loopback })
+    Ok(Timing { seconds: seconds[0], counted })
 }
 
 /// Bytes the kernel has sent over the loopback interface, headers included.
-fn loopback_bytes() -> Option<u64> {
+pub fn loopback_bytes() -> Option<u64> {
     std::fs::read_to_string("/sys/class/net/lo/statistics/tx_bytes").ok()?.trim().parse().ok()
 }
 
-/// Whether all ranks share one network namespace of one kernel, so that the loopback counter sees all their traffic.
+/// Whether all ranks share one network namespace of one kernel, so that its counters see all their traffic.
 pub(crate) fn one_network(comm: &Comm) -> Result<bool> {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let network = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
@@ -122,12 +120,19 @@ mod tests {
         std::thread::scope(|scope| {
             for comm in &comms {
                 scope.spawn(move || {
-                    let outcome = time(comm, 1, "broken", &mut [0.0; 8], false, |output| {
-                        let input = input(comm, 8).unwrap_or_default();
-                        comm.all_reduce(&input, output, ReduceOp::Sum)?;
-                        output[5] += comm.rank() as f32;
-                        Ok(())
-                    });
+                    let outcome = time(
+                        comm,
+                        1,
+                        "broken",
+                        &mut [0.0; 8],
+                        || None,
+                        |output| {
+                            let input = input(comm, 8).unwrap_or_default();
+                            comm.all_reduce(&input, output, ReduceOp::Sum)?;
+                            output[5] += comm.rank() as f32;
+                            Ok(())
+                        },
+                    );
                     let e = format!("{:#}", outcome.unwrap_err());
                     assert!(e.contains("broken: 1 wrong elements"), "{e}");
                 });

@@ -59,7 +59,7 @@ pub(crate) struct Args {
     /// Ranks to start on this machine; under a launcher its number counts.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) ranks: u32,
-    /// What carries the bytes: auto, tcp, shm, or inproc (ranks are threads of one process).
+    /// What carries the bytes: auto, tcp, shm, verbs (RDMA), or inproc (ranks are threads of one process).
     #[arg(long)]
     transport: Option<String>,
     /// Take this algorithm where it can do the collective: ring, tree, double-tree, direct, halving-doubling, all-pairs, recursive-doubling, one-shot, two-shot or auto.
@@ -149,9 +149,9 @@ impl Args {
         let threads = self.transport.as_deref() == Some("inproc");
         let transport = match self.transport.as_deref() {
             None | Some("inproc") => None,
-            Some(name) => {
-                Some(name.parse().map_err(|_| format!("--transport {name}: expected auto, tcp, shm or inproc"))?)
-            }
+            Some(name) => Some(
+                name.parse().map_err(|_| format!("--transport {name}: expected auto, tcp, shm, verbs or inproc"))?,
+            ),
         };
         let algorithm = match self.algo.as_deref() {
             None => None,
@@ -341,7 +341,7 @@ mod tests {
             ("-r first", "a rank or all"),
             ("-c 2", "2"),
             ("--collective reduce_all", "all_reduce"),
-            ("--transport rdma", "auto, tcp, shm or inproc"),
+            ("--transport rdma", "auto, tcp, shm, verbs or inproc"),
             ("--algo rings", "ring tree"),
             ("--budget 0", "more than 0"),
             ("--timeout inf", "seconds"),

@@ -12,9 +12,9 @@ use rustix::event::{PollFd, PollFlags};
 use crate::error::{Error, Result};
 use crate::transport::doorbell::Doorbell;
 use crate::transport::handshake::{Hello, Reply};
-use crate::transport::tcp::Linger;
+use crate::transport::linger::{Closing, Linger};
 use crate::transport::wait::{Wait, poll};
-use crate::transport::{shm, tcp};
+use crate::transport::{shm, tcp, verbs};
 
 /// How long a connection may take to say who it is.
 const HANDSHAKE: Duration = Duration::from_secs(5);
@@ -22,6 +22,8 @@ const HANDSHAKE: Duration = Duration::from_secs(5);
 const HALF_OPEN: usize = 256;
 /// Connections that wait for our side to ask for them.
 const FILED: usize = 16 << 10;
+/// Longest time for what dropped links have left when the endpoint is dropped, too.
+const FINISH: Duration = Duration::from_secs(5);
 /// Pause after `accept` failed, for want of descriptors for example.
 const BREATHER: Duration = Duration::from_millis(100);
 
@@ -140,13 +142,32 @@ pub(super) fn start(
     token: [u8; 16],
     ports: Vec<tcp::Port>,
     unix: Option<shm::Port>,
+    rails: Option<Arc<verbs::Rails>>,
     shared: Arc<Shared>,
 ) -> Result<JoinHandle<()>> {
-    let acceptor = Acceptor { rank, token, ports, unix, shared, half_open: VecDeque::new() };
+    let acceptor = Acceptor { rank, token, ports, unix, rails, shared, half_open: VecDeque::new() };
     std::thread::Builder::new()
         .name("tinynccl-accept".to_owned())
         .spawn(move || acceptor.run())
         .map_err(|e| Error::io("listen", "starting the acceptor thread", &e))
+}
+
+/// Sees to what would be lost with this process, for a bounded time.
+fn finish(mut closing: Vec<Box<dyn Closing>>) {
+    let until = Instant::now() + FINISH;
+    closing.retain(|c| c.needs_this_process());
+    loop {
+        closing.retain_mut(|c| !c.is_done());
+        let left = until.saturating_duration_since(Instant::now());
+        if closing.is_empty() || left.is_zero() {
+            return;
+        }
+        let mut fds: Vec<PollFd<'_>> =
+            closing.iter().map(|c| PollFd::from_borrowed_fd(c.fd(), PollFlags::IN)).collect();
+        if poll(&mut fds, left).is_err() {
+            return;
+        }
+    }
 }
 
 struct Acceptor {
@@ -154,13 +175,15 @@ struct Acceptor {
     token: [u8; 16],
     ports: Vec<tcp::Port>,
     unix: Option<shm::Port>,
+    /// Their events are heard here.
+    rails: Option<Arc<verbs::Rails>>,
     shared: Arc<Shared>,
     half_open: VecDeque<(Conn, Instant)>,
 }
 
 impl Acceptor {
     fn run(mut self) {
-        let mut closing = Vec::new();
+        let mut closing: Vec<Box<dyn Closing>> = Vec::new();
         let mut breather = false;
         while !self.shared.stop.load(Ordering::Acquire) {
             let mut fds = vec![PollFd::new(&self.shared.bell, PollFlags::IN)];
@@ -169,7 +192,10 @@ impl Acceptor {
                 fds.extend(self.unix.iter().map(|p| PollFd::new(p, PollFlags::IN)));
             }
             fds.extend(self.half_open.iter().map(|(c, _)| PollFd::from_borrowed_fd(c.fd(), PollFlags::IN)));
-            fds.extend(closing.iter().map(|c: &tcp::Closing| PollFd::new(&c.socket, PollFlags::IN)));
+            fds.extend(closing.iter().map(|c| PollFd::from_borrowed_fd(c.fd(), PollFlags::IN)));
+            if let Some(rails) = &self.rails {
+                fds.extend(rails.event_fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+            }
             let time = match (breather, self.half_open.is_empty() && closing.is_empty()) {
                 (true, _) => BREATHER,
                 (false, true) => Duration::from_secs(3600),
@@ -183,10 +209,14 @@ impl Acceptor {
             self.shared.bell.drain();
             breather = !self.accept_all();
             self.hear_all();
+            if let Some(rails) = &self.rails {
+                rails.hear();
+            }
             closing.extend(self.shared.linger.collect());
             closing.retain_mut(|c| !c.is_done());
         }
-        self.shared.linger.stop();
+        closing.extend(self.shared.linger.stop());
+        finish(closing);
     }
 
     /// Takes all connections that wait; false when that failed.

@@ -1,4 +1,4 @@
-//! Where a rank is reached, and how it reaches the others: `shm` and `tcp` links.
+//! Where a rank is reached, and how it reaches the others: `shm`, `tcp` and `verbs` links.
 //!
 //! Both ranks call [`Endpoint::connect`]. The lower one dials. At the higher one, a thread of the endpoint (the
 //! [`acceptor`]) takes connections, checks the handshake and files them; `connect` picks its own up and answers.
@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::doorbell::Doorbell;
 use super::handshake::{Hello, Reply};
+use super::verbs::{self, VerbsAddress};
 use super::wait::Wait;
 use super::{LinkOptions, LinkPair, Peer, checksum, shm, tcp};
 use crate::bootstrap::Host;
@@ -30,6 +31,8 @@ pub enum Kind {
     Shm,
     /// TCP.
     Tcp,
+    /// RDMA.
+    Verbs,
 }
 
 impl fmt::Display for Kind {
@@ -37,6 +40,7 @@ impl fmt::Display for Kind {
         f.write_str(match self {
             Kind::Shm => "shm",
             Kind::Tcp => "tcp",
+            Kind::Verbs => "verbs",
         })
     }
 }
@@ -48,6 +52,9 @@ pub struct EndpointInfo {
     pub tcp: Vec<SocketAddr>,
     /// Name of the Unix socket in the abstract namespace; `None` without shared memory.
     pub unix: Option<String>,
+    /// Ports of RDMA devices; empty when RDMA is not asked for.
+    #[serde(default)]
+    pub verbs: Vec<VerbsAddress>,
     /// Machine, network namespace and user.
     pub host: Host,
     /// Process id, for messages.
@@ -80,6 +87,7 @@ pub struct Endpoint {
     streams: usize,
     sockets: tcp::SocketOptions,
     locals: Vec<LocalAddress>,
+    rails: Option<Arc<verbs::Rails>>,
     info: EndpointInfo,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -91,8 +99,13 @@ impl Endpoint {
     /// `token` is the job's secret: whoever does not know it is turned away.
     ///
     /// # Errors
-    /// [`Error::Config`] for an interface that does not exist, [`Error::Os`] when nothing can be listened on.
+    /// [`Error::Config`] for an interface or RDMA device that does not exist, [`Error::Os`] when nothing can be listened on,
+    /// [`Error::Unsupported`] when RDMA is asked for and there is none, in this build or on this machine.
     pub fn new(rank: usize, token: [u8; 16], config: &Config) -> Result<Endpoint> {
+        let rails = match config.transport {
+            TransportChoice::Verbs => Some(Arc::new(verbs::Rails::open(rank, config)?)),
+            _ => None,
+        };
         let locals = with_loopback(config)?;
         let sockets = tcp::SocketOptions::new(config.socket_buffer, config.congestion.clone());
         let mut ports = Vec::new();
@@ -110,7 +123,7 @@ impl Endpoint {
             }
         }
         let unix = match config.transport {
-            TransportChoice::Tcp => None,
+            TransportChoice::Tcp | TransportChoice::Verbs => None,
             TransportChoice::Shm => Some(shm::Port::bind()?),
             TransportChoice::Auto => {
                 shm::Port::bind().inspect_err(|e| log::warn!("rank {rank}: no shared memory: {e}")).ok()
@@ -122,11 +135,12 @@ impl Endpoint {
         let info = EndpointInfo {
             tcp: ports.iter().map(|p| p.addr).collect(),
             unix: unix.as_ref().map(|p| p.name.clone()),
+            verbs: rails.as_ref().map(|r| r.addresses()).unwrap_or_default(),
             host: Host::current(),
             pid: std::process::id(),
         };
         let shared = Shared::new()?;
-        let thread = acceptor::start(rank, token, ports, unix, shared.clone())?;
+        let thread = acceptor::start(rank, token, ports, unix, rails.clone(), shared.clone())?;
         Ok(Endpoint {
             rank,
             token,
@@ -135,6 +149,7 @@ impl Endpoint {
             streams: config.tcp_streams,
             sockets,
             locals,
+            rails,
             info,
             shared,
             thread: Some(thread),
@@ -150,6 +165,7 @@ impl Endpoint {
     pub fn choose(&self, peer: &EndpointInfo) -> (Kind, String) {
         match (self.transport, self.separation(peer)) {
             (TransportChoice::Tcp, _) => (Kind::Tcp, "TINYNCCL_TRANSPORT=tcp".to_owned()),
+            (TransportChoice::Verbs, _) => (Kind::Verbs, "TINYNCCL_TRANSPORT=verbs".to_owned()),
             (TransportChoice::Shm, _) => (Kind::Shm, "TINYNCCL_TRANSPORT=shm".to_owned()),
             (TransportChoice::Auto, None) => (Kind::Shm, "same machine, network namespace and user".to_owned()),
             (TransportChoice::Auto, Some(why)) => (Kind::Tcp, why.to_owned()),
@@ -171,7 +187,7 @@ impl Endpoint {
     /// # Errors
     /// [`Error::Timeout`] after `deadline`, whatever `abort` returns (asked every 20 ms), [`Error::PeerLost`] when no
     /// address of the peer answers, [`Error::Protocol`] at both ends when their options differ, [`Error::Unsupported`] when
-    /// shared memory is asked for and the two can not have it.
+    /// shared memory or RDMA is asked for and the two can not have it.
     pub fn connect(
         &self,
         to: &ConnectTo<'_>,
@@ -186,6 +202,9 @@ impl Endpoint {
         if let (TransportChoice::Shm, Some(why)) = (self.transport, self.separation(to.info)) {
             let what = format!("shared memory between rank {} and rank {}", self.rank, to.peer_rank);
             return Err(Error::Unsupported { what, detail: format!("{why}; set TINYNCCL_TRANSPORT=auto or tcp") });
+        }
+        if let Some(rails) = &self.rails {
+            rails.check(to.peer_rank, &to.info.verbs)?;
         }
         let wait = Wait::new(self.rank, to.peer_rank, deadline, abort);
         let (kind, why) = self.choose(to.info);
@@ -207,7 +226,8 @@ impl Endpoint {
 
     fn dial(&self, to: &ConnectTo<'_>, kind: Kind, bell: &Arc<Doorbell>, wait: &Wait<'_>) -> Result<LinkPair> {
         let ranks = (self.rank, to.peer_rank);
-        let hello = Hello::new(self.token, ranks, (to.comm, to.channel), &to.options, self.checksum, self.streams);
+        let hello = Hello::new(self.token, ranks, (to.comm, to.channel), &to.options, self.checksum, self.streams)
+            .over_verbs(kind == Kind::Verbs);
         if let (Kind::Shm, Some(name)) = (kind, &to.info.unix) {
             match shm::connect(name, &hello, &to.options, bell, wait)? {
                 shm::Dialed::Linked(pair) => return Ok(pair),
@@ -225,6 +245,11 @@ impl Endpoint {
         }
         let same_network = self.info.host.same_network(&to.info.host);
         let candidates = order_candidates(&self.locals, &to.info.tcp, same_network);
+        if let Some(rails) = &self.rails {
+            let (socket, _, who) = tcp::reach(&candidates, &hello, &self.sockets, wait)?;
+            let theirs = (&to.info.verbs[..], to.channel);
+            return verbs::connect(rails, socket, who, theirs, &to.options, wait, &self.shared.linger);
+        }
         tcp::connect(&candidates, &hello, &to.options, &self.sockets, wait, &self.shared.linger)
     }
 
@@ -237,7 +262,7 @@ impl Endpoint {
                 format!("it has not connected to us at {}; see its output", at.join(" or "))
             };
             let (hello, mut conn) = self.shared.take(&key, wait, detail)?;
-            if let Some(differs) = hello.differs(&to.options, self.checksum, self.streams) {
+            if let Some(differs) = hello.differs(&to.options, self.checksum, self.streams, self.rails.is_some()) {
                 let address = conn.address();
                 if let Err(e) = conn.reply(&Reply::Refused(differs.clone())) {
                     log::debug!("rank {}: refusing rank {}: {e}", self.rank, to.peer_rank);
@@ -248,6 +273,19 @@ impl Endpoint {
                 Conn::Unix(pending) => shm::finish(pending, hello.fence(), ranks, &to.options, bell),
                 Conn::Tcp(pending) => {
                     let welcome = Reply::Welcome(hello.fence());
+                    if let Some(rails) = &self.rails {
+                        let address = pending.address();
+                        let who = Peer { rank: self.rank, peer: to.peer_rank, address };
+                        match pending.welcome(&welcome) {
+                            Ok(socket) => {
+                                return verbs::finish(rails, socket, who, &to.options, wait, &self.shared.linger);
+                            }
+                            Err(e) => {
+                                log::warn!("rank {}: a connection from rank {} failed: {e}", self.rank, to.peer_rank);
+                                continue;
+                            }
+                        }
+                    }
                     let mut streams = 1..self.streams;
                     let next = || streams.next().map(|stream| self.await_stream(Key { stream, ..key }, wait));
                     tcp::finish(pending, &welcome, ranks, &to.options, &self.shared.linger, next)?

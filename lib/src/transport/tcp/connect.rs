@@ -9,9 +9,10 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 use socket2::{Domain, SockRef, Socket, Type};
 
-use super::{CLOSED, Linger, SocketOptions, describe, pair};
+use super::{CLOSED, SocketOptions, describe, pair};
 use crate::error::{Error, Result};
 use crate::transport::handshake::{Hello, Reply};
+use crate::transport::linger::Linger;
 use crate::transport::wait::Wait;
 use crate::transport::{LinkOptions, LinkPair, Peer};
 
@@ -36,11 +37,7 @@ impl From<Error> for Failure {
     }
 }
 
-/// Dials `candidates` in order, again and again, until one is the peer.
-///
-/// # Errors
-/// [`Error::Timeout`] with what each address did, [`Error::PeerLost`] when all of them refuse, [`Error::Protocol`] when the
-/// peer does not want the link.
+/// A link with all its streams; see [`reach`].
 pub(crate) fn connect(
     candidates: &[(SocketAddr, String)],
     hello: &Hello,
@@ -49,6 +46,25 @@ pub(crate) fn connect(
     wait: &Wait<'_>,
     linger: &Arc<Linger>,
 ) -> Result<LinkPair> {
+    let (socket, addr, who) = reach(candidates, hello, sockets, wait)?;
+    let mut streams = vec![socket];
+    for stream in 1..hello.streams() {
+        streams.push(again(addr, &hello.of_stream(stream), sockets, wait, &who)?);
+    }
+    pair(streams, who, options, linger)
+}
+
+/// Dials `candidates` in order, again and again, until one is the peer and says welcome: the connection, and whom it is with.
+///
+/// # Errors
+/// [`Error::Timeout`] with what each address did, [`Error::PeerLost`] when all of them refuse, [`Error::Protocol`] when the
+/// peer does not want the link.
+pub(crate) fn reach(
+    candidates: &[(SocketAddr, String)],
+    hello: &Hello,
+    sockets: &SocketOptions,
+    wait: &Wait<'_>,
+) -> Result<(TcpStream, SocketAddr, Peer)> {
     let (rank, peer) = (wait.rank, wait.peer);
     let list: Vec<String> = candidates.iter().map(|(a, why)| format!("{} ({why})", describe(*a))).collect();
     let list = list.join(", ");
@@ -61,11 +77,7 @@ pub(crate) fn connect(
             match attempt(*addr, hello, sockets, wait, &who) {
                 Ok(socket) => {
                     log::debug!("rank {rank}: tcp to rank {peer} at {} ({why})", who.address);
-                    let mut streams = vec![socket];
-                    for stream in 1..hello.streams() {
-                        streams.push(again(*addr, &hello.of_stream(stream), sockets, wait, &who)?);
-                    }
-                    return pair(streams, who, options, linger);
+                    return Ok((socket, *addr, who));
                 }
                 Err(Failure::Final(e)) => return Err(e),
                 Err(Failure::Wrong(text)) => {

@@ -5,67 +5,42 @@
 //! the same (or for [`LINGER`]), by the endpoint's thread. When the endpoint is gone the socket is closed at once.
 
 use std::net::{Shutdown, TcpStream};
-use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
-use crate::transport::doorbell::Doorbell;
+use crate::transport::linger::{Closing, Linger};
 
 /// Longest time a dropped link's socket stays open.
 const LINGER: Duration = Duration::from_secs(10);
 
-/// Sockets of dropped links.
-#[derive(Debug)]
-pub(crate) struct Linger {
-    /// `None` once nobody reads them any more.
-    sockets: Mutex<Option<Vec<Closing>>>,
-    bell: Arc<Doorbell>,
-}
-
 /// A socket to be read until its end.
 #[derive(Debug)]
-pub(crate) struct Closing {
-    pub(crate) socket: OwnedFd,
+struct Draining {
+    socket: OwnedFd,
     until: Instant,
 }
 
-impl Linger {
-    /// `bell` wakes the thread that reads them.
-    pub(crate) fn new(bell: Arc<Doorbell>) -> Arc<Linger> {
-        Arc::new(Linger { sockets: Mutex::new(Some(Vec::new())), bell })
+/// Ends a dropped link's socket.
+pub(super) fn close(socket: TcpStream, linger: &Linger) {
+    if socket.shutdown(Shutdown::Write).is_err() {
+        return;
     }
-
-    pub(super) fn take(&self, socket: TcpStream) {
-        if socket.shutdown(Shutdown::Write).is_err() {
-            return;
-        }
-        let mut closing = Closing { socket: socket.into(), until: Instant::now() + LINGER };
-        if closing.is_done() {
-            return;
-        }
-        if let Some(sockets) = &mut *self.sockets.lock().unwrap_or_else(PoisonError::into_inner) {
-            sockets.push(closing);
-            self.bell.ring();
-        }
-    }
-
-    /// The sockets that came since the last call.
-    pub(crate) fn collect(&self) -> Vec<Closing> {
-        self.sockets.lock().unwrap_or_else(PoisonError::into_inner).as_mut().map(std::mem::take).unwrap_or_default()
-    }
-
-    /// From now on sockets are closed at once.
-    pub(crate) fn stop(&self) {
-        *self.sockets.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    let mut draining = Draining { socket: socket.into(), until: Instant::now() + LINGER };
+    if !draining.is_done() {
+        linger.take(Box::new(draining));
     }
 }
 
-impl Closing {
+impl Closing for Draining {
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
     /// Reads what has come; true when the peer has finished too, or the time is over.
-    pub(crate) fn is_done(&mut self) -> bool {
+    fn is_done(&mut self) -> bool {
         let mut waste = [0u8; 16 << 10];
         // A bounded number of reads: the thread has others to serve.
         for _ in 0..64 {

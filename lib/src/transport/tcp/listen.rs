@@ -7,9 +7,10 @@ use std::sync::Arc;
 
 use socket2::{Domain, SockRef, Socket, Type};
 
-use super::{Linger, SocketOptions, describe, pair};
+use super::{SocketOptions, describe, pair};
 use crate::error::{Error, Result};
 use crate::transport::handshake::{Hello, Reply};
+use crate::transport::linger::Linger;
 use crate::transport::{LinkOptions, LinkPair, Peer};
 
 /// A listening socket on one address, with a port that the kernel chose.
@@ -94,6 +95,12 @@ impl Pending {
 
     pub(crate) fn address(&self) -> String {
         describe(self.from)
+    }
+
+    /// Answers that the link stands: the connection.
+    pub(crate) fn welcome(mut self, welcome: &Reply) -> Result<TcpStream, String> {
+        self.reply(welcome)?;
+        Ok(self.socket)
     }
 
     /// The dialer has gone away in the meantime.

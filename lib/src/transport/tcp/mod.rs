@@ -34,12 +34,12 @@ use std::sync::Arc;
 use rustix::event::{PollFd, PollFlags};
 use rustix::time::Timespec;
 
-pub(crate) use connect::connect;
-pub(crate) use linger::{Closing, Linger};
+pub(crate) use connect::{connect, reach};
 pub(crate) use listen::{Pending, Port, accept, finish};
 pub(crate) use options::SocketOptions;
 pub(crate) use stripes::MAX_STREAMS;
 
+use super::linger::Linger;
 use super::{LinkOptions, LinkPair, Peer};
 use crate::error::{Error, Result};
 
@@ -71,7 +71,7 @@ impl Streams {
 impl Drop for Streams {
     fn drop(&mut self) {
         for socket in self.sockets.drain(..) {
-            self.linger.take(socket);
+            linger::close(socket, &self.linger);
         }
     }
 }

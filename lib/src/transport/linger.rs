@@ -1,0 +1,54 @@
+//! Links that are dropped while something is still to be done for what was sent on them: the endpoint's thread sees to it.
+
+use std::fmt;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::doorbell::Doorbell;
+
+/// A dropped link's rest.
+pub(crate) trait Closing: Send + fmt::Debug {
+    /// Readable when there may be something to do.
+    fn fd(&self) -> BorrowedFd<'_>;
+
+    /// Does what can be done without blocking; true when nothing is left, or the time is over.
+    fn is_done(&mut self) -> bool;
+
+    /// The kernel does not go on with it when the process ends.
+    fn needs_this_process(&self) -> bool {
+        false
+    }
+}
+
+/// What links leave behind, until the endpoint's thread collects it.
+#[derive(Debug)]
+pub(crate) struct Linger {
+    /// `None` once nobody collects any more.
+    left: Mutex<Option<Vec<Box<dyn Closing>>>>,
+    bell: Arc<Doorbell>,
+}
+
+impl Linger {
+    /// `bell` wakes the thread that collects.
+    pub(crate) fn new(bell: Arc<Doorbell>) -> Arc<Linger> {
+        Arc::new(Linger { left: Mutex::new(Some(Vec::new())), bell })
+    }
+
+    /// Leaves something behind; it is dropped at once when nobody collects any more.
+    pub(crate) fn take(&self, closing: Box<dyn Closing>) {
+        if let Some(left) = &mut *self.left.lock().unwrap_or_else(PoisonError::into_inner) {
+            left.push(closing);
+            self.bell.ring();
+        }
+    }
+
+    /// What came since the last call.
+    pub(crate) fn collect(&self) -> Vec<Box<dyn Closing>> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner).as_mut().map(std::mem::take).unwrap_or_default()
+    }
+
+    /// From now on nothing is kept. What came since the last [`Linger::collect`].
+    pub(crate) fn stop(&self) -> Vec<Box<dyn Closing>> {
+        self.left.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default()
+    }
+}

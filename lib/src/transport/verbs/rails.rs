@@ -1,0 +1,162 @@
+//! The ports that an endpoint uses, opened.
+
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::address::{VerbsAddress, list, pairs};
+use super::options::{self, Choice};
+use super::status;
+use super::sys::{Context, Pd, Timing};
+use crate::config::Config;
+use crate::error::{Error, Result};
+
+/// An opened device, and why it can no longer be used.
+#[derive(Debug)]
+pub(super) struct Device {
+    pub(super) pd: Arc<Pd>,
+    failed: Mutex<Option<String>>,
+}
+
+impl Device {
+    fn new(name: &str) -> Result<(Arc<Context>, Arc<Device>)> {
+        let context = Context::open(name)?;
+        let pd = Pd::new(&context)?;
+        Ok((context, Arc::new(Device { pd, failed: Mutex::new(None) })))
+    }
+
+    /// Why it is lost, if it is.
+    pub(super) fn failure(&self) -> Option<String> {
+        self.failed.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Takes in what the device says without being asked.
+    pub(super) fn hear(&self, rank: usize) {
+        let context = self.pd.context();
+        loop {
+            match context.next_event() {
+                Ok(None) => return,
+                Ok(Some(event)) => {
+                    let (text, level) = status::event(event.code, event.port);
+                    log::log!(level, "rank {rank}: RDMA device {}: {text}", context.name());
+                    if level == log::Level::Error {
+                        let text = format!("our RDMA device {}: {text}", context.name());
+                        self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(text);
+                    }
+                }
+                Err(e) => {
+                    log::error!("rank {rank}: {e}");
+                    self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(e.to_string());
+                    return;
+                }
+            }
+        }
+    }
+
+    pub(super) fn event_fd(&self) -> BorrowedFd<'_> {
+        self.pd.context().event_fd()
+    }
+}
+
+/// A port with one of its addresses.
+#[derive(Debug)]
+pub(super) struct Rail {
+    pub(super) device: Arc<Device>,
+    pub(super) choice: Choice,
+}
+
+/// All ports that the configuration lets through.
+#[derive(Debug)]
+pub(crate) struct Rails {
+    rank: usize,
+    devices: Vec<Arc<Device>>,
+    rails: Vec<Rail>,
+    pub(super) timing: Timing,
+}
+
+impl Rails {
+    /// Opens the devices.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] without a device or a usable port; [`Error::Config`] for one that does not exist.
+    pub(crate) fn open(rank: usize, config: &Config) -> Result<Rails> {
+        let mut devices = Vec::new();
+        let mut rails = Vec::new();
+        let names = options::devices(config)?;
+        for name in &names {
+            let (context, device) = Device::new(name)?;
+            let choices = options::ports(&context, config)?;
+            for choice in &choices {
+                log::debug!("rank {rank}: RDMA at {}, GID index {}", choice.address, choice.gid_index);
+            }
+            if !choices.is_empty() {
+                devices.push(device.clone());
+            }
+            rails.extend(choices.into_iter().map(|choice| Rail { device: device.clone(), choice }));
+        }
+        if rails.is_empty() {
+            let names = names.join(", ");
+            return Err(options::none(format!(
+                "no active port with a RoCE v2 or InfiniBand address on {names}; see ibv_devinfo, and give the port's network \
+                 interface an IP address"
+            )));
+        }
+        Ok(Rails { rank, devices, rails, timing: options::timing(config) })
+    }
+
+    /// What the others learn.
+    pub(crate) fn addresses(&self) -> Vec<VerbsAddress> {
+        self.rails.iter().map(|r| r.choice.address.clone()).collect()
+    }
+
+    /// Fails when no port of ours shares a subnet with one of `theirs`.
+    pub(crate) fn check(&self, peer: usize, theirs: &[VerbsAddress]) -> Result<()> {
+        self.choose(peer, theirs, 0).map(drop)
+    }
+
+    /// Our port and the peer's for channel `channel`.
+    pub(super) fn choose<'a>(
+        &self,
+        peer: usize,
+        theirs: &'a [VerbsAddress],
+        channel: u32,
+    ) -> Result<(&Rail, &'a VerbsAddress)> {
+        let ours = self.addresses();
+        let pairs = pairs(&ours, theirs);
+        let found = pairs.get(channel as usize % pairs.len().max(1)).copied();
+        match found.and_then(|(o, t)| Some((self.rails.get(o)?, theirs.get(t)?))) {
+            Some(found) => Ok(found),
+            None => Err(Error::Unsupported {
+                what: format!("RDMA between rank {} and rank {peer}", self.rank),
+                detail: format!(
+                    "no two ports of theirs share a subnet. Rank {}: {}. Rank {peer}: {}. Give them addresses in one subnet, \
+                     choose other devices with TINYNCCL_VERBS_DEVICE, or set TINYNCCL_TRANSPORT=auto",
+                    self.rank,
+                    list(&ours),
+                    list(theirs)
+                ),
+            }),
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn all(&self) -> &[Rail] {
+        &self.rails
+    }
+
+    /// The port of ours that the peer wants.
+    pub(super) fn of_gid(&self, gid: &[u8; 16]) -> Option<&Rail> {
+        self.rails.iter().find(|r| r.choice.address.gid == *gid)
+    }
+
+    /// Descriptors that become readable when a device has something to say. A lost one says no more.
+    pub(crate) fn event_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.devices.iter().filter(|d| d.failure().is_none()).map(|d| d.event_fd())
+    }
+
+    /// Takes in what the devices say.
+    pub(crate) fn hear(&self) {
+        for device in self.devices.iter().filter(|d| d.failure().is_none()) {
+            device.hear(self.rank);
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! The sending half of a verbs link.
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+use super::ending::leave;
+use super::layout::{Layout, Ring, SMALL};
+use super::link::{Core, lock};
+use crate::error::{Error, Result};
+use crate::transport::linger::Linger;
+use crate::transport::{Interest, Peer, SendLink};
+use crate::wire::Header;
+
+pub(super) struct VerbsSend {
+    core: Arc<Mutex<Core>>,
+    linger: Arc<Linger>,
+    peer: Peer,
+    layout: Layout,
+    reserved: bool,
+    /// The ring that had no room when a message was refused.
+    wants: Ring,
+}
+
+impl VerbsSend {
+    pub(super) fn new(core: &Arc<Mutex<Core>>, linger: &Arc<Linger>) -> VerbsSend {
+        let (peer, layout) = {
+            let core = lock(core);
+            (core.peer.clone(), *core.layout())
+        };
+        VerbsSend { core: core.clone(), linger: linger.clone(), peer, layout, reserved: false, wants: Ring::Slots }
+    }
+
+    #[cold]
+    fn misuse(&self, detail: String) -> Error {
+        Error::invalid("send", format!("to rank {}: {detail}", self.peer.peer))
+    }
+}
+
+impl SendLink for VerbsSend {
+    fn peer(&self) -> &Peer {
+        &self.peer
+    }
+
+    fn reserve(&mut self) -> Result<Option<&mut [u8]>> {
+        let mut core = lock(&self.core);
+        if !self.reserved {
+            if !core.room(Ring::Slots)? {
+                self.wants = Ring::Slots;
+                return Ok(None);
+            }
+            self.reserved = true;
+        }
+        let at = core.staging(Ring::Slots);
+        // SAFETY: a slot has `max_message` bytes after its header; it is ours alone until `commit`, since the request that
+        // last read it has completed, and the memory lives as long as the core, which we hold.
+        Ok(Some(unsafe { std::slice::from_raw_parts_mut(at.add(Header::BYTES).as_ptr(), self.layout.max_message) }))
+    }
+
+    fn commit(&mut self, header: &Header) -> Result<()> {
+        let max = self.layout.max_message;
+        if !self.reserved || header.len as usize > max {
+            return Err(self.misuse(format!("expected a reserved message of up to {max} bytes, got {header}")));
+        }
+        self.reserved = false;
+        let mut core = lock(&self.core);
+        core.sending()?;
+        core.send_slot(header)
+    }
+
+    fn send_from(&mut self, header: &Header, data: &[u8]) -> Result<bool> {
+        let max = self.layout.max_message;
+        if data.len() != header.len as usize || data.len() > max || self.reserved {
+            let got = data.len();
+            return Err(
+                self.misuse(format!("expected {header} of up to {max} bytes and none reserved, got {got} bytes"))
+            );
+        }
+        let ring = if data.len() <= SMALL { Ring::Lines } else { Ring::Slots };
+        let mut core = lock(&self.core);
+        if !core.room(ring)? {
+            self.wants = ring;
+            return Ok(false);
+        }
+        match ring {
+            Ring::Lines => core.send_line(header, data)?,
+            Ring::Slots => {
+                let at = core.staging(ring);
+                // SAFETY: as in `reserve`; `data` has at most `max_message` bytes and is not registered memory of ours.
+                unsafe { at.add(Header::BYTES).as_ptr().copy_from_nonoverlapping(data.as_ptr(), data.len()) };
+                core.send_slot(header)?;
+            }
+        }
+        Ok(true)
+    }
+
+    fn sends_from_caller(&self, bytes: usize) -> bool {
+        bytes <= SMALL
+    }
+
+    /// Nothing waits in this process, so there is nothing that a lost peer could keep from moving.
+    fn progress(&mut self) -> Result<bool> {
+        Ok(lock(&self.core).poll())
+    }
+
+    /// What was committed is the device's: see [`super::ending`] for what happens to it when the link is dropped.
+    fn is_flushed(&self) -> bool {
+        true
+    }
+
+    fn check_peer(&mut self) -> Result<()> {
+        let mut core = lock(&self.core);
+        core.poll();
+        core.look_after_peer();
+        core.sending()
+    }
+
+    fn arm(&mut self) -> Result<bool> {
+        let mut core = lock(&self.core);
+        core.arm()?;
+        core.room(self.wants)
+    }
+
+    fn disarm(&mut self) {}
+
+    fn interest(&self) -> Interest {
+        lock(&self.core).interest()
+    }
+}
+
+impl Drop for VerbsSend {
+    fn drop(&mut self) {
+        lock(&self.core).say_goodbye();
+        leave(&self.core, &self.linger);
+    }
+}
+
+impl fmt::Debug for VerbsSend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VerbsSend").field("peer", &self.peer).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,163 @@
+//! Devices by name, and an opened one.
+
+use std::ffi::{CStr, c_int};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::NonNull;
+use std::sync::{Arc, Once};
+
+use ibverbs_sys as ffi;
+
+use super::gid::GidEntry;
+use super::{check, check_on_drop, last_error};
+use crate::error::{Error, Result};
+
+/// Names of the RDMA devices of this machine; none without kernel support.
+pub(in super::super) fn device_names() -> Result<Vec<String>> {
+    match ibverbs::devices() {
+        Ok(list) => Ok(list.iter().filter_map(|d| Some(d.name()?.to_string_lossy().into_owned())).collect()),
+        Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => Ok(Vec::new()),
+        Err(e) => Err(Error::io("verbs", "listing RDMA devices", &e)),
+    }
+}
+
+/// What a port says of itself.
+#[derive(Debug, Clone, Copy)]
+pub(in super::super) struct PortState {
+    pub(in super::super) active: bool,
+    pub(in super::super) infiniband: bool,
+    pub(in super::super) lid: u16,
+    /// Largest packet, as the `ibv_mtu` code: 256 bytes times 2 to the power of (code - 1).
+    pub(in super::super) mtu: u32,
+}
+
+/// An opened device.
+#[derive(Debug)]
+pub(in super::super) struct Context {
+    raw: NonNull<ffi::ibv_context>,
+    name: String,
+}
+
+// SAFETY: libibverbs may be called on one context from any thread (rdma-core, `Documentation/libibverbs.md`).
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// Opens the device called `name`.
+    pub(in super::super) fn open(name: &str) -> Result<Arc<Context>> {
+        prepare_for_fork();
+        let mut n: c_int = 0;
+        // SAFETY: the call writes the number of entries to `n` and returns an array of as many, or null.
+        let list = unsafe { ffi::ibv_get_device_list(&raw mut n) };
+        if list.is_null() {
+            return Err(last_error("listing RDMA devices"));
+        }
+        let mut opened = Err(Error::invalid("verbs", format!("there is no RDMA device {name}")));
+        for i in 0..usize::try_from(n).unwrap_or(0) {
+            // SAFETY: `i` is below the number of entries; a device's name is a string that lives as long as the list.
+            let (device, found) = unsafe {
+                let device = *list.add(i);
+                (device, CStr::from_ptr(ffi::ibv_get_device_name(device)))
+            };
+            if found.to_bytes() == name.as_bytes() {
+                // SAFETY: `device` is from the list, which is not freed yet.
+                let raw = unsafe { ffi::ibv_open_device(device) };
+                opened = NonNull::new(raw)
+                    .map(|raw| Arc::new(Context { raw, name: name.to_owned() }))
+                    .ok_or_else(|| last_error(format!("opening the RDMA device {name}")));
+                break;
+            }
+        }
+        // SAFETY: the list is ours and nothing refers to it any more; an opened device outlives it.
+        unsafe { ffi::ibv_free_device_list(list) };
+        let context = opened?;
+        context.make_events_nonblocking()?;
+        Ok(context)
+    }
+
+    pub(super) fn raw(&self) -> *mut ffi::ibv_context {
+        self.raw.as_ptr()
+    }
+
+    pub(in super::super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Number of ports; they count from 1.
+    pub(in super::super) fn ports(&self) -> Result<u8> {
+        let mut attr = ffi::ibv_device_attr::default();
+        // SAFETY: the context is open and the call fills `attr`.
+        let result = unsafe { ffi::ibv_query_device(self.raw(), &raw mut attr) };
+        check(result, || format!("querying the RDMA device {}", self.name))?;
+        Ok(attr.phys_port_cnt)
+    }
+
+    /// State of port `port`.
+    pub(in super::super) fn port(&self, port: u8) -> Result<PortState> {
+        let mut attr = ffi::ibv_port_attr::default();
+        // SAFETY: the context is open. The symbol fills the older, shorter form of the structure, a prefix of this one.
+        let result = unsafe { ffi::ibv_query_port(self.raw(), port, (&raw mut attr).cast()) };
+        check(result, || format!("querying port {port} of the RDMA device {}", self.name))?;
+        Ok(PortState {
+            active: attr.state == ffi::ibv_port_state::IBV_PORT_ACTIVE,
+            infiniband: u32::from(attr.link_layer) == ffi::IBV_LINK_LAYER_INFINIBAND,
+            lid: attr.lid,
+            mtu: attr.active_mtu,
+        })
+    }
+
+    /// The GID tables of all ports, empty entries left out.
+    pub(in super::super) fn gids(&self) -> Result<Vec<GidEntry>> {
+        // The kernel takes up to 64 KiB for the answer and refuses more.
+        let mut entries = vec![ffi::ibv_gid_entry::default(); 2000];
+        // SAFETY: the call writes at most `entries.len()` entries of the given size.
+        let n = unsafe {
+            ffi::_ibv_query_gid_table(
+                self.raw(),
+                entries.as_mut_ptr(),
+                entries.len(),
+                0,
+                size_of::<ffi::ibv_gid_entry>(),
+            )
+        };
+        let Ok(n) = usize::try_from(n) else {
+            return check(c_int::try_from(-n).unwrap_or(libc::EINVAL), || {
+                format!("reading the GID table of the RDMA device {}", self.name)
+            })
+            .map(|()| Vec::new());
+        };
+        entries.truncate(n);
+        Ok(entries.into_iter().map(GidEntry::new).collect())
+    }
+
+    /// The descriptor that becomes readable with the next asynchronous event.
+    pub(in super::super) fn event_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor is open for as long as the context is.
+        unsafe { BorrowedFd::borrow_raw(self.raw.as_ref().async_fd) }
+    }
+
+    fn make_events_nonblocking(&self) -> Result<()> {
+        let fd = self.event_fd();
+        rustix::fs::fcntl_getfl(fd.as_fd())
+            .and_then(|flags| rustix::fs::fcntl_setfl(fd, flags | rustix::fs::OFlags::NONBLOCK))
+            .map_err(|e| Error::errno("verbs", format!("preparing the event descriptor of {}", self.name), e))
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: everything made from the context holds an `Arc` of it, so nothing is left.
+        check_on_drop(unsafe { ffi::ibv_close_device(self.raw()) }, "closing an RDMA device");
+    }
+}
+
+/// On kernels before 5.12 a fork could take registered pages away from the device; this keeps them with the parent.
+fn prepare_for_fork() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: called before any memory is registered by us; where the kernel needs no help the call does nothing.
+        if let Err(e) = check(unsafe { ffi::ibv_fork_init() }, || "ibv_fork_init".to_owned()) {
+            log::warn!("{e}; programs that this process starts may disturb its RDMA transfers");
+        }
+    });
+}

@@ -1,0 +1,58 @@
+//! Global identifiers: what a port is addressed by.
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use ibverbs_sys as ffi;
+
+/// A port's address: an IPv6 address, or an IPv4 one mapped into it, or an InfiniBand subnet prefix and port number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in super::super) struct Gid(pub(in super::super) [u8; 16]);
+
+impl Gid {
+    /// As an address, IPv4 where it is a mapped one.
+    pub(in super::super) fn ip(&self) -> IpAddr {
+        IpAddr::V6(Ipv6Addr::from(self.0)).to_canonical()
+    }
+
+    pub(super) fn raw(&self) -> ffi::ibv_gid {
+        ffi::ibv_gid { raw: self.0 }
+    }
+}
+
+/// How packets to this GID look on the wire.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in super::super) enum GidType {
+    Infiniband,
+    RoceV1,
+    /// UDP over IP: what can be routed.
+    RoceV2,
+}
+
+/// An entry of a port's table.
+#[derive(Debug, Clone, Copy)]
+pub(in super::super) struct GidEntry {
+    pub(in super::super) gid: Gid,
+    pub(in super::super) index: u32,
+    pub(in super::super) port: u32,
+    pub(in super::super) kind: GidType,
+}
+
+impl GidEntry {
+    pub(super) fn new(entry: ffi::ibv_gid_entry) -> GidEntry {
+        let gid = ibverbs::Gid::from(entry.gid);
+        let mut bytes = [0; 16];
+        let (prefix, id) = bytes.split_at_mut(8);
+        prefix.copy_from_slice(&gid.subnet_prefix().to_be_bytes());
+        id.copy_from_slice(&gid.interface_id().to_be_bytes());
+        GidEntry {
+            gid: Gid(bytes),
+            index: entry.gid_index,
+            port: entry.port_num,
+            kind: match entry.gid_type {
+                ffi::IBV_GID_TYPE_ROCE_V1 => GidType::RoceV1,
+                ffi::IBV_GID_TYPE_ROCE_V2 => GidType::RoceV2,
+                _ => GidType::Infiniband,
+            },
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! Registered memory: pages that stay where they are, and that the device may read or write.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use ibverbs_sys as ffi;
+
+use super::{Pd, check_on_drop, last_error};
+use crate::error::{Error, Result};
+
+/// Who may do what with registered memory, besides the device reading it for its owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in super::super) enum Access {
+    /// Sent from.
+    Source,
+    /// Written by the peer.
+    Target,
+}
+
+/// A registration. It does not own the memory: whoever makes it keeps the memory for as long.
+#[derive(Debug)]
+pub(in super::super) struct Mr {
+    raw: NonNull<ffi::ibv_mr>,
+    _pd: Arc<Pd>,
+}
+
+// SAFETY: libibverbs may be called on one object from any thread.
+unsafe impl Send for Mr {}
+// SAFETY: as above.
+unsafe impl Sync for Mr {}
+
+impl Mr {
+    /// Registers `len` bytes at `base`.
+    ///
+    /// # Safety
+    /// The memory must stay mapped, and the same pages, until the registration is dropped. With [`Access::Target`] nobody
+    /// may hold a reference to bytes that the peer is going to write.
+    pub(in super::super) unsafe fn new(pd: &Arc<Pd>, base: NonNull<u8>, len: usize, access: Access) -> Result<Mr> {
+        let flags = match access {
+            Access::Source => 0,
+            Access::Target => {
+                (ffi::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE | ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE).0
+            }
+        };
+        // SAFETY: the domain is valid; the memory is, by the caller.
+        let raw = unsafe { ffi::ibv_reg_mr(pd.raw(), base.as_ptr().cast(), len, flags as i32) };
+        match NonNull::new(raw) {
+            Some(raw) => Ok(Mr { raw, _pd: pd.clone() }),
+            None => Err(explain(last_error(format!("registering {len} bytes with {}", pd.context().name())), len)),
+        }
+    }
+
+    /// Key for our own device.
+    pub(in super::super) fn lkey(&self) -> u32 {
+        // SAFETY: the registration is valid and nobody writes to this structure.
+        unsafe { self.raw.as_ref().lkey }
+    }
+
+    /// Key for the peer.
+    pub(in super::super) fn rkey(&self) -> u32 {
+        // SAFETY: as `lkey`.
+        unsafe { self.raw.as_ref().rkey }
+    }
+}
+
+/// Registered memory counts against a limit of the process that is often low.
+fn explain(error: Error, len: usize) -> Error {
+    match error {
+        Error::Os { op, detail, errno: errno @ (libc::ENOMEM | libc::EAGAIN | libc::EPERM) } => {
+            let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
+            let limit = limit.map_or("unlimited".to_owned(), |bytes| format!("{bytes} bytes"));
+            let detail = format!(
+                "{detail}: the limit of locked memory is {limit} and this wants {len} bytes more; raise it (ulimit -l unlimited, \
+                 or LimitMEMLOCK= of the service), or lower TINYNCCL_VERBS_CHUNK or TINYNCCL_FIFO_DEPTH"
+            );
+            Error::Os { op, detail, errno }
+        }
+        other => other,
+    }
+}
+
+impl Drop for Mr {
+    fn drop(&mut self) {
+        // SAFETY: the registration is ours and is used by nobody after this.
+        check_on_drop(unsafe { ffi::ibv_dereg_mr(self.raw.as_ptr()) }, "deregistering memory");
+    }
+}

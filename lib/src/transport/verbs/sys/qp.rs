@@ -1,0 +1,289 @@
+//! A reliable connected queue pair, from nothing to ready, and what is posted to it.
+
+use std::ffi::c_int;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use ibverbs_sys as ffi;
+
+use super::{Context, Cq, Gid, Pd, check, check_on_drop, last_error};
+use crate::error::Result;
+
+/// How much a queue pair holds.
+#[derive(Debug, Clone, Copy)]
+pub(in super::super) struct Capacity {
+    pub(in super::super) sends: u32,
+    pub(in super::super) recvs: u32,
+    /// Bytes that are copied when they are posted.
+    pub(in super::super) inline: u32,
+}
+
+/// Where the other queue pair is.
+#[derive(Debug, Clone, Copy)]
+pub(in super::super) struct Route {
+    pub(in super::super) qpn: u32,
+    /// First packet sequence number that comes from there.
+    pub(in super::super) psn: u32,
+    pub(in super::super) gid: Gid,
+    pub(in super::super) lid: u16,
+    /// `ibv_mtu` code, the smaller of both ports.
+    pub(in super::super) mtu: u32,
+    /// Our port, and the index of our GID in its table.
+    pub(in super::super) port: u8,
+    pub(in super::super) gid_index: u8,
+    /// Addressed by LID and not by GID.
+    pub(in super::super) infiniband: bool,
+}
+
+/// When the device gives a packet up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in super::super) struct Timing {
+    /// Wait for an acknowledgement 4.096 µs times 2 to the power of this.
+    pub(in super::super) timeout: u8,
+    /// Repetitions without an acknowledgement.
+    pub(in super::super) retries: u8,
+    /// Repetitions when the receiver had no receive posted, which our credits rule out.
+    pub(in super::super) rnr_retries: u8,
+}
+
+/// One RDMA write with an immediate word.
+#[derive(Debug, Clone, Copy)]
+pub(in super::super) struct Write {
+    pub(in super::super) id: u64,
+    pub(in super::super) local: NonNull<u8>,
+    pub(in super::super) lkey: u32,
+    pub(in super::super) len: u32,
+    pub(in super::super) remote: u64,
+    pub(in super::super) rkey: u32,
+    pub(in super::super) word: u32,
+    pub(in super::super) signaled: bool,
+    pub(in super::super) inline: bool,
+}
+
+#[derive(Debug)]
+pub(in super::super) struct Qp {
+    raw: NonNull<ffi::ibv_qp>,
+    _cq: Arc<Cq>,
+    _pd: Arc<Pd>,
+    inline: u32,
+}
+
+// SAFETY: libibverbs may be called on one object from any thread.
+unsafe impl Send for Qp {}
+// SAFETY: as above.
+unsafe impl Sync for Qp {}
+
+impl Qp {
+    /// A queue pair in state RESET, with both its queues' completions in `cq`. Inline capacity is taken down until the
+    /// device agrees: devices say how much they can only by refusing more.
+    pub(in super::super) fn new(pd: &Arc<Pd>, cq: &Arc<Cq>, capacity: &Capacity) -> Result<Qp> {
+        let mut inline = capacity.inline;
+        loop {
+            let mut attr = ffi::ibv_qp_init_attr {
+                send_cq: cq.raw(),
+                recv_cq: cq.raw(),
+                cap: ffi::ibv_qp_cap {
+                    max_send_wr: capacity.sends,
+                    max_recv_wr: capacity.recvs,
+                    max_send_sge: 1,
+                    max_recv_sge: 1,
+                    max_inline_data: inline,
+                },
+                qp_type: ffi::ibv_qp_type::IBV_QPT_RC,
+                ..ffi::ibv_qp_init_attr::default()
+            };
+            // SAFETY: domain and queue are valid; the call reads and updates `attr`.
+            let raw = unsafe { ffi::ibv_create_qp(pd.raw(), &raw mut attr) };
+            if let Some(raw) = NonNull::new(raw) {
+                let inline = attr.cap.max_inline_data;
+                return Ok(Qp { raw, _cq: cq.clone(), _pd: pd.clone(), inline });
+            }
+            let error = last_error(format!(
+                "creating a queue pair for {} sends and {} receives on {}",
+                capacity.sends,
+                capacity.recvs,
+                pd.context().name()
+            ));
+            match inline {
+                0 => return Err(error),
+                _ => inline /= 2,
+            }
+        }
+    }
+
+    /// Its number, by which the peer addresses it.
+    pub(in super::super) fn number(&self) -> u32 {
+        // SAFETY: the queue pair is valid and its number does not change.
+        unsafe { self.raw.as_ref().qp_num }
+    }
+
+    /// Bytes that may be posted inline.
+    pub(in super::super) fn inline(&self) -> u32 {
+        self.inline
+    }
+
+    fn modify(
+        &self,
+        mut attr: ffi::ibv_qp_attr,
+        mask: ffi::ibv_qp_attr_mask,
+        what: impl FnOnce() -> String,
+    ) -> Result<()> {
+        let mask = (mask | ffi::ibv_qp_attr_mask::IBV_QP_STATE).0;
+        // SAFETY: the queue pair is valid; the call reads what the mask names.
+        check(unsafe { ffi::ibv_modify_qp(self.raw.as_ptr(), &raw mut attr, mask as c_int) }, what)
+    }
+
+    /// RESET to INIT: receives can be posted, nothing is sent.
+    pub(in super::super) fn init(&self, port: u8) -> Result<()> {
+        use ffi::ibv_qp_attr_mask as Mask;
+        let attr = ffi::ibv_qp_attr {
+            qp_state: ffi::ibv_qp_state::IBV_QPS_INIT,
+            pkey_index: 0,
+            port_num: port,
+            qp_access_flags: ffi::ibv_access_flags::IBV_ACCESS_REMOTE_WRITE.0,
+            ..ffi::ibv_qp_attr::default()
+        };
+        self.modify(attr, Mask::IBV_QP_PKEY_INDEX | Mask::IBV_QP_PORT | Mask::IBV_QP_ACCESS_FLAGS, || {
+            format!("bringing a queue pair to INIT on port {port}")
+        })
+    }
+
+    /// INIT to RTR, "ready to receive": the device takes what comes from the peer's queue pair.
+    pub(in super::super) fn ready_to_receive(&self, to: &Route) -> Result<()> {
+        use ffi::ibv_qp_attr_mask as Mask;
+        let grh = ffi::ibv_global_route {
+            dgid: to.gid.raw(),
+            sgid_index: to.gid_index,
+            hop_limit: 64,
+            ..ffi::ibv_global_route::default()
+        };
+        let ah_attr = ffi::ibv_ah_attr {
+            grh,
+            dlid: to.lid,
+            is_global: u8::from(!to.infiniband),
+            port_num: to.port,
+            ..ffi::ibv_ah_attr::default()
+        };
+        let attr = ffi::ibv_qp_attr {
+            qp_state: ffi::ibv_qp_state::IBV_QPS_RTR,
+            path_mtu: to.mtu,
+            dest_qp_num: to.qpn,
+            rq_psn: to.psn,
+            max_dest_rd_atomic: 0,
+            // 0.64 ms until a sender may try again that found no receive posted.
+            min_rnr_timer: 12,
+            ah_attr,
+            ..ffi::ibv_qp_attr::default()
+        };
+        let mask = Mask::IBV_QP_AV
+            | Mask::IBV_QP_PATH_MTU
+            | Mask::IBV_QP_DEST_QPN
+            | Mask::IBV_QP_RQ_PSN
+            | Mask::IBV_QP_MAX_DEST_RD_ATOMIC
+            | Mask::IBV_QP_MIN_RNR_TIMER;
+        self.modify(attr, mask, || {
+            format!(
+                "bringing a queue pair to RTR: to GID {} (queue pair {}, MTU {} bytes) from port {}, GID index {}; \
+                 is there a route, and does the GID still exist (show_gids)?",
+                to.gid.ip(),
+                to.qpn,
+                128u32 << to.mtu.min(6),
+                to.port,
+                to.gid_index
+            )
+        })
+    }
+
+    /// RTR to RTS, "ready to send". `psn` is the first packet sequence number of ours.
+    pub(in super::super) fn ready_to_send(&self, psn: u32, timing: &Timing) -> Result<()> {
+        use ffi::ibv_qp_attr_mask as Mask;
+        let attr = ffi::ibv_qp_attr {
+            qp_state: ffi::ibv_qp_state::IBV_QPS_RTS,
+            timeout: timing.timeout,
+            retry_cnt: timing.retries,
+            rnr_retry: timing.rnr_retries,
+            sq_psn: psn,
+            max_rd_atomic: 0,
+            ..ffi::ibv_qp_attr::default()
+        };
+        let mask = Mask::IBV_QP_TIMEOUT
+            | Mask::IBV_QP_RETRY_CNT
+            | Mask::IBV_QP_RNR_RETRY
+            | Mask::IBV_QP_SQ_PSN
+            | Mask::IBV_QP_MAX_QP_RD_ATOMIC;
+        self.modify(attr, mask, || format!("bringing a queue pair to RTS with {timing:?}"))
+    }
+
+    /// Posts a write.
+    ///
+    /// # Safety
+    /// `local` must be valid for `len` bytes, registered under `lkey` unless inline, and must not be written to until the
+    /// write has completed (inline: until this returns).
+    #[inline]
+    pub(in super::super) unsafe fn post_write(&self, write: &Write) -> Result<()> {
+        let mut sge = ffi::ibv_sge { addr: write.local.as_ptr() as u64, length: write.len, lkey: write.lkey };
+        let mut flags = 0;
+        if write.signaled {
+            flags |= ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
+        }
+        if write.inline {
+            flags |= ffi::ibv_send_flags::IBV_SEND_INLINE.0;
+        }
+        let mut wr = ffi::ibv_send_wr {
+            wr_id: write.id,
+            next: std::ptr::null_mut(),
+            sg_list: &raw mut sge,
+            num_sge: c_int::from(write.len > 0),
+            opcode: ffi::ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM,
+            send_flags: flags,
+            __bindgen_anon_1: ffi::ibv_send_wr__bindgen_ty_1 { imm_data: write.word.to_be() },
+            wr: ffi::ibv_send_wr__bindgen_ty_2 {
+                rdma: ffi::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr: write.remote, rkey: write.rkey },
+            },
+            ..ffi::ibv_send_wr::default()
+        };
+        let mut bad = std::ptr::null_mut();
+        // SAFETY: the queue pair is valid, as is its context's table of operations; the request and its list live until
+        // the call returns, the memory by the caller.
+        let result = unsafe {
+            let ops = &(*(*self.raw.as_ptr()).context).ops;
+            ops.post_send.map_or(libc::ENOSYS, |post| post(self.raw.as_ptr(), &raw mut wr, &raw mut bad))
+        };
+        check(result, || format!("posting a write of {} bytes", write.len))
+    }
+
+    /// Posts `n` receives without memory: what comes for them is an immediate word.
+    #[inline]
+    pub(in super::super) fn post_receives(&self, n: usize) -> Result<()> {
+        let mut wrs = [ffi::ibv_recv_wr::default(); 16];
+        let mut left = n;
+        while left > 0 {
+            let count = left.min(wrs.len());
+            let mut next = std::ptr::null_mut();
+            for wr in wrs.iter_mut().take(count).rev() {
+                wr.next = next;
+                next = wr;
+            }
+            let mut bad = std::ptr::null_mut();
+            // SAFETY: as in `post_write`; the chain lives until the call returns and names no memory.
+            let result = unsafe {
+                let ops = &(*(*self.raw.as_ptr()).context).ops;
+                ops.post_recv.map_or(libc::ENOSYS, |post| post(self.raw.as_ptr(), next, &raw mut bad))
+            };
+            check(result, || format!("posting {count} receives"))?;
+            left -= count;
+        }
+        Ok(())
+    }
+
+    pub(in super::super) fn context(&self) -> &Arc<Context> {
+        self._pd.context()
+    }
+}
+
+impl Drop for Qp {
+    fn drop(&mut self) {
+        // SAFETY: the queue pair is ours; whatever was posted is abandoned, and the memory it names is freed after this.
+        check_on_drop(unsafe { ffi::ibv_destroy_qp(self.raw.as_ptr()) }, "destroying a queue pair");
+    }
+}

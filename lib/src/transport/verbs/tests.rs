@@ -1,0 +1,126 @@
+//! Registered memory and its pages, on a real device.
+
+use std::io::Write as _;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+
+use super::memory::Region;
+use super::rails::{Rail, Rails};
+use super::sys::{Access, Capacity, Channel, Cq, Gid, Mr, Qp, Route, What, Write};
+use crate::config::{Config, TransportChoice};
+
+const PAGE: usize = 4096;
+
+/// The devices; or, said aloud, none.
+fn rails() -> Option<Rails> {
+    let config = Config { transport: TransportChoice::Verbs, ..Config::default() };
+    match Rails::open(0, &config) {
+        Ok(rails) => Some(rails),
+        Err(e) => {
+            assert!(std::env::var_os("TINYNCCL_TEST_VERBS").is_none(), "TINYNCCL_TEST_VERBS is set, but {e}");
+            let _ = writeln!(std::io::stderr().lock(), "SKIPPED: registered memory: {e}");
+            None
+        }
+    }
+}
+
+/// A queue pair that is connected to itself.
+fn loopback(rail: &Rail, rails: &Rails) -> (Qp, Arc<Cq>) {
+    let pd = &rail.device.pd;
+    let cq = Cq::new(pd.context(), Channel::new(pd.context()).unwrap(), 16).unwrap();
+    let qp = Qp::new(pd, &cq, &Capacity { sends: 4, recvs: 4, inline: 0 }).unwrap();
+    let at = &rail.choice;
+    qp.init(at.address.port).unwrap();
+    qp.post_receives(4).unwrap();
+    let to = Route {
+        qpn: qp.number(),
+        psn: 7,
+        gid: Gid(at.address.gid),
+        lid: at.address.lid,
+        mtu: at.mtu,
+        port: at.address.port,
+        gid_index: at.gid_index,
+        infiniband: at.address.infiniband,
+    };
+    qp.ready_to_receive(&to).unwrap();
+    qp.ready_to_send(7, &rails.timing).unwrap();
+    (qp, cq)
+}
+
+/// Writes a page from `from` to `to` and waits for both completions.
+fn write(qp: &Qp, cq: &Cq, from: (NonNull<u8>, &Mr), to: &Region) {
+    let write = Write {
+        id: 1,
+        local: from.0,
+        lkey: from.1.lkey(),
+        len: PAGE as u32,
+        remote: to.base().as_ptr() as u64,
+        rkey: to.rkey(),
+        word: 5,
+        signaled: true,
+        inline: false,
+    };
+    // SAFETY: the page is mapped and registered, though maybe not the same page.
+    unsafe { qp.post_write(&write) }.unwrap();
+    let start = Instant::now();
+    let mut done = 0;
+    while done < 2 {
+        for completion in cq.poll().unwrap().iter() {
+            assert!(matches!(completion.what, What::Sent | What::Written { len: PAGE, word: 5 }), "{completion:?}");
+            done += 1;
+        }
+        assert!(start.elapsed() < Duration::from_secs(30), "no completion");
+        std::thread::yield_now();
+    }
+}
+
+/// A fresh page of `value` at `at`, or anywhere.
+fn page(at: Option<NonNull<u8>>, value: u8) -> NonNull<u8> {
+    let (hint, flags) = match at {
+        Some(at) => (at.as_ptr().cast(), MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE),
+        None => (std::ptr::null_mut(), MapFlags::PRIVATE),
+    };
+    // SAFETY: a new mapping, where nothing is mapped.
+    let page = unsafe { mmap_anonymous(hint, PAGE, ProtFlags::READ | ProtFlags::WRITE, flags) }.unwrap();
+    let page = NonNull::new(page.cast::<u8>()).unwrap();
+    // SAFETY: just mapped, for us alone.
+    unsafe { page.as_ptr().write_bytes(value, PAGE) };
+    page
+}
+
+/// The bug that a cache of registrations by address has: memory is freed, the allocator gives the same address out again
+/// with other pages, and the cache finds "its" registration, which still is of the old pages.
+#[test]
+fn a_registration_is_of_pages_and_not_of_an_address() {
+    let Some(rails) = rails() else { return };
+    let all = rails.all();
+    let rail = all.first().unwrap();
+    let (qp, cq) = loopback(rail, &rails);
+    let pd = &rail.device.pd;
+    let target = Region::new(pd, PAGE, Access::Target).unwrap();
+    // SAFETY: within the region; the device has written, and nothing is under way.
+    let first = || unsafe { target.base().as_ptr().read_volatile() };
+
+    let address = page(None, b'A');
+    // SAFETY: on purpose not kept: the device only reads, from pages that the registration pins.
+    let stale = unsafe { Mr::new(pd, address, PAGE, Access::Source) }.unwrap();
+    write(&qp, &cq, (address, &stale), &target);
+    assert_eq!(first(), b'A');
+
+    // SAFETY: our own mapping, to which nothing refers any more but the registration.
+    unsafe { munmap(address.as_ptr().cast(), PAGE) }.unwrap();
+    assert_eq!(page(Some(address), b'B'), address, "the same address, another page");
+    write(&qp, &cq, (address, &stale), &target);
+    assert_eq!(first(), b'A', "the program sees B at this address and the device sends A");
+
+    // SAFETY: mapped until the end of the test.
+    let fresh = unsafe { Mr::new(pd, address, PAGE, Access::Source) }.unwrap();
+    write(&qp, &cq, (address, &fresh), &target);
+    assert_eq!(first(), b'B');
+    drop((stale, fresh));
+    // SAFETY: as above.
+    unsafe { munmap(address.as_ptr().cast(), PAGE) }.unwrap();
+}

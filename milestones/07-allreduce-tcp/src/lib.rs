@@ -1,0 +1,214 @@
+//! Ring all-reduce over one kind of link: draws the schedule, runs it, checks it, counts its bytes, times it, and does the
+//! same the naive way. Milestones 07 (TCP) and 08 (RDMA) are this program.
+
+mod measure;
+mod naive;
+mod paper;
+mod sizes;
+
+pub use measure::loopback_bytes;
+
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, ensure};
+use clap::{CommandFactory, FromArgMatches, Parser};
+use tinynccl::algorithm::{self, Shape};
+use tinynccl::config::TransportChoice;
+use tinynccl::launch::{self, Launcher};
+use tinynccl::schedule::Program;
+use tinynccl::schedule::draw::draw;
+use tinynccl::wire::{Algorithm, Collective};
+use tinynccl::{Comm, Config, ReduceOp};
+
+/// More ranks than this do not fit on a line.
+const DRAWN: usize = 8;
+
+/// What the two milestones differ in.
+#[derive(Debug)]
+pub struct Over {
+    /// Name of the program.
+    pub program: &'static str,
+    /// What carries the links.
+    pub transport: TransportChoice,
+    /// The same in words.
+    pub name: &'static str,
+    /// What `count` counts: the heading of its column, and what it is.
+    pub counted: [&'static str; 2],
+    /// Something that the kernel counts of the links' traffic, for all ranks of this machine.
+    pub count: fn() -> Option<u64>,
+    /// Runs before any rank is started; what it returns is printed.
+    pub prepare: fn(&Config) -> tinynccl::Result<Option<String>>,
+}
+
+/// Ring all-reduce, step by step.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Args {
+    /// Ranks to start on this machine (default 4). Leave it out under torchrun, mpirun or srun.
+    #[arg(long, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=256))]
+    ranks: Option<usize>,
+    /// Sizes of the buffer in bytes, comma-separated; K, M and G may follow.
+    #[arg(long, value_delimiter = ',', value_parser = sizes::parse, default_value = "1K,32K,1M,16M")]
+    bytes: Vec<usize>,
+    /// Size of the buffer in f32 elements, in place of --bytes.
+    #[arg(long, conflicts_with = "bytes")]
+    count: Option<usize>,
+    /// Timed calls per size.
+    #[arg(long, default_value_t = 20, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..))]
+    iters: usize,
+}
+
+/// The program, whole: arguments, ranks, output, exit code.
+pub fn main(over: &Over) -> ExitCode {
+    let command = Args::command().name(over.program).about(format!("Ring all-reduce over {}, step by step", over.name));
+    let args = Args::from_arg_matches(&command.get_matches()).unwrap_or_else(|e| e.exit());
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
+    match start(over, &args) {
+        Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
+        Err(error) => {
+            // One write, so that the lines of several ranks do not mix.
+            let _ = std::io::stderr().write_all(format!("error: {error:#}\n").as_bytes());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Started by hand: run this program again, once per rank. Started by a launcher: be the rank it says.
+fn start(over: &Over, args: &Args) -> Result<i32> {
+    let mut config = Config::from_env()?;
+    config.transport = over.transport;
+    config.algorithm = Some(Algorithm::Ring);
+    if launch::is_rank() {
+        run(over, args, config)?;
+        return Ok(0);
+    }
+    if let Some(text) = (over.prepare)(&config)? {
+        println!("{text}");
+    }
+    Ok(Launcher::new(args.ranks.unwrap_or(4)).plain_rank0(true).run_self()?)
+}
+
+fn run(over: &Over, args: &Args, config: Config) -> Result<()> {
+    let comm = Comm::from_env_with(config).context("joining the other ranks")?;
+    let ranks = comm.size();
+    ensure!(
+        args.ranks.is_none_or(|r| r == ranks),
+        "--ranks {} but the launcher started {ranks}: leave --ranks out",
+        args.ranks.unwrap_or_default()
+    );
+    measure::check_ranks(ranks)?;
+    let shape = Shape { collective: Collective::AllReduce, ranks, root: 0, channels: comm.config().channels };
+    let programs: Vec<Program> = (0..ranks)
+        .map(|rank| algorithm::program(Algorithm::Ring, &shape, rank))
+        .collect::<Option<_>>()
+        .with_context(|| format!("there is no ring of {ranks} ranks"))?;
+    if comm.rank() == 0 {
+        explain(over, &programs);
+    }
+    let counts = match args.count {
+        Some(count) => vec![count],
+        None => args.bytes.iter().map(|b| b / 4).collect(),
+    };
+    let one_network = measure::one_network(&comm)?;
+    if comm.rank() == 0 {
+        println!("Sent per rank: payload by the schedule, by the formula 2(n-1)/n S, and {}.\n", over.counted[1]);
+        println!(
+            "{:>11} | {:>33} | {:>28} | {:>29} |",
+            "", "ring: bytes sent per rank", "ring", "naive: through rank 0"
+        );
+        println!(
+            "{:>11} | {:>10} {:>10} {:>11} | {:>9} {:>8} {:>9} | {:>9} {:>8} {:>10} | {:>5}",
+            "bytes",
+            "schedule",
+            "formula",
+            over.counted[0],
+            "us",
+            "algbw",
+            "busbw",
+            "us",
+            "algbw",
+            "root sends",
+            "ratio"
+        );
+    }
+    for count in counts {
+        row(over, &comm, &shape, &programs[comm.rank()], count, args.iters, one_network)?;
+    }
+    if comm.rank() == 0 {
+        println!(
+            "\nEvery element was checked on every rank: OK. algbw and busbw in GB/s; ratio: naive time / ring time."
+        );
+    }
+    comm.close()?;
+    Ok(())
+}
+
+/// Prints the schedule as one rank's program and as the messages of all ranks.
+fn explain(over: &Over, programs: &[Program]) {
+    let ranks = programs.len();
+    println!("Ring all-reduce, {ranks} ranks, over {}. The buffer is cut into {ranks} parts.\n", over.name);
+    println!("Rank 0's program, as the library executes it:\n");
+    for line in draw(&programs[0], 0).to_string().lines() {
+        println!("  {line}");
+    }
+    println!();
+    if ranks > DRAWN {
+        println!("(the table of all messages is drawn for up to {DRAWN} ranks)\n");
+    } else if ranks > 1
+        && let Some(trace) = paper::run(programs)
+    {
+        println!("What every rank sends to the next one. p1=0+1: part 1, summed over ranks 0 and 1.\n");
+        println!("{}\n", trace.table());
+        let state = if trace.complete(programs[0].parts) { "every rank holds every part's sum" } else { "INCOMPLETE" };
+        println!("After {} hops, 2(n-1): {state}.\n", trace.hops());
+    }
+}
+
+fn row(
+    over: &Over,
+    comm: &Comm,
+    shape: &Shape,
+    program: &Program,
+    count: usize,
+    iters: usize,
+    one_network: bool,
+) -> Result<()> {
+    let (ranks, bytes) = (comm.size(), count * size_of::<f32>());
+    let input = measure::input(comm, count)?;
+    let mut output = measure::buffer(count, |_| 0.0)?;
+    let mut scratch = measure::buffer(if comm.rank() == 0 { count } else { 0 }, |_| 0.0)?;
+    let counter = if one_network { over.count } else { || None };
+    let ring = measure::time(comm, iters, "ring", &mut output, counter, |output| {
+        comm.all_reduce(&input, output, ReduceOp::Sum)
+    })?;
+    let naive = measure::time(comm, iters, "naive", &mut output, counter, |output| {
+        naive::all_reduce(comm, &input, output, &mut scratch)
+    })?;
+
+    // The schedule's bytes: parts can differ by an element, so ranks can differ a little; the largest is shown.
+    let chunk = match over.transport {
+        TransportChoice::Verbs => comm.config().verbs_chunk,
+        _ => comm.config().tcp_chunk,
+    };
+    let partition = program.partition(count, size_of::<f32>(), chunk);
+    let planned = (0..ranks).filter_map(|r| algorithm::bytes_sent(Algorithm::Ring, shape, r, &partition)).max();
+    let factor = 2.0 * (ranks as f64 - 1.0) / ranks as f64;
+    let gb_per_s = |seconds: f64| if seconds > 0.0 { bytes as f64 / seconds / 1e9 } else { 0.0 };
+    if comm.rank() == 0 {
+        println!(
+            "{bytes:>11} | {:>10} {:>10.0} {:>11} | {:>9.1} {:>8.3} {:>9.3} | {:>9.1} {:>8.3} {:>10} | {:>5.2}",
+            planned.unwrap_or_default(),
+            factor * bytes as f64,
+            ring.counted.map_or("-".to_owned(), |b| format!("{b:.0}")),
+            ring.seconds * 1e6,
+            gb_per_s(ring.seconds),
+            gb_per_s(ring.seconds) * factor,
+            naive.seconds * 1e6,
+            gb_per_s(naive.seconds),
+            naive::root_bytes(ranks, bytes),
+            naive.seconds / ring.seconds,
+        );
+    }
+    Ok(())
+}
