@@ -81,7 +81,7 @@ fn an_environment_like_torchruns_is_enough() {
 #[test]
 fn bad_input_is_one_line_and_a_code() {
     refused(program().args(["--ranks", "0"]), 2, &["0 is not in 1..=256"]);
-    refused(program().args(["--transport", "pigeon"]), 2, &["expected auto, tcp or shm"]);
+    refused(program().args(["--transport", "pigeon"]), 2, &["expected auto, tcp, shm or verbs"]);
     refused(program().arg("--nonsense"), 2, &["--nonsense"]);
     refused(program().env("TINYNCCL_TIMEOUT", "soon"), 1, &["error: TINYNCCL_TIMEOUT", "soon"]);
     refused(program().env("RANK", "5").env("WORLD_SIZE", "2"), 1, &["error:", "RANK"]);
