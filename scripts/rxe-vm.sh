@@ -7,8 +7,8 @@
 #   scripts/rxe-vm.sh bash                         a shell, when typed at a terminal
 #
 # The machine has the host's files read-only, so programs built or installed on the host run as they are, in the same
-# folder. $OUT names the one folder of the host it can write to; $TMPDIR and /dev/shm are in its memory. The command runs as root,
-# its stdin is /dev/null; stdout and stderr come back byte for byte while it runs, and its exit code is ours.
+# folder. $OUT names the one folder of the host it can write to; $TMPDIR and /dev/shm are in its memory. The command runs
+# as root, its stdin is /dev/null; stdout and stderr come back byte for byte while it runs, and its exit code is ours.
 #
 # Devices (one of):
 #   --single       (default) rxe0 at 10.1.1.1. Packets from a device to itself never reach a network.
@@ -255,6 +255,8 @@ build_initramfs() {
 prepare() {
     exec {lock}>"$cache/lock"
     flock "$lock"
+    # What failed runs left for a look, after a day.
+    find "$cache" -maxdepth 1 -name 'run.*' -mtime +0 -exec rm -rf {} +
     find_kernel
     vmlinux=$cache/vmlinux-$version
     [[ -s $vmlinux && $vmlinux -nt $image ]] || unpack_image "$image" "$vmlinux" || {

@@ -26,30 +26,33 @@ must() {
 
 setting() { echo "$2" >"/proc/sys/net/ipv4/conf/$1" || fail "cannot set $1"; }
 
-# end NETDEV ADDRESS: one end of a link, with its RDMA device. The address comes before "up", so that the GID table is
-# the same every time: index 0 link-local, index 1 IPv4.
+# end NETDEV ADDRESS: one end of a link, with its RDMA device.
 end() {
-    must ip link set "$1" mtu "$mtu"
-    must ip addr add "$2/24" dev "$1"
-    must ip link set "$1" up
+    ip_batch+="addr add $2/24 dev $1"$'\n'"link set $1 mtu $mtu up"$'\n'
     if [ "$loss$delay" != 00 ]; then
-        must tc qdisc add dev "$1" root netem limit 100000 loss "$loss%" delay "${delay}ms"
+        tc_batch+="qdisc add dev $1 root netem limit 100000 loss $loss% delay ${delay}ms"$'\n'
     fi
-    must rdma link add "rxe_$1" type rxe netdev "$1"
+    rdma_batch+="link add rxe_$1 type rxe netdev $1"$'\n'
     devices+=("rxe_$1")
 }
 
-# link A B SUBNET: netdevs AB and BA, node a is .1, b is .2, c is .3.
+# link A B SUBNET: netdevs AB and BA, node a is .1, b is .2, c is .3. The MAC addresses, and with them the link-local
+# GIDs, are the same every time. Each end knows the other's: a lost ARP packet would fail ibv_modify_qp to RTR, before
+# any RDMA packet.
 link() {
-    local node=abc
-    local host_a=${node%%"$1"*} host_b=${node%%"$2"*}
-    must ip link add "$1$2" type veth peer name "$2$1"
-    end "$1$2" "$3.$((${#host_a} + 1))"
-    end "$2$1" "$3.$((${#host_b} + 1))"
-    # Known for good: a lost ARP packet would fail ibv_modify_qp to RTR, before any RDMA packet.
-    must ip neigh replace "$3.$((${#host_b} + 1))" lladdr "$(<"/sys/class/net/$2$1/address")" dev "$1$2" nud permanent
-    must ip neigh replace "$3.$((${#host_a} + 1))" lladdr "$(<"/sys/class/net/$1$2/address")" dev "$2$1" nud permanent
+    local nodes=abc of_a of_b mac_a mac_b
+    of_a=${nodes%%"$1"*} of_b=${nodes%%"$2"*}
+    of_a=$((${#of_a} + 1)) of_b=$((${#of_b} + 1))
+    mac_a=$(printf '02:00:00:00:%02x:%02x' "${3##*.}" $of_a) mac_b=$(printf '02:00:00:00:%02x:%02x' "${3##*.}" $of_b)
+    ip_batch+="link add $1$2 address $mac_a type veth peer name $2$1 address $mac_b"$'\n'
+    end "$1$2" "$3.$of_a"
+    end "$2$1" "$3.$of_b"
+    ip_batch+="neigh add $3.$of_b lladdr $mac_b dev $1$2 nud permanent"$'\n'
+    ip_batch+="neigh add $3.$of_a lladdr $mac_a dev $2$1 nud permanent"$'\n'
 }
+
+# All commands of a tool in one process: starting one takes a tenth of a second here.
+batch() { [ ! "$2" ] || must "$1" -b - <<<"$2"; }
 
 # A device is ready when its port is active and its IPv4 GID is there.
 wait_ready() {
@@ -65,8 +68,7 @@ wait_ready() {
 }
 
 network() {
-    devices=()
-    must ip link set lo up
+    devices=() ip_batch=$'link set lo up\n' tc_batch='' rdma_batch=''
     # All nodes are in one network namespace (Debian's 6.1 has rxe in the first one only). A packet to an address of
     # our own may then come in from outside (accept_local), by another way than the answer goes (rp_filter), and only
     # the netdev that has an address answers for it (arp_ignore).
@@ -76,18 +78,18 @@ network() {
     setting all/arp_ignore 1
     case $topology in
         single)
-            must ip link add rxe0 type dummy
-            must ip link set rxe0 mtu "$mtu"
-            must ip addr add 10.1.1.1/24 dev rxe0
-            must ip link set rxe0 up
-            must rdma link add rxe0 type rxe netdev rxe0
+            ip_batch+=$'link add rxe0 address 02:00:00:00:01:01 type dummy\naddr add 10.1.1.1/24 dev rxe0\n'
+            ip_batch+="link set rxe0 mtu $mtu up"$'\n'
+            rdma_batch=$'link add rxe0 type rxe netdev rxe0\n'
             devices=(rxe0)
             ;;
         pair) link a b 10.1.12 ;;
         line) link a b 10.1.12 && link b c 10.1.23 ;;
         triangle) link a b 10.1.12 && link b c 10.1.23 && link c a 10.1.31 ;;
-        none) return ;;
     esac
+    batch ip "$ip_batch"
+    batch tc "$tc_batch"
+    batch rdma "$rdma_batch"
     wait_ready
 }
 
@@ -114,7 +116,8 @@ end_leftovers() {
 }
 
 network
-echo "rxe-vm: devices ready at $(cut -d ' ' -f 1 /proc/uptime) s"
+read -r up _ </proc/uptime
+echo "rxe-vm: devices ready at $up s"
 if [ "$terminal" = yes ]; then
     stty -F /dev/ttyS1 "$terminal_settings" rows "$terminal_rows" cols "$terminal_columns"
     command=(setsid --ctty --wait "${command[@]}") # for job control and Ctrl-C
