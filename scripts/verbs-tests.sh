@@ -17,13 +17,13 @@ shopt -s nullglob
 #   tool TOPOLOGY NAME COMMAND...
 # TOPOLOGY: pair, line or triangle, as in scripts/rxe-vm.sh. A row of a package or target that is not there is SKIPPED.
 # Each row has at most $row_limit seconds. TINYNCCL_TEST_VERBS=1 tells tests that a device must be there.
-row_limit=120
+row_limit=200
 rows() {
     # The machine itself, with the field's own tools.
     tool pair pingpong bash scripts/rxe-vm/pingpong.sh rxe_ab rxe_ba -e
     # The library: the contract of every transport, and ranks as processes.
     tests pair verbs-units tinynccl lib transport::verbs
-    tests pair conformance tinynccl conformance --test-threads=2
+    tests pair conformance tinynccl conformance --test-threads=2 verbs handshake processes
     tests pair processes tinynccl processes over_rdma
     tests triangle mesh tinynccl processes over_rdma
     # The milestones.
