@@ -44,31 +44,27 @@ impl Inner {
     /// As [`Inner::batch`].
     pub(super) unsafe fn send_recv(&self, calls: &[Call; 2]) -> Result<()> {
         let [send, recv] = calls;
-        let sent = {
-            self.state.check(|| "send_recv".to_owned())?;
+        self.state.check(|| "send_recv".to_owned())?;
+        {
             let mut engine = lock(&self.engine);
             self.open_messages(&mut engine, calls)?;
-            self.prepare(&mut engine, &send.key)?;
+            let place = self.prepare(&mut engine, &send.key)?;
             let seq = engine.next_seq(&send.key, self.state.rank);
             let Engine { links, plans, workspace, .. } = &mut *engine;
-            let plan = &plans[0].1;
+            let plan = &plans[place].1;
             let task = Task { plan, buffers: send.buffers, header: Header { seq, ..plan.header } };
             // SAFETY: forwarded from the caller.
-            let sent = workspace.recorder.is_none() && unsafe { executor::one_message(&task, links, 1) };
-            if !sent {
-                // Nothing was sent: the number is free again.
-                let counter = &mut engine.sent[send.key.peer];
-                *counter = counter.wrapping_sub(1);
+            if workspace.recorder.is_none() && unsafe { executor::one_message(&task, links, 1) } {
+                let seq = engine.next_seq(&recv.key, self.state.rank);
+                // SAFETY: forwarded from the caller.
+                return unsafe { self.over_links(&mut engine, &recv.key, seq, recv.buffers, false) };
             }
-            sent
-        };
-        // SAFETY: forwarded from the caller.
-        unsafe {
-            match sent {
-                true => self.collective(&recv.key, recv.buffers, false),
-                false => self.batch("send_recv", calls, false),
-            }
+            // Nothing was sent: the number is free again.
+            let counter = &mut engine.sent[send.key.peer];
+            *counter = counter.wrapping_sub(1);
         }
+        // SAFETY: forwarded from the caller.
+        unsafe { self.batch("send_recv", calls, false) }
     }
 
     /// # Safety
@@ -135,8 +131,8 @@ impl Inner {
         let plan = match &call.transfers {
             Some(transfers) => Arc::new(self.compile_transfers(engine, &call.key, transfers)?),
             None => {
-                self.prepare(engine, &call.key)?;
-                engine.plans[0].1.clone()
+                let place = self.prepare(engine, &call.key)?;
+                engine.plans[place].1.clone()
             }
         };
         let header = Header { seq, ..plan.header };

@@ -271,15 +271,18 @@ impl fmt::Debug for Comm {
     }
 }
 
-/// Puts the entry of `key` first, if there is one. Most recently used first: the common case is the same call again.
+/// Entries at the front that stay where they are when they are used: calls that alternate move nothing.
+const FRONT: usize = 8;
+
+/// Place of the entry of `key`, which comes to the front if it was not there. The common case is one of the last calls again.
 #[inline]
-fn to_front<T>(entries: &mut [(CallKey, T)], key: &CallKey) -> bool {
-    if entries.first().is_some_and(|(k, _)| k == key) {
-        return true;
+fn recent<T>(entries: &mut [(CallKey, T)], key: &CallKey) -> Option<usize> {
+    let position = entries.iter().position(|(k, _)| k == key)?;
+    if position < FRONT {
+        return Some(position);
     }
-    let Some(position) = entries.iter().position(|(k, _)| k == key) else { return false };
     entries[..=position].rotate_right(1);
-    true
+    Some(0)
 }
 
 impl Inner {
@@ -293,9 +296,9 @@ impl Inner {
 
     /// Puts the plan of a call in front, compiled on first use: chooses the algorithm and opens the links it needs.
     #[inline]
-    fn prepare(&self, engine: &mut Engine, key: &CallKey) -> Result<()> {
-        if to_front(&mut engine.plans, key) {
-            return Ok(());
+    fn prepare(&self, engine: &mut Engine, key: &CallKey) -> Result<usize> {
+        if let Some(place) = recent(&mut engine.plans, key) {
+            return Ok(place);
         }
         let begin = engine.workspace.recorder.as_mut().map(|r| r.prepare());
         let compiled = self.compile(engine, key);
@@ -308,7 +311,7 @@ impl Inner {
         let plan = Arc::new(compiled?);
         engine.plans.truncate(PLANS - 1);
         engine.plans.insert(0, (*key, plan));
-        Ok(())
+        Ok(0)
     }
 
     fn compile(&self, engine: &mut Engine, key: &CallKey) -> Result<Plan> {
@@ -414,8 +417,8 @@ impl Inner {
     ) -> Result<()> {
         let Engine { board, jobs, registry, workspace, forced, .. } = &mut *engine;
         if let BoardState::Open(board) = board {
-            if self.find_job(board.slot_bytes(), *forced, jobs, key) {
-                let job = &jobs[0].1;
+            if let Some(place) = self.find_job(board.slot_bytes(), *forced, jobs, key) {
+                let job = &jobs[place].1;
                 let header = Header { seq, ..job.header };
                 // SAFETY: forwarded from the caller.
                 return unsafe { self.run_on_board(board, registry, job, header, buffers, background, workspace) }
@@ -452,9 +455,9 @@ impl Inner {
         buffers: Buffers,
         background: bool,
     ) -> Result<()> {
-        self.prepare(engine, key)?;
+        let place = self.prepare(engine, key)?;
         let Engine { links, workspace, plans, board, .. } = engine;
-        let plan = &plans[0].1;
+        let plan = &plans[place].1;
         let header = Header { seq, ..plan.header };
         board.announce(&header);
         let task = Task { plan, buffers, header };

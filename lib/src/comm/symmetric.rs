@@ -1,6 +1,6 @@
 //! Which calls go through memory that all ranks map, and how that is opened.
 
-use super::{Engine, Inner, to_front};
+use super::{Engine, Inner, recent};
 use crate::algorithm::Shape;
 use crate::error::Result;
 use crate::executor::{Buffers, CallKey, Workspace};
@@ -67,7 +67,7 @@ impl Inner {
         self.size() > 1 && !state.config.checksum && state.members.iter().all(|&m| state.control.shares_memory(m))
     }
 
-    /// Puts the job of a call that goes through the slots in front; `false` when it does not.
+    /// Place of the job of a call that goes through the slots; `None` when it does not.
     #[inline]
     pub(super) fn find_job(
         &self,
@@ -75,18 +75,18 @@ impl Inner {
         forced: Option<Algorithm>,
         jobs: &mut Vec<(CallKey, Job)>,
         key: &CallKey,
-    ) -> bool {
+    ) -> Option<usize> {
         // What is there has been let in before.
-        if to_front(jobs, key) {
-            return true;
+        if let Some(place) = recent(jobs, key) {
+            return Some(place);
         }
         let segment = key.count.saturating_mul(key.dtype.size());
         let fits = fits_slots(slot_bytes, forced, &self.shape(key.collective, key.root), segment);
-        if fits {
+        fits.then(|| {
             jobs.truncate(JOBS - 1);
             jobs.insert(0, (*key, self.job(key, Algorithm::OneShot)));
-        }
-        fits
+            0
+        })
     }
 
     /// Whether a collective with segments of `bytes` bytes goes through the slots.
