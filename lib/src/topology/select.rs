@@ -6,6 +6,8 @@ use crate::wire::Algorithm;
 
 /// Messages are not cut below this many bytes to pipeline them.
 const SMALLEST_MESSAGE: usize = 8 << 10;
+/// Two ranks send the halves of this many bytes or more over two links at once.
+const TWO_STREAMS: usize = 256 << 10;
 /// Message sizes tried: the largest allowed, and so many halvings of it.
 const HALVINGS: u32 = 4;
 
@@ -78,6 +80,7 @@ pub fn choose(
     let mut estimates: Vec<Estimate> = Algorithm::ALL
         .into_iter()
         .filter(|algorithm| !matches!(algorithm, Algorithm::OneShot | Algorithm::Staged))
+        .filter(|&algorithm| forced == Some(algorithm) || is_sensible(algorithm, shape, bytes))
         .filter_map(|algorithm| best_message(algorithm, shape, bytes, max_message, model))
         .collect();
     // Stable, so that ties stay in code order.
@@ -86,6 +89,13 @@ pub fn choose(
     let Estimate { algorithm, message, .. } = *asked.or(estimates.first())?;
     let refused = forced.filter(|_| asked.is_none());
     Some(Choice { algorithm, message, estimates, refused })
+}
+
+/// What the estimates do not see: two trees are two messages where one would do. They pay where each half is worth a message;
+/// between two ranks, where both are the same pair's, only as two streams (measured over TCP).
+fn is_sensible(algorithm: Algorithm, shape: &Shape, bytes: usize) -> bool {
+    let least = if shape.ranks == 2 { TWO_STREAMS } else { 2 * SMALLEST_MESSAGE };
+    algorithm != Algorithm::DoubleTree || bytes >= least
 }
 
 fn best_message(
@@ -134,6 +144,21 @@ mod tests {
         assert_eq!(chosen(2, 128 << 20, &shm), Algorithm::Ring);
         assert_eq!(chosen(2, 64_000, &CostModel::tcp()), Algorithm::Direct);
         assert_eq!(chosen(2, 128 << 20, &CostModel::tcp()), Algorithm::Ring);
+    }
+
+    #[test]
+    fn no_second_tree_where_one_message_would_do() {
+        for model in [CostModel::shm(), CostModel::tcp()] {
+            for (ranks, bytes) in [(2, 8), (2, 32 << 10), (2, 128 << 10), (4, 8), (4, 8 << 10), (64, 1000)] {
+                for collective in [Collective::Broadcast, Collective::Reduce] {
+                    let shape = shape(collective, ranks);
+                    let choice = choose(&shape, bytes, 128 << 10, &model, None).unwrap();
+                    assert!(choice.estimates.iter().all(|e| e.algorithm != Algorithm::DoubleTree), "{shape:?} {bytes}");
+                    let asked = choose(&shape, bytes, 128 << 10, &model, Some(Algorithm::DoubleTree)).unwrap();
+                    assert_eq!(asked.algorithm, Algorithm::DoubleTree);
+                }
+            }
+        }
     }
 
     #[test]
