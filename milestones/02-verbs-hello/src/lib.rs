@@ -1,6 +1,6 @@
 //! Milestone 02 as a library: what the program `verbs-hello` and milestone 05 share.
 //!
-//! The modules here are plain Rust and build anywhere. [`verbs`] holds the objects of libibverbs and is only there
+//! The modules here are plain Rust and build anywhere. `verbs` holds the objects of libibverbs and is only there
 //! with the feature of the same name.
 
 pub mod alone;

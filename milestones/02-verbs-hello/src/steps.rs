@@ -1,4 +1,4 @@
-//! The attributes of each step of a queue pair's life, with what they mean. [`crate::verbs`] hands them to the device.
+//! The attributes of each step of a queue pair's life, with what they mean. `verbs` hands them to the device.
 //!
 //! A reliable connection goes RESET → INIT → RTR → RTS, and each step must set exactly the attributes listed here
 //! (InfiniBand specification, volume 1, section 11.2.5; manual page `ibv_modify_qp`).
