@@ -424,7 +424,8 @@ impl Inner {
                 return unsafe { self.run_on_board(board, registry, job, header, buffers, background, workspace) }
                     .map(|_| ());
             }
-            if let Some(job) = self.symmetric(registry, *forced, key) {
+            let candidates = [self.symmetric(registry, *forced, key), self.staged(board.stage_bytes(), *forced, key)];
+            for job in candidates.into_iter().flatten() {
                 let header = Header { seq, ..job.header };
                 // SAFETY: forwarded from the caller.
                 let outcome =
@@ -432,12 +433,6 @@ impl Inner {
                 if outcome == Outcome::Done {
                     return Ok(());
                 }
-            }
-            if let Some(job) = self.staged(board.stage_bytes(), *forced, key) {
-                let header = Header { seq, ..job.header };
-                // SAFETY: forwarded from the caller.
-                return unsafe { self.run_on_board(board, registry, &job, header, buffers, background, workspace) }
-                    .map(|_| ());
             }
         }
         // SAFETY: forwarded from the caller.

@@ -27,7 +27,7 @@ pub(crate) fn slot_bytes(shape: &Shape, segment: usize) -> usize {
 }
 
 /// Whether `rank` writes its slot. In a reduction the root does, too: in place, its input is gone after the first step.
-fn writes(shape: &Shape, rank: usize) -> bool {
+pub(super) fn writes(shape: &Shape, rank: usize) -> bool {
     match shape.collective {
         Collective::Broadcast | Collective::Scatter => rank == shape.root,
         Collective::Gather => rank != shape.root,

@@ -9,6 +9,7 @@
 //! A rank writes up to [`STAGES`](super::layout::STAGES) chunks ahead of the slowest reader.
 
 use super::board::Board;
+use super::one_shot::writes;
 use super::run::{Call, Job, Outcome, Turn};
 use super::work::{combine, copy, line, share};
 use crate::algorithm::Shape;
@@ -49,15 +50,6 @@ pub(crate) fn largest_chunk(shape: &Shape, elem: usize, area: usize) -> usize {
             area / elem / (ranks - 1).max(1) / line * line
         }
         _ => area / elem / line * line,
-    }
-}
-
-/// Whether `rank` has something for others.
-fn writes(shape: &Shape, rank: usize) -> bool {
-    match shape.collective {
-        Collective::Broadcast | Collective::Scatter => rank == shape.root,
-        Collective::Gather => rank != shape.root,
-        _ => true,
     }
 }
 
@@ -249,11 +241,7 @@ impl Staged {
                     copy(input(rank), output(rank), bytes, self.streams);
                     sources.for_each(|s| copy(apart(s), output(s), bytes, self.streams));
                 }
-                Collective::AllGather => {
-                    copy(input(0), output(rank), bytes, self.streams);
-                    sources.for_each(|s| copy(whole(s), output(s), bytes, self.streams));
-                }
-                Collective::Gather if rank == shape.root => {
+                Collective::AllGather | Collective::Gather if has_output(shape, rank) => {
                     copy(input(0), output(rank), bytes, self.streams);
                     sources.for_each(|s| copy(whole(s), output(s), bytes, self.streams));
                 }
