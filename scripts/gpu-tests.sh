@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# The tests that need a GPU, for a machine that has one but no Rust:
+#
+#   scripts/gpu-tests.sh build     here: programs and test programs into out/gpu (stripped; copy it with the checkout)
+#   scripts/gpu-tests.sh run       there: runs them all, from the checkout's root; exit status 1 if one fails
+#   scripts/gpu-tests.sh           both, on a machine that has everything
+#
+# A test that finds no GPU says SKIPPED; `run` fails then, because nothing was tested.
+set -eu -o pipefail
+cd "$(dirname "$0")/.."
+out=out/gpu
+packages=(cuda-vec-add)
+
+build() {
+    rm -rf "$out" && mkdir -p "$out"
+    local arguments=()
+    for package in "${packages[@]}"; do arguments+=(-p "$package"); done
+    # Cargo says where it put each executable: test programs by the name of their file, programs by their own.
+    cargo build --release --locked "${arguments[@]}"
+    cargo test --release --locked --no-run --message-format=json "${arguments[@]}" |
+        python3 -c '
+import json, shutil, sys
+for line in sys.stdin:
+    message = json.loads(line)
+    if message.get("executable") and message.get("reason") == "compiler-artifact":
+        package = message["manifest_path"].split("/")[-2].split("-", 1)[1]
+        kind = message["target"]["name"] if message["profile"]["test"] else "program"
+        name = package + ("" if kind == "program" else "." + kind + ".test")
+        shutil.copy(message["executable"], sys.argv[1] + "/" + name)
+' "$out"
+    strip "$out"/*
+    ls -l "$out"
+}
+
+run() {
+    local failed=() log
+    [[ -d $out ]] || { echo "nothing in $out: run \`scripts/gpu-tests.sh build\` where there is cargo, and copy it here" >&2; return 1; }
+    export CUDA_VEC_ADD=$PWD/$out/cuda-vec-add
+    log=$(mktemp)
+    for test in "$out"/*.test; do
+        echo "== ${test##*/}"
+        "$test" 2>&1 | tee "$log" || failed+=("${test##*/}")
+        if grep -q '^SKIPPED' "$log"; then failed+=("${test##*/} (skipped)"); fi
+    done
+    rm -f "$log"
+    if ((${#failed[@]})); then
+        echo "FAILED: ${failed[*]}"
+        return 1
+    fi
+    echo "all passed"
+}
+
+case ${1-} in
+    build) build ;;
+    run) run ;;
+    '') build && run ;;
+    *) sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+esac
