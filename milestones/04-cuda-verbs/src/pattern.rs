@@ -60,7 +60,7 @@ mod tests {
     #[test]
     fn one_wrong_byte_is_found_wherever_it_is() {
         for len in [1, 7, 4096, PIECE - 1, PIECE, PIECE + 9] {
-            let buffer = HostBuffer::new(len, String::new()).expect("memory");
+            let buffer = HostBuffer::new(len, None).expect("memory");
             fill(&buffer, 3).expect("fits");
             check(&buffer, 3).expect("all right");
             assert!(check(&buffer, 4).is_err(), "another round");

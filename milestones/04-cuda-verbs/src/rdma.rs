@@ -22,11 +22,12 @@ pub fn open(choice: &Choice) -> Result<Result<Rdma, Why>> {
     }
 }
 
-/// "What is missing. What to do."
+/// From "What is missing. What to do."
 fn missing(unavailable: Unavailable) -> Why {
     let text = unavailable.to_string();
     let (reason, next) = text.split_once(". ").unwrap_or((&text, "see README.md"));
-    Why::new(reason, next)
+    let (first, rest) = next.split_at(next.chars().next().map_or(0, char::len_utf8));
+    Why::new(reason, first.to_lowercase() + rest)
 }
 
 #[cfg(feature = "verbs")]
@@ -171,6 +172,6 @@ mod tests {
         assert!(why.next.starts_with("`scripts/rxe-vm.sh COMMAND`"), "{}", why.next);
         let why = missing(Unavailable::not_built("cuda-verbs"));
         assert_eq!(why.reason, "this program was built without RDMA");
-        assert!(why.next.contains("-p cuda-verbs --features verbs"));
+        assert!(why.next.starts_with("build it with `cargo run -p cuda-verbs --features verbs`"), "{}", why.next);
     }
 }

@@ -3,6 +3,30 @@
 use crate::probe::{Line, Stage};
 use crate::why::Why;
 
+/// The lines of the report about buffer and wire. Where there is neither GPU nor RDMA, the first line says so.
+pub fn here(buffer: &str, no_gpu: Option<&Why>, wire: Result<&str, &Why>) -> Vec<String> {
+    let mut text = Vec::new();
+    if no_gpu.is_some() && wire.is_err() {
+        text.push(
+            "no GPU and no RDMA here: host memory over TCP shows the pipeline, and nothing about GPUDirect".to_owned(),
+        );
+    }
+    text.push(format!("buffer: {buffer}"));
+    text.extend(no_gpu.into_iter().flat_map(indented));
+    match wire {
+        Ok(wire) => text.push(format!("wire: {wire}")),
+        Err(why) => {
+            text.push("wire: TCP".to_owned());
+            text.extend(indented(why));
+        }
+    }
+    text
+}
+
+fn indented(Why { reason, next }: &Why) -> [String; 2] {
+    [format!("    why:  {reason}"), format!("    next: {next}")]
+}
+
 /// The lines of the report about the stages.
 pub fn stages(lines: &[Line]) -> Vec<String> {
     let mut text = Vec::new();
@@ -11,10 +35,9 @@ pub fn stages(lines: &[Line]) -> Vec<String> {
         match &line.outcome {
             None => text.push(format!("{number} {stage}: not tried")),
             Some(Ok(how)) => text.push(format!("{number} {stage}: TAKEN: {how}")),
-            Some(Err(Why { reason, next })) => {
+            Some(Err(why)) => {
                 text.push(format!("{number} {stage}: not taken"));
-                text.push(format!("    why:  {reason}"));
-                text.push(format!("    next: {next}"));
+                text.extend(indented(why));
             }
         }
     }
@@ -59,6 +82,16 @@ mod tests {
             refused(&lines, Stage::Dmabuf).to_string(),
             "dmabuf (--path) does not work here: no dmabuf; make one"
         );
+    }
+
+    #[test]
+    fn what_is_missing_is_said_first() {
+        let why = Why::new("none", "get one");
+        assert_eq!(here("1 byte", None, Ok("RDMA")), ["buffer: 1 byte", "wire: RDMA"]);
+        assert_eq!(here("1 byte", Some(&why), Ok("RDMA"))[..2], ["buffer: 1 byte", "    why:  none"]);
+        assert_eq!(here("1 byte", None, Err(&why))[1..], ["wire: TCP", "    why:  none", "    next: get one"]);
+        let neither = here("1 byte", Some(&why), Err(&why));
+        assert!(neither[0].starts_with("no GPU and no RDMA here") && neither.len() == 7, "{neither:?}");
     }
 
     #[test]

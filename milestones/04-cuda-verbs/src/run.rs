@@ -95,13 +95,14 @@ impl Here {
             staging: cli.data.plan().staging(),
         };
         let wire = match &probe.device {
-            Ok(rdma) => format!("RDMA, {}", rdma.describe()),
-            Err(why) => format!("TCP, as there is no RDMA: {}", why.reason),
+            Ok(rdma) => Ok(format!("RDMA, {}", rdma.describe())),
+            Err(why) => Err(why.clone()),
         };
         let outcome = probe::run(&probe, cli.data.path)?;
         if !brief {
-            say!("buffer: {}", self.buffer.describe());
-            say!("wire: {wire}");
+            for line in report::here(&self.buffer.describe(), self.buffer.instead_of_gpu(), wire.as_deref()) {
+                say!("{line}");
+            }
             for line in report::stages(&outcome.lines) {
                 say!("{line}");
             }

@@ -21,14 +21,14 @@ use crate::why::{Why, errno};
 pub struct HostBuffer {
     pages: Arc<Pages>,
     len: usize,
-    why: String,
+    why: Option<Why>,
     /// The dmabuf that the pages are of, and who made it; or why there is none.
     dmabuf: Result<(OwnedFd, String), Why>,
 }
 
 impl HostBuffer {
-    /// `len` zeroed bytes; `why` says why it is host memory.
-    pub fn new(len: usize, why: String) -> Result<HostBuffer> {
+    /// `len` zeroed bytes; `why` says why it is not a GPU's memory, if that was wanted.
+    pub fn new(len: usize, why: Option<Why>) -> Result<HostBuffer> {
         ensure!(len > 0, "a buffer of 0 bytes");
         let (pages, dmabuf) = match exporter::make(len) {
             Ok(made) => (made.pages, Ok((made.fd, made.source))),
@@ -87,7 +87,13 @@ impl Buffer for HostBuffer {
             Ok((_, source)) => format!(" (a dmabuf of {source})"),
             Err(_) => String::new(),
         };
-        format!("{} bytes of HOST memory{dmabuf}, {}", self.len, self.why)
+        let stands =
+            if self.why.is_some() { "; it stands for a GPU's memory" } else { ", as asked for (--buffer host)" };
+        format!("{} bytes of HOST memory{dmabuf}{stands}", self.len)
+    }
+
+    fn instead_of_gpu(&self) -> Option<&Why> {
+        self.why.as_ref()
     }
 
     fn start_out(&self, range: Range<usize>, staging: &Pinned, at: usize, _: usize) -> Result<()> {
@@ -133,7 +139,7 @@ mod tests {
 
     #[test]
     fn copies_go_where_they_should_and_not_beyond() {
-        let buffer = HostBuffer::new(10_000, String::new()).expect("memory");
+        let buffer = HostBuffer::new(10_000, None).expect("memory");
         let staging = buffer.pinned(4096).expect("memory");
         buffer.write(9_000, &[7; 1000]).expect("fits");
         buffer.start_out(8_999..10_000, &staging, 10, 0).expect("fits");
@@ -148,9 +154,10 @@ mod tests {
 
     #[test]
     fn it_says_what_it_is() {
-        let buffer = HostBuffer::new(4096, "it stands for a GPU's: no driver".to_owned()).expect("memory");
-        assert!(buffer.describe().contains("HOST memory") && buffer.describe().contains("no driver"));
+        let buffer = HostBuffer::new(4096, Some(Why::new("no driver", "install it"))).expect("memory");
+        assert!(buffer.describe().starts_with("4096 bytes of HOST memory") && buffer.describe().contains("stands for"));
+        assert_eq!(buffer.instead_of_gpu().expect("a reason").reason, "no driver");
         assert!(buffer.device_pointer().expect_err("none").reason.contains("host memory"));
-        assert!(HostBuffer::new(0, String::new()).is_err());
+        assert!(HostBuffer::new(0, None).is_err());
     }
 }

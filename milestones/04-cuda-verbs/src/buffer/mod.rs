@@ -32,8 +32,13 @@ pub enum Choice {
 /// A copy between buffer and staging is started and then waited for, so that it runs beside the wire. `slot` numbers the
 /// copies that are under way at a time.
 pub trait Buffer: Memory {
-    /// One line for people: size, place, and what it is not.
+    /// One line for people: size and place.
     fn describe(&self) -> String;
+
+    /// Why it is not a GPU's memory, where it is not although one was wanted.
+    fn instead_of_gpu(&self) -> Option<&Why> {
+        None
+    }
 
     /// Starts to copy `range` of the buffer to `at` of `staging`, which may not be touched before [`Buffer::finish`].
     fn start_out(&self, range: Range<usize>, staging: &Pinned, at: usize, slot: usize) -> Result<()>;
@@ -55,21 +60,18 @@ pub trait Buffer: Memory {
 }
 
 /// Takes a buffer of `len` bytes as `choice` says, for `slots` copies at a time. With [`Choice::Auto`] and no GPU it is
-/// host memory, whose description says why.
+/// host memory, which says why.
 ///
 /// # Errors
 /// [`Why`] for [`Choice::Gpu`] without a usable GPU; no memory.
 pub fn take(choice: Choice, gpu: usize, len: usize, slots: usize) -> Result<Box<dyn Buffer>> {
     if choice == Choice::Host {
-        let text = "as asked for (--buffer host)".to_owned();
-        return Ok(Box::new(host::HostBuffer::new(len, text)?));
+        return Ok(Box::new(host::HostBuffer::new(len, None)?));
     }
     match gpu_buffer(gpu, len, slots) {
         Ok(buffer) => Ok(buffer),
         Err(error) => match error.downcast::<Why>() {
-            Ok(why) if choice == Choice::Auto => {
-                Ok(Box::new(host::HostBuffer::new(len, format!("it stands for a GPU's: {why}"))?))
-            }
+            Ok(why) if choice == Choice::Auto => Ok(Box::new(host::HostBuffer::new(len, Some(why))?)),
             Ok(why) => Err(why.into()),
             Err(error) => Err(error),
         },
@@ -84,7 +86,7 @@ fn gpu_buffer(gpu: usize, len: usize, slots: usize) -> Result<Box<dyn Buffer>> {
 
 #[cfg(not(feature = "cuda"))]
 fn gpu_buffer(_: usize, _: usize, _: usize) -> Result<Box<dyn Buffer>> {
-    Err(Why::new("this program was built without CUDA", "build it with the feature cuda (the default)").into())
+    Err(Why::new("no GPU: this program was built without CUDA", "build it with the feature cuda (the default)").into())
 }
 
 /// CPU memory for staging. Reached by raw copies only: a device may write to it.

@@ -92,7 +92,7 @@ impl Answers {
 }
 
 fn gpu() -> Played {
-    let memory = HostBuffer::new(8192, String::new()).expect("memory");
+    let memory = HostBuffer::new(8192, None).expect("memory");
     Played { memory, export: Ok(()), pointer: Ok(POINTER) }
 }
 

@@ -22,7 +22,7 @@ fn connection() -> (TcpStream, TcpStream) {
 }
 
 fn buffer(len: usize) -> HostBuffer {
-    HostBuffer::new(len, String::new()).expect("memory")
+    HostBuffer::new(len, None).expect("memory")
 }
 
 /// One side over TCP, through staging.

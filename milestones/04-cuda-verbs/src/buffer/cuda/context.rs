@@ -51,9 +51,11 @@ impl Context {
             .map_err(|e| anyhow!(words("cuDriverGetVersion", e)))?;
         if version < OLDEST {
             let (have, want) = (dotted(version), dotted(OLDEST));
-            return Err(
-                Why::new(format!("the driver is for CUDA {have}"), format!("install one for {want} or later")).into()
-            );
+            return Err(Why::new(
+                format!("no GPU: the driver is for CUDA {have}"),
+                format!("install one for {want} or later"),
+            )
+            .into());
         }
         let count = usize::try_from(result::device::get_count().map_err(|e| anyhow!(words("cuDeviceGetCount", e)))?)?;
         if index >= count {
