@@ -9,7 +9,7 @@ use verbs_hello::alone;
 use verbs_hello::say;
 use verbs_hello::side::Side;
 
-use crate::buffer::{self, Buffer, Pinned};
+use crate::buffer::{self, Buffer};
 use crate::cli::{Cli, Mode};
 use crate::pattern;
 use crate::probe::{self, Path, Probe, Stage, peer_memory};
@@ -131,7 +131,11 @@ impl Here {
         let named = device.as_ref().map_or("TCP".to_owned(), |rdma| format!("RDMA ({})", probe::Device::name(*rdma)));
         let (stage, path) = self.probe(cli, device, data.brief)?;
         say!("{stage} over {named}");
-        let (mut wire, staging) = self.connect(path, &mut side, plan.slots, role)?;
+        let staging = match &path {
+            Path::Staged(staging, _) => Some(Arc::clone(staging)),
+            Path::Direct(_) => None,
+        };
+        let mut wire = self.connect(path, &mut side, plan.slots, role)?;
         for round in 1..=rounds {
             if role == Role::Client {
                 pattern::fill(&*self.buffer, round)?;
@@ -163,22 +167,12 @@ impl Here {
         Ok(())
     }
 
-    /// The wire over `path`, and the staging that goes with it.
-    fn connect(
-        &self,
-        path: Path<rdma::Mr>,
-        side: &mut Side,
-        slots: usize,
-        role: Role,
-    ) -> Result<(Box<dyn Wire>, Option<Arc<Pinned>>)> {
-        let (mr, staging) = match path {
-            Path::Staged(staging, None) => {
-                return Ok((Box::new(Tcp::new(side.stream(), staging.clone())?), Some(staging)));
-            }
-            Path::Staged(staging, Some(mr)) => (mr, Some(staging)),
-            Path::Direct(mr) => (mr, None),
-        };
-        Ok((self.over_rdma(mr, side, slots, role)?, staging))
+    /// The wire over `path`: TCP when its memory is not registered.
+    fn connect(&self, path: Path<rdma::Mr>, side: &mut Side, slots: usize, role: Role) -> Result<Box<dyn Wire>> {
+        match path {
+            Path::Staged(staging, None) => Ok(Box::new(Tcp::new(side.stream(), staging)?)),
+            Path::Staged(_, Some(mr)) | Path::Direct(mr) => self.over_rdma(mr, side, slots, role),
+        }
     }
 
     #[cfg(feature = "verbs")]

@@ -23,6 +23,12 @@ use context::{Context, words};
 /// registration of it is of it alone, and begins at a page, which a dmabuf must.
 const BLOCK: usize = 2 << 20;
 
+/// Waits for everything in the current context. The driver's "synchronous" memset and copy from pageable memory return
+/// while the GPU may still be at work, and our stream does not wait for them.
+fn finish_all() -> Result<()> {
+    result::ctx::synchronize().map_err(|e| anyhow!(words("cuCtxSynchronize", e)))
+}
+
 /// Memory of a GPU, freed when the last user is gone: buffer and registrations.
 #[derive(Debug)]
 struct Allocation {
@@ -89,6 +95,7 @@ impl CudaBuffer {
         let memory = Arc::new(Allocation { context: Arc::clone(context), pointer, size });
         // SAFETY: just allocated with this size.
         unsafe { result::memset_d8_sync(pointer, 0, size) }.map_err(|e| anyhow!(words("cuMemsetD8", e)))?;
+        finish_all()?;
         let stream = result::stream::create(result::stream::StreamKind::NonBlocking)
             .map_err(|e| anyhow!(words("cuStreamCreate", e)))?;
         let mut buffer = CudaBuffer { memory, len, copies: Copies { stream, events: Vec::new() } };
@@ -243,7 +250,8 @@ impl Buffer for CudaBuffer {
     fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         let to = self.at(offset..offset.checked_add(bytes.len()).context("range")?)?;
         // SAFETY: inside the allocation.
-        unsafe { result::memcpy_htod_sync(to, bytes) }.map_err(|e| anyhow!(words("cuMemcpyHtoD", e)))
+        unsafe { result::memcpy_htod_sync(to, bytes) }.map_err(|e| anyhow!(words("cuMemcpyHtoD", e)))?;
+        finish_all()
     }
 
     fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
