@@ -9,7 +9,7 @@
 set -eu -o pipefail
 cd "$(dirname "$0")/.."
 out=out/gpu
-packages=(cuda-vec-add)
+packages=(cuda-vec-add cuda-verbs)
 
 build() {
     rm -rf "$out" && mkdir -p "$out"
@@ -33,9 +33,9 @@ for line in sys.stdin:
 }
 
 run() {
+    [[ -d $out ]] || { echo "nothing in $out: run scripts/gpu-tests.sh build where there is cargo, and copy it here" >&2; return 1; }
     local failed=() log
-    [[ -d $out ]] || { echo "nothing in $out: run \`scripts/gpu-tests.sh build\` where there is cargo, and copy it here" >&2; return 1; }
-    export CUDA_VEC_ADD=$PWD/$out/cuda-vec-add
+    export CUDA_VEC_ADD=$PWD/$out/cuda-vec-add CUDA_VERBS_PROGRAM=$PWD/$out/cuda-verbs
     log=$(mktemp)
     for test in "$out"/*.test; do
         echo "== ${test##*/}"

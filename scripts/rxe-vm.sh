@@ -57,8 +57,9 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cache=${TINYNCCL_VM_CACHE:-$here/../target/rxe-vm}
 
 # What the guest needs, each after what it depends on is loaded; modprobe resolves the rest.
-modules=(virtio_pci 9pnet_virtio 9p veth dummy sch_netem ib_uverbs rdma_ucm crc32_generic rdma_rxe)
-optional=" crc32_generic " # built in or gone in later kernels
+# vgem makes dmabufs (milestone 04): the kernel has no udmabuf and no dma-heap.
+modules=(virtio_pci 9pnet_virtio 9p veth dummy sch_netem ib_uverbs rdma_ucm crc32_generic rdma_rxe vgem)
+optional=" crc32_generic vgem " # built in or gone in later kernels
 
 say() { printf 'rxe-vm: %s\n' "$*" >&2; }
 die() {
@@ -162,7 +163,9 @@ fetch_kernel() {
     dpkg-deb --fsys-tarfile "$work"/*.deb | tar -x -C "$work/root" --wildcards './boot/vmlinuz*' \
         '*/lib/modules/*/modules.*' '*/kernel/arch/*' '*/kernel/crypto/*' '*/kernel/lib/*' '*/kernel/net/*' \
         '*/kernel/fs/9p/*' '*/kernel/fs/configfs/*' '*/kernel/fs/netfs/*' '*/kernel/fs/fscache/*' '*/kernel/drivers/virtio/*' \
-        '*/kernel/drivers/infiniband/*' '*/kernel/drivers/net/veth*' '*/kernel/drivers/net/dummy*' 2>>"$work/log"
+        '*/kernel/drivers/infiniband/*' '*/kernel/drivers/net/veth*' '*/kernel/drivers/net/dummy*' \
+        '*/kernel/drivers/gpu/drm/drm.ko*' '*/kernel/drivers/gpu/drm/drm_*helper.ko*' '*/kernel/drivers/gpu/drm/vgem/*' \
+        2>>"$work/log"
     # Newer packages have it all below usr/.
     [[ -d $work/root/lib ]] || mv "$work/root/usr/lib" "$work/root/lib"
     depmod -b "$work/root" "$(ls "$work/root/lib/modules")" 2>>"$work/log" && mv "$work/root" "$cache/$package"

@@ -29,6 +29,7 @@ rows() {
     # The milestones.
     tests pair verbs-hello verbs-hello process --test-threads=1
     tests pair rdma-write rdma-write process --test-threads=1
+    tests pair cuda-verbs cuda-verbs process --test-threads=1 over_rdma dmabuf
     tests pair allreduce-verbs allreduce-verbs process --test-threads=1
 }
 

@@ -62,6 +62,11 @@ impl Side {
         self.peer
     }
 
+    /// The connection itself, for a program that sends bytes between the lines: both sides must know how many.
+    pub fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
     /// Sends one line.
     pub fn send(&mut self, line: &str) -> Result<()> {
         debug_assert!(line.len() <= LONGEST && !line.contains('\n'));

@@ -8,8 +8,8 @@ use cudarc::driver::{CudaContext, DriverError};
 
 use crate::unavailable::Unavailable;
 
-/// The CUDA version that our bindings are for (Cargo.toml: cudarc's feature `cuda-13000`).
-const BUILT_FOR: i32 = 13_000;
+/// The CUDA version that our bindings are for (Cargo.toml: cudarc's feature `cuda-12000`).
+const BUILT_FOR: i32 = 12_000;
 
 /// A device that is open, and what matters of it here.
 #[derive(Debug)]

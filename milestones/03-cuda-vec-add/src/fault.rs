@@ -45,7 +45,7 @@ pub(crate) fn all(options: &Options) -> Result<()> {
 pub(crate) fn one(fault: Fault, options: &Options) -> Result<()> {
     let device = Device::open(options.device)?;
     if fault == Fault::Source {
-        let source = SOURCE.replacen("a[i] + b[i]", "a[i] + d[i]", 1);
+        let source = SOURCE.replace("c[i] = a[i] + b[i];", "c[i] = a[i] + d[i];");
         return match compile(&device.context, device.capability, &source, &KERNELS) {
             Ok(_) => bail!("the compiler took a kernel that reads a vector which is not there"),
             Err(error) if error.downcast_ref::<crate::unavailable::Unavailable>().is_some() => Err(error),

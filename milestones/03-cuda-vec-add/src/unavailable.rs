@@ -37,8 +37,8 @@ impl fmt::Display for Unavailable {
                 write!(f, "no GPU to use: {cause}. `nvidia-smi` lists those that the driver sees; CUDA_VISIBLE_DEVICES can hide them")
             }
             Unavailable::Compiler => f.write_str(
-                "no run-time compiler here (libnvrtc.so was not found): install the CUDA toolkit, or its part NVRTC alone \
-                 (Debian: libnvrtc12 or nvidia-cuda-toolkit; pip: nvidia-cuda-nvrtc), and put its folder into LD_LIBRARY_PATH",
+                "no run-time compiler here (neither libnvrtc.so nor libnvrtc.so.12 was found): install the CUDA toolkit, or its part NVRTC alone \
+                 (Debian: libnvrtc12 or nvidia-cuda-toolkit; pip: nvidia-cuda-nvrtc-cu12), and put its folder into LD_LIBRARY_PATH",
             ),
         }
     }

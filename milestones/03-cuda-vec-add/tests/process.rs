@@ -6,9 +6,21 @@ use std::time::Duration;
 use assert_cmd::assert::Assert;
 
 /// Beside this test on a machine that has no cargo (scripts/gpu-tests.sh), else where cargo built it.
-fn vec_add(arguments: &[&str]) -> Assert {
+fn command(arguments: &[&str]) -> assert_cmd::Command {
     let program = std::env::var_os("CUDA_VEC_ADD").unwrap_or_else(|| env!("CARGO_BIN_EXE_cuda-vec-add").into());
-    assert_cmd::Command::new(program).args(arguments).timeout(Duration::from_secs(120)).assert()
+    let mut command = assert_cmd::Command::new(program);
+    command.args(arguments).timeout(Duration::from_secs(120));
+    command
+}
+
+fn vec_add(arguments: &[&str]) -> Assert {
+    command(arguments).assert()
+}
+
+/// What it says where the driver shows it no GPU.
+fn vec_add_without_gpu(arguments: &[&str]) -> String {
+    let assert = command(arguments).env("CUDA_VISIBLE_DEVICES", "").assert().code(77);
+    String::from_utf8(assert.get_output().stderr.clone()).expect("text")
 }
 
 /// What it prints; `None`, said aloud, where it cannot run.
@@ -35,9 +47,11 @@ fn wrong_options_are_usage_errors() {
 
 #[test]
 fn without_a_gpu_it_says_what_is_missing_in_one_line() {
-    // With the library hidden every machine is one without; where there is none, hiding does nothing.
+    // Where there is a GPU it is hidden; where there is no driver, hiding does nothing.
     for arguments in [&[][..], &["faults"], &["fault", "launch"]] {
-        let _ = on_a_gpu(arguments);
+        let text = vec_add_without_gpu(arguments);
+        assert_eq!(text.lines().count(), 1, "{text}");
+        assert!(text.contains("libcuda.so.1") || text.contains("CUDA_VISIBLE_DEVICES"), "{text}");
     }
 }
 

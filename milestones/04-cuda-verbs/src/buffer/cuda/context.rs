@@ -1,0 +1,125 @@
+//! A GPU that has been opened: driver, device, primary context.
+
+use std::sync::Arc;
+
+use anyhow::{Result, anyhow};
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys;
+
+use crate::why::Why;
+
+/// The oldest driver that the bindings are for: CUDA 12.0.
+const OLDEST: i32 = 12_000;
+
+/// A GPU's primary context: what every process that uses the CUDA runtime on this GPU has.
+#[derive(Debug)]
+pub struct Context {
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    /// Its number, as `nvidia-smi` and CUDA_VISIBLE_DEVICES count.
+    pub index: usize,
+    /// Its name and the driver's version.
+    pub name: String,
+    /// What the driver says: it can export a buffer as a dmabuf.
+    pub dmabuf: bool,
+    /// What the driver says: the GPU can take part in GPUDirect RDMA at all.
+    pub gpudirect: bool,
+}
+
+// SAFETY: the driver allows every call from every thread; the context is released once, in `drop`.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// Opens GPU number `index`. The error is a [`Why`] where there is no driver or no GPU.
+    pub fn open(index: usize) -> Result<Arc<Context>> {
+        // cudarc panics in the first call if the library is not there.
+        // SAFETY: opening libcuda runs its initializers, as every CUDA program does.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(Why::new(
+                "no GPU: NVIDIA's driver library libcuda.so.1 is not here",
+                "install NVIDIA's driver (Debian: nvidia-driver, libcuda1); in a container, start it with the GPUs (`--gpus all`)",
+            )
+            .into());
+        }
+        result::init().map_err(|e| Why::new(format!("no GPU: {}", words("cuInit", e)), after(e)))?;
+        let mut version = 0;
+        // SAFETY: `version` outlives the call.
+        unsafe { sys::cuDriverGetVersion(&mut version) }
+            .result()
+            .map_err(|e| anyhow!(words("cuDriverGetVersion", e)))?;
+        if version < OLDEST {
+            let (have, want) = (dotted(version), dotted(OLDEST));
+            return Err(Why::new(
+                format!("no GPU: the driver is for CUDA {have}"),
+                format!("install one for {want} or later"),
+            )
+            .into());
+        }
+        let count = usize::try_from(result::device::get_count().map_err(|e| anyhow!(words("cuDeviceGetCount", e)))?)?;
+        if index >= count {
+            return Err(Why::new(
+                format!("no GPU {index} (--gpu): there are {count}"),
+                "CUDA_VISIBLE_DEVICES may hide some",
+            )
+            .into());
+        }
+        let device = result::device::get(i32::try_from(index)?).map_err(|e| anyhow!(words("cuDeviceGet", e)))?;
+        let name = result::device::get_name(device).map_err(|e| anyhow!(words("cuDeviceGetName", e)))?;
+        let can = |attribute| {
+            // SAFETY: a device that the driver gave. A driver that does not know the attribute has not the ability.
+            unsafe { result::device::get_attribute(device, attribute) }.is_ok_and(|value| value != 0)
+        };
+        let dmabuf = can(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED);
+        let gpudirect = can(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED);
+        // SAFETY: a device that the driver gave.
+        let context = unsafe { result::primary_ctx::retain(device) }
+            .map_err(|e| anyhow!("GPU {index} ({name}): {}", words("cuDevicePrimaryCtxRetain", e)))?;
+        let name = format!("{name}, driver for CUDA {}", dotted(version));
+        let context = Context { device, context, index, name, dmabuf, gpudirect };
+        context.bind()?;
+        Ok(Arc::new(context))
+    }
+
+    /// Makes it the calling thread's current context, which the driver's calls refer to.
+    pub fn bind(&self) -> Result<()> {
+        // SAFETY: retained by us and not yet released.
+        unsafe { result::ctx::set_current(self.context) }.map_err(|e| anyhow!(words("cuCtxSetCurrent", e)))
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: retained by us, released once; what lives in it holds an `Arc` and is gone.
+        let _ = unsafe { result::primary_ctx::release(self.device) };
+    }
+}
+
+/// A driver's error: the call, the name by which the manual lists it, what it means.
+pub(super) fn words(call: &str, error: DriverError) -> String {
+    let name = error.error_name().map(|n| n.to_string_lossy().into_owned());
+    let text = error.error_string().map(|s| s.to_string_lossy().into_owned());
+    match (name, text) {
+        (Ok(name), Ok(text)) => format!("{call}: {name} ({}, {text})", error.0 as u32),
+        _ => format!("{call}: CUDA error {}", error.0 as u32),
+    }
+}
+
+/// What to do after a failed `cuInit`.
+fn after(error: DriverError) -> &'static str {
+    match error.0 {
+        sys::CUresult::CUDA_ERROR_NO_DEVICE => {
+            "`nvidia-smi -L` lists the GPUs; CUDA_VISIBLE_DEVICES may hide them, or the container was started without"
+        }
+        sys::CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH => {
+            "library and kernel module are of two versions: reboot, or reload the module after an update"
+        }
+        _ => "`nvidia-smi` and the kernel's log (dmesg) say more; is the module nvidia loaded?",
+    }
+}
+
+/// 12040 is 12.4.
+fn dotted(version: i32) -> String {
+    format!("{}.{}", version / 1000, version % 1000 / 10)
+}

@@ -1,0 +1,287 @@
+//! A GPU's memory, by the CUDA driver interface (crate cudarc, which opens libcuda at run time).
+
+use std::any::Any;
+use std::ops::Range;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys;
+
+use super::{Buffer, Pinned};
+use crate::probe::{Export, Memory};
+use crate::why::Why;
+
+pub mod context;
+
+use context::{Context, words};
+
+/// The GPU maps memory in blocks of this size. An allocation of whole blocks shares none with another, so that a
+/// registration of it is of it alone, and begins at a page, which a dmabuf must.
+const BLOCK: usize = 2 << 20;
+
+/// Waits for everything in the current context. The driver's "synchronous" memset and copy from pageable memory return
+/// while the GPU may still be at work, and our stream does not wait for them.
+fn finish_all() -> Result<()> {
+    result::ctx::synchronize().map_err(|e| anyhow!(words("cuCtxSynchronize", e)))
+}
+
+/// Memory of a GPU, freed when the last user is gone: buffer and registrations.
+#[derive(Debug)]
+struct Allocation {
+    context: Arc<Context>,
+    pointer: sys::CUdeviceptr,
+    size: usize,
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            // SAFETY: allocated by us, freed once; a failure leaves it to the end of the process.
+            let _ = unsafe { result::free_sync(self.pointer) };
+        }
+    }
+}
+
+/// Pinned memory that the driver gave: its copies run beside the CPU.
+#[derive(Debug)]
+struct PinnedAllocation {
+    context: Arc<Context>,
+    start: NonNull<u8>,
+}
+
+// SAFETY: belongs to the process; freed once, in `drop`.
+unsafe impl Send for PinnedAllocation {}
+// SAFETY: as above; it gives no access by itself.
+unsafe impl Sync for PinnedAllocation {}
+
+impl Drop for PinnedAllocation {
+    fn drop(&mut self) {
+        // A copy that an error left under way must not write to freed memory.
+        if self.context.bind().is_ok() && result::ctx::synchronize().is_ok() {
+            // SAFETY: allocated by us, freed once, and no copy is under way.
+            let _ = unsafe { result::free_host(self.start.as_ptr().cast()) };
+        }
+    }
+}
+
+/// A stream and one event per slot: copies in order, each one's end to be waited for.
+#[derive(Debug)]
+struct Copies {
+    stream: sys::CUstream,
+    events: Vec<sys::CUevent>,
+}
+
+/// A buffer in a GPU's memory.
+#[derive(Debug)]
+pub struct CudaBuffer {
+    memory: Arc<Allocation>,
+    len: usize,
+    copies: Copies,
+}
+
+impl CudaBuffer {
+    /// `len` bytes, zeroed, with room for `slots` copies at a time.
+    pub fn new(context: &Arc<Context>, len: usize, slots: usize) -> Result<CudaBuffer> {
+        ensure!(len > 0, "a buffer of 0 bytes");
+        context.bind()?;
+        let size = len.checked_next_multiple_of(BLOCK).context("size of the buffer")?;
+        // SAFETY: zeroed below, before anybody reads it.
+        let pointer = unsafe { result::malloc_sync(size) }
+            .map_err(|e| anyhow!("GPU {}: {size} bytes: {}", context.index, words("cuMemAlloc", e)))?;
+        let memory = Arc::new(Allocation { context: Arc::clone(context), pointer, size });
+        // SAFETY: just allocated with this size.
+        unsafe { result::memset_d8_sync(pointer, 0, size) }.map_err(|e| anyhow!(words("cuMemsetD8", e)))?;
+        finish_all()?;
+        let stream = result::stream::create(result::stream::StreamKind::NonBlocking)
+            .map_err(|e| anyhow!(words("cuStreamCreate", e)))?;
+        let mut buffer = CudaBuffer { memory, len, copies: Copies { stream, events: Vec::new() } };
+        for _ in 0..slots {
+            let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
+            buffer.copies.events.push(event.map_err(|e| anyhow!(words("cuEventCreate", e)))?);
+        }
+        Ok(buffer)
+    }
+
+    fn at(&self, range: Range<usize>) -> Result<sys::CUdeviceptr> {
+        ensure!(range.start <= range.end && range.end <= self.len, "bytes {range:?} of a buffer of {}", self.len);
+        self.memory.context.bind()?;
+        Ok(self.memory.pointer + range.start as u64)
+    }
+
+    fn event(&self, slot: usize) -> Result<sys::CUevent> {
+        self.copies.events.get(slot).copied().with_context(|| format!("slot {slot} of {}", self.copies.events.len()))
+    }
+
+    fn record(&self, slot: usize) -> Result<()> {
+        // SAFETY: event and stream are ours and exist.
+        unsafe { result::event::record(self.event(slot)?, self.copies.stream) }
+            .map_err(|e| anyhow!(words("cuEventRecord", e)))
+    }
+
+    /// NVIDIA's manual asks for it before memory is given to an RDMA device: the synchronous copies of the CPU then wait
+    /// until they are done on the GPU too.
+    fn order_copies(&self) -> Result<(), DriverError> {
+        let on: u32 = 1;
+        let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS;
+        // SAFETY: this attribute takes an `unsigned int`, and the pointer is an allocation of ours.
+        unsafe { sys::cuPointerSetAttribute((&raw const on).cast(), attribute, self.memory.pointer) }.result()
+    }
+}
+
+impl Memory for CudaBuffer {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn address(&self) -> u64 {
+        self.memory.pointer
+    }
+
+    fn export(&self) -> Result<Export, Why> {
+        let context = &self.memory.context;
+        let source = format!("GPU {} (cuMemGetHandleForAddressRange)", context.index);
+        if !context.dmabuf {
+            return Err(Why::new(
+                format!("GPU {}: the driver says DMA_BUF_SUPPORTED = 0", context.index),
+                "NVIDIA's open kernel modules (version 515 or later), Linux 5.12 or later, a GPU of Turing or later",
+            ));
+        }
+        let failed = |call: &str, e| Why::new(words(call, e), "the kernel's log (dmesg) says more");
+        context.bind().map_err(|e| Why::new(format!("{e:#}"), "see above"))?;
+        self.order_copies().map_err(|e| failed("cuPointerSetAttribute(SYNC_MEMOPS)", e))?;
+        let mut fd: i32 = -1;
+        let kind = sys::CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
+        // SAFETY: for this kind of handle the driver writes an `int`; the range is one allocation of ours, in whole pages.
+        unsafe {
+            sys::cuMemGetHandleForAddressRange((&raw mut fd).cast(), self.memory.pointer, self.memory.size, kind, 0)
+        }
+        .result()
+        .map_err(|e| failed("cuMemGetHandleForAddressRange", e))?;
+        // SAFETY: a new descriptor that the call made, ours alone.
+        Ok(Export { fd: unsafe { OwnedFd::from_raw_fd(fd) }, offset: 0, source })
+    }
+
+    fn device_pointer(&self) -> Result<u64, Why> {
+        let context = &self.memory.context;
+        if !context.gpudirect {
+            return Err(Why::new(
+                format!("GPU {}: the driver says GPU_DIRECT_RDMA_SUPPORTED = 0", context.index),
+                "a data-center or professional GPU; GeForce cards have no GPUDirect RDMA",
+            ));
+        }
+        context.bind().map_err(|e| Why::new(format!("{e:#}"), "see above"))?;
+        self.order_copies().map_err(|e| {
+            Why::new(words("cuPointerSetAttribute(SYNC_MEMOPS)", e), "memory by cuMemAlloc, not managed memory")
+        })?;
+        Ok(self.memory.pointer)
+    }
+
+    fn pinned(&self, len: usize) -> Result<Pinned> {
+        self.memory.context.bind()?;
+        // Not write-combined: the CPU reads it.
+        // SAFETY: zeroed below, before anybody reads it.
+        let start = unsafe { result::malloc_host(len, sys::CU_MEMHOSTALLOC_PORTABLE) }
+            .map_err(|e| anyhow!("{len} bytes of pinned memory: {}", words("cuMemHostAlloc", e)))?;
+        let start = NonNull::new(start.cast::<u8>()).context("cuMemHostAlloc: address 0")?;
+        let owner = PinnedAllocation { context: Arc::clone(&self.memory.context), start };
+        // SAFETY: `len` bytes that nobody else knows yet.
+        unsafe { start.write_bytes(0, len) };
+        // SAFETY: `len` initialized bytes that live as long as their owner.
+        Ok(unsafe { Pinned::new(start, len, "pinned host memory (cuMemHostAlloc)", Box::new(owner)) })
+    }
+
+    fn owner(&self) -> Arc<dyn Any + Send + Sync> {
+        self.memory.clone()
+    }
+}
+
+impl Buffer for CudaBuffer {
+    fn describe(&self) -> String {
+        let Context { index, name, dmabuf, gpudirect, .. } = &*self.memory.context;
+        let (dmabuf, gpudirect) = (u8::from(*dmabuf), u8::from(*gpudirect));
+        format!(
+            "{} bytes on GPU {index} ({name}; DMA_BUF_SUPPORTED = {dmabuf}, GPU_DIRECT_RDMA_SUPPORTED = {gpudirect})",
+            self.len
+        )
+    }
+
+    fn start_out(&self, range: Range<usize>, staging: &Pinned, at: usize, slot: usize) -> Result<()> {
+        let (from, to) = (self.at(range.clone())?, staging.at(at..at + range.len())?);
+        // SAFETY: both ranges are inside their memory. The staging slot is untouched until `finish`, and outlives the copy
+        // (`PinnedAllocation::drop`).
+        unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, range.len(), self.copies.stream) }
+            .result()
+            .map_err(|e| anyhow!(words("cuMemcpyDtoHAsync", e)))?;
+        self.record(slot)
+    }
+
+    fn start_in(&self, range: Range<usize>, staging: &Pinned, at: usize, slot: usize) -> Result<()> {
+        let (to, from) = (self.at(range.clone())?, staging.at(at..at + range.len())?);
+        // SAFETY: as in `start_out`.
+        unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), range.len(), self.copies.stream) }
+            .result()
+            .map_err(|e| anyhow!(words("cuMemcpyHtoDAsync", e)))?;
+        self.record(slot)
+    }
+
+    /// Asks again and again instead of `cuEventSynchronize`, which has no deadline.
+    fn finish(&self, slot: usize, deadline: Instant) -> Result<()> {
+        let event = self.event(slot)?;
+        self.memory.context.bind()?;
+        loop {
+            // SAFETY: our event.
+            match unsafe { result::event::query(event) } {
+                Ok(()) => return Ok(()),
+                Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) if Instant::now() < deadline => {
+                    std::thread::yield_now();
+                }
+                Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => {
+                    bail!("a copy between GPU {} and the CPU takes longer than --timeout", self.memory.context.index)
+                }
+                Err(e) => bail!(words("a copy between GPU and CPU", e)),
+            }
+        }
+    }
+
+    fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
+        let to = self.at(offset..offset.checked_add(bytes.len()).context("range")?)?;
+        // SAFETY: inside the allocation.
+        unsafe { result::memcpy_htod_sync(to, bytes) }.map_err(|e| anyhow!(words("cuMemcpyHtoD", e)))?;
+        finish_all()
+    }
+
+    fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<()> {
+        let from = self.at(offset..offset.checked_add(bytes.len()).context("range")?)?;
+        // SAFETY: inside the allocation.
+        unsafe { result::memcpy_dtoh_sync(bytes, from) }.map_err(|e| anyhow!(words("cuMemcpyDtoH", e)))
+    }
+
+    /// A completion says that the card wrote the bytes; on some buses they may still be on the way into the GPU.
+    fn settle(&self) -> Result<()> {
+        self.memory.context.bind()?;
+        let target = sys::CUflushGPUDirectRDMAWritesTarget::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX;
+        let scope = sys::CUflushGPUDirectRDMAWritesScope::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER;
+        // SAFETY: constants of this call.
+        unsafe { sys::cuFlushGPUDirectRDMAWrites(target, scope) }
+            .result()
+            .map_err(|e| anyhow!(words("cuFlushGPUDirectRDMAWrites", e)))
+    }
+}
+
+impl Drop for CudaBuffer {
+    fn drop(&mut self) {
+        if self.memory.context.bind().is_err() {
+            return;
+        }
+        for event in self.copies.events.drain(..) {
+            // SAFETY: created by us, destroyed once; the driver lets a recorded one finish.
+            let _ = unsafe { result::event::destroy(event) };
+        }
+        // SAFETY: created by us, destroyed once; the driver lets what is queued finish.
+        let _ = unsafe { result::stream::destroy(self.copies.stream) };
+    }
+}

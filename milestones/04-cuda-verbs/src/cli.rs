@@ -1,0 +1,159 @@
+//! The command line.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use verbs_hello::choice;
+
+use crate::buffer;
+use crate::plan::Plan;
+use crate::probe::Stage;
+use crate::terms::WireChoice;
+
+/// Chunks that may be under way at a time, at most.
+pub const MOST_SLOTS: usize = 64;
+
+/// A GPU's memory over RDMA: dmabuf, peer memory or pinned staging, which one and why; then every byte checked.
+///
+/// Without a subcommand: what is here and which way is taken, then server and client as two processes of this machine.
+/// Without a GPU the buffer is host memory, without RDMA the wire is TCP, and the program says so.
+#[derive(Debug, Parser)]
+#[command(version)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub mode: Option<Mode>,
+    /// The RDMA device.
+    #[command(flatten)]
+    pub choice: choice::Choice,
+    /// The data.
+    #[command(flatten)]
+    pub data: Data,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub enum Mode {
+    /// Say what is here and which way would be taken; move nothing.
+    Probe,
+    /// Receive a buffer from one client and check every byte.
+    Server {
+        /// Where to listen for the side channel, HOST:PORT; port 0 takes a free one.
+        #[arg(long, default_value = "127.0.0.1:4704")]
+        listen: String,
+    },
+    /// Fill a buffer and send it to a server.
+    Client {
+        /// The server's side channel, HOST:PORT.
+        #[arg(default_value = "127.0.0.1:4704")]
+        address: String,
+    },
+}
+
+/// What to move, and how.
+#[derive(Debug, Clone, Args)]
+pub struct Data {
+    /// Which memory to take.
+    #[arg(long, global = true, value_enum, default_value = "auto")]
+    pub buffer: buffer::Choice,
+    /// Number of the GPU, as nvidia-smi counts.
+    #[arg(long, global = true, default_value_t = 0)]
+    pub gpu: usize,
+    /// How the bytes travel.
+    #[arg(long, global = true, value_enum, default_value = "auto")]
+    pub wire: WireChoice,
+    /// Try only this way to the memory, and end with status 77 if it does not work here [default: all, in order].
+    #[arg(long, global = true, value_enum)]
+    pub path: Option<Stage>,
+    /// Size of the buffer: 1 byte to 64G; K, M and G are powers of 1024.
+    #[arg(long, global = true, default_value = "16M", value_parser = parse_size)]
+    pub bytes: usize,
+    /// Size of a chunk, at most 1G.
+    #[arg(long, global = true, default_value = "256K", value_parser = parse_chunk)]
+    pub chunk: usize,
+    /// Chunks that may be under way at a time: staging slots or posted requests, 2 to 64.
+    #[arg(long, global = true, default_value = "2", value_parser = parse_slots)]
+    pub slots: usize,
+    /// How often the buffer is filled, sent and checked.
+    #[arg(long, global = true, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub rounds: u64,
+    /// Say in one line which way is taken, not why.
+    #[arg(long, global = true)]
+    pub brief: bool,
+}
+
+impl Data {
+    /// How the buffer is cut.
+    pub fn plan(&self) -> Plan {
+        Plan { bytes: self.bytes, chunk: self.chunk.min(self.bytes), slots: self.slots }
+    }
+
+    /// The options as arguments again, to hand to a child process.
+    pub fn arguments(&self) -> Vec<String> {
+        let name =
+            |value: Option<clap::builder::PossibleValue>| value.map_or_else(String::new, |v| v.get_name().to_owned());
+        let mut list = vec![
+            format!("--buffer={}", name(self.buffer.to_possible_value())),
+            format!("--gpu={}", self.gpu),
+            format!("--wire={}", self.wire),
+            format!("--bytes={}", self.bytes),
+            format!("--chunk={}", self.chunk),
+            format!("--slots={}", self.slots),
+            format!("--rounds={}", self.rounds),
+        ];
+        list.extend(self.path.map(|path| format!("--path={}", name(path.to_possible_value()))));
+        list.extend(self.brief.then(|| "--brief".to_owned()));
+        list
+    }
+}
+
+fn parse_size(text: &str) -> Result<usize, String> {
+    let digits = text.trim_end_matches(['K', 'M', 'G']);
+    let shift = match &text[digits.len()..] {
+        "" => 0,
+        "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        _ => return Err("expected a size like 64K, 16M or 1G".to_owned()),
+    };
+    let size = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(1 << shift));
+    let size = size.filter(|n| (1..=64 << 30).contains(n)).and_then(|n| usize::try_from(n).ok());
+    size.ok_or_else(|| "expected 1 byte to 64G, like 64K, 16M or 1G".to_owned())
+}
+
+fn parse_chunk(text: &str) -> Result<usize, String> {
+    parse_size(text).ok().filter(|n| *n <= 1 << 30).ok_or_else(|| "expected 1 byte to 1G, like 256K".to_owned())
+}
+
+fn parse_slots(text: &str) -> Result<usize, String> {
+    let slots = text.parse().ok().filter(|n| (2..=MOST_SLOTS).contains(n));
+    slots.ok_or_else(|| format!("expected 2 to {MOST_SLOTS}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_bounds() {
+        use clap::CommandFactory as _;
+        Cli::command().debug_assert();
+        assert_eq!(parse_size("1"), Ok(1));
+        assert_eq!(parse_size("64K"), Ok(65_536));
+        assert_eq!(parse_size("64G"), Ok(64 << 30));
+        for bad in ["", "K", "0", "-1", "1k", "1KK", "1 M", "65G", "99999999999999999999", "17179869184G"] {
+            assert!(parse_size(bad).is_err(), "{bad}");
+        }
+        assert!(parse_chunk("2G").is_err() && parse_slots("1").is_err() && parse_slots("65").is_err());
+    }
+
+    #[test]
+    fn a_child_gets_the_same_options() {
+        let given =
+            ["x", "--buffer=host", "--gpu=3", "--wire=tcp", "--path=peer-memory", "--bytes=3K", "--chunk=5", "--brief"];
+        let first = Cli::try_parse_from(given).expect("valid").data;
+        let again = std::iter::once("x".to_owned()).chain(first.arguments());
+        let second = Cli::try_parse_from(again).expect("valid").data;
+        assert_eq!(format!("{first:?}"), format!("{second:?}"));
+        assert_eq!((second.path, second.bytes, second.brief), (Some(Stage::PeerMemory), 3072, true));
+        assert_eq!(Data { bytes: 3, ..first }.plan().chunk, 3);
+    }
+}

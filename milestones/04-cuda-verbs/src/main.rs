@@ -1,0 +1,15 @@
+//! Milestone 04: a GPU's memory over verbs. See README.md beside Cargo.toml.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use cuda_verbs::cli::Cli;
+use cuda_verbs::why::Why;
+use verbs_hello::unavailable;
+
+fn main() -> ExitCode {
+    let result = cuda_verbs::run::run(&Cli::parse());
+    let missing = result.as_ref().is_err_and(|error| error.downcast_ref::<Why>().is_some());
+    let code = unavailable::exit_code(result);
+    if missing { ExitCode::from(unavailable::EXIT_UNAVAILABLE) } else { code }
+}

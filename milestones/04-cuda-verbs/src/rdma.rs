@@ -1,0 +1,177 @@
+//! The RDMA device, as the probe asks it.
+
+use anyhow::Result;
+use verbs_hello::choice::Choice;
+use verbs_hello::unavailable::Unavailable;
+
+use crate::why::Why;
+
+#[cfg(feature = "verbs")]
+pub use with_verbs::{Mr, Rdma};
+#[cfg(not(feature = "verbs"))]
+pub use without_verbs::{Mr, Rdma};
+
+/// Opens the device that `choice` leads to, or says why there is none.
+///
+/// # Errors
+/// There are devices, but not the one that was asked for.
+pub fn open(choice: &Choice) -> Result<Result<Rdma, Why>> {
+    match Rdma::open(choice) {
+        Ok(rdma) => Ok(Ok(rdma)),
+        Err(error) => Ok(Err(missing(error.downcast::<Unavailable>()?))),
+    }
+}
+
+/// From "What is missing. What to do."
+fn missing(unavailable: Unavailable) -> Why {
+    let text = unavailable.to_string();
+    let (reason, next) = text.split_once(". ").unwrap_or((&text, "see README.md"));
+    let (first, rest) = next.split_at(next.chars().next().map_or(0, char::len_utf8));
+    Why::new(reason, first.to_lowercase() + rest)
+}
+
+#[cfg(feature = "verbs")]
+mod with_verbs {
+    use std::any::Any;
+    use std::io;
+    use std::os::fd::BorrowedFd;
+    use std::sync::Arc;
+
+    use anyhow::Result;
+    use ibverbs_sys::ibv_access_flags;
+    use verbs_hello::choice::Choice;
+    use verbs_hello::verbs::{self, Local, Pd};
+
+    use crate::probe::Device;
+
+    /// A registration.
+    pub type Mr = Arc<verbs::Mr>;
+
+    /// `IBV_ACCESS_LOCAL_WRITE`: our own device may write here, which RECV needs. The peer gets no right at all.
+    const ACCESS: u32 = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
+
+    /// An open device with a protection domain.
+    #[derive(Debug)]
+    pub struct Rdma {
+        /// Device, port, GID.
+        pub local: Local,
+        /// What registrations and queue pairs hang on.
+        pub pd: Arc<Pd>,
+    }
+
+    impl Rdma {
+        pub(super) fn open(choice: &Choice) -> Result<Rdma> {
+            let local = Local::open(choice)?;
+            let pd = Pd::new(&local.context)?;
+            Ok(Rdma { local, pd })
+        }
+
+        /// One line for people.
+        pub fn describe(&self) -> String {
+            let Local { context, gid, why, .. } = &self.local;
+            format!("{} port {}, GID {gid}: {why}", context.name(), gid.port)
+        }
+    }
+
+    impl Device for Rdma {
+        type Mr = Mr;
+
+        fn name(&self) -> &str {
+            self.local.context.name()
+        }
+
+        fn ask_dmabuf(&self) -> io::Error {
+            verbs::Mr::ask_dmabuf(&self.pd)
+        }
+
+        fn reg_dmabuf_mr(
+            &self,
+            fd: BorrowedFd<'_>,
+            range: (u64, usize),
+            address: u64,
+            owner: Arc<dyn Any + Send + Sync>,
+        ) -> io::Result<Mr> {
+            // SAFETY: the owner keeps the memory, which is only reached by raw copies, and not while a request is posted.
+            unsafe { verbs::Mr::of_dmabuf(&self.pd, fd, range, address, ACCESS, owner) }
+        }
+
+        fn reg_mr(&self, address: u64, len: usize, owner: Arc<dyn Any + Send + Sync>) -> io::Result<Mr> {
+            // SAFETY: as above.
+            unsafe { verbs::Mr::over(&self.pd, address, len, ACCESS, owner) }
+        }
+    }
+}
+
+#[cfg(not(feature = "verbs"))]
+mod without_verbs {
+    use std::any::Any;
+    use std::convert::Infallible;
+    use std::io;
+    use std::os::fd::BorrowedFd;
+    use std::sync::Arc;
+
+    use anyhow::Result;
+    use verbs_hello::choice::Choice;
+    use verbs_hello::unavailable::Unavailable;
+
+    use crate::probe::Device;
+
+    /// A registration: there is none.
+    pub type Mr = Infallible;
+
+    /// A device: there is none.
+    #[derive(Debug)]
+    pub enum Rdma {}
+
+    impl Rdma {
+        pub(super) fn open(_: &Choice) -> Result<Rdma> {
+            Err(Unavailable::not_built("cuda-verbs").into())
+        }
+
+        /// One line for people.
+        pub fn describe(&self) -> String {
+            match *self {}
+        }
+    }
+
+    impl Device for Rdma {
+        type Mr = Mr;
+
+        fn name(&self) -> &str {
+            match *self {}
+        }
+
+        fn ask_dmabuf(&self) -> io::Error {
+            match *self {}
+        }
+
+        fn reg_dmabuf_mr(
+            &self,
+            _: BorrowedFd<'_>,
+            _: (u64, usize),
+            _: u64,
+            _: Arc<dyn Any + Send + Sync>,
+        ) -> io::Result<Mr> {
+            match *self {}
+        }
+
+        fn reg_mr(&self, _: u64, _: usize, _: Arc<dyn Any + Send + Sync>) -> io::Result<Mr> {
+            match *self {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_and_what_to_do_are_told_apart() {
+        let why = missing(Unavailable::no_device("Function not implemented"));
+        assert_eq!(why.reason, "no RDMA device here (Function not implemented)");
+        assert!(why.next.starts_with("`scripts/rxe-vm.sh COMMAND`"), "{}", why.next);
+        let why = missing(Unavailable::not_built("cuda-verbs"));
+        assert_eq!(why.reason, "this program was built without RDMA");
+        assert!(why.next.starts_with("build it with `cargo run -p cuda-verbs --features verbs`"), "{}", why.next);
+    }
+}

@@ -1,0 +1,182 @@
+//! Chunks by SEND and RECV over a reliable connection: the objects of milestone 02.
+//!
+//! The receiver says for each posted RECV that it is there, by a SEND of no bytes (a credit). The sender sends only what
+//! it has credits for, so that no SEND ever meets a receiver that is not ready.
+
+use std::collections::VecDeque;
+use std::hash::{BuildHasher, RandomState};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use ibverbs_sys::{ibv_access_flags, ibv_send_flags, ibv_send_wr, ibv_wr_opcode};
+use verbs_hello::completion::Completion;
+use verbs_hello::endpoint::Endpoint;
+use verbs_hello::side::Side;
+use verbs_hello::steps::{Init, Rtr, Rts};
+use verbs_hello::verbs::{Channel, Cq, Depth, Mr, Qp};
+
+use super::Wire;
+use crate::rdma::Rdma;
+
+/// What a request is, in the upper half of its `wr_id`; the chunk's index is in the lower.
+const DATA_OUT: u64 = 1 << 32;
+const DATA_IN: u64 = 2 << 32;
+const CREDIT_OUT: u64 = 3 << 32;
+const CREDIT_IN: u64 = 4 << 32;
+
+/// One side.
+#[derive(Debug)]
+pub struct Verbs {
+    qp: Qp,
+    cq: Arc<Cq>,
+    memory: Arc<Mr>,
+    /// For the RECVs of credits, which bring no bytes.
+    nothing: Arc<Mr>,
+    /// Bytes that each posted RECV must bring, oldest first.
+    expected: VecDeque<u32>,
+    /// Chunks that left their place, credits that came, chunks that came: all in order, so a number says it.
+    out: usize,
+    credits: usize,
+    inn: usize,
+    /// Credits that we sent and whose completions we have not taken, and how many there may be.
+    unfinished: usize,
+    most_credits: usize,
+}
+
+impl Verbs {
+    /// Connects to the peer over `side`. `slots` chunks may be under way at a time; `sends` says which way they go.
+    pub fn connect(rdma: &Rdma, side: &mut Side, memory: Arc<Mr>, slots: usize, sends: bool) -> Result<Verbs> {
+        let local = &rdma.local;
+        let channel = Channel::new(&local.context)?;
+        // The peer may have more slots, and then more credits on the way.
+        side.send(&format!("slots={slots}"))?;
+        let line = side.receive("slots")?;
+        let theirs: usize = verbs_hello::endpoint::field(&mut std::iter::once(line.as_str()), "slots")
+            .map_err(|e| anyhow!("{} is no cuda-verbs: {e}", side.peer()))?;
+        ensure!((2..=crate::cli::MOST_SLOTS).contains(&theirs), "{} has {theirs} slots", side.peer());
+        let depth = u32::try_from(slots.max(theirs) + 1)?;
+        let cq = Cq::with_channel(&local.context, 4 * depth, &channel)?;
+        let mut qp = Qp::new(&rdma.pd, &cq, Depth { send: 2 * depth, receive: 2 * depth })?;
+        let access = ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
+        qp.to_init(&Init { port_num: local.gid.port, pkey_index: 0, access })?;
+        let psn = RandomState::new().hash_one(qp.number()) as u32 & 0xff_ffff;
+        let mine = Endpoint { qpn: qp.number(), psn, gid: local.gid.gid, lid: local.port.lid, mtu: local.mtu };
+        side.send(&mine.to_string())?;
+        let line = side.receive("endpoint")?;
+        let peer: Endpoint = line.parse().map_err(|e| anyhow!("{} is no cuda-verbs: {e}", side.peer()))?;
+        let sgid_index = u8::try_from(local.gid.index).context("GID index")?;
+        let mtu = peer.mtu.min(local.mtu);
+        qp.to_rtr(&Rtr::to(peer, mtu, local.gid.port, sgid_index, local.port.ethernet))?;
+        qp.to_rts(&Rts::patient(psn))?;
+        let nothing = Mr::new(&rdma.pd, 64, access)?;
+        let mut verbs = Verbs {
+            qp,
+            cq,
+            memory,
+            nothing,
+            expected: VecDeque::new(),
+            out: 0,
+            credits: 0,
+            inn: 0,
+            unfinished: 0,
+            most_credits: 2 * slots,
+        };
+        // RECVs are used in the order in which they were posted: at the receiver, a chunk would take one of these.
+        for index in 0..if sends { theirs } else { 0 } {
+            verbs.post_credit(index)?;
+        }
+        side.meet("connected")?;
+        Ok(verbs)
+    }
+
+    fn post_credit(&mut self, index: usize) -> Result<()> {
+        let nothing = Arc::clone(&self.nothing);
+        self.qp.post_recv(CREDIT_IN | index as u64, &nothing, 0..64)
+    }
+
+    fn post_send(&mut self, wr_id: u64, memory: &Arc<Mr>, place: Range<usize>) -> Result<()> {
+        let request = ibv_send_wr {
+            wr_id,
+            opcode: ibv_wr_opcode::IBV_WR_SEND,
+            send_flags: ibv_send_flags::IBV_SEND_SIGNALED.0,
+            ..Default::default()
+        };
+        self.qp.post(request, memory, place)
+    }
+
+    /// Takes the next completion, or fails at the deadline.
+    fn pump(&mut self, what: &str, deadline: Instant) -> Result<()> {
+        let Some(completion) = self.cq.wait(deadline)? else {
+            bail!("verbs: {what}: nothing completed in time (--timeout); is the other side still there?")
+        };
+        ensure!(completion.ok(), "verbs: {what}: {completion}");
+        self.take(completion)
+    }
+
+    fn take(&mut self, completion: Completion) -> Result<()> {
+        let kind = completion.wr_id >> 32 << 32;
+        match kind {
+            DATA_OUT => self.out += 1,
+            CREDIT_OUT => self.unfinished -= 1,
+            CREDIT_IN => {
+                ensure!(completion.byte_len == 0, "verbs: {} bytes instead of a credit", completion.byte_len);
+                self.credits += 1;
+                self.post_credit((completion.wr_id ^ kind) as usize)?;
+            }
+            DATA_IN => {
+                let expected = self.expected.pop_front().context("verbs: a chunk that nobody waits for")?;
+                let got = completion.byte_len;
+                ensure!(got == expected, "verbs: chunk {} has {got} bytes, expected {expected}", self.inn);
+                self.inn += 1;
+            }
+            _ => bail!("verbs: a completion of an unknown request: {completion}"),
+        }
+        Ok(())
+    }
+}
+
+impl Wire for Verbs {
+    fn begin(&mut self) -> Result<()> {
+        ensure!(self.expected.is_empty(), "verbs: chunks of the transfer before are missing");
+        (self.out, self.credits, self.inn) = (0, 0, 0);
+        Ok(())
+    }
+
+    fn send(&mut self, index: usize, place: Range<usize>, deadline: Instant) -> Result<()> {
+        while self.credits <= index {
+            self.pump(&format!("waiting to send chunk {index}"), deadline)?;
+        }
+        let memory = Arc::clone(&self.memory);
+        self.post_send(DATA_OUT | index as u64, &memory, place)
+    }
+
+    fn sent(&mut self, index: usize, deadline: Instant) -> Result<()> {
+        while self.out <= index {
+            self.pump(&format!("sending chunk {index}"), deadline)?;
+        }
+        Ok(())
+    }
+
+    fn post(&mut self, index: usize, place: Range<usize>, deadline: Instant) -> Result<()> {
+        // A credit's place in the send queue is free again when its completion has been taken.
+        while self.unfinished >= self.most_credits {
+            self.pump("sending credits", deadline)?;
+        }
+        self.expected.push_back(u32::try_from(place.len()).context("a chunk of 4 GiB")?);
+        let memory = Arc::clone(&self.memory);
+        self.qp.post_recv(DATA_IN | index as u64, &memory, place)?;
+        let nothing = Arc::clone(&self.nothing);
+        self.post_send(CREDIT_OUT | index as u64, &nothing, 0..0)?;
+        self.unfinished += 1;
+        Ok(())
+    }
+
+    fn received(&mut self, index: usize, deadline: Instant) -> Result<()> {
+        while self.inn <= index {
+            self.pump(&format!("waiting for chunk {index}"), deadline)?;
+        }
+        Ok(())
+    }
+}
