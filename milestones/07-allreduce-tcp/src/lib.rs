@@ -105,6 +105,9 @@ fn run(over: &Over, args: &Args, config: Config) -> Result<()> {
         .with_context(|| format!("there is no ring of {ranks} ranks"))?;
     if comm.rank() == 0 {
         explain(over, &programs);
+        for way in comm.relayed() {
+            println!("{way}");
+        }
     }
     let counts = match args.count {
         Some(count) => vec![count],
@@ -132,6 +135,7 @@ fn run(over: &Over, args: &Args, config: Config) -> Result<()> {
             "ratio"
         );
     }
+    let relayed_before = comm.census().relayed.bytes;
     for count in counts {
         row(over, &comm, &shape, &programs[comm.rank()], count, args.iters, one_network)?;
     }
@@ -139,6 +143,14 @@ fn run(over: &Over, args: &Args, config: Config) -> Result<()> {
         println!(
             "\nEvery element was checked on every rank: OK. algbw and busbw in GB/s; ratio: naive time / ring time."
         );
+    }
+    if !comm.relayed().is_empty() {
+        let relayed = [comm.census().relayed.bytes - relayed_before];
+        let mut all = vec![0u64; ranks];
+        comm.gather(&relayed, &mut all, 0).context("asking the relays")?;
+        for (rank, bytes) in all.iter().enumerate().filter(|(_, bytes)| comm.rank() == 0 && **bytes > 0) {
+            println!("Rank {rank} forwarded {bytes} bytes between others.");
+        }
     }
     comm.close()?;
     Ok(())

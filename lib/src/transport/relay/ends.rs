@@ -53,8 +53,8 @@ impl Names {
         let Names { relay, peer: Peer { rank, peer, .. }, .. } = self;
         // Closed without a notice, or with one that lies behind messages which nobody has received yet.
         let detail = format!(
-            "the link with rank {relay}, which relays between rank {rank} and rank {peer}, ended ({detail}): rank {relay} is gone, \
-             or rank {peer} is and rank {relay} closed the link"
+            "the link with rank {relay} of the world, which relays between its ranks {rank} and {peer}, ended ({detail}): rank \
+             {relay} is gone, or rank {peer} is and rank {relay} closed the link"
         );
         self.peer.lost(&op, &detail)
     }

@@ -61,7 +61,7 @@ impl Names {
     #[cold]
     fn say(&self, what: &str) -> String {
         let Names { relay, ends: [low, high] } = self;
-        format!("rank {relay}, which relays between rank {low} and rank {high}, {what}")
+        format!("rank {relay} of the world, which relays between its ranks {low} and {high}, {what}")
     }
 
     /// What an end is told when `error` ended the other side.
@@ -153,8 +153,11 @@ impl Junction {
                 Ok(Some((header, payload))) => match to.send.send_from(&header, payload) {
                     Ok(false) => Step::Wait(Waits::Room),
                     Ok(true) => {
-                        moved.messages += 1;
-                        moved.bytes += payload.len() as u64;
+                        // Another relay's notice is no message of the ends.
+                        if !notice::is_one(&header) {
+                            moved.messages += 1;
+                            moved.bytes += payload.len() as u64;
+                        }
                         free(from, names)
                     }
                     Err(Error::PeerLost { .. }) => {

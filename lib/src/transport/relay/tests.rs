@@ -149,7 +149,8 @@ fn the_death_of_an_end_comes_after_its_messages_with_the_reason() {
         assert!(recv(&mut lives, 0, 3000).unwrap() && recv(&mut lives, 1, 8).unwrap());
         settle(&mut junction);
         let detail = lost(recv(&mut lives, 2, 8), stays, gone);
-        let words = ["rank 1, which relays between rank 0 and rank 2".to_owned(), format!("lost rank {gone}")];
+        let words =
+            ["rank 1 of the world, which relays between its ranks 0 and 2".to_owned(), format!("lost rank {gone}")];
         assert!(words.iter().all(|w| detail.contains(w)), "{detail}");
         // The same from every call, of both halves.
         assert_eq!(lost(lives.recv.peek().map(drop), stays, gone), detail);
@@ -208,7 +209,7 @@ fn the_death_of_the_relay_names_it_and_the_other_end() {
     assert!(recv(&mut high, 0, 100).unwrap());
     for (end, rank, peer) in [(&mut low, 0, 2), (&mut high, 2, 0)] {
         let detail = lost(recv(end, 1, 8), rank, peer);
-        let words = format!("rank 1, which relays between rank {rank} and rank {peer}");
+        let words = format!("rank 1 of the world, which relays between its ranks {rank} and {peer}");
         assert!(detail.contains(&words) && detail.contains("rank 1 is gone"), "{detail}");
         assert_eq!(end.recv.peer().address, "through rank 1: rank 1 at ".to_owned() + &here());
     }
