@@ -192,7 +192,7 @@ impl Endpoint {
     pub fn introduce(&self, world: Vec<EndpointInfo>, routes: Option<Routes>) {
         let routes = routes.unwrap_or_else(|| match &self.inner.rails {
             Some(_) => Routes::over_rdma(&world.iter().map(|info| &info.verbs[..]).collect::<Vec<_>>()),
-            None => Routes::new(world.len(), |_, _| true),
+            None => Routes::direct(),
         });
         self.inner.relay.introduce(World { infos: world, routes });
     }

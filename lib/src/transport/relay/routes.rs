@@ -50,13 +50,21 @@ impl fmt::Display for Path {
 /// The graph of ranks that reach each other, and the ways between those that do not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Routes {
-    /// By rank, in order.
-    neighbours: Vec<Vec<usize>>,
+    /// By rank, in order; `None` where all reach each other.
+    neighbours: Option<Vec<Vec<usize>>>,
 }
 
 impl Routes {
+    /// Every rank reaches every other.
+    pub fn direct() -> Routes {
+        Routes { neighbours: None }
+    }
+
     /// The routes of `ranks` ranks, of which `a` and `b` reach each other when `reach(a, b)` (asked with `a < b`).
     pub fn new(ranks: usize, reach: impl Fn(usize, usize) -> bool) -> Routes {
+        if (0..ranks).all(|a| (a + 1..ranks).all(|b| reach(a, b))) {
+            return Routes::direct();
+        }
         let mut neighbours = vec![Vec::new(); ranks];
         for a in 0..ranks {
             for b in (a + 1..ranks).filter(|&b| reach(a, b)) {
@@ -67,7 +75,7 @@ impl Routes {
                 }
             }
         }
-        Routes { neighbours }
+        Routes { neighbours: Some(neighbours) }
     }
 
     /// The routes over RDMA: ranks reach each other that have ports on one subnet. `ports` is by rank.
@@ -76,13 +84,14 @@ impl Routes {
         Routes::new(ports.len(), |a, b| ports.get(a).zip(ports.get(b)).is_some_and(|(a, b)| share(a, b)))
     }
 
+    /// Whom a rank reaches, where not all reach each other.
     fn of(&self, rank: usize) -> &[usize] {
-        self.neighbours.get(rank).map_or(&[], |list| list)
+        self.neighbours.as_ref().and_then(|all| all.get(rank)).map_or(&[], |list| list)
     }
 
     /// Whether the two reach each other.
     pub fn is_direct(&self, a: usize, b: usize) -> bool {
-        self.of(a).binary_search(&b).is_ok()
+        self.neighbours.is_none() || self.of(a).binary_search(&b).is_ok()
     }
 
     /// The way between two ranks that do not reach each other: the shortest one, of equals the one with the lowest ranks,
@@ -97,10 +106,7 @@ impl Routes {
 
     /// All of [`Routes::path`].
     pub fn paths(&self) -> Vec<Path> {
-        let ranks = self.neighbours.len();
-        if self.neighbours.iter().all(|list| list.len() + 1 == ranks) {
-            return Vec::new();
-        }
+        let ranks = self.neighbours.as_ref().map_or(0, Vec::len);
         let to = |high: usize| {
             let distances = self.distances(high);
             let far = (0..high).filter(|&low| !self.is_direct(low, high));
@@ -113,7 +119,7 @@ impl Routes {
 
     /// Hops from each rank to `to`; `usize::MAX` where there is no way.
     fn distances(&self, to: usize) -> Vec<usize> {
-        let mut distances = vec![usize::MAX; self.neighbours.len()];
+        let mut distances = vec![usize::MAX; self.neighbours.as_ref().map_or(0, Vec::len)];
         let mut queue = VecDeque::from([(to, 0)]);
         while let Some((rank, hops)) = queue.pop_front() {
             match distances.get_mut(rank) {
@@ -172,7 +178,8 @@ mod tests {
         // Two islands.
         let islands = Routes::new(4, |a, b| (a, b) == (0, 1) || (a, b) == (2, 3));
         assert_eq!((islands.path(0, 2), islands.paths()), (None, Vec::new()));
-        assert_eq!(Routes::new(8, |_, _| true).paths(), []);
+        assert_eq!(Routes::new(8, |_, _| true), Routes::direct());
+        assert_eq!((Routes::direct().paths(), Routes::direct().path(0, 5)), (Vec::new(), None));
     }
 
     proptest! {
