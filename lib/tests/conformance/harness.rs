@@ -52,10 +52,8 @@ pub(crate) enum Backend {
 pub(crate) struct End {
     pub(crate) link: LinkPair,
     pub(crate) bell: Arc<Doorbell>,
-    /// Kept for as long as the link: it reads on after links that are dropped.
-    pub(crate) endpoint: Option<Arc<Endpoint>>,
-    /// The endpoints between the two, where the link is relayed.
-    pub(crate) relays: Vec<Arc<Endpoint>>,
+    /// Kept for as long as the link: they read on after links that are dropped. Ours, and those that relay.
+    pub(crate) endpoints: Vec<Arc<Endpoint>>,
 }
 
 pub(crate) fn config(transport: TransportChoice) -> Config {
@@ -166,7 +164,7 @@ pub(crate) fn in_process() -> [End; 2] {
     both(|rank| {
         let bell = Doorbell::new().unwrap();
         let to = inproc::ConnectTo { comm: 0, rank, peer_rank: 1 - rank, channel: 0, options: OPTIONS };
-        End { link: hub.connect(&to, &bell, &|| None, PATIENCE).unwrap(), bell, endpoint: None, relays: Vec::new() }
+        End { link: hub.connect(&to, &bell, &|| None, PATIENCE).unwrap(), bell, endpoints: Vec::new() }
     })
 }
 
@@ -193,7 +191,7 @@ pub(crate) fn endpoints(config: &Config) -> [End; 2] {
         let info = endpoints[1 - rank].info();
         let to = ConnectTo { comm: 0, peer_rank: 1 - rank, info: &info, channel: 0, options: OPTIONS };
         let link = endpoints[rank].connect(&to, &bell, &|| None, PATIENCE).unwrap();
-        End { link, bell, endpoint: Some(endpoints[rank].clone()), relays: Vec::new() }
+        End { link, bell, endpoints: vec![endpoints[rank].clone()] }
     })
 }
 
@@ -225,7 +223,7 @@ pub(crate) fn relayed(config: &Config, relays: usize) -> [End; 2] {
                     ConnectTo { comm: 0, peer_rank: 1 - rank, info: &world[1 - rank], channel: 0, options: OPTIONS };
                 let link = ends[rank].connect(&to, &bell, &|| None, PATIENCE).unwrap();
                 assert!(link.kind.ends_with(", relayed"), "{}", link.kind);
-                End { link, bell, endpoint: Some(ends[rank].clone()), relays: between.to_vec() }
+                End { link, bell, endpoints: [&[ends[rank].clone()], between].concat() }
             })
         });
         between.iter().for_each(|e| e.introduce(world.clone(), routes()));
