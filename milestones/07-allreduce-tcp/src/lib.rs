@@ -106,7 +106,7 @@ fn run(over: &Over, args: &Args, config: Config) -> Result<()> {
     if comm.rank() == 0 {
         explain(over, &programs);
         for way in comm.relayed() {
-            println!("{way}");
+            println!("{way}\n");
         }
     }
     let counts = match args.count {
@@ -135,8 +135,7 @@ fn run(over: &Over, args: &Args, config: Config) -> Result<()> {
             "ratio"
         );
     }
-    let relayed_before = comm.census().relayed.bytes;
-    for count in counts {
+    for &count in &counts {
         row(over, &comm, &shape, &programs[comm.rank()], count, args.iters, one_network)?;
     }
     if comm.rank() == 0 {
@@ -144,15 +143,30 @@ fn run(over: &Over, args: &Args, config: Config) -> Result<()> {
             "\nEvery element was checked on every rank: OK. algbw and busbw in GB/s; ratio: naive time / ring time."
         );
     }
-    if !comm.relayed().is_empty() {
-        let relayed = [comm.census().relayed.bytes - relayed_before];
-        let mut all = vec![0u64; ranks];
-        comm.gather(&relayed, &mut all, 0).context("asking the relays")?;
-        for (rank, bytes) in all.iter().enumerate().filter(|(_, bytes)| comm.rank() == 0 && **bytes > 0) {
-            println!("Rank {rank} forwarded {bytes} bytes between others.");
-        }
+    if let (Some(&count), false) = (counts.last(), comm.relayed().is_empty()) {
+        forwarded(&comm, count)?;
     }
     comm.close()?;
+    Ok(())
+}
+
+/// Prints what each rank forwards between others in one ring call.
+fn forwarded(comm: &Comm, count: usize) -> Result<()> {
+    let input = measure::input(comm, count)?;
+    let mut output = measure::buffer(count, |_| 0.0)?;
+    comm.barrier()?;
+    let before = comm.census().relayed.bytes;
+    comm.all_reduce(&input, &mut output, ReduceOp::Sum)?;
+    comm.barrier()?;
+    let relayed = [comm.census().relayed.bytes - before];
+    let mut all = vec![0u64; comm.size()];
+    comm.all_gather(&relayed, &mut all).context("asking the relays")?;
+    for (rank, bytes) in all.iter().enumerate().filter(|(_, bytes)| comm.rank() == 0 && **bytes > 0) {
+        println!(
+            "Rank {rank} forwards {bytes} bytes between others in one ring call of {} bytes.",
+            count * size_of::<f32>()
+        );
+    }
     Ok(())
 }
 
