@@ -148,15 +148,15 @@ fn relay_dies(comm: Comm) {
     let rank = comm.rank();
     let ends = comm.split((rank == 0 || rank == 2).then_some(0), 0).expect("split");
     let Some(ends) = ends else {
+        if rank != 1 {
+            return;
+        }
         let start = Instant::now();
-        while rank == 1 {
-            if comm.census().relayed.messages > 20 {
-                die();
-            }
+        while comm.census().relayed.messages <= 20 {
             assert!(start.elapsed() < PATIENCE, "nothing to relay");
             std::thread::yield_now();
         }
-        return;
+        die();
     };
     let e = (0..).find_map(|_| exchange(&ends, 1 - ends.rank(), 70_000).err()).expect("an error");
     say(&e.to_string());
