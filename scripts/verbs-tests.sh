@@ -26,6 +26,10 @@ rows() {
     tests pair conformance tinynccl conformance --test-threads=2 verbs handshake processes
     tests pair processes tinynccl processes over_rdma
     tests triangle mesh tinynccl processes over_rdma
+    # Where two ranks have no common subnet, through a third.
+    tests line relayed-links tinynccl conformance --test-threads=2 relayed_verbs
+    tests line relays tinynccl line --test-threads=1
+    tests line relayed-mesh tinynccl processes over_rdma
     # The milestones.
     tests pair verbs-hello verbs-hello process --test-threads=1
     tests pair rdma-write rdma-write process --test-threads=1

@@ -205,6 +205,8 @@ impl Header {
     pub const NO_OP: u8 = u8::MAX;
     /// `op` of a collective where each pair of ranks has a length of its own, such as all_to_all_v.
     pub const UNEVEN: u8 = u8::MAX - 1;
+    /// `collective` of a relay's notice to an end of a link: its payload says why no more messages will come.
+    pub const NOTICE: u8 = u8::MAX;
     /// The bits of `root` that hold the hash of the lengths of packed calls.
     pub const PACK_HASH: u32 = (1 << 20) - 1;
     /// Most packed calls that `root` can count; it stands for any larger number.

@@ -22,6 +22,8 @@ pub(crate) enum ToStore {
     Health { ticket: u64, comm: u32 },
     /// To be passed to every other rank.
     Abort { comm: u32, reason: String },
+    /// The rank makes no more calls and is to be taken for gone, but wants to hear what becomes of the others: it relays between them.
+    Leave,
     /// Goodbye: the connection will close and nothing is wrong. `reason` says why, if the job had not formed yet.
     Bye { reason: String },
 }

@@ -229,6 +229,16 @@ impl Session {
         self.shared.send(&ToStore::Abort { comm, reason });
     }
 
+    /// Tells every other rank that this one has left, and goes on hearing of them. [`Session::close`] must follow.
+    pub fn leave(&self) {
+        self.shared.send(&ToStore::Leave);
+    }
+
+    /// True when nothing more will be heard: the store has closed, or is lost.
+    pub fn is_over(&self) -> bool {
+        lock(&self.shared.answers).over.is_some()
+    }
+
     /// Says goodbye to the store and ends the monitor. Takes one second at most; later calls do nothing.
     pub fn close(&self) {
         lock(&self.shared.outbox).bye = true;

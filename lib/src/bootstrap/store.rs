@@ -32,6 +32,15 @@ struct Member {
     info: Value,
     heard: Instant,
     progress: Vec<(u32, Snapshot)>,
+    /// Still here, but only to relay between others, which have been told that it left.
+    leaving: bool,
+}
+
+impl Member {
+    /// As the others are to see it.
+    fn state(&self) -> &RankState {
+        if self.leaving { &RankState::Left } else { &self.state }
+    }
 }
 
 #[derive(Debug)]
@@ -113,7 +122,7 @@ impl Store {
     /// Takes `rank` in; [`Store::admit`] said yes.
     pub(crate) fn register(&mut self, rank: usize, info: Value, now: Instant) -> Vec<Out> {
         if let Some(member) = self.members.get_mut(rank) {
-            *member = Some(Member { state: RankState::Alive, info, heard: now, progress: Vec::new() });
+            *member = Some(Member { state: RankState::Alive, info, heard: now, progress: Vec::new(), leaving: false });
         }
         if self.members.iter().all(Option::is_some) {
             self.formed = true;
@@ -183,6 +192,7 @@ impl Store {
                 );
                 out
             }
+            ToStore::Leave => self.leaving(rank),
             ToStore::Bye { reason } => {
                 let detail = if reason.is_empty() { "it said goodbye".to_owned() } else { reason };
                 self.gone(rank, RankState::Left, &detail)
@@ -195,11 +205,28 @@ impl Store {
         self.gone(rank, RankState::Lost(detail.clone()), &detail)
     }
 
+    /// Goodbye to all but the store.
+    fn leaving(&mut self, rank: usize) -> Vec<Out> {
+        let mut out = Vec::new();
+        match self.members.get_mut(rank) {
+            Some(Some(member)) if self.formed && *member.state() == RankState::Alive => member.leaving = true,
+            _ => return out,
+        }
+        self.to_all(|r| (r != rank).then_some(ToRank::Left { rank }), &mut out);
+        self.fail_exchanges_of(rank, &format!("rank {rank} has left"), &mut out);
+        out
+    }
+
     fn gone(&mut self, rank: usize, state: RankState, detail: &str) -> Vec<Out> {
         let mut out = Vec::new();
         let missing = self.missing();
         let Some(Some(member)) = self.members.get_mut(rank) else { return out };
         if member.state != RankState::Alive {
+            return out;
+        }
+        if member.leaving {
+            // The others have heard it.
+            member.state = RankState::Left;
             return out;
         }
         let (word, news) = match &state {
@@ -214,14 +241,18 @@ impl Store {
             return out;
         }
         self.to_all(|_| news.clone(), &mut out);
-        let reason = format!("rank {rank} {word}: {detail}");
+        self.fail_exchanges_of(rank, &format!("rank {rank} {word}: {detail}"), &mut out);
+        out
+    }
+
+    /// No exchange that `rank` takes part in will complete.
+    fn fail_exchanges_of(&mut self, rank: usize, reason: &str, out: &mut Vec<Out>) {
         let concerned: Vec<String> =
             self.exchanges.iter().filter(|(_, e)| e.members.contains(&rank)).map(|(k, _)| k.clone()).collect();
         for key in concerned {
-            let failure = Failure { missing: vec![rank], cause: Cause::Gone, reason: reason.clone() };
-            self.fail_exchange(&key, failure, &mut out);
+            let failure = Failure { missing: vec![rank], cause: Cause::Gone, reason: reason.to_owned() };
+            self.fail_exchange(&key, failure, out);
         }
-        out
     }
 
     fn put(&mut self, rank: usize, key: String, members: Vec<usize>, value: Bytes) -> Vec<Out> {
@@ -259,11 +290,12 @@ impl Store {
             out.extend(members.iter().map(|&m| (m, ToRank::Values { key: key.clone(), values: values.clone() })));
             return out;
         }
-        let gone = members.iter().find_map(|&m| match self.members.get(m).and_then(Option::as_ref).map(|x| &x.state) {
-            Some(RankState::Left) => Some((m, format!("rank {m} has left"))),
-            Some(RankState::Lost(detail)) => Some((m, format!("rank {m} was lost: {detail}"))),
-            _ => None,
-        });
+        let gone =
+            members.iter().find_map(|&m| match self.members.get(m).and_then(Option::as_ref).map(Member::state) {
+                Some(RankState::Left) => Some((m, format!("rank {m} has left"))),
+                Some(RankState::Lost(detail)) => Some((m, format!("rank {m} was lost: {detail}"))),
+                _ => None,
+            });
         if let Some((m, reason)) = gone {
             self.fail_exchange(&key, Failure { missing: vec![m], cause: Cause::Gone, reason }, &mut out);
         }
@@ -296,7 +328,7 @@ impl Store {
             }
         }
         let alive =
-            |m: usize| self.members.get(m).and_then(Option::as_ref).is_some_and(|x| x.state == RankState::Alive);
+            |m: usize| self.members.get(m).and_then(Option::as_ref).is_some_and(|x| *x.state() == RankState::Alive);
         if exchange.members.iter().all(|m| exchange.told.contains(m) || !alive(*m)) {
             self.exchanges.remove(key);
         }
@@ -308,7 +340,7 @@ impl Store {
             let progress = member.progress.iter().find(|(c, _)| *c == comm).map(|(_, p)| *p);
             Some(Health {
                 rank,
-                state: member.state.clone(),
+                state: member.state().clone(),
                 age: now.saturating_duration_since(member.heard),
                 progress,
             })

@@ -312,6 +312,30 @@ fn a_dropped_connection_is_a_lost_rank_and_a_goodbye_is_not() {
 }
 
 #[test]
+fn a_rank_that_leaves_as_a_relay_still_hears_of_the_others() {
+    let server = start(3);
+    let mut sessions = form(&server, 3);
+    let last = sessions.pop().unwrap();
+    let relay = sessions.pop().unwrap();
+    let (zero, one) = (events(&sessions[0]), events(&relay));
+    relay.leave();
+    relay.leave();
+    assert_eq!(zero.recv_timeout(LONG).unwrap(), Event::RankLeft { rank: 1 });
+    let states = |session: &Session| session.health(0).unwrap().into_iter().map(|h| h.state).collect::<Vec<_>>();
+    assert_eq!(states(&sessions[0]), [RankState::Alive, RankState::Left, RankState::Alive]);
+    let e = sessions[0].exchange("k", &[0, 1], vec![], LONG).unwrap_err();
+    assert!(matches!(e, Error::PeerLost { peer: 1, .. }) && e.to_string().contains("left"), "{e}");
+    drop(last);
+    assert_eq!(one.recv_timeout(LONG).unwrap(), Event::RankLeft { rank: 2 });
+    assert_eq!(zero.recv_timeout(LONG).unwrap(), Event::RankLeft { rank: 2 });
+    assert!(!relay.is_over());
+    // The goodbye is no news any more.
+    drop(relay);
+    assert_eq!(states(&sessions[0]), [RankState::Alive, RankState::Left, RankState::Left]);
+    assert!(zero.try_recv().is_err());
+}
+
+#[test]
 fn a_rank_that_breaks_the_protocol_is_lost() {
     let server = start(2);
     let mut raw = Raw::register(address(&server), 1, 2);

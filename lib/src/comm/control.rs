@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::transport::fence::Fence;
 use crate::transport::mapping::Mapping;
+use crate::transport::relay::{Path, Traffic};
 use crate::transport::{Doorbell, LinkOptions, LinkPair};
 
 /// What a rank publishes of itself, readable by others when something hangs.
@@ -84,9 +85,17 @@ pub(crate) trait Control: Send + Sync {
     fn subscribe(&self, listener: Box<dyn Fn(&Notice) + Send + Sync>);
     /// How long a rank may be silent before it counts as stopped.
     fn silence_limit(&self) -> Duration;
+    /// The pairs of ranks of the world that only reach each other through others.
+    fn paths(&self) -> Vec<Path> {
+        Vec::new()
+    }
+    /// What this rank has relayed between others.
+    fn traffic(&self) -> Traffic {
+        Traffic::default()
+    }
     /// Next unused communicator id as far as this process knows.
     fn ids(&self) -> &AtomicU32;
-    /// Leaves; no further calls.
+    /// Leaves; no further calls. A rank that relays between others stays until they can do without it.
     fn close(&self);
 }
 

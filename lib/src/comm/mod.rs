@@ -41,6 +41,7 @@ use crate::symmetric::{Job, Outcome, Registry};
 use crate::topology::{Choice, CostModel};
 use crate::trace::{Recorder, Span, Tracer, now};
 use crate::transport::LinkOptions;
+use crate::transport::relay::{Path, Traffic};
 use crate::wire::{Algorithm, Collective, Header};
 
 pub use alloc::SymmetricBuffer;
@@ -112,6 +113,8 @@ pub struct Census {
     pub links: Vec<(&'static str, usize)>,
     /// Upper bound of the memory of one link's message slots, both directions, in bytes.
     pub bytes_per_link: usize,
+    /// What this rank has forwarded between others, for all communicators of its process.
+    pub relayed: Traffic,
 }
 
 impl Comm {
@@ -192,7 +195,17 @@ impl Comm {
         Census {
             links: lock(&self.inner.engine).links.census(),
             bytes_per_link: 2 * (options.depth + 1) * options.max_message.next_multiple_of(64),
+            relayed: self.inner.state.control.traffic(),
         }
+    }
+
+    /// The pairs of ranks that have no common subnet, and the ranks that forward their messages; empty but over RDMA. The
+    /// numbers are those of the world, whose ranks outside this communicator may be relays.
+    pub fn relayed(&self) -> Vec<Path> {
+        let state = &self.inner.state;
+        let mut paths = state.control.paths();
+        paths.retain(|path| path.ends.iter().all(|end| state.members.contains(end)));
+        paths
     }
 
     /// The algorithm that a collective of `bytes` per segment would use (with root 0, if it has one), and what the

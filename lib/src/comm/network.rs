@@ -1,8 +1,8 @@
 //! The control plane between processes: a rendezvous session and this rank's endpoint.
 
 use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use super::control::{Control, Notice, PeerHealth, Progress, Shared};
 use super::share;
@@ -10,15 +10,35 @@ use super::state::lock;
 use crate::bootstrap::{Event, RankState, Session};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::transport::relay::{Path, Traffic};
 use crate::transport::{ConnectTo, Doorbell, Endpoint, EndpointInfo, Kind, LinkOptions, LinkPair};
+
+/// Between two looks at what a relay has left to do.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// The ranks that are gone: nobody may wait for a connection from them.
+#[derive(Default)]
+struct Gone {
+    /// Said goodbye.
+    left: Vec<usize>,
+    /// Lost, and how.
+    lost: Vec<(usize, String)>,
+}
+
+impl Gone {
+    fn contains(&self, rank: usize) -> bool {
+        self.left.contains(&rank) || self.lost.iter().any(|(lost, _)| *lost == rank)
+    }
+}
 
 /// A rank among processes.
 pub(super) struct Network {
     session: Session,
     endpoint: Endpoint,
     infos: Vec<EndpointInfo>,
-    /// The ranks that have said goodbye: nobody may wait for a connection from them.
-    left: Arc<Mutex<Vec<usize>>>,
+    gone: Arc<(Mutex<Gone>, Condvar)>,
+    /// The ways of other ranks with us that go through others.
+    paths: Vec<Path>,
     /// The rank that hosts the store; `None` when the launcher does.
     store_host: Option<usize>,
     ids: AtomicU32,
@@ -46,14 +66,71 @@ impl Network {
                 })
             })
             .collect::<Result<Vec<EndpointInfo>>>()?;
-        let left = Arc::new(Mutex::new(Vec::new()));
-        let record = left.clone();
+        endpoint.introduce(infos.clone(), None);
+        let paths = endpoint.paths(false);
+        let gone = Arc::new((Mutex::new(Gone::default()), Condvar::new()));
+        let record = gone.clone();
         session.on_event(Box::new(move |event| {
-            if let Event::RankLeft { rank } = event {
-                lock(&record).push(*rank);
+            let mut gone = lock(&record.0);
+            match event {
+                Event::RankLeft { rank } => gone.left.push(*rank),
+                Event::RankLost { rank, detail } => gone.lost.push((*rank, detail.clone())),
+                _ => return,
             }
+            record.1.notify_all();
         }));
-        Ok(Network { session, endpoint, infos, left, store_host, ids: AtomicU32::new(1), config: config.clone() })
+        let (ids, config) = (AtomicU32::new(1), config.clone());
+        Ok(Network { session, endpoint, infos, gone, paths, store_host, ids, config })
+    }
+
+    /// Why `peer` will not be reached, if it is known.
+    fn is_out_of_reach(&self, peer: usize) -> Option<Error> {
+        let gone = lock(&self.gone.0);
+        let lost = |detail: String| Error::PeerLost {
+            op: "connect".to_owned(),
+            rank: self.rank(),
+            peer,
+            address: format!("process {}", self.infos[peer].pid),
+            detail,
+        };
+        if gone.left.contains(&peer) {
+            return Some(lost("it closed its communicator and left".to_owned()));
+        }
+        // A relay need not be a member of the communicator, which would hear of its end otherwise.
+        let path = self.paths.iter().find(|path| path.ends.contains(&peer))?;
+        let (relay, detail) = gone.lost.iter().find(|(rank, _)| path.through.contains(rank))?;
+        Some(lost(format!("{path}, and rank {relay} is gone: {detail}")))
+    }
+
+    /// Relays between others until they can do without us, or nothing has passed for as long as any wait may take.
+    fn relay_on(&self) {
+        let (mutex, changed) = &*self.gone;
+        let mut gone = lock(mutex);
+        let needed = |gone: &Gone| match self.session.is_over() {
+            // Who is still there is not told any more.
+            true => self.endpoint.traffic().links > 0,
+            false => self.endpoint.is_needed(&|rank| gone.contains(rank)),
+        };
+        if !needed(&gone) {
+            return;
+        }
+        log::info!("rank {}: is done, and relays between others until they are", self.rank());
+        self.session.leave();
+        let (mut moved, mut since) = (self.endpoint.traffic(), Instant::now());
+        while needed(&gone) {
+            let now = self.endpoint.traffic();
+            if std::mem::replace(&mut moved, now) != now {
+                since = Instant::now();
+            } else if since.elapsed() >= self.config.timeout {
+                let idle = self.config.timeout;
+                log::warn!(
+                    "rank {}: has relayed nothing for {idle:?} and leaves, though others may need it",
+                    self.rank()
+                );
+                return;
+            }
+            gone = changed.wait_timeout(gone, LOOK).unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 }
 
@@ -72,18 +149,8 @@ impl Control for Network {
         abort: &dyn Fn() -> Option<Error>,
     ) -> Result<LinkPair> {
         let to = ConnectTo { comm, peer_rank: peer, info: &self.infos[peer], channel, options };
-        let or_left = || {
-            abort().or_else(|| {
-                self.has_left(peer).then(|| Error::PeerLost {
-                    op: "connect".to_owned(),
-                    rank: self.rank(),
-                    peer,
-                    address: format!("process {}", self.infos[peer].pid),
-                    detail: "it closed its communicator and left".to_owned(),
-                })
-            })
-        };
-        self.endpoint.connect(&to, doorbell, &or_left, self.config.connect_timeout.min(self.config.timeout))
+        let or_gone = || abort().or_else(|| self.is_out_of_reach(peer));
+        self.endpoint.connect(&to, doorbell, &or_gone, self.config.connect_timeout.min(self.config.timeout))
     }
 
     fn shares_memory(&self, peer: usize) -> bool {
@@ -139,7 +206,7 @@ impl Control for Network {
     }
 
     fn has_left(&self, rank: usize) -> bool {
-        lock(&self.left).contains(&rank)
+        lock(&self.gone.0).left.contains(&rank)
     }
 
     fn abort(&self, comm: u32, reason: &str) {
@@ -168,7 +235,16 @@ impl Control for Network {
         &self.ids
     }
 
+    fn paths(&self) -> Vec<Path> {
+        self.endpoint.paths(true)
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.endpoint.traffic()
+    }
+
     fn close(&self) {
+        self.relay_on();
         self.session.close();
     }
 }

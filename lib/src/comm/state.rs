@@ -185,6 +185,23 @@ impl State {
                 );
             }
         }
+        // A relay that is no member of this communicator.
+        for path in self.control.paths() {
+            let ours = |&&peer: &&usize| {
+                path.ends.contains(&self.members[self.rank]) && path.ends.contains(&self.members[peer])
+            };
+            let Some(&peer) = peers.iter().find(ours) else { continue };
+            let state = |relay: &usize| {
+                let health = health.get(*relay)?;
+                let gone = health.gone.clone().map(|why| format!("rank {relay} of the world is gone: {why}"));
+                let silent =
+                    || (health.silent_for > limit).then(|| format!("no heartbeat from rank {relay} of the world"));
+                gone.or_else(silent)
+            };
+            if let Some(why) = path.through.iter().find_map(state) {
+                return (vec![peer], format!("{path}; {why}"));
+            }
+        }
         (peers.to_vec(), "alive, but nothing came from it: compare the calls of both ranks".to_owned())
     }
 }

@@ -10,7 +10,7 @@ use super::fence::Fence;
 
 const MAGIC: [u8; 8] = *b"tinynccl";
 /// Version of the handshake and of the layout of messages and shared memory.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// Longest reason in a refusal, in bytes.
 const MAX_DETAIL: usize = 512;
 
@@ -18,7 +18,7 @@ const CHECKSUM: u32 = 1;
 const ASYMMETRIC: u32 = 2;
 const VERBS: u32 = 4;
 
-/// What a dialer says. 72 bytes, little endian.
+/// What a dialer says. 80 bytes, little endian.
 #[derive(Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(crate) struct Hello {
@@ -39,6 +39,9 @@ pub(crate) struct Hello {
     /// TCP streams of the link, and which of them this connection is.
     streams: u32,
     stream: u32,
+    /// The ranks at the ends of the link: `from` and `to`, unless relays are between them.
+    pub(crate) origin: u32,
+    pub(crate) target: u32,
 }
 
 impl Hello {
@@ -66,7 +69,14 @@ impl Hello {
             flags: if checksum { CHECKSUM } else { 0 } | flag(Fence::available()),
             streams: streams as u32,
             stream: 0,
+            origin: from as u32,
+            target: to as u32,
         }
+    }
+
+    /// The same for one hop of a link between two other ranks.
+    pub(crate) fn on_the_way(self, origin: usize, target: usize) -> Hello {
+        Hello { origin: origin as u32, target: target as u32, ..self }
     }
 
     /// The same for a link over RDMA: this connection only makes it.
@@ -92,6 +102,12 @@ impl Hello {
         if hello.to as usize != rank {
             return Err(Some(format!("expected a connection to rank {rank}, got one to rank {}", hello.to)));
         }
+        let Hello { from, to, origin, target, .. } = hello;
+        if origin == target || origin == to || target == from {
+            return Err(Some(format!(
+                "expected a link that passes from rank {from} to rank {to}, got one from rank {origin} to rank {target}"
+            )));
+        }
         Ok(hello)
     }
 
@@ -108,6 +124,16 @@ impl Hello {
             let (theirs, ours) = (say(theirs), say(ours));
             format!("rank {to} wants {ours}, rank {from} wants {theirs}; give all ranks the same configuration")
         })
+    }
+
+    /// What both ends of the link have agreed on, if they have: for a relay, which takes what they want.
+    pub(crate) fn options(&self) -> LinkOptions {
+        LinkOptions { max_message: self.max_message as usize, depth: self.depth as usize }
+    }
+
+    /// Whether the ends check every message.
+    pub(crate) fn checksum(&self) -> bool {
+        self.flags & CHECKSUM != 0
     }
 
     /// Streams of the link if it goes over TCP.
@@ -133,7 +159,8 @@ impl Hello {
 impl fmt::Debug for Hello {
     /// Without the token: it is a secret, and this may end in a log.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Hello[comm {}, rank {} to {}, channel {}]", self.comm, self.from, self.to, self.channel)
+        let Hello { comm, origin, target, channel, .. } = self;
+        write!(f, "Hello[comm {comm}, rank {origin} to {target}, channel {channel}]")
     }
 }
 
@@ -240,10 +267,24 @@ mod tests {
         }
         assert!(Hello::parse(&bytes, &[7; 16], 3).unwrap_err().unwrap().contains("rank 3"));
         let old = Hello { version: 0, ..hello() };
-        assert!(Hello::parse(bytemuck::bytes_of(&old), &[7; 16], 2).unwrap_err().unwrap().contains("version 2, got 0"));
+        assert!(Hello::parse(bytemuck::bytes_of(&old), &[7; 16], 2).unwrap_err().unwrap().contains("version 3, got 0"));
         let other = Hello { magic: *b"GET / HT", ..hello() };
         assert_eq!(Hello::parse(bytemuck::bytes_of(&other), &[7; 16], 2), Err(None));
         assert_eq!(Hello::parse(&bytes[1..], &[7; 16], 2), Err(None));
+    }
+
+    #[test]
+    fn a_hop_of_a_relayed_link_names_its_ends() {
+        let parse = |hello: Hello| Hello::parse(bytemuck::bytes_of(&hello), &[7; 16], 2);
+        for (origin, target) in [(1, 2), (1, 5), (0, 2), (0, 5)] {
+            let hello = hello().on_the_way(origin, target);
+            assert_eq!(parse(hello), Ok(hello));
+            assert_eq!((hello.options(), hello.checksum()), (OPTIONS, false));
+        }
+        for (origin, target) in [(2, 5), (0, 1), (3, 3)] {
+            let reason = parse(hello().on_the_way(origin, target)).unwrap_err().unwrap();
+            assert!(reason.contains("passes from rank 1 to rank 2"), "{reason}");
+        }
     }
 
     #[test]
@@ -271,7 +312,8 @@ mod tests {
     proptest! {
         #[test]
         fn any_hello_goes_there_and_back(
-            token in any::<[u8; 16]>(), from: u32, to: u32, link in any::<(u32, u32)>(), checksum: bool,
+            token in any::<[u8; 16]>(), (from, to) in any::<(u32, u32)>().prop_filter("not itself", |(a, b)| a != b),
+            link in any::<(u32, u32)>(), checksum: bool,
             max_message in 1..=LinkOptions::MAX_MESSAGE, depth in 1..=LinkOptions::MAX_DEPTH, streams in 1usize..=16,
         ) {
             let options = LinkOptions { max_message, depth };

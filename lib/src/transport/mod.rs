@@ -7,7 +7,8 @@
 //! - `verbs`: RDMA, when it is asked for and built in; one queue pair per (peer, channel).
 //!
 //! `inproc` and `shm` are the same ring of messages in shared memory and differ in how the ends meet. An [`Endpoint`]
-//! makes `shm`, `tcp` and `verbs` links. [`checksum`] and [`faulty`] wrap a pair of any backend.
+//! makes `shm`, `tcp` and `verbs` links. [`checksum`] and [`faulty`] wrap a pair of any backend. [`relay`] joins links where two
+//! ranks do not reach each other.
 //!
 //! # The contract of a link
 //! Every backend keeps it, and one conformance suite (`tests/conformance`) runs over all of them.
@@ -34,6 +35,7 @@
 pub mod checksum;
 pub mod faulty;
 pub mod inproc;
+pub mod relay;
 
 mod doorbell;
 mod endpoint;
@@ -247,6 +249,6 @@ pub struct LinkPair {
     pub send: Box<dyn SendLink>,
     /// From the peer.
     pub recv: Box<dyn RecvLink>,
-    /// Name of the backend: `tcp`, `shm`, `inproc`, `verbs`.
+    /// Name of the backend: `tcp`, `shm`, `inproc`, `verbs`; with `, relayed` behind it where other ranks are between.
     pub kind: &'static str,
 }

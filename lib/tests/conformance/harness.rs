@@ -10,6 +10,7 @@ use tinynccl::Config;
 use tinynccl::config::TransportChoice;
 use tinynccl::error::{Error, Result};
 use tinynccl::transport::faulty::{self, Faults};
+use tinynccl::transport::relay::Routes;
 use tinynccl::transport::{ConnectTo, Doorbell, Endpoint, Interest, LinkOptions, LinkPair, Received, checksum, inproc};
 use tinynccl::wire::Header;
 
@@ -39,6 +40,11 @@ pub(crate) enum Backend {
     ChecksumVerbs,
     DelayedVerbs,
     SplitVerbs,
+    RelayedTcp,
+    RelayedShm,
+    TwiceRelayedTcp,
+    ChecksumRelayedTcp,
+    RelayedVerbs,
 }
 
 /// One rank's end, with what keeps it alive.
@@ -46,8 +52,8 @@ pub(crate) enum Backend {
 pub(crate) struct End {
     pub(crate) link: LinkPair,
     pub(crate) bell: Arc<Doorbell>,
-    /// Kept for as long as the link: it reads on after links that are dropped.
-    pub(crate) endpoint: Option<Arc<Endpoint>>,
+    /// Kept for as long as the link: they read on after links that are dropped. Ours, and those that relay.
+    pub(crate) endpoints: Vec<Arc<Endpoint>>,
 }
 
 pub(crate) fn config(transport: TransportChoice) -> Config {
@@ -99,6 +105,16 @@ pub(crate) fn ends(backend: Backend) -> [End; 2] {
         Backend::DelayedVerbs => wrapped(endpoints(&config(TransportChoice::Verbs)), |l| faulty::wrap(l, &delay)),
         Backend::SplitVerbs => wrapped(endpoints(&config(TransportChoice::Verbs)), |l| faulty::wrap(l, &split)),
         Backend::SplitTcp => wrapped(endpoints(&config(TransportChoice::Tcp)), |l| faulty::wrap(l, &split)),
+        Backend::RelayedTcp => relayed(&config(TransportChoice::Tcp), 1),
+        Backend::RelayedShm => relayed(&config(TransportChoice::Shm), 1),
+        Backend::TwiceRelayedTcp => relayed(&config(TransportChoice::Tcp), 2),
+        Backend::ChecksumRelayedTcp => {
+            let mut config = config(TransportChoice::Tcp);
+            config.checksum = true;
+            config.tcp_streams = 2;
+            relayed(&config, 1)
+        }
+        Backend::RelayedVerbs => relayed(&config(TransportChoice::Verbs), 1),
     }
 }
 
@@ -122,7 +138,11 @@ impl Backend {
     /// Whether it can be tested here.
     pub(crate) fn is_available(self) -> bool {
         let verbs = [Backend::Verbs, Backend::ChecksumVerbs, Backend::DelayedVerbs, Backend::SplitVerbs];
-        !verbs.contains(&self) || has_verbs()
+        match self {
+            // In a virtual machine with several nodes only where two of them have no common subnet.
+            Backend::RelayedVerbs => !matches!(nodes().as_deref(), Some("pair" | "triangle")) && has_verbs(),
+            _ => !verbs.contains(&self) || has_verbs(),
+        }
     }
 }
 
@@ -144,15 +164,20 @@ pub(crate) fn in_process() -> [End; 2] {
     both(|rank| {
         let bell = Doorbell::new().unwrap();
         let to = inproc::ConnectTo { comm: 0, rank, peer_rank: 1 - rank, channel: 0, options: OPTIONS };
-        End { link: hub.connect(&to, &bell, &|| None, PATIENCE).unwrap(), bell, endpoint: None }
+        End { link: hub.connect(&to, &bell, &|| None, PATIENCE).unwrap(), bell, endpoints: Vec::new() }
     })
+}
+
+/// The topology of the virtual machine that this runs in, if it does.
+fn nodes() -> Option<String> {
+    std::env::var("RXE_VM").ok()
 }
 
 /// In a virtual machine of `scripts/rxe-vm.sh` with several nodes, rank 0 is node a and rank 1 is node b: packets between
 /// them cross a network. Otherwise both use the same devices.
 pub(crate) fn of_rank(config: &Config, rank: usize) -> Config {
     let mut config = config.clone();
-    let nodes = matches!(std::env::var("RXE_VM").as_deref(), Ok("pair" | "line" | "triangle"));
+    let nodes = matches!(nodes().as_deref(), Some("pair" | "line" | "triangle"));
     if config.transport == TransportChoice::Verbs && nodes {
         config.verbs_device = Some(["rxe_ab", "rxe_ba"][rank].to_owned());
     }
@@ -166,7 +191,43 @@ pub(crate) fn endpoints(config: &Config) -> [End; 2] {
         let info = endpoints[1 - rank].info();
         let to = ConnectTo { comm: 0, peer_rank: 1 - rank, info: &info, channel: 0, options: OPTIONS };
         let link = endpoints[rank].connect(&to, &bell, &|| None, PATIENCE).unwrap();
-        End { link, bell, endpoint: Some(endpoints[rank].clone()) }
+        End { link, bell, endpoints: vec![endpoints[rank].clone()] }
+    })
+}
+
+/// Ranks 0 and 1 that only reach each other through rank 2, or through ranks 2 and 3.
+pub(crate) fn relayed(config: &Config, relays: usize) -> [End; 2] {
+    let line = config.transport == TransportChoice::Verbs && nodes().as_deref() == Some("line");
+    let of_node = |rank: usize| {
+        let mut config = config.clone();
+        if line {
+            config.verbs_device = Some(["rxe_ab", "rxe_cb", "rxe_ba,rxe_bc"][rank].to_owned());
+        }
+        config
+    };
+    let endpoints: Vec<Arc<Endpoint>> =
+        (0..2 + relays).map(|rank| Arc::new(Endpoint::new(rank, TOKEN, &of_node(rank)).unwrap())).collect();
+    let world: Vec<_> = endpoints.iter().map(|e| e.info()).collect();
+    let way: Vec<usize> = [0].into_iter().chain(2..2 + relays).chain([1]).collect();
+    let hop = |a, b| way.windows(2).any(|w| w == [a, b] || w == [b, a]);
+    // On a line the addresses say it.
+    let routes = || (!line).then(|| Routes::new(world.len(), hop));
+    // A relay may be asked before it has heard of the others.
+    let (ends, between) = endpoints.split_at(2);
+    ends.iter().for_each(|e| e.introduce(world.clone(), routes()));
+    std::thread::scope(|s| {
+        let made = s.spawn(|| {
+            both(|rank| {
+                let bell = Doorbell::new().unwrap();
+                let to =
+                    ConnectTo { comm: 0, peer_rank: 1 - rank, info: &world[1 - rank], channel: 0, options: OPTIONS };
+                let link = ends[rank].connect(&to, &bell, &|| None, PATIENCE).unwrap();
+                assert!(link.kind.ends_with(", relayed"), "{}", link.kind);
+                End { link, bell, endpoints: [&[ends[rank].clone()], between].concat() }
+            })
+        });
+        between.iter().for_each(|e| e.introduce(world.clone(), routes()));
+        made.join().unwrap()
     })
 }
 

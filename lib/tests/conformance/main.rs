@@ -8,6 +8,7 @@ mod handshake;
 mod harness;
 mod processes;
 mod random;
+mod relays;
 mod sleeping;
 mod verbs_faults;
 
@@ -68,4 +69,9 @@ suite! {
     checksums_over_verbs: Backend::ChecksumVerbs;
     delayed_verbs: Backend::DelayedVerbs;
     split_verbs: Backend::SplitVerbs;
+    relayed_tcp: Backend::RelayedTcp;
+    relayed_shm: Backend::RelayedShm;
+    twice_relayed_tcp: Backend::TwiceRelayedTcp;
+    checksums_over_relayed_tcp: Backend::ChecksumRelayedTcp;
+    relayed_verbs: Backend::RelayedVerbs;
 }

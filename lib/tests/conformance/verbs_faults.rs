@@ -98,7 +98,7 @@ fn when_no_packet_gets_through_the_status_names_it() {
         let info = endpoints[1 - rank].info();
         let to = ConnectTo { comm: 0, peer_rank: 1 - rank, info: &info, channel: 0, options: OPTIONS };
         let link = endpoints[rank].connect(&to, &bell, &|| None, PATIENCE).unwrap();
-        End { link, bell, endpoint: Some(endpoints[rank].clone()) }
+        End { link, bell, endpoints: vec![endpoints[rank].clone()] }
     });
     send_from(&mut a.link, 0, 5000);
     recv_into(&mut b.link, 0, 5000);

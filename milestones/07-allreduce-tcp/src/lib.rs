@@ -105,6 +105,9 @@ fn run(over: &Over, args: &Args, config: Config) -> Result<()> {
         .with_context(|| format!("there is no ring of {ranks} ranks"))?;
     if comm.rank() == 0 {
         explain(over, &programs);
+        for way in comm.relayed() {
+            println!("{way}\n");
+        }
     }
     let counts = match args.count {
         Some(count) => vec![count],
@@ -132,7 +135,7 @@ fn run(over: &Over, args: &Args, config: Config) -> Result<()> {
             "ratio"
         );
     }
-    for count in counts {
+    for &count in &counts {
         row(over, &comm, &shape, &programs[comm.rank()], count, args.iters, one_network)?;
     }
     if comm.rank() == 0 {
@@ -140,7 +143,30 @@ fn run(over: &Over, args: &Args, config: Config) -> Result<()> {
             "\nEvery element was checked on every rank: OK. algbw and busbw in GB/s; ratio: naive time / ring time."
         );
     }
+    if let (Some(&count), false) = (counts.last(), comm.relayed().is_empty()) {
+        forwarded(&comm, count)?;
+    }
     comm.close()?;
+    Ok(())
+}
+
+/// Prints what each rank forwards between others in one ring call.
+fn forwarded(comm: &Comm, count: usize) -> Result<()> {
+    let input = measure::input(comm, count)?;
+    let mut output = measure::buffer(count, |_| 0.0)?;
+    comm.barrier()?;
+    let before = comm.census().relayed.bytes;
+    comm.all_reduce(&input, &mut output, ReduceOp::Sum)?;
+    comm.barrier()?;
+    let relayed = [comm.census().relayed.bytes - before];
+    let mut all = vec![0u64; comm.size()];
+    comm.all_gather(&relayed, &mut all).context("asking the relays")?;
+    for (rank, bytes) in all.iter().enumerate().filter(|(_, bytes)| comm.rank() == 0 && **bytes > 0) {
+        println!(
+            "Rank {rank} forwards {bytes} bytes between others in one ring call of {} bytes.",
+            count * size_of::<f32>()
+        );
+    }
     Ok(())
 }
 

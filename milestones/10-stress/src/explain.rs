@@ -25,6 +25,9 @@ pub(crate) fn run(comm: &Comm, args: &Args, plan: &Plan) -> Result<u64> {
         pin::to_core(comm.local_rank());
     }
     say(comm, &model(comm))?;
+    for way in comm.relayed() {
+        say(comm, &format!("# {way}"))?;
+    }
     let mut arena = Arena::new(comm, plan.largest(), args.buffers, args.huge_pages)?;
     let mut wrong = 0;
     let mut score = Score::default();

@@ -3,12 +3,14 @@
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
+use super::Inner;
+use super::hop;
 use crate::error::{Error, Result};
 use crate::transport::doorbell::Doorbell;
 use crate::transport::handshake::{Hello, Reply};
@@ -31,9 +33,18 @@ const BREATHER: Duration = Duration::from_millis(100);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Key {
     pub(super) comm: u32,
-    pub(super) from: u32,
+    /// The ends of the link. Its target is we, or a rank that we relay to.
+    pub(super) origin: u32,
+    pub(super) target: u32,
     pub(super) channel: u32,
     pub(super) stream: usize,
+}
+
+impl Key {
+    pub(super) fn of(hello: &Hello) -> Key {
+        let Hello { comm, origin, target, channel, .. } = *hello;
+        Key { comm, origin, target, channel, stream: hello.stream() }
+    }
 }
 
 /// A connection that waits for its hello, or with it.
@@ -65,7 +76,7 @@ impl Conn {
         }
     }
 
-    fn is_gone(&self) -> bool {
+    pub(super) fn is_gone(&self) -> bool {
         match self {
             Conn::Tcp(c) => c.is_gone(),
             Conn::Unix(c) => c.is_gone(),
@@ -109,7 +120,7 @@ impl Shared {
                     if !conn.is_gone() {
                         return Ok((hello, conn));
                     }
-                    log::debug!("the connection of rank {} from {} went away", key.from, conn.address());
+                    log::debug!("the connection of rank {} from {} went away", hello.from, conn.address());
                 }
                 filed.remove(key);
             }
@@ -119,7 +130,7 @@ impl Shared {
     }
 
     fn file(&self, hello: Hello, mut conn: Conn) {
-        let key = Key { comm: hello.comm, from: hello.from, channel: hello.channel, stream: hello.stream() };
+        let key = Key::of(&hello);
         let mut filed = self.filed.lock().unwrap_or_else(PoisonError::into_inner);
         if filed.values().map(VecDeque::len).sum::<usize>() >= FILED {
             log::warn!("{FILED} connections wait to be asked for: turning away {}", conn.address());
@@ -136,16 +147,11 @@ impl Shared {
     }
 }
 
-/// Starts the thread.
-pub(super) fn start(
-    rank: usize,
-    token: [u8; 16],
-    ports: Vec<tcp::Port>,
-    unix: Option<shm::Port>,
-    rails: Option<Arc<verbs::Rails>>,
-    shared: Arc<Shared>,
-) -> Result<JoinHandle<()>> {
-    let acceptor = Acceptor { rank, token, ports, unix, rails, shared, half_open: VecDeque::new() };
+/// Starts the thread for an endpoint.
+pub(super) fn start(inner: &Arc<Inner>, ports: Vec<tcp::Port>, unix: Option<shm::Port>) -> Result<JoinHandle<()>> {
+    let (rank, token, rails, shared) = (inner.rank, inner.token, inner.rails.clone(), inner.shared.clone());
+    let endpoint = Arc::downgrade(inner);
+    let acceptor = Acceptor { rank, token, ports, unix, rails, shared, endpoint, half_open: VecDeque::new() };
     std::thread::Builder::new()
         .name("tinynccl-accept".to_owned())
         .spawn(move || acceptor.run())
@@ -178,6 +184,8 @@ struct Acceptor {
     /// Their events are heard here.
     rails: Option<Arc<verbs::Rails>>,
     shared: Arc<Shared>,
+    /// Takes what is to be relayed.
+    endpoint: Weak<Inner>,
     half_open: VecDeque<(Conn, Instant)>,
 }
 
@@ -271,6 +279,12 @@ impl Acceptor {
 
     fn judge(&self, bytes: &[u8], mut conn: Conn) {
         match Hello::parse(bytes, &self.token, self.rank) {
+            // Of several streams the first asks for the link.
+            Ok(hello) if hello.target as usize != self.rank && hello.stream() == 0 => {
+                if let Some(endpoint) = self.endpoint.upgrade() {
+                    hop::take(&endpoint, hello, conn);
+                }
+            }
             Ok(hello) => self.shared.file(hello, conn),
             Err(None) => self.turn_away(&conn, "it does not speak our protocol"),
             Err(Some(reason)) => {

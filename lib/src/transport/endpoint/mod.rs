@@ -1,9 +1,11 @@
 //! Where a rank is reached, and how it reaches the others: `shm`, `tcp` and `verbs` links.
 //!
 //! Both ranks call [`Endpoint::connect`]. The lower one dials. At the higher one, a thread of the endpoint (the
-//! [`acceptor`]) takes connections, checks the handshake and files them; `connect` picks its own up and answers.
+//! [`acceptor`]) takes connections, checks the handshake and files them; `connect` picks its own up and answers. A connection
+//! for another rank is one hop of a relayed link ([`super::relay`]): [`hop`] makes the next one and joins the two.
 
 mod acceptor;
+mod hop;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -15,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::doorbell::Doorbell;
 use super::handshake::{Hello, Reply};
+use super::relay::{self, Path, Routes, Traffic};
 use super::verbs::{self, VerbsAddress};
 use super::wait::Wait;
 use super::{LinkOptions, LinkPair, Peer, checksum, shm, tcp};
@@ -23,6 +26,7 @@ use crate::bootstrap::interface::{LocalAddress, order_candidates, with_loopback}
 use crate::config::{Config, TransportChoice};
 use crate::error::{Error, Result};
 use acceptor::{Conn, Key, Shared};
+use hop::{Relay, World};
 
 /// What carries a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,8 +82,14 @@ pub struct ConnectTo<'a> {
 
 /// A rank's listeners. One per rank; shared by reference between the threads that connect.
 ///
-/// Dropping it stops listening; links made before live on.
+/// Dropping it stops listening; links made before live on, but for those that it relays between others.
 pub struct Endpoint {
+    inner: Arc<Inner>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What the endpoint's threads share.
+struct Inner {
     rank: usize,
     token: [u8; 16],
     transport: TransportChoice,
@@ -90,7 +100,22 @@ pub struct Endpoint {
     rails: Option<Arc<verbs::Rails>>,
     info: EndpointInfo,
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    relay: Relay,
+}
+
+/// One hop of a link, as the rank that dials sees it.
+struct Hop<'a> {
+    /// The ends of the link: ourselves and `next`, unless it is relayed.
+    origin: usize,
+    target: usize,
+    /// The rank to dial.
+    next: usize,
+    info: &'a EndpointInfo,
+    comm: u32,
+    channel: u32,
+    options: LinkOptions,
+    /// The ends check every message.
+    checksum: bool,
 }
 
 impl Endpoint {
@@ -139,9 +164,7 @@ impl Endpoint {
             host: Host::current(),
             pid: std::process::id(),
         };
-        let shared = Shared::new()?;
-        let thread = acceptor::start(rank, token, ports, unix, rails.clone(), shared.clone())?;
-        Ok(Endpoint {
+        let inner = Arc::new(Inner {
             rank,
             token,
             transport: config.transport,
@@ -151,18 +174,78 @@ impl Endpoint {
             locals,
             rails,
             info,
-            shared,
-            thread: Some(thread),
-        })
+            shared: Shared::new()?,
+            relay: Relay::new(config.connect_timeout.min(config.timeout)),
+        });
+        let thread = acceptor::start(&inner, ports, unix)?;
+        Ok(Endpoint { inner, thread: Some(thread) })
     }
 
     /// How others reach this rank.
     pub fn info(&self) -> EndpointInfo {
-        self.info.clone()
+        self.inner.info.clone()
+    }
+
+    /// Tells how all ranks are reached, and which of them reach each other: from now on this rank relays between others, and
+    /// reaches those that it has no common subnet with through others. `routes: None` for what the RDMA ports say; every rank
+    /// must come to the same. Without this call every link is direct.
+    pub fn introduce(&self, world: Vec<EndpointInfo>, routes: Option<Routes>) {
+        let routes = routes.unwrap_or_else(|| match &self.inner.rails {
+            Some(_) => Routes::over_rdma(&world.iter().map(|info| &info.verbs[..]).collect::<Vec<_>>()),
+            None => Routes::direct(),
+        });
+        self.inner.relay.introduce(World { infos: world, routes });
+    }
+
+    /// The ranks that this one cannot reach by itself, and how it does; with `everyone`, those of every pair.
+    pub fn paths(&self, everyone: bool) -> Vec<Path> {
+        let Some(world) = self.inner.relay.world() else { return Vec::new() };
+        let mut paths = world.routes.paths();
+        paths.retain(|path| everyone || path.ends.contains(&self.inner.rank));
+        paths
+    }
+
+    /// What this rank has relayed.
+    pub fn traffic(&self) -> Traffic {
+        self.inner.relay.traffic()
+    }
+
+    /// Whether two ranks may still need this one as a relay, when those for which `gone` have left for good: it should not be
+    /// dropped before.
+    pub fn is_needed(&self, gone: &dyn Fn(usize) -> bool) -> bool {
+        let ours = |path: &Path| path.around(self.inner.rank).is_some();
+        self.paths(true).iter().any(|path| ours(path) && !path.ends.iter().any(|&end| gone(end)))
+            || self.traffic().links > 0
     }
 
     /// What will carry the links to a peer, and why. Both ends choose the same when they have the same configuration.
     pub fn choose(&self, peer: &EndpointInfo) -> (Kind, String) {
+        self.inner.choose(peer)
+    }
+
+    /// One end of a link; waits until the peer calls this for the other end.
+    ///
+    /// `doorbell` is what a peer in shared memory rings. With [`Config::checksum`] the link checks every message.
+    /// In automatic mode a link whose shared memory does not work out falls back to TCP. Where no port of ours shares a subnet
+    /// with one of the peer's, the link goes through other ranks, if [`Endpoint::introduce`] has named some that can.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] after `deadline`, whatever `abort` returns (asked every 20 ms), [`Error::PeerLost`] when no
+    /// address of the peer answers, [`Error::Protocol`] at both ends when their options differ, [`Error::Unsupported`] when
+    /// shared memory or RDMA is asked for and the two can not have it.
+    pub fn connect(
+        &self,
+        to: &ConnectTo<'_>,
+        doorbell: &Arc<Doorbell>,
+        abort: &dyn Fn() -> Option<Error>,
+        deadline: Duration,
+    ) -> Result<LinkPair> {
+        self.inner.connect(to, doorbell, abort, deadline)
+    }
+}
+
+impl Inner {
+    fn choose(&self, peer: &EndpointInfo) -> (Kind, String) {
         match (self.transport, self.separation(peer)) {
             (TransportChoice::Tcp, _) => (Kind::Tcp, "TINYNCCL_TRANSPORT=tcp".to_owned()),
             (TransportChoice::Verbs, _) => (Kind::Verbs, "TINYNCCL_TRANSPORT=verbs".to_owned()),
@@ -179,123 +262,134 @@ impl Endpoint {
             .or_else(|| (self.info.unix.is_none() || peer.unix.is_none()).then_some("one of them has no Unix socket"))
     }
 
-    /// One end of a link; waits until the peer calls this for the other end.
-    ///
-    /// `doorbell` is what a peer in shared memory rings. With [`Config::checksum`] the link checks every message.
-    /// In automatic mode a link whose shared memory does not work out falls back to TCP.
-    ///
-    /// # Errors
-    /// [`Error::Timeout`] after `deadline`, whatever `abort` returns (asked every 20 ms), [`Error::PeerLost`] when no
-    /// address of the peer answers, [`Error::Protocol`] at both ends when their options differ, [`Error::Unsupported`] when
-    /// shared memory or RDMA is asked for and the two can not have it.
-    pub fn connect(
+    /// See [`Endpoint::connect`].
+    fn connect(
         &self,
         to: &ConnectTo<'_>,
         doorbell: &Arc<Doorbell>,
         abort: &dyn Fn() -> Option<Error>,
         deadline: Duration,
     ) -> Result<LinkPair> {
-        if to.peer_rank == self.rank {
-            return Err(Error::invalid("connect", format!("rank {} asked for a link with itself", self.rank)));
+        let (rank, peer) = (self.rank, to.peer_rank);
+        if peer == rank {
+            return Err(Error::invalid("connect", format!("rank {rank} asked for a link with itself")));
         }
         to.options.check()?;
         if let (TransportChoice::Shm, Some(why)) = (self.transport, self.separation(to.info)) {
-            let what = format!("shared memory between rank {} and rank {}", self.rank, to.peer_rank);
+            let what = format!("shared memory between rank {rank} and rank {peer}");
             return Err(Error::Unsupported { what, detail: format!("{why}; set TINYNCCL_TRANSPORT=auto or tcp") });
         }
-        if let Some(rails) = &self.rails {
-            rails.check(to.peer_rank, &to.info.verbs)?;
+        let world = self.relay.world();
+        let path = world.as_ref().and_then(|world| world.routes.path(rank, peer));
+        let relay = path.as_ref().and_then(|path| path.first(rank));
+        let relay = relay.and_then(|relay| Some((relay, world.as_ref()?.infos.get(relay)?)));
+        if let (Some(rails), None) = (&self.rails, relay) {
+            rails.check(peer, &to.info.verbs, world.is_some())?;
         }
-        let wait = Wait::new(self.rank, to.peer_rank, deadline, abort);
-        let (kind, why) = self.choose(to.info);
-        let pair = if self.rank < to.peer_rank {
-            self.dial(to, kind, doorbell, &wait)?
+        let (next, info) = relay.unwrap_or((peer, to.info));
+        let wait = Wait::new(rank, peer, deadline, abort);
+        let made = if rank < peer {
+            let ConnectTo { comm, channel, options, .. } = *to;
+            let hop = Hop { origin: rank, target: peer, next, info, comm, channel, options, checksum: self.checksum };
+            self.dial(&hop, doorbell, &wait)
         } else {
-            self.await_dialer(to, doorbell, &wait)?
+            self.await_dialer(to, doorbell, &wait)
         };
-        log::debug!(
-            "rank {}: comm {} channel {} to rank {}: {} ({why})",
-            self.rank,
-            to.comm,
-            to.channel,
-            to.peer_rank,
-            pair.kind
-        );
+        let pair = match (made, &path) {
+            (Ok(pair), Some(path)) => {
+                log::info!("rank {rank}: {path} (comm {}, channel {})", to.comm, to.channel);
+                relay::wrap(pair, peer, next, &path.relays())
+            }
+            (Ok(pair), None) => pair,
+            (Err(e), Some(path)) => return Err(hop::on_the_way(e, path)),
+            (Err(e), None) => return Err(e),
+        };
+        let why = self.choose(info).1;
+        log::debug!("rank {rank}: comm {} channel {} to rank {peer}: {} ({why})", to.comm, to.channel, pair.kind);
         Ok(if self.checksum { checksum::wrap(pair) } else { pair })
     }
 
-    fn dial(&self, to: &ConnectTo<'_>, kind: Kind, bell: &Arc<Doorbell>, wait: &Wait<'_>) -> Result<LinkPair> {
-        let ranks = (self.rank, to.peer_rank);
-        let hello = Hello::new(self.token, ranks, (to.comm, to.channel), &to.options, self.checksum, self.streams)
+    fn dial(&self, hop: &Hop<'_>, bell: &Arc<Doorbell>, wait: &Wait<'_>) -> Result<LinkPair> {
+        let kind = self.choose(hop.info).0;
+        let link = (hop.comm, hop.channel);
+        let hello = Hello::new(self.token, (self.rank, hop.next), link, &hop.options, hop.checksum, self.streams)
+            .on_the_way(hop.origin, hop.target)
             .over_verbs(kind == Kind::Verbs);
-        if let (Kind::Shm, Some(name)) = (kind, &to.info.unix) {
-            match shm::connect(name, &hello, &to.options, bell, wait)? {
+        if let (Kind::Shm, Some(name)) = (kind, &hop.info.unix) {
+            match shm::connect(name, &hello, &hop.options, bell, wait)? {
                 shm::Dialed::Linked(pair) => return Ok(pair),
                 shm::Dialed::NotPossible(why) if self.transport == TransportChoice::Shm => {
-                    let what = format!("shared memory between rank {} and rank {}", self.rank, to.peer_rank);
+                    let what = format!("shared memory between rank {} and rank {}", self.rank, hop.next);
                     return Err(Error::Unsupported {
                         what,
                         detail: format!("{why}; set TINYNCCL_TRANSPORT=auto or tcp"),
                     });
                 }
                 shm::Dialed::NotPossible(why) => {
-                    log::warn!("rank {}: no shared memory with rank {}, using tcp: {why}", self.rank, to.peer_rank);
+                    log::warn!("rank {}: no shared memory with rank {}, using tcp: {why}", self.rank, hop.next);
                 }
             }
         }
-        let same_network = self.info.host.same_network(&to.info.host);
-        let candidates = order_candidates(&self.locals, &to.info.tcp, same_network);
+        let same_network = self.info.host.same_network(&hop.info.host);
+        let candidates = order_candidates(&self.locals, &hop.info.tcp, same_network);
         if let Some(rails) = &self.rails {
             let (socket, _, who) = tcp::reach(&candidates, &hello, &self.sockets, wait)?;
-            let theirs = (&to.info.verbs[..], to.channel);
-            return verbs::connect(rails, socket, who, theirs, &to.options, wait, &self.shared.linger);
+            let theirs = (&hop.info.verbs[..], hop.channel);
+            return verbs::connect(rails, socket, who, theirs, &hop.options, wait, &self.shared.linger);
         }
-        tcp::connect(&candidates, &hello, &to.options, &self.sockets, wait, &self.shared.linger)
+        tcp::connect(&candidates, &hello, &hop.options, &self.sockets, wait, &self.shared.linger)
     }
 
     fn await_dialer(&self, to: &ConnectTo<'_>, bell: &Arc<Doorbell>, wait: &Wait<'_>) -> Result<LinkPair> {
-        let key = Key { comm: to.comm, from: to.peer_rank as u32, channel: to.channel, stream: 0 };
-        let ranks = (self.rank, to.peer_rank);
+        let (origin, target) = (to.peer_rank as u32, self.rank as u32);
+        let key = Key { comm: to.comm, origin, target, channel: to.channel, stream: 0 };
         loop {
             let detail = || {
                 let at: Vec<String> = self.info.tcp.iter().map(ToString::to_string).collect();
                 format!("it has not connected to us at {}; see its output", at.join(" or "))
             };
-            let (hello, mut conn) = self.shared.take(&key, wait, detail)?;
-            if let Some(differs) = hello.differs(&to.options, self.checksum, self.streams, self.rails.is_some()) {
-                let address = conn.address();
-                if let Err(e) = conn.reply(&Reply::Refused(differs.clone())) {
-                    log::debug!("rank {}: refusing rank {}: {e}", self.rank, to.peer_rank);
-                }
-                return Err(Peer { rank: self.rank, peer: to.peer_rank, address }.protocol("connect", differs));
-            }
-            let result = match conn {
-                Conn::Unix(pending) => shm::finish(pending, hello.fence(), ranks, &to.options, bell),
-                Conn::Tcp(pending) => {
-                    let welcome = Reply::Welcome(hello.fence());
-                    if let Some(rails) = &self.rails {
-                        let address = pending.address();
-                        let who = Peer { rank: self.rank, peer: to.peer_rank, address };
-                        match pending.welcome(&welcome) {
-                            Ok(socket) => {
-                                return verbs::finish(rails, socket, who, &to.options, wait, &self.shared.linger);
-                            }
-                            Err(e) => {
-                                log::warn!("rank {}: a connection from rank {} failed: {e}", self.rank, to.peer_rank);
-                                continue;
-                            }
-                        }
-                    }
-                    let mut streams = 1..self.streams;
-                    let next = || streams.next().map(|stream| self.await_stream(Key { stream, ..key }, wait));
-                    tcp::finish(pending, &welcome, ranks, &to.options, &self.shared.linger, next)?
-                }
-            };
-            match result {
+            let (hello, conn) = self.shared.take(&key, wait, detail)?;
+            match self.accept(&hello, conn, (&to.options, self.checksum), bell, wait)? {
                 Ok(pair) => return Ok(pair),
                 Err(e) => log::warn!("rank {}: a connection from rank {} failed: {e}", self.rank, to.peer_rank),
             }
         }
+    }
+
+    /// Answers a dialer and makes our end of what it asks for, if that is what we want. The outer error is final; after the
+    /// inner one the dialer may come again.
+    fn accept(
+        &self,
+        hello: &Hello,
+        mut conn: Conn,
+        (options, checksum): (&LinkOptions, bool),
+        bell: &Arc<Doorbell>,
+        wait: &Wait<'_>,
+    ) -> Result<Result<LinkPair, String>> {
+        let ranks = (self.rank, wait.peer);
+        if let Some(differs) = hello.differs(options, checksum, self.streams, self.rails.is_some()) {
+            let address = conn.address();
+            if let Err(e) = conn.reply(&Reply::Refused(differs.clone())) {
+                log::debug!("rank {}: refusing rank {}: {e}", self.rank, hello.from);
+            }
+            return Err(Peer { rank: self.rank, peer: wait.peer, address }.protocol("connect", differs));
+        }
+        let pending = match conn {
+            Conn::Unix(pending) => return Ok(shm::finish(pending, hello.fence(), ranks, options, bell)),
+            Conn::Tcp(pending) => pending,
+        };
+        let welcome = Reply::Welcome(hello.fence());
+        if let Some(rails) = &self.rails {
+            let who = Peer { rank: self.rank, peer: wait.peer, address: pending.address() };
+            return match pending.welcome(&welcome) {
+                Ok(socket) => verbs::finish(rails, socket, who, options, wait, &self.shared.linger).map(Ok),
+                Err(e) => Ok(Err(e)),
+            };
+        }
+        let mut streams = 1..self.streams;
+        let key = Key::of(hello);
+        let next = || streams.next().map(|stream| self.await_stream(Key { stream, ..key }, wait));
+        tcp::finish(pending, &welcome, ranks, options, &self.shared.linger, next)
     }
 
     /// The connection of a further stream of a link that is being made.
@@ -313,17 +407,21 @@ impl Endpoint {
 impl fmt::Debug for Endpoint {
     /// Without the token: it is a secret, and this may end in a log.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Endpoint").field("rank", &self.rank).field("info", &self.info).finish_non_exhaustive()
+        f.debug_struct("Endpoint")
+            .field("rank", &self.inner.rank)
+            .field("info", &self.inner.info)
+            .finish_non_exhaustive()
     }
 }
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        self.shared.stop();
+        self.inner.relay.stop();
+        self.inner.shared.stop();
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            log::error!("rank {}: the acceptor panicked", self.rank);
+            log::error!("rank {}: the acceptor panicked", self.inner.rank);
         }
     }
 }

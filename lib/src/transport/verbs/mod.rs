@@ -16,6 +16,9 @@
 //! when it ends, the peer's process is gone, which a queue pair that only receives would never find out.
 //! Both halves of a link share its queue: they sleep in one thread, like the rest of an executor's links.
 //!
+//! # Who reaches whom
+//! Ranks with ports on one subnet. The others meet through ranks that have ports on both: [`super::relay`].
+//!
 //! # Memory
 //! Each end registers `2 * (lines * 512 + slots * (max_message + 64))` bytes, pinned: slots are one and a half times
 //! `depth`, so with the defaults 3 MiB per peer and channel. They are mapped and registered with the link and freed with it:

@@ -108,9 +108,14 @@ impl Rails {
         self.rails.iter().map(|r| r.choice.address.clone()).collect()
     }
 
-    /// Fails when no port of ours shares a subnet with one of `theirs`.
-    pub(crate) fn check(&self, peer: usize, theirs: &[VerbsAddress]) -> Result<()> {
-        self.choose(peer, theirs, 0).map(drop)
+    /// Fails when no port of ours shares a subnet with one of `theirs`; `no_relay`: and no other rank can help.
+    pub(crate) fn check(&self, peer: usize, theirs: &[VerbsAddress], no_relay: bool) -> Result<()> {
+        self.choose(peer, theirs, 0).map(drop).map_err(|mut error| {
+            if let (Error::Unsupported { detail, .. }, true) = (&mut error, no_relay) {
+                detail.push_str("; nor is there a way between them through other ranks");
+            }
+            error
+        })
     }
 
     /// Our port and the peer's for channel `channel`.

@@ -30,7 +30,7 @@ impl Rails {
         match *self {}
     }
 
-    pub(crate) fn check(&self, _peer: usize, _theirs: &[VerbsAddress]) -> Result<()> {
+    pub(crate) fn check(&self, _peer: usize, _theirs: &[VerbsAddress], _no_relay: bool) -> Result<()> {
         match *self {}
     }
 

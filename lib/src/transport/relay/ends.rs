@@ -1,0 +1,211 @@
+//! The two halves that an end of a relayed link holds: those of its link with the relay, in the name of the far end.
+
+use std::sync::{Arc, OnceLock};
+
+use super::notice;
+use crate::error::{Error, Result};
+use crate::transport::{Interest, LinkPair, Peer, Received, RecvLink, SendLink};
+use crate::wire::Header;
+
+/// Makes the link with `relay`, the next rank on the way, a link with the far end, `peer`, through `relays` (in words).
+pub(crate) fn wrap(pair: LinkPair, peer: usize, relay: usize, relays: &str) -> LinkPair {
+    let Peer { rank, address, .. } = pair.send.peer().clone();
+    let peer = Peer { rank, peer, address: format!("through {relays}: rank {relay} at {address}") };
+    let names = Names { peer, relay, verdict: Arc::default() };
+    LinkPair {
+        send: Box::new(RelayedSend { inner: pair.send, names: names.clone() }),
+        recv: Box::new(RelayedRecv { inner: pair.recv, names, pending: false }),
+        kind: match pair.kind {
+            "verbs" => "verbs, relayed",
+            "tcp" => "tcp, relayed",
+            "shm" => "shm, relayed",
+            _ => "relayed",
+        },
+    }
+}
+
+/// Who is who, for errors.
+#[derive(Debug, Clone)]
+struct Names {
+    /// The far end.
+    peer: Peer,
+    relay: usize,
+    /// What the relay's notice said, once the receiving half has come to it.
+    verdict: Arc<OnceLock<String>>,
+}
+
+impl Names {
+    /// The error after a notice, if one came.
+    fn check(&self, op: &str) -> Result<()> {
+        match self.verdict.get() {
+            None => Ok(()),
+            Some(text) => Err(self.peer.lost(op, text)),
+        }
+    }
+
+    /// An error of the link with the relay as one of the link with the far end.
+    #[cold]
+    fn rename(&self, error: Error) -> Error {
+        let Error::PeerLost { op, detail, .. } = error else { return error };
+        if let Err(error) = self.check(&op) {
+            return error;
+        }
+        let Names { relay, peer: Peer { rank, peer, .. }, .. } = self;
+        // Closed without a notice, or with one that lies behind messages which nobody has received yet.
+        let detail = format!(
+            "the link with rank {relay} of the world, which relays between its ranks {rank} and {peer}, ended ({detail}): rank \
+             {relay} is gone, or rank {peer} is and rank {relay} closed the link"
+        );
+        self.peer.lost(&op, &detail)
+    }
+}
+
+#[derive(Debug)]
+struct RelayedSend {
+    inner: Box<dyn SendLink>,
+    names: Names,
+}
+
+impl RelayedSend {
+    fn checked<T>(&self, result: Result<T>) -> Result<T> {
+        result.map_err(|e| self.names.rename(e))
+    }
+}
+
+impl SendLink for RelayedSend {
+    fn peer(&self) -> &Peer {
+        &self.names.peer
+    }
+    fn reserve(&mut self) -> Result<Option<&mut [u8]>> {
+        self.names.check("send")?;
+        let names = &self.names;
+        self.inner.reserve().map_err(|e| names.rename(e))
+    }
+    fn commit(&mut self, header: &Header) -> Result<()> {
+        let result = self.inner.commit(header);
+        self.checked(result)
+    }
+    fn send_from(&mut self, header: &Header, data: &[u8]) -> Result<bool> {
+        self.names.check("send")?;
+        let result = self.inner.send_from(header, data);
+        self.checked(result)
+    }
+    fn expect_more(&mut self) {
+        self.inner.expect_more();
+    }
+    fn sends_from_caller(&self, bytes: usize) -> bool {
+        self.inner.sends_from_caller(bytes)
+    }
+    fn progress(&mut self) -> Result<bool> {
+        let result = self.inner.progress();
+        self.checked(result)
+    }
+    fn is_flushed(&self) -> bool {
+        self.inner.is_flushed()
+    }
+    fn check_peer(&mut self) -> Result<()> {
+        self.names.check("send")?;
+        let result = self.inner.check_peer();
+        self.checked(result)
+    }
+    fn arm(&mut self) -> Result<bool> {
+        self.names.check("send")?;
+        let result = self.inner.arm();
+        self.checked(result)
+    }
+    fn disarm(&mut self) {
+        self.inner.disarm();
+    }
+    fn bytes_moved(&self) -> u64 {
+        self.inner.bytes_moved()
+    }
+    fn interest(&self) -> Interest {
+        self.inner.interest()
+    }
+}
+
+#[derive(Debug)]
+struct RelayedRecv {
+    inner: Box<dyn RecvLink>,
+    names: Names,
+    /// A message may be partly received: the link must not be asked for another one.
+    pending: bool,
+}
+
+impl RelayedRecv {
+    /// Whether a message is here. Fails when it is a notice; that stays where it is, so that the answer stays the same.
+    fn look(&mut self) -> Result<bool> {
+        self.pending = false;
+        match self.inner.peek() {
+            Ok(Some((header, payload))) if notice::is_one(&header) => {
+                let text = notice::text(payload);
+                Err(self.names.peer.lost("receive", self.names.verdict.get_or_init(|| text)))
+            }
+            Ok(message) => Ok(message.is_some()),
+            Err(e) => Err(self.names.rename(e)),
+        }
+    }
+
+    fn received(&mut self, result: Result<Received>) -> Result<Received> {
+        self.pending = matches!(result, Ok(Received::Pending));
+        match result {
+            // Its text may not be here yet.
+            Ok(Received::Mismatch(header)) if notice::is_one(&header) => self.look().map(|_| Received::Pending),
+            Ok(received) => Ok(received),
+            Err(e) => Err(self.names.rename(e)),
+        }
+    }
+}
+
+impl RecvLink for RelayedRecv {
+    fn peer(&self) -> &Peer {
+        &self.names.peer
+    }
+    fn peek(&mut self) -> Result<Option<(Header, &[u8])>> {
+        if !self.look()? {
+            return Ok(None);
+        }
+        let names = &self.names;
+        self.inner.peek().map_err(|e| names.rename(e))
+    }
+    fn shows_in_place(&self) -> bool {
+        self.inner.shows_in_place()
+    }
+    fn release(&mut self) -> Result<()> {
+        let result = self.inner.release();
+        result.map_err(|e| self.names.rename(e))
+    }
+    fn recv_into(&mut self, expected: &Header, dst: &mut [u8]) -> Result<Received> {
+        let result = self.inner.recv_into(expected, dst);
+        self.received(result)
+    }
+    fn recv_pieces(&mut self, expected: &Header, sink: &mut dyn FnMut(usize, &[u8])) -> Result<Received> {
+        let result = self.inner.recv_pieces(expected, sink);
+        self.received(result)
+    }
+    fn progress(&mut self) -> Result<bool> {
+        let result = self.inner.progress();
+        result.map_err(|e| self.names.rename(e))
+    }
+    fn check_peer(&mut self) -> Result<()> {
+        self.names.check("receive")?;
+        self.inner.check_peer().map_err(|e| self.names.rename(e))?;
+        // A notice is no message for the caller.
+        if !self.pending {
+            self.look()?;
+        }
+        Ok(())
+    }
+    fn arm(&mut self) -> Result<bool> {
+        self.inner.arm().map_err(|e| self.names.rename(e))
+    }
+    fn disarm(&mut self) {
+        self.inner.disarm();
+    }
+    fn bytes_moved(&self) -> u64 {
+        self.inner.bytes_moved()
+    }
+    fn interest(&self) -> Interest {
+        self.inner.interest()
+    }
+}

@@ -1,0 +1,39 @@
+//! The last message that a relay sends to an end: why no more will come.
+
+use crate::wire::Header;
+
+/// Longest text of a notice.
+const LONGEST: usize = 1024;
+
+/// A notice with `text`, cut to what a link takes: header and payload.
+pub(super) fn new(text: &str, max_message: usize) -> (Header, Vec<u8>) {
+    let longest = max_message.min(LONGEST);
+    let fits = (0..=longest.min(text.len())).rev().find(|&i| text.is_char_boundary(i)).unwrap_or(0);
+    let payload = text.as_bytes().get(..fits).unwrap_or_default().to_vec();
+    (Header { collective: Header::NOTICE, len: payload.len() as u32, ..Header::default() }, payload)
+}
+
+/// Whether a message is one.
+#[inline]
+pub(super) fn is_one(header: &Header) -> bool {
+    header.collective == Header::NOTICE
+}
+
+/// Its text.
+pub(super) fn text(payload: &[u8]) -> String {
+    String::from_utf8_lossy(payload).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_notice_is_cut_at_a_whole_character() {
+        let (header, payload) = new("größer", 3);
+        assert_eq!((header.len, text(&payload).as_str(), is_one(&header)), (2, "gr", true));
+        let (header, payload) = new("rank 2 is gone", 70_000);
+        assert_eq!((header.len as usize, text(&payload).as_str()), (payload.len(), "rank 2 is gone"));
+        assert!(!is_one(&Header::default()));
+    }
+}
