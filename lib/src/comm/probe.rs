@@ -68,14 +68,17 @@ pub(super) struct Report {
 
 /// Rank 0's side: measures until there is nothing left to measure, or no time.
 pub(super) fn lead(comm: &Comm, peers: &Peers, end: Instant) -> Result<Report> {
+    let started = Instant::now();
     let mut clock = Clock::new(&Instant::now, end);
     let mut model = lock(&comm.inner.engine).tuned.model.clone();
     let mut messages = 0;
     for (kind, peer) in peers.all() {
         let state = &comm.inner.state;
         let probe = Probe::new(comm, peer, true)?;
+        log::debug!("{kind:?}: link to rank {peer} open after {:?}", started.elapsed());
         let mut link = Link { probe, clock: &mut clock, model: &mut model, kind, first: messages == 0 };
         link.measure(state.control.shares_host(state.members[peer]))?;
+        log::debug!("{kind:?}: {} bytes touched, {:?} passed", 2 * link.probe.room(), started.elapsed());
         link.probe.order(Order::Stop)?;
         messages += link.probe.messages;
     }

@@ -18,11 +18,17 @@ const BATCH: usize = 8;
 /// What happens may take so many times what is expected.
 const PESSIMISM: f64 = 2.0;
 /// Bytes of a buffer that are touched between two looks at the clock: a huge page.
-pub(super) const STEP: usize = 2 << 20;
-/// Nanoseconds for touching a byte for the first time, before it was measured: 4 µs for a page of 4 KiB, as in a virtual machine
-/// whose memory the host has not touched either.
-pub(super) const TOUCH: f64 = 1.0;
-const PAGE: usize = 4 << 10;
+const STEP: usize = 2 << 20;
+/// The price of touching a byte of both buffers for the first time.
+#[derive(Debug, Clone, Copy)]
+struct Touch {
+    ns: f64,
+    /// A whole step took this; else it is a guess, or the part of a step that took longer than that.
+    measured: bool,
+}
+
+/// 4 µs for a page of 4 KiB: what a virtual machine takes.
+const GUESS: Touch = Touch { ns: 2.0, measured: false };
 
 /// Samples for a buffer of `bytes` bytes: every piece twice.
 pub(super) fn samples(bytes: usize) -> usize {
@@ -45,29 +51,29 @@ fn calls(taken: usize, most: usize, expected: f64, slice: f64, left: f64) -> usi
     wanted.min(most.saturating_sub(taken)).min(possible)
 }
 
-/// How far to grow buffers of `room` bytes that should have `bytes`, and are of use from `least` on; `None`: no further. Touching a byte on
-/// the way takes `price` nanoseconds, and there are `left`.
-fn room(room: usize, bytes: usize, least: usize, price: f64, left: f64) -> Option<usize> {
-    let affordable = room.saturating_add((left / (PESSIMISM * price.max(1e-3))) as usize) & !(PAGE - 1);
-    let step = (room / STEP + 1) * STEP;
-    let next = step.min(bytes).min(if affordable >= bytes { bytes } else { affordable });
-    (affordable >= least.min(bytes) && next > room).then_some(next)
+/// How far to grow buffers of `room` bytes that should have `bytes`, and are of use from `least` on; `None`: no further. Touching a byte
+/// costs `touch`, and `left` nanoseconds are left.
+fn room(room: usize, bytes: usize, least: usize, touch: Touch, left: f64) -> Option<usize> {
+    // A first step finds the price out. After it, there is to be time for enough of them.
+    let whole = if touch.measured { left / touch.ns.max(1e-3) } else { f64::INFINITY };
+    let step = left / (PESSIMISM * touch.ns.max(1e-3));
+    let reach = |bytes: f64| room.saturating_add(bytes as usize);
+    let next = ((room / STEP + 1) * STEP).min(bytes);
+    (reach(whole) >= least.min(bytes) && reach(step) >= next && next > room).then_some(next)
 }
 
 /// The leader's clock.
 pub(super) struct Clock<'a> {
-    pub(super) now: &'a dyn Fn() -> Instant,
-    pub(super) end: Instant,
+    now: &'a dyn Fn() -> Instant,
+    end: Instant,
     /// There was time for every figure, and each came out much the same every time.
     pub(super) steady: bool,
-    /// Nanoseconds to touch one byte of each buffer for the first time.
-    pub(super) touch: f64,
+    touch: Touch,
 }
 
 impl<'a> Clock<'a> {
     pub(super) fn new(now: &'a dyn Fn() -> Instant, end: Instant) -> Clock<'a> {
-        // A rank has two buffers.
-        Clock { now, end, steady: true, touch: 2.0 * TOUCH }
+        Clock { now, end, steady: true, touch: GUESS }
     }
 
     /// Nanoseconds until the deadline.
@@ -120,9 +126,12 @@ impl<'a> Clock<'a> {
             };
             let start = (self.now)();
             grow(next)?;
-            let price = (self.now)().saturating_duration_since(start).as_nanos() as f64 / (next - have) as f64;
+            let ns = (self.now)().saturating_duration_since(start).as_nanos() as f64 / (next - have) as f64;
             // Less than a step may have found its huge page there already.
-            self.touch = if next - have >= STEP { price } else { price.max(self.touch) };
+            self.touch = match next - have >= STEP {
+                true => Touch { ns, measured: true },
+                false => Touch { ns: ns.max(self.touch.ns), ..self.touch },
+            };
             have = next;
         }
         Ok(have)

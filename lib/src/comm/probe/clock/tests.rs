@@ -88,23 +88,30 @@ fn buffers_grow_in_steps_at_the_price_of_the_last() {
         (have, steps.len(), clock.steady, hands.passed.get() <= Duration::from_millis(budget_ms))
     };
     // Huge pages: everything, a step per page.
-    assert_eq!(grow(0.5, 60, 12 << 20), (12 << 20, 6, true, true));
-    // Not begun: what is known says that it would take too long.
-    assert_eq!(grow(0.5, 20, 12 << 20), (128 << 10, 0, false, true));
+    assert_eq!(grow(0.5, 20, 12 << 20), (12 << 20, 6, true, true));
+    // Not begun: not even a step is sure to be over in time.
+    assert_eq!(grow(0.5, 5, 12 << 20), (128 << 10, 0, false, true));
     // Slower than expected: it stops on the way, in time.
-    let (have, _, steady, in_time) = grow(4.0, 50, 12 << 20);
+    let (have, _, steady, in_time) = grow(4.0, 40, 12 << 20);
     assert!(have < 12 << 20 && !steady && in_time, "{have}");
+    // Less than everything is of use.
+    let (have, _, steady, in_time) = grow(2.0, 28, 9 << 20);
+    assert!(((9 << 20)..(12 << 20)).contains(&have) && !steady && in_time, "{have}");
 }
 
 #[test]
-fn less_than_everything_is_of_use_from_some_size_on() {
-    let grow = |have, left| room(have, 12 << 20, 9 << 20, 2.0, left);
-    assert_eq!(grow(0, 40e6), Some(2 << 20));
-    assert_eq!(grow(0, 30e6), None);
-    assert_eq!(grow(10 << 20, 1e9), Some(12 << 20));
-    assert_eq!(grow(10 << 20, 4e6), Some((10 << 20) + 1_000_000 / PAGE * PAGE));
-    assert_eq!(grow(10 << 20, 0.0), None);
-    assert_eq!(grow(12 << 20, 1e9), None);
+fn after_a_first_step_there_must_be_time_for_enough_of_them() {
+    let grow = |have, price: Option<f64>, left| {
+        let touch = price.map_or(GUESS, |ns| Touch { ns, measured: true });
+        room(have, 12 << 20, 9 << 20, touch, left)
+    };
+    assert_eq!(grow(0, None, 9e6), Some(2 << 20));
+    assert_eq!(grow(0, None, 8e6), None);
+    assert_eq!(grow(2 << 20, Some(1.0), 8e6), Some(4 << 20));
+    assert_eq!(grow(2 << 20, Some(1.0), 7e6), None, "7 MiB are missing");
+    assert_eq!(grow(10 << 20, Some(1.0), 5e6), Some(12 << 20));
+    assert_eq!(grow(10 << 20, Some(1.0), 4e6), None, "a step may take twice as long");
+    assert_eq!(grow(12 << 20, Some(1.0), 1e9), None);
 }
 
 proptest! {
@@ -126,7 +133,7 @@ proptest! {
             Ok((0..n).map(|_| hands.work(each)).collect())
         }).unwrap();
         prop_assert!(hands.now() <= end && taken <= most);
-        let (mut have, mut price) = (4096, 2.0 * TOUCH);
+        let (mut have, mut price) = (4096, GUESS.ns);
         clock.grow(have, 16 << 20, 16 << 20, |next| {
             price *= factors[turn % factors.len()];
             turn += 1;
