@@ -19,7 +19,8 @@
 //! | all_reduce, barrier | 2log₂n; other n: 2k + 2 | 2(n-1)/n · S; other n: up to S more |
 //! | reduce_scatter, all_gather (n a power of two) | log₂n, n-1 messages | (n-1) · S |
 //!
-//! reduce_scatter and all_gather work on segments, which are not neighbours in memory, so they send one message each.
+//! reduce_scatter and all_gather work on segments, which are not neighbours in memory, so they send one message each. The first two
+//! messages of an exchange follow each other: over TCP they travel together, so on 4 ranks a call is two trips, as log₂n says.
 //!
 //! Sources: R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective communication operations in MPICH"
 //! (2005), section 4.5; gloo `allreduce_halving_doubling.h`.

@@ -24,7 +24,7 @@ use crate::topology::{CostModel, Placement};
 
 /// Nothing is measured that would not be over by then; the answer is told to the other ranks in what is left of 50 ms.
 /// A call that has begun is waited for, however long other programs keep the peer off its core.
-const BUDGET: Duration = Duration::from_millis(40);
+const BUDGET: Duration = Duration::from_millis(35);
 
 /// Where a cost model comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,7 +1,8 @@
 //! The cost model: what a message, a copied byte, a combined byte cost, and from that the time of a call.
 //!
 //! On a CPU every rank's core does its copies and reductions one after the other, so two times matter per window:
-//! - the *path*: the longest chain of messages, each a hop of `alpha + switch`, with the bytes on it;
+//! - the *path*: the longest chain of messages, each a hop of `alpha + switch`, with the bytes on it, and the ends of other
+//!   messages that its ranks handle in between;
 //! - the *load*: what the busiest core does for one window. Each end of a message costs half of alpha and of beta.
 //!
 //! ```text
@@ -16,7 +17,7 @@
 //! | --- | --- | --- |
 //! | alpha | an empty message, one way | Hockney |
 //! | beta, gamma, delta | a byte sent, combined, copied; each by where the data is ([`Rates`]) | Hockney; [`super::rates`] |
-//! | load | the part of a message that keeps a core busy | LogGP's o and G |
+//! | load, and ends in between | the part of a message that keeps a core busy | LogGP's o and G |
 //! | shm or tcp | alpha and beta of each kind of link; the share of each from the [`Placement`] | NCCL `src/graph/tuning.cc` |
 //! | call | entering the library, finding the plan | measured with a message that makes one hop instead of many |
 //! | sync | waiting for a flag in shared memory: a message without a payload | |
@@ -196,7 +197,7 @@ impl CostModel {
         let alpha = mix(self.shm.alpha_ns, self.tcp.alpha_ns, share.messages);
         let beta = mix(rate(&self.shm.beta), rate(&self.tcp.beta), share.bytes);
         Breakdown {
-            latency_ns: (load.messages - JOINED * share.messages * load.joined) / 2.0 * alpha,
+            latency_ns: (load.messages + load.queued - JOINED * share.messages * load.joined) / 2.0 * alpha,
             transfer_ns: window * load.bytes / 2.0 * beta,
             reduce_ns: window * load.reduced * rate(&self.reduce),
             copy_ns: window * load.copied * rate(&self.copy),

@@ -177,6 +177,32 @@ mod tests {
     }
 
     #[test]
+    fn a_root_sends_one_message_after_the_other() {
+        let model = CostModel::tcp().on_cores(4, 2);
+        let choice = |collective| choose(&shape(collective, 4), 8, 1 << 20, &model, None).unwrap().algorithm;
+        assert_eq!((choice(Collective::Broadcast), choice(Collective::Reduce)), (Algorithm::Tree, Algorithm::Direct));
+        // Between two ranks a second tree is a second message of the same sender, whatever the size is.
+        let pair = shape(Collective::Broadcast, 2);
+        let ns = |algorithm| estimate(algorithm, &pair, 8, 1 << 20, &CostModel::tcp()).unwrap().total();
+        assert!(ns(Algorithm::DoubleTree) > 1.4 * ns(Algorithm::Tree));
+    }
+
+    #[test]
+    fn short_segments_over_tcp_go_by_way_of_the_hypercube() {
+        // Three messages per rank either way, but two of them travel together.
+        for model in [CostModel::tcp(), CostModel::tcp().on_cores(4, 2)] {
+            for collective in [Collective::ReduceScatter, Collective::AllGather] {
+                for bytes in [8, 512, 8 << 10] {
+                    let choice = choose(&shape(collective, 4), bytes, 1 << 20, &model, None).unwrap();
+                    assert_eq!(choice.algorithm, Algorithm::HalvingDoubling, "{collective:?} {bytes}");
+                }
+            }
+        }
+        let six = choose(&shape(Collective::ReduceScatter, 6), 8, 1 << 20, &CostModel::tcp(), None).unwrap();
+        assert!(six.estimates.iter().all(|e| e.algorithm != Algorithm::HalvingDoubling), "no power of two");
+    }
+
+    #[test]
     fn ranks_that_share_cores_avoid_hops_and_work() {
         let crowded = CostModel::shm().on_cores(8, 2);
         let choice = choose(&shape(Collective::AllReduce, 8), 8, 128 << 10, &crowded, None).unwrap();

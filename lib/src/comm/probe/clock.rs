@@ -1,4 +1,7 @@
-//! How often something is measured, and when there is no more time for it.
+//! How often something is measured, how far the buffers grow, and when there is no more time for it.
+//!
+//! Nothing is begun that might not be over in time: before each piece of work its cost is taken to be twice what the last like it
+//! took, and compared to what is left. [`calls`] and [`room`] decide; [`Clock`] looks at the time and asks them.
 
 use std::time::{Duration, Instant};
 
@@ -12,22 +15,70 @@ pub(super) const SAMPLES: usize = 15;
 const ENOUGH: usize = 3;
 /// Most calls between two looks at the clock.
 const BATCH: usize = 8;
+/// What happens may take so many times what is expected.
+const PESSIMISM: f64 = 2.0;
+/// Bytes of a buffer that are touched between two looks at the clock: a huge page.
+const STEP: usize = 2 << 20;
+/// The price of touching a byte of both buffers for the first time.
+#[derive(Debug, Clone, Copy)]
+struct Touch {
+    ns: f64,
+    /// A whole step took this; else it is a guess, or the part of a step that took longer than that.
+    measured: bool,
+}
+
+/// 4 µs for a page of 4 KiB: what a virtual machine takes.
+const GUESS: Touch = Touch { ns: 2.0, measured: false };
 
 /// Samples for a buffer of `bytes` bytes: every piece twice.
 pub(super) fn samples(bytes: usize) -> usize {
     SAMPLES.max(2 * (bytes / piece(bytes).max(1)))
 }
 
-/// The leader's clock.
-pub(super) struct Clock {
-    pub(super) end: Instant,
-    /// There was time for every figure, and each came out much the same every time.
-    pub(super) steady: bool,
+/// Calls to make next, with `taken` of `most` samples there, and calls that took up to `expected` nanoseconds; 0: no more.
+/// `slice` and `left`: nanoseconds until enough time has gone into this figure, and until the deadline.
+fn calls(taken: usize, most: usize, expected: f64, slice: f64, left: f64) -> usize {
+    let expected = expected.max(1.0);
+    // A conversion of what is too large, or negative, gives the largest and the smallest number.
+    let possible = (left / (PESSIMISM * expected)) as usize;
+    let sensible = (slice / expected) as usize;
+    // One first: it finds cold caches, and tells how many more there is time for. Two or three after it in any case.
+    let wanted = match taken {
+        0 => 1,
+        n if n <= ENOUGH => sensible.clamp(1, BATCH),
+        _ => sensible.min(BATCH),
+    };
+    wanted.min(most.saturating_sub(taken)).min(possible)
 }
 
-impl Clock {
-    pub(super) fn has(&self, ns: f64) -> bool {
-        ns <= self.end.saturating_duration_since(Instant::now()).as_nanos() as f64
+/// How far to grow buffers of `room` bytes that should have `bytes`, and are of use from `least` on; `None`: no further. Touching a byte
+/// costs `touch`, and `left` nanoseconds are left.
+fn room(room: usize, bytes: usize, least: usize, touch: Touch, left: f64) -> Option<usize> {
+    // A first step finds the price out. After it, there is to be time for enough of them.
+    let whole = if touch.measured { left / touch.ns.max(1e-3) } else { f64::INFINITY };
+    let step = left / (PESSIMISM * touch.ns.max(1e-3));
+    let reach = |bytes: f64| room.saturating_add(bytes as usize);
+    let next = ((room / STEP + 1) * STEP).min(bytes);
+    (reach(whole) >= least.min(bytes) && reach(step) >= next && next > room).then_some(next)
+}
+
+/// The leader's clock.
+pub(super) struct Clock<'a> {
+    now: &'a dyn Fn() -> Instant,
+    end: Instant,
+    /// There was time for every figure, and each came out much the same every time.
+    pub(super) steady: bool,
+    touch: Touch,
+}
+
+impl<'a> Clock<'a> {
+    pub(super) fn new(now: &'a dyn Fn() -> Instant, end: Instant) -> Clock<'a> {
+        Clock { now, end, steady: true, touch: GUESS }
+    }
+
+    /// Nanoseconds until the deadline.
+    fn left(&self) -> f64 {
+        self.end.saturating_duration_since((self.now)()).as_nanos() as f64
     }
 
     /// Repeats `batch(calls)` until there are `most` samples, the slice is over, or another call might not be over in time.
@@ -39,20 +90,15 @@ impl Clock {
         slice: Duration,
         mut batch: impl FnMut(usize) -> Result<Vec<f64>>,
     ) -> Result<Option<f64>> {
-        let start = Instant::now();
+        let start = (self.now)();
         let mut times: Vec<f64> = Vec::new();
-        // A guess may be off by some factor.
-        let mut expected = 2.0 * guess;
-        while times.len() < most && self.has(expected) {
-            let left = slice.saturating_sub(start.elapsed()).as_nanos() as f64;
-            let calls = ((left / expected.max(1.0)) as usize).min(most - times.len());
-            // One first: it finds cold caches, and tells how many more there is time for. Two or three after it in any case.
-            let calls = match times.len() {
-                0 => 1,
-                n if n <= ENOUGH => calls.clamp(1, BATCH),
-                _ if calls == 0 => break,
-                _ => calls.min(BATCH),
-            };
+        let mut expected = guess;
+        loop {
+            let slice = slice.saturating_sub((self.now)().saturating_duration_since(start)).as_nanos() as f64;
+            let calls = calls(times.len(), most, expected, slice, self.left());
+            if calls == 0 {
+                break;
+            }
             let new = batch(calls)?;
             expected = new.iter().copied().fold(0.0, f64::max);
             times.extend(new);
@@ -63,4 +109,34 @@ impl Clock {
         self.steady &= times.len() >= ENOUGH && fit::is_steady(&times);
         Ok(fit::typical(&times))
     }
+
+    /// Grows buffers of `have` bytes towards `bytes`, by calls of `grow` with the next size, as far as there is time for; not at all if
+    /// that is less than `least`. Gives what they have then.
+    pub(super) fn grow(
+        &mut self,
+        mut have: usize,
+        bytes: usize,
+        least: usize,
+        mut grow: impl FnMut(usize) -> Result<()>,
+    ) -> Result<usize> {
+        while have < bytes {
+            let Some(next) = room(have, bytes, least, self.touch, self.left()) else {
+                self.steady = false;
+                break;
+            };
+            let start = (self.now)();
+            grow(next)?;
+            let ns = (self.now)().saturating_duration_since(start).as_nanos() as f64 / (next - have) as f64;
+            // Less than a step may have found its huge page there already.
+            self.touch = match next - have >= STEP {
+                true => Touch { ns, measured: true },
+                false => Touch { ns: ns.max(self.touch.ns), ..self.touch },
+            };
+            have = next;
+        }
+        Ok(have)
+    }
 }
+
+#[cfg(test)]
+mod tests;

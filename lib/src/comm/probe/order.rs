@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use super::buffer::Buffer;
 use crate::comm::state::lock;
 use crate::comm::{Comm, Engine};
 use crate::dtype::{DType, ReduceOp};
@@ -19,8 +20,6 @@ pub(super) const ROUNDS: usize = 16;
 const PIECE: usize = 256 << 10;
 /// Longest buffer in bytes; a rank has two of them. Shared caches of up to 42 MiB are filled by two ranks.
 pub(super) const LARGEST: usize = 16 << 20;
-/// Two f32 of 1: sums of smaller numbers can be slow.
-const ONES: u64 = 0x3f80_0000_3f80_0000;
 
 /// Something to do together. Travels as three numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,8 +66,8 @@ pub(super) struct Probe<'a> {
     pub(super) comm: &'a Comm,
     peer: usize,
     leads: bool,
-    input: Vec<u64>,
-    output: Vec<u64>,
+    input: Buffer,
+    output: Buffer,
     pub(super) messages: u64,
     /// Position of a call among those with this peer.
     turn: u32,
@@ -81,17 +80,16 @@ impl<'a> Probe<'a> {
         let mut engine = lock(&comm.inner.engine);
         comm.inner.open(&mut engine, [(CHANNEL, peer)])?;
         drop(engine);
-        let mut probe = Probe { comm, peer, leads, input: Vec::new(), output: Vec::new(), messages: 0, turn: 0, at: 0 };
+        let (input, output) = (Buffer::new()?, Buffer::new()?);
+        let mut probe = Probe { comm, peer, leads, input, output, messages: 0, turn: 0, at: 0 };
         probe.prepare(4 << 10);
         Ok(probe)
     }
 
     /// Buffers of at least `bytes` bytes whose pages are there.
     pub(super) fn prepare(&mut self, bytes: usize) {
-        let words = bytes.div_ceil(8);
-        if self.input.len() < words {
-            (self.input, self.output) = (vec![ONES; words], vec![ONES; words]);
-        }
+        self.input.grow(bytes);
+        self.output.grow(bytes);
     }
 
     pub(super) fn room(&self) -> usize {
@@ -180,9 +178,8 @@ impl<'a> Probe<'a> {
             }
             Order::Exchange { bytes, calls } => self.run(&self.program(&[&[true], &[false]]), bytes, calls),
             Order::Prepare { bytes } => {
-                let start = Instant::now();
                 self.prepare(bytes);
-                Ok(vec![start.elapsed().as_nanos() as f64])
+                Ok(Vec::new())
             }
             Order::Copy { bytes, calls } => Ok(self.copy(bytes, calls)),
             Order::Stop => Ok(Vec::new()),

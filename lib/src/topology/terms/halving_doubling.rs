@@ -10,8 +10,8 @@ pub(super) fn work(shape: &Shape) -> Work {
     let n = shape.ranks as f64;
     if !is_all_reduce(shape) {
         // n-1 messages; of an exchange of k messages two are under way at a time, and the last two are taken together.
-        let gathers = f64::from(u8::from(shape.collective == Collective::AllGather));
-        let (copied, joined) = (gathers, gathers * 2.0 * (f64::from(shape.ranks.ilog2()) - 1.0));
+        let copied = f64::from(u8::from(shape.collective == Collective::AllGather));
+        let joined = 2.0 * (f64::from(shape.ranks.ilog2()) - 1.0);
         return Work::symmetric(
             n / 2.0,
             Load::hops(n - 1.0, n - 1.0).joining(joined).reducing(n - 1.0).copying(copied),
@@ -27,7 +27,7 @@ pub(super) fn work(shape: &Shape) -> Work {
     if cube.size == shape.ranks {
         return Work::symmetric(hops, inside);
     }
-    // The folded ranks' data comes in, and the result goes out.
+    // The folded ranks' data comes in, and the result goes out: of the messages of each, the last two together.
     let extra = n - size;
     let fold = 2.0 * cube.size.div_ceil(cube.span) as f64;
     let joined = fold - 2.0;
@@ -35,7 +35,7 @@ pub(super) fn work(shape: &Shape) -> Work {
         path: Load::ends(2.0 * (hops + 2.0), inside.bytes + 4.0).reducing(inside.reduced + 1.0),
         busiest: Load::ends(inside.messages + fold, inside.bytes + 2.0).joining(joined).reducing(inside.reduced + 1.0),
         mean: Load::ends((size * inside.messages + 2.0 * extra * fold) / n, (size * inside.bytes + 4.0 * extra) / n)
-            .joining(extra * joined / n)
+            .joining(2.0 * extra * joined / n)
             .reducing((n - 1.0) / n),
     }
 }

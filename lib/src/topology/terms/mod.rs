@@ -30,9 +30,12 @@ use crate::wire::{Algorithm, Collective};
 pub struct Load {
     /// Ends of messages. A *hop* is two of them.
     pub messages: f64,
-    /// How many of them belong to messages that are received as they are, right behind another one of the same rank: over
-    /// TCP the two travel together. Messages that are combined gained nothing from it when it was measured.
+    /// How many of them belong to messages that are received right behind another one of the same rank: over TCP the two travel
+    /// together.
     pub joined: f64,
+    /// In a chain: ends of other messages that its ranks handle before they pass its own on. A rank posts and takes one after the
+    /// other (LogP's overhead o), so a second message is not free because it is no part of the chain.
+    pub queued: f64,
     /// Bytes at these ends, in segments.
     pub bytes: f64,
     /// Bytes combined, in segments: on top of being received or copied.
@@ -56,6 +59,10 @@ impl Load {
 
     fn joining(self, joined: f64) -> Load {
         Load { joined, ..self }
+    }
+
+    fn queueing(self, queued: f64) -> Load {
+        Load { queued, ..self }
     }
 
     fn reducing(self, reduced: f64) -> Load {

@@ -36,6 +36,7 @@ pub(super) fn work(shape: &Shape) -> Work {
     let mean = Load {
         messages: 0.0,
         joined: 0.0,
+        queued: 0.0,
         bytes: mean(|l| l.bytes),
         reduced: mean(|l| l.reduced),
         copied: mean(|l| l.copied),

@@ -28,7 +28,12 @@ fn count(program: &Program, rank: usize, placement: Placement) -> (Load, Load) {
         }
     }
     for lane in &program.lanes {
-        let from = |step: &Step| if let Step::Recv { from, .. } = step { Some(*from) } else { None };
+        // Two of a kind: what is received in another way was not sent right behind.
+        let from = |step: &Step| match step {
+            Step::Recv { from, .. } => Some((*from, false)),
+            Step::RecvReduceCopy { from, .. } => Some((*from, true)),
+            _ => None,
+        };
         let behind = |pair: &&[Step]| from(&pair[0]).is_some() && from(&pair[0]) == from(&pair[1]);
         let behind = lane.steps.windows(2).filter(behind).count();
         // The sender's ends are as many: exchanges are symmetric.
@@ -73,6 +78,32 @@ fn the_figures_are_those_of_the_programs() {
         close(max(|l| l.messages), work.busiest.messages);
         close(max(|l| l.bytes), work.busiest.bytes);
         close(max(|l| l.reduced), work.busiest.reduced);
+    }
+}
+
+#[test]
+fn a_chain_waits_for_the_other_messages_of_its_ranks() {
+    for (algorithm, shape) in shapes(2..=33) {
+        let Some(Work { path, .. }) = work(algorithm, &shape) else { continue };
+        let ends = |rank| count(&program(algorithm, &shape, rank).unwrap(), rank, Placement::TOGETHER).0.messages;
+        let name = format!("{algorithm} {shape:?}: {path:?}");
+        match algorithm {
+            // All that the root does, and the last peer's end; what it sends counts twice.
+            Algorithm::Direct if shape.collective.has_root() && shape.channels == 1 => {
+                let out = matches!(shape.collective, Collective::Broadcast | Collective::Scatter);
+                let times = if out { 2.0 } else { 1.0 };
+                assert_eq!(path.queued, times * (ends(shape.root) - 1.0), "{name}");
+            }
+            // Every rank has to do with both trees; a hop of one finds it at the other.
+            Algorithm::DoubleTree => {
+                let ways = if is_all_reduce(&shape) { 2.0 } else { 1.0 };
+                let least = (0..shape.ranks).map(ends).fold(f64::INFINITY, f64::min);
+                assert!(least >= 2.0 * ways, "{least} ends in {name}");
+                assert_eq!(path.queued, path.messages / 2.0, "{name}");
+            }
+            _ if shape.channels == 1 => assert_eq!(path.queued, 0.0, "{name}"),
+            _ => {}
+        }
     }
 }
 

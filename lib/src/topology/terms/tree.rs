@@ -19,6 +19,9 @@ pub(super) fn two(shape: &Shape) -> Work {
     let Work { path, busiest, mean } = carrying(shape, 0.5);
     let ways = ways(shape);
     let copied = copied(shape);
+    // At each hop the rank is a leaf of the other tree, too: one more end, and half a window.
+    let path = path.queueing(path.messages / 2.0);
+    let path = Load { bytes: path.bytes + path.messages / 4.0, ..path };
     Work {
         path,
         // Both an inner node (two halves) and the root (one half of each tree) combine a whole window.

@@ -1,0 +1,47 @@
+//! Memory to measure with: it grows in place, and only as far as there is time to touch it.
+
+use std::ops::{Deref, DerefMut};
+
+use super::order::LARGEST;
+use crate::error::Result;
+use crate::transport::mapping::Mapping;
+
+/// Two f32 of 1: sums of smaller numbers can be slow.
+const ONES: u64 = 0x3f80_0000_3f80_0000;
+
+/// Up to [`LARGEST`] bytes, as words. Address space for all of it, memory for what was touched; in huge pages where the system
+/// has them, because a fault takes about as long for a page of 2 MiB as for a few hundred of 4 KiB.
+pub(super) struct Buffer {
+    memory: Mapping,
+    words: usize,
+}
+
+impl Buffer {
+    pub(super) fn new() -> Result<Buffer> {
+        Ok(Buffer { memory: Mapping::anonymous(LARGEST)?, words: 0 })
+    }
+
+    /// At least `bytes` bytes (at most [`LARGEST`]), all of them touched.
+    pub(super) fn grow(&mut self, bytes: usize) {
+        let before = self.words;
+        self.words = bytes.div_ceil(8).min(LARGEST / 8).max(before);
+        if let Some(new) = self.get_mut(before..) {
+            new.fill(ONES);
+        }
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u64];
+    fn deref(&self) -> &[u64] {
+        // SAFETY: the mapping has LARGEST bytes, aligned to a page; `words` never exceeds them, and any bits are a u64.
+        unsafe { std::slice::from_raw_parts(self.memory.base().as_ptr().cast(), self.words) }
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u64] {
+        // SAFETY: as above; the mapping is ours alone, and `self` is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.base().as_ptr().cast(), self.words) }
+    }
+}
