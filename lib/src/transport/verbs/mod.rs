@@ -7,7 +7,7 @@
 //! freed in turn (its credit). The receiver reads in place. Small messages are posted inline: the device gets them with the
 //! request. Freed messages are reported in a write of their own only when many are unreported; so a stream in one direction
 //! costs one report per `depth / 2` messages. A sender without credit does not send, so no receive is ever missing at the
-//! peer ("receiver not ready"), by construction and not by repetition: see `link.rs`.
+//! peer ("receiver not ready"), by construction and not by repetition: see `link`.
 //!
 //! # Waiting
 //! An executor that spins polls the completion queue. Before it sleeps, `arm` polls, asks for an event, and polls again, so
