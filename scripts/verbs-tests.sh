@@ -25,6 +25,7 @@ rows() {
     tests pair verbs-units tinynccl lib transport::verbs
     tests pair conformance tinynccl conformance --test-threads=2 verbs handshake processes
     tests pair processes tinynccl processes over_rdma
+    tests pair persistent tinynccl persistent --test-threads=1
     tests triangle mesh tinynccl processes over_rdma
     # The milestones.
     tests pair verbs-hello verbs-hello process --test-threads=1

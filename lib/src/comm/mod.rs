@@ -19,6 +19,7 @@ mod network;
 mod p2p;
 mod pack;
 mod patience;
+mod persistent;
 mod probe;
 mod share;
 mod split;
@@ -47,6 +48,7 @@ pub use alloc::SymmetricBuffer;
 pub use control::Progress;
 pub use group::Group;
 pub use p2p::Exchange;
+pub use persistent::{OwnedBuffer, Persistent};
 use state::State;
 pub(crate) use state::lock;
 use symmetric::BoardState;
@@ -112,6 +114,8 @@ pub struct Census {
     pub links: Vec<(&'static str, usize)>,
     /// Upper bound of the memory of one link's message slots, both directions, in bytes.
     pub bytes_per_link: usize,
+    /// Messages sent so far from registered memory without a copy ([`Comm::register_persistent`]).
+    pub lent_messages: u64,
 }
 
 impl Comm {
@@ -189,8 +193,10 @@ impl Comm {
     /// What the communicator holds.
     pub fn census(&self) -> Census {
         let options = self.inner.options;
+        let engine = lock(&self.inner.engine);
         Census {
-            links: lock(&self.inner.engine).links.census(),
+            links: engine.links.census(),
+            lent_messages: engine.links.lent(),
             bytes_per_link: 2 * (options.depth + 1) * options.max_message.next_multiple_of(64),
         }
     }
@@ -339,7 +345,7 @@ impl Inner {
         engine.board.announce(&Header { seq: engine.seq, ..header });
         self.open(engine, program.links())?;
         let Engine { links, .. } = engine;
-        Plan::compile(key, header, &program, self.size(), message, |c, p| links.get(c, p))
+        Plan::compile(key, header, &program, self.size(), message, links.lends, |c, p| links.get(c, p))
             .ok_or_else(|| Error::invalid(op(), "the schedule names a rank without a link"))
     }
 

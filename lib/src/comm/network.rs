@@ -1,5 +1,6 @@
 //! The control plane between processes: a rendezvous session and this rank's endpoint.
 
+use std::ptr::NonNull;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -10,7 +11,7 @@ use super::state::lock;
 use crate::bootstrap::{Event, RankState, Session};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::transport::{ConnectTo, Doorbell, Endpoint, EndpointInfo, Kind, LinkOptions, LinkPair};
+use crate::transport::{ConnectTo, Doorbell, Endpoint, EndpointInfo, Kind, LinkOptions, LinkPair, Registration};
 
 /// A rank among processes.
 pub(super) struct Network {
@@ -108,6 +109,11 @@ impl Control for Network {
 
     fn share(&self, key: &str, members: &[usize], bytes: usize) -> Result<Option<Shared>> {
         share::between_processes(self, key, members, bytes)
+    }
+
+    unsafe fn register(&self, base: NonNull<u8>, bytes: usize) -> Result<Option<Registration>> {
+        // SAFETY: by the caller.
+        unsafe { self.endpoint.register(base, bytes) }
     }
 
     fn track(&self, comm: u32) -> Arc<Progress> {

@@ -7,6 +7,7 @@ mod acceptor;
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -154,6 +155,15 @@ impl Endpoint {
             shared,
             thread: Some(thread),
         })
+    }
+
+    /// Registers a caller's memory with all RDMA devices in use; `None` where there are none.
+    ///
+    /// # Safety
+    /// The memory must stay allocated, at its place, until the registration is dropped.
+    pub(crate) unsafe fn register(&self, base: NonNull<u8>, bytes: usize) -> Result<Option<verbs::Registration>> {
+        // SAFETY: by the caller.
+        self.rails.as_ref().map(|rails| unsafe { rails.register(base, bytes) }).transpose()
     }
 
     /// How others reach this rank.

@@ -19,7 +19,10 @@
 //! # Memory
 //! Each end registers `2 * (lines * 512 + slots * (max_message + 64))` bytes, pinned: slots are one and a half times
 //! `depth`, so with the defaults 3 MiB per peer and channel. They are mapped and registered with the link and freed with it:
-//! no registration outlives its pages, and none is looked up by address.
+//! no registration outlives its pages. There is no cache of registrations. Memory of a caller's is registered when it is handed
+//! over to `Comm::register_persistent`, and until the owner that this returns is dropped; `registered.rs` keeps the table of
+//! these. A message from such memory is one write of two pieces: the header from its slot of the staging memory, the payload
+//! from where it is. It counts as flushed when the device says that it is sent.
 //!
 //! Sources: NCCL `src/transport/net_ib` for the life cycle; MVAPICH ("High performance RDMA-based MPI implementation over
 //! InfiniBand", Liu et al., ICS 2003) for rings written with RDMA and credits that ride on messages.
@@ -45,6 +48,8 @@ mod options;
 mod rails;
 #[cfg(feature = "verbs")]
 mod recv;
+#[cfg(feature = "verbs")]
+mod registered;
 #[cfg(feature = "verbs")]
 mod send;
 #[cfg(feature = "verbs")]
@@ -73,6 +78,6 @@ pub fn rdma_ports(config: &Config) -> Result<Vec<VerbsAddress>> {
 }
 
 #[cfg(not(feature = "verbs"))]
-pub(crate) use stub::{Rails, connect, finish};
+pub(crate) use stub::{Rails, Registration, connect, finish};
 #[cfg(feature = "verbs")]
-pub(crate) use {connect::connect, listen::finish, rails::Rails};
+pub(crate) use {connect::connect, listen::finish, rails::Rails, registered::Registration};

@@ -93,6 +93,9 @@ pub(super) struct Core {
     posted: u64,
     completed: u64,
     unsignaled: u64,
+    /// The last request that reads a caller's memory.
+    lent: u64,
+    pub(super) lent_messages: u64,
     /// The request that last read each place of the staging memory.
     used: PerRing<Vec<u64>>,
 
@@ -132,6 +135,8 @@ impl Core {
             posted: 0,
             completed: 0,
             unsignaled: 0,
+            lent: 0,
+            lent_messages: 0,
             used: PerRing::new(vec![0; layout.lines], vec![0; layout.slots]),
             arrived: VecDeque::with_capacity(layout.lines + layout.slots),
             received: PerRing::default(),
@@ -202,7 +207,11 @@ impl Core {
                     self.broken.get_or_insert(self.peer.protocol("receive", detail));
                 }
             }
-            What::Failed { status, vendor } => self.fail(status, vendor),
+            What::Failed { status, vendor } => {
+                // Receives have number 0. A request that failed reads no memory any more, nor do those before it.
+                self.completed = self.completed.max(completion.id);
+                self.fail(status, vendor);
+            }
             What::Other(opcode) => {
                 let detail = format!("expected completions of RDMA writes, got opcode {opcode}");
                 self.broken.get_or_insert(self.peer.protocol("receive", detail));
