@@ -19,6 +19,8 @@
 //!   the receiver's *executor* has not asked for yet, provided the receiver's process calls [`RecvLink::progress`] and
 //!   the sender's calls [`SendLink::progress`]. A bounded number more fits; then the sender is refused, so memory per
 //!   link is bounded.
+//! - **Lending.** What is sent with [`SendLink::send_from`] is the caller's again when that says `true`. A link whose device reads
+//!   registered memory may keep what is sent with [`SendLink::send_lent`] until it is flushed.
 //! - **Sleeping.** Before its thread sleeps, an executor calls `arm` on each link that it waits for, and does not sleep when
 //!   one of them returns `true`. Then it polls the [`Doorbell`] and every descriptor in [`Interest`]; after waking it calls
 //!   `disarm` on each and [`Doorbell::drain`] before it looks again. No wake-up is lost between. One armed link rings once.
