@@ -44,8 +44,8 @@ impl<T: Element> Persistent<T> {
 
     /// Ends the registration and gives the elements back.
     pub fn into_inner(self) -> Vec<T> {
-        let Persistent { registration, data } = self;
-        drop(registration);
+        // Dropped here, before anybody else has the elements.
+        let Persistent { registration: _registration, data } = self;
         data
     }
 }

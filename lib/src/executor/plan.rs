@@ -152,7 +152,6 @@ pub(crate) struct Plan {
 impl Plan {
     /// Binds `program`, cut into messages of at most `max_message` bytes. `link` gives the index of the links with (channel, peer), which must be open;
     /// `lends` says whether some of them read memory in which a message lies after they were given it.
-    #[expect(clippy::too_many_arguments, reason = "what a plan depends on, once per plan")]
     pub(crate) fn compile(
         key: &CallKey,
         header: Header,

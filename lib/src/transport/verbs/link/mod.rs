@@ -94,7 +94,7 @@ pub(super) struct Core {
     completed: u64,
     unsignaled: u64,
     /// The last request that reads a caller's memory.
-    lent: u64,
+    lent_until: u64,
     pub(super) lent_messages: u64,
     /// The request that last read each place of the staging memory.
     used: PerRing<Vec<u64>>,
@@ -135,7 +135,7 @@ impl Core {
             posted: 0,
             completed: 0,
             unsignaled: 0,
-            lent: 0,
+            lent_until: 0,
             lent_messages: 0,
             used: PerRing::new(vec![0; layout.lines], vec![0; layout.slots]),
             arrived: VecDeque::with_capacity(layout.lines + layout.slots),

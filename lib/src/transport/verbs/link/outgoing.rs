@@ -140,7 +140,7 @@ impl Core {
             at.cast::<Header>().write_unaligned(*header);
             self.send(Ring::Slots, at, Header::BYTES, false, Some(data));
         }
-        self.lent = self.posted;
+        self.lent_until = self.posted;
         self.lent_messages += 1;
         self.sending()
     }
@@ -148,7 +148,7 @@ impl Core {
     /// No request reads a caller's memory any more, as far as is known.
     #[inline]
     pub(in super::super) fn has_sent(&self) -> bool {
-        self.completed >= self.lent
+        self.completed >= self.lent_until
     }
 
     /// Ends what still reads a caller's memory, and with it the link.
