@@ -25,6 +25,7 @@ rows() {
     tests pair verbs-units tinynccl lib transport::verbs
     tests pair conformance tinynccl conformance --test-threads=2 verbs handshake processes
     tests pair processes tinynccl processes over_rdma
+    tests pair persistent tinynccl persistent --test-threads=1
     tests triangle mesh tinynccl processes over_rdma
     # Where two ranks have no common subnet, through a third.
     tests line relayed-links tinynccl conformance --test-threads=2 relayed_verbs

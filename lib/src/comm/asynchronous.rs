@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::call::Call;
-use super::{Comm, Inner, Work};
-use crate::dtype::{Element, ReduceOp};
+use super::{Comm, Inner, OwnedBuffer, Work};
+use crate::dtype::ReduceOp;
 use crate::error::Result;
 use crate::executor::CallKey;
 use crate::trace::{self, Span};
@@ -48,66 +48,74 @@ impl Comm {
     }
 
     /// [`Comm::all_reduce_in_place`], asynchronously.
-    pub fn all_reduce_async<T: Element>(&self, buffer: Vec<T>, op: ReduceOp) -> Result<Work<Vec<T>>> {
+    pub fn all_reduce_async<B: OwnedBuffer>(&self, buffer: B, op: ReduceOp) -> Result<Work<B>> {
         self.submit(buffer, move |inner, buffer| inner.all_reduce_in_place(buffer, op))
     }
 
     /// [`Comm::broadcast`], asynchronously.
-    pub fn broadcast_async<T: Element>(&self, buffer: Vec<T>, root: usize) -> Result<Work<Vec<T>>> {
+    pub fn broadcast_async<B: OwnedBuffer>(&self, buffer: B, root: usize) -> Result<Work<B>> {
         self.inner.peer_in_range("broadcast", "root", root)?;
         self.submit(buffer, move |inner, buffer| inner.broadcast(buffer, root))
     }
 
     /// [`Comm::all_gather`], asynchronously; gives `(input, output)` back.
-    pub fn all_gather_async<T: Element>(&self, input: Vec<T>, output: Vec<T>) -> Result<Work<(Vec<T>, Vec<T>)>> {
+    pub fn all_gather_async<I: OwnedBuffer, O: OwnedBuffer<Element = I::Element>>(
+        &self,
+        input: I,
+        output: O,
+    ) -> Result<Work<(I, O)>> {
         self.submit((input, output), |inner, (input, output)| inner.all_gather(input, output))
     }
 
     /// [`Comm::reduce_scatter`], asynchronously; gives `(input, output)` back.
-    pub fn reduce_scatter_async<T: Element>(
+    pub fn reduce_scatter_async<I: OwnedBuffer, O: OwnedBuffer<Element = I::Element>>(
         &self,
-        input: Vec<T>,
-        output: Vec<T>,
+        input: I,
+        output: O,
         op: ReduceOp,
-    ) -> Result<Work<(Vec<T>, Vec<T>)>> {
+    ) -> Result<Work<(I, O)>> {
         self.submit((input, output), move |inner, (input, output)| inner.reduce_scatter(input, output, op))
     }
 
     /// [`Comm::all_to_all`], asynchronously; gives `(input, output)` back.
-    pub fn all_to_all_async<T: Element>(&self, input: Vec<T>, output: Vec<T>) -> Result<Work<(Vec<T>, Vec<T>)>> {
+    pub fn all_to_all_async<I: OwnedBuffer, O: OwnedBuffer<Element = I::Element>>(
+        &self,
+        input: I,
+        output: O,
+    ) -> Result<Work<(I, O)>> {
         self.submit((input, output), |inner, (input, output)| inner.all_to_all(input, output))
     }
 
     /// [`Comm::reduce`], asynchronously; gives `(input, output)` back.
-    pub fn reduce_async<T: Element>(
+    pub fn reduce_async<I: OwnedBuffer, O: OwnedBuffer<Element = I::Element>>(
         &self,
-        input: Vec<T>,
-        output: Vec<T>,
+        input: I,
+        output: O,
         op: ReduceOp,
         root: usize,
-    ) -> Result<Work<(Vec<T>, Vec<T>)>> {
+    ) -> Result<Work<(I, O)>> {
         self.inner.peer_in_range("reduce", "root", root)?;
         self.submit((input, output), move |inner, (input, output)| inner.reduce(input, output, op, root))
     }
 
     /// [`Comm::gather`], asynchronously; gives `(input, output)` back.
-    pub fn gather_async<T: Element>(
+    pub fn gather_async<I: OwnedBuffer, O: OwnedBuffer<Element = I::Element>>(
         &self,
-        input: Vec<T>,
-        output: Vec<T>,
+        input: I,
+        output: O,
         root: usize,
-    ) -> Result<Work<(Vec<T>, Vec<T>)>> {
+    ) -> Result<Work<(I, O)>> {
         self.inner.peer_in_range("gather", "root", root)?;
         self.submit((input, output), move |inner, (input, output)| inner.gather(input, output, root))
     }
 
     /// [`Comm::scatter`], asynchronously; gives `(input, output)` back.
-    pub fn scatter_async<T: Element>(
+    pub fn scatter_async<I: OwnedBuffer, O: OwnedBuffer<Element = I::Element>>(
         &self,
-        input: Vec<T>,
-        output: Vec<T>,
+        input: I,
+        output: O,
         root: usize,
-    ) -> Result<Work<(Vec<T>, Vec<T>)>> {
+    ) -> Result<Work<(I, O)>> {
         self.inner.peer_in_range("scatter", "root", root)?;
         self.submit((input, output), move |inner, (input, output)| inner.scatter(input, output, root))
     }

@@ -1,5 +1,6 @@
 //! The control plane of a communicator: how ranks connect, exchange small values, learn of each other's end.
 
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -8,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::transport::fence::Fence;
 use crate::transport::mapping::Mapping;
 use crate::transport::relay::{Path, Traffic};
-use crate::transport::{Doorbell, LinkOptions, LinkPair};
+use crate::transport::{Doorbell, LinkOptions, LinkPair, Registration};
 
 /// What a rank publishes of itself, readable by others when something hangs.
 pub use crate::bootstrap::Progress;
@@ -69,6 +70,13 @@ pub(crate) trait Control: Send + Sync {
     /// `bytes` of zeroed memory that all `members`, ranks of this host, map; every one of them calls it, `key` must be new.
     /// `None`, on all of them, where the system refuses.
     fn share(&self, key: &str, members: &[usize], bytes: usize) -> Result<Option<Shared>>;
+    /// Registers memory with the devices that carry the links; `None` where it is of no use.
+    ///
+    /// # Safety
+    /// The memory must stay allocated, at its place, until the registration is dropped.
+    unsafe fn register(&self, _base: NonNull<u8>, _bytes: usize) -> Result<Option<Registration>> {
+        Ok(None)
+    }
     /// Where to publish progress on `comm`.
     fn track(&self, comm: u32) -> Arc<Progress>;
     /// The state of every rank of the world, or an error naming who cannot be asked.

@@ -19,6 +19,7 @@ mod network;
 mod p2p;
 mod pack;
 mod patience;
+mod persistent;
 mod probe;
 mod share;
 mod split;
@@ -48,6 +49,7 @@ pub use alloc::SymmetricBuffer;
 pub use control::Progress;
 pub use group::Group;
 pub use p2p::Exchange;
+pub use persistent::{OwnedBuffer, Persistent};
 use state::State;
 pub(crate) use state::lock;
 use symmetric::BoardState;
@@ -115,6 +117,8 @@ pub struct Census {
     pub bytes_per_link: usize,
     /// What this rank has forwarded between others, for all communicators of its process.
     pub relayed: Traffic,
+    /// Messages sent so far from registered memory without a copy ([`Comm::register_persistent`]).
+    pub lent_messages: u64,
 }
 
 impl Comm {
@@ -192,8 +196,10 @@ impl Comm {
     /// What the communicator holds.
     pub fn census(&self) -> Census {
         let options = self.inner.options;
+        let engine = lock(&self.inner.engine);
         Census {
-            links: lock(&self.inner.engine).links.census(),
+            links: engine.links.census(),
+            lent_messages: engine.links.lent(),
             bytes_per_link: 2 * (options.depth + 1) * options.max_message.next_multiple_of(64),
             relayed: self.inner.state.control.traffic(),
         }
@@ -352,7 +358,7 @@ impl Inner {
         engine.board.announce(&Header { seq: engine.seq, ..header });
         self.open(engine, program.links())?;
         let Engine { links, .. } = engine;
-        Plan::compile(key, header, &program, self.size(), message, |c, p| links.get(c, p))
+        Plan::compile(key, header, &program, self.size(), message, links.lends, |c, p| links.get(c, p))
             .ok_or_else(|| Error::invalid(op(), "the schedule names a rank without a link"))
     }
 

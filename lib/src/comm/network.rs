@@ -1,5 +1,6 @@
 //! The control plane between processes: a rendezvous session and this rank's endpoint.
 
+use std::ptr::NonNull;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,7 +12,7 @@ use crate::bootstrap::{Event, RankState, Session};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::transport::relay::{Path, Traffic};
-use crate::transport::{ConnectTo, Doorbell, Endpoint, EndpointInfo, Kind, LinkOptions, LinkPair};
+use crate::transport::{ConnectTo, Doorbell, Endpoint, EndpointInfo, Kind, LinkOptions, LinkPair, Registration};
 
 /// Between two looks at what a relay has left to do.
 const LOOK: Duration = Duration::from_millis(50);
@@ -175,6 +176,11 @@ impl Control for Network {
 
     fn share(&self, key: &str, members: &[usize], bytes: usize) -> Result<Option<Shared>> {
         share::between_processes(self, key, members, bytes)
+    }
+
+    unsafe fn register(&self, base: NonNull<u8>, bytes: usize) -> Result<Option<Registration>> {
+        // SAFETY: by the caller.
+        unsafe { self.endpoint.register(base, bytes) }
     }
 
     fn track(&self, comm: u32) -> Arc<Progress> {

@@ -36,6 +36,8 @@ struct Stage {
     received: bool,
     /// The message is here, but there is no slot for the result.
     needs_slot: bool,
+    /// What the instruction overwrites is still being sent.
+    overwrites: bool,
 }
 
 /// Why a lane cannot go on at all.
@@ -76,6 +78,7 @@ impl LaneState {
         match plan.instructions[plan.lanes[self.lane].instructions.clone()].get(self.pc) {
             None => (None, None),
             Some(i) if order.is_some_and(|order| !order.is_turn_of(self.task, i)) => (None, None),
+            Some(i) if self.stage.overwrites => (None, some(i.awaits)),
             Some(i) if i.recv == usize::MAX || self.stage.received || self.stage.needs_slot => (None, some(i.send)),
             Some(i) => (some(i.recv), None),
         }
@@ -156,6 +159,16 @@ pub(super) unsafe fn advance(
             if instruction.followed && (state.pc + 1 < program.len() || state.window + 1 < lane.windows) {
                 links.sends[instruction.send].expect_more();
             }
+            if links.lends && instruction.awaits != usize::MAX {
+                let link = &mut links.sends[instruction.awaits];
+                state.stage.overwrites = !link.is_flushed() && {
+                    link.progress()?;
+                    !link.is_flushed()
+                };
+                if state.stage.overwrites {
+                    return Ok(moved);
+                }
+            }
             // SAFETY: forwarded from the caller.
             if !unsafe { perform(instruction, &memory, plan, &header, &mut state.stage, links) }? {
                 if let Some(recorder) = probe.on() {
@@ -202,7 +215,7 @@ unsafe fn perform(
     // they are passed to; payloads and slots have `header.len` bytes once the headers agree.
     unsafe {
         match instruction.action {
-            Action::Send { src } => Ok(links.sends[instruction.send].send_from(&header, view(memory, src))?),
+            Action::Send { src } => send(instruction, memory, plan, src, &header, links),
             Action::Recv { dst } => recv(instruction, memory, plan, dst, &header, links),
             Action::Copy { src, dst } => {
                 copy(memory.at(src), memory.at(dst), memory.bytes());
@@ -221,7 +234,7 @@ unsafe fn perform(
                 if !stage.received {
                     stage.received = recv(instruction, memory, plan, dst, &header, links)?;
                 }
-                Ok(stage.received && links.sends[instruction.send].send_from(&header, view(memory, dst))?)
+                Ok(stage.received && send(instruction, memory, plan, dst, &header, links)?)
             }
             Action::RecvReduceSend { src } => {
                 let (payload, slot) = match both(instruction, &header, stage, links)? {
@@ -233,11 +246,15 @@ unsafe fn perform(
             }
             Action::RecvReduceCopySend { src, dst, last } => {
                 let divides = last && plan.divisor > 1;
-                if divides || links.sends[instruction.send].sends_from_caller(memory.bytes()) {
+                let link = &links.sends[instruction.send];
+                if divides
+                    || link.sends_from_caller(memory.bytes())
+                    || links.lends && instruction.lendable && link.lends(view(memory, dst))
+                {
                     if !stage.received {
                         stage.received = recv_reduce(instruction, memory, plan, src, dst, last, &header, links)?;
                     }
-                    return Ok(stage.received && links.sends[instruction.send].send_from(&header, view(memory, dst))?);
+                    return Ok(stage.received && send(instruction, memory, plan, dst, &header, links)?);
                 }
                 let (payload, slot) = match both(instruction, &header, stage, links)? {
                     Some(pair) => pair,
@@ -288,6 +305,41 @@ unsafe fn reduce_and_stream(plan: &Plan, a: *const u8, b: *const u8, slot: Optio
 unsafe fn view<'a>(memory: &Memory, place: Place) -> &'a [u8] {
     // SAFETY: by the caller.
     unsafe { slice::from_raw_parts(memory.at(place), memory.bytes()) }
+}
+
+/// Sends the part at `src`; lends it to the link where nobody overwrites it before the link is done with it.
+///
+/// # Safety
+/// As [`super::run`].
+#[inline]
+unsafe fn send(
+    instruction: &Instruction,
+    memory: &Memory,
+    plan: &Plan,
+    src: Place,
+    header: &Header,
+    links: &mut Links,
+) -> Result<bool, Stop> {
+    // SAFETY: by the caller.
+    let data = unsafe { view(memory, src) };
+    let link = &mut links.sends[instruction.send];
+    if links.lends {
+        let apart = || {
+            let (input, output) = (data.as_ptr().addr(), memory.output.addr());
+            input >= output.saturating_add(plan.output_bytes) || output >= input + data.len()
+        };
+        let stays = match src.buf {
+            Buf::Input => apart() || instruction.lendable && memory.input == memory.output.cast_const(),
+            Buf::Output => instruction.lendable,
+            Buf::Scratch => false,
+        };
+        if stays {
+            // SAFETY: the caller keeps the buffers until `run` returns, which waits for the links to be flushed or lets go of
+            // them. Until then the program writes to this part only after it has found the link flushed (`awaits`).
+            return Ok(unsafe { link.send_lent(header, data) }?);
+        }
+    }
+    Ok(link.send_from(header, data)?)
 }
 
 /// # Safety

@@ -14,6 +14,8 @@ pub(crate) struct Links {
     /// Communicator rank of the peer, by index.
     peers: Vec<usize>,
     kinds: Vec<&'static str>,
+    /// Some of them may read memory in which a message lies after they were given it.
+    pub(crate) lends: bool,
 }
 
 impl Links {
@@ -25,10 +27,12 @@ impl Links {
     /// Adds the links with `peer` on `channel`.
     pub(crate) fn insert(&mut self, channel: u32, peer: usize, pair: LinkPair) -> u32 {
         let index = self.sends.len() as u32;
+        self.lends |= pair.send.may_lend();
         self.sends.push(pair.send);
         self.recvs.push(pair.recv);
         self.peers.push(peer);
         self.kinds.push(pair.kind);
+
         self.index.insert((channel, peer), index);
         index
     }
@@ -55,6 +59,11 @@ impl Links {
         counts
     }
 
+    /// Messages sent from registered memory without a copy.
+    pub(crate) fn lent(&self) -> u64 {
+        self.sends.iter().map(|send| send.lent()).sum()
+    }
+
     /// Pushes out what was committed; `true` when nothing is left in this process.
     pub(crate) fn flush(&mut self) -> Result<bool> {
         let mut clean = true;
@@ -65,6 +74,14 @@ impl Links {
             }
         }
         Ok(clean)
+    }
+
+    /// After a failure: no link reads the call's memory when this returns.
+    #[cold]
+    pub(super) fn let_go(&mut self) {
+        for send in &mut self.sends {
+            send.let_go();
+        }
     }
 
     /// Bytes that have passed over all links, those of unfinished messages included.

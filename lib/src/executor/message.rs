@@ -28,7 +28,9 @@ pub(crate) unsafe fn one_message(task: &Task<'_>, links: &mut Links, turns: u32)
         Action::Send { .. } => {
             // SAFETY: by the caller, the input holds `count` elements.
             let data = unsafe { slice::from_raw_parts(task.buffers.input, bytes) };
-            links.sends[link].send_from(&header, data).unwrap_or(false)
+            // What is lent must be waited for.
+            let lends = links.lends && links.sends[link].lends(data);
+            !lends && links.sends[link].send_from(&header, data).unwrap_or(false)
         }
         Action::Recv { .. } => {
             // SAFETY: by the caller, the output holds `count` elements, and nobody else touches them.

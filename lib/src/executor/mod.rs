@@ -74,12 +74,16 @@ pub(crate) unsafe fn run(
     patience: &Patience,
 ) -> Result<()> {
     // SAFETY: forwarded from the caller.
-    unsafe {
+    let outcome = unsafe {
         match workspace.recorder {
             None => run_with(tasks, links, workspace, supervisor, patience, &mut Off),
             Some(_) => traced::run(tasks, links, workspace, supervisor, patience),
         }
+    };
+    if outcome.is_err() {
+        links.let_go();
     }
+    outcome
 }
 
 /// [`run`], compiled once with hooks that record and once without hooks.
@@ -199,5 +203,7 @@ impl Blocked<'_> {
     }
 }
 
+#[cfg(test)]
+mod lend_tests;
 #[cfg(test)]
 mod tests;

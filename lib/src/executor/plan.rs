@@ -79,6 +79,33 @@ pub(super) struct Instruction {
     pub(super) last_send: bool,
     /// A send that is followed by one over the same link: the lane's next step, or its first in the next window.
     pub(super) followed: bool,
+    /// What it sends may be read by the link until `awaits` of the instructions that overwrite it, if any does.
+    pub(super) lendable: bool,
+    /// It overwrites what an earlier step sends over this link; `usize::MAX` if none does.
+    pub(super) awaits: usize,
+}
+
+impl Instruction {
+    /// Where the payload lies that it sends, unless that is computed into the link's memory.
+    fn sent(&self) -> Option<Place> {
+        match self.action {
+            Action::Send { src } => Some(src),
+            Action::RecvCopySend { dst } | Action::RecvReduceCopySend { dst, .. } => Some(dst),
+            _ => None,
+        }
+    }
+
+    fn written(&self) -> Option<Place> {
+        match self.action {
+            Action::Recv { dst }
+            | Action::Copy { dst, .. }
+            | Action::Reduce { dst, .. }
+            | Action::RecvReduceCopy { dst, .. }
+            | Action::RecvCopySend { dst }
+            | Action::RecvReduceCopySend { dst, .. } => Some(dst),
+            Action::Send { .. } | Action::RecvReduceSend { .. } => None,
+        }
+    }
 }
 
 /// A thread of control: instructions in order, once per window.
@@ -116,18 +143,22 @@ pub(crate) struct Plan {
     /// World size for `avg`, else 1.
     pub(super) divisor: usize,
     pub(crate) scratch_bytes: usize,
+    /// Bytes from the start of the output on that are written.
+    pub(super) output_bytes: usize,
     /// Header template.
     pub(crate) header: Header,
 }
 
 impl Plan {
-    /// Binds `program`, cut into messages of at most `max_message` bytes. `link` gives the index of the links with (channel, peer), which must be open.
+    /// Binds `program`, cut into messages of at most `max_message` bytes. `link` gives the index of the links with (channel, peer), which must be open;
+    /// `lends` says whether some of them read memory in which a message lies after they were given it.
     pub(crate) fn compile(
         key: &CallKey,
         header: Header,
         program: &Program,
         ranks: usize,
         max_message: usize,
+        lends: bool,
         link: impl Fn(u32, usize) -> Option<u32>,
     ) -> Option<Plan> {
         let elem = key.dtype.size();
@@ -172,6 +203,8 @@ impl Plan {
                     last_recv: false,
                     last_send: false,
                     followed: false,
+                    lendable: false,
+                    awaits: usize::MAX,
                 });
             }
             mark_last_uses(&mut instructions[first..]);
@@ -179,11 +212,16 @@ impl Plan {
             let (windows, count) = (partition.windows(), key.count as u64);
             lanes.push(PlanLane { instructions: first..instructions.len(), partition, windows, count });
         }
+        if lends {
+            mark_lendable(&mut instructions, &lanes);
+        }
+        let output_bytes = output_segments.saturating_mul(key.count).saturating_mul(elem);
         Some(Plan {
             instructions,
             lanes,
             elem,
-            streams: output_segments.saturating_mul(key.count).saturating_mul(elem) >= STREAM,
+            output_bytes,
+            streams: output_bytes >= STREAM,
             kernels: reduce::kernels(key.dtype, key.op.unwrap_or(ReduceOp::Sum)),
             divisor: if key.op == Some(ReduceOp::Avg) { ranks } else { 1 },
             scratch_bytes: program.scratch_segments * window * elem,
@@ -211,13 +249,31 @@ impl Plan {
             kernels: reduce::kernels(dtype, ReduceOp::Sum),
             divisor: 1,
             scratch_bytes: 0,
+            output_bytes: recvs
+                .iter()
+                .map(|(_, range)| range)
+                .chain(own.iter().map(|(_, to)| to))
+                .map(|r| r.end)
+                .max()
+                .unwrap_or(0)
+                .saturating_mul(elem),
             header,
         };
         let mut lane = |action, count, recv, send, longest| {
             let at = plan.instructions.len();
             let (last_recv, last_send) = (recv != usize::MAX, send != usize::MAX);
             let followed = matches!(action, Action::Send { .. });
-            plan.instructions.push(Instruction { action, parts: 0..1, recv, send, last_recv, last_send, followed });
+            plan.instructions.push(Instruction {
+                action,
+                parts: 0..1,
+                recv,
+                send,
+                last_recv,
+                last_send,
+                followed,
+                lendable: false,
+                awaits: usize::MAX,
+            });
             let partition = Partition::new(count, elem, 1, longest);
             let (windows, count) = (partition.windows(), count as u64);
             plan.lanes.push(PlanLane { instructions: at..at + 1, partition, windows, count });
@@ -245,6 +301,36 @@ fn mark_followed(instructions: &mut [Instruction]) {
     for at in 0..instructions.len() {
         let next = link(&instructions[(at + 1) % instructions.len()]);
         instructions[at].followed = link(&instructions[at]).is_some_and(|link| next == Some(link));
+    }
+}
+
+/// Finds the sends whose memory nobody overwrites within the plan before the link can be asked whether it is done with it:
+/// input and output count as the same memory. Windows have no element in common, so one is looked at for all.
+fn mark_lendable(instructions: &mut [Instruction], lanes: &[PlanLane]) {
+    let overlap = |a: &Range<usize>, b: &Range<usize>| a.start < b.end && b.start < a.end;
+    for lane in lanes {
+        for at in lane.instructions.clone() {
+            let Some(from) = instructions[at].sent().filter(|from| from.buf != Buf::Scratch) else { continue };
+            let (parts, link) = (instructions[at].parts.clone(), instructions[at].send);
+            let hits = |i: &Instruction| {
+                let same = |to: Place| to.buf == Buf::Output && to.segment_offset == from.segment_offset;
+                i.written().is_some_and(same) && overlap(&i.parts, &parts)
+            };
+            let later = at + 1..lane.instructions.end;
+            let elsewhere = (0..instructions.len()).filter(|i| !lane.instructions.contains(i));
+            let free = elsewhere.into_iter().all(|i| !hits(&instructions[i]))
+                && later.clone().all(|i| {
+                    !hits(&instructions[i]) || matches!(instructions[i].awaits, l if l == usize::MAX || l == link)
+                });
+            instructions[at].lendable = free;
+            if free {
+                for i in later {
+                    if hits(&instructions[i]) {
+                        instructions[i].awaits = link;
+                    }
+                }
+            }
+        }
     }
 }
 

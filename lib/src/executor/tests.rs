@@ -11,7 +11,7 @@ use crate::error::Error;
 use crate::transport::{Doorbell, LinkOptions, LinkPair, inproc};
 use crate::wire::{Algorithm, Collective};
 
-struct Alone(Arc<Doorbell>);
+pub(super) struct Alone(pub(super) Arc<Doorbell>);
 
 impl Supervisor for Alone {
     fn failure(&self) -> Option<Error> {
@@ -117,7 +117,7 @@ fn lanes_in_different_windows_do_not_share_scratch_memory() {
                 links.insert(channel as u32, peer, pair);
             }
         }
-        let plan = Plan::compile(&key, header, &program, 3, 24, |c, p| links.get(c, p)).expect("links are open");
+        let plan = Plan::compile(&key, header, &program, 3, 24, false, |c, p| links.get(c, p)).expect("links are open");
         let ours = input(2);
         let buffers = Buffers { input: ours.as_ptr().cast(), output: output.as_mut_ptr().cast() };
         let patience = Patience {

@@ -20,6 +20,8 @@
 //!   the receiver's *executor* has not asked for yet, provided the receiver's process calls [`RecvLink::progress`] and
 //!   the sender's calls [`SendLink::progress`]. A bounded number more fits; then the sender is refused, so memory per
 //!   link is bounded.
+//! - **Lending.** What is sent with [`SendLink::send_from`] is the caller's again when that says `true`. A link whose device reads
+//!   registered memory may keep what is sent with [`SendLink::send_lent`] until it is flushed.
 //! - **Sleeping.** Before its thread sleeps, an executor calls `arm` on each link that it waits for, and does not sleep when
 //!   one of them returns `true`. Then it polls the [`Doorbell`] and every descriptor in [`Interest`]; after waking it calls
 //!   `disarm` on each and [`Doorbell::drain`] before it looks again. No wake-up is lost between. One armed link rings once.
@@ -58,6 +60,7 @@ mod wait;
 pub use doorbell::Doorbell;
 pub use endpoint::{ConnectTo, Endpoint, EndpointInfo, Kind};
 pub(crate) use tcp::MAX_STREAMS;
+pub(crate) use verbs::Registration;
 pub use verbs::{VerbsAddress, rdma_ports};
 
 use std::fmt;
@@ -153,6 +156,34 @@ pub trait SendLink: Send + fmt::Debug {
     /// Sends from the caller's memory; `true` once `data` is no longer needed. `data.len() == header.len`.
     fn send_from(&mut self, header: &Header, data: &[u8]) -> Result<bool>;
 
+    /// As [`SendLink::send_from`], but `true` may come while the link still reads `data`: registered memory, from which a
+    /// device sends. It is done with it when [`SendLink::is_flushed`] says `true` or [`SendLink::let_go`] has returned.
+    ///
+    /// # Safety
+    /// Until then `data` must stay allocated and nobody may write to it.
+    unsafe fn send_lent(&mut self, header: &Header, data: &[u8]) -> Result<bool> {
+        self.send_from(header, data)
+    }
+
+    /// True when there is memory that [`SendLink::send_lent`] takes without a copy.
+    fn may_lend(&self) -> bool {
+        false
+    }
+
+    /// True when [`SendLink::send_lent`] takes this memory without a copy.
+    fn lends(&self, _data: &[u8]) -> bool {
+        false
+    }
+
+    /// Messages sent from lent memory so far.
+    fn lent(&self) -> u64 {
+        0
+    }
+
+    /// Ends what still reads memory given to [`SendLink::send_lent`], after a call has failed; the link may be lost by it. Takes
+    /// a moment at most.
+    fn let_go(&mut self) {}
+
     /// Another [`SendLink::send_from`] will follow the next one at once: a link may then hold the end of a message back, to
     /// send it together with the one that follows.
     fn expect_more(&mut self) {}
@@ -165,7 +196,8 @@ pub trait SendLink: Send + fmt::Debug {
     /// done moves only when it is repeated.
     fn progress(&mut self) -> Result<bool>;
 
-    /// True when nothing committed is left in this process: it can be dropped without losing a message.
+    /// True when nothing committed is left in this process, and no lent memory is read: the link can be dropped without
+    /// losing a message.
     fn is_flushed(&self) -> bool;
 
     /// Fails when the peer is known to be gone. May cost a system call: for slow paths.

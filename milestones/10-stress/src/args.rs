@@ -80,7 +80,8 @@ pub(crate) struct Args {
     /// Other values in the buffers.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
-    /// Memory of the calls: the same every time, other every time (in no cache), or the library's own for all ranks.
+    /// Memory of the calls: the same every time, other every time (in no cache), the library's own for all ranks, or
+    /// registered with the RDMA devices.
     #[arg(long, value_enum, default_value = "reused")]
     pub(crate) buffers: Buffers,
     /// Put that memory on huge pages.

@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 use anyhow::{Context as _, Result, bail};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use tinynccl::Comm;
-use tinynccl::comm::SymmetricBuffer;
+use tinynccl::comm::{Persistent, SymmetricBuffer};
 
 use crate::pattern::{Number, poison};
 
@@ -29,6 +29,8 @@ pub(crate) enum Buffers {
     Fresh,
     /// The same buffers at every call, allocated by the library so that every rank can reach them.
     Symmetric,
+    /// The same buffers at every call, registered with the RDMA devices (--transport verbs).
+    Registered,
 }
 
 /// Memory of one direction, zeroed at first.
@@ -38,6 +40,8 @@ enum Region {
     Mapped(Mapped),
     /// The library's.
     Symmetric(SymmetricBuffer<u8>),
+    /// Registered, with the data's first byte: at the start of a page, as in the other kinds.
+    Registered(Persistent<u8>, usize),
 }
 
 impl Region {
@@ -45,6 +49,7 @@ impl Region {
         match self {
             Region::Mapped(mapped) => mapped.bytes(),
             Region::Symmetric(buffer) => buffer,
+            Region::Registered(buffer, skip) => &mut buffer[*skip..],
         }
     }
 }
@@ -104,12 +109,17 @@ impl Arena {
     /// For rows of up to `most` bytes in each direction.
     pub(crate) fn new(comm: &Comm, most: usize, buffers: Buffers, huge_pages: bool) -> Result<Arena> {
         let len = match buffers {
-            Buffers::Reused | Buffers::Symmetric => most,
+            Buffers::Reused | Buffers::Symmetric | Buffers::Registered => most,
             Buffers::Fresh => most.max(2 * last_level_cache()),
         } + 2 * GUARD;
         let region = || match buffers {
             Buffers::Symmetric => Ok(Region::Symmetric(comm.alloc(len.next_multiple_of(HUGE))?)),
-            _ => Mapped::new(len, huge_pages).map(Region::Mapped),
+            Buffers::Registered => {
+                let buffer = comm.register_persistent(vec![0u8; len.next_multiple_of(HUGE) + GUARD])?;
+                let skip = buffer.as_ptr().addr().next_multiple_of(GUARD) - buffer.as_ptr().addr();
+                Ok(Region::Registered(buffer, skip))
+            }
+            Buffers::Reused | Buffers::Fresh => Mapped::new(len, huge_pages).map(Region::Mapped),
         };
         Ok(Arena { input: region()?, output: region()?, fresh: buffers == Buffers::Fresh })
     }

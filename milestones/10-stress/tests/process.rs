@@ -123,7 +123,12 @@ fn json_and_plot() {
 
 #[test]
 fn other_buffers_and_comma_separated_values() {
-    for more in ["--buffers fresh --huge-pages", "--buffers reused --no-pin", "--buffers fresh --transport inproc"] {
+    for more in [
+        "--buffers fresh --huge-pages",
+        "--buffers reused --no-pin",
+        "--buffers registered",
+        "--buffers fresh --transport inproc",
+    ] {
         let line =
             "--csv --place mpi --collective all,pingpong -b 8 -e 80000 -f 10000 --budget 0.002 -w 0 --repetitions 2";
         let text = all_right(&format!("{line} {more}"));

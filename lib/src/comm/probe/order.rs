@@ -130,7 +130,7 @@ impl<'a> Probe<'a> {
         let plan = {
             let engine = lock(&inner.engine);
             let message = inner.options.max_message;
-            Plan::compile(&key, header, program, inner.size(), message, |c, p| engine.links.get(c, p))
+            Plan::compile(&key, header, program, inner.size(), message, false, |c, p| engine.links.get(c, p))
                 .ok_or_else(|| Error::invalid("start-up measurement", "a program names a link that is not open"))?
         };
         let mut times = Vec::with_capacity(calls);

@@ -9,6 +9,7 @@ mod hop;
 
 use std::fmt;
 use std::net::SocketAddr;
+use std::ptr::NonNull;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -179,6 +180,15 @@ impl Endpoint {
         });
         let thread = acceptor::start(&inner, ports, unix)?;
         Ok(Endpoint { inner, thread: Some(thread) })
+    }
+
+    /// Registers a caller's memory with all RDMA devices in use; `None` where there are none.
+    ///
+    /// # Safety
+    /// The memory must stay allocated, at its place, until the registration is dropped.
+    pub(crate) unsafe fn register(&self, base: NonNull<u8>, bytes: usize) -> Result<Option<verbs::Registration>> {
+        // SAFETY: by the caller.
+        self.inner.rails.as_ref().map(|rails| unsafe { rails.register(base, bytes) }).transpose()
     }
 
     /// How others reach this rank.

@@ -7,7 +7,7 @@
 //! freed in turn (its credit). The receiver reads in place. Small messages are posted inline: the device gets them with the
 //! request. Freed messages are reported in a write of their own only when many are unreported; so a stream in one direction
 //! costs one report per `depth / 2` messages. A sender without credit does not send, so no receive is ever missing at the
-//! peer ("receiver not ready"), by construction and not by repetition: see `link.rs`.
+//! peer ("receiver not ready"), by construction and not by repetition: see `link`.
 //!
 //! # Waiting
 //! An executor that spins polls the completion queue. Before it sleeps, `arm` polls, asks for an event, and polls again, so
@@ -22,7 +22,10 @@
 //! # Memory
 //! Each end registers `2 * (lines * 512 + slots * (max_message + 64))` bytes, pinned: slots are one and a half times
 //! `depth`, so with the defaults 3 MiB per peer and channel. They are mapped and registered with the link and freed with it:
-//! no registration outlives its pages, and none is looked up by address.
+//! no registration outlives its pages. There is no cache of registrations. Memory of a caller's is registered when it is handed
+//! over to `Comm::register_persistent`, and until the owner that this returns is dropped; `registered.rs` keeps the table of
+//! these. A message from such memory is one write of two pieces: the header from its slot of the staging memory, the payload
+//! from where it is. It counts as flushed when the device says that it is sent.
 //!
 //! Sources: NCCL `src/transport/net_ib` for the life cycle; MVAPICH ("High performance RDMA-based MPI implementation over
 //! InfiniBand", Liu et al., ICS 2003) for rings written with RDMA and credits that ride on messages.
@@ -48,6 +51,8 @@ mod options;
 mod rails;
 #[cfg(feature = "verbs")]
 mod recv;
+#[cfg(feature = "verbs")]
+mod registered;
 #[cfg(feature = "verbs")]
 mod send;
 #[cfg(feature = "verbs")]
@@ -76,6 +81,6 @@ pub fn rdma_ports(config: &Config) -> Result<Vec<VerbsAddress>> {
 }
 
 #[cfg(not(feature = "verbs"))]
-pub(crate) use stub::{Rails, connect, finish};
+pub(crate) use stub::{Rails, Registration, connect, finish};
 #[cfg(feature = "verbs")]
-pub(crate) use {connect::connect, listen::finish, rails::Rails};
+pub(crate) use {connect::connect, listen::finish, rails::Rails, registered::Registration};

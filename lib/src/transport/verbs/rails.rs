@@ -1,10 +1,12 @@
 //! The ports that an endpoint uses, opened.
 
 use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::address::{VerbsAddress, list, pairs};
 use super::options::{self, Choice};
+use super::registered::{Registration, Table};
 use super::status;
 use super::sys::{Context, Pd, Timing};
 use crate::config::Config;
@@ -14,6 +16,8 @@ use crate::error::{Error, Result};
 #[derive(Debug)]
 pub(super) struct Device {
     pub(super) pd: Arc<Pd>,
+    /// Callers' memory that it may send from.
+    pub(super) registered: Table,
     failed: Mutex<Option<String>>,
 }
 
@@ -21,7 +25,7 @@ impl Device {
     fn new(name: &str) -> Result<(Arc<Context>, Arc<Device>)> {
         let context = Context::open(name)?;
         let pd = Pd::new(&context)?;
-        Ok((context, Arc::new(Device { pd, failed: Mutex::new(None) })))
+        Ok((context, Arc::new(Device { pd, registered: Table::default(), failed: Mutex::new(None) })))
     }
 
     /// Why it is lost, if it is.
@@ -151,6 +155,18 @@ impl Rails {
     /// The port of ours that the peer wants.
     pub(super) fn of_gid(&self, gid: &[u8; 16]) -> Option<&Rail> {
         self.rails.iter().find(|r| r.choice.address.gid == *gid)
+    }
+
+    /// Registers a caller's memory with every device.
+    ///
+    /// # Safety
+    /// The memory must stay allocated, at its place, until the registration is dropped.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when a device refuses, most often for the limit of locked memory.
+    pub(crate) unsafe fn register(&self, base: NonNull<u8>, bytes: usize) -> Result<Registration> {
+        // SAFETY: by the caller.
+        unsafe { Registration::new(&self.devices, base, bytes) }
     }
 
     /// Descriptors that become readable when a device has something to say. A lost one says no more.

@@ -11,14 +11,18 @@ use crate::transport::linger::Linger;
 use crate::transport::{Interest, Peer, SendLink};
 use crate::wire::Header;
 
+/// From so many bytes on, a message goes from the caller's memory where it is registered. Shorter ones are copied: then the
+/// call need not wait until the device is done with them.
+const LENT: usize = 4 << 10;
+
 pub(super) struct VerbsSend {
     core: Arc<Mutex<Core>>,
     linger: Arc<Linger>,
     peer: Peer,
     layout: Layout,
     reserved: bool,
-    /// The ring that had no room when a message was refused.
-    wants: Ring,
+    /// The ring that had no room when the last message was refused.
+    wants: Option<Ring>,
 }
 
 impl VerbsSend {
@@ -27,7 +31,7 @@ impl VerbsSend {
             let core = lock(core);
             (core.peer.clone(), *core.layout())
         };
-        VerbsSend { core: core.clone(), linger: linger.clone(), peer, layout, reserved: false, wants: Ring::Slots }
+        VerbsSend { core: core.clone(), linger: linger.clone(), peer, layout, reserved: false, wants: None }
     }
 
     #[cold]
@@ -45,9 +49,10 @@ impl SendLink for VerbsSend {
         let mut core = lock(&self.core);
         if !self.reserved {
             if !core.room(Ring::Slots)? {
-                self.wants = Ring::Slots;
+                self.wants = Some(Ring::Slots);
                 return Ok(None);
             }
+            self.wants = None;
             self.reserved = true;
         }
         let at = core.staging(Ring::Slots);
@@ -78,9 +83,10 @@ impl SendLink for VerbsSend {
         let ring = if data.len() <= SMALL { Ring::Lines } else { Ring::Slots };
         let mut core = lock(&self.core);
         if !core.room(ring)? {
-            self.wants = ring;
+            self.wants = Some(ring);
             return Ok(false);
         }
+        self.wants = None;
         match ring {
             Ring::Lines => core.send_line(header, data)?,
             Ring::Slots => {
@@ -97,14 +103,54 @@ impl SendLink for VerbsSend {
         bytes <= SMALL
     }
 
+    unsafe fn send_lent(&mut self, header: &Header, data: &[u8]) -> Result<bool> {
+        let core = self.core.clone();
+        let mut core = lock(&core);
+        let lkey = match core.lkey(data) {
+            Some(lkey) if data.len() >= LENT && data.len() == header.len as usize && !self.reserved => lkey,
+            _ => {
+                drop(core);
+                return self.send_from(header, data);
+            }
+        };
+        if data.len() > self.layout.max_message {
+            return Err(self.misuse(format!("expected {header} of up to {} bytes", self.layout.max_message)));
+        }
+        if !core.room(Ring::Slots)? {
+            self.wants = Some(Ring::Slots);
+            return Ok(false);
+        }
+        self.wants = None;
+        // SAFETY: by the caller.
+        unsafe { core.send_lent(header, data, lkey) }?;
+        Ok(true)
+    }
+
+    fn may_lend(&self) -> bool {
+        true
+    }
+
+    fn lends(&self, data: &[u8]) -> bool {
+        data.len() >= LENT && lock(&self.core).lkey(data).is_some()
+    }
+
+    fn lent(&self) -> u64 {
+        lock(&self.core).lent_messages
+    }
+
+    fn let_go(&mut self) {
+        lock(&self.core).let_go();
+    }
+
     /// Nothing waits in this process, so there is nothing that a lost peer could keep from moving.
     fn progress(&mut self) -> Result<bool> {
         Ok(lock(&self.core).poll())
     }
 
-    /// What was committed is the device's: see [`super::ending`] for what happens to it when the link is dropped.
+    /// What was committed is the device's: see [`super::ending`] for what happens to it when the link is dropped. It keeps us
+    /// only while it reads a caller's memory.
     fn is_flushed(&self) -> bool {
-        true
+        lock(&self.core).has_sent()
     }
 
     fn check_peer(&mut self) -> Result<()> {
@@ -117,7 +163,10 @@ impl SendLink for VerbsSend {
     fn arm(&mut self) -> Result<bool> {
         let mut core = lock(&self.core);
         core.arm()?;
-        core.room(self.wants)
+        match self.wants {
+            Some(ring) => core.room(ring),
+            None => core.sending().map(|()| core.has_sent()),
+        }
     }
 
     fn disarm(&mut self) {}

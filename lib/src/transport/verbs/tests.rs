@@ -9,7 +9,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use super::memory::Region;
 use super::rails::{Rail, Rails};
-use super::sys::{Access, Capacity, Channel, Cq, Gid, Mr, Qp, Route, What, Write};
+use super::sys::{Access, Capacity, Channel, Cq, Gid, Mr, Qp, Route, Stretch, Timing, What, Write};
 use crate::config::{Config, TransportChoice};
 
 const PAGE: usize = 4096;
@@ -50,6 +50,62 @@ fn loopback(rail: &Rail, rails: &Rails) -> (Qp, Arc<Cq>) {
     (qp, cq)
 }
 
+/// Requests that nobody will acknowledge come back at once when the queue pair is stopped: what they read can be freed.
+#[test]
+fn a_stopped_queue_pair_gives_back_what_was_posted() {
+    let Some(rails) = rails() else { return };
+    let all = rails.all();
+    let rail = all.first().unwrap();
+    let pd = &rail.device.pd;
+    let cq = Cq::new(pd.context(), Channel::new(pd.context()).unwrap(), 16).unwrap();
+    let qp = Qp::new(pd, &cq, &Capacity { sends: 8, recvs: 4, inline: 0 }).unwrap();
+    let at = &rail.choice;
+    qp.init(at.address.port).unwrap();
+    let to = Route {
+        // No such queue pair.
+        qpn: qp.number() ^ 0x00f0_0000,
+        psn: 7,
+        gid: Gid(at.address.gid),
+        lid: at.address.lid,
+        mtu: at.mtu,
+        port: at.address.port,
+        gid_index: at.gid_index,
+        infiniband: at.address.infiniband,
+    };
+    qp.ready_to_receive(&to).unwrap();
+    // Some 17 s until it would give up by itself.
+    qp.ready_to_send(7, &Timing { timeout: 19, retries: 6, rnr_retries: 6 }).unwrap();
+    let memory = Region::new(pd, PAGE, Access::Source).unwrap();
+    for id in 1..=4 {
+        let write = Write {
+            id,
+            local: memory.base(),
+            lkey: memory.lkey(),
+            len: 8,
+            remote: 4096,
+            rkey: 1,
+            word: 0,
+            signaled: true,
+            inline: false,
+            then: Some(Stretch { at: memory.base(), len: PAGE as u32, lkey: memory.lkey() }),
+        };
+        // SAFETY: the region lives until after the queue pair's requests have come back.
+        unsafe { qp.post_write(&write) }.unwrap();
+    }
+    assert!(cq.poll().unwrap().is_empty());
+    qp.stop().unwrap();
+    let (start, mut back) = (Instant::now(), Vec::new());
+    while back.len() < 4 {
+        for completion in cq.poll().unwrap().iter() {
+            assert!(matches!(completion.what, What::Failed { .. }), "{completion:?}");
+            back.push(completion.id);
+        }
+        assert!(start.elapsed() < Duration::from_secs(10), "only {back:?} came back");
+        std::thread::yield_now();
+    }
+    assert_eq!(back, [1, 2, 3, 4]);
+}
+
 /// Writes a page from `from` to `to` and waits for both completions.
 fn write(qp: &Qp, cq: &Cq, from: (NonNull<u8>, &Mr), to: &Region) {
     let write = Write {
@@ -62,6 +118,7 @@ fn write(qp: &Qp, cq: &Cq, from: (NonNull<u8>, &Mr), to: &Region) {
         word: 5,
         signaled: true,
         inline: false,
+        then: None,
     };
     // SAFETY: the page is mapped and registered, though maybe not the same page.
     unsafe { qp.post_write(&write) }.unwrap();

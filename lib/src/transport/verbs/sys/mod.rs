@@ -21,7 +21,7 @@ pub(super) use cq::{Completion, Cq, What};
 pub(super) use gid::{Gid, GidEntry, GidType};
 pub(super) use mr::{Access, Mr};
 pub(super) use pd::Pd;
-pub(super) use qp::{Capacity, Qp, Route, Timing, Write};
+pub(super) use qp::{Capacity, Qp, Route, Stretch, Timing, Write};
 
 use std::ffi::c_int;
 

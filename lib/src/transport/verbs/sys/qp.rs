@@ -46,6 +46,14 @@ pub(in super::super) struct Timing {
     pub(in super::super) rnr_retries: u8,
 }
 
+/// Registered memory to send from.
+#[derive(Debug, Clone, Copy)]
+pub(in super::super) struct Stretch {
+    pub(in super::super) at: NonNull<u8>,
+    pub(in super::super) len: u32,
+    pub(in super::super) lkey: u32,
+}
+
 /// One RDMA write with an immediate word.
 #[derive(Debug, Clone, Copy)]
 pub(in super::super) struct Write {
@@ -58,6 +66,8 @@ pub(in super::super) struct Write {
     pub(in super::super) word: u32,
     pub(in super::super) signaled: bool,
     pub(in super::super) inline: bool,
+    /// Follows `local` without a gap where it is written; not inline.
+    pub(in super::super) then: Option<Stretch>,
 }
 
 #[derive(Debug)]
@@ -85,7 +95,7 @@ impl Qp {
                 cap: ffi::ibv_qp_cap {
                     max_send_wr: capacity.sends,
                     max_recv_wr: capacity.recvs,
-                    max_send_sge: 1,
+                    max_send_sge: 2,
                     max_recv_sge: 1,
                     max_inline_data: inline,
                 },
@@ -214,14 +224,23 @@ impl Qp {
         self.modify(attr, mask, || format!("bringing a queue pair to RTS with {timing:?}"))
     }
 
+    /// Stops the queue pair: nothing more is sent or taken, and what was posted completes as flushed.
+    pub(in super::super) fn stop(&self) -> Result<()> {
+        let attr = ffi::ibv_qp_attr { qp_state: ffi::ibv_qp_state::IBV_QPS_ERR, ..ffi::ibv_qp_attr::default() };
+        self.modify(attr, ffi::ibv_qp_attr_mask(0), || "stopping a queue pair".to_owned())
+    }
+
     /// Posts a write.
     ///
     /// # Safety
     /// `local` must be valid for `len` bytes, registered under `lkey` unless inline, and must not be written to until the
-    /// write has completed (inline: until this returns).
+    /// write has completed (inline: until this returns). The same holds for what is sent `then`.
     #[inline]
     pub(in super::super) unsafe fn post_write(&self, write: &Write) -> Result<()> {
-        let mut sge = ffi::ibv_sge { addr: write.local.as_ptr() as u64, length: write.len, lkey: write.lkey };
+        let entry = |s: &Stretch| ffi::ibv_sge { addr: s.at.as_ptr() as u64, length: s.len, lkey: s.lkey };
+        let first = Stretch { at: write.local, len: write.len, lkey: write.lkey };
+        let mut list = [entry(&first), entry(&write.then.unwrap_or(first))];
+        let entries = if write.then.is_some() { 2 } else { c_int::from(write.len > 0) };
         let mut flags = 0;
         if write.signaled {
             flags |= ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
@@ -232,8 +251,8 @@ impl Qp {
         let mut wr = ffi::ibv_send_wr {
             wr_id: write.id,
             next: std::ptr::null_mut(),
-            sg_list: &raw mut sge,
-            num_sge: c_int::from(write.len > 0),
+            sg_list: list.as_mut_ptr(),
+            num_sge: entries,
             opcode: ffi::ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM,
             send_flags: flags,
             __bindgen_anon_1: ffi::ibv_send_wr__bindgen_ty_1 { imm_data: write.word.to_be() },
@@ -249,7 +268,7 @@ impl Qp {
             let ops = &(*(*self.raw.as_ptr()).context).ops;
             ops.post_send.map_or(libc::ENOSYS, |post| post(self.raw.as_ptr(), &raw mut wr, &raw mut bad))
         };
-        check(result, || format!("posting a write of {} bytes", write.len))
+        check(result, || format!("posting a write of {} bytes", write.len + write.then.map_or(0, |s| s.len)))
     }
 
     /// Posts `n` receives without memory: what comes for them is an immediate word.

@@ -10,6 +10,8 @@
 //! Work is posted while fewer than `limit` requests are without completion; every 16th request asks for one, and so does
 //! each that is sent from staging memory.
 
+mod outgoing;
+
 use std::collections::VecDeque;
 use std::fmt;
 use std::net::TcpStream;
@@ -21,11 +23,11 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
-use super::layout::{Kind, Layout, PerRing, Ring, read_word, word};
+use super::layout::{Kind, Layout, PerRing, Ring, read_word};
 use super::memory::Region;
 use super::rails::Device;
 use super::status;
-use super::sys::{Completion, Cq, Qp, Timing, What, Write};
+use super::sys::{Completion, Cq, Qp, Timing, What};
 use crate::error::{Error, Result};
 use crate::transport::{Interest, Peer};
 use crate::wire::Header;
@@ -91,6 +93,9 @@ pub(super) struct Core {
     posted: u64,
     completed: u64,
     unsignaled: u64,
+    /// The last request that reads a caller's memory.
+    lent_until: u64,
+    pub(super) lent_messages: u64,
     /// The request that last read each place of the staging memory.
     used: PerRing<Vec<u64>>,
 
@@ -130,6 +135,8 @@ impl Core {
             posted: 0,
             completed: 0,
             unsignaled: 0,
+            lent_until: 0,
+            lent_messages: 0,
             used: PerRing::new(vec![0; layout.lines], vec![0; layout.slots]),
             arrived: VecDeque::with_capacity(layout.lines + layout.slots),
             received: PerRing::default(),
@@ -200,7 +207,11 @@ impl Core {
                     self.broken.get_or_insert(self.peer.protocol("receive", detail));
                 }
             }
-            What::Failed { status, vendor } => self.fail(status, vendor),
+            What::Failed { status, vendor } => {
+                // Receives have number 0. A request that failed reads no memory any more, nor do those before it.
+                self.completed = self.completed.max(completion.id);
+                self.fail(status, vendor);
+            }
             What::Other(opcode) => {
                 let detail = format!("expected completions of RDMA writes, got opcode {opcode}");
                 self.broken.get_or_insert(self.peer.protocol("receive", detail));
@@ -332,169 +343,6 @@ impl Core {
         true
     }
 
-    /// Tells the peer what is freed, in a write of its own.
-    fn report(&mut self) {
-        if self.lost.is_some() {
-            return;
-        }
-        self.report_due = self.is_full();
-        if self.report_due {
-            self.poll_for_room();
-        }
-        if !self.report_due {
-            let local = self.parts.staging.base();
-            // SAFETY: nothing is read for a write of 0 bytes.
-            unsafe { self.post(Kind::Report, local, 0, 0, false, false) };
-        }
-    }
-
-    /// Completions may be waiting. Not `poll`, which may be what called us.
-    fn poll_for_room(&mut self) {
-        if let Ok(batch) = self.parts.cq.poll() {
-            batch.iter().for_each(|completion| self.take(completion));
-            self.report_due = self.is_full();
-        }
-    }
-
-    /// No further request may be posted now.
-    fn is_full(&self) -> bool {
-        self.posted - self.completed >= self.parts.limit
-    }
-
-    /// A message can go to this ring.
-    #[inline]
-    fn has_room(&self, ring: Ring) -> bool {
-        let sent = *self.sent.of(ring);
-        let staged = ring == Ring::Slots || !self.goes_inline();
-        sent - *self.freed_there.of(ring) < self.parts.layout.size(ring) as u64
-            && !self.is_full()
-            && (!staged || self.completed >= self.last_use(ring))
-    }
-
-    fn last_use(&self, ring: Ring) -> u64 {
-        let place = self.parts.layout.place(ring, *self.sent.of(ring));
-        self.used.of(ring).get(place).copied().unwrap_or(0)
-    }
-
-    /// Lines are written inline.
-    #[inline]
-    fn goes_inline(&self) -> bool {
-        self.parts.qp.inline() as usize >= self.parts.layout.longest(Ring::Lines) + Header::BYTES
-    }
-
-    /// A message can go to this ring; asks the device when none could so far.
-    #[inline]
-    pub(super) fn room(&mut self, ring: Ring) -> Result<bool> {
-        self.sending()?;
-        if self.has_room(ring) {
-            return Ok(true);
-        }
-        self.poll();
-        self.sending()?;
-        Ok(self.has_room(ring))
-    }
-
-    /// The staging place of the next message in this ring: the address of its header. There must be room.
-    #[inline]
-    pub(super) fn staging(&self, ring: Ring) -> NonNull<u8> {
-        let layout = &self.parts.layout;
-        // SAFETY: a place of the ring lies within the staging memory.
-        unsafe { self.parts.staging.at(layout.offset(ring, layout.place(ring, *self.sent.of(ring)))) }
-    }
-
-    /// Sends a message of at most [`Layout::longest`] bytes through the lines. There must be room.
-    #[inline]
-    pub(super) fn send_line(&mut self, header: &Header, data: &[u8]) -> Result<()> {
-        let len = Header::BYTES + data.len();
-        if self.goes_inline() {
-            let mut line = [0u8; 512];
-            let (head, body) = line.split_at_mut(Header::BYTES);
-            head.copy_from_slice(bytemuck::bytes_of(header));
-            if let Some(body) = body.get_mut(..data.len()) {
-                body.copy_from_slice(data);
-            }
-            // SAFETY: the line outlives the call, and inline data is copied by it.
-            unsafe { self.send(Ring::Lines, NonNull::from(&mut line).cast(), len, true) };
-        } else {
-            let at = self.staging(Ring::Lines);
-            // SAFETY: the line has room for the header and `longest` bytes, and the request that last read it has completed.
-            unsafe {
-                at.cast::<Header>().write_unaligned(*header);
-                at.add(Header::BYTES).as_ptr().copy_from_nonoverlapping(data.as_ptr(), data.len());
-                self.send(Ring::Lines, at, len, false);
-            }
-        }
-        self.sending()
-    }
-
-    /// Sends the message of `header.len` bytes that is in the staging slot. There must have been room.
-    #[inline]
-    pub(super) fn send_slot(&mut self, header: &Header) -> Result<()> {
-        let at = self.staging(Ring::Slots);
-        // SAFETY: a header fits before the payload; the request that last read the slot has completed (`room`).
-        unsafe {
-            at.cast::<Header>().write_unaligned(*header);
-            self.send(Ring::Slots, at, Header::BYTES + header.len as usize, false);
-        }
-        self.sending()
-    }
-
-    /// # Safety
-    /// As [`Core::post`].
-    #[inline]
-    unsafe fn send(&mut self, ring: Ring, from: NonNull<u8>, len: usize, inline: bool) {
-        let layout = &self.parts.layout;
-        let place = layout.place(ring, *self.sent.of(ring));
-        let offset = layout.offset(ring, place);
-        *self.sent.of_mut(ring) += 1;
-        // SAFETY: by the caller.
-        let id = unsafe { self.post(Kind::Message(ring), from, len, offset, inline, !inline) };
-        if !inline && let Some(used) = self.used.of_mut(ring).get_mut(place) {
-            *used = id;
-        }
-    }
-
-    /// Posts a write; its number.
-    ///
-    /// # Safety
-    /// `from` must be valid for `len` bytes of the staging memory, which nobody changes until the request has completed;
-    /// or, inline, of any memory.
-    #[inline]
-    unsafe fn post(
-        &mut self,
-        kind: Kind,
-        from: NonNull<u8>,
-        len: usize,
-        offset: usize,
-        inline: bool,
-        signaled: bool,
-    ) -> u64 {
-        self.posted += 1;
-        self.unsignaled += 1;
-        let signaled = signaled || self.unsignaled >= SIGNAL;
-        if signaled {
-            self.unsignaled = 0;
-        }
-        let write = Write {
-            id: self.posted,
-            local: from,
-            lkey: self.parts.staging.lkey(),
-            len: len as u32,
-            remote: self.remote.address + offset as u64,
-            rkey: self.remote.rkey,
-            word: word(kind, &self.freed),
-            signaled,
-            inline,
-        };
-        self.reported = self.freed;
-        self.report_due = false;
-        // SAFETY: by the caller.
-        if let Err(e) = unsafe { self.parts.qp.post_write(&write) } {
-            self.lose(e.to_string());
-        }
-        self.posted
-    }
-
     /// Gets ready to sleep: afterwards the next completion makes [`Core::interest`] readable.
     pub(super) fn arm(&mut self) -> Result<()> {
         if self.parts.cq.drain_events()? {
@@ -517,19 +365,6 @@ impl Core {
 
     pub(super) fn poller(&self) -> &OwnedFd {
         &self.poller
-    }
-
-    /// Nothing will be sent any more.
-    pub(super) fn say_goodbye(&mut self) {
-        if self.goodbye == Goodbye::Unsaid {
-            self.goodbye = Goodbye::Due;
-        }
-        if self.goodbye == Goodbye::Due && self.lost.is_none() && !self.is_full() {
-            let local = self.parts.staging.base();
-            // SAFETY: nothing is read for a write of 0 bytes.
-            let id = unsafe { self.post(Kind::Goodbye, local, 0, 0, false, true) };
-            self.goodbye = Goodbye::Posted(id);
-        }
     }
 
     /// Both halves are gone: true once the peer has everything, or wants nothing any more.
