@@ -49,7 +49,7 @@ struct Args {
     #[arg(short = 'n', long, default_value_t = 1000)]
     iters: usize,
     /// RDMA devices of rank 0 and of rank 1.
-    #[arg(short = 'd', long, num_args = 2, value_delimiter = ',')]
+    #[arg(short = 'd', long, value_delimiter = ',')]
     devices: Vec<String>,
     /// Sleep until a completion event comes, instead of polling.
     #[arg(short = 'e', long)]
