@@ -26,6 +26,8 @@ rows() {
     tests pair conformance tinynccl conformance --test-threads=2 verbs handshake processes
     tests pair processes tinynccl processes over_rdma
     tests triangle mesh tinynccl processes over_rdma
+    # Networks of their own, which fail: last of the library, and one at a time.
+    tests pair faults tinynccl rdma_faults --test-threads=1 --nocapture
     # The milestones.
     tests pair verbs-hello verbs-hello process --test-threads=1
     tests pair rdma-write rdma-write process --test-threads=1

@@ -123,12 +123,18 @@ impl Drop for Network {
     }
 }
 
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {
         assert!(start.elapsed() < Duration::from_secs(20), "it did not come about that {what}");
         std::thread::yield_now();
     }
+}
+
+/// Whether a process sleeps, or has ended.
+pub(crate) fn is_asleep(child: &Child) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap_or_default();
+    stat.rsplit(") ").next().is_none_or(|rest| rest.starts_with(['S', 'D', 'Z']))
 }
 
 /// Runs both at once.

@@ -10,7 +10,7 @@ use tinynccl::transport::{ConnectTo, Doorbell, Endpoint, EndpointInfo, LinkOptio
 use tinynccl::wire::Header;
 use tinynccl::{Comm, Config};
 
-use crate::{Args, Level, What, bandwidth, half_round_trip};
+use crate::{Args, Level, Waiting, What, bandwidth, half_round_trip};
 
 /// Longest wait for a message.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -177,10 +177,12 @@ impl Wait {
 
     fn turn(&mut self, wire: &mut Wire<'_>, sending: bool) -> Result<()> {
         self.turns += 1;
-        if wire.args.events {
-            wire.sleep(sending)?;
-        } else if !self.turns.is_multiple_of(1024) {
-            std::hint::spin_loop();
+        match wire.args.wait {
+            Waiting::Events => wire.sleep(sending)?,
+            Waiting::Yield => std::thread::yield_now(),
+            Waiting::Poll => std::hint::spin_loop(),
+        }
+        if wire.args.wait != Waiting::Events && !self.turns.is_multiple_of(1024) {
             return Ok(());
         }
         if self.since.get_or_insert_with(Instant::now).elapsed() > PATIENCE {

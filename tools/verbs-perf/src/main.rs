@@ -33,6 +33,16 @@ enum What {
     Lat,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Waiting {
+    /// It asks the device again and again, as perftest does.
+    Poll,
+    /// The same, and gives the core away in between. A communicator: what the settings say (`TINYNCCL_SPIN`).
+    Yield,
+    /// It sleeps until a completion event comes.
+    Events,
+}
+
 /// Latency or bandwidth of messages over RDMA between two ranks.
 #[derive(Debug, Parser)]
 #[command(version)]
@@ -51,9 +61,9 @@ struct Args {
     /// RDMA devices of rank 0 and of rank 1.
     #[arg(short = 'd', long, value_delimiter = ',')]
     devices: Vec<String>,
-    /// Sleep until a completion event comes, instead of polling.
-    #[arg(short = 'e', long)]
-    events: bool,
+    /// What a rank does while it waits.
+    #[arg(short = 'w', long, value_enum, default_value = "poll")]
+    wait: Waiting,
 }
 
 fn main() -> ExitCode {
@@ -78,8 +88,11 @@ fn run(args: &Args) -> Result<ExitCode> {
     if let Some(device) = args.devices.get(rank) {
         config.verbs_device = Some(device.clone());
     }
-    // What a communicator does before it sleeps: perftest polls for ever, or not at all.
-    config.spin = if args.events { Duration::ZERO } else { Duration::from_secs(10) };
+    match args.wait {
+        Waiting::Poll => config.spin = Duration::from_secs(10),
+        Waiting::Yield => {}
+        Waiting::Events => config.spin = Duration::ZERO,
+    }
     let comm = Comm::from_env_with(config.clone())?;
     let measured = match args.level {
         Level::Comm => comm::measure(&comm, args),
