@@ -153,26 +153,8 @@ fn the_smaller_mtu_of_both_ports_counts() {
     assert!(sent >= 2 * 1024, "{sent} packets were sent: some of more than 1024 bytes");
 }
 
-#[test]
-fn an_mtu_that_shrinks_under_a_link_ends_within_the_deadline_with_the_peer_named() {
-    if !has_verbs() {
-        return;
-    }
-    let network = Network::new(5, 4200);
-    // Long packets go one way only, to the node whose interface takes them no more. A node that has to send them itself is
-    // not tested: rxe of Linux 6.1 then repeats in its kernel for ever, and the machine with it.
-    let stream = |comm: &Comm| {
-        let mut data = values(0, 50_000);
-        if comm.rank() == 0 { comm.send(&data, 1) } else { comm.recv(&mut data, 0) }
-    };
-    let errors = break_down(&network, stream, || network.set_mtu(1, 1500));
-    // A device gives up with status 12. rxe of Linux 6.1 does not, because short packets still get through and are answered:
-    // there the deadline ends it.
-    assert!(
-        errors.iter().any(|e| matches!(e, Error::Timeout { .. }) || e.to_string().contains("status 12")),
-        "{errors:?}"
-    );
-}
+// Not tested: an MTU that shrinks under a link. rxe of Linux 6.1 then repeats in its kernel for ever (a soft lockup), and the
+// machine with it.
 
 #[test]
 fn a_device_that_is_removed_is_named_or_stays_until_its_users_are_gone() {
