@@ -31,6 +31,8 @@ rows() {
     tests line relayed-links tinynccl conformance --test-threads=2 relayed_verbs
     tests line relays tinynccl line --test-threads=1
     tests line relayed-mesh tinynccl processes over_rdma
+    # Networks of their own, which fail: last of the library, and one at a time.
+    tests pair faults tinynccl rdma_faults --test-threads=1 --nocapture
     # The milestones.
     tests pair verbs-hello verbs-hello process --test-threads=1
     tests pair rdma-write rdma-write process --test-threads=1

@@ -18,7 +18,7 @@ pub(super) fn completion(status: u32, vendor: u32, timing: &Timing) -> String {
         1 => ("local length error", "a message was longer than its receive or than the port takes"),
         2 => (
             "local queue pair operation error",
-            "the device found the queue pair or a request inconsistent: a bug, or a broken device",
+            "the device could not carry a request out: its port is down or has no route to the peer any more, or a bug",
         ),
         4 => (
             "local protection error",

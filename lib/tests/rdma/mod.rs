@@ -1,0 +1,184 @@
+//! A network of two nodes with an RDMA device each, for one test.
+
+use std::io::Write as _;
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use tinynccl::bootstrap::{Server, UniqueId};
+use tinynccl::config::TransportChoice;
+use tinynccl::transport::rdma_ports;
+use tinynccl::{Comm, Config};
+
+const NETWORK: &str = "TINYNCCL_TEST_NETWORK";
+const ID: &str = "TINYNCCL_TEST_ID";
+const PHASE: &str = "TINYNCCL_TEST_PHASE";
+
+/// Whether networks can be made here; says so once when they cannot. With `TINYNCCL_TEST_VERBS=1` they must.
+pub(crate) fn has_verbs() -> bool {
+    static ANSWER: OnceLock<bool> = OnceLock::new();
+    *ANSWER.get_or_init(|| {
+        let mut config = Config::default();
+        config.transport = TransportChoice::Verbs;
+        let missing = match (rdma_ports(&config), std::env::var_os("RXE_VM")) {
+            (Ok(_), Some(_)) => return true,
+            (Ok(_), None) => "they change the network: they run in scripts/rxe-vm.sh only".to_owned(),
+            (Err(e), _) => e.to_string(),
+        };
+        assert!(std::env::var_os("TINYNCCL_TEST_VERBS").is_none(), "TINYNCCL_TEST_VERBS is set, but {missing}");
+        let _ = writeln!(std::io::stderr().lock(), "SKIPPED: faults of RDMA networks: {missing}");
+        false
+    })
+}
+
+/// Runs a command of the shell that must succeed.
+pub(crate) fn sh(command: &str) {
+    let output = Command::new("sh").args(["-ec", command]).output().unwrap();
+    assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn said(command: &str) -> String {
+    let output = Command::new("sh").args(["-ec", command]).output().unwrap();
+    assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Two interfaces that are linked, `fNa` (10.1.10N.1) and `fNb` (10.1.10N.2), with the devices `rxe_fNa` and `rxe_fNb`.
+#[derive(Debug)]
+pub(crate) struct Network {
+    pub(crate) n: u8,
+}
+
+impl Network {
+    pub(crate) fn new(n: u8, mtu: u32) -> Network {
+        let net = format!("10.1.{}", 100 + u16::from(n));
+        // Neighbours are entered: a lost ARP packet would fail the queue pair before any RDMA packet.
+        sh(&format!(
+            "ip link add f{n}a address 02:00:00:01:{n:02}:01 type veth peer name f{n}b address 02:00:00:01:{n:02}:02
+             ip addr add {net}.1/24 dev f{n}a; ip addr add {net}.2/24 dev f{n}b
+             ip link set f{n}a mtu {mtu} up; ip link set f{n}b mtu {mtu} up
+             ip neigh replace {net}.2 lladdr 02:00:00:01:{n:02}:02 dev f{n}a nud permanent
+             ip neigh replace {net}.1 lladdr 02:00:00:01:{n:02}:01 dev f{n}b nud permanent
+             rdma link add rxe_f{n}a type rxe netdev f{n}a; rdma link add rxe_f{n}b type rxe netdev f{n}b"
+        ));
+        let network = Network { n };
+        until("both devices are ready", || [0, 1].iter().all(|&r| rdma_ports(&network.config(r)).is_ok()));
+        network
+    }
+
+    pub(crate) fn device(&self, rank: usize) -> String {
+        format!("rxe_{}", self.interface(rank))
+    }
+
+    pub(crate) fn interface(&self, rank: usize) -> String {
+        format!("f{}{}", self.n, ["a", "b"][rank])
+    }
+
+    /// Short deadlines.
+    pub(crate) fn config(&self, rank: usize) -> Config {
+        let mut config = crate::common::config();
+        config.transport = TransportChoice::Verbs;
+        config.verbs_device = Some(self.device(rank));
+        // rxe of Linux 6.1 seems to count every lost packet of a message against its retries until the whole message is
+        // acknowledged: with 256 KiB, 2 % loss and fewer retries it gave up.
+        config.verbs_chunk = 32 << 10;
+        (config.timeout, config.connect_timeout) = (Duration::from_secs(5), Duration::from_secs(20));
+        config
+    }
+
+    /// Drops so many packets of a hundred, both ways.
+    pub(crate) fn lose(&self, percent: u8) {
+        for rank in [0, 1] {
+            sh(&format!("tc qdisc replace dev {} root netem limit 100000 loss {percent}%", self.interface(rank)));
+        }
+    }
+
+    pub(crate) fn set_mtu(&self, rank: usize, bytes: u32) {
+        sh(&format!("ip link set {} mtu {bytes}", self.interface(rank)));
+    }
+
+    /// Packets that the interfaces have dropped on purpose.
+    pub(crate) fn dropped(&self) -> u64 {
+        let of = |rank| {
+            let text = said(&format!("tc -s qdisc show dev {}", self.interface(rank)));
+            let count =
+                text.split("dropped ").nth(1).and_then(|rest| rest.split([',', ' ']).next()?.parse::<u64>().ok());
+            count.unwrap_or_else(|| panic!("no count in {text}"))
+        };
+        of(0) + of(1)
+    }
+
+    /// Sum of counters of both devices.
+    pub(crate) fn counted(&self, names: &[&str]) -> u64 {
+        let of = |rank, name: &str| -> u64 {
+            let path = format!("/sys/class/infiniband/{}/ports/1/hw_counters/{name}", self.device(rank));
+            std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}")).trim().parse().unwrap()
+        };
+        [0, 1].iter().flat_map(|&rank| names.iter().map(move |name| of(rank, name))).sum()
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        // The devices go with their interfaces.
+        let _ = Command::new("ip").args(["link", "del", &self.interface(0)]).status();
+    }
+}
+
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_secs(20), "it did not come about that {what}");
+        std::thread::yield_now();
+    }
+}
+
+/// Whether a process sleeps, or has ended.
+pub(crate) fn is_asleep(child: &Child) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap_or_default();
+    stat.rsplit(") ").next().is_none_or(|rest| rest.starts_with(['S', 'D', 'Z']))
+}
+
+/// Runs both at once.
+pub(crate) fn both<A: Send, B: Send>(a: impl FnOnce() -> A + Send, b: impl FnOnce() -> B + Send) -> (A, B) {
+    std::thread::scope(|s| {
+        let a = s.spawn(a);
+        let b = b();
+        (a.join().unwrap(), b)
+    })
+}
+
+fn server(network: &Network) -> Server {
+    Server::start("127.0.0.1:0".parse().unwrap(), [3; 16], 2, &network.config(0)).unwrap()
+}
+
+/// Two ranks as threads, each with its device.
+pub(crate) fn run<T: Send>(network: &Network, f: impl Fn(Comm) -> T + Sync) -> [T; 2] {
+    let server = server(network);
+    let id = server.unique_id();
+    let (f, id) = (&f, &id);
+    let rank = |rank: usize| move || f(Comm::init(id, rank, 2, network.config(rank)).unwrap());
+    both(rank(0), rank(1)).into()
+}
+
+/// Rank 0 here, rank 1 as a process of its own: this test binary's `test`, which asks [`child`] what to do.
+pub(crate) fn with_child(network: &Network, test: &str, phase: &str, timeout: Duration) -> (Comm, Child, Server) {
+    let server = server(network);
+    let id = server.unique_id();
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture", "--test-threads=1"])
+        .envs([(NETWORK, network.n.to_string()), (ID, id.to_string()), (PHASE, phase.to_owned())])
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut config = network.config(0);
+    config.timeout = timeout;
+    (Comm::init(&id, 0, 2, config).unwrap(), child, server)
+}
+
+/// What [`with_child`] has started us for. The network is its parent's.
+pub(crate) fn child() -> Option<(std::mem::ManuallyDrop<Network>, UniqueId, String)> {
+    let variable = |name: &str| std::env::var(name).ok();
+    let network = Network { n: variable(NETWORK)?.parse().unwrap() };
+    Some((std::mem::ManuallyDrop::new(network), variable(ID)?.parse().unwrap(), variable(PHASE)?))
+}

@@ -1,0 +1,122 @@
+//! Latency and bandwidth of messages over RDMA between two ranks, in the manner of perftest's `ib_write_lat` and `ib_write_bw`.
+//!
+//! `scripts/compare-perftest` runs it beside them. It starts its own two ranks; rank 0 sends the stream, and prints one line:
+//! `LEVEL,WHAT,BYTES,ITERATIONS,VALUE`, where the value is MiB/s (`bw`) or the median of half a round trip in µs (`lat`).
+
+mod comm;
+mod link;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use clap::{Parser, ValueEnum};
+use tinynccl::config::TransportChoice;
+use tinynccl::launch::{self, Launcher};
+use tinynccl::{Comm, Config};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Level {
+    /// One message of a link after the other, as perftest does; the payload stays in registered memory.
+    InPlace,
+    /// The same, from and to memory of the caller: a copy on each side.
+    Link,
+    /// `Comm::send` and `Comm::recv`.
+    Comm,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum What {
+    /// A stream from rank 0 to rank 1, until rank 1 has said that it has all.
+    Bw,
+    /// One message there and one back.
+    Lat,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Waiting {
+    /// It asks the device again and again, as perftest does.
+    Poll,
+    /// The same, and gives the core away in between. A communicator: what the settings say (`TINYNCCL_SPIN`).
+    Yield,
+    /// It sleeps until a completion event comes.
+    Events,
+}
+
+/// Latency or bandwidth of messages over RDMA between two ranks.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Args {
+    /// What is called.
+    #[arg(value_enum)]
+    level: Level,
+    #[arg(value_enum)]
+    what: What,
+    /// Length of a message.
+    #[arg(short = 's', long, default_value_t = 65536)]
+    bytes: usize,
+    /// Messages of the stream, or round trips.
+    #[arg(short = 'n', long, default_value_t = 1000)]
+    iters: usize,
+    /// RDMA devices of rank 0 and of rank 1.
+    #[arg(short = 'd', long, value_delimiter = ',')]
+    devices: Vec<String>,
+    /// What a rank does while it waits.
+    #[arg(short = 'w', long, value_enum, default_value = "poll")]
+    wait: Waiting,
+}
+
+fn main() -> ExitCode {
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
+    match run(&Args::parse()) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<ExitCode> {
+    if !launch::is_rank() {
+        let code = Launcher::new(2).plain_rank0(true).run_self()?;
+        return Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)));
+    }
+    let rank: usize = std::env::var("RANK").context("RANK")?.parse().context("RANK")?;
+    let mut config = Config::from_env()?;
+    config.transport = TransportChoice::Verbs;
+    if let Some(device) = args.devices.get(rank) {
+        config.verbs_device = Some(device.clone());
+    }
+    match args.wait {
+        Waiting::Poll => config.spin = Duration::from_secs(10),
+        Waiting::Yield => {}
+        Waiting::Events => config.spin = Duration::ZERO,
+    }
+    let comm = Comm::from_env_with(config.clone())?;
+    let measured = match args.level {
+        Level::Comm => comm::measure(&comm, args),
+        Level::Link | Level::InPlace => link::measure(&comm, &config, args),
+    };
+    let value = measured.inspect_err(|error| comm.abort(&format!("{error:#}")))?;
+    if rank == 0 {
+        let name = |value: &dyn Fn() -> Option<clap::builder::PossibleValue>| {
+            value().map(|v| v.get_name().to_owned()).unwrap_or_default()
+        };
+        let (level, what) = (name(&|| args.level.to_possible_value()), name(&|| args.what.to_possible_value()));
+        println!("{level},{what},{},{},{value:.3}", args.bytes, args.iters);
+    }
+    comm.close()?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// MiB/s of `iters` messages of `bytes` bytes.
+fn bandwidth(args: &Args, time: Duration) -> f64 {
+    (args.bytes * args.iters) as f64 / time.as_secs_f64() / f64::from(1 << 20)
+}
+
+/// µs of half a round trip: the median, which perftest calls typical.
+fn half_round_trip(mut times: Vec<Duration>) -> f64 {
+    times.sort_unstable();
+    times.get(times.len() / 2).map_or(f64::NAN, |t| t.as_secs_f64() * 1e6 / 2.0)
+}
