@@ -1,6 +1,7 @@
 //! Every algorithm × collective × ranks × roots × channels × windows × in place or not, verified symbolically.
 
 use super::*;
+use crate::schedule::Buf;
 use crate::schedule::verify::{Report, verify};
 
 const DEPTH: usize = 2;
@@ -59,6 +60,55 @@ fn check_bytes(algorithm: Algorithm, shape: &Shape, report: &Report) {
             );
         }
     }
+}
+
+/// Programs that reduce nothing leave alone what they have sent, in place too: it may be fetched after the step (see
+/// `SendLink::lend`).
+#[test]
+fn what_is_sent_without_reducing_is_not_written_afterwards() {
+    let mut sends = 0;
+    for algorithm in Algorithm::ALL {
+        for shape in shapes(algorithm).filter(|shape| !shape.collective.reduces()) {
+            for (rank, program) in programs(algorithm, &shape).iter().enumerate() {
+                // Input and output as one memory.
+                let one = |loc: Loc| match shape.in_place(rank) {
+                    Some((input, output)) if (loc.buf, loc.segment as usize) == (Buf::Input, input) => {
+                        Loc { buf: Buf::Output, segment: output as u32, ..loc }
+                    }
+                    _ => loc,
+                };
+                let steps =
+                    || program.lanes.iter().enumerate().flat_map(|(l, lane)| lane.steps.iter().map(move |s| (l, s)));
+                for (at, (lane, step)) in steps().enumerate() {
+                    let sent = match *step {
+                        Step::Send { src, .. } => src,
+                        Step::RecvCopySend { dst, .. } => dst,
+                        _ => continue,
+                    };
+                    if sent.buf == Buf::Scratch {
+                        assert!(
+                            shape.ranks > 2,
+                            "{algorithm} {shape:?}: two ranks send longer messages than that can be lent"
+                        );
+                        continue;
+                    }
+                    sends += 1;
+                    for (later, (other, write)) in steps().enumerate() {
+                        let Some(to) = write.write().filter(|_| other != lane || later > at).map(one) else { continue };
+                        let from = one(sent);
+                        let copies_onto_itself = write.read().map(one) == Some(to);
+                        let overlap = to.parts().start < from.parts().end && from.parts().start < to.parts().end;
+                        let same = (to.buf, to.segment) == (from.buf, from.segment) && overlap;
+                        assert!(
+                            !same || copies_onto_itself,
+                            "{algorithm} {shape:?} rank {rank}: {step:?}, then {write:?}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+    assert!(sends > 1000, "{sends}");
 }
 
 #[test]

@@ -54,7 +54,8 @@ mod tests {
     use super::*;
 
     /// Knobs in which ranks may differ without harm.
-    const MAY_DIFFER: [&str; 16] = [
+    const MAY_DIFFER: [&str; 17] = [
+        "TINYNCCL_SHM_SINGLE_COPY",
         "TINYNCCL_TIMEOUT",
         "TINYNCCL_CONNECT_TIMEOUT",
         "TINYNCCL_HEARTBEAT",

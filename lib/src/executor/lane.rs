@@ -202,7 +202,7 @@ unsafe fn perform(
     // they are passed to; payloads and slots have `header.len` bytes once the headers agree.
     unsafe {
         match instruction.action {
-            Action::Send { src } => Ok(links.sends[instruction.send].send_from(&header, view(memory, src))?),
+            Action::Send { src } => send(instruction, &header, view(memory, src), links),
             Action::Recv { dst } => recv(instruction, memory, plan, dst, &header, links),
             Action::Copy { src, dst } => {
                 copy(memory.at(src), memory.at(dst), memory.bytes());
@@ -221,7 +221,7 @@ unsafe fn perform(
                 if !stage.received {
                     stage.received = recv(instruction, memory, plan, dst, &header, links)?;
                 }
-                Ok(stage.received && links.sends[instruction.send].send_from(&header, view(memory, dst))?)
+                Ok(stage.received && send(instruction, &header, view(memory, dst), links)?)
             }
             Action::RecvReduceSend { src } => {
                 let (payload, slot) = match both(instruction, &header, stage, links)? {
@@ -280,6 +280,12 @@ unsafe fn reduce_and_stream(plan: &Plan, a: *const u8, b: *const u8, slot: Optio
     stream::fence();
 }
 
+#[inline]
+fn send(instruction: &Instruction, header: &Header, data: &[u8], links: &mut Links) -> Result<bool, Stop> {
+    let link = &mut links.sends[instruction.send];
+    Ok(if instruction.lends { link.lend(header, data) } else { link.send_from(header, data) }?)
+}
+
 /// The part at `place` as a slice.
 ///
 /// # Safety
@@ -302,15 +308,17 @@ unsafe fn recv(
     links: &mut Links,
 ) -> Result<bool, Stop> {
     let link = &mut links.recvs[instruction.recv];
-    if plan.streams && link.shows_in_place() {
-        let Some((theirs, payload)) = link.peek()? else { return Ok(false) };
-        if !header.agrees_with(&theirs) {
-            return Err(mismatch(instruction, header, theirs, links));
-        }
-        // SAFETY: by the caller; the payload has `header.len` bytes because the headers agree.
-        unsafe { stream::copy(memory.at(dst), payload.as_ptr(), memory.bytes()) };
-        link.release()?;
-        return Ok(true);
+    if plan.streams && link.shows_in_place() && !link.is_lent() {
+        // SAFETY: by the caller.
+        let to = unsafe { memory.at(dst) };
+        // SAFETY: by the caller; a link gives the pieces of `header.len` bytes.
+        let mut write =
+            |offset: usize, piece: &[u8]| unsafe { stream::copy(to.add(offset), piece.as_ptr(), piece.len()) };
+        return match link.recv_pieces(header, &mut write)? {
+            Received::Done => Ok(true),
+            Received::Pending => Ok(false),
+            Received::Mismatch(theirs) => Err(mismatch(instruction, header, theirs, links)),
+        };
     }
     // SAFETY: by the caller; nothing else refers to this memory during the call.
     let target = unsafe { slice::from_raw_parts_mut(memory.at(dst), memory.bytes()) };

@@ -14,6 +14,7 @@ pub(crate) struct Links {
     /// Communicator rank of the peer, by index.
     peers: Vec<usize>,
     kinds: Vec<&'static str>,
+    lends_long: Vec<bool>,
 }
 
 impl Links {
@@ -29,8 +30,14 @@ impl Links {
         self.recvs.push(pair.recv);
         self.peers.push(peer);
         self.kinds.push(pair.kind);
+        self.lends_long.push(pair.lends_long);
         self.index.insert((channel, peer), index);
         index
+    }
+
+    /// Whether messages of any length can be lent over all of these.
+    pub(crate) fn lend_long(&self, mut links: impl Iterator<Item = (u32, usize)>) -> bool {
+        links.all(|(channel, peer)| self.get(channel, peer).is_some_and(|i| self.lends_long[i as usize]))
     }
 
     /// Number of links, each with both directions.
@@ -65,6 +72,16 @@ impl Links {
             }
         }
         Ok(clean)
+    }
+
+    /// Links over which something committed has not left this process.
+    pub(super) fn unflushed(&self) -> impl Iterator<Item = usize> {
+        self.sends.iter().enumerate().filter(|(_, send)| !send.is_flushed()).map(|(i, _)| i)
+    }
+
+    /// Takes back what was lent: its memory is about to be the caller's again.
+    pub(crate) fn withdraw(&mut self) {
+        self.sends.iter_mut().for_each(|send| send.withdraw());
     }
 
     /// Bytes that have passed over all links, those of unfinished messages included.

@@ -8,6 +8,9 @@ use super::plan::Action;
 use crate::transport::Received;
 use crate::wire::Header;
 
+/// Longest message that is taken here.
+const LONGEST: usize = 32 << 10;
+
 /// Tries to do a task of one message, looking for it `turns` times; `false`: nothing has happened, use [`super::run`].
 ///
 /// Only over links that move whole messages. Errors are left for [`super::run`] to meet again and to explain.
@@ -23,6 +26,10 @@ pub(crate) unsafe fn one_message(task: &Task<'_>, links: &mut Links, turns: u32)
         return false;
     }
     let bytes = lane.count as usize * plan.elem;
+    // Longer ones may be lent, which is not over at once.
+    if bytes > LONGEST {
+        return false;
+    }
     let header = Header { count: lane.count, len: bytes as u32, ..task.header };
     match instruction.action {
         Action::Send { .. } => {

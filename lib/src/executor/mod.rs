@@ -74,12 +74,16 @@ pub(crate) unsafe fn run(
     patience: &Patience,
 ) -> Result<()> {
     // SAFETY: forwarded from the caller.
-    unsafe {
+    let outcome = unsafe {
         match workspace.recorder {
             None => run_with(tasks, links, workspace, supervisor, patience, &mut Off),
             Some(_) => traced::run(tasks, links, workspace, supervisor, patience),
         }
+    };
+    if outcome.is_err() {
+        links.withdraw();
     }
+    outcome
 }
 
 /// [`run`], compiled once with hooks that record and once without hooks.

@@ -79,6 +79,8 @@ pub(super) struct Instruction {
     pub(super) last_send: bool,
     /// A send that is followed by one over the same link: the lane's next step, or its first in the next window.
     pub(super) followed: bool,
+    /// What is sent stays as it is until the end of the run.
+    pub(super) lends: bool,
 }
 
 /// A thread of control: instructions in order, once per window.
@@ -164,6 +166,7 @@ impl Plan {
                         Action::RecvReduceCopySend { src: place(src), dst: place(dst), last }
                     }
                 };
+                let lends = !key.collective.reduces() && sent(&action).is_some_and(|buf| buf != Buf::Scratch);
                 instructions.push(Instruction {
                     action,
                     parts: step.parts(),
@@ -172,6 +175,7 @@ impl Plan {
                     last_recv: false,
                     last_send: false,
                     followed: false,
+                    lends,
                 });
             }
             mark_last_uses(&mut instructions[first..]);
@@ -217,7 +221,16 @@ impl Plan {
             let at = plan.instructions.len();
             let (last_recv, last_send) = (recv != usize::MAX, send != usize::MAX);
             let followed = matches!(action, Action::Send { .. });
-            plan.instructions.push(Instruction { action, parts: 0..1, recv, send, last_recv, last_send, followed });
+            plan.instructions.push(Instruction {
+                action,
+                parts: 0..1,
+                recv,
+                send,
+                last_recv,
+                last_send,
+                followed,
+                lends: true,
+            });
             let partition = Partition::new(count, elem, 1, longest);
             let (windows, count) = (partition.windows(), count as u64);
             plan.lanes.push(PlanLane { instructions: at..at + 1, partition, windows, count });
@@ -236,6 +249,14 @@ impl Plan {
             lane(action, range.len(), link(*peer)? as usize, usize::MAX, max_message);
         }
         Some(plan)
+    }
+}
+
+/// Where an action that reduces nothing sends from.
+fn sent(action: &Action) -> Option<Buf> {
+    match action {
+        Action::Send { src: place } | Action::RecvCopySend { dst: place } => Some(place.buf),
+        _ => None,
     }
 }
 

@@ -10,7 +10,7 @@ use super::fence::Fence;
 
 const MAGIC: [u8; 8] = *b"tinynccl";
 /// Version of the handshake and of the layout of messages and shared memory.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// Longest reason in a refusal, in bytes.
 const MAX_DETAIL: usize = 512;
 

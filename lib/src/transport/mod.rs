@@ -46,6 +46,7 @@ mod handshake;
 pub(crate) mod huge;
 mod linger;
 pub(crate) mod mapping;
+mod pagemap;
 pub(crate) mod ring;
 mod shm;
 pub(crate) mod sync;
@@ -151,6 +152,18 @@ pub trait SendLink: Send + fmt::Debug {
     /// Sends from the caller's memory; `true` once `data` is no longer needed. `data.len() == header.len`.
     fn send_from(&mut self, header: &Header, data: &[u8]) -> Result<bool>;
 
+    /// As [`SendLink::send_from`], but `data` must stay as it is until the link is flushed: the receiver may fetch it from
+    /// there. If that is not to be waited for, [`SendLink::withdraw`] must be called before `data` changes. Where
+    /// [`LinkPair::lends_long`], it may be longer than [`LinkOptions::max_message`]; the receiver takes it by
+    /// [`RecvLink::recv_into`] or [`RecvLink::recv_pieces`] then, and [`RecvLink::peek`] shows nothing but its header.
+    fn lend(&mut self, header: &Header, data: &[u8]) -> Result<bool> {
+        self.send_from(header, data)
+    }
+
+    /// Takes back what was lent and has not been fetched: the peer gets [`Error::PeerLost`] in its place. The end of the
+    /// link, unless all was flushed.
+    fn withdraw(&mut self) {}
+
     /// Another [`SendLink::send_from`] will follow the next one at once: a link may then hold the end of a message back, to
     /// send it together with the one that follows.
     fn expect_more(&mut self) {}
@@ -163,7 +176,8 @@ pub trait SendLink: Send + fmt::Debug {
     /// done moves only when it is repeated.
     fn progress(&mut self) -> Result<bool>;
 
-    /// True when nothing committed is left in this process: it can be dropped without losing a message.
+    /// True when nothing committed is left in this process, what was lent included: it can be dropped without losing a
+    /// message. [`SendLink::progress`] finds out.
     fn is_flushed(&self) -> bool;
 
     /// Fails when the peer is known to be gone. May cost a system call: for slow paths.
@@ -196,6 +210,12 @@ pub trait RecvLink: Send + fmt::Debug {
     /// True when [`RecvLink::peek`] shows messages where they came in, so that copying from there is as good as
     /// [`RecvLink::recv_into`], and how to copy is the caller's choice.
     fn shows_in_place(&self) -> bool {
+        false
+    }
+
+    /// True when the oldest message is here and would have to be fetched from the sender's memory, which
+    /// [`RecvLink::recv_into`] does with one copy less than [`RecvLink::peek`].
+    fn is_lent(&mut self) -> bool {
         false
     }
 
@@ -249,4 +269,6 @@ pub struct LinkPair {
     pub recv: Box<dyn RecvLink>,
     /// Name of the backend: `tcp`, `shm`, `inproc`, `verbs`.
     pub kind: &'static str,
+    /// Messages of any length can be [lent](SendLink::lend). The same at both ends.
+    pub lends_long: bool,
 }

@@ -20,7 +20,7 @@ use super::wait::Wait;
 use super::{LinkOptions, LinkPair, Peer, checksum, shm, tcp};
 use crate::bootstrap::Host;
 use crate::bootstrap::interface::{LocalAddress, order_candidates, with_loopback};
-use crate::config::{Config, TransportChoice};
+use crate::config::{Config, SingleCopy, TransportChoice};
 use crate::error::{Error, Result};
 use acceptor::{Conn, Key, Shared};
 
@@ -85,6 +85,7 @@ pub struct Endpoint {
     transport: TransportChoice,
     checksum: bool,
     streams: usize,
+    single_copy: SingleCopy,
     sockets: tcp::SocketOptions,
     locals: Vec<LocalAddress>,
     rails: Option<Arc<verbs::Rails>>,
@@ -147,6 +148,7 @@ impl Endpoint {
             transport: config.transport,
             checksum: config.checksum,
             streams: config.tcp_streams,
+            single_copy: config.single_copy,
             sockets,
             locals,
             rails,
@@ -229,7 +231,7 @@ impl Endpoint {
         let hello = Hello::new(self.token, ranks, (to.comm, to.channel), &to.options, self.checksum, self.streams)
             .over_verbs(kind == Kind::Verbs);
         if let (Kind::Shm, Some(name)) = (kind, &to.info.unix) {
-            match shm::connect(name, &hello, &to.options, bell, wait)? {
+            match shm::connect(name, &hello, &to.options, bell, self.single_copy, wait)? {
                 shm::Dialed::Linked(pair) => return Ok(pair),
                 shm::Dialed::NotPossible(why) if self.transport == TransportChoice::Shm => {
                     let what = format!("shared memory between rank {} and rank {}", self.rank, to.peer_rank);
@@ -270,7 +272,7 @@ impl Endpoint {
                 return Err(Peer { rank: self.rank, peer: to.peer_rank, address }.protocol("connect", differs));
             }
             let result = match conn {
-                Conn::Unix(pending) => shm::finish(pending, hello.fence(), ranks, &to.options, bell),
+                Conn::Unix(pending) => shm::finish(pending, hello.fence(), ranks, &to.options, bell, self.single_copy),
                 Conn::Tcp(pending) => {
                     let welcome = Reply::Welcome(hello.fence());
                     if let Some(rails) = &self.rails {
