@@ -291,8 +291,8 @@ config! {
         "Sets of links (TCP streams, shared-memory FIFOs) that a collective is spread over.";
     shm_chunk: usize = 128 << 10, "TINYNCCL_SHM_CHUNK", "bytes, 4K to 16M",
         "Largest message when all ranks share memory.";
-    single_copy: SingleCopy = SingleCopy::Auto, "TINYNCCL_SHM_SINGLE_COPY", "auto, off, or bytes",
-        "Messages that a receiver in shared memory fetches from the sender's buffer (process_vm_readv), with one copy instead of two: auto, those over 32 KiB whose buffer lies on huge pages (Linux 6.7 or later); bytes: the smallest such message, whatever its pages. Where a process may not read the other's memory all messages are copied twice.";
+    single_copy: SingleCopy = SingleCopy::Off, "TINYNCCL_SHM_SINGLE_COPY", "auto, off, or bytes",
+        "Messages that a receiver in shared memory fetches from the sender's buffer (process_vm_readv), with one copy instead of two: auto, those over 32 KiB whose buffer lies on huge pages (Linux 6.7 or later); bytes: the smallest such message, whatever its pages. Where a process may not read the other's memory all messages are copied twice. All ranks must set the same.";
     tcp_chunk: usize = 1 << 20, "TINYNCCL_TCP_CHUNK", "bytes, 4K to 16M",
         "Largest message when any pair of ranks talks TCP; collectives that reduce on more than two ranks send at most 256 KiB at once.";
     tcp_streams: usize = 1, "TINYNCCL_TCP_STREAMS", "1 to 16",

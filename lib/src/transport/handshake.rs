@@ -240,7 +240,7 @@ mod tests {
         }
         assert!(Hello::parse(&bytes, &[7; 16], 3).unwrap_err().unwrap().contains("rank 3"));
         let old = Hello { version: 0, ..hello() };
-        assert!(Hello::parse(bytemuck::bytes_of(&old), &[7; 16], 2).unwrap_err().unwrap().contains("version 2, got 0"));
+        assert!(Hello::parse(bytemuck::bytes_of(&old), &[7; 16], 2).unwrap_err().unwrap().contains("version 3, got 0"));
         let other = Hello { magic: *b"GET / HT", ..hello() };
         assert_eq!(Hello::parse(bytemuck::bytes_of(&other), &[7; 16], 2), Err(None));
         assert_eq!(Hello::parse(&bytes[1..], &[7; 16], 2), Err(None));

@@ -117,11 +117,12 @@ pub(crate) fn pair(
     ends: Ends,
     kind: &'static str,
 ) -> Result<LinkPair> {
+    let lends_long = ends.single_copy.is_on();
     Ok(LinkPair {
         send: Box::new(RingSend::new(Direction::new(memory, layout, side)?, ends.clone())),
         recv: Box::new(RingRecv::new(Direction::new(memory, layout, 1 - side)?, ends)),
         kind,
-        lends_long: true,
+        lends_long,
     })
 }
 

@@ -277,7 +277,7 @@ impl SendLink for RingSend {
     }
 
     fn lend(&mut self, header: &Header, data: &[u8]) -> Result<bool> {
-        let worth = data.len() > PIECE;
+        let worth = data.len() > PIECE && self.ends.single_copy.is_on();
         let short = !worth && data.len() <= self.direction.layout.max_message;
         if short || data.len() != header.len as usize || self.reserved {
             return self.send_from(header, data);

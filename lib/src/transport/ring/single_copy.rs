@@ -83,6 +83,11 @@ impl SingleCopy {
     /// Everything goes through the room.
     pub(crate) const OFF: SingleCopy = SingleCopy { pid: 0, choice: config::SingleCopy::Off };
 
+    /// Whether payloads may be lent at all.
+    pub(super) fn is_on(&self) -> bool {
+        self.choice != config::SingleCopy::Off
+    }
+
     /// Whether a payload is worth lending.
     pub(super) fn lends(&self, data: &[u8]) -> bool {
         match self.choice {
@@ -94,7 +99,7 @@ impl SingleCopy {
 
     /// By the receiver: how the sender's memory is read, if that works; it is told.
     pub(super) fn reader(&self, loans: &Loans) -> Option<Reader> {
-        if self.choice == config::SingleCopy::Off {
+        if !self.is_on() {
             return None;
         }
         let [address, first, second] = loans.nonce.load();
