@@ -79,6 +79,38 @@ impl FromStr for Tune {
     }
 }
 
+/// Which messages a receiver in shared memory fetches from the sender's buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SingleCopy {
+    /// Those for which it is likely to be faster.
+    Auto,
+    /// None.
+    Off,
+    /// All that are longer than 32 KiB and have at least so many bytes.
+    From(usize),
+}
+
+impl fmt::Display for SingleCopy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SingleCopy::Auto => f.write_str("auto"),
+            SingleCopy::Off => f.write_str("off"),
+            SingleCopy::From(bytes) => f.write_str(&Value::show(bytes)),
+        }
+    }
+}
+
+impl FromStr for SingleCopy {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "auto" => Ok(SingleCopy::Auto),
+            "off" => Ok(SingleCopy::Off),
+            _ => Value::parse(s).map(SingleCopy::From).map_err(|_| "expected auto, off or bytes".to_owned()),
+        }
+    }
+}
+
 /// One row of the documentation table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Knob {
@@ -157,6 +189,15 @@ impl Value for TransportChoice {
 }
 
 impl Value for Tune {
+    fn parse(text: &str) -> Result<Self, String> {
+        text.parse()
+    }
+    fn show(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Value for SingleCopy {
     fn parse(text: &str) -> Result<Self, String> {
         text.parse()
     }
@@ -250,6 +291,8 @@ config! {
         "Sets of links (TCP streams, shared-memory FIFOs) that a collective is spread over.";
     shm_chunk: usize = 128 << 10, "TINYNCCL_SHM_CHUNK", "bytes, 4K to 16M",
         "Largest message when all ranks share memory.";
+    single_copy: SingleCopy = SingleCopy::Auto, "TINYNCCL_SHM_SINGLE_COPY", "auto, off, or bytes",
+        "Messages that a receiver in shared memory fetches from the sender's buffer (process_vm_readv), with one copy instead of two: auto, those from 128 KiB on whose buffer lies on huge pages (Linux 6.7 or later); bytes: the smallest such message, whatever its pages. Where a process may not read the other's memory all messages are copied twice. All ranks must set the same.";
     tcp_chunk: usize = 1 << 20, "TINYNCCL_TCP_CHUNK", "bytes, 4K to 16M",
         "Largest message when any pair of ranks talks TCP; collectives that reduce on more than two ranks send at most 256 KiB at once.";
     tcp_streams: usize = 1, "TINYNCCL_TCP_STREAMS", "1 to 16",

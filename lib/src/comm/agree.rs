@@ -6,11 +6,12 @@ use crate::error::{Error, Result};
 /// What the ranks' messages and choices depend on.
 ///
 /// The others may differ: deadlines, where ranks listen, how long they spin. Rank 0's count alone for how to tune.
-const MUST_AGREE: [&str; 12] = [
+const MUST_AGREE: [&str; 13] = [
     "TINYNCCL_TRANSPORT",
     "TINYNCCL_ALGO",
     "TINYNCCL_CHANNELS",
     "TINYNCCL_SHM_CHUNK",
+    "TINYNCCL_SHM_SINGLE_COPY",
     "TINYNCCL_TCP_CHUNK",
     "TINYNCCL_VERBS_CHUNK",
     "TINYNCCL_FIFO_DEPTH",

@@ -146,8 +146,10 @@ impl Inner {
         engine.board.announce(&Header { seq: engine.seq, ..header });
         self.open(engine, transfers.sends.iter().chain(&transfers.recvs).map(|&(peer, _)| (0, peer)))?;
         let longest = self.options.max_message;
-        Plan::of_transfers(key.dtype, header, transfers, longest, |peer| engine.links.get(0, peer))
-            .ok_or_else(|| Error::invalid(format!("{}_v", key.collective), "a rank without a link"))
+        Plan::of_transfers(key.dtype, header, transfers, longest, engine.links.lends(false), |peer| {
+            engine.links.get(0, peer)
+        })
+        .ok_or_else(|| Error::invalid(format!("{}_v", key.collective), "a rank without a link"))
     }
 }
 

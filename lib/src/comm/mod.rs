@@ -358,7 +358,14 @@ impl Inner {
         engine.board.announce(&Header { seq: engine.seq, ..header });
         self.open(engine, program.links())?;
         let Engine { links, .. } = engine;
-        Plan::compile(key, header, &program, self.size(), message, links.lends, |c, p| links.get(c, p))
+        // Both ends of a link must cut alike: with more ranks, they would depend on links between others.
+        let two = key.collective == Collective::SendRecv || (self.size() == 2 && !key.collective.reduces());
+        let message = match two && links.lend_long(program.links().into_iter()) {
+            true => p2p::long_message(&options, key.collective),
+            false => message,
+        };
+        let lends = links.lends(key.collective.reduces());
+        Plan::compile(key, header, &program, self.size(), message, lends, |c, p| links.get(c, p))
             .ok_or_else(|| Error::invalid(op(), "the schedule names a rank without a link"))
     }
 

@@ -4,6 +4,8 @@ use super::{Comm, Work};
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::schedule::{Lane, Loc, Program, Step};
+use crate::transport::LinkOptions;
+use crate::wire::Collective;
 
 /// Messages are not cut below this many bytes.
 const SHORTEST: usize = 32 << 10;
@@ -21,12 +23,25 @@ pub(super) fn program(rank: usize, sender: usize, receiver: usize) -> Program {
     Program { parts: 1, span: 1, scratch_segments: 0, lanes: vec![Lane { channel: CHANNEL, steps: vec![step] }] }
 }
 
-/// Message size for `bytes` bytes. In shared memory the receiver copies one message out while the sender copies the next
-/// one in; both ends must cut alike, so this depends on nothing else.
+/// Longest message over a link that cuts it up, or lends it whole: a system call reads so much in about 50 us.
+const LONGEST: usize = 1 << 20;
+
+/// Message size for `bytes` bytes, where the link does not cut messages up by itself. In shared memory the receiver copies
+/// one message out while the sender copies the next one in; both ends must cut alike, so this depends on nothing else.
 pub(super) fn message(bytes: usize, longest: usize, shared: bool) -> usize {
     match shared {
         true => (bytes / 4).max(SHORTEST).min(longest),
         false => longest,
+    }
+}
+
+/// The same for a link that takes messages of any length: as few as possible. Within a collective of two ranks a message must
+/// not be longer than half of what a link holds, because they send before they receive.
+pub(super) fn long_message(options: &LinkOptions, collective: Collective) -> usize {
+    let longest = options.max_message.max(LONGEST);
+    match collective {
+        Collective::SendRecv => longest,
+        _ => (options.max_message * (options.depth / 2).max(1)).min(longest),
     }
 }
 

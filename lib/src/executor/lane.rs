@@ -159,7 +159,7 @@ pub(super) unsafe fn advance(
             if instruction.followed && (state.pc + 1 < program.len() || state.window + 1 < lane.windows) {
                 links.sends[instruction.send].expect_more();
             }
-            if links.lends && instruction.awaits != usize::MAX {
+            if plan.lends && instruction.awaits != usize::MAX {
                 let link = &mut links.sends[instruction.awaits];
                 state.stage.overwrites = !link.is_flushed() && {
                     link.progress()?;
@@ -249,7 +249,7 @@ unsafe fn perform(
                 let link = &links.sends[instruction.send];
                 if divides
                     || link.sends_from_caller(memory.bytes())
-                    || links.lends && instruction.lendable && link.lends(view(memory, dst))
+                    || plan.lends && instruction.lendable && link.lends(view(memory, dst))
                 {
                     if !stage.received {
                         stage.received = recv_reduce(instruction, memory, plan, src, dst, last, &header, links)?;
@@ -323,7 +323,7 @@ unsafe fn send(
     // SAFETY: by the caller.
     let data = unsafe { view(memory, src) };
     let link = &mut links.sends[instruction.send];
-    if links.lends {
+    if plan.lends {
         let apart = || {
             let (input, output) = (data.as_ptr().addr(), memory.output.addr());
             input >= output.saturating_add(plan.output_bytes) || output >= input + data.len()
@@ -354,15 +354,17 @@ unsafe fn recv(
     links: &mut Links,
 ) -> Result<bool, Stop> {
     let link = &mut links.recvs[instruction.recv];
-    if plan.streams && link.shows_in_place() {
-        let Some((theirs, payload)) = link.peek()? else { return Ok(false) };
-        if !header.agrees_with(&theirs) {
-            return Err(mismatch(instruction, header, theirs, links));
-        }
-        // SAFETY: by the caller; the payload has `header.len` bytes because the headers agree.
-        unsafe { stream::copy(memory.at(dst), payload.as_ptr(), memory.bytes()) };
-        link.release()?;
-        return Ok(true);
+    if plan.streams && link.shows_in_place() && !link.is_lent() {
+        // SAFETY: by the caller.
+        let to = unsafe { memory.at(dst) };
+        // SAFETY: by the caller; a link gives the pieces of `header.len` bytes.
+        let mut write =
+            |offset: usize, piece: &[u8]| unsafe { stream::copy(to.add(offset), piece.as_ptr(), piece.len()) };
+        return match link.recv_pieces(header, &mut write)? {
+            Received::Done => Ok(true),
+            Received::Pending => Ok(false),
+            Received::Mismatch(theirs) => Err(mismatch(instruction, header, theirs, links)),
+        };
     }
     // SAFETY: by the caller; nothing else refers to this memory during the call.
     let target = unsafe { slice::from_raw_parts_mut(memory.at(dst), memory.bytes()) };

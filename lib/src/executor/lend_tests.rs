@@ -45,7 +45,7 @@ impl SendLink for Late {
         self.count += 1;
         Ok(true)
     }
-    fn may_lend(&self) -> bool {
+    fn may_lend(&self, _: bool) -> bool {
         true
     }
     fn lends(&self, _: &[u8]) -> bool {
@@ -129,16 +129,16 @@ fn outcome(
         for (channel, peer) in needed {
             let options = LinkOptions { max_message: MESSAGE, depth: 2 };
             let to = inproc::ConnectTo { comm: 0, rank, peer_rank: peer, channel, options };
-            let LinkPair { send, recv, kind } =
+            let LinkPair { send, recv, kind, lends_long } =
                 hub.connect(&to, &bell, &|| None, Duration::from_secs(20)).expect("the other end");
             let send = match late {
                 true => Box::new(Late { inner: send, lent: VecDeque::new(), asked: 0, count: 0 }),
                 false => send,
             };
-            links.insert(channel, peer, LinkPair { send, recv, kind });
+            links.insert(channel, peer, LinkPair { send, recv, kind, lends_long });
         }
         let header = key.header(0, algorithm);
-        let plan = Plan::compile(&key, header, &programs[rank], n, MESSAGE, links.lends, |c, p| links.get(c, p));
+        let plan = Plan::compile(&key, header, &programs[rank], n, MESSAGE, links.lends(true), |c, p| links.get(c, p));
         let plan = plan.expect("links are open");
         let mut memory: Vec<u64> = (0..2 * n * COUNT).map(|i| (1000 * rank + i) as u64).collect();
         let base = memory.as_mut_ptr();

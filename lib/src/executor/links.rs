@@ -14,8 +14,10 @@ pub(crate) struct Links {
     /// Communicator rank of the peer, by index.
     peers: Vec<usize>,
     kinds: Vec<&'static str>,
-    /// Some of them may read memory in which a message lies after they were given it.
-    pub(crate) lends: bool,
+    /// Some of them may read memory in which a message lies after they were given it: if receivers only copy it, and if they
+    /// reduce it.
+    lends: [bool; 2],
+    lends_long: Vec<bool>,
 }
 
 impl Links {
@@ -27,14 +29,27 @@ impl Links {
     /// Adds the links with `peer` on `channel`.
     pub(crate) fn insert(&mut self, channel: u32, peer: usize, pair: LinkPair) -> u32 {
         let index = self.sends.len() as u32;
-        self.lends |= pair.send.may_lend();
+        for reduced in [false, true] {
+            self.lends[usize::from(reduced)] |= pair.send.may_lend(reduced);
+        }
         self.sends.push(pair.send);
         self.recvs.push(pair.recv);
         self.peers.push(peer);
         self.kinds.push(pair.kind);
-
+        self.lends_long.push(pair.lends_long);
         self.index.insert((channel, peer), index);
         index
+    }
+
+    /// Whether some of them may read memory in which a message lies after they were given it; `reduced`: a message that its
+    /// receiver reduces.
+    pub(crate) fn lends(&self, reduced: bool) -> bool {
+        self.lends[usize::from(reduced)]
+    }
+
+    /// Whether messages of any length can be lent over all of these.
+    pub(crate) fn lend_long(&self, mut links: impl Iterator<Item = (u32, usize)>) -> bool {
+        links.all(|(channel, peer)| self.get(channel, peer).is_some_and(|i| self.lends_long[i as usize]))
     }
 
     /// Number of links, each with both directions.
@@ -82,6 +97,11 @@ impl Links {
         for send in &mut self.sends {
             send.let_go();
         }
+    }
+
+    /// Links over which something committed has not left this process.
+    pub(super) fn unflushed(&self) -> impl Iterator<Item = usize> {
+        self.sends.iter().enumerate().filter(|(_, send)| !send.is_flushed()).map(|(i, _)| i)
     }
 
     /// Bytes that have passed over all links, those of unfinished messages included.

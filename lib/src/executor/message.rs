@@ -8,6 +8,9 @@ use super::plan::Action;
 use crate::transport::Received;
 use crate::wire::Header;
 
+/// Longest message that is taken here where longer ones may be lent.
+const LONGEST: usize = 32 << 10;
+
 /// Tries to do a task of one message, looking for it `turns` times; `false`: nothing has happened, use [`super::run`].
 ///
 /// Only over links that move whole messages. Errors are left for [`super::run`] to meet again and to explain.
@@ -23,13 +26,17 @@ pub(crate) unsafe fn one_message(task: &Task<'_>, links: &mut Links, turns: u32)
         return false;
     }
     let bytes = lane.count as usize * plan.elem;
+    // What is lent is not over at once.
+    if plan.lends && bytes > LONGEST {
+        return false;
+    }
     let header = Header { count: lane.count, len: bytes as u32, ..task.header };
     match instruction.action {
         Action::Send { .. } => {
             // SAFETY: by the caller, the input holds `count` elements.
             let data = unsafe { slice::from_raw_parts(task.buffers.input, bytes) };
             // What is lent must be waited for.
-            let lends = links.lends && links.sends[link].lends(data);
+            let lends = plan.lends && links.sends[link].lends(data);
             !lends && links.sends[link].send_from(&header, data).unwrap_or(false)
         }
         Action::Recv { .. } => {

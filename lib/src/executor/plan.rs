@@ -143,6 +143,8 @@ pub(crate) struct Plan {
     /// World size for `avg`, else 1.
     pub(super) divisor: usize,
     pub(crate) scratch_bytes: usize,
+    /// Some links may read what is sent after they were given it.
+    pub(super) lends: bool,
     /// Bytes from the start of the output on that are written.
     pub(super) output_bytes: usize,
     /// Header template.
@@ -220,6 +222,7 @@ impl Plan {
             instructions,
             lanes,
             elem,
+            lends,
             output_bytes,
             streams: output_bytes >= STREAM,
             kernels: reduce::kernels(key.dtype, key.op.unwrap_or(ReduceOp::Sum)),
@@ -236,6 +239,7 @@ impl Plan {
         header: Header,
         transfers: &Transfers,
         max_message: usize,
+        lends: bool,
         link: impl Fn(usize) -> Option<u32>,
     ) -> Option<Plan> {
         let elem = dtype.size();
@@ -249,6 +253,7 @@ impl Plan {
             kernels: reduce::kernels(dtype, ReduceOp::Sum),
             divisor: 1,
             scratch_bytes: 0,
+            lends,
             output_bytes: recvs
                 .iter()
                 .map(|(_, range)| range)

@@ -135,6 +135,10 @@ impl<'a> Waiter<'a> {
         }
         let mut peers: Vec<usize> = Vec::new();
         blocked.links(|recv, send| peers.extend([recv, send].into_iter().flatten().map(|i| links.peer(i))));
+        if peers.is_empty() {
+            // All is done but for what they have to take.
+            peers.extend(links.unflushed().map(|i| links.peer(i)));
+        }
         peers.sort_unstable();
         peers.dedup();
         if !self.announced {
@@ -160,7 +164,7 @@ impl<'a> Waiter<'a> {
             sending.extend(send);
         });
         // Links that only have committed messages left to push out, or a peer's to take in, count as well.
-        sending.extend((0..links.sends.len()).filter(|&i| !links.sends[i].is_flushed()));
+        sending.extend(links.unflushed());
         let explain = |e| self.supervisor.explain(blocked.header(), e);
         let mut ready = false;
         for &i in &receiving {

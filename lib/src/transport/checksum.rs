@@ -13,6 +13,7 @@ pub fn wrap(pair: LinkPair) -> LinkPair {
         send: Box::new(ChecksumSend { inner: pair.send, reserved: false, partial: None }),
         recv: Box::new(ChecksumRecv { inner: pair.recv, checked: false }),
         kind: pair.kind,
+        lends_long: false,
     }
 }
 

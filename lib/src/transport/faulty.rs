@@ -37,6 +37,7 @@ pub fn wrap(pair: LinkPair, faults: &Faults) -> LinkPair {
         send: Box::new(FaultySend { inner: pair.send, state: state(0), reserved: false }),
         recv: Box::new(FaultyRecv { inner: pair.recv, state: state(1) }),
         kind: pair.kind,
+        lends_long: false,
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::doorbell::Doorbell;
 use super::fence::Fence;
 use super::mapping::Mapping;
-use super::ring::{self, Ends, Layout};
+use super::ring::{self, Ends, Layout, SingleCopy};
 use super::wait::Wait;
 use super::{LinkOptions, LinkPair, Peer};
 use crate::error::{Error, Result};
@@ -145,6 +145,7 @@ fn link(first: &Entry, second: &ConnectTo, second_bell: &Arc<Doorbell>) -> Resul
         bell: bell.clone(),
         fence: Fence::available(),
         lifeline: None,
+        single_copy: SingleCopy::OFF,
     };
     Ok((
         ring::pair(&memory, layout, 0, end(second, &first.bell), "inproc")?,

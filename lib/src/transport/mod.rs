@@ -50,6 +50,7 @@ mod handshake;
 pub(crate) mod huge;
 mod linger;
 pub(crate) mod mapping;
+mod pagemap;
 pub(crate) mod ring;
 mod shm;
 pub(crate) mod sync;
@@ -156,8 +157,10 @@ pub trait SendLink: Send + fmt::Debug {
     /// Sends from the caller's memory; `true` once `data` is no longer needed. `data.len() == header.len`.
     fn send_from(&mut self, header: &Header, data: &[u8]) -> Result<bool>;
 
-    /// As [`SendLink::send_from`], but `true` may come while the link still reads `data`: registered memory, from which a
-    /// device sends. It is done with it when [`SendLink::is_flushed`] says `true` or [`SendLink::let_go`] has returned.
+    /// As [`SendLink::send_from`], but `true` may come while `data` is still read: by a device, from registered memory, or by the
+    /// receiver, from this process's memory. That is over when [`SendLink::is_flushed`] says `true` or [`SendLink::let_go`]
+    /// has returned. Where [`LinkPair::lends_long`], `data` may be longer than [`LinkOptions::max_message`]; the receiver takes it by
+    /// [`RecvLink::recv_into`] or [`RecvLink::recv_pieces`] then, and [`RecvLink::peek`] shows nothing but its header.
     ///
     /// # Safety
     /// Until then `data` must stay allocated and nobody may write to it.
@@ -165,12 +168,13 @@ pub trait SendLink: Send + fmt::Debug {
         self.send_from(header, data)
     }
 
-    /// True when there is memory that [`SendLink::send_lent`] takes without a copy.
-    fn may_lend(&self) -> bool {
+    /// True when there is memory that [`SendLink::send_lent`] takes without a copy; `reduced`: of messages that the receiver
+    /// does not copy but reduces.
+    fn may_lend(&self, _reduced: bool) -> bool {
         false
     }
 
-    /// True when [`SendLink::send_lent`] takes this memory without a copy.
+    /// True when [`SendLink::send_lent`] is sure to take this memory without a copy.
     fn lends(&self, _data: &[u8]) -> bool {
         false
     }
@@ -197,7 +201,7 @@ pub trait SendLink: Send + fmt::Debug {
     fn progress(&mut self) -> Result<bool>;
 
     /// True when nothing committed is left in this process, and no lent memory is read: the link can be dropped without
-    /// losing a message.
+    /// losing a message. [`SendLink::progress`] finds out.
     fn is_flushed(&self) -> bool;
 
     /// Fails when the peer is known to be gone. May cost a system call: for slow paths.
@@ -230,6 +234,12 @@ pub trait RecvLink: Send + fmt::Debug {
     /// True when [`RecvLink::peek`] shows messages where they came in, so that copying from there is as good as
     /// [`RecvLink::recv_into`], and how to copy is the caller's choice.
     fn shows_in_place(&self) -> bool {
+        false
+    }
+
+    /// True when the oldest message is here and would have to be fetched from the sender's memory, which
+    /// [`RecvLink::recv_into`] does with one copy less than [`RecvLink::peek`].
+    fn is_lent(&mut self) -> bool {
         false
     }
 
@@ -283,4 +293,6 @@ pub struct LinkPair {
     pub recv: Box<dyn RecvLink>,
     /// Name of the backend: `tcp`, `shm`, `inproc`, `verbs`; with `, relayed` behind it where other ranks are between.
     pub kind: &'static str,
+    /// Messages of any length can be [lent](SendLink::lend). The same at both ends.
+    pub lends_long: bool,
 }

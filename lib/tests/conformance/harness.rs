@@ -24,6 +24,7 @@ pub(crate) const TOKEN: [u8; 16] = [42; 16];
 pub(crate) enum Backend {
     InProc,
     Shm,
+    LendingShm,
     Tcp,
     TcpTiny,
     TcpStreams,
@@ -72,6 +73,7 @@ pub(crate) fn ends(backend: Backend) -> [End; 2] {
         Backend::DelayedInProc => wrapped(in_process(), |l| faulty::wrap(l, &delay)),
         Backend::SplitInProc => wrapped(in_process(), |l| faulty::wrap(l, &split)),
         Backend::Shm => endpoints(&config(TransportChoice::Shm)),
+        Backend::LendingShm => wrapped(endpoints(&crate::lending::config()), crate::lending::wrap),
         Backend::ChecksumShm => {
             let mut config = config(TransportChoice::Shm);
             config.checksum = true;

@@ -6,6 +6,7 @@ mod death;
 mod faults;
 mod handshake;
 mod harness;
+mod lending;
 mod processes;
 mod random;
 mod relays;

@@ -24,7 +24,7 @@ use super::wait::Wait;
 use super::{LinkOptions, LinkPair, Peer, checksum, shm, tcp};
 use crate::bootstrap::Host;
 use crate::bootstrap::interface::{LocalAddress, order_candidates, with_loopback};
-use crate::config::{Config, TransportChoice};
+use crate::config::{Config, SingleCopy, TransportChoice};
 use crate::error::{Error, Result};
 use acceptor::{Conn, Key, Shared};
 use hop::{Relay, World};
@@ -96,6 +96,7 @@ struct Inner {
     transport: TransportChoice,
     checksum: bool,
     streams: usize,
+    single_copy: SingleCopy,
     sockets: tcp::SocketOptions,
     locals: Vec<LocalAddress>,
     rails: Option<Arc<verbs::Rails>>,
@@ -171,6 +172,7 @@ impl Endpoint {
             transport: config.transport,
             checksum: config.checksum,
             streams: config.tcp_streams,
+            single_copy: config.single_copy,
             sockets,
             locals,
             rails,
@@ -326,7 +328,7 @@ impl Inner {
             .on_the_way(hop.origin, hop.target)
             .over_verbs(kind == Kind::Verbs);
         if let (Kind::Shm, Some(name)) = (kind, &hop.info.unix) {
-            match shm::connect(name, &hello, &hop.options, bell, wait)? {
+            match shm::connect(name, &hello, &hop.options, bell, self.single_copy, wait)? {
                 shm::Dialed::Linked(pair) => return Ok(pair),
                 shm::Dialed::NotPossible(why) if self.transport == TransportChoice::Shm => {
                     let what = format!("shared memory between rank {} and rank {}", self.rank, hop.next);
@@ -385,7 +387,9 @@ impl Inner {
             return Err(Peer { rank: self.rank, peer: wait.peer, address }.protocol("connect", differs));
         }
         let pending = match conn {
-            Conn::Unix(pending) => return Ok(shm::finish(pending, hello.fence(), ranks, options, bell)),
+            Conn::Unix(pending) => {
+                return Ok(shm::finish(pending, hello.fence(), ranks, options, bell, self.single_copy));
+            }
             Conn::Tcp(pending) => pending,
         };
         let welcome = Reply::Welcome(hello.fence());

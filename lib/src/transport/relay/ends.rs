@@ -21,6 +21,7 @@ pub(crate) fn wrap(pair: LinkPair, peer: usize, relay: usize, relays: &str) -> L
             "shm" => "shm, relayed",
             _ => "relayed",
         },
+        lends_long: false,
     }
 }
 

@@ -4,6 +4,7 @@ use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use super::single_copy::Loans;
 use super::words::{Freed, Sequence, State};
 use crate::error::{Error, Result};
 use crate::transport::LinkOptions;
@@ -21,9 +22,9 @@ const PAGE: usize = 4096;
 pub(super) struct Line {
     pub(super) sequence: Sequence,
     pub(super) header: Words<4>,
-    /// Payload of up to 8 bytes.
+    /// Payload of up to 8 bytes; of a long one, where it is lent from, or 0 when it is in the room.
     pub(super) first: Words<1>,
-    /// And of up to 24.
+    /// And of up to 24; of a long one in the room, which piece of it this is: offset and length.
     pub(super) rest: Words<2>,
 }
 #[cfg(not(loom))]
@@ -58,7 +59,7 @@ impl Layout {
     }
 
     fn head(&self) -> usize {
-        3 * APART + self.lines * size_of::<Line>()
+        4 * APART + self.lines * size_of::<Line>()
     }
 
     fn heads(&self) -> usize {
@@ -106,6 +107,7 @@ pub(super) struct Direction {
     pub(super) consumed: NonNull<Consumed>,
     pub(super) receiver: NonNull<State>,
     pub(super) sender: NonNull<State>,
+    pub(super) loans: NonNull<Loans>,
     pub(super) lines: NonNull<Line>,
     pub(super) room: NonNull<u8>,
     pub(super) layout: Layout,
@@ -133,7 +135,8 @@ impl Direction {
                 consumed: base.add(head).cast(),
                 receiver: base.add(head + APART).cast(),
                 sender: base.add(head + 2 * APART).cast(),
-                lines: base.add(head + 3 * APART).cast(),
+                loans: base.add(head + 3 * APART).cast(),
+                lines: base.add(head + 4 * APART).cast(),
                 room: base.add(room),
                 layout,
                 _memory: memory.clone(),
@@ -157,6 +160,12 @@ impl Direction {
     pub(super) fn sender(&self) -> &State {
         // SAFETY: as `consumed`.
         unsafe { self.sender.as_ref() }
+    }
+
+    #[inline(always)]
+    pub(super) fn loans(&self) -> &Loans {
+        // SAFETY: as `consumed`.
+        unsafe { self.loans.as_ref() }
     }
 
     #[inline(always)]

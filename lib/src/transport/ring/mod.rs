@@ -5,6 +5,7 @@
 //! consumed        2 counters, written by the receiver: lines, and bytes of payload room, that it has freed
 //! receiver state  waiting for a message? gone?          written by the receiver, waiting taken back by the sender
 //! sender state    waiting for credit? gone?             written by the sender, waiting taken back by the receiver
+//! loans           who may lend, and whether the other end can fetch: written while the link is made
 //! lines           LINES (32, or depth) cache lines: { sequence u64, Header 32 B, 24 bytes of payload }
 //! payload room    depth + 1 times max_message bytes, for messages longer than 24 bytes, one after the other
 //! ```
@@ -17,6 +18,8 @@
 //! the messages. That is on purpose: a stretch that the receiver has read a moment ago is slower to write than one that it
 //! read half a megabyte ago, probably because it is still in its second-level cache. (Two cores of a Zen 3, 256 KiB there
 //! and back in pieces of 32 KiB: 30 us when a slot is used again after 128 KiB, 23 us after 512 KiB.)
+//!
+//! Large payloads may be lent instead, and cost one copy instead of two: see `single_copy.rs`.
 //!
 //! # Who trusts whom
 //! The memory belongs to two processes of one user that share a token. Still, everything read from it that decides about
@@ -32,6 +35,7 @@ mod memory;
 mod model;
 mod recv;
 mod send;
+mod single_copy;
 #[cfg(all(test, not(loom)))]
 mod tests;
 mod words;
@@ -45,6 +49,7 @@ use rustix::net::RecvFlags;
 pub(crate) use memory::Layout;
 pub(crate) use recv::RingRecv;
 pub(crate) use send::RingSend;
+pub(crate) use single_copy::SingleCopy;
 pub(crate) use words::Sequence;
 
 use memory::Direction;
@@ -94,6 +99,14 @@ pub(crate) struct Ends {
     pub(crate) fence: Fence,
     /// Between processes.
     pub(crate) lifeline: Option<Lifeline>,
+    /// Whether, and how, large payloads are fetched from the sender's memory.
+    pub(crate) single_copy: SingleCopy,
+}
+
+/// Says in the memory of a link who we are that lends there. Before the peer makes its [`pair`].
+pub(crate) fn introduce(memory: &Arc<Mapping>, layout: Layout, side: usize) -> Result<()> {
+    Direction::new(memory, layout, side)?.loans().introduce();
+    Ok(())
 }
 
 /// Both halves of one end. `side` is 0 at one end and 1 at the other.
@@ -104,10 +117,12 @@ pub(crate) fn pair(
     ends: Ends,
     kind: &'static str,
 ) -> Result<LinkPair> {
+    let lends_long = ends.single_copy.is_on();
     Ok(LinkPair {
         send: Box::new(RingSend::new(Direction::new(memory, layout, side)?, ends.clone())),
         recv: Box::new(RingRecv::new(Direction::new(memory, layout, 1 - side)?, ends)),
         kind,
+        lends_long,
     })
 }
 

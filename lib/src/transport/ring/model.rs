@@ -6,11 +6,12 @@ use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
 use super::memory::{Consumed, Line};
+use super::single_copy::Loans;
 use super::words::{Sequence, State};
 use super::*;
 use crate::error::Error;
 use crate::transport::explore::{must_fail, must_hold};
-use crate::transport::sync::{Step, Words, watch};
+use crate::transport::sync::{Step, Words, touches, watch};
 use crate::transport::{Received, RecvLink, SendLink};
 use crate::wire::Header;
 
@@ -24,6 +25,7 @@ struct Memory {
     consumed: Consumed,
     receiver: State,
     sender: State,
+    loans: Loans,
     lines: Box<[Line]>,
     room: NonNull<u8>,
     bytes: usize,
@@ -49,6 +51,7 @@ fn direction(layout: Layout) -> [Direction; 2] {
         consumed: Consumed::default(),
         receiver: State::default(),
         sender: State::default(),
+        loans: Loans::new(),
         lines: (0..layout.lines).map(|_| line()).collect(),
         room: NonNull::from(Box::leak(vec![0u8; bytes].into_boxed_slice())).cast(),
         bytes,
@@ -58,6 +61,7 @@ fn direction(layout: Layout) -> [Direction; 2] {
         consumed: NonNull::from(&memory.consumed),
         receiver: NonNull::from(&memory.receiver),
         sender: NonNull::from(&memory.sender),
+        loans: NonNull::from(&memory.loans),
         lines: NonNull::from(&*memory.lines).cast(),
         room: memory.room,
         layout,
@@ -77,12 +81,18 @@ fn ring(lines: usize, depth: usize, bells: &[Arc<Doorbell>; 2]) -> Ring {
 }
 
 fn ring_of(layout: Layout, bells: &[Arc<Doorbell>; 2]) -> Ring {
+    lending(layout, bells, SingleCopy::OFF)
+}
+
+fn lending(layout: Layout, bells: &[Arc<Doorbell>; 2], single_copy: SingleCopy) -> Ring {
     let [ours, theirs] = direction(layout);
+    ours.loans().introduce();
     let ends = |rank: usize| Ends {
         peer: Peer { rank, peer: 1 - rank, address: String::new() },
         bell: bells[1 - rank].clone(),
         fence: Fence::Asymmetric,
         lifeline: None,
+        single_copy,
     };
     Ring {
         send: ManuallyDrop::new(RingSend::new(ours, ends(0))),
@@ -411,4 +421,42 @@ fn one_doorbell_for_two_links() {
         drop((ManuallyDrop::into_inner(there), ManuallyDrop::into_inner(returning)));
         drop((ManuallyDrop::into_inner(back), ManuallyDrop::into_inner(arriving)));
     });
+}
+
+/// What was lent is the receiver's to read until the link is flushed, and the sender's to write afterwards.
+#[test]
+fn lent_memory_is_left_alone_until_it_was_fetched() {
+    fn scenario(wait: Wait) {
+        const LENT: usize = 100;
+        let bells = bells();
+        let layout = Layout { lines: 2, max_message: LONG, room: 64 };
+        let all = SingleCopy { pid: 1, choice: crate::config::SingleCopy::From(0) };
+        // The receiver's answer is known before the first message.
+        let Ring { send: mut tx, recv: mut rx } = lending(layout, &bells, all);
+        let mine = bells[0].clone();
+        let thread = loom::thread::spawn(move || {
+            let (header, mut data) = message(0, LENT);
+            watch(data.as_ptr(), LENT);
+            touches(data.as_ptr(), LENT, true);
+            // SAFETY: `data` stays until it was fetched.
+            assert!(unsafe { tx.send_lent(&header, &data) }.unwrap());
+            while !tx.progress().unwrap() {
+                let link = std::cell::RefCell::new(&mut *tx);
+                wait.wait(&mine, || link.borrow_mut().arm(), || link.borrow_mut().disarm()).unwrap();
+                if tx.is_flushed() {
+                    break;
+                }
+            }
+            touches(data.as_ptr(), LENT, true);
+            data.fill(0xee);
+            tx
+        });
+        receive(&mut rx, &bells[1], wait, &message(0, LENT)).unwrap();
+        drop(ManuallyDrop::into_inner(thread.join().unwrap()));
+        drop(ManuallyDrop::into_inner(rx));
+    }
+    let awake = || scenario(Wait::Spin);
+    must_hold("lent memory", None, &[Step::LightFence], awake);
+    ORDERINGS.into_iter().for_each(|steps| must_fail("lent memory", None, steps, awake));
+    needs_both_fences("lent memory, asleep", Some(3), || scenario(Wait::Sleep));
 }

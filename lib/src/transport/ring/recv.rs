@@ -1,12 +1,17 @@
 //! The receiving end of a ring.
 
 use std::fmt;
+use std::sync::atomic::{Ordering, fence};
 
 use super::memory::{Direction, Place};
+use super::single_copy::Reader;
 use super::{Ends, INLINE, agree, to_words, unpack};
 use crate::error::{Error, Result};
 use crate::transport::{Interest, Peer, Received, RecvLink};
 use crate::wire::Header;
+
+/// How much is fetched at once when it is not fetched to where it belongs.
+const FETCHED: usize = 64 << 10;
 
 pub(crate) struct RingRecv {
     direction: Direction,
@@ -18,12 +23,24 @@ pub(crate) struct RingRecv {
     /// Our copy of the oldest message's line, once it was read.
     head: Option<[u64; 4]>,
     inline: [u64; 3],
+    /// Where the oldest message's payload is in the sender's memory; 0: it is in the line or in the room.
+    loan: u64,
+    /// Offset and length of the piece of it that is in the room.
+    piece: (usize, usize),
+    /// Bytes received of a message that comes in pieces.
+    got: usize,
+    /// How that memory is read, if it can be.
+    reader: Option<Reader>,
+    /// Memory for lent payloads that are asked for in place; whether the oldest message's is there.
+    fetched: Vec<u64>,
+    is_fetched: bool,
     armed: bool,
     lost: Option<String>,
 }
 
 impl RingRecv {
     pub(super) fn new(direction: Direction, ends: Ends) -> RingRecv {
+        let reader = ends.single_copy.reader(direction.loans());
         RingRecv {
             direction,
             ends,
@@ -31,6 +48,12 @@ impl RingRecv {
             place: Place::default(),
             head: None,
             inline: [0; 3],
+            loan: 0,
+            piece: (0, 0),
+            got: 0,
+            reader,
+            fetched: Vec::new(),
+            is_fetched: false,
             armed: false,
             lost: None,
         }
@@ -50,15 +73,21 @@ impl RingRecv {
         let line = self.direction.line(self.lines);
         let words = line.header.load();
         let len = length(&words);
+        let [first] = line.first.load();
+        self.loan = if len <= INLINE { 0 } else { first };
         if len <= INLINE {
-            let [first] = line.first.load();
             self.inline[0] = first;
             if len > 8 {
                 let [second, third] = line.rest.load();
                 self.inline = [first, second, third];
             }
-        } else if len > self.direction.layout.max_message {
-            return Err(self.too_long(&words));
+        } else if first == 0 {
+            let [offset, bytes] = line.rest.load();
+            let rest = len.saturating_sub(self.got) as u64;
+            if offset != self.got as u64 || bytes == 0 || bytes > rest.min(self.direction.layout.max_message as u64) {
+                return Err(self.no_piece(&words, offset, bytes));
+            }
+            self.piece = (offset as usize, bytes as usize);
         }
         self.head = Some(words);
         Ok(self.head)
@@ -87,10 +116,13 @@ impl RingRecv {
     }
 
     #[cold]
-    fn too_long(&self, words: &[u64; 4]) -> Error {
+    fn no_piece(&self, words: &[u64; 4], offset: u64, bytes: u64) -> Error {
         let header: Header = bytemuck::cast(*words);
-        let max = self.direction.layout.max_message;
-        self.ends.peer.protocol("receive", format!("expected a message of up to {max} bytes, got {header}"))
+        let (max, got) = (self.direction.layout.max_message, self.got);
+        let detail = format!(
+            "expected up to {max} bytes from byte {got} on, got {bytes} bytes from byte {offset} on, of {header}"
+        );
+        self.ends.peer.protocol("receive", detail)
     }
 
     #[cold]
@@ -98,22 +130,61 @@ impl RingRecv {
         Error::invalid("receive", format!("from rank {}: {detail}", self.ends.peer.peer))
     }
 
-    /// Frees the oldest message, of `len` bytes.
+    /// Copies `len` bytes of the oldest message's lent payload, from `offset` on, out of the sender's memory.
+    ///
+    /// # Safety
+    /// `dst` must be valid for writes of `len` bytes.
+    unsafe fn fetch(&mut self, offset: usize, dst: *mut u8, len: usize) -> Result<()> {
+        let outcome = match &self.reader {
+            // SAFETY: by the caller.
+            Some(reader) => unsafe { reader.read(self.loan.wrapping_add(offset as u64), dst, len) },
+            None => Err("it lends memory to a rank that cannot read it".to_owned()),
+        };
+        // Taken back in the meantime, it may be anything.
+        fence(Ordering::SeqCst);
+        let withdrawn = self.direction.sender().is_closed();
+        if withdrawn {
+            return Err(self.ends.peer.lost("receive", "it closed the link before its message was fetched"));
+        }
+        outcome.map_err(|detail| self.ends.peer.lost("receive", &detail))
+    }
+
+    /// `len` bytes of the oldest message's lent payload, from `offset` on, in memory of our own.
+    #[cold]
+    fn fetch_here(&mut self, offset: usize, len: usize) -> Result<()> {
+        self.fetched.resize(len.div_ceil(8).max(self.fetched.len()), 0);
+        let memory = self.fetched.as_mut_ptr().cast();
+        // SAFETY: there are at least `len` bytes.
+        unsafe { self.fetch(offset, memory, len) }
+    }
+
+    /// Whether [`RecvLink::peek`] can show the oldest message, of `len` bytes, whole.
+    fn is_whole(&self, len: usize) -> bool {
+        len <= INLINE || if self.loan == 0 { self.piece == (0, len) } else { len <= self.direction.layout.max_message }
+    }
+
+    /// Frees the oldest message, of `len` bytes, or the piece of it that is here; true when that was the last.
     #[inline(always)]
-    fn free(&mut self, len: usize) {
+    fn free(&mut self, len: usize) -> bool {
         self.head = None;
         self.lines += 1;
         let consumed = self.direction.consumed();
-        if len > INLINE {
-            self.direction.touches(self.place, len, false);
-            self.place.advance(len, &self.direction.layout);
+        if self.loan != 0 {
+            self.loan = 0;
+            self.is_fetched = false;
+        } else if len > INLINE {
+            let (offset, bytes) = self.piece;
+            self.direction.touches(self.place, bytes, false);
+            self.place.advance(bytes, &self.direction.layout);
             consumed.room.free(self.place.count);
+            self.got = if offset + bytes < len { offset + bytes } else { 0 };
         }
         consumed.lines.free(self.lines);
         self.ends.fence.light();
         if self.direction.sender().glance().waiting() {
             self.wake();
         }
+        self.got == 0
     }
 
     #[cold]
@@ -139,11 +210,20 @@ impl RecvLink for RingRecv {
     fn peek(&mut self) -> Result<Option<(Header, &[u8])>> {
         let Some(words) = self.load()? else { return Ok(None) };
         let len = length(&words);
+        if !self.is_whole(len) {
+            return Ok(Some((bytemuck::cast(words), &[])));
+        }
         let payload = if len <= INLINE {
             bytemuck::bytes_of(&self.inline).get(..len).unwrap_or_default()
+        } else if self.loan != 0 {
+            if !self.is_fetched {
+                self.fetch_here(0, len)?;
+                self.is_fetched = true;
+            }
+            bytemuck::cast_slice(&self.fetched).get(..len).unwrap_or_default()
         } else {
             self.direction.touches(self.place, len, false);
-            // SAFETY: `len` was checked against `max_message`, which there is room for; the sender leaves it alone until
+            // SAFETY: the piece is the whole message, checked against `max_message`; the sender leaves it alone until
             // `release` (a sender that does not may change the bytes, which are data of its own making either way).
             unsafe { std::slice::from_raw_parts(self.direction.payload(self.place), len) }
         };
@@ -155,14 +235,18 @@ impl RecvLink for RingRecv {
         true
     }
 
+    fn is_lent(&mut self) -> bool {
+        matches!(self.load(), Ok(Some(_))) && self.loan != 0
+    }
+
     #[inline]
     fn release(&mut self) -> Result<()> {
         match self.head {
-            Some(words) => {
+            Some(words) if self.is_whole(length(&words)) => {
                 self.free(length(&words));
                 Ok(())
             }
-            None => Err(self.misuse("expected a peeked message to release, got none".to_owned())),
+            _ => Err(self.misuse("expected a peeked message to release, got none".to_owned())),
         }
     }
 
@@ -172,22 +256,64 @@ impl RecvLink for RingRecv {
             let got = dst.len();
             return Err(self.misuse(format!("expected memory for {expected}, got {got} bytes")));
         }
-        let Some(words) = self.load()? else { return Ok(Received::Pending) };
-        if !agree(&words, &to_words(expected)) {
-            return Ok(Received::Mismatch(bytemuck::cast(words)));
+        loop {
+            let Some(words) = self.load()? else { return Ok(Received::Pending) };
+            if !agree(&words, &to_words(expected)) {
+                return Ok(Received::Mismatch(bytemuck::cast(words)));
+            }
+            if dst.len() <= INLINE {
+                unpack(&self.inline, dst);
+            } else if self.loan != 0 {
+                // SAFETY: `dst` is as long.
+                unsafe { self.fetch(0, dst.as_mut_ptr(), dst.len()) }?;
+            } else {
+                let (offset, bytes) = self.piece;
+                // SAFETY: the message's length is `expected.len`, which is `dst.len()`; the piece was checked to lie in it, and
+                // against `max_message`.
+                unsafe {
+                    let to = dst.as_mut_ptr().add(offset);
+                    std::ptr::copy_nonoverlapping(self.direction.payload(self.place), to, bytes);
+                }
+            }
+            if self.free(dst.len()) {
+                return Ok(Received::Done);
+            }
         }
-        if dst.len() <= INLINE {
-            unpack(&self.inline, dst);
-        } else {
-            // SAFETY: the message's length is `expected.len`, which is `dst.len()`, and was checked against `max_message`.
-            unsafe { std::ptr::copy_nonoverlapping(self.direction.payload(self.place), dst.as_mut_ptr(), dst.len()) };
+    }
+
+    fn recv_pieces(&mut self, expected: &Header, sink: &mut dyn FnMut(usize, &[u8])) -> Result<Received> {
+        loop {
+            let Some(words) = self.load()? else { return Ok(Received::Pending) };
+            if !agree(&words, &to_words(expected)) {
+                return Ok(Received::Mismatch(bytemuck::cast(words)));
+            }
+            let len = length(&words);
+            if len <= INLINE {
+                sink(0, bytemuck::bytes_of(&self.inline).get(..len).unwrap_or_default());
+            } else if self.loan != 0 {
+                for offset in (0..len).step_by(FETCHED) {
+                    let bytes = FETCHED.min(len - offset);
+                    self.fetch_here(offset, bytes)?;
+                    sink(offset, bytemuck::cast_slice(&self.fetched).get(..bytes).unwrap_or_default());
+                }
+            } else {
+                let (offset, bytes) = self.piece;
+                self.direction.touches(self.place, bytes, false);
+                // SAFETY: as in `peek`.
+                sink(offset, unsafe { std::slice::from_raw_parts(self.direction.payload(self.place), bytes) });
+            }
+            if self.free(len) {
+                return Ok(Received::Done);
+            }
         }
-        self.free(dst.len());
-        Ok(Received::Done)
     }
 
     fn progress(&mut self) -> Result<bool> {
         Ok(false)
+    }
+
+    fn bytes_moved(&self) -> u64 {
+        self.place.count
     }
 
     fn check_peer(&mut self) -> Result<()> {

@@ -1,6 +1,7 @@
 //! The sending end of a ring.
 
 use std::fmt;
+use std::sync::atomic::{Ordering, fence};
 
 use super::memory::{Direction, Place, taken};
 use super::words::Look;
@@ -8,6 +9,18 @@ use super::{Ends, INLINE, pack, to_words};
 use crate::error::{Error, Result};
 use crate::transport::{Interest, Peer, SendLink};
 use crate::wire::Header;
+
+/// Messages of up to so many bytes are neither cut nor lent.
+const PIECE: usize = if cfg!(loom) { 64 } else { 32 << 10 };
+
+/// Where a message's payload is.
+enum Payload {
+    Inline([u64; 3]),
+    /// So many bytes in the room, from this offset on.
+    Room(usize, usize),
+    /// At this address in our memory.
+    Lent(u64),
+}
 
 pub(crate) struct RingSend {
     direction: Direction,
@@ -22,6 +35,16 @@ pub(crate) struct RingSend {
     armed: bool,
     /// Bytes of room that the last refusal was for want of; 0: it was for want of a line.
     wants: usize,
+    /// The last message was refused.
+    refused: bool,
+    /// Count of lines with the last one that was lent and may not have been fetched; 0: there is none.
+    lent: u64,
+    /// Messages lent so far.
+    loans: u64,
+    /// Bytes of the message that [`SendLink::lend`] is sending piece by piece.
+    sent: usize,
+    /// The message that it was refused last, and whether it is worth lending.
+    verdict: Option<(usize, usize, bool)>,
     lost: Option<String>,
 }
 
@@ -38,6 +61,11 @@ impl RingSend {
             reserved: false,
             armed: false,
             wants: 0,
+            refused: false,
+            lent: 0,
+            loans: 0,
+            sent: 0,
+            verdict: None,
             lost: None,
         }
     }
@@ -70,6 +98,7 @@ impl RingSend {
         self.lines_limit = lines + layout.lines as u64;
         self.room_limit = room + layout.room as u64;
         let ready = self.has_credit(bytes);
+        self.refused = !ready;
         if !ready {
             self.wants = if self.lines < self.lines_limit { bytes } else { 0 };
         }
@@ -92,27 +121,82 @@ impl RingSend {
         (self.lines_limit, self.room_limit) = (0, 0);
     }
 
+    /// True once nothing is lent any more.
+    fn settle(&mut self) -> Result<bool> {
+        // Who is closed has freed all that it ever will.
+        let closed = self.direction.receiver().is_closed();
+        let freed = self.direction.consumed().lines.freed();
+        if freed > self.lines {
+            let detail = format!("expected {} lines at most to be freed, got {freed}", self.lines);
+            return Err(self.ends.peer.protocol("send", detail));
+        }
+        if freed >= self.lent {
+            self.lent = 0;
+        } else if closed || self.lost.is_some() {
+            self.alive()?;
+        }
+        Ok(self.lent == 0)
+    }
+
     #[inline(always)]
-    fn publish(&mut self, header: &Header, inline: Option<[u64; 3]>) -> Result<()> {
+    fn publish(&mut self, header: &Header, payload: Payload) -> Result<()> {
         let line = self.direction.line(self.lines);
         line.header.store(to_words(header));
-        match inline {
-            Some([first, second, third]) => {
+        match payload {
+            Payload::Inline([first, second, third]) => {
                 line.first.store([first]);
                 if header.len > 8 {
                     line.rest.store([second, third]);
                 }
             }
-            None => {
-                self.direction.touches(self.place, header.len as usize, true);
-                self.place.advance(header.len as usize, &self.direction.layout);
+            Payload::Lent(address) => {
+                line.first.store([address]);
+                self.lent = self.lines + 1;
+                self.loans += 1;
+            }
+            Payload::Room(offset, bytes) => {
+                line.first.store([0]);
+                line.rest.store([offset as u64, bytes as u64]);
+                self.direction.touches(self.place, bytes, true);
+                self.place.advance(bytes, &self.direction.layout);
             }
         }
+        self.refused = false;
         self.lines += 1;
         line.sequence.publish(self.lines);
         self.ends.fence.light();
         let state = self.direction.receiver().glance();
         if state.is_plain() { Ok(()) } else { self.attend(state) }
+    }
+
+    /// Asked once per message: it may cost a system call.
+    fn is_worth_lending(&mut self, data: &[u8]) -> bool {
+        let message = (data.as_ptr() as usize, data.len());
+        match self.verdict {
+            Some((at, len, verdict)) if (at, len) == message => verdict,
+            _ => {
+                let verdict = self.direction.loans().can_fetch() && self.ends.single_copy.lends(data);
+                self.verdict = Some((message.0, message.1, verdict));
+                verdict
+            }
+        }
+    }
+
+    /// Sends a long message through the room, in pieces: the receiver copies one out while we copy the next one in.
+    fn send_pieces(&mut self, header: &Header, data: &[u8]) -> Result<bool> {
+        let max = self.direction.layout.max_message;
+        let longest = (data.len() / 4).max(PIECE).next_multiple_of(64).min(max);
+        while let Some(piece) = data.get(self.sent..(self.sent + longest).min(data.len())).filter(|p| !p.is_empty()) {
+            if !self.credit(piece.len())? {
+                return Ok(false);
+            }
+            // SAFETY: a piece is at most `max_message` bytes, so many of them ours alone (credit).
+            unsafe { std::ptr::copy_nonoverlapping(piece.as_ptr(), self.direction.payload(self.place), piece.len()) };
+            self.publish(header, Payload::Room(self.sent, piece.len()))?;
+            self.sent += piece.len();
+        }
+        (self.sent, self.verdict) = (0, None);
+        Ok(true)
     }
 
     /// The receiver sleeps or is gone.
@@ -164,16 +248,19 @@ impl SendLink for RingSend {
         }
         self.reserved = false;
         if len > INLINE {
-            return self.publish(header, None);
+            return self.publish(header, Payload::Room(0, len));
         }
         // SAFETY: as in `reserve`; `len` is at most `max_message`.
         let data = unsafe { std::slice::from_raw_parts(self.direction.payload(self.place), len) };
-        self.publish(header, Some(pack(data)))
+        self.publish(header, Payload::Inline(pack(data)))
     }
 
     #[inline]
     fn send_from(&mut self, header: &Header, data: &[u8]) -> Result<bool> {
         let max = self.direction.layout.max_message;
+        if data.len() > max && self.ends.single_copy.is_on() && data.len() == header.len as usize && !self.reserved {
+            return self.send_pieces(header, data);
+        }
         if data.len() != header.len as usize || data.len() > max || self.reserved {
             let got = data.len();
             return Err(
@@ -184,7 +271,7 @@ impl SendLink for RingSend {
             if !self.credit(0)? {
                 return Ok(false);
             }
-            self.publish(header, Some(pack(data)))?;
+            self.publish(header, Payload::Inline(pack(data)))?;
             return Ok(true);
         }
         if !self.credit(data.len())? {
@@ -192,12 +279,47 @@ impl SendLink for RingSend {
         }
         // SAFETY: there are `max_message >= data.len()` bytes, so many of them ours alone (credit).
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), self.direction.payload(self.place), data.len()) };
-        self.publish(header, None)?;
+        self.publish(header, Payload::Room(0, data.len()))?;
         Ok(true)
     }
 
+    unsafe fn send_lent(&mut self, header: &Header, data: &[u8]) -> Result<bool> {
+        let worth = data.len() > PIECE && self.ends.single_copy.is_on();
+        let short = !worth && data.len() <= self.direction.layout.max_message;
+        if short || data.len() != header.len as usize || self.reserved {
+            return self.send_from(header, data);
+        }
+        if !self.credit(0)? {
+            return Ok(false);
+        }
+        if worth && self.sent == 0 && self.is_worth_lending(data) {
+            self.verdict = None;
+            self.publish(header, Payload::Lent(data.as_ptr() as u64))?;
+            return Ok(true);
+        }
+        self.send_pieces(header, data)
+    }
+
+    /// A receiver that reduces would have to fetch a message to memory of its own first: two copies again.
+    fn may_lend(&self, reduced: bool) -> bool {
+        !reduced && self.ends.single_copy.is_on()
+    }
+
+    fn lent(&self) -> u64 {
+        self.loans
+    }
+
+    fn let_go(&mut self) {
+        if self.lent != 0 && !matches!(self.settle(), Ok(true)) {
+            self.lose("what was lent to it was taken back after an error".to_owned());
+            self.direction.sender().close();
+            // Whoever reads what is written from now on must see that we have closed.
+            fence(Ordering::SeqCst);
+        }
+    }
+
     fn progress(&mut self) -> Result<bool> {
-        Ok(false)
+        if self.lent == 0 { Ok(false) } else { self.settle() }
     }
 
     #[inline]
@@ -206,7 +328,11 @@ impl SendLink for RingSend {
     }
 
     fn is_flushed(&self) -> bool {
-        true
+        self.lent == 0
+    }
+
+    fn bytes_moved(&self) -> u64 {
+        self.place.count
     }
 
     fn check_peer(&mut self) -> Result<()> {
@@ -223,7 +349,8 @@ impl SendLink for RingSend {
         self.direction.sender().ask_to_be_woken();
         self.ends.fence.heavy();
         // One more system call: who sleeps next finds out here that the other process was killed.
-        let ready = self.refresh(self.wants)?;
+        // Who was not refused waits for what it has lent.
+        let ready = if self.lent == 0 || self.refused { self.refresh(self.wants)? } else { self.settle()? };
         if !ready {
             self.check_peer()?;
         }

@@ -5,6 +5,7 @@ use rustix::event::{PollFd, PollFlags};
 
 use super::memory::{LINES, Place, taken};
 use super::*;
+use crate::config;
 use crate::error::Error;
 use crate::transport::wait::poll;
 use crate::transport::{LinkOptions, Received, RecvLink, SendLink};
@@ -21,14 +22,21 @@ struct Ring {
 }
 
 fn ring(fence: Fence) -> Ring {
+    lending(fence, SingleCopy::OFF)
+}
+
+/// One whose sender lends all long messages.
+fn lending(fence: Fence, single_copy: SingleCopy) -> Ring {
     let layout = Layout::new(&OPTIONS).unwrap();
     let memory = Arc::new(Mapping::anonymous(layout.bytes()).unwrap());
+    introduce(&memory, layout, 0).unwrap();
     let bells = [Doorbell::new().unwrap(), Doorbell::new().unwrap()];
     let ends = |rank: usize| Ends {
         peer: Peer { rank, peer: 1 - rank, address: "here".into() },
         bell: bells[rank].clone(),
         fence,
         lifeline: None,
+        single_copy,
     };
     let direction = || Direction::new(&memory, layout, 0).unwrap();
     let (send, recv) = (RingSend::new(direction(), ends(0)), RingRecv::new(direction(), ends(1)));
@@ -37,6 +45,12 @@ fn ring(fence: Fence) -> Ring {
 
 fn header(seq: u32, len: usize) -> Header {
     Header { seq, len: len as u32, ..Header::default() }
+}
+
+/// Sends so that the other end may fetch it.
+fn lend(send: &mut dyn SendLink, header: &Header, data: &[u8]) -> Result<bool> {
+    // SAFETY: the tests keep `data` until it is fetched or taken back.
+    unsafe { send.send_lent(header, data) }
 }
 
 #[test]
@@ -71,16 +85,20 @@ fn layout_is_aligned_disjoint_and_within_its_size() {
 
 #[test]
 fn a_peer_that_writes_nonsense_gives_a_protocol_error() {
-    // A length beyond the slot.
+    // A piece beyond the message, and one beyond the slot.
     let mut r = ring(Fence::Full);
     assert!(r.send.send_from(&header(0, 30), &[1; 30]).unwrap());
     let d = Direction::new(&r.memory, r.layout, 0).unwrap();
-    let mut words = d.line(0).header.load();
-    words[2] = words[2] & 0xffff_ffff | 101 << 32;
-    d.line(0).header.store(words);
-    for _ in 0..2 {
-        let e = r.recv.peek().unwrap_err();
-        assert!(matches!(e, Error::Protocol { .. }) && e.to_string().contains("101 bytes"), "{e}");
+    for (len, piece) in [(30, [0, 31]), (200, [0, 101]), (30, [1, 29]), (30, [0, 0]), (30, [u64::MAX, 31])] {
+        let mut words = d.line(0).header.load();
+        words[2] = words[2] & 0xffff_ffff | len << 32;
+        d.line(0).header.store(words);
+        d.line(0).rest.store(piece);
+        for _ in 0..2 {
+            let e = r.recv.peek().unwrap_err();
+            let got = format!("got {} bytes from byte {} on", piece[1], piece[0]);
+            assert!(matches!(e, Error::Protocol { .. }) && e.to_string().contains(&got), "{e}");
+        }
     }
     // A sequence number out of nowhere.
     let mut r = ring(Fence::Full);
@@ -240,4 +258,121 @@ fn arm_sees_the_message_or_the_bell_rings() {
             assert_eq!(missed, 0, "of {N} with {fence:?}");
         });
     }
+}
+
+/// Longer than a message of the room, and than a piece.
+const LONG: usize = 100_003;
+
+fn long(seq: u32) -> Vec<u8> {
+    (0..LONG as u32).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seq) >> 11) as u8).collect()
+}
+
+/// Our own process, which lends whatever is long.
+fn ourselves() -> SingleCopy {
+    SingleCopy { pid: std::process::id() as i32, choice: config::SingleCopy::From(0) }
+}
+
+#[test]
+fn what_is_lent_is_flushed_when_it_was_fetched() {
+    let mut r = lending(Fence::Full, ourselves());
+    let data = [long(0), long(1)];
+    for (seq, data) in data.iter().enumerate() {
+        assert!(lend(&mut r.send, &header(seq as u32, LONG), data).unwrap());
+    }
+    assert_eq!(r.send.bytes_moved(), 0, "nothing went through the room");
+    assert!(!r.send.is_flushed() && !r.send.progress().unwrap() && !r.send.arm().unwrap());
+    assert!(r.recv.is_lent());
+    assert_eq!(r.recv.peek().unwrap(), Some((header(0, LONG), &[][..])), "longer than what can be shown");
+    assert!(r.recv.release().is_err());
+    let mut dst = vec![0; LONG];
+    assert_eq!(r.recv.recv_into(&header(0, LONG), &mut dst).unwrap(), Received::Done);
+    assert!(dst == data[0]);
+    assert_eq!(poll(&mut [PollFd::new(&r.bells[1], PollFlags::IN)], Duration::ZERO).unwrap(), 1, "it was armed");
+    assert!(!r.send.progress().unwrap() && !r.send.is_flushed(), "one of two");
+    let mut got = vec![0; LONG];
+    let mut sink = |at: usize, piece: &[u8]| got[at..at + piece.len()].copy_from_slice(piece);
+    assert_eq!(r.recv.recv_pieces(&header(1, LONG), &mut sink).unwrap(), Received::Done);
+    assert!(got == data[1]);
+    assert!(r.send.arm().unwrap(), "it can go on");
+    assert!(r.send.is_flushed());
+    // And short messages as ever.
+    assert!(lend(&mut r.send, &header(2, 30), &[7; 30]).unwrap());
+    assert!(r.send.is_flushed() && !r.recv.is_lent());
+    assert_eq!(r.recv.peek().unwrap(), Some((header(2, 30), &[7; 30][..])));
+}
+
+/// Who cannot be read, or is not who it was, gets its long messages through in pieces.
+#[test]
+fn without_permission_long_messages_go_through_the_room() {
+    for single_copy in
+        [SingleCopy::OFF, SingleCopy { pid: 0, ..ourselves() }, SingleCopy { pid: i32::MAX, ..ourselves() }]
+    {
+        let mut r = lending(Fence::Full, single_copy);
+        for (seq, by_pieces) in [(0, false), (1, true)] {
+            let (data, mut dst) = (long(seq), vec![0; LONG]);
+            let (mut sent, mut turns) = (false, 0);
+            loop {
+                sent = sent || lend(&mut r.send, &header(seq, LONG), &data).unwrap();
+                let received = if by_pieces {
+                    let mut sink = |at: usize, piece: &[u8]| dst[at..at + piece.len()].copy_from_slice(piece);
+                    r.recv.recv_pieces(&header(seq, LONG), &mut sink).unwrap()
+                } else {
+                    r.recv.recv_into(&header(seq, LONG), &mut dst).unwrap()
+                };
+                turns += 1;
+                if received == Received::Done {
+                    break;
+                }
+            }
+            assert!(sent && r.send.is_flushed() && turns > 100, "{turns}");
+            assert!(dst == data);
+        }
+    }
+    // The nonce of another process.
+    let layout = Layout::new(&OPTIONS).unwrap();
+    let memory = Arc::new(Mapping::anonymous(layout.bytes()).unwrap());
+    let loans = Direction::new(&memory, layout, 0).unwrap();
+    assert!(ourselves().reader(loans.loans()).is_none(), "it has not said who it is");
+    introduce(&memory, layout, 0).unwrap();
+    assert!(ourselves().reader(loans.loans()).is_some() && loans.loans().can_fetch());
+    let reader = ourselves().reader(loans.loans()).unwrap();
+    let mut dst = [0u8; 8];
+    // SAFETY: `dst` has 8 bytes.
+    let e = unsafe { reader.read(8, dst.as_mut_ptr(), 8) }.unwrap_err();
+    assert!(e.contains("8 bytes"), "{e}");
+    let other = reader.of_another();
+    // SAFETY: as above.
+    let e = unsafe { other.read(dst.as_ptr() as u64, dst.as_mut_ptr(), 0) }.unwrap_err();
+    assert!(e.contains("another one now"), "{e}");
+}
+
+#[test]
+fn what_was_taken_back_is_not_received() {
+    for drops in [false, true] {
+        let mut r = lending(Fence::Full, ourselves());
+        let data = long(0);
+        assert!(lend(&mut r.send, &header(0, LONG), &data).unwrap());
+        if drops {
+            drop(r.send);
+        } else {
+            r.send.let_go();
+            assert!(matches!(r.send.send_from(&header(1, 8), &[0; 8]), Err(Error::PeerLost { .. })));
+        }
+        let mut dst = vec![0; LONG];
+        for _ in 0..2 {
+            let lost = r.recv.recv_into(&header(0, LONG), &mut dst);
+            assert!(matches!(lost, Err(Error::PeerLost { .. })), "{lost:?}");
+        }
+    }
+    // Nothing is lent any more: the link stays.
+    let mut r = lending(Fence::Full, ourselves());
+    let data = long(0);
+    assert!(lend(&mut r.send, &header(0, LONG), &data).unwrap());
+    assert_eq!(r.recv.recv_into(&header(0, LONG), &mut vec![0; LONG]).unwrap(), Received::Done);
+    r.send.let_go();
+    assert!(r.send.send_from(&header(1, 8), &[0; 8]).unwrap());
+    // A receiver that goes without having fetched is lost to who waits for it.
+    assert!(lend(&mut r.send, &header(2, LONG), &data).unwrap());
+    drop(r.recv);
+    assert!(matches!(r.send.progress(), Err(Error::PeerLost { .. })));
 }

@@ -10,11 +10,12 @@ use rustix::net::SocketAddrUnix;
 
 use super::listen::address;
 use super::socket;
+use crate::config;
 use crate::error::Result;
 use crate::transport::doorbell::Doorbell;
 use crate::transport::handshake::{Hello, Reply};
 use crate::transport::mapping::Mapping;
-use crate::transport::ring::{self, Ends, Layout, Lifeline};
+use crate::transport::ring::{self, Ends, Layout, Lifeline, SingleCopy};
 use crate::transport::wait::Wait;
 use crate::transport::{LinkOptions, LinkPair, Peer};
 
@@ -39,6 +40,7 @@ pub(crate) fn connect(
     hello: &Hello,
     options: &LinkOptions,
     bell: &Arc<Doorbell>,
+    single_copy: config::SingleCopy,
     wait: &Wait<'_>,
 ) -> Result<Dialed> {
     let layout = Layout::new(options)?;
@@ -73,6 +75,7 @@ pub(crate) fn connect(
         Ok((memory, memfd)) => (Arc::new(memory), memfd),
         Err(e) => return not_possible("memory", &e),
     };
+    ring::introduce(&memory, layout, 0)?;
     if let Err(e) = socket::send(&socket, bytemuck::bytes_of(hello), &[memfd.as_fd(), bell.as_fd()]) {
         return not_possible("passing the memory", &e);
     }
@@ -103,6 +106,7 @@ pub(crate) fn connect(
         bell: Doorbell::from_fd(theirs),
         fence: fence.common(hello.fence()),
         lifeline: Some(Lifeline::new(socket)),
+        single_copy: SingleCopy { pid, choice: single_copy },
     };
     Ok(Dialed::Linked(ring::pair(&memory, layout, 0, ends, "shm")?))
 }

@@ -8,12 +8,13 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SocketAddrUnix, SocketFlags};
 
 use super::socket;
+use crate::config;
 use crate::error::{Error, Result};
 use crate::transport::doorbell::Doorbell;
 use crate::transport::fence::Fence;
 use crate::transport::handshake::{Hello, Reply};
 use crate::transport::mapping::Mapping;
-use crate::transport::ring::{self, Ends, Layout, Lifeline};
+use crate::transport::ring::{self, Ends, Layout, Lifeline, SingleCopy};
 use crate::transport::{LinkOptions, LinkPair, Peer};
 
 /// A listening socket in the abstract namespace.
@@ -128,6 +129,7 @@ pub(crate) fn finish(
     (rank, peer): (usize, usize),
     options: &LinkOptions,
     bell: &Arc<Doorbell>,
+    single_copy: config::SingleCopy,
 ) -> Result<LinkPair, String> {
     let Some((memory, theirs)) = pending.fds.take() else { return Err("no memory came".to_owned()) };
     let layout = Layout::new(options).map_err(|e| e.to_string())?;
@@ -139,6 +141,7 @@ pub(crate) fn finish(
         }
     };
     let fence = dialer.common(Fence::available());
+    ring::introduce(&memory, layout, 1).map_err(|e| e.to_string())?;
     let reply = Reply::Welcome(fence).to_bytes();
     socket::send(&pending.socket, &reply, &[bell.as_fd()]).map_err(|e| e.to_string())?;
     let ends = Ends {
@@ -146,6 +149,7 @@ pub(crate) fn finish(
         bell: Doorbell::from_fd(theirs),
         fence,
         lifeline: Some(Lifeline::new(pending.socket)),
+        single_copy: SingleCopy { pid: pending.pid, choice: single_copy },
     };
     ring::pair(&memory, layout, 1, ends, "shm").map_err(|e| e.to_string())
 }

@@ -87,6 +87,7 @@ fn pair(sockets: Vec<TcpStream>, peer: Peer, options: &LinkOptions, linger: &Arc
         send: Box::new(send::TcpSend::new(stream.clone(), peer.clone(), options.max_message, depth)),
         recv: Box::new(recv::TcpRecv::new(stream, peer, options.max_message, depth)?),
         kind: "tcp",
+        lends_long: false,
     })
 }
 

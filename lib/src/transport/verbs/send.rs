@@ -126,7 +126,7 @@ impl SendLink for VerbsSend {
         Ok(true)
     }
 
-    fn may_lend(&self) -> bool {
+    fn may_lend(&self, _reduced: bool) -> bool {
         true
     }
 

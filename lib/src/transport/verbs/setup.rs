@@ -119,6 +119,7 @@ impl Draft {
             send: Box::new(VerbsSend::new(&core, linger)),
             recv: Box::new(VerbsRecv::new(&core, linger)),
             kind: "verbs",
+            lends_long: false,
         })
     }
 }

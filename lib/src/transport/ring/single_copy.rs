@@ -1,0 +1,193 @@
+//! Payloads that stay where they are until the receiver fetches them: one copy instead of two.
+//!
+//! The sender's line says where the payload lies in its own memory; the receiver reads it from there with
+//! `process_vm_readv(2)` and frees the line. The sender counts as flushed once the last line with a loan is freed, and the
+//! memory must not change before. Only the payload room is left out: lines, their order, credit and the words that order
+//! them are those of every message. (Open MPI calls the way "smsc/cma", MPICH and UCX "CMA", cross-memory attach.)
+//!
+//! # When it pays
+//! The system call pins the sender's pages one by one. That is cheap where they are huge, and costs more than the second copy
+//! saves where they are small, so the sender looks ([`pagemap::is_huge`]) before it lends.
+//!
+//! # Permission
+//! The kernel lets a process read another's memory if it may trace it: the same user, and nothing like Yama's
+//! `ptrace_scope` or a container's filter against it. So the receiver tries it while the link is made, on a nonce, and says
+//! whether it worked; where it did not, everything goes through the room. The nonce is read again along with every
+//! payload, by the same call and so from the same memory: a process that ended and left its number to another
+//! is noticed.
+//!
+//! # Taking back
+//! A sender that fails before its loans are fetched closes the link before it gives the memory back to its owner
+//! (`let_go`). The receiver looks for that after it has read, so it may read anything but never takes it for a message. It
+//! reads through the kernel between threads of one process, too: a plain copy could meet memory that is unmapped.
+
+use std::sync::OnceLock;
+use std::sync::atomic::Ordering;
+
+use crate::config;
+use crate::transport::pagemap;
+use crate::transport::sync::{AtomicU32, Words};
+
+/// Least length, by measuring: below it two cores that are near each other are faster with two copies (65 KiB: 5 against
+/// 7 us; 256 KiB: 20 against 17), and cores that are far apart lose little.
+const WORTH: usize = 128 << 10;
+
+/// Whether large payloads are fetched from the sender's memory, and in which process that is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SingleCopy {
+    /// The peer's process id as we see it; 0: we cannot see it.
+    pub(crate) pid: i32,
+    /// Which payloads we lend; [`config::SingleCopy::Off`]: none, and we do not fetch either.
+    pub(crate) choice: config::SingleCopy,
+}
+
+/// What the sender says of itself in shared memory, and what the receiver answers. Written while the link is made, before
+/// the first message.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub(super) struct Loans {
+    /// Address of the sender's nonce, and the nonce.
+    nonce: Words<3>,
+    can_fetch: AtomicU32,
+}
+
+/// A number that only this process has at this address.
+fn nonce() -> &'static [u64; 2] {
+    static NONCE: OnceLock<[u64; 2]> = OnceLock::new();
+    NONCE.get_or_init(|| {
+        let mut bytes = [0u8; 16];
+        let flags = rustix::rand::GetRandomFlags::empty();
+        match rustix::rand::getrandom(&mut bytes, flags) {
+            Ok(16) => bytemuck::cast(bytes),
+            // All zero: nobody accepts it.
+            _ => [0; 2],
+        }
+    })
+}
+
+impl Loans {
+    #[cfg(loom)]
+    pub(super) fn new() -> Loans {
+        Loans { nonce: Words::new(), can_fetch: AtomicU32::new(0) }
+    }
+
+    /// By the sender.
+    pub(super) fn introduce(&self) {
+        let nonce = nonce();
+        self.nonce.store([nonce.as_ptr() as u64, nonce[0], nonce[1]]);
+    }
+
+    /// What the receiver has answered; asked for by the sender.
+    pub(super) fn can_fetch(&self) -> bool {
+        self.can_fetch.load(Ordering::Relaxed) != 0
+    }
+}
+
+impl SingleCopy {
+    /// Everything goes through the room.
+    pub(crate) const OFF: SingleCopy = SingleCopy { pid: 0, choice: config::SingleCopy::Off };
+
+    /// Whether payloads may be lent at all.
+    pub(super) fn is_on(&self) -> bool {
+        self.choice != config::SingleCopy::Off
+    }
+
+    /// Whether a payload is worth lending.
+    pub(super) fn lends(&self, data: &[u8]) -> bool {
+        match self.choice {
+            config::SingleCopy::Auto => data.len() >= WORTH && pagemap::is_huge(data),
+            config::SingleCopy::Off => false,
+            config::SingleCopy::From(bytes) => data.len() >= bytes,
+        }
+    }
+
+    /// By the receiver: how the sender's memory is read, if that works; it is told.
+    pub(super) fn reader(&self, loans: &Loans) -> Option<Reader> {
+        if !self.is_on() {
+            return None;
+        }
+        let [address, first, second] = loans.nonce.load();
+        let reader = Reader { pid: self.pid, address, nonce: [first, second] };
+        match reader.probe() {
+            Ok(()) => {
+                loans.can_fetch.store(1, Ordering::Relaxed);
+                Some(reader)
+            }
+            Err(why) => {
+                log::debug!("process {}: its memory cannot be read ({why}): messages are copied twice", self.pid);
+                None
+            }
+        }
+    }
+}
+
+/// Reads another process's memory.
+#[derive(Debug)]
+pub(super) struct Reader {
+    pid: i32,
+    address: u64,
+    nonce: [u64; 2],
+}
+
+impl Reader {
+    /// As if that process had ended and another one had its number.
+    #[cfg(test)]
+    pub(super) fn of_another(&self) -> Reader {
+        Reader { nonce: [1, 2], ..*self }
+    }
+
+    fn probe(&self) -> Result<(), String> {
+        if self.pid == 0 || self.nonce == [0; 2] {
+            return Err("it has not said who it is".to_owned());
+        }
+        // SAFETY: nothing is written.
+        unsafe { self.read(self.address, std::ptr::NonNull::dangling().as_ptr(), 0) }
+    }
+
+    /// The model's ranks are threads, and loom is to see that their memory is read.
+    #[cfg(loom)]
+    pub(super) unsafe fn read(&self, from: u64, to: *mut u8, len: usize) -> Result<(), String> {
+        // SAFETY: by the caller; the lender's memory is that of a thread of the model.
+        unsafe { crate::transport::sync::copy(from as *const u8, to, len) };
+        Ok(())
+    }
+
+    /// Copies `len` bytes at `from` in the peer's memory to `to`. On an error, part of them may have been written.
+    ///
+    /// # Safety
+    /// `to` must be valid for writes of `len` bytes.
+    #[cfg(not(loom))]
+    pub(super) unsafe fn read(&self, from: u64, to: *mut u8, len: usize) -> Result<(), String> {
+        let mut nonce = [0u64; 2];
+        let mut done = 0;
+        loop {
+            let local = [
+                libc::iovec { iov_base: nonce.as_mut_ptr().cast(), iov_len: size_of_val(&nonce) },
+                libc::iovec { iov_base: to.wrapping_add(done).cast(), iov_len: len - done },
+            ];
+            let remote = [
+                libc::iovec { iov_base: self.address as *mut libc::c_void, iov_len: size_of_val(&nonce) },
+                libc::iovec { iov_base: from.wrapping_add(done as u64) as *mut libc::c_void, iov_len: len - done },
+            ];
+            // SAFETY: `nonce` and, by the caller, the rest of `to` may be written; addresses of the other process are
+            // checked by the kernel.
+            let got = unsafe { libc::process_vm_readv(self.pid, local.as_ptr(), 2, remote.as_ptr(), 2, 0) };
+            if got < 0 {
+                let e = std::io::Error::last_os_error();
+                return Err(format!("reading {len} bytes of the memory of process {}: {e}", self.pid));
+            }
+            let got = got as usize;
+            if got < size_of_val(&nonce) || nonce != self.nonce {
+                return Err(format!("process {} is another one now", self.pid));
+            }
+            // Short where a page is missing: the next turn, which begins there, gets the error.
+            done += got - size_of_val(&nonce);
+            if done >= len {
+                return Ok(());
+            }
+            if got == size_of_val(&nonce) {
+                return Err(format!("process {} has not got the {len} bytes that it lends", self.pid));
+            }
+        }
+    }
+}
