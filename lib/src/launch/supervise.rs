@@ -94,10 +94,20 @@ impl Ranks<'_> {
                 if let Ending::No = self.ending {
                     self.ending = Ending::Grace(deadline_after(self.launcher.grace));
                 }
+            } else if self.is_the_cause(status) {
+                // The kernel closes a killed process's sockets before we hear of it: others may notice first, and be gone first.
+                self.failed = Some((rank, status));
+                output::say(&self.launcher.stderr, &format!("rank {rank} {}, which is likely the cause", how(status)));
             } else {
                 log::info!("rank {rank} {}", how(status));
             }
         }
+    }
+
+    /// Whether a rank was killed by a signal that we have not sent, after one that exited by itself.
+    fn is_the_cause(&self, status: ExitStatus) -> bool {
+        let exited = self.failed.is_some_and(|(_, first)| first.signal().is_none());
+        exited && status.signal().is_some() && matches!(self.ending, Ending::Grace(_))
     }
 
     fn deadline(&self) -> Option<Instant> {

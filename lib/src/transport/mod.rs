@@ -154,13 +154,13 @@ pub trait SendLink: Send + fmt::Debug {
     /// Hands over the reserved message: its first `header.len` bytes.
     fn commit(&mut self, header: &Header) -> Result<()>;
 
-    /// Sends from the caller's memory; `true` once `data` is no longer needed. `data.len() == header.len`.
+    /// Sends from the caller's memory; `true` once `data` is no longer needed. `data.len() == header.len`, at most
+    /// [`LinkOptions::max_message`] but where [`LinkPair::lends_long`].
     fn send_from(&mut self, header: &Header, data: &[u8]) -> Result<bool>;
 
     /// As [`SendLink::send_from`], but `true` may come while `data` is still read: by a device, from registered memory, or by the
     /// receiver, from this process's memory. That is over when [`SendLink::is_flushed`] says `true` or [`SendLink::let_go`]
-    /// has returned. Where [`LinkPair::lends_long`], `data` may be longer than [`LinkOptions::max_message`]; the receiver takes it by
-    /// [`RecvLink::recv_into`] or [`RecvLink::recv_pieces`] then, and [`RecvLink::peek`] shows nothing but its header.
+    /// has returned.
     ///
     /// # Safety
     /// Until then `data` must stay allocated and nobody may write to it.
@@ -293,6 +293,8 @@ pub struct LinkPair {
     pub recv: Box<dyn RecvLink>,
     /// Name of the backend: `tcp`, `shm`, `inproc`, `verbs`; with `, relayed` behind it where other ranks are between.
     pub kind: &'static str,
-    /// Messages of any length can be [lent](SendLink::lend). The same at both ends.
+    /// Messages of any length can be sent from the caller's memory. The receiver takes those that are longer than
+    /// [`LinkOptions::max_message`] by [`RecvLink::recv_into`] or [`RecvLink::recv_pieces`]; [`RecvLink::peek`] shows nothing but their
+    /// header. The same at both ends.
     pub lends_long: bool,
 }

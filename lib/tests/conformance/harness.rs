@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use rustix::time::Timespec;
 use tinynccl::Config;
-use tinynccl::config::TransportChoice;
+use tinynccl::config::{SingleCopy, TransportChoice};
 use tinynccl::error::{Error, Result};
 use tinynccl::transport::faulty::{self, Faults};
 use tinynccl::transport::relay::Routes;
@@ -60,6 +60,8 @@ pub(crate) struct End {
 pub(crate) fn config(transport: TransportChoice) -> Config {
     let mut config = Config::default();
     config.transport = transport;
+    // Such links take messages of any length: `lending` tests that.
+    config.single_copy = SingleCopy::Off;
     config
 }
 

@@ -172,7 +172,8 @@ impl Endpoint {
             transport: config.transport,
             checksum: config.checksum,
             streams: config.tcp_streams,
-            single_copy: config.single_copy,
+            // A checksum is looked at before anything is written to where it belongs.
+            single_copy: if config.checksum { SingleCopy::Off } else { config.single_copy },
             sockets,
             locals,
             rails,
