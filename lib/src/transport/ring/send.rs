@@ -38,7 +38,7 @@ pub(crate) struct RingSend {
     /// The last message was refused.
     refused: bool,
     /// Count of lines with the last one that was lent and may not have been fetched; 0: there is none.
-    lent: u64,
+    last_lent: u64,
     /// Messages lent so far.
     loans: u64,
     /// Bytes of the message that [`SendLink::lend`] is sending piece by piece.
@@ -62,7 +62,7 @@ impl RingSend {
             armed: false,
             wants: 0,
             refused: false,
-            lent: 0,
+            last_lent: 0,
             loans: 0,
             sent: 0,
             verdict: None,
@@ -130,12 +130,12 @@ impl RingSend {
             let detail = format!("expected {} lines at most to be freed, got {freed}", self.lines);
             return Err(self.ends.peer.protocol("send", detail));
         }
-        if freed >= self.lent {
-            self.lent = 0;
+        if freed >= self.last_lent {
+            self.last_lent = 0;
         } else if closed || self.lost.is_some() {
             self.alive()?;
         }
-        Ok(self.lent == 0)
+        Ok(self.last_lent == 0)
     }
 
     #[inline(always)]
@@ -151,7 +151,7 @@ impl RingSend {
             }
             Payload::Lent(address) => {
                 line.first.store([address]);
-                self.lent = self.lines + 1;
+                self.last_lent = self.lines + 1;
                 self.loans += 1;
             }
             Payload::Room(offset, bytes) => {
@@ -310,7 +310,7 @@ impl SendLink for RingSend {
     }
 
     fn let_go(&mut self) {
-        if self.lent != 0 && !matches!(self.settle(), Ok(true)) {
+        if self.last_lent != 0 && !matches!(self.settle(), Ok(true)) {
             self.lose("what was lent to it was taken back after an error".to_owned());
             self.direction.sender().close();
             // Whoever reads what is written from now on must see that we have closed.
@@ -319,7 +319,7 @@ impl SendLink for RingSend {
     }
 
     fn progress(&mut self) -> Result<bool> {
-        if self.lent == 0 { Ok(false) } else { self.settle() }
+        if self.last_lent == 0 { Ok(false) } else { self.settle() }
     }
 
     #[inline]
@@ -328,7 +328,7 @@ impl SendLink for RingSend {
     }
 
     fn is_flushed(&self) -> bool {
-        self.lent == 0
+        self.last_lent == 0
     }
 
     fn bytes_moved(&self) -> u64 {
@@ -350,7 +350,7 @@ impl SendLink for RingSend {
         self.ends.fence.heavy();
         // One more system call: who sleeps next finds out here that the other process was killed.
         // Who was not refused waits for what it has lent.
-        let ready = if self.lent == 0 || self.refused { self.refresh(self.wants)? } else { self.settle()? };
+        let ready = if self.last_lent == 0 || self.refused { self.refresh(self.wants)? } else { self.settle()? };
         if !ready {
             self.check_peer()?;
         }
