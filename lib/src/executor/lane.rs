@@ -161,7 +161,7 @@ pub(super) unsafe fn advance(
             }
             if plan.lends && instruction.awaits != usize::MAX {
                 let link = &mut links.sends[instruction.awaits];
-                state.stage.overwrites = !link.is_flushed() && {
+                state.stage.overwrites = !link.is_flushed() && !link.is_fetched_by_peer() && {
                     link.progress()?;
                     !link.is_flushed()
                 };
@@ -328,9 +328,11 @@ unsafe fn send(
             let (input, output) = (data.as_ptr().addr(), memory.output.addr());
             input >= output.saturating_add(plan.output_bytes) || output >= input + data.len()
         };
+        // Waiting for a device (`awaits`) always ends. Waiting for the peer could be for ever, so nothing may need it.
+        let awaitable = instruction.lendable && !link.is_fetched_by_peer();
         let stays = match src.buf {
-            Buf::Input => apart() || instruction.lendable && memory.input == memory.output.cast_const(),
-            Buf::Output => instruction.lendable,
+            Buf::Input => apart() || awaitable && memory.input == memory.output.cast_const(),
+            Buf::Output => awaitable,
             Buf::Scratch => false,
         };
         if stays {

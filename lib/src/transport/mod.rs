@@ -179,6 +179,12 @@ pub trait SendLink: Send + fmt::Debug {
         false
     }
 
+    /// True when the link is done with lent memory only after the peer has received the message: a call must not wait for that
+    /// before it has received what the peer waits to send.
+    fn is_fetched_by_peer(&self) -> bool {
+        false
+    }
+
     /// Messages sent from lent memory so far.
     fn lent(&self) -> u64 {
         0

@@ -305,6 +305,10 @@ impl SendLink for RingSend {
         !reduced && self.ends.single_copy.is_on()
     }
 
+    fn is_fetched_by_peer(&self) -> bool {
+        true
+    }
+
     fn lent(&self) -> u64 {
         self.loans
     }
