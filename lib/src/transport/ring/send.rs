@@ -138,6 +138,11 @@ impl RingSend {
         Ok(self.last_lent == 0)
     }
 
+    /// Something was lent, and is no more: what was fetched was fetched, whatever became of the peer since.
+    fn is_settled(&mut self) -> Result<bool> {
+        Ok(self.last_lent != 0 && self.settle()?)
+    }
+
     #[inline(always)]
     fn publish(&mut self, header: &Header, payload: Payload) -> Result<()> {
         let line = self.direction.line(self.lines);
@@ -203,7 +208,7 @@ impl RingSend {
     #[cold]
     fn attend(&mut self, state: Look) -> Result<()> {
         if state.closed() {
-            return self.alive();
+            return if self.is_settled()? { Ok(()) } else { self.alive() };
         }
         if self.direction.receiver().take_waiting() {
             self.ends.bell.ring();
@@ -340,6 +345,9 @@ impl SendLink for RingSend {
     }
 
     fn check_peer(&mut self) -> Result<()> {
+        if self.is_settled()? {
+            return Ok(());
+        }
         if self.lost.is_none()
             && let Some(detail) = self.ends.lifeline.as_ref().and_then(|l| l.broken())
         {
