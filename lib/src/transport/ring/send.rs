@@ -10,6 +10,8 @@ use crate::error::{Error, Result};
 use crate::transport::{Interest, Peer, SendLink};
 use crate::wire::Header;
 
+/// So often an answer about the pages of a buffer is used again: it decides about speed alone.
+const SAME: u32 = 100;
 /// Messages of up to so many bytes are neither cut nor lent.
 const PIECE: usize = if cfg!(loom) { 64 } else { 32 << 10 };
 
@@ -44,7 +46,7 @@ pub(crate) struct RingSend {
     /// Bytes of the message that [`SendLink::lend`] is sending piece by piece.
     sent: usize,
     /// The message that it was refused last, and whether it is worth lending.
-    verdict: Option<(usize, usize, bool)>,
+    verdict: Option<(usize, usize, bool, u32)>,
     lost: Option<String>,
 }
 
@@ -174,14 +176,17 @@ impl RingSend {
         if state.is_plain() { Ok(()) } else { self.attend(state) }
     }
 
-    /// Asked once per message: it may cost a system call.
+    /// It may cost a system call, so an answer counts for several messages from the same place.
     fn is_worth_lending(&mut self, data: &[u8]) -> bool {
         let message = (data.as_ptr() as usize, data.len());
-        match self.verdict {
-            Some((at, len, verdict)) if (at, len) == message => verdict,
+        match &mut self.verdict {
+            Some((at, len, verdict, uses)) if (*at, *len) == message && *uses < SAME => {
+                *uses += 1;
+                *verdict
+            }
             _ => {
                 let verdict = self.direction.loans().can_fetch() && self.ends.single_copy.lends(data);
-                self.verdict = Some((message.0, message.1, verdict));
+                self.verdict = Some((message.0, message.1, verdict, 0));
                 verdict
             }
         }
@@ -200,7 +205,7 @@ impl RingSend {
             self.publish(header, Payload::Room(self.sent, piece.len()))?;
             self.sent += piece.len();
         }
-        (self.sent, self.verdict) = (0, None);
+        self.sent = 0;
         Ok(true)
     }
 
@@ -298,7 +303,6 @@ impl SendLink for RingSend {
             return Ok(false);
         }
         if worth && self.sent == 0 && self.is_worth_lending(data) {
-            self.verdict = None;
             self.publish(header, Payload::Lent(data.as_ptr() as u64))?;
             return Ok(true);
         }
