@@ -117,7 +117,8 @@ pub struct Census {
     pub bytes_per_link: usize,
     /// What this rank has forwarded between others, for all communicators of its process.
     pub relayed: Traffic,
-    /// Messages sent so far from registered memory without a copy ([`Comm::register_persistent`]).
+    /// Messages lent so far: sent from the caller's memory without a copy of ours ([`Comm::register_persistent`], or
+    /// `TINYNCCL_SHM_SINGLE_COPY`).
     pub lent_messages: u64,
 }
 
@@ -450,8 +451,10 @@ impl Inner {
                 return unsafe { self.run_on_board(board, registry, job, header, buffers, background, workspace) }
                     .map(|_| ());
             }
-            let candidates = [self.symmetric(registry, *forced, key), self.staged(board.stage_bytes(), *forced, key)];
-            for job in candidates.into_iter().flatten() {
+            // The second is looked for only when the first does not run.
+            let area = board.stage_bytes();
+            let staged = std::iter::once_with(|| self.staged(area, *forced, key)).flatten();
+            for job in self.symmetric(registry, *forced, key).into_iter().chain(staged) {
                 let header = Header { seq, ..job.header };
                 // SAFETY: forwarded from the caller.
                 let outcome =

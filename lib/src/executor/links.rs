@@ -74,7 +74,7 @@ impl Links {
         counts
     }
 
-    /// Messages sent from registered memory without a copy.
+    /// Messages lent so far.
     pub(crate) fn lent(&self) -> u64 {
         self.sends.iter().map(|send| send.lent()).sum()
     }
