@@ -123,6 +123,17 @@ pub enum Error {
         errno: i32,
     },
 
+    /// The CUDA driver refused something.
+    #[error("{op}: {detail}: {status}")]
+    Cuda {
+        /// Operation that was running.
+        op: String,
+        /// What was being done, with devices and sizes.
+        detail: String,
+        /// The driver's status in words.
+        status: String,
+    },
+
     /// This build or this machine cannot do it.
     #[error("{what} is not available here: {detail}")]
     Unsupported {

@@ -7,6 +7,7 @@ pub mod algorithm;
 pub mod bootstrap;
 pub mod comm;
 pub mod config;
+pub mod cuda;
 pub mod ddp;
 pub mod dtype;
 pub mod error;

@@ -1,0 +1,232 @@
+//! One collective: what it is, checked, and put into a stream.
+
+use std::fmt;
+
+use cudarc::driver::sys;
+
+use super::comm::DeviceComm;
+use super::driver::cuda;
+use super::kernels::Kernel;
+use super::select::{self, Choice};
+use super::window::MAX_RANKS;
+use crate::dtype::{DType, ReduceOp};
+use crate::error::{Error, Result};
+use crate::wire::Collective;
+
+/// A collective over device memory, as addresses.
+#[derive(Debug, Clone, Copy)]
+pub struct Call {
+    /// Which one.
+    pub collective: Collective,
+    /// Type of the elements.
+    pub dtype: DType,
+    /// How they are combined; ignored by collectives that only move data.
+    pub op: ReduceOp,
+    /// The root of a rooted collective, else 0.
+    pub root: usize,
+    /// Elements: of the whole buffer for all_reduce, broadcast and reduce; of one rank's segment for the others.
+    pub count: usize,
+    /// Address of the input.
+    pub input: u64,
+    /// Address of the output; may be the input's place in it (except for all_to_all).
+    pub output: u64,
+}
+
+/// What a call is, in 8 bytes: ranks compare theirs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Signature(pub(super) u64);
+
+const COUNT_BITS: u32 = 40;
+
+impl Signature {
+    fn new(call: &Call) -> Signature {
+        let op = if call.collective.reduces() { call.op as u64 } else { 0 };
+        let kind = call.collective as u64 | (call.dtype as u64) << 8 | op << 12 | (call.root as u64) << 16;
+        Signature(kind << COUNT_BITS | call.count as u64 & ((1 << COUNT_BITS) - 1))
+    }
+}
+
+impl fmt::Display for Signature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = self.0 >> COUNT_BITS;
+        let count = self.0 & ((1 << COUNT_BITS) - 1);
+        let (collective, dtype) = (Collective::from_code(kind as u8), DType::from_code((kind >> 8 & 15) as u8));
+        let (Some(collective), Some(dtype)) = (collective, dtype) else { return write!(f, "something unknown ({:#x})", self.0) };
+        write!(f, "{collective} of {count} {dtype}")?;
+        if collective.reduces() {
+            write!(f, ", {}", ReduceOp::from_code((kind >> 12 & 15) as u8).map_or("an unknown operator", ReduceOp::name))?;
+        }
+        if collective.has_root() {
+            write!(f, ", root {}", kind >> 16 & 255)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Signature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// As `struct Team` of `kernels/team.cuh`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Team {
+    pub(super) windows: [u64; MAX_RANKS],
+    pub(super) report: u64,
+    pub(super) patience: u64,
+    pub(super) call: u64,
+    pub(super) rank: u32,
+    pub(super) number: u32,
+}
+
+/// As `struct Message` of `kernels/send_recv.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Message {
+    pub(super) at: u64,
+    pub(super) bytes: u64,
+    pub(super) peer: u64,
+}
+
+impl DeviceComm {
+    /// Puts a collective into a stream, by addresses. Returns at once; an error of the collective itself shows in
+    /// [`DeviceComm::check`] and in later calls.
+    ///
+    /// # Safety
+    /// `input` and `output` must be device memory as long as the collective needs, reachable from this communicator's device
+    /// and untouched by others until the stream has run the call. `stream` must be of this device, and stay so until the next
+    /// call of this communicator.
+    pub unsafe fn enqueue(&self, stream: sys::CUstream, call: &Call) -> Result<()> {
+        let choice = self.choice(call.collective, call.count * call.dtype.size());
+        // SAFETY: forwarded from the caller.
+        unsafe { self.enqueue_as(stream, call, choice) }
+    }
+
+    /// [`DeviceComm::enqueue`] in a given way. Every rank must give the same.
+    ///
+    /// # Safety
+    /// As [`DeviceComm::enqueue`].
+    pub unsafe fn enqueue_as(&self, stream: sys::CUstream, call: &Call, choice: Choice) -> Result<()> {
+        let op = call.collective.name();
+        self.check()?;
+        if call.root >= self.size() {
+            return Err(Error::invalid(op, format!("root is {}, expected a rank below {}", call.root, self.size())));
+        }
+        let bytes = (call.count * call.dtype.size()) as u64;
+        if self.size() == 1 {
+            return self.alone(stream, call, bytes as usize);
+        }
+        if !select::fits(&self.layout, call.collective, choice, bytes as usize) {
+            return Err(Error::invalid(op, format!("{bytes} bytes do not fit {choice:?}")));
+        }
+        let kernel = Kernel::of(call.collective, choice.protocol).ok_or_else(|| Error::Unsupported {
+            what: format!("{op} on the device"),
+            detail: "use the host's communicator, or all_gather or all_to_all".to_owned(),
+        })?;
+        let function = self.kernels.function(kernel, kernel.reduces().then_some((call.dtype, call.op)))?;
+        let mut order = self.order(stream)?;
+        order.number = order.number.wrapping_add(1);
+        let mut team = self.team(Signature::new(call).0, order.number);
+        let (mut input, mut output, mut bytes) = (call.input, call.output, bytes);
+        let mut root = call.root as u32;
+        let mut stride = if call.collective == Collective::AllToAll { bytes } else { 0 };
+        let fifth: *mut std::ffi::c_void = match call.collective {
+            Collective::AllGather | Collective::AllToAll => (&raw mut stride).cast(),
+            _ => (&raw mut root).cast(),
+        };
+        // Kernels without a fifth parameter do not look at it.
+        let mut parameters =
+            [(&raw mut team).cast(), (&raw mut input).cast(), (&raw mut output).cast(), (&raw mut bytes).cast(), fifth];
+        // SAFETY: the parameters are of the types which the kernel declares; the buffers are the caller's word.
+        unsafe { launch(function, choice.blocks, stream, &mut parameters) }
+            .map_err(|e| cuda(op, format!("launching {} blocks", choice.blocks), e))
+    }
+
+    /// Sends to one rank and receives from one, at the same time, each as (address, bytes, peer); either may be left out.
+    ///
+    /// # Safety
+    /// As [`DeviceComm::enqueue`], for both buffers, which must not overlap.
+    pub unsafe fn enqueue_send_recv(
+        &self,
+        stream: sys::CUstream,
+        to: Option<(u64, usize, usize)>,
+        from: Option<(u64, usize, usize)>,
+    ) -> Result<()> {
+        let op = "send/recv";
+        self.check()?;
+        for (_, _, peer) in to.iter().chain(&from) {
+            if *peer >= self.size() || *peer == self.rank() {
+                let (size, rank) = (self.size(), self.rank());
+                return Err(Error::invalid(op, format!("peer is {peer}, expected another rank below {size} (we are rank {rank})")));
+            }
+        }
+        let message = |one: Option<(u64, usize, usize)>| {
+            let (at, bytes, peer) = one.unwrap_or((0, 0, self.size()));
+            Message { at, bytes: bytes as u64, peer: peer as u64 }
+        };
+        let function = self.kernels.function(Kernel::SendRecv, None)?;
+        let mut order = self.order(stream)?;
+        order.number = order.number.wrapping_add(1);
+        let (_, bytes, root) = to.or(from).unwrap_or_default();
+        let call = Call { collective: Collective::SendRecv, dtype: DType::U8, op: ReduceOp::Sum, root, count: bytes, input: 0, output: 0 };
+        let mut team = self.team(Signature::new(&call).0, order.number);
+        let (mut to, mut from) = (message(to), message(from));
+        // Both ends of a channel must carry the same part: the number depends on nothing that they might not agree on.
+        let channels = select::pair_channels(&self.layout);
+        let mut parameters = [(&raw mut team).cast(), (&raw mut to).cast(), (&raw mut from).cast()];
+        // SAFETY: as in `enqueue_as`.
+        unsafe { launch(function, 2 * channels, stream, &mut parameters) }
+            .map_err(|e| cuda(op, format!("launching {} blocks", 2 * channels), e))
+    }
+
+    fn alone(&self, stream: sys::CUstream, call: &Call, bytes: usize) -> Result<()> {
+        if call.input == call.output || bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the caller of `enqueue` vouches for both buffers.
+        unsafe { cudarc::driver::result::memcpy_dtod_async(call.output, call.input, bytes, stream) }
+            .map_err(|e| cuda(call.collective.name(), "copying on the device", e))
+    }
+
+    fn team(&self, call: u64, number: u32) -> Team {
+        Team { call, number, ..self.team }
+    }
+}
+
+/// Threads of a block; the kernels are compiled for it.
+pub(super) const THREADS: u32 = 512;
+
+unsafe fn launch(
+    function: sys::CUfunction,
+    blocks: u32,
+    stream: sys::CUstream,
+    parameters: &mut [*mut std::ffi::c_void],
+) -> Result<(), cudarc::driver::DriverError> {
+    // SAFETY: forwarded from the caller.
+    unsafe { cudarc::driver::result::launch_kernel(function, (blocks, 1, 1), (THREADS, 1, 1), 0, stream, parameters) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signature_holds_what_ranks_must_agree_on() {
+        let call = Call {
+            collective: Collective::Reduce,
+            dtype: DType::Bf16,
+            op: ReduceOp::Max,
+            root: 3,
+            count: 12_345_678_901,
+            input: 0,
+            output: 0,
+        };
+        assert_eq!(Signature::new(&call).to_string(), "reduce of 12345678901 bf16, max, root 3");
+        let other = Call { collective: Collective::AllGather, root: 0, count: 7, dtype: DType::U64, ..call };
+        assert_eq!(Signature::new(&other).to_string(), "all_gather of 7 u64");
+        // What a collective ignores does not count.
+        assert_eq!(Signature::new(&other), Signature::new(&Call { op: ReduceOp::Sum, ..other }));
+    }
+}

@@ -1,0 +1,323 @@
+//! A rank's membership in a group of ranks that drive GPUs.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use cudarc::driver::{CudaContext, CudaEvent, sys};
+
+use super::call::Team;
+use super::driver::{available, cuda};
+use super::kernels::Kernels;
+use super::peers::{Introduction, Peer, enable};
+use super::report::Report;
+use super::select::{self, Choice};
+use super::window::{Layout, MAX_RANKS, Window};
+use crate::comm::Comm;
+use crate::error::{Error, Result};
+use crate::wire::Collective;
+
+/// One rank of a group of ranks that each drive a GPU of this host.
+///
+/// Calls only enqueue, in the order of the caller's stream; calls of one communicator run in the order in which they were
+/// made, also when they go to different streams. They can be captured in a CUDA graph, whose replays then count as calls: all
+/// ranks must make and replay the same calls in the same order.
+///
+/// Dropping it waits for its kernels and for the other ranks to drop theirs.
+pub struct DeviceComm {
+    rank: usize,
+    size: usize,
+    pub(super) layout: Layout,
+    pub(super) kernels: Kernels,
+    pub(super) team: Team,
+    report: Report,
+    patience: Duration,
+    order: Mutex<Order>,
+    choices: Mutex<Option<Choice>>,
+    context: Arc<CudaContext>,
+    /// Where ranks of other processes meet.
+    host: Option<Comm>,
+    // The last fields: freed after all else.
+    _peers: Vec<Peer>,
+    _windows: Arc<Vec<Window>>,
+}
+
+/// Calls so far.
+#[derive(Debug)]
+pub(super) struct Order {
+    pub(super) number: u32,
+    last: Option<sys::CUstream>,
+    event: CudaEvent,
+}
+
+// SAFETY: a stream's handle may be used by any thread.
+unsafe impl Send for Order {}
+
+impl DeviceComm {
+    /// Joins the ranks of `comm`, each with the device of its `context`. Every rank must call it.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] when ranks are on different hosts, or when there are more than 8; [`Error::Cuda`] when the devices
+    /// cannot reach each other.
+    pub fn new(comm: &Comm, context: &Arc<CudaContext>) -> Result<DeviceComm> {
+        available()?;
+        let op = "DeviceComm::new";
+        let (rank, size) = (comm.rank(), comm.size());
+        limit(op, size)?;
+        // Of its own, so that what it sends does not mix with the caller's calls.
+        let host = comm.split(Some(0), 0)?.ok_or_else(|| Error::invalid(op, "no communicator came of the split"))?;
+        if !host.is_one_host() {
+            return Err(Error::Unsupported {
+                what: "a device communicator across hosts".to_owned(),
+                detail: "its kernels reach each other's memory by NVLink or PCIe: split the communicator by host".to_owned(),
+            });
+        }
+        let layout = Layout::new(size);
+        let window = Window::new(context, layout.bytes())?;
+        let ours = Introduction::new(context, &window)?;
+        let text = serde_json::to_vec(&ours).map_err(|e| Error::invalid(op, e.to_string()))?;
+        let all = host
+            .exchange_bytes("device", text)?
+            .iter()
+            .map(|bytes| serde_json::from_slice(bytes).map_err(|e| Error::invalid(op, e.to_string())))
+            .collect::<Result<Vec<Introduction>>>()?;
+        let mut addresses = [0; MAX_RANKS];
+        let mut peers = Vec::new();
+        for (peer, theirs) in all.iter().enumerate() {
+            if peer == rank {
+                addresses[peer] = window.address;
+                continue;
+            }
+            if theirs.shares_device(&ours) {
+                return Err(Error::Unsupported {
+                    what: "a GPU shared by two ranks".to_owned(),
+                    detail: format!("rank {rank} and rank {peer} have the same GPU: give each its own"),
+                });
+            }
+            let opened = Peer::open(context, &layout, (rank, peer), &ours, theirs)?;
+            addresses[peer] = opened.address;
+            peers.push(opened);
+        }
+        let patience = host.config().timeout;
+        let device = Self::assemble((rank, size), context, layout, addresses, patience, Some(host), peers, Arc::new(vec![window]))?;
+        device.meet()?;
+        Ok(device)
+    }
+
+    /// The ranks of one process, rank `r` with the device of `contexts[r]`; one thread may drive them all.
+    ///
+    /// # Errors
+    /// As [`DeviceComm::new`].
+    pub fn local(contexts: &[Arc<CudaContext>], patience: Duration) -> Result<Vec<DeviceComm>> {
+        available()?;
+        let size = contexts.len();
+        limit("DeviceComm::local", size)?;
+        let layout = Layout::new(size);
+        let windows =
+            Arc::new(contexts.iter().map(|c| Window::new(c, layout.bytes())).collect::<Result<Vec<Window>>>()?);
+        let mut addresses = [0; MAX_RANKS];
+        for (address, window) in addresses.iter_mut().zip(windows.iter()) {
+            *address = window.address;
+        }
+        for (rank, context) in contexts.iter().enumerate() {
+            for (peer, other) in contexts.iter().enumerate() {
+                if rank != peer && context.ordinal() == other.ordinal() {
+                    return Err(Error::Unsupported {
+                        what: "a GPU shared by two ranks".to_owned(),
+                        detail: format!("rank {rank} and rank {peer} have GPU {}: give each its own", other.ordinal()),
+                    });
+                }
+                if rank != peer {
+                    enable(context, other.ordinal()).map_err(|e| {
+                        cuda("DeviceComm::local", format!("peer access, GPU {} to GPU {}", context.ordinal(), other.ordinal()), e)
+                    })?;
+                }
+            }
+        }
+        contexts
+            .iter()
+            .enumerate()
+            .map(|(rank, context)| {
+                Self::assemble((rank, size), context, layout, addresses, patience, None, Vec::new(), windows.clone())
+            })
+            .collect()
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the parts of a communicator, put together in one place")]
+    fn assemble(
+        (rank, size): (usize, usize),
+        context: &Arc<CudaContext>,
+        layout: Layout,
+        windows: [u64; MAX_RANKS],
+        patience: Duration,
+        host: Option<Comm>,
+        peers: Vec<Peer>,
+        memory: Arc<Vec<Window>>,
+    ) -> Result<DeviceComm> {
+        let report = Report::new(context)?;
+        let event = context.new_event(None).map_err(|e| cuda("DeviceComm", "making an event", e))?;
+        let team = Team {
+            windows,
+            report: report.address,
+            patience: u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX),
+            call: 0,
+            rank: rank as u32,
+            number: 0,
+        };
+        Ok(DeviceComm {
+            rank,
+            size,
+            layout,
+            kernels: Kernels::new(context, layout)?,
+            team,
+            report,
+            patience,
+            order: Mutex::new(Order { number: 0, last: None, event }),
+            choices: Mutex::new(None),
+            context: context.clone(),
+            host,
+            _peers: peers,
+            _windows: memory,
+        })
+    }
+
+    /// Our rank, in `0..size`.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Number of ranks.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Our device.
+    pub fn context(&self) -> &Arc<CudaContext> {
+        &self.context
+    }
+
+    /// How a collective of so many bytes (of the whole buffer for all_reduce, broadcast and reduce, of one rank's segment for the
+    /// others) is carried out.
+    pub fn choice(&self, collective: Collective, bytes: usize) -> Choice {
+        let forced = *self.choices.lock().unwrap_or_else(PoisonError::into_inner);
+        forced
+            .filter(|&choice| select::fits(&self.layout, collective, choice, bytes))
+            .unwrap_or_else(|| select::choose(&self.layout, collective, bytes))
+    }
+
+    /// Takes `choice` from now on wherever it fits; `None` goes by size again. Every rank must call it at the same place.
+    pub fn set_choice(&self, choice: Option<Choice>) {
+        *self.choices.lock().unwrap_or_else(PoisonError::into_inner) = choice;
+    }
+
+    /// Gives the failure of a call that ran before, if one has failed.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] naming the rank that did not come, or the disagreement, or [`Error::Aborted`].
+    #[inline]
+    pub fn check(&self) -> Result<()> {
+        if self.report.has_failed() { self.failure() } else { Ok(()) }
+    }
+
+    #[cold]
+    fn failure(&self) -> Result<()> {
+        // Being written: the rest of it comes within microseconds.
+        for _ in 0..1000 {
+            if let Some(error) = self.report.failure(self.rank, self.patience) {
+                return Err(error);
+            }
+            std::thread::yield_now();
+        }
+        Err(Error::Aborted {
+            op: "device".to_owned(),
+            rank: self.rank,
+            reason: "abort was called on the device's communicator".to_owned(),
+        })
+    }
+
+    /// Makes kernels of this rank that wait for others leave, from any thread; later calls give [`Error::Aborted`]. The other
+    /// ranks' kernels leave by their own deadline.
+    pub fn abort(&self) {
+        self.report.abort();
+    }
+
+    /// Waits for the calls made so far.
+    ///
+    /// # Errors
+    /// As [`DeviceComm::check`]; [`Error::Cuda`] for errors of the device.
+    pub fn synchronize(&self) -> Result<()> {
+        let last = self.order.lock().unwrap_or_else(PoisonError::into_inner).last;
+        if let Some(stream) = last {
+            let failed = |e| cuda("synchronize", "waiting for the stream", e);
+            self.context.bind_to_thread().map_err(failed)?;
+            // SAFETY: the stream of the last call, which the caller of that keeps.
+            unsafe { cudarc::driver::result::stream::synchronize(stream) }.map_err(failed)?;
+        }
+        self.check()
+    }
+
+    /// Calls through different streams run one after the other: the windows are one.
+    pub(super) fn order(&self, stream: sys::CUstream) -> Result<MutexGuard<'_, Order>> {
+        let mut order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
+        match order.last {
+            Some(last) if last == stream => {}
+            Some(last) => {
+                self.follow(&order, last, stream).map_err(|e| cuda("device", "ordering two streams", e))?;
+                order.last = Some(stream);
+            }
+            None => order.last = Some(stream),
+        }
+        Ok(order)
+    }
+
+    /// Makes `stream` wait for `last`, unless one of them is being captured: a graph runs when it is launched.
+    fn follow(&self, order: &Order, last: sys::CUstream, stream: sys::CUstream) -> Result<(), cudarc::driver::DriverError> {
+        use cudarc::driver::result::{event, stream as streams};
+        for one in [last, stream] {
+            let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+            // SAFETY: both are streams, by the contract of `enqueue`.
+            unsafe { sys::cuStreamIsCapturing(one, &mut status) }.result()?;
+            if status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
+                return Ok(());
+            }
+        }
+        // SAFETY: as above; the event is ours.
+        unsafe {
+            event::record(order.event.cu_event(), last)?;
+            streams::wait_event(stream, order.event.cu_event(), sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT)
+        }
+    }
+
+    /// Nobody uses a window before all have mapped it.
+    fn meet(&self) -> Result<()> {
+        self.host.as_ref().map_or(Ok(()), Comm::barrier)
+    }
+}
+
+fn limit(op: &str, size: usize) -> Result<()> {
+    if (1..=MAX_RANKS).contains(&size) {
+        return Ok(());
+    }
+    Err(Error::Unsupported {
+        what: format!("a device communicator of {size} ranks"),
+        detail: format!("{op} takes 1 to {MAX_RANKS}, the GPUs that one host's NVLink joins"),
+    })
+}
+
+impl Drop for DeviceComm {
+    fn drop(&mut self) {
+        if let Err(error) = self.synchronize() {
+            log::debug!("rank {} leaves after: {error}", self.rank);
+        }
+        // Another rank's kernel may still write into our window.
+        if let Err(error) = self.meet() {
+            log::debug!("rank {} does not wait for the others: {error}", self.rank);
+        }
+    }
+}
+
+impl fmt::Debug for DeviceComm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DeviceComm (rank {} of {}, GPU {})", self.rank, self.size, self.context.ordinal())
+    }
+}

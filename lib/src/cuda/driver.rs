@@ -1,0 +1,81 @@
+//! The CUDA driver: found, opened, and its errors in words.
+
+use std::ffi::CStr;
+
+use cudarc::driver::sys::{self, CUresult};
+use cudarc::driver::{CudaContext, DriverError};
+
+use crate::error::{Error, Result};
+
+/// The CUDA version that our bindings are for (Cargo.toml: cudarc's feature `cuda-12000`).
+const BUILT_FOR: i32 = 12_000;
+
+/// Opens the driver, or says what is missing.
+///
+/// # Errors
+/// [`Error::Unsupported`] without a driver, with one too old, or without a GPU.
+pub fn available() -> Result<()> {
+    let missing = |detail: String| Error::Unsupported { what: "CUDA".to_owned(), detail };
+    // SAFETY: only tries to load the library.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(missing(
+            "libcuda.so.1 was not found; it comes with NVIDIA's driver (in a container: start it with the GPUs, as by --gpus all)"
+                .to_owned(),
+        ));
+    }
+    let mut version = 0;
+    // SAFETY: writes the version; allowed before cuInit.
+    unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(|e| missing(words(e)))?;
+    if version < BUILT_FOR {
+        // Functions of our version are not in it; calling one would end the program.
+        return Err(missing(format!(
+            "the driver is for CUDA {}.{}, this library for {}.{} or later: install a newer driver",
+            version / 1000,
+            version % 1000 / 10,
+            BUILT_FOR / 1000,
+            BUILT_FOR % 1000 / 10
+        )));
+    }
+    cudarc::driver::result::init().map_err(|e| missing(words(e)))
+}
+
+/// How many GPUs the driver sees (`CUDA_VISIBLE_DEVICES` can hide some).
+///
+/// # Errors
+/// As [`available`].
+pub fn device_count() -> Result<usize> {
+    available()?;
+    let count = CudaContext::device_count().map_err(|e| cuda("device_count", "counting the GPUs", e))?;
+    Ok(usize::try_from(count).unwrap_or(0))
+}
+
+/// An [`Error::Cuda`].
+pub(super) fn cuda(op: impl Into<String>, detail: impl Into<String>, error: DriverError) -> Error {
+    Error::Cuda { op: op.into(), detail: detail.into(), status: words(error) }
+}
+
+/// CUDA's name, number and text of an error, and what usually is behind it.
+fn words(error: DriverError) -> String {
+    let text = |s: std::result::Result<&CStr, DriverError>| s.map_or_else(|_| String::new(), |s| s.to_string_lossy().into_owned());
+    let mut line = format!("{} ({}): {}", text(error.error_name()), error.0 as u32, text(error.error_string()));
+    if let Some(cause) = likely_cause(error.0) {
+        line.push_str("; ");
+        line.push_str(cause);
+    }
+    line
+}
+
+fn likely_cause(result: CUresult) -> Option<&'static str> {
+    Some(match result {
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY => "other programs or buffers hold the device's memory (nvidia-smi shows how much)",
+        CUresult::CUDA_ERROR_ILLEGAL_ADDRESS => {
+            "a kernel touched memory that is not mapped, such as a host pointer or a freed buffer; the context is lost, only a new process helps"
+        }
+        CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU => "compiled for another generation of GPU",
+        CUresult::CUDA_ERROR_NO_DEVICE => "the driver is here, a GPU is not",
+        CUresult::CUDA_ERROR_INVALID_DEVICE => "the driver sees no GPU of that number",
+        CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED => "these GPUs cannot reach each other's memory",
+        CUresult::CUDA_ERROR_MAP_FAILED => "the other process's memory cannot be mapped here (are both in the same container, and does it share /dev/shm and the IPC namespace?)",
+        _ => return None,
+    })
+}

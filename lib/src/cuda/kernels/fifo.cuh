@@ -1,0 +1,130 @@
+// Protocol Simple: a FIFO of slots in the receiver's window for each (kind, channel, sender). The sender counts filled slots
+// in the receiver's window (tail), the receiver counts freed ones in the sender's (head). All data of a slot is written before
+// its tail: the block's barrier, then a release at system scope. (NCCL: prims_simple.h)
+
+#define TAIL 0
+#define HEAD 1
+
+__device__ __forceinline__ u32* flag_at(u8* window, u32 which, u32 kind, u32 channel, u32 peer) {
+    const u64 index = (((u64)which * KINDS + kind) * CHANNELS + channel) * MAX_RANKS + peer;
+    return (u32*)(window + FLAGS + FLAG_BYTES * index);
+}
+
+// What was sent to (TAIL) or received from (HEAD) a peer before this call; ours alone.
+__device__ __forceinline__ u32* counter_at(u8* window, u32 which, u32 kind, u32 channel, u32 peer) {
+    const u64 index = (((u64)which * KINDS + kind) * CHANNELS + channel) * MAX_RANKS + peer;
+    return (u32*)(window + COUNTERS + 4 * index);
+}
+
+__device__ __forceinline__ u8* slot_at(u8* window, u32 kind, u32 channel, u32 from, u32 number) {
+    const u64 index = (((u64)kind * CHANNELS + channel) * RANKS + from) * SLOT_COUNT + number % SLOT_COUNT;
+    return window + SLOTS + (u64)SLOT_BYTES * index;
+}
+
+__device__ __forceinline__ void await_count(const Team& team, const u32* flag, u32 count, u32 what, u32 peer) {
+    Wait wait = {0, 0};
+    u32 got;
+    while ((int)((got = load_acquire(flag)) - count) < 0) {
+        if (!keep_waiting(team, wait, what, peer, count, got)) break;
+    }
+}
+
+// Slots of all ranks' blocks, as numbers that the block shares.
+struct Counters {
+    u32 sent[KINDS][MAX_RANKS];
+    u32 received[KINDS][MAX_RANKS];
+};
+
+__device__ __forceinline__ void load_counters(const Team& team, Counters& counters) {
+    u8* window = team.window[team.rank];
+    for (u32 i = threadIdx.x; i < KINDS * RANKS; i += blockDim.x) {
+        const u32 kind = i / RANKS, peer = i % RANKS;
+        counters.sent[kind][peer] = *(volatile u32*)counter_at(window, TAIL, kind, blockIdx.x, peer);
+        counters.received[kind][peer] = *(volatile u32*)counter_at(window, HEAD, kind, blockIdx.x, peer);
+    }
+    __syncthreads();
+}
+
+__device__ __forceinline__ void store_counters(const Team& team, const Counters& counters) {
+    u8* window = team.window[team.rank];
+    __syncthreads();
+    for (u32 i = threadIdx.x; i < KINDS * RANKS; i += blockDim.x) {
+        const u32 kind = i / RANKS, peer = i % RANKS;
+        *(volatile u32*)counter_at(window, TAIL, kind, blockIdx.x, peer) = counters.sent[kind][peer];
+        *(volatile u32*)counter_at(window, HEAD, kind, blockIdx.x, peer) = counters.received[kind][peer];
+    }
+}
+
+// A free slot at `peer`, and one filled by `peer`. Called by one thread each; the block's barrier comes after.
+__device__ __forceinline__ void await_credit(const Team& team, const Counters& counters, u32 kind, u32 peer) {
+    const u32* head = flag_at(team.window[team.rank], HEAD, kind, blockIdx.x, peer);
+    await_count(team, head, counters.sent[kind][peer] + 1 - SLOT_COUNT, WAITED_CREDIT, peer);
+}
+
+__device__ __forceinline__ void await_slot(const Team& team, const Counters& counters, u32 kind, u32 peer) {
+    const u32* tail = flag_at(team.window[team.rank], TAIL, kind, blockIdx.x, peer);
+    await_count(team, tail, counters.received[kind][peer] + 1, WAITED_SLOT, peer);
+}
+
+__device__ __forceinline__ u8* outgoing(const Team& team, const Counters& counters, u32 kind, u32 peer) {
+    return slot_at(team.window[peer], kind, blockIdx.x, team.rank, counters.sent[kind][peer]);
+}
+
+__device__ __forceinline__ const u8* incoming(const Team& team, const Counters& counters, u32 kind, u32 peer) {
+    return slot_at(team.window[team.rank], kind, blockIdx.x, peer, counters.received[kind][peer]);
+}
+
+// After the block's barrier, by one thread each.
+__device__ __forceinline__ void post_slot(const Team& team, Counters& counters, u32 kind, u32 peer) {
+    store_release(flag_at(team.window[peer], TAIL, kind, blockIdx.x, team.rank), ++counters.sent[kind][peer]);
+}
+
+__device__ __forceinline__ void free_slot(const Team& team, Counters& counters, u32 kind, u32 peer) {
+    store_release(flag_at(team.window[peer], HEAD, kind, blockIdx.x, team.rank), ++counters.received[kind][peer]);
+}
+
+__device__ __forceinline__ Pack load_slot(const u8* slot, u64 index) {
+    Pack pack;
+    asm volatile("ld.global.cg.v2.u64 {%0, %1}, [%2];" : "=l"(pack.a), "=l"(pack.b) : "l"(slot + 16 * index) : "memory");
+    return pack;
+}
+
+__device__ __forceinline__ void fill_slot(u8* slot, u64 index, Pack pack) {
+    *(Pack*)(slot + 16 * index) = pack;
+}
+
+// This block's share of a buffer, in packs, cut into rounds of `parts` pieces that each fit a slot.
+struct Share {
+    u64 first, last;
+    u32 parts;
+};
+
+__device__ __forceinline__ Share share_of(u64 bytes, u32 parts) {
+    const u64 packs = (bytes + 15) / 16;
+    Share share;
+    share.first = packs * blockIdx.x / gridDim.x;
+    share.last = packs * (blockIdx.x + 1) / gridDim.x;
+    share.parts = parts;
+    return share;
+}
+
+__device__ __forceinline__ u32 rounds_of(const Share& share) {
+    const u64 each = (u64)share.parts * (SLOT_BYTES / 16);
+    return (u32)((share.last - share.first + each - 1) / each);
+}
+
+struct Piece {
+    u64 first;
+    u32 packs;
+};
+
+__device__ __forceinline__ Piece piece_of(const Share& share, u32 round, u32 part) {
+    const u64 each = (u64)share.parts * (SLOT_BYTES / 16);
+    const u64 base = share.first + round * each;
+    const u64 here = share.last - base < each ? share.last - base : each;
+    Piece piece;
+    const u64 begin = here * part / share.parts;
+    piece.first = base + begin;
+    piece.packs = (u32)(here * (part + 1) / share.parts - begin);
+    return piece;
+}

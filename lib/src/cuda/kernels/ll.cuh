@@ -1,0 +1,85 @@
+// Protocol LL (low latency): every 8 bytes travel beside their flag, in a line of 16 bytes whose halves arrive as a whole
+// each. The receiver needs neither a fence nor a second message; half of what is sent is flags. (NCCL: prims_ll.h)
+//
+// Two sets of lines are used in turn. A rank that has finished call k has received a line of call k from every rank, so all
+// have finished call k-1: writing into the set of call k+1, which is that of k-1, overwrites nothing unread. Hence each
+// kernel sends at least the hello line to everyone and waits for everyone's.
+
+struct Channel {
+    u32 epoch;
+    u32 set;
+};
+
+__device__ __forceinline__ u8* line_at(u8* window, const Channel& channel, u32 from, u32 line) {
+    const u64 index = (((u64)blockIdx.x * 2 + channel.set) * RANKS + from) * (LL_LINES + 1) + line;
+    return window + LINES + 16 * index;
+}
+
+__device__ __forceinline__ void push_line(u8* to, u64 data, u32 flag) {
+    const u64 f = (u64)flag << 32;
+    const u64 low = (data & 0xffffffffu) | f;
+    const u64 high = (data >> 32) | f;
+    asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" : : "l"(to), "l"(low), "l"(high) : "memory");
+}
+
+// The data of a line if both its halves have arrived.
+__device__ __forceinline__ bool peek_line(const u8* from, u32 flag, u64& data) {
+    u64 low, high;
+    asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(low), "=l"(high) : "l"(from) : "memory");
+    data = (low & 0xffffffffu) | (high << 32);
+    return (u32)(low >> 32) == flag && (u32)(high >> 32) == flag;
+}
+
+__device__ __forceinline__ u64 await_line(const Team& team, const u8* from, u32 flag, u32 peer) {
+    u64 data;
+    Wait wait = {0, 0};
+    while (!peek_line(from, flag, data)) {
+        if (!keep_waiting(team, wait, WAITED_LINE, peer, flag, 0)) break;
+    }
+    return data;
+}
+
+// The same line of every other rank, all asked for at once; ours is `mine`.
+__device__ __forceinline__ void await_lines(const Team& team, const Channel& channel, u32 line, u64 mine, u64 (&all)[RANKS]) {
+    u8* window = team.window[team.rank];
+    bool there[RANKS];
+#pragma unroll
+    for (int s = 0; s < RANKS; s++) {
+        there[s] = true;
+        all[s] = mine;
+        if (s != (int)team.rank) there[s] = peek_line(line_at(window, channel, s, line), channel.epoch, all[s]);
+    }
+#pragma unroll
+    for (int s = 0; s < RANKS; s++) {
+        if (!there[s]) all[s] = await_line(team, line_at(window, channel, s, line), channel.epoch, s);
+    }
+}
+
+__device__ __forceinline__ u32 next_rank(u32 rank, u32 distance) {
+    const u32 next = rank + distance;
+    return next < RANKS ? next : next - RANKS;
+}
+
+// Starts this block's part of a call: its epoch, and what the call is to everyone else.
+__device__ __forceinline__ Channel enter(const Team& team) {
+    Channel channel;
+    channel.epoch = *(volatile u32*)(team.window[team.rank] + EPOCHS + 4 * blockIdx.x) + 1;
+    channel.set = channel.epoch & 1;
+    const u32 peer = threadIdx.x;
+    if (peer < RANKS && peer != team.rank) {
+        push_line(line_at(team.window[peer], channel, team.rank, LL_LINES), team.call, channel.epoch);
+    }
+    return channel;
+}
+
+// Ends it: everyone has started it too, and meant the same.
+__device__ __forceinline__ void leave(const Team& team, const Channel& channel) {
+    const u32 peer = threadIdx.x;
+    if (peer < RANKS && peer != team.rank) {
+        const u8* line = line_at(team.window[team.rank], channel, peer, LL_LINES);
+        const u64 theirs = await_line(team, line, channel.epoch, peer);
+        if (theirs != team.call && load_relaxed(&team.report->state) == 0) give_up(team, MISMATCH, peer, 0, 0, theirs);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) *(volatile u32*)(team.window[team.rank] + EPOCHS + 4 * blockIdx.x) = channel.epoch;
+}

@@ -1,0 +1,45 @@
+// Point to point: the first half of the blocks sends, the other half receives; either may have nothing to do. A block of either
+// half is the channel of its number within the half. Only the two ranks of a message take part: no hello.
+
+struct Message {
+    u8* at;
+    u64 bytes;
+    u64 peer; // RANKS: none
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+send_recv(const __grid_constant__ Team team, const __grid_constant__ Message to, const __grid_constant__ Message from) {
+    const u32 channels = gridDim.x / 2;
+    const bool sends = blockIdx.x < channels;
+    const u32 channel = sends ? blockIdx.x : blockIdx.x - channels;
+    const Message message = sends ? to : from;
+    const u32 peer = (u32)message.peer;
+    if (peer >= RANKS) return;
+    u8* window = team.window[team.rank];
+    const u64 packs = (message.bytes + 15) / 16;
+    const u64 first = packs * channel / channels, last = packs * (channel + 1) / channels;
+    u32* counter = counter_at(window, sends ? TAIL : HEAD, PAIR, channel, peer);
+    const u32* awaited = flag_at(window, sends ? HEAD : TAIL, PAIR, channel, peer);
+    u32* told = flag_at(team.window[peer], sends ? TAIL : HEAD, PAIR, channel, team.rank);
+    u32 count = *(volatile u32*)counter;
+    for (u64 at = first; at < last; at += SLOT_BYTES / 16, count++) {
+        const u32 here = (u32)(last - at < SLOT_BYTES / 16 ? last - at : SLOT_BYTES / 16);
+        if (threadIdx.x == 0) {
+            if (sends) await_count(team, awaited, count + 1 - SLOT_COUNT, WAITED_CREDIT, peer);
+            else await_count(team, awaited, count + 1, WAITED_SLOT, peer);
+        }
+        __syncthreads();
+        if (sends) {
+            u8* slot = slot_at(team.window[peer], PAIR, channel, team.rank, count);
+#pragma unroll 4
+            for (u32 i = threadIdx.x; i < here; i += THREADS) fill_slot(slot, i, load_pack(message.at, at + i, message.bytes));
+        } else {
+            const u8* slot = slot_at(window, PAIR, channel, peer, count);
+#pragma unroll 4
+            for (u32 i = threadIdx.x; i < here; i += THREADS) store_pack(message.at, at + i, message.bytes, load_slot(slot, i));
+        }
+        __syncthreads();
+        if (threadIdx.x == 0) store_release(told, count + 1);
+    }
+    if (threadIdx.x == 0) *(volatile u32*)counter = count;
+}

@@ -1,0 +1,92 @@
+// The ranks of a communicator as a kernel sees them, and how it waits for them. `cuda/window.rs` has the same layout.
+
+// Filled by the first thread that gives up; in the host's memory. `cuda/report.rs` reads it.
+struct Report {
+    u32 abort; // written by the host: leave at once
+    u32 state; // 0 nothing, 1 being written, 2 written
+    u32 kind;  // what was waited for: one of WAITED_*, or MISMATCH
+    u32 channel;
+    u32 peer;
+    u32 expected;
+    u32 got;
+    u32 call;
+    u64 ours; // MISMATCH: what the ranks are in
+    u64 theirs;
+};
+
+#define WAITED_LINE 1
+#define WAITED_SLOT 2
+#define WAITED_CREDIT 3
+#define MISMATCH 4
+
+struct Team {
+    u8* window[MAX_RANKS]; // every rank's window, in the order of the ranks
+    Report* report;
+    u64 patience; // nanoseconds without progress until a wait is given up
+    u64 call;     // what this call is: collective, dtype, op, root and a checksum of the count
+    u32 rank;
+    u32 number; // of this call, for messages
+};
+
+__device__ __forceinline__ u64 now() {
+    u64 ns;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(ns));
+    return ns;
+}
+
+__device__ __forceinline__ u32 load_relaxed(const u32* at) {
+    u32 value;
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ u32 load_acquire(const u32* at) {
+    u32 value;
+    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(at) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void store_release(u32* at, u32 value) {
+    asm volatile("st.release.sys.global.u32 [%0], %1;" : : "l"(at), "r"(value) : "memory");
+}
+
+// One thread's patience in one wait.
+struct Wait {
+    u32 turns;
+    u64 begin;
+};
+
+__device__ __forceinline__ void give_up(const Team& team, u32 kind, u32 peer, u32 expected, u32 got, u64 theirs) {
+    Report* report = team.report;
+    if (atomicCAS_system(&report->state, 0u, 1u) != 0u) return;
+    volatile Report* to = report;
+    to->kind = kind;
+    to->channel = blockIdx.x;
+    to->peer = peer;
+    to->expected = expected;
+    to->got = got;
+    to->call = team.number;
+    to->ours = team.call;
+    to->theirs = theirs;
+    __threadfence_system();
+    to->state = 2;
+}
+
+// Called each time that something awaited is not there yet. False: stop waiting. The host's memory is far, so it is looked
+// at only now and then.
+__device__ __noinline__ bool keep_waiting(const Team& team, Wait& wait, u32 kind, u32 peer, u32 expected, u32 got) {
+    if (wait.turns == 0) wait.begin = now();
+    if ((++wait.turns & 63) != 0) return true;
+    if (load_relaxed(&team.report->abort) != 0 || load_relaxed(&team.report->state) != 0) return false;
+    if (now() - wait.begin < team.patience) return true;
+    give_up(team, kind, peer, expected, got, 0);
+    return false;
+}
+
+// Places in a window.
+#define FLAG_BYTES 32
+#define EPOCHS 0
+#define COUNTERS (EPOCHS + 4 * CHANNELS)
+#define FLAGS (COUNTERS + 4 * 2 * KINDS * CHANNELS * MAX_RANKS)
+#define LINES (FLAGS + FLAG_BYTES * 2 * KINDS * CHANNELS * MAX_RANKS)
+#define SLOTS (LINES + 16ull * CHANNELS * 2 * RANKS * (LL_LINES + 1))

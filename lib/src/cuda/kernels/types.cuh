@@ -1,0 +1,138 @@
+// Elements and reduction operators. DTYPE and OP are the codes of `DType` and `ReduceOp`; no header of CUDA is needed, so
+// that a machine with nothing but a driver and NVRTC can compile this.
+
+typedef unsigned char u8;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#ifdef DTYPE
+
+#if DTYPE == 0
+typedef float Stored;
+typedef float Acc;
+#define IS_FLOAT 1
+#elif DTYPE == 1
+typedef double Stored;
+typedef double Acc;
+#define IS_FLOAT 1
+#elif DTYPE == 2 || DTYPE == 3
+typedef unsigned short Stored;
+typedef float Acc; // all ranks' values are added in f32 and rounded once
+#define IS_FLOAT 1
+#elif DTYPE == 4
+typedef signed char Stored;
+typedef int Acc;
+#elif DTYPE == 5
+typedef unsigned char Stored;
+typedef u32 Acc;
+#elif DTYPE == 6
+typedef int Stored;
+typedef int Acc;
+#elif DTYPE == 7
+typedef u32 Stored;
+typedef u32 Acc;
+#elif DTYPE == 8
+typedef long long Stored;
+typedef long long Acc;
+#elif DTYPE == 9
+typedef u64 Stored;
+typedef u64 Acc;
+#else
+#error "DTYPE has no such code"
+#endif
+
+__device__ __forceinline__ Acc widen(Stored x) {
+#if DTYPE == 2
+    float wide;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(x));
+    return wide;
+#elif DTYPE == 3
+    return __uint_as_float((u32)x << 16);
+#else
+    return (Acc)x;
+#endif
+}
+
+__device__ __forceinline__ Stored narrow(Acc x) {
+#if DTYPE == 2
+    unsigned short half;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(x));
+    return half;
+#elif DTYPE == 3
+    // To nearest, ties to even; a NaN stays one (its upper bits might all be zero).
+    const u32 bits = __float_as_uint(x);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return (unsigned short)((bits >> 16) | 0x40u);
+    return (unsigned short)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+#else
+    return (Stored)x;
+#endif
+}
+
+// Signed overflow has no meaning in C; the sum wraps as it does on the CPU.
+#if DTYPE == 4 || DTYPE == 6
+typedef u32 Wrapping;
+#elif DTYPE == 8
+typedef u64 Wrapping;
+#else
+typedef Acc Wrapping;
+#endif
+
+__device__ __forceinline__ Acc combine(Acc a, Acc b) {
+#if OP == 0 || OP == 4
+    return (Acc)((Wrapping)a + (Wrapping)b);
+#elif OP == 1
+    return (Acc)((Wrapping)a * (Wrapping)b);
+#else
+#ifdef IS_FLOAT
+    if (a != a || b != b) return a + b; // NaN if one is
+#endif
+#if OP == 2
+    return b < a ? b : a;
+#elif OP == 3
+    return b > a ? b : a;
+#else
+#error "OP has no such code"
+#endif
+#endif
+}
+
+// Behind the last value.
+__device__ __forceinline__ Stored finish(Acc x) {
+#if OP == 4
+#ifdef IS_FLOAT
+    return narrow(x / (Acc)RANKS);
+#else
+    // The sum is that of the stored type: it wrapped there.
+    return (Stored)((Acc)(Stored)x / (Acc)RANKS);
+#endif
+#else
+    return narrow(x);
+#endif
+}
+
+#define PER_WORD (8 / sizeof(Stored))
+
+union Elements {
+    u64 word;
+    Stored of[PER_WORD];
+};
+
+// The reduction of one word of every rank, always in the order of the ranks: the same bits on each of them.
+__device__ __forceinline__ u64 reduce_words(const u64 (&in)[RANKS]) {
+    Elements out;
+#pragma unroll
+    for (int e = 0; e < (int)PER_WORD; e++) {
+        Elements x;
+        x.word = in[0];
+        Acc acc = widen(x.of[e]);
+#pragma unroll
+        for (int s = 1; s < RANKS; s++) {
+            x.word = in[s];
+            acc = combine(acc, widen(x.of[e]));
+        }
+        out.of[e] = finish(acc);
+    }
+    return out.word;
+}
+
+#endif // DTYPE

@@ -1,0 +1,25 @@
+//! Collectives on GPUs.
+//!
+//! A [`DeviceComm`] is one rank's membership in a group of ranks that each drive a GPU. Its calls only enqueue: they return
+//! at once, and the collective runs in the order of the caller's stream. Every rank owns a *window* of its device's memory
+//! that all others have mapped (by CUDA IPC between processes, by address within one), and the kernels of the ranks talk
+//! through those windows alone: no call into the driver, and no host, between the launch and the result.
+//!
+//! Nothing of CUDA is needed to build this. The driver is opened at run time; the kernels are CUDA C, compiled by NVRTC when
+//! they are first used and kept in the user's cache.
+
+mod call;
+mod collectives;
+mod comm;
+mod compile;
+mod driver;
+mod kernels;
+mod peers;
+mod report;
+mod select;
+mod window;
+
+pub use call::Call;
+pub use comm::DeviceComm;
+pub use driver::{available, device_count};
+pub use select::{Choice, Protocol};

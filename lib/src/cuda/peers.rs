@@ -1,0 +1,121 @@
+//! Reaching the other ranks' windows: by address within a process, by CUDA IPC between processes.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, sys};
+use serde::{Deserialize, Serialize};
+
+use super::driver::cuda;
+use super::window::{Layout, Window};
+use crate::error::{Error, Result};
+
+/// What a rank tells the others about its window.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Introduction {
+    process: u32,
+    device: usize,
+    /// Of the GPU: two ranks may have the same.
+    uuid: Vec<u8>,
+    name: String,
+    address: u64,
+    bytes: usize,
+    /// `CUipcMemHandle`.
+    handle: Vec<u8>,
+}
+
+impl Introduction {
+    pub(super) fn new(context: &Arc<CudaContext>, window: &Window) -> Result<Introduction> {
+        let failed = |e| cuda("DeviceComm", "describing this rank's device", e);
+        context.bind_to_thread().map_err(failed)?;
+        let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
+        // SAFETY: the address is the start of an allocation of cuMemAlloc; writes the handle.
+        unsafe { sys::cuIpcGetMemHandle(&mut handle, window.address) }
+            .result()
+            .map_err(|e| cuda("DeviceComm", "exporting this rank's window", e))?;
+        Ok(Introduction {
+            process: std::process::id(),
+            device: context.ordinal(),
+            uuid: context.uuid().map_err(failed)?.bytes.iter().map(|&b| b as u8).collect(),
+            name: context.name().map_err(failed)?,
+            address: window.address,
+            bytes: window.bytes,
+            handle: handle.reserved.iter().map(|&b| b as u8).collect(),
+        })
+    }
+
+    pub(super) fn shares_device(&self, other: &Introduction) -> bool {
+        self.uuid == other.uuid
+    }
+}
+
+/// Another rank's window, as this device sees it.
+#[derive(Debug)]
+pub(super) struct Peer {
+    context: Arc<CudaContext>,
+    pub(super) address: sys::CUdeviceptr,
+    mapped: bool,
+}
+
+impl Peer {
+    /// Makes the window that `theirs` tells of reachable for the kernels of `context`.
+    pub(super) fn open(
+        context: &Arc<CudaContext>,
+        layout: &Layout,
+        ranks: (usize, usize),
+        ours: &Introduction,
+        theirs: &Introduction,
+    ) -> Result<Peer> {
+        let (rank, peer) = ranks;
+        let op = "DeviceComm";
+        let between = format!(
+            "rank {rank} (GPU {}, {}) to rank {peer} (GPU {}, {})",
+            ours.device, ours.name, theirs.device, theirs.name
+        );
+        if theirs.bytes != layout.bytes() {
+            return Err(Error::invalid(
+                op,
+                format!("{between}: our window has {} bytes, theirs {}: start the same build on all ranks", layout.bytes(), theirs.bytes),
+            ));
+        }
+        context.bind_to_thread().map_err(|e| cuda(op, "binding the device to this thread", e))?;
+        if theirs.process == ours.process {
+            if theirs.device != ours.device {
+                enable(context, theirs.device).map_err(|e| cuda(op, format!("peer access, {between}"), e))?;
+            }
+            return Ok(Peer { context: context.clone(), address: theirs.address, mapped: false });
+        }
+        let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
+        for (to, from) in handle.reserved.iter_mut().zip(&theirs.handle) {
+            *to = *from as _;
+        }
+        let lazy = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
+        let mut address = 0;
+        // SAFETY: a handle of cuIpcGetMemHandle of another process, which keeps the memory until all have left.
+        unsafe { sys::cuIpcOpenMemHandle_v2(&mut address, handle, lazy) }
+            .result()
+            .map_err(|e| cuda(op, format!("mapping a window, {between}"), e))?;
+        Ok(Peer { context: context.clone(), address, mapped: true })
+    }
+}
+
+/// Lets kernels of `context` reach the memory of another device of this process.
+pub(super) fn enable(context: &Arc<CudaContext>, device: usize) -> Result<(), cudarc::driver::DriverError> {
+    let other = CudaContext::new(device)?;
+    context.bind_to_thread()?;
+    // SAFETY: both contexts are alive.
+    match unsafe { sys::cuCtxEnablePeerAccess(other.cu_ctx(), 0) } {
+        sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
+        other => other.result(),
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        if self.mapped && self.context.bind_to_thread().is_ok() {
+            // SAFETY: mapped by `open`; the communicator has waited for its kernels.
+            if let Err(error) = unsafe { sys::cuIpcCloseMemHandle(self.address) }.result() {
+                log::debug!("unmapping a window: {error:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! What a kernel tells the host when it gives up, and how the host makes it give up: a few words of pinned host memory.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use cudarc::driver::{CudaContext, result, sys};
+
+use super::call::Signature;
+use super::driver::cuda;
+use crate::error::{Error, Result};
+
+const WRITTEN: u32 = 2;
+const MISMATCH: u32 = 4;
+
+/// As `struct Report` of `kernels/team.cuh`.
+#[repr(C)]
+struct Words {
+    abort: AtomicU32,
+    state: AtomicU32,
+    kind: AtomicU32,
+    channel: AtomicU32,
+    peer: AtomicU32,
+    expected: AtomicU32,
+    got: AtomicU32,
+    call: AtomicU32,
+    ours: AtomicU64,
+    theirs: AtomicU64,
+}
+
+/// The words, reachable from host and device.
+#[derive(Debug)]
+pub(super) struct Report {
+    context: Arc<CudaContext>,
+    words: NonNull<Words>,
+    /// Where the device sees them.
+    pub(super) address: sys::CUdeviceptr,
+}
+
+// SAFETY: the words are atomics in memory that lives as long as this.
+unsafe impl Send for Report {}
+// SAFETY: as above.
+unsafe impl Sync for Report {}
+
+impl Report {
+    pub(super) fn new(context: &Arc<CudaContext>) -> Result<Report> {
+        let failed = |e| cuda("DeviceComm", "allocating page-locked memory for reports", e);
+        context.bind_to_thread().map_err(failed)?;
+        let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
+        // SAFETY: allocates; freed once, by `drop`.
+        let memory = unsafe { result::malloc_host(size_of::<Words>(), flags) }.map_err(failed)?;
+        let Some(words) = NonNull::new(memory.cast::<Words>()) else {
+            return Err(Error::invalid("DeviceComm", "CUDA gave no page-locked memory and no reason"));
+        };
+        // SAFETY: fresh, page-aligned memory of that size; zeroes are valid atomics.
+        unsafe { words.write_bytes(0, 1) };
+        let mut report = Report { context: context.clone(), words, address: 0 };
+        // SAFETY: the memory is of malloc_host with DEVICEMAP; writes the address.
+        unsafe { sys::cuMemHostGetDevicePointer_v2(&mut report.address, memory, 0) }.result().map_err(failed)?;
+        Ok(report)
+    }
+
+    fn words(&self) -> &Words {
+        // SAFETY: valid as long as self; only atomics are in it.
+        unsafe { self.words.as_ref() }
+    }
+
+    /// Makes kernels that wait leave.
+    pub(super) fn abort(&self) {
+        self.words().abort.store(1, Ordering::Release);
+    }
+
+    /// True once a kernel has given up or the host has said so.
+    #[inline]
+    pub(super) fn has_failed(&self) -> bool {
+        let words = self.words();
+        words.state.load(Ordering::Relaxed) != 0 || words.abort.load(Ordering::Relaxed) != 0
+    }
+
+    /// Why a kernel gave up, if one has.
+    pub(super) fn failure(&self, rank: usize, patience: Duration) -> Option<Error> {
+        let words = self.words();
+        if words.state.load(Ordering::Acquire) != WRITTEN {
+            return None;
+        }
+        let of = |word: &AtomicU32| word.load(Ordering::Relaxed);
+        let (peer, call) = (of(&words.peer) as usize, of(&words.call));
+        let ours = Signature(words.ours.load(Ordering::Relaxed));
+        if of(&words.kind) == MISMATCH {
+            let theirs = Signature(words.theirs.load(Ordering::Relaxed));
+            return Some(Error::invalid(
+                format!("{ours} (call {call} on the device)"),
+                format!(
+                    "rank {rank} and rank {peer} disagree: rank {rank} is in {ours}, rank {peer} in {theirs}; every rank must \
+                     make the same calls in the same order with the same dtype, op, count and root"
+                ),
+            ));
+        }
+        Some(Error::Timeout {
+            op: format!("{ours} (call {call} on the device)"),
+            rank,
+            waited: patience,
+            missing: vec![peer],
+            detail: format!(
+                "block {} waited for {} of rank {peer}: expected {}, got {}; look whether that rank makes the same calls, and at \
+                 its output for the first error",
+                of(&words.channel),
+                match of(&words.kind) {
+                    1 => "a line",
+                    2 => "a filled slot",
+                    _ => "a free slot",
+                },
+                of(&words.expected),
+                of(&words.got)
+            ),
+        })
+    }
+}
+
+impl Drop for Report {
+    fn drop(&mut self) {
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: of malloc_host, freed once.
+            if let Err(error) = unsafe { result::free_host(self.words.as_ptr().cast()) } {
+                log::debug!("freeing page-locked memory: {error:?}");
+            }
+        }
+    }
+}

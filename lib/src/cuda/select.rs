@@ -1,0 +1,103 @@
+//! Which kernel, and how many blocks of it, for which size. The figures are of H200s joined by NVLink; see docs/benchmarks.
+
+use super::window::Layout;
+use crate::wire::Collective;
+
+/// How data crosses the link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Protocol {
+    /// LL: flags beside the data, all of it sent to everyone at once. Lowest latency.
+    OneShot,
+    /// LL in two steps: reduce-scatter, then all-gather (all_reduce alone).
+    TwoShot,
+    /// Slots, in rounds: full bandwidth.
+    Simple,
+}
+
+/// How a call is carried out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Choice {
+    /// How data crosses the link.
+    pub protocol: Protocol,
+    /// Blocks of the kernel.
+    pub blocks: u32,
+}
+
+/// Bytes up to which all_reduce goes in one step, and up to which in two of LL.
+const ALL_REDUCE_ONE_SHOT: usize = 128 << 10;
+const ALL_REDUCE_TWO_SHOT: usize = 512 << 10;
+/// Bytes of a segment up to which the others use LL.
+const LL: usize = 64 << 10;
+/// Words that a block of an LL kernel handles: one per thread.
+const WORDS_PER_BLOCK: usize = super::call::THREADS as usize;
+
+/// `bytes` are those of the whole buffer for all_reduce, broadcast and reduce, of a segment for the others.
+pub(super) fn choose(layout: &Layout, collective: Collective, bytes: usize) -> Choice {
+    let protocol = match collective {
+        Collective::AllReduce if bytes <= ALL_REDUCE_ONE_SHOT => Protocol::OneShot,
+        Collective::AllReduce if bytes <= ALL_REDUCE_TWO_SHOT => Protocol::TwoShot,
+        Collective::AllReduce => Protocol::Simple,
+        _ if bytes <= LL => Protocol::OneShot,
+        _ => Protocol::Simple,
+    };
+    Choice { protocol, blocks: blocks(layout, protocol, bytes) }
+}
+
+/// The number of blocks that suits a protocol and a size.
+pub(super) fn blocks(layout: &Layout, protocol: Protocol, bytes: usize) -> u32 {
+    let words = bytes.div_ceil(8);
+    let wanted = match protocol {
+        Protocol::OneShot => words.div_ceil(WORDS_PER_BLOCK),
+        Protocol::TwoShot => words.div_ceil(WORDS_PER_BLOCK * layout.ranks.min(2)),
+        Protocol::Simple => bytes.div_ceil(layout.slot_bytes),
+    };
+    wanted.clamp(1, layout.channels) as u32
+}
+
+/// Whether a call fits the memory that its protocol uses.
+pub(super) fn fits(layout: &Layout, collective: Collective, choice: Choice, bytes: usize) -> bool {
+    let blocks = choice.blocks as usize;
+    // Blocks take equal shares, up to one word more.
+    let words = bytes.div_ceil(8).div_ceil(blocks.max(1));
+    (1..=layout.channels).contains(&blocks)
+        && match choice.protocol {
+            Protocol::OneShot => words <= layout.lines,
+            Protocol::TwoShot => {
+                collective == Collective::AllReduce && words.div_ceil(layout.ranks) <= layout.lines / 2
+            }
+            Protocol::Simple => true,
+        }
+}
+
+/// Channels of a message between two ranks, whatever its length: both ends cut it alike.
+pub(super) fn pair_channels(layout: &Layout) -> u32 {
+    (layout.channels / 2) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_choice_fits() {
+        for ranks in 2..=8 {
+            let layout = Layout::new(ranks);
+            for collective in Collective::ALL {
+                for bytes in [0, 1, 8, 4095, 64 << 10, (128 << 10) + 8, 512 << 10, 513 << 10, 1 << 30] {
+                    let choice = choose(&layout, collective, bytes);
+                    assert!(fits(&layout, collective, choice, bytes), "{ranks} {collective} {bytes} {choice:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let layout = Layout::new(4);
+        let one = |protocol, blocks| Choice { protocol, blocks };
+        assert!(!fits(&layout, Collective::AllReduce, one(Protocol::OneShot, 1), 8 * 1025));
+        assert!(!fits(&layout, Collective::AllGather, one(Protocol::TwoShot, 1), 8));
+        assert!(!fits(&layout, Collective::AllReduce, one(Protocol::Simple, 0), 8));
+        assert!(!fits(&layout, Collective::AllReduce, one(Protocol::Simple, 129), 8));
+    }
+}

@@ -1,0 +1,125 @@
+//! A rank's window: memory of its device that the other ranks' kernels write into.
+//!
+//! ```text
+//! epochs    per channel: calls made through it            (ours alone)
+//! counters  per FIFO: slots sent and received             (ours alone)
+//! flags     per FIFO: tail (slots filled), head (slots freed), 32 bytes apart
+//! lines     per channel, set and sender: LL lines of 16 bytes (8 of data beside their flags)
+//! slots     per kind, channel and sender: the slots of a FIFO
+//! ```
+//! A *channel* is a block of a kernel. `kernels/team.cuh` computes the same places.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, result, sys};
+
+use super::driver::cuda;
+use crate::error::Result;
+
+/// Ranks at most: the GPUs that one NVLink domain of a host joins directly.
+pub(super) const MAX_RANKS: usize = 8;
+/// Kinds of FIFO between two ranks: scatter, gather, point to point.
+const KINDS: usize = 3;
+/// Distance of two flags: each has a sector of the L2 cache to itself.
+const FLAG_BYTES: usize = 32;
+
+/// Sizes of a window's parts; the same on all ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Layout {
+    pub(super) ranks: usize,
+    /// Blocks of a kernel at most.
+    pub(super) channels: usize,
+    /// LL lines per channel and sender, in one of the two sets.
+    pub(super) lines: usize,
+    pub(super) slots: usize,
+    pub(super) slot_bytes: usize,
+}
+
+impl Layout {
+    pub(super) fn new(ranks: usize) -> Layout {
+        Layout { ranks, channels: 128, lines: 1024, slots: 3, slot_bytes: 16 << 10 }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        let fifos = KINDS * self.channels * MAX_RANKS;
+        4 * self.channels
+            + 4 * 2 * fifos
+            + FLAG_BYTES * 2 * fifos
+            + 16 * self.channels * 2 * self.ranks * (self.lines + 1)
+            + KINDS * self.channels * self.ranks * self.slots * self.slot_bytes
+    }
+
+    /// The same, for the compiler of the kernels.
+    pub(super) fn defines(&self) -> Vec<String> {
+        [
+            ("MAX_RANKS", MAX_RANKS),
+            ("RANKS", self.ranks),
+            ("CHANNELS", self.channels),
+            ("LL_LINES", self.lines),
+            ("SLOT_COUNT", self.slots),
+            ("SLOT_BYTES", self.slot_bytes),
+            ("KINDS", KINDS),
+            ("SCATTER", 0),
+            ("GATHER", 1),
+            ("PAIR", 2),
+        ]
+        .iter()
+        .map(|(name, value)| format!("-D{name}={value}"))
+        .collect()
+    }
+}
+
+/// Device memory that other processes may map: from `cuMemAlloc`, because memory of a stream-ordered pool cannot be exported
+/// by the older interface.
+#[derive(Debug)]
+pub(super) struct Window {
+    context: Arc<CudaContext>,
+    pub(super) address: sys::CUdeviceptr,
+    pub(super) bytes: usize,
+}
+
+impl Window {
+    /// Allocates and clears.
+    pub(super) fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Window> {
+        let failed = |e| cuda("DeviceComm", format!("allocating a window of {} MiB", bytes >> 20), e);
+        context.bind_to_thread().map_err(failed)?;
+        // SAFETY: allocates; the address is freed once, by `drop`.
+        let address = unsafe { result::malloc_sync(bytes) }.map_err(failed)?;
+        let window = Window { context: context.clone(), address, bytes };
+        // SAFETY: the memory is ours and that long.
+        unsafe { result::memset_d8_sync(address, 0, bytes) }.map_err(failed)?;
+        context.synchronize().map_err(failed)?;
+        Ok(window)
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: allocated by `new`, freed once. Whoever drops this has seen to it that no kernel uses it any more.
+            if let Err(error) = unsafe { result::free_sync(self.address) } {
+                log::debug!("freeing a window: {error:?}");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_and_slots_are_aligned() {
+        for ranks in 2..=MAX_RANKS {
+            let layout = Layout::new(ranks);
+            let fifos = KINDS * layout.channels * MAX_RANKS;
+            let flags = 4 * layout.channels + 8 * fifos;
+            assert_eq!(flags % FLAG_BYTES, 0);
+            let lines = flags + FLAG_BYTES * 2 * fifos;
+            assert_eq!(lines % 16, 0);
+            assert_eq!(layout.slot_bytes % 16, 0);
+            assert_eq!(layout.lines % 2, 0);
+            assert!(layout.bytes() > lines);
+        }
+    }
+}

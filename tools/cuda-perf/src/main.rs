@@ -1,0 +1,178 @@
+//! Collectives on GPUs beside NCCL's. One process per GPU; both libraries in the same processes, in turn at each size.
+//!
+//! A time is the slowest rank's mean of `--iters` calls back to back between two CUDA events, and the median of `--rounds` of
+//! those. NCCL is looked for as `libnccl.so` (put a folder with such a link into LD_LIBRARY_PATH); without it ours runs alone.
+
+mod graph;
+mod nccl;
+mod ours;
+mod task;
+mod timing;
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use cudarc::driver::CudaContext;
+use tinynccl::cuda::{self, Choice, DeviceComm, Protocol};
+use tinynccl::launch::{self, Launcher};
+use tinynccl::{Comm, DType};
+
+use task::{Operation, Task};
+
+/// Times collectives on GPUs, beside NCCL.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Options {
+    /// Ranks to start, one per GPU; 0: as many as there are GPUs.
+    #[arg(long, default_value_t = 0)]
+    ranks: usize,
+    /// Which operations.
+    #[arg(long, value_delimiter = ',', default_value = "all-reduce")]
+    operation: Vec<Operation>,
+    /// Element type (f32 or bf16).
+    #[arg(short, long, default_value = "f32")]
+    dtype: DType,
+    /// Smallest size in bytes, as nccl-tests count it: the whole buffer, of all ranks for all-gather.
+    #[arg(short, long, default_value_t = 8)]
+    begin: usize,
+    /// Largest size in bytes.
+    #[arg(short, long, default_value_t = 512 << 20)]
+    end: usize,
+    /// Factor between sizes.
+    #[arg(short, long, default_value_t = 4)]
+    factor: usize,
+    /// Calls between two events.
+    #[arg(long, default_value_t = 20)]
+    iters: u32,
+    /// Measurements of each.
+    #[arg(long, default_value_t = 7)]
+    rounds: u32,
+    /// Launches the calls as one CUDA graph.
+    #[arg(long)]
+    graph: bool,
+    /// Leaves NCCL out.
+    #[arg(long)]
+    alone: bool,
+    /// Tries these instead of what the library would choose: protocol and blocks, as `one-shot:8`, `two-shot:32`, `simple:64`.
+    #[arg(long, value_delimiter = ',', value_parser = choice)]
+    choices: Vec<Choice>,
+}
+
+fn choice(text: &str) -> Result<Choice, String> {
+    let wrong = || format!("expected a protocol and blocks, as simple:64, got {text:?}");
+    let (name, blocks) = text.split_once(':').ok_or_else(wrong)?;
+    let protocol = match name {
+        "one-shot" => Protocol::OneShot,
+        "two-shot" => Protocol::TwoShot,
+        "simple" => Protocol::Simple,
+        _ => return Err(wrong()),
+    };
+    Ok(Choice { protocol, blocks: blocks.parse().map_err(|_| wrong())? })
+}
+
+fn main() -> ExitCode {
+    env_logger::init();
+    let options = Options::parse();
+    match start(&options) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            let missing = matches!(error.downcast_ref(), Some(tinynccl::Error::Unsupported { .. }));
+            ExitCode::from(if missing { 77 } else { 1 })
+        }
+    }
+}
+
+fn start(options: &Options) -> Result<ExitCode> {
+    if !launch::is_rank() {
+        let gpus = cuda::device_count()?;
+        let ranks = if options.ranks == 0 { gpus } else { options.ranks };
+        let code = Launcher::new(ranks).plain_rank0(true).run_self()?;
+        return Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)));
+    }
+    let comm = Comm::from_env()?;
+    let context = CudaContext::new(comm.local_rank()).context("cannot open this rank's GPU")?;
+    // One stream: what is enqueued runs in order, so no event between calls is needed.
+    // SAFETY: all memory here is used in one stream.
+    unsafe { context.disable_event_tracking() };
+    let device = DeviceComm::new(&comm, &context)?;
+    let peer = if options.alone { None } else { nccl::Nccl::new(&comm, &context)? };
+    run(options, &comm, &device, peer.as_ref())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn run(options: &Options, comm: &Comm, device: &DeviceComm, peer: Option<&nccl::Nccl>) -> Result<()> {
+    let say = |line: String| {
+        if comm.rank() == 0 {
+            println!("{line}");
+        }
+    };
+    let context = device.context();
+    say(format!(
+        "{} x {}, {}, {} calls between events, median of {}, {}",
+        comm.size(),
+        context.name()?,
+        options.dtype,
+        options.iters,
+        options.rounds,
+        if options.graph { "one CUDA graph" } else { "plain launches" }
+    ));
+    match peer {
+        Some(peer) => say(format!("NCCL {}", peer.version()?)),
+        None if options.alone => {}
+        None => say("no NCCL: libnccl.so was not found".to_owned()),
+    }
+    let stream = context.new_stream()?;
+    for &operation in &options.operation {
+        let names: Vec<String> = match options.choices.as_slice() {
+            [] => vec!["tinynccl us".to_owned()],
+            list => list.iter().map(|c| format!("{:?}:{}", c.protocol, c.blocks)).collect(),
+        };
+        say(format!("\n{operation:?}\n| bytes | {} | chosen | busbw GB/s | NCCL us | busbw GB/s | NCCL / best |", names.join(" | ")));
+        say(format!("|{}", "---|".repeat(names.len() + 6)));
+        let mut bytes = options.begin;
+        while bytes <= options.end {
+            let Some(task) = Task::new(operation, options.dtype, bytes, comm.size()) else {
+                bytes *= options.factor;
+                continue;
+            };
+            let buffers = task.buffers(&stream, comm.rank())?;
+            let timer = timing::Timer { comm, stream: &stream, iters: options.iters, rounds: options.rounds, graph: options.graph };
+            let mut ours = Vec::new();
+            let choices: Vec<Option<Choice>> = match options.choices.as_slice() {
+                [] => vec![None],
+                list => list.iter().copied().map(Some).collect(),
+            };
+            for choice in choices {
+                device.set_choice(choice);
+                if choice.is_some() && choice != Some(device.choice(task.collective(), task.count * task.dtype.size())) {
+                    ours.push(f64::NAN);
+                    continue;
+                }
+                ours.push(timer.time(|| ours::enqueue(device, &stream, &task, &buffers))?);
+                device.check()?;
+            }
+            device.set_choice(None);
+            let chosen = device.choice(task.collective(), task.count * task.dtype.size());
+            let theirs = match peer {
+                Some(peer) => timer.time(|| peer.enqueue(&stream, &task, &buffers))?,
+                None => f64::NAN,
+            };
+            let best = ours.iter().copied().fold(f64::INFINITY, f64::min);
+            let cells: Vec<String> = ours.iter().map(|t| format!("{:.2}", t * 1e6)).collect();
+            say(format!(
+                "| {bytes} | {} | {:?}:{} | {:.1} | {:.2} | {:.1} | {:.2} |",
+                cells.join(" | "),
+                chosen.protocol,
+                chosen.blocks,
+                task.busbw(best),
+                theirs * 1e6,
+                task.busbw(theirs),
+                theirs / best
+            ));
+            bytes *= options.factor;
+        }
+    }
+    Ok(())
+}

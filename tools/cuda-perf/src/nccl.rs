@@ -1,0 +1,106 @@
+//! A task through NVIDIA's NCCL.
+
+use anyhow::{Result, bail};
+use cudarc::driver::{CudaContext, CudaStream, DevicePtr};
+use cudarc::nccl::sys;
+use std::sync::Arc;
+use tinynccl::{Comm, DType};
+
+use crate::task::{Buffers, Operation, Task};
+
+/// A communicator of NCCL.
+#[derive(Debug)]
+pub(crate) struct Nccl {
+    comm: sys::ncclComm_t,
+    rank: usize,
+    ranks: usize,
+}
+
+fn done(what: &str, status: sys::ncclResult_t) -> Result<()> {
+    match status {
+        sys::ncclResult_t::ncclSuccess => Ok(()),
+        other => bail!("NCCL: {what}: {other:?}"),
+    }
+}
+
+impl Nccl {
+    /// `None` when a rank finds no NCCL.
+    pub(crate) fn new(comm: &Comm, context: &Arc<CudaContext>) -> Result<Option<Nccl>> {
+        // SAFETY: only tries to load the library.
+        let mut found = [i32::from(unsafe { sys::is_culib_present() })];
+        comm.all_reduce_in_place(&mut found, tinynccl::ReduceOp::Min)?;
+        if found[0] == 0 {
+            return Ok(None);
+        }
+        context.bind_to_thread()?;
+        let mut id = sys::ncclUniqueId { internal: [0; 128] };
+        if comm.rank() == 0 {
+            // SAFETY: writes the id.
+            done("making an id", unsafe { sys::ncclGetUniqueId(&mut id) })?;
+        }
+        let mut bytes = id.internal.map(|c| c as u8);
+        comm.broadcast(&mut bytes, 0)?;
+        id.internal = bytes.map(|b| b as _);
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the id is rank 0's; every rank calls this.
+        done("starting", unsafe {
+            sys::ncclCommInitRank(&mut handle, comm.size() as i32, id, comm.rank() as i32)
+        })?;
+        Ok(Some(Nccl { comm: handle, rank: comm.rank(), ranks: comm.size() }))
+    }
+
+    pub(crate) fn version(&self) -> Result<String> {
+        let mut version = 0;
+        // SAFETY: writes the version.
+        done("asking for its version", unsafe { sys::ncclGetVersion(&mut version) })?;
+        Ok(format!("{}.{}.{}", version / 10_000, version % 10_000 / 100, version % 100))
+    }
+
+    pub(crate) fn enqueue(&self, stream: &Arc<CudaStream>, task: &Task, buffers: &Buffers) -> Result<()> {
+        let (input, _read) = buffers.input.device_ptr(stream);
+        let (output, _written) = buffers.output.device_ptr(stream);
+        let dtype = match task.dtype {
+            DType::F32 => sys::ncclDataType_t::ncclFloat32,
+            DType::Bf16 => sys::ncclDataType_t::ncclBfloat16,
+            other => bail!("{other} is not compared with NCCL: expected f32 or bf16"),
+        };
+        let sum = sys::ncclRedOp_t::ncclSum;
+        let (from, to, count, comm) = (input as *const _, output as *mut std::ffi::c_void, task.count, self.comm);
+        let stream = stream.cu_stream().cast();
+        // SAFETY: both buffers are as long as nccl-tests count; they live until the stream is waited for.
+        let status = unsafe {
+            match task.operation {
+                Operation::AllReduce => sys::ncclAllReduce(from, to, count, dtype, sum, comm, stream),
+                Operation::AllGather => sys::ncclAllGather(from, to, count, dtype, comm, stream),
+                Operation::ReduceScatter => sys::ncclReduceScatter(from, to, count, dtype, sum, comm, stream),
+                Operation::Broadcast => sys::ncclBroadcast(from, to, count, dtype, 0, comm, stream),
+                Operation::Reduce => sys::ncclReduce(from, to, count, dtype, sum, 0, comm, stream),
+                Operation::AllToAll => {
+                    done("group", sys::ncclGroupStart())?;
+                    let segment = (count * task.dtype.size()) as u64;
+                    for peer in 0..self.ranks {
+                        let at = segment * peer as u64;
+                        done("send", sys::ncclSend((input + at) as *const _, count, dtype, peer as i32, comm, stream))?;
+                        done("recv", sys::ncclRecv((output + at) as *mut _, count, dtype, peer as i32, comm, stream))?;
+                    }
+                    sys::ncclGroupEnd()
+                }
+                Operation::SendRecv => {
+                    let (next, before) = ((self.rank + 1) % self.ranks, (self.rank + self.ranks - 1) % self.ranks);
+                    done("group", sys::ncclGroupStart())?;
+                    done("send", sys::ncclSend(from, count, dtype, next as i32, comm, stream))?;
+                    done("recv", sys::ncclRecv(to, count, dtype, before as i32, comm, stream))?;
+                    sys::ncclGroupEnd()
+                }
+            }
+        };
+        done("enqueueing", status)
+    }
+}
+
+impl Drop for Nccl {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`; its streams were waited for.
+        let _ = unsafe { sys::ncclCommDestroy(self.comm) };
+    }
+}

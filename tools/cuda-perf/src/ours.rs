@@ -1,0 +1,37 @@
+//! A task through this library.
+
+use anyhow::Result;
+use cudarc::driver::{CudaStream, DevicePtr};
+use std::sync::Arc;
+use tinynccl::ReduceOp;
+use tinynccl::cuda::{Call, DeviceComm};
+
+use crate::task::{Buffers, Operation, Task};
+
+pub(crate) fn enqueue(device: &DeviceComm, stream: &Arc<CudaStream>, task: &Task, buffers: &Buffers) -> Result<()> {
+    let (input, _read) = buffers.input.device_ptr(stream);
+    let (output, _written) = buffers.output.device_ptr(stream);
+    if task.operation == Operation::SendRecv {
+        let (rank, size) = (device.rank(), device.size());
+        let bytes = task.count * task.dtype.size();
+        // SAFETY: both buffers are of `bytes` bytes or more, and used in this stream alone.
+        return Ok(unsafe {
+            device.enqueue_send_recv(
+                stream.cu_stream(),
+                Some((input, bytes, (rank + 1) % size)),
+                Some((output, bytes, (rank + size - 1) % size)),
+            )
+        }?);
+    }
+    let call = Call {
+        collective: task.collective(),
+        dtype: task.dtype,
+        op: ReduceOp::Sum,
+        root: 0,
+        count: task.count,
+        input,
+        output,
+    };
+    // SAFETY: both buffers are as long as nccl-tests count, which is the longer of a collective's two.
+    Ok(unsafe { device.enqueue(stream.cu_stream(), &call) }?)
+}

@@ -1,0 +1,88 @@
+//! What is timed: an operation of some size, and its buffers.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use clap::ValueEnum;
+use cudarc::driver::{CudaSlice, CudaStream};
+use tinynccl::DType;
+use tinynccl::wire::Collective;
+
+/// The operations, in nccl-tests' sense.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Operation {
+    AllReduce,
+    AllGather,
+    ReduceScatter,
+    Broadcast,
+    Reduce,
+    AllToAll,
+    /// Each rank sends to the next and receives from the one before.
+    SendRecv,
+}
+
+/// One operation of one size.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Task {
+    pub(crate) operation: Operation,
+    pub(crate) dtype: DType,
+    /// Elements, as the collective counts them: of a segment where there are segments.
+    pub(crate) count: usize,
+    /// Bytes, as nccl-tests count them.
+    bytes: usize,
+    ranks: usize,
+}
+
+/// Device memory of a task.
+#[derive(Debug)]
+pub(crate) struct Buffers {
+    pub(crate) input: CudaSlice<u8>,
+    pub(crate) output: CudaSlice<u8>,
+}
+
+impl Task {
+    /// `None` if so few bytes cannot be cut into the segments.
+    pub(crate) fn new(operation: Operation, dtype: DType, bytes: usize, ranks: usize) -> Option<Task> {
+        let elements = bytes / dtype.size();
+        let count = match operation {
+            Operation::AllGather | Operation::ReduceScatter | Operation::AllToAll => elements / ranks,
+            _ => elements,
+        };
+        (count > 0).then_some(Task { operation, dtype, count, bytes, ranks })
+    }
+
+    pub(crate) fn collective(&self) -> Collective {
+        match self.operation {
+            Operation::AllReduce => Collective::AllReduce,
+            Operation::AllGather => Collective::AllGather,
+            Operation::ReduceScatter => Collective::ReduceScatter,
+            Operation::Broadcast => Collective::Broadcast,
+            Operation::Reduce => Collective::Reduce,
+            Operation::AllToAll => Collective::AllToAll,
+            Operation::SendRecv => Collective::SendRecv,
+        }
+    }
+
+    /// Not of zeroes: they can be faster than data.
+    pub(crate) fn buffers(&self, stream: &Arc<CudaStream>, rank: usize) -> Result<Buffers> {
+        // Small whole numbers in f32 and bf16 alike: 1.0 and 2.0 have a zero low half in f32.
+        let pattern: Vec<u8> = (0..self.bytes.min(1 << 20)).map(|i| if i % 2 == 1 { 0x3f } else { (i / 2 + rank) as u8 & 0x7f }).collect();
+        let mut host = Vec::with_capacity(self.bytes);
+        while host.len() < self.bytes {
+            let more = pattern.len().min(self.bytes - host.len());
+            host.extend_from_slice(&pattern[..more]);
+        }
+        Ok(Buffers { input: stream.clone_htod(&host)?, output: stream.alloc_zeros(self.bytes)? })
+    }
+
+    /// GB/s of the link that an ideal algorithm would need: nccl-tests' PERFORMANCE.md.
+    pub(crate) fn busbw(&self, seconds: f64) -> f64 {
+        let n = self.ranks as f64;
+        let factor = match self.operation {
+            Operation::AllReduce => 2.0 * (n - 1.0) / n,
+            Operation::AllGather | Operation::ReduceScatter | Operation::AllToAll => (n - 1.0) / n,
+            Operation::Broadcast | Operation::Reduce | Operation::SendRecv => 1.0,
+        };
+        factor * self.bytes as f64 / seconds / 1e9
+    }
+}
