@@ -128,3 +128,20 @@ __device__ __forceinline__ Piece piece_of(const Share& share, u32 round, u32 par
     piece.packs = (u32)(here * (part + 1) / share.parts - begin);
     return piece;
 }
+
+// Slots to and from a user's buffer.
+__device__ __forceinline__ void fill_from(u8* slot, const u8* base, const Piece& piece, u64 bytes) {
+    either(is_whole(base, piece.first + piece.packs, bytes), [&](auto whole) {
+        for_packs<8>(
+            piece.packs, [&](u32 i) { return load_pack(whole, base, piece.first + i, bytes); },
+            [&](u32 i, Pack pack) { fill_slot(slot, i, pack); });
+    });
+}
+
+__device__ __forceinline__ void store_from(u8* base, const Piece& piece, u64 bytes, const u8* slot) {
+    either(is_whole(base, piece.first + piece.packs, bytes), [&](auto whole) {
+        for_packs<8>(
+            piece.packs, [&](u32 i) { return load_slot(slot, i); },
+            [&](u32 i, Pack pack) { store_pack(whole, base, piece.first + i, bytes, pack); });
+    });
+}
