@@ -33,17 +33,18 @@ struct Rank {
 }
 
 fn ranks(patience: Duration) -> Option<Vec<Rank>> {
-    let contexts = contexts()?;
+    Some(ranks_on(&contexts()?, patience))
+}
+
+fn ranks_on(contexts: &[Arc<CudaContext>], patience: Duration) -> Vec<Rank> {
     let mut config = Config::default();
     config.timeout = patience;
-    let comms = DeviceComm::local(&contexts, &config).unwrap();
-    Some(
-        comms
-            .into_iter()
-            .zip(&contexts)
-            .map(|(comm, context)| Rank { comm, stream: context.new_stream().unwrap() })
-            .collect(),
-    )
+    let comms = DeviceComm::local(contexts, &config).unwrap();
+    comms
+        .into_iter()
+        .zip(contexts)
+        .map(|(comm, context)| Rank { comm, stream: context.new_stream().unwrap() })
+        .collect()
 }
 
 /// Elements whose reductions are exact: small whole numbers.
@@ -166,11 +167,11 @@ const COLLECTIVES: [Collective; 6] = [
 ];
 
 /// Every way that a collective of so many bytes can be carried out, with few and with many blocks.
-fn choices(ranks: &[Rank], collective: Collective, bytes: usize) -> Vec<Choice> {
+fn choices(ranks: &[Rank], collective: Collective, bytes: usize, blocks: &[u32]) -> Vec<Choice> {
     let chosen = ranks[0].comm.choice(collective, bytes);
     let mut all = vec![chosen];
     for protocol in [Protocol::OneShot, Protocol::TwoShot, Protocol::Simple] {
-        for blocks in [1, 3, 64, 128] {
+        for &blocks in blocks {
             let choice = Choice { protocol, blocks };
             let words = bytes.div_ceil(8).div_ceil(blocks as usize);
             let fits = match protocol {
@@ -189,15 +190,29 @@ fn choices(ranks: &[Rank], collective: Collective, bytes: usize) -> Vec<Choice> 
 #[test]
 fn every_collective_every_way() {
     let Some(ranks) = ranks(PATIENCE) else { return };
+    every_way(&ranks, &[1, 3, 64, 128]);
+}
+
+/// More ranks than GPUs: two on each, from one process.
+#[test]
+fn every_collective_with_shared_gpus() {
+    let Some(contexts) = contexts() else { return };
+    for size in [3, 4, 8] {
+        let contexts: Vec<_> = (0..size).map(|rank| contexts[rank % contexts.len()].clone()).collect();
+        every_way(&ranks_on(&contexts, PATIENCE), &[1, 3, 16]);
+    }
+}
+
+fn every_way(ranks: &[Rank], blocks: &[u32]) {
     for collective in COLLECTIVES {
         for count in [0, 1, 2, 3, 7, 64, 1000, 4097, 65_537, 600_011] {
-            for choice in choices(&ranks, collective, 4 * count) {
+            for choice in choices(ranks, collective, 4 * count, blocks) {
                 for shift in [0, 1] {
-                    check::<f32>(&ranks, collective, ReduceOp::Sum, count, shift, choice, false);
+                    check::<f32>(ranks, collective, ReduceOp::Sum, count, shift, choice, false);
                 }
                 let whole = matches!(collective, Collective::AllReduce | Collective::Broadcast | Collective::Reduce);
                 if whole {
-                    check::<f32>(&ranks, collective, ReduceOp::Sum, count, 0, choice, true);
+                    check::<f32>(ranks, collective, ReduceOp::Sum, count, 0, choice, true);
                 }
             }
         }
@@ -211,7 +226,7 @@ fn every_type_and_operator() {
         for &op in ops {
             for collective in [Collective::AllReduce, Collective::ReduceScatter, Collective::Reduce] {
                 for count in [5, 3001] {
-                    for choice in choices(ranks, collective, count * size_of::<T>()) {
+                    for choice in choices(ranks, collective, count * size_of::<T>(), &[1, 3, 64, 128]) {
                         check::<T>(ranks, collective, op, count, 1, choice, false);
                     }
                 }

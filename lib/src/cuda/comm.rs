@@ -74,7 +74,7 @@ impl DeviceComm {
                     .to_owned(),
             });
         }
-        let layout = Layout::new(size, host.config());
+        let layout = Layout::new(size, 1, host.config());
         let window = Window::new(context, layout.bytes())?;
         let ours = Introduction::new(context, &window)?;
         let text = serde_json::to_vec(&ours).map_err(|e| Error::invalid(op, e.to_string()))?;
@@ -115,7 +115,8 @@ impl DeviceComm {
         Ok(device)
     }
 
-    /// The ranks of one process, rank `r` with the device of `contexts[r]`; one thread may drive them all.
+    /// The ranks of one process, rank `r` with the device of `contexts[r]`; one thread may drive them all. Ranks may share a
+    /// GPU; each then needs a stream of its own, and their kernels have fewer blocks, so that all of them are resident.
     ///
     /// # Errors
     /// As [`DeviceComm::new`].
@@ -124,30 +125,20 @@ impl DeviceComm {
         let patience = config.timeout;
         let size = contexts.len();
         limit("DeviceComm::local", size)?;
-        let layout = Layout::new(size, config);
+        let same = |one: &Arc<CudaContext>| contexts.iter().filter(|other| other.ordinal() == one.ordinal()).count();
+        let layout = Layout::new(size, contexts.iter().map(same).max().unwrap_or(1), config);
         let windows =
             Arc::new(contexts.iter().map(|c| Window::new(c, layout.bytes())).collect::<Result<Vec<Window>>>()?);
         let mut addresses = [0; MAX_RANKS];
         for (address, window) in addresses.iter_mut().zip(windows.iter()) {
             *address = window.address;
         }
-        for (rank, context) in contexts.iter().enumerate() {
-            for (peer, other) in contexts.iter().enumerate() {
-                if rank != peer && context.ordinal() == other.ordinal() {
-                    return Err(Error::Unsupported {
-                        what: "a GPU shared by two ranks".to_owned(),
-                        detail: format!("rank {rank} and rank {peer} have GPU {}: give each its own", other.ordinal()),
-                    });
-                }
-                if rank != peer {
-                    enable(context, other.ordinal()).map_err(|e| {
-                        cuda(
-                            "DeviceComm::local",
-                            format!("peer access, GPU {} to GPU {}", context.ordinal(), other.ordinal()),
-                            e,
-                        )
-                    })?;
-                }
+        for context in contexts {
+            for other in contexts.iter().filter(|other| other.ordinal() != context.ordinal()) {
+                enable(context, other.ordinal()).map_err(|e| {
+                    let detail = format!("peer access, GPU {} to GPU {}", context.ordinal(), other.ordinal());
+                    cuda("DeviceComm::local", detail, e)
+                })?;
             }
         }
         contexts

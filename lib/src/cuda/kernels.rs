@@ -205,7 +205,7 @@ mod tests {
     fn every_source_compiles() {
         let all = DType::ALL.into_iter().zip(ReduceOp::ALL.into_iter().cycle()).map(Some);
         for types in [None].into_iter().chain(all) {
-            let (name, source, defines) = source(&Layout::new(4, &crate::Config::default()), types);
+            let (name, source, defines) = source(&Layout::new(4, 1, &crate::Config::default()), types);
             match compile(&name, &source, &defines, (9, 0)) {
                 Ok(_) => {}
                 Err(error @ crate::Error::Unsupported { .. }) => {

@@ -39,12 +39,13 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    pub(super) fn new(ranks: usize, config: &Config) -> Layout {
+    /// `sharing`: how many of the ranks have the same GPU, at most. Their kernels' blocks must all be resident at a time.
+    pub(super) fn new(ranks: usize, sharing: usize, config: &Config) -> Layout {
         // Each round a block sends a slot to every other rank.
-        let slot_bytes = if config.cuda_slot == 0 { (128 << 10) / ranks } else { config.cuda_slot };
+        let slot_bytes = if config.cuda_slot == 0 { (256 << 10) / ranks } else { config.cuda_slot };
         Layout {
             ranks,
-            channels: config.cuda_blocks,
+            channels: (config.cuda_blocks / sharing.max(1)).max(2),
             lines: 1024,
             slots: 3,
             slot_bytes: slot_bytes.next_multiple_of(16),
@@ -124,7 +125,7 @@ mod tests {
     #[test]
     fn lines_and_slots_are_aligned() {
         for ranks in 2..=MAX_RANKS {
-            let layout = Layout::new(ranks, &Config::default());
+            let layout = Layout::new(ranks, 1, &Config::default());
             let fifos = KINDS * layout.channels * MAX_RANKS;
             let flags = EPOCH_BYTES + 8 * fifos;
             assert!(4 * layout.channels <= EPOCH_BYTES);
