@@ -57,7 +57,10 @@ pub(crate) fn train(comm: &Comm, device: &DeviceComm, kernels: &Kernels, argumen
 
     page.line("\nepoch     loss  accuracy  weights (compared over all ranks)");
     let row = |epoch: &Epoch| {
-        if epoch.number == 1 || epoch.number == options.epochs || epoch.number % options.epochs.div_ceil(12) == 0 {
+        if epoch.number == 1
+            || epoch.number == options.epochs
+            || epoch.number.is_multiple_of(options.epochs.div_ceil(12))
+        {
             let Epoch { number, loss, accuracy, weights } = epoch;
             page.line(format!("{number:>5} {loss:>8.5} {:>7.1} %  {weights:016x} identical", 100.0 * accuracy));
         }
