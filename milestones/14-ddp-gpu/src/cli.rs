@@ -82,6 +82,9 @@ pub(crate) struct TimeArgs {
     /// Size of a gradient bucket in bytes.
     #[arg(long, default_value_t = 25 << 20, value_parser = positive())]
     bucket_bytes: usize,
+    /// Blocks of an all-reduce's kernel in the last way that is timed: fewer take fewer SMs from backward.
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=128))]
+    pub(crate) blocks: u32,
     /// Steps between two readings of the clock.
     #[arg(long, default_value_t = 20, value_parser = positive())]
     steps: usize,

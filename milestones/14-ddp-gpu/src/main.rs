@@ -59,7 +59,7 @@ fn run(cli: &Cli) -> Result<()> {
     let device = DeviceComm::new(&comm, &context)?;
     match &cli.mode {
         None => show::train(&comm, &device, &kernels, &cli.train)?,
-        Some(Mode::Time(arguments)) => show::time(&comm, &device, &kernels, &arguments.settings())?,
+        Some(Mode::Time(arguments)) => show::time(&comm, &device, &kernels, arguments)?,
     }
     drop(device);
     Ok(comm.close()?)

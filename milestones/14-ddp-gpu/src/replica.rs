@@ -127,7 +127,7 @@ impl<'c> Replica<'c> {
         Ok(())
     }
 
-    /// Enqueues forward and backward without a step: leaves the averaged gradients.
+    /// The averaged gradients of a batch, without a step. Waits for the device.
     pub fn gradients(&mut self, batch: &mut Batch<'_>) -> Result<Vec<Vec<f32>>> {
         self.model.forward(self.kernels, &self.compute, batch)?;
         self.backward(batch)?;

@@ -5,7 +5,7 @@ use ddp_gpu::buckets::Buckets;
 use ddp_gpu::check::{Alone, GRADIENT_TOLERANCE, LOSS_TOLERANCE, loss_difference};
 use ddp_gpu::kernels::Kernels;
 use ddp_gpu::replica::Exchange;
-use ddp_gpu::time::{self, Settings};
+use ddp_gpu::time::{self, Timed, Way};
 use ddp_gpu::timeline::size;
 use ddp_gpu::train;
 use ddp_train::mlp::Mlp;
@@ -14,8 +14,9 @@ use ddp_train::train::Epoch;
 use tinynccl::Comm;
 use tinynccl::cuda::DeviceComm;
 use tinynccl::ddp::ParamSpec;
+use tinynccl::wire::Collective;
 
-use crate::cli::TrainArgs;
+use crate::cli::{TimeArgs, TrainArgs};
 
 /// Prints on rank 0 alone.
 struct Page {
@@ -118,12 +119,11 @@ pub(crate) fn train(comm: &Comm, device: &DeviceComm, kernels: &Kernels, argumen
     Ok(())
 }
 
-/// Times a larger model's step three ways.
-pub(crate) fn time(comm: &Comm, device: &DeviceComm, kernels: &Kernels, settings: &Settings) -> Result<()> {
-    let ranks = comm.size();
+/// Times a larger model's step four ways.
+pub(crate) fn time(comm: &Comm, device: &DeviceComm, kernels: &Kernels, arguments: &TimeArgs) -> Result<()> {
+    let (ranks, settings, few) = (comm.size(), arguments.settings(), arguments.blocks);
     let page = Page { first: comm.rank() == 0 };
-    let sizes = settings.sizes();
-    let specs = specs(&sizes);
+    let specs = specs(&settings.sizes());
     page.line(format!(
         "{}, {} hidden layers of {}: {:.1} million parameters, {} samples per rank",
         who(ranks, &device.context().name()?),
@@ -132,32 +132,43 @@ pub(crate) fn time(comm: &Comm, device: &DeviceComm, kernels: &Kernels, settings
         specs.iter().map(|spec| spec.len).sum::<usize>() as f64 / 1e6,
         settings.batch
     ));
-    show_buckets(&page, &Buckets::new(&specs, settings.bucket_bytes), &specs);
+    let buckets = Buckets::new(&specs, settings.bucket_bytes);
+    show_buckets(&page, &buckets, &specs);
 
-    let ways = [Exchange::Never, Exchange::AfterBackward, Exchange::Overlapped];
-    let timed = time::time(comm, device, kernels, settings, &ways)?;
+    let way = |how, blocks| Way { how, blocks };
+    let ways = [
+        way(Exchange::Never, None),
+        way(Exchange::AfterBackward, None),
+        way(Exchange::Overlapped, None),
+        way(Exchange::Overlapped, Some(few)),
+    ];
+    let timed = time::time(comm, device, kernels, &settings, &ways)?;
+    let [never, after, overlapped, narrow] = timed.as_slice() else { return Ok(()) };
+    let largest = buckets.spans().iter().map(|span| span.len() * size_of::<f32>()).max().unwrap_or(0);
+    let many = device.choice(Collective::AllReduce, largest).blocks;
     page.line(format!(
-        "\nms per step: the slowest rank's mean of {} steps, median of {} such",
+        "\nms per step (slowest rank's mean of {} steps, median of {}), and what the all-reduces add",
         settings.steps, settings.rounds
     ));
-    let [never, after, overlapped] = timed.as_slice() else { return Ok(()) };
-    let exposed = |way: &time::Timed| way.step_ms - never.step_ms;
-    page.line(format!("{:>9.3}  without all-reduces", never.step_ms));
-    page.line(format!(
-        "{:>9.3}  all-reduces behind backward: {:.3} ms that the streams do not compute",
-        after.step_ms,
-        exposed(after)
-    ));
-    let hidden = 100.0 * (1.0 - exposed(overlapped) / exposed(after));
-    page.line(format!(
-        "{:>9.3}  overlapped with backward: {:.3} ms{}",
-        overlapped.step_ms,
-        exposed(overlapped),
-        if ranks > 1 { format!(", {hidden:.0} % hidden") } else { String::new() }
-    ));
-    for way in [after, overlapped] {
-        page.line(format!("\nthe last step, {:?}, rank 0, in µs", way.how));
-        page.line(way.timeline.to_string().trim_end());
+    let named = [
+        (never, "no all-reduces".to_owned()),
+        (after, format!("all-reduces behind backward, {many} blocks each")),
+        (overlapped, format!("overlapped with backward, {many} blocks each")),
+        (narrow, format!("overlapped with backward, {few} blocks each")),
+    ];
+    let added = |timed: &Timed| timed.step_ms - never.step_ms;
+    for (timed, name) in &named {
+        let hidden = match timed.way.how {
+            Exchange::Overlapped if ranks > 1 => {
+                format!("  {:.0} % hidden", 100.0 * (1.0 - added(timed) / added(after)))
+            }
+            _ => String::new(),
+        };
+        page.line(format!("{:>9.3} {:>+7.3}  {name}{hidden}", timed.step_ms, added(timed)));
+    }
+    for (timed, name) in &named[1..] {
+        page.line(format!("\nlast step on rank 0, {name}"));
+        page.line(timed.timeline.to_string().trim_end());
     }
     page.line("");
     let weights = overlapped.weights.unwrap_or_default();

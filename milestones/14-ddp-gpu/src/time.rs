@@ -5,7 +5,7 @@ use cudarc::driver::sys::CUevent_flags;
 use ddp_train::data::{CLASSES, Dataset, epoch_order, shard};
 use ddp_train::mlp::Mlp;
 use ddp_train::rng::Rng;
-use tinynccl::cuda::DeviceComm;
+use tinynccl::cuda::{Choice, DeviceComm, Protocol};
 use tinynccl::{Comm, ReduceOp};
 
 use crate::kernels::Kernels;
@@ -40,11 +40,20 @@ impl Settings {
     }
 }
 
-/// One way of exchanging gradients, timed.
+/// A way of exchanging gradients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Way {
+    /// When the all-reduces run.
+    pub how: Exchange,
+    /// Blocks of each all-reduce's kernel; `None`: as many as the library chooses.
+    pub blocks: Option<u32>,
+}
+
+/// A way, timed.
 #[derive(Debug, Clone)]
 pub struct Timed {
-    /// When the all-reduces ran.
-    pub how: Exchange,
+    /// What was timed.
+    pub way: Way,
     /// Milliseconds per step: the median over rounds of the slowest rank's.
     pub step_ms: f64,
     /// Fingerprint of the weights after all steps, the same on all ranks; `None` for [`Exchange::Never`].
@@ -62,7 +71,7 @@ pub fn time(
     device: &DeviceComm,
     kernels: &Kernels,
     settings: &Settings,
-    ways: &[Exchange],
+    ways: &[Way],
 ) -> Result<Vec<Timed>> {
     let (rank, ranks) = (comm.rank(), comm.size());
     let Settings { batch, steps, rounds, seed, .. } = *settings;
@@ -76,9 +85,10 @@ pub fn time(
     let event = || device.context().new_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).context("making an event");
     let (begin, end) = (event()?, event()?);
     ways.iter()
-        .map(|&how| {
+        .map(|&way| {
             replica.load(&model)?;
-            replica.set_exchange(how);
+            replica.set_exchange(way.how);
+            device.set_choice(way.blocks.map(|blocks| Choice { protocol: Protocol::Simple, blocks }));
             let mut times = Vec::new();
             // The first round warms up.
             for _ in 0..=rounds {
@@ -98,11 +108,11 @@ pub fn time(
             times.sort_by(f64::total_cmp);
             let (loss, _) = share.totals(replica.compute())?;
             ensure!(loss.is_finite(), "the loss is {loss}: a step went wrong");
-            let weights = match how {
+            let weights = match way.how {
                 Exchange::Never => None,
-                _ => Some(replica.prove_identical(comm).with_context(|| format!("after {how:?} steps"))?),
+                _ => Some(replica.prove_identical(comm).with_context(|| format!("after the steps of {way:?}"))?),
             };
-            Ok(Timed { how, step_ms: times[times.len() / 2], weights, timeline: replica.timeline()? })
+            Ok(Timed { way, step_ms: times[times.len() / 2], weights, timeline: replica.timeline()? })
         })
         .collect()
 }

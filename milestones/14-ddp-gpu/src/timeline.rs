@@ -54,7 +54,9 @@ impl fmt::Display for Timeline {
             let name = format!("exchange bucket {bucket:<2} {:>7}", size(transfer.bytes));
             row(f, &name, '=', (transfer.begin, transfer.end))?;
         }
-        row(f, "compute  optimiser", '#', (self.backward, self.step))
+        // It waits for the first bucket at least.
+        let update = self.transfers.first().map_or(0.0, |first| first.end).max(self.backward);
+        row(f, "compute  optimiser", '#', (update, self.step))
     }
 }
 

@@ -8,7 +8,7 @@ use ddp_gpu::check::{Alone, GRADIENT_TOLERANCE, LOSS_TOLERANCE, loss_difference}
 use ddp_gpu::compile::compiler_is_here;
 use ddp_gpu::kernels::Kernels;
 use ddp_gpu::replica::Exchange;
-use ddp_gpu::time::{Settings, time};
+use ddp_gpu::time::{Settings, Way, time};
 use ddp_gpu::train::{Outcome, train};
 use ddp_train::data::Dataset;
 use ddp_train::mlp::Mlp;
@@ -126,7 +126,14 @@ fn without_all_reduces_the_proof_fails() {
 fn overlap_of_many_buckets_changes_no_bit() {
     let Some(contexts) = gpus("overlap_of_many_buckets_changes_no_bit", 2) else { return };
     let settings = Settings { hidden: 300, layers: 6, batch: 64, bucket_bytes: 1 << 18, steps: 7, rounds: 2, seed: 5 };
-    let ways = [Exchange::AfterBackward, Exchange::Overlapped, Exchange::Overlapped];
+    let way = |how, blocks| Way { how, blocks };
+    let ways = [
+        way(Exchange::AfterBackward, None),
+        way(Exchange::Overlapped, None),
+        // Two ranks: a sum of two numbers is the same however it is cut.
+        way(Exchange::Overlapped, Some(1)),
+        way(Exchange::Overlapped, Some(7)),
+    ];
     let timed = on_each(&contexts, |comm, device, kernels| time(comm, device, kernels, &settings, &ways).unwrap());
     for rank in &timed {
         assert!(rank.iter().all(|way| way.weights == timed[0][0].weights && way.weights.is_some()), "{timed:?}");

@@ -60,6 +60,7 @@ fn wrong_options_are_usage_errors() {
         &["--rate", "-1"],
         &["--batch", "0"],
         &["time", "--layers", "0"],
+        &["time", "--blocks", "129"],
         &["time", "--epochs", "3"],
         &["--epochs", "3", "time"],
         &["draw"],
@@ -95,7 +96,7 @@ fn times_with_and_without_overlap() {
     };
     let out = text(&output.stdout);
     assert!(output.status.success(), "{out}{}", text(&output.stderr));
-    for words in ["without all-reduces", "all-reduces behind backward", "overlapped with backward", "% hidden"] {
+    for words in ["no all-reduces", "all-reduces behind backward", "overlapped with backward, 16 blocks", "% hidden"] {
         assert!(out.contains(words), "no {words:?}: {out}");
     }
     assert!(out.contains("  ok  after 15 steps the same bits with and without overlap"), "{out}");
