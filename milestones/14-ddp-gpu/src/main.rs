@@ -53,6 +53,12 @@ fn start(cli: &Cli) -> Result<i32> {
 
 fn run(cli: &Cli) -> Result<()> {
     let comm = Comm::from_env().context("joining the other ranks")?;
+    ensure!(
+        cli.ranks.is_none_or(|ranks| ranks == comm.size()),
+        "--ranks {} but the launcher started {}: leave --ranks out",
+        cli.ranks.unwrap_or_default(),
+        comm.size()
+    );
     let context = CudaContext::new(comm.local_rank())
         .with_context(|| format!("opening GPU {} for rank {}", comm.local_rank(), comm.rank()))?;
     let kernels = Kernels::new(&context)?;

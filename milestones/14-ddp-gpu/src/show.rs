@@ -87,7 +87,7 @@ pub(crate) fn train(comm: &Comm, device: &DeviceComm, kernels: &Kernels, argumen
     page.line("checks");
     let epochs = &ours.epochs;
     let starts = format!(
-        "before the broadcast {} of {ranks} ranks' weights differ from each other, after it none: {:016x}",
+        "{} different starts on {ranks} rank(s), the same weights after the broadcast: {:016x}",
         ours.starts, ours.start
     );
     page.verdict(ours.starts == ranks, &starts)?;

@@ -84,7 +84,8 @@ pub fn time(
     let mut share = Share::new(replica.compute(), &data.select(shard(&order[..batch * ranks], rank, ranks)))?;
     let event = || device.context().new_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).context("making an event");
     let (begin, end) = (event()?, event()?);
-    ways.iter()
+    let timed = ways
+        .iter()
         .map(|&way| {
             replica.load(&model)?;
             replica.set_exchange(way.how);
@@ -114,7 +115,9 @@ pub fn time(
             };
             Ok(Timed { way, step_ms: times[times.len() / 2], weights, timeline: replica.timeline()? })
         })
-        .collect()
+        .collect();
+    device.set_choice(None);
+    timed
 }
 
 #[cfg(test)]
