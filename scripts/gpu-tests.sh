@@ -9,7 +9,7 @@
 set -eu -o pipefail
 cd "$(dirname "$0")/.."
 out=out/gpu
-packages=(cuda-vec-add cuda-verbs allreduce-gpu cuda-perf)
+packages=(cuda-vec-add cuda-verbs allreduce-gpu cuda-perf ddp-gpu)
 
 build() {
     rm -rf "$out" && mkdir -p "$out"
@@ -41,7 +41,8 @@ run() {
     local failed=() log
     # One test at a time: two communicators' kernels on the same GPUs may wait for each other for ever, as NCCL's.
     export RUST_TEST_THREADS=1
-    export CUDA_VEC_ADD=$PWD/$out/cuda-vec-add CUDA_VERBS_PROGRAM=$PWD/$out/cuda-verbs ALLREDUCE_GPU=$PWD/$out/allreduce-gpu
+    export CUDA_VEC_ADD=$PWD/$out/cuda-vec-add CUDA_VERBS_PROGRAM=$PWD/$out/cuda-verbs
+    export ALLREDUCE_GPU=$PWD/$out/allreduce-gpu DDP_GPU=$PWD/$out/ddp-gpu
     log=$(mktemp)
     for test in "$out"/*.test; do
         echo "== ${test##*/}"

@@ -103,11 +103,8 @@ struct Share {
 
 #define ROUNDS 4
 #define LEAST_PIECE (4096 / (RANKS - 1))
-// Where data goes one way, nothing keeps the sender in step with the receiver. On H200s 128 blocks that run ahead with pieces
-// of 64 KiB reach 75 to 150 GB/s, and with 32 KiB 330 (measured; the cause is not known).
-#define ONE_WAY_PIECE (4096 / RANKS)
 
-__device__ __forceinline__ Share share_of(u64 bytes, u32 parts, u32 most = SLOT_BYTES / 16) {
+__device__ __forceinline__ Share share_of(u64 bytes, u32 parts) {
     const u64 packs = (bytes + 15) / 16;
     Share share;
     share.first = packs * blockIdx.x / gridDim.x;
@@ -116,7 +113,6 @@ __device__ __forceinline__ Share share_of(u64 bytes, u32 parts, u32 most = SLOT_
     // Of the largest share: the same for all blocks.
     u64 piece = ((packs + gridDim.x - 1) / gridDim.x + ROUNDS * parts - 1) / (ROUNDS * parts);
     if (piece < LEAST_PIECE) piece = LEAST_PIECE;
-    if (piece > most) piece = most;
     if (piece > SLOT_BYTES / 16) piece = SLOT_BYTES / 16;
     share.round = (u32)piece * parts;
     return share;

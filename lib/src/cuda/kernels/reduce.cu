@@ -27,7 +27,7 @@ reduce_simple(const __grid_constant__ Team team, const u8* input, u8* output, u6
     load_counters(team, counters);
     // With two ranks the root reduces itself: a detour would double what its link carries.
     const u32 parts = RANKS == 2 ? 1 : RANKS - 1;
-    const Share share = share_of(bytes, parts, ONE_WAY_PIECE);
+    const Share share = share_of(bytes, parts);
     const u32 rounds = rounds_of(share);
     const u32 warp_peer = threadIdx.x >> 5;
     const bool speaker = (threadIdx.x & 31) == 0 && warp_peer < RANKS && warp_peer != team.rank;

@@ -8,8 +8,7 @@ struct Message {
     u32 channels;
 };
 
-// Packs; see ONE_WAY_PIECE.
-#define PAIR_PIECE (SLOT_BYTES / 16 < 4096 ? SLOT_BYTES / 16 : 4096)
+#define PAIR_PIECE (SLOT_BYTES / 16)
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 send_recv(const __grid_constant__ Team team, const __grid_constant__ Message to, const __grid_constant__ Message from) {
