@@ -9,21 +9,25 @@
 set -eu -o pipefail
 cd "$(dirname "$0")/.."
 out=out/gpu
-packages=(cuda-vec-add cuda-verbs)
+packages=(cuda-vec-add cuda-verbs cuda-perf)
 
 build() {
     rm -rf "$out" && mkdir -p "$out"
     local arguments=()
     for package in "${packages[@]}"; do arguments+=(-p "$package"); done
     # Cargo says where it put each executable: test programs by the name of their file, programs by their own.
-    cargo build --release --locked "${arguments[@]}"
-    cargo test --release --locked --no-run --message-format=json "${arguments[@]}" |
+    {
+        cargo build --release --locked --message-format=json "${arguments[@]}"
+        cargo test --release --locked --no-run --message-format=json "${arguments[@]}"
+        cargo test --release --locked --no-run --message-format=json -p tinynccl --test cuda
+    } |
         python3 -c '
 import json, shutil, sys
 for line in sys.stdin:
     message = json.loads(line)
     if message.get("executable") and message.get("reason") == "compiler-artifact":
-        package = message["manifest_path"].split("/")[-2].split("-", 1)[1]
+        package = message["manifest_path"].split("/")[-2]  # 03-cuda-vec-add, or lib
+        package = package.lstrip("0123456789-")
         kind = message["target"]["name"] if message["profile"]["test"] else "program"
         name = package + ("" if kind == "program" else "." + kind + ".test")
         shutil.copy(message["executable"], sys.argv[1] + "/" + name)
@@ -35,6 +39,8 @@ for line in sys.stdin:
 run() {
     [[ -d $out ]] || { echo "nothing in $out: run scripts/gpu-tests.sh build where there is cargo, and copy it here" >&2; return 1; }
     local failed=() log
+    # One test at a time: two communicators' kernels on the same GPUs may wait for each other for ever, as NCCL's.
+    export RUST_TEST_THREADS=1
     export CUDA_VEC_ADD=$PWD/$out/cuda-vec-add CUDA_VERBS_PROGRAM=$PWD/$out/cuda-verbs
     log=$(mktemp)
     for test in "$out"/*.test; do

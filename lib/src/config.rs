@@ -313,6 +313,10 @@ config! {
         "Largest input that ranks which share memory pass through one-shot slots; 0 turns these slots off, and with them symmetric buffers.";
     stage: usize = 256 << 10, "TINYNCCL_STAGE", "bytes, 0 or 4K to 16M",
         "Largest chunk in which more than two ranks that share memory pass large ordinary buffers through it, four chunks per rank; 0: over links instead.";
+    cuda_blocks: usize = 128, "TINYNCCL_CUDA_BLOCKS", "2 to 128",
+        "Blocks that a collective's kernel takes at most, about one per multiprocessor; fewer leave more of the GPU to other kernels and use less of the links.";
+    cuda_slot: usize = 0, "TINYNCCL_CUDA_SLOT", "bytes, 4K to 1M; 0: by the number of ranks",
+        "Largest piece that a block of a collective's kernel sends to another GPU at once.";
     fifo_depth: usize = 4, "TINYNCCL_FIFO_DEPTH", "2 to 64",
         "Messages a link holds per direction.";
     socket_buffer: usize = 0, "TINYNCCL_SOCKET_BUFFER", "bytes; 0 leaves it to the kernel",
@@ -354,6 +358,10 @@ impl Config {
         range("TINYNCCL_VERBS_TIMEOUT", self.verbs_timeout, 8, 22)?;
         range("TINYNCCL_VERBS_RETRIES", self.verbs_retries, 0, 6)?;
         range("TINYNCCL_ONE_SHOT", self.one_shot, 0, 1 << 20)?;
+        range("TINYNCCL_CUDA_BLOCKS", self.cuda_blocks, 2, 128)?;
+        if self.cuda_slot > 0 {
+            range("TINYNCCL_CUDA_SLOT", self.cuda_slot, 4 << 10, 1 << 20)?;
+        }
         if self.stage > 0 {
             range("TINYNCCL_STAGE", self.stage, 4 << 10, 16 << 20)?;
         }

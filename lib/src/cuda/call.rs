@@ -1,8 +1,9 @@
 //! One collective: what it is, checked, and put into a stream.
 
 use std::fmt;
+use std::sync::Arc;
 
-use cudarc::driver::sys;
+use cudarc::driver::{CudaStream, sys};
 
 use super::comm::DeviceComm;
 use super::driver::cuda;
@@ -32,6 +33,36 @@ pub struct Call {
     pub output: u64,
 }
 
+/// Where a call goes: a stream that is kept, or a handle that the caller keeps until the communicator's next call.
+#[derive(Debug, Clone)]
+pub enum Stream {
+    /// Of cudarc.
+    Kept(Arc<CudaStream>),
+    /// The driver's handle.
+    Handle(sys::CUstream),
+}
+
+impl Stream {
+    pub(super) fn handle(&self) -> sys::CUstream {
+        match self {
+            Stream::Kept(stream) => stream.cu_stream(),
+            Stream::Handle(handle) => *handle,
+        }
+    }
+}
+
+impl From<&Arc<CudaStream>> for Stream {
+    fn from(stream: &Arc<CudaStream>) -> Stream {
+        Stream::Kept(stream.clone())
+    }
+}
+
+impl From<sys::CUstream> for Stream {
+    fn from(handle: sys::CUstream) -> Stream {
+        Stream::Handle(handle)
+    }
+}
+
 /// What a call is, in 8 bytes: ranks compare theirs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Signature(pub(super) u64);
@@ -51,10 +82,16 @@ impl fmt::Display for Signature {
         let kind = self.0 >> COUNT_BITS;
         let count = self.0 & ((1 << COUNT_BITS) - 1);
         let (collective, dtype) = (Collective::from_code(kind as u8), DType::from_code((kind >> 8 & 15) as u8));
-        let (Some(collective), Some(dtype)) = (collective, dtype) else { return write!(f, "something unknown ({:#x})", self.0) };
+        let (Some(collective), Some(dtype)) = (collective, dtype) else {
+            return write!(f, "something unknown ({:#x})", self.0);
+        };
         write!(f, "{collective} of {count} {dtype}")?;
         if collective.reduces() {
-            write!(f, ", {}", ReduceOp::from_code((kind >> 12 & 15) as u8).map_or("an unknown operator", ReduceOp::name))?;
+            write!(
+                f,
+                ", {}",
+                ReduceOp::from_code((kind >> 12 & 15) as u8).map_or("an unknown operator", ReduceOp::name)
+            )?;
         }
         if collective.has_root() {
             write!(f, ", root {}", kind >> 16 & 255)?;
@@ -98,7 +135,7 @@ impl DeviceComm {
     /// `input` and `output` must be device memory as long as the collective needs, reachable from this communicator's device
     /// and untouched by others until the stream has run the call. `stream` must be of this device, and stay so until the next
     /// call of this communicator.
-    pub unsafe fn enqueue(&self, stream: sys::CUstream, call: &Call) -> Result<()> {
+    pub unsafe fn enqueue(&self, stream: impl Into<Stream>, call: &Call) -> Result<()> {
         let choice = self.choice(call.collective, call.count * call.dtype.size());
         // SAFETY: forwarded from the caller.
         unsafe { self.enqueue_as(stream, call, choice) }
@@ -108,7 +145,8 @@ impl DeviceComm {
     ///
     /// # Safety
     /// As [`DeviceComm::enqueue`].
-    pub unsafe fn enqueue_as(&self, stream: sys::CUstream, call: &Call, choice: Choice) -> Result<()> {
+    pub unsafe fn enqueue_as(&self, stream: impl Into<Stream>, call: &Call, choice: Choice) -> Result<()> {
+        let stream = stream.into();
         let op = call.collective.name();
         self.check()?;
         if call.root >= self.size() {
@@ -116,16 +154,17 @@ impl DeviceComm {
         }
         let bytes = (call.count * call.dtype.size()) as u64;
         if self.size() == 1 {
-            return self.alone(stream, call, bytes as usize);
+            return self.alone(stream.handle(), call, bytes as usize);
         }
         if !select::fits(&self.layout, call.collective, choice, bytes as usize) {
             return Err(Error::invalid(op, format!("{bytes} bytes do not fit {choice:?}")));
         }
-        let kernel = Kernel::of(call.collective, choice.protocol).ok_or_else(|| Error::Unsupported {
+        let kernel = Kernel::of(call.collective, choice.protocol, self.size()).ok_or_else(|| Error::Unsupported {
             what: format!("{op} on the device"),
             detail: "use the host's communicator, or all_gather or all_to_all".to_owned(),
         })?;
         let function = self.kernels.function(kernel, kernel.reduces().then_some((call.dtype, call.op)))?;
+        let handle = stream.handle();
         let mut order = self.order(stream)?;
         order.number = order.number.wrapping_add(1);
         let mut team = self.team(Signature::new(call).0, order.number);
@@ -140,7 +179,7 @@ impl DeviceComm {
         let mut parameters =
             [(&raw mut team).cast(), (&raw mut input).cast(), (&raw mut output).cast(), (&raw mut bytes).cast(), fifth];
         // SAFETY: the parameters are of the types which the kernel declares; the buffers are the caller's word.
-        unsafe { launch(function, choice.blocks, stream, &mut parameters) }
+        unsafe { launch(function, choice.blocks, handle, &mut parameters) }
             .map_err(|e| cuda(op, format!("launching {} blocks", choice.blocks), e))
     }
 
@@ -150,16 +189,20 @@ impl DeviceComm {
     /// As [`DeviceComm::enqueue`], for both buffers, which must not overlap.
     pub unsafe fn enqueue_send_recv(
         &self,
-        stream: sys::CUstream,
+        stream: impl Into<Stream>,
         to: Option<(u64, usize, usize)>,
         from: Option<(u64, usize, usize)>,
     ) -> Result<()> {
+        let stream = stream.into();
         let op = "send/recv";
         self.check()?;
         for (_, _, peer) in to.iter().chain(&from) {
             if *peer >= self.size() || *peer == self.rank() {
                 let (size, rank) = (self.size(), self.rank());
-                return Err(Error::invalid(op, format!("peer is {peer}, expected another rank below {size} (we are rank {rank})")));
+                return Err(Error::invalid(
+                    op,
+                    format!("peer is {peer}, expected another rank below {size} (we are rank {rank})"),
+                ));
             }
         }
         let message = |one: Option<(u64, usize, usize)>| {
@@ -167,17 +210,26 @@ impl DeviceComm {
             Message { at, bytes: bytes as u64, peer: peer as u64 }
         };
         let function = self.kernels.function(Kernel::SendRecv, None)?;
+        let handle = stream.handle();
         let mut order = self.order(stream)?;
         order.number = order.number.wrapping_add(1);
         let (_, bytes, root) = to.or(from).unwrap_or_default();
-        let call = Call { collective: Collective::SendRecv, dtype: DType::U8, op: ReduceOp::Sum, root, count: bytes, input: 0, output: 0 };
+        let call = Call {
+            collective: Collective::SendRecv,
+            dtype: DType::U8,
+            op: ReduceOp::Sum,
+            root,
+            count: bytes,
+            input: 0,
+            output: 0,
+        };
         let mut team = self.team(Signature::new(&call).0, order.number);
         let (mut to, mut from) = (message(to), message(from));
         // Both ends of a channel must carry the same part: the number depends on nothing that they might not agree on.
         let channels = select::pair_channels(&self.layout);
         let mut parameters = [(&raw mut team).cast(), (&raw mut to).cast(), (&raw mut from).cast()];
         // SAFETY: as in `enqueue_as`.
-        unsafe { launch(function, 2 * channels, stream, &mut parameters) }
+        unsafe { launch(function, 2 * channels, handle, &mut parameters) }
             .map_err(|e| cuda(op, format!("launching {} blocks", 2 * channels), e))
     }
 

@@ -107,7 +107,7 @@ impl DeviceComm {
         let bytes = buffer.len() * size_of::<T>();
         let (at, _read) = buffer.device_ptr(stream);
         // SAFETY: the buffer is cudarc's, which keeps it until the stream has passed the event recorded when the guard is dropped.
-        unsafe { self.enqueue_send_recv(stream.cu_stream(), Some((at, bytes, peer)), None) }
+        unsafe { self.enqueue_send_recv(stream, Some((at, bytes, peer)), None) }
     }
 
     /// Receives what `peer` sends.
@@ -121,7 +121,7 @@ impl DeviceComm {
         let bytes = buffer.len() * size_of::<T>();
         let (at, _written) = buffer.device_ptr_mut(stream);
         // SAFETY: as in `send`.
-        unsafe { self.enqueue_send_recv(stream.cu_stream(), None, Some((at, bytes, peer))) }
+        unsafe { self.enqueue_send_recv(stream, None, Some((at, bytes, peer))) }
     }
 
     /// Sends to one rank and receives from one (maybe another, maybe the same) at the same time.
@@ -139,7 +139,7 @@ impl DeviceComm {
         let (into, _written) = recv.device_ptr_mut(stream);
         let (to, from) = ((out, lengths.0, to), (into, lengths.1, from));
         // SAFETY: as in `send`.
-        unsafe { self.enqueue_send_recv(stream.cu_stream(), Some(to), Some(from)) }
+        unsafe { self.enqueue_send_recv(stream, Some(to), Some(from)) }
     }
 
     fn in_place<T: Element + DeviceRepr>(
@@ -155,7 +155,7 @@ impl DeviceComm {
         let (at, _written) = buffer.device_ptr_mut(stream);
         let call = Call { collective, dtype: T::DTYPE, op, root, count, input: at, output: at };
         // SAFETY: as in `run`.
-        unsafe { self.enqueue(stream.cu_stream(), &call) }
+        unsafe { self.enqueue(stream, &call) }
     }
 
     #[expect(clippy::too_many_arguments, reason = "what a collective is")]
@@ -174,7 +174,7 @@ impl DeviceComm {
         let call = Call { collective, dtype: T::DTYPE, op, root, count, input: from, output: to };
         // SAFETY: lengths were checked; cudarc keeps the buffers until the stream has passed the events recorded when the
         // guards are dropped, behind the call.
-        unsafe { self.enqueue(stream.cu_stream(), &call) }
+        unsafe { self.enqueue(stream, &call) }
     }
 
     /// The lengths are to each other as `parts`.
@@ -204,7 +204,11 @@ impl DeviceComm {
         }
         Err(Error::invalid(
             op,
-            format!("the stream is of GPU {}, the communicator of GPU {}", stream.context().ordinal(), self.context().ordinal()),
+            format!(
+                "the stream is of GPU {}, the communicator of GPU {}",
+                stream.context().ordinal(),
+                self.context().ordinal()
+            ),
         ))
     }
 }

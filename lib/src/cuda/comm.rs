@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaEvent, sys};
 
-use super::call::Team;
+use super::call::{Stream, Team};
 use super::driver::{available, cuda};
 use super::kernels::Kernels;
 use super::peers::{Introduction, Peer, enable};
@@ -14,6 +14,7 @@ use super::report::Report;
 use super::select::{self, Choice};
 use super::window::{Layout, MAX_RANKS, Window};
 use crate::comm::Comm;
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::wire::Collective;
 
@@ -46,11 +47,11 @@ pub struct DeviceComm {
 #[derive(Debug)]
 pub(super) struct Order {
     pub(super) number: u32,
-    last: Option<sys::CUstream>,
+    last: Option<Stream>,
     event: CudaEvent,
 }
 
-// SAFETY: a stream's handle may be used by any thread.
+// SAFETY: a stream's handle may be used by any thread, and so may cudarc's stream.
 unsafe impl Send for Order {}
 
 impl DeviceComm {
@@ -69,10 +70,11 @@ impl DeviceComm {
         if !host.is_one_host() {
             return Err(Error::Unsupported {
                 what: "a device communicator across hosts".to_owned(),
-                detail: "its kernels reach each other's memory by NVLink or PCIe: split the communicator by host".to_owned(),
+                detail: "its kernels reach each other's memory by NVLink or PCIe: split the communicator by host"
+                    .to_owned(),
             });
         }
-        let layout = Layout::new(size);
+        let layout = Layout::new(size, 1, host.config());
         let window = Window::new(context, layout.bytes())?;
         let ours = Introduction::new(context, &window)?;
         let text = serde_json::to_vec(&ours).map_err(|e| Error::invalid(op, e.to_string()))?;
@@ -99,39 +101,44 @@ impl DeviceComm {
             peers.push(opened);
         }
         let patience = host.config().timeout;
-        let device = Self::assemble((rank, size), context, layout, addresses, patience, Some(host), peers, Arc::new(vec![window]))?;
+        let device = Self::assemble(
+            (rank, size),
+            context,
+            layout,
+            addresses,
+            patience,
+            Some(host),
+            peers,
+            Arc::new(vec![window]),
+        )?;
         device.meet()?;
         Ok(device)
     }
 
-    /// The ranks of one process, rank `r` with the device of `contexts[r]`; one thread may drive them all.
+    /// The ranks of one process, rank `r` with the device of `contexts[r]`; one thread may drive them all. Ranks may share a
+    /// GPU; each then needs a stream of its own, and their kernels have fewer blocks, so that all of them are resident.
     ///
     /// # Errors
     /// As [`DeviceComm::new`].
-    pub fn local(contexts: &[Arc<CudaContext>], patience: Duration) -> Result<Vec<DeviceComm>> {
+    pub fn local(contexts: &[Arc<CudaContext>], config: &Config) -> Result<Vec<DeviceComm>> {
         available()?;
+        let patience = config.timeout;
         let size = contexts.len();
         limit("DeviceComm::local", size)?;
-        let layout = Layout::new(size);
+        let same = |one: &Arc<CudaContext>| contexts.iter().filter(|other| other.ordinal() == one.ordinal()).count();
+        let layout = Layout::new(size, contexts.iter().map(same).max().unwrap_or(1), config);
         let windows =
             Arc::new(contexts.iter().map(|c| Window::new(c, layout.bytes())).collect::<Result<Vec<Window>>>()?);
         let mut addresses = [0; MAX_RANKS];
         for (address, window) in addresses.iter_mut().zip(windows.iter()) {
             *address = window.address;
         }
-        for (rank, context) in contexts.iter().enumerate() {
-            for (peer, other) in contexts.iter().enumerate() {
-                if rank != peer && context.ordinal() == other.ordinal() {
-                    return Err(Error::Unsupported {
-                        what: "a GPU shared by two ranks".to_owned(),
-                        detail: format!("rank {rank} and rank {peer} have GPU {}: give each its own", other.ordinal()),
-                    });
-                }
-                if rank != peer {
-                    enable(context, other.ordinal()).map_err(|e| {
-                        cuda("DeviceComm::local", format!("peer access, GPU {} to GPU {}", context.ordinal(), other.ordinal()), e)
-                    })?;
-                }
+        for context in contexts {
+            for other in contexts.iter().filter(|other| other.ordinal() != context.ordinal()) {
+                enable(context, other.ordinal()).map_err(|e| {
+                    let detail = format!("peer access, GPU {} to GPU {}", context.ordinal(), other.ordinal());
+                    cuda("DeviceComm::local", detail, e)
+                })?;
             }
         }
         contexts
@@ -246,32 +253,39 @@ impl DeviceComm {
     /// # Errors
     /// As [`DeviceComm::check`]; [`Error::Cuda`] for errors of the device.
     pub fn synchronize(&self) -> Result<()> {
-        let last = self.order.lock().unwrap_or_else(PoisonError::into_inner).last;
-        if let Some(stream) = last {
-            let failed = |e| cuda("synchronize", "waiting for the stream", e);
-            self.context.bind_to_thread().map_err(failed)?;
-            // SAFETY: the stream of the last call, which the caller of that keeps.
-            unsafe { cudarc::driver::result::stream::synchronize(stream) }.map_err(failed)?;
+        let failed = |e| cuda("synchronize", "waiting for the device", e);
+        let last = self.order.lock().unwrap_or_else(PoisonError::into_inner).last.clone();
+        match last {
+            Some(Stream::Kept(stream)) => stream.synchronize().map_err(failed)?,
+            // The handle may be of a stream that is gone by now.
+            Some(Stream::Handle(_)) => self.context.synchronize().map_err(failed)?,
+            None => {}
         }
         self.check()
     }
 
     /// Calls through different streams run one after the other: the windows are one.
-    pub(super) fn order(&self, stream: sys::CUstream) -> Result<MutexGuard<'_, Order>> {
+    pub(super) fn order(&self, stream: Stream) -> Result<MutexGuard<'_, Order>> {
         let mut order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
-        match order.last {
-            Some(last) if last == stream => {}
+        let handle = stream.handle();
+        match &order.last {
+            Some(last) if last.handle() == handle => return Ok(order),
             Some(last) => {
-                self.follow(&order, last, stream).map_err(|e| cuda("device", "ordering two streams", e))?;
-                order.last = Some(stream);
+                self.follow(&order, last.handle(), handle).map_err(|e| cuda("device", "ordering two streams", e))?
             }
-            None => order.last = Some(stream),
+            None => {}
         }
+        order.last = Some(stream);
         Ok(order)
     }
 
     /// Makes `stream` wait for `last`, unless one of them is being captured: a graph runs when it is launched.
-    fn follow(&self, order: &Order, last: sys::CUstream, stream: sys::CUstream) -> Result<(), cudarc::driver::DriverError> {
+    fn follow(
+        &self,
+        order: &Order,
+        last: sys::CUstream,
+        stream: sys::CUstream,
+    ) -> Result<(), cudarc::driver::DriverError> {
         use cudarc::driver::result::{event, stream as streams};
         for one in [last, stream] {
             let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;

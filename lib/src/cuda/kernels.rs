@@ -23,7 +23,7 @@ const COMMON: &str = concat!(
 );
 /// Compiled for each element type and operator that is used.
 const REDUCING: &str = concat!(
-    include_str!("kernels/all_reduce_one_shot.cu"),
+    include_str!("kernels/reduce_slots.cuh"),
     include_str!("kernels/all_reduce_two_shot_ll.cu"),
     include_str!("kernels/all_reduce_two_shot.cu"),
     include_str!("kernels/reduce_scatter.cu"),
@@ -39,6 +39,7 @@ const MOVING: &str = concat!(
 /// One function of the sources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Kernel {
+    AllReduceOneShotLl,
     AllReduceOneShot,
     AllReduceTwoShotLl,
     AllReduceTwoShot,
@@ -55,7 +56,8 @@ pub(super) enum Kernel {
 
 impl Kernel {
     #[cfg(test)]
-    const ALL: [Kernel; 12] = [
+    const ALL: [Kernel; 13] = [
+        Kernel::AllReduceOneShotLl,
         Kernel::AllReduceOneShot,
         Kernel::AllReduceTwoShotLl,
         Kernel::AllReduceTwoShot,
@@ -70,13 +72,15 @@ impl Kernel {
         Kernel::SendRecv,
     ];
 
-    /// The kernel of a collective; `None` if there is none.
-    pub(super) fn of(collective: Collective, protocol: Protocol) -> Option<Kernel> {
+    /// The kernel of a collective among so many ranks; `None` if there is none.
+    pub(super) fn of(collective: Collective, protocol: Protocol, ranks: usize) -> Option<Kernel> {
         let ll = protocol != Protocol::Simple;
         Some(match collective {
             Collective::AllReduce => match protocol {
-                Protocol::OneShot => Kernel::AllReduceOneShot,
+                Protocol::OneShot => Kernel::AllReduceOneShotLl,
                 Protocol::TwoShot => Kernel::AllReduceTwoShotLl,
+                // Between two ranks it sends as much, in one step.
+                Protocol::Simple if ranks == 2 => Kernel::AllReduceOneShot,
                 Protocol::Simple => Kernel::AllReduceTwoShot,
             },
             Collective::ReduceScatter if ll => Kernel::ReduceScatterLl,
@@ -93,6 +97,7 @@ impl Kernel {
 
     fn name(self) -> &'static str {
         match self {
+            Kernel::AllReduceOneShotLl => "all_reduce_one_shot_ll",
             Kernel::AllReduceOneShot => "all_reduce_one_shot",
             Kernel::AllReduceTwoShotLl => "all_reduce_two_shot_ll",
             Kernel::AllReduceTwoShot => "all_reduce_two_shot",
@@ -137,8 +142,9 @@ unsafe impl Send for Loaded {}
 
 impl Kernels {
     pub(super) fn new(context: &Arc<CudaContext>, layout: Layout) -> Result<Kernels> {
-        let capability =
-            context.compute_capability().map_err(|e| cuda("DeviceComm", "asking for the device's compute capability", e))?;
+        let capability = context
+            .compute_capability()
+            .map_err(|e| cuda("DeviceComm", "asking for the device's compute capability", e))?;
         Ok(Kernels { context: context.clone(), layout, capability, loaded: Mutex::default() })
     }
 
@@ -194,15 +200,17 @@ mod tests {
         assert_eq!(REDUCING.matches("__global__").count() + MOVING.matches("__global__").count(), Kernel::ALL.len());
     }
 
-    /// Compiles every module for Hopper; NVRTC needs no GPU.
+    /// Compiles for Hopper: each element type, each operator. NVRTC needs no GPU.
     #[test]
     fn every_source_compiles() {
-        let all = DType::ALL.into_iter().flat_map(|d| ReduceOp::ALL.map(|op| Some((d, op))));
+        let all = DType::ALL.into_iter().zip(ReduceOp::ALL.into_iter().cycle()).map(Some);
         for types in [None].into_iter().chain(all) {
-            let (name, source, defines) = source(&Layout::new(4), types);
+            let (name, source, defines) = source(&Layout::new(4, 1, &crate::Config::default()), types);
             match compile(&name, &source, &defines, (9, 0)) {
                 Ok(_) => {}
-                Err(error @ crate::Error::Unsupported { .. }) => return eprintln!("SKIPPED every_source_compiles: {error}"),
+                Err(error @ crate::Error::Unsupported { .. }) => {
+                    return eprintln!("SKIPPED every_source_compiles: {error}");
+                }
                 Err(error) => panic!("{name}: {error}"),
             }
         }

@@ -19,7 +19,7 @@ mod report;
 mod select;
 mod window;
 
-pub use call::Call;
+pub use call::{Call, Stream};
 pub use comm::DeviceComm;
 pub use driver::{available, device_count};
 pub use select::{Choice, Protocol};

@@ -23,24 +23,30 @@ pub struct Choice {
     pub blocks: u32,
 }
 
-/// Bytes up to which all_reduce goes in one step, and up to which in two of LL.
-const ALL_REDUCE_ONE_SHOT: usize = 128 << 10;
+/// Bytes up to which all_reduce goes in one step of LL, by the number of ranks: two, or more.
+const ALL_REDUCE_ONE_SHOT: [usize; 2] = [1 << 20, 128 << 10];
+/// Bytes up to which it goes in two steps of LL. Between two ranks one step sends no more.
 const ALL_REDUCE_TWO_SHOT: usize = 512 << 10;
 /// Bytes of a segment up to which the others use LL.
 const LL: usize = 64 << 10;
+/// Bytes for which another block of a Simple kernel pays.
+const SIMPLE_PER_BLOCK: usize = 16 << 10;
 /// Words that a block of an LL kernel handles: one per thread.
 const WORDS_PER_BLOCK: usize = super::call::THREADS as usize;
 
 /// `bytes` are those of the whole buffer for all_reduce, broadcast and reduce, of a segment for the others.
 pub(super) fn choose(layout: &Layout, collective: Collective, bytes: usize) -> Choice {
-    let protocol = match collective {
-        Collective::AllReduce if bytes <= ALL_REDUCE_ONE_SHOT => Protocol::OneShot,
-        Collective::AllReduce if bytes <= ALL_REDUCE_TWO_SHOT => Protocol::TwoShot,
-        Collective::AllReduce => Protocol::Simple,
-        _ if bytes <= LL => Protocol::OneShot,
-        _ => Protocol::Simple,
+    let preferred: &[Protocol] = match collective {
+        Collective::AllReduce if bytes <= ALL_REDUCE_ONE_SHOT[usize::from(layout.ranks > 2)] => &[Protocol::OneShot],
+        Collective::AllReduce if layout.ranks > 2 && bytes <= ALL_REDUCE_TWO_SHOT => &[Protocol::TwoShot],
+        Collective::AllReduce => &[],
+        _ if bytes <= LL => &[Protocol::OneShot],
+        _ => &[],
     };
-    Choice { protocol, blocks: blocks(layout, protocol, bytes) }
+    let with_blocks = |protocol| Choice { protocol, blocks: blocks(layout, protocol, bytes) };
+    // With few blocks LL has room for less.
+    let fitting = preferred.iter().map(|&p| with_blocks(p)).find(|&choice| fits(layout, collective, choice, bytes));
+    fitting.unwrap_or_else(|| with_blocks(Protocol::Simple))
 }
 
 /// The number of blocks that suits a protocol and a size.
@@ -49,7 +55,7 @@ pub(super) fn blocks(layout: &Layout, protocol: Protocol, bytes: usize) -> u32 {
     let wanted = match protocol {
         Protocol::OneShot => words.div_ceil(WORDS_PER_BLOCK),
         Protocol::TwoShot => words.div_ceil(WORDS_PER_BLOCK * layout.ranks.min(2)),
-        Protocol::Simple => bytes.div_ceil(layout.slot_bytes),
+        Protocol::Simple => bytes.div_ceil(SIMPLE_PER_BLOCK),
     };
     wanted.clamp(1, layout.channels) as u32
 }
@@ -80,8 +86,8 @@ mod tests {
 
     #[test]
     fn every_choice_fits() {
-        for ranks in 2..=8 {
-            let layout = Layout::new(ranks);
+        for (ranks, sharing) in [(2, 1), (2, 2), (3, 1), (4, 1), (4, 4), (8, 1), (8, 8)] {
+            let layout = Layout::new(ranks, sharing, &crate::Config::default());
             for collective in Collective::ALL {
                 for bytes in [0, 1, 8, 4095, 64 << 10, (128 << 10) + 8, 512 << 10, 513 << 10, 1 << 30] {
                     let choice = choose(&layout, collective, bytes);
@@ -93,7 +99,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_refused() {
-        let layout = Layout::new(4);
+        let layout = Layout::new(4, 1, &crate::Config::default());
         let one = |protocol, blocks| Choice { protocol, blocks };
         assert!(!fits(&layout, Collective::AllReduce, one(Protocol::OneShot, 1), 8 * 1025));
         assert!(!fits(&layout, Collective::AllGather, one(Protocol::TwoShot, 1), 8));

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, result, sys};
 
 use super::driver::cuda;
+use crate::config::Config;
 use crate::error::Result;
 
 /// Ranks at most: the GPUs that one NVLink domain of a host joins directly.
@@ -22,6 +23,8 @@ pub(super) const MAX_RANKS: usize = 8;
 const KINDS: usize = 3;
 /// Distance of two flags: each has a sector of the L2 cache to itself.
 const FLAG_BYTES: usize = 32;
+/// 4 for each channel that there may be.
+const EPOCH_BYTES: usize = 512;
 
 /// Sizes of a window's parts; the same on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,13 +39,22 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    pub(super) fn new(ranks: usize) -> Layout {
-        Layout { ranks, channels: 128, lines: 1024, slots: 3, slot_bytes: 16 << 10 }
+    /// `sharing`: how many of the ranks have the same GPU, at most. Their kernels' blocks must all be resident at a time.
+    pub(super) fn new(ranks: usize, sharing: usize, config: &Config) -> Layout {
+        // Each round a block sends a slot to every other rank.
+        let slot_bytes = if config.cuda_slot == 0 { (256 << 10) / ranks } else { config.cuda_slot };
+        Layout {
+            ranks,
+            channels: (config.cuda_blocks / sharing.max(1)).max(2),
+            lines: 1024,
+            slots: 3,
+            slot_bytes: slot_bytes.next_multiple_of(16),
+        }
     }
 
     pub(super) fn bytes(&self) -> usize {
         let fifos = KINDS * self.channels * MAX_RANKS;
-        4 * self.channels
+        EPOCH_BYTES
             + 4 * 2 * fifos
             + FLAG_BYTES * 2 * fifos
             + 16 * self.channels * 2 * self.ranks * (self.lines + 1)
@@ -58,6 +70,8 @@ impl Layout {
             ("LL_LINES", self.lines),
             ("SLOT_COUNT", self.slots),
             ("SLOT_BYTES", self.slot_bytes),
+            ("EPOCH_BYTES", EPOCH_BYTES),
+            ("FLAG_BYTES", FLAG_BYTES),
             ("KINDS", KINDS),
             ("SCATTER", 0),
             ("GATHER", 1),
@@ -111,9 +125,10 @@ mod tests {
     #[test]
     fn lines_and_slots_are_aligned() {
         for ranks in 2..=MAX_RANKS {
-            let layout = Layout::new(ranks);
+            let layout = Layout::new(ranks, 1, &Config::default());
             let fifos = KINDS * layout.channels * MAX_RANKS;
-            let flags = 4 * layout.channels + 8 * fifos;
+            let flags = EPOCH_BYTES + 8 * fifos;
+            assert!(4 * layout.channels <= EPOCH_BYTES);
             assert_eq!(flags % FLAG_BYTES, 0);
             let lines = flags + FLAG_BYTES * 2 * fifos;
             assert_eq!(lines % 16, 0);

@@ -17,7 +17,7 @@ pub(crate) fn enqueue(device: &DeviceComm, stream: &Arc<CudaStream>, task: &Task
         // SAFETY: both buffers are of `bytes` bytes or more, and used in this stream alone.
         return Ok(unsafe {
             device.enqueue_send_recv(
-                stream.cu_stream(),
+                stream,
                 Some((input, bytes, (rank + 1) % size)),
                 Some((output, bytes, (rank + size - 1) % size)),
             )
@@ -33,5 +33,5 @@ pub(crate) fn enqueue(device: &DeviceComm, stream: &Arc<CudaStream>, task: &Task
         output,
     };
     // SAFETY: both buffers are as long as nccl-tests count, which is the longer of a collective's two.
-    Ok(unsafe { device.enqueue(stream.cu_stream(), &call) }?)
+    Ok(unsafe { device.enqueue(stream, &call) }?)
 }

@@ -14,15 +14,9 @@ all_reduce_two_shot(const __grid_constant__ Team team, const u8* input, u8* outp
         if (step < rounds) {
             if (speaker) await_credit(team, counters, SCATTER, warp_peer);
             __syncthreads();
-#pragma unroll
             for (u32 distance = 1; distance < RANKS; distance++) {
                 const u32 peer = next_rank(team.rank, distance);
-                const Piece piece = piece_of(share, step, peer);
-                u8* slot = outgoing(team, counters, SCATTER, peer);
-#pragma unroll 4
-                for (u32 i = threadIdx.x; i < piece.packs; i += THREADS) {
-                    fill_slot(slot, i, load_pack(input, piece.first + i, bytes));
-                }
+                fill_from(outgoing(team, counters, SCATTER, peer), input, piece_of(share, step, peer), bytes);
             }
             __syncthreads();
             if (speaker) post_slot(team, counters, SCATTER, warp_peer);
@@ -41,22 +35,15 @@ all_reduce_two_shot(const __grid_constant__ Team team, const u8* input, u8* outp
                 from[s] = incoming(team, counters, SCATTER, s);
                 to[s] = outgoing(team, counters, GATHER, s);
             }
-#pragma unroll 2
-            for (u32 i = threadIdx.x; i < piece.packs; i += THREADS) {
-                u64 a[RANKS], b[RANKS];
-#pragma unroll
-                for (int s = 0; s < RANKS; s++) {
-                    const Pack pack = s == (int)team.rank ? load_pack(input, piece.first + i, bytes) : load_slot(from[s], i);
-                    a[s] = pack.a;
-                    b[s] = pack.b;
-                }
-                const Pack reduced = {reduce_words(a), reduce_words(b)};
-                store_pack(output, piece.first + i, bytes, reduced);
+            const bool whole_output = is_whole(output, piece.first + piece.packs, bytes);
+            reduce_slots(team, input, piece, bytes, from, [&](u32 i, Pack reduced) {
 #pragma unroll
                 for (int s = 0; s < RANKS; s++) {
                     if (s != (int)team.rank) fill_slot(to[s], i, reduced);
                 }
-            }
+                if (whole_output) store_pack(Is<true>{}, output, piece.first + i, bytes, reduced);
+                else store_pack(Is<false>{}, output, piece.first + i, bytes, reduced);
+            });
             __syncthreads();
             if (speaker) {
                 post_slot(team, counters, GATHER, warp_peer);
@@ -66,15 +53,9 @@ all_reduce_two_shot(const __grid_constant__ Team team, const u8* input, u8* outp
         if (step >= 2) {
             if (speaker) await_slot(team, counters, GATHER, warp_peer);
             __syncthreads();
-#pragma unroll
             for (u32 distance = 1; distance < RANKS; distance++) {
                 const u32 peer = next_rank(team.rank, distance);
-                const Piece piece = piece_of(share, step - 2, peer);
-                const u8* slot = incoming(team, counters, GATHER, peer);
-#pragma unroll 4
-                for (u32 i = threadIdx.x; i < piece.packs; i += THREADS) {
-                    store_pack(output, piece.first + i, bytes, load_slot(slot, i));
-                }
+                store_from(output, piece_of(share, step - 2, peer), bytes, incoming(team, counters, GATHER, peer));
             }
             __syncthreads();
             if (speaker) free_slot(team, counters, GATHER, warp_peer);

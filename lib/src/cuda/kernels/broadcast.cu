@@ -45,12 +45,16 @@ broadcast_simple(const __grid_constant__ Team team, const u8* input, u8* output,
                 const u32 peer = next_rank(root, q + 1);
                 const Piece piece = piece_of(share, step, q);
                 u8* slot = outgoing(team, counters, SCATTER, peer);
-#pragma unroll 4
-                for (u32 i = threadIdx.x; i < piece.packs; i += THREADS) {
-                    const Pack pack = load_pack(input, piece.first + i, bytes);
-                    fill_slot(slot, i, pack);
-                    if (output != input) store_pack(output, piece.first + i, bytes, pack);
-                }
+                const bool copies = output != input;
+                either(is_whole(input, piece.first + piece.packs, bytes) && is_whole(output, piece.first + piece.packs, bytes),
+                       [&](auto whole) {
+                           for_packs<8>(
+                               piece.packs, [&](u32 i) { return load_pack(whole, input, piece.first + i, bytes); },
+                               [&](u32 i, Pack pack) {
+                                   fill_slot(slot, i, pack);
+                                   if (copies) store_pack(whole, output, piece.first + i, bytes, pack);
+                               });
+                       });
             }
             __syncthreads();
             if (speaker) post_slot(team, counters, SCATTER, warp_peer);
@@ -66,15 +70,17 @@ broadcast_simple(const __grid_constant__ Team team, const u8* input, u8* output,
                 u8* to[RANKS];
 #pragma unroll
                 for (int s = 0; s < RANKS; s++) to[s] = outgoing(team, counters, GATHER, s);
-#pragma unroll 4
-                for (u32 i = threadIdx.x; i < piece.packs; i += THREADS) {
-                    const Pack pack = load_slot(slot, i);
+                either(is_whole(output, piece.first + piece.packs, bytes), [&](auto whole) {
+                    for_packs<8>(
+                        piece.packs, [&](u32 i) { return load_slot(slot, i); },
+                        [&](u32 i, Pack pack) {
 #pragma unroll
-                    for (int s = 0; s < RANKS; s++) {
-                        if (s != (int)team.rank && s != (int)root) fill_slot(to[s], i, pack);
-                    }
-                    store_pack(output, piece.first + i, bytes, pack);
-                }
+                            for (int s = 0; s < RANKS; s++) {
+                                if (s != (int)team.rank && s != (int)root) fill_slot(to[s], i, pack);
+                            }
+                            store_pack(whole, output, piece.first + i, bytes, pack);
+                        });
+                });
                 __syncthreads();
                 if (others) post_slot(team, counters, GATHER, warp_peer);
                 if (speaker && warp_peer == root) free_slot(team, counters, SCATTER, root);
@@ -87,10 +93,7 @@ broadcast_simple(const __grid_constant__ Team team, const u8* input, u8* output,
                     if (peer == team.rank) continue;
                     const Piece piece = piece_of(share, step - 1, q);
                     const u8* slot = incoming(team, counters, GATHER, peer);
-#pragma unroll 4
-                    for (u32 i = threadIdx.x; i < piece.packs; i += THREADS) {
-                        store_pack(output, piece.first + i, bytes, load_slot(slot, i));
-                    }
+                    store_from(output, piece, bytes, slot);
                 }
                 __syncthreads();
                 if (others) free_slot(team, counters, GATHER, warp_peer);

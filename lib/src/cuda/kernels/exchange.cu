@@ -50,26 +50,31 @@ exchange_simple(const __grid_constant__ Team team, const u8* input, u8* output, 
             u8* slot[RANKS];
 #pragma unroll
             for (int s = 0; s < RANKS; s++) slot[s] = outgoing(team, counters, SCATTER, s);
+            const bool copies = own != own_output;
+            const u64 end = piece.first + piece.packs;
             if (stride == 0) {
-#pragma unroll 4
-                for (u32 i = threadIdx.x; i < piece.packs; i += THREADS) {
-                    const Pack pack = load_pack(own, piece.first + i, bytes);
+                either(is_whole(own, end, bytes) && is_whole(own_output, end, bytes), [&](auto whole) {
+                    for_packs<8>(
+                        piece.packs, [&](u32 i) { return load_pack(whole, own, piece.first + i, bytes); },
+                        [&](u32 i, Pack pack) {
 #pragma unroll
-                    for (int s = 0; s < RANKS; s++) {
-                        if (s != (int)team.rank) fill_slot(slot[s], i, pack);
-                    }
-                    if (own != own_output) store_pack(own_output, piece.first + i, bytes, pack);
-                }
+                            for (int s = 0; s < RANKS; s++) {
+                                if (s != (int)team.rank) fill_slot(slot[s], i, pack);
+                            }
+                            if (copies) store_pack(whole, own_output, piece.first + i, bytes, pack);
+                        });
+                });
             } else {
-#pragma unroll
-                for (int s = 0; s < RANKS; s++) {
-                    const u8* from = input + s * stride;
-#pragma unroll 4
-                    for (u32 i = threadIdx.x; i < piece.packs; i += THREADS) {
-                        const Pack pack = load_pack(from, piece.first + i, bytes);
-                        if (s != (int)team.rank) fill_slot(slot[s], i, pack);
-                        else if (own != own_output) store_pack(own_output, piece.first + i, bytes, pack);
-                    }
+                for (u32 distance = 1; distance < RANKS; distance++) {
+                    const u32 peer = next_rank(team.rank, distance);
+                    fill_from(outgoing(team, counters, SCATTER, peer), input + peer * stride, piece, bytes);
+                }
+                if (copies) {
+                    either(is_whole(own, end, bytes) && is_whole(own_output, end, bytes), [&](auto whole) {
+                        for_packs<8>(
+                            piece.packs, [&](u32 i) { return load_pack(whole, own, piece.first + i, bytes); },
+                            [&](u32 i, Pack pack) { store_pack(whole, own_output, piece.first + i, bytes, pack); });
+                    });
                 }
             }
             __syncthreads();
@@ -83,10 +88,7 @@ exchange_simple(const __grid_constant__ Team team, const u8* input, u8* output, 
             for (u32 distance = 1; distance < RANKS; distance++) {
                 const u32 peer = next_rank(team.rank, distance);
                 const u8* slot = incoming(team, counters, SCATTER, peer);
-#pragma unroll 4
-                for (u32 i = threadIdx.x; i < piece.packs; i += THREADS) {
-                    store_pack(output + peer * bytes, piece.first + i, bytes, load_slot(slot, i));
-                }
+                store_from(output + peer * bytes, piece, bytes, slot);
             }
             __syncthreads();
             if (speaker) free_slot(team, counters, SCATTER, warp_peer);

@@ -93,11 +93,16 @@ __device__ __forceinline__ void fill_slot(u8* slot, u64 index, Pack pack) {
     *(Pack*)(slot + 16 * index) = pack;
 }
 
-// This block's share of a buffer, in packs, cut into rounds of `parts` pieces that each fit a slot.
+// This block's share of a buffer, in packs, cut into rounds of `parts` pieces that each fit a slot. Several rounds, so that the
+// steps of one overlap with those of the next, but none so short that the flags would cost more than the data.
 struct Share {
     u64 first, last;
     u32 parts;
+    u32 round; // packs of a round, but for the last
 };
+
+#define ROUNDS 4
+#define LEAST_PIECE 1024
 
 __device__ __forceinline__ Share share_of(u64 bytes, u32 parts) {
     const u64 packs = (bytes + 15) / 16;
@@ -105,12 +110,16 @@ __device__ __forceinline__ Share share_of(u64 bytes, u32 parts) {
     share.first = packs * blockIdx.x / gridDim.x;
     share.last = packs * (blockIdx.x + 1) / gridDim.x;
     share.parts = parts;
+    // Of the largest share: the same for all blocks.
+    u64 piece = ((packs + gridDim.x - 1) / gridDim.x + ROUNDS * parts - 1) / (ROUNDS * parts);
+    if (piece < LEAST_PIECE) piece = LEAST_PIECE;
+    if (piece > SLOT_BYTES / 16) piece = SLOT_BYTES / 16;
+    share.round = (u32)piece * parts;
     return share;
 }
 
 __device__ __forceinline__ u32 rounds_of(const Share& share) {
-    const u64 each = (u64)share.parts * (SLOT_BYTES / 16);
-    return (u32)((share.last - share.first + each - 1) / each);
+    return (u32)((share.last - share.first + share.round - 1) / share.round);
 }
 
 struct Piece {
@@ -119,12 +128,28 @@ struct Piece {
 };
 
 __device__ __forceinline__ Piece piece_of(const Share& share, u32 round, u32 part) {
-    const u64 each = (u64)share.parts * (SLOT_BYTES / 16);
-    const u64 base = share.first + round * each;
-    const u64 here = share.last - base < each ? share.last - base : each;
+    const u64 base = share.first + (u64)round * share.round;
+    const u64 here = share.last - base < share.round ? share.last - base : share.round;
     Piece piece;
     const u64 begin = here * part / share.parts;
     piece.first = base + begin;
     piece.packs = (u32)(here * (part + 1) / share.parts - begin);
     return piece;
+}
+
+// Slots to and from a user's buffer.
+__device__ __forceinline__ void fill_from(u8* slot, const u8* base, const Piece& piece, u64 bytes) {
+    either(is_whole(base, piece.first + piece.packs, bytes), [&](auto whole) {
+        for_packs<8>(
+            piece.packs, [&](u32 i) { return load_pack(whole, base, piece.first + i, bytes); },
+            [&](u32 i, Pack pack) { fill_slot(slot, i, pack); });
+    });
+}
+
+__device__ __forceinline__ void store_from(u8* base, const Piece& piece, u64 bytes, const u8* slot) {
+    either(is_whole(base, piece.first + piece.packs, bytes), [&](auto whole) {
+        for_packs<8>(
+            piece.packs, [&](u32 i) { return load_slot(slot, i); },
+            [&](u32 i, Pack pack) { store_pack(whole, base, piece.first + i, bytes, pack); });
+    });
 }

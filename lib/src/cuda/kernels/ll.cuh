@@ -30,12 +30,18 @@ __device__ __forceinline__ bool peek_line(const u8* from, u32 flag, u64& data) {
     return (u32)(low >> 32) == flag && (u32)(high >> 32) == flag;
 }
 
-__device__ __forceinline__ u64 await_line(const Team& team, const u8* from, u32 flag, u32 peer) {
-    u64 data;
+// False: given up, and `data` is nothing.
+__device__ __forceinline__ bool line_came(const Team& team, const u8* from, u32 flag, u32 peer, u64& data) {
     Wait wait = {0, 0};
     while (!peek_line(from, flag, data)) {
-        if (!keep_waiting(team, wait, WAITED_LINE, peer, flag, 0)) break;
+        if (!keep_waiting(team, wait, WAITED_LINE, peer, flag, 0)) return false;
     }
+    return true;
+}
+
+__device__ __forceinline__ u64 await_line(const Team& team, const u8* from, u32 flag, u32 peer) {
+    u64 data;
+    line_came(team, from, flag, peer, data);
     return data;
 }
 
@@ -77,8 +83,10 @@ __device__ __forceinline__ void leave(const Team& team, const Channel& channel) 
     const u32 peer = threadIdx.x;
     if (peer < RANKS && peer != team.rank) {
         const u8* line = line_at(team.window[team.rank], channel, peer, LL_LINES);
-        const u64 theirs = await_line(team, line, channel.epoch, peer);
-        if (theirs != team.call && load_relaxed(&team.report->state) == 0) give_up(team, MISMATCH, peer, 0, 0, theirs);
+        u64 theirs;
+        if (line_came(team, line, channel.epoch, peer, theirs) && theirs != team.call) {
+            give_up(team, MISMATCH, peer, 0, 0, theirs);
+        }
     }
     __syncthreads();
     if (threadIdx.x == 0) *(volatile u32*)(team.window[team.rank] + EPOCHS + 4 * blockIdx.x) = channel.epoch;

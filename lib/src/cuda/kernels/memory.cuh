@@ -4,58 +4,90 @@ struct __align__(16) Pack {
     u64 a, b;
 };
 
-__device__ __forceinline__ u64 bytes_of(const u8* from, u32 count) {
+// The ways for odd addresses and ends are kept out of line: inlined wherever a pack is loaded they would be most of the code.
+
+// `count` bytes, of an address that may be odd; the rest of the word is zero.
+__device__ __noinline__ u64 load_odd(const u8* from, u32 count) {
+    if (count == 8 && ((u64)from & 3) == 0) return (u64)((const u32*)from)[0] | (u64)((const u32*)from)[1] << 32;
     u64 word = 0;
     for (u32 i = 0; i < count; i++) word |= (u64)from[i] << (8 * i);
     return word;
 }
 
-__device__ __forceinline__ void bytes_to(u8* to, u64 word, u32 count) {
+__device__ __noinline__ void store_odd(u8* to, u64 word, u32 count) {
+    if (count == 8 && ((u64)to & 3) == 0) {
+        ((u32*)to)[0] = (u32)word;
+        ((u32*)to)[1] = (u32)(word >> 32);
+        return;
+    }
     for (u32 i = 0; i < count; i++) to[i] = (u8)(word >> (8 * i));
+}
+
+__device__ __forceinline__ u32 up_to(u64 left, u32 most) {
+    return left < most ? (u32)left : most;
 }
 
 // Word `index` of a buffer of `bytes`; what lies behind its end reads as zero.
 __device__ __forceinline__ u64 load_word(const u8* base, u64 index, u64 bytes) {
     const u64 at = 8 * index;
-    const u8* from = base + at;
-    if (at + 8 <= bytes) {
-        if (((u64)base & 7) == 0) return *(const u64*)from;
-        if (((u64)base & 3) == 0) return (u64)((const u32*)from)[0] | (u64)((const u32*)from)[1] << 32;
-        return bytes_of(from, 8);
-    }
-    return at < bytes ? bytes_of(from, (u32)(bytes - at)) : 0;
+    if ((((u64)base & 7) == 0) && at + 8 <= bytes) return *(const u64*)(base + at);
+    return at < bytes ? load_odd(base + at, up_to(bytes - at, 8)) : 0;
 }
 
 __device__ __forceinline__ void store_word(u8* base, u64 index, u64 bytes, u64 word) {
     const u64 at = 8 * index;
-    u8* to = base + at;
-    if (at + 8 <= bytes) {
-        if (((u64)base & 7) == 0) {
-            *(u64*)to = word;
-        } else if (((u64)base & 3) == 0) {
-            ((u32*)to)[0] = (u32)word;
-            ((u32*)to)[1] = (u32)(word >> 32);
-        } else {
-            bytes_to(to, word, 8);
-        }
-    } else if (at < bytes) {
-        bytes_to(to, word, (u32)(bytes - at));
-    }
+    if ((((u64)base & 7) == 0) && at + 8 <= bytes) *(u64*)(base + at) = word;
+    else if (at < bytes) store_odd(base + at, word, up_to(bytes - at, 8));
 }
 
-__device__ __forceinline__ Pack load_pack(const u8* base, u64 index, u64 bytes) {
-    if ((((u64)base & 15) == 0) && 16 * index + 16 <= bytes) return *(const Pack*)(base + 16 * index);
+__device__ __noinline__ Pack load_odd_pack(const u8* base, u64 index, u64 bytes) {
     Pack pack;
     pack.a = load_word(base, 2 * index, bytes);
     pack.b = load_word(base, 2 * index + 1, bytes);
     return pack;
 }
 
-__device__ __forceinline__ void store_pack(u8* base, u64 index, u64 bytes, Pack pack) {
-    if ((((u64)base & 15) == 0) && 16 * index + 16 <= bytes) {
-        *(Pack*)(base + 16 * index) = pack;
-    } else {
-        store_word(base, 2 * index, bytes, pack.a);
-        store_word(base, 2 * index + 1, bytes, pack.b);
+__device__ __noinline__ void store_odd_pack(u8* base, u64 index, u64 bytes, Pack pack) {
+    store_word(base, 2 * index, bytes, pack.a);
+    store_word(base, 2 * index + 1, bytes, pack.b);
+}
+
+template <bool V> struct Is {
+    static constexpr bool yes = V;
+};
+
+// Runs `body` compiled for aligned whole packs, or for anything.
+template <typename F> __device__ __forceinline__ void either(bool whole, F body) {
+    if (whole) body(Is<true>{});
+    else body(Is<false>{});
+}
+
+__device__ __forceinline__ bool is_whole(const u8* base, u64 end, u64 bytes) {
+    return (((u64)base & 15) == 0) && 16 * end <= bytes;
+}
+
+template <typename Whole> __device__ __forceinline__ Pack load_pack(Whole, const u8* base, u64 index, u64 bytes) {
+    if (Whole::yes) return *(const Pack*)(base + 16 * index);
+    return load_odd_pack(base, index, bytes);
+}
+
+template <typename Whole>
+__device__ __forceinline__ void store_pack(Whole, u8* base, u64 index, u64 bytes, Pack pack) {
+    if (Whole::yes) *(Pack*)(base + 16 * index) = pack;
+    else store_odd_pack(base, index, bytes, pack);
+}
+
+// This block's threads go through `count` packs. Loads of a batch are all under way before its first store: the compiler may
+// not move a load over a store to memory that might be the same.
+template <int BATCH, typename Load, typename Store>
+__device__ __forceinline__ void for_packs(u32 count, Load load, Store store) {
+    u32 i = threadIdx.x;
+    for (; i + (BATCH - 1) * THREADS < count; i += BATCH * THREADS) {
+        Pack pack[BATCH];
+#pragma unroll
+        for (int k = 0; k < BATCH; k++) pack[k] = load(i + k * THREADS);
+#pragma unroll
+        for (int k = 0; k < BATCH; k++) store(i + k * THREADS, pack[k]);
     }
+    for (; i < count; i += THREADS) store(i, load(i));
 }

@@ -46,10 +46,7 @@ reduce_simple(const __grid_constant__ Team team, const u8* input, u8* output, u6
                 if (peer == team.rank) continue;
                 const Piece piece = piece_of(share, step, q);
                 u8* slot = outgoing(team, counters, SCATTER, peer);
-#pragma unroll 4
-                for (u32 i = threadIdx.x; i < piece.packs; i += THREADS) {
-                    fill_slot(slot, i, load_pack(input, piece.first + i, bytes));
-                }
+                fill_from(slot, input, piece, bytes);
             }
             __syncthreads();
             if (speaker && peer_part < parts) post_slot(team, counters, SCATTER, warp_peer);
@@ -63,19 +60,12 @@ reduce_simple(const __grid_constant__ Team team, const u8* input, u8* output, u6
 #pragma unroll
             for (int s = 0; s < RANKS; s++) from[s] = incoming(team, counters, SCATTER, s);
             u8* to = outgoing(team, counters, GATHER, root);
-#pragma unroll 2
-            for (u32 i = threadIdx.x; i < piece.packs; i += THREADS) {
-                u64 a[RANKS], b[RANKS];
-#pragma unroll
-                for (int s = 0; s < RANKS; s++) {
-                    const Pack pack = s == (int)team.rank ? load_pack(input, piece.first + i, bytes) : load_slot(from[s], i);
-                    a[s] = pack.a;
-                    b[s] = pack.b;
-                }
-                const Pack reduced = {reduce_words(a), reduce_words(b)};
-                if (team.rank == root) store_pack(output, piece.first + i, bytes, reduced);
-                else fill_slot(to, i, reduced);
-            }
+            const bool whole_output = is_whole(output, piece.first + piece.packs, bytes);
+            reduce_slots(team, input, piece, bytes, from, [&](u32 i, Pack reduced) {
+                if (team.rank != root) fill_slot(to, i, reduced);
+                else if (whole_output) store_pack(Is<true>{}, output, piece.first + i, bytes, reduced);
+                else store_pack(Is<false>{}, output, piece.first + i, bytes, reduced);
+            });
             __syncthreads();
             if (speaker) free_slot(team, counters, SCATTER, warp_peer);
             if (speaker && team.rank != root && warp_peer == root) post_slot(team, counters, GATHER, root);
@@ -87,10 +77,7 @@ reduce_simple(const __grid_constant__ Team team, const u8* input, u8* output, u6
                 const u32 peer = (root + shift + q) % RANKS;
                 const Piece piece = piece_of(share, step - 2, q);
                 const u8* slot = incoming(team, counters, GATHER, peer);
-#pragma unroll 4
-                for (u32 i = threadIdx.x; i < piece.packs; i += THREADS) {
-                    store_pack(output, piece.first + i, bytes, load_slot(slot, i));
-                }
+                store_from(output, piece, bytes, slot);
             }
             __syncthreads();
             if (speaker) free_slot(team, counters, GATHER, warp_peer);

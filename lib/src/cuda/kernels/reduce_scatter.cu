@@ -1,20 +1,21 @@
-// Each rank sends segment p to rank p and reduces what it gets. `bytes` is the length of a segment.
+// Each rank sends segment p to rank p and reduces what it gets. `bytes` is the length of a segment. With a distance of 0
+// between the segments that is an all-reduce: between two ranks it sends no more than any other and has one step less.
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-reduce_scatter_ll(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes) {
+__device__ __forceinline__ void scatter_ll(const Team& team, const u8* input, u8* output, u64 bytes, u64 stride) {
     const Channel channel = enter(team);
     const u64 words = (bytes + 7) / 8;
     const u64 first = words * blockIdx.x / gridDim.x;
     const u32 count = (u32)(words * (blockIdx.x + 1) / gridDim.x - first);
     for (u32 line = threadIdx.x; line < count; line += blockDim.x) {
+        u64 word = load_word(input, first + line, bytes);
 #pragma unroll
         for (u32 distance = 1; distance < RANKS; distance++) {
             const u32 peer = next_rank(team.rank, distance);
-            const u64 word = load_word(input + peer * bytes, first + line, bytes);
+            if (stride != 0) word = load_word(input + peer * stride, first + line, bytes);
             push_line(line_at(team.window[peer], channel, team.rank, line), word, channel.epoch);
         }
     }
-    const u8* own = input + team.rank * bytes;
+    const u8* own = input + team.rank * stride;
     for (u32 line = threadIdx.x; line < count; line += blockDim.x) {
         u64 all[RANKS];
         await_lines(team, channel, line, load_word(own, first + line, bytes), all);
@@ -23,8 +24,7 @@ reduce_scatter_ll(const __grid_constant__ Team team, const u8* input, u8* output
     leave(team, channel);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-reduce_scatter_simple(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes) {
+__device__ __forceinline__ void scatter_simple(const Team& team, const u8* input, u8* output, u64 bytes, u64 stride) {
     __shared__ Counters counters;
     const Channel channel = enter(team);
     load_counters(team, counters);
@@ -32,20 +32,15 @@ reduce_scatter_simple(const __grid_constant__ Team team, const u8* input, u8* ou
     const u32 rounds = rounds_of(share);
     const u32 warp_peer = threadIdx.x >> 5;
     const bool speaker = (threadIdx.x & 31) == 0 && warp_peer < RANKS && warp_peer != team.rank;
-    const u8* own = input + team.rank * bytes;
+    const u8* own = input + team.rank * stride;
     for (u32 step = 0; step < rounds + 1; step++) {
         if (step < rounds) {
             if (speaker) await_credit(team, counters, SCATTER, warp_peer);
             __syncthreads();
             const Piece piece = piece_of(share, step, 0);
-#pragma unroll
             for (u32 distance = 1; distance < RANKS; distance++) {
                 const u32 peer = next_rank(team.rank, distance);
-                u8* slot = outgoing(team, counters, SCATTER, peer);
-#pragma unroll 4
-                for (u32 i = threadIdx.x; i < piece.packs; i += THREADS) {
-                    fill_slot(slot, i, load_pack(input + peer * bytes, piece.first + i, bytes));
-                }
+                fill_from(outgoing(team, counters, SCATTER, peer), input + peer * stride, piece, bytes);
             }
             __syncthreads();
             if (speaker) post_slot(team, counters, SCATTER, warp_peer);
@@ -57,22 +52,36 @@ reduce_scatter_simple(const __grid_constant__ Team team, const u8* input, u8* ou
             const u8* from[RANKS];
 #pragma unroll
             for (int s = 0; s < RANKS; s++) from[s] = incoming(team, counters, SCATTER, s);
-#pragma unroll 2
-            for (u32 i = threadIdx.x; i < piece.packs; i += THREADS) {
-                u64 a[RANKS], b[RANKS];
-#pragma unroll
-                for (int s = 0; s < RANKS; s++) {
-                    const Pack pack = s == (int)team.rank ? load_pack(own, piece.first + i, bytes) : load_slot(from[s], i);
-                    a[s] = pack.a;
-                    b[s] = pack.b;
-                }
-                const Pack reduced = {reduce_words(a), reduce_words(b)};
-                store_pack(output, piece.first + i, bytes, reduced);
-            }
+            const bool whole_output = is_whole(output, piece.first + piece.packs, bytes);
+            reduce_slots(team, own, piece, bytes, from, [&](u32 i, Pack reduced) {
+                if (whole_output) store_pack(Is<true>{}, output, piece.first + i, bytes, reduced);
+                else store_pack(Is<false>{}, output, piece.first + i, bytes, reduced);
+            });
             __syncthreads();
             if (speaker) free_slot(team, counters, SCATTER, warp_peer);
         }
     }
     store_counters(team, counters);
     leave(team, channel);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+reduce_scatter_ll(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes) {
+    scatter_ll(team, input, output, bytes, bytes);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+reduce_scatter_simple(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes) {
+    scatter_simple(team, input, output, bytes, bytes);
+}
+
+// Everyone sends everything to everyone, and each rank reduces for itself: one crossing of the link, (n-1) x the bytes sent.
+extern "C" __global__ void __launch_bounds__(THREADS)
+all_reduce_one_shot_ll(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes) {
+    scatter_ll(team, input, output, bytes, 0);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+all_reduce_one_shot(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes) {
+    scatter_simple(team, input, output, bytes, 0);
 }

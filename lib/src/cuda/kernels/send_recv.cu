@@ -29,15 +29,9 @@ send_recv(const __grid_constant__ Team team, const __grid_constant__ Message to,
             else await_count(team, awaited, count + 1, WAITED_SLOT, peer);
         }
         __syncthreads();
-        if (sends) {
-            u8* slot = slot_at(team.window[peer], PAIR, channel, team.rank, count);
-#pragma unroll 4
-            for (u32 i = threadIdx.x; i < here; i += THREADS) fill_slot(slot, i, load_pack(message.at, at + i, message.bytes));
-        } else {
-            const u8* slot = slot_at(window, PAIR, channel, peer, count);
-#pragma unroll 4
-            for (u32 i = threadIdx.x; i < here; i += THREADS) store_pack(message.at, at + i, message.bytes, load_slot(slot, i));
-        }
+        const Piece piece = {at, here};
+        if (sends) fill_from(slot_at(team.window[peer], PAIR, channel, team.rank, count), message.at, piece, message.bytes);
+        else store_from(message.at, piece, message.bytes, slot_at(window, PAIR, channel, peer, count));
         __syncthreads();
         if (threadIdx.x == 0) store_release(told, count + 1);
     }

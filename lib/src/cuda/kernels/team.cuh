@@ -84,9 +84,8 @@ __device__ __noinline__ bool keep_waiting(const Team& team, Wait& wait, u32 kind
 }
 
 // Places in a window.
-#define FLAG_BYTES 32
 #define EPOCHS 0
-#define COUNTERS (EPOCHS + 4 * CHANNELS)
+#define COUNTERS (EPOCHS + EPOCH_BYTES)
 #define FLAGS (COUNTERS + 4 * 2 * KINDS * CHANNELS * MAX_RANKS)
 #define LINES (FLAGS + FLAG_BYTES * 2 * KINDS * CHANNELS * MAX_RANKS)
 #define SLOTS (LINES + 16ull * CHANNELS * 2 * RANKS * (LL_LINES + 1))

@@ -1,0 +1,432 @@
+//! Collectives on GPUs, against a reference on the CPU. Without two GPUs every test says that it is skipped.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DeviceRepr, ValidAsZeroBits};
+use half::{bf16, f16};
+use tinynccl::cuda::{self, Call, Choice, DeviceComm, Protocol};
+use tinynccl::wire::Collective;
+use tinynccl::{Comm, Config, Element, Error, ReduceOp};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Every GPU (8 at most), if there are two.
+fn contexts() -> Option<Vec<Arc<CudaContext>>> {
+    let count = match cuda::device_count() {
+        Ok(count) => count,
+        Err(error) => {
+            eprintln!("SKIPPED: no GPU: {error}");
+            return None;
+        }
+    };
+    if count < 2 {
+        eprintln!("SKIPPED: needs two GPUs, this machine has {count}");
+        return None;
+    }
+    Some((0..count.min(8)).map(|i| CudaContext::new(i).unwrap()).collect())
+}
+
+struct Rank {
+    comm: DeviceComm,
+    stream: Arc<CudaStream>,
+}
+
+fn ranks(patience: Duration) -> Option<Vec<Rank>> {
+    Some(ranks_on(&contexts()?, patience))
+}
+
+fn ranks_on(contexts: &[Arc<CudaContext>], patience: Duration) -> Vec<Rank> {
+    let mut config = Config::default();
+    config.timeout = patience;
+    let comms = DeviceComm::local(contexts, &config).unwrap();
+    comms
+        .into_iter()
+        .zip(contexts)
+        .map(|(comm, context)| Rank { comm, stream: context.new_stream().unwrap() })
+        .collect()
+}
+
+/// Elements whose reductions are exact: small whole numbers.
+trait Exact: Element + DeviceRepr + ValidAsZeroBits {
+    fn of(value: i64) -> Self;
+    /// `sum / n` as this type computes it.
+    fn quotient(sum: i64, n: i64) -> Self;
+}
+macro_rules! exact {
+    ($($t:ty: $of:expr, $quotient:expr;)*) => {$(
+        impl Exact for $t {
+            fn of(value: i64) -> Self { ($of)(value) }
+            fn quotient(sum: i64, n: i64) -> Self { ($quotient)(sum, n) }
+        }
+    )*};
+}
+exact! {
+    f32: |v| v as f32, |s, n| s as f32 / n as f32;
+    f64: |v| v as f64, |s, n| s as f64 / n as f64;
+    f16: |v| f16::from_f32(v as f32), |s, n| f16::from_f32(s as f32 / n as f32);
+    bf16: |v| bf16::from_f32(v as f32), |s, n| bf16::from_f32(s as f32 / n as f32);
+    i8: |v| v as i8, |s, n| s as i8 / n as i8;
+    u8: |v| v as u8, |s, n| s as u8 / n as u8;
+    i32: |v| v as i32, |s, n| (s / n) as i32;
+    u32: |v| v as u32, |s, n| (s / n) as u32;
+    i64: |v| v, |s, n| s / n;
+    u64: |v| v as u64, |s, n| (s / n) as u64;
+}
+
+/// Element `i` of rank `rank`'s input: 1 or 2, so that products of 8 ranks fit every type.
+fn value(rank: usize, i: usize) -> i64 {
+    1 + ((i * 7 + rank * 3 + i / 5 + (i * rank) / 3) % 2) as i64
+}
+
+fn reduced<T: Exact>(op: ReduceOp, n: usize, i: usize) -> T {
+    let values = (0..n).map(|rank| value(rank, i));
+    match op {
+        ReduceOp::Sum => T::of(values.sum()),
+        ReduceOp::Prod => T::of(values.product()),
+        ReduceOp::Min => T::of(values.min().unwrap()),
+        ReduceOp::Max => T::of(values.max().unwrap()),
+        ReduceOp::Avg => T::quotient(values.sum(), n as i64),
+    }
+}
+
+/// Guard elements around an output.
+const GUARD: usize = 37;
+
+/// Runs one collective on all ranks from this thread and checks every element, and those around the output.
+fn check<T: Exact>(
+    ranks: &[Rank],
+    collective: Collective,
+    op: ReduceOp,
+    count: usize,
+    shift: usize,
+    choice: Choice,
+    in_place: bool,
+) {
+    let n = ranks.len();
+    let root = count % n;
+    let (in_len, out_len) = match collective {
+        Collective::AllGather => (count, n * count),
+        Collective::ReduceScatter => (n * count, count),
+        Collective::AllToAll => (n * count, n * count),
+        _ => (count, count),
+    };
+    let mut memory: Vec<(CudaSlice<T>, CudaSlice<T>)> = Vec::new();
+    for (rank, r) in ranks.iter().enumerate() {
+        let mut input = vec![T::of(9); shift];
+        input.extend((0..in_len).map(|i| T::of(value(rank, i))));
+        let mut output = vec![T::of(5); out_len + 2 * GUARD + shift];
+        if in_place {
+            output[GUARD + shift..][..in_len].copy_from_slice(&input[shift..]);
+        }
+        memory.push((r.stream.clone_htod(&input).unwrap(), r.stream.clone_htod(&output).unwrap()));
+    }
+    for (r, (input, output)) in ranks.iter().zip(&memory) {
+        let size = size_of::<T>() as u64;
+        let to = output.device_ptr(&r.stream).0 + (GUARD + shift) as u64 * size;
+        let from = if in_place { to } else { input.device_ptr(&r.stream).0 + shift as u64 * size };
+        let call = Call { collective, dtype: T::DTYPE, op, root, count, input: from, output: to };
+        // SAFETY: the buffers have the lengths of the collective and live until the streams are waited for.
+        unsafe { r.comm.enqueue_as(&r.stream, &call, choice) }.unwrap();
+    }
+    let what = |rank: usize| {
+        format!(
+            "{collective} of {count} {}, {op}, {choice:?}, shift {shift}, in place {in_place}, rank {rank}",
+            T::DTYPE
+        )
+    };
+    for (rank, (r, (_, output))) in ranks.iter().zip(&memory).enumerate() {
+        r.comm.synchronize().unwrap_or_else(|e| panic!("{}: {e}", what(rank)));
+        let got = r.stream.clone_dtoh(output).unwrap();
+        let (before, rest) = got.split_at(GUARD + shift);
+        let (got, behind) = rest.split_at(out_len);
+        assert!(before.iter().chain(behind).all(|&x| x == T::of(5)), "{}: wrote beside its output", what(rank));
+        for (i, &got) in got.iter().enumerate() {
+            let expected = match collective {
+                Collective::AllReduce => reduced::<T>(op, n, i),
+                Collective::ReduceScatter => reduced::<T>(op, n, rank * count + i),
+                Collective::Reduce if rank == root => reduced::<T>(op, n, i),
+                Collective::Reduce if in_place => T::of(value(rank, i)),
+                Collective::Reduce => T::of(5),
+                Collective::Broadcast => T::of(value(root, i)),
+                Collective::AllGather => T::of(value(i / count, i % count)),
+                _ => T::of(value(i / count, rank * count + i % count)),
+            };
+            assert_eq!(got, expected, "{}, element {i}", what(rank));
+        }
+    }
+}
+
+const COLLECTIVES: [Collective; 6] = [
+    Collective::AllReduce,
+    Collective::AllGather,
+    Collective::ReduceScatter,
+    Collective::Broadcast,
+    Collective::Reduce,
+    Collective::AllToAll,
+];
+
+/// Every way that a collective of so many bytes can be carried out, with few and with many blocks.
+fn choices(ranks: &[Rank], collective: Collective, bytes: usize, blocks: &[u32]) -> Vec<Choice> {
+    let chosen = ranks[0].comm.choice(collective, bytes);
+    let mut all = vec![chosen];
+    for protocol in [Protocol::OneShot, Protocol::TwoShot, Protocol::Simple] {
+        for &blocks in blocks {
+            let choice = Choice { protocol, blocks };
+            let words = bytes.div_ceil(8).div_ceil(blocks as usize);
+            let fits = match protocol {
+                Protocol::OneShot => words <= 1000,
+                Protocol::TwoShot => collective == Collective::AllReduce && words <= 1000,
+                Protocol::Simple => true,
+            };
+            if fits {
+                all.push(choice);
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn every_collective_every_way() {
+    let Some(ranks) = ranks(PATIENCE) else { return };
+    every_way(&ranks, &[1, 3, 64, 128]);
+}
+
+/// More ranks than GPUs: two on each, from one process.
+#[test]
+fn every_collective_with_shared_gpus() {
+    let Some(contexts) = contexts() else { return };
+    for size in [3, 4, 8] {
+        let contexts: Vec<_> = (0..size).map(|rank| contexts[rank % contexts.len()].clone()).collect();
+        every_way(&ranks_on(&contexts, PATIENCE), &[1, 3, 16]);
+    }
+}
+
+fn every_way(ranks: &[Rank], blocks: &[u32]) {
+    for collective in COLLECTIVES {
+        for count in [0, 1, 2, 3, 7, 64, 1000, 4097, 65_537, 600_011] {
+            for choice in choices(ranks, collective, 4 * count, blocks) {
+                for shift in [0, 1] {
+                    check::<f32>(ranks, collective, ReduceOp::Sum, count, shift, choice, false);
+                }
+                let whole = matches!(collective, Collective::AllReduce | Collective::Broadcast | Collective::Reduce);
+                if whole {
+                    check::<f32>(ranks, collective, ReduceOp::Sum, count, 0, choice, true);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_type_and_operator() {
+    let Some(ranks) = ranks(PATIENCE) else { return };
+    fn of<T: Exact>(ranks: &[Rank], ops: &[ReduceOp]) {
+        for &op in ops {
+            for collective in [Collective::AllReduce, Collective::ReduceScatter, Collective::Reduce] {
+                for count in [5, 3001] {
+                    for choice in choices(ranks, collective, count * size_of::<T>(), &[1, 3, 64, 128]) {
+                        check::<T>(ranks, collective, op, count, 1, choice, false);
+                    }
+                }
+            }
+        }
+    }
+    of::<f32>(&ranks, &ReduceOp::ALL);
+    of::<bf16>(&ranks, &ReduceOp::ALL);
+    of::<i32>(&ranks, &[ReduceOp::Prod, ReduceOp::Avg]);
+    of::<f16>(&ranks, &[ReduceOp::Sum, ReduceOp::Max]);
+    of::<f64>(&ranks, &[ReduceOp::Avg, ReduceOp::Min]);
+    of::<i8>(&ranks, &[ReduceOp::Prod, ReduceOp::Avg]);
+    of::<u8>(&ranks, &[ReduceOp::Sum]);
+    of::<u32>(&ranks, &[ReduceOp::Max]);
+    of::<i64>(&ranks, &[ReduceOp::Avg]);
+    of::<u64>(&ranks, &[ReduceOp::Prod]);
+}
+
+#[test]
+fn messages_between_all_pairs() {
+    let Some(ranks) = ranks(PATIENCE) else { return };
+    let n = ranks.len();
+    for count in [0, 1, 1000, 300_001] {
+        for distance in 1..n {
+            let mut outputs = Vec::new();
+            for (rank, r) in ranks.iter().enumerate() {
+                let values: Vec<u32> = (0..count).map(|i| (rank * 1_000_003 + i) as u32).collect();
+                let input = r.stream.clone_htod(&values).unwrap();
+                let mut output = r.stream.alloc_zeros::<u32>(count).unwrap();
+                let (to, from) = ((rank + distance) % n, (rank + n - distance) % n);
+                r.comm.send_recv(&r.stream, &input, to, &mut output, from).unwrap();
+                outputs.push((input, output, from));
+            }
+            for (r, (_, output, from)) in ranks.iter().zip(&outputs) {
+                r.comm.synchronize().unwrap();
+                let got = r.stream.clone_dtoh(output).unwrap();
+                assert!((0..count).all(|i| got[i] == (from * 1_000_003 + i) as u32), "{count} from {from}");
+            }
+        }
+    }
+    // One way alone.
+    let input = ranks[0].stream.clone_htod(&vec![7u8; 100_000]).unwrap();
+    let mut output = ranks[1].stream.alloc_zeros::<u8>(100_000).unwrap();
+    ranks[0].comm.send(&ranks[0].stream, &input, 1).unwrap();
+    ranks[1].comm.recv(&ranks[1].stream, &mut output, 0).unwrap();
+    ranks[1].comm.synchronize().unwrap();
+    assert!(ranks[1].stream.clone_dtoh(&output).unwrap().iter().all(|&x| x == 7));
+    ranks[0].comm.synchronize().unwrap();
+}
+
+/// Many calls of all kinds and sizes behind each other, without waiting in between: sets of lines and slots are used again.
+#[test]
+fn thousands_of_calls_in_a_row() {
+    let Some(ranks) = ranks(PATIENCE) else { return };
+    let n = ranks.len();
+    let sizes = [1usize, 1000, 40_000, 150_000, 300_000, 3];
+    let mut memory = Vec::new();
+    for (rank, r) in ranks.iter().enumerate() {
+        let make = |len: usize| r.stream.clone_htod(&vec![(rank + 1) as u32; len]).unwrap();
+        memory.push((make(1_200_000), r.stream.alloc_zeros::<u32>(1_200_000 * n).unwrap()));
+    }
+    let calls = 3000;
+    for call in 0..calls {
+        let count = sizes[call % sizes.len()];
+        let collective = COLLECTIVES[(call / 5) % COLLECTIVES.len()];
+        for (r, (input, output)) in ranks.iter().zip(&memory) {
+            let (input, output) = (input.device_ptr(&r.stream).0, output.device_ptr(&r.stream).0);
+            let count = if collective == Collective::ReduceScatter || collective == Collective::AllToAll {
+                count / n
+            } else {
+                count
+            };
+            let call = Call {
+                collective,
+                dtype: tinynccl::DType::U32,
+                op: ReduceOp::Sum,
+                root: call % n,
+                count,
+                input,
+                output,
+            };
+            // SAFETY: as in `check`.
+            unsafe { r.comm.enqueue(&r.stream, &call) }.unwrap();
+        }
+    }
+    for r in &ranks {
+        r.comm.synchronize().unwrap();
+    }
+    for (rank, (r, (input, mut output))) in ranks.iter().zip(memory).enumerate() {
+        r.comm.all_reduce(&r.stream, &input.slice(..777), &mut output.slice_mut(..777), ReduceOp::Sum).unwrap();
+        if rank + 1 == n {
+            for r in &ranks {
+                r.comm.synchronize().unwrap();
+            }
+            let sum = (n * (n + 1) / 2) as u32;
+            assert!(r.stream.clone_dtoh(&output.slice(..777)).unwrap().iter().all(|&x| x == sum));
+        }
+    }
+}
+
+/// One communicator, two streams: calls keep their order.
+#[test]
+fn calls_through_two_streams() {
+    let Some(ranks) = ranks(PATIENCE) else { return };
+    let n = ranks.len() as i32;
+    let mut buffers: Vec<_> = ranks.iter().map(|r| r.stream.clone_htod(&vec![1i32; 100_000]).unwrap()).collect();
+    let second: Vec<_> = ranks.iter().map(|r| r.comm.context().new_stream().unwrap()).collect();
+    for round in 0..6 {
+        for ((r, buffer), other) in ranks.iter().zip(&mut buffers).zip(&second) {
+            let stream = if round % 2 == 0 { &r.stream } else { other };
+            r.comm.all_reduce_in_place(stream, buffer, ReduceOp::Sum).unwrap();
+        }
+    }
+    for (r, buffer) in ranks.iter().zip(&buffers) {
+        r.comm.synchronize().unwrap();
+        assert!(r.stream.clone_dtoh(buffer).unwrap().iter().all(|&x| x == n.wrapping_pow(6)));
+    }
+}
+
+#[test]
+fn ranks_that_disagree_are_told_so() {
+    let Some(ranks) = ranks(PATIENCE) else { return };
+    let mut buffers: Vec<_> = ranks.iter().map(|r| r.stream.alloc_zeros::<f32>(8).unwrap()).collect();
+    for (rank, (r, buffer)) in ranks.iter().zip(&mut buffers).enumerate() {
+        let len = if rank == 1 { 5 } else { 6 };
+        r.comm.all_reduce_in_place(&r.stream, &mut buffer.slice_mut(..len), ReduceOp::Sum).unwrap();
+    }
+    let error = ranks[0].comm.synchronize().unwrap_err().to_string();
+    assert!(error.contains("all_reduce of 6 f32, sum") && error.contains("all_reduce of 5 f32, sum"), "{error}");
+    assert!(error.contains("rank 0 and rank 1 disagree"), "{error}");
+    let later = ranks[0].comm.all_reduce_in_place(&ranks[0].stream, &mut buffers[0], ReduceOp::Sum);
+    assert!(later.is_err());
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named_within_the_deadline() {
+    for len in [8, 4_000_000] {
+        // A failed communicator stays so: one for each size.
+        let Some(ranks) = ranks(Duration::from_millis(300)) else { return };
+        let mut buffer = ranks[0].stream.alloc_zeros::<f32>(len).unwrap();
+        ranks[0].comm.all_reduce_in_place(&ranks[0].stream, &mut buffer, ReduceOp::Sum).unwrap();
+        named(&ranks[0].comm);
+    }
+}
+
+fn named(comm: &DeviceComm) {
+    match comm.synchronize().unwrap_err() {
+        Error::Timeout { rank: 0, missing, op, .. } => {
+            assert_eq!(missing.len(), 1);
+            assert!(op.starts_with("all_reduce of"), "{op}");
+        }
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn abort_ends_a_wait() {
+    let Some(ranks) = ranks(Duration::from_secs(600)) else { return };
+    let mut buffer = ranks[0].stream.alloc_zeros::<f32>(1000).unwrap();
+    ranks[0].comm.all_reduce_in_place(&ranks[0].stream, &mut buffer, ReduceOp::Sum).unwrap();
+    ranks[0].comm.abort();
+    assert!(matches!(ranks[0].comm.synchronize(), Err(Error::Aborted { rank: 0, .. })));
+}
+
+#[test]
+fn wrong_lengths_roots_and_peers_are_refused() {
+    let Some(ranks) = ranks(PATIENCE) else { return };
+    let Rank { comm, stream } = &ranks[0];
+    let n = comm.size();
+    let input = stream.alloc_zeros::<f32>(10).unwrap();
+    let mut output = stream.alloc_zeros::<f32>(11).unwrap();
+    for error in [
+        comm.all_reduce(stream, &input, &mut output, ReduceOp::Sum).unwrap_err(),
+        comm.all_gather(stream, &input, &mut output).unwrap_err(),
+        comm.broadcast(stream, &mut output, n).unwrap_err(),
+        comm.send(stream, &input, 0).unwrap_err(),
+        comm.recv(stream, &mut output, n).unwrap_err(),
+        comm.broadcast(&ranks[1].stream, &mut output, 0).unwrap_err(),
+    ] {
+        assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+    }
+    comm.check().unwrap();
+}
+
+/// Ranks as threads with a host communicator, as processes would be.
+#[test]
+fn ranks_that_meet_through_a_host_communicator() {
+    let Some(contexts) = contexts() else { return };
+    let comms = Comm::threads(contexts.len(), Config::default()).unwrap();
+    std::thread::scope(|scope| {
+        for (comm, context) in comms.into_iter().zip(&contexts) {
+            scope.spawn(move || {
+                let device = DeviceComm::new(&comm, context).unwrap();
+                let stream = context.new_stream().unwrap();
+                let mut buffer = stream.clone_htod(&vec![comm.rank() as f32; 5000]).unwrap();
+                device.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Max).unwrap();
+                device.synchronize().unwrap();
+                let expected = (comm.size() - 1) as f32;
+                assert!(stream.clone_dtoh(&buffer).unwrap().iter().all(|&x| x == expected));
+            });
+        }
+    });
+}
