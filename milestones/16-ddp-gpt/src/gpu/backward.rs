@@ -33,7 +33,7 @@ impl Network {
             Operand::new(self.lnf.at(), c),
         )?;
         let weight = Operand::new(self.weight(WTE), c);
-        self.blas.multiply(Output::new(self.branch.at(), c), (rows, c, vocab.0), dlogits, weight)?;
+        self.blas.multiply(Output::new(self.branch.at(), c), (rows, c, self.shape.vocab_columns()), dlogits, weight)?;
         let last = final_ln(&self.config);
         self.norm_backward(2 * layers, last, (self.stream_before(layers), &self.lnf_stats), Site::MlpOut(layers - 1))?;
         ready(Ready { tensor: last, norm: Some((last, 2 * layers)) })?;
@@ -44,13 +44,7 @@ impl Network {
 
             // The MLP branch.
             self.linear_weight(at(Tensor::MlpOut), &self.branch, &b.activated, (c, 4 * c))?;
-            self.linear_input(&self.dhidden, &self.branch, at(Tensor::MlpOut), (c, 4 * c))?;
-            let eighths = rows * 4 * c / 8;
-            self.launch(
-                "gelu_backward",
-                Grid::each(eighths),
-                &[Arg::At(self.dhidden.at()), Arg::At(b.hidden.at()), Arg::U32(eighths as u32)],
-            )?;
+            self.gelu_backward(l)?;
             self.linear_weight(at(Tensor::MlpIn), &self.dhidden, &b.ln2, (4 * c, c))?;
             self.linear_input(&self.branch, &self.dhidden, at(Tensor::MlpIn), (4 * c, c))?;
             self.norm_backward(2 * l + 1, at(Tensor::Ln2), (&b.middle, &b.ln2_stats), Site::AttentionOut(l))?;
@@ -135,7 +129,7 @@ impl Network {
     }
 
     /// `dx[rows, inputs] = dy[rows, outputs] · weight[outputs, inputs]`
-    fn linear_input(
+    pub(super) fn linear_input(
         &self,
         dx: &Array<u8>,
         dy: &Array<u8>,

@@ -36,13 +36,7 @@ impl Network {
             self.linear(&self.branch, &b.attended, self.block_weight(l, Tensor::AttentionOut), c, c)?;
             let weight = self.value(index(l, Tensor::Ln2));
             self.residual(&b.middle, (&b.ln2, &b.ln2_stats), x, weight, Site::AttentionOut(l), training)?;
-            self.linear(&b.hidden, &b.ln2, self.block_weight(l, Tensor::MlpIn), 4 * c, c)?;
-            let eighths = rows * 4 * c / 8;
-            self.launch(
-                "gelu_forward",
-                Grid::each(eighths),
-                &[Arg::At(b.activated.at()), Arg::At(b.hidden.at()), Arg::U32(eighths as u32)],
-            )?;
+            self.gelu_forward(l)?;
             self.linear(&self.branch, &b.activated, self.block_weight(l, Tensor::MlpOut), c, 4 * c)?;
             let (weight, norm) = match self.blocks.get(l + 1) {
                 Some(next) => (self.value(index(l + 1, Tensor::Ln1)), (&next.ln1, &next.ln1_stats)),
@@ -54,7 +48,7 @@ impl Network {
         debug_assert_eq!(index(layers, Tensor::Ln1), final_ln(&self.config));
         self.blas.multiply(
             Output::new(self.logits.at(), self.shape.vocab_stride()).wide(),
-            (rows, self.config.vocab, c),
+            (rows, self.shape.vocab_columns(), c),
             Operand::new(self.lnf.at(), c),
             Operand::new(self.weight(WTE), c).t(),
         )
@@ -81,7 +75,7 @@ impl Network {
     }
 
     /// `out[rows, outputs] = x[rows, inputs] · weight[outputs, inputs]ᵀ`
-    fn linear(&self, out: &Array<u8>, x: &Array<u8>, weight: u64, outputs: usize, inputs: usize) -> Result<()> {
+    pub(super) fn linear(&self, out: &Array<u8>, x: &Array<u8>, weight: u64, outputs: usize, inputs: usize) -> Result<()> {
         let (x, weight) = (Operand::new(x.at(), inputs), Operand::new(weight, inputs).t());
         self.blas.multiply(Output::new(out.at(), outputs), (self.rows(), outputs, inputs), x, weight)
     }

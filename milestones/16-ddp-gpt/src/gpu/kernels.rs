@@ -67,6 +67,13 @@ impl Shape {
         self.model.vocab.next_multiple_of(8)
     }
 
+    /// Columns of logits that products compute. Tensor cores want multiples of 8, so the first positions serve as embeddings of
+    /// characters that do not exist: they lie behind those that do, nobody reads their logits, whose gradients are zero.
+    pub fn vocab_columns(&self) -> usize {
+        let stride = self.vocab_stride();
+        if stride - self.model.vocab <= self.model.context { stride } else { self.model.vocab }
+    }
+
     /// Shared memory of a block of the fused attention: two padded tiles, and two values per row.
     pub fn attention_bytes(&self) -> usize {
         let ModelConfig { context, .. } = self.model;

@@ -1,6 +1,6 @@
 //! The same training on a GPU: products by cuBLAS, everything else by kernels that NVRTC compiles when the program starts.
 //!
-//! Reading order: [`network`] (what lies in device memory), [`forward`], [`backward`] and [`attention`] (the passes of
+//! Reading order: [`network`] (what lies in device memory), [`forward`], [`backward`], [`attention`] and [`gelu`] (the passes of
 //! [`crate::model`], as launches), [`buckets`] and [`reducer`] (averaging gradients while the backward pass goes on),
 //! [`step`] (a whole step, also as one graph), [`train`] (the loop). The kernels are in `kernels/`, one idea per file.
 //!
@@ -13,6 +13,7 @@ pub mod buckets;
 pub mod device;
 pub mod error;
 pub mod forward;
+pub mod gelu;
 pub mod gemm;
 pub mod kernels;
 pub mod memory;

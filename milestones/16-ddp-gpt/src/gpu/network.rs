@@ -4,6 +4,7 @@
 use anyhow::Result;
 
 use super::device::Gpu;
+use super::gelu::FusedGelu;
 use super::gemm::Blas;
 use super::kernels::{Arg, Grid, Kernels, Mask, Shape};
 use super::memory::Array;
@@ -58,6 +59,7 @@ pub struct Network {
     /// Mean losses, by the number that `place` gives.
     pub(super) kernels: Kernels,
     pub(super) blas: Blas,
+    pub(super) gelu: Option<FusedGelu>,
     pub(super) shape: Shape,
     pub(super) dropout: Dropout,
     /// The parameters as products read them, when that is not f32.
@@ -159,6 +161,7 @@ impl Network {
             config,
             layout,
             samples,
+            gelu: fused_gelu(&gpu, precision, rows, c),
             kernels,
             blas,
             shape,
@@ -262,6 +265,13 @@ impl Network {
         };
         event.record(first).and_then(|()| second.wait(event)).map_err(|e| cuda("cannot order two streams", e))
     }
+}
+
+fn fused_gelu(gpu: &Gpu, precision: Precision, rows: usize, channels: usize) -> Option<FusedGelu> {
+    if precision != Precision::Bf16 || std::env::var_os("NO_FUSED_GELU").is_some() {
+        return None;
+    }
+    FusedGelu::new(gpu, rows, channels)
 }
 
 /// Places in the network that have masks.

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use cudarc::driver::{CudaEvent, CudaGraph, sys};
+use cudarc::driver::{CudaEvent, CudaGraph, CudaStream, sys};
 
 use super::backward::Ready;
 use super::buckets::{self, Bucket};
@@ -169,14 +169,13 @@ impl<'r> Training<'r> {
         self.fill_batch(Split::Train, self.clock.at())?;
         network.forward(true)?;
         network.cross_entropy(true)?;
-        self.mean_loss(&self.means, self.clock.at())?;
         let mut before = self.span("forward", false, begun)?;
 
         let (mut next, mut norms) = (0, Vec::new());
         let this = &mut *self;
         let network = &this.network;
         let (buckets, events, squares, reducer) = (&this.buckets, &this.events, &this.squares, this.reducer);
-        let trace = &mut this.trace;
+        let (means, clock, trace) = (&this.means, this.clock.at(), &mut this.trace);
         network.backward(|Ready { tensor, norm }| {
             norms.extend(norm);
             before = span(network, trace, || format!("backward to {}", network.layout[tensor].name), false, before)?;
@@ -186,6 +185,10 @@ impl<'r> Training<'r> {
             }
             network.order(&events[next], false)?;
             let start = stamp(network, trace, true)?;
+            if next == 0 {
+                // The mean is one block's work: beside the passes it costs nothing.
+                mean_loss(network, &network.gpu.side, means, clock)?;
+            }
             for (tensor, number) in norms.drain(..) {
                 network.sum_norm(tensor, number)?;
             }
@@ -217,7 +220,7 @@ impl<'r> Training<'r> {
             self.fill_batch(Split::Validation, self.numbers.place(i))?;
             self.network.forward(false)?;
             self.network.cross_entropy(false)?;
-            self.mean_loss(&self.validation, self.numbers.place(i))?;
+            mean_loss(&self.network, &self.network.gpu.stream, &self.validation, self.numbers.place(i))?;
         }
         Ok(self.validation.read(&self.network.gpu, 0, batches)?.iter().sum::<f64>() / batches as f64)
     }
@@ -260,16 +263,6 @@ impl<'r> Training<'r> {
                 Arg::U64(stream as u64),
                 Arg::U64(self.first_sample as u64),
             ],
-        )
-    }
-
-    /// `means[*place]` = the mean of the rows' losses.
-    fn mean_loss(&self, means: &Array<f64>, place: u64) -> Result<()> {
-        let network = &self.network;
-        network.launch(
-            "mean_loss",
-            Grid::blocks(1).of((1024, 1)),
-            &[Arg::At(means.at()), Arg::At(place), Arg::At(network.losses.at()), Arg::U32(network.rows() as u32)],
         )
     }
 
@@ -327,6 +320,13 @@ fn rates(config: &TrainConfig, step: usize) -> [f32; 4] {
         (1.0 - lr * config.weight_decay) as f32,
         0.0,
     ]
+}
+
+/// `means[*place]` = the mean of the rows' losses.
+fn mean_loss(network: &Network, stream: &CudaStream, means: &Array<f64>, place: u64) -> Result<()> {
+    let arguments =
+        [Arg::At(means.at()), Arg::At(place), Arg::At(network.losses.at()), Arg::U32(network.rows() as u32)];
+    network.kernels.launch(stream, "mean_loss", Grid::blocks(1).of((1024, 1)), &arguments)
 }
 
 fn stamp(network: &Network, trace: &mut Option<Trace>, side: bool) -> Result<usize> {
