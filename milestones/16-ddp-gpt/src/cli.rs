@@ -127,8 +127,9 @@ pub struct TrainArgs {
     /// GPU: launch each step as one CUDA graph.
     #[arg(long)]
     pub graph: bool,
-    /// GPU: blocks of a kernel that averages gradients; 0: as many as the communicator would take.
-    #[arg(long, default_value = "0")]
+    /// GPU: blocks of a kernel that averages a large bucket; 0: as many as the communicator would take. Each block takes a
+    /// multiprocessor from the backward pass.
+    #[arg(long, default_value = "32")]
     pub comm_blocks: u32,
     /// GPU: write when the parts of the last step ran, for ui.perfetto.dev.
     #[arg(long, value_name = "FILE")]

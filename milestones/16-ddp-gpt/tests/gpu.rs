@@ -111,24 +111,26 @@ fn compare(case: &Case) -> Vec<String> {
     wrong
 }
 
-#[test]
-fn loss_and_every_gradient_are_the_cpus() {
-    if gpus() == 0 {
-        return;
-    }
+/// Shapes with one head and several, with contexts of one tile and many, with heads of 8 to 88 channels.
+fn shapes() -> [(ModelConfig, usize); 5] {
     let vocab = common::corpus().tokenizer.len();
     let config = |layers, context, heads, channels| ModelConfig { vocab, context, layers, heads, channels };
-    let mut wrong = Vec::new();
-    for (config, samples) in [
+    [
         (config(2, 16, 2, 16), 3),
         (config(2, 64, 2, 128), 3),
         (config(1, 96, 4, 128), 2),
         (config(2, 256, 3, 192), 2),
         (config(1, 32, 3, 264), 5),
-    ] {
-        for (precision, fused) in
-            [(Precision::F32, false), (Precision::Tf32, false), (Precision::Bf16, false), (Precision::Bf16, true)]
-        {
+    ]
+}
+
+fn compare_all(precisions: &[Precision], fused: bool) {
+    if gpus() == 0 {
+        return;
+    }
+    let mut wrong = Vec::new();
+    for (config, samples) in shapes() {
+        for &precision in precisions {
             if fused && !Shape::new(config, precision).unwrap().fused {
                 continue;
             }
@@ -138,6 +140,16 @@ fn loss_and_every_gradient_are_the_cpus() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn loss_and_every_gradient_are_the_cpus() {
+    compare_all(&[Precision::F32, Precision::Tf32, Precision::Bf16], false);
+}
+
+#[test]
+fn with_fused_attention_too() {
+    compare_all(&[Precision::Bf16], true);
 }
 
 fn how(precision: Precision, graph: bool) -> GpuPlan {

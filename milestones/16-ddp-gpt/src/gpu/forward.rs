@@ -75,7 +75,14 @@ impl Network {
     }
 
     /// `out[rows, outputs] = x[rows, inputs] · weight[outputs, inputs]ᵀ`
-    pub(super) fn linear(&self, out: &Array<u8>, x: &Array<u8>, weight: u64, outputs: usize, inputs: usize) -> Result<()> {
+    pub(super) fn linear(
+        &self,
+        out: &Array<u8>,
+        x: &Array<u8>,
+        weight: u64,
+        outputs: usize,
+        inputs: usize,
+    ) -> Result<()> {
         let (x, weight) = (Operand::new(x.at(), inputs), Operand::new(weight, inputs).t());
         self.blas.multiply(Output::new(out.at(), outputs), (self.rows(), outputs, inputs), x, weight)
     }

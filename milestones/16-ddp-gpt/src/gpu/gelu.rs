@@ -1,5 +1,6 @@
 //! The MLP's first matrix and its GELU: one product with an epilogue of cuBLASLt where that has one, so that the widest
-//! activations cross the memory once less in each direction; else a product and a kernel.
+//! activations are not read once more; else a product and a kernel. On an H200 that is 50 µs in place of 58. The backward pass stays
+//! in two: there the product with an epilogue took 84 µs, product and kernel take 69.
 
 use std::ffi::c_void;
 
@@ -21,47 +22,37 @@ impl Network {
         let (c, b) = (self.config.channels, &self.blocks[layer]);
         let weight = self.block_weight(layer, Tensor::MlpIn);
         if let Some(fused) = &self.gelu {
-            return fused.forward.run(fused, &self.gpu, weight, b.ln2.at(), b.activated.at(), b.hidden.at());
+            return fused.run(&self.gpu, weight, b.ln2.at(), b.activated.at(), b.hidden.at());
         }
         self.linear(&b.hidden, &b.ln2, weight, 4 * c, c)?;
         let eighths = self.rows() * 4 * c / 8;
-        self.launch("gelu_forward", Grid::each(eighths), &[
-            Arg::At(b.activated.at()),
-            Arg::At(b.hidden.at()),
-            Arg::U32(eighths as u32),
-        ])
+        self.launch(
+            "gelu_forward",
+            Grid::each(eighths),
+            &[Arg::At(b.activated.at()), Arg::At(b.hidden.at()), Arg::U32(eighths as u32)],
+        )
     }
 
     /// `dhidden = (branch · weight) * gelu'(hidden)` with the MLP's second matrix.
     pub(super) fn gelu_backward(&self, layer: usize) -> Result<()> {
         let (c, hidden) = (self.config.channels, &self.blocks[layer].hidden);
         let tensor = index(layer, Tensor::MlpOut);
-        if let Some(fused) = &self.gelu {
-            let (weight, dy) = (self.weight(tensor), self.branch.at());
-            return fused.backward.run(fused, &self.gpu, weight, dy, self.dhidden.at(), hidden.at());
-        }
         self.linear_input(&self.dhidden, &self.branch, tensor, (c, 4 * c))?;
         let eighths = self.rows() * 4 * c / 8;
-        self.launch("gelu_backward", Grid::each(eighths), &[
-            Arg::At(self.dhidden.at()),
-            Arg::At(hidden.at()),
-            Arg::U32(eighths as u32),
-        ])
+        self.launch(
+            "gelu_backward",
+            Grid::each(eighths),
+            &[Arg::At(self.dhidden.at()), Arg::At(hidden.at()), Arg::U32(eighths as u32)],
+        )
     }
 }
 
-/// The two products with their epilogues, for bfloat16.
+/// `activated[rows, 4C] = gelu(hidden)`, `hidden = x[rows, C] · weight[4C, C]ᵀ`, both kept, in bfloat16. To cuBLAS, which counts
+/// columns first, outputs are 4C x rows.
 #[derive(Debug)]
 pub(super) struct FusedGelu {
     handle: sys::cublasLtHandle_t,
     workspace: Array<u8>,
-    forward: Product,
-    backward: Product,
-}
-
-/// `out[rows, 4C] = epilogue(x[rows, C] · matrix[C, 4C])`. To cuBLAS, which counts columns first: out is 4C x rows.
-#[derive(Debug)]
-struct Product {
     desc: sys::cublasLtMatmulDesc_t,
     weight: sys::cublasLtMatrixLayout_t,
     x: sys::cublasLtMatrixLayout_t,
@@ -76,67 +67,54 @@ impl FusedGelu {
         if !unsafe { sys::is_culib_present() } {
             return None;
         }
-        let made = || -> Result<FusedGelu> {
-            let workspace = Array::new(gpu, WORKSPACE)?;
-            let handle = result::create_handle().map_err(failed)?;
-            use sys::cublasLtEpilogue_t::{CUBLASLT_EPILOGUE_DGELU, CUBLASLT_EPILOGUE_GELU_AUX};
-            // The first matrix lies as [4C, C], the second as [C, 4C].
-            let forward = Product::new(handle, &workspace, CUBLASLT_EPILOGUE_GELU_AUX, true, rows, channels)?;
-            let backward = Product::new(handle, &workspace, CUBLASLT_EPILOGUE_DGELU, false, rows, channels)?;
-            Ok(FusedGelu { handle, workspace, forward, backward })
-        };
-        made().inspect_err(|e| log::info!("GELU gets kernels of its own: {e:#}")).ok()
+        Self::choose(gpu, rows, channels).inspect_err(|e| log::info!("GELU gets a kernel of its own: {e:#}")).ok()
     }
-}
 
-impl Product {
-    fn new(
-        handle: sys::cublasLtHandle_t,
-        workspace: &Array<u8>,
-        epilogue: sys::cublasLtEpilogue_t,
-        transposed: bool,
-        rows: usize,
-        channels: usize,
-    ) -> Result<Product> {
+    fn choose(gpu: &Gpu, rows: usize, channels: usize) -> Result<FusedGelu> {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        let (wide, c, rows) = (4 * channels as u64, channels as u64, rows as u64);
         let bf16 = sys::cudaDataType_t::CUDA_R_16BF;
-        let (wide, c) = (4 * channels as u64, channels as u64);
-        let layout = |rows: u64, columns: u64| {
-            result::create_matrix_layout(bf16, rows, columns, rows as i64).map_err(failed)
+        let layout =
+            |rows: u64, columns: u64| result::create_matrix_layout(bf16, rows, columns, rows as i64).map_err(failed);
+        let (compute, scale) = (sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, sys::cudaDataType_t::CUDA_R_32F);
+        let mut fused = FusedGelu {
+            workspace: Array::new(gpu, WORKSPACE)?,
+            handle: result::create_handle().map_err(failed)?,
+            desc: result::create_matmul_desc(compute, scale).map_err(failed)?,
+            weight: layout(c, wide)?,
+            x: layout(c, rows)?,
+            out: layout(wide, rows)?,
+            algorithm: sys::cublasLtMatmulAlgo_t { data: [0; 8] },
         };
-        let weight = if transposed { layout(c, wide)? } else { layout(wide, c)? };
-        let (x, out) = (layout(c, rows as u64)?, layout(wide, rows as u64)?);
-        let desc =
-            result::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, sys::cudaDataType_t::CUDA_R_32F)
-                .map_err(failed)?;
-        if transposed {
-            set(desc, Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &cudarc::cublas::sys::cublasOperation_t::CUBLAS_OP_T)?;
-        }
-        set(desc, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
-        set(desc, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &(wide as i64))?;
+        fused.set(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &cudarc::cublas::sys::cublasOperation_t::CUBLAS_OP_T)?;
+        fused.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX)?;
+        fused.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &(wide as i64))?;
         // Any aligned address, as all arrays are.
-        set(desc, Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &workspace.at())?;
+        fused.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &fused.workspace.at())?;
         let preference = result::create_matmul_pref().map_err(failed)?;
         // SAFETY: all of these were just made; the attribute is of that size.
         let chosen = unsafe {
             let most = sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
             let bytes = WORKSPACE;
-            let chosen = result::set_matmul_pref_attribute(preference, most, (&raw const bytes).cast(), size_of_val(&bytes))
-                .and_then(|()| result::get_matmul_algo_heuristic(handle, desc, weight, x, out, out, preference));
+            let FusedGelu { handle, desc, weight, x, out, .. } = fused;
+            let chosen =
+                result::set_matmul_pref_attribute(preference, most, (&raw const bytes).cast(), size_of_val(&bytes))
+                    .and_then(|()| result::get_matmul_algo_heuristic(handle, desc, weight, x, out, out, preference));
             let _ = result::destroy_matmul_pref(preference);
             chosen
         };
-        Ok(Product { desc, weight, x, out, algorithm: chosen.map_err(failed)?.algo })
+        fused.algorithm = chosen.map_err(failed)?.algo;
+        Ok(fused)
     }
 
-    /// Enqueues it; `before` is what the epilogue keeps of, or reads for, the backward pass.
-    fn run(&self, fused: &FusedGelu, gpu: &Gpu, weight: u64, x: u64, out: u64, before: u64) -> Result<()> {
-        set(self.desc, sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &before)?;
+    /// Enqueues it.
+    fn run(&self, gpu: &Gpu, weight: u64, x: u64, activated: u64, hidden: u64) -> Result<()> {
+        self.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &hidden)?;
         let (one, zero) = (1.0f32, 0.0f32);
         // SAFETY: arrays of these shapes, which live as long as the network; the factors are read before the call returns.
         unsafe {
             result::matmul(
-                fused.handle,
+                self.handle,
                 self.desc,
                 (&raw const one).cast(),
                 (&raw const zero).cast(),
@@ -144,24 +122,24 @@ impl Product {
                 self.weight,
                 x as *const c_void,
                 self.x,
-                out as *const c_void,
+                activated as *const c_void,
                 self.out,
-                out as *mut c_void,
+                activated as *mut c_void,
                 self.out,
                 &raw const self.algorithm,
-                fused.workspace.at() as *mut c_void,
+                self.workspace.at() as *mut c_void,
                 WORKSPACE,
                 gpu.stream.cu_stream().cast(),
             )
         }
         .map_err(failed)
     }
-}
 
-fn set<T>(desc: sys::cublasLtMatmulDesc_t, attribute: sys::cublasLtMatmulDescAttributes_t, value: &T) -> Result<()> {
-    // SAFETY: the description is alive; the library copies that many bytes of the value.
-    unsafe { result::set_matmul_desc_attribute(desc, attribute, std::ptr::from_ref(value).cast(), size_of::<T>()) }
-        .map_err(failed)
+    fn set<T>(&self, attribute: sys::cublasLtMatmulDescAttributes_t, value: &T) -> Result<()> {
+        let at = std::ptr::from_ref(value).cast();
+        // SAFETY: the description is alive; the library copies that many bytes of the value.
+        unsafe { result::set_matmul_desc_attribute(self.desc, attribute, at, size_of::<T>()) }.map_err(failed)
+    }
 }
 
 fn failed(error: CublasError) -> anyhow::Error {
@@ -170,13 +148,11 @@ fn failed(error: CublasError) -> anyhow::Error {
 
 impl Drop for FusedGelu {
     fn drop(&mut self) {
-        // SAFETY: made by `new`, destroyed once; the network waits for its streams before.
+        // SAFETY: made by `choose`, destroyed once; the network's owner waits for its streams before.
         unsafe {
-            for product in [&self.forward, &self.backward] {
-                let _ = result::destroy_matmul_desc(product.desc);
-                for layout in [product.weight, product.x, product.out] {
-                    let _ = result::destroy_matrix_layout(layout);
-                }
+            let _ = result::destroy_matmul_desc(self.desc);
+            for layout in [self.weight, self.x, self.out] {
+                let _ = result::destroy_matrix_layout(layout);
             }
             let _ = result::destroy_handle(self.handle);
         }

@@ -268,7 +268,7 @@ impl Network {
 }
 
 fn fused_gelu(gpu: &Gpu, precision: Precision, rows: usize, channels: usize) -> Option<FusedGelu> {
-    if precision != Precision::Bf16 || std::env::var_os("NO_FUSED_GELU").is_some() {
+    if precision != Precision::Bf16 {
         return None;
     }
     FusedGelu::new(gpu, rows, channels)

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use cudarc::driver::CudaStream;
 use tinynccl::ReduceOp;
-use tinynccl::cuda::{Call, DeviceComm};
+use tinynccl::cuda::{Call, DeviceComm, Protocol};
 use tinynccl::dtype::DType;
 use tinynccl::wire::Collective;
 
@@ -51,7 +51,8 @@ impl Reducer for Alone {
 pub struct Device<'c> {
     /// The communicator.
     pub comm: &'c DeviceComm,
-    /// Blocks that an average may take, 0 for the communicator's own choice: what it takes, the passes do not have meanwhile.
+    /// Blocks that the average of a large bucket may take, 0 for the communicator's own choice: what it takes, the passes do not
+    /// have meanwhile.
     pub blocks: u32,
 }
 
@@ -69,7 +70,7 @@ impl Reducer for Device<'_> {
     fn average(&self, stream: &Arc<CudaStream>, at: u64, count: usize) -> Result<()> {
         let call = self.call(Collective::AllReduce, ReduceOp::Avg, at, count);
         let mut choice = self.comm.choice(call.collective, count * size_of::<f32>());
-        if self.blocks > 0 {
+        if self.blocks > 0 && choice.protocol == Protocol::Simple {
             choice.blocks = choice.blocks.min(self.blocks);
         }
         // SAFETY: the caller enqueues slices of its gradients, which live as long as the training; the passes write them again only

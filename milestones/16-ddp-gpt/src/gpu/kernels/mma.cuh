@@ -76,7 +76,7 @@ __device__ __forceinline__ void load_tile(u16* tile, const u16* rows, u32 stride
     }
 }
 
-// The blocks of 16 rows of a warp, the i-th of them: early rows see few keys and late ones many, so each warp gets both.
+// The blocks of rows of a warp, the i-th of them: early rows see few keys and late ones many, so each warp gets both.
 __device__ __forceinline__ u32 row_block(u32 i) {
     const u32 warp = threadIdx.x / 32;
     return i * WARPS + (i % 2 ? WARPS - 1 - warp : warp);
