@@ -115,7 +115,7 @@ pub struct TrainArgs {
     #[arg(long)]
     pub transport: Option<TransportChoice>,
     /// Gradients are reduced in buckets of at least this many KiB; smaller ones start earlier, larger ones are fewer
-    /// [default: 512, on GPUs 4096].
+    /// [default: 512, on GPUs 8000].
     #[arg(long, value_parser = positive)]
     pub bucket_kib: Option<usize>,
     /// Where to compute: on the CPU, or each rank on a GPU of its own.
@@ -129,7 +129,7 @@ pub struct TrainArgs {
     pub graph: bool,
     /// GPU: blocks of a kernel that averages a large bucket; 0: as many as the communicator would take. Each block takes a
     /// multiprocessor from the backward pass.
-    #[arg(long, default_value = "32")]
+    #[arg(long, default_value = "16")]
     pub comm_blocks: u32,
     /// GPU: write when the parts of the last step ran, for ui.perfetto.dev.
     #[arg(long, value_name = "FILE")]
@@ -160,7 +160,7 @@ impl TrainArgs {
 
     /// Bytes of a bucket.
     pub fn bucket_bytes(&self) -> usize {
-        let default = if self.device == Device::Cuda { 4096 } else { 512 };
+        let default = if self.device == Device::Cuda { 8000 } else { 512 };
         self.bucket_kib.unwrap_or(default) << 10
     }
 }

@@ -21,6 +21,9 @@ use crate::schedule::learning_rate;
 
 /// Blocks, and so shares, of the sum of squares of a bucket.
 const SQUARE_BLOCKS: usize = 128;
+/// Steps that the host may be ahead of the GPU. A few keep it busy; hundreds of graphs fill the driver's queues, whose stalls then
+/// reach the other ranks.
+const AHEAD: usize = 8;
 
 /// Everything that training keeps on the GPU.
 pub struct Training<'r> {
@@ -51,6 +54,9 @@ pub struct Training<'r> {
     waits: Array<u64>,
     trace: Option<Trace>,
     graph: Option<CudaGraph>,
+    /// The ends of the last steps, and the number of steps.
+    ends: Vec<CudaEvent>,
+    enqueued: usize,
 }
 
 impl<'r> Training<'r> {
@@ -95,6 +101,8 @@ impl<'r> Training<'r> {
             waits: Array::new(gpu, 2)?,
             trace: None,
             graph: None,
+            ends: (0..AHEAD).map(event).collect::<Result<_>>()?,
+            enqueued: 0,
             network,
         };
         let (gpu, values) = (&training.network.gpu, &training.network.values);
@@ -139,12 +147,19 @@ impl<'r> Training<'r> {
         Ok(())
     }
 
-    /// Enqueues the next step.
+    /// Enqueues the next step; waits while too many are under way.
     pub fn step(&mut self) -> Result<()> {
-        match &self.graph {
-            Some(graph) => graph.launch().map_err(|e| cuda("cannot launch a step", e)),
-            None => self.enqueue(),
+        let slot = self.enqueued % AHEAD;
+        if self.enqueued >= AHEAD {
+            self.ends[slot].synchronize().map_err(|e| cuda("the GPU stopped", e))?;
+            self.reducer.check()?;
         }
+        match &self.graph {
+            Some(graph) => graph.launch().map_err(|e| cuda("cannot launch a step", e))?,
+            None => self.enqueue()?,
+        }
+        self.enqueued += 1;
+        self.ends[slot].record(&self.network.gpu.stream).map_err(|e| cuda("cannot record an event", e))
     }
 
     fn enqueue(&mut self) -> Result<()> {
