@@ -8,6 +8,7 @@ use cudarc::driver::{CudaStream, sys};
 use super::comm::DeviceComm;
 use super::driver::cuda;
 use super::kernels::Kernel;
+use super::phased::Traffic;
 use super::select::{self, Choice};
 use super::window::MAX_RANKS;
 use crate::dtype::{DType, ReduceOp};
@@ -156,13 +157,15 @@ impl DeviceComm {
         if self.size() == 1 {
             return self.alone(stream.handle(), call, bytes as usize);
         }
+        if self.phased {
+            // SAFETY: forwarded from the caller.
+            return unsafe { self.enqueue_in_phases(stream, call) };
+        }
         if !select::fits(&self.layout, call.collective, choice, bytes as usize) {
             return Err(Error::invalid(op, format!("{bytes} bytes do not fit {choice:?}")));
         }
-        let kernel = Kernel::of(call.collective, choice.protocol, self.size()).ok_or_else(|| Error::Unsupported {
-            what: format!("{op} on the device"),
-            detail: "use the host's communicator, or all_gather or all_to_all".to_owned(),
-        })?;
+        let kernel =
+            Kernel::of(call.collective, choice.protocol, self.size()).ok_or_else(|| unsupported(call.collective))?;
         let function = self.kernels.function(kernel, kernel.reduces().then_some((call.dtype, call.op)))?;
         let handle = stream.handle();
         let mut order = self.order(stream)?;
@@ -209,7 +212,6 @@ impl DeviceComm {
             let (at, bytes, peer) = one.unwrap_or((0, 0, self.size()));
             Message { at, bytes: bytes as u64, peer: peer as u64 }
         };
-        let function = self.kernels.function(Kernel::SendRecv, None)?;
         let handle = stream.handle();
         let mut order = self.order(stream)?;
         order.number = order.number.wrapping_add(1);
@@ -223,6 +225,12 @@ impl DeviceComm {
             input: 0,
             output: 0,
         };
+        if self.phased {
+            let number = order.number;
+            let team = self.team(Signature::new(&call).0, number);
+            return self.in_phases(handle, &mut order.filled, number, &call, &Traffic::pair(to, from), team);
+        }
+        let function = self.kernels.function(Kernel::SendRecv, None)?;
         let mut team = self.team(Signature::new(&call).0, order.number);
         let (mut to, mut from) = (message(to), message(from));
         // Both ends of a channel must carry the same part: the number depends on nothing that they might not agree on.
@@ -231,6 +239,27 @@ impl DeviceComm {
         // SAFETY: as in `enqueue_as`.
         unsafe { launch(function, 2 * channels, handle, &mut parameters) }
             .map_err(|e| cuda(op, format!("launching {} blocks", 2 * channels), e))
+    }
+
+    /// # Safety
+    /// As [`DeviceComm::enqueue`].
+    unsafe fn enqueue_in_phases(&self, stream: Stream, call: &Call) -> Result<()> {
+        let traffic = Traffic::of(call, self.rank(), self.size()).ok_or_else(|| unsupported(call.collective))?;
+        let handle = stream.handle();
+        let mut order = self.order(stream)?;
+        order.number = order.number.wrapping_add(1);
+        let number = order.number;
+        if traffic.reduces.is_none() && traffic.targets != 0 && call.collective != Collective::Reduce {
+            // Our own part.
+            let rank = self.rank() as u64;
+            let own = Call {
+                input: traffic.input + rank * traffic.input_stride,
+                output: traffic.output + rank * traffic.output_stride,
+                ..*call
+            };
+            self.alone(handle, &own, traffic.lengths.0 as usize)?;
+        }
+        self.in_phases(handle, &mut order.filled, number, call, &traffic, self.team(Signature::new(call).0, number))
     }
 
     fn alone(&self, stream: sys::CUstream, call: &Call, bytes: usize) -> Result<()> {
@@ -247,10 +276,17 @@ impl DeviceComm {
     }
 }
 
+fn unsupported(collective: Collective) -> Error {
+    Error::Unsupported {
+        what: format!("{collective} on the device"),
+        detail: "use the host's communicator, or all_gather or all_to_all".to_owned(),
+    }
+}
+
 /// Threads of a block; the kernels are compiled for it.
 pub(super) const THREADS: u32 = 512;
 
-unsafe fn launch(
+pub(super) unsafe fn launch(
     function: sys::CUfunction,
     blocks: u32,
     stream: sys::CUstream,

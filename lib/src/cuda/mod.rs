@@ -15,6 +15,7 @@ mod compile;
 mod driver;
 mod kernels;
 mod peers;
+mod phased;
 mod report;
 mod select;
 mod window;

@@ -9,14 +9,41 @@ use super::driver::cuda;
 use super::window::{Layout, Window};
 use crate::error::{Error, Result};
 
-/// What a rank tells the others about its window.
+/// Where a rank is.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Introduction {
+pub(super) struct Place {
     process: u32,
     device: usize,
     /// Of the GPU: two ranks may have the same.
     uuid: Vec<u8>,
     name: String,
+}
+
+impl Place {
+    pub(super) fn of(context: &Arc<CudaContext>) -> Result<Place> {
+        let failed = |e| cuda("DeviceComm", "describing this rank's device", e);
+        context.bind_to_thread().map_err(failed)?;
+        Ok(Place {
+            process: std::process::id(),
+            device: context.ordinal(),
+            uuid: context.uuid().map_err(failed)?.bytes.iter().map(|&b| b as u8).collect(),
+            name: context.name().map_err(failed)?,
+        })
+    }
+
+    pub(super) fn same_device(&self, other: &Place) -> bool {
+        self.uuid == other.uuid
+    }
+
+    pub(super) fn same_process(&self, other: &Place) -> bool {
+        self.process == other.process
+    }
+}
+
+/// What a rank tells the others about its window.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Introduction {
+    place: Place,
     address: u64,
     bytes: usize,
     /// `CUipcMemHandle`.
@@ -24,27 +51,18 @@ pub(super) struct Introduction {
 }
 
 impl Introduction {
-    pub(super) fn new(context: &Arc<CudaContext>, window: &Window) -> Result<Introduction> {
-        let failed = |e| cuda("DeviceComm", "describing this rank's device", e);
-        context.bind_to_thread().map_err(failed)?;
+    pub(super) fn new(place: Place, window: &Window) -> Result<Introduction> {
         let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
         // SAFETY: the address is the start of an allocation of cuMemAlloc; writes the handle.
         unsafe { sys::cuIpcGetMemHandle(&mut handle, window.address) }
             .result()
             .map_err(|e| cuda("DeviceComm", "exporting this rank's window", e))?;
         Ok(Introduction {
-            process: std::process::id(),
-            device: context.ordinal(),
-            uuid: context.uuid().map_err(failed)?.bytes.iter().map(|&b| b as u8).collect(),
-            name: context.name().map_err(failed)?,
+            place,
             address: window.address,
             bytes: window.bytes,
             handle: handle.reserved.iter().map(|&b| b as u8).collect(),
         })
-    }
-
-    pub(super) fn shares_device(&self, other: &Introduction) -> bool {
-        self.uuid == other.uuid
     }
 }
 
@@ -69,7 +87,7 @@ impl Peer {
         let op = "DeviceComm";
         let between = format!(
             "rank {rank} (GPU {}, {}) to rank {peer} (GPU {}, {})",
-            ours.device, ours.name, theirs.device, theirs.name
+            ours.place.device, ours.place.name, theirs.place.device, theirs.place.name
         );
         if theirs.bytes != layout.bytes() {
             return Err(Error::invalid(
@@ -82,9 +100,9 @@ impl Peer {
             ));
         }
         context.bind_to_thread().map_err(|e| cuda(op, "binding the device to this thread", e))?;
-        if theirs.process == ours.process {
-            if theirs.device != ours.device {
-                enable(context, theirs.device).map_err(|e| cuda(op, format!("peer access, {between}"), e))?;
+        if theirs.place.same_process(&ours.place) {
+            if theirs.place.device != ours.place.device {
+                enable(context, theirs.place.device).map_err(|e| cuda(op, format!("peer access, {between}"), e))?;
             }
             return Ok(Peer { context: context.clone(), address: theirs.address, mapped: false });
         }

@@ -1,11 +1,12 @@
 //! What a kernel tells the host when it gives up, and how the host makes it give up: a few words of pinned host memory.
 
+use std::mem::offset_of;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use cudarc::driver::{CudaContext, result, sys};
+use cudarc::driver::{CudaContext, DriverError, result, sys};
 
 use super::call::Signature;
 use super::driver::cuda;
@@ -13,6 +14,8 @@ use crate::error::{Error, Result};
 
 const WRITTEN: u32 = 2;
 const MISMATCH: u32 = 4;
+/// The stream waited, not a kernel.
+const STREAM: u32 = 5;
 
 /// As `struct Report` of `kernels/team.cuh`.
 #[repr(C)]
@@ -27,6 +30,9 @@ struct Words {
     call: AtomicU32,
     ours: AtomicU64,
     theirs: AtomicU64,
+    /// Numbers of the last calls that a stream has begun and finished, where calls are made in phases.
+    started: AtomicU32,
+    finished: AtomicU32,
 }
 
 /// The words, reachable from host and device.
@@ -78,6 +84,41 @@ impl Report {
         words.state.load(Ordering::Relaxed) != 0 || words.abort.load(Ordering::Relaxed) != 0
     }
 
+    /// Lets the stream write, in its order, that it has begun or finished call `number`.
+    ///
+    /// # Safety
+    /// `stream` must be a stream of this context.
+    pub(super) unsafe fn write(&self, stream: sys::CUstream, number: u32, finished: bool) -> Result<(), DriverError> {
+        let place = if finished { offset_of!(Words, finished) } else { offset_of!(Words, started) };
+        // SAFETY: the place is in our words; the stream is the caller's word.
+        unsafe { sys::cuStreamWriteValue32_v2(stream, self.address + place as u64, number, 0) }.result()
+    }
+
+    /// The numbers last begun and finished.
+    pub(super) fn progress(&self) -> (u32, u32) {
+        let words = self.words();
+        (words.started.load(Ordering::Acquire), words.finished.load(Ordering::Acquire))
+    }
+
+    pub(super) fn is_aborted(&self) -> bool {
+        self.words().abort.load(Ordering::Relaxed) != 0
+    }
+
+    /// As a kernel does: the first failure stays.
+    pub(super) fn give_up(&self, (peer, expected, got): (usize, u32, u32)) {
+        let words = self.words();
+        if words.state.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            return;
+        }
+        let to = |word: &AtomicU32, value: u32| word.store(value, Ordering::Relaxed);
+        to(&words.kind, STREAM);
+        to(&words.peer, peer as u32);
+        to(&words.expected, expected);
+        to(&words.got, got);
+        to(&words.call, words.started.load(Ordering::Relaxed));
+        words.state.store(WRITTEN, Ordering::Release);
+    }
+
     /// Why a kernel gave up, if one has.
     pub(super) fn failure(&self, rank: usize, patience: Duration) -> Option<Error> {
         let words = self.words();
@@ -96,6 +137,23 @@ impl Report {
                      make the same calls in the same order with the same dtype, op, count and root"
                 ),
             ));
+        }
+        if of(&words.kind) == STREAM {
+            if self.is_aborted() {
+                return None;
+            }
+            return Some(Error::Timeout {
+                op: format!("call {call} on the device"),
+                rank,
+                waited: patience,
+                missing: vec![peer],
+                detail: format!(
+                    "the stream waited for message {} of rank {peer}, which has sent {}; look whether that rank makes the same \
+                     calls, and at its output for the first error",
+                    of(&words.expected),
+                    of(&words.got)
+                ),
+            });
         }
         Some(Error::Timeout {
             op: format!("{ours} (call {call} on the device)"),

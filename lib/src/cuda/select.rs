@@ -1,5 +1,7 @@
 //! Which kernel, and how many blocks of it, for which size. The figures are of H200s joined by NVLink; see docs/benchmarks.
 
+use std::fmt;
+
 use super::window::Layout;
 use crate::wire::Collective;
 
@@ -12,6 +14,16 @@ pub enum Protocol {
     TwoShot,
     /// Slots, in rounds: full bandwidth.
     Simple,
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Protocol::OneShot => "LL, one step",
+            Protocol::TwoShot => "LL, two steps",
+            Protocol::Simple => "Simple",
+        })
+    }
 }
 
 /// How a call is carried out.

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, result, sys};
 
 use super::driver::cuda;
+use super::phased::{AREAS, area_bytes};
 use crate::config::Config;
 use crate::error::Result;
 
@@ -58,7 +59,18 @@ impl Layout {
             + 4 * 2 * fifos
             + FLAG_BYTES * 2 * fifos
             + 16 * self.channels * 2 * self.ranks * (self.lines + 1)
-            + KINDS * self.channels * self.ranks * self.slots * self.slot_bytes
+            + self.slot_memory()
+    }
+
+    /// Bytes of all slots, the last part.
+    pub(super) fn slot_memory(&self) -> usize {
+        KINDS * self.channels * self.ranks * self.slots * self.slot_bytes
+    }
+
+    /// Place of a flag of the first kind and channel: 0 for a tail, 1 for a head.
+    pub(super) fn flag(&self, which: usize, peer: usize) -> usize {
+        let counters = 4 * 2 * KINDS * self.channels * MAX_RANKS;
+        EPOCH_BYTES + counters + FLAG_BYTES * (which * KINDS * self.channels * MAX_RANKS + peer)
     }
 
     /// The same, for the compiler of the kernels.
@@ -72,6 +84,8 @@ impl Layout {
             ("SLOT_BYTES", self.slot_bytes),
             ("EPOCH_BYTES", EPOCH_BYTES),
             ("FLAG_BYTES", FLAG_BYTES),
+            ("AREAS", AREAS),
+            ("AREA_BYTES", area_bytes(self)),
             ("KINDS", KINDS),
             ("SCATTER", 0),
             ("GATHER", 1),

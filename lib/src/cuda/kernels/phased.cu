@@ -1,0 +1,74 @@
+// For ranks of several processes on one GPU. Their kernels run in turns, so none of these waits for another rank: the stream
+// waits between them (`cuda/phased.rs`). An area is a part of the slots' memory; areas of a sender are used in turn.
+
+__device__ __forceinline__ u8* area_at(u8* window, u32 from, u32 number) {
+    return window + SLOTS + (u64)AREA_BYTES * ((u64)(number % AREAS) * RANKS + from);
+}
+
+// Per rank: a count, and whether the rank takes part (bit of `who`).
+struct Counts {
+    u32 of[MAX_RANKS];
+    u32 who;
+    u32 pad;
+};
+
+#ifndef DTYPE
+
+// Writes `bytes` at `input + p * stride` into our area of rank p's window.
+extern "C" __global__ void __launch_bounds__(THREADS)
+phased_push(const __grid_constant__ Team team, const u8* input, u64 bytes, u64 stride, const __grid_constant__ Counts numbers) {
+    const Share share = share_of(bytes, 1);
+    const Piece piece = {share.first, (u32)(share.last - share.first)};
+    for (u32 peer = 0; peer < RANKS; peer++) {
+        if ((numbers.who >> peer & 1) == 0) continue;
+        fill_from(area_at(team.window[peer], team.rank, numbers.of[peer]), input + peer * stride, piece, bytes);
+    }
+}
+
+// Copies what rank s sent to `output + s * stride`.
+extern "C" __global__ void __launch_bounds__(THREADS)
+phased_take(const __grid_constant__ Team team, u8* output, u64 bytes, u64 stride, const __grid_constant__ Counts numbers) {
+    const Share share = share_of(bytes, 1);
+    const Piece piece = {share.first, (u32)(share.last - share.first)};
+    for (u32 peer = 0; peer < RANKS; peer++) {
+        if ((numbers.who >> peer & 1) == 0) continue;
+        store_from(output + peer * stride, piece, bytes, area_at(team.window[team.rank], peer, numbers.of[peer]));
+    }
+}
+
+// Tells each rank that takes part how far we are (TAIL: areas filled, and what for; HEAD: areas freed).
+extern "C" __global__ void phased_signal(const __grid_constant__ Team team, u32 which, const __grid_constant__ Counts counts) {
+    const u32 peer = threadIdx.x;
+    if (peer >= RANKS || (counts.who >> peer & 1) == 0) return;
+    u32* flag = flag_at(team.window[peer], which, SCATTER, 0, team.rank);
+    if (which == TAIL) *(volatile u64*)(flag + 2) = team.call;
+    store_release(flag, counts.of[peer]);
+}
+
+// Whether the ranks that filled an area meant the same call. (Not for messages: their two ends are different calls.)
+extern "C" __global__ void phased_compare(const __grid_constant__ Team team, const __grid_constant__ Counts counts) {
+    const u32 peer = threadIdx.x;
+    if (peer >= RANKS || (counts.who >> peer & 1) == 0) return;
+    const u32* flag = flag_at(team.window[team.rank], TAIL, SCATTER, 0, peer);
+    const u64 theirs = *(const volatile u64*)(flag + 2);
+    if (theirs != team.call) give_up(team, MISMATCH, peer, 0, 0, theirs);
+}
+
+#else
+
+// Reduces our own `input` with what all others sent.
+extern "C" __global__ void __launch_bounds__(THREADS)
+phased_reduce(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes, const __grid_constant__ Counts numbers) {
+    const Share share = share_of(bytes, 1);
+    const Piece piece = {share.first, (u32)(share.last - share.first)};
+    const u8* from[RANKS];
+#pragma unroll
+    for (int s = 0; s < RANKS; s++) from[s] = area_at(team.window[team.rank], s, numbers.of[s]);
+    const bool whole_output = is_whole(output, piece.first + piece.packs, bytes);
+    reduce_slots(team, input, piece, bytes, from, [&](u32 i, Pack reduced) {
+        if (whole_output) store_pack(Is<true>{}, output, piece.first + i, bytes, reduced);
+        else store_pack(Is<false>{}, output, piece.first + i, bytes, reduced);
+    });
+}
+
+#endif
