@@ -56,7 +56,6 @@ pub struct Network {
     pub values: Array<f32>,
     /// Gradients of the mean loss.
     pub gradients: Array<f32>,
-    /// Mean losses, by the number that `place` gives.
     pub(super) kernels: Kernels,
     pub(super) blas: Blas,
     pub(super) gelu: Option<FusedGelu>,
