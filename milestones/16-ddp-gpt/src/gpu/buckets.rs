@@ -47,7 +47,7 @@ mod tests {
     fn buckets_cover_everything_once_from_the_end() {
         let config = Preset::Full.model(65);
         let layout = layout(&config);
-        for (bytes, expected) in [(1, 14), (1 << 20, 13), (4 << 20, 8), (7 << 20, 6), (1 << 30, 2)] {
+        for (bytes, expected) in [(1, 14), (1 << 20, 13), (4 << 20, 8), (7 << 20, 5), (1 << 30, 2)] {
             let buckets = plan(&config, &layout, bytes);
             assert_eq!(buckets.len(), expected, "{bytes}");
             let mut end = count(&layout);
