@@ -14,6 +14,11 @@ pub trait Reducer {
     /// Number of ranks.
     fn size(&self) -> usize;
 
+    /// Whether calls may be captured into a graph.
+    fn captures(&self) -> bool {
+        true
+    }
+
     /// Replaces `count` values at `at` by their mean over the ranks.
     fn average(&self, stream: &Arc<CudaStream>, at: u64, count: usize) -> Result<()>;
 
@@ -65,6 +70,10 @@ impl Device<'_> {
 impl Reducer for Device<'_> {
     fn size(&self) -> usize {
         self.comm.size()
+    }
+
+    fn captures(&self) -> bool {
+        !self.comm.shares_gpu()
     }
 
     fn average(&self, stream: &Arc<CudaStream>, at: u64, count: usize) -> Result<()> {

@@ -108,8 +108,12 @@ pub fn train(
         let mut losses = training.losses(from, to)?;
         if from == begun {
             pace.before = training.waited_seconds()?;
-            if how.graph {
+            if how.graph && reducer.captures() {
                 training.capture()?;
+            } else if how.graph {
+                report.note(
+                    "note: ranks share a GPU, and their averages cannot be captured: steps are launched one by one",
+                );
             }
         } else {
             pace.add(start.elapsed(), to - from);
