@@ -9,7 +9,7 @@
 set -eu -o pipefail
 cd "$(dirname "$0")/.."
 out=out/gpu
-packages=(cuda-vec-add cuda-verbs allreduce-gpu cuda-perf)
+packages=(cuda-vec-add cuda-verbs allreduce-gpu cuda-perf ddp-gpu)
 
 build() {
     rm -rf "$out" && mkdir -p "$out"
@@ -43,7 +43,7 @@ run() {
     # One test at a time: two communicators' kernels on the same GPUs may wait for each other for ever, as NCCL's.
     export RUST_TEST_THREADS=1
     export CUDA_VEC_ADD=$PWD/$out/cuda-vec-add CUDA_VERBS_PROGRAM=$PWD/$out/cuda-verbs
-    export ALLREDUCE_GPU=$PWD/$out/allreduce-gpu DDP_GPT=$PWD/$out/ddp-gpt
+    export ALLREDUCE_GPU=$PWD/$out/allreduce-gpu DDP_GPU=$PWD/$out/ddp-gpu DDP_GPT=$PWD/$out/ddp-gpt
     log=$(mktemp)
     for test in "$out"/*.test; do
         echo "== ${test##*/}"

@@ -125,7 +125,8 @@ pub(super) struct Team {
 pub(super) struct Message {
     pub(super) at: u64,
     pub(super) bytes: u64,
-    pub(super) peer: u64,
+    pub(super) peer: u32,
+    pub(super) channels: u32,
 }
 
 impl DeviceComm {
@@ -210,7 +211,8 @@ impl DeviceComm {
         }
         let message = |one: Option<(u64, usize, usize)>| {
             let (at, bytes, peer) = one.unwrap_or((0, 0, self.size()));
-            Message { at, bytes: bytes as u64, peer: peer as u64 }
+            let channels = one.map_or(0, |_| select::pair_channels(&self.layout, bytes as u64));
+            Message { at, bytes: bytes as u64, peer: peer as u32, channels }
         };
         let handle = stream.handle();
         let mut order = self.order(stream)?;
@@ -225,6 +227,9 @@ impl DeviceComm {
             input: 0,
             output: 0,
         };
+        if to.is_none() && from.is_none() {
+            return Ok(());
+        }
         if self.phased {
             let number = order.number;
             let team = self.team(Signature::new(&call).0, number);
@@ -233,12 +238,11 @@ impl DeviceComm {
         let function = self.kernels.function(Kernel::SendRecv, None)?;
         let mut team = self.team(Signature::new(&call).0, order.number);
         let (mut to, mut from) = (message(to), message(from));
-        // Both ends of a channel must carry the same part: the number depends on nothing that they might not agree on.
-        let channels = select::pair_channels(&self.layout);
+        let blocks = to.channels + from.channels;
         let mut parameters = [(&raw mut team).cast(), (&raw mut to).cast(), (&raw mut from).cast()];
         // SAFETY: as in `enqueue_as`.
-        unsafe { launch(function, 2 * channels, handle, &mut parameters) }
-            .map_err(|e| cuda(op, format!("launching {} blocks", 2 * channels), e))
+        unsafe { launch(function, blocks, handle, &mut parameters) }
+            .map_err(|e| cuda(op, format!("launching {blocks} blocks"), e))
     }
 
     /// # Safety

@@ -32,7 +32,7 @@ pub struct DeviceComm {
     rank: usize,
     size: usize,
     pub(super) layout: Layout,
-    pub(super) kernels: Kernels,
+    pub(super) kernels: Arc<Kernels>,
     pub(super) team: Team,
     report: Arc<Report>,
     /// Ranks of several processes have the same GPU: no kernel waits for another rank.
@@ -182,7 +182,7 @@ impl DeviceComm {
             rank,
             size,
             layout,
-            kernels: Kernels::new(context, layout)?,
+            kernels: Kernels::shared(context, layout)?,
             team,
             report,
             phased: false,

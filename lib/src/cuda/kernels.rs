@@ -1,7 +1,7 @@
 //! The kernels: their sources, and the functions compiled from them so far.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use cudarc::driver::{CudaContext, CudaFunction, CudaModule, sys};
 
@@ -175,8 +175,24 @@ struct Loaded {
 // SAFETY: a CUfunction is a handle that the driver lets any thread use; it lives as long as the CudaFunction beside it.
 unsafe impl Send for Loaded {}
 
+/// Those of this process, by context and layout. One set for all communicators of a device: loading code can make CUDA wait for
+/// kernels that run, and a kernel that waits for a rank whose code is being loaded would wait for ever.
+static SHARED: Mutex<Vec<Weak<Kernels>>> = Mutex::new(Vec::new());
+
 impl Kernels {
-    pub(super) fn new(context: &Arc<CudaContext>, layout: Layout) -> Result<Kernels> {
+    pub(super) fn shared(context: &Arc<CudaContext>, layout: Layout) -> Result<Arc<Kernels>> {
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.retain(|one| one.strong_count() > 0);
+        let same = |one: &Arc<Kernels>| one.context == *context && one.layout == layout;
+        if let Some(kernels) = shared.iter().filter_map(Weak::upgrade).find(same) {
+            return Ok(kernels);
+        }
+        let kernels = Arc::new(Kernels::new(context, layout)?);
+        shared.push(Arc::downgrade(&kernels));
+        Ok(kernels)
+    }
+
+    fn new(context: &Arc<CudaContext>, layout: Layout) -> Result<Kernels> {
         let capability = context
             .compute_capability()
             .map_err(|e| cuda("DeviceComm", "asking for the device's compute capability", e))?;
@@ -203,6 +219,10 @@ impl Kernels {
         };
         let function = module.load_function(kernel.name()).map_err(|e| cuda("loading kernels", kernel.name(), e))?;
         let handle = function.cu_function();
+        // The driver loads a function's code when it is first used; asking for an attribute is a use.
+        let asked = function.get_attribute(sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS);
+        let registers = asked.map_err(|e| cuda("loading kernels", kernel.name(), e))?;
+        log::debug!("{}: {registers} registers", kernel.name());
         loaded.functions.insert((kernel, types), (handle, function));
         Ok(handle)
     }

@@ -364,21 +364,24 @@ impl Shared {
     fn run(&self, report: &Report, stream: &CudaStream, layout: &Layout, window: u64, size: usize, patience: Duration) {
         let mut moved = ((0, 0), Instant::now());
         while !self.ends.load(Ordering::Acquire) {
-            let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
             let (started, finished) = report.progress();
-            if last.0 == finished {
-                // Nothing under way.
-                drop(self.changed.wait_timeout(last, Duration::from_millis(200)));
-                moved.1 = Instant::now();
-                continue;
-            }
-            let last = *last;
+            // Not held over a sleep: callers take it for each call.
+            let (number, filled) = {
+                let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+                if last.0 == finished {
+                    // Nothing under way.
+                    drop(self.changed.wait_timeout(last, Duration::from_millis(200)));
+                    moved.1 = Instant::now();
+                    continue;
+                }
+                *last
+            };
             if moved.0 != (started, finished) || started == finished {
                 // It moved, or what the stream does now is not ours.
                 moved = ((started, finished), Instant::now());
             } else if moved.1.elapsed() > patience || report.is_aborted() {
-                if let Err(error) = self.release(report, stream, layout, window, size, &last.1) {
-                    log::warn!("a stream that waits for other ranks cannot be let go: {error:?}");
+                if let Err(error) = self.release(report, stream, layout, window, size, &filled) {
+                    log::warn!("call {number}: a stream that waits for other ranks cannot be let go: {error:?}");
                 }
                 return;
             }

@@ -39,10 +39,13 @@ pub struct Choice {
 const ALL_REDUCE_ONE_SHOT: [usize; 2] = [1 << 20, 128 << 10];
 /// Bytes up to which it goes in two steps of LL. Between two ranks one step sends no more.
 const ALL_REDUCE_TWO_SHOT: usize = 512 << 10;
-/// Bytes of a segment up to which the others use LL.
-const LL: usize = 64 << 10;
+/// Bytes up to which the others use LL, all messages of a rank together.
+const LL: usize = 1 << 20;
 /// Bytes for which another block of a Simple kernel pays.
 const SIMPLE_PER_BLOCK: usize = 16 << 10;
+/// Blocks of a Simple kernel at most where data goes one way, so that nothing keeps senders in step with receivers: on H200s 128
+/// blocks that run ahead reach 40 to 150 GB/s, 64 of them 330 (measured; the cause is not known).
+const ONE_WAY_BLOCKS: usize = 64;
 /// Words that a block of an LL kernel handles: one per thread.
 const WORDS_PER_BLOCK: usize = super::call::THREADS as usize;
 
@@ -52,10 +55,17 @@ pub(super) fn choose(layout: &Layout, collective: Collective, bytes: usize) -> C
         Collective::AllReduce if bytes <= ALL_REDUCE_ONE_SHOT[usize::from(layout.ranks > 2)] => &[Protocol::OneShot],
         Collective::AllReduce if layout.ranks > 2 && bytes <= ALL_REDUCE_TWO_SHOT => &[Protocol::TwoShot],
         Collective::AllReduce => &[],
-        _ if bytes <= LL => &[Protocol::OneShot],
+        _ if bytes.saturating_mul(layout.ranks - 1) <= LL => &[Protocol::OneShot],
         _ => &[],
     };
-    let with_blocks = |protocol| Choice { protocol, blocks: blocks(layout, protocol, bytes) };
+    let one_way = matches!(collective, Collective::Broadcast | Collective::Reduce);
+    let with_blocks = |protocol| Choice {
+        protocol,
+        blocks: match protocol {
+            Protocol::Simple if one_way => blocks(layout, protocol, bytes).min(ONE_WAY_BLOCKS as u32),
+            _ => blocks(layout, protocol, bytes),
+        },
+    };
     // With few blocks LL has room for less.
     let fitting = preferred.iter().map(|&p| with_blocks(p)).find(|&choice| fits(layout, collective, choice, bytes));
     fitting.unwrap_or_else(|| with_blocks(Protocol::Simple))
@@ -87,9 +97,9 @@ pub(super) fn fits(layout: &Layout, collective: Collective, choice: Choice, byte
         }
 }
 
-/// Channels of a message between two ranks, whatever its length: both ends cut it alike.
-pub(super) fn pair_channels(layout: &Layout) -> u32 {
-    (layout.channels / 2) as u32
+/// Channels of a message between two ranks: of its length alone, so that both ends cut it alike.
+pub(super) fn pair_channels(layout: &Layout, bytes: u64) -> u32 {
+    (bytes.div_ceil(SIMPLE_PER_BLOCK as u64)).clamp(1, (layout.channels / 2).min(ONE_WAY_BLOCKS / 2) as u64) as u32
 }
 
 #[cfg(test)]

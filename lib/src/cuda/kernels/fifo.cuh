@@ -102,7 +102,7 @@ struct Share {
 };
 
 #define ROUNDS 4
-#define LEAST_PIECE 1024
+#define LEAST_PIECE (4096 / (RANKS - 1))
 
 __device__ __forceinline__ Share share_of(u64 bytes, u32 parts) {
     const u64 packs = (bytes + 15) / 16;

@@ -1,8 +1,14 @@
 // For ranks of several processes on one GPU. Their kernels run in turns, so none of these waits for another rank: the stream
 // waits between them (`cuda/phased.rs`). An area is a part of the slots' memory; areas of a sender are used in turn.
 
-__device__ __forceinline__ u8* area_at(u8* window, u32 from, u32 number) {
-    return window + SLOTS + (u64)AREA_BYTES * ((u64)(number % AREAS) * RANKS + from);
+// The place in it of this block's piece.
+__device__ __forceinline__ u8* area_at(u8* window, u32 from, u32 number, const Piece& piece) {
+    return window + SLOTS + (u64)AREA_BYTES * ((u64)(number % AREAS) * RANKS + from) + 16 * piece.first;
+}
+
+__device__ __forceinline__ Piece piece_of_block(u64 bytes) {
+    const Share share = share_of(bytes, 1);
+    return Piece{share.first, (u32)(share.last - share.first)};
 }
 
 // Per rank: a count, and whether the rank takes part (bit of `who`).
@@ -17,22 +23,20 @@ struct Counts {
 // Writes `bytes` at `input + p * stride` into our area of rank p's window.
 extern "C" __global__ void __launch_bounds__(THREADS)
 phased_push(const __grid_constant__ Team team, const u8* input, u64 bytes, u64 stride, const __grid_constant__ Counts numbers) {
-    const Share share = share_of(bytes, 1);
-    const Piece piece = {share.first, (u32)(share.last - share.first)};
+    const Piece piece = piece_of_block(bytes);
     for (u32 peer = 0; peer < RANKS; peer++) {
         if ((numbers.who >> peer & 1) == 0) continue;
-        fill_from(area_at(team.window[peer], team.rank, numbers.of[peer]), input + peer * stride, piece, bytes);
+        fill_from(area_at(team.window[peer], team.rank, numbers.of[peer], piece), input + peer * stride, piece, bytes);
     }
 }
 
 // Copies what rank s sent to `output + s * stride`.
 extern "C" __global__ void __launch_bounds__(THREADS)
 phased_take(const __grid_constant__ Team team, u8* output, u64 bytes, u64 stride, const __grid_constant__ Counts numbers) {
-    const Share share = share_of(bytes, 1);
-    const Piece piece = {share.first, (u32)(share.last - share.first)};
+    const Piece piece = piece_of_block(bytes);
     for (u32 peer = 0; peer < RANKS; peer++) {
         if ((numbers.who >> peer & 1) == 0) continue;
-        store_from(output + peer * stride, piece, bytes, area_at(team.window[team.rank], peer, numbers.of[peer]));
+        store_from(output + peer * stride, piece, bytes, area_at(team.window[team.rank], peer, numbers.of[peer], piece));
     }
 }
 
@@ -59,11 +63,10 @@ extern "C" __global__ void phased_compare(const __grid_constant__ Team team, con
 // Reduces our own `input` with what all others sent.
 extern "C" __global__ void __launch_bounds__(THREADS)
 phased_reduce(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes, const __grid_constant__ Counts numbers) {
-    const Share share = share_of(bytes, 1);
-    const Piece piece = {share.first, (u32)(share.last - share.first)};
+    const Piece piece = piece_of_block(bytes);
     const u8* from[RANKS];
 #pragma unroll
-    for (int s = 0; s < RANKS; s++) from[s] = area_at(team.window[team.rank], s, numbers.of[s]);
+    for (int s = 0; s < RANKS; s++) from[s] = area_at(team.window[team.rank], s, numbers.of[s], piece);
     const bool whole_output = is_whole(output, piece.first + piece.packs, bytes);
     reduce_slots(team, input, piece, bytes, from, [&](u32 i, Pack reduced) {
         if (whole_output) store_pack(Is<true>{}, output, piece.first + i, bytes, reduced);

@@ -1,0 +1,157 @@
+//! The comparisons: with one rank that has the whole batch, and with milestone 13 on the CPU.
+
+use anyhow::{Context as _, Result, ensure};
+use ddp_train::data::{Dataset, epoch_order};
+use ddp_train::loss::cross_entropy;
+use ddp_train::mlp::{Mlp, Trace};
+use ddp_train::rng::Rng;
+use ddp_train::train::{Epoch, Options};
+use tinynccl::cuda::DeviceComm;
+use tinynccl::{Comm, Config};
+
+use crate::kernels::Kernels;
+use crate::replica::{Exchange, Replica};
+use crate::train::{Outcome, Share, sizes, train};
+
+/// Losses may differ by this share: sums in another order, `tanh` and `exp` of another library, over all steps.
+pub const LOSS_TOLERANCE: f64 = 1e-3;
+/// Gradients of one step may differ by this share of the largest of their parameter.
+pub const GRADIENT_TOLERANCE: f64 = 1e-4;
+/// Floating-point operations above which the CPU's training is left out.
+const CPU_LIMIT: f64 = 2e11;
+
+/// A host and a device communicator of this rank alone.
+#[derive(Debug)]
+pub struct Alone {
+    comm: Comm,
+    device: DeviceComm,
+}
+
+impl Alone {
+    /// One rank on the GPU of `device`.
+    pub fn new(device: &DeviceComm) -> Result<Alone> {
+        let comm = Comm::threads(1, Config::default())?.pop().context("no communicator of one rank")?;
+        let device = DeviceComm::local(std::slice::from_ref(device.context()), &Config::default())?
+            .pop()
+            .context("no device communicator of one rank")?;
+        Ok(Alone { comm, device })
+    }
+
+    /// The same training with the whole batch on this rank.
+    pub fn train(&self, kernels: &Kernels, options: &Options) -> Result<Outcome> {
+        train(&self.comm, &self.device, kernels, options, Exchange::Overlapped, |_| ())
+    }
+
+    /// Milestone 13's, on the CPU; `None` if it would take minutes.
+    pub fn train_on_the_cpu(&self, options: &Options) -> Result<Option<Vec<Epoch>>> {
+        if cpu_work(options) > CPU_LIMIT {
+            return Ok(None);
+        }
+        ddp_train::train::train(&self.comm, options, |_| ()).context("training on the CPU").map(Some)
+    }
+
+    /// Gradients of the first batch, here and on the CPU: the largest difference, as a share of the largest gradient of the same
+    /// parameter.
+    pub fn gradient_difference(&self, kernels: &Kernels, options: &Options) -> Result<f64> {
+        let data = Dataset::spiral(options.points, options.seed);
+        let batch = data.select(&epoch_order(data.len(), options.seed, 1)[..options.batch]);
+        let model = Mlp::new(&sizes(options), &mut Rng::new(options.seed));
+        self.gradients_of(kernels, &model, &sizes(options), &batch, options.bucket_bytes)
+    }
+
+    /// [`Alone::gradient_difference`] of any model (whose layers have the widths `sizes`) and batch.
+    pub fn gradients_of(
+        &self,
+        kernels: &Kernels,
+        model: &Mlp,
+        sizes: &[usize],
+        batch: &Dataset,
+        bucket_bytes: usize,
+    ) -> Result<f64> {
+        let how = Exchange::Overlapped;
+        let mut replica = Replica::new(&self.device, kernels, model, sizes, batch.len(), bucket_bytes, how)?;
+        let mut share = Share::new(replica.compute(), batch)?;
+        let ours = replica.gradients(&mut share.batch(0, batch.len()))?;
+        let expected = cpu_gradients(model, batch);
+        ensure!(ours.len() == expected.len(), "{} gradients, expected {}", ours.len(), expected.len());
+        let worst = ours.iter().zip(&expected).map(|(ours, expected)| share_of_largest(ours, expected));
+        Ok(worst.fold(0.0, f64::max))
+    }
+}
+
+/// Milestone 13's gradients.
+fn cpu_gradients(model: &Mlp, batch: &Dataset) -> Vec<Vec<f32>> {
+    let mut trace = Trace::default();
+    let outputs = model.forward(&batch.points, batch.len(), &mut trace);
+    let mut d = vec![0.0; outputs.len()];
+    cross_entropy(outputs, &batch.labels, &mut d);
+    let mut gradients: Vec<Vec<f32>> = model.specs().iter().map(|spec| vec![0.0; spec.len]).collect();
+    let Ok(()) = model.backward(&trace, &d, &mut gradients);
+    gradients
+}
+
+/// The largest difference between two vectors, as a share of the largest magnitude in `expected`. NaN counts as endless.
+fn share_of_largest(got: &[f32], expected: &[f32]) -> f64 {
+    let largest = expected.iter().fold(f64::MIN_POSITIVE, |m, e| m.max(f64::from(e.abs())));
+    got.iter().zip(expected).fold(0.0, |worst, (g, e)| {
+        let difference = (f64::from(*g) - f64::from(*e)).abs() / largest;
+        if difference.is_nan() { f64::INFINITY } else { worst.max(difference) }
+    })
+}
+
+/// The largest relative difference between two curves' losses.
+pub fn loss_difference(got: &[Epoch], expected: &[Epoch]) -> f64 {
+    let differences = got.iter().zip(expected).map(|(g, e)| ((g.loss - e.loss) / e.loss).abs());
+    differences.fold(0.0, f64::max)
+}
+
+/// Multiplications and additions of the whole training: 6 per weight and sample.
+fn cpu_work(options: &Options) -> f64 {
+    let weights: usize = sizes(options).windows(2).map(|pair| pair[0] * pair[1]).sum();
+    let samples = 3 * options.points / options.batch * options.batch;
+    6.0 * weights as f64 * (samples * options.epochs) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn differences_are_relative_to_the_largest() {
+        assert_eq!(share_of_largest(&[1.0, -4.0], &[1.0, -4.0]), 0.0);
+        assert_eq!(share_of_largest(&[1.0, -3.0], &[1.0, -4.0]), 0.25);
+        assert_eq!(share_of_largest(&[f32::NAN], &[1.0]), f64::INFINITY);
+        assert!(share_of_largest(&[0.1], &[0.0]) > 1.0);
+    }
+
+    #[test]
+    fn curves_are_compared_epoch_by_epoch() {
+        let epoch = |loss| Epoch { number: 1, loss, accuracy: 0.0, weights: 0 };
+        let (a, b) = ([epoch(2.0), epoch(1.0)], [epoch(2.0), epoch(0.8)]);
+        assert_eq!(loss_difference(&a, &a), 0.0);
+        assert!((loss_difference(&a, &b) - 0.25).abs() < 1e-12);
+    }
+
+    #[test]
+    fn the_default_is_little_work_and_a_wide_model_much() {
+        assert!(cpu_work(&Options::default()) < CPU_LIMIT);
+        assert!(cpu_work(&Options { hidden: 4096, ..Options::default() }) > CPU_LIMIT);
+    }
+
+    #[test]
+    fn the_reference_learns() {
+        // What the device is compared with must itself be right: one step along its gradients lowers the loss.
+        let data = Dataset::spiral(20, 3);
+        let mut model = Mlp::new(&[2, 9, 5, 3], &mut Rng::new(3));
+        let loss = |model: &Mlp| {
+            let mut trace = Trace::default();
+            let outputs = model.forward(&data.points, data.len(), &mut trace);
+            cross_entropy(outputs, &data.labels, &mut vec![0.0; outputs.len()]).loss
+        };
+        let (before, gradients) = (loss(&model), cpu_gradients(&model, &data));
+        for (values, gradient) in model.params_mut().into_iter().zip(&gradients) {
+            values.iter_mut().zip(gradient).for_each(|(p, g)| *p -= 0.1 * g);
+        }
+        assert!(loss(&model) < before);
+    }
+}

@@ -1,0 +1,72 @@
+//! Milestone 14: the MLP of milestone 13 on GPUs, its gradients averaged while backward still runs.
+
+mod cli;
+mod show;
+
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Parser as _;
+use cudarc::driver::CudaContext;
+use ddp_gpu::compile::compiler_is_here;
+use ddp_gpu::kernels::Kernels;
+use tinynccl::cuda::{self, DeviceComm};
+use tinynccl::launch::{self, Launcher};
+use tinynccl::{Comm, Error};
+
+use cli::{Cli, Mode};
+
+/// Exit status of a program that lacks what it needs. Test runners know 77 as "skipped".
+const EXIT_UNAVAILABLE: u8 = 77;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
+    match start(&cli) {
+        Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
+        Err(error) => {
+            // One write, so that the lines of several ranks do not mix.
+            let _ = std::io::stderr().write_all(format!("error: {error:#}\n").as_bytes());
+            let missing = matches!(error.downcast_ref(), Some(Error::Unsupported { .. }));
+            if missing { ExitCode::from(EXIT_UNAVAILABLE) } else { ExitCode::FAILURE }
+        }
+    }
+}
+
+/// Started by hand: run this program again, once per GPU. Started by a launcher: be the rank it says.
+fn start(cli: &Cli) -> Result<i32> {
+    // Asked for here, so that a machine without them gets one line, not one from each rank.
+    let gpus = cuda::device_count()?;
+    compiler_is_here()?;
+    if launch::is_rank() {
+        run(cli)?;
+        return Ok(0);
+    }
+    let ranks = cli.ranks.unwrap_or(gpus);
+    ensure!(ranks <= gpus, "--ranks {ranks}, but the driver shows {gpus} GPU(s): each rank needs one of its own");
+    if cli.mode.is_none() {
+        cli.train.options().check(ranks)?;
+    }
+    Ok(Launcher::new(ranks).plain_rank0(true).run_self()?)
+}
+
+fn run(cli: &Cli) -> Result<()> {
+    let comm = Comm::from_env().context("joining the other ranks")?;
+    ensure!(
+        cli.ranks.is_none_or(|ranks| ranks == comm.size()),
+        "--ranks {} but the launcher started {}: leave --ranks out",
+        cli.ranks.unwrap_or_default(),
+        comm.size()
+    );
+    let context = CudaContext::new(comm.local_rank())
+        .with_context(|| format!("opening GPU {} for rank {}", comm.local_rank(), comm.rank()))?;
+    let kernels = Kernels::new(&context)?;
+    let device = DeviceComm::new(&comm, &context)?;
+    match &cli.mode {
+        None => show::train(&comm, &device, &kernels, &cli.train)?,
+        Some(Mode::Time(arguments)) => show::time(&comm, &device, &kernels, arguments)?,
+    }
+    drop(device);
+    Ok(comm.close()?)
+}

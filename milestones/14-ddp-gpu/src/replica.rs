@@ -1,0 +1,224 @@
+//! One rank's copy of the model and the step that keeps all copies the same, on two streams.
+//!
+//! *compute*: forward, backward, optimiser. *exchange*: the all-reduces. Events tie them together: an all-reduce waits for
+//! the event behind the last gradient of its bucket; the optimiser waits for the event behind each all-reduce. The host only
+//! enqueues.
+
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+use cudarc::driver::sys::CUevent_flags;
+use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, result};
+use ddp_train::mlp::Mlp;
+use ddp_train::proof;
+use tinynccl::cuda::DeviceComm;
+use tinynccl::{Comm, ReduceOp};
+
+use crate::kernels::Kernels;
+use crate::model::{Batch, DeviceMlp};
+use crate::timeline::{Timeline, Transfer};
+
+/// When the all-reduces run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exchange {
+    /// Each as soon as backward has produced its bucket.
+    Overlapped,
+    /// All of them behind the end of backward.
+    AfterBackward,
+    /// Not at all: to see what computing alone takes. The replicas then go apart.
+    Never,
+}
+
+/// Events of one bucket.
+#[derive(Debug)]
+struct Events {
+    /// The last gradient is there (compute stream).
+    produced: CudaEvent,
+    /// The all-reduce begins (exchange stream).
+    begin: CudaEvent,
+    /// It is over.
+    reduced: CudaEvent,
+}
+
+/// Where the parts of a step begin (compute stream).
+#[derive(Debug)]
+struct Marks {
+    forward: CudaEvent,
+    backward: CudaEvent,
+    update: CudaEvent,
+    end: CudaEvent,
+}
+
+/// One rank's model, streams and events.
+#[derive(Debug)]
+pub struct Replica<'c> {
+    device: &'c DeviceComm,
+    kernels: &'c Kernels,
+    model: DeviceMlp,
+    compute: Arc<CudaStream>,
+    exchange: Arc<CudaStream>,
+    buckets: Vec<Events>,
+    marks: Marks,
+    how: Exchange,
+}
+
+impl<'c> Replica<'c> {
+    /// A copy of `model` (whose layers have the widths `sizes`) on `device`'s GPU. Every rank calls it. The weights are our
+    /// own until [`Replica::broadcast`].
+    pub fn new(
+        device: &'c DeviceComm,
+        kernels: &'c Kernels,
+        model: &Mlp,
+        sizes: &[usize],
+        room: usize,
+        bucket_bytes: usize,
+        how: Exchange,
+    ) -> Result<Replica<'c>> {
+        let context = device.context();
+        // SAFETY: no buffer of ours is used in two streams but between events that we record and wait for, and none is freed
+        // before both streams are through (`drop`).
+        unsafe { context.disable_event_tracking() };
+        let compute = context.new_stream().context("making a stream")?;
+        // The first of the range is the lowest priority, the second the highest: blocks of an all-reduce go first when
+        // both streams have some to place, because other ranks wait for them.
+        context.bind_to_thread().context("making a stream")?;
+        let (_lowest, highest) = result::stream::get_priority_range().context("asking for priorities")?;
+        let exchange = context.new_stream_with_priority(highest).context("making a stream")?;
+        let model = DeviceMlp::new(&compute, model, sizes, room, bucket_bytes)?;
+        let event = || context.new_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).context("making an event");
+        let buckets = (0..model.buckets().spans().len())
+            .map(|_| Ok(Events { produced: event()?, begin: event()?, reduced: event()? }))
+            .collect::<Result<_>>()?;
+        let marks = Marks { forward: event()?, backward: event()?, update: event()?, end: event()? };
+        Ok(Replica { device, kernels, model, compute, exchange, buckets, marks, how })
+    }
+
+    /// Every rank's weights become rank 0's.
+    pub fn broadcast(&mut self) -> Result<()> {
+        self.device
+            .broadcast(&self.exchange, self.model.params_mut(), 0)
+            .context("broadcasting the initial weights")?;
+        self.device.synchronize().context("broadcasting the initial weights")
+    }
+
+    /// Takes the weights of `model`, and forgets all steps.
+    pub fn load(&mut self, model: &Mlp) -> Result<()> {
+        self.synchronize()?;
+        self.model.load(&self.compute, model)
+    }
+
+    /// Changes when the all-reduces run.
+    pub fn set_exchange(&mut self, how: Exchange) {
+        self.how = how;
+    }
+
+    /// Enqueues one step on our share of the global batch, and returns. Shares must be equally large.
+    pub fn step(&mut self, batch: &mut Batch<'_>, rate: f32) -> Result<()> {
+        self.marks.forward.record(&self.compute)?;
+        self.model.forward(self.kernels, &self.compute, batch)?;
+        self.backward(batch)?;
+        for (bucket, events) in self.buckets.iter().enumerate() {
+            if self.how != Exchange::Never {
+                self.compute.wait(&events.reduced)?;
+            }
+            self.model.update(self.kernels, &self.compute, bucket, rate)?;
+        }
+        self.marks.end.record(&self.compute)?;
+        Ok(())
+    }
+
+    /// The averaged gradients of a batch, without a step. Waits for the device.
+    pub fn gradients(&mut self, batch: &mut Batch<'_>) -> Result<Vec<Vec<f32>>> {
+        self.model.forward(self.kernels, &self.compute, batch)?;
+        self.backward(batch)?;
+        self.synchronize()?;
+        self.model.gradients(&self.compute)
+    }
+
+    /// Enqueues backward and the all-reduces.
+    fn backward(&mut self, batch: &Batch<'_>) -> Result<()> {
+        let Replica { device, kernels, model, compute, exchange, buckets, marks, how } = self;
+        let spans = model.buckets().spans().to_vec();
+        let all_reduce = |gradients: &mut CudaSlice<f32>, bucket: usize, behind: &CudaEvent| -> Result<()> {
+            exchange.wait(behind)?;
+            buckets[bucket].begin.record(exchange)?;
+            let mut elements = gradients.slice_mut(spans[bucket].clone());
+            device.all_reduce_in_place(exchange, &mut elements, ReduceOp::Avg).context("averaging the gradients")?;
+            Ok(buckets[bucket].reduced.record(exchange)?)
+        };
+        marks.backward.record(compute)?;
+        model.backward(kernels, compute, batch, |gradients, bucket| {
+            let produced = &buckets[bucket].produced;
+            produced.record(compute)?;
+            match how {
+                Exchange::Overlapped => all_reduce(gradients, bucket, produced),
+                Exchange::AfterBackward | Exchange::Never => Ok(()),
+            }
+        })?;
+        marks.update.record(compute)?;
+        if *how == Exchange::AfterBackward {
+            for bucket in 0..buckets.len() {
+                all_reduce(&mut model.gradients, bucket, &marks.update)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for everything enqueued. The only place where the host waits for the device.
+    ///
+    /// # Errors
+    /// What went wrong in it: a rank that did not come, say.
+    pub fn synchronize(&self) -> Result<()> {
+        self.device.synchronize().context("waiting for the all-reduces")?;
+        self.exchange.synchronize().context("waiting for the exchange stream")?;
+        self.compute.synchronize().context("waiting for the compute stream")
+    }
+
+    /// The stream of forward, backward and optimiser.
+    pub fn compute(&self) -> &Arc<CudaStream> {
+        &self.compute
+    }
+
+    /// The model.
+    pub fn model(&self) -> &DeviceMlp {
+        &self.model
+    }
+
+    /// Proves that all ranks hold the same bits; gives their fingerprint. Waits for the device.
+    pub fn prove_identical(&self, comm: &Comm) -> Result<u64> {
+        self.synchronize()?;
+        let params = self.model.params(&self.compute)?;
+        let params: Vec<&[f32]> = params.iter().map(Vec::as_slice).collect();
+        proof::prove_identical(comm, self.model.specs(), &params)
+    }
+
+    /// What ran when in the last step; no transfers where there were none. Waits for the device.
+    pub fn timeline(&self) -> Result<Timeline> {
+        self.synchronize()?;
+        let at = |event: &CudaEvent| -> Result<f64> { Ok(1e3 * f64::from(self.marks.forward.elapsed_ms(event)?)) };
+        let buckets = if self.how == Exchange::Never { &[] } else { self.buckets.as_slice() };
+        let transfers = buckets.iter().zip(self.model.buckets().spans()).map(|(events, span)| {
+            let bytes = span.len() * size_of::<f32>();
+            Ok(Transfer {
+                bytes,
+                produced: at(&events.produced)?,
+                begin: at(&events.begin)?,
+                end: at(&events.reduced)?,
+            })
+        });
+        Ok(Timeline {
+            transfers: transfers.collect::<Result<_>>()?,
+            forward: at(&self.marks.backward)?,
+            backward: at(&self.marks.update)?,
+            step: at(&self.marks.end)?,
+        })
+    }
+}
+
+impl Drop for Replica<'_> {
+    fn drop(&mut self) {
+        // Buffers are freed in the order of one stream; the other may still use them.
+        let _ = self.exchange.synchronize();
+        let _ = self.compute.synchronize();
+    }
+}

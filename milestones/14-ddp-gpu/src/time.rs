@@ -1,0 +1,132 @@
+//! A model large enough that overlap shows: the time of a step with and without it.
+
+use anyhow::{Context as _, Result, ensure};
+use cudarc::driver::sys::CUevent_flags;
+use ddp_train::data::{CLASSES, Dataset, epoch_order, shard};
+use ddp_train::mlp::Mlp;
+use ddp_train::rng::Rng;
+use tinynccl::cuda::{Choice, DeviceComm, Protocol};
+use tinynccl::{Comm, ReduceOp};
+
+use crate::kernels::Kernels;
+use crate::replica::{Exchange, Replica};
+use crate::timeline::Timeline;
+use crate::train::Share;
+
+/// What to time.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Width of the hidden layers.
+    pub hidden: usize,
+    /// How many of them.
+    pub layers: usize,
+    /// Samples per step on each rank.
+    pub batch: usize,
+    /// Size of a gradient bucket in bytes.
+    pub bucket_bytes: usize,
+    /// Steps between two readings of the clock.
+    pub steps: usize,
+    /// Readings of each way.
+    pub rounds: usize,
+    /// Seed of data and weights.
+    pub seed: u64,
+}
+
+impl Settings {
+    /// Widths of input, hidden layers and output.
+    pub fn sizes(&self) -> Vec<usize> {
+        let hidden = std::iter::repeat_n(self.hidden, self.layers);
+        [2].into_iter().chain(hidden).chain([CLASSES]).collect()
+    }
+}
+
+/// A way of exchanging gradients.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Way {
+    /// When the all-reduces run.
+    pub how: Exchange,
+    /// Blocks of each all-reduce's kernel; `None`: as many as the library chooses.
+    pub blocks: Option<u32>,
+}
+
+/// A way, timed.
+#[derive(Debug, Clone)]
+pub struct Timed {
+    /// What was timed.
+    pub way: Way,
+    /// Milliseconds per step: the median over rounds of the slowest rank's.
+    pub step_ms: f64,
+    /// Fingerprint of the weights after all steps, the same on all ranks; `None` for [`Exchange::Never`].
+    pub weights: Option<u64>,
+    /// The last step on this rank.
+    pub timeline: Timeline,
+}
+
+/// Small, because the steps are many and the model is wide: the numbers must stay finite, no more.
+const RATE: f32 = 1e-3;
+
+/// Times each of `ways`, each from the same weights. Every rank calls it.
+pub fn time(
+    comm: &Comm,
+    device: &DeviceComm,
+    kernels: &Kernels,
+    settings: &Settings,
+    ways: &[Way],
+) -> Result<Vec<Timed>> {
+    let (rank, ranks) = (comm.rank(), comm.size());
+    let Settings { batch, steps, rounds, seed, .. } = *settings;
+    let data = Dataset::spiral((batch * ranks).div_ceil(CLASSES), seed);
+    let order = epoch_order(data.len(), seed, 1);
+    let sizes = settings.sizes();
+    let model = Mlp::new(&sizes, &mut Rng::new(seed));
+    let mut replica =
+        Replica::new(device, kernels, &model, &sizes, batch, settings.bucket_bytes, Exchange::Overlapped)?;
+    let mut share = Share::new(replica.compute(), &data.select(shard(&order[..batch * ranks], rank, ranks)))?;
+    let event = || device.context().new_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).context("making an event");
+    let (begin, end) = (event()?, event()?);
+    let timed = ways
+        .iter()
+        .map(|&way| {
+            replica.load(&model)?;
+            replica.set_exchange(way.how);
+            device.set_choice(way.blocks.map(|blocks| Choice { protocol: Protocol::Simple, blocks }));
+            let mut times = Vec::new();
+            // The first round warms up.
+            for _ in 0..=rounds {
+                replica.synchronize()?;
+                comm.barrier()?;
+                begin.record(replica.compute())?;
+                for _ in 0..steps {
+                    replica.step(&mut share.batch(0, batch), RATE)?;
+                }
+                end.record(replica.compute())?;
+                replica.synchronize()?;
+                let mut slowest = [f64::from(begin.elapsed_ms(&end)?) / steps as f64];
+                comm.all_reduce_in_place(&mut slowest, ReduceOp::Max).context("comparing the times")?;
+                times.push(slowest[0]);
+            }
+            times.remove(0);
+            times.sort_by(f64::total_cmp);
+            let (loss, _) = share.totals(replica.compute())?;
+            ensure!(loss.is_finite(), "the loss is {loss}: a step went wrong");
+            let weights = match way.how {
+                Exchange::Never => None,
+                _ => Some(replica.prove_identical(comm).with_context(|| format!("after the steps of {way:?}"))?),
+            };
+            Ok(Timed { way, step_ms: times[times.len() / 2], weights, timeline: replica.timeline()? })
+        })
+        .collect();
+    device.set_choice(None);
+    timed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn widths() {
+        let settings = Settings { hidden: 8, layers: 3, batch: 1, bucket_bytes: 1, steps: 1, rounds: 1, seed: 1 };
+        assert_eq!(settings.sizes(), [2, 8, 8, 8, 3]);
+    }
+}

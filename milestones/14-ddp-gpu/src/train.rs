@@ -1,0 +1,144 @@
+//! Training on devices: the data, the order, the shares and the start of milestone 13.
+
+use anyhow::{Context as _, Result, ensure};
+use cudarc::driver::sys::CUevent_flags;
+use cudarc::driver::{CudaSlice, CudaStream};
+use ddp_train::data::{CLASSES, Dataset, epoch_order, shard};
+use ddp_train::mlp::Mlp;
+use ddp_train::proof;
+use ddp_train::rng::Rng;
+use ddp_train::train::{Epoch, Options};
+use std::sync::Arc;
+use tinynccl::cuda::DeviceComm;
+use tinynccl::{Comm, ReduceOp};
+
+use crate::kernels::Kernels;
+use crate::model::Batch;
+use crate::replica::{Exchange, Replica};
+
+/// What training gave.
+#[derive(Debug, Clone)]
+pub struct Outcome {
+    /// Different fingerprints of the ranks' own random weights, before the broadcast.
+    pub starts: usize,
+    /// Fingerprint of the weights after it, the same on all ranks.
+    pub start: u64,
+    /// All epochs, the same on all ranks.
+    pub epochs: Vec<Epoch>,
+    /// Milliseconds per step by the device's clock: the median over the epochs, on this rank.
+    pub step_ms: f64,
+}
+
+/// The widths of the model that `options` describe.
+pub fn sizes(options: &Options) -> [usize; 4] {
+    [2, options.hidden, options.hidden, CLASSES]
+}
+
+/// Our share of an epoch on the device, and each sample's result.
+#[derive(Debug)]
+pub struct Share {
+    points: CudaSlice<f32>,
+    labels: CudaSlice<u8>,
+    losses: CudaSlice<f32>,
+    right: CudaSlice<u8>,
+}
+
+impl Share {
+    /// Copies `data` to the device.
+    pub fn new(stream: &Arc<CudaStream>, data: &Dataset) -> Result<Share> {
+        let copy = || -> Result<Share, cudarc::driver::DriverError> {
+            let share = Share {
+                points: stream.clone_htod(&data.points)?,
+                labels: stream.clone_htod(&data.labels)?,
+                losses: stream.alloc_zeros(data.len())?,
+                right: stream.alloc_zeros(data.len())?,
+            };
+            // The host's memory may be read until the copies have run.
+            stream.synchronize()?;
+            Ok(share)
+        };
+        copy().context("copying the samples to the device")
+    }
+
+    /// Samples `first..first + len`.
+    pub fn batch(&mut self, first: usize, len: usize) -> Batch<'_> {
+        let samples = first..first + len;
+        Batch {
+            points: self.points.slice(2 * samples.start..2 * samples.end),
+            labels: self.labels.slice(samples.clone()),
+            losses: self.losses.slice_mut(samples.clone()),
+            right: self.right.slice_mut(samples),
+        }
+    }
+
+    /// Sum of the losses, and how many were right. Waits for `stream`.
+    pub fn totals(&self, stream: &Arc<CudaStream>) -> Result<(f64, usize)> {
+        let losses = stream.clone_dtoh(&self.losses).context("copying the losses from the device")?;
+        let right = stream.clone_dtoh(&self.right).context("copying the hits from the device")?;
+        stream.synchronize().context("waiting for the losses")?;
+        Ok((losses.iter().copied().map(f64::from).sum(), right.into_iter().map(usize::from).sum()))
+    }
+}
+
+/// Trains; every rank calls it with the same options. `comm` and `device` have the same ranks. The weights are compared before
+/// the first step and after each epoch: a difference is an error on every rank.
+pub fn train(
+    comm: &Comm,
+    device: &DeviceComm,
+    kernels: &Kernels,
+    options: &Options,
+    how: Exchange,
+    mut report: impl FnMut(&Epoch),
+) -> Result<Outcome> {
+    let (rank, ranks) = (comm.rank(), comm.size());
+    options.check(ranks)?;
+    let data = Dataset::spiral(options.points, options.seed);
+    // Every rank starts elsewhere on purpose: if the weights agree later, the broadcast did it.
+    let model = Mlp::new(&sizes(options), &mut Rng::new(options.seed.wrapping_add(rank as u64)));
+    let starts = distinct(comm, &model)?;
+    let mine = options.batch / ranks;
+    let mut replica = Replica::new(device, kernels, &model, &sizes(options), mine, options.bucket_bytes, how)?;
+    replica.broadcast()?;
+    let start = replica.prove_identical(comm).context("before the first step")?;
+
+    let event = || device.context().new_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).context("making an event");
+    let (begin, end) = (event()?, event()?);
+    let mut epochs = Vec::with_capacity(options.epochs);
+    let mut times = Vec::with_capacity(options.epochs);
+    for number in 1..=options.epochs {
+        let order = epoch_order(data.len(), options.seed, number);
+        let steps = order.len() / options.batch;
+        let ours: Vec<usize> =
+            order.chunks_exact(options.batch).flat_map(|batch| shard(batch, rank, ranks)).copied().collect();
+        let mut share = Share::new(replica.compute(), &data.select(&ours))?;
+        begin.record(replica.compute())?;
+        for step in 0..steps {
+            replica.step(&mut share.batch(step * mine, mine), options.rate)?;
+        }
+        end.record(replica.compute())?;
+        // Until here the host has only enqueued.
+        replica.synchronize().with_context(|| format!("epoch {number}"))?;
+        times.push(f64::from(begin.elapsed_ms(&end)?) / steps as f64);
+        let (loss, right) = share.totals(replica.compute())?;
+        let mut totals = [loss, right as f64, ours.len() as f64];
+        comm.all_reduce_in_place(&mut totals, ReduceOp::Sum).context("summing the losses")?;
+        ensure!(totals[0].is_finite(), "the loss is {} in epoch {number}: try a smaller --rate", totals[0]);
+        let weights = replica.prove_identical(comm).with_context(|| format!("after epoch {number}"))?;
+        let epoch = Epoch { number, loss: totals[0] / totals[2], accuracy: totals[1] / totals[2], weights };
+        report(&epoch);
+        epochs.push(epoch);
+    }
+    times.sort_by(f64::total_cmp);
+    let step_ms = times.get(times.len() / 2).copied().unwrap_or(0.0);
+    Ok(Outcome { starts, start, epochs, step_ms })
+}
+
+/// How many different models the ranks have.
+fn distinct(comm: &Comm, model: &Mlp) -> Result<usize> {
+    let ours: Vec<f32> = model.params().concat();
+    let mut all = vec![0u64; comm.size()];
+    comm.all_gather(&[proof::fingerprint(&ours)], &mut all).context("comparing the starts")?;
+    all.sort_unstable();
+    all.dedup();
+    Ok(all.len())
+}
