@@ -20,6 +20,7 @@ build() {
         cargo build --release --locked --message-format=json "${arguments[@]}"
         cargo test --release --locked --no-run --message-format=json "${arguments[@]}"
         cargo test --release --locked --no-run --message-format=json -p tinynccl --test cuda
+        cargo test --release --locked --no-run --message-format=json -p ddp-gpt --test gpu
     } |
         python3 -c '
 import json, shutil, sys
@@ -42,7 +43,7 @@ run() {
     # One test at a time: two communicators' kernels on the same GPUs may wait for each other for ever, as NCCL's.
     export RUST_TEST_THREADS=1
     export CUDA_VEC_ADD=$PWD/$out/cuda-vec-add CUDA_VERBS_PROGRAM=$PWD/$out/cuda-verbs
-    export ALLREDUCE_GPU=$PWD/$out/allreduce-gpu DDP_GPU=$PWD/$out/ddp-gpu
+    export ALLREDUCE_GPU=$PWD/$out/allreduce-gpu DDP_GPU=$PWD/$out/ddp-gpu DDP_GPT=$PWD/$out/ddp-gpt
     log=$(mktemp)
     for test in "$out"/*.test; do
         echo "== ${test##*/}"

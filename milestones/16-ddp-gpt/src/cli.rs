@@ -9,6 +9,8 @@ use tinynccl::config::TransportChoice;
 use crate::checkpoint::{self, Checkpoint};
 use crate::config::{ModelConfig, Preset, TrainConfig};
 use crate::data::{self, Corpus};
+use crate::gpu::Precision;
+use crate::gpu::train::GpuPlan;
 use crate::ops::parallel::Threads;
 use crate::sample::Sampling;
 use crate::train::Plan;
@@ -30,6 +32,15 @@ pub struct Cli {
 pub enum Command {
     /// Times training steps on one rank, by kind of work, against gemm's own speed.
     Bench(BenchArgs),
+}
+
+/// Where to compute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Device {
+    /// On this machine's cores.
+    Cpu,
+    /// On NVIDIA GPUs.
+    Cuda,
 }
 
 /// Options of `bench`.
@@ -103,9 +114,26 @@ pub struct TrainArgs {
     /// What carries the links between ranks: auto, tcp or shm [default: TINYNCCL_TRANSPORT, or auto].
     #[arg(long)]
     pub transport: Option<TransportChoice>,
-    /// Gradients are reduced in buckets of at least this many KiB; smaller ones start earlier, larger ones are fewer.
-    #[arg(long, default_value = "512", value_parser = positive)]
-    pub bucket_kib: usize,
+    /// Gradients are reduced in buckets of at least this many KiB; smaller ones start earlier, larger ones are fewer
+    /// [default: 512, on GPUs 8000].
+    #[arg(long, value_parser = positive)]
+    pub bucket_kib: Option<usize>,
+    /// Where to compute: on the CPU, or each rank on a GPU of its own.
+    #[arg(long, value_enum, default_value = "cpu")]
+    pub device: Device,
+    /// GPU: how matrix products read their inputs.
+    #[arg(long, value_enum, default_value = "bf16")]
+    pub precision: Precision,
+    /// GPU: launch each step as one CUDA graph.
+    #[arg(long)]
+    pub graph: bool,
+    /// GPU: blocks of a kernel that averages a large bucket; 0: as many as the communicator would take. Each block takes a
+    /// multiprocessor from the backward pass.
+    #[arg(long, default_value = "16")]
+    pub comm_blocks: u32,
+    /// GPU: write when the parts of the last step ran, for ui.perfetto.dev.
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
     /// Characters of the sample at the end.
     #[arg(long, default_value = "500")]
     pub sample_chars: usize,
@@ -115,6 +143,26 @@ pub struct TrainArgs {
     /// Draw only from this many likeliest characters; 0: from all.
     #[arg(long, default_value = "40")]
     pub top_k: usize,
+}
+
+impl TrainArgs {
+    /// What a run on GPUs has beside a plan.
+    pub fn gpu_plan(&self) -> GpuPlan {
+        GpuPlan {
+            precision: self.precision,
+            graph: self.graph,
+            bucket_bytes: self.bucket_bytes(),
+            log_every: self.log_every,
+            trace: self.trace.clone(),
+            sample_chars: self.sample_chars,
+        }
+    }
+
+    /// Bytes of a bucket.
+    pub fn bucket_bytes(&self) -> usize {
+        let default = if self.device == Device::Cuda { 8000 } else { 512 };
+        self.bucket_kib.unwrap_or(default) << 10
+    }
 }
 
 fn positive(text: &str) -> Result<usize, String> {

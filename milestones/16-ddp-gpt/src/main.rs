@@ -4,13 +4,18 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use ddp_gpt::cli::{self, BenchArgs, Cli, Command, Job, TrainArgs};
+use ddp_gpt::cli::{self, BenchArgs, Cli, Command, Device, Job, TrainArgs};
 use ddp_gpt::distributed::{CommRanks, DistributedGradients};
+use ddp_gpt::gpu::device::{self, Gpu};
+use ddp_gpt::gpu::error::{EXIT_UNAVAILABLE, Unavailable};
+use ddp_gpt::gpu::reducer::{self, Reducer};
+use ddp_gpt::gpu::train::train as gpu_train;
 use ddp_gpt::gradients::{Gradients, LocalGradients, OneRank, Ranks};
 use ddp_gpt::ops::parallel::Threads;
 use ddp_gpt::report::{Console, Report, Silent};
 use ddp_gpt::train::{State, train};
 use ddp_gpt::{bench, params, plot, sample};
+use tinynccl::cuda::DeviceComm;
 use tinynccl::{Comm, Config, launch};
 
 fn main() -> ExitCode {
@@ -24,7 +29,10 @@ fn main() -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(e) => {
             eprintln!("error: {e:#}");
-            ExitCode::FAILURE
+            match e.downcast_ref::<Unavailable>() {
+                Some(_) => ExitCode::from(EXIT_UNAVAILABLE),
+                None => ExitCode::FAILURE,
+            }
         }
     }
 }
@@ -37,16 +45,36 @@ fn run_training(args: &TrainArgs) -> Result<u8> {
         let comm = Comm::from_env_with(config)?;
         let here = std::env::var("LOCAL_WORLD_SIZE").ok().and_then(|text| text.parse().ok());
         let job = cli::prepare(args, comm.size(), here.unwrap_or(comm.size()))?;
-        let mut gradients = DistributedGradients::new(&comm, &params::layout(&job.model), args.bucket_kib << 10)?;
-        work(args, job, &mut CommRanks(&comm), &mut gradients)?;
+        match args.device {
+            Device::Cpu => {
+                let mut gradients = DistributedGradients::new(&comm, &params::layout(&job.model), args.bucket_bytes())?;
+                work(args, job, &mut CommRanks(&comm), On::Cpu(&mut gradients))?;
+            }
+            Device::Cuda => {
+                let gpu = Gpu::open(comm.local_rank())?;
+                // Alive until the communicator has waited for what is on it.
+                let _side = gpu.side.clone();
+                let device = DeviceComm::new(&comm, &gpu.context)?;
+                let reducer = reducer::Device { comm: &device, blocks: args.comm_blocks };
+                work(args, job, &mut CommRanks(&comm), On::Gpu(gpu, &reducer))?;
+            }
+        }
         comm.close()?;
         return Ok(0);
     }
     // Whatever is wrong shows once, here, before any rank starts.
+    if args.device == Device::Cuda {
+        device::count()?;
+    }
     let job = cli::prepare(args, args.ranks, args.ranks)?;
     if args.ranks == 1 {
-        let mut gradients = LocalGradients::new(&params::layout(&job.model));
-        work(args, job, &mut OneRank, &mut gradients)?;
+        match args.device {
+            Device::Cpu => {
+                let mut gradients = LocalGradients::new(&params::layout(&job.model));
+                work(args, job, &mut OneRank, On::Cpu(&mut gradients))?;
+            }
+            Device::Cuda => work(args, job, &mut OneRank, On::Gpu(Gpu::open(0)?, &reducer::Alone))?,
+        }
         return Ok(0);
     }
     drop(job);
@@ -54,8 +82,14 @@ fn run_training(args: &TrainArgs) -> Result<u8> {
     Ok(u8::try_from(code).unwrap_or(1))
 }
 
+/// What a rank computes on, and what averages its gradients.
+enum On<'a> {
+    Cpu(&'a mut dyn Gradients),
+    Gpu(Gpu, &'a dyn Reducer),
+}
+
 /// One rank's life.
-fn work(args: &TrainArgs, mut job: Job, ranks: &mut dyn Ranks, gradients: &mut dyn Gradients) -> Result<()> {
+fn work(args: &TrainArgs, mut job: Job, ranks: &mut dyn Ranks, on: On<'_>) -> Result<()> {
     let (config, threads) = (job.plan.config, job.plan.threads);
     threads.install().context("cannot start the threads")?;
     let mut state = match job.resume.take() {
@@ -81,23 +115,34 @@ fn work(args: &TrainArgs, mut job: Job, ranks: &mut dyn Ranks, gradients: &mut d
             state.model.values.len() as f64 * 1e-6
         ));
         report.note(&format!(
-            "{} ranks x {} threads, {} steps of {} x {} characters; a uniform guess has loss {:.4}",
+            "{} ranks x {}, {} steps of {} x {} characters; a uniform guess has loss {:.4}",
             ranks.size(),
-            threads.count(),
+            match &on {
+                On::Cpu(_) => format!("{} threads", threads.count()),
+                On::Gpu(..) => "1 GPU".to_owned(),
+            },
             config.steps,
             config.batch,
             job.model.context,
             (job.model.vocab as f64).ln()
         ));
     }
-    let summary = train(&job.plan, &mut state, &job.corpus, ranks, gradients, report)?;
+    let (summary, drawn) = match on {
+        On::Cpu(gradients) => (train(&job.plan, &mut state, &job.corpus, ranks, gradients, report)?, None),
+        On::Gpu(gpu, reducer) => {
+            let how = args.gpu_plan();
+            let (plan, corpus) = (&job.plan, &job.corpus);
+            gpu_train(plan, &how, gpu, &mut state, corpus, ranks, reducer, &job.sampling, report)?
+        }
+    };
     if first {
         let curve = job.out.join("loss.svg");
         let title = format!("{} preset, {} ranks, batch {}", job.plan.preset, ranks.size(), config.batch);
         plot::loss_curve(&curve, &title, &state.history)?;
         if args.sample_chars > 0 {
-            let text =
-                sample::sample(&state.model, &job.corpus.tokenizer, "\n", args.sample_chars, &job.sampling, threads);
+            let on_cpu =
+                || sample::sample(&state.model, &job.corpus.tokenizer, "\n", args.sample_chars, &job.sampling, threads);
+            let text = drawn.unwrap_or_else(on_cpu);
             report.note(&format!("--- sample ---\n{}\n--------------", text.trim_start_matches('\n')));
         }
         report.note(&format!(

@@ -1,5 +1,7 @@
 //! Text from a trained model, one character at a time.
 
+use std::convert::Infallible;
+
 use crate::data::Tokenizer;
 use crate::model::{Model, Workspace};
 use crate::ops::dropout::Dropout;
@@ -27,25 +29,40 @@ pub fn sample(
     threads: Threads,
 ) -> String {
     let (context, vocab) = (model.config.context, model.config.vocab);
+    let mut workspace = Workspace::new(&model.config, 1, context, false, threads);
+    let Ok(text) = sample_with::<Infallible>(context, tokenizer, prompt, chars, how, |window, last| {
+        workspace.forward(model, window, &Dropout::OFF);
+        Ok(workspace.logits()[last * vocab..][..vocab].to_vec())
+    });
+    text
+}
+
+/// [`sample`] from whatever computes logits: given a window of `context` tokens and a place in it, those at that place.
+pub fn sample_with<E>(
+    context: usize,
+    tokenizer: &Tokenizer,
+    prompt: &str,
+    chars: usize,
+    how: &Sampling,
+    mut logits: impl FnMut(&[u32], usize) -> Result<Vec<f32>, E>,
+) -> Result<String, E> {
     let mut tokens: Vec<u32> = prompt.chars().filter_map(|c| tokenizer.encode(c)).collect();
     if tokens.is_empty() {
         tokens.push(tokenizer.encode('\n').unwrap_or(0));
     }
     // Attention is causal: what stands behind the last real character cannot change its logits, so zeros may.
     let mut window = vec![0; context];
-    let mut workspace = Workspace::new(&model.config, 1, context, false, threads);
     let mut text = String::new();
     for i in 0..chars {
         let seen = &tokens[tokens.len().saturating_sub(context)..];
         window[..seen.len()].copy_from_slice(seen);
-        workspace.forward(model, &window, &Dropout::OFF);
-        let logits = &workspace.logits()[(seen.len() - 1) * vocab..][..vocab];
+        let logits = logits(&window, seen.len() - 1)?;
         let dice = rng::uniform(rng::key(how.seed, Stream::Sample, &[i as u64]));
-        let token = draw(logits, how, dice);
+        let token = draw(&logits, how, dice);
         tokens.push(token);
         text.extend(tokenizer.decode(token));
     }
-    text
+    Ok(text)
 }
 
 /// A token from logits, by `dice` in [0, 1).

@@ -59,6 +59,11 @@ impl State {
         State { model, adamw, step: 0, history: Vec::new(), crc: 0 }
     }
 
+    /// The checksum of the checkpoint that it came from, else 0.
+    pub fn crc(&self) -> u32 {
+        self.crc
+    }
+
     /// The middle of a run. The checkpoint must have passed [`Header::check`].
     pub fn resume(from: Checkpoint) -> Self {
         let Checkpoint { header, values, adamw, crc } = from;
@@ -184,7 +189,8 @@ fn evaluate(
     Ok(mean[0])
 }
 
-fn save(plan: &Plan, state: &State, corpus: &Corpus, ranks: &mut dyn Ranks) -> Result<()> {
+/// Rank 0's checkpoint, where the plan wants one.
+pub fn save(plan: &Plan, state: &State, corpus: &Corpus, ranks: &dyn Ranks) -> Result<()> {
     let Some(path) = plan.checkpoint.as_ref().filter(|_| ranks.rank() == 0) else { return Ok(()) };
     let header = Header {
         preset: plan.preset,

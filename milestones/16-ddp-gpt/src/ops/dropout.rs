@@ -18,7 +18,14 @@ pub enum Site {
 }
 
 impl Site {
-    fn id(self) -> u64 {
+    /// All places of a network, in the order of their numbers.
+    pub fn all(layers: usize) -> Vec<Site> {
+        let of_layer = |l| [Site::Attention(l), Site::AttentionOut(l), Site::MlpOut(l)];
+        std::iter::once(Site::Embedding).chain((0..layers).flat_map(of_layer)).collect()
+    }
+
+    /// Its number.
+    pub fn id(self) -> u64 {
         match self {
             Site::Embedding => 0,
             Site::Attention(layer) => 1 + 3 * layer as u64,
@@ -55,6 +62,16 @@ impl Dropout {
         self.threshold > 0
     }
 
+    /// What an activation's 24 random bits are compared with; 0: no dropout.
+    pub fn threshold(&self) -> u32 {
+        self.threshold
+    }
+
+    /// Factor on what is kept.
+    pub fn scale(&self) -> f32 {
+        self.scale
+    }
+
     /// The mask of one site for the rank's sample number `sample`.
     pub fn mask(&self, site: Site, sample: usize) -> Mask {
         let sample = self.first_sample + sample as u64;
@@ -72,6 +89,11 @@ pub struct Mask {
 }
 
 impl Mask {
+    /// What it is computed from.
+    pub fn key(&self) -> u64 {
+        self.key
+    }
+
     /// 0 for a dropped activation, 1 / (1 - p) for a kept one.
     #[inline(always)]
     pub fn factor(&self, index: u32) -> f32 {
@@ -147,6 +169,12 @@ simd_fn! {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn places_are_listed_by_number() {
+        let ids: Vec<u64> = Site::all(3).into_iter().map(Site::id).collect();
+        assert_eq!(ids, (0..10).collect::<Vec<_>>());
+    }
 
     #[test]
     fn keeps_the_mean_and_drops_the_asked_share() {

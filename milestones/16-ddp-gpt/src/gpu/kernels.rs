@@ -1,0 +1,363 @@
+//! The kernels: their sources, compiled for one model's shape, and launched with their arguments checked.
+
+use std::collections::HashMap;
+
+use anyhow::{Context, Result, bail, ensure};
+use cudarc::driver::{CudaFunction, CudaStream, sys};
+use cudarc::nvrtc::{CompileError, CompileOptions, Ptx, compile_ptx_with_opts};
+
+use super::Precision;
+use super::device::Gpu;
+use super::error::cuda;
+use crate::config::ModelConfig;
+
+const COMMON: &str = concat!(
+    include_str!("kernels/common.cuh"),
+    include_str!("kernels/random.cuh"),
+    include_str!("kernels/step.cu"),
+    include_str!("kernels/layernorm.cu"),
+    include_str!("kernels/gelu.cu"),
+    include_str!("kernels/loss.cu"),
+    include_str!("kernels/adamw.cu"),
+);
+const UNFUSED: &str = include_str!("kernels/softmax.cu");
+const FUSED: &str = concat!(
+    include_str!("kernels/mma.cuh"),
+    include_str!("kernels/attention_forward.cu"),
+    include_str!("kernels/attention_backward.cu"),
+);
+/// Shared memory that a block may have on all GPUs with bfloat16 tensor cores (compute capability 8.6 has the least).
+const SHARED_BYTES: usize = 99 << 10;
+
+/// What the kernels are compiled for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Shape {
+    /// The model's.
+    pub model: ModelConfig,
+    /// Type of the activations.
+    pub precision: Precision,
+    /// Attention in one kernel; else products with a softmax between.
+    pub fused: bool,
+}
+
+impl Shape {
+    /// Fails for shapes that no kernel is for.
+    pub fn new(model: ModelConfig, precision: Precision) -> Result<Shape> {
+        ensure!(
+            model.channels.is_multiple_of(8) && model.head_dim().is_multiple_of(8) && model.channels <= 1024,
+            "--device cuda: {} channels in heads of {}: both must be multiples of 8, and channels at most 1024",
+            model.channels,
+            model.head_dim()
+        );
+        let shape = Shape { model, precision, fused: false };
+        let fused = precision == Precision::Bf16
+            && matches!(model.head_dim(), 16 | 32 | 64)
+            && model.context.is_multiple_of(32)
+            && shape.attention_bytes() <= SHARED_BYTES;
+        Ok(Shape { fused, ..shape })
+    }
+
+    /// The same with products and a softmax in place of fused attention.
+    pub fn unfused(self) -> Shape {
+        Shape { fused: false, ..self }
+    }
+
+    /// Distance of two rows of logits: whole groups of 8, so that every row is aligned.
+    pub fn vocab_stride(&self) -> usize {
+        self.model.vocab.next_multiple_of(8)
+    }
+
+    /// Columns of logits that products compute. Tensor cores want multiples of 8, so the first positions serve as embeddings of
+    /// characters that do not exist: they lie behind those that do, nobody reads their logits, whose gradients are zero.
+    pub fn vocab_columns(&self) -> usize {
+        let stride = self.vocab_stride();
+        if stride - self.model.vocab <= self.model.context { stride } else { self.model.vocab }
+    }
+
+    /// Shared memory of a block of the fused attention: two padded tiles, and two values per row.
+    pub fn attention_bytes(&self) -> usize {
+        let ModelConfig { context, .. } = self.model;
+        2 * context * (self.model.head_dim() + 8) * 2 + 2 * context * 4
+    }
+
+    fn source(&self) -> String {
+        format!("{COMMON}{}", if self.fused { FUSED } else { UNFUSED })
+    }
+
+    fn defines(&self) -> Vec<String> {
+        let m = &self.model;
+        [
+            ("ACT_BF16", usize::from(self.precision == Precision::Bf16)),
+            ("CHANNELS", m.channels),
+            ("CONTEXT", m.context),
+            ("HEADS", m.heads),
+            ("HEAD_DIM", m.head_dim()),
+            ("VOCAB", m.vocab),
+            ("VOCAB_STRIDE", self.vocab_stride()),
+        ]
+        .iter()
+        .map(|(name, value)| format!("-D{name}={value}"))
+        .collect()
+    }
+}
+
+/// Compiles the kernels of a shape to PTX.
+pub fn compile(shape: &Shape, capability: (i32, i32)) -> Result<Ptx> {
+    let (major, minor) = capability;
+    if shape.precision == Precision::Bf16 && major < 8 {
+        bail!("--precision bf16 needs compute capability 8.0, this GPU has {major}.{minor}: take --precision f32");
+    }
+    let mut options = vec![format!("--gpu-architecture=compute_{major}{minor}"), "--std=c++17".to_owned()];
+    options.extend(shape.defines());
+    let options = CompileOptions { options, name: Some("gpt.cu".to_owned()), ..CompileOptions::default() };
+    match compile_ptx_with_opts(shape.source(), options) {
+        Ok(ptx) => Ok(ptx),
+        // The compiler's own words: line, what it expected.
+        Err(CompileError::CompileError { log, .. }) => {
+            bail!("NVRTC does not take the kernels:\n{}", log.to_string_lossy().trim_end())
+        }
+        Err(other) => bail!("NVRTC failed: {other}"),
+    }
+}
+
+/// As `struct Mask` of `kernels/random.cuh`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Mask {
+    /// Address of one key per sample.
+    pub keys: u64,
+    /// 0: nothing is dropped.
+    pub threshold: u32,
+    /// 1 / (1 - p).
+    pub scale: f32,
+}
+
+/// An argument of a kernel.
+#[derive(Debug, Clone, Copy)]
+pub enum Arg {
+    /// An address; 0 for nothing.
+    At(u64),
+    /// u32
+    U32(u32),
+    /// u64
+    U64(u64),
+    /// float
+    F32(f32),
+    /// Mask
+    Mask(Mask),
+}
+
+/// What a parameter takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    At,
+    U32,
+    U64,
+    F32,
+    Mask,
+}
+
+impl Arg {
+    fn kind(&self) -> Kind {
+        match self {
+            Arg::At(_) => Kind::At,
+            Arg::U32(_) => Kind::U32,
+            Arg::U64(_) => Kind::U64,
+            Arg::F32(_) => Kind::F32,
+            Arg::Mask(_) => Kind::Mask,
+        }
+    }
+
+    fn pointer(&mut self) -> *mut std::ffi::c_void {
+        match self {
+            Arg::At(v) | Arg::U64(v) => (&raw mut *v).cast(),
+            Arg::U32(v) => (&raw mut *v).cast(),
+            Arg::F32(v) => (&raw mut *v).cast(),
+            Arg::Mask(v) => (&raw mut *v).cast(),
+        }
+    }
+}
+
+/// Names and parameters of all kernels of a source.
+fn signatures(source: &str) -> Result<Vec<(String, Vec<Kind>)>> {
+    let kernel = |text: &str| {
+        let head = &text[..text.find(") {")?];
+        let (before, parameters) = head.rsplit_once('(')?;
+        let name = before.rsplit(|c: char| !c.is_alphanumeric() && c != '_').next()?;
+        let kind = |parameter: &str| match parameter.trim().trim_start_matches("const ").split(' ').next()? {
+            _ if parameter.contains('*') => Some(Kind::At),
+            "u32" => Some(Kind::U32),
+            "u64" => Some(Kind::U64),
+            "float" => Some(Kind::F32),
+            "Mask" => Some(Kind::Mask),
+            _ => None,
+        };
+        Some((name.to_owned(), parameters.split(',').map(kind).collect::<Option<Vec<_>>>()?))
+    };
+    source
+        .split("__global__")
+        .skip(1)
+        .map(|text| kernel(text).context("a kernel's parameters are not understood"))
+        .collect()
+}
+
+/// How many blocks of how many threads, and the shared memory of each.
+#[derive(Debug, Clone, Copy)]
+pub struct Grid {
+    blocks: (u32, u32),
+    threads: (u32, u32),
+    shared: u32,
+}
+
+impl Grid {
+    /// Blocks of 256 threads.
+    pub fn blocks(n: usize) -> Grid {
+        Grid { blocks: (n as u32, 1), threads: (256, 1), shared: 0 }
+    }
+
+    /// A thread of a block of 256 for each of `n`.
+    pub fn each(n: usize) -> Grid {
+        Self::blocks(n.div_ceil(256))
+    }
+
+    /// A warp of a block of 8 for each of `n` rows.
+    pub fn rows(n: usize) -> Grid {
+        Self::blocks(n.div_ceil(8))
+    }
+
+    /// Other blocks.
+    pub fn of(self, threads: (u32, u32)) -> Grid {
+        Grid { threads, ..self }
+    }
+
+    /// The whole grid so many times.
+    pub fn times(self, n: u32) -> Grid {
+        Grid { blocks: (self.blocks.0, n), ..self }
+    }
+
+    /// Shared memory, in bytes.
+    pub fn shared(self, bytes: usize) -> Grid {
+        Grid { shared: bytes as u32, ..self }
+    }
+}
+
+/// Compiled kernels.
+#[derive(Debug)]
+pub struct Kernels {
+    functions: HashMap<String, (CudaFunction, Vec<Kind>)>,
+}
+
+impl Kernels {
+    /// Compiles and loads the kernels of a shape.
+    pub fn new(gpu: &Gpu, shape: &Shape) -> Result<Kernels> {
+        let ptx = compile(shape, gpu.capability)?;
+        let module = gpu.context.load_module(ptx).map_err(|e| cuda("cannot load the kernels", e))?;
+        let mut functions = HashMap::new();
+        for (name, kinds) in signatures(&shape.source())? {
+            let function = module.load_function(&name).map_err(|e| cuda(&format!("cannot find {name}"), e))?;
+            if name.starts_with("attention_") {
+                let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+                let bytes = shape.attention_bytes();
+                function
+                    .set_attribute(most, bytes as i32)
+                    .map_err(|e| cuda(&format!("{name} cannot have {bytes} bytes of shared memory"), e))?;
+            }
+            functions.insert(name, (function, kinds));
+        }
+        Ok(Kernels { functions })
+    }
+
+    /// Enqueues a kernel. Types of arguments are checked here; that addresses are of arrays long enough, and still there when it
+    /// runs, is on the caller, who owns all of them for the whole training.
+    pub fn launch(&self, stream: &CudaStream, name: &str, grid: Grid, arguments: &[Arg]) -> Result<()> {
+        let (function, kinds) = self.functions.get(name).with_context(|| format!("no kernel {name}"))?;
+        let given: Vec<Kind> = arguments.iter().map(Arg::kind).collect();
+        ensure!(given == *kinds, "{name} takes {kinds:?}, was given {given:?}");
+        let mut arguments = arguments.to_vec();
+        let mut pointers: Vec<_> = arguments.iter_mut().map(Arg::pointer).collect();
+        let (blocks, threads) = ((grid.blocks.0, grid.blocks.1, 1), (grid.threads.0, grid.threads.1, 1));
+        // SAFETY: number and types of the arguments are the kernel's; see above for what they point to.
+        unsafe {
+            cudarc::driver::result::launch_kernel(
+                function.cu_function(),
+                blocks,
+                threads,
+                grid.shared,
+                stream.cu_stream(),
+                &mut pointers,
+            )
+        }
+        .map_err(|e| cuda(&format!("cannot launch {name}"), e))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+    use crate::config::Preset;
+
+    fn shapes() -> Vec<Shape> {
+        let mut list = Vec::new();
+        for preset in [Preset::Tiny, Preset::Small, Preset::Full] {
+            for precision in [Precision::F32, Precision::Tf32, Precision::Bf16] {
+                list.push(Shape::new(preset.model(65), precision).unwrap());
+            }
+        }
+        list
+    }
+
+    #[test]
+    fn which_shapes_have_fused_attention() {
+        let fused: Vec<bool> = shapes().iter().map(|s| s.fused).collect();
+        assert_eq!(fused, [false, false, false, false, false, true, false, false, true]);
+        let odd = ModelConfig { heads: 2, channels: 20, ..Preset::Tiny.model(9) };
+        assert!(Shape::new(odd, Precision::F32).unwrap_err().to_string().contains("multiples of 8"));
+    }
+
+    #[test]
+    fn every_kernels_parameters_are_understood() {
+        for shape in shapes() {
+            let source = shape.source();
+            let list = signatures(&source).unwrap();
+            assert_eq!(list.len(), source.matches("extern \"C\" __global__").count());
+            let find = |name: &str| list.iter().find(|(n, _)| n == name).map(|(_, kinds)| kinds.clone());
+            use Kind::*;
+            assert_eq!(find("mean_loss"), Some(vec![At, At, At, U32]));
+            assert_eq!(find("square_sum"), Some(vec![At, At, U64]));
+            if shape.fused {
+                assert_eq!(find("attention_forward"), Some(vec![At, At, At, Mask, F32]));
+            } else {
+                assert_eq!(find("causal_softmax"), Some(vec![At, At, At, Mask, U32]));
+            }
+        }
+    }
+
+    /// NVRTC needs no GPU.
+    #[test]
+    fn every_shape_compiles() {
+        // SAFETY: only tries to load the library.
+        if !unsafe { cudarc::nvrtc::sys::is_culib_present() } {
+            let _ = writeln!(
+                std::io::stderr(),
+                "SKIPPED: compiling ddp-gpt's kernels: there is no NVRTC (libnvrtc.so) here"
+            );
+            return;
+        }
+        for shape in shapes() {
+            for capability in [(8, 0), (9, 0)] {
+                let ptx = compile(&shape, capability).unwrap().to_src();
+                for (name, _) in signatures(&shape.source()).unwrap() {
+                    assert!(ptx.contains(&format!(".entry {name}(")), "{name} {shape:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn bf16_needs_its_tensor_cores() {
+        let e = compile(&Shape::new(Preset::Small.model(65), Precision::Bf16).unwrap(), (7, 5)).unwrap_err();
+        assert!(e.to_string().contains("--precision f32"), "{e}");
+    }
+}

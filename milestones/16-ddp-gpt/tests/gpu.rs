@@ -1,0 +1,282 @@
+//! The GPU's passes and steps against the CPU's. Skipped, and says so, where there is no GPU; the program itself is tested
+//! everywhere for what it says then.
+
+mod common;
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::Path;
+use std::process::Output;
+
+use ddp_gpt::checkpoint::{self, Point};
+use ddp_gpt::config::{ModelConfig, Preset, TrainConfig};
+use ddp_gpt::data::{Batch, Split};
+use ddp_gpt::gpu::Precision;
+use ddp_gpt::gpu::device::{self, Gpu};
+use ddp_gpt::gpu::kernels::Shape;
+use ddp_gpt::gpu::network::Network;
+use ddp_gpt::gpu::reducer::Alone;
+use ddp_gpt::gpu::train::{GpuPlan, train};
+use ddp_gpt::gradients::{LocalGradients, OneRank};
+use ddp_gpt::model::{Model, Workspace};
+use ddp_gpt::ops::dropout::Dropout;
+use ddp_gpt::ops::parallel::Threads;
+use ddp_gpt::report::Silent;
+use ddp_gpt::sample::Sampling;
+use ddp_gpt::train::State;
+
+fn say(line: &str) {
+    // Not by a macro: the test harness would keep it to itself.
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// How many GPUs there are; 0, said aloud, where none can be used.
+fn gpus() -> usize {
+    device::count().unwrap_or_else(|e| {
+        say(&format!("SKIPPED: a test of ddp-gpt on a GPU: {e}"));
+        0
+    })
+}
+
+struct Case {
+    config: ModelConfig,
+    samples: usize,
+    precision: Precision,
+    fused: bool,
+    dropout: f64,
+}
+
+/// ‖a - b‖ / ‖b‖; NaN when there is one in `a`.
+fn error(a: &[f32], b: &[f32]) -> f64 {
+    let square = |v: f64| v * v;
+    let difference: f64 = a.iter().zip(b).map(|(&a, &b)| square(f64::from(a) - f64::from(b))).sum();
+    (difference / b.iter().map(|&b| square(f64::from(b))).sum::<f64>()).sqrt()
+}
+
+/// The loss and every tensor's gradient of one batch.
+fn compare(case: &Case) -> Vec<String> {
+    let Case { config, samples, precision, fused, dropout } = *case;
+    let corpus = common::corpus();
+    let mut model = Model::new(config, 3);
+    // Larger values than a fresh model's, so that no part of the network is close to linear or to zero.
+    for (info, scale) in model.layout.clone().iter().map(|info| (info, if info.decays() { 5.0 } else { 1.0 })) {
+        for (j, v) in model.values[info.range()].iter_mut().enumerate() {
+            *v = *v * scale + 0.05 * ((j as f32) * 1.7).sin();
+        }
+    }
+    let mut batch = Batch::new(samples, config.context, 0, 1).unwrap();
+    batch.fill(&corpus, Split::Train, 5, 0);
+    let dropout = Dropout::new(dropout, 11, 2, 7);
+    let mut workspace = Workspace::new(&config, samples, config.context, true, Threads::new(1));
+    let mut gradients = LocalGradients::new(&model.layout);
+    workspace.forward(&model, &batch.inputs, &dropout);
+    let expected = workspace.cross_entropy(&batch.targets, true);
+    workspace.backward(&model, &batch.inputs, &dropout, &mut gradients).unwrap();
+
+    let shape = Shape::new(config, precision).unwrap();
+    assert!(shape.fused || !fused, "{shape:?}");
+    let shape = if fused { shape } else { shape.unfused() };
+    let mut network = Network::with(Gpu::open(0).unwrap(), shape, samples, Dropout::OFF).unwrap();
+    network.set_values(&model.values).unwrap();
+    network.set_batch(&batch.inputs, &batch.targets).unwrap();
+    network.set_dropout(dropout).unwrap();
+    network.forward(true).unwrap();
+    network.cross_entropy(true).unwrap();
+    network.backward_alone().unwrap();
+    let loss = network.loss().unwrap();
+    let got = network.gradients.read(&network.gpu, 0, model.values.len()).unwrap();
+    // By the arithmetic: f32 sums in another order; 10 and 7 bits of mantissa, through all layers and back.
+    let (of_loss, of_gradient) = match precision {
+        Precision::F32 => (1e-6, 2e-5),
+        Precision::Tf32 => (1e-3, 1e-2),
+        Precision::Bf16 => (2e-3, 4e-2),
+    };
+    let mut wrong = Vec::new();
+    let what = format!("{config}, {samples} samples, {precision:?}, fused {fused}, dropout {}", dropout.is_on());
+    let relative = ((loss - expected) / expected).abs();
+    let mut worst = (0.0, "");
+    for info in &model.layout {
+        let e = error(&got[info.range()], &gradients.values_mut()[info.range()]);
+        if e > worst.0 || e.is_nan() {
+            worst = (e, &info.name);
+        }
+        if e.is_nan() || e > of_gradient {
+            wrong.push(format!("{what}: {}: error {e:.2e}", info.name));
+        }
+    }
+    if relative.is_nan() || relative > of_loss {
+        wrong.push(format!("{what}: loss {loss}, the CPU's is {expected}"));
+    }
+    say(&format!("{what}: loss within {relative:.1e}, gradients within {:.1e} ({})", worst.0, worst.1));
+    wrong
+}
+
+/// Shapes with one head and several, with contexts of one tile and many, with heads of 8 to 88 channels.
+fn shapes() -> [(ModelConfig, usize); 5] {
+    let vocab = common::corpus().tokenizer.len();
+    let config = |layers, context, heads, channels| ModelConfig { vocab, context, layers, heads, channels };
+    [
+        (config(2, 16, 2, 16), 3),
+        (config(2, 64, 2, 128), 3),
+        (config(1, 96, 4, 128), 2),
+        (config(2, 256, 3, 192), 2),
+        (config(1, 32, 3, 264), 5),
+    ]
+}
+
+fn compare_all(precisions: &[Precision], fused: bool) {
+    if gpus() == 0 {
+        return;
+    }
+    let mut wrong = Vec::new();
+    for (config, samples) in shapes() {
+        for &precision in precisions {
+            if fused && !Shape::new(config, precision).unwrap().fused {
+                continue;
+            }
+            for dropout in [0.0, 0.2] {
+                wrong.extend(compare(&Case { config, samples, precision, fused, dropout }));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn loss_and_every_gradient_are_the_cpus() {
+    compare_all(&[Precision::F32, Precision::Tf32, Precision::Bf16], false);
+}
+
+#[test]
+fn with_fused_attention_too() {
+    compare_all(&[Precision::Bf16], true);
+}
+
+fn how(precision: Precision, graph: bool) -> GpuPlan {
+    GpuPlan { precision, graph, bucket_bytes: 1 << 10, log_every: 4, trace: None, sample_chars: 20 }
+}
+
+fn on_gpu(config: TrainConfig, how: &GpuPlan, state: &mut State) -> String {
+    let (plan, corpus) = (common::plan(config), common::corpus());
+    let sampling = Sampling { temperature: 0.8, top_k: 0, seed: 1 };
+    let gpu = Gpu::open(0).unwrap();
+    let (ranks, report) = (&mut OneRank, &mut Silent);
+    train(&plan, how, gpu, state, &corpus, ranks, &Alone, &sampling, report).unwrap().1.unwrap()
+}
+
+/// Training has the CPU's losses: batches, masks, clipping, schedule and optimizer are the same.
+#[test]
+fn a_run_has_the_losses_of_the_cpus() {
+    if gpus() == 0 {
+        return;
+    }
+    let corpus = common::corpus();
+    let config = TrainConfig { steps: 23, dropout: 0.1, clip: 0.7, ..Preset::Tiny.train() };
+    let model = Preset::Tiny.model(corpus.tokenizer.len());
+    let mut cpu = State::new(model, config.seed);
+    common::run_alone(&common::plan(config), &mut cpu, &corpus).unwrap();
+    let mut runs = Vec::new();
+    for graph in [false, true] {
+        let mut state = State::new(model, config.seed);
+        let text = on_gpu(config, &how(Precision::F32, graph), &mut state);
+        assert_eq!(text.chars().count(), 20);
+        assert_eq!(state.history.len(), cpu.history.len());
+        for (a, b) in cpu.history.iter().zip(&state.history) {
+            let close = |a: Option<f64>, b: Option<f64>| match (a, b) {
+                (Some(a), Some(b)) => (a - b).abs() < 1e-3,
+                (None, None) => true,
+                _ => false,
+            };
+            assert!(a.step == b.step && close(a.train, b.train) && close(a.validation, b.validation), "{a:?} {b:?}");
+        }
+        runs.push((text, state.history, state.model.values));
+    }
+    assert_eq!(runs[0], runs[1], "a graph computes what its launches compute");
+
+    // A resumed run goes on as if it had not stopped.
+    let folder = tempfile::tempdir().unwrap();
+    let mut plan = common::plan(config);
+    plan.checkpoint = Some(folder.path().join("c"));
+    plan.checkpoint_every = 10;
+    let half = TrainConfig { steps: 10, ..config };
+    // The schedule must be the whole run's: stop by steps in the header, not in the settings.
+    let mut state = State::new(model, config.seed);
+    let sampling = Sampling { temperature: 0.8, top_k: 0, seed: 1 };
+    let short = ddp_gpt::train::Plan { config: half, ..plan.clone() };
+    let (ranks, report) = (&mut OneRank, &mut Silent);
+    let (gpu, how) = (Gpu::open(0).unwrap(), how(Precision::Bf16, true));
+    train(&short, &how, gpu, &mut state, &corpus, ranks, &Alone, &sampling, report).unwrap();
+    let saved = checkpoint::load(plan.checkpoint.as_ref().unwrap()).unwrap();
+    assert_eq!((saved.header.step, saved.values.len()), (10, state.model.values.len()));
+    assert_eq!((&saved.values, &saved.adamw), (&state.model.values, &state.adamw));
+    let mut resumed = State::resume(saved);
+    train(&plan, &how, Gpu::open(0).unwrap(), &mut resumed, &corpus, ranks, &Alone, &sampling, report).unwrap();
+    let last = resumed.history.last().unwrap();
+    assert_eq!((last.step, resumed.adamw.updates), (23, 23));
+    assert!(last.validation.unwrap() < cpu.history[0].validation.unwrap(), "{last:?}");
+}
+
+/// Beside this test on a machine that has no cargo (scripts/gpu-tests.sh), else where cargo built it.
+fn program(folder: &Path, args: &[&str]) -> Output {
+    let program = std::env::var_os("DDP_GPT").unwrap_or_else(|| env!("CARGO_BIN_EXE_ddp-gpt").into());
+    let mut command = assert_cmd::Command::new(program);
+    command.current_dir(folder).args(["--preset", "tiny", "--data", "text.txt", "--device", "cuda"]).args(args);
+    command.timeout(std::time::Duration::from_secs(120)).output().unwrap()
+}
+
+fn text(folder: &Path) {
+    let text: String = (0..600).map(|i| ["to be ", "or not ", "to sum\n"][(i * i + i / 5) % 3]).collect();
+    fs::write(folder.join("text.txt"), text).unwrap();
+}
+
+#[test]
+fn several_gpus_have_the_losses_of_one() {
+    let gpus = gpus();
+    if gpus < 2 {
+        if gpus == 1 {
+            say("SKIPPED: ddp-gpt on several ranks: there is one device only");
+        }
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    text(folder.path());
+    let run = |ranks: usize, more: &[&str]| -> Vec<Point> {
+        let ranks = ranks.to_string();
+        let fixed = ["--steps", "30", "--precision", "f32", "--sample-chars", "0", "--out", "o", "--ranks", &ranks];
+        let output = program(folder.path(), &[&fixed[..], more].concat());
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{ranks} {more:?}: {out}{err}");
+        checkpoint::load(&folder.path().join("o/checkpoint.bin")).unwrap().header.history
+    };
+    let alone = run(1, &[]);
+    for ranks in [2, 3, 4] {
+        for more in [&[][..], &["--graph"], &["--graph", "--bucket-kib", "1", "--comm-blocks", "4"]] {
+            if ranks > gpus {
+                continue;
+            }
+            let history = run(ranks, more);
+            assert_eq!(history.len(), alone.len());
+            for (a, b) in alone.iter().zip(&history) {
+                let difference = (a.train.unwrap() - b.train.unwrap()).abs();
+                assert!(difference < 1e-3, "{ranks} ranks {more:?}: {a:?} {b:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn without_a_gpu_it_says_so_in_one_line_and_ends_with_77() {
+    let folder = tempfile::tempdir().unwrap();
+    text(folder.path());
+    for ranks in ["1", "2"] {
+        let program = std::env::var_os("DDP_GPT").unwrap_or_else(|| env!("CARGO_BIN_EXE_ddp-gpt").into());
+        let mut command = assert_cmd::Command::new(program);
+        // Where there is a GPU it is hidden; where there is no driver, hiding does nothing.
+        command.current_dir(folder.path()).env("CUDA_VISIBLE_DEVICES", "").args(["--device", "cuda", "--ranks", ranks]);
+        let output = command.output().unwrap();
+        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert_eq!(output.status.code(), Some(77), "{out}{err}");
+        assert_eq!(err.lines().count(), 1, "{err}");
+        assert!(err.starts_with("error: --device cuda: ") && out.is_empty(), "{err}{out}");
+    }
+}
