@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 /// What the ranks' messages and choices depend on.
 ///
 /// The others may differ: deadlines, where ranks listen, how long they spin. Rank 0's count alone for how to tune.
-const MUST_AGREE: [&str; 13] = [
+const MUST_AGREE: [&str; 14] = [
     "TINYNCCL_TRANSPORT",
     "TINYNCCL_ALGO",
     "TINYNCCL_CHANNELS",
@@ -14,6 +14,7 @@ const MUST_AGREE: [&str; 13] = [
     "TINYNCCL_SHM_SINGLE_COPY",
     "TINYNCCL_TCP_CHUNK",
     "TINYNCCL_VERBS_CHUNK",
+    "TINYNCCL_VERBS_QPS",
     "TINYNCCL_FIFO_DEPTH",
     "TINYNCCL_CHECKSUM",
     "TINYNCCL_ONE_SHOT",

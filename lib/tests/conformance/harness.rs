@@ -38,6 +38,7 @@ pub(crate) enum Backend {
     SplitInProc,
     SplitTcp,
     Verbs,
+    TwoQpVerbs,
     ChecksumVerbs,
     DelayedVerbs,
     SplitVerbs,
@@ -62,6 +63,13 @@ pub(crate) fn config(transport: TransportChoice) -> Config {
     config.transport = transport;
     // Such links take messages of any length: `lending` tests that.
     config.single_copy = SingleCopy::Off;
+    config
+}
+
+/// RDMA over several queue pairs per link.
+pub(crate) fn queue_pairs(n: usize) -> Config {
+    let mut config = config(TransportChoice::Verbs);
+    config.verbs_qps = n;
     config
 }
 
@@ -101,13 +109,14 @@ pub(crate) fn ends(backend: Backend) -> [End; 2] {
         }
         Backend::DelayedTcp => wrapped(endpoints(&config(TransportChoice::Tcp)), |l| faulty::wrap(l, &delay)),
         Backend::Verbs => endpoints(&config(TransportChoice::Verbs)),
+        Backend::TwoQpVerbs => endpoints(&queue_pairs(2)),
         Backend::ChecksumVerbs => {
-            let mut config = config(TransportChoice::Verbs);
+            let mut config = queue_pairs(4);
             config.checksum = true;
             endpoints(&config)
         }
         Backend::DelayedVerbs => wrapped(endpoints(&config(TransportChoice::Verbs)), |l| faulty::wrap(l, &delay)),
-        Backend::SplitVerbs => wrapped(endpoints(&config(TransportChoice::Verbs)), |l| faulty::wrap(l, &split)),
+        Backend::SplitVerbs => wrapped(endpoints(&queue_pairs(4)), |l| faulty::wrap(l, &split)),
         Backend::SplitTcp => wrapped(endpoints(&config(TransportChoice::Tcp)), |l| faulty::wrap(l, &split)),
         Backend::RelayedTcp => relayed(&config(TransportChoice::Tcp), 1),
         Backend::RelayedShm => relayed(&config(TransportChoice::Shm), 1),
@@ -141,7 +150,8 @@ pub(crate) fn has_verbs() -> bool {
 impl Backend {
     /// Whether it can be tested here.
     pub(crate) fn is_available(self) -> bool {
-        let verbs = [Backend::Verbs, Backend::ChecksumVerbs, Backend::DelayedVerbs, Backend::SplitVerbs];
+        let verbs =
+            [Backend::Verbs, Backend::TwoQpVerbs, Backend::ChecksumVerbs, Backend::DelayedVerbs, Backend::SplitVerbs];
         match self {
             // In a virtual machine with several nodes only where two of them have no common subnet.
             Backend::RelayedVerbs => !matches!(nodes().as_deref(), Some("pair" | "triangle")) && has_verbs(),
