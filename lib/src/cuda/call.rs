@@ -51,16 +51,10 @@ impl fmt::Display for Signature {
         let kind = self.0 >> COUNT_BITS;
         let count = self.0 & ((1 << COUNT_BITS) - 1);
         let (collective, dtype) = (Collective::from_code(kind as u8), DType::from_code((kind >> 8 & 15) as u8));
-        let (Some(collective), Some(dtype)) = (collective, dtype) else {
-            return write!(f, "something unknown ({:#x})", self.0);
-        };
+        let (Some(collective), Some(dtype)) = (collective, dtype) else { return write!(f, "something unknown ({:#x})", self.0) };
         write!(f, "{collective} of {count} {dtype}")?;
         if collective.reduces() {
-            write!(
-                f,
-                ", {}",
-                ReduceOp::from_code((kind >> 12 & 15) as u8).map_or("an unknown operator", ReduceOp::name)
-            )?;
+            write!(f, ", {}", ReduceOp::from_code((kind >> 12 & 15) as u8).map_or("an unknown operator", ReduceOp::name))?;
         }
         if collective.has_root() {
             write!(f, ", root {}", kind >> 16 & 255)?;
@@ -165,10 +159,7 @@ impl DeviceComm {
         for (_, _, peer) in to.iter().chain(&from) {
             if *peer >= self.size() || *peer == self.rank() {
                 let (size, rank) = (self.size(), self.rank());
-                return Err(Error::invalid(
-                    op,
-                    format!("peer is {peer}, expected another rank below {size} (we are rank {rank})"),
-                ));
+                return Err(Error::invalid(op, format!("peer is {peer}, expected another rank below {size} (we are rank {rank})")));
             }
         }
         let message = |one: Option<(u64, usize, usize)>| {
@@ -179,15 +170,7 @@ impl DeviceComm {
         let mut order = self.order(stream)?;
         order.number = order.number.wrapping_add(1);
         let (_, bytes, root) = to.or(from).unwrap_or_default();
-        let call = Call {
-            collective: Collective::SendRecv,
-            dtype: DType::U8,
-            op: ReduceOp::Sum,
-            root,
-            count: bytes,
-            input: 0,
-            output: 0,
-        };
+        let call = Call { collective: Collective::SendRecv, dtype: DType::U8, op: ReduceOp::Sum, root, count: bytes, input: 0, output: 0 };
         let mut team = self.team(Signature::new(&call).0, order.number);
         let (mut to, mut from) = (message(to), message(from));
         // Both ends of a channel must carry the same part: the number depends on nothing that they might not agree on.

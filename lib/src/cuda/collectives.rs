@@ -204,11 +204,7 @@ impl DeviceComm {
         }
         Err(Error::invalid(
             op,
-            format!(
-                "the stream is of GPU {}, the communicator of GPU {}",
-                stream.context().ordinal(),
-                self.context().ordinal()
-            ),
+            format!("the stream is of GPU {}, the communicator of GPU {}", stream.context().ordinal(), self.context().ordinal()),
         ))
     }
 }

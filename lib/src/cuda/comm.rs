@@ -69,8 +69,7 @@ impl DeviceComm {
         if !host.is_one_host() {
             return Err(Error::Unsupported {
                 what: "a device communicator across hosts".to_owned(),
-                detail: "its kernels reach each other's memory by NVLink or PCIe: split the communicator by host"
-                    .to_owned(),
+                detail: "its kernels reach each other's memory by NVLink or PCIe: split the communicator by host".to_owned(),
             });
         }
         let layout = Layout::new(size);
@@ -100,16 +99,7 @@ impl DeviceComm {
             peers.push(opened);
         }
         let patience = host.config().timeout;
-        let device = Self::assemble(
-            (rank, size),
-            context,
-            layout,
-            addresses,
-            patience,
-            Some(host),
-            peers,
-            Arc::new(vec![window]),
-        )?;
+        let device = Self::assemble((rank, size), context, layout, addresses, patience, Some(host), peers, Arc::new(vec![window]))?;
         device.meet()?;
         Ok(device)
     }
@@ -139,11 +129,7 @@ impl DeviceComm {
                 }
                 if rank != peer {
                     enable(context, other.ordinal()).map_err(|e| {
-                        cuda(
-                            "DeviceComm::local",
-                            format!("peer access, GPU {} to GPU {}", context.ordinal(), other.ordinal()),
-                            e,
-                        )
+                        cuda("DeviceComm::local", format!("peer access, GPU {} to GPU {}", context.ordinal(), other.ordinal()), e)
                     })?;
                 }
             }
@@ -285,12 +271,7 @@ impl DeviceComm {
     }
 
     /// Makes `stream` wait for `last`, unless one of them is being captured: a graph runs when it is launched.
-    fn follow(
-        &self,
-        order: &Order,
-        last: sys::CUstream,
-        stream: sys::CUstream,
-    ) -> Result<(), cudarc::driver::DriverError> {
+    fn follow(&self, order: &Order, last: sys::CUstream, stream: sys::CUstream) -> Result<(), cudarc::driver::DriverError> {
         use cudarc::driver::result::{event, stream as streams};
         for one in [last, stream] {
             let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;

@@ -30,8 +30,7 @@ fn version() -> Result<(i32, i32)> {
 /// PTX of `source` for devices of `capability`, from the cache if it was compiled before.
 pub(super) fn compile(name: &str, source: &str, defines: &[String], capability: (i32, i32)) -> Result<Ptx> {
     let (major, minor) = version()?;
-    let mut options =
-        vec![format!("--gpu-architecture=compute_{}{}", capability.0, capability.1), "--std=c++17".to_owned()];
+    let mut options = vec![format!("--gpu-architecture=compute_{}{}", capability.0, capability.1), "--std=c++17".to_owned()];
     options.extend_from_slice(defines);
     let place = cache(std::env::var_os("XDG_CACHE_HOME"), std::env::var_os("HOME"))
         .map(|folder| folder.join(format!("{}.ptx", key(source, &options, (major, minor)))));
@@ -51,10 +50,7 @@ pub(super) fn compile(name: &str, source: &str, defines: &[String], capability: 
     log::debug!("{name}: compiled in {:.0} ms", begin.elapsed().as_secs_f64() * 1e3);
     if let Some(place) = place {
         if let Err(error) = write(&place, &text) {
-            log::warn!(
-                "compiled kernels cannot be kept at {}: {error}; they are compiled again next time",
-                place.display()
-            );
+            log::warn!("compiled kernels cannot be kept at {}: {error}; they are compiled again next time", place.display());
         }
     }
     Ok(Ptx::from_src(text))

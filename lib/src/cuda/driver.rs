@@ -56,9 +56,7 @@ pub(super) fn cuda(op: impl Into<String>, detail: impl Into<String>, error: Driv
 
 /// CUDA's name, number and text of an error, and what usually is behind it.
 fn words(error: DriverError) -> String {
-    let text = |s: std::result::Result<&CStr, DriverError>| {
-        s.map_or_else(|_| String::new(), |s| s.to_string_lossy().into_owned())
-    };
+    let text = |s: std::result::Result<&CStr, DriverError>| s.map_or_else(|_| String::new(), |s| s.to_string_lossy().into_owned());
     let mut line = format!("{} ({}): {}", text(error.error_name()), error.0 as u32, text(error.error_string()));
     if let Some(cause) = likely_cause(error.0) {
         line.push_str("; ");
@@ -69,9 +67,7 @@ fn words(error: DriverError) -> String {
 
 fn likely_cause(result: CUresult) -> Option<&'static str> {
     Some(match result {
-        CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
-            "other programs or buffers hold the device's memory (nvidia-smi shows how much)"
-        }
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY => "other programs or buffers hold the device's memory (nvidia-smi shows how much)",
         CUresult::CUDA_ERROR_ILLEGAL_ADDRESS => {
             "a kernel touched memory that is not mapped, such as a host pointer or a freed buffer; the context is lost, only a new process helps"
         }
@@ -79,9 +75,7 @@ fn likely_cause(result: CUresult) -> Option<&'static str> {
         CUresult::CUDA_ERROR_NO_DEVICE => "the driver is here, a GPU is not",
         CUresult::CUDA_ERROR_INVALID_DEVICE => "the driver sees no GPU of that number",
         CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED => "these GPUs cannot reach each other's memory",
-        CUresult::CUDA_ERROR_MAP_FAILED => {
-            "the other process's memory cannot be mapped here (are both in the same container, and does it share /dev/shm and the IPC namespace?)"
-        }
+        CUresult::CUDA_ERROR_MAP_FAILED => "the other process's memory cannot be mapped here (are both in the same container, and does it share /dev/shm and the IPC namespace?)",
         _ => return None,
     })
 }

@@ -137,9 +137,8 @@ unsafe impl Send for Loaded {}
 
 impl Kernels {
     pub(super) fn new(context: &Arc<CudaContext>, layout: Layout) -> Result<Kernels> {
-        let capability = context
-            .compute_capability()
-            .map_err(|e| cuda("DeviceComm", "asking for the device's compute capability", e))?;
+        let capability =
+            context.compute_capability().map_err(|e| cuda("DeviceComm", "asking for the device's compute capability", e))?;
         Ok(Kernels { context: context.clone(), layout, capability, loaded: Mutex::default() })
     }
 
@@ -203,9 +202,7 @@ mod tests {
             let (name, source, defines) = source(&Layout::new(4), types);
             match compile(&name, &source, &defines, (9, 0)) {
                 Ok(_) => {}
-                Err(error @ crate::Error::Unsupported { .. }) => {
-                    return eprintln!("SKIPPED every_source_compiles: {error}");
-                }
+                Err(error @ crate::Error::Unsupported { .. }) => return eprintln!("SKIPPED every_source_compiles: {error}"),
                 Err(error) => panic!("{name}: {error}"),
             }
         }

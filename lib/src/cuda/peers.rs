@@ -74,11 +74,7 @@ impl Peer {
         if theirs.bytes != layout.bytes() {
             return Err(Error::invalid(
                 op,
-                format!(
-                    "{between}: our window has {} bytes, theirs {}: start the same build on all ranks",
-                    layout.bytes(),
-                    theirs.bytes
-                ),
+                format!("{between}: our window has {} bytes, theirs {}: start the same build on all ranks", layout.bytes(), theirs.bytes),
             ));
         }
         context.bind_to_thread().map_err(|e| cuda(op, "binding the device to this thread", e))?;

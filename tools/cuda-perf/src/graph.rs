@@ -13,11 +13,7 @@ pub(crate) struct Graph {
 }
 
 impl Graph {
-    pub(crate) fn capture(
-        stream: &Arc<CudaStream>,
-        calls: u32,
-        work: &mut impl FnMut() -> Result<()>,
-    ) -> Result<Graph> {
+    pub(crate) fn capture(stream: &Arc<CudaStream>, calls: u32, work: &mut impl FnMut() -> Result<()>) -> Result<Graph> {
         use cudarc::driver::result::stream as streams;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is alive; what `work` enqueues is captured instead of run.

@@ -129,10 +129,7 @@ fn run(options: &Options, comm: &Comm, device: &DeviceComm, peer: Option<&nccl::
             [] => vec!["tinynccl us".to_owned()],
             list => list.iter().map(|c| format!("{:?}:{}", c.protocol, c.blocks)).collect(),
         };
-        say(format!(
-            "\n{operation:?}\n| bytes | {} | chosen | busbw GB/s | NCCL us | busbw GB/s | NCCL / best |",
-            names.join(" | ")
-        ));
+        say(format!("\n{operation:?}\n| bytes | {} | chosen | busbw GB/s | NCCL us | busbw GB/s | NCCL / best |", names.join(" | ")));
         say(format!("|{}", "---|".repeat(names.len() + 6)));
         let mut bytes = options.begin;
         while bytes <= options.end {
@@ -141,13 +138,7 @@ fn run(options: &Options, comm: &Comm, device: &DeviceComm, peer: Option<&nccl::
                 continue;
             };
             let buffers = task.buffers(&stream, comm.rank())?;
-            let timer = timing::Timer {
-                comm,
-                stream: &stream,
-                iters: options.iters,
-                rounds: options.rounds,
-                graph: options.graph,
-            };
+            let timer = timing::Timer { comm, stream: &stream, iters: options.iters, rounds: options.rounds, graph: options.graph };
             let mut ours = Vec::new();
             let choices: Vec<Option<Choice>> = match options.choices.as_slice() {
                 [] => vec![None],
@@ -155,8 +146,7 @@ fn run(options: &Options, comm: &Comm, device: &DeviceComm, peer: Option<&nccl::
             };
             for choice in choices {
                 device.set_choice(choice);
-                if choice.is_some() && choice != Some(device.choice(task.collective(), task.count * task.dtype.size()))
-                {
+                if choice.is_some() && choice != Some(device.choice(task.collective(), task.count * task.dtype.size())) {
                     ours.push(f64::NAN);
                     continue;
                 }

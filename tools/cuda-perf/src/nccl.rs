@@ -43,7 +43,9 @@ impl Nccl {
         id.internal = bytes.map(|b| b as _);
         let mut handle = std::ptr::null_mut();
         // SAFETY: the id is rank 0's; every rank calls this.
-        done("starting", unsafe { sys::ncclCommInitRank(&mut handle, comm.size() as i32, id, comm.rank() as i32) })?;
+        done("starting", unsafe {
+            sys::ncclCommInitRank(&mut handle, comm.size() as i32, id, comm.rank() as i32)
+        })?;
         Ok(Some(Nccl { comm: handle, rank: comm.rank(), ranks: comm.size() }))
     }
 

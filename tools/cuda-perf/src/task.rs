@@ -66,8 +66,7 @@ impl Task {
     /// Not of zeroes: they can be faster than data.
     pub(crate) fn buffers(&self, stream: &Arc<CudaStream>, rank: usize) -> Result<Buffers> {
         // Small whole numbers in f32 and bf16 alike: 1.0 and 2.0 have a zero low half in f32.
-        let pattern: Vec<u8> =
-            (0..self.bytes.min(1 << 20)).map(|i| if i % 2 == 1 { 0x3f } else { (i / 2 + rank) as u8 & 0x7f }).collect();
+        let pattern: Vec<u8> = (0..self.bytes.min(1 << 20)).map(|i| if i % 2 == 1 { 0x3f } else { (i / 2 + rank) as u8 & 0x7f }).collect();
         let mut host = Vec::with_capacity(self.bytes);
         while host.len() < self.bytes {
             let more = pattern.len().min(self.bytes - host.len());

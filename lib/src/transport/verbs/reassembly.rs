@@ -151,8 +151,8 @@ mod tests {
                 if sent < lens.len() && sent < taken + SLOTS && (what % 2 == 0 || ways.iter().all(VecDeque::is_empty)) {
                     let len = lens[sent];
                     ways[0].push_back((0, sent % SLOTS, len));
-                    for qp in 1..stripes.count(len) {
-                        ways[qp].push_back((qp, sent % SLOTS, stripes.range(len, qp).len()));
+                    for (qp, way) in ways.iter_mut().enumerate().take(stripes.count(len)).skip(1) {
+                        way.push_back((qp, sent % SLOTS, stripes.range(len, qp).len()));
                     }
                     sent += 1;
                 } else if let Some(way) = (0..qps).map(|i| (which + i) % qps).find(|&w| !ways[w].is_empty()) {
