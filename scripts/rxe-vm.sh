@@ -39,7 +39,7 @@
 #   --setup-only   prepare the kernel and try KVM, run nothing
 #   --print        print the QEMU command line, run nothing
 #
-# In the guest, RXE_VM says single, pair, line, triangle or none. A process that the command leaves behind is killed.
+# In the guest, RXE_VM says single, pair, rails, line, triangle or none. A process that the command leaves behind is killed.
 #
 # Exit code: the command's own (128 + N if signal N ended it), or
 #     2  wrong usage

@@ -154,7 +154,7 @@ impl Backend {
             [Backend::Verbs, Backend::TwoQpVerbs, Backend::ChecksumVerbs, Backend::DelayedVerbs, Backend::SplitVerbs];
         match self {
             // In a virtual machine with several nodes only where two of them have no common subnet.
-            Backend::RelayedVerbs => !matches!(nodes().as_deref(), Some("pair" | "triangle")) && has_verbs(),
+            Backend::RelayedVerbs => !matches!(nodes().as_deref(), Some("pair" | "rails" | "triangle")) && has_verbs(),
             _ => !verbs.contains(&self) || has_verbs(),
         }
     }
@@ -188,10 +188,10 @@ fn nodes() -> Option<String> {
 }
 
 /// In a virtual machine of `scripts/rxe-vm.sh` with several nodes, rank 0 is node a and rank 1 is node b: packets between
-/// them cross a network. Otherwise both use the same devices.
+/// them cross a network. Otherwise both use the same devices. Names are prefixes: of several rails a node has them all.
 pub(crate) fn of_rank(config: &Config, rank: usize) -> Config {
     let mut config = config.clone();
-    let nodes = matches!(nodes().as_deref(), Some("pair" | "line" | "triangle"));
+    let nodes = matches!(nodes().as_deref(), Some("pair" | "rails" | "line" | "triangle"));
     if config.transport == TransportChoice::Verbs && nodes {
         config.verbs_device = Some(["rxe_ab", "rxe_ba"][rank].to_owned());
     }

@@ -41,7 +41,11 @@ impl Stripes {
     /// The part of a payload of `len` bytes that queue pair `qp` carries. They differ by a block at most.
     #[inline]
     pub(super) fn range(&self, len: usize, qp: usize) -> Range<usize> {
-        let (count, blocks) = (self.count(len), len.div_ceil(BLOCK));
+        let count = self.count(len);
+        if count == 1 {
+            return if qp == 0 { 0..len } else { len..len };
+        }
+        let blocks = len.div_ceil(BLOCK);
         let edge = |qp: usize| (qp * blocks / count * BLOCK).min(len);
         edge(qp)..edge(qp + 1)
     }
