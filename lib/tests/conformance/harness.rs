@@ -40,7 +40,6 @@ pub(crate) enum Backend {
     Verbs,
     TwoQpVerbs,
     ChecksumVerbs,
-    DelayedVerbs,
     SplitVerbs,
     RelayedTcp,
     RelayedShm,
@@ -115,7 +114,6 @@ pub(crate) fn ends(backend: Backend) -> [End; 2] {
             config.checksum = true;
             endpoints(&config)
         }
-        Backend::DelayedVerbs => wrapped(endpoints(&config(TransportChoice::Verbs)), |l| faulty::wrap(l, &delay)),
         Backend::SplitVerbs => wrapped(endpoints(&queue_pairs(4)), |l| faulty::wrap(l, &split)),
         Backend::SplitTcp => wrapped(endpoints(&config(TransportChoice::Tcp)), |l| faulty::wrap(l, &split)),
         Backend::RelayedTcp => relayed(&config(TransportChoice::Tcp), 1),
@@ -150,8 +148,7 @@ pub(crate) fn has_verbs() -> bool {
 impl Backend {
     /// Whether it can be tested here.
     pub(crate) fn is_available(self) -> bool {
-        let verbs =
-            [Backend::Verbs, Backend::TwoQpVerbs, Backend::ChecksumVerbs, Backend::DelayedVerbs, Backend::SplitVerbs];
+        let verbs = [Backend::Verbs, Backend::TwoQpVerbs, Backend::ChecksumVerbs, Backend::SplitVerbs];
         match self {
             // In a virtual machine with several nodes only where two of them have no common subnet.
             Backend::RelayedVerbs => !matches!(nodes().as_deref(), Some("pair" | "rails" | "triangle")) && has_verbs(),

@@ -69,7 +69,6 @@ suite! {
     verbs: Backend::Verbs;
     verbs_with_two_queue_pairs: Backend::TwoQpVerbs;
     checksums_over_verbs_with_four_queue_pairs: Backend::ChecksumVerbs;
-    delayed_verbs: Backend::DelayedVerbs;
     split_verbs_with_four_queue_pairs: Backend::SplitVerbs;
     relayed_tcp: Backend::RelayedTcp;
     relayed_shm: Backend::RelayedShm;
