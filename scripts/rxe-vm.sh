@@ -13,6 +13,7 @@
 # Devices (one of):
 #   --single       (default) rxe0 at 10.1.1.1. Packets from a device to itself never reach a network.
 #   --pair         nodes a and b: rxe_ab 10.1.12.1, rxe_ba 10.1.12.2
+#   --rails        as --pair, with a second link between the two: rxe_ab2 10.1.112.1, rxe_ba2 10.1.112.2
 #   --line         a, b, c; b in the middle: as --pair, and rxe_bc 10.1.23.2, rxe_cb 10.1.23.3
 #   --triangle     a, b, c: as --line, and rxe_ca 10.1.31.3, rxe_ac 10.1.31.1
 #                  rxe_XY belongs to node X and is linked to node Y (a veth pair, netdevs XY and YX, one /24 per link).
@@ -38,7 +39,7 @@
 #   --setup-only   prepare the kernel and try KVM, run nothing
 #   --print        print the QEMU command line, run nothing
 #
-# In the guest, RXE_VM says single, pair, line, triangle or none. A process that the command leaves behind is killed.
+# In the guest, RXE_VM says single, pair, rails, line, triangle or none. A process that the command leaves behind is killed.
 #
 # Exit code: the command's own (128 + N if signal N ended it), or
 #     2  wrong usage
@@ -88,7 +89,7 @@ while (($#)); do
             ;;
     esac
     case $1 in
-        --single | --pair | --line | --triangle) topology=${1#--} ;;
+        --single | --pair | --rails | --line | --triangle) topology=${1#--} ;;
         --no-device) topology=none ;;
         --loss) number "$1" "$2" && loss=$2 && shift ;;
         --delay) number "$1" "$2" && delay=$2 && shift ;;
@@ -116,7 +117,7 @@ done
 [[ $action != run ]] || (($#)) || usage "no command given"
 [[ $accel =~ ^(auto|kvm|tcg)$ ]] || usage "--accel takes kvm or tcg, not '$accel'"
 if [[ $loss$delay != 00 && $topology =~ ^(single|none)$ ]]; then
-    usage "--loss and --delay need a link: add --pair, --line or --triangle"
+    usage "--loss and --delay need a link: add --pair, --rails, --line or --triangle"
 fi
 
 # ---- what must be there

@@ -15,17 +15,18 @@ shopt -s nullglob
 # A program built with the feature `verbs`, or any command; {NAME} in it becomes the path of the built program NAME:
 #   program TOPOLOGY NAME PACKAGE COMMAND...
 #   tool TOPOLOGY NAME COMMAND...
-# TOPOLOGY: pair, line or triangle, as in scripts/rxe-vm.sh. A row of a package or target that is not there is SKIPPED.
+# TOPOLOGY: pair, rails, line or triangle, as in scripts/rxe-vm.sh. A row of a package or target that is not there is SKIPPED.
 # Each row has at most $row_limit seconds. TINYNCCL_TEST_VERBS=1 tells tests that a device must be there.
 row_limit=200
 rows() {
     # The machine itself, with the field's own tools.
     tool pair pingpong bash scripts/rxe-vm/pingpong.sh rxe_ab rxe_ba -e
-    # The library: the contract of every transport, and ranks as processes.
+    # The library: registered memory, ranks as processes, the contract of every transport.
     tests pair verbs-units tinynccl lib transport::verbs
-    tests pair conformance tinynccl conformance --test-threads=2 verbs handshake processes
     tests pair processes tinynccl processes over_rdma
     tests pair persistent tinynccl persistent --test-threads=1
+    # With one queue pair per link, and with several: two devices per node carry them.
+    tests rails conformance tinynccl conformance --test-threads=2 verbs handshake processes
     tests triangle mesh tinynccl processes over_rdma
     # Where two ranks have no common subnet, through a third.
     tests line relayed-links tinynccl conformance --test-threads=2 relayed_verbs

@@ -305,6 +305,8 @@ config! {
         "Entry of the port's GID table; empty: every RoCE v2 entry of an IPv4 address, or of a global IPv6 one where there is none.";
     verbs_chunk: usize = 256 << 10, "TINYNCCL_VERBS_CHUNK", "bytes, 4K to 16M",
         "Largest message over RDMA. A rank pins 3 * TINYNCCL_FIFO_DEPTH times as much memory for every peer and channel.";
+    verbs_qps: usize = 1, "TINYNCCL_VERBS_QPS", "1 to 16",
+        "Queue pairs of a link over RDMA, on all pairs of ports in common subnets in turn; messages of 32 KiB and more are split over them. As many as there are such pairs uses all of them for one message; more, for networks that choose a way per queue pair.";
     verbs_timeout: usize = 14, "TINYNCCL_VERBS_TIMEOUT", "8 to 22",
         "The device waits 4.096 us times 2 to the power of this for an acknowledgement (14: 67 ms) before it repeats a packet.";
     verbs_retries: usize = 6, "TINYNCCL_VERBS_RETRIES", "0 to 6",
@@ -355,6 +357,7 @@ impl Config {
         range("TINYNCCL_TCP_CHUNK", self.tcp_chunk, 4 << 10, 16 << 20)?;
         range("TINYNCCL_VERBS_CHUNK", self.verbs_chunk, 4 << 10, 16 << 20)?;
         range("TINYNCCL_VERBS_PORT", self.verbs_port, 0, 255)?;
+        range("TINYNCCL_VERBS_QPS", self.verbs_qps, 1, crate::transport::MAX_QPS)?;
         range("TINYNCCL_VERBS_TIMEOUT", self.verbs_timeout, 8, 22)?;
         range("TINYNCCL_VERBS_RETRIES", self.verbs_retries, 0, 6)?;
         range("TINYNCCL_ONE_SHOT", self.one_shot, 0, 1 << 20)?;
@@ -397,6 +400,7 @@ mod tests {
             ("TINYNCCL_CHANNELS", "0"),
             ("TINYNCCL_SHM_CHUNK", "1"),
             ("TINYNCCL_TCP_STREAMS", "17"),
+            ("TINYNCCL_VERBS_QPS", "0"),
             ("TINYNCCL_CHECKSUM", "yes"),
             ("TINYNCCL_TRACE_EVENTS", "0"),
             ("TINYNCCL_TUNE", "always"),

@@ -1,5 +1,6 @@
 //! What befalls an RDMA network, and what the ranks say: lost packets, stopped processes, links and devices that go away,
-//! MTUs that differ, a limit of locked memory. Each ends in an error that names peer and status, or in the right result.
+//! MTUs that differ, a limit of locked memory, rails of which one fails. Each ends in an error that names peer and status, or in
+//! the right result.
 //!
 //! Each test makes a network of its own, of two nodes in one machine, and takes it away again: so they disturb neither each
 //! other nor a network that others use. That needs root and a kernel to play with: `scripts/rxe-vm.sh`.
@@ -9,9 +10,11 @@ mod rdma;
 
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rdma::{Network, both, has_verbs, run};
+use tinynccl::transport::{ConnectTo, Doorbell, Endpoint, LinkOptions};
+use tinynccl::wire::Header;
 use tinynccl::{Comm, Error, ReduceOp, Result};
 
 /// Words of `rank`'s values: no two elements of a message are alike, and sums are exact.
@@ -139,6 +142,94 @@ fn an_interface_that_goes_down_is_named_by_its_status() {
 }
 
 #[test]
+fn two_rails_carry_half_of_every_long_message() {
+    const BYTES: usize = 1 << 20;
+    if !has_verbs() {
+        return;
+    }
+    let network = Network::with_rails(11, 4200, 2);
+    let message = values(7, BYTES / 4);
+    let shares: [_; 2] = run(&network, |comm| {
+        let mut memory = comm.register_persistent(message.clone()).unwrap();
+        let mut shares = Vec::new();
+        // From ordinary memory, then from registered memory.
+        for registered in [false, true] {
+            comm.barrier().unwrap();
+            let before = network.sent_bytes(0);
+            if comm.rank() == 0 {
+                comm.send(if registered { &memory } else { &message[..] }, 1).unwrap();
+            } else {
+                memory.fill(0);
+                comm.recv(&mut memory, 0).unwrap();
+                assert!(*memory == *message, "registered: {registered}");
+            }
+            comm.barrier().unwrap();
+            let after = network.sent_bytes(0);
+            shares.push(after.iter().zip(before).map(|(after, before)| after - before).collect::<Vec<_>>());
+            assert_eq!(comm.census().lent_messages, if registered && comm.rank() == 0 { 4 } else { 0 });
+        }
+        shares
+    });
+    println!("bytes per rail, from ordinary and from registered memory: {:?}", shares[0]);
+    for share in &shares[0] {
+        let half = BYTES as u64 / 2;
+        // Headers, acknowledgements and, on a busy machine, repetitions come on top.
+        assert!(share.iter().all(|&sent| sent >= half && sent < 2 * half), "{share:?}");
+    }
+}
+
+#[test]
+fn a_rail_that_goes_down_in_a_flood_is_named_with_its_device_and_status() {
+    if !has_verbs() {
+        return;
+    }
+    let network = Network::with_rails(12, 4200, 2);
+    let errors = break_down(&network, reduce, || network.treat(1, "loss 100%"));
+    says(&errors, &["queue pair 2 of 2", "rxe_g12", "10.1.162.", "completion status 12"]);
+}
+
+/// The last words of a link go over the first rail, and overtake stripes on a slower one.
+#[test]
+fn what_is_still_on_a_slow_rail_arrives_after_the_other_end_has_closed() {
+    const OPTIONS: LinkOptions = LinkOptions { max_message: 128 << 10, depth: 4 };
+    if !has_verbs() {
+        return;
+    }
+    let network = Network::with_rails(13, 4200, 2);
+    let endpoints = [0, 1].map(|rank| Endpoint::new(rank, [4; 16], &network.config(rank)).unwrap());
+    let links = |rank: usize| {
+        let info = endpoints[1 - rank].info();
+        let to = ConnectTo { comm: 0, peer_rank: 1 - rank, info: &info, channel: 0, options: OPTIONS };
+        endpoints[rank].connect(&to, &Doorbell::new().unwrap(), &|| None, Duration::from_secs(20)).unwrap()
+    };
+    let (mut sender, mut receiver) = both(|| links(0), || links(1));
+    network.treat(1, "delay 30ms");
+    let payload =
+        |i: u8| -> Vec<u8> { (0..100_000u32).map(|k| (k.wrapping_mul(2_654_435_761) >> 20) as u8 ^ i).collect() };
+    for i in 0..4 {
+        let header = Header { seq: u32::from(i), len: 100_000, ..Header::default() };
+        assert!(sender.send.send_from(&header, &payload(i)).unwrap(), "depth is four");
+    }
+    drop(sender);
+    let (mut got, start) = (0, Instant::now());
+    let end = loop {
+        assert!(start.elapsed() < Duration::from_secs(20), "only {got} messages came");
+        match receiver.recv.peek() {
+            Ok(Some((header, data))) => {
+                assert!((header.seq, data) == (u32::from(got), &payload(got)[..]), "message {got}");
+                receiver.recv.release().unwrap();
+                got += 1;
+            }
+            // As an executor does that looks after its peer.
+            Ok(None) => receiver.recv.check_peer().unwrap_or_default(),
+            Err(e) => break e,
+        }
+    };
+    assert_eq!(got, 4, "{end}");
+    assert!(matches!(&end, Error::PeerLost { peer: 0, detail, .. } if detail.contains("closed the link")), "{end}");
+}
+
+#[test]
 fn the_smaller_mtu_of_both_ports_counts() {
     if !has_verbs() {
         return;
@@ -187,7 +278,7 @@ fn a_low_limit_of_locked_memory_is_explained_by_the_rank_that_has_it() {
         return;
     }
     if std::env::var_os(LIMITED).is_some() {
-        let network = Network { n: 6 };
+        let network = Network { n: 6, rails: 1 };
         let errors = run(&network, |comm| all_reduce(&comm, 8).unwrap_err().to_string());
         for e in errors {
             assert!(e.contains("limit of locked memory is 65536") && e.contains("ulimit -l"), "{e}");

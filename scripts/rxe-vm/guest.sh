@@ -36,19 +36,19 @@ end() {
     devices+=("rxe_$1")
 }
 
-# link A B SUBNET: netdevs AB and BA, node a is .1, b is .2, c is .3. The MAC addresses, and with them the link-local
+# link A B SUBNET [N]: netdevs AB and BA, or ABN and BAN, node a is .1, b is .2, c is .3. The MAC addresses, and with them the link-local
 # GIDs, are the same every time. Each end knows the other's: a lost ARP packet would fail ibv_modify_qp to RTR, before
 # any RDMA packet.
 link() {
-    local nodes=abc of_a of_b mac_a mac_b
+    local nodes=abc of_a of_b mac_a mac_b ab=$1$2${4:-} ba=$2$1${4:-}
     of_a=${nodes%%"$1"*} of_b=${nodes%%"$2"*}
     of_a=$((${#of_a} + 1)) of_b=$((${#of_b} + 1))
     mac_a=$(printf '02:00:00:00:%02x:%02x' "${3##*.}" $of_a) mac_b=$(printf '02:00:00:00:%02x:%02x' "${3##*.}" $of_b)
-    ip_batch+="link add $1$2 address $mac_a type veth peer name $2$1 address $mac_b"$'\n'
-    end "$1$2" "$3.$of_a"
-    end "$2$1" "$3.$of_b"
-    ip_batch+="neigh add $3.$of_b lladdr $mac_b dev $1$2 nud permanent"$'\n'
-    ip_batch+="neigh add $3.$of_a lladdr $mac_a dev $2$1 nud permanent"$'\n'
+    ip_batch+="link add $ab address $mac_a type veth peer name $ba address $mac_b"$'\n'
+    end "$ab" "$3.$of_a"
+    end "$ba" "$3.$of_b"
+    ip_batch+="neigh add $3.$of_b lladdr $mac_b dev $ab nud permanent"$'\n'
+    ip_batch+="neigh add $3.$of_a lladdr $mac_a dev $ba nud permanent"$'\n'
 }
 
 # All commands of a tool in one process: starting one takes a tenth of a second here.
@@ -84,6 +84,7 @@ network() {
             devices=(rxe0)
             ;;
         pair) link a b 10.1.12 ;;
+        rails) link a b 10.1.12 && link a b 10.1.112 2 ;;
         line) link a b 10.1.12 && link b c 10.1.23 ;;
         triangle) link a b 10.1.12 && link b c 10.1.23 && link c a 10.1.31 ;;
     esac

@@ -7,9 +7,10 @@
 set -u
 case ${RXE_VM:-} in
     pair) nodes=(rxe_ab rxe_ba) ;;
+    rails) nodes=("rxe_ab,rxe_ab2" "rxe_ba,rxe_ba2") ;;
     line) nodes=(rxe_ab "rxe_ba,rxe_bc" rxe_cb) ;;
     triangle) nodes=("rxe_ab,rxe_ac" "rxe_ba,rxe_bc" "rxe_cb,rxe_ca") ;;
-    *) echo "nodes.sh: run it in scripts/rxe-vm.sh --pair, --line or --triangle" >&2 && exit 2 ;;
+    *) echo "nodes.sh: run it in scripts/rxe-vm.sh --pair, --rails, --line or --triangle" >&2 && exit 2 ;;
 esac
 (($#)) || { echo "nodes.sh: no command given" >&2 && exit 2; }
 export WORLD_SIZE=${#nodes[@]} MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 TINYNCCL_TRANSPORT=verbs

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::state::{State, lock};
 use super::{Comm, agree, probe};
-use crate::config::Tune;
+use crate::config::{Config, TransportChoice, Tune};
 use crate::error::{Error, Result};
 use crate::topology::host::{Cores, Host};
 use crate::topology::store::{Key, Store, hex};
@@ -239,6 +239,17 @@ fn exchange<T: Serialize + for<'a> Deserialize<'a>>(comm: &Comm, what: &str, val
     values.iter().map(|bytes| serde_json::from_slice(bytes).map_err(broken)).collect()
 }
 
+/// Kinds of links in use: through memory, over a network.
+fn links(config: &Config, memory: bool, network: bool) -> Vec<String> {
+    let over_network = match (config.transport, config.verbs_qps, config.tcp_streams) {
+        (TransportChoice::Verbs, 1, _) => "verbs".to_owned(),
+        (TransportChoice::Verbs, qps, _) => format!("verbs, {qps} queue pairs"),
+        (_, _, 1) => "tcp".to_owned(),
+        (_, _, streams) => format!("tcp, {streams} streams"),
+    };
+    memory.then(|| "shm".to_owned()).into_iter().chain(network.then_some(over_network)).collect()
+}
+
 /// Where a measured model is kept.
 struct Place {
     store: Store,
@@ -260,13 +271,13 @@ impl Place {
         others.sort_unstable();
         others.dedup();
         let shares = |&m: &usize| state.control.shares_memory(m);
-        let kinds = [("shm", state.members.iter().skip(1).any(shares)), ("tcp", !state.members.iter().all(shares))];
+        let (some, all) = (state.members.iter().skip(1).any(shares), state.members.iter().all(shares));
         let key = Key {
             library: env!("CARGO_PKG_VERSION").to_owned(),
             optimised: !cfg!(debug_assertions),
             host: Host::here(),
             others: if others.is_empty() { String::new() } else { hex(others.join(" ").as_bytes()) },
-            links: kinds.iter().filter(|(_, used)| *used).map(|(kind, _)| (*kind).to_owned()).collect(),
+            links: links(config, some, !all),
             ranks_per_host: state.members.iter().filter(|&&m| state.control.shares_host(m)).count(),
             message: comm.inner.options.max_message,
             depth: comm.inner.options.depth,
@@ -275,5 +286,21 @@ impl Place {
             spin_ns: u64::try_from(config.spin.as_nanos()).unwrap_or(u64::MAX),
         };
         Some(Place { store, key })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_of_other_links_are_kept_apart() {
+        let tcp = Config::default();
+        let verbs = Config { transport: TransportChoice::Verbs, ..Config::default() };
+        assert_eq!(links(&tcp, true, true), ["shm", "tcp"]);
+        assert_eq!(links(&tcp, true, false), ["shm"]);
+        assert_eq!(links(&verbs, false, true), ["verbs"]);
+        assert_eq!(links(&Config { verbs_qps: 2, ..verbs }, false, true), ["verbs, 2 queue pairs"]);
+        assert_eq!(links(&Config { tcp_streams: 4, ..tcp }, false, true), ["tcp, 4 streams"]);
     }
 }

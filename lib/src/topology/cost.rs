@@ -64,7 +64,7 @@ pub struct CostModel {
     pub version: u32,
     /// Messages through shared memory.
     pub shm: LinkCost,
-    /// Messages over TCP.
+    /// Messages over a network: TCP, or RDMA where that is asked for.
     pub tcp: LinkCost,
     /// What combining adds to a byte that is copied or received anyway.
     pub reduce: Rates,

@@ -10,7 +10,7 @@ use super::fence::Fence;
 
 const MAGIC: [u8; 8] = *b"tinynccl";
 /// Version of the handshake and of the layout of messages and shared memory.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 /// Longest reason in a refusal, in bytes.
 const MAX_DETAIL: usize = 512;
 
@@ -36,7 +36,7 @@ pub(crate) struct Hello {
     /// Channel.
     pub(crate) channel: u32,
     flags: u32,
-    /// TCP streams of the link, and which of them this connection is.
+    /// TCP streams of the link, and which of them this connection is. Over RDMA: its queue pairs, and 0.
     streams: u32,
     stream: u32,
     /// The ranks at the ends of the link: `from` and `to`, unless relays are between them.
@@ -116,8 +116,8 @@ impl Hello {
         let theirs = (self.max_message, self.depth, self.flags & CHECKSUM != 0, self.streams, self.flags & VERBS != 0);
         let ours = (options.max_message as u64, options.depth as u64, checksum, streams as u32, verbs);
         let say = |(m, d, c, s, v): (u64, u64, bool, u32, bool)| {
-            let (c, v) = (if c { "on" } else { "off" }, if v { ", over RDMA" } else { "" });
-            format!("messages of {m} bytes, depth {d}, checksums {c}, TCP streams {s}{v}")
+            let (c, v) = (if c { "on" } else { "off" }, if v { "RDMA queue pairs" } else { "TCP streams" });
+            format!("messages of {m} bytes, depth {d}, checksums {c}, {v} {s}")
         };
         (theirs != ours).then(|| {
             let (from, to) = (self.from, self.to);
@@ -136,7 +136,7 @@ impl Hello {
         self.flags & CHECKSUM != 0
     }
 
-    /// Streams of the link if it goes over TCP.
+    /// Streams of the link if it goes over TCP, queue pairs if it goes over RDMA.
     pub(crate) fn streams(&self) -> usize {
         self.streams as usize
     }
@@ -267,7 +267,7 @@ mod tests {
         }
         assert!(Hello::parse(&bytes, &[7; 16], 3).unwrap_err().unwrap().contains("rank 3"));
         let old = Hello { version: 0, ..hello() };
-        assert!(Hello::parse(bytemuck::bytes_of(&old), &[7; 16], 2).unwrap_err().unwrap().contains("version 3, got 0"));
+        assert!(Hello::parse(bytemuck::bytes_of(&old), &[7; 16], 2).unwrap_err().unwrap().contains("version 4, got 0"));
         let other = Hello { magic: *b"GET / HT", ..hello() };
         assert_eq!(Hello::parse(bytemuck::bytes_of(&other), &[7; 16], 2), Err(None));
         assert_eq!(Hello::parse(&bytes[1..], &[7; 16], 2), Err(None));
@@ -293,6 +293,13 @@ mod tests {
         let text = hello().differs(&LinkOptions { depth: 8, ..OPTIONS }, true, 4, false).unwrap();
         assert!(text.contains("rank 2 wants messages of 4096 bytes, depth 8, checksums on, TCP streams 4"), "{text}");
         assert!(text.contains("rank 1 wants messages of 4096 bytes, depth 4, checksums off, TCP streams 1"), "{text}");
+        let rdma = hello().over_verbs(true);
+        assert_eq!(rdma.differs(&OPTIONS, false, 1, true), None);
+        let text = rdma.differs(&OPTIONS, false, 2, true).unwrap();
+        assert!(text.contains("rank 2 wants") && text.contains("RDMA queue pairs 2, rank 1 wants"), "{text}");
+        assert!(text.contains("RDMA queue pairs 1;"), "{text}");
+        let text = rdma.differs(&OPTIONS, false, 1, false).unwrap();
+        assert!(text.contains("TCP streams 1, rank 1") && text.contains("RDMA queue pairs 1;"), "{text}");
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! - [`inproc`]: ranks are threads of one process; memory and a condition variable to meet.
 //! - `shm`: processes of one host; a memfd that goes from one to the other over a Unix socket.
 //! - `tcp`: anything else; one stream per (peer, channel).
-//! - `verbs`: RDMA, when it is asked for and built in; one queue pair per (peer, channel).
+//! - `verbs`: RDMA, when it is asked for and built in; one or several queue pairs per (peer, channel).
 //!
 //! `inproc` and `shm` are the same ring of messages in shared memory and differ in how the ends meet. An [`Endpoint`]
 //! makes `shm`, `tcp` and `verbs` links. [`checksum`] and [`faulty`] wrap a pair of any backend. [`relay`] joins links where two
@@ -61,7 +61,7 @@ mod wait;
 pub use doorbell::Doorbell;
 pub use endpoint::{ConnectTo, Endpoint, EndpointInfo, Kind};
 pub(crate) use tcp::MAX_STREAMS;
-pub(crate) use verbs::Registration;
+pub(crate) use verbs::{MAX_QPS, Registration};
 pub use verbs::{VerbsAddress, rdma_ports};
 
 use std::fmt;

@@ -38,8 +38,8 @@ pub(crate) enum Backend {
     SplitInProc,
     SplitTcp,
     Verbs,
+    TwoQpVerbs,
     ChecksumVerbs,
-    DelayedVerbs,
     SplitVerbs,
     RelayedTcp,
     RelayedShm,
@@ -62,6 +62,13 @@ pub(crate) fn config(transport: TransportChoice) -> Config {
     config.transport = transport;
     // Such links take messages of any length: `lending` tests that.
     config.single_copy = SingleCopy::Off;
+    config
+}
+
+/// RDMA over several queue pairs per link.
+pub(crate) fn queue_pairs(n: usize) -> Config {
+    let mut config = config(TransportChoice::Verbs);
+    config.verbs_qps = n;
     config
 }
 
@@ -101,13 +108,13 @@ pub(crate) fn ends(backend: Backend) -> [End; 2] {
         }
         Backend::DelayedTcp => wrapped(endpoints(&config(TransportChoice::Tcp)), |l| faulty::wrap(l, &delay)),
         Backend::Verbs => endpoints(&config(TransportChoice::Verbs)),
+        Backend::TwoQpVerbs => endpoints(&queue_pairs(2)),
         Backend::ChecksumVerbs => {
-            let mut config = config(TransportChoice::Verbs);
+            let mut config = queue_pairs(4);
             config.checksum = true;
             endpoints(&config)
         }
-        Backend::DelayedVerbs => wrapped(endpoints(&config(TransportChoice::Verbs)), |l| faulty::wrap(l, &delay)),
-        Backend::SplitVerbs => wrapped(endpoints(&config(TransportChoice::Verbs)), |l| faulty::wrap(l, &split)),
+        Backend::SplitVerbs => wrapped(endpoints(&queue_pairs(4)), |l| faulty::wrap(l, &split)),
         Backend::SplitTcp => wrapped(endpoints(&config(TransportChoice::Tcp)), |l| faulty::wrap(l, &split)),
         Backend::RelayedTcp => relayed(&config(TransportChoice::Tcp), 1),
         Backend::RelayedShm => relayed(&config(TransportChoice::Shm), 1),
@@ -141,10 +148,10 @@ pub(crate) fn has_verbs() -> bool {
 impl Backend {
     /// Whether it can be tested here.
     pub(crate) fn is_available(self) -> bool {
-        let verbs = [Backend::Verbs, Backend::ChecksumVerbs, Backend::DelayedVerbs, Backend::SplitVerbs];
+        let verbs = [Backend::Verbs, Backend::TwoQpVerbs, Backend::ChecksumVerbs, Backend::SplitVerbs];
         match self {
             // In a virtual machine with several nodes only where two of them have no common subnet.
-            Backend::RelayedVerbs => !matches!(nodes().as_deref(), Some("pair" | "triangle")) && has_verbs(),
+            Backend::RelayedVerbs => !matches!(nodes().as_deref(), Some("pair" | "rails" | "triangle")) && has_verbs(),
             _ => !verbs.contains(&self) || has_verbs(),
         }
     }
@@ -178,10 +185,10 @@ fn nodes() -> Option<String> {
 }
 
 /// In a virtual machine of `scripts/rxe-vm.sh` with several nodes, rank 0 is node a and rank 1 is node b: packets between
-/// them cross a network. Otherwise both use the same devices.
+/// them cross a network. Otherwise both use the same devices. Names are prefixes: of several rails a node has them all.
 pub(crate) fn of_rank(config: &Config, rank: usize) -> Config {
     let mut config = config.clone();
-    let nodes = matches!(nodes().as_deref(), Some("pair" | "line" | "triangle"));
+    let nodes = matches!(nodes().as_deref(), Some("pair" | "rails" | "line" | "triangle"));
     if config.transport == TransportChoice::Verbs && nodes {
         config.verbs_device = Some(["rxe_ab", "rxe_ba"][rank].to_owned());
     }

@@ -67,9 +67,9 @@ suite! {
     split_inproc: Backend::SplitInProc;
     split_tcp: Backend::SplitTcp;
     verbs: Backend::Verbs;
-    checksums_over_verbs: Backend::ChecksumVerbs;
-    delayed_verbs: Backend::DelayedVerbs;
-    split_verbs: Backend::SplitVerbs;
+    verbs_with_two_queue_pairs: Backend::TwoQpVerbs;
+    checksums_over_verbs_with_four_queue_pairs: Backend::ChecksumVerbs;
+    split_verbs_with_four_queue_pairs: Backend::SplitVerbs;
     relayed_tcp: Backend::RelayedTcp;
     relayed_shm: Backend::RelayedShm;
     twice_relayed_tcp: Backend::TwiceRelayedTcp;

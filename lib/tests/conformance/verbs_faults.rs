@@ -37,6 +37,20 @@ fn a_setting_that_fits_nothing_is_refused_with_what_exists() {
 }
 
 #[test]
+fn different_numbers_of_queue_pairs_are_refused_with_both() {
+    if !has_verbs() {
+        return;
+    }
+    let endpoints = [0, 1].map(|rank| Endpoint::new(rank, TOKEN, &of_rank(&queue_pairs(1 + rank), rank)).unwrap());
+    let errors = both(|rank| connect(&endpoints[rank], &endpoints[1 - rank], 1 - rank).unwrap_err());
+    for e in errors {
+        let text = e.to_string();
+        assert!(matches!(e, Error::Protocol { .. }), "{text}");
+        assert!(text.contains("queue pairs 2, rank 0 wants") && text.contains("queue pairs 1;"), "{text}");
+    }
+}
+
+#[test]
 fn without_a_common_subnet_both_ends_name_all_ports_at_once() {
     if !has_verbs() {
         return;

@@ -1,4 +1,4 @@
-//! A network of two nodes with an RDMA device each, for one test.
+//! A network of two nodes with an RDMA device each, or two, for one test.
 
 use std::io::Write as _;
 use std::process::{Child, Command, Stdio};
@@ -43,26 +43,38 @@ fn said(command: &str) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Two interfaces that are linked, `fNa` (10.1.10N.1) and `fNb` (10.1.10N.2), with the devices `rxe_fNa` and `rxe_fNb`.
+/// Two interfaces that are linked, `fNa` (10.1.10N.1) and `fNb` (10.1.10N.2), with the devices `rxe_fNa` and `rxe_fNb`; with
+/// two rails also `gNa` (10.1.15N.1) and `gNb`.
 #[derive(Debug)]
 pub(crate) struct Network {
     pub(crate) n: u8,
+    pub(crate) rails: usize,
 }
 
 impl Network {
     pub(crate) fn new(n: u8, mtu: u32) -> Network {
-        let net = format!("10.1.{}", 100 + u16::from(n));
-        // Neighbours are entered: a lost ARP packet would fail the queue pair before any RDMA packet.
-        sh(&format!(
-            "ip link add f{n}a address 02:00:00:01:{n:02}:01 type veth peer name f{n}b address 02:00:00:01:{n:02}:02
-             ip addr add {net}.1/24 dev f{n}a; ip addr add {net}.2/24 dev f{n}b
-             ip link set f{n}a mtu {mtu} up; ip link set f{n}b mtu {mtu} up
-             ip neigh replace {net}.2 lladdr 02:00:00:01:{n:02}:02 dev f{n}a nud permanent
-             ip neigh replace {net}.1 lladdr 02:00:00:01:{n:02}:01 dev f{n}b nud permanent
-             rdma link add rxe_f{n}a type rxe netdev f{n}a; rdma link add rxe_f{n}b type rxe netdev f{n}b"
-        ));
-        let network = Network { n };
-        until("both devices are ready", || [0, 1].iter().all(|&r| rdma_ports(&network.config(r)).is_ok()));
+        Network::with_rails(n, mtu, 1)
+    }
+
+    pub(crate) fn with_rails(n: u8, mtu: u32, rails: usize) -> Network {
+        let network = Network { n, rails };
+        for rail in 0..rails {
+            let [a, b] = [0, 1].map(|rank| network.on_rail(rail, rank));
+            let net = format!("10.1.{}", 100 + 50 * rail + usize::from(n));
+            let mac = format!("02:00:00:{:02}:{n:02}", rail + 1);
+            // Neighbours are entered: a lost ARP packet would fail the queue pair before any RDMA packet.
+            sh(&format!(
+                "ip link add {a} address {mac}:01 type veth peer name {b} address {mac}:02
+                 ip addr add {net}.1/24 dev {a}; ip addr add {net}.2/24 dev {b}
+                 ip link set {a} mtu {mtu} up; ip link set {b} mtu {mtu} up
+                 ip neigh replace {net}.2 lladdr {mac}:02 dev {a} nud permanent
+                 ip neigh replace {net}.1 lladdr {mac}:01 dev {b} nud permanent
+                 rdma link add rxe_{a} type rxe netdev {a}; rdma link add rxe_{b} type rxe netdev {b}"
+            ));
+        }
+        until("all devices are ready", || {
+            [0, 1].iter().all(|&r| rdma_ports(&network.config(r)).is_ok_and(|ports| ports.len() == rails))
+        });
         network
     }
 
@@ -71,25 +83,46 @@ impl Network {
     }
 
     pub(crate) fn interface(&self, rank: usize) -> String {
-        format!("f{}{}", self.n, ["a", "b"][rank])
+        self.on_rail(0, rank)
     }
 
-    /// Short deadlines.
+    /// The rank's interface on that rail.
+    pub(crate) fn on_rail(&self, rail: usize, rank: usize) -> String {
+        format!("{}{}{}", ["f", "g"][rail], self.n, ["a", "b"][rank])
+    }
+
+    /// What the rank's interfaces have sent, in bytes: headers, acknowledgements and all.
+    pub(crate) fn sent_bytes(&self, rank: usize) -> Vec<u64> {
+        let of = |rail| {
+            let path = format!("/sys/class/net/{}/statistics/tx_bytes", self.on_rail(rail, rank));
+            std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{path}: {e}")).trim().parse().unwrap()
+        };
+        (0..self.rails).map(of).collect()
+    }
+
+    /// Short deadlines, and a queue pair per rail.
     pub(crate) fn config(&self, rank: usize) -> Config {
         let mut config = crate::common::config();
         config.transport = TransportChoice::Verbs;
-        config.verbs_device = Some(self.device(rank));
+        let devices: Vec<_> = (0..self.rails).map(|rail| format!("rxe_{}", self.on_rail(rail, rank))).collect();
+        config.verbs_device = Some(devices.join(","));
+        config.verbs_qps = self.rails;
         // rxe of Linux 6.1 seems to count every lost packet of a message against its retries until the whole message is
-        // acknowledged: with 256 KiB, 2 % loss and fewer retries it gave up.
-        config.verbs_chunk = 32 << 10;
+        // acknowledged: with 256 KiB, 2 % loss and fewer retries it gave up. Over two rails messages should be striped.
+        config.verbs_chunk = if self.rails == 1 { 32 << 10 } else { 256 << 10 };
         (config.timeout, config.connect_timeout) = (Duration::from_secs(5), Duration::from_secs(20));
         config
     }
 
     /// Drops so many packets of a hundred, both ways.
     pub(crate) fn lose(&self, percent: u8) {
+        self.treat(0, &format!("loss {percent}%"));
+    }
+
+    /// What netem does to packets of that rail, both ways.
+    pub(crate) fn treat(&self, rail: usize, how: &str) {
         for rank in [0, 1] {
-            sh(&format!("tc qdisc replace dev {} root netem limit 100000 loss {percent}%", self.interface(rank)));
+            sh(&format!("tc qdisc replace dev {} root netem limit 100000 {how}", self.on_rail(rail, rank)));
         }
     }
 
@@ -121,7 +154,9 @@ impl Network {
 impl Drop for Network {
     fn drop(&mut self) {
         // The devices go with their interfaces.
-        let _ = Command::new("ip").args(["link", "del", &self.interface(0)]).status();
+        for rail in 0..self.rails {
+            let _ = Command::new("ip").args(["link", "del", &self.on_rail(rail, 0)]).status();
+        }
     }
 }
 
@@ -179,6 +214,6 @@ pub(crate) fn with_child(network: &Network, test: &str, phase: &str, timeout: Du
 /// What [`with_child`] has started us for. The network is its parent's.
 pub(crate) fn child() -> Option<(std::mem::ManuallyDrop<Network>, UniqueId, String)> {
     let variable = |name: &str| std::env::var(name).ok();
-    let network = Network { n: variable(NETWORK)?.parse().unwrap() };
+    let network = Network { n: variable(NETWORK)?.parse().unwrap(), rails: 1 };
     Some((std::mem::ManuallyDrop::new(network), variable(ID)?.parse().unwrap(), variable(PHASE)?))
 }

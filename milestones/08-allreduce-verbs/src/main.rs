@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use allreduce_tcp::Over;
 use tinynccl::config::TransportChoice;
@@ -21,8 +22,12 @@ fn main() -> ExitCode {
     })
 }
 
+/// The kernel asks a device for its counters once in so long (`hw_counters/lifespan`, 10 ms), and hands out the old ones until then.
+const LIFESPAN: Duration = Duration::from_millis(20);
+
 /// Packets that all RDMA ports below `devices` have sent. Software devices and adapters count in different places.
 fn packets(devices: &Path) -> Option<u64> {
+    std::thread::sleep(LIFESPAN);
     let mut sum = None;
     for device in std::fs::read_dir(devices).ok()?.flatten() {
         for port in std::fs::read_dir(device.path().join("ports")).ok()?.flatten() {

@@ -95,6 +95,7 @@ struct Inner {
     token: [u8; 16],
     transport: TransportChoice,
     checksum: bool,
+    /// Streams of a TCP link, queue pairs of one over RDMA.
     streams: usize,
     single_copy: SingleCopy,
     sockets: tcp::SocketOptions,
@@ -171,7 +172,10 @@ impl Endpoint {
             token,
             transport: config.transport,
             checksum: config.checksum,
-            streams: config.tcp_streams,
+            streams: match config.transport {
+                TransportChoice::Verbs => config.verbs_qps,
+                _ => config.tcp_streams,
+            },
             // A checksum is looked at before anything is written to where it belongs.
             single_copy: if config.checksum { SingleCopy::Off } else { config.single_copy },
             sockets,

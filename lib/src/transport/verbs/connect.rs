@@ -1,12 +1,13 @@
-//! The dialing side: chooses the two ports.
+//! The dialing side: chooses the ports.
 
 use std::net::TcpStream;
 use std::sync::Arc;
 
 use super::address::VerbsAddress;
 use super::exchange;
-use super::rails::Rails;
+use super::rails::{Rails, Way};
 use super::setup::Draft;
+use super::sys::Gid;
 use crate::error::Result;
 use crate::transport::linger::Linger;
 use crate::transport::wait::Wait;
@@ -22,22 +23,24 @@ pub(crate) fn connect(
     wait: &Wait<'_>,
     linger: &Arc<Linger>,
 ) -> Result<LinkPair> {
-    let made = rails
-        .choose(who.peer, theirs, channel)
-        .and_then(|(rail, theirs)| Ok((Draft::new(rail, theirs.gid, options, rails.timing)?, theirs, rail)));
-    let (draft, address, rail) = match made {
+    let made = rails.ways(who.peer, theirs, channel).and_then(|ways| {
+        who.address = Way::list(&ways);
+        Draft::new(ways, options, rails.timing)
+    });
+    let mut draft = match made {
         Ok(made) => made,
         Err(e) => {
             exchange::tell(&mut socket, &who, Err(&e))?;
             return Err(e);
         }
     };
-    who.address = format!("{address} from {}", rail.choice.address);
     exchange::tell(&mut socket, &who, Ok(&draft.card))?;
     let card = exchange::hear(&mut socket, &who, wait)?;
-    if card.gid != draft.card.wanted {
-        let got = super::sys::Gid(card.gid).ip();
-        return Err(who.protocol("connect", format!("expected its port {address}, got {got}")));
+    for (theirs, ours) in card.qps.iter().zip(&draft.card.qps) {
+        if theirs.gid != ours.wanted {
+            let (expected, got) = (Gid(ours.wanted).ip(), Gid(theirs.gid).ip());
+            return Err(who.protocol("connect", format!("expected its port {expected}, got {got}")));
+        }
     }
     draft.connect(&card, &who)?;
     exchange::tell_ready(&mut socket, &who)?;

@@ -3,11 +3,12 @@
 //! ```text
 //! lower rank (dialer)                                higher rank
 //! hello, welcome                     (handshake.rs, as for every link)
-//! card: which port, queue pair,  ->
-//!       memory to write to
-//!                                                    queue pair to INIT, receives, RTR, RTS
+//! card: memory to write to,      ->
+//!       and per queue pair its
+//!       port and the peer's
+//!                                                    queue pairs to INIT, receives, RTR, RTS
 //!                                <-  card
-//! queue pair to RTR, RTS
+//! queue pairs to RTR, RTS
 //! ready                          ->
 //! ```
 //! When both return, both queue pairs take what comes. Instead of a card, either may say why it has none.
@@ -17,30 +18,61 @@ use std::net::TcpStream;
 
 use rustix::event::PollFlags;
 
+use super::MAX_QPS;
 use crate::error::{Error, Result};
 use crate::transport::Peer;
 use crate::transport::wait::Wait;
 
-/// What the peer's queue pair has to know of ours. Little endian.
+/// What the peer has to know of our end. Little endian, as are the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-pub(super) struct Card {
-    /// Our port.
-    pub(super) gid: [u8; 16],
-    /// The peer's port that we chose.
-    pub(super) wanted: [u8; 16],
+pub(super) struct Memory {
     /// Memory that the peer writes to.
     pub(super) address: u64,
     pub(super) bytes: u64,
+    pub(super) lines: u32,
+    pub(super) slots: u32,
+}
+
+/// What the peer's queue pair has to know of ours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(super) struct QueuePair {
+    /// Our port.
+    pub(super) gid: [u8; 16],
+    /// The peer's port that the dialer chose.
+    pub(super) wanted: [u8; 16],
+    /// Key of the memory for our device.
     pub(super) rkey: u32,
     pub(super) qpn: u32,
     pub(super) psn: u32,
     pub(super) lid: u32,
     /// `ibv_mtu` code of our port.
     pub(super) mtu: u32,
-    pub(super) lines: u32,
-    pub(super) slots: u32,
-    pub(super) padding: u32,
+}
+
+/// One side of a link.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Card {
+    pub(super) memory: Memory,
+    /// By number, from 1 to [`MAX_QPS`].
+    pub(super) qps: Vec<QueuePair>,
+}
+
+impl Card {
+    fn to_bytes(&self) -> Vec<u8> {
+        [bytemuck::bytes_of(&self.memory), bytemuck::cast_slice(&self.qps)].concat()
+    }
+
+    fn parse(bytes: &[u8]) -> Option<Card> {
+        let (memory, qps) = bytes.split_at_checked(size_of::<Memory>())?;
+        let (qps, rest) = qps.as_chunks::<{ size_of::<QueuePair>() }>();
+        let fits = rest.is_empty() && (1..=MAX_QPS).contains(&qps.len());
+        fits.then(|| Card {
+            memory: bytemuck::pod_read_unaligned(memory),
+            qps: qps.iter().map(|qp| bytemuck::cast(*qp)).collect(),
+        })
+    }
 }
 
 #[derive(Debug, Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
@@ -67,7 +99,7 @@ fn send(socket: &mut TcpStream, who: &Peer, what: u32, body: &[u8]) -> Result<()
 /// Sends our card, or says why there is none.
 pub(super) fn tell(socket: &mut TcpStream, who: &Peer, card: Result<&Card, &Error>) -> Result<()> {
     match card {
-        Ok(card) => send(socket, who, CARD, bytemuck::bytes_of(card)),
+        Ok(card) => send(socket, who, CARD, &card.to_bytes()),
         Err(reason) => {
             let mut reason = reason.to_string();
             let fits = (0..=LONGEST.min(reason.len())).rev().find(|&i| reason.is_char_boundary(i)).unwrap_or(0);
@@ -80,8 +112,8 @@ pub(super) fn tell(socket: &mut TcpStream, who: &Peer, card: Result<&Card, &Erro
 /// The peer's card.
 pub(super) fn hear(socket: &mut TcpStream, who: &Peer, wait: &Wait<'_>) -> Result<Card> {
     match receive(socket, who, wait)? {
-        (CARD, body) => bytemuck::try_pod_read_unaligned(&body)
-            .map_err(|_| who.protocol("connect", format!("expected an RDMA card, got {} bytes", body.len()))),
+        (CARD, body) => Card::parse(&body)
+            .ok_or_else(|| who.protocol("connect", format!("expected an RDMA card, got {} bytes", body.len()))),
         (what, _) => Err(who.protocol("connect", format!("expected an RDMA card, got message {what}"))),
     }
 }
@@ -128,4 +160,34 @@ fn read_exact(socket: &mut TcpStream, bytes: &mut [u8], who: &Peer, wait: &Wait<
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn card(qps: usize) -> Card {
+        let one = |i| QueuePair { gid: [1; 16], wanted: [2; 16], rkey: i, qpn: 2 * i, psn: 3 * i, lid: 0, mtu: 5 };
+        let memory = Memory { address: 7 << 40, bytes: 1 << 33, lines: 32, slots: 6 };
+        Card { memory, qps: (0..qps as u32).map(one).collect() }
+    }
+
+    #[test]
+    fn cards_go_there_and_back_and_the_largest_fits() {
+        for qps in 1..=MAX_QPS {
+            assert_eq!(Card::parse(&card(qps).to_bytes()), Some(card(qps)));
+        }
+        assert!(card(MAX_QPS).to_bytes().len() <= LONGEST);
+        assert_eq!(Card::parse(&card(0).to_bytes()), None);
+        assert_eq!(Card::parse(&card(MAX_QPS + 1).to_bytes()), None);
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_the_parser_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let whole = bytes.len() >= 24 + 52 && (bytes.len() - 24).is_multiple_of(52);
+            prop_assert_eq!(Card::parse(&bytes).is_some(), whole);
+        }
+    }
 }

@@ -1,11 +1,11 @@
-//! The accepting side: takes the port that the dialer wants.
+//! The accepting side: takes the ports that the dialer wants.
 
 use std::net::TcpStream;
 use std::sync::Arc;
 
 use super::address::list;
-use super::exchange;
-use super::rails::Rails;
+use super::exchange::{self, QueuePair};
+use super::rails::{Rails, Way};
 use super::setup::Draft;
 use super::sys::Gid;
 use crate::error::{Error, Result};
@@ -23,16 +23,18 @@ pub(crate) fn finish(
     linger: &Arc<Linger>,
 ) -> Result<LinkPair> {
     let card = exchange::hear(&mut socket, &who, wait)?;
-    let made = match rails.of_gid(&card.wanted) {
-        Some(rail) => Draft::new(rail, card.gid, options, rails.timing).map(|draft| (draft, rail)),
+    let way = |theirs: &QueuePair| match rails.of_gid(&theirs.wanted) {
+        Some(rail) => Ok(Way { rail, to: theirs.gid }),
         None => {
-            let (wanted, ours) = (Gid(card.wanted).ip(), list(&rails.addresses()));
+            let (wanted, ours) = (Gid(theirs.wanted).ip(), list(&rails.addresses()));
             Err(Error::invalid("connect", format!("expected one of our RDMA ports ({ours}), asked for {wanted}")))
         }
     };
-    let made = made.and_then(|(draft, rail)| {
-        who.address = format!("{} from {}", Gid(card.gid).ip(), rail.choice.address);
-        draft.connect(&card, &who).map(|()| draft)
+    let made = card.qps.iter().map(way).collect::<Result<Vec<_>>>().and_then(|ways| {
+        who.address = Way::list(&ways);
+        let mut draft = Draft::new(ways, options, rails.timing)?;
+        draft.connect(&card, &who)?;
+        Ok(draft)
     });
     let draft = match made {
         Ok(draft) => draft,

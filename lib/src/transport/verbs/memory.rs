@@ -7,29 +7,31 @@ use super::sys::{Access, Mr, Pd};
 use crate::error::Result;
 use crate::transport::mapping::Mapping;
 
-/// A mapping of our own and its registration, which goes first.
+/// A mapping of our own and its registrations, one per device, which go first.
 #[derive(Debug)]
 pub(super) struct Region {
-    mr: Mr,
+    mrs: Vec<Mr>,
     mapping: Mapping,
 }
 
 impl Region {
-    pub(super) fn new(pd: &Arc<Pd>, bytes: usize, access: Access) -> Result<Region> {
+    /// Memory that the devices of all `domains` know.
+    pub(super) fn new<'a>(
+        domains: impl IntoIterator<Item = &'a Arc<Pd>>,
+        bytes: usize,
+        access: Access,
+    ) -> Result<Region> {
         let mapping = Mapping::anonymous(bytes)?;
-        // SAFETY: the mapping lives until after the registration; nobody holds references to bytes that the peer may write
+        // SAFETY: the mapping lives until after the registrations; nobody holds references to bytes that the peer may write
         // at that time: the rings' credits see to that.
-        let mr = unsafe { Mr::new(pd, mapping.base(), bytes, access) }?;
-        Ok(Region { mr, mapping })
+        let register = |pd| unsafe { Mr::new(pd, mapping.base(), bytes, access) };
+        let mrs = domains.into_iter().map(register).collect::<Result<Vec<Mr>>>()?;
+        Ok(Region { mrs, mapping })
     }
 
-    #[inline(always)]
-    pub(super) fn lkey(&self) -> u32 {
-        self.mr.lkey()
-    }
-
-    pub(super) fn rkey(&self) -> u32 {
-        self.mr.rkey()
+    /// The registration with domain number `domain`, as they were given.
+    pub(super) fn mr(&self, domain: usize) -> Option<&Mr> {
+        self.mrs.get(domain)
     }
 
     /// Address of the first byte.

@@ -1,4 +1,5 @@
-//! Links over RDMA verbs: one reliable connected queue pair per (peer, channel), each end writing into the other's memory.
+//! Links over RDMA verbs: reliable connected queue pairs, one or several per (peer, channel), each end writing into the other's
+//! memory.
 //!
 //! # A message
 //! The receiver's memory is two rings: lines of 512 bytes for small messages, slots of `max_message` for the others. The
@@ -8,6 +9,12 @@
 //! request. Freed messages are reported in a write of their own only when many are unreported; so a stream in one direction
 //! costs one report per `depth / 2` messages. A sender without credit does not send, so no receive is ever missing at the
 //! peer ("receiver not ready"), by construction and not by repetition: see `link`.
+//!
+//! # Several queue pairs
+//! `TINYNCCL_VERBS_QPS` gives a link several of them, over all pairs of ports that the two ranks have on common subnets
+//! (`rails`), or several over one. A long message is then several writes, one per queue pair: `stripes` says which bytes go
+//! where, `reassembly` when all are there. Short messages, credit and the goodbye stay on the first queue pair, and with them
+//! the order of messages. A failure of any of them ends the link.
 //!
 //! # Waiting
 //! An executor that spins polls the completion queue. Before it sleeps, `arm` polls, asks for an event, and polls again, so
@@ -25,7 +32,7 @@
 //! no registration outlives its pages. There is no cache of registrations. Memory of a caller's is registered when it is handed
 //! over to `Comm::register_persistent`, and until the owner that this returns is dropped; `registered.rs` keeps the table of
 //! these. A message from such memory is one write of two pieces: the header from its slot of the staging memory, the payload
-//! from where it is. It counts as flushed when the device says that it is sent.
+//! from where it is. Its further stripes are writes from where they are. It counts as flushed when the device says that it is sent.
 //!
 //! Sources: NCCL `src/transport/net_ib` for the life cycle; MVAPICH ("High performance RDMA-based MPI implementation over
 //! InfiniBand", Liu et al., ICS 2003) for rings written with RDMA and credits that ride on messages.
@@ -50,6 +57,8 @@ mod options;
 #[cfg(feature = "verbs")]
 mod rails;
 #[cfg(feature = "verbs")]
+mod reassembly;
+#[cfg(feature = "verbs")]
 mod recv;
 #[cfg(feature = "verbs")]
 mod registered;
@@ -59,6 +68,8 @@ mod send;
 mod setup;
 #[cfg(feature = "verbs")]
 mod status;
+#[cfg(feature = "verbs")]
+mod stripes;
 #[cfg(not(feature = "verbs"))]
 mod stub;
 #[cfg(feature = "verbs")]
@@ -70,6 +81,9 @@ pub use address::VerbsAddress;
 
 use crate::config::Config;
 use crate::error::Result;
+
+/// Most queue pairs of a link.
+pub(crate) const MAX_QPS: usize = 16;
 
 /// The ports of RDMA devices that `TINYNCCL_TRANSPORT=verbs` would use on this machine.
 ///

@@ -8,7 +8,7 @@ use super::address::{VerbsAddress, list, pairs};
 use super::options::{self, Choice};
 use super::registered::{Registration, Table};
 use super::status;
-use super::sys::{Context, Pd, Timing};
+use super::sys::{Context, Gid, Pd, Timing};
 use crate::config::Config;
 use crate::error::{Error, Result};
 
@@ -68,6 +68,30 @@ pub(super) struct Rail {
     pub(super) choice: Choice,
 }
 
+/// Where a queue pair goes: from a port of ours to the peer's with this GID.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Way<'a> {
+    pub(super) rail: &'a Rail,
+    pub(super) to: [u8; 16],
+}
+
+impl Way<'_> {
+    pub(super) fn in_words(&self) -> String {
+        format!("{} from {}", Gid(self.to).ip(), self.rail.choice.address)
+    }
+
+    /// The different ones of some ways.
+    pub(super) fn list(ways: &[Way<'_>]) -> String {
+        let mut words: Vec<String> = Vec::new();
+        for way in ways.iter().map(Way::in_words) {
+            if !words.contains(&way) {
+                words.push(way);
+            }
+        }
+        words.join(", ")
+    }
+}
+
 /// All ports that the configuration lets through.
 #[derive(Debug)]
 pub(crate) struct Rails {
@@ -75,6 +99,8 @@ pub(crate) struct Rails {
     devices: Vec<Arc<Device>>,
     rails: Vec<Rail>,
     pub(super) timing: Timing,
+    /// Queue pairs of a link.
+    qps: usize,
 }
 
 impl Rails {
@@ -104,7 +130,7 @@ impl Rails {
                  interface an IP address"
             )));
         }
-        Ok(Rails { rank, devices, rails, timing: options::timing(config) })
+        Ok(Rails { rank, devices, rails, timing: options::timing(config), qps: config.verbs_qps })
     }
 
     /// What the others learn.
@@ -114,7 +140,7 @@ impl Rails {
 
     /// Fails when no port of ours shares a subnet with one of `theirs`; `no_relay`: and no other rank can help.
     pub(crate) fn check(&self, peer: usize, theirs: &[VerbsAddress], no_relay: bool) -> Result<()> {
-        self.choose(peer, theirs, 0).map(drop).map_err(|mut error| {
+        self.ways(peer, theirs, 0).map(drop).map_err(|mut error| {
             if let (Error::Unsupported { detail, .. }, true) = (&mut error, no_relay) {
                 detail.push_str("; nor is there a way between them through other ranks");
             }
@@ -122,19 +148,16 @@ impl Rails {
         })
     }
 
-    /// Our port and the peer's for channel `channel`.
-    pub(super) fn choose<'a>(
-        &self,
-        peer: usize,
-        theirs: &'a [VerbsAddress],
-        channel: u32,
-    ) -> Result<(&Rail, &'a VerbsAddress)> {
+    /// Our port and the peer's for each queue pair of a link of channel `channel`: the pairs of ports that share a subnet, in
+    /// turn, and each channel begins with the next one.
+    pub(super) fn ways(&self, peer: usize, theirs: &[VerbsAddress], channel: u32) -> Result<Vec<Way<'_>>> {
         let ours = self.addresses();
         let pairs = pairs(&ours, theirs);
-        let found = pairs.get(channel as usize % pairs.len().max(1)).copied();
-        match found.and_then(|(o, t)| Some((self.rails.get(o)?, theirs.get(t)?))) {
-            Some(found) => Ok(found),
-            None => Err(Error::Unsupported {
+        let way = |&(o, t): &(usize, usize)| Some(Way { rail: self.rails.get(o)?, to: theirs.get(t)?.gid });
+        let ways: Vec<Way<'_>> =
+            pairs.iter().filter_map(way).cycle().skip(channel as usize % pairs.len().max(1)).take(self.qps).collect();
+        if ways.is_empty() {
+            return Err(Error::Unsupported {
                 what: format!("RDMA between rank {} and rank {peer}", self.rank),
                 detail: format!(
                     "no two ports of theirs share a subnet. Rank {}: {}. Rank {peer}: {}. Give them addresses in one subnet, \
@@ -143,8 +166,9 @@ impl Rails {
                     list(&ours),
                     list(theirs)
                 ),
-            }),
+            });
         }
+        Ok(ways)
     }
 
     #[cfg(test)]

@@ -106,8 +106,8 @@ impl SendLink for VerbsSend {
     unsafe fn send_lent(&mut self, header: &Header, data: &[u8]) -> Result<bool> {
         let core = self.core.clone();
         let mut core = lock(&core);
-        let lkey = match core.lkey(data) {
-            Some(lkey) if data.len() >= LENT && data.len() == header.len as usize && !self.reserved => lkey,
+        let keys = match core.lkeys(data) {
+            Some(keys) if data.len() >= LENT && data.len() == header.len as usize && !self.reserved => keys,
             _ => {
                 drop(core);
                 return self.send_from(header, data);
@@ -122,7 +122,7 @@ impl SendLink for VerbsSend {
         }
         self.wants = None;
         // SAFETY: by the caller.
-        unsafe { core.send_lent(header, data, lkey) }?;
+        unsafe { core.send_lent(header, data, &keys) }?;
         Ok(true)
     }
 
@@ -131,7 +131,7 @@ impl SendLink for VerbsSend {
     }
 
     fn lends(&self, data: &[u8]) -> bool {
-        data.len() >= LENT && lock(&self.core).lkey(data).is_some()
+        data.len() >= LENT && lock(&self.core).lkeys(data).is_some()
     }
 
     fn lent(&self) -> u64 {

@@ -1,15 +1,16 @@
-//! One end of a link, from memory and a queue pair to both halves.
+//! One end of a link, from memory and queue pairs to both halves.
 
 use std::net::TcpStream;
 use std::sync::{Arc, Mutex};
 
-use super::exchange::Card;
-use super::layout::Layout;
-use super::link::{Core, Parts, Remote};
+use super::exchange::{Card, Memory, QueuePair};
+use super::layout::{Layout, Ring};
+use super::link::{Core, Lane, Lanes, Parts, Queue, REPOST};
 use super::memory::Region;
-use super::rails::Rail;
+use super::rails::{Device, Way};
 use super::recv::VerbsRecv;
 use super::send::VerbsSend;
+use super::stripes::Stripes;
 use super::sys::{Access, Capacity, Channel, Cq, Gid, Qp, Route, Timing};
 use crate::error::{Error, Result};
 use crate::transport::linger::Linger;
@@ -19,102 +20,140 @@ use crate::wire::Header;
 /// Requests beyond those of messages: reports and the goodbye.
 const SPARE: usize = 32;
 
-/// An end whose queue pair takes nothing yet.
-pub(super) struct Draft {
+/// An end whose queue pairs take nothing yet.
+pub(super) struct Draft<'a> {
     parts: Parts,
+    ways: Vec<Way<'a>>,
     /// For the peer.
     pub(super) card: Card,
-    gid_index: u8,
-    port: u8,
-    infiniband: bool,
 }
 
-impl Draft {
-    /// Memory, queues and a queue pair on `rail`, for the peer's port `wanted`.
-    pub(super) fn new(rail: &Rail, wanted: [u8; 16], options: &LinkOptions, timing: Timing) -> Result<Draft> {
+/// How much each queue pair must hold.
+fn capacity(layout: &Layout, index: usize) -> Capacity {
+    let (sends, recvs, inline) = match index {
+        0 => (layout.lines + layout.slots, layout.receives(), layout.longest(Ring::Lines) + Header::BYTES),
+        // A stripe per slot.
+        _ => (layout.slots, layout.slots, 0),
+    };
+    Capacity { sends: (sends + SPARE) as u32, recvs: (recvs + REPOST) as u32, inline: inline as u32 }
+}
+
+fn random_psn() -> Result<u32> {
+    let mut psn = [0u8; 4];
+    rustix::rand::getrandom(&mut psn, rustix::rand::GetRandomFlags::empty())
+        .map_err(|e| Error::errno("connect", "a random packet sequence number", e))?;
+    Ok(u32::from_le_bytes(psn) & 0x00ff_ffff)
+}
+
+impl<'a> Draft<'a> {
+    /// Memory, queues and a queue pair for each of `ways`, the first of which carries what is not striped.
+    pub(super) fn new(ways: Vec<Way<'a>>, options: &LinkOptions, timing: Timing) -> Result<Draft<'a>> {
         let layout = Layout::new(options)?;
-        let pd = &rail.device.pd;
         let bytes = layout.bytes()?;
-        let staging = Region::new(pd, bytes, Access::Source)?;
-        let target = Region::new(pd, bytes, Access::Target)?;
-        let sends = layout.lines + layout.slots + SPARE;
-        let receives = layout.receives() + super::link::REPOST;
-        let context = pd.context();
-        let cq = Cq::new(context, Channel::new(context)?, sends + receives)?;
-        let inline = layout.longest(super::layout::Ring::Lines) + Header::BYTES;
-        let capacity = Capacity { sends: sends as u32, recvs: receives as u32, inline: inline as u32 };
-        let qp = Qp::new(pd, &cq, &capacity)?;
-        let choice = &rail.choice;
-        qp.init(choice.address.port)?;
-        qp.post_receives(receives)?;
-        let mut psn = [0u8; 4];
-        rustix::rand::getrandom(&mut psn, rustix::rand::GetRandomFlags::empty())
-            .map_err(|e| Error::errno("connect", "a random packet sequence number", e))?;
-        let card = Card {
-            gid: choice.address.gid,
-            wanted,
+        let mut devices: Vec<&Arc<Device>> = Vec::new();
+        for way in &ways {
+            if !devices.iter().any(|device| Arc::ptr_eq(device, &way.rail.device)) {
+                devices.push(&way.rail.device);
+            }
+        }
+        let of = |way: &Way<'_>| devices.iter().position(|device| Arc::ptr_eq(device, &way.rail.device)).unwrap_or(0);
+        let domains = || devices.iter().map(|device| &device.pd);
+        let staging = Region::new(domains(), bytes, Access::Source)?;
+        let target = Region::new(domains(), bytes, Access::Target)?;
+        let mut queues = Vec::with_capacity(devices.len());
+        for (number, device) in devices.iter().enumerate() {
+            let on_it = ways.iter().enumerate().filter(|(_, way)| of(way) == number);
+            let entries: u32 = on_it.map(|(i, _)| capacity(&layout, i)).map(|c| c.sends + c.recvs).sum();
+            let context = device.pd.context();
+            queues.push(Queue::new(Cq::new(context, Channel::new(context)?, entries as usize)?));
+        }
+        let (mut lanes, mut qps) = (Vec::with_capacity(ways.len()), Vec::with_capacity(ways.len()));
+        for (index, way) in ways.iter().enumerate() {
+            let (device, choice) = (&way.rail.device, &way.rail.choice);
+            let capacity = capacity(&layout, index);
+            let (Some(queue), Some(source), Some(sink)) =
+                (queues.get(of(way)), staging.mr(of(way)), target.mr(of(way)))
+            else {
+                return Err(Error::invalid("connect", "a device without a completion queue or memory"));
+            };
+            let qp = Qp::new(&device.pd, &queue.cq, &capacity)?;
+            qp.init(choice.address.port)?;
+            qps.push(QueuePair {
+                gid: choice.address.gid,
+                wanted: way.to,
+                rkey: sink.rkey(),
+                qpn: qp.number(),
+                psn: random_psn()?,
+                lid: u32::from(choice.address.lid),
+                mtu: choice.mtu,
+            });
+            let lane = Lane::new(index, qp, device, way.in_words(), source.lkey(), &layout);
+            lane.post_receives(capacity.recvs as usize)?;
+            lanes.push(lane);
+        }
+        let memory = Memory {
             address: target.base().as_ptr() as u64,
             bytes: bytes as u64,
-            rkey: target.rkey(),
-            qpn: qp.number(),
-            psn: u32::from_le_bytes(psn) & 0x00ff_ffff,
-            lid: u32::from(choice.address.lid),
-            mtu: choice.mtu,
             lines: layout.lines as u32,
             slots: layout.slots as u32,
-            padding: 0,
         };
+        let mut lanes = lanes.into_iter();
+        let first = lanes.next().ok_or_else(|| Error::invalid("connect", "expected a queue pair, got none"))?;
         Ok(Draft {
-            // One request may be on its way when the limit is reached, and the goodbye comes on top.
             parts: Parts {
-                qp,
-                cq,
+                lanes: Lanes { first, others: lanes.collect() },
+                queues,
                 staging,
                 target,
-                device: rail.device.clone(),
                 layout,
+                stripes: Stripes::new(ways.len()),
                 timing,
-                limit: sends as u64 - 4,
+                // One request may be on its way when the limit is reached, and the goodbye comes on top.
+                limit: u64::from(capacity(&layout, 0).sends) - 4,
             },
-            card,
-            gid_index: choice.gid_index,
-            port: choice.address.port,
-            infiniband: choice.address.infiniband,
+            ways,
+            card: Card { memory, qps },
         })
     }
 
-    /// Brings the queue pair up to the peer's.
-    pub(super) fn connect(&self, theirs: &Card, who: &Peer) -> Result<()> {
+    /// Brings the queue pairs up to the peer's.
+    pub(super) fn connect(&mut self, theirs: &Card, who: &Peer) -> Result<()> {
         let ours = &self.card;
-        let shape = |c: &Card| (c.bytes, c.lines, c.slots);
+        let shape = |c: &Card| (c.memory.bytes, c.memory.lines, c.memory.slots, c.qps.len());
         if shape(ours) != shape(theirs) {
             let detail = format!(
-                "expected memory for {:?} (bytes, lines, slots), got {:?}; give all ranks the same configuration and build",
+                "expected memory for {:?} (bytes, lines, slots, queue pairs), got {:?}; give all ranks the same configuration \
+                 and build",
                 shape(ours),
                 shape(theirs)
             );
             return Err(who.protocol("connect", detail));
         }
-        if !(1..=5).contains(&theirs.mtu) {
-            return Err(who.protocol("connect", format!("expected an MTU code from 1 to 5, got {}", theirs.mtu)));
+        for (((lane, way), ours), theirs) in self.parts.lanes.iter_mut().zip(&self.ways).zip(&ours.qps).zip(&theirs.qps)
+        {
+            if !(1..=5).contains(&theirs.mtu) {
+                return Err(who.protocol("connect", format!("expected an MTU code from 1 to 5, got {}", theirs.mtu)));
+            }
+            let choice = &way.rail.choice;
+            lane.rkey = theirs.rkey;
+            lane.qp().ready_to_receive(&Route {
+                qpn: theirs.qpn,
+                psn: theirs.psn,
+                gid: Gid(theirs.gid),
+                lid: theirs.lid as u16,
+                mtu: ours.mtu.min(theirs.mtu),
+                port: choice.address.port,
+                gid_index: choice.gid_index,
+                infiniband: choice.address.infiniband,
+            })?;
+            lane.qp().ready_to_send(ours.psn, &self.parts.timing)?;
         }
-        self.parts.qp.ready_to_receive(&Route {
-            qpn: theirs.qpn,
-            psn: theirs.psn,
-            gid: Gid(theirs.gid),
-            lid: theirs.lid as u16,
-            mtu: ours.mtu.min(theirs.mtu),
-            port: self.port,
-            gid_index: self.gid_index,
-            infiniband: self.infiniband,
-        })?;
-        self.parts.qp.ready_to_send(ours.psn, &self.parts.timing)
+        Ok(())
     }
 
-    /// Both halves, once both queue pairs are ready.
+    /// Both halves, once all queue pairs are ready.
     pub(super) fn finish(self, theirs: &Card, socket: TcpStream, who: Peer, linger: &Arc<Linger>) -> Result<LinkPair> {
-        let remote = Remote { address: theirs.address, rkey: theirs.rkey };
-        let core = Arc::new(Mutex::new(Core::new(self.parts, socket, who, remote)?));
+        let core = Arc::new(Mutex::new(Core::new(self.parts, socket, who, theirs.memory.address)?));
         Ok(LinkPair {
             send: Box::new(VerbsSend::new(&core, linger)),
             recv: Box::new(VerbsRecv::new(&core, linger)),

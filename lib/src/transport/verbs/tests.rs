@@ -34,7 +34,7 @@ fn loopback(rail: &Rail, rails: &Rails) -> (Qp, Arc<Cq>) {
     let qp = Qp::new(pd, &cq, &Capacity { sends: 4, recvs: 4, inline: 0 }).unwrap();
     let at = &rail.choice;
     qp.init(at.address.port).unwrap();
-    qp.post_receives(4).unwrap();
+    qp.post_receives(4, 0).unwrap();
     let to = Route {
         qpn: qp.number(),
         psn: 7,
@@ -75,24 +75,24 @@ fn a_stopped_queue_pair_gives_back_what_was_posted() {
     qp.ready_to_receive(&to).unwrap();
     // Some 17 s until it would give up by itself.
     qp.ready_to_send(7, &Timing { timeout: 19, retries: 6, rnr_retries: 6 }).unwrap();
-    let memory = Region::new(pd, PAGE, Access::Source).unwrap();
+    let memory = Region::new([pd], PAGE, Access::Source).unwrap();
     for id in 1..=4 {
         let write = Write {
             id,
             local: memory.base(),
-            lkey: memory.lkey(),
+            lkey: memory.mr(0).unwrap().lkey(),
             len: 8,
             remote: 4096,
             rkey: 1,
             word: 0,
             signaled: true,
             inline: false,
-            then: Some(Stretch { at: memory.base(), len: PAGE as u32, lkey: memory.lkey() }),
+            then: Some(Stretch { at: memory.base(), len: PAGE as u32, lkey: memory.mr(0).unwrap().lkey() }),
         };
         // SAFETY: the region lives until after the queue pair's requests have come back.
         unsafe { qp.post_write(&write) }.unwrap();
     }
-    assert!(cq.poll().unwrap().is_empty());
+    assert_eq!(cq.poll().unwrap().len(), 0);
     qp.stop().unwrap();
     let (start, mut back) = (Instant::now(), Vec::new());
     while back.len() < 4 {
@@ -114,7 +114,7 @@ fn write(qp: &Qp, cq: &Cq, from: (NonNull<u8>, &Mr), to: &Region) {
         lkey: from.1.lkey(),
         len: PAGE as u32,
         remote: to.base().as_ptr() as u64,
-        rkey: to.rkey(),
+        rkey: to.mr(0).unwrap().rkey(),
         word: 5,
         signaled: true,
         inline: false,
@@ -157,7 +157,7 @@ fn a_registration_is_of_pages_and_not_of_an_address() {
     let rail = all.first().unwrap();
     let (qp, cq) = loopback(rail, &rails);
     let pd = &rail.device.pd;
-    let target = Region::new(pd, PAGE, Access::Target).unwrap();
+    let target = Region::new([pd], PAGE, Access::Target).unwrap();
     // SAFETY: within the region; the device has written, and nothing is under way.
     let first = || unsafe { target.base().as_ptr().read_volatile() };
 

@@ -1,15 +1,24 @@
-//! The queue pair of a link with its memory and counts, shared by the two halves.
+//! The queue pairs of a link with their memory and counts, shared by the two halves.
 //!
 //! # Why no receive is ever missing
 //! A write with an immediate word takes a receive at the peer, and a sender that finds none is put off ("RNR"). Each end
-//! posts [`Layout::receives`] of them and posts a new one for each that was used when it takes the completion. The peer can
-//! use no more before that: its messages need credit (lines + slots), and each report of freed messages stands for messages
-//! that we sent before and that the peer cannot get more of until we take its reports in.
+//! posts [`Layout::receives`] of them on the first queue pair and posts a new one for each that was used when it takes the
+//! completion. The peer can use no more before that: its messages need credit (lines + slots), and each report of freed
+//! messages stands for messages that we sent before and that the peer cannot get more of until we take its reports in.
+//! The other queue pairs carry one stripe per slot at most until the slot is freed: they have as many receives as there are
+//! slots.
 //!
 //! # Why the send queue never overflows
 //! Work is posted while fewer than `limit` requests are without completion; every 16th request asks for one, and so does
-//! each that is sent from staging memory.
+//! each that is sent from staging memory. On the other queue pairs there is one per slot at most: a slot is not used again
+//! before its stripes have completed.
+//!
+//! # What comes in which order
+//! Credit, messages of the lines, headers and the goodbye come over the first queue pair, in order. Stripes come when they
+//! come: a message is shown when all of it is here ([`Reassembly`]), and those behind it wait. So the goodbye may overtake
+//! stripes; only what ends a queue pair ends the hope for them.
 
+mod lane;
 mod outgoing;
 
 use std::collections::VecDeque;
@@ -25,22 +34,22 @@ use rustix::net::RecvFlags;
 
 use super::layout::{Kind, Layout, PerRing, Ring, read_word};
 use super::memory::Region;
-use super::rails::Device;
+use super::reassembly::Reassembly;
 use super::status;
-use super::sys::{Completion, Cq, Qp, Timing, What};
+use super::stripes::Stripes;
+use super::sys::{Completion, Cq, Timing, What};
 use crate::error::{Error, Result};
 use crate::transport::{Interest, Peer};
 use crate::wire::Header;
 
-/// Requests between two that ask for a completion.
-const SIGNAL: u64 = 16;
-/// Receives that are posted again at once.
-pub(super) const REPOST: usize = 8;
+use lane::read_id;
+pub(super) use lane::{Lane, Lanes, REPOST};
 
 /// A message of the peer's that is here.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Arrival {
     pub(super) ring: Ring,
+    place: usize,
     /// Offset of its header in the target memory.
     pub(super) offset: usize,
     pub(super) header: Header,
@@ -59,22 +68,30 @@ enum Goodbye {
 /// What a [`Core`] is made of. The order is the order of destruction.
 #[derive(Debug)]
 pub(super) struct Parts {
-    pub(super) qp: Qp,
-    pub(super) cq: Arc<Cq>,
+    pub(super) lanes: Lanes,
+    /// One per device.
+    pub(super) queues: Vec<Queue>,
     pub(super) staging: Region,
     pub(super) target: Region,
-    pub(super) device: Arc<Device>,
     pub(super) layout: Layout,
+    pub(super) stripes: Stripes,
     pub(super) timing: Timing,
-    /// Requests that may be without completion.
+    /// Requests that may be without completion on the first queue pair.
     pub(super) limit: u64,
 }
 
-/// Where the peer's target memory is.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Remote {
-    pub(super) address: u64,
-    pub(super) rkey: u32,
+/// Where the completions of all queue pairs on one device come.
+#[derive(Debug)]
+pub(super) struct Queue {
+    pub(super) cq: Arc<Cq>,
+    /// The next completion rings the channel.
+    event_requested: bool,
+}
+
+impl Queue {
+    pub(super) fn new(cq: Arc<Cq>) -> Queue {
+        Queue { cq, event_requested: false }
+    }
 }
 
 pub(super) struct Core {
@@ -84,35 +101,28 @@ pub(super) struct Core {
     /// Readable when the completion channel or the socket is.
     poller: OwnedFd,
     pub(super) peer: Peer,
-    remote: Remote,
+    /// Where the peer's target memory is.
+    remote: u64,
 
     /// Messages sent, and how many of them the peer has freed.
     sent: PerRing<u64>,
     freed_there: PerRing<u64>,
-    /// Requests posted and completed.
-    posted: u64,
-    completed: u64,
-    unsignaled: u64,
-    /// The last request that reads a caller's memory.
-    lent_until: u64,
     pub(super) lent_messages: u64,
-    /// The request that last read each place of the staging memory.
-    used: PerRing<Vec<u64>>,
 
+    /// Messages whose header is here.
     arrived: VecDeque<Arrival>,
+    reassembly: Reassembly,
     /// Messages received, freed, and reported as freed.
     received: PerRing<u64>,
     freed: PerRing<u64>,
     reported: PerRing<u64>,
     /// A report is due that found no room in the send queue.
     report_due: bool,
-    /// Receives used and not posted again.
-    used_receives: usize,
 
-    /// The next completion rings the channel.
-    event_requested: bool,
     goodbye: Goodbye,
+    /// It sends no more, and takes no more.
     peer_said_goodbye: bool,
+    /// Nothing will come any more.
     lost: Option<String>,
     broken: Option<Error>,
     /// Halves that still exist.
@@ -120,11 +130,12 @@ pub(super) struct Core {
 }
 
 impl Core {
-    pub(super) fn new(parts: Parts, socket: TcpStream, peer: Peer, remote: Remote) -> Result<Core> {
-        let poller = watch(&parts.cq, &socket)
+    pub(super) fn new(parts: Parts, socket: TcpStream, peer: Peer, remote: u64) -> Result<Core> {
+        let poller = watch(&parts.queues, &socket)
             .map_err(|e| Error::errno("connect", "watching a completion channel and a socket", e))?;
         let layout = parts.layout;
         Ok(Core {
+            reassembly: Reassembly::new(parts.stripes, layout.slots),
             parts,
             socket,
             poller,
@@ -132,19 +143,12 @@ impl Core {
             remote,
             sent: PerRing::default(),
             freed_there: PerRing::default(),
-            posted: 0,
-            completed: 0,
-            unsignaled: 0,
-            lent_until: 0,
             lent_messages: 0,
-            used: PerRing::new(vec![0; layout.lines], vec![0; layout.slots]),
             arrived: VecDeque::with_capacity(layout.lines + layout.slots),
             received: PerRing::default(),
             freed: PerRing::default(),
             reported: PerRing::default(),
             report_due: false,
-            used_receives: 0,
-            event_requested: false,
             goodbye: Goodbye::Unsaid,
             peer_said_goodbye: false,
             lost: None,
@@ -157,66 +161,96 @@ impl Core {
         &self.parts.layout
     }
 
-    /// Takes in what the device has done; true when anything did.
+    /// Takes in what the devices have done; true when anything did.
     pub(super) fn poll(&mut self) -> bool {
         let mut moved = false;
-        loop {
-            let batch = match self.parts.cq.poll() {
-                Ok(batch) => batch,
-                Err(e) => {
-                    self.lose(e.to_string());
-                    break;
-                }
-            };
-            moved |= !batch.is_empty();
-            for completion in batch.iter() {
-                self.take(completion);
-            }
-            if !batch.is_full() {
-                break;
+        let mut queue = 0;
+        while queue < self.parts.queues.len() {
+            let taken = self.take_some(queue);
+            moved |= taken > 0;
+            // There may be more in it when so many came at once.
+            if taken < Cq::BATCH {
+                queue += 1;
             }
         }
-        if self.used_receives >= REPOST && self.lost.is_none() {
-            match self.parts.qp.post_receives(self.used_receives) {
-                Ok(()) => self.used_receives = 0,
-                Err(e) => self.lose(e.to_string()),
-            }
-        }
+        self.repost();
         if moved && self.report_due {
             self.report();
         }
         moved
     }
 
+    /// Takes in up to [`Cq::BATCH`] completions of a queue; how many.
+    #[inline]
+    fn take_some(&mut self, queue: usize) -> usize {
+        let Some(queue) = self.parts.queues.get(queue) else { return 0 };
+        match queue.cq.poll() {
+            Ok(batch) => {
+                batch.iter().for_each(|completion| self.take(completion));
+                batch.len()
+            }
+            Err(e) => {
+                self.lose(e.to_string());
+                0
+            }
+        }
+    }
+
+    /// Posts new receives for those that were used.
+    #[inline]
+    fn repost(&mut self) {
+        if self.lost.is_some() {
+            return;
+        }
+        let failed = self.parts.lanes.iter_mut().find_map(|lane| lane.repost().err());
+        if let Some(e) = failed {
+            self.lose(e.to_string());
+        }
+    }
+
     #[inline]
     fn take(&mut self, completion: Completion) {
+        let (number, index) = read_id(completion.id);
+        let Some(lane) = self.parts.lanes.get_mut(index) else { return };
         match completion.what {
-            What::Sent => self.completed = self.completed.max(completion.id),
+            What::Sent => lane.complete(number),
             What::Written { len, word } => {
-                self.used_receives += 1;
-                let outcome = self.credit(word).and_then(|kind| match kind {
-                    Kind::Message(ring) => self.arrive(ring, len),
-                    Kind::Report => Ok(()),
-                    Kind::Goodbye => {
-                        self.peer_said_goodbye = true;
-                        self.lose("it closed the link".to_owned());
-                        Ok(())
-                    }
-                });
+                lane.used_receives += 1;
+                let outcome =
+                    if index == 0 { self.written(word, len) } else { self.striped(word as usize, index, len) };
                 if let Err(detail) = outcome {
                     self.broken.get_or_insert(self.peer.protocol("receive", detail));
                 }
             }
             What::Failed { status, vendor } => {
                 // Receives have number 0. A request that failed reads no memory any more, nor do those before it.
-                self.completed = self.completed.max(completion.id);
-                self.fail(status, vendor);
+                lane.complete(number);
+                self.fail(index, status, vendor);
             }
             What::Other(opcode) => {
                 let detail = format!("expected completions of RDMA writes, got opcode {opcode}");
                 self.broken.get_or_insert(self.peer.protocol("receive", detail));
             }
         }
+    }
+
+    /// The peer has written over the first queue pair.
+    #[inline]
+    fn written(&mut self, word: u32, len: usize) -> Result<(), String> {
+        match self.credit(word)? {
+            Kind::Message(ring) => self.arrive(ring, len),
+            Kind::Report => Ok(()),
+            Kind::Goodbye => {
+                log::debug!("rank {}: RDMA link with rank {}: it said goodbye", self.peer.rank, self.peer.peer);
+                self.peer_said_goodbye = self.lost.is_none();
+                Ok(())
+            }
+        }
+    }
+
+    /// The peer has written a stripe over another queue pair.
+    fn striped(&mut self, slot: usize, qp: usize, len: usize) -> Result<(), String> {
+        self.reassembly.stripe(slot, qp, len)
     }
 
     /// The counts in an immediate word.
@@ -242,40 +276,70 @@ impl Core {
         if held >= layout.size(ring) as u64 {
             return Err(format!("expected at most {held} messages that are not freed, got another one ({ring:?})"));
         }
-        let offset = layout.offset(ring, layout.place(ring, n));
+        let place = layout.place(ring, n);
+        let offset = layout.offset(ring, place);
         // SAFETY: the offset is that of a header within the target memory; the peer has written it and, by the protocol,
         // leaves it alone until it is freed. A peer that does not changes the bytes of its own message.
         let header: Header = unsafe { self.parts.target.at(offset).cast::<Header>().read_unaligned() };
-        if len < Header::BYTES
-            || header.len as usize != len - Header::BYTES
-            || header.len as usize > layout.longest(ring)
-        {
+        let payload = header.len as usize;
+        let first = match ring {
+            Ring::Lines => payload,
+            Ring::Slots => self.parts.stripes.range(payload, 0).len(),
+        };
+        if payload > layout.longest(ring) || len != Header::BYTES + first {
             let longest = layout.longest(ring);
             return Err(format!("expected a message of up to {longest} bytes, got {header} in a write of {len} bytes"));
         }
+        if ring == Ring::Slots {
+            self.reassembly.head(place, payload)?;
+        }
         *self.received.of_mut(ring) += 1;
-        self.arrived.push_back(Arrival { ring, offset, header });
+        self.arrived.push_back(Arrival { ring, place, offset, header });
         Ok(())
     }
 
     #[cold]
-    fn fail(&mut self, code: u32, vendor: u32) {
+    fn fail(&mut self, lane: usize, code: u32, vendor: u32) {
         // What follows the first error tells nothing.
         if code == status::FLUSHED && self.lost.is_some() {
             return;
         }
-        let text = status::completion(code, vendor, &self.parts.timing);
+        let mut text = status::completion(code, vendor, &self.parts.timing);
+        let lanes = &self.parts.lanes;
+        if let (Some(failed), 2..) = (lanes.get(lane), lanes.len()) {
+            text = format!("queue pair {} of {} ({}): {text}", lane + 1, lanes.len(), failed.way);
+        }
         match self.hung_up() {
             Some(end) => self.lose(format!("{end} ({text})")),
             None => self.lose(text),
         }
     }
 
-    /// From now on there is no credit. The first cause stays.
+    /// From now on there is no credit, and nothing comes. The first cause stays.
     #[cold]
     fn lose(&mut self, detail: String) {
+        // Its queue pairs go when it has closed the link.
+        if self.peer_said_goodbye && self.is_complete() {
+            return;
+        }
         log::debug!("rank {}: RDMA link with rank {}: {detail}", self.peer.rank, self.peer.peer);
         self.lost.get_or_insert(detail);
+    }
+
+    /// No message is here in part.
+    fn is_complete(&self) -> bool {
+        self.arrived.iter().all(|arrival| self.is_whole(arrival))
+    }
+
+    #[inline]
+    fn is_whole(&self, arrival: &Arrival) -> bool {
+        arrival.ring == Ring::Lines || self.reassembly.is_whole(arrival.place)
+    }
+
+    /// Nothing can be sent any more: why.
+    fn end(&self) -> Option<&str> {
+        const CLOSED: Option<&str> = Some("it closed the link");
+        if self.peer_said_goodbye { CLOSED } else { self.lost.as_deref() }
     }
 
     /// Why the TCP connection is at its end, if it is.
@@ -291,10 +355,11 @@ impl Core {
 
     /// Asks the operating system and the device whether the peer is still there.
     pub(super) fn look_after_peer(&mut self) {
-        if self.lost.is_some() {
+        if self.lost.is_some() || self.peer_said_goodbye && self.is_complete() {
             return;
         }
-        if let Some(text) = self.parts.device.failure() {
+        let failure = self.parts.lanes.iter().find_map(|lane| lane.device.failure());
+        if let Some(text) = failure {
             self.lose(text);
         } else if let Some(end) = self.hung_up() {
             // What came before the end is here.
@@ -305,25 +370,30 @@ impl Core {
 
     /// The error of sending calls, if there is one.
     pub(super) fn sending(&self) -> Result<()> {
-        match (&self.lost, &self.broken) {
-            (_, Some(e)) => Err(e.clone()),
-            (Some(detail), None) => Err(self.peer.lost("send", detail)),
+        match (&self.broken, self.end()) {
+            (Some(e), _) => Err(e.clone()),
+            (None, Some(detail)) => Err(self.peer.lost("send", detail)),
             (None, None) => Ok(()),
         }
     }
 
-    /// The error of receiving calls, if there is one: not before all messages are received.
+    /// The error of receiving calls, if there is one: not before all messages are received that are here, or will be.
     pub(super) fn receiving(&self) -> Result<()> {
-        match (self.arrived.front(), &self.broken, &self.lost) {
-            (Some(_), ..) | (None, None, None) => Ok(()),
-            (None, Some(e), _) => Err(e.clone()),
-            (None, None, Some(detail)) => Err(self.peer.lost("receive", detail)),
+        if self.front().is_some() {
+            return Ok(());
         }
+        if let Some(e) = &self.broken {
+            return Err(e.clone());
+        }
+        // The goodbye may have overtaken the rest of a message.
+        let detail = if self.arrived.is_empty() { self.end() } else { self.lost.as_deref() };
+        detail.map_or(Ok(()), |detail| Err(self.peer.lost("receive", detail)))
     }
 
-    /// The oldest message.
+    /// The oldest message, if it is here whole.
+    #[inline]
     pub(super) fn front(&self) -> Option<&Arrival> {
-        self.arrived.front()
+        self.arrived.front().filter(|arrival| self.is_whole(arrival))
     }
 
     /// Address in the target memory.
@@ -334,7 +404,11 @@ impl Core {
 
     /// Frees the oldest message; false when there is none.
     pub(super) fn free(&mut self) -> bool {
-        let Some(arrival) = self.arrived.pop_front() else { return false };
+        let Some(arrival) = self.front().copied() else { return false };
+        self.arrived.pop_front();
+        if arrival.ring == Ring::Slots {
+            self.reassembly.free(arrival.place);
+        }
         *self.freed.of_mut(arrival.ring) += 1;
         let unreported = *self.freed.of(arrival.ring) - *self.reported.of(arrival.ring);
         if unreported >= self.parts.layout.report(arrival.ring) {
@@ -345,13 +419,19 @@ impl Core {
 
     /// Gets ready to sleep: afterwards the next completion makes [`Core::interest`] readable.
     pub(super) fn arm(&mut self) -> Result<()> {
-        if self.parts.cq.drain_events()? {
-            self.event_requested = false;
+        for queue in &mut self.parts.queues {
+            if queue.cq.drain_events()? {
+                queue.event_requested = false;
+            }
         }
         self.poll();
-        if !self.event_requested {
-            self.parts.cq.request_event()?;
-            self.event_requested = true;
+        let mut asked = false;
+        for queue in self.parts.queues.iter_mut().filter(|queue| !queue.event_requested) {
+            queue.cq.request_event()?;
+            queue.event_requested = true;
+            asked = true;
+        }
+        if asked {
             // What came before the request rings nothing.
             self.poll();
         }
@@ -372,13 +452,15 @@ impl Core {
         // An error is in `lost`, or the same again.
         let armed = self.arm();
         self.say_goodbye();
-        let delivered = matches!(self.goodbye, Goodbye::Posted(id) if self.completed >= id);
-        delivered || armed.is_err() || self.lost.is_some() || self.broken.is_some()
+        let Lanes { first, others } = &self.parts.lanes;
+        let delivered = matches!(self.goodbye, Goodbye::Posted(number) if first.completed >= number)
+            && others.iter().all(|lane| lane.in_flight() == 0);
+        delivered || armed.is_err() || self.end().is_some() || self.broken.is_some()
     }
 
-    /// Whether all that was posted has arrived, as far as is known.
+    /// Requests of which is not known whether they have arrived.
     pub(super) fn in_flight(&self) -> u64 {
-        self.posted - self.completed
+        self.parts.lanes.iter().map(Lane::in_flight).sum()
     }
 }
 
@@ -386,7 +468,7 @@ impl fmt::Debug for Core {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Core")
             .field("peer", &self.peer)
-            .field("device", &self.parts.qp.context().name())
+            .field("ways", &self.parts.lanes.iter().map(|lane| &lane.way).collect::<Vec<_>>())
             .field("sent", &self.sent)
             .field("received", &self.received)
             .finish_non_exhaustive()
@@ -394,9 +476,11 @@ impl fmt::Debug for Core {
 }
 
 /// One descriptor for both: an executor polls one per link.
-fn watch(cq: &Cq, socket: &TcpStream) -> Result<OwnedFd, Errno> {
+fn watch(queues: &[Queue], socket: &TcpStream) -> Result<OwnedFd, Errno> {
     let poller = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-    epoll::add(&poller, cq.as_fd(), epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+    for queue in queues {
+        epoll::add(&poller, queue.cq.as_fd(), epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+    }
     let ends = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
     epoll::add(&poller, socket.as_fd(), epoll::EventData::new_u64(1), ends)?;
     Ok(poller)

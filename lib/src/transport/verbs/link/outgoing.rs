@@ -3,43 +3,50 @@
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
-use super::{Core, Goodbye, SIGNAL};
+use super::lane::{Lane, Piece};
+use super::{Core, Goodbye};
 use crate::error::Result;
+use crate::transport::verbs::MAX_QPS;
 use crate::transport::verbs::layout::{Kind, Ring, word};
-use crate::transport::verbs::sys::{Stretch, Write};
+use crate::transport::verbs::sys::Stretch;
 use crate::wire::Header;
 
 /// Longest wait for requests of a queue pair that was stopped.
 const FLUSH: Duration = Duration::from_secs(1);
 
+/// Keys of a caller's memory: for each queue pair that sends from it, that of its device.
+#[derive(Debug, Clone, Copy)]
+pub(in super::super) struct Keys([u32; MAX_QPS]);
+
 impl Core {
     /// Tells the peer what is freed, in a write of its own.
     pub(super) fn report(&mut self) {
-        if self.lost.is_some() {
+        if self.end().is_some() {
             return;
         }
         self.report_due = self.is_full();
         if self.report_due {
-            self.poll_for_room();
-        }
-        if !self.report_due {
-            let local = self.parts.staging.base();
-            // SAFETY: nothing is read for a write of 0 bytes.
-            unsafe { self.post(Kind::Report, local, 0, 0, false, false, None) };
-        }
-    }
-
-    /// Completions may be waiting. Not `poll`, which may be what called us.
-    fn poll_for_room(&mut self) {
-        if let Ok(batch) = self.parts.cq.poll() {
-            batch.iter().for_each(|completion| self.take(completion));
+            // Completions may be waiting. Not `poll`, which may be what called us.
+            for queue in 0..self.parts.queues.len() {
+                self.take_some(queue);
+            }
+            self.repost();
             self.report_due = self.is_full();
         }
+        if !self.report_due {
+            // SAFETY: nothing is read for a write of 0 bytes.
+            unsafe { self.post(Kind::Report, self.nothing(), 0, false, false, None) };
+        }
     }
 
-    /// No further request may be posted now.
+    /// What a write without bytes is of.
+    fn nothing(&self) -> Stretch {
+        Stretch { at: self.parts.staging.base(), len: 0, lkey: self.parts.lanes.first.lkey }
+    }
+
+    /// No further request may be posted to the first queue pair now.
     fn is_full(&self) -> bool {
-        self.posted - self.completed >= self.parts.limit
+        self.parts.lanes.first.in_flight() >= self.parts.limit
     }
 
     /// A message can go to this ring.
@@ -49,18 +56,21 @@ impl Core {
         let staged = ring == Ring::Slots || !self.goes_inline();
         sent - *self.freed_there.of(ring) < self.parts.layout.size(ring) as u64
             && !self.is_full()
-            && (!staged || self.completed >= self.last_use(ring))
+            && (!staged || self.is_unread(ring))
     }
 
-    fn last_use(&self, ring: Ring) -> u64 {
+    /// No request reads the staging place of the next message in this ring any more.
+    #[inline]
+    fn is_unread(&self, ring: Ring) -> bool {
         let place = self.parts.layout.place(ring, *self.sent.of(ring));
-        self.used.of(ring).get(place).copied().unwrap_or(0)
+        let done = |lane: &Lane| lane.used.of(ring).get(place).is_none_or(|&number| lane.completed >= number);
+        self.parts.lanes.iter().all(done)
     }
 
     /// Lines are written inline.
     #[inline]
     fn goes_inline(&self) -> bool {
-        self.parts.qp.inline() as usize >= self.parts.layout.longest(Ring::Lines) + Header::BYTES
+        self.parts.lanes.first.qp.inline() as usize >= self.parts.layout.longest(Ring::Lines) + Header::BYTES
     }
 
     /// A message can go to this ring; asks the device when none could so far.
@@ -112,43 +122,102 @@ impl Core {
     #[inline]
     pub(in super::super) fn send_slot(&mut self, header: &Header) -> Result<()> {
         let at = self.staging(Ring::Slots);
-        // SAFETY: a header fits before the payload; the request that last read the slot has completed (`room`).
+        let len = header.len as usize;
+        let first = self.parts.stripes.range(len, 0).len();
+        // SAFETY: a header fits before the payload; the requests that last read the slot have completed (`room`).
         unsafe {
             at.cast::<Header>().write_unaligned(*header);
-            self.send(Ring::Slots, at, Header::BYTES + header.len as usize, false, None);
+            if first < len {
+                self.send_stripes(len, at.add(Header::BYTES), None);
+            }
+            self.send(Ring::Slots, at, Header::BYTES + first, false, None);
         }
         self.sending()
     }
 
-    /// The key of a caller's memory if it is registered.
+    /// The keys of a caller's memory if it is registered.
     #[inline]
-    pub(in super::super) fn lkey(&self, data: &[u8]) -> Option<u32> {
-        self.parts.device.registered.lkey(data)
+    pub(in super::super) fn lkeys(&self, data: &[u8]) -> Option<Keys> {
+        let mut keys = Keys([0; MAX_QPS]);
+        let lanes = self.parts.lanes.iter().take(self.parts.stripes.count(data.len()));
+        for (key, lane) in keys.0.iter_mut().zip(lanes) {
+            *key = lane.device.registered.lkey(data)?;
+        }
+        Some(keys)
     }
 
-    /// Sends a message of `header.len` bytes from the caller's memory, registered under `lkey`. There must have been room in
+    /// Sends a message of `header.len` bytes from the caller's memory, registered under `keys`. There must have been room in
     /// the slots, and `data` must not be empty.
     ///
     /// # Safety
     /// Nobody may write to `data` until [`Core::has_sent`] or [`Core::let_go`] says so.
     #[inline]
-    pub(in super::super) unsafe fn send_lent(&mut self, header: &Header, data: &[u8], lkey: u32) -> Result<()> {
+    pub(in super::super) unsafe fn send_lent(&mut self, header: &Header, data: &[u8], keys: &Keys) -> Result<()> {
         let at = self.staging(Ring::Slots);
-        let data = Stretch { at: NonNull::from(data).cast(), len: header.len, lkey };
+        let first = self.parts.stripes.range(data.len(), 0).len();
+        let from = NonNull::from(data).cast();
+        let [key, ..] = keys.0;
+        let stripe = Stretch { at: from, len: first as u32, lkey: key };
         // SAFETY: as in `send_slot`; the data by the caller.
         unsafe {
             at.cast::<Header>().write_unaligned(*header);
-            self.send(Ring::Slots, at, Header::BYTES, false, Some(data));
+            if first < data.len() {
+                self.send_stripes(data.len(), from, Some(keys));
+            }
+            self.send(Ring::Slots, at, Header::BYTES, false, Some(stripe));
         }
-        self.lent_until = self.posted;
+        let first = &mut self.parts.lanes.first;
+        first.lent_until = first.posted;
         self.lent_messages += 1;
         self.sending()
+    }
+
+    /// Sends the stripes but the first of the next message in the slots: of `len` bytes from `from`, which is the staging slot,
+    /// or a caller's memory with these keys.
+    ///
+    /// # Safety
+    /// As [`Core::post`].
+    unsafe fn send_stripes(&mut self, len: usize, from: NonNull<u8>, lent: Option<&Keys>) {
+        let layout = &self.parts.layout;
+        let slot = layout.place(Ring::Slots, *self.sent.of(Ring::Slots));
+        let payload = layout.offset(Ring::Slots, slot) + Header::BYTES;
+        let stripes = self.parts.stripes;
+        let mut failed = None;
+        for (qp, lane) in (1..stripes.count(len)).zip(&mut self.parts.lanes.others) {
+            let stripe = stripes.range(len, qp);
+            let lkey = lent.and_then(|keys| keys.0.get(qp)).copied().unwrap_or(lane.lkey);
+            // SAFETY: the stripe lies within the payload.
+            let at = unsafe { from.add(stripe.start) };
+            let piece = Piece {
+                from: Stretch { at, len: stripe.len() as u32, lkey },
+                offset: payload + stripe.start,
+                word: slot as u32,
+                inline: false,
+                signaled: true,
+                then: None,
+            };
+            // SAFETY: by the caller.
+            match unsafe { lane.post(self.remote, &piece) } {
+                Ok(number) => {
+                    if let Some(used) = lane.used.of_mut(Ring::Slots).get_mut(slot) {
+                        *used = number;
+                    }
+                    if lent.is_some() {
+                        lane.lent_until = number;
+                    }
+                }
+                Err(e) => failed = Some(e),
+            }
+        }
+        if let Some(e) = failed {
+            self.lose(e.to_string());
+        }
     }
 
     /// No request reads a caller's memory any more, as far as is known.
     #[inline]
     pub(in super::super) fn has_sent(&self) -> bool {
-        self.completed >= self.lent_until
+        self.parts.lanes.iter().all(Lane::has_sent)
     }
 
     /// Ends what still reads a caller's memory, and with it the link.
@@ -158,8 +227,10 @@ impl Core {
             return;
         }
         self.lose("a call over it failed while it was sending".to_owned());
-        if let Err(e) = self.parts.qp.stop() {
-            log::error!("rank {}: RDMA link with rank {}: {e}", self.peer.rank, self.peer.peer);
+        for lane in self.parts.lanes.iter() {
+            if let Err(e) = lane.qp.stop() {
+                log::error!("rank {}: RDMA link with rank {}: {e}", self.peer.rank, self.peer.peer);
+            }
         }
         // The device gives back what was posted at once.
         let end = Instant::now() + FLUSH;
@@ -179,63 +250,48 @@ impl Core {
         }
     }
 
+    /// Sends a message, or what goes with its header, over the first queue pair.
+    ///
     /// # Safety
     /// As [`Core::post`].
     #[inline]
-    unsafe fn send(&mut self, ring: Ring, from: NonNull<u8>, len: usize, inline: bool, then: Option<Stretch>) {
+    unsafe fn send(&mut self, ring: Ring, at: NonNull<u8>, len: usize, inline: bool, then: Option<Stretch>) {
         let layout = &self.parts.layout;
         let place = layout.place(ring, *self.sent.of(ring));
         let offset = layout.offset(ring, place);
         *self.sent.of_mut(ring) += 1;
+        let from = Stretch { at, len: len as u32, lkey: self.parts.lanes.first.lkey };
         // SAFETY: by the caller.
-        let id = unsafe { self.post(Kind::Message(ring), from, len, offset, inline, !inline, then) };
-        if !inline && let Some(used) = self.used.of_mut(ring).get_mut(place) {
-            *used = id;
+        let number = unsafe { self.post(Kind::Message(ring), from, offset, inline, !inline, then) };
+        if !inline && let Some(used) = self.parts.lanes.first.used.of_mut(ring).get_mut(place) {
+            *used = number;
         }
     }
 
-    /// Posts a write; its number.
+    /// Posts a write to the first queue pair, with all that the peer should know; its number.
     ///
     /// # Safety
-    /// `from` must be valid for `len` bytes of the staging memory, which nobody changes until the request has completed;
-    /// or, inline, of any memory. What is sent `then` must be registered, and nobody may change it either.
+    /// `from` must be staging memory, which nobody changes until the request has completed; or, inline, any memory. What is
+    /// sent `then` must be registered, and nobody may change it either.
     #[inline]
-    #[expect(clippy::too_many_arguments, reason = "the parts of one request")]
     unsafe fn post(
         &mut self,
         kind: Kind,
-        from: NonNull<u8>,
-        len: usize,
+        from: Stretch,
         offset: usize,
         inline: bool,
         signaled: bool,
         then: Option<Stretch>,
     ) -> u64 {
-        self.posted += 1;
-        self.unsignaled += 1;
-        let signaled = signaled || self.unsignaled >= SIGNAL;
-        if signaled {
-            self.unsignaled = 0;
-        }
-        let write = Write {
-            id: self.posted,
-            local: from,
-            lkey: self.parts.staging.lkey(),
-            len: len as u32,
-            remote: self.remote.address + offset as u64,
-            rkey: self.remote.rkey,
-            word: word(kind, &self.freed),
-            signaled,
-            inline,
-            then,
-        };
+        let piece = Piece { from, offset, word: word(kind, &self.freed), inline, signaled, then };
         self.reported = self.freed;
         self.report_due = false;
+        let first = &mut self.parts.lanes.first;
         // SAFETY: by the caller.
-        if let Err(e) = unsafe { self.parts.qp.post_write(&write) } {
+        if let Err(e) = unsafe { first.post(self.remote, &piece) } {
             self.lose(e.to_string());
         }
-        self.posted
+        self.parts.lanes.first.posted
     }
 
     /// Nothing will be sent any more.
@@ -243,11 +299,10 @@ impl Core {
         if self.goodbye == Goodbye::Unsaid {
             self.goodbye = Goodbye::Due;
         }
-        if self.goodbye == Goodbye::Due && self.lost.is_none() && !self.is_full() {
-            let local = self.parts.staging.base();
+        if self.goodbye == Goodbye::Due && self.end().is_none() && !self.is_full() {
             // SAFETY: nothing is read for a write of 0 bytes.
-            let id = unsafe { self.post(Kind::Goodbye, local, 0, 0, false, true, None) };
-            self.goodbye = Goodbye::Posted(id);
+            let number = unsafe { self.post(Kind::Goodbye, self.nothing(), 0, false, true, None) };
+            self.goodbye = Goodbye::Posted(number);
         }
     }
 }

@@ -51,6 +51,9 @@ unsafe impl Sync for Cq {}
 const ACKNOWLEDGE: u32 = 256;
 
 impl Cq {
+    /// Completions taken at once.
+    pub(in super::super) const BATCH: usize = BATCH;
+
     /// A queue for `entries` completions, which rings `channel` when asked to.
     pub(in super::super) fn new(context: &Arc<Context>, channel: Channel, entries: usize) -> Result<Arc<Cq>> {
         let wanted = c_int::try_from(entries).unwrap_or(c_int::MAX);
@@ -132,13 +135,9 @@ pub(in super::super) struct Batch {
 }
 
 impl Batch {
-    /// There may be more in the queue.
-    pub(in super::super) fn is_full(&self) -> bool {
-        self.n == BATCH
-    }
-
-    pub(in super::super) fn is_empty(&self) -> bool {
-        self.n == 0
+    #[inline]
+    pub(in super::super) fn len(&self) -> usize {
+        self.n
     }
 
     pub(in super::super) fn iter(&self) -> impl Iterator<Item = Completion> {

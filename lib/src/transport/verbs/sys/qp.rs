@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use ibverbs_sys as ffi;
 
-use super::{Context, Cq, Gid, Pd, check, check_on_drop, last_error};
+use super::{Cq, Gid, Pd, check, check_on_drop, last_error};
 use crate::error::Result;
 
 /// How much a queue pair holds.
@@ -271,10 +271,10 @@ impl Qp {
         check(result, || format!("posting a write of {} bytes", write.len + write.then.map_or(0, |s| s.len)))
     }
 
-    /// Posts `n` receives without memory: what comes for them is an immediate word.
+    /// Posts `n` receives without memory: what comes for them is an immediate word. Their completions say `id`.
     #[inline]
-    pub(in super::super) fn post_receives(&self, n: usize) -> Result<()> {
-        let mut wrs = [ffi::ibv_recv_wr::default(); 16];
+    pub(in super::super) fn post_receives(&self, n: usize, id: u64) -> Result<()> {
+        let mut wrs = [ffi::ibv_recv_wr { wr_id: id, ..ffi::ibv_recv_wr::default() }; 16];
         let mut left = n;
         while left > 0 {
             let count = left.min(wrs.len());
@@ -293,10 +293,6 @@ impl Qp {
             left -= count;
         }
         Ok(())
-    }
-
-    pub(in super::super) fn context(&self) -> &Arc<Context> {
-        self._pd.context()
     }
 }
 
