@@ -211,7 +211,10 @@ impl Core {
     #[inline]
     fn take(&mut self, completion: Completion) {
         let (number, index) = read_id(completion.id);
-        let Some(lane) = self.parts.lanes.get_mut(index) else { return };
+        let Some(lane) = self.parts.lanes.get_mut(index) else {
+            let detail = format!("the device completed a request that nobody has posted: {completion:?}");
+            return self.lose(detail);
+        };
         match completion.what {
             What::Sent => lane.complete(number),
             What::Written { len, word } => {
