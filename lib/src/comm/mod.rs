@@ -12,6 +12,7 @@ mod call;
 mod choice;
 mod collectives;
 mod control;
+mod exchange;
 mod group;
 mod init;
 mod local;
@@ -182,19 +183,6 @@ impl Comm {
     /// Our number among the ranks of this host, as the launcher counts; used to pick a core or a GPU.
     pub fn local_rank(&self) -> usize {
         self.inner.local_rank
-    }
-
-    /// True if all ranks of this communicator are on one host.
-    pub(crate) fn is_one_host(&self) -> bool {
-        let state = &self.inner.state;
-        state.members.iter().all(|&m| state.control.shares_host(m))
-    }
-
-    /// Gives every rank every rank's bytes, in rank order, through the rendezvous; for set-up. Once per `what`.
-    pub(crate) fn exchange_bytes(&self, what: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>> {
-        let state = &self.inner.state;
-        state.check(|| what.to_owned())?;
-        state.control.exchange(&format!("{what}-{}", state.id), &state.members, bytes)
     }
 
     /// Records for the trace, if there is one.
