@@ -90,14 +90,14 @@ check "triangle: each pair talks, polling and with events" equal "$(grep -c '^10
 # --- loss, delay and the limit of locked memory
 cat >"$work/loss" <<'END'
 ulimit -l
-bash scripts/rxe-vm/pingpong.sh rxe_ab rxe_ba -n 200
+bash scripts/rxe-vm/pingpong.sh rxe_ab rxe_ba -n 50
 tc -s qdisc show dev ab
 ibv_rc_pingpong -d rxe_ab -g 1 -s 4000000
 END
 said=$($vm --pair --loss 10 --delay 1.5 --memlock 1000 --mtu 1500 bash "$work/loss" 2>&1)
 check "netem is as asked for" has "$said" 'netem.*delay 1.5ms loss 10%'
 check "packets are lost" has "$said" 'dropped [1-9]'
-check "RDMA repeats what was lost" has "$said" '^200 iters'
+check "RDMA repeats what was lost" has "$said" '^50 iters'
 check "the limit of locked memory is set" has "$said" '^1000$'
 check "and holds: a larger region cannot be registered" has "$said" "Couldn't register MR"
 
