@@ -1,7 +1,10 @@
 //! What ranks tell each other while something is set up on top of a communicator.
 
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
 use super::Comm;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 impl Comm {
     /// True if all ranks of this communicator are on one host.
@@ -10,10 +13,14 @@ impl Comm {
         state.members.iter().all(|&m| state.control.shares_host(m))
     }
 
-    /// Gives every rank every rank's bytes, in rank order, through the rendezvous; for set-up. Once per `what`.
-    pub(crate) fn exchange_bytes(&self, what: &str, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>> {
+    /// Every rank's value, in rank order, through the rendezvous; for set-up. Once per `what`.
+    pub(crate) fn exchange<T: Serialize + DeserializeOwned>(&self, what: &str, value: &T) -> Result<Vec<T>> {
         let state = &self.inner.state;
-        state.check(|| what.to_owned())?;
-        state.control.exchange(&format!("{what}-{}", state.id), &state.members, bytes)
+        let broken = |e: serde_json::Error| {
+            Error::invalid(what, format!("does not parse ({e}): do all ranks run the same version?"))
+        };
+        let bytes = serde_json::to_vec(value).map_err(broken)?;
+        let values = state.control.exchange(&format!("{what}-{}", state.id), &state.members, bytes)?;
+        values.iter().map(|bytes| serde_json::from_slice(bytes).map_err(broken)).collect()
     }
 }

@@ -156,7 +156,7 @@ pub(super) fn start(comm: &Comm) -> Result<()> {
         cores: Cores::here(),
         figures: (rank == 0).then(|| figures(comm, place.as_ref())),
     };
-    let arrivals: Vec<Arrival> = exchange(comm, "start", &arrival)?;
+    let arrivals: Vec<Arrival> = comm.exchange("start", &arrival)?;
     let settings: Vec<&[String]> = arrivals.iter().map(|a| a.settings.as_slice()).collect();
     agree::check(&settings, rank)?;
     let cores = |host: usize| Cores::together(arrivals.iter().filter(|a| a.host == host).map(|a| &a.cores));
@@ -216,7 +216,7 @@ fn measure(comm: &Comm, seats: &[Seat], place: Option<Place>) -> Result<(CostMod
     } else if peers.include(comm.rank()) {
         messages = probe::follow(comm)?;
     }
-    let answers: Vec<Option<(CostModel, Option<PathBuf>)>> = exchange(comm, "cost-model", &found)?;
+    let answers: Vec<Option<(CostModel, Option<PathBuf>)>> = comm.exchange("cost-model", &found)?;
     let took = started.elapsed();
     let Some((model, file)) = answers.into_iter().next().flatten() else {
         return Err(Error::invalid("start-up measurement", "rank 0 sent no cost model"));
@@ -226,17 +226,6 @@ fn measure(comm: &Comm, seats: &[Seat], place: Option<Place>) -> Result<(CostMod
         store.save(key, &model);
     }
     Ok((model, Tuning { source: Source::Measured, messages, took, file }))
-}
-
-/// Every member's value.
-fn exchange<T: Serialize + for<'a> Deserialize<'a>>(comm: &Comm, what: &str, value: &T) -> Result<Vec<T>> {
-    let state = &comm.inner.state;
-    let broken = |e: serde_json::Error| {
-        Error::invalid(what, format!("does not parse ({e}): do all ranks run the same version?"))
-    };
-    let bytes = serde_json::to_vec(value).map_err(broken)?;
-    let values = state.control.exchange(&format!("{what}-{}", state.id), &state.members, bytes)?;
-    values.iter().map(|bytes| serde_json::from_slice(bytes).map_err(broken)).collect()
 }
 
 /// Kinds of links in use: through memory, over a network.

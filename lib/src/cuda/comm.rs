@@ -5,8 +5,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaEvent, sys};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 
 use super::call::{Stream, Team};
 use super::driver::{available, cuda};
@@ -82,7 +80,7 @@ impl DeviceComm {
             });
         }
         let place = Place::of(context)?;
-        let places: Vec<Place> = tell(&host, "device place", &place)?;
+        let places: Vec<Place> = host.exchange("DeviceComm: device", &place)?;
         let phased =
             places.iter().enumerate().any(|(i, a)| places[..i].iter().any(|b| a.same_device(b) && !a.same_process(b)));
         let most = |one: &Place| places.iter().filter(|other| one.same_device(other)).count();
@@ -91,7 +89,7 @@ impl DeviceComm {
         let layout = Layout::new(size, sharing, host.config());
         let window = Window::new(context, layout.bytes())?;
         let ours = Introduction::new(place, &window)?;
-        let all: Vec<Introduction> = tell(&host, "device", &ours)?;
+        let all: Vec<Introduction> = host.exchange("DeviceComm: window", &ours)?;
         let mut addresses = [0; MAX_RANKS];
         let mut peers = Vec::new();
         for (peer, theirs) in all.iter().enumerate() {
@@ -329,14 +327,6 @@ impl DeviceComm {
     fn meet(&self) -> Result<()> {
         self.host.as_ref().map_or(Ok(()), Comm::barrier)
     }
-}
-
-/// Gives every rank what every rank tells, in rank order.
-fn tell<T: Serialize + DeserializeOwned>(host: &Comm, what: &str, ours: &T) -> Result<Vec<T>> {
-    let broken =
-        |e: serde_json::Error| Error::invalid("DeviceComm::new", format!("telling the ranks of this {what}: {e}"));
-    let text = serde_json::to_vec(ours).map_err(broken)?;
-    host.exchange_bytes(what, text)?.iter().map(|bytes| serde_json::from_slice(bytes).map_err(broken)).collect()
 }
 
 fn limit(op: &str, size: usize) -> Result<()> {
