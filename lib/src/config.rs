@@ -111,6 +111,39 @@ impl FromStr for SingleCopy {
     }
 }
 
+/// How collectives on GPUs reach the other ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CudaPath {
+    /// Through the peers' memory where all ranks reach each other's, through the hosts' memory otherwise.
+    Auto,
+    /// Through the peers' memory, or not at all.
+    Peer,
+    /// Through page-locked memory of the hosts and the links between them.
+    Hosted,
+}
+
+impl fmt::Display for CudaPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            CudaPath::Auto => "auto",
+            CudaPath::Peer => "peer",
+            CudaPath::Hosted => "hosted",
+        })
+    }
+}
+
+impl FromStr for CudaPath {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "auto" => Ok(CudaPath::Auto),
+            "peer" => Ok(CudaPath::Peer),
+            "hosted" => Ok(CudaPath::Hosted),
+            _ => Err("expected auto, peer or hosted".to_owned()),
+        }
+    }
+}
+
 /// One row of the documentation table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Knob {
@@ -198,6 +231,15 @@ impl Value for Tune {
 }
 
 impl Value for SingleCopy {
+    fn parse(text: &str) -> Result<Self, String> {
+        text.parse()
+    }
+    fn show(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Value for CudaPath {
     fn parse(text: &str) -> Result<Self, String> {
         text.parse()
     }
@@ -319,6 +361,8 @@ config! {
         "Blocks that a collective's kernel takes at most, about one per multiprocessor; fewer leave more of the GPU to other kernels and use less of the links.";
     cuda_slot: usize = 0, "TINYNCCL_CUDA_SLOT", "bytes, 4K to 1M; 0: by the number of ranks",
         "Largest piece that a block of a collective's kernel sends to another GPU at once.";
+    cuda_path: CudaPath = CudaPath::Auto, "TINYNCCL_CUDA_PATH", "auto, peer, hosted",
+        "How collectives on GPUs reach the other ranks: kernels over the peers' memory (peer), or through page-locked memory of the hosts and the links between them (hosted). auto: peer where all ranks reach each other's memory. All ranks must set the same.";
     fifo_depth: usize = 4, "TINYNCCL_FIFO_DEPTH", "2 to 64",
         "Messages a link holds per direction.";
     socket_buffer: usize = 0, "TINYNCCL_SOCKET_BUFFER", "bytes; 0 leaves it to the kernel",
@@ -397,6 +441,7 @@ mod tests {
             ("TINYNCCL_TIMEOUT", "inf"),
             ("TINYNCCL_ALGO", "rings"),
             ("TINYNCCL_TRANSPORT", "rdma"),
+            ("TINYNCCL_CUDA_PATH", "pcie"),
             ("TINYNCCL_CHANNELS", "0"),
             ("TINYNCCL_SHM_CHUNK", "1"),
             ("TINYNCCL_TCP_STREAMS", "17"),

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 /// What the ranks' messages and choices depend on.
 ///
 /// The others may differ: deadlines, where ranks listen, how long they spin. Rank 0's count alone for how to tune.
-const MUST_AGREE: [&str; 16] = [
+const MUST_AGREE: [&str; 17] = [
     "TINYNCCL_TRANSPORT",
     "TINYNCCL_ALGO",
     "TINYNCCL_CHANNELS",
@@ -16,6 +16,7 @@ const MUST_AGREE: [&str; 16] = [
     "TINYNCCL_VERBS_CHUNK",
     "TINYNCCL_CUDA_BLOCKS",
     "TINYNCCL_CUDA_SLOT",
+    "TINYNCCL_CUDA_PATH",
     "TINYNCCL_VERBS_QPS",
     "TINYNCCL_FIFO_DEPTH",
     "TINYNCCL_CHECKSUM",

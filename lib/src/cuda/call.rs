@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, sys};
 
-use super::comm::DeviceComm;
+use super::comm::{Carrier, DeviceComm};
 use super::driver::cuda;
 use super::kernels::Kernel;
 use super::phased::Traffic;
@@ -158,7 +158,7 @@ impl DeviceComm {
         if self.size() == 1 {
             return self.alone(stream.handle(), call, bytes as usize);
         }
-        if self.phased {
+        if let Carrier::Phased(_) = self.carrier {
             // SAFETY: forwarded from the caller.
             return unsafe { self.enqueue_in_phases(stream, call) };
         }
@@ -230,7 +230,7 @@ impl DeviceComm {
         if to.is_none() && from.is_none() {
             return Ok(());
         }
-        if self.phased {
+        if let Carrier::Phased(_) = self.carrier {
             let number = order.number;
             let team = self.team(Signature::new(&call).0, number);
             return self.in_phases(handle, &mut order.filled, number, &call, &Traffic::pair(to, from), team);

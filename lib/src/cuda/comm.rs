@@ -9,7 +9,8 @@ use cudarc::driver::{CudaContext, CudaEvent, sys};
 use super::call::{Stream, Team};
 use super::driver::{available, cuda};
 use super::kernels::Kernels;
-use super::peers::{Introduction, Peer, Place, enable};
+use super::path::{self, Path};
+use super::peers::{Mapped, Peer, enable};
 use super::phased::{Filled, Watch};
 use super::report::Report;
 use super::select::{self, Choice};
@@ -33,9 +34,8 @@ pub struct DeviceComm {
     pub(super) kernels: Arc<Kernels>,
     pub(super) team: Team,
     report: Arc<Report>,
-    /// Ranks of several processes have the same GPU: no kernel waits for another rank.
-    pub(super) phased: bool,
-    pub(super) watch: Option<Watch>,
+    pub(super) carrier: Carrier,
+    why: String,
     patience: Duration,
     order: Mutex<Order>,
     choices: Mutex<Option<Choice>>,
@@ -45,6 +45,14 @@ pub struct DeviceComm {
     // The last fields: freed after all else.
     _peers: Vec<Peer>,
     _windows: Arc<Vec<Window>>,
+}
+
+/// What carries the calls.
+#[derive(Debug)]
+pub(super) enum Carrier {
+    Peer,
+    /// No kernel waits for another rank; a thread looks after the waits of the streams.
+    Phased(Watch),
 }
 
 /// Calls so far.
@@ -62,45 +70,26 @@ unsafe impl Send for Order {}
 impl DeviceComm {
     /// Joins the ranks of `comm`, each with the device of its `context`. Every rank must call it.
     ///
+    /// Calls go through the peers' memory where all ranks reach each other's, else through the memory of the hosts: see
+    /// [`DeviceComm::path`].
+    ///
     /// # Errors
-    /// [`Error::Unsupported`] when ranks are on different hosts, or when there are more than 8; [`Error::Cuda`] when the devices
-    /// cannot reach each other.
+    /// [`Error::Unsupported`] when the peers' memory is asked for (`TINYNCCL_CUDA_PATH=peer`) and cannot be reached.
     pub fn new(comm: &Comm, context: &Arc<CudaContext>) -> Result<DeviceComm> {
         available()?;
         let op = "DeviceComm::new";
         let (rank, size) = (comm.rank(), comm.size());
-        limit(op, size)?;
         // Of its own, so that what it sends does not mix with the caller's calls.
         let host = comm.split(Some(0), 0)?.ok_or_else(|| Error::invalid(op, "no communicator came of the split"))?;
-        if !host.is_one_host() {
-            return Err(Error::Unsupported {
-                what: "a device communicator across hosts".to_owned(),
-                detail: "its kernels reach each other's memory by NVLink or PCIe: split the communicator by host"
-                    .to_owned(),
-            });
-        }
-        let place = Place::of(context)?;
-        let places: Vec<Place> = host.exchange("DeviceComm: device", &place)?;
-        let phased =
-            places.iter().enumerate().any(|(i, a)| places[..i].iter().any(|b| a.same_device(b) && !a.same_process(b)));
-        let most = |one: &Place| places.iter().filter(|other| one.same_device(other)).count();
-        // In phases, nobody waits for another's blocks.
-        let sharing = if phased { 1 } else { places.iter().map(most).max().unwrap_or(1) };
-        let layout = Layout::new(size, sharing, host.config());
-        let window = Window::new(context, layout.bytes())?;
-        let ours = Introduction::new(place, &window)?;
-        let all: Vec<Introduction> = host.exchange("DeviceComm: window", &ours)?;
-        let mut addresses = [0; MAX_RANKS];
-        let mut peers = Vec::new();
-        for (peer, theirs) in all.iter().enumerate() {
-            if peer == rank {
-                addresses[peer] = window.address;
-                continue;
-            }
-            let opened = Peer::open(context, &layout, (rank, peer), &ours, theirs)?;
-            addresses[peer] = opened.address;
-            peers.push(opened);
-        }
+        let asked = host.config().cuda_path;
+        let mapped = match path::obstacle(asked, host.is_one_host(), size) {
+            Some(why) => Err(why),
+            None => Mapped::open(&host, context)?,
+        };
+        let Mapped { layout, shares_gpu, addresses, peers, window } = match mapped {
+            Ok(mapped) => mapped,
+            Err(why) => return Err(refused(why)),
+        };
         let patience = host.config().timeout;
         let mut device = Self::assemble(
             (rank, size),
@@ -112,9 +101,10 @@ impl DeviceComm {
             peers,
             Arc::new(vec![window]),
         )?;
-        if phased {
-            device.watch = Some(Watch::start(context, &device.report, layout, addresses[rank], size, patience)?);
-            device.phased = true;
+        if shares_gpu {
+            let watch = Watch::start(context, &device.report, layout, addresses[rank], size, patience)?;
+            device.carrier = Carrier::Phased(watch);
+            device.why = "ranks of several processes have one GPU".to_owned();
         }
         device.meet()?;
         Ok(device)
@@ -127,9 +117,17 @@ impl DeviceComm {
     /// As [`DeviceComm::new`].
     pub fn local(contexts: &[Arc<CudaContext>], config: &Config) -> Result<Vec<DeviceComm>> {
         available()?;
-        let patience = config.timeout;
         let size = contexts.len();
-        limit("DeviceComm::local", size)?;
+        if size == 0 {
+            return Err(Error::invalid("DeviceComm::local", "no contexts, expected one for each rank"));
+        }
+        let reached = match path::obstacle(config.cuda_path, true, size) {
+            Some(why) => Err(why),
+            None => reach_within_process(contexts),
+        };
+        if let Err(why) = reached {
+            return Err(refused(why));
+        }
         let same = |one: &Arc<CudaContext>| contexts.iter().filter(|other| other.ordinal() == one.ordinal()).count();
         let layout = Layout::new(size, contexts.iter().map(same).max().unwrap_or(1), config);
         let windows =
@@ -138,21 +136,11 @@ impl DeviceComm {
         for (address, window) in addresses.iter_mut().zip(windows.iter()) {
             *address = window.address;
         }
-        for context in contexts {
-            for other in contexts.iter().filter(|other| other.ordinal() != context.ordinal()) {
-                enable(context, other.ordinal()).map_err(|e| {
-                    let detail = format!("peer access, GPU {} to GPU {}", context.ordinal(), other.ordinal());
-                    cuda("DeviceComm::local", detail, e)
-                })?;
-            }
-        }
-        contexts
-            .iter()
-            .enumerate()
-            .map(|(rank, context)| {
-                Self::assemble((rank, size), context, layout, addresses, patience, None, Vec::new(), windows.clone())
-            })
-            .collect()
+        let one = |(rank, context): (usize, &Arc<CudaContext>)| {
+            let ranks = (rank, size);
+            Self::assemble(ranks, context, layout, addresses, config.timeout, None, Vec::new(), windows.clone())
+        };
+        contexts.iter().enumerate().map(one).collect()
     }
 
     #[expect(clippy::too_many_arguments, reason = "the parts of a communicator, put together in one place")]
@@ -183,8 +171,8 @@ impl DeviceComm {
             kernels: Kernels::shared(context, layout)?,
             team,
             report,
-            phased: false,
-            watch: None,
+            carrier: Carrier::Peer,
+            why: "all ranks reach each other's memory".to_owned(),
             patience,
             order: Mutex::new(Order { number: 0, filled: Filled::default(), last: None, event }),
             choices: Mutex::new(None),
@@ -205,9 +193,17 @@ impl DeviceComm {
         self.size
     }
 
-    /// Whether ranks of several processes have the same GPU, so that calls are made in phases and cannot be captured.
-    pub fn shares_gpu(&self) -> bool {
-        self.phased
+    /// Which way the data takes; the same on all ranks.
+    pub fn path(&self) -> Path {
+        match self.carrier {
+            Carrier::Peer => Path::Peer,
+            Carrier::Phased(_) => Path::Phased,
+        }
+    }
+
+    /// Why it takes this way, in words.
+    pub fn path_reason(&self) -> &str {
+        &self.why
     }
 
     /// Device memory that the communicator takes on each rank.
@@ -329,14 +325,24 @@ impl DeviceComm {
     }
 }
 
-fn limit(op: &str, size: usize) -> Result<()> {
-    if (1..=MAX_RANKS).contains(&size) {
-        return Ok(());
+/// Lets every device of this process reach the others' memory, or says which one does not.
+fn reach_within_process(contexts: &[Arc<CudaContext>]) -> Result<(), String> {
+    for context in contexts {
+        for other in contexts.iter().filter(|other| other.ordinal() != context.ordinal()) {
+            enable(context, other.ordinal()).map_err(|e| {
+                let detail = format!("peer access, GPU {} to GPU {}", context.ordinal(), other.ordinal());
+                cuda("DeviceComm::local", detail, e).to_string()
+            })?;
+        }
     }
-    Err(Error::Unsupported {
-        what: format!("a device communicator of {size} ranks"),
-        detail: format!("{op} takes 1 to {MAX_RANKS}, the GPUs that one host's NVLink joins"),
-    })
+    Ok(())
+}
+
+fn refused(why: String) -> Error {
+    Error::Unsupported {
+        what: "a device communicator over the peers' memory".to_owned(),
+        detail: format!("{why}: leave TINYNCCL_CUDA_PATH at auto to go through the hosts' memory then"),
+    }
 }
 
 impl Drop for DeviceComm {
