@@ -13,6 +13,7 @@ mod choice;
 mod collectives;
 mod control;
 mod exchange;
+mod failure;
 mod group;
 mod init;
 mod local;
@@ -49,6 +50,7 @@ use crate::wire::{Algorithm, Collective, Header};
 
 pub use alloc::SymmetricBuffer;
 pub use control::Progress;
+pub(crate) use failure::Attached;
 pub use group::Group;
 pub use p2p::Exchange;
 pub use persistent::{OwnedBuffer, Persistent};

@@ -18,12 +18,18 @@ struct Counts {
     u32 pad;
 };
 
+// A stream that was let go must not tell others of data that it did not get, nor write over what they have not read.
+__device__ __forceinline__ bool was_let_go(const Team& team) {
+    return load_relaxed(&team.report->abort) != 0 || load_relaxed(&team.report->state) != 0;
+}
+
 #ifndef DTYPE
 
 // Writes `bytes` at `input + p * stride` into our area of rank p's window.
 extern "C" __global__ void __launch_bounds__(THREADS)
 phased_push(const __grid_constant__ Team team, const u8* input, u64 bytes, u64 stride, const __grid_constant__ Counts numbers) {
     const Piece piece = piece_of_block(bytes);
+    if (__syncthreads_or(threadIdx.x == 0 && was_let_go(team))) return;
     for (u32 peer = 0; peer < RANKS; peer++) {
         if ((numbers.who >> peer & 1) == 0) continue;
         fill_from(area_at(team.window[peer], team.rank, numbers.of[peer], piece), input + peer * stride, piece, bytes);
@@ -43,7 +49,7 @@ phased_take(const __grid_constant__ Team team, u8* output, u64 bytes, u64 stride
 // Tells each rank that takes part how far we are (TAIL: areas filled, and what for; HEAD: areas freed).
 extern "C" __global__ void phased_signal(const __grid_constant__ Team team, u32 which, const __grid_constant__ Counts counts) {
     const u32 peer = threadIdx.x;
-    if (peer >= RANKS || (counts.who >> peer & 1) == 0) return;
+    if (peer >= RANKS || (counts.who >> peer & 1) == 0 || was_let_go(team)) return;
     u32* flag = flag_at(team.window[peer], which, SCATTER, 0, team.rank);
     if (which == TAIL) *(volatile u64*)(flag + 2) = team.call;
     store_release(flag, counts.of[peer]);
