@@ -319,6 +319,8 @@ config! {
         "Blocks that a collective's kernel takes at most, about one per multiprocessor; fewer leave more of the GPU to other kernels and use less of the links.";
     cuda_slot: usize = 0, "TINYNCCL_CUDA_SLOT", "bytes, 4K to 1M; 0: by the number of ranks",
         "Largest piece that a block of a collective's kernel sends to another GPU at once.";
+    nccl_library: Option<String> = None, "TINYNCCL_NCCL_LIB", "a file",
+        "NVIDIA's NCCL for process groups' backend nccl; empty: libnccl.so.2 as the loader finds it, then the copies in Python's packages.";
     fifo_depth: usize = 4, "TINYNCCL_FIFO_DEPTH", "2 to 64",
         "Messages a link holds per direction.";
     socket_buffer: usize = 0, "TINYNCCL_SOCKET_BUFFER", "bytes; 0 leaves it to the kernel",

@@ -22,5 +22,6 @@ mod window;
 
 pub use call::{Call, Stream};
 pub use comm::DeviceComm;
+pub(crate) use driver::cuda;
 pub use driver::{available, device_count};
 pub use select::{Choice, Protocol};
