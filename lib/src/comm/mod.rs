@@ -8,7 +8,7 @@ mod agree;
 mod alloc;
 mod asynchronous;
 mod batch;
-mod call;
+pub(crate) mod call;
 mod choice;
 mod collectives;
 mod control;
@@ -17,6 +17,7 @@ mod failure;
 mod group;
 mod init;
 mod local;
+pub(crate) mod memory;
 mod network;
 mod p2p;
 mod pack;
@@ -54,7 +55,7 @@ pub(crate) use failure::Attached;
 pub use group::Group;
 pub use p2p::Exchange;
 pub use persistent::{OwnedBuffer, Persistent};
-use state::State;
+pub(crate) use state::State;
 pub(crate) use state::lock;
 use symmetric::BoardState;
 use tune::Tuned;
@@ -185,6 +186,12 @@ impl Comm {
         self.inner.local_rank
     }
 
+    /// What calls are made and carried out with, by layers above.
+    #[inline]
+    pub(crate) fn inner(&self) -> &Inner {
+        &self.inner
+    }
+
     /// Records for the trace, if there is one.
     pub(crate) fn trace(&self) -> Option<&Tracer> {
         self.inner.state.trace.as_deref()
@@ -293,7 +300,16 @@ impl fmt::Debug for Comm {
 }
 
 impl Inner {
-    fn size(&self) -> usize {
+    pub(crate) fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// What knows of failures, for those that outlive a call.
+    pub(crate) fn state_shared(&self) -> Arc<State> {
+        self.state.clone()
+    }
+
+    pub(crate) fn size(&self) -> usize {
         self.state.members.len()
     }
 
@@ -303,7 +319,7 @@ impl Inner {
 
     /// Waits for the asynchronous calls made so far.
     #[inline]
-    fn drain(&self) {
+    pub(crate) fn drain(&self) {
         if !self.queue.is_idle() {
             self.drain_slowly();
         }
