@@ -367,6 +367,8 @@ config! {
         "Largest chunk of a collective on GPUs that goes through the hosts' memory; each lane page-locks three times as much.";
     cuda_threads: usize = 0, "TINYNCCL_CUDA_THREADS", "0 to 16; 0: by the number of cores, 4 at most",
         "Lanes of such a collective: threads that carry chunks between the hosts, each over links of its own. The ranks take the smallest number that one of them has.";
+    nccl_library: Option<String> = None, "TINYNCCL_NCCL_LIB", "a file",
+        "NVIDIA's NCCL for process groups' backend nccl; empty: libnccl.so.2 as the loader finds it, then the copies in Python's packages.";
     fifo_depth: usize = 4, "TINYNCCL_FIFO_DEPTH", "2 to 64",
         "Messages a link holds per direction.";
     socket_buffer: usize = 0, "TINYNCCL_SOCKET_BUFFER", "bytes; 0 leaves it to the kernel",

@@ -15,7 +15,7 @@ impl Inner {
     ///
     /// # Safety
     /// As [`executor::run`]: every call's buffers must be as large as the call says, and valid until this returns.
-    pub(super) unsafe fn batch(&self, op: &str, calls: &[Call], background: bool) -> Result<()> {
+    pub(crate) unsafe fn batch(&self, op: &str, calls: &[Call], background: bool) -> Result<()> {
         self.state.check(|| op.to_owned())?;
         if calls.is_empty() {
             return Ok(());

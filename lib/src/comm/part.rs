@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::Comm;
 use super::call::Call;
 use crate::dtype::{DType, ReduceOp};
-use crate::error::{Error, Result};
-use crate::executor::{Buffers, CallKey, Supervisor as _};
+use crate::error::Result;
+use crate::executor::{Buffers, CallKey};
 use crate::transport::Registration;
 use crate::wire::Collective;
 
@@ -73,17 +73,6 @@ impl Comm {
             // SAFETY: forwarded from the caller.
             many => unsafe { self.inner.batch("send/recv", many, background) },
         }
-    }
-
-    /// The communicator's failure, if it has failed; found out by any thread, as soon as it is known.
-    pub(crate) fn failure(&self) -> Option<Error> {
-        let state = &self.inner.state;
-        if state.has_failed() { state.failure() } else { None }
-    }
-
-    /// Whether [`Comm::failure`] has one.
-    pub(crate) fn has_failed(&self) -> bool {
-        self.inner.state.has_failed()
     }
 
     /// Ranks of this communicator on our host.

@@ -44,7 +44,7 @@ pub enum Stream {
 }
 
 impl Stream {
-    pub(super) fn handle(&self) -> sys::CUstream {
+    pub(crate) fn handle(&self) -> sys::CUstream {
         match self {
             Stream::Kept(stream) => stream.cu_stream(),
             Stream::Handle(handle) => *handle,

@@ -1,7 +1,7 @@
 //! A rank's membership in a group of ranks that drive GPUs.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaEvent, sys};
@@ -27,7 +27,7 @@ use crate::wire::Collective;
 /// made, also when they go to different streams. They can be captured in a CUDA graph, whose replays then count as calls: all
 /// ranks must make and replay the same calls in the same order.
 ///
-/// Dropping it waits for its kernels and for the other ranks to drop theirs.
+/// Dropping it waits for its kernels and for the other ranks to drop theirs, not after a failure.
 pub struct DeviceComm {
     rank: usize,
     size: usize,
@@ -84,6 +84,7 @@ impl DeviceComm {
         let (rank, size) = (comm.rank(), comm.size());
         // Of its own, so that what it sends does not mix with the caller's calls.
         let host = comm.split(Some(0), 0)?.ok_or_else(|| Error::invalid(op, "no communicator came of the split"))?;
+        comm.attach_child(&host);
         let asked = host.config().cuda_path;
         let mapped = match path::obstacle(asked, host.is_one_host(), size) {
             Some(why) => Err(why),
@@ -153,7 +154,11 @@ impl DeviceComm {
     fn hosted(host: Comm, context: &Arc<CudaContext>, why: String) -> Result<DeviceComm> {
         let wanted = hosted::lanes(host.config(), host.ranks_here());
         let lanes: Vec<usize> = host.exchange("DeviceComm: lanes", &wanted)?;
-        let lane = |_| host.split(Some(0), 0)?.ok_or_else(|| Error::invalid("DeviceComm", "a split gave nothing"));
+        let lane = |_| {
+            let lane = host.split(Some(0), 0)?.ok_or_else(|| Error::invalid("DeviceComm", "a split gave nothing"))?;
+            host.attach_child(&lane);
+            Ok(lane)
+        };
         let comms = (0..lanes.into_iter().min().unwrap_or(1)).map(lane).collect::<Result<_>>()?;
         let device = Self::over_hosts(comms, context, Some(host), why)?;
         device.meet()?;
@@ -215,6 +220,10 @@ impl DeviceComm {
             rank: rank as u32,
             number: 0,
         };
+        if let Some(host) = &host {
+            let weak: Weak<Report> = Arc::downgrade(&report);
+            host.attach(weak);
+        }
         Ok(DeviceComm {
             rank,
             size,
@@ -288,7 +297,9 @@ impl DeviceComm {
     /// Gives the failure of a call that ran before, if one has failed.
     ///
     /// # Errors
-    /// [`Error::Timeout`] naming the rank that did not come, or the disagreement, or [`Error::Aborted`].
+    /// [`Error::PeerLost`] when a rank's process has died: the host's communicator learns of it, and kernels leave at once.
+    /// [`Error::Timeout`] naming the rank that did not come, the disagreement, or [`Error::Aborted`]. It stays the same error,
+    /// and outputs of calls that were not finished hold anything.
     #[inline]
     pub fn check(&self) -> Result<()> {
         if let Carrier::Hosted(hosted) = &self.carrier {
@@ -299,26 +310,47 @@ impl DeviceComm {
 
     #[cold]
     fn failure(&self) -> Result<()> {
+        if let Some(cause) = self.report.cause() {
+            return Err(cause);
+        }
         // Being written: the rest of it comes within microseconds.
         for _ in 0..1000 {
-            if let Some(error) = self.report.failure(self.rank, self.patience) {
-                return Err(error);
+            if let Some(error) = self.report.given_up(self.rank, self.patience) {
+                let cause = self.report.settle(self.explained(error));
+                // The other ranks need not wait for their deadline.
+                if let Some(host) = &self.host {
+                    host.fail_everywhere(cause.clone());
+                }
+                return Err(cause);
             }
             std::thread::yield_now();
         }
-        Err(Error::Aborted {
-            op: "device".to_owned(),
-            rank: self.rank,
-            reason: "abort was called on the device's communicator".to_owned(),
-        })
+        Err(self.report.settle(self.aborted("a kernel gave up and did not say why")))
     }
 
-    /// Makes kernels of this rank that wait for others leave, from any thread; later calls give [`Error::Aborted`]. The other
-    /// ranks' kernels leave by their own deadline; where calls go through the hosts' memory, they are told.
+    /// A wait that ended in vain, with what the host knows of the rank: it may be another's fault that this one did not come.
+    fn explained(&self, error: Error) -> Error {
+        let Error::Timeout { op, rank, waited, missing, detail } = error else { return error };
+        match self.host.as_ref().and_then(|host| host.find_absent(&missing)) {
+            Some((missing, why)) => Error::Timeout { op, rank, waited, missing, detail: format!("{why}; {detail}") },
+            None => Error::Timeout { op, rank, waited, missing, detail },
+        }
+    }
+
+    fn aborted(&self, reason: &str) -> Error {
+        Error::Aborted { op: "a call on the device".to_owned(), rank: self.rank, reason: reason.to_owned() }
+    }
+
+    /// Makes kernels that wait leave, from any thread; later calls give [`Error::Aborted`]. The other ranks' too, where a host
+    /// communicator tells them; ranks of [`DeviceComm::local`] each have to be told.
     pub fn abort(&self) {
+        let reason = "abort was called on the device's communicator";
         match &self.carrier {
-            Carrier::Peer | Carrier::Phased(_) => self.report.abort(),
-            Carrier::Hosted(hosted) => hosted.abort(),
+            Carrier::Peer | Carrier::Phased(_) => self.report.abort(self.aborted(reason)),
+            Carrier::Hosted(hosted) => hosted.abort(self.aborted(reason)),
+        }
+        if let Some(host) = &self.host {
+            host.abort(reason);
         }
     }
 
@@ -411,9 +443,15 @@ impl Drop for DeviceComm {
         if let Err(error) = self.synchronize() {
             log::debug!("rank {} leaves after: {error}", self.rank);
         }
-        // Another rank's kernel may still write into our window.
+        if let Carrier::Hosted(_) = self.carrier {
+            // Nobody else uses memory of ours.
+            return;
+        }
         if let Err(error) = self.meet() {
-            log::debug!("rank {} does not wait for the others: {error}", self.rank);
+            // Another rank's kernel may still write into our window.
+            let bytes = self.layout.bytes() >> 20;
+            log::debug!("rank {} keeps {bytes} MiB of its device until the process ends: {error}", self.rank);
+            std::mem::forget(self._windows.clone());
         }
     }
 }

@@ -50,7 +50,7 @@ pub fn device_count() -> Result<usize> {
 }
 
 /// An [`Error::Cuda`].
-pub(super) fn cuda(op: impl Into<String>, detail: impl Into<String>, error: DriverError) -> Error {
+pub(crate) fn cuda(op: impl Into<String>, detail: impl Into<String>, error: DriverError) -> Error {
     Error::Cuda { op: op.into(), detail: detail.into(), status: words(error) }
 }
 

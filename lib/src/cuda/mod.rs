@@ -24,6 +24,7 @@ mod window;
 
 pub use call::{Call, Stream};
 pub use comm::DeviceComm;
+pub(crate) use driver::cuda;
 pub use driver::{available, device_count};
 pub use path::Path;
 pub use select::{Choice, Protocol};

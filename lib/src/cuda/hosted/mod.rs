@@ -91,21 +91,17 @@ impl Hosted {
         let (rank, ranks, config) = (first.rank(), first.size(), first.config().clone());
         // Every row of an all_to_all has a line at least.
         let slot = config.cuda_chunk.max(128 * ranks).next_multiple_of(4096);
-        let grid = Grid { ranks, lanes: comms.len(), slot: slot as u64, least: LEAST as u64 };
-        let background = comms.len() * first.ranks_here() > cores();
+        let count = comms.len();
+        let grid = Grid { ranks, lanes: count, slot: slot as u64, least: LEAST as u64 };
+        let background = count * first.ranks_here() > cores();
         let failed = |e: DriverError| cuda(op, "making streams and events", e);
-        let copies = Copies::new(context, comms.len()).map_err(failed)?;
-        let signals = Signals::new(context, comms.len())?;
-        let shared = Arc::new(Shared::new(signals, comms));
-        let lanes = shared
-            .comms()
-            .iter()
-            .enumerate()
-            .map(|(index, comm)| {
-                let staging = Staging::new(comm, context, DEPTH, slot)?;
-                Ok(Arc::new(Lane::new(index, shared.clone(), staging, background)))
-            })
-            .collect::<Result<Vec<Arc<Lane>>>>()?;
+        let copies = Copies::new(context, count).map_err(failed)?;
+        let shared = Arc::new(Shared::new(Signals::new(context, count)?));
+        let lane = |(index, comm): (usize, Comm)| {
+            let staging = Staging::new(&comm, context, DEPTH, slot)?;
+            Ok(Arc::new(Lane::new((index, count), comm, &shared, staging, background)))
+        };
+        let lanes = comms.into_iter().enumerate().map(lane).collect::<Result<Vec<Arc<Lane>>>>()?;
         let mut hosted = Hosted { shared, lanes, threads: Vec::new(), copies: Mutex::new(copies), grid, rank };
         for (index, lane) in hosted.lanes.iter().enumerate() {
             let lane = lane.clone();
@@ -130,9 +126,10 @@ impl Hosted {
     }
 
     /// Ends all calls on all ranks.
-    pub(super) fn abort(&self) {
-        let reason = "abort was called on the device's communicator".to_owned();
-        self.shared.fail(Error::Aborted { op: "device".to_owned(), rank: self.rank, reason });
+    pub(super) fn abort(&self, error: Error) {
+        let reason = error.to_string();
+        self.shared.fail(error);
+        self.lanes.iter().for_each(|lane| lane.abort(&reason));
     }
 
     /// How a collective goes; `None` if it has no device form.
@@ -186,9 +183,11 @@ impl Hosted {
 
 impl Drop for Hosted {
     fn drop(&mut self) {
-        for lane in &self.lanes {
-            lane.close();
+        if let Err(error) = self.check() {
+            // Lanes that have not failed may wait for ranks whose lanes are gone.
+            self.lanes.iter().for_each(|lane| lane.abort(&error.to_string()));
         }
+        self.lanes.iter().for_each(|lane| lane.close());
         for thread in self.threads.drain(..) {
             // A panic has been reported by its own thread; there is nothing to add here.
             let _ = thread.join();

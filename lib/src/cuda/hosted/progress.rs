@@ -5,66 +5,55 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use super::DEPTH;
 use super::route::{Route, Side, Wire};
 use super::signals::Signals;
 use super::staging::Staging;
-use crate::comm::{Comm, Message, Part, lock};
+use crate::comm::{Attached, Comm, Message, Part, lock};
 use crate::error::{Error, Result};
 
 /// What all lanes of a rank share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) signals: Signals,
-    /// One for each lane.
-    comms: Vec<Comm>,
     failed: AtomicBool,
     failure: Mutex<Option<Error>>,
     closing: AtomicBool,
 }
 
 impl Shared {
-    pub(super) fn new(signals: Signals, comms: Vec<Comm>) -> Shared {
-        let failed = AtomicBool::new(false);
-        Shared { signals, comms, failed, failure: Mutex::new(None), closing: AtomicBool::new(false) }
+    pub(super) fn new(signals: Signals) -> Shared {
+        Shared { signals, failed: AtomicBool::new(false), failure: Mutex::new(None), closing: AtomicBool::new(false) }
     }
 
-    pub(super) fn comms(&self) -> &[Comm] {
-        &self.comms
-    }
-
-    /// Ends all calls, on all ranks: the first cause stays. Streams that wait for the host go on, with whatever is in the slots.
+    /// Ends all calls of this rank: the first cause stays. Streams that wait for the host go on, with whatever is in the slots.
     pub(super) fn fail(&self, error: Error) {
-        let reason = error.to_string();
         lock(&self.failure).get_or_insert(error);
-        if self.failed.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        for comm in &self.comms {
-            comm.abort(&reason);
-        }
+        self.failed.store(true, Ordering::Release);
         self.signals.release();
+    }
+
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
     }
 
     /// The failure of a call that was made, or of a rank that is gone.
     #[inline]
     pub(super) fn check(&self) -> Result<()> {
-        let lost = self.comms.first().is_some_and(Comm::has_failed);
-        if lost || self.failed.load(Ordering::Acquire) { Err(self.cause()) } else { Ok(()) }
-    }
-
-    #[cold]
-    fn cause(&self) -> Error {
-        let first = lock(&self.failure).clone();
-        let unknown = || Error::invalid("device", "the communicator has failed");
-        first.or_else(|| self.comms.iter().find_map(Comm::failure)).unwrap_or_else(unknown)
+        if self.has_failed() { lock(&self.failure).clone().map_or(Ok(()), Err) } else { Ok(()) }
     }
 
     fn ends(&self) -> bool {
-        self.failed.load(Ordering::Acquire) || self.closing.load(Ordering::Acquire)
+        self.has_failed() || self.closing.load(Ordering::Acquire)
+    }
+}
+
+impl Attached for Shared {
+    fn failed(&self, error: &Error) {
+        self.fail(error.clone());
     }
 }
 
@@ -80,6 +69,9 @@ pub(super) struct Job {
 #[derive(Debug)]
 pub(super) struct Lane {
     index: usize,
+    /// How many there are.
+    of: usize,
+    comm: Comm,
     shared: Arc<Shared>,
     staging: Staging,
     /// The core is wanted by others.
@@ -90,13 +82,23 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    pub(super) fn new(index: usize, shared: Arc<Shared>, staging: Staging, background: bool) -> Lane {
-        let (waiting, jobs, changed) = Default::default();
-        Lane { index, shared, staging, background, waiting, jobs, changed }
+    /// Lane `index` of `of`.
+    pub(super) fn new(
+        (index, of): (usize, usize),
+        comm: Comm,
+        shared: &Arc<Shared>,
+        staging: Staging,
+        background: bool,
+    ) -> Lane {
+        let weak: Weak<Shared> = Arc::downgrade(shared);
+        comm.attach(weak);
+        let (shared, (waiting, jobs, changed)) = (shared.clone(), Default::default());
+        Lane { index, of, comm, shared, staging, background, waiting, jobs, changed }
     }
 
-    fn comm(&self) -> &Comm {
-        &self.shared.comms[self.index]
+    /// Ends the lane's calls on all ranks.
+    pub(super) fn abort(&self, reason: &str) {
+        self.comm.abort(reason);
     }
 
     /// The first byte of a slot.
@@ -112,7 +114,7 @@ impl Lane {
         self.changed.notify_one();
     }
 
-    /// Makes the thread leave when it has nothing under way that can end.
+    /// Makes the thread leave once it has done what can be done.
     pub(super) fn close(&self) {
         self.shared.closing.store(true, Ordering::Release);
         // Under the lock, so that the thread does not miss it between looking and sleeping.
@@ -148,7 +150,7 @@ impl Lane {
 
     /// Carries our chunks of a call; ends early, without an error, where another lane has failed.
     fn carry(&self, job: &Job) -> Result<()> {
-        let chunks = (self.index..job.route.chunks()).step_by(self.shared.comms.len());
+        let chunks = (self.index..job.route.chunks()).step_by(self.of);
         for (turn, chunk) in chunks.enumerate() {
             let number = job.first.wrapping_add(turn as u32);
             if !self.arrived(number)? {
@@ -156,7 +158,7 @@ impl Lane {
             }
             // SAFETY: the stream has filled the slot and leaves it to us until we say that we are done.
             unsafe { self.exchange(&job.route, chunk, self.slot(turn % DEPTH)) }?;
-            if self.shared.failed.load(Ordering::Acquire) {
+            if self.shared.has_failed() {
                 return Ok(());
             }
             self.shared.signals.finish(self.index, number);
@@ -172,9 +174,6 @@ impl Lane {
             if self.shared.ends() {
                 return Ok(false);
             }
-            if let Some(error) = self.comm().failure() {
-                return Err(error);
-            }
             pause.wait();
         }
         Ok(true)
@@ -189,7 +188,7 @@ impl Lane {
                 let part = Part { count: row / part.dtype.size(), ..part };
                 let (input, output) = (slot.wrapping_add(input * row), slot.wrapping_add(output * row));
                 // SAFETY: forwarded from the caller; the route keeps all rows within the slot.
-                unsafe { self.comm().part(&part, input, output, self.background) }
+                unsafe { self.comm.part(&part, input, output, self.background) }
             }
             Wire::Messages { to, from } => {
                 let message = |side: Option<Side>, peer: usize| {
@@ -199,7 +198,7 @@ impl Lane {
                     Some(Message { at, bytes: len as usize, whole: side.bytes as usize, peer })
                 };
                 // SAFETY: as above.
-                unsafe { self.comm().part_messages(message(route.down, to), message(route.up, from), self.background) }
+                unsafe { self.comm.part_messages(message(route.down, to), message(route.up, from), self.background) }
             }
         }
     }
@@ -218,7 +217,7 @@ const LONGEST: Duration = Duration::from_millis(1);
 
 impl Pause {
     fn new(lane: &Lane) -> Pause {
-        Pause { begin: Instant::now(), spin: lane.comm().spin(lane.background) }
+        Pause { begin: Instant::now(), spin: lane.comm.spin(lane.background) }
     }
 
     /// False once enough time was spent with spinning.
