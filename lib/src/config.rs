@@ -363,6 +363,10 @@ config! {
         "Largest piece that a block of a collective's kernel sends to another GPU at once.";
     cuda_path: CudaPath = CudaPath::Auto, "TINYNCCL_CUDA_PATH", "auto, peer, hosted",
         "How collectives on GPUs reach the other ranks: kernels over the peers' memory (peer), or through page-locked memory of the hosts and the links between them (hosted). auto: peer where all ranks reach each other's memory. All ranks must set the same.";
+    cuda_chunk: usize = 2 << 20, "TINYNCCL_CUDA_CHUNK", "bytes, 64K to 64M",
+        "Largest chunk of a collective on GPUs that goes through the hosts' memory; each lane page-locks three times as much.";
+    cuda_threads: usize = 0, "TINYNCCL_CUDA_THREADS", "0 to 16; 0: by the number of cores, 4 at most",
+        "Lanes of such a collective: threads that carry chunks between the hosts, each over links of its own. The ranks take the smallest number that one of them has.";
     nccl_library: Option<String> = None, "TINYNCCL_NCCL_LIB", "a file",
         "NVIDIA's NCCL for process groups' backend nccl; empty: libnccl.so.2 as the loader finds it, then the copies in Python's packages.";
     fifo_depth: usize = 4, "TINYNCCL_FIFO_DEPTH", "2 to 64",
@@ -411,6 +415,8 @@ impl Config {
         if self.cuda_slot > 0 {
             range("TINYNCCL_CUDA_SLOT", self.cuda_slot, 4 << 10, 1 << 20)?;
         }
+        range("TINYNCCL_CUDA_CHUNK", self.cuda_chunk, 64 << 10, 64 << 20)?;
+        range("TINYNCCL_CUDA_THREADS", self.cuda_threads, 0, 16)?;
         if self.stage > 0 {
             range("TINYNCCL_STAGE", self.stage, 4 << 10, 16 << 20)?;
         }

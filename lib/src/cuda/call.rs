@@ -162,6 +162,13 @@ impl DeviceComm {
             // SAFETY: forwarded from the caller.
             return unsafe { self.enqueue_in_phases(stream, call) };
         }
+        if let Carrier::Hosted(hosted) = &self.carrier {
+            let route = hosted.route(call).ok_or_else(|| unsupported(call.collective))?;
+            let handle = stream.handle();
+            let _order = self.order(stream)?;
+            // SAFETY: forwarded from the caller.
+            return unsafe { hosted.enqueue(op, self.context(), handle, &route) };
+        }
         if !select::fits(&self.layout, call.collective, choice, bytes as usize) {
             return Err(Error::invalid(op, format!("{bytes} bytes do not fit {choice:?}")));
         }
@@ -229,6 +236,10 @@ impl DeviceComm {
         };
         if to.is_none() && from.is_none() {
             return Ok(());
+        }
+        if let Carrier::Hosted(hosted) = &self.carrier {
+            // SAFETY: forwarded from the caller.
+            return unsafe { hosted.enqueue(op, self.context(), handle, &hosted.pair(to, from)) };
         }
         if let Carrier::Phased(_) = self.carrier {
             let number = order.number;

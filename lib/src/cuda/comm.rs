@@ -8,6 +8,7 @@ use cudarc::driver::{CudaContext, CudaEvent, sys};
 
 use super::call::{Stream, Team};
 use super::driver::{available, cuda};
+use super::hosted::{self, Hosted};
 use super::kernels::Kernels;
 use super::path::{self, Path};
 use super::peers::{Mapped, Peer, enable};
@@ -16,7 +17,7 @@ use super::report::Report;
 use super::select::{self, Choice};
 use super::window::{Layout, MAX_RANKS, Window};
 use crate::comm::Comm;
-use crate::config::Config;
+use crate::config::{Config, CudaPath};
 use crate::error::{Error, Result};
 use crate::wire::Collective;
 
@@ -53,6 +54,8 @@ pub(super) enum Carrier {
     Peer,
     /// No kernel waits for another rank; a thread looks after the waits of the streams.
     Phased(Watch),
+    /// Through the hosts' memory; windows and kernels are not used.
+    Hosted(Hosted),
 }
 
 /// Calls so far.
@@ -89,7 +92,8 @@ impl DeviceComm {
         };
         let Mapped { layout, shares_gpu, addresses, peers, window } = match mapped {
             Ok(mapped) => mapped,
-            Err(why) => return Err(refused(why)),
+            Err(why) if asked == CudaPath::Peer => return Err(refused(why)),
+            Err(why) => return Self::hosted(host, context, why),
         };
         let patience = host.config().timeout;
         let mut device = Self::assemble(
@@ -126,8 +130,10 @@ impl DeviceComm {
             Some(why) => Err(why),
             None => reach_within_process(contexts),
         };
-        if let Err(why) = reached {
-            return Err(refused(why));
+        match reached {
+            Ok(()) => {}
+            Err(why) if config.cuda_path == CudaPath::Peer => return Err(refused(why)),
+            Err(why) => return Self::hosted_within_process(contexts, config, &why),
         }
         let same = |one: &Arc<CudaContext>| contexts.iter().filter(|other| other.ordinal() == one.ordinal()).count();
         let layout = Layout::new(size, contexts.iter().map(same).max().unwrap_or(1), config);
@@ -142,6 +148,55 @@ impl DeviceComm {
             Self::assemble(ranks, context, layout, addresses, config.timeout, None, Vec::new(), windows.clone())
         };
         contexts.iter().enumerate().map(one).collect()
+    }
+
+    /// Through the hosts' memory, because of `why`.
+    fn hosted(host: Comm, context: &Arc<CudaContext>, why: String) -> Result<DeviceComm> {
+        let wanted = hosted::lanes(host.config(), host.ranks_here());
+        let lanes: Vec<usize> = host.exchange("DeviceComm: lanes", &wanted)?;
+        let lane = |_| {
+            let lane = host.split(Some(0), 0)?.ok_or_else(|| Error::invalid("DeviceComm", "a split gave nothing"))?;
+            host.attach_child(&lane);
+            Ok(lane)
+        };
+        let comms = (0..lanes.into_iter().min().unwrap_or(1)).map(lane).collect::<Result<_>>()?;
+        let device = Self::over_hosts(comms, context, Some(host), why)?;
+        device.meet()?;
+        Ok(device)
+    }
+
+    /// As [`DeviceComm::hosted`] for ranks that one thread may drive, and make: each is made by a thread, because they meet.
+    fn hosted_within_process(contexts: &[Arc<CudaContext>], config: &Config, why: &str) -> Result<Vec<DeviceComm>> {
+        let size = contexts.len();
+        let mut comms: Vec<Vec<Comm>> = (0..size).map(|_| Vec::new()).collect();
+        for _ in 0..hosted::lanes(config, size) {
+            for (rank, comm) in Comm::threads(size, config.clone())?.into_iter().enumerate() {
+                comms[rank].push(comm);
+            }
+        }
+        std::thread::scope(|scope| {
+            let make = |(comms, context)| scope.spawn(move || Self::over_hosts(comms, context, None, why.to_owned()));
+            let threads: Vec<_> = comms.into_iter().zip(contexts).map(make).collect();
+            let lost = || Err(Error::invalid("DeviceComm::local", "a thread that made a rank panicked"));
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| lost())).collect()
+        })
+    }
+
+    fn over_hosts(comms: Vec<Comm>, context: &Arc<CudaContext>, host: Option<Comm>, why: String) -> Result<DeviceComm> {
+        let Some(first) = comms.first() else { return Err(Error::invalid("DeviceComm", "no lanes")) };
+        let (rank, size, config) = (first.rank(), first.size(), first.config().clone());
+        if rank == 0 {
+            let level = if config.cuda_path == CudaPath::Hosted { log::Level::Info } else { log::Level::Warn };
+            log::log!(level, "collectives on GPUs go through the hosts' memory: {why}");
+        }
+        let layout = Layout::new(size.min(MAX_RANKS), 1, &config);
+        let hosted = Hosted::new(comms, context)?;
+        let (none, memory) = (Vec::new(), Arc::default());
+        let ranks = (rank, size);
+        let mut device = Self::assemble(ranks, context, layout, [0; MAX_RANKS], config.timeout, host, none, memory)?;
+        device.carrier = Carrier::Hosted(hosted);
+        device.why = why;
+        Ok(device)
     }
 
     #[expect(clippy::too_many_arguments, reason = "the parts of a communicator, put together in one place")]
@@ -203,6 +258,7 @@ impl DeviceComm {
         match self.carrier {
             Carrier::Peer => Path::Peer,
             Carrier::Phased(_) => Path::Phased,
+            Carrier::Hosted(_) => Path::Hosted,
         }
     }
 
@@ -211,9 +267,12 @@ impl DeviceComm {
         &self.why
     }
 
-    /// Device memory that the communicator takes on each rank.
+    /// Memory that the communicator takes on each rank: of the device, or of the host where calls go through it.
     pub fn window_bytes(&self) -> usize {
-        self.layout.bytes()
+        match &self.carrier {
+            Carrier::Peer | Carrier::Phased(_) => self.layout.bytes(),
+            Carrier::Hosted(hosted) => hosted.bytes(),
+        }
     }
 
     /// Our device.
@@ -243,6 +302,9 @@ impl DeviceComm {
     /// and outputs of calls that were not finished hold anything.
     #[inline]
     pub fn check(&self) -> Result<()> {
+        if let Carrier::Hosted(hosted) = &self.carrier {
+            return hosted.check();
+        }
         if self.report.has_failed() { self.failure() } else { Ok(()) }
     }
 
@@ -283,7 +345,10 @@ impl DeviceComm {
     /// communicator tells them; ranks of [`DeviceComm::local`] each have to be told.
     pub fn abort(&self) {
         let reason = "abort was called on the device's communicator";
-        self.report.abort(self.aborted(reason));
+        match &self.carrier {
+            Carrier::Peer | Carrier::Phased(_) => self.report.abort(self.aborted(reason)),
+            Carrier::Hosted(hosted) => hosted.abort(self.aborted(reason)),
+        }
         if let Some(host) = &self.host {
             host.abort(reason);
         }
@@ -377,6 +442,10 @@ impl Drop for DeviceComm {
     fn drop(&mut self) {
         if let Err(error) = self.synchronize() {
             log::debug!("rank {} leaves after: {error}", self.rank);
+        }
+        if let Carrier::Hosted(_) = self.carrier {
+            // Nobody else uses memory of ours.
+            return;
         }
         if let Err(error) = self.meet() {
             // Another rank's kernel may still write into our window.

@@ -13,6 +13,7 @@ mod collectives;
 mod comm;
 mod compile;
 mod driver;
+mod hosted;
 mod kernels;
 mod path;
 mod peers;
