@@ -15,7 +15,7 @@ use super::report::Report;
 use super::select::{self, Choice};
 use super::window::{Layout, MAX_RANKS, Window};
 use crate::comm::Comm;
-use crate::config::Config;
+use crate::config::{Config, PathCheck};
 use crate::error::{Error, Result};
 use crate::wire::Collective;
 
@@ -36,6 +36,9 @@ pub struct DeviceComm {
     /// Ranks of several processes have the same GPU: no kernel waits for another rank.
     pub(super) phased: bool,
     pub(super) watch: Option<Watch>,
+    /// Whether CUDA is asked about every buffer.
+    pub(super) checks_memory: bool,
+    pub(super) path_check: PathCheck,
     patience: Duration,
     order: Mutex<Order>,
     choices: Mutex<Option<Choice>>,
@@ -87,7 +90,9 @@ impl DeviceComm {
         let most = |one: &Place| places.iter().filter(|other| one.same_device(other)).count();
         // In phases, nobody waits for another's blocks.
         let sharing = if phased { 1 } else { places.iter().map(most).max().unwrap_or(1) };
-        let layout = Layout::new(size, sharing, host.config());
+        let multiprocessors = places.iter().map(|place| place.multiprocessors).min().unwrap_or(1);
+        let layout = Layout::resident(size, sharing, multiprocessors, host.config())?;
+        let gpus: Vec<String> = places.iter().map(Place::gpu).collect();
         let window = Window::new(context, layout.bytes())?;
         let ours = Introduction::new(place, &window)?;
         let all: Vec<Introduction> = host.exchange("DeviceComm: window", &ours)?;
@@ -102,21 +107,22 @@ impl DeviceComm {
             addresses[peer] = opened.address;
             peers.push(opened);
         }
-        let patience = host.config().timeout;
+        let config = host.config().clone();
         let mut device = Self::assemble(
             (rank, size),
             context,
             layout,
             addresses,
-            patience,
+            &config,
             Some(host),
             peers,
             Arc::new(vec![window]),
         )?;
         if phased {
-            device.watch = Some(Watch::start(context, &device.report, layout, addresses[rank], size, patience)?);
+            device.watch = Some(Watch::start(context, &device.report, layout, addresses[rank], size, config.timeout)?);
             device.phased = true;
         }
+        device.check_path()?.require_sound(&gpus)?;
         device.meet()?;
         Ok(device)
     }
@@ -128,11 +134,12 @@ impl DeviceComm {
     /// As [`DeviceComm::new`].
     pub fn local(contexts: &[Arc<CudaContext>], config: &Config) -> Result<Vec<DeviceComm>> {
         available()?;
-        let patience = config.timeout;
         let size = contexts.len();
         limit("DeviceComm::local", size)?;
         let same = |one: &Arc<CudaContext>| contexts.iter().filter(|other| other.ordinal() == one.ordinal()).count();
-        let layout = Layout::new(size, contexts.iter().map(same).max().unwrap_or(1), config);
+        let places = contexts.iter().map(Place::of).collect::<Result<Vec<Place>>>()?;
+        let multiprocessors = places.iter().map(|place| place.multiprocessors).min().unwrap_or(1);
+        let layout = Layout::resident(size, contexts.iter().map(same).max().unwrap_or(1), multiprocessors, config)?;
         let windows =
             Arc::new(contexts.iter().map(|c| Window::new(c, layout.bytes())).collect::<Result<Vec<Window>>>()?);
         let mut addresses = [0; MAX_RANKS];
@@ -147,13 +154,16 @@ impl DeviceComm {
                 })?;
             }
         }
-        contexts
+        let ranks = contexts
             .iter()
             .enumerate()
             .map(|(rank, context)| {
-                Self::assemble((rank, size), context, layout, addresses, patience, None, Vec::new(), windows.clone())
+                Self::assemble((rank, size), context, layout, addresses, config, None, Vec::new(), windows.clone())
             })
-            .collect()
+            .collect::<Result<Vec<DeviceComm>>>()?;
+        let gpus: Vec<String> = places.iter().map(Place::gpu).collect();
+        Self::check_paths(&ranks)?.require_sound(&gpus)?;
+        Ok(ranks)
     }
 
     #[expect(clippy::too_many_arguments, reason = "the parts of a communicator, put together in one place")]
@@ -162,12 +172,13 @@ impl DeviceComm {
         context: &Arc<CudaContext>,
         layout: Layout,
         windows: [u64; MAX_RANKS],
-        patience: Duration,
+        config: &Config,
         host: Option<Comm>,
         peers: Vec<Peer>,
         memory: Arc<Vec<Window>>,
     ) -> Result<DeviceComm> {
         let report = Arc::new(Report::new(context)?);
+        let patience = config.timeout;
         let event = context.new_event(None).map_err(|e| cuda("DeviceComm", "making an event", e))?;
         let team = Team {
             windows,
@@ -190,6 +201,8 @@ impl DeviceComm {
             report,
             phased: false,
             watch: None,
+            checks_memory: config.cuda_check,
+            path_check: config.cuda_path_check,
             patience,
             order: Mutex::new(Order { number: 0, filled: Filled::default(), last: None, event }),
             choices: Mutex::new(None),
@@ -309,6 +322,10 @@ impl DeviceComm {
         self.check()
     }
 
+    pub(super) fn host(&self) -> Option<&Comm> {
+        self.host.as_ref()
+    }
+
     pub(super) fn report(&self) -> &Report {
         &self.report
     }
@@ -352,7 +369,7 @@ impl DeviceComm {
     }
 
     /// Nobody uses a window before all have mapped it.
-    fn meet(&self) -> Result<()> {
+    pub(super) fn meet(&self) -> Result<()> {
         self.host.as_ref().map_or(Ok(()), Comm::barrier)
     }
 }

@@ -8,12 +8,14 @@
 //! Nothing of CUDA is needed to build this. The driver is opened at run time; the kernels are CUDA C, compiled by NVRTC when
 //! they are first used and kept in the user's cache.
 
+mod buffers;
 mod call;
 mod collectives;
 mod comm;
 mod compile;
 mod driver;
 mod kernels;
+mod path;
 mod peers;
 mod phased;
 mod report;
@@ -22,5 +24,5 @@ mod window;
 
 pub use call::{Call, Stream};
 pub use comm::DeviceComm;
-pub use driver::{available, device_count};
+pub use driver::{available, device_count, open};
 pub use select::{Choice, Protocol};

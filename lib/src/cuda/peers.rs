@@ -17,18 +17,27 @@ pub(super) struct Place {
     /// Of the GPU: two ranks may have the same.
     uuid: Vec<u8>,
     name: String,
+    pub(super) multiprocessors: usize,
 }
 
 impl Place {
     pub(super) fn of(context: &Arc<CudaContext>) -> Result<Place> {
         let failed = |e| cuda("DeviceComm", "describing this rank's device", e);
         context.bind_to_thread().map_err(failed)?;
+        let multiprocessors =
+            context.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT).map_err(failed)?;
         Ok(Place {
             process: std::process::id(),
             device: context.ordinal(),
             uuid: context.uuid().map_err(failed)?.bytes.iter().map(|&b| b as u8).collect(),
             name: context.name().map_err(failed)?,
+            multiprocessors: usize::try_from(multiprocessors).unwrap_or(1),
         })
+    }
+
+    /// For people.
+    pub(super) fn gpu(&self) -> String {
+        format!("GPU {}, {}", self.device, self.name)
     }
 
     pub(super) fn same_device(&self, other: &Place) -> bool {
