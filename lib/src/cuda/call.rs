@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, sys};
 
+use super::buffers::{self, Buffer};
 use super::comm::{Carrier, DeviceComm};
 use super::driver::cuda;
 use super::kernels::Kernel;
@@ -138,7 +139,7 @@ impl DeviceComm {
     /// and untouched by others until the stream has run the call. `stream` must be of this device, and stay so until the next
     /// call of this communicator.
     pub unsafe fn enqueue(&self, stream: impl Into<Stream>, call: &Call) -> Result<()> {
-        let choice = self.choice(call.collective, call.count * call.dtype.size());
+        let choice = self.choice(call.collective, call.count.saturating_mul(call.dtype.size()));
         // SAFETY: forwarded from the caller.
         unsafe { self.enqueue_as(stream, call, choice) }
     }
@@ -154,6 +155,8 @@ impl DeviceComm {
         if call.root >= self.size() {
             return Err(Error::invalid(op, format!("root is {}, expected a rank below {}", call.root, self.size())));
         }
+        let used = buffers::of(call, self.rank(), self.size())?;
+        self.check_memory(op, stream.handle(), &used)?;
         let bytes = (call.count * call.dtype.size()) as u64;
         if self.size() == 1 {
             return self.alone(stream.handle(), call, bytes as usize);
@@ -216,6 +219,13 @@ impl DeviceComm {
                 ));
             }
         }
+        if to.is_none() && from.is_none() {
+            return Ok(());
+        }
+        let buffer = |name, one: Option<(u64, usize, usize)>| {
+            one.filter(|one| one.1 > 0).map(|(at, bytes, _)| Buffer { name, at, bytes: bytes as u64, element: 1 })
+        };
+        self.check_memory(op, stream.handle(), &[buffer("message sent", to), buffer("message received", from)])?;
         let message = |one: Option<(u64, usize, usize)>| {
             let (at, bytes, peer) = one.unwrap_or((0, 0, self.size()));
             let channels = one.map_or(0, |_| select::pair_channels(&self.layout, bytes as u64));
@@ -234,9 +244,6 @@ impl DeviceComm {
             input: 0,
             output: 0,
         };
-        if to.is_none() && from.is_none() {
-            return Ok(());
-        }
         if let Carrier::Hosted(hosted) = &self.carrier {
             // SAFETY: forwarded from the caller.
             return unsafe { hosted.enqueue(op, self.context(), handle, &hosted.pair(to, from)) };
