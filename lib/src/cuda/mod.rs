@@ -16,11 +16,13 @@ mod driver;
 mod kernels;
 mod peers;
 mod phased;
+mod program;
 mod report;
+mod schedules;
 mod select;
 mod window;
 
 pub use call::{Call, Stream};
 pub use comm::DeviceComm;
 pub use driver::{available, device_count};
-pub use select::{Choice, Protocol};
+pub use select::{Choice, Framing, Protocol};
