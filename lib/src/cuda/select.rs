@@ -27,6 +27,18 @@ pub enum Protocol {
     Schedule(Algorithm, Framing),
 }
 
+impl Protocol {
+    /// Blocks that suit a schedule of so many bytes (as in [`Choice`]), on a GPU that is not shared; 1 for what is no schedule.
+    pub fn blocks(self, bytes: usize) -> u32 {
+        let per_block = match self {
+            Protocol::Schedule(_, Framing::Simple) => SCHEDULE_PER_BLOCK,
+            Protocol::Schedule(_, Framing::Ll) => SCHEDULE_LL_PER_BLOCK,
+            Protocol::OneShot | Protocol::TwoShot | Protocol::Simple => return 1,
+        };
+        bytes.div_ceil(per_block).clamp(1, MOST_BLOCKS) as u32
+    }
+}
+
 impl fmt::Display for Protocol {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -58,6 +70,9 @@ const LL: usize = 1 << 20;
 const SIMPLE_PER_BLOCK: usize = 16 << 10;
 /// The same, of a schedule.
 const SCHEDULE_PER_BLOCK: usize = 32 << 10;
+const SCHEDULE_LL_PER_BLOCK: usize = 4 << 10;
+/// Blocks of a kernel at most.
+const MOST_BLOCKS: usize = 128;
 /// Blocks of a Simple kernel at most where data goes one way, so that nothing keeps senders in step with receivers: on H200s 128
 /// blocks that run ahead reach 40 to 150 GB/s, 64 of them 330 (measured; the cause is not known).
 const ONE_WAY_BLOCKS: usize = 64;
@@ -93,8 +108,7 @@ pub(super) fn blocks(layout: &Layout, protocol: Protocol, bytes: usize) -> u32 {
         Protocol::OneShot => words.div_ceil(WORDS_PER_BLOCK),
         Protocol::TwoShot => words.div_ceil(WORDS_PER_BLOCK * layout.ranks.min(2)),
         Protocol::Simple => bytes.div_ceil(SIMPLE_PER_BLOCK),
-        Protocol::Schedule(_, Framing::Simple) => bytes.div_ceil(SCHEDULE_PER_BLOCK),
-        Protocol::Schedule(_, Framing::Ll) => words.div_ceil(WORDS_PER_BLOCK),
+        Protocol::Schedule(..) => protocol.blocks(bytes) as usize,
     };
     wanted.clamp(1, layout.channels) as u32
 }
