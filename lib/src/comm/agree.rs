@@ -58,13 +58,14 @@ mod tests {
     use super::*;
 
     /// Knobs in which ranks may differ without harm.
-    const MAY_DIFFER: [&str; 16] = [
+    const MAY_DIFFER: [&str; 17] = [
         "TINYNCCL_TIMEOUT",
         "TINYNCCL_CONNECT_TIMEOUT",
         "TINYNCCL_HEARTBEAT",
         "TINYNCCL_IFNAME",
         "TINYNCCL_SOCKET_BUFFER",
         "TINYNCCL_SPIN",
+        "TINYNCCL_NCCL_LIB",
         "TINYNCCL_VERBS_DEVICE",
         "TINYNCCL_VERBS_PORT",
         "TINYNCCL_VERBS_GID_INDEX",

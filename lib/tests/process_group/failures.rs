@@ -71,6 +71,19 @@ pub(crate) fn mismatch(group: &ProcessGroup) {
     assert!(e.contains("aborted") || e.contains("disagree"), "{e}");
 }
 
+/// Two ranks that disagree about the length of a message.
+pub(crate) fn message_mismatch(group: &ProcessGroup) {
+    match group.rank() {
+        // It may be on its way before the receiver looks at it.
+        0 => drop(group.send(&[1.0f64; 5], 1)),
+        1 => {
+            let e = text(group.recv(&mut [0.0f64; 6], 0));
+            assert!(e.contains("rank 1 and rank 0 disagree") && e.contains("count 5") && e.contains("count 6"), "{e}");
+        }
+        _ => {}
+    }
+}
+
 #[test]
 fn ranks_that_differ_are_named() {
     let told = threads(3, BackendType::Tinynccl, Device::None, |group| {

@@ -43,6 +43,8 @@ fn a_rank() {
         let all: Vec<usize> = (0..group.size()).collect();
         let part = group.new_group(&all).expect("a part").expect("with us");
         failures::mismatch(&part);
+        let part = group.new_group(&all).expect("a part").expect("with us");
+        failures::message_mismatch(&part);
         // The parent is not harmed by the end of its part.
         group.barrier().expect("the parent works on");
     }
