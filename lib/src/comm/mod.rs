@@ -22,6 +22,7 @@ mod pack;
 mod patience;
 mod persistent;
 mod probe;
+mod raw;
 mod share;
 mod split;
 mod state;
@@ -51,6 +52,7 @@ pub use control::Progress;
 pub use group::Group;
 pub use p2p::Exchange;
 pub use persistent::{OwnedBuffer, Persistent};
+pub use raw::RawCall;
 use state::State;
 pub(crate) use state::lock;
 use symmetric::BoardState;
@@ -384,7 +386,7 @@ impl Inner {
             let begin = engine.workspace.recorder.as_mut().map(|r| r.prepare());
             let pair = state
                 .control
-                .connect(state.id, state.members[peer], channel, self.options, &state.doorbell, &|| state.failure())
+                .connect(state.id, state.members[peer], channel, self.options, &state.doorbell, &|| state.stopped())
                 .map_err(|e| state.fail_everywhere(e))?;
             if let (Some(recorder), Some(begin)) = (&mut engine.workspace.recorder, begin) {
                 recorder.connected(begin, peer, channel, pair.kind);
