@@ -4,6 +4,7 @@
 //! for the lanes. So it does not matter how many of the streams' queues are one in the hardware, and the lanes' threads never
 //! call the driver: a program may sit in a call that waits for the device and keeps others out.
 
+use std::ffi::c_void;
 use std::sync::Arc;
 
 use cudarc::driver::result::{event, memcpy_dtod_async, memcpy_dtoh_async, memcpy_htod_async, stream as streams};
@@ -219,23 +220,29 @@ unsafe fn copy_rows(
     (len, rows): (usize, usize),
     way: Way,
 ) -> Result<(), DriverError> {
-    // SAFETY: plain numbers and pointers; zeroes are valid.
-    let mut plan: sys::CUDA_MEMCPY2D = unsafe { std::mem::zeroed() };
-    (plan.WidthInBytes, plan.Height) = (len, rows);
-    match way {
-        Way::Down => {
-            plan.srcMemoryType = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
-            (plan.srcDevice, plan.srcPitch) = (device, pitch);
-            plan.dstMemoryType = sys::CUmemorytype::CU_MEMORYTYPE_HOST;
-            (plan.dstHost, plan.dstPitch) = (host.cast(), len);
-        }
-        Way::Up => {
-            plan.srcMemoryType = sys::CUmemorytype::CU_MEMORYTYPE_HOST;
-            (plan.srcHost, plan.srcPitch) = (host.cast_const().cast(), len);
-            plan.dstMemoryType = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
-            (plan.dstDevice, plan.dstPitch) = (device, pitch);
-        }
-    }
+    let place = |is_device: bool| match is_device {
+        true => (sys::CUmemorytype::CU_MEMORYTYPE_DEVICE, device, std::ptr::null_mut(), pitch),
+        false => (sys::CUmemorytype::CU_MEMORYTYPE_HOST, 0, host.cast::<c_void>(), len),
+    };
+    let (source, target) = (place(matches!(way, Way::Down)), place(matches!(way, Way::Up)));
+    let plan = sys::CUDA_MEMCPY2D {
+        srcXInBytes: 0,
+        srcY: 0,
+        srcMemoryType: source.0,
+        srcHost: source.2,
+        srcDevice: source.1,
+        srcArray: std::ptr::null_mut(),
+        srcPitch: source.3,
+        dstXInBytes: 0,
+        dstY: 0,
+        dstMemoryType: target.0,
+        dstHost: target.2,
+        dstDevice: target.1,
+        dstArray: std::ptr::null_mut(),
+        dstPitch: target.3,
+        WidthInBytes: len,
+        Height: rows,
+    };
     // SAFETY: forwarded from the caller.
     unsafe { sys::cuMemcpy2DAsync_v2(&plan, stream) }.result()
 }
