@@ -79,6 +79,39 @@ impl FromStr for Tune {
     }
 }
 
+/// Whether GPUs check at the start that they reach each other's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PathCheck {
+    /// Not.
+    Off,
+    /// They do.
+    On,
+    /// They do, and every rank writes something wrong: the check must fail.
+    Fail,
+}
+
+impl fmt::Display for PathCheck {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            PathCheck::Off => "off",
+            PathCheck::On => "on",
+            PathCheck::Fail => "fail",
+        })
+    }
+}
+
+impl FromStr for PathCheck {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "off" | "0" => Ok(PathCheck::Off),
+            "on" | "1" => Ok(PathCheck::On),
+            "fail" => Ok(PathCheck::Fail),
+            _ => Err("expected off, on or fail".to_owned()),
+        }
+    }
+}
+
 /// Which messages a receiver in shared memory fetches from the sender's buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SingleCopy {
@@ -230,6 +263,15 @@ impl Value for Tune {
     }
 }
 
+impl Value for PathCheck {
+    fn parse(text: &str) -> Result<Self, String> {
+        text.parse()
+    }
+    fn show(&self) -> String {
+        self.to_string()
+    }
+}
+
 impl Value for SingleCopy {
     fn parse(text: &str) -> Result<Self, String> {
         text.parse()
@@ -369,6 +411,10 @@ config! {
         "Lanes of such a collective: threads that carry chunks between the hosts, each over links of its own. The ranks take the smallest number that one of them has.";
     nccl_library: Option<String> = None, "TINYNCCL_NCCL_LIB", "a file",
         "NVIDIA's NCCL for process groups' backend nccl; empty: libnccl.so.2 as the loader finds it, then the copies in Python's packages.";
+    cuda_check: bool = true, "TINYNCCL_CUDA_CHECK", "0 or 1",
+        "Asks CUDA about every buffer of a call on a GPU: is it memory that the GPU reaches, and long enough? A kernel that touches other memory costs the whole process its GPU.";
+    cuda_path_check: PathCheck = PathCheck::On, "TINYNCCL_CUDA_PATH_CHECK", "off, on, fail",
+        "GPUs write a pattern into each other's memory at the start, and look whether it came; fail: they write a wrong one, to see what happens then.";
     fifo_depth: usize = 4, "TINYNCCL_FIFO_DEPTH", "2 to 64",
         "Messages a link holds per direction.";
     socket_buffer: usize = 0, "TINYNCCL_SOCKET_BUFFER", "bytes; 0 leaves it to the kernel",

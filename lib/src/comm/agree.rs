@@ -6,7 +6,8 @@ use crate::error::{Error, Result};
 /// What the ranks' messages and choices depend on.
 ///
 /// The others may differ: deadlines, where ranks listen, how long they spin. Rank 0's count alone for how to tune.
-const MUST_AGREE: [&str; 18] = [
+const MUST_AGREE: [&str; 19] = [
+    "TINYNCCL_CUDA_PATH_CHECK",
     "TINYNCCL_TRANSPORT",
     "TINYNCCL_ALGO",
     "TINYNCCL_CHANNELS",
@@ -60,13 +61,15 @@ mod tests {
     use super::*;
 
     /// Knobs in which ranks may differ without harm.
-    const MAY_DIFFER: [&str; 17] = [
+    const MAY_DIFFER: [&str; 18] = [
+        "TINYNCCL_CUDA_CHECK",
         "TINYNCCL_TIMEOUT",
         "TINYNCCL_CONNECT_TIMEOUT",
         "TINYNCCL_HEARTBEAT",
         "TINYNCCL_IFNAME",
         "TINYNCCL_SOCKET_BUFFER",
         "TINYNCCL_SPIN",
+        "TINYNCCL_NCCL_LIB",
         "TINYNCCL_VERBS_DEVICE",
         "TINYNCCL_VERBS_PORT",
         "TINYNCCL_VERBS_GID_INDEX",

@@ -11,13 +11,14 @@ use super::driver::{available, cuda};
 use super::hosted::{self, Hosted};
 use super::kernels::Kernels;
 use super::path::{self, Path};
-use super::peers::{Mapped, Peer, enable};
+use super::peers::{Mapped, Peer, Place, enable};
 use super::phased::{Filled, Watch};
 use super::report::Report;
+use super::schedules::Schedules;
 use super::select::{self, Choice};
 use super::window::{Layout, MAX_RANKS, Window};
 use crate::comm::Comm;
-use crate::config::{Config, CudaPath};
+use crate::config::{Config, CudaPath, PathCheck};
 use crate::error::{Error, Result};
 use crate::wire::Collective;
 
@@ -37,9 +38,13 @@ pub struct DeviceComm {
     report: Arc<Report>,
     pub(super) carrier: Carrier,
     why: String,
+    /// Whether CUDA is asked about every buffer.
+    pub(super) checks_memory: bool,
+    pub(super) path_check: PathCheck,
     patience: Duration,
     order: Mutex<Order>,
     choices: Mutex<Option<Choice>>,
+    pub(super) schedules: Schedules,
     context: Arc<CudaContext>,
     /// Where ranks of other processes meet.
     host: Option<Comm>,
@@ -90,26 +95,36 @@ impl DeviceComm {
             Some(why) => Err(why),
             None => Mapped::open(&host, context)?,
         };
-        let Mapped { layout, shares_gpu, addresses, peers, window } = match mapped {
+        let Mapped { layout, shares_gpu, addresses, gpus, peers, window } = match mapped {
             Ok(mapped) => mapped,
             Err(why) if asked == CudaPath::Peer => return Err(refused(why)),
             Err(why) => return Self::hosted(host, context, why),
         };
-        let patience = host.config().timeout;
+        let config = host.config().clone();
         let mut device = Self::assemble(
             (rank, size),
             context,
             layout,
             addresses,
-            patience,
+            &config,
             Some(host),
             peers,
             Arc::new(vec![window]),
         )?;
         if shares_gpu {
-            let watch = Watch::start(context, &device.report, layout, addresses[rank], size, patience)?;
+            let watch = Watch::start(context, &device.report, layout, addresses[rank], size, config.timeout)?;
             device.carrier = Carrier::Phased(watch);
             device.why = "ranks of several processes have one GPU".to_owned();
+        }
+        match device.check_path()?.require_sound(&gpus) {
+            Ok(()) => {}
+            Err(broken) if asked == CudaPath::Peer => return Err(broken),
+            Err(broken) => {
+                let host = device.host.take();
+                drop(device);
+                let host = host.ok_or_else(|| Error::invalid(op, "the host's communicator is gone"))?;
+                return Self::hosted(host, context, broken.to_string());
+            }
         }
         device.meet()?;
         Ok(device)
@@ -136,7 +151,9 @@ impl DeviceComm {
             Err(why) => return Self::hosted_within_process(contexts, config, &why),
         }
         let same = |one: &Arc<CudaContext>| contexts.iter().filter(|other| other.ordinal() == one.ordinal()).count();
-        let layout = Layout::new(size, contexts.iter().map(same).max().unwrap_or(1), config);
+        let places = contexts.iter().map(Place::of).collect::<Result<Vec<Place>>>()?;
+        let multiprocessors = places.iter().map(|place| place.multiprocessors).min().unwrap_or(1);
+        let layout = Layout::resident(size, contexts.iter().map(same).max().unwrap_or(1), multiprocessors, config)?;
         let windows =
             Arc::new(contexts.iter().map(|c| Window::new(c, layout.bytes())).collect::<Result<Vec<Window>>>()?);
         let mut addresses = [0; MAX_RANKS];
@@ -145,9 +162,18 @@ impl DeviceComm {
         }
         let one = |(rank, context): (usize, &Arc<CudaContext>)| {
             let ranks = (rank, size);
-            Self::assemble(ranks, context, layout, addresses, config.timeout, None, Vec::new(), windows.clone())
+            Self::assemble(ranks, context, layout, addresses, config, None, Vec::new(), windows.clone())
         };
-        contexts.iter().enumerate().map(one).collect()
+        let ranks = contexts.iter().enumerate().map(one).collect::<Result<Vec<DeviceComm>>>()?;
+        let gpus: Vec<String> = places.iter().map(Place::gpu).collect();
+        match Self::check_paths(&ranks)?.require_sound(&gpus) {
+            Ok(()) => Ok(ranks),
+            Err(broken) if config.cuda_path == CudaPath::Peer => Err(broken),
+            Err(broken) => {
+                drop(ranks);
+                Self::hosted_within_process(contexts, config, &broken.to_string())
+            }
+        }
     }
 
     /// Through the hosts' memory, because of `why`.
@@ -193,7 +219,7 @@ impl DeviceComm {
         let hosted = Hosted::new(comms, context)?;
         let (none, memory) = (Vec::new(), Arc::default());
         let ranks = (rank, size);
-        let mut device = Self::assemble(ranks, context, layout, [0; MAX_RANKS], config.timeout, host, none, memory)?;
+        let mut device = Self::assemble(ranks, context, layout, [0; MAX_RANKS], &config, host, none, memory)?;
         device.carrier = Carrier::Hosted(hosted);
         device.why = why;
         Ok(device)
@@ -205,12 +231,13 @@ impl DeviceComm {
         context: &Arc<CudaContext>,
         layout: Layout,
         windows: [u64; MAX_RANKS],
-        patience: Duration,
+        config: &Config,
         host: Option<Comm>,
         peers: Vec<Peer>,
         memory: Arc<Vec<Window>>,
     ) -> Result<DeviceComm> {
         let report = Arc::new(Report::new(context)?);
+        let patience = config.timeout;
         let event = context.new_event(None).map_err(|e| cuda("DeviceComm", "making an event", e))?;
         let team = Team {
             windows,
@@ -233,9 +260,12 @@ impl DeviceComm {
             report,
             carrier: Carrier::Peer,
             why: "all ranks reach each other's memory".to_owned(),
+            checks_memory: config.cuda_check,
+            path_check: config.cuda_path_check,
             patience,
             order: Mutex::new(Order { number: 0, filled: Filled::default(), last: None, event }),
             choices: Mutex::new(None),
+            schedules: Schedules::default(),
             context: context.clone(),
             host,
             _peers: peers,
@@ -285,7 +315,7 @@ impl DeviceComm {
     pub fn choice(&self, collective: Collective, bytes: usize) -> Choice {
         let forced = *self.choices.lock().unwrap_or_else(PoisonError::into_inner);
         forced
-            .filter(|&choice| select::fits(&self.layout, collective, choice, bytes))
+            .filter(|&choice| self.fits(collective, choice, bytes))
             .unwrap_or_else(|| select::choose(&self.layout, collective, bytes))
     }
 
@@ -370,6 +400,10 @@ impl DeviceComm {
         self.check()
     }
 
+    pub(super) fn host(&self) -> Option<&Comm> {
+        self.host.as_ref()
+    }
+
     pub(super) fn report(&self) -> &Report {
         &self.report
     }
@@ -413,7 +447,7 @@ impl DeviceComm {
     }
 
     /// Nobody uses a window before all have mapped it.
-    fn meet(&self) -> Result<()> {
+    pub(super) fn meet(&self) -> Result<()> {
         self.host.as_ref().map_or(Ok(()), Comm::barrier)
     }
 }

@@ -3,16 +3,19 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use cudarc::driver::CudaContext;
+use cudarc::driver::{CudaContext, CudaStream, DevicePtr, sys};
 use rustix::process::{Pid, Signal, kill_process};
 use tinynccl::bootstrap::Server;
-use tinynccl::cuda::DeviceComm;
-use tinynccl::{Comm, Config, Error, ReduceOp};
+use tinynccl::cuda::{Call, DeviceComm};
+use tinynccl::wire::Collective;
+use tinynccl::{Comm, Config, DType, Error, ReduceOp};
 
 use super::gpus;
+use super::kernels::every_call;
 
 const RANK: &str = "TINYNCCL_TEST_RANK";
 const WORLD: &str = "TINYNCCL_TEST_WORLD";
@@ -21,6 +24,9 @@ const DEVICE: &str = "TINYNCCL_TEST_DEVICE";
 /// Set for the rank that aborts.
 const ABORTS: &str = "TINYNCCL_TEST_ABORTS";
 
+/// Set for ranks that make every call once, and no more.
+const ONCE: &str = "TINYNCCL_TEST_ONCE";
+
 /// After which something hangs. Longer than the deadlines of calls here.
 const LIMIT: Duration = Duration::from_secs(90);
 /// Rounds after which a rank says that it runs.
@@ -28,6 +34,31 @@ const ROUNDS: usize = 5;
 
 fn say(what: &str) {
     println!("\n@{what}");
+}
+
+/// Waits of a stream for counts cannot be in a graph.
+fn no_capture(device: &DeviceComm, stream: &Arc<CudaStream>) {
+    let memory = stream.alloc_zeros::<f32>(100).unwrap();
+    let at = memory.device_ptr(stream).0;
+    let call = Call {
+        collective: Collective::AllReduce,
+        dtype: DType::F32,
+        op: ReduceOp::Sum,
+        root: 0,
+        count: 100,
+        input: at,
+        output: at,
+    };
+    stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+    // SAFETY: it must not come to a launch.
+    let error = unsafe { device.enqueue(stream, &call) }.unwrap_err().to_string();
+    assert!(
+        error.contains("capture into a graph by ranks of several processes on one GPU is not available"),
+        "{error}"
+    );
+    let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+    drop(stream.end_capture(flags).unwrap());
+    device.check().unwrap();
 }
 
 /// One rank. It does nothing unless it is started for that.
@@ -39,8 +70,18 @@ fn a_rank() {
     let comm =
         Comm::init(&id.parse().expect("an id"), number(rank), number(world), Config::from_env().unwrap()).unwrap();
     let context = CudaContext::new(number(variable(DEVICE).unwrap())).unwrap();
-    let device = DeviceComm::new(&comm, &context).unwrap();
+    let device = match DeviceComm::new(&comm, &context) {
+        Ok(device) => device,
+        Err(error) => return say(&format!("refused: {error}")),
+    };
     let stream = context.new_stream().unwrap();
+    if device.path() == tinynccl::cuda::Path::Phased {
+        no_capture(&device, &stream);
+    }
+    if variable(ONCE).is_some() {
+        every_call(&[(device, stream)]);
+        return say("done");
+    }
     // Below and above what goes by LL; several slots, and several areas of ranks that share a GPU.
     let mut small = stream.alloc_zeros::<f32>(500).unwrap();
     let mut large = stream.alloc_zeros::<f32>(24 << 20).unwrap();
@@ -91,7 +132,7 @@ struct Ranks {
 
 impl Ranks {
     /// `devices`: the GPU of each.
-    fn start(devices: &[usize], timeout: u32, aborts: Option<usize>) -> Ranks {
+    fn start(devices: &[usize], timeout: u32, settings: &[(&str, &str)], aborts: Option<usize>) -> Ranks {
         let bind = "127.0.0.1:0".parse().unwrap();
         let server = Server::start(bind, [5; 16], devices.len(), &Config::default()).unwrap();
         let id = server.unique_id().to_string();
@@ -108,6 +149,7 @@ impl Ranks {
                 .env(ID, &id)
                 .env("TINYNCCL_TIMEOUT", timeout.to_string())
                 .env("TINYNCCL_TUNE", "off")
+                .envs(settings.iter().copied())
                 .stdout(Stdio::piped())
                 .spawn()
                 .unwrap()
@@ -175,7 +217,7 @@ fn setups() -> Vec<Vec<usize>> {
 #[test]
 fn survivors_of_a_killed_rank_leave_at_once_and_name_it() {
     for devices in setups() {
-        let mut ranks = Ranks::start(&devices, 60, None);
+        let mut ranks = Ranks::start(&devices, 60, &[], None);
         ranks.all_run();
         ranks.signal(1, Signal::KILL);
         for rank in (0..devices.len()).filter(|&rank| rank != 1) {
@@ -189,7 +231,7 @@ fn survivors_of_a_killed_rank_leave_at_once_and_name_it() {
 #[test]
 fn ranks_that_wait_for_a_stopped_one_name_it_by_the_deadline() {
     for devices in setups() {
-        let mut ranks = Ranks::start(&devices, 5, None);
+        let mut ranks = Ranks::start(&devices, 5, &[], None);
         ranks.all_run();
         ranks.signal(1, Signal::STOP);
         for rank in (0..devices.len()).filter(|&rank| rank != 1) {
@@ -204,11 +246,35 @@ fn ranks_that_wait_for_a_stopped_one_name_it_by_the_deadline() {
 #[test]
 fn an_abort_of_the_host_communicator_ends_the_waits_of_every_device() {
     for devices in setups() {
-        let mut ranks = Ranks::start(&devices, 60, Some(1));
+        let mut ranks = Ranks::start(&devices, 60, &[], Some(1));
         ranks.all_run();
         for rank in 0..devices.len() {
             let failure = ranks.failure(rank);
             assert!(failure.starts_with("aborted: ") && failure.contains("rank 1: enough"), "{failure}");
         }
+    }
+}
+
+#[test]
+fn ranks_without_a_path_are_refused_at_the_start() {
+    for devices in setups() {
+        let ranks =
+            Ranks::start(&devices, 60, &[("TINYNCCL_CUDA_PATH_CHECK", "fail"), ("TINYNCCL_CUDA_PATH", "peer")], None);
+        for rank in 0..devices.len() {
+            let refused = ranks.hear(rank);
+            assert!(refused.starts_with("refused: the path from rank 1 (GPU"), "{refused}");
+        }
+    }
+}
+
+/// In phases: for compute-sanitizer, as `kernels.rs`.
+#[test]
+fn every_kernel_of_processes_that_share_a_gpu() {
+    if gpus(1).is_none() {
+        return;
+    }
+    let ranks = Ranks::start(&[0, 0], 120, &[(ONCE, "1")], None);
+    for rank in 0..2 {
+        assert_eq!(ranks.hear(rank), "done", "rank {rank}");
     }
 }

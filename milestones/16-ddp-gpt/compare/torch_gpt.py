@@ -1,11 +1,11 @@
-"""The training of ddp-gpt in PyTorch, to compare with: DDP over NCCL, bf16 autocast, fused AdamW, torch.compile if asked for.
+"""The training of ddp-gpt in PyTorch, to compare with: DDP over NCCL, bf16 autocast, fused AdamW, torch.compile on demand.
 
     torchrun --nproc_per_node 2 compare/torch_gpt.py --data data/tinyshakespeare.txt [--compile default]
 
-Same network, initial values, sequences in every batch, schedule, clipping, optimizer and evaluation as
-`ddp-gpt --preset full --batch 128`: initial values and places in the text follow from the seed by the functions of src/rng.rs.
-Different: dropout's masks (PyTorch's generator), and roundings. Lines of output have ddp-gpt's form. Without torchrun it is one rank.
---graph captures the whole step into one CUDA graph, as ddp-gpt's --graph does.
+Same network, initial values, sequences in every batch, schedule, clipping, optimizer and evaluation as ddp-gpt's: initial
+values and places in the text follow from the seed by the functions of src/rng.rs. Different: dropout's masks, which come from
+PyTorch's generator, and roundings. Lines of output have ddp-gpt's form. Without torchrun it is one rank. --graph captures the
+whole step into one CUDA graph, as ddp-gpt's --graph does.
 """
 
 import argparse
@@ -197,6 +197,13 @@ class Graphed:
                 self.once()
         self.graph.replay()
 
+    def close(self):
+        """NCCL's communicator cannot end before the graphs that hold its calls."""
+        torch.cuda.synchronize()
+        if self.graph:
+            self.graph.reset()
+        self.graph = None
+
 
 def arguments():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -313,8 +320,9 @@ def main():
         return over_ranks(total / a.eval_batches).item()
 
     count = sum(p.numel() for p in parameters)
-    say(f"PyTorch {torch.__version__}, {f'compiled ({a.compile})' if a.compile else 'eager'}{', one graph' * a.graph}: {a.preset} preset, "
-        f"{count * 1e-6:.2f} M parameters, {size} ranks, {a.steps} steps of {batch} x {context} characters")
+    way = (f"compiled ({a.compile})" if a.compile else "eager") + ", one graph" * a.graph
+    say(f"PyTorch {torch.__version__}, {way}: {a.preset} preset, {count * 1e-6:.2f} M parameters, {size} ranks, "
+        f"{a.steps} steps of {batch} x {context} characters")
     evaluations, rates, spent, timed = [], [], 0.0, 0
     begun = time.perf_counter()
     for step in range(a.steps):
@@ -343,6 +351,8 @@ def main():
     if a.history and rank == 0:
         with open(a.history, "w", encoding="utf-8") as file:
             json.dump({"train": history, "validation": evaluations}, file)
+    if a.graph:
+        run.close()
     if size > 1:
         dist.destroy_process_group()
 

@@ -254,8 +254,7 @@ mod tests {
 
     #[test]
     fn the_error_says_where_it_was_looked_for() {
-        let mut config = Config::default();
-        config.nccl_library = Some("/nowhere/libnccl.so.2".to_owned());
+        let config = Config { nccl_library: Some("/nowhere/libnccl.so.2".to_owned()), ..Config::default() };
         match open(&config) {
             // A machine with NCCL, opened by another test.
             Ok(_) => {}
