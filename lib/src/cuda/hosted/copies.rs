@@ -4,7 +4,6 @@
 //! for the lanes. So it does not matter how many of the streams' queues are one in the hardware, and the lanes' threads never
 //! call the driver: a program may sit in a call that waits for the device and keeps others out.
 
-use std::ffi::c_void;
 use std::sync::Arc;
 
 use cudarc::driver::result::{event, memcpy_dtod_async, memcpy_dtoh_async, memcpy_htod_async, stream as streams};
@@ -16,8 +15,6 @@ use super::route::{Route, Side};
 use super::signals::Signals;
 
 const NO_FLAGS: sys::CUevent_wait_flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-/// Largest distance of rows that one copy takes (CU_DEVICE_ATTRIBUTE_MAX_PITCH of every device so far).
-const LONGEST_PITCH: u64 = (1 << 31) - 1;
 
 /// Streams of our own for calls of several chunks: one down, one up.
 #[derive(Debug)]
@@ -132,7 +129,10 @@ impl Copies {
                     let slot = turn % DEPTH;
                     signals.wait(up, lane, number(lane, turn))?;
                     copy(up, route.up.as_ref(), chunk, lanes[lane].slot(slot), Way::Up)?;
-                    event::record(self.free[lane][slot].cu_event(), up)?;
+                    // Where another chunk will have the slot.
+                    if chunk + lanes.len() * DEPTH < chunks {
+                        event::record(self.free[lane][slot].cu_event(), up)?;
+                    }
                 }
             }
             event::record(self.end.cu_event(), up)?;
@@ -178,71 +178,20 @@ unsafe fn copy(
         return Ok(());
     }
     for run in side.runs() {
-        let together = len == side.stride || run.len() == 1;
-        let pitched = side.stride <= LONGEST_PITCH;
-        // One copy for the run, or one for each row.
-        let step = if together || pitched { run.len() } else { 1 };
-        for first in run.clone().step_by(step) {
+        // Whole rows lie one behind the other on both sides.
+        let step = if len == side.stride { run.len() } else { 1 };
+        for first in run.step_by(step) {
             let device = side.at + first as u64 * side.stride + offset;
             let host = slot.wrapping_add(side.place(first, len) as usize);
-            // SAFETY: forwarded from the caller.
+            let bytes = step * len as usize;
+            // SAFETY: forwarded from the caller; nobody else uses this part of the slot meanwhile.
             unsafe {
-                match together || step == 1 {
-                    true => copy_flat(stream, device, host, step * len as usize, way),
-                    false => copy_rows(stream, (device, side.stride as usize), host, (len as usize, step), way),
+                match way {
+                    Way::Down => memcpy_dtoh_async(std::slice::from_raw_parts_mut(host, bytes), device, stream),
+                    Way::Up => memcpy_htod_async(device, std::slice::from_raw_parts(host, bytes), stream),
                 }
             }?;
         }
     }
     Ok(())
-}
-
-unsafe fn copy_flat(
-    stream: sys::CUstream,
-    device: u64,
-    host: *mut u8,
-    bytes: usize,
-    way: Way,
-) -> Result<(), DriverError> {
-    // SAFETY: forwarded from the caller; nobody else uses this part of the slot meanwhile.
-    unsafe {
-        match way {
-            Way::Down => memcpy_dtoh_async(std::slice::from_raw_parts_mut(host, bytes), device, stream),
-            Way::Up => memcpy_htod_async(device, std::slice::from_raw_parts(host, bytes), stream),
-        }
-    }
-}
-
-unsafe fn copy_rows(
-    stream: sys::CUstream,
-    (device, pitch): (u64, usize),
-    host: *mut u8,
-    (len, rows): (usize, usize),
-    way: Way,
-) -> Result<(), DriverError> {
-    let place = |is_device: bool| match is_device {
-        true => (sys::CUmemorytype::CU_MEMORYTYPE_DEVICE, device, std::ptr::null_mut(), pitch),
-        false => (sys::CUmemorytype::CU_MEMORYTYPE_HOST, 0, host.cast::<c_void>(), len),
-    };
-    let (source, target) = (place(matches!(way, Way::Down)), place(matches!(way, Way::Up)));
-    let plan = sys::CUDA_MEMCPY2D {
-        srcXInBytes: 0,
-        srcY: 0,
-        srcMemoryType: source.0,
-        srcHost: source.2,
-        srcDevice: source.1,
-        srcArray: std::ptr::null_mut(),
-        srcPitch: source.3,
-        dstXInBytes: 0,
-        dstY: 0,
-        dstMemoryType: target.0,
-        dstHost: target.2,
-        dstDevice: target.1,
-        dstArray: std::ptr::null_mut(),
-        dstPitch: target.3,
-        WidthInBytes: len,
-        Height: rows,
-    };
-    // SAFETY: forwarded from the caller.
-    unsafe { sys::cuMemcpy2DAsync_v2(&plan, stream) }.result()
 }
