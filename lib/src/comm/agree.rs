@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     /// Knobs in which ranks may differ without harm.
-    const MAY_DIFFER: [&str; 18] = [
+    const MAY_DIFFER: [&str; 19] = [
         "TINYNCCL_CUDA_CHECK",
         "TINYNCCL_TIMEOUT",
         "TINYNCCL_CONNECT_TIMEOUT",

@@ -3,6 +3,10 @@
 //! A call is put into streams whole before `enqueue` returns, in an order in which each operation waits only for earlier ones and
 //! for the lanes. So it does not matter how many of the streams' queues are one in the hardware, and the lanes' threads never
 //! call the driver: a program may sit in a call that waits for the device and keeps others out.
+//!
+//! The driver's queues hold about a thousand operations of a stream. `enqueue` of a call of more than some 300 chunks therefore
+//! returns only when the first chunks are through. Ranks that one thread drives must make shorter calls, or take larger chunks: the
+//! next rank's call comes too late otherwise, and the deadline ends both.
 
 use std::sync::Arc;
 
