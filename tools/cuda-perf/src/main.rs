@@ -4,6 +4,7 @@
 //! those. NCCL is looked for as `libnccl.so` (put a folder with such a link into LD_LIBRARY_PATH); without it ours runs alone.
 
 mod graph;
+mod hosted;
 mod nccl;
 mod ours;
 mod task;
@@ -14,10 +15,11 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Parser;
 use cudarc::driver::CudaContext;
-use tinynccl::cuda::{self, Choice, DeviceComm, Framing, Protocol};
+use tinynccl::config::CudaPath;
+use tinynccl::cuda::{self, Choice, DeviceComm, Framing, Path, Protocol};
 use tinynccl::launch::{self, Launcher};
 use tinynccl::wire::Algorithm;
-use tinynccl::{Comm, DType};
+use tinynccl::{Comm, Config, DType};
 
 use task::{Operation, Task};
 
@@ -52,6 +54,10 @@ struct Options {
     /// Launches the calls as one CUDA graph.
     #[arg(long)]
     graph: bool,
+    /// How the data goes (auto, peer or hosted), whatever TINYNCCL_CUDA_PATH says. Beside the hosted path stand the times of its
+    /// stages, without NCCL; ranks may share GPUs then.
+    #[arg(long)]
+    path: Option<CudaPath>,
     /// Leaves NCCL out.
     #[arg(long)]
     alone: bool,
@@ -127,12 +133,19 @@ fn start(options: &Options) -> Result<ExitCode> {
         let code = Launcher::new(ranks).plain_rank0(true).run_self()?;
         return Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)));
     }
-    let comm = Comm::from_env()?;
-    let context = CudaContext::new(comm.local_rank()).context("cannot open this rank's GPU")?;
+    let mut config = Config::from_env()?;
+    config.cuda_path = options.path.unwrap_or(config.cuda_path);
+    let comm = Comm::from_env_with(config)?;
+    let ordinal = comm.local_rank() % cuda::device_count()?.max(1);
+    let context = CudaContext::new(ordinal).context("cannot open this rank's GPU")?;
     // One stream: what is enqueued runs in order, so no event between calls is needed.
     // SAFETY: all memory here is used in one stream.
     unsafe { context.disable_event_tracking() };
     let device = DeviceComm::new(&comm, &context)?;
+    if device.path() == Path::Hosted {
+        hosted::table(options, &comm, &device)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let peer = if options.alone { None } else { nccl::Nccl::new(&comm, &context)? };
     run(options, &comm, &device, peer.as_ref())?;
     Ok(ExitCode::SUCCESS)
