@@ -1,7 +1,7 @@
 //! Wrong buffers, no memory, a path that does not work, replays after an error.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, result, sys};
 use tinynccl::config::PathCheck;
@@ -211,7 +211,11 @@ fn a_path_that_spoils_data_is_found_at_the_start() {
     });
     let mut unchecked = config();
     unchecked.cuda_path_check = PathCheck::Off;
-    DeviceComm::local(&contexts, &unchecked).unwrap();
+    for config in [config(), unchecked.clone(), config(), unchecked] {
+        let begin = Instant::now();
+        DeviceComm::local(&contexts, &config).unwrap();
+        println!("two ranks ready in {:.1?} (check {})", begin.elapsed(), config.cuda_path_check);
+    }
 }
 
 /// A replay passes no check of ours: its kernels must see for themselves that the communicator has failed.
@@ -255,4 +259,57 @@ fn a_gpu_that_is_not_there_is_named() {
     let error = tinynccl::cuda::open(99).unwrap_err().to_string();
     assert!(error.contains("there is no GPU 99: the driver sees"), "{error}");
     assert_eq!(tinynccl::cuda::open(0).unwrap().ordinal(), 0);
+}
+
+/// Its peers have given up by then, and wrote over what it had not read: it must not take that for a result.
+#[test]
+fn a_rank_that_comes_too_late_has_an_error_or_the_right_result() {
+    let mut config = config();
+    config.timeout = Duration::from_millis(300);
+    for (collective, count) in [
+        (Collective::AllReduce, 500),
+        (Collective::AllReduce, 8 << 20),
+        (Collective::AllGather, 4 << 20),
+        (Collective::Broadcast, 8 << 20),
+        (Collective::SendRecv, 500),
+        (Collective::SendRecv, 8 << 20),
+    ] {
+        let Some(ranks) = two(&config) else { return };
+        let n = ranks.len();
+        still_work(&ranks);
+        let memory: Vec<_> = ranks
+            .iter()
+            .map(|(comm, stream)| {
+                let values: Vec<f32> = (0..count).map(|i| (i % 1000 + comm.rank()) as f32).collect();
+                (stream.clone_htod(&values).unwrap(), stream.alloc_zeros::<f32>(n * count).unwrap())
+            })
+            .collect();
+        let begin = |rank: usize| {
+            let (comm, stream) = &ranks[rank];
+            let (input, output) = (memory[rank].0.device_ptr(stream).0, memory[rank].1.device_ptr(stream).0);
+            // SAFETY: the buffers are long enough and live until the streams have been waited for.
+            unsafe {
+                match (collective, rank) {
+                    (Collective::SendRecv, 0) => comm.enqueue_send_recv(stream, Some((input, 4 * count, 1)), None),
+                    (Collective::SendRecv, _) => comm.enqueue_send_recv(stream, None, Some((output, 4 * count, 0))),
+                    _ => comm.enqueue(stream, &Call { collective, ..call(count, input, output) }),
+                }
+            }
+            .unwrap();
+            comm.synchronize()
+        };
+        let first = begin(0);
+        let second = begin(1);
+        println!("{collective} of {count}: first {:?}, second {:?}", first.map_err(|e| e.to_string()), second.is_ok());
+        if second.is_ok() {
+            let got = ranks[1].1.clone_dtoh(&memory[1].1).unwrap();
+            let right = |i: usize| match collective {
+                Collective::AllReduce => (2 * (i % 1000) + 1) as f32,
+                Collective::AllGather => (i % count % 1000 + i / count) as f32,
+                _ => (i % 1000) as f32,
+            };
+            let length = if collective == Collective::AllGather { n * count } else { count };
+            assert!((0..length).all(|i| got[i] == right(i)), "{collective} of {count}");
+        }
+    }
 }

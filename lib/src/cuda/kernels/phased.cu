@@ -18,6 +18,12 @@ struct Counts {
     u32 pad;
 };
 
+// Beside a tail: what area `number` was filled for. One word for each area: the sender may be that far ahead.
+__device__ __forceinline__ u32* meaning_at(u32* tail, u32 number) {
+    static_assert(8 + 8 * AREAS <= FLAG_BYTES, "the words lie beside the flag");
+    return tail + 2 + 2 * (number % AREAS);
+}
+
 // A stream that was let go must not tell others of data that it did not get, nor write over what they have not read.
 __device__ __forceinline__ bool was_let_go(const Team& team) {
     return load_relaxed(&team.report->abort) != 0 || load_relaxed(&team.report->state) != 0;
@@ -51,7 +57,7 @@ extern "C" __global__ void phased_signal(const __grid_constant__ Team team, u32 
     const u32 peer = threadIdx.x;
     if (peer >= RANKS || (counts.who >> peer & 1) == 0 || was_let_go(team)) return;
     u32* flag = flag_at(team.window[peer], which, SCATTER, 0, team.rank);
-    if (which == TAIL) *(volatile u64*)(flag + 2) = team.call;
+    if (which == TAIL) *(volatile u64*)meaning_at(flag, counts.of[peer] - 1) = team.call;
     store_release(flag, counts.of[peer]);
 }
 
@@ -59,8 +65,8 @@ extern "C" __global__ void phased_signal(const __grid_constant__ Team team, u32 
 extern "C" __global__ void phased_compare(const __grid_constant__ Team team, const __grid_constant__ Counts counts) {
     const u32 peer = threadIdx.x;
     if (peer >= RANKS || (counts.who >> peer & 1) == 0) return;
-    const u32* flag = flag_at(team.window[team.rank], TAIL, SCATTER, 0, peer);
-    const u64 theirs = *(const volatile u64*)(flag + 2);
+    u32* flag = flag_at(team.window[team.rank], TAIL, SCATTER, 0, peer);
+    const u64 theirs = *(const volatile u64*)meaning_at(flag, counts.of[peer]);
     if (theirs != team.call) give_up(team, MISMATCH, peer, 0, 0, theirs);
 }
 
