@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaStream, sys};
 
 use super::buffers::{self, Buffer};
-use super::comm::DeviceComm;
+use super::comm::{Carrier, DeviceComm};
 use super::driver::cuda;
 use super::kernels::Kernel;
 use super::phased::Traffic;
@@ -45,7 +45,7 @@ pub enum Stream {
 }
 
 impl Stream {
-    pub(super) fn handle(&self) -> sys::CUstream {
+    pub(crate) fn handle(&self) -> sys::CUstream {
         match self {
             Stream::Kept(stream) => stream.cu_stream(),
             Stream::Handle(handle) => *handle,
@@ -161,9 +161,16 @@ impl DeviceComm {
         if self.size() == 1 {
             return self.alone(stream.handle(), call, bytes as usize);
         }
-        if self.phased {
+        if let Carrier::Phased(_) = self.carrier {
             // SAFETY: forwarded from the caller.
             return unsafe { self.enqueue_in_phases(stream, call) };
+        }
+        if let Carrier::Hosted(hosted) = &self.carrier {
+            let route = hosted.route(call).ok_or_else(|| unsupported(call.collective))?;
+            let handle = stream.handle();
+            let _order = self.order(stream)?;
+            // SAFETY: forwarded from the caller.
+            return unsafe { hosted.enqueue(op, self.context(), handle, &route) };
         }
         if !select::fits(&self.layout, call.collective, choice, bytes as usize) {
             return Err(Error::invalid(op, format!("{bytes} bytes do not fit {choice:?}")));
@@ -237,7 +244,11 @@ impl DeviceComm {
             input: 0,
             output: 0,
         };
-        if self.phased {
+        if let Carrier::Hosted(hosted) = &self.carrier {
+            // SAFETY: forwarded from the caller.
+            return unsafe { hosted.enqueue(op, self.context(), handle, &hosted.pair(to, from)) };
+        }
+        if let Carrier::Phased(_) = self.carrier {
             let number = order.number;
             let team = self.team(Signature::new(&call).0, number);
             return self.in_phases(handle, &mut order.filled, number, &call, &Traffic::pair(to, from), team);

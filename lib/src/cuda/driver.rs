@@ -73,7 +73,7 @@ pub fn open(ordinal: usize) -> Result<Arc<CudaContext>> {
 }
 
 /// An [`Error::Cuda`].
-pub(super) fn cuda(op: impl Into<String>, detail: impl Into<String>, error: DriverError) -> Error {
+pub(crate) fn cuda(op: impl Into<String>, detail: impl Into<String>, error: DriverError) -> Error {
     Error::Cuda { op: op.into(), detail: detail.into(), status: words(error) }
 }
 

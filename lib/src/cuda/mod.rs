@@ -14,8 +14,10 @@ mod collectives;
 mod comm;
 mod compile;
 mod driver;
+mod hosted;
 mod kernels;
 mod path;
+mod path_check;
 mod peers;
 mod phased;
 mod report;
@@ -24,5 +26,7 @@ mod window;
 
 pub use call::{Call, Stream};
 pub use comm::DeviceComm;
+pub(crate) use driver::cuda;
 pub use driver::{available, device_count, open};
+pub use path::Path;
 pub use select::{Choice, Protocol};

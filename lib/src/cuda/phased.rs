@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::{CudaContext, CudaStream, DriverError, sys};
 
 use super::call::{Call, Team, launch};
-use super::comm::DeviceComm;
+use super::comm::{Carrier, DeviceComm};
 use super::driver::cuda;
 use super::kernels::Kernel;
 use super::report::Report;
@@ -163,7 +163,7 @@ impl DeviceComm {
         }
         // SAFETY: as above.
         unsafe { self.report().write(stream, number, true) }.map_err(failed)?;
-        if let Some(watch) = &self.watch {
+        if let Carrier::Phased(watch) = &self.carrier {
             watch.called(number, filled);
         }
         Ok(())

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, result, sys};
-use tinynccl::config::PathCheck;
-use tinynccl::cuda::{Call, DeviceComm};
+use tinynccl::config::{CudaPath, PathCheck};
+use tinynccl::cuda::{Call, DeviceComm, Path};
 use tinynccl::wire::Collective;
 use tinynccl::{Comm, Config, DType, Error, ReduceOp};
 
@@ -186,26 +186,44 @@ fn a_window_that_does_not_fit_says_how_much_is_free_and_what_makes_it_smaller() 
 }
 
 #[test]
-fn a_path_that_spoils_data_is_found_at_the_start() {
+fn a_path_that_spoils_data_is_found_at_the_start_and_not_taken() {
     let Some(contexts) = gpus(1) else { return };
     let mut broken = config();
     broken.cuda_path_check = PathCheck::Fail;
-    let error = DeviceComm::local(&[contexts[0].clone(), contexts[0].clone()], &broken).unwrap_err().to_string();
+    let mut peer = broken.clone();
+    peer.cuda_path = CudaPath::Peer;
+    let shared = [contexts[0].clone(), contexts[0].clone()];
+    let error = DeviceComm::local(&shared, &peer).unwrap_err().to_string();
     println!("{error}");
-    for words in ["the path from rank 1 (GPU 0, ", " to rank 0 (GPU 0, ", "expected 0x", "(2 pairs"] {
+    for words in
+        ["what rank 1 (GPU 0, ", " into the memory of rank 0 (GPU 0, ", "expected 0x", "(2 pairs", "TINYNCCL_CUDA_PATH"]
+    {
         assert!(error.contains(words), "no {words:?}: {error}");
     }
-    let Some(contexts) = gpus(2) else { return };
-    // Ranks that meet through a host communicator all say so.
-    let comms = Comm::threads(2, broken).unwrap();
+    let second = gpus(2).map_or_else(|| contexts[0].clone(), |all| all[1].clone());
+    let contexts = [contexts[0].clone(), second];
+    let ranks: Vec<_> = DeviceComm::local(&contexts, &broken)
+        .unwrap()
+        .into_iter()
+        .zip(&contexts)
+        .map(|(comm, context)| (comm, context.new_stream().unwrap()))
+        .collect();
+    for (comm, _) in &ranks {
+        assert_eq!(comm.path(), Path::Hosted);
+        assert!(comm.path_reason().contains("what rank 1 (GPU "), "{}", comm.path_reason());
+    }
+    still_work(&ranks);
+    // Ranks that meet through a host communicator all take the other path.
     std::thread::scope(|scope| {
-        for (comm, context) in comms.into_iter().zip(&contexts) {
+        for (comm, context) in Comm::threads(2, broken).unwrap().into_iter().zip(&contexts) {
             scope.spawn(move || {
-                let error = DeviceComm::new(&comm, context).unwrap_err().to_string();
-                assert!(
-                    error.contains("the path from rank 1 (GPU 1, ") && error.contains("to rank 0 (GPU 0, "),
-                    "{error}"
-                );
+                let device = DeviceComm::new(&comm, context).unwrap();
+                assert_eq!(device.path(), Path::Hosted);
+                let stream = context.new_stream().unwrap();
+                let mut buffer = stream.clone_htod(&vec![1.0 + comm.rank() as f32; 1000]).unwrap();
+                device.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum).unwrap();
+                device.synchronize().unwrap();
+                assert!(stream.clone_dtoh(&buffer).unwrap().iter().all(|&x| x == 3.0));
             });
         }
     });
@@ -213,8 +231,9 @@ fn a_path_that_spoils_data_is_found_at_the_start() {
     unchecked.cuda_path_check = PathCheck::Off;
     for config in [config(), unchecked.clone(), config(), unchecked] {
         let begin = Instant::now();
-        DeviceComm::local(&contexts, &config).unwrap();
+        let ranks = DeviceComm::local(&contexts, &config).unwrap();
         println!("two ranks ready in {:.1?} (check {})", begin.elapsed(), config.cuda_path_check);
+        assert_eq!(ranks[0].path(), Path::Peer);
     }
 }
 
