@@ -68,7 +68,8 @@ sanitize() {
     fi
     log=$(mktemp)
     # A tool that finds nothing where there is something would find nothing anywhere.
-    if compute-sanitizer --error-exitcode 1 "$out/cuda-vec-add" fault address > "$log" 2>&1; then
+    compute-sanitizer "$out/cuda-vec-add" fault address > "$log" 2>&1 || true
+    if ! grep -q 'Invalid __global__' "$log"; then
         cat "$log"
         failed+=("memcheck does not see a wrong address")
     fi

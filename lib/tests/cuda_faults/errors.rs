@@ -9,7 +9,7 @@ use tinynccl::cuda::{Call, DeviceComm, Path};
 use tinynccl::wire::Collective;
 use tinynccl::{Comm, Config, DType, Error, ReduceOp};
 
-use super::gpus;
+use super::{gpus, two_contexts};
 
 fn config() -> Config {
     let mut config = Config::default();
@@ -19,9 +19,7 @@ fn config() -> Config {
 
 /// Two ranks on the GPUs there are, with a stream each.
 fn two(config: &Config) -> Option<Vec<(DeviceComm, Arc<CudaStream>)>> {
-    let contexts = gpus(1)?;
-    let second = gpus(2).map_or_else(|| contexts[0].clone(), |all| all[1].clone());
-    let contexts = [contexts[0].clone(), second];
+    let contexts = two_contexts()?;
     let comms = DeviceComm::local(&contexts, config).unwrap();
     Some(comms.into_iter().zip(&contexts).map(|(comm, context)| (comm, context.new_stream().unwrap())).collect())
 }
@@ -187,7 +185,7 @@ fn a_window_that_does_not_fit_says_how_much_is_free_and_what_makes_it_smaller() 
 
 #[test]
 fn a_path_that_spoils_data_is_found_at_the_start_and_not_taken() {
-    let Some(contexts) = gpus(1) else { return };
+    let Some(contexts) = two_contexts() else { return };
     let mut broken = config();
     broken.cuda_path_check = PathCheck::Fail;
     let mut peer = broken.clone();
@@ -200,8 +198,6 @@ fn a_path_that_spoils_data_is_found_at_the_start_and_not_taken() {
     {
         assert!(error.contains(words), "no {words:?}: {error}");
     }
-    let second = gpus(2).map_or_else(|| contexts[0].clone(), |all| all[1].clone());
-    let contexts = [contexts[0].clone(), second];
     let ranks: Vec<_> = DeviceComm::local(&contexts, &broken)
         .unwrap()
         .into_iter()
