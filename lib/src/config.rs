@@ -403,6 +403,10 @@ config! {
         "Blocks that a collective's kernel takes at most, about one per multiprocessor; fewer leave more of the GPU to other kernels and use less of the links.";
     cuda_slot: usize = 0, "TINYNCCL_CUDA_SLOT", "bytes, 4K to 1M; 0: by the number of ranks",
         "Largest piece that a block of a collective's kernel sends to another GPU at once.";
+    cuda_check: bool = true, "TINYNCCL_CUDA_CHECK", "0 or 1",
+        "Asks CUDA about every buffer of a call on a GPU: is it memory that the GPU reaches, and long enough? Takes 0.1 to 0.2 us a call; a kernel that touches other memory costs the whole process its GPU.";
+    cuda_path_check: PathCheck = PathCheck::On, "TINYNCCL_CUDA_PATH_CHECK", "off, on, fail",
+        "GPUs write a pattern into each other's memory at the start, and look whether it came; fail: they write a wrong one, to see what happens then.";
     cuda_path: CudaPath = CudaPath::Auto, "TINYNCCL_CUDA_PATH", "auto, peer, hosted",
         "How collectives on GPUs reach the other ranks: kernels over the peers' memory (peer), or through page-locked memory of the hosts and the links between them (hosted). auto: peer where all ranks reach each other's memory. All ranks must set the same.";
     cuda_chunk: usize = 2 << 20, "TINYNCCL_CUDA_CHUNK", "bytes, 64K to 64M",
@@ -411,10 +415,6 @@ config! {
         "Lanes of such a collective: threads that carry chunks between the hosts, each over links of its own. The ranks take the smallest number that one of them has.";
     nccl_library: Option<String> = None, "TINYNCCL_NCCL_LIB", "a file",
         "NVIDIA's NCCL for process groups' backend nccl; empty: libnccl.so.2 as the loader finds it, then the copies in Python's packages.";
-    cuda_check: bool = true, "TINYNCCL_CUDA_CHECK", "0 or 1",
-        "Asks CUDA about every buffer of a call on a GPU: is it memory that the GPU reaches, and long enough? A kernel that touches other memory costs the whole process its GPU.";
-    cuda_path_check: PathCheck = PathCheck::On, "TINYNCCL_CUDA_PATH_CHECK", "off, on, fail",
-        "GPUs write a pattern into each other's memory at the start, and look whether it came; fail: they write a wrong one, to see what happens then.";
     fifo_depth: usize = 4, "TINYNCCL_FIFO_DEPTH", "2 to 64",
         "Messages a link holds per direction.";
     socket_buffer: usize = 0, "TINYNCCL_SOCKET_BUFFER", "bytes; 0 leaves it to the kernel",

@@ -10,6 +10,9 @@ use super::driver::cuda;
 use crate::error::{Error, Result};
 use crate::wire::Collective;
 
+/// Memory is mapped in multiples of this at least.
+const PAGE: u64 = 2 << 20;
+
 /// One buffer that a rank reads or writes in a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Buffer {
@@ -24,6 +27,16 @@ pub(super) struct Buffer {
 impl Buffer {
     fn end(&self) -> u64 {
         self.at.saturating_add(self.bytes)
+    }
+
+    /// Address of the last byte.
+    fn last(&self) -> u64 {
+        self.end().saturating_sub(1)
+    }
+
+    /// Whether its parts may be mapped one by one.
+    fn crosses_pages(&self) -> bool {
+        self.at / PAGE != self.last() / PAGE
     }
 
     fn overlaps(&self, other: &Buffer) -> bool {
@@ -134,8 +147,8 @@ impl DeviceComm {
         }
         let device = self.context().ordinal() as i32;
         for buffer in buffers.iter().flatten() {
-            let usual = ask_range(buffer.at).is_some_and(|(owner, range)| owner == device && buffer.end() <= range.end);
-            if !usual {
+            let ours = |at| ask_range(at).is_some_and(|(owner, range)| owner == device && buffer.end() <= range.end);
+            if !ours(buffer.at) || (buffer.crosses_pages() && !ours(buffer.last())) {
                 self.check_slowly(op, stream, buffer)?;
             }
         }
@@ -147,7 +160,8 @@ impl DeviceComm {
         // Without a context of this thread nothing is answered, in another one other things are.
         self.context().bind_to_thread().map_err(|e| cuda(op, "binding the device to this thread", e))?;
         let Some(memory) = ask(buffer.at) else { return Ok(()) };
-        let verdict = judge(op, self.rank(), self.context().ordinal(), buffer, &memory, ask);
+        let last = ask(buffer.last());
+        let verdict = judge(op, self.rank(), self.context().ordinal(), buffer, &memory, last.as_ref());
         if verdict.is_err() && is_capturing(stream) { Ok(()) } else { verdict }
     }
 }
@@ -176,20 +190,21 @@ fn ask_range(at: u64) -> Option<(i32, Range<u64>)> {
 
 /// What the driver knows of an address, seen from this thread's device; `None` if it does not answer.
 fn ask(at: u64) -> Option<Memory> {
-    let (mut kind, mut begin, mut bytes, mut device, mut access) = (0u32, 0u64, 0usize, -1i32, 0u32);
+    let (mut kind, mut begin, mut bytes, mut device, mut seen) = (0u32, 0u64, 0usize, -1i32, 0u64);
     let mut attributes = [
         Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE,
         Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
         Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
         Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
-        Attribute::CU_POINTER_ATTRIBUTE_ACCESS_FLAGS,
+        // (ACCESS_FLAGS says what the owner may do, not we: driver 580.)
+        Attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER,
     ];
     let mut places = [
         (&raw mut kind).cast(),
         (&raw mut begin).cast(),
         (&raw mut bytes).cast(),
         (&raw mut device).cast(),
-        (&raw mut access).cast(),
+        (&raw mut seen).cast(),
     ];
     // SAFETY: as above.
     let asked = unsafe {
@@ -202,18 +217,11 @@ fn ask(at: u64) -> Option<Memory> {
         2.. => Kind::Device,
         _ => Kind::Unknown,
     };
-    Some(Memory { kind, begin, bytes: bytes as u64, device, reachable: access == 3 })
+    Some(Memory { kind, begin, bytes: bytes as u64, device, reachable: seen == at })
 }
 
-/// Whether a buffer, which begins in `memory`, can be used by `rank` on GPU `device`. `ask` is for what lies behind it.
-fn judge(
-    op: &str,
-    rank: usize,
-    device: usize,
-    buffer: &Buffer,
-    memory: &Memory,
-    ask: impl Fn(u64) -> Option<Memory>,
-) -> Result<()> {
+/// Whether a buffer, which begins in `memory` and ends in `last`, can be used by `rank` on GPU `device`.
+fn judge(op: &str, rank: usize, device: usize, buffer: &Buffer, memory: &Memory, last: Option<&Memory>) -> Result<()> {
     let Buffer { name, at, bytes, .. } = *buffer;
     let wrong = |what: String| {
         let detail = format!(
@@ -237,26 +245,15 @@ fn judge(
         }
         _ => {}
     }
-    // Memory that was mapped piece by piece goes on in the next one.
-    let mut end = memory.begin.saturating_add(memory.bytes);
-    while end < buffer.end() {
-        match ask(end) {
-            Some(next)
-                if memory.kind == Kind::Device
-                    && next.begin == end
-                    && next.bytes > 0
-                    && next.device == memory.device =>
-            {
-                end = next.begin.saturating_add(next.bytes);
-            }
-            _ => {
-                return wrong(format!(
-                    "{} bytes from the end of its allocation of {} bytes",
-                    end - at,
-                    end - memory.begin
-                ));
-            }
-        }
+    let end = memory.begin.saturating_add(memory.bytes);
+    if end < buffer.end() {
+        return wrong(format!("{} bytes from the end of its allocation of {} bytes", end - at, memory.bytes));
+    }
+    // The range of memory that was mapped piece by piece is all that was reserved.
+    if let Some(last) = last
+        && (last.kind, last.device) != (memory.kind, memory.device)
+    {
+        return wrong(format!("memory that is not mapped to its end: nothing is at {:#x}", buffer.last()));
     }
     Ok(())
 }
@@ -348,37 +345,35 @@ mod tests {
     const BUFFER: Buffer = Buffer { name: "input", at: 0x7000_1000, bytes: 0x2000, element: 4 };
     const MEMORY: Memory = Memory { kind: Kind::Device, begin: 0x7000_0000, bytes: 0x3000, device: 0, reachable: true };
 
-    fn judged(memory: Memory, next: Option<Memory>) -> Result<()> {
-        judge("all_reduce", 2, 0, &BUFFER, &memory, |at| next.filter(|_| at == memory.begin + memory.bytes))
+    fn judged(memory: Memory) -> Result<()> {
+        judge("all_reduce", 2, 0, &BUFFER, &memory, Some(&memory))
     }
 
     #[test]
     fn memory_of_the_device_is_taken_to_its_end() {
-        judged(MEMORY, None).unwrap();
-        judged(Memory { kind: Kind::Host, device: -1, ..MEMORY }, None).unwrap();
-        judged(Memory { device: 1, ..MEMORY }, None).unwrap();
-        let short = Memory { bytes: 0x1800, ..MEMORY };
+        judged(MEMORY).unwrap();
+        judged(Memory { kind: Kind::Host, device: -1, ..MEMORY }).unwrap();
+        judged(Memory { device: 1, ..MEMORY }).unwrap();
         assert_eq!(
-            text(judged(short, None)),
-            "all_reduce: rank 2: the input at 0x70001000 is 2048 bytes from the end of its allocation of 6144 bytes; expected 8192 \
+            text(judged(Memory { bytes: 0x2800, ..MEMORY })),
+            "all_reduce: rank 2: the input at 0x70001000 is 6144 bytes from the end of its allocation of 10240 bytes; expected 8192 \
              bytes of memory that GPU 0 reaches"
         );
-        let next = Memory { begin: 0x7000_1800, bytes: 0x1800, ..MEMORY };
-        judged(short, Some(next)).unwrap();
-        assert!(judged(short, Some(Memory { device: 1, ..next })).is_err());
-        assert!(judged(short, Some(Memory { bytes: 0x17ff, ..next })).is_err());
+        let nothing = Memory { kind: Kind::Unknown, device: -2, ..MEMORY };
+        let error = text(judge("all_reduce", 2, 0, &BUFFER, &MEMORY, Some(&nothing)));
+        assert!(error.contains("not mapped to its end: nothing is at 0x70002fff"), "{error}");
     }
 
     #[test]
     fn other_memory_is_named() {
-        let error = text(judged(Memory { device: 3, reachable: false, ..MEMORY }, None));
+        let error = text(judged(Memory { device: 3, reachable: false, ..MEMORY }));
         assert!(error.contains("the input at 0x70001000 is memory of GPU 3, to which GPU 0 has no access"), "{error}");
         let unknown = Memory { kind: Kind::Unknown, ..MEMORY };
-        let error = text(judged(unknown, None));
+        let error = text(judged(unknown));
         assert!(error.contains("no memory that CUDA knows: freed, or never allocated"), "{error}");
         let ours = [0u8; 64];
         let here = Buffer { at: ours.as_ptr() as u64, ..BUFFER };
-        let error = text(judge("all_reduce", 2, 0, &here, &unknown, |_| None));
+        let error = text(judge("all_reduce", 2, 0, &here, &unknown, None));
         assert!(error.contains("memory of the host ("), "{error}");
     }
 

@@ -95,7 +95,7 @@ impl DeviceComm {
             Some(why) => Err(why),
             None => Mapped::open(&host, context)?,
         };
-        let Mapped { layout, shares_gpu, addresses, gpus, peers, window } = match mapped {
+        let Mapped { layout, shares_gpu, gpus, addresses, peers, window } = match mapped {
             Ok(mapped) => mapped,
             Err(why) if asked == CudaPath::Peer => return Err(refused(why)),
             Err(why) => return Self::hosted(host, context, why),
@@ -116,15 +116,14 @@ impl DeviceComm {
             device.carrier = Carrier::Phased(watch);
             device.why = "ranks of several processes have one GPU".to_owned();
         }
-        match device.check_path()?.require_sound(&gpus) {
-            Ok(()) => {}
-            Err(broken) if asked == CudaPath::Peer => return Err(broken),
-            Err(broken) => {
-                let host = device.host.take();
-                drop(device);
-                let host = host.ok_or_else(|| Error::invalid(op, "the host's communicator is gone"))?;
-                return Self::hosted(host, context, broken.to_string());
-            }
+        if let Some(why) = device.check_path()?.fault(&gpus) {
+            return match device.host.take() {
+                Some(host) if asked != CudaPath::Peer => {
+                    drop(device);
+                    Self::hosted(host, context, why)
+                }
+                _ => Err(refused(why)),
+            };
         }
         device.meet()?;
         Ok(device)
@@ -143,17 +142,25 @@ impl DeviceComm {
         }
         let reached = match path::obstacle(config.cuda_path, true, size) {
             Some(why) => Err(why),
-            None => reach_within_process(contexts),
+            None => Self::over_peers(contexts, config)?,
         };
         match reached {
-            Ok(()) => {}
-            Err(why) if config.cuda_path == CudaPath::Peer => return Err(refused(why)),
-            Err(why) => return Self::hosted_within_process(contexts, config, &why),
+            Ok(ranks) => Ok(ranks),
+            Err(why) if config.cuda_path == CudaPath::Peer => Err(refused(why)),
+            Err(why) => Self::hosted_within_process(contexts, config, &why),
         }
-        let same = |one: &Arc<CudaContext>| contexts.iter().filter(|other| other.ordinal() == one.ordinal()).count();
+    }
+
+    /// The ranks of one process by kernels. The inner error says why that does not work.
+    fn over_peers(contexts: &[Arc<CudaContext>], config: &Config) -> Result<Result<Vec<DeviceComm>, String>> {
+        let size = contexts.len();
         let places = contexts.iter().map(Place::of).collect::<Result<Vec<Place>>>()?;
-        let multiprocessors = places.iter().map(|place| place.multiprocessors).min().unwrap_or(1);
-        let layout = Layout::resident(size, contexts.iter().map(same).max().unwrap_or(1), multiprocessors, config)?;
+        let layout = reach_within_process(contexts)
+            .and_then(|()| Place::layout(&places, false, config).map_err(|error| error.to_string()));
+        let layout = match layout {
+            Ok(layout) => layout,
+            Err(why) => return Ok(Err(why)),
+        };
         let windows =
             Arc::new(contexts.iter().map(|c| Window::new(c, layout.bytes())).collect::<Result<Vec<Window>>>()?);
         let mut addresses = [0; MAX_RANKS];
@@ -166,14 +173,10 @@ impl DeviceComm {
         };
         let ranks = contexts.iter().enumerate().map(one).collect::<Result<Vec<DeviceComm>>>()?;
         let gpus: Vec<String> = places.iter().map(Place::gpu).collect();
-        match Self::check_paths(&ranks)?.require_sound(&gpus) {
-            Ok(()) => Ok(ranks),
-            Err(broken) if config.cuda_path == CudaPath::Peer => Err(broken),
-            Err(broken) => {
-                drop(ranks);
-                Self::hosted_within_process(contexts, config, &broken.to_string())
-            }
-        }
+        Ok(match Self::check_paths(&ranks)?.fault(&gpus) {
+            None => Ok(ranks),
+            Some(why) => Err(why),
+        })
     }
 
     /// Through the hosts' memory, because of `why`.

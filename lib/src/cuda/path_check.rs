@@ -71,19 +71,18 @@ impl Verdict {
         if faults.is_empty() { Verdict::Sound } else { Verdict::Broken(faults) }
     }
 
-    /// An error that names the first pair and its GPUs. `gpus`: what each rank's GPU is called.
-    pub(super) fn require_sound(self, gpus: &[String]) -> Result<()> {
-        let Verdict::Broken(faults) = self else { return Ok(()) };
-        let Some(Fault { from, to, what }) = faults.first() else { return Ok(()) };
+    /// What is wrong, if something is: the first pair of ranks. `gpus`: what each rank's GPU is called.
+    pub(super) fn fault(self, gpus: &[String]) -> Option<String> {
+        let Verdict::Broken(faults) = self else { return None };
+        let Fault { from, to, what } = faults.first()?;
         let gpu = |rank: usize| gpus.get(rank).map_or("unknown GPU", String::as_str);
-        Err(Error::Unsupported {
-            what: format!("the path from rank {from} ({}) to rank {to} ({})", gpu(*from), gpu(*to)),
-            detail: format!(
-                "the check at the start wrote a pattern into the other GPU's memory, and it did not come: {what} ({} pairs of \
-                 ranks are wrong); look at `nvidia-smi topo -p2p w`, switch off PCIe ACS and the IOMMU, or restart the driver",
-                faults.len()
-            ),
-        })
+        Some(format!(
+            "what rank {from} ({}) writes into the memory of rank {to} ({}) does not come there: {what} ({} pairs of ranks are wrong; \
+             look at `nvidia-smi topo -p2p w`, switch off PCIe ACS and the IOMMU, or restart the driver)",
+            gpu(*from),
+            gpu(*to),
+            faults.len()
+        ))
     }
 }
 
@@ -174,7 +173,7 @@ impl DeviceComm {
         }
         let check = Check::new(self)?;
         self.meet()?;
-        if let Carrier::Phased(_) = self.carrier {
+        if matches!(self.carrier, Carrier::Phased(_)) {
             // Kernels of processes that share a GPU run in turns: none waits for another.
             check.launch(WRITES, LIMIT)?;
             check.stream.synchronize().map_err(failed)?;
@@ -227,15 +226,15 @@ mod tests {
     fn a_broken_path_names_both_gpus_and_what_came() {
         let what = What::Wrong { word: 5, expected: 0xab, got: 0xa9 };
         let verdict = Verdict::of(vec![Fault { from: 1, to: 0, what }]);
-        let error = verdict.require_sound(&["GPU 0, A".to_owned(), "GPU 1, B".to_owned()]).unwrap_err().to_string();
+        let fault = verdict.fault(&["GPU 0, A".to_owned(), "GPU 1, B".to_owned()]).unwrap();
         for words in [
-            "the path from rank 1 (GPU 1, B) to rank 0 (GPU 0, A) is not available here",
+            "what rank 1 (GPU 1, B) writes into the memory of rank 0 (GPU 0, A) does not come there",
             "byte 40 of the pattern: expected 0x00000000000000ab, got 0x00000000000000a9",
             "nvidia-smi topo",
         ] {
-            assert!(error.contains(words), "{error}");
+            assert!(fault.contains(words), "{fault}");
         }
-        Verdict::of(Vec::new()).require_sound(&[]).unwrap();
+        assert_eq!(Verdict::of(Vec::new()).fault(&[]), None);
     }
 
     /// NVRTC needs no GPU.

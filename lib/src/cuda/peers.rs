@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::driver::cuda;
 use super::window::{Layout, MAX_RANKS, Window};
 use crate::comm::Comm;
+use crate::config::Config;
 use crate::error::{Error, Result};
 
 /// Where a rank is.
@@ -39,6 +40,14 @@ impl Place {
     /// For people.
     pub(super) fn gpu(&self) -> String {
         format!("GPU {}, {}", self.device, self.name)
+    }
+
+    /// The windows of ranks at these places. In phases, nobody waits for another's blocks.
+    pub(super) fn layout(places: &[Place], in_phases: bool, config: &Config) -> Result<Layout> {
+        let multiprocessors = places.iter().map(|place| place.multiprocessors).min().unwrap_or(1);
+        let same = |one: &Place| places.iter().filter(|other| one.same_device(other)).count();
+        let sharing = if in_phases { 1 } else { places.iter().map(same).max().unwrap_or(1) };
+        Layout::resident(places.len(), sharing, multiprocessors, config)
     }
 
     pub(super) fn same_device(&self, other: &Place) -> bool {
@@ -82,9 +91,9 @@ pub(super) struct Mapped {
     pub(super) layout: Layout,
     /// Ranks of several processes have the same GPU.
     pub(super) shares_gpu: bool,
-    pub(super) addresses: [u64; MAX_RANKS],
-    /// What each rank's GPU is called.
+    /// What the ranks' GPUs are called.
     pub(super) gpus: Vec<String>,
+    pub(super) addresses: [u64; MAX_RANKS],
     // Peers' windows are unmapped before ours is freed.
     pub(super) peers: Vec<Peer>,
     pub(super) window: Window,
@@ -95,22 +104,23 @@ impl Mapped {
     pub(super) fn open(host: &Comm, context: &Arc<CudaContext>) -> Result<Result<Mapped, String>> {
         let place = Place::of(context)?;
         let places: Vec<Place> = host.exchange("DeviceComm: device", &place)?;
+        let gpus = places.iter().map(Place::gpu).collect();
         let shares_gpu =
             places.iter().enumerate().any(|(i, a)| places[..i].iter().any(|b| a.same_device(b) && !a.same_process(b)));
-        let most = |one: &Place| places.iter().filter(|other| one.same_device(other)).count();
-        // In phases, nobody waits for another's blocks.
-        let sharing = if shares_gpu { 1 } else { places.iter().map(most).max().unwrap_or(1) };
-        let multiprocessors = places.iter().map(|place| place.multiprocessors).min().unwrap_or(1);
-        let layout = Layout::resident(host.size(), sharing, multiprocessors, host.config())?;
-        let gpus = places.iter().map(Place::gpu).collect();
+        let layout = match Place::layout(&places, shares_gpu, host.config()) {
+            Ok(layout) => layout,
+            Err(error) => return Ok(Err(error.to_string())),
+        };
         let offer = Window::new(context, layout.bytes())
             .and_then(|window| Introduction::new(place, &window).map(|introduction| (window, introduction)));
         let offered = offer.as_ref().map(|(_, introduction)| introduction.clone()).map_err(ToString::to_string);
         let all: Vec<Result<Introduction, String>> = host.exchange("DeviceComm: window", &offered)?;
-        let mapped = match offer {
-            Ok((window, ours)) => Mapped::all(host.rank(), context, (layout, shares_gpu, gpus), window, &ours, &all),
-            Err(error) => Err(error.to_string()),
-        };
+        let mapped =
+            match offer {
+                Ok((window, ours)) => Mapped::all(host.rank(), context, layout, window, &ours, &all)
+                    .map(|mapped| Mapped { shares_gpu, gpus, ..mapped }),
+                Err(error) => Err(error.to_string()),
+            };
         let verdict = mapped.as_ref().map(|_| ()).map_err(Clone::clone);
         let verdicts: Vec<Result<(), String>> = host.exchange("DeviceComm: reach", &verdict)?;
         Ok(match verdicts.into_iter().find_map(Result::err) {
@@ -122,7 +132,7 @@ impl Mapped {
     fn all(
         rank: usize,
         context: &Arc<CudaContext>,
-        (layout, shares_gpu, gpus): (Layout, bool, Vec<String>),
+        layout: Layout,
         window: Window,
         ours: &Introduction,
         all: &[Result<Introduction, String>],
@@ -139,7 +149,7 @@ impl Mapped {
             addresses[peer] = opened.address;
             peers.push(opened);
         }
-        Ok(Mapped { layout, shares_gpu, addresses, gpus, peers, window })
+        Ok(Mapped { layout, shares_gpu: false, gpus: Vec::new(), addresses, peers, window })
     }
 }
 

@@ -380,7 +380,7 @@ impl Shared {
             if moved.0 != (started, finished) || started == finished {
                 // It moved, or what the stream does now is not ours.
                 moved = ((started, finished), Instant::now());
-            } else if released || moved.1.elapsed() > patience || report.is_aborted() {
+            } else if released || moved.1.elapsed() > patience || report.has_failed() {
                 // Again until all have run: a late signal of another rank undoes it.
                 released = true;
                 if let Err(error) = self.release(report, stream, layout, window, size, &filled) {

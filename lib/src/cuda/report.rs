@@ -114,10 +114,6 @@ impl Report {
         (words.started.load(Ordering::Acquire), words.finished.load(Ordering::Acquire))
     }
 
-    pub(super) fn is_aborted(&self) -> bool {
-        self.words().abort.load(Ordering::Relaxed) != 0
-    }
-
     /// As a kernel does: the first failure stays.
     pub(super) fn give_up(&self, (peer, expected, got): (usize, u32, u32)) {
         let words = self.words();
@@ -153,9 +149,6 @@ impl Report {
             ));
         }
         if of(&words.kind) == STREAM {
-            if self.is_aborted() {
-                return None;
-            }
             return Some(Error::Timeout {
                 op: format!("call {call} on the device"),
                 rank,

@@ -1,7 +1,7 @@
 //! Wrong buffers, no memory, a path that does not work, replays after an error.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, result, sys};
 use tinynccl::config::{CudaPath, PathCheck};
@@ -9,7 +9,7 @@ use tinynccl::cuda::{Call, DeviceComm, Path};
 use tinynccl::wire::Collective;
 use tinynccl::{Comm, Config, DType, Error, ReduceOp};
 
-use super::gpus;
+use super::{gpus, two_contexts};
 
 fn config() -> Config {
     let mut config = Config::default();
@@ -19,9 +19,7 @@ fn config() -> Config {
 
 /// Two ranks on the GPUs there are, with a stream each.
 fn two(config: &Config) -> Option<Vec<(DeviceComm, Arc<CudaStream>)>> {
-    let contexts = gpus(1)?;
-    let second = gpus(2).map_or_else(|| contexts[0].clone(), |all| all[1].clone());
-    let contexts = [contexts[0].clone(), second];
+    let contexts = two_contexts()?;
     let comms = DeviceComm::local(&contexts, config).unwrap();
     Some(comms.into_iter().zip(&contexts).map(|(comm, context)| (comm, context.new_stream().unwrap())).collect())
 }
@@ -186,38 +184,53 @@ fn a_window_that_does_not_fit_says_how_much_is_free_and_what_makes_it_smaller() 
 }
 
 #[test]
-fn a_path_that_spoils_data_is_found_at_the_start() {
-    let Some(contexts) = gpus(1) else { return };
+fn a_path_that_spoils_data_is_found_at_the_start_and_not_taken() {
+    let Some(contexts) = two_contexts() else { return };
     let mut broken = config();
     broken.cuda_path_check = PathCheck::Fail;
-    // Else the calls go through the hosts' memory.
-    for rank in DeviceComm::local(&[contexts[0].clone(), contexts[0].clone()], &broken).unwrap() {
-        assert_eq!(rank.path(), Path::Hosted);
-        assert!(rank.path_reason().contains("the path from rank 1 (GPU 0, "), "{}", rank.path_reason());
-    }
-    broken.cuda_path = CudaPath::Peer;
-    let error = DeviceComm::local(&[contexts[0].clone(), contexts[0].clone()], &broken).unwrap_err().to_string();
+    let mut peer = broken.clone();
+    peer.cuda_path = CudaPath::Peer;
+    let shared = [contexts[0].clone(), contexts[0].clone()];
+    let error = DeviceComm::local(&shared, &peer).unwrap_err().to_string();
     println!("{error}");
-    for words in ["the path from rank 1 (GPU 0, ", " to rank 0 (GPU 0, ", "expected 0x", "(2 pairs"] {
+    for words in
+        ["what rank 1 (GPU 0, ", " into the memory of rank 0 (GPU 0, ", "expected 0x", "(2 pairs", "TINYNCCL_CUDA_PATH"]
+    {
         assert!(error.contains(words), "no {words:?}: {error}");
     }
-    let Some(contexts) = gpus(2) else { return };
-    // Ranks that meet through a host communicator all say so.
-    let comms = Comm::threads(2, broken).unwrap();
+    let ranks: Vec<_> = DeviceComm::local(&contexts, &broken)
+        .unwrap()
+        .into_iter()
+        .zip(&contexts)
+        .map(|(comm, context)| (comm, context.new_stream().unwrap()))
+        .collect();
+    for (comm, _) in &ranks {
+        assert_eq!(comm.path(), Path::Hosted);
+        assert!(comm.path_reason().contains("what rank 1 (GPU "), "{}", comm.path_reason());
+    }
+    still_work(&ranks);
+    // Ranks that meet through a host communicator all take the other path.
     std::thread::scope(|scope| {
-        for (comm, context) in comms.into_iter().zip(&contexts) {
+        for (comm, context) in Comm::threads(2, broken).unwrap().into_iter().zip(&contexts) {
             scope.spawn(move || {
-                let error = DeviceComm::new(&comm, context).unwrap_err().to_string();
-                assert!(
-                    error.contains("the path from rank 1 (GPU 1, ") && error.contains("to rank 0 (GPU 0, "),
-                    "{error}"
-                );
+                let device = DeviceComm::new(&comm, context).unwrap();
+                assert_eq!(device.path(), Path::Hosted);
+                let stream = context.new_stream().unwrap();
+                let mut buffer = stream.clone_htod(&vec![1.0 + comm.rank() as f32; 1000]).unwrap();
+                device.all_reduce_in_place(&stream, &mut buffer, ReduceOp::Sum).unwrap();
+                device.synchronize().unwrap();
+                assert!(stream.clone_dtoh(&buffer).unwrap().iter().all(|&x| x == 3.0));
             });
         }
     });
     let mut unchecked = config();
     unchecked.cuda_path_check = PathCheck::Off;
-    DeviceComm::local(&contexts, &unchecked).unwrap();
+    for config in [config(), unchecked.clone(), config(), unchecked] {
+        let begin = Instant::now();
+        let ranks = DeviceComm::local(&contexts, &config).unwrap();
+        println!("two ranks ready in {:.1?} (check {})", begin.elapsed(), config.cuda_path_check);
+        assert_eq!(ranks[0].path(), Path::Peer);
+    }
 }
 
 /// A replay passes no check of ours: its kernels must see for themselves that the communicator has failed.
@@ -261,4 +274,57 @@ fn a_gpu_that_is_not_there_is_named() {
     let error = tinynccl::cuda::open(99).unwrap_err().to_string();
     assert!(error.contains("there is no GPU 99: the driver sees"), "{error}");
     assert_eq!(tinynccl::cuda::open(0).unwrap().ordinal(), 0);
+}
+
+/// Its peers have given up by then, and wrote over what it had not read: it must not take that for a result.
+#[test]
+fn a_rank_that_comes_too_late_has_an_error_or_the_right_result() {
+    let mut config = config();
+    config.timeout = Duration::from_millis(300);
+    for (collective, count) in [
+        (Collective::AllReduce, 500),
+        (Collective::AllReduce, 8 << 20),
+        (Collective::AllGather, 4 << 20),
+        (Collective::Broadcast, 8 << 20),
+        (Collective::SendRecv, 500),
+        (Collective::SendRecv, 8 << 20),
+    ] {
+        let Some(ranks) = two(&config) else { return };
+        let n = ranks.len();
+        still_work(&ranks);
+        let memory: Vec<_> = ranks
+            .iter()
+            .map(|(comm, stream)| {
+                let values: Vec<f32> = (0..count).map(|i| (i % 1000 + comm.rank()) as f32).collect();
+                (stream.clone_htod(&values).unwrap(), stream.alloc_zeros::<f32>(n * count).unwrap())
+            })
+            .collect();
+        let begin = |rank: usize| {
+            let (comm, stream) = &ranks[rank];
+            let (input, output) = (memory[rank].0.device_ptr(stream).0, memory[rank].1.device_ptr(stream).0);
+            // SAFETY: the buffers are long enough and live until the streams have been waited for.
+            unsafe {
+                match (collective, rank) {
+                    (Collective::SendRecv, 0) => comm.enqueue_send_recv(stream, Some((input, 4 * count, 1)), None),
+                    (Collective::SendRecv, _) => comm.enqueue_send_recv(stream, None, Some((output, 4 * count, 0))),
+                    _ => comm.enqueue(stream, &Call { collective, ..call(count, input, output) }),
+                }
+            }
+            .unwrap();
+            comm.synchronize()
+        };
+        let first = begin(0);
+        let second = begin(1);
+        println!("{collective} of {count}: first {:?}, second {:?}", first.map_err(|e| e.to_string()), second.is_ok());
+        if second.is_ok() {
+            let got = ranks[1].1.clone_dtoh(&memory[1].1).unwrap();
+            let right = |i: usize| match collective {
+                Collective::AllReduce => (2 * (i % 1000) + 1) as f32,
+                Collective::AllGather => (i % count % 1000 + i / count) as f32,
+                _ => (i % 1000) as f32,
+            };
+            let length = if collective == Collective::AllGather { n * count } else { count };
+            assert!((0..length).all(|i| got[i] == right(i)), "{collective} of {count}");
+        }
+    }
 }

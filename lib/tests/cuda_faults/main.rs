@@ -26,6 +26,16 @@ fn gpus(wanted: usize) -> Option<Vec<Arc<CudaContext>>> {
     Some((0..wanted).map(|i| CudaContext::new(i).unwrap()).collect())
 }
 
+/// Two contexts, of two GPUs where there are as many.
+fn two_contexts() -> Option<[Arc<CudaContext>; 2]> {
+    let first = gpus(1)?.remove(0);
+    let second = match cuda::device_count() {
+        Ok(2..) => CudaContext::new(1).unwrap(),
+        _ => first.clone(),
+    };
+    Some([first, second])
+}
+
 /// Not by a macro: the test harness would keep it to itself.
 fn skipped(why: &str) {
     let _ = writeln!(std::io::stderr(), "SKIPPED: a test of faults on GPUs: {why}");

@@ -39,9 +39,10 @@ __device__ __forceinline__ bool line_came(const Team& team, const u8* from, u32 
     return true;
 }
 
+// A thread that has given up passes nothing on.
 __device__ __forceinline__ u64 await_line(const Team& team, const u8* from, u32 flag, u32 peer) {
     u64 data;
-    line_came(team, from, flag, peer, data);
+    if (!line_came(team, from, flag, peer, data)) end_thread();
     return data;
 }
 

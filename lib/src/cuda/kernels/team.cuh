@@ -83,6 +83,11 @@ __device__ __noinline__ bool keep_waiting(const Team& team, Wait& wait, u32 kind
     return false;
 }
 
+// Barriers of the block go on without it.
+__device__ __forceinline__ void end_thread() {
+    asm volatile("exit;");
+}
+
 // Places in a window.
 #define EPOCHS 0
 #define COUNTERS (EPOCHS + EPOCH_BYTES)
