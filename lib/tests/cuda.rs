@@ -177,7 +177,7 @@ fn choices(ranks: &[Rank], collective: Collective, bytes: usize, blocks: &[u32])
             let fits = match protocol {
                 Protocol::OneShot => words <= 1000,
                 Protocol::TwoShot => collective == Collective::AllReduce && words <= 1000,
-                Protocol::Simple => true,
+                Protocol::Simple | Protocol::Direct => true,
             };
             if fits {
                 all.push(choice);

@@ -11,6 +11,7 @@ use super::driver::{available, cuda};
 use super::kernels::Kernels;
 use super::peers::{Introduction, Peer, Place, enable};
 use super::phased::{Filled, Watch};
+use super::registry::{Registration, Registry};
 use super::report::Report;
 use super::select::{self, Choice};
 use super::window::{Layout, MAX_RANKS, Window};
@@ -39,11 +40,12 @@ pub struct DeviceComm {
     patience: Duration,
     order: Mutex<Order>,
     choices: Mutex<Option<Choice>>,
+    registry: Arc<Registry>,
     context: Arc<CudaContext>,
     /// Where ranks of other processes meet.
     host: Option<Comm>,
     // The last fields: freed after all else.
-    _peers: Vec<Peer>,
+    peers: Vec<Peer>,
     _windows: Arc<Vec<Window>>,
 }
 
@@ -87,7 +89,7 @@ impl DeviceComm {
         // In phases, nobody waits for another's blocks.
         let sharing = if phased { 1 } else { places.iter().map(most).max().unwrap_or(1) };
         let layout = Layout::new(size, sharing, host.config());
-        let window = Window::new(context, layout.bytes())?;
+        let window = Window::new(context, layout.bytes(), "a window")?;
         let ours = Introduction::new(place, &window)?;
         let all: Vec<Introduction> = host.exchange("DeviceComm: window", &ours)?;
         let mut addresses = [0; MAX_RANKS];
@@ -132,8 +134,9 @@ impl DeviceComm {
         limit("DeviceComm::local", size)?;
         let same = |one: &Arc<CudaContext>| contexts.iter().filter(|other| other.ordinal() == one.ordinal()).count();
         let layout = Layout::new(size, contexts.iter().map(same).max().unwrap_or(1), config);
-        let windows =
-            Arc::new(contexts.iter().map(|c| Window::new(c, layout.bytes())).collect::<Result<Vec<Window>>>()?);
+        let windows = Arc::new(
+            contexts.iter().map(|c| Window::new(c, layout.bytes(), "a window")).collect::<Result<Vec<Window>>>()?,
+        );
         let mut addresses = [0; MAX_RANKS];
         for (address, window) in addresses.iter_mut().zip(windows.iter()) {
             *address = window.address;
@@ -188,9 +191,10 @@ impl DeviceComm {
             patience,
             order: Mutex::new(Order { number: 0, filled: Filled::default(), last: None, event }),
             choices: Mutex::new(None),
+            registry: Registry::new(context, rank, host.is_some()),
             context: context.clone(),
             host,
-            _peers: peers,
+            peers,
             _windows: memory,
         })
     }
@@ -226,7 +230,7 @@ impl DeviceComm {
         let forced = *self.choices.lock().unwrap_or_else(PoisonError::into_inner);
         forced
             .filter(|&choice| select::fits(&self.layout, collective, choice, bytes))
-            .unwrap_or_else(|| select::choose(&self.layout, collective, bytes))
+            .unwrap_or_else(|| select::choose(&self.layout, collective, bytes, self.registry.is_used()))
     }
 
     /// Takes `choice` from now on wherever it fits; `None` goes by size again. Every rank must call it at the same place.
@@ -281,6 +285,22 @@ impl DeviceComm {
         self.check()
     }
 
+    /// How many calls of this rank, and messages sent and received, used registered buffers without slots so far. Waits for the
+    /// calls made.
+    ///
+    /// # Errors
+    /// As [`DeviceComm::synchronize`].
+    pub fn direct_calls(&self) -> Result<u64> {
+        let failed = |e| cuda("direct_calls", "reading the count", e);
+        self.synchronize()?;
+        self.context.bind_to_thread().map_err(failed)?;
+        let mut count = [0u64];
+        let at = self.team.windows[self.rank] + self.layout.direct_count() as u64;
+        // SAFETY: 8 bytes of our own window.
+        unsafe { cudarc::driver::result::memcpy_dtoh_sync(&mut count, at) }.map_err(failed)?;
+        Ok(count[0])
+    }
+
     pub(super) fn report(&self) -> &Report {
         &self.report
     }
@@ -323,6 +343,25 @@ impl DeviceComm {
         }
     }
 
+    pub(super) fn registry(&self) -> &Arc<Registry> {
+        &self.registry
+    }
+
+    /// Whether both came of one [`DeviceComm::local`].
+    pub(super) fn is_beside(&self, other: &DeviceComm) -> bool {
+        Arc::ptr_eq(&self._windows, &other._windows)
+    }
+
+    /// Meets the other ranks to register `ours`, or nothing.
+    pub(super) fn meet_to_register(&self, ours: Result<Option<(u64, u64)>>) -> Result<Registration> {
+        let host = self.host.as_ref().ok_or_else(|| Error::Unsupported {
+            what: "registering one rank's buffer among the ranks of one process".to_owned(),
+            detail: "one thread may drive them all: register those of all ranks at once, with DeviceComm::alloc_local"
+                .to_owned(),
+        })?;
+        self.registry.meet(host, &self.layout, self.team.windows[self.rank], ours)
+    }
+
     /// Nobody uses a window before all have mapped it.
     fn meet(&self) -> Result<()> {
         self.host.as_ref().map_or(Ok(()), Comm::barrier)
@@ -344,10 +383,17 @@ impl Drop for DeviceComm {
         if let Err(error) = self.synchronize() {
             log::debug!("rank {} leaves after: {error}", self.rank);
         }
-        // Another rank's kernel may still write into our window.
-        if let Err(error) = self.meet() {
+        // Another rank's kernel may still write into our window; then another rank may have our memory mapped yet.
+        let mut met = self.meet();
+        self.registry.leave();
+        self.peers.clear();
+        if met.is_ok() {
+            met = self.meet();
+        }
+        if let Err(error) = met {
             log::debug!("rank {} does not wait for the others: {error}", self.rank);
         }
+        self.registry.closed();
     }
 }
 

@@ -20,6 +20,7 @@ const COMMON: &str = concat!(
     include_str!("kernels/team.cuh"),
     include_str!("kernels/ll.cuh"),
     include_str!("kernels/fifo.cuh"),
+    include_str!("kernels/direct.cuh"),
 );
 /// Compiled for each element type and operator that is used.
 const REDUCING: &str = concat!(
@@ -30,6 +31,14 @@ const REDUCING: &str = concat!(
     include_str!("kernels/reduce.cu"),
     include_str!("kernels/phased.cu"),
 );
+/// The same for registered buffers; a module of its own, as most communicators have none.
+const REDUCING_DIRECT: &str = concat!(
+    include_str!("kernels/reduce_slots.cuh"),
+    include_str!("kernels/reduce_buffers.cuh"),
+    include_str!("kernels/reduce_scatter.cu"),
+    include_str!("kernels/all_reduce_two_shot.cu"),
+    include_str!("kernels/reduce.cu"),
+);
 /// Compiled once: they see bytes.
 const MOVING: &str = concat!(
     include_str!("kernels/broadcast.cu"),
@@ -37,6 +46,7 @@ const MOVING: &str = concat!(
     include_str!("kernels/send_recv.cu"),
     include_str!("kernels/phased.cu"),
 );
+const MOVING_DIRECT: &str = concat!(include_str!("kernels/broadcast.cu"), include_str!("kernels/exchange.cu"));
 
 /// One function of the sources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -45,14 +55,19 @@ pub(super) enum Kernel {
     AllReduceOneShot,
     AllReduceTwoShotLl,
     AllReduceTwoShot,
+    AllReduceDirect,
     ReduceScatterLl,
     ReduceScatterSimple,
+    ReduceScatterDirect,
     ReduceLl,
     ReduceSimple,
+    ReduceDirect,
     BroadcastLl,
     BroadcastSimple,
+    BroadcastDirect,
     ExchangeLl,
     ExchangeSimple,
+    ExchangeDirect,
     SendRecv,
     PhasedPush,
     PhasedSignal,
@@ -63,19 +78,24 @@ pub(super) enum Kernel {
 
 impl Kernel {
     #[cfg(test)]
-    const ALL: [Kernel; 18] = [
+    const ALL: [Kernel; 23] = [
         Kernel::AllReduceOneShotLl,
         Kernel::AllReduceOneShot,
         Kernel::AllReduceTwoShotLl,
         Kernel::AllReduceTwoShot,
+        Kernel::AllReduceDirect,
         Kernel::ReduceScatterLl,
         Kernel::ReduceScatterSimple,
+        Kernel::ReduceScatterDirect,
         Kernel::ReduceLl,
         Kernel::ReduceSimple,
+        Kernel::ReduceDirect,
         Kernel::BroadcastLl,
         Kernel::BroadcastSimple,
+        Kernel::BroadcastDirect,
         Kernel::ExchangeLl,
         Kernel::ExchangeSimple,
+        Kernel::ExchangeDirect,
         Kernel::SendRecv,
         Kernel::PhasedPush,
         Kernel::PhasedSignal,
@@ -86,14 +106,24 @@ impl Kernel {
 
     /// The kernel of a collective among so many ranks; `None` if there is none.
     pub(super) fn of(collective: Collective, protocol: Protocol, ranks: usize) -> Option<Kernel> {
-        let ll = protocol != Protocol::Simple;
+        let ll = matches!(protocol, Protocol::OneShot | Protocol::TwoShot);
+        if protocol == Protocol::Direct {
+            return Some(match collective {
+                Collective::AllReduce => Kernel::AllReduceDirect,
+                Collective::ReduceScatter => Kernel::ReduceScatterDirect,
+                Collective::Reduce => Kernel::ReduceDirect,
+                Collective::Broadcast => Kernel::BroadcastDirect,
+                Collective::AllGather | Collective::AllToAll => Kernel::ExchangeDirect,
+                _ => return None,
+            });
+        }
         Some(match collective {
             Collective::AllReduce => match protocol {
                 Protocol::OneShot => Kernel::AllReduceOneShotLl,
                 Protocol::TwoShot => Kernel::AllReduceTwoShotLl,
                 // Between two ranks it sends as much, in one step.
                 Protocol::Simple if ranks == 2 => Kernel::AllReduceOneShot,
-                Protocol::Simple => Kernel::AllReduceTwoShot,
+                Protocol::Simple | Protocol::Direct => Kernel::AllReduceTwoShot,
             },
             Collective::ReduceScatter if ll => Kernel::ReduceScatterLl,
             Collective::ReduceScatter => Kernel::ReduceScatterSimple,
@@ -113,14 +143,19 @@ impl Kernel {
             Kernel::AllReduceOneShot => "all_reduce_one_shot",
             Kernel::AllReduceTwoShotLl => "all_reduce_two_shot_ll",
             Kernel::AllReduceTwoShot => "all_reduce_two_shot",
+            Kernel::AllReduceDirect => "all_reduce_direct",
             Kernel::ReduceScatterLl => "reduce_scatter_ll",
             Kernel::ReduceScatterSimple => "reduce_scatter_simple",
+            Kernel::ReduceScatterDirect => "reduce_scatter_direct",
             Kernel::ReduceLl => "reduce_ll",
             Kernel::ReduceSimple => "reduce_simple",
+            Kernel::ReduceDirect => "reduce_direct",
             Kernel::BroadcastLl => "broadcast_ll",
             Kernel::BroadcastSimple => "broadcast_simple",
+            Kernel::BroadcastDirect => "broadcast_direct",
             Kernel::ExchangeLl => "exchange_ll",
             Kernel::ExchangeSimple => "exchange_simple",
+            Kernel::ExchangeDirect => "exchange_direct",
             Kernel::SendRecv => "send_recv",
             Kernel::PhasedPush => "phased_push",
             Kernel::PhasedSignal => "phased_signal",
@@ -130,6 +165,18 @@ impl Kernel {
         }
     }
 
+    /// Whether it knows registered buffers.
+    fn is_direct(self) -> bool {
+        matches!(
+            self,
+            Kernel::AllReduceDirect
+                | Kernel::ReduceScatterDirect
+                | Kernel::ReduceDirect
+                | Kernel::BroadcastDirect
+                | Kernel::ExchangeDirect
+        )
+    }
+
     /// Whether it combines values, so that it is compiled for an element type and an operator.
     pub(super) fn reduces(self) -> bool {
         match self {
@@ -137,15 +184,20 @@ impl Kernel {
             | Kernel::AllReduceOneShot
             | Kernel::AllReduceTwoShotLl
             | Kernel::AllReduceTwoShot
+            | Kernel::AllReduceDirect
             | Kernel::ReduceScatterLl
             | Kernel::ReduceScatterSimple
+            | Kernel::ReduceScatterDirect
             | Kernel::ReduceLl
             | Kernel::ReduceSimple
+            | Kernel::ReduceDirect
             | Kernel::PhasedReduce => true,
             Kernel::BroadcastLl
             | Kernel::BroadcastSimple
+            | Kernel::BroadcastDirect
             | Kernel::ExchangeLl
             | Kernel::ExchangeSimple
+            | Kernel::ExchangeDirect
             | Kernel::SendRecv
             | Kernel::PhasedPush
             | Kernel::PhasedSignal
@@ -156,6 +208,9 @@ impl Kernel {
 }
 
 type Types = Option<(DType, ReduceOp)>;
+
+/// A module: for which values, and whether for registered buffers.
+type Module = (Types, bool);
 
 /// What has been compiled and loaded for one device.
 #[derive(Debug)]
@@ -168,7 +223,7 @@ pub(super) struct Kernels {
 
 #[derive(Debug, Default)]
 struct Loaded {
-    modules: HashMap<Types, Arc<CudaModule>>,
+    modules: HashMap<Module, Arc<CudaModule>>,
     functions: HashMap<(Kernel, Types), (sys::CUfunction, CudaFunction)>,
 }
 
@@ -205,15 +260,16 @@ impl Kernels {
         if let Some((function, _)) = loaded.functions.get(&(kernel, types)) {
             return Ok(*function);
         }
-        let module = match loaded.modules.get(&types) {
+        let which = (types, kernel.is_direct());
+        let module = match loaded.modules.get(&which) {
             Some(module) => module.clone(),
             None => {
-                let (name, source, defines) = source(&self.layout, types);
+                let (name, source, defines) = source(&self.layout, which);
                 let ptx = compile(&name, &source, &defines, self.capability)?;
                 let failed = |e| cuda("loading kernels", name.clone(), e);
                 self.context.bind_to_thread().map_err(failed)?;
                 let module = self.context.load_module(ptx).map_err(failed)?;
-                loaded.modules.insert(types, module.clone());
+                loaded.modules.insert(which, module.clone());
                 module
             }
         };
@@ -229,16 +285,25 @@ impl Kernels {
 }
 
 /// Name, text and definitions of the source of a module.
-fn source(layout: &Layout, types: Types) -> (String, String, Vec<String>) {
+fn source(layout: &Layout, (types, direct): Module) -> (String, String, Vec<String>) {
     let mut defines = layout.defines();
     defines.push(format!("-DTHREADS={THREADS}"));
+    let mut suffix = "";
+    if direct {
+        defines.push("-DDIRECT".to_owned());
+        suffix = "_direct";
+    }
     match types {
         Some((dtype, op)) => {
             defines.push(format!("-DDTYPE={}", dtype as u8));
             defines.push(format!("-DOP={}", op as u8));
-            (format!("reducing_{dtype}_{op}.cu"), [COMMON, REDUCING].concat(), defines)
+            let kernels = if direct { REDUCING_DIRECT } else { REDUCING };
+            (format!("reducing_{dtype}_{op}{suffix}.cu"), [COMMON, kernels].concat(), defines)
         }
-        None => ("moving.cu".to_owned(), [COMMON, MOVING].concat(), defines),
+        None => {
+            let kernels = if direct { MOVING_DIRECT } else { MOVING };
+            (format!("moving{suffix}.cu"), [COMMON, kernels].concat(), defines)
+        }
     }
 }
 
@@ -249,9 +314,17 @@ mod tests {
     #[test]
     fn every_kernel_is_in_its_source_once() {
         for kernel in Kernel::ALL {
-            let source = if kernel.reduces() { REDUCING } else { MOVING };
-            let name = format!("{}(const __grid_constant__ Team team", kernel.name());
-            assert_eq!(source.matches(&name).count(), 1, "{kernel:?}");
+            let source = match (kernel.reduces(), kernel.is_direct()) {
+                (true, false) => REDUCING,
+                (true, true) => REDUCING_DIRECT,
+                (false, false) => MOVING,
+                (false, true) => MOVING_DIRECT,
+            };
+            // In a line of its own or behind its type: all_reduce_direct is another than reduce_direct.
+            let begins = ["\n", "void "].map(|before| {
+                source.matches(&format!("{before}{}(const __grid_constant__ Team team", kernel.name())).count()
+            });
+            assert_eq!(begins.iter().sum::<usize>(), 1, "{kernel:?}");
         }
     }
 
@@ -259,8 +332,9 @@ mod tests {
     #[test]
     fn every_source_compiles() {
         let all = DType::ALL.into_iter().zip(ReduceOp::ALL.into_iter().cycle()).map(Some);
-        for types in [None].into_iter().chain(all) {
-            let (name, source, defines) = source(&Layout::new(4, 1, &crate::Config::default()), types);
+        let modules = [None].into_iter().chain(all).flat_map(|types| [(types, false), (types, true)]);
+        for module in modules {
+            let (name, source, defines) = source(&Layout::new(4, 1, &crate::Config::default()), module);
             match compile(&name, &source, &defines, (9, 0)) {
                 Ok(_) => {}
                 Err(error @ crate::Error::Unsupported { .. }) => {
