@@ -16,6 +16,7 @@ mod executor;
 #[doc(hidden)]
 pub mod fuzzing;
 pub mod launch;
+pub mod process_group;
 pub mod reduce;
 pub mod schedule;
 mod symmetric;

@@ -177,7 +177,9 @@ fn choices(ranks: &[Rank], collective: Collective, bytes: usize, blocks: &[u32])
             let fits = match protocol {
                 Protocol::OneShot => words <= 1000,
                 Protocol::TwoShot => collective == Collective::AllReduce && words <= 1000,
-                Protocol::Simple | Protocol::Direct => true,
+                Protocol::Simple => true,
+                // Have tests of their own.
+                Protocol::Schedule(..) | Protocol::Direct => false,
             };
             if fits {
                 all.push(choice);

@@ -138,12 +138,9 @@ fn check<T: Exact>(ranks: &Ranks, inputs: &mut [Registered<T>], outputs: &mut [R
             false => address(&inputs[rank], stream, shift),
         };
         let call = Call { collective, dtype: T::DTYPE, op: ReduceOp::Sum, root, count, input, output };
+        let chosen = ranks.comms[rank].choice(collective, count * size_of::<T>());
         // SAFETY: the buffers have the lengths of the collective and outlive the calls.
-        match choice {
-            Some(choice) => unsafe { ranks.comms[rank].enqueue_as(stream, &call, choice) },
-            None => unsafe { ranks.comms[rank].enqueue(stream, &call) },
-        }
-        .unwrap();
+        unsafe { ranks.comms[rank].enqueue_as(stream, &call, choice.unwrap_or(chosen)) }.unwrap();
     }
     for rank in 0..n {
         let stream = &ranks.streams[rank];

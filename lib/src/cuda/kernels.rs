@@ -8,7 +8,7 @@ use cudarc::driver::{CudaContext, CudaFunction, CudaModule, sys};
 use super::call::THREADS;
 use super::compile::compile;
 use super::driver::cuda;
-use super::select::Protocol;
+use super::select::{Framing, Protocol};
 use super::window::Layout;
 use crate::dtype::{DType, ReduceOp};
 use crate::error::Result;
@@ -31,7 +31,7 @@ const REDUCING: &str = concat!(
     include_str!("kernels/reduce.cu"),
     include_str!("kernels/phased.cu"),
 );
-/// The same for registered buffers; a module of its own, as most communicators have none.
+/// The same for registered buffers.
 const REDUCING_DIRECT: &str = concat!(
     include_str!("kernels/reduce_slots.cuh"),
     include_str!("kernels/reduce_buffers.cuh"),
@@ -47,6 +47,9 @@ const MOVING: &str = concat!(
     include_str!("kernels/phased.cu"),
 );
 const MOVING_DIRECT: &str = concat!(include_str!("kernels/broadcast.cu"), include_str!("kernels/exchange.cu"));
+
+/// Schedules: compiled for each element type and operator, and once for those that see bytes.
+const SCHEDULED: &str = concat!(include_str!("kernels/primitives.cuh"), include_str!("kernels/schedule.cu"));
 
 /// One function of the sources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -74,11 +77,13 @@ pub(super) enum Kernel {
     PhasedCompare,
     PhasedTake,
     PhasedReduce,
+    ScheduleSimple,
+    ScheduleLl,
 }
 
 impl Kernel {
     #[cfg(test)]
-    const ALL: [Kernel; 23] = [
+    const ALL: [Kernel; 25] = [
         Kernel::AllReduceOneShotLl,
         Kernel::AllReduceOneShot,
         Kernel::AllReduceTwoShotLl,
@@ -102,28 +107,26 @@ impl Kernel {
         Kernel::PhasedCompare,
         Kernel::PhasedTake,
         Kernel::PhasedReduce,
+        Kernel::ScheduleSimple,
+        Kernel::ScheduleLl,
     ];
 
     /// The kernel of a collective among so many ranks; `None` if there is none.
     pub(super) fn of(collective: Collective, protocol: Protocol, ranks: usize) -> Option<Kernel> {
-        let ll = matches!(protocol, Protocol::OneShot | Protocol::TwoShot);
-        if protocol == Protocol::Direct {
-            return Some(match collective {
-                Collective::AllReduce => Kernel::AllReduceDirect,
-                Collective::ReduceScatter => Kernel::ReduceScatterDirect,
-                Collective::Reduce => Kernel::ReduceDirect,
-                Collective::Broadcast => Kernel::BroadcastDirect,
-                Collective::AllGather | Collective::AllToAll => Kernel::ExchangeDirect,
-                _ => return None,
-            });
+        match protocol {
+            Protocol::Schedule(_, Framing::Simple) => return Some(Kernel::ScheduleSimple),
+            Protocol::Schedule(_, Framing::Ll) => return Some(Kernel::ScheduleLl),
+            Protocol::Direct => return Self::direct(collective),
+            Protocol::OneShot | Protocol::TwoShot | Protocol::Simple => {}
         }
+        let ll = protocol != Protocol::Simple;
         Some(match collective {
             Collective::AllReduce => match protocol {
                 Protocol::OneShot => Kernel::AllReduceOneShotLl,
                 Protocol::TwoShot => Kernel::AllReduceTwoShotLl,
                 // Between two ranks it sends as much, in one step.
                 Protocol::Simple if ranks == 2 => Kernel::AllReduceOneShot,
-                Protocol::Simple | Protocol::Direct => Kernel::AllReduceTwoShot,
+                _ => Kernel::AllReduceTwoShot,
             },
             Collective::ReduceScatter if ll => Kernel::ReduceScatterLl,
             Collective::ReduceScatter => Kernel::ReduceScatterSimple,
@@ -162,22 +165,35 @@ impl Kernel {
             Kernel::PhasedCompare => "phased_compare",
             Kernel::PhasedTake => "phased_take",
             Kernel::PhasedReduce => "phased_reduce",
+            Kernel::ScheduleSimple => "schedule_simple",
+            Kernel::ScheduleLl => "schedule_ll",
         }
     }
 
-    /// Whether it knows registered buffers.
-    fn is_direct(self) -> bool {
-        matches!(
-            self,
-            Kernel::AllReduceDirect
-                | Kernel::ReduceScatterDirect
-                | Kernel::ReduceDirect
-                | Kernel::BroadcastDirect
-                | Kernel::ExchangeDirect
-        )
+    fn direct(collective: Collective) -> Option<Kernel> {
+        Some(match collective {
+            Collective::AllReduce => Kernel::AllReduceDirect,
+            Collective::ReduceScatter => Kernel::ReduceScatterDirect,
+            Collective::Reduce => Kernel::ReduceDirect,
+            Collective::Broadcast => Kernel::BroadcastDirect,
+            Collective::AllGather | Collective::AllToAll => Kernel::ExchangeDirect,
+            _ => return None,
+        })
     }
 
-    /// Whether it combines values, so that it is compiled for an element type and an operator.
+    fn family(self) -> Family {
+        match self {
+            Kernel::ScheduleSimple | Kernel::ScheduleLl => Family::Scheduled,
+            Kernel::AllReduceDirect
+            | Kernel::ReduceScatterDirect
+            | Kernel::ReduceDirect
+            | Kernel::BroadcastDirect
+            | Kernel::ExchangeDirect => Family::Direct,
+            _ => Family::Plain,
+        }
+    }
+
+    /// Whether it combines values whatever the collective, so that it is compiled for an element type and an operator.
     pub(super) fn reduces(self) -> bool {
         match self {
             Kernel::AllReduceOneShotLl
@@ -202,15 +218,35 @@ impl Kernel {
             | Kernel::PhasedPush
             | Kernel::PhasedSignal
             | Kernel::PhasedCompare
-            | Kernel::PhasedTake => false,
+            | Kernel::PhasedTake
+            | Kernel::ScheduleSimple
+            | Kernel::ScheduleLl => false,
         }
     }
 }
 
 type Types = Option<(DType, ReduceOp)>;
 
-/// A module: for which values, and whether for registered buffers.
-type Module = (Types, bool);
+/// Kernels that are compiled together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Family {
+    Plain,
+    /// For registered buffers: most communicators have none.
+    Direct,
+    Scheduled,
+}
+
+type Module = (Family, Types);
+
+fn text(family: Family, reduces: bool) -> &'static str {
+    match (family, reduces) {
+        (Family::Plain, true) => REDUCING,
+        (Family::Plain, false) => MOVING,
+        (Family::Direct, true) => REDUCING_DIRECT,
+        (Family::Direct, false) => MOVING_DIRECT,
+        (Family::Scheduled, _) => SCHEDULED,
+    }
+}
 
 /// What has been compiled and loaded for one device.
 #[derive(Debug)]
@@ -260,7 +296,7 @@ impl Kernels {
         if let Some((function, _)) = loaded.functions.get(&(kernel, types)) {
             return Ok(*function);
         }
-        let which = (types, kernel.is_direct());
+        let which = (kernel.family(), types);
         let module = match loaded.modules.get(&which) {
             Some(module) => module.clone(),
             None => {
@@ -285,25 +321,25 @@ impl Kernels {
 }
 
 /// Name, text and definitions of the source of a module.
-fn source(layout: &Layout, (types, direct): Module) -> (String, String, Vec<String>) {
+fn source(layout: &Layout, (family, types): Module) -> (String, String, Vec<String>) {
     let mut defines = layout.defines();
     defines.push(format!("-DTHREADS={THREADS}"));
-    let mut suffix = "";
-    if direct {
+    if family == Family::Direct {
         defines.push("-DDIRECT".to_owned());
-        suffix = "_direct";
     }
+    let kind = match family {
+        Family::Plain => "",
+        Family::Direct => "direct_",
+        Family::Scheduled => "schedule_",
+    };
+    let text = [COMMON, text(family, types.is_some())].concat();
     match types {
         Some((dtype, op)) => {
             defines.push(format!("-DDTYPE={}", dtype as u8));
             defines.push(format!("-DOP={}", op as u8));
-            let kernels = if direct { REDUCING_DIRECT } else { REDUCING };
-            (format!("reducing_{dtype}_{op}{suffix}.cu"), [COMMON, kernels].concat(), defines)
+            (format!("{kind}reducing_{dtype}_{op}.cu"), text, defines)
         }
-        None => {
-            let kernels = if direct { MOVING_DIRECT } else { MOVING };
-            (format!("moving{suffix}.cu"), [COMMON, kernels].concat(), defines)
-        }
+        None => (format!("{kind}moving.cu"), text, defines),
     }
 }
 
@@ -314,12 +350,7 @@ mod tests {
     #[test]
     fn every_kernel_is_in_its_source_once() {
         for kernel in Kernel::ALL {
-            let source = match (kernel.reduces(), kernel.is_direct()) {
-                (true, false) => REDUCING,
-                (true, true) => REDUCING_DIRECT,
-                (false, false) => MOVING,
-                (false, true) => MOVING_DIRECT,
-            };
+            let source = text(kernel.family(), kernel.reduces());
             // In a line of its own or behind its type: all_reduce_direct is another than reduce_direct.
             let begins = ["\n", "void "].map(|before| {
                 source.matches(&format!("{before}{}(const __grid_constant__ Team team", kernel.name())).count()
@@ -332,8 +363,8 @@ mod tests {
     #[test]
     fn every_source_compiles() {
         let all = DType::ALL.into_iter().zip(ReduceOp::ALL.into_iter().cycle()).map(Some);
-        let modules = [None].into_iter().chain(all).flat_map(|types| [(types, false), (types, true)]);
-        for module in modules {
+        let families = |types| [Family::Plain, Family::Direct, Family::Scheduled].map(|family| (family, types));
+        for module in [None].into_iter().chain(all).flat_map(families) {
             let (name, source, defines) = source(&Layout::new(4, 1, &crate::Config::default()), module);
             match compile(&name, &source, &defines, (9, 0)) {
                 Ok(_) => {}

@@ -142,6 +142,11 @@ impl DeviceComm {
         }
         let memory = comms.iter().map(|comm| comm.memory::<T>(len)).collect::<Result<Vec<Window>>>()?;
         let buffers = comms.iter().zip(&memory).map(|(c, m)| (c.registry(), (m.address, m.bytes as u64)));
+        if first.is_hosted() {
+            let none = comms.iter().map(|comm| Registration::none(comm.registry()));
+            let all = memory.into_iter().zip(none).zip(streams);
+            return Ok(all.map(|((memory, none), stream)| Registered::new(stream, len, memory, none)).collect());
+        }
         let registrations = register_all(&first.layout, &first.team.windows, &buffers.collect::<Vec<_>>())?;
         let all = memory.into_iter().zip(registrations).zip(streams);
         Ok(all.map(|((memory, registration), stream)| Registered::new(stream, len, memory, registration)).collect())
@@ -172,6 +177,6 @@ impl DeviceComm {
 
     fn memory<T>(&self, len: usize) -> Result<Window> {
         // Not of zero bytes: CUDA refuses that.
-        Window::new(self.context(), (len * size_of::<T>()).max(16), "a registered buffer")
+        Window::sized(self.context(), (len * size_of::<T>()).max(16), "a registered buffer")
     }
 }

@@ -81,7 +81,10 @@ struct State {
     imports: HashMap<(usize, u16), Arc<Import>>,
     /// How often ranks have met for this.
     meetings: u32,
+    /// The communicator is gone.
     closed: bool,
+    /// The other ranks were not met then: whether they have our memory mapped is not known.
+    lost: bool,
 }
 
 /// Part of an allocation that is registered, as long as this exists. Not its owner.
@@ -198,7 +201,7 @@ impl Registry {
         ours: Result<Option<(u64, u64)>>,
     ) -> Result<Registration> {
         let mut failed = None;
-        let mut registration = Registration { registry: self.clone(), id: None };
+        let mut registration = Registration::none(self);
         let entered = ours.and_then(|range| range.map_or(Ok(None), |(at, bytes)| self.enter(at, bytes)));
         let mut offer = Offer { process: std::process::id(), ..Offer::default() };
         if let Ok(Some(range)) = &entered {
@@ -288,7 +291,10 @@ impl Registry {
         self.context.bind_to_thread()?;
         // SAFETY: the place is in the table of a window. No kernel reads it now: no call names this registration before all ranks
         // have it.
-        unsafe { result::memcpy_htod_sync(window + layout.registration(peer, id) as u64, &[base]) }
+        unsafe { result::memcpy_htod_sync(window + layout.registration(peer, id) as u64, &[base]) }?;
+        // From memory that is not page-locked the copy may be under way yet.
+        // SAFETY: the default stream.
+        unsafe { result::stream::synchronize(std::ptr::null_mut()) }
     }
 
     fn reached(&self, id: u16) {
@@ -313,6 +319,9 @@ impl Registry {
     fn end(&self, id: u16, memory: Option<Window>) {
         let mut state = self.state();
         state.ranges.retain(|r| r.id != id);
+        if state.lost {
+            return std::mem::forget(memory);
+        }
         state.gone.push((id, memory));
         if !self.shared || state.closed {
             let gone = std::mem::take(&mut state.gone);
@@ -327,14 +336,18 @@ impl Registry {
         drop(imports);
     }
 
-    /// Nobody has our memory mapped any more.
-    pub(super) fn closed(&self) {
+    /// The communicator is gone. `met`: nobody has our memory mapped any more; else it stays until the process ends.
+    pub(super) fn closed(&self, met: bool) {
         let mut state = self.state();
         state.closed = true;
+        state.lost = !met;
         state.ranges.clear();
         let gone = std::mem::take(&mut state.gone);
         drop(state);
-        self.forget(gone);
+        match met {
+            true => self.forget(gone),
+            false => std::mem::forget(gone),
+        }
     }
 }
 
@@ -366,6 +379,11 @@ pub(super) fn register_all(
 }
 
 impl Registration {
+    /// Of nothing.
+    pub(super) fn none(registry: &Arc<Registry>) -> Registration {
+        Registration { registry: registry.clone(), id: None }
+    }
+
     /// Whether kernels of all ranks reach the buffer. If not, calls copy it through slots.
     pub fn is_registered(&self) -> bool {
         let state = self.registry.state();
@@ -377,8 +395,9 @@ impl Registration {
         if let Err(error) = self.registry.context.synchronize() {
             log::debug!("rank {}: a registered buffer is dropped after: {error:?}", self.registry.rank);
         }
-        if let Some(id) = self.id.take() {
-            self.registry.end(id, Some(memory));
+        match self.id.take() {
+            Some(id) => self.registry.end(id, Some(memory)),
+            None => drop(memory),
         }
     }
 }

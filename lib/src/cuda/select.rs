@@ -3,7 +3,16 @@
 use std::fmt;
 
 use super::window::Layout;
-use crate::wire::Collective;
+use crate::wire::{Algorithm, Collective};
+
+/// How the messages of a schedule cross the link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Framing {
+    /// Slots, with a counter behind the data: full bandwidth, any size.
+    Simple,
+    /// Lines, with flags beside the data: lowest latency, twice the bytes, short messages alone.
+    Ll,
+}
 
 /// How data crosses the link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -16,6 +25,20 @@ pub enum Protocol {
     Simple,
     /// From one rank's buffer into another's, where the buffers are registered; as Simple where they are not.
     Direct,
+    /// The schedule that the CPU would execute, of [`algorithm`](crate::algorithm), with a channel per block.
+    Schedule(Algorithm, Framing),
+}
+
+impl Protocol {
+    /// Blocks that suit a schedule of so many bytes (as in [`Choice`]), on a GPU that is not shared; 1 for what is no schedule.
+    pub fn blocks(self, bytes: usize) -> u32 {
+        let per_block = match self {
+            Protocol::Schedule(_, Framing::Simple) => SCHEDULE_PER_BLOCK,
+            Protocol::Schedule(_, Framing::Ll) => SCHEDULE_LL_PER_BLOCK,
+            Protocol::OneShot | Protocol::TwoShot | Protocol::Simple | Protocol::Direct => return 1,
+        };
+        bytes.div_ceil(per_block).clamp(1, MOST_BLOCKS) as u32
+    }
 }
 
 impl fmt::Display for Protocol {
@@ -25,6 +48,8 @@ impl fmt::Display for Protocol {
             Protocol::TwoShot => "LL, two steps",
             Protocol::Simple => "Simple",
             Protocol::Direct => "Direct",
+            Protocol::Schedule(algorithm, Framing::Simple) => return write!(f, "{algorithm}, Simple"),
+            Protocol::Schedule(algorithm, Framing::Ll) => return write!(f, "{algorithm}, LL"),
         })
     }
 }
@@ -46,6 +71,11 @@ const ALL_REDUCE_TWO_SHOT: usize = 512 << 10;
 const LL: usize = 1 << 20;
 /// Bytes for which another block of a Simple kernel pays.
 const SIMPLE_PER_BLOCK: usize = 16 << 10;
+/// The same, of a schedule.
+const SCHEDULE_PER_BLOCK: usize = 32 << 10;
+const SCHEDULE_LL_PER_BLOCK: usize = 4 << 10;
+/// Blocks of a kernel at most.
+const MOST_BLOCKS: usize = 128;
 /// Bytes from which on a registered buffer pays where data goes one way: to agree on it takes about 3 us at the begin and 1 at the
 /// end.
 const DIRECT_ONE_WAY: usize = 6 << 20;
@@ -80,11 +110,12 @@ pub(super) fn blocks(layout: &Layout, protocol: Protocol, bytes: usize) -> u32 {
         Protocol::OneShot => words.div_ceil(WORDS_PER_BLOCK),
         Protocol::TwoShot => words.div_ceil(WORDS_PER_BLOCK * layout.ranks.min(2)),
         Protocol::Simple | Protocol::Direct => bytes.div_ceil(SIMPLE_PER_BLOCK),
+        Protocol::Schedule(..) => protocol.blocks(bytes) as usize,
     };
     wanted.clamp(1, layout.channels) as u32
 }
 
-/// Whether a call fits the memory that its protocol uses.
+/// Whether a call fits the memory that its protocol uses, if that is no schedule.
 pub(super) fn fits(layout: &Layout, collective: Collective, choice: Choice, bytes: usize) -> bool {
     let blocks = choice.blocks as usize;
     // Blocks take equal shares, up to one word more.
@@ -96,6 +127,8 @@ pub(super) fn fits(layout: &Layout, collective: Collective, choice: Choice, byte
                 collective == Collective::AllReduce && words.div_ceil(layout.ranks) <= layout.lines / 2
             }
             Protocol::Simple | Protocol::Direct => true,
+            // Depends on the program: `DeviceComm::fits`.
+            Protocol::Schedule(..) => false,
         }
 }
 

@@ -8,6 +8,7 @@
 //! table     per rank and registration: where this rank has that allocation      (ours alone)
 //! count     calls and messages that used no slots                               (ours alone)
 //! slots     per kind, channel and sender: the slots of a FIFO
+//! scratch   of a schedule: partial sums                   (ours alone)
 //! ```
 //! A *channel* is a block of a kernel. `kernels/team.cuh` computes the same places.
 
@@ -17,8 +18,9 @@ use cudarc::driver::{CudaContext, result, sys};
 
 use super::driver::cuda;
 use super::phased::{AREAS, area_bytes};
+use super::program::MAX_STEPS;
 use crate::config::Config;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Ranks at most: the GPUs that one NVLink domain of a host joins directly.
 pub(super) const MAX_RANKS: usize = 8;
@@ -32,6 +34,8 @@ const EPOCH_BYTES: usize = 512;
 const CALL_LINES: usize = 4;
 /// Buffers that a rank can have registered at a time.
 pub(super) const REGISTRATIONS: usize = 1024;
+/// Enough for a window of any schedule but the largest, which are cut smaller.
+pub(super) const SCRATCH_BYTES: usize = 16 << 20;
 
 /// Sizes of a window's parts; the same on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,8 +63,30 @@ impl Layout {
         }
     }
 
+    /// [`Layout::new`] for GPUs of which the smallest has so many multiprocessors: fewer blocks where they would not all be
+    /// resident, each on a multiprocessor of its own.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] when so many ranks cannot share such a GPU.
+    pub(super) fn resident(ranks: usize, sharing: usize, multiprocessors: usize, config: &Config) -> Result<Layout> {
+        let most = config.cuda_blocks.min(multiprocessors);
+        let layout = Layout::new(ranks, sharing, &Config { cuda_blocks: most, ..config.clone() });
+        if sharing > 1 && layout.channels * sharing > multiprocessors {
+            return Err(Error::Unsupported {
+                what: format!("a GPU of {multiprocessors} multiprocessors for {sharing} ranks of one process"),
+                detail: format!(
+                    "their kernels wait for each other and must run at the same time, with {} blocks each: expected at most {} \
+                     ranks on it; start the others as processes",
+                    layout.channels,
+                    multiprocessors / layout.channels
+                ),
+            });
+        }
+        Ok(layout)
+    }
+
     pub(super) fn bytes(&self) -> usize {
-        self.direct_count() + 16 + self.slot_memory()
+        self.direct_count() + 16 + self.slot_memory() + SCRATCH_BYTES
     }
 
     /// Place of the table of registered allocations.
@@ -80,7 +106,7 @@ impl Layout {
         self.table() + 8 * (rank * REGISTRATIONS + usize::from(id))
     }
 
-    /// Bytes of all slots, the last part.
+    /// Bytes of all slots.
     pub(super) fn slot_memory(&self) -> usize {
         KINDS * self.channels * self.ranks * self.slots * self.slot_bytes
     }
@@ -107,6 +133,7 @@ impl Layout {
             ("AREAS", AREAS),
             ("AREA_BYTES", area_bytes(self)),
             ("KINDS", KINDS),
+            ("MAX_STEPS", MAX_STEPS),
             ("SCATTER", 0),
             ("GATHER", 1),
             ("PAIR", 2),
@@ -127,9 +154,21 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// Allocates and clears; `what` is for errors.
-    pub(super) fn new(context: &Arc<CudaContext>, bytes: usize, what: &str) -> Result<Window> {
-        let failed = |e| cuda("DeviceComm", format!("allocating {what} of {bytes} bytes"), e);
+    /// Allocates and clears.
+    pub(super) fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Window> {
+        Self::sized(context, bytes, "a window (fewer TINYNCCL_CUDA_BLOCKS or a smaller TINYNCCL_CUDA_SLOT take less)")
+    }
+
+    /// The same for `what`.
+    pub(super) fn sized(context: &Arc<CudaContext>, bytes: usize, what: &str) -> Result<Window> {
+        let failed = |e| {
+            let (wanted, device) = (bytes.div_ceil(1 << 20), context.ordinal());
+            let room = result::mem_get_info().map_or_else(
+                |_| String::new(),
+                |(free, all)| format!("; {} of {} MiB are free", free >> 20, all >> 20),
+            );
+            cuda("DeviceComm", format!("allocating {wanted} MiB of GPU {device} for {what}{room}"), e)
+        };
         context.bind_to_thread().map_err(failed)?;
         // SAFETY: allocates; the address is freed once, by `drop`.
         let address = unsafe { result::malloc_sync(bytes) }.map_err(failed)?;
@@ -155,6 +194,20 @@ impl Drop for Window {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn blocks_of_ranks_that_share_a_gpu_are_all_resident() {
+        let config = Config::default();
+        for multiprocessors in [16, 46, 80, 132] {
+            for (ranks, sharing) in [(2, 1), (2, 2), (8, 4), (8, 8)] {
+                let layout = Layout::resident(ranks, sharing, multiprocessors, &config).unwrap();
+                assert!(layout.channels * sharing <= multiprocessors, "{layout:?} on {multiprocessors}");
+            }
+        }
+        assert_eq!(Layout::resident(4, 2, 132, &config).unwrap(), Layout::new(4, 2, &config));
+        let error = Layout::resident(8, 8, 14, &config).unwrap_err().to_string();
+        assert!(error.contains("14 multiprocessors for 8 ranks") && error.contains("at most 7 ranks"), "{error}");
+    }
 
     #[test]
     fn lines_and_slots_are_aligned() {
