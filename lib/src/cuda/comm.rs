@@ -13,7 +13,7 @@ use super::kernels::Kernels;
 use super::path::{self, Path};
 use super::peers::{Mapped, Peer, Place, enable};
 use super::phased::{Filled, Watch};
-use super::registry::{Registration, Registry};
+use super::registry::Registry;
 use super::report::Report;
 use super::schedules::Schedules;
 use super::select::{self, Choice};
@@ -403,25 +403,6 @@ impl DeviceComm {
         self.check()
     }
 
-    /// How many calls of this rank, and messages sent and received, used registered buffers without slots so far. Waits for the
-    /// calls made.
-    ///
-    /// # Errors
-    /// As [`DeviceComm::synchronize`].
-    pub fn direct_calls(&self) -> Result<u64> {
-        let failed = |e| cuda("direct_calls", "reading the count", e);
-        self.synchronize()?;
-        if let Carrier::Hosted(_) = self.carrier {
-            return Ok(0);
-        }
-        self.context.bind_to_thread().map_err(failed)?;
-        let mut count = [0u64];
-        let at = self.team.windows[self.rank] + self.layout.direct_count() as u64;
-        // SAFETY: 8 bytes of our own window.
-        unsafe { cudarc::driver::result::memcpy_dtoh_sync(&mut count, at) }.map_err(failed)?;
-        Ok(count[0])
-    }
-
     pub(super) fn host(&self) -> Option<&Comm> {
         self.host.as_ref()
     }
@@ -480,19 +461,6 @@ impl DeviceComm {
     /// Whether both came of one [`DeviceComm::local`].
     pub(super) fn is_beside(&self, other: &DeviceComm) -> bool {
         Arc::ptr_eq(&self._windows, &other._windows) || self.is_hosted() && other.is_hosted()
-    }
-
-    /// Meets the other ranks to register `ours`, or nothing.
-    pub(super) fn meet_to_register(&self, ours: Result<Option<(u64, u64)>>) -> Result<Registration> {
-        let host = self.host.as_ref().ok_or_else(|| Error::Unsupported {
-            what: "registering one rank's buffer among the ranks of one process".to_owned(),
-            detail: "one thread may drive them all: register those of all ranks at once, with DeviceComm::alloc_local"
-                .to_owned(),
-        })?;
-        if self.is_hosted() {
-            return ours.map(|_| Registration::none(&self.registry));
-        }
-        self.registry.meet(host, &self.layout, self.team.windows[self.rank], ours)
     }
 
     /// Nobody uses a window before all have mapped it.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, DeviceSlice, SyncOnDrop, sys};
 
 use super::comm::DeviceComm;
+use super::driver::cuda;
 use super::registry::{Registration, register_all};
 use super::window::Window;
 use crate::dtype::Element;
@@ -105,7 +106,8 @@ impl DeviceComm {
     /// calls; lengths may differ. For ranks of [`DeviceComm::local`]: [`DeviceComm::alloc_local`].
     ///
     /// It is a set-up step: it meets the other ranks and may wait for the device. From the first one on, large calls of this
-    /// communicator agree at their begin on whose buffers are registered.
+    /// communicator agree at their begin on whose buffers are registered. Where calls go through the hosts' memory, or ranks of several
+    /// processes have one GPU, it is memory like any other.
     ///
     /// # Errors
     /// [`Error::Cuda`] when the memory is not there, on this rank or (as [`Error::InvalidArgument`]) on another.
@@ -173,6 +175,38 @@ impl DeviceComm {
     /// As of any call that meets the other ranks.
     pub fn release(&self) -> Result<()> {
         self.meet_to_register(Ok(None)).map(drop)
+    }
+
+    /// How many calls of this rank, and messages sent and received, used registered buffers without slots so far. Waits for the
+    /// calls made.
+    ///
+    /// # Errors
+    /// As [`DeviceComm::synchronize`].
+    pub fn direct_calls(&self) -> Result<u64> {
+        let failed = |e| cuda("direct_calls", "reading the count", e);
+        self.synchronize()?;
+        if self.is_hosted() {
+            return Ok(0);
+        }
+        self.context().bind_to_thread().map_err(failed)?;
+        let mut count = [0u64];
+        let at = self.team.windows[self.rank()] + self.layout.direct_count() as u64;
+        // SAFETY: 8 bytes of our own window.
+        unsafe { cudarc::driver::result::memcpy_dtoh_sync(&mut count, at) }.map_err(failed)?;
+        Ok(count[0])
+    }
+
+    /// Meets the other ranks to register `ours`, or nothing.
+    fn meet_to_register(&self, ours: Result<Option<(u64, u64)>>) -> Result<Registration> {
+        let host = self.host().ok_or_else(|| Error::Unsupported {
+            what: "registering one rank's buffer among the ranks of one process".to_owned(),
+            detail: "one thread may drive them all: register those of all ranks at once, with DeviceComm::alloc_local"
+                .to_owned(),
+        })?;
+        if self.is_hosted() {
+            return ours.map(|_| Registration::none(self.registry()));
+        }
+        self.registry().meet(host, &self.layout, self.team.windows[self.rank()], ours)
     }
 
     fn memory<T>(&self, len: usize) -> Result<Window> {
