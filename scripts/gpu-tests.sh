@@ -20,7 +20,8 @@ build() {
     {
         cargo build --release --locked --message-format=json "${arguments[@]}"
         cargo test --release --locked --no-run --message-format=json "${arguments[@]}"
-        cargo test --release --locked --no-run --message-format=json -p tinynccl --test cuda --test cuda_driver --test cuda_faults --test cuda_hosted
+        cargo test --release --locked --no-run --message-format=json -p tinynccl --test cuda --test cuda_driver \
+            --test cuda_faults --test cuda_hosted --test cuda_registered
         cargo test --release --locked --no-run --message-format=json -p ddp-gpt --test gpu
     } |
         python3 -c '

@@ -199,7 +199,7 @@ fn choices(ranks: &[Rank], collective: Collective, bytes: usize, blocks: &[u32])
                 Protocol::TwoShot => collective == Collective::AllReduce && words <= 1000,
                 Protocol::Simple => true,
                 // Have tests of their own.
-                Protocol::Schedule(..) => false,
+                Protocol::Schedule(..) | Protocol::Direct => false,
             };
             if fits {
                 all.push(choice);

@@ -58,11 +58,14 @@ struct Options {
     /// stages, without NCCL; ranks may share GPUs then.
     #[arg(long)]
     path: Option<CudaPath>,
+    /// Takes buffers that are registered with the communicator; NCCL then also runs with windows of its own.
+    #[arg(long)]
+    registered: bool,
     /// Leaves NCCL out.
     #[arg(long)]
     alone: bool,
-    /// Tries these instead of what the library would choose: protocol and blocks, as `one-shot:8`, `two-shot:32`, `simple:64`, or
-    /// a schedule, as `ring:64` (protocol Simple) and `ring-ll:16`.
+    /// Tries these instead of what the library would choose: protocol and blocks, as `one-shot:8`, `two-shot:32`, `simple:64`,
+    /// `direct:128`, or a schedule, as `ring:64` (protocol Simple) and `ring-ll:16`.
     #[arg(long, value_delimiter = ',', value_parser = choice)]
     choices: Vec<Choice>,
     /// Schedules to try beside what the library chooses, as `ring,tree,double-tree`: in both protocols, with blocks by size.
@@ -102,6 +105,7 @@ fn choice(text: &str) -> Result<Choice, String> {
         "one-shot" => Protocol::OneShot,
         "two-shot" => Protocol::TwoShot,
         "simple" => Protocol::Simple,
+        "direct" => Protocol::Direct,
         _ => {
             let (name, framing) = match name.strip_suffix("-ll") {
                 Some(name) => (name, Framing::Ll),
@@ -176,17 +180,17 @@ fn run(options: &Options, comm: &Comm, device: &DeviceComm, peer: Option<&nccl::
     for &operation in &options.operation {
         let names = options.names();
         say(format!(
-            "\n{operation:?}\n| bytes | {} | chosen | busbw GB/s | NCCL us | busbw GB/s | NCCL / best |",
+            "\n{operation:?}\n| bytes | {} | chosen | busbw GB/s | NCCL us | NCCL registered us | busbw GB/s | NCCL / best |",
             names.join(" | ")
         ));
-        say(format!("|{}", "---|".repeat(names.len() + 6)));
+        say(format!("|{}", "---|".repeat(names.len() + 7)));
         let mut bytes = options.begin;
         while bytes <= options.end {
             let Some(task) = Task::new(operation, options.dtype, bytes, comm.size()) else {
                 bytes *= options.factor;
                 continue;
             };
-            let buffers = task.buffers(&stream, comm.rank())?;
+            let buffers = task.buffers(&stream, comm.rank(), options.registered.then_some(device))?;
             let timer = timing::Timer {
                 comm,
                 stream: &stream,
@@ -208,9 +212,19 @@ fn run(options: &Options, comm: &Comm, device: &DeviceComm, peer: Option<&nccl::
             device.set_choice(None);
             let chosen = device.choice(task.collective(), task.count * task.dtype.size());
             let theirs = match peer {
-                Some(peer) => timer.time(|| peer.enqueue(&stream, &task, &buffers))?,
+                Some(peer) => timer.time(|| peer.enqueue(&stream, &task, (buffers.input, buffers.output)))?,
                 None => f64::NAN,
             };
+            let registered = match peer {
+                Some(peer) if options.registered => {
+                    let windows = peer.windows(&stream, &task, &buffers)?;
+                    let [input, output] = windows.each_ref().map(nccl::Window::address);
+                    timer.time(|| peer.enqueue(&stream, &task, (input, output)))?
+                }
+                _ => f64::NAN,
+            };
+            let plain = theirs;
+            let theirs = theirs.min(registered); // of numbers: NAN counts for nothing
             // Of what the library chooses, if that is among them.
             let best = match options.choices.is_empty() {
                 true => ours[0],
@@ -218,12 +232,13 @@ fn run(options: &Options, comm: &Comm, device: &DeviceComm, peer: Option<&nccl::
             };
             let cells: Vec<String> = ours.iter().map(|t| format!("{:.2}", t * 1e6)).collect();
             say(format!(
-                "| {bytes} | {} | {}:{} | {:.1} | {:.2} | {:.1} | {:.2} |",
+                "| {bytes} | {} | {}:{} | {:.1} | {:.2} | {:.2} | {:.1} | {:.2} |",
                 cells.join(" | "),
                 chosen.protocol,
                 chosen.blocks,
                 task.busbw(best),
-                theirs * 1e6,
+                plain * 1e6,
+                registered * 1e6,
                 task.busbw(theirs),
                 theirs / best
             ));
