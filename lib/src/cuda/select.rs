@@ -79,27 +79,12 @@ const ONE_WAY_BLOCKS: usize = 64;
 /// Words that a block of an LL kernel handles: one per thread.
 const WORDS_PER_BLOCK: usize = super::call::THREADS as usize;
 
-/// Bytes from which a ring between two ranks beats the direct kernel; with more ranks nothing was measured.
-const RING: usize = 16 << 20;
-const RING_BLOCKS: usize = 128;
-
-/// The collectives that are carried out by a schedule: where it is measured to be faster, and where there is nothing else.
-fn scheduled(layout: &Layout, collective: Collective, bytes: usize) -> Option<Choice> {
-    let with = |algorithm, blocks| Choice { protocol: Protocol::Schedule(algorithm, Framing::Simple), blocks };
-    let one = Protocol::Schedule(Algorithm::Direct, Framing::Simple);
-    match collective {
-        Collective::AllReduce if layout.ranks == 2 && layout.channels >= RING_BLOCKS && bytes >= RING => {
-            Some(with(Algorithm::Ring, RING_BLOCKS as u32))
-        }
-        Collective::Gather | Collective::Scatter => Some(with(Algorithm::Direct, blocks(layout, one, bytes))),
-        _ => None,
-    }
-}
-
 /// `bytes` are those of the whole buffer for all_reduce, broadcast and reduce, of a segment for the others.
 pub(super) fn choose(layout: &Layout, collective: Collective, bytes: usize) -> Choice {
-    if let Some(choice) = scheduled(layout, collective, bytes) {
-        return choice;
+    if matches!(collective, Collective::Gather | Collective::Scatter) {
+        // There is no other kernel for them.
+        let protocol = Protocol::Schedule(Algorithm::Direct, Framing::Simple);
+        return Choice { protocol, blocks: blocks(layout, protocol, bytes) };
     }
     let preferred: &[Protocol] = match collective {
         Collective::AllReduce if bytes <= ALL_REDUCE_ONE_SHOT[usize::from(layout.ranks > 2)] => &[Protocol::OneShot],
@@ -175,19 +160,6 @@ mod tests {
                 }
             }
         }
-    }
-
-    #[test]
-    fn a_ring_only_where_it_was_measured() {
-        let chosen = |ranks, sharing, collective, bytes| {
-            choose(&Layout::new(ranks, sharing, &crate::Config::default()), collective, bytes).protocol
-        };
-        let ring = Protocol::Schedule(Algorithm::Ring, Framing::Simple);
-        assert_eq!(chosen(2, 1, Collective::AllReduce, 64 << 20), ring);
-        assert_ne!(chosen(2, 1, Collective::AllReduce, 8 << 20), ring);
-        assert_ne!(chosen(2, 2, Collective::AllReduce, 64 << 20), ring);
-        assert_ne!(chosen(4, 1, Collective::AllReduce, 64 << 20), ring);
-        assert!(matches!(chosen(4, 1, Collective::Gather, 8), Protocol::Schedule(Algorithm::Direct, _)));
     }
 
     #[test]
