@@ -86,7 +86,7 @@ impl Inner {
             plans.push(match unit {
                 Unit::Call(index) => self.plan(engine, &calls[*index])?,
                 Unit::Pack(pack) => {
-                    let key = CallKey { count: pack.count, ..calls[pack.calls[0]].key };
+                    let key = CallKey { count: pack.count, whole: pack.count, ..calls[pack.calls[0]].key };
                     let buffers = Buffers { input: packed, output: packed };
                     let (plan, header, buffers) = self.plan(engine, &Call { key, buffers, transfers: None })?;
                     // SAFETY: by the caller.

@@ -31,13 +31,14 @@ impl Call {
         count: usize,
         buffers: Buffers,
     ) -> Call {
-        let key = CallKey { collective, dtype, op, root, count, peer: 0 };
+        let key = CallKey { collective, dtype, op, root, count, whole: count, peer: 0 };
         Call { key, buffers, transfers: None }
     }
 
     /// A message from `sender` to `receiver`.
     pub(super) fn message(dtype: DType, sender: usize, receiver: usize, count: usize, buffers: Buffers) -> Call {
-        let key = CallKey { collective: Collective::SendRecv, dtype, op: None, root: sender, count, peer: receiver };
+        let collective = Collective::SendRecv;
+        let key = CallKey { collective, dtype, op: None, root: sender, count, whole: count, peer: receiver };
         Call { key, buffers, transfers: None }
     }
 }

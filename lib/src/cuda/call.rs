@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, sys};
 
-use super::comm::DeviceComm;
+use super::buffers::{self, Buffer};
+use super::comm::{Carrier, DeviceComm};
 use super::driver::cuda;
 use super::kernels::Kernel;
 use super::phased::Traffic;
-use super::select::{self, Choice};
+use super::select::{self, Choice, Protocol};
 use super::window::MAX_RANKS;
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, Result};
@@ -71,7 +72,7 @@ pub(super) struct Signature(pub(super) u64);
 const COUNT_BITS: u32 = 40;
 
 impl Signature {
-    fn new(call: &Call) -> Signature {
+    pub(super) fn new(call: &Call) -> Signature {
         let op = if call.collective.reduces() { call.op as u64 } else { 0 };
         let kind = call.collective as u64 | (call.dtype as u64) << 8 | op << 12 | (call.root as u64) << 16;
         Signature(kind << COUNT_BITS | call.count as u64 & ((1 << COUNT_BITS) - 1))
@@ -138,7 +139,7 @@ impl DeviceComm {
     /// and untouched by others until the stream has run the call. `stream` must be of this device, and stay so until the next
     /// call of this communicator.
     pub unsafe fn enqueue(&self, stream: impl Into<Stream>, call: &Call) -> Result<()> {
-        let choice = self.choice(call.collective, call.count * call.dtype.size());
+        let choice = self.choice(call.collective, call.count.saturating_mul(call.dtype.size()));
         // SAFETY: forwarded from the caller.
         unsafe { self.enqueue_as(stream, call, choice) }
     }
@@ -154,13 +155,26 @@ impl DeviceComm {
         if call.root >= self.size() {
             return Err(Error::invalid(op, format!("root is {}, expected a rank below {}", call.root, self.size())));
         }
+        let used = buffers::of(call, self.rank(), self.size())?;
+        self.check_memory(op, stream.handle(), &used)?;
         let bytes = (call.count * call.dtype.size()) as u64;
         if self.size() == 1 {
             return self.alone(stream.handle(), call, bytes as usize);
         }
-        if self.phased {
+        if let Carrier::Phased(_) = self.carrier {
             // SAFETY: forwarded from the caller.
             return unsafe { self.enqueue_in_phases(stream, call) };
+        }
+        if let Carrier::Hosted(hosted) = &self.carrier {
+            let route = hosted.route(call).ok_or_else(|| unsupported(call.collective))?;
+            let handle = stream.handle();
+            let _order = self.order(stream)?;
+            // SAFETY: forwarded from the caller.
+            return unsafe { hosted.enqueue(op, self.context(), handle, &route) };
+        }
+        if let Protocol::Schedule(algorithm, framing) = choice.protocol {
+            // SAFETY: forwarded from the caller.
+            return unsafe { self.enqueue_schedule(stream, call, algorithm, framing, choice.blocks) };
         }
         if !select::fits(&self.layout, call.collective, choice, bytes as usize) {
             return Err(Error::invalid(op, format!("{bytes} bytes do not fit {choice:?}")));
@@ -209,6 +223,13 @@ impl DeviceComm {
                 ));
             }
         }
+        if to.is_none() && from.is_none() {
+            return Ok(());
+        }
+        let buffer = |name, one: Option<(u64, usize, usize)>| {
+            one.filter(|one| one.1 > 0).map(|(at, bytes, _)| Buffer { name, at, bytes: bytes as u64, element: 1 })
+        };
+        self.check_memory(op, stream.handle(), &[buffer("message sent", to), buffer("message received", from)])?;
         let message = |one: Option<(u64, usize, usize)>| {
             let (at, bytes, peer) = one.unwrap_or((0, 0, self.size()));
             let channels = one.map_or(0, |_| select::pair_channels(&self.layout, bytes as u64));
@@ -227,10 +248,11 @@ impl DeviceComm {
             input: 0,
             output: 0,
         };
-        if to.is_none() && from.is_none() {
-            return Ok(());
+        if let Carrier::Hosted(hosted) = &self.carrier {
+            // SAFETY: forwarded from the caller.
+            return unsafe { hosted.enqueue(op, self.context(), handle, &hosted.pair(to, from)) };
         }
-        if self.phased {
+        if let Carrier::Phased(_) = self.carrier {
             let number = order.number;
             let team = self.team(Signature::new(&call).0, number);
             return self.in_phases(handle, &mut order.filled, number, &call, &Traffic::pair(to, from), team);
@@ -275,12 +297,12 @@ impl DeviceComm {
             .map_err(|e| cuda(call.collective.name(), "copying on the device", e))
     }
 
-    fn team(&self, call: u64, number: u32) -> Team {
+    pub(super) fn team(&self, call: u64, number: u32) -> Team {
         Team { call, number, ..self.team }
     }
 }
 
-fn unsupported(collective: Collective) -> Error {
+pub(super) fn unsupported(collective: Collective) -> Error {
     Error::Unsupported {
         what: format!("{collective} on the device"),
         detail: "use the host's communicator, or all_gather or all_to_all".to_owned(),

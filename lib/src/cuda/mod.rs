@@ -8,20 +8,27 @@
 //! Nothing of CUDA is needed to build this. The driver is opened at run time; the kernels are CUDA C, compiled by NVRTC when
 //! they are first used and kept in the user's cache.
 
+mod buffers;
 mod call;
 mod collectives;
 mod comm;
 mod compile;
 mod driver;
+mod hosted;
 mod kernels;
+mod path;
+mod path_check;
 mod peers;
 mod phased;
+mod program;
 mod report;
+mod schedules;
 mod select;
 mod window;
 
 pub use call::{Call, Stream};
 pub use comm::DeviceComm;
 pub(crate) use driver::cuda;
-pub use driver::{available, device_count};
-pub use select::{Choice, Protocol};
+pub use driver::{available, device_count, open};
+pub use path::Path;
+pub use select::{Choice, Framing, Protocol};

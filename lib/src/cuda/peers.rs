@@ -6,7 +6,8 @@ use cudarc::driver::{CudaContext, sys};
 use serde::{Deserialize, Serialize};
 
 use super::driver::cuda;
-use super::window::{Layout, Window};
+use super::window::{Layout, MAX_RANKS, Window};
+use crate::comm::Comm;
 use crate::error::{Error, Result};
 
 /// Where a rank is.
@@ -17,18 +18,27 @@ pub(super) struct Place {
     /// Of the GPU: two ranks may have the same.
     uuid: Vec<u8>,
     name: String,
+    pub(super) multiprocessors: usize,
 }
 
 impl Place {
     pub(super) fn of(context: &Arc<CudaContext>) -> Result<Place> {
         let failed = |e| cuda("DeviceComm", "describing this rank's device", e);
         context.bind_to_thread().map_err(failed)?;
+        let multiprocessors =
+            context.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT).map_err(failed)?;
         Ok(Place {
             process: std::process::id(),
             device: context.ordinal(),
             uuid: context.uuid().map_err(failed)?.bytes.iter().map(|&b| b as u8).collect(),
             name: context.name().map_err(failed)?,
+            multiprocessors: usize::try_from(multiprocessors).unwrap_or(1),
         })
+    }
+
+    /// For people.
+    pub(super) fn gpu(&self) -> String {
+        format!("GPU {}, {}", self.device, self.name)
     }
 
     pub(super) fn same_device(&self, other: &Place) -> bool {
@@ -63,6 +73,73 @@ impl Introduction {
             bytes: window.bytes,
             handle: handle.reserved.iter().map(|&b| b as u8).collect(),
         })
+    }
+}
+
+/// The windows of all ranks, as this device sees them.
+#[derive(Debug)]
+pub(super) struct Mapped {
+    pub(super) layout: Layout,
+    /// Ranks of several processes have the same GPU.
+    pub(super) shares_gpu: bool,
+    pub(super) addresses: [u64; MAX_RANKS],
+    /// What each rank's GPU is called.
+    pub(super) gpus: Vec<String>,
+    // Peers' windows are unmapped before ours is freed.
+    pub(super) peers: Vec<Peer>,
+    pub(super) window: Window,
+}
+
+impl Mapped {
+    /// Offers this rank's window and maps the others'. The inner error says why that does not work, on all ranks the same.
+    pub(super) fn open(host: &Comm, context: &Arc<CudaContext>) -> Result<Result<Mapped, String>> {
+        let place = Place::of(context)?;
+        let places: Vec<Place> = host.exchange("DeviceComm: device", &place)?;
+        let shares_gpu =
+            places.iter().enumerate().any(|(i, a)| places[..i].iter().any(|b| a.same_device(b) && !a.same_process(b)));
+        let most = |one: &Place| places.iter().filter(|other| one.same_device(other)).count();
+        // In phases, nobody waits for another's blocks.
+        let sharing = if shares_gpu { 1 } else { places.iter().map(most).max().unwrap_or(1) };
+        let multiprocessors = places.iter().map(|place| place.multiprocessors).min().unwrap_or(1);
+        let layout = Layout::resident(host.size(), sharing, multiprocessors, host.config())?;
+        let gpus = places.iter().map(Place::gpu).collect();
+        let offer = Window::new(context, layout.bytes())
+            .and_then(|window| Introduction::new(place, &window).map(|introduction| (window, introduction)));
+        let offered = offer.as_ref().map(|(_, introduction)| introduction.clone()).map_err(ToString::to_string);
+        let all: Vec<Result<Introduction, String>> = host.exchange("DeviceComm: window", &offered)?;
+        let mapped = match offer {
+            Ok((window, ours)) => Mapped::all(host.rank(), context, (layout, shares_gpu, gpus), window, &ours, &all),
+            Err(error) => Err(error.to_string()),
+        };
+        let verdict = mapped.as_ref().map(|_| ()).map_err(Clone::clone);
+        let verdicts: Vec<Result<(), String>> = host.exchange("DeviceComm: reach", &verdict)?;
+        Ok(match verdicts.into_iter().find_map(Result::err) {
+            Some(why) => Err(why),
+            None => mapped,
+        })
+    }
+
+    fn all(
+        rank: usize,
+        context: &Arc<CudaContext>,
+        (layout, shares_gpu, gpus): (Layout, bool, Vec<String>),
+        window: Window,
+        ours: &Introduction,
+        all: &[Result<Introduction, String>],
+    ) -> Result<Mapped, String> {
+        let mut addresses = [0; MAX_RANKS];
+        let mut peers = Vec::new();
+        for (peer, theirs) in all.iter().enumerate() {
+            if peer == rank {
+                addresses[peer] = window.address;
+                continue;
+            }
+            let theirs = theirs.as_ref().map_err(|why| format!("rank {peer} has no window: {why}"))?;
+            let opened = Peer::open(context, &layout, (rank, peer), ours, theirs).map_err(|e| e.to_string())?;
+            addresses[peer] = opened.address;
+            peers.push(opened);
+        }
+        Ok(Mapped { layout, shares_gpu, addresses, gpus, peers, window })
     }
 }
 

@@ -6,6 +6,7 @@
 //! flags     per FIFO: tail (slots filled), head (slots freed), 32 bytes apart
 //! lines     per channel, set and sender: LL lines of 16 bytes (8 of data beside their flags)
 //! slots     per kind, channel and sender: the slots of a FIFO
+//! scratch   of a schedule: partial sums                   (ours alone)
 //! ```
 //! A *channel* is a block of a kernel. `kernels/team.cuh` computes the same places.
 
@@ -15,8 +16,9 @@ use cudarc::driver::{CudaContext, result, sys};
 
 use super::driver::cuda;
 use super::phased::{AREAS, area_bytes};
+use super::program::MAX_STEPS;
 use crate::config::Config;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Ranks at most: the GPUs that one NVLink domain of a host joins directly.
 pub(super) const MAX_RANKS: usize = 8;
@@ -26,6 +28,8 @@ const KINDS: usize = 3;
 const FLAG_BYTES: usize = 32;
 /// 4 for each channel that there may be.
 const EPOCH_BYTES: usize = 512;
+/// Enough for a window of any schedule but the largest, which are cut smaller.
+pub(super) const SCRATCH_BYTES: usize = 16 << 20;
 
 /// Sizes of a window's parts; the same on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,6 +57,28 @@ impl Layout {
         }
     }
 
+    /// [`Layout::new`] for GPUs of which the smallest has so many multiprocessors: fewer blocks where they would not all be
+    /// resident, each on a multiprocessor of its own.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] when so many ranks cannot share such a GPU.
+    pub(super) fn resident(ranks: usize, sharing: usize, multiprocessors: usize, config: &Config) -> Result<Layout> {
+        let most = config.cuda_blocks.min(multiprocessors);
+        let layout = Layout::new(ranks, sharing, &Config { cuda_blocks: most, ..config.clone() });
+        if sharing > 1 && layout.channels * sharing > multiprocessors {
+            return Err(Error::Unsupported {
+                what: format!("a GPU of {multiprocessors} multiprocessors for {sharing} ranks of one process"),
+                detail: format!(
+                    "their kernels wait for each other and must run at the same time, with {} blocks each: expected at most {} \
+                     ranks on it; start the others as processes",
+                    layout.channels,
+                    multiprocessors / layout.channels
+                ),
+            });
+        }
+        Ok(layout)
+    }
+
     pub(super) fn bytes(&self) -> usize {
         let fifos = KINDS * self.channels * MAX_RANKS;
         EPOCH_BYTES
@@ -60,9 +86,10 @@ impl Layout {
             + FLAG_BYTES * 2 * fifos
             + 16 * self.channels * 2 * self.ranks * (self.lines + 1)
             + self.slot_memory()
+            + SCRATCH_BYTES
     }
 
-    /// Bytes of all slots, the last part.
+    /// Bytes of all slots.
     pub(super) fn slot_memory(&self) -> usize {
         KINDS * self.channels * self.ranks * self.slots * self.slot_bytes
     }
@@ -87,6 +114,7 @@ impl Layout {
             ("AREAS", AREAS),
             ("AREA_BYTES", area_bytes(self)),
             ("KINDS", KINDS),
+            ("MAX_STEPS", MAX_STEPS),
             ("SCATTER", 0),
             ("GATHER", 1),
             ("PAIR", 2),
@@ -109,7 +137,18 @@ pub(super) struct Window {
 impl Window {
     /// Allocates and clears.
     pub(super) fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Window> {
-        let failed = |e| cuda("DeviceComm", format!("allocating a window of {} MiB", bytes >> 20), e);
+        let failed = |e| {
+            let (wanted, device) = (bytes.div_ceil(1 << 20), context.ordinal());
+            let room = result::mem_get_info().map_or_else(
+                |_| String::new(),
+                |(free, all)| format!(", {} of {} MiB are free", free >> 20, all >> 20),
+            );
+            let detail = format!(
+                "allocating {wanted} MiB of GPU {device} for a window{room} (fewer TINYNCCL_CUDA_BLOCKS or a smaller \
+                 TINYNCCL_CUDA_SLOT take less)"
+            );
+            cuda("DeviceComm", detail, e)
+        };
         context.bind_to_thread().map_err(failed)?;
         // SAFETY: allocates; the address is freed once, by `drop`.
         let address = unsafe { result::malloc_sync(bytes) }.map_err(failed)?;
@@ -135,6 +174,20 @@ impl Drop for Window {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn blocks_of_ranks_that_share_a_gpu_are_all_resident() {
+        let config = Config::default();
+        for multiprocessors in [16, 46, 80, 132] {
+            for (ranks, sharing) in [(2, 1), (2, 2), (8, 4), (8, 8)] {
+                let layout = Layout::resident(ranks, sharing, multiprocessors, &config).unwrap();
+                assert!(layout.channels * sharing <= multiprocessors, "{layout:?} on {multiprocessors}");
+            }
+        }
+        assert_eq!(Layout::resident(4, 2, 132, &config).unwrap(), Layout::new(4, 2, &config));
+        let error = Layout::resident(8, 8, 14, &config).unwrap_err().to_string();
+        assert!(error.contains("14 multiprocessors for 8 ranks") && error.contains("at most 7 ranks"), "{error}");
+    }
 
     #[test]
     fn lines_and_slots_are_aligned() {

@@ -39,6 +39,9 @@ impl Supervisor for Alone {
     fn left(&self, _: &Header, peer: usize) -> Error {
         Error::invalid("test", format!("rank {peer} left"))
     }
+    fn interrupted(&self, header: &Header) -> Error {
+        Error::invalid("test", format!("{header} was interrupted"))
+    }
     fn mismatch(&self, _: usize, ours: Header, theirs: Header) -> Error {
         Error::invalid("test", format!("{ours} and {theirs}"))
     }
@@ -76,6 +79,7 @@ fn lanes_in_different_windows_do_not_share_scratch_memory() {
         op: Some(ReduceOp::Sum),
         root: 0,
         count: COUNT,
+        whole: COUNT,
         peer: 0,
     };
     let header = key.header(0, Algorithm::Direct);

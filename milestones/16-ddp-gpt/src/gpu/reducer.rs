@@ -73,7 +73,7 @@ impl Reducer for Device<'_> {
     }
 
     fn captures(&self) -> bool {
-        !self.comm.shares_gpu()
+        self.comm.path().captures()
     }
 
     fn average(&self, stream: &Arc<CudaStream>, at: u64, count: usize) -> Result<()> {
