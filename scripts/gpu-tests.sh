@@ -19,7 +19,7 @@ build() {
     {
         cargo build --release --locked --message-format=json "${arguments[@]}"
         cargo test --release --locked --no-run --message-format=json "${arguments[@]}"
-        cargo test --release --locked --no-run --message-format=json -p tinynccl --test cuda --test cuda_faults
+        cargo test --release --locked --no-run --message-format=json -p tinynccl --test cuda --test cuda_faults --test process_group
         cargo test --release --locked --no-run --message-format=json -p ddp-gpt --test gpu
     } |
         python3 -c '
