@@ -1,7 +1,7 @@
 #!/bin/sh
 # Installs the optional things that some tests and comparisons use. Nothing here is needed to build or to train.
 #
-#   scripts/setup.sh --mpi        Open MPI (mpirun), through apt-get, as root
+#   scripts/setup.sh --mpi        Open MPI, and what the feature `mpi` is built with, through apt-get, as root
 #   scripts/setup.sh --verbs      what the feature `verbs` is built with and scripts/rxe-vm.sh runs on, through apt-get, as root
 #   scripts/setup.sh --deny       cargo-deny, the licence and source checker, through cargo (about two minutes)
 #
@@ -35,8 +35,11 @@ install() {
 }
 
 mpi() {
-    have mpirun && { say "mpirun is there: $(mpirun --version 2>/dev/null | head -n 1)"; return 0; }
-    install openmpi-bin
+    if have mpirun && have mpicc && [ -n "$(find /usr/lib -name 'libclang*.so*' -print -quit 2>/dev/null)" ]; then
+        say "mpirun is there: $(mpirun --version 2>/dev/null | head -n 1)"
+        return 0
+    fi
+    install openmpi-bin libopenmpi-dev libclang-dev
 }
 
 # Headers and tools to build with; the emulator and what goes into its machine; the tools of the field to run in it.
