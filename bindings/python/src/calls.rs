@@ -14,11 +14,28 @@ use crate::memory::{Device, Kind, Memory, memory, type_name};
 #[derive(Debug, Clone)]
 pub(crate) enum What {
     /// As [`RawCall::collective`] counts.
-    Even { collective: Collective, op: ReduceOp, root: usize, count: usize },
-    Send { peer: usize, count: usize },
-    Recv { peer: usize, count: usize },
-    AllToAllV { send: Vec<Range<usize>>, recv: Vec<Range<usize>> },
-    AllGatherV { count: usize, recv: Vec<Range<usize>> },
+    Even {
+        collective: Collective,
+        op: ReduceOp,
+        root: usize,
+        count: usize,
+    },
+    Send {
+        peer: usize,
+        count: usize,
+    },
+    Recv {
+        peer: usize,
+        count: usize,
+    },
+    AllToAllV {
+        send: Vec<Range<usize>>,
+        recv: Vec<Range<usize>>,
+    },
+    AllGatherV {
+        count: usize,
+        recv: Vec<Range<usize>>,
+    },
 }
 
 /// A call that can be made.
@@ -195,9 +212,9 @@ impl Asker<'_> {
             (Collective::ReduceScatter | Collective::Scatter, Some(input), Some(output)) => {
                 segments(input, output, "input")
             }
-            (_, Some(input), Some(output)) if input != output => Err(self.refuse(format!(
-                "the input has {input} elements, the output {output}: expected equal lengths"
-            ))),
+            (_, Some(input), Some(output)) if input != output => {
+                Err(self.refuse(format!("the input has {input} elements, the output {output}: expected equal lengths")))
+            }
             (Collective::AllToAll, Some(input), _) if !input.is_multiple_of(n) => {
                 Err(self.refuse(format!("{input} elements, expected a multiple of the world size {n}")))
             }

@@ -250,10 +250,7 @@ fn config(py: Python<'_>, timeout: Option<f64>, transport: Option<&str>) -> PyRe
 }
 
 /// Waits for a thread of its own, so that a signal ends the wait; the thread ends at its own deadline.
-fn joining(
-    py: Python<'_>,
-    join: impl FnOnce() -> Result<tinynccl::Comm> + Send + 'static,
-) -> PyResult<tinynccl::Comm> {
+fn joining(py: Python<'_>, join: impl FnOnce() -> Result<tinynccl::Comm> + Send + 'static) -> PyResult<tinynccl::Comm> {
     let (sender, receiver) = channel();
     let receiver = Mutex::new(receiver);
     std::thread::Builder::new()
@@ -261,7 +258,9 @@ fn joining(
         .spawn(move || sender.send(join()))
         .map_err(|e| raise(py, &Error::io("Comm", "starting a thread", &e)))?;
     loop {
-        match py.detach(|| receiver.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(Duration::from_millis(50))) {
+        match py
+            .detach(|| receiver.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(Duration::from_millis(50)))
+        {
             Ok(outcome) => return outcome.map_err(|e| raise(py, &e)),
             Err(RecvTimeoutError::Timeout) => py.check_signals()?,
             Err(RecvTimeoutError::Disconnected) => {
@@ -434,9 +433,7 @@ impl Comm {
     ) -> PyResult<Option<Work>> {
         let asker = self.asker(py, "all_to_all");
         match (send_counts, recv_counts) {
-            (None, None) => {
-                self.even(py, Collective::AllToAll, None, 0, Some(input), Some(output), async_op, stream)
-            }
+            (None, None) => self.even(py, Collective::AllToAll, None, 0, Some(input), Some(output), async_op, stream),
             (Some(send), Some(recv)) => {
                 let call = asker.uneven(input, Some(&send), output, &recv)?;
                 self.make(py, call, async_op, stream)

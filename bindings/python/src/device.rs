@@ -88,7 +88,8 @@ impl Gpu {
                             let input = if input == 0 { output } else { input };
                             let output = if output == 0 { input } else { output };
                             let dtype = call.dtype;
-                            self.comm.enqueue(stream, &cuda::Call { collective, dtype, op, root, count, input, output })?;
+                            self.comm
+                                .enqueue(stream, &cuda::Call { collective, dtype, op, root, count, input, output })?;
                         }
                     }
                 },

@@ -5,9 +5,9 @@ use std::fmt;
 
 use pyo3::exceptions::{PyBufferError, PyTypeError};
 use pyo3::ffi;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
-use pyo3::intern;
 use tinynccl::DType;
 
 use crate::torch;
@@ -197,7 +197,9 @@ fn from_cuda_interface(object: &Bound<'_, PyAny>, interface: &Bound<'_, PyAny>) 
         let mut next = kind.size() as isize;
         for (&length, &stride) in shape.iter().zip(&strides).rev() {
             if length > 1 && stride != next {
-                return Err(PyTypeError::new_err(format!("an array of strides {strides:?} is not contiguous in memory")));
+                return Err(PyTypeError::new_err(format!(
+                    "an array of strides {strides:?} is not contiguous in memory"
+                )));
             }
             next *= length as isize;
         }

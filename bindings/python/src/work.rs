@@ -121,7 +121,8 @@ impl Work {
                     rank: self.rank,
                     waited: timeout,
                     missing: Vec::new(),
-                    detail: "the call is still in flight; its own deadline is that of the communicator (timeout=)".to_owned(),
+                    detail: "the call is still in flight; its own deadline is that of the communicator (timeout=)"
+                        .to_owned(),
                 };
                 return Err(raise(py, &error));
             }

@@ -135,8 +135,9 @@ impl RawCall {
         let (input, output) = (self.input as usize, self.output as usize);
         for (which, at, len) in [("input", input, reads), ("output", output, writes)] {
             if len > 0 && (at == 0 || !at.is_multiple_of(elem)) {
-                let detail =
-                    format!("rank {rank}: the {which} is at {at:#x}, expected an address that is aligned to {elem} bytes");
+                let detail = format!(
+                    "rank {rank}: the {which} is at {at:#x}, expected an address that is aligned to {elem} bytes"
+                );
                 return Err(Error::invalid(self.name(), detail));
             }
         }
@@ -174,9 +175,7 @@ impl Inner {
                 self.peer_in_range(name, "peer", peer)?;
                 Ok(Call::message(raw.dtype, peer, rank, count, buffers))
             }
-            What::AllToAllV { send, recv } => {
-                self.all_to_all_v_of(raw.dtype, (reads, send), (writes, recv), buffers)
-            }
+            What::AllToAllV { send, recv } => self.all_to_all_v_of(raw.dtype, (reads, send), (writes, recv), buffers),
             What::AllGatherV { recv, .. } => self.all_gather_v_of(raw.dtype, reads, (writes, recv), buffers),
             What::Even { collective: Collective::SendRecv, .. } => {
                 Err(Error::invalid(name, "not a collective: make the call with RawCall::send or RawCall::recv"))
@@ -198,7 +197,8 @@ impl Inner {
     /// As [`Comm::run_raw`].
     unsafe fn calls_of(&self, raw: &[RawCall]) -> Result<Vec<Call>> {
         let rank = self.state.rank;
-        let to_self = |raw: &&RawCall| matches!(raw.what, What::Send { peer, .. } | What::Recv { peer, .. } if peer == rank);
+        let to_self =
+            |raw: &&RawCall| matches!(raw.what, What::Send { peer, .. } | What::Recv { peer, .. } if peer == rank);
         let calls = raw.iter().filter(|raw| !to_self(raw)).map(|raw| self.call_of(raw)).collect::<Result<Vec<_>>>()?;
         let own = |sends: bool| {
             let mine = raw.iter().filter(to_self);
@@ -215,10 +215,8 @@ impl Inner {
         for (send, recv) in own(true).zip(own(false)) {
             let (sent, received) = (send.lengths(rank, 1).0, recv.lengths(rank, 1).1);
             if (send.dtype, sent) != (recv.dtype, received) {
-                let detail = format!(
-                    "rank {rank} sends {sent} {} to itself but receives {received} {}",
-                    send.dtype, recv.dtype
-                );
+                let detail =
+                    format!("rank {rank} sends {sent} {} to itself but receives {received} {}", send.dtype, recv.dtype);
                 return Err(Error::invalid("send/recv", detail));
             }
             send.check(rank, 1)?;

@@ -71,7 +71,8 @@ mod tests {
 
     #[test]
     fn finds_the_library_in_cargos_messages() {
-        let messages = r#"{"reason":"compiler-artifact","filenames":["/a/target/release/libtinynccl_python.so"],"x":1}"#;
+        let messages =
+            r#"{"reason":"compiler-artifact","filenames":["/a/target/release/libtinynccl_python.so"],"x":1}"#;
         assert_eq!(library(messages), Some(PathBuf::from("/a/target/release/libtinynccl_python.so")));
         assert_eq!(library("{}"), None);
     }
