@@ -369,16 +369,15 @@ class ProcessGroup(c10d.ProcessGroup):
             stream = self._streams[device] = torch.cuda.Stream(device, priority=-1)
         return stream
 
-    def _run(self, call, tensors, result, make, finish=None):
-        """Makes calls over ``tensors``: ``make`` gets keyword arguments for the communicator and returns a work or several."""
+    def _run(self, call, tensors, result, make, finish=None, scratch=()):
+        """Makes calls over ``tensors`` and memory of ours: ``make`` gets keyword arguments for the communicator and returns a work."""
         self._number += 1
         device = self._check(call, tensors)
         if device.type == "cuda":
             self._flush()
-            work = self._on_stream(device, tensors, result, make, finish)
+            work = self._on_stream(device, [*tensors, *scratch], result, make, finish)
         else:
-            works = make(async_op=True)
-            work = Work(works if isinstance(works, list) else [works], result, finish)
+            work = Work([make(async_op=True)], result, finish)
         return work._keep(self._kept)
 
     def _on_stream(self, device, tensors, result, make, finish=None):
@@ -475,6 +474,7 @@ class ProcessGroup(c10d.ProcessGroup):
                 result,
                 lambda **how: self._comm.all_gather(input, flat, **how),
                 lambda: _spread(flat, parts),
+                [flat],
             )
         # Lengths that differ.
         flat = torch.empty(sum(part.numel() for part in parts), dtype=input.dtype, device=input.device)
@@ -485,6 +485,7 @@ class ProcessGroup(c10d.ProcessGroup):
             result,
             lambda **how: self._comm.all_gather(input, flat, counts, **how),
             lambda: _spread(flat, parts),
+            [flat],
         )
 
     def allgather_coalesced(self, outputs, inputs, opts=None):
@@ -499,7 +500,7 @@ class ProcessGroup(c10d.ProcessGroup):
             for input, flat in zip(inputs, flats):
                 self._comm.all_gather(input, flat)
 
-        return self._run("all_gather", list(inputs), outputs, lambda **how: self._group(calls, **how), finish)
+        return self._run("all_gather", list(inputs), outputs, lambda **how: self._group(calls, **how), finish, flats)
 
     def _reduce_scatter_base(self, output, input, opts=None):
         op = _operator(opts, self._rank, "reduce_scatter")
@@ -562,6 +563,7 @@ class ProcessGroup(c10d.ProcessGroup):
             [output, *parts],
             outputs,
             lambda **how: self._comm.reduce_scatter(_real(flat), _real(output), op, **how),
+            scratch=[flat],
         )
 
     def gather(self, outputs, inputs, opts=None):
@@ -580,6 +582,7 @@ class ProcessGroup(c10d.ProcessGroup):
             outputs,
             lambda **how: self._comm.gather(input, flat, root, **how),
             lambda: _spread(flat, parts),
+            [flat],
         )
 
     def scatter(self, outputs, inputs, opts=None):
@@ -593,7 +596,11 @@ class ProcessGroup(c10d.ProcessGroup):
         self._like("scatter", parts, output, lengths=True)
         flat = torch.cat([part.reshape(-1) for part in parts])
         return self._run(
-            "scatter", [output, *parts], outputs, lambda **how: self._comm.scatter(flat, output, root, **how)
+            "scatter",
+            [output, *parts],
+            outputs,
+            lambda **how: self._comm.scatter(flat, output, root, **how),
+            scratch=[flat],
         )
 
     def alltoall_base(self, output, input, output_splits=None, input_splits=None, opts=None):
@@ -629,6 +636,7 @@ class ProcessGroup(c10d.ProcessGroup):
             outputs,
             lambda **how: self._comm.all_to_all(flat_in, flat_out, send, recv, **how),
             lambda: _spread(flat_out, outputs),
+            [flat_in, flat_out],
         )
 
     def barrier(self, opts=None):
