@@ -4,6 +4,7 @@
 #   scripts/gpu-tests.sh build     here: programs and test programs into out/gpu (stripped; copy it with the checkout)
 #   scripts/gpu-tests.sh run       there: runs them all, from the checkout's root; exit status 1 if one fails
 #   scripts/gpu-tests.sh           both, on a machine that has everything
+#   scripts/gpu-tests.sh sanitize  there: NVIDIA's compute-sanitizer over every kernel of the collectives, at small sizes
 #
 # A test that finds no GPU says SKIPPED, and `run` fails then. What needs RDMA or a dmabuf beside it may be skipped.
 set -eu -o pipefail
@@ -19,7 +20,8 @@ build() {
     {
         cargo build --release --locked --message-format=json "${arguments[@]}"
         cargo test --release --locked --no-run --message-format=json "${arguments[@]}"
-        cargo test --release --locked --no-run --message-format=json -p tinynccl --test cuda
+        cargo test --release --locked --no-run --message-format=json -p tinynccl --test cuda --test cuda_driver \
+            --test cuda_faults --test cuda_hosted --test cuda_registered
         cargo test --release --locked --no-run --message-format=json -p ddp-gpt --test gpu
     } |
         python3 -c '
@@ -45,9 +47,12 @@ run() {
     export CUDA_VEC_ADD=$PWD/$out/cuda-vec-add CUDA_VERBS_PROGRAM=$PWD/$out/cuda-verbs
     export ALLREDUCE_GPU=$PWD/$out/allreduce-gpu DDP_GPU=$PWD/$out/ddp-gpu DDP_GPT=$PWD/$out/ddp-gpt
     log=$(mktemp)
-    for test in "$out"/*.test; do
-        echo "== ${test##*/}"
-        "$test" 2>&1 | tee "$log" || failed+=("${test##*/}")
+    # The last ones once more, through the hosts' memory.
+    for test in "$out"/*.test hosted:"$out"/lib.cuda.test hosted:"$out"/lib.cuda_faults.test; do
+        local path=auto
+        if [[ $test == hosted:* ]]; then path=hosted test=${test#hosted:}; fi
+        echo "== ${test##*/} (path: $path)"
+        TINYNCCL_CUDA_PATH=$path "$test" 2>&1 | tee "$log" || failed+=("${test##*/} (path: $path)")
         if grep -Eq '^SKIPPED.*(GPU|libcuda|libnvrtc)' "$log"; then failed+=("${test##*/} (skipped)"); fi
     done
     rm -f "$log"
@@ -58,9 +63,42 @@ run() {
     echo "all passed"
 }
 
+# Every kernel, by ranks of one process on one GPU and on two, and in phases by two processes on one.
+sanitize() {
+    local tool test failed=() log
+    if ! command -v compute-sanitizer > /dev/null; then
+        echo "SKIPPED: compute-sanitizer is not here; it comes with the CUDA toolkit" >&2
+        return 1
+    fi
+    log=$(mktemp)
+    # A tool that finds nothing where there is something would find nothing anywhere.
+    compute-sanitizer "$out/cuda-vec-add" fault address > "$log" 2>&1 || true
+    if ! grep -q 'Invalid __global__' "$log"; then
+        cat "$log"
+        failed+=("memcheck does not see a wrong address")
+    fi
+    export RUST_TEST_THREADS=1
+    for tool in memcheck racecheck synccheck; do
+        for test in kernels::every_kernel_on_one_gpu kernels::every_kernel_on_two_gpus \
+            processes::every_kernel_of_processes_that_share_a_gpu; do
+            echo "== $tool: $test"
+            compute-sanitizer --tool $tool --target-processes all --error-exitcode 1 \
+                "$out/tinynccl.cuda_faults.test" --exact $test 2>&1 | tee "$log" || failed+=("$tool: $test")
+            if grep -q '^SKIPPED' "$log" || ! grep -q '1 passed' "$log"; then failed+=("$tool: $test (not run)"); fi
+        done
+    done
+    rm -f "$log"
+    if ((${#failed[@]})); then
+        printf 'FAILED: %s\n' "${failed[@]}"
+        return 1
+    fi
+    echo "all clean"
+}
+
 case ${1-} in
     build) build ;;
     run) run ;;
+    sanitize) sanitize ;;
     '') build && run ;;
-    *) sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+    *) sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac

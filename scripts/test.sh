@@ -34,7 +34,7 @@ fi
 
 have mpirun || say "SKIPPED: starting ranks by mpirun, as mpirun is not installed (scripts/setup.sh --mpi)"
 # The same two that the test tries: Debian's package belongs to /usr/bin/python3, which another python3 may hide.
-python3 -c 'import torch' 2>/dev/null || /usr/bin/python3 -c 'import torch' 2>/dev/null ||
+python3 -c 'import torch, numpy' 2>/dev/null || /usr/bin/python3 -c 'import torch, numpy' 2>/dev/null ||
     say "SKIPPED: comparison of gradients with PyTorch, as no python3 can import torch (apt-get install python3-torch)"
 
 status=$(mktemp) && log=$(mktemp) || exit 1

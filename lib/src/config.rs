@@ -79,6 +79,39 @@ impl FromStr for Tune {
     }
 }
 
+/// Whether GPUs check at the start that they reach each other's memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PathCheck {
+    /// Not.
+    Off,
+    /// They do.
+    On,
+    /// They do, and every rank writes something wrong: the check must fail.
+    Fail,
+}
+
+impl fmt::Display for PathCheck {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            PathCheck::Off => "off",
+            PathCheck::On => "on",
+            PathCheck::Fail => "fail",
+        })
+    }
+}
+
+impl FromStr for PathCheck {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "off" | "0" => Ok(PathCheck::Off),
+            "on" | "1" => Ok(PathCheck::On),
+            "fail" => Ok(PathCheck::Fail),
+            _ => Err("expected off, on or fail".to_owned()),
+        }
+    }
+}
+
 /// Which messages a receiver in shared memory fetches from the sender's buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SingleCopy {
@@ -107,6 +140,39 @@ impl FromStr for SingleCopy {
             "auto" => Ok(SingleCopy::Auto),
             "off" => Ok(SingleCopy::Off),
             _ => Value::parse(s).map(SingleCopy::From).map_err(|_| "expected auto, off or bytes".to_owned()),
+        }
+    }
+}
+
+/// How collectives on GPUs reach the other ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CudaPath {
+    /// Through the peers' memory where all ranks reach each other's, through the hosts' memory otherwise.
+    Auto,
+    /// Through the peers' memory, or not at all.
+    Peer,
+    /// Through page-locked memory of the hosts and the links between them.
+    Hosted,
+}
+
+impl fmt::Display for CudaPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            CudaPath::Auto => "auto",
+            CudaPath::Peer => "peer",
+            CudaPath::Hosted => "hosted",
+        })
+    }
+}
+
+impl FromStr for CudaPath {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "auto" => Ok(CudaPath::Auto),
+            "peer" => Ok(CudaPath::Peer),
+            "hosted" => Ok(CudaPath::Hosted),
+            _ => Err("expected auto, peer or hosted".to_owned()),
         }
     }
 }
@@ -197,7 +263,25 @@ impl Value for Tune {
     }
 }
 
+impl Value for PathCheck {
+    fn parse(text: &str) -> Result<Self, String> {
+        text.parse()
+    }
+    fn show(&self) -> String {
+        self.to_string()
+    }
+}
+
 impl Value for SingleCopy {
+    fn parse(text: &str) -> Result<Self, String> {
+        text.parse()
+    }
+    fn show(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Value for CudaPath {
     fn parse(text: &str) -> Result<Self, String> {
         text.parse()
     }
@@ -319,6 +403,18 @@ config! {
         "Blocks that a collective's kernel takes at most, about one per multiprocessor; fewer leave more of the GPU to other kernels and use less of the links.";
     cuda_slot: usize = 0, "TINYNCCL_CUDA_SLOT", "bytes, 4K to 1M; 0: by the number of ranks",
         "Largest piece that a block of a collective's kernel sends to another GPU at once.";
+    cuda_check: bool = true, "TINYNCCL_CUDA_CHECK", "0 or 1",
+        "Asks CUDA about every buffer of a call on a GPU: is it memory that the GPU reaches, and long enough? Takes 0.1 to 0.2 us a call; a kernel that touches other memory costs the whole process its GPU.";
+    cuda_path_check: PathCheck = PathCheck::On, "TINYNCCL_CUDA_PATH_CHECK", "off, on, fail",
+        "GPUs write a pattern into each other's memory at the start, and look whether it came; fail: they write a wrong one, to see what happens then.";
+    cuda_path: CudaPath = CudaPath::Auto, "TINYNCCL_CUDA_PATH", "auto, peer, hosted",
+        "How collectives on GPUs reach the other ranks: kernels over the peers' memory (peer), or through page-locked memory of the hosts and the links between them (hosted). auto: peer where all ranks reach each other's memory. All ranks must set the same.";
+    cuda_chunk: usize = 2 << 20, "TINYNCCL_CUDA_CHUNK", "bytes, 64K to 64M",
+        "Largest chunk of a collective on GPUs that goes through the hosts' memory; each lane page-locks three times as much.";
+    cuda_threads: usize = 0, "TINYNCCL_CUDA_THREADS", "0 to 16; 0: by the number of cores, 4 at most",
+        "Lanes of such a collective: threads that carry chunks between the hosts, each over links of its own. The ranks take the smallest number that one of them has.";
+    nccl_library: Option<String> = None, "TINYNCCL_NCCL_LIB", "a file",
+        "NVIDIA's NCCL for process groups' backend nccl; empty: libnccl.so.2 as the loader finds it, then the copies in Python's packages.";
     fifo_depth: usize = 4, "TINYNCCL_FIFO_DEPTH", "2 to 64",
         "Messages a link holds per direction.";
     socket_buffer: usize = 0, "TINYNCCL_SOCKET_BUFFER", "bytes; 0 leaves it to the kernel",
@@ -365,6 +461,8 @@ impl Config {
         if self.cuda_slot > 0 {
             range("TINYNCCL_CUDA_SLOT", self.cuda_slot, 4 << 10, 1 << 20)?;
         }
+        range("TINYNCCL_CUDA_CHUNK", self.cuda_chunk, 64 << 10, 64 << 20)?;
+        range("TINYNCCL_CUDA_THREADS", self.cuda_threads, 0, 16)?;
         if self.stage > 0 {
             range("TINYNCCL_STAGE", self.stage, 4 << 10, 16 << 20)?;
         }
@@ -397,6 +495,7 @@ mod tests {
             ("TINYNCCL_TIMEOUT", "inf"),
             ("TINYNCCL_ALGO", "rings"),
             ("TINYNCCL_TRANSPORT", "rdma"),
+            ("TINYNCCL_CUDA_PATH", "pcie"),
             ("TINYNCCL_CHANNELS", "0"),
             ("TINYNCCL_SHM_CHUNK", "1"),
             ("TINYNCCL_TCP_STREAMS", "17"),

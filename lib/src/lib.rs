@@ -17,6 +17,7 @@ mod executor;
 pub mod fuzzing;
 pub mod interrupt;
 pub mod launch;
+pub mod process_group;
 pub mod reduce;
 pub mod schedule;
 mod symmetric;

@@ -44,6 +44,7 @@ pub use detect::is_rank;
 pub use event::Event;
 pub use host::Host;
 pub use progress::{Health, Progress, RankState, Snapshot};
+pub(crate) use rendezvous::from_lookup as rendezvous_from;
 pub use rendezvous::{Rendezvous, rendezvous_from_env};
 pub use server::Server;
 pub use session::Session;

@@ -55,6 +55,7 @@ pub fn rendezvous_from_env(config: &Config) -> Result<Rendezvous> {
     from_lookup(&detect::environment, config)
 }
 
+/// As [`rendezvous_from_env`] over any source of variables.
 pub(crate) fn from_lookup(lookup: Lookup<'_>, config: &Config) -> Result<Rendezvous> {
     let plan = detect::plan(lookup)?;
     let (rank, world_size) = (plan.rank, plan.world_size);

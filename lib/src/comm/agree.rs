@@ -6,7 +6,8 @@ use crate::error::{Error, Result};
 /// What the ranks' messages and choices depend on.
 ///
 /// The others may differ: deadlines, where ranks listen, how long they spin. Rank 0's count alone for how to tune.
-const MUST_AGREE: [&str; 16] = [
+const MUST_AGREE: [&str; 19] = [
+    "TINYNCCL_CUDA_PATH_CHECK",
     "TINYNCCL_TRANSPORT",
     "TINYNCCL_ALGO",
     "TINYNCCL_CHANNELS",
@@ -16,6 +17,8 @@ const MUST_AGREE: [&str; 16] = [
     "TINYNCCL_VERBS_CHUNK",
     "TINYNCCL_CUDA_BLOCKS",
     "TINYNCCL_CUDA_SLOT",
+    "TINYNCCL_CUDA_PATH",
+    "TINYNCCL_CUDA_CHUNK",
     "TINYNCCL_VERBS_QPS",
     "TINYNCCL_FIFO_DEPTH",
     "TINYNCCL_CHECKSUM",
@@ -58,18 +61,21 @@ mod tests {
     use super::*;
 
     /// Knobs in which ranks may differ without harm.
-    const MAY_DIFFER: [&str; 16] = [
+    const MAY_DIFFER: [&str; 19] = [
+        "TINYNCCL_CUDA_CHECK",
         "TINYNCCL_TIMEOUT",
         "TINYNCCL_CONNECT_TIMEOUT",
         "TINYNCCL_HEARTBEAT",
         "TINYNCCL_IFNAME",
         "TINYNCCL_SOCKET_BUFFER",
         "TINYNCCL_SPIN",
+        "TINYNCCL_NCCL_LIB",
         "TINYNCCL_VERBS_DEVICE",
         "TINYNCCL_VERBS_PORT",
         "TINYNCCL_VERBS_GID_INDEX",
         "TINYNCCL_VERBS_TIMEOUT",
         "TINYNCCL_VERBS_RETRIES",
+        "TINYNCCL_CUDA_THREADS",
         "TINYNCCL_TUNE",
         "TINYNCCL_TUNE_CACHE",
         "TINYNCCL_TRACE",

@@ -16,6 +16,17 @@ impl Comm {
         buffers: B,
         prepare: impl FnOnce(&Inner, &mut B) -> Result<Call> + Send + 'static,
     ) -> Result<Work<B>> {
+        // SAFETY: the buffers belong to the job until the call is complete, and nobody else sees them.
+        self.submit_with(buffers, prepare, |inner, call| unsafe { inner.execute(call, true) })
+    }
+
+    /// As `submit`, carried out by somebody else.
+    pub(crate) fn submit_with<B: Send + 'static>(
+        &self,
+        buffers: B,
+        prepare: impl FnOnce(&Inner, &mut B) -> Result<Call> + Send + 'static,
+        carry_out: impl FnOnce(&Inner, &Call) -> Result<()> + Send + 'static,
+    ) -> Result<Work<B>> {
         let queued = self.inner.state.trace.as_ref().map(|_| trace::now());
         self.submit_job(buffers, move |inner, buffers| {
             let call = prepare(inner, buffers)?;
@@ -24,8 +35,7 @@ impl Comm {
                 let bytes = (count * dtype.size()) as u64;
                 trace.span(queued, Span::Queued { collective: collective as u8, bytes });
             }
-            // SAFETY: `buffers` belongs to the job until the call is complete, and nobody else sees it.
-            unsafe { inner.execute(&call, true) }
+            carry_out(inner, &call)
         })
     }
 
@@ -49,13 +59,13 @@ impl Comm {
 
     /// [`Comm::all_reduce_in_place`], asynchronously.
     pub fn all_reduce_async<B: OwnedBuffer>(&self, buffer: B, op: ReduceOp) -> Result<Work<B>> {
-        self.submit(buffer, move |inner, buffer| inner.all_reduce_in_place(buffer, op))
+        self.submit(buffer, move |inner, buffer| inner.all_reduce_in_place(&mut **buffer, op))
     }
 
     /// [`Comm::broadcast`], asynchronously.
     pub fn broadcast_async<B: OwnedBuffer>(&self, buffer: B, root: usize) -> Result<Work<B>> {
         self.inner.peer_in_range("broadcast", "root", root)?;
-        self.submit(buffer, move |inner, buffer| inner.broadcast(buffer, root))
+        self.submit(buffer, move |inner, buffer| inner.broadcast(&mut **buffer, root))
     }
 
     /// [`Comm::all_gather`], asynchronously; gives `(input, output)` back.
@@ -64,7 +74,7 @@ impl Comm {
         input: I,
         output: O,
     ) -> Result<Work<(I, O)>> {
-        self.submit((input, output), |inner, (input, output)| inner.all_gather(input, output))
+        self.submit((input, output), |inner, (input, output)| inner.all_gather(&**input, &mut **output))
     }
 
     /// [`Comm::reduce_scatter`], asynchronously; gives `(input, output)` back.
@@ -74,7 +84,7 @@ impl Comm {
         output: O,
         op: ReduceOp,
     ) -> Result<Work<(I, O)>> {
-        self.submit((input, output), move |inner, (input, output)| inner.reduce_scatter(input, output, op))
+        self.submit((input, output), move |inner, (input, output)| inner.reduce_scatter(&**input, &mut **output, op))
     }
 
     /// [`Comm::all_to_all`], asynchronously; gives `(input, output)` back.
@@ -83,7 +93,7 @@ impl Comm {
         input: I,
         output: O,
     ) -> Result<Work<(I, O)>> {
-        self.submit((input, output), |inner, (input, output)| inner.all_to_all(input, output))
+        self.submit((input, output), |inner, (input, output)| inner.all_to_all(&**input, &mut **output))
     }
 
     /// [`Comm::reduce`], asynchronously; gives `(input, output)` back.
@@ -95,7 +105,7 @@ impl Comm {
         root: usize,
     ) -> Result<Work<(I, O)>> {
         self.inner.peer_in_range("reduce", "root", root)?;
-        self.submit((input, output), move |inner, (input, output)| inner.reduce(input, output, op, root))
+        self.submit((input, output), move |inner, (input, output)| inner.reduce(&**input, &mut **output, op, root))
     }
 
     /// [`Comm::gather`], asynchronously; gives `(input, output)` back.
@@ -106,7 +116,7 @@ impl Comm {
         root: usize,
     ) -> Result<Work<(I, O)>> {
         self.inner.peer_in_range("gather", "root", root)?;
-        self.submit((input, output), move |inner, (input, output)| inner.gather(input, output, root))
+        self.submit((input, output), move |inner, (input, output)| inner.gather(&**input, &mut **output, root))
     }
 
     /// [`Comm::scatter`], asynchronously; gives `(input, output)` back.
@@ -117,6 +127,6 @@ impl Comm {
         root: usize,
     ) -> Result<Work<(I, O)>> {
         self.inner.peer_in_range("scatter", "root", root)?;
-        self.submit((input, output), move |inner, (input, output)| inner.scatter(input, output, root))
+        self.submit((input, output), move |inner, (input, output)| inner.scatter(&**input, &mut **output, root))
     }
 }

@@ -15,7 +15,7 @@ impl Inner {
     ///
     /// # Safety
     /// As [`executor::run`]: every call's buffers must be as large as the call says, and valid until this returns.
-    pub(super) unsafe fn batch(&self, op: &str, calls: &[Call], background: bool) -> Result<()> {
+    pub(crate) unsafe fn batch(&self, op: &str, calls: &[Call], background: bool) -> Result<()> {
         self.state.check(|| op.to_owned())?;
         if calls.is_empty() {
             return Ok(());
@@ -86,7 +86,7 @@ impl Inner {
             plans.push(match unit {
                 Unit::Call(index) => self.plan(engine, &calls[*index])?,
                 Unit::Pack(pack) => {
-                    let key = CallKey { count: pack.count, ..calls[pack.calls[0]].key };
+                    let key = CallKey { count: pack.count, whole: pack.count, ..calls[pack.calls[0]].key };
                     let buffers = Buffers { input: packed, output: packed };
                     let (plan, header, buffers) = self.plan(engine, &Call { key, buffers, transfers: None })?;
                     // SAFETY: by the caller.

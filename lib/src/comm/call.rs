@@ -4,16 +4,17 @@
 //! are right here but differ from another rank's give [`Error::Mismatch`] naming both.
 
 use super::Inner;
-use crate::dtype::{DType, Element, ReduceOp};
+use super::memory::{Memory, MemoryMut};
+use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, Result};
 use crate::executor::{Buffers, CallKey, Transfers};
 use crate::wire::Collective;
 
 /// A checked call.
 #[derive(Debug)]
-pub(super) struct Call {
-    pub(super) key: CallKey,
-    pub(super) buffers: Buffers,
+pub(crate) struct Call {
+    pub(crate) key: CallKey,
+    pub(crate) buffers: Buffers,
     /// Where each pair of ranks has a length of its own; the key has no count then.
     pub(super) transfers: Option<Box<Transfers>>,
 }
@@ -30,30 +31,44 @@ impl Call {
         count: usize,
         buffers: Buffers,
     ) -> Call {
-        let key = CallKey { collective, dtype, op, root, count, peer: 0 };
+        let key = CallKey { collective, dtype, op, root, count, whole: count, peer: 0 };
         Call { key, buffers, transfers: None }
     }
 
     /// A message from `sender` to `receiver`.
     pub(super) fn message(dtype: DType, sender: usize, receiver: usize, count: usize, buffers: Buffers) -> Call {
-        let key = CallKey { collective: Collective::SendRecv, dtype, op: None, root: sender, count, peer: receiver };
+        let collective = Collective::SendRecv;
+        let key = CallKey { collective, dtype, op: None, root: sender, count, whole: count, peer: receiver };
         Call { key, buffers, transfers: None }
     }
 }
 
-/// Pointers of a send and a receive slice.
-pub(super) fn buffers<T: Element>(input: &[T], output: &mut [T]) -> Buffers {
-    Buffers { input: input.as_ptr().cast(), output: output.as_mut_ptr().cast() }
+/// Pointers of what is sent and what is received.
+pub(super) fn buffers(input: &(impl Memory + ?Sized), output: &mut (impl MemoryMut + ?Sized)) -> Buffers {
+    Buffers { input: input.address(), output: output.address_mut() }
 }
 
 /// Pointers for an in-place call: input at `skip_in`, output at `skip_out` elements into `buffer`.
-fn in_place<T: Element>(buffer: &mut [T], skip_in: usize, skip_out: usize) -> Buffers {
-    let base = buffer.as_mut_ptr();
-    Buffers { input: base.wrapping_add(skip_in).cast_const().cast(), output: base.wrapping_add(skip_out).cast() }
+fn in_place(buffer: &mut (impl MemoryMut + ?Sized), skip_in: usize, skip_out: usize) -> Buffers {
+    let (base, size) = (buffer.address_mut(), buffer.dtype().size());
+    Buffers { input: base.wrapping_add(skip_in * size).cast_const(), output: base.wrapping_add(skip_out * size) }
 }
 
 /// What lengths must be.
 impl Inner {
+    /// Always so for slices.
+    #[inline]
+    fn same_type(&self, c: Collective, input: DType, output: DType) -> Result<DType> {
+        if input == output {
+            return Ok(input);
+        }
+        let rank = self.state.rank;
+        Err(Error::invalid(
+            c.name(),
+            format!("rank {rank}: the input is of {input}, the output of {output}: expected one type"),
+        ))
+    }
+
     fn same_length(&self, c: Collective, input: usize, output: usize) -> Result<usize> {
         if input == output {
             return Ok(input);
@@ -91,121 +106,173 @@ impl Inner {
 
 /// The calls, named as the methods of `Comm` that make them.
 impl Inner {
-    pub(super) fn all_reduce<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<Call> {
+    pub(crate) fn all_reduce(
+        &self,
+        input: &(impl Memory + ?Sized),
+        output: &mut (impl MemoryMut + ?Sized),
+        op: ReduceOp,
+    ) -> Result<Call> {
         let c = Collective::AllReduce;
-        let count = self.same_length(c, input.len(), output.len())?;
-        Ok(Call::new(c, T::DTYPE, Some(op), 0, count, buffers(input, output)))
+        let dtype = self.same_type(c, input.dtype(), output.dtype())?;
+        let count = self.same_length(c, input.elements(), output.elements())?;
+        Ok(Call::new(c, dtype, Some(op), 0, count, buffers(input, output)))
     }
 
-    pub(super) fn all_reduce_in_place<T: Element>(&self, buffer: &mut [T], op: ReduceOp) -> Result<Call> {
-        Ok(Call::new(Collective::AllReduce, T::DTYPE, Some(op), 0, buffer.len(), in_place(buffer, 0, 0)))
+    pub(crate) fn all_reduce_in_place(&self, buffer: &mut (impl MemoryMut + ?Sized), op: ReduceOp) -> Result<Call> {
+        Ok(Call::new(Collective::AllReduce, buffer.dtype(), Some(op), 0, buffer.elements(), in_place(buffer, 0, 0)))
     }
 
-    pub(super) fn all_gather<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<Call> {
+    pub(crate) fn all_gather(
+        &self,
+        input: &(impl Memory + ?Sized),
+        output: &mut (impl MemoryMut + ?Sized),
+    ) -> Result<Call> {
         let c = Collective::AllGather;
-        let count = self.segments(c, "output", output.len(), input.len())?;
-        Ok(Call::new(c, T::DTYPE, None, 0, count, buffers(input, output)))
+        let dtype = self.same_type(c, input.dtype(), output.dtype())?;
+        let count = self.segments(c, "output", output.elements(), input.elements())?;
+        Ok(Call::new(c, dtype, None, 0, count, buffers(input, output)))
     }
 
-    pub(super) fn all_gather_in_place<T: Element>(&self, buffer: &mut [T]) -> Result<Call> {
+    pub(crate) fn all_gather_in_place(&self, buffer: &mut (impl MemoryMut + ?Sized)) -> Result<Call> {
         let c = Collective::AllGather;
-        let count = self.divisible(c, buffer.len())?;
-        Ok(Call::new(c, T::DTYPE, None, 0, count, in_place(buffer, self.state.rank * count, 0)))
+        let count = self.divisible(c, buffer.elements())?;
+        Ok(Call::new(c, buffer.dtype(), None, 0, count, in_place(buffer, self.state.rank * count, 0)))
     }
 
-    pub(super) fn reduce_scatter<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp) -> Result<Call> {
+    pub(crate) fn reduce_scatter(
+        &self,
+        input: &(impl Memory + ?Sized),
+        output: &mut (impl MemoryMut + ?Sized),
+        op: ReduceOp,
+    ) -> Result<Call> {
         let c = Collective::ReduceScatter;
-        let count = self.segments(c, "input", input.len(), output.len())?;
-        Ok(Call::new(c, T::DTYPE, Some(op), 0, count, buffers(input, output)))
+        let dtype = self.same_type(c, input.dtype(), output.dtype())?;
+        let count = self.segments(c, "input", input.elements(), output.elements())?;
+        Ok(Call::new(c, dtype, Some(op), 0, count, buffers(input, output)))
     }
 
-    pub(super) fn reduce_scatter_in_place<T: Element>(&self, buffer: &mut [T], op: ReduceOp) -> Result<Call> {
+    pub(crate) fn reduce_scatter_in_place(&self, buffer: &mut (impl MemoryMut + ?Sized), op: ReduceOp) -> Result<Call> {
         let c = Collective::ReduceScatter;
-        let count = self.divisible(c, buffer.len())?;
-        Ok(Call::new(c, T::DTYPE, Some(op), 0, count, in_place(buffer, 0, self.state.rank * count)))
+        let count = self.divisible(c, buffer.elements())?;
+        Ok(Call::new(c, buffer.dtype(), Some(op), 0, count, in_place(buffer, 0, self.state.rank * count)))
     }
 
-    pub(super) fn broadcast<T: Element>(&self, buffer: &mut [T], root: usize) -> Result<Call> {
+    pub(crate) fn broadcast(&self, buffer: &mut (impl MemoryMut + ?Sized), root: usize) -> Result<Call> {
         let c = Collective::Broadcast;
         self.is_root(c, root)?;
-        Ok(Call::new(c, T::DTYPE, None, root, buffer.len(), in_place(buffer, 0, 0)))
+        Ok(Call::new(c, buffer.dtype(), None, root, buffer.elements(), in_place(buffer, 0, 0)))
     }
 
-    pub(super) fn broadcast_from<T: Element>(&self, input: &[T], output: &mut [T], root: usize) -> Result<Call> {
+    pub(crate) fn broadcast_from(
+        &self,
+        input: &(impl Memory + ?Sized),
+        output: &mut (impl MemoryMut + ?Sized),
+        root: usize,
+    ) -> Result<Call> {
         let c = Collective::Broadcast;
         if self.is_root(c, root)? {
-            self.same_length(c, input.len(), output.len())?;
+            self.same_type(c, input.dtype(), output.dtype())?;
+            self.same_length(c, input.elements(), output.elements())?;
         }
-        Ok(Call::new(c, T::DTYPE, None, root, output.len(), buffers(input, output)))
+        Ok(Call::new(c, output.dtype(), None, root, output.elements(), buffers(input, output)))
     }
 
-    pub(super) fn reduce<T: Element>(&self, input: &[T], output: &mut [T], op: ReduceOp, root: usize) -> Result<Call> {
+    pub(crate) fn reduce(
+        &self,
+        input: &(impl Memory + ?Sized),
+        output: &mut (impl MemoryMut + ?Sized),
+        op: ReduceOp,
+        root: usize,
+    ) -> Result<Call> {
         let c = Collective::Reduce;
         if self.is_root(c, root)? {
-            self.same_length(c, input.len(), output.len())?;
+            self.same_type(c, input.dtype(), output.dtype())?;
+            self.same_length(c, input.elements(), output.elements())?;
         }
-        Ok(Call::new(c, T::DTYPE, Some(op), root, input.len(), buffers(input, output)))
+        Ok(Call::new(c, input.dtype(), Some(op), root, input.elements(), buffers(input, output)))
     }
 
-    pub(super) fn reduce_in_place<T: Element>(&self, buffer: &mut [T], op: ReduceOp, root: usize) -> Result<Call> {
+    pub(crate) fn reduce_in_place(
+        &self,
+        buffer: &mut (impl MemoryMut + ?Sized),
+        op: ReduceOp,
+        root: usize,
+    ) -> Result<Call> {
         let c = Collective::Reduce;
         self.is_root(c, root)?;
-        Ok(Call::new(c, T::DTYPE, Some(op), root, buffer.len(), in_place(buffer, 0, 0)))
+        Ok(Call::new(c, buffer.dtype(), Some(op), root, buffer.elements(), in_place(buffer, 0, 0)))
     }
 
-    pub(super) fn gather<T: Element>(&self, input: &[T], output: &mut [T], root: usize) -> Result<Call> {
+    pub(crate) fn gather(
+        &self,
+        input: &(impl Memory + ?Sized),
+        output: &mut (impl MemoryMut + ?Sized),
+        root: usize,
+    ) -> Result<Call> {
         let c = Collective::Gather;
         if self.is_root(c, root)? {
-            self.segments(c, "output", output.len(), input.len())?;
+            self.same_type(c, input.dtype(), output.dtype())?;
+            self.segments(c, "output", output.elements(), input.elements())?;
         }
-        Ok(Call::new(c, T::DTYPE, None, root, input.len(), buffers(input, output)))
+        Ok(Call::new(c, input.dtype(), None, root, input.elements(), buffers(input, output)))
     }
 
-    pub(super) fn gather_in_place<T: Element>(&self, buffer: &mut [T], root: usize) -> Result<Call> {
+    pub(crate) fn gather_in_place(&self, buffer: &mut (impl MemoryMut + ?Sized), root: usize) -> Result<Call> {
         let c = Collective::Gather;
         let is_root = self.is_root(c, root)?;
-        let count = if is_root { self.divisible(c, buffer.len())? } else { buffer.len() };
+        let count = if is_root { self.divisible(c, buffer.elements())? } else { buffer.elements() };
         let skip = if is_root { self.state.rank * count } else { 0 };
-        Ok(Call::new(c, T::DTYPE, None, root, count, in_place(buffer, skip, 0)))
+        Ok(Call::new(c, buffer.dtype(), None, root, count, in_place(buffer, skip, 0)))
     }
 
-    pub(super) fn scatter<T: Element>(&self, input: &[T], output: &mut [T], root: usize) -> Result<Call> {
+    pub(crate) fn scatter(
+        &self,
+        input: &(impl Memory + ?Sized),
+        output: &mut (impl MemoryMut + ?Sized),
+        root: usize,
+    ) -> Result<Call> {
         let c = Collective::Scatter;
         if self.is_root(c, root)? {
-            self.segments(c, "input", input.len(), output.len())?;
+            self.same_type(c, input.dtype(), output.dtype())?;
+            self.segments(c, "input", input.elements(), output.elements())?;
         }
-        Ok(Call::new(c, T::DTYPE, None, root, output.len(), buffers(input, output)))
+        Ok(Call::new(c, output.dtype(), None, root, output.elements(), buffers(input, output)))
     }
 
-    pub(super) fn scatter_in_place<T: Element>(&self, buffer: &mut [T], root: usize) -> Result<Call> {
+    pub(crate) fn scatter_in_place(&self, buffer: &mut (impl MemoryMut + ?Sized), root: usize) -> Result<Call> {
         let c = Collective::Scatter;
         let is_root = self.is_root(c, root)?;
-        let count = if is_root { self.divisible(c, buffer.len())? } else { buffer.len() };
+        let count = if is_root { self.divisible(c, buffer.elements())? } else { buffer.elements() };
         let skip = if is_root { self.state.rank * count } else { 0 };
-        Ok(Call::new(c, T::DTYPE, None, root, count, in_place(buffer, 0, skip)))
+        Ok(Call::new(c, buffer.dtype(), None, root, count, in_place(buffer, 0, skip)))
     }
 
-    pub(super) fn all_to_all<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<Call> {
+    pub(crate) fn all_to_all(
+        &self,
+        input: &(impl Memory + ?Sized),
+        output: &mut (impl MemoryMut + ?Sized),
+    ) -> Result<Call> {
         let c = Collective::AllToAll;
-        self.same_length(c, input.len(), output.len())?;
-        let count = self.divisible(c, input.len())?;
-        Ok(Call::new(c, T::DTYPE, None, 0, count, buffers(input, output)))
+        let dtype = self.same_type(c, input.dtype(), output.dtype())?;
+        self.same_length(c, input.elements(), output.elements())?;
+        let count = self.divisible(c, input.elements())?;
+        Ok(Call::new(c, dtype, None, 0, count, buffers(input, output)))
     }
 
-    pub(super) fn barrier(&self) -> Call {
+    pub(crate) fn barrier(&self) -> Call {
         let mut nothing: [u8; 0] = [];
-        Call::new(Collective::Barrier, DType::U8, None, 0, 0, in_place(&mut nothing, 0, 0))
+        Call::new(Collective::Barrier, DType::U8, None, 0, 0, in_place(&mut nothing[..], 0, 0))
     }
 
-    pub(super) fn send<T: Element>(&self, data: &[T], peer: usize) -> Result<Call> {
+    pub(crate) fn send(&self, data: &(impl Memory + ?Sized), peer: usize) -> Result<Call> {
         self.peer_in_range("send", "peer", peer)?;
-        let buffers = Buffers { input: data.as_ptr().cast(), output: std::ptr::null_mut() };
-        Ok(Call::message(T::DTYPE, self.state.rank, peer, data.len(), buffers))
+        let buffers = Buffers { input: data.address(), output: std::ptr::null_mut() };
+        Ok(Call::message(data.dtype(), self.state.rank, peer, data.elements(), buffers))
     }
 
-    pub(super) fn recv<T: Element>(&self, data: &mut [T], peer: usize) -> Result<Call> {
+    pub(crate) fn recv(&self, data: &mut (impl MemoryMut + ?Sized), peer: usize) -> Result<Call> {
         self.peer_in_range("recv", "peer", peer)?;
-        let buffers = Buffers { input: std::ptr::null(), output: data.as_mut_ptr().cast() };
-        Ok(Call::message(T::DTYPE, peer, self.state.rank, data.len(), buffers))
+        let buffers = Buffers { input: std::ptr::null(), output: data.address_mut() };
+        Ok(Call::message(data.dtype(), peer, self.state.rank, data.elements(), buffers))
     }
 }

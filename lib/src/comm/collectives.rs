@@ -23,7 +23,7 @@ impl Inner {
     ///
     /// # Safety
     /// The memory which the call was made from must be valid, and untouched by others, until this returns.
-    pub(super) unsafe fn execute(&self, call: &Call, background: bool) -> Result<()> {
+    pub(crate) unsafe fn execute(&self, call: &Call, background: bool) -> Result<()> {
         // SAFETY: forwarded from the caller.
         unsafe {
             match &call.transfers {

@@ -7,7 +7,7 @@ use super::local::Local;
 use super::network::Network;
 use super::state::State;
 use super::{Comm, trace, tune};
-use crate::bootstrap::{Server, Session, UniqueId, rendezvous_from_env};
+use crate::bootstrap::{Rendezvous, Server, Session, UniqueId, rendezvous_from_env};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::trace::Sink;
@@ -39,7 +39,11 @@ impl Comm {
 
     /// [`Comm::from_env`] with given settings.
     pub fn from_env_with(config: Config) -> Result<Comm> {
-        let job = rendezvous_from_env(&config)?;
+        Comm::join(rendezvous_from_env(&config)?, config)
+    }
+
+    /// Takes a place in a job.
+    pub(crate) fn join(job: Rendezvous, config: Config) -> Result<Comm> {
         log::debug!("rank {} of {}: started by {}", job.rank, job.world_size, job.launcher);
         let store_host = job.store_host;
         Comm::network(&job.id, job.rank, job.world_size, job.local_rank, store_host, job.server, config)

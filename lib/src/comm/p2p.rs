@@ -109,7 +109,7 @@ impl Comm {
         self.inner.peer_in_range("send_recv_async", "to", to)?;
         self.inner.peer_in_range("send_recv_async", "from", from)?;
         self.submit_job((send, recv), move |inner, (send, recv)| {
-            let calls = [inner.send(send, to)?, inner.recv(recv, from)?];
+            let calls = [inner.send(&**send, to)?, inner.recv(&mut **recv, from)?];
             // SAFETY: the calls were made from these two vectors, which nobody else sees until the job is complete.
             unsafe { inner.batch("send_recv", &calls, true) }
         })
@@ -151,7 +151,7 @@ impl Comm {
         self.group(|group| group.neighbour_exchange(shifts))
     }
 
-    fn not_self(&self, op: &str, peer: usize) -> Result<()> {
+    pub(crate) fn not_self(&self, op: &str, peer: usize) -> Result<()> {
         if peer == self.rank() {
             return Err(Error::invalid(
                 op,

@@ -137,7 +137,7 @@ mod tests {
     fn call(collective: Collective, dtype: DType, op: ReduceOp, count: usize) -> Call {
         let buffers = Buffers { input: std::ptr::null(), output: std::ptr::null_mut() };
         let op = collective.reduces().then_some(op);
-        Call { key: CallKey { collective, dtype, op, root: 0, count, peer: 0 }, buffers, transfers: None }
+        Call { key: CallKey { collective, dtype, op, root: 0, count, whole: count, peer: 0 }, buffers, transfers: None }
     }
 
     fn all_reduce(dtype: DType, op: ReduceOp, count: usize) -> Call {

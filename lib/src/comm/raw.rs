@@ -185,7 +185,7 @@ impl Inner {
                 self.peer_in_range(name, "root", root)?;
                 let op = collective.reduces().then_some(op);
                 let root = if collective.has_root() { root } else { 0 };
-                let key = CallKey { collective, dtype: raw.dtype, op, root, count, peer: 0 };
+                let key = CallKey { collective, dtype: raw.dtype, op, root, count, whole: count, peer: 0 };
                 Ok(Call { key, buffers, transfers: None })
             }
         }

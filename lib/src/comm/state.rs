@@ -2,10 +2,11 @@
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use super::control::{Control, Notice, Progress};
+use super::control::{Control, Notice, PeerHealth, Progress};
+use super::failure::Attached;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::executor::Supervisor;
@@ -36,6 +37,8 @@ pub(crate) struct State {
     failed: AtomicBool,
     failure: Mutex<Option<Error>>,
     failure_set: Condvar,
+    /// Told of the failure.
+    attached: Mutex<Vec<Weak<dyn Attached>>>,
 }
 
 impl State {
@@ -59,6 +62,7 @@ impl State {
             failed: AtomicBool::new(false),
             failure: Mutex::new(None),
             failure_set: Condvar::new(),
+            attached: Mutex::default(),
         });
         // Weak: the control plane outlives the communicator.
         let weak = Arc::downgrade(&state);
@@ -109,15 +113,33 @@ impl State {
         self.fail(error);
     }
 
-    /// Records the first failure and wakes every waiter of this process. Returns the first failure.
+    /// Records the first failure, wakes every waiter of this process and tells what is attached. Returns the first failure.
     pub(crate) fn fail(&self, error: Error) -> Error {
         let mut slot = lock(&self.failure);
         let first = slot.get_or_insert(error).clone();
         self.failed.store(true, Ordering::Release);
+        let attached = std::mem::take(&mut *lock(&self.attached));
         drop(slot);
         self.failure_set.notify_all();
         self.doorbell.ring();
+        for one in attached.iter().filter_map(Weak::upgrade) {
+            one.failed(&first);
+        }
         first
+    }
+
+    /// Tells `one` of the failure, at once if there is one already.
+    pub(crate) fn attach(&self, one: Weak<dyn Attached>) {
+        let slot = lock(&self.failure);
+        let Some(error) = slot.clone() else {
+            let mut attached = lock(&self.attached);
+            attached.retain(|other| other.strong_count() > 0);
+            return attached.push(one);
+        };
+        drop(slot);
+        if let Some(one) = one.upgrade() {
+            one.failed(&error);
+        }
     }
 
     /// As [`State::fail`], and tells the other ranks.
@@ -161,29 +183,51 @@ impl State {
         }
     }
 
-    /// The ranks that keep us waiting, and what is known of them.
-    fn diagnose(&self, header: &Header, peers: &[usize]) -> (Vec<usize>, String) {
-        let health = match self.control.health(self.id) {
-            Ok(health) => health,
-            Err(error) => {
-                let host = self.control.store_host().and_then(|h| self.member(h));
-                let missing = host.map_or_else(|| peers.to_vec(), |h| vec![h]);
-                return (missing, format!("the rendezvous store does not answer ({error}): is that rank stopped?"));
-            }
-        };
+    /// As the store does not answer: the rank that runs it.
+    fn without_store(&self, peers: &[usize], error: &Error) -> (Vec<usize>, String) {
+        let host = self.control.store_host().and_then(|h| self.member(h));
+        let missing = host.map_or_else(|| peers.to_vec(), |h| vec![h]);
+        (missing, format!("the rendezvous store does not answer ({error}): is that rank stopped?"))
+    }
+
+    /// The ranks that are gone or give no sign of life, and what is known of them.
+    fn absent(&self, health: &[PeerHealth]) -> Option<(Vec<usize>, String)> {
         let of = |rank: usize| health.get(self.members[rank]);
         let others = || (0..self.members.len()).filter(|&r| r != self.rank);
         let gone: Vec<usize> = others().filter(|&r| of(r).is_some_and(|h| h.gone.is_some())).collect();
         if !gone.is_empty() {
             let why = of(gone[0]).and_then(|h| h.gone.clone()).unwrap_or_default();
-            return (gone, format!("gone: {why}"));
+            return Some((gone, format!("gone: {why}")));
         }
         let limit = self.control.silence_limit();
         let silent: Vec<usize> = others().filter(|&r| of(r).is_some_and(|h| h.silent_for > limit)).collect();
         if !silent.is_empty() {
             let age = of(silent[0]).map(|h| h.silent_for).unwrap_or_default();
-            return (silent, format!("no heartbeat for {age:.1?}: is the process stopped, or its host down?"));
+            return Some((silent, format!("no heartbeat for {age:.1?}: is the process stopped, or its host down?")));
         }
+        None
+    }
+
+    /// The ranks that are absent, where the store or its silence says so. Takes two seconds at most.
+    pub(crate) fn find_absent(&self, peers: &[usize]) -> Option<(Vec<usize>, String)> {
+        match self.control.health(self.id) {
+            Ok(health) => self.absent(&health),
+            Err(error) => Some(self.without_store(peers, &error)),
+        }
+    }
+
+    /// The ranks that keep us waiting, and what is known of them.
+    fn diagnose(&self, header: &Header, peers: &[usize]) -> (Vec<usize>, String) {
+        let health = match self.control.health(self.id) {
+            Ok(health) => health,
+            Err(error) => return self.without_store(peers, &error),
+        };
+        if let Some(absent) = self.absent(&health) {
+            return absent;
+        }
+        let of = |rank: usize| health.get(self.members[rank]);
+        let others = || (0..self.members.len()).filter(|&r| r != self.rank);
+        let limit = self.control.silence_limit();
         if header.collective != crate::wire::Collective::SendRecv as u8 {
             let ours = self.progress.snapshot().seq_started;
             let late: Vec<usize> =

@@ -1,6 +1,7 @@
 //! Which calls go through memory that all ranks map, and how that is opened.
 
-use super::{Engine, Inner, recent};
+use super::prepare::recent;
+use super::{Engine, Inner};
 use crate::algorithm::Shape;
 use crate::error::Result;
 use crate::executor::{Buffers, CallKey, Workspace};

@@ -275,7 +275,7 @@ impl Inner {
 }
 
 fn uneven(collective: Collective, dtype: DType, root: usize, buffers: Buffers, transfers: Transfers) -> Call {
-    let key = CallKey { collective, dtype, op: None, root, count: 0, peer: 0 };
+    let key = CallKey { collective, dtype, op: None, root, count: 0, whole: 0, peer: 0 };
     Call { key, buffers, transfers: Some(Box::new(transfers)) }
 }
 

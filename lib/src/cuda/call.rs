@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, sys};
 
-use super::comm::DeviceComm;
+use super::buffers::{self, Buffer};
+use super::comm::{Carrier, DeviceComm};
 use super::driver::cuda;
 use super::kernels::Kernel;
 use super::phased::Traffic;
-use super::select::{self, Choice};
+use super::select::{self, Choice, Protocol};
 use super::window::MAX_RANKS;
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, Result};
@@ -44,7 +45,7 @@ pub enum Stream {
 }
 
 impl Stream {
-    pub(super) fn handle(&self) -> sys::CUstream {
+    pub(crate) fn handle(&self) -> sys::CUstream {
         match self {
             Stream::Kept(stream) => stream.cu_stream(),
             Stream::Handle(handle) => *handle,
@@ -71,7 +72,7 @@ pub(super) struct Signature(pub(super) u64);
 const COUNT_BITS: u32 = 40;
 
 impl Signature {
-    fn new(call: &Call) -> Signature {
+    pub(super) fn new(call: &Call) -> Signature {
         let op = if call.collective.reduces() { call.op as u64 } else { 0 };
         let kind = call.collective as u64 | (call.dtype as u64) << 8 | op << 12 | (call.root as u64) << 16;
         Signature(kind << COUNT_BITS | call.count as u64 & ((1 << COUNT_BITS) - 1))
@@ -125,8 +126,19 @@ pub(super) struct Team {
 pub(super) struct Message {
     pub(super) at: u64,
     pub(super) bytes: u64,
+    pub(super) place: u64,
     pub(super) peer: u32,
     pub(super) channels: u32,
+    pub(super) told: u32,
+    pub(super) pad: u32,
+}
+
+/// As `struct Places` of `kernels/direct.cuh`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct Places {
+    input: u64,
+    output: u64,
 }
 
 impl DeviceComm {
@@ -138,7 +150,7 @@ impl DeviceComm {
     /// and untouched by others until the stream has run the call. `stream` must be of this device, and stay so until the next
     /// call of this communicator.
     pub unsafe fn enqueue(&self, stream: impl Into<Stream>, call: &Call) -> Result<()> {
-        let choice = self.choice(call.collective, call.count * call.dtype.size());
+        let choice = self.choice(call.collective, call.count.saturating_mul(call.dtype.size()));
         // SAFETY: forwarded from the caller.
         unsafe { self.enqueue_as(stream, call, choice) }
     }
@@ -154,13 +166,26 @@ impl DeviceComm {
         if call.root >= self.size() {
             return Err(Error::invalid(op, format!("root is {}, expected a rank below {}", call.root, self.size())));
         }
+        let used = buffers::of(call, self.rank(), self.size())?;
+        self.check_memory(op, stream.handle(), &used)?;
         let bytes = (call.count * call.dtype.size()) as u64;
         if self.size() == 1 {
             return self.alone(stream.handle(), call, bytes as usize);
         }
-        if self.phased {
+        if let Carrier::Phased(_) = self.carrier {
             // SAFETY: forwarded from the caller.
             return unsafe { self.enqueue_in_phases(stream, call) };
+        }
+        if let Carrier::Hosted(hosted) = &self.carrier {
+            let route = hosted.route(call).ok_or_else(|| unsupported(call.collective))?;
+            let handle = stream.handle();
+            let _order = self.order(stream)?;
+            // SAFETY: forwarded from the caller.
+            return unsafe { hosted.enqueue(op, self.context(), handle, &route) };
+        }
+        if let Protocol::Schedule(algorithm, framing) = choice.protocol {
+            // SAFETY: forwarded from the caller.
+            return unsafe { self.enqueue_schedule(stream, call, algorithm, framing, choice.blocks) };
         }
         if !select::fits(&self.layout, call.collective, choice, bytes as usize) {
             return Err(Error::invalid(op, format!("{bytes} bytes do not fit {choice:?}")));
@@ -179,9 +204,19 @@ impl DeviceComm {
             Collective::AllGather | Collective::AllToAll => (&raw mut stride).cast(),
             _ => (&raw mut root).cast(),
         };
-        // Kernels without a fifth parameter do not look at it.
-        let mut parameters =
-            [(&raw mut team).cast(), (&raw mut input).cast(), (&raw mut output).cast(), (&raw mut bytes).cast(), fifth];
+        let mut places = match choice.protocol {
+            Protocol::Direct => self.places(call, bytes),
+            _ => Places { input: 0, output: 0 },
+        };
+        // Kernels without a fifth or sixth parameter do not look at it.
+        let mut parameters = [
+            (&raw mut team).cast(),
+            (&raw mut input).cast(),
+            (&raw mut output).cast(),
+            (&raw mut bytes).cast(),
+            fifth,
+            (&raw mut places).cast(),
+        ];
         // SAFETY: the parameters are of the types which the kernel declares; the buffers are the caller's word.
         unsafe { launch(function, choice.blocks, handle, &mut parameters) }
             .map_err(|e| cuda(op, format!("launching {} blocks", choice.blocks), e))
@@ -209,10 +244,21 @@ impl DeviceComm {
                 ));
             }
         }
+        if to.is_none() && from.is_none() {
+            return Ok(());
+        }
+        let buffer = |name, one: Option<(u64, usize, usize)>| {
+            one.filter(|one| one.1 > 0).map(|(at, bytes, _)| Buffer { name, at, bytes: bytes as u64, element: 1 })
+        };
+        self.check_memory(op, stream.handle(), &[buffer("message sent", to), buffer("message received", from)])?;
         let message = |one: Option<(u64, usize, usize)>| {
             let (at, bytes, peer) = one.unwrap_or((0, 0, self.size()));
-            let channels = one.map_or(0, |_| select::pair_channels(&self.layout, bytes as u64));
-            Message { at, bytes: bytes as u64, peer: peer as u32, channels }
+            let bytes = bytes as u64;
+            let told = self.registry().is_used() && bytes >= select::TOLD;
+            let channels = one.map_or(0, |_| select::pair_channels(&self.layout, bytes));
+            // That of the receiver counts.
+            let place = if told { self.registry().place(at, bytes) } else { 0 };
+            Message { at, bytes, place, peer: peer as u32, channels, told: told.into(), pad: 0 }
         };
         let handle = stream.handle();
         let mut order = self.order(stream)?;
@@ -227,10 +273,11 @@ impl DeviceComm {
             input: 0,
             output: 0,
         };
-        if to.is_none() && from.is_none() {
-            return Ok(());
+        if let Carrier::Hosted(hosted) = &self.carrier {
+            // SAFETY: forwarded from the caller.
+            return unsafe { hosted.enqueue(op, self.context(), handle, &hosted.pair(to, from)) };
         }
-        if self.phased {
+        if let Carrier::Phased(_) = self.carrier {
             let number = order.number;
             let team = self.team(Signature::new(&call).0, number);
             return self.in_phases(handle, &mut order.filled, number, &call, &Traffic::pair(to, from), team);
@@ -275,12 +322,24 @@ impl DeviceComm {
             .map_err(|e| cuda(call.collective.name(), "copying on the device", e))
     }
 
-    fn team(&self, call: u64, number: u32) -> Team {
+    /// Where the buffers of a call are for other ranks. `bytes`: of a segment where there are segments.
+    fn places(&self, call: &Call, bytes: u64) -> Places {
+        let all = bytes * self.size() as u64;
+        let (input, output) = match call.collective {
+            Collective::AllGather => (bytes, all),
+            Collective::ReduceScatter => (all, bytes),
+            Collective::AllToAll => (all, all),
+            _ => (bytes, bytes),
+        };
+        Places { input: self.registry().place(call.input, input), output: self.registry().place(call.output, output) }
+    }
+
+    pub(super) fn team(&self, call: u64, number: u32) -> Team {
         Team { call, number, ..self.team }
     }
 }
 
-fn unsupported(collective: Collective) -> Error {
+pub(super) fn unsupported(collective: Collective) -> Error {
     Error::Unsupported {
         what: format!("{collective} on the device"),
         detail: "use the host's communicator, or all_gather or all_to_all".to_owned(),

@@ -15,7 +15,8 @@ fn version() -> Result<(i32, i32)> {
         return Err(Error::Unsupported {
             what: "NVRTC, the run-time compiler of CUDA C,".to_owned(),
             detail: "neither libnvrtc.so nor libnvrtc.so.12 was found: install it (Debian: libnvrtc12 or nvidia-cuda-toolkit; \
-                     pip: nvidia-cuda-nvrtc-cu12) and put its folder into LD_LIBRARY_PATH"
+                     pip: nvidia-cuda-nvrtc-cu12) and put its folder into LD_LIBRARY_PATH; a later version is taken under the name \
+                     libnvrtc.so"
                 .to_owned(),
         });
     }
@@ -111,6 +112,21 @@ mod tests {
         assert_eq!(cache(os("/x"), os("/h")), Some(PathBuf::from("/x/tinynccl/kernels")));
         assert_eq!(cache(os("x"), os("/h")), Some(PathBuf::from("/h/.cache/tinynccl/kernels")));
         assert_eq!(cache(None, None), None);
+    }
+
+    #[test]
+    fn without_nvrtc_it_says_what_to_install() {
+        match version() {
+            Ok(_) => eprintln!("SKIPPED without_nvrtc_it_says_what_to_install: NVRTC is here"),
+            Err(error) => {
+                let error = error.to_string();
+                assert!(
+                    error.starts_with("NVRTC, the run-time compiler of CUDA C, is not available here: "),
+                    "{error}"
+                );
+                assert!(error.contains("LD_LIBRARY_PATH") && error.lines().count() == 1, "{error}");
+            }
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The CUDA driver: found, opened, and its errors in words.
 
 use std::ffi::CStr;
+use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaContext, DriverError};
@@ -49,8 +50,30 @@ pub fn device_count() -> Result<usize> {
     Ok(usize::try_from(count).unwrap_or(0))
 }
 
+/// GPU number `ordinal` of those that the driver sees, with its primary context.
+///
+/// # Errors
+/// As [`available`]; [`Error::InvalidArgument`] for a number that the driver does not have.
+pub fn open(ordinal: usize) -> Result<Arc<CudaContext>> {
+    let count = device_count()?;
+    if ordinal >= count {
+        let visible =
+            std::env::var("CUDA_VISIBLE_DEVICES").map_or_else(|_| "not set".to_owned(), |value| format!("{value:?}"));
+        let numbers = match count {
+            0 => "none".to_owned(),
+            1 => "only GPU 0".to_owned(),
+            _ => format!("GPUs 0 to {}", count - 1),
+        };
+        return Err(Error::invalid(
+            "cuda::open",
+            format!("there is no GPU {ordinal}: the driver sees {numbers} (CUDA_VISIBLE_DEVICES is {visible})"),
+        ));
+    }
+    CudaContext::new(ordinal).map_err(|e| cuda("cuda::open", format!("opening GPU {ordinal}"), e))
+}
+
 /// An [`Error::Cuda`].
-pub(super) fn cuda(op: impl Into<String>, detail: impl Into<String>, error: DriverError) -> Error {
+pub(crate) fn cuda(op: impl Into<String>, detail: impl Into<String>, error: DriverError) -> Error {
     Error::Cuda { op: op.into(), detail: detail.into(), status: words(error) }
 }
 
@@ -76,6 +99,22 @@ fn likely_cause(result: CUresult) -> Option<&'static str> {
             "a kernel touched memory that is not mapped, such as a host pointer or a freed buffer; the context is lost, only a new process helps"
         }
         CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU => "compiled for another generation of GPU",
+        CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => {
+            "NVRTC is newer than the driver: install a newer driver, or an NVRTC of the driver's CUDA version (nvidia-smi shows it)"
+        }
+        CUresult::CUDA_ERROR_STUB_LIBRARY => {
+            "this libcuda is the CUDA toolkit's stub, made for linking: take its folder out of LD_LIBRARY_PATH"
+        }
+        CUresult::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH => {
+            "libcuda and the kernel's module are of different versions: restart the machine after an update of the driver"
+        }
+        CUresult::CUDA_ERROR_SYSTEM_NOT_READY => "the GPUs' fabric is not up: is nvidia-fabricmanager running?",
+        CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE => {
+            "another process holds the GPU for itself (nvidia-smi -q -d COMPUTE shows its mode)"
+        }
+        CUresult::CUDA_ERROR_MISALIGNED_ADDRESS => {
+            "a kernel used an address that is no multiple of its element; the context is lost, only a new process helps"
+        }
         CUresult::CUDA_ERROR_NO_DEVICE => "the driver is here, a GPU is not",
         CUresult::CUDA_ERROR_INVALID_DEVICE => "the driver sees no GPU of that number",
         CUresult::CUDA_ERROR_PEER_ACCESS_UNSUPPORTED => "these GPUs cannot reach each other's memory",

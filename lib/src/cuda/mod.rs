@@ -8,19 +8,31 @@
 //! Nothing of CUDA is needed to build this. The driver is opened at run time; the kernels are CUDA C, compiled by NVRTC when
 //! they are first used and kept in the user's cache.
 
+mod buffers;
 mod call;
 mod collectives;
 mod comm;
 mod compile;
 mod driver;
+mod hosted;
 mod kernels;
+mod path;
+mod path_check;
 mod peers;
 mod phased;
+mod program;
+mod registered;
+mod registry;
 mod report;
+mod schedules;
 mod select;
 mod window;
 
 pub use call::{Call, Stream};
 pub use comm::DeviceComm;
-pub use driver::{available, device_count};
-pub use select::{Choice, Protocol};
+pub(crate) use driver::cuda;
+pub use driver::{available, device_count, open};
+pub use path::Path;
+pub use registered::Registered;
+pub use registry::Registration;
+pub use select::{Choice, Framing, Protocol};

@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, sys};
+use cudarc::driver::{CudaContext, DriverError, sys};
 use serde::{Deserialize, Serialize};
 
 use super::driver::cuda;
-use super::window::{Layout, Window};
+use super::window::{Layout, MAX_RANKS, Window};
+use crate::comm::Comm;
+use crate::config::Config;
 use crate::error::{Error, Result};
 
 /// Where a rank is.
@@ -17,18 +19,35 @@ pub(super) struct Place {
     /// Of the GPU: two ranks may have the same.
     uuid: Vec<u8>,
     name: String,
+    pub(super) multiprocessors: usize,
 }
 
 impl Place {
     pub(super) fn of(context: &Arc<CudaContext>) -> Result<Place> {
         let failed = |e| cuda("DeviceComm", "describing this rank's device", e);
         context.bind_to_thread().map_err(failed)?;
+        let multiprocessors =
+            context.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT).map_err(failed)?;
         Ok(Place {
             process: std::process::id(),
             device: context.ordinal(),
             uuid: context.uuid().map_err(failed)?.bytes.iter().map(|&b| b as u8).collect(),
             name: context.name().map_err(failed)?,
+            multiprocessors: usize::try_from(multiprocessors).unwrap_or(1),
         })
+    }
+
+    /// For people.
+    pub(super) fn gpu(&self) -> String {
+        format!("GPU {}, {}", self.device, self.name)
+    }
+
+    /// The windows of ranks at these places. In phases, nobody waits for another's blocks.
+    pub(super) fn layout(places: &[Place], in_phases: bool, config: &Config) -> Result<Layout> {
+        let multiprocessors = places.iter().map(|place| place.multiprocessors).min().unwrap_or(1);
+        let same = |one: &Place| places.iter().filter(|other| one.same_device(other)).count();
+        let sharing = if in_phases { 1 } else { places.iter().map(same).max().unwrap_or(1) };
+        Layout::resident(places.len(), sharing, multiprocessors, config)
     }
 
     pub(super) fn same_device(&self, other: &Place) -> bool {
@@ -66,12 +85,79 @@ impl Introduction {
     }
 }
 
+/// The windows of all ranks, as this device sees them.
+#[derive(Debug)]
+pub(super) struct Mapped {
+    pub(super) layout: Layout,
+    /// Ranks of several processes have the same GPU.
+    pub(super) shares_gpu: bool,
+    /// What the ranks' GPUs are called.
+    pub(super) gpus: Vec<String>,
+    pub(super) addresses: [u64; MAX_RANKS],
+    // Peers' windows are unmapped before ours is freed.
+    pub(super) peers: Vec<Peer>,
+    pub(super) window: Window,
+}
+
+impl Mapped {
+    /// Offers this rank's window and maps the others'. The inner error says why that does not work, on all ranks the same.
+    pub(super) fn open(host: &Comm, context: &Arc<CudaContext>) -> Result<Result<Mapped, String>> {
+        let place = Place::of(context)?;
+        let places: Vec<Place> = host.exchange("DeviceComm: device", &place)?;
+        let gpus = places.iter().map(Place::gpu).collect();
+        let shares_gpu =
+            places.iter().enumerate().any(|(i, a)| places[..i].iter().any(|b| a.same_device(b) && !a.same_process(b)));
+        let layout = match Place::layout(&places, shares_gpu, host.config()) {
+            Ok(layout) => layout,
+            Err(error) => return Ok(Err(error.to_string())),
+        };
+        let offer = Window::new(context, layout.bytes())
+            .and_then(|window| Introduction::new(place, &window).map(|introduction| (window, introduction)));
+        let offered = offer.as_ref().map(|(_, introduction)| introduction.clone()).map_err(ToString::to_string);
+        let all: Vec<Result<Introduction, String>> = host.exchange("DeviceComm: window", &offered)?;
+        let mapped =
+            match offer {
+                Ok((window, ours)) => Mapped::all(host.rank(), context, layout, window, &ours, &all)
+                    .map(|mapped| Mapped { shares_gpu, gpus, ..mapped }),
+                Err(error) => Err(error.to_string()),
+            };
+        let verdict = mapped.as_ref().map(|_| ()).map_err(Clone::clone);
+        let verdicts: Vec<Result<(), String>> = host.exchange("DeviceComm: reach", &verdict)?;
+        Ok(match verdicts.into_iter().find_map(Result::err) {
+            Some(why) => Err(why),
+            None => mapped,
+        })
+    }
+
+    fn all(
+        rank: usize,
+        context: &Arc<CudaContext>,
+        layout: Layout,
+        window: Window,
+        ours: &Introduction,
+        all: &[Result<Introduction, String>],
+    ) -> Result<Mapped, String> {
+        let mut addresses = [0; MAX_RANKS];
+        let mut peers = Vec::new();
+        for (peer, theirs) in all.iter().enumerate() {
+            if peer == rank {
+                addresses[peer] = window.address;
+                continue;
+            }
+            let theirs = theirs.as_ref().map_err(|why| format!("rank {peer} has no window: {why}"))?;
+            let opened = Peer::open(context, &layout, (rank, peer), ours, theirs).map_err(|e| e.to_string())?;
+            addresses[peer] = opened.address;
+            peers.push(opened);
+        }
+        Ok(Mapped { layout, shares_gpu: false, gpus: Vec::new(), addresses, peers, window })
+    }
+}
+
 /// Another rank's window, as this device sees it.
 #[derive(Debug)]
 pub(super) struct Peer {
-    context: Arc<CudaContext>,
     pub(super) address: sys::CUdeviceptr,
-    mapped: bool,
+    _import: Option<Import>,
 }
 
 impl Peer {
@@ -104,24 +190,16 @@ impl Peer {
             if theirs.place.device != ours.place.device {
                 enable(context, theirs.place.device).map_err(|e| cuda(op, format!("peer access, {between}"), e))?;
             }
-            return Ok(Peer { context: context.clone(), address: theirs.address, mapped: false });
+            return Ok(Peer { address: theirs.address, _import: None });
         }
-        let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
-        for (to, from) in handle.reserved.iter_mut().zip(&theirs.handle) {
-            *to = *from as _;
-        }
-        let lazy = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
-        let mut address = 0;
-        // SAFETY: a handle of cuIpcGetMemHandle of another process, which keeps the memory until all have left.
-        unsafe { sys::cuIpcOpenMemHandle_v2(&mut address, handle, lazy) }
-            .result()
+        let import = Import::open(context, &theirs.handle, 0)
             .map_err(|e| cuda(op, format!("mapping a window, {between}"), e))?;
-        Ok(Peer { context: context.clone(), address, mapped: true })
+        Ok(Peer { address: import.address, _import: Some(import) })
     }
 }
 
 /// Lets kernels of `context` reach the memory of another device of this process.
-pub(super) fn enable(context: &Arc<CudaContext>, device: usize) -> Result<(), cudarc::driver::DriverError> {
+pub(super) fn enable(context: &Arc<CudaContext>, device: usize) -> Result<(), DriverError> {
     let other = CudaContext::new(device)?;
     context.bind_to_thread()?;
     // SAFETY: both contexts are alive.
@@ -131,12 +209,37 @@ pub(super) fn enable(context: &Arc<CudaContext>, device: usize) -> Result<(), cu
     }
 }
 
-impl Drop for Peer {
+/// Memory of another process, mapped here.
+#[derive(Debug)]
+pub(super) struct Import {
+    context: Arc<CudaContext>,
+    pub(super) address: sys::CUdeviceptr,
+    /// The allocation's identity where it was made.
+    pub(super) buffer: u64,
+}
+
+impl Import {
+    /// `handle`: of cuIpcGetMemHandle of another process, which keeps the memory until this is dropped.
+    pub(super) fn open(context: &Arc<CudaContext>, bytes: &[u8], buffer: u64) -> Result<Import, DriverError> {
+        context.bind_to_thread()?;
+        let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
+        for (to, from) in handle.reserved.iter_mut().zip(bytes) {
+            *to = *from as _;
+        }
+        let lazy = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
+        let mut address = 0;
+        // SAFETY: the driver checks the handle; writes the address.
+        unsafe { sys::cuIpcOpenMemHandle_v2(&mut address, handle, lazy) }.result()?;
+        Ok(Import { context: context.clone(), address, buffer })
+    }
+}
+
+impl Drop for Import {
     fn drop(&mut self) {
-        if self.mapped && self.context.bind_to_thread().is_ok() {
-            // SAFETY: mapped by `open`; the communicator has waited for its kernels.
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: mapped by `open`; whoever drops this has seen to it that no kernel uses it any more.
             if let Err(error) = unsafe { sys::cuIpcCloseMemHandle(self.address) }.result() {
-                log::debug!("unmapping a window: {error:?}");
+                log::debug!("unmapping memory of another rank: {error:?}");
             }
         }
     }

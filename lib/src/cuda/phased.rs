@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use cudarc::driver::{CudaContext, CudaStream, DriverError, sys};
 
 use super::call::{Call, Team, launch};
-use super::comm::DeviceComm;
+use super::comm::{Carrier, DeviceComm};
 use super::driver::cuda;
 use super::kernels::Kernel;
 use super::report::Report;
@@ -29,7 +29,7 @@ use crate::wire::Collective;
 pub(super) const AREAS: usize = 2;
 /// Blocks of a kernel: enough for the memory's bandwidth.
 const BLOCKS: u32 = 264;
-/// What a flag is set to, beyond what it has, to let a stream go.
+/// What a flag is set to, beyond what is waited for, to let a stream go.
 const RELEASE: u32 = 1 << 30;
 /// How often the thread looks.
 const PERIOD: Duration = Duration::from_millis(10);
@@ -163,7 +163,7 @@ impl DeviceComm {
         }
         // SAFETY: as above.
         unsafe { self.report().write(stream, number, true) }.map_err(failed)?;
-        if let Some(watch) = &self.watch {
+        if let Carrier::Phased(watch) = &self.carrier {
             watch.called(number, filled);
         }
         Ok(())
@@ -363,6 +363,7 @@ impl Drop for Watch {
 impl Shared {
     fn run(&self, report: &Report, stream: &CudaStream, layout: &Layout, window: u64, size: usize, patience: Duration) {
         let mut moved = ((0, 0), Instant::now());
+        let mut released = false;
         while !self.ends.load(Ordering::Acquire) {
             let (started, finished) = report.progress();
             // Not held over a sleep: callers take it for each call.
@@ -379,11 +380,13 @@ impl Shared {
             if moved.0 != (started, finished) || started == finished {
                 // It moved, or what the stream does now is not ours.
                 moved = ((started, finished), Instant::now());
-            } else if moved.1.elapsed() > patience || report.is_aborted() {
+            } else if released || moved.1.elapsed() > patience || report.has_failed() {
+                // Again until all have run: a late signal of another rank undoes it.
+                released = true;
                 if let Err(error) = self.release(report, stream, layout, window, size, &filled) {
                     log::warn!("call {number}: a stream that waits for other ranks cannot be let go: {error:?}");
+                    return;
                 }
-                return;
             }
             std::thread::sleep(PERIOD);
         }
@@ -412,11 +415,12 @@ impl Shared {
                     result::memcpy_dtoh_async(&mut got, at, stream.cu_stream())?;
                     result::stream::synchronize(stream.cu_stream())?;
                 }
+                let free = [expected.wrapping_add(RELEASE)];
                 let expected = if matches!(flag, Flag::Head) { expected.wrapping_sub(AREAS as u32) } else { expected };
                 if expected.wrapping_sub(got[0]) as i32 > 0 {
                     late.get_or_insert((peer, expected, got[0]));
                 }
-                flags.push((at, [got[0].wrapping_add(RELEASE)]));
+                flags.push((at, free));
             }
         }
         // Before any stream moves on, so that its caller sees why.

@@ -2,14 +2,15 @@
 
 use std::mem::offset_of;
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, DriverError, result, sys};
 
 use super::call::Signature;
 use super::driver::cuda;
+use crate::comm::Attached;
 use crate::error::{Error, Result};
 
 const WRITTEN: u32 = 2;
@@ -40,6 +41,8 @@ struct Words {
 pub(super) struct Report {
     context: Arc<CudaContext>,
     words: NonNull<Words>,
+    /// What the communicator failed of, once that is known.
+    cause: Mutex<Option<Error>>,
     /// Where the device sees them.
     pub(super) address: sys::CUdeviceptr,
 }
@@ -61,7 +64,7 @@ impl Report {
         };
         // SAFETY: fresh, page-aligned memory of that size; zeroes are valid atomics.
         unsafe { words.write_bytes(0, 1) };
-        let mut report = Report { context: context.clone(), words, address: 0 };
+        let mut report = Report { context: context.clone(), words, cause: Mutex::new(None), address: 0 };
         // SAFETY: the memory is of malloc_host with DEVICEMAP; writes the address.
         unsafe { sys::cuMemHostGetDevicePointer_v2(&mut report.address, memory, 0) }.result().map_err(failed)?;
         Ok(report)
@@ -72,9 +75,20 @@ impl Report {
         unsafe { self.words.as_ref() }
     }
 
-    /// Makes kernels that wait leave.
-    pub(super) fn abort(&self) {
+    /// Makes kernels that wait leave, because of `error`.
+    pub(super) fn abort(&self, error: Error) {
+        self.settle(error);
         self.words().abort.store(1, Ordering::Release);
+    }
+
+    /// What the communicator failed of, if that is known.
+    pub(super) fn cause(&self) -> Option<Error> {
+        self.cause.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The first cause stays. Gives it.
+    pub(super) fn settle(&self, error: Error) -> Error {
+        self.cause.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error).clone()
     }
 
     /// True once a kernel has given up or the host has said so.
@@ -100,10 +114,6 @@ impl Report {
         (words.started.load(Ordering::Acquire), words.finished.load(Ordering::Acquire))
     }
 
-    pub(super) fn is_aborted(&self) -> bool {
-        self.words().abort.load(Ordering::Relaxed) != 0
-    }
-
     /// As a kernel does: the first failure stays.
     pub(super) fn give_up(&self, (peer, expected, got): (usize, u32, u32)) {
         let words = self.words();
@@ -119,8 +129,8 @@ impl Report {
         words.state.store(WRITTEN, Ordering::Release);
     }
 
-    /// Why a kernel gave up, if one has.
-    pub(super) fn failure(&self, rank: usize, patience: Duration) -> Option<Error> {
+    /// Why a kernel or a stream gave up, if one has.
+    pub(super) fn given_up(&self, rank: usize, patience: Duration) -> Option<Error> {
         let words = self.words();
         if words.state.load(Ordering::Acquire) != WRITTEN {
             return None;
@@ -139,9 +149,6 @@ impl Report {
             ));
         }
         if of(&words.kind) == STREAM {
-            if self.is_aborted() {
-                return None;
-            }
             return Some(Error::Timeout {
                 op: format!("call {call} on the device"),
                 rank,
@@ -167,12 +174,28 @@ impl Report {
                 match of(&words.kind) {
                     1 => "a line",
                     2 => "a filled slot",
+                    6 => "the end of the call",
                     _ => "a free slot",
                 },
                 of(&words.expected),
                 of(&words.got)
             ),
         })
+    }
+}
+
+impl Attached for Report {
+    /// The host's communicator has learned of a death, or of an abort: kernels need not wait for their deadline.
+    fn failed(&self, error: &Error) {
+        let op = "a call on the device".to_owned();
+        self.abort(match error.clone() {
+            Error::PeerLost { rank, peer, address, detail, .. } => Error::PeerLost { op, rank, peer, address, detail },
+            Error::Timeout { rank, waited, missing, detail, .. } => {
+                Error::Timeout { op, rank, waited, missing, detail }
+            }
+            Error::Aborted { rank, reason, .. } => Error::Aborted { op, rank, reason },
+            other => other,
+        });
     }
 }
 

@@ -5,7 +5,10 @@
 //! counters  per FIFO: slots sent and received             (ours alone)
 //! flags     per FIFO: tail (slots filled), head (slots freed), 32 bytes apart
 //! lines     per channel, set and sender: LL lines of 16 bytes (8 of data beside their flags)
+//! table     per rank and registration: where this rank has that allocation      (ours alone)
+//! count     calls and messages that used no slots                               (ours alone)
 //! slots     per kind, channel and sender: the slots of a FIFO
+//! scratch   of a schedule: partial sums                   (ours alone)
 //! ```
 //! A *channel* is a block of a kernel. `kernels/team.cuh` computes the same places.
 
@@ -15,8 +18,9 @@ use cudarc::driver::{CudaContext, result, sys};
 
 use super::driver::cuda;
 use super::phased::{AREAS, area_bytes};
+use super::program::MAX_STEPS;
 use crate::config::Config;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Ranks at most: the GPUs that one NVLink domain of a host joins directly.
 pub(super) const MAX_RANKS: usize = 8;
@@ -26,6 +30,12 @@ const KINDS: usize = 3;
 const FLAG_BYTES: usize = 32;
 /// 4 for each channel that there may be.
 const EPOCH_BYTES: usize = 512;
+/// LL lines about the call itself: what it is, where input and output are, its end.
+const CALL_LINES: usize = 4;
+/// Buffers that a rank can have registered at a time.
+pub(super) const REGISTRATIONS: usize = 1024;
+/// Enough for a window of any schedule but the largest, which are cut smaller.
+pub(super) const SCRATCH_BYTES: usize = 16 << 20;
 
 /// Sizes of a window's parts; the same on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,16 +63,50 @@ impl Layout {
         }
     }
 
-    pub(super) fn bytes(&self) -> usize {
-        let fifos = KINDS * self.channels * MAX_RANKS;
-        EPOCH_BYTES
-            + 4 * 2 * fifos
-            + FLAG_BYTES * 2 * fifos
-            + 16 * self.channels * 2 * self.ranks * (self.lines + 1)
-            + self.slot_memory()
+    /// [`Layout::new`] for GPUs of which the smallest has so many multiprocessors: fewer blocks where they would not all be
+    /// resident, each on a multiprocessor of its own.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] when so many ranks cannot share such a GPU.
+    pub(super) fn resident(ranks: usize, sharing: usize, multiprocessors: usize, config: &Config) -> Result<Layout> {
+        let most = config.cuda_blocks.min(multiprocessors);
+        let layout = Layout::new(ranks, sharing, &Config { cuda_blocks: most, ..config.clone() });
+        if sharing > 1 && layout.channels * sharing > multiprocessors {
+            return Err(Error::Unsupported {
+                what: format!("a GPU of {multiprocessors} multiprocessors for {sharing} ranks of one process"),
+                detail: format!(
+                    "their kernels wait for each other and must run at the same time, with {} blocks each: expected at most {} \
+                     ranks on it; start the others as processes",
+                    layout.channels,
+                    multiprocessors / layout.channels
+                ),
+            });
+        }
+        Ok(layout)
     }
 
-    /// Bytes of all slots, the last part.
+    pub(super) fn bytes(&self) -> usize {
+        self.direct_count() + 16 + self.slot_memory() + SCRATCH_BYTES
+    }
+
+    /// Place of the table of registered allocations.
+    fn table(&self) -> usize {
+        let fifos = KINDS * self.channels * MAX_RANKS;
+        let lines = self.channels * 2 * self.ranks * (self.lines + CALL_LINES);
+        EPOCH_BYTES + 4 * 2 * fifos + FLAG_BYTES * 2 * fifos + 16 * lines
+    }
+
+    /// Place of the count of calls without slots, 8 bytes.
+    pub(super) fn direct_count(&self) -> usize {
+        self.table() + 8 * self.ranks * REGISTRATIONS
+    }
+
+    /// Place of a registration of a rank in it.
+    pub(super) fn registration(&self, rank: usize, id: u16) -> usize {
+        self.table() + 8 * (rank * REGISTRATIONS + usize::from(id))
+    }
+
+    /// Bytes of all slots.
     pub(super) fn slot_memory(&self) -> usize {
         KINDS * self.channels * self.ranks * self.slots * self.slot_bytes
     }
@@ -80,6 +124,8 @@ impl Layout {
             ("RANKS", self.ranks),
             ("CHANNELS", self.channels),
             ("LL_LINES", self.lines),
+            ("CALL_LINES", CALL_LINES),
+            ("REGISTRATIONS", REGISTRATIONS),
             ("SLOT_COUNT", self.slots),
             ("SLOT_BYTES", self.slot_bytes),
             ("EPOCH_BYTES", EPOCH_BYTES),
@@ -87,6 +133,7 @@ impl Layout {
             ("AREAS", AREAS),
             ("AREA_BYTES", area_bytes(self)),
             ("KINDS", KINDS),
+            ("MAX_STEPS", MAX_STEPS),
             ("SCATTER", 0),
             ("GATHER", 1),
             ("PAIR", 2),
@@ -97,7 +144,7 @@ impl Layout {
     }
 }
 
-/// Device memory that other processes may map: from `cuMemAlloc`, because memory of a stream-ordered pool cannot be exported
+/// Device memory that other processes may map, a window or a registered buffer: from `cuMemAlloc`, because memory of a stream-ordered pool cannot be exported
 /// by the older interface.
 #[derive(Debug)]
 pub(super) struct Window {
@@ -109,7 +156,19 @@ pub(super) struct Window {
 impl Window {
     /// Allocates and clears.
     pub(super) fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Window> {
-        let failed = |e| cuda("DeviceComm", format!("allocating a window of {} MiB", bytes >> 20), e);
+        Self::sized(context, bytes, "a window (fewer TINYNCCL_CUDA_BLOCKS or a smaller TINYNCCL_CUDA_SLOT take less)")
+    }
+
+    /// The same for `what`.
+    pub(super) fn sized(context: &Arc<CudaContext>, bytes: usize, what: &str) -> Result<Window> {
+        let failed = |e| {
+            let (wanted, device) = (bytes.div_ceil(1 << 20), context.ordinal());
+            let room = result::mem_get_info().map_or_else(
+                |_| String::new(),
+                |(free, all)| format!("; {} of {} MiB are free", free >> 20, all >> 20),
+            );
+            cuda("DeviceComm", format!("allocating {wanted} MiB of GPU {device} for {what}{room}"), e)
+        };
         context.bind_to_thread().map_err(failed)?;
         // SAFETY: allocates; the address is freed once, by `drop`.
         let address = unsafe { result::malloc_sync(bytes) }.map_err(failed)?;
@@ -137,6 +196,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn blocks_of_ranks_that_share_a_gpu_are_all_resident() {
+        let config = Config::default();
+        for multiprocessors in [16, 46, 80, 132] {
+            for (ranks, sharing) in [(2, 1), (2, 2), (8, 4), (8, 8)] {
+                let layout = Layout::resident(ranks, sharing, multiprocessors, &config).unwrap();
+                assert!(layout.channels * sharing <= multiprocessors, "{layout:?} on {multiprocessors}");
+            }
+        }
+        assert_eq!(Layout::resident(4, 2, 132, &config).unwrap(), Layout::new(4, 2, &config));
+        let error = Layout::resident(8, 8, 14, &config).unwrap_err().to_string();
+        assert!(error.contains("14 multiprocessors for 8 ranks") && error.contains("at most 7 ranks"), "{error}");
+    }
+
+    #[test]
     fn lines_and_slots_are_aligned() {
         for ranks in 2..=MAX_RANKS {
             let layout = Layout::new(ranks, 1, &Config::default());
@@ -149,6 +222,8 @@ mod tests {
             assert_eq!(layout.slot_bytes % 16, 0);
             assert_eq!(layout.lines % 2, 0);
             assert!(layout.bytes() > lines);
+            assert_eq!(layout.table() % 16, 0);
+            assert_eq!((layout.bytes() - layout.slot_memory()) % 16, 0);
         }
     }
 }

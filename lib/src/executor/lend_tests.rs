@@ -117,6 +117,7 @@ fn outcome(
         op: Some(ReduceOp::Sum),
         root: shape.root,
         count: COUNT,
+        whole: COUNT,
         peer: 0,
     };
     let hub = inproc::Hub::new();

@@ -25,7 +25,7 @@ pub(crate) unsafe fn one_message(task: &Task<'_>, links: &mut Links, turns: u32)
     if lane.windows != 1 || !links.recvs.get(link).is_some_and(|recv| recv.shows_in_place()) {
         return false;
     }
-    let bytes = lane.count as usize * plan.elem;
+    let bytes = lane.partition.count() * plan.elem;
     // What is lent is not over at once.
     if plan.lends && bytes > LONGEST {
         return false;

@@ -24,6 +24,8 @@ pub(crate) struct CallKey {
     pub(crate) root: usize,
     /// Elements per segment.
     pub(crate) count: usize,
+    /// Elements per segment of the call that this is a part of, as the headers say it; `count` where it is all of it.
+    pub(crate) whole: usize,
     /// The other side of a point-to-point message; 0 for collectives.
     pub(crate) peer: usize,
 }
@@ -32,7 +34,7 @@ impl CallKey {
     /// Header of the call's messages, without sequence number and length.
     pub(crate) fn header(&self, comm: u32, algorithm: Algorithm) -> Header {
         Header {
-            count: self.count as u64,
+            count: self.whole as u64,
             comm,
             seq: 0,
             root: if self.collective.has_root() { self.root as u32 } else { Header::NO_ROOT },
@@ -115,7 +117,7 @@ pub(super) struct PlanLane {
     pub(super) instructions: Range<usize>,
     pub(super) partition: Partition,
     pub(super) windows: usize,
-    /// Elements per segment, as its messages' headers say it.
+    /// Elements per segment, as its messages' headers say it: of the whole call where this is a part of one.
     pub(super) count: u64,
 }
 
@@ -211,7 +213,7 @@ impl Plan {
             }
             mark_last_uses(&mut instructions[first..]);
             mark_followed(&mut instructions[first..]);
-            let (windows, count) = (partition.windows(), key.count as u64);
+            let (windows, count) = (partition.windows(), key.whole as u64);
             lanes.push(PlanLane { instructions: first..instructions.len(), partition, windows, count });
         }
         if lends {

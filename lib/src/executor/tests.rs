@@ -79,6 +79,7 @@ fn lanes_in_different_windows_do_not_share_scratch_memory() {
         op: Some(ReduceOp::Sum),
         root: 0,
         count: COUNT,
+        whole: COUNT,
         peer: 0,
     };
     let header = key.header(0, Algorithm::Direct);

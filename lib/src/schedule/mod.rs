@@ -20,6 +20,7 @@ use std::ops::Range;
 
 pub mod draw;
 pub mod partition;
+pub mod rounds;
 pub mod verify;
 
 pub use partition::Partition;

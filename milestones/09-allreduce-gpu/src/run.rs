@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use cudarc::driver::CudaContext;
-use tinynccl::cuda::{self, DeviceComm};
+use tinynccl::cuda::{self, DeviceComm, Path};
 use tinynccl::wire::Collective;
 use tinynccl::{Comm, ReduceOp};
 
@@ -41,11 +41,13 @@ pub(crate) fn rank(options: &Options) -> Result<()> {
         })?;
         device.check()?;
         let slow = host::seconds(&comm, &stream, &mut result)?;
-        let way = if device.shares_gpu() {
-            "phases".to_owned()
-        } else {
-            let choice = device.choice(Collective::AllReduce, bytes);
-            format!("{} x {}", choice.protocol, choice.blocks)
+        let way = match device.path() {
+            Path::Peer => {
+                let choice = device.choice(Collective::AllReduce, bytes);
+                format!("{} x {}", choice.protocol, choice.blocks)
+            }
+            Path::Phased => "phases".to_owned(),
+            Path::Hosted => "hosted".to_owned(),
         };
         let algbw = bytes as f64 / seconds / 1e9;
         let n = comm.size() as f64;
@@ -74,10 +76,14 @@ fn introduce(comm: &Comm, device: &DeviceComm, name: &str, say: impl Fn(String))
     for line in all.chunks(ours.len()) {
         say(String::from_utf8_lossy(line).trim_end_matches('\0').to_owned());
     }
-    say(if device.shares_gpu() {
-        "Ranks share a GPU: their kernels take turns, so none of them waits for another; the streams do.\n".to_owned()
-    } else {
-        format!("Each rank's kernels write into a window of {} MiB of every other GPU.\n", device.window_bytes() >> 20)
+    say(format!("path: {} ({})", device.path(), device.path_reason()));
+    say(match device.path() {
+        Path::Peer => format!(
+            "Each rank's kernels write into a window of {} MiB of every other GPU.\n",
+            device.window_bytes() >> 20
+        ),
+        Path::Phased => "Kernels take turns, so none of them waits for another; the streams do.\n".to_owned(),
+        Path::Hosted => "Copies to the host, a reduction there, copies back, all at the same time.\n".to_owned(),
     });
     Ok(())
 }

@@ -229,6 +229,38 @@ fn text(folder: &Path) {
     fs::write(folder.join("text.txt"), text).unwrap();
 }
 
+/// A short run of the program: what it printed, and its losses.
+fn short_run(folder: &Path, ranks: usize, more: &[&str]) -> (String, Vec<Point>) {
+    let ranks = ranks.to_string();
+    let fixed = [
+        "--steps",
+        "30",
+        "--lr",
+        "1e-3",
+        "--precision",
+        "f32",
+        "--dropout",
+        "0.1",
+        "--sample-chars",
+        "0",
+        "--out",
+        "o",
+    ];
+    let output = program(folder, &[&fixed[..], &["--ranks", &ranks], more].concat());
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{ranks} {more:?}: {out}{err}");
+    let history = checkpoint::load(&folder.join("o/checkpoint.bin")).unwrap().header.history;
+    (out.into_owned(), history)
+}
+
+fn same_losses(alone: &[Point], several: &[Point], what: &str) {
+    assert_eq!(several.len(), alone.len());
+    for (a, b) in alone.iter().zip(several) {
+        let difference = (a.train.unwrap() - b.train.unwrap()).abs();
+        assert!(difference < 1e-3, "{what}: {a:?} {b:?}");
+    }
+}
+
 #[test]
 fn several_gpus_have_the_losses_of_one() {
     let gpus = gpus();
@@ -240,27 +272,60 @@ fn several_gpus_have_the_losses_of_one() {
     }
     let folder = tempfile::tempdir().unwrap();
     text(folder.path());
-    let run = |ranks: usize, more: &[&str]| -> Vec<Point> {
-        let ranks = ranks.to_string();
-        let fixed = ["--steps", "30", "--precision", "f32", "--sample-chars", "0", "--out", "o", "--ranks", &ranks];
-        let output = program(folder.path(), &[&fixed[..], more].concat());
-        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        assert!(output.status.success(), "{ranks} {more:?}: {out}{err}");
-        checkpoint::load(&folder.path().join("o/checkpoint.bin")).unwrap().header.history
-    };
-    let alone = run(1, &[]);
-    for ranks in [2, 3, 4] {
+    let (_, alone) = short_run(folder.path(), 1, &[]);
+    for ranks in (2..=4).filter(|&ranks| ranks <= gpus) {
         for more in [&[][..], &["--graph"], &["--graph", "--bucket-kib", "1", "--comm-blocks", "4"]] {
-            if ranks > gpus {
-                continue;
-            }
-            let history = run(ranks, more);
-            assert_eq!(history.len(), alone.len());
-            for (a, b) in alone.iter().zip(&history) {
-                let difference = (a.train.unwrap() - b.train.unwrap()).abs();
-                assert!(difference < 1e-3, "{ranks} ranks {more:?}: {a:?} {b:?}");
-            }
+            let (_, history) = short_run(folder.path(), ranks, more);
+            same_losses(&alone, &history, &format!("{ranks} ranks {more:?}"));
         }
+    }
+}
+
+/// One more rank than there are GPUs. Buckets of many sizes follow one another without the host between them.
+#[test]
+fn ranks_that_share_a_gpu_have_the_losses_of_one() {
+    let gpus = gpus();
+    if gpus == 0 {
+        return;
+    }
+    let ranks = [2, 3, 4, 6, 12].into_iter().find(|&ranks| ranks > gpus).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    text(folder.path());
+    let (_, alone) = short_run(folder.path(), 1, &[]);
+    for more in [&[][..], &["--graph"], &["--graph", "--bucket-kib", "1"]] {
+        let (said, history) = short_run(folder.path(), ranks, more);
+        same_losses(&alone, &history, &format!("{ranks} ranks on {gpus} GPUs {more:?}"));
+        assert_eq!(said.contains("note: ranks share a GPU"), more.contains(&"--graph"), "{said}");
+    }
+}
+
+#[test]
+fn a_trace_shows_averages_beside_the_passes() {
+    let gpus = gpus();
+    if gpus < 2 {
+        if gpus == 1 {
+            say("SKIPPED: ddp-gpt's trace of two ranks: there is one device only");
+        }
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    text(folder.path());
+    let (said, _) = short_run(folder.path(), 2, &["--graph", "--bucket-kib", "1", "--trace", "t.json"]);
+    assert!(said.contains("t.0.json: the last step took"), "{said}");
+    for rank in 0..2 {
+        let bytes = fs::read(folder.path().join(format!("t.{rank}.json"))).unwrap();
+        let events: Vec<serde_json::Value> = serde_json::from_slice(&bytes).unwrap();
+        let spans = |tid: u64| events.iter().filter(move |e| e["ph"] == "X" && e["tid"] == tid && e["pid"] == rank);
+        let names = |tid: u64| spans(tid).filter_map(|e| e["name"].as_str()).collect::<Vec<_>>();
+        let (passes, averaging) = (names(0), names(1));
+        assert_eq!((passes[0], passes[passes.len() - 1]), ("forward", "AdamW"), "{passes:?}");
+        assert!(averaging.len() > 4 && averaging.iter().all(|name| name.starts_with("bucket ")), "{averaging:?}");
+        // The first average is ready long before the backward pass ends.
+        let time = |e: &serde_json::Value, of: &str| e[of].as_f64().unwrap();
+        let last = spans(0).rfind(|e| e["name"].as_str().is_some_and(|n| n.starts_with("backward"))).unwrap();
+        let first = spans(1).next().unwrap();
+        assert!(time(first, "ts") < time(last, "ts"), "{first} {last}");
+        assert!(events.iter().all(|e| e["ph"] == "M" || time(e, "dur") >= 0.0), "{events:?}");
     }
 }
 

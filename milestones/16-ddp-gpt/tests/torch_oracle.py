@@ -2,8 +2,8 @@
 
     python3 torch_oracle.py FOLDER
 
-tests/torch.rs writes the folder: case.json, and raw little-endian numbers in weights.f32, gradients.f32, tokens.u32 and
-targets.u32. Exits with 1 at the first tensor that differs.
+tests/torch.rs writes the folder: case.json, and raw little-endian numbers in weights.f32, gradients.f32, tokens.u32,
+targets.u32 and masks.f32 (dropout's factors, in the order in which they apply). Exits with 1 at the first tensor that differs.
 """
 
 import array
@@ -40,7 +40,7 @@ def gelu(x):
     return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
-def attention(qkv, heads):
+def attention(qkv, heads, drop):
     samples, context, width = qkv.shape
     q, k, v = (
         part.reshape(samples, context, heads, -1).transpose(1, 2) for part in qkv.split(width // 3, dim=-1)
@@ -48,17 +48,31 @@ def attention(qkv, heads):
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
     future = torch.ones(context, context, dtype=torch.bool).triu(1)
     weights = scores.masked_fill(future, -math.inf).softmax(-1)
-    return (weights @ v).transpose(1, 2).reshape(samples, context, -1)
+    return (drop(weights) @ v).transpose(1, 2).reshape(samples, context, -1)
 
 
-def loss_of(w, case, tokens, targets):
-    x = w["wte.weight"][tokens] + w["wpe.weight"][: case["context"]]
+def dropout(masks):
+    """Applies the next masks of a flat list to each tensor that it is called with."""
+    used = 0
+
+    def drop(x):
+        nonlocal used
+        mask = masks[used : used + x.numel()].reshape(x.shape)
+        used += x.numel()
+        return x * mask
+
+    return drop
+
+
+def loss_of(w, case, tokens, targets, masks):
+    drop = dropout(masks)
+    x = drop(w["wte.weight"][tokens] + w["wpe.weight"][: case["context"]])
     for layer in range(case["layers"]):
         h = f"h.{layer}."
         qkv = norm(x, w[h + "ln_1.weight"]) @ w[h + "attn.c_attn.weight"].T
-        x = x + attention(qkv, case["heads"]) @ w[h + "attn.c_proj.weight"].T
+        x = x + drop(attention(qkv, case["heads"], drop) @ w[h + "attn.c_proj.weight"].T)
         hidden = norm(x, w[h + "ln_2.weight"]) @ w[h + "mlp.c_fc.weight"].T
-        x = x + gelu(hidden) @ w[h + "mlp.c_proj.weight"].T
+        x = x + drop(gelu(hidden) @ w[h + "mlp.c_proj.weight"].T)
     logits = norm(x, w["ln_f.weight"]) @ w["wte.weight"].T
     return -logits.log_softmax(-1).gather(-1, targets.unsqueeze(-1)).mean()
 
@@ -84,7 +98,7 @@ def main():
     weights = tensors(case, folder / "weights.f32")
     for weight in weights.values():
         weight.requires_grad_()
-    loss = loss_of(weights, case, tokens, targets)
+    loss = loss_of(weights, case, tokens, targets, read(folder / "masks.f32", "f"))
     loss.backward()
 
     check("loss", torch.tensor(case["loss"], dtype=torch.float64), loss.detach())

@@ -124,8 +124,15 @@ impl<'a> Probe<'a> {
         }
         let whole = bytes;
         let bytes = piece(whole);
-        let key =
-            CallKey { collective: Collective::SendRecv, dtype: DType::U8, op: None, root: 0, count: bytes, peer: 0 };
+        let key = CallKey {
+            collective: Collective::SendRecv,
+            dtype: DType::U8,
+            op: None,
+            root: 0,
+            count: bytes,
+            whole: bytes,
+            peer: 0,
+        };
         let header = key.header(inner.state.id, Algorithm::Direct);
         let plan = {
             let engine = lock(&inner.engine);

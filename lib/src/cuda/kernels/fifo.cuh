@@ -21,22 +21,31 @@ __device__ __forceinline__ u8* slot_at(u8* window, u32 kind, u32 channel, u32 fr
     return window + SLOTS + (u64)SLOT_BYTES * index;
 }
 
-__device__ __forceinline__ void await_count(const Team& team, const u32* flag, u32 count, u32 what, u32 peer) {
-    Wait wait = {0, 0};
+// False: given up.
+__device__ __forceinline__ bool count_came(const Team& team, const u32* flag, u32 count, u32 what, u32 peer) {
+    Wait wait = {0, 0, 0};
     u32 got;
     while ((int)((got = load_acquire(flag)) - count) < 0) {
-        if (!keep_waiting(team, wait, what, peer, count, got)) break;
+        if (!keep_waiting(team, wait, what, peer, count, got)) return false;
     }
+    return true;
+}
+
+// For a thread that waits and tells alone: it tells nothing after it has given up.
+__device__ __forceinline__ void await_count(const Team& team, const u32* flag, u32 count, u32 what, u32 peer) {
+    if (!count_came(team, flag, count, what, peer)) end_thread();
 }
 
 // Slots of all ranks' blocks, as numbers that the block shares.
 struct Counters {
     u32 sent[KINDS][MAX_RANKS];
     u32 received[KINDS][MAX_RANKS];
+    u32 given_up; // by a thread of the block: what it has is worth nothing, and nobody is told of it
 };
 
 __device__ __forceinline__ void load_counters(const Team& team, Counters& counters) {
     u8* window = team.window[team.rank];
+    if (threadIdx.x == 0) counters.given_up = 0;
     for (u32 i = threadIdx.x; i < KINDS * RANKS; i += blockDim.x) {
         const u32 kind = i / RANKS, peer = i % RANKS;
         counters.sent[kind][peer] = *(volatile u32*)counter_at(window, TAIL, kind, blockIdx.x, peer);
@@ -56,14 +65,16 @@ __device__ __forceinline__ void store_counters(const Team& team, const Counters&
 }
 
 // A free slot at `peer`, and one filled by `peer`. Called by one thread each; the block's barrier comes after.
-__device__ __forceinline__ void await_credit(const Team& team, const Counters& counters, u32 kind, u32 peer) {
+__device__ __forceinline__ void await_credit(const Team& team, Counters& counters, u32 kind, u32 peer) {
     const u32* head = flag_at(team.window[team.rank], HEAD, kind, blockIdx.x, peer);
-    await_count(team, head, counters.sent[kind][peer] + 1 - SLOT_COUNT, WAITED_CREDIT, peer);
+    const u32 count = counters.sent[kind][peer] + 1 - SLOT_COUNT;
+    if (!count_came(team, head, count, WAITED_CREDIT, peer)) *(volatile u32*)&counters.given_up = 1;
 }
 
-__device__ __forceinline__ void await_slot(const Team& team, const Counters& counters, u32 kind, u32 peer) {
+__device__ __forceinline__ void await_slot(const Team& team, Counters& counters, u32 kind, u32 peer) {
     const u32* tail = flag_at(team.window[team.rank], TAIL, kind, blockIdx.x, peer);
-    await_count(team, tail, counters.received[kind][peer] + 1, WAITED_SLOT, peer);
+    const u32 count = counters.received[kind][peer] + 1;
+    if (!count_came(team, tail, count, WAITED_SLOT, peer)) *(volatile u32*)&counters.given_up = 1;
 }
 
 __device__ __forceinline__ u8* outgoing(const Team& team, const Counters& counters, u32 kind, u32 peer) {
@@ -76,11 +87,15 @@ __device__ __forceinline__ const u8* incoming(const Team& team, const Counters& 
 
 // After the block's barrier, by one thread each.
 __device__ __forceinline__ void post_slot(const Team& team, Counters& counters, u32 kind, u32 peer) {
-    store_release(flag_at(team.window[peer], TAIL, kind, blockIdx.x, team.rank), ++counters.sent[kind][peer]);
+    const u32 count = ++counters.sent[kind][peer];
+    if (*(volatile u32*)&counters.given_up) return;
+    store_release(flag_at(team.window[peer], TAIL, kind, blockIdx.x, team.rank), count);
 }
 
 __device__ __forceinline__ void free_slot(const Team& team, Counters& counters, u32 kind, u32 peer) {
-    store_release(flag_at(team.window[peer], HEAD, kind, blockIdx.x, team.rank), ++counters.received[kind][peer]);
+    const u32 count = ++counters.received[kind][peer];
+    if (*(volatile u32*)&counters.given_up) return;
+    store_release(flag_at(team.window[peer], HEAD, kind, blockIdx.x, team.rank), count);
 }
 
 __device__ __forceinline__ Pack load_slot(const u8* slot, u64 index) {
@@ -135,6 +150,34 @@ __device__ __forceinline__ Piece piece_of(const Share& share, u32 round, u32 par
     piece.first = base + begin;
     piece.packs = (u32)(here * (part + 1) / share.parts - begin);
     return piece;
+}
+
+// What a kernel of rounds starts with.
+struct Rounds {
+    Share share;
+    u32 count;
+    u32 peer;     // the rank that the first thread of this warp speaks to
+    bool speaker; // whether this thread is that one
+};
+
+__device__ __forceinline__ Rounds begin_rounds(const Team& team, Counters& counters, u64 bytes, u32 parts) {
+    load_counters(team, counters);
+    Rounds rounds;
+    rounds.share = share_of(bytes, parts);
+    rounds.count = rounds_of(rounds.share);
+    rounds.peer = threadIdx.x >> 5;
+    rounds.speaker = (threadIdx.x & 31) == 0 && rounds.peer < RANKS && rounds.peer != team.rank;
+    return rounds;
+}
+
+// One step of a round: speakers wait, all threads work, speakers tell the others.
+template <typename Await, typename Work, typename Tell>
+__device__ __forceinline__ void in_turn(const Rounds& rounds, Await await, Work work, Tell tell) {
+    if (rounds.speaker) await(rounds.peer);
+    __syncthreads();
+    work();
+    __syncthreads();
+    if (rounds.speaker) tell(rounds.peer);
 }
 
 // Slots to and from a user's buffer.

@@ -18,12 +18,18 @@ struct Counts {
     u32 pad;
 };
 
+// A stream that was let go must not tell others of data that it did not get, nor write over what they have not read.
+__device__ __forceinline__ bool was_let_go(const Team& team) {
+    return load_relaxed(&team.report->abort) != 0 || load_relaxed(&team.report->state) != 0;
+}
+
 #ifndef DTYPE
 
 // Writes `bytes` at `input + p * stride` into our area of rank p's window.
 extern "C" __global__ void __launch_bounds__(THREADS)
 phased_push(const __grid_constant__ Team team, const u8* input, u64 bytes, u64 stride, const __grid_constant__ Counts numbers) {
     const Piece piece = piece_of_block(bytes);
+    if (__syncthreads_or(threadIdx.x == 0 && was_let_go(team))) return;
     for (u32 peer = 0; peer < RANKS; peer++) {
         if ((numbers.who >> peer & 1) == 0) continue;
         fill_from(area_at(team.window[peer], team.rank, numbers.of[peer], piece), input + peer * stride, piece, bytes);
@@ -40,12 +46,18 @@ phased_take(const __grid_constant__ Team team, u8* output, u64 bytes, u64 stride
     }
 }
 
-// Tells each rank that takes part how far we are (TAIL: areas filled, and what for; HEAD: areas freed).
+// What the area that a rank filled is for, beside that rank's flag: one place per area, because a rank may be an area ahead of us.
+__device__ __forceinline__ volatile u64* purpose_at(u32* flag, u32 number) {
+    static_assert(8 + 8 * AREAS <= FLAG_BYTES, "a flag's sector holds the purposes");
+    return (volatile u64*)(flag + 2 + 2 * (number % AREAS));
+}
+
+// Tells each rank that takes part how far we are (TAIL: areas filled, and what the last is for; HEAD: areas freed).
 extern "C" __global__ void phased_signal(const __grid_constant__ Team team, u32 which, const __grid_constant__ Counts counts) {
     const u32 peer = threadIdx.x;
-    if (peer >= RANKS || (counts.who >> peer & 1) == 0) return;
+    if (peer >= RANKS || (counts.who >> peer & 1) == 0 || was_let_go(team)) return;
     u32* flag = flag_at(team.window[peer], which, SCATTER, 0, team.rank);
-    if (which == TAIL) *(volatile u64*)(flag + 2) = team.call;
+    if (which == TAIL) *purpose_at(flag, counts.of[peer] - 1) = team.call;
     store_release(flag, counts.of[peer]);
 }
 
@@ -53,8 +65,8 @@ extern "C" __global__ void phased_signal(const __grid_constant__ Team team, u32 
 extern "C" __global__ void phased_compare(const __grid_constant__ Team team, const __grid_constant__ Counts counts) {
     const u32 peer = threadIdx.x;
     if (peer >= RANKS || (counts.who >> peer & 1) == 0) return;
-    const u32* flag = flag_at(team.window[team.rank], TAIL, SCATTER, 0, peer);
-    const u64 theirs = *(const volatile u64*)(flag + 2);
+    u32* flag = flag_at(team.window[team.rank], TAIL, SCATTER, 0, peer);
+    const u64 theirs = *purpose_at(flag, counts.of[peer]);
     if (theirs != team.call) give_up(team, MISMATCH, peer, 0, 0, theirs);
 }
 
@@ -67,11 +79,8 @@ phased_reduce(const __grid_constant__ Team team, const u8* input, u8* output, u6
     const u8* from[RANKS];
 #pragma unroll
     for (int s = 0; s < RANKS; s++) from[s] = area_at(team.window[team.rank], s, numbers.of[s], piece);
-    const bool whole_output = is_whole(output, piece.first + piece.packs, bytes);
-    reduce_slots(team, input, piece, bytes, from, [&](u32 i, Pack reduced) {
-        if (whole_output) store_pack(Is<true>{}, output, piece.first + i, bytes, reduced);
-        else store_pack(Is<false>{}, output, piece.first + i, bytes, reduced);
-    });
+    const Output to = output_of(output, piece.first, piece.first + piece.packs, bytes);
+    reduce_slots(team, input, piece, bytes, from, [&](u64 i, Pack reduced) { put(to, i, reduced); });
 }
 
 #endif

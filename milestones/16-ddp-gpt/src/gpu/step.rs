@@ -12,7 +12,7 @@ use super::kernels::{Arg, Grid};
 use super::memory::Array;
 use super::network::{Network, sites};
 use super::reducer::Reducer;
-use super::trace::Trace;
+use super::trace::{Overlap, Trace, WAITING};
 use crate::adamw::AdamW;
 use crate::config::TrainConfig;
 use crate::data::{Corpus, Split};
@@ -125,9 +125,9 @@ impl<'r> Training<'r> {
         Ok(())
     }
 
-    /// Writes the stamps of the last step.
-    pub fn save_trace(&self, rank: usize, path: &Path) -> Result<()> {
-        self.trace.as_ref().map_or(Ok(()), |trace| trace.save(&self.network.gpu, rank, path))
+    /// Writes the stamps of the last step; gives how its averages and passes overlapped.
+    pub fn save_trace(&self, rank: usize, path: &Path) -> Result<Option<Overlap>> {
+        self.trace.as_ref().map(|trace| trace.save(&self.network.gpu, rank, path)).transpose()
     }
 
     /// Makes the following steps launches of one graph. Every kernel must have run before.
@@ -223,7 +223,7 @@ impl<'r> Training<'r> {
         self.waited(0)?;
         self.network.order(&self.events[self.buckets.len()], true)?;
         self.waited(1)?;
-        let before = self.span("wait for averages", false, before)?;
+        let before = self.span(WAITING, false, before)?;
         self.optimize()?;
         self.span("AdamW", false, before)?;
         Ok(())

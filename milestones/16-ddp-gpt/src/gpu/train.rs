@@ -149,13 +149,17 @@ pub fn train(
     state.history.push(Point { step: state.step, train: None, validation: Some(validation) });
     if let Some(path) = &how.trace {
         let path = if ranks.size() > 1 { path.with_extension(format!("{}.json", ranks.rank())) } else { path.clone() };
-        training.save_trace(ranks.rank(), &path)?;
+        if let Some(overlap) = training.save_trace(ranks.rank(), &path)? {
+            report.note(&format!("{}: {overlap}", path.display()));
+        }
     }
     let (seconds, communication) = pace.share(&training)?;
     report.note(&format!(
-        "{:.1} steps/s, {:.3} ms a step",
+        "{:.1} steps/s, {:.3} ms a step; median of {} stretches {:.1} steps/s",
         pace.steps as f64 / seconds,
-        1e3 * seconds / pace.steps.max(1) as f64
+        1e3 * seconds / pace.steps.max(1) as f64,
+        pace.rates.len(),
+        pace.median()
     ));
     let summary = Summary {
         train,
@@ -177,6 +181,8 @@ pub fn train(
 struct Pace {
     spent: Duration,
     steps: usize,
+    /// Steps per second from one report to the next.
+    rates: Vec<f64>,
     /// Seconds waited for averages before.
     before: f64,
 }
@@ -185,6 +191,14 @@ impl Pace {
     fn add(&mut self, spent: Duration, steps: usize) {
         self.spent += spent;
         self.steps += steps;
+        self.rates.push(steps as f64 / spent.as_secs_f64().max(1e-9));
+    }
+
+    /// Of the rates; 0 without any.
+    fn median(&self) -> f64 {
+        let mut sorted = self.rates.clone();
+        sorted.sort_by(f64::total_cmp);
+        sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
     }
 
     /// Seconds, and the share of them that the passes waited for averages.

@@ -14,10 +14,13 @@ use ddp_gpt::report::Silent;
 use ddp_gpt::train::{Plan, State, train};
 
 /// A text with enough structure to learn something from.
-pub fn corpus() -> Corpus {
+pub fn text() -> String {
     let words = ["the ", "rank ", "sends ", "its ", "sum ", "to ", "next ", "and ", "waits.\n"];
-    let text: String = (0..900usize).map(|i| words[(i * i + i / 7) % words.len()]).collect();
-    Corpus::new("test text", &text).unwrap()
+    (0..900usize).map(|i| words[(i * i + i / 7) % words.len()]).collect()
+}
+
+pub fn corpus() -> Corpus {
+    Corpus::new("test text", &text()).unwrap()
 }
 
 pub fn plan(config: TrainConfig) -> Plan {

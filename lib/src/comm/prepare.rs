@@ -1,0 +1,107 @@
+//! Before a call runs over links: its plan, compiled or found, and the links that it needs.
+
+use std::sync::Arc;
+
+use super::{Engine, Inner, p2p};
+use crate::algorithm;
+use crate::error::{Error, Result};
+use crate::executor::{CallKey, Plan};
+use crate::wire::{Algorithm, Collective, Header};
+
+/// Plans kept per communicator; the least recently used one goes first.
+const PLANS: usize = 512;
+
+/// Entries at the front that stay where they are when they are used: calls that alternate move nothing.
+const FRONT: usize = 8;
+
+/// Place of the entry of `key`, which comes to the front if it was not there. The common case is one of the last calls again.
+#[inline]
+pub(super) fn recent<T>(entries: &mut [(CallKey, T)], key: &CallKey) -> Option<usize> {
+    let position = entries.iter().position(|(k, _)| k == key)?;
+    if position < FRONT {
+        return Some(position);
+    }
+    entries[..=position].rotate_right(1);
+    Some(0)
+}
+
+impl Inner {
+    /// Puts the plan of a call in front, compiled on first use: chooses the algorithm and opens the links it needs.
+    #[inline]
+    pub(super) fn prepare(&self, engine: &mut Engine, key: &CallKey) -> Result<usize> {
+        if let Some(place) = recent(&mut engine.plans, key) {
+            return Ok(place);
+        }
+        let begin = engine.workspace.recorder.as_mut().map(|r| r.prepare());
+        let compiled = self.compile(engine, key);
+        if let (Some(recorder), Some(begin)) = (&mut engine.workspace.recorder, begin) {
+            match &compiled {
+                Ok(_) => recorder.compiled(begin, key.collective as u8),
+                Err(_) => recorder.prepare_failed(),
+            }
+        }
+        let plan = Arc::new(compiled?);
+        engine.plans.truncate(PLANS - 1);
+        engine.plans.insert(0, (*key, plan));
+        Ok(0)
+    }
+
+    fn compile(&self, engine: &mut Engine, key: &CallKey) -> Result<Plan> {
+        let op = || key.collective.to_string();
+        let options = self.options;
+        let bytes = key.count.saturating_mul(key.dtype.size());
+        let (algorithm, message, program) = match key.collective {
+            Collective::SendRecv => {
+                let message = p2p::message(bytes, options.max_message, self.shares_memory());
+                (Algorithm::Direct, message, p2p::program(self.state.rank, key.root, key.peer))
+            }
+            collective => {
+                let choice = self.choice(engine, collective, key.root, bytes)?;
+                let shape = self.shape(collective, key.root);
+                self.warn_refused(&shape, &choice);
+                let program = algorithm::program(choice.algorithm, &shape, self.state.rank).ok_or_else(|| {
+                    Error::invalid(op(), format!("no {} program for {} ranks", choice.algorithm, shape.ranks))
+                })?;
+                log::debug!("rank {}: {key:?}: {}", self.state.rank, choice.algorithm);
+                (choice.algorithm, choice.message, program)
+            }
+        };
+        let header = key.header(self.state.id, algorithm);
+        // Before links are opened, which waits for the peers.
+        engine.board.announce(&Header { seq: engine.seq, ..header });
+        self.open(engine, program.links())?;
+        let Engine { links, .. } = engine;
+        // Both ends of a link must cut alike: with more ranks, they would depend on links between others.
+        let two = key.collective == Collective::SendRecv || (self.size() == 2 && !key.collective.reduces());
+        let message = match two && links.lend_long(program.links().into_iter()) {
+            true => p2p::long_message(&options, key.collective),
+            false => message,
+        };
+        let lends = links.lends(key.collective.reduces());
+        Plan::compile(key, header, &program, self.size(), message, lends, |c, p| links.get(c, p))
+            .ok_or_else(|| Error::invalid(op(), "the schedule names a rank without a link"))
+    }
+
+    /// Opens those of the links, as (channel, peer) in any order, that are not open yet. It waits for the peer at each, so
+    /// every rank opens its links in the order of (channel, peer): then the pair that is first in the order of (channel,
+    /// lower rank, higher rank) can always go on.
+    pub(super) fn open(&self, engine: &mut Engine, links: impl IntoIterator<Item = (u32, usize)>) -> Result<()> {
+        let closed = |&(channel, peer): &(u32, usize)| engine.links.get(channel, peer).is_none();
+        let mut links: Vec<_> = links.into_iter().filter(closed).collect();
+        links.sort_unstable();
+        links.dedup();
+        let state = &self.state;
+        for (channel, peer) in links {
+            let begin = engine.workspace.recorder.as_mut().map(|r| r.prepare());
+            let pair = state
+                .control
+                .connect(state.id, state.members[peer], channel, self.options, &state.doorbell, &|| state.stopped())
+                .map_err(|e| state.fail_everywhere(e))?;
+            if let (Some(recorder), Some(begin)) = (&mut engine.workspace.recorder, begin) {
+                recorder.connected(begin, peer, channel, pair.kind);
+            }
+            engine.links.insert(channel, peer, pair);
+        }
+        Ok(())
+    }
+}

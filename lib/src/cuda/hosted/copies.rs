@@ -1,0 +1,201 @@
+//! What goes into streams for a call: copies, and waits between them.
+//!
+//! A call is put into streams whole before `enqueue` returns, in an order in which each operation waits only for earlier ones and
+//! for the lanes. So it does not matter how many of the streams' queues are one in the hardware, and the lanes' threads never
+//! call the driver: a program may sit in a call that waits for the device and keeps others out.
+//!
+//! The driver's queues hold about a thousand operations of a stream. `enqueue` of a call of more than some 300 chunks therefore
+//! returns only when the first chunks are through. Ranks that one thread drives must make shorter calls, or take larger chunks: the
+//! next rank's call comes too late otherwise, and the deadline ends both.
+
+use std::sync::Arc;
+
+use cudarc::driver::result::{event, memcpy_dtod_async, memcpy_dtoh_async, memcpy_htod_async, stream as streams};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, sys};
+
+use super::DEPTH;
+use super::progress::Lane;
+use super::route::{Route, Side};
+use super::signals::Signals;
+
+const NO_FLAGS: sys::CUevent_wait_flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+
+/// Streams of our own for calls of several chunks: one down, one up.
+#[derive(Debug)]
+pub(super) struct Copies {
+    down: Arc<CudaStream>,
+    up: Arc<CudaStream>,
+    begin: CudaEvent,
+    end: CudaEvent,
+    /// Of each lane and slot: free again.
+    free: Vec<[CudaEvent; DEPTH]>,
+    /// Chunks of each lane so far.
+    numbers: Vec<u32>,
+}
+
+impl Copies {
+    pub(super) fn new(context: &Arc<CudaContext>, lanes: usize) -> Result<Copies, DriverError> {
+        let event = || context.new_event(None);
+        let slots = || Ok([event()?, event()?, event()?]);
+        Ok(Copies {
+            down: context.new_stream()?,
+            up: context.new_stream()?,
+            begin: event()?,
+            end: event()?,
+            free: (0..lanes).map(|_| slots()).collect::<Result<_, DriverError>>()?,
+            numbers: vec![0; lanes],
+        })
+    }
+
+    /// Numbers of the first chunk that each lane gets of the next call.
+    pub(super) fn numbers(&self) -> &[u32] {
+        &self.numbers
+    }
+
+    /// Puts a call into streams.
+    ///
+    /// # Safety
+    /// As `DeviceComm::enqueue`: the route's device memory must be there until the stream has passed the call.
+    pub(super) unsafe fn put(
+        &mut self,
+        stream: sys::CUstream,
+        route: &Route,
+        lanes: &[Arc<Lane>],
+        signals: &Signals,
+    ) -> Result<(), DriverError> {
+        let chunks = route.chunks();
+        // SAFETY: forwarded from the caller.
+        let put = unsafe {
+            match chunks {
+                1 => self.put_one(stream, route, lanes, signals),
+                _ => self.put_many(stream, route, lanes, signals, chunks),
+            }
+        };
+        for (lane, number) in self.numbers.iter_mut().enumerate() {
+            *number = number.wrapping_add((chunks + lanes.len() - 1 - lane) as u32 / lanes.len() as u32);
+        }
+        put
+    }
+
+    /// All of it in the caller's stream: nothing could overlap.
+    unsafe fn put_one(
+        &self,
+        stream: sys::CUstream,
+        route: &Route,
+        lanes: &[Arc<Lane>],
+        signals: &Signals,
+    ) -> Result<(), DriverError> {
+        let slot = lanes[0].slot(0);
+        let number = self.numbers[0];
+        // SAFETY: forwarded from the caller; the slot is free, because the call before is over where this one begins.
+        unsafe {
+            copy(stream, route.down.as_ref(), 0, slot, Way::Down)?;
+            signals.arrive(stream, 0, number)?;
+            copy_own(stream, route)?;
+            signals.wait(stream, 0, number)?;
+            copy(stream, route.up.as_ref(), 0, slot, Way::Up)
+        }
+    }
+
+    unsafe fn put_many(
+        &self,
+        stream: sys::CUstream,
+        route: &Route,
+        lanes: &[Arc<Lane>],
+        signals: &Signals,
+        chunks: usize,
+    ) -> Result<(), DriverError> {
+        let (down, up) = (self.down.cu_stream(), self.up.cu_stream());
+        let number = |lane: usize, turn: usize| self.numbers[lane].wrapping_add(turn as u32);
+        let place = |chunk: usize| (chunk % lanes.len(), chunk / lanes.len());
+        // SAFETY: forwarded from the caller; streams and events are ours and of one context.
+        unsafe {
+            event::record(self.begin.cu_event(), stream)?;
+            streams::wait_event(down, self.begin.cu_event(), NO_FLAGS)?;
+            streams::wait_event(up, self.begin.cu_event(), NO_FLAGS)?;
+            // A chunk waits for the one that had its slot before.
+            let ahead = lanes.len() * DEPTH - 1;
+            for step in 0..chunks + ahead {
+                if step < chunks {
+                    let (lane, turn) = place(step);
+                    let slot = turn % DEPTH;
+                    if turn >= DEPTH {
+                        streams::wait_event(down, self.free[lane][slot].cu_event(), NO_FLAGS)?;
+                    }
+                    copy(down, route.down.as_ref(), step, lanes[lane].slot(slot), Way::Down)?;
+                    signals.arrive(down, lane, number(lane, turn))?;
+                }
+                if step == 0 {
+                    copy_own(stream, route)?;
+                }
+                if let Some(chunk) = step.checked_sub(ahead) {
+                    let (lane, turn) = place(chunk);
+                    let slot = turn % DEPTH;
+                    signals.wait(up, lane, number(lane, turn))?;
+                    copy(up, route.up.as_ref(), chunk, lanes[lane].slot(slot), Way::Up)?;
+                    // Where another chunk will have the slot.
+                    if chunk + lanes.len() * DEPTH < chunks {
+                        event::record(self.free[lane][slot].cu_event(), up)?;
+                    }
+                }
+            }
+            event::record(self.end.cu_event(), up)?;
+            streams::wait_event(stream, self.end.cu_event(), NO_FLAGS)
+        }
+    }
+
+    /// Waits for the copies.
+    pub(super) fn synchronize(&self) -> Result<(), DriverError> {
+        self.down.synchronize()?;
+        self.up.synchronize()
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Way {
+    Down,
+    Up,
+}
+
+/// Our own part of the output, on the device.
+unsafe fn copy_own(stream: sys::CUstream, route: &Route) -> Result<(), DriverError> {
+    match &route.own {
+        // SAFETY: the caller of `enqueue` vouches for both.
+        Some(own) => unsafe { memcpy_dtod_async(own.to, own.from, own.bytes as usize, stream) },
+        None => Ok(()),
+    }
+}
+
+/// Copies a chunk of all rows.
+///
+/// # Safety
+/// The side's memory and the slot must be there until the stream has passed the copy.
+unsafe fn copy(
+    stream: sys::CUstream,
+    side: Option<&Side>,
+    chunk: usize,
+    slot: *mut u8,
+    way: Way,
+) -> Result<(), DriverError> {
+    let Some((side, (offset, len))) = side.and_then(|side| Some((side, side.part(chunk)?))) else { return Ok(()) };
+    if len == 0 {
+        return Ok(());
+    }
+    for run in side.runs() {
+        // Whole rows lie one behind the other on both sides.
+        let step = if len == side.stride { run.len() } else { 1 };
+        for first in run.step_by(step) {
+            let device = side.at + first as u64 * side.stride + offset;
+            let host = slot.wrapping_add(side.place(first, len) as usize);
+            let bytes = step * len as usize;
+            // SAFETY: forwarded from the caller; nobody else uses this part of the slot meanwhile.
+            unsafe {
+                match way {
+                    Way::Down => memcpy_dtoh_async(std::slice::from_raw_parts_mut(host, bytes), device, stream),
+                    Way::Up => memcpy_htod_async(device, std::slice::from_raw_parts(host, bytes), stream),
+                }
+            }?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,207 @@
+//! Collectives through the hosts' memory, for GPUs that do not reach each other's.
+//!
+//! A call is cut into chunks. Each is copied into page-locked memory of the host, goes through the collective of the host's
+//! communicator there (over whatever its links are: shared memory, TCP, RDMA), and is copied up. The three stages overlap:
+//!
+//! ```text
+//! stream down    copy 0 | copy 1 | copy 2 | copy 3 |
+//! lane's thread           wire 0 | wire 1 | wire 2 | wire 3 |
+//! stream up                        copy 0 | copy 1 | copy 2 | copy 3 |
+//! ```
+//! Nothing waits for the host but streams, by `cuStreamWaitValue32`: the GPU is free meanwhile. A call of one chunk goes down and
+//! up in the caller's stream, without other streams and events. Several *lanes* (threads, each with a communicator and slots of its
+//! own) take chunks in turn.
+//!
+//! | file | idea |
+//! | --- | --- |
+//! | `route` | what a call moves, cut into chunks |
+//! | `staging` | the page-locked slots |
+//! | `signals` | what streams and threads tell each other |
+//! | `copies` | the streams' part |
+//! | `progress` | the threads' part |
+//!
+//! Waits without the peers' memory end by the host communicator's deadline; its error names who did not come, and the streams are
+//! let go. Results of an all_reduce are the same bits on all ranks, because they are the host's.
+//!
+//! # What is not here
+//! Where some ranks share a host, all of them send all of their data through it. A *hierarchical* form would reduce inside each host
+//! by kernels first (reduce_scatter), exchange each GPU's part between the hosts here, and gather it inside the host by kernels
+//! (all_gather): the hosts' links then carry each byte once per host instead of once per rank. It would take two communicators per rank
+//! (the host's ranks; the ranks of the same number on all hosts), the same number of ranks on every host or an uneven cut, and both
+//! calls in the caller's stream, one behind the other or chunk by chunk. The three calls it needs are here.
+
+mod copies;
+mod progress;
+mod route;
+mod signals;
+mod staging;
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+use cudarc::driver::{CudaContext, DriverError, sys};
+
+use super::call::Call;
+use super::driver::cuda;
+use crate::comm::{Comm, lock};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use copies::Copies;
+use progress::{Job, Lane, Shared};
+use route::{Grid, Route};
+use signals::Signals;
+use staging::Staging;
+
+/// Slots of a lane: one is filled, one is with the host, one is emptied.
+const DEPTH: usize = 3;
+/// Bytes that are not worth cutting: putting a chunk into streams takes some 40 us on an H200's host (256 chunks of 512 KiB: 10.8
+/// ms whatever the number of lanes, from four on), as long as copying 2 MiB.
+const LEAST: usize = 1 << 20;
+/// Lanes at most where their number is not set: more cores do not make the host's memory faster.
+const LANES: usize = 4;
+
+/// The hosted path of one rank.
+pub(super) struct Hosted {
+    shared: Arc<Shared>,
+    lanes: Vec<Arc<Lane>>,
+    threads: Vec<JoinHandle<()>>,
+    copies: Mutex<Copies>,
+    grid: Grid,
+    rank: usize,
+}
+
+/// Lanes that suit this host, of which `ranks` ranks use the cores; ranks take the smallest number of all.
+pub(super) fn lanes(config: &Config, ranks: usize) -> usize {
+    match config.cuda_threads {
+        // Half of the cores are left to the program.
+        0 => (cores() / ranks.max(1) / 2).clamp(1, LANES),
+        set => set,
+    }
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+impl Hosted {
+    /// One communicator of the same ranks for each lane. Every rank calls it.
+    pub(super) fn new(comms: Vec<Comm>, context: &Arc<CudaContext>) -> Result<Hosted> {
+        let op = "DeviceComm";
+        let Some(first) = comms.first() else { return Err(Error::invalid(op, "no communicators of the host")) };
+        let (rank, ranks, config) = (first.rank(), first.size(), first.config().clone());
+        // Every row of an all_to_all has a line at least.
+        let slot = config.cuda_chunk.max(128 * ranks).next_multiple_of(4096);
+        let count = comms.len();
+        let grid = Grid { ranks, lanes: count, slot: slot as u64, least: LEAST as u64 };
+        let background = count * first.ranks_here() > cores();
+        let failed = |e: DriverError| cuda(op, "making streams and events", e);
+        let copies = Copies::new(context, count).map_err(failed)?;
+        let shared = Arc::new(Shared::new(Signals::new(context, count)?));
+        let lane = |(index, comm): (usize, Comm)| {
+            let staging = Staging::new(&comm, context, DEPTH, slot)?;
+            Ok(Arc::new(Lane::new((index, count), comm, &shared, staging, background)))
+        };
+        let lanes = comms.into_iter().enumerate().map(lane).collect::<Result<Vec<Arc<Lane>>>>()?;
+        let mut hosted = Hosted { shared, lanes, threads: Vec::new(), copies: Mutex::new(copies), grid, rank };
+        for (index, lane) in hosted.lanes.iter().enumerate() {
+            let lane = lane.clone();
+            let thread = std::thread::Builder::new()
+                .name(format!("tinynccl-lane-{index}"))
+                .spawn(move || lane.run())
+                .map_err(|e| Error::io(op, "starting a thread", &e))?;
+            hosted.threads.push(thread);
+        }
+        Ok(hosted)
+    }
+
+    /// Bytes of page-locked memory.
+    pub(super) fn bytes(&self) -> usize {
+        self.lanes.len() * DEPTH * self.grid.slot as usize
+    }
+
+    /// The failure of a call that ran before, or of a rank that is gone.
+    #[inline]
+    pub(super) fn check(&self) -> Result<()> {
+        self.shared.check()
+    }
+
+    /// Ends all calls on all ranks.
+    pub(super) fn abort(&self, error: Error) {
+        let reason = error.to_string();
+        self.shared.fail(error);
+        self.lanes.iter().for_each(|lane| lane.abort(&reason));
+    }
+
+    /// How a collective goes; `None` if it has no device form.
+    pub(super) fn route(&self, call: &Call) -> Option<Route> {
+        Route::of(call, self.rank, &self.grid)
+    }
+
+    /// How a message to a rank and a message from one go.
+    pub(super) fn pair(&self, to: Option<(u64, usize, usize)>, from: Option<(u64, usize, usize)>) -> Route {
+        Route::pair(to, from, &self.grid)
+    }
+
+    /// Puts a call into streams and gives it to the lanes.
+    ///
+    /// # Safety
+    /// As `DeviceComm::enqueue`.
+    pub(super) unsafe fn enqueue(
+        &self,
+        op: &str,
+        context: &CudaContext,
+        stream: sys::CUstream,
+        route: &Route,
+    ) -> Result<()> {
+        let failed = |e: DriverError| cuda(op, "enqueueing a call through the host", e);
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: a stream, by the contract of `enqueue`.
+        unsafe { sys::cuStreamIsCapturing(stream, &mut status) }.result().map_err(failed)?;
+        if status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
+            return Err(Error::Unsupported {
+                what: "capture into a graph of a call that goes through the hosts' memory".to_owned(),
+                detail: "the host takes part in every call, and does not know when a graph is launched; capture what is between \
+                         the calls"
+                    .to_owned(),
+            });
+        }
+        context.bind_to_thread().map_err(failed)?;
+        let mut copies = lock(&self.copies);
+        // Before the copies, so that the threads wake up meanwhile.
+        for (lane, &first) in self.lanes.iter().zip(copies.numbers()).take(route.chunks()) {
+            lane.push(Job { route: *route, first });
+        }
+        // SAFETY: forwarded from the caller.
+        unsafe { copies.put(stream, route, &self.lanes, &self.shared.signals) }.map_err(|e| {
+            let error = failed(e);
+            // Half of it may be in the streams.
+            self.shared.fail(error.clone());
+            error
+        })
+    }
+}
+
+impl Drop for Hosted {
+    fn drop(&mut self) {
+        if let Err(error) = self.check() {
+            // Lanes that have not failed may wait for ranks whose lanes are gone.
+            self.lanes.iter().for_each(|lane| lane.abort(&error.to_string()));
+        }
+        self.lanes.iter().for_each(|lane| lane.close());
+        for thread in self.threads.drain(..) {
+            // A panic has been reported by its own thread; there is nothing to add here.
+            let _ = thread.join();
+        }
+        self.shared.signals.release();
+        if let Err(error) = lock(&self.copies).synchronize() {
+            log::debug!("rank {}: the copies did not end: {error:?}", self.rank);
+        }
+    }
+}
+
+impl fmt::Debug for Hosted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Hosted ({} lanes, {} KiB each slot)", self.lanes.len(), self.grid.slot >> 10)
+    }
+}

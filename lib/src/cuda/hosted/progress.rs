@@ -1,0 +1,240 @@
+//! The threads that carry chunks between the hosts.
+//!
+//! Each *lane* has a thread, a communicator of the host and slots of its own; chunks of a call go to the lanes in turn. One thread
+//! copies and reduces at the speed of one core, which is far less than what the device's link to the host moves.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use super::DEPTH;
+use super::route::{Route, Side, Wire};
+use super::signals::Signals;
+use super::staging::Staging;
+use crate::comm::{Attached, Comm, Message, Part, lock};
+use crate::error::{Error, Result};
+
+/// What all lanes of a rank share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) signals: Signals,
+    failed: AtomicBool,
+    failure: Mutex<Option<Error>>,
+    closing: AtomicBool,
+}
+
+impl Shared {
+    pub(super) fn new(signals: Signals) -> Shared {
+        Shared { signals, failed: AtomicBool::new(false), failure: Mutex::new(None), closing: AtomicBool::new(false) }
+    }
+
+    /// Ends all calls of this rank: the first cause stays. Streams that wait for the host go on, with whatever is in the slots.
+    pub(super) fn fail(&self, error: Error) {
+        lock(&self.failure).get_or_insert(error);
+        self.failed.store(true, Ordering::Release);
+        self.signals.release();
+    }
+
+    pub(super) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+
+    /// The failure of a call that was made, or of a rank that is gone.
+    #[inline]
+    pub(super) fn check(&self) -> Result<()> {
+        if self.has_failed() { lock(&self.failure).clone().map_or(Ok(()), Err) } else { Ok(()) }
+    }
+
+    fn ends(&self) -> bool {
+        self.has_failed() || self.closing.load(Ordering::Acquire)
+    }
+}
+
+impl Attached for Shared {
+    fn failed(&self, error: &Error) {
+        self.fail(error.clone());
+    }
+}
+
+/// A call, as a lane gets it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Job {
+    pub(super) route: Route,
+    /// Number of the lane's first chunk of it.
+    pub(super) first: u32,
+}
+
+/// One thread's part.
+#[derive(Debug)]
+pub(super) struct Lane {
+    index: usize,
+    /// How many there are.
+    of: usize,
+    comm: Comm,
+    shared: Arc<Shared>,
+    staging: Staging,
+    /// The core is wanted by others.
+    background: bool,
+    waiting: AtomicUsize,
+    jobs: Mutex<VecDeque<Job>>,
+    changed: Condvar,
+}
+
+impl Lane {
+    /// Lane `index` of `of`.
+    pub(super) fn new(
+        (index, of): (usize, usize),
+        comm: Comm,
+        shared: &Arc<Shared>,
+        staging: Staging,
+        background: bool,
+    ) -> Lane {
+        let weak: Weak<Shared> = Arc::downgrade(shared);
+        comm.attach(weak);
+        let (shared, (waiting, jobs, changed)) = (shared.clone(), Default::default());
+        Lane { index, of, comm, shared, staging, background, waiting, jobs, changed }
+    }
+
+    /// Ends the lane's calls on all ranks.
+    pub(super) fn abort(&self, reason: &str) {
+        self.comm.abort(reason);
+    }
+
+    /// The first byte of a slot.
+    pub(super) fn slot(&self, index: usize) -> *mut u8 {
+        self.staging.slot(index)
+    }
+
+    pub(super) fn push(&self, job: Job) {
+        let mut jobs = lock(&self.jobs);
+        jobs.push_back(job);
+        self.waiting.store(jobs.len(), Ordering::Release);
+        drop(jobs);
+        self.changed.notify_one();
+    }
+
+    /// Makes the thread leave once it has done what can be done.
+    pub(super) fn close(&self) {
+        self.shared.closing.store(true, Ordering::Release);
+        // Under the lock, so that the thread does not miss it between looking and sleeping.
+        drop(lock(&self.jobs));
+        self.changed.notify_one();
+    }
+
+    /// The thread.
+    pub(super) fn run(&self) {
+        while let Some(job) = self.next() {
+            if let Err(error) = self.carry(&job) {
+                self.shared.fail(error);
+            }
+        }
+    }
+
+    /// The next call; `None` at the end. Calls often come one after the other, and waking up takes longer than a short one.
+    fn next(&self) -> Option<Job> {
+        let pause = Pause::new(self);
+        while self.waiting.load(Ordering::Acquire) == 0 && !self.shared.ends() && pause.spin() {}
+        let mut jobs = lock(&self.jobs);
+        loop {
+            if let Some(job) = jobs.pop_front() {
+                self.waiting.store(jobs.len(), Ordering::Release);
+                return Some(job);
+            }
+            if self.shared.closing.load(Ordering::Acquire) {
+                return None;
+            }
+            jobs = self.changed.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Carries our chunks of a call; ends early, without an error, where another lane has failed.
+    fn carry(&self, job: &Job) -> Result<()> {
+        let chunks = (self.index..job.route.chunks()).step_by(self.of);
+        for (turn, chunk) in chunks.enumerate() {
+            let number = job.first.wrapping_add(turn as u32);
+            if !self.arrived(number)? {
+                return Ok(());
+            }
+            // SAFETY: the stream has filled the slot and leaves it to us until we say that we are done.
+            unsafe { self.exchange(&job.route, chunk, self.slot(turn % DEPTH)) }?;
+            if self.shared.has_failed() {
+                return Ok(());
+            }
+            self.shared.signals.finish(self.index, number);
+        }
+        Ok(())
+    }
+
+    /// Waits until our stream has brought a chunk. Without a deadline, as what runs before a call in its stream is the caller's;
+    /// but the other ranks have one.
+    fn arrived(&self, number: u32) -> Result<bool> {
+        let pause = Pause::new(self);
+        while !self.shared.signals.has_arrived(self.index, number) {
+            if self.shared.ends() {
+                return Ok(false);
+            }
+            pause.wait();
+        }
+        Ok(true)
+    }
+
+    /// # Safety
+    /// The slot must be filled, and nobody else may touch it.
+    unsafe fn exchange(&self, route: &Route, chunk: usize, slot: *mut u8) -> Result<()> {
+        match route.wire {
+            Wire::Collective { part, input, output } => {
+                let row = route.row_bytes(chunk) as usize;
+                let part = Part { count: row / part.dtype.size(), ..part };
+                let (input, output) = (slot.wrapping_add(input * row), slot.wrapping_add(output * row));
+                // SAFETY: forwarded from the caller; the route keeps all rows within the slot.
+                unsafe { self.comm.part(&part, input, output, self.background) }
+            }
+            Wire::Messages { to, from } => {
+                let message = |side: Option<Side>, peer: usize| {
+                    let side = side?;
+                    let (_, len) = side.part(chunk)?;
+                    let at = slot.wrapping_add(side.place(0, len) as usize);
+                    Some(Message { at, bytes: len as usize, whole: side.bytes as usize, peer })
+                };
+                // SAFETY: as above.
+                unsafe { self.comm.part_messages(message(route.down, to), message(route.up, from), self.background) }
+            }
+        }
+    }
+}
+
+/// A wait for something that nobody wakes us for: spins, yields, then sleeps ever longer, up to a sixteenth of the time so far.
+#[derive(Debug)]
+struct Pause {
+    begin: Instant,
+    spin: Duration,
+}
+
+const YIELDS: Duration = Duration::from_micros(200);
+const SHORTEST: Duration = Duration::from_micros(20);
+const LONGEST: Duration = Duration::from_millis(1);
+
+impl Pause {
+    fn new(lane: &Lane) -> Pause {
+        Pause { begin: Instant::now(), spin: lane.comm.spin(lane.background) }
+    }
+
+    /// False once enough time was spent with spinning.
+    fn spin(&self) -> bool {
+        std::hint::spin_loop();
+        self.begin.elapsed() < self.spin
+    }
+
+    fn wait(&self) {
+        if self.spin() {
+            return;
+        }
+        let waited = self.begin.elapsed();
+        if waited < YIELDS {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep((waited / 16).clamp(SHORTEST, LONGEST));
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! What streams and lanes tell each other: two counts per lane, in page-locked memory.
+//!
+//! A stream counts the chunks that are in their slots, the lane's thread those that it is done with. A stream waits for the second
+//! count by `cuStreamWaitValue32`, the thread for the first by looking. Counts wrap; their difference is what is compared.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use cudarc::driver::{CudaContext, DriverError, result, sys};
+
+use super::super::driver::cuda;
+use crate::error::{Error, Result};
+
+/// Added to a count to let all waits pass: more chunks than can be under way.
+const RELEASE: u32 = 1 << 30;
+
+/// The GPU writes one line, the CPU the other.
+#[repr(C, align(64))]
+struct Line {
+    count: AtomicU32,
+}
+
+#[repr(C)]
+struct Lines {
+    arrived: Line,
+    done: Line,
+}
+
+/// The counts of all lanes.
+#[derive(Debug)]
+pub(super) struct Signals {
+    context: Arc<CudaContext>,
+    lines: NonNull<Lines>,
+    lanes: usize,
+    /// Where the device sees them.
+    address: sys::CUdeviceptr,
+    released: AtomicBool,
+}
+
+// SAFETY: atomics in memory that lives as long as this.
+unsafe impl Send for Signals {}
+// SAFETY: as above.
+unsafe impl Sync for Signals {}
+
+impl Signals {
+    pub(super) fn new(context: &Arc<CudaContext>, lanes: usize) -> Result<Signals> {
+        let failed = |e| cuda("DeviceComm", "allocating page-locked memory for counts", e);
+        context.bind_to_thread().map_err(failed)?;
+        let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
+        // SAFETY: allocates; freed once, by `drop`.
+        let memory = unsafe { result::malloc_host(lanes * size_of::<Lines>(), flags) }.map_err(failed)?;
+        let Some(lines) = NonNull::new(memory.cast::<Lines>()) else {
+            return Err(Error::invalid("DeviceComm", "CUDA gave no page-locked memory and no reason"));
+        };
+        // SAFETY: fresh, page-aligned memory of that size; zeroes are valid atomics.
+        unsafe { lines.write_bytes(0, lanes) };
+        let mut signals =
+            Signals { context: context.clone(), lines, lanes, address: 0, released: AtomicBool::new(false) };
+        // SAFETY: the memory is of malloc_host with DEVICEMAP; writes the address.
+        unsafe { sys::cuMemHostGetDevicePointer_v2(&mut signals.address, memory, 0) }.result().map_err(failed)?;
+        Ok(signals)
+    }
+
+    fn lines(&self, lane: usize) -> &Lines {
+        debug_assert!(lane < self.lanes);
+        // SAFETY: `lanes` of them are valid as long as self; only atomics are in them.
+        unsafe { self.lines.add(lane).as_ref() }
+    }
+
+    /// Whether the stream has brought chunk `number` of the lane (counted from 0, over all calls) into its slot.
+    #[inline]
+    pub(super) fn has_arrived(&self, lane: usize, number: u32) -> bool {
+        reached(self.lines(lane).arrived.count.load(Ordering::Acquire), number)
+    }
+
+    /// The host is done with the lane's chunk `number`, the next one.
+    #[inline]
+    pub(super) fn finish(&self, lane: usize, number: u32) {
+        let done = &self.lines(lane).done.count;
+        // It fails where the waits were released before, which must stay so.
+        let _ = done.compare_exchange(number, number.wrapping_add(1), Ordering::Release, Ordering::Relaxed);
+    }
+
+    /// Lets everything pass that waits for the host, from now on.
+    pub(super) fn release(&self) {
+        if !self.released.swap(true, Ordering::AcqRel) {
+            for lane in 0..self.lanes {
+                self.lines(lane).done.count.fetch_add(RELEASE, Ordering::AcqRel);
+            }
+        }
+    }
+
+    /// Lets the stream say that chunk `number` is in its slot.
+    ///
+    /// # Safety
+    /// `stream` must be a stream of this context.
+    pub(super) unsafe fn arrive(&self, stream: sys::CUstream, lane: usize, number: u32) -> Result<(), DriverError> {
+        let at = self.address + (lane * size_of::<Lines>()) as u64;
+        // SAFETY: the place is in our lines; the stream is the caller's word.
+        unsafe { sys::cuStreamWriteValue32_v2(stream, at, number.wrapping_add(1), 0) }.result()
+    }
+
+    /// Makes the stream wait until the host is done with chunk `number`.
+    ///
+    /// # Safety
+    /// As [`Signals::arrive`].
+    pub(super) unsafe fn wait(&self, stream: sys::CUstream, lane: usize, number: u32) -> Result<(), DriverError> {
+        let at = self.address + (lane * size_of::<Lines>() + std::mem::offset_of!(Lines, done)) as u64;
+        let geq = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32;
+        // SAFETY: as above.
+        unsafe { sys::cuStreamWaitValue32_v2(stream, at, number.wrapping_add(1), geq) }.result()
+    }
+}
+
+/// As the device compares: cyclic.
+fn reached(count: u32, number: u32) -> bool {
+    count.wrapping_sub(number.wrapping_add(1)) as i32 >= 0
+}
+
+impl Drop for Signals {
+    fn drop(&mut self) {
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: of malloc_host, freed once.
+            if let Err(error) = unsafe { result::free_host(self.lines.as_ptr().cast()) } {
+                log::debug!("freeing page-locked memory: {error:?}");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_wrap() {
+        assert!(!reached(0, 0) && reached(1, 0) && !reached(1, 1));
+        assert!(!reached(u32::MAX, u32::MAX) && reached(0, u32::MAX) && reached(5, u32::MAX));
+        // Released: whatever is under way passes.
+        assert!(reached(7u32.wrapping_add(RELEASE), 7000));
+    }
+}

@@ -1,0 +1,94 @@
+//! Page-locked memory that device copies and the host's collectives use alike: no byte is moved between the two.
+//!
+//! It comes from the communicator (`Comm::alloc`), so that ranks of one host reduce in each other's slots, and is then locked for
+//! the device and registered with RDMA devices that carry the links.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, result, sys};
+
+use super::super::driver::cuda;
+use crate::comm::{Comm, SymmetricBuffer};
+use crate::error::{Error, Result};
+use crate::transport::Registration;
+
+/// Slots of one lane.
+#[derive(Debug)]
+pub(super) struct Staging {
+    context: Arc<CudaContext>,
+    base: NonNull<u8>,
+    slot: usize,
+    kind: Kind,
+    // Ends before the memory does.
+    registration: Option<Registration>,
+}
+
+/// Whose the memory is.
+#[derive(Debug)]
+enum Kind {
+    /// Locked here.
+    Locked(#[expect(dead_code, reason = "keeps the memory")] SymmetricBuffer<u8>),
+    /// Of the driver, where memory of others cannot be locked.
+    Driver,
+}
+
+// SAFETY: it owns its memory, which only the lane's thread and the device touch.
+unsafe impl Send for Staging {}
+// SAFETY: a shared reference gives addresses out, nothing else.
+unsafe impl Sync for Staging {}
+
+impl Staging {
+    /// `slots` slots of `slot` bytes each. Every rank of `comm` calls it.
+    pub(super) fn new(comm: &Comm, context: &Arc<CudaContext>, slots: usize, slot: usize) -> Result<Staging> {
+        let bytes = slots * slot;
+        let failed = |e| cuda("DeviceComm", format!("page-locking {} MiB of the host's memory", bytes >> 20), e);
+        context.bind_to_thread().map_err(failed)?;
+        let mut buffer = comm.alloc::<u8>(bytes)?;
+        let at = buffer.as_mut_ptr();
+        // Touched by us first, so that the pages are near our core.
+        buffer.fill(0);
+        let flags = sys::CU_MEMHOSTREGISTER_PORTABLE;
+        // SAFETY: the buffer is ours and that long; unlocked by `drop` before it is freed.
+        let (base, kind) = match unsafe { sys::cuMemHostRegister_v2(at.cast(), bytes, flags) }.result() {
+            Ok(()) => (at, Kind::Locked(buffer)),
+            Err(error) => {
+                log::debug!("locking shared memory: {error:?}: the driver's own is taken instead");
+                // SAFETY: allocates; freed once, by `drop`. Without write-combining: the CPU reads it.
+                let memory = unsafe { result::malloc_host(bytes, sys::CU_MEMHOSTALLOC_PORTABLE) }.map_err(failed)?;
+                (memory.cast::<u8>(), Kind::Driver)
+            }
+        };
+        let base = NonNull::new(base)
+            .ok_or_else(|| Error::invalid("DeviceComm", "CUDA gave no page-locked memory and no reason"))?;
+        let mut staging = Staging { context: context.clone(), base, slot, kind, registration: None };
+        // SAFETY: the memory stays where it is until `drop`, which ends the registration first.
+        staging.registration = unsafe { comm.register(base, bytes) }?;
+        Ok(staging)
+    }
+
+    /// The first byte of a slot.
+    pub(super) fn slot(&self, index: usize) -> *mut u8 {
+        self.base.as_ptr().wrapping_add(index * self.slot)
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        self.registration = None;
+        if self.context.bind_to_thread().is_err() {
+            return;
+        }
+        let base = self.base.as_ptr().cast();
+        // SAFETY: locked or allocated by `new`; whoever drops this has seen to it that no copy uses it any more.
+        let freed = unsafe {
+            match self.kind {
+                Kind::Locked(_) => sys::cuMemHostUnregister(base).result(),
+                Kind::Driver => result::free_host(base),
+            }
+        };
+        if let Err(error) = freed {
+            log::debug!("unlocking the host's memory: {error:?}");
+        }
+    }
+}

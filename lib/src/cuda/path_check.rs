@@ -1,0 +1,251 @@
+//! The start-up check of the path between GPUs: data and the counts behind them, from every rank to every other.
+//!
+//! Peer access that is offered and does not work is known: an IOMMU or a virtual machine that sends peer writes elsewhere, a
+//! broken link.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cudarc::driver::{CudaFunction, CudaModule, CudaStream, DriverError, result};
+use serde::{Deserialize, Serialize};
+
+use super::call::{THREADS, Team, launch};
+use super::comm::{Carrier, DeviceComm};
+use super::compile::compile;
+use super::driver::cuda;
+use super::window::Layout;
+use crate::config::PathCheck;
+use crate::error::{Error, Result};
+
+const SOURCE: &str = concat!(
+    include_str!("kernels/types.cuh"),
+    include_str!("kernels/memory.cuh"),
+    include_str!("kernels/team.cuh"),
+    include_str!("kernels/path_check.cu"),
+);
+/// How long what was written may take to come: all ranks have begun by then.
+const LIMIT: Duration = Duration::from_secs(10);
+/// As in `kernels/path_check.cu`.
+const WRITES: u32 = 1;
+const READS: u32 = 2;
+
+/// What the check found, on all ranks alike.
+#[derive(Debug)]
+pub(super) enum Verdict {
+    /// Every rank's writes came to every other.
+    Sound,
+    /// Some did not.
+    Broken(Vec<Fault>),
+}
+
+/// A pair of ranks between which it does not work.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Fault {
+    pub(super) from: usize,
+    pub(super) to: usize,
+    pub(super) what: What,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum What {
+    /// The count of `pieces` came, further ones did not in time.
+    Silent { pieces: u32 },
+    /// The count came, and this was where it said that data are.
+    Wrong { word: u32, expected: u64, got: u64 },
+}
+
+impl fmt::Display for What {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            What::Silent { pieces } => write!(f, "{pieces} of 8 pieces came within {LIMIT:?}"),
+            What::Wrong { word, expected, got } => {
+                write!(f, "byte {} of the pattern: expected {expected:#018x}, got {got:#018x}", 8 * word)
+            }
+        }
+    }
+}
+
+impl Verdict {
+    fn of(faults: Vec<Fault>) -> Verdict {
+        if faults.is_empty() { Verdict::Sound } else { Verdict::Broken(faults) }
+    }
+
+    /// What is wrong, if something is: the first pair of ranks. `gpus`: what each rank's GPU is called.
+    pub(super) fn fault(self, gpus: &[String]) -> Option<String> {
+        let Verdict::Broken(faults) = self else { return None };
+        let Fault { from, to, what } = faults.first()?;
+        let gpu = |rank: usize| gpus.get(rank).map_or("unknown GPU", String::as_str);
+        Some(format!(
+            "what rank {from} ({}) writes into the memory of rank {to} ({}) does not come there: {what} ({} pairs of ranks are wrong; \
+             look at `nvidia-smi topo -p2p w`, switch off PCIe ACS and the IOMMU, or restart the driver)",
+            gpu(*from),
+            gpu(*to),
+            faults.len()
+        ))
+    }
+}
+
+/// The check of one rank under way.
+struct Check<'a> {
+    comm: &'a DeviceComm,
+    stream: Arc<CudaStream>,
+    function: CudaFunction,
+    _module: Arc<CudaModule>,
+    area: u64,
+}
+
+/// Bytes of the slots' memory for each sender.
+fn area(layout: &Layout) -> usize {
+    layout.slot_memory() / layout.ranks / 256 * 256
+}
+
+fn failed(error: DriverError) -> Error {
+    cuda("DeviceComm", "checking the path between the GPUs", error)
+}
+
+impl Check<'_> {
+    /// Loads what is needed: that may wait for kernels that run, so all ranks do it before the first one launches.
+    fn new(comm: &DeviceComm) -> Result<Check<'_>> {
+        let context = comm.context();
+        let mut defines = comm.layout.defines();
+        defines.push(format!("-DTHREADS={THREADS}"));
+        let ptx = compile("path_check.cu", SOURCE, &defines, context.compute_capability().map_err(failed)?)?;
+        let module = context.load_module(ptx).map_err(failed)?;
+        let function = module.load_function("path_check").map_err(failed)?;
+        // A use, so that its code is loaded by now.
+        function.num_regs().map_err(failed)?;
+        let stream = context.new_stream().map_err(failed)?;
+        Ok(Check { comm, stream, function, _module: module, area: area(&comm.layout) as u64 })
+    }
+
+    fn launch(&self, parts: u32, limit: Duration) -> Result<()> {
+        let mut team: Team = self.comm.team;
+        let (mut parts, mut area, mut limit) = (parts, self.area, limit.as_nanos() as u64);
+        let mut spoil = u32::from(self.comm.path_check == PathCheck::Fail);
+        let mut parameters = [
+            (&raw mut team).cast(),
+            (&raw mut parts).cast(),
+            (&raw mut spoil).cast(),
+            (&raw mut area).cast(),
+            (&raw mut limit).cast(),
+        ];
+        let blocks = 2 * self.comm.size() as u32;
+        // SAFETY: parameters as the kernel declares them; it stays within the windows.
+        unsafe { launch(self.function.cu_function(), blocks, self.stream.cu_stream(), &mut parameters) }.map_err(failed)
+    }
+
+    /// Waits for the kernels, and reads what they found.
+    fn finish(&self) -> Result<Vec<Fault>> {
+        self.stream.synchronize().map_err(failed)?;
+        let to = self.comm.rank();
+        let window =
+            self.comm.team.windows[to] + self.comm.layout.bytes() as u64 - self.comm.layout.slot_memory() as u64;
+        let mut faults = Vec::new();
+        for from in (0..self.comm.size()).filter(|&from| from != to) {
+            let mut found = [0u64; 3];
+            let at = window + self.area * (from as u64 + 1) - 64;
+            self.comm.context().bind_to_thread().map_err(failed)?;
+            // SAFETY: reads `struct Finding`, in our own window.
+            unsafe { result::memcpy_dtoh_sync(&mut found, at) }.map_err(failed)?;
+            let [head, expected, got] = found;
+            let (state, word) = (head as u32, (head >> 32) as u32);
+            match state {
+                1 => {}
+                2 => faults.push(Fault { from, to, what: What::Silent { pieces: word } }),
+                3 => faults.push(Fault { from, to, what: What::Wrong { word, expected, got } }),
+                other => {
+                    let detail = format!("rank {to} found {other} about rank {from}: the check did not run");
+                    return Err(Error::invalid("DeviceComm", detail));
+                }
+            }
+        }
+        Ok(faults)
+    }
+}
+
+impl DeviceComm {
+    /// Whether what each rank writes into the others' windows comes there, flags behind data. Every rank calls it, before the
+    /// first call; all of them get the same verdict.
+    pub(super) fn check_path(&self) -> Result<Verdict> {
+        if self.path_check == PathCheck::Off || self.size() == 1 {
+            return Ok(Verdict::Sound);
+        }
+        let check = Check::new(self)?;
+        self.meet()?;
+        if matches!(self.carrier, Carrier::Phased(_)) {
+            // Kernels of processes that share a GPU run in turns: none waits for another.
+            check.launch(WRITES, LIMIT)?;
+            check.stream.synchronize().map_err(failed)?;
+            self.meet()?;
+            check.launch(READS, Duration::ZERO)?;
+        } else {
+            check.launch(WRITES | READS, LIMIT)?;
+        }
+        let faults = check.finish()?;
+        // Nobody writes into a window that another still looks at.
+        let all: Vec<Vec<Fault>> = match self.host() {
+            Some(host) => host.exchange("DeviceComm: path", &faults)?,
+            None => vec![faults],
+        };
+        Ok(Verdict::of(all.into_iter().flatten().collect()))
+    }
+
+    /// [`DeviceComm::check_path`] by one thread for all ranks of a process.
+    pub(super) fn check_paths(ranks: &[DeviceComm]) -> Result<Verdict> {
+        if ranks.len() == 1 || ranks.iter().any(|rank| rank.path_check == PathCheck::Off) {
+            return Ok(Verdict::Sound);
+        }
+        let checks = ranks.iter().map(Check::new).collect::<Result<Vec<_>>>()?;
+        for check in &checks {
+            check.launch(WRITES | READS, LIMIT)?;
+        }
+        let faults = checks.iter().map(Check::finish).collect::<Result<Vec<_>>>()?;
+        Ok(Verdict::of(faults.concat()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::window::MAX_RANKS;
+    use super::*;
+    use crate::Config;
+
+    #[test]
+    fn the_pattern_fits_the_smallest_window() {
+        for ranks in 2..=MAX_RANKS {
+            let config = Config { cuda_blocks: 2, cuda_slot: 4 << 10, ..Config::default() };
+            for layout in [Layout::new(ranks, 1, &config), Layout::new(ranks, 1, &Config::default())] {
+                let rounds = (area(&layout) - 128) / 8 / 16 * 16;
+                assert!(rounds >= 16 * THREADS as usize, "{layout:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_broken_path_names_both_gpus_and_what_came() {
+        let what = What::Wrong { word: 5, expected: 0xab, got: 0xa9 };
+        let verdict = Verdict::of(vec![Fault { from: 1, to: 0, what }]);
+        let fault = verdict.fault(&["GPU 0, A".to_owned(), "GPU 1, B".to_owned()]).unwrap();
+        for words in [
+            "what rank 1 (GPU 1, B) writes into the memory of rank 0 (GPU 0, A) does not come there",
+            "byte 40 of the pattern: expected 0x00000000000000ab, got 0x00000000000000a9",
+            "nvidia-smi topo",
+        ] {
+            assert!(fault.contains(words), "{fault}");
+        }
+        assert_eq!(Verdict::of(Vec::new()).fault(&[]), None);
+    }
+
+    /// NVRTC needs no GPU.
+    #[test]
+    fn its_kernel_compiles() {
+        let mut defines = Layout::new(3, 1, &Config::default()).defines();
+        defines.push(format!("-DTHREADS={THREADS}"));
+        match compile("path_check.cu", SOURCE, &defines, (9, 0)) {
+            Ok(_) => {}
+            Err(error @ Error::Unsupported { .. }) => eprintln!("SKIPPED its_kernel_compiles: {error}"),
+            Err(error) => panic!("{error}"),
+        }
+    }
+}

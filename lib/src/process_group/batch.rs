@@ -1,0 +1,172 @@
+//! Calls collected and carried out as one.
+
+use super::ProcessGroup;
+use super::buffer::{Buffer, BufferMut, Place, Spot};
+use super::messages::Own;
+use crate::comm::call::Call;
+use crate::dtype::ReduceOp;
+use crate::error::{Error, Result};
+
+/// Calls collected for one run, as one call of the backend: their order among themselves does not matter to sends and
+/// receives, and small all_reduces share messages. The methods are those of [`ProcessGroup`], by the same names.
+///
+/// Every rank must add the same collectives in the same order, and each pair of ranks its messages. All buffers of a batch are
+/// of the host, or all of one stream.
+///
+/// ```
+/// # fn f(group: &tinynccl::process_group::ProcessGroup) -> tinynccl::Result<()> {
+/// let (right, left) = ((group.rank() + 1) % group.size(), (group.rank() + group.size() - 1) % group.size());
+/// let (mine, mut theirs) = (vec![1.0f32; 1000], vec![0.0f32; 1000]);
+/// let mut batch = group.batch();
+/// batch.send(&mine, right)?;
+/// batch.recv(&mut theirs, left)?;
+/// batch.run()
+/// # }
+/// ```
+#[must_use = "nothing is sent before Batch::run"]
+#[derive(Debug)]
+pub struct Batch<'a> {
+    group: &'a ProcessGroup,
+    calls: Vec<Call>,
+    /// Messages to ourselves.
+    own: Own,
+    /// Where the buffers are; those of a device tell cudarc, when they go, that they are in the stream.
+    places: Vec<Place<'a>>,
+}
+
+impl ProcessGroup {
+    /// An empty batch.
+    pub fn batch(&self) -> Batch<'_> {
+        Batch { group: self, calls: Vec::new(), own: Own::default(), places: Vec::new() }
+    }
+}
+
+impl<'a> Batch<'a> {
+    /// Adds [`ProcessGroup::all_reduce`].
+    pub fn all_reduce(&mut self, buffer: impl Into<BufferMut<'a>>, op: ReduceOp) -> Result<()> {
+        let mut buffer = buffer.into();
+        let call = self.group.comm.inner().all_reduce_in_place(&mut buffer, op)?;
+        self.push(call, [buffer.place])
+    }
+
+    /// Adds [`ProcessGroup::broadcast`].
+    pub fn broadcast(&mut self, buffer: impl Into<BufferMut<'a>>, root: usize) -> Result<()> {
+        let mut buffer = buffer.into();
+        let call = self.group.comm.inner().broadcast(&mut buffer, root)?;
+        self.push(call, [buffer.place])
+    }
+
+    /// Adds [`ProcessGroup::reduce`].
+    pub fn reduce(&mut self, buffer: impl Into<BufferMut<'a>>, root: usize, op: ReduceOp) -> Result<()> {
+        let mut buffer = buffer.into();
+        let call = self.group.comm.inner().reduce_in_place(&mut buffer, op, root)?;
+        self.push(call, [buffer.place])
+    }
+
+    /// Adds [`ProcessGroup::all_gather`].
+    pub fn all_gather(&mut self, input: impl Into<Buffer<'a>>, output: impl Into<BufferMut<'a>>) -> Result<()> {
+        let (input, mut output) = (input.into(), output.into());
+        let call = self.group.comm.inner().all_gather(&input, &mut output)?;
+        self.push(call, [input.place, output.place])
+    }
+
+    /// Adds [`ProcessGroup::reduce_scatter`].
+    pub fn reduce_scatter(
+        &mut self,
+        input: impl Into<Buffer<'a>>,
+        output: impl Into<BufferMut<'a>>,
+        op: ReduceOp,
+    ) -> Result<()> {
+        let (input, mut output) = (input.into(), output.into());
+        let call = self.group.comm.inner().reduce_scatter(&input, &mut output, op)?;
+        self.push(call, [input.place, output.place])
+    }
+
+    /// Adds [`ProcessGroup::gather`].
+    pub fn gather(
+        &mut self,
+        input: impl Into<Buffer<'a>>,
+        output: impl Into<BufferMut<'a>>,
+        root: usize,
+    ) -> Result<()> {
+        let (input, mut output) = (input.into(), output.into());
+        let call = self.group.comm.inner().gather(&input, &mut output, root)?;
+        self.push(call, [input.place, output.place])
+    }
+
+    /// Adds [`ProcessGroup::scatter`].
+    pub fn scatter(
+        &mut self,
+        input: impl Into<Buffer<'a>>,
+        output: impl Into<BufferMut<'a>>,
+        root: usize,
+    ) -> Result<()> {
+        let (input, mut output) = (input.into(), output.into());
+        let call = self.group.comm.inner().scatter(&input, &mut output, root)?;
+        self.push(call, [input.place, output.place])
+    }
+
+    /// Adds [`ProcessGroup::all_to_all`].
+    pub fn all_to_all(&mut self, input: impl Into<Buffer<'a>>, output: impl Into<BufferMut<'a>>) -> Result<()> {
+        let (input, mut output) = (input.into(), output.into());
+        let call = self.group.comm.inner().all_to_all(&input, &mut output)?;
+        self.push(call, [input.place, output.place])
+    }
+
+    /// Adds a send to `peer` (our own rank included, if the batch also receives from it).
+    pub fn send(&mut self, data: impl Into<Buffer<'a>>, peer: usize) -> Result<()> {
+        let data = data.into();
+        let call = self.group.comm.inner().send(&data, peer)?;
+        let own = peer == self.group.rank();
+        let call = if own { self.own.send(call) } else { Some(call) };
+        self.push(call, [data.place])
+    }
+
+    /// Adds a receive from `peer`.
+    pub fn recv(&mut self, data: impl Into<BufferMut<'a>>, peer: usize) -> Result<()> {
+        let mut data = data.into();
+        let call = self.group.comm.inner().recv(&mut data, peer)?;
+        let own = peer == self.group.rank();
+        let call = if own { self.own.recv(call) } else { Some(call) };
+        self.push(call, [data.place])
+    }
+
+    fn push<const N: usize>(&mut self, call: impl Into<Option<Call>>, places: [Place<'a>; N]) -> Result<()> {
+        for place in places {
+            if matches!(place, Place::Nowhere) {
+                continue;
+            }
+            if let Some(first) = self.places.first() {
+                first.joined(&place, "batch")?;
+            }
+            self.places.push(place);
+        }
+        self.calls.extend(call.into());
+        Ok(())
+    }
+
+    /// Carries the calls out and waits for all of them. An empty batch does nothing.
+    pub fn run(self) -> Result<()> {
+        let Batch { group, calls, own, places } = &self;
+        match places.first().map_or(Spot::Host, Place::spot) {
+            Spot::Host => {
+                // SAFETY: the buffers are borrowed for 'a, which outlives self.
+                unsafe { own.copy(group.rank()) }?;
+                let inner = group.comm.inner();
+                inner.drain();
+                // SAFETY: as above.
+                unsafe { group.backend.run_batch(inner, calls) }
+            }
+            Spot::Device(stream) => {
+                let context = group.device().ok_or_else(|| Error::invalid("batch", "the group has no GPU"))?;
+                // SAFETY: as above; the buffers are of this stream.
+                unsafe { own.enqueue(group.rank(), context, stream) }?;
+                if calls.is_empty() && own.is_empty() {
+                    return Ok(());
+                }
+                // SAFETY: as above.
+                unsafe { group.enqueue(calls, stream) }?.wait()
+            }
+        }
+    }
+}

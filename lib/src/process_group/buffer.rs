@@ -1,0 +1,250 @@
+//! Buffers: memory of the host or of a GPU, with its element type.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, SyncOnDrop};
+
+use crate::comm::memory::{Memory, MemoryMut};
+use crate::cuda::Stream;
+use crate::dtype::{DType, Element};
+use crate::error::{Error, Result};
+
+/// Borrowed memory that a call reads. Slices, arrays and vectors turn into it by themselves; [`Buffer::device`] makes one of
+/// device memory.
+#[derive(Debug)]
+pub struct Buffer<'a> {
+    span: Span,
+    pub(super) place: Place<'a>,
+}
+
+/// Borrowed memory that a call writes, or reads and writes; as [`Buffer`].
+#[derive(Debug)]
+pub struct BufferMut<'a> {
+    span: Span,
+    pub(super) place: Place<'a>,
+    _exclusive: PhantomData<&'a mut [u8]>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Span {
+    address: *mut u8,
+    len: usize,
+    dtype: DType,
+}
+
+/// Where a buffer lies.
+#[derive(Debug)]
+pub(super) enum Place<'a> {
+    /// Nowhere: see [`Buffer::none`].
+    Nowhere,
+    Host,
+    Device(
+        Stream,
+        #[expect(dead_code, reason = "tells cudarc, when it is dropped, that the call is in the stream")]
+        Option<SyncOnDrop<'a>>,
+    ),
+}
+
+const NOWHERE: Span = Span { address: std::ptr::null_mut(), len: 0, dtype: DType::U8 };
+
+impl<'a> Buffer<'a> {
+    /// No memory: for ranks that have no input, such as all but the root of a scatter.
+    pub fn none() -> Buffer<'a> {
+        Buffer { span: NOWHERE, place: Place::Nowhere }
+    }
+
+    /// Device memory of cudarc. The call comes into `stream`, behind what is there, and later work of `stream` comes behind the call.
+    pub fn device<T: Element + DeviceRepr>(stream: &'a Arc<CudaStream>, slice: &'a impl DevicePtr<T>) -> Buffer<'a> {
+        let len = slice.len();
+        let (address, guard) = slice.device_ptr(stream);
+        let span = Span { address: address as *mut u8, len, dtype: T::DTYPE };
+        Buffer { span, place: Place::Device(stream.into(), Some(guard)) }
+    }
+
+    /// Device memory by its address, read in the order of `stream`.
+    ///
+    /// # Safety
+    /// `len` elements of `dtype` must lie there, on the device of the group, until the stream has passed the call; `stream`
+    /// must be of that device and stay until the group's next call.
+    pub unsafe fn from_address(stream: impl Into<Stream>, dtype: DType, address: u64, len: usize) -> Buffer<'a> {
+        Buffer { span: Span { address: address as *mut u8, len, dtype }, place: Place::Device(stream.into(), None) }
+    }
+
+    /// Type of the elements.
+    pub fn dtype(&self) -> DType {
+        self.span.dtype
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.span.len
+    }
+
+    /// True without elements.
+    pub fn is_empty(&self) -> bool {
+        self.span.len == 0
+    }
+}
+
+impl<'a> BufferMut<'a> {
+    /// No memory: for ranks that get no output, such as all but the root of a gather.
+    pub fn none() -> BufferMut<'a> {
+        BufferMut::of(NOWHERE, Place::Nowhere)
+    }
+
+    /// As [`Buffer::device`], to write to.
+    pub fn device<T: Element + DeviceRepr>(
+        stream: &'a Arc<CudaStream>,
+        slice: &'a mut impl DevicePtrMut<T>,
+    ) -> BufferMut<'a> {
+        let len = slice.len();
+        let (address, guard) = slice.device_ptr_mut(stream);
+        let span = Span { address: address as *mut u8, len, dtype: T::DTYPE };
+        BufferMut::of(span, Place::Device(stream.into(), Some(guard)))
+    }
+
+    /// As [`Buffer::from_address`], to write to.
+    ///
+    /// # Safety
+    /// As there, and nobody else may touch the memory until the stream has passed the call.
+    pub unsafe fn from_address(stream: impl Into<Stream>, dtype: DType, address: u64, len: usize) -> BufferMut<'a> {
+        BufferMut::of(Span { address: address as *mut u8, len, dtype }, Place::Device(stream.into(), None))
+    }
+
+    #[inline]
+    fn of(span: Span, place: Place<'a>) -> BufferMut<'a> {
+        BufferMut { span, place, _exclusive: PhantomData }
+    }
+
+    /// Type of the elements.
+    pub fn dtype(&self) -> DType {
+        self.span.dtype
+    }
+
+    /// Number of elements.
+    pub fn len(&self) -> usize {
+        self.span.len
+    }
+
+    /// True without elements.
+    pub fn is_empty(&self) -> bool {
+        self.span.len == 0
+    }
+}
+
+impl Place<'_> {
+    /// The one place of a call's two buffers, one of which may be nowhere.
+    pub(super) fn joined<'p>(&'p self, other: &'p Place<'_>, op: &str) -> Result<Spot<'p>> {
+        match (self, other) {
+            (Place::Nowhere | Place::Host, Place::Nowhere | Place::Host) => Ok(Spot::Host),
+            (Place::Device(one, _), Place::Device(other, _)) if one.handle() == other.handle() => Ok(Spot::Device(one)),
+            (Place::Device(one, _), Place::Nowhere) | (Place::Nowhere, Place::Device(one, _)) => Ok(Spot::Device(one)),
+            (Place::Device(..), Place::Device(..)) => {
+                Err(Error::invalid(op, "the buffers come with two streams: expected the same for both"))
+            }
+            _ => {
+                Err(Error::invalid(op, format!("the input is {self}, the output {other}: expected both in one place")))
+            }
+        }
+    }
+
+    pub(super) fn spot(&self) -> Spot<'_> {
+        match self {
+            Place::Nowhere | Place::Host => Spot::Host,
+            Place::Device(stream, _) => Spot::Device(stream),
+        }
+    }
+}
+
+impl fmt::Display for Place<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Place::Nowhere => "nowhere",
+            Place::Host => "host memory",
+            Place::Device(..) => "device memory",
+        })
+    }
+}
+
+/// Where a call happens.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Spot<'p> {
+    Host,
+    Device(&'p Stream),
+}
+
+// SAFETY: every constructor was given (or promised) memory of that length and type, borrowed for 'a.
+unsafe impl Memory for Buffer<'_> {
+    #[inline]
+    fn dtype(&self) -> DType {
+        self.span.dtype
+    }
+    #[inline]
+    fn elements(&self) -> usize {
+        self.span.len
+    }
+    #[inline]
+    fn address(&self) -> *const u8 {
+        self.span.address
+    }
+}
+
+// SAFETY: as above.
+unsafe impl Memory for BufferMut<'_> {
+    #[inline]
+    fn dtype(&self) -> DType {
+        self.span.dtype
+    }
+    #[inline]
+    fn elements(&self) -> usize {
+        self.span.len
+    }
+    #[inline]
+    fn address(&self) -> *const u8 {
+        self.span.address
+    }
+}
+
+// SAFETY: the memory was borrowed exclusively, or promised to be.
+unsafe impl MemoryMut for BufferMut<'_> {
+    #[inline]
+    fn address_mut(&mut self) -> *mut u8 {
+        self.span.address
+    }
+}
+
+impl<'a, T: Element> From<&'a [T]> for Buffer<'a> {
+    #[inline]
+    fn from(slice: &'a [T]) -> Buffer<'a> {
+        let span = Span { address: slice.as_ptr().cast_mut().cast(), len: slice.len(), dtype: T::DTYPE };
+        Buffer { span, place: Place::Host }
+    }
+}
+
+impl<'a, T: Element> From<&'a mut [T]> for BufferMut<'a> {
+    #[inline]
+    fn from(slice: &'a mut [T]) -> BufferMut<'a> {
+        let span = Span { address: slice.as_mut_ptr().cast(), len: slice.len(), dtype: T::DTYPE };
+        BufferMut::of(span, Place::Host)
+    }
+}
+
+macro_rules! as_slices {
+    ($([$($generics:tt)*] $t:ty),*) => {$(
+        impl<'a, T: Element, $($generics)*> From<&'a $t> for Buffer<'a> {
+            #[inline]
+            fn from(memory: &'a $t) -> Buffer<'a> {
+                Buffer::from(&memory[..])
+            }
+        }
+        impl<'a, T: Element, $($generics)*> From<&'a mut $t> for BufferMut<'a> {
+            #[inline]
+            fn from(memory: &'a mut $t) -> BufferMut<'a> {
+                BufferMut::from(&mut memory[..])
+            }
+        }
+    )*};
+}
+as_slices!([const N: usize] [T; N], [] Vec<T>, [] crate::comm::SymmetricBuffer<T>, [] crate::comm::Persistent<T>);

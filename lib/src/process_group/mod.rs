@@ -1,0 +1,145 @@
+//! Process groups: one API, like `torch.distributed`'s, over interchangeable backends.
+//!
+//! A [`ProcessGroup`] is one rank's membership in a group of ranks whose calls are carried by this library, by NVIDIA's NCCL
+//! or by an MPI library ([`BackendType`]). Every rank makes the same calls in the same order. Buffers are slices of the host or
+//! memory of a GPU ([`Buffer`], [`BufferMut`]): the same calls take both.
+//!
+//! | | tinynccl | nccl | mpi |
+//! | --- | --- | --- | --- |
+//! | host memory | yes | no | yes |
+//! | device memory | up to 8 GPUs of one host | yes | no |
+//! | needs | nothing | libnccl.so.2, a GPU per rank | cargo feature `mpi`, ranks started by `mpirun` |
+//! | ranks that disagree | an error naming both calls | a time-out | an error naming both calls |
+//!
+//! Calls on host memory are over when they return. Calls on device memory come into the stream that came with the buffer: the
+//! blocking ones wait until the stream has passed them, the asynchronous ones return at once.
+
+mod asynchronous;
+mod backend;
+mod batch;
+mod buffer;
+mod choose;
+mod collectives;
+mod groups;
+mod init;
+mod messages;
+mod mpi;
+mod nccl;
+mod owned;
+mod tinynccl;
+mod work;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+
+use cudarc::driver::CudaContext;
+
+use crate::comm::Comm;
+use crate::error::Result;
+
+pub(crate) use backend::Backend;
+pub use backend::BackendType;
+pub use batch::Batch;
+pub use buffer::{Buffer, BufferMut};
+pub use init::{Device, InitOptions, init_process_group};
+pub use owned::{OnDevice, Owned};
+pub use work::Work;
+
+/// One rank's membership in a group of ranks.
+///
+/// ```
+/// # fn main() -> tinynccl::Result<()> {
+/// use tinynccl::process_group::{BackendType, Device, ProcessGroup};
+/// use tinynccl::{Comm, Config, ReduceOp, Result};
+///
+/// fn rank(comm: Comm) -> Result<()> {
+///     let group = ProcessGroup::new(comm, BackendType::Auto, Device::None)?;
+///     println!("{}: {}", group.backend(), group.why());
+///     let mut sum = [group.rank() as f32; 4];
+///     group.all_reduce(&mut sum, ReduceOp::Sum)?;
+///     assert_eq!(sum, [3.0; 4]);
+///     let work = group.all_reduce_async(vec![1.0f64; 1000], ReduceOp::Avg)?;
+///     // Computes on, meanwhile.
+///     assert_eq!(work.wait()?, [1.0; 1000]);
+///     Ok(())
+/// }
+///
+/// let ranks = Comm::threads(3, Config::default())?.into_iter().map(|comm| std::thread::spawn(|| rank(comm)));
+/// for rank in ranks.collect::<Vec<_>>() {
+///     rank.join().expect("no rank panics")?;
+/// }
+/// # Ok(())
+/// # }
+/// ```
+pub struct ProcessGroup {
+    // Dropped first: it finishes the asynchronous calls.
+    comm: Comm,
+    backend: Arc<dyn Backend>,
+    why: String,
+    /// Groups made of this one so far, for keys of exchanges.
+    groups: AtomicU32,
+}
+
+impl ProcessGroup {
+    fn assemble(comm: Comm, backend: Arc<dyn Backend>, why: String) -> ProcessGroup {
+        ProcessGroup { comm, backend, why, groups: AtomicU32::new(0) }
+    }
+
+    /// Our rank, in `0..size`.
+    #[inline]
+    pub fn rank(&self) -> usize {
+        self.comm.rank()
+    }
+
+    /// Number of ranks.
+    #[inline]
+    pub fn size(&self) -> usize {
+        self.comm.size()
+    }
+
+    /// Our number among the ranks of this host, as the launcher counts.
+    pub fn local_rank(&self) -> usize {
+        self.comm.local_rank()
+    }
+
+    /// The ranks' numbers in the world, in the order of this group.
+    pub fn global_ranks(&self) -> &[usize] {
+        &self.comm.inner().state().members
+    }
+
+    /// Who carries the calls; never [`BackendType::Auto`].
+    pub fn backend(&self) -> BackendType {
+        self.backend.kind()
+    }
+
+    /// Why this backend, in a sentence.
+    pub fn why(&self) -> &str {
+        &self.why
+    }
+
+    /// Our GPU, if the group has one. Make streams of this context.
+    pub fn device(&self) -> Option<&Arc<CudaContext>> {
+        self.backend.device()
+    }
+
+    /// Ends the group on every rank from any thread: calls in flight and later ones give
+    /// [`Error::Aborted`](crate::Error::Aborted). MPI calls that have begun on all ranks go on to their end.
+    pub fn abort(&self, reason: &str) {
+        self.backend.abort(reason);
+        self.comm.abort(reason);
+    }
+
+    /// Finishes asynchronous calls and leaves. Gives the group's failure, if it has failed.
+    pub fn close(self) -> Result<()> {
+        let ProcessGroup { comm, backend, .. } = self;
+        let device = backend.check();
+        comm.close().and(device)
+    }
+}
+
+impl fmt::Debug for ProcessGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ProcessGroup (rank {} of {}, {})", self.rank(), self.size(), self.backend())
+    }
+}

@@ -1,0 +1,42 @@
+//! Before every collective, the ranks tell each other what they are in: MPI leaves ranks that disagree undefined, and waits
+//! without a deadline for those that do not come. Ours names both.
+
+use crate::comm::Inner;
+use crate::comm::call::Call;
+use crate::error::{Error, Result};
+use crate::executor::Supervisor;
+use crate::wire::{Algorithm, Header};
+
+/// Words of a header.
+const WORDS: usize = Header::BYTES / size_of::<u64>();
+
+/// Waits until every rank is in `call`.
+///
+/// # Errors
+/// [`Error::Mismatch`] naming two ranks and their calls; [`Error::Timeout`] naming the ranks that did not come.
+pub(super) fn agree(comm: &Inner, call: &Call, background: bool) -> Result<()> {
+    let state = comm.state();
+    let ranks = comm.size();
+    if ranks == 1 {
+        return state.check(|| call.key.collective.name().to_owned());
+    }
+    let ours = call.key.header(state.id, Algorithm::Direct);
+    let words: [u64; WORDS] = bytemuck::cast(ours);
+    let mut all = vec![0u64; WORDS * ranks];
+    let check = comm.all_gather(&words[..], &mut all[..])?;
+    // SAFETY: both buffers stay until this returns.
+    let met = unsafe { comm.execute(&check, background) };
+    met.map_err(|error| match error {
+        Error::Timeout { rank, waited, missing, detail, .. } => {
+            Error::Timeout { op: call.key.collective.name().to_owned(), rank, waited, missing, detail }
+        }
+        other => other,
+    })?;
+    for (peer, theirs) in all.chunks_exact(WORDS).enumerate() {
+        let theirs: Header = bytemuck::pod_read_unaligned(bytemuck::cast_slice(theirs));
+        if theirs != ours {
+            return Err(state.mismatch(peer, ours, theirs));
+        }
+    }
+    Ok(())
+}

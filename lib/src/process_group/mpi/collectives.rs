@@ -1,0 +1,139 @@
+//! Collectives, by MPI's own. Nothing is in place: rsmpi has no `MPI_IN_PLACE`, so the input is copied where it is needed.
+//!
+//! Once every rank has said that it is in the call, it is MPI's, without a deadline of ours: the end of a rank in the middle is
+//! for `mpirun` to notice, which ends the job.
+
+use std::ffi::{c_int, c_void};
+
+use mpi::ffi;
+
+use super::agree::agree;
+use super::types::{data_type, operator};
+use super::world::{Mpi, done};
+use crate::comm::Inner;
+use crate::comm::call::Call;
+use crate::dtype::ReduceOp;
+use crate::error::{Error, Result};
+use crate::executor::CallKey;
+use crate::reduce;
+use crate::wire::Collective;
+
+impl Mpi {
+    /// # Safety
+    /// As [`Backend::run`](crate::process_group::Backend::run).
+    pub(super) unsafe fn call(&self, comm: &Inner, call: &Call, background: bool) -> Result<()> {
+        comm.state().check(|| call.key.collective.name().to_owned())?;
+        if call.key.collective == Collective::SendRecv {
+            // SAFETY: forwarded from the caller.
+            return unsafe {
+                if call.key.root == self.rank {
+                    let sending = self.begin_send(comm, call)?;
+                    self.finish_send(comm, sending)
+                } else {
+                    self.recv(comm, call)
+                }
+            };
+        }
+        agree(comm, call, background)?;
+        // SAFETY: forwarded from the caller.
+        unsafe { self.collective(call) }
+    }
+
+    /// All sends begin first, and are waited for last: then no order of the others can deadlock.
+    ///
+    /// # Safety
+    /// As [`Backend::run_batch`](crate::process_group::Backend::run_batch).
+    pub(super) unsafe fn calls(&self, comm: &Inner, calls: &[Call]) -> Result<()> {
+        comm.state().check(|| "batch".to_owned())?;
+        let is_send = |call: &Call| call.key.collective == Collective::SendRecv && call.key.root == self.rank;
+        let mut sending = Vec::new();
+        for send in calls.iter().filter(|call| is_send(call)) {
+            // SAFETY: forwarded from the caller, here and below.
+            sending.push(unsafe { self.begin_send(comm, send) }?);
+        }
+        let mut outcome = Ok(());
+        for other in calls.iter().filter(|call| !is_send(call)) {
+            if outcome.is_ok() {
+                // SAFETY: see above.
+                outcome = unsafe { self.call(comm, other, false) };
+            }
+        }
+        for one in sending {
+            // After a failure this gives up at once, and leaves the memory to MPI.
+            let sent = self.finish_send(comm, one);
+            outcome = outcome.and(sent);
+        }
+        outcome
+    }
+
+    /// # Safety
+    /// As [`Mpi::call`]; every rank is in the same call.
+    unsafe fn collective(&self, call: &Call) -> Result<()> {
+        let CallKey { collective, dtype, op, root, count, .. } = call.key;
+        let what = || format!("{collective} by backend mpi");
+        let elements = c_int::try_from(count)
+            .map_err(|_| Error::invalid(what(), format!("{count} elements: MPI counts in 32 bits, split the call")))?;
+        let bytes = count * dtype.size();
+        let at_root = self.rank == root;
+        // Elements that a rank reads and writes, in segments.
+        let (reads, writes) = match collective {
+            Collective::AllReduce => (1, 1),
+            Collective::AllGather => (1, self.size),
+            Collective::ReduceScatter => (self.size, 1),
+            Collective::AllToAll => (self.size, self.size),
+            Collective::Broadcast => (usize::from(at_root), 1),
+            Collective::Reduce => (1, usize::from(at_root)),
+            Collective::Gather => (1, if at_root { self.size } else { 0 }),
+            Collective::Scatter => (if at_root { self.size } else { 0 }, 1),
+            Collective::Barrier | Collective::SendRecv => (0, 0),
+        };
+        let (reads, writes) = (reads * bytes, writes * bytes);
+        let (mut input, output) = (call.buffers.input, call.buffers.output);
+        let mut copy = Vec::new();
+        let overlap = reads > 0
+            && writes > 0
+            && (input as usize) < output as usize + writes
+            && (output as usize) < input as usize + reads;
+        if overlap && collective != Collective::Broadcast {
+            // SAFETY: by the caller.
+            copy.extend_from_slice(unsafe { std::slice::from_raw_parts(input, reads) });
+            input = copy.as_ptr();
+        }
+        // Slices without elements are at addresses which mean something to MPI: 1 is Open MPI's MPI_IN_PLACE.
+        let mut nothing = 0u64;
+        let nothing = (&raw mut nothing).cast::<c_void>();
+        let from = if reads == 0 { nothing.cast_const() } else { input.cast() };
+        let to = if writes == 0 { nothing } else { output.cast() };
+        let (mpi_type, comm, root) = (data_type(dtype), self.comm, root as c_int);
+        let operator = op.map(|op| operator(dtype, op)).transpose()?;
+        let reduces = || operator.ok_or_else(|| Error::invalid(what(), "without an operator"));
+        // SAFETY: the buffers are as long as the collective needs; every rank makes the same call.
+        let status = unsafe {
+            match collective {
+                Collective::AllReduce => ffi::MPI_Allreduce(from, to, elements, mpi_type, reduces()?, comm),
+                Collective::Reduce => ffi::MPI_Reduce(from, to, elements, mpi_type, reduces()?, root, comm),
+                Collective::ReduceScatter => {
+                    ffi::MPI_Reduce_scatter_block(from, to, elements, mpi_type, reduces()?, comm)
+                }
+                Collective::Broadcast => {
+                    if at_root && input != output.cast_const() {
+                        std::ptr::copy(input, output, bytes);
+                    }
+                    ffi::MPI_Bcast(to, elements, mpi_type, root, comm)
+                }
+                Collective::AllGather => ffi::MPI_Allgather(from, elements, mpi_type, to, elements, mpi_type, comm),
+                Collective::Gather => ffi::MPI_Gather(from, elements, mpi_type, to, elements, mpi_type, root, comm),
+                Collective::Scatter => ffi::MPI_Scatter(from, elements, mpi_type, to, elements, mpi_type, root, comm),
+                Collective::AllToAll => ffi::MPI_Alltoall(from, elements, mpi_type, to, elements, mpi_type, comm),
+                Collective::Barrier => ffi::MPI_Barrier(comm),
+                Collective::SendRecv => return Err(Error::invalid(what(), "not a collective")),
+            }
+        };
+        done(&what(), status)?;
+        if op == Some(ReduceOp::Avg) && writes > 0 {
+            // SAFETY: the output holds `count` elements.
+            unsafe { (reduce::kernels(dtype, ReduceOp::Avg).divide)(output, count, self.size) };
+        }
+        Ok(())
+    }
+}

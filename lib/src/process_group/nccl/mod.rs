@@ -1,0 +1,413 @@
+//! Backend `nccl`: NVIDIA's NCCL, loaded at run time.
+//!
+//! Its unique id goes through our communicator, so that neither MPI nor a file system is needed. Its communicators are made so
+//! that no call of NCCL blocks: we poll its state with our deadline, and `ncclCommAbort` ends what does not come to an end.
+//!
+//! `avg` is NCCL's: for floats each value is multiplied by 1/n before they are added, which rounds differently from a sum
+//! that is divided where n is no power of two.
+
+mod library;
+
+use std::ffi::c_int;
+use std::fmt;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, TryLockError};
+use std::time::{Duration, Instant};
+
+use cudarc::driver::CudaContext;
+use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId};
+
+use self::library::{CommConfig, IN_PROGRESS, SUCCESS, Status, StreamHandle};
+use super::backend::{Backend, BackendType, not_carried};
+use super::messages::Messages;
+use crate::comm::call::Call;
+use crate::comm::{Comm, Inner, State, lock};
+use crate::config::Config;
+use crate::cuda::{Stream, cuda};
+use crate::dtype::{DType, ReduceOp};
+use crate::error::{Error, Result};
+use crate::executor::Supervisor;
+use crate::wire::Collective;
+
+/// NCCL's version and place.
+///
+/// # Errors
+/// [`Error::Unsupported`] saying where it was looked for.
+pub(super) fn find(config: &Config) -> Result<String> {
+    // It links CUDA's driver itself; without one it cannot even be opened usefully.
+    library::open(config).map(|nccl| nccl.description.clone())
+}
+
+/// One rank's NCCL communicator.
+pub(super) struct Nccl {
+    nccl: &'static library::Nccl,
+    handle: Mutex<Handle>,
+    /// Asks whoever holds the handle to abort it.
+    aborting: AtomicBool,
+    failure: Mutex<Option<Error>>,
+    context: Arc<CudaContext>,
+    rank: usize,
+    size: usize,
+    timeout: Duration,
+    /// Of the communicator of the host: it learns when a rank dies.
+    state: Arc<State>,
+}
+
+/// Null when it was aborted.
+#[derive(Debug)]
+struct Handle(ncclComm_t);
+
+// SAFETY: NCCL's communicators may be used by any thread, one at a time.
+unsafe impl Send for Handle {}
+
+impl Nccl {
+    pub(super) fn new(comm: &Comm, context: Arc<CudaContext>) -> Result<Nccl> {
+        let nccl = library::open(comm.config())?;
+        let (rank, size) = (comm.rank(), comm.size());
+        let id = exchange_id(nccl, comm)?;
+        context.bind_to_thread().map_err(|e| cuda("backend nccl", "taking the GPU", e))?;
+        let this = Nccl {
+            nccl,
+            handle: Mutex::new(Handle(null_mut())),
+            aborting: AtomicBool::new(false),
+            failure: Mutex::new(None),
+            context,
+            rank,
+            size,
+            timeout: comm.config().timeout.max(comm.config().connect_timeout),
+            state: comm.inner().state_shared(),
+        };
+        {
+            let mut handle = lock(&this.handle);
+            let mut config = CommConfig::non_blocking();
+            let (ranks, number) = (size as c_int, rank as c_int);
+            // SAFETY: all are what the function wants; every rank of `comm` calls it.
+            let status = unsafe { (nccl.api.init)(&mut handle.0, ranks, id, number, &mut config) };
+            this.settle(&mut handle, "init", status)?;
+        }
+        Ok(this)
+    }
+
+    /// Waits until the communicator has taken the last calls; a failure is final.
+    fn settle(&self, handle: &mut Handle, op: &str, status: Status) -> Result<()> {
+        let start = Instant::now();
+        let mut state = status;
+        let mut turns = 0u32;
+        while state == IN_PROGRESS || turns == 0 && state == SUCCESS && !handle.0.is_null() {
+            // SAFETY: the handle is one that NCCL gave us.
+            let asked = unsafe { (self.nccl.api.state)(handle.0, &mut state) };
+            if asked != SUCCESS {
+                state = asked;
+            }
+            turns += 1;
+            if state != IN_PROGRESS {
+                break;
+            }
+            if self.aborting.load(Ordering::Acquire) {
+                return Err(self.fail(handle, self.aborted(op)));
+            }
+            if turns.is_multiple_of(64) {
+                if let Some(error) = self.state.failure() {
+                    return Err(self.fail(handle, error));
+                }
+                let waited = start.elapsed();
+                if waited >= self.timeout {
+                    return Err(self.fail(handle, self.timed_out(op, waited)));
+                }
+                std::thread::yield_now();
+            }
+        }
+        match state {
+            SUCCESS => Ok(()),
+            failed => {
+                let status = self.nccl.words(failed, handle.0);
+                let detail = format!("rank {} of {}, GPU {}", self.rank, self.size, self.context.ordinal());
+                Err(self.fail(handle, Error::Cuda { op: format!("{op} by backend nccl"), detail, status }))
+            }
+        }
+    }
+
+    /// Aborts NCCL's communicator and keeps the first failure.
+    fn fail(&self, handle: &mut Handle, error: Error) -> Error {
+        let error = lock(&self.failure).get_or_insert(error).clone();
+        if !handle.0.is_null() {
+            // SAFETY: the handle is NCCL's; afterwards it is gone.
+            let status = unsafe { (self.nccl.api.abort)(handle.0) };
+            if status != SUCCESS && status != IN_PROGRESS {
+                log::debug!("rank {}: ncclCommAbort: {}", self.rank, self.nccl.words(status, null_mut()));
+            }
+            handle.0 = null_mut();
+        }
+        error
+    }
+
+    fn timed_out(&self, op: &str, waited: Duration) -> Error {
+        Error::Timeout {
+            op: format!("{op} by backend nccl"),
+            rank: self.rank,
+            waited,
+            missing: Vec::new(),
+            detail: "NCCL does not say whom it waits for: has every rank made the same call, with the same length and \
+                     type? Backend tinynccl names the ranks that differ"
+                .to_owned(),
+        }
+    }
+
+    fn aborted(&self, op: &str) -> Error {
+        Error::Aborted { op: op.to_owned(), rank: self.rank, reason: "abort was called on the group".to_owned() }
+    }
+
+    /// The first failure, in words for a later call.
+    fn failed_before(&self, op: &str) -> Result<()> {
+        match &*lock(&self.failure) {
+            None => Ok(()),
+            Some(first @ Error::Aborted { .. }) => Err(first.clone()),
+            Some(first) => Err(Error::Aborted {
+                op: op.to_owned(),
+                rank: self.rank,
+                reason: format!("it failed earlier: {first}"),
+            }),
+        }
+    }
+
+    /// Issues one call inside a group.
+    ///
+    /// # Safety
+    /// As [`Backend::enqueue`].
+    unsafe fn issue(&self, comm: ncclComm_t, call: &Call, stream: StreamHandle) -> Status {
+        let api = &self.nccl.api;
+        let (input, output) = (call.buffers.input.cast(), call.buffers.output.cast());
+        let (count, dtype, root) = (call.key.count, data_type(call.key.dtype), call.key.root as c_int);
+        let op = operator(call.key.op.unwrap_or(ReduceOp::Sum));
+        // SAFETY: forwarded from the caller; lengths were checked when the call was made.
+        unsafe {
+            match call.key.collective {
+                Collective::AllReduce => (api.all_reduce)(input, output, count, dtype, op, comm, stream),
+                Collective::Broadcast => (api.broadcast)(input, output, count, dtype, root, comm, stream),
+                Collective::Reduce => (api.reduce)(input, output, count, dtype, op, root, comm, stream),
+                Collective::AllGather => (api.all_gather)(input, output, count, dtype, comm, stream),
+                Collective::ReduceScatter => (api.reduce_scatter)(input, output, count, dtype, op, comm, stream),
+                _ => {
+                    let mut messages = Messages::default();
+                    messages.add(call, self.rank, self.size);
+                    let bytes = ncclDataType_t::ncclUint8;
+                    let own = |&(from, to, length): &(*const u8, *mut u8, usize)| {
+                        let me = self.rank as c_int;
+                        let sent = (api.send)(from.cast(), length, bytes, me, comm, stream);
+                        if sent != SUCCESS && sent != IN_PROGRESS {
+                            return sent;
+                        }
+                        (api.recv)(to.cast(), length, bytes, me, comm, stream)
+                    };
+                    let sends = messages.sends.iter().map(|m| {
+                        (api.send)(m.address.cast_const().cast(), m.bytes, bytes, m.peer as c_int, comm, stream)
+                    });
+                    let recvs = messages
+                        .recvs
+                        .iter()
+                        .map(|m| (api.recv)(m.address.cast(), m.bytes, bytes, m.peer as c_int, comm, stream));
+                    let mut all = sends.chain(recvs).chain(messages.own.iter().map(own));
+                    all.find(|&s| s != SUCCESS && s != IN_PROGRESS).unwrap_or(SUCCESS)
+                }
+            }
+        }
+    }
+}
+
+/// Rank 0 makes the id; if it cannot, all ranks say why.
+fn exchange_id(nccl: &library::Nccl, comm: &Comm) -> Result<ncclUniqueId> {
+    let mut id = ncclUniqueId { internal: [0; 128] };
+    let ours: std::result::Result<Vec<u8>, String> = match comm.rank() {
+        0 => {
+            // SAFETY: it fills the id.
+            let status = unsafe { (nccl.api.unique_id)(&mut id) };
+            match status {
+                SUCCESS => Ok(id.internal.iter().map(|&c| c.cast_unsigned()).collect()),
+                failed => Err(nccl.words(failed, null_mut())),
+            }
+        }
+        _ => Ok(Vec::new()),
+    };
+    let all: Vec<std::result::Result<Vec<u8>, String>> = comm.exchange("backend nccl: its id", &ours)?;
+    let failed = |status: String| Error::Cuda {
+        op: "init by backend nccl".to_owned(),
+        detail: "rank 0 makes NCCL's unique id".to_owned(),
+        status,
+    };
+    match all.into_iter().next() {
+        Some(Ok(bytes)) if bytes.len() == id.internal.len() => {
+            for (to, byte) in id.internal.iter_mut().zip(bytes) {
+                *to = byte.cast_signed();
+            }
+            Ok(id)
+        }
+        Some(Err(status)) => Err(failed(status)),
+        _ => Err(failed("it has another length".to_owned())),
+    }
+}
+
+fn data_type(dtype: DType) -> ncclDataType_t {
+    match dtype {
+        DType::F32 => ncclDataType_t::ncclFloat32,
+        DType::F64 => ncclDataType_t::ncclFloat64,
+        DType::F16 => ncclDataType_t::ncclFloat16,
+        DType::Bf16 => ncclDataType_t::ncclBfloat16,
+        DType::I8 => ncclDataType_t::ncclInt8,
+        DType::U8 => ncclDataType_t::ncclUint8,
+        DType::I32 => ncclDataType_t::ncclInt32,
+        DType::U32 => ncclDataType_t::ncclUint32,
+        DType::I64 => ncclDataType_t::ncclInt64,
+        DType::U64 => ncclDataType_t::ncclUint64,
+    }
+}
+
+fn operator(op: ReduceOp) -> ncclRedOp_t {
+    match op {
+        ReduceOp::Sum => ncclRedOp_t::ncclSum,
+        ReduceOp::Prod => ncclRedOp_t::ncclProd,
+        ReduceOp::Min => ncclRedOp_t::ncclMin,
+        ReduceOp::Max => ncclRedOp_t::ncclMax,
+        ReduceOp::Avg => ncclRedOp_t::ncclAvg,
+    }
+}
+
+const HOST: &str = "copy it to the GPU, or ask for backend tinynccl, which carries both";
+
+impl Backend for Nccl {
+    fn kind(&self) -> BackendType {
+        BackendType::Nccl
+    }
+
+    /// Barriers are of the host's communicator: NCCL has none.
+    unsafe fn run(&self, comm: &Inner, call: &Call, background: bool) -> Result<()> {
+        match call.key.collective {
+            // SAFETY: forwarded from the caller.
+            Collective::Barrier => unsafe { comm.execute(call, background) },
+            other => Err(not_carried(BackendType::Nccl, other, "host memory", HOST)),
+        }
+    }
+
+    unsafe fn run_batch(&self, _comm: &Inner, calls: &[Call]) -> Result<()> {
+        match calls.first() {
+            None => Ok(()),
+            Some(call) => Err(not_carried(BackendType::Nccl, call.key.collective, "host memory", HOST)),
+        }
+    }
+
+    unsafe fn enqueue(&self, calls: &[Call], stream: &Stream) -> Result<()> {
+        let op = match calls {
+            [one] => one.key.collective.name(),
+            _ => "batch",
+        };
+        self.failed_before(op)?;
+        if calls.is_empty() {
+            return Ok(());
+        }
+        self.context.bind_to_thread().map_err(|e| cuda(op, "taking the GPU", e))?;
+        let mut handle = lock(&self.handle);
+        if handle.0.is_null() {
+            drop(handle);
+            self.failed_before(op)?;
+            return Err(self.aborted(op));
+        }
+        let to: StreamHandle = stream.handle().cast();
+        // SAFETY: groups are per thread; ours ends below whatever comes.
+        let started = unsafe { (self.nccl.api.group_start)() };
+        let mut status = started;
+        if started == SUCCESS {
+            for call in calls {
+                // SAFETY: forwarded from the caller.
+                let issued = unsafe { self.issue(handle.0, call, to) };
+                if issued != SUCCESS && issued != IN_PROGRESS {
+                    status = issued;
+                    break;
+                }
+            }
+            // SAFETY: see above.
+            let ended = unsafe { (self.nccl.api.group_end)() };
+            if status == SUCCESS {
+                status = ended;
+            }
+        }
+        self.settle(&mut handle, op, status)
+    }
+
+    fn device(&self) -> Option<&Arc<CudaContext>> {
+        Some(&self.context)
+    }
+
+    fn check(&self) -> Result<()> {
+        if let Some(error) = &*lock(&self.failure) {
+            return Err(error.clone());
+        }
+        let mut handle = match self.handle.try_lock() {
+            Ok(handle) => handle,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            // In use: whoever uses it sees what there is to see.
+            Err(TryLockError::WouldBlock) => return Ok(()),
+        };
+        if self.aborting.load(Ordering::Acquire) {
+            return Err(self.fail(&mut handle, self.aborted("check")));
+        }
+        if let Some(error) = self.state.failure() {
+            return Err(self.fail(&mut handle, error));
+        }
+        if handle.0.is_null() {
+            return Ok(());
+        }
+        let mut state = SUCCESS;
+        // SAFETY: the handle is one that NCCL gave us.
+        let asked = unsafe { (self.nccl.api.state)(handle.0, &mut state) };
+        match if asked == SUCCESS { state } else { asked } {
+            SUCCESS | IN_PROGRESS => Ok(()),
+            failed => {
+                let status = self.nccl.words(failed, handle.0);
+                let detail = format!("rank {} of {}, GPU {}", self.rank, self.size, self.context.ordinal());
+                Err(self.fail(&mut handle, Error::Cuda { op: "backend nccl".to_owned(), detail, status }))
+            }
+        }
+    }
+
+    fn overdue(&self, op: &str, waited: Duration) -> Error {
+        let error = self.timed_out(op, waited);
+        self.fail(&mut lock(&self.handle), error)
+    }
+
+    fn abort(&self, _reason: &str) {
+        self.aborting.store(true, Ordering::Release);
+        if let Ok(mut handle) = self.handle.try_lock() {
+            let error = self.aborted("abort");
+            self.fail(&mut handle, error);
+        }
+    }
+}
+
+impl fmt::Debug for Nccl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (rank {} of {}, GPU {})", self.nccl.description, self.rank, self.size, self.context.ordinal())
+    }
+}
+
+impl Drop for Nccl {
+    fn drop(&mut self) {
+        let mut handle = lock(&self.handle);
+        if handle.0.is_null() {
+            return;
+        }
+        if self.context.bind_to_thread().is_err() {
+            return;
+        }
+        // SAFETY: the handle is NCCL's and used for the last time. Finalizing waits for the calls in the streams.
+        let status = unsafe { (self.nccl.api.finalize)(handle.0) };
+        if let Err(error) = self.settle(&mut handle, "close", status) {
+            log::debug!("rank {} leaves NCCL after: {error}", self.rank);
+            return;
+        }
+        // SAFETY: see above.
+        let status = unsafe { (self.nccl.api.destroy)(handle.0) };
+        if status != SUCCESS {
+            log::debug!("rank {}: ncclCommDestroy: {}", self.rank, self.nccl.words(status, null_mut()));
+        }
+    }
+}

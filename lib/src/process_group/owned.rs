@@ -1,0 +1,54 @@
+//! Buffers that an asynchronous call owns until it is complete.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaSlice, CudaStream, DeviceRepr};
+
+use super::buffer::{Buffer, BufferMut};
+use crate::comm::OwnedBuffer;
+use crate::dtype::Element;
+
+/// A buffer that can be given away for the time of a call: what [`Comm`](crate::Comm)'s asynchronous calls take, [`OnDevice`],
+/// and `()` for ranks that have no input or no output.
+pub trait Owned: Send + 'static {
+    /// To read from.
+    fn input(&self) -> Buffer<'_>;
+    /// To write to.
+    fn output(&mut self) -> BufferMut<'_>;
+}
+
+impl<B: OwnedBuffer> Owned for B {
+    fn input(&self) -> Buffer<'_> {
+        Buffer::from(&**self)
+    }
+    fn output(&mut self) -> BufferMut<'_> {
+        BufferMut::from(&mut **self)
+    }
+}
+
+impl Owned for () {
+    fn input(&self) -> Buffer<'_> {
+        Buffer::none()
+    }
+    fn output(&mut self) -> BufferMut<'_> {
+        BufferMut::none()
+    }
+}
+
+/// Device memory and the stream in whose order it is used.
+#[derive(Debug)]
+pub struct OnDevice<T> {
+    /// The call comes behind what is in it.
+    pub stream: Arc<CudaStream>,
+    /// The memory.
+    pub data: CudaSlice<T>,
+}
+
+impl<T: Element + DeviceRepr> Owned for OnDevice<T> {
+    fn input(&self) -> Buffer<'_> {
+        Buffer::device(&self.stream, &self.data)
+    }
+    fn output(&mut self) -> BufferMut<'_> {
+        BufferMut::device(&self.stream, &mut self.data)
+    }
+}

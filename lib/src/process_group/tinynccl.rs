@@ -1,0 +1,106 @@
+//! Backend `tinynccl`: the communicator itself, and a device communicator where the group has GPUs.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cudarc::driver::CudaContext;
+
+use super::backend::{Backend, BackendType};
+use super::messages::Messages;
+use crate::comm::call::Call;
+use crate::comm::{Comm, Inner};
+use crate::cuda::{self, DeviceComm, Stream};
+use crate::dtype::ReduceOp;
+use crate::error::{Error, Result};
+
+#[derive(Debug)]
+pub(super) struct Tinynccl {
+    device: Option<DeviceComm>,
+}
+
+impl Tinynccl {
+    pub(super) fn new(comm: &Comm, context: Option<Arc<CudaContext>>) -> Result<Tinynccl> {
+        Ok(Tinynccl { device: context.map(|context| DeviceComm::new(comm, &context)).transpose()? })
+    }
+}
+
+impl Backend for Tinynccl {
+    fn kind(&self) -> BackendType {
+        BackendType::Tinynccl
+    }
+
+    #[inline]
+    unsafe fn run(&self, comm: &Inner, call: &Call, background: bool) -> Result<()> {
+        // SAFETY: forwarded from the caller.
+        unsafe { comm.execute(call, background) }
+    }
+
+    unsafe fn run_batch(&self, comm: &Inner, calls: &[Call]) -> Result<()> {
+        // SAFETY: forwarded from the caller.
+        unsafe { comm.batch("batch", calls, false) }
+    }
+
+    /// Reductions first, then all messages in an order that cannot deadlock.
+    unsafe fn enqueue(&self, calls: &[Call], stream: &Stream) -> Result<()> {
+        let device = self.device.as_ref().ok_or_else(|| Error::Unsupported {
+            what: "device memory in a group without GPUs".to_owned(),
+            detail: "ask for one at the start: InitOptions::device(Device::LocalRank)".to_owned(),
+        })?;
+        let (rank, size) = (device.rank(), device.size());
+        let mut messages = Messages::default();
+        for call in calls {
+            let whole = cuda::Call {
+                collective: call.key.collective,
+                dtype: call.key.dtype,
+                op: call.key.op.unwrap_or(ReduceOp::Sum),
+                root: call.key.root,
+                count: call.key.count,
+                input: call.buffers.input as u64,
+                output: call.buffers.output as u64,
+            };
+            if call.key.collective == crate::wire::Collective::AllToAll || !messages.add(call, rank, size) {
+                // SAFETY: forwarded from the caller.
+                unsafe { device.enqueue(stream.clone(), &whole) }?;
+            }
+        }
+        device.context().bind_to_thread().map_err(|e| cuda::cuda("enqueue", "taking the GPU", e))?;
+        // SAFETY: forwarded from the caller, here and below.
+        unsafe { messages.enqueue_own(stream) }?;
+        for (send, recv) in messages.rounds(rank, size) {
+            let side = |m: super::messages::Message| (m.address as u64, m.bytes, m.peer);
+            // SAFETY: see above.
+            unsafe { device.enqueue_send_recv(stream.clone(), send.map(side), recv.map(side)) }?;
+        }
+        Ok(())
+    }
+
+    fn device(&self) -> Option<&Arc<CudaContext>> {
+        self.device.as_ref().map(DeviceComm::context)
+    }
+
+    fn check(&self) -> Result<()> {
+        self.device.as_ref().map_or(Ok(()), DeviceComm::check)
+    }
+
+    /// Kernels give up by themselves, and say whom they waited for: then something else holds the stream.
+    fn overdue(&self, op: &str, waited: Duration) -> Error {
+        let rank = self.device.as_ref().map_or(0, DeviceComm::rank);
+        let failure = self.check().err();
+        self.abort("overdue");
+        failure.unwrap_or_else(|| Error::Timeout {
+            op: op.to_owned(),
+            rank,
+            waited,
+            missing: Vec::new(),
+            detail:
+                "the stream has not come to the end of the call; something before it in the stream may take as long"
+                    .to_owned(),
+        })
+    }
+
+    fn abort(&self, _reason: &str) {
+        if let Some(device) = &self.device {
+            device.abort();
+        }
+    }
+}

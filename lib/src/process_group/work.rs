@@ -1,0 +1,143 @@
+//! Handles of calls that go on while the caller does something else.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cudarc::driver::{CudaEvent, DriverError};
+
+use super::backend::Backend;
+use crate::comm;
+use crate::cuda::{Stream, cuda};
+use crate::error::{Error, Result};
+
+/// A call in flight that owns its buffers `B` until it is complete.
+///
+/// Dropping it without waiting is fine: the call goes on, its buffers are freed at the end.
+#[derive(Debug)]
+#[must_use = "the result of the call is in the Work: wait for it"]
+pub struct Work<B> {
+    state: State<B>,
+}
+
+#[derive(Debug)]
+enum State<B> {
+    /// On the group's progress thread.
+    Queued(comm::Work<B>),
+    /// In a stream.
+    Enqueued(Enqueued, B),
+}
+
+impl<B> From<comm::Work<B>> for Work<B> {
+    fn from(work: comm::Work<B>) -> Work<B> {
+        Work { state: State::Queued(work) }
+    }
+}
+
+impl<B> Work<B> {
+    pub(super) fn enqueued(call: Enqueued, buffers: B) -> Work<B> {
+        Work { state: State::Enqueued(call, buffers) }
+    }
+
+    /// True when [`Work::wait`] would return at once.
+    pub fn is_done(&self) -> bool {
+        match &self.state {
+            State::Queued(work) => work.test(),
+            State::Enqueued(call, _) => call.poll() != Ok(false),
+        }
+    }
+
+    /// Waits for the end and gives the buffers back. Finite: the call fails at the group's deadline.
+    pub fn wait(self) -> Result<B> {
+        match self.state {
+            State::Queued(work) => work.wait(),
+            State::Enqueued(call, buffers) => call.wait().map(|()| buffers),
+        }
+    }
+
+    /// Waits at most `timeout`; `Err(self)` when the call is still running.
+    pub fn wait_timeout(self, timeout: Duration) -> Result<Result<B>, Work<B>> {
+        match self.state {
+            State::Queued(work) => work.wait_timeout(timeout).map_err(Work::from),
+            State::Enqueued(call, buffers) => match call.wait_for(timeout) {
+                Ok(true) => Ok(Ok(buffers)),
+                Ok(false) => Err(Work { state: State::Enqueued(call, buffers) }),
+                Err(error) => Ok(Err(error)),
+            },
+        }
+    }
+}
+
+/// A call in a stream: a mark behind it.
+pub(super) struct Enqueued {
+    backend: Arc<dyn Backend>,
+    mark: CudaEvent,
+    op: &'static str,
+    timeout: Duration,
+}
+
+impl Enqueued {
+    /// Puts a mark into `stream`.
+    pub(super) fn mark(
+        backend: &Arc<dyn Backend>,
+        stream: &Stream,
+        op: &'static str,
+        timeout: Duration,
+    ) -> Result<Enqueued> {
+        let failed = |e: DriverError| cuda(op, "marking the call's end in the stream", e);
+        let context = backend.device().ok_or_else(|| Error::invalid(op, "the group has no GPU"))?;
+        context.bind_to_thread().map_err(failed)?;
+        let mark = context.new_event(None).map_err(failed)?;
+        // SAFETY: the event is ours; the stream is of this device, by the contract of the buffer that came with it.
+        unsafe { cudarc::driver::result::event::record(mark.cu_event(), stream.handle()) }.map_err(failed)?;
+        Ok(Enqueued { backend: backend.clone(), mark, op, timeout })
+    }
+
+    fn poll(&self) -> Result<bool, ()> {
+        match self.mark.try_is_complete() {
+            Ok(false) if self.backend.check().is_ok() => Ok(false),
+            Ok(true) => Ok(true),
+            _ => Err(()),
+        }
+    }
+
+    /// Waits until the stream has passed the mark, or the group's deadline.
+    pub(super) fn wait(&self) -> Result<()> {
+        match self.wait_for(self.timeout)? {
+            true => Ok(()),
+            false => Err(self.backend.overdue(self.op, self.timeout)),
+        }
+    }
+
+    /// False when the stream has not passed the mark after `timeout`.
+    fn wait_for(&self, timeout: Duration) -> Result<bool> {
+        let start = Instant::now();
+        let mut turns = 0u32;
+        loop {
+            if self.mark.try_is_complete().map_err(|e| cuda(self.op, "waiting for the stream", e))? {
+                // A kernel that gave up has ended too.
+                return self.backend.check().map(|()| true);
+            }
+            turns += 1;
+            if turns.is_multiple_of(16) {
+                self.backend.check()?;
+                let waited = start.elapsed();
+                if waited >= timeout {
+                    return Ok(false);
+                }
+                // The device is not helped by a busy core.
+                if waited > Duration::from_millis(2) {
+                    std::thread::sleep(Duration::from_micros(50));
+                } else if waited > Duration::from_micros(100) {
+                    std::thread::yield_now();
+                }
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Enqueued {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} in a stream of {:?}", self.op, self.backend)
+    }
+}

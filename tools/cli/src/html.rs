@@ -1,0 +1,139 @@
+//! A page that steps through a schedule: no library, nothing from the network.
+
+use std::collections::BTreeMap;
+use std::f64::consts::TAU;
+use std::fmt::Write;
+
+use tinynccl::schedule::rounds::Round;
+
+use crate::picture::{CELL, DEFS, FONT, arrow, colour, describe, rows, strip, width};
+use crate::schedule::Played;
+
+const STYLE: &str = "body{font-family:sans-serif;margin:0 auto;max-width:60rem;padding:.5rem;color:#222}\
+     h1{font-size:1.2rem}svg{width:100%;height:auto;max-height:75vh}.frame,.log{display:none}.shown{display:block}\
+     g.shown{display:inline}button{font-size:1rem;padding:.4rem .8rem;margin-right:.3rem}\
+     table{border-collapse:collapse;font-size:.85rem}td,th{border:1px solid #bbb;padding:.1rem .4rem;text-align:right}\
+     .scroll{overflow-x:auto}ul{font-size:.9rem;margin:.4rem 0}";
+
+const SCRIPT: &str = "const frames=document.querySelectorAll('.frame'),logs=document.querySelectorAll('.log');\
+     let at=0,timer=null;\
+     function show(to){at=Math.max(0,Math.min(frames.length-1,to));\
+     frames.forEach((f,i)=>f.classList.toggle('shown',i===at));logs.forEach((l,i)=>l.classList.toggle('shown',i===at));\
+     document.getElementById('at').textContent=at===0?'start':'round '+at+' of '+(frames.length-1);}\
+     function stop(){clearInterval(timer);timer=null;document.getElementById('play').textContent='Play';}\
+     function play(){if(timer){stop();return;}if(at===frames.length-1)show(0);\
+     document.getElementById('play').textContent='Stop';\
+     timer=setInterval(()=>{if(at===frames.length-1)stop();else show(at+1);},1200);}\
+     document.getElementById('back').onclick=()=>{stop();show(at-1);};\
+     document.getElementById('forward').onclick=()=>{stop();show(at+1);};\
+     document.getElementById('play').onclick=play;\
+     document.addEventListener('keydown',e=>{if(e.key==='ArrowLeft'){stop();show(at-1);}\
+     if(e.key==='ArrowRight'){stop();show(at+1);}});show(0);";
+
+pub(crate) fn page(played: &Played) -> String {
+    let title = played.title();
+    let complete = if played.shape.collective.reduces() { ": the result is complete when all are there" } else { "" };
+    let mut out = format!(
+        "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"><title>{title}</title>\
+         <style>{STYLE}</style></head><body><h1>{title}</h1>\
+         <p>Each cell is a part of a rank's memory. It has one stripe for each rank whose data is in it{complete}.</p>\
+         <p><button id=\"back\">Back</button><button id=\"forward\">Forward</button><button id=\"play\">Play</button>\
+         <span id=\"at\" aria-live=\"polite\"></span></p>\n"
+    );
+    drawing(&mut out, played);
+    for round in &played.rounds {
+        out.push_str("<div class=\"log\"><ul>");
+        for message in &round.sent {
+            let _ = write!(out, "<li>{}</li>", describe(played, message));
+        }
+        if round.sent.is_empty() {
+            let what =
+                if round.steps.is_empty() { "Every rank has its own input." } else { "The last messages arrive." };
+            let _ = write!(out, "<li>{what}</li>");
+        }
+        out.push_str("</ul></div>\n");
+    }
+    links(&mut out, played);
+    let _ = writeln!(out, "<script>{SCRIPT}</script></body></html>");
+    out
+}
+
+/// Ranks in a circle, one group for each round.
+fn drawing(out: &mut String, played: &Played) {
+    let ranks = played.shape.ranks;
+    let (wide, high) = (width(played), rows(played) as f64 * (CELL + 4.0));
+    // Strips of neighbours do not touch.
+    let radius = (ranks as f64 * (wide + 30.0) / TAU).max(wide.max(110.0));
+    let side = (wide / 2.0 + radius + 20.0, radius + high + 40.0);
+    let centre = |rank: usize| {
+        let angle = TAU * rank as f64 / ranks as f64 - TAU / 4.0;
+        (side.0 + radius * angle.cos(), side.1 + radius * angle.sin())
+    };
+    let _ = write!(
+        out,
+        "<svg viewBox=\"0 0 {:.0} {:.0}\" role=\"img\" aria-label=\"{}\">{DEFS}",
+        2.0 * side.0,
+        2.0 * side.1,
+        played.title()
+    );
+    for rank in 0..ranks {
+        let (x, y) = centre(rank);
+        let top = y - high / 2.0 - 8.0;
+        let fill = colour(rank, ranks);
+        let _ = write!(out, "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"5\" fill=\"{fill}\"/>", x - 26.0, top - 4.0);
+        let _ = write!(out, "<text x=\"{:.1}\" y=\"{top:.1}\" {FONT}>rank {rank}</text>", x - 16.0);
+    }
+    for Round { sent, memory, .. } in &played.rounds {
+        out.push_str("<g class=\"frame\">");
+        for (rank, memory) in memory.iter().enumerate() {
+            let (x, y) = centre(rank);
+            strip(out, played, rank, memory, (x - wide / 2.0, y - high / 2.0));
+        }
+        for message in sent {
+            let (from, to) = (centre(message.from), centre(message.to));
+            let (dx, dy) = (to.0 - from.0, to.1 - from.1);
+            let length = dx.hypot(dy).max(1.0);
+            // Beside the straight line, so that the two directions of a pair do not cover each other; and clear of the strips.
+            let beside = (dy / length * 9.0, -dx / length * 9.0);
+            let clear =
+                0.5_f64.min((wide / 2.0 * dx.abs() / length + high / 2.0 * dy.abs() / length + 8.0) / length * 0.8);
+            let point = |along: f64| (from.0 + dx * along + beside.0, from.1 + dy * along + beside.1);
+            arrow(out, played, message, point(clear), point(1.0 - clear), 0.4);
+        }
+        out.push_str("</g>\n");
+    }
+    out.push_str("</svg>\n");
+}
+
+/// Parts that each pair of ranks exchanges, in all.
+fn links(out: &mut String, played: &Played) {
+    let ranks = played.shape.ranks;
+    let mut sent: BTreeMap<(usize, usize), usize> = BTreeMap::new();
+    for message in played.rounds.iter().flat_map(|r| &r.sent) {
+        *sent.entry((message.from, message.to)).or_default() += message.parts.len();
+    }
+    let cells = played.parts;
+    let _ = write!(
+        out,
+        "<p>Parts sent over each link (parts of a segment: {cells}):</p><div class=\"scroll\"><table><tr><th>from \\ to</th>"
+    );
+    for to in 0..ranks {
+        let _ = write!(out, "<th>{to}</th>");
+    }
+    out.push_str("<th>in all</th></tr>");
+    for from in 0..ranks {
+        let _ = write!(out, "<tr><th>{from}</th>");
+        for to in 0..ranks {
+            match sent.get(&(from, to)) {
+                Some(parts) => {
+                    let _ = write!(out, "<td>{parts}</td>");
+                }
+                None => out.push_str("<td></td>"),
+            }
+        }
+        let all: usize = sent.range((from, 0)..(from, ranks)).map(|(_, parts)| parts).sum();
+        let _ = write!(out, "<td>{all}</td></tr>");
+    }
+    out.push_str("</table></div>\n");
+}

@@ -1,0 +1,133 @@
+//! What the pictures have in common: a rank's memory as a strip of cells, a cell as a stack of contributions.
+
+use std::fmt::Write;
+
+use tinynccl::schedule::rounds::{Memory, Message, Piece};
+
+use crate::schedule::Played;
+
+/// Side of a cell.
+pub(crate) const CELL: f64 = 22.0;
+/// Between segments of a strip.
+const GAP: f64 = 4.0;
+/// Of the words beside strips.
+pub(crate) const FONT: &str = "font-family=\"sans-serif\" font-size=\"11\" fill=\"#222\"";
+
+/// A rank's colour: hues spread evenly.
+pub(crate) fn colour(rank: usize, ranks: usize) -> String {
+    // Neighbours differ in lightness too, for those who see hues alike.
+    format!("hsl({:.0},70%,{}%)", 360.0 * rank as f64 / ranks as f64, if rank.is_multiple_of(2) { 45 } else { 65 })
+}
+
+/// A cell: one line of colour for each rank whose input is in it; empty where nothing is yet.
+pub(crate) fn cell(out: &mut String, (x, y): (f64, f64), size: f64, piece: Option<&Piece>, ranks: usize) {
+    let _ = write!(
+        out,
+        "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{size:.1}\" height=\"{size:.1}\" fill=\"#fff\" stroke=\"#888\"/>"
+    );
+    let Some(piece) = piece else { return };
+    let height = (size - 2.0) / ranks as f64;
+    for &rank in &piece.ranks {
+        let (top, width, fill) = (y + 1.0 + height * rank as f64, size - 2.0, colour(rank, ranks));
+        let _ = write!(
+            out,
+            "<rect x=\"{:.1}\" y=\"{top:.2}\" width=\"{width:.1}\" height=\"{height:.2}\" fill=\"{fill}\"/>",
+            x + 1.0
+        );
+    }
+}
+
+/// Whether the input is shown beside the output: where they cannot be the same memory.
+fn shows_input(played: &Played) -> bool {
+    played.shape.in_place(played.shape.root).is_none()
+}
+
+/// Rows of a strip.
+pub(crate) fn rows(played: &Played) -> usize {
+    1 + usize::from(shows_input(played))
+}
+
+/// Width of a strip.
+pub(crate) fn width(played: &Played) -> f64 {
+    let segments = (0..played.shape.ranks)
+        .map(|r| played.shape.output_segments(r).max(played.shape.input_segments(r)))
+        .max()
+        .unwrap_or(1);
+    (segments * played.parts) as f64 * CELL + (segments - 1) as f64 * GAP
+}
+
+/// A rank's memory: its output, where its own input lies too; a second row with the input if that is separate.
+pub(crate) fn strip(out: &mut String, played: &Played, rank: usize, memory: &Memory, (x, y): (f64, f64)) {
+    let ranks = played.shape.ranks;
+    let mut row = |cells: Vec<Option<&Piece>>, y: f64| {
+        for (at, piece) in cells.into_iter().enumerate() {
+            let left = x + at as f64 * CELL + (at / played.parts) as f64 * GAP;
+            cell(out, (left, y), CELL, piece, ranks);
+        }
+    };
+    if shows_input(played) {
+        row(memory.input.iter().map(Option::as_ref).collect(), y);
+        row(memory.output.iter().map(Option::as_ref).collect(), y + CELL + GAP);
+        return;
+    }
+    // The larger of the two is the memory that both are part of.
+    let cells = match played.shape.in_place(rank) {
+        Some((from, _)) if played.shape.input_segments(rank) > played.shape.output_segments(rank) => {
+            let mut cells: Vec<Option<&Piece>> = memory.input.iter().map(Option::as_ref).collect();
+            for part in 0..played.parts {
+                cells[from * played.parts + part] = memory.output[part].as_ref();
+            }
+            cells
+        }
+        Some(_) => memory.output.iter().map(Option::as_ref).collect(),
+        None => memory.input.iter().chain(&memory.output).map(Option::as_ref).collect(),
+    };
+    row(cells, y);
+}
+
+/// The arrow of a message, with what it carries in the middle.
+pub(crate) fn arrow(
+    out: &mut String,
+    played: &Played,
+    message: &Message,
+    (x1, y1): (f64, f64),
+    (x2, y2): (f64, f64),
+    along: f64,
+) {
+    let ranks = played.shape.ranks;
+    let stroke = colour(message.from, ranks);
+    let _ = write!(
+        out,
+        "<g class=\"arrow\"><title>{}</title><line x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\" \
+         stroke=\"{stroke}\" stroke-width=\"2\" marker-end=\"url(#head)\"/>",
+        describe(played, message)
+    );
+    let small = 14.0;
+    let (x, y) = (x1 + (x2 - x1) * along, y1 + (y2 - y1) * along);
+    let left = x - small * message.pieces.len() as f64 / 2.0;
+    for (at, piece) in message.pieces.iter().enumerate() {
+        cell(out, (left + at as f64 * small, y - small / 2.0), small, piece.as_ref(), ranks);
+    }
+    out.push_str("</g>");
+}
+
+/// A message in words.
+pub(crate) fn describe(played: &Played, message: &Message) -> String {
+    let parts = match message.parts.len() {
+        1 => format!("part {}", message.parts.start),
+        _ => format!("parts {}..{}", message.parts.start, message.parts.end),
+    };
+    let segment = match message.pieces.iter().flatten().next() {
+        Some(piece) if played.shape.input_segments(played.shape.root) > 1 => format!(" of segment {}", piece.segment),
+        _ => String::new(),
+    };
+    let mut from: Vec<usize> = message.pieces.iter().flatten().flat_map(|p| p.ranks.clone()).collect();
+    from.sort_unstable();
+    from.dedup();
+    let from: Vec<String> = from.iter().map(usize::to_string).collect();
+    format!("rank {} to rank {}: {parts}{segment}, from rank {}", message.from, message.to, from.join(" + "))
+}
+
+/// The tip of arrows.
+pub(crate) const DEFS: &str = "<defs><marker id=\"head\" viewBox=\"0 0 8 8\" refX=\"7\" refY=\"4\" markerWidth=\"5\" \
+     markerHeight=\"5\" orient=\"auto\"><path d=\"M0,0 L8,4 L0,8 z\" fill=\"#444\"/></marker></defs>";

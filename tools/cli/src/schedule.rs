@@ -1,0 +1,167 @@
+//! `schedule`: a collective's schedule as text, picture or page.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use tinynccl::algorithm::{self, Shape};
+use tinynccl::schedule::Program;
+use tinynccl::schedule::draw::draw_all;
+use tinynccl::schedule::rounds::{Round, play};
+use tinynccl::wire::{Algorithm, Collective};
+
+use crate::{html, svg};
+
+/// Ranks that a picture still shows.
+const MOST_RANKS: usize = 32;
+
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// Which collective: all-reduce, reduce-scatter, all-gather, broadcast, reduce, gather, scatter, all-to-all, barrier.
+    #[arg(value_parser = collective)]
+    collective: Collective,
+    /// Which algorithm: ring, tree, double-tree, direct, halving-doubling, recursive-doubling, all-pairs.
+    algorithm: Algorithm,
+    /// Number of ranks.
+    #[arg(short = 'n', long, default_value_t = 4)]
+    ranks: usize,
+    /// Root, for collectives that have one.
+    #[arg(long, default_value_t = 0)]
+    root: usize,
+    /// Channels that the algorithm may spread over.
+    #[arg(long, default_value_t = 1)]
+    channels: usize,
+    /// The steps as text, one picture of all rounds, or a page to step through them.
+    #[arg(short, long, default_value = "text")]
+    format: Format,
+    /// Where to write it, instead of the standard output.
+    #[arg(short, long)]
+    output: Option<PathBuf>,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Format {
+    Text,
+    Svg,
+    Html,
+}
+
+/// A schedule that was played.
+#[derive(Debug)]
+pub(crate) struct Played {
+    pub(crate) algorithm: Algorithm,
+    pub(crate) shape: Shape,
+    pub(crate) parts: usize,
+    pub(crate) rounds: Vec<Round>,
+}
+
+impl Played {
+    pub(crate) fn title(&self) -> String {
+        let Shape { collective, ranks, .. } = self.shape;
+        let root = if collective.has_root() { format!(", root {}", self.shape.root) } else { String::new() };
+        format!("{collective}, {}, {ranks} ranks{root}", self.algorithm)
+    }
+}
+
+/// Names with hyphens, as on a command line, or with underscores.
+fn collective(name: &str) -> Result<Collective, String> {
+    let wanted = name.replace('-', "_");
+    let mut known = Collective::ALL.into_iter().filter(|&c| c != Collective::SendRecv);
+    known.clone().find(|c| c.name() == wanted).ok_or_else(|| {
+        let names: Vec<String> = known.by_ref().map(|c| c.name().replace('_', "-")).collect();
+        format!("expected one of {}", names.join(", "))
+    })
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let shape = Shape {
+        collective: options.collective,
+        ranks: options.ranks,
+        root: if options.collective.has_root() { options.root } else { 0 },
+        channels: options.channels,
+    };
+    let programs = programs(options.algorithm, &shape)?;
+    let text = match options.format {
+        Format::Text => draw_all(&programs),
+        Format::Svg | Format::Html if shape.ranks > MOST_RANKS => {
+            bail!("a picture shows up to {MOST_RANKS} ranks, not {}: take --format text", shape.ranks)
+        }
+        format => {
+            let rounds = play(&programs, &shape).context("the schedule is wrong")?;
+            let played = Played { algorithm: options.algorithm, shape, parts: programs[0].parts, rounds };
+            match format {
+                Format::Svg => svg::page(&played),
+                _ => html::page(&played),
+            }
+        }
+    };
+    match &options.output {
+        Some(path) => std::fs::write(path, text).with_context(|| format!("writing {}", path.display())),
+        None => match std::io::stdout().write_all(text.as_bytes()) {
+            // As when it is read by `head`.
+            Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+            other => other.context("writing to the standard output"),
+        },
+    }
+}
+
+fn programs(algorithm: Algorithm, shape: &Shape) -> Result<Vec<Program>> {
+    if shape.root >= shape.ranks {
+        bail!("root is {}, expected a rank below {}", shape.root, shape.ranks);
+    }
+    (0..shape.ranks)
+        .map(|rank| algorithm::program(algorithm, shape, rank))
+        .collect::<Option<Vec<Program>>>()
+        .with_context(|| {
+            let can = |a: &Algorithm| algorithm::supports(*a, shape) && algorithm::program(*a, shape, 0).is_some();
+            let others: Vec<&str> = Algorithm::ALL.iter().filter(|a| can(a)).map(|a| a.name()).collect();
+            format!(
+                "{algorithm} has no schedule for {} on {} ranks, these have: {}",
+                shape.collective,
+                shape.ranks,
+                others.join(", ")
+            )
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    pub(crate) fn played(collective: Collective, algorithm: Algorithm, ranks: usize) -> Played {
+        let shape = Shape { collective, ranks, root: 0, channels: 1 };
+        let programs = programs(algorithm, &shape).unwrap();
+        let rounds = play(&programs, &shape).unwrap();
+        Played { algorithm, shape, parts: programs[0].parts, rounds }
+    }
+
+    #[test]
+    fn names_are_those_of_the_command_line() {
+        assert_eq!(collective("all-reduce"), Ok(Collective::AllReduce));
+        assert_eq!(collective("all_to_all"), Ok(Collective::AllToAll));
+        assert!(collective("allreduce").unwrap_err().contains("all-reduce, "));
+    }
+
+    #[test]
+    fn what_has_no_schedule_names_what_has() {
+        let shape = Shape { collective: Collective::AllToAll, ranks: 4, root: 0, channels: 1 };
+        let error = programs(Algorithm::Ring, &shape).unwrap_err().to_string();
+        assert_eq!(error, "ring has no schedule for all_to_all on 4 ranks, these have: direct");
+    }
+
+    #[test]
+    fn pictures_show_every_message() {
+        for (collective, algorithm) in
+            [(Collective::AllReduce, Algorithm::Ring), (Collective::AllToAll, Algorithm::Direct)]
+        {
+            let played = played(collective, algorithm, 4);
+            let messages: usize = played.rounds.iter().map(|r| r.sent.len()).sum();
+            assert_eq!(svg::page(&played).matches("class=\"arrow\"").count(), messages);
+            let page = html::page(&played);
+            assert_eq!(page.matches("class=\"arrow\"").count(), messages);
+            assert_eq!(page.matches("<g class=\"frame\"").count(), played.rounds.len());
+            assert!(!page.contains("http"), "the page needs nothing from elsewhere");
+        }
+    }
+}
