@@ -184,6 +184,8 @@ fn choices(ranks: &[Rank], collective: Collective, bytes: usize, blocks: &[u32])
                 Protocol::OneShot => words <= 1000,
                 Protocol::TwoShot => collective == Collective::AllReduce && words <= 1000,
                 Protocol::Simple => true,
+                // Have tests of their own.
+                Protocol::Schedule(..) => false,
             };
             if fits {
                 all.push(choice);

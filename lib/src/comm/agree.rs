@@ -61,7 +61,7 @@ mod tests {
     use super::*;
 
     /// Knobs in which ranks may differ without harm.
-    const MAY_DIFFER: [&str; 18] = [
+    const MAY_DIFFER: [&str; 19] = [
         "TINYNCCL_CUDA_CHECK",
         "TINYNCCL_TIMEOUT",
         "TINYNCCL_CONNECT_TIMEOUT",
@@ -69,6 +69,7 @@ mod tests {
         "TINYNCCL_IFNAME",
         "TINYNCCL_SOCKET_BUFFER",
         "TINYNCCL_SPIN",
+        "TINYNCCL_NCCL_LIB",
         "TINYNCCL_VERBS_DEVICE",
         "TINYNCCL_VERBS_PORT",
         "TINYNCCL_VERBS_GID_INDEX",

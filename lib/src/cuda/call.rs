@@ -10,7 +10,7 @@ use super::comm::{Carrier, DeviceComm};
 use super::driver::cuda;
 use super::kernels::Kernel;
 use super::phased::Traffic;
-use super::select::{self, Choice};
+use super::select::{self, Choice, Protocol};
 use super::window::MAX_RANKS;
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, Result};
@@ -72,7 +72,7 @@ pub(super) struct Signature(pub(super) u64);
 const COUNT_BITS: u32 = 40;
 
 impl Signature {
-    fn new(call: &Call) -> Signature {
+    pub(super) fn new(call: &Call) -> Signature {
         let op = if call.collective.reduces() { call.op as u64 } else { 0 };
         let kind = call.collective as u64 | (call.dtype as u64) << 8 | op << 12 | (call.root as u64) << 16;
         Signature(kind << COUNT_BITS | call.count as u64 & ((1 << COUNT_BITS) - 1))
@@ -171,6 +171,10 @@ impl DeviceComm {
             let _order = self.order(stream)?;
             // SAFETY: forwarded from the caller.
             return unsafe { hosted.enqueue(op, self.context(), handle, &route) };
+        }
+        if let Protocol::Schedule(algorithm, framing) = choice.protocol {
+            // SAFETY: forwarded from the caller.
+            return unsafe { self.enqueue_schedule(stream, call, algorithm, framing, choice.blocks) };
         }
         if !select::fits(&self.layout, call.collective, choice, bytes as usize) {
             return Err(Error::invalid(op, format!("{bytes} bytes do not fit {choice:?}")));
@@ -293,12 +297,12 @@ impl DeviceComm {
             .map_err(|e| cuda(call.collective.name(), "copying on the device", e))
     }
 
-    fn team(&self, call: u64, number: u32) -> Team {
+    pub(super) fn team(&self, call: u64, number: u32) -> Team {
         Team { call, number, ..self.team }
     }
 }
 
-fn unsupported(collective: Collective) -> Error {
+pub(super) fn unsupported(collective: Collective) -> Error {
     Error::Unsupported {
         what: format!("{collective} on the device"),
         detail: "use the host's communicator, or all_gather or all_to_all".to_owned(),

@@ -14,6 +14,7 @@ use super::path::{self, Path};
 use super::peers::{Mapped, Peer, Place, enable};
 use super::phased::{Filled, Watch};
 use super::report::Report;
+use super::schedules::Schedules;
 use super::select::{self, Choice};
 use super::window::{Layout, MAX_RANKS, Window};
 use crate::comm::Comm;
@@ -43,6 +44,7 @@ pub struct DeviceComm {
     patience: Duration,
     order: Mutex<Order>,
     choices: Mutex<Option<Choice>>,
+    pub(super) schedules: Schedules,
     context: Arc<CudaContext>,
     /// Where ranks of other processes meet.
     host: Option<Comm>,
@@ -266,6 +268,7 @@ impl DeviceComm {
             patience,
             order: Mutex::new(Order { number: 0, filled: Filled::default(), last: None, event }),
             choices: Mutex::new(None),
+            schedules: Schedules::default(),
             context: context.clone(),
             host,
             _peers: peers,
@@ -315,7 +318,7 @@ impl DeviceComm {
     pub fn choice(&self, collective: Collective, bytes: usize) -> Choice {
         let forced = *self.choices.lock().unwrap_or_else(PoisonError::into_inner);
         forced
-            .filter(|&choice| select::fits(&self.layout, collective, choice, bytes))
+            .filter(|&choice| self.fits(collective, choice, bytes))
             .unwrap_or_else(|| select::choose(&self.layout, collective, bytes))
     }
 

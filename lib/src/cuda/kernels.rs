@@ -8,7 +8,7 @@ use cudarc::driver::{CudaContext, CudaFunction, CudaModule, sys};
 use super::call::THREADS;
 use super::compile::compile;
 use super::driver::cuda;
-use super::select::Protocol;
+use super::select::{Framing, Protocol};
 use super::window::Layout;
 use crate::dtype::{DType, ReduceOp};
 use crate::error::Result;
@@ -38,6 +38,9 @@ const MOVING: &str = concat!(
     include_str!("kernels/phased.cu"),
 );
 
+/// Schedules: compiled for each element type and operator, and once for those that see bytes.
+const SCHEDULED: &str = concat!(include_str!("kernels/primitives.cuh"), include_str!("kernels/schedule.cu"));
+
 /// One function of the sources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Kernel {
@@ -59,11 +62,13 @@ pub(super) enum Kernel {
     PhasedCompare,
     PhasedTake,
     PhasedReduce,
+    ScheduleSimple,
+    ScheduleLl,
 }
 
 impl Kernel {
     #[cfg(test)]
-    const ALL: [Kernel; 18] = [
+    const ALL: [Kernel; 20] = [
         Kernel::AllReduceOneShotLl,
         Kernel::AllReduceOneShot,
         Kernel::AllReduceTwoShotLl,
@@ -82,10 +87,17 @@ impl Kernel {
         Kernel::PhasedCompare,
         Kernel::PhasedTake,
         Kernel::PhasedReduce,
+        Kernel::ScheduleSimple,
+        Kernel::ScheduleLl,
     ];
 
     /// The kernel of a collective among so many ranks; `None` if there is none.
     pub(super) fn of(collective: Collective, protocol: Protocol, ranks: usize) -> Option<Kernel> {
+        match protocol {
+            Protocol::Schedule(_, Framing::Simple) => return Some(Kernel::ScheduleSimple),
+            Protocol::Schedule(_, Framing::Ll) => return Some(Kernel::ScheduleLl),
+            Protocol::OneShot | Protocol::TwoShot | Protocol::Simple => {}
+        }
         let ll = protocol != Protocol::Simple;
         Some(match collective {
             Collective::AllReduce => match protocol {
@@ -93,7 +105,7 @@ impl Kernel {
                 Protocol::TwoShot => Kernel::AllReduceTwoShotLl,
                 // Between two ranks it sends as much, in one step.
                 Protocol::Simple if ranks == 2 => Kernel::AllReduceOneShot,
-                Protocol::Simple => Kernel::AllReduceTwoShot,
+                _ => Kernel::AllReduceTwoShot,
             },
             Collective::ReduceScatter if ll => Kernel::ReduceScatterLl,
             Collective::ReduceScatter => Kernel::ReduceScatterSimple,
@@ -127,10 +139,16 @@ impl Kernel {
             Kernel::PhasedCompare => "phased_compare",
             Kernel::PhasedTake => "phased_take",
             Kernel::PhasedReduce => "phased_reduce",
+            Kernel::ScheduleSimple => "schedule_simple",
+            Kernel::ScheduleLl => "schedule_ll",
         }
     }
 
-    /// Whether it combines values, so that it is compiled for an element type and an operator.
+    fn is_scheduled(self) -> bool {
+        matches!(self, Kernel::ScheduleSimple | Kernel::ScheduleLl)
+    }
+
+    /// Whether it combines values whatever the collective, so that it is compiled for an element type and an operator.
     pub(super) fn reduces(self) -> bool {
         match self {
             Kernel::AllReduceOneShotLl
@@ -150,7 +168,9 @@ impl Kernel {
             | Kernel::PhasedPush
             | Kernel::PhasedSignal
             | Kernel::PhasedCompare
-            | Kernel::PhasedTake => false,
+            | Kernel::PhasedTake
+            | Kernel::ScheduleSimple
+            | Kernel::ScheduleLl => false,
         }
     }
 }
@@ -168,7 +188,8 @@ pub(super) struct Kernels {
 
 #[derive(Debug, Default)]
 struct Loaded {
-    modules: HashMap<Types, Arc<CudaModule>>,
+    /// Those of schedules have sources of their own.
+    modules: HashMap<(bool, Types), Arc<CudaModule>>,
     functions: HashMap<(Kernel, Types), (sys::CUfunction, CudaFunction)>,
 }
 
@@ -205,15 +226,16 @@ impl Kernels {
         if let Some((function, _)) = loaded.functions.get(&(kernel, types)) {
             return Ok(*function);
         }
-        let module = match loaded.modules.get(&types) {
+        let scheduled = kernel.is_scheduled();
+        let module = match loaded.modules.get(&(scheduled, types)) {
             Some(module) => module.clone(),
             None => {
-                let (name, source, defines) = source(&self.layout, types);
+                let (name, source, defines) = source(&self.layout, scheduled, types);
                 let ptx = compile(&name, &source, &defines, self.capability)?;
                 let failed = |e| cuda("loading kernels", name.clone(), e);
                 self.context.bind_to_thread().map_err(failed)?;
                 let module = self.context.load_module(ptx).map_err(failed)?;
-                loaded.modules.insert(types, module.clone());
+                loaded.modules.insert((scheduled, types), module.clone());
                 module
             }
         };
@@ -229,16 +251,18 @@ impl Kernels {
 }
 
 /// Name, text and definitions of the source of a module.
-fn source(layout: &Layout, types: Types) -> (String, String, Vec<String>) {
+fn source(layout: &Layout, scheduled: bool, types: Types) -> (String, String, Vec<String>) {
     let mut defines = layout.defines();
     defines.push(format!("-DTHREADS={THREADS}"));
+    let of = |text: &str| [COMMON, if scheduled { SCHEDULED } else { text }].concat();
+    let kind = if scheduled { "schedule_" } else { "" };
     match types {
         Some((dtype, op)) => {
             defines.push(format!("-DDTYPE={}", dtype as u8));
             defines.push(format!("-DOP={}", op as u8));
-            (format!("reducing_{dtype}_{op}.cu"), [COMMON, REDUCING].concat(), defines)
+            (format!("{kind}reducing_{dtype}_{op}.cu"), of(REDUCING), defines)
         }
-        None => ("moving.cu".to_owned(), [COMMON, MOVING].concat(), defines),
+        None => (format!("{kind}moving.cu"), of(MOVING), defines),
     }
 }
 
@@ -249,7 +273,11 @@ mod tests {
     #[test]
     fn every_kernel_is_in_its_source_once() {
         for kernel in Kernel::ALL {
-            let source = if kernel.reduces() { REDUCING } else { MOVING };
+            let source = match kernel.is_scheduled() {
+                true => SCHEDULED,
+                false if kernel.reduces() => REDUCING,
+                false => MOVING,
+            };
             let name = format!("{}(const __grid_constant__ Team team", kernel.name());
             assert_eq!(source.matches(&name).count(), 1, "{kernel:?}");
         }
@@ -259,8 +287,9 @@ mod tests {
     #[test]
     fn every_source_compiles() {
         let all = DType::ALL.into_iter().zip(ReduceOp::ALL.into_iter().cycle()).map(Some);
-        for types in [None].into_iter().chain(all) {
-            let (name, source, defines) = source(&Layout::new(4, 1, &crate::Config::default()), types);
+        let both = |types| [(false, types), (true, types)];
+        for (scheduled, types) in [None].into_iter().chain(all).flat_map(both) {
+            let (name, source, defines) = source(&Layout::new(4, 1, &crate::Config::default()), scheduled, types);
             match compile(&name, &source, &defines, (9, 0)) {
                 Ok(_) => {}
                 Err(error @ crate::Error::Unsupported { .. }) => {

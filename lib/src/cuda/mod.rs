@@ -20,7 +20,9 @@ mod path;
 mod path_check;
 mod peers;
 mod phased;
+mod program;
 mod report;
+mod schedules;
 mod select;
 mod window;
 
@@ -29,4 +31,4 @@ pub use comm::DeviceComm;
 pub(crate) use driver::cuda;
 pub use driver::{available, device_count, open};
 pub use path::Path;
-pub use select::{Choice, Protocol};
+pub use select::{Choice, Framing, Protocol};

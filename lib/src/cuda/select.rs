@@ -3,7 +3,16 @@
 use std::fmt;
 
 use super::window::Layout;
-use crate::wire::Collective;
+use crate::wire::{Algorithm, Collective};
+
+/// How the messages of a schedule cross the link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Framing {
+    /// Slots, with a counter behind the data: full bandwidth, any size.
+    Simple,
+    /// Lines, with flags beside the data: lowest latency, twice the bytes, short messages alone.
+    Ll,
+}
 
 /// How data crosses the link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -14,6 +23,20 @@ pub enum Protocol {
     TwoShot,
     /// Slots, in rounds: full bandwidth.
     Simple,
+    /// The schedule that the CPU would execute, of [`algorithm`](crate::algorithm), with a channel per block.
+    Schedule(Algorithm, Framing),
+}
+
+impl Protocol {
+    /// Blocks that suit a schedule of so many bytes (as in [`Choice`]), on a GPU that is not shared; 1 for what is no schedule.
+    pub fn blocks(self, bytes: usize) -> u32 {
+        let per_block = match self {
+            Protocol::Schedule(_, Framing::Simple) => SCHEDULE_PER_BLOCK,
+            Protocol::Schedule(_, Framing::Ll) => SCHEDULE_LL_PER_BLOCK,
+            Protocol::OneShot | Protocol::TwoShot | Protocol::Simple => return 1,
+        };
+        bytes.div_ceil(per_block).clamp(1, MOST_BLOCKS) as u32
+    }
 }
 
 impl fmt::Display for Protocol {
@@ -22,6 +45,8 @@ impl fmt::Display for Protocol {
             Protocol::OneShot => "LL, one step",
             Protocol::TwoShot => "LL, two steps",
             Protocol::Simple => "Simple",
+            Protocol::Schedule(algorithm, Framing::Simple) => return write!(f, "{algorithm}, Simple"),
+            Protocol::Schedule(algorithm, Framing::Ll) => return write!(f, "{algorithm}, LL"),
         })
     }
 }
@@ -43,6 +68,11 @@ const ALL_REDUCE_TWO_SHOT: usize = 512 << 10;
 const LL: usize = 1 << 20;
 /// Bytes for which another block of a Simple kernel pays.
 const SIMPLE_PER_BLOCK: usize = 16 << 10;
+/// The same, of a schedule.
+const SCHEDULE_PER_BLOCK: usize = 32 << 10;
+const SCHEDULE_LL_PER_BLOCK: usize = 4 << 10;
+/// Blocks of a kernel at most.
+const MOST_BLOCKS: usize = 128;
 /// Blocks of a Simple kernel at most where data goes one way, so that nothing keeps senders in step with receivers: on H200s 128
 /// blocks that run ahead reach 40 to 150 GB/s, 64 of them 330 (measured; the cause is not known).
 const ONE_WAY_BLOCKS: usize = 64;
@@ -78,11 +108,12 @@ pub(super) fn blocks(layout: &Layout, protocol: Protocol, bytes: usize) -> u32 {
         Protocol::OneShot => words.div_ceil(WORDS_PER_BLOCK),
         Protocol::TwoShot => words.div_ceil(WORDS_PER_BLOCK * layout.ranks.min(2)),
         Protocol::Simple => bytes.div_ceil(SIMPLE_PER_BLOCK),
+        Protocol::Schedule(..) => protocol.blocks(bytes) as usize,
     };
     wanted.clamp(1, layout.channels) as u32
 }
 
-/// Whether a call fits the memory that its protocol uses.
+/// Whether a call fits the memory that its protocol uses, if that is no schedule.
 pub(super) fn fits(layout: &Layout, collective: Collective, choice: Choice, bytes: usize) -> bool {
     let blocks = choice.blocks as usize;
     // Blocks take equal shares, up to one word more.
@@ -94,6 +125,8 @@ pub(super) fn fits(layout: &Layout, collective: Collective, choice: Choice, byte
                 collective == Collective::AllReduce && words.div_ceil(layout.ranks) <= layout.lines / 2
             }
             Protocol::Simple => true,
+            // Depends on the program: `DeviceComm::fits`.
+            Protocol::Schedule(..) => false,
         }
 }
 

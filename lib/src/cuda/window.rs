@@ -6,6 +6,7 @@
 //! flags     per FIFO: tail (slots filled), head (slots freed), 32 bytes apart
 //! lines     per channel, set and sender: LL lines of 16 bytes (8 of data beside their flags)
 //! slots     per kind, channel and sender: the slots of a FIFO
+//! scratch   of a schedule: partial sums                   (ours alone)
 //! ```
 //! A *channel* is a block of a kernel. `kernels/team.cuh` computes the same places.
 
@@ -15,6 +16,7 @@ use cudarc::driver::{CudaContext, result, sys};
 
 use super::driver::cuda;
 use super::phased::{AREAS, area_bytes};
+use super::program::MAX_STEPS;
 use crate::config::Config;
 use crate::error::{Error, Result};
 
@@ -26,6 +28,8 @@ const KINDS: usize = 3;
 const FLAG_BYTES: usize = 32;
 /// 4 for each channel that there may be.
 const EPOCH_BYTES: usize = 512;
+/// Enough for a window of any schedule but the largest, which are cut smaller.
+pub(super) const SCRATCH_BYTES: usize = 16 << 20;
 
 /// Sizes of a window's parts; the same on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,15 +80,16 @@ impl Layout {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        let fifos = KINDS * self.channels * MAX_RANKS;
-        EPOCH_BYTES
-            + 4 * 2 * fifos
-            + FLAG_BYTES * 2 * fifos
-            + 16 * self.channels * 2 * self.ranks * (self.lines + 1)
-            + self.slot_memory()
+        self.slots_begin() + self.slot_memory() + SCRATCH_BYTES
     }
 
-    /// Bytes of all slots, the last part.
+    /// Place of the first slot.
+    pub(super) fn slots_begin(&self) -> usize {
+        let fifos = KINDS * self.channels * MAX_RANKS;
+        EPOCH_BYTES + 4 * 2 * fifos + FLAG_BYTES * 2 * fifos + 16 * self.channels * 2 * self.ranks * (self.lines + 1)
+    }
+
+    /// Bytes of all slots.
     pub(super) fn slot_memory(&self) -> usize {
         KINDS * self.channels * self.ranks * self.slots * self.slot_bytes
     }
@@ -109,6 +114,7 @@ impl Layout {
             ("AREAS", AREAS),
             ("AREA_BYTES", area_bytes(self)),
             ("KINDS", KINDS),
+            ("MAX_STEPS", MAX_STEPS),
             ("SCATTER", 0),
             ("GATHER", 1),
             ("PAIR", 2),

@@ -23,21 +23,21 @@ pub struct Partition {
     parts: usize,
     windows: usize,
     /// Elements per unit; borders lie on multiples of it (or at the end).
-    unit: usize,
+    pub(crate) unit: usize,
     /// Units of a small window.
-    base: usize,
+    pub(crate) base: usize,
     /// The first `extra` windows have `base + 1` units.
-    extra: usize,
+    pub(crate) extra: usize,
     /// How small and large windows are cut.
-    small: Cut,
-    large: Cut,
+    pub(crate) small: Cut,
+    pub(crate) large: Cut,
 }
 
 /// `units` over the parts: each gets `each`, the first `more` of them one more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Cut {
-    each: usize,
-    more: usize,
+pub(crate) struct Cut {
+    pub(crate) each: usize,
+    pub(crate) more: usize,
 }
 
 impl Cut {

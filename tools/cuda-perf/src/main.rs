@@ -14,8 +14,9 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Parser;
 use cudarc::driver::CudaContext;
-use tinynccl::cuda::{self, Choice, DeviceComm, Protocol};
+use tinynccl::cuda::{self, Choice, DeviceComm, Framing, Protocol};
 use tinynccl::launch::{self, Launcher};
+use tinynccl::wire::Algorithm;
 use tinynccl::{Comm, DType};
 
 use task::{Operation, Task};
@@ -54,9 +55,38 @@ struct Options {
     /// Leaves NCCL out.
     #[arg(long)]
     alone: bool,
-    /// Tries these instead of what the library would choose: protocol and blocks, as `one-shot:8`, `two-shot:32`, `simple:64`.
+    /// Tries these instead of what the library would choose: protocol and blocks, as `one-shot:8`, `two-shot:32`, `simple:64`, or
+    /// a schedule, as `ring:64` (protocol Simple) and `ring-ll:16`.
     #[arg(long, value_delimiter = ',', value_parser = choice)]
     choices: Vec<Choice>,
+    /// Schedules to try beside what the library chooses, as `ring,tree,double-tree`: in both protocols, with blocks by size.
+    #[arg(long, value_delimiter = ',', conflicts_with = "choices")]
+    algorithm: Vec<Algorithm>,
+}
+
+impl Options {
+    /// What is timed of a call of `bytes`; `None` is what the library chooses. As many for every size.
+    fn ways(&self, bytes: usize) -> Vec<Option<Choice>> {
+        if !self.choices.is_empty() {
+            return self.choices.iter().copied().map(Some).collect();
+        }
+        let schedules = self.algorithm.iter().flat_map(|&algorithm| {
+            [Framing::Ll, Framing::Simple].map(|framing| {
+                let protocol = Protocol::Schedule(algorithm, framing);
+                Some(Choice { protocol, blocks: protocol.blocks(bytes) })
+            })
+        });
+        std::iter::once(None).chain(schedules).collect()
+    }
+
+    fn names(&self) -> Vec<String> {
+        let name = |way: &Option<Choice>| match way {
+            None => "tinynccl us".to_owned(),
+            Some(choice) if self.choices.is_empty() => format!("{} us", choice.protocol),
+            Some(choice) => format!("{}:{}", choice.protocol, choice.blocks),
+        };
+        self.ways(0).iter().map(name).collect()
+    }
 }
 
 fn choice(text: &str) -> Result<Choice, String> {
@@ -66,7 +96,13 @@ fn choice(text: &str) -> Result<Choice, String> {
         "one-shot" => Protocol::OneShot,
         "two-shot" => Protocol::TwoShot,
         "simple" => Protocol::Simple,
-        _ => return Err(wrong()),
+        _ => {
+            let (name, framing) = match name.strip_suffix("-ll") {
+                Some(name) => (name, Framing::Ll),
+                None => (name, Framing::Simple),
+            };
+            Protocol::Schedule(name.parse().map_err(|_| wrong())?, framing)
+        }
     };
     Ok(Choice { protocol, blocks: blocks.parse().map_err(|_| wrong())? })
 }
@@ -125,10 +161,7 @@ fn run(options: &Options, comm: &Comm, device: &DeviceComm, peer: Option<&nccl::
     }
     let stream = context.new_stream()?;
     for &operation in &options.operation {
-        let names: Vec<String> = match options.choices.as_slice() {
-            [] => vec!["tinynccl us".to_owned()],
-            list => list.iter().map(|c| format!("{:?}:{}", c.protocol, c.blocks)).collect(),
-        };
+        let names = options.names();
         say(format!(
             "\n{operation:?}\n| bytes | {} | chosen | busbw GB/s | NCCL us | busbw GB/s | NCCL / best |",
             names.join(" | ")
@@ -149,11 +182,7 @@ fn run(options: &Options, comm: &Comm, device: &DeviceComm, peer: Option<&nccl::
                 graph: options.graph,
             };
             let mut ours = Vec::new();
-            let choices: Vec<Option<Choice>> = match options.choices.as_slice() {
-                [] => vec![None],
-                list => list.iter().copied().map(Some).collect(),
-            };
-            for choice in choices {
+            for choice in options.ways(task.count * task.dtype.size()) {
                 device.set_choice(choice);
                 if choice.is_some() && choice != Some(device.choice(task.collective(), task.count * task.dtype.size()))
                 {
@@ -169,10 +198,14 @@ fn run(options: &Options, comm: &Comm, device: &DeviceComm, peer: Option<&nccl::
                 Some(peer) => timer.time(|| peer.enqueue(&stream, &task, &buffers))?,
                 None => f64::NAN,
             };
-            let best = ours.iter().copied().fold(f64::INFINITY, f64::min);
+            // Of what the library chooses, if that is among them.
+            let best = match options.choices.is_empty() {
+                true => ours[0],
+                false => ours.iter().copied().fold(f64::INFINITY, f64::min),
+            };
             let cells: Vec<String> = ours.iter().map(|t| format!("{:.2}", t * 1e6)).collect();
             say(format!(
-                "| {bytes} | {} | {:?}:{} | {:.1} | {:.2} | {:.1} | {:.2} |",
+                "| {bytes} | {} | {}:{} | {:.1} | {:.2} | {:.1} | {:.2} |",
                 cells.join(" | "),
                 chosen.protocol,
                 chosen.blocks,

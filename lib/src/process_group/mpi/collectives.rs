@@ -99,7 +99,11 @@ impl Mpi {
             copy.extend_from_slice(unsafe { std::slice::from_raw_parts(input, reads) });
             input = copy.as_ptr();
         }
-        let (from, to) = (input.cast::<c_void>(), output.cast::<c_void>());
+        // Slices without elements are at addresses which mean something to MPI: 1 is Open MPI's MPI_IN_PLACE.
+        let mut nothing = 0u64;
+        let nothing = (&raw mut nothing).cast::<c_void>();
+        let from = if reads == 0 { nothing.cast_const() } else { input.cast() };
+        let to = if writes == 0 { nothing } else { output.cast() };
         let (mpi_type, comm, root) = (data_type(dtype), self.comm, root as c_int);
         let operator = op.map(|op| operator(dtype, op)).transpose()?;
         let reduces = || operator.ok_or_else(|| Error::invalid(what(), "without an operator"));

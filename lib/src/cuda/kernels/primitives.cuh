@@ -1,0 +1,310 @@
+// NCCL's primitives (send, recv, copy, recv_reduce_copy, recv_copy_send, ...) for schedules: what comes in is read once, combined
+// with our own operand, and goes to memory and to the next rank from the registers. (NCCL: src/device/primitives.h)
+//
+// A block runs one channel of the schedule. Its lanes, which advance independently, are halves of the block with a barrier each.
+
+#define SCRATCH (SLOTS + (u64)KINDS * CHANNELS * RANKS * SLOT_COUNT * SLOT_BYTES)
+#define MAX_LANES 2
+#define NOBODY 255
+#define STEP_READS 1
+#define STEP_WRITES 2
+#define STEP_LAST 4
+#define STEP_LOCAL 8
+
+// These three as in cuda/program.rs.
+struct __align__(8) Step {
+    u8 flags; // STEP_*
+    u8 from;  // rank or NOBODY
+    u8 to;
+    u8 src; // buffer in the upper two bits (0 input, 1 output, 2 scratch), segment below
+    u8 dst;
+    u8 part; // of the channel's
+    u8 span;
+    u8 unused;
+};
+
+struct Program {
+    Step steps[MAX_STEPS];
+    unsigned short lanes[2][MAX_LANES][2]; // for even and odd channels: first step and end
+    u32 lane_count[2];
+    u32 parts; // of a channel
+    u32 unused;
+};
+
+// How segments of `count` elements are cut into windows and parts, in units of several elements. (schedule/partition.rs)
+struct Cut {
+    u64 count, windows, unit, base, extra;
+    u64 large[2]; // of the first `extra` windows: units of each part, and how many parts have one more
+    u64 small[2];
+    u64 scratch; // elements of a segment of scratch memory
+    u64 elem;
+};
+
+struct Range {
+    u64 first, count; // elements
+};
+
+__device__ __forceinline__ u64 least(u64 a, u64 b) {
+    return a < b ? a : b;
+}
+
+__device__ __forceinline__ u64 units_before(const u64 (&cut)[2], u64 part) {
+    return part * cut[0] + least(part, cut[1]);
+}
+
+__device__ __forceinline__ Range part_of(const Cut& cut, u64 window, u32 part, u32 span) {
+    const u64 start = window * cut.base + least(window, cut.extra);
+    const bool large = window < cut.extra;
+    const u64 first = large ? units_before(cut.large, part) : units_before(cut.small, part);
+    const u64 end = large ? units_before(cut.large, part + span) : units_before(cut.small, part + span);
+    Range range;
+    range.first = least((start + first) * cut.unit, cut.count);
+    range.count = least((start + end) * cut.unit, cut.count) - range.first;
+    return range;
+}
+
+// In scratch memory a part lies where it does in the largest window.
+__device__ __forceinline__ u64 scratch_start(const Cut& cut, u32 part) {
+    return least((cut.extra ? units_before(cut.large, part) : units_before(cut.small, part)) * cut.unit, cut.count);
+}
+
+struct Buffers {
+    const u8* input;
+    u8* output;
+    u8* scratch;
+};
+
+__device__ __forceinline__ u8* address_of(const Buffers& buffers, const Cut& cut, u8 place, const Range& range, u32 part) {
+    const u32 buffer = place >> 6;
+    const u64 segment = place & 63;
+    if (buffer == 2) return buffers.scratch + (segment * cut.scratch + scratch_start(cut, part)) * cut.elem;
+    u8* base = buffer == 0 ? (u8*)buffers.input : buffers.output;
+    return base + (segment * cut.count + range.first) * cut.elem;
+}
+
+struct Lane {
+    u32 index;
+    u32 thread;
+    u32 threads;
+};
+
+// Barrier 0 is that of the whole block.
+__device__ __forceinline__ void lane_sync(const Lane& lane) {
+    asm volatile("bar.sync %0, %1;" : : "r"(lane.index + 1), "r"(lane.threads) : "memory");
+}
+
+// One step in one window, as addresses. What is not there is null.
+struct Move {
+    const u8* in;    // a filled slot; a local reduction: our own memory
+    const u8* own;
+    u8* dst;
+    u8* out; // a free slot
+    u32 bytes;
+    bool last;
+};
+
+#ifdef DTYPE
+
+#ifdef IS_FLOAT
+__device__ __forceinline__ bool is_negative(Stored x) {
+#if DTYPE == 0
+    return __float_as_int(x) < 0;
+#elif DTYPE == 1
+    return __double_as_longlong(x) < 0;
+#else
+    return x >> 15;
+#endif
+}
+#endif
+
+// `own op received`, rounded to the stored type at every step, as on the CPU: bit for bit.
+__device__ __forceinline__ Stored pairwise(Stored own, Stored received, bool last) {
+    const Acc a = widen(own), b = widen(received);
+#if defined(IS_FLOAT) && (OP == 2 || OP == 3)
+    // -0 is below +0.
+    if (a == b) return is_negative(own) == (OP == 2) ? own : received;
+#endif
+    const Stored one = narrow(combine(a, b));
+#if OP == 4
+    if (last) return narrow(widen(one) / (Acc)RANKS);
+#endif
+    return one;
+}
+
+__device__ __forceinline__ u64 pairwise_word(u64 own, u64 received, bool last) {
+    Elements a, b, out;
+    a.word = own;
+    b.word = received;
+#pragma unroll
+    for (int e = 0; e < (int)PER_WORD; e++) out.of[e] = pairwise(a.of[e], b.of[e], last);
+    return out.word;
+}
+
+#else
+
+// A schedule that only moves data has no such step.
+__device__ __forceinline__ u64 pairwise_word(u64 own, u64, bool) {
+    return own;
+}
+
+#endif
+
+// IN: something comes in. OWN: our own operand. LOCAL: what comes in is in our memory. Where both are, they are combined.
+template <bool IN, bool OWN> __device__ __forceinline__ Pack result_of(const Pack& own, const Pack& in, bool last) {
+    if (IN && OWN) return Pack{pairwise_word(own.a, in.a, last), pairwise_word(own.b, in.b, last)};
+    return OWN ? own : in;
+}
+
+template <bool IN, bool OWN, bool LOCAL>
+__device__ __forceinline__ void move_packs(const Lane& lane, const Move& move) {
+    const u32 packs = move.bytes / 16;
+    const u64 addresses = (u64)move.dst | (OWN ? (u64)move.own : 0) | (LOCAL ? (u64)move.in : 0);
+    either((addresses & 15) == 0, [&](auto whole) {
+        constexpr u32 BATCH = decltype(whole)::yes ? 4 : 1;
+        const auto load_in = [&](u32 i) { return LOCAL ? load_pack(whole, move.in, i, move.bytes) : load_slot(move.in, i); };
+        const auto store = [&](u32 i, const Pack& pack) {
+            if (move.dst) store_pack(whole, move.dst, i, move.bytes, pack);
+            if (move.out) fill_slot(move.out, i, pack);
+        };
+        u32 i = lane.thread;
+        // All loads of a batch are under way before its first store.
+        for (; i + (BATCH - 1) * lane.threads < packs; i += BATCH * lane.threads) {
+            Pack in[BATCH], own[BATCH];
+#pragma unroll
+            for (u32 k = 0; k < BATCH; k++) {
+                if (IN) in[k] = load_in(i + k * lane.threads);
+                if (OWN) own[k] = load_pack(whole, move.own, i + k * lane.threads, move.bytes);
+            }
+#pragma unroll
+            for (u32 k = 0; k < BATCH; k++) store(i + k * lane.threads, result_of<IN, OWN>(own[k], in[k], move.last));
+        }
+        for (; i < packs; i += lane.threads) {
+            Pack in, own;
+            if (IN) in = load_in(i);
+            if (OWN) own = load_pack(whole, move.own, i, move.bytes);
+            store(i, result_of<IN, OWN>(own, in, move.last));
+        }
+    });
+    // A last pack that is not whole.
+    if ((move.bytes & 15) != 0 && lane.thread == packs % lane.threads) {
+        Pack in, own;
+        if (IN) in = LOCAL ? load_odd_pack(move.in, packs, move.bytes) : load_slot(move.in, packs);
+        if (OWN) own = load_odd_pack(move.own, packs, move.bytes);
+        const Pack pack = result_of<IN, OWN>(own, in, move.last);
+        if (move.dst) store_odd_pack(move.dst, packs, move.bytes, pack);
+        if (move.out) fill_slot(move.out, packs, pack);
+    }
+}
+
+// As keep_waiting of team.cuh, but looks now and then whether the peer is in the same call: ranks that differ may wait for
+// messages that never come.
+__device__ __noinline__ bool wait_on(const Team& team, const Channel& channel, Wait& wait, u32 kind, u32 peer, u32 expected, u32 got) {
+    if (!keep_waiting(team, wait, kind, peer, expected, got)) return false;
+    if ((wait.turns & 255) != 0) return true;
+    u64 theirs;
+    if (!peek_line(line_at(team.window[team.rank], channel, peer, LL_LINES), channel.epoch, theirs)) return true;
+    if (theirs == team.call) return true;
+    give_up(team, MISMATCH, peer, 0, 0, theirs);
+    return false;
+}
+
+// Protocol Simple: a slot in, a slot out.
+
+// As await_count of fifo.cuh; false when it gave up.
+__device__ __forceinline__ bool count_came(const Team& team, const Channel& channel, const u32* flag, u32 count, u32 what, u32 peer) {
+    Wait wait = {0, 0};
+    u32 got;
+    while ((int)((got = load_acquire(flag)) - count) < 0) {
+        if (!wait_on(team, channel, wait, what, peer, count, got)) return false;
+    }
+    return true;
+}
+
+__device__ __forceinline__ bool slot_came(const Team& team, const Channel& channel, const Counters& counters, u32 peer) {
+    const u32* tail = flag_at(team.window[team.rank], TAIL, SCATTER, blockIdx.x, peer);
+    return count_came(team, channel, tail, counters.received[SCATTER][peer] + 1, WAITED_SLOT, peer);
+}
+
+__device__ __forceinline__ bool credit_came(const Team& team, const Channel& channel, const Counters& counters, u32 peer) {
+    const u32* head = flag_at(team.window[team.rank], HEAD, SCATTER, blockIdx.x, peer);
+    return count_came(team, channel, head, counters.sent[SCATTER][peer] + 1 - SLOT_COUNT, WAITED_CREDIT, peer);
+}
+
+// Waiting and posting is for one thread per direction, in warps of their own. `stopped` is the lane's, and shared by its threads.
+// False: given up.
+__device__ __forceinline__ bool move_slots(const Team& team, const Channel& channel, Counters& counters, const Lane& lane,
+                                           const Step& step, Move move, volatile u32& stopped) {
+    const bool receives = step.from != NOBODY, sends = step.to != NOBODY;
+    const bool hears = receives && lane.thread == 0, speaks = sends && lane.thread == 32;
+    if (receives || sends) {
+        if (hears && !slot_came(team, channel, counters, step.from)) stopped = 1;
+        if (speaks && !credit_came(team, channel, counters, step.to)) stopped = 1;
+        lane_sync(lane);
+        if (stopped) return false;
+        if (receives) move.in = incoming(team, counters, SCATTER, step.from);
+        if (sends) move.out = outgoing(team, counters, SCATTER, step.to);
+    }
+#ifdef DTYPE
+    if (receives && move.own) move_packs<true, true, false>(lane, move);
+    else if (step.flags & STEP_LOCAL) move_packs<true, true, true>(lane, move);
+    else
+#endif
+    if (receives) move_packs<true, false, false>(lane, move);
+    else move_packs<false, true, false>(lane, move);
+    lane_sync(lane);
+    if (hears) free_slot(team, counters, SCATTER, step.from);
+    if (speaks) post_slot(team, counters, SCATTER, step.to);
+    return true;
+}
+
+// Protocol LL: each message has lines of its own, behind those of the sender's message before. They were free when the call
+// began (ll.cuh), so nobody waits to send.
+struct LineCounts {
+    u32 sent[RANKS];
+    u32 received[RANKS];
+};
+
+__device__ __forceinline__ u32 take_lines(u32 (&counts)[RANKS], u32 peer, u32 words) {
+    u32 first = 0;
+#pragma unroll
+    for (u32 s = 0; s < RANKS; s++) {
+        if (s == peer) {
+            first = counts[s];
+            counts[s] += words;
+        }
+    }
+    return first;
+}
+
+// After a wait that was given up the others are short: every word comes at once, as nothing.
+__device__ __forceinline__ u64 word_of(const Team& team, const Channel& channel, const u8* line, u32 peer) {
+    Wait wait = {0, 0};
+    u64 word;
+    while (!peek_line(line, channel.epoch, word)) {
+        if (!wait_on(team, channel, wait, WAITED_LINE, peer, channel.epoch, 0)) break;
+    }
+    return word;
+}
+
+__device__ __forceinline__ void move_lines(const Team& team, const Channel& channel, LineCounts& counts, const Lane& lane,
+                                           const Step& step, const Move& move) {
+    const bool receives = step.from != NOBODY, sends = step.to != NOBODY, local = step.flags & STEP_LOCAL;
+    const u32 words = (move.bytes + 7) / 8;
+    const u8* in = nullptr;
+    u8* out = nullptr;
+    if (receives) in = line_at(team.window[team.rank], channel, step.from, take_lines(counts.received, step.from, words));
+    if (sends) out = line_at(team.window[step.to], channel, team.rank, take_lines(counts.sent, step.to, words));
+    for (u32 i = lane.thread; i < words; i += lane.threads) {
+        u64 word = 0;
+        if (move.own) word = load_word(move.own, i, move.bytes);
+        if (local) word = pairwise_word(word, load_word(move.in, i, move.bytes), move.last);
+        if (receives) {
+            const u64 came = word_of(team, channel, in + 16 * i, step.from);
+            word = move.own ? pairwise_word(word, came, move.last) : came;
+        }
+        if (sends) push_line(out + 16 * i, word, channel.epoch);
+        if (move.dst) store_word(move.dst, i, move.bytes, word);
+    }
+    // The next step may read what another thread wrote.
+    lane_sync(lane);
+}

@@ -1,0 +1,281 @@
+//! A rank's schedule as a kernel takes it: steps of 8 bytes, passed by value with the launch.
+//!
+//! The schedule is the one that the CPU executes: [`algorithm::program`], with as many channels as the kernel has blocks.
+//! Channels do the same on parts of their own, the odd ones maybe in the other direction (ring, double tree), so two channels
+//! stand for all of them: block `b` runs the steps of channel `b % 2`, their parts moved on. Nothing here depends on the count;
+//! the cut of the segments ([`Cut`]) is passed beside the steps, and the kernel divides nothing.
+//!
+//! `kernels/primitives.cuh` has the same structs.
+
+use crate::algorithm::{self, Shape};
+use crate::schedule::{Buf, Loc, Partition, Program, Step};
+use crate::wire::{Algorithm, Collective};
+
+/// Steps of two channels at most: a program is far below the 4 KiB that a launch may pass.
+pub(super) const MAX_STEPS: usize = 96;
+/// Lanes of a channel at most: a tree has two, one for each direction.
+pub(super) const MAX_LANES: usize = 2;
+/// Channels whose steps are stored.
+const VARIANTS: usize = 2;
+/// In place of a rank.
+const NOBODY: u8 = 255;
+
+/// Where a part lies: the buffer in the two upper bits, the segment below.
+fn place(loc: Loc) -> Option<u8> {
+    let buf = match loc.buf {
+        Buf::Input => 0,
+        Buf::Output => 1,
+        Buf::Scratch => 2,
+    };
+    (loc.segment < 64).then_some(buf << 6 | loc.segment as u8)
+}
+
+/// Operands of a step. What it does follows from which of them it has: a step with a sender and a `src` reduces, one with a
+/// `dst` stores, one with a receiver sends.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct DeviceStep {
+    /// One of the constants below.
+    pub(super) flags: u8,
+    /// The rank whose message it takes, or 255.
+    pub(super) from: u8,
+    /// The rank that it sends to, or 255.
+    pub(super) to: u8,
+    /// Places in memory; looked at where the flags say so.
+    pub(super) src: u8,
+    pub(super) dst: u8,
+    /// First part, counted from the channel's first, and number of parts.
+    pub(super) part: u8,
+    pub(super) span: u8,
+    pub(super) unused: u8,
+}
+
+impl DeviceStep {
+    /// It reads `src`.
+    pub(super) const READS: u8 = 1;
+    /// It writes `dst`.
+    pub(super) const WRITES: u8 = 2;
+    /// Its result is finished: `avg` divides.
+    pub(super) const LAST: u8 = 4;
+    /// It reads `dst` too, in the place of a message: a local reduction.
+    pub(super) const LOCAL: u8 = 8;
+
+    const NONE: DeviceStep =
+        DeviceStep { flags: 0, from: NOBODY, to: NOBODY, src: 0, dst: 0, part: 0, span: 0, unused: 0 };
+
+    /// `base`: the channel's first part.
+    fn new(step: &Step, base: usize) -> Option<DeviceStep> {
+        let rank = |peer: Option<usize>| peer.map_or(Some(NOBODY), |rank| u8::try_from(rank).ok());
+        let (last, local) = match *step {
+            Step::Reduce { last, .. } => (last, true),
+            Step::RecvReduceCopy { last, .. } | Step::RecvReduceCopySend { last, .. } => (last, false),
+            _ => (false, false),
+        };
+        let flag = |yes: bool, flag: u8| if yes { flag } else { 0 };
+        let parts = step.parts();
+        Some(DeviceStep {
+            flags: flag(step.read().is_some(), Self::READS)
+                | flag(step.write().is_some(), Self::WRITES)
+                | flag(last, Self::LAST)
+                | flag(local, Self::LOCAL),
+            from: rank(step.source())?,
+            to: rank(step.destination())?,
+            src: step.read().map_or(Some(0), place)?,
+            dst: step.write().map_or(Some(0), place)?,
+            part: u8::try_from(parts.start.checked_sub(base)?).ok()?,
+            span: u8::try_from(parts.len()).ok()?,
+            unused: 0,
+        })
+    }
+}
+
+/// As `struct Program` of `kernels/primitives.cuh`.
+#[repr(C)]
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct DeviceProgram {
+    pub(super) steps: [DeviceStep; MAX_STEPS],
+    /// For even and for odd channels, and for each of their lanes: the first step, and the first that is not of it.
+    pub(super) lanes: [[[u16; 2]; MAX_LANES]; VARIANTS],
+    /// Lanes of even and of odd channels.
+    pub(super) lane_count: [u32; VARIANTS],
+    /// Parts of a channel.
+    pub(super) parts: u32,
+    pub(super) unused: u32,
+}
+
+/// As `struct Cut` of `kernels/primitives.cuh`: a [`Partition`] in numbers.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Cut {
+    pub(super) count: u64,
+    pub(super) windows: u64,
+    pub(super) unit: u64,
+    pub(super) base: u64,
+    pub(super) extra: u64,
+    /// Units of every part, and how many parts have one more: in the first `extra` windows, and in the others.
+    pub(super) large: [u64; 2],
+    pub(super) small: [u64; 2],
+    /// Elements of a segment of scratch memory.
+    pub(super) scratch: u64,
+    pub(super) elem: u64,
+}
+
+impl Cut {
+    pub(super) fn new(partition: &Partition) -> Cut {
+        let pair = |cut: crate::schedule::partition::Cut| [cut.each as u64, cut.more as u64];
+        Cut {
+            count: partition.count() as u64,
+            windows: partition.windows() as u64,
+            unit: partition.unit as u64,
+            base: partition.base as u64,
+            extra: partition.extra as u64,
+            large: pair(partition.large),
+            small: pair(partition.small),
+            scratch: partition.largest_window() as u64,
+            elem: partition.elem_size() as u64,
+        }
+    }
+}
+
+/// What a kernel needs of a rank's schedule, and what the host must know of all ranks' to cut it.
+#[derive(Debug)]
+pub(super) struct Compiled {
+    pub(super) program: DeviceProgram,
+    /// Blocks of the kernel.
+    pub(super) channels: usize,
+    algorithm: Algorithm,
+    collective: Collective,
+    /// Of a window.
+    parts: usize,
+    span: usize,
+    /// Of the rank that needs most, so that all ranks cut alike.
+    scratch_segments: usize,
+    /// Parts, and messages, that pass through one FIFO per window at most.
+    link: (usize, usize),
+}
+
+impl Compiled {
+    /// `None` where the algorithm has no schedule for this call, or none that fits a kernel.
+    pub(super) fn new(algorithm: Algorithm, shape: &Shape, rank: usize) -> Option<Compiled> {
+        let all: Vec<Program> =
+            (0..shape.ranks).map(|r| algorithm::program(algorithm, shape, r)).collect::<Option<_>>()?;
+        let ours = all.get(rank)?;
+        let channels = all.iter().flat_map(|p| &p.lanes).map(|lane| lane.channel as usize + 1).max()?;
+        Some(Compiled {
+            program: encode(ours, channels)?,
+            channels,
+            algorithm,
+            collective: shape.collective,
+            parts: ours.parts,
+            span: ours.span,
+            scratch_segments: all.iter().map(|p| p.scratch_segments).max()?,
+            link: all.iter().map(busiest).fold((0, 0), |a, b| (a.0.max(b.0), a.1.max(b.1))),
+        })
+    }
+
+    fn partition(&self, count: usize, elem: usize, message: usize) -> Partition {
+        Partition::new(count, elem, self.parts, message / self.span.max(1))
+    }
+
+    /// The cut for slots of `slot` bytes, with `scratch` bytes of scratch memory; `None` if it cannot be cut so.
+    pub(super) fn for_slots(&self, count: usize, elem: usize, slot: usize, scratch: usize) -> Option<Partition> {
+        let mut message = slot;
+        if self.is_pipeline() {
+            // Whole lines of the cache, so that borders stay aligned.
+            let share = (count.saturating_mul(elem) / self.parts / PIPELINE) & !63;
+            message = message.min(share.max(LEAST_MESSAGE));
+        }
+        if let Some(room) = scratch.checked_div(self.scratch_segments * self.parts) {
+            message = message.min(room & !63);
+            if message == 0 {
+                return None;
+            }
+        }
+        let partition = self.partition(count, elem, message);
+        let fits = |bytes: usize, room: usize| bytes.saturating_mul(elem) <= room;
+        let longest = partition.parts(0, 0..self.span).len();
+        (fits(longest, slot) && fits(self.scratch_segments * partition.largest_window(), scratch)).then_some(partition)
+    }
+
+    /// The cut for `lines` lines per FIFO, each used once: one window. `None` if that is too little.
+    pub(super) fn for_lines(&self, count: usize, elem: usize, lines: usize, scratch: usize) -> Option<Partition> {
+        let partition = self.partition(count, elem, usize::MAX);
+        let (parts, messages) = self.link;
+        // Part 0 is a longest one; a message ends with a line of its own.
+        let words = (partition.part(0, 0).len().checked_mul(elem)?.checked_mul(parts)? / 8).checked_add(messages)?;
+        let scratched = self.scratch_segments.checked_mul(partition.largest_window())?.checked_mul(elem)?;
+        (partition.windows() == 1 && words <= lines && scratched <= scratch).then_some(partition)
+    }
+
+    /// Whether a channel works on one part of a window, which passes through several ranks one after the other: then only several
+    /// windows keep them all busy.
+    fn is_pipeline(&self) -> bool {
+        match self.algorithm {
+            Algorithm::Tree | Algorithm::DoubleTree => true,
+            Algorithm::Ring => matches!(self.collective, Collective::Broadcast | Collective::Reduce),
+            _ => false,
+        }
+    }
+}
+
+/// Windows that a pipeline of several ranks should have at least.
+const PIPELINE: usize = 16;
+/// Messages that are shorter cost more than they gain.
+const LEAST_MESSAGE: usize = 8 << 10;
+
+/// The steps of the first two channels; `None` if the others are not the same, or if there are too many.
+fn encode(program: &Program, channels: usize) -> Option<DeviceProgram> {
+    if channels == 0 || !program.parts.is_multiple_of(channels) {
+        return None;
+    }
+    let parts = program.parts / channels;
+    let channel = |c: usize| -> Option<Vec<Vec<DeviceStep>>> {
+        let lanes = program.lanes.iter().filter(|lane| lane.channel as usize == c);
+        let inside = |step: &DeviceStep| (step.part as usize + step.span as usize <= parts).then_some(*step);
+        lanes.map(|lane| lane.steps.iter().map(|s| inside(&DeviceStep::new(s, c * parts)?)).collect()).collect()
+    };
+    let mut encoded = DeviceProgram {
+        steps: [DeviceStep::NONE; MAX_STEPS],
+        lanes: [[[0; 2]; MAX_LANES]; VARIANTS],
+        lane_count: [0; VARIANTS],
+        parts: u32::try_from(parts).ok()?,
+        unused: 0,
+    };
+    let variants = [channel(0)?, if channels > 1 { channel(1)? } else { vec![] }];
+    for c in 2..channels {
+        if channel(c)? != variants[c % VARIANTS] {
+            return None;
+        }
+    }
+    let mut used = 0;
+    for (v, lanes) in variants.iter().enumerate() {
+        if lanes.len() > MAX_LANES {
+            return None;
+        }
+        encoded.lane_count[v] = lanes.len() as u32;
+        for (l, steps) in lanes.iter().enumerate() {
+            encoded.steps.get_mut(used..used + steps.len())?.copy_from_slice(steps);
+            encoded.lanes[v][l] = [used as u16, (used + steps.len()) as u16];
+            used += steps.len();
+        }
+    }
+    Some(encoded)
+}
+
+/// Parts and messages that a program sends over one of its FIFOs, of the busiest.
+fn busiest(program: &Program) -> (usize, usize) {
+    let mut links = std::collections::HashMap::<(u32, usize), (usize, usize)>::new();
+    for lane in &program.lanes {
+        for step in &lane.steps {
+            if let Some(to) = step.destination() {
+                let link = links.entry((lane.channel, to)).or_default();
+                link.0 += step.parts().len();
+                link.1 += 1;
+            }
+        }
+    }
+    links.values().fold((0, 0), |a, b| (a.0.max(b.0), a.1.max(b.1)))
+}
+
+#[cfg(test)]
+mod tests;

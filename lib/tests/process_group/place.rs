@@ -1,0 +1,76 @@
+//! Where a test's buffers lie: on the host or on the group's GPU.
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaStream, DeviceRepr};
+use tinynccl::process_group::{Buffer, BufferMut, OnDevice, Owned, ProcessGroup};
+
+use super::common::values::Number;
+
+/// Where buffers lie.
+pub(crate) enum Site {
+    Host,
+    Gpu(Arc<CudaStream>),
+}
+
+/// Elements that a GPU can hold too.
+pub(crate) trait Datum: Number + DeviceRepr {}
+impl<T: Number + DeviceRepr> Datum for T {}
+
+/// A buffer at a site.
+pub(crate) enum Held<T: Datum> {
+    Host(Vec<T>),
+    Gpu(OnDevice<T>),
+}
+
+impl Site {
+    pub(crate) fn gpu(group: &ProcessGroup) -> Site {
+        Site::Gpu(group.device().expect("a GPU").new_stream().expect("a stream"))
+    }
+
+    pub(crate) fn put<T: Datum>(&self, values: Vec<T>) -> Held<T> {
+        match self {
+            Site::Host => Held::Host(values),
+            Site::Gpu(stream) => {
+                let data = stream.clone_htod(&values).expect("copying to the GPU");
+                Held::Gpu(OnDevice { stream: stream.clone(), data })
+            }
+        }
+    }
+}
+
+impl<T: Datum> Held<T> {
+    pub(crate) fn values(&self) -> Vec<T> {
+        match self {
+            Held::Host(values) => values.clone(),
+            Held::Gpu(OnDevice { stream, data }) => stream.clone_dtoh(data).expect("copying from the GPU"),
+        }
+    }
+}
+
+impl<T: Datum> Owned for Held<T> {
+    fn input(&self) -> Buffer<'_> {
+        match self {
+            Held::Host(values) => Buffer::from(values),
+            Held::Gpu(device) => device.input(),
+        }
+    }
+    fn output(&mut self) -> BufferMut<'_> {
+        match self {
+            Held::Host(values) => BufferMut::from(values),
+            Held::Gpu(device) => device.output(),
+        }
+    }
+}
+
+impl<'a, T: Datum> From<&'a Held<T>> for Buffer<'a> {
+    fn from(held: &'a Held<T>) -> Buffer<'a> {
+        held.input()
+    }
+}
+
+impl<'a, T: Datum> From<&'a mut Held<T>> for BufferMut<'a> {
+    fn from(held: &'a mut Held<T>) -> BufferMut<'a> {
+        held.output()
+    }
+}
