@@ -15,6 +15,7 @@ mod executor;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod interrupt;
 pub mod launch;
 pub mod process_group;
 pub mod reduce;

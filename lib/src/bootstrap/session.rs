@@ -17,7 +17,10 @@ use super::progress::{Health, Progress};
 use super::{UniqueId, join};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::interrupt::asked_to_stop;
 
+/// Longest wait before the caller is asked whether it goes on.
+const SLICE: Duration = Duration::from_millis(50);
 /// How long the store may take to say who is missing after an exchange timed out.
 const LAST_ANSWER: Duration = Duration::from_secs(2);
 
@@ -328,12 +331,21 @@ impl Shared {
         self.waker.wake();
     }
 
-    /// Waits until `ready`, at most until `deadline`; whether it came to that.
+    /// Waits until `ready`, at most until `deadline` or until the caller wants it to end; whether it came to that.
     fn wait_for(&self, deadline: Instant, ready: impl Fn(&Answers) -> bool) -> bool {
-        let answers = lock(&self.answers);
-        let wait = self.changed.wait_timeout_while(answers, left(deadline), |a| !ready(a));
-        let (_answers, outcome) = wait.unwrap_or_else(PoisonError::into_inner);
-        !outcome.timed_out()
+        let mut answers = lock(&self.answers);
+        loop {
+            let left = left(deadline);
+            let wait = self.changed.wait_timeout_while(answers, left.min(SLICE), |a| !ready(a));
+            let outcome;
+            (answers, outcome) = wait.unwrap_or_else(PoisonError::into_inner);
+            if !outcome.timed_out() {
+                return true;
+            }
+            if left <= SLICE || asked_to_stop() {
+                return false;
+            }
+        }
     }
 
     /// Changes the answers and wakes who waits for them.

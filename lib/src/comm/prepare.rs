@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Engine, Inner, p2p};
 use crate::algorithm;
 use crate::error::{Error, Result};
-use crate::executor::{CallKey, Plan, Supervisor};
+use crate::executor::{CallKey, Plan};
 use crate::wire::{Algorithm, Collective, Header};
 
 /// Plans kept per communicator; the least recently used one goes first.
@@ -95,7 +95,7 @@ impl Inner {
             let begin = engine.workspace.recorder.as_mut().map(|r| r.prepare());
             let pair = state
                 .control
-                .connect(state.id, state.members[peer], channel, self.options, &state.doorbell, &|| state.failure())
+                .connect(state.id, state.members[peer], channel, self.options, &state.doorbell, &|| state.stopped())
                 .map_err(|e| state.fail_everywhere(e))?;
             if let (Some(recorder), Some(begin)) = (&mut engine.workspace.recorder, begin) {
                 recorder.connected(begin, peer, channel, pair.kind);

@@ -166,6 +166,16 @@ impl State {
         }
     }
 
+    /// Why a link is not to be waited for any longer.
+    pub(crate) fn stopped(&self) -> Option<Error> {
+        self.failure().or_else(|| crate::interrupt::asked_to_stop().then(|| self.stop("opening a link".to_owned())))
+    }
+
+    fn stop(&self, op: String) -> Error {
+        let reason = format!("rank {}: interrupted", self.rank);
+        self.fail_everywhere(Error::Aborted { op, rank: self.rank, reason })
+    }
+
     fn op(&self, header: &Header) -> String {
         match crate::wire::Collective::from_code(header.collective) {
             Some(c) => format!("{c} #{}", header.seq),
@@ -310,6 +320,10 @@ impl Supervisor for State {
             address: "shared memory".to_owned(),
             detail: "it closed its communicator and left".to_owned(),
         })
+    }
+
+    fn interrupted(&self, header: &Header) -> Error {
+        self.stop(self.op(header))
     }
 
     fn mismatch(&self, peer: usize, ours: Header, theirs: Header) -> Error {

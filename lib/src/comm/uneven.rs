@@ -129,15 +129,26 @@ impl Inner {
         output: &mut [T],
         recv: &[Range<usize>],
     ) -> Result<Call> {
+        self.all_to_all_v_of(T::DTYPE, (input.len(), send), (output.len(), recv), buffers(input, output))
+    }
+
+    /// The same with the type as a value; lengths are those of the buffers.
+    pub(super) fn all_to_all_v_of(
+        &self,
+        dtype: DType,
+        (input, send): (usize, &[Range<usize>]),
+        (output, recv): (usize, &[Range<usize>]),
+        buffers: Buffers,
+    ) -> Result<Call> {
         let (c, me) = (Collective::AllToAll, self.state.rank);
-        self.check_ranges(c, "send", send, input.len())?;
-        self.check_ranges(c, "receive", recv, output.len())?;
+        self.check_ranges(c, "send", send, input)?;
+        self.check_ranges(c, "receive", recv, output)?;
         self.check_disjoint(c, recv)?;
         self.check_own(c, send[me].len(), recv[me].len())?;
         let sends = self.others().map(|r| (r, send[r].clone())).collect();
         let recvs = self.others_backwards().map(|r| (r, recv[r].clone())).collect();
         let own = Some((send[me].clone(), recv[me].clone()));
-        Ok(uneven(c, T::DTYPE, 0, buffers(input, output), Transfers { sends, recvs, own }))
+        Ok(uneven(c, dtype, 0, buffers, Transfers { sends, recvs, own }))
     }
 
     pub(super) fn all_gather_v<T: Element>(
@@ -146,14 +157,25 @@ impl Inner {
         output: &mut [T],
         recv: &[Range<usize>],
     ) -> Result<Call> {
+        self.all_gather_v_of(T::DTYPE, input.len(), (output.len(), recv), buffers(input, output))
+    }
+
+    /// The same with the type as a value; lengths are those of the buffers.
+    pub(super) fn all_gather_v_of(
+        &self,
+        dtype: DType,
+        input: usize,
+        (output, recv): (usize, &[Range<usize>]),
+        buffers: Buffers,
+    ) -> Result<Call> {
         let (c, me) = (Collective::AllGather, self.state.rank);
-        self.check_ranges(c, "receive", recv, output.len())?;
+        self.check_ranges(c, "receive", recv, output)?;
         self.check_disjoint(c, recv)?;
-        self.check_own(c, input.len(), recv[me].len())?;
-        let sends = self.others().map(|r| (r, 0..input.len())).collect();
+        self.check_own(c, input, recv[me].len())?;
+        let sends = self.others().map(|r| (r, 0..input)).collect();
         let recvs = self.others_backwards().map(|r| (r, recv[r].clone())).collect();
-        let own = Some((0..input.len(), recv[me].clone()));
-        Ok(uneven(c, T::DTYPE, 0, buffers(input, output), Transfers { sends, recvs, own }))
+        let own = Some((0..input, recv[me].clone()));
+        Ok(uneven(c, dtype, 0, buffers, Transfers { sends, recvs, own }))
     }
 
     pub(super) fn gather_v<T: Element>(

@@ -126,8 +126,19 @@ pub(super) struct Team {
 pub(super) struct Message {
     pub(super) at: u64,
     pub(super) bytes: u64,
+    pub(super) place: u64,
     pub(super) peer: u32,
     pub(super) channels: u32,
+    pub(super) told: u32,
+    pub(super) pad: u32,
+}
+
+/// As `struct Places` of `kernels/direct.cuh`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct Places {
+    input: u64,
+    output: u64,
 }
 
 impl DeviceComm {
@@ -193,9 +204,19 @@ impl DeviceComm {
             Collective::AllGather | Collective::AllToAll => (&raw mut stride).cast(),
             _ => (&raw mut root).cast(),
         };
-        // Kernels without a fifth parameter do not look at it.
-        let mut parameters =
-            [(&raw mut team).cast(), (&raw mut input).cast(), (&raw mut output).cast(), (&raw mut bytes).cast(), fifth];
+        let mut places = match choice.protocol {
+            Protocol::Direct => self.places(call, bytes),
+            _ => Places { input: 0, output: 0 },
+        };
+        // Kernels without a fifth or sixth parameter do not look at it.
+        let mut parameters = [
+            (&raw mut team).cast(),
+            (&raw mut input).cast(),
+            (&raw mut output).cast(),
+            (&raw mut bytes).cast(),
+            fifth,
+            (&raw mut places).cast(),
+        ];
         // SAFETY: the parameters are of the types which the kernel declares; the buffers are the caller's word.
         unsafe { launch(function, choice.blocks, handle, &mut parameters) }
             .map_err(|e| cuda(op, format!("launching {} blocks", choice.blocks), e))
@@ -232,8 +253,12 @@ impl DeviceComm {
         self.check_memory(op, stream.handle(), &[buffer("message sent", to), buffer("message received", from)])?;
         let message = |one: Option<(u64, usize, usize)>| {
             let (at, bytes, peer) = one.unwrap_or((0, 0, self.size()));
-            let channels = one.map_or(0, |_| select::pair_channels(&self.layout, bytes as u64));
-            Message { at, bytes: bytes as u64, peer: peer as u32, channels }
+            let bytes = bytes as u64;
+            let told = self.registry().is_used() && bytes >= select::TOLD;
+            let channels = one.map_or(0, |_| select::pair_channels(&self.layout, bytes));
+            // That of the receiver counts.
+            let place = if told { self.registry().place(at, bytes) } else { 0 };
+            Message { at, bytes, place, peer: peer as u32, channels, told: told.into(), pad: 0 }
         };
         let handle = stream.handle();
         let mut order = self.order(stream)?;
@@ -295,6 +320,18 @@ impl DeviceComm {
         // SAFETY: the caller of `enqueue` vouches for both buffers.
         unsafe { cudarc::driver::result::memcpy_dtod_async(call.output, call.input, bytes, stream) }
             .map_err(|e| cuda(call.collective.name(), "copying on the device", e))
+    }
+
+    /// Where the buffers of a call are for other ranks. `bytes`: of a segment where there are segments.
+    fn places(&self, call: &Call, bytes: u64) -> Places {
+        let all = bytes * self.size() as u64;
+        let (input, output) = match call.collective {
+            Collective::AllGather => (bytes, all),
+            Collective::ReduceScatter => (all, bytes),
+            Collective::AllToAll => (all, all),
+            _ => (bytes, bytes),
+        };
+        Places { input: self.registry().place(call.input, input), output: self.registry().place(call.output, output) }
     }
 
     pub(super) fn team(&self, call: u64, number: u32) -> Team {

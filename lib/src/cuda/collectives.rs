@@ -96,7 +96,9 @@ impl DeviceComm {
         self.run(stream, Collective::AllToAll, ReduceOp::Sum, 0, counts.0 / self.size(), input, output)
     }
 
-    /// Sends to `peer`, which must receive as many elements.
+    /// Sends to `peer`, which must receive as many elements. The stream waits until the peer receives when the message is longer than
+    /// the slots, or from 4 MiB on when the communicator has registered buffers: two ranks that send to each other first and
+    /// receive then must use [`DeviceComm::send_recv`].
     pub fn send<T: Element + DeviceRepr>(
         &self,
         stream: &Arc<CudaStream>,

@@ -13,6 +13,7 @@ use super::kernels::Kernels;
 use super::path::{self, Path};
 use super::peers::{Mapped, Peer, Place, enable};
 use super::phased::{Filled, Watch};
+use super::registry::Registry;
 use super::report::Report;
 use super::schedules::Schedules;
 use super::select::{self, Choice};
@@ -44,12 +45,13 @@ pub struct DeviceComm {
     patience: Duration,
     order: Mutex<Order>,
     choices: Mutex<Option<Choice>>,
+    registry: Arc<Registry>,
     pub(super) schedules: Schedules,
     context: Arc<CudaContext>,
     /// Where ranks of other processes meet.
     host: Option<Comm>,
     // The last fields: freed after all else.
-    _peers: Vec<Peer>,
+    peers: Vec<Peer>,
     _windows: Arc<Vec<Window>>,
 }
 
@@ -268,10 +270,11 @@ impl DeviceComm {
             patience,
             order: Mutex::new(Order { number: 0, filled: Filled::default(), last: None, event }),
             choices: Mutex::new(None),
+            registry: Registry::new(context, rank, host.is_some()),
             schedules: Schedules::default(),
             context: context.clone(),
             host,
-            _peers: peers,
+            peers,
             _windows: memory,
         })
     }
@@ -319,7 +322,7 @@ impl DeviceComm {
         let forced = *self.choices.lock().unwrap_or_else(PoisonError::into_inner);
         forced
             .filter(|&choice| self.fits(collective, choice, bytes))
-            .unwrap_or_else(|| select::choose(&self.layout, collective, bytes))
+            .unwrap_or_else(|| select::choose(&self.layout, collective, bytes, self.registry.is_used()))
     }
 
     /// Takes `choice` from now on wherever it fits; `None` goes by size again. Every rank must call it at the same place.
@@ -449,6 +452,20 @@ impl DeviceComm {
         }
     }
 
+    pub(super) fn registry(&self) -> &Arc<Registry> {
+        &self.registry
+    }
+
+    /// Whether calls go through the hosts' memory, where registering is of no use.
+    pub(super) fn is_hosted(&self) -> bool {
+        matches!(self.carrier, Carrier::Hosted(_))
+    }
+
+    /// Whether both came of one [`DeviceComm::local`].
+    pub(super) fn is_beside(&self, other: &DeviceComm) -> bool {
+        Arc::ptr_eq(&self._windows, &other._windows) || self.is_hosted() && other.is_hosted()
+    }
+
     /// Nobody uses a window before all have mapped it.
     pub(super) fn meet(&self) -> Result<()> {
         self.host.as_ref().map_or(Ok(()), Comm::barrier)
@@ -482,10 +499,17 @@ impl Drop for DeviceComm {
         }
         if let Carrier::Hosted(_) = self.carrier {
             // Nobody else uses memory of ours.
-            return;
+            return self.registry.closed(true);
         }
-        if let Err(error) = self.meet() {
-            // Another rank's kernel may still write into our window.
+        // Another rank's kernel may still write into our window; then another rank may have our memory mapped yet.
+        let mut met = self.meet();
+        self.registry.leave();
+        self.peers.clear();
+        if met.is_ok() {
+            met = self.meet();
+        }
+        self.registry.closed(met.is_ok());
+        if let Err(error) = met {
             let bytes = self.layout.bytes() >> 20;
             log::debug!("rank {} keeps {bytes} MiB of its device until the process ends: {error}", self.rank);
             std::mem::forget(self._windows.clone());

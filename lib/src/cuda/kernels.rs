@@ -20,6 +20,7 @@ const COMMON: &str = concat!(
     include_str!("kernels/team.cuh"),
     include_str!("kernels/ll.cuh"),
     include_str!("kernels/fifo.cuh"),
+    include_str!("kernels/direct.cuh"),
 );
 /// Compiled for each element type and operator that is used.
 const REDUCING: &str = concat!(
@@ -30,6 +31,14 @@ const REDUCING: &str = concat!(
     include_str!("kernels/reduce.cu"),
     include_str!("kernels/phased.cu"),
 );
+/// The same for registered buffers.
+const REDUCING_DIRECT: &str = concat!(
+    include_str!("kernels/reduce_slots.cuh"),
+    include_str!("kernels/reduce_buffers.cuh"),
+    include_str!("kernels/reduce_scatter.cu"),
+    include_str!("kernels/all_reduce_two_shot.cu"),
+    include_str!("kernels/reduce.cu"),
+);
 /// Compiled once: they see bytes.
 const MOVING: &str = concat!(
     include_str!("kernels/broadcast.cu"),
@@ -37,6 +46,7 @@ const MOVING: &str = concat!(
     include_str!("kernels/send_recv.cu"),
     include_str!("kernels/phased.cu"),
 );
+const MOVING_DIRECT: &str = concat!(include_str!("kernels/broadcast.cu"), include_str!("kernels/exchange.cu"));
 
 /// Schedules: compiled for each element type and operator, and once for those that see bytes.
 const SCHEDULED: &str = concat!(include_str!("kernels/primitives.cuh"), include_str!("kernels/schedule.cu"));
@@ -48,14 +58,19 @@ pub(super) enum Kernel {
     AllReduceOneShot,
     AllReduceTwoShotLl,
     AllReduceTwoShot,
+    AllReduceDirect,
     ReduceScatterLl,
     ReduceScatterSimple,
+    ReduceScatterDirect,
     ReduceLl,
     ReduceSimple,
+    ReduceDirect,
     BroadcastLl,
     BroadcastSimple,
+    BroadcastDirect,
     ExchangeLl,
     ExchangeSimple,
+    ExchangeDirect,
     SendRecv,
     PhasedPush,
     PhasedSignal,
@@ -68,19 +83,24 @@ pub(super) enum Kernel {
 
 impl Kernel {
     #[cfg(test)]
-    const ALL: [Kernel; 20] = [
+    const ALL: [Kernel; 25] = [
         Kernel::AllReduceOneShotLl,
         Kernel::AllReduceOneShot,
         Kernel::AllReduceTwoShotLl,
         Kernel::AllReduceTwoShot,
+        Kernel::AllReduceDirect,
         Kernel::ReduceScatterLl,
         Kernel::ReduceScatterSimple,
+        Kernel::ReduceScatterDirect,
         Kernel::ReduceLl,
         Kernel::ReduceSimple,
+        Kernel::ReduceDirect,
         Kernel::BroadcastLl,
         Kernel::BroadcastSimple,
+        Kernel::BroadcastDirect,
         Kernel::ExchangeLl,
         Kernel::ExchangeSimple,
+        Kernel::ExchangeDirect,
         Kernel::SendRecv,
         Kernel::PhasedPush,
         Kernel::PhasedSignal,
@@ -96,6 +116,7 @@ impl Kernel {
         match protocol {
             Protocol::Schedule(_, Framing::Simple) => return Some(Kernel::ScheduleSimple),
             Protocol::Schedule(_, Framing::Ll) => return Some(Kernel::ScheduleLl),
+            Protocol::Direct => return Self::direct(collective),
             Protocol::OneShot | Protocol::TwoShot | Protocol::Simple => {}
         }
         let ll = protocol != Protocol::Simple;
@@ -125,14 +146,19 @@ impl Kernel {
             Kernel::AllReduceOneShot => "all_reduce_one_shot",
             Kernel::AllReduceTwoShotLl => "all_reduce_two_shot_ll",
             Kernel::AllReduceTwoShot => "all_reduce_two_shot",
+            Kernel::AllReduceDirect => "all_reduce_direct",
             Kernel::ReduceScatterLl => "reduce_scatter_ll",
             Kernel::ReduceScatterSimple => "reduce_scatter_simple",
+            Kernel::ReduceScatterDirect => "reduce_scatter_direct",
             Kernel::ReduceLl => "reduce_ll",
             Kernel::ReduceSimple => "reduce_simple",
+            Kernel::ReduceDirect => "reduce_direct",
             Kernel::BroadcastLl => "broadcast_ll",
             Kernel::BroadcastSimple => "broadcast_simple",
+            Kernel::BroadcastDirect => "broadcast_direct",
             Kernel::ExchangeLl => "exchange_ll",
             Kernel::ExchangeSimple => "exchange_simple",
+            Kernel::ExchangeDirect => "exchange_direct",
             Kernel::SendRecv => "send_recv",
             Kernel::PhasedPush => "phased_push",
             Kernel::PhasedSignal => "phased_signal",
@@ -144,8 +170,27 @@ impl Kernel {
         }
     }
 
-    fn is_scheduled(self) -> bool {
-        matches!(self, Kernel::ScheduleSimple | Kernel::ScheduleLl)
+    fn direct(collective: Collective) -> Option<Kernel> {
+        Some(match collective {
+            Collective::AllReduce => Kernel::AllReduceDirect,
+            Collective::ReduceScatter => Kernel::ReduceScatterDirect,
+            Collective::Reduce => Kernel::ReduceDirect,
+            Collective::Broadcast => Kernel::BroadcastDirect,
+            Collective::AllGather | Collective::AllToAll => Kernel::ExchangeDirect,
+            _ => return None,
+        })
+    }
+
+    fn family(self) -> Family {
+        match self {
+            Kernel::ScheduleSimple | Kernel::ScheduleLl => Family::Scheduled,
+            Kernel::AllReduceDirect
+            | Kernel::ReduceScatterDirect
+            | Kernel::ReduceDirect
+            | Kernel::BroadcastDirect
+            | Kernel::ExchangeDirect => Family::Direct,
+            _ => Family::Plain,
+        }
     }
 
     /// Whether it combines values whatever the collective, so that it is compiled for an element type and an operator.
@@ -155,15 +200,20 @@ impl Kernel {
             | Kernel::AllReduceOneShot
             | Kernel::AllReduceTwoShotLl
             | Kernel::AllReduceTwoShot
+            | Kernel::AllReduceDirect
             | Kernel::ReduceScatterLl
             | Kernel::ReduceScatterSimple
+            | Kernel::ReduceScatterDirect
             | Kernel::ReduceLl
             | Kernel::ReduceSimple
+            | Kernel::ReduceDirect
             | Kernel::PhasedReduce => true,
             Kernel::BroadcastLl
             | Kernel::BroadcastSimple
+            | Kernel::BroadcastDirect
             | Kernel::ExchangeLl
             | Kernel::ExchangeSimple
+            | Kernel::ExchangeDirect
             | Kernel::SendRecv
             | Kernel::PhasedPush
             | Kernel::PhasedSignal
@@ -177,6 +227,27 @@ impl Kernel {
 
 type Types = Option<(DType, ReduceOp)>;
 
+/// Kernels that are compiled together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Family {
+    Plain,
+    /// For registered buffers: most communicators have none.
+    Direct,
+    Scheduled,
+}
+
+type Module = (Family, Types);
+
+fn text(family: Family, reduces: bool) -> &'static str {
+    match (family, reduces) {
+        (Family::Plain, true) => REDUCING,
+        (Family::Plain, false) => MOVING,
+        (Family::Direct, true) => REDUCING_DIRECT,
+        (Family::Direct, false) => MOVING_DIRECT,
+        (Family::Scheduled, _) => SCHEDULED,
+    }
+}
+
 /// What has been compiled and loaded for one device.
 #[derive(Debug)]
 pub(super) struct Kernels {
@@ -188,8 +259,7 @@ pub(super) struct Kernels {
 
 #[derive(Debug, Default)]
 struct Loaded {
-    /// Those of schedules have sources of their own.
-    modules: HashMap<(bool, Types), Arc<CudaModule>>,
+    modules: HashMap<Module, Arc<CudaModule>>,
     functions: HashMap<(Kernel, Types), (sys::CUfunction, CudaFunction)>,
 }
 
@@ -226,16 +296,16 @@ impl Kernels {
         if let Some((function, _)) = loaded.functions.get(&(kernel, types)) {
             return Ok(*function);
         }
-        let scheduled = kernel.is_scheduled();
-        let module = match loaded.modules.get(&(scheduled, types)) {
+        let which = (kernel.family(), types);
+        let module = match loaded.modules.get(&which) {
             Some(module) => module.clone(),
             None => {
-                let (name, source, defines) = source(&self.layout, scheduled, types);
+                let (name, source, defines) = source(&self.layout, which);
                 let ptx = compile(&name, &source, &defines, self.capability)?;
                 let failed = |e| cuda("loading kernels", name.clone(), e);
                 self.context.bind_to_thread().map_err(failed)?;
                 let module = self.context.load_module(ptx).map_err(failed)?;
-                loaded.modules.insert((scheduled, types), module.clone());
+                loaded.modules.insert(which, module.clone());
                 module
             }
         };
@@ -251,18 +321,25 @@ impl Kernels {
 }
 
 /// Name, text and definitions of the source of a module.
-fn source(layout: &Layout, scheduled: bool, types: Types) -> (String, String, Vec<String>) {
+fn source(layout: &Layout, (family, types): Module) -> (String, String, Vec<String>) {
     let mut defines = layout.defines();
     defines.push(format!("-DTHREADS={THREADS}"));
-    let of = |text: &str| [COMMON, if scheduled { SCHEDULED } else { text }].concat();
-    let kind = if scheduled { "schedule_" } else { "" };
+    if family == Family::Direct {
+        defines.push("-DDIRECT".to_owned());
+    }
+    let kind = match family {
+        Family::Plain => "",
+        Family::Direct => "direct_",
+        Family::Scheduled => "schedule_",
+    };
+    let text = [COMMON, text(family, types.is_some())].concat();
     match types {
         Some((dtype, op)) => {
             defines.push(format!("-DDTYPE={}", dtype as u8));
             defines.push(format!("-DOP={}", op as u8));
-            (format!("{kind}reducing_{dtype}_{op}.cu"), of(REDUCING), defines)
+            (format!("{kind}reducing_{dtype}_{op}.cu"), text, defines)
         }
-        None => (format!("{kind}moving.cu"), of(MOVING), defines),
+        None => (format!("{kind}moving.cu"), text, defines),
     }
 }
 
@@ -273,13 +350,12 @@ mod tests {
     #[test]
     fn every_kernel_is_in_its_source_once() {
         for kernel in Kernel::ALL {
-            let source = match kernel.is_scheduled() {
-                true => SCHEDULED,
-                false if kernel.reduces() => REDUCING,
-                false => MOVING,
-            };
-            let name = format!("{}(const __grid_constant__ Team team", kernel.name());
-            assert_eq!(source.matches(&name).count(), 1, "{kernel:?}");
+            let source = text(kernel.family(), kernel.reduces());
+            // In a line of its own or behind its type: all_reduce_direct is another than reduce_direct.
+            let begins = ["\n", "void "].map(|before| {
+                source.matches(&format!("{before}{}(const __grid_constant__ Team team", kernel.name())).count()
+            });
+            assert_eq!(begins.iter().sum::<usize>(), 1, "{kernel:?}");
         }
     }
 
@@ -287,9 +363,9 @@ mod tests {
     #[test]
     fn every_source_compiles() {
         let all = DType::ALL.into_iter().zip(ReduceOp::ALL.into_iter().cycle()).map(Some);
-        let both = |types| [(false, types), (true, types)];
-        for (scheduled, types) in [None].into_iter().chain(all).flat_map(both) {
-            let (name, source, defines) = source(&Layout::new(4, 1, &crate::Config::default()), scheduled, types);
+        let families = |types| [Family::Plain, Family::Direct, Family::Scheduled].map(|family| (family, types));
+        for module in [None].into_iter().chain(all).flat_map(families) {
+            let (name, source, defines) = source(&Layout::new(4, 1, &crate::Config::default()), module);
             match compile(&name, &source, &defines, (9, 0)) {
                 Ok(_) => {}
                 Err(error @ crate::Error::Unsupported { .. }) => {

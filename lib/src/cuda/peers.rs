@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, sys};
+use cudarc::driver::{CudaContext, DriverError, sys};
 use serde::{Deserialize, Serialize};
 
 use super::driver::cuda;
@@ -156,9 +156,8 @@ impl Mapped {
 /// Another rank's window, as this device sees it.
 #[derive(Debug)]
 pub(super) struct Peer {
-    context: Arc<CudaContext>,
     pub(super) address: sys::CUdeviceptr,
-    mapped: bool,
+    _import: Option<Import>,
 }
 
 impl Peer {
@@ -191,24 +190,16 @@ impl Peer {
             if theirs.place.device != ours.place.device {
                 enable(context, theirs.place.device).map_err(|e| cuda(op, format!("peer access, {between}"), e))?;
             }
-            return Ok(Peer { context: context.clone(), address: theirs.address, mapped: false });
+            return Ok(Peer { address: theirs.address, _import: None });
         }
-        let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
-        for (to, from) in handle.reserved.iter_mut().zip(&theirs.handle) {
-            *to = *from as _;
-        }
-        let lazy = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
-        let mut address = 0;
-        // SAFETY: a handle of cuIpcGetMemHandle of another process, which keeps the memory until all have left.
-        unsafe { sys::cuIpcOpenMemHandle_v2(&mut address, handle, lazy) }
-            .result()
+        let import = Import::open(context, &theirs.handle, 0)
             .map_err(|e| cuda(op, format!("mapping a window, {between}"), e))?;
-        Ok(Peer { context: context.clone(), address, mapped: true })
+        Ok(Peer { address: import.address, _import: Some(import) })
     }
 }
 
 /// Lets kernels of `context` reach the memory of another device of this process.
-pub(super) fn enable(context: &Arc<CudaContext>, device: usize) -> Result<(), cudarc::driver::DriverError> {
+pub(super) fn enable(context: &Arc<CudaContext>, device: usize) -> Result<(), DriverError> {
     let other = CudaContext::new(device)?;
     context.bind_to_thread()?;
     // SAFETY: both contexts are alive.
@@ -218,12 +209,37 @@ pub(super) fn enable(context: &Arc<CudaContext>, device: usize) -> Result<(), cu
     }
 }
 
-impl Drop for Peer {
+/// Memory of another process, mapped here.
+#[derive(Debug)]
+pub(super) struct Import {
+    context: Arc<CudaContext>,
+    pub(super) address: sys::CUdeviceptr,
+    /// The allocation's identity where it was made.
+    pub(super) buffer: u64,
+}
+
+impl Import {
+    /// `handle`: of cuIpcGetMemHandle of another process, which keeps the memory until this is dropped.
+    pub(super) fn open(context: &Arc<CudaContext>, bytes: &[u8], buffer: u64) -> Result<Import, DriverError> {
+        context.bind_to_thread()?;
+        let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
+        for (to, from) in handle.reserved.iter_mut().zip(bytes) {
+            *to = *from as _;
+        }
+        let lazy = sys::CUipcMem_flags::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
+        let mut address = 0;
+        // SAFETY: the driver checks the handle; writes the address.
+        unsafe { sys::cuIpcOpenMemHandle_v2(&mut address, handle, lazy) }.result()?;
+        Ok(Import { context: context.clone(), address, buffer })
+    }
+}
+
+impl Drop for Import {
     fn drop(&mut self) {
-        if self.mapped && self.context.bind_to_thread().is_ok() {
-            // SAFETY: mapped by `open`; the communicator has waited for its kernels.
+        if self.context.bind_to_thread().is_ok() {
+            // SAFETY: mapped by `open`; whoever drops this has seen to it that no kernel uses it any more.
             if let Err(error) = unsafe { sys::cuIpcCloseMemHandle(self.address) }.result() {
-                log::debug!("unmapping a window: {error:?}");
+                log::debug!("unmapping memory of another rank: {error:?}");
             }
         }
     }

@@ -174,6 +174,7 @@ impl Report {
                 match of(&words.kind) {
                     1 => "a line",
                     2 => "a filled slot",
+                    6 => "the end of the call",
                     _ => "a free slot",
                 },
                 of(&words.expected),

@@ -23,6 +23,8 @@ pub enum Protocol {
     TwoShot,
     /// Slots, in rounds: full bandwidth.
     Simple,
+    /// From one rank's buffer into another's, where the buffers are registered; as Simple where they are not.
+    Direct,
     /// The schedule that the CPU would execute, of [`algorithm`](crate::algorithm), with a channel per block.
     Schedule(Algorithm, Framing),
 }
@@ -33,7 +35,7 @@ impl Protocol {
         let per_block = match self {
             Protocol::Schedule(_, Framing::Simple) => SCHEDULE_PER_BLOCK,
             Protocol::Schedule(_, Framing::Ll) => SCHEDULE_LL_PER_BLOCK,
-            Protocol::OneShot | Protocol::TwoShot | Protocol::Simple => return 1,
+            Protocol::OneShot | Protocol::TwoShot | Protocol::Simple | Protocol::Direct => return 1,
         };
         bytes.div_ceil(per_block).clamp(1, MOST_BLOCKS) as u32
     }
@@ -45,6 +47,7 @@ impl fmt::Display for Protocol {
             Protocol::OneShot => "LL, one step",
             Protocol::TwoShot => "LL, two steps",
             Protocol::Simple => "Simple",
+            Protocol::Direct => "Direct",
             Protocol::Schedule(algorithm, Framing::Simple) => return write!(f, "{algorithm}, Simple"),
             Protocol::Schedule(algorithm, Framing::Ll) => return write!(f, "{algorithm}, LL"),
         })
@@ -73,14 +76,15 @@ const SCHEDULE_PER_BLOCK: usize = 32 << 10;
 const SCHEDULE_LL_PER_BLOCK: usize = 4 << 10;
 /// Blocks of a kernel at most.
 const MOST_BLOCKS: usize = 128;
-/// Blocks of a Simple kernel at most where data goes one way, so that nothing keeps senders in step with receivers: on H200s 128
-/// blocks that run ahead reach 40 to 150 GB/s, 64 of them 330 (measured; the cause is not known).
-const ONE_WAY_BLOCKS: usize = 64;
+/// Bytes from which on a registered buffer pays where data goes one way: to agree on it takes about 3 us at the begin and 1 at the
+/// end.
+const DIRECT_ONE_WAY: usize = 6 << 20;
 /// Words that a block of an LL kernel handles: one per thread.
 const WORDS_PER_BLOCK: usize = super::call::THREADS as usize;
 
-/// `bytes` are those of the whole buffer for all_reduce, broadcast and reduce, of a segment for the others.
-pub(super) fn choose(layout: &Layout, collective: Collective, bytes: usize) -> Choice {
+/// `bytes` are those of the whole buffer for all_reduce, broadcast and reduce, of a segment for the others. `registered`: whether
+/// the communicator has registered buffers; the same on all ranks.
+pub(super) fn choose(layout: &Layout, collective: Collective, bytes: usize, registered: bool) -> Choice {
     let preferred: &[Protocol] = match collective {
         Collective::AllReduce if bytes <= ALL_REDUCE_ONE_SHOT[usize::from(layout.ranks > 2)] => &[Protocol::OneShot],
         Collective::AllReduce if layout.ranks > 2 && bytes <= ALL_REDUCE_TWO_SHOT => &[Protocol::TwoShot],
@@ -89,16 +93,14 @@ pub(super) fn choose(layout: &Layout, collective: Collective, bytes: usize) -> C
         _ => &[],
     };
     let one_way = matches!(collective, Collective::Broadcast | Collective::Reduce);
-    let with_blocks = |protocol| Choice {
-        protocol,
-        blocks: match protocol {
-            Protocol::Simple if one_way => blocks(layout, protocol, bytes).min(ONE_WAY_BLOCKS as u32),
-            _ => blocks(layout, protocol, bytes),
-        },
+    let with_blocks = |protocol| Choice { protocol, blocks: blocks(layout, protocol, bytes) };
+    let large = match registered {
+        true if !one_way || bytes >= DIRECT_ONE_WAY => Protocol::Direct,
+        _ => Protocol::Simple,
     };
     // With few blocks LL has room for less.
     let fitting = preferred.iter().map(|&p| with_blocks(p)).find(|&choice| fits(layout, collective, choice, bytes));
-    fitting.unwrap_or_else(|| with_blocks(Protocol::Simple))
+    fitting.unwrap_or_else(|| with_blocks(large))
 }
 
 /// The number of blocks that suits a protocol and a size.
@@ -107,7 +109,7 @@ pub(super) fn blocks(layout: &Layout, protocol: Protocol, bytes: usize) -> u32 {
     let wanted = match protocol {
         Protocol::OneShot => words.div_ceil(WORDS_PER_BLOCK),
         Protocol::TwoShot => words.div_ceil(WORDS_PER_BLOCK * layout.ranks.min(2)),
-        Protocol::Simple => bytes.div_ceil(SIMPLE_PER_BLOCK),
+        Protocol::Simple | Protocol::Direct => bytes.div_ceil(SIMPLE_PER_BLOCK),
         Protocol::Schedule(..) => protocol.blocks(bytes) as usize,
     };
     wanted.clamp(1, layout.channels) as u32
@@ -124,15 +126,18 @@ pub(super) fn fits(layout: &Layout, collective: Collective, choice: Choice, byte
             Protocol::TwoShot => {
                 collective == Collective::AllReduce && words.div_ceil(layout.ranks) <= layout.lines / 2
             }
-            Protocol::Simple => true,
+            Protocol::Simple | Protocol::Direct => true,
             // Depends on the program: `DeviceComm::fits`.
             Protocol::Schedule(..) => false,
         }
 }
 
+/// Bytes from which on the receiver of a message tells where its buffer is, if buffers are registered at all.
+pub(super) const TOLD: u64 = 4 << 20;
+
 /// Channels of a message between two ranks: of its length alone, so that both ends cut it alike.
 pub(super) fn pair_channels(layout: &Layout, bytes: u64) -> u32 {
-    (bytes.div_ceil(SIMPLE_PER_BLOCK as u64)).clamp(1, (layout.channels / 2).min(ONE_WAY_BLOCKS / 2) as u64) as u32
+    bytes.div_ceil(SIMPLE_PER_BLOCK as u64).clamp(1, layout.channels as u64 / 2) as u32
 }
 
 #[cfg(test)]
@@ -144,8 +149,11 @@ mod tests {
         for (ranks, sharing) in [(2, 1), (2, 2), (3, 1), (4, 1), (4, 4), (8, 1), (8, 8)] {
             let layout = Layout::new(ranks, sharing, &crate::Config::default());
             for collective in Collective::ALL {
-                for bytes in [0, 1, 8, 4095, 64 << 10, (128 << 10) + 8, 512 << 10, 513 << 10, 1 << 30] {
-                    let choice = choose(&layout, collective, bytes);
+                for (bytes, registered) in [0, 1, 8, 4095, 64 << 10, (128 << 10) + 8, 512 << 10, 513 << 10, 1 << 30]
+                    .into_iter()
+                    .flat_map(|b| [(b, false), (b, true)])
+                {
+                    let choice = choose(&layout, collective, bytes, registered);
                     assert!(fits(&layout, collective, choice, bytes), "{ranks} {collective} {bytes} {choice:?}");
                 }
             }

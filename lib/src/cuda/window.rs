@@ -5,6 +5,8 @@
 //! counters  per FIFO: slots sent and received             (ours alone)
 //! flags     per FIFO: tail (slots filled), head (slots freed), 32 bytes apart
 //! lines     per channel, set and sender: LL lines of 16 bytes (8 of data beside their flags)
+//! table     per rank and registration: where this rank has that allocation      (ours alone)
+//! count     calls and messages that used no slots                               (ours alone)
 //! slots     per kind, channel and sender: the slots of a FIFO
 //! scratch   of a schedule: partial sums                   (ours alone)
 //! ```
@@ -28,6 +30,10 @@ const KINDS: usize = 3;
 const FLAG_BYTES: usize = 32;
 /// 4 for each channel that there may be.
 const EPOCH_BYTES: usize = 512;
+/// LL lines about the call itself: what it is, where input and output are, its end.
+const CALL_LINES: usize = 4;
+/// Buffers that a rank can have registered at a time.
+pub(super) const REGISTRATIONS: usize = 1024;
 /// Enough for a window of any schedule but the largest, which are cut smaller.
 pub(super) const SCRATCH_BYTES: usize = 16 << 20;
 
@@ -85,8 +91,24 @@ impl Layout {
 
     /// Place of the first slot.
     pub(super) fn slots_begin(&self) -> usize {
+        self.direct_count() + 16
+    }
+
+    /// Place of the table of registered allocations.
+    fn table(&self) -> usize {
         let fifos = KINDS * self.channels * MAX_RANKS;
-        EPOCH_BYTES + 4 * 2 * fifos + FLAG_BYTES * 2 * fifos + 16 * self.channels * 2 * self.ranks * (self.lines + 1)
+        let lines = self.channels * 2 * self.ranks * (self.lines + CALL_LINES);
+        EPOCH_BYTES + 4 * 2 * fifos + FLAG_BYTES * 2 * fifos + 16 * lines
+    }
+
+    /// Place of the count of calls without slots, 8 bytes.
+    pub(super) fn direct_count(&self) -> usize {
+        self.table() + 8 * self.ranks * REGISTRATIONS
+    }
+
+    /// Place of a registration of a rank in it.
+    pub(super) fn registration(&self, rank: usize, id: u16) -> usize {
+        self.table() + 8 * (rank * REGISTRATIONS + usize::from(id))
     }
 
     /// Bytes of all slots.
@@ -107,6 +129,8 @@ impl Layout {
             ("RANKS", self.ranks),
             ("CHANNELS", self.channels),
             ("LL_LINES", self.lines),
+            ("CALL_LINES", CALL_LINES),
+            ("REGISTRATIONS", REGISTRATIONS),
             ("SLOT_COUNT", self.slots),
             ("SLOT_BYTES", self.slot_bytes),
             ("EPOCH_BYTES", EPOCH_BYTES),
@@ -125,7 +149,7 @@ impl Layout {
     }
 }
 
-/// Device memory that other processes may map: from `cuMemAlloc`, because memory of a stream-ordered pool cannot be exported
+/// Device memory that other processes may map, a window or a registered buffer: from `cuMemAlloc`, because memory of a stream-ordered pool cannot be exported
 /// by the older interface.
 #[derive(Debug)]
 pub(super) struct Window {
@@ -137,17 +161,18 @@ pub(super) struct Window {
 impl Window {
     /// Allocates and clears.
     pub(super) fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Window> {
+        Self::sized(context, bytes, "a window (fewer TINYNCCL_CUDA_BLOCKS or a smaller TINYNCCL_CUDA_SLOT take less)")
+    }
+
+    /// The same for `what`.
+    pub(super) fn sized(context: &Arc<CudaContext>, bytes: usize, what: &str) -> Result<Window> {
         let failed = |e| {
             let (wanted, device) = (bytes.div_ceil(1 << 20), context.ordinal());
             let room = result::mem_get_info().map_or_else(
                 |_| String::new(),
-                |(free, all)| format!(", {} of {} MiB are free", free >> 20, all >> 20),
+                |(free, all)| format!("; {} of {} MiB are free", free >> 20, all >> 20),
             );
-            let detail = format!(
-                "allocating {wanted} MiB of GPU {device} for a window{room} (fewer TINYNCCL_CUDA_BLOCKS or a smaller \
-                 TINYNCCL_CUDA_SLOT take less)"
-            );
-            cuda("DeviceComm", detail, e)
+            cuda("DeviceComm", format!("allocating {wanted} MiB of GPU {device} for {what}{room}"), e)
         };
         context.bind_to_thread().map_err(failed)?;
         // SAFETY: allocates; the address is freed once, by `drop`.
@@ -202,6 +227,8 @@ mod tests {
             assert_eq!(layout.slot_bytes % 16, 0);
             assert_eq!(layout.lines % 2, 0);
             assert!(layout.bytes() > lines);
+            assert_eq!(layout.table() % 16, 0);
+            assert_eq!((layout.bytes() - layout.slot_memory()) % 16, 0);
         }
     }
 }

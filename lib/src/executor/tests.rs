@@ -39,6 +39,9 @@ impl Supervisor for Alone {
     fn left(&self, _: &Header, peer: usize) -> Error {
         Error::invalid("test", format!("rank {peer} left"))
     }
+    fn interrupted(&self, header: &Header) -> Error {
+        Error::invalid("test", format!("{header} was interrupted"))
+    }
     fn mismatch(&self, _: usize, ours: Header, theirs: Header) -> Error {
         Error::invalid("test", format!("{ours} and {theirs}"))
     }

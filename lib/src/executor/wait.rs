@@ -8,6 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use super::Blocked;
 use super::links::Links;
 use crate::error::{Error, Result};
+use crate::interrupt::asked_to_stop;
 use crate::trace::Phase;
 use crate::wire::Header;
 
@@ -31,6 +32,8 @@ pub(crate) trait Supervisor {
     fn has_left(&self, peer: usize) -> bool;
     /// The error to give when `peer`, which is awaited, has left.
     fn left(&self, header: &Header, peer: usize) -> Error;
+    /// The error to give when the caller wants this thread's call to end ([`crate::interrupt`]).
+    fn interrupted(&self, header: &Header) -> Error;
     /// The error for a message of another call.
     fn mismatch(&self, peer: usize, ours: Header, theirs: Header) -> Error;
 }
@@ -147,6 +150,9 @@ impl<'a> Waiter<'a> {
         }
         if waited >= self.patience.deadline {
             return Err(self.supervisor.timed_out(blocked.header(), &peers, waited));
+        }
+        if asked_to_stop() {
+            return Err(self.supervisor.interrupted(blocked.header()));
         }
         if self.phase != Phase::Sleep {
             // Not before all links were looked at.

@@ -162,6 +162,9 @@ impl Supervisor for Calm {
     fn left(&self, header: &Header, peer: usize) -> Error {
         panic!("{header}: rank {peer} has left")
     }
+    fn interrupted(&self, header: &Header) -> Error {
+        panic!("{header} was interrupted")
+    }
     fn mismatch(&self, peer: usize, ours: Header, theirs: Header) -> Error {
         panic!("rank {peer} makes {theirs}, expected {ours}")
     }

@@ -10,6 +10,7 @@ use super::two_shot::TwoShot;
 use crate::algorithm::Shape;
 use crate::error::Result;
 use crate::executor::{Buffers, Patience, Supervisor};
+use crate::interrupt::asked_to_stop;
 use crate::reduce::Kernels;
 use crate::trace::Recorder;
 use crate::transport::sync::yield_now;
@@ -205,6 +206,9 @@ impl Waiter<'_> {
         }
         if waited >= self.patience.deadline {
             return Err(self.supervisor.timed_out(&call.header, &[peer], waited));
+        }
+        if asked_to_stop() {
+            return Err(self.supervisor.interrupted(&call.header));
         }
         let slice = SLICE.min(self.patience.deadline - waited);
         board.sleep(slice, || board.has(peer, what) || self.supervisor.has_failed());

@@ -9,8 +9,8 @@ use ddp_train::train::Options;
 #[derive(Debug, Parser)]
 #[command(version, args_conflicts_with_subcommands = true)]
 pub(crate) struct Cli {
-    /// Ranks to start, one per GPU (default: as many as there are GPUs). Leave it out under torchrun, mpirun or srun.
-    #[arg(long, global = true, value_parser = positive().range(1..=8))]
+    /// Ranks to start (default: as many as there are GPUs); more than GPUs share them. Leave it out under torchrun, mpirun or srun.
+    #[arg(long, global = true, value_parser = positive().range(1..=64))]
     pub(crate) ranks: Option<usize>,
     #[command(subcommand)]
     pub(crate) mode: Option<Mode>,

@@ -44,7 +44,7 @@ fn start(cli: &Cli) -> Result<i32> {
         return Ok(0);
     }
     let ranks = cli.ranks.unwrap_or(gpus);
-    ensure!(ranks <= gpus, "--ranks {ranks}, but the driver shows {gpus} GPU(s): each rank needs one of its own");
+    ensure!(gpus > 0, Error::Unsupported { what: "CUDA".to_owned(), detail: "the driver sees no GPU".to_owned() });
     if cli.mode.is_none() {
         cli.train.options().check(ranks)?;
     }
@@ -59,8 +59,10 @@ fn run(cli: &Cli) -> Result<()> {
         cli.ranks.unwrap_or_default(),
         comm.size()
     );
-    let context = CudaContext::new(comm.local_rank())
-        .with_context(|| format!("opening GPU {} for rank {}", comm.local_rank(), comm.rank()))?;
+    // More ranks than GPUs share them.
+    let ordinal = comm.local_rank() % cuda::device_count()?.max(1);
+    let context =
+        CudaContext::new(ordinal).with_context(|| format!("opening GPU {ordinal} for rank {}", comm.rank()))?;
     let kernels = Kernels::new(&context)?;
     let device = DeviceComm::new(&comm, &context)?;
     match &cli.mode {

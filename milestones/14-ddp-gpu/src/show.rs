@@ -12,7 +12,7 @@ use ddp_train::mlp::Mlp;
 use ddp_train::rng::Rng;
 use ddp_train::train::Epoch;
 use tinynccl::Comm;
-use tinynccl::cuda::DeviceComm;
+use tinynccl::cuda::{self, DeviceComm, Path};
 use tinynccl::ddp::ParamSpec;
 use tinynccl::wire::Collective;
 
@@ -47,13 +47,14 @@ pub(crate) fn train(comm: &Comm, device: &DeviceComm, kernels: &Kernels, argumen
     let model = Mlp::new(&sizes, &mut Rng::new(options.seed));
     page.line(format!(
         "{}, MLP 2-{hidden}-{hidden}-3 with {} parameters, {} points, global batch {} ({} per rank)",
-        who(ranks, &device.context().name()?),
+        who(device)?,
         model.len(),
         3 * options.points,
         options.batch,
         options.batch / ranks,
         hidden = options.hidden
     ));
+    show_path(&page, device);
     show_buckets(&page, &Buckets::new(&model.specs(), options.bucket_bytes), &model.specs());
 
     page.line("\nepoch     loss  accuracy  weights (compared over all ranks)");
@@ -126,36 +127,42 @@ pub(crate) fn time(comm: &Comm, device: &DeviceComm, kernels: &Kernels, argument
     let specs = specs(&settings.sizes());
     page.line(format!(
         "{}, {} hidden layers of {}: {:.1} million parameters, {} samples per rank",
-        who(ranks, &device.context().name()?),
+        who(device)?,
         settings.layers,
         settings.hidden,
         specs.iter().map(|spec| spec.len).sum::<usize>() as f64 / 1e6,
         settings.batch
     ));
     let buckets = Buckets::new(&specs, settings.bucket_bytes);
+    show_path(&page, device);
     show_buckets(&page, &buckets, &specs);
 
     let way = |how, blocks| Way { how, blocks };
-    let ways = [
-        way(Exchange::Never, None),
-        way(Exchange::AfterBackward, None),
-        way(Exchange::Overlapped, None),
-        way(Exchange::Overlapped, Some(few)),
-    ];
+    let mut ways =
+        vec![way(Exchange::Never, None), way(Exchange::AfterBackward, None), way(Exchange::Overlapped, None)];
+    // Elsewhere an all-reduce is no kernel of so many blocks.
+    let kernels_wait = device.path() == Path::Peer;
+    if kernels_wait {
+        ways.push(way(Exchange::Overlapped, Some(few)));
+    }
     let timed = time::time(comm, device, kernels, &settings, &ways)?;
-    let [never, after, overlapped, narrow] = timed.as_slice() else { return Ok(()) };
+    let [never, after, overlapped, narrow @ ..] = timed.as_slice() else { return Ok(()) };
     let largest = buckets.spans().iter().map(|span| span.len() * size_of::<f32>()).max().unwrap_or(0);
     let many = device.choice(Collective::AllReduce, largest).blocks;
     page.line(format!(
         "\nms per step (slowest rank's mean of {} steps, median of {}), and what the all-reduces add",
         settings.steps, settings.rounds
     ));
-    let named = [
+    let with = |how: &str, blocks| match kernels_wait {
+        true => format!("{how}, {blocks} blocks each"),
+        false => how.to_owned(),
+    };
+    let mut named = vec![
         (never, "no all-reduces".to_owned()),
-        (after, format!("all-reduces behind backward, {many} blocks each")),
-        (overlapped, format!("overlapped with backward, {many} blocks each")),
-        (narrow, format!("overlapped with backward, {few} blocks each")),
+        (after, with("all-reduces behind backward", many)),
+        (overlapped, with("overlapped with backward", many)),
     ];
+    named.extend(narrow.iter().map(|narrow| (narrow, with("overlapped with backward", few))));
     let added = |timed: &Timed| timed.step_ms - never.step_ms;
     for (timed, name) in &named {
         let hidden = match timed.way.how {
@@ -177,10 +184,19 @@ pub(crate) fn time(comm: &Comm, device: &DeviceComm, kernels: &Kernels, argument
     page.verdict(after.weights == overlapped.weights, &what)
 }
 
-fn who(ranks: usize, gpu: &str) -> String {
-    match ranks {
-        1 => format!("1 rank on 1 x {gpu} (one rank: there is nothing to average)"),
+fn who(device: &DeviceComm) -> Result<String> {
+    let (ranks, gpu) = (device.size(), device.context().name()?);
+    Ok(match (ranks, cuda::device_count()?) {
+        (1, _) => format!("1 rank on 1 x {gpu} (one rank: there is nothing to average)"),
+        (_, gpus) if gpus < ranks => format!("{ranks} ranks sharing {gpus} x {gpu}"),
         _ => format!("{ranks} ranks on {ranks} x {gpu}"),
+    })
+}
+
+/// How the gradients get from one rank to the others.
+fn show_path(page: &Page, device: &DeviceComm) {
+    if device.size() > 1 {
+        page.line(format!("path: {} ({})", device.path(), device.path_reason()));
     }
 }
 

@@ -22,7 +22,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// What it did; `None`, said aloud, where it cannot run, or where the driver shows fewer GPUs than there are ranks.
+/// What it did; `None`, said aloud, where it cannot run.
 fn on_gpus(arguments: &[&str]) -> Option<Output> {
     let output = command(arguments).output().unwrap();
     let errors = text(&output.stderr);
@@ -30,7 +30,7 @@ fn on_gpus(arguments: &[&str]) -> Option<Output> {
     if unavailable {
         assert_eq!(errors.lines().count(), 1, "{errors}");
     }
-    if unavailable || errors.contains("each rank needs one of its own") {
+    if unavailable {
         // Not by a macro: the test harness would keep it to itself.
         let _ = writeln!(io::stderr(), "SKIPPED: a test of ddp-gpu with GPUs: {}", errors.trim());
         return None;
@@ -56,7 +56,7 @@ fn without_a_gpu_it_says_what_is_missing_in_one_line() {
 fn wrong_options_are_usage_errors() {
     for arguments in [
         &["--ranks", "0"][..],
-        &["--ranks", "9"],
+        &["--ranks", "65"],
         &["--rate", "-1"],
         &["--batch", "0"],
         &["time", "--layers", "0"],
@@ -96,11 +96,12 @@ fn times_with_and_without_overlap() {
     };
     let out = text(&output.stdout);
     assert!(output.status.success(), "{out}{}", text(&output.stderr));
-    for words in ["no all-reduces", "all-reduces behind backward", "overlapped with backward, 16 blocks", "% hidden"] {
+    for words in ["no all-reduces", "all-reduces behind backward", "overlapped with backward", "% hidden"] {
         assert!(out.contains(words), "no {words:?}: {out}");
     }
-    // What the library chooses for a bucket of 11 MB, whatever was tried.
-    assert_eq!(out.matches("backward, 128 blocks each").count(), 4, "{out}");
+    // What the library chooses for a bucket of 11 MB, whatever was tried; where ranks share a GPU there is no such choice.
+    let expected = if out.contains("path: kernels over the peers' memory") { 4 } else { 0 };
+    assert_eq!(out.matches("backward, 128 blocks each").count(), expected, "{out}");
     assert!(out.contains("  ok  after 15 steps the same bits with and without overlap"), "{out}");
 }
 
@@ -113,7 +114,22 @@ fn what_cannot_be_trained_is_refused_before_ranks_start() {
     let errors = text(&output.stderr);
     assert_eq!((output.status.code(), errors.lines().count()), (Some(1), 1), "{errors}");
     assert!(errors.contains("larger than the data (384 points)"), "{errors}");
-    let output = command(&["--ranks", "8", "--batch", "96"]).output().unwrap();
-    let errors = text(&output.stderr);
-    assert!(output.status.success() || errors.contains("each rank needs one of its own"), "{errors}");
+}
+
+/// Three processes share one GPU, or two.
+#[test]
+fn ranks_that_share_gpus_train_too() {
+    for (path, words) in [("auto", "kernels in turns over shared GPUs"), ("hosted", "through the hosts' memory")] {
+        let mut command = command(&["--ranks", "3", "--epochs", "3", "--no-overlap"]);
+        let output = command.env("TINYNCCL_CUDA_PATH", path).output().unwrap();
+        let (out, errors) = (text(&output.stdout), text(&output.stderr));
+        if output.status.code() == Some(77) {
+            let _ = writeln!(io::stderr(), "SKIPPED: a test of ddp-gpu with GPUs: {}", errors.trim());
+            return;
+        }
+        assert!(output.status.success(), "{out}{errors}");
+        assert!(out.contains("OK: world of size 3, 3 epochs"), "{out}");
+        // With three GPUs or more nobody shares one.
+        assert!(out.contains(&format!("path: {words}")) || !out.contains("sharing"), "{out}");
+    }
 }

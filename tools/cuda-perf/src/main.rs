@@ -4,6 +4,7 @@
 //! those. NCCL is looked for as `libnccl.so` (put a folder with such a link into LD_LIBRARY_PATH); without it ours runs alone.
 
 mod graph;
+mod hosted;
 mod nccl;
 mod ours;
 mod task;
@@ -14,10 +15,11 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Parser;
 use cudarc::driver::CudaContext;
-use tinynccl::cuda::{self, Choice, DeviceComm, Framing, Protocol};
+use tinynccl::config::CudaPath;
+use tinynccl::cuda::{self, Choice, DeviceComm, Framing, Path, Protocol};
 use tinynccl::launch::{self, Launcher};
 use tinynccl::wire::Algorithm;
-use tinynccl::{Comm, DType};
+use tinynccl::{Comm, Config, DType};
 
 use task::{Operation, Task};
 
@@ -52,11 +54,18 @@ struct Options {
     /// Launches the calls as one CUDA graph.
     #[arg(long)]
     graph: bool,
+    /// How the data goes (auto, peer or hosted), whatever TINYNCCL_CUDA_PATH says. Beside the hosted path stand the times of its
+    /// stages, without NCCL; ranks may share GPUs then.
+    #[arg(long)]
+    path: Option<CudaPath>,
+    /// Takes buffers that are registered with the communicator; NCCL then also runs with windows of its own.
+    #[arg(long)]
+    registered: bool,
     /// Leaves NCCL out.
     #[arg(long)]
     alone: bool,
-    /// Tries these instead of what the library would choose: protocol and blocks, as `one-shot:8`, `two-shot:32`, `simple:64`, or
-    /// a schedule, as `ring:64` (protocol Simple) and `ring-ll:16`.
+    /// Tries these instead of what the library would choose: protocol and blocks, as `one-shot:8`, `two-shot:32`, `simple:64`,
+    /// `direct:128`, or a schedule, as `ring:64` (protocol Simple) and `ring-ll:16`.
     #[arg(long, value_delimiter = ',', value_parser = choice)]
     choices: Vec<Choice>,
     /// Schedules to try beside what the library chooses, as `ring,tree,double-tree`: in both protocols, with blocks by size.
@@ -96,6 +105,7 @@ fn choice(text: &str) -> Result<Choice, String> {
         "one-shot" => Protocol::OneShot,
         "two-shot" => Protocol::TwoShot,
         "simple" => Protocol::Simple,
+        "direct" => Protocol::Direct,
         _ => {
             let (name, framing) = match name.strip_suffix("-ll") {
                 Some(name) => (name, Framing::Ll),
@@ -127,12 +137,19 @@ fn start(options: &Options) -> Result<ExitCode> {
         let code = Launcher::new(ranks).plain_rank0(true).run_self()?;
         return Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)));
     }
-    let comm = Comm::from_env()?;
-    let context = CudaContext::new(comm.local_rank()).context("cannot open this rank's GPU")?;
+    let mut config = Config::from_env()?;
+    config.cuda_path = options.path.unwrap_or(config.cuda_path);
+    let comm = Comm::from_env_with(config)?;
+    let ordinal = comm.local_rank() % cuda::device_count()?.max(1);
+    let context = CudaContext::new(ordinal).context("cannot open this rank's GPU")?;
     // One stream: what is enqueued runs in order, so no event between calls is needed.
     // SAFETY: all memory here is used in one stream.
     unsafe { context.disable_event_tracking() };
     let device = DeviceComm::new(&comm, &context)?;
+    if device.path() == Path::Hosted {
+        hosted::table(options, &comm, &device)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let peer = if options.alone { None } else { nccl::Nccl::new(&comm, &context)? };
     run(options, &comm, &device, peer.as_ref())?;
     Ok(ExitCode::SUCCESS)
@@ -163,17 +180,17 @@ fn run(options: &Options, comm: &Comm, device: &DeviceComm, peer: Option<&nccl::
     for &operation in &options.operation {
         let names = options.names();
         say(format!(
-            "\n{operation:?}\n| bytes | {} | chosen | busbw GB/s | NCCL us | busbw GB/s | NCCL / best |",
+            "\n{operation:?}\n| bytes | {} | chosen | busbw GB/s | NCCL us | NCCL registered us | busbw GB/s | NCCL / best |",
             names.join(" | ")
         ));
-        say(format!("|{}", "---|".repeat(names.len() + 6)));
+        say(format!("|{}", "---|".repeat(names.len() + 7)));
         let mut bytes = options.begin;
         while bytes <= options.end {
             let Some(task) = Task::new(operation, options.dtype, bytes, comm.size()) else {
                 bytes *= options.factor;
                 continue;
             };
-            let buffers = task.buffers(&stream, comm.rank())?;
+            let buffers = task.buffers(&stream, comm.rank(), options.registered.then_some(device))?;
             let timer = timing::Timer {
                 comm,
                 stream: &stream,
@@ -195,9 +212,19 @@ fn run(options: &Options, comm: &Comm, device: &DeviceComm, peer: Option<&nccl::
             device.set_choice(None);
             let chosen = device.choice(task.collective(), task.count * task.dtype.size());
             let theirs = match peer {
-                Some(peer) => timer.time(|| peer.enqueue(&stream, &task, &buffers))?,
+                Some(peer) => timer.time(|| peer.enqueue(&stream, &task, (buffers.input, buffers.output)))?,
                 None => f64::NAN,
             };
+            let registered = match peer {
+                Some(peer) if options.registered => {
+                    let windows = peer.windows(&stream, &task, &buffers)?;
+                    let [input, output] = windows.each_ref().map(nccl::Window::address);
+                    timer.time(|| peer.enqueue(&stream, &task, (input, output)))?
+                }
+                _ => f64::NAN,
+            };
+            let plain = theirs;
+            let theirs = theirs.min(registered); // of numbers: NAN counts for nothing
             // Of what the library chooses, if that is among them.
             let best = match options.choices.is_empty() {
                 true => ours[0],
@@ -205,12 +232,13 @@ fn run(options: &Options, comm: &Comm, device: &DeviceComm, peer: Option<&nccl::
             };
             let cells: Vec<String> = ours.iter().map(|t| format!("{:.2}", t * 1e6)).collect();
             say(format!(
-                "| {bytes} | {} | {}:{} | {:.1} | {:.2} | {:.1} | {:.2} |",
+                "| {bytes} | {} | {}:{} | {:.1} | {:.2} | {:.2} | {:.1} | {:.2} |",
                 cells.join(" | "),
                 chosen.protocol,
                 chosen.blocks,
                 task.busbw(best),
-                theirs * 1e6,
+                plain * 1e6,
+                registered * 1e6,
                 task.busbw(theirs),
                 theirs / best
             ));

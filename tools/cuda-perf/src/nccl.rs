@@ -1,7 +1,7 @@
 //! A task through NVIDIA's NCCL.
 
 use anyhow::{Result, bail};
-use cudarc::driver::{CudaContext, CudaStream, DevicePtr};
+use cudarc::driver::{CudaContext, CudaStream};
 use cudarc::nccl::sys;
 use std::sync::Arc;
 use tinynccl::{Comm, DType};
@@ -14,6 +14,35 @@ pub(crate) struct Nccl {
     comm: sys::ncclComm_t,
     rank: usize,
     ranks: usize,
+}
+
+/// `NCCL_WIN_COLL_SYMMETRIC`.
+const SYMMETRIC: i32 = 1;
+
+/// Memory that NCCL allocated and registered.
+#[derive(Debug)]
+pub(crate) struct Window {
+    comm: sys::ncclComm_t,
+    memory: *mut std::ffi::c_void,
+    handle: sys::ncclWindow_t,
+}
+
+impl Window {
+    pub(crate) fn address(&self) -> u64 {
+        self.memory as u64
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        // SAFETY: both were made by NCCL; the stream was waited for.
+        unsafe {
+            if !self.handle.is_null() {
+                let _ = sys::ncclCommWindowDeregister(self.comm, self.handle);
+            }
+            let _ = sys::ncclMemFree(self.memory);
+        }
+    }
 }
 
 fn done(what: &str, status: sys::ncclResult_t) -> Result<()> {
@@ -54,9 +83,29 @@ impl Nccl {
         Ok(format!("{}.{}.{}", version / 10_000, version % 10_000 / 100, version % 100))
     }
 
-    pub(crate) fn enqueue(&self, stream: &Arc<CudaStream>, task: &Task, buffers: &Buffers) -> Result<()> {
-        let (input, _read) = buffers.input.device_ptr(stream);
-        let (output, _written) = buffers.output.device_ptr(stream);
+    /// Memory of NCCL's own, registered as a symmetric window on all ranks, with the contents of `buffers`.
+    pub(crate) fn windows(&self, stream: &Arc<CudaStream>, task: &Task, buffers: &Buffers) -> Result<[Window; 2]> {
+        let window = |from: u64| -> Result<Window> {
+            let mut memory = std::ptr::null_mut();
+            // SAFETY: writes the address.
+            done("allocating", unsafe { sys::ncclMemAlloc(&mut memory, task.bytes()) })?;
+            let mut window = Window { comm: self.comm, memory, handle: std::ptr::null_mut() };
+            // SAFETY: the memory is that long; every rank registers the same.
+            let status =
+                unsafe { sys::ncclCommWindowRegister(self.comm, memory, task.bytes(), &mut window.handle, SYMMETRIC) };
+            done("registering", status)?;
+            // SAFETY: both are as long.
+            unsafe {
+                cudarc::driver::result::memcpy_dtod_async(window.address(), from, task.bytes(), stream.cu_stream())
+            }?;
+            Ok(window)
+        };
+        let windows = [window(buffers.input)?, window(buffers.output)?];
+        stream.synchronize()?;
+        Ok(windows)
+    }
+
+    pub(crate) fn enqueue(&self, stream: &Arc<CudaStream>, task: &Task, (input, output): (u64, u64)) -> Result<()> {
         let dtype = match task.dtype {
             DType::F32 => sys::ncclDataType_t::ncclFloat32,
             DType::Bf16 => sys::ncclDataType_t::ncclBfloat16,

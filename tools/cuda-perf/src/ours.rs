@@ -1,7 +1,7 @@
 //! A task through this library.
 
 use anyhow::Result;
-use cudarc::driver::{CudaStream, DevicePtr};
+use cudarc::driver::CudaStream;
 use std::sync::Arc;
 use tinynccl::ReduceOp;
 use tinynccl::cuda::{Call, DeviceComm};
@@ -9,8 +9,7 @@ use tinynccl::cuda::{Call, DeviceComm};
 use crate::task::{Buffers, Operation, Task};
 
 pub(crate) fn enqueue(device: &DeviceComm, stream: &Arc<CudaStream>, task: &Task, buffers: &Buffers) -> Result<()> {
-    let (input, _read) = buffers.input.device_ptr(stream);
-    let (output, _written) = buffers.output.device_ptr(stream);
+    let (input, output) = (buffers.input, buffers.output);
     if task.operation == Operation::SendRecv {
         let (rank, size) = (device.rank(), device.size());
         let bytes = task.count * task.dtype.size();

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use clap::ValueEnum;
-use cudarc::driver::{CudaSlice, CudaStream};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use tinynccl::DType;
+use tinynccl::cuda::{DeviceComm, Registered};
 use tinynccl::wire::Collective;
 
 /// The operations, in nccl-tests' sense.
@@ -33,11 +34,19 @@ pub(crate) struct Task {
     ranks: usize,
 }
 
-/// Device memory of a task.
+/// Device memory of a task, as addresses.
 #[derive(Debug)]
 pub(crate) struct Buffers {
-    pub(crate) input: CudaSlice<u8>,
-    pub(crate) output: CudaSlice<u8>,
+    pub(crate) input: u64,
+    pub(crate) output: u64,
+    _memory: Memory,
+}
+
+/// Who keeps it.
+#[derive(Debug)]
+enum Memory {
+    Plain([CudaSlice<u8>; 2]),
+    Registered([Registered<u8>; 2]),
 }
 
 impl Task {
@@ -63,8 +72,41 @@ impl Task {
         }
     }
 
+    /// With `device`, registered with it.
+    pub(crate) fn buffers(
+        &self,
+        stream: &Arc<CudaStream>,
+        rank: usize,
+        device: Option<&DeviceComm>,
+    ) -> Result<Buffers> {
+        let host = self.pattern(rank);
+        let mut memory = match device {
+            Some(device) => {
+                let pair = [device.alloc(stream, self.bytes)?, device.alloc(stream, self.bytes)?];
+                Memory::Registered(pair)
+            }
+            None => Memory::Plain([stream.alloc_zeros(self.bytes)?, stream.alloc_zeros(self.bytes)?]),
+        };
+        let (input, output) = match &mut memory {
+            Memory::Plain([input, output]) => {
+                stream.memcpy_htod(&host, input)?;
+                (input.device_ptr(stream).0, output.device_ptr(stream).0)
+            }
+            Memory::Registered([input, output]) => {
+                stream.memcpy_htod(&host, &mut input.as_view_mut())?;
+                (input.device_ptr(stream).0, output.device_ptr(stream).0)
+            }
+        };
+        Ok(Buffers { input, output, _memory: memory })
+    }
+
+    /// Bytes of each buffer.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Not of zeroes: they can be faster than data.
-    pub(crate) fn buffers(&self, stream: &Arc<CudaStream>, rank: usize) -> Result<Buffers> {
+    fn pattern(&self, rank: usize) -> Vec<u8> {
         // Small whole numbers in f32 and bf16 alike: 1.0 and 2.0 have a zero low half in f32.
         let pattern: Vec<u8> =
             (0..self.bytes.min(1 << 20)).map(|i| if i % 2 == 1 { 0x3f } else { (i / 2 + rank) as u8 & 0x7f }).collect();
@@ -73,7 +115,7 @@ impl Task {
             let more = pattern.len().min(self.bytes - host.len());
             host.extend_from_slice(&pattern[..more]);
         }
-        Ok(Buffers { input: stream.clone_htod(&host)?, output: stream.alloc_zeros(self.bytes)? })
+        host
     }
 
     /// GB/s of the link that an ideal algorithm would need: nccl-tests' PERFORMANCE.md.

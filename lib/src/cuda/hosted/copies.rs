@@ -3,6 +3,10 @@
 //! A call is put into streams whole before `enqueue` returns, in an order in which each operation waits only for earlier ones and
 //! for the lanes. So it does not matter how many of the streams' queues are one in the hardware, and the lanes' threads never
 //! call the driver: a program may sit in a call that waits for the device and keeps others out.
+//!
+//! The driver's queues hold about a thousand operations of a stream. `enqueue` of a call of more than some 300 chunks therefore
+//! returns only when the first chunks are through. Ranks that one thread drives must make shorter calls, or take larger chunks: the
+//! next rank's call comes too late otherwise, and the deadline ends both.
 
 use std::sync::Arc;
 
@@ -15,8 +19,6 @@ use super::route::{Route, Side};
 use super::signals::Signals;
 
 const NO_FLAGS: sys::CUevent_wait_flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-/// Largest distance of rows that one copy takes (CU_DEVICE_ATTRIBUTE_MAX_PITCH of every device so far).
-const LONGEST_PITCH: u64 = (1 << 31) - 1;
 
 /// Streams of our own for calls of several chunks: one down, one up.
 #[derive(Debug)]
@@ -131,7 +133,10 @@ impl Copies {
                     let slot = turn % DEPTH;
                     signals.wait(up, lane, number(lane, turn))?;
                     copy(up, route.up.as_ref(), chunk, lanes[lane].slot(slot), Way::Up)?;
-                    event::record(self.free[lane][slot].cu_event(), up)?;
+                    // Where another chunk will have the slot.
+                    if chunk + lanes.len() * DEPTH < chunks {
+                        event::record(self.free[lane][slot].cu_event(), up)?;
+                    }
                 }
             }
             event::record(self.end.cu_event(), up)?;
@@ -177,65 +182,20 @@ unsafe fn copy(
         return Ok(());
     }
     for run in side.runs() {
-        let together = len == side.stride || run.len() == 1;
-        let pitched = side.stride <= LONGEST_PITCH;
-        // One copy for the run, or one for each row.
-        let step = if together || pitched { run.len() } else { 1 };
-        for first in run.clone().step_by(step) {
+        // Whole rows lie one behind the other on both sides.
+        let step = if len == side.stride { run.len() } else { 1 };
+        for first in run.step_by(step) {
             let device = side.at + first as u64 * side.stride + offset;
             let host = slot.wrapping_add(side.place(first, len) as usize);
-            // SAFETY: forwarded from the caller.
+            let bytes = step * len as usize;
+            // SAFETY: forwarded from the caller; nobody else uses this part of the slot meanwhile.
             unsafe {
-                match together || step == 1 {
-                    true => copy_flat(stream, device, host, step * len as usize, way),
-                    false => copy_rows(stream, (device, side.stride as usize), host, (len as usize, step), way),
+                match way {
+                    Way::Down => memcpy_dtoh_async(std::slice::from_raw_parts_mut(host, bytes), device, stream),
+                    Way::Up => memcpy_htod_async(device, std::slice::from_raw_parts(host, bytes), stream),
                 }
             }?;
         }
     }
     Ok(())
-}
-
-unsafe fn copy_flat(
-    stream: sys::CUstream,
-    device: u64,
-    host: *mut u8,
-    bytes: usize,
-    way: Way,
-) -> Result<(), DriverError> {
-    // SAFETY: forwarded from the caller; nobody else uses this part of the slot meanwhile.
-    unsafe {
-        match way {
-            Way::Down => memcpy_dtoh_async(std::slice::from_raw_parts_mut(host, bytes), device, stream),
-            Way::Up => memcpy_htod_async(device, std::slice::from_raw_parts(host, bytes), stream),
-        }
-    }
-}
-
-unsafe fn copy_rows(
-    stream: sys::CUstream,
-    (device, pitch): (u64, usize),
-    host: *mut u8,
-    (len, rows): (usize, usize),
-    way: Way,
-) -> Result<(), DriverError> {
-    // SAFETY: plain numbers and pointers; zeroes are valid.
-    let mut plan: sys::CUDA_MEMCPY2D = unsafe { std::mem::zeroed() };
-    (plan.WidthInBytes, plan.Height) = (len, rows);
-    match way {
-        Way::Down => {
-            plan.srcMemoryType = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
-            (plan.srcDevice, plan.srcPitch) = (device, pitch);
-            plan.dstMemoryType = sys::CUmemorytype::CU_MEMORYTYPE_HOST;
-            (plan.dstHost, plan.dstPitch) = (host.cast(), len);
-        }
-        Way::Up => {
-            plan.srcMemoryType = sys::CUmemorytype::CU_MEMORYTYPE_HOST;
-            (plan.srcHost, plan.srcPitch) = (host.cast_const().cast(), len);
-            plan.dstMemoryType = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
-            (plan.dstDevice, plan.dstPitch) = (device, pitch);
-        }
-    }
-    // SAFETY: forwarded from the caller.
-    unsafe { sys::cuMemcpy2DAsync_v2(&plan, stream) }.result()
 }

@@ -1,6 +1,90 @@
 // The root sends to everyone. Larger buffers are scattered by the root and passed on by who got a segment, so that the root's
 // link carries the buffer once and not n-1 times.
 
+__device__ __forceinline__ void broadcast_slots(const Team& team, const u8* input, u8* output, u64 bytes, u32 root) {
+    __shared__ Counters counters;
+    const u32 parts = RANKS - 1;
+    const Rounds rounds = begin_rounds(team, counters, bytes, parts);
+    const u32 my_part = (team.rank + RANKS - root - 1) % RANKS;
+    if (team.rank == root) {
+        const bool copies = output != input;
+        for (u32 step = 0; step < rounds.count; step++) {
+            in_turn(
+                rounds, [&](u32 peer) { await_credit(team, counters, SCATTER, peer); },
+                [&] {
+                    for (u32 q = 0; q < parts; q++) {
+                        const Piece piece = piece_of(rounds.share, step, q);
+                        const u64 end = piece.first + piece.packs;
+                        u8* slot = outgoing(team, counters, SCATTER, next_rank(root, q + 1));
+                        either(is_whole(input, end, bytes) && is_whole(output, end, bytes), [&](auto whole) {
+                            for_packs<8>(
+                                piece.packs, [&](u32 i) { return load_pack(whole, input, piece.first + i, bytes); },
+                                [&](u32 i, Pack pack) {
+                                    fill_slot(slot, i, pack);
+                                    if (copies) store_pack(whole, output, piece.first + i, bytes, pack);
+                                });
+                        });
+                    }
+                },
+                [&](u32 peer) { post_slot(team, counters, SCATTER, peer); });
+        }
+        return store_counters(team, counters);
+    }
+    for (u32 step = 0; step < rounds.count + 1; step++) {
+        if (step < rounds.count) {
+            in_turn(
+                rounds,
+                [&](u32 peer) {
+                    if (peer == root) await_slot(team, counters, SCATTER, root);
+                    else await_credit(team, counters, GATHER, peer);
+                },
+                [&] {
+                    const Piece piece = piece_of(rounds.share, step, my_part);
+                    const u8* slot = incoming(team, counters, SCATTER, root);
+                    u8* to[RANKS];
+#pragma unroll
+                    for (int s = 0; s < RANKS; s++) to[s] = outgoing(team, counters, GATHER, s);
+                    either(is_whole(output, piece.first + piece.packs, bytes), [&](auto whole) {
+                        for_packs<8>(
+                            piece.packs, [&](u32 i) { return load_slot(slot, i); },
+                            [&](u32 i, Pack pack) {
+#pragma unroll
+                                for (int s = 0; s < RANKS; s++) {
+                                    if (s != (int)team.rank && s != (int)root) fill_slot(to[s], i, pack);
+                                }
+                                store_pack(whole, output, piece.first + i, bytes, pack);
+                            });
+                    });
+                },
+                [&](u32 peer) {
+                    if (peer == root) free_slot(team, counters, SCATTER, root);
+                    else post_slot(team, counters, GATHER, peer);
+                });
+        }
+        if (step >= 1) {
+            in_turn(
+                rounds,
+                [&](u32 peer) {
+                    if (peer != root) await_slot(team, counters, GATHER, peer);
+                },
+                [&] {
+                    for (u32 q = 0; q < parts; q++) {
+                        const u32 peer = next_rank(root, q + 1);
+                        if (peer == team.rank) continue;
+                        const Piece piece = piece_of(rounds.share, step - 1, q);
+                        store_from(output, piece, bytes, incoming(team, counters, GATHER, peer));
+                    }
+                },
+                [&](u32 peer) {
+                    if (peer != root) free_slot(team, counters, GATHER, peer);
+                });
+        }
+    }
+    store_counters(team, counters);
+}
+
+#ifndef DIRECT
+
 extern "C" __global__ void __launch_bounds__(THREADS)
 broadcast_ll(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes, u32 root) {
     const Channel channel = enter(team);
@@ -27,79 +111,66 @@ broadcast_ll(const __grid_constant__ Team team, const u8* input, u8* output, u64
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 broadcast_simple(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes, u32 root) {
-    __shared__ Counters counters;
     const Channel channel = enter(team);
-    load_counters(team, counters);
-    const u32 parts = RANKS - 1;
-    const Share share = share_of(bytes, parts);
-    const u32 rounds = rounds_of(share);
-    const u32 warp_peer = threadIdx.x >> 5;
-    const bool speaker = (threadIdx.x & 31) == 0 && warp_peer < RANKS && warp_peer != team.rank;
-    const bool others = speaker && warp_peer != root;
-    const u32 my_part = (team.rank + RANKS - root - 1) % RANKS;
+    broadcast_slots(team, input, output, bytes, root);
+    leave(team, channel);
+}
+
+#else
+
+// Between two ranks the root writes into the other's output. Among more, each of the others reads its part from the root and
+// writes it into all outputs but the root's: one pass, and the root's link carries the buffer once.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+broadcast_direct(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes, u32 root, Places places) {
+    __shared__ Reach reach;
+    const Channel channel = enter(team);
+    if (!meet(team, channel, places, input, output, reach)) return close(team, channel);
+    if (!reached(reach.output, root) || (RANKS > 2 && !reached(reach.input[root]))) {
+        broadcast_slots(team, input, output, bytes, root);
+        return close(team, channel);
+    }
+    const u64 packs = bytes / 16;
     if (team.rank == root) {
-        for (u32 step = 0; step < rounds; step++) {
-            if (speaker) await_credit(team, counters, SCATTER, warp_peer);
-            __syncthreads();
-            for (u32 q = 0; q < parts; q++) {
-                const u32 peer = next_rank(root, q + 1);
-                const Piece piece = piece_of(share, step, q);
-                u8* slot = outgoing(team, counters, SCATTER, peer);
-                const bool copies = output != input;
-                either(is_whole(input, piece.first + piece.packs, bytes) && is_whole(output, piece.first + piece.packs, bytes),
-                       [&](auto whole) {
-                           for_packs<8>(
-                               piece.packs, [&](u32 i) { return load_pack(whole, input, piece.first + i, bytes); },
-                               [&](u32 i, Pack pack) {
-                                   fill_slot(slot, i, pack);
-                                   if (copies) store_pack(whole, output, piece.first + i, bytes, pack);
-                               });
-                       });
+        u8* to = RANKS == 2 ? reach.output[1 - root] : nullptr;
+        u8* copy = output != input ? output : nullptr;
+        if (to != nullptr || copy != nullptr) {
+            either(is_whole(input, packs, bytes) && (copy == nullptr || is_whole(copy, packs, bytes)), [&](auto whole) {
+                for_grid<8>(
+                    0, packs, [&](u64 i) { return load_pack(whole, input, i, bytes); },
+                    [&](u64 i, Pack pack) {
+                        if (to != nullptr) ((Pack*)to)[i] = pack;
+                        if (copy != nullptr) store_pack(whole, copy, i, bytes, pack);
+                    });
+            });
+            if (has_tail(bytes)) {
+                const Pack pack = load_odd_pack(input, packs, bytes);
+                if (to != nullptr) store_odd_pack(to, packs, bytes, pack);
+                if (copy != nullptr) store_odd_pack(copy, packs, bytes, pack);
             }
-            __syncthreads();
-            if (speaker) post_slot(team, counters, SCATTER, warp_peer);
         }
-    } else {
-        for (u32 step = 0; step < rounds + 1; step++) {
-            if (step < rounds) {
-                if (speaker && warp_peer == root) await_slot(team, counters, SCATTER, root);
-                if (others) await_credit(team, counters, GATHER, warp_peer);
-                __syncthreads();
-                const Piece piece = piece_of(share, step, my_part);
-                const u8* slot = incoming(team, counters, SCATTER, root);
-                u8* to[RANKS];
+    } else if (RANKS > 2) {
+        const u32 part = (team.rank + RANKS - root - 1) % RANKS, parts = RANKS - 1;
+        const u8* from = reach.input[root];
+        u8* to[RANKS];
 #pragma unroll
-                for (int s = 0; s < RANKS; s++) to[s] = outgoing(team, counters, GATHER, s);
-                either(is_whole(output, piece.first + piece.packs, bytes), [&](auto whole) {
-                    for_packs<8>(
-                        piece.packs, [&](u32 i) { return load_slot(slot, i); },
-                        [&](u32 i, Pack pack) {
+        for (int s = 0; s < RANKS; s++) to[s] = reach.output[s];
+        for_grid<8>(
+            packs * part / parts, packs * (part + 1) / parts, [&](u64 i) { return load_slot(from, i); },
+            [&](u64 i, Pack pack) {
 #pragma unroll
-                            for (int s = 0; s < RANKS; s++) {
-                                if (s != (int)team.rank && s != (int)root) fill_slot(to[s], i, pack);
-                            }
-                            store_pack(whole, output, piece.first + i, bytes, pack);
-                        });
-                });
-                __syncthreads();
-                if (others) post_slot(team, counters, GATHER, warp_peer);
-                if (speaker && warp_peer == root) free_slot(team, counters, SCATTER, root);
-            }
-            if (step >= 1) {
-                if (others) await_slot(team, counters, GATHER, warp_peer);
-                __syncthreads();
-                for (u32 q = 0; q < parts; q++) {
-                    const u32 peer = next_rank(root, q + 1);
-                    if (peer == team.rank) continue;
-                    const Piece piece = piece_of(share, step - 1, q);
-                    const u8* slot = incoming(team, counters, GATHER, peer);
-                    store_from(output, piece, bytes, slot);
+                for (int s = 0; s < RANKS; s++) {
+                    if (s != (int)root) ((Pack*)to[s])[i] = pack;
                 }
-                __syncthreads();
-                if (others) free_slot(team, counters, GATHER, warp_peer);
+            });
+        if (has_tail(bytes) && part == 0) {
+            const Pack pack = load_odd_pack(from, packs, bytes);
+            for (u32 s = 0; s < RANKS; s++) {
+                if (s != root) store_odd_pack(to[s], packs, bytes, pack);
             }
         }
     }
-    store_counters(team, counters);
-    leave(team, channel);
+    depart(team, channel);
+    close(team, channel);
 }
+
+#endif

@@ -1,6 +1,61 @@
 // All-gather and all-to-all: each rank sends one segment of `bytes` to each other, and stores what it gets by sender.
 // `stride` is the distance between the segments sent to neighbouring ranks: 0 for all-gather, whose ranks all get the same.
 
+__device__ __forceinline__ void exchange_slots(const Team& team, const u8* input, u8* output, u64 bytes, u64 stride) {
+    __shared__ Counters counters;
+    const Rounds rounds = begin_rounds(team, counters, bytes, 1);
+    const u8* own = input + team.rank * stride;
+    u8* own_output = output + team.rank * bytes;
+    const bool copies = own != own_output;
+    for (u32 step = 0; step < rounds.count + 1; step++) {
+        if (step < rounds.count) {
+            const Piece piece = piece_of(rounds.share, step, 0);
+            const u64 end = piece.first + piece.packs;
+            in_turn(
+                rounds, [&](u32 peer) { await_credit(team, counters, SCATTER, peer); },
+                [&] {
+                    u8* slot[RANKS];
+#pragma unroll
+                    for (int s = 0; s < RANKS; s++) slot[s] = outgoing(team, counters, SCATTER, s);
+                    if (stride != 0) {
+                        for (u32 distance = 1; distance < RANKS; distance++) {
+                            const u32 peer = next_rank(team.rank, distance);
+                            fill_from(outgoing(team, counters, SCATTER, peer), input + peer * stride, piece, bytes);
+                        }
+                        if (!copies) return;
+                    }
+                    either(is_whole(own, end, bytes) && is_whole(own_output, end, bytes), [&](auto whole) {
+                        for_packs<8>(
+                            piece.packs, [&](u32 i) { return load_pack(whole, own, piece.first + i, bytes); },
+                            [&](u32 i, Pack pack) {
+#pragma unroll
+                                for (int s = 0; s < RANKS; s++) {
+                                    if (stride == 0 && s != (int)team.rank) fill_slot(slot[s], i, pack);
+                                }
+                                if (copies) store_pack(whole, own_output, piece.first + i, bytes, pack);
+                            });
+                    });
+                },
+                [&](u32 peer) { post_slot(team, counters, SCATTER, peer); });
+        }
+        if (step >= 1) {
+            in_turn(
+                rounds, [&](u32 peer) { await_slot(team, counters, SCATTER, peer); },
+                [&] {
+                    const Piece piece = piece_of(rounds.share, step - 1, 0);
+                    for (u32 distance = 1; distance < RANKS; distance++) {
+                        const u32 peer = next_rank(team.rank, distance);
+                        store_from(output + peer * bytes, piece, bytes, incoming(team, counters, SCATTER, peer));
+                    }
+                },
+                [&](u32 peer) { free_slot(team, counters, SCATTER, peer); });
+        }
+    }
+    store_counters(team, counters);
+}
+
+#ifndef DIRECT
+
 extern "C" __global__ void __launch_bounds__(THREADS)
 exchange_ll(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes, u64 stride) {
     const Channel channel = enter(team);
@@ -33,67 +88,68 @@ exchange_ll(const __grid_constant__ Team team, const u8* input, u8* output, u64 
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 exchange_simple(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes, u64 stride) {
-    __shared__ Counters counters;
     const Channel channel = enter(team);
-    load_counters(team, counters);
-    const Share share = share_of(bytes, 1);
-    const u32 rounds = rounds_of(share);
-    const u32 warp_peer = threadIdx.x >> 5;
-    const bool speaker = (threadIdx.x & 31) == 0 && warp_peer < RANKS && warp_peer != team.rank;
-    const u8* own = input + team.rank * stride;
-    u8* own_output = output + team.rank * bytes;
-    for (u32 step = 0; step < rounds + 1; step++) {
-        if (step < rounds) {
-            if (speaker) await_credit(team, counters, SCATTER, warp_peer);
-            __syncthreads();
-            const Piece piece = piece_of(share, step, 0);
-            u8* slot[RANKS];
-#pragma unroll
-            for (int s = 0; s < RANKS; s++) slot[s] = outgoing(team, counters, SCATTER, s);
-            const bool copies = own != own_output;
-            const u64 end = piece.first + piece.packs;
-            if (stride == 0) {
-                either(is_whole(own, end, bytes) && is_whole(own_output, end, bytes), [&](auto whole) {
-                    for_packs<8>(
-                        piece.packs, [&](u32 i) { return load_pack(whole, own, piece.first + i, bytes); },
-                        [&](u32 i, Pack pack) {
-#pragma unroll
-                            for (int s = 0; s < RANKS; s++) {
-                                if (s != (int)team.rank) fill_slot(slot[s], i, pack);
-                            }
-                            if (copies) store_pack(whole, own_output, piece.first + i, bytes, pack);
-                        });
-                });
-            } else {
-                for (u32 distance = 1; distance < RANKS; distance++) {
-                    const u32 peer = next_rank(team.rank, distance);
-                    fill_from(outgoing(team, counters, SCATTER, peer), input + peer * stride, piece, bytes);
-                }
-                if (copies) {
-                    either(is_whole(own, end, bytes) && is_whole(own_output, end, bytes), [&](auto whole) {
-                        for_packs<8>(
-                            piece.packs, [&](u32 i) { return load_pack(whole, own, piece.first + i, bytes); },
-                            [&](u32 i, Pack pack) { store_pack(whole, own_output, piece.first + i, bytes, pack); });
-                    });
-                }
-            }
-            __syncthreads();
-            if (speaker) post_slot(team, counters, SCATTER, warp_peer);
-        }
-        if (step >= 1) {
-            if (speaker) await_slot(team, counters, SCATTER, warp_peer);
-            __syncthreads();
-            const Piece piece = piece_of(share, step - 1, 0);
-#pragma unroll
-            for (u32 distance = 1; distance < RANKS; distance++) {
-                const u32 peer = next_rank(team.rank, distance);
-                const u8* slot = incoming(team, counters, SCATTER, peer);
-                store_from(output + peer * bytes, piece, bytes, slot);
-            }
-            __syncthreads();
-            if (speaker) free_slot(team, counters, SCATTER, warp_peer);
-        }
-    }
-    store_counters(team, counters);
+    exchange_slots(team, input, output, bytes, stride);
     leave(team, channel);
 }
+
+#else
+
+// Straight into the others' outputs. Every rank sees every rank's places, so all take the same way.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+exchange_direct(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes, u64 stride, Places places) {
+    __shared__ Reach reach;
+    const Channel channel = enter(team);
+    if (!meet(team, channel, places, input, output, reach)) return close(team, channel);
+    if (bytes % 16 != 0 || !reached(reach.output)) {
+        exchange_slots(team, input, output, bytes, stride);
+        return close(team, channel);
+    }
+    const u64 packs = bytes / 16;
+    const u8* own = input + team.rank * stride;
+    const bool copies = own != output + team.rank * bytes;
+    // What a rank gets from us; our own part goes along, so that it is copied while the link is busy.
+    const u8* from[RANKS];
+    u8* to[RANKS];
+    bool whole_input = true;
+#pragma unroll
+    for (int s = 0; s < RANKS; s++) {
+        from[s] = input + s * stride;
+        to[s] = s == (int)team.rank && !copies ? nullptr : reach.output[s] + team.rank * bytes;
+        whole_input = whole_input && is_whole(from[s], packs, bytes);
+    }
+    either(whole_input, [&](auto whole) {
+        if (stride == 0) {
+            for_grid<8>(
+                0, packs, [&](u64 i) { return load_pack(whole, own, i, bytes); },
+                [&](u64 i, Pack pack) {
+#pragma unroll
+                    for (int s = 0; s < RANKS; s++) {
+                        if (to[s] != nullptr) ((Pack*)to[s])[i] = pack;
+                    }
+                });
+            return;
+        }
+        struct Row {
+            Pack of[RANKS];
+        };
+        for_grid<(RANKS <= 2 ? 4 : RANKS <= 4 ? 2 : 1)>(
+            0, packs,
+            [&](u64 i) {
+                Row row;
+#pragma unroll
+                for (int s = 0; s < RANKS; s++) row.of[s] = load_pack(whole, from[s], i, bytes);
+                return row;
+            },
+            [&](u64 i, const Row& row) {
+#pragma unroll
+                for (int s = 0; s < RANKS; s++) {
+                    if (to[s] != nullptr) ((Pack*)to[s])[i] = row.of[s];
+                }
+            });
+    });
+    depart(team, channel);
+    close(team, channel);
+}
+
+#endif

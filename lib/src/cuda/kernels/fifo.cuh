@@ -23,7 +23,7 @@ __device__ __forceinline__ u8* slot_at(u8* window, u32 kind, u32 channel, u32 fr
 
 // False: given up.
 __device__ __forceinline__ bool count_came(const Team& team, const u32* flag, u32 count, u32 what, u32 peer) {
-    Wait wait = {0, 0};
+    Wait wait = {0, 0, 0};
     u32 got;
     while ((int)((got = load_acquire(flag)) - count) < 0) {
         if (!keep_waiting(team, wait, what, peer, count, got)) return false;
@@ -150,6 +150,34 @@ __device__ __forceinline__ Piece piece_of(const Share& share, u32 round, u32 par
     piece.first = base + begin;
     piece.packs = (u32)(here * (part + 1) / share.parts - begin);
     return piece;
+}
+
+// What a kernel of rounds starts with.
+struct Rounds {
+    Share share;
+    u32 count;
+    u32 peer;     // the rank that the first thread of this warp speaks to
+    bool speaker; // whether this thread is that one
+};
+
+__device__ __forceinline__ Rounds begin_rounds(const Team& team, Counters& counters, u64 bytes, u32 parts) {
+    load_counters(team, counters);
+    Rounds rounds;
+    rounds.share = share_of(bytes, parts);
+    rounds.count = rounds_of(rounds.share);
+    rounds.peer = threadIdx.x >> 5;
+    rounds.speaker = (threadIdx.x & 31) == 0 && rounds.peer < RANKS && rounds.peer != team.rank;
+    return rounds;
+}
+
+// One step of a round: speakers wait, all threads work, speakers tell the others.
+template <typename Await, typename Work, typename Tell>
+__device__ __forceinline__ void in_turn(const Rounds& rounds, Await await, Work work, Tell tell) {
+    if (rounds.speaker) await(rounds.peer);
+    __syncthreads();
+    work();
+    __syncthreads();
+    if (rounds.speaker) tell(rounds.peer);
 }
 
 // Slots to and from a user's buffer.

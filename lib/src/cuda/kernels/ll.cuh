@@ -5,13 +5,15 @@
 // have finished call k-1: writing into the set of call k+1, which is that of k-1, overwrites nothing unread. Hence each
 // kernel sends at least the hello line to everyone and waits for everyone's.
 
+#define HELLO LL_LINES
+
 struct Channel {
     u32 epoch;
     u32 set;
 };
 
 __device__ __forceinline__ u8* line_at(u8* window, const Channel& channel, u32 from, u32 line) {
-    const u64 index = (((u64)blockIdx.x * 2 + channel.set) * RANKS + from) * (LL_LINES + 1) + line;
+    const u64 index = (((u64)blockIdx.x * 2 + channel.set) * RANKS + from) * LINES_OF_SENDER + line;
     return window + LINES + 16 * index;
 }
 
@@ -32,7 +34,7 @@ __device__ __forceinline__ bool peek_line(const u8* from, u32 flag, u64& data) {
 
 // False: given up, and `data` is nothing.
 __device__ __forceinline__ bool line_came(const Team& team, const u8* from, u32 flag, u32 peer, u64& data) {
-    Wait wait = {0, 0};
+    Wait wait = {0, 0, 0};
     while (!peek_line(from, flag, data)) {
         if (!keep_waiting(team, wait, WAITED_LINE, peer, flag, 0)) return false;
     }
@@ -74,21 +76,28 @@ __device__ __forceinline__ Channel enter(const Team& team) {
     channel.set = channel.epoch & 1;
     const u32 peer = threadIdx.x;
     if (peer < RANKS && peer != team.rank) {
-        push_line(line_at(team.window[peer], channel, team.rank, LL_LINES), team.call, channel.epoch);
+        push_line(line_at(team.window[peer], channel, team.rank, HELLO), team.call, channel.epoch);
     }
     return channel;
+}
+
+// False: the rank did not come, or it meant something else.
+__device__ __forceinline__ bool means_the_same(const Team& team, const Channel& channel, u32 peer) {
+    u64 theirs;
+    if (!line_came(team, line_at(team.window[team.rank], channel, peer, HELLO), channel.epoch, peer, theirs)) return false;
+    if (theirs == team.call) return true;
+    give_up(team, MISMATCH, peer, 0, 0, theirs);
+    return false;
+}
+
+__device__ __forceinline__ void close(const Team& team, const Channel& channel) {
+    __syncthreads();
+    if (threadIdx.x == 0) *(volatile u32*)(team.window[team.rank] + EPOCHS + 4 * blockIdx.x) = channel.epoch;
 }
 
 // Ends it: everyone has started it too, and meant the same.
 __device__ __forceinline__ void leave(const Team& team, const Channel& channel) {
     const u32 peer = threadIdx.x;
-    if (peer < RANKS && peer != team.rank) {
-        const u8* line = line_at(team.window[team.rank], channel, peer, LL_LINES);
-        u64 theirs;
-        if (line_came(team, line, channel.epoch, peer, theirs) && theirs != team.call) {
-            give_up(team, MISMATCH, peer, 0, 0, theirs);
-        }
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) *(volatile u32*)(team.window[team.rank] + EPOCHS + 4 * blockIdx.x) = channel.epoch;
+    if (peer < RANKS && peer != team.rank) means_the_same(team, channel, peer);
+    close(team, channel);
 }

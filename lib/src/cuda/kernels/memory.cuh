@@ -77,6 +77,23 @@ __device__ __forceinline__ void store_pack(Whole, u8* base, u64 index, u64 bytes
     else store_odd_pack(base, index, bytes, pack);
 }
 
+// Packs of an output from `first` on. Whether all of them are aligned and whole is found out once.
+struct Output {
+    u8* base;
+    u64 first;
+    u64 bytes;
+    bool whole;
+};
+
+__device__ __forceinline__ Output output_of(u8* base, u64 first, u64 end, u64 bytes) {
+    return Output{base, first, bytes, is_whole(base, end, bytes)};
+}
+
+__device__ __forceinline__ void put(const Output& output, u64 index, Pack pack) {
+    if (output.whole) store_pack(Is<true>{}, output.base, output.first + index, output.bytes, pack);
+    else store_pack(Is<false>{}, output.base, output.first + index, output.bytes, pack);
+}
+
 // This block's threads go through `count` packs. Loads of a batch are all under way before its first store: the compiler may
 // not move a load over a store to memory that might be the same.
 template <int BATCH, typename Load, typename Store>
@@ -90,4 +107,27 @@ __device__ __forceinline__ void for_packs(u32 count, Load load, Store store) {
         for (int k = 0; k < BATCH; k++) store(i + k * THREADS, pack[k]);
     }
     for (; i < count; i += THREADS) store(i, load(i));
+}
+
+// The threads of all blocks (or of `workers` blocks, of which this is number `worker`) go through packs `begin` to `end`, each
+// block's 8 KiB next to those of its neighbours.
+template <int BATCH, typename Load, typename Store>
+__device__ __forceinline__ void for_workers(u32 worker, u32 workers, u64 begin, u64 end, Load load, Store store) {
+    const u64 stride = (u64)workers * THREADS;
+    for (u64 i = begin + (u64)worker * THREADS + threadIdx.x; i < end; i += BATCH * stride) {
+        decltype(load(i)) pack[BATCH];
+#pragma unroll
+        for (int k = 0; k < BATCH; k++) {
+            if (i + k * stride < end) pack[k] = load(i + k * stride);
+        }
+#pragma unroll
+        for (int k = 0; k < BATCH; k++) {
+            if (i + k * stride < end) store(i + k * stride, pack[k]);
+        }
+    }
+}
+
+template <int BATCH, typename Load, typename Store>
+__device__ __forceinline__ void for_grid(u64 begin, u64 end, Load load, Store store) {
+    for_workers<BATCH>(blockIdx.x, gridDim.x, begin, end, load, store);
 }

@@ -79,11 +79,8 @@ phased_reduce(const __grid_constant__ Team team, const u8* input, u8* output, u6
     const u8* from[RANKS];
 #pragma unroll
     for (int s = 0; s < RANKS; s++) from[s] = area_at(team.window[team.rank], s, numbers.of[s], piece);
-    const bool whole_output = is_whole(output, piece.first + piece.packs, bytes);
-    reduce_slots(team, input, piece, bytes, from, [&](u32 i, Pack reduced) {
-        if (whole_output) store_pack(Is<true>{}, output, piece.first + i, bytes, reduced);
-        else store_pack(Is<false>{}, output, piece.first + i, bytes, reduced);
-    });
+    const Output to = output_of(output, piece.first, piece.first + piece.packs, bytes);
+    reduce_slots(team, input, piece, bytes, from, [&](u64 i, Pack reduced) { put(to, i, reduced); });
 }
 
 #endif

@@ -202,7 +202,7 @@ __device__ __noinline__ bool wait_on(const Team& team, const Channel& channel, W
     if (!keep_waiting(team, wait, kind, peer, expected, got)) return false;
     if ((wait.turns & 255) != 0) return true;
     u64 theirs;
-    if (!peek_line(line_at(team.window[team.rank], channel, peer, LL_LINES), channel.epoch, theirs)) return true;
+    if (!peek_line(line_at(team.window[team.rank], channel, peer, HELLO), channel.epoch, theirs)) return true;
     if (theirs == team.call) return true;
     give_up(team, MISMATCH, peer, 0, 0, theirs);
     return false;
@@ -212,7 +212,7 @@ __device__ __noinline__ bool wait_on(const Team& team, const Channel& channel, W
 
 // As await_count of fifo.cuh; false when it gave up.
 __device__ __forceinline__ bool count_came(const Team& team, const Channel& channel, const u32* flag, u32 count, u32 what, u32 peer) {
-    Wait wait = {0, 0};
+    Wait wait = {0, 0, 0};
     u32 got;
     while ((int)((got = load_acquire(flag)) - count) < 0) {
         if (!wait_on(team, channel, wait, what, peer, count, got)) return false;
@@ -278,7 +278,7 @@ __device__ __forceinline__ u32 take_lines(u32 (&counts)[RANKS], u32 peer, u32 wo
 
 // After a wait that was given up the others are short: every word comes at once, as nothing.
 __device__ __forceinline__ u64 word_of(const Team& team, const Channel& channel, const u8* line, u32 peer) {
-    Wait wait = {0, 0};
+    Wait wait = {0, 0, 0};
     u64 word;
     while (!peek_line(line, channel.epoch, word)) {
         if (!wait_on(team, channel, wait, WAITED_LINE, peer, channel.epoch, 0)) break;

@@ -1,6 +1,76 @@
 // Everyone sends to the root, which reduces. For larger buffers the ranks other than the root each reduce a segment first, so
 // that the root's link carries the buffer once and not n-1 times.
 
+__device__ __forceinline__ void root_slots(const Team& team, const u8* input, u8* output, u64 bytes, u32 root) {
+    __shared__ Counters counters;
+    // With two ranks the root reduces itself: a detour would double what its link carries.
+    const u32 parts = RANKS == 2 ? 1 : RANKS - 1;
+    const Rounds rounds = begin_rounds(team, counters, bytes, parts);
+    // Who reduces part q, and which part a rank reduces.
+    const u32 shift = RANKS == 2 ? 0 : 1;
+    const auto owner_of = [&](u32 part) { return (root + shift + part) % RANKS; };
+    const auto part_of = [&](u32 rank) { return (rank + RANKS - root - shift) % RANKS; };
+    const u32 my_part = part_of(team.rank);
+    for (u32 step = 0; step < rounds.count + 2; step++) {
+        if (step < rounds.count) {
+            in_turn(
+                rounds,
+                [&](u32 peer) {
+                    if (part_of(peer) < parts) await_credit(team, counters, SCATTER, peer);
+                },
+                [&] {
+                    for (u32 q = 0; q < parts; q++) {
+                        const u32 peer = owner_of(q);
+                        if (peer == team.rank) continue;
+                        u8* slot = outgoing(team, counters, SCATTER, peer);
+                        fill_from(slot, input, piece_of(rounds.share, step, q), bytes);
+                    }
+                },
+                [&](u32 peer) {
+                    if (part_of(peer) < parts) post_slot(team, counters, SCATTER, peer);
+                });
+        }
+        if (step >= 1 && step - 1 < rounds.count && my_part < parts) {
+            in_turn(
+                rounds,
+                [&](u32 peer) {
+                    await_slot(team, counters, SCATTER, peer);
+                    if (team.rank != root && peer == root) await_credit(team, counters, GATHER, root);
+                },
+                [&] {
+                    const Piece piece = piece_of(rounds.share, step - 1, my_part);
+                    const u8* from[RANKS];
+#pragma unroll
+                    for (int s = 0; s < RANKS; s++) from[s] = incoming(team, counters, SCATTER, s);
+                    u8* slot = outgoing(team, counters, GATHER, root);
+                    const Output to = output_of(output, piece.first, piece.first + piece.packs, bytes);
+                    reduce_slots(team, input, piece, bytes, from, [&](u64 i, Pack reduced) {
+                        if (team.rank != root) fill_slot(slot, i, reduced);
+                        else put(to, i, reduced);
+                    });
+                },
+                [&](u32 peer) {
+                    free_slot(team, counters, SCATTER, peer);
+                    if (team.rank != root && peer == root) post_slot(team, counters, GATHER, root);
+                });
+        }
+        if (step >= 2 && team.rank == root && parts > 1) {
+            in_turn(
+                rounds, [&](u32 peer) { await_slot(team, counters, GATHER, peer); },
+                [&] {
+                    for (u32 q = 0; q < parts; q++) {
+                        const u8* slot = incoming(team, counters, GATHER, owner_of(q));
+                        store_from(output, piece_of(rounds.share, step - 2, q), bytes, slot);
+                    }
+                },
+                [&](u32 peer) { free_slot(team, counters, GATHER, peer); });
+        }
+    }
+    store_counters(team, counters);
+}
+
+#ifndef DIRECT
+
 extern "C" __global__ void __launch_bounds__(THREADS)
 reduce_ll(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes, u32 root) {
     const Channel channel = enter(team);
@@ -22,67 +92,37 @@ reduce_ll(const __grid_constant__ Team team, const u8* input, u8* output, u64 by
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 reduce_simple(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes, u32 root) {
-    __shared__ Counters counters;
     const Channel channel = enter(team);
-    load_counters(team, counters);
-    // With two ranks the root reduces itself: a detour would double what its link carries.
-    const u32 parts = RANKS == 2 ? 1 : RANKS - 1;
-    const Share share = share_of(bytes, parts);
-    const u32 rounds = rounds_of(share);
-    const u32 warp_peer = threadIdx.x >> 5;
-    const bool speaker = (threadIdx.x & 31) == 0 && warp_peer < RANKS && warp_peer != team.rank;
-    // Who reduces part q, and which part a rank reduces.
-    const u32 shift = RANKS == 2 ? 0 : 1;
-    const u32 part = team.rank + RANKS - root - shift; // modulo RANKS
-    const u32 my_part = part % RANKS;
-    const bool owner = my_part < parts;
-    for (u32 step = 0; step < rounds + 2; step++) {
-        if (step < rounds) {
-            const u32 peer_part = (warp_peer + RANKS - root - shift) % RANKS;
-            if (speaker && peer_part < parts) await_credit(team, counters, SCATTER, warp_peer);
-            __syncthreads();
-            for (u32 q = 0; q < parts; q++) {
-                const u32 peer = (root + shift + q) % RANKS;
-                if (peer == team.rank) continue;
-                const Piece piece = piece_of(share, step, q);
-                u8* slot = outgoing(team, counters, SCATTER, peer);
-                fill_from(slot, input, piece, bytes);
-            }
-            __syncthreads();
-            if (speaker && peer_part < parts) post_slot(team, counters, SCATTER, warp_peer);
-        }
-        if (step >= 1 && step - 1 < rounds && owner) {
-            if (speaker) await_slot(team, counters, SCATTER, warp_peer);
-            if (speaker && team.rank != root && warp_peer == root) await_credit(team, counters, GATHER, root);
-            __syncthreads();
-            const Piece piece = piece_of(share, step - 1, my_part);
-            const u8* from[RANKS];
-#pragma unroll
-            for (int s = 0; s < RANKS; s++) from[s] = incoming(team, counters, SCATTER, s);
-            u8* to = outgoing(team, counters, GATHER, root);
-            const bool whole_output = is_whole(output, piece.first + piece.packs, bytes);
-            reduce_slots(team, input, piece, bytes, from, [&](u32 i, Pack reduced) {
-                if (team.rank != root) fill_slot(to, i, reduced);
-                else if (whole_output) store_pack(Is<true>{}, output, piece.first + i, bytes, reduced);
-                else store_pack(Is<false>{}, output, piece.first + i, bytes, reduced);
-            });
-            __syncthreads();
-            if (speaker) free_slot(team, counters, SCATTER, warp_peer);
-            if (speaker && team.rank != root && warp_peer == root) post_slot(team, counters, GATHER, root);
-        }
-        if (step >= 2 && team.rank == root && parts > 1) {
-            if (speaker) await_slot(team, counters, GATHER, warp_peer);
-            __syncthreads();
-            for (u32 q = 0; q < parts; q++) {
-                const u32 peer = (root + shift + q) % RANKS;
-                const Piece piece = piece_of(share, step - 2, q);
-                const u8* slot = incoming(team, counters, GATHER, peer);
-                store_from(output, piece, bytes, slot);
-            }
-            __syncthreads();
-            if (speaker) free_slot(team, counters, GATHER, warp_peer);
-        }
-    }
-    store_counters(team, counters);
+    root_slots(team, input, output, bytes, root);
     leave(team, channel);
 }
+
+#else
+
+// Between two ranks the root reads the other's input. Among more, each of the others reads its part of all inputs and writes the
+// result into the root's output.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+reduce_direct(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes, u32 root, Places places) {
+    __shared__ Reach reach;
+    const Channel channel = enter(team);
+    if (!meet(team, channel, places, input, output, reach)) return close(team, channel);
+    if (!reached(reach.input) || (RANKS > 2 && !reached(reach.output[root]))) {
+        root_slots(team, input, output, bytes, root);
+        return close(team, channel);
+    }
+    const u64 packs = bytes / 16;
+    const u32 parts = RANKS == 2 ? 1 : RANKS - 1;
+    const u32 part = RANKS == 2 ? team.rank ^ root : (team.rank + RANKS - root - 1) % RANKS;
+    if (part < parts) {
+        u8* at = RANKS == 2 ? output : reach.output[root];
+        const Output to = output_of(at, 0, packs, bytes);
+        reduce_buffers(
+            reach.input, 0, packs * part / parts, packs * (part + 1) / parts, bytes, part == 0,
+            [&](u64 i, Pack reduced) { put(to, i, reduced); },
+            [&](u64 i, Pack reduced) { store_odd_pack(at, i, bytes, reduced); });
+    }
+    depart(team, channel);
+    close(team, channel);
+}
+
+#endif

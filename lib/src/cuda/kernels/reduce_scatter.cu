@@ -1,6 +1,42 @@
 // Each rank sends segment p to rank p and reduces what it gets. `bytes` is the length of a segment. With a distance of 0
 // between the segments that is an all-reduce: between two ranks it sends no more than any other and has one step less.
 
+__device__ __forceinline__ void scatter_slots(const Team& team, const u8* input, u8* output, u64 bytes, u64 stride) {
+    __shared__ Counters counters;
+    const Rounds rounds = begin_rounds(team, counters, bytes, 1);
+    const u8* own = input + team.rank * stride;
+    for (u32 step = 0; step < rounds.count + 1; step++) {
+        if (step < rounds.count) {
+            in_turn(
+                rounds, [&](u32 peer) { await_credit(team, counters, SCATTER, peer); },
+                [&] {
+                    const Piece piece = piece_of(rounds.share, step, 0);
+                    for (u32 distance = 1; distance < RANKS; distance++) {
+                        const u32 peer = next_rank(team.rank, distance);
+                        fill_from(outgoing(team, counters, SCATTER, peer), input + peer * stride, piece, bytes);
+                    }
+                },
+                [&](u32 peer) { post_slot(team, counters, SCATTER, peer); });
+        }
+        if (step >= 1) {
+            in_turn(
+                rounds, [&](u32 peer) { await_slot(team, counters, SCATTER, peer); },
+                [&] {
+                    const Piece piece = piece_of(rounds.share, step - 1, 0);
+                    const u8* from[RANKS];
+#pragma unroll
+                    for (int s = 0; s < RANKS; s++) from[s] = incoming(team, counters, SCATTER, s);
+                    const Output to = output_of(output, piece.first, piece.first + piece.packs, bytes);
+                    reduce_slots(team, own, piece, bytes, from, [&](u64 i, Pack reduced) { put(to, i, reduced); });
+                },
+                [&](u32 peer) { free_slot(team, counters, SCATTER, peer); });
+        }
+    }
+    store_counters(team, counters);
+}
+
+#ifndef DIRECT
+
 __device__ __forceinline__ void scatter_ll(const Team& team, const u8* input, u8* output, u64 bytes, u64 stride) {
     const Channel channel = enter(team);
     const u64 words = (bytes + 7) / 8;
@@ -24,47 +60,6 @@ __device__ __forceinline__ void scatter_ll(const Team& team, const u8* input, u8
     leave(team, channel);
 }
 
-__device__ __forceinline__ void scatter_simple(const Team& team, const u8* input, u8* output, u64 bytes, u64 stride) {
-    __shared__ Counters counters;
-    const Channel channel = enter(team);
-    load_counters(team, counters);
-    const Share share = share_of(bytes, 1);
-    const u32 rounds = rounds_of(share);
-    const u32 warp_peer = threadIdx.x >> 5;
-    const bool speaker = (threadIdx.x & 31) == 0 && warp_peer < RANKS && warp_peer != team.rank;
-    const u8* own = input + team.rank * stride;
-    for (u32 step = 0; step < rounds + 1; step++) {
-        if (step < rounds) {
-            if (speaker) await_credit(team, counters, SCATTER, warp_peer);
-            __syncthreads();
-            const Piece piece = piece_of(share, step, 0);
-            for (u32 distance = 1; distance < RANKS; distance++) {
-                const u32 peer = next_rank(team.rank, distance);
-                fill_from(outgoing(team, counters, SCATTER, peer), input + peer * stride, piece, bytes);
-            }
-            __syncthreads();
-            if (speaker) post_slot(team, counters, SCATTER, warp_peer);
-        }
-        if (step >= 1) {
-            if (speaker) await_slot(team, counters, SCATTER, warp_peer);
-            __syncthreads();
-            const Piece piece = piece_of(share, step - 1, 0);
-            const u8* from[RANKS];
-#pragma unroll
-            for (int s = 0; s < RANKS; s++) from[s] = incoming(team, counters, SCATTER, s);
-            const bool whole_output = is_whole(output, piece.first + piece.packs, bytes);
-            reduce_slots(team, own, piece, bytes, from, [&](u32 i, Pack reduced) {
-                if (whole_output) store_pack(Is<true>{}, output, piece.first + i, bytes, reduced);
-                else store_pack(Is<false>{}, output, piece.first + i, bytes, reduced);
-            });
-            __syncthreads();
-            if (speaker) free_slot(team, counters, SCATTER, warp_peer);
-        }
-    }
-    store_counters(team, counters);
-    leave(team, channel);
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS)
 reduce_scatter_ll(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes) {
     scatter_ll(team, input, output, bytes, bytes);
@@ -72,7 +67,9 @@ reduce_scatter_ll(const __grid_constant__ Team team, const u8* input, u8* output
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 reduce_scatter_simple(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes) {
-    scatter_simple(team, input, output, bytes, bytes);
+    const Channel channel = enter(team);
+    scatter_slots(team, input, output, bytes, bytes);
+    leave(team, channel);
 }
 
 // Everyone sends everything to everyone, and each rank reduces for itself: one crossing of the link, (n-1) x the bytes sent.
@@ -83,5 +80,29 @@ all_reduce_one_shot_ll(const __grid_constant__ Team team, const u8* input, u8* o
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 all_reduce_one_shot(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes) {
-    scatter_simple(team, input, output, bytes, 0);
+    const Channel channel = enter(team);
+    scatter_slots(team, input, output, bytes, 0);
+    leave(team, channel);
 }
+
+#else
+
+// Each rank reads its segment of all inputs.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+reduce_scatter_direct(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes, u32, Places places) {
+    __shared__ Reach reach;
+    const Channel channel = enter(team);
+    if (!meet(team, channel, places, input, output, reach)) return close(team, channel);
+    if (bytes % 16 != 0 || !reached(reach.input)) {
+        scatter_slots(team, input, output, bytes, bytes);
+        return close(team, channel);
+    }
+    const Output to = output_of(output, 0, bytes / 16, bytes);
+    reduce_buffers(
+        reach.input, team.rank * bytes, 0, bytes / 16, bytes, false, [&](u64 i, Pack reduced) { put(to, i, reduced); },
+        [](u64, Pack) {});
+    depart(team, channel);
+    close(team, channel);
+}
+
+#endif

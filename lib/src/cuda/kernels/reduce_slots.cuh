@@ -1,35 +1,40 @@
-// The reduction of this rank's piece with what lies in the others' slots.
+// The reduction of this rank's piece with what lies in the others' slots or buffers.
 
-// `store` gets each reduced pack. Two packs at a time: the loads of all ranks are under way together.
+// Packs `first`, `first + stride`, ... below `end`, a batch at a time: the loads of all ranks are under way together.
+// `load(s, i)` is pack i of rank s; `store` gets each reduced pack.
+template <int BATCH, typename Load, typename Store>
+__device__ __forceinline__ void reduce_packs(u64 first, u64 end, u64 stride, Load load, Store store) {
+    for (u64 i = first; i < end; i += BATCH * stride) {
+        Pack in[BATCH][RANKS];
+#pragma unroll
+        for (int k = 0; k < BATCH; k++) {
+            if (i + k * stride >= end) break;
+#pragma unroll
+            for (int s = 0; s < RANKS; s++) in[k][s] = load(s, i + k * stride);
+        }
+#pragma unroll
+        for (int k = 0; k < BATCH; k++) {
+            if (i + k * stride >= end) break;
+            u64 a[RANKS], b[RANKS];
+#pragma unroll
+            for (int s = 0; s < RANKS; s++) {
+                a[s] = in[k][s].a;
+                b[s] = in[k][s].b;
+            }
+            store(i + k * stride, Pack{reduce_words(a), reduce_words(b)});
+        }
+    }
+}
+
 template <typename Store>
 __device__ __forceinline__ void reduce_slots(const Team& team, const u8* own, const Piece& piece, u64 bytes,
                                              const u8* const (&from)[RANKS], Store store) {
     either(is_whole(own, piece.first + piece.packs, bytes), [&](auto whole) {
-        constexpr int BATCH = RANKS <= 4 ? 4 : 2;
-        u32 i = threadIdx.x;
-        for (; i < piece.packs; i += BATCH * THREADS) {
-            Pack in[BATCH][RANKS];
-#pragma unroll
-            for (int k = 0; k < BATCH; k++) {
-                const u32 at = i + k * THREADS;
-                if (at >= piece.packs) break;
-#pragma unroll
-                for (int s = 0; s < RANKS; s++) {
-                    in[k][s] = s == (int)team.rank ? load_pack(whole, own, piece.first + at, bytes) : load_slot(from[s], at);
-                }
-            }
-#pragma unroll
-            for (int k = 0; k < BATCH; k++) {
-                const u32 at = i + k * THREADS;
-                if (at >= piece.packs) break;
-                u64 a[RANKS], b[RANKS];
-#pragma unroll
-                for (int s = 0; s < RANKS; s++) {
-                    a[s] = in[k][s].a;
-                    b[s] = in[k][s].b;
-                }
-                store(at, Pack{reduce_words(a), reduce_words(b)});
-            }
-        }
+        reduce_packs<(RANKS <= 4 ? 4 : 2)>(
+            threadIdx.x, piece.packs, THREADS,
+            [&](int s, u64 i) {
+                return s == (int)team.rank ? load_pack(whole, own, piece.first + i, bytes) : load_slot(from[s], i);
+            },
+            store);
     });
 }

@@ -1,17 +1,32 @@
 // Point to point: the first blocks send, the others receive; there may be none of either. A block is the channel of its number
 // among its kind. Only the two ranks of a message take part: no hello.
+//
+// A message may go straight into the receiver's buffer. The receiver then tells the sender where that is, or that it is not
+// registered: in a line of its own behind the flag that it writes in the sender's window, and the length behind the other flag.
+// The number of the message's first slot marks the lines, and the message counts as one slot.
 
 struct Message {
     u8* at;
     u64 bytes;
+    u64 place;    // of the receiver's buffer, as in `Places`
     u32 peer;
     u32 channels;
+    u32 told;     // whether the receiver tells its place: of the length alone, so that both ends know
+    u32 pad;
 };
 
 #define PAIR_PIECE (SLOT_BYTES / 16)
+#define COUNT_MASK 0xffffffffffull
+
+// The line beside a flag.
+__device__ __forceinline__ u8* beside(u32* flag) {
+    return (u8*)flag + 16;
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 send_recv(const __grid_constant__ Team team, const __grid_constant__ Message to, const __grid_constant__ Message from) {
+    __shared__ u8* target; // the receiver's buffer as we reach it, or null
+    __shared__ bool well;
     const bool sends = blockIdx.x < to.channels;
     const u32 channel = sends ? blockIdx.x : blockIdx.x - to.channels;
     const Message message = sends ? to : from;
@@ -19,22 +34,67 @@ send_recv(const __grid_constant__ Team team, const __grid_constant__ Message to,
     u8* window = team.window[team.rank];
     const u64 packs = (message.bytes + 15) / 16;
     const u64 first = packs * channel / channels, last = packs * (channel + 1) / channels;
+    if (first == last) return;
     u32* counter = counter_at(window, sends ? TAIL : HEAD, PAIR, channel, peer);
-    const u32* awaited = flag_at(window, sends ? HEAD : TAIL, PAIR, channel, peer);
+    u32* awaited = flag_at(window, sends ? HEAD : TAIL, PAIR, channel, peer);
     u32* told = flag_at(team.window[peer], sends ? TAIL : HEAD, PAIR, channel, team.rank);
     u32 count = *(volatile u32*)counter;
-    for (u64 at = first; at < last; at += PAIR_PIECE, count++) {
-        const u32 here = (u32)(last - at < PAIR_PIECE ? last - at : PAIR_PIECE);
-        if (threadIdx.x == 0) {
-            if (sends) await_count(team, awaited, count + 1 - SLOT_COUNT, WAITED_CREDIT, peer);
-            else await_count(team, awaited, count + 1, WAITED_SLOT, peer);
+    if (threadIdx.x == 0) {
+        target = nullptr;
+        well = true;
+        if (message.told && !sends) {
+            push_line(beside(told), message.place, count + 1);
+            push_line(beside(flag_at(team.window[peer], TAIL, PAIR, channel, team.rank)), message.bytes, count + 1);
+            // A multiple of 16: the sender comes to the same.
+            if (message.place % 16 == 0 && message.place != 0) target = message.at;
+        } else if (message.told) {
+            u64 place = 0, bytes = 0;
+            well = line_came(team, beside(awaited), count + 1, peer, place) &&
+                   line_came(team, beside(flag_at(window, TAIL, PAIR, channel, peer)), count + 1, peer, bytes);
+            __threadfence_system();
+            if (well && bytes != message.bytes) {
+                give_up(team, MISMATCH, peer, 0, 0, (team.call & ~COUNT_MASK) | (bytes & COUNT_MASK));
+                well = false;
+            }
+            if (well && place % 16 == 0) target = resolve(team, peer, place);
         }
-        __syncthreads();
-        const Piece piece = {at, here};
-        if (sends) fill_from(slot_at(team.window[peer], PAIR, channel, team.rank, count), message.at, piece, message.bytes);
-        else store_from(message.at, piece, message.bytes, slot_at(window, PAIR, channel, peer, count));
-        __syncthreads();
-        if (threadIdx.x == 0) store_release(told, count + 1);
+    }
+    __syncthreads();
+    if (!well) return;
+    if (target != nullptr) {
+        if (sends) {
+            u8* at = target;
+            const u64 whole = message.bytes / 16;
+            either(is_whole(message.at, whole, message.bytes), [&](auto aligned) {
+                for_workers<8>(
+                    channel, channels, 0, whole, [&](u64 i) { return load_pack(aligned, message.at, i, message.bytes); },
+                    [&](u64 i, Pack pack) { ((Pack*)at)[i] = pack; });
+            });
+            if (message.bytes % 16 != 0 && channel == 0 && threadIdx.x == 0) {
+                store_odd_pack(at, whole, message.bytes, load_odd_pack(message.at, whole, message.bytes));
+            }
+            __syncthreads();
+        }
+        if (threadIdx.x == 0) {
+            if (channel == 0) count_direct(team);
+            if (!sends) await_count(team, awaited, count + 1, WAITED_END, peer);
+            store_release(told, count + 1);
+        }
+        count++;
+    } else {
+        for (u64 at = first; at < last; at += PAIR_PIECE, count++) {
+            const u32 here = (u32)(last - at < PAIR_PIECE ? last - at : PAIR_PIECE);
+            if (threadIdx.x == 0) {
+                if (sends) await_count(team, awaited, count + 1 - SLOT_COUNT, WAITED_CREDIT, peer);
+                else await_count(team, awaited, count + 1, WAITED_SLOT, peer);
+            }
+            __syncthreads();
+            const Piece piece = {at, here};
+            if (sends) fill_from(slot_at(team.window[peer], PAIR, channel, team.rank, count), message.at, piece, message.bytes);
+            else store_from(message.at, piece, message.bytes, slot_at(window, PAIR, channel, peer, count));
+            __syncthreads();
+            if (threadIdx.x == 0) store_release(told, count + 1);
+        }
     }
     if (threadIdx.x == 0) *(volatile u32*)counter = count;
 }

@@ -18,6 +18,7 @@ struct Report {
 #define WAITED_SLOT 2
 #define WAITED_CREDIT 3
 #define MISMATCH 4
+#define WAITED_END 6
 
 struct Team {
     u8* window[MAX_RANKS]; // every rank's window, in the order of the ranks
@@ -54,6 +55,7 @@ __device__ __forceinline__ void store_release(u32* at, u32 value) {
 struct Wait {
     u32 turns;
     u64 begin;
+    u64 look; // when to look at the host's memory next
 };
 
 __device__ __forceinline__ void give_up(const Team& team, u32 kind, u32 peer, u32 expected, u32 got, u64 theirs) {
@@ -72,13 +74,22 @@ __device__ __forceinline__ void give_up(const Team& team, u32 kind, u32 peer, u3
     to->state = 2;
 }
 
-// Called each time that something awaited is not there yet. False: stop waiting. The host's memory is far, so it is looked
-// at only now and then.
+// How often a thread that waits looks at the host's memory, in nanoseconds. Such a look is not cheap: the blocks of a kernel that look
+// at the same time get their answers one after the other, 1 to 2 us apart, and what they wait for may be there meanwhile.
+#define LOOK_PERIOD 5000000ull
+
+// Called each time that something awaited is not there yet. False: stop waiting.
 __device__ __noinline__ bool keep_waiting(const Team& team, Wait& wait, u32 kind, u32 peer, u32 expected, u32 got) {
-    if (wait.turns == 0) wait.begin = now();
+    if (wait.turns == 0) {
+        wait.begin = now();
+        wait.look = wait.begin + LOOK_PERIOD;
+    }
     if ((++wait.turns & 63) != 0) return true;
+    const u64 time = now();
+    if (time < wait.look) return true;
+    wait.look = time + LOOK_PERIOD;
     if (load_relaxed(&team.report->abort) != 0 || load_relaxed(&team.report->state) != 0) return false;
-    if (now() - wait.begin < team.patience) return true;
+    if (time - wait.begin < team.patience) return true;
     give_up(team, kind, peer, expected, got, 0);
     return false;
 }
@@ -93,4 +104,7 @@ __device__ __forceinline__ void end_thread() {
 #define COUNTERS (EPOCHS + EPOCH_BYTES)
 #define FLAGS (COUNTERS + 4 * 2 * KINDS * CHANNELS * MAX_RANKS)
 #define LINES (FLAGS + FLAG_BYTES * 2 * KINDS * CHANNELS * MAX_RANKS)
-#define SLOTS (LINES + 16ull * CHANNELS * 2 * RANKS * (LL_LINES + 1))
+#define LINES_OF_SENDER (LL_LINES + CALL_LINES)
+#define TABLE (LINES + 16ull * CHANNELS * 2 * RANKS * LINES_OF_SENDER)
+#define DIRECT_COUNT (TABLE + 8ull * RANKS * REGISTRATIONS)
+#define SLOTS (DIRECT_COUNT + 16)

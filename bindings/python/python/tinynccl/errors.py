@@ -1,0 +1,54 @@
+"""What can go wrong. The text names the operation, the ranks, what was expected, what came, and the next step."""
+
+
+class Error(RuntimeError):
+    """Base of all others. Where it is known: ``op``, ``rank`` (ours), ``peer``, ``missing`` (ranks that did not come)."""
+
+    op = None
+    rank = None
+    peer = None
+    missing = ()
+
+
+class Mismatch(Error):
+    """Two ranks made different calls."""
+
+
+class PeerLost(Error):
+    """A peer's process or connection is gone."""
+
+
+class Timeout(Error, TimeoutError):
+    """Nothing moved until the deadline."""
+
+
+class Aborted(Error):
+    """The communicator failed before, or was aborted, here or by another rank."""
+
+
+class InvalidArgument(Error, ValueError):
+    """Arguments that cannot be right; nothing was sent."""
+
+
+class ConfigError(Error, ValueError):
+    """An environment variable that does not parse, or is missing."""
+
+
+class BootstrapError(Error):
+    """The ranks could not find each other."""
+
+
+class ProtocolError(Error):
+    """Bytes from a peer that break the protocol."""
+
+
+class SystemFailure(Error):
+    """The operating system refused something."""
+
+
+class CudaError(Error):
+    """The CUDA driver refused something."""
+
+
+class Unsupported(Error):
+    """This build or this machine cannot do it."""

@@ -1,0 +1,287 @@
+//! Checked calls: what Python asked for, as types, lengths and addresses, with what keeps the memory alive.
+
+use std::ops::Range;
+
+use pyo3::prelude::*;
+use tinynccl::comm::RawCall;
+use tinynccl::wire::Collective;
+use tinynccl::{DType, ReduceOp};
+
+use crate::errors::invalid;
+use crate::memory::{Device, Kind, Memory, memory, type_name};
+
+/// What is to be done; counts are of elements of the call's type.
+#[derive(Debug, Clone)]
+pub(crate) enum What {
+    /// As [`RawCall::collective`] counts.
+    Even {
+        collective: Collective,
+        op: ReduceOp,
+        root: usize,
+        count: usize,
+    },
+    Send {
+        peer: usize,
+        count: usize,
+    },
+    Recv {
+        peer: usize,
+        count: usize,
+    },
+    AllToAllV {
+        send: Vec<Range<usize>>,
+        recv: Vec<Range<usize>>,
+    },
+    AllGatherV {
+        count: usize,
+        recv: Vec<Range<usize>>,
+    },
+}
+
+/// A call that can be made.
+pub(crate) struct Prepared {
+    pub(crate) what: What,
+    pub(crate) dtype: DType,
+    pub(crate) input: usize,
+    pub(crate) output: usize,
+    pub(crate) device: Device,
+    /// The stream that the memory's owner named.
+    pub(crate) stream: Option<u64>,
+    pub(crate) keep: Vec<Memory>,
+}
+
+impl Prepared {
+    /// A barrier of the ranks' processes.
+    pub(crate) fn barrier() -> Prepared {
+        let what = What::Even { collective: Collective::Barrier, op: ReduceOp::Sum, root: 0, count: 0 };
+        Prepared { what, dtype: DType::U8, input: 0, output: 0, device: Device::Host, stream: None, keep: Vec::new() }
+    }
+
+    pub(crate) fn name(&self) -> &'static str {
+        match &self.what {
+            What::Even { collective, .. } => collective.name(),
+            What::Send { .. } => "send",
+            What::Recv { .. } => "recv",
+            What::AllToAllV { .. } => "all_to_all",
+            What::AllGatherV { .. } => "all_gather",
+        }
+    }
+
+    /// The call of the host's communicator.
+    pub(crate) fn raw(&self) -> RawCall {
+        let (input, output) = (self.input as *const u8, self.output as *mut u8);
+        match self.what.clone() {
+            What::Even { collective, op, root, count } => {
+                RawCall::collective(collective, self.dtype, op, root, count, input, output)
+            }
+            What::Send { peer, count } => RawCall::send(self.dtype, count, input, peer),
+            What::Recv { peer, count } => RawCall::recv(self.dtype, count, output, peer),
+            What::AllToAllV { send, recv } => RawCall::all_to_all_v(self.dtype, input, send, output, recv),
+            What::AllGatherV { count, recv } => RawCall::all_gather_v(self.dtype, count, input, output, recv),
+        }
+    }
+}
+
+/// Which rank asks, and for what: what every message of this file begins with.
+#[derive(Clone, Copy)]
+pub(crate) struct Asker<'py> {
+    pub(crate) py: Python<'py>,
+    pub(crate) op: &'static str,
+    pub(crate) rank: usize,
+    pub(crate) size: usize,
+}
+
+impl Asker<'_> {
+    pub(crate) fn refuse(&self, detail: String) -> PyErr {
+        invalid(self.py, self.op, format!("rank {}: {detail}", self.rank))
+    }
+
+    fn memory(&self, which: &str, object: &Bound<'_, PyAny>, written: bool) -> PyResult<Memory> {
+        let found = memory(object).map_err(|e| self.refuse(format!("the {which} is {}", e.value(self.py))))?;
+        if written && !found.writable {
+            return Err(self.refuse(format!("the {which} is a read-only {}: pass a copy", type_name(object))));
+        }
+        Ok(found)
+    }
+
+    /// Of the same type on the same device.
+    fn alike(&self, input: &Memory, output: &Memory) -> PyResult<()> {
+        if (input.kind, input.device) == (output.kind, output.device) {
+            return Ok(());
+        }
+        Err(self.refuse(format!(
+            "the input is {} on {}, the output {} on {}: expected the same type on the same device",
+            input.kind, input.device, output.kind, output.device
+        )))
+    }
+
+    /// A rank, from what Python gave.
+    pub(crate) fn rank_of(&self, what: &str, value: i64) -> PyResult<usize> {
+        usize::try_from(value)
+            .ok()
+            .filter(|&rank| rank < self.size)
+            .ok_or_else(|| self.refuse(format!("{what} is {value}, expected a rank in 0..{}", self.size)))
+    }
+
+    /// The wire's type of elements, how many of it each element is, and the operator on it.
+    fn wire(&self, kind: Kind, op: Option<ReduceOp>) -> PyResult<(DType, usize, ReduceOp)> {
+        match (kind, op) {
+            (Kind::Number(dtype), _) => Ok((dtype, 1, op.unwrap_or(ReduceOp::Sum))),
+            (Kind::Bool, None) => Ok((DType::U8, 1, ReduceOp::Sum)),
+            (Kind::Opaque(bytes), None) => Ok((DType::U8, bytes, ReduceOp::Sum)),
+            // Of 0 and 1: any, all.
+            (Kind::Bool, Some(ReduceOp::Sum | ReduceOp::Max)) => Ok((DType::U8, 1, ReduceOp::Max)),
+            (Kind::Bool, Some(ReduceOp::Prod | ReduceOp::Min)) => Ok((DType::U8, 1, ReduceOp::Min)),
+            (kind, Some(op)) => Err(self.refuse(format!(
+                "{op} of {kind}; expected f32 f64 f16 bf16 i8 u8 i32 u32 i64 or u64 (bool without avg)"
+            ))),
+        }
+    }
+
+    /// A collective with one length. `input` or `output` may be `None` where this rank has none; with `in_place`, `None` as the
+    /// output is the input.
+    pub(crate) fn even(
+        &self,
+        collective: Collective,
+        op: Option<ReduceOp>,
+        root: usize,
+        input: Option<&Bound<'_, PyAny>>,
+        output: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Prepared> {
+        let is_root = self.rank == root;
+        // Which sides this rank has, and whether one of them stands for both.
+        let (reads, writes) = match collective {
+            Collective::Broadcast => (is_root, true),
+            Collective::Reduce | Collective::Gather => (true, is_root),
+            Collective::Scatter => (is_root, true),
+            _ => (true, true),
+        };
+        let in_place = matches!(collective, Collective::AllReduce | Collective::Broadcast | Collective::Reduce);
+        let (input, output) = match (input, output) {
+            (Some(one), None) | (None, Some(one)) if in_place => (Some(one), Some(one)),
+            other => other,
+        };
+        let find = |which: &str, object: Option<&Bound<'_, PyAny>>, here: bool, written: bool| match (object, here) {
+            (Some(object), true) => self.memory(which, object, written).map(Some),
+            (None, true) => Err(self.refuse(format!("no {which} given"))),
+            (_, false) => Ok(None),
+        };
+        let input_memory = find("input", input, reads, false)?;
+        let output_memory = match (&input_memory, input, output) {
+            // One object for both is asked once.
+            (Some(same), Some(input), Some(output)) if writes && input.is(output) => {
+                if !same.writable {
+                    return Err(self.refuse(format!("the input is a read-only {}: pass a copy", type_name(input))));
+                }
+                None
+            }
+            _ => find("output", output, writes, true)?,
+        };
+        let both = output_memory.as_ref().or(input_memory.as_ref().filter(|_| writes));
+        let (Some(any), input, output) = (input_memory.as_ref().or(both), input_memory.as_ref(), both) else {
+            return Err(self.refuse("no memory given".to_owned()));
+        };
+        if let (Some(input), Some(output)) = (input, output) {
+            self.alike(input, output)?;
+        }
+        let count = self.count(collective, input.map(|m| m.count), output.map(|m| m.count))?;
+        let (dtype, scale, op) = self.wire(any.kind, op)?;
+        let at = |memory: Option<&Memory>| memory.map_or(0, |m| m.at);
+        Ok(Prepared {
+            what: What::Even { collective, op, root, count: count * scale },
+            dtype,
+            input: at(input),
+            output: at(output),
+            device: any.device,
+            stream: any.stream,
+            keep: input_memory.into_iter().chain(output_memory).collect(),
+        })
+    }
+
+    /// The count of a collective from the lengths that this rank has.
+    fn count(&self, collective: Collective, input: Option<usize>, output: Option<usize>) -> PyResult<usize> {
+        let n = self.size;
+        let segments = |long: usize, short: usize, which: &str| match short.checked_mul(n) == Some(long) {
+            true => Ok(short),
+            false => Err(self.refuse(format!("the {which} has {long} elements, expected {n} ranks x {short}"))),
+        };
+        match (collective, input, output) {
+            (Collective::AllGather | Collective::Gather, Some(input), Some(output)) => {
+                segments(output, input, "output")
+            }
+            (Collective::ReduceScatter | Collective::Scatter, Some(input), Some(output)) => {
+                segments(input, output, "input")
+            }
+            (_, Some(input), Some(output)) if input != output => {
+                Err(self.refuse(format!("the input has {input} elements, the output {output}: expected equal lengths")))
+            }
+            (Collective::AllToAll, Some(input), _) if !input.is_multiple_of(n) => {
+                Err(self.refuse(format!("{input} elements, expected a multiple of the world size {n}")))
+            }
+            (Collective::AllToAll, Some(input), _) => Ok(input / n),
+            (_, Some(one), _) | (_, None, Some(one)) => Ok(one),
+            (_, None, None) => Ok(0),
+        }
+    }
+
+    /// A message.
+    pub(crate) fn message(&self, data: &Bound<'_, PyAny>, peer: i64, sends: bool) -> PyResult<Prepared> {
+        let peer = self.rank_of("peer", peer)?;
+        let memory = self.memory("buffer", data, !sends)?;
+        let (dtype, scale, _) = self.wire(memory.kind, None)?;
+        let count = memory.count * scale;
+        let what = if sends { What::Send { peer, count } } else { What::Recv { peer, count } };
+        let (at, device, stream) = (memory.at, memory.device, memory.stream);
+        Ok(Prepared { what, dtype, input: at, output: at, device, stream, keep: vec![memory] })
+    }
+
+    /// A collective with a length per pair of ranks: lengths of what goes out (none: all of the input goes to everybody) and of
+    /// what comes in, packed one after the other.
+    pub(crate) fn uneven(
+        &self,
+        input: &Bound<'_, PyAny>,
+        send: Option<&[usize]>,
+        output: &Bound<'_, PyAny>,
+        recv: &[usize],
+    ) -> PyResult<Prepared> {
+        let (input, output) = (self.memory("input", input, false)?, self.memory("output", output, true)?);
+        self.alike(&input, &output)?;
+        let fits = |which: &str, splits: &[usize], memory: &Memory| {
+            let sum = splits.iter().try_fold(0usize, |sum, &one| sum.checked_add(one));
+            if splits.len() == self.size && sum == Some(memory.count) {
+                return Ok(());
+            }
+            Err(self.refuse(format!(
+                "the {which} has {} elements and splits {splits:?}, expected {} splits that add up to it",
+                memory.count, self.size
+            )))
+        };
+        if let Some(send) = send {
+            fits("input", send, &input)?;
+        }
+        fits("output", recv, &output)?;
+        let (dtype, scale, _) = self.wire(input.kind, None)?;
+        let ranges = |splits: &[usize]| {
+            let scaled: Vec<usize> = splits.iter().map(|&one| one * scale).collect();
+            tinynccl::comm::packed(&scaled)
+        };
+        let what = match send {
+            Some(send) => What::AllToAllV { send: ranges(send), recv: ranges(recv) },
+            None => What::AllGatherV { count: input.count * scale, recv: ranges(recv) },
+        };
+        Ok(Prepared {
+            what,
+            dtype,
+            input: input.at,
+            output: output.at,
+            device: input.device,
+            stream: input.stream,
+            keep: vec![input, output],
+        })
+    }
+}
+
+/// An operator by name.
+pub(crate) fn operator(asker: &Asker<'_>, name: &str) -> PyResult<ReduceOp> {
+    name.parse().map_err(|e: String| asker.refuse(e))
+}

@@ -1,0 +1,118 @@
+//! torch tensors: where they lie, asked of torch itself. torch is never imported here; a tensor comes from a torch that is.
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::{intern, types::PyString};
+use tinynccl::DType;
+
+use crate::memory::{Device, Keep, Kind, Memory};
+
+struct Torch {
+    tensor: Py<PyAny>,
+    strided: Py<PyAny>,
+    dtypes: Vec<(Py<PyAny>, Kind)>,
+    /// `torch.cuda.current_stream`.
+    current_stream: Py<PyAny>,
+}
+
+/// torch's names, and what they are here. Others can be moved but not reduced.
+const REDUCIBLE: [(&str, DType); 9] = [
+    ("float32", DType::F32),
+    ("float64", DType::F64),
+    ("float16", DType::F16),
+    ("bfloat16", DType::Bf16),
+    ("int8", DType::I8),
+    ("uint8", DType::U8),
+    ("int32", DType::I32),
+    ("int64", DType::I64),
+    ("uint32", DType::U32),
+];
+
+fn torch<'py>(py: Python<'py>) -> PyResult<Option<&'py Torch>> {
+    static TORCH: PyOnceLock<Torch> = PyOnceLock::new();
+    if let Some(torch) = TORCH.get(py) {
+        return Ok(Some(torch));
+    }
+    let modules = py.import("sys")?.getattr("modules")?;
+    let Ok(module) = modules.get_item("torch") else { return Ok(None) };
+    // Half imported: whatever this object is, it is not yet a tensor.
+    let Ok(tensor) = module.getattr("Tensor") else { return Ok(None) };
+    let mut dtypes = vec![(module.getattr("bool")?.unbind(), Kind::Bool)];
+    for (name, dtype) in REDUCIBLE {
+        // Newer versions have more.
+        if let Ok(object) = module.getattr(PyString::new(py, name)) {
+            dtypes.push((object.unbind(), Kind::Number(dtype)));
+        }
+    }
+    if let Ok(object) = module.getattr("uint64") {
+        dtypes.push((object.unbind(), Kind::Number(DType::U64)));
+    }
+    let found = Torch {
+        tensor: tensor.unbind(),
+        strided: module.getattr("strided")?.unbind(),
+        dtypes,
+        current_stream: module.getattr("cuda")?.getattr("current_stream")?.unbind(),
+    };
+    Ok(Some(TORCH.get_or_init(py, || found)))
+}
+
+/// The memory of a tensor; `None` for anything else.
+pub(crate) fn memory(object: &Bound<'_, PyAny>) -> PyResult<Option<Memory>> {
+    let py = object.py();
+    let Some(torch) = torch(py)? else { return Ok(None) };
+    if !object.is_instance(torch.tensor.bind(py))? {
+        return Ok(None);
+    }
+    let layout = object.getattr(intern!(py, "layout"))?;
+    if !layout.is(&torch.strided) {
+        return Err(PyTypeError::new_err(format!(
+            "a tensor of layout {layout}, expected torch.strided: pass tensor.to_dense(), or its indices() and values()"
+        )));
+    }
+    let dtype = object.getattr(intern!(py, "dtype"))?;
+    let known = torch.dtypes.iter().find(|(known, _)| dtype.is(known)).map(|&(_, kind)| kind);
+    let kind = match known {
+        Some(kind) => kind,
+        None => Kind::Opaque(object.call_method0(intern!(py, "element_size"))?.extract()?),
+    };
+    if !object.call_method0(intern!(py, "is_contiguous"))?.is_truthy()? {
+        return Err(PyTypeError::new_err(format!(
+            "a tensor of shape {} with strides {} is not contiguous: pass tensor.contiguous() and copy the result back",
+            tuple(&object.getattr("shape")?)?,
+            object.call_method0("stride")?
+        )));
+    }
+    let device = if object.getattr(intern!(py, "is_cpu"))?.is_truthy()? {
+        Device::Host
+    } else {
+        let device = object.getattr(intern!(py, "device"))?;
+        if !object.getattr(intern!(py, "is_cuda"))?.is_truthy()? {
+            return Err(PyTypeError::new_err(format!(
+                "a tensor on device {device}, expected one of the CPU or of a CUDA device"
+            )));
+        }
+        Device::Cuda(device.getattr(intern!(py, "index"))?.extract()?)
+    };
+    let at: usize = object.call_method0(intern!(py, "data_ptr"))?.extract()?;
+    let count: usize = object.call_method0(intern!(py, "numel"))?.extract()?;
+    Ok(Some(Memory {
+        at,
+        count,
+        kind,
+        device,
+        writable: true,
+        stream: None,
+        _keep: Keep::Object(object.clone().unbind()),
+    }))
+}
+
+fn tuple(shape: &Bound<'_, PyAny>) -> PyResult<String> {
+    Ok(shape.extract::<Vec<usize>>().map_or_else(|_| shape.to_string(), |dims| format!("{dims:?}")))
+}
+
+/// The handle of torch's current stream on a device; 0 (the device's default stream) without torch.
+pub(crate) fn current_stream(py: Python<'_>, device: usize) -> PyResult<u64> {
+    let Some(torch) = torch(py)? else { return Ok(0) };
+    torch.current_stream.bind(py).call1((device,))?.getattr(intern!(py, "cuda_stream"))?.extract()
+}

@@ -1,0 +1,216 @@
+//! Buffers that calls use where they are, without copies.
+
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, DeviceSlice, SyncOnDrop, sys};
+
+use super::comm::DeviceComm;
+use super::driver::cuda;
+use super::registry::{Registration, register_all};
+use super::window::Window;
+use crate::dtype::Element;
+use crate::error::{Error, Result};
+
+/// A buffer of a device that the kernels of all ranks of a [`DeviceComm`] reach: large calls read it and write it where it is.
+///
+/// It is used as a `CudaSlice`, also in parts (`slice`, [`Registered::slice_mut`]). It owns its memory, and that is the point: others
+/// have it mapped, and memory that they have mapped must not be freed. Dropping it ends the registration at once; the memory is
+/// freed when all ranks next register a buffer, call [`DeviceComm::release`], or leave.
+///
+/// ```no_run
+/// # fn f(comm: &tinynccl::cuda::DeviceComm, stream: &std::sync::Arc<cudarc::driver::CudaStream>) -> tinynccl::Result<()> {
+/// let mut gradients = comm.alloc::<f32>(stream, 1 << 24)?;
+/// comm.all_reduce_in_place(stream, &mut gradients, tinynccl::ReduceOp::Sum)?;
+/// # Ok(()) }
+/// ```
+pub struct Registered<T> {
+    /// Never dropped: the memory is not its own.
+    elements: ManuallyDrop<CudaSlice<T>>,
+    parts: Option<(Registration, Window)>,
+}
+
+impl<T> Registered<T> {
+    /// Whether kernels of all ranks reach it. If not, it is a buffer like any other.
+    pub fn is_registered(&self) -> bool {
+        self.parts.as_ref().is_some_and(|(registration, _)| registration.is_registered())
+    }
+
+    /// A part of it.
+    ///
+    /// # Panics
+    /// As `CudaSlice::slice_mut`: when the part is outside.
+    pub fn slice_mut(&mut self, part: impl std::ops::RangeBounds<usize>) -> cudarc::driver::CudaViewMut<'_, T> {
+        self.elements.slice_mut(part)
+    }
+
+    /// All of it.
+    pub fn as_view_mut(&mut self) -> cudarc::driver::CudaViewMut<'_, T> {
+        self.elements.as_view_mut()
+    }
+
+    fn new(stream: &Arc<CudaStream>, len: usize, memory: Window, registration: Registration) -> Registered<T> {
+        // SAFETY: the memory has `len` elements of zeroes or more, and outlives this: `elements` is never dropped.
+        let elements = unsafe { stream.upgrade_device_ptr(memory.address, len) };
+        Registered { elements: ManuallyDrop::new(elements), parts: Some((registration, memory)) }
+    }
+}
+
+// Shared access alone: who could replace the slice would free the memory.
+impl<T> Deref for Registered<T> {
+    type Target = CudaSlice<T>;
+    fn deref(&self) -> &CudaSlice<T> {
+        &self.elements
+    }
+}
+
+impl<T> DeviceSlice<T> for Registered<T> {
+    fn len(&self) -> usize {
+        self.elements.len()
+    }
+    fn stream(&self) -> &Arc<CudaStream> {
+        self.elements.stream()
+    }
+}
+
+impl<T> DevicePtr<T> for Registered<T> {
+    fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
+        self.elements.device_ptr(stream)
+    }
+}
+
+impl<T> DevicePtrMut<T> for Registered<T> {
+    fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (sys::CUdeviceptr, SyncOnDrop<'a>) {
+        self.elements.device_ptr_mut(stream)
+    }
+}
+
+impl<T> fmt::Debug for Registered<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Registered of {} elements (registered: {})", self.elements.len(), self.is_registered())
+    }
+}
+
+impl<T> Drop for Registered<T> {
+    fn drop(&mut self) {
+        if let Some((registration, memory)) = self.parts.take() {
+            registration.end(memory);
+        }
+    }
+}
+
+impl DeviceComm {
+    /// Zeroed memory of `len` elements that the kernels of all ranks reach. Every rank must call it, at the same place among its
+    /// calls; lengths may differ. For ranks of [`DeviceComm::local`]: [`DeviceComm::alloc_local`].
+    ///
+    /// It is a set-up step: it meets the other ranks and may wait for the device. From the first one on, large calls of this
+    /// communicator agree at their begin on whose buffers are registered. Where calls go through the hosts' memory, or ranks of several
+    /// processes have one GPU, it is memory like any other.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`] when the memory is not there, on this rank or (as [`Error::InvalidArgument`]) on another.
+    pub fn alloc<T: Element + DeviceRepr>(&self, stream: &Arc<CudaStream>, len: usize) -> Result<Registered<T>> {
+        let memory = self.memory::<T>(len);
+        let ours = memory.as_ref().map(|m| Some((m.address, m.bytes as u64))).map_err(Clone::clone);
+        let registration = self.meet_to_register(ours)?;
+        Ok(Registered::new(stream, len, memory?, registration))
+    }
+
+    /// [`DeviceComm::alloc`] for the ranks of one process, which [`DeviceComm::local`] made: `len` elements on each, for the streams
+    /// of each.
+    ///
+    /// # Errors
+    /// As [`DeviceComm::alloc`]; [`Error::InvalidArgument`] when these are not all ranks in their order.
+    pub fn alloc_local<T: Element + DeviceRepr>(
+        comms: &[&DeviceComm],
+        streams: &[Arc<CudaStream>],
+        len: usize,
+    ) -> Result<Vec<Registered<T>>> {
+        let op = "alloc_local";
+        let Some(first) = comms.first() else { return Ok(Vec::new()) };
+        let in_order = comms.iter().enumerate().all(|(rank, c)| c.rank() == rank && c.is_beside(first));
+        if comms.len() != first.size() || streams.len() != comms.len() || !in_order {
+            return Err(Error::invalid(
+                op,
+                format!(
+                    "{} communicators and {} streams, expected those of all {} ranks of one DeviceComm::local, in their order",
+                    comms.len(),
+                    streams.len(),
+                    first.size()
+                ),
+            ));
+        }
+        let memory = comms.iter().map(|comm| comm.memory::<T>(len)).collect::<Result<Vec<Window>>>()?;
+        let buffers = comms.iter().zip(&memory).map(|(c, m)| (c.registry(), (m.address, m.bytes as u64)));
+        if first.is_hosted() {
+            let none = comms.iter().map(|comm| Registration::none(comm.registry()));
+            let all = memory.into_iter().zip(none).zip(streams);
+            return Ok(all.map(|((memory, none), stream)| Registered::new(stream, len, memory, none)).collect());
+        }
+        let registrations = register_all(&first.layout, &first.team.windows, &buffers.collect::<Vec<_>>())?;
+        let all = memory.into_iter().zip(registrations).zip(streams);
+        Ok(all.map(|((memory, registration), stream)| Registered::new(stream, len, memory, registration)).collect())
+    }
+
+    /// Registers memory that somebody else owns, by address: an allocation of `cuMemAlloc` (`cudaMalloc`), or a part of one. Memory
+    /// of a stream-ordered pool (`cuMemAllocAsync`) and memory mapped by `cuMemMap` cannot be reached by others: it is not
+    /// registered, and calls copy it. Every rank must call it, as [`DeviceComm::alloc`].
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] when this is no memory of a device.
+    ///
+    /// # Safety
+    /// The memory must stay allocated until the registration was dropped on this rank and [`DeviceComm::release`] was called on
+    /// all, or the communicator dropped.
+    pub unsafe fn register(&self, address: u64, bytes: usize) -> Result<Registration> {
+        self.meet_to_register(Ok(Some((address, bytes as u64))))
+    }
+
+    /// Unmaps buffers of other ranks that were dropped, and frees those of this rank. Every rank must call it, at the same place
+    /// among its calls.
+    ///
+    /// # Errors
+    /// As of any call that meets the other ranks.
+    pub fn release(&self) -> Result<()> {
+        self.meet_to_register(Ok(None)).map(drop)
+    }
+
+    /// How many calls of this rank, and messages sent and received, used registered buffers without slots so far. Waits for the
+    /// calls made.
+    ///
+    /// # Errors
+    /// As [`DeviceComm::synchronize`].
+    pub fn direct_calls(&self) -> Result<u64> {
+        let failed = |e| cuda("direct_calls", "reading the count", e);
+        self.synchronize()?;
+        if self.is_hosted() {
+            return Ok(0);
+        }
+        self.context().bind_to_thread().map_err(failed)?;
+        let mut count = [0u64];
+        let at = self.team.windows[self.rank()] + self.layout.direct_count() as u64;
+        // SAFETY: 8 bytes of our own window.
+        unsafe { cudarc::driver::result::memcpy_dtoh_sync(&mut count, at) }.map_err(failed)?;
+        Ok(count[0])
+    }
+
+    /// Meets the other ranks to register `ours`, or nothing.
+    fn meet_to_register(&self, ours: Result<Option<(u64, u64)>>) -> Result<Registration> {
+        let host = self.host().ok_or_else(|| Error::Unsupported {
+            what: "registering one rank's buffer among the ranks of one process".to_owned(),
+            detail: "one thread may drive them all: register those of all ranks at once, with DeviceComm::alloc_local"
+                .to_owned(),
+        })?;
+        if self.is_hosted() {
+            return ours.map(|_| Registration::none(self.registry()));
+        }
+        self.registry().meet(host, &self.layout, self.team.windows[self.rank()], ours)
+    }
+
+    fn memory<T>(&self, len: usize) -> Result<Window> {
+        // Not of zero bytes: CUDA refuses that.
+        Window::sized(self.context(), (len * size_of::<T>()).max(16), "a registered buffer")
+    }
+}
