@@ -89,6 +89,8 @@ pub(super) fn of(call: &Call, rank: usize, size: usize) -> Result<[Option<Buffer
         Collective::AllToAll => (whole, whole),
         Collective::Broadcast if !at_root => (0, part),
         Collective::Reduce if !at_root => (part, 0),
+        Collective::Gather => (part, if at_root { whole } else { 0 }),
+        Collective::Scatter => (if at_root { whole } else { 0 }, part),
         _ => (part, part),
     };
     let buffer = |name, at, bytes| (bytes > 0).then_some(Buffer { name, at, bytes, element });
@@ -100,8 +102,8 @@ pub(super) fn of(call: &Call, rank: usize, size: usize) -> Result<[Option<Buffer
         let own = rank as u64 * part;
         let same = match call.collective {
             Collective::AllToAll => false,
-            Collective::AllGather => input.at == output.at + own,
-            Collective::ReduceScatter => output.at == input.at + own,
+            Collective::AllGather | Collective::Gather => input.at == output.at + own,
+            Collective::ReduceScatter | Collective::Scatter => output.at == input.at + own,
             _ => input.at == output.at,
         };
         if !same && input.overlaps(output) {
@@ -113,8 +115,10 @@ pub(super) fn of(call: &Call, rank: usize, size: usize) -> Result<[Option<Buffer
                 output.bytes,
                 match call.collective {
                     Collective::AllToAll => "two separate buffers",
-                    Collective::AllGather => "separate ones, or the input at its place in the output",
-                    Collective::ReduceScatter => "separate ones, or the output at its place in the input",
+                    Collective::AllGather | Collective::Gather =>
+                        "separate ones, or the input at its place in the output",
+                    Collective::ReduceScatter | Collective::Scatter =>
+                        "separate ones, or the output at its place in the input",
                     _ => "separate ones, or the same",
                 }
             );
@@ -297,6 +301,8 @@ mod tests {
         assert_eq!(bytes(Collective::AllToAll, 0), [120, 120]);
         assert_eq!((bytes(Collective::Broadcast, 1), bytes(Collective::Broadcast, 0)), ([40, 40], [0, 40]));
         assert_eq!((bytes(Collective::Reduce, 1), bytes(Collective::Reduce, 0)), ([40, 40], [40, 0]));
+        assert_eq!((bytes(Collective::Gather, 1), bytes(Collective::Gather, 0)), ([40, 120], [40, 0]));
+        assert_eq!((bytes(Collective::Scatter, 1), bytes(Collective::Scatter, 0)), ([120, 40], [0, 40]));
     }
 
     #[test]
@@ -326,6 +332,9 @@ mod tests {
             |collective, rank, input, output| of(&call(collective, DType::F32, 10, input, output), rank, 3).is_ok();
         assert!(ok(Collective::AllGather, 2, 4096 + 80, 4096) && !ok(Collective::AllGather, 2, 4096, 4096));
         assert!(ok(Collective::ReduceScatter, 1, 4096, 4096 + 40) && !ok(Collective::ReduceScatter, 1, 4096, 4096));
+        assert!(ok(Collective::Gather, 1, 4096 + 40, 4096) && !ok(Collective::Gather, 1, 4096, 4096));
+        assert!(ok(Collective::Scatter, 1, 4096, 4096 + 40) && !ok(Collective::Scatter, 1, 4096, 4096));
+        assert!(ok(Collective::Gather, 0, 4096, 4096) && ok(Collective::Scatter, 0, 4096, 4096));
         assert!(ok(Collective::Broadcast, 1, 4096, 4096) && !ok(Collective::AllToAll, 1, 4096, 4096));
     }
 

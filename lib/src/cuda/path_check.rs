@@ -139,8 +139,7 @@ impl Check<'_> {
     fn finish(&self) -> Result<Vec<Fault>> {
         self.stream.synchronize().map_err(failed)?;
         let to = self.comm.rank();
-        let window =
-            self.comm.team.windows[to] + self.comm.layout.bytes() as u64 - self.comm.layout.slot_memory() as u64;
+        let window = self.comm.team.windows[to] + self.comm.layout.slots_begin() as u64;
         let mut faults = Vec::new();
         for from in (0..self.comm.size()).filter(|&from| from != to) {
             let mut found = [0u64; 3];

@@ -86,7 +86,12 @@ impl Layout {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.direct_count() + 16 + self.slot_memory() + SCRATCH_BYTES
+        self.slots_begin() + self.slot_memory() + SCRATCH_BYTES
+    }
+
+    /// Place of the first slot.
+    pub(super) fn slots_begin(&self) -> usize {
+        self.direct_count() + 16
     }
 
     /// Place of the table of registered allocations.
