@@ -55,7 +55,7 @@ fn row(
     task: &Task,
     bytes: usize,
 ) -> Result<String> {
-    let buffers = task.buffers(stream, comm.rank())?;
+    let buffers = task.buffers(stream, comm.rank(), None)?;
     let timer = Timer { comm, stream, iters: options.iters, rounds: options.rounds, graph: false };
     let hosted = timer.time(|| crate::ours::enqueue(device, stream, task, &buffers))?;
     device.check()?;
