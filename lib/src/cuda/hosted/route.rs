@@ -267,6 +267,15 @@ mod tests {
                             _ => (1, 1),
                         };
                         prop_assert!(rows(input, sent).max(rows(output, made)) <= grid.slot);
+                        // The copies and the host mean the same places, also in a last chunk that is shorter.
+                        for (side, of) in [(route.down, input), (route.up, output)] {
+                            let Some(side) = side else { continue };
+                            for k in 0..chunks {
+                                let len = route.row_bytes(k);
+                                let same = |row| side.place(row, len) == (of + row) as u64 * len;
+                                prop_assert!(side.runs().flatten().all(same), "{:?}, chunk {}", side, k);
+                            }
+                        }
                     }
                     // Elements are never cut.
                     let lengths: Vec<u64> = (0..chunks).map(|k| route.row_bytes(k)).collect();
