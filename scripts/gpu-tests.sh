@@ -21,7 +21,7 @@ build() {
         cargo build --release --locked --message-format=json "${arguments[@]}"
         cargo test --release --locked --no-run --message-format=json "${arguments[@]}"
         cargo test --release --locked --no-run --message-format=json -p tinynccl --test cuda --test cuda_driver \
-            --test cuda_faults --test cuda_hosted --test cuda_registered
+            --test cuda_faults --test cuda_hosted --test cuda_registered --test cuda_schedules --test process_group
         cargo test --release --locked --no-run --message-format=json -p ddp-gpt --test gpu
     } |
         python3 -c '

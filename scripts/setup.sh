@@ -1,8 +1,9 @@
 #!/bin/sh
 # Installs the optional things that some tests and comparisons use. Nothing here is needed to build or to train.
 #
-#   scripts/setup.sh --mpi        Open MPI (mpirun), through apt-get, as root
+#   scripts/setup.sh --mpi        Open MPI, and what the feature `mpi` is built with, through apt-get, as root
 #   scripts/setup.sh --verbs      what the feature `verbs` is built with and scripts/rxe-vm.sh runs on, through apt-get, as root
+#   scripts/setup.sh --python     numpy and torch for /usr/bin/python3, through apt-get, as root
 #   scripts/setup.sh --deny       cargo-deny, the licence and source checker, through cargo (about two minutes)
 #
 # What is there already is left alone. Exit code: 0 all asked for is there; 1 something could not be installed; 2 usage.
@@ -35,8 +36,11 @@ install() {
 }
 
 mpi() {
-    have mpirun && { say "mpirun is there: $(mpirun --version 2>/dev/null | head -n 1)"; return 0; }
-    install openmpi-bin
+    if have mpirun && have mpicc && [ -n "$(find /usr/lib -name 'libclang*.so*' -print -quit 2>/dev/null)" ]; then
+        say "mpirun is there: $(mpirun --version 2>/dev/null | head -n 1)"
+        return 0
+    fi
+    install openmpi-bin libopenmpi-dev libclang-dev
 }
 
 # Headers and tools to build with; the emulator and what goes into its machine; the tools of the field to run in it.
@@ -62,6 +66,11 @@ deny() {
     cargo install --quiet --locked cargo-deny --version '^0.20'
 }
 
+python() {
+    /usr/bin/python3 -c 'import numpy, torch.distributed' >/dev/null 2>&1 && { say "numpy and torch are there"; return 0; }
+    install python3 python3-numpy python3-torch
+}
+
 [ $# -gt 0 ] || set -- --help
 status=0
 for argument in "$@"; do
@@ -69,8 +78,9 @@ for argument in "$@"; do
         --mpi) mpi || status=1 ;;
         --verbs) verbs || status=1 ;;
         --deny) deny || status=1 ;;
+        --python) python || status=1 ;;
         -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p;}' "$0" ;;
-        *) say "unknown option '$argument', expected --mpi, --verbs or --deny"; exit 2 ;;
+        *) say "unknown option '$argument', expected --mpi, --verbs, --deny or --python"; exit 2 ;;
     esac
 done
 exit $status

@@ -85,6 +85,11 @@ const WORDS_PER_BLOCK: usize = super::call::THREADS as usize;
 /// `bytes` are those of the whole buffer for all_reduce, broadcast and reduce, of a segment for the others. `registered`: whether
 /// the communicator has registered buffers; the same on all ranks.
 pub(super) fn choose(layout: &Layout, collective: Collective, bytes: usize, registered: bool) -> Choice {
+    if matches!(collective, Collective::Gather | Collective::Scatter) {
+        // There is no other kernel for them.
+        let protocol = Protocol::Schedule(Algorithm::Direct, Framing::Simple);
+        return Choice { protocol, blocks: blocks(layout, protocol, bytes) };
+    }
     let preferred: &[Protocol] = match collective {
         Collective::AllReduce if bytes <= ALL_REDUCE_ONE_SHOT[usize::from(layout.ranks > 2)] => &[Protocol::OneShot],
         Collective::AllReduce if layout.ranks > 2 && bytes <= ALL_REDUCE_TWO_SHOT => &[Protocol::TwoShot],
@@ -154,7 +159,12 @@ mod tests {
                     .flat_map(|b| [(b, false), (b, true)])
                 {
                     let choice = choose(&layout, collective, bytes, registered);
-                    assert!(fits(&layout, collective, choice, bytes), "{ranks} {collective} {bytes} {choice:?}");
+                    let known = matches!(choice.protocol, Protocol::Schedule(..));
+                    assert!(
+                        known || fits(&layout, collective, choice, bytes),
+                        "{ranks} {collective} {bytes} {choice:?}"
+                    );
+                    assert!((1..=layout.channels).contains(&(choice.blocks as usize)));
                 }
             }
         }

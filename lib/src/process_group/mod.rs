@@ -123,6 +123,11 @@ impl ProcessGroup {
         self.backend.device()
     }
 
+    /// The communicator of the same ranks.
+    pub(crate) fn comm(&self) -> &Comm {
+        &self.comm
+    }
+
     /// Ends the group on every rank from any thread: calls in flight and later ones give
     /// [`Error::Aborted`](crate::Error::Aborted). MPI calls that have begun on all ranks go on to their end.
     pub fn abort(&self, reason: &str) {

@@ -46,6 +46,7 @@ impl Backend for Tinynccl {
             what: "device memory in a group without GPUs".to_owned(),
             detail: "ask for one at the start: InitOptions::device(Device::LocalRank)".to_owned(),
         })?;
+        device.context().bind_to_thread().map_err(|e| cuda::cuda("enqueue", "taking the GPU", e))?;
         let (rank, size) = (device.rank(), device.size());
         let mut messages = Messages::default();
         for call in calls {
@@ -63,7 +64,6 @@ impl Backend for Tinynccl {
                 unsafe { device.enqueue(stream.clone(), &whole) }?;
             }
         }
-        device.context().bind_to_thread().map_err(|e| cuda::cuda("enqueue", "taking the GPU", e))?;
         // SAFETY: forwarded from the caller, here and below.
         unsafe { messages.enqueue_own(stream) }?;
         for (send, recv) in messages.rounds(rank, size) {

@@ -1,6 +1,7 @@
 //! What can be asked for.
 
 use clap::Parser;
+use tinynccl::wire::Algorithm;
 
 /// All-reduce between GPUs, checked element by element, and timed beside the way through the CPU's memory.
 #[derive(Debug, Parser)]
@@ -12,6 +13,10 @@ pub(crate) struct Options {
     /// Sizes in bytes; K, M and G count 1024.
     #[arg(short, long, value_delimiter = ',', value_parser = bytes, default_value = "8,1K,32K,256K,1M,8M,64M,256M")]
     pub(crate) bytes: Vec<usize>,
+    /// Carries it out by the schedule that the CPU would execute: ring, tree, double-tree, direct, all-pairs, halving-doubling or
+    /// recursive-doubling. Left out: what is fastest.
+    #[arg(long)]
+    pub(crate) algorithm: Option<Algorithm>,
     /// Calls between two events.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) iters: u32,

@@ -2,8 +2,8 @@
 
 use anyhow::{Context, Result, bail};
 use cudarc::driver::CudaContext;
-use tinynccl::cuda::{self, DeviceComm, Path};
-use tinynccl::wire::Collective;
+use tinynccl::cuda::{self, Choice, DeviceComm, Framing, Path, Protocol};
+use tinynccl::wire::{Algorithm, Collective};
 use tinynccl::{Comm, ReduceOp};
 
 use crate::cli::Options;
@@ -26,6 +26,9 @@ pub(crate) fn rank(options: &Options) -> Result<()> {
     say("| bytes | way | us | algbw | busbw | through the CPU: us | ratio |".to_owned());
     say("|---|---|---|---|---|---|---|".to_owned());
     for &bytes in &options.bytes {
+        if let Some(algorithm) = options.algorithm {
+            schedule(&device, algorithm, bytes)?;
+        }
         let count = bytes / size_of::<f32>();
         let input: Vec<f32> = (0..count).map(|i| values::input(comm.rank(), i)).collect();
         let source = stream.clone_htod(&input)?;
@@ -62,6 +65,19 @@ pub(crate) fn rank(options: &Options) -> Result<()> {
     say("\nEvery element was checked on every rank: OK. algbw and busbw in GB/s; ratio: time through the CPU / time."
         .to_owned());
     Ok(())
+}
+
+/// From now on by `algorithm`: with flags beside the data where that fits, else through slots.
+fn schedule(device: &DeviceComm, algorithm: Algorithm, bytes: usize) -> Result<()> {
+    for framing in [Framing::Ll, Framing::Simple] {
+        let protocol = Protocol::Schedule(algorithm, framing);
+        let wish = Choice { protocol, blocks: protocol.blocks(bytes) };
+        device.set_choice(Some(wish));
+        if device.choice(Collective::AllReduce, bytes) == wish {
+            return Ok(());
+        }
+    }
+    bail!("{algorithm} has no schedule for an all_reduce of {} ranks that the GPUs can run", device.size())
 }
 
 /// Who drives what, in rank order.

@@ -7,9 +7,10 @@ use anyhow::{Context as _, Result, ensure};
 use clap::{Parser, ValueEnum};
 use ddp_train::replica::Fault;
 use ddp_train::train::{Event, Options, train};
+use tinynccl::Config;
 use tinynccl::config::TransportChoice;
 use tinynccl::launch::{self, Launcher};
-use tinynccl::{Comm, Config};
+use tinynccl::process_group::{BackendType, InitOptions, init_process_group};
 
 /// Data-parallel training of an MLP; the weights are proven identical on all ranks.
 #[derive(Debug, Parser)]
@@ -21,6 +22,10 @@ struct Args {
     /// What carries the bytes: auto, tcp or shm (default: TINYNCCL_TRANSPORT, else auto).
     #[arg(long)]
     transport: Option<TransportChoice>,
+    /// Who carries the gradients: auto, tinynccl, mpi (needs the cargo feature `mpi`, and mpirun), or nccl, which says that it
+    /// carries no host memory.
+    #[arg(long, default_value = "auto")]
+    backend: BackendType,
     /// Passes over the data.
     #[arg(long, default_value_t = 60, value_parser = positive())]
     epochs: usize,
@@ -116,15 +121,16 @@ fn start(args: &Args) -> Result<i32> {
 }
 
 fn run(args: &Args, options: &Options, config: Config) -> Result<()> {
-    let comm = Comm::from_env_with(config).context("joining the other ranks")?;
-    let (rank, ranks) = (comm.rank(), comm.size());
+    let how = InitOptions::from_env().config(config);
+    let group = init_process_group(args.backend, &how).context("joining the other ranks")?;
+    let (rank, ranks) = (group.rank(), group.size());
     ensure!(
         args.ranks.is_none_or(|r| r == ranks),
         "--ranks {} but the launcher started {ranks}: leave --ranks out",
         args.ranks.unwrap_or_default()
     );
     let every = args.epochs.div_ceil(12);
-    let epochs = train(&comm, options, |event| match event {
+    let epochs = train(&group, options, |event| match event {
         _ if rank != 0 => (),
         Event::Start(start) => {
             println!(
@@ -146,7 +152,7 @@ fn run(args: &Args, options: &Options, config: Config) -> Result<()> {
         }
         Event::Epoch(_) => (),
     })?;
-    comm.close()?;
+    group.close()?;
     if rank == 0 {
         println!("\nOK: world of size {ranks}, {} comparisons, the same bits each time", epochs.len() + 1);
     }

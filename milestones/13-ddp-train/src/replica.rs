@@ -4,8 +4,7 @@
 //! weights stay the same bits for ever, though they are never sent again.
 
 use anyhow::{Context as _, Result};
-use tinynccl::Comm;
-use tinynccl::ddp::{Ddp, DdpOptions, ParamSpec};
+use tinynccl::ddp::{Carrier, Ddp, DdpOptions, ParamSpec};
 
 use crate::mlp::{GradientSink, Mlp, Trace};
 use crate::optim::Optimizer;
@@ -38,7 +37,7 @@ impl GradientSink for Ddp<'_> {
 
 /// One rank's model, gradients and optimiser.
 pub struct Replica<'c> {
-    comm: &'c Comm,
+    carrier: Carrier<'c>,
     model: Mlp,
     specs: Vec<ParamSpec>,
     gradients: Gradients<'c>,
@@ -50,16 +49,17 @@ pub struct Replica<'c> {
 impl<'c> Replica<'c> {
     /// Joins the replicas: afterwards every rank holds rank 0's weights (unless a `fault` says otherwise).
     pub fn new(
-        comm: &'c Comm,
+        carrier: impl Into<Carrier<'c>>,
         mut model: Mlp,
         optimizer: Optimizer,
         bucket_bytes: usize,
         fault: Option<Fault>,
     ) -> Result<Replica<'c>> {
+        let carrier = carrier.into();
         let specs = model.specs();
         let mut options = DdpOptions::default();
         options.bucket_bytes = bucket_bytes;
-        let ddp = Ddp::new(comm, &specs, options).context("comparing the models")?;
+        let ddp = Ddp::new(carrier, &specs, options).context("comparing the models")?;
         if fault != Some(Fault::Broadcast) {
             ddp.broadcast_parameters(&mut model.params_mut()).context("broadcasting the initial weights")?;
         }
@@ -67,7 +67,7 @@ impl<'c> Replica<'c> {
             Some(Fault::Average) => Gradients::Local(specs.iter().map(|s| vec![0.0; s.len]).collect()),
             _ => Gradients::Averaged(ddp),
         };
-        Ok(Replica { comm, model, specs, gradients, optimizer, trace: Trace::default(), d_output: Vec::new() })
+        Ok(Replica { carrier, model, specs, gradients, optimizer, trace: Trace::default(), d_output: Vec::new() })
     }
 
     /// One step on our share of the global batch. `loss` gets the outputs, writes its derivative by them, and returns its
@@ -100,7 +100,7 @@ impl<'c> Replica<'c> {
 
     /// Proves that all ranks hold the same bits; gives their fingerprint.
     pub fn prove_identical(&self) -> Result<u64> {
-        proof::prove_identical(self.comm, &self.specs, &self.model.params())
+        proof::prove_identical(self.carrier, &self.specs, &self.model.params())
     }
 
     /// Outputs for `batch` inputs, without a step. Not a collective.

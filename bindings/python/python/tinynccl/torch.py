@@ -12,7 +12,6 @@ torch 1.13 and with torch 2.
 import datetime
 import itertools
 import threading
-from collections import deque
 from queue import SimpleQueue
 
 import torch
@@ -33,9 +32,9 @@ _OPERATORS = [
 ]
 
 
-def _operator(options, rank, call):
-    """The operator of an options object, or given by itself."""
-    op = getattr(options, "reduceOp", options)
+def _operator(opts, rank, call):
+    """The operator of an opts object, or given by itself."""
+    op = getattr(opts, "reduceOp", opts)
     if op is None:
         return "sum"
     for known, name in _OPERATORS:
@@ -48,11 +47,16 @@ def _tensors(tensors):
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
+# Calls in flight that nobody has asked for yet.
+_KEPT = 256
+
+
 class Work(c10d.Work):
     """A call in flight, as ``torch.distributed`` sees it. ``wait`` raises what the call failed with."""
 
     def __init__(self, works, result, finish=None, event=None, devices=(), source=None):
         super().__init__()
+        self._kept = None
         self._works = works
         self._result = result
         self._finish = finish
@@ -62,7 +66,22 @@ class Work(c10d.Work):
         self._future = None
         self._lock = threading.Lock()
 
+    def _keep(self, kept):
+        """torch 1.13 forgets the Python half of an object that only C++ holds: this one stays until somebody has asked for its
+        end, or many have come after it."""
+        self._kept = kept
+        kept[id(self)] = self
+        if len(kept) > _KEPT:
+            kept.pop(next(iter(kept)), None)
+        return self
+
+    def _release(self):
+        if self._kept is not None:
+            self._kept.pop(id(self), None)
+            self._kept = None
+
     def wait(self, timeout=None):
+        self._release()
         seconds = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
         for work in self._works:
             work.wait(seconds or None)
@@ -108,6 +127,7 @@ class Work(c10d.Work):
         if self._future is None:
             self._future = torch.futures.Future(devices=list(self._devices)) if self._devices else torch.futures.Future()
             self._complete_later()
+        self._release()
         return self._future
 
     def _complete_later(self):
@@ -202,9 +222,8 @@ class _Channel:
     """Messages from one rank to another, in order, in a thread of its own: a message never waits for one of another pair or
     of the other direction. The first one makes a communicator of the two ranks."""
 
-    def __init__(self, group, sender, receiver):
-        self._group = group
-        self._sends = group._rank == sender
+    def __init__(self, store, timeout, sends, sender, receiver):
+        self._store, self._timeout, self._sends = store, timeout, sends
         self._key = f"message-{sender}-{receiver}"
         self._queue = SimpleQueue()
         self._comm = None
@@ -234,7 +253,7 @@ class _Channel:
                 if self._error is not None:
                     raise self._error
                 if self._comm is None:
-                    self._comm = _meet(self._group._store, self._key, int(not self._sends), 2, self._group._timeout)
+                    self._comm = _meet(self._store, self._key, int(not self._sends), 2, self._timeout)
                 if self._sends:
                     self._comm.send(message.tensor, 1)
                 else:
@@ -274,8 +293,7 @@ class ProcessGroup(c10d.ProcessGroup):
         # Messages on the GPU that wait for their counterparts: each as (send, tensor, peer, work's event holder).
         self._deferred = []
         self._number = 0
-        # torch 1.13 forgets the Python half of an object that it only keeps in C++: these stay until others have come.
-        self._recent = deque(maxlen=256)
+        self._kept = {}
 
     # What torch asks of a group.
 
@@ -324,6 +342,10 @@ class ProcessGroup(c10d.ProcessGroup):
         self._channels.clear()
         self._comm.close()
 
+    def __del__(self):
+        for channel in getattr(self, "_channels", {}).values():
+            channel.close()
+
     # How calls are made.
 
     def _check(self, call, tensors):
@@ -347,18 +369,16 @@ class ProcessGroup(c10d.ProcessGroup):
             stream = self._streams[device] = torch.cuda.Stream(device, priority=-1)
         return stream
 
-    def _run(self, call, tensors, result, make, finish=None):
-        """Makes calls over ``tensors``: ``make`` gets keyword arguments for the communicator and returns a work or several."""
+    def _run(self, call, tensors, result, make, finish=None, scratch=()):
+        """Makes calls over ``tensors`` and memory of ours: ``make`` gets keyword arguments for the communicator and returns a work."""
         self._number += 1
         device = self._check(call, tensors)
         if device.type == "cuda":
             self._flush()
-            work = self._on_stream(device, tensors, result, make, finish)
+            work = self._on_stream(device, [*tensors, *scratch], result, make, finish)
         else:
-            works = make(async_op=True)
-            work = Work(works if isinstance(works, list) else [works], result, finish)
-        self._recent.append(work)
-        return work
+            work = Work([make(async_op=True)], result, finish)
+        return work._keep(self._kept)
 
     def _on_stream(self, device, tensors, result, make, finish=None):
         """On our stream, behind what is on the current one, so that calls overlap with the caller's kernels."""
@@ -382,17 +402,17 @@ class ProcessGroup(c10d.ProcessGroup):
 
     # Collectives.
 
-    def allreduce(self, tensors, options=None):
+    def allreduce(self, tensors, opts=None):
         tensors = _tensors(tensors)
-        op = _operator(options, self._rank, "all_reduce")
+        op = _operator(opts, self._rank, "all_reduce")
         if len(tensors) == 1:
             one = tensors[0]
             return self._run("all_reduce", tensors, tensors, lambda **how: self._comm.all_reduce(_real(one), op=op, **how))
-        return self.allreduce_coalesced(tensors, options)
+        return self.allreduce_coalesced(tensors, opts)
 
-    def allreduce_coalesced(self, tensors, options=None):
+    def allreduce_coalesced(self, tensors, opts=None):
         tensors = _tensors(tensors)
-        op = _operator(options, self._rank, "all_reduce")
+        op = _operator(opts, self._rank, "all_reduce")
 
         def calls():
             for tensor in tensors:
@@ -400,9 +420,9 @@ class ProcessGroup(c10d.ProcessGroup):
 
         return self._run("all_reduce", tensors, tensors, lambda **how: self._group(calls, **how))
 
-    def broadcast(self, tensors, options=None):
+    def broadcast(self, tensors, opts=None):
         tensors = _tensors(tensors)
-        root = getattr(options, "rootRank", options) or 0
+        root = getattr(opts, "rootRank", opts) or 0
 
         def calls():
             for tensor in tensors:
@@ -412,26 +432,26 @@ class ProcessGroup(c10d.ProcessGroup):
             return self._run("broadcast", tensors, tensors, lambda **how: self._comm.broadcast(tensors[0], root, **how))
         return self._run("broadcast", tensors, tensors, lambda **how: self._group(calls, **how))
 
-    def reduce(self, tensors, options=None):
+    def reduce(self, tensors, opts=None):
         tensors = _tensors(tensors)
-        op = _operator(options, self._rank, "reduce")
-        root = getattr(options, "rootRank", 0)
+        op = _operator(opts, self._rank, "reduce")
+        root = getattr(opts, "rootRank", 0)
         return self._run(
             "reduce", tensors, tensors, lambda **how: self._comm.reduce(_real(tensors[0]), op=op, root=root, **how)
         )
 
-    def _allgather_base(self, output, input, options=None):
+    def _allgather_base(self, output, input, opts=None):
         return self._run("all_gather", [input, output], output, lambda **how: self._comm.all_gather(input, output, **how))
 
-    def allgather_into_tensor(self, output, input, options=None):
-        return self._allgather_base(output, input, options)
+    def allgather_into_tensor(self, output, input, opts=None):
+        return self._allgather_base(output, input, opts)
 
-    def allgather_into_tensor_coalesced(self, outputs, inputs, options=None):
+    def allgather_into_tensor_coalesced(self, outputs, inputs, opts=None):
         return self._many(
             "all_gather", inputs, outputs, lambda input, output: self._comm.all_gather(input, output), outputs
         )
 
-    def allgather(self, outputs, inputs, options=None):
+    def allgather(self, outputs, inputs, opts=None):
         """Lists of tensors: one list of ``size`` per input."""
         inputs = _tensors(inputs)
         if outputs and isinstance(outputs[0], torch.Tensor):
@@ -454,6 +474,7 @@ class ProcessGroup(c10d.ProcessGroup):
                 result,
                 lambda **how: self._comm.all_gather(input, flat, **how),
                 lambda: _spread(flat, parts),
+                [flat],
             )
         # Lengths that differ.
         flat = torch.empty(sum(part.numel() for part in parts), dtype=input.dtype, device=input.device)
@@ -464,9 +485,10 @@ class ProcessGroup(c10d.ProcessGroup):
             result,
             lambda **how: self._comm.all_gather(input, flat, counts, **how),
             lambda: _spread(flat, parts),
+            [flat],
         )
 
-    def allgather_coalesced(self, outputs, inputs, options=None):
+    def allgather_coalesced(self, outputs, inputs, opts=None):
         """``outputs[r][i]`` becomes rank r's ``inputs[i]``."""
         flats = [torch.empty(self._size * t.numel(), dtype=t.dtype, device=t.device) for t in inputs]
 
@@ -478,10 +500,10 @@ class ProcessGroup(c10d.ProcessGroup):
             for input, flat in zip(inputs, flats):
                 self._comm.all_gather(input, flat)
 
-        return self._run("all_gather", list(inputs), outputs, lambda **how: self._group(calls, **how), finish)
+        return self._run("all_gather", list(inputs), outputs, lambda **how: self._group(calls, **how), finish, flats)
 
-    def _reduce_scatter_base(self, output, input, options=None):
-        op = _operator(options, self._rank, "reduce_scatter")
+    def _reduce_scatter_base(self, output, input, opts=None):
+        op = _operator(opts, self._rank, "reduce_scatter")
         return self._run(
             "reduce_scatter",
             [input, output],
@@ -489,11 +511,11 @@ class ProcessGroup(c10d.ProcessGroup):
             lambda **how: self._comm.reduce_scatter(_real(input), _real(output), op, **how),
         )
 
-    def reduce_scatter_tensor(self, output, input, options=None):
-        return self._reduce_scatter_base(output, input, options)
+    def reduce_scatter_tensor(self, output, input, opts=None):
+        return self._reduce_scatter_base(output, input, opts)
 
-    def reduce_scatter_tensor_coalesced(self, outputs, inputs, options=None):
-        op = _operator(options, self._rank, "reduce_scatter")
+    def reduce_scatter_tensor_coalesced(self, outputs, inputs, opts=None):
+        op = _operator(opts, self._rank, "reduce_scatter")
         return self._many(
             "reduce_scatter",
             inputs,
@@ -502,12 +524,12 @@ class ProcessGroup(c10d.ProcessGroup):
             outputs,
         )
 
-    def reduce_scatter(self, outputs, inputs, options=None):
+    def reduce_scatter(self, outputs, inputs, opts=None):
         """One list of ``size`` inputs per output."""
         outputs = _tensors(outputs)
         if inputs and isinstance(inputs[0], torch.Tensor):
             inputs = [inputs]
-        op = _operator(options, self._rank, "reduce_scatter")
+        op = _operator(opts, self._rank, "reduce_scatter")
         output, parts = outputs[0], inputs[0]
         if len(parts) != self._size:
             raise InvalidArgument(
@@ -541,11 +563,12 @@ class ProcessGroup(c10d.ProcessGroup):
             [output, *parts],
             outputs,
             lambda **how: self._comm.reduce_scatter(_real(flat), _real(output), op, **how),
+            scratch=[flat],
         )
 
-    def gather(self, outputs, inputs, options=None):
+    def gather(self, outputs, inputs, opts=None):
         input = _tensors(inputs)[0]
-        root = getattr(options, "rootRank", 0)
+        root = getattr(opts, "rootRank", 0)
         if self._rank != root:
             return self._run("gather", [input], outputs, lambda **how: self._comm.gather(input, None, root, **how))
         parts = outputs[0] if outputs and not isinstance(outputs[0], torch.Tensor) else outputs
@@ -559,11 +582,12 @@ class ProcessGroup(c10d.ProcessGroup):
             outputs,
             lambda **how: self._comm.gather(input, flat, root, **how),
             lambda: _spread(flat, parts),
+            [flat],
         )
 
-    def scatter(self, outputs, inputs, options=None):
+    def scatter(self, outputs, inputs, opts=None):
         output = _tensors(outputs)[0]
-        root = getattr(options, "rootRank", 0)
+        root = getattr(opts, "rootRank", 0)
         if self._rank != root:
             return self._run("scatter", [output], outputs, lambda **how: self._comm.scatter(None, output, root, **how))
         parts = inputs[0] if inputs and not isinstance(inputs[0], torch.Tensor) else inputs
@@ -572,10 +596,14 @@ class ProcessGroup(c10d.ProcessGroup):
         self._like("scatter", parts, output, lengths=True)
         flat = torch.cat([part.reshape(-1) for part in parts])
         return self._run(
-            "scatter", [output, *parts], outputs, lambda **how: self._comm.scatter(flat, output, root, **how)
+            "scatter",
+            [output, *parts],
+            outputs,
+            lambda **how: self._comm.scatter(flat, output, root, **how),
+            scratch=[flat],
         )
 
-    def alltoall_base(self, output, input, output_splits=None, input_splits=None, options=None):
+    def alltoall_base(self, output, input, output_splits=None, input_splits=None, opts=None):
         if not output_splits and not input_splits:
             make = lambda **how: self._comm.all_to_all(input, output, **how)  # noqa: E731
         else:
@@ -593,7 +621,7 @@ class ProcessGroup(c10d.ProcessGroup):
             make = lambda **how: self._comm.all_to_all(input, output, counts[1], counts[0], **how)  # noqa: E731
         return self._run("all_to_all", [input, output], output, make)
 
-    def alltoall(self, outputs, inputs, options=None):
+    def alltoall(self, outputs, inputs, opts=None):
         if len(outputs) != self._size or len(inputs) != self._size:
             raise InvalidArgument(
                 f"all_to_all: rank {self._rank}: {len(inputs)} inputs and {len(outputs)} outputs, expected {self._size} of each"
@@ -608,17 +636,16 @@ class ProcessGroup(c10d.ProcessGroup):
             outputs,
             lambda **how: self._comm.all_to_all(flat_in, flat_out, send, recv, **how),
             lambda: _spread(flat_out, outputs),
+            [flat_in, flat_out],
         )
 
-    def barrier(self, options=None):
+    def barrier(self, opts=None):
         self._number += 1
         self._flush()
         if self._streams:
             for stream in self._streams.values():
                 torch.cuda.current_stream(stream.device).synchronize()
-        work = Work([self._comm.barrier(async_op=True)], [])
-        self._recent.append(work)
-        return work
+        return Work([self._comm.barrier(async_op=True)], [])._keep(self._kept)
 
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
         """The error at the deadline names the ranks that have not come."""
@@ -670,10 +697,9 @@ class ProcessGroup(c10d.ProcessGroup):
             pair = (sender, receiver)
             channel = self._channels.get(pair)
             if channel is None:
-                channel = self._channels[pair] = _Channel(self, sender, receiver)
+                channel = self._channels[pair] = _Channel(self._store, self._timeout, sends, sender, receiver)
             work = Work([channel.put(tensor)], [tensor], source=sender)
-        self._recent.append(work)
-        return work
+        return work._keep(self._kept)
 
     def _flush(self):
         """Messages of the GPU go together: a kernel that only sends might wait for one that only comes behind its peer's."""

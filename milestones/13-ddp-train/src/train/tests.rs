@@ -1,4 +1,4 @@
-use tinynccl::Config;
+use tinynccl::{Comm, Config};
 
 use super::*;
 

@@ -1,0 +1,170 @@
+"""The extension module. ``Memory`` is a torch tensor, a numpy array, or anything with the buffer protocol,
+``__cuda_array_interface__`` or ``__dlpack__``: contiguous. Counts are of elements; ``n`` is the number of ranks.
+
+Calls return ``None`` when they are complete (on a GPU: when they are in the stream), or with ``async_op=True`` a ``Work``.
+Every rank makes the same collective calls in the same order.
+"""
+
+from types import TracebackType
+from typing import Any, Callable, Literal, Optional, Sequence
+
+Memory = Any
+Op = Literal["sum", "prod", "min", "max", "avg"]
+
+__version__: str
+
+class Work:
+    """A call in flight, which keeps its memory alive. Dropping it is fine: the call goes on."""
+
+    def wait(self, timeout: Optional[float] = None) -> bool:
+        """Waits for the end, at most ``timeout`` seconds; raises what the call failed with."""
+    def is_completed(self) -> bool: ...
+    def exception(self) -> Optional[BaseException]:
+        """What the call failed with, if it is over and has failed."""
+    def add_done_callback(self, callback: Callable[[], object]) -> None:
+        """Calls ``callback`` at the end, in another thread, or now when it is over."""
+
+class Group:
+    """What ``Comm.group`` gives."""
+
+    @property
+    def work(self) -> Optional[Work]:
+        """The handle of a group with ``async_op=True``, after its end."""
+    def __enter__(self) -> "Group": ...
+    def __exit__(
+        self, type: Optional[type[BaseException]], value: Optional[BaseException], traceback: Optional[TracebackType]
+    ) -> None: ...
+
+class Server:
+    """The rendezvous of a job: one process makes it and tells all ranks ``unique_id``, by any means."""
+
+    def __init__(self, world_size: int, port: int = 0) -> None: ...
+    @property
+    def unique_id(self) -> str: ...
+    def close(self) -> None: ...
+
+class Comm:
+    """One rank's membership in a group of ranks."""
+
+    def __init__(
+        self,
+        unique_id: str,
+        rank: int,
+        world_size: int,
+        *,
+        timeout: Optional[float] = None,
+        transport: Optional[Literal["auto", "tcp", "shm", "verbs"]] = None,
+        server: Optional[Server] = None,
+    ) -> None:
+        """Joins the job of ``unique_id``. ``timeout``, in seconds, is the deadline of every wait. A ``server`` that is given lives
+        as long as this."""
+    @staticmethod
+    def from_env(
+        *, timeout: Optional[float] = None, transport: Optional[Literal["auto", "tcp", "shm", "verbs"]] = None
+    ) -> "Comm":
+        """Joins the job that a launcher started (torchrun, mpirun, srun, ours), or RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT."""
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def local_rank(self) -> int: ...
+    @property
+    def timeout(self) -> float: ...
+    @property
+    def closed(self) -> bool: ...
+    def all_reduce(
+        self,
+        input: Memory,
+        output: Optional[Memory] = None,
+        op: Op = "sum",
+        *,
+        async_op: bool = False,
+        stream: Optional[int] = None,
+    ) -> Optional[Work]:
+        """Every rank's ``output`` (in place without one) becomes the element-wise reduction of all inputs."""
+    def broadcast(
+        self, buffer: Memory, root: int = 0, *, async_op: bool = False, stream: Optional[int] = None
+    ) -> Optional[Work]:
+        """Every rank's ``buffer`` becomes the root's."""
+    def reduce(
+        self,
+        input: Memory,
+        output: Optional[Memory] = None,
+        op: Op = "sum",
+        root: int = 0,
+        *,
+        async_op: bool = False,
+        stream: Optional[int] = None,
+    ) -> Optional[Work]:
+        """The root's ``output`` (in place without one) becomes the reduction; elsewhere nothing changes."""
+    def all_gather(
+        self,
+        input: Memory,
+        output: Memory,
+        recv_counts: Optional[Sequence[int]] = None,
+        *,
+        async_op: bool = False,
+        stream: Optional[int] = None,
+    ) -> Optional[Work]:
+        """``output`` (``n`` times as long) becomes all inputs in rank order; with ``recv_counts``, inputs of those lengths."""
+    def reduce_scatter(
+        self, input: Memory, output: Memory, op: Op = "sum", *, async_op: bool = False, stream: Optional[int] = None
+    ) -> Optional[Work]:
+        """``output`` becomes our segment of the reduction of all inputs (``n`` times as long)."""
+    def gather(
+        self,
+        input: Memory,
+        output: Optional[Memory] = None,
+        root: int = 0,
+        *,
+        async_op: bool = False,
+        stream: Optional[int] = None,
+    ) -> Optional[Work]:
+        """The root's ``output`` becomes all inputs in rank order; elsewhere it is ignored."""
+    def scatter(
+        self,
+        input: Optional[Memory],
+        output: Memory,
+        root: int = 0,
+        *,
+        async_op: bool = False,
+        stream: Optional[int] = None,
+    ) -> Optional[Work]:
+        """``output`` becomes our segment of the root's ``input``; elsewhere ``input`` is ignored."""
+    def all_to_all(
+        self,
+        input: Memory,
+        output: Memory,
+        send_counts: Optional[Sequence[int]] = None,
+        recv_counts: Optional[Sequence[int]] = None,
+        *,
+        async_op: bool = False,
+        stream: Optional[int] = None,
+    ) -> Optional[Work]:
+        """Segment ``r`` of ``output`` becomes our segment of rank r's ``input``; segments are equal, or of the given lengths."""
+    def send(
+        self, data: Memory, peer: int, *, async_op: bool = False, stream: Optional[int] = None
+    ) -> Optional[Work]: ...
+    def recv(
+        self, data: Memory, peer: int, *, async_op: bool = False, stream: Optional[int] = None
+    ) -> Optional[Work]: ...
+    def barrier(self, *, async_op: bool = False) -> Optional[Work]:
+        """Nobody returns before everybody has called. Waits for our calls on the GPU first."""
+    def group(self, *, async_op: bool = False, stream: Optional[int] = None) -> Group:
+        """``with comm.group():`` collects this thread's calls and runs them together at its end."""
+    def split(self, color: Optional[int], key: int = 0) -> Optional["Comm"]:
+        """One communicator per colour, ranks ordered by ``key``; ``None`` for a rank without one. All ranks must call it."""
+    def check(self) -> None:
+        """Raises what has failed on the GPU, if anything has."""
+    def abort(self, reason: str = ...) -> None:
+        """Ends the communicator on all ranks, from any thread."""
+    def close(self) -> None:
+        """Finishes asynchronous calls and leaves."""
+    def __enter__(self) -> "Comm": ...
+    def __exit__(
+        self, type: Optional[type[BaseException]], value: Optional[BaseException], traceback: Optional[TracebackType]
+    ) -> None: ...
+
+def cuda_device_count() -> int:
+    """How many GPUs CUDA sees; 0 without CUDA."""

@@ -1,0 +1,79 @@
+"""One rank: arrays of numpy and tensors of torch through tinynccl, whichever of the two is here."""
+
+import tinynccl
+
+try:
+    import numpy
+except ImportError:
+    numpy = None
+try:
+    import torch
+except ImportError:
+    torch = None
+
+
+def arrays(comm):
+    """numpy: the call gets the array's own memory."""
+    rank, n = comm.rank, comm.size
+    mine = numpy.arange(4, dtype=numpy.float32) + rank
+    comm.all_reduce(mine, op="avg")
+    print(f"numpy: all_reduce, average of {n} ranks: {mine}")
+
+    everyone = numpy.empty((n, 2), dtype=numpy.int64)
+    comm.all_gather(numpy.array([rank, rank * rank]), everyone)
+    print(f"numpy: all_gather of (rank, rank squared): {everyone.tolist()}")
+
+
+def tensors(comm):
+    """torch: the same calls. Nothing is copied: the result is where the tensor was."""
+    rank, n = comm.rank, comm.size
+    right, left = (rank + 1) % n, (rank - 1) % n
+    mine = torch.full((3, 5), float(rank + 1), dtype=torch.bfloat16)
+    before = mine.data_ptr()
+    comm.all_reduce(mine)
+    assert mine.data_ptr() == before and (mine == n * (n + 1) / 2).all()
+    print(f"torch: all_reduce of bfloat16 (3, 5), at the same address as before: {mine[0, 0].item()}")
+
+    message, answer = torch.tensor([rank]), torch.tensor([-1])
+    with comm.group():
+        comm.send(message, right)
+        comm.recv(answer, left)
+    print(f"torch: round the ring came {answer.item()} from rank {left}")
+
+    large = torch.ones(1 << 20)
+    work = comm.all_reduce(large, async_op=True)
+    meanwhile = sum(range(100_000))
+    work.wait()
+    print(f"torch: asynchronous all_reduce of 4 MiB: {large[0].item()}, and meanwhile a sum was {meanwhile}")
+
+
+def mistakes(comm):
+    """Ranks that disagree get an exception which names both, where a hang would be usual."""
+    kind = numpy.zeros if torch is None else torch.zeros
+    try:
+        comm.all_reduce(kind(3 + (comm.rank == 0)))
+    except tinynccl.Error as error:
+        print(f"{type(error).__name__}: {error}")
+
+
+def main():
+    # Apart from the others' work: the mistake at the end breaks the communicator that it is made on.
+    with tinynccl.Comm.from_env() as comm:
+        if numpy is not None:
+            arrays(comm)
+        else:
+            print("numpy is not here: that part is left out")
+        if torch is not None:
+            tensors(comm)
+        else:
+            print("torch is not here: that part is left out")
+        comm.barrier()
+        if comm.size > 1:
+            with comm.split(0) as other:
+                mistakes(other)
+        comm.barrier()
+        if comm.rank == 0:
+            print(f"OK: world of size {comm.size}")
+
+
+main()

@@ -1,0 +1,37 @@
+//! The program as its user starts it. Where Python has no torch it must say so.
+
+use assert_cmd::Command;
+
+fn run(arguments: &[&str]) -> Option<(bool, String)> {
+    let output = Command::cargo_bin("pytorch-ddp").unwrap().args(arguments).output().unwrap();
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    if output.status.code() == Some(77) {
+        assert!(err.contains("error: no Python 3.11 or later with torch here"), "{err}");
+        eprintln!("SKIPPED {arguments:?}: {}", err.trim_end());
+        return None;
+    }
+    Some((output.status.success(), format!("{out}{err}")))
+}
+
+/// Loss of the last epoch.
+fn last_loss(out: &str, epoch: &str) -> f64 {
+    let line = out.lines().find(|line| line.trim_start().starts_with(epoch)).unwrap_or_else(|| panic!("{out}"));
+    line.split_whitespace().nth(1).and_then(|loss| loss.parse().ok()).unwrap_or_else(|| panic!("{line}"))
+}
+
+#[test]
+fn the_network_of_milestone_13_learns_as_there_and_as_over_gloo() {
+    let Some((ok, out)) = run(&[]) else { return };
+    assert!(ok && out.contains("OK: world of size 2"), "{out}");
+    assert!(out.contains("largest difference between the weights of both: 0.0"), "{out}");
+    // The table of milestone 13's README: same data, same weights, same order; other libraries add in another order.
+    assert!((last_loss(&out, "1 ") - 1.01768).abs() < 1e-4, "{out}");
+    assert!((last_loss(&out, "60 ") - 0.03118).abs() < 2e-3, "{out}");
+}
+
+#[test]
+fn a_small_gpt_learns() {
+    let Some((ok, out)) = run(&["--model", "gpt", "--steps", "12"]) else { return };
+    assert!(ok && out.contains("OK: world of size 2"), "{out}");
+    assert!(last_loss(&out, "12 ") < last_loss(&out, "1 ") - 0.5, "{out}");
+}

@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# Ranks started by mpirun:
+#
+#   scripts/mpi-tests.sh
+#
+# 1. Backend `mpi` of process groups (cargo feature `mpi`): the conformance suite of lib/tests/process_group on 2, 3 and 4 ranks,
+#    which also compares every collective, type and operator of ours with MPI's own result.
+# 2. Every milestone from 06 on that runs here, with our rendezvous found through mpirun's environment.
+#
+# Installs Open MPI, its headers and libclang through apt-get if they are missing (as root). Exit code: 0 all passed, 1 something
+# failed, 77 MPI is not here and could not be installed.
+set -u -o pipefail
+cd "$(dirname "$0")/.." || exit 1
+
+say() { printf '%s\n' "mpi-tests: $*" >&2; }
+
+scripts/setup.sh --mpi || exit 77
+# In the environment, so that mpirun itself goes without options, whichever it is: Open MPI 4 and 5 read these, MPICH none.
+export OMPI_MCA_rmaps_base_oversubscribe=1 PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe
+say "more ranks than cores are allowed (--oversubscribe of Open MPI, by its variables)"
+if [ "$(id -u)" = 0 ]; then
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+    say "as root, which Open MPI's mpirun must be told to allow (--allow-run-as-root, by its variables)"
+fi
+
+failed=()
+run() {
+    local name=$1 start=$SECONDS log status
+    shift
+    log=$(mktemp)
+    "$@" >"$log" 2>&1
+    status=$?
+    if [ $status = 0 ]; then
+        say "$name: ok, $((SECONDS - start)) s"
+    else
+        say "$name: FAILED, exit code $status, $((SECONDS - start)) s; its last lines:"
+        tail -n 30 "$log" >&2
+        failed+=("$name")
+    fi
+    rm -f "$log"
+}
+
+run "clippy with mpi" cargo clippy --locked -p tinynccl --features mpi --all-targets -- -D warnings
+run "backend mpi" cargo test --locked -p tinynccl --features mpi --test process_group -- mpi
+
+# Data parallelism with MPI as the carrier. Built first: the build without the feature below replaces the program.
+with_mpi() {
+    cargo build --locked -p ddp-train --features mpi || return 1
+    timeout 120 mpirun -n 2 "$bin/ddp-train" --backend mpi --epochs 12 --bucket-bytes 1
+}
+bin=$PWD/${CARGO_TARGET_DIR:-target}/debug
+[[ ${CARGO_TARGET_DIR-} = /* ]] && bin=$CARGO_TARGET_DIR/debug
+run "13 ddp-train by backend mpi, 2 ranks" with_mpi
+
+programs=(lib-hello allreduce-tcp allreduce-verbs allreduce-gpu stress ddp-train ddp-gpu ddp-sine ddp-gpt)
+packages=()
+for program in "${programs[@]}"; do packages+=(-p "$program"); done
+cargo build --locked "${packages[@]}" || exit 1
+out=$(mktemp -d) || exit 1
+trap 'rm -rf "$out"' EXIT
+for _ in {1..200}; do echo "to be or not to sum, that is the all-reduction"; done >"$out/text.txt"
+
+# ranks N PROGRAM [ARGUMENT...]
+ranks() { (cd "$out" && timeout 120 mpirun -n "$1" "$bin/$2" "${@:3}"); }
+
+# The same, of a program that must say that something is missing here, and fail.
+missing() {
+    local words=$1 text
+    shift
+    if text=$(ranks "$@" 2>&1); then
+        printf '%s\n' "$text"
+        return 0
+    fi
+    printf '%s\n' "$text"
+    grep -q "$words" <<<"$text" && say "${*:2}: says '$words', as it should without it"
+}
+
+for n in 2 3 4; do run "06 lib-hello, $n ranks" ranks $n lib-hello; done
+run "07 allreduce-tcp, 3 ranks" ranks 3 allreduce-tcp --bytes 1K,1M --iters 5
+run "08 allreduce-verbs, 2 ranks" missing "not available here" 2 allreduce-verbs --bytes 1K --iters 2
+run "09 allreduce-gpu, 2 ranks" missing "not available here" 2 allreduce-gpu --bytes 8,1K
+run "10 stress, 2 ranks" ranks 2 stress -e 1M --budget 0.02
+run "13 ddp-train, 3 ranks" ranks 3 ddp-train --epochs 12
+run "14 ddp-gpu, 2 ranks" missing "not available here" 2 ddp-gpu
+run "15 ddp-sine, 4 ranks" ranks 4 ddp-sine --epochs 30
+run "16 ddp-gpt, 2 ranks" ranks 2 ddp-gpt --preset tiny --data text.txt --steps 6 --threads 1 --sample-chars 10 --out gpt
+
+if ((${#failed[@]})); then
+    say "FAILED: ${failed[*]}"
+    exit 1
+fi
+say "all passed"

@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Builds the Python package and runs its tests: numpy arrays, torch tensors, the backend of torch.distributed.
+#
+#   scripts/python-tests.sh            everything; about a minute when built, on two idle cores
+#   scripts/python-tests.sh --table    the table of docs/pytorch.md: how each check ends over tinynccl and over gloo
+#
+# PYTHON names the interpreter (default: /usr/bin/python3, to which Debian's torch belongs, else python3). As root on Debian it
+# installs python3-torch and python3-numpy if they are missing. With maturin on the PATH the tests run from a wheel, without it
+# from a folder with the same files. Exit status: 0 passed, 1 failed, 77 the interpreter or its packages cannot be had here.
+set -eu -o pipefail
+cd "$(dirname "$0")/.."
+
+python=${PYTHON-}
+if [[ -z $python ]]; then
+    python=/usr/bin/python3
+    [[ -x $python ]] || python=$(command -v python3 || true)
+fi
+has() { "$python" -c "import $1" >/dev/null 2>&1; }
+if [[ -z $python ]] || ! has numpy || ! has torch; then
+    if [[ -n ${PYTHON-} ]]; then
+        echo "python-tests: $PYTHON has no numpy or no torch" >&2
+        exit 77
+    fi
+    scripts/setup.sh --python || exit 77
+    python=/usr/bin/python3
+fi
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+    echo "python-tests: $("$python" --version) is too old: the extension is for 3.11 or later" >&2
+    exit 77
+}
+
+site=target/python-tests
+rm -rf "$site" && mkdir -p "$site"
+if command -v maturin >/dev/null 2>&1; then
+    # Debian's names for platforms differ from the wheels': whoever installs it elsewhere builds it elsewhere.
+    maturin build --release --locked --compatibility linux -m bindings/python/Cargo.toml -o "$site"
+    "$python" -m zipfile -e "$site"/tinynccl-*.whl "$site"
+else
+    cargo build --release --locked -p tinynccl-python
+    cp -r bindings/python/python/tinynccl "$site"
+    cp target/release/libtinynccl_python.so "$site/tinynccl/_core.abi3.so"
+fi
+for file in __init__.py _core.abi3.so _core.pyi errors.py py.typed torch.py; do
+    [[ -f $site/tinynccl/$file ]] || { echo "python-tests: the package has no $file" >&2; exit 1; }
+done
+
+export PYTHONPATH=$PWD/$site OMP_NUM_THREADS=1
+cd bindings/python/tests
+if [[ ${1-} == --table ]]; then
+    exec "$python" test_torch.py --table
+fi
+"$python" -c 'import sys, numpy, torch; print("Python", sys.version.split()[0], "numpy", numpy.__version__, "torch", torch.__version__)'
+failed=0
+for test in test_comm.py test_torch.py; do
+    echo "== $test"
+    "$python" "$test" || failed=1
+done
+exit $failed
