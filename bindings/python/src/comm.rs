@@ -242,6 +242,7 @@ fn config(py: Python<'_>, timeout: Option<f64>, transport: Option<&str>) -> PyRe
         config.timeout = Duration::try_from_secs_f64(seconds).ok().filter(|t| !t.is_zero()).ok_or_else(|| {
             invalid(py, "timeout", format!("{seconds} seconds, expected a positive, finite number of seconds"))
         })?;
+        config.connect_timeout = config.connect_timeout.min(config.timeout);
     }
     if let Some(transport) = transport {
         config.transport = transport.parse().map_err(|e: String| invalid(py, "transport", e))?;
