@@ -19,7 +19,8 @@ use crate::wire::Collective;
 pub enum BackendType {
     /// The best one that all ranks have; [`ProcessGroup::why`](super::ProcessGroup::why) says which and why.
     Auto,
-    /// This library: host memory over shared memory, TCP or RDMA; device memory of up to 8 GPUs of one host.
+    /// This library: host memory over shared memory, TCP or RDMA; device memory by kernels between up to 8 GPUs of one host,
+    /// through the hosts' memory between others.
     Tinynccl,
     /// NVIDIA's NCCL, loaded at run time: device memory.
     Nccl,

@@ -18,7 +18,7 @@ pub(super) struct Facts {
     pub(super) mpi: Option<Result<String, String>>,
 }
 
-/// Most GPUs that one host's device communicator joins.
+/// Most GPUs that a device communicator's kernels join.
 const MOST_GPUS: usize = 8;
 
 /// The backend and why, the same on all ranks. `facts` of all ranks, in rank order; `one_host` when all are on one.
@@ -83,17 +83,16 @@ pub(super) fn choose(facts: &[Facts], one_host: bool) -> Result<(BackendType, St
                 return Ok((BackendType::Tinynccl, why));
             }
             let where_from = match one_host {
-                true => format!("{ranks} ranks with GPUs: tinynccl joins up to {MOST_GPUS}"),
-                false => "GPUs on several hosts: tinynccl joins those of one".to_owned(),
+                true => format!("{ranks} ranks with GPUs: tinynccl's kernels join up to {MOST_GPUS}"),
+                false => "GPUs on several hosts: tinynccl's kernels join those of one".to_owned(),
             };
-            match no_nccl {
-                None => Ok((BackendType::Nccl, format!("{where_from}; {}", nccl()))),
-                Some(Error::Unsupported { detail, .. }) => Err(Error::Unsupported {
-                    what: "a backend for this group".to_owned(),
-                    detail: format!("{where_from}; nccl, for {detail}"),
-                }),
-                Some(other) => Err(other),
-            }
+            Ok(match no_nccl {
+                None => (BackendType::Nccl, format!("{where_from}; {}", nccl())),
+                Some(error) => (
+                    BackendType::Tinynccl,
+                    format!("{where_from}, so calls go through the hosts' memory; nccl would not, but {error}"),
+                ),
+            })
         }
     }
 }
@@ -123,8 +122,11 @@ mod tests {
         let (backend, why) = of(&with_gpus("auto", 2, Ok("NCCL 2.28.9")), false);
         assert!(backend == BackendType::Nccl && why.contains("several hosts") && why.contains("2.28.9"), "{why}");
         assert_eq!(of(&with_gpus("auto", 9, Ok("NCCL 2.28.9")), true).0, BackendType::Nccl);
-        let text = failure(&with_gpus("auto", 9, Err("looked everywhere")), true);
-        assert!(text.contains("up to 8") && text.contains("looked everywhere"), "{text}");
+        let (backend, why) = of(&with_gpus("auto", 9, Err("looked everywhere")), true);
+        assert_eq!(backend, BackendType::Tinynccl);
+        for words in ["up to 8", "hosts' memory", "looked everywhere"] {
+            assert!(why.contains(words), "{why}");
+        }
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //! | | tinynccl | nccl | mpi |
 //! | --- | --- | --- | --- |
 //! | host memory | yes | no | yes |
-//! | device memory | up to 8 GPUs of one host | yes | no |
+//! | device memory | up to 8 GPUs of one host; others through the hosts' memory | yes | no |
 //! | needs | nothing | libnccl.so.2, a GPU per rank | cargo feature `mpi`, ranks started by `mpirun` |
 //! | ranks that disagree | an error naming both calls | a time-out | an error naming both calls |
 //!
