@@ -1,9 +1,10 @@
 //! Collectives on GPUs.
 //!
 //! A [`DeviceComm`] is one rank's membership in a group of ranks that each drive a GPU. Its calls only enqueue: they return
-//! at once, and the collective runs in the order of the caller's stream. Every rank owns a *window* of its device's memory
-//! that all others have mapped (by CUDA IPC between processes, by address within one), and the kernels of the ranks talk
-//! through those windows alone: no call into the driver, and no host, between the launch and the result.
+//! at once, and the collective runs in the order of the caller's stream. Where all ranks reach each other's memory, every rank
+//! owns a *window* of its device's memory that all others have mapped (by CUDA IPC between processes, by address within one),
+//! and the kernels of the ranks talk through those windows alone: no call into the driver, and no host, between the launch and
+//! the result. Otherwise data goes through the hosts' memory ([`Path`]).
 //!
 //! Nothing of CUDA is needed to build this. The driver is opened at run time; the kernels are CUDA C, compiled by NVRTC when
 //! they are first used and kept in the user's cache.
@@ -26,6 +27,7 @@ mod registry;
 mod report;
 mod schedules;
 mod select;
+mod setup;
 mod window;
 
 pub use call::{Call, Stream};

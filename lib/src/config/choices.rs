@@ -1,0 +1,137 @@
+//! Settings that are words.
+
+use std::fmt;
+use std::str::FromStr;
+
+use super::value::Value;
+
+/// An enum whose values are words: the first one is shown, others are understood too.
+macro_rules! words {
+    ($(#[$about:meta])* $name:ident, $expected:literal {
+        $($(#[$doc:meta])* $value:ident = $word:literal $(| $also:literal)*,)+
+    }) => {
+        $(#[$about])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum $name {
+            $($(#[$doc])* $value,)+
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self {
+                    $($name::$value => $word,)+
+                })
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = String;
+            fn from_str(s: &str) -> Result<Self, String> {
+                match s {
+                    $($word $(| $also)* => Ok($name::$value),)+
+                    _ => Err(concat!("expected ", $expected).to_owned()),
+                }
+            }
+        }
+
+        impl Value for $name {
+            fn parse(text: &str) -> Result<Self, String> {
+                text.parse()
+            }
+            fn show(&self) -> String {
+                self.to_string()
+            }
+        }
+    };
+}
+
+words! {
+    /// Which backend carries the links.
+    TransportChoice, "auto, tcp, shm or verbs" {
+        /// Shared memory between processes of one host, TCP otherwise.
+        Auto = "auto",
+        /// TCP everywhere, loopback included.
+        Tcp = "tcp",
+        /// Shared memory; an error between hosts.
+        Shm = "shm",
+        /// RDMA everywhere, between ranks of one host too; an error without a device, or in a build without the feature `verbs`.
+        Verbs = "verbs",
+    }
+}
+
+words! {
+    /// Where the cost model's figures come from. Rank 0's setting counts for all ranks.
+    Tune, "off, cached or measure" {
+        /// Built-in figures.
+        Off = "off" | "0",
+        /// Figures measured by an earlier run on a machine and a setup like this; measured, and kept, when there are none.
+        Cached = "cached" | "1",
+        /// Measured at every start, and kept.
+        Measure = "measure",
+    }
+}
+
+words! {
+    /// Whether GPUs check at the start that they reach each other's memory.
+    PathCheck, "off, on or fail" {
+        /// Not.
+        Off = "off" | "0",
+        /// They do.
+        On = "on" | "1",
+        /// They do, and every rank writes something wrong: the check must fail.
+        Fail = "fail",
+    }
+}
+
+words! {
+    /// How collectives on GPUs reach the other ranks.
+    CudaPath, "auto, peer or hosted" {
+        /// Through the peers' memory where all ranks reach each other's, through the hosts' memory otherwise.
+        Auto = "auto",
+        /// Through the peers' memory, or not at all.
+        Peer = "peer",
+        /// Through page-locked memory of the hosts and the links between them.
+        Hosted = "hosted",
+    }
+}
+
+/// Which messages a receiver in shared memory fetches from the sender's buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SingleCopy {
+    /// Those for which it is likely to be faster.
+    Auto,
+    /// None.
+    Off,
+    /// All that are longer than 32 KiB and have at least so many bytes.
+    From(usize),
+}
+
+impl fmt::Display for SingleCopy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SingleCopy::Auto => f.write_str("auto"),
+            SingleCopy::Off => f.write_str("off"),
+            SingleCopy::From(bytes) => f.write_str(&Value::show(bytes)),
+        }
+    }
+}
+
+impl FromStr for SingleCopy {
+    type Err = String;
+    fn from_str(s: &str) -> Result<Self, String> {
+        match s {
+            "auto" => Ok(SingleCopy::Auto),
+            "off" => Ok(SingleCopy::Off),
+            _ => Value::parse(s).map(SingleCopy::From).map_err(|_| "expected auto, off or bytes".to_owned()),
+        }
+    }
+}
+
+impl Value for SingleCopy {
+    fn parse(text: &str) -> Result<Self, String> {
+        text.parse()
+    }
+    fn show(&self) -> String {
+        self.to_string()
+    }
+}
