@@ -82,7 +82,7 @@ run "09 allreduce-gpu, 2 ranks" missing "not available here" 2 allreduce-gpu --b
 run "10 stress, 2 ranks" ranks 2 stress -e 1M --budget 0.02
 run "13 ddp-train, 3 ranks" ranks 3 ddp-train --epochs 12
 run "14 ddp-gpu, 2 ranks" missing "not available here" 2 ddp-gpu
-run "15 ddp-sine, 4 ranks" ranks 4 ddp-sine --epochs 30
+run "15 ddp-sine, 4 ranks" ranks 4 ddp-sine
 run "16 ddp-gpt, 2 ranks" ranks 2 ddp-gpt --preset tiny --data text.txt --steps 6 --threads 1 --sample-chars 10 --out gpt
 
 if ((${#failed[@]})); then

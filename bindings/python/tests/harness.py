@@ -23,6 +23,8 @@ class Outcome:
 
 
 def _rank(target, rank, size, unique_id, timeout, answers, args):
+    # What a shell starts in the background ignores it, and so would this interpreter.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     comm = None
     try:
         if unique_id is not None:
