@@ -3,6 +3,7 @@
 use super::ProcessGroup;
 use super::buffer::{Buffer, BufferMut, Place, Spot};
 use super::messages::Own;
+use crate::comm::Inner;
 use crate::comm::call::Call;
 use crate::dtype::ReduceOp;
 use crate::error::{Error, Result};
@@ -44,30 +45,22 @@ impl ProcessGroup {
 impl<'a> Batch<'a> {
     /// Adds [`ProcessGroup::all_reduce`].
     pub fn all_reduce(&mut self, buffer: impl Into<BufferMut<'a>>, op: ReduceOp) -> Result<()> {
-        let mut buffer = buffer.into();
-        let call = self.group.comm.inner().all_reduce_in_place(&mut buffer, op)?;
-        self.push(call, [buffer.place])
+        self.on_one(buffer.into(), |inner, buffer| inner.all_reduce_in_place(buffer, op))
     }
 
     /// Adds [`ProcessGroup::broadcast`].
     pub fn broadcast(&mut self, buffer: impl Into<BufferMut<'a>>, root: usize) -> Result<()> {
-        let mut buffer = buffer.into();
-        let call = self.group.comm.inner().broadcast(&mut buffer, root)?;
-        self.push(call, [buffer.place])
+        self.on_one(buffer.into(), |inner, buffer| inner.broadcast(buffer, root))
     }
 
     /// Adds [`ProcessGroup::reduce`].
     pub fn reduce(&mut self, buffer: impl Into<BufferMut<'a>>, root: usize, op: ReduceOp) -> Result<()> {
-        let mut buffer = buffer.into();
-        let call = self.group.comm.inner().reduce_in_place(&mut buffer, op, root)?;
-        self.push(call, [buffer.place])
+        self.on_one(buffer.into(), |inner, buffer| inner.reduce_in_place(buffer, op, root))
     }
 
     /// Adds [`ProcessGroup::all_gather`].
     pub fn all_gather(&mut self, input: impl Into<Buffer<'a>>, output: impl Into<BufferMut<'a>>) -> Result<()> {
-        let (input, mut output) = (input.into(), output.into());
-        let call = self.group.comm.inner().all_gather(&input, &mut output)?;
-        self.push(call, [input.place, output.place])
+        self.on_two(input.into(), output.into(), |inner, input, output| inner.all_gather(input, output))
     }
 
     /// Adds [`ProcessGroup::reduce_scatter`].
@@ -77,9 +70,7 @@ impl<'a> Batch<'a> {
         output: impl Into<BufferMut<'a>>,
         op: ReduceOp,
     ) -> Result<()> {
-        let (input, mut output) = (input.into(), output.into());
-        let call = self.group.comm.inner().reduce_scatter(&input, &mut output, op)?;
-        self.push(call, [input.place, output.place])
+        self.on_two(input.into(), output.into(), |inner, input, output| inner.reduce_scatter(input, output, op))
     }
 
     /// Adds [`ProcessGroup::gather`].
@@ -89,9 +80,7 @@ impl<'a> Batch<'a> {
         output: impl Into<BufferMut<'a>>,
         root: usize,
     ) -> Result<()> {
-        let (input, mut output) = (input.into(), output.into());
-        let call = self.group.comm.inner().gather(&input, &mut output, root)?;
-        self.push(call, [input.place, output.place])
+        self.on_two(input.into(), output.into(), |inner, input, output| inner.gather(input, output, root))
     }
 
     /// Adds [`ProcessGroup::scatter`].
@@ -101,16 +90,12 @@ impl<'a> Batch<'a> {
         output: impl Into<BufferMut<'a>>,
         root: usize,
     ) -> Result<()> {
-        let (input, mut output) = (input.into(), output.into());
-        let call = self.group.comm.inner().scatter(&input, &mut output, root)?;
-        self.push(call, [input.place, output.place])
+        self.on_two(input.into(), output.into(), |inner, input, output| inner.scatter(input, output, root))
     }
 
     /// Adds [`ProcessGroup::all_to_all`].
     pub fn all_to_all(&mut self, input: impl Into<Buffer<'a>>, output: impl Into<BufferMut<'a>>) -> Result<()> {
-        let (input, mut output) = (input.into(), output.into());
-        let call = self.group.comm.inner().all_to_all(&input, &mut output)?;
-        self.push(call, [input.place, output.place])
+        self.on_two(input.into(), output.into(), |inner, input, output| inner.all_to_all(input, output))
     }
 
     /// Adds a send to `peer` (our own rank included, if the batch also receives from it).
@@ -129,6 +114,25 @@ impl<'a> Batch<'a> {
         let own = peer == self.group.rank();
         let call = if own { self.own.recv(call) } else { Some(call) };
         self.push(call, [data.place])
+    }
+
+    fn on_one(
+        &mut self,
+        mut buffer: BufferMut<'a>,
+        make: impl FnOnce(&Inner, &mut BufferMut<'_>) -> Result<Call>,
+    ) -> Result<()> {
+        let call = make(self.group.comm.inner(), &mut buffer)?;
+        self.push(call, [buffer.place])
+    }
+
+    fn on_two(
+        &mut self,
+        input: Buffer<'a>,
+        mut output: BufferMut<'a>,
+        make: impl FnOnce(&Inner, &Buffer<'_>, &mut BufferMut<'_>) -> Result<Call>,
+    ) -> Result<()> {
+        let call = make(self.group.comm.inner(), &input, &mut output)?;
+        self.push(call, [input.place, output.place])
     }
 
     fn push<const N: usize>(&mut self, call: impl Into<Option<Call>>, places: [Place<'a>; N]) -> Result<()> {

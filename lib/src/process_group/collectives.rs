@@ -6,6 +6,7 @@
 use super::ProcessGroup;
 use super::buffer::{Buffer, BufferMut, Spot};
 use super::work::Enqueued;
+use crate::comm::Inner;
 use crate::comm::call::Call;
 use crate::dtype::ReduceOp;
 use crate::error::Result;
@@ -14,10 +15,7 @@ impl ProcessGroup {
     /// Every rank's `buffer` becomes the element-wise reduction of all of them.
     #[inline]
     pub fn all_reduce<'a>(&self, buffer: impl Into<BufferMut<'a>>, op: ReduceOp) -> Result<()> {
-        let mut buffer = buffer.into();
-        let call = self.comm.inner().all_reduce_in_place(&mut buffer, op)?;
-        // SAFETY: the call was made from this buffer, which outlives it.
-        unsafe { self.carry_out(buffer.place.spot(), call) }
+        self.on_one(buffer.into(), |inner, buffer| inner.all_reduce_in_place(buffer, op))
     }
 
     /// [`ProcessGroup::all_reduce`] from `input` into `output`, of the same length.
@@ -28,26 +26,17 @@ impl ProcessGroup {
         output: impl Into<BufferMut<'b>>,
         op: ReduceOp,
     ) -> Result<()> {
-        let (input, mut output) = (input.into(), output.into());
-        let call = self.comm.inner().all_reduce(&input, &mut output, op)?;
-        // SAFETY: as above, here and below: the call's buffers are held until it is over.
-        unsafe { self.carry_out(input.place.joined(&output.place, "all_reduce")?, call) }
+        self.on_two(input.into(), output.into(), |inner, input, output| inner.all_reduce(input, output, op))
     }
 
     /// Every rank's `buffer` becomes the root's.
     pub fn broadcast<'a>(&self, buffer: impl Into<BufferMut<'a>>, root: usize) -> Result<()> {
-        let mut buffer = buffer.into();
-        let call = self.comm.inner().broadcast(&mut buffer, root)?;
-        // SAFETY: see `all_reduce_into`.
-        unsafe { self.carry_out(buffer.place.spot(), call) }
+        self.on_one(buffer.into(), |inner, buffer| inner.broadcast(buffer, root))
     }
 
     /// The root's `buffer` becomes the reduction of all of them; elsewhere it stays as it was.
     pub fn reduce<'a>(&self, buffer: impl Into<BufferMut<'a>>, root: usize, op: ReduceOp) -> Result<()> {
-        let mut buffer = buffer.into();
-        let call = self.comm.inner().reduce_in_place(&mut buffer, op, root)?;
-        // SAFETY: see `all_reduce_into`.
-        unsafe { self.carry_out(buffer.place.spot(), call) }
+        self.on_one(buffer.into(), |inner, buffer| inner.reduce_in_place(buffer, op, root))
     }
 
     /// [`ProcessGroup::reduce`] from `input` into the root's `output`; elsewhere `output` is ignored ([`BufferMut::none`]).
@@ -58,26 +47,17 @@ impl ProcessGroup {
         root: usize,
         op: ReduceOp,
     ) -> Result<()> {
-        let (input, mut output) = (input.into(), output.into());
-        let call = self.comm.inner().reduce(&input, &mut output, op, root)?;
-        // SAFETY: see `all_reduce_into`.
-        unsafe { self.carry_out(input.place.joined(&output.place, "reduce")?, call) }
+        self.on_two(input.into(), output.into(), |inner, input, output| inner.reduce(input, output, op, root))
     }
 
     /// Every rank's `output` (`n` x the input's length) becomes all ranks' `input`, in rank order.
     pub fn all_gather<'a, 'b>(&self, input: impl Into<Buffer<'a>>, output: impl Into<BufferMut<'b>>) -> Result<()> {
-        let (input, mut output) = (input.into(), output.into());
-        let call = self.comm.inner().all_gather(&input, &mut output)?;
-        // SAFETY: see `all_reduce_into`.
-        unsafe { self.carry_out(input.place.joined(&output.place, "all_gather")?, call) }
+        self.on_two(input.into(), output.into(), |inner, input, output| inner.all_gather(input, output))
     }
 
     /// [`ProcessGroup::all_gather`] where our input already lies at segment `rank` of `buffer`.
     pub fn all_gather_in_place<'a>(&self, buffer: impl Into<BufferMut<'a>>) -> Result<()> {
-        let mut buffer = buffer.into();
-        let call = self.comm.inner().all_gather_in_place(&mut buffer)?;
-        // SAFETY: see `all_reduce_into`.
-        unsafe { self.carry_out(buffer.place.spot(), call) }
+        self.on_one(buffer.into(), |inner, buffer| inner.all_gather_in_place(buffer))
     }
 
     /// `output` becomes segment `rank` of the reduction of all ranks' `input` (`n` x the output's length).
@@ -87,18 +67,12 @@ impl ProcessGroup {
         output: impl Into<BufferMut<'b>>,
         op: ReduceOp,
     ) -> Result<()> {
-        let (input, mut output) = (input.into(), output.into());
-        let call = self.comm.inner().reduce_scatter(&input, &mut output, op)?;
-        // SAFETY: see `all_reduce_into`.
-        unsafe { self.carry_out(input.place.joined(&output.place, "reduce_scatter")?, call) }
+        self.on_two(input.into(), output.into(), |inner, input, output| inner.reduce_scatter(input, output, op))
     }
 
     /// [`ProcessGroup::reduce_scatter`] whose result replaces segment `rank` of `buffer`; the other segments stay.
     pub fn reduce_scatter_in_place<'a>(&self, buffer: impl Into<BufferMut<'a>>, op: ReduceOp) -> Result<()> {
-        let mut buffer = buffer.into();
-        let call = self.comm.inner().reduce_scatter_in_place(&mut buffer, op)?;
-        // SAFETY: see `all_reduce_into`.
-        unsafe { self.carry_out(buffer.place.spot(), call) }
+        self.on_one(buffer.into(), |inner, buffer| inner.reduce_scatter_in_place(buffer, op))
     }
 
     /// The root's `output` (`n` x the input's length) becomes all ranks' `input`, in rank order; elsewhere `output` is ignored
@@ -109,10 +83,7 @@ impl ProcessGroup {
         output: impl Into<BufferMut<'b>>,
         root: usize,
     ) -> Result<()> {
-        let (input, mut output) = (input.into(), output.into());
-        let call = self.comm.inner().gather(&input, &mut output, root)?;
-        // SAFETY: see `all_reduce_into`.
-        unsafe { self.carry_out(input.place.joined(&output.place, "gather")?, call) }
+        self.on_two(input.into(), output.into(), |inner, input, output| inner.gather(input, output, root))
     }
 
     /// `output` becomes segment `rank` of the root's `input` (`n` x the output's length); elsewhere `input` is ignored
@@ -123,18 +94,12 @@ impl ProcessGroup {
         output: impl Into<BufferMut<'b>>,
         root: usize,
     ) -> Result<()> {
-        let (input, mut output) = (input.into(), output.into());
-        let call = self.comm.inner().scatter(&input, &mut output, root)?;
-        // SAFETY: see `all_reduce_into`.
-        unsafe { self.carry_out(input.place.joined(&output.place, "scatter")?, call) }
+        self.on_two(input.into(), output.into(), |inner, input, output| inner.scatter(input, output, root))
     }
 
     /// Segment `s` of `output` becomes segment `rank` of rank `s`'s `input`; both have `n` equal segments.
     pub fn all_to_all<'a, 'b>(&self, input: impl Into<Buffer<'a>>, output: impl Into<BufferMut<'b>>) -> Result<()> {
-        let (input, mut output) = (input.into(), output.into());
-        let call = self.comm.inner().all_to_all(&input, &mut output)?;
-        // SAFETY: see `all_reduce_into`.
-        unsafe { self.carry_out(input.place.joined(&output.place, "all_to_all")?, call) }
+        self.on_two(input.into(), output.into(), |inner, input, output| inner.all_to_all(input, output))
     }
 
     /// Sends `data` to `peer`, which must receive as many elements of the same type. It may wait for the receiver: ranks that
@@ -143,7 +108,7 @@ impl ProcessGroup {
         let data = data.into();
         self.comm.not_self("send", peer)?;
         let call = self.comm.inner().send(&data, peer)?;
-        // SAFETY: see `all_reduce_into`.
+        // SAFETY: as in `on_one`.
         unsafe { self.carry_out(data.place.spot(), call) }
     }
 
@@ -152,7 +117,7 @@ impl ProcessGroup {
         let mut data = data.into();
         self.comm.not_self("recv", peer)?;
         let call = self.comm.inner().recv(&mut data, peer)?;
-        // SAFETY: see `all_reduce_into`.
+        // SAFETY: as in `on_one`.
         unsafe { self.carry_out(data.place.spot(), call) }
     }
 
@@ -160,6 +125,32 @@ impl ProcessGroup {
     pub fn barrier(&self) -> Result<()> {
         // SAFETY: without memory.
         unsafe { self.carry_out(Spot::Host, self.comm.inner().barrier()) }
+    }
+
+    /// A call that `make` makes of the buffer that it is given.
+    #[inline]
+    fn on_one(
+        &self,
+        mut buffer: BufferMut<'_>,
+        make: impl FnOnce(&Inner, &mut BufferMut<'_>) -> Result<Call>,
+    ) -> Result<()> {
+        let call = make(self.comm.inner(), &mut buffer)?;
+        // SAFETY: the call was made of this buffer, which is held until it is over.
+        unsafe { self.carry_out(buffer.place.spot(), call) }
+    }
+
+    /// The same of an input and an output.
+    #[inline]
+    fn on_two(
+        &self,
+        input: Buffer<'_>,
+        mut output: BufferMut<'_>,
+        make: impl FnOnce(&Inner, &Buffer<'_>, &mut BufferMut<'_>) -> Result<Call>,
+    ) -> Result<()> {
+        let call = make(self.comm.inner(), &input, &mut output)?;
+        let spot = input.place.joined(&output.place, call.key.collective.name())?;
+        // SAFETY: as in `on_one`.
+        unsafe { self.carry_out(spot, call) }
     }
 
     /// # Safety
