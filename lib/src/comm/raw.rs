@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::call::Call;
 use super::{Comm, Inner};
+use crate::algorithm::Shape;
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, Result};
 use crate::executor::{Buffers, CallKey};
@@ -98,20 +99,11 @@ impl RawCall {
             What::Recv { count, .. } => (0, *count),
             What::AllToAllV { send, recv } => (end(send), end(recv)),
             What::AllGatherV { count, recv } => (*count, end(recv)),
+            What::Even { collective: Collective::Barrier | Collective::SendRecv, .. } => (0, 0),
             What::Even { collective, root, count, .. } => {
-                let (one, all) = (*count, count.saturating_mul(size));
-                let if_root = |len: usize| if rank == *root { len } else { 0 };
-                match collective {
-                    Collective::AllReduce => (one, one),
-                    Collective::AllGather => (one, all),
-                    Collective::ReduceScatter => (all, one),
-                    Collective::Broadcast => (if_root(one), one),
-                    Collective::Reduce => (one, if_root(one)),
-                    Collective::Gather => (one, if_root(all)),
-                    Collective::Scatter => (if_root(all), one),
-                    Collective::AllToAll => (all, all),
-                    Collective::Barrier | Collective::SendRecv => (0, 0),
-                }
+                let shape = Shape { collective: *collective, ranks: size, root: *root, channels: 1 };
+                let segments = |n: usize| count.saturating_mul(n);
+                (segments(shape.input_segments(rank)), segments(shape.output_segments(rank)))
             }
         }
     }

@@ -7,6 +7,7 @@ use cudarc::driver::sys::{self, CUpointer_attribute as Attribute};
 use super::call::Call;
 use super::comm::DeviceComm;
 use super::driver::cuda;
+use crate::algorithm::Shape;
 use crate::error::{Error, Result};
 use crate::wire::Collective;
 
@@ -81,18 +82,9 @@ pub(super) fn of(call: &Call, rank: usize, size: usize) -> Result<[Option<Buffer
         .filter(|&bytes| bytes < 1 << 48)
         .ok_or_else(too_large)?;
     let part = whole / size as u64;
-    // Segments of the input and of the output; 0 for one that is not used.
-    let at_root = rank == call.root;
-    let (inputs, outputs) = match call.collective {
-        Collective::AllGather => (part, whole),
-        Collective::ReduceScatter => (whole, part),
-        Collective::AllToAll => (whole, whole),
-        Collective::Broadcast if !at_root => (0, part),
-        Collective::Reduce if !at_root => (part, 0),
-        Collective::Gather => (part, if at_root { whole } else { 0 }),
-        Collective::Scatter => (if at_root { whole } else { 0 }, part),
-        _ => (part, part),
-    };
+    let shape = Shape { collective: call.collective, ranks: size, root: call.root, channels: 1 };
+    let inputs = part * shape.input_segments(rank) as u64;
+    let outputs = part * shape.output_segments(rank) as u64;
     let buffer = |name, at, bytes| (bytes > 0).then_some(Buffer { name, at, bytes, element });
     let used = [buffer("input", call.input, inputs), buffer("output", call.output, outputs)];
     for buffer in used.iter().flatten() {
