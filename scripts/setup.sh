@@ -4,6 +4,7 @@
 #   scripts/setup.sh --mpi        Open MPI, and what the feature `mpi` is built with, through apt-get, as root
 #   scripts/setup.sh --verbs      what the feature `verbs` is built with and scripts/rxe-vm.sh runs on, through apt-get, as root
 #   scripts/setup.sh --python     numpy and torch for /usr/bin/python3, through apt-get, as root
+#   scripts/setup.sh --chromium   the browser in which scripts/pages-test.sh looks at pages, through apt-get, as root
 #   scripts/setup.sh --deny       cargo-deny, the licence and source checker, through cargo (about two minutes)
 #
 # What is there already is left alone. Exit code: 0 all asked for is there; 1 something could not be installed; 2 usage.
@@ -71,6 +72,13 @@ python() {
     install python3 python3-numpy python3-torch
 }
 
+chromium() {
+    for name in ${CHROMIUM:-chromium chromium-browser google-chrome}; do
+        have "$name" && { say "$name is there"; return 0; }
+    done
+    install chromium
+}
+
 [ $# -gt 0 ] || set -- --help
 status=0
 for argument in "$@"; do
@@ -79,8 +87,9 @@ for argument in "$@"; do
         --verbs) verbs || status=1 ;;
         --deny) deny || status=1 ;;
         --python) python || status=1 ;;
+        --chromium) chromium || status=1 ;;
         -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p;}' "$0" ;;
-        *) say "unknown option '$argument', expected --mpi, --verbs, --deny or --python"; exit 2 ;;
+        *) say "unknown option '$argument', expected --mpi, --verbs, --deny, --python or --chromium"; exit 2 ;;
     esac
 done
 exit $status

@@ -1,8 +1,9 @@
-//! Looks at the library from outside: draws the schedule of any collective.
+//! Looks at the library from outside: draws the schedule of any collective, and simulates it on machines that need not exist.
 
 mod html;
 mod picture;
 mod schedule;
+mod simulate;
 mod svg;
 
 use std::process::ExitCode;
@@ -22,6 +23,8 @@ struct Options {
 enum Command {
     /// Draws a schedule: which rank sends what to whom, in which order.
     Schedule(schedule::Options),
+    /// Says how long a schedule would take on another machine, and what it would wait for.
+    Simulate(simulate::Options),
 }
 
 fn main() -> ExitCode {
@@ -37,5 +40,6 @@ fn main() -> ExitCode {
 fn run() -> Result<()> {
     match Options::parse().command {
         Command::Schedule(options) => schedule::run(&options),
+        Command::Simulate(options) => simulate::run(&options),
     }
 }
