@@ -64,7 +64,7 @@ fn a_message_between_two_hosts_of_a_file() {
 fn the_example_of_the_documentation() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/topologies/two-hosts.toml");
     let text = output(&["all-reduce", "--algo", "ring", "-n", "4", "-s", "64M", "-t", path]);
-    for part in ["two hosts on one switch", "transfer, cable", "shared bus0", "inside host0"] {
+    for part in ["two hosts on one switch", "transfer, shared", "cable", "shared bus0", "inside host0"] {
         assert!(text.contains(part), "{part}: {text}");
     }
 }
