@@ -17,6 +17,8 @@ mod compile;
 mod driver;
 mod hosted;
 mod kernels;
+mod mailbox;
+mod mapped;
 mod path;
 mod path_check;
 mod peers;
