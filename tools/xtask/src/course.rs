@@ -20,7 +20,7 @@ pub struct Step {
 }
 
 /// All of a package's tests but those in documentation.
-const ALL: &[&str] = &["--lib", "--bins", "--tests"];
+const ALL: &[&str] = &["--all-targets"];
 
 const fn step(number: u8, name: &'static str) -> Step {
     Step { number, name, targets: ALL, skip: &[], verbs: false }
