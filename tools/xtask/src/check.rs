@@ -189,8 +189,11 @@ fn unchecked(
             continue;
         }
         let names: Vec<String> = these.iter().map(|e| format!("exercise {} (`{}`)", e.number, e.function)).collect();
-        let what = if names.is_empty() { "the tests over RDMA".to_owned() } else { names.join(", ") };
-        let verb = if these.len() == 1 { "needs" } else { "need" };
+        let what = match names.as_slice() {
+            [] => "the tests over RDMA".to_owned(),
+            [one] => format!("{one} needs {needs}"),
+            all => format!("{} need {needs}", all.join(", ")),
+        };
         let how = match needs {
             Needs::Rdma => {
                 format!("`cargo xtask check {:02} --vm`, once `scripts/setup.sh --verbs` has run as root", step.number)
@@ -198,7 +201,7 @@ fn unchecked(
             Needs::Gpu => "run the same on a machine with an NVIDIA GPU, its driver and NVRTC".to_owned(),
             Needs::Torch => "`scripts/setup.sh --python` as root installs them".to_owned(),
         };
-        lines.push(format!("NOT CHECKED HERE: {what} {verb} {needs}: {how}"));
+        lines.push(format!("NOT CHECKED HERE: {what}: {how}"));
     }
     let covered = !lines.is_empty();
     lines.extend(skipped.iter().filter(|_| !covered).map(|l| (*l).to_owned()));
@@ -306,7 +309,7 @@ failures:
         let lines = unchecked(&step, &exercises(), &BTreeSet::new(), false, |n| n == Needs::Rdma);
         assert_eq!(lines.len(), 1);
         assert!(
-            lines[0].starts_with("NOT CHECKED HERE: the tests over RDMA need RDMA: `cargo xtask check 05 --vm`"),
+            lines[0].starts_with("NOT CHECKED HERE: the tests over RDMA: `cargo xtask check 05 --vm`"),
             "{lines:?}"
         );
         let lines = unchecked(&step, &exercises(), &BTreeSet::from(["SKIPPED: no GPU"]), true, |n| n == Needs::Gpu);
