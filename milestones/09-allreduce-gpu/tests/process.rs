@@ -6,7 +6,7 @@ use assert_cmd::Command;
 fn program() -> Command {
     match std::env::var_os("ALLREDUCE_GPU") {
         Some(path) => Command::new(path),
-        None => Command::cargo_bin("allreduce-gpu").unwrap(),
+        None => assert_cmd::cargo::cargo_bin_cmd!("allreduce-gpu"),
     }
 }
 
