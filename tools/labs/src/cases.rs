@@ -31,6 +31,7 @@ const LAUNCHER: &str = r"^\[launcher\] rank \d+ (exited|was killed|did not end)"
 const ABORTED: &str = r"^\[rank \d+\] error: .*: the communicator was aborted: rank \d+: ";
 const LOST: &str = r"^\[rank \d+\] error: .*rank \d+ lost rank \d+ \(";
 const RESET: &str = r"^\[WARN +tinynccl::bootstrap::server\] rendezvous store: rank \d+ at ";
+const CONNECT: &str = r"^error: connect: rank \d made no progress for";
 const LEFT: &str = r"^\[WARN +tinynccl";
 
 /// In the order of the pages.
@@ -65,11 +66,14 @@ pub(crate) const CASES: &[Case] = &[
     failure("shm-full", &["shm-full"], &["rank 0 was killed by signal 7 (SIGBUS)", "lost rank 0"]),
     failure("shm-full-reserve", &["shm-full --reserve"], &["reserving 8388608 bytes", "No space left on device"]),
     mended("shm-full-fixed", &["shm-full --fixed"], &["rank 1: 8 MiB are here"]),
-    failure(
-        "wrong-interface",
-        &["wrong-interface"],
-        &["not arrived: rank 1", "of usb0", "TINYNCCL_IFNAME chooses the interfaces"],
-    ),
+    Case {
+        may: &[r"^error: communicator: rank \d: the communicator was aborted: rank \d: connect: ", CONNECT],
+        ..failure(
+            "wrong-interface",
+            &["wrong-interface"],
+            &["not arrived: rank", "169.254.3.2", "TINYNCCL_IFNAME chooses the interfaces"],
+        )
+    },
     mended("wrong-interface-fixed", &["wrong-interface --fixed"], &["rank 1: all_reduce works"]),
     failure("slow-link", &["slow-link"], &["rank 3:", "ms per all_reduce", "which link is it?"]),
     mended(

@@ -123,13 +123,16 @@ fn network(host: usize) -> Result<()> {
         ip(&["link", "set", name, "up"])?;
     }
     ip(&["link", "set", "bmc", "up"])?;
-    // A cable works when both ends are up.
+    // A cable works when both ends are up, and the kernel says so a moment later.
     let end = Instant::now() + Duration::from_secs(10);
-    while !local_addresses(&Config::default())?.iter().any(|address| address.interface == "lan0") {
-        ensure!(Instant::now() < end, "lan0 of host {host} does not come up");
+    loop {
+        let up = local_addresses(&Config::default())?;
+        if ["lan0", "usb0"].iter().all(|name| up.iter().any(|address| address.interface == *name)) {
+            return Ok(());
+        }
+        ensure!(Instant::now() < end, "the interfaces of host {host} do not come up");
         std::thread::sleep(Duration::from_millis(5));
     }
-    Ok(())
 }
 
 fn ip(arguments: &[&str]) -> Result<()> {
