@@ -15,8 +15,17 @@ pub(crate) struct Item {
 }
 
 /// Words that may stand before what a reader would call the item's beginning.
-const BEFORE: [&str; 9] =
-    ["pub ", "pub(crate) ", "pub(super) ", "async ", "unsafe ", "const ", "static ", "__device__ ", "__global__ "];
+const BEFORE: [&str; 9] = [
+    "pub ",
+    "async ",
+    "unsafe ",
+    "const ",
+    "static ",
+    "__device__ ",
+    "__global__ ",
+    "__forceinline__ ",
+    "extern \"C\" ",
+];
 
 fn indent(line: &str) -> usize {
     line.len() - line.trim_start().len()
@@ -30,7 +39,8 @@ fn begins(line: &str, head: &str) -> bool {
             let whole = |c: char| c.is_alphanumeric() || c == '_';
             return !(head.ends_with(whole) && after.starts_with(whole));
         }
-        match BEFORE.iter().find_map(|word| rest.strip_prefix(word)) {
+        let within = || rest.strip_prefix("pub(")?.split_once(") ").map(|(_, after)| after);
+        match BEFORE.iter().find_map(|word| rest.strip_prefix(word)).or_else(within) {
             Some(after) => rest = after.trim_start(),
             None => return false,
         }
@@ -106,6 +116,7 @@ mod tests {
     #[test]
     fn a_head_ends_at_the_end_of_a_word() {
         assert!(begins("pub(crate) fn send(x)", "fn send"));
+        assert!(begins("    pub(in super::super) unsafe fn send(x)", "fn send"));
         assert!(!begins("fn send_all(x)", "fn send"));
         assert!(find("fn a() {}\n", "fn b", false).is_err());
     }

@@ -73,7 +73,9 @@ fn target(link: &str, page: &Page, documents: &mut BTreeSet<PathBuf>) -> Result<
         if !root.join(&path).exists() {
             bail!("the link {link} leads to {}, which is not there", path.display());
         }
-        return Ok(format!("{top}{}{fragment}", inside.display()));
+        // mdBook makes a folder's README its index.
+        let page = if inside.ends_with("README.md") { inside.with_file_name("index.md") } else { inside.to_owned() };
+        return Ok(format!("{top}{}{fragment}", page.display()));
     }
     let full = root.join(&path);
     let document = if full.join("README.md").is_file() { path.join("README.md") } else { path.clone() };
