@@ -1,4 +1,4 @@
-//! `cargo xtask`: work through the milestones. See README.md, "Work through it".
+//! `cargo xtask`: work through the milestones.
 
 use std::io::{Error, ErrorKind, IsTerminal as _, Write as _};
 use std::process::{Command, ExitCode};
