@@ -33,6 +33,8 @@ fn main() -> ExitCode {
     exit_code(start(Args::parse()))
 }
 
+// EXERCISE 1 (How it works): find an interpreter, build the extension unless a folder is given, and let `Launcher`
+// run the script once per rank, with the extension's folder in PYTHONPATH.
 fn start(args: Args) -> Result<i32> {
     let python = Interpreter::find(args.python, Needs::Arrays)?;
     let module = args.module.map_or_else(extension::build, Ok)?;

@@ -31,6 +31,8 @@ fn main() -> ExitCode {
     exit_code(start(Args::parse()))
 }
 
+// EXERCISE 1 (How it works): find an interpreter with torch, build the extension unless a folder is given, and let
+// `Launcher` run train.py once per rank, with PYTHONPATH, and INIT_METHOD naming a file for torch's store.
 fn start(args: Args) -> Result<i32> {
     let python = Interpreter::find(args.python, Needs::Torch)?;
     let module = args.module.map_or_else(extension::build, Ok)?;

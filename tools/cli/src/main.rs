@@ -1,5 +1,6 @@
-//! Looks at the library from outside: draws the schedule of any collective.
+//! Looks at the library from outside: draws the schedule of any collective, and says what a machine can do.
 
+mod doctor;
 mod html;
 mod picture;
 mod schedule;
@@ -10,7 +11,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-/// Looks at schedules without running them.
+/// Looks at schedules without running them, and at what this machine can do.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Options {
@@ -22,6 +23,8 @@ struct Options {
 enum Command {
     /// Draws a schedule: which rank sends what to whom, in which order.
     Schedule(schedule::Options),
+    /// Says what this machine can do, what is missing for which milestone, and what mends it.
+    Doctor(doctor::Options),
 }
 
 fn main() -> ExitCode {
@@ -37,5 +40,6 @@ fn main() -> ExitCode {
 fn run() -> Result<()> {
     match Options::parse().command {
         Command::Schedule(options) => schedule::run(&options),
+        Command::Doctor(options) => doctor::run(&options),
     }
 }
