@@ -8,8 +8,9 @@ use std::fmt::Write;
 
 use anyhow::{Context, Result, bail};
 
-/// Width of a character of the labels, roughly.
+/// Width of a character of the labels, roughly; and of the bold names.
 const CHAR: f64 = 6.5;
+const BOLD: f64 = 7.6;
 const STEP: f64 = 36.0;
 /// Arrow heads have names of their own in every picture: a page holds several.
 const HEADS: &str = "<defs><marker id=\"head\" viewBox=\"0 0 8 8\" refX=\"8\" refY=\"4\" markerWidth=\"8\" markerHeight=\"8\" \
@@ -73,7 +74,7 @@ fn sequence(text: &str) -> Result<String> {
     let length = |text: &str| text.chars().count() as f64 * CHAR;
     let mut column = 96.0_f64;
     for name in &actors {
-        column = column.max(length(name) + 30.0);
+        column = column.max(name.chars().count() as f64 * BOLD + 30.0);
     }
     for line in &parsed {
         match line {
@@ -90,7 +91,7 @@ fn sequence(text: &str) -> Result<String> {
     let x = |actor: usize| 10.0 + column * (actor as f64 + 0.5);
     let mut body = String::new();
     for (i, name) in actors.iter().enumerate() {
-        let half = length(name) / 2.0 + 10.0;
+        let half = name.chars().count() as f64 * BOLD / 2.0 + 8.0;
         let _ = write!(
             body,
             "<line x1=\"{0:.1}\" x2=\"{0:.1}\" y1=\"32\" y2=\"{high:.1}\" class=\"life\"/>\
@@ -157,9 +158,10 @@ fn boxes(text: &str) -> Result<String> {
     let length = |text: &str| text.chars().count() as f64 * CHAR + 4.0;
     let (mut body, mut wide, mut y) = (String::new(), 0.0_f64, 6.0);
     for line in text.lines().filter(|l| !l.trim().is_empty()) {
+        // Words on an arrow may have a colon too.
         let (caption, row) = match line.split_once(": ") {
-            Some((caption, row)) => (caption.trim(), row),
-            None => ("", line),
+            Some((caption, row)) if !["-(", "->", "=>"].iter().any(|a| caption.contains(a)) => (caption.trim(), row),
+            _ => ("", line),
         };
         if !caption.is_empty() {
             label(&mut body, 6.0, y + 12.0, "caption", caption);
@@ -174,7 +176,7 @@ fn boxes(text: &str) -> Result<String> {
             if name.is_empty() {
                 bail!("a box without words in '{line}'");
             }
-            let width = length(name) + 16.0;
+            let width = name.chars().count() as f64 * BOLD + 16.0;
             let _ = write!(
                 body,
                 "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"28\" rx=\"4\" class=\"box\"/>"
@@ -224,6 +226,7 @@ mod tests {
         let svg = boxes("way: GPU -> card => wire\nRESET -(port)-> INIT").unwrap();
         assert_eq!(svg.matches("<rect").count(), 5);
         assert!(svg.contains("port") && svg.contains("class=\"data\""));
+        assert!(!boxes("A -(to: b)-> B").unwrap().contains("caption"), "a colon on an arrow is no caption's");
         assert!(boxes("A -> -> B").is_err());
         assert!(draw("text", "").is_none());
     }

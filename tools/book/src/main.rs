@@ -59,8 +59,11 @@ enum Command {
         /// The built book.
         book: PathBuf,
         /// Where the screenshots go.
+        #[arg(long, default_value = "target/book-shots")]
+        shots: PathBuf,
+        /// No screenshots.
         #[arg(long)]
-        shots: Option<PathBuf>,
+        quiet: bool,
         /// Only pages whose path contains this.
         #[arg(long, default_value = "")]
         only: String,
@@ -83,6 +86,6 @@ fn run() -> Result<()> {
         Command::Finish { book } => finish::run(&book),
         Command::Links { book } => links::run(&book),
         Command::Outputs { bless, names } => outputs::run(bless, &names),
-        Command::Look { book, shots, only } => look::run(&book, shots.as_deref(), &only),
+        Command::Look { book, shots, quiet, only } => look::run(&book, (!quiet).then_some(shots.as_path()), &only),
     }
 }

@@ -65,7 +65,11 @@ impl Expanded {
             let readme = path.with_extension("").join("README.md");
             if path.starts_with("milestones") && repository().join(&readme).is_file() {
                 self.documents.remove(&readme);
-                let page = self.document(&readme);
+                let mut page = self.document(&readme);
+                // What is numbered below its chapter is shown below it.
+                if let Some(number) = chapter["number"].as_array() {
+                    page["Chapter"]["number"] = number.iter().cloned().chain([1.into()]).collect();
+                }
                 if let Some(below) = chapter["sub_items"].as_array_mut() {
                     below.push(page);
                 }
