@@ -308,7 +308,7 @@ class Collectives:
         self._number += 1
         self._flush()
         if self._streams:
-            for stream in self._streams.values():
+            for stream, _ in self._streams.values():
                 torch.cuda.current_stream(stream.device).synchronize()
         return Work((self._comm.barrier(async_op=True),), [])._keep(self._kept)
 

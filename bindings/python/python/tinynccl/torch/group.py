@@ -100,10 +100,11 @@ class ProcessGroup(Collectives, c10d.ProcessGroup):
         return device
 
     def _stream(self, device):
-        stream = self._streams.get(device)
-        if stream is None:
-            stream = self._streams[device] = torch.cuda.Stream(device, priority=-1)
-        return stream
+        """Our stream, and an event for what it waits for: one for all calls, because a wait is for what was recorded last."""
+        both = self._streams.get(device)
+        if both is None:
+            both = self._streams[device] = torch.cuda.Stream(device, priority=-1), torch.cuda.Event()
+        return both
 
     def _run(self, call, tensors, result, make, finish=None, scratch=()):
         """Makes calls over ``tensors`` and memory of ours: ``make`` gets keyword arguments for the communicator and returns a work."""
@@ -120,11 +121,12 @@ class ProcessGroup(Collectives, c10d.ProcessGroup):
 
     def _on_stream(self, device, tensors, result, make, finish=None):
         """On our stream, behind what is on the current one, so that calls overlap with the caller's kernels."""
-        stream = self._stream(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            make(stream=stream.cuda_stream)
-            if finish is not None:
+        stream, ready = self._stream(device)
+        ready.record(torch.cuda.current_stream(device))
+        stream.wait_event(ready)
+        make(stream=stream.cuda_stream)
+        if finish is not None:
+            with torch.cuda.stream(stream):
                 finish()
         for tensor in tensors:
             # The allocator does not give its memory away before our stream has passed this point.
