@@ -6,7 +6,7 @@
 #   scripts/setup.sh --python     numpy and torch for /usr/bin/python3, through apt-get, as root; maturin, through pip
 #   scripts/setup.sh --deny       cargo-deny, the licence and source checker, through cargo (about two minutes)
 #   scripts/setup.sh --book       mdbook, through cargo (about one minute)
-#   scripts/setup.sh --chromium   a browser to look at the book with, through apt-get, as root
+#   scripts/setup.sh --chromium   a browser to look at the book and at schedules with, through apt-get, as root
 #
 # What is there already is left alone. Exit code: 0 all asked for is there; 1 something could not be installed; 2 usage.
 set -u
