@@ -1,5 +1,7 @@
-//! Looks at the library from outside: draws the schedule of any collective, and simulates it on machines that need not exist.
+//! Looks at the library from outside: draws the schedule of any collective, simulates it on machines that need not exist, and says
+//! what a machine can do.
 
+mod doctor;
 mod html;
 mod picture;
 mod schedule;
@@ -11,7 +13,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-/// Looks at schedules without running them.
+/// Looks at schedules without running them, and at what this machine can do.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Options {
@@ -23,6 +25,8 @@ struct Options {
 enum Command {
     /// Draws a schedule: which rank sends what to whom, in which order.
     Schedule(schedule::Options),
+    /// Says what this machine can do, what is missing for which milestone, and what mends it.
+    Doctor(doctor::Options),
     /// Says how long a schedule would take on another machine, and what it would wait for.
     Simulate(simulate::Options),
 }
@@ -40,6 +44,7 @@ fn main() -> ExitCode {
 fn run() -> Result<()> {
     match Options::parse().command {
         Command::Schedule(options) => schedule::run(&options),
+        Command::Doctor(options) => doctor::run(&options),
         Command::Simulate(options) => simulate::run(&options),
     }
 }
