@@ -35,10 +35,10 @@ pub(crate) fn line(line: &str, page: &Page, documents: &mut BTreeSet<PathBuf>) -
     while let Some(at) = rest.find(['`', ']']) {
         let (before, after) = rest.split_at(at);
         out.push_str(before);
-        if after.starts_with('`') {
+        if let Some(behind) = after.strip_prefix('`') {
             code = !code;
             out.push('`');
-            rest = &after[1..];
+            rest = behind;
         } else if !code
             && after.starts_with("](")
             && let Some(close) = closing(&after[2..])
