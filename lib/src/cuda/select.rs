@@ -71,19 +71,25 @@ pub struct Choice {
 
 /// Protocols of lines, and the bytes up to which each is taken if none before it was. All_reduce of two ranks, for which two steps send
 /// no less than one.
-const ALL_REDUCE_OF_TWO: &[(Protocol, usize)] =
-    &[(Protocol::OneShot, 64 << 10), (Protocol::OneShot128, 4 << 20), (Protocol::OneShot, 1 << 20)];
+const ALL_REDUCE_OF_TWO: &[(Protocol, usize)] = &[
+    (Protocol::OneShot, 64 << 10),
+    (Protocol::OneShot128, 2 << 20),
+    (Protocol::TwoShot128, 8 << 20),
+    (Protocol::OneShot, 1 << 20),
+];
 /// Of more ranks (estimates: no machine had more than two GPUs).
 const ALL_REDUCE: &[(Protocol, usize)] = &[
     (Protocol::OneShot, 64 << 10),
     (Protocol::OneShot128, 128 << 10),
     (Protocol::OneShot, 128 << 10),
-    (Protocol::TwoShot128, 4 << 20),
+    (Protocol::TwoShot128, 8 << 20),
     (Protocol::TwoShot, 512 << 10),
 ];
 /// The others, by the bytes of all messages of a rank.
 const OTHERS: &[(Protocol, usize)] =
-    &[(Protocol::OneShot, 128 << 10), (Protocol::OneShot128, 4 << 20), (Protocol::OneShot, 1 << 20)];
+    &[(Protocol::OneShot, 128 << 10), (Protocol::OneShot128, 8 << 20), (Protocol::OneShot, 1 << 20)];
+/// Bytes sent from which on lines are not better than the peers' buffers, where these are registered.
+const LINES_OR_DIRECT: usize = 4 << 20;
 /// Bytes for which another block of a Simple kernel pays.
 const SIMPLE_PER_BLOCK: usize = 16 << 10;
 /// The same, of a schedule.
@@ -119,7 +125,7 @@ pub(super) fn choose(layout: &Layout, collective: Collective, bytes: usize, regi
         _ => Protocol::Simple,
     };
     // With few blocks lines have room for less, and for LL128 there may be none.
-    let small = preferred.iter().filter(|(_, most)| sent <= *most);
+    let small = preferred.iter().filter(|(_, most)| sent <= *most && !(registered && sent > LINES_OR_DIRECT));
     let fitting = small.map(|&(p, _)| with_blocks(p)).find(|&choice| fits(layout, collective, choice, bytes));
     fitting.unwrap_or_else(|| with_blocks(large))
 }

@@ -179,10 +179,11 @@ fn shape(line: &str) -> String {
     let mut digits = false;
     for c in line.trim_end().chars() {
         let number = c.is_ascii_digit() || (digits && c == '.');
-        if number && !digits {
-            shape.push('N');
-        } else if !number && !(c == ' ' && shape.ends_with(' ')) {
-            shape.push(c);
+        match c {
+            _ if number && digits => {}
+            _ if number => shape.push('N'),
+            ' ' if shape.ends_with(' ') => {}
+            _ => shape.push(c),
         }
         digits = number;
     }

@@ -124,6 +124,7 @@ fn test(learn: &Learn, step: &Step, program: &Path, vm: bool) -> Result<Outcome>
     }
     let mut command = Command::new(learn.root.join("scripts/rxe-vm.sh"));
     command
+        .env("RUST_BACKTRACE", "0")
         .args(["--pair", "--timeout", "400", "--mem", "2G", "--env", "TINYNCCL_TEST_VERBS=1", "--"])
         .args(["sh", "-c", "cd \"$0\" && exec \"$@\""])
         .arg(&folder)

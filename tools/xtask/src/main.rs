@@ -1,6 +1,6 @@
-//! `cargo xtask`: work through the milestones. See README.md, "Work through it".
+//! `cargo xtask`: work through the milestones.
 
-use std::io::{IsTerminal as _, Write as _};
+use std::io::{Error, ErrorKind, IsTerminal as _, Write as _};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -57,10 +57,19 @@ enum Task {
     },
 }
 
+/// Prints a line; an error where the reader has gone.
+macro_rules! say {
+    ($($words:tt)*) => { writeln!(std::io::stdout(), $($words)*) };
+}
+
 fn main() -> ExitCode {
     match start(&Cli::parse().task) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
+        // As in `cargo xtask list | head`: nobody reads on.
+        Err(error) if error.downcast_ref::<Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe) => {
+            ExitCode::SUCCESS
+        }
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
@@ -74,7 +83,7 @@ fn start(task: &Task) -> Result<bool> {
     let learn = Learn::new(&course::checkout(), &folder)?;
     match task {
         Task::Status => status(&learn)?,
-        Task::Next => println!("{}", next(&learn)?),
+        Task::Next => say!("{}", next(&learn)?)?,
         Task::List => list(&learn)?,
         Task::Start { step } => {
             learn.start(step)?;
@@ -84,7 +93,7 @@ fn start(task: &Task) -> Result<bool> {
         Task::Reset { step, yes } => {
             ensure!(*yes || agreed(&learn, step)?, "nothing was changed");
             let old = learn.reset(step)?;
-            println!("The old one is in {}.", learn.shown(&old));
+            say!("The old one is in {}.", learn.shown(&old))?;
             begun(&learn, step)?;
         }
         Task::Solution { step, exercise: None } => difference(&learn, step)?,
@@ -113,9 +122,9 @@ fn status(learn: &Learn) -> Result<()> {
     let mut passed = 0;
     for step in &STEPS {
         passed += usize::from(progress.of(step.number).is_some());
-        println!("  {:02}  {:<18} {}", step.number, step.name, state(learn, step, &progress)?);
+        say!("  {:02}  {:<18} {}", step.number, step.name, state(learn, step, &progress)?)?;
     }
-    println!("\n{passed} of {} passed. {}", STEPS.len(), next(learn)?);
+    say!("\n{passed} of {} passed. {}", STEPS.len(), next(learn)?)?;
     Ok(())
 }
 
@@ -135,10 +144,10 @@ fn next(learn: &Learn) -> Result<String> {
 
 fn list(learn: &Learn) -> Result<()> {
     for step in &STEPS {
-        println!("{}: {}", step.folder(), course::time(&learn.root, step)?);
+        say!("{}: {}", step.folder(), course::time(&learn.root, step)?)?;
         for e in exercise::of(step, &step.solution(&learn.root))? {
             let needs = e.needs.map_or(String::new(), |n| format!(" (its check needs {n})"));
-            println!("  {}. `{}` in {}{needs}", e.number, e.function, e.file.display());
+            say!("  {}. `{}` in {}{needs}", e.number, e.function, e.file.display())?;
         }
     }
     Ok(())
@@ -146,16 +155,16 @@ fn list(learn: &Learn) -> Result<()> {
 
 /// What to write, and what to do then.
 fn begun(learn: &Learn, step: &Step) -> Result<()> {
-    println!("{} is yours. Read milestones/{}/README.md, then write:", learn.shown(&learn.step(step)), step.folder());
+    say!("{} is yours. Read milestones/{}/README.md, then write:", learn.shown(&learn.step(step)), step.folder())?;
     for e in exercise::of(step, &step.solution(&learn.root))? {
-        println!("  {}. `{}` in {} (\"{}\"): {}", e.number, e.function, e.file.display(), e.section, e.text);
+        say!("  {}. `{}` in {} (\"{}\"): {}", e.number, e.function, e.file.display(), e.section, e.text)?;
     }
-    println!("Then `cargo xtask check {:02}`. `cargo run` in that folder runs your program.", step.number);
+    say!("Then `cargo xtask check {:02}`. `cargo run` in that folder runs your program.", step.number)?;
     Ok(())
 }
 
 fn checked(learn: &Learn, step: &Step, vm: bool) -> Result<bool> {
-    println!("building and testing {}", learn.shown(&learn.step(step)));
+    say!("building and testing {}", learn.shown(&learn.step(step)))?;
     let report = check::check(learn, step, vm)?;
     let passed = match (report.ok(), report.unchecked.is_empty()) {
         (false, _) => None,
@@ -163,16 +172,18 @@ fn checked(learn: &Learn, step: &Step, vm: bool) -> Result<bool> {
         (true, false) => Some(Passed::InPart),
     };
     Progress::read(&learn.folder)?.note(step.number, passed)?;
-    print!("{}", if report.ok() { "" } else { &report.output });
+    if !report.ok() {
+        write!(std::io::stdout(), "{}", report.output)?;
+    }
     for line in &report.unchecked {
-        println!("{line}");
+        say!("{line}")?;
     }
     if report.ok() {
-        println!("{}: passed, {} tests", step.folder(), report.passed);
-        println!("{}", next(learn)?);
+        say!("{}: passed, {} tests", step.folder(), report.passed)?;
+        say!("{}", next(learn)?)?;
     } else {
-        println!("{}: FAILED: {} tests failed, {} passed", step.folder(), report.failed.len(), report.passed);
-        println!("hint: {}", report.hint);
+        say!("{}: FAILED: {} tests failed, {} passed", step.folder(), report.failed.len(), report.passed)?;
+        say!("hint: {}", report.hint)?;
     }
     Ok(report.ok())
 }
@@ -211,7 +222,7 @@ fn difference(learn: &Learn, step: &Step) -> Result<()> {
         }
     }
     if same {
-        println!("yours is ours");
+        say!("yours is ours")?;
     }
     Ok(())
 }
@@ -223,7 +234,7 @@ fn ours(learn: &Learn, step: &Step, number: u32) -> Result<()> {
     let found = all.iter().find(|e| e.number == number);
     let e = found.with_context(|| format!("{} has exercises 1 to {}, no {number}", step.folder(), all.len()))?;
     let text = stub::text(&folder.join(&e.file))?.unwrap_or_default();
-    println!("`{}` in milestones/{}/{}:\n", e.function, step.folder(), e.file.display());
-    println!("{}", text[e.body.clone()].trim_end());
+    say!("`{}` in milestones/{}/{}:\n", e.function, step.folder(), e.file.display())?;
+    say!("{}", text[e.body.clone()].trim_end())?;
     Ok(())
 }
