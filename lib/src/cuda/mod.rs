@@ -18,6 +18,8 @@ mod driver;
 mod hosted;
 mod inventory;
 mod kernels;
+mod mailbox;
+mod mapped;
 mod path;
 mod path_check;
 mod peers;

@@ -70,6 +70,8 @@ fn stopped(part: &'static str, got: usize, expected: usize, source: io::Error) -
 /// Fills `buffer`, however many reads that takes: what `Read::read_exact` does, written out.
 ///
 /// Returns how many bytes came: fewer than asked for only at the end of the stream.
+// EXERCISE 1 (How it works): read into the rest of the buffer until it is full. 0 bytes mean that the stream has
+// ended: return what came. Go on after an interruption; make any other error one of ours with `stopped`.
 fn read_full(stream: &mut impl Read, part: &'static str, buffer: &mut [u8]) -> Result<usize, FrameError> {
     let expected = buffer.len();
     let mut got = 0;
@@ -87,6 +89,8 @@ fn read_full(stream: &mut impl Read, part: &'static str, buffer: &mut [u8]) -> R
 /// Writes `first` and then `second`, however many calls that takes, handing both to the kernel at once.
 ///
 /// One `writev` instead of two `write`s: half the system calls, and no small segment that waits for an acknowledgement.
+// EXERCISE 2 (How it works): hand both pieces to the kernel in one `write_vectored`, and what is left of them in the
+// next, until all is written. 0 bytes mean that the peer has closed.
 fn write_full(stream: &mut impl Write, first: &[u8], second: &[u8]) -> Result<(), FrameError> {
     let expected = first.len() + second.len();
     let mut sent = 0;
@@ -116,6 +120,8 @@ pub(crate) fn encode(length: usize) -> Option<[u8; HEADER]> {
 }
 
 /// The payload's length, if the header is one of ours and the length is at most `limit`.
+// EXERCISE 3 (How it works): look at the magic before you believe the length, and at the limit before anybody uses
+// it.
 pub(crate) fn decode(header: [u8; HEADER], limit: usize) -> Result<usize, FrameError> {
     let [m0, m1, m2, m3, l0, l1, l2, l3] = header;
     let magic = [m0, m1, m2, m3];

@@ -32,6 +32,8 @@ impl FromStr for Endpoint {
     type Err = String;
 
     /// Reads what `Display` writes and nothing else: a stranger's bytes must not become a QP's attributes.
+    // EXERCISE 2 (How it works): read what `Display` writes, field by field, and nothing else: no more fields,
+    // numbers of 24 bits, an MTU that there is.
     fn from_str(text: &str) -> Result<Endpoint, String> {
         let mut fields = text.split(' ');
         let endpoint = Endpoint {

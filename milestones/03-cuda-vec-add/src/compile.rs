@@ -46,6 +46,7 @@ pub(crate) fn nvrtc_version() -> Result<(i32, i32)> {
 
 /// PTX is the machine language of no GPU: `compute_90` promises instructions of that generation, and a later GPU's driver
 /// can still translate it. (`sm_90` would make machine code for that one.)
+// EXERCISE 1 (How it works): the name of the virtual machine that PTX is made for, from the compute capability.
 pub(crate) fn target((major, minor): (i32, i32)) -> String {
     format!("compute_{major}{minor}")
 }

@@ -16,6 +16,8 @@ pub(crate) fn expected(i: usize) -> f32 {
 }
 
 /// Why `result` is wrong: how many elements, and the first of them.
+// EXERCISE 2 (How it works): compare every element with what it must be; say how many are wrong, and the first:
+// where, what, what was expected. NaN is wrong too.
 pub(crate) fn difference(result: &[f32]) -> Option<String> {
     let mut wrong = result.iter().enumerate().filter(|&(i, c)| *c != expected(i));
     let (at, value) = wrong.next()?;

@@ -11,6 +11,8 @@ extern "C" __global__ void add_element(const float* a, const float* b, float* c,
 
 // As many threads as the device holds at once, each taking every stride-th element. Neighbouring threads still take
 // neighbouring elements: a warp's 32 loads are one 128-byte access.
+// EXERCISE 3 (The four kernels; needs GPU): each thread takes every stride-th element, from its own number on, so
+// that neighbours take neighbouring elements.
 extern "C" __global__ void add_strided(const float* a, const float* b, float* c, u64 n) {
     u64 stride = (u64)gridDim.x * blockDim.x;
     for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride) c[i] = a[i] + b[i];
@@ -18,6 +20,8 @@ extern "C" __global__ void add_strided(const float* a, const float* b, float* c,
 
 // 16 bytes per access: a quarter of the instructions, four times the bytes under way per thread. Addresses must be
 // multiples of 16; the last n % 4 elements go one by one.
+// EXERCISE 4 (The four kernels; needs GPU): the same, 16 bytes per access by float4; the last n % 4 elements go one
+// by one.
 extern "C" __global__ void add_vector(const float* a, const float* b, float* c, u64 n) {
     u64 stride = (u64)gridDim.x * blockDim.x, first = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     const float4* a4 = (const float4*)a;

@@ -33,6 +33,8 @@ pub struct Transfer<'a> {
 
 impl Transfer<'_> {
     /// Sends the whole buffer. When it returns, its memory may be used again.
+    // EXERCISE 2 (How it works): begin; then chunk by chunk: start the next chunk's copy into its slot once the wire
+    // has sent what was there, finish this chunk's copy, send it. At the end wait until the last chunk is sent.
     pub fn send(&mut self) -> Result<()> {
         let plan = self.plan;
         // With staging, the next chunk's copy runs while this chunk is on the wire.
@@ -56,6 +58,9 @@ impl Transfer<'_> {
     }
 
     /// Receives the whole buffer. When it returns, all of it is there.
+    // EXERCISE 3 (How it works): begin, post a place for as many chunks as there are slots; then for each chunk that
+    // came: start its copy into the buffer, finish the copy before it, post its slot again. At the end finish the
+    // last copy, or settle.
     pub fn receive(&mut self) -> Result<()> {
         let plan = self.plan;
         let chunks = plan.chunks();

@@ -32,6 +32,8 @@ impl Fault {
     }
 
     /// Where the faulty WRITE of `len` bytes goes: `open` may be written, `closed` may not.
+    // EXERCISE 1 (What goes wrong, and who learns it): where each faulty WRITE goes: exactly one thing is wrong with
+    // it, the key, the bounds, the region, or (elsewhere) the queue pair.
     pub fn aim(self, open: Region, closed: Region, len: u64) -> Region {
         match self {
             // The low byte of an rkey is the part that the owner chooses; the rest is an index of the device's table.

@@ -25,6 +25,8 @@ impl fmt::Display for Region {
 impl FromStr for Region {
     type Err = String;
 
+    // EXERCISE 2 (How it works): read address, length and key as `Display` writes them, and refuse a region that
+    // wraps around the end of memory.
     fn from_str(text: &str) -> Result<Region, String> {
         let mut fields = text.split(' ');
         let region = Region {

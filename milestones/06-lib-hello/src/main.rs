@@ -64,28 +64,17 @@ fn hello(args: &Args, config: Config) -> Result<()> {
         comm.local_rank()
     );
 
-    // Everybody contributes rank + 1, everybody gets the sum.
-    let mut sum = [0u64];
-    comm.all_reduce(&[rank as u64 + 1], &mut sum, ReduceOp::Sum)?;
+    let sum = add_up(&comm)?;
     let expected = (size * (size + 1) / 2) as u64;
-    ensure!(sum[0] == expected, "{me}: all_reduce gave {}, expected {expected}", sum[0]);
-    println!("{me}: all_reduce of my {} gave {} = n(n+1)/2", rank + 1, sum[0]);
+    ensure!(sum == expected, "{me}: all_reduce gave {sum}, expected {expected}");
+    println!("{me}: all_reduce of my {} gave {sum} = n(n+1)/2", rank + 1);
 
-    // Rank 0's word reaches everybody.
-    let mut word = if rank == 0 { *b"tinynccl" } else { *b"--------" };
-    comm.broadcast(&mut word, 0)?;
+    let word = spread(&comm, *b"tinynccl")?;
     ensure!(&word == b"tinynccl", "{me}: broadcast gave {:?}", String::from_utf8_lossy(&word));
     println!("{me}: broadcast brought {:?} from rank 0", String::from_utf8_lossy(&word));
 
-    // A greeting to the next rank, and one from the previous rank. In a group, because everybody sends first: the two
-    // are posted together and cannot wait for each other.
-    let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
-    let (greeting, mut heard) = (greeting(rank), [0u8; GREETING]);
-    comm.group(|group| {
-        group.send(&greeting, next)?;
-        group.recv(&mut heard, previous)
-    })?;
-    ensure!(heard == self::greeting(previous), "{me}: heard {:?}", String::from_utf8_lossy(&heard));
+    let heard = greet(&comm)?;
+    ensure!(heard == greeting((rank + size - 1) % size), "{me}: heard {:?}", String::from_utf8_lossy(&heard));
     println!("{me}: the ring brought {:?}", String::from_utf8_lossy(&heard).trim_end());
 
     println!("{me}: {}", links(&comm));
@@ -97,6 +86,37 @@ fn hello(args: &Args, config: Config) -> Result<()> {
         println!("OK: world of size {size}");
     }
     Ok(())
+}
+
+/// Everybody contributes rank + 1, everybody gets the sum.
+// EXERCISE 1 (How it works): contribute rank + 1 to an all_reduce with the operator Sum, and return what came out.
+fn add_up(comm: &Comm) -> tinynccl::Result<u64> {
+    let mut sum = [0u64];
+    comm.all_reduce(&[comm.rank() as u64 + 1], &mut sum, ReduceOp::Sum)?;
+    Ok(sum[0])
+}
+
+/// Rank 0's word, on every rank.
+// EXERCISE 2 (How it works): broadcast rank 0's word; the other ranks give memory for it.
+fn spread(comm: &Comm, word: [u8; 8]) -> tinynccl::Result<[u8; 8]> {
+    let mut word = if comm.rank() == 0 { word } else { *b"--------" };
+    comm.broadcast(&mut word, 0)?;
+    Ok(word)
+}
+
+/// A greeting to the next rank, and one from the previous rank, which is returned. In a group, because everybody sends
+/// first: the two are posted together and cannot wait for each other.
+// EXERCISE 3 (How it works): send `greeting` of our rank to the next rank and receive the previous rank's, both
+// posted in one `group`; the last rank's next is rank 0.
+fn greet(comm: &Comm) -> tinynccl::Result<[u8; GREETING]> {
+    let (rank, size) = (comm.rank(), comm.size());
+    let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
+    let (greeting, mut heard) = (greeting(rank), [0u8; GREETING]);
+    comm.group(|group| {
+        group.send(&greeting, next)?;
+        group.recv(&mut heard, previous)
+    })?;
+    Ok(heard)
 }
 
 /// Length of a greeting: both sides of a message must know it.

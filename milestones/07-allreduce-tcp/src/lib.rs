@@ -1,6 +1,7 @@
 //! Ring all-reduce over one kind of link: draws the schedule, runs it, checks it, counts its bytes, times it, and does the
 //! same the naive way. Milestones 07 (TCP) and 08 (RDMA) are this program.
 
+mod by_hand;
 mod measure;
 mod naive;
 mod paper;
@@ -203,10 +204,13 @@ fn row(
     let (ranks, bytes) = (comm.size(), count * size_of::<f32>());
     let input = measure::input(comm, count)?;
     let mut output = measure::buffer(count, |_| 0.0)?;
-    let mut scratch = measure::buffer(if comm.rank() == 0 { count } else { 0 }, |_| 0.0)?;
+    let mut scratch = measure::buffer(if comm.rank() == 0 { count } else { count.div_ceil(ranks) }, |_| 0.0)?;
     let counter = if one_network { over.count } else { || None };
     let ring = measure::time(comm, iters, "ring", &mut output, counter, |output| {
         comm.all_reduce(&input, output, ReduceOp::Sum)
+    })?;
+    measure::verify(comm, "ring by hand", &mut output, |output| {
+        by_hand::all_reduce(comm, &input, output, &mut scratch)
     })?;
     let naive = measure::time(comm, iters, "naive", &mut output, counter, |output| {
         naive::all_reduce(comm, &input, output, &mut scratch)

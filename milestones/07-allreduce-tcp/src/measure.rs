@@ -43,6 +43,18 @@ fn check(comm: &Comm, output: &[f32], what: &str) -> Result<()> {
     Ok(())
 }
 
+/// Calls `run` once and checks what it wrote.
+pub(crate) fn verify(
+    comm: &Comm,
+    what: &str,
+    output: &mut [f32],
+    mut run: impl FnMut(&mut [f32]) -> tinynccl::Result<()>,
+) -> Result<()> {
+    output.fill(f32::NAN);
+    run(output).with_context(|| what.to_owned())?;
+    check(comm, output, what)
+}
+
 /// Calls `run` once and checks, then `iters` times and times. `output` must not hold the answer before.
 pub(crate) fn time(
     comm: &Comm,
@@ -52,9 +64,7 @@ pub(crate) fn time(
     count: impl Fn() -> Option<u64>,
     mut run: impl FnMut(&mut [f32]) -> tinynccl::Result<()>,
 ) -> Result<Timing> {
-    output.fill(f32::NAN);
-    run(output).with_context(|| what.to_owned())?;
-    check(comm, output, what)?;
+    verify(comm, what, output, &mut run)?;
     // Read before the barrier: nobody's first call can be missing. The barrier's own headers are in it, which is little.
     let before = count();
     comm.barrier()?;

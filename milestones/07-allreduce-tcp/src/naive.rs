@@ -3,6 +3,8 @@
 use tinynccl::{Comm, Result};
 
 /// `output` becomes the sum of all ranks' `input`. `scratch` is as long as both and is used on rank 0 only.
+// EXERCISE 1 (How it works): every other rank sends its input to rank 0 and receives the sum; rank 0 begins with its own
+// input, receives each rank's into `scratch` and adds it, then sends the sum to each.
 pub(crate) fn all_reduce(comm: &Comm, input: &[f32], output: &mut [f32], scratch: &mut [f32]) -> Result<()> {
     if comm.rank() != 0 {
         comm.send(input, 0)?;

@@ -11,6 +11,8 @@ fn expected(ranks: usize, i: usize) -> f32 {
 }
 
 /// Why `result` is wrong: how many elements, and the first of them.
+// EXERCISE 1 (How it works): compare every element with the sum over the ranks; say how many are wrong, and the
+// first: where, what, what was expected. NaN is wrong too.
 pub(crate) fn difference(ranks: usize, result: &[f32]) -> Option<String> {
     let mut wrong = result.iter().enumerate().filter(|&(i, x)| *x != expected(ranks, i));
     let (at, value) = wrong.next()?;

@@ -11,6 +11,8 @@ use tinynccl::wire::Collective;
 /// - all_reduce: every rank must send and receive `2 (n-1)/n` of the size (reduce-scatter, then all-gather).
 /// - reduce_scatter, all_gather, all_to_all, gather, scatter: `(n-1)/n` of the total size, one's own part stays.
 /// - broadcast, reduce, send/recv: the size once.
+// EXERCISE 1 (How it works): by what a collective's size over time is multiplied: how many times the size each rank's
+// link carries at least, with n ranks.
 pub(crate) fn factor(collective: Collective, n: usize) -> f64 {
     let n = n.max(1) as f64;
     match collective {

@@ -8,6 +8,7 @@ use crate::memory::Memory;
 use crate::pattern::Number;
 
 /// Makes the call in the caller's thread.
+// EXERCISE 3 (How it works): make the call: each collective of the library once, in place and out of place.
 pub(crate) fn blocking<T: Number>(comm: &Comm, case: &Case, place: Place, memory: &mut Memory<'_, T>) -> Result<()> {
     let op = case.op.unwrap_or(ReduceOp::Sum);
     let root = case.root.unwrap_or(0);

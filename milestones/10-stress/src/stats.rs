@@ -21,6 +21,8 @@ pub(crate) struct Timing {
 
 impl Timing {
     /// Sums up repetitions: the clean ones if there are at least `enough` of them, else all. `None` without any.
+    // EXERCISE 2 (How it works): take the clean repetitions if there are enough of them, else all; give median (of an
+    // even number the mean of the middle two), fastest and slowest.
     pub(crate) fn of(all: Vec<f64>, clean: Vec<f64>, enough: usize, iterations: usize) -> Option<Timing> {
         let counts = (all.len(), clean.len());
         let mut seconds = if clean.len() >= enough.min(all.len()) { clean } else { all };

@@ -1,9 +1,7 @@
 //! The program as its user starts it. Where Python has no numpy and no torch it must say so.
 
-use assert_cmd::Command;
-
 fn run(arguments: &[&str]) -> Option<(bool, String)> {
-    let output = Command::cargo_bin("pytorch-bindings").unwrap().args(arguments).output().unwrap();
+    let output = assert_cmd::cargo::cargo_bin_cmd!("pytorch-bindings").args(arguments).output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     if output.status.code() == Some(77) {
         assert!(err.contains("error: no Python 3.11 or later with numpy or torch here"), "{err}");

@@ -117,6 +117,9 @@ impl Mlp {
     }
 
     /// Gradients for `d_output`, the loss's derivative by each output of the forward pass in `trace`.
+    // EXERCISE 2 (How it works): from the last layer to the first: hand the bias's gradient (number 2l + 1) and the
+    // weight's (2l) to the sink as soon as they are there, then go through the weights and the tanh to the layer
+    // below.
     pub fn backward<S: GradientSink>(&self, trace: &Trace, d_output: &[f32], sink: &mut S) -> Result<(), S::Error> {
         let mut dz = d_output.to_vec();
         for (l, layer) in self.layers.iter().enumerate().rev() {

@@ -72,6 +72,8 @@ impl<'c> Replica<'c> {
 
     /// One step on our share of the global batch. `loss` gets the outputs, writes its derivative by them, and returns its
     /// mean over our share, which this returns too. Shares must be equally large: the ranks' gradients are averaged.
+    // EXERCISE 3 (How it works): forward, loss, backward into the buckets, wait for the averages, and update every
+    // parameter by its averaged gradient; without averaging, by our own.
     pub fn step(&mut self, input: &[f32], batch: usize, loss: impl FnOnce(&[f32], &mut [f32]) -> f64) -> Result<f64> {
         let output = self.model.forward(input, batch, &mut self.trace);
         self.d_output.clear();

@@ -23,6 +23,8 @@ pub struct Buckets {
 
 impl Buckets {
     /// Lays out `params`; a bucket is closed when it holds at least `bytes`.
+    // EXERCISE 1 (How it works): lay the parameters out from the last to the first; close a bucket once it holds
+    // enough bytes, and begin the next at a multiple of ALIGN.
     pub fn new(params: &[ParamSpec], bytes: usize) -> Buckets {
         let mut buckets = Buckets { homes: vec![0..0; params.len()], spans: Vec::new(), last: Vec::new() };
         let mut start = 0;

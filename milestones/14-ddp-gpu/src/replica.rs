@@ -136,6 +136,9 @@ impl<'c> Replica<'c> {
     }
 
     /// Enqueues backward and the all-reduces.
+    // EXERCISE 2 (Which waits are needed; needs GPU): enqueue backward; behind each bucket's last gradient record
+    // `produced`, let the exchange stream wait for it, average the bucket there and record `reduced`. Or do all of
+    // them at the end.
     fn backward(&mut self, batch: &Batch<'_>) -> Result<()> {
         let Replica { device, kernels, model, compute, exchange, buckets, marks, how } = self;
         let spans = model.buckets().spans().to_vec();

@@ -68,6 +68,8 @@ pub(crate) fn target(x: f64) -> f64 {
 }
 
 /// Trains; `report` gets each epoch's number (from 1) and loss.
+// EXERCISE 1 (How it works): the training loop with the parts of milestone 13: the same samples on all ranks, other
+// weights, a replica, epochs of shared batches, the mean loss of each, the proof, and the prediction on the grid.
 pub(crate) fn fit(comm: &Comm, options: &Options, mut report: impl FnMut(usize, f64)) -> Result<Fit> {
     let (rank, ranks) = (comm.rank(), comm.size());
     options.check(ranks)?;
@@ -113,6 +115,7 @@ pub(crate) fn fit(comm: &Comm, options: &Options, mut report: impl FnMut(usize, 
 }
 
 /// Falls from 1 to 0 over the training.
+// EXERCISE 2 (How it works): the share of the rate at a step: half a cosine from 1 to 0.
 fn cosine(step: usize, steps: usize) -> f32 {
     0.5 * (1.0 + (std::f32::consts::PI * step as f32 / steps.max(1) as f32).cos())
 }

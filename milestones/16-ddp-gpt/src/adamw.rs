@@ -38,6 +38,8 @@ struct Update {
 const EPSILON: f32 = 1e-8;
 
 simd_fn! {
+    // EXERCISE 4 (How it works): AdamW on one slice: clip the gradient, move both means, decay the parameter, and
+    // step along the corrected mean over the root of the corrected square.
     fn update(p: &mut [f32], m: &mut [f32], v: &mut [f32], g: &[f32], u: Update) {
         let n = p.len();
         let (m, v, g) = (&mut m[..n], &mut v[..n], &g[..n]);

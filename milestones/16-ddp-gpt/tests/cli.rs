@@ -15,7 +15,7 @@ fn folder() -> TempDir {
 }
 
 fn program(folder: &Path, args: &[&str]) -> Command {
-    let mut command = Command::cargo_bin("ddp-gpt").unwrap();
+    let mut command = assert_cmd::cargo::cargo_bin_cmd!("ddp-gpt");
     command.current_dir(folder).args(["--preset", "tiny"]).args(args);
     command.env_remove("RUST_LOG").env_remove("RUST_BACKTRACE");
     command
@@ -117,7 +117,7 @@ fn bad_checkpoints_are_named_and_left_alone() {
     fs::write(folder.path().join("other.txt"), "0123456789".repeat(100)).unwrap();
     let e = refused(folder.path(), &["--data", "other.txt", "--resume", "o/checkpoint.bin"]);
     assert!(e.contains("another vocabulary: expected the text's 10 characters, got"), "{e}");
-    let mut other = Command::cargo_bin("ddp-gpt").unwrap();
+    let mut other = assert_cmd::cargo::cargo_bin_cmd!("ddp-gpt");
     other.current_dir(folder.path()).args(["--preset", "small", "--data", "text.txt", "--resume", "o/checkpoint.bin"]);
     let e = String::from_utf8(other.output().unwrap().stderr).unwrap();
     assert!(e.contains("another shape: expected 4 layers") && e.contains("got 2 layers"), "{e}");
@@ -140,7 +140,7 @@ fn wrong_flags_are_usage_errors() {
         &["--preset", "huge"],
         &["--no-such-flag"],
     ] {
-        let mut command = Command::cargo_bin("ddp-gpt").unwrap();
+        let mut command = assert_cmd::cargo::cargo_bin_cmd!("ddp-gpt");
         let output = command.current_dir(folder.path()).args(args).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{args:?}");
         let e = String::from_utf8_lossy(&output.stderr);

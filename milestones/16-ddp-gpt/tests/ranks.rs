@@ -3,11 +3,10 @@
 use std::fs;
 use std::path::Path;
 
-use assert_cmd::Command;
 use ddp_gpt::checkpoint::{self, Point};
 
 fn train(folder: &Path, out: &str, args: &[&str]) -> Vec<Point> {
-    let mut command = Command::cargo_bin("ddp-gpt").unwrap();
+    let mut command = assert_cmd::cargo::cargo_bin_cmd!("ddp-gpt");
     command.current_dir(folder).args(["--preset", "tiny", "--threads", "1", "--data", "text.txt"]);
     command.args(["--steps", "12", "--lr", "0.003", "--sample-chars", "10", "--out", out]).args(args);
     let output = command.timeout(std::time::Duration::from_secs(120)).output().unwrap();

@@ -1,9 +1,11 @@
-//! Looks at the library from outside: draws the schedule of any collective, and says what a machine can do.
+//! Looks at the library from outside: draws the schedule of any collective, simulates it on machines that need not exist, and says
+//! what a machine can do.
 
 mod doctor;
 mod html;
 mod picture;
 mod schedule;
+mod simulate;
 mod svg;
 
 use std::process::ExitCode;
@@ -25,6 +27,8 @@ enum Command {
     Schedule(schedule::Options),
     /// Says what this machine can do, what is missing for which milestone, and what mends it.
     Doctor(doctor::Options),
+    /// Says how long a schedule would take on another machine, and what it would wait for.
+    Simulate(simulate::Options),
 }
 
 fn main() -> ExitCode {
@@ -41,5 +45,6 @@ fn run() -> Result<()> {
     match Options::parse().command {
         Command::Schedule(options) => schedule::run(&options),
         Command::Doctor(options) => doctor::run(&options),
+        Command::Simulate(options) => simulate::run(&options),
     }
 }

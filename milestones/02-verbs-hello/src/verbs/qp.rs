@@ -90,6 +90,8 @@ impl Qp {
     }
 
     /// INIT → RTR.
+    // EXERCISE 3 (The attributes of each step; needs RDMA): INIT to RTR: fill in the address of the peer and the
+    // attributes of this step, name each of them in the mask, and call `modify`.
     pub fn to_rtr(&mut self, rtr: &Rtr) -> Result<()> {
         let Some(path_mtu) = words::mtu_number(rtr.path_mtu) else { bail!("an MTU of {} bytes", rtr.path_mtu) };
         let mut address = ffi::ibv_ah_attr {

@@ -164,6 +164,8 @@ pub struct Outcome<M> {
 ///
 /// # Errors
 /// Staging fails: there is no way left.
+// EXERCISE 1 (The probe): try the stages of `Stage::ALL` in order until one works, only the one that is forced if
+// there is one, and note a line for each.
 pub fn run<B: Memory + ?Sized, D: Device>(probe: &Probe<'_, B, D>, forced: Option<Stage>) -> Result<Outcome<D::Mr>> {
     let mut outcome = Outcome { lines: Vec::new(), taken: None };
     for stage in Stage::ALL {

@@ -40,16 +40,19 @@ fn side(
 fn move_over_tcp(sender: Plan, receiver: Plan) {
     let (here, there) = connection();
     let (from, to) = (buffer(sender.bytes), buffer(receiver.bytes));
+    let (from, to) = (&from, &to);
     std::thread::scope(|scope| {
-        scope.spawn(|| {
+        // Each side owns its end, so that a side which fails does not leave the other one waiting.
+        let there = there;
+        scope.spawn(move || {
             for round in 1..=2 {
-                pattern::fill(&from, round).expect("fits");
-                side(&here, sender, &from, |t| t.send()).expect("sends");
+                pattern::fill(from, round).expect("fits");
+                side(&here, sender, from, |t| t.send()).expect("sends");
             }
         });
         for round in 1..=2 {
-            side(&there, receiver, &to, |t| t.receive()).expect("receives");
-            pattern::check(&to, round).expect("every byte");
+            side(&there, receiver, to, |t| t.receive()).expect("receives");
+            pattern::check(to, round).expect("every byte");
         }
     });
 }

@@ -20,6 +20,8 @@ extern "C" __global__ void layer_weight_gradient(float* dw, const float* dz, con
 }
 
 // db = column sums of dz. One thread per output; each row is read by neighbouring threads together.
+// EXERCISE 3 (How it works; needs GPU): one thread per output: the sum of its column of dz over the batch, in a fixed
+// order.
 extern "C" __global__ void layer_bias_gradient(float* db, const float* dz, int batch, int outputs) {
     const int output = blockIdx.x * blockDim.x + threadIdx.x;
     if (output >= outputs) return;

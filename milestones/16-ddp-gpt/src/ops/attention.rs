@@ -56,6 +56,8 @@ pub struct Env<'a> {
 
 simd_fn! {
     /// Softmax of each row over its first `first + 1 + row` values; the rest becomes 0.
+    // EXERCISE 1 (How it works): row r is query first + r: the softmax, without overflow, over the keys it may see;
+    // the other values of the row become 0.
     fn causal_softmax(scores: &mut [f32], rows: usize, cols: usize, stride: usize, first: usize) {
         for r in 0..rows {
             let (seen, unseen) = scores[r * stride..][..cols].split_at_mut(first + r + 1);
@@ -75,6 +77,7 @@ simd_fn! {
 
 simd_fn! {
     /// In each row: d = p * (d - Σ d·p), the gradient through softmax.
+    // EXERCISE 2 (How it works): the gradient through softmax, row by row: d = p * (d - sum of d * p).
     fn softmax_backward(d: &mut [f32], probs: &[f32], rows: usize, cols: usize, stride: usize) {
         for r in 0..rows {
             let d = &mut d[r * cols..][..cols];
@@ -139,6 +142,9 @@ pub fn forward(out: &mut [f32], probs: &mut [f32], scratch: &mut [f32], qkv: &[f
 }
 
 /// `dqkv[B·T, 3C]` from `dout[B·T, C]`.
+// EXERCISE 3 (How it works): per sample, head and block of queries: dv from the probabilities and dout, the
+// probabilities' gradient from dout and v, back through softmax, then dq and dk. The last block overwrites, the
+// earlier ones add.
 pub fn backward(
     dqkv: &mut [f32],
     scratch: &mut [f32],

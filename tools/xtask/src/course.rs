@@ -1,0 +1,138 @@
+//! The sixteen steps: numbers, names, and how each is checked.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, bail};
+
+/// One milestone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Step {
+    /// From 1.
+    pub number: u8,
+    /// Its package; with the number before it, its folder.
+    pub name: &'static str,
+    /// Arguments of `cargo test` that choose its tests.
+    pub targets: &'static [&'static str],
+    /// Filters of the test program: what takes long and no exercise touches.
+    pub skip: &'static [&'static str],
+    /// Whether it has a feature `verbs`, whose tests run in a virtual machine.
+    pub verbs: bool,
+}
+
+/// All of a package's tests but those in documentation.
+const ALL: &[&str] = &["--all-targets"];
+
+const fn step(number: u8, name: &'static str) -> Step {
+    Step { number, name, targets: ALL, skip: &[], verbs: false }
+}
+
+/// The course, in order.
+pub const STEPS: [Step; 16] = [
+    step(1, "tcp-echo"),
+    Step { verbs: true, ..step(2, "verbs-hello") },
+    step(3, "cuda-vec-add"),
+    Step { verbs: true, ..step(4, "cuda-verbs") },
+    Step { verbs: true, ..step(5, "rdma-write") },
+    step(6, "lib-hello"),
+    step(7, "allreduce-tcp"),
+    Step { verbs: true, ..step(8, "allreduce-verbs") },
+    step(9, "allreduce-gpu"),
+    step(10, "stress"),
+    step(11, "pytorch-bindings"),
+    step(12, "pytorch-ddp"),
+    step(13, "ddp-train"),
+    step(14, "ddp-gpu"),
+    step(15, "ddp-sine"),
+    Step { targets: &["--lib", "--test", "gradients", "--test", "sharding"], ..step(16, "ddp-gpt") },
+];
+
+impl Step {
+    /// The step that a learner means: `7`, `07`, `07-allreduce-tcp` or `allreduce-tcp`.
+    ///
+    /// # Errors
+    /// Nothing is called so; names what there is.
+    pub fn find(text: &str) -> Result<Step> {
+        let text = text.trim_end_matches('/');
+        let found = STEPS.iter().find(|s| {
+            text == s.name || text == s.folder() || text.parse::<u8>().is_ok_and(|number| number == s.number)
+        });
+        let Some(step) = found else {
+            bail!("there is no milestone '{text}': expected 1 to 16, or a name like {}", STEPS[6].folder());
+        };
+        Ok(*step)
+    }
+
+    /// `07-allreduce-tcp`.
+    pub fn folder(&self) -> String {
+        format!("{:02}-{}", self.number, self.name)
+    }
+
+    /// Where our own is.
+    pub fn solution(&self, root: &Path) -> PathBuf {
+        root.join("milestones").join(self.folder())
+    }
+}
+
+/// The checkout that this program was built from.
+pub fn checkout() -> PathBuf {
+    let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+    here.ancestors().nth(2).unwrap_or(here).to_owned()
+}
+
+/// The text of a README's section: the lines below the heading `title`, of any level, down to the next heading of the same or a higher one.
+pub fn section<'a>(readme: &'a str, title: &str) -> Option<&'a str> {
+    let mut fenced = false;
+    let mut begin = None;
+    let mut at = 0;
+    for line in readme.split_inclusive('\n') {
+        let start = at;
+        at += line.len();
+        fenced ^= line.starts_with("```");
+        let level = line.bytes().take_while(|&b| b == b'#').count();
+        if fenced || level == 0 || !line[level..].starts_with(' ') {
+            continue;
+        }
+        match begin {
+            None if line[level..].trim() == title => begin = Some((at, level)),
+            Some((from, ours)) if level <= ours => return Some(&readme[from..start]),
+            _ => {}
+        }
+    }
+    begin.map(|(from, _)| &readme[from..])
+}
+
+/// What a README says of time and prerequisites: the text behind `**Time:**`, in one line.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn time(root: &Path, step: &Step) -> Result<String> {
+    let path = step.solution(root).join("README.md");
+    let readme = std::fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+    let time = readme.split_once("**Time:** ").and_then(|(_, rest)| rest.split_once(" **Prerequisites:**"));
+    Ok(time.map_or(String::new(), |(time, _)| time.split_whitespace().collect::<Vec<_>>().join(" ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_way_to_name_a_step() {
+        for text in ["7", "07", "07-allreduce-tcp", "07-allreduce-tcp/", "allreduce-tcp"] {
+            assert_eq!(Step::find(text).unwrap().number, 7, "{text}");
+        }
+        for text in ["", "0", "17", "allreduce", "7-allreduce-tcp", "-7"] {
+            let error = Step::find(text).unwrap_err().to_string();
+            assert!(error.contains("expected 1 to 16"), "{error}");
+        }
+    }
+
+    #[test]
+    fn sections_end_at_the_next_heading_of_their_level() {
+        let readme = "# A\n## How\none\n### Why\ntwo\n```\n# no heading\n```\n## Next\nthree\n";
+        assert_eq!(section(readme, "How"), Some("one\n### Why\ntwo\n```\n# no heading\n```\n"));
+        assert_eq!(section(readme, "Why"), Some("two\n```\n# no heading\n```\n"));
+        assert_eq!(section(readme, "Next"), Some("three\n"));
+        assert_eq!(section(readme, "no heading"), None);
+    }
+}

@@ -1,0 +1,22 @@
+//! `cargo xtask`: the milestones as exercises.
+//!
+//! ```text
+//! course     the sixteen steps: numbers, names, how each is checked
+//! exercise   markers in a milestone's source: what is to be written, where
+//! body       the function below a marker: where its body begins and ends
+//! stub       a milestone's files with the bodies taken out, and put back
+//! learn      the learner's folder: a workspace of its own, made from ours
+//! progress   which steps have passed
+//! check      builds and runs a step's tests, and says what is wrong
+//! run        a command with a deadline
+//! ```
+//! Nothing that a learner gets is written twice: stubs are made from the solutions when they are asked for.
+
+pub mod body;
+pub mod check;
+pub mod course;
+pub mod exercise;
+pub mod learn;
+pub mod progress;
+pub mod run;
+pub mod stub;

@@ -1,0 +1,240 @@
+//! `cargo xtask`: work through the milestones.
+
+use std::io::{Error, ErrorKind, IsTerminal as _, Write as _};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use clap::{Parser, Subcommand};
+use xtask::course::{self, STEPS, Step};
+use xtask::learn::Learn;
+use xtask::progress::{Passed, Progress};
+use xtask::{check, exercise, stub};
+
+/// Work through the sixteen milestones: each with its heart taken out, for you to write.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+/// STEP is a number or a name: 7, 07, 07-allreduce-tcp, allreduce-tcp.
+#[derive(Debug, Subcommand)]
+enum Task {
+    /// How far you are, and where to go on.
+    Status,
+    /// Where to go on.
+    Next,
+    /// What there is to write in each milestone, and how long it takes.
+    List,
+    /// Give me the milestone with its exercises to be written, in learn/.
+    Start {
+        #[arg(value_parser = Step::find)]
+        step: Step,
+    },
+    /// Run the milestone's tests on what I wrote.
+    Check {
+        #[arg(value_parser = Step::find)]
+        step: Step,
+        /// With RDMA, in the virtual machine of scripts/rxe-vm.sh.
+        #[arg(long)]
+        vm: bool,
+    },
+    /// Put what I wrote aside, in learn/backup, and start again.
+    Reset {
+        #[arg(value_parser = Step::find)]
+        step: Step,
+        /// Do not ask.
+        #[arg(long)]
+        yes: bool,
+    },
+    /// Compare what I wrote with our solution: `-` is yours, `+` ours.
+    Solution {
+        #[arg(value_parser = Step::find)]
+        step: Step,
+        /// Show ours of this exercise only.
+        exercise: Option<u32>,
+    },
+}
+
+/// Prints a line; an error where the reader has gone.
+macro_rules! say {
+    ($($words:tt)*) => { writeln!(std::io::stdout(), $($words)*) };
+}
+
+fn main() -> ExitCode {
+    match start(&Cli::parse().task) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        // As in `cargo xtask list | head`: nobody reads on.
+        Err(error) if error.downcast_ref::<Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe) => {
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// False when a check failed.
+fn start(task: &Task) -> Result<bool> {
+    let folder = std::env::var("TINYNCCL_LEARN").unwrap_or_else(|_| "learn".to_owned());
+    let learn = Learn::new(&course::checkout(), &folder)?;
+    match task {
+        Task::Status => status(&learn)?,
+        Task::Next => say!("{}", next(&learn)?)?,
+        Task::List => list(&learn)?,
+        Task::Start { step } => {
+            learn.start(step)?;
+            begun(&learn, step)?;
+        }
+        Task::Check { step, vm } => return checked(&learn, step, *vm),
+        Task::Reset { step, yes } => {
+            ensure!(*yes || agreed(&learn, step)?, "nothing was changed");
+            let old = learn.reset(step)?;
+            say!("The old one is in {}.", learn.shown(&old))?;
+            begun(&learn, step)?;
+        }
+        Task::Solution { step, exercise: None } => difference(&learn, step)?,
+        Task::Solution { step, exercise: Some(number) } => ours(&learn, step, *number)?,
+    }
+    Ok(true)
+}
+
+/// How far one step is, in words.
+fn state(learn: &Learn, step: &Step, progress: &Progress) -> Result<String> {
+    if !learn.started(step) {
+        return Ok("not started".to_owned());
+    }
+    let all = exercise::of(step, &step.solution(&learn.root))?;
+    let open = stub::open(step, &learn.step(step), &all)?;
+    Ok(match progress.of(step.number) {
+        Some(Passed::Whole) => "passed".to_owned(),
+        Some(Passed::InPart) => "passed, but for what could not be checked where it ran".to_owned(),
+        None if open.is_empty() => "started, everything is written: check it".to_owned(),
+        None => format!("started, {} of {} exercises to be written", open.len(), all.len()),
+    })
+}
+
+fn status(learn: &Learn) -> Result<()> {
+    let progress = Progress::read(&learn.folder)?;
+    let mut passed = 0;
+    for step in &STEPS {
+        passed += usize::from(progress.of(step.number).is_some());
+        say!("  {:02}  {:<18} {}", step.number, step.name, state(learn, step, &progress)?)?;
+    }
+    say!("\n{passed} of {} passed. {}", STEPS.len(), next(learn)?)?;
+    Ok(())
+}
+
+/// The first step that is begun and not done, else the first that is not begun.
+fn next(learn: &Learn) -> Result<String> {
+    let progress = Progress::read(&learn.folder)?;
+    let mut left = STEPS.iter().filter(|s| progress.of(s.number).is_none());
+    Ok(match left.clone().find(|s| learn.started(s)).or_else(|| left.next()) {
+        None => "That is all of them.".to_owned(),
+        Some(step) => {
+            let verb = if learn.started(step) { "check" } else { "start" };
+            let readme = format!("milestones/{}/README.md", step.folder());
+            format!("Go on with {}: `cargo xtask {verb} {:02}`; read {readme}", step.folder(), step.number)
+        }
+    })
+}
+
+fn list(learn: &Learn) -> Result<()> {
+    for step in &STEPS {
+        say!("{}: {}", step.folder(), course::time(&learn.root, step)?)?;
+        for e in exercise::of(step, &step.solution(&learn.root))? {
+            let needs = e.needs.map_or(String::new(), |n| format!(" (its check needs {n})"));
+            say!("  {}. `{}` in {}{needs}", e.number, e.function, e.file.display())?;
+        }
+    }
+    Ok(())
+}
+
+/// What to write, and what to do then.
+fn begun(learn: &Learn, step: &Step) -> Result<()> {
+    say!("{} is yours. Read milestones/{}/README.md, then write:", learn.shown(&learn.step(step)), step.folder())?;
+    for e in exercise::of(step, &step.solution(&learn.root))? {
+        say!("  {}. `{}` in {} (\"{}\"): {}", e.number, e.function, e.file.display(), e.section, e.text)?;
+    }
+    say!("Then `cargo xtask check {:02}`. `cargo run` in that folder runs your program.", step.number)?;
+    Ok(())
+}
+
+fn checked(learn: &Learn, step: &Step, vm: bool) -> Result<bool> {
+    say!("building and testing {}", learn.shown(&learn.step(step)))?;
+    let report = check::check(learn, step, vm)?;
+    let passed = match (report.ok(), report.unchecked.is_empty()) {
+        (false, _) => None,
+        (true, true) => Some(Passed::Whole),
+        (true, false) => Some(Passed::InPart),
+    };
+    Progress::read(&learn.folder)?.note(step.number, passed)?;
+    if !report.ok() {
+        write!(std::io::stdout(), "{}", report.output)?;
+    }
+    for line in &report.unchecked {
+        say!("{line}")?;
+    }
+    if report.ok() {
+        say!("{}: passed, {} tests", step.folder(), report.passed)?;
+        say!("{}", next(learn)?)?;
+    } else {
+        say!("{}: FAILED: {} tests failed, {} passed", step.folder(), report.failed.len(), report.passed)?;
+        say!("hint: {}", report.hint)?;
+    }
+    Ok(report.ok())
+}
+
+/// Asks at the terminal.
+fn agreed(learn: &Learn, step: &Step) -> Result<bool> {
+    ensure!(std::io::stdin().is_terminal(), "reset asks first, and there is no terminal: give --yes");
+    print!("Put {} aside and start again? [y/N] ", learn.shown(&learn.step(step)));
+    std::io::stdout().flush()?;
+    let mut answer = String::new();
+    std::io::stdin().read_line(&mut answer)?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
+/// The learner's files against ours, by git.
+fn difference(learn: &Learn, step: &Step) -> Result<()> {
+    ensure!(learn.started(step), "{} was not started: `cargo xtask start {:02}`", step.folder(), step.number);
+    let (theirs, ours) = (learn.step(step), step.solution(&learn.root));
+    let mut same = true;
+    for part in ["src", "python", "compare", "tests"] {
+        let (theirs, ours) = (theirs.join(part), ours.join(part));
+        if !ours.is_dir() {
+            continue;
+        }
+        // From the checkout, so that the names are short. Status 1 says that they differ.
+        let status = Command::new("git")
+            .current_dir(&learn.root)
+            .args(["--no-pager", "diff", "--no-index", "--"])
+            .args([learn.shown(&theirs), learn.shown(&ours)])
+            .status()
+            .context("starting git")?;
+        match status.code() {
+            Some(0) => {}
+            Some(1) => same = false,
+            _ => bail!("git could not compare {} with {} ({status})", theirs.display(), ours.display()),
+        }
+    }
+    if same {
+        say!("yours is ours")?;
+    }
+    Ok(())
+}
+
+/// Our solution of one exercise.
+fn ours(learn: &Learn, step: &Step, number: u32) -> Result<()> {
+    let folder = step.solution(&learn.root);
+    let all = exercise::of(step, &folder)?;
+    let found = all.iter().find(|e| e.number == number);
+    let e = found.with_context(|| format!("{} has exercises 1 to {}, no {number}", step.folder(), all.len()))?;
+    let text = stub::text(&folder.join(&e.file))?.unwrap_or_default();
+    say!("`{}` in milestones/{}/{}:\n", e.function, step.folder(), e.file.display())?;
+    say!("{}", text[e.body.clone()].trim_end())?;
+    Ok(())
+}

@@ -1,0 +1,87 @@
+//! A command with its output caught and a deadline.
+
+use std::io::Read;
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+
+/// What a command left.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Its exit status was 0.
+    pub success: bool,
+    /// Standard output.
+    pub stdout: String,
+    /// Standard error.
+    pub stderr: String,
+    /// It was ended at the deadline.
+    pub late: bool,
+}
+
+fn collect(mut from: impl Read + Send + 'static) -> Receiver<String> {
+    let (sender, receiver) = channel();
+    thread::spawn(move || {
+        let mut piece = [0; 4096];
+        while let Ok(n @ 1..) = from.read(&mut piece) {
+            let _ = sender.send(String::from_utf8_lossy(&piece[..n]).into_owned());
+        }
+    });
+    receiver
+}
+
+/// Adds what comes until the end or the deadline. True at the end.
+fn drain(from: &Receiver<String>, text: &mut String, deadline: Instant) -> bool {
+    loop {
+        match from.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            Ok(piece) => text.push_str(&piece),
+            Err(RecvTimeoutError::Disconnected) => return true,
+            Err(RecvTimeoutError::Timeout) => return false,
+        }
+    }
+}
+
+/// Runs the command to its end, or ends it after `limit`.
+///
+/// # Errors
+/// It cannot be started.
+pub fn run(command: &mut Command, limit: Duration) -> Result<Outcome> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("starting {name}"))?;
+    let deadline = Instant::now() + limit;
+    let stdout = collect(child.stdout.take().context("no pipe")?);
+    let stderr = collect(child.stderr.take().context("no pipe")?);
+    let (mut out, mut err) = (String::new(), String::new());
+    let done = drain(&stdout, &mut out, deadline) && drain(&stderr, &mut err, deadline);
+    if !done {
+        // Ranks that it started end with it: their launcher's pipe and parent are gone.
+        let _ = child.kill();
+        drain(&stderr, &mut err, Instant::now());
+    }
+    let status = child.wait().with_context(|| format!("waiting for {name}"))?;
+    Ok(Outcome { success: done && status.success(), stdout: out, stderr: err, late: !done })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn output_status_and_deadline() {
+        let sh = |script: &str, limit| run(Command::new("sh").args(["-c", script]), limit).unwrap();
+        let long = Duration::from_secs(60);
+        let ok = sh("echo out; echo err >&2", long);
+        assert!(ok.success && !ok.late && ok.stdout == "out\n" && ok.stderr == "err\n", "{ok:?}");
+        assert!(!sh("exit 3", long).success);
+        let late = sh("echo begun; exec sleep 600", Duration::from_millis(300));
+        assert!(late.late && !late.success, "{late:?}");
+        assert!(run(&mut Command::new("/nonexistent"), long).is_err());
+    }
+}

@@ -1,0 +1,155 @@
+//! A milestone's files: listed, with the bodies of its exercises taken out, and put back.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result};
+
+use crate::body::Language;
+use crate::course::Step;
+use crate::exercise::{self, Exercise};
+
+/// What stands in place of a body, so that it can be found again in files and in what a program prints.
+pub fn tag(step: &Step, number: u32) -> String {
+    format!("exercise {number} of {}", step.folder())
+}
+
+/// The files of a milestone's folder, from there, sorted. Without the README, which is read where it is.
+///
+/// # Errors
+/// A folder that cannot be read.
+pub fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    let mut folders = vec![PathBuf::new()];
+    while let Some(below) = folders.pop() {
+        let path = folder.join(&below);
+        for entry in std::fs::read_dir(&path).with_context(|| format!("reading {}", path.display()))? {
+            let entry = entry.with_context(|| format!("reading {}", path.display()))?;
+            let name = below.join(entry.file_name());
+            match entry.file_type() {
+                Ok(kind) if kind.is_dir() && entry.file_name() != "__pycache__" && entry.file_name() != "target" => {
+                    folders.push(name);
+                }
+                Ok(kind) if kind.is_file() && name != Path::new("README.md") => found.push(name),
+                _ => {}
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// The text of a file that exercises may stand in; nothing for others.
+///
+/// # Errors
+/// It cannot be read.
+pub fn text(file: &Path) -> Result<Option<String>> {
+    match Language::of(file) {
+        Some(_) => std::fs::read_to_string(file).map(Some).with_context(|| format!("reading {}", file.display())),
+        None => Ok(None),
+    }
+}
+
+/// The text of `file` with the bodies of its exercises replaced by one that says what to write.
+///
+/// # Errors
+/// A marker that is not one.
+pub fn strip(step: &Step, file: &Path, text: &str) -> Result<String> {
+    let replace = |text: &str, e: &Exercise| {
+        let words = format!("{}: {} See README.md, section \"{}\".", tag(step, e.number), e.text, e.section);
+        Language::of(file).map_or(String::new(), |language| language.empty(&words, indent(language, text, e)))
+    };
+    edit(file, text, replace)
+}
+
+/// The text of the stub `file` with the bodies of `solution` put back, of those exercises that `wanted` names.
+///
+/// # Errors
+/// A marker that is not one, or that `solution` lacks.
+pub fn fill(file: &Path, stub: &str, solution: &str, wanted: impl Fn(u32) -> bool) -> Result<String> {
+    let theirs = exercise::parse(file, solution)?;
+    edit(file, stub, |stub, e| {
+        let body = theirs.iter().find(|t| t.number == e.number && wanted(e.number));
+        body.map_or(&stub[e.body.clone()], |t| &solution[t.body.clone()]).to_owned()
+    })
+}
+
+/// Replaces each exercise's body, from the last to the first, so that places stay what they are.
+fn edit(file: &Path, text: &str, body: impl Fn(&str, &Exercise) -> String) -> Result<String> {
+    let mut edited = text.to_owned();
+    let mut all = exercise::parse(file, text)?;
+    all.sort_by_key(|e| std::cmp::Reverse(e.body.start));
+    for e in all {
+        edited.replace_range(e.body.clone(), &body(text, &e));
+    }
+    Ok(edited)
+}
+
+/// The blanks before the line in which a body ends; in Python, before its first line.
+fn indent<'a>(language: Language, text: &'a str, e: &Exercise) -> &'a str {
+    let place = if language == Language::Python { e.body.start } else { e.body.end - 1 };
+    let line = text[..place].rfind('\n').map_or(0, |n| n + 1);
+    let rest = &text[line..];
+    &rest[..rest.len() - rest.trim_start_matches(' ').len()]
+}
+
+/// Numbers of the exercises whose place in the learner's files still says what to write.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn open(step: &Step, folder: &Path, exercises: &[Exercise]) -> Result<Vec<u32>> {
+    let mut texts = Vec::new();
+    for file in files(folder)? {
+        texts.extend(text(&folder.join(file))?);
+    }
+    let said = |e: &&Exercise| texts.iter().any(|t| t.contains(&tag(step, e.number)));
+    Ok(exercises.iter().filter(said).map(|e| e.number).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step() -> Step {
+        Step::find("7").unwrap()
+    }
+
+    #[test]
+    fn a_body_is_taken_out_and_put_back() {
+        let solution = "\
+impl A {
+    /// Doc.
+    // EXERCISE 1 (How): add {x} and \"y\".
+    fn f(&self, x: u8) -> u8 {
+        x + 1
+    }
+}
+
+// EXERCISE 2 (Why): nothing.
+fn g() { f() }
+";
+        let file = Path::new("src/a.rs");
+        let stub = strip(&step(), file, solution).unwrap();
+        let expected = "    fn f(&self, x: u8) -> u8 {\n        todo!(\"exercise 1 of 07-allreduce-tcp: add {{x}} and \\\"y\\\". See README.md, section \\\"How\\\".\")\n    }\n}\n";
+        assert!(stub.contains(expected), "{stub}");
+        assert!(stub.contains("fn g() {\n    todo!(\"exercise 2 of 07"), "{stub}");
+        assert_eq!(fill(file, &stub, solution, |_| true).unwrap(), solution);
+        let half = fill(file, &stub, solution, |n| n == 1).unwrap();
+        assert!(half.contains("x + 1") && !half.contains("{ f() }"), "{half}");
+        assert_eq!(fill(file, &stub, solution, |_| false).unwrap(), stub);
+    }
+
+    #[test]
+    fn python_and_cuda() {
+        let python = "class A:\n    # EXERCISE 1 (How): call it.\n    def f(self):\n        \"\"\"Doc.\"\"\"\n        return 1\n\n    def g(self):\n        pass\n";
+        let file = Path::new("python/a.py");
+        let stub = strip(&step(), file, python).unwrap();
+        let expected = "        \"\"\"Doc.\"\"\"\n        raise NotImplementedError(\"exercise 1 of 07-allreduce-tcp: call it. See README.md, section \\\"How\\\".\")\n\n    def g";
+        assert!(stub.contains(expected), "{stub}");
+        assert_eq!(fill(file, &stub, python, |_| true).unwrap(), python);
+        let cuda = "// EXERCISE 1 (How): add.\n__global__ void add(float* a) { a[0] = 1; }\n";
+        let file = Path::new("src/a.cu");
+        let stub = strip(&step(), file, cuda).unwrap();
+        assert!(stub.contains("add(float* a) {\n#error exercise 1 of 07-allreduce-tcp: add. See"), "{stub}");
+        assert_eq!(fill(file, &stub, cuda, |_| true).unwrap(), cuda);
+    }
+}

@@ -1,0 +1,119 @@
+//! The commands as a learner types them, on the milestone that is built fastest.
+
+use std::path::{Path, PathBuf};
+
+use assert_cmd::assert::Assert;
+use xtask::course::{Step, checkout};
+use xtask::stub;
+
+/// A learner's folder of this test's own, removed at the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let folder = Folder(checkout().join(name));
+        folder.remove();
+        folder
+    }
+
+    fn remove(&self) {
+        if self.0.exists() {
+            std::fs::remove_dir_all(&self.0).unwrap();
+        }
+    }
+
+    fn xtask(&self, line: &str) -> Assert {
+        let mut command = assert_cmd::cargo::cargo_bin_cmd!("xtask");
+        command.env("TINYNCCL_LEARN", self.0.file_name().unwrap()).args(line.split(' ')).assert()
+    }
+
+    fn says(&self, line: &str) -> String {
+        text(self.xtask(line).success().get_output().stdout.clone())
+    }
+
+    fn refuses(&self, line: &str) -> String {
+        text(self.xtask(line).failure().get_output().stderr.clone())
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        self.remove();
+    }
+}
+
+fn text(bytes: Vec<u8>) -> String {
+    String::from_utf8(bytes).unwrap()
+}
+
+#[test]
+fn from_start_to_passed() {
+    let folder = Folder::new("learn-test-cli");
+    assert!(folder.refuses("check 01").contains("01-tcp-echo was not started: `cargo xtask start 01`"));
+    assert!(folder.says("status").contains("0 of 16 passed. Go on with 01-tcp-echo: `cargo xtask start 01`"));
+
+    let out = folder.says("start tcp-echo");
+    assert!(out.contains("  1. `read_full` in src/framing.rs (\"How it works\"): "), "{out}");
+    assert!(folder.refuses("start 1").contains("learn-test-cli/01-tcp-echo is there already"), "no work is lost");
+    assert!(folder.says("status").contains("01  tcp-echo           started, 3 of 3 exercises to be written"));
+
+    // As it was given: it compiles, fails, and says where to begin.
+    let failed = folder.xtask("check 01-tcp-echo").failure();
+    let out = text(failed.get_output().stdout.clone());
+    assert!(out.contains("not yet implemented: exercise 1 of 01-tcp-echo: "), "{out}");
+    let hint = out.lines().last().unwrap();
+    let expected =
+        "hint: exercise 1 (`read_full` in learn-test-cli/01-tcp-echo/src/framing.rs) is still to be written: ";
+    assert!(hint.starts_with(expected), "{hint}");
+    assert!(hint.ends_with("Read \"How it works\" in milestones/01-tcp-echo/README.md."), "{hint}");
+
+    // A mistake of the learner's: what the test says is shown, and that it does not compile.
+    let file = folder.0.join("01-tcp-echo/src/framing.rs");
+    let stub = std::fs::read_to_string(&file).unwrap();
+    let step = Step::find("1").unwrap();
+    let solution = std::fs::read_to_string(step.solution(&checkout()).join("src/framing.rs")).unwrap();
+    let solved = stub::fill(Path::new("src/framing.rs"), &stub, &solution, |_| true).unwrap();
+    std::fs::write(&file, solved.replace("if length > limit", "if length > limit + 1")).unwrap();
+    let out = text(folder.xtask("check 01").failure().get_output().stdout.clone());
+    assert!(out.contains("panicked at") && out.contains("may be where to look"), "{out}");
+    let out = folder.says("solution 01");
+    assert!(out.contains("-    if length > limit + 1") && out.contains("+    if length > limit "), "{out}");
+    assert!(
+        folder.says("solution 01 3").contains("`decode` in milestones/01-tcp-echo/src/framing.rs:\n\n{\n    let [m0")
+    );
+    assert!(folder.refuses("solution 01 4").contains("exercises 1 to 3, no 4"));
+
+    std::fs::write(&file, &solved).unwrap();
+    let out = folder.says("check 01");
+    assert!(out.contains("01-tcp-echo: passed, ") && out.contains("Go on with 02-verbs-hello"), "{out}");
+    assert!(folder.says("solution 1").contains("yours is ours"));
+    assert!(folder.says("status").contains("1 of 16 passed."));
+
+    // Nothing is lost by starting again.
+    assert!(folder.refuses("reset 01").contains("give --yes"), "no terminal here to ask at");
+    let out = folder.says("reset 01 --yes");
+    assert!(out.contains("The old one is in learn-test-cli/backup/01-tcp-echo-1."), "{out}");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), stub);
+    assert_eq!(std::fs::read_to_string(folder.0.join("backup/01-tcp-echo-1/src/framing.rs")).unwrap(), solved);
+    std::fs::write(&file, stub + "fn").unwrap();
+    let out = text(folder.xtask("check 01").failure().get_output().stdout.clone());
+    assert!(
+        out.contains("hint: it does not compile; exercise ") && out.contains("error: expected identifier"),
+        "{out}"
+    );
+    assert!(folder.says("status").contains("0 of 16 passed."), "a check that fails takes it back");
+}
+
+#[test]
+fn what_is_there() {
+    let folder = Folder::new("learn-test-list");
+    let out = folder.says("list");
+    assert!(
+        out.contains("07-allreduce-tcp: one hour") && out.contains("  2. `reduce_scatter` in src/by_hand.rs"),
+        "{out}"
+    );
+    assert!(folder.says("next").contains("cargo xtask start 01"));
+    assert!(folder.refuses("start 17").contains("there is no milestone '17': expected 1 to 16"));
+    assert!(folder.refuses("check 07 --vm").contains("07-allreduce-tcp was not started"));
+    assert!(folder.refuses("reset 07 --yes").contains("was not started"));
+}

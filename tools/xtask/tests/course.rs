@@ -1,0 +1,130 @@
+//! What every milestone must have, looked at without building anything.
+
+use std::path::Path;
+
+use xtask::course::{self, STEPS, Step, section};
+use xtask::exercise::{self, Exercise, Needs};
+use xtask::stub;
+
+/// The sections of a README, in this order; others may stand between them.
+const SECTIONS: [&str; 11] = [
+    "What you will learn",
+    "Run",
+    "Expected output",
+    "How it works",
+    "Predict first",
+    "Do it yourself",
+    "Exercises",
+    "Interview questions",
+    "Common issues",
+    "What is not real",
+    "Next",
+];
+
+fn readme(step: &Step) -> String {
+    std::fs::read_to_string(step.solution(&course::checkout()).join("README.md")).unwrap()
+}
+
+fn exercises(step: &Step) -> Vec<Exercise> {
+    exercise::of(step, &step.solution(&course::checkout())).unwrap()
+}
+
+#[test]
+fn the_steps_are_the_folders() {
+    let mut folders: Vec<String> = std::fs::read_dir(course::checkout().join("milestones"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    folders.sort();
+    assert_eq!(folders, STEPS.map(|s| s.folder()));
+}
+
+#[test]
+fn every_readme_has_one_shape() {
+    for step in &STEPS {
+        let (text, name) = (readme(step), step.folder());
+        assert!(text.starts_with(&format!("# Milestone {:02}: ", step.number)), "{name}: title");
+        let mut fenced = false;
+        let headings = text.lines().filter(|line| {
+            fenced ^= line.starts_with("```");
+            !fenced && line.starts_with("## ")
+        });
+        let known: Vec<&str> = headings.map(|h| &h[3..]).filter(|h| SECTIONS.contains(h)).collect();
+        assert_eq!(known, SECTIONS, "{name}: sections and their order");
+        let learn = section(&text, "What you will learn").unwrap();
+        assert!(learn.contains("**Time:** ") && learn.contains("**Prerequisites:** "), "{name}: time, prerequisites");
+        assert!(!course::time(&course::checkout(), step).unwrap().is_empty(), "{name}: time");
+        assert!(section(&text, "Run").unwrap().contains(&format!("-p {}", step.name)), "{name}: how to run it");
+        let output = section(&text, "Expected output").unwrap();
+        assert!(output.matches("```").count() >= 2, "{name}: expected output");
+        assert!(section(&text, "Predict first").unwrap().contains("<details>"), "{name}: answers are folded");
+    }
+}
+
+#[test]
+fn every_readme_says_how_to_do_it_yourself() {
+    for step in &STEPS {
+        let (text, name) = (readme(step), step.folder());
+        let part = section(&text, "Do it yourself").unwrap();
+        for command in ["start", "check"] {
+            let command = format!("cargo xtask {command} {:02}", step.number);
+            assert!(part.contains(&command), "{name}: {command}");
+        }
+        let rdma = exercises(step).iter().any(|e| e.needs == Some(Needs::Rdma));
+        assert!(!rdma || part.contains(&format!("cargo xtask check {:02} --vm", step.number)), "{name}: --vm");
+        for e in exercises(step) {
+            let line = format!("\n{}. [`{}`](", e.number, e.function);
+            assert!(part.contains(&line), "{name}: no line {line:?}");
+            let file = format!("]({})", e.file.display());
+            assert!(part.contains(&file), "{name}: exercise {} is in {file}", e.number);
+        }
+        assert_eq!(part.matches("<details>").count(), exercises(step).len(), "{name}: a hint for each exercise");
+    }
+}
+
+#[test]
+fn every_milestone_has_exercises_that_its_readme_explains() {
+    for step in &STEPS {
+        let (text, name) = (readme(step), step.folder());
+        let all = exercises(step);
+        assert!((1..=4).contains(&all.len()), "{name} has {} exercises", all.len());
+        assert!(all.iter().any(|e| e.needs.is_none()), "{name}: nothing can be checked on a machine without devices");
+        for e in all {
+            assert!(section(&text, &e.section).is_some(), "{name}: no section '{}'", e.section);
+            assert!(e.text.ends_with('.') && e.text.len() < 300, "{name}: {}", e.text);
+        }
+    }
+}
+
+#[test]
+fn every_stub_becomes_the_solution_again() {
+    for step in &STEPS {
+        let folder = step.solution(&course::checkout());
+        let mut tags = 0;
+        for file in stub::files(&folder).unwrap() {
+            let Some(text) = stub::text(&folder.join(&file)).unwrap() else { continue };
+            let stub = stub::strip(step, &file, &text).unwrap();
+            tags += stub.matches("exercise ").filter(|_| stub != text).count();
+            // Whatever was taken out, the rest parses and the places are found again.
+            assert_eq!(stub::fill(&file, &stub, &text, |_| true).unwrap(), text, "{}", file.display());
+            assert_eq!(stub::fill(&file, &stub, &text, |_| false).unwrap(), stub, "{}", file.display());
+        }
+        assert!(tags >= exercises(step).len(), "{}", step.folder());
+    }
+}
+
+/// Where the book has its chapters, once there is a book.
+const CHAPTERS: &str = "docs/book/src/milestones";
+
+#[test]
+fn every_milestone_has_a_chapter() {
+    let chapters = course::checkout().join(CHAPTERS);
+    if !Path::new(&chapters).is_dir() {
+        eprintln!("SKIPPED: there is no book in {CHAPTERS}");
+        return;
+    }
+    for step in &STEPS {
+        let chapter = chapters.join(format!("{}.md", step.folder()));
+        assert!(chapter.is_file(), "no chapter {}", chapter.display());
+    }
+}
