@@ -83,7 +83,7 @@ sanitize() {
             processes::every_kernel_of_processes_that_share_a_gpu; do
             echo "== $tool: $test"
             compute-sanitizer --tool $tool --target-processes all --error-exitcode 1 \
-                "$out/tinynccl.cuda_faults.test" --exact $test 2>&1 | tee "$log" || failed+=("$tool: $test")
+                "$out/lib.cuda_faults.test" --exact $test 2>&1 | tee "$log" || failed+=("$tool: $test")
             if grep -q '^SKIPPED' "$log" || ! grep -q '1 passed' "$log"; then failed+=("$tool: $test (not run)"); fi
         done
     done

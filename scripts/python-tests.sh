@@ -3,10 +3,11 @@
 #
 #   scripts/python-tests.sh            everything; about a minute when built, on two idle cores
 #   scripts/python-tests.sh --table    the table of docs/pytorch.md: how each check ends over tinynccl and over gloo
+#   scripts/python-tests.sh --bench latency|ddp [OPTIONS]    the measurements of bindings/python/bench; --help lists the options
 #
 # PYTHON names the interpreter (default: /usr/bin/python3, to which Debian's torch belongs, else python3). As root on Debian it
-# installs python3-torch and python3-numpy if they are missing. With maturin on the PATH the tests run from a wheel, without it
-# from a folder with the same files. Exit status: 0 passed, 1 failed, 77 the interpreter or its packages cannot be had here.
+# installs python3-torch and python3-numpy if they are missing. With maturin (on the PATH or in target/maturin)
+# the tests run from a wheel, without it from a folder with the same files. Exit status: 0 passed, 1 failed, 77 the interpreter or its packages cannot be had here.
 set -eu -o pipefail
 cd "$(dirname "$0")/.."
 
@@ -29,29 +30,39 @@ fi
     exit 77
 }
 
-site=target/python-tests
+site=${CARGO_TARGET_DIR:-target}/python-tests
 rm -rf "$site" && mkdir -p "$site"
-if command -v maturin >/dev/null 2>&1; then
+site=$(cd "$site" && pwd)
+features=()
+[[ ${1-} == --bench ]] && features=(--features bench)
+maturin=$(command -v maturin || true)
+[[ -z $maturin && -x target/maturin/bin/maturin ]] && maturin=target/maturin/bin/maturin
+if [[ -n $maturin ]]; then
     # Debian's names for platforms differ from the wheels': whoever installs it elsewhere builds it elsewhere.
-    maturin build --release --locked --compatibility linux -m bindings/python/Cargo.toml -o "$site"
+    "$maturin" build --release --locked --compatibility linux -m bindings/python/Cargo.toml -o "$site" ${features[@]+"${features[@]}"}
     "$python" -m zipfile -e "$site"/tinynccl-*.whl "$site"
 else
-    cargo build --release --locked -p tinynccl-python
+    echo "python-tests: no maturin, so the tests run from a folder and not from a wheel ('scripts/setup.sh --python' installs it)" >&2
+    library=$(cargo build --release --locked -p tinynccl-python ${features[@]+"${features[@]}"} --message-format=json-render-diagnostics |
+        sed -n 's/.*"\([^"]*libtinynccl_python\.so\)".*/\1/p' | tail -n 1)
     cp -r bindings/python/python/tinynccl "$site"
-    cp target/release/libtinynccl_python.so "$site/tinynccl/_core.abi3.so"
+    cp "$library" "$site/tinynccl/_core.abi3.so"
 fi
-for file in __init__.py _core.abi3.so _core.pyi errors.py py.typed torch.py; do
+for file in __init__.py _core.abi3.so _core.pyi errors.py py.typed torch/__init__.py; do
     [[ -f $site/tinynccl/$file ]] || { echo "python-tests: the package has no $file" >&2; exit 1; }
 done
 
-export PYTHONPATH=$PWD/$site OMP_NUM_THREADS=1
+export PYTHONPATH=$site OMP_NUM_THREADS=1
+if [[ ${1-} == --bench ]]; then
+    exec "$python" "bindings/python/bench/${2:?latency or ddp}.py" "${@:3}"
+fi
 cd bindings/python/tests
 if [[ ${1-} == --table ]]; then
-    exec "$python" test_torch.py --table
+    exec "$python" table.py
 fi
 "$python" -c 'import sys, numpy, torch; print("Python", sys.version.split()[0], "numpy", numpy.__version__, "torch", torch.__version__)'
 failed=0
-for test in test_comm.py test_torch.py; do
+for test in test_comm.py test_torch.py test_failures.py; do
     echo "== $test"
     "$python" "$test" || failed=1
 done

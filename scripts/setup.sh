@@ -3,8 +3,10 @@
 #
 #   scripts/setup.sh --mpi        Open MPI, and what the feature `mpi` is built with, through apt-get, as root
 #   scripts/setup.sh --verbs      what the feature `verbs` is built with and scripts/rxe-vm.sh runs on, through apt-get, as root
-#   scripts/setup.sh --python     numpy and torch for /usr/bin/python3, through apt-get, as root
+#   scripts/setup.sh --python     numpy and torch for /usr/bin/python3, through apt-get, as root; maturin, through pip
 #   scripts/setup.sh --deny       cargo-deny, the licence and source checker, through cargo (about two minutes)
+#   scripts/setup.sh --book       mdbook, through cargo (about one minute)
+#   scripts/setup.sh --chromium   a browser to look at the book and at schedules with, through apt-get, as root
 #
 # What is there already is left alone. Exit code: 0 all asked for is there; 1 something could not be installed; 2 usage.
 set -u
@@ -66,9 +68,35 @@ deny() {
     cargo install --quiet --locked cargo-deny --version '^0.20'
 }
 
+# Unoptimised and without its server: that compiles in half the time, and the book is small.
+book() {
+    case $(mdbook --version 2>/dev/null) in
+        'mdbook v0.5'*) say "$(mdbook --version) is there"; return 0 ;;
+    esac
+    say "installing mdbook through cargo (about one minute)"
+    CARGO_PROFILE_DEV_DEBUG=0 cargo install --quiet --debug --locked --no-default-features --features search mdbook --version '~0.5.4'
+}
+
+chromium() {
+    have chromium && { say "chromium is there"; return 0; }
+    install chromium
+}
+
 python() {
+    wheels
     /usr/bin/python3 -c 'import numpy, torch.distributed' >/dev/null 2>&1 && { say "numpy and torch are there"; return 0; }
-    install python3 python3-numpy python3-torch
+    install python3 python3-numpy python3-torch || return 1
+}
+
+# What builds wheels, in an environment of its own: only scripts/python-tests.sh looks there. Nothing fails without it.
+wheels() {
+    tools=$(dirname "$0")/../target/maturin
+    have maturin || [ -x "$tools/bin/maturin" ] && return 0
+    say "installing maturin into target/maturin through pip"
+    if ! { python3 -m venv "$tools" && "$tools/bin/pip" install -q 'maturin>=1.4,<2'; } >/dev/null 2>&1; then
+        say "maturin could not be installed: no wheel will be built"
+        rm -rf "$tools"
+    fi
 }
 
 [ $# -gt 0 ] || set -- --help
@@ -79,8 +107,10 @@ for argument in "$@"; do
         --verbs) verbs || status=1 ;;
         --deny) deny || status=1 ;;
         --python) python || status=1 ;;
+        --book) book || status=1 ;;
+        --chromium) chromium || status=1 ;;
         -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p;}' "$0" ;;
-        *) say "unknown option '$argument', expected --mpi, --verbs, --deny or --python"; exit 2 ;;
+        *) say "unknown option '$argument', expected --mpi, --verbs, --deny, --python, --book or --chromium"; exit 2 ;;
     esac
 done
 exit $status

@@ -39,6 +39,8 @@ rows() {
     tests pair rdma-write rdma-write process --test-threads=1
     tests pair cuda-verbs cuda-verbs process --test-threads=1 over_rdma dmabuf
     tests pair allreduce-verbs allreduce-verbs process --test-threads=1
+    # The failures of the book's labs, and that their outputs are those of the book.
+    tests pair labs labs process --test-threads=1 rdma
 }
 
 # ---- inside the machine: runs the plan, whose lines are NAME, folder, kind and a quoted command, tab-separated

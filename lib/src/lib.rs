@@ -20,6 +20,7 @@ pub mod launch;
 pub mod process_group;
 pub mod reduce;
 pub mod schedule;
+pub mod simulate;
 mod symmetric;
 pub mod topology;
 pub mod trace;

@@ -12,6 +12,7 @@ use std::time::Duration;
 use cudarc::driver::sys::CUstreamCaptureMode;
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr};
 use tinynccl::bootstrap::Server;
+use tinynccl::config::CudaPath;
 use tinynccl::cuda::{self, Call, DeviceComm, Path};
 use tinynccl::wire::Collective;
 use tinynccl::{Comm, Config, DType, Error, ReduceOp};
@@ -213,24 +214,27 @@ fn ranks_that_disagree_about_the_length_find_out_in_the_first_chunk() {
     run("disagree", 2, &[SMALL]);
 }
 
-/// More ranks than kernels join: through the host without being asked to.
+/// More ranks than kernels join go through the host; of one process on one GPU, more than half of its queues are refused there.
 #[test]
-fn too_many_ranks_for_kernels() {
+fn too_many_ranks_for_kernels_or_queues() {
     let Some(context) = gpu() else { return };
     let mut config = Config::default();
     (config.timeout, config.cuda_threads) = (Duration::from_secs(20), 1);
-    let device = DeviceComm::local(&vec![context; 9], &config).unwrap();
-    assert!(device.iter().all(|rank| rank.path() == Path::Hosted && rank.path_reason().contains("9 ranks")));
-    config.cuda_path = tinynccl::config::CudaPath::Peer;
-    let error = DeviceComm::local(&vec![CudaContext::new(0).unwrap(); 9], &config).unwrap_err().to_string();
+    let error = DeviceComm::local(&vec![context.clone(); 9], &config).unwrap_err().to_string();
+    assert!(error.contains("kernels join 8") && error.contains("expected at most 4 ranks"), "{error}");
+    config.cuda_path = CudaPath::Peer;
+    let error = DeviceComm::local(&vec![context.clone(); 9], &config).unwrap_err().to_string();
     assert!(error.contains("9 ranks") && error.contains("TINYNCCL_CUDA_PATH"), "{error}");
+    config.cuda_path = CudaPath::Hosted;
+    let device = DeviceComm::local(&vec![context; 4], &config).unwrap();
+    assert!(device.iter().all(|rank| rank.path() == Path::Hosted));
 }
 
 #[test]
 fn capture_is_refused() {
     let Some(context) = gpu() else { return };
     let mut config = Config::default();
-    config.cuda_path = tinynccl::config::CudaPath::Hosted;
+    config.cuda_path = CudaPath::Hosted;
     let ranks = DeviceComm::local(&[context.clone(), context.clone()], &config).unwrap();
     let stream = context.new_stream().unwrap();
     let mut buffer = stream.alloc_zeros::<f32>(10).unwrap();

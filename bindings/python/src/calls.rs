@@ -67,6 +67,11 @@ impl Prepared {
         }
     }
 
+    /// Bytes of the memory that it names.
+    pub(crate) fn bytes(&self) -> usize {
+        self.keep.iter().map(|memory| memory.count * memory.kind.size()).max().unwrap_or(0)
+    }
+
     /// The call of the host's communicator.
     pub(crate) fn raw(&self) -> RawCall {
         let (input, output) = (self.input as *const u8, self.output as *mut u8);

@@ -1,89 +1,25 @@
 //! `Comm`: a communicator of the library, and on first use one on the GPU.
 
-use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::prelude::*;
 use tinynccl::bootstrap::UniqueId;
 use tinynccl::wire::Collective;
-use tinynccl::{Config, Error, Result};
 
 use crate::calls::{Asker, Prepared, operator};
-use crate::device::Gpu;
 use crate::errors::{invalid, raise, waiting};
 use crate::group::{Group, Open};
+use crate::join::{config, joining};
+use crate::live::{Live, Slot, take};
 use crate::memory::Device;
+use crate::server::Server;
 use crate::torch::current_stream;
 use crate::work::{Shared, Work};
 
+/// Calls up to this many bytes are left to who waits for them: handing them to another thread takes longer.
+const SHORT: usize = 64 << 10;
+
 type Any<'py> = Bound<'py, PyAny>;
-
-/// What a communicator consists of, in the order in which it ends.
-pub(crate) struct Live {
-    gpu: Mutex<Option<Arc<Gpu>>>,
-    comm: tinynccl::Comm,
-    _server: Option<tinynccl::bootstrap::Server>,
-}
-
-impl Live {
-    fn gpu(&self) -> MutexGuard<'_, Option<Arc<Gpu>>> {
-        self.gpu.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The communicator on a GPU, made by the first call that needs it.
-    fn on(&self, ordinal: usize) -> Result<Arc<Gpu>> {
-        let mut gpu = self.gpu();
-        match &*gpu {
-            Some(gpu) if gpu.ordinal() == ordinal => Ok(gpu.clone()),
-            Some(gpu) => Err(Error::invalid(
-                "device",
-                format!(
-                    "rank {}: the tensor is on cuda:{ordinal}, this communicator was first used on cuda:{}: a communicator has one \
-                     GPU per rank",
-                    self.comm.rank(),
-                    gpu.ordinal()
-                ),
-            )),
-            None => Ok(gpu.insert(Arc::new(Gpu::new(&self.comm, ordinal)?)).clone()),
-        }
-    }
-
-    pub(crate) fn abort(&self, reason: &str) {
-        self.comm.abort(reason);
-        // Not while another thread is making it; that one fails with the communicator.
-        if let Ok(gpu) = self.gpu.try_lock()
-            && let Some(gpu) = &*gpu
-        {
-            gpu.abort();
-        }
-    }
-}
-
-/// A communicator until it is closed.
-type Slot = Mutex<Option<Arc<Live>>>;
-
-/// Those of this process that may still be open.
-static OPEN: Mutex<Vec<Weak<Slot>>> = Mutex::new(Vec::new());
-
-fn take(slot: &Slot) -> Option<Arc<Live>> {
-    slot.lock().unwrap_or_else(PoisonError::into_inner).take()
-}
-
-/// At the end of the interpreter: leaves all communicators. Nobody will wait for what is in flight.
-#[pyfunction]
-pub(crate) fn _leave_all(py: Python<'_>) {
-    let slots = std::mem::take(&mut *OPEN.lock().unwrap_or_else(PoisonError::into_inner));
-    py.detach(|| {
-        // The last made first: what was split or made for pairs of ranks goes before what it was made from.
-        for live in slots.iter().rev().filter_map(Weak::upgrade).filter_map(|slot| take(&slot)) {
-            if !live.comm.is_idle() {
-                live.abort("the interpreter exits with calls in flight");
-            }
-        }
-    });
-}
 
 /// One rank's membership in a group of ranks.
 #[pyclass(frozen, weakref, module = "tinynccl._core")]
@@ -109,16 +45,10 @@ impl Drop for Comm {
 impl Comm {
     fn new(comm: tinynccl::Comm, server: Option<tinynccl::bootstrap::Server>) -> Comm {
         let (rank, size, local_rank) = (comm.rank(), comm.size(), comm.local_rank());
-        let live = Live { gpu: Mutex::new(None), comm, _server: server };
-        let live: Arc<Slot> = Arc::new(Mutex::new(Some(Arc::new(live))));
-        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
-        open.retain(|slot| slot.strong_count() > 0);
-        open.push(Arc::downgrade(&live));
-        drop(open);
-        Comm { live, group: Mutex::new(None), rank, size, local_rank }
+        Comm { live: Live::open(comm, server), group: Mutex::new(None), rank, size, local_rank }
     }
 
-    fn live(&self, py: Python<'_>, op: &'static str) -> PyResult<Arc<Live>> {
+    pub(crate) fn live(&self, py: Python<'_>, op: &'static str) -> PyResult<Arc<Live>> {
         let live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
         live.clone().ok_or_else(|| invalid(py, op, format!("rank {}: the communicator is closed", self.rank)))
     }
@@ -177,7 +107,7 @@ impl Comm {
                 Ok(async_op.then(|| {
                     let shared = Shared::new(calls.into_iter().flat_map(|call| call.keep).collect());
                     shared.complete(Ok(()));
-                    Work::new(shared, &live, name, self.rank)
+                    Work::complete(shared, &live, name, self.rank)
                 }))
             }
         }
@@ -194,12 +124,13 @@ impl Comm {
         // Behind calls in flight a blocking one waits in slices, too.
         if async_op || !live.comm.is_idle() {
             let raw = calls.iter().map(Prepared::raw).collect();
+            let short = calls.iter().map(Prepared::bytes).sum::<usize>() <= SHORT;
             let shared = Shared::new(calls.into_iter().flat_map(|call| call.keep).collect());
             let completed = shared.clone();
             let done = move |result| completed.complete(result);
             // SAFETY: lengths were checked against the memory; `shared` keeps it, and the job keeps `shared`.
-            unsafe { live.comm.enqueue_raw(raw, done) }.map_err(|e| raise(py, &e))?;
-            let work = Work::new(shared, live, name, self.rank);
+            let queued = unsafe { live.comm.enqueue_raw(raw, short, done) }.map_err(|e| raise(py, &e))?;
+            let work = Work::in_flight(shared, queued, live, name, self.rank);
             if async_op {
                 return Ok(Some(work));
             }
@@ -232,42 +163,6 @@ impl Comm {
         let op = op.map(|name| operator(&asker, name)).transpose()?;
         let call = asker.even(collective, op, root, input, output)?;
         self.make(py, call, async_op, stream)
-    }
-}
-
-/// Settings of the environment, with what the caller gave.
-fn config(py: Python<'_>, timeout: Option<f64>, transport: Option<&str>) -> PyResult<Config> {
-    let mut config = Config::from_env().map_err(|e| raise(py, &e))?;
-    if let Some(seconds) = timeout {
-        config.timeout = Duration::try_from_secs_f64(seconds).ok().filter(|t| !t.is_zero()).ok_or_else(|| {
-            invalid(py, "timeout", format!("{seconds} seconds, expected a positive, finite number of seconds"))
-        })?;
-        config.connect_timeout = config.connect_timeout.min(config.timeout);
-    }
-    if let Some(transport) = transport {
-        config.transport = transport.parse().map_err(|e: String| invalid(py, "transport", e))?;
-    }
-    Ok(config)
-}
-
-/// Waits for a thread of its own, so that a signal ends the wait; the thread ends at its own deadline.
-fn joining(py: Python<'_>, join: impl FnOnce() -> Result<tinynccl::Comm> + Send + 'static) -> PyResult<tinynccl::Comm> {
-    let (sender, receiver) = channel();
-    let receiver = Mutex::new(receiver);
-    std::thread::Builder::new()
-        .name("tinynccl-join".to_owned())
-        .spawn(move || sender.send(join()))
-        .map_err(|e| raise(py, &Error::io("Comm", "starting a thread", &e)))?;
-    loop {
-        match py
-            .detach(|| receiver.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(Duration::from_millis(50)))
-        {
-            Ok(outcome) => return outcome.map_err(|e| raise(py, &e)),
-            Err(RecvTimeoutError::Timeout) => py.check_signals()?,
-            Err(RecvTimeoutError::Disconnected) => {
-                return Err(invalid(py, "Comm", "the thread that joined the ranks ended early".to_owned()));
-            }
-        }
     }
 }
 
@@ -521,49 +416,4 @@ impl Comm {
     fn __repr__(&self) -> String {
         format!("<tinynccl.Comm: rank {} of {}>", self.rank, self.size)
     }
-}
-
-/// The rendezvous of a job.
-#[pyclass(frozen, module = "tinynccl._core")]
-pub(crate) struct Server {
-    server: Mutex<Option<tinynccl::bootstrap::Server>>,
-    id: String,
-}
-
-impl Server {
-    fn take(&self) -> Option<tinynccl::bootstrap::Server> {
-        self.server.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-}
-
-#[pymethods]
-impl Server {
-    #[new]
-    #[pyo3(signature = (world_size, port=0))]
-    fn py_new(py: Python<'_>, world_size: usize, port: u16) -> PyResult<Server> {
-        let config = config(py, None, None)?;
-        let bind = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
-        let start = || {
-            let token = UniqueId::random_token()?;
-            tinynccl::bootstrap::Server::start(bind, token, world_size, &config)
-        };
-        let server = start().map_err(|e| raise(py, &e))?;
-        Ok(Server { id: server.unique_id().to_string(), server: Mutex::new(Some(server)) })
-    }
-
-    #[getter]
-    fn unique_id(&self) -> &str {
-        &self.id
-    }
-
-    fn close(&self, py: Python<'_>) {
-        let server = self.take();
-        py.detach(|| drop(server));
-    }
-}
-
-/// How many GPUs CUDA sees; 0 without CUDA.
-#[pyfunction]
-pub(crate) fn cuda_device_count() -> usize {
-    tinynccl::cuda::device_count().unwrap_or(0)
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, result, sys};
+use pyo3::prelude::*;
 use tinynccl::cuda::{self, DeviceComm};
 use tinynccl::wire::Collective;
 use tinynccl::{Comm, Error, Result};
@@ -183,6 +184,12 @@ fn rounds(messages: Vec<Message>, distance: impl Fn(usize) -> usize) -> Vec<((us
     }
     all.sort_by_key(|&(round, _)| round);
     all
+}
+
+/// How many GPUs CUDA sees; 0 without CUDA.
+#[pyfunction]
+pub(crate) fn cuda_device_count() -> usize {
+    tinynccl::cuda::device_count().unwrap_or(0)
 }
 
 /// The context of this thread, put back when dropped: torch asks the driver which GPU is current.

@@ -4,10 +4,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
+use tinynccl::comm::{After, Queued};
 use tinynccl::{Error, Result};
 
-use crate::comm::Live;
-use crate::errors::raise;
+use crate::errors::{raise, waiting};
+use crate::live::Live;
 use crate::memory::Memory;
 
 /// Longest wait before the interpreter's signals are looked at.
@@ -17,6 +18,8 @@ const SLICE: Duration = Duration::from_millis(50);
 #[pyclass(frozen, module = "tinynccl._core")]
 pub(crate) struct Work {
     shared: Arc<Shared>,
+    /// Its place among the communicator's calls; none for one that was complete at once.
+    queued: Option<Queued>,
     /// Ended when a signal ends the wait.
     comm: Weak<Live>,
     op: &'static str,
@@ -34,6 +37,8 @@ pub(crate) struct Shared {
 #[derive(Default)]
 struct Outcome {
     result: Option<Result<()>>,
+    /// Threads that sleep until it is there.
+    sleeping: usize,
     callbacks: Vec<Py<PyAny>>,
 }
 
@@ -46,63 +51,92 @@ impl Shared {
         Arc::new(Shared { outcome: Mutex::default(), done: Condvar::new(), _keep: keep })
     }
 
-    /// Called once, by the thread that ran the call.
-    pub(crate) fn complete(&self, result: Result<()>) {
-        let callbacks = {
-            let mut outcome = lock(&self.outcome);
-            outcome.result = Some(result);
-            std::mem::take(&mut outcome.callbacks)
-        };
-        self.done.notify_all();
-        if callbacks.is_empty() {
-            return;
+    /// Called once, by the thread that ran the call; gives the callbacks, which are for later.
+    pub(crate) fn complete(&self, result: Result<()>) -> After {
+        let mut outcome = lock(&self.outcome);
+        outcome.result = Some(result);
+        if outcome.sleeping > 0 {
+            self.done.notify_all();
         }
-        // None at the very end of the interpreter, when nobody waits any more.
-        let called = Python::try_attach(|py| {
-            for callback in callbacks {
-                if let Err(error) = callback.call0(py) {
-                    error.write_unraisable(py, Some(callback.bind(py)));
-                }
-            }
-        });
-        if called.is_none() {
-            log::debug!("the interpreter has ended before a call was complete");
-        }
+        let callbacks = std::mem::take(&mut outcome.callbacks);
+        if callbacks.is_empty() { None } else { Some(Box::new(|| tell(callbacks))) }
+    }
+
+    fn result(&self) -> Option<Result<()>> {
+        lock(&self.outcome).result.clone()
     }
 
     /// The result, once it is there; `None` when `deadline` comes before.
-    fn wait_until(&self, deadline: Option<Instant>) -> Option<Result<()>> {
+    fn wait_until(&self, deadline: Instant) -> Option<Result<()>> {
         let mut outcome = lock(&self.outcome);
-        loop {
-            if let Some(result) = &outcome.result {
-                return Some(result.clone());
+        outcome.sleeping += 1;
+        while outcome.result.is_none() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
             }
-            outcome = match deadline {
-                None => self.done.wait(outcome).unwrap_or_else(PoisonError::into_inner),
-                Some(deadline) => {
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        return None;
-                    }
-                    self.done.wait_timeout(outcome, left).unwrap_or_else(PoisonError::into_inner).0
-                }
-            };
+            outcome = self.done.wait_timeout(outcome, left).unwrap_or_else(PoisonError::into_inner).0;
         }
+        outcome.sleeping -= 1;
+        outcome.result.clone()
+    }
+}
+
+fn tell(callbacks: Vec<Py<PyAny>>) {
+    // None at the very end of the interpreter, when nobody waits any more.
+    let called = Python::try_attach(|py| {
+        for callback in callbacks {
+            if let Err(error) = callback.call0(py) {
+                error.write_unraisable(py, Some(callback.bind(py)));
+            }
+        }
+    });
+    if called.is_none() {
+        log::debug!("the interpreter has ended before a call was complete");
     }
 }
 
 impl Work {
-    pub(crate) fn new(shared: Arc<Shared>, comm: &Arc<Live>, op: &'static str, rank: usize) -> Work {
-        Work { shared, comm: Arc::downgrade(comm), op, rank }
+    pub(crate) fn in_flight(
+        shared: Arc<Shared>,
+        queued: Queued,
+        comm: &Arc<Live>,
+        op: &'static str,
+        rank: usize,
+    ) -> Work {
+        Work { shared, queued: Some(queued), comm: Arc::downgrade(comm), op, rank }
     }
 
-    /// Waits, looking at signals in between; a handler that raises aborts the communicator.
+    pub(crate) fn complete(shared: Arc<Shared>, comm: &Arc<Live>, op: &'static str, rank: usize) -> Work {
+        Work { shared, queued: None, comm: Arc::downgrade(comm), op, rank }
+    }
+
+    /// For who does not wait: the call is not left to a waiter any longer.
+    fn start(&self) {
+        if let Some(queued) = &self.queued {
+            queued.start();
+        }
+    }
+
+    /// Waits, looking at signals in between; a handler that raises aborts the communicator. Without a timeout of its own the wait
+    /// carries the call out itself, if nobody has begun it.
     pub(crate) fn finish(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<()> {
+        match (&self.queued, timeout) {
+            (Some(queued), None) => waiting(py, || {
+                queued.help();
+                Ok(())
+            })?,
+            (_, Some(_)) => self.start(),
+            (None, None) => {}
+        }
+        if let Some(result) = self.shared.result() {
+            return result.map_err(|error| raise(py, &error));
+        }
         let end = timeout.map(|t| Instant::now() + t);
         loop {
             let slice = Instant::now() + SLICE;
             let until = end.map_or(slice, |end| end.min(slice));
-            match py.detach(|| self.shared.wait_until(Some(until))) {
+            match py.detach(|| self.shared.wait_until(until)) {
                 Some(Ok(())) => return Ok(()),
                 Some(Err(error)) => return Err(raise(py, &error)),
                 None => {}
@@ -139,7 +173,11 @@ impl Work {
     }
 
     fn is_completed(&self) -> bool {
-        lock(&self.shared.outcome).result.is_some()
+        let complete = lock(&self.shared.outcome).result.is_some();
+        if !complete {
+            self.start();
+        }
+        complete
     }
 
     fn exception(&self, py: Python<'_>) -> Option<Py<PyAny>> {
@@ -154,6 +192,8 @@ impl Work {
             let mut outcome = lock(&self.shared.outcome);
             if outcome.result.is_none() {
                 outcome.callbacks.push(callback);
+                drop(outcome);
+                self.start();
                 return Ok(());
             }
         }

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 /// What the ranks' messages and choices depend on.
 ///
 /// The others may differ: deadlines, where ranks listen, how long they spin. Rank 0's count alone for how to tune.
-const MUST_AGREE: [&str; 19] = [
+const MUST_AGREE: [&str; 21] = [
     "TINYNCCL_CUDA_PATH_CHECK",
     "TINYNCCL_TRANSPORT",
     "TINYNCCL_ALGO",
@@ -17,6 +17,8 @@ const MUST_AGREE: [&str; 19] = [
     "TINYNCCL_VERBS_CHUNK",
     "TINYNCCL_CUDA_BLOCKS",
     "TINYNCCL_CUDA_SLOT",
+    "TINYNCCL_CUDA_LL128",
+    "TINYNCCL_CUDA_HANDLES",
     "TINYNCCL_CUDA_PATH",
     "TINYNCCL_CUDA_CHUNK",
     "TINYNCCL_VERBS_QPS",

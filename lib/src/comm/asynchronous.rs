@@ -48,12 +48,13 @@ impl Comm {
         self.inner.state.check(|| "asynchronous call".to_owned())?;
         let (work, complete) = Work::pair();
         let inner = Arc::clone(&self.inner);
-        let job = move || {
+        let job = move |_background| {
             let outcome = run(&inner, &mut buffers);
             drop(inner);
             complete(outcome.map(|()| buffers));
+            None
         };
-        self.inner.queue.push(|| format!("tinynccl-{}", self.inner.state.id), Box::new(job))?;
+        self.inner.queue.push(|| format!("tinynccl-{}", self.inner.state.id), false, Box::new(job))?;
         Ok(work)
     }
 

@@ -13,14 +13,15 @@ use crate::transport::{Doorbell, LinkOptions, LinkPair, Registration};
 
 /// What a rank publishes of itself, readable by others when something hangs.
 pub use crate::bootstrap::Progress;
+use crate::bootstrap::Snapshot;
 
 /// State of a rank as its peers see it.
 #[derive(Debug, Clone)]
 pub(crate) struct PeerHealth {
     /// Last sign of life.
     pub(crate) silent_for: Duration,
-    /// Calls started on the communicator in question; `None` if the rank does not have it (yet).
-    pub(crate) seq_started: Option<u64>,
+    /// Progress on the communicator in question; `None` if the rank does not have it (yet).
+    pub(crate) progress: Option<Snapshot>,
     /// Gone, in words.
     pub(crate) gone: Option<String>,
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::control::Control;
-use super::local::Local;
+use super::local::{Local, Wrap};
 use super::network::Network;
 use super::state::State;
 use super::{Comm, trace, tune};
@@ -11,7 +11,7 @@ use crate::bootstrap::{Rendezvous, Server, Session, UniqueId, rendezvous_from_en
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::trace::Sink;
-use crate::transport::Endpoint;
+use crate::transport::{Endpoint, LinkPair};
 
 /// Id of the communicator that spans the world.
 const WORLD: u32 = 0;
@@ -85,11 +85,26 @@ impl Comm {
     ///
     /// Use each from a thread of its own: blocking calls wait for the others.
     pub fn threads(world_size: usize, config: Config) -> Result<Vec<Comm>> {
+        Comm::in_process(world_size, config, None)
+    }
+
+    /// As [`Comm::threads`], where every pair of links goes through `wrap(our rank, the peer, the pair)` first: what breaks, or
+    /// slows down, a link ([`crate::transport::faulty`]) shows what the layers above make of it. Both ends of a link are wrapped
+    /// by the same backend. What goes through memory that all ranks map, and no link, is not reached.
+    pub fn threads_with_links(
+        world_size: usize,
+        config: Config,
+        wrap: impl Fn(usize, usize, LinkPair) -> LinkPair + Send + Sync + 'static,
+    ) -> Result<Vec<Comm>> {
+        Comm::in_process(world_size, config, Some(Box::new(wrap)))
+    }
+
+    fn in_process(world_size: usize, config: Config, wrap: Option<Wrap>) -> Result<Vec<Comm>> {
         if world_size == 0 {
             return Err(Error::invalid("Comm::threads", "world size 0, expected at least 1"));
         }
         let sinks = trace::open_in_process(world_size, &config)?;
-        Local::world(world_size, &config)
+        Local::world(world_size, &config, wrap)
             .into_iter()
             .zip(sinks)
             .enumerate()

@@ -16,6 +16,9 @@ use crate::transport::{Doorbell, LinkOptions, LinkPair, checksum, inproc};
 
 type Listener = Box<dyn Fn(&Notice) + Send + Sync>;
 
+/// What every pair of links goes through: our rank, the peer, the pair.
+pub(super) type Wrap = Box<dyn Fn(usize, usize, LinkPair) -> LinkPair + Send + Sync>;
+
 /// What the ranks of one process share.
 pub(super) struct World {
     size: usize,
@@ -23,6 +26,7 @@ pub(super) struct World {
     table: Mutex<Table>,
     changed: Condvar,
     config: Config,
+    wrap: Option<Wrap>,
 }
 
 #[derive(Default)]
@@ -47,13 +51,14 @@ pub(super) struct Local {
 
 impl Local {
     /// The ranks of a world of `size` threads.
-    pub(super) fn world(size: usize, config: &Config) -> Vec<Local> {
+    pub(super) fn world(size: usize, config: &Config, wrap: Option<Wrap>) -> Vec<Local> {
         let world = Arc::new(World {
             size,
             hub: inproc::Hub::new(),
             table: Mutex::new(Table { left: vec![false; size], ..Table::default() }),
             changed: Condvar::new(),
             config: config.clone(),
+            wrap,
         });
         (0..size).map(|rank| Local { rank, world: world.clone(), ids: AtomicU32::new(1) }).collect()
     }
@@ -87,6 +92,10 @@ impl Control for Local {
             })
         };
         let pair = self.world.hub.connect(&to, doorbell, &or_left, deadline)?;
+        let pair = match &self.world.wrap {
+            Some(wrap) => wrap(self.rank, peer, pair),
+            None => pair,
+        };
         Ok(if self.world.config.checksum { checksum::wrap(pair) } else { pair })
     }
 
@@ -176,7 +185,7 @@ impl Control for Local {
         Ok((0..self.world.size)
             .map(|rank| PeerHealth {
                 silent_for: Duration::ZERO,
-                seq_started: table.progress.get(&(comm, rank)).map(|p| p.snapshot().seq_started),
+                progress: table.progress.get(&(comm, rank)).map(|p| p.snapshot()),
                 gone: table.left[rank].then(|| "it dropped its communicator".to_owned()),
             })
             .collect())

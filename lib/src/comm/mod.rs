@@ -26,6 +26,7 @@ mod patience;
 mod persistent;
 mod prepare;
 mod probe;
+mod queue;
 mod raw;
 mod share;
 mod split;
@@ -58,6 +59,8 @@ pub use group::Group;
 pub use p2p::Exchange;
 pub(crate) use part::{Message, Part};
 pub use persistent::{OwnedBuffer, Persistent};
+use queue::Queue;
+pub use queue::{After, Queued};
 pub use raw::RawCall;
 pub(crate) use state::State;
 pub(crate) use state::lock;
@@ -65,7 +68,6 @@ use symmetric::BoardState;
 use tune::Tuned;
 pub use tune::{Source, Tuning};
 pub use uneven::packed;
-use work::Queue;
 pub use work::Work;
 
 /// One rank's membership in a group of ranks.

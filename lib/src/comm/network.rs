@@ -193,7 +193,7 @@ impl Control for Network {
             .into_iter()
             .map(|h| PeerHealth {
                 silent_for: h.age,
-                seq_started: h.progress.map(|p| p.seq_started),
+                progress: h.progress,
                 gone: match h.state {
                     RankState::Alive => None,
                     RankState::Left => Some("it closed its communicator and left".to_owned()),

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::call::Call;
-use super::{Comm, Inner};
+use super::{After, Comm, Inner, Queued};
 use crate::algorithm::Shape;
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, Result};
@@ -108,16 +108,11 @@ impl RawCall {
         }
     }
 
-    /// Where the input lies in the output (or the output in the input) in the in-place form, in elements from its start.
-    fn in_place(&self, rank: usize) -> Option<isize> {
-        let What::Even { collective, count, .. } = &self.what else { return None };
-        let segment = isize::try_from(rank * count).ok()?;
-        match collective {
-            Collective::AllReduce | Collective::Broadcast | Collective::Reduce => Some(0),
-            Collective::AllGather | Collective::Gather => Some(segment),
-            Collective::ReduceScatter | Collective::Scatter => Some(-segment),
-            _ => None,
-        }
+    /// How far the input lies behind the output in the in-place form, in elements.
+    fn in_place(&self, rank: usize, size: usize) -> Option<isize> {
+        let &What::Even { collective, root, count, .. } = &self.what else { return None };
+        let (input, output) = Shape { collective, ranks: size, root, channels: 1 }.in_place(rank)?;
+        isize::try_from(count).ok()?.checked_mul(output as isize - input as isize)
     }
 
     /// What can be said of the addresses alone.
@@ -136,7 +131,7 @@ impl RawCall {
         let (reads, writes) = (reads.saturating_mul(elem), writes.saturating_mul(elem));
         let apart = input.saturating_add(reads) <= output || output.saturating_add(writes) <= input;
         let offset = (input as isize).wrapping_sub(output as isize);
-        if apart || self.in_place(rank).is_some_and(|at| at.wrapping_mul(elem as isize) == offset) {
+        if apart || self.in_place(rank, size).is_some_and(|at| at.wrapping_mul(elem as isize) == offset) {
             return Ok(());
         }
         Err(Error::invalid(
@@ -245,8 +240,14 @@ impl Comm {
         unsafe { self.inner.run_calls(calls, false) }
     }
 
-    /// Queues the same behind the asynchronous calls made so far. `done` gets the outcome, in the communicator's progress
-    /// thread, which does nothing else meanwhile.
+    /// Queues the same behind the asynchronous calls made so far. `done` gets the outcome, in the thread that carried the call
+    /// out: the communicator's progress thread, which does nothing else meanwhile, or the one that called [`Queued::help`].
+    ///
+    /// What `done` returns is called when the call has ended for everybody and the next one may begin; it may make calls itself, and
+    /// wait for them with [`Queued::help`].
+    ///
+    /// With `leave`, and nothing before it, the call lies for up to two milliseconds, so that its waiter can come and help; for short
+    /// calls, which most callers wait for at once.
     ///
     /// # Safety
     /// As [`Comm::run_raw`], until `done` is called.
@@ -256,17 +257,18 @@ impl Comm {
     pub unsafe fn enqueue_raw(
         &self,
         calls: Vec<RawCall>,
-        done: impl FnOnce(Result<()>) + Send + 'static,
-    ) -> Result<()> {
+        leave: bool,
+        done: impl FnOnce(Result<()>) -> After + Send + 'static,
+    ) -> Result<Queued> {
         self.inner.state.check(|| calls.first().map_or("group", RawCall::name).to_owned())?;
         let inner = self.inner.clone();
-        let job = move || {
+        let job = move |background| {
             // SAFETY: forwarded from the caller.
-            let outcome = unsafe { inner.run_calls(&calls, true) };
+            let outcome = unsafe { inner.run_calls(&calls, background) };
             drop(inner);
-            done(outcome);
+            done(outcome)
         };
-        self.inner.queue.push(|| format!("tinynccl-{}", self.inner.state.id), Box::new(job))
+        self.inner.queue.push(|| format!("tinynccl-{}", self.inner.state.id), leave, Box::new(job))
     }
 
     /// Whether no asynchronous call is queued or running.

@@ -17,6 +17,9 @@ use crate::wire::Header;
 /// How long a link's error waits for the control plane to name the rank behind it.
 const ROOT_CAUSE_GRACE: Duration = Duration::from_millis(1500);
 
+/// Communicators of a rank that are looked at when it is late in one.
+const MOST_COMMUNICATORS: usize = 32;
+
 /// Locks, also after a panic of another holder: the data behind our locks is valid at every point.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -216,6 +219,41 @@ impl State {
         }
     }
 
+    /// The call of another communicator that one of `ranks` is in.
+    fn elsewhere(&self, ranks: &[usize]) -> Option<String> {
+        let next = self.control.ids().load(Ordering::Relaxed);
+        (0..next).filter(|&comm| comm != self.id).take(MOST_COMMUNICATORS).find_map(|comm| {
+            let health = self.control.health(comm).ok()?;
+            ranks.iter().find_map(|&rank| {
+                let progress = health.get(self.members[rank])?.progress.filter(|p| p.seq_started > p.seq_done)?;
+                let call = crate::wire::Collective::from_code(progress.op).map_or("call", crate::wire::Collective::name);
+                Some(format!(
+                    "rank {rank} is in {call} #{} of communicator {comm}, we are in one of communicator {}: ranks that share \
+                     several communicators must use them in the same order",
+                    progress.seq_started, self.id
+                ))
+            })
+        })
+    }
+
+    /// The error for a call that waits for what the ranks tell each other before its first byte.
+    pub(crate) fn not_all_came(&self, error: Error) -> Error {
+        let Error::Timeout { rank, waited, missing, detail, .. } = error else { return self.fail_everywhere(error) };
+        let progress = self.progress.snapshot();
+        let call = crate::wire::Collective::from_code(progress.op).map_or("call", crate::wire::Collective::name);
+        let op = format!("{call} #{} of communicator {}", progress.seq_started, self.id);
+        let (missing, detail) = match self.find_absent(&missing) {
+            Some(absent) => absent,
+            None => {
+                // The store counts in the world's ranks.
+                let missing: Vec<usize> = missing.iter().filter_map(|&world| self.member(world)).collect();
+                let elsewhere = self.elsewhere(&missing);
+                (missing, elsewhere.unwrap_or(detail))
+            }
+        };
+        self.fail_everywhere(Error::Timeout { op, rank, waited, missing, detail })
+    }
+
     /// The ranks that keep us waiting, and what is known of them.
     fn diagnose(&self, header: &Header, peers: &[usize]) -> (Vec<usize>, String) {
         let health = match self.control.health(self.id) {
@@ -231,13 +269,26 @@ impl State {
         if header.collective != crate::wire::Collective::SendRecv as u8 {
             let ours = self.progress.snapshot().seq_started;
             let late: Vec<usize> =
-                others().filter(|&r| of(r).is_some_and(|h| h.seq_started.is_none_or(|theirs| theirs < ours))).collect();
+                others().filter(|&r| of(r).is_some_and(|h| h.progress.is_none_or(|p| p.seq_started < ours))).collect();
             if !late.is_empty() {
-                return (
-                    late,
-                    "alive, but has not made this call: is it still computing, or on another path?".to_owned(),
-                );
+                let detail = self.elsewhere(&late).unwrap_or_else(|| {
+                    "alive, but has not made this call: is it still computing, or on another path?".to_owned()
+                });
+                return (late, detail);
             }
+        }
+        let waits_for = |rank: usize| self.member(of(rank)?.progress?.waiting_on?);
+        if header.collective == crate::wire::Collective::SendRecv as u8
+            && let Some(circle) = circle(self.rank, peers, self.members.len(), waits_for)
+        {
+            let names: Vec<String> =
+                circle.iter().skip(1).map(|rank| format!("rank {rank}, which waits for ")).collect();
+            let detail = format!(
+                "rank {ours} waits for {}rank {ours}: messages that cross belong into one group, or into send_recv",
+                names.concat(),
+                ours = self.rank
+            );
+            return (peers.to_vec(), detail);
         }
         // A relay that is no member of this communicator.
         for path in self.control.paths() {
@@ -328,5 +379,35 @@ impl Supervisor for State {
 
     fn mismatch(&self, peer: usize, ours: Header, theirs: Header) -> Error {
         self.fail_everywhere(Error::Mismatch { rank: self.rank, peer, ours: Box::new(ours), theirs: Box::new(theirs) })
+    }
+}
+
+/// Ranks that wait for each other, from `rank` over one of `peers` back to `rank`.
+fn circle(rank: usize, peers: &[usize], size: usize, waits_for: impl Fn(usize) -> Option<usize>) -> Option<Vec<usize>> {
+    peers.iter().find_map(|&peer| {
+        let mut circle = vec![rank, peer];
+        while circle.len() <= size {
+            match waits_for(*circle.last()?)? {
+                next if next == rank => return Some(circle),
+                next => circle.push(next),
+            }
+        }
+        None
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::circle;
+
+    #[test]
+    fn a_circle_leads_back_to_us_and_nothing_else_is_one() {
+        let of = |waits: &'static [Option<usize>]| move |rank: usize| waits[rank];
+        assert_eq!(circle(1, &[0], 2, of(&[Some(1), Some(0)])), Some(vec![1, 0]));
+        assert_eq!(circle(0, &[2, 1], 3, of(&[Some(1), Some(2), Some(0)])), Some(vec![0, 2]));
+        assert_eq!(circle(0, &[1], 3, of(&[Some(1), Some(2), Some(0)])), Some(vec![0, 1, 2]));
+        assert_eq!(circle(0, &[1], 3, of(&[Some(1), None, Some(0)])), None, "rank 1 is at work");
+        // A circle of others, and us behind it.
+        assert_eq!(circle(0, &[1], 3, of(&[Some(1), Some(2), Some(1)])), None);
     }
 }

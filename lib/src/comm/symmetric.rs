@@ -50,10 +50,8 @@ impl Inner {
         if self.shares_memory() && state.config.one_shot > 0 {
             let layout = Layout::new(self.size(), state.config.one_shot, state.config.stage)?;
             let key = format!("board-{}", state.id);
-            let shared = state
-                .control
-                .share(&key, &state.members, layout.bytes())
-                .map_err(|error| state.fail_everywhere(error))?;
+            let shared =
+                state.control.share(&key, &state.members, layout.bytes()).map_err(|error| state.not_all_came(error))?;
             if let Some(shared) = shared {
                 let board = Board::new(shared.memory, layout, state.rank, shared.fence)?;
                 engine.board = BoardState::Open(Box::new(board));

@@ -1,12 +1,10 @@
-//! Asynchronous calls: a queue, one progress thread, and the handle a caller waits on.
+//! The handle of an asynchronous call.
 
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::state::lock;
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// A collective in flight that owns its buffers `B` until it is complete.
 ///
@@ -67,96 +65,5 @@ impl<B> Work<B> {
         }
         drop(outcome);
         Err(self)
-    }
-}
-
-type Job = Box<dyn FnOnce() + Send>;
-
-/// Calls waiting for the progress thread, in the order they were made.
-#[derive(Default)]
-pub(super) struct Queue {
-    /// Waiting and running jobs. Changed under the lock; read without it by blocking calls.
-    pending: AtomicUsize,
-    jobs: Mutex<Jobs>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct Jobs {
-    waiting: VecDeque<Job>,
-    thread: Option<std::thread::JoinHandle<()>>,
-    closed: bool,
-}
-
-impl Queue {
-    /// Appends a job; starts the progress thread with the first one.
-    pub(super) fn push(self: &Arc<Self>, name: impl FnOnce() -> String, job: Job) -> Result<()> {
-        let mut jobs = lock(&self.jobs);
-        if jobs.closed {
-            return Err(Error::invalid("asynchronous call", "the communicator is closed"));
-        }
-        if jobs.thread.is_none() {
-            let queue = self.clone();
-            let thread = std::thread::Builder::new()
-                .name(name())
-                .spawn(move || queue.serve())
-                .map_err(|e| Error::io("asynchronous call", "starting the progress thread", &e))?;
-            jobs.thread = Some(thread);
-        }
-        self.pending.fetch_add(1, Ordering::AcqRel);
-        jobs.waiting.push_back(job);
-        drop(jobs);
-        self.changed.notify_all();
-        Ok(())
-    }
-
-    fn serve(&self) {
-        let mut jobs = lock(&self.jobs);
-        loop {
-            if let Some(job) = jobs.waiting.pop_front() {
-                drop(jobs);
-                job();
-                jobs = lock(&self.jobs);
-                self.pending.fetch_sub(1, Ordering::AcqRel);
-                self.changed.notify_all();
-            } else if jobs.closed {
-                return;
-            } else {
-                jobs = self.changed.wait(jobs).unwrap_or_else(PoisonError::into_inner);
-            }
-        }
-    }
-
-    /// True when no job is waiting or running.
-    #[inline]
-    pub(super) fn is_idle(&self) -> bool {
-        self.pending.load(Ordering::Acquire) == 0
-    }
-
-    /// Waits until every job made so far is complete: a blocking call comes after them.
-    pub(super) fn drain(&self) {
-        if self.is_idle() {
-            return;
-        }
-        let mut jobs = lock(&self.jobs);
-        while self.pending.load(Ordering::Acquire) > 0 {
-            jobs = self.changed.wait(jobs).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-
-    /// Completes what is waiting and ends the thread.
-    pub(super) fn close(&self) {
-        let thread = {
-            let mut jobs = lock(&self.jobs);
-            jobs.closed = true;
-            jobs.thread.take()
-        };
-        self.changed.notify_all();
-        if let Some(thread) = thread
-            && thread.thread().id() != std::thread::current().id()
-        {
-            // A panic in a job has been reported by its own thread; there is nothing to add here.
-            let _ = thread.join();
-        }
     }
 }

@@ -84,6 +84,30 @@ words! {
 }
 
 words! {
+    /// Whether kernels use protocol LL128, for which links must keep 128 bytes together.
+    Ll128, "auto, on or off" {
+        /// Where all links between GPUs are NVLink.
+        Auto = "auto",
+        /// On any link.
+        On = "on" | "1",
+        /// Never.
+        Off = "off" | "0",
+    }
+}
+
+words! {
+    /// How processes map each other's device memory.
+    CudaHandles, "auto, ipc or fd" {
+        /// By CUDA IPC; by descriptors where that fails.
+        Auto = "auto",
+        /// By CUDA IPC (`cuIpcGetMemHandle`).
+        Ipc = "ipc",
+        /// By file descriptors (`cuMemExportToShareableHandle`).
+        Fd = "fd",
+    }
+}
+
+words! {
     /// How collectives on GPUs reach the other ranks.
     CudaPath, "auto, peer or hosted" {
         /// Through the peers' memory where all ranks reach each other's, through the hosts' memory otherwise.

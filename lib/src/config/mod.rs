@@ -7,7 +7,7 @@ mod value;
 
 use std::time::Duration;
 
-pub use choices::{CudaPath, PathCheck, SingleCopy, TransportChoice, Tune};
+pub use choices::{CudaHandles, CudaPath, Ll128, PathCheck, SingleCopy, TransportChoice, Tune};
 use value::Value;
 
 use crate::error::{Error, Result};
@@ -121,12 +121,16 @@ config! {
         "Blocks that a collective's kernel takes at most, about one per multiprocessor; fewer leave more of the GPU to other kernels and use less of the links.";
     cuda_slot: usize = 0, "TINYNCCL_CUDA_SLOT", "bytes, 4K to 1M; 0: by the number of ranks",
         "Largest piece that a block of a collective's kernel sends to another GPU at once.";
+    cuda_ll128: Ll128 = Ll128::Auto, "TINYNCCL_CUDA_LL128", "auto, on, off",
+        "Whether kernels send middle sizes in lines of 128 bytes with one flag each (NCCL's protocol LL128), which the link between GPUs must keep whole; auto: where all of them are NVLink.";
     cuda_check: bool = true, "TINYNCCL_CUDA_CHECK", "0 or 1",
         "Asks CUDA about every buffer of a call on a GPU: is it memory that the GPU reaches, and long enough? Takes 0.1 to 0.2 us a call; a kernel that touches other memory costs the whole process its GPU.";
     cuda_path_check: PathCheck = PathCheck::On, "TINYNCCL_CUDA_PATH_CHECK", "off, on, fail",
         "GPUs write a pattern into each other's memory at the start, and look whether it came; fail: they write a wrong one, to see what happens then.";
     cuda_path: CudaPath = CudaPath::Auto, "TINYNCCL_CUDA_PATH", "auto, peer, hosted",
         "How collectives on GPUs reach the other ranks: kernels over the peers' memory (peer), or through page-locked memory of the hosts and the links between them (hosted). auto: peer where all ranks reach each other's memory. All ranks must set the same.";
+    cuda_handles: CudaHandles = CudaHandles::Auto, "TINYNCCL_CUDA_HANDLES", "auto, ipc, fd",
+        "How processes map each other's device memory: CUDA's older inter-process handles (ipc), or file descriptors (fd); auto: fd where ipc fails. Registered buffers go by ipc alone.";
     cuda_chunk: usize = 2 << 20, "TINYNCCL_CUDA_CHUNK", "bytes, 64K to 64M",
         "Largest chunk of a collective on GPUs that goes through the hosts' memory; each lane page-locks three times as much.";
     cuda_threads: usize = 0, "TINYNCCL_CUDA_THREADS", "0 to 16; 0: by the number of cores, 4 at most",

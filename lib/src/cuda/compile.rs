@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 use crate::error::{Error, Result};
 
 /// NVRTC's version, or that it is not here.
-fn version() -> Result<(i32, i32)> {
+pub(super) fn version() -> Result<(i32, i32)> {
     // SAFETY: only tries to load the library.
     if !unsafe { sys::is_culib_present() } {
         return Err(Error::Unsupported {

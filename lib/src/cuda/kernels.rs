@@ -19,6 +19,7 @@ const COMMON: &str = concat!(
     include_str!("kernels/memory.cuh"),
     include_str!("kernels/team.cuh"),
     include_str!("kernels/ll.cuh"),
+    include_str!("kernels/ll128.cuh"),
     include_str!("kernels/fifo.cuh"),
     include_str!("kernels/direct.cuh"),
 );
@@ -55,20 +56,26 @@ const SCHEDULED: &str = concat!(include_str!("kernels/primitives.cuh"), include_
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Kernel {
     AllReduceOneShotLl,
+    AllReduceOneShotLl128,
     AllReduceOneShot,
     AllReduceTwoShotLl,
+    AllReduceTwoShotLl128,
     AllReduceTwoShot,
     AllReduceDirect,
     ReduceScatterLl,
+    ReduceScatterLl128,
     ReduceScatterSimple,
     ReduceScatterDirect,
     ReduceLl,
+    ReduceLl128,
     ReduceSimple,
     ReduceDirect,
     BroadcastLl,
+    BroadcastLl128,
     BroadcastSimple,
     BroadcastDirect,
     ExchangeLl,
+    ExchangeLl128,
     ExchangeSimple,
     ExchangeDirect,
     SendRecv,
@@ -83,22 +90,28 @@ pub(super) enum Kernel {
 
 impl Kernel {
     #[cfg(test)]
-    const ALL: [Kernel; 25] = [
+    const ALL: [Kernel; 31] = [
         Kernel::AllReduceOneShotLl,
+        Kernel::AllReduceOneShotLl128,
         Kernel::AllReduceOneShot,
         Kernel::AllReduceTwoShotLl,
+        Kernel::AllReduceTwoShotLl128,
         Kernel::AllReduceTwoShot,
         Kernel::AllReduceDirect,
         Kernel::ReduceScatterLl,
+        Kernel::ReduceScatterLl128,
         Kernel::ReduceScatterSimple,
         Kernel::ReduceScatterDirect,
         Kernel::ReduceLl,
+        Kernel::ReduceLl128,
         Kernel::ReduceSimple,
         Kernel::ReduceDirect,
         Kernel::BroadcastLl,
+        Kernel::BroadcastLl128,
         Kernel::BroadcastSimple,
         Kernel::BroadcastDirect,
         Kernel::ExchangeLl,
+        Kernel::ExchangeLl128,
         Kernel::ExchangeSimple,
         Kernel::ExchangeDirect,
         Kernel::SendRecv,
@@ -117,25 +130,42 @@ impl Kernel {
             Protocol::Schedule(_, Framing::Simple) => return Some(Kernel::ScheduleSimple),
             Protocol::Schedule(_, Framing::Ll) => return Some(Kernel::ScheduleLl),
             Protocol::Direct => return Self::direct(collective),
-            Protocol::OneShot | Protocol::TwoShot | Protocol::Simple => {}
+            Protocol::OneShot | Protocol::TwoShot => return Self::in_lines(collective, protocol),
+            Protocol::OneShot128 | Protocol::TwoShot128 => return Self::in_lines128(collective, protocol),
+            Protocol::Simple => {}
         }
-        let ll = protocol != Protocol::Simple;
         Some(match collective {
-            Collective::AllReduce => match protocol {
-                Protocol::OneShot => Kernel::AllReduceOneShotLl,
-                Protocol::TwoShot => Kernel::AllReduceTwoShotLl,
-                // Between two ranks it sends as much, in one step.
-                Protocol::Simple if ranks == 2 => Kernel::AllReduceOneShot,
-                _ => Kernel::AllReduceTwoShot,
-            },
-            Collective::ReduceScatter if ll => Kernel::ReduceScatterLl,
+            // Between two ranks it sends as much, in one step.
+            Collective::AllReduce if ranks == 2 => Kernel::AllReduceOneShot,
+            Collective::AllReduce => Kernel::AllReduceTwoShot,
             Collective::ReduceScatter => Kernel::ReduceScatterSimple,
-            Collective::Reduce if ll => Kernel::ReduceLl,
             Collective::Reduce => Kernel::ReduceSimple,
-            Collective::Broadcast if ll => Kernel::BroadcastLl,
             Collective::Broadcast => Kernel::BroadcastSimple,
-            Collective::AllGather | Collective::AllToAll if ll => Kernel::ExchangeLl,
             Collective::AllGather | Collective::AllToAll => Kernel::ExchangeSimple,
+            _ => return None,
+        })
+    }
+
+    fn in_lines(collective: Collective, protocol: Protocol) -> Option<Kernel> {
+        Some(match collective {
+            Collective::AllReduce if protocol == Protocol::TwoShot => Kernel::AllReduceTwoShotLl,
+            Collective::AllReduce => Kernel::AllReduceOneShotLl,
+            Collective::ReduceScatter => Kernel::ReduceScatterLl,
+            Collective::Reduce => Kernel::ReduceLl,
+            Collective::Broadcast => Kernel::BroadcastLl,
+            Collective::AllGather | Collective::AllToAll => Kernel::ExchangeLl,
+            _ => return None,
+        })
+    }
+
+    fn in_lines128(collective: Collective, protocol: Protocol) -> Option<Kernel> {
+        Some(match collective {
+            Collective::AllReduce if protocol == Protocol::TwoShot128 => Kernel::AllReduceTwoShotLl128,
+            Collective::AllReduce => Kernel::AllReduceOneShotLl128,
+            Collective::ReduceScatter => Kernel::ReduceScatterLl128,
+            Collective::Reduce => Kernel::ReduceLl128,
+            Collective::Broadcast => Kernel::BroadcastLl128,
+            Collective::AllGather | Collective::AllToAll => Kernel::ExchangeLl128,
             _ => return None,
         })
     }
@@ -143,20 +173,26 @@ impl Kernel {
     fn name(self) -> &'static str {
         match self {
             Kernel::AllReduceOneShotLl => "all_reduce_one_shot_ll",
+            Kernel::AllReduceOneShotLl128 => "all_reduce_one_shot_ll128",
             Kernel::AllReduceOneShot => "all_reduce_one_shot",
             Kernel::AllReduceTwoShotLl => "all_reduce_two_shot_ll",
+            Kernel::AllReduceTwoShotLl128 => "all_reduce_two_shot_ll128",
             Kernel::AllReduceTwoShot => "all_reduce_two_shot",
             Kernel::AllReduceDirect => "all_reduce_direct",
             Kernel::ReduceScatterLl => "reduce_scatter_ll",
+            Kernel::ReduceScatterLl128 => "reduce_scatter_ll128",
             Kernel::ReduceScatterSimple => "reduce_scatter_simple",
             Kernel::ReduceScatterDirect => "reduce_scatter_direct",
             Kernel::ReduceLl => "reduce_ll",
+            Kernel::ReduceLl128 => "reduce_ll128",
             Kernel::ReduceSimple => "reduce_simple",
             Kernel::ReduceDirect => "reduce_direct",
             Kernel::BroadcastLl => "broadcast_ll",
+            Kernel::BroadcastLl128 => "broadcast_ll128",
             Kernel::BroadcastSimple => "broadcast_simple",
             Kernel::BroadcastDirect => "broadcast_direct",
             Kernel::ExchangeLl => "exchange_ll",
+            Kernel::ExchangeLl128 => "exchange_ll128",
             Kernel::ExchangeSimple => "exchange_simple",
             Kernel::ExchangeDirect => "exchange_direct",
             Kernel::SendRecv => "send_recv",
@@ -197,21 +233,27 @@ impl Kernel {
     pub(super) fn reduces(self) -> bool {
         match self {
             Kernel::AllReduceOneShotLl
+            | Kernel::AllReduceOneShotLl128
             | Kernel::AllReduceOneShot
             | Kernel::AllReduceTwoShotLl
+            | Kernel::AllReduceTwoShotLl128
             | Kernel::AllReduceTwoShot
             | Kernel::AllReduceDirect
             | Kernel::ReduceScatterLl
+            | Kernel::ReduceScatterLl128
             | Kernel::ReduceScatterSimple
             | Kernel::ReduceScatterDirect
             | Kernel::ReduceLl
+            | Kernel::ReduceLl128
             | Kernel::ReduceSimple
             | Kernel::ReduceDirect
             | Kernel::PhasedReduce => true,
             Kernel::BroadcastLl
+            | Kernel::BroadcastLl128
             | Kernel::BroadcastSimple
             | Kernel::BroadcastDirect
             | Kernel::ExchangeLl
+            | Kernel::ExchangeLl128
             | Kernel::ExchangeSimple
             | Kernel::ExchangeDirect
             | Kernel::SendRecv

@@ -1,14 +1,20 @@
-//! Reaching the other ranks' windows: by address within a process, by CUDA IPC between processes.
+//! Reaching the other ranks' windows: by address within a process; by CUDA IPC or by descriptors between processes.
 
+use std::collections::HashMap;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use cudarc::driver::result::device;
 use cudarc::driver::{CudaContext, DriverError, sys};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::driver::cuda;
+use super::mailbox::{Address, Mailbox};
+use super::mapped::Mapping;
 use super::window::{Layout, MAX_RANKS, Window};
 use crate::comm::Comm;
-use crate::config::Config;
+use crate::config::{Config, CudaHandles, Ll128};
 use crate::error::{Error, Result};
 
 /// Where a rank is.
@@ -20,6 +26,8 @@ pub(super) struct Place {
     uuid: Vec<u8>,
     name: String,
     pub(super) multiprocessors: usize,
+    /// The GPUs to which it has NVLink, by UUID.
+    joined: Vec<Vec<u8>>,
 }
 
 impl Place {
@@ -28,12 +36,14 @@ impl Place {
         context.bind_to_thread().map_err(failed)?;
         let multiprocessors =
             context.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT).map_err(failed)?;
+        let bytes = |uuid: sys::CUuuid| -> Vec<u8> { uuid.bytes.iter().map(|&b| b as u8).collect() };
         Ok(Place {
             process: std::process::id(),
             device: context.ordinal(),
-            uuid: context.uuid().map_err(failed)?.bytes.iter().map(|&b| b as u8).collect(),
+            uuid: bytes(context.uuid().map_err(failed)?),
             name: context.name().map_err(failed)?,
             multiprocessors: usize::try_from(multiprocessors).unwrap_or(1),
+            joined: joined(context).map_err(failed)?.into_iter().map(bytes).collect(),
         })
     }
 
@@ -47,7 +57,19 @@ impl Place {
         let multiprocessors = places.iter().map(|place| place.multiprocessors).min().unwrap_or(1);
         let same = |one: &Place| places.iter().filter(|other| one.same_device(other)).count();
         let sharing = if in_phases { 1 } else { places.iter().map(same).max().unwrap_or(1) };
-        Layout::resident(places.len(), sharing, multiprocessors, config)
+        let layout = Layout::resident(places.len(), sharing, multiprocessors, config)?;
+        let pairs = || places.iter().flat_map(|one| places.iter().map(move |other| (one, other)));
+        let whole_lines = match config.cuda_ll128 {
+            Ll128::Auto => pairs().all(|(one, other)| one.keeps_lines_whole(other)),
+            Ll128::On => true,
+            Ll128::Off => false,
+        };
+        Ok(if whole_lines { layout } else { Layout { lines128: 0, ..layout } })
+    }
+
+    /// Whether 128 bytes that a warp writes there arrive together.
+    fn keeps_lines_whole(&self, other: &Place) -> bool {
+        self.same_device(other) || self.joined.contains(&other.uuid)
     }
 
     pub(super) fn same_device(&self, other: &Place) -> bool {
@@ -59,30 +81,60 @@ impl Place {
     }
 }
 
+/// The GPUs of this process whose link to this one has all atomic operations: CUDA's word for NVLink, which PCIe lacks.
+fn joined(context: &Arc<CudaContext>) -> Result<Vec<sys::CUuuid>, DriverError> {
+    let mut joined = Vec::new();
+    for ordinal in 0..device::get_count()? {
+        let other = device::get(ordinal)?;
+        if other == context.cu_device() {
+            continue;
+        }
+        let asked = sys::CUdevice_P2PAttribute::CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED;
+        let mut has = 0;
+        // SAFETY: writes the number; both devices are the driver's.
+        unsafe { sys::cuDeviceGetP2PAttribute(&mut has, asked, context.cu_device(), other) }.result()?;
+        if has != 0 {
+            joined.push(device::get_uuid(other)?);
+        }
+    }
+    Ok(joined)
+}
+
 /// What a rank tells the others about its window.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Introduction {
     place: Place,
     address: u64,
     bytes: usize,
+    handle: Handle,
+}
+
+/// By what another process maps a window.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+enum Handle {
     /// `CUipcMemHandle`.
-    handle: Vec<u8>,
+    Ipc(Vec<u8>),
+    /// A descriptor, which is sent from mailbox to mailbox.
+    Descriptor(Address),
 }
 
 impl Introduction {
-    pub(super) fn new(place: Place, window: &Window) -> Result<Introduction> {
-        let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
-        // SAFETY: the address is the start of an allocation of cuMemAlloc; writes the handle.
-        unsafe { sys::cuIpcGetMemHandle(&mut handle, window.address) }
-            .result()
-            .map_err(|e| cuda("DeviceComm", "exporting this rank's window", e))?;
-        Ok(Introduction {
-            place,
-            address: window.address,
-            bytes: window.bytes,
-            handle: handle.reserved.iter().map(|&b| b as u8).collect(),
-        })
+    fn new(place: Place, window: &Window, mailbox: Option<&Mailbox>) -> Result<Introduction> {
+        let handle = match mailbox {
+            Some(mailbox) => Handle::Descriptor(mailbox.address().clone()),
+            None => Handle::Ipc(ipc_handle(window)?),
+        };
+        Ok(Introduction { place, address: window.address, bytes: window.bytes, handle })
     }
+}
+
+fn ipc_handle(window: &Window) -> Result<Vec<u8>> {
+    let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
+    // SAFETY: the address is the start of an allocation of cuMemAlloc; writes the handle.
+    unsafe { sys::cuIpcGetMemHandle(&mut handle, window.address) }
+        .result()
+        .map_err(|e| cuda("DeviceComm", "exporting this rank's window", e))?;
+    Ok(handle.reserved.iter().map(|&b| b as u8).collect())
 }
 
 /// The windows of all ranks, as this device sees them.
@@ -104,25 +156,67 @@ impl Mapped {
     pub(super) fn open(host: &Comm, context: &Arc<CudaContext>) -> Result<Result<Mapped, String>> {
         let place = Place::of(context)?;
         let places: Vec<Place> = host.exchange("DeviceComm: device", &place)?;
-        let gpus = places.iter().map(Place::gpu).collect();
-        let shares_gpu =
-            places.iter().enumerate().any(|(i, a)| places[..i].iter().any(|b| a.same_device(b) && !a.same_process(b)));
-        let layout = match Place::layout(&places, shares_gpu, host.config()) {
+        let layout = match Place::layout(&places, shares_gpu(&places), host.config()) {
             Ok(layout) => layout,
             Err(error) => return Ok(Err(error.to_string())),
         };
-        let offer = Window::new(context, layout.bytes())
-            .and_then(|window| Introduction::new(place, &window).map(|introduction| (window, introduction)));
-        let offered = offer.as_ref().map(|(_, introduction)| introduction.clone()).map_err(ToString::to_string);
-        let all: Vec<Result<Introduction, String>> = host.exchange("DeviceComm: window", &offered)?;
-        let mapped =
-            match offer {
-                Ok((window, ours)) => Mapped::all(host.rank(), context, layout, window, &ours, &all)
-                    .map(|mapped| Mapped { shares_gpu, gpus, ..mapped }),
-                Err(error) => Err(error.to_string()),
+        let by = |descriptors| Self::open_by(host, context, layout, &places, descriptors);
+        Ok(match host.config().cuda_handles {
+            CudaHandles::Ipc => by(false)?,
+            CudaHandles::Fd => by(true)?,
+            CudaHandles::Auto => match by(false)? {
+                Ok(mapped) => Ok(mapped),
+                Err(ipc) => by(true)?
+                    .inspect(|_| log::info!("windows are mapped by descriptors; by CUDA IPC: {ipc}"))
+                    .map_err(|fd| if ipc == fd { ipc } else { format!("{ipc}; by descriptors: {fd}") }),
+            },
+        })
+    }
+
+    fn open_by(
+        host: &Comm,
+        context: &Arc<CudaContext>,
+        layout: Layout,
+        places: &[Place],
+        descriptors: bool,
+    ) -> Result<Result<Mapped, String>> {
+        let (rank, way) = (host.rank(), if descriptors { "fd" } else { "ipc" });
+        let offer = || {
+            if !descriptors {
+                let window = Window::new(context, layout.bytes())?;
+                let introduction = Introduction::new(places[rank].clone(), &window, None)?;
+                return Ok((window, None, introduction));
+            }
+            let os = |e: Errno| Error::io("DeviceComm", "a socket for descriptors", &e.into());
+            let (window, mailbox) = (Window::with_descriptor(context, layout.bytes())?, Mailbox::open().map_err(os)?);
+            let introduction = Introduction::new(places[rank].clone(), &window, Some(&mailbox))?;
+            Ok((window, Some(mailbox), introduction))
+        };
+        let offer: Result<(Window, Option<Mailbox>, Introduction)> = offer();
+        let offered = offer.as_ref().map(|(_, _, introduction)| introduction.clone()).map_err(ToString::to_string);
+        let all: Vec<Result<Introduction, String>> = host.exchange(&format!("DeviceComm: window, {way}"), &offered)?;
+        let mut received = HashMap::new();
+        if descriptors {
+            let posted = match &offer {
+                Ok((window, Some(mailbox), _)) => post(rank, window, mailbox, &all),
+                _ => Ok(()),
             };
+            // Behind this, all that was sent is there.
+            let posted: Vec<Result<(), String>> = host.exchange("DeviceComm: descriptors", &posted)?;
+            if let Some(why) = posted.into_iter().find_map(Result::err) {
+                return Ok(Err(why));
+            }
+            if let Ok((_, Some(mailbox), _)) = &offer {
+                // What is missing is named below.
+                received = mailbox.collect().unwrap_or_default();
+            }
+        }
+        let mapped = match offer {
+            Ok((window, _, ours)) => Mapped::all(rank, context, layout, window, &ours, &all, &received),
+            Err(error) => Err(error.to_string()),
+        };
         let verdict = mapped.as_ref().map(|_| ()).map_err(Clone::clone);
-        let verdicts: Vec<Result<(), String>> = host.exchange("DeviceComm: reach", &verdict)?;
+        let verdicts: Vec<Result<(), String>> = host.exchange(&format!("DeviceComm: reach, {way}"), &verdict)?;
         Ok(match verdicts.into_iter().find_map(Result::err) {
             Some(why) => Err(why),
             None => mapped,
@@ -136,38 +230,73 @@ impl Mapped {
         window: Window,
         ours: &Introduction,
         all: &[Result<Introduction, String>],
+        received: &HashMap<usize, OwnedFd>,
     ) -> Result<Mapped, String> {
         let mut addresses = [0; MAX_RANKS];
         let mut peers = Vec::new();
+        let mut places = Vec::new();
         for (peer, theirs) in all.iter().enumerate() {
+            let theirs = theirs.as_ref().map_err(|why| format!("rank {peer} has no window: {why}"))?;
+            places.push(theirs.place.clone());
             if peer == rank {
                 addresses[peer] = window.address;
                 continue;
             }
-            let theirs = theirs.as_ref().map_err(|why| format!("rank {peer} has no window: {why}"))?;
-            let opened = Peer::open(context, &layout, (rank, peer), ours, theirs).map_err(|e| e.to_string())?;
+            let opened = Peer::open(context, &layout, (rank, peer), ours, theirs, received.get(&peer))
+                .map_err(|e| e.to_string())?;
             addresses[peer] = opened.address;
             peers.push(opened);
         }
-        Ok(Mapped { layout, shares_gpu: false, gpus: Vec::new(), addresses, peers, window })
+        let gpus = places.iter().map(Place::gpu).collect();
+        Ok(Mapped { layout, shares_gpu: shares_gpu(&places), gpus, addresses, peers, window })
     }
+}
+
+/// Whether ranks of several processes have one GPU.
+fn shares_gpu(places: &[Place]) -> bool {
+    places.iter().enumerate().any(|(i, a)| places[..i].iter().any(|b| a.same_device(b) && !a.same_process(b)))
+}
+
+/// Sends a descriptor of our window to the ranks of other processes.
+fn post(rank: usize, window: &Window, mailbox: &Mailbox, all: &[Result<Introduction, String>]) -> Result<(), String> {
+    let mapping = window.mapping().ok_or("the window has no descriptor")?;
+    let descriptor = mapping.export().map_err(|e| format!("rank {rank}: exporting its window: {e:?}"))?;
+    for (peer, theirs) in all.iter().enumerate() {
+        if let Ok(Introduction { handle: Handle::Descriptor(to), .. }) = theirs
+            && peer != rank
+        {
+            let sent = mailbox.post(to, rank, descriptor.as_fd());
+            sent.map_err(|e| {
+                format!("rank {rank}: sending a descriptor to rank {peer}: {e} (is it in another network namespace?)")
+            })?;
+        }
+    }
+    Ok(())
 }
 
 /// Another rank's window, as this device sees it.
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) address: sys::CUdeviceptr,
-    _import: Option<Import>,
+    _import: Option<Imported>,
+}
+
+/// What keeps it mapped.
+#[derive(Debug)]
+enum Imported {
+    Ipc { _import: Import },
+    Descriptor { _mapping: Mapping },
 }
 
 impl Peer {
     /// Makes the window that `theirs` tells of reachable for the kernels of `context`.
-    pub(super) fn open(
+    fn open(
         context: &Arc<CudaContext>,
         layout: &Layout,
         ranks: (usize, usize),
         ours: &Introduction,
         theirs: &Introduction,
+        descriptor: Option<&OwnedFd>,
     ) -> Result<Peer> {
         let (rank, peer) = ranks;
         let op = "DeviceComm";
@@ -192,9 +321,19 @@ impl Peer {
             }
             return Ok(Peer { address: theirs.address, _import: None });
         }
-        let import = Import::open(context, &theirs.handle, 0)
-            .map_err(|e| cuda(op, format!("mapping a window, {between}"), e))?;
-        Ok(Peer { address: import.address, _import: Some(import) })
+        let failed = |e| cuda(op, format!("mapping a window, {between}"), e);
+        Ok(match &theirs.handle {
+            Handle::Ipc(handle) => {
+                let import = Import::open(context, handle, 0).map_err(failed)?;
+                Peer { address: import.address, _import: Some(Imported::Ipc { _import: import }) }
+            }
+            Handle::Descriptor(_) => {
+                let missing = || Error::invalid(op, format!("{between}: no descriptor of their window came"));
+                let descriptor = descriptor.ok_or_else(missing)?;
+                let mapping = Mapping::import(context, descriptor.as_fd(), theirs.bytes).map_err(failed)?;
+                Peer { address: mapping.address, _import: Some(Imported::Descriptor { _mapping: mapping }) }
+            }
+        })
     }
 }
 

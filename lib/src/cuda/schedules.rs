@@ -51,7 +51,7 @@ impl DeviceComm {
     }
 
     /// Whether a call of `bytes` (as in [`DeviceComm::choice`]) can be carried out so, whatever its element type.
-    pub(super) fn fits(&self, collective: Collective, choice: Choice, bytes: usize) -> bool {
+    pub fn fits(&self, collective: Collective, choice: Choice, bytes: usize) -> bool {
         let Protocol::Schedule(algorithm, framing) = choice.protocol else {
             return select::fits(&self.layout, collective, choice, bytes);
         };

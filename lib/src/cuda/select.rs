@@ -21,6 +21,10 @@ pub enum Protocol {
     OneShot,
     /// LL in two steps: reduce-scatter, then all-gather (all_reduce alone).
     TwoShot,
+    /// As OneShot in LL128, whose flags are a sixteenth of what is sent and not half: over NVLink alone.
+    OneShot128,
+    /// As TwoShot in LL128.
+    TwoShot128,
     /// Slots, in rounds: full bandwidth.
     Simple,
     /// From one rank's buffer into another's, where the buffers are registered; as Simple where they are not.
@@ -35,7 +39,7 @@ impl Protocol {
         let per_block = match self {
             Protocol::Schedule(_, Framing::Simple) => SCHEDULE_PER_BLOCK,
             Protocol::Schedule(_, Framing::Ll) => SCHEDULE_LL_PER_BLOCK,
-            Protocol::OneShot | Protocol::TwoShot | Protocol::Simple | Protocol::Direct => return 1,
+            _ => return 1,
         };
         bytes.div_ceil(per_block).clamp(1, MOST_BLOCKS) as u32
     }
@@ -46,6 +50,8 @@ impl fmt::Display for Protocol {
         f.write_str(match self {
             Protocol::OneShot => "LL, one step",
             Protocol::TwoShot => "LL, two steps",
+            Protocol::OneShot128 => "LL128, one step",
+            Protocol::TwoShot128 => "LL128, two steps",
             Protocol::Simple => "Simple",
             Protocol::Direct => "Direct",
             Protocol::Schedule(algorithm, Framing::Simple) => return write!(f, "{algorithm}, Simple"),
@@ -63,12 +69,27 @@ pub struct Choice {
     pub blocks: u32,
 }
 
-/// Bytes up to which all_reduce goes in one step of LL, by the number of ranks: two, or more.
-const ALL_REDUCE_ONE_SHOT: [usize; 2] = [1 << 20, 128 << 10];
-/// Bytes up to which it goes in two steps of LL. Between two ranks one step sends no more.
-const ALL_REDUCE_TWO_SHOT: usize = 512 << 10;
-/// Bytes up to which the others use LL, all messages of a rank together.
-const LL: usize = 1 << 20;
+/// Protocols of lines, and the bytes up to which each is taken if none before it was. All_reduce of two ranks, for which two steps send
+/// no less than one.
+const ALL_REDUCE_OF_TWO: &[(Protocol, usize)] = &[
+    (Protocol::OneShot, 64 << 10),
+    (Protocol::OneShot128, 2 << 20),
+    (Protocol::TwoShot128, 8 << 20),
+    (Protocol::OneShot, 1 << 20),
+];
+/// Of more ranks (estimates: no machine had more than two GPUs).
+const ALL_REDUCE: &[(Protocol, usize)] = &[
+    (Protocol::OneShot, 64 << 10),
+    (Protocol::OneShot128, 128 << 10),
+    (Protocol::OneShot, 128 << 10),
+    (Protocol::TwoShot128, 8 << 20),
+    (Protocol::TwoShot, 512 << 10),
+];
+/// The others, by the bytes of all messages of a rank.
+const OTHERS: &[(Protocol, usize)] =
+    &[(Protocol::OneShot, 128 << 10), (Protocol::OneShot128, 8 << 20), (Protocol::OneShot, 1 << 20)];
+/// Bytes sent from which on lines are not better than the peers' buffers, where these are registered.
+const LINES_OR_DIRECT: usize = 4 << 20;
 /// Bytes for which another block of a Simple kernel pays.
 const SIMPLE_PER_BLOCK: usize = 16 << 10;
 /// The same, of a schedule.
@@ -81,6 +102,8 @@ const MOST_BLOCKS: usize = 128;
 const DIRECT_ONE_WAY: usize = 6 << 20;
 /// Words that a block of an LL kernel handles: one per thread.
 const WORDS_PER_BLOCK: usize = super::call::THREADS as usize;
+/// The same of an LL128 kernel, where half of its warps have something to do: more blocks are worth more than full ones.
+const WORDS_PER_BLOCK_128: usize = WORDS_PER_BLOCK * 15 / 16;
 
 /// `bytes` are those of the whole buffer for all_reduce, broadcast and reduce, of a segment for the others. `registered`: whether
 /// the communicator has registered buffers; the same on all ranks.
@@ -90,12 +113,10 @@ pub(super) fn choose(layout: &Layout, collective: Collective, bytes: usize, regi
         let protocol = Protocol::Schedule(Algorithm::Direct, Framing::Simple);
         return Choice { protocol, blocks: blocks(layout, protocol, bytes) };
     }
-    let preferred: &[Protocol] = match collective {
-        Collective::AllReduce if bytes <= ALL_REDUCE_ONE_SHOT[usize::from(layout.ranks > 2)] => &[Protocol::OneShot],
-        Collective::AllReduce if layout.ranks > 2 && bytes <= ALL_REDUCE_TWO_SHOT => &[Protocol::TwoShot],
-        Collective::AllReduce => &[],
-        _ if bytes.saturating_mul(layout.ranks - 1) <= LL => &[Protocol::OneShot],
-        _ => &[],
+    let (preferred, sent): (&[(Protocol, usize)], usize) = match collective {
+        Collective::AllReduce if layout.ranks == 2 => (ALL_REDUCE_OF_TWO, bytes),
+        Collective::AllReduce => (ALL_REDUCE, bytes),
+        _ => (OTHERS, bytes.saturating_mul(layout.ranks - 1)),
     };
     let one_way = matches!(collective, Collective::Broadcast | Collective::Reduce);
     let with_blocks = |protocol| Choice { protocol, blocks: blocks(layout, protocol, bytes) };
@@ -103,8 +124,9 @@ pub(super) fn choose(layout: &Layout, collective: Collective, bytes: usize, regi
         true if !one_way || bytes >= DIRECT_ONE_WAY => Protocol::Direct,
         _ => Protocol::Simple,
     };
-    // With few blocks LL has room for less.
-    let fitting = preferred.iter().map(|&p| with_blocks(p)).find(|&choice| fits(layout, collective, choice, bytes));
+    // With few blocks lines have room for less, and for LL128 there may be none.
+    let small = preferred.iter().filter(|(_, most)| sent <= *most && !(registered && sent > LINES_OR_DIRECT));
+    let fitting = small.map(|&(p, _)| with_blocks(p)).find(|&choice| fits(layout, collective, choice, bytes));
     fitting.unwrap_or_else(|| with_blocks(large))
 }
 
@@ -114,6 +136,8 @@ pub(super) fn blocks(layout: &Layout, protocol: Protocol, bytes: usize) -> u32 {
     let wanted = match protocol {
         Protocol::OneShot => words.div_ceil(WORDS_PER_BLOCK),
         Protocol::TwoShot => words.div_ceil(WORDS_PER_BLOCK * layout.ranks.min(2)),
+        Protocol::OneShot128 => words.div_ceil(WORDS_PER_BLOCK_128),
+        Protocol::TwoShot128 => words.div_ceil(WORDS_PER_BLOCK_128 * layout.ranks.min(2)),
         Protocol::Simple | Protocol::Direct => bytes.div_ceil(SIMPLE_PER_BLOCK),
         Protocol::Schedule(..) => protocol.blocks(bytes) as usize,
     };
@@ -131,10 +155,21 @@ pub(super) fn fits(layout: &Layout, collective: Collective, choice: Choice, byte
             Protocol::TwoShot => {
                 collective == Collective::AllReduce && words.div_ceil(layout.ranks) <= layout.lines / 2
             }
+            Protocol::OneShot128 => lines128(words) <= layout.lines128,
+            Protocol::TwoShot128 => {
+                // Segments differ by a word.
+                let segment = lines128(words.div_ceil(layout.ranks) + 1);
+                collective == Collective::AllReduce && segment <= layout.lines128 / 2
+            }
             Protocol::Simple | Protocol::Direct => true,
             // Depends on the program: `DeviceComm::fits`.
             Protocol::Schedule(..) => false,
         }
+}
+
+/// Lines of LL128 for so many words: 15 in each, and by four, as a warp sends them.
+fn lines128(words: usize) -> usize {
+    words.div_ceil(60) * 4
 }
 
 /// Bytes from which on the receiver of a message tells where its buffer is, if buffers are registered at all.

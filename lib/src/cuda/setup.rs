@@ -142,6 +142,17 @@ impl DeviceComm {
     /// As [`DeviceComm::hosted`] for ranks that one thread may drive, and make: each is made by a thread, because they meet.
     fn hosted_within_process(contexts: &[Arc<CudaContext>], config: &Config, why: &str) -> Result<Vec<DeviceComm>> {
         let size = contexts.len();
+        let same = |one: &Arc<CudaContext>| contexts.iter().filter(|c| c.ordinal() == one.ordinal()).count();
+        let (sharing, most) = (contexts.iter().map(same).max().unwrap_or(1), hosted::most_sharing());
+        if sharing > most {
+            return Err(Error::Unsupported {
+                what: format!("a GPU for {sharing} ranks of one process, through the host's memory ({why})"),
+                detail: format!(
+                    "their streams' waits would hold up each other: expected at most {most} ranks; set \
+                     CUDA_DEVICE_MAX_CONNECTIONS to twice their number (32 at most), or start them as processes"
+                ),
+            });
+        }
         let mut comms: Vec<Vec<Comm>> = (0..size).map(|_| Vec::new()).collect();
         for _ in 0..hosted::lanes(config, size) {
             for (rank, comm) in Comm::threads(size, config.clone())?.into_iter().enumerate() {

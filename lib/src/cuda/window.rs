@@ -5,6 +5,7 @@
 //! counters  per FIFO: slots sent and received             (ours alone)
 //! flags     per FIFO: tail (slots filled), head (slots freed), 32 bytes apart
 //! lines     per channel, set and sender: LL lines of 16 bytes (8 of data beside their flags)
+//! lines128  the same of LL128: lines of 128 bytes (120 of data), where the links keep such lines whole
 //! table     per rank and registration: where this rank has that allocation      (ours alone)
 //! count     calls and messages that used no slots                               (ours alone)
 //! slots     per kind, channel and sender: the slots of a FIFO
@@ -14,9 +15,10 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, result, sys};
+use cudarc::driver::{CudaContext, DriverError, result, sys};
 
 use super::driver::cuda;
+use super::mapped::Mapping;
 use super::phased::{AREAS, area_bytes};
 use super::program::MAX_STEPS;
 use crate::config::Config;
@@ -32,6 +34,8 @@ const FLAG_BYTES: usize = 32;
 const EPOCH_BYTES: usize = 512;
 /// LL lines about the call itself: what it is, where input and output are, its end.
 const CALL_LINES: usize = 4;
+/// LL128 lines of a channel and set: of all senders together.
+const LINES_128: usize = 2048;
 /// Buffers that a rank can have registered at a time.
 pub(super) const REGISTRATIONS: usize = 1024;
 /// Enough for a window of any schedule but the largest, which are cut smaller.
@@ -45,6 +49,8 @@ pub(super) struct Layout {
     pub(super) channels: usize,
     /// LL lines per channel and sender, in one of the two sets.
     pub(super) lines: usize,
+    /// The same of LL128; 0 where it is not used.
+    pub(super) lines128: usize,
     pub(super) slots: usize,
     pub(super) slot_bytes: usize,
 }
@@ -58,6 +64,7 @@ impl Layout {
             ranks,
             channels: (config.cuda_blocks / sharing.max(1)).max(2),
             lines: 1024,
+            lines128: LINES_128 / ranks / 8 * 8,
             slots: 3,
             slot_bytes: slot_bytes.next_multiple_of(16),
         }
@@ -97,8 +104,9 @@ impl Layout {
     /// Place of the table of registered allocations.
     fn table(&self) -> usize {
         let fifos = KINDS * self.channels * MAX_RANKS;
-        let lines = self.channels * 2 * self.ranks * (self.lines + CALL_LINES);
-        EPOCH_BYTES + 4 * 2 * fifos + FLAG_BYTES * 2 * fifos + 16 * lines
+        let areas = self.channels * 2 * self.ranks;
+        let lines = EPOCH_BYTES + 4 * 2 * fifos + FLAG_BYTES * 2 * fifos + 16 * areas * (self.lines + CALL_LINES);
+        lines.next_multiple_of(128) + 128 * areas * self.lines128
     }
 
     /// Place of the count of calls without slots, 8 bytes.
@@ -129,6 +137,7 @@ impl Layout {
             ("RANKS", self.ranks),
             ("CHANNELS", self.channels),
             ("LL_LINES", self.lines),
+            ("LL128_LINES", self.lines128),
             ("CALL_LINES", CALL_LINES),
             ("REGISTRATIONS", REGISTRATIONS),
             ("SLOT_COUNT", self.slots),
@@ -149,46 +158,67 @@ impl Layout {
     }
 }
 
-/// Device memory that other processes may map, a window or a registered buffer: from `cuMemAlloc`, because memory of a stream-ordered pool cannot be exported
-/// by the older interface.
+/// Device memory that other processes may map, a window or a registered buffer.
 #[derive(Debug)]
 pub(super) struct Window {
     context: Arc<CudaContext>,
     pub(super) address: sys::CUdeviceptr,
     pub(super) bytes: usize,
+    /// Without: from `cuMemAlloc`, because memory of a stream-ordered pool cannot be exported by CUDA IPC.
+    mapping: Option<Mapping>,
 }
 
 impl Window {
-    /// Allocates and clears.
+    /// Allocates and clears, for mapping by CUDA IPC or by address.
     pub(super) fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Window> {
-        Self::sized(context, bytes, "a window (fewer TINYNCCL_CUDA_BLOCKS or a smaller TINYNCCL_CUDA_SLOT take less)")
+        Self::sized(context, bytes, WINDOW)
     }
 
     /// The same for `what`.
     pub(super) fn sized(context: &Arc<CudaContext>, bytes: usize, what: &str) -> Result<Window> {
-        let failed = |e| {
-            let (wanted, device) = (bytes.div_ceil(1 << 20), context.ordinal());
-            let room = result::mem_get_info().map_or_else(
-                |_| String::new(),
-                |(free, all)| format!("; {} of {} MiB are free", free >> 20, all >> 20),
-            );
-            cuda("DeviceComm", format!("allocating {wanted} MiB of GPU {device} for {what}{room}"), e)
-        };
-        context.bind_to_thread().map_err(failed)?;
         // SAFETY: allocates; the address is freed once, by `drop`.
-        let address = unsafe { result::malloc_sync(bytes) }.map_err(failed)?;
-        let window = Window { context: context.clone(), address, bytes };
-        // SAFETY: the memory is ours and that long.
-        unsafe { result::memset_d8_sync(address, 0, bytes) }.map_err(failed)?;
-        context.synchronize().map_err(failed)?;
+        let allocate = || unsafe { result::malloc_sync(bytes) };
+        let failed = |e| not_allocated(context, bytes, what, e);
+        context.bind_to_thread().map_err(failed)?;
+        let window = Window { context: context.clone(), address: allocate().map_err(failed)?, bytes, mapping: None };
+        window.clear().map_err(failed)?;
         Ok(window)
     }
+
+    /// A window for mapping by descriptors.
+    pub(super) fn with_descriptor(context: &Arc<CudaContext>, bytes: usize) -> Result<Window> {
+        let failed = |e| not_allocated(context, bytes, WINDOW, e);
+        let mapping = Mapping::create(context, bytes).map_err(failed)?;
+        let window = Window { context: context.clone(), address: mapping.address, bytes, mapping: Some(mapping) };
+        window.clear().map_err(failed)?;
+        Ok(window)
+    }
+
+    /// What it is mapped by, where it is made for descriptors.
+    pub(super) fn mapping(&self) -> Option<&Mapping> {
+        self.mapping.as_ref()
+    }
+
+    fn clear(&self) -> Result<(), DriverError> {
+        // SAFETY: the memory is ours and that long.
+        unsafe { result::memset_d8_sync(self.address, 0, self.bytes) }?;
+        self.context.synchronize()
+    }
+}
+
+const WINDOW: &str = "a window (fewer TINYNCCL_CUDA_BLOCKS or a smaller TINYNCCL_CUDA_SLOT take less)";
+
+fn not_allocated(context: &Arc<CudaContext>, bytes: usize, what: &str, error: DriverError) -> Error {
+    let (wanted, device) = (bytes.div_ceil(1 << 20), context.ordinal());
+    let room = result::mem_get_info()
+        .map_or_else(|_| String::new(), |(free, all)| format!("; {} of {} MiB are free", free >> 20, all >> 20));
+    cuda("DeviceComm", format!("allocating {wanted} MiB of GPU {device} for {what}{room}"), error)
 }
 
 impl Drop for Window {
     fn drop(&mut self) {
-        if self.context.bind_to_thread().is_ok() {
-            // SAFETY: allocated by `new`, freed once. Whoever drops this has seen to it that no kernel uses it any more.
+        if self.mapping.is_none() && self.context.bind_to_thread().is_ok() {
+            // SAFETY: allocated by `sized`, freed once. Whoever drops this has seen to it that no kernel uses it any more.
             if let Err(error) = unsafe { result::free_sync(self.address) } {
                 log::debug!("freeing a window: {error:?}");
             }
@@ -226,6 +256,7 @@ mod tests {
             assert_eq!(lines % 16, 0);
             assert_eq!(layout.slot_bytes % 16, 0);
             assert_eq!(layout.lines % 2, 0);
+            assert_eq!(layout.lines128 % 8, 0, "halves of it hold whole warps' lines");
             assert!(layout.bytes() > lines);
             assert_eq!(layout.table() % 16, 0);
             assert_eq!((layout.bytes() - layout.slot_memory()) % 16, 0);

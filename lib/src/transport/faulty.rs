@@ -1,5 +1,7 @@
 //! A pair of links with a fault in it, to see what the layers above make of it. Deterministic: the seed decides.
 
+use std::time::{Duration, Instant};
+
 use super::{Interest, LinkPair, Peer, Received, RecvLink, SendLink};
 use crate::error::Result;
 use crate::wire::Header;
@@ -21,6 +23,8 @@ pub struct Faults {
     pub corrupt_at: Option<u64>,
     /// Before this message everything stops, without an error.
     pub stall_at: Option<u64>,
+    /// After each message that was received, the next one is kept back for this long: a slow link.
+    pub rest: Duration,
 }
 
 /// Wraps both halves of a pair.
@@ -32,6 +36,7 @@ pub fn wrap(pair: LinkPair, faults: &Faults) -> LinkPair {
         calls: None,
         pieces: 0,
         held: false,
+        rests_until: None,
     };
     LinkPair {
         send: Box::new(FaultySend { inner: pair.send, state: state(0), reserved: false }),
@@ -59,6 +64,8 @@ struct State {
     pieces: usize,
     /// The last "not now" came from here, not from below: nobody will ring for it.
     held: bool,
+    /// When the receiving end may give the next message.
+    rests_until: Option<Instant>,
 }
 
 impl State {
@@ -87,6 +94,10 @@ impl State {
         if self.stalled() {
             return Ok(Verdict::NotNow);
         }
+        if self.rests_until.is_some_and(|end| Instant::now() < end) {
+            self.held = true;
+            return Ok(Verdict::NotNow);
+        }
         let left = match self.calls {
             Some(left) => left,
             None => (self.random() % (u64::from(self.faults.delay) + 1)) as u32,
@@ -106,6 +117,13 @@ impl State {
         self.message += 1;
         self.calls = None;
         self.pieces = 0;
+    }
+
+    fn was_received(&mut self) {
+        self.next_message();
+        if !self.faults.rest.is_zero() {
+            self.rests_until = Some(Instant::now() + self.faults.rest);
+        }
     }
 }
 
@@ -243,7 +261,7 @@ impl RecvLink for FaultyRecv {
 
     fn release(&mut self) -> Result<()> {
         self.inner.release()?;
-        self.state.next_message();
+        self.state.was_received();
         Ok(())
     }
 
@@ -254,7 +272,7 @@ impl RecvLink for FaultyRecv {
         if !self.state.faults.split {
             let received = self.inner.recv_into(expected, dst)?;
             if received == Received::Done {
-                self.state.next_message();
+                self.state.was_received();
             }
             return Ok(received);
         }

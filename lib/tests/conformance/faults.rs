@@ -1,9 +1,13 @@
 //! Injected faults show as what they are.
 
+use std::time::Duration;
+
 use crate::harness::*;
 use tinynccl::error::{Error, Result};
 use tinynccl::transport::faulty::{self, Faults};
 use tinynccl::transport::{Received, checksum};
+use tinynccl::wire::Algorithm;
+use tinynccl::{Comm, Config, ReduceOp};
 
 fn faulty_ends(faults: Faults) -> [End; 2] {
     let [a, b] = in_process();
@@ -88,4 +92,42 @@ fn the_seed_decides() {
     assert_eq!(refusals(1), refusals(1));
     assert_ne!(refusals(1), refusals(2));
     assert!(refusals(3).iter().all(|r| *r <= 5));
+}
+
+#[test]
+fn a_link_that_rests_keeps_the_next_message_back() {
+    let resting = |rest| {
+        let [mut a, b] = in_process();
+        let mut b = End { link: faulty::wrap(b.link, &Faults { rest, ..Faults::default() }), ..b };
+        send_from(&mut a.link, 0, 8);
+        send_from(&mut a.link, 1, 8);
+        recv_into(&mut b.link, 0, 8);
+        let held = b.link.recv.peek().unwrap().is_none();
+        // Nobody will ring when the rest is over.
+        assert_eq!(b.link.recv.arm().unwrap(), held || b.link.recv.peek().unwrap().is_some());
+        b.link.recv.disarm();
+        held
+    };
+    assert!(resting(Duration::from_secs(3600)));
+    assert!(!resting(Duration::ZERO));
+}
+
+#[test]
+fn a_fault_reaches_the_communicator() {
+    let lost = |rank, peer, pair| {
+        let reset_at = ((rank, peer) == (1, 0)).then_some(0);
+        faulty::wrap(pair, &Faults { reset_at, ..Faults::default() })
+    };
+    let mut config = Config::default();
+    (config.algorithm, config.timeout) = (Some(Algorithm::Ring), Duration::from_secs(30));
+    let comms = Comm::threads_with_links(2, config, lost).unwrap();
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = comms
+            .into_iter()
+            .map(|comm| scope.spawn(move || comm.all_reduce_in_place(&mut [1.0f32; 64], ReduceOp::Sum)))
+            .collect();
+        let errors: Vec<Error> = ranks.into_iter().map(|rank| rank.join().unwrap().unwrap_err()).collect();
+        assert!(matches!(&errors[1], Error::PeerLost { rank: 1, peer: 0, .. }), "{}", errors[1]);
+        assert!(errors[0].to_string().contains("injected reset"), "{}", errors[0]);
+    });
 }

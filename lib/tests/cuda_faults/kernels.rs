@@ -80,12 +80,14 @@ impl Part {
 /// All collectives, by the ranks that this process has.
 pub(super) fn every_call(ranks: &[(DeviceComm, Arc<CudaStream>)]) {
     for collective in COLLECTIVES {
-        for protocol in [Protocol::OneShot, Protocol::TwoShot, Protocol::Simple] {
-            if protocol == Protocol::TwoShot && collective != Collective::AllReduce {
-                continue;
-            }
+        for protocol in
+            [Protocol::OneShot, Protocol::TwoShot, Protocol::OneShot128, Protocol::TwoShot128, Protocol::Simple]
+        {
             for count in [1, 1003] {
                 let choice = Choice { protocol, blocks: 2 };
+                if !ranks[0].0.fits(collective, choice, 4 * count) {
+                    continue;
+                }
                 let begin = |(comm, stream): &(DeviceComm, _)| Part::begin(comm, stream, collective, count, choice);
                 let parts: Vec<Part> = ranks.iter().map(begin).collect();
                 for ((comm, stream), part) in ranks.iter().zip(&parts) {

@@ -42,7 +42,7 @@ fn a_rank_for_each_gpu() {
 fn more_ranks_than_gpus_take_turns() {
     let ranks = (gpus() + 1).min(8).to_string();
     let Some(out) = run(&["--ranks", &ranks, "--bytes", "8,40K,8M,96M", "--iters", "3"]) else { return };
-    assert!(out.contains("Ranks share a GPU") && out.contains("| phases |"), "{out}");
+    assert!(out.contains("path: kernels in turns over shared GPUs") && out.contains("| phases |"), "{out}");
     assert!(out.contains("Every element was checked on every rank: OK."), "{out}");
 }
 

@@ -45,24 +45,31 @@ fn library(messages: &str) -> Option<PathBuf> {
 
 /// Copies only what is newer, each file in one step: another program may be reading them.
 fn lay_out(sources: &Path, library: &Path, package: &Path) -> Result<()> {
-    std::fs::create_dir_all(package).with_context(|| format!("making {}", package.display()))?;
-    let mut files = vec![(library.to_owned(), package.join("_core.abi3.so"))];
-    for entry in std::fs::read_dir(sources).with_context(|| format!("reading {}", sources.display()))? {
-        let path = entry?.path();
-        if let (true, Some(name)) = (path.is_file(), path.file_name()) {
-            files.push((path.clone(), package.join(name)));
+    copy_folder(sources, package)?;
+    copy_newer(library, &package.join("_core.abi3.so"))
+}
+
+fn copy_folder(from: &Path, to: &Path) -> Result<()> {
+    std::fs::create_dir_all(to).with_context(|| format!("making {}", to.display()))?;
+    for entry in std::fs::read_dir(from).with_context(|| format!("reading {}", from.display()))? {
+        let (path, name) = entry.map(|e| (e.path(), e.file_name()))?;
+        match path.is_dir() {
+            true if name == "__pycache__" => {}
+            true => copy_folder(&path, &to.join(name))?,
+            false => copy_newer(&path, &to.join(name))?,
         }
-    }
-    for (from, to) in files {
-        let changed = |path: &Path| path.metadata().and_then(|m| m.modified()).ok();
-        if changed(&to) >= changed(&from) {
-            continue;
-        }
-        let new = to.with_extension(format!("new-{}", std::process::id()));
-        std::fs::copy(&from, &new).with_context(|| format!("copying {} to {}", from.display(), new.display()))?;
-        std::fs::rename(&new, &to).with_context(|| format!("putting {} in place", to.display()))?;
     }
     Ok(())
+}
+
+fn copy_newer(from: &Path, to: &Path) -> Result<()> {
+    let changed = |path: &Path| path.metadata().and_then(|m| m.modified()).ok();
+    if changed(to) >= changed(from) {
+        return Ok(());
+    }
+    let new = to.with_extension(format!("new-{}", std::process::id()));
+    std::fs::copy(from, &new).with_context(|| format!("copying {} to {}", from.display(), new.display()))?;
+    std::fs::rename(&new, to).with_context(|| format!("putting {} in place", to.display()))
 }
 
 #[cfg(test)]
@@ -75,5 +82,23 @@ mod tests {
             r#"{"reason":"compiler-artifact","filenames":["/a/target/release/libtinynccl_python.so"],"x":1}"#;
         assert_eq!(library(messages), Some(PathBuf::from("/a/target/release/libtinynccl_python.so")));
         assert_eq!(library("{}"), None);
+    }
+
+    #[test]
+    fn lays_out_folders_and_only_what_is_newer() {
+        let folder = std::env::temp_dir().join(format!("tinynccl-lay-out-{}", std::process::id()));
+        let (sources, library, package) = (folder.join("sources"), folder.join("lib.so"), folder.join("package"));
+        std::fs::create_dir_all(sources.join("torch/__pycache__")).unwrap();
+        std::fs::write(sources.join("torch/work.py"), "old").unwrap();
+        std::fs::write(&library, "library").unwrap();
+        lay_out(&sources, &library, &package).unwrap();
+        let read = |name: &str| std::fs::read_to_string(package.join(name)).unwrap();
+        assert_eq!((read("torch/work.py"), read("_core.abi3.so")), ("old".to_owned(), "library".to_owned()));
+        assert!(!package.join("torch/__pycache__").exists());
+        // Newer than its source: left alone.
+        std::fs::write(package.join("torch/work.py"), "mine").unwrap();
+        lay_out(&sources, &library, &package).unwrap();
+        assert_eq!(read("torch/work.py"), "mine");
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 }

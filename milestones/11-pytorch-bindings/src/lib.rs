@@ -2,7 +2,9 @@
 
 pub mod extension;
 pub mod interpreter;
+pub mod ranks;
 pub mod unavailable;
 
 pub use interpreter::{Interpreter, Needs};
+pub use ranks::Ranks;
 pub use unavailable::{Unavailable, exit_code};

@@ -1,26 +1,18 @@
 //! Milestone 12: starts ranks of PyTorch that train a model by DistributedDataParallel over the backend "tinynccl".
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
 use clap::Parser;
-use pytorch_bindings::{Interpreter, Needs, exit_code, extension};
-use tinynccl::launch::Launcher;
+use pytorch_bindings::{Needs, Ranks, exit_code};
 
 /// DistributedDataParallel over tinynccl, compared with gloo (or nccl) weight by weight.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
-    /// Ranks to start on this machine.
-    #[arg(long, default_value_t = 2, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=64))]
-    ranks: usize,
-    /// The interpreter (default: the first of python3, /usr/bin/python3 and others that has torch).
-    #[arg(long)]
-    python: Option<PathBuf>,
-    /// Folder of a built package `tinynccl` (default: build it).
-    #[arg(long)]
-    module: Option<PathBuf>,
+    #[command(flatten)]
+    ranks: Ranks,
     /// Options of train.py: --model mlp|gpt, --device cpu|cuda, --epochs, --steps, --against BACKEND|none, and others; -- --help lists them.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     args: Vec<String>,
@@ -34,17 +26,12 @@ fn main() -> ExitCode {
 // EXERCISE 1 (How it works): find an interpreter with torch, build the extension unless a folder is given, and let
 // `Launcher` run train.py once per rank, with PYTHONPATH, and INIT_METHOD naming a file for torch's store.
 fn start(args: Args) -> Result<i32> {
-    let python = Interpreter::find(args.python, Needs::Torch)?;
-    let module = args.module.map_or_else(extension::build, Ok)?;
-    println!("{python}");
     // Where torch's store lies: a file needs no free port.
     let store = std::env::temp_dir().join(format!("tinynccl-ddp-{}", std::process::id()));
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/python/train.py");
-    let outcome = Launcher::new(args.ranks)
-        .program(&python.program)
-        .args([script.to_owned()].into_iter().chain(args.args))
-        .env("PYTHONPATH", module)
-        .env("PYTHONUNBUFFERED", "1")
+    let outcome = args
+        .ranks
+        .launcher(Needs::Torch, Path::new(script), args.args)?
         .env("OMP_NUM_THREADS", std::env::var_os("OMP_NUM_THREADS").unwrap_or_else(|| "1".into()))
         .env("INIT_METHOD", format!("file://{}", store.display()))
         .plain_rank0(true)

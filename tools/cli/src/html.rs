@@ -13,13 +13,19 @@ const STYLE: &str = "body{font-family:sans-serif;margin:0 auto;max-width:60rem;p
      h1{font-size:1.2rem}svg{width:100%;height:auto;max-height:75vh}.frame,.log{display:none}.shown{display:block}\
      g.shown{display:inline}button{font-size:1rem;padding:.4rem .8rem;margin-right:.3rem}\
      table{border-collapse:collapse;font-size:.85rem}td,th{border:1px solid #bbb;padding:.1rem .4rem;text-align:right}\
+     td.now{background:#ffe9a8}button:focus-visible{outline:2px solid #06c}\
      .scroll{overflow-x:auto}ul{font-size:.9rem;margin:.4rem 0}";
 
 const SCRIPT: &str = "const frames=document.querySelectorAll('.frame'),logs=document.querySelectorAll('.log');\
      let at=0,timer=null;\
      function show(to){at=Math.max(0,Math.min(frames.length-1,to));\
      frames.forEach((f,i)=>f.classList.toggle('shown',i===at));logs.forEach((l,i)=>l.classList.toggle('shown',i===at));\
-     document.getElementById('at').textContent=at===0?'start':'round '+at+' of '+(frames.length-1);}\
+     document.getElementById('at').textContent=at===0?'start':'round '+at+' of '+(frames.length-1);\
+     document.getElementById('back').disabled=at===0;document.getElementById('forward').disabled=at===frames.length-1;count();}\
+     function count(){const all={};sent.slice(0,at+1).forEach((round,i)=>round.forEach(([from,to,bytes])=>\
+     [from+'-'+to,from+'-all'].forEach(k=>{const c=all[k]||(all[k]={bytes:0,now:false});c.bytes+=bytes;c.now=c.now||i===at;})));\
+     document.querySelectorAll('td[data-link]').forEach(td=>{const c=all[td.dataset.link];\
+     td.textContent=c?c.bytes.toLocaleString('en'):'';td.classList.toggle('now',!!c&&c.now);});}\
      function stop(){clearInterval(timer);timer=null;document.getElementById('play').textContent='Play';}\
      function play(){if(timer){stop();return;}if(at===frames.length-1)show(0);\
      document.getElementById('play').textContent='Stop';\
@@ -28,7 +34,8 @@ const SCRIPT: &str = "const frames=document.querySelectorAll('.frame'),logs=docu
      document.getElementById('forward').onclick=()=>{stop();show(at+1);};\
      document.getElementById('play').onclick=play;\
      document.addEventListener('keydown',e=>{if(e.key==='ArrowLeft'){stop();show(at-1);}\
-     if(e.key==='ArrowRight'){stop();show(at+1);}});show(0);";
+     if(e.key==='ArrowRight'){stop();show(at+1);}if(e.key==='Home'){stop();show(0);}\
+     if(e.key==='End'){stop();show(frames.length-1);}});show(0);";
 
 pub(crate) fn page(played: &Played) -> String {
     let title = played.title();
@@ -37,7 +44,8 @@ pub(crate) fn page(played: &Played) -> String {
         "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"><title>{title}</title>\
          <style>{STYLE}</style></head><body><h1>{title}</h1>\
-         <p>Each cell is a part of a rank's memory. It has one stripe for each rank whose data is in it{complete}.</p>\
+         <p>Each cell is a part of a rank's memory. It has one stripe for each rank whose data is in it{complete}. \
+         Arrow keys step, Home and End jump.</p>\
          <p><button id=\"back\">Back</button><button id=\"forward\">Forward</button><button id=\"play\">Play</button>\
          <span id=\"at\" aria-live=\"polite\"></span></p>\n"
     );
@@ -55,7 +63,7 @@ pub(crate) fn page(played: &Played) -> String {
         out.push_str("</ul></div>\n");
     }
     links(&mut out, played);
-    let _ = writeln!(out, "<script>{SCRIPT}</script></body></html>");
+    let _ = writeln!(out, "<script>const sent={};{SCRIPT}</script></body></html>", sent(played));
     out
 }
 
@@ -106,17 +114,28 @@ fn drawing(out: &mut String, played: &Played) {
     out.push_str("</svg>\n");
 }
 
-/// Parts that each pair of ranks exchanges, in all.
+/// Bytes of each message, as a script reads them: for each round, lists of (from, to, bytes).
+fn sent(played: &Played) -> String {
+    let round = |round: &Round| {
+        let messages: Vec<String> =
+            round.sent.iter().map(|m| format!("[{},{},{}]", m.from, m.to, played.bytes(m))).collect();
+        format!("[{}]", messages.join(","))
+    };
+    format!("[{}]", played.rounds.iter().map(round).collect::<Vec<_>>().join(","))
+}
+
+/// Bytes that each pair of ranks exchanges: in all, until the script counts up to the round that is shown.
 fn links(out: &mut String, played: &Played) {
     let ranks = played.shape.ranks;
-    let mut sent: BTreeMap<(usize, usize), usize> = BTreeMap::new();
+    let mut sent: BTreeMap<(usize, usize), u64> = BTreeMap::new();
     for message in played.rounds.iter().flat_map(|r| &r.sent) {
-        *sent.entry((message.from, message.to)).or_default() += message.parts.len();
+        *sent.entry((message.from, message.to)).or_default() += played.bytes(message);
     }
-    let cells = played.parts;
     let _ = write!(
         out,
-        "<p>Parts sent over each link (parts of a segment: {cells}):</p><div class=\"scroll\"><table><tr><th>from \\ to</th>"
+        "<p>Bytes sent over each link up to here, for segments of {} bytes:</p><div class=\"scroll\"><table><tr>\
+         <th>from \\ to</th>",
+        played.size
     );
     for to in 0..ranks {
         let _ = write!(out, "<th>{to}</th>");
@@ -126,14 +145,14 @@ fn links(out: &mut String, played: &Played) {
         let _ = write!(out, "<tr><th>{from}</th>");
         for to in 0..ranks {
             match sent.get(&(from, to)) {
-                Some(parts) => {
-                    let _ = write!(out, "<td>{parts}</td>");
+                Some(bytes) => {
+                    let _ = write!(out, "<td data-link=\"{from}-{to}\">{bytes}</td>");
                 }
                 None => out.push_str("<td></td>"),
             }
         }
-        let all: usize = sent.range((from, 0)..(from, ranks)).map(|(_, parts)| parts).sum();
-        let _ = write!(out, "<td>{all}</td></tr>");
+        let all: u64 = sent.range((from, 0)..(from, ranks)).map(|(_, bytes)| bytes).sum();
+        let _ = write!(out, "<td data-link=\"{from}-all\">{all}</td></tr>");
     }
     out.push_str("</table></div>\n");
 }

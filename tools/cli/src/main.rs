@@ -1,8 +1,11 @@
-//! Looks at the library from outside: draws the schedule of any collective.
+//! Looks at the library from outside: draws the schedule of any collective, simulates it on machines that need not exist, and says
+//! what a machine can do.
 
+mod doctor;
 mod html;
 mod picture;
 mod schedule;
+mod simulate;
 mod svg;
 
 use std::process::ExitCode;
@@ -10,7 +13,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-/// Looks at schedules without running them.
+/// Looks at schedules without running them, and at what this machine can do.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Options {
@@ -22,6 +25,10 @@ struct Options {
 enum Command {
     /// Draws a schedule: which rank sends what to whom, in which order.
     Schedule(schedule::Options),
+    /// Says what this machine can do, what is missing for which milestone, and what mends it.
+    Doctor(doctor::Options),
+    /// Says how long a schedule would take on another machine, and what it would wait for.
+    Simulate(simulate::Options),
 }
 
 fn main() -> ExitCode {
@@ -37,5 +44,7 @@ fn main() -> ExitCode {
 fn run() -> Result<()> {
     match Options::parse().command {
         Command::Schedule(options) => schedule::run(&options),
+        Command::Doctor(options) => doctor::run(&options),
+        Command::Simulate(options) => simulate::run(&options),
     }
 }

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use tinynccl::algorithm::{self, Shape};
-use tinynccl::schedule::Program;
 use tinynccl::schedule::draw::draw_all;
-use tinynccl::schedule::rounds::{Round, play};
+use tinynccl::schedule::rounds::{Message, Round, play};
+use tinynccl::schedule::{Partition, Program};
 use tinynccl::wire::{Algorithm, Collective};
 
 use crate::{html, svg};
@@ -32,6 +32,9 @@ pub(crate) struct Options {
     /// Channels that the algorithm may spread over.
     #[arg(long, default_value_t = 1)]
     channels: usize,
+    /// Bytes of a segment, for the bytes per link that a page counts; K, M and G are powers of 1024.
+    #[arg(short, long, default_value = "1M", value_parser = crate::simulate::size)]
+    size: usize,
     /// The steps as text, one picture of all rounds, or a page to step through them.
     #[arg(short, long, default_value = "text")]
     format: Format,
@@ -53,10 +56,17 @@ pub(crate) struct Played {
     pub(crate) algorithm: Algorithm,
     pub(crate) shape: Shape,
     pub(crate) parts: usize,
+    /// Bytes of a segment.
+    pub(crate) size: usize,
     pub(crate) rounds: Vec<Round>,
 }
 
 impl Played {
+    /// Bytes of a message: segments are cut as for a call of bytes that fits in one window.
+    pub(crate) fn bytes(&self, message: &Message) -> u64 {
+        Partition::new(self.size, 1, self.parts, usize::MAX).total_bytes(message.parts.clone())
+    }
+
     pub(crate) fn title(&self) -> String {
         let Shape { collective, ranks, .. } = self.shape;
         let root = if collective.has_root() { format!(", root {}", self.shape.root) } else { String::new() };
@@ -65,7 +75,7 @@ impl Played {
 }
 
 /// Names with hyphens, as on a command line, or with underscores.
-fn collective(name: &str) -> Result<Collective, String> {
+pub(crate) fn collective(name: &str) -> Result<Collective, String> {
     let wanted = name.replace('-', "_");
     let mut known = Collective::ALL.into_iter().filter(|&c| c != Collective::SendRecv);
     known.clone().find(|c| c.name() == wanted).ok_or_else(|| {
@@ -89,7 +99,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         }
         format => {
             let rounds = play(&programs, &shape).context("the schedule is wrong")?;
-            let played = Played { algorithm: options.algorithm, shape, parts: programs[0].parts, rounds };
+            let played =
+                Played { algorithm: options.algorithm, shape, parts: programs[0].parts, size: options.size, rounds };
             match format {
                 Format::Svg => svg::page(&played),
                 _ => html::page(&played),
@@ -133,7 +144,7 @@ mod tests {
         let shape = Shape { collective, ranks, root: 0, channels: 1 };
         let programs = programs(algorithm, &shape).unwrap();
         let rounds = play(&programs, &shape).unwrap();
-        Played { algorithm, shape, parts: programs[0].parts, rounds }
+        Played { algorithm, shape, parts: programs[0].parts, size: 1000, rounds }
     }
 
     #[test]
@@ -162,6 +173,9 @@ mod tests {
             assert_eq!(page.matches("class=\"arrow\"").count(), messages);
             assert_eq!(page.matches("<g class=\"frame\"").count(), played.rounds.len());
             assert!(!page.contains("http"), "the page needs nothing from elsewhere");
+            let sent = played.rounds.iter().flat_map(|r| &r.sent).filter(|m| m.from == 1);
+            let all = format!("<td data-link=\"1-all\">{}</td>", sent.map(|m| played.bytes(m)).sum::<u64>());
+            assert!(page.contains(&all), "{all}");
         }
     }
 }

@@ -64,8 +64,8 @@ struct Options {
     /// Leaves NCCL out.
     #[arg(long)]
     alone: bool,
-    /// Tries these instead of what the library would choose: protocol and blocks, as `one-shot:8`, `two-shot:32`, `simple:64`,
-    /// `direct:128`, or a schedule, as `ring:64` (protocol Simple) and `ring-ll:16`.
+    /// Tries these instead of what the library would choose: protocol and blocks, as `one-shot:8`, `two-shot:32` (LL),
+    /// `one-shot-128:8`, `two-shot-128:32` (LL128), `simple:64`, `direct:128`, or a schedule, as `ring:64` (protocol Simple) and `ring-ll:16`.
     #[arg(long, value_delimiter = ',', value_parser = choice)]
     choices: Vec<Choice>,
     /// Schedules to try beside what the library chooses, as `ring,tree,double-tree`: in both protocols, with blocks by size.
@@ -104,6 +104,8 @@ fn choice(text: &str) -> Result<Choice, String> {
     let protocol = match name {
         "one-shot" => Protocol::OneShot,
         "two-shot" => Protocol::TwoShot,
+        "one-shot-128" => Protocol::OneShot128,
+        "two-shot-128" => Protocol::TwoShot128,
         "simple" => Protocol::Simple,
         "direct" => Protocol::Direct,
         _ => {

@@ -20,6 +20,10 @@
 //! | `copies` | the streams' part |
 //! | `progress` | the threads' part |
 //!
+//! Streams of a process wait in the few queues that the driver has for a GPU (`CUDA_DEVICE_MAX_CONNECTIONS`, 8 if not set): a rank's wait
+//! also holds up what shares its queue. A rank puts its own operations in an order for which that does not matter; ranks of one
+//! process on one GPU may hold up each other for ever (8 of them did), so only half as many as there are queues are let in.
+//!
 //! Waits without the peers' memory end by the host communicator's deadline; its error names who did not come, and the streams are
 //! let go. Results of an all_reduce are the same bits on all ranks, because they are the host's.
 //!
@@ -61,6 +65,10 @@ const LEAST: usize = 1 << 20;
 /// Lanes at most where their number is not set: more cores do not make the host's memory faster.
 const LANES: usize = 4;
 
+/// Queues of a GPU that a process has if it does not ask for another number, and the most that it can ask for.
+const QUEUES: usize = 8;
+const MOST_QUEUES: usize = 32;
+
 /// The hosted path of one rank.
 pub(super) struct Hosted {
     shared: Arc<Shared>,
@@ -78,6 +86,12 @@ pub(super) fn lanes(config: &Config, ranks: usize) -> usize {
         0 => (cores() / ranks.max(1) / 2).clamp(1, LANES),
         set => set,
     }
+}
+
+/// Ranks of one process that may share a GPU here.
+pub(super) fn most_sharing() -> usize {
+    let set = std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").ok().and_then(|text| text.trim().parse().ok());
+    (set.unwrap_or(QUEUES).clamp(1, MOST_QUEUES) / 2).max(1)
 }
 
 fn cores() -> usize {

@@ -85,28 +85,33 @@ __device__ __forceinline__ void broadcast_slots(const Team& team, const u8* inpu
 
 #ifndef DIRECT
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-broadcast_ll(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes, u32 root) {
+template <typename Lines>
+__device__ __forceinline__ void broadcast_lines(const Team& team, const u8* input, u8* output, u64 bytes, u32 root) {
     const Channel channel = enter(team);
-    const u64 words = (bytes + 7) / 8;
-    const u64 first = words * blockIdx.x / gridDim.x;
-    const u32 count = (u32)(words * (blockIdx.x + 1) / gridDim.x - first);
-    u8* window = team.window[team.rank];
-    for (u32 line = threadIdx.x; line < count; line += blockDim.x) {
+    const Words words = words_of_block(bytes);
+    for (u32 cell = threadIdx.x; cell < Lines::cells(words); cell += THREADS) {
         if (team.rank == root) {
-            const u64 mine = load_word(input, first + line, bytes);
+            const typename Lines::Cell mine = Lines::load(input, words, cell);
 #pragma unroll
             for (u32 distance = 1; distance < RANKS; distance++) {
-                const u32 peer = next_rank(root, distance);
-                push_line(line_at(team.window[peer], channel, root, line), mine, channel.epoch);
+                Lines::push(team, channel, next_rank(root, distance), cell, mine);
             }
-            if (output != input) store_word(output, first + line, bytes, mine);
+            if (output != input) Lines::store(output, words, cell, mine);
         } else {
-            const u64 data = await_line(team, line_at(window, channel, root, line), channel.epoch, root);
-            store_word(output, first + line, bytes, data);
+            Lines::store(output, words, cell, Lines::await(team, channel, root, cell));
         }
     }
     leave(team, channel);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+broadcast_ll(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes, u32 root) {
+    broadcast_lines<Ll>(team, input, output, bytes, root);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+broadcast_ll128(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes, u32 root) {
+    broadcast_lines<Ll128>(team, input, output, bytes, root);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

@@ -56,34 +56,39 @@ __device__ __forceinline__ void exchange_slots(const Team& team, const u8* input
 
 #ifndef DIRECT
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-exchange_ll(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes, u64 stride) {
+template <typename Lines>
+__device__ __forceinline__ void exchange_lines(const Team& team, const u8* input, u8* output, u64 bytes, u64 stride) {
     const Channel channel = enter(team);
-    const u64 words = (bytes + 7) / 8;
-    const u64 first = words * blockIdx.x / gridDim.x;
-    const u32 count = (u32)(words * (blockIdx.x + 1) / gridDim.x - first);
+    const Words words = words_of_block(bytes);
+    const u32 cells = Lines::cells(words);
     const u8* own = input + team.rank * stride;
-    u8* window = team.window[team.rank];
-    for (u32 line = threadIdx.x; line < count; line += blockDim.x) {
+    u8* own_output = output + team.rank * bytes;
+    for (u32 cell = threadIdx.x; cell < cells; cell += THREADS) {
 #pragma unroll
         for (u32 distance = 1; distance < RANKS; distance++) {
             const u32 peer = next_rank(team.rank, distance);
-            const u64 word = load_word(input + peer * stride, first + line, bytes);
-            push_line(line_at(team.window[peer], channel, team.rank, line), word, channel.epoch);
+            Lines::push(team, channel, peer, cell, Lines::load(input + peer * stride, words, cell));
         }
-        if (own != output + team.rank * bytes) {
-            store_word(output + team.rank * bytes, first + line, bytes, load_word(own, first + line, bytes));
-        }
+        if (own != own_output) Lines::store(own_output, words, cell, Lines::load(own, words, cell));
     }
-    for (u32 line = threadIdx.x; line < count; line += blockDim.x) {
+    for (u32 cell = threadIdx.x; cell < cells; cell += THREADS) {
 #pragma unroll
         for (u32 distance = 1; distance < RANKS; distance++) {
             const u32 peer = next_rank(team.rank, distance);
-            const u64 word = await_line(team, line_at(window, channel, peer, line), channel.epoch, peer);
-            store_word(output + peer * bytes, first + line, bytes, word);
+            Lines::store(output + peer * bytes, words, cell, Lines::await(team, channel, peer, cell));
         }
     }
     leave(team, channel);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+exchange_ll(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes, u64 stride) {
+    exchange_lines<Ll>(team, input, output, bytes, stride);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+exchange_ll128(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes, u64 stride) {
+    exchange_lines<Ll128>(team, input, output, bytes, stride);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

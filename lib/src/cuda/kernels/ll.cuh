@@ -12,9 +12,13 @@ struct Channel {
     u32 set;
 };
 
+// Which of the areas of lines this block has for a sender.
+__device__ __forceinline__ u64 lines_of(const Channel& channel, u32 from) {
+    return ((u64)blockIdx.x * 2 + channel.set) * RANKS + from;
+}
+
 __device__ __forceinline__ u8* line_at(u8* window, const Channel& channel, u32 from, u32 line) {
-    const u64 index = (((u64)blockIdx.x * 2 + channel.set) * RANKS + from) * LINES_OF_SENDER + line;
-    return window + LINES + 16 * index;
+    return window + LINES + 16 * (lines_of(channel, from) * LINES_OF_SENDER + line);
 }
 
 __device__ __forceinline__ void push_line(u8* to, u64 data, u32 flag) {
@@ -63,6 +67,55 @@ __device__ __forceinline__ void await_lines(const Team& team, const Channel& cha
         if (!there[s]) all[s] = await_line(team, line_at(window, channel, s, line), channel.epoch, s);
     }
 }
+
+// Words of a buffer of `bytes`.
+struct Words {
+    u64 first;
+    u32 count;
+    u64 bytes;
+};
+
+// Those that this block handles.
+__device__ __forceinline__ Words words_of_block(u64 bytes) {
+    const u64 words = (bytes + 7) / 8;
+    const u64 first = words * blockIdx.x / gridDim.x;
+    return Words{first, (u32)(words * (blockIdx.x + 1) / gridDim.x - first), bytes};
+}
+
+// Those of them that belong to a rank where each has a segment.
+__device__ __forceinline__ Words segment_of(const Words& all, u32 rank) {
+    const u32 begin = all.count * rank / RANKS, end = all.count * (rank + 1) / RANKS;
+    return Words{all.first + begin, end - begin, all.bytes};
+}
+
+// What kernels in lines need of a protocol. A *cell* is what a thread sends, receives and stores at a time: here a word.
+// LL128 (ll128.cuh) has the same functions.
+struct Ll {
+    typedef u64 Cell;
+    static constexpr u32 MOST = LL_LINES;
+
+    static __device__ __forceinline__ u32 cells(const Words& words) { return words.count; }
+
+    static __device__ __forceinline__ u64 load(const u8* base, const Words& words, u32 cell) {
+        return load_word(base, words.first + cell, words.bytes);
+    }
+
+    static __device__ __forceinline__ void store(u8* base, const Words& words, u32 cell, u64 word) {
+        store_word(base, words.first + cell, words.bytes, word);
+    }
+
+    static __device__ __forceinline__ void push(const Team& team, const Channel& channel, u32 peer, u32 cell, u64 word) {
+        push_line(line_at(team.window[peer], channel, team.rank, cell), word, channel.epoch);
+    }
+
+    static __device__ __forceinline__ u64 await(const Team& team, const Channel& channel, u32 peer, u32 cell) {
+        return await_line(team, line_at(team.window[team.rank], channel, peer, cell), channel.epoch, peer);
+    }
+
+    static __device__ __forceinline__ void await_all(const Team& team, const Channel& channel, u32 cell, u64 mine, u64 (&all)[RANKS]) {
+        await_lines(team, channel, cell, mine, all);
+    }
+};
 
 __device__ __forceinline__ u32 next_rank(u32 rank, u32 distance) {
     const u32 next = rank + distance;

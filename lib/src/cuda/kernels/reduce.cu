@@ -71,23 +71,31 @@ __device__ __forceinline__ void root_slots(const Team& team, const u8* input, u8
 
 #ifndef DIRECT
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-reduce_ll(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes, u32 root) {
+template <typename Lines>
+__device__ __forceinline__ void root_lines(const Team& team, const u8* input, u8* output, u64 bytes, u32 root) {
     const Channel channel = enter(team);
-    const u64 words = (bytes + 7) / 8;
-    const u64 first = words * blockIdx.x / gridDim.x;
-    const u32 count = (u32)(words * (blockIdx.x + 1) / gridDim.x - first);
-    for (u32 line = threadIdx.x; line < count; line += blockDim.x) {
-        const u64 mine = load_word(input, first + line, bytes);
+    const Words words = words_of_block(bytes);
+    for (u32 cell = threadIdx.x; cell < Lines::cells(words); cell += THREADS) {
+        const typename Lines::Cell mine = Lines::load(input, words, cell);
         if (team.rank != root) {
-            push_line(line_at(team.window[root], channel, team.rank, line), mine, channel.epoch);
+            Lines::push(team, channel, root, cell, mine);
         } else {
-            u64 all[RANKS];
-            await_lines(team, channel, line, mine, all);
-            store_word(output, first + line, bytes, reduce_words(all));
+            typename Lines::Cell all[RANKS];
+            Lines::await_all(team, channel, cell, mine, all);
+            Lines::store(output, words, cell, reduce_cells(all));
         }
     }
     leave(team, channel);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+reduce_ll(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes, u32 root) {
+    root_lines<Ll>(team, input, output, bytes, root);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+reduce_ll128(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes, u32 root) {
+    root_lines<Ll128>(team, input, output, bytes, root);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

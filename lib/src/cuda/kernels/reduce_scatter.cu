@@ -37,32 +37,37 @@ __device__ __forceinline__ void scatter_slots(const Team& team, const u8* input,
 
 #ifndef DIRECT
 
-__device__ __forceinline__ void scatter_ll(const Team& team, const u8* input, u8* output, u64 bytes, u64 stride) {
+template <typename Lines>
+__device__ __forceinline__ void scatter_lines(const Team& team, const u8* input, u8* output, u64 bytes, u64 stride) {
     const Channel channel = enter(team);
-    const u64 words = (bytes + 7) / 8;
-    const u64 first = words * blockIdx.x / gridDim.x;
-    const u32 count = (u32)(words * (blockIdx.x + 1) / gridDim.x - first);
-    for (u32 line = threadIdx.x; line < count; line += blockDim.x) {
-        u64 word = load_word(input, first + line, bytes);
+    const Words words = words_of_block(bytes);
+    const u32 cells = Lines::cells(words);
+    for (u32 cell = threadIdx.x; cell < cells; cell += THREADS) {
+        typename Lines::Cell mine = Lines::load(input, words, cell);
 #pragma unroll
         for (u32 distance = 1; distance < RANKS; distance++) {
             const u32 peer = next_rank(team.rank, distance);
-            if (stride != 0) word = load_word(input + peer * stride, first + line, bytes);
-            push_line(line_at(team.window[peer], channel, team.rank, line), word, channel.epoch);
+            if (stride != 0) mine = Lines::load(input + peer * stride, words, cell);
+            Lines::push(team, channel, peer, cell, mine);
         }
     }
     const u8* own = input + team.rank * stride;
-    for (u32 line = threadIdx.x; line < count; line += blockDim.x) {
-        u64 all[RANKS];
-        await_lines(team, channel, line, load_word(own, first + line, bytes), all);
-        store_word(output, first + line, bytes, reduce_words(all));
+    for (u32 cell = threadIdx.x; cell < cells; cell += THREADS) {
+        typename Lines::Cell all[RANKS];
+        Lines::await_all(team, channel, cell, Lines::load(own, words, cell), all);
+        Lines::store(output, words, cell, reduce_cells(all));
     }
     leave(team, channel);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 reduce_scatter_ll(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes) {
-    scatter_ll(team, input, output, bytes, bytes);
+    scatter_lines<Ll>(team, input, output, bytes, bytes);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+reduce_scatter_ll128(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes) {
+    scatter_lines<Ll128>(team, input, output, bytes, bytes);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -75,7 +80,12 @@ reduce_scatter_simple(const __grid_constant__ Team team, const u8* input, u8* ou
 // Everyone sends everything to everyone, and each rank reduces for itself: one crossing of the link, (n-1) x the bytes sent.
 extern "C" __global__ void __launch_bounds__(THREADS)
 all_reduce_one_shot_ll(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes) {
-    scatter_ll(team, input, output, bytes, 0);
+    scatter_lines<Ll>(team, input, output, bytes, 0);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+all_reduce_one_shot_ll128(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes) {
+    scatter_lines<Ll128>(team, input, output, bytes, 0);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

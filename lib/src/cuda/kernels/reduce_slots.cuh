@@ -1,5 +1,20 @@
 // The reduction of this rank's piece with what lies in the others' slots or buffers.
 
+// A cell of every rank, of LL or of LL128.
+__device__ __forceinline__ u64 reduce_cells(const u64 (&in)[RANKS]) {
+    return reduce_words(in);
+}
+
+__device__ __forceinline__ Pack reduce_cells(const Pack (&in)[RANKS]) {
+    u64 a[RANKS], b[RANKS];
+#pragma unroll
+    for (int s = 0; s < RANKS; s++) {
+        a[s] = in[s].a;
+        b[s] = in[s].b;
+    }
+    return Pack{reduce_words(a), reduce_words(b)};
+}
+
 // Packs `first`, `first + stride`, ... below `end`, a batch at a time: the loads of all ranks are under way together.
 // `load(s, i)` is pack i of rank s; `store` gets each reduced pack.
 template <int BATCH, typename Load, typename Store>
@@ -15,13 +30,7 @@ __device__ __forceinline__ void reduce_packs(u64 first, u64 end, u64 stride, Loa
 #pragma unroll
         for (int k = 0; k < BATCH; k++) {
             if (i + k * stride >= end) break;
-            u64 a[RANKS], b[RANKS];
-#pragma unroll
-            for (int s = 0; s < RANKS; s++) {
-                a[s] = in[k][s].a;
-                b[s] = in[k][s].b;
-            }
-            store(i + k * stride, Pack{reduce_words(a), reduce_words(b)});
+            store(i + k * stride, reduce_cells(in[k]));
         }
     }
 }

@@ -30,11 +30,11 @@ use crate::error::{Error, Result};
 use crate::executor::Supervisor;
 use crate::wire::Collective;
 
-/// NCCL's version and place.
+/// NVIDIA's NCCL as process groups would find it: its version and place, in words. It stays open.
 ///
 /// # Errors
 /// [`Error::Unsupported`] saying where it was looked for.
-pub(super) fn find(config: &Config) -> Result<String> {
+pub fn find(config: &Config) -> Result<String> {
     // It links CUDA's driver itself; without one it cannot even be opened usefully.
     library::open(config).map(|nccl| nccl.description.clone())
 }

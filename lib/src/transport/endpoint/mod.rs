@@ -363,7 +363,10 @@ impl Inner {
         loop {
             let detail = || {
                 let at: Vec<String> = self.info.tcp.iter().map(ToString::to_string).collect();
-                format!("it has not connected to us at {}; see its output", at.join(" or "))
+                format!(
+                    "it has not connected to us at {}; see its output, and whether its networks lead there: TINYNCCL_IFNAME chooses the interfaces",
+                    at.join(" or ")
+                )
             };
             let (hello, conn) = self.shared.take(&key, wait, detail)?;
             match self.accept(&hello, conn, (&to.options, self.checksum), bell, wait)? {

@@ -21,6 +21,10 @@ const ATTEMPT: Duration = Duration::from_secs(3);
 /// Rounds over all addresses after which "connection refused" everywhere is believed.
 const ROUNDS: u32 = 4;
 
+/// What may be behind an address that does not answer at all.
+const OTHER_NETWORK: &str =
+    ": is a firewall between, or does this network not lead to that host? TINYNCCL_IFNAME chooses the interfaces";
+
 /// Why an address did not do.
 enum Failure {
     /// Nobody listens there, or not the one meant.
@@ -84,7 +88,7 @@ pub(crate) fn reach(
                     wrong += 1;
                     failures.push(format!("{}: {text}", who.address));
                 }
-                Err(Failure::Slow(text)) => failures.push(format!("{}: {text}", who.address)),
+                Err(Failure::Slow(text)) => failures.push(format!("{} ({why}): {text}", who.address)),
             }
         }
         let detail = failures.join("; ");
@@ -142,6 +146,7 @@ fn attempt(
 fn dial(addr: SocketAddr, sockets: &SocketOptions, wait: &Wait<'_>) -> Result<TcpStream, Failure> {
     let os = |e: std::io::Error| match e.kind() {
         ErrorKind::ConnectionRefused => Failure::Wrong(e.to_string()),
+        ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable => Failure::Slow(format!("{e}{OTHER_NETWORK}")),
         _ => Failure::Slow(e.to_string()),
     };
     let socket = Socket::new(Domain::for_address(addr), Type::STREAM, None).map_err(os)?;
@@ -152,7 +157,7 @@ fn dial(addr: SocketAddr, sockets: &SocketOptions, wait: &Wait<'_>) -> Result<Tc
         Err(e) if e.raw_os_error() == Some(Errno::INPROGRESS.raw_os_error()) => {
             let detail = || format!("{} does not answer", describe(addr));
             if !wait.ready(&socket, PollFlags::OUT, ATTEMPT.min(wait.left()), detail)? {
-                return Err(Failure::Slow(format!("no answer within {ATTEMPT:?}")));
+                return Err(Failure::Slow(format!("no answer within {ATTEMPT:?}{OTHER_NETWORK}")));
             }
             if let Some(e) = socket.take_error().map_err(os)? {
                 return Err(os(e));

@@ -79,7 +79,7 @@ impl Reducer for Device<'_> {
     fn average(&self, stream: &Arc<CudaStream>, at: u64, count: usize) -> Result<()> {
         let call = self.call(Collective::AllReduce, ReduceOp::Avg, at, count);
         let mut choice = self.comm.choice(call.collective, count * size_of::<f32>());
-        if self.blocks > 0 && !matches!(choice.protocol, Protocol::OneShot | Protocol::TwoShot) {
+        if self.blocks > 0 && matches!(choice.protocol, Protocol::Simple | Protocol::Direct | Protocol::Schedule(..)) {
             choice.blocks = choice.blocks.min(self.blocks);
         }
         // SAFETY: the caller enqueues slices of its gradients, which live as long as the training; the passes write them again only

@@ -1,0 +1,191 @@
+"""``ProcessGroup``: what torch asks of a group, how its calls are made, and its messages."""
+
+import datetime
+
+import torch
+from torch._C import _distributed_c10d as c10d
+
+from .. import InvalidArgument
+from ..errors import Error
+from .collectives import Collectives
+from .meet import meet
+from .messages import Channel, Deferred
+from .tensors import as_list
+from .work import Event, Work
+
+
+class ProcessGroup(Collectives, c10d.ProcessGroup):
+    """A process group of ranks that have a communicator of tinynccl."""
+
+    def __init__(self, store, rank, size, timeout):
+        c10d.ProcessGroup.__init__(self, rank, size)
+        self._store = store
+        self._rank = rank
+        self._size = size
+        self._timeout = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
+        self._comm = meet(store, "group", rank, size, self._timeout)
+        self._streams = {}
+        self._channels = {}
+        # Messages on the GPU that wait for their counterparts: each as (send, tensor, peer, work's event holder).
+        self._deferred = []
+        self._number = 0
+        self._kept = {}
+
+    # What torch asks of a group.
+
+    def getBackendName(self):
+        return "tinynccl"
+
+    def name(self):
+        return "tinynccl"
+
+    def _get_backend_name(self):
+        return "tinynccl"
+
+    def getRank(self):
+        return self._rank
+
+    def getSize(self):
+        return self._size
+
+    def rank(self):
+        return self._rank
+
+    def size(self):
+        return self._size
+
+    def _set_sequence_number_for_group(self):
+        self._number = 0
+
+    def _get_sequence_number_for_group(self):
+        return self._number
+
+    @property
+    def comm(self):
+        """The communicator, for what torch has no name for."""
+        return self._comm
+
+    def abort(self):
+        self._comm.abort("abort was called on the process group")
+        for channel in self._channels.values():
+            channel.abort("abort was called on the process group")
+
+    def shutdown(self):
+        for channel in self._channels.values():
+            channel.close()
+        for channel in self._channels.values():
+            channel.join(self._timeout)
+        self._channels.clear()
+        self._comm.close()
+
+    def __del__(self):
+        for channel in getattr(self, "_channels", {}).values():
+            channel.close()
+
+    # How calls are made.
+
+    def _check(self, call, tensors):
+        """One device, no sparse tensors; the layout is checked again, tensor by tensor, where the memory is taken."""
+        device = tensors[0].device
+        for index, tensor in enumerate(tensors):
+            if tensor.device != device:
+                raise InvalidArgument(
+                    f"{call}: rank {self._rank}: tensor 0 is on {device}, tensor {index} on {tensor.device}: expected all on one device"
+                )
+            if tensor.layout is not torch.strided:
+                raise InvalidArgument(
+                    f"{call}: rank {self._rank}: tensor {index} is of layout {tensor.layout}, expected torch.strided: "
+                    "pass tensor.to_dense(), or its indices() and values()"
+                )
+        return device
+
+    def _stream(self, device):
+        """Our stream, and an event for what it waits for: one for all calls, because a wait is for what was recorded last."""
+        both = self._streams.get(device)
+        if both is None:
+            both = self._streams[device] = torch.cuda.Stream(device, priority=-1), torch.cuda.Event()
+        return both
+
+    def _run(self, call, tensors, result, make, finish=None, scratch=()):
+        """Makes calls over ``tensors`` and memory of ours: ``make`` gets keyword arguments for the communicator and returns a work."""
+        self._number += 1
+        device = self._check(call, tensors)
+        if device.type == "cuda":
+            self._flush()
+            work = self._on_stream(device, [*tensors, *scratch], result, make, finish)
+        else:
+            work = Work((make(async_op=True),), result)
+            if finish is not None:
+                work._then(finish)
+        return work._keep(self._kept)
+
+    def _on_stream(self, device, tensors, result, make, finish=None):
+        """On our stream, behind what is on the current one, so that calls overlap with the caller's kernels."""
+        stream, ready = self._stream(device)
+        ready.record(torch.cuda.current_stream(device))
+        stream.wait_event(ready)
+        make(stream=stream.cuda_stream)
+        if finish is not None:
+            with torch.cuda.stream(stream):
+                finish()
+        for tensor in tensors:
+            # The allocator does not give its memory away before our stream has passed this point.
+            tensor.record_stream(stream)
+        return Work.on_stream(result, Event(stream, self._comm), device)
+
+    def _group(self, calls, **how):
+        """Several calls as one; ``calls`` makes them."""
+        stream = how.get("stream")
+        with self._comm.group(async_op="async_op" in how, stream=stream) as group:
+            calls()
+        return group.work
+
+    # Messages. On GPUs tags are not looked at: between two ranks messages arrive in the order in which they were sent.
+
+    def send(self, tensors, peer, tag=0):
+        return self._message(as_list(tensors)[0], self._rank, peer, tag)
+
+    def recv(self, tensors, peer, tag=0):
+        return self._message(as_list(tensors)[0], peer, self._rank, tag)
+
+    def recv_anysource(self, tensors, tag=0):
+        raise Error(f"recv: rank {self._rank}: a receive from any rank is not supported: name the sender (src=)")
+
+    def _message(self, tensor, sender, receiver, tag):
+        sends = sender == self._rank
+        call, peer = ("send", receiver) if sends else ("recv", sender)
+        if peer == self._rank or not 0 <= peer < self._size:
+            raise InvalidArgument(f"{call}: rank {self._rank}: peer is {peer}, expected another rank in 0..{self._size}")
+        device = self._check(call, [tensor])
+        if not tensor.is_contiguous():
+            raise InvalidArgument(
+                f"{call}: rank {self._rank}: a tensor of shape {tuple(tensor.shape)} with strides {tensor.stride()} is not contiguous: "
+                "pass tensor.contiguous()"
+            )
+        if device.type == "cuda":
+            work = Deferred(self, sends, tensor, peer)
+            self._deferred.append(work)
+        else:
+            pair = (sender, receiver)
+            channel = self._channels.get(pair)
+            if channel is None:
+                channel = self._channels[pair] = Channel(self._store, self._timeout, sends, sender, receiver)
+            work = Work((channel.put(tensor, tag),), [tensor])
+            work._source = sender
+        return work._keep(self._kept)
+
+    def _flush(self):
+        """Messages of the GPU go together: a kernel that only sends might wait for one that only comes behind its peer's."""
+        if not self._deferred:
+            return
+        messages, self._deferred = self._deferred, []
+        device = messages[0].tensor.device
+
+        def calls():
+            for message in messages:
+                (self._comm.send if message.sends else self._comm.recv)(message.tensor, message.peer)
+
+        tensors = [message.tensor for message in messages]
+        work = self._on_stream(device, tensors, tensors, lambda **how: self._group(calls, **how))
+        for message in messages:
+            message._event = work._event

@@ -1,0 +1,83 @@
+//! What stands behind a `Comm` until it is closed, and those that are open when the interpreter ends.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use pyo3::prelude::*;
+use tinynccl::{Error, Result};
+
+use crate::device::Gpu;
+
+/// What a communicator consists of, in the order in which it ends.
+pub(crate) struct Live {
+    gpu: Mutex<Option<Arc<Gpu>>>,
+    pub(crate) comm: tinynccl::Comm,
+    _server: Option<tinynccl::bootstrap::Server>,
+}
+
+impl Live {
+    /// A communicator that is open until it is taken out of its slot; the rendezvous it came from ends with it.
+    pub(crate) fn open(comm: tinynccl::Comm, server: Option<tinynccl::bootstrap::Server>) -> Arc<Slot> {
+        let live = Live { gpu: Mutex::new(None), comm, _server: server };
+        let slot: Arc<Slot> = Arc::new(Mutex::new(Some(Arc::new(live))));
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        open.retain(|slot| slot.strong_count() > 0);
+        open.push(Arc::downgrade(&slot));
+        slot
+    }
+
+    pub(crate) fn gpu(&self) -> MutexGuard<'_, Option<Arc<Gpu>>> {
+        self.gpu.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The communicator on a GPU, made by the first call that needs it.
+    pub(crate) fn on(&self, ordinal: usize) -> Result<Arc<Gpu>> {
+        let mut gpu = self.gpu();
+        match &*gpu {
+            Some(gpu) if gpu.ordinal() == ordinal => Ok(gpu.clone()),
+            Some(gpu) => Err(Error::invalid(
+                "device",
+                format!(
+                    "rank {}: the tensor is on cuda:{ordinal}, this communicator was first used on cuda:{}: a communicator has one \
+                     GPU per rank",
+                    self.comm.rank(),
+                    gpu.ordinal()
+                ),
+            )),
+            None => Ok(gpu.insert(Arc::new(Gpu::new(&self.comm, ordinal)?)).clone()),
+        }
+    }
+
+    pub(crate) fn abort(&self, reason: &str) {
+        self.comm.abort(reason);
+        // Not while another thread is making it; that one fails with the communicator.
+        if let Ok(gpu) = self.gpu.try_lock()
+            && let Some(gpu) = &*gpu
+        {
+            gpu.abort();
+        }
+    }
+}
+
+/// A communicator until it is closed.
+pub(crate) type Slot = Mutex<Option<Arc<Live>>>;
+
+/// Those of this process that may still be open.
+static OPEN: Mutex<Vec<Weak<Slot>>> = Mutex::new(Vec::new());
+
+pub(crate) fn take(slot: &Slot) -> Option<Arc<Live>> {
+    slot.lock().unwrap_or_else(PoisonError::into_inner).take()
+}
+
+/// At the end of the interpreter: leaves all communicators. Nobody will wait for what is in flight.
+#[pyfunction]
+pub(crate) fn _leave_all(py: Python<'_>) {
+    let slots = std::mem::take(&mut *OPEN.lock().unwrap_or_else(PoisonError::into_inner));
+    py.detach(|| {
+        // The last made first: what was split or made for pairs of ranks goes before what it was made from.
+        for live in slots.iter().rev().filter_map(Weak::upgrade).filter_map(|slot| take(&slot)) {
+            if !live.comm.is_idle() {
+                live.abort("the interpreter exits with calls in flight");
+            }
+        }
+    });
+}

@@ -1,0 +1,89 @@
+"""What a check of the backend is, and how one rank runs it.
+
+Each names the upstream tests whose calls it makes (test/distributed/test_c10d_gloo.py, test_c10d_common.py, test_c10d_nccl.py,
+torch/testing/_internal/distributed/distributed_test.py); the code is ours. The files check_*.py hold them, by idea.
+"""
+
+import datetime
+import importlib
+import os
+import warnings
+
+import torch
+import torch.distributed as dist
+
+# Where the checks are.
+MODULES = ["check_collectives", "check_messages", "check_groups", "check_data_parallel", "check_refused"]
+CHECKS = []
+# Chosen by TEST_DEVICE: cuda needs a GPU per rank.
+DEVICE = os.environ.get("TEST_DEVICE", "cpu")
+
+
+def check(*upstream, sizes=(2, 3)):
+    """A function of (rank, size) that runs on every rank of a group, and the tests upstream which make the same calls."""
+
+    def add(function):
+        CHECKS.append((function.__name__, function, upstream, sizes))
+        return function
+
+    return add
+
+
+def load():
+    for module in MODULES:
+        importlib.import_module(module)
+
+
+def device():
+    return torch.device("cpu") if DEVICE == "cpu" else torch.device("cuda", torch.cuda.current_device())
+
+
+def full(shape, value, dtype=None):
+    return torch.full(shape if isinstance(shape, (tuple, list)) else (shape,), value, dtype=dtype or torch.float32, device=device())
+
+
+def equal(got, want, what=""):
+    if not isinstance(want, torch.Tensor):
+        want = torch.full_like(got, want)
+    assert got.dtype == want.dtype and torch.equal(got, want), f"{what}: {got} is not {want}"
+
+
+NUMBERS = ["float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64"]
+SHAPES = [(1,), (0,), (3,), (7, 3), (5, 1, 1001)]
+
+
+def run_check(place, name, backend, store, timeout=60):
+    """One rank of one check, or of "all" that tinynccl does."""
+    load()
+    rank, size = place
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    if DEVICE == "cuda":
+        torch.cuda.set_device(rank)
+    if backend == "tinynccl":
+        import tinynccl.torch  # noqa: F401
+    dist.init_process_group(
+        backend, init_method=f"file://{store}", rank=rank, world_size=size, timeout=datetime.timedelta(seconds=timeout)
+    )
+    outcomes = {}
+    for one, function, _, sizes in CHECKS:
+        if (name == one or name == "all" and one not in NOT_OURS) and size in sizes:
+            try:
+                function(rank, size)
+                outcomes[one] = "passed"
+            except Exception as error:
+                outcomes[one] = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+                if name != "all":
+                    raise
+    dist.destroy_process_group()
+    return outcomes
+
+
+# What tinynccl does not do, and says so; docs/pytorch.md has the reasons.
+NOT_OURS = {"recv_any_source"}
+if DEVICE == "cuda":
+    NOT_OURS |= {"tags_out_of_order", "sparse_all_reduce", "sparse_shapes", "sparse_gradients"}
+
+
+def run_check_briefly(place, name, backend, store):
+    return run_check(place, name, backend, store, 3)

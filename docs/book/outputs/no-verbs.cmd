@@ -1,0 +1,2 @@
+# compare: numbers
+cargo run -q -p verbs-hello || true

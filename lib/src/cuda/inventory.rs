@@ -1,0 +1,83 @@
+//! What this machine has for CUDA, without opening a GPU.
+
+use cudarc::driver::result::device;
+use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
+
+use super::compile;
+use super::driver::{available, cuda, device_count};
+use crate::error::Result;
+
+/// The driver and its GPUs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Inventory {
+    /// CUDA version of the driver: 12.4 is `(12, 4)`.
+    pub driver: (i32, i32),
+    /// The GPUs that the driver shows us (`CUDA_VISIBLE_DEVICES`), in its order.
+    pub gpus: Vec<Gpu>,
+}
+
+/// A GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Gpu {
+    /// Its name.
+    pub name: String,
+    /// Compute capability.
+    pub capability: (i32, i32),
+    /// Memory in bytes.
+    pub memory: usize,
+    /// The other GPUs whose memory it can reach.
+    pub peers: Vec<usize>,
+}
+
+/// Asks the driver.
+///
+/// # Errors
+/// As [`available`]; [`Error::Cuda`](crate::Error::Cuda) when the driver does not answer.
+pub fn inventory() -> Result<Inventory> {
+    available()?;
+    let failed = |e| cuda("cuda::inventory", "describing the GPUs", e);
+    let mut version = 0;
+    // SAFETY: writes the version.
+    unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(failed)?;
+    let count = device_count()?;
+    let devices = (0..count as i32)
+        .map(|ordinal| device::get(ordinal).map_err(failed))
+        .collect::<Result<Vec<sys::CUdevice>>>()?;
+    let reaches = |from: sys::CUdevice, to: sys::CUdevice| {
+        let mut can = 0;
+        // SAFETY: both are devices of the driver; writes the answer.
+        unsafe { sys::cuDeviceCanAccessPeer(&mut can, from, to) }.result().map_err(failed).map(|()| can != 0)
+    };
+    let mut gpus = Vec::with_capacity(count);
+    for (ordinal, &one) in devices.iter().enumerate() {
+        // SAFETY: a device of the driver.
+        let ask = |attribute| unsafe { device::get_attribute(one, attribute) }.map_err(failed);
+        let mut peers = Vec::new();
+        for (other, &to) in devices.iter().enumerate() {
+            if other != ordinal && reaches(one, to)? {
+                peers.push(other);
+            }
+        }
+        gpus.push(Gpu {
+            name: device::get_name(one).map_err(failed)?,
+            capability: (
+                ask(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+                ask(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+            ),
+            // SAFETY: a device of the driver.
+            memory: unsafe { device::total_mem(one) }.map_err(failed)?,
+            peers,
+        });
+    }
+    Ok(Inventory { driver: (version / 1000, version % 1000 / 10), gpus })
+}
+
+/// Version of NVRTC, which compiles the kernels.
+///
+/// # Errors
+/// [`Error::Unsupported`](crate::Error::Unsupported) where it is not found.
+pub fn nvrtc() -> Result<(i32, i32)> {
+    compile::version()
+}

@@ -1,0 +1,83 @@
+// Protocol LL128: 120 bytes of data and their flag in a line of 128 bytes. A warp writes and reads whole lines with one
+// instruction each, 16 bytes a thread, and NVLink keeps such a line together, so that who sees the flag has the data. (Other
+// links may tear it: cuda/peers.rs looks.) One part in 16 of what is sent is flags; in LL it is half. (NCCL: prims_ll128.h)
+//
+// Sets of lines take turns as in LL.
+
+#define EVERY_LANE 0xffffffffu
+
+struct Ll128 {
+    typedef Pack Cell;
+    static constexpr u32 MOST = 8 * LL128_LINES;
+
+    // Lines by four: all threads of a warp take part.
+    static __device__ __forceinline__ u32 cells(const Words& words) { return (words.count + 59) / 60 * 32; }
+
+    static __device__ __forceinline__ u32 first_word(u32 cell) { return cell / 8 * 15 + cell % 8 * 2; }
+
+    static __device__ __forceinline__ bool has_flag(u32 cell) { return cell % 8 == 7; }
+
+    static __device__ __forceinline__ Pack load(const u8* base, const Words& words, u32 cell) {
+        const u32 word = first_word(cell);
+        Pack pack = {0, 0};
+        if (word < words.count) pack.a = load_word(base, words.first + word, words.bytes);
+        if (!has_flag(cell) && word + 1 < words.count) pack.b = load_word(base, words.first + word + 1, words.bytes);
+        return pack;
+    }
+
+    static __device__ __forceinline__ void store(u8* base, const Words& words, u32 cell, Pack pack) {
+        const u32 word = first_word(cell);
+        if (word < words.count) store_word(base, words.first + word, words.bytes, pack.a);
+        if (!has_flag(cell) && word + 1 < words.count) store_word(base, words.first + word + 1, words.bytes, pack.b);
+    }
+
+    static __device__ __forceinline__ u8* cell_at(u8* window, const Channel& channel, u32 from, u32 cell) {
+        return window + LINES128 + 16 * (lines_of(channel, from) * MOST + cell);
+    }
+
+    static __device__ __forceinline__ u64 flag_of(const Channel& channel) {
+        return (u64)channel.epoch << 32 | channel.epoch;
+    }
+
+    static __device__ __forceinline__ void push(const Team& team, const Channel& channel, u32 peer, u32 cell, Pack pack) {
+        u8* to = cell_at(team.window[peer], channel, team.rank, cell);
+        const u64 high = has_flag(cell) ? flag_of(channel) : pack.b;
+        __syncwarp();
+        asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" : : "l"(to), "l"(pack.a), "l"(high) : "memory");
+    }
+
+    // Whether the lines of this warp have come; the same answer for all its threads.
+    static __device__ __forceinline__ bool peek(const Channel& channel, const u8* from, u32 cell, Pack& pack) {
+        __syncwarp();
+        asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(pack.a), "=l"(pack.b) : "l"(from) : "memory");
+        return !__any_sync(EVERY_LANE, has_flag(cell) && pack.b != flag_of(channel));
+    }
+
+    // A warp that has given up passes nothing on.
+    static __device__ __forceinline__ Pack await(const Team& team, const Channel& channel, u32 peer, u32 cell) {
+        const u8* from = cell_at(team.window[team.rank], channel, peer, cell);
+        Wait wait = {0, 0, 0};
+        Pack pack;
+        while (!peek(channel, from, cell, pack)) {
+            const bool goes_on = keep_waiting(team, wait, WAITED_LINE, peer, channel.epoch, 0);
+            if (!__all_sync(EVERY_LANE, goes_on)) end_thread();
+        }
+        return pack;
+    }
+
+    static __device__ __forceinline__ void await_all(const Team& team, const Channel& channel, u32 cell, Pack mine, Pack (&all)[RANKS]) {
+        bool there[RANKS];
+#pragma unroll
+        for (int s = 0; s < RANKS; s++) {
+            there[s] = true;
+            all[s] = mine;
+            if (s != (int)team.rank) {
+                there[s] = peek(channel, cell_at(team.window[team.rank], channel, s, cell), cell, all[s]);
+            }
+        }
+#pragma unroll
+        for (int s = 0; s < RANKS; s++) {
+            if (!there[s]) all[s] = await(team, channel, s, cell);
+        }
+    }
+};

@@ -1,0 +1,151 @@
+//! Device memory that is created and mapped by hand (`cuMemCreate`): another process maps it by a file descriptor.
+//!
+//! The newer of CUDA's two ways. The older one, `cuIpcGetMemHandle`, needs no descriptor to be carried over, but is not everywhere:
+//! some virtual machines and integrated GPUs lack it.
+
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+
+use cudarc::driver::result::device;
+use cudarc::driver::{CudaContext, DriverError, sys};
+
+const DESCRIPTOR: sys::CUmemAllocationHandleType =
+    sys::CUmemAllocationHandleType_enum::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+
+/// Memory of a device and the place where this process has it. Whoever maps it keeps it alive.
+#[derive(Debug)]
+pub(super) struct Mapping {
+    context: Arc<CudaContext>,
+    pub(super) address: sys::CUdeviceptr,
+    bytes: usize,
+    handle: sys::CUmemGenericAllocationHandle,
+}
+
+impl Mapping {
+    /// At least so many bytes of the context's device, which all devices of this process that can reach it may use.
+    pub(super) fn create(context: &Arc<CudaContext>, bytes: usize) -> Result<Mapping, DriverError> {
+        context.bind_to_thread()?;
+        let own = context.cu_device();
+        // SAFETY: a structure of numbers and a pointer that may be null.
+        let mut wanted: sys::CUmemAllocationProp = unsafe { std::mem::zeroed() };
+        wanted.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+        wanted.requestedHandleTypes = DESCRIPTOR;
+        wanted.location = place(own);
+        let bytes = bytes.next_multiple_of(granularity(&wanted)?);
+        let mut handle = 0;
+        // SAFETY: writes the handle.
+        unsafe { sys::cuMemCreate(&mut handle, bytes, &wanted, 0) }.result()?;
+        let mut users = vec![own];
+        for ordinal in 0..device::get_count()? {
+            let other = device::get(ordinal)?;
+            let mut can = 0;
+            // SAFETY: writes the number.
+            unsafe { sys::cuDeviceCanAccessPeer(&mut can, other, own) }.result()?;
+            if other != own && can != 0 {
+                users.push(other);
+            }
+        }
+        Self::map(context, handle, bytes, &users)
+    }
+
+    /// The memory behind a descriptor of another process; `bytes` as its owner asked for.
+    pub(super) fn import(
+        context: &Arc<CudaContext>,
+        descriptor: BorrowedFd<'_>,
+        bytes: usize,
+    ) -> Result<Mapping, DriverError> {
+        context.bind_to_thread()?;
+        let mut handle = 0;
+        let os = descriptor.as_raw_fd() as usize as *mut std::ffi::c_void;
+        // SAFETY: the driver takes the number of a descriptor as a pointer, and checks it; writes the handle.
+        unsafe { sys::cuMemImportFromShareableHandle(&mut handle, os, DESCRIPTOR) }.result()?;
+        // SAFETY: as in `create`.
+        let mut theirs: sys::CUmemAllocationProp = unsafe { std::mem::zeroed() };
+        // SAFETY: writes the properties, of the device that has the memory.
+        let known = unsafe { sys::cuMemGetAllocationPropertiesFromHandle(&mut theirs, handle) }.result();
+        match known.and_then(|()| granularity(&theirs)) {
+            Ok(granularity) => Self::map(context, handle, bytes.next_multiple_of(granularity), &[context.cu_device()]),
+            Err(error) => {
+                release(handle);
+                Err(error)
+            }
+        }
+    }
+
+    /// For another process.
+    pub(super) fn export(&self) -> Result<OwnedFd, DriverError> {
+        let mut descriptor: std::ffi::c_int = -1;
+        // SAFETY: writes a descriptor, which is ours then.
+        unsafe { sys::cuMemExportToShareableHandle((&raw mut descriptor).cast(), self.handle, DESCRIPTOR, 0) }
+            .result()?;
+        // SAFETY: just made, and nobody else's.
+        Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+    }
+
+    /// Takes `handle` over, also when it fails.
+    fn map(
+        context: &Arc<CudaContext>,
+        handle: sys::CUmemGenericAllocationHandle,
+        bytes: usize,
+        users: &[sys::CUdevice],
+    ) -> Result<Mapping, DriverError> {
+        let mut address = 0;
+        // SAFETY: reserves addresses and writes their begin.
+        if let Err(error) = unsafe { sys::cuMemAddressReserve(&mut address, bytes, 0, 0, 0) }.result() {
+            release(handle);
+            return Err(error);
+        }
+        // SAFETY: into addresses that were just reserved.
+        if let Err(error) = unsafe { sys::cuMemMap(address, bytes, 0, handle, 0) }.result() {
+            // SAFETY: reserved above; nothing is mapped there.
+            if let Err(other) = unsafe { sys::cuMemAddressFree(address, bytes) }.result() {
+                log::debug!("giving back addresses: {other:?}");
+            }
+            release(handle);
+            return Err(error);
+        }
+        let mapping = Mapping { context: context.clone(), address, bytes, handle };
+        let flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        let access: Vec<_> = users.iter().map(|&user| sys::CUmemAccessDesc { location: place(user), flags }).collect();
+        // SAFETY: reads the list; the addresses are mapped.
+        unsafe { sys::cuMemSetAccess(address, bytes, access.as_ptr(), access.len()) }.result()?;
+        Ok(mapping)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        if self.context.bind_to_thread().is_err() {
+            return;
+        }
+        // SAFETY: mapped and reserved by `map`. Whoever drops this has seen to it that no kernel uses it any more.
+        let gone = unsafe {
+            sys::cuMemUnmap(self.address, self.bytes)
+                .result()
+                .and_then(|()| sys::cuMemAddressFree(self.address, self.bytes).result())
+        };
+        if let Err(error) = gone {
+            log::debug!("unmapping memory of a device: {error:?}");
+        }
+        release(self.handle);
+    }
+}
+
+fn release(handle: sys::CUmemGenericAllocationHandle) {
+    // SAFETY: a handle of `create` or `import`, given back once.
+    if let Err(error) = unsafe { sys::cuMemRelease(handle) }.result() {
+        log::debug!("giving back memory of a device: {error:?}");
+    }
+}
+
+fn place(device: sys::CUdevice) -> sys::CUmemLocation {
+    sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
+}
+
+fn granularity(of: &sys::CUmemAllocationProp) -> Result<usize, DriverError> {
+    let mut bytes = 0;
+    let which = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
+    // SAFETY: writes the number.
+    unsafe { sys::cuMemGetAllocationGranularity(&mut bytes, of, which) }.result()?;
+    Ok(bytes.max(1))
+}

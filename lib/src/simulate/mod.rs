@@ -1,0 +1,158 @@
+//! How long would it take? The time of a collective on a machine that need not exist, from the same programs that run.
+//!
+//! | file | idea |
+//! |---|---|
+//! | [`machine`] | ranks, links and routes: built-in ones and such from a description |
+//! | `system` | the programs of all ranks on a machine: what waits for what, and which links each message takes |
+//! | `refine` | ranks that cannot be told apart are simulated once |
+//! | `engine` | events: steps, messages, the critical path |
+//! | `sharing` | max-min fair rates of the messages on shared links |
+//! | `steady` | long calls: repetitions are added up once their time has become constant |
+//! | [`report`] | time, bytes per link, where the time went |
+//!
+//! # The model
+//! Alpha-beta-gamma with contention:
+//! - A rank's lane takes its steps in order, as in the executor. A message to send goes onto its FIFO, one per channel and
+//!   pair of ranks; the lane does not wait for it. A FIFO transfers one message at a time, in order.
+//! - A transfer of n bytes over a route occupies every link on it, at the same rate. Transfers share links max-min
+//!   fairly: no transfer could be faster without making one slower that is not faster itself. The last byte arrives `latency` after
+//!   it has left (alpha); a FIFO's next message need not wait for that.
+//! - What a rank's processor does takes its time, one thing after the other (whichever lane asks first): `overhead` for each end of
+//!   a message (LogGP's o), `reduce` per byte combined (gamma), `copy` per byte copied.
+//! - A message is received whole before it is passed on; messages are as long as the library cuts them ([`Partition`](crate::schedule::Partition)).
+//!
+//! So two ranks that exchange n bytes over an idle link of bandwidth B need alpha + n/B, and a ring of n ranks
+//! 2(n-1)(alpha + S/n·beta) + (n-1)·S/n·gamma: tests compare with these formulas.
+//!
+//! Not modelled: room in FIFOs (senders never wait for credit), caches, routing that adapts, packets, loss, ranks that
+//! enter at different times.
+//!
+//! # What is exact, and what is not
+//! [`Report::method`] says which of these were used:
+//! - *all ranks*: every message of every rank is an event. Lengths are exact. Nothing is approximated within the model.
+//! - *folded*: where the programs and the machine look the same from rank r and from rank r + b (or r xor b), only b ranks are simulated,
+//!   and what the others put on shared links is counted. Rings, direct exchanges without a reduction, and hypercubes.
+//! - *refined*: ranks whose programs, routes and neighbours are alike are one class (colour refinement). Trees.
+//!
+//!   Both give the same times as all ranks do, to rounding, if all parts are equally long; so they take all parts as equally long,
+//!   which they are but for one unit (an element or 64 bytes).
+//! - *extrapolated*: windows, or equal steps, that follow each other are simulated for a while, until there would be too many events, and the
+//!   rest is taken to go on as fast as the last third. [`Report::uncertainty`] is what the time would be off by if instead the speed
+//!   of the third before were right.
+//!
+//! Sources: R. W. Hockney (1994) for alpha and beta; A. Alexandrov et al., "LogGP" (1995) for the overhead; D. Bertsekas and
+//! R. Gallager, "Data Networks", section 6.5.2, for max-min fairness; R. Paige and R. E. Tarjan, "Three partition refinement
+//! algorithms" (1987) for the classes.
+
+mod engine;
+pub mod machine;
+mod refine;
+pub mod report;
+mod sharing;
+mod steady;
+mod system;
+#[cfg(test)]
+mod tests;
+
+pub use machine::{Costs, Machine};
+pub use report::{LinkLoad, Method, Report};
+
+use crate::algorithm::{Shape, supports};
+use crate::error::{Error, Result};
+use crate::topology::terms;
+use crate::wire::Algorithm;
+use system::{Lengths, System, Translation};
+
+/// What is simulated.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Call {
+    /// Which algorithm.
+    pub algorithm: Algorithm,
+    /// Which collective, on how many ranks.
+    pub shape: Shape,
+    /// Elements of a segment.
+    pub count: usize,
+    /// Bytes of an element.
+    pub elem_size: usize,
+    /// Longest message in bytes.
+    pub max_message: usize,
+}
+
+/// How much work a simulation may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Up to so many messages every rank is simulated; above, equivalent ranks once.
+    pub all_ranks: u64,
+    /// Steps of programs that may be looked at.
+    pub steps: u64,
+    /// Messages that are simulated before the rest is extrapolated.
+    pub messages: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { all_ranks: 100_000, steps: 12_000_000, messages: 1_200_000 }
+    }
+}
+
+/// Simulates a call.
+///
+/// # Errors
+/// [`Error::InvalidArgument`] when the algorithm has no schedule for the call, the machine has too few ranks, or there are more events than
+/// `limits` allow; the message says how many.
+pub fn simulate(call: &Call, machine: &dyn Machine, limits: &Limits) -> Result<Report> {
+    let Call { algorithm, shape, .. } = *call;
+    let fail = |detail: String| Err(Error::invalid("simulate", detail));
+    if !supports(algorithm, &shape) {
+        return fail(format!("{algorithm} has no schedule for {} on {} ranks", shape.collective, shape.ranks));
+    }
+    if shape.ranks > machine.ranks() {
+        return fail(format!("{} has {} ranks, {} were asked for", machine.name(), machine.ranks(), shape.ranks));
+    }
+    let per_window = messages_per_window(algorithm, &shape);
+    let windows = call.windows().unwrap_or(1);
+    let messages = per_window.saturating_mul(windows as u64);
+    if messages <= limits.all_ranks {
+        let system = System::build(call, machine, None, Lengths::Exact)?;
+        return engine::run(&system).map(|run| system.report(call, machine, run, Method::all(shape.ranks)));
+    }
+    // A program of the ring has as many steps as there are ranks, so that only some ranks' programs are looked at.
+    let fold = Translation::of(algorithm, &shape).and_then(|t| Some((t, machine.period(t, shape.ranks)?)));
+    let looked_at = fold.map_or(per_window, |(_, block)| per_window / shape.ranks as u64 * block as u64);
+    if looked_at > limits.steps.saturating_mul(if fold.is_some() { 16 } else { 1 }) {
+        return fail(format!(
+            "{algorithm} on {} ranks has {messages} messages, {looked_at} of them in a window of ranks that differ on {}; at most {} can be \
+             simulated: take fewer ranks, or another algorithm",
+            shape.ranks,
+            machine.name(),
+            limits.steps
+        ));
+    }
+    let system = System::build(call, machine, fold, Lengths::Equal)?;
+    let classes = system.ranks.len();
+    let folded = (classes < shape.ranks).then_some(classes);
+    let system = refine::refine(system);
+    let refined = (system.ranks.len() < classes).then_some(system.ranks.len());
+    let mut method = Method { ranks: shape.ranks, folded, refined, extrapolated: None };
+    if system.messages() <= limits.messages {
+        return engine::run(&system).map(|run| system.report(call, machine, run, method));
+    }
+    let (run, extrapolated) =
+        steady::run(&system, limits.messages).map_err(|detail| Error::invalid("simulate", detail))?;
+    method.extrapolated = Some(extrapolated);
+    Ok(system.report(call, machine, run, method))
+}
+
+impl Call {
+    /// Windows that the segments are cut into.
+    fn windows(&self) -> Option<usize> {
+        let (parts, span) = crate::algorithm::cut(self.algorithm, &self.shape)?;
+        Some(crate::schedule::Partition::new(self.count, self.elem_size, parts, self.max_message / span).windows())
+    }
+}
+
+/// Messages of all ranks in one window, as the cost model counts them.
+fn messages_per_window(algorithm: Algorithm, shape: &Shape) -> u64 {
+    let mean = terms::work(algorithm, shape).map_or(0.0, |work| work.mean.messages / 2.0);
+    (mean * shape.ranks as f64).round() as u64
+}

@@ -1,0 +1,153 @@
+//! What a simulation says.
+
+use super::Call;
+use super::engine::{Outcome, Path};
+use super::machine::{LinkId, Machine};
+
+/// Names of the kinds of steps.
+pub const STEPS: [&str; 8] = [
+    "send",
+    "recv",
+    "copy",
+    "reduce",
+    "recv_reduce_copy",
+    "recv_copy_send",
+    "recv_reduce_send",
+    "recv_reduce_copy_send",
+];
+
+/// How it was simulated.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Method {
+    /// Ranks of the call.
+    pub ranks: usize,
+    /// So many of them stand for all, as programs and machine repeat.
+    pub folded: Option<usize>,
+    /// So many classes of ranks that are alike are left.
+    pub refined: Option<usize>,
+    /// What was not simulated but added.
+    pub extrapolated: Option<Extrapolated>,
+}
+
+/// Repetitions that were added up.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Extrapolated {
+    /// What repeats.
+    pub what: Repeats,
+    /// So many were simulated.
+    pub simulated: usize,
+    /// Of so many.
+    pub all: usize,
+    /// What the time would be off by, in seconds, if the speed of the third before the last were right.
+    pub uncertainty: f64,
+}
+
+/// What repeats in a long call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Repeats {
+    /// The programs, once per window.
+    Windows,
+    /// Equal steps of the lanes.
+    Steps,
+}
+
+impl Method {
+    /// Every message of every rank.
+    pub(super) fn all(ranks: usize) -> Method {
+        Method { ranks, folded: None, refined: None, extrapolated: None }
+    }
+}
+
+impl std::fmt::Display for Method {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match (self.folded, self.refined) {
+            (None, None) => write!(f, "all {} ranks", self.ranks)?,
+            (Some(folded), None) => write!(f, "folded to {folded} of {} ranks", self.ranks)?,
+            (None, Some(refined)) => write!(f, "refined to {refined} classes of {} ranks", self.ranks)?,
+            (Some(_), Some(refined)) => write!(f, "folded and refined to {refined} classes of {} ranks", self.ranks)?,
+        }
+        if let Some(Extrapolated { what, simulated, all, .. }) = self.extrapolated {
+            let what = if what == Repeats::Windows { "windows" } else { "equal steps" };
+            write!(f, ", {simulated} of {all} {what} simulated")?;
+        }
+        Ok(())
+    }
+}
+
+/// What one link carries.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LinkLoad {
+    /// Which.
+    pub id: LinkId,
+    /// Index into [`Report::kinds`].
+    pub kind: usize,
+    /// Its name. Where ranks stand for others, so does the link.
+    pub name: String,
+    /// Bytes per second.
+    pub bandwidth: f64,
+    /// Bytes in the whole call.
+    pub bytes: f64,
+}
+
+/// What a simulation found.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Report {
+    /// Seconds, from the call on all ranks to the end on the last.
+    pub time: f64,
+    /// What the time is made of, along the critical path: name and seconds; they add up to the time. A transfer is named by the kind of link
+    /// that was full when it ended.
+    pub critical: Vec<(String, f64)>,
+    /// The critical path's time by the kind of step that it ended in.
+    pub steps: Vec<(&'static str, f64)>,
+    /// Messages on the critical path.
+    pub hops: f64,
+    /// Kinds of links.
+    pub kinds: Vec<String>,
+    /// The links, the fullest first. Where ranks stand for others, so do the links.
+    pub links: Vec<LinkLoad>,
+    /// Messages simulated.
+    pub messages: u64,
+    /// How it was simulated.
+    pub method: Method,
+}
+
+impl Report {
+    pub(super) fn new(
+        call: &Call,
+        machine: &dyn Machine,
+        run: Outcome,
+        mut links: Vec<LinkLoad>,
+        method: Method,
+    ) -> Report {
+        let _ = call;
+        let Path { at, call, latency, overhead, reduce, copy, transfer, step, hops, .. } = run.path;
+        let kinds = machine.kinds();
+        let mut critical: Vec<(String, f64)> =
+            [("call", call), ("latency", latency), ("overhead", overhead), ("reduce", reduce), ("copy", copy)]
+                .into_iter()
+                .map(|(name, time)| (name.to_owned(), time))
+                .chain(kinds.iter().zip(transfer).map(|(name, time)| (format!("transfer, {name}"), time)))
+                .filter(|(_, time)| *time > 0.0)
+                .collect();
+        critical.sort_by(|a, b| b.1.total_cmp(&a.1));
+        let mut steps: Vec<(&str, f64)> = STEPS.into_iter().zip(step).filter(|(_, time)| *time > 0.0).collect();
+        steps.sort_by(|a, b| b.1.total_cmp(&a.1));
+        links.sort_by(|a, b| (b.bytes / b.bandwidth).total_cmp(&(a.bytes / a.bandwidth)).then(a.id.cmp(&b.id)));
+        Report { time: at, critical, steps, hops: hops as f64, kinds, links, messages: run.messages, method }
+    }
+
+    /// What the time would be off by, in seconds, if the speed had gone on changing ([`Extrapolated::uncertainty`]).
+    pub fn uncertainty(&self) -> f64 {
+        self.method.extrapolated.map_or(0.0, |e| e.uncertainty)
+    }
+
+    /// No schedule that puts these bytes on these links is faster: the fullest link's bytes over its bandwidth, in seconds.
+    pub fn bandwidth_bound(&self) -> f64 {
+        self.links.first().map_or(0.0, |l| l.bytes / l.bandwidth)
+    }
+
+    /// Share of the time for which a link is busy.
+    pub fn utilisation(&self, link: &LinkLoad) -> f64 {
+        if self.time > 0.0 { link.bytes / link.bandwidth / self.time } else { 0.0 }
+    }
+}

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# The book: builds it and checks it.
+#
+#   scripts/book.sh build     into target/book (start at target/book/index.html); fails on a broken link, a missing item of code
+#                             or a block of code that is written by hand
+#   scripts/book.sh check     build, and run every command whose output the book shows, and compare
+#   scripts/book.sh bless     run those commands and keep what they print
+#   scripts/book.sh look      every page of the built book in headless Chromium, 1280 and 390 pixels wide: fails on what sticks
+#                             out and on errors in the console; screenshots into target/book-shots, none with --quiet.
+#                             --only PART: only pages whose path contains PART
+#   scripts/book.sh serve     build, and serve it on http://127.0.0.1:4780
+#
+# Needs mdbook 0.5 (scripts/setup.sh --book); `look` needs Chromium (scripts/setup.sh --chromium).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+tool() { cargo run -q --locked -p tinynccl-book -- "$@"; }
+
+build() {
+    command -v mdbook >/dev/null || { echo "book: no mdbook: scripts/setup.sh --book" >&2; exit 1; }
+    cargo build -q --locked -p tinynccl-book -p tinynccl-cli
+    mdbook build docs/book
+    tool finish target/book
+    tool links target/book
+}
+
+case ${1:-} in
+    build) build ;;
+    check) build && tool outputs ;;
+    bless) shift && tool outputs --bless "$@" ;;
+    look) shift && tool look target/book "$@" ;;
+    serve) build && python3 -m http.server --bind 127.0.0.1 --directory target/book 4780 ;;
+    *) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p;}' "$0"; exit 2 ;;
+esac

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Looks at the schedule pages in a real browser: every button and key, bytes counted, no error on the console, nothing wider than
+# the window at the width of a desktop (1280) and of a phone (390), and something drawn.
+#
+#   scripts/pages-test.sh [FOLDER]     pages and pictures are kept in FOLDER, otherwise thrown away
+#
+# As root on Debian it installs Chromium if it is missing. Exit status: 0 passed, 1 failed, 77 no browser can be had here.
+set -eu -o pipefail
+cd "$(dirname "$0")/.."
+
+python=$(command -v python3) || { echo "pages-test: SKIPPED: no python3 here" >&2; exit 77; }
+scripts/setup.sh --chromium || { echo "pages-test: SKIPPED: no Chromium here, and it could not be installed" >&2; exit 77; }
+
+folder=${1-}
+if [[ -z $folder ]]; then
+    folder=$(mktemp -d)
+    trap 'rm -rf "$folder"' EXIT
+fi
+mkdir -p "$folder"
+cargo build -q --locked -p tinynccl-cli
+cli=${CARGO_TARGET_DIR:-target}/debug/tinynccl-cli
+page() { "$cli" schedule "$1" "$2" --ranks "$3" --format html --output "$folder/$1-$2-$3.html"; }
+page all-reduce ring 2
+page all-reduce ring 4
+page all-reduce tree 8
+page all-reduce double-tree 7
+page all-reduce halving-doubling 6
+page all-gather ring 5
+page all-to-all direct 4
+page broadcast direct 3
+"$python" scripts/pages/check_schedule.py "$folder/pictures" "$folder"/*.html
+
+# The check can fail: an error in the script, a picture that is too wide, and a button that does nothing are found.
+broken="$folder/broken"
+mkdir -p "$broken"
+good="$folder/all-reduce-ring-4.html"
+sed 's/<script>/<script>console.error("broken");/' "$good" >"$broken/console.html"
+sed 's/svg{width:100%/svg{width:900px/' "$good" >"$broken/wide.html"
+sed "s/getElementById('forward').onclick/getElementById('forward').none/" "$good" >"$broken/button.html"
+for page in console wide button; do
+    if "$python" scripts/pages/check_schedule.py "$broken/pictures" "$broken/$page.html" >"$broken/$page.log" 2>&1; then
+        echo "pages-test: FAILED: a page with a fault ($page) passed"
+        exit 1
+    fi
+    grep -q FAILED "$broken/$page.log" || { echo "pages-test: FAILED: no fault was named"; cat "$broken/$page.log"; exit 1; }
+done
+echo "pages-test: pages are right, and three broken ones were found out"

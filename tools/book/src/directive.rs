@@ -1,0 +1,126 @@
+//! `{{#code PATH HEAD}}`, `{{#output NAME}}`, `{{#animation COLLECTIVE ALGORITHM RANKS}}`, `{{#picture ...}}`.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+
+use crate::code;
+use crate::outputs::Recorded;
+use crate::paths::{repository, to_top};
+
+/// What a line is replaced by, or `None` if it is no directive of ours.
+pub(crate) fn expand(line: &str, page: &Path) -> Option<Result<String>> {
+    let inner = line.trim().strip_prefix("{{#")?.strip_suffix("}}")?;
+    let (name, rest) = inner.split_once(' ')?;
+    let rest = rest.trim();
+    Some(match name {
+        "code" => show_code(rest, page),
+        "output" => Recorded::read(rest).map(|r| r.shown()),
+        "animation" => Drawn::parse(rest).map(|d| d.animation(page)),
+        "picture" => Drawn::parse(rest).map(|d| d.picture(page)),
+        _ => return None,
+    })
+    .map(|result| result.with_context(|| line.trim().to_owned()))
+}
+
+fn show_code(rest: &str, page: &Path) -> Result<String> {
+    let (path, head) = rest.split_once(' ').context("expected a path and how the item begins")?;
+    let source = fs::read_to_string(repository().join(path)).with_context(|| format!("reading {path}"))?;
+    let (language, python) = match Path::new(path).extension().and_then(|e| e.to_str()) {
+        Some("rs") => ("rust", false),
+        Some("py") => ("python", true),
+        Some("cu" | "cuh" | "h" | "c" | "cc") => ("cpp", false),
+        Some("toml") => ("toml", false),
+        other => bail!("no language for the ending {other:?}"),
+    };
+    let item = code::find(&source, head.trim(), python)?;
+    // mdBook would offer to run it.
+    let info = if language == "rust" { "rust,ignore" } else { language };
+    let top = to_top(page);
+    Ok(format!(
+        "<div class=\"origin\"><a href=\"{top}code/{path}.html#L{0}\">{path}, line {0}</a></div>\n\n```{info}\n{1}\n```",
+        item.line, item.text
+    ))
+}
+
+/// A schedule, as the names of its files say it: `all-reduce.ring.4`.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Drawn {
+    collective: String,
+    algorithm: String,
+    ranks: usize,
+}
+
+impl Drawn {
+    fn parse(rest: &str) -> Result<Drawn> {
+        let [collective, algorithm, ranks] = rest.split_whitespace().collect::<Vec<_>>()[..] else {
+            bail!("expected a collective, an algorithm and a number of ranks");
+        };
+        let ranks = ranks.parse().with_context(|| format!("'{ranks}' is no number of ranks"))?;
+        Ok(Drawn { collective: collective.to_owned(), algorithm: algorithm.to_owned(), ranks })
+    }
+
+    /// From a file's name without its ending.
+    pub(crate) fn from_stem(stem: &str) -> Result<Drawn> {
+        Drawn::parse(&stem.replace('.', " "))
+    }
+
+    /// What `tinynccl-cli` is called with.
+    pub(crate) fn arguments(&self) -> Vec<String> {
+        let ranks = self.ranks.to_string();
+        ["schedule", &self.collective, &self.algorithm, "--ranks", &ranks].map(str::to_owned).to_vec()
+    }
+
+    fn stem(&self) -> String {
+        format!("{}.{}.{}", self.collective, self.algorithm, self.ranks)
+    }
+
+    fn command(&self, format: &str) -> String {
+        format!("cargo run -p tinynccl-cli -- {} --format {format}", self.arguments().join(" "))
+    }
+
+    fn animation(&self, page: &Path) -> String {
+        let Drawn { collective, algorithm, ranks } = self;
+        let href = format!("{}animations/{}.html", to_top(page), self.stem());
+        format!(
+            "<figure class=\"animation\"><iframe src=\"{href}\" title=\"{collective}, {algorithm}, {ranks} ranks, step by step\" \
+             loading=\"lazy\"></iframe><figcaption><a href=\"{href}\">Open alone.</a> Made by <code>{}</code></figcaption></figure>",
+            self.command("html")
+        )
+    }
+
+    fn picture(&self, page: &Path) -> String {
+        let Drawn { collective, algorithm, ranks } = self;
+        let src = format!("{}pictures/{}.svg", to_top(page), self.stem());
+        format!(
+            "<figure class=\"schedule\"><div class=\"wide\"><img src=\"{src}\" alt=\"{collective}, {algorithm}, {ranks} ranks, all \
+             rounds\"></div><figcaption>Made by <code>{}</code></figcaption></figure>",
+            self.command("svg")
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_schedule_goes_through_its_file_name() {
+        let drawn = Drawn::parse("all-reduce ring 4").unwrap();
+        assert_eq!(Drawn::from_stem(&drawn.stem()).unwrap(), drawn);
+        assert_eq!(drawn.arguments().join(" "), "schedule all-reduce ring --ranks 4");
+        assert!(drawn.animation(Path::new("a/b.md")).contains("\"../animations/all-reduce.ring.4.html\""));
+        assert!(Drawn::parse("all-reduce ring").is_err());
+    }
+
+    #[test]
+    fn what_is_no_directive_of_ours_stays() {
+        let page = Path::new("x.md");
+        assert!(expand("{{#include ../x}}", page).is_none());
+        assert!(expand("a {{#code x}} b", page).is_none());
+        assert!(expand("{{#code lib/src/nowhere.rs fn x}}", page).unwrap().is_err());
+        let shown = expand("{{#code lib/src/algorithm/ring.rs fn bytes_sent}}", page).unwrap().unwrap();
+        assert!(shown.contains("code/lib/src/algorithm/ring.rs.html#L") && shown.contains("shape.ranks"));
+    }
+}

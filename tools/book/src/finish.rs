@@ -1,0 +1,108 @@
+//! What pages refer to and mdBook does not make: source files as pages with numbered lines, files as they are, animations and
+//! pictures of schedules.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::diagram::escape;
+use crate::directive::Drawn;
+use crate::links::{pages, resolve};
+use crate::paths::{repository, to_top};
+
+const STYLE: &str = "body{margin:0;font-family:sans-serif}header{padding:.6rem 1rem;border-bottom:1px solid #8888}\
+    pre{margin:0;padding:.5rem 0;overflow-x:auto;font-size:.85rem;line-height:1.45}\
+    pre span{display:block;padding-right:1rem}pre span:target{background:#ffd54f66}\
+    pre a{display:inline-block;width:3.5rem;margin-right:1rem;text-align:right;color:#888;text-decoration:none;user-select:none}\
+    li{margin:.3rem 0}@media(prefers-color-scheme:dark){body{background:#161923;color:#bcbdd0}a{color:#6da8ff}}";
+
+pub(crate) fn run(book: &Path) -> Result<()> {
+    let mut wanted = BTreeSet::new();
+    for (from, page) in pages(book)? {
+        wanted.extend(page.links.iter().filter_map(|l| resolve(&from, l)).filter_map(|(path, _)| path));
+    }
+    let (mut done, mut count) = (BTreeSet::new(), 0);
+    while let Some(path) = wanted.pop_first() {
+        if !done.insert(path.clone()) {
+            continue;
+        }
+        let at = book.join(&path);
+        let Some(first) = path.components().next() else { continue };
+        let rest = path.strip_prefix(first).unwrap_or(&path).to_owned();
+        let folder = first.as_os_str().to_str().unwrap_or("");
+        if !["code", "raw", "animations", "pictures"].contains(&folder) {
+            continue;
+        }
+        if let Some(parent) = at.parent() {
+            fs::create_dir_all(parent)?;
+        }
+        match folder {
+            "raw" => drop(fs::copy(repository().join(&rest), &at).with_context(|| rest.display().to_string())?),
+            "code" => fs::write(&at, source(&path, &rest, &mut wanted)?)?,
+            _ => draw(&rest, &at)?,
+        }
+        count += 1;
+    }
+    println!("{count} pages of source, pictures and animations");
+    Ok(())
+}
+
+/// A source file, or the list of a folder.
+fn source(path: &Path, rest: &Path, wanted: &mut BTreeSet<PathBuf>) -> Result<String> {
+    let rest = rest.with_extension(""); // the page's own `.html`
+    let top = to_top(path);
+    let listing = rest.ends_with("index") && !repository().join(&rest).exists();
+    let shown = if listing { rest.parent().unwrap_or(&rest) } else { &rest };
+    let mut out = format!(
+        "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><meta name=\"viewport\" \
+         content=\"width=device-width, initial-scale=1\"><title>{0}</title><style>{STYLE}</style></head><body><header>\
+         <a href=\"{top}index.html\">tinynccl, the book</a> &middot; {0}</header>",
+        escape(&shown.display().to_string())
+    );
+    if listing {
+        let mut names = vec![];
+        for entry in fs::read_dir(repository().join(shown)).with_context(|| format!("reading {}", shown.display()))? {
+            let entry = entry?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            names.push(if entry.path().is_dir() { format!("{name}/index") } else { name });
+        }
+        names.sort();
+        out.push_str("<ul>");
+        for name in names {
+            let _ = write!(
+                out,
+                "<li><a href=\"{0}.html\">{1}</a></li>",
+                escape(&name),
+                escape(name.trim_end_matches("index"))
+            );
+            wanted.insert(Path::new("code").join(shown).join(format!("{name}.html")));
+        }
+        out.push_str("</ul>");
+    } else {
+        let bytes = fs::read(repository().join(shown)).with_context(|| format!("reading {}", shown.display()))?;
+        out.push_str("<pre>");
+        for (i, line) in String::from_utf8_lossy(&bytes).lines().enumerate() {
+            let _ = write!(out, "<span id=\"L{0}\"><a href=\"#L{0}\">{0}</a>{1}</span>", i + 1, escape(line));
+        }
+        out.push_str("</pre>");
+    }
+    out.push_str("</body></html>\n");
+    Ok(out)
+}
+
+fn draw(file: &Path, at: &Path) -> Result<()> {
+    let stem = file.file_stem().and_then(|s| s.to_str()).context("no name")?;
+    let format = file.extension().and_then(|e| e.to_str()).context("no ending")?;
+    let mut command = Command::new("cargo");
+    command.args(["run", "-q", "--locked", "-p", "tinynccl-cli", "--"]).args(Drawn::from_stem(stem)?.arguments());
+    command.args(["--format", format, "--output"]).arg(fs::canonicalize(at.parent().unwrap_or(at))?.join(file));
+    let status = command.current_dir(repository()).status().context("starting cargo")?;
+    if !status.success() {
+        bail!("{status}: {command:?}");
+    }
+    Ok(())
+}

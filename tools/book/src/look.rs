@@ -1,0 +1,159 @@
+//! The built book in a real browser: every page as a desktop and as a phone shows it.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+
+use crate::browser::{self, Browser};
+use crate::links::pages;
+
+/// Width, height, and whether it is a phone.
+const SCREENS: [(u32, u32, bool); 2] = [(1280, 900, false), (390, 844, true)];
+/// A page is shown in pictures of this height, so that they can be read; at most so many.
+const SLICE: f64 = 1800.0;
+const SLICES: usize = 12;
+
+/// What sticks out on the right, unless something around it scrolls. The body may hide what is too wide, so its own width
+/// does not tell.
+const OVERFLOW: &str = "(() => {
+    const wide = WIDTH, out = [];
+    if (document.documentElement.scrollWidth > wide) out.push('document: ' + document.documentElement.scrollWidth);
+    const within = e => { for (let p = e.parentElement; p && p !== document.body && p.tagName !== 'MAIN'; p = p.parentElement)
+        if (getComputedStyle(p).overflowX !== 'visible') return true; return false; };
+    for (const e of document.querySelectorAll('main *')) {
+        const box = e.getBoundingClientRect();
+        if (box.width > 0 && box.right > wide + 1 && !within(e))
+            out.push(e.tagName + ' to ' + Math.round(box.right) + ': ' + e.textContent.trim().slice(0, 60));
+    }
+    return out.slice(0, 5);
+})()";
+
+/// Steps through an animation to its end.
+const STEP: &str =
+    "(() => { const b = document.getElementById('forward'); if (b) for (let i = 0; i < 40; i++) b.click(); })()";
+
+pub(crate) fn run(book: &Path, shots: Option<&Path>, only: &str) -> Result<()> {
+    let program = browser::program().context("no chromium on the PATH: scripts/setup.sh --chromium")?;
+    let book = fs::canonicalize(book).with_context(|| book.display().to_string())?;
+    let paths: Vec<_> = pages(&book)?.into_keys().filter(|p| !p.ends_with("toc.html")).collect();
+    // Pages of source are all made alike.
+    let mut sources = 0;
+    let mut browser = Browser::start(&program)?;
+    let (mut wrong, mut looked) = (vec![], 0);
+    for path in paths.iter().filter(|p| p.to_string_lossy().contains(only)) {
+        if path.starts_with("code") && only.is_empty() {
+            sources += 1;
+            if sources > 1 {
+                continue;
+            }
+        }
+        looked += 1;
+        // Documents of the repository are the widest where the screen is narrow: the other width is left out, they are many.
+        let screens = if path.starts_with("repository") && shots.is_none() { &SCREENS[1..] } else { &SCREENS };
+        for &(wide, high, phone) in screens {
+            let found = look(&mut browser, &book.join(path), wide, high, phone)?;
+            wrong.extend(found.into_iter().map(|f| format!("{} at {wide}: {f}", path.display())));
+            if let Some(shots) = shots {
+                let name = path.with_extension("").to_string_lossy().replace('/', ".");
+                fs::create_dir_all(shots)?;
+                for (i, picture) in pictures(&mut browser, wide)?.iter().enumerate() {
+                    fs::write(shots.join(format!("{name}.{wide}.{i:02}.png")), picture)?;
+                }
+            }
+        }
+    }
+    for wrong in &wrong {
+        eprintln!("book: {wrong}");
+    }
+    if !wrong.is_empty() {
+        bail!("{} things to mend on {looked} pages", wrong.len());
+    }
+    println!("{looked} pages at 1280 and 390 pixels: nothing sticks out, no errors in the console");
+    Ok(())
+}
+
+fn look(browser: &mut Browser, page: &Path, wide: u32, high: u32, phone: bool) -> Result<Vec<String>> {
+    let screen = json!({ "width": wide, "height": high, "deviceScaleFactor": 1, "mobile": phone });
+    browser.call("Emulation.setDeviceMetricsOverride", screen)?;
+    browser.open(&format!("file://{}", page.display()))?;
+    browser.evaluate(STEP)?;
+    // Closed parts are checked open.
+    browser.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")?;
+    let found = browser.evaluate(&OVERFLOW.replace("WIDTH", &wide.to_string()))?;
+    let mut wrong: Vec<String> =
+        found.as_array().into_iter().flatten().filter_map(Value::as_str).map(|s| format!("too wide: {s}")).collect();
+    wrong.extend(browser.complaints().into_iter().map(|c| format!("console: {c}")));
+    Ok(wrong)
+}
+
+/// The page from top to bottom.
+fn pictures(browser: &mut Browser, wide: u32) -> Result<Vec<Vec<u8>>> {
+    let high = browser.evaluate("document.documentElement.scrollHeight")?.as_f64().unwrap_or(SLICE);
+    let slices = ((high / SLICE).ceil() as usize).clamp(1, SLICES);
+    (0..slices)
+        .map(|i| {
+            let top = SLICE * i as f64;
+            let height = SLICE.min(high - top).max(1.0);
+            let clip = json!({ "x": 0, "y": top, "width": wide, "height": height, "scale": 1 });
+            let params = json!({ "format": "png", "captureBeyondViewport": true, "clip": clip });
+            let shot = browser.call("Page.captureScreenshot", params)?;
+            Ok(base64(shot["data"].as_str().context("no picture")?))
+        })
+        .collect()
+}
+
+fn base64(text: &str) -> Vec<u8> {
+    let value = |c: u8| match c {
+        b'A'..=b'Z' => Some(c - b'A'),
+        b'a'..=b'z' => Some(c - b'a' + 26),
+        b'0'..=b'9' => Some(c - b'0' + 52),
+        b'+' => Some(62),
+        b'/' => Some(63),
+        _ => None,
+    };
+    let (mut out, mut bits, mut count) = (Vec::with_capacity(text.len() * 3 / 4), 0_u32, 0);
+    for v in text.bytes().filter_map(value) {
+        bits = bits << 6 | u32::from(v);
+        count += 6;
+        if count >= 8 {
+            count -= 8;
+            out.push((bits >> count) as u8);
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_of_all_lengths() {
+        assert_eq!(base64("TWFu"), b"Man");
+        assert_eq!(base64("TWE="), b"Ma");
+        assert_eq!(base64("TQ=="), b"M");
+    }
+
+    #[test]
+    fn what_sticks_out_is_found() {
+        let Some(program) = browser::program() else {
+            println!("SKIPPED: no chromium here (scripts/setup.sh --chromium)");
+            return;
+        };
+        let folder = tempfile::tempdir().unwrap();
+        let page = folder.path().join("x.html");
+        let mut browser = Browser::start(&program).unwrap();
+        let mut found = |body: &str| {
+            fs::write(&page, format!("<meta name=viewport content='width=device-width'><body><main>{body}</main>"))
+                .unwrap();
+            look(&mut browser, &page, 390, 800, true).unwrap()
+        };
+        assert_eq!(found("<p>short</p>"), Vec::<String>::new());
+        assert!(!found("<div style='width:500px'>wide</div>").is_empty());
+        assert_eq!(found("<div style='overflow-x:auto'><div style='width:500px'>x</div></div>"), Vec::<String>::new());
+        assert!(found("<script>throw new Error('no')</script>").iter().any(|f| f.contains("console")));
+        assert!(found("<img src='nowhere.png'>").iter().any(|f| f.contains("console")));
+    }
+}

@@ -1,0 +1,91 @@
+//! Builds and checks the book under `docs/book`. `scripts/book.sh` calls it; mdBook calls it as a preprocessor.
+
+mod browser;
+mod code;
+mod diagram;
+mod directive;
+mod fence;
+mod finish;
+mod html;
+mod links;
+mod look;
+mod outputs;
+mod paths;
+mod preprocess;
+mod rewrite;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// Builds and checks the book.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Options {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// What mdBook calls: the book as JSON on the standard input, expanded on the standard output.
+    Preprocess {
+        /// Asked for by mdBook: `supports RENDERER`.
+        #[arg(num_args = 0..)]
+        question: Vec<String>,
+    },
+    /// Writes what the pages refer to and mdBook does not make: source files as pages, animations, pictures.
+    Finish {
+        /// The built book.
+        book: PathBuf,
+    },
+    /// Checks every link and anchor of the built book.
+    Links {
+        /// The built book.
+        book: PathBuf,
+    },
+    /// Runs the commands under `docs/book/outputs` and compares what they print with what the book shows.
+    Outputs {
+        /// Write what is printed instead of comparing.
+        #[arg(long)]
+        bless: bool,
+        /// Only these; all without.
+        names: Vec<String>,
+    },
+    /// Opens every page in a headless Chromium, wide and narrow: screenshots, overflow, errors in the console.
+    Look {
+        /// The built book.
+        book: PathBuf,
+        /// Where the screenshots go.
+        #[arg(long, default_value = "target/book-shots")]
+        shots: PathBuf,
+        /// No screenshots.
+        #[arg(long)]
+        quiet: bool,
+        /// Only pages whose path contains this.
+        #[arg(long, default_value = "")]
+        only: String,
+    },
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("book: error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Result<()> {
+    match Options::parse().command {
+        Command::Preprocess { question } => preprocess::run(&question),
+        Command::Finish { book } => finish::run(&book),
+        Command::Links { book } => links::run(&book),
+        Command::Outputs { bless, names } => outputs::run(bless, &names),
+        Command::Look { book, shots, quiet, only } => look::run(&book, (!quiet).then_some(shots.as_path()), &only),
+    }
+}

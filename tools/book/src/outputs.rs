@@ -1,0 +1,203 @@
+//! What commands printed: `docs/book/outputs/NAME.cmd` and `NAME.txt`.
+//!
+//! The first line of a `.cmd` says how to compare: `# compare: exact`, `numbers` (every number and run of spaces counts as the
+//! same) or `lines` (numbers, and the order of lines does not matter, nor how often a line comes). The rest is run by bash from the repository's root.
+
+use std::fs;
+use std::io::Read;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::paths::repository;
+
+/// A command may take this long; the slowest builds a program first.
+const LIMIT: Duration = Duration::from_secs(300);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Compare {
+    Exact,
+    Numbers,
+    Lines,
+}
+
+/// A command and what it printed.
+#[derive(Debug)]
+pub(crate) struct Recorded {
+    name: String,
+    compare: Compare,
+    command: String,
+    output: String,
+}
+
+fn folder() -> PathBuf {
+    repository().join("docs/book/outputs")
+}
+
+impl Recorded {
+    /// Reads both files; a missing `.txt` is empty.
+    pub(crate) fn read(name: &str) -> Result<Recorded> {
+        let path = folder().join(format!("{name}.cmd"));
+        let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+        let (first, command) = text.split_once('\n').unwrap_or((&text, ""));
+        let compare = match first.strip_prefix("# compare: ") {
+            Some("exact") => Compare::Exact,
+            Some("numbers") => Compare::Numbers,
+            Some("lines") => Compare::Lines,
+            _ => bail!("{name}.cmd begins with '{first}', expected '# compare: exact', 'numbers' or 'lines'"),
+        };
+        let output = fs::read_to_string(folder().join(format!("{name}.txt"))).unwrap_or_default();
+        Ok(Recorded { name: name.to_owned(), compare, command: command.trim().to_owned(), output })
+    }
+
+    /// As the book shows it.
+    pub(crate) fn shown(&self) -> String {
+        let note = match self.compare {
+            Compare::Exact => "",
+            Compare::Numbers => {
+                "\n<div class=\"origin\">Numbers differ from run to run; the rest is compared in CI.</div>\n"
+            }
+            Compare::Lines => {
+                "\n<div class=\"origin\">Numbers and the order of lines differ from run to run; the rest is compared in CI.</div>\n"
+            }
+        };
+        // `-q` keeps cargo's own words out of what is compared; a reader may want them.
+        format!(
+            "```sh\n{}\n```\n\n```text\n{}\n```\n{note}",
+            self.command.replace("cargo run -q ", "cargo run "),
+            self.output.trim_end()
+        )
+    }
+
+    fn same(&self, other: &str) -> bool {
+        match self.compare {
+            Compare::Exact => self.output == other,
+            Compare::Numbers => masked(&self.output) == masked(other),
+            Compare::Lines => sorted(&self.output) == sorted(other),
+        }
+    }
+}
+
+/// `text` with each number and each run of spaces replaced by one character.
+fn masked(text: &str) -> Vec<String> {
+    text.lines()
+        .map(|line| {
+            let mut out = String::new();
+            let mut last = ' ';
+            for c in line.chars() {
+                let c = if c.is_ascii_digit() { '#' } else { c };
+                // `1.5e-3` and `1,000` are one number.
+                let within = last == '#' && matches!(c, '#' | '.' | ',');
+                if !(within || (c == ' ' && last == ' ')) {
+                    out.push(c);
+                    last = c;
+                }
+            }
+            out.trim_end().to_owned()
+        })
+        .collect()
+}
+
+fn sorted(text: &str) -> Vec<String> {
+    let mut lines = masked(text);
+    lines.sort();
+    lines.dedup();
+    lines
+}
+
+fn print(recorded: &Recorded) -> Result<String> {
+    // Output to files: a pipe that nobody reads while we wait could fill.
+    let mut child = Command::new("bash")
+        .args(["-euo", "pipefail", "-c", &format!("({}) 2>&1", recorded.command)])
+        .current_dir(repository())
+        .env_remove("RUST_LOG")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("starting bash")?;
+    let mut pipe = child.stdout.take().context("no pipe")?;
+    let reader = std::thread::spawn(move || {
+        let mut text = Vec::new();
+        pipe.read_to_end(&mut text).map(|_| text)
+    });
+    let end = Instant::now() + LIMIT;
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if Instant::now() > end {
+            child.kill()?;
+            bail!("{}: no end after {} s: {}", recorded.name, LIMIT.as_secs(), recorded.command);
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    let text = reader.join().map_err(|_| anyhow::anyhow!("the reader ended"))??;
+    let text = String::from_utf8(text).context("the output is no UTF-8")?;
+    if !status.success() {
+        bail!("{}: {status}: {}\n{text}", recorded.name, recorded.command);
+    }
+    Ok(text)
+}
+
+/// Every name, sorted.
+pub(crate) fn names() -> Result<Vec<String>> {
+    let mut names = vec![];
+    for entry in fs::read_dir(folder()).context("reading docs/book/outputs")? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|e| e == "cmd")
+            && let Some(stem) = path.file_stem().and_then(|s| s.to_str())
+        {
+            names.push(stem.to_owned());
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+pub(crate) fn run(bless: bool, only: &[String]) -> Result<()> {
+    let names = if only.is_empty() { names()? } else { only.to_vec() };
+    let mut wrong = 0;
+    for name in &names {
+        let recorded = Recorded::read(name)?;
+        let start = Instant::now();
+        let printed = print(&recorded)?;
+        let took = start.elapsed().as_secs_f64();
+        if bless {
+            fs::write(folder().join(format!("{name}.txt")), &printed)?;
+            println!("{name}: written, {took:.1} s");
+        } else if recorded.same(&printed) {
+            println!("{name}: the same, {took:.1} s");
+        } else {
+            wrong += 1;
+            println!("{name}: DIFFERS: {}\n--- the book\n{}\n--- now\n{printed}", recorded.command, recorded.output);
+        }
+    }
+    if wrong > 0 {
+        bail!("{wrong} of {} outputs differ; if the new ones are right: scripts/book.sh bless", names.len());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn masks_numbers_and_spaces_only() {
+        assert_eq!(masked("a  12.5 us"), masked("a 7 us"));
+        assert_ne!(masked("a 12.5 us"), masked("b 12.5 us"));
+        assert_ne!(masked("one\ntwo"), masked("two\none"));
+        assert_eq!(sorted("b 1\na 2\na 3"), sorted("a 9\nb 10"));
+    }
+
+    #[test]
+    fn exact_is_exact() {
+        let recorded =
+            Recorded { name: "x".into(), compare: Compare::Exact, command: "true".into(), output: "1\n".into() };
+        assert!(recorded.same("1\n") && !recorded.same("2\n"));
+        let numbers = Recorded { compare: Compare::Numbers, ..recorded };
+        assert!(numbers.same("2\n") && !numbers.same("two\n"));
+    }
+}

@@ -1,0 +1,186 @@
+//! The preprocessor: mdBook gives the book as JSON and takes it back, expanded.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+
+use crate::paths::{SOURCE, repository};
+use crate::rewrite::{self, Page};
+use crate::{diagram, directive, fence};
+
+pub(crate) fn run(question: &[String]) -> Result<()> {
+    if question.first().is_some_and(|q| q == "supports") {
+        return Ok(());
+    }
+    let mut text = String::new();
+    std::io::stdin().read_to_string(&mut text)?;
+    let both: Value = serde_json::from_str(&text).context("expected [context, book] as mdBook writes it")?;
+    let mut book = both.get(1).context("no book")?.clone();
+    let exempt = strings(&both[0]["config"]["preprocessor"]["tinynccl"]["unchecked"]);
+    expand_book(&mut book, &exempt)?;
+    std::io::stdout().write_all(serde_json::to_string(&book)?.as_bytes())?;
+    Ok(())
+}
+
+fn strings(value: &Value) -> Vec<String> {
+    value.as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
+}
+
+fn expand_book(book: &mut Value, exempt: &[String]) -> Result<()> {
+    let mut expanded = Expanded { documents: BTreeSet::new(), wrong: vec![], exempt: exempt.to_vec() };
+    let items = book["items"].as_array_mut().context("a book without items: mdBook 0.5 is expected")?;
+    for item in items.iter_mut() {
+        expanded.item(item);
+    }
+    expanded.repository(items);
+    if !expanded.wrong.is_empty() {
+        for wrong in &expanded.wrong {
+            eprintln!("book: {wrong}");
+        }
+        bail!("{} things are wrong in the chapters", expanded.wrong.len());
+    }
+    Ok(())
+}
+
+struct Expanded {
+    /// Documents of the repository that pages link to.
+    documents: BTreeSet<PathBuf>,
+    wrong: Vec<String>,
+    exempt: Vec<String>,
+}
+
+impl Expanded {
+    fn item(&mut self, item: &mut Value) {
+        let Some(chapter) = item.get_mut("Chapter") else { return };
+        if let Some(path) = chapter["path"].as_str().map(PathBuf::from) {
+            let base = Path::new(SOURCE).join(path.parent().unwrap_or(Path::new("")));
+            let checked = !self.exempt.iter().any(|e| path.starts_with(e));
+            let content = chapter["content"].as_str().unwrap_or("").to_owned();
+            chapter["content"] = self.page(&content, &Page { path: path.clone(), base }, checked).into();
+            // A milestone's README is a page below its chapter.
+            let readme = path.with_extension("").join("README.md");
+            if path.starts_with("milestones") && repository().join(&readme).is_file() {
+                self.documents.remove(&readme);
+                let mut page = self.document(&readme);
+                // What is numbered below its chapter is shown below it.
+                if let Some(number) = chapter["number"].as_array() {
+                    page["Chapter"]["number"] = number.iter().cloned().chain([1.into()]).collect();
+                }
+                if let Some(below) = chapter["sub_items"].as_array_mut() {
+                    below.push(page);
+                }
+            }
+        }
+        if let Some(below) = chapter["sub_items"].as_array_mut() {
+            let mut items = std::mem::take(below);
+            let readmes = |item: &Value| item["Chapter"]["source_path"].is_null();
+            items.iter_mut().filter(|i| !readmes(i)).for_each(|i| self.item(i));
+            chapter["sub_items"] = items.into();
+        }
+    }
+
+    /// Adds what pages link to, and what those link to, behind the chapters.
+    fn repository(&mut self, items: &mut Vec<Value>) {
+        let mut done: BTreeSet<PathBuf> = BTreeSet::new();
+        let mut pages = vec![];
+        let is_chapter = |path: &Path| {
+            path.starts_with("milestones") && path.ends_with("README.md") && {
+                let chapter = format!("{}.md", path.parent().unwrap_or(path).display());
+                repository().join(SOURCE).join(chapter).is_file()
+            }
+        };
+        while let Some(path) = self.documents.iter().find(|d| !done.contains(*d)).cloned() {
+            done.insert(path.clone());
+            if !is_chapter(&path) {
+                pages.push((path.clone(), self.document(&path)));
+            }
+        }
+        pages.sort_by(|a, b| a.0.cmp(&b.0));
+        items.push(json!({ "PartTitle": "Documents of the repository" }));
+        items.extend(pages.into_iter().map(|(_, page)| page));
+    }
+
+    fn document(&mut self, path: &Path) -> Value {
+        let content = fs::read_to_string(repository().join(path)).unwrap_or_default();
+        let title = content.lines().find_map(|l| l.strip_prefix("# ")).unwrap_or("Document").to_owned();
+        let base = path.parent().unwrap_or(Path::new("")).to_owned();
+        let page = Page { path: rewrite::place(path), base };
+        let content = self.page(&content, &page, false);
+        let note = format!("<div class=\"origin\">This is the file <code>{}</code>.</div>\n\n", path.display());
+        json!({ "Chapter": {
+            "name": title, "content": note + &content, "number": null, "sub_items": [], "path": page.path, "source_path": null,
+            "parent_names": [],
+        }})
+    }
+
+    fn page(&mut self, content: &str, page: &Page, checked: bool) -> String {
+        let mut out = String::with_capacity(content.len() * 2);
+        let mut lines = content.lines();
+        while let Some(line) = lines.next() {
+            let result = match line.trim_start().strip_prefix("```") {
+                Some(info) => {
+                    let mut body = String::new();
+                    for line in lines.by_ref().take_while(|l| l.trim() != "```") {
+                        body.push_str(line);
+                        body.push('\n');
+                    }
+                    self.block(info.trim(), line, &body, checked)
+                }
+                None => directive::expand(line, &page.path)
+                    .unwrap_or_else(|| rewrite::line(line, page, &mut self.documents)),
+            };
+            match result {
+                Ok(text) => out.push_str(&text),
+                Err(error) => self.wrong.push(format!("{}: {error:#}", page.path.display())),
+            }
+            out.push('\n');
+        }
+        out
+    }
+
+    fn block(&mut self, info: &str, opening: &str, body: &str, checked: bool) -> Result<String> {
+        if let Some(drawn) = diagram::draw(info, body) {
+            return drawn;
+        }
+        if checked {
+            fence::check(info, body)?;
+        }
+        // A block of plain text is not to be coloured by guess.
+        let opening = if info.is_empty() { format!("{opening}text") } else { opening.to_owned() };
+        Ok(format!("{opening}\n{body}```"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn expanded(content: &str) -> Result<Value> {
+        let mut book = json!({ "items": [{ "Chapter": {
+            "name": "x", "content": content, "number": null, "sub_items": [], "path": "x.md", "source_path": "x.md",
+            "parent_names": [],
+        }}]});
+        expand_book(&mut book, &[])?;
+        Ok(book)
+    }
+
+    #[test]
+    fn blocks_are_checked_and_pictures_drawn() {
+        assert!(expanded("```rust\nfn x() {}\n```\n").is_err());
+        let book = expanded("```boxes\na -> b\n```\n`[0](x)`").unwrap();
+        let content = book["items"][0]["Chapter"]["content"].as_str().unwrap();
+        assert!(content.contains("<svg") && content.contains("`[0](x)`"));
+    }
+
+    #[test]
+    fn documents_that_are_linked_come_along() {
+        let book = expanded("[spec](../../../SPEC.md)").unwrap();
+        let items = book["items"].as_array().unwrap();
+        let has = |path: &str| items.iter().any(|i| i["Chapter"]["path"] == path);
+        assert!(has("repository/SPEC.md") && has("repository/docs/pytorch.md"), "also what SPEC.md links to");
+    }
+}

@@ -1,0 +1,180 @@
+//! Which milestones run here, with what instead of what is missing, and what mends it.
+
+use serde::Serialize;
+
+use super::Facts;
+
+/// How a milestone runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Verdict {
+    /// As its README shows.
+    Runs,
+    /// With something in place of what is missing.
+    Fallback,
+    /// It would end with status 77.
+    Cannot,
+}
+
+/// A milestone on this machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Milestone {
+    pub(crate) number: u8,
+    pub(crate) name: &'static str,
+    pub(crate) verdict: Verdict,
+    /// How it runs, or what it lacks.
+    pub(crate) how: String,
+    /// The one command, or the one step, that mends what is missing.
+    pub(crate) mend: Option<&'static str>,
+}
+
+const VERBS: &str = "scripts/setup.sh --verbs";
+const PYTHON: &str = "scripts/setup.sh --python";
+const MPI: &str = "scripts/setup.sh --mpi";
+const LOOPBACK: &str = "ip link set lo up";
+const NVRTC: &str = "apt-get install libnvrtc12";
+const GPU: &str = "scripts/gpu-tests.sh, on a machine with an NVIDIA GPU";
+
+/// The packages of the sixteen, by number.
+pub(crate) const NAMES: [&str; 16] = [
+    "tcp-echo",
+    "verbs-hello",
+    "cuda-vec-add",
+    "cuda-verbs",
+    "rdma-write",
+    "lib-hello",
+    "allreduce-tcp",
+    "allreduce-verbs",
+    "allreduce-gpu",
+    "stress",
+    "pytorch-bindings",
+    "pytorch-ddp",
+    "ddp-train",
+    "ddp-gpu",
+    "ddp-sine",
+    "ddp-gpt",
+];
+
+/// A verdict, its reason, and what mends it.
+type Answer = (Verdict, String, Option<&'static str>);
+
+pub(crate) fn all(facts: &Facts) -> Vec<Milestone> {
+    let answer = |number: u8| match number {
+        2 | 5 | 8 => rdma(facts),
+        3 => gpu(facts),
+        4 => gpu_and_rdma(facts),
+        9 => gpus(facts),
+        11 => python(&facts.software.python),
+        12 => python(&facts.software.torch),
+        13 => train(facts),
+        14 => gpus(facts),
+        16 => gpt(facts),
+        _ => ranks(facts),
+    };
+    (1..)
+        .zip(NAMES)
+        .map(|(number, name)| {
+            let (verdict, how, mend) = answer(number);
+            Milestone { number, name, verdict, how, mend }
+        })
+        .collect()
+}
+
+/// Ranks of this host: they meet over loopback.
+fn ranks(facts: &Facts) -> Answer {
+    let loopback = facts.interfaces.iter().any(|i| i.is_usable() && i.addresses.iter().any(|a| a.starts_with("127.")));
+    match loopback {
+        true => (Verdict::Runs, "needs nothing more".to_owned(), None),
+        false => (Verdict::Cannot, "no loopback interface that is up".to_owned(), Some(LOOPBACK)),
+    }
+}
+
+fn rdma(facts: &Facts) -> Answer {
+    let software = &facts.software;
+    let builds = software.verbs_lacks.is_empty();
+    match (builds, facts.rdma.is_usable(), &software.qemu) {
+        (false, ..) => {
+            let lacks = software.verbs_lacks.join(", ");
+            (Verdict::Cannot, format!("the feature verbs cannot be built without {lacks}"), Some(VERBS))
+        }
+        (true, true, _) => (Verdict::Runs, "built with --features verbs, on this machine's devices".to_owned(), None),
+        (true, false, Some(_)) => (
+            Verdict::Fallback,
+            "no RDMA device here: soft-RoCE in a virtual machine".to_owned(),
+            Some("scripts/rxe-vm.sh COMMAND"),
+        ),
+        (true, false, None) => {
+            (Verdict::Cannot, "no RDMA device here, and no QEMU for the virtual machine".to_owned(), Some(VERBS))
+        }
+    }
+}
+
+fn gpu(facts: &Facts) -> Answer {
+    let cuda = &facts.cuda;
+    match (&cuda.driver, cuda.gpus.as_slice(), &cuda.nvrtc) {
+        (Err(_), ..) => (Verdict::Cannot, "no NVIDIA driver".to_owned(), Some(GPU)),
+        (_, [], _) => (Verdict::Cannot, "the driver sees no GPU".to_owned(), Some("unset CUDA_VISIBLE_DEVICES")),
+        (.., Err(_)) => (Verdict::Cannot, "no NVRTC, which compiles the kernels".to_owned(), Some(NVRTC)),
+        (_, gpus, _) => (Verdict::Runs, format!("on GPU 0 of {}", gpus.len()), None),
+    }
+}
+
+fn gpus(facts: &Facts) -> Answer {
+    let (verdict, how, mend) = gpu(facts);
+    match (verdict, facts.cuda.gpus.len(), facts.cuda.pairs()) {
+        (Verdict::Runs, 1, _) => {
+            (Verdict::Fallback, "one GPU: its ranks take turns, or there is one".to_owned(), Some(GPU))
+        }
+        (Verdict::Runs, n, 0) => {
+            (Verdict::Fallback, format!("{n} GPUs without peer access: through the host's memory"), None)
+        }
+        (Verdict::Runs, n, _) => (Verdict::Runs, format!("on {n} GPUs that reach each other's memory"), None),
+        _ => (verdict, how, mend),
+    }
+}
+
+/// Without either, host memory over TCP stands for it.
+fn gpu_and_rdma(facts: &Facts) -> Answer {
+    let (gpu, rdma) = (gpu(facts), rdma(facts));
+    let has = |answer: &Answer| answer.0 == Verdict::Runs;
+    match (has(&gpu), has(&rdma)) {
+        (true, true) => (Verdict::Runs, "GPU memory over RDMA, where driver and device allow it".to_owned(), None),
+        (true, false) => (Verdict::Fallback, format!("the GPU's memory over TCP: {}", rdma.1), rdma.2),
+        (false, true) => (Verdict::Fallback, format!("host memory over RDMA: {}", gpu.1), gpu.2),
+        (false, false) => (Verdict::Fallback, format!("host memory over TCP: {}", gpu.1), rdma.2.or(gpu.2)),
+    }
+}
+
+fn python(found: &Result<super::software::Python, String>) -> Answer {
+    match found {
+        Ok(python) => {
+            let part = |name: &str, version: &Option<String>| {
+                version.as_ref().map(|v| format!(", {name} {v}")).unwrap_or_default()
+            };
+            let (torch, numpy) = (part("torch", &python.torch), part("numpy", &python.numpy));
+            (Verdict::Runs, format!("Python {}{torch}{numpy}", python.version), None)
+        }
+        Err(why) => (Verdict::Cannot, why.split("; tried").next().unwrap_or(why).to_owned(), Some(PYTHON)),
+    }
+}
+
+fn train(facts: &Facts) -> Answer {
+    let (verdict, how, mend) = ranks(facts);
+    match (verdict, &facts.software.mpirun) {
+        (Verdict::Runs, Some(_)) => (verdict, "also under mpirun".to_owned(), None),
+        (Verdict::Runs, None) => (verdict, "but not under mpirun, which is not here".to_owned(), Some(MPI)),
+        _ => (verdict, how, mend),
+    }
+}
+
+fn gpt(facts: &Facts) -> Answer {
+    let (verdict, how, mend) = ranks(facts);
+    match (verdict, facts.cuda.runs_kernels()) {
+        (Verdict::Runs, true) => (verdict, "on CPUs, and on GPUs with --device cuda".to_owned(), None),
+        (Verdict::Runs, false) => (verdict, "on CPUs; no GPU for the larger preset".to_owned(), None),
+        _ => (verdict, how, mend),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,83 @@
+//! `doctor`: what this machine can do, what is missing for which milestone, and the one command that mends it.
+
+mod gpu;
+mod host;
+mod milestones;
+mod network;
+mod rdma;
+mod report;
+mod software;
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use serde::Serialize;
+
+/// Says what this machine has for ranks, and which milestones run on it. What is missing is no error: the exit status is 0.
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// All of it as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Where the kernel tells of itself; tests have folders of their own.
+#[derive(Debug, Clone)]
+pub(crate) struct Roots {
+    pub(crate) proc: PathBuf,
+    pub(crate) sys: PathBuf,
+    pub(crate) dev: PathBuf,
+}
+
+impl Roots {
+    fn of_this_machine() -> Roots {
+        Roots { proc: "/proc".into(), sys: "/sys".into(), dev: "/dev".into() }
+    }
+}
+
+/// All that was found.
+#[derive(Debug, Serialize)]
+pub(crate) struct Facts {
+    host: host::Host,
+    interfaces: Vec<network::Interface>,
+    rdma: rdma::Rdma,
+    cuda: gpu::Cuda,
+    software: software::Software,
+}
+
+#[derive(Debug, Serialize)]
+struct Page<'a> {
+    #[serde(flatten)]
+    facts: &'a Facts,
+    milestones: &'a [milestones::Milestone],
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let roots = Roots::of_this_machine();
+    let facts = Facts {
+        host: host::Host::read(&roots),
+        interfaces: network::read(&roots.sys)?,
+        rdma: rdma::Rdma::read(&roots),
+        cuda: gpu::Cuda::ask(),
+        software: software::Software::find(),
+    };
+    let milestones = milestones::all(&facts);
+    let text = if options.json {
+        let page = Page { facts: &facts, milestones: &milestones };
+        serde_json::to_string_pretty(&page).context("writing JSON")? + "\n"
+    } else {
+        report::text(&facts, &milestones)
+    };
+    match std::io::stdout().write_all(text.as_bytes()) {
+        // As when it is read by `head`.
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        other => other.context("writing to the standard output"),
+    }
+}
+
+/// The text of a file of the kernel's, without its last line end; `None` where there is none.
+fn text(path: PathBuf) -> Option<String> {
+    std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+}

@@ -1,0 +1,264 @@
+//! `simulate`: how long a collective would take on a machine, and what it would wait for.
+
+mod machine;
+mod output;
+mod plot;
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+use tinynccl::algorithm::{self, Shape};
+use tinynccl::simulate::{Call, Limits, Report, simulate};
+use tinynccl::wire::{Algorithm, Collective};
+
+use crate::schedule::collective;
+use machine::Topology;
+
+/// Bytes of an element.
+const ELEMENT: usize = 4;
+
+#[derive(Debug, Args)]
+pub(crate) struct Options {
+    /// Which collective: all-reduce, reduce-scatter, all-gather, broadcast, reduce, gather, scatter, all-to-all, barrier.
+    #[arg(value_parser = collective)]
+    collective: Collective,
+    /// Which algorithms, separated by commas; auto: the fastest of those that can be simulated; all: each of them.
+    #[arg(long, default_value = "auto", value_parser = algorithms)]
+    algo: Algorithms,
+    /// Numbers of ranks, separated by commas.
+    #[arg(short = 'n', long, default_value = "8", value_delimiter = ',')]
+    ranks: Vec<usize>,
+    /// Sizes in bytes, separated by commas; K, M and G are powers of 1024. As in `stress`, the larger of a rank's input and output.
+    #[arg(short, long, default_value = "1M", value_delimiter = ',', value_parser = size)]
+    size: Vec<usize>,
+    /// dgx, mesh (a torus), fat-tree, host (ranks of one machine over shared memory), host-tcp, switch (all pairs alike), or a file (TOML or JSON).
+    #[arg(short, long, default_value = "dgx")]
+    topology: String,
+    /// Longest message in bytes; otherwise that of the topology.
+    #[arg(long, value_parser = size)]
+    message: Option<usize>,
+    /// Root, for collectives that have one.
+    #[arg(long, default_value_t = 0)]
+    root: usize,
+    /// Channels that the algorithm may spread over.
+    #[arg(long, default_value_t = 1)]
+    channels: usize,
+    /// How GPUs of a dgx hand over messages; auto: the faster one.
+    #[arg(long, default_value = "auto")]
+    protocol: Protocol,
+    /// By how much a fat tree has less bandwidth above its leaves than its hosts have.
+    #[arg(long, default_value_t = 1.0)]
+    oversubscription: f64,
+    /// Latency in microseconds of the topology `switch`.
+    #[arg(long, default_value_t = 1.0)]
+    latency_us: f64,
+    /// Bandwidth in GB/s of the topology `switch`.
+    #[arg(long, default_value_t = 10.0)]
+    bandwidth_gb_s: f64,
+    /// For the topology `host`: a cost model as TINYNCCL_TUNE_CACHE=FILE.json keeps it; otherwise built-in figures.
+    #[arg(long)]
+    cost_model: Option<PathBuf>,
+    /// For the topology `host`: cores that the ranks share.
+    #[arg(long)]
+    cores: Option<usize>,
+    /// A table to read, or for a program to read.
+    #[arg(short, long, default_value = "text")]
+    format: Format,
+    /// Draws time over size, or over the number of ranks, into this SVG file.
+    #[arg(long)]
+    plot: Option<PathBuf>,
+    /// Messages that are simulated at most before the rest is extrapolated.
+    #[arg(long, default_value_t = Limits::default().messages)]
+    events: u64,
+    /// Links to list, the fullest first.
+    #[arg(long, default_value_t = 8)]
+    links: usize,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Format {
+    Text,
+    Json,
+    Csv,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Protocol {
+    Auto,
+    Simple,
+    Ll,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+enum Algorithms {
+    /// The fastest.
+    Auto,
+    All,
+    These(Vec<Algorithm>),
+}
+
+/// One simulation.
+#[derive(Debug)]
+struct Case {
+    algorithm: Algorithm,
+    shape: Shape,
+    /// Bytes asked for.
+    size: usize,
+    message: usize,
+    machine: String,
+    report: Report,
+}
+
+impl Case {
+    /// Bytes per second as nccl-tests counts them: of the size, and of what each link would carry at best.
+    fn bandwidths(&self) -> (f64, f64) {
+        let n = self.shape.ranks as f64;
+        let factor = match self.shape.collective {
+            Collective::AllReduce => 2.0 * (n - 1.0) / n,
+            Collective::Broadcast | Collective::Reduce => 1.0,
+            Collective::Barrier => 0.0,
+            _ => (n - 1.0) / n,
+        };
+        let algbw = self.size as f64 / self.report.time;
+        (algbw, algbw * factor)
+    }
+}
+
+fn algorithms(text: &str) -> Result<Algorithms, String> {
+    match text {
+        "auto" => Ok(Algorithms::Auto),
+        "all" => Ok(Algorithms::All),
+        names => names.split(',').map(str::parse).collect::<Result<_, _>>().map(Algorithms::These),
+    }
+}
+
+/// 512, 4K, 1M, 2G.
+pub(crate) fn size(text: &str) -> Result<usize, String> {
+    let unit = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let shift = match &text[unit..] {
+        "" => 0,
+        "K" | "k" => 10,
+        "M" | "m" => 20,
+        "G" | "g" => 30,
+        _ => return Err("expected bytes, like 8, 4K, 1M or 1G".to_owned()),
+    };
+    let number: usize = text[..unit].parse().map_err(|_| "expected bytes, like 8, 4K, 1M or 1G".to_owned())?;
+    number.checked_mul(1 << shift).ok_or_else(|| "too large".to_owned())
+}
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let topology = Topology::new(options)?;
+    let mut cases = vec![];
+    let mut left_out = vec![];
+    for &ranks in &options.ranks {
+        if ranks == 0 || options.root >= ranks {
+            bail!("root is {}, expected a rank below the number of ranks, {ranks}", options.root);
+        }
+        for &size in &options.size {
+            cases.extend(simulated(options, &topology, ranks, size, &mut left_out)?);
+        }
+    }
+    let text = match options.format {
+        Format::Text => output::text(&cases, &left_out, options.links),
+        Format::Json => output::json(&cases, options.links),
+        Format::Csv => output::csv(&cases),
+    };
+    if let Some(path) = &options.plot {
+        let svg = plot::svg(&cases)?;
+        std::fs::write(path, svg).with_context(|| format!("writing {}", path.display()))?;
+    }
+    match std::io::stdout().write_all(text.as_bytes()) {
+        // As when it is read by `head`.
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        other => other.context("writing to the standard output"),
+    }
+}
+
+/// The simulations of one size on one number of ranks.
+fn simulated(
+    options: &Options,
+    topology: &Topology,
+    ranks: usize,
+    size: usize,
+    left_out: &mut Vec<String>,
+) -> Result<Vec<Case>> {
+    let root = if options.collective.has_root() { options.root } else { 0 };
+    let shape = Shape { collective: options.collective, ranks, root, channels: options.channels };
+    let can = |a: &Algorithm| algorithm::supports(*a, &shape) && algorithm::program(*a, &shape, 0).is_some();
+    let asked = match &options.algo {
+        Algorithms::These(asked) => asked.clone(),
+        _ => Algorithm::ALL.into_iter().filter(can).collect(),
+    };
+    if let Some(algorithm) = asked.iter().find(|a| !can(a)) {
+        let others: Vec<&str> = Algorithm::ALL.iter().filter(|a| can(a)).map(|a| a.name()).collect();
+        bail!(
+            "{algorithm} has no schedule for {} on {ranks} ranks, these have: {}",
+            shape.collective,
+            others.join(", ")
+        );
+    }
+    let chosen = matches!(options.algo, Algorithms::These(_));
+    let mut cases = vec![];
+    for algorithm in asked {
+        match fastest_protocol(options, topology, algorithm, shape, size) {
+            Ok(case) => cases.push(case),
+            Err(error) if chosen => return Err(error),
+            Err(error) => left_out.push(format!("{algorithm}, {ranks} ranks, {size} bytes: {error:#}")),
+        }
+    }
+    if options.algo == Algorithms::Auto {
+        let fastest = cases.into_iter().min_by(|a, b| a.report.time.total_cmp(&b.report.time));
+        cases = fastest.into_iter().collect();
+    }
+    match (cases.is_empty(), left_out.last()) {
+        (true, Some(error)) => bail!("no algorithm can be simulated; the last: {error}"),
+        _ => Ok(cases),
+    }
+}
+
+fn fastest_protocol(
+    options: &Options,
+    topology: &Topology,
+    algorithm: Algorithm,
+    shape: Shape,
+    size: usize,
+) -> Result<Case> {
+    let segments = |rank| shape.input_segments(rank).max(shape.output_segments(rank));
+    let count = size / ELEMENT / segments(shape.root).max(segments((shape.root + 1) % shape.ranks)).max(1);
+    let footprint = count * ELEMENT * (shape.input_segments(shape.root) + shape.output_segments(shape.root));
+    let message = options.message.unwrap_or_else(|| topology.message(algorithm, &shape, count * ELEMENT)).max(ELEMENT);
+    let limits = Limits { messages: options.events, ..Limits::default() };
+    let mut best: Option<Case> = None;
+    for machine in topology.machines(shape.ranks, footprint)? {
+        let call = Call { algorithm, shape, count, elem_size: ELEMENT, max_message: message };
+        let report = simulate(&call, &*machine, &limits)?;
+        if best.as_ref().is_none_or(|b| report.time < b.report.time) {
+            best = Some(Case { algorithm, shape, size, message, machine: machine.name(), report });
+        }
+    }
+    best.context("the topology has no machine")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_powers_of_1024() {
+        assert_eq!(size("8"), Ok(8));
+        assert_eq!(size("4K"), Ok(4096));
+        assert_eq!(size("1G"), Ok(1 << 30));
+        for wrong in ["", "K", "1T", "-1", "1.5M", "99999999999G"] {
+            assert!(size(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn algorithms_are_a_list_or_a_word() {
+        assert_eq!(algorithms("auto"), Ok(Algorithms::Auto));
+        assert_eq!(algorithms("ring,tree"), Ok(Algorithms::These(vec![Algorithm::Ring, Algorithm::Tree])));
+        assert!(algorithms("rings").unwrap_err().contains("unknown algorithm 'rings'"));
+    }
+}

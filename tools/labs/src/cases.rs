@@ -1,0 +1,96 @@
+//! What is run for the pages, and what each run must say.
+
+/// One or several commands whose output a page shows.
+pub(crate) struct Case {
+    /// Of the output's file.
+    pub(crate) name: &'static str,
+    /// Arguments of `labs`, with variables before them; one folder for all of them.
+    pub(crate) steps: &'static [&'static str],
+    /// Exit status of the last one.
+    pub(crate) code: i32,
+    /// Words that must be there.
+    pub(crate) says: &'static [&'static str],
+    /// Lines that may be there, or not: which rank notices first is the scheduler's business.
+    pub(crate) may: &'static [&'static str],
+    /// Nothing may differ from the book.
+    pub(crate) exact: bool,
+}
+
+const fn failure(name: &'static str, steps: &'static [&'static str], says: &'static [&'static str]) -> Case {
+    Case { name, steps, code: 3, says, may: &[LAUNCHER, TIMED_OUT, ABORTED, LOST, WARNING], exact: false }
+}
+
+const fn mended(name: &'static str, steps: &'static [&'static str], says: &'static [&'static str]) -> Case {
+    Case { name, steps, code: 0, says, may: &[], exact: false }
+}
+
+/// Labs that need an RDMA device, and are built with the feature `verbs`.
+pub(crate) const OVER_RDMA: [&str; 3] = ["stale-registration", "wrong-gid", "rnr-storm"];
+
+const LAUNCHER: &str = r"^\[launcher\] rank \d+ (exited|was killed|did not end)";
+const ABORTED: &str = r"^\[rank \d+\] error: .*: the communicator was aborted: rank \d+: ";
+const LOST: &str = r"^\[rank \d+\] error: .*rank \d+ lost rank \d+ \(";
+const CONNECT: &str = r"^error: connect: rank \d made no progress for";
+const TIMED_OUT: &str = r"^\[rank \d+\] error: .* made no progress for .*; not arrived: rank";
+const WARNING: &str = r"^\[WARN +tinynccl";
+
+/// In the order of the pages.
+pub(crate) const CASES: &[Case] = &[
+    failure(
+        "mismatched-counts",
+        &["mismatched-counts"],
+        &["disagree: rank", "count 4", "count 3", "every rank must make the same calls"],
+    ),
+    mended("mismatched-counts-fixed", &["mismatched-counts --fixed"], &["rank 2: all 10 predictions are here"]),
+    failure(
+        "order",
+        &["order"],
+        &["is in all_reduce #1 of communicator", "must use them in the same order", "made no progress for 2.0s"],
+    ),
+    mended("order-fixed", &["order --fixed"], &["rank 1: both sums are 2 and 2"]),
+    failure("dead-rank", &["dead-rank"], &["rank 2 was killed by signal 9 (SIGKILL)", "lost rank 2"]),
+    mended("dead-rank-fixed", &["dead-rank --fixed"], &["rank 2: 100 steps done"]),
+    failure(
+        "stopped-rank",
+        &["stopped-rank"],
+        &["not arrived: rank 1; no heartbeat for", "is the process stopped, or its host down?"],
+    ),
+    mended("stopped-rank-fixed", &["stopped-rank --fixed"], &["rank 1: 100 steps done"]),
+    failure(
+        "missing-group",
+        &["missing-group"],
+        &["which waits for rank", "messages that cross belong into one group, or into send_recv"],
+    ),
+    mended("missing-group-small", &["missing-group --bytes=4096"], &["rank 0: done", "rank 1: done"]),
+    mended("missing-group-fixed", &["missing-group --fixed"], &["rank 0: done", "rank 1: done"]),
+    failure("shm-full", &["shm-full"], &["rank 0 was killed by signal 7 (SIGBUS)", "lost rank 0"]),
+    failure("shm-full-reserve", &["shm-full --reserve"], &["reserving 8388608 bytes", "No space left on device"]),
+    mended("shm-full-fixed", &["shm-full --fixed"], &["rank 1: 8 MiB are here"]),
+    Case {
+        may: &[r"^error: communicator: rank \d: the communicator was aborted: rank \d: connect: ", CONNECT],
+        ..failure(
+            "wrong-interface",
+            &["wrong-interface"],
+            &["not arrived: rank", "169.254.3.2", "TINYNCCL_IFNAME chooses the interfaces"],
+        )
+    },
+    mended("wrong-interface-fixed", &["wrong-interface --fixed"], &["rank 1: all_reduce works"]),
+    failure("slow-link", &["slow-link"], &["rank 3:", "ms per all_reduce", "which link is it?"]),
+    mended(
+        "slow-link-waits",
+        &["TINYNCCL_TRACE=slow.json slow-link", "waits slow.json"],
+        &["2 -> 3", "wait for rank 2"],
+    ),
+    mended("slow-link-fixed", &["slow-link --fixed"], &["rank 3:"]),
+    Case {
+        exact: true,
+        ..failure("sum-order", &["sum-order"], &["recursive-doubling", "the same gradients have different sums"])
+    },
+    mended("sum-order-fixed", &["sum-order --fixed"], &["keeps no fixed order in all_reduce", "0 of 10000"]),
+    failure("stale-registration", &["stale-registration"], &["the program sees B", "rank 1 got A"]),
+    mended("stale-registration-fixed", &["stale-registration --fixed"], &["rank 1 got B"]),
+    failure("wrong-gid", &["wrong-gid"], &["TINYNCCL_VERBS_GID_INDEX"]),
+    mended("wrong-gid-fixed", &["wrong-gid --fixed"], &["rank 1: all_reduce works"]),
+    failure("rnr-storm", &["rnr-storm"], &["refused because no RECV was posted"]),
+    mended("rnr-storm-fixed", &["rnr-storm --fixed"], &["0 refused because no RECV was posted"]),
+];

@@ -1,0 +1,35 @@
+//! A rank that the kernel kills in the middle of a training.
+
+use anyhow::Result;
+use rustix::process::{Signal, getpid, kill_process};
+use tinynccl::{Comm, Error, ReduceOp};
+
+use crate::ranks::Job;
+
+/// 128 + SIGKILL.
+const KILLED: i32 = 137;
+
+pub(crate) fn run(fixed: bool) -> Result<u8> {
+    let job = Job {
+        ranks: 3,
+        timeout: 30,
+        settings: &[],
+        announced: |e| matches!(e, Error::PeerLost { peer: 2, .. }),
+        code: KILLED,
+    };
+    job.run(|comm| train(&comm, fixed))
+}
+
+fn train(comm: &Comm, fixed: bool) -> Result<()> {
+    let mut gradients = vec![1.0f32; 1 << 10];
+    for step in 1..=100 {
+        if step == 50 && comm.rank() == 2 && !fixed {
+            // As the kernel's out-of-memory killer does it: no destructor runs, no goodbye is said.
+            kill_process(getpid(), Signal::KILL)?;
+        }
+        gradients.fill(1.0);
+        comm.all_reduce_in_place(&mut gradients, ReduceOp::Sum)?;
+    }
+    println!("rank {}: 100 steps done", comm.rank());
+    Ok(())
+}

@@ -1,0 +1,87 @@
+//! The labs, one file each.
+
+mod dead_rank;
+mod mismatched_counts;
+mod missing_group;
+mod order;
+#[cfg(feature = "verbs")]
+mod rdma;
+mod shm_full;
+mod slow_link;
+mod stopped_rank;
+mod sum_order;
+mod wrong_gid;
+mod wrong_interface;
+
+use anyhow::Result;
+use clap::{CommandFactory as _, Subcommand};
+
+/// A lab; `--fixed` runs the mended version.
+#[derive(Debug, Clone, Subcommand)]
+pub(crate) enum Lab {
+    /// Three ranks gather their predictions; one has fewer than the others.
+    MismatchedCounts(Fixed),
+    /// Two ranks use two communicators, each begins with another one.
+    Order(Fixed),
+    /// One of three ranks is killed.
+    DeadRank(Fixed),
+    /// One of three ranks is stopped, and does not die.
+    StoppedRank(Fixed),
+    /// Two ranks send to each other before they receive.
+    MissingGroup(missing_group::Options),
+    /// Two ranks share a file of a /dev/shm that is too small.
+    ShmFull(shm_full::Options),
+    /// Two hosts, and an interface that does not lead from one to the other.
+    WrongInterface(Fixed),
+    /// Four ranks in a ring, one link of which is slow.
+    SlowLink(Fixed),
+    /// The same gradients, summed in bf16 by different algorithms.
+    SumOrder(Fixed),
+    /// A page is sent over RDMA, freed, taken again at the same address, and sent again.
+    StaleRegistration(Fixed),
+    /// Two ranks over RDMA, and a GID index that was right elsewhere.
+    WrongGid(Fixed),
+    /// A sender over RDMA that is faster than its receiver.
+    RnrStorm(Fixed),
+}
+
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Fixed {
+    /// Run the mended version.
+    #[arg(long)]
+    pub(crate) fixed: bool,
+}
+
+impl Lab {
+    pub(crate) fn run(&self) -> Result<u8> {
+        match self {
+            Lab::MismatchedCounts(options) => mismatched_counts::run(options.fixed),
+            Lab::Order(options) => order::run(options.fixed),
+            Lab::DeadRank(options) => dead_rank::run(options.fixed),
+            Lab::StoppedRank(options) => stopped_rank::run(options.fixed),
+            Lab::MissingGroup(options) => missing_group::run(options),
+            Lab::ShmFull(options) => shm_full::run(options),
+            Lab::WrongInterface(options) => wrong_interface::run(options.fixed),
+            Lab::SlowLink(options) => slow_link::run(options.fixed),
+            Lab::SumOrder(options) => sum_order::run(options.fixed),
+            Lab::WrongGid(options) => wrong_gid::run(options.fixed),
+            #[cfg(feature = "verbs")]
+            Lab::StaleRegistration(options) => rdma::stale_registration::run(options.fixed),
+            #[cfg(feature = "verbs")]
+            Lab::RnrStorm(options) => rdma::rnr_storm::run(options.fixed),
+            #[cfg(not(feature = "verbs"))]
+            Lab::StaleRegistration(_) | Lab::RnrStorm(_) => {
+                Err(verbs_hello::unavailable::Unavailable::not_built("labs").into())
+            }
+        }
+    }
+}
+
+/// Prints names and what each lab is about.
+pub(crate) fn list() -> Result<u8> {
+    for lab in crate::Options::command().get_subcommands().filter(|c| c.get_arguments().any(|a| a.get_id() == "fixed"))
+    {
+        println!("{:<20} {}", lab.get_name(), lab.get_about().unwrap_or_default());
+    }
+    Ok(0)
+}

@@ -1,0 +1,71 @@
+//! The same sum in another order: bf16 keeps 8 bits, so the last of them depends on who adds first.
+
+use std::thread;
+
+use anyhow::{Context as _, Result, bail};
+use half::bf16;
+use tinynccl::wire::Algorithm;
+use tinynccl::{Comm, Config, ReduceOp};
+
+use crate::ranks::Announced;
+
+const RANKS: usize = 4;
+const COUNT: usize = 10_000;
+const ALGORITHMS: [Algorithm; 4] = [Algorithm::Ring, Algorithm::Tree, Algorithm::RecursiveDoubling, Algorithm::Direct];
+
+pub(crate) fn run(fixed: bool) -> Result<u8> {
+    let mut config = Config::from_env()?;
+    config.fixed_order |= fixed;
+    let comms = Comm::threads(RANKS, config)?;
+    let results: Vec<Result<Vec<Vec<bf16>>>> = thread::scope(|scope| {
+        let ranks: Vec<_> = comms.into_iter().map(|comm| scope.spawn(move || sums(&comm))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|_| bail!("a rank panicked"))).collect()
+    });
+    let results = results.into_iter().collect::<Result<Vec<_>>>()?;
+    if results.iter().any(|rank| *rank != results[0]) {
+        bail!("the ranks have different results of one call");
+    }
+    report(results.first().context("no ranks")?)
+}
+
+/// The gradients' sum by each algorithm.
+fn sums(comm: &Comm) -> Result<Vec<Vec<bf16>>> {
+    let mine: Vec<bf16> = (0..COUNT).map(|element| gradient(comm.rank(), element)).collect();
+    let sum = |algorithm| {
+        comm.set_algorithm(Some(algorithm));
+        let mut sum = vec![bf16::ZERO; COUNT];
+        comm.all_reduce(&mine, &mut sum, ReduceOp::Sum)?;
+        Ok(sum)
+    };
+    ALGORITHMS.into_iter().map(sum).collect()
+}
+
+/// Numbers as different in size as gradients are: a SplitMix64 of rank and element, in -1 to 1, cubed.
+fn gradient(rank: usize, element: usize) -> bf16 {
+    let mut z = ((rank * COUNT + element) as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    let unit = ((z ^ (z >> 31)) >> 40) as f32 / (1 << 23) as f32 - 1.0;
+    bf16::from_f32(unit.powi(3))
+}
+
+fn report(sums: &[Vec<bf16>]) -> Result<u8> {
+    let exact = |element: usize| (0..RANKS).map(|rank| f64::from(gradient(rank, element).to_f32())).sum::<f64>();
+    let first = sums.first().context("no algorithms")?;
+    let shown = (0..COUNT).find(|&e| sums.iter().any(|sum| sum[e] != first[e])).unwrap_or(0);
+    let mut different = 0;
+    println!("asked for            differ from the first   element {shown}");
+    for (algorithm, sum) in ALGORITHMS.iter().zip(sums) {
+        let differ = sum.iter().zip(first).filter(|(a, b)| a != b).count();
+        different += differ;
+        println!("{:<20} {differ:>5} of {COUNT}          {}", algorithm.name(), sum[shown]);
+    }
+    let terms: Vec<String> = (0..RANKS).map(|rank| gradient(rank, shown).to_string()).collect();
+    println!("element {shown} is {} = {}", terms.join(" + "), exact(shown));
+    match different {
+        0 => Ok(0),
+        _ => {
+            Err(Announced("the same gradients have different sums: this training cannot be repeated".to_owned()).into())
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! Failures to reproduce, to hunt and to mend: one command each. The pages are in docs/book/src/labs.
+
+mod cases;
+mod labs;
+mod outputs;
+mod ranks;
+mod waits;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Args, Parser, Subcommand};
+
+use labs::Lab;
+
+/// Exit status of a lab whose failure appeared.
+const FAILED_AS_ANNOUNCED: u8 = 3;
+/// Exit status of a lab that this machine cannot do; test runners know it as "skipped".
+const CANNOT_RUN_HERE: u8 = 77;
+
+/// Breaks a job in one way, so that you can hunt the cause.
+///
+/// Exit status of a lab: 3 its failure appeared; 0 it did not, which is what --fixed is for; 1 something else happened;
+/// 2 wrong usage; 77 this machine cannot do it, and the last line says why.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Options {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    #[command(flatten)]
+    Lab(Lab),
+    /// Lists the labs.
+    List,
+    /// Says from a trace (TINYNCCL_TRACE) how long messages were under way on each link, and who waited for whom.
+    Waits {
+        /// The trace.
+        trace: PathBuf,
+    },
+    /// Runs labs and writes what they print into a folder, with what differs between runs masked.
+    Outputs(Outputs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Outputs {
+    /// The folder: docs/book/src/labs/outputs.
+    folder: PathBuf,
+    /// Compares with what is in the folder instead of writing; exit status 1 names what differs.
+    #[arg(long)]
+    check: bool,
+    /// Only these labs.
+    labs: Vec<String>,
+}
+
+fn main() -> ExitCode {
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).format_timestamp(None).init();
+    match run(Options::parse().command) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => ranks::failure(&error),
+    }
+}
+
+fn run(command: Command) -> Result<u8> {
+    match command {
+        Command::Lab(lab) => lab.run(),
+        Command::List => labs::list(),
+        Command::Waits { trace } => waits::print(&trace).map(|()| 0),
+        Command::Outputs(options) => outputs::run(&options),
+    }
+}

@@ -1,0 +1,93 @@
+//! Runs the labs: each failure appears, says what its page says, and is gone in the mended version.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use assert_cmd::Command;
+
+fn labs() -> Command {
+    let mut command = assert_cmd::cargo::cargo_bin_cmd!("labs");
+    command.timeout(Duration::from_secs(200));
+    command
+}
+
+/// Compares all outputs of a lab with those of the book.
+fn as_in_the_book(lab: &str) {
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/book/src/labs/outputs");
+    let output = labs().args(["outputs", "--check"]).arg(folder).arg(lab).output().unwrap();
+    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+    for line in text.lines().filter(|line| line.starts_with("SKIPPED")) {
+        eprintln!("{line}");
+    }
+    let rdma = ["stale-registration", "wrong-gid", "rnr-storm"].contains(&lab);
+    assert!(
+        !(rdma && text.contains("SKIPPED") && std::env::var_os("TINYNCCL_TEST_VERBS").is_some()),
+        "TINYNCCL_TEST_VERBS is set, but {text}"
+    );
+    assert!(output.status.success(), "{text}");
+}
+
+macro_rules! labs {
+    ($($test:ident: $lab:literal;)*) => {
+        $(#[test] fn $test() { as_in_the_book($lab); })*
+
+        #[test]
+        fn every_lab_is_tested() {
+            let output = labs().arg("list").output().unwrap();
+            let list = String::from_utf8_lossy(&output.stdout).into_owned();
+            let names: Vec<&str> = list.lines().filter_map(|line| line.split_whitespace().next()).collect();
+            let mut tested = vec![$($lab),*];
+            tested.sort_unstable();
+            let mut sorted = names.clone();
+            sorted.sort_unstable();
+            assert_eq!(sorted, tested);
+        }
+    };
+}
+
+labs! {
+    mismatched_counts: "mismatched-counts";
+    order: "order";
+    dead_rank: "dead-rank";
+    stopped_rank: "stopped-rank";
+    missing_group: "missing-group";
+    shm_full: "shm-full";
+    wrong_interface: "wrong-interface";
+    slow_link: "slow-link";
+    sum_order: "sum-order";
+    rdma_stale_registration: "stale-registration";
+    rdma_wrong_gid: "wrong-gid";
+    rdma_rnr_storm: "rnr-storm";
+}
+
+/// In a ring with a slow link all ranks are equally slow; how long messages are under way tells which link it is.
+#[test]
+fn the_trace_names_the_slow_link() {
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("slow.json");
+    let output = labs().arg("slow-link").env("TINYNCCL_TRACE", &trace).output().unwrap();
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    let output = labs().arg("waits").arg(&trace).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let times = text.lines().filter_map(|line| {
+        let (link, rest) = line.split_once("      ").filter(|(link, _)| link.contains("->"))?;
+        Some((link.trim().to_owned(), rest.split_whitespace().last()?.parse::<f64>().ok()?))
+    });
+    let slowest = times.max_by(|a, b| a.1.total_cmp(&b.1)).expect("a table");
+    assert_eq!(slowest.0, "2 -> 3", "{text}");
+}
+
+#[test]
+fn wrong_usage_is_one_line_and_a_code() {
+    for (arguments, code, words) in [
+        (&["pigeon"][..], 2, "pigeon"),
+        (&["outputs", "/nowhere", "pigeon"], 1, "there is no lab \"pigeon\""),
+        (&["waits", "/nowhere"], 1, "reading /nowhere"),
+        (&["dead-rank", "--broken"], 2, "--broken"),
+    ] {
+        let output = labs().args(arguments).output().unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {errors}");
+        assert!(errors.contains(words), "{arguments:?}: {errors}");
+    }
+}
