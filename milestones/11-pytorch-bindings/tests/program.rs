@@ -34,5 +34,8 @@ fn a_rank_that_raises_ends_the_others() {
 
 #[test]
 fn no_interpreter_is_status_77() {
-    assert_eq!(run(&["--python", "/nonexistent/python"]), None);
+    let mut command = assert_cmd::cargo::cargo_bin_cmd!("pytorch-bindings");
+    let assert = command.args(["--python", "/nonexistent/python"]).assert().code(77);
+    let errors = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+    assert!(errors.contains("error: no Python 3.11 or later with numpy or torch here"), "{errors}");
 }
