@@ -47,13 +47,18 @@ run() {
     export CUDA_VEC_ADD=$PWD/$out/cuda-vec-add CUDA_VERBS_PROGRAM=$PWD/$out/cuda-verbs
     export ALLREDUCE_GPU=$PWD/$out/allreduce-gpu DDP_GPU=$PWD/$out/ddp-gpu DDP_GPT=$PWD/$out/ddp-gpt
     log=$(mktemp)
-    # The last ones once more, through the hosts' memory.
-    for test in "$out"/*.test hosted:"$out"/lib.cuda.test hosted:"$out"/lib.cuda_faults.test; do
-        local path=auto
-        if [[ $test == hosted:* ]]; then path=hosted test=${test#hosted:}; fi
-        echo "== ${test##*/} (path: $path)"
-        TINYNCCL_CUDA_PATH=$path "$test" 2>&1 | tee "$log" || failed+=("${test##*/} (path: $path)")
-        if grep -Eq '^SKIPPED.*(GPU|libcuda|libnvrtc)' "$log"; then failed+=("${test##*/} (skipped)"); fi
+    # The last ones once more: through the hosts' memory, and with windows that are mapped by descriptors.
+    for test in "$out"/*.test hosted:"$out"/lib.cuda.test hosted:"$out"/lib.cuda_faults.test \
+        fd:"$out"/allreduce-gpu.process.test fd:"$out"/lib.cuda_registered.test; do
+        local path=auto handles=auto
+        case $test in
+            hosted:*) path=hosted test=${test#*:} ;;
+            fd:*) handles=fd test=${test#*:} ;;
+        esac
+        local what="${test##*/} (path: $path, handles: $handles)"
+        echo "== $what"
+        TINYNCCL_CUDA_PATH=$path TINYNCCL_CUDA_HANDLES=$handles "$test" 2>&1 | tee "$log" || failed+=("$what")
+        if grep -Eq '^SKIPPED.*(GPU|libcuda|libnvrtc)' "$log"; then failed+=("$what, skipped"); fi
     done
     rm -f "$log"
     if ((${#failed[@]})); then
