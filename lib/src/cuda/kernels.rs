@@ -130,8 +130,12 @@ impl Kernel {
             Protocol::Schedule(_, Framing::Simple) => return Some(Kernel::ScheduleSimple),
             Protocol::Schedule(_, Framing::Ll) => return Some(Kernel::ScheduleLl),
             Protocol::Direct => return Self::direct(collective),
-            Protocol::OneShot | Protocol::TwoShot => return Self::in_lines(collective, protocol),
-            Protocol::OneShot128 | Protocol::TwoShot128 => return Self::in_lines128(collective, protocol),
+            Protocol::OneShot | Protocol::TwoShot => {
+                return Self::in_lines(collective, protocol == Protocol::TwoShot).map(|[ll, _]| ll);
+            }
+            Protocol::OneShot128 | Protocol::TwoShot128 => {
+                return Self::in_lines(collective, protocol == Protocol::TwoShot128).map(|[_, ll128]| ll128);
+            }
             Protocol::Simple => {}
         }
         Some(match collective {
@@ -146,26 +150,15 @@ impl Kernel {
         })
     }
 
-    fn in_lines(collective: Collective, protocol: Protocol) -> Option<Kernel> {
+    /// The kernel in lines of LL, and that in lines of LL128.
+    fn in_lines(collective: Collective, two_steps: bool) -> Option<[Kernel; 2]> {
         Some(match collective {
-            Collective::AllReduce if protocol == Protocol::TwoShot => Kernel::AllReduceTwoShotLl,
-            Collective::AllReduce => Kernel::AllReduceOneShotLl,
-            Collective::ReduceScatter => Kernel::ReduceScatterLl,
-            Collective::Reduce => Kernel::ReduceLl,
-            Collective::Broadcast => Kernel::BroadcastLl,
-            Collective::AllGather | Collective::AllToAll => Kernel::ExchangeLl,
-            _ => return None,
-        })
-    }
-
-    fn in_lines128(collective: Collective, protocol: Protocol) -> Option<Kernel> {
-        Some(match collective {
-            Collective::AllReduce if protocol == Protocol::TwoShot128 => Kernel::AllReduceTwoShotLl128,
-            Collective::AllReduce => Kernel::AllReduceOneShotLl128,
-            Collective::ReduceScatter => Kernel::ReduceScatterLl128,
-            Collective::Reduce => Kernel::ReduceLl128,
-            Collective::Broadcast => Kernel::BroadcastLl128,
-            Collective::AllGather | Collective::AllToAll => Kernel::ExchangeLl128,
+            Collective::AllReduce if two_steps => [Kernel::AllReduceTwoShotLl, Kernel::AllReduceTwoShotLl128],
+            Collective::AllReduce => [Kernel::AllReduceOneShotLl, Kernel::AllReduceOneShotLl128],
+            Collective::ReduceScatter => [Kernel::ReduceScatterLl, Kernel::ReduceScatterLl128],
+            Collective::Reduce => [Kernel::ReduceLl, Kernel::ReduceLl128],
+            Collective::Broadcast => [Kernel::BroadcastLl, Kernel::BroadcastLl128],
+            Collective::AllGather | Collective::AllToAll => [Kernel::ExchangeLl, Kernel::ExchangeLl128],
             _ => return None,
         })
     }
