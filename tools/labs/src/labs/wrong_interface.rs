@@ -40,6 +40,8 @@ pub(crate) fn run(fixed: bool) -> Result<u8> {
             ("MASTER_ADDR", STORE.0.to_owned()),
             ("MASTER_PORT", STORE.1.to_owned()),
             ("TINYNCCL_IFNAME", interface.clone()),
+            // Measuring at the start would connect the ranks, on machines whose figures are not kept from earlier jobs.
+            ("TINYNCCL_TUNE", "off".to_owned()),
             ("TINYNCCL_CONNECT_TIMEOUT", std::env::var("TINYNCCL_CONNECT_TIMEOUT").unwrap_or_else(|_| "5".to_owned())),
         ]
     };
