@@ -83,16 +83,7 @@ impl Queued {
             && let Some(job) = jobs.begin()
         {
             drop(jobs);
-            let after = job(false);
-            jobs = queue.end();
-            if jobs.begun < jobs.due || jobs.closed {
-                queue.changed.notify_all();
-            }
-            if let Some(after) = after {
-                drop(jobs);
-                after();
-                jobs = lock(&queue.jobs);
-            }
+            jobs = queue.carry_out(job, false);
         }
     }
 
@@ -147,13 +138,7 @@ impl Queue {
                 && let Some(job) = jobs.begin()
             {
                 drop(jobs);
-                let after = job(true);
-                jobs = self.end();
-                if let Some(after) = after {
-                    drop(jobs);
-                    after();
-                    jobs = lock(&self.jobs);
-                }
+                jobs = self.carry_out(job, true);
                 continue;
             }
             if jobs.closed && !jobs.running {
@@ -178,14 +163,23 @@ impl Queue {
         }
     }
 
-    fn end(&self) -> MutexGuard<'_, Jobs> {
+    /// Runs a job that has begun, ends it, and does what is left to do.
+    fn carry_out(&self, job: Job, background: bool) -> MutexGuard<'_, Jobs> {
+        let after = job(background);
         let mut jobs = lock(&self.jobs);
         jobs.running = false;
         self.pending.fetch_sub(1, Ordering::AcqRel);
         if jobs.draining > 0 {
             self.drained.notify_all();
         }
-        jobs
+        // The progress thread looks by itself what is next.
+        if !background && (jobs.begun < jobs.due || jobs.closed) {
+            self.changed.notify_all();
+        }
+        let Some(after) = after else { return jobs };
+        drop(jobs);
+        after();
+        lock(&self.jobs)
     }
 
     /// True when no job is waiting or running.

@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::executor::Supervisor;
 use crate::trace::{Sink, Tracer};
 use crate::transport::Doorbell;
-use crate::wire::Header;
+use crate::wire::{Collective, Header};
 
 /// How long a link's error waits for the control plane to name the rank behind it.
 const ROOT_CAUSE_GRACE: Duration = Duration::from_millis(1500);
@@ -180,7 +180,7 @@ impl State {
     }
 
     fn op(&self, header: &Header) -> String {
-        match crate::wire::Collective::from_code(header.collective) {
+        match Collective::from_code(header.collective) {
             Some(c) => format!("{c} #{}", header.seq),
             None => format!("call #{}", header.seq),
         }
@@ -226,7 +226,7 @@ impl State {
             let health = self.control.health(comm).ok()?;
             ranks.iter().find_map(|&rank| {
                 let progress = health.get(self.members[rank])?.progress.filter(|p| p.seq_started > p.seq_done)?;
-                let call = crate::wire::Collective::from_code(progress.op).map_or("call", crate::wire::Collective::name);
+                let call = name_of(progress.op);
                 Some(format!(
                     "rank {rank} is in {call} #{} of communicator {comm}, we are in one of communicator {}: ranks that share \
                      several communicators must use them in the same order",
@@ -240,7 +240,7 @@ impl State {
     pub(crate) fn not_all_came(&self, error: Error) -> Error {
         let Error::Timeout { rank, waited, missing, detail, .. } = error else { return self.fail_everywhere(error) };
         let progress = self.progress.snapshot();
-        let call = crate::wire::Collective::from_code(progress.op).map_or("call", crate::wire::Collective::name);
+        let call = name_of(progress.op);
         let op = format!("{call} #{} of communicator {}", progress.seq_started, self.id);
         let (missing, detail) = match self.find_absent(&missing) {
             Some(absent) => absent,
@@ -266,7 +266,7 @@ impl State {
         let of = |rank: usize| health.get(self.members[rank]);
         let others = || (0..self.members.len()).filter(|&r| r != self.rank);
         let limit = self.control.silence_limit();
-        if header.collective != crate::wire::Collective::SendRecv as u8 {
+        if header.collective != Collective::SendRecv as u8 {
             let ours = self.progress.snapshot().seq_started;
             let late: Vec<usize> =
                 others().filter(|&r| of(r).is_some_and(|h| h.progress.is_none_or(|p| p.seq_started < ours))).collect();
@@ -278,7 +278,7 @@ impl State {
             }
         }
         let waits_for = |rank: usize| self.member(of(rank)?.progress?.waiting_on?);
-        if header.collective == crate::wire::Collective::SendRecv as u8
+        if header.collective == Collective::SendRecv as u8
             && let Some(circle) = circle(self.rank, peers, self.members.len(), waits_for)
         {
             let names: Vec<String> =
@@ -380,6 +380,11 @@ impl Supervisor for State {
     fn mismatch(&self, peer: usize, ours: Header, theirs: Header) -> Error {
         self.fail_everywhere(Error::Mismatch { rank: self.rank, peer, ours: Box::new(ours), theirs: Box::new(theirs) })
     }
+}
+
+/// What a rank that publishes this code is in.
+fn name_of(code: u8) -> &'static str {
+    Collective::from_code(code).map_or("call", Collective::name)
 }
 
 /// Ranks that wait for each other, from `rank` over one of `peers` back to `rank`.
