@@ -4,16 +4,13 @@
 //! find in their boxes what was sent to them.
 
 use std::collections::HashMap;
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, SocketAddrUnix, SocketFlags, SocketType,
-};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
+
+use crate::transport::packet;
 
 /// Bytes of a token: who knows it was told by the owner of the box.
 const TOKEN: usize = 16;
@@ -59,38 +56,24 @@ impl Mailbox {
         let mut message = [0; MESSAGE];
         message[..TOKEN].copy_from_slice(&to.token);
         message[TOKEN..].copy_from_slice(&(rank as u32).to_le_bytes());
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        let descriptors = [descriptor];
-        if !control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
-            return Err(Errno::INVAL);
-        }
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         let to = SocketAddrUnix::new_abstract_name(&to.name)?;
-        rustix::net::sendmsg_addr(&self.socket, &to, &[IoSlice::new(&message)], &mut control, flags)?;
-        Ok(())
+        packet::send(&self.socket, Some(&to), &message, &[descriptor])
     }
 
     /// What has come, by rank. Messages of strangers are dropped.
     pub(super) fn collect(&self) -> Result<HashMap<usize, OwnedFd>, Errno> {
         let mut all = HashMap::new();
         loop {
-            let mut message = [0; MESSAGE + 1];
-            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-            let mut control = RecvAncillaryBuffer::new(&mut space);
-            let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-            let got = rustix::net::recvmsg(&self.socket, &mut [IoSliceMut::new(&mut message)], &mut control, flags);
-            let bytes = match got {
-                Ok(got) => got.bytes,
+            let mut message = [0; MESSAGE];
+            let (bytes, descriptors) = match packet::recv(&self.socket, &mut message) {
+                Ok(packet) => packet,
                 Err(Errno::AGAIN) => return Ok(all),
-                Err(Errno::INTR) => continue,
+                // Longer than ours are.
+                Err(Errno::INTR | Errno::MSGSIZE) => continue,
                 Err(error) => return Err(error),
             };
-            let descriptor = control.drain().find_map(|message| match message {
-                RecvAncillaryMessage::ScmRights(mut rights) => rights.next(),
-                _ => None,
-            });
-            let (token, rank) = (&message[..TOKEN], &message[TOKEN..MESSAGE]);
+            let (token, rank) = message.split_at(TOKEN);
+            let descriptor = descriptors.into_iter().next();
             if let (MESSAGE, Some(descriptor), true) = (bytes, descriptor, token == self.address.token) {
                 let rank = rank.iter().rev().fold(0, |number, &byte| number << 8 | usize::from(byte));
                 all.insert(rank, descriptor);
@@ -142,7 +125,7 @@ mod tests {
         stranger.post(&guessed, 1, memory("wrong token").as_fd()).unwrap();
         let to = SocketAddrUnix::new_abstract_name(&ours.address().name).unwrap();
         for bytes in [&[][..], &[1; 3], &[0; 64]] {
-            rustix::net::sendto(&stranger.socket, bytes, SendFlags::empty(), &to).unwrap();
+            rustix::net::sendto(&stranger.socket, bytes, rustix::net::SendFlags::empty(), &to).unwrap();
         }
         assert!(ours.collect().unwrap().is_empty());
     }

@@ -50,6 +50,7 @@ mod handshake;
 pub(crate) mod huge;
 mod linger;
 pub(crate) mod mapping;
+pub(crate) mod packet;
 mod pagemap;
 pub(crate) mod ring;
 mod shm;

@@ -15,6 +15,7 @@ use crate::error::Result;
 use crate::transport::doorbell::Doorbell;
 use crate::transport::handshake::{Hello, Reply};
 use crate::transport::mapping::Mapping;
+use crate::transport::packet;
 use crate::transport::ring::{self, Ends, Layout, Lifeline, SingleCopy};
 use crate::transport::wait::Wait;
 use crate::transport::{LinkOptions, LinkPair, Peer};
@@ -76,13 +77,13 @@ pub(crate) fn connect(
         Err(e) => return not_possible("memory", &e),
     };
     ring::introduce(&memory, layout, 0)?;
-    if let Err(e) = socket::send(&socket, bytemuck::bytes_of(hello), &[memfd.as_fd(), bell.as_fd()]) {
+    if let Err(e) = packet::send(&socket, None, bytemuck::bytes_of(hello), &[memfd.as_fd(), bell.as_fd()]) {
         return not_possible("passing the memory", &e);
     }
     drop(memfd);
     let mut bytes = [0; Reply::MAX];
     let (n, fds) = loop {
-        match socket::recv(&socket, &mut bytes) {
+        match packet::recv(&socket, &mut bytes) {
             Ok((0, _)) => return not_possible("its Unix socket", &"closed without an answer"),
             Ok(packet) => break packet,
             Err(Errno::AGAIN) => {

@@ -14,6 +14,7 @@ use crate::transport::doorbell::Doorbell;
 use crate::transport::fence::Fence;
 use crate::transport::handshake::{Hello, Reply};
 use crate::transport::mapping::Mapping;
+use crate::transport::packet;
 use crate::transport::ring::{self, Ends, Layout, Lifeline, SingleCopy};
 use crate::transport::{LinkOptions, LinkPair, Peer};
 
@@ -81,7 +82,7 @@ impl Pending {
     /// The hello's bytes once they are there, an error when they will not come.
     pub(crate) fn read(&mut self) -> Result<Option<[u8; Hello::BYTES]>, String> {
         let mut bytes = [0; Hello::BYTES];
-        match socket::recv(&self.socket, &mut bytes) {
+        match packet::recv(&self.socket, &mut bytes) {
             Ok((0, _)) => Err("closed before it said anything".to_owned()),
             Ok((Hello::BYTES, fds)) => {
                 let Ok([memory, bell]) = <[OwnedFd; 2]>::try_from(fds) else {
@@ -97,7 +98,7 @@ impl Pending {
     }
 
     pub(crate) fn reply(&mut self, reply: &Reply) -> Result<(), String> {
-        socket::send(&self.socket, &reply.to_bytes(), &[]).map_err(|e| e.to_string())
+        packet::send(&self.socket, None, &reply.to_bytes(), &[]).map_err(|e| e.to_string())
     }
 
     pub(crate) fn address(&self) -> String {
@@ -143,7 +144,7 @@ pub(crate) fn finish(
     let fence = dialer.common(Fence::available());
     ring::introduce(&memory, layout, 1).map_err(|e| e.to_string())?;
     let reply = Reply::Welcome(fence).to_bytes();
-    socket::send(&pending.socket, &reply, &[bell.as_fd()]).map_err(|e| e.to_string())?;
+    packet::send(&pending.socket, None, &reply, &[bell.as_fd()]).map_err(|e| e.to_string())?;
     let ends = Ends {
         peer: Peer { rank, peer, address: pending.address() },
         bell: Doorbell::from_fd(theirs),

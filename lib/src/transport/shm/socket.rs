@@ -1,51 +1,14 @@
-//! Packets with descriptors over a Unix socket.
+//! Unix sockets between ranks of a host, and who holds the other end.
 
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
-};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 /// A non-blocking socket that keeps packets apart.
 pub(super) fn new() -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
-}
-
-/// Sends one packet.
-pub(super) fn send(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
-        return Err(Errno::INVAL);
-    }
-    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    match rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, flags)? {
-        n if n == bytes.len() => Ok(()),
-        _ => Err(Errno::MSGSIZE),
-    }
-}
-
-/// Receives one packet and its descriptors: the length is 0 at the end, and descriptors beyond two are closed.
-pub(super) fn recv(socket: &OwnedFd, bytes: &mut [u8]) -> Result<(usize, Vec<OwnedFd>), Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-    let got = rustix::net::recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, flags)?;
-    let mut fds = Vec::new();
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = message {
-            fds.extend(rights);
-        }
-    }
-    if got.flags.contains(ReturnFlags::TRUNC) || got.flags.contains(ReturnFlags::CTRUNC) {
-        return Err(Errno::MSGSIZE);
-    }
-    Ok((got.bytes, fds))
 }
 
 /// Who holds the other end, by the kernel: user and process (0 when it is outside of our process namespace).
