@@ -3,6 +3,7 @@
 use std::ffi::CStr;
 use std::sync::Arc;
 
+use cudarc::driver::result::device;
 use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaContext, DriverError};
 
@@ -24,9 +25,7 @@ pub fn available() -> Result<()> {
                 .to_owned(),
         ));
     }
-    let mut version = 0;
-    // SAFETY: writes the version; allowed before cuInit.
-    unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(|e| missing(words(e)))?;
+    let version = version().map_err(|e| missing(words(e)))?;
     if version < BUILT_FOR {
         // Functions of our version are not in it; calling one would end the program.
         return Err(missing(format!(
@@ -38,6 +37,27 @@ pub fn available() -> Result<()> {
         )));
     }
     cudarc::driver::result::init().map_err(|e| missing(words(e)))
+}
+
+/// The CUDA version that the driver is for: 12040 is 12.4. It must be there.
+pub(super) fn version() -> Result<i32, DriverError> {
+    let mut version = 0;
+    // SAFETY: writes the version; allowed before cuInit.
+    unsafe { sys::cuDriverGetVersion(&mut version) }.result()?;
+    Ok(version)
+}
+
+/// All devices that this process sees.
+pub(super) fn devices() -> Result<Vec<sys::CUdevice>, DriverError> {
+    (0..device::get_count()?).map(device::get).collect()
+}
+
+/// Whether a device can reach the memory of another.
+pub(super) fn reaches(from: sys::CUdevice, to: sys::CUdevice) -> Result<bool, DriverError> {
+    let mut can = 0;
+    // SAFETY: both are devices of the driver; writes the answer.
+    unsafe { sys::cuDeviceCanAccessPeer(&mut can, from, to) }.result()?;
+    Ok(can != 0)
 }
 
 /// How many GPUs the driver sees (`CUDA_VISIBLE_DEVICES` can hide some).

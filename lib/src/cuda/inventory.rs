@@ -1,10 +1,10 @@
 //! What this machine has for CUDA, without opening a GPU.
 
 use cudarc::driver::result::device;
-use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
+use cudarc::driver::sys::CUdevice_attribute as Attribute;
 
 use super::compile;
-use super::driver::{available, cuda, device_count};
+use super::driver::{available, cuda, devices, reaches, version};
 use crate::error::Result;
 
 /// The driver and its GPUs.
@@ -38,25 +38,15 @@ pub struct Gpu {
 pub fn inventory() -> Result<Inventory> {
     available()?;
     let failed = |e| cuda("cuda::inventory", "describing the GPUs", e);
-    let mut version = 0;
-    // SAFETY: writes the version.
-    unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(failed)?;
-    let count = device_count()?;
-    let devices = (0..count as i32)
-        .map(|ordinal| device::get(ordinal).map_err(failed))
-        .collect::<Result<Vec<sys::CUdevice>>>()?;
-    let reaches = |from: sys::CUdevice, to: sys::CUdevice| {
-        let mut can = 0;
-        // SAFETY: both are devices of the driver; writes the answer.
-        unsafe { sys::cuDeviceCanAccessPeer(&mut can, from, to) }.result().map_err(failed).map(|()| can != 0)
-    };
-    let mut gpus = Vec::with_capacity(count);
+    let version = version().map_err(failed)?;
+    let devices = devices().map_err(failed)?;
+    let mut gpus = Vec::with_capacity(devices.len());
     for (ordinal, &one) in devices.iter().enumerate() {
         // SAFETY: a device of the driver.
         let ask = |attribute| unsafe { device::get_attribute(one, attribute) }.map_err(failed);
         let mut peers = Vec::new();
         for (other, &to) in devices.iter().enumerate() {
-            if other != ordinal && reaches(one, to)? {
+            if other != ordinal && reaches(one, to).map_err(failed)? {
                 peers.push(other);
             }
         }

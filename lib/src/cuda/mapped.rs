@@ -6,8 +6,9 @@
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
-use cudarc::driver::result::device;
 use cudarc::driver::{CudaContext, DriverError, sys};
+
+use super::driver::{devices, reaches};
 
 const DESCRIPTOR: sys::CUmemAllocationHandleType =
     sys::CUmemAllocationHandleType_enum::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
@@ -36,12 +37,8 @@ impl Mapping {
         // SAFETY: writes the handle.
         unsafe { sys::cuMemCreate(&mut handle, bytes, &wanted, 0) }.result()?;
         let mut users = vec![own];
-        for ordinal in 0..device::get_count()? {
-            let other = device::get(ordinal)?;
-            let mut can = 0;
-            // SAFETY: writes the number.
-            unsafe { sys::cuDeviceCanAccessPeer(&mut can, other, own) }.result()?;
-            if other != own && can != 0 {
+        for other in devices()? {
+            if other != own && reaches(other, own)? {
                 users.push(other);
             }
         }

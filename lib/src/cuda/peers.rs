@@ -9,7 +9,7 @@ use cudarc::driver::{CudaContext, DriverError, sys};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::driver::cuda;
+use super::driver::{cuda, devices};
 use super::mailbox::{Address, Mailbox};
 use super::mapped::Mapping;
 use super::window::{Layout, MAX_RANKS, Window};
@@ -84,8 +84,7 @@ impl Place {
 /// The GPUs of this process whose link to this one has all atomic operations: CUDA's word for NVLink, which PCIe lacks.
 fn joined(context: &Arc<CudaContext>) -> Result<Vec<sys::CUuuid>, DriverError> {
     let mut joined = Vec::new();
-    for ordinal in 0..device::get_count()? {
-        let other = device::get(ordinal)?;
+    for other in devices()? {
         if other == context.cu_device() {
             continue;
         }
@@ -103,7 +102,6 @@ fn joined(context: &Arc<CudaContext>) -> Result<Vec<sys::CUuuid>, DriverError> {
 /// What a rank tells the others about its window.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Introduction {
-    place: Place,
     address: u64,
     bytes: usize,
     handle: Handle,
@@ -119,12 +117,12 @@ enum Handle {
 }
 
 impl Introduction {
-    fn new(place: Place, window: &Window, mailbox: Option<&Mailbox>) -> Result<Introduction> {
+    fn new(window: &Window, mailbox: Option<&Mailbox>) -> Result<Introduction> {
         let handle = match mailbox {
             Some(mailbox) => Handle::Descriptor(mailbox.address().clone()),
             None => Handle::Ipc(ipc_handle(window)?),
         };
-        Ok(Introduction { place, address: window.address, bytes: window.bytes, handle })
+        Ok(Introduction { address: window.address, bytes: window.bytes, handle })
     }
 }
 
@@ -184,12 +182,12 @@ impl Mapped {
         let offer = || {
             if !descriptors {
                 let window = Window::new(context, layout.bytes())?;
-                let introduction = Introduction::new(places[rank].clone(), &window, None)?;
+                let introduction = Introduction::new(&window, None)?;
                 return Ok((window, None, introduction));
             }
             let os = |e: Errno| Error::io("DeviceComm", "a socket for descriptors", &e.into());
             let (window, mailbox) = (Window::with_descriptor(context, layout.bytes())?, Mailbox::open().map_err(os)?);
-            let introduction = Introduction::new(places[rank].clone(), &window, Some(&mailbox))?;
+            let introduction = Introduction::new(&window, Some(&mailbox))?;
             Ok((window, Some(mailbox), introduction))
         };
         let offer: Result<(Window, Option<Mailbox>, Introduction)> = offer();
@@ -212,7 +210,7 @@ impl Mapped {
             }
         }
         let mapped = match offer {
-            Ok((window, _, ours)) => Mapped::all(rank, context, layout, window, &ours, &all, &received),
+            Ok((window, ..)) => Mapped::all(rank, context, layout, places, window, &all, &received),
             Err(error) => Err(error.to_string()),
         };
         let verdict = mapped.as_ref().map(|_| ()).map_err(Clone::clone);
@@ -227,28 +225,26 @@ impl Mapped {
         rank: usize,
         context: &Arc<CudaContext>,
         layout: Layout,
+        places: &[Place],
         window: Window,
-        ours: &Introduction,
         all: &[Result<Introduction, String>],
         received: &HashMap<usize, OwnedFd>,
     ) -> Result<Mapped, String> {
         let mut addresses = [0; MAX_RANKS];
         let mut peers = Vec::new();
-        let mut places = Vec::new();
         for (peer, theirs) in all.iter().enumerate() {
             let theirs = theirs.as_ref().map_err(|why| format!("rank {peer} has no window: {why}"))?;
-            places.push(theirs.place.clone());
             if peer == rank {
                 addresses[peer] = window.address;
                 continue;
             }
-            let opened = Peer::open(context, &layout, (rank, peer), ours, theirs, received.get(&peer))
+            let opened = Peer::open(context, &layout, places, (rank, peer), theirs, received.get(&peer))
                 .map_err(|e| e.to_string())?;
             addresses[peer] = opened.address;
             peers.push(opened);
         }
         let gpus = places.iter().map(Place::gpu).collect();
-        Ok(Mapped { layout, shares_gpu: shares_gpu(&places), gpus, addresses, peers, window })
+        Ok(Mapped { layout, shares_gpu: shares_gpu(places), gpus, addresses, peers, window })
     }
 }
 
@@ -293,17 +289,14 @@ impl Peer {
     fn open(
         context: &Arc<CudaContext>,
         layout: &Layout,
-        ranks: (usize, usize),
-        ours: &Introduction,
+        places: &[Place],
+        (rank, peer): (usize, usize),
         theirs: &Introduction,
         descriptor: Option<&OwnedFd>,
     ) -> Result<Peer> {
-        let (rank, peer) = ranks;
         let op = "DeviceComm";
-        let between = format!(
-            "rank {rank} (GPU {}, {}) to rank {peer} (GPU {}, {})",
-            ours.place.device, ours.place.name, theirs.place.device, theirs.place.name
-        );
+        let (here, there) = (&places[rank], &places[peer]);
+        let between = format!("rank {rank} ({}) to rank {peer} ({})", here.gpu(), there.gpu());
         if theirs.bytes != layout.bytes() {
             return Err(Error::invalid(
                 op,
@@ -315,9 +308,9 @@ impl Peer {
             ));
         }
         context.bind_to_thread().map_err(|e| cuda(op, "binding the device to this thread", e))?;
-        if theirs.place.same_process(&ours.place) {
-            if theirs.place.device != ours.place.device {
-                enable(context, theirs.place.device).map_err(|e| cuda(op, format!("peer access, {between}"), e))?;
+        if there.same_process(here) {
+            if there.device != here.device {
+                enable(context, there.device).map_err(|e| cuda(op, format!("peer access, {between}"), e))?;
             }
             return Ok(Peer { address: theirs.address, _import: None });
         }
