@@ -14,8 +14,6 @@ use crate::learn::Learn;
 use crate::run::{Outcome, run};
 use crate::stub;
 
-/// The longest time of one test program. All of them end in a minute when nothing hangs.
-const LIMIT: Duration = Duration::from_secs(300);
 /// So many lines of a failed test are shown.
 const SHOWN: usize = 25;
 /// The longest time of a build: everything, from nothing, on a slow machine.
@@ -70,7 +68,7 @@ pub fn check(learn: &Learn, step: &Step, vm: bool) -> Result<Report> {
         let mut failed = failures(&outcome.stdout);
         if outcome.late {
             let hanging = unfinished(program, &outcome.stdout)?;
-            report.output += &format!("still running after {} s: {}\n", LIMIT.as_secs(), hanging.join(", "));
+            report.output += &format!("still running after {} s: {}\n", step.limit.as_secs(), hanging.join(", "));
             failed.extend(hanging);
         }
         report.output += &shown(&outcome, &failed);
@@ -122,7 +120,7 @@ fn test(learn: &Learn, step: &Step, program: &Path, vm: bool) -> Result<Outcome>
             .env("RUST_BACKTRACE", "0")
             .arg("--show-output")
             .args(skips);
-        return run(&mut command, LIMIT);
+        return run(&mut command, step.limit);
     }
     let mut command = Command::new(learn.root.join("scripts/rxe-vm.sh"));
     command
@@ -133,7 +131,7 @@ fn test(learn: &Learn, step: &Step, program: &Path, vm: bool) -> Result<Outcome>
         .arg(program)
         .args(["--show-output", "--test-threads=1"])
         .args(skips);
-    let outcome = run(&mut command, LIMIT + Duration::from_secs(200))?;
+    let outcome = run(&mut command, step.limit + Duration::from_secs(200))?;
     ensure!(
         !outcome.stderr.contains("rxe-vm: cannot run here"),
         "the virtual machine cannot run here: {}",
