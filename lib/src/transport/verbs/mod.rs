@@ -41,6 +41,8 @@ mod address;
 #[cfg(feature = "verbs")]
 mod connect;
 #[cfg(feature = "verbs")]
+mod device;
+#[cfg(feature = "verbs")]
 mod ending;
 #[cfg(feature = "verbs")]
 mod exchange;
@@ -74,6 +76,8 @@ mod stripes;
 mod stub;
 #[cfg(feature = "verbs")]
 mod sys;
+#[cfg(feature = "verbs")]
+mod table;
 #[cfg(all(test, feature = "verbs"))]
 mod tests;
 

@@ -2,64 +2,15 @@
 
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use super::address::{VerbsAddress, list, pairs};
+use super::device::Device;
 use super::options::{self, Choice};
-use super::registered::{Registration, Table};
-use super::status;
-use super::sys::{Context, Gid, Pd, Timing};
+use super::registered::Registration;
+use super::sys::{Gid, Timing};
 use crate::config::Config;
 use crate::error::{Error, Result};
-
-/// An opened device, and why it can no longer be used.
-#[derive(Debug)]
-pub(super) struct Device {
-    pub(super) pd: Arc<Pd>,
-    /// Callers' memory that it may send from.
-    pub(super) registered: Table,
-    failed: Mutex<Option<String>>,
-}
-
-impl Device {
-    fn new(name: &str) -> Result<(Arc<Context>, Arc<Device>)> {
-        let context = Context::open(name)?;
-        let pd = Pd::new(&context)?;
-        Ok((context, Arc::new(Device { pd, registered: Table::default(), failed: Mutex::new(None) })))
-    }
-
-    /// Why it is lost, if it is.
-    pub(super) fn failure(&self) -> Option<String> {
-        self.failed.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Takes in what the device says without being asked.
-    pub(super) fn hear(&self, rank: usize) {
-        let context = self.pd.context();
-        loop {
-            match context.next_event() {
-                Ok(None) => return,
-                Ok(Some(event)) => {
-                    let (text, level) = status::event(event.code, event.port);
-                    log::log!(level, "rank {rank}: RDMA device {}: {text}", context.name());
-                    if level == log::Level::Error {
-                        let text = format!("our RDMA device {}: {text}", context.name());
-                        self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(text);
-                    }
-                }
-                Err(e) => {
-                    log::error!("rank {rank}: {e}");
-                    self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(e.to_string());
-                    return;
-                }
-            }
-        }
-    }
-
-    pub(super) fn event_fd(&self) -> BorrowedFd<'_> {
-        self.pd.context().event_fd()
-    }
-}
 
 /// A port with one of its addresses.
 #[derive(Debug)]

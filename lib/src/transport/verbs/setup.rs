@@ -3,11 +3,12 @@
 use std::net::TcpStream;
 use std::sync::{Arc, Mutex};
 
+use super::device::Device;
 use super::exchange::{Card, Memory, QueuePair};
 use super::layout::{Layout, Ring};
 use super::link::{Core, Lane, Lanes, Parts, Queue, REPOST};
 use super::memory::Region;
-use super::rails::{Device, Way};
+use super::rails::Way;
 use super::recv::VerbsRecv;
 use super::send::VerbsSend;
 use super::stripes::Stripes;

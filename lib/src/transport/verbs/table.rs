@@ -1,0 +1,84 @@
+//! Callers' memory that a device may send from, by address.
+//!
+//! The table is looked up by address, which is what a cache of registrations does wrong: freed memory leaves its entry behind,
+//! and other memory that gets the same address is taken for it. Here an entry's life is that of a [`Registration`](super::registered::Registration), which the
+//! owner of the memory holds and drops before it frees the memory. So at any time an address in the table is that of memory
+//! which is allocated, with the pages that the device knows.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{PoisonError, RwLock};
+
+/// What of a caller's memory one device knows.
+#[derive(Debug)]
+pub(super) struct Entry {
+    pub(super) start: usize,
+    pub(super) bytes: usize,
+    pub(super) lkey: u32,
+}
+
+/// Memory registered now.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    entries: RwLock<Vec<Entry>>,
+    /// Spares who has registered nothing the lock.
+    any: AtomicBool,
+}
+
+impl Table {
+    /// The key to send `data` from where it is; `None` unless all of it lies in one registered stretch.
+    #[inline]
+    pub(super) fn lkey(&self, data: &[u8]) -> Option<u32> {
+        // A caller registers before it calls, in an order that both calls' locks make known to this thread.
+        if !self.any.load(Ordering::Relaxed) {
+            return None;
+        }
+        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        let start = data.as_ptr().addr();
+        let holds =
+            |e: &&Entry| start.checked_sub(e.start).is_some_and(|skip| skip <= e.bytes && data.len() <= e.bytes - skip);
+        entries.iter().find(holds).map(|e| e.lkey)
+    }
+
+    pub(super) fn add(&self, entry: Entry) {
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        entries.push(entry);
+        self.any.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn remove(&self, start: usize) {
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        entries.retain(|e| e.start != start);
+        self.any.store(!entries.is_empty(), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stretch_is_found_only_while_it_is_registered_and_only_whole() {
+        let memory = [0u8; 100];
+        let table = Table::default();
+        assert_eq!(table.lkey(&memory), None);
+        let start = memory.as_ptr().addr();
+        table.add(Entry { start: start + 10, bytes: 50, lkey: 7 });
+        table.add(Entry { start: start + 60, bytes: 20, lkey: 8 });
+        for (range, expected) in [
+            (10..60, Some(7)),
+            (10..11, Some(7)),
+            (59..60, Some(7)),
+            (60..80, Some(8)),
+            (9..12, None),
+            (55..65, None),
+            (79..81, None),
+            (0..100, None),
+        ] {
+            assert_eq!(memory.get(range.clone()).map(|data| table.lkey(data)), Some(expected), "{range:?}");
+        }
+        table.remove(start + 10);
+        assert_eq!((table.lkey(&memory[10..60]), table.lkey(&memory[60..80])), (None, Some(8)));
+        table.remove(start + 60);
+        assert_eq!(table.lkey(&memory[60..80]), None);
+    }
+}
