@@ -88,7 +88,7 @@ fn columns(actors: &[&str], lines: &[Line<'_>], screen: &Screen) -> (Vec<f64>, f
         if span.is_empty() {
             continue;
         }
-        let needed = screen.widest(&screen.lines(text, words * span.len() as f64)) + 14.0;
+        let needed = screen.widest(&screen.lines(text, words * span.len() as f64)) + 18.0;
         let missing = needed - gaps[span.clone()].iter().sum::<f64>();
         if missing > 0.0 {
             let each = missing / span.len() as f64;
