@@ -7,7 +7,7 @@
 #
 # PYTHON names the interpreter (default: /usr/bin/python3, to which Debian's torch belongs, else python3). As root on Debian it
 # installs python3-torch and python3-numpy if they are missing. With maturin (on the PATH or in target/maturin)
-# the tests run from a wheel, without it from a folder with the same files. Exit status: 0 passed, 1 failed, 77 the interpreter or its packages cannot be had here.
+# the tests run from a wheel that pip has installed in a virtual environment, without it from a folder with the same files. Exit status: 0 passed, 1 failed, 77 the interpreter or its packages cannot be had here.
 set -eu -o pipefail
 cd "$(dirname "$0")/.."
 
@@ -40,7 +40,15 @@ maturin=$(command -v maturin || true)
 if [[ -n $maturin ]]; then
     # Debian's names for platforms differ from the wheels': whoever installs it elsewhere builds it elsewhere.
     "$maturin" build --release --locked --compatibility linux -m bindings/python/Cargo.toml -o "$site" ${features[@]+"${features[@]}"}
-    "$python" -m zipfile -e "$site"/tinynccl-*.whl "$site"
+    wheel=$(echo "$site"/tinynccl-*.whl)
+    # Debian's Python may have no pip; that of maturin's environment installs for it.
+    "$python" -m venv --without-pip --system-site-packages "$site/venv"
+    pip=("$python" -m pip)
+    [[ -x target/maturin/bin/pip ]] && pip=(target/maturin/bin/pip)
+    "${pip[@]}" --python "$site/venv/bin/python" install -q --no-index --no-deps "$wheel"
+    python=$site/venv/bin/python
+    site=$(dirname "$(cd / && "$python" -c 'import tinynccl; print(tinynccl.__path__[0])')")
+    [[ $site == */python-tests/venv/* ]] || { echo "python-tests: tinynccl came from $site and not from the wheel" >&2; exit 1; }
 else
     echo "python-tests: no maturin, so the tests run from a folder and not from a wheel ('scripts/setup.sh --python' installs it)" >&2
     library=$(cargo build --release --locked -p tinynccl-python ${features[@]+"${features[@]}"} --message-format=json-render-diagnostics |

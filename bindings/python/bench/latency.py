@@ -1,10 +1,11 @@
-"""What Python adds to a call: all_reduce of f32 by Rust, from numpy, from torch, through torch.distributed, in the same processes.
+"""What Python adds to a call: all_reduce of f32 by Rust, from numpy, from torch, through torch.distributed, in the same processes;
+and torch's own part of that: the same function over a group that does nothing.
 
     python latency.py [--ranks 2] [--device cuda] [--rounds 31]
 
 Needs the extension built with its feature "bench". Each rank keeps to a core of its own. In each round all contestants have a
 turn, in an order that rotates. Markdown on rank 0's output: the median of the Rust call in microseconds, then for each contestant the
-median over rounds of what it takes above the Rust call of the same round.
+median over rounds of what it takes above the Rust call of the same round ("torch alone" makes none: all that it takes).
 """
 
 import argparse
@@ -14,12 +15,28 @@ import warnings
 import numpy
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
 
 import job
 import tinynccl.torch  # noqa: F401
 from tinynccl import _core
 
 SIZES = [8, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 1 << 20]
+
+
+class Done(c10d.Work):
+    def wait(self, timeout=None):
+        return True
+
+
+class Nothing(c10d.ProcessGroup):
+    """Torch's own part of a call, for any group that is made in Python."""
+
+    def getBackendName(self):
+        return "nothing"
+
+    def allreduce(self, tensors, opts=None):
+        return Done() if getattr(opts, "asyncOp", True) else None
 
 
 def main():
@@ -39,7 +56,8 @@ def main():
         os.sched_setaffinity(0, {cores[rank]})
     comm = dist.group.WORLD.comm
     theirs = dist.new_group(backend=other)
-    names = ["Comm, numpy", "Comm, torch", "torch.distributed", f"torch.distributed, {other}"]
+    idle = Nothing(rank, args.ranks)
+    names = ["Comm, numpy", "Comm, torch", "torch.distributed", "torch alone", f"torch.distributed, {other}"]
     if device.type != "cpu":
         names.remove("Comm, numpy")
     if rank == 0:
@@ -54,6 +72,7 @@ def main():
             "Comm, numpy": lambda: job.seconds(lambda: comm.all_reduce(array), calls, device),
             "Comm, torch": lambda: job.seconds(lambda: comm.all_reduce(tensor), calls, device),
             "torch.distributed": lambda: job.seconds(lambda: dist.all_reduce(tensor), calls, device),
+            "torch alone": lambda: job.seconds(lambda: dist.all_reduce(tensor, group=idle), calls, device),
             # Slow where each rank has one core: its threads share it.
             f"torch.distributed, {other}": lambda: job.seconds(lambda: dist.all_reduce(tensor, group=theirs), max(5, calls // 50), device),
         }
@@ -70,7 +89,9 @@ def main():
         if rank == 0:
             base = (lambda times: times["Rust"]) if device.type == "cpu" else (lambda times: 0.0)
             cells = [job.median([times["Rust"] for times in rounds], 2)] if device.type == "cpu" else []
-            cells += [job.median([times[name] - base(times) for times in rounds], 2) for name in names]
+            cells += [
+                job.median([times[name] - (0.0 if name == "torch alone" else base(times)) for times in rounds], 2) for name in names
+            ]
             print(f"| {size} | " + " | ".join(cells) + " |", flush=True)
     dist.barrier()
     dist.destroy_process_group()

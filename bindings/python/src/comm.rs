@@ -14,7 +14,7 @@ use crate::live::{Live, Slot, take};
 use crate::memory::Device;
 use crate::server::Server;
 use crate::torch::current_stream;
-use crate::work::{Shared, Work};
+use crate::work::{Shared, Work, telling};
 
 /// Calls up to this many bytes are left to who waits for them: handing them to another thread takes longer.
 const SHORT: usize = 64 << 10;
@@ -132,6 +132,10 @@ impl Comm {
             let queued = unsafe { live.comm.enqueue_raw(raw, short, done) }.map_err(|e| raise(py, &e))?;
             let work = Work::in_flight(shared, queued, live, name, self.rank);
             if async_op {
+                if telling() {
+                    // What the call failed with is for who waits; a signal is not.
+                    work.finish(py, None).or_else(|raised| if work.is_over() { Ok(()) } else { Err(raised) })?;
+                }
                 return Ok(Some(work));
             }
             return work.finish(py, None).map(|()| None);

@@ -1,5 +1,6 @@
 //! A call in flight, or its end.
 
+use std::cell::Cell;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -46,7 +47,7 @@ struct Outcome {
 /// Who is told of the end.
 enum Callback {
     Function(Py<PyAny>),
-    /// A future of torch, and what it is given; its own way to the call is taken from it.
+    /// A future of torch, and what it is given.
     Future {
         future: Py<PyAny>,
         result: Py<PyAny>,
@@ -57,16 +58,13 @@ impl Callback {
     fn tell(&self, py: Python<'_>, outcome: Option<&Error>) -> PyResult<()> {
         match self {
             Callback::Function(function) => function.call0(py).map(drop),
-            Callback::Future { future, result } => {
-                future.setattr(py, intern!(py, "call"), py.None())?;
-                match outcome {
-                    None => future.call_method1(py, intern!(py, "set_result"), (result,)),
-                    Some(error) => {
-                        future.call_method1(py, intern!(py, "set_exception"), (raise(py, error).into_value(py),))
-                    }
+            Callback::Future { future, result } => match outcome {
+                None => future.call_method1(py, intern!(py, "set_result"), (result,)),
+                Some(error) => {
+                    future.call_method1(py, intern!(py, "set_exception"), (raise(py, error).into_value(py),))
                 }
-                .map(drop)
             }
+            .map(drop),
         }
     }
 
@@ -118,7 +116,19 @@ impl Shared {
     }
 }
 
+thread_local! {
+    /// This thread tells callbacks of the end of a call.
+    static TELLING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread is in a callback of ours. What that calls may wait for anything, in ways that do not come to us: a call made
+/// there is carried out there, as no other thread might be left for it.
+pub(crate) fn telling() -> bool {
+    TELLING.get()
+}
+
 fn tell(callbacks: Vec<Callback>, outcome: Option<Error>) {
+    let before = TELLING.replace(true);
     // None at the very end of the interpreter, when nobody waits any more.
     let called = Python::try_attach(|py| {
         for callback in callbacks {
@@ -127,6 +137,7 @@ fn tell(callbacks: Vec<Callback>, outcome: Option<Error>) {
             }
         }
     });
+    TELLING.set(before);
     if called.is_none() {
         log::debug!("the interpreter has ended before a call was complete");
     }
@@ -145,6 +156,10 @@ impl Work {
 
     pub(crate) fn complete(shared: Arc<Shared>, comm: &Arc<Live>, op: &'static str, rank: usize) -> Work {
         Work { shared, queued: None, comm: Arc::downgrade(comm), op, rank }
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        lock(&self.shared.outcome).result.is_some()
     }
 
     /// For who does not wait: the call is not left to a waiter any longer.
@@ -173,21 +188,23 @@ impl Work {
     /// Waits, looking at signals in between; a handler that raises aborts the communicator. Without a timeout of its own the wait
     /// carries the call out itself, if nobody has begun it.
     pub(crate) fn finish(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<()> {
-        match (&self.queued, timeout) {
-            (Some(queued), None) => waiting(py, || {
-                queued.help();
-                Ok(())
-            })?,
-            (_, Some(_)) => self.start(),
-            (None, None) => {}
-        }
-        if let Some(result) = self.shared.result() {
-            return result.map_err(|error| raise(py, &error));
+        if timeout.is_some() {
+            self.start();
         }
         let end = timeout.map(|t| Instant::now() + t);
         loop {
             let slice = Instant::now() + SLICE;
             let until = end.map_or(slice, |end| end.min(slice));
+            if let (Some(queued), None) = (&self.queued, timeout) {
+                // Behind a call that was running elsewhere it is still nobody's.
+                waiting(py, || {
+                    queued.help();
+                    Ok(())
+                })?;
+            }
+            if let Some(result) = self.shared.result() {
+                return result.map_err(|error| raise(py, &error));
+            }
             match py.detach(|| self.shared.wait_until(until)) {
                 Some(Ok(())) => return Ok(()),
                 Some(Err(error)) => return Err(raise(py, &error)),
@@ -225,7 +242,7 @@ impl Work {
     }
 
     fn is_completed(&self) -> bool {
-        let complete = lock(&self.shared.outcome).result.is_some();
+        let complete = self.is_over();
         if !complete {
             self.start();
         }
@@ -243,7 +260,7 @@ impl Work {
         self.at_end(py, Callback::Function(callback))
     }
 
-    /// Gives a future of torch `result` at the end, or what the call failed with; sets its attribute `call` to None.
+    /// Gives a future of torch `result` at the end, or what the call failed with.
     fn complete_future(&self, py: Python<'_>, future: Py<PyAny>, result: Py<PyAny>) -> PyResult<()> {
         self.at_end(py, Callback::Future { future, result })
     }

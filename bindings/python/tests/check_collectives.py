@@ -46,7 +46,8 @@ def many_in_flight(rank, n):
     for i, (tensor, work) in enumerate(zip(tensors, works)):
         assert work.wait() is not False
         equal(tensor, float(i * n + n * (n - 1) / 2), f"tensor {i}")
-    if DEVICE == "cpu":
+    # Behind torch's dispatcher a work of Python's says it of itself alone.
+    if DEVICE == "cpu" and ":" not in dist.get_backend():
         assert all(work.is_completed() for work in works)
 
 

@@ -30,6 +30,15 @@ class Torch(unittest.TestCase):
             self.returned(outcomes)
             self.assertGreater(len(outcomes[0].value), 35)
 
+    def test_as_one_of_several_backends(self):
+        import tinynccl.torch
+
+        if tinynccl.torch.Backend is None or checks.DEVICE != "cpu":
+            self.skipTest(f"torch {checks.torch.__version__} has no backends made in Python, or TEST_DEVICE is not cpu")
+        outcomes = self.launch(2, checks.run_check, "all", "cpu:tinynccl,cuda:gloo")
+        self.returned(outcomes)
+        self.assertGreater(len(outcomes[0].value), 35)
+
     def test_what_is_not_there_is_said(self):
         outcomes = self.launch(2, checks.run_check_briefly, "recv_any_source", "tinynccl")
         self.assertRegex(outcomes[0].value, "Error: recv: rank 0: a receive from any rank is not supported", outcomes)

@@ -21,17 +21,20 @@ class Collectives:
         if len(tensors) != 1:
             return self.allreduce_coalesced(tensors, opts)
         op = operator(opts, self._rank, "all_reduce")
-        if tensors[0].is_sparse and tensors[0].is_cpu:
+        one = tensors[0]
+        if not one.is_cpu:
+            one = real(one)
+            return self._run("all_reduce", tensors, tensors, lambda **how: self._comm.all_reduce(one, op=op, **how))
+        if one.is_sparse:
             return self._sparse_all_reduce(tensors, op)
-        one = real(tensors[0])
-        if one.is_cpu:
-            # What `_run` does, shorter: the layout is checked where the memory is taken.
-            self._number += 1
-            if _SAYS and opts is not None and not opts.asyncOp:
-                self._comm.all_reduce(one, None, op)
-                return None
-            return Work.of(self._comm.all_reduce(one, None, op, async_op=True), tensors, self._kept)
-        return self._run("all_reduce", tensors, tensors, lambda **how: self._comm.all_reduce(one, op=op, **how))
+        # What `_run` does, shorter: the layout is checked where the memory is taken.
+        self._number += 1
+        if one.is_complex():
+            one = real(one)
+        if _SAYS and opts is not None and not opts.asyncOp:
+            self._comm.all_reduce(one, None, op)
+            return None
+        return Work.of(self._comm.all_reduce(one, None, op, async_op=True), tensors, self._kept)
 
     def _sparse_all_reduce(self, tensors, op):
         """The sum of all ranks' elements, wherever they lie. Not asynchronous: lengths must be known first."""
@@ -317,7 +320,8 @@ class Collectives:
 
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
         """The error at the deadline names the ranks that have not come."""
-        self.barrier().wait(timeout)
+        # torch's dispatcher passes it in an object of options.
+        self.barrier().wait(getattr(timeout, "timeout", timeout))
 
     def _many(self, call, inputs, outputs, one, result):
         inputs, outputs = as_list(inputs), as_list(outputs)

@@ -30,7 +30,6 @@ class Message:
 
     def complete_future(self, future, result):
         def tell():
-            future.call = None
             if self._error is None:
                 future.set_result(result)
             else:

@@ -12,6 +12,7 @@ _OPERATORS = {hash(getattr(dist.ReduceOp, name)): ours for name, ours in _NAMES.
 
 def operator(opts, rank, call):
     """The operator of an opts object, or given by itself."""
+    # Each reading makes an object anew, which takes longer than all else here.
     op = getattr(opts, "reduceOp", opts)
     name = "sum" if op is None else _OPERATORS.get(hash(op))
     if name is None:

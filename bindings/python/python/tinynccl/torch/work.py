@@ -11,8 +11,7 @@ _KEPT = 256
 
 
 class _Future(torch.futures.Future):
-    """Of a call on the CPU. Who waits for it carries the call out: a callback of another future that waits runs in the very thread
-    which would do that otherwise."""
+    """Of a call on the CPU. Who waits for it carries the call out, if nobody has begun it."""
 
     call = None
 
@@ -106,10 +105,7 @@ class Work(c10d.Work):
 
     def get_future(self):
         if self._future is None:
-            if self._devices:
-                self._future = torch.futures.Future(devices=list(self._devices))
-            else:
-                self._future = _Future()
+            self._future = torch.futures.Future(devices=list(self._devices)) if self._devices else _Future()
             self._complete(self._future)
         self._release()
         return self._future
@@ -123,16 +119,15 @@ class Work(c10d.Work):
         elif self._call is None:
             self._end()
             future.set_result(self._result)
+        elif self._lock is None:
+            future.call = self._call
+            self._call.complete_future(future, self._result)
         else:
             future.call = self._call
-            if self._lock is None:
-                self._call.complete_future(future, self._result)
-            else:
-                self._call.add_done_callback(self._done)
+            self._call.add_done_callback(self._done)
 
     def _done(self):
         """Of a call with something left to do."""
-        self._future.call = None
         error = self.exception()
         if error is None:
             try:
