@@ -12,8 +12,8 @@ use crate::links::pages;
 /// Width, height, and whether it is a phone.
 const SCREENS: [(u32, u32, bool); 2] = [(1280, 900, false), (390, 844, true)];
 /// A page is shown in pictures of this height, so that they can be read; at most so many.
-const SLICE: f64 = 1800.0;
-const SLICES: usize = 12;
+const SLICE: f64 = 1560.0;
+const SLICES: usize = 20;
 
 /// What sticks out on the right, unless something around it scrolls. The body may hide what is too wide, so its own width
 /// does not tell.
