@@ -3,6 +3,7 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use pyo3::intern;
 use pyo3::prelude::*;
 use tinynccl::comm::{After, Queued};
 use tinynccl::{Error, Result};
@@ -39,7 +40,41 @@ struct Outcome {
     result: Option<Result<()>>,
     /// Threads that sleep until it is there.
     sleeping: usize,
-    callbacks: Vec<Py<PyAny>>,
+    callbacks: Vec<Callback>,
+}
+
+/// Who is told of the end.
+enum Callback {
+    Function(Py<PyAny>),
+    /// A future of torch, and what it is given; its own way to the call is taken from it.
+    Future {
+        future: Py<PyAny>,
+        result: Py<PyAny>,
+    },
+}
+
+impl Callback {
+    fn tell(&self, py: Python<'_>, outcome: Option<&Error>) -> PyResult<()> {
+        match self {
+            Callback::Function(function) => function.call0(py).map(drop),
+            Callback::Future { future, result } => {
+                future.setattr(py, intern!(py, "call"), py.None())?;
+                match outcome {
+                    None => future.call_method1(py, intern!(py, "set_result"), (result,)),
+                    Some(error) => {
+                        future.call_method1(py, intern!(py, "set_exception"), (raise(py, error).into_value(py),))
+                    }
+                }
+                .map(drop)
+            }
+        }
+    }
+
+    fn object(&self) -> &Py<PyAny> {
+        match self {
+            Callback::Function(object) | Callback::Future { future: object, .. } => object,
+        }
+    }
 }
 
 fn lock(mutex: &Mutex<Outcome>) -> MutexGuard<'_, Outcome> {
@@ -54,12 +89,13 @@ impl Shared {
     /// Called once, by the thread that ran the call; gives the callbacks, which are for later.
     pub(crate) fn complete(&self, result: Result<()>) -> After {
         let mut outcome = lock(&self.outcome);
+        let error = result.as_ref().err().cloned();
         outcome.result = Some(result);
         if outcome.sleeping > 0 {
             self.done.notify_all();
         }
         let callbacks = std::mem::take(&mut outcome.callbacks);
-        if callbacks.is_empty() { None } else { Some(Box::new(|| tell(callbacks))) }
+        if callbacks.is_empty() { None } else { Some(Box::new(move || tell(callbacks, error))) }
     }
 
     fn result(&self) -> Option<Result<()>> {
@@ -82,12 +118,12 @@ impl Shared {
     }
 }
 
-fn tell(callbacks: Vec<Py<PyAny>>) {
+fn tell(callbacks: Vec<Callback>, outcome: Option<Error>) {
     // None at the very end of the interpreter, when nobody waits any more.
     let called = Python::try_attach(|py| {
         for callback in callbacks {
-            if let Err(error) = callback.call0(py) {
-                error.write_unraisable(py, Some(callback.bind(py)));
+            if let Err(error) = callback.tell(py, outcome.as_ref()) {
+                error.write_unraisable(py, Some(callback.object().bind(py)));
             }
         }
     });
@@ -116,6 +152,22 @@ impl Work {
         if let Some(queued) = &self.queued {
             queued.start();
         }
+    }
+
+    fn at_end(&self, py: Python<'_>, callback: Callback) -> PyResult<()> {
+        let error = {
+            let mut outcome = lock(&self.shared.outcome);
+            match &outcome.result {
+                None => {
+                    outcome.callbacks.push(callback);
+                    drop(outcome);
+                    self.start();
+                    return Ok(());
+                }
+                Some(result) => result.as_ref().err().cloned(),
+            }
+        };
+        callback.tell(py, error.as_ref())
     }
 
     /// Waits, looking at signals in between; a handler that raises aborts the communicator. Without a timeout of its own the wait
@@ -188,16 +240,12 @@ impl Work {
     }
 
     fn add_done_callback(&self, py: Python<'_>, callback: Py<PyAny>) -> PyResult<()> {
-        {
-            let mut outcome = lock(&self.shared.outcome);
-            if outcome.result.is_none() {
-                outcome.callbacks.push(callback);
-                drop(outcome);
-                self.start();
-                return Ok(());
-            }
-        }
-        callback.call0(py).map(drop)
+        self.at_end(py, Callback::Function(callback))
+    }
+
+    /// Gives a future of torch `result` at the end, or what the call failed with; sets its attribute `call` to None.
+    fn complete_future(&self, py: Python<'_>, future: Py<PyAny>, result: Py<PyAny>) -> PyResult<()> {
+        self.at_end(py, Callback::Future { future, result })
     }
 
     fn __repr__(&self) -> String {

@@ -63,3 +63,11 @@ def tags_out_of_order(rank, n):
     for tag, tensor in found.items():
         equal(tensor, float(tag), f"tag {tag}")
     equal(second, 5.0, "the second of tag 1")
+    # Tag 6 comes before anybody has asked for it.
+    works = [dist.isend(full(3, float(tag)), right, tag=tag) for tag in (6, 7)]
+    for tag in (7, 6):
+        tensor = full(3, 0.0)
+        dist.recv(tensor, left, tag=tag)
+        equal(tensor, float(tag), f"tag {tag}")
+    for work in works:
+        work.wait()

@@ -60,7 +60,7 @@ def run_check(place, name, backend, store, timeout=60):
     warnings.filterwarnings("ignore")
     if DEVICE == "cuda":
         torch.cuda.set_device(rank)
-    if backend == "tinynccl":
+    if "tinynccl" in backend:
         import tinynccl.torch  # noqa: F401
     dist.init_process_group(
         backend, init_method=f"file://{store}", rank=rank, world_size=size, timeout=datetime.timedelta(seconds=timeout)

@@ -33,6 +33,7 @@ mod progress;
 mod rendezvous;
 pub mod server;
 pub mod session;
+mod shared;
 mod store;
 pub mod unique_id;
 

@@ -9,7 +9,7 @@ use super::connection::{Connection, Fill, deadline_after, left, lock, poll};
 use super::event::Event;
 use super::frame::MAX_FRAME;
 use super::message::{ToRank, ToStore};
-use super::session::{ExchangeFailure, Exchanged, Shared};
+use super::shared::{ExchangeFailure, Exchanged, Shared};
 
 /// How long the goodbye may take.
 const BYE_LIMIT: Duration = Duration::from_secs(1);

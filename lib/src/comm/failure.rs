@@ -3,20 +3,9 @@
 use std::sync::{Arc, Weak};
 
 use super::Comm;
+use super::attached::Attached;
 use super::state::State;
 use crate::error::Error;
-
-/// Something that waits elsewhere than in the communicator's calls: on a device, say.
-pub(crate) trait Attached: Send + Sync {
-    /// The communicator has failed: wait no longer. Called once, on any thread; it must not block.
-    fn failed(&self, error: &Error);
-}
-
-impl Attached for State {
-    fn failed(&self, error: &Error) {
-        self.fail(error.clone());
-    }
-}
 
 impl Comm {
     /// Tells `one` when this communicator fails, at once if it has.

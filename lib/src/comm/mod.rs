@@ -7,6 +7,7 @@
 mod agree;
 mod alloc;
 mod asynchronous;
+mod attached;
 mod batch;
 pub(crate) mod call;
 mod choice;
@@ -53,8 +54,8 @@ use crate::transport::relay::{Path, Traffic};
 use crate::wire::{Algorithm, Collective, Header};
 
 pub use alloc::SymmetricBuffer;
+pub(crate) use attached::Attached;
 pub use control::Progress;
-pub(crate) use failure::Attached;
 pub use group::Group;
 pub use p2p::Exchange;
 pub(crate) use part::{Message, Part};

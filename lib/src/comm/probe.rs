@@ -15,8 +15,9 @@ mod order;
 
 use std::time::{Duration, Instant};
 
+use self::buffer::LARGEST;
 use self::clock::{Clock, SAMPLES, samples};
-use self::order::{LARGEST, Order, Probe, ROUNDS, piece};
+use self::order::{Order, Probe, ROUNDS, piece};
 use super::Comm;
 use super::state::lock;
 use crate::error::Result;

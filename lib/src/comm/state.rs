@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use super::attached::Attached;
 use super::control::{Control, Notice, PeerHealth, Progress};
-use super::failure::Attached;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::executor::Supervisor;
@@ -399,6 +399,12 @@ fn circle(rank: usize, peers: &[usize], size: usize, waits_for: impl Fn(usize) -
         }
         None
     })
+}
+
+impl Attached for State {
+    fn failed(&self, error: &Error) {
+        self.fail(error.clone());
+    }
 }
 
 #[cfg(test)]

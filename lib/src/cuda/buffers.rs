@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
+use cudarc::driver::CudaContext;
 use cudarc::driver::sys::{self, CUpointer_attribute as Attribute};
 
 use super::call::Call;
-use super::comm::DeviceComm;
-use super::driver::cuda;
+use super::driver::{cuda, is_capturing};
 use crate::algorithm::Shape;
 use crate::error::{Error, Result};
 use crate::wire::Collective;
@@ -133,40 +133,35 @@ pub(super) fn aligned(op: &str, rank: usize, buffer: &Buffer) -> Result<()> {
     Err(Error::invalid(op, detail))
 }
 
-impl DeviceComm {
-    /// Asks CUDA whether each buffer is memory that our device reaches, to its end. Not while `stream` is captured: what a graph
-    /// allocates need not be there yet.
-    #[inline]
-    pub(super) fn check_memory(&self, op: &str, stream: sys::CUstream, buffers: &[Option<Buffer>]) -> Result<()> {
-        if !self.checks_memory {
-            return Ok(());
+/// Asks CUDA whether each buffer is memory that the rank's device reaches, to its end. Not while `stream` is captured: what a graph
+/// allocates need not be there yet.
+#[inline]
+pub(super) fn check(
+    op: &str,
+    rank: usize,
+    context: &CudaContext,
+    stream: sys::CUstream,
+    buffers: &[Option<Buffer>],
+) -> Result<()> {
+    let device = context.ordinal() as i32;
+    for buffer in buffers.iter().flatten() {
+        let ours = |at| ask_range(at).is_some_and(|(owner, range)| owner == device && buffer.end() <= range.end);
+        if !ours(buffer.at) || (buffer.crosses_pages() && !ours(buffer.last())) {
+            check_slowly(op, rank, context, stream, buffer)?;
         }
-        let device = self.context().ordinal() as i32;
-        for buffer in buffers.iter().flatten() {
-            let ours = |at| ask_range(at).is_some_and(|(owner, range)| owner == device && buffer.end() <= range.end);
-            if !ours(buffer.at) || (buffer.crosses_pages() && !ours(buffer.last())) {
-                self.check_slowly(op, stream, buffer)?;
-            }
-        }
-        Ok(())
     }
-
-    #[cold]
-    fn check_slowly(&self, op: &str, stream: sys::CUstream, buffer: &Buffer) -> Result<()> {
-        // Without a context of this thread nothing is answered, in another one other things are.
-        self.context().bind_to_thread().map_err(|e| cuda(op, "binding the device to this thread", e))?;
-        let Some(memory) = ask(buffer.at) else { return Ok(()) };
-        let last = ask(buffer.last());
-        let verdict = judge(op, self.rank(), self.context().ordinal(), buffer, &memory, last.as_ref());
-        if verdict.is_err() && is_capturing(stream) { Ok(()) } else { verdict }
-    }
+    Ok(())
 }
 
-fn is_capturing(stream: sys::CUstream) -> bool {
-    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+#[cold]
+fn check_slowly(op: &str, rank: usize, context: &CudaContext, stream: sys::CUstream, buffer: &Buffer) -> Result<()> {
+    // Without a context of this thread nothing is answered, in another one other things are.
+    context.bind_to_thread().map_err(|e| cuda(op, "binding the device to this thread", e))?;
+    let Some(memory) = ask(buffer.at) else { return Ok(()) };
+    let last = ask(buffer.last());
+    let verdict = judge(op, rank, context.ordinal(), buffer, &memory, last.as_ref());
     // SAFETY: a stream, by the contract of `enqueue`.
-    let asked = unsafe { sys::cuStreamIsCapturing(stream, &mut status) }.result();
-    asked.is_err() || status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE
+    if verdict.is_err() && unsafe { is_capturing(stream) }.unwrap_or(true) { Ok(()) } else { verdict }
 }
 
 /// The device that owns the memory at an address, and the allocation around it; `None` if there is none.

@@ -6,21 +6,23 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaEvent, sys};
 
-use super::call::{Stream, Team};
-use super::driver::cuda;
+use super::call::{Call, Stream};
+use super::driver::{cuda, is_capturing};
 use super::hosted::Hosted;
 use super::kernels::Kernels;
+use super::launch::Team;
 use super::path::Path;
 use super::peers::Peer;
-use super::phased::{Filled, Watch};
+use super::phased::Phased;
 use super::registry::Registry;
 use super::report::Report;
 use super::schedules::Schedules;
-use super::select::{self, Choice};
+use super::select::{self, Choice, Protocol};
 use super::window::{Layout, Window};
 use crate::comm::Comm;
 use crate::config::PathCheck;
 use crate::error::{Error, Result};
+use crate::schedule::Partition;
 use crate::wire::Collective;
 
 /// One rank of a group of ranks that each drive a GPU.
@@ -59,8 +61,8 @@ pub struct DeviceComm {
 #[derive(Debug)]
 pub(super) enum Carrier {
     Peer,
-    /// No kernel waits for another rank; a thread looks after the waits of the streams.
-    Phased(Watch),
+    /// No kernel waits for another rank.
+    Phased(Phased),
     /// Through the hosts' memory; windows and kernels are not used.
     Hosted(Hosted),
 }
@@ -69,7 +71,6 @@ pub(super) enum Carrier {
 #[derive(Debug)]
 pub(super) struct Order {
     pub(super) number: u32,
-    pub(super) filled: Filled,
     pub(super) last: Option<Stream>,
     pub(super) event: CudaEvent,
 }
@@ -122,6 +123,24 @@ impl DeviceComm {
         forced
             .filter(|&choice| self.fits(collective, choice, bytes))
             .unwrap_or_else(|| select::choose(&self.layout, collective, bytes, self.registry.is_used()))
+    }
+
+    /// Whether a call of `bytes` (as in [`DeviceComm::choice`]) can be carried out so, whatever its element type.
+    pub fn fits(&self, collective: Collective, choice: Choice, bytes: usize) -> bool {
+        match choice.protocol {
+            Protocol::Schedule(algorithm, framing) => {
+                self.schedules.fits(collective, algorithm, framing, choice.blocks, bytes)
+            }
+            _ => select::fits(&self.layout, collective, choice, bytes),
+        }
+    }
+
+    /// How the segments of `call` are cut when it is carried out by a schedule; `None` if `choice` is no schedule, or does not
+    /// fit. Equal on all ranks. A communicator of the host whose messages are as long, and with as many channels, cuts and
+    /// reduces alike: it gives the same bits.
+    pub fn partition(&self, call: &Call, choice: Choice) -> Option<Partition> {
+        let Protocol::Schedule(algorithm, framing) = choice.protocol else { return None };
+        self.schedules.of(call, algorithm, framing, choice.blocks).ok().map(|(_, partition)| partition)
     }
 
     /// Takes `choice` from now on wherever it fits; `None` goes by size again. Every rank must call it at the same place.
@@ -209,10 +228,6 @@ impl DeviceComm {
         self.host.as_ref()
     }
 
-    pub(super) fn report(&self) -> &Report {
-        &self.report
-    }
-
     /// Calls through different streams run one after the other: the windows are one.
     pub(super) fn order(&self, stream: Stream) -> Result<MutexGuard<'_, Order>> {
         let mut order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
@@ -237,10 +252,8 @@ impl DeviceComm {
     ) -> Result<(), cudarc::driver::DriverError> {
         use cudarc::driver::result::{event, stream as streams};
         for one in [last, stream] {
-            let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
             // SAFETY: both are streams, by the contract of `enqueue`.
-            unsafe { sys::cuStreamIsCapturing(one, &mut status) }.result()?;
-            if status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
+            if unsafe { is_capturing(one) }? {
                 return Ok(());
             }
         }

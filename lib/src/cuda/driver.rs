@@ -144,3 +144,13 @@ fn likely_cause(result: CUresult) -> Option<&'static str> {
         _ => return None,
     })
 }
+/// Whether a graph is being made of what goes into a stream.
+///
+/// # Safety
+/// `stream` must be one, or the default one.
+pub(super) unsafe fn is_capturing(stream: sys::CUstream) -> Result<bool, DriverError> {
+    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    // SAFETY: a stream, by the caller's word.
+    unsafe { sys::cuStreamIsCapturing(stream, &mut status) }.result()?;
+    Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+}

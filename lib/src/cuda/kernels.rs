@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use cudarc::driver::{CudaContext, CudaFunction, CudaModule, sys};
 
-use super::call::THREADS;
 use super::compile::compile;
 use super::driver::cuda;
+use super::launch::THREADS;
 use super::select::{Framing, Protocol};
 use super::window::Layout;
 use crate::dtype::{DType, ReduceOp};

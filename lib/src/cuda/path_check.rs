@@ -10,10 +10,10 @@ use std::time::Duration;
 use cudarc::driver::{CudaFunction, CudaModule, CudaStream, DriverError, result};
 use serde::{Deserialize, Serialize};
 
-use super::call::{THREADS, Team, launch};
 use super::comm::{Carrier, DeviceComm};
 use super::compile::compile;
 use super::driver::cuda;
+use super::launch::{THREADS, Team, launch};
 use super::window::Layout;
 use crate::config::PathCheck;
 use crate::error::{Error, Result};

@@ -101,7 +101,7 @@ const MOST_BLOCKS: usize = 128;
 /// end.
 const DIRECT_ONE_WAY: usize = 6 << 20;
 /// Words that a block of an LL kernel handles: one per thread.
-const WORDS_PER_BLOCK: usize = super::call::THREADS as usize;
+const WORDS_PER_BLOCK: usize = super::launch::THREADS as usize;
 /// The same of an LL128 kernel, where half of its warps have something to do: more blocks are worth more than full ones.
 const WORDS_PER_BLOCK_128: usize = WORDS_PER_BLOCK * 15 / 16;
 

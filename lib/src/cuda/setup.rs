@@ -4,14 +4,14 @@ use std::sync::{Arc, Mutex, Weak};
 
 use cudarc::driver::CudaContext;
 
-use super::call::Team;
 use super::comm::{Carrier, DeviceComm, Order};
 use super::driver::{available, cuda};
 use super::hosted::{self, Hosted};
 use super::kernels::Kernels;
+use super::launch::Team;
 use super::path;
 use super::peers::{Mapped, Peer, Place, enable};
-use super::phased::{Filled, Watch};
+use super::phased::Phased;
 use super::registry::Registry;
 use super::report::Report;
 use super::schedules::Schedules;
@@ -57,8 +57,9 @@ impl DeviceComm {
             Arc::new(vec![window]),
         )?;
         if shares_gpu {
-            let watch = Watch::start(context, &device.report, layout, addresses[rank], size, config.timeout)?;
-            device.carrier = Carrier::Phased(watch);
+            let (kernels, report) = (&device.kernels, &device.report);
+            let phased = Phased::new(context, kernels, report, layout, addresses[rank], config.timeout)?;
+            device.carrier = Carrier::Phased(phased);
             device.why = "ranks of several processes have one GPU".to_owned();
         }
         if let Some(why) = device.check_path()?.fault(&gpus) {
@@ -222,10 +223,10 @@ impl DeviceComm {
             checks_memory: config.cuda_check,
             path_check: config.cuda_path_check,
             patience,
-            order: Mutex::new(Order { number: 0, filled: Filled::default(), last: None, event }),
+            order: Mutex::new(Order { number: 0, last: None, event }),
             choices: Mutex::new(None),
             registry: Registry::new(context, rank, host.is_some()),
-            schedules: Schedules::default(),
+            schedules: Schedules::new(rank, layout),
             context: context.clone(),
             host,
             peers,

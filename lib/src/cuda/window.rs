@@ -19,7 +19,6 @@ use cudarc::driver::{CudaContext, DriverError, result, sys};
 
 use super::driver::cuda;
 use super::mapped::Mapping;
-use super::phased::{AREAS, area_bytes};
 use super::program::MAX_STEPS;
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -38,6 +37,8 @@ const CALL_LINES: usize = 4;
 const LINES_128: usize = 2048;
 /// Buffers that a rank can have registered at a time.
 pub(super) const REGISTRATIONS: usize = 1024;
+/// Areas of a sender that calls in phases use in turn.
+pub(super) const AREAS: usize = 2;
 /// Enough for a window of any schedule but the largest, which are cut smaller.
 pub(super) const SCRATCH_BYTES: usize = 16 << 20;
 
@@ -119,9 +120,14 @@ impl Layout {
         self.table() + 8 * (rank * REGISTRATIONS + usize::from(id))
     }
 
-    /// Bytes of all slots.
+    /// Bytes of all slots; calls in phases cut them into areas.
     pub(super) fn slot_memory(&self) -> usize {
         KINDS * self.channels * self.ranks * self.slots * self.slot_bytes
+    }
+
+    /// Bytes of one of them.
+    pub(super) fn area_bytes(&self) -> usize {
+        self.slot_memory() / (AREAS * self.ranks) / 256 * 256
     }
 
     /// Place of a flag of the first kind and channel: 0 for a tail, 1 for a head.
@@ -145,7 +151,7 @@ impl Layout {
             ("EPOCH_BYTES", EPOCH_BYTES),
             ("FLAG_BYTES", FLAG_BYTES),
             ("AREAS", AREAS),
-            ("AREA_BYTES", area_bytes(self)),
+            ("AREA_BYTES", self.area_bytes()),
             ("KINDS", KINDS),
             ("MAX_STEPS", MAX_STEPS),
             ("SCATTER", 0),

@@ -7,9 +7,8 @@ use std::time::Duration;
 
 use cudarc::driver::CudaContext;
 
-use super::{mpi, nccl, tinynccl};
+use crate::comm::Inner;
 use crate::comm::call::Call;
-use crate::comm::{Comm, Inner};
 use crate::cuda::Stream;
 use crate::error::{Error, Result};
 use crate::wire::Collective;
@@ -92,18 +91,6 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
 
     /// Ends calls in flight, from any thread.
     fn abort(&self, reason: &str);
-}
-
-/// Makes our rank's part; every rank of `comm` calls it.
-pub(super) fn make(kind: BackendType, comm: &Comm, device: Option<Arc<CudaContext>>) -> Result<Arc<dyn Backend>> {
-    Ok(match kind {
-        BackendType::Auto | BackendType::Tinynccl => Arc::new(tinynccl::Tinynccl::new(comm, device)?),
-        BackendType::Nccl => {
-            let context = device.ok_or_else(|| Error::invalid("backend nccl", "the group has no GPU"))?;
-            Arc::new(nccl::Nccl::new(comm, context)?)
-        }
-        BackendType::Mpi => mpi::make(comm)?,
-    })
 }
 
 /// A call on memory that the backend does not carry.

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{ProcessGroup, backend};
+use super::{ProcessGroup, make};
 use crate::comm::Comm;
 use crate::error::{Error, Result};
 
@@ -49,7 +49,7 @@ impl ProcessGroup {
 
     fn child(&self, comm: Comm) -> Result<ProcessGroup> {
         let kind = self.backend();
-        let made = backend::make(kind, &comm, self.device().cloned());
+        let made = make::make(kind, &comm, self.device().cloned());
         ProcessGroup::together(comm, made, kind, self.why.clone())
     }
 }

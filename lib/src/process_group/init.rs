@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::CudaContext;
 
 use super::choose::{Facts, choose};
-use super::{BackendType, ProcessGroup, backend, mpi, nccl};
+use super::{BackendType, ProcessGroup, make, mpi, nccl};
 use crate::bootstrap::{UniqueId, rendezvous_from, rendezvous_from_env};
 use crate::comm::Comm;
 use crate::config::Config;
@@ -166,7 +166,7 @@ impl ProcessGroup {
             ),
             _ => None,
         };
-        let made = context.transpose().and_then(|context| backend::make(kind, &comm, context));
+        let made = context.transpose().and_then(|context| make::make(kind, &comm, context));
         Self::together(comm, made, kind, why)
     }
 

@@ -22,6 +22,7 @@ mod choose;
 mod collectives;
 mod groups;
 mod init;
+mod make;
 mod messages;
 mod mpi;
 mod nccl;

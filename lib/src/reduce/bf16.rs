@@ -5,8 +5,8 @@
 //! is most of the cost of the plain one-element loop.
 
 use super::bits16::Bits16;
-use super::divide::{Divide, FloatDivisor, Map, divide_float};
-use super::ops::{Lane, Op, Prod, Sum};
+use super::divide::{FloatDivisor, divide_float};
+use super::ops::{Divide, Lane, Map, Op, Prod, Sum};
 
 /// One bf16, for min and max.
 pub(super) type Bf16 = Bits16<0x7f80>;

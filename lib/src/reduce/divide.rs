@@ -1,22 +1,7 @@
 //! Division of a buffer by one number, as `avg` needs it.
 
-use super::ops::Lane;
+use super::ops::{Divide, Lane, Map};
 use super::simd::map_in_place;
-
-/// A function of one lane.
-pub(super) trait Map<L> {
-    /// Its value at `x`.
-    fn map(&self, x: L) -> L;
-}
-
-/// Lanes that can be divided by an integer.
-pub(super) trait Divide: Lane {
-    /// `buf[i] /= divisor` for `n` elements, `divisor` at least 2. Inlined into one function per instruction set.
-    ///
-    /// # Safety
-    /// As [`super::DivideFn`].
-    unsafe fn divide(buf: *mut u8, n: usize, divisor: usize);
-}
 
 /// Multiplication by a constant.
 pub(super) struct Times<T>(pub(super) T);

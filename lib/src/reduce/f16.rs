@@ -4,8 +4,8 @@
 //! Machines with F16C take the path in `f16c` instead.
 
 use super::bits16::Bits16;
-use super::divide::{Divide, FloatDivisor, Map, divide_float};
-use super::ops::{Max, Min, Op, Prod, Sum};
+use super::divide::{FloatDivisor, divide_float};
+use super::ops::{Divide, Map, Max, Min, Op, Prod, Sum};
 use super::{Kernels, simd::baseline};
 use crate::dtype::ReduceOp;
 

@@ -30,8 +30,7 @@ use std::fmt;
 use crate::dtype::{DType, ReduceOp};
 
 use self::bf16::{Bf16, Bf16Pair};
-use self::divide::Divide;
-use self::ops::{Lane, Max, Min, Op, Prod, Sum};
+use self::ops::{Divide, Lane, Max, Min, Op, Prod, Sum};
 
 /// `out[i] = a[i] op b[i]` for `n` elements. `out` may be exactly `a` or exactly `b`; no other overlap.
 ///

@@ -102,3 +102,18 @@ macro_rules! float {
     )*};
 }
 float!(f32, f64);
+
+/// A function of one lane.
+pub(super) trait Map<L> {
+    /// Its value at `x`.
+    fn map(&self, x: L) -> L;
+}
+
+/// Lanes that can be divided by an integer.
+pub(super) trait Divide: Lane {
+    /// `buf[i] /= divisor` for `n` elements, `divisor` at least 2. Inlined into one function per instruction set.
+    ///
+    /// # Safety
+    /// As [`super::DivideFn`].
+    unsafe fn divide(buf: *mut u8, n: usize, divisor: usize);
+}

@@ -6,8 +6,7 @@
 use std::mem::MaybeUninit;
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
-use super::divide::{Divide, Map};
-use super::ops::{Lane, Op};
+use super::ops::{Divide, Lane, Map, Op};
 use super::{DivideFn, Level, ReduceDualFn, ReduceFn};
 
 /// `buf[i] = buf[i] op buf[i]` through the function of two buffers. Nobody does this for speed, so that no loop of its own

@@ -8,9 +8,8 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use super::machine::MOST_KINDS;
-use super::report::STEPS;
 use super::sharing::{Sharing, Time};
-use super::system::{NONE, System};
+use super::system::{NONE, STEPS, System};
 use crate::error::{Error, Result};
 
 /// What a time is made of, in seconds.

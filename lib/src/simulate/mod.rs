@@ -114,7 +114,7 @@ pub fn simulate(call: &Call, machine: &dyn Machine, limits: &Limits) -> Result<R
     let messages = per_window.saturating_mul(windows as u64);
     if messages <= limits.all_ranks {
         let system = System::build(call, machine, None, Lengths::Exact)?;
-        return engine::run(&system).map(|run| system.report(call, machine, run, Method::all(shape.ranks)));
+        return engine::run(&system).map(|run| Report::new(&system, machine, run, Method::all(shape.ranks)));
     }
     // A program of the ring has as many steps as there are ranks, so that only some ranks' programs are looked at.
     let fold = Translation::of(algorithm, &shape).and_then(|t| Some((t, machine.period(t, shape.ranks)?)));
@@ -135,12 +135,12 @@ pub fn simulate(call: &Call, machine: &dyn Machine, limits: &Limits) -> Result<R
     let refined = (system.ranks.len() < classes).then_some(system.ranks.len());
     let mut method = Method { ranks: shape.ranks, folded, refined, extrapolated: None };
     if system.messages() <= limits.messages {
-        return engine::run(&system).map(|run| system.report(call, machine, run, method));
+        return engine::run(&system).map(|run| Report::new(&system, machine, run, method));
     }
     let (run, extrapolated) =
         steady::run(&system, limits.messages).map_err(|detail| Error::invalid("simulate", detail))?;
     method.extrapolated = Some(extrapolated);
-    Ok(system.report(call, machine, run, method))
+    Ok(Report::new(&system, machine, run, method))
 }
 
 impl Call {

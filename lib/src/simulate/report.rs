@@ -1,20 +1,9 @@
 //! What a simulation says.
 
-use super::Call;
 use super::engine::{Outcome, Path};
 use super::machine::{LinkId, Machine};
-
-/// Names of the kinds of steps.
-pub const STEPS: [&str; 8] = [
-    "send",
-    "recv",
-    "copy",
-    "reduce",
-    "recv_reduce_copy",
-    "recv_copy_send",
-    "recv_reduce_send",
-    "recv_reduce_copy_send",
-];
+pub use super::system::STEPS;
+use super::system::System;
 
 /// How it was simulated.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -112,14 +101,12 @@ pub struct Report {
 }
 
 impl Report {
-    pub(super) fn new(
-        call: &Call,
-        machine: &dyn Machine,
-        run: Outcome,
-        mut links: Vec<LinkLoad>,
-        method: Method,
-    ) -> Report {
-        let _ = call;
+    pub(super) fn new(system: &System, machine: &dyn Machine, run: Outcome, method: Method) -> Report {
+        let load = |&(id, bytes): &(LinkId, f64)| {
+            let (name, bandwidth) = (machine.link_name(id), machine.bandwidth(id));
+            LinkLoad { id, kind: usize::from(id.kind), name, bandwidth, bytes }
+        };
+        let mut links: Vec<LinkLoad> = system.loads.iter().map(load).collect();
         let Path { at, call, latency, overhead, reduce, copy, transfer, step, hops, .. } = run.path;
         let kinds = machine.kinds();
         let mut critical: Vec<(String, f64)> =

@@ -2,14 +2,25 @@
 
 use std::collections::HashMap;
 
+use super::Call;
 pub(super) use super::machine::Translation;
 use super::machine::{LinkId, Machine};
-use super::report::{LinkLoad, Method, Report};
-use super::{Call, engine};
 use crate::algorithm::{self, Shape};
 use crate::error::{Error, Result};
 use crate::schedule::{Partition, Step};
 use crate::wire::{Algorithm, Collective};
+
+/// Names of the kinds of steps.
+pub const STEPS: [&str; 8] = [
+    "send",
+    "recv",
+    "copy",
+    "reduce",
+    "recv_reduce_copy",
+    "recv_copy_send",
+    "recv_reduce_send",
+    "recv_reduce_copy_send",
+];
 
 /// No FIFO, no reader.
 pub(super) const NONE: u32 = u32::MAX;
@@ -26,7 +37,7 @@ pub(super) enum Lengths {
 /// Equal steps that follow each other in a lane.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Run {
-    /// Index of [`Step`]'s variant, see [`super::report::STEPS`].
+    /// Index of [`Step`]'s variant, see [`STEPS`].
     pub(super) kind: u8,
     /// Parts it works on: first and number.
     pub(super) parts: (u32, u32),
@@ -235,14 +246,6 @@ impl System {
             }
         }
         self.links.iter().zip(on).map(|(link, bytes)| (link.id, bytes)).collect()
-    }
-
-    pub(super) fn report(&self, call: &Call, machine: &dyn Machine, run: engine::Outcome, method: Method) -> Report {
-        let loads = self.loads.iter().map(|&(id, bytes)| {
-            let (name, bandwidth) = (machine.link_name(id), machine.bandwidth(id));
-            LinkLoad { id, kind: usize::from(id.kind), name, bandwidth, bytes }
-        });
-        Report::new(call, machine, run, loads.collect(), method)
     }
 }
 

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::layout::{DEPTH, LINES, Layout, Line, STAGES};
-use super::run::Wait;
 use super::words::{Announcement, Asleep, Finished, Sleepers};
 use crate::error::Result;
 use crate::transport::fence::Fence;
@@ -28,6 +27,13 @@ impl Message {
     pub(super) fn header(&self) -> Header {
         bytemuck::cast(self.header)
     }
+}
+
+/// What is awaited of a rank, of the call with this number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wait {
+    Arrival(u64),
+    Finished(u64),
 }
 
 /// A rank at the board.

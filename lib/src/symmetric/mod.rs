@@ -32,6 +32,7 @@
 
 mod allocation;
 mod board;
+mod call;
 mod layout;
 #[cfg(all(test, loom))]
 mod model;
@@ -44,7 +45,8 @@ mod work;
 
 pub(crate) use allocation::{Allocation, Registry, region_bytes};
 pub(crate) use board::Board;
+pub(crate) use call::{Job, Outcome};
 pub(crate) use layout::Layout;
 pub(crate) use one_shot::slot_bytes;
-pub(crate) use run::{Job, Outcome, run};
+pub(crate) use run::run;
 pub(crate) use staged::largest_chunk;

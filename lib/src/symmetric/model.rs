@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use super::allocation::{Allocation, Registry};
 use super::board::Board;
+use super::call::{Job, Outcome};
 use super::layout::{DEPTH, LINES, Layout, Line, STAGES};
-use super::run::{Job, Outcome, run};
+use super::run::run;
 use super::words::{Announcement, Asleep, Finished, Sleepers};
 use crate::algorithm::Shape;
 use crate::error::Error;

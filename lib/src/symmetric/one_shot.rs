@@ -3,7 +3,7 @@
 //! One step whatever the number of ranks. Every reader does the whole reduction, which is why this is for small data.
 
 use super::board::Board;
-use super::run::{Call, Outcome, Turn};
+use super::call::{Call, Outcome, Turn};
 use crate::algorithm::Shape;
 use crate::transport::ring::{INLINE, pack};
 use crate::transport::sync;

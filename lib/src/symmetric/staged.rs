@@ -9,8 +9,8 @@
 //! A rank writes up to [`STAGES`](super::layout::STAGES) chunks ahead of the slowest reader.
 
 use super::board::Board;
+use super::call::{Call, Job, Outcome, Turn};
 use super::one_shot::writes;
-use super::run::{Call, Job, Outcome, Turn};
 use super::work::{combine, copy, line, share};
 use crate::algorithm::Shape;
 use crate::reduce::stream;

@@ -8,8 +8,8 @@
 use std::sync::Arc;
 
 use super::allocation::{Allocation, Found, Registry};
-use super::board::Board;
-use super::run::{Call, Outcome, Turn, Wait};
+use super::board::{Board, Wait};
+use super::call::{Call, Outcome, Turn};
 use super::work::{combine, copy, share};
 use crate::reduce::stream;
 use crate::wire::Collective;

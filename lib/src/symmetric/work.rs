@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::run::Job;
+use super::call::Job;
 use crate::reduce::stream;
 use crate::transport::sync;
 

@@ -11,14 +11,13 @@ use serde_json::json;
 
 use super::event::{Call, Event, NONE, Span, Step, Track, What};
 use super::file::{self, Lines};
-use super::recorder::Link;
-use super::tracer::Tracer;
+use super::source::{Link, Source};
 use crate::dtype::{DType, ReduceOp};
 use crate::wire::{Algorithm, Collective, Header};
 
 /// Appends a communicator's events to the rank's file.
-pub(super) fn write(tracer: &Tracer, links: &[Link], events: &mut [Event], dropped: u64, failure: Option<&str>) {
-    let sink = &tracer.sink;
+pub(super) fn write(source: &Source, links: &[Link], events: &mut [Event], dropped: u64, failure: Option<&str>) {
+    let sink = &source.sink;
     let Some(path) = sink.target() else {
         log::debug!("rank {}: {} events recorded before there was a file are lost", sink.rank, events.len());
         return;
@@ -26,7 +25,7 @@ pub(super) fn write(tracer: &Tracer, links: &[Link], events: &mut [Event], dropp
     // A slice must come after the one that it lies in; what lies inside was recorded first.
     events.reverse();
     events.sort_by_key(|e| (e.begin, Reverse(e.end)));
-    let page = Page { tracer, links, pid: sink.pid() };
+    let page = Page { source, links, pid: sink.pid() };
     let written = file::append(path, |lines| page.write(lines, events, dropped, failure));
     if let Err(e) = written {
         log::warn!("rank {}: {} events of the trace are lost: {e}", sink.rank, events.len());
@@ -46,14 +45,14 @@ impl fmt::Display for Micros {
 }
 
 struct Page<'a> {
-    tracer: &'a Tracer,
+    source: &'a Source,
     links: &'a [Link],
     pid: usize,
 }
 
 impl Page<'_> {
     fn write(&self, lines: &mut Lines, events: &[Event], dropped: u64, failure: Option<&str>) -> io::Result<()> {
-        let sink = &self.tracer.sink;
+        let sink = &self.source.sink;
         let mut tracks: Vec<Track> = events.iter().map(|e| e.track).collect();
         tracks.sort_unstable();
         tracks.dedup();
@@ -85,11 +84,11 @@ impl Page<'_> {
     }
 
     fn tid(&self, track: Track) -> u64 {
-        self.tracer.sink.tid(self.tracer.comm, track)
+        self.source.sink.tid(self.source.comm, track)
     }
 
     fn track_name(&self, track: Track) -> String {
-        let comm = self.tracer.comm;
+        let comm = self.source.comm;
         let of = |what: String| if comm == 0 { what } else { format!("comm {comm} {what}") };
         match track {
             Track::Calls => of("calls".to_owned()),
@@ -128,7 +127,7 @@ impl Page<'_> {
     }
 
     fn time(&self, ns: u64) -> Micros {
-        Micros(self.tracer.sink.time(ns))
+        Micros(self.source.sink.time(ns))
     }
 
     /// A slice. `name` must need no escapes; `args` is the inside of an object.
@@ -157,9 +156,9 @@ impl Page<'_> {
     }
 
     fn event(&self, lines: &mut Lines, e: &Event) -> io::Result<()> {
-        let comm = self.tracer.comm;
+        let comm = self.source.comm;
         match e.what {
-            What::Call(call) => self.slice(lines, e, "call", call, CallArgs { call, tracer: self.tracer }),
+            What::Call(call) => self.slice(lines, e, "call", call, CallArgs { call, source: self.source }),
             What::Group { calls } => {
                 self.slice(lines, e, "call", format_args!("group of {calls} calls"), format_args!("\"comm\":{comm}"))
             }
@@ -203,7 +202,7 @@ impl Page<'_> {
         // Arrows begin where the message can leave at the earliest and end where it is here at the latest, both behind any
         // wait inside the slice: so they never go back in time.
         let (first, last) = (self.time(e.end - u64::from(work_ns)), self.time(e.end - 1));
-        let rank = self.tracer.sink.rank;
+        let rank = self.source.sink.rank;
         if let Some(link) = self.peer(recv).filter(|_| received != NONE) {
             self.flow(lines, e, &last, "f\",\"bp\":\"e", self.message(link.channel, link.peer, rank, received))?;
         }
@@ -224,7 +223,7 @@ impl Page<'_> {
     /// Id of a message, equal at both ends.
     fn message(&self, channel: u32, sender: usize, receiver: usize, number: u32) -> u64 {
         let parts =
-            [u64::from(self.tracer.comm), u64::from(channel), sender as u64, receiver as u64, u64::from(number)];
+            [u64::from(self.source.comm), u64::from(channel), sender as u64, receiver as u64, u64::from(number)];
         parts.into_iter().fold(0, |h, part| mix(h ^ part))
     }
 
@@ -241,7 +240,7 @@ impl Page<'_> {
             Span::Queued { collective, bytes } => {
                 // Asynchronous slices have tracks of their own, where they may overlap.
                 let pid = self.pid;
-                let id = mix(e.begin ^ mix(u64::from(self.tracer.comm)) ^ mix(self.tracer.sink.rank as u64));
+                let id = mix(e.begin ^ mix(u64::from(self.source.comm)) ^ mix(self.source.sink.rank as u64));
                 let name = format!("queued {}", name_of(collective));
                 for (ph, ns) in [("b", e.begin), ("e", e.end)] {
                     let ts = self.time(ns);
@@ -290,19 +289,19 @@ impl fmt::Display for Call {
 
 struct CallArgs<'a> {
     call: Call,
-    tracer: &'a Tracer,
+    source: &'a Source,
 }
 
 impl fmt::Display for CallArgs<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Call { count, seq, root, windows, message, algorithm, .. } = self.call;
-        let (comm, bytes) = (self.tracer.comm, self.call.bytes());
+        let (comm, bytes) = (self.source.comm, self.call.bytes());
         if let Some(algorithm) = Algorithm::from_code(algorithm) {
             write!(f, "\"algorithm\":\"{algorithm}\",")?;
         }
         write!(f, "\"comm\":{comm},\"seq\":{seq},\"bytes\":{bytes},\"count\":{count}")?;
         if root != Header::NO_ROOT {
-            write!(f, ",\"root\":{}", self.tracer.world(root as usize))?;
+            write!(f, ",\"root\":{}", self.source.world(root as usize))?;
         }
         write!(f, ",\"windows\":{windows},\"largest_message\":{message}")
     }

@@ -46,6 +46,7 @@ mod file;
 mod recorder;
 mod ring;
 mod sink;
+mod source;
 mod tracer;
 
 #[cfg(test)]

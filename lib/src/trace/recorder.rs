@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::event::{Call, Event, NONE, Phase, Step, StepKind, Track, What};
 use super::ring::Ring;
+use super::source::Link;
 use super::tracer::Tracer;
 use super::{chrome, now};
 
@@ -28,17 +29,6 @@ impl Probe for Recorder {
     fn on(&mut self) -> Option<&mut Recorder> {
         Some(self)
     }
-}
-
-/// A communicator's links as the recorder sees them: the index is the executor's.
-#[derive(Debug)]
-pub(super) struct Link {
-    /// World rank.
-    pub(super) peer: usize,
-    pub(super) channel: u32,
-    /// Messages so far.
-    sent: u32,
-    received: u32,
 }
 
 /// Where a lane is in time.
@@ -129,7 +119,7 @@ impl Recorder {
     /// A link was opened; its index is the number of those before it. `peer` is a rank of the communicator.
     pub(crate) fn connected(&mut self, begin: u64, peer: usize, channel: u32, kind: &'static str) {
         let link = index(self.links.len());
-        self.links.push(Link { peer: self.tracer.world(peer), channel, sent: 0, received: 0 });
+        self.links.push(Link { peer: self.tracer.source.world(peer), channel, sent: 0, received: 0 });
         self.push(begin, now(), Track::Calls, What::Connect { link, kind });
     }
 
@@ -233,7 +223,7 @@ impl Recorder {
     pub(crate) fn awaits(&mut self, peer: usize, arrival: bool) {
         let now = now();
         self.ends_await(now);
-        self.awaited = Some((index(self.tracer.world(peer)), arrival, now));
+        self.awaited = Some((index(self.tracer.source.world(peer)), arrival, now));
     }
 
     fn ends_await(&mut self, end: u64) {
@@ -289,7 +279,7 @@ impl Recorder {
             return;
         }
         let Recorder { tracer, ring, links, .. } = self;
-        ring.take(|events, dropped| chrome::write(tracer, links, events, dropped, failure));
+        ring.take(|events, dropped| chrome::write(&tracer.source, links, events, dropped, failure));
         tracer.flush();
     }
 }

@@ -6,6 +6,7 @@ use std::thread::ThreadId;
 use super::event::{Event, Span, Track, What};
 use super::ring::Ring;
 use super::sink::Sink;
+use super::source::Source;
 use super::{chrome, now};
 use crate::comm::lock;
 
@@ -15,10 +16,7 @@ const CAPACITY: usize = 1 << 16;
 /// A communicator's identity in the trace, and its threads' events.
 #[derive(Debug)]
 pub(crate) struct Tracer {
-    pub(super) sink: Arc<Sink>,
-    pub(super) comm: u32,
-    /// World rank by rank.
-    members: Vec<usize>,
+    pub(super) source: Source,
     threads: Mutex<Threads>,
 }
 
@@ -31,16 +29,12 @@ struct Threads {
 impl Tracer {
     pub(crate) fn new(sink: Arc<Sink>, comm: u32, members: Vec<usize>) -> Arc<Tracer> {
         let ring = Ring::new(sink.events.min(CAPACITY));
-        Arc::new(Tracer { sink, comm, members, threads: Mutex::new(Threads { ring, met: Vec::new() }) })
+        let source = Source { sink, comm, members };
+        Arc::new(Tracer { source, threads: Mutex::new(Threads { ring, met: Vec::new() }) })
     }
 
     pub(crate) fn sink(&self) -> &Arc<Sink> {
-        &self.sink
-    }
-
-    /// World rank of a rank of the communicator.
-    pub(super) fn world(&self, rank: usize) -> usize {
-        self.members.get(rank).copied().unwrap_or(rank)
+        &self.source.sink
     }
 
     /// Something that this thread did from `begin` until now.
@@ -62,7 +56,7 @@ impl Tracer {
     pub(super) fn flush(&self) {
         let mut threads = lock(&self.threads);
         if !threads.ring.is_empty() {
-            threads.ring.take(|events, dropped| chrome::write(self, &[], events, dropped, None));
+            threads.ring.take(|events, dropped| chrome::write(&self.source, &[], events, dropped, None));
         }
     }
 }

@@ -64,7 +64,7 @@ struct ClientArgs {
     /// Send header and payload by two write calls instead of one.
     #[arg(long)]
     split: bool,
-    /// Round trips of 8 bytes for the latency.
+    /// Round trips of 8 bytes for the latency, at most: each measurement ends after three seconds.
     #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..))]
     round_trips: u32,
     /// Largest frame of the table: bytes, K, M or G may follow.
@@ -127,7 +127,7 @@ fn measure(address: &str, args: &ClientArgs) -> Result<()> {
             micros(s.min),
             micros(s.median),
             micros(s.p99),
-            args.round_trips
+            s.trips
         );
     }
     measure::table(&mut client, args.max_size).with_context(in_words)?;

@@ -1,6 +1,6 @@
 //! Latency and bandwidth: what is timed, and how it is summed up.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
@@ -10,10 +10,13 @@ use crate::client::Client;
 const WARM_UP: usize = 20;
 /// Bytes that one row of the bandwidth table moves in each direction, about.
 const BYTES_PER_ROW: usize = 64 << 20;
+/// After this long a measurement ends with fewer round trips: with Nagle's algorithm each may take 44 ms.
+const LONGEST: Duration = Duration::from_secs(3);
 
 /// Order statistics of a set of times. The mean is left out: one interruption by the scheduler would move it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Summary {
+    pub(crate) trips: usize,
     pub(crate) min: Duration,
     pub(crate) median: Duration,
     pub(crate) p99: Duration,
@@ -24,16 +27,20 @@ impl Summary {
     pub(crate) fn of(mut times: Vec<Duration>) -> Option<Summary> {
         times.sort_unstable();
         let rank = |percent: usize| times.get((times.len() * percent).div_ceil(100).max(1) - 1).copied();
-        Some(Summary { min: rank(0)?, median: rank(50)?, p99: rank(99)? })
+        Some(Summary { trips: times.len(), min: rank(0)?, median: rank(50)?, p99: rank(99)? })
     }
 }
 
-/// Round trips of `length` bytes, after a warm-up.
+/// Up to `count` round trips of `length` bytes, after a warm-up: as many as [`LONGEST`] allows.
 pub(crate) fn round_trips(client: &mut Client, length: usize, count: usize) -> Result<Option<Summary>> {
     for _ in 0..WARM_UP.min(count) {
         client.round_trip(length)?;
     }
-    let times = (0..count).map(|_| client.round_trip(length)).collect::<Result<Vec<_>>>()?;
+    let start = Instant::now();
+    let times = (0..count)
+        .take_while(|_| start.elapsed() < LONGEST)
+        .map(|_| client.round_trip(length))
+        .collect::<Result<Vec<_>>>()?;
     Ok(Summary::of(times))
 }
 
@@ -48,7 +55,8 @@ pub(crate) fn table(client: &mut Client, largest: usize) -> Result<()> {
         let Some(s) = round_trips(client, length, count)? else { continue };
         let rate = 2.0 * length as f64 / s.median.as_secs_f64() / 1e6;
         println!(
-            "{length:>10} {count:>7} {:>12.1} {:>12.1} {:>12.1} {rate:>10.1}",
+            "{length:>10} {:>7} {:>12.1} {:>12.1} {:>12.1} {rate:>10.1}",
+            s.trips,
             micros(s.min),
             micros(s.median),
             micros(s.p99)
@@ -77,9 +85,9 @@ mod tests {
         let times = |n: u64| (1..=n).rev().map(Duration::from_micros).collect::<Vec<_>>();
         let us = Duration::from_micros;
         assert_eq!(Summary::of(times(0)), None);
-        assert_eq!(Summary::of(times(1)), Some(Summary { min: us(1), median: us(1), p99: us(1) }));
-        assert_eq!(Summary::of(times(4)), Some(Summary { min: us(1), median: us(2), p99: us(4) }));
-        assert_eq!(Summary::of(times(1000)), Some(Summary { min: us(1), median: us(500), p99: us(990) }));
+        assert_eq!(Summary::of(times(1)), Some(Summary { trips: 1, min: us(1), median: us(1), p99: us(1) }));
+        assert_eq!(Summary::of(times(4)), Some(Summary { trips: 4, min: us(1), median: us(2), p99: us(4) }));
+        assert_eq!(Summary::of(times(1000)), Some(Summary { trips: 1000, min: us(1), median: us(500), p99: us(990) }));
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! `{{#code PATH HEAD}}`, `{{#output NAME}}`, `{{#animation COLLECTIVE ALGORITHM RANKS}}`, `{{#picture ...}}`.
+//! `{{#code PATH HEAD}}`, `{{#output NAME}}`, `{{#animation COLLECTIVE ALGORITHM RANKS}}`, `{{#picture ...}}`,
+//! `{{#plot COLLECTIVE ALGORITHMS RANKS SIZES}}` (simulated).
 
 use std::fs;
 use std::path::Path;
@@ -19,6 +20,7 @@ pub(crate) fn expand(line: &str, page: &Path) -> Option<Result<String>> {
         "output" => Recorded::read(rest).map(|r| r.shown()),
         "animation" => Drawn::parse(rest).map(|d| d.animation(page)),
         "picture" => Drawn::parse(rest).map(|d| d.picture(page)),
+        "plot" => Plot::parse(rest).map(|p| p.shown(page)),
         _ => return None,
     })
     .map(|result| result.with_context(|| line.trim().to_owned()))
@@ -101,9 +103,50 @@ impl Drawn {
     }
 }
 
+/// Simulated times over sizes, as the names of its files say it: `all-reduce.ring,tree.64.8,1M`.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Plot([String; 4]);
+
+impl Plot {
+    fn parse(rest: &str) -> Result<Plot> {
+        let words: Vec<String> = rest.split_whitespace().map(str::to_owned).collect();
+        let words = words.try_into().ok().context("expected a collective, algorithms, ranks and sizes")?;
+        Ok(Plot(words))
+    }
+
+    /// From a file's name without its ending.
+    pub(crate) fn from_stem(stem: &str) -> Result<Plot> {
+        Plot::parse(&stem.replace('.', " "))
+    }
+
+    /// What `tinynccl-cli` is called with.
+    pub(crate) fn arguments(&self) -> Vec<String> {
+        let [collective, algorithms, ranks, sizes] = &self.0;
+        ["simulate", collective, "--algo", algorithms, "--ranks", ranks, "--size", sizes].map(str::to_owned).to_vec()
+    }
+
+    fn shown(&self, page: &Path) -> String {
+        let src = format!("{}plots/{}.svg", to_top(page), self.0.join("."));
+        format!(
+            "<figure class=\"schedule\"><div class=\"wide\"><img src=\"{src}\" alt=\"{}, simulated times over sizes\"></div>\
+             <figcaption>Made by <code>cargo run -p tinynccl-cli -- {} --plot FILE.svg</code></figcaption></figure>",
+            self.0[0],
+            self.arguments().join(" ")
+        )
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_plot_goes_through_its_file_name() {
+        let plot = Plot::parse("all-reduce ring,tree 64 8,1M").unwrap();
+        assert_eq!(Plot::from_stem("all-reduce.ring,tree.64.8,1M").unwrap(), plot);
+        assert!(plot.shown(Path::new("a/b.md")).contains("\"../plots/all-reduce.ring,tree.64.8,1M.svg\""));
+        assert!(Plot::parse("all-reduce ring 64").is_err());
+    }
 
     #[test]
     fn a_schedule_goes_through_its_file_name() {

@@ -1,16 +1,16 @@
 //! What pages refer to and mdBook does not make: source files as pages with numbered lines, files as they are, animations and
-//! pictures of schedules.
+//! pictures of schedules, plots of simulations.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
 use crate::diagram::escape;
-use crate::directive::Drawn;
+use crate::directive::{Drawn, Plot};
 use crate::links::{pages, resolve};
 use crate::paths::{repository, to_top};
 
@@ -34,7 +34,7 @@ pub(crate) fn run(book: &Path) -> Result<()> {
         let Some(first) = path.components().next() else { continue };
         let rest = path.strip_prefix(first).unwrap_or(&path).to_owned();
         let folder = first.as_os_str().to_str().unwrap_or("");
-        if !["code", "raw", "animations", "pictures"].contains(&folder) {
+        if !["code", "raw", "animations", "pictures", "plots"].contains(&folder) {
             continue;
         }
         if let Some(parent) = at.parent() {
@@ -98,8 +98,15 @@ fn draw(file: &Path, at: &Path) -> Result<()> {
     let stem = file.file_stem().and_then(|s| s.to_str()).context("no name")?;
     let format = file.extension().and_then(|e| e.to_str()).context("no ending")?;
     let mut command = Command::new("cargo");
-    command.args(["run", "-q", "--locked", "-p", "tinynccl-cli", "--"]).args(Drawn::from_stem(stem)?.arguments());
-    command.args(["--format", format, "--output"]).arg(fs::canonicalize(at.parent().unwrap_or(at))?.join(file));
+    command.args(["run", "-q", "--locked", "-p", "tinynccl-cli", "--"]);
+    if at.parent().is_some_and(|folder| folder.ends_with("plots")) {
+        command.args(Plot::from_stem(stem)?.arguments()).arg("--plot");
+        // The table is printed all the same.
+        command.stdout(Stdio::null());
+    } else {
+        command.args(Drawn::from_stem(stem)?.arguments()).args(["--format", format, "--output"]);
+    }
+    command.arg(fs::canonicalize(at.parent().unwrap_or(at))?.join(file));
     let status = command.current_dir(repository()).status().context("starting cargo")?;
     if !status.success() {
         bail!("{status}: {command:?}");

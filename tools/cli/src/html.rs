@@ -1,41 +1,48 @@
 //! A page that steps through a schedule: no library, nothing from the network.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::f64::consts::TAU;
 use std::fmt::Write;
 
 use tinynccl::schedule::rounds::Round;
+use tinynccl::wire::Algorithm;
 
 use crate::picture::{CELL, DEFS, FONT, arrow, colour, describe, rows, strip, width};
 use crate::schedule::Played;
 
-const STYLE: &str = "body{font-family:sans-serif;margin:0 auto;max-width:60rem;padding:.5rem;color:#222}\
-     h1{font-size:1.2rem}svg{width:100%;height:auto;max-height:75vh}.frame,.log{display:none}.shown{display:block}\
-     g.shown{display:inline}button{font-size:1rem;padding:.4rem .8rem;margin-right:.3rem}\
-     table{border-collapse:collapse;font-size:.85rem}td,th{border:1px solid #bbb;padding:.1rem .4rem;text-align:right}\
-     td.now{background:#ffe9a8}button:focus-visible{outline:2px solid #06c}\
-     .scroll{overflow-x:auto}ul{font-size:.9rem;margin:.4rem 0}";
+const STYLE: &str = "body{font-family:sans-serif;margin:0 auto;max-width:60rem;padding:.5rem;color:#222;background:#fff}\
+     h1{font-size:1.2rem;margin:.3rem 0}p{margin:.5rem 0}svg{width:100%;height:auto;max-height:27rem;display:block}\
+     .frame{display:none}.logs{display:grid}.log{grid-area:1/1;visibility:hidden}.log.shown{visibility:visible}\
+     .shown{display:block}g.shown{display:inline}button{font-size:1rem;padding:.4rem .8rem;margin-right:.3rem}\
+     table{border-collapse:collapse;font-size:.8rem}td,th{border:1px solid #8888;padding:.1rem .35rem;text-align:right}\
+     td[data-link]{min-width:4.2rem}td.now{background:#ffe9a8;color:#222}button:focus-visible{outline:2px solid #06c}\
+     .scroll{overflow-x:auto}.edge{stroke:#8886;stroke-width:1}ul{font-size:.9rem;margin:.4rem 0;padding-left:1.2rem;columns:19rem}\
+     @media(max-width:480px){table{font-size:.68rem}td[data-link]{min-width:3.1rem}}\
+     @media(prefers-color-scheme:dark){body{background:#161923;color:#d5d7e3}text{fill:#d5d7e3}marker path{fill:#aaa}}";
 
+/// A page around this one learns how high this one is.
 const SCRIPT: &str = "const frames=document.querySelectorAll('.frame'),logs=document.querySelectorAll('.log');\
-     let at=0,timer=null;\
-     function show(to){at=Math.max(0,Math.min(frames.length-1,to));\
+     let at=0,timer=null;const last=frames.length-1,sending=sent[last].length?last:last-1;\
+     function show(to){at=Math.max(0,Math.min(last,to));\
      frames.forEach((f,i)=>f.classList.toggle('shown',i===at));logs.forEach((l,i)=>l.classList.toggle('shown',i===at));\
-     document.getElementById('at').textContent=at===0?'start':'round '+at+' of '+(frames.length-1);\
-     document.getElementById('back').disabled=at===0;document.getElementById('forward').disabled=at===frames.length-1;count();}\
+     document.getElementById('at').textContent=at===0?'start':at>sending?'done':'round '+at+' of '+sending;\
+     document.getElementById('back').disabled=at===0;document.getElementById('forward').disabled=at===last;count();}\
      function count(){const all={};sent.slice(0,at+1).forEach((round,i)=>round.forEach(([from,to,bytes])=>\
      [from+'-'+to,from+'-all'].forEach(k=>{const c=all[k]||(all[k]={bytes:0,now:false});c.bytes+=bytes;c.now=c.now||i===at;})));\
      document.querySelectorAll('td[data-link]').forEach(td=>{const c=all[td.dataset.link];\
      td.textContent=c?c.bytes.toLocaleString('en'):'';td.classList.toggle('now',!!c&&c.now);});}\
      function stop(){clearInterval(timer);timer=null;document.getElementById('play').textContent='Play';}\
-     function play(){if(timer){stop();return;}if(at===frames.length-1)show(0);\
+     function play(){if(timer){stop();return;}if(at===last)show(0);\
      document.getElementById('play').textContent='Stop';\
-     timer=setInterval(()=>{if(at===frames.length-1)stop();else show(at+1);},1200);}\
+     timer=setInterval(()=>{if(at===last)stop();else show(at+1);},1200);}\
      document.getElementById('back').onclick=()=>{stop();show(at-1);};\
      document.getElementById('forward').onclick=()=>{stop();show(at+1);};\
      document.getElementById('play').onclick=play;\
      document.addEventListener('keydown',e=>{if(e.key==='ArrowLeft'){stop();show(at-1);}\
      if(e.key==='ArrowRight'){stop();show(at+1);}if(e.key==='Home'){stop();show(0);}\
-     if(e.key==='End'){stop();show(frames.length-1);}});show(0);";
+     if(e.key==='End'){stop();show(last);}});show(0);\
+     if(parent!==window){const tell=()=>parent.postMessage({height:document.body.offsetHeight},'*');\
+     new ResizeObserver(tell).observe(document.body);}";
 
 pub(crate) fn page(played: &Played) -> String {
     let title = played.title();
@@ -50,6 +57,7 @@ pub(crate) fn page(played: &Played) -> String {
          <span id=\"at\" aria-live=\"polite\"></span></p>\n"
     );
     drawing(&mut out, played);
+    out.push_str("<div class=\"logs\">");
     for round in &played.rounds {
         out.push_str("<div class=\"log\"><ul>");
         for message in &round.sent {
@@ -62,29 +70,76 @@ pub(crate) fn page(played: &Played) -> String {
         }
         out.push_str("</ul></div>\n");
     }
+    out.push_str("</div>\n");
     links(&mut out, played);
     let _ = writeln!(out, "<script>const sent={};{SCRIPT}</script></body></html>", sent(played));
     out
 }
 
-/// Ranks in a circle, one group for each round.
+/// Where the ranks stand: a tree as a tree, all others in a circle.
+fn places(played: &Played) -> Vec<(f64, f64)> {
+    let ranks = played.shape.ranks;
+    let (wide, high) = (width(played), rows(played) as f64 * (CELL + 4.0));
+    if played.algorithm == Algorithm::Tree {
+        // Ranks are numbered such that children stand on both sides of their parents.
+        return depths(played)
+            .iter()
+            .enumerate()
+            .map(|(rank, depth)| (rank as f64 * (wide + 34.0), *depth as f64 * (high + 66.0)))
+            .collect();
+    }
+    // Strips of neighbours do not touch.
+    let radius = (ranks as f64 * (wide + 30.0) / TAU).max(wide.max(110.0));
+    let angle = |rank: usize| TAU * rank as f64 / ranks as f64 - TAU / 4.0;
+    (0..ranks).map(|rank| (radius * angle(rank).cos(), radius * angle(rank).sin())).collect()
+}
+
+/// How many links each rank is away from the root.
+fn depths(played: &Played) -> Vec<usize> {
+    let links: Vec<(usize, usize)> = played.rounds.iter().flat_map(|r| &r.sent).map(|m| (m.from, m.to)).collect();
+    let mut depths: Vec<Option<usize>> = vec![None; played.shape.ranks];
+    depths[played.shape.root] = Some(0);
+    for depth in 0..played.shape.ranks {
+        for &(from, to) in &links {
+            for (near, far) in [(from, to), (to, from)] {
+                if depths[near] == Some(depth) && depths[far].is_none() {
+                    depths[far] = Some(depth + 1);
+                }
+            }
+        }
+    }
+    depths.into_iter().map(Option::unwrap_or_default).collect()
+}
+
+/// All ranks, one group for each round.
 fn drawing(out: &mut String, played: &Played) {
     let ranks = played.shape.ranks;
     let (wide, high) = (width(played), rows(played) as f64 * (CELL + 4.0));
-    // Strips of neighbours do not touch.
-    let radius = (ranks as f64 * (wide + 30.0) / TAU).max(wide.max(110.0));
-    let side = (wide / 2.0 + radius + 20.0, radius + high + 40.0);
-    let centre = |rank: usize| {
-        let angle = TAU * rank as f64 / ranks as f64 - TAU / 4.0;
-        (side.0 + radius * angle.cos(), side.1 + radius * angle.sin())
-    };
+    let places = places(played);
+    let centre = |rank: usize| places[rank];
+    let least = |of: fn(&(f64, f64)) -> f64| places.iter().map(of).fold(f64::INFINITY, f64::min);
+    let most = |of: fn(&(f64, f64)) -> f64| places.iter().map(of).fold(f64::NEG_INFINITY, f64::max);
+    // Names and arrows beside the strips need some room.
+    let (left, top) = (least(|p| p.0) - (wide / 2.0).max(32.0) - 8.0, least(|p| p.1) - high / 2.0 - 28.0);
+    let (right, bottom) = (most(|p| p.0) + (wide / 2.0).max(32.0) + 8.0, most(|p| p.1) + high / 2.0 + 12.0);
+    // Not larger than twice.
     let _ = write!(
         out,
-        "<svg viewBox=\"0 0 {:.0} {:.0}\" role=\"img\" aria-label=\"{}\">{DEFS}",
-        2.0 * side.0,
-        2.0 * side.1,
+        "<svg viewBox=\"{left:.0} {top:.0} {:.0} {:.0}\" style=\"max-width:{:.0}px;margin:.6rem auto\" role=\"img\" \
+         aria-label=\"{}\">{DEFS}",
+        right - left,
+        bottom - top,
+        2.0 * (right - left),
         played.title()
     );
+    if played.algorithm == Algorithm::Tree {
+        let links: BTreeSet<(usize, usize)> =
+            played.rounds.iter().flat_map(|r| &r.sent).map(|m| (m.from.min(m.to), m.from.max(m.to))).collect();
+        for (a, b) in links {
+            let ((x1, y1), (x2, y2)) = (centre(a), centre(b));
+            let _ = write!(out, "<line x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\" class=\"edge\"/>");
+        }
+    }
     for rank in 0..ranks {
         let (x, y) = centre(rank);
         let top = y - high / 2.0 - 8.0;

@@ -40,7 +40,11 @@ pub(crate) fn page(played: &Played) -> String {
     for (number, round) in rounds.iter().enumerate() {
         let number = number + first;
         let y = TOP + row * (number - first) as f64;
-        let name = if number == 0 { "start".to_owned() } else { format!("round {number}") };
+        let name = match number {
+            0 => "start".to_owned(),
+            _ if round.sent.is_empty() => "done".to_owned(),
+            _ => format!("round {number}"),
+        };
         let _ = write!(out, "<text x=\"8\" y=\"{:.1}\" {FONT}>{name}</text>", y + CELL * 0.7);
         for (rank, memory) in round.memory.iter().enumerate() {
             strip(&mut out, played, rank, memory, (LEFT + column * rank as f64, y));

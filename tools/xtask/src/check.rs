@@ -1,6 +1,6 @@
 //! Builds a learner's step, runs its tests, and says in few words what is wrong and where to read on.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,8 +14,8 @@ use crate::learn::Learn;
 use crate::run::{Outcome, run};
 use crate::stub;
 
-/// The longest time of one test program. All of them end in a minute when nothing hangs.
-const LIMIT: Duration = Duration::from_secs(300);
+/// So many lines of a failed test are shown.
+const SHOWN: usize = 25;
 /// The longest time of a build: everything, from nothing, on a slow machine.
 const BUILD_LIMIT: Duration = Duration::from_secs(3600);
 
@@ -68,7 +68,7 @@ pub fn check(learn: &Learn, step: &Step, vm: bool) -> Result<Report> {
         let mut failed = failures(&outcome.stdout);
         if outcome.late {
             let hanging = unfinished(program, &outcome.stdout)?;
-            report.output += &format!("still running after {} s: {}\n", LIMIT.as_secs(), hanging.join(", "));
+            report.output += &format!("still running after {} s: {}\n", step.limit.as_secs(), hanging.join(", "));
             failed.extend(hanging);
         }
         report.output += &shown(&outcome, &failed);
@@ -120,7 +120,7 @@ fn test(learn: &Learn, step: &Step, program: &Path, vm: bool) -> Result<Outcome>
             .env("RUST_BACKTRACE", "0")
             .arg("--show-output")
             .args(skips);
-        return run(&mut command, LIMIT);
+        return run(&mut command, step.limit);
     }
     let mut command = Command::new(learn.root.join("scripts/rxe-vm.sh"));
     command
@@ -131,7 +131,7 @@ fn test(learn: &Learn, step: &Step, program: &Path, vm: bool) -> Result<Outcome>
         .arg(program)
         .args(["--show-output", "--test-threads=1"])
         .args(skips);
-    let outcome = run(&mut command, LIMIT + Duration::from_secs(200))?;
+    let outcome = run(&mut command, step.limit + Duration::from_secs(200))?;
     ensure!(
         !outcome.stderr.contains("rxe-vm: cannot run here"),
         "the virtual machine cannot run here: {}",
@@ -154,22 +154,45 @@ fn unfinished(program: &Path, stdout: &str) -> Result<Vec<String>> {
     Ok(names.filter(ended).map(str::to_owned).collect())
 }
 
-/// What a test program printed of the tests that failed, or all when it names none.
+/// What a test program printed of the tests that failed, or all when it names none. A test that met an exercise which is not
+/// written yet is one name in a list; of the others the first lines are shown.
 fn shown(outcome: &Outcome, failed: &[String]) -> String {
     if outcome.success {
         return String::new();
     }
-    let mut text = String::new();
+    let mut tests: Vec<(&str, Vec<&str>)> = Vec::new();
     let mut inside = false;
     for line in outcome.stdout.lines() {
         if let Some(name) = line.strip_prefix("---- ").and_then(|l| l.strip_suffix(" stdout ----")) {
             inside = failed.iter().any(|f| f == name);
+            if inside {
+                tests.push((name, Vec::new()));
+            }
         }
         inside &= line != "failures:" && line != "successes:";
-        if inside && !line.starts_with("note: run with `RUST_BACKTRACE") {
+        if let Some((_, lines)) = tests.last_mut().filter(|_| inside) {
+            lines.push(line);
+        }
+    }
+    let mut unwritten: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    let mut text = String::new();
+    for (name, lines) in tests {
+        if let Some(exercise) = lines.iter().find_map(|l| stub::unwritten(l)) {
+            unwritten.entry(exercise).or_default().push(name);
+            continue;
+        }
+        let lines = lines.iter().filter(|l| !l.is_empty() && !l.starts_with("note: run with `RUST_BACKTRACE"));
+        for line in lines.clone().take(SHOWN) {
             text += line;
             text.push('\n');
         }
+        if let more @ 1.. = lines.count().saturating_sub(SHOWN) {
+            text += &format!("… {more} more lines: `cargo test {name}` in that folder\n");
+        }
+        text.push('\n');
+    }
+    for (exercise, names) in unwritten {
+        text += &format!("{exercise} is not written yet, and these tests need it: {}\n", names.join(", "));
     }
     if text.is_empty() { format!("{}{}", outcome.stdout, outcome.stderr) } else { text }
 }
@@ -279,7 +302,12 @@ failures:
         assert_eq!(failures(OUT), ["two"]);
         let outcome = Outcome { success: false, stdout: OUT.to_owned(), stderr: String::new(), late: false };
         let text = shown(&outcome, &failures(OUT));
-        assert!(text.contains("exercise 2 of") && !text.contains("hello") && !text.contains("BACKTRACE"), "{text}");
+        assert_eq!(text, "exercise 2 of 07-allreduce-tcp is not written yet, and these tests need it: two\n");
+        let wrong = OUT.replace("not yet implemented: exercise 2 of 07-allreduce-tcp: add.", &"wrong\n".repeat(40));
+        let outcome = Outcome { stdout: wrong, ..outcome };
+        let text = shown(&outcome, &failures(OUT));
+        assert!(text.contains("panicked at") && !text.contains("hello") && !text.contains("BACKTRACE"), "{text}");
+        assert!(text.ends_with("… 17 more lines: `cargo test two` in that folder\n\n"), "{text}");
         assert_eq!(shown(&Outcome { success: true, ..outcome }, &[]), "");
     }
 

@@ -1,6 +1,7 @@
 //! The sixteen steps: numbers, names, and how each is checked.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
@@ -17,13 +18,19 @@ pub struct Step {
     pub skip: &'static [&'static str],
     /// Whether it has a feature `verbs`, whose tests run in a virtual machine.
     pub verbs: bool,
+    /// The longest time of one of its test programs.
+    pub limit: Duration,
 }
 
+/// All test programs end in a minute when nothing hangs.
+const LIMIT: Duration = Duration::from_secs(300);
+/// The tests of these build the extension for Python first.
+const WITH_EXTENSION: Duration = Duration::from_secs(1800);
 /// All of a package's tests but those in documentation.
 const ALL: &[&str] = &["--all-targets"];
 
 const fn step(number: u8, name: &'static str) -> Step {
-    Step { number, name, targets: ALL, skip: &[], verbs: false }
+    Step { number, name, targets: ALL, skip: &[], verbs: false, limit: LIMIT }
 }
 
 /// The course, in order.
@@ -38,8 +45,8 @@ pub const STEPS: [Step; 16] = [
     Step { verbs: true, ..step(8, "allreduce-verbs") },
     step(9, "allreduce-gpu"),
     step(10, "stress"),
-    step(11, "pytorch-bindings"),
-    step(12, "pytorch-ddp"),
+    Step { limit: WITH_EXTENSION, ..step(11, "pytorch-bindings") },
+    Step { limit: WITH_EXTENSION, ..step(12, "pytorch-ddp") },
     step(13, "ddp-train"),
     step(14, "ddp-gpu"),
     step(15, "ddp-sine"),

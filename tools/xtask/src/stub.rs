@@ -13,6 +13,13 @@ pub fn tag(step: &Step, number: u32) -> String {
     format!("exercise {number} of {}", step.folder())
 }
 
+/// The [`tag`] in a line that a program printed when it came to a body that is not written.
+pub fn unwritten(line: &str) -> Option<&str> {
+    let (tag, _) = line[line.find("exercise ")?..].split_once(": ")?;
+    let (number, step) = tag.strip_prefix("exercise ")?.split_once(" of ")?;
+    (number.parse::<u32>().is_ok() && Step::find(step).is_ok()).then_some(tag)
+}
+
 /// The files of a milestone's folder, from there, sorted. Without the README, which is read where it is.
 ///
 /// # Errors

@@ -23,6 +23,8 @@ class Work:
         """What the call failed with, if it is over and has failed."""
     def add_done_callback(self, callback: Callable[[], object]) -> None:
         """Calls ``callback`` at the end, in another thread, or now when it is over."""
+    def complete_future(self, future: Any, result: Any) -> None:
+        """Gives a future of torch ``result`` at the end, or what the call failed with; sets its attribute ``call`` to None."""
 
 class Group:
     """What ``Comm.group`` gives."""

@@ -2,10 +2,11 @@
 
 use std::ops::{Deref, DerefMut};
 
-use super::order::LARGEST;
 use crate::error::Result;
 use crate::transport::mapping::Mapping;
 
+/// Longest buffer in bytes; a rank has two of them. Shared caches of up to 42 MiB are filled by two ranks.
+pub(super) const LARGEST: usize = 16 << 20;
 /// Two f32 of 1: sums of smaller numbers can be slow.
 const ONES: u64 = 0x3f80_0000_3f80_0000;
 

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::buffer::Buffer;
+use super::buffer::{Buffer, LARGEST};
 use crate::comm::state::lock;
 use crate::comm::{Comm, Engine};
 use crate::dtype::{DType, ReduceOp};
@@ -18,8 +18,6 @@ const CHANNEL: u32 = 0;
 pub(super) const ROUNDS: usize = 16;
 /// Large buffers are walked in pieces of this many bytes, so that the clock is looked at in between.
 const PIECE: usize = 256 << 10;
-/// Longest buffer in bytes; a rank has two of them. Shared caches of up to 42 MiB are filled by two ranks.
-pub(super) const LARGEST: usize = 16 << 20;
 
 /// Something to do together. Travels as three numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -13,10 +13,10 @@ use std::sync::Arc;
 use cudarc::driver::result::{event, memcpy_dtod_async, memcpy_dtoh_async, memcpy_htod_async, stream as streams};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, sys};
 
-use super::DEPTH;
 use super::progress::Lane;
 use super::route::{Route, Side};
 use super::signals::Signals;
+use super::staging::DEPTH;
 
 const NO_FLAGS: sys::CUevent_wait_flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
 

@@ -47,7 +47,7 @@ use std::thread::JoinHandle;
 use cudarc::driver::{CudaContext, DriverError, sys};
 
 use super::call::Call;
-use super::driver::cuda;
+use super::driver::{cuda, is_capturing};
 use crate::comm::{Comm, lock};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -55,10 +55,8 @@ use copies::Copies;
 use progress::{Job, Lane, Shared};
 use route::{Grid, Route};
 use signals::Signals;
-use staging::Staging;
+use staging::{DEPTH, Staging};
 
-/// Slots of a lane: one is filled, one is with the host, one is emptied.
-const DEPTH: usize = 3;
 /// Bytes that are not worth cutting: putting a chunk into streams takes some 40 us on an H200's host (256 chunks of 512 KiB: 10.8
 /// ms whatever the number of lanes, from four on), as long as copying 2 MiB.
 const LEAST: usize = 1 << 20;
@@ -169,10 +167,8 @@ impl Hosted {
         route: &Route,
     ) -> Result<()> {
         let failed = |e: DriverError| cuda(op, "enqueueing a call through the host", e);
-        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         // SAFETY: a stream, by the contract of `enqueue`.
-        unsafe { sys::cuStreamIsCapturing(stream, &mut status) }.result().map_err(failed)?;
-        if status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
+        if unsafe { is_capturing(stream) }.map_err(failed)? {
             return Err(Error::Unsupported {
                 what: "capture into a graph of a call that goes through the hosts' memory".to_owned(),
                 detail: "the host takes part in every call, and does not know when a graph is launched; capture what is between \

@@ -8,10 +8,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use super::DEPTH;
 use super::route::{Route, Side, Wire};
 use super::signals::Signals;
-use super::staging::Staging;
+use super::staging::{DEPTH, Staging};
 use crate::comm::{Attached, Comm, Message, Part, lock};
 use crate::error::{Error, Result};
 

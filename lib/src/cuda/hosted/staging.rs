@@ -13,6 +13,9 @@ use crate::comm::{Comm, SymmetricBuffer};
 use crate::error::{Error, Result};
 use crate::transport::Registration;
 
+/// Slots of a lane: one is filled, one is with the host, one is emptied.
+pub(super) const DEPTH: usize = 3;
+
 /// Slots of one lane.
 #[derive(Debug)]
 pub(super) struct Staging {

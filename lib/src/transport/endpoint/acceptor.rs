@@ -1,7 +1,6 @@
 //! The thread that takes connections and checks who they are, all of them at once, each within a bounded time.
 
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -9,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::Inner;
-use super::hop;
+use super::conn::Conn;
+use super::{Inner, hop};
 use crate::error::{Error, Result};
 use crate::transport::doorbell::Doorbell;
 use crate::transport::handshake::{Hello, Reply};
@@ -44,50 +43,6 @@ impl Key {
     pub(super) fn of(hello: &Hello) -> Key {
         let Hello { comm, origin, target, channel, .. } = *hello;
         Key { comm, origin, target, channel, stream: hello.stream() }
-    }
-}
-
-/// A connection that waits for its hello, or with it.
-#[derive(Debug)]
-pub(super) enum Conn {
-    Tcp(tcp::Pending),
-    Unix(shm::Pending),
-}
-
-impl Conn {
-    fn read(&mut self) -> Result<Option<[u8; Hello::BYTES]>, String> {
-        match self {
-            Conn::Tcp(c) => c.read(),
-            Conn::Unix(c) => c.read(),
-        }
-    }
-
-    pub(super) fn reply(&mut self, reply: &Reply) -> Result<(), String> {
-        match self {
-            Conn::Tcp(c) => c.reply(reply),
-            Conn::Unix(c) => c.reply(reply),
-        }
-    }
-
-    pub(super) fn address(&self) -> String {
-        match self {
-            Conn::Tcp(c) => c.address(),
-            Conn::Unix(c) => c.address(),
-        }
-    }
-
-    pub(super) fn is_gone(&self) -> bool {
-        match self {
-            Conn::Tcp(c) => c.is_gone(),
-            Conn::Unix(c) => c.is_gone(),
-        }
-    }
-
-    fn fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Conn::Tcp(c) => c.as_fd(),
-            Conn::Unix(c) => c.as_fd(),
-        }
     }
 }
 

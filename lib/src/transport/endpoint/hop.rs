@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::acceptor::Conn;
+use super::conn::Conn;
 use super::{EndpointInfo, Hop, Inner};
 use crate::error::{Error, Result};
 use crate::transport::handshake::{Hello, Reply};

@@ -5,6 +5,7 @@
 //! for another rank is one hop of a relayed link ([`super::relay`]): [`hop`] makes the next one and joins the two.
 
 mod acceptor;
+mod conn;
 mod hop;
 
 use std::fmt;
@@ -26,7 +27,8 @@ use crate::bootstrap::Host;
 use crate::bootstrap::interface::{LocalAddress, order_candidates, with_loopback};
 use crate::config::{Config, SingleCopy, TransportChoice};
 use crate::error::{Error, Result};
-use acceptor::{Conn, Key, Shared};
+use acceptor::{Key, Shared};
+use conn::Conn;
 use hop::{Relay, World};
 
 /// What carries a link.

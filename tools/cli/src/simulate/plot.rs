@@ -59,15 +59,17 @@ fn draw(
         ("ranks", format!("{} of {} bytes, simulated", cases[0].shape.collective, cases[0].size))
     };
     let mut chart = ChartBuilder::on(&area)
-        .caption(title, ("sans-serif", 18))
+        .caption(title, ("sans-serif", 22))
         .margin(10)
-        .x_label_area_size(40)
-        .y_label_area_size(70)
+        .x_label_area_size(56)
+        .y_label_area_size(84)
         .build_cartesian_2d(range(|p| p.0), range(|p| p.1))?;
     chart
         .configure_mesh()
         .x_desc(x)
         .y_desc("time (us)")
+        .axis_desc_style(("sans-serif", 17))
+        .label_style(("sans-serif", 16))
         .x_label_formatter(&|v| short(*v))
         .y_label_formatter(&|v| short(*v))
         .light_line_style(WHITE)
@@ -83,7 +85,7 @@ fn draw(
     chart
         .configure_series_labels()
         .position(SeriesLabelPosition::UpperLeft)
-        .label_font(("sans-serif", 12))
+        .label_font(("sans-serif", 16))
         .background_style(WHITE.mix(0.8))
         .draw()?;
     area.present()

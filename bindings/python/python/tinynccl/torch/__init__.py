@@ -9,24 +9,38 @@ Ranks meet through the store that ``init_process_group`` makes. Each process gro
 torch 1.13 and with torch 2.
 """
 
+import torch
 import torch.distributed as dist
 
-from .group import ProcessGroup
+from .group import Backend, ProcessGroup
 from .work import Work
 
-__all__ = ["ProcessGroup", "Work"]
+__all__ = ["Backend", "ProcessGroup", "Work"]
 
 
 def _create(store, rank, size, timeout):
     return ProcessGroup(store, rank, size, timeout)
 
 
+def _create_2(opts, options=None):
+    """Of torch 2, which makes a group first: what is returned takes its place (a group) or a place in it (a backend)."""
+    group = getattr(opts, "process_group", None)
+    # Another backend has its place there already, or will have the one for calls without tensors.
+    alone = group is None or not group._device_types and group._get_backend_name() not in ("gloo", "nccl", "mpi", "ucc", "xccl")
+    if not alone and Backend is None:
+        raise RuntimeError(
+            f"init_process_group: torch {torch.__version__} has no backends made in Python, so \"tinynccl\" cannot be one of several: "
+            'pass "tinynccl" alone'
+        )
+    return (ProcessGroup if alone else Backend)(opts.store, opts.group_rank, opts.group_size, opts.timeout)
+
+
 def _register():
     if hasattr(dist.Backend, "TINYNCCL"):
         return
-    try:
-        dist.Backend.register_backend("tinynccl", _create, devices=["cpu", "cuda"])
-    except TypeError:
+    if hasattr(dist.ProcessGroup, "_device_types"):
+        dist.Backend.register_backend("tinynccl", _create_2, extended_api=True, devices=["cpu", "cuda"])
+    else:
         # Before torch 2.
         dist.Backend.register_backend("tinynccl", _create)
 

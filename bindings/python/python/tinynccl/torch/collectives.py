@@ -3,10 +3,14 @@
 import math
 
 import torch
+from torch.distributed import AllreduceOptions
 
 from .. import InvalidArgument, Mismatch
 from .tensors import as_list, operator, real, spread
 from .work import Work
+
+# torch 2 says whether it will wait.
+_SAYS = hasattr(AllreduceOptions, "asyncOp")
 
 
 class Collectives:
@@ -23,11 +27,10 @@ class Collectives:
         if one.is_cpu:
             # What `_run` does, shorter: the layout is checked where the memory is taken.
             self._number += 1
-            if not getattr(opts, "asyncOp", True):
-                # torch 2 says whether it will wait.
+            if _SAYS and opts is not None and not opts.asyncOp:
                 self._comm.all_reduce(one, None, op)
                 return None
-            return Work((self._comm.all_reduce(one, None, op, async_op=True),), tensors)._keep(self._kept)
+            return Work.of(self._comm.all_reduce(one, None, op, async_op=True), tensors, self._kept)
         return self._run("all_reduce", tensors, tensors, lambda **how: self._comm.all_reduce(one, op=op, **how))
 
     def _sparse_all_reduce(self, tensors, op):
@@ -56,7 +59,7 @@ class Collectives:
         self._comm.all_gather(values, all_values, [count * width for count in counts])
         summed = torch.sparse_coo_tensor(all_indices.t(), all_values, tensor.shape).coalesce()
         tensor.copy_(summed / n if op == "avg" else summed)
-        return Work((), tensors)._keep(self._kept)
+        return Work.of(None, tensors, self._kept)
 
     def allreduce_coalesced(self, tensors, opts=None):
         tensors = as_list(tensors)
@@ -310,7 +313,7 @@ class Collectives:
         if self._streams:
             for stream, _ in self._streams.values():
                 torch.cuda.current_stream(stream.device).synchronize()
-        return Work((self._comm.barrier(async_op=True),), [])._keep(self._kept)
+        return Work.of(self._comm.barrier(async_op=True), [], self._kept)
 
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
         """The error at the deadline names the ranks that have not come."""

@@ -14,11 +14,10 @@ from .tensors import as_list
 from .work import Event, Work
 
 
-class ProcessGroup(Collectives, c10d.ProcessGroup):
-    """A process group of ranks that have a communicator of tinynccl."""
+class Group(Collectives):
+    """Ranks that have a communicator of tinynccl: what both kinds of groups below are."""
 
-    def __init__(self, store, rank, size, timeout):
-        c10d.ProcessGroup.__init__(self, rank, size)
+    def _join(self, store, rank, size, timeout):
         self._store = store
         self._rank = rank
         self._size = size
@@ -112,12 +111,9 @@ class ProcessGroup(Collectives, c10d.ProcessGroup):
         device = self._check(call, tensors)
         if device.type == "cuda":
             self._flush()
-            work = self._on_stream(device, [*tensors, *scratch], result, make, finish)
-        else:
-            work = Work((make(async_op=True),), result)
-            if finish is not None:
-                work._then(finish)
-        return work._keep(self._kept)
+            return self._on_stream(device, [*tensors, *scratch], result, make, finish)
+        work = Work.of(make(async_op=True), result, self._kept)
+        return work if finish is None else work._then(finish)
 
     def _on_stream(self, device, tensors, result, make, finish=None):
         """On our stream, behind what is on the current one, so that calls overlap with the caller's kernels."""
@@ -131,7 +127,7 @@ class ProcessGroup(Collectives, c10d.ProcessGroup):
         for tensor in tensors:
             # The allocator does not give its memory away before our stream has passed this point.
             tensor.record_stream(stream)
-        return Work.on_stream(result, Event(stream, self._comm), device)
+        return Work.of(None, result, self._kept)._on(Event(stream, self._comm), device)
 
     def _group(self, calls, **how):
         """Several calls as one; ``calls`` makes them."""
@@ -163,16 +159,16 @@ class ProcessGroup(Collectives, c10d.ProcessGroup):
                 "pass tensor.contiguous()"
             )
         if device.type == "cuda":
-            work = Deferred(self, sends, tensor, peer)
+            work = Deferred.of(None, [tensor], self._kept)._as(self, sends, peer)
             self._deferred.append(work)
-        else:
-            pair = (sender, receiver)
-            channel = self._channels.get(pair)
-            if channel is None:
-                channel = self._channels[pair] = Channel(self._store, self._timeout, sends, sender, receiver)
-            work = Work((channel.put(tensor, tag),), [tensor])
-            work._source = sender
-        return work._keep(self._kept)
+            return work
+        pair = (sender, receiver)
+        channel = self._channels.get(pair)
+        if channel is None:
+            channel = self._channels[pair] = Channel(self._store, self._timeout, sends, sender, receiver)
+        work = Work.of(channel.put(tensor, tag), [tensor], self._kept)
+        work._source = sender
+        return work
 
     def _flush(self):
         """Messages of the GPU go together: a kernel that only sends might wait for one that only comes behind its peer's."""
@@ -189,3 +185,45 @@ class ProcessGroup(Collectives, c10d.ProcessGroup):
         work = self._on_stream(device, tensors, tensors, lambda **how: self._group(calls, **how))
         for message in messages:
             message._event = work._event
+
+
+class ProcessGroup(Group, c10d.ProcessGroup):
+    """A process group that is tinynccl's on every device: torch's functions call it directly."""
+
+    def __init__(self, store, rank, size, timeout):
+        c10d.ProcessGroup.__init__(self, rank, size)
+        self._join(store, rank, size, timeout)
+
+    # torch 2 asks a group for its backend of a device, and that for what it can do.
+    supports_coalescing = supports_splitting = False
+
+    def _get_backend(self, device):
+        return self
+
+    get_backend = _get_backend
+
+    # torch's own name is that of its backends.
+    _name = ""
+
+    def _set_group_name(self, name):
+        self._name = name
+
+    @property
+    def group_name(self):
+        return self._name
+
+
+# Before it could be made in Python, torch had no room for us in a group of several backends.
+if hasattr(getattr(c10d, "Backend", None), "_start_coalescing"):
+
+    class Backend(Group, c10d.Backend):
+        """Of a process group that has other backends for other devices: torch's dispatcher calls it."""
+
+        def __init__(self, store, rank, size, timeout):
+            c10d.Backend.__init__(self, rank, size)
+            self._join(store, rank, size, timeout)
+
+        supports_coalescing = supports_splitting = False
+
+else:
+    Backend = None

@@ -21,10 +21,22 @@ class Message:
 
     def __init__(self, tensor, tag):
         self.tensor, self.tag = tensor, tag
+        # What goes over the wire: the receiver may have to take it before it knows which type it wants.
+        self.data = tensor.detach().view(-1).view(torch.uint8)
         self._done = threading.Event()
         self._lock = threading.Lock()
         self._error = None
         self._callbacks = []
+
+    def complete_future(self, future, result):
+        def tell():
+            future.call = None
+            if self._error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(self._error)
+
+        self.add_done_callback(tell)
 
     def complete(self, error=None):
         with self._lock:
@@ -100,7 +112,7 @@ class Channel:
                     self._comm = meet(self._store, self._key, int(not self._sends), 2, self._timeout)
                 if self._sends:
                     self._comm.send(_header(message), 1)
-                    self._comm.send(message.tensor, 1)
+                    self._comm.send(message.data, 1)
                     message.complete()
                 else:
                     self._ask(message)
@@ -120,7 +132,7 @@ class Channel:
         if aside:
             kind, data = aside.popleft()
             self._fits(message, kind, data.numel())
-            message.tensor.view(-1).view(torch.uint8).copy_(data)
+            message.data.copy_(data)
             message.complete()
         else:
             self._asked[message.tag].append(message)
@@ -139,7 +151,7 @@ class Channel:
             self._ask(message)
         asked = self._asked[tag]
         if asked and self._fits(asked[0], kind, length):
-            self._comm.recv(asked[0].tensor, 0)
+            self._comm.recv(asked[0].data, 0)
             asked.popleft().complete()
         else:
             data = torch.empty(length, dtype=torch.uint8)
@@ -147,18 +159,14 @@ class Channel:
             self._aside[tag].append((kind, data))
 
     def _fits(self, message, kind, length):
-        if (kind, length) == (_kind(message.tensor), _bytes(message.tensor)):
+        if (kind, length) == (_kind(message.tensor), message.data.numel()):
             return True
         text = (
-            f"recv: rank {self._receiver} and rank {self._sender} disagree: rank {self._receiver} receives {_bytes(message.tensor)} bytes of "
+            f"recv: rank {self._receiver} and rank {self._sender} disagree: rank {self._receiver} receives {message.data.numel()} bytes of "
             f"{message.tensor.dtype} with tag {message.tag}, rank {self._sender} sent {length} bytes of {kind.rstrip(bytes(1)).decode()}"
         )
         self._comm.abort(text)
         raise Mismatch(text)
-
-
-def _bytes(tensor):
-    return tensor.numel() * tensor.element_size()
 
 
 def _kind(tensor):
@@ -166,17 +174,18 @@ def _kind(tensor):
 
 
 def _header(message):
-    return bytearray(_HEADER.pack(message.tag, _bytes(message.tensor), _kind(message.tensor)))
+    return bytearray(_HEADER.pack(message.tag, message.data.numel(), _kind(message.tensor)))
 
 
 class Deferred(Work):
     """A message between GPUs: it starts when it is waited for, or with the next call of the group."""
 
-    def __init__(self, group, sends, tensor, peer):
-        super().__init__((), [tensor])
-        self._devices = (tensor.device,)
+    def _as(self, group, sends, peer):
+        (self.tensor,) = self._result
+        self._devices = (self.tensor.device,)
         self._source = group._rank if sends else peer
-        self._group, self.sends, self.tensor, self.peer = group, sends, tensor, peer
+        self._group, self.sends, self.peer = group, sends, peer
+        return self
 
     def wait(self, timeout=None):
         self._group._flush()

@@ -1,7 +1,6 @@
 """Calls in flight, as ``torch.distributed`` sees them."""
 
 import datetime
-import itertools
 import threading
 
 import torch
@@ -15,47 +14,44 @@ class _Future(torch.futures.Future):
     """Of a call on the CPU. Who waits for it carries the call out: a callback of another future that waits runs in the very thread
     which would do that otherwise."""
 
-    work = None
+    call = None
 
     def wait(self):
-        if self.work is not None and not self.done():
-            self.work.wait()
+        if self.call is not None and not self.done():
+            self.call.wait()
         return super().wait()
 
 
 class Work(c10d.Work):
     """A call in flight, as ``torch.distributed`` sees it. ``wait`` raises what the call failed with."""
 
-    # Of the class while an object has nothing else: calls are made often.
-    _kept = _finish = _lock = _event = _source = _future = None
+    # Of the class while an object has nothing else, and no `__init__`: calls are made often.
+    _call = _result = _kept = _finish = _lock = _event = _source = _future = None
     _devices = ()
 
-    def __init__(self, works, result):
-        c10d.Work.__init__(self)
-        self._works = works
-        self._result = result
-
     @classmethod
-    def on_stream(cls, result, event, device):
-        """Of calls that are behind ``event``."""
-        work = cls((), result)
-        work._event = event
-        work._devices = (device,)
-        return work
-
-    def _then(self, finish):
-        """``finish`` is called once, after the calls and before anybody is told of their end."""
-        self._finish = finish
-        self._lock = threading.Lock()
-        return self
-
-    def _keep(self, kept):
-        """torch 1.13 forgets the Python half of an object that only C++ holds: this one stays until somebody has asked for its
-        end, or many have come after it."""
-        self._kept = kept
-        kept[id(self)] = self
+    def of(cls, call, result, kept):
+        """Of ``call``, a ``tinynccl.Work`` or what has its methods (none: it is complete). torch 1.13 forgets the Python half of an
+        object that only C++ holds: it stays in ``kept`` until somebody has asked for its end, or many have come after it."""
+        work = cls()
+        work._call = call
+        work._result = result
+        work._kept = kept
+        kept[id(work)] = work
         if len(kept) > _KEPT:
             kept.pop(next(iter(kept)), None)
+        return work
+
+    def _on(self, event, device):
+        """It has ended when the stream has passed ``event``."""
+        self._event = event
+        self._devices = (device,)
+        return self
+
+    def _then(self, finish):
+        """``finish`` is called once, after the call and before anybody is told of its end."""
+        self._finish = finish
+        self._lock = threading.Lock()
         return self
 
     def _release(self):
@@ -65,10 +61,9 @@ class Work(c10d.Work):
 
     def wait(self, timeout=None):
         self._release()
-        # torch's own default is a timeout of zero: none.
-        seconds = timeout.total_seconds() or None if isinstance(timeout, datetime.timedelta) else timeout
-        for work in self._works:
-            work.wait(seconds)
+        if self._call is not None:
+            # torch's own default is a timeout of zero: none.
+            self._call.wait(_seconds(timeout) if timeout else None)
         self._end()
         if self._event is not None:
             self._event.wait()
@@ -86,7 +81,7 @@ class Work(c10d.Work):
         self.wait()
 
     def is_completed(self):
-        if not all(work.is_completed() for work in self._works):
+        if self._call is not None and not self._call.is_completed():
             return False
         if self._event is not None and not self._event.query():
             return False
@@ -98,7 +93,7 @@ class Work(c10d.Work):
         return self.is_completed() and self.exception() is None
 
     def exception(self):
-        return next((e for e in (work.exception() for work in self._works) if e is not None), None)
+        return None if self._call is None else self._call.exception()
 
     def result(self):
         self.wait()
@@ -111,43 +106,47 @@ class Work(c10d.Work):
 
     def get_future(self):
         if self._future is None:
-            self._future = torch.futures.Future(devices=list(self._devices)) if self._devices else _Future()
-            self._complete_later()
+            if self._devices:
+                self._future = torch.futures.Future(devices=list(self._devices))
+            else:
+                self._future = _Future()
+            self._complete(self._future)
         self._release()
         return self._future
 
-    def _complete_later(self):
+    def _complete(self, future):
         if self._event is not None:
             # It is the stream that completes: the future records it.
-            with torch.cuda.stream(self._event.stream):
+            with self._event.current():
                 self._end()
-                self._future.set_result(self._result)
-            return
-        left = itertools.count(len(self._works), -1)
-        next(left)
+                future.set_result(self._result)
+        elif self._call is None:
+            self._end()
+            future.set_result(self._result)
+        else:
+            future.call = self._call
+            if self._lock is None:
+                self._call.complete_future(future, self._result)
+            else:
+                self._call.add_done_callback(self._done)
 
-        def one_done():
-            if next(left) > 0:
-                return
-            self._future.work = None
-            error = self.exception()
-            if error is not None:
-                self._future.set_exception(error)
-                return
+    def _done(self):
+        """Of a call with something left to do."""
+        self._future.call = None
+        error = self.exception()
+        if error is None:
             try:
                 self._end()
             except Exception as failure:
-                self._future.set_exception(failure)
-                return
+                error = failure
+        if error is None:
             self._future.set_result(self._result)
+        else:
+            self._future.set_exception(error)
 
-        if not self._works:
-            self._end()
-            self._future.set_result(self._result)
-            return
-        self._future.work = self
-        for work in self._works:
-            work.add_done_callback(one_done)
+
+def _seconds(timeout):
+    return timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
 
 
 class Event:
@@ -166,3 +165,7 @@ class Event:
 
     def query(self):
         return self._event.query()
+
+    def current(self):
+        """Makes the stream the current one, while a ``with`` lasts."""
+        return torch.cuda.stream(self.stream)

@@ -1,0 +1,119 @@
+//! What the callers of a session and its thread share.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::connection::{Waker, encode, left, lock};
+use super::event::Event;
+use super::message::{Cause, ToStore};
+use super::progress::{Health, Progress};
+use crate::interrupt::asked_to_stop;
+
+/// Longest wait before the caller is asked whether it goes on.
+const SLICE: Duration = Duration::from_millis(50);
+
+pub(crate) type Handler = Arc<dyn Fn(&Event) + Send + Sync>;
+
+/// What the callers' threads and the monitor share.
+pub(crate) struct Shared {
+    pub(crate) waker: Waker,
+    pub(crate) outbox: Mutex<Outbox>,
+    pub(crate) answers: Mutex<Answers>,
+    pub(crate) changed: Condvar,
+    pub(crate) events: Mutex<Events>,
+    pub(crate) tracked: Mutex<Vec<(u32, Arc<Progress>)>>,
+}
+
+/// Frames to send, and whether to say goodbye after them.
+#[derive(Default)]
+pub(crate) struct Outbox {
+    pub(crate) frames: Vec<u8>,
+    pub(crate) bye: bool,
+}
+
+/// Answers that callers wait for: `None` until they come.
+#[derive(Default)]
+pub(crate) struct Answers {
+    pub(crate) exchanges: HashMap<String, Option<Exchanged>>,
+    pub(crate) healths: HashMap<u64, Option<Vec<Health>>>,
+    pub(crate) next_ticket: u64,
+    /// Why no more answers will come.
+    pub(crate) over: Option<String>,
+}
+
+/// Outcome of an exchange: the members' values.
+pub(crate) type Exchanged = Result<Vec<Vec<u8>>, ExchangeFailure>;
+
+/// Why an exchange failed.
+pub(crate) struct ExchangeFailure {
+    pub(crate) missing: Vec<usize>,
+    pub(crate) cause: Cause,
+    pub(crate) reason: String,
+}
+
+#[derive(Default)]
+pub(crate) struct Events {
+    pub(crate) list: Vec<Event>,
+    pub(crate) handlers: Vec<Handler>,
+}
+
+impl Shared {
+    pub(crate) fn new(waker: Waker) -> Shared {
+        Shared {
+            waker,
+            outbox: Mutex::default(),
+            answers: Mutex::default(),
+            changed: Condvar::new(),
+            events: Mutex::default(),
+            tracked: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn send(&self, message: &ToStore) {
+        match encode(message) {
+            Ok(frame) => lock(&self.outbox).frames.extend_from_slice(&frame),
+            // Callers check sizes before.
+            Err(e) => return log::error!("rendezvous: {e}"),
+        }
+        self.waker.wake();
+    }
+
+    /// Waits until `ready`, at most until `deadline` or until the caller wants it to end; whether it came to that.
+    pub(crate) fn wait_for(&self, deadline: Instant, ready: impl Fn(&Answers) -> bool) -> bool {
+        let mut answers = lock(&self.answers);
+        loop {
+            let left = left(deadline);
+            let wait = self.changed.wait_timeout_while(answers, left.min(SLICE), |a| !ready(a));
+            let outcome;
+            (answers, outcome) = wait.unwrap_or_else(PoisonError::into_inner);
+            if !outcome.timed_out() {
+                return true;
+            }
+            if left <= SLICE || asked_to_stop() {
+                return false;
+            }
+        }
+    }
+
+    /// Changes the answers and wakes who waits for them.
+    pub(crate) fn answer(&self, change: impl FnOnce(&mut Answers)) {
+        change(&mut lock(&self.answers));
+        self.changed.notify_all();
+    }
+
+    /// Remembers an event and tells the handlers.
+    pub(crate) fn dispatch(&self, event: Event) {
+        let handlers = {
+            let mut events = lock(&self.events);
+            events.list.push(event.clone());
+            events.handlers.clone()
+        };
+        for handler in handlers {
+            let call = std::panic::AssertUnwindSafe(|| handler(&event));
+            if std::panic::catch_unwind(call).is_err() {
+                log::error!("an event handler panicked at {event:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! What a call in phases moves, and between whom.
+
+use super::super::call::Call;
+use crate::wire::Collective;
+
+/// What a call moves, in bytes: to whom, from whom, and how far apart their segments are.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::cuda) struct Traffic {
+    /// Of each message sent, and of each received.
+    pub(in crate::cuda) lengths: (u64, u64),
+    pub(in crate::cuda) input: u64,
+    pub(in crate::cuda) output: u64,
+    pub(in crate::cuda) targets: u32,
+    pub(in crate::cuda) sources: u32,
+    pub(in crate::cuda) input_stride: u64,
+    pub(in crate::cuda) output_stride: u64,
+    /// What is added to the sources' data, if anything is: the address of our own input.
+    pub(in crate::cuda) reduces: Option<u64>,
+    /// Whether both ends are the same call.
+    pub(in crate::cuda) compares: bool,
+}
+
+impl Traffic {
+    /// Of a message sent, a message received (each as address, bytes, peer), or both.
+    pub(in crate::cuda) fn pair(to: Option<(u64, usize, usize)>, from: Option<(u64, usize, usize)>) -> Traffic {
+        let (input, sent, target) = to.map_or((0, 0, 0), |(at, bytes, peer)| (at, bytes, 1 << peer));
+        let (output, received, source) = from.map_or((0, 0, 0), |(at, bytes, peer)| (at, bytes, 1 << peer));
+        Traffic {
+            lengths: (sent as u64, received as u64),
+            input,
+            output,
+            targets: target,
+            sources: source,
+            input_stride: 0,
+            output_stride: 0,
+            reduces: None,
+            compares: false,
+        }
+    }
+
+    /// Of a collective of `size` ranks, seen by `rank`.
+    pub(in crate::cuda) fn of(call: &Call, rank: usize, size: usize) -> Option<Traffic> {
+        let bytes = (call.count * call.dtype.size()) as u64;
+        let others = ((1u32 << size) - 1) & !(1 << rank);
+        let root = 1u32 << call.root;
+        let at_root = call.root == rank;
+        let own = rank as u64 * bytes;
+        let whole = Traffic {
+            lengths: (bytes, bytes),
+            input: call.input,
+            output: call.output,
+            targets: others,
+            sources: others,
+            input_stride: 0,
+            output_stride: 0,
+            reduces: Some(call.input),
+            compares: true,
+        };
+        Some(match call.collective {
+            Collective::AllReduce => whole,
+            Collective::ReduceScatter => Traffic { input_stride: bytes, reduces: Some(call.input + own), ..whole },
+            Collective::Reduce if at_root => Traffic { targets: 0, ..whole },
+            Collective::Reduce => Traffic { targets: root, sources: 0, reduces: None, ..whole },
+            Collective::Broadcast if at_root => Traffic { sources: 0, reduces: None, ..whole },
+            Collective::Broadcast => Traffic { targets: 0, sources: root, reduces: None, ..whole },
+            Collective::AllGather => Traffic { output_stride: bytes, reduces: None, ..whole },
+            Collective::AllToAll => Traffic { input_stride: bytes, output_stride: bytes, reduces: None, ..whole },
+            _ => return None,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::window::MAX_RANKS;
+    use super::*;
+    use crate::{DType, ReduceOp};
+
+    #[test]
+    fn every_message_has_a_sender_and_a_receiver() {
+        for size in 2..=MAX_RANKS {
+            for root in 0..size {
+                for collective in Collective::ALL {
+                    let call = Call {
+                        collective,
+                        dtype: DType::F32,
+                        op: ReduceOp::Sum,
+                        root,
+                        count: 10,
+                        input: 0,
+                        output: 1 << 20,
+                    };
+                    let all: Option<Vec<Traffic>> = (0..size).map(|rank| Traffic::of(&call, rank, size)).collect();
+                    let Some(all) = all else { continue };
+                    for (from, ours) in all.iter().enumerate() {
+                        assert_eq!(ours.targets >> from & 1, 0);
+                        for (to, theirs) in all.iter().enumerate() {
+                            assert_eq!(ours.targets >> to & 1, theirs.sources >> from & 1, "{collective} {from} {to}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! A backend of a kind.
+
+use std::sync::Arc;
+
+use cudarc::driver::CudaContext;
+
+use super::backend::{Backend, BackendType};
+use super::{mpi, nccl, tinynccl};
+use crate::comm::Comm;
+use crate::error::{Error, Result};
+
+/// Makes our rank's part; every rank of `comm` calls it.
+pub(super) fn make(kind: BackendType, comm: &Comm, device: Option<Arc<CudaContext>>) -> Result<Arc<dyn Backend>> {
+    Ok(match kind {
+        BackendType::Auto | BackendType::Tinynccl => Arc::new(tinynccl::Tinynccl::new(comm, device)?),
+        BackendType::Nccl => {
+            let context = device.ok_or_else(|| Error::invalid("backend nccl", "the group has no GPU"))?;
+            Arc::new(nccl::Nccl::new(comm, context)?)
+        }
+        BackendType::Mpi => mpi::make(comm)?,
+    })
+}

@@ -1,0 +1,68 @@
+//! A call: what it is, as its algorithm sees it, and what became of it.
+
+use super::board::{Board, Message, Wait};
+use crate::algorithm::Shape;
+use crate::error::Result;
+use crate::executor::Buffers;
+use crate::reduce::Kernels;
+use crate::wire::Header;
+
+/// Everything about a call but its buffers and its number.
+#[derive(Debug, Clone)]
+pub(crate) struct Job {
+    pub(crate) shape: Shape,
+    /// Elements per segment, and bytes of one.
+    pub(crate) count: usize,
+    pub(crate) elem: usize,
+    pub(crate) kernels: Kernels,
+    /// World size for `avg`, else 1.
+    pub(crate) divisor: usize,
+    /// Header without sequence number; its algorithm says which of the two this is.
+    pub(crate) header: Header,
+}
+
+impl Job {
+    /// Bytes per segment.
+    pub(super) fn bytes(&self) -> usize {
+        self.count * self.elem
+    }
+}
+
+/// How a call ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Done,
+    /// Some rank's buffers are not in symmetric memory: all ranks know, and nothing was written.
+    NotSymmetric,
+}
+
+/// What one turn came to.
+#[derive(Debug)]
+pub(super) enum Turn {
+    Ended(Outcome),
+    /// Waits for this rank.
+    Blocked(usize, Wait),
+    /// This rank makes another call.
+    Mismatch(usize, Header),
+}
+
+/// A call as its algorithm sees it.
+pub(super) struct Call<'a> {
+    pub(super) job: &'a Job,
+    pub(super) header: Header,
+    pub(super) buffers: Buffers,
+    /// Number at the board of the call, or of the step it is at.
+    pub(super) number: u64,
+}
+
+impl Call<'_> {
+    /// `rank`'s message of this call if it has come: blocked until then, mismatch when it is of another call.
+    #[inline]
+    pub(super) fn message(&self, board: &Board, rank: usize) -> Result<Message, Turn> {
+        if !board.has_arrived(rank, self.number) {
+            return Err(Turn::Blocked(rank, Wait::Arrival(self.number)));
+        }
+        let message = board.read(rank, self.number);
+        if message.agrees_with(&self.header) { Ok(message) } else { Err(Turn::Mismatch(rank, message.header())) }
+    }
+}
