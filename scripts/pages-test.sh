@@ -8,7 +8,6 @@
 set -eu -o pipefail
 cd "$(dirname "$0")/.."
 
-python=$(command -v python3) || { echo "pages-test: SKIPPED: no python3 here" >&2; exit 77; }
 scripts/setup.sh --chromium || { echo "pages-test: SKIPPED: no Chromium here, and it could not be installed" >&2; exit 77; }
 
 folder=${1-}
@@ -17,9 +16,9 @@ if [[ -z $folder ]]; then
     trap 'rm -rf "$folder"' EXIT
 fi
 mkdir -p "$folder"
-cargo build -q --locked -p tinynccl-cli
-cli=${CARGO_TARGET_DIR:-target}/debug/tinynccl-cli
-page() { "$cli" schedule "$1" "$2" --ranks "$3" --format html --output "$folder/$1-$2-$3.html"; }
+cargo build -q --locked -p tinynccl-cli -p tinynccl-book
+target=${CARGO_TARGET_DIR:-target}/debug
+page() { "$target/tinynccl-cli" schedule "$1" "$2" --ranks "$3" --format html --output "$folder/$1-$2-$3.html"; }
 page all-reduce ring 2
 page all-reduce ring 4
 page all-reduce tree 8
@@ -28,7 +27,8 @@ page all-reduce halving-doubling 6
 page all-gather ring 5
 page all-to-all direct 4
 page broadcast direct 3
-"$python" scripts/pages/check_schedule.py "$folder/pictures" "$folder"/*.html
+check() { "$target/tinynccl-book" click --pictures "$1" "${@:2}"; }
+check "$folder/pictures" "$folder"/*.html
 
 # The check can fail: an error in the script, a picture that is too wide, and a button that does nothing are found.
 broken="$folder/broken"
@@ -38,7 +38,7 @@ sed 's/<script>/<script>console.error("broken");/' "$good" >"$broken/console.htm
 sed 's/svg{width:100%/svg{width:900px/' "$good" >"$broken/wide.html"
 sed "s/getElementById('forward').onclick/getElementById('forward').none/" "$good" >"$broken/button.html"
 for page in console wide button; do
-    if "$python" scripts/pages/check_schedule.py "$broken/pictures" "$broken/$page.html" >"$broken/$page.log" 2>&1; then
+    if check "$broken/pictures" "$broken/$page.html" >"$broken/$page.log" 2>&1; then
         echo "pages-test: FAILED: a page with a fault ($page) passed"
         exit 1
     fi

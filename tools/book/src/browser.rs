@@ -4,6 +4,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -26,8 +27,11 @@ pub(crate) struct Browser {
     events: Vec<Value>,
 }
 
-/// Chromium, by its usual names.
+/// Chromium: what `CHROMIUM` names, or one of its usual names on the `PATH`.
 pub(crate) fn program() -> Option<PathBuf> {
+    if let Some(named) = std::env::var_os("CHROMIUM") {
+        return Some(named.into());
+    }
     let path = std::env::var_os("PATH")?;
     let names = ["chromium", "chromium-browser", "google-chrome"];
     std::env::split_paths(&path).flat_map(|p| names.map(|n| p.join(n))).find(|p| p.is_file())
@@ -35,7 +39,9 @@ pub(crate) fn program() -> Option<PathBuf> {
 
 impl Browser {
     pub(crate) fn start(program: &Path) -> Result<Browser> {
-        let folder = std::env::temp_dir().join(format!("tinynccl-book-{}", std::process::id()));
+        static STARTED: AtomicU32 = AtomicU32::new(0);
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        let folder = std::env::temp_dir().join(format!("tinynccl-book-{}-{number}", std::process::id()));
         fs::create_dir_all(&folder)?;
         let (to, from) = (folder.join("requests"), folder.join("answers"));
         for pipe in [&to, &from] {
@@ -109,10 +115,19 @@ impl Browser {
         }
     }
 
-    /// Opens a page and waits until it and what it refers to are loaded. Returns what it complained about meanwhile.
-    pub(crate) fn open(&mut self, url: &str) -> Result<()> {
+    /// The size of the window in CSS pixels, and whether it is a phone's.
+    pub(crate) fn screen(&mut self, wide: u32, high: u32, phone: bool) -> Result<()> {
+        let screen = json!({ "width": wide, "height": high, "deviceScaleFactor": 1, "mobile": phone });
+        self.call("Emulation.setDeviceMetricsOverride", screen).map(drop)
+    }
+
+    /// Opens a file, by its whole path, and waits until it and what it refers to are loaded.
+    pub(crate) fn open(&mut self, page: &Path) -> Result<()> {
         self.events.clear();
-        self.call("Page.navigate", json!({ "url": url }))?;
+        let answer = self.call("Page.navigate", json!({ "url": format!("file://{}", page.display()) }))?;
+        if let Some(error) = answer["errorText"].as_str() {
+            bail!("{}: {error}", page.display());
+        }
         let loaded = |m: &Value| m["method"] == "Page.loadEventFired";
         if !self.events.iter().any(loaded) {
             let event = self.await_message("a page", loaded)?;
@@ -121,7 +136,7 @@ impl Browser {
         Ok(())
     }
 
-    /// Errors that the page wrote to the console, threw, or had while loading.
+    /// Errors that the page wrote to the console, threw, or had while loading, since it was opened.
     pub(crate) fn complaints(&self) -> Vec<String> {
         let text = |event: &Value| {
             let params = &event["params"];
@@ -149,6 +164,83 @@ impl Browser {
         }
         Ok(result["result"]["value"].clone())
     }
+
+    /// A click with the mouse in the middle of an element; fails where something else would get it.
+    pub(crate) fn click(&mut self, selector: &str) -> Result<()> {
+        let place = self.evaluate(&format!(
+            "(e => {{ if (!e) return null; e.scrollIntoView({{block: 'center'}});
+             const r = e.getBoundingClientRect(), x = r.x + r.width / 2, y = r.y + r.height / 2;
+             return e.contains(document.elementFromPoint(x, y)) ? [x, y] : null; }})(document.querySelector({}))",
+            json!(selector)
+        ))?;
+        let (Some(x), Some(y)) = (place[0].as_f64(), place[1].as_f64()) else { bail!("{selector} cannot be clicked") };
+        for kind in ["mousePressed", "mouseReleased"] {
+            let event = json!({ "type": kind, "x": x, "y": y, "button": "left", "clickCount": 1 });
+            self.call("Input.dispatchMouseEvent", event)?;
+        }
+        Ok(())
+    }
+
+    /// Presses a key, such as `ArrowLeft`.
+    pub(crate) fn key(&mut self, name: &str) -> Result<()> {
+        for kind in ["rawKeyDown", "keyUp"] {
+            self.call("Input.dispatchKeyEvent", json!({ "type": kind, "key": name, "code": name }))?;
+        }
+        Ok(())
+    }
+
+    /// PNG of the whole page, or of a part of it.
+    pub(crate) fn screenshot(&mut self, clip: Option<Value>) -> Result<Vec<u8>> {
+        Ok(base64(&self.screenshot_text(clip)?))
+    }
+
+    /// The same, in base 64.
+    fn screenshot_text(&mut self, clip: Option<Value>) -> Result<String> {
+        let mut params = json!({ "format": "png", "captureBeyondViewport": true });
+        if let Some(clip) = clip {
+            params["clip"] = clip;
+        }
+        let shot = self.call("Page.captureScreenshot", params)?;
+        Ok(shot["data"].as_str().context("no picture")?.to_owned())
+    }
+
+    /// How many colours an element is drawn in, as a picture of 160 pixels' width: the browser itself takes its picture apart.
+    pub(crate) fn colours(&mut self, selector: &str) -> Result<u64> {
+        let clip = self.evaluate(&format!(
+            "(r => ({{x: r.x + scrollX, y: r.y + scrollY, width: r.width, height: r.height, scale: 160 / r.width}}))
+             (document.querySelector({}).getBoundingClientRect())",
+            json!(selector)
+        ))?;
+        let picture = self.screenshot_text(Some(clip))?;
+        let colours = self.evaluate(&format!(
+            "(async () => {{ const image = new Image(); image.src = 'data:image/png;base64,{picture}'; await image.decode();
+             const context = new OffscreenCanvas(image.width, image.height).getContext('2d'); context.drawImage(image, 0, 0);
+             const bytes = context.getImageData(0, 0, image.width, image.height).data;
+             return new Set(new Uint32Array(bytes.buffer)).size; }})()"
+        ))?;
+        colours.as_u64().with_context(|| format!("{selector}: {colours} colours"))
+    }
+}
+
+fn base64(text: &str) -> Vec<u8> {
+    let value = |c: u8| match c {
+        b'A'..=b'Z' => Some(c - b'A'),
+        b'a'..=b'z' => Some(c - b'a' + 26),
+        b'0'..=b'9' => Some(c - b'0' + 52),
+        b'+' => Some(62),
+        b'/' => Some(63),
+        _ => None,
+    };
+    let (mut out, mut bits, mut count) = (Vec::with_capacity(text.len() * 3 / 4), 0_u32, 0);
+    for v in text.bytes().filter_map(value) {
+        bits = bits << 6 | u32::from(v);
+        count += 6;
+        if count >= 8 {
+            count -= 8;
+            out.push((bits >> count) as u8);
+        }
+    }
+    out
 }
 
 impl Drop for Browser {
@@ -156,5 +248,17 @@ impl Drop for Browser {
         let _ = self.child.kill();
         let _ = self.child.wait();
         let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_of_all_lengths() {
+        assert_eq!(base64("TWFu"), b"Man");
+        assert_eq!(base64("TWE="), b"Ma");
+        assert_eq!(base64("TQ=="), b"M");
     }
 }

@@ -10,10 +10,10 @@ use crate::browser::{self, Browser};
 use crate::links::pages;
 
 /// Width, height, and whether it is a phone.
-const SCREENS: [(u32, u32, bool); 2] = [(1280, 900, false), (390, 844, true)];
+pub(crate) const SCREENS: [(u32, u32, bool); 2] = [(1280, 900, false), (390, 844, true)];
 /// A page is shown in pictures of this height, so that they can be read; at most so many.
-const SLICE: f64 = 1800.0;
-const SLICES: usize = 12;
+const SLICE: f64 = 1560.0;
+const SLICES: usize = 20;
 
 /// What sticks out on the right, unless something around it scrolls. The body may hide what is too wide, so its own width
 /// does not tell.
@@ -75,9 +75,8 @@ pub(crate) fn run(book: &Path, shots: Option<&Path>, only: &str) -> Result<()> {
 }
 
 fn look(browser: &mut Browser, page: &Path, wide: u32, high: u32, phone: bool) -> Result<Vec<String>> {
-    let screen = json!({ "width": wide, "height": high, "deviceScaleFactor": 1, "mobile": phone });
-    browser.call("Emulation.setDeviceMetricsOverride", screen)?;
-    browser.open(&format!("file://{}", page.display()))?;
+    browser.screen(wide, high, phone)?;
+    browser.open(page)?;
     browser.evaluate(STEP)?;
     // Closed parts are checked open.
     browser.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")?;
@@ -96,45 +95,14 @@ fn pictures(browser: &mut Browser, wide: u32) -> Result<Vec<Vec<u8>>> {
         .map(|i| {
             let top = SLICE * i as f64;
             let height = SLICE.min(high - top).max(1.0);
-            let clip = json!({ "x": 0, "y": top, "width": wide, "height": height, "scale": 1 });
-            let params = json!({ "format": "png", "captureBeyondViewport": true, "clip": clip });
-            let shot = browser.call("Page.captureScreenshot", params)?;
-            Ok(base64(shot["data"].as_str().context("no picture")?))
+            browser.screenshot(Some(json!({ "x": 0, "y": top, "width": wide, "height": height, "scale": 1 })))
         })
         .collect()
-}
-
-fn base64(text: &str) -> Vec<u8> {
-    let value = |c: u8| match c {
-        b'A'..=b'Z' => Some(c - b'A'),
-        b'a'..=b'z' => Some(c - b'a' + 26),
-        b'0'..=b'9' => Some(c - b'0' + 52),
-        b'+' => Some(62),
-        b'/' => Some(63),
-        _ => None,
-    };
-    let (mut out, mut bits, mut count) = (Vec::with_capacity(text.len() * 3 / 4), 0_u32, 0);
-    for v in text.bytes().filter_map(value) {
-        bits = bits << 6 | u32::from(v);
-        count += 6;
-        if count >= 8 {
-            count -= 8;
-            out.push((bits >> count) as u8);
-        }
-    }
-    out
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn base64_of_all_lengths() {
-        assert_eq!(base64("TWFu"), b"Man");
-        assert_eq!(base64("TWE="), b"Ma");
-        assert_eq!(base64("TQ=="), b"M");
-    }
 
     #[test]
     fn what_sticks_out_is_found() {

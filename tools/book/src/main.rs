@@ -1,6 +1,7 @@
 //! Builds and checks the book under `docs/book`. `scripts/book.sh` calls it; mdBook calls it as a preprocessor.
 
 mod browser;
+mod click;
 mod code;
 mod diagram;
 mod directive;
@@ -68,6 +69,15 @@ enum Command {
         #[arg(long, default_value = "")]
         only: String,
     },
+    /// Clicks through pages that `tinynccl-cli schedule --format html` made: buttons, keys, bytes, console, overflow.
+    Click {
+        /// The pages.
+        #[arg(required = true)]
+        pages: Vec<PathBuf>,
+        /// Where pictures of them go.
+        #[arg(long)]
+        pictures: PathBuf,
+    },
 }
 
 fn main() -> ExitCode {
@@ -87,5 +97,6 @@ fn run() -> Result<()> {
         Command::Links { book } => links::run(&book),
         Command::Outputs { bless, names } => outputs::run(bless, &names),
         Command::Look { book, shots, quiet, only } => look::run(&book, (!quiet).then_some(shots.as_path()), &only),
+        Command::Click { pages, pictures } => click::run(&pages, &pictures),
     }
 }
