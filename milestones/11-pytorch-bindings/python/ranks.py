@@ -1,5 +1,7 @@
 """One rank: arrays of numpy and tensors of torch through tinynccl, whichever of the two is here."""
 
+import sys
+
 import tinynccl
 
 try:
@@ -63,6 +65,8 @@ def mistakes(comm):
 
 
 def main():
+    if numpy is None and torch is None:
+        sys.exit(f"{sys.executable} has neither numpy nor torch: take the interpreter that `cargo run -p pytorch-bindings` names")
     # Apart from the others' work: the mistake at the end breaks the communicator that it is made on.
     with tinynccl.Comm.from_env() as comm:
         if numpy is not None:

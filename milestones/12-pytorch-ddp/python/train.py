@@ -3,6 +3,7 @@
 import argparse
 import hashlib
 import os
+import sys
 import time
 
 import torch
@@ -125,7 +126,8 @@ def main():
     device = torch.device("cpu")
     if args.device == "cuda":
         if torch.cuda.device_count() < ranks:
-            raise SystemExit(f"{ranks} ranks need {ranks} GPUs, torch sees {torch.cuda.device_count()}")
+            print(f"error: {ranks} ranks need {ranks} GPUs, torch sees {torch.cuda.device_count()}", file=sys.stderr)
+            raise SystemExit(77)
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)))
         torch.cuda.set_device(device)
 

@@ -110,6 +110,7 @@ fn state(learn: &Learn, step: &Step, progress: &Progress) -> Result<String> {
     let all = exercise::of(step, &step.solution(&learn.root))?;
     let open = stub::open(step, &learn.step(step), &all)?;
     Ok(match progress.of(step.number) {
+        Some(_) if open.len() == all.len() => "passed before, started again".to_owned(),
         Some(Passed::Whole) => "passed".to_owned(),
         Some(Passed::InPart) => "passed, but for what could not be checked where it ran".to_owned(),
         None if open.is_empty() => "started, everything is written: check it".to_owned(),

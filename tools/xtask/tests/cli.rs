@@ -60,7 +60,8 @@ fn from_start_to_passed() {
     // As it was given: it compiles, fails, and says where to begin.
     let failed = folder.xtask("check 01-tcp-echo").failure();
     let out = text(failed.get_output().stdout.clone());
-    assert!(out.contains("not yet implemented: exercise 1 of 01-tcp-echo: "), "{out}");
+    assert!(out.contains("exercise 1 of 01-tcp-echo is not written yet, and these tests need it: "), "{out}");
+    assert!(out.lines().count() < 40, "a learner reads it: {out}");
     let hint = out.lines().last().unwrap();
     let expected =
         "hint: exercise 1 (`read_full` in learn-test-cli/01-tcp-echo/src/framing.rs) is still to be written: ";
@@ -95,6 +96,7 @@ fn from_start_to_passed() {
     assert!(out.contains("The old one is in learn-test-cli/backup/01-tcp-echo-1."), "{out}");
     assert_eq!(std::fs::read_to_string(&file).unwrap(), stub);
     assert_eq!(std::fs::read_to_string(folder.0.join("backup/01-tcp-echo-1/src/framing.rs")).unwrap(), solved);
+    assert!(folder.says("status").contains("01  tcp-echo           passed before, started again"));
     std::fs::write(&file, stub + "fn").unwrap();
     let out = text(folder.xtask("check 01").failure().get_output().stdout.clone());
     assert!(
