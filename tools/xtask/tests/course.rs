@@ -1,5 +1,8 @@
 //! What every milestone must have, looked at without building anything.
 
+use std::collections::BTreeSet;
+use std::process::Command;
+
 use xtask::course::{self, STEPS, Step, section};
 use xtask::exercise::{self, Exercise, Needs};
 use xtask::stub;
@@ -116,5 +119,30 @@ fn every_milestone_has_a_chapter() {
     for step in &STEPS {
         let chapter = course::checkout().join(format!("docs/book/src/milestones/{}.md", step.folder()));
         assert!(chapter.is_file(), "no chapter {}", chapter.display());
+    }
+}
+
+/// `name version [features]` of all that `package` is built from.
+fn built_from(package: &str) -> BTreeSet<String> {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    let arguments = ["tree", "--locked", "--edges", "normal,build", "--prefix", "none", "--format", "{p} [{f}]"];
+    let output = command.current_dir(course::checkout()).args(arguments).args(["--package", package]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).lines().map(|l| l.trim_end_matches(" (*)").to_owned()).collect()
+}
+
+/// A program that asks for another feature of what the library is built from makes cargo build the library again: minutes.
+#[test]
+fn the_library_is_built_once_for_all_programs() {
+    let name = |line: &str| line.split(" [").next().unwrap_or_default().to_owned();
+    let names: BTreeSet<String> = built_from("tinynccl").iter().map(|l| name(l)).collect();
+    let first = built_from("lib-hello");
+    let programs = STEPS.map(|s| s.name).into_iter().chain(["labs", "tinynccl-cli"]);
+    for program in programs {
+        let all = built_from(program);
+        if all.iter().any(|l| l.starts_with("tinynccl v")) {
+            let other: Vec<&String> = all.difference(&first).filter(|l| names.contains(&name(l))).collect();
+            assert!(other.is_empty(), "{program} wants other features than lib-hello: {other:?}");
+        }
     }
 }
