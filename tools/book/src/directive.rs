@@ -1,5 +1,5 @@
 //! `{{#code PATH HEAD}}`, `{{#output NAME}}`, `{{#animation COLLECTIVE ALGORITHM RANKS}}`, `{{#picture ...}}`,
-//! `{{#plot COLLECTIVE ALGORITHMS RANKS SIZES}}` (simulated).
+//! `{{#plot COLLECTIVE ALGORITHMS RANKS SIZES}}` (simulated), `{{#expected MILESTONE}}` (from its README).
 
 use std::fs;
 use std::path::Path;
@@ -7,6 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 
 use crate::code;
+use crate::expected;
 use crate::outputs::Recorded;
 use crate::paths::{repository, to_top};
 
@@ -18,6 +19,7 @@ pub(crate) fn expand(line: &str, page: &Path) -> Option<Result<String>> {
     Some(match name {
         "code" => show_code(rest, page),
         "output" => Recorded::read(rest).map(|r| r.shown()),
+        "expected" => expected::show(rest),
         "animation" => Drawn::parse(rest).map(|d| d.animation(page)),
         "picture" => Drawn::parse(rest).map(|d| d.picture(page)),
         "plot" => Plot::parse(rest).map(|p| p.shown(page)),

@@ -5,6 +5,7 @@ mod click;
 mod code;
 mod diagram;
 mod directive;
+mod expected;
 mod fence;
 mod finish;
 mod html;
