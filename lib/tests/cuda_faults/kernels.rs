@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
-use tinynccl::cuda::{Call, Choice, DeviceComm, Protocol};
-use tinynccl::wire::Collective;
+use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut};
+use tinynccl::cuda::{Call, Choice, DeviceComm, Framing, Protocol};
+use tinynccl::wire::{Algorithm, Collective};
 use tinynccl::{Config, DType, ReduceOp};
 
 use super::gpus;
@@ -18,36 +18,52 @@ const COLLECTIVES: [Collective; 6] = [
     Collective::AllToAll,
 ];
 
+const PROTOCOLS: [Protocol; 9] = [
+    Protocol::OneShot,
+    Protocol::TwoShot,
+    Protocol::OneShot128,
+    Protocol::TwoShot128,
+    Protocol::Simple,
+    Protocol::Schedule(Algorithm::Ring, Framing::Simple),
+    Protocol::Schedule(Algorithm::Ring, Framing::Ll),
+    Protocol::Schedule(Algorithm::Tree, Framing::Simple),
+    Protocol::Schedule(Algorithm::Tree, Framing::Ll),
+];
+
 /// One rank's part in a call.
-struct Part {
+struct Part<B> {
     collective: Collective,
     count: usize,
-    input: CudaSlice<f32>,
-    output: CudaSlice<f32>,
+    input: B,
+    output: B,
+}
+
+/// Elements of a rank's input and output.
+fn lengths(collective: Collective, n: usize, count: usize) -> (usize, usize) {
+    match collective {
+        Collective::AllGather => (count, n * count),
+        Collective::ReduceScatter => (n * count, count),
+        Collective::AllToAll => (n * count, n * count),
+        _ => (count, count),
+    }
 }
 
 fn value(rank: usize, i: usize) -> f32 {
     ((rank + 1) * (i % 7 + 1)) as f32
 }
 
-impl Part {
+impl<B: DevicePtr<f32> + DevicePtrMut<f32>> Part<B> {
+    /// `output` must be zeroed; both may be longer than the call needs.
     fn begin(
         comm: &DeviceComm,
         stream: &Arc<CudaStream>,
-        collective: Collective,
-        count: usize,
-        choice: Choice,
-    ) -> Part {
+        (collective, count, choice): (Collective, usize, Choice),
+        mut input: B,
+        output: B,
+    ) -> Part<B> {
         let n = comm.size();
-        let (inputs, outputs) = match collective {
-            Collective::AllGather => (1, n),
-            Collective::ReduceScatter => (n, 1),
-            Collective::AllToAll => (n, n),
-            _ => (1, 1),
-        };
-        let values: Vec<f32> = (0..inputs * count).map(|i| value(comm.rank(), i)).collect();
-        let input = stream.clone_htod(&values).unwrap();
-        let output = stream.alloc_zeros(outputs * count).unwrap();
+        let values: Vec<f32> = (0..lengths(collective, n, count).0).map(|i| value(comm.rank(), i)).collect();
+        stream.memcpy_htod(&values, &mut input).unwrap();
         let (from, to) = (input.device_ptr(stream).0, output.device_ptr(stream).0);
         let (dtype, op, root) = (DType::F32, ReduceOp::Sum, n - 1);
         let call = Call { collective, dtype, op, root, count, input: from, output: to };
@@ -61,7 +77,7 @@ impl Part {
         let (n, rank, count) = (comm.size(), comm.rank(), self.count);
         let got = stream.clone_dtoh(&self.output).unwrap();
         let sum = |i: usize| (0..n).map(|r| value(r, i)).sum::<f32>();
-        for (i, got) in got.into_iter().enumerate() {
+        for (i, got) in got.into_iter().take(lengths(self.collective, n, count).1).enumerate() {
             let expected = match self.collective {
                 Collective::AllReduce => sum(i),
                 Collective::Reduce if rank == n - 1 => sum(i),
@@ -80,16 +96,18 @@ impl Part {
 /// All collectives, by the ranks that this process has.
 pub(super) fn every_call(ranks: &[(DeviceComm, Arc<CudaStream>)]) {
     for collective in COLLECTIVES {
-        for protocol in
-            [Protocol::OneShot, Protocol::TwoShot, Protocol::OneShot128, Protocol::TwoShot128, Protocol::Simple]
-        {
+        for protocol in PROTOCOLS {
             for count in [1, 1003] {
                 let choice = Choice { protocol, blocks: 2 };
                 if !ranks[0].0.fits(collective, choice, 4 * count) {
                     continue;
                 }
-                let begin = |(comm, stream): &(DeviceComm, _)| Part::begin(comm, stream, collective, count, choice);
-                let parts: Vec<Part> = ranks.iter().map(begin).collect();
+                let begin = |(comm, stream): &(DeviceComm, Arc<CudaStream>)| {
+                    let (from, to) = lengths(collective, comm.size(), count);
+                    let (input, output) = (stream.alloc_zeros(from).unwrap(), stream.alloc_zeros(to).unwrap());
+                    Part::begin(comm, stream, (collective, count, choice), input, output)
+                };
+                let parts: Vec<_> = ranks.iter().map(begin).collect();
                 for ((comm, stream), part) in ranks.iter().zip(&parts) {
                     part.check(comm, stream, &format!("{collective} of {count}, {protocol}"));
                 }
@@ -112,6 +130,28 @@ pub(super) fn every_call(ranks: &[(DeviceComm, Arc<CudaStream>)]) {
     }
 }
 
+/// All collectives between registered buffers of the ranks of one process.
+fn every_direct_call(ranks: &[(DeviceComm, Arc<CudaStream>)]) {
+    let comms: Vec<&DeviceComm> = ranks.iter().map(|(comm, _)| comm).collect();
+    let streams: Vec<Arc<CudaStream>> = ranks.iter().map(|(_, stream)| stream.clone()).collect();
+    let before: u64 = comms.iter().map(|comm| comm.direct_calls().unwrap()).sum();
+    for collective in COLLECTIVES {
+        for count in [1, 1003] {
+            let choice = Choice { protocol: Protocol::Direct, blocks: 2 };
+            let memory = || DeviceComm::alloc_local::<f32>(&comms, &streams, count * ranks.len()).unwrap();
+            let pairs = memory().into_iter().zip(memory());
+            let begin = |((comm, stream), (input, output)): (&(DeviceComm, _), _)| {
+                Part::begin(comm, stream, (collective, count, choice), input, output)
+            };
+            let parts: Vec<_> = ranks.iter().zip(pairs).map(begin).collect();
+            for ((comm, stream), part) in ranks.iter().zip(&parts) {
+                part.check(comm, stream, &format!("{collective} of {count}, registered"));
+            }
+        }
+    }
+    assert!(comms.iter().map(|comm| comm.direct_calls().unwrap()).sum::<u64>() > before, "all calls were copied");
+}
+
 fn local(devices: &[usize]) {
     let Some(contexts) = gpus(devices.iter().max().map_or(1, |most| most + 1)) else { return };
     let contexts: Vec<_> = devices.iter().map(|&device| contexts[device].clone()).collect();
@@ -119,6 +159,7 @@ fn local(devices: &[usize]) {
     let ranks: Vec<_> =
         comms.into_iter().zip(&contexts).map(|(comm, context)| (comm, context.new_stream().unwrap())).collect();
     every_call(&ranks);
+    every_direct_call(&ranks);
 }
 
 #[test]
