@@ -150,8 +150,9 @@ impl Expanded {
             fence::check(info, body)?;
         }
         // A block of plain text is not to be coloured by guess.
+        let closing: String = opening.chars().take_while(|c| matches!(c, ' ' | '`')).collect();
         let opening = if info.is_empty() { format!("{opening}text") } else { opening.to_owned() };
-        Ok(format!("{opening}\n{body}```"))
+        Ok(format!("{opening}\n{body}{closing}"))
     }
 }
 
@@ -174,6 +175,13 @@ mod tests {
         let book = expanded("```boxes\na -> b\n```\n`[0](x)`").unwrap();
         let content = book["items"][0]["Chapter"]["content"].as_str().unwrap();
         assert!(content.contains("<svg") && content.contains("`[0](x)`"));
+    }
+
+    #[test]
+    fn a_block_in_a_list_ends_where_it_did() {
+        let book = expanded("1. x\n   ```text\n   y\n   ```\n\n2. z\n").unwrap();
+        let content = book["items"][0]["Chapter"]["content"].as_str().unwrap();
+        assert_eq!(content.trim_end(), "1. x\n   ```text\n   y\n   ```\n\n2. z");
     }
 
     #[test]
