@@ -20,7 +20,7 @@ use tinynccl::launch::{self, Launcher};
 use tinynccl::schedule::Program;
 use tinynccl::schedule::draw::draw;
 use tinynccl::wire::{Algorithm, Collective};
-use tinynccl::{Comm, Config, ReduceOp};
+use tinynccl::{Comm, Config, Error, ReduceOp};
 
 /// More ranks than this do not fit on a line.
 const DRAWN: usize = 8;
@@ -60,6 +60,9 @@ struct Args {
     iters: usize,
 }
 
+/// Exit status where the machine, or the build, has no such transport; test runners know it as "skipped".
+const CANNOT_RUN_HERE: u8 = 77;
+
 /// The program, whole: arguments, ranks, output, exit code.
 pub fn main(over: &Over) -> ExitCode {
     let command = Args::command().name(over.program).about(format!("Ring all-reduce over {}, step by step", over.name));
@@ -70,7 +73,10 @@ pub fn main(over: &Over) -> ExitCode {
         Err(error) => {
             // One write, so that the lines of several ranks do not mix.
             let _ = std::io::stderr().write_all(format!("error: {error:#}\n").as_bytes());
-            ExitCode::FAILURE
+            match error.downcast_ref() {
+                Some(Error::Unsupported { .. }) => ExitCode::from(CANNOT_RUN_HERE),
+                _ => ExitCode::FAILURE,
+            }
         }
     }
 }
