@@ -10,10 +10,10 @@ use xtask::stub;
 /// The sections of a README, in this order; others may stand between them.
 const SECTIONS: [&str; 11] = [
     "What you will learn",
+    "Predict first",
     "Run",
     "Expected output",
     "How it works",
-    "Predict first",
     "Do it yourself",
     "Exercises",
     "Interview questions",
