@@ -390,6 +390,13 @@ impl Comm {
         Ok(comm.map(|comm| Comm::new(comm, None)))
     }
 
+    /// What comes into `stream` from now on runs behind what is in `other`; handles of streams of that GPU. The host does not wait.
+    fn follow(&self, py: Python<'_>, device: usize, stream: u64, other: u64) -> PyResult<()> {
+        let live = self.live(py, "follow")?;
+        // SAFETY: whoever has handles of streams answers for them, as with `stream=` of every call.
+        waiting(py, || unsafe { live.on(device)?.follow(stream, other) })
+    }
+
     /// Raises what has failed on the GPU, if anything has.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         let live = self.live(py, "check")?;

@@ -7,6 +7,8 @@ torch/testing/_internal/distributed/distributed_test.py); the code is ours. The 
 import datetime
 import importlib
 import os
+import sys
+import time
 import warnings
 
 import torch
@@ -68,6 +70,8 @@ def run_check(place, name, backend, store, timeout=60):
     outcomes = {}
     for one, function, _, sizes in CHECKS:
         if (name == one or name == "all" and one not in NOT_OURS) and size in sizes:
+            if os.environ.get("TEST_VERBOSE"):
+                print(f"{time.strftime('%X')} rank {rank}: {one}", file=sys.stderr, flush=True)
             try:
                 function(rank, size)
                 outcomes[one] = "passed"

@@ -1,5 +1,6 @@
 """Ranks as processes: each runs one function of a test module and reports what it returned or raised."""
 
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -25,6 +26,8 @@ class Outcome:
 def _rank(target, rank, size, unique_id, timeout, answers, args):
     # What a shell starts in the background ignores it, and so would this interpreter.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Where it stands, before it is killed.
+    faulthandler.dump_traceback_later(LIMIT * 0.9, exit=False)
     comm = None
     try:
         if unique_id is not None:

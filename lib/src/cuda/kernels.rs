@@ -1,6 +1,7 @@
 //! The kernels: their sources, and the functions compiled from them so far.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use cudarc::driver::{CudaContext, CudaFunction, CudaModule, sys};
@@ -13,44 +14,6 @@ use super::window::Layout;
 use crate::dtype::{DType, ReduceOp};
 use crate::error::Result;
 use crate::wire::Collective;
-
-const COMMON: &str = concat!(
-    include_str!("kernels/types.cuh"),
-    include_str!("kernels/memory.cuh"),
-    include_str!("kernels/team.cuh"),
-    include_str!("kernels/ll.cuh"),
-    include_str!("kernels/ll128.cuh"),
-    include_str!("kernels/fifo.cuh"),
-    include_str!("kernels/direct.cuh"),
-);
-/// Compiled for each element type and operator that is used.
-const REDUCING: &str = concat!(
-    include_str!("kernels/reduce_slots.cuh"),
-    include_str!("kernels/all_reduce_two_shot_ll.cu"),
-    include_str!("kernels/all_reduce_two_shot.cu"),
-    include_str!("kernels/reduce_scatter.cu"),
-    include_str!("kernels/reduce.cu"),
-    include_str!("kernels/phased.cu"),
-);
-/// The same for registered buffers.
-const REDUCING_DIRECT: &str = concat!(
-    include_str!("kernels/reduce_slots.cuh"),
-    include_str!("kernels/reduce_buffers.cuh"),
-    include_str!("kernels/reduce_scatter.cu"),
-    include_str!("kernels/all_reduce_two_shot.cu"),
-    include_str!("kernels/reduce.cu"),
-);
-/// Compiled once: they see bytes.
-const MOVING: &str = concat!(
-    include_str!("kernels/broadcast.cu"),
-    include_str!("kernels/exchange.cu"),
-    include_str!("kernels/send_recv.cu"),
-    include_str!("kernels/phased.cu"),
-);
-const MOVING_DIRECT: &str = concat!(include_str!("kernels/broadcast.cu"), include_str!("kernels/exchange.cu"));
-
-/// Schedules: compiled for each element type and operator, and once for those that see bytes.
-const SCHEDULED: &str = concat!(include_str!("kernels/primitives.cuh"), include_str!("kernels/schedule.cu"));
 
 /// One function of the sources.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -210,15 +173,28 @@ impl Kernel {
         })
     }
 
-    fn family(self) -> Family {
+    fn unit(self) -> Unit {
         match self {
-            Kernel::ScheduleSimple | Kernel::ScheduleLl => Family::Scheduled,
-            Kernel::AllReduceDirect
-            | Kernel::ReduceScatterDirect
-            | Kernel::ReduceDirect
-            | Kernel::BroadcastDirect
-            | Kernel::ExchangeDirect => Family::Direct,
-            _ => Family::Plain,
+            Kernel::AllReduceOneShotLl
+            | Kernel::AllReduceOneShotLl128
+            | Kernel::ReduceScatterLl
+            | Kernel::ReduceScatterLl128
+            | Kernel::AllReduceOneShot
+            | Kernel::ReduceScatterSimple => Unit::ReduceScatter,
+            Kernel::ReduceScatterDirect => Unit::ReduceScatterDirect,
+            Kernel::AllReduceTwoShotLl | Kernel::AllReduceTwoShotLl128 => Unit::TwoShotLines,
+            Kernel::AllReduceTwoShot => Unit::TwoShot,
+            Kernel::AllReduceDirect => Unit::AllReduceDirect,
+            Kernel::ReduceLl | Kernel::ReduceLl128 | Kernel::ReduceSimple => Unit::Reduce,
+            Kernel::ReduceDirect => Unit::ReduceDirect,
+            Kernel::BroadcastLl | Kernel::BroadcastLl128 | Kernel::BroadcastSimple => Unit::Broadcast,
+            Kernel::BroadcastDirect => Unit::BroadcastDirect,
+            Kernel::ExchangeLl | Kernel::ExchangeLl128 | Kernel::ExchangeSimple => Unit::Exchange,
+            Kernel::ExchangeDirect => Unit::ExchangeDirect,
+            Kernel::SendRecv => Unit::SendRecv,
+            Kernel::PhasedPush | Kernel::PhasedSignal | Kernel::PhasedCompare | Kernel::PhasedTake => Unit::Phased,
+            Kernel::PhasedReduce => Unit::PhasedReduce,
+            Kernel::ScheduleSimple | Kernel::ScheduleLl => Unit::Schedule,
         }
     }
 
@@ -262,24 +238,89 @@ impl Kernel {
 
 type Types = Option<(DType, ReduceOp)>;
 
-/// Kernels that are compiled together.
+/// Kernels that are compiled together. Few: who calls one collective of one type should not wait for the compiler of all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Family {
-    Plain,
-    /// For registered buffers: most communicators have none.
-    Direct,
-    Scheduled,
+enum Unit {
+    ReduceScatter,
+    TwoShotLines,
+    TwoShot,
+    Reduce,
+    Broadcast,
+    Exchange,
+    SendRecv,
+    Phased,
+    PhasedReduce,
+    Schedule,
+    // For registered buffers.
+    ReduceScatterDirect,
+    AllReduceDirect,
+    ReduceDirect,
+    BroadcastDirect,
+    ExchangeDirect,
 }
 
-type Module = (Family, Types);
+/// `concat!` of files in `kernels`.
+macro_rules! files {
+    ($($file:literal)+) => { concat!($(include_str!(concat!("kernels/", $file))),+) };
+}
 
-fn text(family: Family, reduces: bool) -> &'static str {
-    match (family, reduces) {
-        (Family::Plain, true) => REDUCING,
-        (Family::Plain, false) => MOVING,
-        (Family::Direct, true) => REDUCING_DIRECT,
-        (Family::Direct, false) => MOVING_DIRECT,
-        (Family::Scheduled, _) => SCHEDULED,
+const COMMON: &str =
+    files!("types.cuh" "memory.cuh" "lanes.cuh" "team.cuh" "ll.cuh" "ll128.cuh" "fifo.cuh" "pieces.cuh" "direct.cuh");
+
+impl Unit {
+    /// What comes behind [`COMMON`].
+    fn text(self) -> &'static str {
+        match self {
+            Unit::ReduceScatter => files!("reduce_slots.cuh" "reduce_scatter.cu"),
+            Unit::TwoShotLines => files!("reduce_slots.cuh" "all_reduce_two_shot_ll.cu"),
+            Unit::TwoShot => files!("reduce_slots.cuh" "all_reduce_two_shot.cu"),
+            Unit::Reduce => files!("reduce_slots.cuh" "reduce.cu"),
+            Unit::Broadcast | Unit::BroadcastDirect => files!("broadcast.cu"),
+            Unit::Exchange | Unit::ExchangeDirect => files!("exchange.cu"),
+            Unit::SendRecv => files!("send_recv.cu"),
+            Unit::Phased => files!("phased.cu"),
+            Unit::PhasedReduce => files!("reduce_slots.cuh" "phased.cu"),
+            Unit::Schedule => files!("primitives.cuh" "schedule.cu"),
+            Unit::ReduceScatterDirect => files!("reduce_slots.cuh" "reduce_buffers.cuh" "reduce_scatter.cu"),
+            // Where a buffer is not registered it takes the slots; between two ranks those of reduce_scatter.
+            Unit::AllReduceDirect => {
+                files!("reduce_slots.cuh" "reduce_buffers.cuh" "reduce_scatter.cu" "all_reduce_two_shot.cu")
+            }
+            Unit::ReduceDirect => files!("reduce_slots.cuh" "reduce_buffers.cuh" "reduce.cu"),
+        }
+    }
+
+    fn is_direct(self) -> bool {
+        matches!(
+            self,
+            Unit::ReduceScatterDirect
+                | Unit::AllReduceDirect
+                | Unit::ReduceDirect
+                | Unit::BroadcastDirect
+                | Unit::ExchangeDirect
+        )
+    }
+}
+
+type Module = (Unit, Types);
+
+/// Things that are made once each. Who makes one holds up those that want the same, and nobody else: loading code can make CUDA wait
+/// for kernels that run, and these may wait for a rank of this process that still has to find its kernel here.
+#[derive(Debug)]
+struct Shelf<K, V>(Mutex<HashMap<K, Arc<Mutex<Option<V>>>>>);
+
+impl<K: Eq + Hash, V: Clone> Shelf<K, V> {
+    fn new() -> Shelf<K, V> {
+        Shelf(Mutex::new(HashMap::new()))
+    }
+
+    fn get(&self, key: K, make: impl FnOnce() -> Result<V>) -> Result<V> {
+        let place = self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default().clone();
+        let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(value) = place.as_ref() {
+            return Ok(value.clone());
+        }
+        Ok(place.insert(make()?).clone())
     }
 }
 
@@ -289,17 +330,19 @@ pub(super) struct Kernels {
     context: Arc<CudaContext>,
     layout: Layout,
     capability: (i32, i32),
-    loaded: Mutex<Loaded>,
+    modules: Shelf<Module, Arc<CudaModule>>,
+    functions: Shelf<(Kernel, Types), Function>,
 }
 
-#[derive(Debug, Default)]
-struct Loaded {
-    modules: HashMap<Module, Arc<CudaModule>>,
-    functions: HashMap<(Kernel, Types), (sys::CUfunction, CudaFunction)>,
+/// A handle, and what keeps it.
+#[derive(Debug, Clone)]
+struct Function {
+    handle: sys::CUfunction,
+    _loaded: CudaFunction,
 }
 
 // SAFETY: a CUfunction is a handle that the driver lets any thread use; it lives as long as the CudaFunction beside it.
-unsafe impl Send for Loaded {}
+unsafe impl Send for Function {}
 
 /// Those of this process, by context and layout. One set for all communicators of a device: loading code can make CUDA wait for
 /// kernels that run, and a kernel that waits for a rank whose code is being loaded would wait for ever.
@@ -322,70 +365,61 @@ impl Kernels {
         let capability = context
             .compute_capability()
             .map_err(|e| cuda("DeviceComm", "asking for the device's compute capability", e))?;
-        Ok(Kernels { context: context.clone(), layout, capability, loaded: Mutex::default() })
+        Ok(Kernels { context: context.clone(), layout, capability, modules: Shelf::new(), functions: Shelf::new() })
     }
 
     /// The function of `kernel`, compiled if it is not there yet.
     pub(super) fn function(&self, kernel: Kernel, types: Types) -> Result<sys::CUfunction> {
-        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((function, _)) = loaded.functions.get(&(kernel, types)) {
-            return Ok(*function);
-        }
-        let which = (kernel.family(), types);
-        let module = match loaded.modules.get(&which) {
-            Some(module) => module.clone(),
-            None => {
-                let (name, source, defines) = source(&self.layout, which);
-                let ptx = compile(&name, &source, &defines, self.capability)?;
-                let failed = |e| cuda("loading kernels", name.clone(), e);
-                self.context.bind_to_thread().map_err(failed)?;
-                let module = self.context.load_module(ptx).map_err(failed)?;
-                loaded.modules.insert(which, module.clone());
-                module
-            }
-        };
+        self.functions.get((kernel, types), || self.load(kernel, types)).map(|function| function.handle)
+    }
+
+    fn load(&self, kernel: Kernel, types: Types) -> Result<Function> {
+        let which = (kernel.unit(), types);
+        let module = self.modules.get(which, || {
+            let (name, source, defines) = source(&self.layout, which);
+            let ptx = compile(&name, &source, &defines, self.capability)?;
+            let failed = |e| cuda("loading kernels", name.clone(), e);
+            self.context.bind_to_thread().map_err(failed)?;
+            self.context.load_module(ptx).map_err(failed)
+        })?;
         let function = module.load_function(kernel.name()).map_err(|e| cuda("loading kernels", kernel.name(), e))?;
         let handle = function.cu_function();
         // The driver loads a function's code when it is first used; asking for an attribute is a use.
         let asked = function.get_attribute(sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS);
         let registers = asked.map_err(|e| cuda("loading kernels", kernel.name(), e))?;
         log::debug!("{}: {registers} registers", kernel.name());
-        loaded.functions.insert((kernel, types), (handle, function));
-        Ok(handle)
+        Ok(Function { handle, _loaded: function })
     }
 }
 
 /// Name, text and definitions of the source of a module.
-fn source(layout: &Layout, (family, types): Module) -> (String, String, Vec<String>) {
+fn source(layout: &Layout, (unit, types): Module) -> (String, String, Vec<String>) {
     let mut defines = layout.defines();
     defines.push(format!("-DTHREADS={THREADS}"));
-    if family == Family::Direct {
+    if unit.is_direct() {
         defines.push("-DDIRECT".to_owned());
     }
-    let kind = match family {
-        Family::Plain => "",
-        Family::Direct => "direct_",
-        Family::Scheduled => "schedule_",
-    };
-    let text = [COMMON, text(family, types.is_some())].concat();
+    let text = [COMMON, unit.text()].concat();
     match types {
         Some((dtype, op)) => {
             defines.push(format!("-DDTYPE={}", dtype as u8));
             defines.push(format!("-DOP={}", op as u8));
-            (format!("{kind}reducing_{dtype}_{op}.cu"), text, defines)
+            (format!("{unit:?} of {dtype}, {op}"), text, defines)
         }
-        None => (format!("{kind}moving.cu"), text, defines),
+        None => (format!("{unit:?}"), text, defines),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
 
     #[test]
     fn every_kernel_is_in_its_source_once() {
         for kernel in Kernel::ALL {
-            let source = text(kernel.family(), kernel.reduces());
+            let source = kernel.unit().text();
             // In a line of its own or behind its type: all_reduce_direct is another than reduce_direct.
             let begins = ["\n", "void "].map(|before| {
                 source.matches(&format!("{before}{}(const __grid_constant__ Team team", kernel.name())).count()
@@ -397,9 +431,15 @@ mod tests {
     /// Compiles for Hopper: each element type, each operator. NVRTC needs no GPU.
     #[test]
     fn every_source_compiles() {
-        let all = DType::ALL.into_iter().zip(ReduceOp::ALL.into_iter().cycle()).map(Some);
-        let families = |types| [Family::Plain, Family::Direct, Family::Scheduled].map(|family| (family, types));
-        for module in [None].into_iter().chain(all).flat_map(families) {
+        let all = || DType::ALL.into_iter().zip(ReduceOp::ALL.into_iter().cycle()).map(Some);
+        let units: HashSet<(Unit, bool)> = Kernel::ALL.iter().map(|kernel| (kernel.unit(), kernel.reduces())).collect();
+        let types = |(unit, reduces)| {
+            // A schedule is compiled for both.
+            let some: Vec<Types> = if reduces || unit == Unit::Schedule { all().collect() } else { Vec::new() };
+            let none = (!reduces).then_some(None);
+            none.into_iter().chain(some).map(move |types| (unit, types))
+        };
+        for module in units.into_iter().flat_map(types) {
             let (name, source, defines) = source(&Layout::new(4, 1, &crate::Config::default()), module);
             match compile(&name, &source, &defines, (9, 0)) {
                 Ok(_) => {}

@@ -93,3 +93,28 @@ impl Schedules {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::select::{Protocol, choose};
+    use super::*;
+    use crate::Config;
+
+    #[test]
+    fn schedules_that_are_chosen_fit() {
+        for (ranks, slot, blocks) in [(3, 0, 128), (4, 4 << 10, 128), (8, 0, 2), (8, 1 << 20, 64)] {
+            let layout = Layout::new(ranks, 1, &Config { cuda_slot: slot, cuda_blocks: blocks, ..Config::default() });
+            let schedules = Schedules::new(1, layout);
+            for collective in [Collective::Reduce, Collective::Gather, Collective::Scatter] {
+                for bytes in [48 << 20, (100 << 20) + 8, 1 << 30] {
+                    let choice = choose(&layout, collective, bytes, false);
+                    let Protocol::Schedule(algorithm, framing) = choice.protocol else {
+                        panic!("{collective} of {bytes} bytes: {choice:?}")
+                    };
+                    let fits = schedules.fits(collective, algorithm, framing, choice.blocks, bytes);
+                    assert!(fits, "{ranks} ranks, {collective} of {bytes} bytes: {choice:?}");
+                }
+            }
+        }
+    }
+}

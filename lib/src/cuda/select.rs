@@ -77,17 +77,27 @@ const ALL_REDUCE_OF_TWO: &[(Protocol, usize)] = &[
     (Protocol::TwoShot128, 8 << 20),
     (Protocol::OneShot, 1 << 20),
 ];
-/// Of more ranks (estimates: no machine had more than two GPUs).
+/// Of more ranks; measured on four.
 const ALL_REDUCE: &[(Protocol, usize)] = &[
-    (Protocol::OneShot, 64 << 10),
-    (Protocol::OneShot128, 128 << 10),
+    (Protocol::OneShot, 4 << 10),
+    (Protocol::OneShot128, 256 << 10),
     (Protocol::OneShot, 128 << 10),
     (Protocol::TwoShot128, 8 << 20),
     (Protocol::TwoShot, 512 << 10),
 ];
 /// The others, by the bytes of all messages of a rank.
-const OTHERS: &[(Protocol, usize)] =
+const OTHERS_OF_TWO: &[(Protocol, usize)] =
     &[(Protocol::OneShot, 128 << 10), (Protocol::OneShot128, 8 << 20), (Protocol::OneShot, 1 << 20)];
+const OTHERS: &[(Protocol, usize)] =
+    &[(Protocol::OneShot, 32 << 10), (Protocol::OneShot128, 8 << 20), (Protocol::OneShot, 1 << 20)];
+/// The root sends all of it, which it would do once in the others' slots.
+const BROADCAST: &[(Protocol, usize)] =
+    &[(Protocol::OneShot, 32 << 10), (Protocol::OneShot128, 9 << 18), (Protocol::OneShot, 1 << 20)];
+/// The other way of reduce has two steps.
+const REDUCE: &[(Protocol, usize)] =
+    &[(Protocol::OneShot, 32 << 10), (Protocol::OneShot128, 12 << 20), (Protocol::OneShot, 1 << 20)];
+/// Bytes from which on a chain of the ranks reduces faster than all of them at once.
+const CHAIN: usize = 48 << 20;
 /// Bytes sent from which on lines are not better than the peers' buffers, where these are registered.
 const LINES_OR_DIRECT: usize = 4 << 20;
 /// Bytes for which another block of a Simple kernel pays.
@@ -116,12 +126,23 @@ pub(super) fn choose(layout: &Layout, collective: Collective, bytes: usize, regi
     let (preferred, sent): (&[(Protocol, usize)], usize) = match collective {
         Collective::AllReduce if layout.ranks == 2 => (ALL_REDUCE_OF_TWO, bytes),
         Collective::AllReduce => (ALL_REDUCE, bytes),
-        _ => (OTHERS, bytes.saturating_mul(layout.ranks - 1)),
+        _ => {
+            let table = match collective {
+                _ if layout.ranks == 2 => OTHERS_OF_TWO,
+                Collective::Broadcast => BROADCAST,
+                Collective::Reduce => REDUCE,
+                _ => OTHERS,
+            };
+            (table, bytes.saturating_mul(layout.ranks - 1))
+        }
     };
     let one_way = matches!(collective, Collective::Broadcast | Collective::Reduce);
     let with_blocks = |protocol| Choice { protocol, blocks: blocks(layout, protocol, bytes) };
     let large = match registered {
         true if !one_way || bytes >= DIRECT_ONE_WAY => Protocol::Direct,
+        false if collective == Collective::Reduce && layout.ranks > 2 && bytes >= CHAIN => {
+            Protocol::Schedule(Algorithm::Ring, Framing::Simple)
+        }
         _ => Protocol::Simple,
     };
     // With few blocks lines have room for less, and for LL128 there may be none.

@@ -157,6 +157,8 @@ class Comm:
         """``with comm.group():`` collects this thread's calls and runs them together at its end."""
     def split(self, color: Optional[int], key: int = 0) -> Optional["Comm"]:
         """One communicator per colour, ranks ordered by ``key``; ``None`` for a rank without one. All ranks must call it."""
+    def follow(self, device: int, stream: int, other: int) -> None:
+        """What comes into the stream from now on runs behind what is in the other one; handles of streams of that CUDA device."""
     def check(self) -> None:
         """Raises what has failed on the GPU, if anything has."""
     def abort(self, reason: str = ...) -> None:

@@ -1,23 +1,20 @@
-// Reduce-scatter, then all-gather, each straight between all pairs of ranks, in rounds of one slot per pair. Three rounds are
-// under way at a time: the pieces of one are sent, those of the round before reduced, those of the one before that stored.
+// Reduce-scatter, then all-gather, each straight between all pairs of ranks, in rounds of one slot per pair. A lane sends the
+// pieces of a round, the next reduces what came and sends that on, the last stores what the others reduced.
 
 __device__ __forceinline__ void two_shot_slots(const Team& team, const u8* input, u8* output, u64 bytes) {
     __shared__ Counters counters;
-    const Rounds rounds = begin_rounds(team, counters, bytes, RANKS);
-    for (u32 step = 0; step < rounds.count + 2; step++) {
-        if (step < rounds.count) {
+    const Lane lane = lane_of(THREADS / 4, THREADS / 2);
+    const Rounds rounds = begin_rounds(team, counters, lane, bytes, RANKS);
+    const auto slot_to = [&](u32 kind) { return [&, kind](u32 peer) { return outgoing(team, counters, kind, peer); }; };
+    const auto slot_of = [&](u32 kind) { return [&, kind](u32 peer) { return incoming(team, counters, kind, peer); }; };
+    for (u32 step = 0; step < rounds.count; step++) {
+        const auto piece = [&](u32 rank) { return piece_of(rounds.share, step, rank); };
+        if (lane.index == 0) {
             in_turn(
                 rounds, [&](u32 peer) { await_credit(team, counters, SCATTER, peer); },
-                [&] {
-                    for (u32 distance = 1; distance < RANKS; distance++) {
-                        const u32 peer = next_rank(team.rank, distance);
-                        u8* slot = outgoing(team, counters, SCATTER, peer);
-                        fill_from(slot, input, piece_of(rounds.share, step, peer), bytes);
-                    }
-                },
+                [&] { fill_all(lane, pieces_of(team, [&](u32) { return input; }, piece, slot_to(SCATTER)), bytes); },
                 [&](u32 peer) { post_slot(team, counters, SCATTER, peer); });
-        }
-        if (step >= 1 && step - 1 < rounds.count) {
+        } else if (lane.index == 1) {
             in_turn(
                 rounds,
                 [&](u32 peer) {
@@ -25,7 +22,7 @@ __device__ __forceinline__ void two_shot_slots(const Team& team, const u8* input
                     await_credit(team, counters, GATHER, peer);
                 },
                 [&] {
-                    const Piece piece = piece_of(rounds.share, step - 1, team.rank);
+                    const Piece mine = piece(team.rank);
                     const u8* from[RANKS];
                     u8* to[RANKS];
 #pragma unroll
@@ -33,30 +30,21 @@ __device__ __forceinline__ void two_shot_slots(const Team& team, const u8* input
                         from[s] = incoming(team, counters, SCATTER, s);
                         to[s] = outgoing(team, counters, GATHER, s);
                     }
-                    const Output own = output_of(output, piece.first, piece.first + piece.packs, bytes);
-                    reduce_slots(team, input, piece, bytes, from, [&](u64 i, Pack reduced) {
+                    reduce_slots(lane, team, input, output, mine, bytes, from, [&](u64 i, Pack reduced) {
 #pragma unroll
                         for (int s = 0; s < RANKS; s++) {
                             if (s != (int)team.rank) fill_slot(to[s], i, reduced);
                         }
-                        put(own, i, reduced);
                     });
                 },
                 [&](u32 peer) {
                     post_slot(team, counters, GATHER, peer);
                     free_slot(team, counters, SCATTER, peer);
                 });
-        }
-        if (step >= 2) {
+        } else {
             in_turn(
                 rounds, [&](u32 peer) { await_slot(team, counters, GATHER, peer); },
-                [&] {
-                    for (u32 distance = 1; distance < RANKS; distance++) {
-                        const u32 peer = next_rank(team.rank, distance);
-                        const u8* slot = incoming(team, counters, GATHER, peer);
-                        store_from(output, piece_of(rounds.share, step - 2, peer), bytes, slot);
-                    }
-                },
+                [&] { store_all(lane, pieces_of(team, [&](u32) { return output; }, piece, slot_of(GATHER)), bytes); },
                 [&](u32 peer) { free_slot(team, counters, GATHER, peer); });
         }
     }

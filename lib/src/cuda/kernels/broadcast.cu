@@ -1,37 +1,30 @@
 // The root sends to everyone. Larger buffers are scattered by the root and passed on by who got a segment, so that the root's
-// link carries the buffer once and not n-1 times.
+// link carries the buffer once and not n-1 times: a lane passes its own parts on, another stores those that the others pass on.
 
 __device__ __forceinline__ void broadcast_slots(const Team& team, const u8* input, u8* output, u64 bytes, u32 root) {
     __shared__ Counters counters;
     const u32 parts = RANKS - 1;
-    const Rounds rounds = begin_rounds(team, counters, bytes, parts);
-    const u32 my_part = (team.rank + RANKS - root - 1) % RANKS;
-    if (team.rank == root) {
-        const bool copies = output != input;
-        for (u32 step = 0; step < rounds.count; step++) {
+    const bool is_root = team.rank == root;
+    // Between two ranks, and at the root, there is one thing to do.
+    const Lane lane = is_root || RANKS == 2 ? whole_block() : lane_of(THREADS / 2, THREADS / 2);
+    const Rounds rounds = begin_rounds(team, counters, lane, bytes, parts);
+    const auto part_of = [&](u32 rank) { return (rank + RANKS - root - 1) % RANKS; };
+    for (u32 step = 0; step < rounds.count; step++) {
+        // Of who passes it on.
+        const auto piece = [&](u32 rank) {
+            if (rank == root) return Piece{0, 0};
+            return piece_of(rounds.share, step, part_of(rank));
+        };
+        if (is_root) {
             in_turn(
                 rounds, [&](u32 peer) { await_credit(team, counters, SCATTER, peer); },
                 [&] {
-                    for (u32 q = 0; q < parts; q++) {
-                        const Piece piece = piece_of(rounds.share, step, q);
-                        const u64 end = piece.first + piece.packs;
-                        u8* slot = outgoing(team, counters, SCATTER, next_rank(root, q + 1));
-                        either(is_whole(input, end, bytes) && is_whole(output, end, bytes), [&](auto whole) {
-                            for_packs<8>(
-                                piece.packs, [&](u32 i) { return load_pack(whole, input, piece.first + i, bytes); },
-                                [&](u32 i, Pack pack) {
-                                    fill_slot(slot, i, pack);
-                                    if (copies) store_pack(whole, output, piece.first + i, bytes, pack);
-                                });
-                        });
-                    }
+                    const Pieces pieces = pieces_of(team, [&](u32) { return input; }, piece,
+                                                    [&](u32 peer) { return outgoing(team, counters, SCATTER, peer); });
+                    fill_all(lane, pieces, bytes, output != input ? output : nullptr);
                 },
                 [&](u32 peer) { post_slot(team, counters, SCATTER, peer); });
-        }
-        return store_counters(team, counters);
-    }
-    for (u32 step = 0; step < rounds.count + 1; step++) {
-        if (step < rounds.count) {
+        } else if (lane.index == 0) {
             in_turn(
                 rounds,
                 [&](u32 peer) {
@@ -39,20 +32,20 @@ __device__ __forceinline__ void broadcast_slots(const Team& team, const u8* inpu
                     else await_credit(team, counters, GATHER, peer);
                 },
                 [&] {
-                    const Piece piece = piece_of(rounds.share, step, my_part);
+                    const Piece mine = piece(team.rank);
                     const u8* slot = incoming(team, counters, SCATTER, root);
                     u8* to[RANKS];
 #pragma unroll
                     for (int s = 0; s < RANKS; s++) to[s] = outgoing(team, counters, GATHER, s);
-                    either(is_whole(output, piece.first + piece.packs, bytes), [&](auto whole) {
-                        for_packs<8>(
-                            piece.packs, [&](u32 i) { return load_slot(slot, i); },
+                    either(is_whole(output, mine.first + mine.packs, bytes), [&](auto whole) {
+                        for_packs<batch_of<decltype(whole)>(1)>(
+                            lane, mine.packs, [&](u32 i) { return load_slot(slot, i); },
                             [&](u32 i, Pack pack) {
 #pragma unroll
                                 for (int s = 0; s < RANKS; s++) {
                                     if (s != (int)team.rank && s != (int)root) fill_slot(to[s], i, pack);
                                 }
-                                store_pack(whole, output, piece.first + i, bytes, pack);
+                                store_pack(whole, output, mine.first + i, bytes, pack);
                             });
                     });
                 },
@@ -60,20 +53,16 @@ __device__ __forceinline__ void broadcast_slots(const Team& team, const u8* inpu
                     if (peer == root) free_slot(team, counters, SCATTER, root);
                     else post_slot(team, counters, GATHER, peer);
                 });
-        }
-        if (step >= 1) {
+        } else {
             in_turn(
                 rounds,
                 [&](u32 peer) {
                     if (peer != root) await_slot(team, counters, GATHER, peer);
                 },
                 [&] {
-                    for (u32 q = 0; q < parts; q++) {
-                        const u32 peer = next_rank(root, q + 1);
-                        if (peer == team.rank) continue;
-                        const Piece piece = piece_of(rounds.share, step - 1, q);
-                        store_from(output, piece, bytes, incoming(team, counters, GATHER, peer));
-                    }
+                    const Pieces pieces = pieces_of(team, [&](u32) { return output; }, piece,
+                                                    [&](u32 peer) { return incoming(team, counters, GATHER, peer); });
+                    store_all(lane, pieces, bytes);
                 },
                 [&](u32 peer) {
                     if (peer != root) free_slot(team, counters, GATHER, peer);

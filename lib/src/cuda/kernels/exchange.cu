@@ -3,30 +3,31 @@
 
 __device__ __forceinline__ void exchange_slots(const Team& team, const u8* input, u8* output, u64 bytes, u64 stride) {
     __shared__ Counters counters;
-    const Rounds rounds = begin_rounds(team, counters, bytes, 1);
+    const Lane lane = lane_of(THREADS / 2, THREADS / 2);
+    const Rounds rounds = begin_rounds(team, counters, lane, bytes, 1);
     const u8* own = input + team.rank * stride;
     u8* own_output = output + team.rank * bytes;
     const bool copies = own != own_output;
-    for (u32 step = 0; step < rounds.count + 1; step++) {
-        if (step < rounds.count) {
-            const Piece piece = piece_of(rounds.share, step, 0);
-            const u64 end = piece.first + piece.packs;
+    for (u32 step = 0; step < rounds.count; step++) {
+        const Piece piece = piece_of(rounds.share, step, 0);
+        const u64 end = piece.first + piece.packs;
+        if (lane.index == 0) {
             in_turn(
                 rounds, [&](u32 peer) { await_credit(team, counters, SCATTER, peer); },
                 [&] {
+                    if (stride != 0) {
+                        const Pieces pieces = pieces_of(
+                            team, [&](u32 peer) { return input + peer * stride; }, [&](u32) { return piece; },
+                            [&](u32 peer) { return outgoing(team, counters, SCATTER, peer); });
+                        fill_all(lane, pieces, bytes);
+                        if (!copies) return;
+                    }
                     u8* slot[RANKS];
 #pragma unroll
                     for (int s = 0; s < RANKS; s++) slot[s] = outgoing(team, counters, SCATTER, s);
-                    if (stride != 0) {
-                        for (u32 distance = 1; distance < RANKS; distance++) {
-                            const u32 peer = next_rank(team.rank, distance);
-                            fill_from(outgoing(team, counters, SCATTER, peer), input + peer * stride, piece, bytes);
-                        }
-                        if (!copies) return;
-                    }
                     either(is_whole(own, end, bytes) && is_whole(own_output, end, bytes), [&](auto whole) {
-                        for_packs<8>(
-                            piece.packs, [&](u32 i) { return load_pack(whole, own, piece.first + i, bytes); },
+                        for_packs<batch_of<decltype(whole)>(1)>(
+                            lane, piece.packs, [&](u32 i) { return load_pack(whole, own, piece.first + i, bytes); },
                             [&](u32 i, Pack pack) {
 #pragma unroll
                                 for (int s = 0; s < RANKS; s++) {
@@ -37,16 +38,19 @@ __device__ __forceinline__ void exchange_slots(const Team& team, const u8* input
                     });
                 },
                 [&](u32 peer) { post_slot(team, counters, SCATTER, peer); });
-        }
-        if (step >= 1) {
+            tell_read(rounds, counters, step);
+        } else {
             in_turn(
-                rounds, [&](u32 peer) { await_slot(team, counters, SCATTER, peer); },
+                rounds,
+                [&](u32 peer) {
+                    await_slot(team, counters, SCATTER, peer);
+                    await_read(counters, step);
+                },
                 [&] {
-                    const Piece piece = piece_of(rounds.share, step - 1, 0);
-                    for (u32 distance = 1; distance < RANKS; distance++) {
-                        const u32 peer = next_rank(team.rank, distance);
-                        store_from(output + peer * bytes, piece, bytes, incoming(team, counters, SCATTER, peer));
-                    }
+                    const Pieces pieces = pieces_of(
+                        team, [&](u32 peer) { return output + peer * bytes; }, [&](u32) { return piece; },
+                        [&](u32 peer) { return incoming(team, counters, SCATTER, peer); });
+                    store_all(lane, pieces, bytes);
                 },
                 [&](u32 peer) { free_slot(team, counters, SCATTER, peer); });
         }

@@ -1,6 +1,6 @@
 // Protocol Simple: a FIFO of slots in the receiver's window for each (kind, channel, sender). The sender counts filled slots
 // in the receiver's window (tail), the receiver counts freed ones in the sender's (head). All data of a slot is written before
-// its tail: the block's barrier, then a release at system scope. (NCCL: prims_simple.h)
+// its tail: the lane's barrier, then a release at system scope. (NCCL: prims_simple.h)
 
 #define TAIL 0
 #define HEAD 1
@@ -41,11 +41,12 @@ struct Counters {
     u32 sent[KINDS][MAX_RANKS];
     u32 received[KINDS][MAX_RANKS];
     u32 given_up; // by a thread of the block: what it has is worth nothing, and nobody is told of it
+    u32 read;     // rounds whose part of the input the sending lane has read
 };
 
 __device__ __forceinline__ void load_counters(const Team& team, Counters& counters) {
     u8* window = team.window[team.rank];
-    if (threadIdx.x == 0) counters.given_up = 0;
+    if (threadIdx.x == 0) counters.given_up = counters.read = 0;
     for (u32 i = threadIdx.x; i < KINDS * RANKS; i += blockDim.x) {
         const u32 kind = i / RANKS, peer = i % RANKS;
         counters.sent[kind][peer] = *(volatile u32*)counter_at(window, TAIL, kind, blockIdx.x, peer);
@@ -64,7 +65,7 @@ __device__ __forceinline__ void store_counters(const Team& team, const Counters&
     }
 }
 
-// A free slot at `peer`, and one filled by `peer`. Called by one thread each; the block's barrier comes after.
+// A free slot at `peer`, and one filled by `peer`. Called by one thread each; the lane's barrier comes after.
 __device__ __forceinline__ void await_credit(const Team& team, Counters& counters, u32 kind, u32 peer) {
     const u32* head = flag_at(team.window[team.rank], HEAD, kind, blockIdx.x, peer);
     const u32 count = counters.sent[kind][peer] + 1 - SLOT_COUNT;
@@ -85,7 +86,7 @@ __device__ __forceinline__ const u8* incoming(const Team& team, const Counters& 
     return slot_at(team.window[team.rank], kind, blockIdx.x, peer, counters.received[kind][peer]);
 }
 
-// After the block's barrier, by one thread each.
+// After the lane's barrier, by one thread each.
 __device__ __forceinline__ void post_slot(const Team& team, Counters& counters, u32 kind, u32 peer) {
     const u32 count = ++counters.sent[kind][peer];
     if (*(volatile u32*)&counters.given_up) return;
@@ -152,47 +153,61 @@ __device__ __forceinline__ Piece piece_of(const Share& share, u32 round, u32 par
     return piece;
 }
 
-// What a kernel of rounds starts with.
+// What a lane of a kernel of rounds starts with.
 struct Rounds {
     Share share;
     u32 count;
-    u32 peer;     // the rank that the first thread of this warp speaks to
-    bool speaker; // whether this thread is that one
+    Lane lane;
+    u32 peer;     // the rank that this thread speaks to
+    bool speaker; // whether it speaks
 };
 
-__device__ __forceinline__ Rounds begin_rounds(const Team& team, Counters& counters, u64 bytes, u32 parts) {
+__device__ __forceinline__ Rounds begin_rounds(const Team& team, Counters& counters, const Lane& lane, u64 bytes, u32 parts) {
     load_counters(team, counters);
     Rounds rounds;
     rounds.share = share_of(bytes, parts);
     rounds.count = rounds_of(rounds.share);
-    rounds.peer = threadIdx.x >> 5;
-    rounds.speaker = (threadIdx.x & 31) == 0 && rounds.peer < RANKS && rounds.peer != team.rank;
+    rounds.lane = lane;
+    // In warps of their own, where there are as many.
+    const u32 distance = lane.threads / RANKS;
+    rounds.peer = lane.thread / distance;
+    rounds.speaker = lane.thread % distance == 0 && rounds.peer < RANKS && rounds.peer != team.rank;
     return rounds;
 }
 
-// One step of a round: speakers wait, all threads work, speakers tell the others.
+// One step of a round: speakers wait, all threads of the lane work, speakers tell the others.
 template <typename Await, typename Work, typename Tell>
 __device__ __forceinline__ void in_turn(const Rounds& rounds, Await await, Work work, Tell tell) {
     if (rounds.speaker) await(rounds.peer);
-    __syncthreads();
+    lane_sync(rounds.lane);
     work();
-    __syncthreads();
+    lane_sync(rounds.lane);
     if (rounds.speaker) tell(rounds.peer);
 }
 
+// Input and output may be the same buffer: a lane that writes a round's part of it waits for the lane that sends that part.
+// The one is called behind a round by all threads of its lane, the other by any.
+__device__ __forceinline__ void tell_read(const Rounds& rounds, Counters& counters, u32 step) {
+    if (rounds.lane.thread == 0) *(volatile u32*)&counters.read = step + 1;
+}
+
+__device__ __forceinline__ void await_read(const Counters& counters, u32 step) {
+    while (*(const volatile u32*)&counters.read <= step) {}
+}
+
 // Slots to and from a user's buffer.
-__device__ __forceinline__ void fill_from(u8* slot, const u8* base, const Piece& piece, u64 bytes) {
+__device__ __forceinline__ void fill_from(const Lane& lane, u8* slot, const u8* base, const Piece& piece, u64 bytes) {
     either(is_whole(base, piece.first + piece.packs, bytes), [&](auto whole) {
-        for_packs<8>(
-            piece.packs, [&](u32 i) { return load_pack(whole, base, piece.first + i, bytes); },
+        for_packs<batch_of<decltype(whole)>(1)>(
+            lane, piece.packs, [&](u32 i) { return load_pack(whole, base, piece.first + i, bytes); },
             [&](u32 i, Pack pack) { fill_slot(slot, i, pack); });
     });
 }
 
-__device__ __forceinline__ void store_from(u8* base, const Piece& piece, u64 bytes, const u8* slot) {
+__device__ __forceinline__ void store_from(const Lane& lane, u8* base, const Piece& piece, u64 bytes, const u8* slot) {
     either(is_whole(base, piece.first + piece.packs, bytes), [&](auto whole) {
-        for_packs<8>(
-            piece.packs, [&](u32 i) { return load_slot(slot, i); },
+        for_packs<batch_of<decltype(whole)>(1)>(
+            lane, piece.packs, [&](u32 i) { return load_slot(slot, i); },
             [&](u32 i, Pack pack) { store_pack(whole, base, piece.first + i, bytes, pack); });
     });
 }

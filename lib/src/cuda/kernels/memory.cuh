@@ -94,21 +94,6 @@ __device__ __forceinline__ void put(const Output& output, u64 index, Pack pack) 
     else store_pack(Is<false>{}, output.base, output.first + index, output.bytes, pack);
 }
 
-// This block's threads go through `count` packs. Loads of a batch are all under way before its first store: the compiler may
-// not move a load over a store to memory that might be the same.
-template <int BATCH, typename Load, typename Store>
-__device__ __forceinline__ void for_packs(u32 count, Load load, Store store) {
-    u32 i = threadIdx.x;
-    for (; i + (BATCH - 1) * THREADS < count; i += BATCH * THREADS) {
-        Pack pack[BATCH];
-#pragma unroll
-        for (int k = 0; k < BATCH; k++) pack[k] = load(i + k * THREADS);
-#pragma unroll
-        for (int k = 0; k < BATCH; k++) store(i + k * THREADS, pack[k]);
-    }
-    for (; i < count; i += THREADS) store(i, load(i));
-}
-
 // The threads of all blocks (or of `workers` blocks, of which this is number `worker`) go through packs `begin` to `end`, each
 // block's 8 KiB next to those of its neighbours.
 template <int BATCH, typename Load, typename Store>

@@ -1,7 +1,7 @@
 // NCCL's primitives (send, recv, copy, recv_reduce_copy, recv_copy_send, ...) for schedules: what comes in is read once, combined
 // with our own operand, and goes to memory and to the next rank from the registers. (NCCL: src/device/primitives.h)
 //
-// A block runs one channel of the schedule. Its lanes, which advance independently, are halves of the block with a barrier each.
+// A block runs one channel of the schedule, its lanes those of the channel: halves of the block.
 
 #define SCRATCH (SLOTS + (u64)KINDS * CHANNELS * RANKS * SLOT_COUNT * SLOT_BYTES)
 #define MAX_LANES 2
@@ -80,17 +80,6 @@ __device__ __forceinline__ u8* address_of(const Buffers& buffers, const Cut& cut
     if (buffer == 2) return buffers.scratch + (segment * cut.scratch + scratch_start(cut, part)) * cut.elem;
     u8* base = buffer == 0 ? (u8*)buffers.input : buffers.output;
     return base + (segment * cut.count + range.first) * cut.elem;
-}
-
-struct Lane {
-    u32 index;
-    u32 thread;
-    u32 threads;
-};
-
-// Barrier 0 is that of the whole block.
-__device__ __forceinline__ void lane_sync(const Lane& lane) {
-    asm volatile("bar.sync %0, %1;" : : "r"(lane.index + 1), "r"(lane.threads) : "memory");
 }
 
 // One step in one window, as addresses. What is not there is null.

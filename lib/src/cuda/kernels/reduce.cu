@@ -1,36 +1,37 @@
 // Everyone sends to the root, which reduces. For larger buffers the ranks other than the root each reduce a segment first, so
-// that the root's link carries the buffer once and not n-1 times.
+// that the root's link carries the buffer once and not n-1 times: a lane sends to them, another reduces what came and sends it to
+// the root, at the root it stores that.
 
 __device__ __forceinline__ void root_slots(const Team& team, const u8* input, u8* output, u64 bytes, u32 root) {
     __shared__ Counters counters;
     // With two ranks the root reduces itself: a detour would double what its link carries.
     const u32 parts = RANKS == 2 ? 1 : RANKS - 1;
-    const Rounds rounds = begin_rounds(team, counters, bytes, parts);
-    // Who reduces part q, and which part a rank reduces.
+    const Lane lane = RANKS == 2 ? whole_block() : lane_of(THREADS / 2, THREADS / 2);
+    const Rounds rounds = begin_rounds(team, counters, lane, bytes, parts);
+    // Who reduces which part; none: a number that there is no part of.
     const u32 shift = RANKS == 2 ? 0 : 1;
-    const auto owner_of = [&](u32 part) { return (root + shift + part) % RANKS; };
     const auto part_of = [&](u32 rank) { return (rank + RANKS - root - shift) % RANKS; };
-    const u32 my_part = part_of(team.rank);
-    for (u32 step = 0; step < rounds.count + 2; step++) {
-        if (step < rounds.count) {
+    const bool reduces = part_of(team.rank) < parts;
+    for (u32 step = 0; step < rounds.count; step++) {
+        const auto piece = [&](u32 rank) {
+            if (part_of(rank) >= parts) return Piece{0, 0};
+            return piece_of(rounds.share, step, part_of(rank));
+        };
+        if (lane.index == 0 && (RANKS > 2 || !reduces)) {
             in_turn(
                 rounds,
                 [&](u32 peer) {
                     if (part_of(peer) < parts) await_credit(team, counters, SCATTER, peer);
                 },
                 [&] {
-                    for (u32 q = 0; q < parts; q++) {
-                        const u32 peer = owner_of(q);
-                        if (peer == team.rank) continue;
-                        u8* slot = outgoing(team, counters, SCATTER, peer);
-                        fill_from(slot, input, piece_of(rounds.share, step, q), bytes);
-                    }
+                    const Pieces pieces = pieces_of(team, [&](u32) { return input; }, piece,
+                                                    [&](u32 peer) { return outgoing(team, counters, SCATTER, peer); });
+                    fill_all(lane, pieces, bytes);
                 },
                 [&](u32 peer) {
                     if (part_of(peer) < parts) post_slot(team, counters, SCATTER, peer);
                 });
-        }
-        if (step >= 1 && step - 1 < rounds.count && my_part < parts) {
+        } else if (reduces) {
             in_turn(
                 rounds,
                 [&](u32 peer) {
@@ -38,30 +39,27 @@ __device__ __forceinline__ void root_slots(const Team& team, const u8* input, u8
                     if (team.rank != root && peer == root) await_credit(team, counters, GATHER, root);
                 },
                 [&] {
-                    const Piece piece = piece_of(rounds.share, step - 1, my_part);
+                    const Piece mine = piece(team.rank);
                     const u8* from[RANKS];
 #pragma unroll
                     for (int s = 0; s < RANKS; s++) from[s] = incoming(team, counters, SCATTER, s);
                     u8* slot = outgoing(team, counters, GATHER, root);
-                    const Output to = output_of(output, piece.first, piece.first + piece.packs, bytes);
-                    reduce_slots(team, input, piece, bytes, from, [&](u64 i, Pack reduced) {
-                        if (team.rank != root) fill_slot(slot, i, reduced);
-                        else put(to, i, reduced);
-                    });
+                    reduce_slots(lane, team, input, team.rank == root ? output : nullptr, mine, bytes, from,
+                                 [&](u64 i, Pack reduced) {
+                                     if (team.rank != root) fill_slot(slot, i, reduced);
+                                 });
                 },
                 [&](u32 peer) {
                     free_slot(team, counters, SCATTER, peer);
                     if (team.rank != root && peer == root) post_slot(team, counters, GATHER, root);
                 });
-        }
-        if (step >= 2 && team.rank == root && parts > 1) {
+        } else {
             in_turn(
                 rounds, [&](u32 peer) { await_slot(team, counters, GATHER, peer); },
                 [&] {
-                    for (u32 q = 0; q < parts; q++) {
-                        const u8* slot = incoming(team, counters, GATHER, owner_of(q));
-                        store_from(output, piece_of(rounds.share, step - 2, q), bytes, slot);
-                    }
+                    const Pieces pieces = pieces_of(team, [&](u32) { return output; }, piece,
+                                                    [&](u32 peer) { return incoming(team, counters, GATHER, peer); });
+                    store_all(lane, pieces, bytes);
                 },
                 [&](u32 peer) { free_slot(team, counters, GATHER, peer); });
         }

@@ -3,31 +3,34 @@
 
 __device__ __forceinline__ void scatter_slots(const Team& team, const u8* input, u8* output, u64 bytes, u64 stride) {
     __shared__ Counters counters;
-    const Rounds rounds = begin_rounds(team, counters, bytes, 1);
+    const Lane lane = lane_of(THREADS / 2, THREADS / 2);
+    const Rounds rounds = begin_rounds(team, counters, lane, bytes, 1);
     const u8* own = input + team.rank * stride;
-    for (u32 step = 0; step < rounds.count + 1; step++) {
-        if (step < rounds.count) {
+    for (u32 step = 0; step < rounds.count; step++) {
+        const Piece piece = piece_of(rounds.share, step, 0);
+        if (lane.index == 0) {
             in_turn(
                 rounds, [&](u32 peer) { await_credit(team, counters, SCATTER, peer); },
                 [&] {
-                    const Piece piece = piece_of(rounds.share, step, 0);
-                    for (u32 distance = 1; distance < RANKS; distance++) {
-                        const u32 peer = next_rank(team.rank, distance);
-                        fill_from(outgoing(team, counters, SCATTER, peer), input + peer * stride, piece, bytes);
-                    }
+                    const Pieces pieces = pieces_of(
+                        team, [&](u32 peer) { return input + peer * stride; }, [&](u32) { return piece; },
+                        [&](u32 peer) { return outgoing(team, counters, SCATTER, peer); });
+                    fill_all(lane, pieces, bytes);
                 },
                 [&](u32 peer) { post_slot(team, counters, SCATTER, peer); });
-        }
-        if (step >= 1) {
+            tell_read(rounds, counters, step);
+        } else {
             in_turn(
-                rounds, [&](u32 peer) { await_slot(team, counters, SCATTER, peer); },
+                rounds,
+                [&](u32 peer) {
+                    await_slot(team, counters, SCATTER, peer);
+                    await_read(counters, step);
+                },
                 [&] {
-                    const Piece piece = piece_of(rounds.share, step - 1, 0);
                     const u8* from[RANKS];
 #pragma unroll
                     for (int s = 0; s < RANKS; s++) from[s] = incoming(team, counters, SCATTER, s);
-                    const Output to = output_of(output, piece.first, piece.first + piece.packs, bytes);
-                    reduce_slots(team, own, piece, bytes, from, [&](u64 i, Pack reduced) { put(to, i, reduced); });
+                    reduce_slots(lane, team, own, output, piece, bytes, from, [](u64, Pack) {});
                 },
                 [&](u32 peer) { free_slot(team, counters, SCATTER, peer); });
         }

@@ -35,15 +35,19 @@ __device__ __forceinline__ void reduce_packs(u64 first, u64 end, u64 stride, Loa
     }
 }
 
-template <typename Store>
-__device__ __forceinline__ void reduce_slots(const Team& team, const u8* own, const Piece& piece, u64 bytes,
-                                             const u8* const (&from)[RANKS], Store store) {
-    either(is_whole(own, piece.first + piece.packs, bytes), [&](auto whole) {
-        reduce_packs<(RANKS <= 4 ? 4 : 2)>(
-            threadIdx.x, piece.packs, THREADS,
+// This rank's piece: reduced into `output` at the same place, if that is not null, and given to `also(i, pack)`.
+template <typename Also>
+__device__ __forceinline__ void reduce_slots(const Lane& lane, const Team& team, const u8* own, u8* output, const Piece& piece,
+                                             u64 bytes, const u8* const (&from)[RANKS], Also also) {
+    either(is_whole(own, piece.first + piece.packs, bytes) && ((u64)output & 15) == 0, [&](auto whole) {
+        reduce_packs<batch_of<decltype(whole)>(RANKS)>(
+            lane.thread, piece.packs, lane.threads,
             [&](int s, u64 i) {
                 return s == (int)team.rank ? load_pack(whole, own, piece.first + i, bytes) : load_slot(from[s], i);
             },
-            store);
+            [&](u64 i, Pack reduced) {
+                also(i, reduced);
+                if (output != nullptr) store_pack(whole, output, piece.first + i, bytes, reduced);
+            });
     });
 }

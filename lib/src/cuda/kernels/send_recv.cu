@@ -15,7 +15,17 @@ struct Message {
     u32 pad;
 };
 
-#define PAIR_PIECE (SLOT_BYTES / 16)
+// Half of the channels carry messages, so each slot is two: what a slot costs (a barrier, a fence, a flag) is paid half as often.
+#define PAIR_SLOT_BYTES (2ull * SLOT_BYTES)
+#define PAIR_PIECE (PAIR_SLOT_BYTES / 16)
+
+// Of a message that has several: sender and receiver then work at the same time.
+#define LEAST_PAIR_PIECE 4096
+
+__device__ __forceinline__ u8* pair_slot_at(u8* window, u32 channel, u32 from, u32 number) {
+    return slot_at(window, PAIR, 0, 0, 0) + PAIR_SLOT_BYTES * (((u64)channel * RANKS + from) * SLOT_COUNT + number % SLOT_COUNT);
+}
+
 #define COUNT_MASK 0xffffffffffull
 
 // The line beside a flag.
@@ -82,16 +92,19 @@ send_recv(const __grid_constant__ Team team, const __grid_constant__ Message to,
         }
         count++;
     } else {
-        for (u64 at = first; at < last; at += PAIR_PIECE, count++) {
-            const u32 here = (u32)(last - at < PAIR_PIECE ? last - at : PAIR_PIECE);
+        // Both ends come to the same.
+        const u64 quarter = (packs / channels + 3) / 4, least = quarter > LEAST_PAIR_PIECE ? quarter : LEAST_PAIR_PIECE;
+        const u64 most = least < PAIR_PIECE ? least : PAIR_PIECE;
+        for (u64 at = first; at < last; at += most, count++) {
+            const u32 here = (u32)(last - at < most ? last - at : most);
             if (threadIdx.x == 0) {
                 if (sends) await_count(team, awaited, count + 1 - SLOT_COUNT, WAITED_CREDIT, peer);
                 else await_count(team, awaited, count + 1, WAITED_SLOT, peer);
             }
             __syncthreads();
             const Piece piece = {at, here};
-            if (sends) fill_from(slot_at(team.window[peer], PAIR, channel, team.rank, count), message.at, piece, message.bytes);
-            else store_from(message.at, piece, message.bytes, slot_at(window, PAIR, channel, peer, count));
+            if (sends) fill_from(whole_block(), pair_slot_at(team.window[peer], channel, team.rank, count), message.at, piece, message.bytes);
+            else store_from(whole_block(), message.at, piece, message.bytes, pair_slot_at(window, channel, peer, count));
             __syncthreads();
             if (threadIdx.x == 0) store_release(told, count + 1);
         }

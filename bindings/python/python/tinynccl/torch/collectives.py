@@ -313,9 +313,8 @@ class Collectives:
     def barrier(self, opts=None):
         self._number += 1
         self._flush()
-        if self._streams:
-            for stream, _ in self._streams.values():
-                torch.cuda.current_stream(stream.device).synchronize()
+        for device in self._sides:
+            torch.cuda.current_stream(device).synchronize()
         return Work.of(self._comm.barrier(async_op=True), [], self._kept)
 
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):

@@ -10,6 +10,7 @@ from ..errors import Error
 from .collectives import Collectives
 from .meet import meet
 from .messages import Channel, Deferred
+from .streams import Side, current
 from .tensors import as_list
 from .work import Event, Work
 
@@ -23,7 +24,7 @@ class Group(Collectives):
         self._size = size
         self._timeout = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
         self._comm = meet(store, "group", rank, size, self._timeout)
-        self._streams = {}
+        self._sides = {}
         self._channels = {}
         # Messages on the GPU that wait for their counterparts: each as (send, tensor, peer, work's event holder).
         self._deferred = []
@@ -98,13 +99,6 @@ class Group(Collectives):
                 )
         return device
 
-    def _stream(self, device):
-        """Our stream, and an event for what it waits for: one for all calls, because a wait is for what was recorded last."""
-        both = self._streams.get(device)
-        if both is None:
-            both = self._streams[device] = torch.cuda.Stream(device, priority=-1), torch.cuda.Event()
-        return both
-
     def _run(self, call, tensors, result, make, finish=None, scratch=()):
         """Makes calls over ``tensors`` and memory of ours: ``make`` gets keyword arguments for the communicator and returns a work."""
         self._number += 1
@@ -117,17 +111,17 @@ class Group(Collectives):
 
     def _on_stream(self, device, tensors, result, make, finish=None):
         """On our stream, behind what is on the current one, so that calls overlap with the caller's kernels."""
-        stream, ready = self._stream(device)
-        ready.record(torch.cuda.current_stream(device))
-        stream.wait_event(ready)
-        make(stream=stream.cuda_stream)
+        side = self._sides.get(device)
+        if side is None:
+            side = self._sides[device] = Side(device)
+        self._comm.follow(device.index, side.handle, current(device))
+        make(stream=side.handle)
         if finish is not None:
-            with torch.cuda.stream(stream):
-                finish()
+            side.as_current(finish)
         for tensor in tensors:
             # The allocator does not give its memory away before our stream has passed this point.
-            tensor.record_stream(stream)
-        return Work.of(None, result, self._kept)._on(Event(stream, self._comm), device)
+            tensor.record_stream(side.stream)
+        return Work.of(None, result, self._kept)._on(Event(side, self._comm), device)
 
     def _group(self, calls, **how):
         """Several calls as one; ``calls`` makes them."""

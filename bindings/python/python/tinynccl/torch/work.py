@@ -113,9 +113,8 @@ class Work(c10d.Work):
     def _complete(self, future):
         if self._event is not None:
             # It is the stream that completes: the future records it.
-            with self._event.current():
-                self._end()
-                future.set_result(self._result)
+            self._end()
+            self._event.side.as_current(future.set_result, self._result)
         elif self._call is None:
             self._end()
             future.set_result(self._result)
@@ -147,20 +146,15 @@ def _seconds(timeout):
 class Event:
     """The end of calls on a communication stream."""
 
-    def __init__(self, stream, comm):
-        self.stream = stream
+    def __init__(self, side, comm):
+        self.side = side
         self._comm = comm
-        self._event = torch.cuda.Event()
-        self._event.record(stream)
+        self._event = side.mark()
 
     def wait(self):
         """The current stream waits; the host does not."""
         self._comm.check()
-        torch.cuda.current_stream(self.stream.device).wait_event(self._event)
+        torch.cuda.current_stream(self.side.device).wait_event(self._event)
 
     def query(self):
         return self._event.query()
-
-    def current(self):
-        """Makes the stream the current one, while a ``with`` lasts."""
-        return torch.cuda.stream(self.stream)
