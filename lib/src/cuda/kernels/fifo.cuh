@@ -188,11 +188,11 @@ __device__ __forceinline__ void in_turn(const Rounds& rounds, Await await, Work 
 // Input and output may be the same buffer: a lane that writes a round's part of it waits for the lane that sends that part.
 // The one is called behind a round by all threads of its lane, the other by any.
 __device__ __forceinline__ void tell_read(const Rounds& rounds, Counters& counters, u32 step) {
-    if (rounds.lane.thread == 0) *(volatile u32*)&counters.read = step + 1;
+    if (rounds.lane.thread == 0) atomicExch(&counters.read, step + 1);
 }
 
-__device__ __forceinline__ void await_read(const Counters& counters, u32 step) {
-    while (*(const volatile u32*)&counters.read <= step) {}
+__device__ __forceinline__ void await_read(Counters& counters, u32 step) {
+    while (atomicAdd(&counters.read, 0u) <= step) {}
 }
 
 // Slots to and from a user's buffer.
