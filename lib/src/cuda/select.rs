@@ -138,15 +138,18 @@ pub(super) fn choose(layout: &Layout, collective: Collective, bytes: usize, regi
     };
     let one_way = matches!(collective, Collective::Broadcast | Collective::Reduce);
     let with_blocks = |protocol| Choice { protocol, blocks: blocks(layout, protocol, bytes) };
-    let large = match registered {
-        true if !one_way || bytes >= DIRECT_ONE_WAY => Protocol::Direct,
-        false if collective == Collective::Reduce && layout.ranks > 2 && bytes >= CHAIN => {
+    let large = match collective {
+        Collective::Reduce if layout.ranks > 2 && bytes >= CHAIN => {
             Protocol::Schedule(Algorithm::Ring, Framing::Simple)
         }
+        // From slots each part goes to all of the others at once, while the next comes in.
+        Collective::Broadcast if layout.ranks > 2 => Protocol::Simple,
+        _ if registered && (!one_way || bytes >= DIRECT_ONE_WAY) => Protocol::Direct,
         _ => Protocol::Simple,
     };
     // With few blocks lines have room for less, and for LL128 there may be none.
-    let small = preferred.iter().filter(|(_, most)| sent <= *most && !(registered && sent > LINES_OR_DIRECT));
+    let direct_is_better = large == Protocol::Direct && sent > LINES_OR_DIRECT;
+    let small = preferred.iter().filter(|(_, most)| sent <= *most && !direct_is_better);
     let fitting = small.map(|&(p, _)| with_blocks(p)).find(|&choice| fits(layout, collective, choice, bytes));
     fitting.unwrap_or_else(|| with_blocks(large))
 }
