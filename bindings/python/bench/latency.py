@@ -4,8 +4,11 @@ and torch's own part of that: the same function over a group that does nothing.
     python latency.py [--ranks 2] [--device cuda] [--rounds 31]
 
 Needs the extension built with its feature "bench". Each rank keeps to a core of its own. In each round all contestants have a
-turn, in an order that rotates. Markdown on rank 0's output: the median of the Rust call in microseconds, then for each contestant the
+turn, in an order that rotates; torch's own backend comes behind all of them, since its threads slow down what comes after. Markdown on rank 0's output: the median of the Rust call in microseconds, then for each contestant the
 median over rounds of what it takes above the Rust call of the same round ("torch alone" makes none: all that it takes).
+
+Start it several times. Where an interpreter lies in memory can make all of it 1.6 times slower from start to end: "torch alone" then
+takes 2 us and not 1.2.
 """
 
 import argparse
@@ -55,44 +58,53 @@ def main():
     if device.type == "cpu" and len(cores) >= args.ranks:
         os.sched_setaffinity(0, {cores[rank]})
     comm = dist.group.WORLD.comm
-    theirs = dist.new_group(backend=other)
-    idle = Nothing(rank, args.ranks)
-    names = ["Comm, numpy", "Comm, torch", "torch.distributed", "torch alone", f"torch.distributed, {other}"]
-    if device.type != "cpu":
-        names.remove("Comm, numpy")
-    if rank == 0:
-        print(f"torch {torch.__version__}, numpy {numpy.__version__}, {args.ranks} ranks, {device.type}, {args.rounds} rounds; "
-              f"µs per call{', and above the Rust call' if device.type == 'cpu' else ''}\n")
-        first = ["Bytes", "Rust"] if device.type == "cpu" else ["Bytes"]
-        print("| " + " | ".join(first + names) + " |\n|" + "---|" * (len(first) + len(names)), flush=True)
-    for size in args.sizes:
-        tensor, array = torch.zeros(size // 4, device=device), numpy.zeros(size // 4, numpy.float32)
+    on_cpu = device.type == "cpu"
+
+    def measure(size, contestants):
+        """Median of the Rust call, and of what each contestant takes above it."""
         calls = max(10, min(500, (16 << 20) // size))
-        contestants = {
-            "Comm, numpy": lambda: job.seconds(lambda: comm.all_reduce(array), calls, device),
-            "Comm, torch": lambda: job.seconds(lambda: comm.all_reduce(tensor), calls, device),
-            "torch.distributed": lambda: job.seconds(lambda: dist.all_reduce(tensor), calls, device),
-            "torch alone": lambda: job.seconds(lambda: dist.all_reduce(tensor, group=idle), calls, device),
-            # Slow where each rank has one core: its threads share it.
-            f"torch.distributed, {other}": lambda: job.seconds(lambda: dist.all_reduce(tensor, group=theirs), max(5, calls // 50), device),
-        }
-        turns = {name: contestants[name] for name in names}
-        if device.type == "cpu":
+        tensor, array = torch.zeros(size // 4, device=device), numpy.zeros(size // 4, numpy.float32)
+        turns = {name: lambda make=make: make(tensor, array, calls) for name, make in contestants.items()}
+        if on_cpu:
             turns["Rust"] = lambda: _core._seconds_of_all_reduce(comm, size // 4, calls)
-        order = list(turns)
-        rounds = []
+        order, rounds = list(turns), []
         for round in range(args.rounds + 2):
             turn = round % len(order)
-            times = {name: turns[name]() * 1e6 for name in order[turn:] + order[:turn]}
+            times = {}
+            for name in order[turn:] + order[:turn]:
+                # Who comes late from the contestant before makes the others wait.
+                comm.barrier()
+                times[name] = turns[name]() * 1e6
             if round >= 2:
                 rounds.append(times)
-        if rank == 0:
-            base = (lambda times: times["Rust"]) if device.type == "cpu" else (lambda times: 0.0)
-            cells = [job.median([times["Rust"] for times in rounds], 2)] if device.type == "cpu" else []
-            cells += [
-                job.median([times[name] - (0.0 if name == "torch alone" else base(times)) for times in rounds], 2) for name in names
-            ]
-            print(f"| {size} | " + " | ".join(cells) + " |", flush=True)
+        above = {name: [times[name] - (times["Rust"] if on_cpu and name != "torch alone" else 0.0) for times in rounds] for name in order}
+        if on_cpu:
+            above["Rust"] = [times["Rust"] for times in rounds]
+        return {name: job.median(values, 2) for name, values in above.items()}
+
+    idle = Nothing(rank, args.ranks)
+    contestants = {
+        "Comm, numpy": lambda tensor, array, calls: job.seconds(lambda: comm.all_reduce(array), calls, device),
+        "Comm, torch": lambda tensor, array, calls: job.seconds(lambda: comm.all_reduce(tensor), calls, device),
+        "torch.distributed": lambda tensor, array, calls: job.seconds(lambda: dist.all_reduce(tensor), calls, device),
+        "torch alone": lambda tensor, array, calls: job.seconds(lambda: dist.all_reduce(tensor, group=idle), calls, device),
+    }
+    if not on_cpu:
+        del contestants["Comm, numpy"]
+    table = {size: measure(size, contestants) for size in args.sizes}
+    # Behind all others: once gloo has made a call, its threads take a part of the core that this rank has, for good.
+    theirs = dist.new_group(backend=other)
+    name = f"torch.distributed, {other}"
+    behind = {name: lambda tensor, array, calls: job.seconds(lambda: dist.all_reduce(tensor, group=theirs), max(5, calls // 50), device)}
+    for size in args.sizes:
+        table[size][name] = measure(size, behind)[name]
+    if rank == 0:
+        print(f"torch {torch.__version__}, numpy {numpy.__version__}, {args.ranks} ranks, {device.type}, {args.rounds} rounds; "
+              f"µs per call{', and above the Rust call' if on_cpu else ''}\n")
+        columns = [*(["Rust"] if on_cpu else []), *contestants, name]
+        print("| " + " | ".join(["Bytes", *columns]) + " |\n|" + "---|" * (len(columns) + 1))
+        for size in args.sizes:
+            print(f"| {size} | " + " | ".join(table[size][column] for column in columns) + " |", flush=True)
     dist.barrier()
     dist.destroy_process_group()
 
