@@ -4,7 +4,8 @@ and torch's own part of that: the same function over a group that does nothing.
     python latency.py [--ranks 2] [--device cuda] [--rounds 31]
 
 Needs the extension built with its feature "bench". Each rank keeps to a core of its own. In each round all contestants have a
-turn, in an order that rotates; torch's own backend comes behind all of them, since its threads slow down what comes after. Markdown on rank 0's output: the median of the Rust call in microseconds, then for each contestant the
+turn, in an order that rotates; torch's own backend comes behind all of them: its
+threads share the ranks' cores. Markdown on rank 0's output: the median of the Rust call in microseconds, then for each contestant the
 median over rounds of what it takes above the Rust call of the same round ("torch alone" makes none: all that it takes).
 
 Start it several times. Where an interpreter lies in memory can make all of it 1.6 times slower from start to end: "torch alone" then
@@ -92,7 +93,7 @@ def main():
     if not on_cpu:
         del contestants["Comm, numpy"]
     table = {size: measure(size, contestants) for size in args.sizes}
-    # Behind all others: once gloo has made a call, its threads take a part of the core that this rank has, for good.
+    # Behind all others, which its threads might disturb.
     theirs = dist.new_group(backend=other)
     name = f"torch.distributed, {other}"
     behind = {name: lambda tensor, array, calls: job.seconds(lambda: dist.all_reduce(tensor, group=theirs), max(5, calls // 50), device)}
