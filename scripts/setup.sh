@@ -77,8 +77,11 @@ book() {
     CARGO_PROFILE_DEV_DEBUG=0 cargo install --quiet --debug --locked --no-default-features --features search mdbook --version '~0.5.4'
 }
 
-chromium() {
-    have chromium && { say "chromium is there"; return 0; }
+# Not `chromium`: `have` would find the function.
+browser() {
+    for name in chromium chromium-browser google-chrome; do
+        have "$name" && { say "$name is there"; return 0; }
+    done
     install chromium
 }
 
@@ -108,7 +111,7 @@ for argument in "$@"; do
         --deny) deny || status=1 ;;
         --python) python || status=1 ;;
         --book) book || status=1 ;;
-        --chromium) chromium || status=1 ;;
+        --chromium) browser || status=1 ;;
         -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p;}' "$0" ;;
         *) say "unknown option '$argument', expected --mpi, --verbs, --deny, --python, --book or --chromium"; exit 2 ;;
     esac
