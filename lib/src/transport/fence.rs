@@ -24,10 +24,29 @@ pub(crate) enum Fence {
     Asymmetric,
 }
 
+/// Whether the kernel has this process on its list.
+static REGISTERED: OnceLock<bool> = OnceLock::new();
+
 impl Fence {
+    /// Registers this process ahead of its first link, and returns at once. The kernel needs no time for a process of one thread; with
+    /// more it waits until every core has been elsewhere (`synchronize_rcu`), 10 to 20 ms here, which a thread of ours does meanwhile.
+    pub(crate) fn prepare() {
+        if REGISTERED.get().is_some() {
+            return;
+        }
+        let alone = std::fs::read_dir("/proc/self/task").is_ok_and(|threads| threads.count() == 1);
+        if alone {
+            Fence::available();
+            return;
+        }
+        let spawned = std::thread::Builder::new().name("tinynccl-fence".to_owned()).spawn(Fence::available);
+        if let Err(e) = spawned {
+            log::debug!("no thread for membarrier ({e}): the first link registers this process");
+        }
+    }
+
     /// What this process can do. The first call registers the process with the kernel.
     pub(crate) fn available() -> Fence {
-        static REGISTERED: OnceLock<bool> = OnceLock::new();
         let registered = *REGISTERED.get_or_init(|| {
             let result = membarrier(MembarrierCommand::RegisterGlobalExpedited)
                 .and_then(|()| membarrier(MembarrierCommand::GlobalExpedited));

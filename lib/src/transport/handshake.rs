@@ -66,7 +66,7 @@ impl Hello {
             from: from as u32,
             to: to as u32,
             channel,
-            flags: if checksum { CHECKSUM } else { 0 } | flag(Fence::available()),
+            flags: if checksum { CHECKSUM } else { 0 },
             streams: streams as u32,
             stream: 0,
             origin: from as u32,
@@ -77,6 +77,11 @@ impl Hello {
     /// The same for one hop of a link between two other ranks.
     pub(crate) fn on_the_way(self, origin: usize, target: usize) -> Hello {
         Hello { origin: origin as u32, target: target as u32, ..self }
+    }
+
+    /// The same for a link through memory, with what this process can do.
+    pub(crate) fn over_memory(self, fence: Fence) -> Hello {
+        Hello { flags: self.flags & !ASYMMETRIC | flag(fence), ..self }
     }
 
     /// The same for a link over RDMA: this connection only makes it.
@@ -324,7 +329,8 @@ mod tests {
             max_message in 1..=LinkOptions::MAX_MESSAGE, depth in 1..=LinkOptions::MAX_DEPTH, streams in 1usize..=16,
         ) {
             let options = LinkOptions { max_message, depth };
-            let hello = Hello::new(token, (from as usize, to as usize), link, &options, checksum, streams);
+            let hello = Hello::new(token, (from as usize, to as usize), link, &options, checksum, streams)
+                .over_memory(Fence::available());
             let parsed = Hello::parse(bytemuck::bytes_of(&hello), &token, to as usize).unwrap();
             prop_assert_eq!(parsed, hello);
             prop_assert_eq!((parsed.from, parsed.to, (parsed.comm, parsed.channel)), (from, to, link));
