@@ -17,6 +17,8 @@ fn a_program() {
     println!("\n@{count}");
     let seventh = tinynccl::cuda::open(7).map_or_else(|e| e.to_string(), |context| format!("{context:?}"));
     println!("@{seventh}");
+    let inventory = tinynccl::cuda::inventory().map_or_else(|e| e.to_string(), |found| format!("{found:?}"));
+    println!("@{inventory}");
 }
 
 /// The lines that a program says where `library` is found first.
@@ -33,13 +35,19 @@ fn said(library: &Path) -> Vec<String> {
     text.lines().filter_map(|line| line.strip_prefix('@')).map(str::to_owned).collect()
 }
 
-/// A libcuda.so of CUDA `version` whose cuInit returns `init`, with `count` GPUs. `None`, said aloud, without a C compiler.
+/// A libcuda.so of CUDA `version` whose cuInit returns `init`, with `count` GPUs, of which each reaches the next one's memory. `None`,
+/// said aloud, without a C compiler.
 fn stand_in(folder: &Path, version: u32, init: u32, count: u32) -> Option<()> {
     let source = folder.join("cuda.c");
     let text = format!(
         "int cuDriverGetVersion(int *to) {{ *to = {version}; return 0; }}\n\
          int cuInit(unsigned flags) {{ return {init}; }}\n\
          int cuDeviceGetCount(int *to) {{ *to = {count}; return 0; }}\n\
+         int cuDeviceGet(int *to, int ordinal) {{ *to = 40 + ordinal; return ordinal >= {count}; }}\n\
+         int cuDeviceGetName(char *to, int size, int device) {{ to[0] = 'A' + device - 40; to[1] = 0; return size < 2; }}\n\
+         int cuDeviceTotalMem_v2(unsigned long *to, int device) {{ *to = 1000ul * device; return 0; }}\n\
+         int cuDeviceGetAttribute(int *to, int what, int device) {{ *to = what == 75 ? 9 : what == 76 ? device - 40 : -1; return 0; }}\n\
+         int cuDeviceCanAccessPeer(int *to, int device, int peer) {{ *to = peer == device + 1; return 0; }}\n\
          int cuGetErrorName(int e, const char **to) {{ *to = \"CUDA_ERROR_OF_TEST\"; return 0; }}\n\
          int cuGetErrorString(int e, const char **to) {{ *to = \"some words\"; return 0; }}\n"
     );
@@ -75,7 +83,7 @@ fn each_unusable_driver_is_named_in_one_line_with_what_to_do() {
             return;
         }
         let said = said(folder.path());
-        assert_eq!(said.len(), 2, "{said:?}");
+        assert_eq!(said.len(), 3, "{said:?}");
         for line in said {
             assert!(line.starts_with("CUDA is not available here: "), "{line}");
             for word in words {
@@ -95,8 +103,22 @@ fn a_gpu_that_is_not_there_is_named_with_those_that_are() {
         let said = said(folder.path());
         let expected =
             format!("cuda::open: there is no GPU 7: the driver sees {words} (CUDA_VISIBLE_DEVICES is \"3,4\")");
-        assert_eq!(said, [format!("{count} GPUs"), expected]);
+        assert_eq!(said[..2], [format!("{count} GPUs"), expected]);
     }
+}
+
+#[test]
+fn the_inventory_is_what_the_driver_says_of_each_gpu() {
+    let folder = tempfile::tempdir().unwrap();
+    if stand_in(folder.path(), 12_040, 0, 3).is_none() {
+        return;
+    }
+    let gpu = |ordinal: usize, peers: &str| {
+        let (name, memory) = (["A", "B", "C"][ordinal], 1000 * (40 + ordinal));
+        format!("Gpu {{ name: {name:?}, capability: (9, {ordinal}), memory: {memory}, peers: {peers} }}")
+    };
+    let gpus = [gpu(0, "[1]"), gpu(1, "[2]"), gpu(2, "[]")].join(", ");
+    assert_eq!(said(folder.path())[2], format!("Inventory {{ driver: (12, 4), gpus: [{gpus}] }}"));
 }
 
 #[test]
@@ -108,6 +130,7 @@ fn what_is_no_library_is_as_good_as_none() {
         let found = line.ends_with(" GPUs")
             || line.starts_with("cuda::open")
             || line.starts_with("CudaContext")
+            || line.starts_with("Inventory")
             || line.contains("the driver is here, a GPU is not");
         assert!(found || line.contains("libcuda.so.1 was not found; it comes with NVIDIA's driver"), "{line}");
     }
