@@ -3,9 +3,12 @@
 
 #![expect(clippy::needless_range_loop, reason = "a rank is a number, and has several things at its place")]
 
+mod common;
+
 use std::sync::Arc;
 use std::time::Duration;
 
+use common::lengths;
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DeviceRepr, result, sys};
 use half::bf16;
 use tinynccl::config::Ll128;
@@ -95,15 +98,6 @@ fn expected<T: Exact>(collective: Collective, n: usize, root: usize, rank: usize
         Collective::AllGather => value(i / count, i % count),
         _ => value(i / count, rank * count + i % count),
     }))
-}
-
-fn lengths(collective: Collective, n: usize, count: usize) -> (usize, usize) {
-    match collective {
-        Collective::AllGather => (count, n * count),
-        Collective::ReduceScatter => (n * count, count),
-        Collective::AllToAll => (n * count, n * count),
-        _ => (count, count),
-    }
 }
 
 /// The address of element `at` of a rank's memory, which outlives the calls.

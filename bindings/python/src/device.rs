@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::{CudaContext, result, sys};
+use cudarc::driver::{CudaContext, CudaEvent, result, sys};
 use pyo3::prelude::*;
 use tinynccl::cuda::{self, DeviceComm};
 use tinynccl::wire::Collective;
@@ -16,7 +16,7 @@ pub(crate) struct Gpu {
     context: Arc<CudaContext>,
     ordinal: usize,
     /// For [`Gpu::follow`], one after the other.
-    ready: Mutex<Event>,
+    ready: Mutex<CudaEvent>,
 }
 
 impl Gpu {
@@ -26,7 +26,7 @@ impl Gpu {
         let context = CudaContext::new(ordinal).map_err(|e| failed("cuda", format!("opening GPU {ordinal}"), e))?;
         let _current = Current::keep();
         let comm = DeviceComm::new(comm, &context)?;
-        let ready = Mutex::new(Event::new(&context).map_err(|e| failed("cuda", "making an event".to_owned(), e))?);
+        let ready = Mutex::new(context.new_event(None).map_err(|e| failed("cuda", "making an event".to_owned(), e))?);
         Ok(Gpu { comm, context, ordinal, ready })
     }
 
@@ -62,9 +62,9 @@ impl Gpu {
         let ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the event is ours, the streams are the caller's word.
         unsafe {
-            result::event::record(ready.event, other as sys::CUstream).and_then(|()| {
+            result::event::record(ready.cu_event(), other as sys::CUstream).and_then(|()| {
                 let flags = sys::CUevent_wait_flags_enum::CU_EVENT_WAIT_DEFAULT;
-                result::stream::wait_event(stream as sys::CUstream, ready.event, flags)
+                result::stream::wait_event(stream as sys::CUstream, ready.cu_event(), flags)
             })
         }
         .map_err(|e| failed("cuda", "letting a stream wait for another".to_owned(), e))
@@ -216,33 +216,6 @@ fn rounds(messages: Vec<Message>, distance: impl Fn(usize) -> usize) -> Vec<((us
 #[pyfunction]
 pub(crate) fn cuda_device_count() -> usize {
     tinynccl::cuda::device_count().unwrap_or(0)
-}
-
-/// An event without times.
-struct Event {
-    event: sys::CUevent,
-    context: Arc<CudaContext>,
-}
-
-// SAFETY: an event is a handle that the driver lets any thread use.
-unsafe impl Send for Event {}
-
-impl Event {
-    fn new(context: &Arc<CudaContext>) -> std::result::Result<Event, cudarc::driver::DriverError> {
-        context.bind_to_thread()?;
-        let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)?;
-        Ok(Event { event, context: context.clone() })
-    }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        let _current = Current::keep();
-        if self.context.bind_to_thread().is_ok() {
-            // SAFETY: made by `new`, destroyed once; waits that use it go on without it.
-            let _ = unsafe { result::event::destroy(self.event) };
-        }
-    }
 }
 
 /// The context of this thread, put back when dropped: torch asks the driver which GPU is current.

@@ -123,19 +123,15 @@ pub(super) fn choose(layout: &Layout, collective: Collective, bytes: usize, regi
         let protocol = Protocol::Schedule(Algorithm::Direct, Framing::Simple);
         return Choice { protocol, blocks: blocks(layout, protocol, bytes) };
     }
-    let (preferred, sent): (&[(Protocol, usize)], usize) = match collective {
-        Collective::AllReduce if layout.ranks == 2 => (ALL_REDUCE_OF_TWO, bytes),
-        Collective::AllReduce => (ALL_REDUCE, bytes),
-        _ => {
-            let table = match collective {
-                _ if layout.ranks == 2 => OTHERS_OF_TWO,
-                Collective::Broadcast => BROADCAST,
-                Collective::Reduce => REDUCE,
-                _ => OTHERS,
-            };
-            (table, bytes.saturating_mul(layout.ranks - 1))
-        }
+    let preferred = match (collective, layout.ranks) {
+        (Collective::AllReduce, 2) => ALL_REDUCE_OF_TWO,
+        (Collective::AllReduce, _) => ALL_REDUCE,
+        (_, 2) => OTHERS_OF_TWO,
+        (Collective::Broadcast, _) => BROADCAST,
+        (Collective::Reduce, _) => REDUCE,
+        _ => OTHERS,
     };
+    let sent = if collective == Collective::AllReduce { bytes } else { bytes.saturating_mul(layout.ranks - 1) };
     let one_way = matches!(collective, Collective::Broadcast | Collective::Reduce);
     let with_blocks = |protocol| Choice { protocol, blocks: blocks(layout, protocol, bytes) };
     let large = match collective {
@@ -199,7 +195,8 @@ fn lines128(words: usize) -> usize {
 /// Bytes from which on the receiver of a message tells where its buffer is, if buffers are registered at all.
 pub(super) const TOLD: u64 = 4 << 20;
 
-/// Channels of a message between two ranks: of its length alone, so that both ends cut it alike.
+/// Channels of a message between two ranks: of its length alone, so that both ends cut it alike. Half of those that there are at most:
+/// each has the slots of two.
 pub(super) fn pair_channels(layout: &Layout, bytes: u64) -> u32 {
     bytes.div_ceil(SIMPLE_PER_BLOCK as u64).clamp(1, layout.channels as u64 / 2) as u32
 }

@@ -8,7 +8,7 @@
 //! lines128  the same of LL128: lines of 128 bytes (120 of data), where the links keep such lines whole
 //! table     per rank and registration: where this rank has that allocation      (ours alone)
 //! count     calls and messages that used no slots                               (ours alone)
-//! slots     per kind, channel and sender: the slots of a FIFO
+//! slots     per kind, channel and sender: the slots of a FIFO (of messages: per two channels, twice as long)
 //! scratch   of a schedule: partial sums                   (ours alone)
 //! ```
 //! A *channel* is a block of a kernel. `kernels/team.cuh` computes the same places.

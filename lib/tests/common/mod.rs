@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tinynccl::bootstrap::Server;
 use tinynccl::config::{TransportChoice, Tune};
+use tinynccl::wire::Collective;
 use tinynccl::{Comm, Config, Result};
 
 /// What carries the links of a test world.
@@ -32,6 +33,16 @@ pub fn config() -> Config {
     config.connect_timeout = Duration::from_secs(30);
     config.tune = Tune::Off;
     config
+}
+
+/// Elements of a rank's input and output, where each of the `n` ranks has a segment of `count`, or all have the same buffer.
+pub fn lengths(collective: Collective, n: usize, count: usize) -> (usize, usize) {
+    match collective {
+        Collective::AllGather => (count, n * count),
+        Collective::ReduceScatter => (n * count, count),
+        Collective::AllToAll => (n * count, n * count),
+        _ => (count, count),
+    }
 }
 
 /// Runs `f` once per rank, each in a thread of its own, and gives the results in rank order.

@@ -7,6 +7,7 @@ use tinynccl::cuda::{Call, Choice, DeviceComm, Framing, Protocol};
 use tinynccl::wire::{Algorithm, Collective};
 use tinynccl::{Config, DType, ReduceOp};
 
+use super::common::lengths;
 use super::gpus;
 
 const COLLECTIVES: [Collective; 6] = [
@@ -36,16 +37,6 @@ struct Part<B> {
     count: usize,
     input: B,
     output: B,
-}
-
-/// Elements of a rank's input and output.
-fn lengths(collective: Collective, n: usize, count: usize) -> (usize, usize) {
-    match collective {
-        Collective::AllGather => (count, n * count),
-        Collective::ReduceScatter => (n * count, count),
-        Collective::AllToAll => (n * count, n * count),
-        _ => (count, count),
-    }
 }
 
 fn value(rank: usize, i: usize) -> f32 {

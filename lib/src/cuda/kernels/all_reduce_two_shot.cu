@@ -5,14 +5,16 @@ __device__ __forceinline__ void two_shot_slots(const Team& team, const u8* input
     __shared__ Counters counters;
     const Lane lane = lane_of(THREADS / 4, THREADS / 2);
     const Rounds rounds = begin_rounds(team, counters, lane, bytes, RANKS);
-    const auto slot_to = [&](u32 kind) { return [&, kind](u32 peer) { return outgoing(team, counters, kind, peer); }; };
-    const auto slot_of = [&](u32 kind) { return [&, kind](u32 peer) { return incoming(team, counters, kind, peer); }; };
     for (u32 step = 0; step < rounds.count; step++) {
         const auto piece = [&](u32 rank) { return piece_of(rounds.share, step, rank); };
         if (lane.index == 0) {
             in_turn(
                 rounds, [&](u32 peer) { await_credit(team, counters, SCATTER, peer); },
-                [&] { fill_all(lane, pieces_of(team, [&](u32) { return input; }, piece, slot_to(SCATTER)), bytes); },
+                [&] {
+                    const Pieces pieces = pieces_of(team, [&](u32) { return input; }, piece,
+                                                    [&](u32 peer) { return outgoing(team, counters, SCATTER, peer); });
+                    fill_all(lane, pieces, bytes);
+                },
                 [&](u32 peer) { post_slot(team, counters, SCATTER, peer); });
         } else if (lane.index == 1) {
             in_turn(
@@ -44,7 +46,11 @@ __device__ __forceinline__ void two_shot_slots(const Team& team, const u8* input
         } else {
             in_turn(
                 rounds, [&](u32 peer) { await_slot(team, counters, GATHER, peer); },
-                [&] { store_all(lane, pieces_of(team, [&](u32) { return output; }, piece, slot_of(GATHER)), bytes); },
+                [&] {
+                    const Pieces pieces = pieces_of(team, [&](u32) { return output; }, piece,
+                                                    [&](u32 peer) { return incoming(team, counters, GATHER, peer); });
+                    store_all(lane, pieces, bytes);
+                },
                 [&](u32 peer) { free_slot(team, counters, GATHER, peer); });
         }
     }

@@ -195,19 +195,19 @@ __device__ __forceinline__ void await_read(Counters& counters, u32 step) {
     while (atomicAdd(&counters.read, 0u) <= step) {}
 }
 
-// Slots to and from a user's buffer.
-__device__ __forceinline__ void fill_from(const Lane& lane, u8* slot, const u8* base, const Piece& piece, u64 bytes) {
+// Slots to and from a user's buffer, by the whole block.
+__device__ __forceinline__ void fill_from(u8* slot, const u8* base, const Piece& piece, u64 bytes) {
     either(is_whole(base, piece.first + piece.packs, bytes), [&](auto whole) {
         for_packs<batch_of<decltype(whole)>(1)>(
-            lane, piece.packs, [&](u32 i) { return load_pack(whole, base, piece.first + i, bytes); },
+            whole_block(), piece.packs, [&](u32 i) { return load_pack(whole, base, piece.first + i, bytes); },
             [&](u32 i, Pack pack) { fill_slot(slot, i, pack); });
     });
 }
 
-__device__ __forceinline__ void store_from(const Lane& lane, u8* base, const Piece& piece, u64 bytes, const u8* slot) {
+__device__ __forceinline__ void store_from(u8* base, const Piece& piece, u64 bytes, const u8* slot) {
     either(is_whole(base, piece.first + piece.packs, bytes), [&](auto whole) {
         for_packs<batch_of<decltype(whole)>(1)>(
-            lane, piece.packs, [&](u32 i) { return load_slot(slot, i); },
+            whole_block(), piece.packs, [&](u32 i) { return load_slot(slot, i); },
             [&](u32 i, Pack pack) { store_pack(whole, base, piece.first + i, bytes, pack); });
     });
 }

@@ -32,7 +32,7 @@ phased_push(const __grid_constant__ Team team, const u8* input, u64 bytes, u64 s
     if (__syncthreads_or(threadIdx.x == 0 && was_let_go(team))) return;
     for (u32 peer = 0; peer < RANKS; peer++) {
         if ((numbers.who >> peer & 1) == 0) continue;
-        fill_from(whole_block(), area_at(team.window[peer], team.rank, numbers.of[peer], piece), input + peer * stride, piece, bytes);
+        fill_from(area_at(team.window[peer], team.rank, numbers.of[peer], piece), input + peer * stride, piece, bytes);
     }
 }
 
@@ -42,7 +42,7 @@ phased_take(const __grid_constant__ Team team, u8* output, u64 bytes, u64 stride
     const Piece piece = piece_of_block(bytes);
     for (u32 peer = 0; peer < RANKS; peer++) {
         if ((numbers.who >> peer & 1) == 0) continue;
-        store_from(whole_block(), output + peer * stride, piece, bytes, area_at(team.window[team.rank], peer, numbers.of[peer], piece));
+        store_from(output + peer * stride, piece, bytes, area_at(team.window[team.rank], peer, numbers.of[peer], piece));
     }
 }
 

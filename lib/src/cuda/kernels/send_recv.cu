@@ -103,8 +103,8 @@ send_recv(const __grid_constant__ Team team, const __grid_constant__ Message to,
             }
             __syncthreads();
             const Piece piece = {at, here};
-            if (sends) fill_from(whole_block(), pair_slot_at(team.window[peer], channel, team.rank, count), message.at, piece, message.bytes);
-            else store_from(whole_block(), message.at, piece, message.bytes, pair_slot_at(window, channel, peer, count));
+            if (sends) fill_from(pair_slot_at(team.window[peer], channel, team.rank, count), message.at, piece, message.bytes);
+            else store_from(message.at, piece, message.bytes, pair_slot_at(window, channel, peer, count));
             __syncthreads();
             if (threadIdx.x == 0) store_release(told, count + 1);
         }

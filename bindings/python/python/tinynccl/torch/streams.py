@@ -22,12 +22,6 @@ class Side:
         self.stream = torch.cuda.Stream(device, priority=-1)
         self.handle = self.stream.cuda_stream
 
-    def mark(self):
-        """An event behind what is on the stream."""
-        event = torch.cuda.Event()
-        event.record(self.stream)
-        return event
-
     def as_current(self, function, *args):
         """Calls ``function`` while the stream is the current one."""
         if not _QUICK:

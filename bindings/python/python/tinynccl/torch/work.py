@@ -113,7 +113,6 @@ class Work(c10d.Work):
     def _complete(self, future):
         if self._event is not None:
             # It is the stream that completes: the future records it.
-            self._end()
             self._event.side.as_current(future.set_result, self._result)
         elif self._call is None:
             self._end()
@@ -149,7 +148,8 @@ class Event:
     def __init__(self, side, comm):
         self.side = side
         self._comm = comm
-        self._event = side.mark()
+        self._event = torch.cuda.Event()
+        self._event.record(side.stream)
 
     def wait(self):
         """The current stream waits; the host does not."""
