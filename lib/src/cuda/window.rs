@@ -7,7 +7,7 @@
 //! lines     per channel, set and sender: LL lines of 16 bytes (8 of data beside their flags)
 //! lines128  the same of LL128: lines of 128 bytes (120 of data), where the links keep such lines whole
 //! table     per rank and registration: where this rank has that allocation      (ours alone)
-//! count     calls and messages that used no slots                               (ours alone)
+//! count     calls and messages that used no slots, in a line of the cache       (ours alone)
 //! slots     per kind, channel and sender: the slots of a FIFO (of messages: per two channels, twice as long)
 //! scratch   of a schedule: partial sums                   (ours alone)
 //! ```
@@ -29,6 +29,9 @@ pub(super) const MAX_RANKS: usize = 8;
 const KINDS: usize = 3;
 /// Distance of two flags: each has a sector of the L2 cache to itself.
 const FLAG_BYTES: usize = 32;
+/// A line of the cache, and what a link carries whole. Where stores begin in the middle of one, each of a warp's lines is sent in
+/// two parts: a tenth of the rate was lost so.
+pub(super) const LINE_BYTES: usize = 128;
 /// 4 for each channel that there may be.
 const EPOCH_BYTES: usize = 512;
 /// LL lines about the call itself: what it is, where input and output are, its end.
@@ -67,7 +70,7 @@ impl Layout {
             lines: 1024,
             lines128: LINES_128 / ranks / 8 * 8,
             slots: 3,
-            slot_bytes: slot_bytes.next_multiple_of(16),
+            slot_bytes: slot_bytes.next_multiple_of(LINE_BYTES),
         }
     }
 
@@ -99,7 +102,7 @@ impl Layout {
 
     /// Place of the first slot.
     pub(super) fn slots_begin(&self) -> usize {
-        self.direct_count() + 16
+        self.direct_count() + LINE_BYTES
     }
 
     /// Place of the table of registered allocations.
@@ -107,7 +110,7 @@ impl Layout {
         let fifos = KINDS * self.channels * MAX_RANKS;
         let areas = self.channels * 2 * self.ranks;
         let lines = EPOCH_BYTES + 4 * 2 * fifos + FLAG_BYTES * 2 * fifos + 16 * areas * (self.lines + CALL_LINES);
-        lines.next_multiple_of(128) + 128 * areas * self.lines128
+        lines.next_multiple_of(LINE_BYTES) + LINE_BYTES * areas * self.lines128
     }
 
     /// Place of the count of calls without slots, 8 bytes.
@@ -150,6 +153,7 @@ impl Layout {
             ("SLOT_BYTES", self.slot_bytes),
             ("EPOCH_BYTES", EPOCH_BYTES),
             ("FLAG_BYTES", FLAG_BYTES),
+            ("LINE_BYTES", LINE_BYTES),
             ("AREAS", AREAS),
             ("AREA_BYTES", self.area_bytes()),
             ("KINDS", KINDS),
@@ -260,7 +264,9 @@ mod tests {
             assert_eq!(flags % FLAG_BYTES, 0);
             let lines = flags + FLAG_BYTES * 2 * fifos;
             assert_eq!(lines % 16, 0);
-            assert_eq!(layout.slot_bytes % 16, 0);
+            assert_eq!(layout.slots_begin() % LINE_BYTES, 0);
+            assert_eq!(layout.slot_bytes % LINE_BYTES, 0);
+            assert_eq!(layout.slot_memory() % LINE_BYTES, 0, "scratch memory lies behind the slots");
             assert_eq!(layout.lines % 2, 0);
             assert_eq!(layout.lines128 % 8, 0, "halves of it hold whole warps' lines");
             assert!(layout.bytes() > lines);

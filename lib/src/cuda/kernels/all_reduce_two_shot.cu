@@ -88,7 +88,7 @@ all_reduce_direct(const __grid_constant__ Team team, const u8* input, u8* output
 #pragma unroll
     for (int s = 0; s < RANKS; s++) to[s] = reach.output[s];
     reduce_buffers(
-        reach.input, 0, packs * team.rank / RANKS, packs * (team.rank + 1) / RANKS, bytes, team.rank == 0,
+        reach.input, 0, border(packs, team.rank, RANKS), border(packs, team.rank + 1, RANKS), bytes, team.rank == 0,
         [&](u64 i, Pack reduced) {
 #pragma unroll
             for (int s = 0; s < RANKS; s++) ((Pack*)to[s])[i] = reduced;

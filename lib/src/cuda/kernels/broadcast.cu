@@ -149,7 +149,7 @@ broadcast_direct(const __grid_constant__ Team team, const u8* input, u8* output,
 #pragma unroll
         for (int s = 0; s < RANKS; s++) to[s] = reach.output[s];
         for_grid<8>(
-            packs * part / parts, packs * (part + 1) / parts, [&](u64 i) { return load_slot(from, i); },
+            border(packs, part, parts), border(packs, part + 1, parts), [&](u64 i) { return load_slot(from, i); },
             [&](u64 i, Pack pack) {
 #pragma unroll
                 for (int s = 0; s < RANKS; s++) {

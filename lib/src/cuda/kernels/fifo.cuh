@@ -123,12 +123,12 @@ struct Share {
 __device__ __forceinline__ Share share_of(u64 bytes, u32 parts) {
     const u64 packs = (bytes + 15) / 16;
     Share share;
-    share.first = packs * blockIdx.x / gridDim.x;
-    share.last = packs * (blockIdx.x + 1) / gridDim.x;
+    share.first = border(packs, blockIdx.x, gridDim.x);
+    share.last = border(packs, blockIdx.x + 1, gridDim.x);
     share.parts = parts;
     // Of the largest share: the same for all blocks.
-    u64 piece = ((packs + gridDim.x - 1) / gridDim.x + ROUNDS * parts - 1) / (ROUNDS * parts);
-    if (piece < LEAST_PIECE) piece = LEAST_PIECE;
+    u64 piece = (whole_lines((packs + gridDim.x - 1) / gridDim.x) + ROUNDS * parts - 1) / (ROUNDS * parts);
+    piece = whole_lines(piece > LEAST_PIECE ? piece : LEAST_PIECE);
     if (piece > SLOT_BYTES / 16) piece = SLOT_BYTES / 16;
     share.round = (u32)piece * parts;
     return share;
@@ -147,9 +147,9 @@ __device__ __forceinline__ Piece piece_of(const Share& share, u32 round, u32 par
     const u64 base = share.first + (u64)round * share.round;
     const u64 here = share.last - base < share.round ? share.last - base : share.round;
     Piece piece;
-    const u64 begin = here * part / share.parts;
+    const u64 begin = border(here, part, share.parts);
     piece.first = base + begin;
-    piece.packs = (u32)(here * (part + 1) / share.parts - begin);
+    piece.packs = (u32)(border(here, part + 1, share.parts) - begin);
     return piece;
 }
 

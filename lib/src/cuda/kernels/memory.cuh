@@ -94,6 +94,19 @@ __device__ __forceinline__ void put(const Output& output, u64 index, Pack pack) 
     else store_pack(Is<false>{}, output.base, output.first + index, output.bytes, pack);
 }
 
+#define LINE_PACKS (LINE_BYTES / 16)
+
+__device__ __forceinline__ u64 whole_lines(u64 packs) {
+    return (packs + LINE_PACKS - 1) / LINE_PACKS * LINE_PACKS;
+}
+
+// Where share `index` of `shares` of so many packs begins: each share but the last has whole lines, none more than the largest
+// would have if it were rounded up to whole lines.
+__device__ __forceinline__ u64 border(u64 packs, u64 index, u64 shares) {
+    const u64 at = whole_lines(packs * index / shares);
+    return at < packs ? at : packs;
+}
+
 // The threads of all blocks (or of `workers` blocks, of which this is number `worker`) go through packs `begin` to `end`, each
 // block's 8 KiB next to those of its neighbours.
 template <int BATCH, typename Load, typename Store>

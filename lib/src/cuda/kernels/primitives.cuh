@@ -155,23 +155,20 @@ __device__ __forceinline__ void move_packs(const Lane& lane, const Move& move) {
             if (move.dst) store_pack(whole, move.dst, i, move.bytes, pack);
             if (move.out) fill_slot(move.out, i, pack);
         };
-        u32 i = lane.thread;
         // All loads of a batch are under way before its first store.
-        for (; i + (BATCH - 1) * lane.threads < packs; i += BATCH * lane.threads) {
+        for (u32 i = lane.thread; i < packs; i += BATCH * lane.threads) {
             Pack in[BATCH], own[BATCH];
 #pragma unroll
             for (u32 k = 0; k < BATCH; k++) {
+                if (i + k * lane.threads >= packs) break;
                 if (IN) in[k] = load_in(i + k * lane.threads);
                 if (OWN) own[k] = load_pack(whole, move.own, i + k * lane.threads, move.bytes);
             }
 #pragma unroll
-            for (u32 k = 0; k < BATCH; k++) store(i + k * lane.threads, result_of<IN, OWN>(own[k], in[k], move.last));
-        }
-        for (; i < packs; i += lane.threads) {
-            Pack in, own;
-            if (IN) in = load_in(i);
-            if (OWN) own = load_pack(whole, move.own, i, move.bytes);
-            store(i, result_of<IN, OWN>(own, in, move.last));
+            for (u32 k = 0; k < BATCH; k++) {
+                if (i + k * lane.threads >= packs) break;
+                store(i + k * lane.threads, result_of<IN, OWN>(own[k], in[k], move.last));
+            }
         }
     });
     // A last pack that is not whole.

@@ -123,7 +123,7 @@ reduce_direct(const __grid_constant__ Team team, const u8* input, u8* output, u6
         u8* at = RANKS == 2 ? output : reach.output[root];
         const Output to = output_of(at, 0, packs, bytes);
         reduce_buffers(
-            reach.input, 0, packs * part / parts, packs * (part + 1) / parts, bytes, part == 0,
+            reach.input, 0, border(packs, part, parts), border(packs, part + 1, parts), bytes, part == 0,
             [&](u64 i, Pack reduced) { put(to, i, reduced); },
             [&](u64 i, Pack reduced) { store_odd_pack(at, i, bytes, reduced); });
     }

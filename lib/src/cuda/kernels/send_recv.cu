@@ -43,7 +43,7 @@ send_recv(const __grid_constant__ Team team, const __grid_constant__ Message to,
     const u32 peer = message.peer, channels = message.channels;
     u8* window = team.window[team.rank];
     const u64 packs = (message.bytes + 15) / 16;
-    const u64 first = packs * channel / channels, last = packs * (channel + 1) / channels;
+    const u64 first = border(packs, channel, channels), last = border(packs, channel + 1, channels);
     if (first == last) return;
     u32* counter = counter_at(window, sends ? TAIL : HEAD, PAIR, channel, peer);
     u32* awaited = flag_at(window, sends ? HEAD : TAIL, PAIR, channel, peer);
@@ -93,7 +93,8 @@ send_recv(const __grid_constant__ Team team, const __grid_constant__ Message to,
         count++;
     } else {
         // Both ends come to the same.
-        const u64 quarter = (packs / channels + 3) / 4, least = quarter > LEAST_PAIR_PIECE ? quarter : LEAST_PAIR_PIECE;
+        const u64 quarter = whole_lines((whole_lines((packs + channels - 1) / channels) + 3) / 4);
+        const u64 least = quarter > LEAST_PAIR_PIECE ? quarter : LEAST_PAIR_PIECE;
         const u64 most = least < PAIR_PIECE ? least : PAIR_PIECE;
         for (u64 at = first; at < last; at += most, count++) {
             const u32 here = (u32)(last - at < most ? last - at : most);
