@@ -31,6 +31,8 @@ pub(super) enum Kernel {
     ReduceScatterDirect,
     ReduceLl,
     ReduceLl128,
+    ReduceTwoShotLl,
+    ReduceTwoShotLl128,
     ReduceSimple,
     ReduceDirect,
     BroadcastLl,
@@ -53,7 +55,7 @@ pub(super) enum Kernel {
 
 impl Kernel {
     #[cfg(test)]
-    const ALL: [Kernel; 31] = [
+    const ALL: [Kernel; 33] = [
         Kernel::AllReduceOneShotLl,
         Kernel::AllReduceOneShotLl128,
         Kernel::AllReduceOneShot,
@@ -67,6 +69,8 @@ impl Kernel {
         Kernel::ReduceScatterDirect,
         Kernel::ReduceLl,
         Kernel::ReduceLl128,
+        Kernel::ReduceTwoShotLl,
+        Kernel::ReduceTwoShotLl128,
         Kernel::ReduceSimple,
         Kernel::ReduceDirect,
         Kernel::BroadcastLl,
@@ -119,6 +123,7 @@ impl Kernel {
             Collective::AllReduce if two_steps => [Kernel::AllReduceTwoShotLl, Kernel::AllReduceTwoShotLl128],
             Collective::AllReduce => [Kernel::AllReduceOneShotLl, Kernel::AllReduceOneShotLl128],
             Collective::ReduceScatter => [Kernel::ReduceScatterLl, Kernel::ReduceScatterLl128],
+            Collective::Reduce if two_steps => [Kernel::ReduceTwoShotLl, Kernel::ReduceTwoShotLl128],
             Collective::Reduce => [Kernel::ReduceLl, Kernel::ReduceLl128],
             Collective::Broadcast => [Kernel::BroadcastLl, Kernel::BroadcastLl128],
             Collective::AllGather | Collective::AllToAll => [Kernel::ExchangeLl, Kernel::ExchangeLl128],
@@ -141,6 +146,8 @@ impl Kernel {
             Kernel::ReduceScatterDirect => "reduce_scatter_direct",
             Kernel::ReduceLl => "reduce_ll",
             Kernel::ReduceLl128 => "reduce_ll128",
+            Kernel::ReduceTwoShotLl => "reduce_two_shot_ll",
+            Kernel::ReduceTwoShotLl128 => "reduce_two_shot_ll128",
             Kernel::ReduceSimple => "reduce_simple",
             Kernel::ReduceDirect => "reduce_direct",
             Kernel::BroadcastLl => "broadcast_ll",
@@ -186,6 +193,7 @@ impl Kernel {
             Kernel::AllReduceTwoShot => Unit::TwoShot,
             Kernel::AllReduceDirect => Unit::AllReduceDirect,
             Kernel::ReduceLl | Kernel::ReduceLl128 | Kernel::ReduceSimple => Unit::Reduce,
+            Kernel::ReduceTwoShotLl | Kernel::ReduceTwoShotLl128 => Unit::ReduceTwoShotLines,
             Kernel::ReduceDirect => Unit::ReduceDirect,
             Kernel::BroadcastLl | Kernel::BroadcastLl128 | Kernel::BroadcastSimple => Unit::Broadcast,
             Kernel::BroadcastDirect => Unit::BroadcastDirect,
@@ -214,6 +222,8 @@ impl Kernel {
             | Kernel::ReduceScatterDirect
             | Kernel::ReduceLl
             | Kernel::ReduceLl128
+            | Kernel::ReduceTwoShotLl
+            | Kernel::ReduceTwoShotLl128
             | Kernel::ReduceSimple
             | Kernel::ReduceDirect
             | Kernel::PhasedReduce => true,
@@ -245,6 +255,7 @@ enum Unit {
     TwoShotLines,
     TwoShot,
     Reduce,
+    ReduceTwoShotLines,
     Broadcast,
     Exchange,
     SendRecv,
@@ -274,6 +285,7 @@ impl Unit {
             Unit::ReduceScatter => files!("reduce_slots.cuh" "reduce_scatter.cu"),
             Unit::TwoShotLines => files!("reduce_slots.cuh" "all_reduce_two_shot_ll.cu"),
             Unit::TwoShot => files!("reduce_slots.cuh" "all_reduce_two_shot.cu"),
+            Unit::ReduceTwoShotLines => files!("reduce_slots.cuh" "reduce_two_shot_ll.cu"),
             Unit::Reduce => files!("reduce_slots.cuh" "reduce.cu"),
             Unit::Broadcast | Unit::BroadcastDirect => files!("broadcast.cu"),
             Unit::Exchange | Unit::ExchangeDirect => files!("exchange.cu"),

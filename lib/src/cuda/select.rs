@@ -19,7 +19,7 @@ pub enum Framing {
 pub enum Protocol {
     /// LL: flags beside the data, all of it sent to everyone at once. Lowest latency.
     OneShot,
-    /// LL in two steps: reduce-scatter, then all-gather (all_reduce alone).
+    /// LL in two steps: reduce-scatter, then all-gather, or, for reduce among more than two ranks, to the root.
     TwoShot,
     /// As OneShot in LL128, whose flags are a sixteenth of what is sent and not half: over NVLink alone.
     OneShot128,
@@ -93,9 +93,13 @@ const OTHERS: &[(Protocol, usize)] =
 /// The root sends all of it, which it would do once in the others' slots.
 const BROADCAST: &[(Protocol, usize)] =
     &[(Protocol::OneShot, 32 << 10), (Protocol::OneShot128, 9 << 18), (Protocol::OneShot, 1 << 20)];
-/// The other way of reduce has two steps.
-const REDUCE: &[(Protocol, usize)] =
-    &[(Protocol::OneShot, 32 << 10), (Protocol::OneShot128, 12 << 20), (Protocol::OneShot, 1 << 20)];
+/// In one step all of it crosses the root's link n-1 times.
+const REDUCE: &[(Protocol, usize)] = &[
+    (Protocol::OneShot, 32 << 10),
+    (Protocol::OneShot128, 3 << 20),
+    (Protocol::TwoShot128, 24 << 20),
+    (Protocol::OneShot, 1 << 20),
+];
 /// Bytes from which on a chain of the ranks reduces faster than all of them at once.
 const CHAIN: usize = 48 << 20;
 /// Bytes sent from which on lines are not better than the peers' buffers, where these are registered.
@@ -169,18 +173,19 @@ pub(super) fn fits(layout: &Layout, collective: Collective, choice: Choice, byte
     let blocks = choice.blocks as usize;
     // Blocks take equal shares, up to one word more.
     let words = bytes.div_ceil(8).div_ceil(blocks.max(1));
+    // Of what is reduced in two steps, where it can be.
+    let segments = match collective {
+        Collective::AllReduce => Some(layout.ranks),
+        Collective::Reduce if layout.ranks > 2 => Some(layout.ranks - 1),
+        _ => None,
+    };
     (1..=layout.channels).contains(&blocks)
         && match choice.protocol {
             Protocol::OneShot => words <= layout.lines,
-            Protocol::TwoShot => {
-                collective == Collective::AllReduce && words.div_ceil(layout.ranks) <= layout.lines / 2
-            }
+            Protocol::TwoShot => segments.is_some_and(|n| words.div_ceil(n) <= layout.lines / 2),
             Protocol::OneShot128 => lines128(words) <= layout.lines128,
-            Protocol::TwoShot128 => {
-                // Segments differ by a word.
-                let segment = lines128(words.div_ceil(layout.ranks) + 1);
-                collective == Collective::AllReduce && segment <= layout.lines128 / 2
-            }
+            // Segments differ by a word.
+            Protocol::TwoShot128 => segments.is_some_and(|n| lines128(words.div_ceil(n) + 1) <= layout.lines128 / 2),
             Protocol::Simple | Protocol::Direct => true,
             // Depends on the program: `DeviceComm::fits`.
             Protocol::Schedule(..) => false,

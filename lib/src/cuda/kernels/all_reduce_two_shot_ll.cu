@@ -7,31 +7,29 @@ __device__ __forceinline__ void two_shot_lines(const Team& team, const u8* input
     const Words words = words_of_block(bytes);
     // The second half of the lines is for what was reduced.
     const u32 half = Lines::MOST / 2;
-#pragma unroll
-    for (u32 distance = 1; distance < RANKS; distance++) {
-        const u32 peer = next_rank(team.rank, distance);
-        const Words theirs = segment_of(words, peer);
-        for (u32 cell = threadIdx.x; cell < Lines::cells(theirs); cell += THREADS) {
-            Lines::push(team, channel, peer, cell, Lines::load(input, theirs, cell));
-        }
+    const auto segment = [&](u32 rank) { return segment_of(words, rank, RANKS); };
+    const auto other = [&](u32 peer) { return peer != team.rank; };
+    const u32 most = Lines::cells(longest_segment(words, RANKS));
+    for (u32 cell = threadIdx.x; cell < most; cell += THREADS) {
+        push_cells<Lines>(
+            team, channel, cell, [&](u32 peer) { return cell < Lines::cells(segment(peer)); },
+            [&](u32 peer) { return Lines::load(input, segment(peer), cell); });
     }
-    const Words ours = segment_of(words, team.rank);
+    const Words ours = segment(team.rank);
     for (u32 cell = threadIdx.x; cell < Lines::cells(ours); cell += THREADS) {
         typename Lines::Cell all[RANKS];
-        Lines::await_all(team, channel, cell, Lines::load(input, ours, cell), all);
+        await_all<Lines>(team, channel, cell, Lines::load(input, ours, cell), all);
         const typename Lines::Cell reduced = reduce_cells(all);
-#pragma unroll
-        for (u32 distance = 1; distance < RANKS; distance++) {
-            Lines::push(team, channel, next_rank(team.rank, distance), half + cell, reduced);
-        }
+        push_cells<Lines>(team, channel, half + cell, other, [&](u32) { return reduced; });
         Lines::store(output, ours, cell, reduced);
     }
+    for (u32 cell = threadIdx.x; cell < most; cell += THREADS) {
+        typename Lines::Cell all[RANKS];
+        const auto comes = [&](u32 peer) { return other(peer) && cell < Lines::cells(segment(peer)); };
+        await_cells<Lines>(team, channel, half + cell, all, comes);
 #pragma unroll
-    for (u32 distance = 1; distance < RANKS; distance++) {
-        const u32 peer = next_rank(team.rank, distance);
-        const Words theirs = segment_of(words, peer);
-        for (u32 cell = threadIdx.x; cell < Lines::cells(theirs); cell += THREADS) {
-            Lines::store(output, theirs, cell, Lines::await(team, channel, peer, half + cell));
+        for (u32 s = 0; s < RANKS; s++) {
+            if (comes(s)) Lines::store(output, segment(s), cell, all[s]);
         }
     }
     leave(team, channel);

@@ -67,19 +67,20 @@ __device__ __forceinline__ void exchange_lines(const Team& team, const u8* input
     const u32 cells = Lines::cells(words);
     const u8* own = input + team.rank * stride;
     u8* own_output = output + team.rank * bytes;
+    const auto other = [&](u32 peer) { return peer != team.rank; };
     for (u32 cell = threadIdx.x; cell < cells; cell += THREADS) {
-#pragma unroll
-        for (u32 distance = 1; distance < RANKS; distance++) {
-            const u32 peer = next_rank(team.rank, distance);
-            Lines::push(team, channel, peer, cell, Lines::load(input + peer * stride, words, cell));
-        }
-        if (own != own_output) Lines::store(own_output, words, cell, Lines::load(own, words, cell));
+        const typename Lines::Cell mine = Lines::load(own, words, cell);
+        push_cells<Lines>(team, channel, cell, other, [&](u32 peer) {
+            return stride == 0 ? mine : Lines::load(input + peer * stride, words, cell);
+        });
+        if (own != own_output) Lines::store(own_output, words, cell, mine);
     }
     for (u32 cell = threadIdx.x; cell < cells; cell += THREADS) {
+        typename Lines::Cell all[RANKS];
+        await_cells<Lines>(team, channel, cell, all, other);
 #pragma unroll
-        for (u32 distance = 1; distance < RANKS; distance++) {
-            const u32 peer = next_rank(team.rank, distance);
-            Lines::store(output + peer * bytes, words, cell, Lines::await(team, channel, peer, cell));
+        for (u32 s = 0; s < RANKS; s++) {
+            if (other(s)) Lines::store(output + s * bytes, words, cell, all[s]);
         }
     }
     leave(team, channel);

@@ -52,22 +52,6 @@ __device__ __forceinline__ u64 await_line(const Team& team, const u8* from, u32 
     return data;
 }
 
-// The same line of every other rank, all asked for at once; ours is `mine`.
-__device__ __forceinline__ void await_lines(const Team& team, const Channel& channel, u32 line, u64 mine, u64 (&all)[RANKS]) {
-    u8* window = team.window[team.rank];
-    bool there[RANKS];
-#pragma unroll
-    for (int s = 0; s < RANKS; s++) {
-        there[s] = true;
-        all[s] = mine;
-        if (s != (int)team.rank) there[s] = peek_line(line_at(window, channel, s, line), channel.epoch, all[s]);
-    }
-#pragma unroll
-    for (int s = 0; s < RANKS; s++) {
-        if (!there[s]) all[s] = await_line(team, line_at(window, channel, s, line), channel.epoch, s);
-    }
-}
-
 // Words of a buffer of `bytes`.
 struct Words {
     u64 first;
@@ -82,10 +66,14 @@ __device__ __forceinline__ Words words_of_block(u64 bytes) {
     return Words{first, (u32)(words * (blockIdx.x + 1) / gridDim.x - first), bytes};
 }
 
-// Those of them that belong to a rank where each has a segment.
-__device__ __forceinline__ Words segment_of(const Words& all, u32 rank) {
-    const u32 begin = all.count * rank / RANKS, end = all.count * (rank + 1) / RANKS;
+// Segment `index` of `segments`.
+__device__ __forceinline__ Words segment_of(const Words& all, u32 index, u32 segments) {
+    const u32 begin = all.count * index / segments, end = all.count * (index + 1) / segments;
     return Words{all.first + begin, end - begin, all.bytes};
+}
+
+__device__ __forceinline__ Words longest_segment(const Words& all, u32 segments) {
+    return Words{all.first, (all.count + segments - 1) / segments, all.bytes};
 }
 
 // What kernels in lines need of a protocol. A *cell* is what a thread sends, receives and stores at a time: here a word.
@@ -112,14 +100,54 @@ struct Ll {
         return await_line(team, line_at(team.window[team.rank], channel, peer, cell), channel.epoch, peer);
     }
 
-    static __device__ __forceinline__ void await_all(const Team& team, const Channel& channel, u32 cell, u64 mine, u64 (&all)[RANKS]) {
-        await_lines(team, channel, cell, mine, all);
+    // Whether it has come.
+    static __device__ __forceinline__ bool peek(const Team& team, const Channel& channel, u32 peer, u32 cell, u64& word) {
+        return peek_line(line_at(team.window[team.rank], channel, peer, cell), channel.epoch, word);
     }
 };
 
 __device__ __forceinline__ u32 next_rank(u32 rank, u32 distance) {
     const u32 next = rank + distance;
     return next < RANKS ? next : next - RANKS;
+}
+
+// The same cell of all ranks at once: wherever a rank sends or receives several, their loads are under way together, because
+// nothing is loaded before what was stored or asked for earlier. `each` says whether there is one for a rank; LL128 wants the
+// same answer for a whole warp.
+
+template <typename Lines, typename Each, typename Load>
+__device__ __forceinline__ void push_cells(const Team& team, const Channel& channel, u32 cell, Each each, Load load) {
+    typename Lines::Cell out[RANKS];
+#pragma unroll
+    for (u32 distance = 1; distance < RANKS; distance++) {
+        const u32 peer = next_rank(team.rank, distance);
+        if (each(peer)) out[distance] = load(peer);
+    }
+#pragma unroll
+    for (u32 distance = 1; distance < RANKS; distance++) {
+        const u32 peer = next_rank(team.rank, distance);
+        if (each(peer)) Lines::push(team, channel, peer, cell, out[distance]);
+    }
+}
+
+// `all` keeps what it has for the others.
+template <typename Lines, typename Each>
+__device__ __forceinline__ void await_cells(const Team& team, const Channel& channel, u32 cell, typename Lines::Cell (&all)[RANKS], Each each) {
+    bool there[RANKS];
+#pragma unroll
+    for (int s = 0; s < RANKS; s++) there[s] = !each(s) || Lines::peek(team, channel, s, cell, all[s]);
+#pragma unroll
+    for (int s = 0; s < RANKS; s++) {
+        if (!there[s]) all[s] = Lines::await(team, channel, s, cell);
+    }
+}
+
+// Of all ranks; ours is `mine`.
+template <typename Lines>
+__device__ __forceinline__ void await_all(const Team& team, const Channel& channel, u32 cell, typename Lines::Cell mine, typename Lines::Cell (&all)[RANKS]) {
+#pragma unroll
+    for (int s = 0; s < RANKS; s++) all[s] = mine;
+    await_cells<Lines>(team, channel, cell, all, [&](u32 s) { return s != team.rank; });
 }
 
 // Starts this block's part of a call: its epoch, and what the call is to everyone else.

@@ -47,7 +47,8 @@ struct Ll128 {
     }
 
     // Whether the lines of this warp have come; the same answer for all its threads.
-    static __device__ __forceinline__ bool peek(const Channel& channel, const u8* from, u32 cell, Pack& pack) {
+    static __device__ __forceinline__ bool peek(const Team& team, const Channel& channel, u32 peer, u32 cell, Pack& pack) {
+        const u8* from = cell_at(team.window[team.rank], channel, peer, cell);
         __syncwarp();
         asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(pack.a), "=l"(pack.b) : "l"(from) : "memory");
         return !__any_sync(EVERY_LANE, has_flag(cell) && pack.b != flag_of(channel));
@@ -55,29 +56,12 @@ struct Ll128 {
 
     // A warp that has given up passes nothing on.
     static __device__ __forceinline__ Pack await(const Team& team, const Channel& channel, u32 peer, u32 cell) {
-        const u8* from = cell_at(team.window[team.rank], channel, peer, cell);
         Wait wait = {0, 0, 0};
         Pack pack;
-        while (!peek(channel, from, cell, pack)) {
+        while (!peek(team, channel, peer, cell, pack)) {
             const bool goes_on = keep_waiting(team, wait, WAITED_LINE, peer, channel.epoch, 0);
             if (!__all_sync(EVERY_LANE, goes_on)) end_thread();
         }
         return pack;
-    }
-
-    static __device__ __forceinline__ void await_all(const Team& team, const Channel& channel, u32 cell, Pack mine, Pack (&all)[RANKS]) {
-        bool there[RANKS];
-#pragma unroll
-        for (int s = 0; s < RANKS; s++) {
-            there[s] = true;
-            all[s] = mine;
-            if (s != (int)team.rank) {
-                there[s] = peek(channel, cell_at(team.window[team.rank], channel, s, cell), cell, all[s]);
-            }
-        }
-#pragma unroll
-        for (int s = 0; s < RANKS; s++) {
-            if (!there[s]) all[s] = await(team, channel, s, cell);
-        }
     }
 };

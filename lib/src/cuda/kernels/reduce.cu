@@ -79,7 +79,7 @@ __device__ __forceinline__ void root_lines(const Team& team, const u8* input, u8
             Lines::push(team, channel, root, cell, mine);
         } else {
             typename Lines::Cell all[RANKS];
-            Lines::await_all(team, channel, cell, mine, all);
+            await_all<Lines>(team, channel, cell, mine, all);
             Lines::store(output, words, cell, reduce_cells(all));
         }
     }

@@ -46,18 +46,18 @@ __device__ __forceinline__ void scatter_lines(const Team& team, const u8* input,
     const Words words = words_of_block(bytes);
     const u32 cells = Lines::cells(words);
     for (u32 cell = threadIdx.x; cell < cells; cell += THREADS) {
-        typename Lines::Cell mine = Lines::load(input, words, cell);
-#pragma unroll
-        for (u32 distance = 1; distance < RANKS; distance++) {
-            const u32 peer = next_rank(team.rank, distance);
-            if (stride != 0) mine = Lines::load(input + peer * stride, words, cell);
-            Lines::push(team, channel, peer, cell, mine);
+        const auto to_all = [](u32) { return true; };
+        if (stride == 0) {
+            const typename Lines::Cell mine = Lines::load(input, words, cell);
+            push_cells<Lines>(team, channel, cell, to_all, [&](u32) { return mine; });
+        } else {
+            push_cells<Lines>(team, channel, cell, to_all, [&](u32 peer) { return Lines::load(input + peer * stride, words, cell); });
         }
     }
     const u8* own = input + team.rank * stride;
     for (u32 cell = threadIdx.x; cell < cells; cell += THREADS) {
         typename Lines::Cell all[RANKS];
-        Lines::await_all(team, channel, cell, Lines::load(own, words, cell), all);
+        await_all<Lines>(team, channel, cell, Lines::load(own, words, cell), all);
         Lines::store(output, words, cell, reduce_cells(all));
     }
     leave(team, channel);
