@@ -96,14 +96,17 @@ const BROADCAST: &[(Protocol, usize)] =
 /// In one step all of it crosses the root's link n-1 times.
 const REDUCE: &[(Protocol, usize)] = &[
     (Protocol::OneShot, 32 << 10),
-    (Protocol::OneShot128, 3 << 20),
+    (Protocol::OneShot128, 2 << 20),
     (Protocol::TwoShot128, 24 << 20),
     (Protocol::OneShot, 1 << 20),
 ];
 /// Bytes from which on a chain of the ranks reduces faster than all of them at once.
 const CHAIN: usize = 48 << 20;
 /// Bytes sent from which on lines are not better than the peers' buffers, where these are registered.
-const LINES_OR_DIRECT: usize = 4 << 20;
+const LINES_OR_DIRECT: usize = 6 << 20;
+/// Bytes sent up to which a rank rather reduces what it reads in a registered buffer of its only peer: slots are written, which
+/// uses the link better.
+const READ_AT_MOST: usize = 64 << 20;
 /// Bytes for which another block of a Simple kernel pays.
 const SIMPLE_PER_BLOCK: usize = 16 << 10;
 /// The same, of a schedule.
@@ -113,7 +116,7 @@ const SCHEDULE_LL_PER_BLOCK: usize = 4 << 10;
 const MOST_BLOCKS: usize = 128;
 /// Bytes from which on a registered buffer pays where data goes one way: to agree on it takes about 3 us at the begin and 1 at the
 /// end.
-const DIRECT_ONE_WAY: usize = 6 << 20;
+const DIRECT_ONE_WAY: usize = 12 << 20;
 /// Words that a block of an LL kernel handles: one per thread.
 const WORDS_PER_BLOCK: usize = super::launch::THREADS as usize;
 /// The same of an LL128 kernel, where half of its warps have something to do: more blocks are worth more than full ones.
@@ -144,6 +147,9 @@ pub(super) fn choose(layout: &Layout, collective: Collective, bytes: usize, regi
         }
         // From slots each part goes to all of the others at once, while the next comes in.
         Collective::Broadcast if layout.ranks > 2 => Protocol::Simple,
+        Collective::AllReduce | Collective::ReduceScatter if layout.ranks > 2 || sent > READ_AT_MOST => {
+            Protocol::Simple
+        }
         _ if registered && (!one_way || bytes >= DIRECT_ONE_WAY) => Protocol::Direct,
         _ => Protocol::Simple,
     };
