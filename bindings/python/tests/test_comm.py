@@ -331,7 +331,8 @@ class Ranks(unittest.TestCase):
     def test_one_leaves(self):
         for how, exitcode in (("exit", None), ("kill", 4)):
             outcomes = ranks(2, one_leaves, how)
-            self.assertRegex(outcomes[0].value, "PeerLost: .*rank 1", outcomes)
+            # The loss may be known before the call begins, which is then told why there is no communicator any more.
+            self.assertRegex(outcomes[0].value, "(PeerLost|Aborted): .*rank 0 lost rank 1", outcomes)
             self.assertEqual(outcomes[0].exitcode, 0)
             if exitcode:
                 self.assertEqual(outcomes[1].exitcode, exitcode)
