@@ -34,8 +34,9 @@ const FLAG_BYTES: usize = 32;
 pub(super) const LINE_BYTES: usize = 128;
 /// 4 for each channel that there may be.
 const EPOCH_BYTES: usize = 512;
-/// LL lines about the call itself: what it is, where input and output are, its end.
-const CALL_LINES: usize = 4;
+/// LL lines about the call itself: what it is, where input and output are, its end; and four more, so that the lines of the next
+/// sender begin at a line of the cache.
+const CALL_LINES: usize = 8;
 /// LL128 lines of a channel and set: of all senders together.
 const LINES_128: usize = 2048;
 /// Buffers that a rank can have registered at a time.
@@ -263,7 +264,8 @@ mod tests {
             assert!(4 * layout.channels <= EPOCH_BYTES);
             assert_eq!(flags % FLAG_BYTES, 0);
             let lines = flags + FLAG_BYTES * 2 * fifos;
-            assert_eq!(lines % 16, 0);
+            assert_eq!(lines % LINE_BYTES, 0);
+            assert_eq!(16 * (layout.lines + CALL_LINES) % LINE_BYTES, 0, "of each sender");
             assert_eq!(layout.slots_begin() % LINE_BYTES, 0);
             assert_eq!(layout.slot_bytes % LINE_BYTES, 0);
             assert_eq!(layout.slot_memory() % LINE_BYTES, 0, "scratch memory lies behind the slots");
