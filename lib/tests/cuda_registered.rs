@@ -243,8 +243,8 @@ fn large_calls_are_direct_by_themselves() {
         let before = ranks.direct_calls();
         let case = Case { collective, count, shift: 0, in_place: false, choice: None };
         check(&ranks, &mut inputs, &mut outputs, case);
-        let direct = n == 2
-            || !matches!(collective, Collective::AllReduce | Collective::ReduceScatter | Collective::Broadcast);
+        let direct =
+            n == 2 || !matches!(collective, Collective::AllReduce | Collective::ReduceScatter | Collective::Broadcast);
         assert_eq!(ranks.direct_calls() - before, if direct { n as u64 } else { 0 }, "{collective}");
     }
 }
