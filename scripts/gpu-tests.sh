@@ -56,7 +56,7 @@ run() {
             fd:*) handles=fd test=${test#*:} ;;
         esac
         local what="${test##*/} (path: $path, handles: $handles)"
-        echo "== $what"
+        echo "== $what, $SECONDS s after the begin"
         TINYNCCL_CUDA_PATH=$path TINYNCCL_CUDA_HANDLES=$handles "$test" 2>&1 | tee "$log" || failed+=("$what")
         if grep -Eq '^SKIPPED.*(GPU|libcuda|libnvrtc)' "$log"; then failed+=("$what, skipped"); fi
     done
@@ -65,7 +65,7 @@ run() {
         echo "FAILED: ${failed[*]}"
         return 1
     fi
-    echo "all passed"
+    echo "all passed, in $SECONDS s"
 }
 
 # Every kernel, by ranks of one process on one GPU and on two, and in phases by two processes on one.

@@ -11,7 +11,7 @@ use verbs_hello::steps::{self, Attribute, Init, Rtr, Rts};
 use verbs_hello::verbs::{Cq, Depth, Local, Mr, Pd, Qp};
 
 use crate::cli::Talk;
-use crate::talk::{RECV_ID, Role, SEND_ID, await_completion, show};
+use crate::requests::{RECV_ID, Role, SEND_ID, await_completion, show};
 
 /// `IBV_ACCESS_LOCAL_WRITE`: our own device may write here, which RECV needs. The peer gets no right at all: SEND and
 /// RECV need none, as the receiver says where the bytes go.

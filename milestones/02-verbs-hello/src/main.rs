@@ -4,6 +4,8 @@ mod cli;
 #[cfg(feature = "verbs")]
 mod hello;
 #[cfg(feature = "verbs")]
+mod requests;
+#[cfg(feature = "verbs")]
 mod safe;
 #[cfg(feature = "verbs")]
 mod talk;

@@ -13,7 +13,7 @@ use verbs_hello::verbs::Local;
 use verbs_hello::words;
 
 use crate::cli::Talk;
-use crate::talk::{RECV_ID, Role, SEND_ID, await_completion, show};
+use crate::requests::{RECV_ID, Role, SEND_ID, await_completion, show};
 
 pub(crate) fn run(role: Role, local: &Local, mut side: Side, choice: &Choice, talk: &Talk, text: &str) -> Result<()> {
     ensure!(choice.port == 1, "--port {}: crate ibverbs uses port 1 only; --api steps takes any", choice.port);
