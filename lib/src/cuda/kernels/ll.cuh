@@ -66,7 +66,7 @@ __device__ __forceinline__ Words words_of_block(u64 bytes) {
     return Words{first, (u32)(words * (blockIdx.x + 1) / gridDim.x - first), bytes};
 }
 
-// Segment `index` of `segments`.
+// Segment `index` of so many.
 __device__ __forceinline__ Words segment_of(const Words& all, u32 index, u32 segments) {
     const u32 begin = all.count * index / segments, end = all.count * (index + 1) / segments;
     return Words{all.first + begin, end - begin, all.bytes};
@@ -132,7 +132,8 @@ __device__ __forceinline__ void push_cells(const Team& team, const Channel& chan
 
 // `all` keeps what it has for the others.
 template <typename Lines, typename Each>
-__device__ __forceinline__ void await_cells(const Team& team, const Channel& channel, u32 cell, typename Lines::Cell (&all)[RANKS], Each each) {
+__device__ __forceinline__ void await_cells(const Team& team, const Channel& channel, u32 cell,
+                                            typename Lines::Cell (&all)[RANKS], Each each) {
     bool there[RANKS];
 #pragma unroll
     for (int s = 0; s < RANKS; s++) there[s] = !each(s) || Lines::peek(team, channel, s, cell, all[s]);
@@ -144,7 +145,8 @@ __device__ __forceinline__ void await_cells(const Team& team, const Channel& cha
 
 // Of all ranks; ours is `mine`.
 template <typename Lines>
-__device__ __forceinline__ void await_all(const Team& team, const Channel& channel, u32 cell, typename Lines::Cell mine, typename Lines::Cell (&all)[RANKS]) {
+__device__ __forceinline__ void await_all(const Team& team, const Channel& channel, u32 cell, typename Lines::Cell mine,
+                                          typename Lines::Cell (&all)[RANKS]) {
 #pragma unroll
     for (int s = 0; s < RANKS; s++) all[s] = mine;
     await_cells<Lines>(team, channel, cell, all, [&](u32 s) { return s != team.rank; });

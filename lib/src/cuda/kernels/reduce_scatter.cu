@@ -51,7 +51,8 @@ __device__ __forceinline__ void scatter_lines(const Team& team, const u8* input,
             const typename Lines::Cell mine = Lines::load(input, words, cell);
             push_cells<Lines>(team, channel, cell, to_all, [&](u32) { return mine; });
         } else {
-            push_cells<Lines>(team, channel, cell, to_all, [&](u32 peer) { return Lines::load(input + peer * stride, words, cell); });
+            push_cells<Lines>(team, channel, cell, to_all,
+                              [&](u32 peer) { return Lines::load(input + peer * stride, words, cell); });
         }
     }
     const u8* own = input + team.rank * stride;
