@@ -23,15 +23,7 @@ __device__ __forceinline__ void two_shot_lines(const Team& team, const u8* input
         push_cells<Lines>(team, channel, half + cell, other, [&](u32) { return reduced; });
         Lines::store(output, ours, cell, reduced);
     }
-    for (u32 cell = threadIdx.x; cell < most; cell += THREADS) {
-        typename Lines::Cell all[RANKS];
-        const auto comes = [&](u32 peer) { return other(peer) && cell < Lines::cells(segment(peer)); };
-        await_cells<Lines>(team, channel, half + cell, all, comes);
-#pragma unroll
-        for (u32 s = 0; s < RANKS; s++) {
-            if (comes(s)) Lines::store(output, segment(s), cell, all[s]);
-        }
-    }
+    take_segments<Lines>(team, channel, output, half, most, other, segment);
     leave(team, channel);
 }
 

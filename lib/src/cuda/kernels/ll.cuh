@@ -152,6 +152,21 @@ __device__ __forceinline__ void await_all(const Team& team, const Channel& chann
     await_cells<Lines>(team, channel, cell, all, [&](u32 s) { return s != team.rank; });
 }
 
+// The segments of `output` that other ranks have reduced, in the cells from `begin` on. `from` says which ranks.
+template <typename Lines, typename From, typename Segment>
+__device__ __forceinline__ void take_segments(const Team& team, const Channel& channel, u8* output, u32 begin, u32 most,
+                                              From from, Segment segment) {
+    for (u32 cell = threadIdx.x; cell < most; cell += THREADS) {
+        typename Lines::Cell all[RANKS];
+        const auto comes = [&](u32 peer) { return from(peer) && cell < Lines::cells(segment(peer)); };
+        await_cells<Lines>(team, channel, begin + cell, all, comes);
+#pragma unroll
+        for (u32 s = 0; s < RANKS; s++) {
+            if (comes(s)) Lines::store(output, segment(s), cell, all[s]);
+        }
+    }
+}
+
 // Starts this block's part of a call: its epoch, and what the call is to everyone else.
 __device__ __forceinline__ Channel enter(const Team& team) {
     Channel channel;
