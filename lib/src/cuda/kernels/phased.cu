@@ -18,9 +18,17 @@ struct Counts {
     u32 pad;
 };
 
-// A stream that was let go must not tell others of data that it did not get, nor write over what they have not read.
+// A stream that was let go must not tell others of data that it did not get, nor write over what they have not read. This is for
+// one block: the host's memory answers one block after the other, at 2 us each (team.cuh).
 __device__ __forceinline__ bool was_let_go(const Team& team) {
     return load_relaxed(&team.report->abort) != 0 || load_relaxed(&team.report->state) != 0;
+}
+
+// Whether our area `number` at `peer` is free. Where the stream was let go the count is far above what it can be
+// (`cuda/phased/watch.rs`), or, when the peer has told something since, below what was waited for.
+__device__ __forceinline__ bool is_free(const Team& team, u32 peer, u32 number) {
+    const u32 freed = load_relaxed(flag_at(team.window[team.rank], HEAD, SCATTER, 0, peer));
+    return freed - (number + 1 - AREAS) < AREAS;
 }
 
 #ifndef DTYPE
@@ -29,9 +37,8 @@ __device__ __forceinline__ bool was_let_go(const Team& team) {
 extern "C" __global__ void __launch_bounds__(THREADS)
 phased_push(const __grid_constant__ Team team, const u8* input, u64 bytes, u64 stride, const __grid_constant__ Counts numbers) {
     const Piece piece = piece_of_block(bytes);
-    if (__syncthreads_or(threadIdx.x == 0 && was_let_go(team))) return;
     for (u32 peer = 0; peer < RANKS; peer++) {
-        if ((numbers.who >> peer & 1) == 0) continue;
+        if ((numbers.who >> peer & 1) == 0 || !is_free(team, peer, numbers.of[peer])) continue;
         fill_from(area_at(team.window[peer], team.rank, numbers.of[peer], piece), input + peer * stride, piece, bytes);
     }
 }
