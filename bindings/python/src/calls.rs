@@ -8,7 +8,8 @@ use tinynccl::wire::Collective;
 use tinynccl::{DType, ReduceOp};
 
 use crate::errors::invalid;
-use crate::memory::{Device, Kind, Memory, memory, type_name};
+use crate::exporters::{memory, type_name};
+use crate::memory::{Device, Kind, Memory};
 
 /// What is to be done; counts are of elements of the call's type.
 #[derive(Debug, Clone)]

@@ -8,12 +8,12 @@ use tinynccl::wire::Collective;
 
 use crate::calls::{Asker, Prepared, operator};
 use crate::errors::{invalid, raise, waiting};
+use crate::exporters::torch::current_stream;
 use crate::group::{Group, Open};
 use crate::join::{config, joining};
 use crate::live::{Live, Slot, take};
 use crate::memory::Device;
 use crate::server::Server;
-use crate::torch::current_stream;
 use crate::work::{Shared, Work, telling};
 
 /// Calls up to this many bytes are left to who waits for them: handing them to another thread takes longer.

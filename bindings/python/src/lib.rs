@@ -8,12 +8,12 @@ mod calls;
 mod comm;
 mod device;
 mod errors;
+mod exporters;
 mod group;
 mod join;
 mod live;
 mod memory;
 mod server;
-mod torch;
 mod work;
 
 use pyo3::prelude::*;

@@ -58,7 +58,7 @@ fn torch<'py>(py: Python<'py>) -> PyResult<Option<&'py Torch>> {
 }
 
 /// The memory of a tensor; `None` for anything else.
-pub(crate) fn memory(object: &Bound<'_, PyAny>) -> PyResult<Option<Memory>> {
+pub(super) fn memory(object: &Bound<'_, PyAny>) -> PyResult<Option<Memory>> {
     let py = object.py();
     let Some(torch) = torch(py)? else { return Ok(None) };
     if !object.is_instance(torch.tensor.bind(py))? {
