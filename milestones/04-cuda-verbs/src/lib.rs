@@ -3,6 +3,7 @@
 //! ```text
 //! probe     which memory does the wire use?   dmabuf, else peer memory, else pinned staging
 //! buffer    the bytes to move                 a GPU's memory, or host memory that says so
+//! pinned    memory beside the bytes to move  of the CPU, for staging
 //! exporter  a dmabuf without a GPU            udmabuf, dma-heap, vgem
 //! wire      how they move                     verbs or TCP
 //! transfer  chunk by chunk                    GPU -> staging -> wire -> staging -> GPU, as a pipeline
@@ -12,6 +13,7 @@ pub mod buffer;
 pub mod cli;
 pub mod exporter;
 pub mod pattern;
+pub mod pinned;
 pub mod plan;
 pub mod probe;
 pub mod rdma;

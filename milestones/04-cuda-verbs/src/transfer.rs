@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use crate::buffer::{Buffer, Pinned};
+use crate::buffer::Buffer;
+use crate::pinned::Pinned;
 use crate::plan::Plan;
 use crate::wire::Wire;
 

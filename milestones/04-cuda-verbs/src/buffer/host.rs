@@ -10,9 +10,10 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 
+use super::Buffer;
 use super::pages::Pages;
-use super::{Buffer, Pinned};
 use crate::exporter;
+use crate::pinned::Pinned;
 use crate::probe::{Export, Memory};
 use crate::why::{Why, errno};
 

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 
-use crate::buffer::Pinned;
+use crate::pinned::Pinned;
 use crate::why::Why;
 
 pub mod dmabuf;

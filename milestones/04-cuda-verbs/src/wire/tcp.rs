@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 
 use super::Wire;
-use crate::buffer::Pinned;
+use crate::pinned::Pinned;
 
 /// One side. The kernel copies to and from its own buffers, so a chunk has left its place when `send` returns.
 #[derive(Debug)]

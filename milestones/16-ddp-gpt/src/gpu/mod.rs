@@ -13,6 +13,7 @@ pub mod buckets;
 pub mod device;
 pub mod error;
 pub mod forward;
+pub mod fused_gelu;
 pub mod gelu;
 pub mod gemm;
 pub mod kernels;

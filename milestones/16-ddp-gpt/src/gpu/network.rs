@@ -4,7 +4,7 @@
 use anyhow::Result;
 
 use super::device::Gpu;
-use super::gelu::FusedGelu;
+use super::fused_gelu::FusedGelu;
 use super::gemm::Blas;
 use super::kernels::{Arg, Grid, Kernels, Mask, Shape};
 use super::memory::Array;

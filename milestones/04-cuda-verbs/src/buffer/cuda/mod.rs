@@ -11,7 +11,8 @@ use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
 
-use super::{Buffer, Pinned};
+use super::Buffer;
+use crate::pinned::Pinned;
 use crate::probe::{Export, Memory};
 use crate::why::Why;
 
