@@ -8,7 +8,7 @@ use tinynccl::schedule::rounds::Round;
 use tinynccl::wire::Algorithm;
 
 use crate::picture::{CELL, DEFS, FONT, arrow, colour, describe, rows, strip, width};
-use crate::schedule::Played;
+use crate::played::Played;
 
 const STYLE: &str = "body{font-family:sans-serif;margin:0 auto;max-width:60rem;padding:.5rem;color:#222;background:#fff}\
      h1{font-size:1.2rem;margin:.3rem 0}p{margin:.5rem 0}svg{width:100%;height:auto;max-height:27rem;display:block}\

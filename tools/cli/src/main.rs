@@ -4,9 +4,11 @@
 mod doctor;
 mod html;
 mod picture;
+mod played;
 mod schedule;
 mod simulate;
 mod svg;
+mod values;
 
 use std::process::ExitCode;
 

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use tinynccl::schedule::rounds::{Memory, Message, Piece};
 
-use crate::schedule::Played;
+use crate::played::Played;
 
 /// Side of a cell.
 pub(crate) const CELL: f64 = 22.0;

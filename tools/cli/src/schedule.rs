@@ -6,11 +6,13 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use tinynccl::algorithm::{self, Shape};
+use tinynccl::schedule::Program;
 use tinynccl::schedule::draw::draw_all;
-use tinynccl::schedule::rounds::{Message, Round, play};
-use tinynccl::schedule::{Partition, Program};
+use tinynccl::schedule::rounds::play;
 use tinynccl::wire::{Algorithm, Collective};
 
+use crate::played::Played;
+use crate::values::{collective, size};
 use crate::{html, svg};
 
 /// Ranks that a picture still shows.
@@ -33,7 +35,7 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 1)]
     channels: usize,
     /// Bytes of a segment, for the bytes per link that a page counts; K, M and G are powers of 1024.
-    #[arg(short, long, default_value = "1M", value_parser = crate::simulate::size)]
+    #[arg(short, long, default_value = "1M", value_parser = size)]
     size: usize,
     /// The steps as text, one picture of all rounds, or a page to step through them.
     #[arg(short, long, default_value = "text")]
@@ -48,40 +50,6 @@ enum Format {
     Text,
     Svg,
     Html,
-}
-
-/// A schedule that was played.
-#[derive(Debug)]
-pub(crate) struct Played {
-    pub(crate) algorithm: Algorithm,
-    pub(crate) shape: Shape,
-    pub(crate) parts: usize,
-    /// Bytes of a segment.
-    pub(crate) size: usize,
-    pub(crate) rounds: Vec<Round>,
-}
-
-impl Played {
-    /// Bytes of a message: segments are cut as for a call of bytes that fits in one window.
-    pub(crate) fn bytes(&self, message: &Message) -> u64 {
-        Partition::new(self.size, 1, self.parts, usize::MAX).total_bytes(message.parts.clone())
-    }
-
-    pub(crate) fn title(&self) -> String {
-        let Shape { collective, ranks, .. } = self.shape;
-        let root = if collective.has_root() { format!(", root {}", self.shape.root) } else { String::new() };
-        format!("{collective}, {}, {ranks} ranks{root}", self.algorithm)
-    }
-}
-
-/// Names with hyphens, as on a command line, or with underscores.
-pub(crate) fn collective(name: &str) -> Result<Collective, String> {
-    let wanted = name.replace('-', "_");
-    let mut known = Collective::ALL.into_iter().filter(|&c| c != Collective::SendRecv);
-    known.clone().find(|c| c.name() == wanted).ok_or_else(|| {
-        let names: Vec<String> = known.by_ref().map(|c| c.name().replace('_', "-")).collect();
-        format!("expected one of {}", names.join(", "))
-    })
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
@@ -145,13 +113,6 @@ mod tests {
         let programs = programs(algorithm, &shape).unwrap();
         let rounds = play(&programs, &shape).unwrap();
         Played { algorithm, shape, parts: programs[0].parts, size: 1000, rounds }
-    }
-
-    #[test]
-    fn names_are_those_of_the_command_line() {
-        assert_eq!(collective("all-reduce"), Ok(Collective::AllReduce));
-        assert_eq!(collective("all_to_all"), Ok(Collective::AllToAll));
-        assert!(collective("allreduce").unwrap_err().contains("all-reduce, "));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use crate::picture::{CELL, DEFS, FONT, arrow, colour, rows, strip, width};
-use crate::schedule::Played;
+use crate::played::Played;
 
 /// Room at the left, for the rounds' numbers.
 const LEFT: f64 = 60.0;

@@ -15,6 +15,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::body::{self, Language};
 use crate::course::Step;
+use crate::files;
 
 /// What a check of the exercise needs beside a computer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,8 +104,8 @@ fn read(marker: &str) -> Result<(u32, String, Option<Needs>, String)> {
 /// A file that cannot be read, a marker that is not one, numbers that are not 1, 2, 3, …
 pub fn of(step: &Step, folder: &Path) -> Result<Vec<Exercise>> {
     let mut all = Vec::new();
-    for file in crate::stub::files(folder)? {
-        if let Some(text) = crate::stub::text(&folder.join(&file))? {
+    for file in files::list(folder)? {
+        if let Some(text) = files::read(&folder.join(&file))? {
             all.extend(parse(&file, &text)?);
         }
     }

@@ -10,7 +10,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use toml::{Table, Value};
 
 use crate::course::{STEPS, Step};
-use crate::stub;
+use crate::{files, stub};
 
 /// The folder of all that a learner writes.
 #[derive(Debug, Clone)]
@@ -61,12 +61,12 @@ impl Learn {
         if part.exists() {
             std::fs::remove_dir_all(&part).with_context(|| format!("removing {}", part.display()))?;
         }
-        for file in stub::files(&from)? {
+        for file in files::list(&from)? {
             let (source, target) = (from.join(&file), part.join(&file));
             if let Some(folder) = target.parent() {
                 std::fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
             }
-            match stub::text(&source)? {
+            match files::read(&source)? {
                 Some(text) => write(&target, &stub::strip(step, &file, &text)?)?,
                 None if file == Path::new("Cargo.toml") => {
                     let manifest =

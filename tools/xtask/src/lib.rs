@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! course     the sixteen steps: numbers, names, how each is checked
+//! files      a milestone's files: listed and read
 //! exercise   markers in a milestone's source: what is to be written, where
 //! body       the function below a marker: where its body begins and ends
 //! stub       a milestone's files with the bodies taken out, and put back
@@ -16,6 +17,7 @@ pub mod body;
 pub mod check;
 pub mod course;
 pub mod exercise;
+pub mod files;
 pub mod learn;
 pub mod progress;
 pub mod run;

@@ -8,7 +8,7 @@ use clap::{Parser, Subcommand};
 use xtask::course::{self, STEPS, Step};
 use xtask::learn::Learn;
 use xtask::progress::{Passed, Progress};
-use xtask::{check, exercise, stub};
+use xtask::{check, exercise, files, stub};
 
 /// Work through the sixteen milestones: each with its heart taken out, for you to write.
 #[derive(Debug, Parser)]
@@ -234,7 +234,7 @@ fn ours(learn: &Learn, step: &Step, number: u32) -> Result<()> {
     let all = exercise::of(step, &folder)?;
     let found = all.iter().find(|e| e.number == number);
     let e = found.with_context(|| format!("{} has exercises 1 to {}, no {number}", step.folder(), all.len()))?;
-    let text = stub::text(&folder.join(&e.file))?.unwrap_or_default();
+    let text = files::read(&folder.join(&e.file))?.unwrap_or_default();
     say!("`{}` in milestones/{}/{}:\n", e.function, step.folder(), e.file.display())?;
     say!("{}", text[e.body.clone()].trim_end())?;
     Ok(())

@@ -1,12 +1,13 @@
-//! A milestone's files: listed, with the bodies of its exercises taken out, and put back.
+//! A milestone's files with the bodies of their exercises taken out, and put back.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 
 use crate::body::Language;
 use crate::course::Step;
 use crate::exercise::{self, Exercise};
+use crate::files;
 
 /// What stands in place of a body, so that it can be found again in files and in what a program prints.
 pub fn tag(step: &Step, number: u32) -> String {
@@ -18,42 +19,6 @@ pub fn unwritten(line: &str) -> Option<&str> {
     let (tag, _) = line[line.find("exercise ")?..].split_once(": ")?;
     let (number, step) = tag.strip_prefix("exercise ")?.split_once(" of ")?;
     (number.parse::<u32>().is_ok() && Step::find(step).is_ok()).then_some(tag)
-}
-
-/// The files of a milestone's folder, from there, sorted. Without the README, which is read where it is.
-///
-/// # Errors
-/// A folder that cannot be read.
-pub fn files(folder: &Path) -> Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    let mut folders = vec![PathBuf::new()];
-    while let Some(below) = folders.pop() {
-        let path = folder.join(&below);
-        for entry in std::fs::read_dir(&path).with_context(|| format!("reading {}", path.display()))? {
-            let entry = entry.with_context(|| format!("reading {}", path.display()))?;
-            let name = below.join(entry.file_name());
-            match entry.file_type() {
-                Ok(kind) if kind.is_dir() && entry.file_name() != "__pycache__" && entry.file_name() != "target" => {
-                    folders.push(name);
-                }
-                Ok(kind) if kind.is_file() && name != Path::new("README.md") => found.push(name),
-                _ => {}
-            }
-        }
-    }
-    found.sort();
-    Ok(found)
-}
-
-/// The text of a file that exercises may stand in; nothing for others.
-///
-/// # Errors
-/// It cannot be read.
-pub fn text(file: &Path) -> Result<Option<String>> {
-    match Language::of(file) {
-        Some(_) => std::fs::read_to_string(file).map(Some).with_context(|| format!("reading {}", file.display())),
-        None => Ok(None),
-    }
 }
 
 /// The text of `file` with the bodies of its exercises replaced by one that says what to write.
@@ -105,8 +70,8 @@ fn indent<'a>(language: Language, text: &'a str, e: &Exercise) -> &'a str {
 /// A file that cannot be read.
 pub fn open(step: &Step, folder: &Path, exercises: &[Exercise]) -> Result<Vec<u32>> {
     let mut texts = Vec::new();
-    for file in files(folder)? {
-        texts.extend(text(&folder.join(file))?);
+    for file in files::list(folder)? {
+        texts.extend(files::read(&folder.join(file))?);
     }
     let said = |e: &&Exercise| texts.iter().any(|t| t.contains(&tag(step, e.number)));
     Ok(exercises.iter().filter(said).map(|e| e.number).collect())

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use xtask::course::{self, STEPS, Step, section};
 use xtask::exercise::{self, Exercise, Needs};
-use xtask::stub;
+use xtask::{files, stub};
 
 /// The sections of a README, in this order; others may stand between them.
 const SECTIONS: [&str; 11] = [
@@ -102,8 +102,8 @@ fn every_stub_becomes_the_solution_again() {
     for step in &STEPS {
         let folder = step.solution(&course::checkout());
         let mut tags = 0;
-        for file in stub::files(&folder).unwrap() {
-            let Some(text) = stub::text(&folder.join(&file)).unwrap() else { continue };
+        for file in files::list(&folder).unwrap() {
+            let Some(text) = files::read(&folder.join(&file)).unwrap() else { continue };
             let stub = stub::strip(step, &file, &text).unwrap();
             tags += stub.matches("exercise ").filter(|_| stub != text).count();
             // Whatever was taken out, the rest parses and the places are found again.

@@ -13,7 +13,7 @@ use tinynccl::algorithm::{self, Shape};
 use tinynccl::simulate::{Call, Limits, Report, simulate};
 use tinynccl::wire::{Algorithm, Collective};
 
-use crate::schedule::collective;
+use crate::values::{collective, size};
 use machine::Topology;
 
 /// Bytes of an element.
@@ -134,20 +134,6 @@ fn algorithms(text: &str) -> Result<Algorithms, String> {
     }
 }
 
-/// 512, 4K, 1M, 2G.
-pub(crate) fn size(text: &str) -> Result<usize, String> {
-    let unit = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let shift = match &text[unit..] {
-        "" => 0,
-        "K" | "k" => 10,
-        "M" | "m" => 20,
-        "G" | "g" => 30,
-        _ => return Err("expected bytes, like 8, 4K, 1M or 1G".to_owned()),
-    };
-    let number: usize = text[..unit].parse().map_err(|_| "expected bytes, like 8, 4K, 1M or 1G".to_owned())?;
-    number.checked_mul(1 << shift).ok_or_else(|| "too large".to_owned())
-}
-
 pub(crate) fn run(options: &Options) -> Result<()> {
     let topology = Topology::new(options)?;
     let mut cases = vec![];
@@ -244,16 +230,6 @@ fn fastest_protocol(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes_are_powers_of_1024() {
-        assert_eq!(size("8"), Ok(8));
-        assert_eq!(size("4K"), Ok(4096));
-        assert_eq!(size("1G"), Ok(1 << 30));
-        for wrong in ["", "K", "1T", "-1", "1.5M", "99999999999G"] {
-            assert!(size(wrong).is_err(), "{wrong}");
-        }
-    }
 
     #[test]
     fn algorithms_are_a_list_or_a_word() {

@@ -1,0 +1,30 @@
+//! A schedule, played round by round: what pictures are made of.
+
+use tinynccl::algorithm::Shape;
+use tinynccl::schedule::Partition;
+use tinynccl::schedule::rounds::{Message, Round};
+use tinynccl::wire::Algorithm;
+
+/// A schedule that was played.
+#[derive(Debug)]
+pub(crate) struct Played {
+    pub(crate) algorithm: Algorithm,
+    pub(crate) shape: Shape,
+    pub(crate) parts: usize,
+    /// Bytes of a segment.
+    pub(crate) size: usize,
+    pub(crate) rounds: Vec<Round>,
+}
+
+impl Played {
+    /// Bytes of a message: segments are cut as for a call of bytes that fits in one window.
+    pub(crate) fn bytes(&self, message: &Message) -> u64 {
+        Partition::new(self.size, 1, self.parts, usize::MAX).total_bytes(message.parts.clone())
+    }
+
+    pub(crate) fn title(&self) -> String {
+        let Shape { collective, ranks, .. } = self.shape;
+        let root = if collective.has_root() { format!(", root {}", self.shape.root) } else { String::new() };
+        format!("{collective}, {}, {ranks} ranks{root}", self.algorithm)
+    }
+}
