@@ -29,8 +29,8 @@ pub(super) const MAX_RANKS: usize = 8;
 const KINDS: usize = 3;
 /// Distance of two flags: each has a sector of the L2 cache to itself.
 const FLAG_BYTES: usize = 32;
-/// A line of the cache, and what a link carries whole. Where stores begin in the middle of one, each of a warp's lines is sent in
-/// two parts: a tenth of the rate was lost so.
+/// A line of the cache, and what a link carries whole. Where a warp's stores begin in the middle of one, they are sent in one part
+/// more: 7 to 8 % of the rate were lost so.
 pub(super) const LINE_BYTES: usize = 128;
 /// 4 for each channel that there may be.
 const EPOCH_BYTES: usize = 512;
