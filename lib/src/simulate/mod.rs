@@ -27,6 +27,9 @@
 //! Not modelled: room in FIFOs (senders never wait for credit), caches, routing that adapts, packets, loss, ranks that
 //! enter at different times.
 //!
+//! Where links or processors are shared, a few bytes more can take less time, as they change who shares with whom when (R. L. Graham,
+//! "Bounds on multiprocessing timing anomalies", 1969): by some percent where many ranks would otherwise work in step.
+//!
 //! # What is exact, and what is not
 //! [`Report::method`] says which of these were used:
 //! - *all ranks*: every message of every rank is an event. Lengths are exact. Nothing is approximated within the model.

@@ -287,23 +287,52 @@ fn what_is_too_large_says_how_many() {
     assert!(places.contains("has 8 ranks, 9 were asked for"), "{places}");
 }
 
+/// Every pair of ranks has a link of its own, and processors take no time: nothing is shared.
+fn mesh(ranks: usize) -> Graph {
+    let node = |at: usize| serde_json::json!({"name": at.to_string(), "ranks": 1});
+    let link = |a: usize, b: usize| {
+        let between = [a.to_string(), b.to_string()];
+        serde_json::json!({"between": between, "latency_us": ALPHA * 1e6, "bandwidth_gb_s": 1e-9 / BETA, "duplex": "full"})
+    };
+    let nodes: Vec<_> = (0..ranks).map(node).collect();
+    let links: Vec<_> = (0..ranks).flat_map(|b| (0..b).map(move |a| link(a, b))).collect();
+    Graph::new(&serde_json::from_value(serde_json::json!({"node": nodes, "link": links})).unwrap()).unwrap()
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
+    /// Only so much can be asked for: where links or processors are shared, a few bytes more can take less, as they change who shares
+    /// with whom when (R. L. Graham, "Bounds on multiprocessing timing anomalies", 1969). The worst that a long search found took
+    /// 8 % less: a ring on the host, whose ranks no longer copied in step.
     #[test]
-    fn more_bytes_never_take_less_and_no_link_is_faster_than_it_is(
+    fn twice_the_bytes_never_take_less_and_no_link_is_faster_than_it_is(
         algorithm in 0usize..10, collective in 0usize..9, ranks in 2usize..20, which in 0usize..6,
-        count in 0usize..40_000, more in 1usize..40_000, root in 0usize..20,
+        count in 0usize..40_000, root in 0usize..20,
     ) {
         let shape = Shape { root: root % ranks, ..shape(Collective::ALL[collective], ranks) };
         let algorithm = Algorithm::ALL[algorithm];
         prop_assume!(supports(algorithm, &shape));
         let machine = machines(ranks).swap_remove(which);
         let report = |count| simulate(&call(algorithm, shape, count, 1 << 30), &*machine, &Limits::default()).unwrap();
-        let (small, large) = (report(count), report(count + more));
-        // Sharing can favour the critical message by a hair when others grow; a grown part is one unit longer at least.
-        prop_assert!(large.time >= small.time * (1.0 - 1e-3), "{} after {}", large.time, small.time);
-        prop_assert!(large.time >= large.bandwidth_bound());
+        let (once, twice) = (report(count), report(2 * count));
+        prop_assert!(twice.time >= once.time * (1.0 - 1e-9), "{} after {}", twice.time, once.time);
+        prop_assert!(once.time >= once.bandwidth_bound());
+        prop_assert!(twice.time >= twice.bandwidth_bound());
+    }
+
+    #[test]
+    fn where_nothing_is_shared_more_bytes_never_take_less(
+        algorithm in 0usize..10, collective in 0usize..9, ranks in 2usize..20,
+        count in 0usize..40_000, more in 1usize..40_000, root in 0usize..20,
+    ) {
+        let shape = Shape { root: root % ranks, ..shape(Collective::ALL[collective], ranks) };
+        let algorithm = Algorithm::ALL[algorithm];
+        prop_assume!(supports(algorithm, &shape));
+        let machine = mesh(ranks);
+        let time = |count| time(&call(algorithm, shape, count, 1 << 30), &machine);
+        let (fewer, more) = (time(count), time(count + more));
+        prop_assert!(more >= fewer * (1.0 - 1e-9), "{more} after {fewer}");
     }
 
     #[test]
