@@ -27,7 +27,7 @@ pub enum Error {
         theirs: Box<Header>,
     },
 
-    /// A peer's process or connection is gone.
+    /// A peer's process or connection is gone; every later call of the communicator gives this too.
     #[error("{op}: rank {rank} lost rank {peer} ({address}): {detail}; look at that rank's output for the first error")]
     PeerLost {
         /// Operation in which it showed.
@@ -57,7 +57,7 @@ pub enum Error {
         detail: String,
     },
 
-    /// The communicator was aborted, here or by another rank; every later call gives this too.
+    /// The communicator was aborted, here or by another rank, or failed in an earlier call; every later call gives this too.
     #[error("{op}: rank {rank}: the communicator was aborted: {reason}")]
     Aborted {
         /// Operation that was running or asked for.
@@ -162,6 +162,18 @@ impl Error {
     pub fn errno(op: impl Into<String>, detail: impl Into<String>, errno: rustix::io::Errno) -> Self {
         Error::Os { op: op.into(), detail: detail.into(), errno: errno.raw_os_error() }
     }
+
+    /// What `op` gives because of this failure before it: a rank that is lost stays lost, whether the call began before that was known or
+    /// not; anything else happened to another call, and this one finds the communicator aborted.
+    pub(crate) fn for_later_call(&self, op: String, rank: usize) -> Error {
+        match self {
+            Error::PeerLost { peer, address, detail, .. } => {
+                Error::PeerLost { op, rank, peer: *peer, address: address.clone(), detail: detail.clone() }
+            }
+            Error::Aborted { reason, .. } => Error::Aborted { op, rank, reason: reason.clone() },
+            first => Error::Aborted { op, rank, reason: format!("it failed earlier: {first}") },
+        }
+    }
 }
 
 fn os_error(errno: i32) -> String {
@@ -202,5 +214,28 @@ mod tests {
     fn os_errors_come_in_words() {
         let e = Error::errno("connect", "to 127.0.0.1:1", rustix::io::Errno::CONNREFUSED);
         assert!(e.to_string().contains("Connection refused"), "{e}");
+    }
+    #[test]
+    fn a_lost_rank_is_lost_to_later_calls_and_other_failures_are_theirs_who_saw_them() {
+        let lost = Error::PeerLost {
+            op: "all_reduce #4".into(),
+            rank: 0,
+            peer: 2,
+            address: "10.0.0.2:5000".into(),
+            detail: "connection closed".into(),
+        };
+        assert_eq!(
+            lost.for_later_call("barrier".into(), 0).to_string(),
+            "barrier: rank 0 lost rank 2 (10.0.0.2:5000): connection closed; look at that rank's output for the first error"
+        );
+        let later = Error::invalid("all_reduce #4", "odd").for_later_call("barrier".into(), 0);
+        assert_eq!(
+            later.to_string(),
+            "barrier: rank 0: the communicator was aborted: it failed earlier: all_reduce #4: odd"
+        );
+        assert_eq!(
+            later.for_later_call("send".into(), 0).to_string(),
+            "send: rank 0: the communicator was aborted: it failed earlier: all_reduce #4: odd"
+        );
     }
 }

@@ -247,6 +247,19 @@ fn a_rank_that_has_left_is_named() {
 }
 
 #[test]
+fn a_lost_rank_is_lost_to_later_calls_too() {
+    for fabric in FABRICS {
+        let errors = run(fabric, 2, &config(), |comm| match comm.rank() {
+            0 => vec![],
+            _ => (0..3).map(|_| comm.barrier().expect_err("rank 0 has left")).collect(),
+        });
+        for error in &errors[1] {
+            assert!(matches!(error, Error::PeerLost { rank: 1, peer: 0, .. }), "{fabric:?}: {error}");
+        }
+    }
+}
+
+#[test]
 fn wrong_lengths_are_refused_before_anything_is_sent() {
     run_ok(Fabric::Inproc, 2, &config(), |comm| {
         let refused = [

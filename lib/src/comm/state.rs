@@ -162,9 +162,7 @@ impl State {
             return Ok(());
         }
         match self.failure() {
-            Some(error) => {
-                Err(Error::Aborted { op: op(), rank: self.rank, reason: format!("it failed earlier: {error}") })
-            }
+            Some(error) => Err(error.for_later_call(op(), self.rank)),
             None => Ok(()),
         }
     }

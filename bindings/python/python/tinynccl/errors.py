@@ -23,7 +23,7 @@ class Timeout(Error, TimeoutError):
 
 
 class Aborted(Error):
-    """The communicator failed before, or was aborted, here or by another rank."""
+    """The communicator was aborted, here or by another rank, or failed in an earlier call."""
 
 
 class InvalidArgument(Error, ValueError):

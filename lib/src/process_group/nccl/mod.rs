@@ -162,12 +162,7 @@ impl Nccl {
     fn failed_before(&self, op: &str) -> Result<()> {
         match &*lock(&self.failure) {
             None => Ok(()),
-            Some(first @ Error::Aborted { .. }) => Err(first.clone()),
-            Some(first) => Err(Error::Aborted {
-                op: op.to_owned(),
-                rank: self.rank,
-                reason: format!("it failed earlier: {first}"),
-            }),
+            Some(first) => Err(first.for_later_call(op.to_owned(), self.rank)),
         }
     }
 
