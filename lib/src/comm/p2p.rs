@@ -1,11 +1,14 @@
 //! Point to point: messages between two ranks, as one-lane programs on a channel of their own.
 
-use super::{Comm, Work};
+use std::time::Duration;
+
+use super::{Comm, Engine, Work, lock};
 use crate::dtype::Element;
 use crate::error::{Error, Result};
+use crate::executor::{self, Patience};
 use crate::schedule::{Lane, Loc, Program, Step};
 use crate::transport::LinkOptions;
-use crate::wire::Collective;
+use crate::wire::{Algorithm, Collective, Header};
 
 /// Messages are not cut below this many bytes.
 const SHORTEST: usize = 32 << 10;
@@ -81,6 +84,59 @@ impl Comm {
     pub fn recv<T: Element>(&self, data: &mut [T], peer: usize) -> Result<()> {
         self.not_self("recv", peer)?;
         self.inner.run(self.inner.recv(data, peer))
+    }
+
+    /// Waits until a message that `peer` sends can be received (`MPI_Probe`), up to `limit`; true if there is one: a [`Comm::recv`] of it
+    /// will not wait for its beginning. False is no failure: the communicator goes on. Which of several senders comes first is
+    /// found out by asking them in turn.
+    ///
+    /// Before the first message between two ranks the link is opened, which waits for the peer's call as [`Comm::recv`] does, whatever
+    /// `limit`.
+    ///
+    /// ```
+    /// # fn main() -> tinynccl::Result<()> {
+    /// use std::time::Duration;
+    /// use tinynccl::{Comm, Config, Result};
+    ///
+    /// fn first_come(comm: Comm) -> Result<()> {
+    ///     if comm.rank() > 0 {
+    ///         return comm.send(&[comm.rank() as u64], 0);
+    ///     }
+    ///     let mut missing = vec![1, 2];
+    ///     while !missing.is_empty() {
+    ///         for peer in missing.clone() {
+    ///             if comm.probe(peer, Duration::from_millis(1))? {
+    ///                 let mut who = [0u64];
+    ///                 comm.recv(&mut who, peer)?;
+    ///                 assert_eq!(who[0], peer as u64);
+    ///                 missing.retain(|&rank| rank != peer);
+    ///             }
+    ///         }
+    ///     }
+    ///     Ok(())
+    /// }
+    ///
+    /// let ranks = Comm::threads(3, Config::default())?.into_iter().map(|comm| std::thread::spawn(|| first_come(comm)));
+    /// for rank in ranks.collect::<Vec<_>>() {
+    ///     rank.join().expect("no rank panics")?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn probe(&self, peer: usize, limit: Duration) -> Result<bool> {
+        self.not_self("probe", peer)?;
+        let inner = &self.inner;
+        inner.peer_in_range("probe", "peer", peer)?;
+        inner.drain();
+        inner.state.check(|| "probe".to_owned())?;
+        let mut engine = lock(&inner.engine);
+        inner.open(&mut engine, [(CHANNEL, peer)])?;
+        let Engine { links, received, .. } = &mut *engine;
+        let Some(link) = links.get(CHANNEL, peer) else { return Ok(false) };
+        let key = inner.recv(&mut [0u8; 0][..], peer)?.key;
+        let header = Header { seq: received[peer].wrapping_add(1), ..key.header(inner.state.id, Algorithm::Direct) };
+        let patience = Patience { deadline: limit, ..inner.patience(false) };
+        executor::peek(links, link as usize, &header, &*inner.state, &patience)
     }
 
     /// Sends `send` to rank `to` and receives `recv` from rank `from`, both at once (`MPI_Sendrecv`): ranks in a circle

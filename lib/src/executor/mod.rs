@@ -8,12 +8,14 @@ mod lane;
 mod links;
 mod message;
 mod order;
+mod peek;
 mod plan;
 mod traced;
 mod wait;
 
 pub(crate) use links::Links;
 pub(crate) use message::one_message;
+pub(crate) use peek::peek;
 pub(crate) use plan::{CallKey, Plan, Transfers};
 pub(crate) use wait::{Patience, Supervisor};
 

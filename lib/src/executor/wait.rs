@@ -52,7 +52,7 @@ pub(crate) struct Patience {
 }
 
 /// Longest sleep before the abort flag and the peers are looked at again.
-const SLICE: Duration = Duration::from_millis(50);
+pub(super) const SLICE: Duration = Duration::from_millis(50);
 
 /// Busy turns between two looks at the links that nobody waits for: over TCP each costs a system call, and the rank that is
 /// awaited may need this very core.
@@ -162,7 +162,7 @@ impl<'a> Waiter<'a> {
         self.sleep(links, blocked, SLICE.min(self.patience.deadline - waited))
     }
 
-    /// Arms the links, looks once more, sleeps until something rings or the slice is over.
+    /// Sleeps until something that is waited for moves or the slice is over.
     fn sleep(&mut self, links: &mut Links, blocked: &Blocked<'_>, slice: Duration) -> Result<()> {
         let (mut receiving, mut sending) = (Vec::new(), Vec::new());
         blocked.links(|recv, send| {
@@ -171,48 +171,59 @@ impl<'a> Waiter<'a> {
         });
         // Links that only have committed messages left to push out, or a peer's to take in, count as well.
         sending.extend(links.unflushed());
-        let explain = |e| self.supervisor.explain(blocked.header(), e);
-        let mut ready = false;
-        for &i in &receiving {
-            ready |= links.recvs[i].arm().map_err(explain)?;
-        }
-        for &i in &sending {
-            ready |= links.sends[i].arm().map_err(explain)?;
-        }
-        let outcome = if ready || self.supervisor.has_failed() {
-            Ok(())
-        } else {
-            let interests = (receiving.iter().map(|&i| links.recvs[i].interest()))
-                .chain(sending.iter().map(|&i| links.sends[i].interest()));
-            let mut fds = vec![(self.supervisor.doorbell(), PollFlags::IN)];
-            for interest in interests {
-                let Some(fd) = interest.fd else { continue };
-                let mut flags = PollFlags::empty();
-                flags.set(PollFlags::IN, interest.readable);
-                flags.set(PollFlags::OUT, interest.writable);
-                match fds.iter_mut().find(|(other, _)| *other == fd) {
-                    Some((_, existing)) => *existing |= flags,
-                    None => fds.push((fd, flags)),
-                }
-            }
-            poll(&fds, slice)
-        };
-        for &i in &receiving {
-            links.recvs[i].disarm();
-        }
-        for &i in &sending {
-            links.sends[i].disarm();
-        }
-        self.supervisor.silence();
-        outcome?;
-        for &i in &receiving {
-            links.recvs[i].check_peer().map_err(explain)?;
-        }
-        for &i in &sending {
-            links.sends[i].check_peer().map_err(explain)?;
-        }
-        Ok(())
+        sleep_on(links, (&receiving, &sending), blocked.header(), self.supervisor, slice)
     }
+}
+
+/// Arms the links that are received from and sent to, looks once more, sleeps until something rings or the slice is over.
+pub(super) fn sleep_on(
+    links: &mut Links,
+    (receiving, sending): (&[usize], &[usize]),
+    header: &Header,
+    supervisor: &dyn Supervisor,
+    slice: Duration,
+) -> Result<()> {
+    let explain = |e| supervisor.explain(header, e);
+    let mut ready = false;
+    for &i in receiving {
+        ready |= links.recvs[i].arm().map_err(explain)?;
+    }
+    for &i in sending {
+        ready |= links.sends[i].arm().map_err(explain)?;
+    }
+    let outcome = if ready || supervisor.has_failed() {
+        Ok(())
+    } else {
+        let interests = (receiving.iter().map(|&i| links.recvs[i].interest()))
+            .chain(sending.iter().map(|&i| links.sends[i].interest()));
+        let mut fds = vec![(supervisor.doorbell(), PollFlags::IN)];
+        for interest in interests {
+            let Some(fd) = interest.fd else { continue };
+            let mut flags = PollFlags::empty();
+            flags.set(PollFlags::IN, interest.readable);
+            flags.set(PollFlags::OUT, interest.writable);
+            match fds.iter_mut().find(|(other, _)| *other == fd) {
+                Some((_, existing)) => *existing |= flags,
+                None => fds.push((fd, flags)),
+            }
+        }
+        poll(&fds, slice)
+    };
+    for &i in receiving {
+        links.recvs[i].disarm();
+    }
+    for &i in sending {
+        links.sends[i].disarm();
+    }
+    supervisor.silence();
+    outcome?;
+    for &i in receiving {
+        links.recvs[i].check_peer().map_err(explain)?;
+    }
+    for &i in sending {
+        links.sends[i].check_peer().map_err(explain)?;
+    }
+    Ok(())
 }
 
 /// `poll(2)`; an interrupted call counts as a wake-up.

@@ -1,0 +1,51 @@
+//! Waits until a message can be received, without receiving it.
+
+use std::time::Instant;
+
+use super::links::Links;
+use super::wait::{Patience, SLICE, Supervisor, sleep_on};
+use crate::error::Result;
+use crate::interrupt::asked_to_stop;
+use crate::wire::Header;
+
+/// True when the first part of a message from `links`' receiving end `index` is here; false when none is at the deadline of
+/// `patience`, which is no failure. `header` names the receive in errors.
+pub(crate) fn peek(
+    links: &mut Links,
+    index: usize,
+    header: &Header,
+    supervisor: &dyn Supervisor,
+    patience: &Patience,
+) -> Result<bool> {
+    let begin = Instant::now();
+    loop {
+        let explain = |e| supervisor.explain(header, e);
+        let recv = &mut links.recvs[index];
+        if recv.is_lent() || recv.peek().map_err(explain)?.is_some() {
+            return Ok(true);
+        }
+        if supervisor.has_failed()
+            && let Some(error) = supervisor.failure()
+        {
+            return Err(error);
+        }
+        let waited = begin.elapsed();
+        if waited >= patience.deadline {
+            return Ok(false);
+        }
+        if asked_to_stop() {
+            return Err(supervisor.interrupted(header));
+        }
+        // A peer may wait for room on another link before it sends on this one.
+        links.progress().map_err(explain)?;
+        if waited < patience.spin {
+            std::hint::spin_loop();
+        } else if waited < patience.spin + patience.yields {
+            std::thread::yield_now();
+        } else {
+            let sending: Vec<usize> = links.unflushed().collect();
+            let slice = SLICE.min(patience.deadline - waited);
+            sleep_on(links, (&[index], &sending), header, supervisor, slice)?;
+        }
+    }
+}
