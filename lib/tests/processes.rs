@@ -5,7 +5,7 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 
 use common::cells::{COLLECTIVES, Cell, check};
@@ -14,13 +14,15 @@ use common::values::several_messages;
 use tinynccl::bootstrap::Server;
 use tinynccl::comm::packed;
 use tinynccl::wire::Algorithm;
-use tinynccl::{Comm, Config, DType, ReduceOp, Result};
+use tinynccl::{Comm, Config, DType, Error, ReduceOp, Result};
 
 const RANK: &str = "TINYNCCL_TEST_RANK";
 const WORLD: &str = "TINYNCCL_TEST_WORLD";
 const ID: &str = "TINYNCCL_TEST_ID";
 /// Set for the part of the table that an emulated machine does in a minute.
 const SHORT: &str = "TINYNCCL_TEST_SHORT";
+/// Set for the process that hosts the rendezvous, and ends when it is told to.
+const HOST: &str = "TINYNCCL_TEST_HOST";
 const MESSAGE: usize = 4 << 10;
 
 fn variable(name: &str) -> Option<String> {
@@ -165,4 +167,36 @@ fn over_rdma() {
             }
         }
     }
+}
+
+/// Rank 0 of 2, with the rendezvous. It does nothing unless it is started for that.
+#[test]
+fn a_host() {
+    if variable(HOST).is_none() {
+        return;
+    }
+    let server = Server::start("127.0.0.1:0".parse().expect("an address"), [5; 16], 2, &config()).expect("server");
+    println!("\n{HOST} {}", server.unique_id());
+    let _comm = Comm::init_with_server(server, 0, 2, config()).expect("init");
+    std::io::stdin().read_line(&mut String::new()).expect("the word to end");
+    std::process::abort();
+}
+
+#[test]
+fn who_hosted_the_rendezvous_is_named_when_it_dies() {
+    let mut host = Command::new(std::env::current_exe().expect("this binary"))
+        .args(["--exact", "a_host", "--nocapture", "--test-threads=1"])
+        .env(HOST, "1")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("a process");
+    let lines = BufReader::new(host.stdout.take().expect("piped")).lines();
+    let id = lines.map_while(|line| line.ok()).find_map(|line| line.strip_prefix(HOST).map(|id| id.trim().to_owned()));
+    let comm = Comm::init(&id.expect("its id").parse().expect("an id"), 1, 2, config()).expect("init");
+    drop(host.stdin.take());
+    assert!(!host.wait().expect("its end").success());
+    // No link has been opened: all this rank can notice is that the rendezvous is gone.
+    let error = comm.all_reduce(&[1.0f32], &mut [0.0], ReduceOp::Sum).expect_err("nobody else is left");
+    assert!(matches!(error, Error::PeerLost { rank: 1, peer: 0, .. }), "{error}");
 }

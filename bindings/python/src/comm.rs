@@ -1,6 +1,7 @@
 //! `Comm`: a communicator of the library, and on first use one on the GPU.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use pyo3::prelude::*;
 use tinynccl::bootstrap::UniqueId;
@@ -43,9 +44,9 @@ impl Drop for Comm {
 }
 
 impl Comm {
-    fn new(comm: tinynccl::Comm, server: Option<tinynccl::bootstrap::Server>) -> Comm {
+    fn new(comm: tinynccl::Comm) -> Comm {
         let (rank, size, local_rank) = (comm.rank(), comm.size(), comm.local_rank());
-        Comm { live: Live::open(comm, server), group: Mutex::new(None), rank, size, local_rank }
+        Comm { live: Live::open(comm), group: Mutex::new(None), rank, size, local_rank }
     }
 
     pub(crate) fn live(&self, py: Python<'_>, op: &'static str) -> PyResult<Arc<Live>> {
@@ -185,15 +186,22 @@ impl Comm {
     ) -> PyResult<Comm> {
         let config = config(py, timeout, transport)?;
         let id: UniqueId = unique_id.parse().map_err(|e| raise(py, &e))?;
-        let comm = joining(py, move || tinynccl::Comm::init(&id, rank, world_size, config))?;
-        Ok(Comm::new(comm, server.and_then(Server::take)))
+        if let Some(own) = server.map(Server::unique_id).filter(|own| *own != unique_id) {
+            return Err(invalid(py, "Comm", format!("unique_id is {unique_id}, but that of the server is {own}")));
+        }
+        let server = server.and_then(Server::take);
+        let comm = joining(py, move || match server {
+            Some(server) => tinynccl::Comm::init_with_server(server, rank, world_size, config),
+            None => tinynccl::Comm::init(&id, rank, world_size, config),
+        })?;
+        Ok(Comm::new(comm))
     }
 
     #[staticmethod]
     #[pyo3(signature = (*, timeout=None, transport=None))]
     fn from_env(py: Python<'_>, timeout: Option<f64>, transport: Option<&str>) -> PyResult<Comm> {
         let config = config(py, timeout, transport)?;
-        Ok(Comm::new(joining(py, move || tinynccl::Comm::from_env_with(config))?, None))
+        joining(py, move || tinynccl::Comm::from_env_with(config)).map(Comm::new)
     }
 
     #[getter]
@@ -368,6 +376,16 @@ impl Comm {
         self.make(py, call, async_op, stream)
     }
 
+    #[pyo3(signature = (peer, timeout=0.0))]
+    fn probe(&self, py: Python<'_>, peer: i64, timeout: f64) -> PyResult<bool> {
+        let live = self.live(py, "probe")?;
+        let asker = self.asker(py, "probe");
+        let peer = asker.rank_of("peer", peer)?;
+        let limit = Duration::try_from_secs_f64(timeout)
+            .map_err(|e| asker.refuse(format!("a timeout of {timeout} seconds: {e}")))?;
+        waiting(py, || live.comm.probe(peer, limit))
+    }
+
     #[pyo3(signature = (*, async_op=false))]
     fn barrier(&self, py: Python<'_>, async_op: bool) -> PyResult<Option<Work>> {
         let live = self.live(py, "barrier")?;
@@ -387,7 +405,7 @@ impl Comm {
     fn split(&self, py: Python<'_>, color: Option<u32>, key: i32) -> PyResult<Option<Comm>> {
         let live = self.live(py, "split")?;
         let comm = waiting(py, || live.comm.split(color, key))?;
-        Ok(comm.map(|comm| Comm::new(comm, None)))
+        Ok(comm.map(Comm::new))
     }
 
     /// What comes into `stream` from now on runs behind what is in `other`; handles of streams of that GPU. The host does not wait.

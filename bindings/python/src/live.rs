@@ -11,13 +11,12 @@ use crate::device::Gpu;
 pub(crate) struct Live {
     gpu: Mutex<Option<Arc<Gpu>>>,
     pub(crate) comm: tinynccl::Comm,
-    _server: Option<tinynccl::bootstrap::Server>,
 }
 
 impl Live {
-    /// A communicator that is open until it is taken out of its slot; the rendezvous it came from ends with it.
-    pub(crate) fn open(comm: tinynccl::Comm, server: Option<tinynccl::bootstrap::Server>) -> Arc<Slot> {
-        let live = Live { gpu: Mutex::new(None), comm, _server: server };
+    /// A communicator that is open until it is taken out of its slot.
+    pub(crate) fn open(comm: tinynccl::Comm) -> Arc<Slot> {
+        let live = Live { gpu: Mutex::new(None), comm };
         let slot: Arc<Slot> = Arc::new(Mutex::new(Some(Arc::new(live))));
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         open.retain(|slot| slot.strong_count() > 0);

@@ -38,7 +38,7 @@ impl Server {
     }
 
     #[getter]
-    fn unique_id(&self) -> &str {
+    pub(crate) fn unique_id(&self) -> &str {
         &self.id
     }
 

@@ -39,13 +39,97 @@ def isend_irecv(rank, n):
     equal(theirs, float(left))
 
 
-@check("test_send_recv_any_source")
-def recv_any_source(rank, n):
+@check("test_irecv, posted before anything is sent")
+def receives_first(rank, n):
+    """The first messages of all pairs; none is sent before its sender's own receive was posted."""
     if rank == 0:
-        found = {dist.recv(full(1, 0.0)) for _ in range(n - 1)}
-        assert found == set(range(1, n))
+        receives = {r: (full(3, -1.0), r) for r in range(1, n)}
+        works = [dist.irecv(tensor, r) for tensor, r in receives.values()]
+        for r in range(1, n):
+            dist.send(full(3, 1.0), r)
+        for work in works:
+            work.wait()
+        for tensor, r in receives.values():
+            equal(tensor, float(r), f"from {r}")
     else:
-        dist.send(full(1, float(rank)), 0)
+        got = full(3, 0.0)
+        dist.recv(got, 0)
+        dist.send(got * rank, 0)
+
+
+@check("test_send_recv_any_source", "test_send_recv_any_source_autograd_profiler (the calls)")
+def recv_any_source(rank, n):
+    """From all, one message each, as they come; then all from all."""
+    if rank == 0:
+        for _ in range(3):
+            found = set()
+            for _ in range(n - 1):
+                got = full(1, 0.0)
+                source = dist.recv(got)
+                equal(got, float(source))
+                found.add(source)
+            assert found == set(range(1, n)), found
+            for r in range(1, n):
+                dist.send(full(1, 0.0), r)
+    else:
+        for _ in range(3):
+            dist.send(full(1, float(rank)), 0)
+            # The next round begins when rank 0 has heard everybody.
+            dist.recv(full(1, 1.0), 0)
+    works = [dist.isend(full(100_000, float(rank)), r, tag=r) for r in range(n) if r != rank]
+    found = []
+    for _ in range(n - 1):
+        got = full(100_000, -1.0)
+        found.append(dist.recv(got, tag=rank))
+        equal(got, float(found[-1]))
+    assert sorted(found) == [r for r in range(n) if r != rank], found
+    for work in works:
+        work.wait()
+
+
+@check("test_send_recv_any_source and test_send_recv_with_tag together")
+def any_source_and_named(rank, n):
+    """Receives of all kinds posted together take each message once, in the order of their posts where several fit."""
+    others = [r for r in range(n) if r != rank]
+    if rank == 0:
+        any_of_5, any_of_6 = full(1, 0.0), full(1, 0.0)
+        named = {r: full(1, 0.0) for r in others}
+        first = dist.irecv(any_of_5, tag=5)
+        works = [dist.irecv(named[r], r, tag=4) for r in others]
+        second = dist.irecv(any_of_6, tag=6)
+        dist.barrier()
+        for work in [first, second, *works]:
+            work.wait()
+        equal(any_of_5, 5.0)
+        assert first._source_rank() == 1, first._source_rank()
+        equal(any_of_6, 6.0)
+        assert second._source_rank() == n - 1, second._source_rank()
+        for r in others:
+            equal(named[r], 4.0 + r)
+        # Receives that lost have taken nothing: these come from where they lay.
+        for r in others:
+            got = full(1, 0.0)
+            assert dist.recv(got, r, tag=7) == r
+            equal(got, 7.0 + r)
+        # Two that anybody may answer, and one message of each.
+        pair = [full(1, 0.0), full(1, 0.0)]
+        works = [dist.irecv(tensor, tag=8) for tensor in pair[: len(others)]]
+        for work in works:
+            work.wait()
+        for tensor, work in zip(pair, works):
+            equal(tensor, 8.0 + work._source_rank())
+        assert len({work._source_rank() for work in works}) == len(works)
+    else:
+        dist.barrier()
+        works = [dist.isend(full(1, 7.0 + rank), 0, tag=7)]
+        if rank == 1:
+            works.append(dist.isend(full(1, 5.0), 0, tag=5))
+        if rank == n - 1:
+            works.append(dist.isend(full(1, 6.0), 0, tag=6))
+        works.append(dist.isend(full(1, 4.0 + rank), 0, tag=4))
+        works.append(dist.isend(full(1, 8.0 + rank), 0, tag=8))
+        for work in works:
+            work.wait()
 
 
 @check("test_send_recv_with_tag (out of order)")

@@ -54,7 +54,25 @@ NUMBERS = ["float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32"
 SHAPES = [(1,), (0,), (3,), (7, 3), (5, 1, 1001)]
 
 
-def run_check(place, name, backend, store, timeout=60):
+def tcp_store(path, rank, size):
+    """torch's usual store. Rank 0 chooses its port, and says it in a file."""
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, size, True, wait_for_workers=False)
+        with open(f"{path}.new", "w") as file:
+            file.write(str(store.port))
+        os.rename(f"{path}.new", path)
+        return store
+    while not os.path.exists(path):
+        time.sleep(0.01)
+    with open(path) as file:
+        return dist.TCPStore("127.0.0.1", int(file.read()), size, False, wait_for_workers=False)
+
+
+def run_check_over_tcp(place, name, backend, store):
+    return run_check(place, name, backend, store, over_tcp=True)
+
+
+def run_check(place, name, backend, store, timeout=60, over_tcp=False):
     """One rank of one check, or of "all" that tinynccl does."""
     load()
     rank, size = place
@@ -64,9 +82,8 @@ def run_check(place, name, backend, store, timeout=60):
         torch.cuda.set_device(rank)
     if "tinynccl" in backend:
         import tinynccl.torch  # noqa: F401
-    dist.init_process_group(
-        backend, init_method=f"file://{store}", rank=rank, world_size=size, timeout=datetime.timedelta(seconds=timeout)
-    )
+    where = {"store": tcp_store(store, rank, size)} if over_tcp else {"init_method": f"file://{store}"}
+    dist.init_process_group(backend, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=timeout), **where)
     outcomes = {}
     for one, function, _, sizes in CHECKS:
         if (name == one or name == "all" and one not in NOT_OURS) and size in sizes:
@@ -84,9 +101,9 @@ def run_check(place, name, backend, store, timeout=60):
 
 
 # What tinynccl does not do, and says so; docs/pytorch.md has the reasons.
-NOT_OURS = {"recv_any_source"}
+NOT_OURS = set()
 if DEVICE == "cuda":
-    NOT_OURS |= {"tags_out_of_order", "sparse_all_reduce", "sparse_shapes", "sparse_gradients"}
+    NOT_OURS = {"recv_any_source", "any_source_and_named", "tags_out_of_order", "sparse_all_reduce", "sparse_shapes", "sparse_gradients"}
 
 
 def run_check_briefly(place, name, backend, store):

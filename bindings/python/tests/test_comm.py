@@ -113,6 +113,12 @@ def other_kinds(comm):
         comm.send(mine, (rank + 1) % n)
         comm.recv(theirs, (rank - 1) % n)
     assert (theirs == (rank - 1) % n).all()
+    if n > 1:
+        assert not comm.probe((rank - 1) % n), "nothing was sent"
+        comm.barrier()
+        comm.send(mine[:5], (rank + 1) % n)
+        assert comm.probe((rank - 1) % n, 30.0)
+        comm.recv(theirs[:5], (rank - 1) % n)
     pairs = [numpy.full(4, rank, "f4") for _ in range(20)]
     with comm.group(async_op=True) as group:
         for pair in pairs:
@@ -186,6 +192,9 @@ def refused(comm):
         (lambda: comm.all_to_all(f4(2 * n), f4(2 * n), [2] * n), ["give both"]),
         (lambda: comm.send(f4(1), n), [f"peer is {n}"]),
         (lambda: comm.send(f4(1), rank), ["itself"]),
+        (lambda: comm.probe(rank), ["itself"]),
+        (lambda: comm.probe(n), [f"peer is {n}"]),
+        (lambda: comm.probe(0, -1.0), ["a timeout of -1 seconds"]),
         (lambda: comm.gather(f4(1), None, rank), ["no output given"]),
     ]
     memory = f4(10)

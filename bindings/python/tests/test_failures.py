@@ -32,14 +32,14 @@ def join(place, store, seconds=30):
     return rank
 
 
-def one_ends(place, store, how):
+def one_ends(place, store, how, which):
     rank = join(place, store)
-    if rank == 1:
+    if rank == which:
         if how == "killed":
             os._exit(5)
         if how == "exits":
             sys.exit(3)
-        raise ValueError("a bug of rank 1")
+        raise ValueError("a bug of one rank")
     dist.all_reduce(torch.ones(3))
 
 
@@ -68,6 +68,67 @@ def messages_differ(place, store, what):
         dist.send(sent, 1, tag=7)
     else:
         dist.recv(torch.ones(3 if what == "types" else 4), 0, tag=7)
+
+
+def nobody_sends(place, store, given_up):
+    rank = join(place, store, 1)
+    if rank == 0:
+        try:
+            dist.recv(torch.ones(3))
+        finally:
+            pathlib.Path(given_up).touch()
+    # Rank 1 is there all the while.
+    while not os.path.exists(given_up):
+        time.sleep(0.01)
+
+
+def one_of_the_senders_leaves(place, store):
+    """Who has sent what it owed may go; who is still awaited is heard."""
+    rank = join(place, store)
+    if rank == 1:
+        dist.send(torch.ones(1), 0)
+        return
+    if rank == 2:
+        dist.recv(torch.ones(1), 0)
+        dist.send(torch.full((1,), 2.0), 0)
+        return
+    assert dist.recv(torch.zeros(1)) == 1
+    later = torch.zeros(1)
+    work = dist.irecv(later)
+    dist.send(torch.ones(1), 2)
+    work.wait()
+    assert work._source_rank() == 2 and later == 2, (work._source_rank(), later)
+
+
+def all_senders_are_killed(place, store):
+    rank = join(place, store)
+    if rank > 0:
+        dist.send(torch.ones(1), 0)
+        dist.recv(torch.ones(1), 0)
+        os._exit(5)
+    for _ in range(2):
+        dist.recv(torch.zeros(1))
+    works = [dist.irecv(torch.zeros(1)) for _ in range(2)]
+    for peer in (1, 2):
+        dist.send(torch.ones(1), peer)
+    for work in works:
+        work.wait()
+
+
+def from_any_of_another_type(place, store):
+    rank = join(place, store)
+    if rank == 0:
+        dist.recv(torch.ones(4))
+    else:
+        dist.send(torch.ones(3), 0)
+
+
+def closed_while_any_may_send(place, store):
+    rank = join(place, store)
+    if rank == 0:
+        work = dist.irecv(torch.ones(4))
+        dist.destroy_process_group()
+        work.wait()
 
 
 def sparse_shapes_differ(place, store):
@@ -127,17 +188,20 @@ def aborted(place, store):
 
 @unittest.skipIf(torch is None or DEVICE != "cpu", "on the CPU, with torch")
 class Failures(unittest.TestCase):
-    def launch(self, target, *args, **how):
+    def launch(self, target, *args, size=2, **how):
         with tempfile.TemporaryDirectory() as folder:
-            return ranks(2, target, os.path.join(folder, "store"), *args, join=False, **how)
+            return ranks(size, target, os.path.join(folder, "store"), *args, join=False, **how)
 
     def test_one_ends(self):
         for how, exitcode in (("killed", 5), ("exits", None), ("raises", None)):
-            outcomes = self.launch(one_ends, how)
-            self.assertRegex(outcomes[0].value, "PeerLost: .*rank 0 lost rank 1", how)
-            self.assertEqual(outcomes[0].exitcode, 0)
-            if exitcode:
-                self.assertEqual(outcomes[1].exitcode, exitcode)
+            # The rendezvous ends with rank 0.
+            for which in (1, 0):
+                outcomes = self.launch(one_ends, how, which)
+                other = 1 - which
+                self.assertRegex(outcomes[other].value, f"PeerLost: .*rank {other} lost rank {which}", how)
+                self.assertEqual(outcomes[other].exitcode, 0)
+                if exitcode:
+                    self.assertEqual(outcomes[which].exitcode, exitcode)
 
     def all_name(self, outcomes, *words):
         """Both know of it, at least one by what it saw itself; the other may have been told by the abort."""
@@ -159,6 +223,21 @@ class Failures(unittest.TestCase):
             outcomes = self.launch(messages_differ, what)
             # The sender's part may have been over before.
             self.assertRegex(outcomes[1].value, f"^Mismatch: recv: rank 1 and rank 0 disagree: .*{words}")
+
+    def test_from_any(self):
+        outcomes = self.launch(from_any_of_another_type)
+        self.assertRegex(outcomes[0].value, "^Mismatch: recv: rank 0 and rank 1 disagree: .*16 bytes.*12 bytes")
+        outcomes = self.launch(closed_while_any_may_send)
+        self.assertRegex(outcomes[0].value, "^Error: recv: rank 0: the process group is closed")
+        for rank, outcome in enumerate(self.launch(one_of_the_senders_leaves, size=3)):
+            self.assertEqual((outcome.kind, outcome.exitcode), ("returned", 0), f"rank {rank}: {outcome}")
+        outcomes = self.launch(all_senders_are_killed, size=3)
+        self.assertRegex(outcomes[0].value, "^PeerLost: .*lost rank")
+
+    def test_from_any_when_nobody_sends(self):
+        with tempfile.TemporaryDirectory() as folder:
+            outcomes = self.launch(nobody_sends, os.path.join(folder, "given-up"))
+        self.assertRegex(outcomes[0].value, "^Timeout: recv: rank 0 made no progress for 1.0 s: .*not arrived: one of ranks 1")
 
     def test_sparse_shapes_that_differ(self):
         for outcome in self.launch(sparse_shapes_differ):

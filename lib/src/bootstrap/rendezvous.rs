@@ -25,8 +25,6 @@ pub struct Rendezvous {
     pub id: UniqueId,
     /// The store, if this rank hosts it. It must outlive this rank's session; dropping it waits for the other ranks' goodbye.
     pub server: Option<Server>,
-    /// The rank whose process hosts the store; `None` when our launcher does.
-    pub store_host: Option<usize>,
     /// Name of the launcher.
     pub launcher: String,
 }
@@ -62,12 +60,8 @@ pub(crate) fn from_lookup(lookup: Lookup<'_>, config: &Config) -> Result<Rendezv
     log::debug!("rank {rank} of {world_size}, started by {}: {:?}", plan.launcher.name(), plan.meeting);
     let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let mut server = None;
-    let mut store_host = Some(0);
     let id = match plan.meeting {
-        Meeting::Id(id) => {
-            store_host = None;
-            id
-        }
+        Meeting::Id(id) => id,
         Meeting::Alone => {
             server.insert(Server::start(loopback, UniqueId::random_token()?, world_size, config)?).unique_id()
         }
@@ -105,7 +99,6 @@ pub(crate) fn from_lookup(lookup: Lookup<'_>, config: &Config) -> Result<Rendezv
         local_rank: plan.local_rank,
         id,
         server,
-        store_host,
         launcher: plan.launcher.name().to_owned(),
     })
 }

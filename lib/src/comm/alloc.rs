@@ -78,7 +78,8 @@ impl Comm {
         if matches!(engine.board, BoardState::Open(_)) {
             let all = region.checked_mul(self.size()).ok_or_else(too_large)?;
             let key = format!("alloc-{}-{id}", state.id);
-            shared = state.control.share(&key, &state.members, all).map_err(|error| state.fail_everywhere(error))?;
+            let failed = |error| state.fail_everywhere(state.of_members(error));
+            shared = state.control.share(&key, &state.members, all).map_err(failed)?;
         }
         let is_shared = shared.is_some();
         let (memory, rank) = match shared {

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use serde_json::Value;
+
 use super::control::Control;
 use super::local::{Local, Wrap};
 use super::network::Network;
@@ -15,6 +17,9 @@ use crate::transport::{Endpoint, LinkPair};
 
 /// Id of the communicator that spans the world.
 const WORLD: u32 = 0;
+
+/// In what a rank says of itself: the rendezvous store ends with its process.
+const HOSTS_STORE: &str = "hosts_store";
 
 /// What lives as long as the last communicator of a rendezvous: leaves first, then waits for the others if it hosts the store.
 pub(super) struct Home {
@@ -45,15 +50,20 @@ impl Comm {
     /// Takes a place in a job.
     pub(crate) fn join(job: Rendezvous, config: Config) -> Result<Comm> {
         log::debug!("rank {} of {}: started by {}", job.rank, job.world_size, job.launcher);
-        let store_host = job.store_host;
-        Comm::network(&job.id, job.rank, job.world_size, job.local_rank, store_host, job.server, config)
+        Comm::network(&job.id, job.rank, job.world_size, job.local_rank, job.server, config)
     }
 
     /// Joins the job of `id` as `rank` of `world_size`; every rank calls it with the same id.
     ///
     /// The id comes from a [`Server`] that one process started; it must outlive the job.
     pub fn init(id: &UniqueId, rank: usize, world_size: usize, config: Config) -> Result<Comm> {
-        Comm::network(id, rank, world_size, rank, None, None, config)
+        Comm::network(id, rank, world_size, rank, None, config)
+    }
+
+    /// As [`Comm::init`] with `server`'s id, of the rank that brings the server along: it lives as long as the communicator and those
+    /// split from it, and the other ranks know whom they have lost when it ends without a word.
+    pub fn init_with_server(server: Server, rank: usize, world_size: usize, config: Config) -> Result<Comm> {
+        Comm::network(&server.unique_id(), rank, world_size, rank, Some(server), config)
     }
 
     fn network(
@@ -61,7 +71,6 @@ impl Comm {
         rank: usize,
         world_size: usize,
         local_rank: usize,
-        store_host: Option<usize>,
         server: Option<Server>,
         config: Config,
     ) -> Result<Comm> {
@@ -69,8 +78,12 @@ impl Comm {
         let mut info = serde_json::to_value(endpoint.info())
             .map_err(|e| Error::invalid("rendezvous", format!("describing this endpoint: {e}")))?;
         trace::announce(&mut info, &config);
+        if let (Some(fields), Some(_)) = (info.as_object_mut(), &server) {
+            fields.insert(HOSTS_STORE.to_owned(), Value::Bool(true));
+        }
         let session = Session::join(id, rank, world_size, info, &config)?;
         let tracers = trace::announced(session.infos());
+        let store_host = session.infos().iter().position(|info| info.get(HOSTS_STORE).is_some());
         let control: Arc<dyn Control> = Arc::new(Network::new(session, endpoint, store_host, &config)?);
         let start = trace::open(&*control, tracers, &config)?;
         let sink = start.as_ref().map(trace::Start::sink);

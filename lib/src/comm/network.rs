@@ -171,7 +171,15 @@ impl Control for Network {
     }
 
     fn exchange(&self, key: &str, members: &[usize], value: Vec<u8>) -> Result<Vec<Vec<u8>>> {
-        self.session.exchange(key, members, value, self.config.timeout)
+        self.session.exchange(key, members, value, self.config.timeout).map_err(|error| {
+            match (error, self.store_host) {
+                // Which may be known here before the news of it has gone round.
+                (Error::Bootstrap { address, detail }, Some(peer)) if self.session.is_over() => {
+                    Error::PeerLost { op: format!("exchange {key:?}"), rank: self.rank(), peer, address, detail }
+                }
+                (other, _) => other,
+            }
+        })
     }
 
     fn share(&self, key: &str, members: &[usize], bytes: usize) -> Result<Option<Shared>> {

@@ -234,8 +234,25 @@ impl State {
         })
     }
 
+    /// An error of the control plane, which counts in the world's ranks, in ours.
+    pub(crate) fn of_members(&self, error: Error) -> Error {
+        let rank = self.rank;
+        match error {
+            Error::PeerLost { op, peer, address, detail, .. } => match self.member(peer) {
+                Some(peer) => Error::PeerLost { op, rank, peer, address, detail },
+                None => Error::Bootstrap { address, detail: format!("rank {peer} of the world is lost: {detail}") },
+            },
+            Error::Timeout { op, waited, missing, detail, .. } => {
+                let missing = missing.iter().filter_map(|&world| self.member(world)).collect();
+                Error::Timeout { op, rank, waited, missing, detail }
+            }
+            other => other,
+        }
+    }
+
     /// The error for a call that waits for what the ranks tell each other before its first byte.
     pub(crate) fn not_all_came(&self, error: Error) -> Error {
+        let error = self.of_members(error);
         let Error::Timeout { rank, waited, missing, detail, .. } = error else { return self.fail_everywhere(error) };
         let progress = self.progress.snapshot();
         let call = name_of(progress.op);
@@ -243,8 +260,6 @@ impl State {
         let (missing, detail) = match self.find_absent(&missing) {
             Some(absent) => absent,
             None => {
-                // The store counts in the world's ranks.
-                let missing: Vec<usize> = missing.iter().filter_map(|&world| self.member(world)).collect();
                 let elsewhere = self.elsewhere(&missing);
                 (missing, elsewhere.unwrap_or(detail))
             }

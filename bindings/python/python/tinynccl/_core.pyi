@@ -58,8 +58,8 @@ class Comm:
         transport: Optional[Literal["auto", "tcp", "shm", "verbs"]] = None,
         server: Optional[Server] = None,
     ) -> None:
-        """Joins the job of ``unique_id``. ``timeout``, in seconds, is the deadline of every wait. A ``server`` that is given lives
-        as long as this."""
+        """Joins the job of ``unique_id``. ``timeout``, in seconds, is the deadline of every wait. A ``server`` (the one of
+        ``unique_id``, given by the rank that made it) lives as long as this."""
     @staticmethod
     def from_env(
         *, timeout: Optional[float] = None, transport: Optional[Literal["auto", "tcp", "shm", "verbs"]] = None
@@ -151,6 +151,9 @@ class Comm:
     def recv(
         self, data: Memory, peer: int, *, async_op: bool = False, stream: Optional[int] = None
     ) -> Optional[Work]: ...
+    def probe(self, peer: int, timeout: float = 0.0) -> bool:
+        """Whether a message of ``peer`` (on the CPU) can be received; waits for one up to ``timeout`` seconds. False is no failure. Before the
+        first message between two ranks it waits for the peer's call as ``recv`` does."""
     def barrier(self, *, async_op: bool = False) -> Optional[Work]:
         """Nobody returns before everybody has called. Waits for our calls on the GPU first."""
     def group(self, *, async_op: bool = False, stream: Optional[int] = None) -> Group:

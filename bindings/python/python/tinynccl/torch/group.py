@@ -6,10 +6,9 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from .. import InvalidArgument
-from ..errors import Error
 from .collectives import Collectives
 from .meet import meet
-from .messages import Channel, Deferred
+from .messages import Channel, Deferred, FromAny, Message
 from .streams import Side, current
 from .tensors import as_list
 from .work import Event, Work
@@ -23,7 +22,8 @@ class Group(Collectives):
         self._rank = rank
         self._size = size
         self._timeout = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
-        self._comm = meet(store, "group", rank, size, self._timeout)
+        late = f"rank {rank} of {size} waits for rank 0 of the group to begin"
+        self._comm = meet(store, "group", rank, size, self._timeout, late)
         self._sides = {}
         self._channels = {}
         # Messages on the GPU that wait for their counterparts: each as (send, tensor, peer, work's event holder).
@@ -139,30 +139,46 @@ class Group(Collectives):
         return self._message(as_list(tensors)[0], peer, self._rank, tag)
 
     def recv_anysource(self, tensors, tag=0):
-        raise Error(f"recv: rank {self._rank}: a receive from any rank is not supported: name the sender (src=)")
+        (tensor,) = as_list(tensors)
+        senders = [rank for rank in range(self._size) if rank != self._rank]
+        if not senders:
+            raise InvalidArgument(f"recv: rank {self._rank}: there is no other rank to receive from")
+        if self._contiguous("recv", tensor).type == "cuda":
+            raise InvalidArgument(f"recv: rank {self._rank}: a receive from any rank takes tensors on the CPU: on GPUs name the sender (src=)")
+        message = FromAny(tensor, tag, self._rank, senders, self._timeout)
+        for sender in senders:
+            self._channel(sender, self._rank).put(message)
+        return Work.of(message, [tensor], self._kept)
 
     def _message(self, tensor, sender, receiver, tag):
         sends = sender == self._rank
         call, peer = ("send", receiver) if sends else ("recv", sender)
         if peer == self._rank or not 0 <= peer < self._size:
             raise InvalidArgument(f"{call}: rank {self._rank}: peer is {peer}, expected another rank in 0..{self._size}")
+        if self._contiguous(call, tensor).type == "cuda":
+            work = Deferred.of(None, [tensor], self._kept)._as(self, sends, peer)
+            self._deferred.append(work)
+            return work
+        work = Work.of(self._channel(sender, receiver).put(Message(tensor, tag)), [tensor], self._kept)
+        work._source = sender
+        return work
+
+    def _contiguous(self, call, tensor):
+        """The device of a tensor that can be a message."""
         device = self._check(call, [tensor])
         if not tensor.is_contiguous():
             raise InvalidArgument(
                 f"{call}: rank {self._rank}: a tensor of shape {tuple(tensor.shape)} with strides {tensor.stride()} is not contiguous: "
                 "pass tensor.contiguous()"
             )
-        if device.type == "cuda":
-            work = Deferred.of(None, [tensor], self._kept)._as(self, sends, peer)
-            self._deferred.append(work)
-            return work
+        return device
+
+    def _channel(self, sender, receiver):
         pair = (sender, receiver)
         channel = self._channels.get(pair)
         if channel is None:
-            channel = self._channels[pair] = Channel(self._store, self._timeout, sends, sender, receiver)
-        work = Work.of(channel.put(tensor, tag), [tensor], self._kept)
-        work._source = sender
-        return work
+            channel = self._channels[pair] = Channel(self._store, self._timeout, sender == self._rank, sender, receiver)
+        return channel
 
     def _flush(self):
         """Messages of the GPU go together: a kernel that only sends might wait for one that only comes behind its peer's."""

@@ -99,7 +99,8 @@ class Work(c10d.Work):
         return self._result
 
     def source_rank(self):
-        return self._source
+        # A receive from any rank knows it when it is over.
+        return getattr(self._call, "source", self._source)
 
     _source_rank = source_rank
 
