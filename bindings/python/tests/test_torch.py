@@ -49,6 +49,7 @@ class Torch(unittest.TestCase):
         outcomes = self.launch(2, checks.run_check, "all", "cpu:tinynccl,cuda:gloo")
         self.returned(outcomes)
         self.assertGreater(len(outcomes[0].value), 35)
+        self.returned(self.launch(2, checks.run_any_source_in_a_part, "cpu:tinynccl,cuda:gloo"))
 
     def test_what_is_not_there_is_said(self):
         if checks.DEVICE == "cpu":
