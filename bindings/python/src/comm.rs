@@ -15,12 +15,20 @@ use crate::join::{config, joining};
 use crate::live::{Live, Slot, take};
 use crate::memory::Device;
 use crate::server::Server;
+use crate::stream::{End, Stream};
 use crate::work::{Shared, Work, telling};
 
 /// Calls up to this many bytes are left to who waits for them: handing them to another thread takes longer.
 const SHORT: usize = 64 << 10;
 
 type Any<'py> = Bound<'py, PyAny>;
+
+/// What a call gives back that need not be over when it returns.
+#[derive(IntoPyObject)]
+pub(crate) enum Made {
+    Work(Work),
+    End(End),
+}
 
 /// One rank's membership in a group of ranks.
 #[pyclass(frozen, weakref, module = "tinynccl._core")]
@@ -63,7 +71,7 @@ impl Comm {
     }
 
     /// Adds a call to the open group of this thread, or runs it.
-    fn make(&self, py: Python<'_>, call: Prepared, async_op: bool, stream: Option<u64>) -> PyResult<Option<Work>> {
+    fn make(&self, py: Python<'_>, call: Prepared, async_op: bool, stream: Option<Stream>) -> PyResult<Option<Made>> {
         if let Some((thread, calls)) = &mut *self.open_group()
             && *thread == std::thread::current().id()
         {
@@ -82,8 +90,8 @@ impl Comm {
         py: Python<'_>,
         calls: Vec<Prepared>,
         async_op: bool,
-        stream: Option<u64>,
-    ) -> PyResult<Option<Work>> {
+        stream: Option<Stream>,
+    ) -> PyResult<Option<Made>> {
         let name = if let [one] = calls.as_slice() { one.name() } else { "group" };
         let live = self.live(py, name)?;
         let device = calls.first().map_or(Device::Host, |call| call.device);
@@ -100,15 +108,22 @@ impl Comm {
         match device {
             Device::Host => self.run_on_host(py, &live, name, calls, async_op),
             Device::Cuda(ordinal) => {
-                let named = stream.or_else(|| calls.iter().find_map(|call| call.stream));
-                let stream = named.map_or_else(|| current_stream(py, ordinal), Ok)?;
-                // SAFETY: lengths were checked against the memory, which is kept by its object. That the object lives until the
-                // stream has run the call is the caller's part, as with every call that only enqueues.
-                waiting(py, || unsafe { live.on(ordinal)?.enqueue(&calls, stream) })?;
+                let named = stream.or_else(|| calls.iter().find_map(|call| call.stream).map(Stream::from));
+                let stream = named.map_or_else(|| current_stream(py, ordinal).map(Stream::from), Ok)?;
+                let end = waiting(py, || {
+                    let gpu = live.on(ordinal)?;
+                    // SAFETY: lengths were checked against the memory, which is kept by its object. That the object lives until the
+                    // stream has run the call is the caller's part, as with every call that only enqueues.
+                    let event = unsafe { gpu.enqueue(&calls, stream) }?;
+                    Ok(event.map(|event| End::new(event, &gpu, self.rank)))
+                })?;
+                if let Some(end) = end {
+                    return Ok(Some(Made::End(end)));
+                }
                 Ok(async_op.then(|| {
                     let shared = Shared::new(calls.into_iter().flat_map(|call| call.keep).collect());
                     shared.complete(Ok(()));
-                    Work::complete(shared, &live, name, self.rank)
+                    Made::Work(Work::complete(shared, &live, name, self.rank))
                 }))
             }
         }
@@ -121,7 +136,7 @@ impl Comm {
         name: &'static str,
         calls: Vec<Prepared>,
         async_op: bool,
-    ) -> PyResult<Option<Work>> {
+    ) -> PyResult<Option<Made>> {
         // Behind calls in flight a blocking one waits in slices, too.
         if async_op || !live.comm.is_idle() {
             let raw = calls.iter().map(Prepared::raw).collect();
@@ -137,7 +152,7 @@ impl Comm {
                     // What the call failed with is for who waits; a signal is not.
                     work.finish(py, None).or_else(|raised| if work.is_over() { Ok(()) } else { Err(raised) })?;
                 }
-                return Ok(Some(work));
+                return Ok(Some(Made::Work(work)));
             }
             return work.finish(py, None).map(|()| None);
         }
@@ -161,8 +176,8 @@ impl Comm {
         input: Option<&Any<'_>>,
         output: Option<&Any<'_>>,
         async_op: bool,
-        stream: Option<u64>,
-    ) -> PyResult<Option<Work>> {
+        stream: Option<Stream>,
+    ) -> PyResult<Option<Made>> {
         let asker = self.asker(py, collective.name());
         let root = asker.rank_of("root", root)?;
         let op = op.map(|name| operator(&asker, name)).transpose()?;
@@ -237,8 +252,8 @@ impl Comm {
         output: Option<&Any<'_>>,
         op: &str,
         async_op: bool,
-        stream: Option<u64>,
-    ) -> PyResult<Option<Work>> {
+        stream: Option<Stream>,
+    ) -> PyResult<Option<Made>> {
         self.even(py, Collective::AllReduce, Some(op), 0, Some(input), output, async_op, stream)
     }
 
@@ -249,8 +264,8 @@ impl Comm {
         buffer: &Any<'_>,
         root: i64,
         async_op: bool,
-        stream: Option<u64>,
-    ) -> PyResult<Option<Work>> {
+        stream: Option<Stream>,
+    ) -> PyResult<Option<Made>> {
         self.even(py, Collective::Broadcast, None, root, Some(buffer), Some(buffer), async_op, stream)
     }
 
@@ -264,8 +279,8 @@ impl Comm {
         op: &str,
         root: i64,
         async_op: bool,
-        stream: Option<u64>,
-    ) -> PyResult<Option<Work>> {
+        stream: Option<Stream>,
+    ) -> PyResult<Option<Made>> {
         self.even(py, Collective::Reduce, Some(op), root, Some(input), output, async_op, stream)
     }
 
@@ -277,8 +292,8 @@ impl Comm {
         output: &Any<'_>,
         recv_counts: Option<Vec<usize>>,
         async_op: bool,
-        stream: Option<u64>,
-    ) -> PyResult<Option<Work>> {
+        stream: Option<Stream>,
+    ) -> PyResult<Option<Made>> {
         match recv_counts {
             None => self.even(py, Collective::AllGather, None, 0, Some(input), Some(output), async_op, stream),
             Some(recv) => {
@@ -296,8 +311,8 @@ impl Comm {
         output: &Any<'_>,
         op: &str,
         async_op: bool,
-        stream: Option<u64>,
-    ) -> PyResult<Option<Work>> {
+        stream: Option<Stream>,
+    ) -> PyResult<Option<Made>> {
         self.even(py, Collective::ReduceScatter, Some(op), 0, Some(input), Some(output), async_op, stream)
     }
 
@@ -309,8 +324,8 @@ impl Comm {
         output: Option<&Any<'_>>,
         root: i64,
         async_op: bool,
-        stream: Option<u64>,
-    ) -> PyResult<Option<Work>> {
+        stream: Option<Stream>,
+    ) -> PyResult<Option<Made>> {
         self.even(py, Collective::Gather, None, root, Some(input), output, async_op, stream)
     }
 
@@ -322,8 +337,8 @@ impl Comm {
         output: &Any<'_>,
         root: i64,
         async_op: bool,
-        stream: Option<u64>,
-    ) -> PyResult<Option<Work>> {
+        stream: Option<Stream>,
+    ) -> PyResult<Option<Made>> {
         self.even(py, Collective::Scatter, None, root, input, Some(output), async_op, stream)
     }
 
@@ -337,8 +352,8 @@ impl Comm {
         send_counts: Option<Vec<usize>>,
         recv_counts: Option<Vec<usize>>,
         async_op: bool,
-        stream: Option<u64>,
-    ) -> PyResult<Option<Work>> {
+        stream: Option<Stream>,
+    ) -> PyResult<Option<Made>> {
         let asker = self.asker(py, "all_to_all");
         match (send_counts, recv_counts) {
             (None, None) => self.even(py, Collective::AllToAll, None, 0, Some(input), Some(output), async_op, stream),
@@ -357,8 +372,8 @@ impl Comm {
         data: &Any<'_>,
         peer: i64,
         async_op: bool,
-        stream: Option<u64>,
-    ) -> PyResult<Option<Work>> {
+        stream: Option<Stream>,
+    ) -> PyResult<Option<Made>> {
         let call = self.asker(py, "send").message(data, peer, true)?;
         self.make(py, call, async_op, stream)
     }
@@ -370,8 +385,8 @@ impl Comm {
         data: &Any<'_>,
         peer: i64,
         async_op: bool,
-        stream: Option<u64>,
-    ) -> PyResult<Option<Work>> {
+        stream: Option<Stream>,
+    ) -> PyResult<Option<Made>> {
         let call = self.asker(py, "recv").message(data, peer, false)?;
         self.make(py, call, async_op, stream)
     }
@@ -387,7 +402,7 @@ impl Comm {
     }
 
     #[pyo3(signature = (*, async_op=false))]
-    fn barrier(&self, py: Python<'_>, async_op: bool) -> PyResult<Option<Work>> {
+    fn barrier(&self, py: Python<'_>, async_op: bool) -> PyResult<Option<Made>> {
         let live = self.live(py, "barrier")?;
         let gpu = live.gpu().clone();
         if let Some(gpu) = gpu {
@@ -397,7 +412,7 @@ impl Comm {
     }
 
     #[pyo3(signature = (*, async_op=false, stream=None))]
-    fn group(slf: Py<Self>, async_op: bool, stream: Option<u64>) -> Group {
+    fn group(slf: Py<Self>, async_op: bool, stream: Option<Stream>) -> Group {
         Group::new(slf, async_op, stream)
     }
 
@@ -408,11 +423,15 @@ impl Comm {
         Ok(comm.map(Comm::new))
     }
 
-    /// What comes into `stream` from now on runs behind what is in `other`; handles of streams of that GPU. The host does not wait.
-    fn follow(&self, py: Python<'_>, device: usize, stream: u64, other: u64) -> PyResult<()> {
-        let live = self.live(py, "follow")?;
-        // SAFETY: whoever has handles of streams answers for them, as with `stream=` of every call.
-        waiting(py, || unsafe { live.on(device)?.follow(stream, other) })
+    /// The end of all that is in a stream of that GPU.
+    fn mark(&self, py: Python<'_>, device: usize, stream: u64) -> PyResult<End> {
+        let live = self.live(py, "mark")?;
+        waiting(py, || {
+            let gpu = live.on(device)?;
+            // SAFETY: whoever has handles of streams answers for them, as with `stream=` of every call.
+            let event = unsafe { gpu.mark(stream) }?;
+            Ok(End::new(event, &gpu, self.rank))
+        })
     }
 
     /// Raises what has failed on the GPU, if anything has.

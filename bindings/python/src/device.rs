@@ -1,6 +1,6 @@
 //! Calls whose memory is on a GPU.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaEvent, result, sys};
 use pyo3::prelude::*;
@@ -9,14 +9,14 @@ use tinynccl::wire::Collective;
 use tinynccl::{Comm, Error, Result};
 
 use crate::calls::{Prepared, What};
+use crate::stream::{Events, Stream};
 
 /// A rank's communicator on its GPU.
 pub(crate) struct Gpu {
     comm: DeviceComm,
     context: Arc<CudaContext>,
     ordinal: usize,
-    /// For [`Gpu::follow`], one after the other.
-    ready: Mutex<CudaEvent>,
+    events: Arc<Events>,
 }
 
 impl Gpu {
@@ -26,12 +26,16 @@ impl Gpu {
         let context = CudaContext::new(ordinal).map_err(|e| failed("cuda", format!("opening GPU {ordinal}"), e))?;
         let _current = Current::keep();
         let comm = DeviceComm::new(comm, &context)?;
-        let ready = Mutex::new(context.new_event(None).map_err(|e| failed("cuda", "making an event".to_owned(), e))?);
-        Ok(Gpu { comm, context, ordinal, ready })
+        let events = Events::new(&context);
+        Ok(Gpu { comm, context, ordinal, events })
     }
 
     pub(crate) fn ordinal(&self) -> usize {
         self.ordinal
+    }
+
+    pub(crate) fn events(&self) -> &Arc<Events> {
+        &self.events
     }
 
     pub(crate) fn check(&self) -> Result<()> {
@@ -48,41 +52,71 @@ impl Gpu {
         self.comm.synchronize()
     }
 
-    /// What comes into `stream` from now on runs behind what is in `other`.
+    /// What comes into `stream` from now on runs behind the event.
     ///
     /// # Safety
-    /// Both are streams of this GPU.
-    pub(crate) unsafe fn follow(&self, stream: u64, other: u64) -> Result<()> {
-        if stream == other {
-            return Ok(());
-        }
+    /// It is a stream of this GPU.
+    pub(crate) unsafe fn wait_for(&self, stream: u64, event: &CudaEvent) -> Result<()> {
         let _current = Current::keep();
         self.bind()?;
-        // A wait is for what was recorded last, so one event will do, for one thread at a time.
-        let ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the event is ours, the streams are the caller's word.
-        unsafe {
-            result::event::record(ready.cu_event(), other as sys::CUstream).and_then(|()| {
-                let flags = sys::CUevent_wait_flags_enum::CU_EVENT_WAIT_DEFAULT;
-                result::stream::wait_event(stream as sys::CUstream, ready.cu_event(), flags)
-            })
-        }
-        .map_err(|e| failed("cuda", "letting a stream wait for another".to_owned(), e))
+        // SAFETY: forwarded from the caller.
+        unsafe { wait(stream as sys::CUstream, event) }
+    }
+
+    /// An event behind all that is in the stream.
+    ///
+    /// # Safety
+    /// It is a stream of this GPU.
+    pub(crate) unsafe fn mark(&self, stream: u64) -> Result<CudaEvent> {
+        let _current = Current::keep();
+        self.bind()?;
+        // SAFETY: forwarded from the caller.
+        unsafe { self.record(stream as sys::CUstream) }
+    }
+
+    /// # Safety
+    /// As [`Gpu::mark`], with the GPU bound.
+    unsafe fn record(&self, stream: sys::CUstream) -> Result<CudaEvent> {
+        let event = self.events.take()?;
+        // SAFETY: nobody else uses the event, the stream is the caller's word.
+        unsafe { result::event::record(event.cu_event(), stream) }
+            .map_err(|e| failed("cuda", "marking a place in a stream".to_owned(), e))?;
+        Ok(event)
     }
 
     fn bind(&self) -> Result<()> {
         self.context.bind_to_thread().map_err(|e| failed("cuda", format!("taking GPU {}", self.ordinal), e))
     }
 
-    /// Puts the calls into a stream, in order; each message that is sent goes together with one that is received.
+    /// Puts the calls into a stream, as it says; returns their end, if it is to be marked.
     ///
     /// # Safety
-    /// The calls' memory must be of this GPU, as long as the call says, and stay until the stream has run them. `stream` must
+    /// The calls' memory must be of this GPU, as long as the call says, and stay until the stream has run them. The streams must
     /// be of this GPU, and stay until the next call.
-    pub(crate) unsafe fn enqueue(&self, calls: &[Prepared], stream: u64) -> Result<()> {
+    pub(crate) unsafe fn enqueue(&self, calls: &[Prepared], stream: Stream) -> Result<Option<CudaEvent>> {
         let _current = Current::keep();
         self.bind()?;
-        let stream = stream as sys::CUstream;
+        let Stream { handle, behind } = stream;
+        let stream = handle as sys::CUstream;
+        // SAFETY: forwarded from the caller.
+        unsafe {
+            if let Some(other) = behind.filter(|other| *other != handle) {
+                let ready = self.record(other as sys::CUstream)?;
+                let waits = wait(stream, &ready);
+                // A wait is for what was recorded last before it.
+                self.events.put(ready);
+                waits?;
+            }
+            self.enqueue_in_order(calls, stream)?;
+            behind.map(|_| self.record(stream)).transpose()
+        }
+    }
+
+    /// Each message that is sent goes together with one that is received.
+    ///
+    /// # Safety
+    /// As [`Gpu::enqueue`], with the GPU bound.
+    unsafe fn enqueue_in_order(&self, calls: &[Prepared], stream: sys::CUstream) -> Result<()> {
         let mut messages = Messages::default();
         for call in calls {
             match &call.what {
@@ -167,6 +201,15 @@ impl Gpu {
     }
 }
 
+/// # Safety
+/// It is a stream of the GPU that is bound, whose event it is.
+unsafe fn wait(stream: sys::CUstream, event: &CudaEvent) -> Result<()> {
+    let flags = sys::CUevent_wait_flags_enum::CU_EVENT_WAIT_DEFAULT;
+    // SAFETY: the event lives, the stream is the caller's word.
+    unsafe { result::stream::wait_event(stream, event.cu_event(), flags) }
+        .map_err(|e| failed("cuda", "letting a stream wait for another".to_owned(), e))
+}
+
 /// Address, bytes, peer.
 type Message = (u64, usize, usize);
 
@@ -219,10 +262,10 @@ pub(crate) fn cuda_device_count() -> usize {
 }
 
 /// The context of this thread, put back when dropped: torch asks the driver which GPU is current.
-struct Current(sys::CUcontext);
+pub(crate) struct Current(sys::CUcontext);
 
 impl Current {
-    fn keep() -> Current {
+    pub(crate) fn keep() -> Current {
         let mut context = std::ptr::null_mut();
         // SAFETY: writes the context; without one it is NULL. The driver was found before a `Gpu` was made.
         let _ = unsafe { sys::cuCtxGetCurrent(&mut context) };
@@ -237,6 +280,6 @@ impl Drop for Current {
     }
 }
 
-fn failed(op: &str, detail: String, error: cudarc::driver::DriverError) -> Error {
+pub(crate) fn failed(op: &str, detail: String, error: cudarc::driver::DriverError) -> Error {
     Error::Cuda { op: op.to_owned(), detail, status: format!("{error:?}") }
 }

@@ -3,12 +3,13 @@
 use std::sync::{Mutex, PoisonError};
 use std::thread::ThreadId;
 
+use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 
 use crate::calls::Prepared;
 use crate::comm::Comm;
 use crate::errors::invalid;
-use crate::work::Work;
+use crate::stream::Stream;
 
 /// Calls of the thread that has a group open.
 pub(crate) type Open = Option<(ThreadId, Vec<Prepared>)>;
@@ -18,12 +19,12 @@ pub(crate) type Open = Option<(ThreadId, Vec<Prepared>)>;
 pub(crate) struct Group {
     comm: Py<Comm>,
     async_op: bool,
-    stream: Option<u64>,
-    work: Mutex<Option<Py<Work>>>,
+    stream: Option<Stream>,
+    work: Mutex<Option<Py<PyAny>>>,
 }
 
 impl Group {
-    pub(crate) fn new(comm: Py<Comm>, async_op: bool, stream: Option<u64>) -> Group {
+    pub(crate) fn new(comm: Py<Comm>, async_op: bool, stream: Option<Stream>) -> Group {
         Group { comm, async_op, stream, work: Mutex::new(None) }
     }
 }
@@ -55,14 +56,14 @@ impl Group {
             return Ok(());
         }
         let work = comm.run(py, calls, self.async_op, self.stream)?;
-        let work = work.map(|work| Py::new(py, work)).transpose()?;
+        let work = work.map(|work| work.into_py_any(py)).transpose()?;
         *self.work.lock().unwrap_or_else(PoisonError::into_inner) = work;
         Ok(())
     }
 
-    /// The handle of a group that was made with `async_op=True`, after it has ended.
+    /// What `Comm::run` gave, after the group has been left.
     #[getter]
-    fn work(&self, py: Python<'_>) -> Option<Py<Work>> {
+    fn work(&self, py: Python<'_>) -> Option<Py<PyAny>> {
         self.work.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|work| work.clone_ref(py))
     }
 }

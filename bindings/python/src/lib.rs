@@ -14,6 +14,7 @@ mod join;
 mod live;
 mod memory;
 mod server;
+mod stream;
 mod work;
 
 use pyo3::prelude::*;
@@ -24,6 +25,7 @@ fn core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<server::Server>()?;
     module.add_class::<group::Group>()?;
     module.add_class::<work::Work>()?;
+    module.add_class::<stream::End>()?;
     module.add_function(wrap_pyfunction!(device::cuda_device_count, module)?)?;
     module.add_function(wrap_pyfunction!(live::_leave_all, module)?)?;
     #[cfg(feature = "bench")]

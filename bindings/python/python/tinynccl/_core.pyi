@@ -2,13 +2,16 @@
 ``__cuda_array_interface__`` or ``__dlpack__``: contiguous. Counts are of elements; ``n`` is the number of ranks.
 
 Calls return ``None`` when they are complete (on a GPU: when they are in the stream), or with ``async_op=True`` a ``Work``.
+``stream`` is a handle of a stream of CUDA, or a pair of them: then the calls run in the first one, behind what is in the second now, and
+return their ``End``, which the types below leave out.
 Every rank makes the same collective calls in the same order.
 """
 
 from types import TracebackType
-from typing import Any, Callable, Literal, Optional, Sequence
+from typing import Any, Callable, Literal, Optional, Sequence, Union
 
 Memory = Any
+Stream = Union[int, tuple[int, int]]
 Op = Literal["sum", "prod", "min", "max", "avg"]
 
 __version__: str
@@ -26,12 +29,20 @@ class Work:
     def complete_future(self, future: Any, result: Any) -> None:
         """Gives a future of torch ``result`` at the end, or what the call failed with."""
 
+class End:
+    """The end of what was put into a stream."""
+
+    def before(self, stream: int) -> None:
+        """What comes into the stream from now on runs behind it; the host does not wait. Raises what has failed on the GPU."""
+    def query(self) -> bool:
+        """Whether the GPU has got there."""
+
 class Group:
     """What ``Comm.group`` gives."""
 
     @property
-    def work(self) -> Optional[Work]:
-        """The handle of a group with ``async_op=True``, after its end."""
+    def work(self) -> Optional[Union[Work, End]]:
+        """The handle of a group with ``async_op=True``, after its end; of one with two streams the calls' end."""
     def __enter__(self) -> "Group": ...
     def __exit__(
         self, type: Optional[type[BaseException]], value: Optional[BaseException], traceback: Optional[TracebackType]
@@ -82,11 +93,11 @@ class Comm:
         op: Op = "sum",
         *,
         async_op: bool = False,
-        stream: Optional[int] = None,
+        stream: Optional[Stream] = None,
     ) -> Optional[Work]:
         """Every rank's ``output`` (in place without one) becomes the element-wise reduction of all inputs."""
     def broadcast(
-        self, buffer: Memory, root: int = 0, *, async_op: bool = False, stream: Optional[int] = None
+        self, buffer: Memory, root: int = 0, *, async_op: bool = False, stream: Optional[Stream] = None
     ) -> Optional[Work]:
         """Every rank's ``buffer`` becomes the root's."""
     def reduce(
@@ -97,7 +108,7 @@ class Comm:
         root: int = 0,
         *,
         async_op: bool = False,
-        stream: Optional[int] = None,
+        stream: Optional[Stream] = None,
     ) -> Optional[Work]:
         """The root's ``output`` (in place without one) becomes the reduction; elsewhere nothing changes."""
     def all_gather(
@@ -107,11 +118,11 @@ class Comm:
         recv_counts: Optional[Sequence[int]] = None,
         *,
         async_op: bool = False,
-        stream: Optional[int] = None,
+        stream: Optional[Stream] = None,
     ) -> Optional[Work]:
         """``output`` (``n`` times as long) becomes all inputs in rank order; with ``recv_counts``, inputs of those lengths."""
     def reduce_scatter(
-        self, input: Memory, output: Memory, op: Op = "sum", *, async_op: bool = False, stream: Optional[int] = None
+        self, input: Memory, output: Memory, op: Op = "sum", *, async_op: bool = False, stream: Optional[Stream] = None
     ) -> Optional[Work]:
         """``output`` becomes our segment of the reduction of all inputs (``n`` times as long)."""
     def gather(
@@ -121,7 +132,7 @@ class Comm:
         root: int = 0,
         *,
         async_op: bool = False,
-        stream: Optional[int] = None,
+        stream: Optional[Stream] = None,
     ) -> Optional[Work]:
         """The root's ``output`` becomes all inputs in rank order; elsewhere it is ignored."""
     def scatter(
@@ -131,7 +142,7 @@ class Comm:
         root: int = 0,
         *,
         async_op: bool = False,
-        stream: Optional[int] = None,
+        stream: Optional[Stream] = None,
     ) -> Optional[Work]:
         """``output`` becomes our segment of the root's ``input``; elsewhere ``input`` is ignored."""
     def all_to_all(
@@ -142,26 +153,26 @@ class Comm:
         recv_counts: Optional[Sequence[int]] = None,
         *,
         async_op: bool = False,
-        stream: Optional[int] = None,
+        stream: Optional[Stream] = None,
     ) -> Optional[Work]:
         """Segment ``r`` of ``output`` becomes our segment of rank r's ``input``; segments are equal, or of the given lengths."""
     def send(
-        self, data: Memory, peer: int, *, async_op: bool = False, stream: Optional[int] = None
+        self, data: Memory, peer: int, *, async_op: bool = False, stream: Optional[Stream] = None
     ) -> Optional[Work]: ...
     def recv(
-        self, data: Memory, peer: int, *, async_op: bool = False, stream: Optional[int] = None
+        self, data: Memory, peer: int, *, async_op: bool = False, stream: Optional[Stream] = None
     ) -> Optional[Work]: ...
     def probe(self, peer: int, timeout: float = 0.0) -> bool:
         """Whether a message of ``peer`` (on the CPU) can be received; waits for one up to ``timeout`` seconds. False is no failure. Before the
         first message between two ranks it waits for the peer's call as ``recv`` does."""
     def barrier(self, *, async_op: bool = False) -> Optional[Work]:
         """Nobody returns before everybody has called. Waits for our calls on the GPU first."""
-    def group(self, *, async_op: bool = False, stream: Optional[int] = None) -> Group:
+    def group(self, *, async_op: bool = False, stream: Optional[Stream] = None) -> Group:
         """``with comm.group():`` collects this thread's calls and runs them together at its end."""
     def split(self, color: Optional[int], key: int = 0) -> Optional["Comm"]:
         """One communicator per colour, ranks ordered by ``key``; ``None`` for a rank without one. All ranks must call it."""
-    def follow(self, device: int, stream: int, other: int) -> None:
-        """What comes into the stream from now on runs behind what is in the other one; handles of streams of that CUDA device."""
+    def mark(self, device: int, stream: int) -> End:
+        """The end of all that is in a stream of that CUDA device."""
     def check(self) -> None:
         """Raises what has failed on the GPU, if anything has."""
     def abort(self, reason: str = ...) -> None:

@@ -9,9 +9,9 @@ from .. import InvalidArgument
 from .collectives import Collectives
 from .meet import meet
 from .messages import Channel, Deferred, FromAny, Message
-from .streams import Side, current
+from .streams import Side
 from .tensors import as_list
-from .work import Event, Work
+from .work import Work
 
 
 class Group(Collectives):
@@ -26,7 +26,7 @@ class Group(Collectives):
         self._comm = meet(store, "group", rank, size, self._timeout, late)
         self._sides = {}
         self._channels = {}
-        # Messages on the GPU that wait for their counterparts: each as (send, tensor, peer, work's event holder).
+        # Messages on the GPU that wait for their counterparts.
         self._deferred = []
         self._number = 0
         self._kept = {}
@@ -111,17 +111,19 @@ class Group(Collectives):
 
     def _on_stream(self, device, tensors, result, make, finish=None):
         """On our stream, behind what is on the current one, so that calls overlap with the caller's kernels."""
-        side = self._sides.get(device)
-        if side is None:
-            side = self._sides[device] = Side(device)
-        self._comm.follow(device.index, side.handle, current(device))
-        make(stream=side.handle)
+        side = self._sides.get(device) or self._side(device)
+        end = make(stream=side.behind_current())
         if finish is not None:
             side.as_current(finish)
+            end = self._comm.mark(device.index, side.handle)
         for tensor in tensors:
             # The allocator does not give its memory away before our stream has passed this point.
             tensor.record_stream(side.stream)
-        return Work.of(None, result, self._kept)._on(Event(side, self._comm), device)
+        return Work.of(None, result, self._kept, end, side)
+
+    def _side(self, device):
+        side = self._sides[device] = Side(device)
+        return side
 
     def _group(self, calls, **how):
         """Several calls as one; ``calls`` makes them."""
@@ -194,7 +196,7 @@ class Group(Collectives):
         tensors = [message.tensor for message in messages]
         work = self._on_stream(device, tensors, tensors, lambda **how: self._group(calls, **how))
         for message in messages:
-            message._event = work._event
+            message._gpu_end, message._side = work._gpu_end, work._side
 
 
 class ProcessGroup(Group, c10d.ProcessGroup):

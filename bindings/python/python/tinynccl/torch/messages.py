@@ -290,7 +290,6 @@ class Deferred(Work):
 
     def _as(self, group, sends, peer):
         (self.tensor,) = self._result
-        self._devices = (self.tensor.device,)
         self._source = group._rank if sends else peer
         self._group, self.sends, self.peer = group, sends, peer
         return self

@@ -18,22 +18,32 @@ class Side:
     """The stream of a group's calls on a device."""
 
     def __init__(self, device):
-        self.device = device
-        self.stream = torch.cuda.Stream(device, priority=-1)
-        self.handle = self.stream.cuda_stream
+        self.device, self.index = device, device.index
+        # For futures, which want a list.
+        self.devices = [device]
+        self.stream = stream = torch.cuda.Stream(device, priority=-1)
+        self.handle = stream.cuda_stream
+        if _QUICK:
+            self._switch = {"stream_id": stream.stream_id, "device_index": stream.device_index, "device_type": stream.device_type}
+
+    def behind_current(self):
+        """For calls of the communicator: this stream, behind the current one."""
+        return self.handle, current(self.device)
+
+    def completed(self, result):
+        """A future of ``result`` at what is in this stream now: it records the current stream of its device."""
+        future = torch._C.Future(self.devices)
+        self.as_current(future.set_result, result)
+        return future
 
     def as_current(self, function, *args):
         """Calls ``function`` while the stream is the current one."""
         if not _QUICK:
             with torch.cuda.stream(self.stream):
                 return function(*args)
-        before = _get(self.device.index)
-        _switch(self.stream.stream_id, self.stream.device_index, self.stream.device_type)
+        stream, device, kind = _get(self.index)
+        _set(**self._switch)
         try:
             return function(*args)
         finally:
-            _switch(*before)
-
-
-def _switch(stream, device, kind):
-    _set(stream_id=stream, device_index=device, device_type=kind)
+            _set(stream_id=stream, device_index=device, device_type=kind)

@@ -6,6 +6,8 @@ import threading
 import torch
 from torch._C import _distributed_c10d as c10d
 
+from .streams import current
+
 # Calls in flight that nobody has asked for yet.
 _KEPT = 256
 
@@ -25,27 +27,24 @@ class Work(c10d.Work):
     """A call in flight, as ``torch.distributed`` sees it. ``wait`` raises what the call failed with."""
 
     # Of the class while an object has nothing else, and no `__init__`: calls are made often.
-    _call = _result = _kept = _finish = _lock = _event = _source = _future = None
-    _devices = ()
+    _call = _result = _kept = _finish = _lock = _gpu_end = _side = _source = _future = None
 
     @classmethod
-    def of(cls, call, result, kept):
-        """Of ``call``, a ``tinynccl.Work`` or what has its methods (none: it is complete). torch 1.13 forgets the Python half of an
-        object that only C++ holds: it stays in ``kept`` until somebody has asked for its end, or many have come after it."""
+    def of(cls, call, result, kept, end=None, side=None):
+        """Of ``call``, a ``tinynccl.Work`` or what has its methods (none: it is complete), or of calls on a GPU, which are over when the
+        stream of ``side`` has passed ``end``. torch 1.13 forgets the Python half of an object that only C++ holds: it stays in
+        ``kept`` until somebody has asked for its end, or many have come after it."""
         work = cls()
         work._call = call
         work._result = result
+        if side is not None:
+            work._gpu_end = end
+            work._side = side
         work._kept = kept
         kept[id(work)] = work
         if len(kept) > _KEPT:
             kept.pop(next(iter(kept)), None)
         return work
-
-    def _on(self, event, device):
-        """It has ended when the stream has passed ``event``."""
-        self._event = event
-        self._devices = (device,)
-        return self
 
     def _then(self, finish):
         """``finish`` is called once, after the call and before anybody is told of its end."""
@@ -64,8 +63,9 @@ class Work(c10d.Work):
             # torch's own default is a timeout of zero: none.
             self._call.wait(_seconds(timeout) if timeout else None)
         self._end()
-        if self._event is not None:
-            self._event.wait()
+        if self._gpu_end is not None:
+            # The current stream waits; the host does not.
+            self._gpu_end.before(current(self._side.device))
         return True
 
     def _end(self):
@@ -82,7 +82,7 @@ class Work(c10d.Work):
     def is_completed(self):
         if self._call is not None and not self._call.is_completed():
             return False
-        if self._event is not None and not self._event.query():
+        if self._gpu_end is not None and not self._gpu_end.query():
             return False
         if self.exception() is None:
             self._end()
@@ -106,16 +106,16 @@ class Work(c10d.Work):
 
     def get_future(self):
         if self._future is None:
-            self._future = torch.futures.Future(devices=list(self._devices)) if self._devices else _Future()
-            self._complete(self._future)
+            if self._side is not None:
+                self._future = self._side.completed(self._result)
+            else:
+                self._future = _Future()
+                self._complete(self._future)
         self._release()
         return self._future
 
     def _complete(self, future):
-        if self._event is not None:
-            # It is the stream that completes: the future records it.
-            self._event.side.as_current(future.set_result, self._result)
-        elif self._call is None:
+        if self._call is None:
             self._end()
             future.set_result(self._result)
         elif self._lock is None:
@@ -142,20 +142,3 @@ class Work(c10d.Work):
 def _seconds(timeout):
     return timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
 
-
-class Event:
-    """The end of calls on a communication stream."""
-
-    def __init__(self, side, comm):
-        self.side = side
-        self._comm = comm
-        self._event = torch.cuda.Event()
-        self._event.record(side.stream)
-
-    def wait(self):
-        """The current stream waits; the host does not."""
-        self._comm.check()
-        torch.cuda.current_stream(self.side.device).wait_event(self._event)
-
-    def query(self):
-        return self._event.query()

@@ -1,0 +1,102 @@
+//! The stream of a call on a GPU, and the end of what was put into one.
+
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use cudarc::driver::{CudaContext, CudaEvent};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use tinynccl::Result;
+
+use crate::device::{Current, Gpu, failed};
+use crate::errors::{invalid, raise};
+
+/// Handles of streams of one GPU.
+#[derive(Clone, Copy)]
+pub(crate) struct Stream {
+    pub(crate) handle: u64,
+    /// The calls wait for what is in this one, and their end is marked.
+    pub(crate) behind: Option<u64>,
+}
+
+impl From<u64> for Stream {
+    fn from(handle: u64) -> Stream {
+        Stream { handle, behind: None }
+    }
+}
+
+impl<'a, 'py> FromPyObject<'a, 'py> for Stream {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Stream> {
+        if object.is_instance_of::<PyTuple>() {
+            let (handle, behind) = object.extract()?;
+            return Ok(Stream { handle, behind: Some(behind) });
+        }
+        object.extract::<u64>().map(Stream::from)
+    }
+}
+
+/// Events of a GPU. Making one takes longer than recording it, so they are kept.
+pub(crate) struct Events {
+    context: Arc<CudaContext>,
+    spare: Mutex<Vec<CudaEvent>>,
+}
+
+impl Events {
+    pub(crate) fn new(context: &Arc<CudaContext>) -> Arc<Events> {
+        Arc::new(Events { context: context.clone(), spare: Mutex::default() })
+    }
+
+    /// One that nobody else uses until it is put back.
+    pub(crate) fn take(&self) -> Result<CudaEvent> {
+        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let new = || self.context.new_event(None).map_err(|e| failed("cuda", "making an event".to_owned(), e));
+        spare.map_or_else(new, Ok)
+    }
+
+    pub(crate) fn put(&self, event: CudaEvent) {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner).push(event);
+    }
+}
+
+/// The end of the calls that were put into a stream.
+#[pyclass(frozen, module = "tinynccl._core")]
+pub(crate) struct End {
+    /// Until dropped.
+    event: Option<CudaEvent>,
+    events: Arc<Events>,
+    gpu: Weak<Gpu>,
+    rank: usize,
+}
+
+impl End {
+    pub(crate) fn new(event: CudaEvent, gpu: &Arc<Gpu>, rank: usize) -> End {
+        End { event: Some(event), events: gpu.events().clone(), gpu: Arc::downgrade(gpu), rank }
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        if let Some(event) = self.event.take() {
+            self.events.put(event);
+        }
+    }
+}
+
+#[pymethods]
+impl End {
+    /// What comes into `stream` from now on runs behind it; the host does not wait. Raises what has failed on the GPU.
+    fn before(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
+        let Some((gpu, event)) = self.gpu.upgrade().zip(self.event.as_ref()) else {
+            return Err(invalid(py, "wait", format!("rank {}: the communicator is closed", self.rank)));
+        };
+        // SAFETY: whoever has handles of streams answers for them, as with `stream=` of every call.
+        gpu.check().and_then(|()| unsafe { gpu.wait_for(stream, event) }).map_err(|e| raise(py, &e))
+    }
+
+    /// Whether the stream has passed it.
+    fn query(&self) -> bool {
+        let _current = Current::keep();
+        self.event.as_ref().is_none_or(CudaEvent::is_complete)
+    }
+}
