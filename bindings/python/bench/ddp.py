@@ -1,11 +1,12 @@
 """DistributedDataParallel over tinynccl and over torch's own backend: time of a step, in turn, in the same processes.
 
-    python ddp.py [--ranks 2] [--device cuda] [--steps 10] [--rounds 7]
+    python ddp.py [--ranks 2] [--device cuda] [--steps 10] [--rounds 7] [--blocks 128 32]
 
 Medians over rounds; each round starts with the next of the contestants. Markdown on rank 0's output.
 """
 
 import argparse
+import os
 import warnings
 
 import torch
@@ -22,6 +23,19 @@ def model(width):
     return nn.Sequential(*[nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(10)])
 
 
+def limited(blocks):
+    """A group that takes no more of a GPU."""
+    before = os.environ.get("TINYNCCL_CUDA_BLOCKS")
+    os.environ["TINYNCCL_CUDA_BLOCKS"] = blocks
+    try:
+        return dist.new_group(backend="tinynccl")
+    finally:
+        if before is None:
+            del os.environ["TINYNCCL_CUDA_BLOCKS"]
+        else:
+            os.environ["TINYNCCL_CUDA_BLOCKS"] = before
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, default=2)
@@ -30,6 +44,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--batch", type=int, default=32, help="per rank")
+    parser.add_argument("--blocks", nargs="*", default=[], help="more contestants: tinynccl with so many blocks of a GPU at most")
     parser.add_argument("--only", help="one contestant, for a profile: tinynccl, gloo, nccl")
     args = parser.parse_args()
     job.start_ranks(args.ranks)
@@ -38,6 +53,8 @@ def main():
     device, other = job.place(args.device)
     rank = job.join("tinynccl")
     groups = {"tinynccl": dist.group.WORLD, other: dist.new_group(backend=other), "no communication": None}
+    for blocks in args.blocks:
+        groups[f"tinynccl, {blocks} blocks"] = limited(blocks)
     if args.only:
         groups = {args.only: groups[args.only]}
 
@@ -78,8 +95,11 @@ def main():
     for name, values in times.items():
         say(f"| {name} | {job.median(values, 2)} | {' '.join(f'{v:.1f}' for v in values)} |")
     if not args.only:
-        ratios = [a / b for a, b in zip(times["tinynccl"], times[other])]
-        say(f"\ntinynccl / {other}, median of rounds: {job.median(ratios, 3)}")
+        say("")
+        for name in names:
+            if name.startswith("tinynccl"):
+                ratios = [a / b for a, b in zip(times[name], times[other])]
+                say(f"{name} / {other}, median of rounds: {job.median(ratios, 3)}")
     dist.barrier()
     dist.destroy_process_group()
 

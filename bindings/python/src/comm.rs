@@ -189,7 +189,8 @@ impl Comm {
 #[pymethods]
 impl Comm {
     #[new]
-    #[pyo3(signature = (unique_id, rank, world_size, *, timeout=None, transport=None, server=None))]
+    #[pyo3(signature = (unique_id, rank, world_size, *, timeout=None, transport=None, server=None, cuda_blocks=None))]
+    #[expect(clippy::too_many_arguments, reason = "what a place in a job is, as Python gives it")]
     fn py_new(
         py: Python<'_>,
         unique_id: &str,
@@ -198,8 +199,9 @@ impl Comm {
         timeout: Option<f64>,
         transport: Option<&str>,
         server: Option<&Server>,
+        cuda_blocks: Option<usize>,
     ) -> PyResult<Comm> {
-        let config = config(py, timeout, transport)?;
+        let config = config(py, timeout, transport, cuda_blocks)?;
         let id: UniqueId = unique_id.parse().map_err(|e| raise(py, &e))?;
         if let Some(own) = server.map(Server::unique_id).filter(|own| *own != unique_id) {
             return Err(invalid(py, "Comm", format!("unique_id is {unique_id}, but that of the server is {own}")));
@@ -215,7 +217,7 @@ impl Comm {
     #[staticmethod]
     #[pyo3(signature = (*, timeout=None, transport=None))]
     fn from_env(py: Python<'_>, timeout: Option<f64>, transport: Option<&str>) -> PyResult<Comm> {
-        let config = config(py, timeout, transport)?;
+        let config = config(py, timeout, transport, None)?;
         joining(py, move || tinynccl::Comm::from_env_with(config)).map(Comm::new)
     }
 

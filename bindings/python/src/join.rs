@@ -10,8 +10,17 @@ use tinynccl::{Config, Error, Result};
 use crate::errors::{invalid, raise};
 
 /// Settings of the environment, with what the caller gave.
-pub(crate) fn config(py: Python<'_>, timeout: Option<f64>, transport: Option<&str>) -> PyResult<Config> {
-    let mut config = Config::from_env().map_err(|e| raise(py, &e))?;
+pub(crate) fn config(
+    py: Python<'_>,
+    timeout: Option<f64>,
+    transport: Option<&str>,
+    cuda_blocks: Option<usize>,
+) -> PyResult<Config> {
+    let lookup = |name: &str| match (name, cuda_blocks) {
+        ("TINYNCCL_CUDA_BLOCKS", Some(blocks)) => Some(blocks.to_string()),
+        _ => std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()),
+    };
+    let mut config = Config::from_lookup(lookup).map_err(|e| raise(py, &e))?;
     if let Some(seconds) = timeout {
         config.timeout = Duration::try_from_secs_f64(seconds).ok().filter(|t| !t.is_zero()).ok_or_else(|| {
             invalid(py, "timeout", format!("{seconds} seconds, expected a positive, finite number of seconds"))

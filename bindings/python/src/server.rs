@@ -27,7 +27,7 @@ impl Server {
     #[new]
     #[pyo3(signature = (world_size, port=0))]
     fn py_new(py: Python<'_>, world_size: usize, port: u16) -> PyResult<Server> {
-        let config = config(py, None, None)?;
+        let config = config(py, None, None, None)?;
         let bind = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
         let start = || {
             let token = UniqueId::random_token()?;

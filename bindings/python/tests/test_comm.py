@@ -324,6 +324,14 @@ class Ranks(unittest.TestCase):
     def test_dlpack(self):
         self.all_return(ranks(2, dlpack))
 
+    def test_settings_that_are_refused(self):
+        server = tinynccl.Server(1)
+        for blocks in (1, 129):
+            with self.assertRaisesRegex(tinynccl.ConfigError, f"TINYNCCL_CUDA_BLOCKS.*{blocks}.*expected 2 to 128"):
+                tinynccl.Comm(server.unique_id, 0, 1, cuda_blocks=blocks)
+        with tinynccl.Comm(server.unique_id, 0, 1, cuda_blocks=2) as comm:
+            self.assertEqual(comm.size, 1)
+
     def test_refused(self):
         self.all_return(ranks(2, refused))
 

@@ -68,9 +68,11 @@ class Comm:
         timeout: Optional[float] = None,
         transport: Optional[Literal["auto", "tcp", "shm", "verbs"]] = None,
         server: Optional[Server] = None,
+        cuda_blocks: Optional[int] = None,
     ) -> None:
         """Joins the job of ``unique_id``. ``timeout``, in seconds, is the deadline of every wait. A ``server`` (the one of
-        ``unique_id``, given by the rank that made it) lives as long as this."""
+        ``unique_id``, given by the rank that made it) lives as long as this. ``cuda_blocks``, the same on all ranks, is what a call takes
+        of a GPU at most (``TINYNCCL_CUDA_BLOCKS``)."""
     @staticmethod
     def from_env(
         *, timeout: Optional[float] = None, transport: Optional[Literal["auto", "tcp", "shm", "verbs"]] = None

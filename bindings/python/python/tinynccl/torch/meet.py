@@ -1,5 +1,6 @@
 """How ranks that share a store of torch become a communicator."""
 
+import os
 import time
 
 from .. import Comm, Server
@@ -7,6 +8,9 @@ from ..errors import Timeout
 
 # Between two looks at the store, in seconds: first and longest.
 _FIRST, _LONGEST = 0.0005, 0.02
+# Half of what the library takes by itself: torch's calls run beside the model's kernels, which wait for multiprocessors that a call
+# occupies, also while that waits for another rank. Large calls by themselves take 4 % longer (docs/benchmarks/2026-11-22-torch-gpu.md).
+_CUDA_BLOCKS = 64
 
 
 def is_expected(store, key):
@@ -45,4 +49,5 @@ def meet(store, key, rank, size, timeout, late, stop=lambda: None):
                 raise Timeout(f"{late}: nothing came for {timeout} s")
             pauses.sleep()
         unique_id = store.get(f"tinynccl-{key}").decode()
-    return Comm(unique_id, rank, size, timeout=timeout, server=server)
+    blocks = None if "TINYNCCL_CUDA_BLOCKS" in os.environ else _CUDA_BLOCKS
+    return Comm(unique_id, rank, size, timeout=timeout, server=server, cuda_blocks=blocks)
