@@ -94,9 +94,10 @@ impl End {
         gpu.check().and_then(|()| unsafe { gpu.wait_for(stream, event) }).map_err(|e| raise(py, &e))
     }
 
-    /// Whether the stream has passed it.
-    fn query(&self) -> bool {
+    /// Whether the stream has passed it; raises what CUDA says went wrong before it.
+    fn query(&self, py: Python<'_>) -> PyResult<bool> {
         let _current = Current::keep();
-        self.event.as_ref().is_none_or(CudaEvent::is_complete)
+        let Some(event) = &self.event else { return Ok(true) };
+        event.try_is_complete().map_err(|e| raise(py, &failed("cuda", "asking how far a stream is".to_owned(), e)))
     }
 }

@@ -35,7 +35,7 @@ class End:
     def before(self, stream: int) -> None:
         """What comes into the stream from now on runs behind it; the host does not wait. Raises what has failed on the GPU."""
     def query(self) -> bool:
-        """Whether the GPU has got there."""
+        """Whether the GPU has got there. Raises what CUDA says went wrong before it."""
 
 class Group:
     """What ``Comm.group`` gives."""
