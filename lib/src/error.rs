@@ -215,6 +215,7 @@ mod tests {
         let e = Error::errno("connect", "to 127.0.0.1:1", rustix::io::Errno::CONNREFUSED);
         assert!(e.to_string().contains("Connection refused"), "{e}");
     }
+
     #[test]
     fn a_lost_rank_is_lost_to_later_calls_and_other_failures_are_theirs_who_saw_them() {
         let lost = Error::PeerLost {

@@ -85,8 +85,8 @@ def run_check(place, name, backend, store, timeout=60, over_tcp=False):
     where = {"store": tcp_store(store, rank, size)} if over_tcp else {"init_method": f"file://{store}"}
     dist.init_process_group(backend, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=timeout), **where)
     outcomes = {}
+    left_out = NOT_OURS | (NOT_OF_A_PART if "," in backend else set())
     for one, function, _, sizes in CHECKS:
-        left_out = NOT_OURS | (NOT_OF_A_PART if "," in backend else set())
         if (name == one or name == "all" and one not in left_out) and size in sizes:
             if os.environ.get("TEST_VERBOSE"):
                 print(f"{time.strftime('%X')} rank {rank}: {one}", file=sys.stderr, flush=True)
@@ -101,12 +101,12 @@ def run_check(place, name, backend, store, timeout=60, over_tcp=False):
     return outcomes
 
 
+# What a group that has other backends as well does not do: torch asks its own half of a work who has sent.
+NOT_OF_A_PART = {"recv_any_source", "any_source_and_named"}
 # What tinynccl does not do, and says so; docs/pytorch.md has the reasons.
 NOT_OURS = set()
 if DEVICE == "cuda":
-    NOT_OURS = {"recv_any_source", "any_source_and_named", "tags_out_of_order", "sparse_all_reduce", "sparse_shapes", "sparse_gradients"}
-# What a group that has other backends as well does not do: torch asks its own half of a work who has sent.
-NOT_OF_A_PART = {"recv_any_source", "any_source_and_named"}
+    NOT_OURS = NOT_OF_A_PART | {"tags_out_of_order", "sparse_all_reduce", "sparse_shapes", "sparse_gradients"}
 
 
 def run_any_source_in_a_part(place, backend, store):

@@ -37,8 +37,9 @@ class Torch(unittest.TestCase):
             self.launch_and_return(3, "recv_any_source")
 
     def launch_and_return(self, size, name):
-        for rank, outcome in enumerate(self.launch(size, checks.run_check_over_tcp, name, "tinynccl")):
-            self.assertEqual((outcome.kind, outcome.exitcode), ("returned", 0), f"{name}, rank {rank}: {outcome}")
+        outcomes = self.launch(size, checks.run_check_over_tcp, name, "tinynccl")
+        self.returned(outcomes)
+        for outcome in outcomes:
             self.assertEqual(outcome.value, {name: "passed"})
 
     def test_as_one_of_several_backends(self):

@@ -24,11 +24,7 @@ pub(crate) fn peek(
         if recv.is_lent() || recv.peek().map_err(explain)?.is_some() {
             return Ok(true);
         }
-        if supervisor.has_failed()
-            && let Some(error) = supervisor.failure()
-        {
-            return Err(error);
-        }
+        supervisor.alive()?;
         let waited = begin.elapsed();
         if waited >= patience.deadline {
             return Ok(false);

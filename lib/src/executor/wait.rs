@@ -18,6 +18,10 @@ pub(crate) trait Supervisor {
     fn failure(&self) -> Option<Error>;
     /// True when [`Supervisor::failure`] would give an error. Cheap: asked on every turn of a spin loop.
     fn has_failed(&self) -> bool;
+    /// Fails with [`Supervisor::failure`], if there is one.
+    fn alive(&self) -> Result<()> {
+        if self.has_failed() { self.failure().map_or(Ok(()), Err) } else { Ok(()) }
+    }
     /// Descriptor that becomes readable when the doorbell rings.
     fn doorbell(&self) -> RawFd;
     /// Empties the doorbell.
@@ -109,11 +113,7 @@ impl<'a> Waiter<'a> {
 
     #[cold]
     fn wait_slowly(&mut self, links: &mut Links, blocked: &Blocked<'_>) -> Result<()> {
-        if self.supervisor.has_failed()
-            && let Some(error) = self.supervisor.failure()
-        {
-            return Err(error);
-        }
+        self.supervisor.alive()?;
         self.looks = self.looks.wrapping_add(1);
         let moved = if self.phase == Phase::Sleep || self.looks.is_multiple_of(OTHERS) {
             links.progress().map_err(|e| self.supervisor.explain(blocked.header(), e))?

@@ -111,11 +111,7 @@ impl Waiter<'_> {
 
     #[cold]
     fn wait_slowly(&mut self, board: &Board, call: &Call<'_>, peer: usize, what: Wait) -> Result<()> {
-        if self.supervisor.has_failed()
-            && let Some(error) = self.supervisor.failure()
-        {
-            return Err(error);
-        }
+        self.supervisor.alive()?;
         let now = Instant::now();
         let waited = now.duration_since(*self.since.get_or_insert(now));
         if waited < self.patience.spin {

@@ -41,7 +41,7 @@ class Collectives:
         self._number += 1
         if self._deferred:
             self._flush()
-        side = self._sides.get(one.device) or self._side(one.device)
+        side = self._sides[one.device]
         end = self._comm.all_reduce(real(one), None, op, stream=side.behind_current())
         one.record_stream(side.stream)
         return Work.of(None, tensors, self._kept, end, side)

@@ -9,7 +9,7 @@ from .. import InvalidArgument
 from .collectives import Collectives
 from .meet import meet
 from .messages import Channel, Deferred, FromAny, Message
-from .streams import Side
+from .streams import Sides
 from .tensors import as_list
 from .work import Work
 
@@ -24,7 +24,7 @@ class Group(Collectives):
         self._timeout = timeout.total_seconds() if isinstance(timeout, datetime.timedelta) else timeout
         late = f"rank {rank} of {size} waits for rank 0 of the group to begin"
         self._comm = meet(store, "group", rank, size, self._timeout, late)
-        self._sides = {}
+        self._sides = Sides()
         self._channels = {}
         # Messages on the GPU that wait for their counterparts.
         self._deferred = []
@@ -111,7 +111,7 @@ class Group(Collectives):
 
     def _on_stream(self, device, tensors, result, make, finish=None):
         """On our stream, behind what is on the current one, so that calls overlap with the caller's kernels."""
-        side = self._sides.get(device) or self._side(device)
+        side = self._sides[device]
         end = make(stream=side.behind_current())
         if finish is not None:
             side.as_current(finish)
@@ -120,10 +120,6 @@ class Group(Collectives):
             # The allocator does not give its memory away before our stream has passed this point.
             tensor.record_stream(side.stream)
         return Work.of(None, result, self._kept, end, side)
-
-    def _side(self, device):
-        side = self._sides[device] = Side(device)
-        return side
 
     def _group(self, calls, **how):
         """Several calls as one; ``calls`` makes them."""

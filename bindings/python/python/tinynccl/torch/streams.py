@@ -47,3 +47,11 @@ class Side:
             return function(*args)
         finally:
             _set(stream_id=stream, device_index=device, device_type=kind)
+
+
+class Sides(dict):
+    """The stream of each device, made when it is first asked for."""
+
+    def __missing__(self, device):
+        side = self[device] = Side(device)
+        return side
