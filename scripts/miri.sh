@@ -4,7 +4,7 @@
 #   scripts/miri.sh [FILTER OF cargo test...]
 #
 # Needs a nightly toolchain with the components miri and rust-src (rustup toolchain install nightly -c miri -c rust-src).
-# Exit code 2 when they are not there. Left out: whatever makes system calls that Miri does not know (sockets, membarrier,
+# Exit code 2 when they are not there. Left out: whatever makes system calls that Miri does not know (sockets,
 # memfd, poll of an eventfd), which is all of the transport; scripts/loom.sh and scripts/sanitize.sh check the rings.
 set -eu
 cd "$(dirname "$0")/.."

@@ -83,7 +83,7 @@ impl Comm {
         }
         let is_shared = shared.is_some();
         let (memory, rank) = match shared {
-            Some(shared) => (shared.memory, self.rank()),
+            Some(memory) => (memory, self.rank()),
             None => (Arc::new(Mapping::anonymous(region)?), 0),
         };
         let allocation = Arc::new(Allocation::new(memory, id, rank, region));

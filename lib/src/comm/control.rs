@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::transport::fence::Fence;
 use crate::transport::mapping::Mapping;
 use crate::transport::relay::{Path, Traffic};
 use crate::transport::{Doorbell, LinkOptions, LinkPair, Registration};
@@ -37,13 +36,6 @@ pub(crate) enum Notice {
     StoreLost { detail: String },
 }
 
-/// Memory that several ranks map, and how they order their flags in it.
-#[derive(Debug, Clone)]
-pub(crate) struct Shared {
-    pub(crate) memory: Arc<Mapping>,
-    pub(crate) fence: Fence,
-}
-
 /// One rank's access to its control plane; shared by the communicators split from one another. Ranks are world ranks.
 pub(crate) trait Control: Send + Sync {
     /// Our world rank.
@@ -70,7 +62,7 @@ pub(crate) trait Control: Send + Sync {
     fn exchange(&self, key: &str, members: &[usize], value: Vec<u8>) -> Result<Vec<Vec<u8>>>;
     /// `bytes` of zeroed memory that all `members`, ranks of this host, map; every one of them calls it, `key` must be new.
     /// `None`, on all of them, where the system refuses.
-    fn share(&self, key: &str, members: &[usize], bytes: usize) -> Result<Option<Shared>>;
+    fn share(&self, key: &str, members: &[usize], bytes: usize) -> Result<Option<Arc<Mapping>>>;
     /// Registers memory with the devices that carry the links; `None` where it is of no use.
     ///
     /// # Safety

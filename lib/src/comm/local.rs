@@ -5,12 +5,11 @@ use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::control::{Control, Notice, PeerHealth, Progress, Shared};
+use super::control::{Control, Notice, PeerHealth, Progress};
 use super::share;
 use super::state::lock;
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::transport::fence::Fence;
 use crate::transport::mapping::Mapping;
 use crate::transport::{Doorbell, LinkOptions, LinkPair, checksum, inproc};
 
@@ -157,7 +156,7 @@ impl Control for Local {
         }
     }
 
-    fn share(&self, key: &str, members: &[usize], bytes: usize) -> Result<Option<Shared>> {
+    fn share(&self, key: &str, members: &[usize], bytes: usize) -> Result<Option<Arc<Mapping>>> {
         let memory = match members.first() == Some(&self.rank) {
             true => Some(Arc::new(Mapping::anonymous(bytes)?)),
             false => None,
@@ -173,7 +172,7 @@ impl Control for Local {
         self.exchange(&format!("{key}-mapped"), members, Vec::new())?;
         lock(&self.world.table).shared.remove(key);
         share::agree(members, &wishes, self.rank)?;
-        Ok(memory.map(|memory| Shared { memory, fence: Fence::available() }))
+        Ok(memory)
     }
 
     fn track(&self, comm: u32) -> Arc<Progress> {

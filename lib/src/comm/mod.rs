@@ -129,6 +129,8 @@ pub struct Census {
     /// Messages lent so far: sent from the caller's memory without a copy of ours ([`Comm::register_persistent`], or
     /// `TINYNCCL_SHM_SINGLE_COPY`).
     pub lent_messages: u64,
+    /// Sleeps that ended with their slice (50 ms) though a peer had sent something: wake-ups that were lost. Expected: 0.
+    pub late_wakes: u64,
 }
 
 impl Comm {
@@ -218,6 +220,7 @@ impl Comm {
             lent_messages: engine.links.lent(),
             bytes_per_link: 2 * (options.depth + 1) * options.max_message.next_multiple_of(64),
             relayed: self.inner.state.control.traffic(),
+            late_wakes: self.inner.state.late_wakes(),
         }
     }
 

@@ -5,12 +5,13 @@ use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::control::{Control, Notice, PeerHealth, Progress, Shared};
+use super::control::{Control, Notice, PeerHealth, Progress};
 use super::share;
 use super::state::lock;
 use crate::bootstrap::{Event, RankState, Session};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::transport::mapping::Mapping;
 use crate::transport::relay::{Path, Traffic};
 use crate::transport::{ConnectTo, Doorbell, Endpoint, EndpointInfo, Kind, LinkOptions, LinkPair, Registration};
 
@@ -182,7 +183,7 @@ impl Control for Network {
         })
     }
 
-    fn share(&self, key: &str, members: &[usize], bytes: usize) -> Result<Option<Shared>> {
+    fn share(&self, key: &str, members: &[usize], bytes: usize) -> Result<Option<Arc<Mapping>>> {
         share::between_processes(self, key, members, bytes)
     }
 

@@ -10,9 +10,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::control::{Control, Shared};
+use super::control::Control;
 use crate::error::{Error, Result};
-use crate::transport::fence::Fence;
 use crate::transport::mapping::Mapping;
 
 /// What a rank tells the others of memory called `key`. All of them tell how much they want.
@@ -23,11 +22,10 @@ struct Offer {
     fd: Option<(u32, i32)>,
 }
 
-/// How it went; the fence that this process can do.
+/// How it went.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Answer {
     trouble: Option<String>,
-    asymmetric: bool,
 }
 
 /// `bytes` of shared, zeroed memory on every rank of `members`, all of them on this host; `None`, on all ranks, when one
@@ -37,7 +35,7 @@ pub(super) fn between_processes(
     key: &str,
     members: &[usize],
     bytes: usize,
-) -> Result<Option<Shared>> {
+) -> Result<Option<Arc<Mapping>>> {
     let first = members.first() == Some(&control.rank());
     let mut trouble = None;
     let mut note = |e: Error| trouble = Some(e.to_string());
@@ -51,8 +49,7 @@ pub(super) fn between_processes(
         (None, Some((pid, fd))) => open(pid, fd, bytes).map_err(&mut note).ok().map(|memory| (memory, None)),
         (None, None) => None,
     };
-    let asymmetric = Fence::available() == Fence::Asymmetric;
-    let answer = Answer { trouble: trouble.or_else(|| memory.is_none().then(|| "no memory".to_owned())), asymmetric };
+    let answer = Answer { trouble: trouble.or_else(|| memory.is_none().then(|| "no memory".to_owned())) };
     let answers: Vec<Answer> = exchange(control, &format!("{key}-mapped"), members, &answer)?;
     for (rank, answer) in answers.iter().enumerate() {
         if let Some(trouble) = &answer.trouble {
@@ -60,8 +57,7 @@ pub(super) fn between_processes(
             return Ok(None);
         }
     }
-    let fence = if answers.iter().all(|a| a.asymmetric) { Fence::Asymmetric } else { Fence::Full };
-    Ok(memory.map(|(memory, _fd)| Shared { memory: Arc::new(memory), fence }))
+    Ok(memory.map(|(memory, _fd)| Arc::new(memory)))
 }
 
 /// All ranks want the same size.

@@ -1,7 +1,7 @@
 //! What a communicator's threads share: identity, first failure, doorbell, published progress.
 
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use super::control::{Control, Notice, PeerHealth, Progress};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::executor::Supervisor;
-use crate::trace::{Sink, Tracer};
+use crate::trace::{self, Sink, Span, Tracer};
 use crate::transport::Doorbell;
 use crate::wire::{Collective, Header};
 
@@ -37,6 +37,8 @@ pub(crate) struct State {
     pub(crate) progress: Arc<Progress>,
     /// Where this communicator's events go, if anywhere.
     pub(crate) trace: Option<Arc<Tracer>>,
+    /// Sleeps that their slice ended and no wake-up, though there was something.
+    late_wakes: AtomicU64,
     failed: AtomicBool,
     failure: Mutex<Option<Error>>,
     failure_set: Condvar,
@@ -62,6 +64,7 @@ impl State {
             doorbell: Doorbell::new()?,
             progress: control.track(id),
             control,
+            late_wakes: AtomicU64::new(0),
             failed: AtomicBool::new(false),
             failure: Mutex::new(None),
             failure_set: Condvar::new(),
@@ -75,6 +78,11 @@ impl State {
             }
         }));
         Ok(state)
+    }
+
+    /// How many wake-ups were lost.
+    pub(crate) fn late_wakes(&self) -> u64 {
+        self.late_wakes.load(Ordering::Relaxed)
     }
 
     fn member(&self, world: usize) -> Option<usize> {
@@ -340,6 +348,19 @@ impl Supervisor for State {
 
     fn silence(&self) {
         self.doorbell.drain();
+    }
+
+    fn woke_late(&self, peer: usize, slept: Duration) {
+        if self.late_wakes.fetch_add(1, Ordering::Relaxed) == 0 {
+            log::warn!(
+                "rank {}: what rank {peer} sent was found after {slept:.1?} of sleep without a wake-up; later ones are only counted \
+                 (Comm::census, late_wakes)",
+                self.rank
+            );
+        }
+        if let Some(trace) = &self.trace {
+            trace.span(trace::now().saturating_sub(slept.as_nanos() as u64), Span::LateWake { peer: peer as u32 });
+        }
     }
 
     fn waiting_on(&self, peer: Option<usize>) {

@@ -50,10 +50,10 @@ impl Inner {
         if self.shares_memory() && state.config.one_shot > 0 {
             let layout = Layout::new(self.size(), state.config.one_shot, state.config.stage)?;
             let key = format!("board-{}", state.id);
-            let shared =
+            let memory =
                 state.control.share(&key, &state.members, layout.bytes()).map_err(|error| state.not_all_came(error))?;
-            if let Some(shared) = shared {
-                let board = Board::new(shared.memory, layout, state.rank, shared.fence)?;
+            if let Some(memory) = memory {
+                let board = Board::new(memory, layout, state.rank)?;
                 engine.board = BoardState::Open(Box::new(board));
             }
         }

@@ -157,7 +157,7 @@ fn outcome(
         };
         let (task, mut workspace) = (Task { plan: &plan, buffers, header }, Workspace::default());
         // SAFETY: `memory` has room for all segments of input and output, apart or in place.
-        unsafe { run(&[task], &mut links, &mut workspace, &Alone(bell), &patience) }.expect("no failure");
+        unsafe { run(&[task], &mut links, &mut workspace, &Alone::new(bell), &patience) }.expect("no failure");
         (memory, links.lent())
     };
     let (memories, lent): (Vec<_>, Vec<u64>) = std::thread::scope(|scope| {

@@ -1,5 +1,6 @@
 //! One rank's program against peers played by hand.
 
+use std::cell::RefCell;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +12,20 @@ use crate::error::Error;
 use crate::transport::{Doorbell, LinkOptions, LinkPair, inproc};
 use crate::wire::{Algorithm, Collective};
 
-pub(super) struct Alone(pub(super) Arc<Doorbell>);
+/// A rank without a communicator.
+pub(super) struct Alone {
+    bell: Arc<Doorbell>,
+    /// The ranks whose messages were found without a wake-up.
+    late: RefCell<Vec<usize>>,
+    /// Happens when all links are armed and we are about to sleep.
+    asleep: RefCell<Box<dyn FnMut()>>,
+}
+
+impl Alone {
+    pub(super) fn new(bell: Arc<Doorbell>) -> Alone {
+        Alone { bell, late: RefCell::default(), asleep: RefCell::new(Box::new(|| {})) }
+    }
+}
 
 impl Supervisor for Alone {
     fn failure(&self) -> Option<Error> {
@@ -21,10 +35,14 @@ impl Supervisor for Alone {
         false
     }
     fn doorbell(&self) -> RawFd {
-        self.0.fd()
+        (self.asleep.borrow_mut())();
+        self.bell.fd()
     }
     fn silence(&self) {
-        self.0.drain();
+        self.bell.drain();
+    }
+    fn woke_late(&self, peer: usize, _: Duration) {
+        self.late.borrow_mut().push(peer);
     }
     fn waiting_on(&self, _: Option<usize>) {}
     fn timed_out(&self, _: &Header, peers: &[usize], _: Duration) -> Error {
@@ -133,9 +151,41 @@ fn lanes_in_different_windows_do_not_share_scratch_memory() {
         let task = Task { plan: &plan, buffers, header };
         let mut workspace = Workspace::default();
         // SAFETY: both buffers have COUNT elements and live until the end of the scope.
-        unsafe { run(&[task], &mut links, &mut workspace, &Alone(bell), &patience) }.expect("no failure");
+        unsafe { run(&[task], &mut links, &mut workspace, &Alone::new(bell), &patience) }.expect("no failure");
         peers.join().expect("the peers");
     });
     let expected: Vec<u64> = (0..COUNT as u64).map(|i| 10_101 * (i + 1)).collect();
     assert_eq!(output, expected);
+}
+
+/// A message that comes while we sleep and wakes nobody is found when the slice is over, and said to be late; one whose bell
+/// rings is not.
+#[test]
+fn a_lost_wake_up_is_noticed() {
+    for rings in [false, true] {
+        let hub = inproc::Hub::new();
+        let [polled, other, theirs] = [(); 3].map(|()| Doorbell::new().expect("a doorbell"));
+        let rung = if rings { &polled } else { &other };
+        let (ours, mut theirs) = std::thread::scope(|scope| {
+            let peer = scope.spawn(|| connect(&hub, &theirs, true));
+            (connect(&hub, rung, false), peer.join().expect("the peers"))
+        });
+        let mut links = Links::default();
+        for (peer, pair) in ours.into_iter().next().expect("a channel").into_iter().enumerate() {
+            links.insert(0, peer, pair);
+        }
+        let header = Header { count: 1, ..Header::default() };
+        let alone = Alone::new(polled.clone());
+        let mut sent = false;
+        *alone.asleep.borrow_mut() = Box::new(move || {
+            if !std::mem::replace(&mut sent, true) {
+                send(&mut theirs[0][1], &header, &[7]);
+            }
+        });
+        let patience =
+            Patience { turns: 1, spin: Duration::ZERO, yields: Duration::ZERO, deadline: Duration::from_secs(20) };
+        let index = links.get(0, 1).expect("a link");
+        assert!(peek(&mut links, index as usize, &header, &alone, &patience).expect("no failure"));
+        assert_eq!(*alone.late.borrow(), if rings { vec![] } else { vec![1] });
+    }
 }

@@ -26,6 +26,8 @@ pub(crate) trait Supervisor {
     fn doorbell(&self) -> RawFd;
     /// Empties the doorbell.
     fn silence(&self);
+    /// What `peer` had for us was found after a whole slice of sleep, and no bell rang: a wake-up was lost.
+    fn woke_late(&self, peer: usize, slept: Duration);
     /// Publishes which rank we are waiting for (`None`: moving again).
     fn waiting_on(&self, peer: Option<usize>);
     /// The error to give when nothing moved for `waited` while waiting for `peers`.
@@ -57,6 +59,9 @@ pub(crate) struct Patience {
 
 /// Longest sleep before the abort flag and the peers are looked at again.
 pub(super) const SLICE: Duration = Duration::from_millis(50);
+
+/// So long a bell may take that rings for what was found when the slice was over.
+const LATE: Duration = Duration::from_millis(1);
 
 /// Busy turns between two looks at the links that nobody waits for: over TCP each costs a system call, and the rank that is
 /// awaited may need this very core.
@@ -192,7 +197,7 @@ pub(super) fn sleep_on(
         ready |= links.sends[i].arm().map_err(explain)?;
     }
     let outcome = if ready || supervisor.has_failed() {
-        Ok(())
+        Ok(None)
     } else {
         let interests = (receiving.iter().map(|&i| links.recvs[i].interest()))
             .chain(sending.iter().map(|&i| links.sends[i].interest()));
@@ -207,7 +212,7 @@ pub(super) fn sleep_on(
                 None => fds.push((fd, flags)),
             }
         }
-        poll(&fds, slice)
+        slept(links, (receiving, sending), &fds, slice, supervisor).map_err(explain)
     };
     for &i in receiving {
         links.recvs[i].disarm();
@@ -216,7 +221,9 @@ pub(super) fn sleep_on(
         links.sends[i].disarm();
     }
     supervisor.silence();
-    outcome?;
+    if let Some((peer, slept)) = outcome? {
+        supervisor.woke_late(peer, slept);
+    }
     for &i in receiving {
         links.recvs[i].check_peer().map_err(explain)?;
     }
@@ -226,8 +233,39 @@ pub(super) fn sleep_on(
     Ok(())
 }
 
-/// `poll(2)`; an interrupted call counts as a wake-up.
-fn poll(fds: &[(RawFd, PollFlags)], timeout: Duration) -> Result<()> {
+/// Sleeps until one of `fds` wakes us or the slice is over. Where the slice is over and there is something all the same, the
+/// peer that it came from, and how long we slept.
+fn slept(
+    links: &mut Links,
+    (receiving, sending): (&[usize], &[usize]),
+    fds: &[(RawFd, PollFlags)],
+    slice: Duration,
+    supervisor: &dyn Supervisor,
+) -> Result<Option<(usize, Duration)>> {
+    let since = Instant::now();
+    if poll(fds, slice)? || supervisor.has_failed() {
+        return Ok(None);
+    }
+    let mut found = None;
+    for &i in receiving {
+        if links.recvs[i].arm()? {
+            found = Some(links.peer(i));
+        }
+    }
+    for &i in sending {
+        if links.sends[i].arm()? {
+            found = Some(links.peer(i));
+        }
+    }
+    match found {
+        // It may have come just now, and its bell is about to ring.
+        Some(peer) if !poll(fds, LATE)? => Ok(Some((peer, since.elapsed()))),
+        _ => Ok(None),
+    }
+}
+
+/// `poll(2)`: true when it was woken; an interrupted call counts as a wake-up.
+fn poll(fds: &[(RawFd, PollFlags)], timeout: Duration) -> Result<bool> {
     let mut set: Vec<PollFd<'_>> = fds
         .iter()
         // SAFETY: the descriptors belong to the doorbell and to links which outlive this call.
@@ -235,7 +273,8 @@ fn poll(fds: &[(RawFd, PollFlags)], timeout: Duration) -> Result<()> {
         .collect();
     let timeout = Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
     match rustix::event::poll(&mut set, Some(&timeout)) {
-        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+        Ok(0) => Ok(false),
+        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(true),
         Err(e) => Err(Error::errno("poll", "while waiting for links", e)),
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::layout::{DEPTH, LINES, Layout, Line, STAGES};
 use super::words::{Announcement, Asleep, Finished, Sleepers};
 use crate::error::Result;
-use crate::transport::fence::Fence;
+use crate::transport::fence;
 use crate::transport::mapping::Mapping;
 use crate::transport::ring::{agree, to_words};
 use crate::wire::Header;
@@ -42,7 +42,6 @@ pub(crate) struct Board {
     memory: Arc<Mapping>,
     layout: Layout,
     rank: usize,
-    fence: Fence,
     /// Calls started.
     call: u64,
     /// All ranks are known to have finished this call.
@@ -51,12 +50,12 @@ pub(crate) struct Board {
 
 impl Board {
     /// `memory` is as large as the layout says and was zero when the first rank came.
-    pub(crate) fn new(memory: Arc<Mapping>, layout: Layout, rank: usize, fence: Fence) -> Result<Board> {
+    pub(crate) fn new(memory: Arc<Mapping>, layout: Layout, rank: usize) -> Result<Board> {
         if memory.len() < layout.bytes() || rank >= layout.ranks {
             let detail = format!("expected {} bytes, got {}; rank {rank}", layout.bytes(), memory.len());
             return Err(crate::error::Error::invalid("board", detail));
         }
-        Ok(Board { memory, layout, rank, fence, call: 0, everyone_finished: 0 })
+        Ok(Board { memory, layout, rank, call: 0, everyone_finished: 0 })
     }
 
     pub(super) fn rank(&self) -> usize {
@@ -229,7 +228,7 @@ impl Board {
     /// Wakes who sleeps, after a store that may be awaited.
     #[inline]
     fn wake(&self) {
-        self.fence.light();
+        fence::of_waker();
         if self.sleepers().any() {
             self.wake_all();
         }
@@ -242,16 +241,19 @@ impl Board {
         }
     }
 
-    /// Sleeps until somebody writes something, at most for `slice`, unless `ready` says that it is there already.
-    pub(super) fn sleep(&self, slice: Duration, ready: impl FnOnce() -> bool) {
+    /// Sleeps until somebody writes something, at most for `slice`, unless `ready` says that it is there already. True when
+    /// it slept and nobody woke it.
+    pub(super) fn sleep(&self, slice: Duration, ready: impl FnOnce() -> bool) -> bool {
         let asleep = self.asleep(self.rank);
         asleep.lie_down();
         self.sleepers().enter();
-        self.fence.heavy();
-        if !ready() {
+        fence::of_sleeper();
+        let sleeps = !ready();
+        if sleeps {
             asleep.sleep(slice);
         }
-        asleep.get_up();
+        let alone = asleep.get_up();
         self.sleepers().leave();
+        sleeps && alone
     }
 }

@@ -26,7 +26,7 @@
 //! have finished the call that used them last. Arriving at call `k` says that calls before `k` are finished.
 //!
 //! A sleeper sets its own `asleep` flag and sleeps on it with a futex; whoever writes something that may be waited for looks
-//! at the number of sleepers afterwards. [`Fence`](crate::transport::fence::Fence) has the order of the two.
+//! at the number of sleepers afterwards. [`fence`](crate::transport::fence) has the order of the two.
 //!
 //! `model.rs` runs all of this under the model checker loom, with two or three ranks. The command is in `scripts/loom.sh`.
 

@@ -18,7 +18,6 @@ use crate::error::Error;
 use crate::executor::{Buffers, Patience, Supervisor};
 use crate::reduce::Kernels;
 use crate::transport::explore::{must_fail, must_hold};
-use crate::transport::fence::Fence;
 use crate::transport::mapping::Mapping;
 use crate::transport::ring::Sequence;
 use crate::transport::sync::{Step, Words, touches, watch};
@@ -79,7 +78,7 @@ fn world(ranks: usize) -> Vec<Rank> {
         }
     }
     let rank = |rank| {
-        let board = Board::new(memory.clone(), layout, rank, Fence::Asymmetric).unwrap();
+        let board = Board::new(memory.clone(), layout, rank).unwrap();
         let mut registry = Registry::default();
         let allocation = Arc::new(Allocation::new(symmetric.clone(), registry.next_id(), rank, region));
         registry.add(&allocation);
@@ -150,6 +149,7 @@ impl Supervisor for Calm {
         -1
     }
     fn silence(&self) {}
+    fn woke_late(&self, _: usize, _: Duration) {}
     fn waiting_on(&self, _: Option<usize>) {}
     fn timed_out(&self, header: &Header, peers: &[usize], _: Duration) -> Error {
         panic!("{header} timed out, waiting for {peers:?}")
@@ -261,16 +261,16 @@ impl Rank {
 }
 
 /// What acquire and release have to do for lines, without any help of a fence.
-const LINE: [&[Step]; 2] = [&[Step::LightFence, Step::Publish], &[Step::LightFence, Step::SeePublished]];
+const LINE: [&[Step]; 2] = [&[Step::WakerFence, Step::Publish], &[Step::WakerFence, Step::SeePublished]];
 /// And for the ends of calls.
-const END: [&[Step]; 2] = [&[Step::LightFence, Step::Finish], &[Step::LightFence, Step::SeeFinished]];
+const END: [&[Step]; 2] = [&[Step::WakerFence, Step::Finish], &[Step::WakerFence, Step::SeeFinished]];
 
 /// A line's words are read after they are published, and are written again when all have come to the next call: then
 /// nobody's end of a call is looked at.
 #[test]
 fn lines_arrive_whole_and_are_reused_by_arrival() {
     let scenario = || together(2, |rank| (0..LINES + 1).for_each(|_| rank.all_reduce(SHORT, Wait::Yield)));
-    must_hold("short all_reduces", Some(3), &[Step::LightFence, Step::Finish, Step::SeeFinished], scenario);
+    must_hold("short all_reduces", Some(3), &[Step::WakerFence, Step::Finish, Step::SeeFinished], scenario);
     LINE.into_iter().for_each(|steps| must_fail("short all_reduces", Some(3), steps, scenario));
 }
 
@@ -278,7 +278,7 @@ fn lines_arrive_whole_and_are_reused_by_arrival() {
 #[test]
 fn lines_are_reused_by_credit() {
     let scenario = || together(2, |rank| (0..LINES + 1).for_each(|_| rank.broadcast(SHORT, Wait::Yield)));
-    must_hold("short broadcasts", None, &[Step::LightFence], scenario);
+    must_hold("short broadcasts", None, &[Step::WakerFence], scenario);
     LINE.into_iter().chain(END).for_each(|steps| must_fail("short broadcasts", None, steps, scenario));
 }
 
@@ -286,14 +286,14 @@ fn lines_are_reused_by_credit() {
 #[test]
 fn areas_are_reused_by_credit() {
     let scenario = || together(2, |rank| (0..DEPTH + 1).for_each(|_| rank.all_reduce(LONG, Wait::Yield)));
-    must_hold("long all_reduces", Some(3), &[Step::LightFence], scenario);
+    must_hold("long all_reduces", Some(3), &[Step::WakerFence], scenario);
     LINE.into_iter().chain(END).for_each(|steps| must_fail("long all_reduces", Some(3), steps, scenario));
 }
 
 /// Calls of all kinds after each other: what one knows of the others from one kind holds for the next.
 #[test]
 fn kinds_of_calls_mix() {
-    must_hold("mixed calls", Some(3), &[Step::LightFence], || {
+    must_hold("mixed calls", Some(3), &[Step::WakerFence], || {
         together(2, |rank| {
             rank.broadcast(LONG, Wait::Yield);
             rank.all_reduce(SHORT, Wait::Yield);
@@ -307,7 +307,7 @@ fn kinds_of_calls_mix() {
 #[test]
 fn symmetric_buffers_belong_to_the_call() {
     let scenario = || together(2, |rank| (0..2).for_each(|_| rank.two_shot(Wait::Yield)));
-    must_hold("two-shot", Some(3), &[Step::LightFence], scenario);
+    must_hold("two-shot", Some(3), &[Step::WakerFence], scenario);
     LINE.into_iter().chain(END).for_each(|steps| must_fail("two-shot", Some(3), steps, scenario));
 }
 
@@ -315,7 +315,7 @@ fn symmetric_buffers_belong_to_the_call() {
 #[test]
 fn stages_are_reused_by_credit() {
     let scenario = || together(2, |rank| rank.broadcast_by(Algorithm::Staged, (STAGES + 1) * STAGE, Wait::Yield));
-    must_hold("staged broadcast", Some(3), &[Step::LightFence], scenario);
+    must_hold("staged broadcast", Some(3), &[Step::WakerFence], scenario);
     LINE.into_iter().chain(END).for_each(|steps| must_fail("staged broadcast", Some(3), steps, scenario));
 }
 
@@ -323,7 +323,7 @@ fn stages_are_reused_by_credit() {
 #[test]
 fn reduced_parts_follow_the_chunks() {
     let scenario = || together(2, |rank| rank.all_reduce_by(Algorithm::Staged, (STAGES + 1) * STAGE, Wait::Yield));
-    must_hold("staged all_reduce", Some(2), &[Step::LightFence], scenario);
+    must_hold("staged all_reduce", Some(2), &[Step::WakerFence], scenario);
     LINE.into_iter().chain(END).for_each(|steps| must_fail("staged all_reduce", Some(2), steps, scenario));
     needs_both_fences("staged all_reduce", Some(1), || {
         together(2, |rank| rank.all_reduce_by(Algorithm::Staged, STAGE, Wait::Sleep));
@@ -333,8 +333,8 @@ fn reduced_parts_follow_the_chunks() {
 /// The scenario holds with the fences, and loses a wake-up without one of them.
 fn needs_both_fences(name: &str, preemptions: Option<usize>, scenario: impl Fn() + Sync + Send + Copy + 'static) {
     must_hold(name, preemptions, &[], scenario);
-    must_fail(name, preemptions, &[Step::LightFence], scenario);
-    must_fail(name, preemptions, &[Step::HeavyFence], scenario);
+    must_fail(name, preemptions, &[Step::WakerFence], scenario);
+    must_fail(name, preemptions, &[Step::SleeperFence], scenario);
     // The words that ask to be woken need not order anything by themselves: the fences do.
     must_hold(name, preemptions, &[Step::Wake], scenario);
 }

@@ -139,7 +139,13 @@ impl Waiter<'_> {
             return Err(self.supervisor.interrupted(&call.header));
         }
         let slice = SLICE.min(self.patience.deadline - waited);
-        board.sleep(slice, || board.has(peer, what) || self.supervisor.has_failed());
+        let since = Instant::now();
+        let alone = board.sleep(slice, || board.has(peer, what) || self.supervisor.has_failed());
+        // An interrupted sleep ends early; what comes then may have its waker still on the way.
+        let slept = since.elapsed();
+        if alone && slept >= slice && board.has(peer, what) {
+            self.supervisor.woke_late(peer, slept);
+        }
         Ok(())
     }
 }

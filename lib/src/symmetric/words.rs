@@ -37,7 +37,7 @@ impl Sleepers {
         self.0.load(Ordering::Relaxed) != 0
     }
 
-    /// One more. A heavy fence must follow, and then another look for what is awaited.
+    /// One more. The sleeper's fence must follow, and then another look for what is awaited.
     pub(super) fn enter(&self) {
         self.0.fetch_add(1, order(Step::Wake, Ordering::AcqRel));
     }
@@ -64,8 +64,9 @@ impl Asleep {
         self.0.wait(1, slice);
     }
 
-    pub(super) fn get_up(&self) {
-        self.0.word().swap(0, order(Step::Wake, Ordering::AcqRel));
+    /// True when nobody has woken us.
+    pub(super) fn get_up(&self) -> bool {
+        self.0.word().swap(0, order(Step::Wake, Ordering::AcqRel)) != 0
     }
 
     /// Wakes the rank if it sleeps.

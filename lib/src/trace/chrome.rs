@@ -230,6 +230,7 @@ impl Page<'_> {
     fn span(&self, lines: &mut Lines, e: &Event, span: Span) -> io::Result<()> {
         match span {
             Span::Start => self.slice(lines, e, "setup", "start", ""),
+            Span::LateWake { peer } => self.slice(lines, e, "wait", format_args!("lost wake-up from rank {peer}"), ""),
             Span::Split => self.slice(lines, e, "setup", "split", ""),
             Span::Drain => self.slice(lines, e, "queue", "wait for queued calls", ""),
             Span::BucketReady { bucket, bytes } => {

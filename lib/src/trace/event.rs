@@ -72,6 +72,8 @@ pub(crate) enum Span {
     BucketReady { bucket: u32, bytes: u64 },
     /// `Ddp::finish`.
     Finish,
+    /// A sleep that only the end of its slice ended, though `peer` had something for us: a wake-up was lost.
+    LateWake { peer: u32 },
     /// `Ddp::finish` waits for one bucket.
     BucketWait { bucket: u32 },
 }

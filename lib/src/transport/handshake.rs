@@ -6,17 +6,15 @@ use std::fmt;
 use std::hint::black_box;
 
 use super::LinkOptions;
-use super::fence::Fence;
 
 const MAGIC: [u8; 8] = *b"tinynccl";
 /// Version of the handshake and of the layout of messages and shared memory.
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 /// Longest reason in a refusal, in bytes.
 const MAX_DETAIL: usize = 512;
 
 const CHECKSUM: u32 = 1;
-const ASYMMETRIC: u32 = 2;
-const VERBS: u32 = 4;
+const VERBS: u32 = 2;
 
 /// What a dialer says. 80 bytes, little endian.
 #[derive(Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
@@ -77,11 +75,6 @@ impl Hello {
     /// The same for one hop of a link between two other ranks.
     pub(crate) fn on_the_way(self, origin: usize, target: usize) -> Hello {
         Hello { origin: origin as u32, target: target as u32, ..self }
-    }
-
-    /// The same for a link through memory, with what this process can do.
-    pub(crate) fn over_memory(self, fence: Fence) -> Hello {
-        Hello { flags: self.flags & !ASYMMETRIC | flag(fence), ..self }
     }
 
     /// The same for a link over RDMA: this connection only makes it.
@@ -155,10 +148,6 @@ impl Hello {
     pub(crate) fn of_stream(&self, stream: usize) -> Hello {
         Hello { stream: stream as u32, ..*self }
     }
-
-    pub(crate) fn fence(&self) -> Fence {
-        fence(self.flags)
-    }
 }
 
 impl fmt::Debug for Hello {
@@ -173,7 +162,7 @@ impl fmt::Debug for Hello {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Reply {
     /// The link stands.
-    Welcome(Fence),
+    Welcome,
     /// It does not, and will not: the ranks want different links.
     Refused(String),
     /// Whoever answers is not the one meant: another address may be right.
@@ -187,8 +176,7 @@ pub(crate) enum Reply {
 struct ReplyHead {
     magic: [u8; 8],
     status: u32,
-    flags: u32,
-    detail: u64,
+    detail: u32,
 }
 
 impl Reply {
@@ -198,16 +186,16 @@ impl Reply {
     pub(crate) const MAX: usize = Self::HEAD + MAX_DETAIL;
 
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
-        let (status, flags, detail) = match self {
-            Reply::Welcome(fence) => (0, flag(*fence), ""),
-            Reply::Refused(detail) => (1, 0, detail.as_str()),
-            Reply::UseTcp(detail) => (2, 0, detail.as_str()),
-            Reply::Stranger(detail) => (3, 0, detail.as_str()),
+        let (status, detail) = match self {
+            Reply::Welcome => (0, ""),
+            Reply::Refused(detail) => (1, detail.as_str()),
+            Reply::UseTcp(detail) => (2, detail.as_str()),
+            Reply::Stranger(detail) => (3, detail.as_str()),
         };
         // Cut at the last whole character that fits.
         let fits = detail.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|end| *end <= MAX_DETAIL).last();
         let detail = detail.get(..fits.unwrap_or(0)).unwrap_or_default();
-        let head = ReplyHead { magic: MAGIC, status, flags, detail: detail.len() as u64 };
+        let head = ReplyHead { magic: MAGIC, status, detail: detail.len() as u32 };
         [bytemuck::bytes_of(&head), detail.as_bytes()].concat()
     }
 
@@ -229,20 +217,12 @@ impl Reply {
         let head: ReplyHead = bytemuck::try_pod_read_unaligned(head).map_err(|e| e.to_string())?;
         let detail = String::from_utf8_lossy(detail).into_owned();
         Ok(match head.status {
-            0 => Reply::Welcome(fence(head.flags)),
+            0 => Reply::Welcome,
             1 => Reply::Refused(detail),
             2 => Reply::UseTcp(detail),
             _ => Reply::Stranger(detail),
         })
     }
-}
-
-fn flag(fence: Fence) -> u32 {
-    if fence == Fence::Asymmetric { ASYMMETRIC } else { 0 }
-}
-
-fn fence(flags: u32) -> Fence {
-    if flags & ASYMMETRIC != 0 { Fence::Asymmetric } else { Fence::Full }
 }
 
 /// Compares in a time that does not depend on where the difference is.
@@ -272,7 +252,7 @@ mod tests {
         }
         assert!(Hello::parse(&bytes, &[7; 16], 3).unwrap_err().unwrap().contains("rank 3"));
         let old = Hello { version: 0, ..hello() };
-        assert!(Hello::parse(bytemuck::bytes_of(&old), &[7; 16], 2).unwrap_err().unwrap().contains("version 4, got 0"));
+        assert!(Hello::parse(bytemuck::bytes_of(&old), &[7; 16], 2).unwrap_err().unwrap().contains("version 5, got 0"));
         let other = Hello { magic: *b"GET / HT", ..hello() };
         assert_eq!(Hello::parse(bytemuck::bytes_of(&other), &[7; 16], 2), Err(None));
         assert_eq!(Hello::parse(&bytes[1..], &[7; 16], 2), Err(None));
@@ -310,8 +290,7 @@ mod tests {
     #[test]
     fn replies_round_trip_and_long_reasons_are_cut() {
         for reply in [
-            Reply::Welcome(Fence::Full),
-            Reply::Welcome(Fence::Asymmetric),
+            Reply::Welcome,
             Reply::Refused("no".to_owned()),
             Reply::UseTcp("größer".to_owned()),
             Reply::Stranger(String::new()),
@@ -329,14 +308,12 @@ mod tests {
             max_message in 1..=LinkOptions::MAX_MESSAGE, depth in 1..=LinkOptions::MAX_DEPTH, streams in 1usize..=16,
         ) {
             let options = LinkOptions { max_message, depth };
-            let hello = Hello::new(token, (from as usize, to as usize), link, &options, checksum, streams)
-                .over_memory(Fence::available());
+            let hello = Hello::new(token, (from as usize, to as usize), link, &options, checksum, streams);
             let parsed = Hello::parse(bytemuck::bytes_of(&hello), &token, to as usize).unwrap();
             prop_assert_eq!(parsed, hello);
             prop_assert_eq!((parsed.from, parsed.to, (parsed.comm, parsed.channel)), (from, to, link));
             prop_assert_eq!(parsed.differs(&options, checksum, streams, false), None);
             prop_assert!(parsed.differs(&options, !checksum, streams, false).is_some());
-            prop_assert_eq!(parsed.fence(), Fence::available());
         }
 
         #[test]

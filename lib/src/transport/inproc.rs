@@ -4,7 +4,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::doorbell::Doorbell;
-use super::fence::Fence;
 use super::mapping::Mapping;
 use super::ring::{self, Ends, Layout, SingleCopy};
 use super::wait::Wait;
@@ -143,7 +142,6 @@ fn link(first: &Entry, second: &ConnectTo, second_bell: &Arc<Doorbell>) -> Resul
     let end = |to: &ConnectTo, bell: &Arc<Doorbell>| Ends {
         peer: Peer { rank: to.rank, peer: to.peer_rank, address: format!("thread of process {}", std::process::id()) },
         bell: bell.clone(),
-        fence: Fence::available(),
         lifeline: None,
         single_copy: SingleCopy::OFF,
     };

@@ -2,20 +2,15 @@
 //! [loom] under `--cfg loom`. The code is the same in both, so the orderings that are checked are the orderings that run.
 //!
 //! # What the model stands for
-//! - **Fences.** loom knows no `membarrier(2)`, so [`compiler_fence`] is a full fence there, and both kinds of
-//!   [`Fence`](super::fence::Fence) are the same. That is sound for what the fence is for. `membarrier` makes every other
-//!   core execute a full fence at *some* point between its call and its return. On the core of the side that runs often
-//!   (`store A; compiler_fence; load B`), that point is before `load B` or after `store A`, or both. Before `load B`: the
-//!   load sees what the sleeper stored before the call. After `store A`: the sleeper sees A after the call. That is the
-//!   disjunction which two full fences give, and no more is used. A full fence per message could hide a missing
-//!   acquire or release elsewhere; so the models that do not sleep run without any fence ([`Step::LightFence`] left out).
+//! - **Fences** are loom's own. A full fence per message could hide a missing acquire or release elsewhere; so the models that
+//!   do not sleep run without any fence ([`Step::WakerFence`] left out).
 //! - **Payloads** are [`Words`], and memory that a model [watches](touches): plain memory, in which loom reports an unordered
 //!   read and write as an error.
 //! - **The doorbell** (an eventfd) is a flag under a lock: the kernel writes, reads and polls its counter under a lock, too.
 //! - **A futex** is a word and a queue under a lock: the kernel compares the word and queues the sleeper under the lock of
 //!   its hash bucket, and takes it to wake. Nobody wakes by time: what only that would mend is a deadlock in the model.
 
-pub(crate) use imp::{AtomicU32, AtomicU64, Futex, Words, compiler_fence, copy, fence, order, touches, yield_now};
+pub(crate) use imp::{AtomicU32, AtomicU64, Futex, Words, copy, fence, order, touches, yield_now};
 
 #[cfg(loom)]
 #[cfg_attr(not(test), allow(unused_imports))]
@@ -51,15 +46,15 @@ pub(crate) enum Step {
     /// Changes of the bit, or of the words, that ask to be woken.
     Wake,
     /// Between a message (or freed line) and the look at the peer's state.
-    LightFence,
+    WakerFence,
     /// Between asking to be woken and the look for a message (or credit).
-    HeavyFence,
+    SleeperFence,
 }
 
 #[cfg(not(loom))]
 mod imp {
     pub(crate) use std::ptr::copy_nonoverlapping as copy;
-    pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, compiler_fence, fence};
+    pub(crate) use std::sync::atomic::{AtomicU32, AtomicU64, fence};
     pub(crate) use std::thread::yield_now;
 
     use std::sync::atomic::Ordering;
@@ -172,10 +167,6 @@ mod imp {
         if ordering != Ordering::Relaxed {
             loom::sync::atomic::fence(ordering);
         }
-    }
-
-    pub(crate) fn compiler_fence(ordering: Ordering) {
-        fence(ordering);
     }
 
     #[derive(Debug)]

@@ -18,7 +18,6 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::doorbell::Doorbell;
-use super::fence::Fence;
 use super::handshake::{Hello, Reply};
 use super::relay::{self, Path, Routes, Traffic};
 use super::verbs::{self, VerbsAddress};
@@ -133,10 +132,6 @@ impl Endpoint {
     /// [`Error::Config`] for an interface or RDMA device that does not exist, [`Error::Os`] when nothing can be listened on,
     /// [`Error::Unsupported`] when RDMA is asked for and there is none, in this build or on this machine.
     pub fn new(rank: usize, token: [u8; 16], config: &Config) -> Result<Endpoint> {
-        if matches!(config.transport, TransportChoice::Shm | TransportChoice::Auto) {
-            // Before there are threads of ours.
-            Fence::prepare();
-        }
         let rails = match config.transport {
             TransportChoice::Verbs => Some(Arc::new(verbs::Rails::open(rank, config)?)),
             _ => None,
@@ -340,7 +335,6 @@ impl Inner {
             .on_the_way(hop.origin, hop.target)
             .over_verbs(kind == Kind::Verbs);
         if let (Kind::Shm, Some(name)) = (kind, &hop.info.unix) {
-            let hello = hello.over_memory(Fence::available());
             match shm::connect(name, &hello, &hop.options, bell, self.single_copy, wait)? {
                 shm::Dialed::Linked(pair) => return Ok(pair),
                 shm::Dialed::NotPossible(why) if self.transport == TransportChoice::Shm => {
@@ -404,11 +398,11 @@ impl Inner {
         }
         let pending = match conn {
             Conn::Unix(pending) => {
-                return Ok(shm::finish(pending, hello.fence(), ranks, options, bell, self.single_copy));
+                return Ok(shm::finish(pending, ranks, options, bell, self.single_copy));
             }
             Conn::Tcp(pending) => pending,
         };
-        let welcome = Reply::Welcome(hello.fence());
+        let welcome = Reply::Welcome;
         if let Some(rails) = &self.rails {
             let who = Peer { rank: self.rank, peer: wait.peer, address: pending.address() };
             return match pending.welcome(&welcome) {

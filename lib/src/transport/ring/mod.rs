@@ -55,7 +55,6 @@ pub(crate) use words::Sequence;
 use memory::Direction;
 
 use super::doorbell::Doorbell;
-use super::fence::Fence;
 use super::mapping::Mapping;
 use super::{Interest, LinkPair, Peer};
 use crate::error::Result;
@@ -95,8 +94,6 @@ pub(crate) struct Ends {
     pub(crate) peer: Peer,
     /// Wakes the peer.
     pub(crate) bell: Arc<Doorbell>,
-    /// How both ends order their flags.
-    pub(crate) fence: Fence,
     /// Between processes.
     pub(crate) lifeline: Option<Lifeline>,
     /// Whether, and how, large payloads are fetched from the sender's memory.

@@ -90,7 +90,6 @@ fn lending(layout: Layout, bells: &[Arc<Doorbell>; 2], single_copy: SingleCopy) 
     let ends = |rank: usize| Ends {
         peer: Peer { rank, peer: 1 - rank, address: String::new() },
         bell: bells[1 - rank].clone(),
-        fence: Fence::Asymmetric,
         lifeline: None,
         single_copy,
     };
@@ -198,10 +197,10 @@ fn both_over(
 
 /// What acquire and release have to do, without any help of a fence.
 const ORDERINGS: [&[Step]; 4] = [
-    &[Step::LightFence, Step::Publish],
-    &[Step::LightFence, Step::SeePublished],
-    &[Step::LightFence, Step::Free],
-    &[Step::LightFence, Step::SeeFreed],
+    &[Step::WakerFence, Step::Publish],
+    &[Step::WakerFence, Step::SeePublished],
+    &[Step::WakerFence, Step::Free],
+    &[Step::WakerFence, Step::SeeFreed],
 ];
 
 /// Several laps of one line and room for one message, by polling.
@@ -216,7 +215,7 @@ fn messages_arrive_whole_and_in_order() {
                 move |rx, bell| (0..count).for_each(|seq| receive(rx, bell, Wait::Spin, &message(seq, len)).unwrap()),
             );
         };
-        must_hold("polling", None, &[Step::LightFence], scenario);
+        must_hold("polling", None, &[Step::WakerFence], scenario);
         ORDERINGS.into_iter().for_each(|steps| must_fail("polling", None, steps, scenario));
     }
 }
@@ -233,7 +232,7 @@ fn messages_of_any_length_share_the_room() {
             move |rx, bell| messages().for_each(|m| receive(rx, bell, Wait::Spin, &m).unwrap()),
         );
     };
-    must_hold("any length", Some(3), &[Step::LightFence], scenario);
+    must_hold("any length", Some(3), &[Step::WakerFence], scenario);
     ORDERINGS.into_iter().for_each(|steps| must_fail("any length", Some(3), steps, scenario));
 }
 
@@ -271,15 +270,15 @@ fn reserved_and_peeked_memory_is_left_alone() {
             },
         );
     };
-    must_hold("reserve and peek", None, &[Step::LightFence], scenario);
+    must_hold("reserve and peek", None, &[Step::WakerFence], scenario);
     ORDERINGS.into_iter().for_each(|steps| must_fail("reserve and peek", None, steps, scenario));
 }
 
 /// The scenario holds with the fences, and loses a wake-up without one of them.
 fn needs_both_fences(name: &str, preemptions: Option<usize>, scenario: impl Fn() + Sync + Send + Copy + 'static) {
     must_hold(name, preemptions, &[], scenario);
-    must_fail(name, preemptions, &[Step::LightFence], scenario);
-    must_fail(name, preemptions, &[Step::HeavyFence], scenario);
+    must_fail(name, preemptions, &[Step::WakerFence], scenario);
+    must_fail(name, preemptions, &[Step::SleeperFence], scenario);
 }
 
 /// The race itself: one message, and a receiver that goes to sleep.
@@ -349,9 +348,9 @@ fn the_end_comes_after_the_last_message() {
         drop(ManuallyDrop::into_inner(rx));
     }
     let awake = || scenario(Wait::Spin);
-    must_hold("end of the sender, awake", None, &[Step::LightFence], awake);
-    must_fail("end of the sender, awake", None, &[Step::LightFence, Step::Close], awake);
-    must_fail("end of the sender, awake", None, &[Step::LightFence, Step::SeeClosed], awake);
+    must_hold("end of the sender, awake", None, &[Step::WakerFence], awake);
+    must_fail("end of the sender, awake", None, &[Step::WakerFence, Step::Close], awake);
+    must_fail("end of the sender, awake", None, &[Step::WakerFence, Step::SeeClosed], awake);
     // Its end rings unasked, so no fence is needed to hear of it.
     must_hold("end of the sender, asleep", Some(3), &[], || scenario(Wait::Sleep));
 }
@@ -456,7 +455,7 @@ fn lent_memory_is_left_alone_until_it_was_fetched() {
         drop(ManuallyDrop::into_inner(rx));
     }
     let awake = || scenario(Wait::Spin);
-    must_hold("lent memory", None, &[Step::LightFence], awake);
+    must_hold("lent memory", None, &[Step::WakerFence], awake);
     ORDERINGS.into_iter().for_each(|steps| must_fail("lent memory", None, steps, awake));
     needs_both_fences("lent memory, asleep", Some(3), || scenario(Wait::Sleep));
 }

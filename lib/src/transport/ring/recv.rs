@@ -1,12 +1,13 @@
 //! The receiving end of a ring.
 
 use std::fmt;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 
 use super::memory::{Direction, Place};
 use super::single_copy::Reader;
 use super::{Ends, INLINE, agree, to_words, unpack};
 use crate::error::{Error, Result};
+use crate::transport::fence;
 use crate::transport::{Interest, Peer, Received, RecvLink};
 use crate::wire::Header;
 
@@ -141,7 +142,7 @@ impl RingRecv {
             None => Err("it lends memory to a rank that cannot read it".to_owned()),
         };
         // Taken back in the meantime, it may be anything.
-        fence(Ordering::SeqCst);
+        std::sync::atomic::fence(Ordering::SeqCst);
         let withdrawn = self.direction.sender().is_closed();
         if withdrawn {
             return Err(self.ends.peer.lost("receive", "it closed the link before its message was fetched"));
@@ -180,7 +181,7 @@ impl RingRecv {
             self.got = if offset + bytes < len { offset + bytes } else { 0 };
         }
         consumed.lines.free(self.lines);
-        self.ends.fence.light();
+        fence::of_waker();
         if self.direction.sender().glance().waiting() {
             self.wake();
         }
@@ -326,7 +327,7 @@ impl RecvLink for RingRecv {
     fn arm(&mut self) -> Result<bool> {
         self.armed = true;
         self.direction.receiver().ask_to_be_woken();
-        self.ends.fence.heavy();
+        fence::of_sleeper();
         if self.load()?.is_some() {
             return Ok(true);
         }

@@ -1,12 +1,13 @@
 //! The sending end of a ring.
 
 use std::fmt;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::Ordering;
 
 use super::memory::{Direction, Place, taken};
 use super::words::Look;
 use super::{Ends, INLINE, pack, to_words};
 use crate::error::{Error, Result};
+use crate::transport::fence;
 use crate::transport::{Interest, Peer, SendLink};
 use crate::wire::Header;
 
@@ -171,7 +172,7 @@ impl RingSend {
         self.refused = false;
         self.lines += 1;
         line.sequence.publish(self.lines);
-        self.ends.fence.light();
+        fence::of_waker();
         let state = self.direction.receiver().glance();
         if state.is_plain() { Ok(()) } else { self.attend(state) }
     }
@@ -327,7 +328,7 @@ impl SendLink for RingSend {
             self.lose("what was lent to it was taken back after an error".to_owned());
             self.direction.sender().close();
             // Whoever reads what is written from now on must see that we have closed.
-            fence(Ordering::SeqCst);
+            std::sync::atomic::fence(Ordering::SeqCst);
         }
     }
 
@@ -363,7 +364,7 @@ impl SendLink for RingSend {
     fn arm(&mut self) -> Result<bool> {
         self.armed = true;
         self.direction.sender().ask_to_be_woken();
-        self.ends.fence.heavy();
+        fence::of_sleeper();
         // One more system call: who sleeps next finds out here that the other process was killed.
         // Who was not refused waits for what it has lent.
         let ready = if self.last_lent == 0 || self.refused { self.refresh(self.wants)? } else { self.settle()? };

@@ -21,12 +21,12 @@ struct Ring {
     bells: [Arc<Doorbell>; 2],
 }
 
-fn ring(fence: Fence) -> Ring {
-    lending(fence, SingleCopy::OFF)
+fn ring() -> Ring {
+    lending(SingleCopy::OFF)
 }
 
 /// One whose sender lends all long messages.
-fn lending(fence: Fence, single_copy: SingleCopy) -> Ring {
+fn lending(single_copy: SingleCopy) -> Ring {
     let layout = Layout::new(&OPTIONS).unwrap();
     let memory = Arc::new(Mapping::anonymous(layout.bytes()).unwrap());
     introduce(&memory, layout, 0).unwrap();
@@ -34,7 +34,6 @@ fn lending(fence: Fence, single_copy: SingleCopy) -> Ring {
     let ends = |rank: usize| Ends {
         peer: Peer { rank, peer: 1 - rank, address: "here".into() },
         bell: bells[rank].clone(),
-        fence,
         lifeline: None,
         single_copy,
     };
@@ -86,7 +85,7 @@ fn layout_is_aligned_disjoint_and_within_its_size() {
 #[test]
 fn a_peer_that_writes_nonsense_gives_a_protocol_error() {
     // A piece beyond the message, and one beyond the slot.
-    let mut r = ring(Fence::Full);
+    let mut r = ring();
     assert!(r.send.send_from(&header(0, 30), &[1; 30]).unwrap());
     let d = Direction::new(&r.memory, r.layout, 0).unwrap();
     for (len, piece) in [(30, [0, 31]), (200, [0, 101]), (30, [1, 29]), (30, [0, 0]), (30, [u64::MAX, 31])] {
@@ -101,13 +100,13 @@ fn a_peer_that_writes_nonsense_gives_a_protocol_error() {
         }
     }
     // A sequence number out of nowhere.
-    let mut r = ring(Fence::Full);
+    let mut r = ring();
     let d = Direction::new(&r.memory, r.layout, 0).unwrap();
     d.line(0).sequence.publish(77);
     assert!(matches!(r.recv.recv_into(&header(0, 0), &mut []), Err(Error::Protocol { .. })));
     // More freed than sent, and less than was freed before.
     for freed in [10_000, u64::MAX] {
-        let mut r = ring(Fence::Full);
+        let mut r = ring();
         let d = Direction::new(&r.memory, r.layout, 0).unwrap();
         d.consumed().room.free(freed);
         let result = (0..10).map(|i| r.send.send_from(&header(i, 30), &[1; 30])).find(|r| r.is_err());
@@ -117,7 +116,7 @@ fn a_peer_that_writes_nonsense_gives_a_protocol_error() {
 
 #[test]
 fn small_messages_have_more_credit_than_large_ones_and_both_have_a_bound() {
-    let mut r = ring(Fence::available());
+    let mut r = ring();
     let mut count = |len: usize| {
         let data = vec![1; len];
         (0..1000).take_while(|i| r.send.send_from(&header(*i, len), &data).unwrap()).count()
@@ -130,7 +129,7 @@ fn small_messages_have_more_credit_than_large_ones_and_both_have_a_bound() {
     assert_eq!(r.recv.recv_into(&header(0, 100), &mut [0; 100]).unwrap(), Received::Done);
     assert!(r.send.reserve().unwrap().is_some());
     r.send.commit(&header(0, 40)).unwrap();
-    let mut r = ring(Fence::available());
+    let mut r = ring();
     let sent = (0..1000).take_while(|i| r.send.send_from(&header(*i, 30), &[1; 30]).unwrap()).count();
     assert_eq!(sent, 3 * taken(100) / taken(30) + 1, "the last one begins where a long one would still fit");
 }
@@ -138,7 +137,7 @@ fn small_messages_have_more_credit_than_large_ones_and_both_have_a_bound() {
 /// Wherever the sender is in the room, `depth` messages of any length find place, and no two of them the same place.
 #[test]
 fn there_is_room_for_depth_messages_at_every_place() {
-    let mut r = ring(Fence::available());
+    let mut r = ring();
     let (mut seq, mut seed) = (0, 1u64);
     let mut random = |below: u64| {
         seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -164,100 +163,94 @@ fn there_is_room_for_depth_messages_at_every_place() {
     }
 }
 
-/// Thousands of laps, more than once around 32 lines and the room, with sleeping at both ends and both kinds of fence.
+/// Thousands of laps, more than once around 32 lines and the room, with sleeping at both ends.
 #[test]
-fn no_wake_up_is_lost_with_either_fence() {
-    // Both rings at once: the thread sanitizer does not see memory being unmapped and would take a second ring at the same
-    // address for the first.
-    for ring in [Fence::Full, Fence::available()].map(ring) {
-        let Ring { mut send, mut recv, bells, .. } = ring;
-        let [sender_rings, receiver_rings] = bells;
-        let sleep = |bell: &Doorbell| {
-            let woken = poll(&mut [PollFd::new(bell, PollFlags::IN)], Duration::from_secs(20)).unwrap();
-            assert_eq!(woken, 1, "a wake-up was lost");
-        };
-        const N: u32 = 5000;
-        std::thread::scope(|s| {
-            s.spawn(move || {
-                for i in 0..N {
-                    let len = if i % 3 == 0 { 8 } else { 50 };
-                    while !send.send_from(&header(i, len), &vec![i as u8; len]).unwrap() {
-                        if !send.arm().unwrap() {
-                            sleep(&receiver_rings);
-                        }
-                        send.disarm();
-                        receiver_rings.drain();
+fn no_wake_up_is_lost() {
+    let Ring { mut send, mut recv, bells, .. } = ring();
+    let [sender_rings, receiver_rings] = bells;
+    let sleep = |bell: &Doorbell| {
+        let woken = poll(&mut [PollFd::new(bell, PollFlags::IN)], Duration::from_secs(20)).unwrap();
+        assert_eq!(woken, 1, "a wake-up was lost");
+    };
+    const N: u32 = 5000;
+    std::thread::scope(|s| {
+        s.spawn(move || {
+            for i in 0..N {
+                let len = if i % 3 == 0 { 8 } else { 50 };
+                while !send.send_from(&header(i, len), &vec![i as u8; len]).unwrap() {
+                    if !send.arm().unwrap() {
+                        sleep(&receiver_rings);
                     }
+                    send.disarm();
+                    receiver_rings.drain();
                 }
-                // The receiver's end must not see the link closed before it has slept for the last message.
-                send
-            });
-            s.spawn(move || {
-                for i in 0..N {
-                    let len = if i % 3 == 0 { 8 } else { 50 };
-                    let mut dst = vec![0; len];
-                    while recv.recv_into(&header(i, len), &mut dst).unwrap() != Received::Done {
-                        if !recv.arm().unwrap() {
-                            sleep(&sender_rings);
-                        }
-                        recv.disarm();
-                        sender_rings.drain();
-                    }
-                    assert_eq!(dst, vec![i as u8; len]);
-                }
-            });
+            }
+            // The receiver's end must not see the link closed before it has slept for the last message.
+            send
         });
-    }
+        s.spawn(move || {
+            for i in 0..N {
+                let len = if i % 3 == 0 { 8 } else { 50 };
+                let mut dst = vec![0; len];
+                while recv.recv_into(&header(i, len), &mut dst).unwrap() != Received::Done {
+                    if !recv.arm().unwrap() {
+                        sleep(&sender_rings);
+                    }
+                    recv.disarm();
+                    sender_rings.drain();
+                }
+                assert_eq!(dst, vec![i as u8; len]);
+            }
+        });
+    });
 }
 
 /// The race itself, without sleeping: one message and one `arm` at the same moment, again and again. Either `arm` sees the
 /// message or the bell is rung. (Without the fences a few in 100,000 rounds fail on x86.)
 #[test]
 fn arm_sees_the_message_or_the_bell_rings() {
-    for (fence, ring) in [Fence::Full, Fence::available()].map(|fence| (fence, ring(fence))) {
-        const N: u64 = 20_000;
-        let Ring { mut send, mut recv, bells, .. } = ring;
-        let bell = &bells[0];
-        let (round, sent) = (&AtomicU64::new(0), &AtomicU64::new(0));
-        let wait = |word: &AtomicU64, value: u64| {
-            let mut spins = 0u32;
-            while word.load(Ordering::Acquire) < value {
-                spins += 1;
-                if spins > 2000 {
-                    std::thread::yield_now();
-                }
-                std::hint::spin_loop();
+    const N: u64 = 20_000;
+    let Ring { mut send, mut recv, bells, .. } = ring();
+    let bell = &bells[0];
+    let (round, sent) = (&AtomicU64::new(0), &AtomicU64::new(0));
+    let wait = |word: &AtomicU64, value: u64| {
+        let mut spins = 0u32;
+        while word.load(Ordering::Acquire) < value {
+            spins += 1;
+            if spins > 2000 {
+                std::thread::yield_now();
             }
-        };
-        std::thread::scope(|s| {
-            s.spawn(move || {
-                for i in 1..=N {
-                    wait(round, i);
-                    for _ in 0..i % 64 {
-                        std::hint::spin_loop();
-                    }
-                    assert!(send.send_from(&header(i as u32, 8), &[0; 8]).unwrap());
-                    sent.store(i, Ordering::Release);
-                }
-                send
-            });
-            let mut missed = 0;
+            std::hint::spin_loop();
+        }
+    };
+    std::thread::scope(|s| {
+        s.spawn(move || {
             for i in 1..=N {
-                round.store(i, Ordering::Release);
-                for _ in 0..i / 64 % 64 {
+                wait(round, i);
+                for _ in 0..i % 64 {
                     std::hint::spin_loop();
                 }
-                let seen = recv.arm().unwrap();
-                wait(sent, i);
-                let rung = poll(&mut [PollFd::new(bell, PollFlags::IN)], Duration::ZERO).unwrap() == 1;
-                missed += u32::from(!seen && !rung);
-                recv.disarm();
-                bell.drain();
-                assert_eq!(recv.recv_into(&header(i as u32, 8), &mut [0; 8]).unwrap(), Received::Done);
+                assert!(send.send_from(&header(i as u32, 8), &[0; 8]).unwrap());
+                sent.store(i, Ordering::Release);
             }
-            assert_eq!(missed, 0, "of {N} with {fence:?}");
+            send
         });
-    }
+        let mut missed = 0;
+        for i in 1..=N {
+            round.store(i, Ordering::Release);
+            for _ in 0..i / 64 % 64 {
+                std::hint::spin_loop();
+            }
+            let seen = recv.arm().unwrap();
+            wait(sent, i);
+            let rung = poll(&mut [PollFd::new(bell, PollFlags::IN)], Duration::ZERO).unwrap() == 1;
+            missed += u32::from(!seen && !rung);
+            recv.disarm();
+            bell.drain();
+            assert_eq!(recv.recv_into(&header(i as u32, 8), &mut [0; 8]).unwrap(), Received::Done);
+        }
+        assert_eq!(missed, 0, "of {N}");
+    });
 }
 
 /// Longer than a message of the room, and than a piece.
@@ -274,7 +267,7 @@ fn ourselves() -> SingleCopy {
 
 #[test]
 fn what_is_lent_is_flushed_when_it_was_fetched() {
-    let mut r = lending(Fence::Full, ourselves());
+    let mut r = lending(ourselves());
     let data = [long(0), long(1)];
     for (seq, data) in data.iter().enumerate() {
         assert!(lend(&mut r.send, &header(seq as u32, LONG), data).unwrap());
@@ -307,7 +300,7 @@ fn without_permission_long_messages_go_through_the_room() {
     for single_copy in
         [SingleCopy::OFF, SingleCopy { pid: 0, ..ourselves() }, SingleCopy { pid: i32::MAX, ..ourselves() }]
     {
-        let mut r = lending(Fence::Full, single_copy);
+        let mut r = lending(single_copy);
         for (seq, by_pieces) in [(0, false), (1, true)] {
             let (data, mut dst) = (long(seq), vec![0; LONG]);
             let (mut sent, mut turns) = (false, 0);
@@ -349,7 +342,7 @@ fn without_permission_long_messages_go_through_the_room() {
 #[test]
 fn what_was_taken_back_is_not_received() {
     for drops in [false, true] {
-        let mut r = lending(Fence::Full, ourselves());
+        let mut r = lending(ourselves());
         let data = long(0);
         assert!(lend(&mut r.send, &header(0, LONG), &data).unwrap());
         if drops {
@@ -365,7 +358,7 @@ fn what_was_taken_back_is_not_received() {
         }
     }
     // Nothing is lent any more: the link stays.
-    let mut r = lending(Fence::Full, ourselves());
+    let mut r = lending(ourselves());
     let data = long(0);
     assert!(lend(&mut r.send, &header(0, LONG), &data).unwrap());
     assert_eq!(r.recv.recv_into(&header(0, LONG), &mut vec![0; LONG]).unwrap(), Received::Done);

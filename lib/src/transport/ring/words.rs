@@ -94,7 +94,7 @@ impl State {
         self.0.fetch_or(CLOSED, order(Step::Close, Ordering::AcqRel));
     }
 
-    /// Asks to be woken. A heavy fence must follow, and then another look for what is awaited.
+    /// Asks to be woken. The sleeper's fence must follow, and then another look for what is awaited.
     pub(super) fn ask_to_be_woken(&self) {
         self.0.fetch_or(WAITING, order(Step::Wake, Ordering::AcqRel));
     }

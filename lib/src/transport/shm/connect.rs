@@ -94,18 +94,17 @@ pub(crate) fn connect(
             Err(e) => return not_possible("its Unix socket", &e),
         }
     };
-    let fence = match Reply::parse(bytes.get(..n).unwrap_or_default()) {
-        Ok(Reply::Welcome(fence)) => fence,
+    match Reply::parse(bytes.get(..n).unwrap_or_default()) {
+        Ok(Reply::Welcome) => {}
         Ok(Reply::UseTcp(detail) | Reply::Stranger(detail)) => return Ok(Dialed::NotPossible(detail)),
         Ok(Reply::Refused(detail)) | Err(detail) => return Err(who.protocol("connect", detail)),
-    };
+    }
     let Some(theirs) = fds.into_iter().next() else {
         return Err(who.protocol("connect", "expected its doorbell with the answer, got none".to_owned()));
     };
     let ends = Ends {
         peer: who,
         bell: Doorbell::from_fd(theirs),
-        fence: fence.common(hello.fence()),
         lifeline: Some(Lifeline::new(socket)),
         single_copy: SingleCopy { pid, choice: single_copy },
     };

@@ -11,7 +11,6 @@ use super::socket;
 use crate::config;
 use crate::error::{Error, Result};
 use crate::transport::doorbell::Doorbell;
-use crate::transport::fence::Fence;
 use crate::transport::handshake::{Hello, Reply};
 use crate::transport::mapping::Mapping;
 use crate::transport::packet;
@@ -126,7 +125,6 @@ pub(super) fn address(pid: i32) -> String {
 /// dialer, so that it can fall back to TCP.
 pub(crate) fn finish(
     mut pending: Pending,
-    dialer: Fence,
     (rank, peer): (usize, usize),
     options: &LinkOptions,
     bell: &Arc<Doorbell>,
@@ -141,14 +139,12 @@ pub(crate) fn finish(
             return Err(e.to_string());
         }
     };
-    let fence = dialer.common(Fence::available());
     ring::introduce(&memory, layout, 1).map_err(|e| e.to_string())?;
-    let reply = Reply::Welcome(fence).to_bytes();
+    let reply = Reply::Welcome.to_bytes();
     packet::send(&pending.socket, None, &reply, &[bell.as_fd()]).map_err(|e| e.to_string())?;
     let ends = Ends {
         peer: Peer { rank, peer, address: pending.address() },
         bell: Doorbell::from_fd(theirs),
-        fence,
         lifeline: Some(Lifeline::new(pending.socket)),
         single_copy: SingleCopy { pid: pending.pid, choice: single_copy },
     };

@@ -136,7 +136,7 @@ fn attempt(
     read_exact(&mut socket, &mut text, wait)?;
     bytes.extend(text);
     match Reply::parse(&bytes) {
-        Ok(Reply::Welcome(_)) => Ok(socket),
+        Ok(Reply::Welcome) => Ok(socket),
         Ok(Reply::Stranger(detail)) => Err(Failure::Wrong(format!("refused: {detail}"))),
         Ok(Reply::Refused(detail) | Reply::UseTcp(detail)) => Err(protocol(detail)),
         Err(detail) => Err(protocol(detail)),

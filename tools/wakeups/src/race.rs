@@ -1,0 +1,181 @@
+//! The rounds of a run.
+
+use std::hint::spin_loop;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use tinynccl::transport::{Doorbell, LinkOptions, Received, inproc};
+use tinynccl::wire::Header;
+
+use crate::case::Case;
+use crate::fence::Fence;
+
+#[repr(align(128))]
+#[derive(Debug, Default)]
+struct Word(AtomicU64);
+
+/// What both sides see. All zero at first.
+#[repr(C)]
+#[derive(Debug, Default)]
+struct Words {
+    /// The waker's message.
+    message: Word,
+    /// The sleeper's flag.
+    sleeps: Word,
+    /// The round that has begun, by the sleeper; the last one that is done, by the waker.
+    begun: Word,
+    done: Word,
+    /// The flag as the waker saw it.
+    saw: Word,
+}
+
+/// [`Words`] that threads and child processes share.
+#[derive(Debug)]
+pub(crate) struct Shared(NonNull<Words>);
+
+// SAFETY: the words are atomics.
+unsafe impl Sync for Shared {}
+
+/// A round that never comes: the waker has failed.
+const GIVEN_UP: u64 = u64::MAX;
+
+impl Shared {
+    pub(crate) fn new() -> Result<Shared> {
+        let (read_write, shared) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        // SAFETY: a new mapping, anywhere.
+        let at = unsafe { mmap_anonymous(std::ptr::null_mut(), size_of::<Words>(), read_write, shared) }
+            .context("shared memory")?;
+        NonNull::new(at.cast()).map(Shared).context("shared memory at address 0")
+    }
+
+    fn words(&self) -> &Words {
+        // SAFETY: mapped, page-aligned and zero, which is a valid `Words`; unmapped by `drop` only.
+        unsafe { self.0.as_ref() }
+    }
+
+    pub(crate) fn give_up(&self) {
+        self.words().done.0.store(GIVEN_UP, Ordering::Release);
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // SAFETY: nobody uses it any more. A failure would leave it mapped.
+        let _ = unsafe { munmap(self.0.as_ptr().cast(), size_of::<Words>()) };
+    }
+}
+
+/// Spins until `word` is `value` or more, and gives the core away where that takes long.
+fn wait(word: &Word, value: u64) -> u64 {
+    let mut turns = 0u32;
+    loop {
+        let now = word.0.load(Ordering::Acquire);
+        if now >= value {
+            return now;
+        }
+        turns = turns.wrapping_add(1);
+        if turns > 2000 {
+            std::thread::yield_now();
+        }
+        spin_loop();
+    }
+}
+
+fn idle(turns: u64) {
+    for _ in 0..turns {
+        spin_loop();
+    }
+}
+
+pub(crate) fn waker(shared: &Shared, fence: Fence, rounds: u64) {
+    let words = shared.words();
+    for round in 1..=rounds {
+        wait(&words.begun, round);
+        idle(round % 64);
+        words.message.0.store(round, Ordering::Relaxed);
+        fence.light();
+        words.saw.0.store(words.sleeps.0.load(Ordering::Relaxed), Ordering::Relaxed);
+        words.done.0.store(round, Ordering::Release);
+    }
+}
+
+/// How many of the rounds lost a wake-up.
+pub(crate) fn sleeper(shared: &Shared, fence: Fence, rounds: u64) -> Result<u64> {
+    let words = shared.words();
+    let mut lost = 0;
+    for round in 1..=rounds {
+        words.begun.0.store(round, Ordering::Release);
+        idle(round / 64 % 64);
+        words.sleeps.0.store(round, Ordering::Relaxed);
+        fence.heavy()?;
+        let seen = words.message.0.load(Ordering::Relaxed) == round;
+        if wait(&words.done, round) == GIVEN_UP {
+            bail!("the waker has failed");
+        }
+        lost += u64::from(!seen && words.saw.0.load(Ordering::Relaxed) != round);
+    }
+    Ok(lost)
+}
+
+/// The same with a link of the library: either `arm` sees the message, or the bell rings.
+pub(crate) fn link_between_threads(case: &Case, rounds: u64) -> Result<u64> {
+    let (words, hub) = (Words::default(), inproc::Hub::new());
+    let bells = [Doorbell::new()?, Doorbell::new()?];
+    let options = LinkOptions { max_message: 64, depth: 4 };
+    let connect = |rank: usize| {
+        let to = inproc::ConnectTo { comm: 0, rank, peer_rank: 1 - rank, channel: 0, options };
+        hub.connect(&to, &bells[rank], &|| None, Duration::from_secs(20))
+    };
+    let header = |round: u64| Header { seq: round as u32, len: 8, count: 1, ..Header::default() };
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            case.pin_to(1)?;
+            let mut link = connect(1)?;
+            for round in 1..=rounds {
+                wait(&words.begun, round);
+                idle(round % 64);
+                if !link.send.send_from(&header(round), &round.to_ne_bytes())? {
+                    bail!("round {round}: the link has no credit");
+                }
+                words.done.0.store(round, Ordering::Release);
+            }
+            anyhow::Ok(link)
+        });
+        case.pin_to(0)?;
+        let mut link = connect(0)?;
+        let lost = receive(&words, &mut link.recv, &bells[0], rounds, header);
+        // Its end must not close the link before we have read all.
+        drop(thread.join().map_err(|_| anyhow::anyhow!("the waker panicked"))??);
+        lost
+    })
+}
+
+fn receive(
+    words: &Words,
+    recv: &mut Box<dyn tinynccl::transport::RecvLink>,
+    bell: &Arc<Doorbell>,
+    rounds: u64,
+    header: impl Fn(u64) -> Header,
+) -> Result<u64> {
+    let mut lost = 0;
+    for round in 1..=rounds {
+        words.begun.0.store(round, Ordering::Release);
+        idle(round / 64 % 64);
+        let seen = recv.arm()?;
+        wait(&words.done, round);
+        let rung = poll(&mut [PollFd::new(bell, PollFlags::IN)], Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))? == 1;
+        lost += u64::from(!seen && !rung);
+        recv.disarm();
+        bell.drain();
+        let mut payload = [0; 8];
+        if recv.recv_into(&header(round), &mut payload)? != Received::Done || payload != round.to_ne_bytes() {
+            bail!("round {round}: expected its message, got {payload:?}");
+        }
+    }
+    Ok(lost)
+}
