@@ -70,6 +70,8 @@ pub(crate) trait Control: Send + Sync {
     unsafe fn register(&self, _base: NonNull<u8>, _bytes: usize) -> Result<Option<Registration>> {
         Ok(None)
     }
+    /// Messages on ordinary pages that are lent in shared memory: those of so many bytes and more.
+    fn lend_from(&self, _bytes: usize) {}
     /// Where to publish progress on `comm`.
     fn track(&self, comm: u32) -> Arc<Progress>;
     /// The state of every rank of the world, or an error naming who cannot be asked.

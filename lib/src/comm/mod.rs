@@ -249,7 +249,7 @@ impl Comm {
         let shape = inner.shape(collective, root);
         if inner.takes_one_shot(&engine, &shape, bytes) {
             choice.prefer(Algorithm::OneShot, &shape, bytes, bytes, &engine.tuned.model);
-        } else if let Some(chunk) = inner.takes_stages(&engine, &shape) {
+        } else if let Some(chunk) = inner.takes_stages(&engine, &shape, bytes) {
             choice.prefer(Algorithm::Staged, &shape, bytes, chunk, &engine.tuned.model);
         }
         Ok(choice)
@@ -376,7 +376,7 @@ impl Inner {
         buffers: Buffers,
         background: bool,
     ) -> Result<()> {
-        let Engine { board, jobs, registry, workspace, forced, .. } = &mut *engine;
+        let Engine { board, jobs, registry, workspace, forced, tuned, .. } = &mut *engine;
         if let BoardState::Open(board) = board {
             if let Some(place) = self.find_job(board.slot_bytes(), *forced, jobs, key) {
                 let job = &jobs[place].1;
@@ -387,7 +387,7 @@ impl Inner {
             }
             // The second is looked for only when the first does not run.
             let area = board.stage_bytes();
-            let staged = std::iter::once_with(|| self.staged(area, *forced, key)).flatten();
+            let staged = std::iter::once_with(|| self.staged(area, *forced, key, tuned.model.lend_from)).flatten();
             for job in self.symmetric(registry, *forced, key).into_iter().chain(staged) {
                 let header = Header { seq, ..job.header };
                 // SAFETY: forwarded from the caller.

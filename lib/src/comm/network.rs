@@ -183,6 +183,10 @@ impl Control for Network {
         })
     }
 
+    fn lend_from(&self, bytes: usize) {
+        self.endpoint.lend_from(bytes);
+    }
+
     fn share(&self, key: &str, members: &[usize], bytes: usize) -> Result<Option<Arc<Mapping>>> {
         share::between_processes(self, key, members, bytes)
     }

@@ -17,9 +17,10 @@ use std::time::{Duration, Instant};
 
 use self::buffer::LARGEST;
 use self::clock::{Clock, SAMPLES, samples};
-use self::order::{Order, Probe, ROUNDS, piece};
+use self::order::{ORDINARY, Order, Probe, ROUNDS, piece};
 use super::Comm;
 use super::state::lock;
+use crate::config::SingleCopy;
 use crate::error::Result;
 use crate::topology::fit::{self, Point};
 use crate::topology::{CostModel, LinkCost, Rates};
@@ -27,6 +28,11 @@ use crate::topology::{CostModel, LinkCost, Rates};
 /// Time for one figure of a link, and for one of the memory.
 const LINK_SLICE: Duration = Duration::from_millis(3);
 const MEMORY_SLICE: Duration = Duration::from_millis(1);
+
+/// Samples of an exchange to decide about lending.
+const LENDING: usize = 15;
+/// Lending must take less than this share of the time of two copies.
+const WORTH: f64 = 0.85;
 
 /// What carries the messages to a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -125,6 +131,9 @@ impl Link<'_> {
             self.clock.steady = false;
             return Ok(());
         }
+        if self.kind == Kind::Shm && self.probe.comm.config().single_copy == SingleCopy::Auto {
+            self.model.lend_from = self.lending(alpha_ns)?;
+        }
         let caches = self.model.caches;
         // Footprints per rank: half of L2, a quarter of this rank's part of L3, more than all of it.
         let ranks = if same_host { 2.0 } else { 1.0 };
@@ -174,6 +183,30 @@ impl Link<'_> {
             self.model.call_ns = call_ns;
         }
         Ok(())
+    }
+
+    /// The least length from which messages on ordinary pages had better be lent, if any: the same exchange both ways.
+    fn lending(&mut self, alpha_ns: f64) -> Result<Option<usize>> {
+        for bytes in [ORDINARY / 2, ORDINARY] {
+            let mut times = [None; 2];
+            for (time, from) in times.iter_mut().zip([usize::MAX, bytes]) {
+                let guess = 2.0 * (alpha_ns + self.model.shm.beta.l2 * bytes as f64);
+                let order = self.probe.order(Order::Lend { from })?;
+                self.probe.perform(order)?;
+                *time = self.together(guess, LENDING, |calls| Order::Exchange { bytes, calls })?;
+            }
+            log::debug!(
+                "{bytes} bytes each way on ordinary pages: {:?} ns through the room, {:?} ns lent",
+                times[0],
+                times[1]
+            );
+            if let [Some(through), Some(lent)] = times
+                && lent < WORTH * through
+            {
+                return Ok(Some(bytes));
+            }
+        }
+        Ok(None)
     }
 
     /// Buffers of `bytes` bytes on both ranks, or of at least `least` if there is no time for more: how many bytes; `None` without

@@ -103,16 +103,24 @@ impl Inner {
     }
 
     /// The job of a call whose buffers pass through the board in chunks.
-    pub(super) fn staged(&self, stage_bytes: usize, forced: Option<Algorithm>, key: &CallKey) -> Option<Job> {
-        let shape = self.shape(key.collective, key.root);
-        takes_stages(stage_bytes, forced, &shape, key.dtype.size()).then(|| self.job(key, Algorithm::Staged))
+    pub(super) fn staged(
+        &self,
+        stage_bytes: usize,
+        forced: Option<Algorithm>,
+        key: &CallKey,
+        lend_from: Option<usize>,
+    ) -> Option<Job> {
+        let (shape, elem) = (self.shape(key.collective, key.root), key.dtype.size());
+        let lent = is_lent(lend_from, key.count.saturating_mul(elem));
+        takes_stages(stage_bytes, forced, &shape, elem, lent).then(|| self.job(key, Algorithm::Staged))
     }
 
     /// Bytes of a segment that pass at once, if a collective that is too large for the slots goes through the board in chunks.
-    pub(super) fn takes_stages(&self, engine: &Engine, shape: &Shape) -> Option<usize> {
+    pub(super) fn takes_stages(&self, engine: &Engine, shape: &Shape, segment: usize) -> Option<usize> {
         let BoardState::Open(board) = &engine.board else { return None };
         let bytes = board.stage_bytes();
-        takes_stages(bytes, engine.forced, shape, 1).then(|| symmetric::largest_chunk(shape, 1, bytes))
+        let lent = is_lent(engine.tuned.model.lend_from, segment);
+        takes_stages(bytes, engine.forced, shape, 1, lent).then(|| symmetric::largest_chunk(shape, 1, bytes))
     }
 
     fn job(&self, key: &CallKey, algorithm: Algorithm) -> Job {
@@ -164,11 +172,16 @@ fn fits_slots(slot_bytes: usize, forced: Option<Algorithm>, shape: &Shape, bytes
         && symmetric::slot_bytes(shape, bytes) <= slot_bytes
 }
 
+/// Whether a link would lend a segment on ordinary pages: then one copy beats the two through the board.
+fn is_lent(lend_from: Option<usize>, segment: usize) -> bool {
+    lend_from.is_some_and(|from| segment >= from)
+}
+
 /// The rule of staged: large calls of more than two ranks, unless another algorithm is asked for. Two ranks do as well or better
 /// over their link, but for a broadcast.
-fn takes_stages(stage_bytes: usize, forced: Option<Algorithm>, shape: &Shape, elem: usize) -> bool {
+fn takes_stages(stage_bytes: usize, forced: Option<Algorithm>, shape: &Shape, elem: usize, lent: bool) -> bool {
     let wanted = match forced {
-        None => shape.ranks > 2 || shape.ranks == 2 && shape.collective == Collective::Broadcast,
+        None => shape.ranks > 2 || shape.ranks == 2 && shape.collective == Collective::Broadcast && !lent,
         Some(forced) => forced == Algorithm::Staged && shape.ranks > 1,
     };
     wanted

@@ -94,7 +94,7 @@ config! {
     shm_chunk: usize = 128 << 10, "TINYNCCL_SHM_CHUNK", "bytes, 4K to 16M",
         "Largest message when all ranks share memory.";
     single_copy: SingleCopy = SingleCopy::Auto, "TINYNCCL_SHM_SINGLE_COPY", "auto, off, or bytes",
-        "Messages that a receiver in shared memory fetches from the sender's buffer (process_vm_readv), with one copy instead of two: auto, those from 128 KiB on whose buffer lies on huge pages (Linux 6.7 or later); bytes: the smallest such message, whatever its pages. Where a process may not read the other's memory all messages are copied twice. All ranks must set the same.";
+        "Messages that a receiver in shared memory fetches from the sender's buffer (process_vm_readv), with one copy instead of two: auto, those from 128 KiB on whose buffer lies on huge pages (Linux 6.7 or later), and on small pages those from which one copy was measured to be faster when the communicator started, one way up to 1 MiB; bytes: the smallest such message, whatever its pages. Where a process may not read the other's memory all messages are copied twice. All ranks must set the same.";
     tcp_chunk: usize = 1 << 20, "TINYNCCL_TCP_CHUNK", "bytes, 4K to 16M",
         "Largest message when any pair of ranks talks TCP; collectives that reduce on more than two ranks send at most 256 KiB at once.";
     tcp_streams: usize = 1, "TINYNCCL_TCP_STREAMS", "1 to 16",

@@ -322,6 +322,7 @@ unsafe fn send(
 ) -> Result<bool, Stop> {
     // SAFETY: by the caller.
     let data = unsafe { view(memory, src) };
+    let two_way = links.two_way;
     let link = &mut links.sends[instruction.send];
     if plan.lends {
         let apart = || {
@@ -338,7 +339,7 @@ unsafe fn send(
         if stays {
             // SAFETY: the caller keeps the buffers until `run` returns, which waits for the links to be flushed or lets go of
             // them. Until then the program writes to this part only after it has found the link flushed (`awaits`).
-            return Ok(unsafe { link.send_lent(header, data) }?);
+            return Ok(unsafe { link.send_lent(header, data, two_way) }?);
         }
     }
     Ok(link.send_from(header, data)?)

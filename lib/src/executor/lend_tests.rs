@@ -40,7 +40,7 @@ impl SendLink for Late {
     fn send_from(&mut self, header: &Header, data: &[u8]) -> Result<bool> {
         if self.lent.is_empty() { self.inner.send_from(header, data) } else { Ok(false) }
     }
-    unsafe fn send_lent(&mut self, header: &Header, data: &[u8]) -> Result<bool> {
+    unsafe fn send_lent(&mut self, header: &Header, data: &[u8], _: bool) -> Result<bool> {
         self.lent.push_back((*header, data.as_ptr()));
         self.count += 1;
         Ok(true)

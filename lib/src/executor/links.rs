@@ -18,6 +18,8 @@ pub(crate) struct Links {
     /// reduce it.
     lends: [bool; 2],
     lends_long: Vec<bool>,
+    /// The run that is going on sends and receives.
+    pub(super) two_way: bool,
 }
 
 impl Links {

@@ -113,6 +113,8 @@ unsafe fn run_with(
     if scratch.len() < words {
         scratch.resize(words, 0);
     }
+    let both = |directions: &dyn Fn(&Plan) -> bool| tasks.iter().any(|task| directions(task.plan));
+    links.two_way = both(&|plan| plan.directions.0) && both(&|plan| plan.directions.1);
     if let Some(recorder) = probe.on() {
         recorder.run_begins(lanes.len());
     }

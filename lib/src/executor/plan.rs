@@ -147,6 +147,8 @@ pub(crate) struct Plan {
     pub(crate) scratch_bytes: usize,
     /// Some links may read what is sent after they were given it.
     pub(super) lends: bool,
+    /// It sends; it receives.
+    pub(super) directions: (bool, bool),
     /// Bytes from the start of the output on that are written.
     pub(super) output_bytes: usize,
     /// Header template.
@@ -219,12 +221,15 @@ impl Plan {
         if lends {
             mark_lendable(&mut instructions, &lanes);
         }
+        let uses = |link: fn(&Instruction) -> usize| instructions.iter().any(|i| link(i) != usize::MAX);
+        let directions = (uses(|i| i.send), uses(|i| i.recv));
         let output_bytes = output_segments.saturating_mul(key.count).saturating_mul(elem);
         Some(Plan {
             instructions,
             lanes,
             elem,
             lends,
+            directions,
             output_bytes,
             streams: output_bytes >= STREAM,
             kernels: reduce::kernels(key.dtype, key.op.unwrap_or(ReduceOp::Sum)),
@@ -256,6 +261,7 @@ impl Plan {
             divisor: 1,
             scratch_bytes: 0,
             lends,
+            directions: (!sends.is_empty(), !recvs.is_empty()),
             output_bytes: recvs
                 .iter()
                 .map(|(_, range)| range)

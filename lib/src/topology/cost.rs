@@ -82,6 +82,8 @@ pub struct CostModel {
     pub ranks_per_core: f64,
     /// Cores of a host that run ranks.
     pub busy_cores: f64,
+    /// Messages of so many bytes and more are copied once between ranks that share memory, also on small pages; `None`: none are.
+    pub lend_from: Option<usize>,
     /// Caches of a host.
     pub caches: Caches,
     /// Which ranks share memory.
@@ -90,7 +92,7 @@ pub struct CostModel {
 
 impl CostModel {
     /// Version of the record that this code reads and writes.
-    pub const VERSION: u32 = 2;
+    pub const VERSION: u32 = 3;
 
     /// Built-in figures for ranks of one host over shared memory: orders of magnitude, for when nothing was measured.
     pub fn shm() -> CostModel {
@@ -106,6 +108,7 @@ impl CostModel {
             switch_ns: 0.0,
             ranks_per_core: 1.0,
             busy_cores: 1.0,
+            lend_from: None,
             caches: Caches::TYPICAL,
             placement: Placement::TOGETHER,
         }
@@ -435,7 +438,7 @@ mod tests {
         assert_eq!(CostModel::from_json(&CostModel::shm().to_json()).unwrap(), CostModel::shm());
         for bad in [
             String::new(),
-            text.replace("\"version\":2", "\"version\":1"),
+            text.replace("\"version\":3", "\"version\":2"),
             text.replace("5000.0", "-1"),
             text.replace("5000.0", "1e300"),
             text.replace("alpha_ns", "alpha"),

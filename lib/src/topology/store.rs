@@ -266,7 +266,7 @@ mod tests {
             vec![0xff; 100],
             vec![b' '; LONGEST as usize + 1],
             good.replace("\"format\": 1", "\"format\": 2").into_bytes(),
-            good.replace("\"version\": 2", "\"version\": 1").into_bytes(),
+            good.replace("\"version\": 3", "\"version\": 2").into_bytes(),
             good.replace("\"alpha_ns\": 100.0", "\"alpha_ns\": -100.0").into_bytes(),
             good.replace("\"optimised\": true", "\"optimised\": false").into_bytes(),
         ];

@@ -143,7 +143,7 @@ fn link(first: &Entry, second: &ConnectTo, second_bell: &Arc<Doorbell>) -> Resul
         peer: Peer { rank: to.rank, peer: to.peer_rank, address: format!("thread of process {}", std::process::id()) },
         bell: bell.clone(),
         lifeline: None,
-        single_copy: SingleCopy::OFF,
+        single_copy: SingleCopy::off(),
     };
     Ok((
         ring::pair(&memory, layout, 0, end(second, &first.bell), "inproc")?,

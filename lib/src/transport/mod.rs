@@ -161,11 +161,11 @@ pub trait SendLink: Send + fmt::Debug {
 
     /// As [`SendLink::send_from`], but `true` may come while `data` is still read: by a device, from registered memory, or by the
     /// receiver, from this process's memory. That is over when [`SendLink::is_flushed`] says `true` or [`SendLink::let_go`]
-    /// has returned.
+    /// has returned. `two_way`: the caller receives at the same time, so that a copy which the peer makes alone costs nobody a core.
     ///
     /// # Safety
     /// Until then `data` must stay allocated and nobody may write to it.
-    unsafe fn send_lent(&mut self, header: &Header, data: &[u8]) -> Result<bool> {
+    unsafe fn send_lent(&mut self, header: &Header, data: &[u8], _two_way: bool) -> Result<bool> {
         self.send_from(header, data)
     }
 

@@ -54,7 +54,7 @@ impl SendLink for Lender {
     fn send_from(&mut self, header: &Header, data: &[u8]) -> Result<bool> {
         let copy = self.next.get_or_insert_with(|| data.to_vec());
         // SAFETY: the copy is kept, as it is, until the link is flushed.
-        let done = unsafe { self.inner.send_lent(header, copy) }?;
+        let done = unsafe { self.inner.send_lent(header, copy, false) }?;
         if done {
             self.lent.extend(self.next.take());
         }
@@ -149,7 +149,7 @@ fn lending_process() {
     let data: Vec<Vec<u8>> = (0..3).map(|seq| payload(seq, LONG)).collect();
     for (seq, data) in data.iter().enumerate() {
         // SAFETY: `data` outlives the link's use of it: until this process ends.
-        if !unsafe { link.send.send_lent(&header(seq as u32, LONG), data) }.unwrap() {
+        if !unsafe { link.send.send_lent(&header(seq as u32, LONG), data, false) }.unwrap() {
             // We cannot be read: the parent says so.
             break;
         }

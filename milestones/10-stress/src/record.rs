@@ -76,8 +76,15 @@ impl Machine {
         let system = rustix::system::uname();
         let text = |s: &std::ffi::CStr| s.to_string_lossy().into_owned();
         let processor = fs::read_to_string("/proc/cpuinfo").ok().and_then(|info| {
-            let line = info.lines().find(|line| line.starts_with("model name"))?;
-            Some(line.split_once(':')?.1.trim().to_owned())
+            let field = |name: &str| {
+                let line =
+                    info.lines().find(|line| line.split(':').next().is_some_and(|found| found.trim() == name))?;
+                Some(line.split_once(':')?.1.trim())
+            };
+            // Virtual machines give many processors one name.
+            let numbers = field("cpu family").zip(field("model"));
+            let numbers = numbers.map(|(family, model)| format!(", family {family} model {model}")).unwrap_or_default();
+            Some(format!("{}{numbers}", field("model name")?))
         });
         Machine {
             host: text(system.nodename()),

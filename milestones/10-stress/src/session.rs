@@ -80,10 +80,11 @@ fn algorithm(comm: &Comm, case: &Case, bytes: usize) -> Option<&'static str> {
 
 fn introduction(args: &Args, plan: &Plan, ranks: usize) -> String {
     let effort = plan.settings.effort;
+    let Machine { processor, kernel, .. } = Machine::here();
     let iterations = effort.iterations.map_or("as time allows".to_owned(), |n| n.to_string());
     format!(
         "# tinynccl {} ranks {ranks} minBytes {} maxBytes {} warmup iters: {} iters: {iterations} repetitions: {} \
-         validation: {} blocking: {}\n#\n# Ranks",
+         validation: {} blocking: {}\n# Processor of rank 0: {processor}; Linux {kernel}\n#\n# Ranks",
         env!("CARGO_PKG_VERSION"),
         args.min,
         args.max,

@@ -22,10 +22,22 @@ impl Buffer {
         Ok(Buffer { memory: Mapping::anonymous(LARGEST)?, words: 0 })
     }
 
-    /// At least `bytes` bytes (at most [`LARGEST`]), all of them touched.
+    /// `bytes` bytes on ordinary pages, touched. `bytes` is less than a huge page.
+    pub(super) fn ordinary(bytes: usize) -> Result<Buffer> {
+        let mut buffer = Buffer { memory: Mapping::anonymous(bytes)?, words: 0 };
+        buffer.grow(bytes);
+        Ok(buffer)
+    }
+
+    /// Bytes that it can hold.
+    pub(super) fn most(&self) -> usize {
+        self.memory.len()
+    }
+
+    /// At least `bytes` bytes (at most [`Buffer::most`]), all of them touched.
     pub(super) fn grow(&mut self, bytes: usize) {
         let before = self.words;
-        self.words = bytes.div_ceil(8).min(LARGEST / 8).max(before);
+        self.words = bytes.div_ceil(8).min(self.memory.len() / 8).max(before);
         if let Some(new) = self.get_mut(before..) {
             new.fill(ONES);
         }
@@ -35,7 +47,7 @@ impl Buffer {
 impl Deref for Buffer {
     type Target = [u64];
     fn deref(&self) -> &[u64] {
-        // SAFETY: the mapping has LARGEST bytes, aligned to a page; `words` never exceeds them, and any bits are a u64.
+        // SAFETY: the mapping is aligned to a page; `words` never exceeds it, and any bits are a u64.
         unsafe { std::slice::from_raw_parts(self.memory.base().as_ptr().cast(), self.words) }
     }
 }

@@ -18,6 +18,8 @@ const CHANNEL: u32 = 0;
 pub(super) const ROUNDS: usize = 16;
 /// Large buffers are walked in pieces of this many bytes, so that the clock is looked at in between.
 const PIECE: usize = 256 << 10;
+/// Bytes of the buffers on ordinary pages.
+pub(super) const ORDINARY: usize = 128 << 10;
 
 /// Something to do together. Travels as three numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +32,8 @@ pub(super) enum Order {
     Prepare { bytes: usize },
     /// Each rank copies pieces of so many bytes of its own.
     Copy { bytes: usize, calls: usize },
+    /// Buffers on ordinary pages until others are prepared; messages of so many bytes and more are lent.
+    Lend { from: usize },
     /// No more.
     Stop,
 }
@@ -42,6 +46,7 @@ impl Order {
             Order::Exchange { bytes, calls } => [2, bytes as u64, calls as u64],
             Order::Prepare { bytes } => [3, bytes as u64, 0],
             Order::Copy { bytes, calls } => [4, bytes as u64, calls as u64],
+            Order::Lend { from } => [5, from as u64, 0],
         }
     }
 
@@ -54,6 +59,7 @@ impl Order {
             2 if size <= LARGEST => Order::Exchange { bytes: size, calls },
             3 if size <= LARGEST => Order::Prepare { bytes: size },
             4 if size <= LARGEST => Order::Copy { bytes: size, calls },
+            5 => Order::Lend { from: size },
             _ => return None,
         })
     }
@@ -80,14 +86,18 @@ impl<'a> Probe<'a> {
         drop(engine);
         let (input, output) = (Buffer::new()?, Buffer::new()?);
         let mut probe = Probe { comm, peer, leads, input, output, messages: 0, turn: 0, at: 0 };
-        probe.prepare(4 << 10);
+        probe.prepare(4 << 10)?;
         Ok(probe)
     }
 
     /// Buffers of at least `bytes` bytes whose pages are there.
-    pub(super) fn prepare(&mut self, bytes: usize) {
+    pub(super) fn prepare(&mut self, bytes: usize) -> Result<()> {
+        if bytes > self.input.most() {
+            (self.input, self.output) = (Buffer::new()?, Buffer::new()?);
+        }
         self.input.grow(bytes);
         self.output.grow(bytes);
+        Ok(())
     }
 
     pub(super) fn room(&self) -> usize {
@@ -122,6 +132,8 @@ impl<'a> Probe<'a> {
         }
         let whole = bytes;
         let bytes = piece(whole);
+        // The figures of the links are those of two copies.
+        let lends = self.input.most() == ORDINARY;
         let key = CallKey {
             collective: Collective::SendRecv,
             dtype: DType::U8,
@@ -135,7 +147,7 @@ impl<'a> Probe<'a> {
         let plan = {
             let engine = lock(&inner.engine);
             let message = inner.options.max_message;
-            Plan::compile(&key, header, program, inner.size(), message, false, |c, p| engine.links.get(c, p))
+            Plan::compile(&key, header, program, inner.size(), message, lends, |c, p| engine.links.get(c, p))
                 .ok_or_else(|| Error::invalid("start-up measurement", "a program names a link that is not open"))?
         };
         let mut times = Vec::with_capacity(calls);
@@ -183,10 +195,17 @@ impl<'a> Probe<'a> {
             }
             Order::Exchange { bytes, calls } => self.run(&self.program(&[&[true], &[false]]), bytes, calls),
             Order::Prepare { bytes } => {
-                self.prepare(bytes);
+                self.prepare(bytes)?;
                 Ok(Vec::new())
             }
             Order::Copy { bytes, calls } => Ok(self.copy(bytes, calls)),
+            Order::Lend { from } => {
+                if self.input.most() != ORDINARY {
+                    (self.input, self.output) = (Buffer::ordinary(ORDINARY)?, Buffer::ordinary(ORDINARY)?);
+                }
+                self.comm.inner.state.control.lend_from(from);
+                Ok(Vec::new())
+            }
             Order::Stop => Ok(Vec::new()),
         }
     }

@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use super::doorbell::Doorbell;
 use super::handshake::{Hello, Reply};
 use super::relay::{self, Path, Routes, Traffic};
+use super::ring::LendFrom;
 use super::verbs::{self, VerbsAddress};
 use super::wait::Wait;
 use super::{LinkOptions, LinkPair, Peer, checksum, shm, tcp};
@@ -100,6 +101,8 @@ struct Inner {
     /// Streams of a TCP link, queue pairs of one over RDMA.
     streams: usize,
     single_copy: SingleCopy,
+    /// What its links of shared memory lend on small pages.
+    ordinary: LendFrom,
     sockets: tcp::SocketOptions,
     locals: Vec<LocalAddress>,
     rails: Option<Arc<verbs::Rails>>,
@@ -180,6 +183,7 @@ impl Endpoint {
             },
             // A checksum is looked at before anything is written to where it belongs.
             single_copy: if config.checksum { SingleCopy::Off } else { config.single_copy },
+            ordinary: LendFrom::default(),
             sockets,
             locals,
             rails,
@@ -198,6 +202,11 @@ impl Endpoint {
     pub(crate) unsafe fn register(&self, base: NonNull<u8>, bytes: usize) -> Result<Option<verbs::Registration>> {
         // SAFETY: by the caller.
         self.inner.rails.as_ref().map(|rails| unsafe { rails.register(base, bytes) }).transpose()
+    }
+
+    /// From now on links of shared memory lend messages of so many bytes and more on ordinary pages, where the choice is theirs.
+    pub(crate) fn lend_from(&self, bytes: usize) {
+        self.inner.ordinary.set(bytes);
     }
 
     /// How others reach this rank.
@@ -335,7 +344,7 @@ impl Inner {
             .on_the_way(hop.origin, hop.target)
             .over_verbs(kind == Kind::Verbs);
         if let (Kind::Shm, Some(name)) = (kind, &hop.info.unix) {
-            match shm::connect(name, &hello, &hop.options, bell, self.single_copy, wait)? {
+            match shm::connect(name, &hello, &hop.options, bell, (self.single_copy, &self.ordinary), wait)? {
                 shm::Dialed::Linked(pair) => return Ok(pair),
                 shm::Dialed::NotPossible(why) if self.transport == TransportChoice::Shm => {
                     let what = format!("shared memory between rank {} and rank {}", self.rank, hop.next);
@@ -398,7 +407,7 @@ impl Inner {
         }
         let pending = match conn {
             Conn::Unix(pending) => {
-                return Ok(shm::finish(pending, ranks, options, bell, self.single_copy));
+                return Ok(shm::finish(pending, ranks, options, bell, (self.single_copy, &self.ordinary)));
             }
             Conn::Tcp(pending) => pending,
         };

@@ -49,7 +49,7 @@ use rustix::net::RecvFlags;
 pub(crate) use memory::Layout;
 pub(crate) use recv::RingRecv;
 pub(crate) use send::RingSend;
-pub(crate) use single_copy::SingleCopy;
+pub(crate) use single_copy::{LendFrom, SingleCopy};
 pub(crate) use words::Sequence;
 
 use memory::Direction;

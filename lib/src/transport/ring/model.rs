@@ -81,7 +81,7 @@ fn ring(lines: usize, depth: usize, bells: &[Arc<Doorbell>; 2]) -> Ring {
 }
 
 fn ring_of(layout: Layout, bells: &[Arc<Doorbell>; 2]) -> Ring {
-    lending(layout, bells, SingleCopy::OFF)
+    lending(layout, bells, SingleCopy::off())
 }
 
 fn lending(layout: Layout, bells: &[Arc<Doorbell>; 2], single_copy: SingleCopy) -> Ring {
@@ -429,7 +429,7 @@ fn lent_memory_is_left_alone_until_it_was_fetched() {
         const LENT: usize = 100;
         let bells = bells();
         let layout = Layout { lines: 2, max_message: LONG, room: 64 };
-        let all = SingleCopy { pid: 1, choice: crate::config::SingleCopy::From(0) };
+        let all = SingleCopy { pid: 1, choice: crate::config::SingleCopy::From(0), ordinary: Default::default() };
         // The receiver's answer is known before the first message.
         let Ring { send: mut tx, recv: mut rx } = lending(layout, &bells, all);
         let mine = bells[0].clone();
@@ -438,7 +438,7 @@ fn lent_memory_is_left_alone_until_it_was_fetched() {
             watch(data.as_ptr(), LENT);
             touches(data.as_ptr(), LENT, true);
             // SAFETY: `data` stays until it was fetched.
-            assert!(unsafe { tx.send_lent(&header, &data) }.unwrap());
+            assert!(unsafe { tx.send_lent(&header, &data, false) }.unwrap());
             while !tx.progress().unwrap() {
                 let link = std::cell::RefCell::new(&mut *tx);
                 wait.wait(&mine, || link.borrow_mut().arm(), || link.borrow_mut().disarm()).unwrap();

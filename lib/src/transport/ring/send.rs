@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::atomic::Ordering;
 
 use super::memory::{Direction, Place, taken};
+use super::single_copy::Verdict;
 use super::words::Look;
 use super::{Ends, INLINE, pack, to_words};
 use crate::error::{Error, Result};
@@ -11,8 +12,6 @@ use crate::transport::fence;
 use crate::transport::{Interest, Peer, SendLink};
 use crate::wire::Header;
 
-/// So often an answer about the pages of a buffer is used again: it decides about speed alone.
-const SAME: u32 = 100;
 /// Messages of up to so many bytes are neither cut nor lent.
 const PIECE: usize = if cfg!(loom) { 64 } else { 32 << 10 };
 
@@ -46,8 +45,8 @@ pub(crate) struct RingSend {
     loans: u64,
     /// Bytes of the message that [`SendLink::lend`] is sending piece by piece.
     sent: usize,
-    /// The message that it was refused last, and whether it is worth lending.
-    verdict: Option<(usize, usize, bool, u32)>,
+    /// Whether the last long message was worth lending.
+    verdict: Verdict,
     lost: Option<String>,
 }
 
@@ -68,7 +67,7 @@ impl RingSend {
             last_lent: 0,
             loans: 0,
             sent: 0,
-            verdict: None,
+            verdict: Verdict::default(),
             lost: None,
         }
     }
@@ -177,22 +176,6 @@ impl RingSend {
         if state.is_plain() { Ok(()) } else { self.attend(state) }
     }
 
-    /// It may cost a system call, so an answer counts for several messages from the same place.
-    fn is_worth_lending(&mut self, data: &[u8]) -> bool {
-        let message = (data.as_ptr() as usize, data.len());
-        match &mut self.verdict {
-            Some((at, len, verdict, uses)) if (*at, *len) == message && *uses < SAME => {
-                *uses += 1;
-                *verdict
-            }
-            _ => {
-                let verdict = self.direction.loans().can_fetch() && self.ends.single_copy.lends(data);
-                self.verdict = Some((message.0, message.1, verdict, 0));
-                verdict
-            }
-        }
-    }
-
     /// Sends a long message through the room, in pieces: the receiver copies one out while we copy the next one in.
     fn send_pieces(&mut self, header: &Header, data: &[u8]) -> Result<bool> {
         let max = self.direction.layout.max_message;
@@ -294,7 +277,7 @@ impl SendLink for RingSend {
         Ok(true)
     }
 
-    unsafe fn send_lent(&mut self, header: &Header, data: &[u8]) -> Result<bool> {
+    unsafe fn send_lent(&mut self, header: &Header, data: &[u8], two_way: bool) -> Result<bool> {
         let worth = data.len() > PIECE && self.ends.single_copy.is_on();
         let short = !worth && data.len() <= self.direction.layout.max_message;
         if short || data.len() != header.len as usize || self.reserved {
@@ -303,7 +286,8 @@ impl SendLink for RingSend {
         if !self.credit(0)? {
             return Ok(false);
         }
-        if worth && self.sent == 0 && self.is_worth_lending(data) {
+        let may = worth && self.sent == 0 && self.direction.loans().can_fetch();
+        if may && self.ends.single_copy.lends(data, two_way, &mut self.verdict) {
             self.publish(header, Payload::Lent(data.as_ptr() as u64))?;
             return Ok(true);
         }

@@ -6,8 +6,11 @@
 //! them are those of every message. (Open MPI calls the way "smsc/cma", MPICH and UCX "CMA", cross-memory attach.)
 //!
 //! # When it pays
-//! The system call pins the sender's pages one by one. That is cheap where they are huge, and costs more than the second copy
-//! saves where they are small, so the sender looks ([`pagemap::is_huge`]) before it lends.
+//! The system call pins the sender's pages one by one. That is cheap where they are huge, so the sender looks
+//! ([`pagemap::is_huge`]). Where they are small it costs more than the second copy between cores that are near each other, and half
+//! as much between cores that are far apart, whose every line crosses twice on the way through the room: that is
+//! measured when a communicator starts ([`LendFrom`]). One copy keeps one core busy, two copies two: a large message on
+//! small pages is lent only where both ranks send.
 //!
 //! # Permission
 //! The kernel lets a process read another's memory if it may trace it: the same user, and nothing like Yama's
@@ -21,8 +24,8 @@
 //! (`let_go`). The receiver looks for that after it has read, so it may read anything but never takes it for a message. It
 //! reads through the kernel between threads of one process, too: a plain copy could meet memory that is unmapped.
 
-use std::sync::OnceLock;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use crate::config;
 use crate::transport::pagemap;
@@ -31,15 +34,53 @@ use crate::transport::sync::{AtomicU32, Words};
 /// Least length, by measuring: below it two cores that are near each other are faster with two copies (65 KiB: 5 against
 /// 7 us; 256 KiB: 20 against 17), and cores that are far apart lose little.
 const WORTH: usize = 128 << 10;
+/// Most bytes on small pages that are lent one way. (Far cores: 1 MiB there and back 130 to 190 us lent and 220 through the room, 2 MiB
+/// 460 to 520 and 430, 32 MiB 12,000 and 6,800.)
+const ONE_WAY: usize = 1 << 20;
+
+/// The least payload on ordinary pages that is lent; one for all links of a rank, which learn it when it was measured.
+#[derive(Debug, Clone)]
+pub(crate) struct LendFrom(Arc<AtomicUsize>);
+
+impl Default for LendFrom {
+    /// None is.
+    fn default() -> LendFrom {
+        LendFrom(Arc::new(AtomicUsize::new(usize::MAX)))
+    }
+}
+
+impl LendFrom {
+    pub(crate) fn set(&self, bytes: usize) {
+        self.0.store(bytes, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
 
 /// Whether large payloads are fetched from the sender's memory, and in which process that is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) struct SingleCopy {
     /// The peer's process id as we see it; 0: we cannot see it.
     pub(crate) pid: i32,
     /// Which payloads we lend; [`config::SingleCopy::Off`]: none, and we do not fetch either.
     pub(crate) choice: config::SingleCopy,
+    /// Of payloads on small pages, where the choice is ours.
+    pub(crate) ordinary: LendFrom,
 }
+
+/// Whether a payload is worth lending, and what that depended on. It may take a system call to find out, so an answer counts
+/// for several messages from the same place.
+#[derive(Debug, Default)]
+pub(super) struct Verdict {
+    of: Option<(usize, usize, bool, usize)>,
+    worth: bool,
+    uses: u32,
+}
+
+/// So often an answer about the pages of a buffer is used again: it decides about speed alone.
+const SAME: u32 = 100;
 
 /// What the sender says of itself in shared memory, and what the receiver answers. Written while the link is made, before
 /// the first message.
@@ -85,17 +126,32 @@ impl Loans {
 
 impl SingleCopy {
     /// Everything goes through the room.
-    pub(crate) const OFF: SingleCopy = SingleCopy { pid: 0, choice: config::SingleCopy::Off };
+    pub(crate) fn off() -> SingleCopy {
+        SingleCopy { pid: 0, choice: config::SingleCopy::Off, ordinary: LendFrom::default() }
+    }
 
     /// Whether payloads may be lent at all.
     pub(super) fn is_on(&self) -> bool {
         self.choice != config::SingleCopy::Off
     }
 
-    /// Whether a payload is worth lending.
-    pub(super) fn lends(&self, data: &[u8]) -> bool {
+    /// Whether a payload is worth lending; remembers the answer in `verdict`.
+    pub(super) fn lends(&self, data: &[u8], two_way: bool, verdict: &mut Verdict) -> bool {
+        let of = Some((data.as_ptr() as usize, data.len(), two_way, self.ordinary.get()));
+        if verdict.of == of && verdict.uses < SAME {
+            verdict.uses += 1;
+        } else {
+            *verdict = Verdict { of, worth: self.is_worth(data, two_way), uses: 0 };
+        }
+        verdict.worth
+    }
+
+    fn is_worth(&self, data: &[u8], two_way: bool) -> bool {
         match self.choice {
-            config::SingleCopy::Auto => data.len() >= WORTH && pagemap::is_huge(data),
+            config::SingleCopy::Auto => {
+                let ordinary = data.len() >= self.ordinary.get() && (two_way || data.len() <= ONE_WAY);
+                ordinary || data.len() >= WORTH && pagemap::is_huge(data)
+            }
             config::SingleCopy::Off => false,
             config::SingleCopy::From(bytes) => data.len() >= bytes,
         }

@@ -22,7 +22,7 @@ struct Ring {
 }
 
 fn ring() -> Ring {
-    lending(SingleCopy::OFF)
+    lending(SingleCopy::off())
 }
 
 /// One whose sender lends all long messages.
@@ -35,7 +35,7 @@ fn lending(single_copy: SingleCopy) -> Ring {
         peer: Peer { rank, peer: 1 - rank, address: "here".into() },
         bell: bells[rank].clone(),
         lifeline: None,
-        single_copy,
+        single_copy: single_copy.clone(),
     };
     let direction = || Direction::new(&memory, layout, 0).unwrap();
     let (send, recv) = (RingSend::new(direction(), ends(0)), RingRecv::new(direction(), ends(1)));
@@ -49,7 +49,7 @@ fn header(seq: u32, len: usize) -> Header {
 /// Sends so that the other end may fetch it.
 fn lend(send: &mut dyn SendLink, header: &Header, data: &[u8]) -> Result<bool> {
     // SAFETY: the tests keep `data` until it is fetched or taken back.
-    unsafe { send.send_lent(header, data) }
+    unsafe { send.send_lent(header, data, false) }
 }
 
 #[test]
@@ -262,7 +262,7 @@ fn long(seq: u32) -> Vec<u8> {
 
 /// Our own process, which lends whatever is long.
 fn ourselves() -> SingleCopy {
-    SingleCopy { pid: std::process::id() as i32, choice: config::SingleCopy::From(0) }
+    SingleCopy { pid: std::process::id() as i32, choice: config::SingleCopy::From(0), ordinary: LendFrom::default() }
 }
 
 #[test]
@@ -298,7 +298,7 @@ fn what_is_lent_is_flushed_when_it_was_fetched() {
 #[test]
 fn without_permission_long_messages_go_through_the_room() {
     for single_copy in
-        [SingleCopy::OFF, SingleCopy { pid: 0, ..ourselves() }, SingleCopy { pid: i32::MAX, ..ourselves() }]
+        [SingleCopy::off(), SingleCopy { pid: 0, ..ourselves() }, SingleCopy { pid: i32::MAX, ..ourselves() }]
     {
         let mut r = lending(single_copy);
         for (seq, by_pieces) in [(0, false), (1, true)] {
@@ -368,4 +368,39 @@ fn what_was_taken_back_is_not_received() {
     assert!(lend(&mut r.send, &header(2, LONG), &data).unwrap());
     drop(r.recv);
     assert!(matches!(r.send.progress(), Err(Error::PeerLost { .. })));
+}
+
+#[test]
+fn small_pages_are_lent_from_where_it_was_measured_to_pay() {
+    let copy = SingleCopy { choice: config::SingleCopy::Auto, ..ourselves() };
+    let mut r = lending(copy.clone());
+    let data = long(0);
+    // Whatever was found out about this buffer before.
+    for (from, lent) in [(usize::MAX, 0), (LONG, 1), (LONG + 1, 1), (1, 2)] {
+        copy.ordinary.set(from);
+        while !lend(&mut r.send, &header(0, LONG), &data).unwrap() {
+            let _ = r.recv.recv_into(&header(0, LONG), &mut vec![0; LONG]).unwrap();
+        }
+        while !r.send.is_flushed() || r.recv.peek().unwrap().is_some() {
+            let _ = r.recv.recv_into(&header(0, LONG), &mut vec![0; LONG]).unwrap();
+            let _ = r.send.progress().unwrap();
+        }
+        assert_eq!(r.send.lent(), lent, "from {from}");
+    }
+    // One way up to 1 MiB, both ways at any length. Memory that was never touched lies on no pages at all.
+    let memory = Mapping::anonymous((3 << 20) + 4096).unwrap();
+    let mut verdict = Default::default();
+    copy.ordinary.set(64 << 10);
+    for (len, two_way, lends) in [
+        ((64 << 10) - 1, true, false),
+        (64 << 10, false, true),
+        (1 << 20, false, true),
+        ((1 << 20) + 1, false, false),
+        ((1 << 20) + 1, true, true),
+        (3 << 20, true, true),
+    ] {
+        // SAFETY: the mapping is longer, zeroed, and nobody writes to it.
+        let data = unsafe { std::slice::from_raw_parts(memory.base().as_ptr(), len) };
+        assert_eq!(copy.lends(data, two_way, &mut verdict), lends, "{len} {two_way}");
+    }
 }

@@ -16,7 +16,7 @@ use crate::transport::doorbell::Doorbell;
 use crate::transport::handshake::{Hello, Reply};
 use crate::transport::mapping::Mapping;
 use crate::transport::packet;
-use crate::transport::ring::{self, Ends, Layout, Lifeline, SingleCopy};
+use crate::transport::ring::{self, Ends, Layout, LendFrom, Lifeline, SingleCopy};
 use crate::transport::wait::Wait;
 use crate::transport::{LinkOptions, LinkPair, Peer};
 
@@ -41,7 +41,7 @@ pub(crate) fn connect(
     hello: &Hello,
     options: &LinkOptions,
     bell: &Arc<Doorbell>,
-    single_copy: config::SingleCopy,
+    (choice, ordinary): (config::SingleCopy, &LendFrom),
     wait: &Wait<'_>,
 ) -> Result<Dialed> {
     let layout = Layout::new(options)?;
@@ -106,7 +106,7 @@ pub(crate) fn connect(
         peer: who,
         bell: Doorbell::from_fd(theirs),
         lifeline: Some(Lifeline::new(socket)),
-        single_copy: SingleCopy { pid, choice: single_copy },
+        single_copy: SingleCopy { pid, choice, ordinary: ordinary.clone() },
     };
     Ok(Dialed::Linked(ring::pair(&memory, layout, 0, ends, "shm")?))
 }

@@ -14,7 +14,7 @@ use crate::transport::doorbell::Doorbell;
 use crate::transport::handshake::{Hello, Reply};
 use crate::transport::mapping::Mapping;
 use crate::transport::packet;
-use crate::transport::ring::{self, Ends, Layout, Lifeline, SingleCopy};
+use crate::transport::ring::{self, Ends, Layout, LendFrom, Lifeline, SingleCopy};
 use crate::transport::{LinkOptions, LinkPair, Peer};
 
 /// A listening socket in the abstract namespace.
@@ -128,7 +128,7 @@ pub(crate) fn finish(
     (rank, peer): (usize, usize),
     options: &LinkOptions,
     bell: &Arc<Doorbell>,
-    single_copy: config::SingleCopy,
+    (choice, ordinary): (config::SingleCopy, &LendFrom),
 ) -> Result<LinkPair, String> {
     let Some((memory, theirs)) = pending.fds.take() else { return Err("no memory came".to_owned()) };
     let layout = Layout::new(options).map_err(|e| e.to_string())?;
@@ -146,7 +146,7 @@ pub(crate) fn finish(
         peer: Peer { rank, peer, address: pending.address() },
         bell: Doorbell::from_fd(theirs),
         lifeline: Some(Lifeline::new(pending.socket)),
-        single_copy: SingleCopy { pid: pending.pid, choice: single_copy },
+        single_copy: SingleCopy { pid: pending.pid, choice, ordinary: ordinary.clone() },
     };
     ring::pair(&memory, layout, 1, ends, "shm").map_err(|e| e.to_string())
 }

@@ -103,7 +103,7 @@ impl SendLink for VerbsSend {
         bytes <= SMALL
     }
 
-    unsafe fn send_lent(&mut self, header: &Header, data: &[u8]) -> Result<bool> {
+    unsafe fn send_lent(&mut self, header: &Header, data: &[u8], _two_way: bool) -> Result<bool> {
         let core = self.core.clone();
         let mut core = lock(&core);
         let keys = match core.lkeys(data) {
