@@ -16,6 +16,8 @@
 //! has one child in each: so the pair serves broadcast and reduce from any root too, as in P. Sanders, J. Speck and
 //! J. L. Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan" (2009), section 2.
 
+use std::ops::Range;
+
 /// The neighbours of one node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Node {
@@ -27,7 +29,7 @@ pub struct Node {
 
 impl Node {
     /// The children that there are.
-    pub fn children(&self) -> impl Iterator<Item = usize> + Clone {
+    pub fn children(&self) -> impl Iterator<Item = usize> + Clone + use<> {
         self.children.into_iter().flatten()
     }
 
@@ -56,16 +58,74 @@ pub fn first(n: usize, label: usize) -> Node {
 
 /// The neighbours of `label` in the second tree over `0..n`, rooted at 0.
 pub fn second(n: usize, label: usize) -> Node {
-    // Maps between labels of the two trees; 0 stays.
-    let mirror = |x: usize| if x == 0 { 0 } else { n - x };
-    let up = |x: usize| if x == 0 || x == n - 1 { x.min(1) } else { x + 1 };
-    let down = |x: usize| if x <= 1 { x * (n - 1) } else { x - 1 };
-    if n % 2 == 1 { first(n, mirror(label)).map(mirror) } else { first(n, down(label)).map(up) }
+    first(n, Tree::Second.in_first(n, label)).map(|label| Tree::Second.of_first(n, label))
 }
 
-/// The neighbours of `rank` when the tree over labels is laid over the ranks from `root` on.
-pub fn rooted(tree: impl Fn(usize, usize) -> Node, n: usize, root: usize, rank: usize) -> Node {
-    tree(n, (rank + n - root) % n).map(|label| (label + root) % n)
+/// One of the two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tree {
+    /// [`first`].
+    First,
+    /// [`second`].
+    Second,
+}
+
+impl Tree {
+    /// The label that the node `label` of this tree has in the first one; 0 stays.
+    fn in_first(self, n: usize, label: usize) -> usize {
+        match (self, label) {
+            (Tree::First, x) => x,
+            (Tree::Second, 0) => 0,
+            (Tree::Second, x) if n % 2 == 1 => n - x,
+            (Tree::Second, 1) => n - 1,
+            (Tree::Second, x) => x - 1,
+        }
+    }
+
+    /// The opposite of [`Tree::in_first`].
+    fn of_first(self, n: usize, label: usize) -> usize {
+        match (self, label) {
+            (Tree::First, x) => x,
+            (Tree::Second, 0) => 0,
+            (Tree::Second, x) if n % 2 == 1 => n - x,
+            (Tree::Second, x) if x == n - 1 => 1,
+            (Tree::Second, x) => x + 1,
+        }
+    }
+}
+
+/// A tree laid over the ranks from `root` on.
+#[derive(Debug, Clone, Copy)]
+pub struct Laid {
+    /// Which tree.
+    pub tree: Tree,
+    /// Ranks.
+    pub n: usize,
+    /// The rank under label 0.
+    pub root: usize,
+}
+
+impl Laid {
+    /// The neighbours of `rank`.
+    pub fn node(&self, rank: usize) -> Node {
+        first(self.n, self.label(rank)).map(|label| self.rank(label))
+    }
+
+    /// Where `rank` stands in the first tree, whose labels are in order.
+    pub fn label(&self, rank: usize) -> usize {
+        self.tree.in_first(self.n, (rank + self.n - self.root) % self.n)
+    }
+
+    /// The rank that stands there.
+    pub fn rank(&self, label: usize) -> usize {
+        (self.tree.of_first(self.n, label) + self.root) % self.n
+    }
+}
+
+/// The labels of the subtree below `label` of the first tree, `label` among them: the order makes them neighbours.
+pub fn subtree(n: usize, label: usize) -> Range<usize> {
+    let bit = label & label.wrapping_neg();
+    if label == 0 { 0..n } else { label + 1 - bit..n.min(label + bit) }
 }
 
 /// Hops from the root of [`first`] to its farthest leaf.
@@ -128,13 +188,33 @@ mod tests {
     }
 
     #[test]
+    fn a_subtree_is_a_range_of_labels() {
+        for n in 1..200 {
+            for label in 0..n {
+                let mut below: Vec<usize> = vec![label];
+                let mut at = 0;
+                while let Some(&next) = below.get(at) {
+                    below.extend(first(n, next).children());
+                    at += 1;
+                }
+                below.sort_unstable();
+                assert_eq!(below, subtree(n, label).collect::<Vec<_>>(), "n {n}, label {label}");
+            }
+        }
+    }
+
+    #[test]
     fn any_rank_can_be_the_root() {
         for n in 1..40 {
             for root in 0..n {
-                assert_eq!(rooted(second, n, root, root).parent, None);
-                for rank in 0..n {
-                    for child in rooted(second, n, root, rank).children() {
-                        assert_eq!(rooted(second, n, root, child).parent, Some(rank));
+                for tree in [Tree::First, Tree::Second] {
+                    let laid = Laid { tree, n, root };
+                    assert_eq!(laid.node(root).parent, None);
+                    for rank in 0..n {
+                        assert_eq!(laid.rank(laid.label(rank)), rank);
+                        for child in laid.node(rank).children() {
+                            assert_eq!(laid.node(child).parent, Some(rank));
+                        }
                     }
                 }
             }

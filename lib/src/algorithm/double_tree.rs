@@ -18,11 +18,13 @@
 //! | all_reduce, barrier | 2D | ≤ 2S (one tree: up to 3S) |
 //! | broadcast | D | ≤ S (one tree: up to 2S) |
 //! | reduce | D | S |
+//! | all_gather | 2D - 2, at least 1 | ≤ (n+1) · S (one tree: up to (2n+1) · S) |
+//! | reduce_scatter | 2D - 2, at least 1 | (n-1) · S |
 //!
 //! Sources: P. Sanders, J. Speck and J. L. Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan"
 //! (2009); S. Jeaugey, "Massively scale your deep learning training with NCCL 2.4" (2019); NCCL `src/graph/trees.cc`.
 
-use super::binary_tree::{Node, first, rooted, second};
+use super::binary_tree::{Laid, Tree};
 use super::{Shape, tree};
 use crate::schedule::{Partition, Program};
 
@@ -31,9 +33,9 @@ pub(super) fn program(shape: &Shape, rank: usize) -> Option<Program> {
     let mut lanes = vec![];
     let mut scratch_segments = 0;
     for c in 0..channels(shape) {
-        let node = node(shape, rank, c);
-        scratch_segments = scratch_segments.max(tree::scratch_segments(shape.collective, &node));
-        lanes.extend(tree::lanes(shape.collective, &node, c));
+        let tree = laid(shape, c);
+        scratch_segments = scratch_segments.max(tree::scratch_segments(shape.collective, &tree, rank));
+        lanes.extend(tree::lanes(shape.collective, &tree, rank, c));
     }
     Some(Program { parts: channels(shape), span: 1, scratch_segments, lanes })
 }
@@ -41,7 +43,7 @@ pub(super) fn program(shape: &Shape, rank: usize) -> Option<Program> {
 /// Payload bytes that `rank` sends.
 pub(super) fn bytes_sent(shape: &Shape, rank: usize, partition: &Partition) -> u64 {
     (0..channels(shape))
-        .map(|c| tree::copies_sent(shape.collective, &node(shape, rank, c)) * partition.total_bytes(c..c + 1))
+        .map(|c| tree::copies_sent(shape.collective, &laid(shape, c), rank) * partition.total_bytes(c..c + 1))
         .sum()
 }
 
@@ -50,7 +52,7 @@ pub fn channels(shape: &Shape) -> usize {
     (shape.channels & !1).max(2)
 }
 
-fn node(shape: &Shape, rank: usize, channel: usize) -> Node {
-    let tree = if channel.is_multiple_of(2) { first } else { second };
-    rooted(tree, shape.ranks, shape.root, rank)
+fn laid(shape: &Shape, channel: usize) -> Laid {
+    let tree = if channel.is_multiple_of(2) { Tree::First } else { Tree::Second };
+    Laid { tree, n: shape.ranks, root: shape.root }
 }

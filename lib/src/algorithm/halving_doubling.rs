@@ -17,18 +17,16 @@
 //! | collective | hops | bytes sent per rank (S: bytes of a segment) |
 //! |---|---|---|
 //! | all_reduce, barrier | 2log₂n; other n: 2k + 2 | 2(n-1)/n · S; other n: up to S more |
-//! | reduce_scatter, all_gather (n a power of two) | log₂n, n-1 messages | (n-1) · S |
-//!
-//! reduce_scatter and all_gather work on segments, which are not neighbours in memory, so they send one message each. The first two
-//! messages of an exchange follow each other: over TCP they travel together, so on 4 ranks a call is two trips, as log₂n says.
+//! | reduce_scatter | log₂n; n-1 messages | (n-1) · S |
+//! | all_gather | log₂n; n-1 messages | (n-1) · S; other n: see [`super::cube_segments`] |
 //!
 //! Sources: R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective communication operations in MPICH"
 //! (2005), section 4.5; gloo `allreduce_halving_doubling.h`.
 
 use std::ops::Range;
 
-use super::Shape;
 use super::hypercube::{Cube, Role};
+use super::{Shape, cube_segments};
 use crate::schedule::{Lane, Loc, Partition, Program, Step};
 use crate::wire::Collective;
 
@@ -47,16 +45,19 @@ pub(super) fn program_with_span(shape: &Shape, rank: usize, max_span: usize) -> 
     let lanes = (0..shape.channels).map(|c| {
         let steps = match shape.collective {
             Collective::AllReduce | Collective::Barrier => blocks.all_reduce(c),
-            Collective::ReduceScatter => blocks.reduce_scatter(c),
-            Collective::AllGather => blocks.all_gather(c),
+            Collective::ReduceScatter => cube_segments::reduce_scatter(&blocks.cube, rank, c),
+            Collective::AllGather => cube_segments::all_gather(&blocks.cube, rank, c),
             _ => return None,
         };
         Some(Lane { channel: c as u32, steps })
     });
     let lanes = lanes.collect::<Option<Vec<_>>>()?;
     let (parts, span) = cut(shape, max_span);
-    let keeps = shape.collective == Collective::ReduceScatter && shape.ranks > 2;
-    Some(Program { parts, span, scratch_segments: if keeps { shape.ranks / 2 } else { 0 }, lanes })
+    let scratch_segments = match shape.collective {
+        Collective::ReduceScatter => cube_segments::scratch_segments(&blocks.cube),
+        _ => 0,
+    };
+    Some(Program { parts, span, scratch_segments, lanes })
 }
 
 /// Parts per window, and most of them in one message.
@@ -68,7 +69,7 @@ pub(super) fn cut(shape: &Shape, max_span: usize) -> (usize, usize) {
 /// Payload bytes that `rank` sends.
 pub(super) fn bytes_sent(shape: &Shape, rank: usize, partition: &Partition) -> u64 {
     if !shape.is_all_reduce() {
-        return (shape.ranks - 1) as u64 * partition.total_bytes(0..shape.channels);
+        return cube_segments::segments_sent(shape, rank) * partition.total_bytes(0..shape.channels);
     }
     let cube = Cube::new(shape.ranks, rank);
     let channel = |c| {
@@ -89,7 +90,7 @@ pub(super) fn bytes_sent(shape: &Shape, rank: usize, partition: &Partition) -> u
 }
 
 /// The aligned block of `size` (a power of two) that contains `id`.
-fn block(id: usize, size: usize) -> Range<usize> {
+pub(super) fn block(id: usize, size: usize) -> Range<usize> {
     let start = id & !(size - 1);
     start..start + size
 }
@@ -159,39 +160,14 @@ impl Blocks {
         }
         steps
     }
-
-    fn reduce_scatter(&self, c: usize) -> Vec<Step> {
-        let Role::In { id, .. } = self.cube.role else { return vec![] };
-        let half = self.cube.size / 2;
-        let kept = block(id, half.max(1)).start;
-        let mut steps = vec![];
-        for d in self.cube.distances().rev() {
-            // Sums are in scratch memory from the first exchange on, and in the output after the last.
-            let sum = |s: usize| if d == half { Loc::input(s, c) } else { Loc::scratch(s - kept, c) };
-            let to = |s: usize| if d == 1 { Loc::output(0, c) } else { Loc::scratch(s - kept, c) };
-            let peer = id ^ d;
-            let sends = block(peer, d).map(|s| Step::send(peer, sum(s)));
-            exchange(&mut steps, sends, block(id, d).map(|s| Step::recv_reduce_copy(peer, sum(s), to(s), d == 1)));
-        }
-        steps
-    }
-
-    fn all_gather(&self, c: usize) -> Vec<Step> {
-        let Role::In { id, .. } = self.cube.role else { return vec![] };
-        let from = |s: usize| if s == id { Loc::input(0, c) } else { Loc::output(s, c) };
-        let mut steps = vec![];
-        for d in self.cube.distances() {
-            let peer = id ^ d;
-            let sends = block(id, d).map(|s| Step::send(peer, from(s)));
-            exchange(&mut steps, sends, block(peer, d).map(|s| Step::recv(peer, Loc::output(s, c))));
-        }
-        steps.push(Step::Copy { src: from(id), dst: Loc::output(id, c) });
-        steps
-    }
 }
 
 /// Interleaves sends and receives with a peer that does the same, two messages ahead: what every link can hold.
-fn exchange(steps: &mut Vec<Step>, mut sends: impl Iterator<Item = Step>, recvs: impl Iterator<Item = Step>) {
+pub(super) fn exchange(
+    steps: &mut Vec<Step>,
+    mut sends: impl Iterator<Item = Step>,
+    recvs: impl Iterator<Item = Step>,
+) {
     steps.extend(sends.next());
     for recv in recvs {
         steps.extend(sends.next());

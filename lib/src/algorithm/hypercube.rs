@@ -5,6 +5,8 @@
 //!
 //! Source: R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective communication operations in MPICH" (2005).
 
+use std::ops::Range;
+
 /// The hypercube of so many ranks, as one of them sees it.
 pub(super) struct Cube {
     /// Ranks in it: the largest power of two.
@@ -37,6 +39,11 @@ impl Cube {
     /// The rank behind an id.
     pub(super) fn rank(&self, id: usize) -> usize {
         if id < self.extra { 2 * id } else { id + self.extra }
+    }
+
+    /// The segments of the ranks in and behind these ids: pairs are neighbours, so they are a range.
+    pub(super) fn segments(&self, ids: Range<usize>) -> Range<usize> {
+        self.rank(ids.start)..self.rank(ids.end)
     }
 
     /// 1, 2, 4, ... size/2.

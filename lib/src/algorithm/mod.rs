@@ -6,10 +6,10 @@
 //! | algorithm | all_reduce | reduce_scatter, all_gather | broadcast, reduce | gather, scatter, all_to_all | hops of all_reduce |
 //! |---|---|---|---|---|---|
 //! | [`ring`] | yes | yes | yes (a chain) | | 2(n-1) |
-//! | [`tree`] | yes | | yes | | 2⌈log₂n⌉ |
-//! | [`double_tree`] | yes | | yes | | about 2⌈log₂n⌉ |
+//! | [`tree`] | yes | yes | yes | | 2⌈log₂n⌉ |
+//! | [`double_tree`] | yes | yes | yes | | about 2⌈log₂n⌉ |
 //! | [`direct`] | yes | yes | yes | yes | 1 |
-//! | [`halving_doubling`] | yes | n a power of two | | | 2log₂n, +2 for other n |
+//! | [`halving_doubling`] | yes | yes | | | 2log₂n, +2 for other n |
 //! | [`recursive_doubling`] | yes | | | | log₂n, +1 or +2 for other n |
 //! | [`all_pairs`] | yes | | reduce | | 2 |
 //!
@@ -20,6 +20,7 @@
 
 pub mod all_pairs;
 pub mod binary_tree;
+mod cube_segments;
 pub mod direct;
 pub mod double_tree;
 pub mod halving_doubling;
@@ -28,6 +29,7 @@ mod rank_order;
 pub mod recursive_doubling;
 pub mod ring;
 pub mod tree;
+mod tree_segments;
 
 use crate::schedule::{Lane, Loc, Partition, Program, Step};
 use crate::wire::{Algorithm, Collective};
@@ -98,16 +100,12 @@ pub fn supports(algorithm: Algorithm, shape: &Shape) -> bool {
     }
     match algorithm {
         Algorithm::Direct => true,
-        Algorithm::Ring => !matches!(shape.collective, Collective::Gather | Collective::Scatter | Collective::AllToAll),
-        Algorithm::Tree | Algorithm::DoubleTree => matches!(
-            shape.collective,
-            Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::Barrier
-        ),
-        Algorithm::HalvingDoubling => match shape.collective {
-            Collective::AllReduce | Collective::Barrier => true,
-            Collective::AllGather | Collective::ReduceScatter => shape.ranks.is_power_of_two(),
-            _ => false,
-        },
+        Algorithm::Ring | Algorithm::Tree | Algorithm::DoubleTree => {
+            !matches!(shape.collective, Collective::Gather | Collective::Scatter | Collective::AllToAll)
+        }
+        Algorithm::HalvingDoubling => {
+            shape.is_all_reduce() || matches!(shape.collective, Collective::AllGather | Collective::ReduceScatter)
+        }
         Algorithm::RecursiveDoubling => shape.is_all_reduce(),
         Algorithm::AllPairs => {
             matches!(shape.collective, Collective::AllReduce | Collective::Reduce | Collective::Barrier)

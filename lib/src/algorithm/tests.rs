@@ -1,5 +1,7 @@
 //! Every algorithm × collective × ranks × roots × channels × windows × in place or not, verified symbolically.
 
+use approx::assert_abs_diff_eq;
+
 use super::*;
 use crate::schedule::verify::{Report, verify};
 
@@ -146,6 +148,14 @@ fn hops_are_what_the_documentation_says() {
         assert_eq!(hops(Algorithm::Tree, Collective::AllReduce, n), 2 * log);
         assert_eq!(hops(Algorithm::Tree, Collective::Broadcast, n), log);
         assert_eq!(hops(Algorithm::DoubleTree, Collective::AllReduce, n), 2 * log);
+        for (algorithm, collective) in [
+            (Algorithm::Tree, Collective::AllGather),
+            (Algorithm::Tree, Collective::ReduceScatter),
+            (Algorithm::DoubleTree, Collective::AllGather),
+            (Algorithm::DoubleTree, Collective::ReduceScatter),
+        ] {
+            assert_eq!(hops(algorithm, collective, n), (2 * log - 2).max(1), "{algorithm} {collective} {n}");
+        }
         assert_eq!(hops(Algorithm::Direct, Collective::AllReduce, n), 1);
         assert_eq!(hops(Algorithm::Direct, Collective::AllToAll, n), 1);
         assert_eq!(hops(Algorithm::AllPairs, Collective::AllReduce, n), 2);
@@ -166,15 +176,25 @@ fn bandwidth_is_what_the_documentation_says() {
         let bytes = (0..ranks).filter_map(|r| bytes_sent(algorithm, &shape, r, &partition)).max().unwrap();
         bytes as f64 / (720_720.0 * 4.0)
     };
+    for n in 2..=17 {
+        let (others, inner) = ((n - 1) as f64, if n == 2 { 1.0 } else { 1.0 + (n * (n - 2).min(2)) as f64 });
+        assert_eq!(most(Algorithm::Tree, Collective::AllGather, n), inner);
+        assert!(most(Algorithm::DoubleTree, Collective::AllGather, n) < n as f64 + 1.001);
+        let folded = if n.is_power_of_two() { others } else { 3.0 * others };
+        assert!((others..=folded).contains(&most(Algorithm::HalvingDoubling, Collective::AllGather, n)), "{n}");
+        for algorithm in [Algorithm::Tree, Algorithm::DoubleTree, Algorithm::HalvingDoubling] {
+            assert_eq!(most(algorithm, Collective::ReduceScatter, n), others, "{algorithm} {n}");
+        }
+    }
     for n in [2, 3, 4, 8, 13, 16] {
         let optimal = 2.0 * (n as f64 - 1.0) / n as f64;
-        assert!((most(Algorithm::Ring, Collective::AllReduce, n) - optimal).abs() < 0.01);
-        assert!((most(Algorithm::AllPairs, Collective::AllReduce, n) - optimal).abs() < 0.01);
+        assert_abs_diff_eq!(most(Algorithm::Ring, Collective::AllReduce, n), optimal, epsilon = 0.01);
+        assert_abs_diff_eq!(most(Algorithm::AllPairs, Collective::AllReduce, n), optimal, epsilon = 0.01);
         assert!(most(Algorithm::AllPairs, Collective::Reduce, n) < 1.001);
         assert!(most(Algorithm::DoubleTree, Collective::AllReduce, n) < 2.001);
         assert!(most(Algorithm::DoubleTree, Collective::Broadcast, n) < 1.001);
         if n.is_power_of_two() {
-            assert!((most(Algorithm::HalvingDoubling, Collective::AllReduce, n) - optimal).abs() < 0.01);
+            assert_abs_diff_eq!(most(Algorithm::HalvingDoubling, Collective::AllReduce, n), optimal, epsilon = 0.01);
             assert_eq!(most(Algorithm::RecursiveDoubling, Collective::AllReduce, n), f64::from(n.ilog2()));
         }
         assert_eq!(most(Algorithm::Direct, Collective::AllReduce, n), n as f64 - 1.0);
@@ -204,6 +224,20 @@ fn what_cannot_be_done_is_none() {
     let shape = shape(Collective::Gather, 4, 0, 1);
     assert_eq!(program(Algorithm::Ring, &shape, 0), None);
     assert_eq!(bytes_sent(Algorithm::Ring, &shape, 0, &Partition::new(1, 1, 1, 1)), None);
+}
+
+#[test]
+fn segments_are_sent_as_often_as_they_must_be() {
+    for algorithm in [Algorithm::Ring, Algorithm::Tree, Algorithm::DoubleTree, Algorithm::HalvingDoubling] {
+        for collective in [Collective::AllGather, Collective::ReduceScatter] {
+            for ranks in 2..=17 {
+                let shape = Shape { collective, ranks, root: 0, channels: 2 };
+                let partition = programs(algorithm, &shape)[0].partition(1000, 1, 1 << 20);
+                let all: u64 = (0..ranks).filter_map(|r| bytes_sent(algorithm, &shape, r, &partition)).sum();
+                assert_eq!(all, 1000 * (ranks * (ranks - 1)) as u64, "{algorithm} {shape:?}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -19,55 +19,79 @@
 //! | all_reduce, barrier | 2D | S to the parent, S to each child |
 //! | broadcast | D | S to each child |
 //! | reduce | D | S to the parent |
+//! | all_gather | 2D - 2, at least 1 | S, and n · S for each child; the root S: see [`super::tree_segments`] |
+//! | reduce_scatter | 2D - 2, at least 1 | (n-1) · S |
 //!
 //! Sources: NCCL `src/graph/trees.cc`, `src/device/all_reduce.h` (`runTreeSplit`). Shape: [`super::binary_tree`].
 
-use super::Shape;
-use super::binary_tree::{Node, first, rooted};
+use super::binary_tree::{Laid, Node, Tree};
+use super::{Shape, tree_segments};
 use crate::schedule::{Lane, Loc, Partition, Program, Step};
 use crate::wire::Collective;
 
 /// The program of `rank` among two or more.
 pub(super) fn program(shape: &Shape, rank: usize) -> Option<Program> {
-    let node = rooted(first, shape.ranks, shape.root, rank);
-    let lanes = (0..shape.channels).flat_map(|c| lanes(shape.collective, &node, c)).collect();
-    let scratch_segments = scratch_segments(shape.collective, &node);
+    let tree = laid(shape);
+    let lanes = (0..shape.channels).flat_map(|c| lanes(shape.collective, &tree, rank, c)).collect();
+    let scratch_segments = scratch_segments(shape.collective, &tree, rank);
     Some(Program { parts: shape.channels, span: 1, scratch_segments, lanes })
 }
 
 /// Payload bytes that `rank` sends.
 pub(super) fn bytes_sent(shape: &Shape, rank: usize, partition: &Partition) -> u64 {
-    let node = rooted(first, shape.ranks, shape.root, rank);
-    copies_sent(shape.collective, &node) * partition.total_bytes(0..shape.channels)
+    copies_sent(shape.collective, &laid(shape), rank) * partition.total_bytes(0..shape.channels)
 }
 
-/// How often a node sends each byte.
-pub(super) fn copies_sent(collective: Collective, node: &Node) -> u64 {
+fn laid(shape: &Shape) -> Laid {
+    Laid { tree: Tree::First, n: shape.ranks, root: shape.root }
+}
+
+/// How many segments a rank sends.
+pub(super) fn copies_sent(collective: Collective, tree: &Laid, rank: usize) -> u64 {
+    let node = tree.node(rank);
     let up = u64::from(node.parent.is_some());
     let down = node.children().count() as u64;
     match collective {
         Collective::Broadcast => down,
         Collective::Reduce => up,
+        Collective::AllGather if up == 0 => 1,
+        Collective::AllGather => 1 + down * tree.n as u64,
+        Collective::ReduceScatter => tree.n as u64 - 1,
         _ => up + down,
     }
 }
 
-/// Scratch memory a node needs.
-pub(super) fn scratch_segments(collective: Collective, node: &Node) -> usize {
-    usize::from(collective != Collective::Broadcast && node.parent.is_some() && node.children().count() > 1)
+/// Scratch memory a rank needs.
+pub(super) fn scratch_segments(collective: Collective, tree: &Laid, rank: usize) -> usize {
+    let node = tree.node(rank);
+    let both = node.parent.is_some() && node.children().count() > 1;
+    match collective {
+        Collective::Broadcast | Collective::AllGather => 0,
+        Collective::ReduceScatter if both => tree_segments::scratch_segments(tree, rank),
+        _ => usize::from(both),
+    }
 }
 
-/// The lanes of one node of one tree, which works on part `c` over channel `c`.
-pub(super) fn lanes(collective: Collective, node: &Node, c: usize) -> Vec<Lane> {
+/// The lanes of one rank in one tree, which works on part `c` over channel `c`.
+pub(super) fn lanes(collective: Collective, tree: &Laid, rank: usize, c: usize) -> Vec<Lane> {
+    let lanes = match collective {
+        Collective::AllGather => vec![tree_segments::all_gather(tree, rank, c)],
+        Collective::ReduceScatter => vec![tree_segments::reduce_scatter(tree, rank, c)],
+        _ => whole(collective, &tree.node(rank), c),
+    };
+    lanes.into_iter().map(|steps| Lane { channel: c as u32, steps }).collect()
+}
+
+/// Where all ranks have the same segment: it goes up as a whole, and down as a whole.
+fn whole(collective: Collective, node: &Node, c: usize) -> Vec<Vec<Step>> {
     let (up, down) = (collective != Collective::Broadcast, collective != Collective::Reduce);
-    let lanes = match node.parent {
+    match node.parent {
         None => vec![root_lane(node, c, up, down)],
         Some(parent) => [up.then(|| up_lane(node, parent, c)), down.then(|| down_lane(node, parent, c))]
             .into_iter()
             .flatten()
             .collect(),
-    };
-    lanes.into_iter().map(|steps| Lane { channel: c as u32, steps }).collect()
+    }
 }
 
 /// Adds the children's sums to our input and passes the result to the parent.

@@ -210,11 +210,12 @@ impl Compiled {
     }
 
     /// Whether a channel works on one part of a window, which passes through several ranks one after the other: then only several
-    /// windows keep them all busy.
+    /// windows keep them all busy. The segments of all_gather and reduce_scatter do that in one window.
     fn is_pipeline(&self) -> bool {
+        let one_way = matches!(self.collective, Collective::Broadcast | Collective::Reduce);
         match self.algorithm {
-            Algorithm::Tree | Algorithm::DoubleTree => true,
-            Algorithm::Ring => matches!(self.collective, Collective::Broadcast | Collective::Reduce),
+            Algorithm::Tree | Algorithm::DoubleTree => one_way || self.collective == Collective::AllReduce,
+            Algorithm::Ring => one_way,
             _ => false,
         }
     }

@@ -2,7 +2,7 @@
 
 use super::cost::{Breakdown, CostModel, estimate};
 use crate::algorithm::Shape;
-use crate::wire::Algorithm;
+use crate::wire::{Algorithm, Collective};
 
 /// Messages are not cut below this many bytes to pipeline them.
 const SMALLEST_MESSAGE: usize = 8 << 10;
@@ -92,10 +92,12 @@ pub fn choose(
 }
 
 /// What the estimates do not see: two trees are two messages where one would do. They pay where each half is worth a message;
-/// between two ranks, where both are the same pair's, only as two streams (measured over TCP).
+/// between two ranks, where both are the same pair's, only as two streams (measured over TCP). Where each rank has a segment of its own,
+/// they cannot: a ring's rank has less to send and to receive, in half the messages.
 fn is_sensible(algorithm: Algorithm, shape: &Shape, bytes: usize) -> bool {
     let least = if shape.ranks == 2 { TWO_STREAMS } else { 2 * SMALLEST_MESSAGE };
-    algorithm != Algorithm::DoubleTree || bytes >= least
+    let segments = matches!(shape.collective, Collective::AllGather | Collective::ReduceScatter);
+    algorithm != Algorithm::DoubleTree || (bytes >= least && !segments)
 }
 
 fn best_message(
@@ -124,7 +126,6 @@ fn best_message(
 mod tests {
     use super::*;
     use crate::topology::Rates;
-    use crate::wire::Collective;
 
     fn shape(collective: Collective, ranks: usize) -> Shape {
         Shape { collective, ranks, root: 0, channels: 1 }
@@ -198,8 +199,25 @@ mod tests {
                 }
             }
         }
-        let six = choose(&shape(Collective::ReduceScatter, 6), 8, 1 << 20, &CostModel::tcp(), None).unwrap();
-        assert!(six.estimates.iter().all(|e| e.algorithm != Algorithm::HalvingDoubling), "no power of two");
+    }
+
+    #[test]
+    fn segments_go_by_way_of_others_only_where_that_is_asked_for() {
+        // As many bytes as a ring in all, but more of them at an inner node, or at a rank of a pair.
+        for model in [CostModel::shm(), CostModel::tcp(), CostModel::tcp().on_cores(4, 2)] {
+            for collective in [Collective::ReduceScatter, Collective::AllGather] {
+                for ranks in [2, 3, 5, 6, 7, 8, 12, 17, 64] {
+                    for bytes in [8, 8 << 10, 1 << 20, 64 << 20] {
+                        let choice = choose(&shape(collective, ranks), bytes, 1 << 20, &model, None).unwrap();
+                        let by_others = match choice.algorithm {
+                            Algorithm::HalvingDoubling => !ranks.is_power_of_two(),
+                            algorithm => matches!(algorithm, Algorithm::Tree | Algorithm::DoubleTree),
+                        };
+                        assert!(!by_others, "{collective} {ranks} ranks {bytes} bytes: {choice:?}");
+                    }
+                }
+            }
+        }
     }
 
     #[test]
@@ -230,7 +248,7 @@ mod tests {
         let choice = forced(Collective::Gather, Algorithm::Tree);
         assert_eq!((choice.algorithm, choice.refused), (Algorithm::Direct, Some(Algorithm::Tree)));
         let choice = forced(Collective::AllGather, Algorithm::HalvingDoubling);
-        assert_eq!(choice.refused, Some(Algorithm::HalvingDoubling));
+        assert_eq!((choice.algorithm, choice.refused), (Algorithm::HalvingDoubling, None));
         assert!(choose(&shape(Collective::SendRecv, 2), 8, 4096, &model, None).is_none());
     }
 

@@ -7,16 +7,10 @@ use crate::wire::Collective;
 
 /// log₂n exchanges each way, of half the bytes each time.
 pub(super) fn work(shape: &Shape) -> Work {
-    let n = shape.ranks as f64;
     if !is_all_reduce(shape) {
-        // n-1 messages; of an exchange of k messages two are under way at a time, and the last two are taken together.
-        let copied = f64::from(u8::from(shape.collective == Collective::AllGather));
-        let joined = 2.0 * (f64::from(shape.ranks.ilog2()) - 1.0);
-        return Work::symmetric(
-            n / 2.0,
-            Load::hops(n - 1.0, n - 1.0).joining(joined).reducing(n - 1.0).copying(copied),
-        );
+        return segments(shape);
     }
+    let n = shape.ranks as f64;
     let cube = Cube::of(shape);
     let size = cube.size as f64;
     // Messages of one phase, each way: 1 per exchange, more where a block is longer than a message may be.
@@ -40,6 +34,26 @@ pub(super) fn work(shape: &Shape) -> Work {
     }
 }
 
+/// all_gather and reduce_scatter: a message per segment.
+fn segments(shape: &Shape) -> Work {
+    let copied = f64::from(u8::from(shape.collective == Collective::AllGather));
+    let (n, others) = (shape.ranks as f64, shape.ranks as f64 - 1.0);
+    let all = Load::hops(others, others).reducing(others).copying(copied);
+    let cube = Cube::of(shape);
+    if cube.extra == 0 {
+        // Of an exchange of k messages two are under way at a time, and the last two are taken together.
+        return Work::symmetric(n / 2.0, all.joining(2.0 * (f64::from(shape.ranks.ilog2()) - 1.0)));
+    }
+    // Rank 0 is of a pair, and its blocks have most pairs. It swaps n - 1 segments with the other of its pair, and sends or receives as
+    // many as its blocks have. What a rank of a pair passes on comes one by one, so none is taken to travel with another.
+    let blocks: usize = cube.exchanges().map(|(d, _)| d + cube.extra.min(d)).sum();
+    let ends = 2.0 * others + blocks as f64;
+    let busiest = Load::ends(ends, ends).reducing(ends - others).copying(copied);
+    // What exchanges of unequal blocks wait for is approximated.
+    let hops = (n - copied) / 2.0 + f64::from(cube.size.ilog2());
+    Work { path: Load { messages: 2.0 * hops, copied: 0.0, ..busiest }, busiest, mean: all }
+}
+
 /// An exchange at distance d stays at home where blocks are aligned to 2d.
 pub(super) fn crossing(shape: &Shape, placement: Placement) -> Crossing {
     let cube = Cube::of(shape);
@@ -59,12 +73,22 @@ pub(super) fn crossing(shape: &Shape, placement: Placement) -> Crossing {
         }
         Share { messages: out.messages / all.messages, bytes: out.bytes / all.bytes }
     };
-    Crossing { path: share(&slowest), busiest: share(&slowest), mean: share(&pairs) }
+    let (path, mean) = (share(&slowest), share(&pairs));
+    if cube.extra == 0 || is_all_reduce(shape) {
+        return Crossing { path, busiest: path, mean };
+    }
+    // Of n - 1 messages per rank those between the two of a pair stay at home, but where a border splits it.
+    let folded = cube.extra as f64 / (shape.ranks as f64 - 1.0);
+    let split = if block.is_multiple_of(2) { 0.0 } else { 1.0 / block as f64 };
+    let mean = Share::of((1.0 - folded) * mean.messages + folded * split);
+    Crossing { path, busiest: path, mean }
 }
 
 /// The largest power of two.
 struct Cube {
     size: usize,
+    /// Ranks outside: the first so many ids stand for two ranks each.
+    extra: usize,
     /// Most parts per message.
     span: usize,
 }
@@ -72,7 +96,7 @@ struct Cube {
 impl Cube {
     fn of(shape: &Shape) -> Cube {
         let size = 1usize << shape.ranks.ilog2();
-        Cube { size, span: (size / 2).clamp(1, MAX_SPAN) }
+        Cube { size, extra: shape.ranks - size, span: (size / 2).clamp(1, MAX_SPAN) }
     }
 
     /// Distance and messages of each exchange.

@@ -7,6 +7,9 @@ use crate::wire::Collective;
 
 /// One tree with the whole window.
 pub(super) fn one(shape: &Shape) -> Work {
+    if is_by_segments(shape) {
+        return by_segments(shape, 1.0);
+    }
     let copied = copied(shape);
     let mut work = carrying(shape, 1.0);
     work.busiest.copied = copied;
@@ -16,6 +19,9 @@ pub(super) fn one(shape: &Shape) -> Work {
 
 /// Two trees, each with half; an inner node of one is a leaf of the other.
 pub(super) fn two(shape: &Shape) -> Work {
+    if is_by_segments(shape) {
+        return by_segments(shape, 0.5);
+    }
     let Work { path, busiest, mean } = carrying(shape, 0.5);
     let ways = ways(shape);
     let copied = copied(shape);
@@ -56,6 +62,30 @@ fn carrying(shape: &Shape, share: f64) -> Work {
         path: Load::ends(2.0 * ways * depth, path_bytes).reducing(depth * children * share),
         busiest: Load::ends(ways * neighbours, ways * neighbours * share).reducing(children * share),
         mean: Load::ends(ways * mean.messages, ways * mean.bytes * share).reducing(mean.reduced * share),
+    }
+}
+
+fn is_by_segments(shape: &Shape) -> bool {
+    matches!(shape.collective, Collective::AllGather | Collective::ReduceScatter)
+}
+
+/// all_gather and reduce_scatter: each of n segments crosses each edge once. `share` of the window per tree: one tree or two.
+/// What is passed on comes one by one, so none is taken to travel with another.
+fn by_segments(shape: &Shape, share: f64) -> Work {
+    let n = shape.ranks as f64;
+    let neighbours = (n - 1.0).min(3.0);
+    // The rest of the window is in another tree, where this rank is a leaf with one edge.
+    let ends = n * (share * neighbours + (1.0 - share));
+    let copied = f64::from(u8::from(shape.collective == Collective::AllGather));
+    let busiest = Load::ends(ends, ends).reducing(1.0 + share * n * (neighbours - 1.0)).copying(copied);
+    let all = 2.0 * (n - 1.0);
+    // Up to the child of the root, and down again; the segments follow each other, as many as the busiest rank takes.
+    let messages = 2.0 * (2.0 * f64::from(binary_tree::depth(shape.ranks)) - 2.0).max(1.0);
+    let path = Load { messages, copied: 0.0, ..busiest };
+    Work {
+        path: if share < 1.0 { path.queueing(messages / 2.0) } else { path },
+        busiest,
+        mean: Load::ends(all, all).reducing(n - 1.0).copying(copied),
     }
 }
 

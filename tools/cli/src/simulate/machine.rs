@@ -60,12 +60,13 @@ impl Topology {
     /// Longest message for segments of `bytes` bytes.
     pub(super) fn message(&self, algorithm: Algorithm, shape: &Shape, bytes: usize) -> usize {
         let one_way = matches!(shape.collective, Collective::Broadcast | Collective::Reduce);
+        let whole = one_way || shape.collective == Collective::AllReduce;
         match self {
             // The library's settings TINYNCCL_SHM_CHUNK and TINYNCCL_TCP_CHUNK.
             Topology::Host { over_tcp: false, .. } => 128 << 10,
             Topology::Host { .. } if shape.ranks > 2 && shape.collective.reduces() => 256 << 10,
             Topology::Dgx(_)
-                if matches!(algorithm, Algorithm::Tree | Algorithm::DoubleTree)
+                if (matches!(algorithm, Algorithm::Tree | Algorithm::DoubleTree) && whole)
                     || (algorithm == Algorithm::Ring && one_way) =>
             {
                 let (windows, least, most) = GPU_PIPELINE;

@@ -1,0 +1,2 @@
+# compare: exact
+cargo run -q -p tinynccl-cli -- schedule all-gather tree --ranks 4
