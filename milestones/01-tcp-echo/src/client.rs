@@ -34,11 +34,14 @@ impl Client {
         let candidates = address.to_socket_addrs().with_context(|| format!("cannot resolve {address}"))?;
         let mut failures = Vec::new();
         for candidate in candidates {
+            log::debug!("trying {candidate}");
             match TcpStream::connect_timeout(&candidate, options.timeout) {
                 Ok(stream) => {
                     stream.set_nodelay(!options.nagle).context("cannot set TCP_NODELAY")?;
                     stream.set_read_timeout(Some(options.timeout)).context("cannot set the read timeout")?;
                     stream.set_write_timeout(Some(options.timeout)).context("cannot set the write timeout")?;
+                    let ours = stream.local_addr().context("cannot ask for our own address")?;
+                    log::info!("connected: {ours} to {candidate}, {options:?}");
                     let (sent, received) = (Vec::new(), Vec::new());
                     return Ok(Client { stream, split: options.split, sent, received, round: 0 });
                 }
@@ -60,6 +63,7 @@ impl Client {
         write_frame(&mut self.stream, &self.sent, self.split)?;
         let came = read_frame(&mut self.stream, &mut self.received, length)?;
         let elapsed = start.elapsed();
+        log::trace!("round trip {}: {length} bytes in {elapsed:?}", self.round);
         if !came {
             bail!("the server closed the connection instead of sending the frame back");
         }

@@ -77,6 +77,7 @@ struct ClientArgs {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
     let result = match cli.mode {
         None => alone(&cli.client),
         Some(Mode::Server { listen, max_frame, timeout, once }) => {

@@ -31,41 +31,45 @@ pub(crate) fn bind(address: &str) -> Result<(TcpListener, SocketAddr)> {
 
 /// Serves connections until `accept` fails; with `once`, serves the first and returns how it ended.
 ///
-/// A client that breaks the protocol costs one line on standard error and its own connection, nothing else.
+/// A client that breaks the protocol costs one line of the log and its own connection, nothing else.
 pub(crate) fn serve(listener: &TcpListener, limits: Limits, once: bool) -> Result<()> {
     let open = Arc::new(AtomicUsize::new(0));
     loop {
         let (stream, peer) = listener.accept().context("cannot accept a connection")?;
         if once {
-            return echo(stream, limits).with_context(|| format!("client {peer}"));
+            return echo(stream, limits).map(drop).with_context(|| format!("client {peer}"));
         }
         if open.load(Ordering::Relaxed) >= MAX_CONNECTIONS {
-            eprintln!("client {peer}: refused, {MAX_CONNECTIONS} connections are open");
+            log::warn!("client {peer}: refused, {MAX_CONNECTIONS} connections are open");
             continue;
         }
-        open.fetch_add(1, Ordering::Relaxed);
+        let others = open.fetch_add(1, Ordering::Relaxed);
+        log::info!("client {peer}: connected, beside {others} others");
         let counter = Arc::clone(&open);
         let serve = move || {
-            if let Err(error) = echo(stream, limits) {
-                eprintln!("client {peer}: {error:#}");
+            match echo(stream, limits) {
+                Ok(frames) => log::info!("client {peer}: closed after {frames} frames"),
+                Err(error) => log::warn!("client {peer}: {error:#}"),
             }
             counter.fetch_sub(1, Ordering::Relaxed);
         };
         if let Err(error) = thread::Builder::new().name(format!("echo {peer}")).spawn(serve) {
             open.fetch_sub(1, Ordering::Relaxed);
-            eprintln!("client {peer}: no thread for it: {error}");
+            log::warn!("client {peer}: no thread for it: {error}");
         }
     }
 }
 
-/// Sends every frame back until the client closes.
-fn echo(mut stream: TcpStream, limits: Limits) -> Result<()> {
+/// Sends every frame back until the client closes; how many.
+fn echo(mut stream: TcpStream, limits: Limits) -> Result<u64> {
     stream.set_nodelay(true).context("cannot set TCP_NODELAY")?;
     stream.set_read_timeout(Some(limits.timeout)).context("cannot set the read timeout")?;
     stream.set_write_timeout(Some(limits.timeout)).context("cannot set the write timeout")?;
     let mut payload = Vec::new();
+    let mut frames = 0;
     while read_frame(&mut stream, &mut payload, limits.frame)? {
         write_frame(&mut stream, &payload, false)?;
+        frames += 1;
     }
-    Ok(())
+    Ok(frames)
 }

@@ -50,6 +50,24 @@ fn stderr(assert: &assert_cmd::assert::Assert) -> String {
     String::from_utf8(assert.get_output().stderr.clone()).expect("text")
 }
 
+#[test]
+fn the_log_says_who_connected_and_what_came_of_it() {
+    let run = |level| {
+        let mut command = assert_cmd::Command::new(PROGRAM);
+        command.args(["--round-trips", "3", "--max-size", "64"]).env("RUST_LOG", level);
+        stderr(&command.timeout(std::time::Duration::from_secs(60)).assert().success())
+    };
+    assert_eq!(run("warn"), "");
+    let text = run("debug");
+    for line in [
+        "DEBUG tcp_echo::client] trying 127.0.0.1:",
+        "INFO  tcp_echo::client] connected: 127.0.0.1:",
+        "INFO  tcp_echo::server] client 127.0.0.1:",
+    ] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+}
+
 /// A client against a server that does `behave` with the first connection. Returns its one line of error.
 fn against(behave: impl FnOnce(TcpStream) + Send + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");

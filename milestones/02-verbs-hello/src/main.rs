@@ -18,7 +18,9 @@ use verbs_hello::unavailable;
 use cli::Cli;
 
 fn main() -> ExitCode {
-    unavailable::exit_code(run(&Cli::parse()))
+    let cli = Cli::parse();
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
+    unavailable::exit_code(run(&cli))
 }
 
 #[cfg(not(feature = "verbs"))]

@@ -54,6 +54,7 @@ impl Side {
         stream.set_nonblocking(false).context("side channel")?;
         stream.set_nodelay(true).context("side channel")?;
         stream.set_write_timeout(Some(patience)).context("side channel")?;
+        log::info!("side channel: connected to {peer}");
         Ok(Side { stream, peer, patience })
     }
 
@@ -70,6 +71,7 @@ impl Side {
     /// Sends one line.
     pub fn send(&mut self, line: &str) -> Result<()> {
         debug_assert!(line.len() <= LONGEST && !line.contains('\n'));
+        log::debug!("side channel: to {}: {line}", self.peer);
         let line = format!("{line}\n");
         self.stream.write_all(line.as_bytes()).with_context(|| format!("side channel: send to {}", self.peer))
     }

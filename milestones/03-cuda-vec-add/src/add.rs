@@ -65,6 +65,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let mut cells = Vec::new();
         for (function, name) in kernels.functions.iter().zip(KERNELS) {
             let grid = grid(function, name, n, options.block, device.multiprocessors)?;
+            log::debug!("{name}, {n} elements: {grid:?}");
             check(&stream, function, grid, &mut vectors, n, name)?;
             let time = seconds(&stream, options.repetitions, || add(&stream, function, grid, &mut vectors, n))?;
             let rate = ADD_BYTES * n as f64 / time / 1e9;

@@ -75,10 +75,12 @@ pub(crate) fn compile(
         Err(other) => bail!("NVRTC failed: {other}"),
     };
     let compiling = start.elapsed();
+    log::info!("NVRTC {}.{} compiled for {target} in {compiling:?}", nvrtc.0, nvrtc.1);
     let ptx_bytes = ptx.as_bytes().map_or(0, <[u8]>::len);
     let start = Instant::now();
     let module = context.load_module(ptx).map_err(|e| cuda("cannot load the compiled kernels", e))?;
     let loading = start.elapsed();
+    log::info!("the driver made machine code of {ptx_bytes} bytes of PTX in {loading:?}");
     let functions = names
         .iter()
         .map(|name| module.load_function(name).map_err(|e| cuda(&format!("cannot find {name} in the module"), e)))

@@ -50,6 +50,7 @@ impl Device {
         let context = CudaContext::new(ordinal).map_err(|e| cuda("cannot open the device", e))?;
         let ask = |attribute| context.attribute(attribute).map_err(|e| cuda("cannot ask for an attribute", e));
         let positive = |attribute| ask(attribute).map(|value| value.max(0) as usize);
+        log::info!("device {ordinal} of {count}, the driver is for CUDA {}.{}", driver / 1000, driver % 1000 / 10);
         let bits = ask(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?;
         let khz = ask(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?;
         Ok(Device {

@@ -18,6 +18,7 @@ use cli::{Cli, Mode};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
     unavailable::exit_code(match cli.mode {
         None => add::run(&cli.options),
         Some(Mode::Faults) => fault::all(&cli.options),

@@ -8,7 +8,9 @@ use cuda_verbs::why::Why;
 use verbs_hello::unavailable;
 
 fn main() -> ExitCode {
-    let result = cuda_verbs::run::run(&Cli::parse());
+    let cli = Cli::parse();
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
+    let result = cuda_verbs::run::run(&cli);
     let missing = result.as_ref().is_err_and(|error| error.downcast_ref::<Why>().is_some());
     let code = unavailable::exit_code(result);
     if missing { ExitCode::from(unavailable::EXIT_UNAVAILABLE) } else { code }

@@ -99,6 +99,9 @@ impl Here {
             Err(why) => Err(why.clone()),
         };
         let outcome = probe::run(&probe, cli.data.path)?;
+        for line in &outcome.lines {
+            log::info!("{}: {:?}", line.stage, line.outcome);
+        }
         if !brief {
             for line in report::here(&self.buffer.describe(), self.buffer.instead_of_gpu(), wire.as_deref()) {
                 say!("{line}");
@@ -123,6 +126,7 @@ impl Here {
         let line = side.receive("terms")?;
         let theirs: Terms = line.parse().map_err(|e| anyhow!("{} is no cuda-verbs: {e}", side.peer()))?;
         let over_rdma = mine.agree(&theirs).map_err(|e| anyhow!(e))?;
+        log::info!("we offer {mine}, {} offers {theirs}: over RDMA {over_rdma}", side.peer());
         let device = match &self.rdma {
             Ok(rdma) if over_rdma => Ok(rdma),
             Ok(_) => Err(Why::new("the other side has no RDMA device, or wants none", "see what the other side says")),

@@ -132,6 +132,17 @@ fn over_tcp_on_any_machine() {
 }
 
 #[test]
+fn the_log_says_which_way_was_agreed_on() {
+    let arguments = ["--buffer", "host", "--wire", "tcp", "--bytes", "64K", "--rounds", "1"];
+    let output = Command::new(program()).args(arguments).env("RUST_LOG", "info").output().expect("it runs");
+    let text = String::from_utf8(output.stderr).expect("text");
+    assert!(output.status.success(), "{text}");
+    for line in ["INFO  verbs_hello::side] side channel: connected to 127.0.0.1:", "INFO  cuda_verbs::run] staging: "] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+}
+
+#[test]
 fn both_sides_must_agree() {
     let server = Server::start(&["--buffer", "host", "--bytes", "64K"]);
     let text = stderr(&cuda_verbs(&["client", &server.2, "--buffer", "host", "--bytes", "128K"]).code(1));

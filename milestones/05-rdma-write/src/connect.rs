@@ -44,6 +44,7 @@ impl<'a> Node<'a> {
         let sgid_index = u8::try_from(gid.index).context("GID index")?;
         qp.to_rtr(&Rtr::to(peer, peer.mtu.min(*mtu), gid.port, sgid_index, port.ethernet))?;
         qp.to_rts(&Rts::patient(psn))?;
+        log::info!("connected to the peer's {peer}; it may do {}", verbs_hello::words::access(access.0));
         Ok(qp)
     }
 

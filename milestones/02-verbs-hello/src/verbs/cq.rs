@@ -65,7 +65,7 @@ impl Cq {
         let count = unsafe { poll_cq(self.raw(), 1, &mut wc) };
         ensure!(count >= 0, "ibv_poll_cq failed with {count}: the completion queue is broken (overflow?)");
         let (status, vendor_err) = wc.error().unwrap_or((0, 0));
-        Ok((count > 0).then(|| Completion {
+        let completion = (count > 0).then(|| Completion {
             wr_id: wc.wr_id(),
             status,
             opcode: wc.opcode(),
@@ -73,7 +73,11 @@ impl Cq {
             imm: wc.imm_data().map(u32::from_be),
             vendor_err,
             qp_num: wc.qp_num,
-        }))
+        });
+        if let Some(completion) = &completion {
+            log::debug!("QP {}: completion: {completion}", wc.qp_num);
+        }
+        Ok(completion)
     }
 
     /// The oldest completion, polled for until `deadline` in a loop that keeps a core busy.

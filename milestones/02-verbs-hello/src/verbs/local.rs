@@ -56,6 +56,7 @@ impl Local {
             );
         }
         let mtu = choice.mtu.unwrap_or(port.active_mtu);
+        log::info!("{name}: GID {} of {} ({why}), MTU {mtu}", gid.index, rows.len());
         Ok(Local { context, port, gid: gid.clone(), why, mtu })
     }
 }

@@ -28,13 +28,13 @@ pub use mr::Mr;
 pub use pd::Pd;
 pub use qp::{Depth, Qp};
 
-use std::io::{self, Write};
+use std::io;
 
 /// Says that freeing something failed. A `drop` can neither return an error nor panic.
 fn complain(operation: &str, code: i32) {
     if code != 0 {
         // Verbs calls return errno, or -1 and set it.
         let cause = if code > 0 { io::Error::from_raw_os_error(code) } else { io::Error::last_os_error() };
-        let _ = writeln!(io::stderr(), "warning: {operation}: {cause}");
+        log::warn!("{operation}: {cause}");
     }
 }

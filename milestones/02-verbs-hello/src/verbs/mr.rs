@@ -69,6 +69,7 @@ impl Mr {
             };
             bail!("ibv_reg_mr({len} bytes, {}): {cause}{hint}", words::access(access));
         };
+        log::debug!("registered {len} bytes at {address:#x}, {}", words::access(access));
         Ok(Arc::new(Mr { raw, address, len, memory: Memory::Own(memory, layout), _pd: Arc::clone(pd) }))
     }
 
@@ -129,6 +130,7 @@ impl Mr {
         owner: Arc<dyn Any + Send + Sync>,
     ) -> io::Result<Arc<Mr>> {
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
+        log::debug!("registered {len} bytes at {address:#x} of another owner");
         Ok(Arc::new(Mr { raw, address, len, memory: Memory::Of(Some(owner)), _pd: Arc::clone(pd) }))
     }
 

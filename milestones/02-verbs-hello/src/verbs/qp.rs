@@ -56,7 +56,11 @@ impl Qp {
         let raw = NonNull::new(unsafe { ffi::ibv_create_qp(pd.raw(), &mut attributes) }).ok_or_else(|| {
             anyhow!("ibv_create_qp({}, {depth:?}): {}", pd.context().name(), io::Error::last_os_error())
         })?;
-        Ok(Qp { raw, memory: Vec::new(), _cq: Arc::clone(cq), _pd: Arc::clone(pd) })
+        let qp = Qp { raw, memory: Vec::new(), _cq: Arc::clone(cq), _pd: Arc::clone(pd) };
+        // The call has put in what the device gives: at least what was asked for.
+        let ffi::ibv_qp_cap { max_send_wr, max_recv_wr, max_inline_data, .. } = attributes.cap;
+        log::debug!("QP {}: {max_send_wr} sends, {max_recv_wr} receives, {max_inline_data} bytes inline", qp.number());
+        Ok(qp)
     }
 
     /// Its number, which the peer must know.
@@ -155,6 +159,7 @@ impl Qp {
             self.number(),
             io::Error::from_raw_os_error(code)
         );
+        log::debug!("QP {}: {step}, mask {:#x}", self.number(), mask.0);
         Ok(())
     }
 
@@ -168,6 +173,7 @@ impl Qp {
         // SAFETY: request and list outlive the call, which copies them; the memory stays registered (`keep`).
         let code = unsafe { post_recv(self.raw.as_ptr(), &mut request, &mut bad) };
         ensure!(code == 0, "ibv_post_recv({}, wr_id {wr_id}): {}", self.number(), io::Error::from_raw_os_error(code));
+        log::debug!("QP {}: RECV wr_id {wr_id} of up to {} bytes posted", self.number(), sge.length);
         Ok(())
     }
 
@@ -211,6 +217,8 @@ impl Qp {
             request.wr_id,
             io::Error::from_raw_os_error(code)
         );
+        let (number, bytes) = (self.number(), sge.length);
+        log::debug!("QP {number}: request wr_id {}, opcode {}, {bytes} bytes posted", request.wr_id, request.opcode);
         Ok(())
     }
 
