@@ -41,6 +41,13 @@ fn the_steps_are_the_folders() {
 }
 
 #[test]
+fn the_specification_counts_the_exercises() {
+    let count: usize = STEPS.iter().map(|step| exercises(step).len()).sum();
+    let spec = std::fs::read_to_string(course::checkout().join("SPEC.md")).unwrap();
+    assert!(spec.contains(&format!("; {count} exercises: ")), "SPEC.md does not say that there are {count} exercises");
+}
+
+#[test]
 fn every_readme_has_one_shape() {
     for step in &STEPS {
         let (text, name) = (readme(step), step.folder());
