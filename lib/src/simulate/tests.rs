@@ -1,5 +1,6 @@
 use std::collections::BTreeMap;
 
+use approx::{assert_relative_eq, relative_eq};
 use proptest::prelude::*;
 
 use super::machine::{Dgx, FatTree, Graph, Host, Protocol, Switch, Torus};
@@ -39,7 +40,8 @@ fn time(call: &Call, machine: &dyn Machine) -> f64 {
 
 #[track_caller]
 fn close(got: f64, expected: f64, what: &str) {
-    assert!((got - expected).abs() <= 1e-9 * expected.abs().max(1e-9), "{what}: {got}, expected {expected}");
+    let equal = relative_eq!(got, expected, epsilon = 1e-18, max_relative = 1e-9);
+    assert!(equal, "{what}: {got}, expected {expected}");
 }
 
 #[test]
@@ -269,7 +271,7 @@ fn a_long_ring_goes_on_as_it_did() {
     let all = simulate(&call, &machine, &SMALL).unwrap();
     let few = simulate(&call, &machine, &Limits { messages: all.messages / 2, ..SMALL }).unwrap();
     assert!(few.method.extrapolated.is_some_and(|e| e.what == report::Repeats::Steps), "{:?}", few.method);
-    assert!((few.time - all.time).abs() < 0.02 * all.time, "{} beside {}", few.time, all.time);
+    assert_relative_eq!(few.time, all.time, max_relative = 0.02);
 }
 
 #[test]

@@ -323,6 +323,8 @@ pub fn estimate(
 
 #[cfg(test)]
 mod tests {
+    use approx::{assert_abs_diff_eq, relative_eq};
+
     use super::*;
     use crate::wire::Collective;
 
@@ -346,7 +348,7 @@ mod tests {
     fn two_ranks_by_hand() {
         let close = |algorithm, bytes, expected: f64| {
             let got = ns(algorithm, &all_reduce(2), bytes, 1 << 20, &flat());
-            assert!((got - expected).abs() < 1e-6 * expected, "{algorithm}: {got}, by hand {expected}");
+            assert!(relative_eq!(got, expected, max_relative = 1e-6), "{algorithm}: {got}, by hand {expected}");
         };
         close(Algorithm::Direct, 1000, 100.0 + 100.0 + 30.0);
         close(Algorithm::Ring, 1000, 2.0 * 100.0 + 100.0 + 15.0);
@@ -359,10 +361,12 @@ mod tests {
         let model = CostModel { call_ns: 7.0, ..flat() };
         let cost = estimate(Algorithm::Ring, &all_reduce(2), 1000, 1 << 20, &model).unwrap();
         assert_eq!((cost.call_ns, cost.latency_ns, cost.windows, cost.bound), (7.0, 200.0, 1.0, Bound::Path));
-        assert!((cost.transfer_ns - 100.0).abs() < 1e-9 && (cost.reduce_ns - 15.0).abs() < 1e-9, "{cost:?}");
+        assert_abs_diff_eq!(cost.transfer_ns, 100.0, epsilon = 1e-9);
+        assert_abs_diff_eq!(cost.reduce_ns, 15.0, epsilon = 1e-9);
         let gather = Shape { collective: Collective::AllGather, ..all_reduce(2) };
         let cost = estimate(Algorithm::Ring, &gather, 1000, 1 << 20, &flat()).unwrap();
-        assert!(cost.reduce_ns == 0.0 && (cost.copy_ns - 40.0).abs() < 1e-9 && cost.bound == Bound::Load, "{cost:?}");
+        assert_eq!((cost.reduce_ns, cost.bound), (0.0, Bound::Load));
+        assert_abs_diff_eq!(cost.copy_ns, 40.0, epsilon = 1e-9);
     }
 
     #[test]

@@ -100,6 +100,7 @@ fn six_digits(value: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use approx::{assert_abs_diff_eq, assert_relative_eq};
     use proptest::prelude::*;
 
     use super::super::CostModel;
@@ -135,7 +136,7 @@ mod tests {
             let points = [point(512 << 10, ranks), point(6 << 20, ranks), point(48 << 20, ranks)];
             let rates = rates(points, &CACHES, crowding, &CostModel::shm().copy);
             for (a, b) in [(rates.l2, truth.l2), (rates.l3, truth.l3), (rates.memory, truth.memory)] {
-                assert!((a - b).abs() < 1e-4 * b, "{rates:?}");
+                assert_relative_eq!(a, b, max_relative = 1e-4);
             }
         }
     }
@@ -152,7 +153,7 @@ mod tests {
     fn combining_is_what_comes_on_top_of_copying() {
         let left = beyond(Rates::new(0.06, 0.08, 0.3), Rates::new(0.04, 0.1, 0.2));
         assert_eq!((left.l2, left.l3), (0.02, 0.02), "never less than nearer");
-        assert!((left.memory - 0.1).abs() < 1e-9);
+        assert_abs_diff_eq!(left.memory, 0.1, epsilon = 1e-9);
     }
 
     proptest! {

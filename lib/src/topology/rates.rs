@@ -88,13 +88,17 @@ impl Caches {
 
 #[cfg(test)]
 mod tests {
+    use approx::assert_abs_diff_eq;
+
     use super::*;
 
     #[test]
     fn what_fits_is_in_the_cache_and_what_does_not_is_shared_out() {
         let caches = Caches { l2: 1 << 20, l3: 32 << 20 };
         let close = |a: Shares, b: (f64, f64, f64)| {
-            assert!((a.l2 - b.0).abs() + (a.l3 - b.1).abs() + (a.memory - b.2).abs() < 1e-12, "{a:?} {b:?}");
+            for (got, expected) in [(a.l2, b.0), (a.l3, b.1), (a.memory, b.2)] {
+                assert_abs_diff_eq!(got, expected, epsilon = 1e-12);
+            }
         };
         close(caches.shares(0.0, 2.0), (1.0, 0.0, 0.0));
         close(caches.shares((1 << 20) as f64, 2.0), (1.0, 0.0, 0.0));
@@ -114,7 +118,7 @@ mod tests {
             assert!(rates.at(shares, 2.0) >= rate);
             before = rate;
         }
-        assert!((before - 0.3).abs() < 1e-3);
+        assert_abs_diff_eq!(before, 0.3, epsilon = 1e-3);
         assert_eq!(Rates::new(0.3, 0.1, 0.2), Rates::flat(0.3));
     }
 }

@@ -30,7 +30,8 @@ macro_rules! floats {
         fn random(bits: u64, _op: ReduceOp) -> Self { $from((bits % 4001) as f64 / 1000.0 - 2.0) }
         fn close(self, other: Self, ranks: usize) -> bool {
             let (a, b): (f64, f64) = ($to(self), $to(other));
-            (a - b).abs() <= ranks as f64 * $epsilon * (a.abs().max(b.abs()) + 2.0 * ranks as f64)
+            let relative = ranks as f64 * $epsilon;
+            approx::relative_eq!(a, b, epsilon = 2.0 * relative * ranks as f64, max_relative = relative)
         }
     })*};
 }

@@ -38,7 +38,7 @@ mod tests {
 
     #[test]
     fn the_formulas_of_nccl_tests() {
-        let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-12, "{a} {b}");
+        let close = |a: f64, b: f64| approx::assert_abs_diff_eq!(a, b, epsilon = 1e-12);
         close(factor(Collective::AllReduce, 2), 1.0);
         close(factor(Collective::AllReduce, 8), 1.75);
         for c in [

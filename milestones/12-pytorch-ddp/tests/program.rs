@@ -23,8 +23,8 @@ fn the_network_of_milestone_13_learns_as_there_and_as_over_gloo() {
     assert!(ok && out.contains("OK: world of size 2"), "{out}");
     assert!(out.contains("largest difference between the weights of both: 0.0"), "{out}");
     // The table of milestone 13's README: same data, same weights, same order; other libraries add in another order.
-    assert!((last_loss(&out, "1 ") - 1.01768).abs() < 1e-4, "{out}");
-    assert!((last_loss(&out, "60 ") - 0.03118).abs() < 2e-3, "{out}");
+    approx::assert_abs_diff_eq!(last_loss(&out, "1 "), 1.01768, epsilon = 1e-4);
+    approx::assert_abs_diff_eq!(last_loss(&out, "60 "), 0.03118, epsilon = 2e-3);
 }
 
 #[test]

@@ -195,7 +195,8 @@ mod tests {
                 };
                 let numeric = (at(h) - at(-h)) / (2.0 * f64::from(h));
                 let ours = f64::from(ours);
-                assert!((numeric - ours).abs() < 2e-4 + 1e-2 * ours.abs(), "{}[{i}]: {ours} {numeric}", spec.name);
+                let close = approx::relative_eq!(numeric, ours, epsilon = 2e-4, max_relative = 1e-2);
+                assert!(close, "{}[{i}]: {ours} {numeric}", spec.name);
             }
         }
     }

@@ -60,7 +60,8 @@ mod tests {
         let values: Vec<f32> = (0..n).map(|_| rng.normal()).collect();
         let mean = values.iter().sum::<f32>() / n as f32;
         let variance = values.iter().map(|v| v * v).sum::<f32>() / n as f32;
-        assert!(mean.abs() < 0.03 && (variance - 1.0).abs() < 0.05, "{mean} {variance}");
+        approx::assert_abs_diff_eq!(mean, 0.0, epsilon = 0.03);
+        approx::assert_abs_diff_eq!(variance, 1.0, epsilon = 0.05);
     }
 
     #[test]

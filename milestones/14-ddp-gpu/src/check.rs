@@ -129,7 +129,7 @@ mod tests {
         let epoch = |loss| Epoch { number: 1, loss, accuracy: 0.0, weights: 0 };
         let (a, b) = ([epoch(2.0), epoch(1.0)], [epoch(2.0), epoch(0.8)]);
         assert_eq!(loss_difference(&a, &a), 0.0);
-        assert!((loss_difference(&a, &b) - 0.25).abs() < 1e-12);
+        approx::assert_abs_diff_eq!(loss_difference(&a, &b), 0.25, epsilon = 1e-12);
     }
 
     #[test]

@@ -138,7 +138,8 @@ mod tests {
     fn the_defaults_reach_the_bound() {
         let fit = run(1, &Options::default()).remove(0).unwrap();
         assert!(fit.error < crate::BOUND, "{}", fit.error);
-        assert!((fit.losses[0] - 0.5).abs() < 0.3, "a sine has mean square 1/2: {}", fit.losses[0]);
+        // A sine has mean square 1/2.
+        approx::assert_abs_diff_eq!(fit.losses[0], 0.5, epsilon = 0.3);
     }
 
     #[test]
@@ -156,7 +157,7 @@ mod tests {
     fn the_rate_falls_to_zero() {
         assert_eq!(cosine(0, 10), 1.0);
         approx::assert_abs_diff_eq!(cosine(5, 10), 0.5, epsilon = 1e-6);
-        assert!(cosine(10, 10).abs() < 1e-6);
+        approx::assert_abs_diff_eq!(cosine(10, 10), 0.0, epsilon = 1e-6);
     }
 
     #[test]

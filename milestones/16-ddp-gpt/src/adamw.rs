@@ -136,9 +136,9 @@ mod tests {
                 }
             }
             let got = adamw.step(&mut values, &layout, &mut gradients, &config, lr, Threads::new(1)).unwrap();
-            assert!((got - norm).abs() < 1e-5);
+            approx::assert_abs_diff_eq!(got, norm, epsilon = 1e-5);
             for i in 0..n {
-                assert!((f64::from(values[i]) - want[i]).abs() < 2e-6, "{i}: {} {}", values[i], want[i]);
+                approx::assert_abs_diff_eq!(f64::from(values[i]), want[i], epsilon = 2e-6);
             }
         }
     }

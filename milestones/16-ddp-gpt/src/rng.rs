@@ -87,8 +87,8 @@ mod tests {
             squares += a * a + b * b;
         }
         let count = 2.0 * n as f64;
-        assert!((sum / count).abs() < 0.01, "{}", sum / count);
-        assert!((squares / count - 1.0).abs() < 0.02, "{}", squares / count);
+        approx::assert_abs_diff_eq!(sum / count, 0.0, epsilon = 0.01);
+        approx::assert_abs_diff_eq!(squares / count, 1.0, epsilon = 0.02);
     }
 
     #[test]

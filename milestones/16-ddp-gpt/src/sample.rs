@@ -99,10 +99,10 @@ mod tests {
         let share = |how: &Sampling, token| {
             (0..800).filter(|&i| draw(&logits, how, f64::from(i) / 800.0) == token).count() as f64 / 800.0
         };
-        assert!((share(&how(1.0, 0), 3) - 0.625).abs() < 0.01);
-        assert!((share(&how(1.0, 0), 0) - 0.125).abs() < 0.01);
+        approx::assert_abs_diff_eq!(share(&how(1.0, 0), 3), 0.625, epsilon = 0.01);
+        approx::assert_abs_diff_eq!(share(&how(1.0, 0), 0), 0.125, epsilon = 0.01);
         assert_eq!(share(&how(1.0, 0), 2), 0.0);
-        assert!((share(&how(1.0, 2), 3) - 5.0 / 7.0).abs() < 0.01);
+        approx::assert_abs_diff_eq!(share(&how(1.0, 2), 3), 5.0 / 7.0, epsilon = 0.01);
         assert_eq!(share(&how(0.0, 0), 3), 1.0);
     }
 

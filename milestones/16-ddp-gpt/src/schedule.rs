@@ -25,6 +25,6 @@ mod tests {
         assert!((0..config.warmup).all(|s| lr(s) < lr(s + 1)));
         assert!((config.warmup..config.steps).all(|s| lr(s) >= lr(s + 1)));
         assert_eq!(lr(config.warmup), config.lr);
-        assert!((lr(config.steps) - config.min_lr).abs() < 1e-12);
+        approx::assert_abs_diff_eq!(lr(config.steps), config.min_lr, epsilon = 1e-12);
     }
 }

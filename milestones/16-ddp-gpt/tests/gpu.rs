@@ -183,7 +183,7 @@ fn a_run_has_the_losses_of_the_cpus() {
         assert_eq!(state.history.len(), cpu.history.len());
         for (a, b) in cpu.history.iter().zip(&state.history) {
             let close = |a: Option<f64>, b: Option<f64>| match (a, b) {
-                (Some(a), Some(b)) => (a - b).abs() < 1e-3,
+                (Some(a), Some(b)) => approx::abs_diff_eq!(a, b, epsilon = 1e-3),
                 (None, None) => true,
                 _ => false,
             };
@@ -256,8 +256,8 @@ fn short_run(folder: &Path, ranks: usize, more: &[&str]) -> (String, Vec<Point>)
 fn same_losses(alone: &[Point], several: &[Point], what: &str) {
     assert_eq!(several.len(), alone.len());
     for (a, b) in alone.iter().zip(several) {
-        let difference = (a.train.unwrap() - b.train.unwrap()).abs();
-        assert!(difference < 1e-3, "{what}: {a:?} {b:?}");
+        let close = approx::abs_diff_eq!(a.train.unwrap(), b.train.unwrap(), epsilon = 1e-3);
+        assert!(close, "{what}: {a:?} {b:?}");
     }
 }
 

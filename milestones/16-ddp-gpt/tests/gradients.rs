@@ -67,9 +67,8 @@ fn check(context: usize, probability: f64) {
             let h = 1e-2;
             let measured = (4.0 * slope(h / 2.0) - slope(h)) / 3.0;
             model.values[info.range()].copy_from_slice(&saved);
-            let error = (measured - expected).abs();
             assert!(
-                error < 2e-3 * expected.abs() + 1e-4,
+                approx::relative_eq!(measured, expected, epsilon = 1e-4, max_relative = 2e-3),
                 "{} context {context} dropout {probability}: backward says {expected}, differences say {measured}",
                 info.name
             );

@@ -20,11 +20,11 @@ fn loss_falls_and_threads_agree() {
     }
     let guess = (model.vocab as f64).ln();
     let (first, last) = (losses[0][0].validation.unwrap(), losses[0].last().unwrap().validation.unwrap());
-    assert!((first - guess).abs() < 0.3, "{first}, a guess has {guess}");
+    approx::assert_abs_diff_eq!(first, guess, epsilon = 0.3);
     assert!(last < 0.6 * guess, "{last}, a guess has {guess}");
     for other in &losses[1..] {
         for (a, b) in losses[0].iter().zip(other).take(10) {
-            assert!((a.train.unwrap() - b.train.unwrap()).abs() < 1e-4, "{a:?} {b:?}");
+            approx::assert_abs_diff_eq!(a.train.unwrap(), b.train.unwrap(), epsilon = 1e-4);
         }
     }
 }

@@ -28,8 +28,8 @@ fn any_number_of_ranks_over_any_transport_gives_the_losses_of_one() {
         let history = train(folder.path(), &format!("{ranks}{transport}"), &args);
         assert_eq!(history.len(), alone.len());
         for (a, b) in alone.iter().zip(&history) {
-            let difference = (a.train.unwrap() - b.train.unwrap()).abs();
-            assert!(difference < 2e-5, "{args:?}: {a:?} {b:?}");
+            let close = approx::abs_diff_eq!(a.train.unwrap(), b.train.unwrap(), epsilon = 2e-5);
+            assert!(close, "{args:?}: {a:?} {b:?}");
         }
     }
 }

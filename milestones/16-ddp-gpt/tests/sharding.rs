@@ -18,7 +18,7 @@ fn any_number_of_ranks_gives_the_same_losses() {
                 assert_eq!(values, &results[0].1, "rank {rank} of {ranks} ended with other parameters than rank 0");
                 for (a, b) in alone.iter().zip(history) {
                     let close = |x: Option<f64>, y: Option<f64>| match (x, y) {
-                        (Some(x), Some(y)) => (x - y).abs() < 2e-5,
+                        (Some(x), Some(y)) => approx::abs_diff_eq!(x, y, epsilon = 2e-5),
                         (x, y) => x == y,
                     };
                     assert!(close(a.train, b.train) && close(a.validation, b.validation), "{ranks} ranks: {a:?} {b:?}");

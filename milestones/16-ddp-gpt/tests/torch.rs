@@ -131,7 +131,7 @@ fn a_training_has_the_losses_of_pytorchs() {
     let files = ["--eval-batches", "2", "--data", &paths[0], "--history", &paths[1]];
     run(python, "compare/torch_gpt.py", &[&fixed[..], &files].concat());
     let theirs: serde_json::Value = serde_json::from_slice(&fs::read(history).unwrap()).unwrap();
-    let close = |ours: f64, theirs: &serde_json::Value| (ours - theirs.as_f64().unwrap()).abs() < 1e-4;
+    let close = |ours, theirs: &serde_json::Value| approx::abs_diff_eq!(ours, theirs.as_f64().unwrap(), epsilon = 1e-4);
     let ours: Vec<f64> = state.history.iter().filter_map(|p| p.train).collect();
     let train = theirs["train"].as_array().unwrap();
     assert_eq!((ours.len(), train.len()), (43, 43));

@@ -54,7 +54,7 @@ fn a_message_between_two_hosts_of_a_file() {
             output(&["broadcast", "--algo", "direct", "-n", "2", "-s", "4K", "-t", topology, "--format", "json"]);
         let cases: Value = serde_json::from_str(&text).unwrap();
         // 2 us and 4096 bytes at 1 GB/s.
-        assert!((cases[0]["time_us"].as_f64().unwrap() - 6.096).abs() < 1e-9, "{text}");
+        approx::assert_abs_diff_eq!(cases[0]["time_us"].as_f64().unwrap(), 6.096, epsilon = 1e-9);
         assert_eq!(cases[0]["links"][0]["name"], "a to b");
         assert_eq!(cases[0]["links"][0]["bytes"], 4096.0);
     }

@@ -207,10 +207,10 @@ pub(crate) mod tests {
         assert_eq!(lines[0].cells[1], None, "it did not run");
         assert_eq!(lines[0].best, Some((2, 1.15)));
         assert_eq!(lines[1].best, Some((3, 81.0)));
-        assert!((lines[1].ratio(0).unwrap() - 81.0 / 51.0).abs() < 1e-12);
+        approx::assert_abs_diff_eq!(lines[1].ratio(0).unwrap(), 81.0 / 51.0, epsilon = 1e-12);
         let (mean, least, bytes) = ratios(lines, 0).unwrap();
-        assert!((mean - (1.15 / 1.2 * 81.0 / 51.0f64).sqrt()).abs() < 1e-12);
-        assert!((least - 1.15 / 1.2).abs() < 1e-12);
+        approx::assert_abs_diff_eq!(mean, (1.15 / 1.2 * 81.0 / 51.0f64).sqrt(), epsilon = 1e-12);
+        approx::assert_abs_diff_eq!(least, 1.15 / 1.2, epsilon = 1e-12);
         assert_eq!(bytes, 8);
         assert_eq!(ratios(lines, 1), None);
     }

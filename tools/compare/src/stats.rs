@@ -30,7 +30,7 @@ mod tests {
     #[test]
     fn a_ratio_and_its_inverse_cancel() {
         assert_eq!(geometric_mean(&[]), None);
-        assert!((geometric_mean(&[4.0, 0.25]).unwrap() - 1.0).abs() < 1e-12);
-        assert!((geometric_mean(&[2.0, 8.0]).unwrap() - 4.0).abs() < 1e-12);
+        approx::assert_abs_diff_eq!(geometric_mean(&[4.0, 0.25]).unwrap(), 1.0, epsilon = 1e-12);
+        approx::assert_abs_diff_eq!(geometric_mean(&[2.0, 8.0]).unwrap(), 4.0, epsilon = 1e-12);
     }
 }

@@ -184,7 +184,8 @@ mod tests {
         apply(&mut out, &vec![1.0; n], d.mask(Site::Attention(1), 4), 0);
         let dropped = out.iter().filter(|&&v| v == 0.0).count() as f64 / n as f64;
         let mean = out.iter().map(|&v| f64::from(v)).sum::<f64>() / n as f64;
-        assert!((dropped - 0.2).abs() < 0.005 && (mean - 1.0).abs() < 0.01, "{dropped} {mean}");
+        approx::assert_abs_diff_eq!(dropped, 0.2, epsilon = 0.005);
+        approx::assert_abs_diff_eq!(mean, 1.0, epsilon = 0.01);
     }
 
     #[test]

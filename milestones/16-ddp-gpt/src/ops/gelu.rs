@@ -57,9 +57,9 @@ mod tests {
         backward(&mut d, &x, Threads::new(1));
         for i in 0..x.len() {
             let (v, h) = (f64::from(x[i]), 1e-5);
-            assert!((f64::from(y[i]) - exact(v)).abs() < 1e-6 * v.abs().max(1.0), "{v}");
+            approx::assert_abs_diff_eq!(f64::from(y[i]), exact(v), epsilon = 1e-6 * v.abs().max(1.0));
             let slope = (exact(v + h) - exact(v - h)) / (2.0 * h);
-            assert!((f64::from(d[i]) - slope).abs() < 3e-6, "{v}: {} {slope}", d[i]);
+            approx::assert_abs_diff_eq!(f64::from(d[i]), slope, epsilon = 3e-6);
         }
     }
 }

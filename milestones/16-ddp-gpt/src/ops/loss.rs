@@ -65,12 +65,12 @@ mod tests {
         let targets = [0, 3, 64, 7];
         let mut partial = [0.0; 4];
         let loss = cross_entropy(&mut logits.clone(), &targets, vocab, false, &mut partial, Threads::new(2));
-        assert!((loss - (65f64).ln()).abs() < 1e-6);
+        approx::assert_abs_diff_eq!(loss, 65f64.ln(), epsilon = 1e-6);
         let with = cross_entropy(&mut logits, &targets, vocab, true, &mut partial, Threads::new(1));
-        assert!((loss - with).abs() < 1e-6);
+        approx::assert_abs_diff_eq!(loss, with, epsilon = 1e-6);
         for (row, &t) in logits.chunks(vocab).zip(&targets) {
-            assert!(row.iter().sum::<f32>().abs() < 1e-6);
-            assert!((row[t as usize] - (1.0 / 65.0 - 1.0) / 4.0).abs() < 1e-6);
+            approx::assert_abs_diff_eq!(row.iter().sum::<f32>(), 0.0, epsilon = 1e-6);
+            approx::assert_abs_diff_eq!(row[t as usize], (1.0 / 65.0 - 1.0) / 4.0, epsilon = 1e-6);
         }
     }
 }

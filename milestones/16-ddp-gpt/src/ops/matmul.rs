@@ -132,7 +132,8 @@ mod tests {
                             want += 0.5 * f64::from(x) * f64::from(y);
                         }
                         want += if add { f64::from(before[at]) } else { 0.0 };
-                        assert!((f64::from(out[at]) - want).abs() < 1e-5, "{m}x{n}x{k} mode {mode} ({i},{j})");
+                        let close = approx::abs_diff_eq!(f64::from(out[at]), want, epsilon = 1e-5);
+                        assert!(close, "{m}x{n}x{k} mode {mode} ({i},{j}): {} {want}", out[at]);
                     }
                 }
             }
