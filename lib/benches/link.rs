@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tinynccl::Config;
+use tinynccl::Secret;
 use tinynccl::config::TransportChoice;
 use tinynccl::transport::{ConnectTo, Doorbell, Endpoint, LinkOptions, LinkPair, Received, checksum, inproc};
 use tinynccl::wire::Header;
@@ -132,7 +133,7 @@ fn main() {
         }
         let mut config = Config::from_env().expect("settings");
         config.transport = transport;
-        let endpoints = [0, 1].map(|rank| Endpoint::new(rank, [0; 16], &config).expect("endpoint"));
+        let endpoints = [0, 1].map(|rank| Endpoint::new(rank, Secret::new([0; 32]), &config).expect("endpoint"));
         let options = LinkOptions { max_message: if name == "tcp" { 1 << 20 } else { 128 << 10 }, ..options };
         run(name, name == "shm", options, |rank| {
             let info = endpoints[1 - rank].info();

@@ -20,7 +20,9 @@ pub mod launch;
 pub mod process_group;
 pub mod reduce;
 pub mod schedule;
+mod secret;
 pub mod simulate;
+mod strangers;
 mod symmetric;
 pub mod topology;
 pub mod trace;
@@ -31,6 +33,7 @@ pub use comm::Comm;
 pub use config::Config;
 pub use dtype::{DType, Element, ReduceOp};
 pub use error::{Error, Result};
+pub use secret::Secret;
 
 /// Compiles the example of the project's README.
 #[cfg(doctest)]

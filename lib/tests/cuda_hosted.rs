@@ -38,8 +38,7 @@ fn run(case: &str, world: usize, settings: &[(&str, &str)]) {
     if gpu().is_none() {
         return;
     }
-    let server =
-        Server::start("127.0.0.1:0".parse().unwrap(), [7; 16], world, &Config::default()).expect("a rendezvous");
+    let server = Server::start("127.0.0.1:0".parse().unwrap(), world, &Config::default()).expect("a rendezvous");
     let id = server.unique_id().to_string();
     let start = |rank: usize| {
         Command::new(std::env::current_exe().unwrap())

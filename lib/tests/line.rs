@@ -202,7 +202,7 @@ fn run(role: &str) -> Option<Vec<(String, Output)>> {
         );
         return None;
     }
-    let server = Server::start("127.0.0.1:0".parse().expect("an address"), [3; 16], RANKS, &settings).expect("server");
+    let server = Server::start("127.0.0.1:0".parse().expect("an address"), RANKS, &settings).expect("server");
     let id = server.unique_id().to_string();
     let start = |rank: usize| -> Child {
         Command::new(std::env::current_exe().expect("this binary"))

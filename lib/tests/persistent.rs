@@ -35,7 +35,7 @@ fn transports() -> impl Iterator<Item = TransportChoice> {
 
 /// Two ranks as threads. In a virtual machine with two nodes, each has its node's device.
 fn run<R: Send>(transport: TransportChoice, config: &Config, f: impl Fn(Comm) -> R + Sync) -> [R; 2] {
-    let server = Server::start("127.0.0.1:0".parse().unwrap(), [5; 16], 2, config).unwrap();
+    let server = Server::start("127.0.0.1:0".parse().unwrap(), 2, config).unwrap();
     let id = server.unique_id();
     let one = |rank: usize| {
         let mut config = config.clone();

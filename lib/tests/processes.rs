@@ -70,7 +70,7 @@ fn calls(comm: &Comm, context: &dyn std::fmt::Display) -> Result<()> {
 
 fn run(transport: &str, world: usize, algorithm: &str) {
     let bind = "127.0.0.1:0".parse().expect("an address");
-    let server = Server::start(bind, [3; 16], world, &config()).expect("server");
+    let server = Server::start(bind, world, &config()).expect("server");
     let id = server.unique_id().to_string();
     let start = |rank: usize| {
         let mut command = Command::new(std::env::current_exe().expect("this binary"));
@@ -175,7 +175,7 @@ fn a_host() {
     if variable(HOST).is_none() {
         return;
     }
-    let server = Server::start("127.0.0.1:0".parse().expect("an address"), [5; 16], 2, &config()).expect("server");
+    let server = Server::start("127.0.0.1:0".parse().expect("an address"), 2, &config()).expect("server");
     println!("\n{HOST} {}", server.unique_id());
     let _comm = Comm::init_with_server(server, 0, 2, config()).expect("init");
     std::io::stdin().read_line(&mut String::new()).expect("the word to end");

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use rdma::{Network, both, has_verbs, run};
 use tinynccl::transport::{ConnectTo, Doorbell, Endpoint, LinkOptions};
 use tinynccl::wire::Header;
-use tinynccl::{Comm, Error, ReduceOp, Result};
+use tinynccl::{Comm, Error, ReduceOp, Result, Secret};
 
 /// Words of `rank`'s values: no two elements of a message are alike, and sums are exact.
 fn values(rank: usize, len: usize) -> Vec<u32> {
@@ -202,7 +202,7 @@ fn what_is_still_on_a_slow_rail_arrives_after_the_other_end_has_closed() {
         return;
     }
     let network = Network::with_rails(13, 4200, 2);
-    let endpoints = [0, 1].map(|rank| Endpoint::new(rank, [4; 16], &network.config(rank)).unwrap());
+    let endpoints = [0, 1].map(|rank| Endpoint::new(rank, Secret::new([4; 32]), &network.config(rank)).unwrap());
     let links = |rank: usize| {
         let info = endpoints[1 - rank].info();
         let to = ConnectTo { comm: 0, peer_rank: 1 - rank, info: &info, channel: 0, options: OPTIONS };

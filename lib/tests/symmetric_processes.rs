@@ -78,7 +78,7 @@ fn line_with(mark: &str, from: &mut impl BufRead) -> String {
 }
 
 fn victim(signal: rustix::process::Signal) {
-    let server = Server::start("127.0.0.1:0".parse().expect("an address"), [9; 16], RANKS, &config()).expect("server");
+    let server = Server::start("127.0.0.1:0".parse().expect("an address"), RANKS, &config()).expect("server");
     let id = server.unique_id();
     let mut ranks: Vec<_> = (0..RANKS).map(|rank| start(rank, &id)).collect();
     for (_, stdout) in &mut ranks {

@@ -271,7 +271,7 @@ fn one_file_per_rank_where_the_path_says_so() {
 fn ranks_that_do_not_trace_need_not() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("t.json");
-    let server = tinynccl::bootstrap::Server::start("127.0.0.1:0".parse().unwrap(), [7; 16], 3, &config()).unwrap();
+    let server = tinynccl::bootstrap::Server::start("127.0.0.1:0".parse().unwrap(), 3, &config()).unwrap();
     let id = server.unique_id();
     std::thread::scope(|scope| {
         for rank in 0..3 {

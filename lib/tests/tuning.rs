@@ -48,7 +48,7 @@ fn cores_for(ranks: usize) -> bool {
 /// Every rank's outcome of joining with its own settings.
 fn join(ranks: usize, config: impl Fn(usize) -> Config) -> Vec<Result<Comm>> {
     let bind = "127.0.0.1:0".parse().expect("an address");
-    let server = Server::start(bind, [9; 16], ranks, &config(0)).expect("server");
+    let server = Server::start(bind, ranks, &config(0)).expect("server");
     let id = server.unique_id();
     std::thread::scope(|scope| {
         let handles: Vec<_> = (0..ranks)

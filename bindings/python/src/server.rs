@@ -4,7 +4,6 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Mutex, PoisonError};
 
 use pyo3::prelude::*;
-use tinynccl::bootstrap::UniqueId;
 
 use crate::errors::raise;
 use crate::join::config;
@@ -29,11 +28,7 @@ impl Server {
     fn py_new(py: Python<'_>, world_size: usize, port: u16) -> PyResult<Server> {
         let config = config(py, None, None, None)?;
         let bind = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
-        let start = || {
-            let token = UniqueId::random_token()?;
-            tinynccl::bootstrap::Server::start(bind, token, world_size, &config)
-        };
-        let server = start().map_err(|e| raise(py, &e))?;
+        let server = tinynccl::bootstrap::Server::start(bind, world_size, &config).map_err(|e| raise(py, &e))?;
         Ok(Server { id: server.unique_id().to_string(), server: Mutex::new(Some(server)) })
     }
 

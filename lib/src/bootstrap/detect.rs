@@ -10,8 +10,8 @@
 //! | MPICH, Intel MPI (Hydra) | `PMI_RANK` `PMI_SIZE` `MPI_LOCALRANKID` | the same |
 //! | Slurm (srun) | `SLURM_PROCID` `SLURM_STEP_NUM_TASKS` `SLURM_LOCALID` | the same if set; else the step's first host, port 61440 + (job + step) mod 4096 |
 //!
-//! The token, which keeps strangers out, comes from `TINYNCCL_TOKEN` if set, from torchrun's run id and restart count, or from
-//! Slurm's job and step; else it is a fixed, public value.
+//! Starts of a job are told apart by torchrun's run id and restart count, or by Slurm's job, step and restart count, where there are
+//! such.
 
 mod meeting;
 

@@ -1,13 +1,13 @@
 //! Bytes on the wire: the fixed hello, and length-prefixed frames.
 //!
 //! A client first sends a hello of [`HELLO_BYTES`] bytes, little endian:
-//! `magic[8] version[u16] reserved[u16] token[16] rank[u32] world_size[u32]`.
+//! `magic[8] version[u16] reserved[u16] nonce[16] rank[u32] world_size[u32]`.
 //! Its layout up to the version never changes, so that two versions can tell each other apart.
-//! After it both sides send frames: `length[u32] body[length]`, where the body is the JSON of a [`message`](super::message).
-
-use subtle::ConstantTimeEq;
+//! After it both sides send frames: `length[u32] body[length]`, where the body is the JSON of a [`message`](super::message):
+//! first the store's challenge, then the client's proof.
 
 use super::unique_id::PROTOCOL_VERSION;
+use crate::secret::Nonce;
 
 /// First bytes of every client.
 pub(crate) const MAGIC: [u8; 8] = *b"tinynccl";
@@ -15,13 +15,16 @@ pub(crate) const MAGIC: [u8; 8] = *b"tinynccl";
 pub(crate) const HELLO_BYTES: usize = 36;
 /// Longest body of a frame, once a client is known.
 pub(crate) const MAX_FRAME: usize = 16 << 20;
-/// Longest body of the first frame (a rank's endpoints).
+/// Longest body of a proof's frame.
+pub(crate) const MAX_PROOF: usize = 1 << 10;
+/// Longest body of the frame after it (what a rank says of itself).
 pub(crate) const MAX_REGISTER: usize = 256 << 10;
 
 /// The first thing that a client says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Hello {
-    pub(crate) token: [u8; 16],
+    /// Drawn for this connection.
+    pub(crate) nonce: Nonce,
     pub(crate) rank: u32,
     pub(crate) world_size: u32,
 }
@@ -31,14 +34,14 @@ impl Hello {
         let mut bytes = [0; HELLO_BYTES];
         bytes[..8].copy_from_slice(&MAGIC);
         bytes[8..10].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
-        bytes[12..28].copy_from_slice(&self.token);
+        bytes[12..28].copy_from_slice(&self.nonce);
         bytes[28..32].copy_from_slice(&self.rank.to_le_bytes());
         bytes[32..].copy_from_slice(&self.world_size.to_le_bytes());
         bytes
     }
 
-    /// The hello in `bytes`, if it is of our kind and version and carries `token`; else why not, in words for the client.
-    pub(crate) fn decode(bytes: &[u8; HELLO_BYTES], token: &[u8; 16]) -> Result<Hello, String> {
+    /// The hello in `bytes`, if it is of our kind and version; else why not, in words for the client.
+    pub(crate) fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Hello, String> {
         let (magic, rest) = split::<8>(bytes)?;
         if magic != MAGIC {
             return Err("this is a tinynccl rendezvous store, and what came is not a tinynccl hello".to_owned());
@@ -52,14 +55,10 @@ impl Hello {
             ));
         }
         let (_reserved, rest) = split::<2>(rest)?;
-        let (theirs, rest) = split::<16>(rest)?;
-        if !bool::from(theirs.ct_eq(token)) {
-            return Err("wrong token: this store belongs to another job (a stale one, or one that shares the address)"
-                .to_owned());
-        }
+        let (nonce, rest) = split::<16>(rest)?;
         let (rank, rest) = split::<4>(rest)?;
         let (world_size, _) = split::<4>(rest)?;
-        Ok(Hello { token: theirs, rank: u32::from_le_bytes(rank), world_size: u32::from_le_bytes(world_size) })
+        Ok(Hello { nonce, rank: u32::from_le_bytes(rank), world_size: u32::from_le_bytes(world_size) })
     }
 }
 
@@ -138,11 +137,11 @@ mod tests {
     use crate::bootstrap::message::{ToRank, ToStore};
     use proptest::prelude::*;
 
-    const HELLO: Hello = Hello { token: [7; 16], rank: 3, world_size: 8 };
+    const HELLO: Hello = Hello { nonce: [7; 16], rank: 3, world_size: 8 };
 
     #[test]
     fn hello_goes_there_and_back() {
-        assert_eq!(Hello::decode(&HELLO.encode(), &[7; 16]), Ok(HELLO));
+        assert_eq!(Hello::decode(&HELLO.encode()), Ok(HELLO));
     }
 
     #[test]
@@ -151,12 +150,8 @@ mod tests {
         magic[0] = b'G';
         let mut version = HELLO.encode();
         version[8] = 9;
-        for (bytes, token, why) in [
-            (magic, [7; 16], "not a tinynccl hello"),
-            (version, [7; 16], "version 9, the store version 1"),
-            (HELLO.encode(), [8; 16], "wrong token"),
-        ] {
-            let e = Hello::decode(&bytes, &token).unwrap_err();
+        for (bytes, why) in [(magic, "not a tinynccl hello"), (version, "version 9, the store version 2")] {
+            let e = Hello::decode(&bytes).unwrap_err();
             assert!(e.contains(why), "{e}");
         }
     }
@@ -193,14 +188,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_hello_goes_there_and_back(token in any::<[u8; 16]>(), rank: u32, world_size: u32, bit in 0usize..288) {
-            let hello = Hello { token, rank, world_size };
+        fn any_hello_goes_there_and_back(nonce in any::<[u8; 16]>(), rank: u32, world_size: u32, bit in 0usize..288) {
+            let hello = Hello { nonce, rank, world_size };
             let mut bytes = hello.encode();
-            prop_assert_eq!(Hello::decode(&bytes, &token), Ok(hello));
+            prop_assert_eq!(Hello::decode(&bytes), Ok(hello));
             bytes[bit / 8] ^= 1 << (bit % 8);
-            // Magic, version and token are checked; the reserved bytes are not; the numbers come as they are.
-            match Hello::decode(&bytes, &token) {
-                Err(_) => prop_assert!(bit / 8 < 10 || (12..28).contains(&(bit / 8))),
+            // Magic and version are checked; the reserved bytes are not; the others come as they are.
+            match Hello::decode(&bytes) {
+                Err(_) => prop_assert!(bit / 8 < 10),
                 Ok(other) => prop_assert_eq!(other == hello, (10..12).contains(&(bit / 8))),
             }
         }
@@ -245,7 +240,7 @@ mod tests {
             let mut decoder = Decoder::default();
             decoder.extend(&pieces.concat());
             if let Ok(Some(bytes)) = decoder.hello() {
-                let _ = Hello::decode(&bytes, &[0; 16]);
+                let _ = Hello::decode(&bytes);
             }
         }
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::UniqueId;
 use super::detect::{self, Meeting};
-use super::frame::{Decoder, HELLO_BYTES, Hello, MAX_FRAME, MAX_REGISTER};
+use super::frame::{Decoder, Hello, MAX_FRAME, MAX_REGISTER};
 use super::interface::{self, LocalAddress};
 use super::message::{ToRank, ToStore};
 use super::store::Store;
@@ -21,19 +21,12 @@ pub fn bootstrap_frame(data: &[u8]) {
         let _ = serde_json::from_slice::<ToStore>(body);
     }
     if let Some(Ok(hello)) = cut.0 {
-        assert_eq!(Hello::decode(&hello.encode(), &hello.token), Ok(hello));
-        assert!(Hello::decode(&hello.encode(), &hello.token.map(|b| !b)).is_err());
+        assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
     }
 }
 
-/// The hello if any (or why it is refused; its own token is taken for the right one), and the bodies after it up to the
-/// first error.
+/// The hello if any (or why it is refused), and the bodies after it up to the first error.
 type Frames = (Option<Result<Hello, String>>, Vec<Vec<u8>>);
-
-/// The token within a hello.
-fn token(hello: &[u8; HELLO_BYTES]) -> [u8; 16] {
-    hello.get(12..28).and_then(|t| t.try_into().ok()).unwrap_or_default()
-}
 
 fn frames<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Frames {
     let mut decoder = Decoder::default();
@@ -42,7 +35,7 @@ fn frames<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Frames {
         decoder.extend(piece);
         if hello.is_none() {
             let bytes = decoder.hello().transpose();
-            hello = bytes.map(|b| b.and_then(|b| Hello::decode(&b, &token(&b))));
+            hello = bytes.map(|b| b.and_then(|b| Hello::decode(&b)));
         }
         if !matches!(hello, Some(Ok(_))) {
             continue;
@@ -66,7 +59,7 @@ pub fn store_request(data: &[u8]) {
         let rank = usize::from(digit & 3);
         let out = match rest {
             b"+" => {
-                let hello = Hello { token: [0; 16], rank: rank as u32, world_size: WORLD as u32 };
+                let hello = Hello { nonce: [0; 16], rank: rank as u32, world_size: WORLD as u32 };
                 match store.admit(&hello) {
                     Ok(admitted) => {
                         assert_eq!(admitted, rank);

@@ -6,13 +6,15 @@ use std::time::{Duration, Instant};
 use rustix::event::PollFd;
 use serde_json::Value;
 
+use super::admission::{self, Generation};
 use super::connection::{Connection, Fill, broken, deadline_after, left, poll};
 use super::frame::{Hello, MAX_FRAME, MAX_REGISTER};
-use super::message::{ToRank, ToStore};
+use super::message::{Bytes, ToRank, ToStore};
 use super::unique_id::PROTOCOL_VERSION;
 use super::{UniqueId, interface};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::secret::{self, Secret};
 
 /// Longest time for one attempt to connect, or for the first answer, while there are other addresses to try.
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(5);
@@ -28,6 +30,8 @@ pub(crate) struct Joined {
     pub(crate) connection: Connection,
     pub(crate) address: SocketAddr,
     pub(crate) infos: Vec<Value>,
+    /// For the links.
+    pub(crate) secret: Secret,
 }
 
 /// Why one attempt did not succeed.
@@ -42,13 +46,14 @@ enum Failed {
 
 /// Connects, registers and waits for all ranks, within `config.connect_timeout`.
 pub(crate) fn join(id: &UniqueId, rank: usize, world_size: usize, info: Value, config: &Config) -> Result<Joined> {
-    let hello = check(id, rank, world_size, &info)?;
+    check(id, rank, world_size, &info)?;
     let local = interface::local_addresses(config)?;
     let candidates = interface::order_candidates(&local, id.addresses(), true);
     let started = Instant::now();
     let attempt = Attempt {
         rank,
-        hello,
+        world_size,
+        secret: admission::join_secret(&id.secret(), config)?,
         info,
         started,
         deadline: deadline_after(config.connect_timeout),
@@ -93,7 +98,7 @@ pub(crate) fn join(id: &UniqueId, rank: usize, world_size: usize, info: Value, c
     }
 }
 
-fn check(id: &UniqueId, rank: usize, world_size: usize, info: &Value) -> Result<Hello> {
+fn check(id: &UniqueId, rank: usize, world_size: usize, info: &Value) -> Result<()> {
     if world_size == 0 || rank >= world_size || world_size > u32::MAX as usize {
         let detail = format!("rank {rank} of world size {world_size}: ranks are 0 to world size - 1, at least one");
         return Err(Error::invalid(OP, detail));
@@ -116,12 +121,13 @@ fn check(id: &UniqueId, rank: usize, world_size: usize, info: &Value) -> Result<
             format!("the endpoints take {length} bytes, at most {MAX_REGISTER} are allowed"),
         ));
     }
-    Ok(Hello { token: id.token(), rank: rank as u32, world_size: world_size as u32 })
+    Ok(())
 }
 
 struct Attempt {
     rank: usize,
-    hello: Hello,
+    world_size: usize,
+    secret: Secret,
     info: Value,
     started: Instant,
     deadline: Instant,
@@ -143,20 +149,43 @@ impl Attempt {
             return Err(Failed::Again("nobody listens there".to_owned()));
         }
         let mut connection = Connection::new(stream).map_err(|e| again(&e))?;
-        connection.queue_bytes(&self.hello.encode()).map_err(Failed::Again)?;
-        match wait(&mut connection, self.limit()) {
-            Heard::Message(ToRank::Welcome) => {}
-            Heard::Message(ToRank::Rejected { reason, again }) => return Err(Failed::Refused { reason, stale: again }),
-            Heard::Message(other) => return Err(refused(format!("unexpected first answer {other:?}"))),
-            Heard::Nonsense(e) => return Err(refused(format!("what listens there is not a tinynccl store ({e})"))),
-            Heard::End(e) => return Err(Failed::Again(e)),
-            Heard::Nothing => return Err(Failed::Again("connected, but no answer".to_owned())),
-        }
-        self.register(connection, address)
+        let nonce = secret::random().map_err(Failed::Final)?;
+        let hello = Hello { nonce, rank: self.rank as u32, world_size: self.world_size as u32 };
+        connection.queue_bytes(&hello.encode()).map_err(Failed::Again)?;
+        let generation = loop {
+            match wait(&mut connection, self.limit()) {
+                Heard::Message(ToRank::Challenge { nonce, proof }) => {
+                    let Some(proof) = admission::answer(&self.secret, &hello, &nonce, &proof) else {
+                        goodbye(&mut connection, admission::WRONG_SECRET);
+                        let reason = admission::WRONG_SECRET.to_owned();
+                        // The store of an older job, perhaps, which is in the way for a moment.
+                        return Err(Failed::Refused { reason, stale: true });
+                    };
+                    connection.queue(&ToStore::Proof { proof }).map_err(Failed::Again)?;
+                }
+                Heard::Message(ToRank::Welcome { generation: Bytes(bytes) }) => match Generation::try_from(bytes) {
+                    Ok(generation) => break generation,
+                    Err(bytes) => return Err(refused(format!("its generation has {} bytes", bytes.len()))),
+                },
+                Heard::Message(ToRank::Rejected { reason, again }) => {
+                    return Err(Failed::Refused { reason, stale: again });
+                }
+                Heard::Message(other) => return Err(refused(format!("unexpected first answer {other:?}"))),
+                Heard::Nonsense(e) => return Err(refused(format!("what listens there is not a tinynccl store ({e})"))),
+                Heard::End(e) => return Err(Failed::Again(e)),
+                Heard::Nothing => return Err(Failed::Again("connected, but no answer".to_owned())),
+            }
+        };
+        self.register(connection, address, generation)
     }
 
     /// From here on the store counts on us, and there is no other to try.
-    fn register(&self, mut connection: Connection, address: SocketAddr) -> Result<Joined, Failed> {
+    fn register(
+        &self,
+        mut connection: Connection,
+        address: SocketAddr,
+        generation: Generation,
+    ) -> Result<Joined, Failed> {
         let bootstrap = |detail: String| Error::Bootstrap { address: address.to_string(), detail };
         let message = ToStore::Register { info: self.info.clone() };
         connection.queue(&message).map_err(|e| Failed::Final(bootstrap(e)))?;
@@ -164,7 +193,10 @@ impl Attempt {
         let mut notes = Vec::new();
         loop {
             match wait(&mut connection, self.deadline) {
-                Heard::Message(ToRank::Table { infos }) => return Ok(Joined { connection, address, infos }),
+                Heard::Message(ToRank::Table { infos }) => {
+                    let secret = admission::link_secret(&self.secret, &generation);
+                    return Ok(Joined { connection, address, infos, secret });
+                }
                 Heard::Message(ToRank::Waiting { missing: m, notes: n }) => (missing, notes) = (m, n),
                 Heard::Message(ToRank::Rejected { reason, again }) => {
                     return Err(Failed::Refused { reason, stale: again });

@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn an_id_is_handed_out_under_a_name() {
-        let id = UniqueId::new([3; 16], vec!["127.0.0.1:7".parse().unwrap()]);
+        let id = UniqueId::new(crate::Secret::new([3; 32]), vec!["127.0.0.1:7".parse().unwrap()]);
         let name = format!("tinynccl-test-{}", std::process::id());
         let out = HandOut::start(&name, &id).unwrap();
         assert_eq!(fetch(&name, 1, Duration::from_secs(10)).unwrap(), id);

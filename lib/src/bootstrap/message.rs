@@ -10,7 +10,9 @@ use super::progress::{Health, Snapshot};
 /// From a rank to the store.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum ToStore {
-    /// First message: this rank's endpoints, opaque to the store.
+    /// Answer to [`ToRank::Challenge`]: that we know the job's secret, too.
+    Proof { proof: Bytes },
+    /// First message of a rank that is welcome: what it says of itself, opaque to the store.
     Register { info: Value },
     /// Heartbeat: the progress of every communicator that the rank tracks.
     Beat { progress: Vec<(u32, Snapshot)> },
@@ -33,8 +35,11 @@ pub(crate) enum ToStore {
 pub(crate) enum ToRank {
     /// The client is not taken; `again` when what is in the way may be a job that is just ending.
     Rejected { reason: String, again: bool },
-    /// The hello was right: register now. (A client that has not heard this may go elsewhere without a trace.)
-    Welcome,
+    /// Answer to the hello: the store's nonce, and its proof that it knows the job's secret.
+    Challenge { nonce: Bytes, proof: Bytes },
+    /// The client's proof was right: register now. (A client that has not heard this may go elsewhere without a trace.)
+    /// `generation` is drawn by every store anew: the secret of the data links comes from it and the job's.
+    Welcome { generation: Bytes },
     /// Registered; these ranks have not come yet. `notes`: clients that were refused and look like ours.
     Waiting { missing: Vec<usize>, notes: Vec<String> },
     /// The job will not form.

@@ -2,11 +2,11 @@
 //!
 //! One process (rank 0, or the launcher) runs the rendezvous [`Server`]; every rank holds one [`Session`] with it, a TCP
 //! connection that lives as long as the job. Everything that must be said to all goes through this star: registration,
-//! the table of the ranks' endpoints, small exchanges of values, heartbeats with each rank's progress, and the news that a
+//! the table of what the ranks say of themselves, small exchanges of values, heartbeats with each rank's progress, and the news that a
 //! rank is lost, has left, or aborts. Collectives never use it.
 //!
 //! ```text
-//!   rank 1 ──┐  hello (fixed binary) · register {endpoints}            one thread, one poll loop,
+//!   rank 1 ──┐  hello (fixed binary) · proof · register {host}         one thread, one poll loop,
 //!   rank 2 ──┼────────────────────────────────────────────▶ Server     finite deadlines, bounded buffers
 //!   rank 3 ──┘  ◀── table of all ranks · lost · left · abort · values
 //! ```
@@ -14,9 +14,10 @@
 //! A connection that closes without a goodbye is how `kill -9` of a rank shows: the kernel closes it for the dead process,
 //! and the store tells everybody at once.
 //!
-//! The token of the hello keeps strangers and stale jobs out by accident; it travels in the clear and does not stop an
-//! attacker who can read the network. Run on a network that you trust, as with NCCL and Gloo.
+//! Only who knows the job's secret gets in ([`admission`]). What is said afterwards travels in clear and unsigned: an attacker on
+//! the path can read and change it. Run on a network that you trust, as with NCCL and Gloo.
 
+mod admission;
 mod connection;
 mod detect;
 mod event;

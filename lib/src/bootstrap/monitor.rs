@@ -142,7 +142,11 @@ impl Monitor {
             ToRank::Abort { from, comm, reason } => self.shared.dispatch(Event::Abort { from, comm, reason }),
             ToRank::Closing => return Err(End::Good("the store has closed in good order")),
             ToRank::Rejected { reason, .. } => return Err(End::Lost(reason)),
-            ToRank::Welcome | ToRank::Waiting { .. } | ToRank::NotFormed { .. } | ToRank::Table { .. } => {}
+            ToRank::Challenge { .. }
+            | ToRank::Welcome { .. }
+            | ToRank::Waiting { .. }
+            | ToRank::NotFormed { .. }
+            | ToRank::Table { .. } => {}
         }
         Ok(())
     }

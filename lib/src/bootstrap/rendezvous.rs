@@ -8,6 +8,7 @@ use super::local_meeting::{self, HandOut};
 use super::{Server, UniqueId};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::secret::Secret;
 
 /// Meetings on this host so far in this process: all ranks meet equally often, and each meeting has a name of its own.
 static MEETINGS: AtomicU32 = AtomicU32::new(0);
@@ -43,8 +44,10 @@ pub struct Rendezvous {
 /// - `TORCHELASTIC_USE_AGENT_STORE=True` means that torchrun's agent holds `MASTER_PORT`; the next port is taken.
 /// - "This host" is an abstract Unix socket named by user and launcher; it leaves no file behind. Ranks on several hosts
 ///   without `MASTER_ADDR` are an error.
-/// - With `MASTER_ADDR` the job's token comes from `TINYNCCL_TOKEN`, torchrun's run id, or Slurm's job id; without these it is a
-///   fixed, public value, so that two jobs which share an address and port can only be told apart by their ranks.
+/// - With `MASTER_ADDR` the ranks prove to each other that they know `config.secret` (or what `config.secret_file` holds), and
+///   that torchrun's or Slurm's numbers of this start of the job are the same. Without a secret whoever reaches the port can
+///   take a rank's place; rank 0 says so in one line, unless the port is on loopback. The other meetings have a random secret
+///   of their own.
 ///
 /// # Errors
 /// [`Error::Config`] names the variable, its value and what was expected: missing, not a number, rank out of range, unknown
@@ -62,13 +65,11 @@ pub(crate) fn from_lookup(lookup: Lookup<'_>, config: &Config) -> Result<Rendezv
     let mut server = None;
     let id = match plan.meeting {
         Meeting::Id(id) => id,
-        Meeting::Alone => {
-            server.insert(Server::start(loopback, UniqueId::random_token()?, world_size, config)?).unique_id()
-        }
+        Meeting::Alone => server.insert(Server::start(loopback, world_size, config)?).unique_id(),
         Meeting::ThisHost => {
             let name = local_meeting::name(plan.launcher.rank_variable(), MEETINGS.fetch_add(1, Ordering::Relaxed));
             if rank == 0 {
-                let started = server.insert(Server::start(loopback, UniqueId::random_token()?, world_size, config)?);
+                let started = server.insert(Server::start(loopback, world_size, config)?);
                 let id = started.unique_id();
                 started.hand_out = Some(HandOut::start(&name, &id)?);
                 id
@@ -76,10 +77,11 @@ pub(crate) fn from_lookup(lookup: Lookup<'_>, config: &Config) -> Result<Rendezv
                 local_meeting::fetch(&name, rank, config.connect_timeout)?
             }
         }
-        Meeting::Address { hosts, port, port_source, token } => {
+        Meeting::Address { hosts, port, port_source, job } => {
+            let secret = PUBLIC.derive("job", job.as_bytes());
             if rank == 0 {
                 let bind = SocketAddr::new(bind_address(&hosts)?, port);
-                let started = Server::start(bind, token, world_size, config).map_err(|e| match e {
+                let started = Server::start_with(bind, secret, world_size, config).map_err(|e| match e {
                     Error::Bootstrap { detail, .. } => Error::Config {
                         name: "MASTER_PORT".to_owned(),
                         value: port.to_string(),
@@ -87,9 +89,16 @@ pub(crate) fn from_lookup(lookup: Lookup<'_>, config: &Config) -> Result<Rendezv
                     },
                     other => other,
                 })?;
+                if config.secret.is_none() && config.secret_file.is_none() && !bind.ip().is_loopback() && world_size > 1
+                {
+                    log::warn!(
+                        "rank 0: this job has no secret, so whoever reaches port {port} can take a rank's place: set TINYNCCL_SECRET \
+                         (or TINYNCCL_SECRET_FILE) to the same random text for all ranks, as `openssl rand -hex 32` makes it"
+                    );
+                }
                 server.insert(started).unique_id()
             } else {
-                UniqueId::new(token, resolve(&hosts, port)?)
+                UniqueId::new(secret, resolve(&hosts, port)?)
             }
         }
     };
@@ -102,6 +111,9 @@ pub(crate) fn from_lookup(lookup: Lookup<'_>, config: &Config) -> Result<Rendezv
         launcher: plan.launcher.name().to_owned(),
     })
 }
+
+/// What stands in the place of a random secret where the ranks have been told none: `config.secret` makes it one.
+const PUBLIC: Secret = Secret::new([0; 32]);
 
 /// Where rank 0 listens. A name may mean another address here than elsewhere (`127.0.1.1` on Debian's own host name), so only
 /// what is loopback for everybody is taken literally.

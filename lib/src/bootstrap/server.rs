@@ -10,14 +10,17 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
+use super::admission::{self, Challenge, Generation};
 use super::connection::{Connection, Fill, Waker, broken, deadline_after, left, poll};
-use super::frame::{Hello, MAX_FRAME, MAX_REGISTER};
+use super::frame::{Hello, MAX_FRAME, MAX_PROOF, MAX_REGISTER};
 use super::local_meeting::HandOut;
-use super::message::{ToRank, ToStore};
+use super::message::{Bytes, ToRank, ToStore};
 use super::store::{Out, Refusal, Store};
 use super::{UniqueId, interface};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::secret::Secret;
+use crate::strangers::Strangers;
 
 /// A client that has not registered within this time is dropped.
 const REGISTER_LIMIT: Duration = Duration::from_secs(10);
@@ -49,10 +52,15 @@ struct Shared {
 }
 
 impl Server {
-    /// Listens at `bind` (port 0: any free one) for the `world_size` ranks that know `token`.
+    /// Listens at `bind` (port 0: any free one) for the `world_size` ranks that get its id, which holds a new random secret.
     ///
     /// An unspecified address (`0.0.0.0`, `::`) listens everywhere and advertises the addresses that `config.interface` allows.
-    pub fn start(bind: SocketAddr, token: [u8; 16], world_size: usize, config: &Config) -> Result<Server> {
+    pub fn start(bind: SocketAddr, world_size: usize, config: &Config) -> Result<Server> {
+        Server::start_with(bind, Secret::random()?, world_size, config)
+    }
+
+    /// [`Server::start`] for the ranks whose id holds `secret`.
+    pub(crate) fn start_with(bind: SocketAddr, secret: Secret, world_size: usize, config: &Config) -> Result<Server> {
         if world_size == 0 || world_size > u32::MAX as usize {
             return Err(Error::invalid(
                 "rendezvous store",
@@ -76,12 +84,14 @@ impl Server {
         let _ = rustix::net::listen(&listener, 4096);
         listener.set_nonblocking(true).map_err(|e| bootstrap(e.to_string()))?;
         let address = listener.local_addr().map_err(|e| bootstrap(e.to_string()))?;
-        let id = UniqueId::new(token, advertised(address, config)?);
+        let id = UniqueId::new(secret, advertised(address, config)?);
+        let prefix = format!("rendezvous store at {address}: turned away");
         let waker = Waker::new().map_err(|e| Error::errno("rendezvous store", "eventfd", e))?;
         let shared = Arc::new(Shared { stop: AtomicBool::new(false), waker });
         let state = Loop {
             listener,
-            token,
+            secret: admission::join_secret(&secret, config)?,
+            generation: admission::generation()?,
             store: Store::new(world_size),
             clients: Vec::new(),
             by_rank: HashMap::new(),
@@ -90,6 +100,9 @@ impl Server {
             strangers: world_size.saturating_add(STRANGERS),
             closing: false,
             accept_again: None,
+            // Those with the right secret are told apart: their errors are the job's own.
+            strangers_seen: Strangers::new(format!("{prefix}, unproven:")),
+            refused_seen: Strangers::new(prefix),
         };
         let for_thread = Arc::clone(&shared);
         let thread = std::thread::Builder::new()
@@ -156,7 +169,9 @@ struct Client {
 enum Phase {
     /// Connected, nothing (whole) heard.
     Hello { until: Instant },
-    /// The hello was right.
+    /// Its hello was answered by our challenge.
+    Prove { challenge: Challenge, until: Instant },
+    /// The proof was right.
     Register { hello_rank: u32, world_size: u32, until: Instant },
     /// A registered rank.
     Member { rank: usize },
@@ -169,7 +184,8 @@ enum Phase {
 
 struct Loop {
     listener: TcpListener,
-    token: [u8; 16],
+    secret: Secret,
+    generation: Generation,
     store: Store,
     clients: Vec<Client>,
     by_rank: HashMap<usize, u64>,
@@ -178,6 +194,8 @@ struct Loop {
     strangers: usize,
     closing: bool,
     accept_again: Option<Instant>,
+    strangers_seen: Strangers,
+    refused_seen: Strangers,
 }
 
 impl Loop {
@@ -213,6 +231,8 @@ impl Loop {
                 let out = self.store.tick();
                 self.deliver(out);
                 self.expire();
+                self.strangers_seen.tick();
+                self.refused_seen.tick();
             }
             self.clients.retain(|c| c.phase != Phase::Gone);
         }
@@ -293,6 +313,7 @@ impl Loop {
         while let Some(client) = self.clients.get_mut(index) {
             let more = match client.phase {
                 Phase::Hello { until } => self.hello(index, until),
+                Phase::Prove { challenge, until } => self.prove(index, &challenge, until),
                 Phase::Register { hello_rank, world_size, .. } => self.register(index, hello_rank, world_size),
                 Phase::Member { rank } => self.member(index, rank),
                 _ => false,
@@ -325,28 +346,62 @@ impl Loop {
         let Some(client) = self.clients.get_mut(index) else { return false };
         let decoded = match client.connection.decoder.hello() {
             Ok(None) => return false,
-            Ok(Some(bytes)) => Hello::decode(&bytes, &self.token),
+            Ok(Some(bytes)) => Hello::decode(&bytes),
             Err(e) => Err(e),
         };
-        let refusal = match decoded {
-            Ok(hello) => match self.store.admit(&hello) {
-                Ok(_) if self.closing => {
-                    Refusal { reason: "the store is closing".to_owned(), note: false, again: true }
-                }
-                Ok(_) => {
-                    let phase = Phase::Register { hello_rank: hello.rank, world_size: hello.world_size, until };
-                    // Queued behind nothing, so it fits; a failing connection shows when it is read.
-                    let _ = client.connection.queue(&ToRank::Welcome);
-                    let _ = client.connection.flush();
-                    client.phase = phase;
-                    return true;
-                }
-                Err(refusal) => refusal,
-            },
-            // A wrong token, most likely: ours may be the job that should be gone.
-            Err(reason) => Refusal { reason, note: false, again: true },
+        let asked = decoded.and_then(|hello| Challenge::to(hello, &self.secret).map_err(|e| e.to_string()));
+        match asked {
+            Ok((challenge, message)) => {
+                // Queued behind nothing, so it fits; a failing connection shows when it is read.
+                let _ = client.connection.queue(&message);
+                let _ = client.connection.flush();
+                client.phase = Phase::Prove { challenge, until };
+                true
+            }
+            // Another version, perhaps: ours may be the job that should be gone.
+            Err(reason) => self.refuse_stranger(index, reason, false),
+        }
+    }
+
+    /// The answer to our challenge.
+    fn prove(&mut self, index: usize, challenge: &Challenge, until: Instant) -> bool {
+        let Some(client) = self.clients.get_mut(index) else { return false };
+        let proof = match client.connection.next::<ToStore>(MAX_PROOF) {
+            Ok(None) => return false,
+            Ok(Some(ToStore::Proof { proof })) => proof,
+            // It does not take ours, and says so.
+            Ok(Some(ToStore::Bye { .. })) => Bytes::default(),
+            // Words of a stranger have no place in our log.
+            Ok(Some(_)) | Err(_) => return self.refuse_stranger(index, "expected a proof".to_owned(), false),
+        };
+        if !challenge.is_met(&self.secret, &proof) {
+            return self.refuse_stranger(index, admission::WRONG_SECRET.to_owned(), true);
+        }
+        let hello = challenge.hello;
+        let refusal = match self.store.admit(&hello) {
+            Ok(_) if self.closing => Refusal { reason: "the store is closing".to_owned(), note: false, again: true },
+            Ok(_) => {
+                let _ = client.connection.queue(&ToRank::Welcome { generation: Bytes(self.generation.to_vec()) });
+                let _ = client.connection.flush();
+                client.phase = Phase::Register { hello_rank: hello.rank, world_size: hello.world_size, until };
+                return true;
+            }
+            Err(refusal) => refusal,
         };
         self.refuse(index, refusal);
+        false
+    }
+
+    /// Refuses a client that has not proven anything. With `ours`, it may be a rank of this job with a wrong setting.
+    fn refuse_stranger(&mut self, index: usize, reason: String, ours: bool) -> bool {
+        let Some(client) = self.clients.get_mut(index) else { return false };
+        self.strangers_seen.note(format!("{}: {reason}", client.address));
+        if ours {
+            // Without its port: it comes again, from another one.
+            let from = client.address.rsplit_once(':').map_or("", |(ip, _)| ip);
+            self.store.note(format!("a client from {from} was refused: {reason}"));
+        }
+        self.say_no(index, reason, true);
         false
     }
 
@@ -359,7 +414,7 @@ impl Loop {
             Err(e) => Err(e),
         };
         // Asked again: another client may have come with the same rank meanwhile.
-        let hello = Hello { token: self.token, rank, world_size };
+        let hello = Hello { nonce: [0; 16], rank, world_size };
         let outcome = match info {
             Ok(info) => self.store.admit(&hello).map(|rank| (rank, info)),
             Err(reason) => Err(Refusal { reason, note: true, again: false }),
@@ -406,12 +461,16 @@ impl Loop {
     /// Tells a client why it is not taken; it is dropped once it has had time to read that.
     fn refuse(&mut self, index: usize, refusal: Refusal) {
         let Some(client) = self.clients.get_mut(index) else { return };
-        log::warn!("rendezvous store: refused {}: {}", client.address, refusal.reason);
+        self.refused_seen.note(format!("{}: {}", client.address, refusal.reason));
         if refusal.note {
             self.store.note(format!("a client at {} was refused: {}", client.address, refusal.reason));
         }
-        client.phase = match client.connection.queue(&ToRank::Rejected { reason: refusal.reason, again: refusal.again })
-        {
+        self.say_no(index, refusal.reason, refusal.again);
+    }
+
+    fn say_no(&mut self, index: usize, reason: String, again: bool) {
+        let Some(client) = self.clients.get_mut(index) else { return };
+        client.phase = match client.connection.queue(&ToRank::Rejected { reason, again }) {
             Ok(()) => ending(),
             Err(_) => Phase::Gone,
         };
@@ -475,9 +534,10 @@ impl Loop {
         let now = Instant::now();
         for index in 0..self.clients.len() {
             match self.clients.get(index).map(|c| c.phase) {
-                Some(Phase::Hello { until } | Phase::Register { until, .. }) if now >= until => {
-                    let reason = format!("no registration within {REGISTER_LIMIT:?}");
-                    self.refuse(index, Refusal { reason, note: false, again: false });
+                Some(Phase::Hello { until } | Phase::Prove { until, .. } | Phase::Register { until, .. })
+                    if now >= until =>
+                {
+                    self.refuse_stranger(index, format!("no registration within {REGISTER_LIMIT:?}"), false);
                 }
                 Some(Phase::Ending { until, .. }) if now >= until => {
                     if let Some(client) = self.clients.get_mut(index) {

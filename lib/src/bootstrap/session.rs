@@ -17,6 +17,7 @@ use super::shared::{Answers, Handler, Shared};
 use super::{UniqueId, join};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::secret::Secret;
 
 /// How long the store may take to say who is missing after an exchange timed out.
 const LAST_ANSWER: Duration = Duration::from_secs(2);
@@ -28,6 +29,7 @@ pub struct Session {
     world_size: usize,
     infos: Vec<Value>,
     address: String,
+    secret: Secret,
     health_limit: Duration,
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -41,7 +43,7 @@ impl fmt::Debug for Session {
 }
 
 impl Session {
-    /// Registers `rank` with the store, with what the others need to reach it (`info`, opaque here), and blocks until all
+    /// Registers `rank` with the store, with what the others need to know of it (`info`, opaque here), and blocks until all
     /// ranks are registered.
     ///
     /// Fails after `config.connect_timeout`, naming the ranks which are missing; at once when the store refuses us, or when a
@@ -61,6 +63,7 @@ impl Session {
             world_size,
             infos: joined.infos,
             address,
+            secret: joined.secret,
             health_limit: (config.heartbeat * 4).clamp(Duration::from_secs(1), Duration::from_secs(2)),
             shared,
             thread: Mutex::new(Some(thread)),
@@ -80,6 +83,11 @@ impl Session {
     /// What each rank registered with, by rank.
     pub fn infos(&self) -> &[Value] {
         &self.infos
+    }
+
+    /// What the ranks of this start of the job know and no other: for their links.
+    pub fn secret(&self) -> Secret {
+        self.secret
     }
 
     /// Address of the store, for errors.

@@ -68,7 +68,7 @@ impl Failure {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub(crate) reason: String,
-    /// It may be worth a note to the ranks which wait: the client had the right token.
+    /// It may be worth a note to the ranks which wait: the client had the right secret.
     pub(crate) note: bool,
     /// What is in the way may be a job that is just ending: the client may try again for a moment.
     pub(crate) again: bool,
@@ -90,7 +90,7 @@ impl Store {
         self.members.len()
     }
 
-    /// Whether a client with the right token can become a member.
+    /// Whether a client with the right secret can become a member.
     pub(crate) fn admit(&self, hello: &Hello) -> Result<usize, Refusal> {
         let (rank, world) = (hello.rank as usize, self.world_size());
         let wrong = |reason| Err(Refusal { reason, note: true, again: false });
@@ -134,7 +134,7 @@ impl Store {
         vec![(rank, self.waiting())]
     }
 
-    /// A client with the right token was refused: the ranks that wait should hear why one is missing.
+    /// A client that may be one of ours was refused: the ranks that wait should hear why one is missing.
     pub(crate) fn note(&mut self, text: String) {
         if !self.formed && self.notes.len() < MAX_NOTES && !self.notes.contains(&text) {
             self.notes.push(text);
@@ -172,7 +172,7 @@ impl Store {
             member.heard = now;
         }
         match message {
-            ToStore::Register { .. } => Vec::new(),
+            ToStore::Register { .. } | ToStore::Proof { .. } => Vec::new(),
             ToStore::Beat { progress } => {
                 if let Some(Some(member)) = self.members.get_mut(rank) {
                     member.progress = progress;

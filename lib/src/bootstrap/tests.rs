@@ -8,14 +8,15 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use super::admission::{Challenge, answer};
 use super::connection::{Connection, deadline_after, encode, left};
 use super::frame::{Hello, MAGIC, MAX_FRAME};
-use super::message::{ToRank, ToStore};
+use super::message::{Bytes, ToRank, ToStore};
 use super::unique_id::PROTOCOL_VERSION;
 use super::*;
-use crate::{Config, Error};
+use crate::{Config, Error, Secret};
 
-const TOKEN: [u8; 16] = [9; 16];
+const SECRET: Secret = Secret::new([9; 32]);
 /// Nothing here should ever take as long as this.
 const LONG: Duration = Duration::from_secs(60);
 
@@ -28,7 +29,7 @@ fn short() -> Config {
 }
 
 fn start(world_size: usize) -> Server {
-    Server::start("127.0.0.1:0".parse().unwrap(), TOKEN, world_size, &config()).unwrap()
+    Server::start_with("127.0.0.1:0".parse().unwrap(), SECRET, world_size, &config()).unwrap()
 }
 
 fn join(server: &Server, rank: usize, world_size: usize) -> crate::Result<Session> {
@@ -64,14 +65,27 @@ impl Raw {
         assert!(self.0.flush().unwrap());
     }
 
+    /// Says hello, and proves that it knows the secret.
     fn hello(&mut self, rank: u32, world_size: u32) {
-        self.send(&Hello { token: TOKEN, rank, world_size }.encode());
+        let hello = Hello { nonce: [rank as u8; 16], rank, world_size };
+        self.send(&hello.encode());
+        match self.hear() {
+            Some(ToRank::Challenge { nonce, proof }) => {
+                let proof = answer(&SECRET, &hello, &nonce, &proof).unwrap();
+                self.send(&encode(&ToStore::Proof { proof }).unwrap());
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn welcomed(&mut self) {
+        assert!(matches!(self.hear(), Some(ToRank::Welcome { generation }) if generation.0.len() == 32));
     }
 
     fn register(address: SocketAddr, rank: u32, world_size: u32) -> Raw {
         let mut raw = Raw::connect(address);
         raw.hello(rank, world_size);
-        assert_eq!(raw.hear(), Some(ToRank::Welcome));
+        raw.welcomed();
         raw.send(&encode(&ToStore::Register { info: Value::Null }).unwrap());
         raw
     }
@@ -88,10 +102,15 @@ impl Raw {
             if ended {
                 return None;
             }
-            let mut fds = [rustix::event::PollFd::from_borrowed_fd(self.0.fd(), rustix::event::PollFlags::IN)];
-            super::connection::poll(&mut fds, left(deadline)).unwrap();
-            ended = !matches!(self.0.fill(), Ok(super::connection::Fill::Open));
+            ended = !self.await_bytes();
         }
+    }
+
+    /// False at the end of the connection.
+    fn await_bytes(&mut self) -> bool {
+        let mut fds = [rustix::event::PollFd::from_borrowed_fd(self.0.fd(), rustix::event::PollFlags::IN)];
+        super::connection::poll(&mut fds, LONG).unwrap();
+        matches!(self.0.fill(), Ok(super::connection::Fill::Open))
     }
 
     fn rejected(mut self) -> String {
@@ -166,15 +185,24 @@ fn strangers_are_told_why_while_a_good_job_forms() {
         let mut stranger = Raw::connect(address);
         stranger.send(b"SSH");
         assert!(stranger.rejected().contains("not a tinynccl hello"));
-        let mut version = Hello { token: TOKEN, rank: 2, world_size: 3 }.encode();
+        let mut version = Hello { nonce: [2; 16], rank: 2, world_size: 3 }.encode();
         version[8] = 77;
         let mut raw = Raw::connect(address);
         raw.send(&version);
         let reason = raw.rejected();
         assert!(reason.contains("version 77") && reason.contains(&format!("version {PROTOCOL_VERSION}")), "{reason}");
+        // All that is public, and no secret.
         let mut raw = Raw::connect(address);
-        raw.send(&Hello { token: [1; 16], rank: 2, world_size: 3 }.encode());
-        assert!(raw.rejected().contains("wrong token"));
+        raw.send(&Hello { nonce: [1; 16], rank: 2, world_size: 3 }.encode());
+        assert!(matches!(raw.hear(), Some(ToRank::Challenge { .. })));
+        raw.send(&encode(&ToStore::Proof { proof: Bytes(vec![7; 32]) }).unwrap());
+        assert!(raw.rejected().contains("wrong secret"));
+        // No proof at all.
+        let mut raw = Raw::connect(address);
+        raw.send(&Hello { nonce: [1; 16], rank: 2, world_size: 3 }.encode());
+        raw.send(&encode(&ToStore::Register { info: Value::Null }).unwrap());
+        assert!(matches!(raw.hear(), Some(ToRank::Challenge { .. })));
+        assert!(raw.rejected().contains("expected a proof"));
         for (rank, world, why) in [
             (0, 3, "rank 0 is here already"),
             (3, 3, "out of range: world size 3 has ranks 0 to 2"),
@@ -189,7 +217,7 @@ fn strangers_are_told_why_while_a_good_job_forms() {
         for body in [b"[1,2".as_slice(), b"\"Nonsense\"", b"{\"Bye\":{\"reason\":\"\"}}"] {
             let mut raw = Raw::connect(address);
             raw.hello(2, 3);
-            assert_eq!(raw.hear(), Some(ToRank::Welcome));
+            raw.welcomed();
             let mut frame = Vec::new();
             super::frame::put_frame(&mut frame, body).unwrap();
             raw.send(&frame);
@@ -198,7 +226,7 @@ fn strangers_are_told_why_while_a_good_job_forms() {
         // A length that would be 4 GiB.
         let mut raw = Raw::connect(address);
         raw.hello(2, 3);
-        assert_eq!(raw.hear(), Some(ToRank::Welcome));
+        raw.welcomed();
         raw.send(&u32::MAX.to_le_bytes());
         assert!(raw.rejected().contains("exceeds the limit"));
 
@@ -210,10 +238,39 @@ fn strangers_are_told_why_while_a_good_job_forms() {
 }
 
 #[test]
+fn a_rank_with_another_secret_is_named_to_those_who_wait() {
+    let server = start(2);
+    let id = server.unique_id();
+    let stranger = UniqueId::new(Secret::new([1; 32]), id.addresses().to_vec());
+    let config = Config { connect_timeout: Duration::from_millis(2500), ..config() };
+    std::thread::scope(|s| {
+        let zero = s.spawn(|| Session::join(&id, 0, 2, Value::Null, &config).unwrap_err());
+        let e = Session::join(&stranger, 1, 2, Value::Null, &config).unwrap_err().to_string();
+        assert!(e.contains("rank 1 was refused: wrong secret"), "{e}");
+        let e = zero.join().unwrap();
+        assert!(matches!(&e, Error::Timeout { missing, .. } if *missing == [1]), "{e}");
+        assert!(e.to_string().contains("a client from 127.0.0.1 was refused: wrong secret"), "{e}");
+    });
+}
+
+#[test]
+fn a_new_start_of_a_job_has_another_secret_for_its_links() {
+    let secrets: Vec<Secret> = [start(2), start(2)]
+        .iter()
+        .map(|server| {
+            let sessions = form(server, 2);
+            assert_eq!(sessions[0].secret(), sessions[1].secret());
+            sessions[0].secret()
+        })
+        .collect();
+    assert!(secrets[0] != secrets[1] && !secrets.contains(&SECRET));
+}
+
+#[test]
 fn a_session_says_why_it_was_refused() {
     let server = start(2);
     let _here = Raw::register(address(&server), 0, 2);
-    let wrong = UniqueId::new([0; 16], server.unique_id().addresses().to_vec());
+    let wrong = UniqueId::new(Secret::new([0; 32]), server.unique_id().addresses().to_vec());
     let refuse = |id: &UniqueId, rank, world| {
         let config = Config { connect_timeout: Duration::from_millis(2500), ..config() };
         Session::join(id, rank, world, Value::Null, &config).unwrap_err().to_string()
@@ -224,18 +281,18 @@ fn a_session_says_why_it_was_refused() {
     let e = refuse(&id, 1, 3);
     assert!(e.contains("started with world size 3, the store with 2"), "{e}");
     let e = refuse(&wrong, 1, 2);
-    assert!(e.contains("wrong token"), "{e}");
+    assert!(e.contains("wrong secret") && e.contains("TINYNCCL_SECRET"), "{e}");
     let e = refuse(&id, 2, 2);
     assert!(e.contains("rank 2 of world size 2"), "{e}");
-    let other: UniqueId = id.to_string().replacen("-1-", "-2-", 1).parse().unwrap();
+    let other: UniqueId = id.to_string().replacen("-2-", "-1-", 1).parse().unwrap();
     let e = refuse(&other, 1, 2);
-    assert!(e.contains("protocol version 2, this build speaks 1"), "{e}");
+    assert!(e.contains("protocol version 1, this build speaks 2"), "{e}");
 }
 
 #[test]
 fn no_store_and_another_service_are_told_apart() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let id = UniqueId::new(TOKEN, vec![listener.local_addr().unwrap()]);
+    let id = UniqueId::new(SECRET, vec![listener.local_addr().unwrap()]);
     let ssh = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         stream.write_all(b"SSH-2.0-OpenSSH_9.9\r\n").unwrap();
@@ -469,11 +526,21 @@ fn a_store_that_closes_in_order_is_not_lost_but_gives_no_answers() {
 /// A store that ends (or falls silent) at the will of the test.
 fn fake_store(then: impl FnOnce(Connection) + Send + 'static) -> (UniqueId, std::thread::JoinHandle<()>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let id = UniqueId::new(TOKEN, vec![listener.local_addr().unwrap()]);
+    let id = UniqueId::new(SECRET, vec![listener.local_addr().unwrap()]);
     let thread = std::thread::spawn(move || {
         let (stream, _) = listener.accept().unwrap();
-        let mut connection = Connection::new(stream).unwrap();
-        connection.queue(&ToRank::Welcome).unwrap();
+        let connection = Connection::new(stream).unwrap();
+        let mut client = Raw(connection);
+        let hello = loop {
+            if let Some(bytes) = client.0.decoder.hello().unwrap() {
+                break Hello::decode(&bytes).unwrap();
+            }
+            client.await_bytes();
+        };
+        let mut connection = client.0;
+        connection.queue(&Challenge::to(hello, &SECRET).unwrap().1).unwrap();
+        // It does not look at the proof.
+        connection.queue(&ToRank::Welcome { generation: Bytes(vec![0; 32]) }).unwrap();
         connection.queue(&ToRank::Table { infos: vec![Value::Null] }).unwrap();
         // Came with the table: it must not wait for the next bytes.
         connection.queue(&ToRank::Left { rank: 4 }).unwrap();
@@ -536,7 +603,7 @@ fn a_new_job_takes_the_place_of_one_that_ends() {
     std::thread::scope(|s| {
         let again = s.spawn(|| Session::join(&id, 0, 1, json!("second"), &config()).unwrap());
         drop(first);
-        let _second = Server::start(bind, TOKEN, 1, &config()).unwrap();
+        let _second = Server::start_with(bind, SECRET, 1, &config()).unwrap();
         assert_eq!(again.join().unwrap().infos(), [json!("second")]);
     });
 }

@@ -1,41 +1,33 @@
-//! What a rank must know to join a job: where the store is, and the token that tells this job from any other.
+//! What a rank must know to join a job: where the store is, and the secret that tells this job from any other.
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
 use crate::error::{Error, Result};
+use crate::secret::Secret;
 
 /// The protocol that this build speaks with the store.
-pub const PROTOCOL_VERSION: u16 = 1;
+pub const PROTOCOL_VERSION: u16 = 2;
 
 /// Most addresses a unique id may hold.
 const MAX_ADDRESSES: usize = 64;
 
 /// Identifies one job, like `ncclUniqueId`: made once by the process that runs the [`Server`](super::Server), handed to every
-/// rank by any means (environment, file, MPI broadcast).
+/// rank by any means that others cannot read (environment, file, MPI broadcast): whoever has it can join.
 ///
-/// Its text is one printable ASCII line: `tinynccl-1-<32 hex digits>@<address>,<address>…`.
+/// Its text is one printable ASCII line: `tinynccl-2-<64 hex digits>@<address>,<address>…`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct UniqueId {
     version: u16,
-    token: [u8; 16],
+    secret: Secret,
     addresses: Vec<SocketAddr>,
 }
 
 impl UniqueId {
-    /// The id of a job with this token, whose store listens at `addresses` (most useful first).
-    pub fn new(token: [u8; 16], addresses: Vec<SocketAddr>) -> Self {
-        UniqueId { version: PROTOCOL_VERSION, token, addresses }
-    }
-
-    /// A token that no other job has.
-    pub fn random_token() -> Result<[u8; 16]> {
-        let mut token = [0; 16];
-        let got = rustix::rand::getrandom(&mut token, rustix::rand::GetRandomFlags::empty())
-            .map_err(|e| Error::errno("unique id", "random token", e))?;
-        // Linux gives 256 bytes and less whole.
-        if got == token.len() { Ok(token) } else { Err(Error::invalid("unique id", "too few random bytes")) }
+    /// The id of a job with this secret, whose store listens at `addresses` (most useful first).
+    pub fn new(secret: Secret, addresses: Vec<SocketAddr>) -> Self {
+        UniqueId { version: PROTOCOL_VERSION, secret, addresses }
     }
 
     /// Protocol version of the build that made this id.
@@ -43,9 +35,9 @@ impl UniqueId {
         self.version
     }
 
-    /// The job's token.
-    pub fn token(&self) -> [u8; 16] {
-        self.token
+    /// The job's secret.
+    pub fn secret(&self) -> Secret {
+        self.secret
     }
 
     /// Where the store listens.
@@ -63,7 +55,7 @@ impl UniqueId {
 impl fmt::Display for UniqueId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "tinynccl-{}-", self.version)?;
-        for byte in self.token {
+        for byte in self.secret.bytes() {
             write!(f, "{byte:02x}")?;
         }
         for (i, address) in self.addresses.iter().enumerate() {
@@ -73,7 +65,7 @@ impl fmt::Display for UniqueId {
     }
 }
 
-/// Without the token, so that a log does not give it away.
+/// Without the secret, so that a log does not give it away.
 impl fmt::Debug for UniqueId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("UniqueId").field("version", &self.version).field("addresses", &self.addresses).finish()
@@ -86,8 +78,8 @@ impl FromStr for UniqueId {
     fn from_str(text: &str) -> Result<Self> {
         parse(text.trim()).map_err(|detail| Error::Config {
             name: "unique id".to_owned(),
-            value: text.chars().take(200).collect(),
-            detail: format!("{detail}; expected tinynccl-1-<32 hex digits>@<ip:port>,<ip:port>…"),
+            value: without_secret(text),
+            detail: format!("{detail}; expected tinynccl-2-<64 hex digits>@<ip:port>,<ip:port>…"),
         })
     }
 }
@@ -97,7 +89,7 @@ fn parse(text: &str) -> Result<UniqueId, String> {
     let (version, rest) = rest.split_once('-').ok_or("no version")?;
     let version = version.parse().map_err(|_| format!("version {version:?} is not a number"))?;
     let (hex, addresses) = rest.split_once('@').ok_or("no @ before the addresses")?;
-    let token = parse_token(hex).ok_or("the token is not 32 hex digits")?;
+    let secret = parse_secret(hex).ok_or("the secret is not 64 hex digits")?;
     let mut list = Vec::new();
     for address in addresses.split(',') {
         if list.len() == MAX_ADDRESSES {
@@ -105,14 +97,22 @@ fn parse(text: &str) -> Result<UniqueId, String> {
         }
         list.push(address.parse().map_err(|_| format!("{address:?} is not ip:port"))?);
     }
-    Ok(UniqueId { version, token, addresses: list })
+    Ok(UniqueId { version, secret, addresses: list })
 }
 
-fn parse_token(hex: &str) -> Option<[u8; 16]> {
-    if hex.len() != 32 || !hex.bytes().all(|b| b.is_ascii_hexdigit()) {
-        return None;
-    }
-    u128::from_str_radix(hex, 16).ok().map(u128::to_be_bytes)
+fn parse_secret(hex: &str) -> Option<Secret> {
+    let (pairs, rest) = hex.as_bytes().as_chunks::<2>();
+    let digit = |b: u8| char::from(b).to_digit(16);
+    let bytes: Option<Vec<u8>> =
+        pairs.iter().map(|[high, low]| Some((digit(*high)? << 4 | digit(*low)?) as u8)).collect();
+    bytes?.try_into().ok().filter(|_| rest.is_empty()).map(Secret::new)
+}
+
+/// What errors show of a text: runs of digits that may be a secret, or a part of one, are left out.
+fn without_secret(text: &str) -> String {
+    let shown = |word: &str| if word.len() < 16 { word.to_owned() } else { "…".to_owned() };
+    let words = text.split_inclusive(|c: char| !c.is_ascii_hexdigit());
+    words.map(shown).collect::<String>().chars().take(200).collect()
 }
 
 #[cfg(test)]
@@ -123,44 +123,43 @@ mod tests {
     #[test]
     fn text_goes_there_and_back() {
         let id = UniqueId::new(
-            [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 255],
+            Secret::new(std::array::from_fn(|i| if i == 31 { 255 } else { i as u8 })),
             vec!["10.0.0.1:4711".parse().unwrap(), "[fe80::1%2]:9".parse().unwrap()],
         );
         let text = id.to_string();
-        assert_eq!(text, "tinynccl-1-000102030405060708090a0b0c0d0eff@10.0.0.1:4711,[fe80::1%2]:9");
+        assert_eq!(
+            text,
+            "tinynccl-2-000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1eff@10.0.0.1:4711,[fe80::1%2]:9"
+        );
         assert_eq!(text.parse::<UniqueId>().unwrap(), id);
-        assert!(!format!("{id:?}").contains("0405"), "the token must not show in logs");
+        assert!(!format!("{id:?}").contains("0405"), "the secret must not show in logs");
     }
 
     #[test]
     fn bad_text_says_what_is_wrong() {
-        let token = "0".repeat(32);
+        let secret = "0a".repeat(32);
         for (text, wrong) in [
             ("".to_owned(), "does not begin"),
             ("hello".to_owned(), "does not begin"),
-            ("tinynccl-1".to_owned(), "no version"),
-            (format!("tinynccl-x-{token}@1.2.3.4:5"), "version \"x\""),
-            (format!("tinynccl-1-{token}"), "no @"),
-            ("tinynccl-1-00@1.2.3.4:5".to_owned(), "32 hex digits"),
-            (format!("tinynccl-1-+{}@1.2.3.4:5", "0".repeat(31)), "32 hex digits"),
-            (format!("tinynccl-1-{token}@localhost:5"), "is not ip:port"),
-            (format!("tinynccl-1-{token}@1.2.3.4:5,"), "is not ip:port"),
-            (format!("tinynccl-1-{token}@{}", vec!["1.2.3.4:5"; 65].join(",")), "more than 64"),
+            ("tinynccl-2".to_owned(), "no version"),
+            (format!("tinynccl-x-{secret}@1.2.3.4:5"), "version \"x\""),
+            (format!("tinynccl-2-{secret}"), "no @"),
+            ("tinynccl-2-00@1.2.3.4:5".to_owned(), "64 hex digits"),
+            (format!("tinynccl-2-+{}@1.2.3.4:5", "0".repeat(63)), "64 hex digits"),
+            (format!("tinynccl-2-{secret}@localhost:5"), "is not ip:port"),
+            (format!("tinynccl-2-{secret}@1.2.3.4:5,"), "is not ip:port"),
+            (format!("tinynccl-2-{secret}@{}", vec!["1.2.3.4:5"; 65].join(",")), "more than 64"),
         ] {
             let e = text.parse::<UniqueId>().unwrap_err().to_string();
-            assert!(e.contains(wrong) && e.contains("expected tinynccl-1-"), "{text}: {e}");
+            assert!(e.contains(wrong) && e.contains("expected tinynccl-2-"), "{text}: {e}");
+            assert!(!e.contains("0a0a"), "a secret, or most of one, ends in a log: {e}");
         }
-    }
-
-    #[test]
-    fn random_tokens_differ() {
-        assert_ne!(UniqueId::random_token().unwrap(), UniqueId::random_token().unwrap());
     }
 
     proptest! {
         #[test]
         fn any_id_goes_there_and_back(
-            token in any::<[u8; 16]>(),
+            secret in any::<[u8; 32]>(),
             addresses in prop::collection::vec(any::<SocketAddr>(), 1..=MAX_ADDRESSES),
         ) {
             // Flow information is not part of an address's text.
@@ -170,14 +169,14 @@ mod tests {
                 }
                 a
             });
-            let id = UniqueId::new(token, addresses.collect());
+            let id = UniqueId::new(Secret::new(secret), addresses.collect());
             prop_assert_eq!(id.to_string().parse::<UniqueId>().unwrap(), id);
         }
 
         #[test]
         fn any_text_is_parsed_or_refused(text in "\\PC{0,80}", tail in "[0-9a-f@:,.\\[\\]-]{0,60}") {
             let _ = text.parse::<UniqueId>();
-            let _ = format!("tinynccl-1-{tail}").parse::<UniqueId>();
+            let _ = format!("tinynccl-2-{tail}").parse::<UniqueId>();
         }
     }
 }

@@ -63,7 +63,10 @@ mod tests {
     use super::*;
 
     /// Knobs in which ranks may differ without harm.
-    const MAY_DIFFER: [&str; 19] = [
+    const MAY_DIFFER: [&str; 22] = [
+        "TINYNCCL_PORT_RANGE",
+        "TINYNCCL_SECRET",
+        "TINYNCCL_SECRET_FILE",
         "TINYNCCL_CUDA_CHECK",
         "TINYNCCL_TIMEOUT",
         "TINYNCCL_CONNECT_TIMEOUT",

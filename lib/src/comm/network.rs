@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use super::control::{Control, Notice, PeerHealth, Progress};
 use super::share;
 use super::state::lock;
-use crate::bootstrap::{Event, RankState, Session};
+use crate::bootstrap::{Event, Host, RankState, Session};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::transport::mapping::Mapping;
@@ -48,26 +48,9 @@ pub(super) struct Network {
 }
 
 impl Network {
-    /// Parses what the other ranks told the rendezvous about themselves.
-    pub(super) fn new(
-        session: Session,
-        endpoint: Endpoint,
-        store_host: Option<usize>,
-        config: &Config,
-    ) -> Result<Network> {
-        let infos = session
-            .infos()
-            .iter()
-            .enumerate()
-            .map(|(rank, value)| {
-                serde_json::from_value(value.clone()).map_err(|e| Error::Bootstrap {
-                    address: format!("rank {rank}"),
-                    detail: format!(
-                        "its endpoint description does not parse ({e}): do all ranks run the same version?"
-                    ),
-                })
-            })
-            .collect::<Result<Vec<EndpointInfo>>>()?;
+    /// Listens for the other ranks, and tells each where.
+    pub(super) fn new(session: Session, store_host: Option<usize>, config: &Config) -> Result<Network> {
+        let (endpoint, infos) = listen(&session, config)?;
         endpoint.introduce(infos.clone(), None);
         let paths = endpoint.paths(false);
         let gone = Arc::new((Mutex::new(Gone::default()), Condvar::new()));
@@ -134,6 +117,41 @@ impl Network {
             gone = changed.wait_timeout(gone, LOOK).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
+}
+
+/// Name of a rank's host in what it says of itself.
+pub(super) const HOST: &str = "host";
+
+/// Opens this rank's endpoint, where only loopback can reach it if all ranks are of one host, and tells the others. The result is
+/// the endpoint with the descriptions of all, by rank.
+fn listen(session: &Session, config: &Config) -> Result<(Endpoint, Vec<EndpointInfo>)> {
+    let infos = session.infos().iter().enumerate();
+    let hosts: Vec<Host> = infos
+        .map(|(rank, info)| {
+            let host = info.get(HOST).cloned().unwrap_or_default();
+            serde_json::from_value(host).map_err(|e| unreadable(rank, &e))
+        })
+        .collect::<Result<_>>()?;
+    let one_host = hosts.iter().all(|host| host.same_network(&hosts[0]));
+    let open = if one_host { Endpoint::local } else { Endpoint::new };
+    let opened = open(session.rank(), session.secret(), config);
+    // The others should not wait for a rank that cannot be reached, and should hear why.
+    let ours: Result<EndpointInfo, String> = opened.as_ref().map(Endpoint::info).map_err(ToString::to_string);
+    let ours = serde_json::to_vec(&ours).map_err(|e| Error::invalid("rendezvous", e.to_string()))?;
+    let members: Vec<usize> = (0..session.world_size()).collect();
+    let all = session.exchange("endpoints", &members, ours, config.connect_timeout);
+    let (endpoint, all) = (opened?, all?);
+    let read = |(rank, bytes): (usize, &Vec<u8>)| match serde_json::from_slice::<Result<EndpointInfo, String>>(bytes) {
+        Ok(Ok(info)) => Ok(info),
+        Ok(Err(detail)) => Err(Error::Bootstrap { address: format!("rank {rank}"), detail }),
+        Err(e) => Err(unreadable(rank, &e)),
+    };
+    Ok((endpoint, all.iter().enumerate().map(read).collect::<Result<_>>()?))
+}
+
+fn unreadable(rank: usize, error: &serde_json::Error) -> Error {
+    let detail = format!("what it says of itself does not parse ({error}): do all ranks run the same version?");
+    Error::Bootstrap { address: format!("rank {rank}"), detail }
 }
 
 impl Control for Network {

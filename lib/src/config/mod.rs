@@ -3,14 +3,18 @@
 //! The documentation page is generated from the same table (`Config::describe`), so that no knob is undocumented.
 
 mod choices;
+mod port_range;
 mod value;
 
 use std::time::Duration;
 
 pub use choices::{CudaHandles, CudaPath, Ll128, PathCheck, SingleCopy, TransportChoice, Tune};
+pub use port_range::PortRange;
 use value::Value;
+pub(crate) use value::secret;
 
 use crate::error::{Error, Result};
+use crate::secret::Secret;
 use crate::wire::Algorithm;
 
 /// One row of the documentation table.
@@ -25,6 +29,10 @@ pub struct Knob {
     /// Meaning.
     pub doc: &'static str,
 }
+
+/// Its value is not shown.
+const SECRET: &str = "TINYNCCL_SECRET";
+use value::HIDDEN;
 
 macro_rules! config {
     ($($field:ident : $ty:ty = $default:expr, $env:literal, $values:literal, $doc:literal;)*) => {
@@ -52,14 +60,14 @@ macro_rules! config {
                 let mut config = Config::default();
                 $(if let Some(text) = lookup($env) {
                     config.$field = Value::parse(text.trim()).map_err(|detail: String| Error::Config {
-                        name: $env.to_owned(), value: text, detail,
+                        name: $env.to_owned(), value: if $env == SECRET { HIDDEN.to_owned() } else { text }, detail,
                     })?;
                 })*
                 config.check()?;
                 Ok(config)
             }
 
-            /// Every knob's environment variable and value, as the variable would spell it.
+            /// Every knob's environment variable and value, as the variable would spell it. A secret is not shown.
             pub fn values(&self) -> Vec<(&'static str, String)> {
                 vec![$(($env, Value::show(&self.$field)),)*]
             }
@@ -88,7 +96,13 @@ config! {
         "Reductions combine the values in rank order, ((x0 + x1) + x2) + ..., whatever the sizes, the links and the timing: the same bits every time. \
          Algorithms in another order are not taken, TINYNCCL_ALGO included. All ranks must set the same.";
     interface: Option<String> = None, "TINYNCCL_IFNAME", "names or prefixes, comma-separated; ^ in front excludes",
-        "Network interfaces whose addresses are advertised to the peers; empty: all that are up.";
+        "Network interfaces whose addresses are advertised to the peers; empty: all that are up. Ranks that are all of one host use loopback alone.";
+    port_range: Option<PortRange> = None, "TINYNCCL_PORT_RANGE", "LOW-HIGH, 1 to 65535",
+        "TCP ports at which ranks listen for links (RDMA links begin there, too): one for each rank of a host. Empty: any free port. The rendezvous is at MASTER_PORT.";
+    secret: Option<Secret> = None, "TINYNCCL_SECRET", "16 characters or more",
+        "What the ranks of a job know and nobody else does: the same random text for all of them (openssl rand -hex 32), best another for every start. It is never sent: ranks prove that they have it. Empty: whoever reaches MASTER_PORT can take a rank's place, while jobs that meet otherwise (this library's launcher, mpirun on one host, a unique id) have a random secret of their own. With torch.distributed the unique id is in torch's store, which is open: set it there, too.";
+    secret_file: Option<String> = None, "TINYNCCL_SECRET_FILE", "a file",
+        "A file that holds the secret, in place of TINYNCCL_SECRET; others should not be able to read it.";
     channels: usize = 1, "TINYNCCL_CHANNELS", "1 to 16",
         "Sets of links (TCP streams, shared-memory FIFOs) that a collective is spread over.";
     shm_chunk: usize = 128 << 10, "TINYNCCL_SHM_CHUNK", "bytes, 4K to 16M",
@@ -225,6 +239,11 @@ mod tests {
             ("TINYNCCL_CHECKSUM", "yes"),
             ("TINYNCCL_TRACE_EVENTS", "0"),
             ("TINYNCCL_TUNE", "always"),
+            ("TINYNCCL_PORT_RANGE", "4711"),
+            ("TINYNCCL_PORT_RANGE", "4712-4711"),
+            ("TINYNCCL_PORT_RANGE", "0-9"),
+            ("TINYNCCL_PORT_RANGE", "1-65536"),
+            ("TINYNCCL_SECRET", "password"),
             ("TINYNCCL_FIFO_DEPTH", "99999999999999999999999"),
         ] {
             let e = parse(name, value).unwrap_err().to_string();
@@ -233,8 +252,19 @@ mod tests {
     }
 
     #[test]
+    fn a_secret_does_not_show() {
+        let config = parse("TINYNCCL_SECRET", "correct horse battery staple").unwrap();
+        assert!(config.secret.is_some() && config.secret != parse("TINYNCCL_SECRET", &"x".repeat(16)).unwrap().secret);
+        let e = parse("TINYNCCL_SECRET", "battery staple").unwrap_err().to_string();
+        for text in [format!("{config:?} {:?}", config.values()), e] {
+            assert!(!text.contains("staple"), "{text}");
+        }
+    }
+
+    #[test]
     fn values_take_effect() {
         assert_eq!(parse("TINYNCCL_SHM_CHUNK", "64K").unwrap().shm_chunk, 65536);
+        assert_eq!(parse("TINYNCCL_PORT_RANGE", "4711-4711").unwrap().port_range.unwrap().ports().count(), 1);
         assert_eq!(parse("TINYNCCL_ALGO", "double-tree").unwrap().algorithm, Some(Algorithm::DoubleTree));
         assert_eq!(parse("TINYNCCL_TUNE", "0").unwrap().tune, Tune::Off);
         assert_eq!(parse("TINYNCCL_TUNE", "1").unwrap().tune, Tune::Cached);

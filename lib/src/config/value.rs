@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use super::PortRange;
+use crate::secret::Secret;
 use crate::wire::Algorithm;
 
 /// A value of an environment variable.
@@ -74,5 +76,37 @@ impl Value for Option<String> {
     }
     fn show(&self) -> String {
         self.clone().unwrap_or_default()
+    }
+}
+
+impl Value for Option<PortRange> {
+    fn parse(text: &str) -> Result<Self, String> {
+        if text.is_empty() { Ok(None) } else { PortRange::parse(text).map(Some) }
+    }
+    fn show(&self) -> String {
+        self.map_or(String::new(), |range| range.to_string())
+    }
+}
+
+/// What is shown of a secret.
+pub(super) const HIDDEN: &str = "(not shown)";
+/// Fewer characters are guessed too soon.
+const SHORTEST_SECRET: usize = 16;
+
+/// The secret that a text stands for.
+pub(crate) fn secret(text: &str) -> Result<Secret, String> {
+    if text.chars().count() >= SHORTEST_SECRET {
+        Ok(Secret::of_text(text))
+    } else {
+        Err(format!("expected {SHORTEST_SECRET} characters or more, like those of `openssl rand -hex 32`"))
+    }
+}
+
+impl Value for Option<Secret> {
+    fn parse(text: &str) -> Result<Self, String> {
+        if text.is_empty() { Ok(None) } else { secret(text).map(Some) }
+    }
+    fn show(&self) -> String {
+        self.map_or(String::new(), |_| HIDDEN.to_owned())
     }
 }

@@ -33,7 +33,7 @@ mod tests;
 
 pub use crate::bootstrap::is_rank;
 
-use crate::bootstrap::{Server, UniqueId};
+use crate::bootstrap::Server;
 use crate::config::Config;
 use crate::error::{Error, Result};
 
@@ -147,7 +147,7 @@ impl Launcher {
         }
         let config = Config::from_env()?;
         let bind = (Ipv4Addr::LOCALHOST, 0).into();
-        let server = Server::start(bind, UniqueId::random_token()?, self.ranks, &config)?;
+        let server = Server::start(bind, self.ranks, &config)?;
         let signals = signals::Signals::watch()?;
         let mut relays = output::Relays::new();
         let children = spawn::all(&self, &server.unique_id(), &mut relays)?;

@@ -96,7 +96,7 @@ impl InitOptions {
                     "MASTER_ADDR" => Some(host.clone()),
                     "MASTER_PORT" => Some(port.to_string()),
                     // What else a launcher has set is not meant for this group.
-                    "LOCAL_RANK" | "TINYNCCL_TOKEN" => std::env::var(name).ok(),
+                    "LOCAL_RANK" => std::env::var(name).ok(),
                     _ => None,
                 };
                 rendezvous_from(&given, &config)?

@@ -5,14 +5,13 @@ use super::handshake::{Hello, Reply};
 
 pub use super::tcp::fuzzing::tcp_frame;
 
-/// The first bytes on a connection, read as a hello (with its own token) and as a reply.
+/// The first bytes on a connection, read as a hello and as a reply.
 pub fn handshake(data: &[u8]) {
-    let token = data.get(8..24).and_then(|t| t.try_into().ok()).unwrap_or([0; 16]);
     let rank = data.get(52..56).and_then(|t| t.try_into().ok()).map_or(0, u32::from_le_bytes) as usize;
-    if let Ok(hello) = Hello::parse(data, &token, rank) {
+    if let Ok(hello) = Hello::parse(data, rank) {
         assert_eq!(bytemuck::bytes_of(&hello), data);
         assert_eq!(hello.to as usize, rank);
-        assert!(Hello::parse(data, &token.map(|b| !b), rank).is_err());
+        assert!(Hello::parse(data, rank + 1).is_err());
         let _ = hello.differs(&LinkOptions { max_message: 1, depth: 1 }, true, 1, false);
     }
     if let Ok(reply) = Reply::parse(data) {

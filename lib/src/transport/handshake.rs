@@ -1,11 +1,22 @@
-//! The first bytes on a connection: who dials whom for which link, proven by the job's token; and the answer.
+//! The first bytes on a connection: who dials whom for which link, the proofs of both, and the answer.
 //!
-//! The token keeps other jobs and port scanners out; it travels in clear, so whoever reads the network can learn it.
+//! ```text
+//!   dialer                                     acceptor
+//!   hello: ranks, communicator, channel,
+//!          options, nonce                  ─▶
+//!                                          ◀─  reply "prove": nonce, proof over hello and nonce
+//!   proof over hello and nonce             ─▶
+//!                                          ◀─  reply: welcome, or why not
+//! ```
+//! The key of the proofs belongs to one start of the job ([`Session::secret`](crate::bootstrap::Session::secret)). So a rank of
+//! another job, or of an older start, does not get in, nor do bytes that were heard on another connection; and the dialer
+//! tells nothing, and hands over no memory, before the acceptor has proven itself.
 
 use std::fmt;
-use std::hint::black_box;
 
 use super::LinkOptions;
+use crate::error::Result as OurResult;
+use crate::secret::{self, Nonce, Proof, Secret};
 
 const MAGIC: [u8; 8] = *b"tinynccl";
 /// Version of the handshake and of the layout of messages and shared memory.
@@ -16,12 +27,16 @@ const MAX_DETAIL: usize = 512;
 const CHECKSUM: u32 = 1;
 const VERBS: u32 = 2;
 
+/// Status of the reply that asks for a proof.
+const PROVE: u32 = 4;
+
 /// What a dialer says. 80 bytes, little endian.
 #[derive(Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(crate) struct Hello {
     magic: [u8; 8],
-    token: [u8; 16],
+    /// Drawn for this connection.
+    nonce: Nonce,
     max_message: u64,
     depth: u64,
     version: u32,
@@ -46,8 +61,8 @@ impl Hello {
     /// Bytes on the wire.
     pub(crate) const BYTES: usize = size_of::<Hello>();
 
+    /// Its nonce is zero: [`Caller::fresh`].
     pub(crate) fn new(
-        token: [u8; 16],
         (from, to): (usize, usize),
         (comm, channel): (u32, u32),
         options: &LinkOptions,
@@ -56,7 +71,7 @@ impl Hello {
     ) -> Hello {
         Hello {
             magic: MAGIC,
-            token,
+            nonce: [0; 16],
             max_message: options.max_message as u64,
             depth: options.depth as u64,
             version: VERSION,
@@ -83,7 +98,7 @@ impl Hello {
     }
 
     /// What came: `Err(None)` is not for our ears (no answer), `Err(Some(reason))` is answered.
-    pub(crate) fn parse(bytes: &[u8], token: &[u8; 16], rank: usize) -> Result<Hello, Option<String>> {
+    pub(crate) fn parse(bytes: &[u8], rank: usize) -> Result<Hello, Option<String>> {
         let hello: Hello = bytemuck::try_pod_read_unaligned(bytes).map_err(|_| None)?;
         if hello.magic != MAGIC {
             return Err(None);
@@ -93,9 +108,6 @@ impl Hello {
             return Err(Some(format!(
                 "expected protocol version {VERSION}, got {theirs}; run the same build on all ranks"
             )));
-        }
-        if !same(&hello.token, token) {
-            return Err(Some("wrong token: the connection belongs to another job".to_owned()));
         }
         if hello.to as usize != rank {
             return Err(Some(format!("expected a connection to rank {rank}, got one to rank {}", hello.to)));
@@ -151,16 +163,81 @@ impl Hello {
 }
 
 impl fmt::Debug for Hello {
-    /// Without the token: it is a secret, and this may end in a log.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Hello { comm, origin, target, channel, .. } = self;
         write!(f, "Hello[comm {comm}, rank {origin} to {target}, channel {channel}]")
     }
 }
 
+/// A dialer: what it says, and the secret that it shares with the acceptor.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Caller {
+    pub(crate) hello: Hello,
+    pub(crate) secret: Secret,
+}
+
+impl Caller {
+    /// The same for another connection.
+    pub(crate) fn fresh(&self) -> OurResult<Caller> {
+        Ok(Caller { hello: Hello { nonce: secret::random()?, ..self.hello }, ..*self })
+    }
+
+    /// What the dialer shows, if the acceptor has shown that it knows the secret.
+    pub(crate) fn answer(&self, challenge: &Challenge) -> Result<Proof, String> {
+        let parts: [&[u8]; 2] = [bytemuck::bytes_of(&self.hello), &challenge.nonce];
+        match self.secret.accepts(&challenge.proof, ACCEPTOR, &parts) {
+            true => Ok(self.secret.prove(DIALER, &parts)),
+            false => Err(format!("{WRONG_SECRET}: it belongs to another job, or to another start of this one")),
+        }
+    }
+}
+
+/// What the acceptor asks of a dialer, with its own proof.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Challenge {
+    nonce: Nonce,
+    proof: Proof,
+}
+
+const ACCEPTOR: &str = "acceptor";
+const DIALER: &str = "dialer";
+
+impl Challenge {
+    const BYTES: usize = size_of::<Nonce>() + size_of::<Proof>();
+
+    /// The acceptor's answer to a hello.
+    pub(crate) fn to(hello: &Hello, secret: &Secret) -> OurResult<Challenge> {
+        let nonce = secret::random()?;
+        Ok(Challenge { nonce, proof: secret.prove(ACCEPTOR, &[bytemuck::bytes_of(hello), &nonce]) })
+    }
+
+    /// Whether the dialer of `hello` has shown that it knows the secret.
+    pub(crate) fn is_met(&self, hello: &Hello, secret: &Secret, proof: &Proof) -> bool {
+        secret.accepts(proof, DIALER, &[bytemuck::bytes_of(hello), &self.nonce])
+    }
+
+    fn to_bytes(self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        let (nonce, proof) = bytes.split_at_mut(size_of::<Nonce>());
+        nonce.copy_from_slice(&self.nonce);
+        proof.copy_from_slice(&self.proof);
+        bytes
+    }
+
+    fn parse(bytes: &[u8]) -> Option<Challenge> {
+        let (nonce, proof) = bytes.split_first_chunk()?;
+        Some(Challenge { nonce: *nonce, proof: proof.try_into().ok()? })
+    }
+}
+
+/// Why one side turns from the other.
+pub(crate) const WRONG_SECRET: &str = "it does not know this job's secret";
+
 /// What the acceptor answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Reply {
+    /// First it wants a proof, and shows its own.
+    Prove(Challenge),
     /// The link stands.
     Welcome,
     /// It does not, and will not: the ranks want different links.
@@ -187,22 +264,20 @@ impl Reply {
 
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let (status, detail) = match self {
-            Reply::Welcome => (0, ""),
-            Reply::Refused(detail) => (1, detail.as_str()),
-            Reply::UseTcp(detail) => (2, detail.as_str()),
-            Reply::Stranger(detail) => (3, detail.as_str()),
+            Reply::Welcome => (0, &[][..]),
+            Reply::Refused(detail) => (1, cut(detail)),
+            Reply::UseTcp(detail) => (2, cut(detail)),
+            Reply::Stranger(detail) => (3, cut(detail)),
+            Reply::Prove(challenge) => (PROVE, &challenge.to_bytes()[..]),
         };
-        // Cut at the last whole character that fits.
-        let fits = detail.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|end| *end <= MAX_DETAIL).last();
-        let detail = detail.get(..fits.unwrap_or(0)).unwrap_or_default();
         let head = ReplyHead { magic: MAGIC, status, detail: detail.len() as u32 };
-        [bytemuck::bytes_of(&head), detail.as_bytes()].concat()
+        [bytemuck::bytes_of(&head), detail].concat()
     }
 
     /// Length of the reason that follows a head.
     pub(crate) fn detail_len(head: &[u8]) -> Result<usize, String> {
         let head: ReplyHead = bytemuck::try_pod_read_unaligned(head).map_err(|e| e.to_string())?;
-        if head.magic != MAGIC || head.status > 3 || head.detail as usize > MAX_DETAIL {
+        if head.magic != MAGIC || head.status > PROVE || head.detail as usize > MAX_DETAIL {
             return Err(format!("expected a tinynccl reply, got {:02x?}", bytemuck::bytes_of(&head)));
         }
         Ok(head.detail as usize)
@@ -215,6 +290,10 @@ impl Reply {
             return Err(format!("expected a reply with its reason, got {} bytes", bytes.len()));
         }
         let head: ReplyHead = bytemuck::try_pod_read_unaligned(head).map_err(|e| e.to_string())?;
+        if head.status == PROVE {
+            let short = || format!("expected a challenge, got {} bytes", detail.len());
+            return Challenge::parse(detail).map(Reply::Prove).ok_or_else(short);
+        }
         let detail = String::from_utf8_lossy(detail).into_owned();
         Ok(match head.status {
             0 => Reply::Welcome,
@@ -225,9 +304,10 @@ impl Reply {
     }
 }
 
-/// Compares in a time that does not depend on where the difference is.
-fn same(a: &[u8; 16], b: &[u8; 16]) -> bool {
-    black_box(a.iter().zip(b).fold(0, |different, (x, y)| different | black_box(x ^ y))) == 0
+/// A reason, up to the last whole character that fits.
+fn cut(detail: &str) -> &[u8] {
+    let fits = detail.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|end| *end <= MAX_DETAIL).last();
+    detail.get(..fits.unwrap_or(0)).unwrap_or_default().as_bytes()
 }
 
 #[cfg(test)]
@@ -238,29 +318,48 @@ mod tests {
     const OPTIONS: LinkOptions = LinkOptions { max_message: 4096, depth: 4 };
 
     fn hello() -> Hello {
-        Hello::new([7; 16], (1, 2), (3, 4), &OPTIONS, false, 1)
+        Hello::new((1, 2), (3, 4), &OPTIONS, false, 1)
     }
 
     #[test]
-    fn a_hello_is_taken_only_with_our_token_version_and_rank() {
+    fn a_hello_is_taken_only_with_our_version_and_rank() {
         let bytes = bytemuck::bytes_of(&hello()).to_vec();
-        assert_eq!(Hello::parse(&bytes, &[7; 16], 2), Ok(hello()));
-        for i in 0..16 {
-            let mut token = [7; 16];
-            token[i] ^= 0x80;
-            assert!(Hello::parse(&bytes, &token, 2).unwrap_err().unwrap().contains("wrong token"));
-        }
-        assert!(Hello::parse(&bytes, &[7; 16], 3).unwrap_err().unwrap().contains("rank 3"));
+        assert_eq!(Hello::parse(&bytes, 2), Ok(hello()));
+        assert!(Hello::parse(&bytes, 3).unwrap_err().unwrap().contains("rank 3"));
         let old = Hello { version: 0, ..hello() };
-        assert!(Hello::parse(bytemuck::bytes_of(&old), &[7; 16], 2).unwrap_err().unwrap().contains("version 5, got 0"));
+        assert!(Hello::parse(bytemuck::bytes_of(&old), 2).unwrap_err().unwrap().contains("version 5, got 0"));
         let other = Hello { magic: *b"GET / HT", ..hello() };
-        assert_eq!(Hello::parse(bytemuck::bytes_of(&other), &[7; 16], 2), Err(None));
-        assert_eq!(Hello::parse(&bytes[1..], &[7; 16], 2), Err(None));
+        assert_eq!(Hello::parse(bytemuck::bytes_of(&other), 2), Err(None));
+        assert_eq!(Hello::parse(&bytes[1..], 2), Err(None));
+    }
+
+    #[test]
+    fn both_ends_prove_for_one_connection_and_one_link() {
+        let (ours, theirs) = (Secret::new([1; 32]), Secret::new([2; 32]));
+        let caller = Caller { hello: hello(), secret: ours }.fresh().unwrap();
+        let hello = caller.hello;
+        let challenge = Challenge::to(&hello, &ours).unwrap();
+        let proof = caller.answer(&challenge).unwrap();
+        assert!(challenge.is_met(&hello, &ours, &proof));
+        // A replay meets another nonce; the acceptor's own proof is no dialer's; a stranger has none.
+        assert!(!Challenge::to(&hello, &ours).unwrap().is_met(&hello, &ours, &proof));
+        assert!(!challenge.is_met(&hello, &ours, &challenge.proof));
+        let forged = Challenge { nonce: challenge.nonce, proof: theirs.prove(ACCEPTOR, &[b"hello"]) };
+        assert!(caller.answer(&forged).unwrap_err().contains("secret"));
+        assert!(!challenge.is_met(&hello, &theirs, &proof));
+        // Everything that the hello says is covered.
+        for at in 0..Hello::BYTES {
+            let mut bytes = bytemuck::bytes_of(&hello).to_vec();
+            bytes[at] ^= 1;
+            let other: Hello = bytemuck::pod_read_unaligned(&bytes);
+            assert!(!challenge.is_met(&other, &ours, &proof), "byte {at}");
+            assert!(Caller { hello: other, ..caller }.answer(&challenge).is_err(), "byte {at}");
+        }
     }
 
     #[test]
     fn a_hop_of_a_relayed_link_names_its_ends() {
-        let parse = |hello: Hello| Hello::parse(bytemuck::bytes_of(&hello), &[7; 16], 2);
+        let parse = |hello: Hello| Hello::parse(bytemuck::bytes_of(&hello), 2);
         for (origin, target) in [(1, 2), (1, 5), (0, 2), (0, 5)] {
             let hello = hello().on_the_way(origin, target);
             assert_eq!(parse(hello), Ok(hello));
@@ -294,6 +393,7 @@ mod tests {
             Reply::Refused("no".to_owned()),
             Reply::UseTcp("größer".to_owned()),
             Reply::Stranger(String::new()),
+            Reply::Prove(Challenge { nonce: [1; 16], proof: [2; 32] }),
         ] {
             assert_eq!(Reply::parse(&reply.to_bytes()), Ok(reply));
         }
@@ -303,13 +403,14 @@ mod tests {
     proptest! {
         #[test]
         fn any_hello_goes_there_and_back(
-            token in any::<[u8; 16]>(), (from, to) in any::<(u32, u32)>().prop_filter("not itself", |(a, b)| a != b),
+            (from, to) in any::<(u32, u32)>().prop_filter("not itself", |(a, b)| a != b),
             link in any::<(u32, u32)>(), checksum: bool,
             max_message in 1..=LinkOptions::MAX_MESSAGE, depth in 1..=LinkOptions::MAX_DEPTH, streams in 1usize..=16,
         ) {
             let options = LinkOptions { max_message, depth };
-            let hello = Hello::new(token, (from as usize, to as usize), link, &options, checksum, streams);
-            let parsed = Hello::parse(bytemuck::bytes_of(&hello), &token, to as usize).unwrap();
+            let hello = Hello::new((from as usize, to as usize), link, &options, checksum, streams);
+            let hello = Caller { hello, secret: Secret::new([0; 32]) }.fresh().unwrap().hello;
+            let parsed = Hello::parse(bytemuck::bytes_of(&hello), to as usize).unwrap();
             prop_assert_eq!(parsed, hello);
             prop_assert_eq!((parsed.from, parsed.to, (parsed.comm, parsed.channel)), (from, to, link));
             prop_assert_eq!(parsed.differs(&options, checksum, streams, false), None);
@@ -331,7 +432,7 @@ mod tests {
 
         #[test]
         fn no_bytes_make_the_parsers_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200), at in 0usize..80) {
-            let _ = Hello::parse(&bytes, &[0; 16], 0);
+            let _ = Hello::parse(&bytes, 0);
             let _ = Reply::parse(&bytes);
             let mut damaged = Reply::Refused("reason".to_owned()).to_bytes();
             if let (Some(b), Some(x)) = (damaged.get_mut(at), bytes.first()) {

@@ -60,7 +60,7 @@ pub fn run<R: Send>(fabric: Fabric, ranks: usize, config: &Config, f: impl Fn(Co
             let mut config = config.clone();
             config.transport = if fabric == Fabric::Shm { TransportChoice::Shm } else { TransportChoice::Tcp };
             let bind = "127.0.0.1:0".parse().expect("an address");
-            let server = Server::start(bind, [7; 16], ranks, &config).expect("server");
+            let server = Server::start(bind, ranks, &config).expect("server");
             let id = server.unique_id();
             std::thread::scope(|scope| {
                 let handles: Vec<_> = (0..ranks)

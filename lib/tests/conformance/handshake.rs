@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::harness::*;
+use tinynccl::Secret;
 use tinynccl::config::TransportChoice;
 use tinynccl::error::{Error, Result};
 use tinynccl::transport::{ConnectTo, Doorbell, Endpoint, Kind, LinkOptions, LinkPair, inproc};
@@ -20,7 +21,7 @@ fn connect(from: &Endpoint, to: &Endpoint, peer_rank: usize, options: LinkOption
 fn strangers_are_turned_away_while_a_good_connection_succeeds() {
     for transport in transports() {
         let config = config(transport);
-        let [low, high] = [0, 1].map(|rank| Endpoint::new(rank, TOKEN, &config).unwrap());
+        let [low, high] = [0, 1].map(|rank| Endpoint::new(rank, SECRET, &config).unwrap());
         let addr = *high.info().tcp.iter().find(|a| a.ip().is_loopback()).unwrap();
         // Silence and half a hello stay open all the time; garbage is closed on.
         let silent: Vec<TcpStream> = (0..20).map(|_| TcpStream::connect(addr).unwrap()).collect();
@@ -31,9 +32,9 @@ fn strangers_are_turned_away_while_a_good_connection_succeeds() {
         // Closed, maybe with a reset, without a word.
         assert!(!matches!(garbage.read(&mut [0; 1]), Ok(n) if n > 0));
         // Another job's rank, and one that wants somebody else.
-        let other_job = Endpoint::new(0, [1; 16], &config).unwrap();
+        let other_job = Endpoint::new(0, Secret::new([1; 32]), &config).unwrap();
         let e = connect(&other_job, &high, 1, OPTIONS, PATIENCE).unwrap_err();
-        assert!(e.to_string().contains("wrong token"), "{e}");
+        assert!(e.to_string().contains("does not know this job's secret"), "{e}");
         let e = connect(&low, &high, 7, OPTIONS, PATIENCE).unwrap_err();
         assert!(e.to_string().contains("expected a connection to rank 1, got one to rank 7"), "{e}");
 
@@ -52,7 +53,7 @@ fn strangers_are_turned_away_while_a_good_connection_succeeds() {
 #[test]
 fn ranks_that_want_different_links_both_hear_it() {
     for transport in transports() {
-        let endpoints = [0, 1].map(|rank| Endpoint::new(rank, TOKEN, &config(transport)).unwrap());
+        let endpoints = [0, 1].map(|rank| Endpoint::new(rank, SECRET, &config(transport)).unwrap());
         let errors = both(|rank| {
             let options = LinkOptions { depth: 4 + rank, ..OPTIONS };
             connect(&endpoints[rank], &endpoints[1 - rank], 1 - rank, options, PATIENCE).unwrap_err()
@@ -76,7 +77,7 @@ fn ranks_that_want_different_links_both_hear_it() {
 fn waiting_for_a_rank_that_does_not_come_is_finite_and_can_be_aborted() {
     let short = Duration::from_millis(60);
     for transport in transports() {
-        let endpoints = [0, 1].map(|rank| Endpoint::new(rank, TOKEN, &config(transport)).unwrap());
+        let endpoints = [0, 1].map(|rank| Endpoint::new(rank, SECRET, &config(transport)).unwrap());
         for rank in [0, 1] {
             let (me, peer) = (&endpoints[rank], &endpoints[1 - rank]);
             let e = connect(me, peer, 1 - rank, OPTIONS, short).unwrap_err();
@@ -109,8 +110,8 @@ fn waiting_for_a_rank_that_does_not_come_is_finite_and_can_be_aborted() {
 
 #[test]
 fn nobody_at_the_address_is_a_lost_peer() {
-    let low = Endpoint::new(0, TOKEN, &config(TransportChoice::Tcp)).unwrap();
-    let gone = Endpoint::new(1, TOKEN, &config(TransportChoice::Tcp)).unwrap();
+    let low = Endpoint::new(0, SECRET, &config(TransportChoice::Tcp)).unwrap();
+    let gone = Endpoint::new(1, SECRET, &config(TransportChoice::Tcp)).unwrap();
     let info = gone.info();
     drop(gone);
     let to = ConnectTo { comm: 0, peer_rank: 1, info: &info, channel: 0, options: OPTIONS };
@@ -121,17 +122,17 @@ fn nobody_at_the_address_is_a_lost_peer() {
 #[test]
 fn both_ends_choose_alike_and_shared_memory_falls_back_to_tcp() {
     let auto = config(TransportChoice::Auto);
-    let endpoints = [0, 1].map(|rank| Endpoint::new(rank, TOKEN, &auto).unwrap());
+    let endpoints = [0, 1].map(|rank| Endpoint::new(rank, SECRET, &auto).unwrap());
     let [low, high] = &endpoints;
     assert_eq!(low.choose(&high.info()).0, Kind::Shm);
     assert_eq!(high.choose(&low.info()).0, Kind::Shm);
-    let tcp = Endpoint::new(2, TOKEN, &config(TransportChoice::Tcp)).unwrap();
+    let tcp = Endpoint::new(2, SECRET, &config(TransportChoice::Tcp)).unwrap();
     assert_eq!(low.choose(&tcp.info()).0, Kind::Tcp);
     assert_eq!(tcp.choose(&low.info()).0, Kind::Tcp);
     let mut far = high.info();
     far.host.boot_id = "another machine".into();
     assert_eq!(low.choose(&far), (Kind::Tcp, "they run on different machines".into()));
-    let forced = Endpoint::new(0, TOKEN, &config(TransportChoice::Shm)).unwrap();
+    let forced = Endpoint::new(0, SECRET, &config(TransportChoice::Shm)).unwrap();
     let to = ConnectTo { comm: 0, peer_rank: 1, info: &far, channel: 0, options: OPTIONS };
     let e = forced.connect(&to, &Doorbell::new().unwrap(), &|| None, PATIENCE).unwrap_err();
     assert!(matches!(e, Error::Unsupported { .. }), "{e}");
@@ -148,7 +149,7 @@ fn both_ends_choose_alike_and_shared_memory_falls_back_to_tcp() {
 
 #[test]
 fn many_links_at_once_go_to_the_right_ends() {
-    let endpoints = [0, 1, 2].map(|rank| Endpoint::new(rank, TOKEN, &config(TransportChoice::Auto)).unwrap());
+    let endpoints = [0, 1, 2].map(|rank| Endpoint::new(rank, SECRET, &config(TransportChoice::Auto)).unwrap());
     let endpoints = &endpoints;
     std::thread::scope(|s| {
         for rank in 0..3usize {

@@ -6,19 +6,19 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::time::Timespec;
-use tinynccl::Config;
 use tinynccl::config::{SingleCopy, TransportChoice};
 use tinynccl::error::{Error, Result};
 use tinynccl::transport::faulty::{self, Faults};
 use tinynccl::transport::relay::Routes;
 use tinynccl::transport::{ConnectTo, Doorbell, Endpoint, Interest, LinkOptions, LinkPair, Received, checksum, inproc};
 use tinynccl::wire::Header;
+use tinynccl::{Config, Secret};
 
 /// Everything here is over within this, or it hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// An odd largest message and a depth that is no power of two.
 pub(crate) const OPTIONS: LinkOptions = LinkOptions { max_message: 70_001, depth: 3 };
-pub(crate) const TOKEN: [u8; 16] = [42; 16];
+pub(crate) const SECRET: Secret = Secret::new([42; 32]);
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Backend {
@@ -133,7 +133,7 @@ pub(crate) fn ends(backend: Backend) -> [End; 2] {
 /// they must.
 pub(crate) fn has_verbs() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
-    *ANSWER.get_or_init(|| match Endpoint::new(0, TOKEN, &config(TransportChoice::Verbs)) {
+    *ANSWER.get_or_init(|| match Endpoint::new(0, SECRET, &config(TransportChoice::Verbs)) {
         Ok(_) => true,
         Err(e) => {
             assert!(std::env::var_os("TINYNCCL_TEST_VERBS").is_none(), "TINYNCCL_TEST_VERBS is set, but {e}");
@@ -196,7 +196,7 @@ pub(crate) fn of_rank(config: &Config, rank: usize) -> Config {
 }
 
 pub(crate) fn endpoints(config: &Config) -> [End; 2] {
-    let endpoints = [0, 1].map(|rank| Arc::new(Endpoint::new(rank, TOKEN, &of_rank(config, rank)).unwrap()));
+    let endpoints = [0, 1].map(|rank| Arc::new(Endpoint::new(rank, SECRET, &of_rank(config, rank)).unwrap()));
     both(|rank| {
         let bell = Doorbell::new().unwrap();
         let info = endpoints[1 - rank].info();
@@ -217,7 +217,7 @@ pub(crate) fn relayed(config: &Config, relays: usize) -> [End; 2] {
         config
     };
     let endpoints: Vec<Arc<Endpoint>> =
-        (0..2 + relays).map(|rank| Arc::new(Endpoint::new(rank, TOKEN, &of_node(rank)).unwrap())).collect();
+        (0..2 + relays).map(|rank| Arc::new(Endpoint::new(rank, SECRET, &of_node(rank)).unwrap())).collect();
     let world: Vec<_> = endpoints.iter().map(|e| e.info()).collect();
     let way: Vec<usize> = [0].into_iter().chain(2..2 + relays).chain([1]).collect();
     let hop = |a, b| way.windows(2).any(|w| w == [a, b] || w == [b, a]);

@@ -137,7 +137,7 @@ fn lending_process() {
     if std::env::var(ROLE).is_err() {
         return;
     }
-    let endpoint = Endpoint::new(1, TOKEN, &config()).unwrap();
+    let endpoint = Endpoint::new(1, SECRET, &config()).unwrap();
     println!("\n{MARK}{}", serde_json::to_string(&endpoint.info()).unwrap());
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
@@ -194,7 +194,7 @@ fn a_stopped_lender_is_read_and_a_killed_one_is_lost() {
         }
     };
     let info: EndpointInfo = serde_json::from_str(&mark()).unwrap();
-    let endpoint = Endpoint::new(0, TOKEN, &config()).unwrap();
+    let endpoint = Endpoint::new(0, SECRET, &config()).unwrap();
     let mut stdin = child.0.stdin.take().unwrap();
     writeln!(stdin, "{}", serde_json::to_string(&endpoint.info()).unwrap()).unwrap();
     let mut link = connect(&endpoint, 1, &info, &Doorbell::new().unwrap());

@@ -11,6 +11,7 @@ mod processes;
 mod random;
 mod relays;
 mod sleeping;
+mod strangers;
 mod verbs_faults;
 
 use harness::Backend;

@@ -15,7 +15,7 @@ const MARK: &str = "INFO ";
 #[test]
 fn child_process() {
     let Ok(role) = std::env::var(ROLE) else { return };
-    let endpoint = Endpoint::new(1, TOKEN, &of_rank(&config(role.parse().unwrap()), 1)).unwrap();
+    let endpoint = Endpoint::new(1, SECRET, &of_rank(&config(role.parse().unwrap()), 1)).unwrap();
     println!("\n{MARK}{}", serde_json::to_string(&endpoint.info()).unwrap());
     let mut line = String::new();
     std::io::stdin().read_line(&mut line).unwrap();
@@ -71,7 +71,7 @@ fn meet(transport: TransportChoice) -> (Child, BufReader<ChildStdout>, Endpoint,
             break serde_json::from_str(info).unwrap();
         }
     };
-    let endpoint = Endpoint::new(0, TOKEN, &of_rank(&config(transport), 0)).unwrap();
+    let endpoint = Endpoint::new(0, SECRET, &of_rank(&config(transport), 0)).unwrap();
     writeln!(child.stdin.take().unwrap(), "{}", serde_json::to_string(&endpoint.info()).unwrap()).unwrap();
     (child, stdout, endpoint, info)
 }

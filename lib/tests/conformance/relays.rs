@@ -12,7 +12,7 @@ use tinynccl::transport::{ConnectTo, Doorbell, Endpoint, EndpointInfo, LinkPair}
 /// Endpoints of ranks on a line: each reaches the next one.
 fn line(ranks: usize) -> (Vec<Arc<Endpoint>>, Vec<EndpointInfo>) {
     let config = config(TransportChoice::Tcp);
-    let endpoints: Vec<_> = (0..ranks).map(|rank| Arc::new(Endpoint::new(rank, TOKEN, &config).unwrap())).collect();
+    let endpoints: Vec<_> = (0..ranks).map(|rank| Arc::new(Endpoint::new(rank, SECRET, &config).unwrap())).collect();
     let world: Vec<EndpointInfo> = endpoints.iter().map(|e| e.info()).collect();
     for endpoint in &endpoints {
         endpoint.introduce(world.clone(), Some(Routes::new(ranks, |a, b| b == a + 1)));
@@ -170,7 +170,7 @@ fn ends_that_want_different_links_both_hear_it() {
 fn a_rank_that_is_not_on_the_way_does_not_relay() {
     let (endpoints, world) = line(4);
     // A rank that believes in other subnets than the others do.
-    let strange = Endpoint::new(0, TOKEN, &config(TransportChoice::Tcp)).unwrap();
+    let strange = Endpoint::new(0, SECRET, &config(TransportChoice::Tcp)).unwrap();
     strange.introduce(world.clone(), Some(Routes::new(4, |a, b| (a, b) == (0, 3) || (a, b) == (1, 3))));
     let e = connect(&strange, &world, 1, 0, PATIENCE).unwrap_err().to_string();
     assert!(e.contains("rank 3 cannot relay") && e.contains("do not need rank 3"), "{e}");

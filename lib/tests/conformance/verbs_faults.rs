@@ -29,7 +29,7 @@ fn a_setting_that_fits_nothing_is_refused_with_what_exists() {
             "TINYNCCL_VERBS_PORT" => config.verbs_port = value.parse().unwrap(),
             _ => config.verbs_gid_index = Some(value.to_owned()),
         }
-        let e = Endpoint::new(0, TOKEN, &config).unwrap_err();
+        let e = Endpoint::new(0, SECRET, &config).unwrap_err();
         let text = e.to_string();
         assert!(matches!(e, Error::Config { .. }) && text.contains(setting), "{text}");
         assert!(words.iter().all(|word| text.contains(word)), "{text}");
@@ -41,7 +41,7 @@ fn different_numbers_of_queue_pairs_are_refused_with_both() {
     if !has_verbs() {
         return;
     }
-    let endpoints = [0, 1].map(|rank| Endpoint::new(rank, TOKEN, &of_rank(&queue_pairs(1 + rank), rank)).unwrap());
+    let endpoints = [0, 1].map(|rank| Endpoint::new(rank, SECRET, &of_rank(&queue_pairs(1 + rank), rank)).unwrap());
     let errors = both(|rank| connect(&endpoints[rank], &endpoints[1 - rank], 1 - rank).unwrap_err());
     for e in errors {
         let text = e.to_string();
@@ -56,7 +56,7 @@ fn without_a_common_subnet_both_ends_name_all_ports_at_once() {
         return;
     }
     let config = config(TransportChoice::Verbs);
-    let endpoints = [0, 1].map(|rank| Endpoint::new(rank, TOKEN, &of_rank(&config, rank)).unwrap());
+    let endpoints = [0, 1].map(|rank| Endpoint::new(rank, SECRET, &of_rank(&config, rank)).unwrap());
     for rank in [0, 1] {
         let mut info = endpoints[1 - rank].info();
         for port in &mut info.verbs {
@@ -72,7 +72,7 @@ fn without_a_common_subnet_both_ends_name_all_ports_at_once() {
         assert!(text.contains("far_away port 1") && text.contains(&ours) && text.contains("share a subnet"), "{text}");
     }
     // A rank that was not told to use RDMA has no ports.
-    let tcp = Endpoint::new(1, TOKEN, &crate::harness::config(TransportChoice::Tcp)).unwrap();
+    let tcp = Endpoint::new(1, SECRET, &crate::harness::config(TransportChoice::Tcp)).unwrap();
     let e = connect(&endpoints[0], &tcp, 1).unwrap_err().to_string();
     assert!(e.contains("Rank 1: none"), "{e}");
 }

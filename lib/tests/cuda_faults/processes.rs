@@ -135,7 +135,7 @@ impl Ranks {
     /// `devices`: the GPU of each.
     fn start(devices: &[usize], timeout: u32, settings: &[(&str, &str)], aborts: Option<usize>) -> Ranks {
         let bind = "127.0.0.1:0".parse().unwrap();
-        let server = Server::start(bind, [5; 16], devices.len(), &Config::default()).unwrap();
+        let server = Server::start(bind, devices.len(), &Config::default()).unwrap();
         let id = server.unique_id().to_string();
         let start = |(rank, device): (usize, &usize)| {
             let mut command = Command::new(std::env::current_exe().unwrap());

@@ -32,7 +32,7 @@ fn by_address() {
 
 #[test]
 fn by_id() {
-    let server = Server::start("127.0.0.1:0".parse().expect("an address"), [5; 16], 3, &config()).expect("a server");
+    let server = Server::start("127.0.0.1:0".parse().expect("an address"), 3, &config()).expect("a server");
     let id = server.unique_id();
     together(|rank| InitOptions::id(&id, rank, 3));
 }

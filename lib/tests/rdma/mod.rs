@@ -184,7 +184,7 @@ pub(crate) fn both<A: Send, B: Send>(a: impl FnOnce() -> A + Send, b: impl FnOnc
 }
 
 fn server(network: &Network) -> Server {
-    Server::start("127.0.0.1:0".parse().unwrap(), [3; 16], 2, &network.config(0)).unwrap()
+    Server::start("127.0.0.1:0".parse().unwrap(), 2, &network.config(0)).unwrap()
 }
 
 /// Two ranks as threads, each with its device.

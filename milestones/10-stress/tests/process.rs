@@ -224,7 +224,7 @@ fn explain_measures_both_and_scores_itself() {
 #[test]
 fn a_setting_that_differs_on_one_rank_is_named_by_all() {
     let bind = "127.0.0.1:0".parse().expect("an address");
-    let server = tinynccl::bootstrap::Server::start(bind, [3; 16], 2, &tinynccl::Config::default()).expect("a store");
+    let server = tinynccl::bootstrap::Server::start(bind, 2, &tinynccl::Config::default()).expect("a store");
     let id = server.unique_id();
     let ranks: Vec<_> = (0..2)
         .map(|rank| {

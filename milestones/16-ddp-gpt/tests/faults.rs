@@ -101,8 +101,8 @@ impl Job {
 
 fn lose(victim: usize, signal: i32, transport: &str, rank0_hosts: bool) {
     let folder = tempfile::tempdir().unwrap();
-    let server = (!rank0_hosts)
-        .then(|| Server::start("127.0.0.1:0".parse().unwrap(), [3; 16], RANKS, &Config::default()).unwrap());
+    let server =
+        (!rank0_hosts).then(|| Server::start("127.0.0.1:0".parse().unwrap(), RANKS, &Config::default()).unwrap());
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let id = server.as_ref().map(Server::unique_id);
     let meeting = id.as_ref().map_or(Meeting::Address(port), Meeting::Store);

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use tinynccl::transport::{ConnectTo, Doorbell, Endpoint, EndpointInfo, LinkOptions, LinkPair, Received};
 use tinynccl::wire::Header;
-use tinynccl::{Comm, Config};
+use tinynccl::{Comm, Config, Secret};
 
 use crate::{Args, Level, Waiting, What, bandwidth, half_round_trip};
 
@@ -27,7 +27,7 @@ struct Wire<'a> {
 
 pub(crate) fn measure(comm: &Comm, config: &Config, args: &Args) -> Result<f64> {
     let (rank, peer) = (comm.rank(), 1 - comm.rank());
-    let endpoint = Endpoint::new(rank, [7; 16], config)?;
+    let endpoint = Endpoint::new(rank, Secret::new([7; 32]), config)?;
     let mut ours = serde_json::to_vec(&endpoint.info())?;
     ours.resize(INFO, b' ');
     let mut all = vec![0u8; 2 * INFO];

@@ -49,7 +49,7 @@ class Group:
     ) -> None: ...
 
 class Server:
-    """The rendezvous of a job: one process makes it and tells all ranks ``unique_id``, by any means."""
+    """The rendezvous of a job: one process makes it and tells all ranks ``unique_id``, which holds the job's secret."""
 
     def __init__(self, world_size: int, port: int = 0) -> None: ...
     @property

@@ -1,6 +1,4 @@
-//! Where the ranks meet, and the token that keeps strangers out.
-
-use sha2::{Digest, Sha256};
+//! Where the ranks meet, and what tells their job from others.
 
 use super::{Launcher, Lookup, Ranks, required, slurm_step, wrong};
 use crate::bootstrap::UniqueId;
@@ -12,7 +10,7 @@ pub(crate) enum Meeting {
     /// A store runs already.
     Id(UniqueId),
     /// Rank 0 runs the store on this port of the first of these hosts that is known. Each with the variable that named it.
-    Address { hosts: Vec<(&'static str, String)>, port: u16, port_source: String, token: [u8; 16] },
+    Address { hosts: Vec<(&'static str, String)>, port: u16, port_source: String, job: String },
     /// All ranks are on this host, children of one launcher.
     ThisHost,
     /// There is only one rank.
@@ -78,12 +76,12 @@ fn master(lookup: Lookup<'_>, ranks: &Ranks, host: String, port: &str) -> Result
         })?;
         port_source = format!("MASTER_PORT + 1, since torchrun's agent holds {port}");
     }
-    let token = token(lookup, ranks.launcher);
-    Ok(Meeting::Address { hosts: vec![("MASTER_ADDR", host)], port: number, port_source, token })
+    let job = job(lookup, ranks.launcher);
+    Ok(Meeting::Address { hosts: vec![("MASTER_ADDR", host)], port: number, port_source, job })
 }
 
 fn slurm(lookup: Lookup<'_>) -> Result<Meeting> {
-    let job = required(lookup, "SLURM_JOB_ID", "SLURM_PROCID")?;
+    let number = required(lookup, "SLURM_JOB_ID", "SLURM_PROCID")?;
     let step = slurm_step(lookup).unwrap_or(0);
     let mut hosts = Vec::new();
     for name in ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST"] {
@@ -100,9 +98,9 @@ fn slurm(lookup: Lookup<'_>) -> Result<Meeting> {
         return Err(wrong("SLURM_STEP_NODELIST", String::new(), detail));
     }
     // Above the ports that Linux gives to outgoing connections; two steps of a job differ.
-    let port = 61440 + (job.wrapping_add(step) % 4096) as u16;
-    let port_source = format!("61440 + (job {job} + step {step}) mod 4096");
-    Ok(Meeting::Address { hosts, port, port_source, token: token(lookup, Launcher::Slurm) })
+    let port = 61440 + (number.wrapping_add(step) % 4096) as u16;
+    let port_source = format!("61440 + (job {number} + step {step}) mod 4096");
+    Ok(Meeting::Address { hosts, port, port_source, job: job(lookup, Launcher::Slurm) })
 }
 
 /// First host of a Slurm node list: `node[003-005,9],gpu1` gives `node003`.
@@ -124,27 +122,17 @@ pub(super) fn first_host(list: &str) -> Option<String> {
     (!host.is_empty()).then_some(host)
 }
 
-/// The job's token, from what all its ranks and nobody else has.
-fn token(lookup: Lookup<'_>, launcher: Launcher) -> [u8; 16] {
+/// What the launcher says to all ranks of a job, and of one start of it. Others can know it.
+fn job(lookup: Lookup<'_>, launcher: Launcher) -> String {
     let get = |name: &str| lookup(name).unwrap_or_default();
-    let parts = if let Some(secret) = lookup("TINYNCCL_TOKEN") {
-        ["secret".to_owned(), secret, String::new()]
-    } else if lookup("TORCHELASTIC_RUN_ID").is_some() {
-        ["torchelastic".to_owned(), get("TORCHELASTIC_RUN_ID"), get("TORCHELASTIC_RESTART_COUNT")]
+    if lookup("TORCHELASTIC_RUN_ID").is_some() {
+        format!("torchelastic {:?} {:?}", get("TORCHELASTIC_RUN_ID"), get("TORCHELASTIC_RESTART_COUNT"))
     } else if launcher == Launcher::Slurm {
         let step = slurm_step(lookup).map(|s| s.to_string()).unwrap_or_default();
-        ["slurm".to_owned(), get("SLURM_JOB_ID"), step]
+        format!("slurm {:?} {step} {:?}", get("SLURM_JOB_ID"), get("SLURM_RESTART_COUNT"))
     } else {
-        ["public".to_owned(), String::new(), String::new()]
-    };
-    let mut hash = Sha256::new_with_prefix(b"tinynccl token");
-    for part in parts {
-        hash.update((part.len() as u64).to_le_bytes());
-        hash.update(part.as_bytes());
+        String::new()
     }
-    let digest: [u8; 32] = hash.finalize().into();
-    let (token, _) = digest.split_first_chunk::<16>().unwrap_or((&[0; 16], &[]));
-    *token
 }
 
 /// True for names and addresses that reach only this host.

@@ -21,7 +21,8 @@ fn numbers(text: &str) -> (&'static str, usize, usize, usize) {
 }
 
 const MASTER: &str = "MASTER_ADDR=10.0.0.1 MASTER_PORT=29500";
-const ID: &str = "TINYNCCL_UNIQUE_ID=tinynccl-1-00000000000000000000000000000007@127.0.0.1:99";
+const ID: &str =
+    "TINYNCCL_UNIQUE_ID=tinynccl-2-0000000000000000000000000000000000000000000000000000000000000007@127.0.0.1:99";
 const SRUN: &str = "SLURM_PROCID=5 SLURM_STEP_NUM_TASKS=8 SLURM_LOCALID=1 SLURM_STEP_ID=2 SLURM_JOB_ID=70000 SLURM_STEP_NODELIST=n[07-08]";
 
 #[test]
@@ -85,25 +86,24 @@ fn meeting_places() {
 }
 
 #[test]
-fn tokens_differ_between_jobs_only() {
-    let token = |text: &str| match env(text).unwrap().meeting {
-        Meeting::Address { token, .. } => token,
+fn jobs_of_launchers_are_told_apart() {
+    let job = |text: &str| match env(text).unwrap().meeting {
+        Meeting::Address { job, .. } => job,
         other => panic!("{other:?}"),
     };
     let by_hand = format!("{MASTER} RANK=0 WORLD_SIZE=2");
     let same = format!("{MASTER} RANK=1 WORLD_SIZE=2");
-    assert_eq!(token(&by_hand), token(&same));
+    assert_eq!(job(&by_hand), job(&same));
     let all = [
         by_hand.clone(),
-        format!("{by_hand} TINYNCCL_TOKEN=a"),
-        format!("{by_hand} TINYNCCL_TOKEN=b"),
         format!("{by_hand} TORCHELASTIC_RUN_ID=a"),
         format!("{by_hand} TORCHELASTIC_RUN_ID=a TORCHELASTIC_RESTART_COUNT=1"),
         SRUN.to_owned(),
         SRUN.replace("STEP_ID=2", "STEP_ID=3"),
+        format!("{SRUN} SLURM_RESTART_COUNT=1"),
     ];
-    let tokens: std::collections::HashSet<_> = all.iter().map(|t| token(t)).collect();
-    assert_eq!(tokens.len(), all.len());
+    let jobs: std::collections::HashSet<_> = all.iter().map(|t| job(t)).collect();
+    assert_eq!(jobs.len(), all.len());
 }
 
 #[test]
@@ -132,7 +132,7 @@ fn what_is_wrong_is_named() {
             "RANK=0 WORLD_SIZE=2 MASTER_ADDR=h MASTER_PORT=65535 TORCHELASTIC_USE_AGENT_STORE=True",
             vec!["MASTER_PORT=\"65535\"", "no next port"],
         ),
-        ("RANK=0 WORLD_SIZE=2 TINYNCCL_UNIQUE_ID=x", vec!["TINYNCCL_UNIQUE_ID=\"x\"", "expected tinynccl-1-"]),
+        ("RANK=0 WORLD_SIZE=2 TINYNCCL_UNIQUE_ID=x", vec!["TINYNCCL_UNIQUE_ID=\"x\"", "expected tinynccl-2-"]),
         ("RANK=0 WORLD_SIZE=2 LOCAL_RANK=x MASTER_ADDR=h MASTER_PORT=1", vec!["LOCAL_RANK=\"x\"", "whole number"]),
         ("OMPI_COMM_WORLD_RANK=0", vec!["OMPI_COMM_WORLD_SIZE=\"\"", "OMPI_COMM_WORLD_RANK is set"]),
         ("OMPI_COMM_WORLD_SIZE=2", vec!["OMPI_COMM_WORLD_RANK=\"\"", "OMPI_COMM_WORLD_SIZE is set"]),

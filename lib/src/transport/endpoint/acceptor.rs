@@ -11,15 +11,17 @@ use rustix::event::{PollFd, PollFlags};
 use super::conn::Conn;
 use super::{Inner, hop};
 use crate::error::{Error, Result};
+use crate::secret::Secret;
+use crate::strangers::Strangers;
 use crate::transport::doorbell::Doorbell;
-use crate::transport::handshake::{Hello, Reply};
+use crate::transport::handshake::{Challenge, Hello, Reply, WRONG_SECRET};
 use crate::transport::linger::{Closing, Linger};
 use crate::transport::wait::{Wait, poll};
 use crate::transport::{shm, tcp, verbs};
 
-/// How long a connection may take to say who it is.
+/// How long a connection may take to prove who it is.
 const HANDSHAKE: Duration = Duration::from_secs(5);
-/// Connections that have not said who they are, at once; the oldest goes when there are more.
+/// Connections that have not proven who they are, at once; the oldest goes when there are more.
 const HALF_OPEN: usize = 256;
 /// Connections that wait for our side to ask for them.
 const FILED: usize = 16 << 10;
@@ -104,9 +106,10 @@ impl Shared {
 
 /// Starts the thread for an endpoint.
 pub(super) fn start(inner: &Arc<Inner>, ports: Vec<tcp::Port>, unix: Option<shm::Port>) -> Result<JoinHandle<()>> {
-    let (rank, token, rails, shared) = (inner.rank, inner.token, inner.rails.clone(), inner.shared.clone());
-    let endpoint = Arc::downgrade(inner);
-    let acceptor = Acceptor { rank, token, ports, unix, rails, shared, endpoint, half_open: VecDeque::new() };
+    let (rank, secret, rails, shared) = (inner.rank, inner.secret, inner.rails.clone(), inner.shared.clone());
+    let (endpoint, half_open) = (Arc::downgrade(inner), VecDeque::new());
+    let strangers = Strangers::new(format!("rank {rank}: connections turned away:"));
+    let acceptor = Acceptor { rank, secret, ports, unix, rails, shared, endpoint, half_open, strangers };
     std::thread::Builder::new()
         .name("tinynccl-accept".to_owned())
         .spawn(move || acceptor.run())
@@ -133,7 +136,7 @@ fn finish(mut closing: Vec<Box<dyn Closing>>) {
 
 struct Acceptor {
     rank: usize,
-    token: [u8; 16],
+    secret: Secret,
     ports: Vec<tcp::Port>,
     unix: Option<shm::Port>,
     /// Their events are heard here.
@@ -141,7 +144,16 @@ struct Acceptor {
     shared: Arc<Shared>,
     /// Takes what is to be relayed.
     endpoint: Weak<Inner>,
-    half_open: VecDeque<(Conn, Instant)>,
+    half_open: VecDeque<HalfOpen>,
+    strangers: Strangers,
+}
+
+/// A connection that has not proven who it is.
+struct HalfOpen {
+    conn: Conn,
+    deadline: Instant,
+    /// What it said, and what we asked.
+    asked: Option<(Hello, Challenge)>,
 }
 
 impl Acceptor {
@@ -154,7 +166,7 @@ impl Acceptor {
                 fds.extend(self.ports.iter().map(|p| PollFd::new(p, PollFlags::IN)));
                 fds.extend(self.unix.iter().map(|p| PollFd::new(p, PollFlags::IN)));
             }
-            fds.extend(self.half_open.iter().map(|(c, _)| PollFd::from_borrowed_fd(c.fd(), PollFlags::IN)));
+            fds.extend(self.half_open.iter().map(|h| PollFd::from_borrowed_fd(h.conn.fd(), PollFlags::IN)));
             fds.extend(closing.iter().map(|c| PollFd::from_borrowed_fd(c.fd(), PollFlags::IN)));
             if let Some(rails) = &self.rails {
                 fds.extend(rails.event_fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
@@ -164,7 +176,8 @@ impl Acceptor {
                 (false, true) => Duration::from_secs(3600),
                 (false, false) => Duration::from_millis(500),
             };
-            if let Err(e) = poll(&mut fds, time) {
+            let due = self.strangers.due().map(|due| due.saturating_duration_since(Instant::now()));
+            if let Err(e) = poll(&mut fds, due.map_or(time, |due| due.min(time))) {
                 log::error!("rank {}: the acceptor cannot poll: {e}", self.rank);
                 std::thread::sleep(BREATHER);
             }
@@ -172,6 +185,7 @@ impl Acceptor {
             self.shared.bell.drain();
             breather = !self.accept_all();
             self.hear_all();
+            self.strangers.tick();
             if let Some(rails) = &self.rails {
                 rails.hear();
             }
@@ -189,7 +203,7 @@ impl Acceptor {
         let mut new = Vec::new();
         let mut take = |result: std::io::Result<Option<Conn>>| match result {
             Ok(Some(conn)) => {
-                new.push((conn, deadline));
+                new.push(HalfOpen { conn, deadline, asked: None });
                 true
             }
             Ok(None) => false,
@@ -217,39 +231,61 @@ impl Acceptor {
         ok
     }
 
-    /// Reads from all connections that have not said who they are.
+    /// Reads from all connections that have not proven who they are.
     fn hear_all(&mut self) {
         let now = Instant::now();
         let excess = self.half_open.len().saturating_sub(HALF_OPEN);
-        for (i, (mut conn, deadline)) in std::mem::take(&mut self.half_open).into_iter().enumerate() {
-            match conn.read() {
-                Ok(Some(bytes)) => self.judge(&bytes, conn),
-                Ok(None) if i < excess => self.turn_away(&conn, "too many connections at once that say nothing"),
-                Ok(None) if now >= deadline => self.turn_away(&conn, "it has not said who it is in time"),
-                Ok(None) => self.half_open.push_back((conn, deadline)),
-                Err(e) => self.turn_away(&conn, &e),
+        for (i, mut half) in std::mem::take(&mut self.half_open).into_iter().enumerate() {
+            let heard = match half.asked {
+                None => self.hear(&mut half),
+                Some((hello, challenge)) => match half.conn.proof() {
+                    Ok(Some(proof)) if challenge.is_met(&hello, &self.secret, &proof) => {
+                        self.admit(hello, half.conn);
+                        continue;
+                    }
+                    Ok(Some(_)) => Err((WRONG_SECRET.to_owned(), true)),
+                    Ok(None) => Ok(()),
+                    Err(e) => Err((format!("{e}, where its proof was expected"), false)),
+                },
+            };
+            match heard {
+                Ok(()) if i < excess => self.turn_away(half, "too many connections at once that prove nothing", false),
+                Ok(()) if now >= half.deadline => self.turn_away(half, "it has not proven who it is in time", false),
+                Ok(()) => self.half_open.push_back(half),
+                Err((reason, answer)) => self.turn_away(half, &reason, answer),
             }
         }
     }
 
-    fn judge(&self, bytes: &[u8], mut conn: Conn) {
-        match Hello::parse(bytes, &self.token, self.rank) {
-            // Of several streams the first asks for the link.
-            Ok(hello) if hello.target as usize != self.rank && hello.stream() == 0 => {
-                if let Some(endpoint) = self.endpoint.upgrade() {
-                    hop::take(&endpoint, hello, conn);
-                }
+    /// Reads a hello, if it is there, and asks for a proof. An error comes with whether the dialer should hear it.
+    fn hear(&self, half: &mut HalfOpen) -> Result<(), (String, bool)> {
+        let Some(bytes) = half.conn.hello().map_err(|e| (e, false))? else { return Ok(()) };
+        let hello = Hello::parse(&bytes, self.rank).map_err(|reason| match reason {
+            Some(reason) => (reason, true),
+            None => ("it does not speak our protocol".to_owned(), false),
+        })?;
+        let challenge = Challenge::to(&hello, &self.secret).map_err(|e| (e.to_string(), false))?;
+        half.conn.reply(&Reply::Prove(challenge)).map_err(|e| (e, false))?;
+        half.asked = Some((hello, challenge));
+        Ok(())
+    }
+
+    /// Takes a connection of one of ours.
+    fn admit(&self, hello: Hello, conn: Conn) {
+        // Of several streams the first asks for the link.
+        if hello.target as usize != self.rank && hello.stream() == 0 {
+            if let Some(endpoint) = self.endpoint.upgrade() {
+                hop::take(&endpoint, hello, conn);
             }
-            Ok(hello) => self.shared.file(hello, conn),
-            Err(None) => self.turn_away(&conn, "it does not speak our protocol"),
-            Err(Some(reason)) => {
-                self.turn_away(&conn, &reason);
-                let _ = conn.reply(&Reply::Stranger(reason));
-            }
+        } else {
+            self.shared.file(hello, conn);
         }
     }
 
-    fn turn_away(&self, conn: &Conn, reason: &str) {
-        log::warn!("rank {}: turned away a connection from {}: {reason}", self.rank, conn.address());
+    fn turn_away(&mut self, mut half: HalfOpen, reason: &str, answer: bool) {
+        self.strangers.note(format!("{}: {reason}", half.conn.address()));
+        if answer {
+            let _ = half.conn.reply(&Reply::Stranger(reason.to_owned()));
+        }
     }
 }

@@ -3,10 +3,11 @@
 use std::os::fd::{AsFd, BorrowedFd};
 
 use crate::error::Result;
+use crate::secret::Proof;
 use crate::transport::handshake::{Hello, Reply};
 use crate::transport::{shm, tcp};
 
-/// A connection that waits for its hello, or with it.
+/// A connection that waits for its hello or its proof, or with them.
 #[derive(Debug)]
 pub(super) enum Conn {
     Tcp(tcp::Pending),
@@ -14,10 +15,17 @@ pub(super) enum Conn {
 }
 
 impl Conn {
-    pub(super) fn read(&mut self) -> Result<Option<[u8; Hello::BYTES]>, String> {
+    pub(super) fn hello(&mut self) -> Result<Option<[u8; Hello::BYTES]>, String> {
         match self {
-            Conn::Tcp(c) => c.read(),
-            Conn::Unix(c) => c.read(),
+            Conn::Tcp(c) => c.hello(),
+            Conn::Unix(c) => c.hello(),
+        }
+    }
+
+    pub(super) fn proof(&mut self) -> Result<Option<Proof>, String> {
+        match self {
+            Conn::Tcp(c) => c.proof(),
+            Conn::Unix(c) => c.proof(),
         }
     }
 

@@ -18,7 +18,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::doorbell::Doorbell;
-use super::handshake::{Hello, Reply};
+use super::handshake::{Caller, Hello, Reply};
 use super::relay::{self, Path, Routes, Traffic};
 use super::ring::LendFrom;
 use super::verbs::{self, VerbsAddress};
@@ -28,6 +28,7 @@ use crate::bootstrap::Host;
 use crate::bootstrap::interface::{LocalAddress, order_candidates, with_loopback};
 use crate::config::{Config, SingleCopy, TransportChoice};
 use crate::error::{Error, Result};
+use crate::secret::Secret;
 use acceptor::{Key, Shared};
 use conn::Conn;
 use hop::{Relay, World};
@@ -95,7 +96,7 @@ pub struct Endpoint {
 /// What the endpoint's threads share.
 struct Inner {
     rank: usize,
-    token: [u8; 16],
+    secret: Secret,
     transport: TransportChoice,
     checksum: bool,
     /// Streams of a TCP link, queue pairs of one over RDMA.
@@ -129,26 +130,36 @@ struct Hop<'a> {
 impl Endpoint {
     /// Listens on every address that `config.interface` lets through, and on a Unix socket unless TCP is asked for.
     ///
-    /// `token` is the job's secret: whoever does not know it is turned away.
+    /// `secret` is that of this start of the job: whoever does not know it is turned away.
     ///
     /// # Errors
-    /// [`Error::Config`] for an interface or RDMA device that does not exist, [`Error::Os`] when nothing can be listened on,
+    /// [`Error::Config`] for an interface or RDMA device that does not exist or a range of ports that are all taken, [`Error::Os`] when nothing can be listened on,
     /// [`Error::Unsupported`] when RDMA is asked for and there is none, in this build or on this machine.
-    pub fn new(rank: usize, token: [u8; 16], config: &Config) -> Result<Endpoint> {
+    pub fn new(rank: usize, secret: Secret, config: &Config) -> Result<Endpoint> {
+        Endpoint::listen(rank, secret, config, with_loopback(config)?)
+    }
+
+    /// [`Endpoint::new`] for a job whose ranks are all on this host: over TCP it listens on loopback alone.
+    pub fn local(rank: usize, secret: Secret, config: &Config) -> Result<Endpoint> {
+        let loopback = with_loopback(config)?.into_iter().find(|local| local.loopback);
+        Endpoint::listen(rank, secret, config, Vec::from_iter(loopback))
+    }
+
+    fn listen(rank: usize, secret: Secret, config: &Config, locals: Vec<LocalAddress>) -> Result<Endpoint> {
         let rails = match config.transport {
             TransportChoice::Verbs => Some(Arc::new(verbs::Rails::open(rank, config)?)),
             _ => None,
         };
-        let locals = with_loopback(config)?;
         let sockets = tcp::SocketOptions::new(config.socket_buffer, config.congestion.clone());
         let mut ports = Vec::new();
         let mut failed = None;
         for local in &locals {
-            match tcp::Port::bind(local.ip, &sockets) {
+            match tcp::Port::bind(local.ip, config.port_range, &sockets) {
                 Ok(port) => {
                     log::debug!("rank {rank}: listening on {} ({})", port.addr, local.interface);
                     ports.push(port);
                 }
+                Err(e @ Error::Config { .. }) => return Err(e),
                 Err(e) => {
                     log::warn!("rank {rank}: interface {}: {e}", local.interface);
                     failed = Some(e);
@@ -174,7 +185,7 @@ impl Endpoint {
         };
         let inner = Arc::new(Inner {
             rank,
-            token,
+            secret,
             transport: config.transport,
             checksum: config.checksum,
             streams: match config.transport {
@@ -340,11 +351,12 @@ impl Inner {
     fn dial(&self, hop: &Hop<'_>, bell: &Arc<Doorbell>, wait: &Wait<'_>) -> Result<LinkPair> {
         let kind = self.choose(hop.info).0;
         let link = (hop.comm, hop.channel);
-        let hello = Hello::new(self.token, (self.rank, hop.next), link, &hop.options, hop.checksum, self.streams)
+        let hello = Hello::new((self.rank, hop.next), link, &hop.options, hop.checksum, self.streams)
             .on_the_way(hop.origin, hop.target)
             .over_verbs(kind == Kind::Verbs);
+        let caller = Caller { hello, secret: self.secret };
         if let (Kind::Shm, Some(name)) = (kind, &hop.info.unix) {
-            match shm::connect(name, &hello, &hop.options, bell, (self.single_copy, &self.ordinary), wait)? {
+            match shm::connect(name, &caller, &hop.options, bell, (self.single_copy, &self.ordinary), wait)? {
                 shm::Dialed::Linked(pair) => return Ok(pair),
                 shm::Dialed::NotPossible(why) if self.transport == TransportChoice::Shm => {
                     let what = format!("shared memory between rank {} and rank {}", self.rank, hop.next);
@@ -361,11 +373,11 @@ impl Inner {
         let same_network = self.info.host.same_network(&hop.info.host);
         let candidates = order_candidates(&self.locals, &hop.info.tcp, same_network);
         if let Some(rails) = &self.rails {
-            let (socket, _, who) = tcp::reach(&candidates, &hello, &self.sockets, wait)?;
+            let (socket, _, who) = tcp::reach(&candidates, &caller, &self.sockets, wait)?;
             let theirs = (&hop.info.verbs[..], hop.channel);
             return verbs::connect(rails, socket, who, theirs, &hop.options, wait, &self.shared.linger);
         }
-        tcp::connect(&candidates, &hello, &hop.options, &self.sockets, wait, &self.shared.linger)
+        tcp::connect(&candidates, &caller, &hop.options, &self.sockets, wait, &self.shared.linger)
     }
 
     fn await_dialer(&self, to: &ConnectTo<'_>, bell: &Arc<Doorbell>, wait: &Wait<'_>) -> Result<LinkPair> {
@@ -438,7 +450,6 @@ impl Inner {
 }
 
 impl fmt::Debug for Endpoint {
-    /// Without the token: it is a secret, and this may end in a log.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Endpoint")
             .field("rank", &self.inner.rank)

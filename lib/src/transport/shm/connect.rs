@@ -1,6 +1,6 @@
 //! The dialing side: makes the memory and hands it over.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use super::socket;
 use crate::config;
 use crate::error::Result;
 use crate::transport::doorbell::Doorbell;
-use crate::transport::handshake::{Hello, Reply};
+use crate::transport::handshake::{Caller, Reply};
 use crate::transport::mapping::Mapping;
 use crate::transport::packet;
 use crate::transport::ring::{self, Ends, Layout, LendFrom, Lifeline, SingleCopy};
@@ -38,7 +38,7 @@ pub(crate) enum Dialed {
 /// does not want the link.
 pub(crate) fn connect(
     name: &str,
-    hello: &Hello,
+    caller: &Caller,
     options: &LinkOptions,
     bell: &Arc<Doorbell>,
     (choice, ordinary): (config::SingleCopy, &LendFrom),
@@ -66,39 +66,41 @@ pub(crate) fn connect(
             Err(e) => return not_possible("connecting to its Unix socket", &e),
         }
     }
-    // Before the token is told to whoever listens there.
+    // Before anything is told to whoever listens there.
     let pid = match socket::same_user(&socket) {
         Ok(pid) => pid,
         Err(e) => return not_possible("its Unix socket", &e),
     };
     let who = Peer { rank: wait.rank, peer: wait.peer, address: address(pid) };
+    let caller = caller.fresh()?;
+    if let Err(e) = packet::send(&socket, None, bytemuck::bytes_of(&caller.hello), &[]) {
+        return not_possible("its Unix socket", &e);
+    }
+    let proof = match hear(&socket, wait)? {
+        Ok((Reply::Prove(challenge), _)) => caller.answer(&challenge),
+        Ok((Reply::Stranger(detail), _)) | Err(detail) => Err(detail),
+        Ok(_) => Err("expected a challenge".to_owned()),
+    };
+    let proof = match proof {
+        Ok(proof) => proof,
+        Err(e) => return not_possible("its Unix socket", &e),
+    };
     let (memory, memfd) = match Mapping::memfd(layout.bytes()) {
         Ok((memory, memfd)) => (Arc::new(memory), memfd),
         Err(e) => return not_possible("memory", &e),
     };
     ring::introduce(&memory, layout, 0)?;
-    if let Err(e) = packet::send(&socket, None, bytemuck::bytes_of(hello), &[memfd.as_fd(), bell.as_fd()]) {
+    if let Err(e) = packet::send(&socket, None, &proof, &[memfd.as_fd(), bell.as_fd()]) {
         return not_possible("passing the memory", &e);
     }
     drop(memfd);
-    let mut bytes = [0; Reply::MAX];
-    let (n, fds) = loop {
-        match packet::recv(&socket, &mut bytes) {
-            Ok((0, _)) => return not_possible("its Unix socket", &"closed without an answer"),
-            Ok(packet) => break packet,
-            Err(Errno::AGAIN) => {
-                let detail = || "it took the connection and has not asked for this link yet".to_owned();
-                wait.ready(&socket, PollFlags::IN, wait.left(), detail)?;
-            }
-            Err(Errno::INTR) => {}
-            Err(e) => return not_possible("its Unix socket", &e),
-        }
+    let fds = match hear(&socket, wait)? {
+        Ok((Reply::Welcome, fds)) => fds,
+        Ok((Reply::UseTcp(detail) | Reply::Stranger(detail), _)) => return Ok(Dialed::NotPossible(detail)),
+        Ok((Reply::Refused(detail), _)) => return Err(who.protocol("connect", detail)),
+        Ok((Reply::Prove(_), _)) => return Err(who.protocol("connect", "expected a welcome".to_owned())),
+        Err(detail) => return not_possible("its Unix socket", &detail),
     };
-    match Reply::parse(bytes.get(..n).unwrap_or_default()) {
-        Ok(Reply::Welcome) => {}
-        Ok(Reply::UseTcp(detail) | Reply::Stranger(detail)) => return Ok(Dialed::NotPossible(detail)),
-        Ok(Reply::Refused(detail)) | Err(detail) => return Err(who.protocol("connect", detail)),
-    }
     let Some(theirs) = fds.into_iter().next() else {
         return Err(who.protocol("connect", "expected its doorbell with the answer, got none".to_owned()));
     };
@@ -109,4 +111,21 @@ pub(crate) fn connect(
         single_copy: SingleCopy { pid, choice, ordinary: ordinary.clone() },
     };
     Ok(Dialed::Linked(ring::pair(&memory, layout, 0, ends, "shm")?))
+}
+
+/// The next reply and what came with it. The inner error says why there is none, the outer one ends the wait.
+fn hear(socket: &OwnedFd, wait: &Wait<'_>) -> Result<Result<(Reply, Vec<OwnedFd>), String>> {
+    let mut bytes = [0; Reply::MAX];
+    loop {
+        match packet::recv(socket, &mut bytes) {
+            Ok((0, _)) => return Ok(Err("closed without an answer".to_owned())),
+            Ok((n, fds)) => return Ok(Reply::parse(bytes.get(..n).unwrap_or_default()).map(|reply| (reply, fds))),
+            Err(Errno::AGAIN) => {
+                let detail = || "it took the connection and has not asked for this link yet".to_owned();
+                wait.ready(socket, PollFlags::IN, wait.left(), detail)?;
+            }
+            Err(Errno::INTR) => {}
+            Err(e) => return Ok(Err(e.to_string())),
+        }
+    }
 }

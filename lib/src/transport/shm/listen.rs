@@ -10,6 +10,7 @@ use rustix::net::{RecvFlags, SocketAddrUnix, SocketFlags};
 use super::socket;
 use crate::config;
 use crate::error::{Error, Result};
+use crate::secret::Proof;
 use crate::transport::doorbell::Doorbell;
 use crate::transport::handshake::{Hello, Reply};
 use crate::transport::mapping::Mapping;
@@ -56,41 +57,51 @@ impl AsFd for Port {
 /// The next connection, if there is one.
 pub(crate) fn accept(port: &Port) -> std::io::Result<Option<Pending>> {
     match rustix::net::accept_with(&port.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-        Ok(socket) => match socket::same_user(&socket) {
-            Ok(pid) => Ok(Some(Pending { socket, pid, fds: None })),
-            Err(reason) => {
-                log::warn!("shm: connection turned away: {reason}");
-                Ok(None)
-            }
-        },
+        Ok(socket) => Ok(Some(match socket::same_user(&socket) {
+            Ok(pid) => Pending { socket, pid, stranger: None, fds: None },
+            Err(reason) => Pending { socket, pid: 0, stranger: Some(reason), fds: None },
+        })),
         Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
         Err(e) => Err(e.into()),
     }
 }
 
-/// A connection whose [`Hello`] has not come, or not been answered.
+/// A connection whose [`Hello`] or proof has not come, or not been answered.
 #[derive(Debug)]
 pub(crate) struct Pending {
     socket: OwnedFd,
     pid: i32,
-    /// The memory and the doorbell that came with the hello.
+    /// Why it will not be heard, if so.
+    stranger: Option<String>,
+    /// The memory and the doorbell that came with the proof.
     fds: Option<(OwnedFd, OwnedFd)>,
 }
 
 impl Pending {
     /// The hello's bytes once they are there, an error when they will not come.
-    pub(crate) fn read(&mut self) -> Result<Option<[u8; Hello::BYTES]>, String> {
-        let mut bytes = [0; Hello::BYTES];
+    pub(crate) fn hello(&mut self) -> Result<Option<[u8; Hello::BYTES]>, String> {
+        Ok(self.packet()?.map(|(bytes, _)| bytes))
+    }
+
+    /// The proof, in the same way. The memory and the doorbell come with it.
+    pub(crate) fn proof(&mut self) -> Result<Option<Proof>, String> {
+        let Some((proof, fds)) = self.packet()? else { return Ok(None) };
+        let Ok([memory, bell]) = <[OwnedFd; 2]>::try_from(fds) else {
+            return Err("expected two descriptors".to_owned());
+        };
+        self.fds = Some((memory, bell));
+        Ok(Some(proof))
+    }
+
+    fn packet<const N: usize>(&mut self) -> Result<Option<([u8; N], Vec<OwnedFd>)>, String> {
+        if let Some(reason) = self.stranger.take() {
+            return Err(reason);
+        }
+        let mut bytes = [0; N];
         match packet::recv(&self.socket, &mut bytes) {
-            Ok((0, _)) => Err("closed before it said anything".to_owned()),
-            Ok((Hello::BYTES, fds)) => {
-                let Ok([memory, bell]) = <[OwnedFd; 2]>::try_from(fds) else {
-                    return Err("expected two descriptors".to_owned());
-                };
-                self.fds = Some((memory, bell));
-                Ok(Some(bytes))
-            }
-            Ok((n, _)) => Err(format!("expected {} bytes, got {n}", Hello::BYTES)),
+            Ok((0, _)) => Err("closed before it said who it is".to_owned()),
+            Ok((n, fds)) if n == N => Ok(Some((bytes, fds))),
+            Ok((n, _)) => Err(format!("expected {N} bytes, got {n}")),
             Err(Errno::AGAIN | Errno::INTR) => Ok(None),
             Err(e) => Err(e.to_string()),
         }

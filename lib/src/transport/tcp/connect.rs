@@ -11,7 +11,7 @@ use socket2::{Domain, SockRef, Socket, Type};
 
 use super::{CLOSED, SocketOptions, describe, pair};
 use crate::error::{Error, Result};
-use crate::transport::handshake::{Hello, Reply};
+use crate::transport::handshake::{Caller, Reply};
 use crate::transport::linger::Linger;
 use crate::transport::wait::Wait;
 use crate::transport::{LinkOptions, LinkPair, Peer};
@@ -44,16 +44,17 @@ impl From<Error> for Failure {
 /// A link with all its streams; see [`reach`].
 pub(crate) fn connect(
     candidates: &[(SocketAddr, String)],
-    hello: &Hello,
+    caller: &Caller,
     options: &LinkOptions,
     sockets: &SocketOptions,
     wait: &Wait<'_>,
     linger: &Arc<Linger>,
 ) -> Result<LinkPair> {
-    let (socket, addr, who) = reach(candidates, hello, sockets, wait)?;
+    let (socket, addr, who) = reach(candidates, caller, sockets, wait)?;
     let mut streams = vec![socket];
-    for stream in 1..hello.streams() {
-        streams.push(again(addr, &hello.of_stream(stream), sockets, wait, &who)?);
+    for stream in 1..caller.hello.streams() {
+        let further = Caller { hello: caller.hello.of_stream(stream), ..*caller };
+        streams.push(again(addr, &further, sockets, wait, &who)?);
     }
     pair(streams, who, options, linger)
 }
@@ -65,7 +66,7 @@ pub(crate) fn connect(
 /// peer does not want the link.
 pub(crate) fn reach(
     candidates: &[(SocketAddr, String)],
-    hello: &Hello,
+    caller: &Caller,
     sockets: &SocketOptions,
     wait: &Wait<'_>,
 ) -> Result<(TcpStream, SocketAddr, Peer)> {
@@ -78,7 +79,7 @@ pub(crate) fn reach(
         let mut wrong = 0;
         for (addr, why) in candidates {
             let who = Peer { rank, peer, address: describe(*addr) };
-            match attempt(*addr, hello, sockets, wait, &who) {
+            match attempt(*addr, caller, sockets, wait, &who) {
                 Ok(socket) => {
                     log::debug!("rank {rank}: tcp to rank {peer} at {} ({why})", who.address);
                     return Ok((socket, *addr, who));
@@ -103,9 +104,9 @@ pub(crate) fn reach(
 }
 
 /// Dials another stream of a link whose first one stands: now only this address will do.
-fn again(addr: SocketAddr, hello: &Hello, sockets: &SocketOptions, wait: &Wait<'_>, who: &Peer) -> Result<TcpStream> {
+fn again(addr: SocketAddr, caller: &Caller, sockets: &SocketOptions, wait: &Wait<'_>, who: &Peer) -> Result<TcpStream> {
     for round in 0u32.. {
-        match attempt(addr, hello, sockets, wait, who) {
+        match attempt(addr, caller, sockets, wait, who) {
             Ok(socket) => return Ok(socket),
             Err(Failure::Final(e)) => return Err(e),
             Err(Failure::Wrong(text)) if round >= ROUNDS => return Err(who.lost("connect", &text)),
@@ -119,28 +120,41 @@ fn again(addr: SocketAddr, hello: &Hello, sockets: &SocketOptions, wait: &Wait<'
 
 fn attempt(
     addr: SocketAddr,
-    hello: &Hello,
+    caller: &Caller,
     sockets: &SocketOptions,
     wait: &Wait<'_>,
     who: &Peer,
 ) -> Result<TcpStream, Failure> {
     let mut socket = dial(addr, sockets, wait)?;
-    // A new connection's send buffer has room for it.
-    socket.write_all(bytemuck::bytes_of(hello)).map_err(|e| Failure::Slow(e.to_string()))?;
-    let mut bytes = vec![0; Reply::HEAD];
-    read_exact(&mut socket, &mut bytes, wait)?;
-    let protocol = |detail: String| Failure::Final(who.protocol("connect", detail));
-    // Whoever does not speak our protocol is not the peer: the next address may be.
-    let detail = Reply::detail_len(&bytes).map_err(Failure::Wrong)?;
-    let mut text = vec![0; detail];
-    read_exact(&mut socket, &mut text, wait)?;
-    bytes.extend(text);
-    match Reply::parse(&bytes) {
-        Ok(Reply::Welcome) => Ok(socket),
-        Ok(Reply::Stranger(detail)) => Err(Failure::Wrong(format!("refused: {detail}"))),
-        Ok(Reply::Refused(detail) | Reply::UseTcp(detail)) => Err(protocol(detail)),
-        Err(detail) => Err(protocol(detail)),
+    let caller = caller.fresh()?;
+    // A new connection's send buffer has room for it, and for the proof.
+    let slow = |e: std::io::Error| Failure::Slow(e.to_string());
+    socket.write_all(bytemuck::bytes_of(&caller.hello)).map_err(slow)?;
+    let mut reply = hear(&mut socket, wait)?;
+    let proven = matches!(reply, Reply::Prove(_));
+    if let Reply::Prove(challenge) = reply {
+        let proof = caller.answer(&challenge).map_err(Failure::Wrong)?;
+        socket.write_all(&proof).map_err(slow)?;
+        reply = hear(&mut socket, wait)?;
     }
+    let protocol = |detail: String| Failure::Final(who.protocol("connect", detail));
+    match reply {
+        Reply::Welcome if proven => Ok(socket),
+        // Whoever has not proven itself is not the peer: the next address may be.
+        Reply::Stranger(detail) => Err(Failure::Wrong(format!("refused: {detail}"))),
+        Reply::Refused(detail) | Reply::UseTcp(detail) if proven => Err(protocol(detail)),
+        _ => Err(Failure::Wrong("expected a challenge, then a welcome".to_owned())),
+    }
+}
+
+/// The next reply. Whoever does not speak our protocol is not the peer.
+fn hear(socket: &mut TcpStream, wait: &Wait<'_>) -> Result<Reply, Failure> {
+    let mut bytes = vec![0; Reply::HEAD];
+    read_exact(socket, &mut bytes, wait)?;
+    let mut detail = vec![0; Reply::detail_len(&bytes).map_err(Failure::Wrong)?];
+    read_exact(socket, &mut detail, wait)?;
+    bytes.extend(detail);
+    Reply::parse(&bytes).map_err(Failure::Wrong)
 }
 
 fn dial(addr: SocketAddr, sockets: &SocketOptions, wait: &Wait<'_>) -> Result<TcpStream, Failure> {

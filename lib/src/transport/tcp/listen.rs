@@ -8,12 +8,14 @@ use std::sync::Arc;
 use socket2::{Domain, SockRef, Socket, Type};
 
 use super::{SocketOptions, describe, pair};
+use crate::config::PortRange;
 use crate::error::{Error, Result};
+use crate::secret::Proof;
 use crate::transport::handshake::{Hello, Reply};
 use crate::transport::linger::Linger;
 use crate::transport::{LinkOptions, LinkPair, Peer};
 
-/// A listening socket on one address, with a port that the kernel chose.
+/// A listening socket on one address.
 #[derive(Debug)]
 pub(crate) struct Port {
     listener: TcpListener,
@@ -22,22 +24,44 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    pub(crate) fn bind(ip: IpAddr, sockets: &SocketOptions) -> Result<Port> {
-        let bind = || {
-            let addr = SocketAddr::new(ip, 0);
+    /// Listens on `ip`: at the first free port of `range`, or at one that the kernel chooses.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when all ports of the range are taken, [`Error::Os`] for anything else.
+    pub(crate) fn bind(ip: IpAddr, range: Option<PortRange>, sockets: &SocketOptions) -> Result<Port> {
+        let bind = |port: u16| {
+            let addr = SocketAddr::new(ip, port);
             let socket = Socket::new(Domain::for_address(addr), Type::STREAM, None)?;
             socket.set_nonblocking(true)?;
             if ip.is_ipv6() {
                 socket.set_only_v6(true)?;
             }
             sockets.listening(&SockRef::from(&socket));
+            // Connections of a rank that listened there before may still be in the kernel. It does not let two listen.
+            socket.set_reuse_address(port != 0)?;
             socket.bind(&addr.into())?;
             socket.listen(1024)?;
             let listener = TcpListener::from(socket);
             let addr = listener.local_addr()?;
             Ok(Port { listener, addr, sockets: sockets.clone() })
         };
-        bind().map_err(|e| Error::io("listen", format!("on {ip}"), &e))
+        let failed = |e: std::io::Error| Error::io("listen", format!("on {ip}"), &e);
+        let Some(range) = range else { return bind(0).map_err(failed) };
+        for port in range.ports() {
+            match bind(port) {
+                Err(e) if e.kind() == ErrorKind::AddrInUse => {}
+                other => return other.map_err(failed),
+            }
+        }
+        Err(Error::Config {
+            name: "TINYNCCL_PORT_RANGE".to_owned(),
+            value: range.to_string(),
+            detail: format!(
+                "all {} of these ports are taken on {ip}: expected a free one for every rank of this host; end what listens there, \
+                 or widen the range",
+                range.ports().count()
+            ),
+        })
     }
 }
 
@@ -64,7 +88,7 @@ pub(crate) fn accept(port: &Port) -> std::io::Result<Option<Pending>> {
     }
 }
 
-/// A connection whose [`Hello`] has not come whole, or not been answered.
+/// A connection whose [`Hello`] or proof has not come whole, or not been answered.
 #[derive(Debug)]
 pub(crate) struct Pending {
     socket: TcpStream,
@@ -74,9 +98,18 @@ pub(crate) struct Pending {
 }
 
 impl Pending {
-    /// Reads what has come: the hello's bytes once they are all there, an error when no more will come.
-    pub(crate) fn read(&mut self) -> Result<Option<[u8; Hello::BYTES]>, String> {
-        while let Some(rest) = self.bytes.get_mut(self.got..).filter(|r| !r.is_empty()) {
+    /// The hello's bytes once they are all there, an error when no more will come.
+    pub(crate) fn hello(&mut self) -> Result<Option<[u8; Hello::BYTES]>, String> {
+        self.read()
+    }
+
+    /// The proof, in the same way.
+    pub(crate) fn proof(&mut self) -> Result<Option<Proof>, String> {
+        self.read()
+    }
+
+    fn read<const N: usize>(&mut self) -> Result<Option<[u8; N]>, String> {
+        while let Some(rest) = self.bytes.get_mut(self.got..N).filter(|r| !r.is_empty()) {
             match self.socket.read(rest) {
                 Ok(0) => return Err(format!("closed after {} bytes", self.got)),
                 Ok(n) => self.got += n,
@@ -85,7 +118,8 @@ impl Pending {
                 Err(e) => return Err(e.to_string()),
             }
         }
-        Ok(Some(self.bytes))
+        self.got = 0;
+        Ok(self.bytes.first_chunk().copied())
     }
 
     /// Answers. A new connection's send buffer has room for it.

@@ -103,7 +103,7 @@ mod tests {
 
     /// Congestion control of a connection within the host: as dialed, as accepted.
     fn within_the_host(options: &SocketOptions) -> [String; 2] {
-        let port = Port::bind("127.0.0.1".parse().unwrap(), options).unwrap();
+        let port = Port::bind("127.0.0.1".parse().unwrap(), None, options).unwrap();
         let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
         options.dialing(&SockRef::from(&socket), port.addr);
         socket.connect(&port.addr.into()).unwrap();

@@ -1,0 +1,286 @@
+//! Where the ranks of a job listen, and whom they let in: ranks as processes that are started by hand.
+//!
+//! This test binary runs itself again, once per rank.
+
+use std::collections::HashSet;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::sync::Mutex;
+
+use tinynccl::bootstrap::Server;
+use tinynccl::bootstrap::interface::local_addresses;
+use tinynccl::config::{PortRange, TransportChoice};
+use tinynccl::transport::Endpoint;
+use tinynccl::{Comm, Config, Error, ReduceOp, Secret};
+
+/// Set for a process that is one rank.
+const ROLE: &str = "TINYNCCL_TEST_ADMISSION";
+/// As `openssl rand -hex 32` makes them.
+const SECRETS: [&str; 2] = [
+    "5f1d0c6f6c7b1b9e0d9d0f0a9c3f4f7e1a2b3c4d5e6f708192a3b4c5d6e7f809",
+    "0a9c3f4f7e1a2b3c4d5e6f708192a3b4c5d6e7f8095f1d0c6f6c7b1b9e0d9d0f",
+];
+
+/// Warnings of this process, in the order in which they came.
+static WARNINGS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+struct Warnings;
+
+impl log::Log for Warnings {
+    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+        metadata.level() <= log::Level::Warn
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        if self.enabled(record.metadata()) {
+            WARNINGS.lock().expect("no panic").push(record.args().to_string());
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+/// The warnings from now on that hold `text`, and came before this returns.
+fn warnings(text: &str) -> Vec<String> {
+    WARNINGS.lock().expect("no panic").iter().filter(|w| w.contains(text)).cloned().collect()
+}
+
+fn listen_to_warnings() {
+    // Another test may have been first.
+    let _ = log::set_logger(&Warnings);
+    log::set_max_level(log::LevelFilter::Warn);
+}
+
+/// One rank: adds up, says so, and stays until its input ends. It does nothing unless it is started for that.
+#[test]
+fn a_rank() {
+    if std::env::var_os(ROLE).is_none() {
+        return;
+    }
+    listen_to_warnings();
+    let comm = match Comm::from_env() {
+        Ok(comm) => comm,
+        Err(e) => {
+            println!("\nfailed: {e}");
+            return;
+        }
+    };
+    println!("\nwarned {} times", warnings("this job has no secret").len());
+    let mut x = [0.0];
+    comm.all_reduce(&[1.0f32], &mut x, ReduceOp::Sum).expect("all_reduce");
+    println!("\nsum {}", x[0]);
+    std::io::stdin().lock().read_line(&mut String::new()).expect("input");
+    comm.close().expect("nothing has failed");
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a port").port()
+}
+
+/// A rank that was started by hand, to meet at `master`.
+fn rank(rank: usize, world: usize, master: SocketAddr, settings: &[(&str, &str)]) -> Child {
+    Command::new(std::env::current_exe().expect("this binary"))
+        .args(["--exact", "a_rank", "--nocapture", "--test-threads=1"])
+        .env(ROLE, "1")
+        .env("RANK", rank.to_string())
+        .env("WORLD_SIZE", world.to_string())
+        .env("LOCAL_RANK", rank.to_string())
+        .env("MASTER_ADDR", master.ip().to_string())
+        .env("MASTER_PORT", master.port().to_string())
+        .env("TINYNCCL_TUNE", "off")
+        .env_remove("TINYNCCL_SECRET")
+        .envs(settings.iter().copied())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("a process")
+}
+
+/// What a rank says about how it went, and how often it warned that there is no secret.
+fn said(child: &mut Child) -> (String, Option<usize>) {
+    let mut warned = None;
+    for line in BufReader::new(child.stdout.take().expect("piped")).lines().map_while(Result::ok) {
+        if let Some(times) = line.strip_prefix("warned ") {
+            warned = times.split(' ').next().and_then(|n| n.parse().ok());
+        } else if line.starts_with("sum ") || line.starts_with("failed: ") {
+            return (line, warned);
+        }
+    }
+    ("it ended without a word".to_owned(), warned)
+}
+
+fn end(children: impl IntoIterator<Item = Child>) {
+    let mut children: Vec<Child> = children.into_iter().collect();
+    // Their input ends for all of them before the first is waited for.
+    children.iter_mut().for_each(|c| drop(c.stdin.take()));
+    children.iter_mut().for_each(|c| drop(c.wait()));
+}
+
+/// Inodes of the sockets that a process holds.
+fn sockets(pid: u32) -> HashSet<u64> {
+    let links = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("a process of ours").flatten();
+    let name = |fd: std::fs::DirEntry| std::fs::read_link(fd.path()).ok()?.to_str().map(str::to_owned);
+    links.filter_map(name).filter_map(|n| n.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()).collect()
+}
+
+/// The TCP addresses at which a process listens.
+fn listening(pid: u32) -> Vec<SocketAddr> {
+    let ours = sockets(pid);
+    let mut all = Vec::new();
+    for table in ["/proc/net/tcp", "/proc/net/tcp6"] {
+        let text = std::fs::read_to_string(table).unwrap_or_default();
+        for line in text.lines().skip(1) {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            const LISTEN: &str = "0A";
+            if fields[3] == LISTEN && ours.contains(&fields[9].parse().expect("an inode")) {
+                let (ip, port) = fields[1].split_once(':').expect("an address");
+                all.push(SocketAddr::new(address(ip), u16::from_str_radix(port, 16).expect("a port")));
+            }
+        }
+    }
+    all
+}
+
+/// Words of the machine's order, in hexadecimal.
+fn address(hex: &str) -> IpAddr {
+    let words = hex.as_bytes().chunks(8).map(|w| std::str::from_utf8(w).expect("ASCII"));
+    let bytes: Vec<u8> = words.flat_map(|w| u32::from_str_radix(w, 16).expect("hexadecimal").to_ne_bytes()).collect();
+    match <[u8; 4]>::try_from(&bytes[..]) {
+        Ok(four) => IpAddr::V4(Ipv4Addr::from(four)),
+        Err(_) => IpAddr::V6(Ipv6Addr::from(<[u8; 16]>::try_from(&bytes[..]).expect("sixteen bytes"))),
+    }
+}
+
+#[test]
+fn a_job_of_one_host_listens_on_loopback_alone() {
+    for transport in ["shm", "tcp"] {
+        let master = SocketAddr::from(([127, 0, 0, 1], free_port()));
+        let mut ranks = [0, 1].map(|r| rank(r, 2, master, &[("TINYNCCL_TRANSPORT", transport)]));
+        for child in &mut ranks {
+            assert_eq!(said(child), ("sum 2".to_owned(), Some(0)), "{transport}");
+        }
+        for (r, child) in ranks.iter().enumerate() {
+            let all = listening(child.id());
+            assert!(!all.is_empty() && all.iter().all(|a| a.ip().is_loopback()), "{transport}, rank {r}: {all:?}");
+        }
+        end(ranks);
+    }
+}
+
+/// An address of this host that others may reach, if it has one.
+fn reachable() -> Option<SocketAddr> {
+    let all = local_addresses(&Config::default()).expect("interfaces");
+    let ip = all.iter().find(|a| !a.loopback && a.ip.is_ipv4())?.ip;
+    let port = TcpListener::bind((ip, 0)).and_then(|l| l.local_addr()).expect("a port").port();
+    Some(SocketAddr::new(ip, port))
+}
+
+#[test]
+fn ranks_started_by_hand_with_one_secret_meet_and_one_without_is_warned_about_once() {
+    let Some(master) = reachable() else { return };
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    writeln!(&file, "{}", SECRETS[0]).expect("written");
+    let path = file.path().to_str().expect("UTF-8");
+    for (zero, one, warned) in [
+        (vec![], vec![], [1, 0]),
+        (vec![("TINYNCCL_SECRET", SECRETS[0])], vec![("TINYNCCL_SECRET_FILE", path)], [0, 0]),
+    ] {
+        let port = SocketAddr::new(master.ip(), reachable().expect("as before").port());
+        let mut ranks = [rank(0, 2, port, &zero), rank(1, 2, port, &one)];
+        for (child, times) in ranks.iter_mut().zip(warned) {
+            assert_eq!(said(child), ("sum 2".to_owned(), Some(times)));
+        }
+        // The meeting is elsewhere, the ranks are of one host all the same: for their links loopback will do.
+        let links = listening(ranks[1].id());
+        assert!(!links.is_empty() && links.iter().all(|a| a.ip().is_loopback()), "{links:?}");
+        end(ranks);
+    }
+}
+
+#[test]
+fn a_leftover_rank_of_an_older_start_does_not_take_the_place_of_the_new_one() {
+    let master = SocketAddr::from(([127, 0, 0, 1], free_port()));
+    // It waits for the rank 0 of its own start, which never comes; and is the first at the store of the new one.
+    let mut leftover = rank(1, 2, master, &[("TINYNCCL_SECRET", SECRETS[0])]);
+    let mut zero = rank(0, 2, master, &[("TINYNCCL_SECRET", SECRETS[1])]);
+    let (outcome, _) = said(&mut leftover);
+    assert!(outcome.contains("rank 1 was refused: wrong secret"), "{outcome}");
+    let mut one = rank(1, 2, master, &[("TINYNCCL_SECRET", SECRETS[1])]);
+    for child in [&mut zero, &mut one] {
+        assert_eq!(said(child).0, "sum 2");
+    }
+    end([leftover, zero, one]);
+}
+
+#[test]
+fn ranks_with_a_wrong_or_missing_secret_are_told_so_on_both_sides() {
+    for theirs in [&[("TINYNCCL_SECRET", SECRETS[1])][..], &[]] {
+        let master = SocketAddr::from(([127, 0, 0, 1], free_port()));
+        let patience = [("TINYNCCL_SECRET", SECRETS[0]), ("TINYNCCL_CONNECT_TIMEOUT", "4")];
+        let mut ranks = [rank(0, 2, master, &patience), rank(1, 2, master, theirs)];
+        let [zero, one] = ranks.each_mut().map(|child| said(child).0);
+        assert!(one.contains("wrong secret") && one.contains("TINYNCCL_SECRET is not the same"), "{one}");
+        assert!(zero.contains("rank 1") && zero.contains("refused: wrong secret"), "{zero}");
+        end(ranks);
+    }
+}
+
+/// Connects `n` times and says something that nobody wants to hear; until it is turned away, every time.
+fn strangers(address: SocketAddr, n: usize) {
+    for _ in 0..n {
+        let mut stream = TcpStream::connect(address).expect("it listens");
+        stream.write_all(&[b'x'; 200]).expect("room in the buffer");
+        // The end, maybe with a reset.
+        let _ = stream.read_to_end(&mut Vec::new());
+    }
+}
+
+#[test]
+fn many_strangers_make_few_lines_in_the_log() {
+    listen_to_warnings();
+    const RANK: usize = 4711;
+    let mut config = Config::default();
+    config.transport = TransportChoice::Tcp;
+    let endpoint = Endpoint::local(RANK, Secret::random().expect("random bytes"), &config).expect("an endpoint");
+    strangers(endpoint.info().tcp[0], 300);
+    let ours = format!("rank {RANK}: connections turned away");
+    let first = warnings(&ours);
+    assert!(first.len() == 1 && first[0].contains("does not speak our protocol"), "{first:?}");
+    drop(endpoint);
+    let all = warnings(&ours);
+    assert!(all.len() == 2 && all[1].ends_with("300 in all"), "{all:?}");
+
+    let server = Server::start("127.0.0.1:0".parse().expect("an address"), 1, &config).expect("a store");
+    let address = server.unique_id().addresses()[0];
+    strangers(address, 300);
+    let ours = format!("rendezvous store at {address}: turned away");
+    let first = warnings(&ours);
+    assert!(first.len() == 1 && first[0].contains("not a tinynccl hello"), "{first:?}");
+    drop(server);
+    let all = warnings(&ours);
+    assert!(all.len() == 2 && all[1].ends_with("300 in all"), "{all:?}");
+}
+
+#[test]
+fn links_listen_at_the_ports_that_were_named() {
+    // Held by this test: below the ports that the kernel gives away, so that nobody else takes it in between.
+    let (first, port) = (10_000 + std::process::id() as u16 % 10_000..30_000)
+        .find_map(|port| Some((TcpListener::bind(("127.0.0.1", port)).ok()?, port)))
+        .expect("a free port");
+    let mut config = Config::default();
+    config.port_range = PortRange::new(port, port);
+    let secret = Secret::random().expect("random bytes");
+    let e = Endpoint::local(0, secret, &config).expect_err("the port is taken");
+    let text = e.to_string();
+    assert!(matches!(e, Error::Config { .. }) && !text.contains('\n'), "{text}");
+    assert!(text.contains(&format!("TINYNCCL_PORT_RANGE=\"{port}-{port}\"")) && text.contains("are taken"), "{text}");
+    drop(first);
+    let endpoint = Endpoint::local(0, secret, &config).expect("the port is free");
+    assert_eq!(endpoint.info().tcp, [SocketAddr::from(([127, 0, 0, 1], port))]);
+    // A connection that it closed may stay in the kernel; its successor listens there all the same.
+    strangers(endpoint.info().tcp[0], 1);
+    drop(endpoint);
+    Endpoint::local(0, secret, &config).expect("the port is free again");
+}
