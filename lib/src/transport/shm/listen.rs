@@ -80,12 +80,13 @@ pub(crate) struct Pending {
 impl Pending {
     /// The hello's bytes once they are there, an error when they will not come.
     pub(crate) fn hello(&mut self) -> Result<Option<[u8; Hello::BYTES]>, String> {
-        Ok(self.packet()?.map(|(bytes, _)| bytes))
+        self.packet(&mut Vec::new())
     }
 
     /// The proof, in the same way. The memory and the doorbell come with it.
     pub(crate) fn proof(&mut self) -> Result<Option<Proof>, String> {
-        let Some((proof, fds)) = self.packet()? else { return Ok(None) };
+        let mut fds = Vec::new();
+        let Some(proof) = self.packet(&mut fds)? else { return Ok(None) };
         let Ok([memory, bell]) = <[OwnedFd; 2]>::try_from(fds) else {
             return Err("expected two descriptors".to_owned());
         };
@@ -93,14 +94,18 @@ impl Pending {
         Ok(Some(proof))
     }
 
-    fn packet<const N: usize>(&mut self) -> Result<Option<([u8; N], Vec<OwnedFd>)>, String> {
+    /// The next packet, if it is there, and the descriptors that came with it.
+    fn packet<const N: usize>(&mut self, with: &mut Vec<OwnedFd>) -> Result<Option<[u8; N]>, String> {
         if let Some(reason) = self.stranger.take() {
             return Err(reason);
         }
         let mut bytes = [0; N];
         match packet::recv(&self.socket, &mut bytes) {
             Ok((0, _)) => Err("closed before it said who it is".to_owned()),
-            Ok((n, fds)) if n == N => Ok(Some((bytes, fds))),
+            Ok((n, fds)) if n == N => {
+                *with = fds;
+                Ok(Some(bytes))
+            }
             Ok((n, _)) => Err(format!("expected {N} bytes, got {n}")),
             Err(Errno::AGAIN | Errno::INTR) => Ok(None),
             Err(e) => Err(e.to_string()),

@@ -1,0 +1,123 @@
+//! Clients that are not members yet: their hello, their proof, their registration, and why they are turned away.
+
+use std::time::Instant;
+
+use super::{Loop, Phase, ending};
+use crate::bootstrap::admission::{self, Challenge};
+use crate::bootstrap::frame::{Hello, MAX_PROOF, MAX_REGISTER};
+use crate::bootstrap::message::{Bytes, ToRank, ToStore};
+use crate::bootstrap::store::Refusal;
+
+impl Loop {
+    pub(super) fn hello(&mut self, index: usize, until: Instant) -> bool {
+        let Some(client) = self.clients.get_mut(index) else { return false };
+        let decoded = match client.connection.decoder.hello() {
+            Ok(None) => return false,
+            Ok(Some(bytes)) => Hello::decode(&bytes),
+            Err(e) => Err(e),
+        };
+        let asked = decoded.and_then(|hello| Challenge::to(hello, &self.secret).map_err(|e| e.to_string()));
+        match asked {
+            Ok((challenge, message)) => {
+                // Queued behind nothing, so it fits; a failing connection shows when it is read.
+                let _ = client.connection.queue(&message);
+                let _ = client.connection.flush();
+                client.phase = Phase::Prove { challenge, until };
+                true
+            }
+            // Another version, perhaps: ours may be the job that should be gone.
+            Err(reason) => self.refuse_stranger(index, reason, false),
+        }
+    }
+
+    /// The answer to our challenge.
+    pub(super) fn prove(&mut self, index: usize, challenge: &Challenge, until: Instant) -> bool {
+        let Some(client) = self.clients.get_mut(index) else { return false };
+        let proof = match client.connection.next::<ToStore>(MAX_PROOF) {
+            Ok(None) => return false,
+            Ok(Some(ToStore::Proof { proof })) => proof,
+            // It does not take ours, and says so.
+            Ok(Some(ToStore::Bye { .. })) => Bytes::default(),
+            // Words of a stranger have no place in our log.
+            Ok(Some(_)) | Err(_) => return self.refuse_stranger(index, "expected a proof".to_owned(), false),
+        };
+        if !challenge.is_met(&self.secret, &proof) {
+            return self.refuse_stranger(index, admission::WRONG_SECRET.to_owned(), true);
+        }
+        let hello = challenge.hello;
+        let refusal = match self.store.admit(&hello) {
+            Ok(_) if self.closing => Refusal { reason: "the store is closing".to_owned(), note: false, again: true },
+            Ok(_) => {
+                let _ = client.connection.queue(&ToRank::Welcome { generation: Bytes(self.generation.to_vec()) });
+                let _ = client.connection.flush();
+                client.phase = Phase::Register { hello_rank: hello.rank, world_size: hello.world_size, until };
+                return true;
+            }
+            Err(refusal) => refusal,
+        };
+        self.refuse(index, refusal);
+        false
+    }
+
+    /// Refuses a client that has not proven anything. With `ours`, it may be a rank of this job with a wrong setting.
+    pub(super) fn refuse_stranger(&mut self, index: usize, reason: String, ours: bool) -> bool {
+        let Some(client) = self.clients.get_mut(index) else { return false };
+        self.strangers_seen.note(format!("{}: {reason}", client.address));
+        if ours {
+            // Without its port: it comes again, from another one.
+            let from = client.address.rsplit_once(':').map_or("", |(ip, _)| ip);
+            self.store.note(format!("a client from {from} was refused: {reason}"));
+        }
+        self.say_no(index, reason, true);
+        false
+    }
+
+    pub(super) fn register(&mut self, index: usize, rank: u32, world_size: u32) -> bool {
+        let Some(client) = self.clients.get_mut(index) else { return false };
+        let info = match client.connection.next::<ToStore>(MAX_REGISTER) {
+            Ok(None) => return false,
+            Ok(Some(ToStore::Register { info })) => Ok(info),
+            Ok(Some(_)) => Err("the first message is not a registration".to_owned()),
+            Err(e) => Err(e),
+        };
+        // Asked again: another client may have come with the same rank meanwhile.
+        let hello = Hello { nonce: [0; 16], rank, world_size };
+        let outcome = match info {
+            Ok(info) => self.store.admit(&hello).map(|rank| (rank, info)),
+            Err(reason) => Err(Refusal { reason, note: true, again: false }),
+        };
+        match outcome {
+            Ok((rank, info)) => {
+                log::debug!("rendezvous store: rank {rank} registered from {}", client.address);
+                client.phase = Phase::Member { rank };
+                self.by_rank.insert(rank, client.id);
+                let out = self.store.register(rank, info, Instant::now());
+                self.deliver(out);
+                true
+            }
+            Err(refusal) => {
+                self.refuse(index, refusal);
+                false
+            }
+        }
+    }
+
+    /// Tells a client why it is not taken; it is dropped once it has had time to read that.
+    pub(super) fn refuse(&mut self, index: usize, refusal: Refusal) {
+        let Some(client) = self.clients.get_mut(index) else { return };
+        self.refused_seen.note(format!("{}: {}", client.address, refusal.reason));
+        if refusal.note {
+            self.store.note(format!("a client at {} was refused: {}", client.address, refusal.reason));
+        }
+        self.say_no(index, refusal.reason, refusal.again);
+    }
+
+    fn say_no(&mut self, index: usize, reason: String, again: bool) {
+        let Some(client) = self.clients.get_mut(index) else { return };
+        client.phase = match client.connection.queue(&ToRank::Rejected { reason, again }) {
+            Ok(()) => ending(),
+            Err(_) => Phase::Gone,
+        };
+        self.end(index);
+    }
+}
