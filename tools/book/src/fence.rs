@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 use crate::paths::repository;
 
 /// Programs of the field that a reader may call.
-const PROGRAMS: [&str; 14] = [
+const PROGRAMS: [&str; 17] = [
     "cd",
     "cargo",
     "git",
@@ -22,6 +22,9 @@ const PROGRAMS: [&str; 14] = [
     "perf",
     "ss",
     "ip",
+    "nft",
+    "openssl",
+    "scp",
     "kill",
     "nvidia-smi",
 ];
