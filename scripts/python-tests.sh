@@ -70,7 +70,7 @@ if [[ ${1-} == --table ]]; then
 fi
 "$python" -c 'import sys, numpy, torch; print("Python", sys.version.split()[0], "numpy", numpy.__version__, "torch", torch.__version__)'
 failed=0
-for test in test_comm.py test_torch.py test_failures.py; do
+for test in test_comm.py test_fork.py test_torch.py test_failures.py; do
     echo "== $test"
     "$python" "$test" || failed=1
 done

@@ -12,6 +12,7 @@ pub mod ddp;
 pub mod dtype;
 pub mod error;
 mod executor;
+mod fork;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;

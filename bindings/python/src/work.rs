@@ -197,10 +197,7 @@ impl Work {
             let until = end.map_or(slice, |end| end.min(slice));
             if let (Some(queued), None) = (&self.queued, timeout) {
                 // Behind a call that was running elsewhere it is still nobody's.
-                waiting(py, || {
-                    queued.help();
-                    Ok(())
-                })?;
+                waiting(py, || queued.help())?;
             }
             if let Some(result) = self.shared.result() {
                 return result.map_err(|error| raise(py, &error));

@@ -11,6 +11,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::frame::{self, Decoder};
+use crate::fork::Kept;
 
 /// Most bytes that may wait for a peer that does not read.
 const MAX_UNSENT: usize = 64 << 20;
@@ -18,7 +19,7 @@ const MAX_UNSENT: usize = 64 << 20;
 /// A framed connection.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    stream: TcpStream,
+    stream: Kept<TcpStream>,
     pub(crate) decoder: Decoder,
     unsent: Vec<u8>,
     sent: usize,
@@ -46,6 +47,7 @@ impl Connection {
         socket.set_tcp_keepalive(&keepalive)?;
         #[cfg(target_os = "linux")]
         socket.set_tcp_user_timeout(Some(Duration::from_secs(30)))?;
+        let stream = Kept::new(stream);
         Ok(Connection { stream, decoder: Decoder::default(), unsent: Vec::new(), sent: 0 })
     }
 

@@ -17,6 +17,7 @@ use rustix::event::{PollFd, PollFlags};
 use super::UniqueId;
 use super::connection::{Waker, deadline_after, left, poll};
 use crate::error::{Error, Result};
+use crate::fork::Kept;
 
 const OP: &str = "meeting on this host";
 const LONGEST_ID: u64 = 8 << 10;
@@ -76,6 +77,7 @@ impl HandOut {
             detail: format!("rank 0 cannot listen: {e}; is there another process with rank 0?"),
         })?;
         listener.set_nonblocking(true).map_err(|e| Error::io(OP, "listener", &e))?;
+        let listener = Kept::new(listener);
         let waker = Waker::new().map_err(|e| Error::errno(OP, "eventfd", e))?;
         let stop = Arc::new((AtomicBool::new(false), waker));
         let (for_thread, text) = (Arc::clone(&stop), id.to_string());

@@ -23,6 +23,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::secret::Secret;
 use crate::strangers::Strangers;
+use crate::fork::{Kept, Origin};
 
 /// A client that has not registered within this time is dropped.
 const REGISTER_LIMIT: Duration = Duration::from_secs(10);
@@ -45,6 +46,7 @@ pub struct Server {
     thread: Option<JoinHandle<()>>,
     /// Hands the id to the other ranks of this host, where nothing else tells them.
     pub(crate) hand_out: Option<HandOut>,
+    origin: Origin,
 }
 
 #[derive(Debug)]
@@ -91,7 +93,7 @@ impl Server {
         let waker = Waker::new().map_err(|e| Error::errno("rendezvous store", "eventfd", e))?;
         let shared = Arc::new(Shared { stop: AtomicBool::new(false), waker });
         let state = Loop {
-            listener,
+            listener: Kept::new(listener),
             secret: admission::join_secret(&secret, config)?,
             generation: admission::generation()?,
             store: Store::new(world_size),
@@ -112,7 +114,7 @@ impl Server {
             .spawn(move || state.run(&for_thread))
             .map_err(|e| Error::io("rendezvous store", "starting its thread", &e))?;
         log::debug!("rendezvous store for {world_size} ranks at {}", id.address_list());
-        Ok(Server { id, shared, thread: Some(thread), hand_out: None })
+        Ok(Server { id, shared, thread: Some(thread), origin: Origin::here(), hand_out: None })
     }
 
     /// What the ranks need to join.
@@ -146,6 +148,9 @@ fn advertised(bound: SocketAddr, config: &Config) -> Result<Vec<SocketAddr>> {
     let chosen: Vec<_> = match all.iter().any(|a| !a.loopback) {
         true => all.into_iter().filter(|a| !a.loopback).collect(),
         false => all,
+        if !self.origin.is_here() {
+            return std::mem::forget((self.thread.take(), self.hand_out.take()));
+        }
     };
     let mut addresses: Vec<SocketAddr> = chosen.iter().map(|a| SocketAddr::new(a.ip, bound.port())).take(16).collect();
     if addresses.is_empty() {
@@ -185,7 +190,7 @@ enum Phase {
 }
 
 struct Loop {
-    listener: TcpListener,
+    listener: Kept<TcpListener>,
     secret: Secret,
     generation: Generation,
     store: Store,

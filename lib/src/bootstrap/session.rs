@@ -1,7 +1,7 @@
 //! One rank's connection to the store, for as long as the job lives.
 
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,7 @@ use super::{UniqueId, join};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::secret::Secret;
+use crate::fork::Origin;
 
 /// How long the store may take to say who is missing after an exchange timed out.
 const LAST_ANSWER: Duration = Duration::from_secs(2);
@@ -33,6 +34,7 @@ pub struct Session {
     health_limit: Duration,
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    origin: Origin,
 }
 
 impl fmt::Debug for Session {
@@ -67,6 +69,7 @@ impl Session {
             health_limit: (config.heartbeat * 4).clamp(Duration::from_secs(1), Duration::from_secs(2)),
             shared,
             thread: Mutex::new(Some(thread)),
+            origin: Origin::here(),
         })
     }
 
@@ -102,6 +105,7 @@ impl Session {
     /// ([`Error::Timeout`], with their numbers; the others then fail too), or when the ranks name different members.
     pub fn exchange(&self, key: &str, members: &[usize], value: Vec<u8>, deadline: Duration) -> Result<Vec<Vec<u8>>> {
         let op = || format!("exchange {key:?}");
+        self.origin.check(op, self.rank)?;
         let mut sorted = members.to_vec();
         sorted.sort_unstable();
         sorted.dedup();
@@ -199,6 +203,7 @@ impl Session {
     /// Asks the store what it knows of every rank, by rank. Waits two seconds at most: a store that does not answer is an
     /// error, which means that the process which runs it is stopped, overloaded or gone.
     pub fn health(&self, comm: u32) -> Result<Vec<Health>> {
+        self.origin.check(|| "health".to_owned(), self.rank)?;
         let ticket = {
             let mut answers = lock(&self.shared.answers);
             self.check_open(&answers)?;
@@ -270,6 +275,10 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
+        if !self.origin.is_here() {
+            let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner);
+            return std::mem::forget(thread.take());
+        }
         self.close();
     }
 }

@@ -46,7 +46,7 @@ impl Comm {
         run: impl FnOnce(&Inner, &mut B) -> Result<()> + Send + 'static,
     ) -> Result<Work<B>> {
         self.inner.state.check(|| "asynchronous call".to_owned())?;
-        let (work, complete) = Work::pair();
+        let (work, complete) = Work::pair(self.inner.state.origin, self.rank());
         let inner = Arc::clone(&self.inner);
         let job = move |_background| {
             let outcome = run(&inner, &mut buffers);

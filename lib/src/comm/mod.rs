@@ -75,6 +75,9 @@ pub use work::Work;
 ///
 /// Calls from several threads are safe, but their order, which must be the same on all ranks, is then the callers'.
 /// Dropping it leaves the group: it finishes asynchronous calls first and never panics.
+///
+/// It belongs to the process that made it. In a forked child every call of it is an error, and dropping it does
+/// nothing.
 pub struct Comm {
     inner: Arc<Inner>,
 }
@@ -163,12 +166,13 @@ impl Comm {
             forced: config.algorithm,
             tuned,
         };
+        let queue = Queue::new(state.rank);
         Comm {
             inner: Arc::new(Inner {
                 state,
                 local_rank,
                 engine: Mutex::new(engine),
-                queue: Arc::default(),
+                queue,
                 options,
                 crowded,
                 splits: AtomicU32::new(0),
@@ -243,6 +247,7 @@ impl Comm {
     pub fn explain_from(&self, collective: Collective, root: usize, bytes: usize) -> Result<Choice> {
         self.inner.peer_in_range(collective.name(), "root", root)?;
         let inner = &self.inner;
+        inner.state.origin.check(|| "explain".to_owned(), inner.state.rank)?;
         let mut engine = lock(&inner.engine);
         inner.open_board(&mut engine)?;
         let mut choice = inner.choice(&engine, collective, root, bytes)?;
@@ -259,6 +264,9 @@ impl Comm {
     ///
     /// Every rank must call it at the same place among its collective calls.
     pub fn set_algorithm(&self, algorithm: Option<Algorithm>) {
+        if !self.inner.state.origin.is_here() {
+            return;
+        }
         self.inner.queue.drain();
         let mut engine = lock(&self.inner.engine);
         engine.forced = algorithm;
@@ -279,6 +287,9 @@ impl Comm {
     /// Ends the communicator on every rank from any thread: calls in flight and later ones give [`Error::Aborted`].
     pub fn abort(&self, reason: &str) {
         let state = &self.inner.state;
+        if !state.origin.is_here() {
+            return;
+        }
         let already = state.has_failed();
         let reason_here = format!("rank {}: {reason}", state.rank);
         state.fail(Error::Aborted { op: "abort".to_owned(), rank: state.rank, reason: reason_here });
@@ -289,6 +300,7 @@ impl Comm {
 
     /// Finishes asynchronous calls and leaves. Gives the communicator's failure, if it has failed.
     pub fn close(self) -> Result<()> {
+        self.inner.state.origin.check(|| "close".to_owned(), self.rank())?;
         self.inner.queue.drain();
         match self.inner.state.failure() {
             Some(error) => Err(error),
@@ -299,6 +311,10 @@ impl Comm {
 
 impl Drop for Comm {
     fn drop(&mut self) {
+        if !self.inner.state.origin.is_here() {
+            // Its threads are in another process, and whatever would say goodbye would do so in that one's name.
+            return std::mem::forget(self.inner.clone());
+        }
         self.inner.queue.close();
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::state::lock;
 use crate::error::{Error, Result};
+use crate::fork::Origin;
 
 /// How often the progress thread looks for calls that were left to their waiters; it takes those that it sees twice.
 const DOZE: Duration = Duration::from_millis(1);
@@ -21,8 +22,10 @@ pub type After = Option<Box<dyn FnOnce()>>;
 pub(super) type Job = Box<dyn FnOnce(bool) -> After + Send>;
 
 /// Calls in the order they were made; one runs at a time.
-#[derive(Default)]
 pub(super) struct Queue {
+    /// A forked child has no progress thread, and locks that may be held for ever.
+    origin: Origin,
+    rank: usize,
     /// Waiting and running jobs. Changed under the lock; read without it by blocking calls.
     pending: AtomicUsize,
     jobs: Mutex<Jobs>,
@@ -76,8 +79,12 @@ pub struct Queued {
 impl Queued {
     /// Carries out the calls up to this one in this thread, unless one is running elsewhere. For who is about to wait for it: to
     /// hand a short call to another thread and its result back takes longer than the call.
-    pub fn help(&self) {
+    ///
+    /// # Errors
+    /// In a child of the process that made the call, where it never ends.
+    pub fn help(&self) -> Result<()> {
         let queue = &self.queue;
+        queue.origin.check(|| "wait".to_owned(), queue.rank)?;
         let mut jobs = lock(&queue.jobs);
         while jobs.begun <= self.number
             && let Some(job) = jobs.begin()
@@ -85,10 +92,14 @@ impl Queued {
             drop(jobs);
             jobs = queue.carry_out(job, false);
         }
+        Ok(())
     }
 
     /// Begins the call in the background, if it was left to its waiter and has not begun.
     pub fn start(&self) {
+        if !self.queue.origin.is_here() {
+            return;
+        }
         let mut jobs = lock(&self.queue.jobs);
         if jobs.begun <= self.number {
             jobs.due = jobs.due.max(self.number + 1);
@@ -98,6 +109,11 @@ impl Queued {
 }
 
 impl Queue {
+    pub(super) fn new(rank: usize) -> Arc<Queue> {
+        let (jobs, changed, drained) = (Mutex::default(), Condvar::new(), Condvar::new());
+        Arc::new(Queue { origin: Origin::here(), rank, pending: AtomicUsize::new(0), jobs, changed, drained })
+    }
+
     /// Appends a job; starts the progress thread with the first one. With `leave` it may lie for up to two [`DOZE`]s when there is
     /// nothing before it, so that its waiter can come and carry it out.
     pub(super) fn push(self: &Arc<Self>, name: impl FnOnce() -> String, leave: bool, job: Job) -> Result<Queued> {
@@ -190,7 +206,7 @@ impl Queue {
 
     /// Waits until every job made so far is complete: a blocking call comes after them.
     pub(super) fn drain(&self) {
-        if self.is_idle() {
+        if self.is_idle() || !self.origin.is_here() {
             return;
         }
         let mut jobs = lock(&self.jobs);
@@ -232,7 +248,7 @@ mod tests {
 
     /// A queue, a function that appends a job which says who ran it, and what they said.
     fn queue() -> (Arc<Queue>, impl Fn(usize, bool) -> Queued, std::sync::mpsc::Receiver<Answer>) {
-        let queue = Arc::new(Queue::default());
+        let queue = Queue::new(0);
         let (sender, receiver) = channel();
         let of = queue.clone();
         let push = move |number, leave| {
@@ -253,7 +269,7 @@ mod tests {
         let mut helped = 0;
         // The progress thread may come first, in any round: then it is its call, and help does nothing.
         for round in 0..1000 {
-            push(round, true).help();
+            push(round, true).help().unwrap();
             let (number, background, thread) = answers.recv().unwrap();
             assert_eq!((number, background), (round, thread != me));
             helped += usize::from(!background);
@@ -270,7 +286,7 @@ mod tests {
             let queued = push(number, number % 3 != 0);
             match number % 5 {
                 0 => queued.start(),
-                1 => queued.help(),
+                1 => queued.help().unwrap(),
                 2 => queue.drain(),
                 _ => {}
             }
@@ -284,7 +300,7 @@ mod tests {
 
     #[test]
     fn a_call_waits_for_the_one_that_a_waiter_carries_out() {
-        let queue = Arc::new(Queue::default());
+        let queue = Queue::new(0);
         let (entered, inside) = channel();
         let (go, gate) = channel::<()>();
         let (sender, order) = channel();
@@ -309,11 +325,11 @@ mod tests {
                 }),
             )
             .unwrap();
-        second.help();
+        second.help().unwrap();
         assert!(!queue.is_idle() && order.try_recv().is_err());
         go.send(()).unwrap();
         queue.drain();
-        helper.join().unwrap();
+        helper.join().unwrap().unwrap();
         assert_eq!(order.iter().collect::<Vec<_>>(), [1, 2]);
         queue.close();
         assert!(queue.push(|| "test".to_owned(), false, Box::new(|_| None)).is_err());
@@ -321,7 +337,7 @@ mod tests {
 
     #[test]
     fn what_comes_after_a_call_may_make_calls_and_wait_for_them() {
-        let queue = Arc::new(Queue::default());
+        let queue = Queue::new(0);
         let (sender, order) = channel();
         let of = queue.clone();
         // On whichever thread: the inner calls are carried out by the one that waits.
@@ -336,7 +352,7 @@ mod tests {
                     };
                     of.push(|| "test".to_owned(), false, Box::new(job)).unwrap()
                 });
-                queued[1].help();
+                queued[1].help().unwrap();
                 sender.send(4).unwrap();
             }))
         };

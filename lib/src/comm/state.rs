@@ -10,6 +10,7 @@ use super::control::{Control, Notice, PeerHealth, Progress};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::executor::Supervisor;
+use crate::fork::Origin;
 use crate::trace::{self, Sink, Span, Tracer};
 use crate::transport::Doorbell;
 use crate::wire::{Collective, Header};
@@ -42,6 +43,8 @@ pub(crate) struct State {
     failed: AtomicBool,
     failure: Mutex<Option<Error>>,
     failure_set: Condvar,
+    /// The rank's process. In a child of it nothing here may be used.
+    pub(crate) origin: Origin,
     /// Told of the failure.
     attached: Mutex<Vec<Weak<dyn Attached>>>,
 }
@@ -68,6 +71,7 @@ impl State {
             failed: AtomicBool::new(false),
             failure: Mutex::new(None),
             failure_set: Condvar::new(),
+            origin: Origin::here(),
             attached: Mutex::default(),
         });
         // Weak: the control plane outlives the communicator.
@@ -166,11 +170,15 @@ impl State {
 
     /// The failure, as an error of `op`, if there is one.
     pub(crate) fn check(&self, op: impl FnOnce() -> String) -> Result<()> {
-        if !self.has_failed() {
-            return Ok(());
-        }
+        if self.origin.is_here() && !self.has_failed() { Ok(()) } else { self.refuse(op()) }
+    }
+
+    #[cold]
+    fn refuse(&self, op: String) -> Result<()> {
+        // First: a lock may be held for ever in a child.
+        self.origin.check(|| op.clone(), self.rank)?;
         match self.failure() {
-            Some(error) => Err(error.for_later_call(op(), self.rank)),
+            Some(error) => Err(error.for_later_call(op, self.rank)),
             None => Ok(()),
         }
     }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::state::lock;
 use crate::error::Result;
+use crate::fork::Origin;
 
 /// A collective in flight that owns its buffers `B` until it is complete.
 ///
@@ -13,6 +14,8 @@ use crate::error::Result;
 #[must_use = "the result of the call is in the Work: wait for it"]
 pub struct Work<B> {
     shared: Arc<Shared<B>>,
+    origin: Origin,
+    rank: usize,
 }
 
 #[derive(Debug)]
@@ -23,23 +26,25 @@ struct Shared<B> {
 
 impl<B> Work<B> {
     /// A handle, and the function that completes it.
-    pub(super) fn pair() -> (Work<B>, impl FnOnce(Result<B>)) {
+    pub(super) fn pair(origin: Origin, rank: usize) -> (Work<B>, impl FnOnce(Result<B>)) {
         let shared = Arc::new(Shared { outcome: Mutex::new(None), done: Condvar::new() });
         let completer = shared.clone();
         let complete = move |outcome| {
             *lock(&completer.outcome) = Some(outcome);
             completer.done.notify_all();
         };
-        (Work { shared }, complete)
+        (Work { shared, origin, rank }, complete)
     }
 
     /// True when [`Work::wait`] would return at once.
     pub fn test(&self) -> bool {
-        lock(&self.shared.outcome).is_some()
+        !self.origin.is_here() || lock(&self.shared.outcome).is_some()
     }
 
-    /// Waits for the end and gives the buffers back. Finite: the call itself fails at the communicator's deadline.
+    /// Waits for the end and gives the buffers back. Finite: the call itself fails at the communicator's deadline. An
+    /// error in a child of the process that made the call, which is complete there alone.
     pub fn wait(self) -> Result<B> {
+        self.origin.check(|| "wait".to_owned(), self.rank)?;
         let mut outcome = lock(&self.shared.outcome);
         loop {
             match outcome.take() {
@@ -51,6 +56,9 @@ impl<B> Work<B> {
 
     /// Waits at most `timeout`; `Err(self)` when the call is still running.
     pub fn wait_timeout(self, timeout: Duration) -> std::result::Result<Result<B>, Work<B>> {
+        if let Err(error) = self.origin.check(|| "wait".to_owned(), self.rank) {
+            return Ok(Err(error));
+        }
         let end = Instant::now() + timeout;
         let mut outcome = lock(&self.shared.outcome);
         loop {

@@ -22,6 +22,7 @@ use super::window::{Layout, Window};
 use crate::comm::Comm;
 use crate::config::PathCheck;
 use crate::error::{Error, Result};
+use crate::fork::Origin;
 use crate::schedule::Partition;
 use crate::wire::Collective;
 
@@ -50,6 +51,7 @@ pub struct DeviceComm {
     pub(super) registry: Arc<Registry>,
     pub(super) schedules: Schedules,
     pub(super) context: Arc<CudaContext>,
+    pub(super) origin: Origin,
     /// Where ranks of other processes meet.
     pub(super) host: Option<Comm>,
     // The last fields: freed after all else.
@@ -156,6 +158,7 @@ impl DeviceComm {
     /// and outputs of calls that were not finished hold anything.
     #[inline]
     pub fn check(&self) -> Result<()> {
+        self.origin.check(|| "DeviceComm".to_owned(), self.rank)?;
         if let Carrier::Hosted(hosted) = &self.carrier {
             return hosted.check();
         }
@@ -286,6 +289,12 @@ impl DeviceComm {
 
 impl Drop for DeviceComm {
     fn drop(&mut self) {
+        if !self.origin.is_here() {
+            // The driver does nothing for a forked child, and the threads are its parent's.
+            let shared = (self.report.clone(), self.registry.clone(), self._windows.clone());
+            let owned = (std::mem::replace(&mut self.carrier, Carrier::Peer), std::mem::take(&mut self.peers));
+            return std::mem::forget((shared, owned));
+        }
         if let Err(error) = self.synchronize() {
             log::debug!("rank {} leaves after: {error}", self.rank);
         }

@@ -19,6 +19,7 @@ use super::window::{Layout, MAX_RANKS, Window};
 use crate::comm::Comm;
 use crate::config::{Config, CudaPath};
 use crate::error::{Error, Result};
+use crate::fork::Origin;
 
 impl DeviceComm {
     /// Joins the ranks of `comm`, each with the device of its `context`. Every rank must call it.
@@ -228,6 +229,7 @@ impl DeviceComm {
             registry: Registry::new(context, rank, host.is_some()),
             schedules: Schedules::new(rank, layout),
             context: context.clone(),
+            origin: Origin::here(),
             host,
             peers,
             _windows: memory,

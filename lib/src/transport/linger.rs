@@ -5,6 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::doorbell::Doorbell;
+use crate::fork::Origin;
 
 /// A dropped link's rest.
 pub(crate) trait Closing: Send + fmt::Debug {
@@ -26,16 +27,22 @@ pub(crate) struct Linger {
     /// `None` once nobody collects any more.
     left: Mutex<Option<Vec<Box<dyn Closing>>>>,
     bell: Arc<Doorbell>,
+    /// The process whose thread collects.
+    pub(crate) origin: Origin,
 }
 
 impl Linger {
     /// `bell` wakes the thread that collects.
     pub(crate) fn new(bell: Arc<Doorbell>) -> Arc<Linger> {
-        Arc::new(Linger { left: Mutex::new(Some(Vec::new())), bell })
+        Arc::new(Linger { left: Mutex::new(Some(Vec::new())), bell, origin: Origin::here() })
     }
 
     /// Leaves something behind; it is dropped at once when nobody collects any more.
     pub(crate) fn take(&self, closing: Box<dyn Closing>) {
+        if !self.origin.is_here() {
+            // Its parent's connection is none of a child's, and there is no thread to collect.
+            return drop(closing);
+        }
         if let Some(left) = &mut *self.left.lock().unwrap_or_else(PoisonError::into_inner) {
             left.push(closing);
             self.bell.ring();

@@ -13,6 +13,7 @@ use crate::comm::call::Call;
 use crate::comm::{Comm, Inner, lock};
 use crate::cuda::Stream;
 use crate::error::{Error, Result};
+use crate::fork::Origin;
 use crate::process_group::backend::{Backend, BackendType, not_carried};
 
 /// MPI, started; ends when it is dropped, unless somebody else had started it.
@@ -122,7 +123,14 @@ pub(in crate::process_group) fn make(comm: &Comm) -> Result<Arc<dyn Backend>> {
     // SAFETY: the communicator is ours.
     done("MPI_Comm_set_errhandler", unsafe { ffi::MPI_Comm_set_errhandler(handle, ffi::RSMPI_ERRORS_RETURN) })?;
     let timeout = comm.config().timeout;
-    Ok(Arc::new(Mpi { comm: handle, rank: comm.rank(), size: comm.size(), timeout, _world: world }))
+    Ok(Arc::new(Mpi {
+        comm: handle,
+        rank: comm.rank(),
+        size: comm.size(),
+        timeout,
+        origin: state.origin,
+        _world: world,
+    }))
 }
 
 /// A group's MPI communicator.
@@ -131,6 +139,7 @@ pub(super) struct Mpi {
     pub(super) rank: usize,
     pub(super) size: usize,
     pub(super) timeout: Duration,
+    origin: Origin,
     // Dropped last.
     _world: Arc<World>,
 }
@@ -148,6 +157,10 @@ impl std::fmt::Debug for Mpi {
 
 impl Drop for Mpi {
     fn drop(&mut self) {
+        if !self.origin.is_here() {
+            // MPI ends with its last user.
+            return std::mem::forget(self._world.clone());
+        }
         // SAFETY: ours, and used for the last time.
         if let Err(error) = done("MPI_Comm_free", unsafe { ffi::MPI_Comm_free(&mut self.comm) }) {
             log::debug!("rank {}: {error}", self.rank);

@@ -386,6 +386,9 @@ impl fmt::Debug for Nccl {
 
 impl Drop for Nccl {
     fn drop(&mut self) {
+        if !self.state.origin.is_here() {
+            return;
+        }
         let mut handle = lock(&self.handle);
         if handle.0.is_null() {
             return;

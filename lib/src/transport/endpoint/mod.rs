@@ -29,6 +29,7 @@ use crate::bootstrap::interface::{LocalAddress, order_candidates, with_loopback}
 use crate::config::{Config, SingleCopy, TransportChoice};
 use crate::error::{Error, Result};
 use crate::secret::Secret;
+use crate::fork::Origin;
 use acceptor::{Key, Shared};
 use conn::Conn;
 use hop::{Relay, World};
@@ -91,6 +92,7 @@ pub struct ConnectTo<'a> {
 pub struct Endpoint {
     inner: Arc<Inner>,
     thread: Option<JoinHandle<()>>,
+    origin: Origin,
 }
 
 /// What the endpoint's threads share.
@@ -203,7 +205,7 @@ impl Endpoint {
             relay: Relay::new(config.connect_timeout.min(config.timeout)),
         });
         let thread = acceptor::start(&inner, ports, unix)?;
-        Ok(Endpoint { inner, thread: Some(thread) })
+        Ok(Endpoint { inner, thread: Some(thread), origin: Origin::here() })
     }
 
     /// Registers a caller's memory with all RDMA devices in use; `None` where there are none.
@@ -279,6 +281,7 @@ impl Endpoint {
         abort: &dyn Fn() -> Option<Error>,
         deadline: Duration,
     ) -> Result<LinkPair> {
+        self.origin.check(|| "connect".to_owned(), self.inner.rank)?;
         self.inner.connect(to, doorbell, abort, deadline)
     }
 }
@@ -460,6 +463,9 @@ impl fmt::Debug for Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
+        if !self.origin.is_here() {
+            return std::mem::forget((self.inner.clone(), self.thread.take()));
+        }
         self.inner.relay.stop();
         self.inner.shared.stop();
         if let Some(thread) = self.thread.take()

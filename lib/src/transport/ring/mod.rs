@@ -58,6 +58,7 @@ use super::doorbell::Doorbell;
 use super::mapping::Mapping;
 use super::{Interest, LinkPair, Peer};
 use crate::error::Result;
+use crate::fork::{Kept, Origin};
 use crate::wire::Header;
 
 /// Payload bytes that fit into a line.
@@ -65,17 +66,20 @@ pub(crate) const INLINE: usize = 24;
 
 /// What tells that the other process is gone: a connected socket that it keeps open.
 #[derive(Debug, Clone)]
-pub(crate) struct Lifeline(Arc<OwnedFd>);
+pub(crate) struct Lifeline {
+    socket: Arc<Kept<OwnedFd>>,
+    origin: Origin,
+}
 
 impl Lifeline {
-    pub(crate) fn new(socket: OwnedFd) -> Lifeline {
-        Lifeline(Arc::new(socket))
+    pub(crate) fn new(socket: Kept<OwnedFd>) -> Lifeline {
+        Lifeline { socket: Arc::new(socket), origin: Origin::here() }
     }
 
     /// Why the peer is gone, if it is.
     fn broken(&self) -> Option<String> {
         let mut byte = [0u8; 1];
-        match rustix::net::recv(&*self.0, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+        match rustix::net::recv(&**self.socket, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
             Ok((_, 0)) => Some("its process ended or closed the link".to_owned()),
             Ok(_) | Err(Errno::AGAIN | Errno::INTR) => None,
             Err(e) => Some(e.to_string()),
@@ -83,7 +87,7 @@ impl Lifeline {
     }
 
     fn interest(&self) -> Interest {
-        Interest { fd: Some(self.0.as_raw_fd()), readable: true, writable: false }
+        Interest { fd: Some(self.socket.as_raw_fd()), readable: true, writable: false }
     }
 }
 
@@ -98,6 +102,13 @@ pub(crate) struct Ends {
     pub(crate) lifeline: Option<Lifeline>,
     /// Whether, and how, large payloads are fetched from the sender's memory.
     pub(crate) single_copy: SingleCopy,
+}
+
+impl Ends {
+    /// Whether the link is this process's to close: its memory is also a forked child's.
+    fn are_ours(&self) -> bool {
+        self.lifeline.as_ref().is_none_or(|l| l.origin.is_here())
+    }
 }
 
 /// Says in the memory of a link who we are that lends there. Before the peer makes its [`pair`].

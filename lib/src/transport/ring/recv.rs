@@ -350,8 +350,10 @@ impl RecvLink for RingRecv {
 
 impl Drop for RingRecv {
     fn drop(&mut self) {
-        self.direction.receiver().close();
-        self.ends.bell.ring();
+        if self.ends.are_ours() {
+            self.direction.receiver().close();
+            self.ends.bell.ring();
+        }
     }
 }
 

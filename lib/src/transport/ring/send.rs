@@ -372,8 +372,10 @@ impl SendLink for RingSend {
 
 impl Drop for RingSend {
     fn drop(&mut self) {
-        self.direction.sender().close();
-        self.ends.bell.ring();
+        if self.ends.are_ours() {
+            self.direction.sender().close();
+            self.ends.bell.ring();
+        }
     }
 }
 

@@ -12,6 +12,7 @@ use super::listen::address;
 use super::socket;
 use crate::config;
 use crate::error::Result;
+use crate::fork::Kept;
 use crate::transport::doorbell::Doorbell;
 use crate::transport::handshake::{Caller, Reply};
 use crate::transport::mapping::Mapping;
@@ -47,7 +48,7 @@ pub(crate) fn connect(
     let layout = Layout::new(options)?;
     let not_possible = |what: &str, e: &dyn std::fmt::Display| Ok(Dialed::NotPossible(format!("{what}: {e}")));
     let socket = match socket::new() {
-        Ok(socket) => socket,
+        Ok(socket) => Kept::new(socket),
         Err(e) => return not_possible("socket", &e),
     };
     let addr = match SocketAddrUnix::new_abstract_name(name.as_bytes()) {

@@ -11,6 +11,7 @@ use super::socket;
 use crate::config;
 use crate::error::{Error, Result};
 use crate::secret::Proof;
+use crate::fork::Kept;
 use crate::transport::doorbell::Doorbell;
 use crate::transport::handshake::{Hello, Reply};
 use crate::transport::mapping::Mapping;
@@ -21,7 +22,7 @@ use crate::transport::{LinkOptions, LinkPair, Peer};
 /// A listening socket in the abstract namespace.
 #[derive(Debug)]
 pub(crate) struct Port {
-    listener: OwnedFd,
+    listener: Kept<OwnedFd>,
     pub(crate) name: String,
 }
 
@@ -39,7 +40,7 @@ impl Port {
             match rustix::net::bind(&listener, &addr) {
                 Ok(()) => {
                     rustix::net::listen(&listener, 1024).map_err(os)?;
-                    return Ok(Port { listener, name });
+                    return Ok(Port { listener: Kept::new(listener), name });
                 }
                 Err(Errno::ADDRINUSE) => {}
                 Err(e) => return Err(os(e)),
@@ -58,8 +59,8 @@ impl AsFd for Port {
 pub(crate) fn accept(port: &Port) -> std::io::Result<Option<Pending>> {
     match rustix::net::accept_with(&port.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
         Ok(socket) => Ok(Some(match socket::same_user(&socket) {
-            Ok(pid) => Pending { socket, pid, stranger: None, fds: None },
-            Err(reason) => Pending { socket, pid: 0, stranger: Some(reason), fds: None },
+            Ok(pid) => Pending { socket: Kept::new(socket), pid, stranger: None, fds: None },
+            Err(reason) => Pending { socket: Kept::new(socket), pid: 0, stranger: Some(reason), fds: None },
         })),
         Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
         Err(e) => Err(e.into()),
@@ -69,7 +70,7 @@ pub(crate) fn accept(port: &Port) -> std::io::Result<Option<Pending>> {
 /// A connection whose [`Hello`] or proof has not come, or not been answered.
 #[derive(Debug)]
 pub(crate) struct Pending {
-    socket: OwnedFd,
+    socket: Kept<OwnedFd>,
     pid: i32,
     /// Why it will not be heard, if so.
     stranger: Option<String>,

@@ -11,6 +11,7 @@ use super::{SocketOptions, describe, pair};
 use crate::config::PortRange;
 use crate::error::{Error, Result};
 use crate::secret::Proof;
+use crate::fork::Kept;
 use crate::transport::handshake::{Hello, Reply};
 use crate::transport::linger::Linger;
 use crate::transport::{LinkOptions, LinkPair, Peer};
@@ -18,7 +19,7 @@ use crate::transport::{LinkOptions, LinkPair, Peer};
 /// A listening socket on one address.
 #[derive(Debug)]
 pub(crate) struct Port {
-    listener: TcpListener,
+    listener: Kept<TcpListener>,
     pub(crate) addr: SocketAddr,
     sockets: SocketOptions,
 }
@@ -43,7 +44,7 @@ impl Port {
             socket.listen(1024)?;
             let listener = TcpListener::from(socket);
             let addr = listener.local_addr()?;
-            Ok(Port { listener, addr, sockets: sockets.clone() })
+            Ok(Port { listener: Kept::new(listener), addr, sockets: sockets.clone() })
         };
         let failed = |e: std::io::Error| Error::io("listen", format!("on {ip}"), &e);
         let Some(range) = range else { return bind(0).map_err(failed) };
@@ -79,6 +80,7 @@ pub(crate) fn accept(port: &Port) -> std::io::Result<Option<Pending>> {
             // Not inherited on every kernel.
             socket.set_nodelay(true)?;
             port.sockets.accepted(&socket);
+            let socket = Kept::new(socket);
             Ok(Some(Pending { socket, from, bytes: [0; Hello::BYTES], got: 0 }))
         }
         Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {
@@ -91,7 +93,7 @@ pub(crate) fn accept(port: &Port) -> std::io::Result<Option<Pending>> {
 /// A connection whose [`Hello`] or proof has not come whole, or not been answered.
 #[derive(Debug)]
 pub(crate) struct Pending {
-    socket: TcpStream,
+    socket: Kept<TcpStream>,
     from: SocketAddr,
     bytes: [u8; Hello::BYTES],
     got: usize,
@@ -134,7 +136,7 @@ impl Pending {
     /// Answers that the link stands: the connection.
     pub(crate) fn welcome(mut self, welcome: &Reply) -> Result<TcpStream, String> {
         self.reply(welcome)?;
-        Ok(self.socket)
+        Ok(self.socket.into_inner())
     }
 
     /// The dialer has gone away in the meantime.
@@ -164,7 +166,7 @@ pub(crate) fn finish(
         if let Err(detail) = pending.reply(welcome) {
             return Ok(Err(detail));
         }
-        sockets.push(pending.socket);
+        sockets.push(pending.socket.into_inner());
         pending = match next() {
             Some(further) => further?,
             None => return Ok(pair(sockets, peer, options, linger).map_err(|e| e.to_string())),

@@ -42,23 +42,27 @@ pub(crate) use stripes::MAX_STREAMS;
 use super::linger::Linger;
 use super::{LinkOptions, LinkPair, Peer};
 use crate::error::{Error, Result};
+use crate::fork::Kept;
 
 /// The connected, non-blocking sockets of a link, shared by its two halves.
 #[derive(Debug)]
 struct Streams {
     /// Empty only while it is dropped.
-    sockets: Vec<TcpStream>,
+    sockets: Vec<Kept<TcpStream>>,
     linger: Arc<Linger>,
 }
 
 impl Streams {
     fn socket(&self, stream: usize) -> Result<&TcpStream> {
-        self.sockets.get(stream).ok_or_else(|| Error::invalid("tcp", "the socket of a link is closed"))
+        self.sockets
+            .get(stream)
+            .map(|socket| &**socket)
+            .ok_or_else(|| Error::invalid("tcp", "the socket of a link is closed"))
     }
 
     /// Why the peer is gone, if it is: it reset a connection or will send nothing more.
     fn broken(&self) -> Option<String> {
-        let mut fds: Vec<PollFd<'_>> = self.sockets.iter().map(|s| PollFd::new(s, PollFlags::RDHUP)).collect();
+        let mut fds: Vec<PollFd<'_>> = self.sockets.iter().map(|s| PollFd::new(&**s, PollFlags::RDHUP)).collect();
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         if !matches!(rustix::event::poll(&mut fds, Some(&now)), Ok(1..)) {
             return None;
@@ -71,7 +75,7 @@ impl Streams {
 impl Drop for Streams {
     fn drop(&mut self) {
         for socket in self.sockets.drain(..) {
-            linger::close(socket, &self.linger);
+            linger::close(socket.into_inner(), &self.linger);
         }
     }
 }
@@ -81,6 +85,7 @@ const CLOSED: &str = "it closed the connection";
 /// Both halves of a link over connections whose handshake is done.
 fn pair(sockets: Vec<TcpStream>, peer: Peer, options: &LinkOptions, linger: &Arc<Linger>) -> Result<LinkPair> {
     options.check()?;
+    let sockets = sockets.into_iter().map(Kept::new).collect();
     let stream = Arc::new(Streams { sockets, linger: linger.clone() });
     let depth = options.depth.next_power_of_two().max(2);
     Ok(LinkPair {

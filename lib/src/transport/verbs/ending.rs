@@ -50,6 +50,10 @@ impl Closing for Ending {
 
 /// A half is gone; the last one lets the link end.
 pub(super) fn leave(core: &Arc<Mutex<Core>>, linger: &Linger) {
+    if !linger.origin.is_here() {
+        // The queue pairs, and the memory of their queues, are its parent's.
+        return std::mem::forget(core.clone());
+    }
     let poller = {
         let mut this = lock(core);
         this.halves = this.halves.saturating_sub(1);

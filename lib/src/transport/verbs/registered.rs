@@ -7,12 +7,14 @@ use super::device::Device;
 use super::sys::{Access, Mr};
 use super::table::Entry;
 use crate::error::Result;
+use crate::fork::Origin;
 
 /// Memory registered with all devices of a rank: in their tables, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Registration {
     start: usize,
     regions: Vec<(Arc<Device>, Mr)>,
+    origin: Origin,
 }
 
 impl Registration {
@@ -20,7 +22,11 @@ impl Registration {
     /// The memory must stay allocated, at its place, until this is dropped. `bytes` must not be 0.
     pub(super) unsafe fn new(devices: &[Arc<Device>], base: NonNull<u8>, bytes: usize) -> Result<Registration> {
         // Filled device by device: a failure undoes what was done.
-        let mut this = Registration { start: base.addr().get(), regions: Vec::with_capacity(devices.len()) };
+        let mut this = Registration {
+            start: base.addr().get(),
+            regions: Vec::with_capacity(devices.len()),
+            origin: Origin::here(),
+        };
         for device in devices {
             // SAFETY: by the caller; the device only reads.
             let mr = unsafe { Mr::new(&device.pd, base, bytes, Access::Source) }?;
@@ -34,6 +40,10 @@ impl Registration {
 impl Drop for Registration {
     /// Out of the tables first: then nobody finds a key that is about to end.
     fn drop(&mut self) {
+        if !self.origin.is_here() {
+            // A forked child would end its parent's.
+            return std::mem::forget(std::mem::take(&mut self.regions));
+        }
         for (device, _) in &self.regions {
             device.registered.remove(self.start);
         }

@@ -178,7 +178,10 @@ impl SendLink for VerbsSend {
 
 impl Drop for VerbsSend {
     fn drop(&mut self) {
-        lock(&self.core).say_goodbye();
+        // Not in a forked child: see `leave`.
+        if self.linger.origin.is_here() {
+            lock(&self.core).say_goodbye();
+        }
         leave(&self.core, &self.linger);
     }
 }

@@ -39,6 +39,7 @@ use super::status;
 use super::stripes::Stripes;
 use super::sys::{Completion, Cq, Timing, What};
 use crate::error::{Error, Result};
+use crate::fork::Kept;
 use crate::transport::{Interest, Peer};
 use crate::wire::Header;
 
@@ -97,7 +98,7 @@ impl Queue {
 pub(super) struct Core {
     parts: Parts,
     /// Tells that the peer is gone.
-    socket: TcpStream,
+    socket: Kept<TcpStream>,
     /// Readable when the completion channel or the socket is.
     poller: OwnedFd,
     pub(super) peer: Peer,
@@ -137,7 +138,7 @@ impl Core {
         Ok(Core {
             reassembly: Reassembly::new(parts.stripes, layout.slots),
             parts,
-            socket,
+            socket: Kept::new(socket),
             poller,
             peer,
             remote,
@@ -348,7 +349,7 @@ impl Core {
     /// Why the TCP connection is at its end, if it is.
     fn hung_up(&self) -> Option<String> {
         let mut byte = [0u8; 1];
-        match rustix::net::recv(&self.socket, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+        match rustix::net::recv(&*self.socket, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
             Ok((_, 0)) => Some("its process ended or closed the link".to_owned()),
             Ok(_) => Some("it sent bytes that it should not send after the handshake".to_owned()),
             Err(Errno::AGAIN | Errno::INTR) => None,
