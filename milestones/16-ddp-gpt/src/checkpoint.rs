@@ -13,6 +13,7 @@
 //!
 //! The state of the random numbers needs no more than the seed and the step (see [`crate::rng`]).
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -80,7 +81,9 @@ pub fn save(path: &Path, header: &Header, values: &[f32], adamw: &AdamW) -> Resu
         _ => Path::new("."),
     };
     let mut name = path.file_name().context("the checkpoint's path names no file")?.to_owned();
-    name.push(format!(".tmp-{}", std::process::id()));
+    name.push(".tmp-");
+    clear(folder, &name);
+    name.push(std::process::id().to_string());
     let temporary: PathBuf = folder.join(name);
     let written = write(&temporary, header, [values, &adamw.mean, &adamw.square])
         .and_then(|()| fs::rename(&temporary, path))
@@ -91,10 +94,27 @@ pub fn save(path: &Path, header: &Header, values: &[f32], adamw: &AdamW) -> Resu
     written.with_context(|| format!("cannot write the checkpoint {}", path.display()))
 }
 
+/// Removes what runs left behind that were killed while they wrote: files that begin with `name`, and that nobody has
+/// locked.
+fn clear(folder: &Path, name: &OsStr) {
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    for entry in entries.flatten() {
+        let ours = entry.file_name().as_encoded_bytes().starts_with(name.as_encoded_bytes());
+        if ours && File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok()) {
+            // Another rank or run may have removed it.
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
 fn write(path: &Path, header: &Header, arrays: [&[f32]; 3]) -> std::io::Result<()> {
     let json = serde_json::to_vec(header)?;
     let length = u32::try_from(json.len()).map_err(std::io::Error::other)?;
-    let mut out = Summed { inner: BufWriter::new(File::create(path)?), crc: crc32fast::Hasher::new() };
+    let file = File::create(path)?;
+    // Ends with this process, however that ends. Where a file system has no locks nobody takes the file for left
+    // behind.
+    let _ = file.lock();
+    let mut out = Summed { inner: BufWriter::new(file), crc: crc32fast::Hasher::new() };
     out.put(MAGIC)?;
     out.put(&VERSION.to_le_bytes())?;
     out.put(&length.to_le_bytes())?;
@@ -222,6 +242,22 @@ mod tests {
         let path = folder.path().join("c");
         save(&path, &header, &values, &adamw).unwrap();
         fs::read(path).unwrap()
+    }
+
+    #[test]
+    fn what_killed_runs_left_behind_goes_and_what_is_being_written_stays() {
+        let (header, values, adamw) = example();
+        let folder = tempfile::tempdir().unwrap();
+        let beside = |name: &str| folder.path().join(name);
+        for name in ["c.tmp-1", "c.tmp-2", "other.tmp-1"] {
+            fs::write(beside(name), "half of it").unwrap();
+        }
+        let writing = File::open(beside("c.tmp-2")).unwrap();
+        writing.lock().unwrap();
+        save(&beside("c"), &header, &values, &adamw).unwrap();
+        let left = |name: &str| beside(name).exists();
+        assert_eq!(["c", "c.tmp-1", "c.tmp-2", "other.tmp-1"].map(left), [true, false, true, true]);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
     }
 
     #[test]
