@@ -3,8 +3,12 @@
 
 mod common;
 
+use std::sync::Barrier;
+use std::time::Duration;
+
 use common::cells::{COLLECTIVES, Cell, check};
 use common::{FABRICS, Fabric, config, run, run_ok};
+use tinynccl::bootstrap::Server;
 use tinynccl::wire::{Algorithm, Collective};
 use tinynccl::{Comm, DType, Error, ReduceOp, Result};
 
@@ -244,6 +248,86 @@ fn a_rank_that_has_left_is_named() {
             assert!(error.contains("lost rank 0"), "{fabric:?}: {error}");
         }
     }
+}
+
+/// Opens the links between all.
+fn meet(comm: &Comm) -> Result<()> {
+    let (rank, n) = (comm.rank(), comm.size());
+    for shift in 1..n {
+        comm.send_recv(&[0u8], (rank + shift) % n, &mut [0u8], (rank + n - shift) % n)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_rank_that_closes_or_panics_is_said_to_have_left() {
+    for fabric in FABRICS {
+        for panics in [false, true] {
+            let errors = run(fabric, 2, &config(), |comm| {
+                meet(&comm).expect("both are here");
+                if comm.rank() == 1 {
+                    return Some(comm.recv(&mut [0u8], 0).expect_err("rank 0 has left"));
+                }
+                let end = move || {
+                    let _comm = comm;
+                    assert!(!panics, "expected by the test");
+                };
+                assert_eq!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(end)).is_err(), panics);
+                None
+            });
+            let error = errors[1].as_ref().expect("of rank 1");
+            assert!(matches!(error, Error::PeerLost { rank: 1, peer: 0, .. }), "{fabric:?}: {error}");
+            assert!(error.to_string().contains("it closed its communicator and left"), "{fabric:?}: {error}");
+        }
+    }
+}
+
+/// Rank 0 leaves, rank 1 does not come, rank 2 waits for it.
+fn waits_for_rank_1(comm: Comm, steps: &[Barrier; 2]) -> Option<Error> {
+    meet(&comm).expect("all are here");
+    let rank = comm.rank();
+    if rank == 0 {
+        drop(comm);
+        steps[0].wait();
+        return None;
+    }
+    steps[0].wait();
+    let error = (rank == 2).then(|| comm.recv(&mut [0u8], 1).expect_err("rank 1 does not send"));
+    steps[1].wait();
+    error
+}
+
+fn blames_rank_1(errors: &[Option<Error>], context: &str) {
+    let error = errors[2].as_ref().expect("of rank 2");
+    assert!(matches!(error, Error::Timeout { missing, .. } if *missing == [1]), "{context}: {error}");
+}
+
+#[test]
+fn a_rank_that_left_in_good_order_is_not_blamed_for_one_that_does_not_come() {
+    let mut config = config();
+    config.timeout = Duration::from_secs(2);
+    for fabric in FABRICS {
+        let steps = [Barrier::new(3), Barrier::new(2)];
+        blames_rank_1(&run(fabric, 3, &config, |comm| waits_for_rank_1(comm, &steps)), &format!("{fabric:?}"));
+    }
+    // The rendezvous ends with rank 0, which has waited for the others for a while.
+    let server = Server::start("127.0.0.1:0".parse().expect("an address"), [7; 16], 3, &config).expect("server");
+    let (id, steps) = (server.unique_id(), [Barrier::new(3), Barrier::new(2)]);
+    let (mut server, config) = (Some(server), &config);
+    let errors: Vec<_> = std::thread::scope(|scope| {
+        let ranks = [0, 1, 2].map(|rank| {
+            let (id, steps, server) = (&id, &steps, server.take());
+            scope.spawn(move || {
+                let comm = match server {
+                    Some(server) => Comm::init_with_server(server, rank, 3, config.clone()),
+                    None => Comm::init(id, rank, 3, config.clone()),
+                };
+                waits_for_rank_1(comm.expect("init"), steps)
+            })
+        });
+        ranks.into_iter().map(|rank| rank.join().expect("no panic")).collect()
+    });
+    blames_rank_1(&errors, "rank 0 hosted the rendezvous");
 }
 
 #[test]

@@ -191,13 +191,14 @@ impl Attempt {
         connection.queue(&message).map_err(|e| Failed::Final(bootstrap(e)))?;
         let mut missing = Vec::new();
         let mut notes = Vec::new();
+        let mut host = None;
         loop {
             match wait(&mut connection, self.deadline) {
                 Heard::Message(ToRank::Table { infos }) => {
                     let secret = admission::link_secret(&self.secret, &generation);
                     return Ok(Joined { connection, address, infos, secret });
                 }
-                Heard::Message(ToRank::Waiting { missing: m, notes: n }) => (missing, notes) = (m, n),
+                Heard::Message(ToRank::Waiting { missing: m, notes: n, host: h }) => (missing, notes, host) = (m, n, h),
                 Heard::Message(ToRank::Rejected { reason, again }) => {
                     return Err(Failed::Refused { reason, stale: again });
                 }
@@ -215,6 +216,11 @@ impl Attempt {
                     ))));
                 }
                 Heard::End(e) => {
+                    if let Some(peer) = host {
+                        let detail = format!("it hosted the rendezvous, and ended before all ranks had come: {e}");
+                        let (op, address) = (OP.to_owned(), address.to_string());
+                        return Err(Failed::Final(Error::PeerLost { op, rank: self.rank, peer, address, detail }));
+                    }
                     let detail = format!("rank {} lost the store before all ranks had come: {e}", self.rank);
                     return Err(Failed::Final(bootstrap(detail)));
                 }

@@ -41,7 +41,12 @@ pub(crate) enum ToRank {
     /// `generation` is drawn by every store anew: the secret of the data links comes from it and the job's.
     Welcome { generation: Bytes },
     /// Registered; these ranks have not come yet. `notes`: clients that were refused and look like ours.
-    Waiting { missing: Vec<usize>, notes: Vec<String> },
+    Waiting {
+        missing: Vec<usize>,
+        notes: Vec<String>,
+        /// The rank with which the store ends, where it is known.
+        host: Option<usize>,
+    },
     /// The job will not form.
     NotFormed { missing: Vec<usize>, reason: String },
     /// All ranks are here: their endpoints by rank.

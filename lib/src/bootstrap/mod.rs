@@ -50,4 +50,5 @@ pub(crate) use rendezvous::from_lookup as rendezvous_from;
 pub use rendezvous::{Rendezvous, rendezvous_from_env};
 pub use server::Server;
 pub use session::Session;
+pub(crate) use store::HOSTS_STORE;
 pub use unique_id::UniqueId;

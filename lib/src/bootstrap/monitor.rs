@@ -109,18 +109,20 @@ impl Monitor {
         if self.bye.is_some() {
             return Ok(());
         }
-        let mut queued = self.connection.queue_bytes(&frames);
-        if bye {
-            self.bye = Some(deadline_after(BYE_LIMIT));
-            queued = queued.and_then(|()| self.connection.queue(&ToStore::Bye { reason: String::new() }));
+        let queued = self.connection.queue_bytes(&frames).map_err(End::Lost);
+        if !bye {
+            return queued;
         }
-        queued.map_err(End::Lost)
+        self.bye = Some(deadline_after(BYE_LIMIT));
+        queued.and_then(|()| self.beat())?;
+        self.connection.queue(&ToStore::Bye { reason: String::new() }).map_err(End::Lost)
     }
 
     fn beat(&mut self) -> Result<(), End> {
         let mut tracked = lock(&self.shared.tracked);
-        tracked.retain(|(_, progress)| Arc::strong_count(progress) > 1);
         let progress = tracked.iter().map(|(comm, p)| (*comm, p.snapshot())).collect();
+        // Once more for those that nobody uses any longer: that is how far this rank came.
+        tracked.retain(|(_, progress)| Arc::strong_count(progress) > 1);
         drop(tracked);
         self.connection.queue(&ToStore::Beat { progress }).map_err(End::Lost)
     }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::detect::{self, Lookup, Meeting};
 use super::local_meeting::{self, HandOut};
+use super::server::LINGER;
 use super::{Server, UniqueId};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -81,7 +82,7 @@ pub(crate) fn from_lookup(lookup: Lookup<'_>, config: &Config) -> Result<Rendezv
             let secret = PUBLIC.derive("job", job.as_bytes());
             if rank == 0 {
                 let bind = SocketAddr::new(bind_address(&hosts)?, port);
-                let started = Server::start_with(bind, secret, world_size, config).map_err(|e| match e {
+                let started = Server::start_with(bind, secret, world_size, config, LINGER).map_err(|e| match e {
                     Error::Bootstrap { detail, .. } => Error::Config {
                         name: "MASTER_PORT".to_owned(),
                         value: port.to_string(),

@@ -5,15 +5,15 @@ mod entrance;
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
 use super::admission::{self, Challenge, Generation};
-use super::connection::{Connection, Fill, Waker, broken, deadline_after, left, poll};
+use super::connection::{Connection, Fill, Waker, broken, deadline_after, left, lock, poll};
 use super::frame::MAX_FRAME;
 use super::local_meeting::HandOut;
 use super::message::{ToRank, ToStore};
@@ -21,9 +21,9 @@ use super::store::{Out, Store};
 use super::{UniqueId, interface};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::fork::{Kept, Origin};
 use crate::secret::Secret;
 use crate::strangers::Strangers;
-use crate::fork::{Kept, Origin};
 
 /// A client that has not registered within this time is dropped.
 const REGISTER_LIMIT: Duration = Duration::from_secs(10);
@@ -32,27 +32,31 @@ const STRANGERS: usize = 128;
 /// A refused client may take this long to read why, one that said goodbye to close.
 const ENDING_LIMIT: Duration = Duration::from_secs(2);
 /// Dropping the server waits this long for the ranks to say goodbye.
-const LINGER: Duration = Duration::from_secs(3);
+pub(super) const LINGER: Duration = Duration::from_secs(3);
 /// After that the last words may take this long.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 /// Pause after `accept` failed, for instance for want of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// The running store. Dropping it waits a bounded time (3.5 s) until every registered rank said goodbye or is gone, then stops it.
+/// The running store. Dropping it waits a bounded time (3.5 s) until every registered rank said goodbye or is gone,
+/// then stops it. After a failure of the communicator of all ranks it waits only until all have been told (half a
+/// second at most).
 #[derive(Debug)]
 pub struct Server {
     id: UniqueId,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
+    origin: Origin,
     /// Hands the id to the other ranks of this host, where nothing else tells them.
     pub(crate) hand_out: Option<HandOut>,
-    origin: Origin,
 }
 
 #[derive(Debug)]
 struct Shared {
     stop: AtomicBool,
     waker: Waker,
+    /// Ranks whose processes have failed, and how.
+    failed: Mutex<Vec<(usize, String)>>,
 }
 
 impl Server {
@@ -60,11 +64,17 @@ impl Server {
     ///
     /// An unspecified address (`0.0.0.0`, `::`) listens everywhere and advertises the addresses that `config.interface` allows.
     pub fn start(bind: SocketAddr, world_size: usize, config: &Config) -> Result<Server> {
-        Server::start_with(bind, Secret::random()?, world_size, config)
+        Server::start_with(bind, Secret::random()?, world_size, config, LINGER)
     }
 
-    /// [`Server::start`] for the ranks whose id holds `secret`.
-    pub(crate) fn start_with(bind: SocketAddr, secret: Secret, world_size: usize, config: &Config) -> Result<Server> {
+    /// [`Server::start`] for the ranks whose id holds `secret`; dropping it waits `linger` at most for goodbyes.
+    pub(crate) fn start_with(
+        bind: SocketAddr,
+        secret: Secret,
+        world_size: usize,
+        config: &Config,
+        linger: Duration,
+    ) -> Result<Server> {
         if world_size == 0 || world_size > u32::MAX as usize {
             return Err(Error::invalid(
                 "rendezvous store",
@@ -91,7 +101,7 @@ impl Server {
         let id = UniqueId::new(secret, advertised(address, config)?);
         let prefix = format!("rendezvous store at {address}: turned away");
         let waker = Waker::new().map_err(|e| Error::errno("rendezvous store", "eventfd", e))?;
-        let shared = Arc::new(Shared { stop: AtomicBool::new(false), waker });
+        let shared = Arc::new(Shared { stop: AtomicBool::new(false), waker, failed: Mutex::default() });
         let state = Loop {
             listener: Kept::new(listener),
             secret: admission::join_secret(&secret, config)?,
@@ -103,6 +113,7 @@ impl Server {
             tick: config.heartbeat.clamp(Duration::from_millis(10), Duration::from_secs(1)),
             strangers: world_size.saturating_add(STRANGERS),
             closing: false,
+            linger,
             accept_again: None,
             // Those with the right secret are told apart: their errors are the job's own.
             strangers_seen: Strangers::new(format!("{prefix}, unproven:")),
@@ -117,6 +128,13 @@ impl Server {
         Ok(Server { id, shared, thread: Some(thread), origin: Origin::here(), hand_out: None })
     }
 
+    /// For who started the ranks: the process of `rank` has failed, and `how`. If it has not joined yet it never will,
+    /// and those that wait for it are told; later its connection says so by itself.
+    pub(crate) fn rank_failed(&self, rank: usize, how: String) {
+        lock(&self.shared.failed).push((rank, how));
+        self.shared.waker.wake();
+    }
+
     /// What the ranks need to join.
     pub fn unique_id(&self) -> UniqueId {
         self.id.clone()
@@ -125,6 +143,9 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        if !self.origin.is_here() {
+            return std::mem::forget((self.thread.take(), self.hand_out.take()));
+        }
         self.hand_out = None;
         self.shared.stop.store(true, Ordering::Release);
         self.shared.waker.wake();
@@ -148,9 +169,6 @@ fn advertised(bound: SocketAddr, config: &Config) -> Result<Vec<SocketAddr>> {
     let chosen: Vec<_> = match all.iter().any(|a| !a.loopback) {
         true => all.into_iter().filter(|a| !a.loopback).collect(),
         false => all,
-        if !self.origin.is_here() {
-            return std::mem::forget((self.thread.take(), self.hand_out.take()));
-        }
     };
     let mut addresses: Vec<SocketAddr> = chosen.iter().map(|a| SocketAddr::new(a.ip, bound.port())).take(16).collect();
     if addresses.is_empty() {
@@ -200,6 +218,7 @@ struct Loop {
     tick: Duration,
     strangers: usize,
     closing: bool,
+    linger: Duration,
     accept_again: Option<Instant>,
     strangers_seen: Strangers,
     refused_seen: Strangers,
@@ -213,14 +232,15 @@ impl Loop {
         loop {
             if shared.stop.load(Ordering::Acquire) && !self.closing {
                 self.closing = true;
-                end = Some(deadline_after(LINGER));
+                end = Some(deadline_after(self.linger));
             }
             if let Some(at) = end {
+                let over = self.store.failed() || Instant::now() >= at;
                 let quiet = self.store.finished() && !self.clients.iter().any(|c| c.connection.has_unsent());
                 if quiet || (last_words && Instant::now() >= at) {
                     return;
                 }
-                if Instant::now() >= at {
+                if over && !last_words {
                     last_words = true;
                     end = Some(deadline_after(LAST_WORDS));
                     self.say_closing();
@@ -232,6 +252,10 @@ impl Loop {
                 // Poll fails only for want of memory: try again rather than give the job up.
                 log::warn!("rendezvous store: poll: {e}");
                 std::thread::sleep(ACCEPT_PAUSE);
+            }
+            for (rank, how) in std::mem::take(&mut *lock(&shared.failed)) {
+                let out = self.store.never_comes(rank, &how);
+                self.deliver(out);
             }
             if Instant::now() >= next_tick {
                 next_tick = deadline_after(self.tick);
@@ -345,6 +369,12 @@ impl Loop {
             }
             // Since just now: it may still read our last words.
             Phase::Ending { .. } => {}
+            // It may come again; if not, this is what is known of it.
+            Phase::Register { hello_rank, .. } => {
+                client.phase = Phase::Gone;
+                let address = &client.address;
+                self.store.note(format!("rank {hello_rank} came from {address} and went away before it had joined"));
+            }
             _ => client.phase = Phase::Gone,
         }
     }
@@ -394,6 +424,11 @@ impl Loop {
             log::warn!("rendezvous store: rank {rank} at {}: {detail}", client.address);
             let out = self.store.lost(rank, detail);
             self.deliver(out);
+        } else if let Phase::Register { hello_rank, .. } = phase {
+            self.store.note(format!(
+                "rank {hello_rank} came from {} and was gone before it had joined: {detail}",
+                client.address
+            ));
         }
     }
 

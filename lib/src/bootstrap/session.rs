@@ -17,8 +17,8 @@ use super::shared::{Answers, Handler, Shared};
 use super::{UniqueId, join};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::secret::Secret;
 use crate::fork::Origin;
+use crate::secret::Secret;
 
 /// How long the store may take to say who is missing after an exchange timed out.
 const LAST_ANSWER: Duration = Duration::from_secs(2);

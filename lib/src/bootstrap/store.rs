@@ -9,6 +9,10 @@ use super::frame::Hello;
 use super::message::{Bytes, Cause, ToRank, ToStore};
 use super::progress::{Health, RankState, Snapshot};
 
+/// In what a rank says of itself: the store ends with its process.
+pub(crate) const HOSTS_STORE: &str = "hosts_store";
+/// The communicator of all ranks.
+const WORLD: u32 = 0;
 /// Most refusals that are told to the ranks which wait.
 const MAX_NOTES: usize = 8;
 
@@ -21,6 +25,10 @@ pub(crate) struct Store {
     members: Vec<Option<Member>>,
     formed: bool,
     broken: Option<String>,
+    /// Who started the ranks says so: no job that takes this one's place is to be waited for.
+    certain: bool,
+    /// The communicator of all ranks has failed, and each of them was told.
+    failed: bool,
     exchanges: HashMap<String, Exchange>,
     notes: Vec<String>,
     announced: Option<(usize, usize)>,
@@ -80,6 +88,8 @@ impl Store {
             members: (0..world_size).map(|_| None).collect(),
             formed: false,
             broken: None,
+            certain: false,
+            failed: false,
             exchanges: HashMap::new(),
             notes: Vec::new(),
             announced: None,
@@ -114,7 +124,7 @@ impl Store {
             (Some(RankState::Lost(_)), _) => {
                 over(format!("rank {rank} was here and was lost: this job cannot be joined again"))
             }
-            (None, Some(reason)) => over(reason.clone()),
+            (None, Some(reason)) => Err(Refusal { reason: reason.clone(), note: false, again: !self.certain }),
             (None, None) => Ok(rank),
         }
     }
@@ -154,7 +164,9 @@ impl Store {
     }
 
     fn waiting(&self) -> ToRank {
-        ToRank::Waiting { missing: self.missing(), notes: self.notes.clone() }
+        let hosts = |m: &Option<Member>| m.as_ref().is_some_and(|m| m.info.get(HOSTS_STORE).is_some());
+        let host = self.members.iter().position(hosts);
+        ToRank::Waiting { missing: self.missing(), notes: self.notes.clone(), host }
     }
 
     fn missing(&self) -> Vec<usize> {
@@ -164,6 +176,11 @@ impl Store {
     /// True when every rank that ever registered is gone, by goodbye or otherwise.
     pub(crate) fn finished(&self) -> bool {
         !self.members.iter().flatten().any(|m| m.state == RankState::Alive)
+    }
+
+    /// True when nobody is helped by waiting for goodbyes: the world's communicator has failed.
+    pub(crate) fn failed(&self) -> bool {
+        self.failed || self.broken.is_some()
     }
 
     /// A message of a member.
@@ -185,6 +202,7 @@ impl Store {
                 vec![(rank, ToRank::Health { ticket, ranks: self.health(comm, now) })]
             }
             ToStore::Abort { comm, reason } => {
+                self.failed |= comm == WORLD;
                 let mut out = Vec::new();
                 self.to_all(
                     |r| if r == rank { None } else { Some(ToRank::Abort { from: rank, comm, reason: reason.clone() }) },
@@ -205,6 +223,23 @@ impl Store {
         self.gone(rank, RankState::Lost(detail.clone()), &detail)
     }
 
+    /// The process that was to become `rank` has failed.
+    pub(crate) fn never_comes(&mut self, rank: usize, how: &str) -> Vec<Out> {
+        let mut out = Vec::new();
+        self.certain = true;
+        if !self.formed && self.members.get(rank).is_some_and(Option::is_none) {
+            self.break_off(format!("rank {rank} {how} before it had joined"), &mut out);
+        }
+        out
+    }
+
+    /// The ranks will not come together: the first cause is told to all.
+    fn break_off(&mut self, reason: String, out: &mut Vec<Out>) {
+        let missing = self.missing();
+        self.broken.get_or_insert(reason.clone());
+        self.to_all(|_| ToRank::NotFormed { missing: missing.clone(), reason: reason.clone() }, out);
+    }
+
     /// Goodbye to all but the store.
     fn leaving(&mut self, rank: usize) -> Vec<Out> {
         let mut out = Vec::new();
@@ -219,7 +254,6 @@ impl Store {
 
     fn gone(&mut self, rank: usize, state: RankState, detail: &str) -> Vec<Out> {
         let mut out = Vec::new();
-        let missing = self.missing();
         let Some(Some(member)) = self.members.get_mut(rank) else { return out };
         if member.state != RankState::Alive {
             return out;
@@ -233,11 +267,10 @@ impl Store {
             RankState::Lost(detail) => ("was lost", ToRank::Lost { rank, detail: detail.clone() }),
             _ => ("has left", ToRank::Left { rank }),
         };
+        self.failed |= matches!(state, RankState::Lost(_));
         member.state = state;
         if !self.formed {
-            let reason = format!("rank {rank} {word} before all ranks had come: {detail}");
-            self.broken.get_or_insert(reason.clone());
-            self.to_all(|_| ToRank::NotFormed { missing: missing.clone(), reason: reason.clone() }, &mut out);
+            self.break_off(format!("rank {rank} {word} before all ranks had come: {detail}"), &mut out);
             return out;
         }
         self.to_all(|_| news.clone(), &mut out);

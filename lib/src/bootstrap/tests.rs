@@ -31,7 +31,7 @@ fn short() -> Config {
 }
 
 fn start(world_size: usize) -> Server {
-    Server::start_with("127.0.0.1:0".parse().unwrap(), SECRET, world_size, &config()).unwrap()
+    Server::start_with("127.0.0.1:0".parse().unwrap(), SECRET, world_size, &config(), server::LINGER).unwrap()
 }
 
 fn join(server: &Server, rank: usize, world_size: usize) -> crate::Result<Session> {
@@ -397,24 +397,27 @@ fn a_store_that_closes_in_order_is_not_lost_but_gives_no_answers() {
     assert!(receiver.try_recv().is_err(), "no event");
 }
 
+/// A store of the test's own, as far as the welcome. It does not look at the proof.
+fn let_in(listener: &std::net::TcpListener) -> Connection {
+    let mut client = Raw(Connection::new(listener.accept().unwrap().0).unwrap());
+    let hello = loop {
+        if let Some(bytes) = client.0.decoder.hello().unwrap() {
+            break Hello::decode(&bytes).unwrap();
+        }
+        client.await_bytes();
+    };
+    let mut connection = client.0;
+    connection.queue(&Challenge::to(hello, &SECRET).unwrap().1).unwrap();
+    connection.queue(&ToRank::Welcome { generation: Bytes(vec![0; 32]) }).unwrap();
+    connection
+}
+
 /// A store that ends (or falls silent) at the will of the test.
 fn fake_store(then: impl FnOnce(Connection) + Send + 'static) -> (UniqueId, std::thread::JoinHandle<()>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let id = UniqueId::new(SECRET, vec![listener.local_addr().unwrap()]);
     let thread = std::thread::spawn(move || {
-        let (stream, _) = listener.accept().unwrap();
-        let connection = Connection::new(stream).unwrap();
-        let mut client = Raw(connection);
-        let hello = loop {
-            if let Some(bytes) = client.0.decoder.hello().unwrap() {
-                break Hello::decode(&bytes).unwrap();
-            }
-            client.await_bytes();
-        };
-        let mut connection = client.0;
-        connection.queue(&Challenge::to(hello, &SECRET).unwrap().1).unwrap();
-        // It does not look at the proof.
-        connection.queue(&ToRank::Welcome { generation: Bytes(vec![0; 32]) }).unwrap();
+        let mut connection = let_in(&listener);
         connection.queue(&ToRank::Table { infos: vec![Value::Null] }).unwrap();
         // Came with the table: it must not wait for the next bytes.
         connection.queue(&ToRank::Left { rank: 4 }).unwrap();
@@ -477,7 +480,111 @@ fn a_new_job_takes_the_place_of_one_that_ends() {
     std::thread::scope(|s| {
         let again = s.spawn(|| Session::join(&id, 0, 1, json!("second"), &config()).unwrap());
         drop(first);
-        let _second = Server::start_with(bind, SECRET, 1, &config()).unwrap();
+        let _second = Server::start_with(bind, SECRET, 1, &config(), server::LINGER).unwrap();
         assert_eq!(again.join().unwrap().infos(), [json!("second")]);
     });
+}
+
+#[test]
+fn a_rank_that_fails_before_it_joins_is_named_at_once() {
+    let server = start(3);
+    let id = server.unique_id();
+    let waiting = Config { connect_timeout: Duration::from_secs(3600), ..Config::default() };
+    let join = |rank| Session::join(&id, rank, 3, Value::Null, &waiting).unwrap_err().to_string();
+    std::thread::scope(|s| {
+        let zero = s.spawn(|| join(0));
+        server.rank_failed(2, "was killed by signal 9 (SIGKILL)".to_owned());
+        // Rank 1 comes later, and need not try again.
+        for e in [zero.join().unwrap(), join(1)] {
+            assert!(e.contains("rank 2 was killed by signal 9 (SIGKILL) before it had joined"), "{e}");
+        }
+    });
+    let mut late = Raw::connect(address(&server));
+    late.hello(1, 3);
+    assert!(matches!(late.hear(), Some(ToRank::Rejected { again: false, .. })));
+}
+
+#[test]
+fn a_failure_after_all_have_joined_is_the_connections_to_tell() {
+    let server = start(2);
+    let sessions = form(&server, 2);
+    server.rank_failed(1, "exited with code 1".to_owned());
+    assert_eq!(sessions[0].exchange("k", &[0], vec![7], LONG).unwrap(), [vec![7]]);
+    assert!(sessions[0].health(0).unwrap().iter().all(|h| h.state == RankState::Alive));
+}
+
+#[test]
+fn a_rank_that_goes_between_its_hello_and_its_registration_is_mentioned() {
+    let server = start(2);
+    let mut gone = Raw::connect(address(&server));
+    gone.hello(1, 2);
+    gone.welcomed();
+    drop(gone);
+    // The store looks at those that it has before it takes another one.
+    let mut later = Raw::connect(address(&server));
+    later.hello(1, 2);
+    later.welcomed();
+    let e = Session::join(&server.unique_id(), 0, 2, Value::Null, &short()).unwrap_err();
+    assert!(matches!(&e, Error::Timeout { missing, .. } if *missing == [1]), "{e}");
+    assert!(e.to_string().contains("rank 1 came from 127.0.0.1:"), "{e}");
+}
+
+#[test]
+fn who_hosts_the_store_is_named_when_it_ends_before_all_have_come() {
+    let server = start(3);
+    let mut host = Raw::connect(address(&server));
+    host.hello(1, 3);
+    host.welcomed();
+    host.send(&encode(&ToStore::Register { info: json!({ HOSTS_STORE: true }) }).unwrap());
+    let waiting = host.hear().unwrap();
+    assert!(matches!(waiting, ToRank::Waiting { host: Some(1), .. }), "{waiting:?}");
+
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let id = UniqueId::new(SECRET, vec![listener.local_addr().unwrap()]);
+    let store = std::thread::spawn(move || {
+        let mut connection = let_in(&listener);
+        connection.queue(&waiting).unwrap();
+        assert!(connection.flush().unwrap());
+    });
+    let e = Session::join(&id, 0, 3, Value::Null, &config()).unwrap_err();
+    assert!(matches!(e, Error::PeerLost { rank: 0, peer: 1, .. }), "{e}");
+    store.join().unwrap();
+}
+
+/// A store that waits very long for goodbyes.
+fn patient(world_size: usize) -> Server {
+    let bind = "127.0.0.1:0".parse().unwrap();
+    Server::start_with(bind, SECRET, world_size, &config(), Duration::from_secs(3600)).unwrap()
+}
+
+/// Dropping it ends, though sessions are open.
+fn ends_at_once(server: Server) {
+    let (done, ended) = channel();
+    std::thread::spawn(move || {
+        drop(server);
+        done.send(()).unwrap();
+    });
+    ended.recv_timeout(LONG).expect("nobody is waited for");
+}
+
+#[test]
+fn after_an_abort_of_all_the_store_waits_for_nobody() {
+    let server = patient(3);
+    let sessions = form(&server, 3);
+    let receivers: Vec<_> = sessions.iter().map(events).collect();
+    sessions[1].abort(0, "enough");
+    assert!(matches!(receivers[0].recv_timeout(LONG).unwrap(), Event::Abort { .. }));
+    ends_at_once(server);
+    assert!(matches!(receivers[2].recv_timeout(LONG).unwrap(), Event::Abort { .. }), "all are told");
+}
+
+#[test]
+fn after_a_loss_the_store_waits_for_nobody() {
+    let server = patient(2);
+    let lost = Raw::register(address(&server), 1, 2);
+    let session = join(&server, 0, 2).unwrap();
+    let receiver = events(&session);
+    drop(lost);
+    assert!(matches!(receiver.recv_timeout(LONG).unwrap(), Event::RankLost { rank: 1, .. }));
+    ends_at_once(server);
 }

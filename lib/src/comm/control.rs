@@ -30,6 +30,9 @@ pub(crate) struct PeerHealth {
 pub(crate) enum Notice {
     /// World rank `rank` died.
     Lost { rank: usize, detail: String },
+    /// A rank has said goodbye ([`Control::has_left`]). It is only missed by those who still wait for it: their links
+    /// say so.
+    Left,
     /// World rank `rank` aborted communicator `comm`.
     Abort { from: usize, comm: u32, reason: String },
     /// The rendezvous store is gone.

@@ -9,7 +9,7 @@ use super::local::{Local, Wrap};
 use super::network::{HOST, Network};
 use super::state::State;
 use super::{Comm, trace, tune};
-use crate::bootstrap::{Host, Rendezvous, Server, Session, UniqueId, rendezvous_from_env};
+use crate::bootstrap::{HOSTS_STORE, Host, Rendezvous, Server, Session, UniqueId, rendezvous_from_env};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::trace::Sink;
@@ -17,9 +17,6 @@ use crate::transport::LinkPair;
 
 /// Id of the communicator that spans the world.
 const WORLD: u32 = 0;
-
-/// In what a rank says of itself: the rendezvous store ends with its process.
-const HOSTS_STORE: &str = "hosts_store";
 
 /// What lives as long as the last communicator of a rendezvous: leaves first, then waits for the others if it hosts the store.
 pub(super) struct Home {

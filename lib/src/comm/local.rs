@@ -239,7 +239,11 @@ impl Control for Local {
         let mut table = lock(&self.world.table);
         table.left[self.rank] = true;
         table.listeners.retain(|(rank, _)| *rank != self.rank);
+        let listeners: Vec<Arc<Listener>> = table.listeners.iter().map(|(_, l)| l.clone()).collect();
         drop(table);
+        for listener in listeners {
+            listener(&Notice::Left);
+        }
         self.world.changed.notify_all();
     }
 }

@@ -258,8 +258,7 @@ impl Control for Network {
                     Notice::Abort { from: *from, comm: *comm, reason: reason.clone() }
                 }
                 Event::StoreLost { detail } => Notice::StoreLost { detail: detail.clone() },
-                // A rank that has left is only missed by those who still wait for it: their links say so.
-                Event::RankLeft { .. } => return,
+                Event::RankLeft { .. } => Notice::Left,
             });
         }));
     }

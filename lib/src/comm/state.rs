@@ -15,7 +15,10 @@ use crate::trace::{self, Sink, Span, Tracer};
 use crate::transport::Doorbell;
 use crate::wire::{Collective, Header};
 
-/// How long a link's error waits for the control plane to name the rank behind it.
+/// Why a peer that left in good order is missed.
+const LEFT: &str = "it closed its communicator and left";
+
+/// How long a link's error waits for the control plane to name the rank behind it, or to say that the peer has left.
 const ROOT_CAUSE_GRACE: Duration = Duration::from_millis(1500);
 
 /// Communicators of a rank that are looked at when it is late in one.
@@ -40,11 +43,11 @@ pub(crate) struct State {
     pub(crate) trace: Option<Arc<Tracer>>,
     /// Sleeps that their slice ended and no wake-up, though there was something.
     late_wakes: AtomicU64,
+    /// The rank's process. In a child of it nothing here may be used.
+    pub(crate) origin: Origin,
     failed: AtomicBool,
     failure: Mutex<Option<Error>>,
     failure_set: Condvar,
-    /// The rank's process. In a child of it nothing here may be used.
-    pub(crate) origin: Origin,
     /// Told of the failure.
     attached: Mutex<Vec<Weak<dyn Attached>>>,
 }
@@ -68,10 +71,10 @@ impl State {
             progress: control.track(id),
             control,
             late_wakes: AtomicU64::new(0),
+            origin: Origin::here(),
             failed: AtomicBool::new(false),
             failure: Mutex::new(None),
             failure_set: Condvar::new(),
-            origin: Origin::here(),
             attached: Mutex::default(),
         });
         // Weak: the control plane outlives the communicator.
@@ -114,6 +117,11 @@ impl State {
                 None => return,
             },
             Notice::Abort { .. } => return,
+            // Who holds the lock has not begun to wait, and would not hear.
+            Notice::Left => {
+                drop(lock(&self.failure));
+                return self.failure_set.notify_all();
+            }
             Notice::StoreLost { detail } => match self.control.store_host().and_then(|host| self.member(host)) {
                 Some(peer) => Error::PeerLost {
                     op: "communicator".to_owned(),
@@ -168,7 +176,8 @@ impl State {
         first
     }
 
-    /// The failure, as an error of `op`, if there is one.
+    /// Why `op` cannot be done: the failure, if there is one, or that this is a child of the rank's process.
+    #[inline]
     pub(crate) fn check(&self, op: impl FnOnce() -> String) -> Result<()> {
         if self.origin.is_here() && !self.has_failed() { Ok(()) } else { self.refuse(op()) }
     }
@@ -200,24 +209,35 @@ impl State {
         }
     }
 
-    /// As the store does not answer: the rank that runs it.
+    /// As the store does not answer: the rank that runs it, unless it has left.
     fn without_store(&self, peers: &[usize], error: &Error) -> (Vec<usize>, String) {
-        let host = self.control.store_host().and_then(|h| self.member(h));
+        let host = self.control.store_host();
+        if let Some(host) = host.filter(|&host| self.control.has_left(host)) {
+            let detail = format!(
+                "nothing came from it; what became of it is not known, as the rendezvous store has ended with rank {host} of the \
+                 world, which has left"
+            );
+            return (peers.to_vec(), detail);
+        }
+        let host = host.and_then(|h| self.member(h));
         let missing = host.map_or_else(|| peers.to_vec(), |h| vec![h]);
         (missing, format!("the rendezvous store does not answer ({error}): is that rank stopped?"))
     }
 
-    /// The ranks that are gone or give no sign of life, and what is known of them.
-    fn absent(&self, health: &[PeerHealth]) -> Option<(Vec<usize>, String)> {
+    /// The ranks that are gone or give no sign of life, and what is known of them. One that has left in good order is
+    /// missed if it is one of `peers`, which we wait for.
+    fn absent(&self, health: &[PeerHealth], peers: &[usize]) -> Option<(Vec<usize>, String)> {
         let of = |rank: usize| health.get(self.members[rank]);
         let others = || (0..self.members.len()).filter(|&r| r != self.rank);
-        let gone: Vec<usize> = others().filter(|&r| of(r).is_some_and(|h| h.gone.is_some())).collect();
+        let lost = |&r: &usize| of(r).is_some_and(|h| h.gone.is_some()) && (peers.contains(&r) || !self.has_left(r));
+        let gone: Vec<usize> = others().filter(lost).collect();
         if !gone.is_empty() {
             let why = of(gone[0]).and_then(|h| h.gone.clone()).unwrap_or_default();
             return Some((gone, format!("gone: {why}")));
         }
         let limit = self.control.silence_limit();
-        let silent: Vec<usize> = others().filter(|&r| of(r).is_some_and(|h| h.silent_for > limit)).collect();
+        let silent: Vec<usize> =
+            others().filter(|&r| of(r).is_some_and(|h| h.gone.is_none() && h.silent_for > limit)).collect();
         if !silent.is_empty() {
             let age = of(silent[0]).map(|h| h.silent_for).unwrap_or_default();
             return Some((silent, format!("no heartbeat for {age:.1?}: is the process stopped, or its host down?")));
@@ -228,7 +248,7 @@ impl State {
     /// The ranks that are absent, where the store or its silence says so. Takes two seconds at most.
     pub(crate) fn find_absent(&self, peers: &[usize]) -> Option<(Vec<usize>, String)> {
         match self.control.health(self.id) {
-            Ok(health) => self.absent(&health),
+            Ok(health) => self.absent(&health, peers),
             Err(error) => Some(self.without_store(peers, &error)),
         }
     }
@@ -289,7 +309,7 @@ impl State {
             Ok(health) => health,
             Err(error) => return self.without_store(peers, &error),
         };
-        if let Some(absent) = self.absent(&health) {
+        if let Some(absent) = self.absent(&health, peers) {
             return absent;
         }
         let of = |rank: usize| health.get(self.members[rank]);
@@ -297,12 +317,16 @@ impl State {
         let limit = self.control.silence_limit();
         if header.collective != Collective::SendRecv as u8 {
             let ours = self.progress.snapshot().seq_started;
-            let late: Vec<usize> =
-                others().filter(|&r| of(r).is_some_and(|h| h.progress.is_none_or(|p| p.seq_started < ours))).collect();
+            // What a rank that has left has done may not be known any more.
+            let is_late = |r: usize, h: &PeerHealth| h.progress.map_or(!self.has_left(r), |p| p.seq_started < ours);
+            let late: Vec<usize> = others().filter(|&r| of(r).is_some_and(|h| is_late(r, h))).collect();
             if !late.is_empty() {
-                let detail = self.elsewhere(&late).unwrap_or_else(|| {
-                    "alive, but has not made this call: is it still computing, or on another path?".to_owned()
-                });
+                let detail = match late.iter().find(|&&r| self.has_left(r)) {
+                    Some(rank) => format!("rank {rank}: {LEFT} without having made this call"),
+                    None => self.elsewhere(&late).unwrap_or_else(|| {
+                        "alive, but has not made this call: is it still computing, or on another path?".to_owned()
+                    }),
+                };
                 return (late, detail);
             }
         }
@@ -387,16 +411,17 @@ impl Supervisor for State {
         let Error::PeerLost { peer, address, detail, .. } = error else {
             return self.fail_everywhere(error);
         };
-        // A broken link is often the second victim: give the control plane a moment to name the first.
+        // A broken link is often the second victim: give the control plane a moment to name the first. A rank that
+        // gives up says why before it says goodbye.
+        let unknown = |slot: &mut Option<Error>| slot.is_none() && !self.control.has_left(peer);
         let slot = lock(&self.failure);
-        let (slot, _) = self
-            .failure_set
-            .wait_timeout_while(slot, ROOT_CAUSE_GRACE, |slot| slot.is_none())
-            .unwrap_or_else(PoisonError::into_inner);
+        let waited = self.failure_set.wait_timeout_while(slot, ROOT_CAUSE_GRACE, unknown);
+        let (slot, _) = waited.unwrap_or_else(PoisonError::into_inner);
         if let Some(first) = slot.clone() {
             return first;
         }
         drop(slot);
+        let detail = if self.control.has_left(peer) { LEFT.to_owned() } else { detail };
         let peer = self.member(peer).unwrap_or(peer);
         self.fail_everywhere(Error::PeerLost { op: self.op(header), rank: self.rank, peer, address, detail })
     }
@@ -411,7 +436,7 @@ impl Supervisor for State {
             rank: self.rank,
             peer,
             address: "shared memory".to_owned(),
-            detail: "it closed its communicator and left".to_owned(),
+            detail: LEFT.to_owned(),
         })
     }
 

@@ -125,7 +125,7 @@ impl Launcher {
 
     /// Runs this program again, with the same arguments, once per rank. See [`Launcher::run`].
     pub fn run_self(mut self) -> Result<i32> {
-        let exe = std::env::current_exe().map_err(|e| Error::io(OP, "finding this program's own path", &e))?;
+        let exe = spawn::own_path(std::env::current_exe())?;
         self.program = Some(exe);
         self.args = std::env::args_os().skip(1).collect();
         self.run()
@@ -151,7 +151,7 @@ impl Launcher {
         let signals = signals::Signals::watch()?;
         let mut relays = output::Relays::new();
         let children = spawn::all(&self, &server.unique_id(), &mut relays)?;
-        let code = supervise::supervise(children, &self, &signals);
+        let code = supervise::supervise(children, &self, &server, &signals);
         relays.finish();
         Ok(code)
     }

@@ -1,6 +1,9 @@
 //! Starts the processes.
 
+use std::ffi::{CStr, OsStr};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, getpid, getppid, set_parent_process_death_signal};
@@ -9,6 +12,25 @@ use super::output::Relays;
 use super::{Launcher, OP};
 use crate::bootstrap::UniqueId;
 use crate::error::{Error, Result};
+
+/// The path of this program: as `/proc` says it or, where there is none, as it was when this program was started.
+pub(super) fn own_path(from_proc: std::io::Result<PathBuf>) -> Result<PathBuf> {
+    from_proc.or_else(|e| {
+        // SAFETY: the kernel gives every program a string with that address, or 0; it lies above the stack and stays.
+        let name = unsafe {
+            match libc::getauxval(libc::AT_EXECFN) as *const std::ffi::c_char {
+                name if name.is_null() => None,
+                name => Some(CStr::from_ptr(name)),
+            }
+        };
+        let path = name.map(|name| Path::new(OsStr::from_bytes(name.to_bytes())));
+        // Relative to the folder of that time, which may not be ours any more.
+        match path.and_then(|path| std::path::absolute(path).ok()).filter(|path| path.is_file()) {
+            Some(path) => Ok(path),
+            None => Err(Error::io(OP, "finding this program's own path; name it with Launcher::program", &e)),
+        }
+    })
+}
 
 /// One process per rank, in rank order. If one cannot be started, those before it are killed.
 pub(super) fn all(launcher: &Launcher, id: &UniqueId, relays: &mut Relays) -> Result<Vec<Child>> {

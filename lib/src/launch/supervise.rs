@@ -10,7 +10,7 @@ use signal_hook::consts::SIGINT;
 
 use super::signals::Signals;
 use super::{Launcher, output};
-use crate::bootstrap::{deadline_after, left, poll};
+use crate::bootstrap::{Server, deadline_after, left, poll};
 
 /// Children are looked at this often even if no signal came.
 const LONGEST_NAP: Duration = Duration::from_secs(1);
@@ -30,6 +30,7 @@ enum Ending {
 
 struct Ranks<'a> {
     launcher: &'a Launcher,
+    server: &'a Server,
     /// `None` once it has ended.
     children: Vec<Option<Child>>,
     failed: Option<(usize, ExitStatus)>,
@@ -37,9 +38,14 @@ struct Ranks<'a> {
 }
 
 /// Waits until all ranks have ended; the exit code of the launcher.
-pub(super) fn supervise(children: Vec<Child>, launcher: &Launcher, signals: &Signals) -> i32 {
-    let mut ranks =
-        Ranks { launcher, children: children.into_iter().map(Some).collect(), failed: None, ending: Ending::No };
+pub(super) fn supervise(children: Vec<Child>, launcher: &Launcher, server: &Server, signals: &Signals) -> i32 {
+    let mut ranks = Ranks {
+        launcher,
+        server,
+        children: children.into_iter().map(Some).collect(),
+        failed: None,
+        ending: Ending::No,
+    };
     let mut signals_seen = 0;
     loop {
         for came in signals.take() {
@@ -86,6 +92,7 @@ impl Ranks<'_> {
         // Of several at once, one that a signal killed is the cause, and one that exited has noticed it.
         failed.sort_by_key(|(_, status)| status.signal().is_none());
         for (rank, status) in failed {
+            self.server.rank_failed(rank, how(status));
             if self.failed.is_none() {
                 self.failed = Some((rank, status));
                 let others = self.children.iter().flatten().count();

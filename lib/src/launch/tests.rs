@@ -146,6 +146,16 @@ fn helper() {
             }
             1
         }
+        "early" => {
+            if std::env::var("RANK").unwrap() == "1" {
+                rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).unwrap();
+            }
+            let config = Config { connect_timeout: Duration::from_secs(3600), ..Config::default() };
+            let place = rendezvous_from_env(&config).unwrap();
+            let null = serde_json::Value::Null;
+            println!("\n{}", Session::join(&place.id, place.rank, place.world_size, null, &config).unwrap_err());
+            1
+        }
         other => panic!("{other}"),
     };
     std::process::exit(code);
@@ -217,6 +227,41 @@ fn the_ranks_hear_of_a_killed_one_and_the_launcher_names_it() {
         assert!(out.contains(&format!("[rank {rank}] lost rank 1")), "{out}{err}");
     }
     assert!(err.contains("[launcher] rank 1 was killed by signal 9 (SIGKILL)"), "{err}");
+}
+
+#[test]
+fn a_rank_killed_before_it_has_joined_is_named_by_the_others() {
+    let (code, out, err) = output("early");
+    assert_eq!(code, Some(128 + 9), "{out}{err}");
+    for rank in [0, 2] {
+        let line = out.lines().find(|line| line.starts_with(&format!("[rank {rank}] rendezvous at ")));
+        let named = "rank 1 was killed by signal 9 (SIGKILL) before it had joined";
+        assert!(line.is_some_and(|line| line.contains(named)), "{out}{err}");
+    }
+}
+
+#[test]
+fn a_program_finds_itself_without_proc() {
+    let missing = || Err(std::io::Error::from_raw_os_error(libc::ENOENT));
+    assert_eq!(super::spawn::own_path(missing()).unwrap(), std::env::current_exe().unwrap());
+    // The whole launcher, where the system lets us hide /proc.
+    let hide = ["--user", "--map-root-user", "--mount", "sh", "-c"];
+    let inside = |script: &str, command: &Command| {
+        let mut hidden = Command::new("unshare");
+        hidden.args(hide).arg(format!("mount -t tmpfs none /proc && {script}")).arg(command.get_program());
+        hidden.args(command.get_args()).envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        hidden.output()
+    };
+    let command = helper_process("exchange");
+    if !inside("true", &command).is_ok_and(|tried| tried.status.success()) {
+        return eprintln!("SKIPPED: a launcher without /proc: no mount namespace for us here");
+    }
+    let out = inside(r#"exec "$0" "$@""#, &command).unwrap();
+    let text = String::from_utf8_lossy(&out.stdout);
+    assert!(out.status.success(), "{text}{}", String::from_utf8_lossy(&out.stderr));
+    for rank in 0..3 {
+        assert!(text.contains(&format!("[rank {rank}] {rank} of tinynccl: [[1], [2], [3]]")), "{text}");
+    }
 }
 
 /// A launcher in its own process, with both ranks ready.
