@@ -74,7 +74,7 @@ fn join(rank: usize, id: &str) -> Comm {
     match id {
         "host" => {
             let bind = "127.0.0.1:0".parse().expect("an address");
-            let server = Server::start(bind, [9; 16], RANKS, &config()).expect("server");
+            let server = Server::start(bind, RANKS, &config()).expect("server");
             println!("\nid {}", server.unique_id());
             Comm::init_with_server(server, rank, RANKS, config()).expect("init")
         }
@@ -227,7 +227,7 @@ fn start(what: &str, transport: &str, parent: usize, hosted: bool) -> (Vec<Rank>
         return (ranks, None);
     }
     let bind = "127.0.0.1:0".parse().expect("an address");
-    let server = Server::start(bind, [9; 16], RANKS, &config()).expect("server");
+    let server = Server::start(bind, RANKS, &config()).expect("server");
     let id = server.unique_id().to_string();
     ((0..RANKS).map(|rank| Rank::start(&role(rank, &id), transport)).collect(), Some(server))
 }

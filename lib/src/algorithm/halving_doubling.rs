@@ -18,7 +18,7 @@
 //! |---|---|---|
 //! | all_reduce, barrier | 2log₂n; other n: 2k + 2 | 2(n-1)/n · S; other n: up to S more |
 //! | reduce_scatter | log₂n; n-1 messages | (n-1) · S |
-//! | all_gather | log₂n; n-1 messages | (n-1) · S; other n: see [`super::cube_segments`] |
+//! | all_gather | log₂n; n-1 messages | (n-1) · S; other n: see `cube_segments.rs` |
 //!
 //! Sources: R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective communication operations in MPICH"
 //! (2005), section 4.5; gloo `allreduce_halving_doubling.h`.

@@ -19,7 +19,7 @@
 //! | all_reduce, barrier | 2D | S to the parent, S to each child |
 //! | broadcast | D | S to each child |
 //! | reduce | D | S to the parent |
-//! | all_gather | 2D - 2, at least 1 | S, and n · S for each child; the root S: see [`super::tree_segments`] |
+//! | all_gather | 2D - 2, at least 1 | S, and n · S for each child; the root S: see `tree_segments.rs` |
 //! | reduce_scatter | 2D - 2, at least 1 | (n-1) · S |
 //!
 //! Sources: NCCL `src/graph/trees.cc`, `src/device/all_reduce.h` (`runTreeSplit`). Shape: [`super::binary_tree`].
