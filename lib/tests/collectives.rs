@@ -311,7 +311,7 @@ fn a_rank_that_left_in_good_order_is_not_blamed_for_one_that_does_not_come() {
         blames_rank_1(&run(fabric, 3, &config, |comm| waits_for_rank_1(comm, &steps)), &format!("{fabric:?}"));
     }
     // The rendezvous ends with rank 0, which has waited for the others for a while.
-    let server = Server::start("127.0.0.1:0".parse().expect("an address"), [7; 16], 3, &config).expect("server");
+    let server = Server::start("127.0.0.1:0".parse().expect("an address"), 3, &config).expect("server");
     let (id, steps) = (server.unique_id(), [Barrier::new(3), Barrier::new(2)]);
     let (mut server, config) = (Some(server), &config);
     let errors: Vec<_> = std::thread::scope(|scope| {
