@@ -4,6 +4,8 @@ use std::fmt;
 
 use half::{bf16, f16};
 
+use crate::float8::{F8E4M3, F8E5M2};
+
 /// Type of the elements of a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -28,11 +30,19 @@ pub enum DType {
     I64 = 8,
     /// Unsigned 64-bit integer.
     U64 = 9,
+    /// Signed 16-bit integer.
+    I16 = 10,
+    /// Unsigned 16-bit integer.
+    U16 = 11,
+    /// 8-bit float with 4 bits of exponent, without infinities: [`F8E4M3`].
+    F8E4M3 = 12,
+    /// 8-bit float with 5 bits of exponent: [`F8E5M2`].
+    F8E5M2 = 13,
 }
 
 impl DType {
     /// Every element type, in code order.
-    pub const ALL: [DType; 10] = [
+    pub const ALL: [DType; 14] = [
         DType::F32,
         DType::F64,
         DType::F16,
@@ -43,13 +53,17 @@ impl DType {
         DType::U32,
         DType::I64,
         DType::U64,
+        DType::I16,
+        DType::U16,
+        DType::F8E4M3,
+        DType::F8E5M2,
     ];
 
     /// Size of one element in bytes.
     pub const fn size(self) -> usize {
         match self {
-            DType::I8 | DType::U8 => 1,
-            DType::F16 | DType::Bf16 => 2,
+            DType::I8 | DType::U8 | DType::F8E4M3 | DType::F8E5M2 => 1,
+            DType::F16 | DType::Bf16 | DType::I16 | DType::U16 => 2,
             DType::F32 | DType::I32 | DType::U32 => 4,
             DType::F64 | DType::I64 | DType::U64 => 8,
         }
@@ -68,6 +82,10 @@ impl DType {
             DType::U32 => "u32",
             DType::I64 => "i64",
             DType::U64 => "u64",
+            DType::I16 => "i16",
+            DType::U16 => "u16",
+            DType::F8E4M3 => "f8e4m3",
+            DType::F8E5M2 => "f8e5m2",
         }
     }
 
@@ -78,7 +96,7 @@ impl DType {
 
     /// True for the floating-point types.
     pub const fn is_float(self) -> bool {
-        matches!(self, DType::F32 | DType::F64 | DType::F16 | DType::Bf16)
+        matches!(self, DType::F32 | DType::F64 | DType::F16 | DType::Bf16 | DType::F8E4M3 | DType::F8E5M2)
     }
 }
 
@@ -94,7 +112,7 @@ impl std::str::FromStr for DType {
         DType::ALL
             .into_iter()
             .find(|d| d.name() == s)
-            .ok_or_else(|| format!("unknown dtype '{s}', expected one of f32 f64 f16 bf16 i8 u8 i32 u32 i64 u64"))
+            .ok_or_else(|| format!("unknown dtype '{s}', expected one of {}", DType::ALL.map(DType::name).join(" ")))
     }
 }
 
@@ -112,11 +130,26 @@ pub enum ReduceOp {
     Max = 3,
     /// Sum, then division by the world size (integers truncate towards zero).
     Avg = 4,
+    /// Bitwise and; integers alone, as are the next two.
+    BitAnd = 5,
+    /// Bitwise or.
+    BitOr = 6,
+    /// Bitwise exclusive or.
+    BitXor = 7,
 }
 
 impl ReduceOp {
     /// Every operator, in code order.
-    pub const ALL: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max, ReduceOp::Avg];
+    pub const ALL: [ReduceOp; 8] = [
+        ReduceOp::Sum,
+        ReduceOp::Prod,
+        ReduceOp::Min,
+        ReduceOp::Max,
+        ReduceOp::Avg,
+        ReduceOp::BitAnd,
+        ReduceOp::BitOr,
+        ReduceOp::BitXor,
+    ];
 
     /// Short lower-case name.
     pub const fn name(self) -> &'static str {
@@ -126,7 +159,29 @@ impl ReduceOp {
             ReduceOp::Min => "min",
             ReduceOp::Max => "max",
             ReduceOp::Avg => "avg",
+            ReduceOp::BitAnd => "band",
+            ReduceOp::BitOr => "bor",
+            ReduceOp::BitXor => "bxor",
         }
+    }
+
+    /// True for the operators on bits.
+    pub const fn is_bitwise(self) -> bool {
+        matches!(self, ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor)
+    }
+
+    /// Whether values of this type can be combined by it: bits are combined of integers alone.
+    pub const fn applies_to(self, dtype: DType) -> bool {
+        !(self.is_bitwise() && dtype.is_float())
+    }
+
+    /// An error of the call if values of this type cannot be combined by it.
+    pub(crate) fn check(self, call: &str, rank: usize, dtype: DType) -> Result<(), crate::Error> {
+        if self.applies_to(dtype) {
+            return Ok(());
+        }
+        let detail = format!("rank {rank}: {self} of {dtype}: expected integers, whose bits can be combined");
+        Err(crate::Error::invalid(call, detail))
     }
 
     /// The operator with this wire code.
@@ -144,10 +199,9 @@ impl fmt::Display for ReduceOp {
 impl std::str::FromStr for ReduceOp {
     type Err = String;
     fn from_str(s: &str) -> Result<Self, String> {
-        ReduceOp::ALL
-            .into_iter()
-            .find(|o| o.name() == s)
-            .ok_or_else(|| format!("unknown operator '{s}', expected one of sum prod min max avg"))
+        ReduceOp::ALL.into_iter().find(|o| o.name() == s).ok_or_else(|| {
+            format!("unknown operator '{s}', expected one of {}", ReduceOp::ALL.map(ReduceOp::name).join(" "))
+        })
     }
 }
 
@@ -167,7 +221,8 @@ macro_rules! elements {
         impl Element for $t { const DTYPE: DType = DType::$d; }
     )*};
 }
-elements!(f32 => F32, f64 => F64, f16 => F16, bf16 => Bf16, i8 => I8, u8 => U8, i32 => I32, u32 => U32, i64 => I64, u64 => U64);
+elements!(f32 => F32, f64 => F64, f16 => F16, bf16 => Bf16, i8 => I8, u8 => U8, i32 => I32, u32 => U32, i64 => I64, u64 => U64,
+    i16 => I16, u16 => U16, F8E4M3 => F8E4M3, F8E5M2 => F8E5M2);
 
 #[cfg(test)]
 mod tests {
@@ -185,7 +240,7 @@ mod tests {
             assert_eq!(ReduceOp::from_code(i as u8), Some(o));
             assert_eq!(o.name().parse(), Ok(o));
         }
-        assert_eq!(DType::from_code(10), None);
+        assert_eq!(DType::from_code(14), None);
         assert!("f31".parse::<DType>().is_err());
     }
 
@@ -204,5 +259,9 @@ mod tests {
         check::<u32>();
         check::<i64>();
         check::<u64>();
+        check::<i16>();
+        check::<u16>();
+        check::<F8E4M3>();
+        check::<F8E5M2>();
     }
 }

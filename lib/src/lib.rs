@@ -12,6 +12,7 @@ pub mod ddp;
 pub mod dtype;
 pub mod error;
 mod executor;
+pub mod float8;
 mod fork;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
@@ -34,6 +35,7 @@ pub use comm::Comm;
 pub use config::Config;
 pub use dtype::{DType, Element, ReduceOp};
 pub use error::{Error, Result};
+pub use float8::{F8E4M3, F8E5M2};
 pub use secret::Secret;
 
 /// Compiles the example of the project's README.

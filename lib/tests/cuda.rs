@@ -10,7 +10,7 @@ use half::{bf16, f16};
 use tinynccl::config::CudaPath;
 use tinynccl::cuda::{self, Call, Choice, DeviceComm, Path, Protocol};
 use tinynccl::wire::Collective;
-use tinynccl::{Comm, Config, Element, Error, ReduceOp};
+use tinynccl::{Comm, Config, DType, Element, Error, F8E4M3, F8E5M2, ReduceOp};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -89,6 +89,10 @@ exact! {
     u32: |v| v as u32, |s, n| (s / n) as u32;
     i64: |v| v, |s, n| s / n;
     u64: |v| v as u64, |s, n| (s / n) as u64;
+    i16: |v| v as i16, |s, n| (s / n) as i16;
+    u16: |v| v as u16, |s, n| (s / n) as u16;
+    F8E4M3: |v| F8E4M3::from_f32(v as f32), |s, n| F8E4M3::from_f32(s as f32 / n as f32);
+    F8E5M2: |v| F8E5M2::from_f32(v as f32), |s, n| F8E5M2::from_f32(s as f32 / n as f32);
 }
 
 /// Element `i` of rank `rank`'s input: 1 or 2, so that products of 8 ranks fit every type.
@@ -104,6 +108,9 @@ fn reduced<T: Exact>(op: ReduceOp, n: usize, i: usize) -> T {
         ReduceOp::Min => T::of(values.min().unwrap()),
         ReduceOp::Max => T::of(values.max().unwrap()),
         ReduceOp::Avg => T::quotient(values.sum(), n as i64),
+        ReduceOp::BitAnd => T::of(values.fold(-1, |a, b| a & b)),
+        ReduceOp::BitOr => T::of(values.fold(0, |a, b| a | b)),
+        ReduceOp::BitXor => T::of(values.fold(0, |a, b| a ^ b)),
     }
 }
 
@@ -258,8 +265,20 @@ fn every_type_and_operator() {
             }
         }
     }
-    of::<f32>(&ranks, &ReduceOp::ALL);
-    of::<bf16>(&ranks, &ReduceOp::ALL);
+    let (floats, bits): (Vec<_>, Vec<_>) = ReduceOp::ALL.into_iter().partition(|op| op.applies_to(DType::F32));
+    of::<f32>(&ranks, &floats);
+    of::<bf16>(&ranks, &floats);
+    of::<i16>(&ranks, &ReduceOp::ALL);
+    of::<u16>(&ranks, &[ReduceOp::Avg, ReduceOp::BitXor]);
+    of::<i8>(&ranks, &bits);
+    of::<i64>(&ranks, &bits);
+    of::<F8E4M3>(&ranks, &[ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max]);
+    of::<F8E5M2>(&ranks, &[ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max]);
+    // Of few ranks sums are exact.
+    if ranks.len() <= 4 && ranks[0].comm.path() != Path::Hosted {
+        of::<F8E4M3>(&ranks, &[ReduceOp::Sum, ReduceOp::Avg]);
+        of::<F8E5M2>(&ranks, &[ReduceOp::Sum, ReduceOp::Avg]);
+    }
     of::<i32>(&ranks, &[ReduceOp::Prod, ReduceOp::Avg]);
     of::<f16>(&ranks, &[ReduceOp::Sum, ReduceOp::Max]);
     of::<f64>(&ranks, &[ReduceOp::Avg, ReduceOp::Min]);

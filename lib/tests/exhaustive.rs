@@ -49,7 +49,8 @@ fn cells(algorithm: Algorithm, ranks: usize) -> Vec<Cell> {
             // Not divisible by the ranks, fewer than ranks, several messages.
             let many = several_messages(dtype, ranks, MESSAGE);
             let counts = [0, 1, 7, 2 * ranks + 1, many];
-            for (&op, count) in ops.iter().flat_map(|op| counts.map(|count| (op, count))) {
+            let ops = ops.iter().filter(|op| op.applies_to(dtype));
+            for (&op, count) in ops.flat_map(|op| counts.map(|count| (op, count))) {
                 let root = cells.len() % ranks;
                 cells.push(Cell { collective, dtype, op, root, count });
             }

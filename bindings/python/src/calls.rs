@@ -136,10 +136,12 @@ impl Asker<'_> {
             (Kind::Bool, None) => Ok((DType::U8, 1, ReduceOp::Sum)),
             (Kind::Opaque(bytes), None) => Ok((DType::U8, bytes, ReduceOp::Sum)),
             // Of 0 and 1: any, all.
-            (Kind::Bool, Some(ReduceOp::Sum | ReduceOp::Max)) => Ok((DType::U8, 1, ReduceOp::Max)),
-            (Kind::Bool, Some(ReduceOp::Prod | ReduceOp::Min)) => Ok((DType::U8, 1, ReduceOp::Min)),
+            (Kind::Bool, Some(ReduceOp::Sum | ReduceOp::Max | ReduceOp::BitOr)) => Ok((DType::U8, 1, ReduceOp::Max)),
+            (Kind::Bool, Some(ReduceOp::Prod | ReduceOp::Min | ReduceOp::BitAnd)) => Ok((DType::U8, 1, ReduceOp::Min)),
+            (Kind::Bool, Some(ReduceOp::BitXor)) => Ok((DType::U8, 1, ReduceOp::BitXor)),
             (kind, Some(op)) => Err(self.refuse(format!(
-                "{op} of {kind}; expected f32 f64 f16 bf16 i8 u8 i32 u32 i64 or u64 (bool without avg)"
+                "{op} of {kind}; expected {} or bool (without avg)",
+                DType::ALL.map(DType::name).join(" ")
             ))),
         }
     }

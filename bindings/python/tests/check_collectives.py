@@ -39,6 +39,98 @@ def all_reduce_average(rank, n):
     equal(tensor, (n - 1) / 2)
 
 
+@check("test_allreduce_ops (BAND, BOR, BXOR), test_all_reduce_sum of 16-bit integers and 8-bit floats")
+def all_reduce_bits_and_small_types(rank, n):
+    # On GPUs as on CPUs; gloo has neither, nccl no bits and no 16-bit integers.
+    values = [0b1101, 0b0111, 0b0101]
+    for dtype in ("int8", "uint8", "int16", "uint16", "int32", "int64"):
+        for name, fold in (("BAND", lambda a, b: a & b), ("BOR", lambda a, b: a | b), ("BXOR", lambda a, b: a ^ b)):
+            if not hasattr(torch, dtype):
+                continue
+            tensor = full((7, 3), values[rank % 3], getattr(torch, dtype))
+            dist.all_reduce(tensor, getattr(dist.ReduceOp, name))
+            want = values[0]
+            for r in range(1, n):
+                want = fold(want, values[r % 3])
+            equal(tensor.to(torch.int64), want, f"{name} {dtype}")
+    for name, want in (("BAND", False), ("BOR", True), ("BXOR", True)):
+        tensor = full(3, rank == 0, torch.bool)
+        dist.all_reduce(tensor, getattr(dist.ReduceOp, name))
+        equal(tensor, want, name)
+    for dtype in ("int16", "uint16", "float8_e4m3fn", "float8_e5m2"):
+        for name, want in (("SUM", n * (n + 1) // 2), ("MIN", 1), ("MAX", n)):
+            if not hasattr(torch, dtype):
+                continue
+            tensor = full((5, 1001), rank + 1, torch.float32).to(getattr(torch, dtype))
+            dist.all_reduce(tensor, getattr(dist.ReduceOp, name))
+            equal(tensor.float(), float(want), f"{name} {dtype}")
+
+
+@check("test_allreduce_ops (PREMUL_SUM; test_c10d_nccl.py), test_reduce_ops, test_reduce_scatter_ops")
+def premultiplied_sums(rank, n):
+    make = getattr(dist, "_make_nccl_premul_sum", None)
+    if make is None:
+        return
+    total = n * (n + 1) // 2
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        # A number, or a tensor of the device.
+        for factor in (0.5, full(1, 0.5, dtype)):
+            tensor = full((3, 5), rank + 1, dtype)
+            dist.all_reduce(tensor, make(factor))
+            equal(tensor, total / 2, f"all_reduce {dtype}")
+            tensor = full(4, rank + 1, dtype)
+            dist.reduce(tensor, n - 1, make(factor))
+            equal(tensor, total / 2 if rank == n - 1 else rank + 1, f"reduce {dtype}")
+            output, input = full(3, 0, dtype), full(3 * n, rank + 1, dtype)
+            dist.reduce_scatter_tensor(output, input, make(factor))
+            equal(output, total / 2, f"reduce_scatter_tensor {dtype}")
+            equal(input, rank + 1, "the input of reduce_scatter_tensor")
+            dist.reduce_scatter(output, [full(3, rank + 1, dtype) for _ in range(n)], make(factor))
+            equal(output, total / 2, f"reduce_scatter {dtype}")
+
+
+@check("test_all_reduce_coalesced_manager_nccl, test_all_gather_coalesced, test_reduce_scatter_coalesced (_coalescing_manager)")
+def coalescing_manager(rank, n):
+    manager = getattr(dist.distributed_c10d, "_coalescing_manager", None)
+    if manager is None or not hasattr(dist.distributed_c10d, "_CoalescingManager"):
+        return
+    for with_device in (True, False):
+        for async_ops in (True, False):
+            how = {"async_ops": async_ops, **({"device": device()} if with_device else {})}
+            sums = [full(size, float(rank + 1)) for size in (3, 1, 70_000)]
+            with manager(**how) as manager_of_sums:
+                for tensor in sums:
+                    dist.all_reduce(tensor)
+            if async_ops:
+                manager_of_sums.wait()
+            for tensor in sums:
+                equal(tensor, float(n * (n + 1) // 2), f"all_reduce {how}")
+            all_ = [full((n, size), -1.0) for size in (2, 300)]
+            with manager(**how) as manager_of_parts:
+                for output in all_:
+                    dist.all_gather_into_tensor(output, full(output.shape[1], float(rank)))
+            if async_ops:
+                manager_of_parts.wait()
+            for output in all_:
+                equal(output[n - 1], float(n - 1), f"all_gather {how}")
+    # What torch does not gather itself: one work for all calls. A work of its own there is for lists, which are copied at the end.
+    lists = [[full(3, -1.0) for _ in range(n)] for _ in range(2)]
+    with manager(device=device(), async_ops=True) as several:
+        for i, parts in enumerate(lists):
+            dist.all_gather(parts, full(3, float(rank + 10 * i)), async_op=True)
+        token = full(5, float(rank))
+        dist.broadcast(token, n - 1, async_op=True)
+    several.wait()
+    for i, parts in enumerate(lists):
+        for r, part in enumerate(parts):
+            equal(part, float(r + 10 * i), "all_gather")
+    equal(token, float(n - 1), "broadcast")
+    # Calls outside are none of it.
+    work = dist.all_reduce(token, async_op=True)
+    work.wait()
+    equal(token, float(n * (n - 1)))
+
+
 @check("test_allreduce_stress", "test_all_reduce_async (work.wait, is_completed)")
 def many_in_flight(rank, n):
     tensors = [full(1 + i * 7, float(i + rank)) for i in range(64)]

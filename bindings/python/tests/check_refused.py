@@ -16,7 +16,7 @@ def refused(rank, n):
         (lambda: dist.all_gather([full(2, 0.0)] * (n + 1), full(2, 0.0)), [f"{n + 1} output tensors", ""]),
         (lambda: dist.all_gather([full(2, 0.0, torch.float64)] * n, full(2, 0.0)), ["float64", ""]),
         (lambda: dist.scatter(full(2, 0.0), [full(3, 0.0)] * n if rank == 0 else None) if rank == 0 else dist.all_reduce(strided), ["", ""]),
-        (lambda: dist.all_reduce(full(2, 0, torch.int16)), ["cannot be reduced", ""]),
+        (lambda: dist.all_reduce(full(2, 1.0), dist.ReduceOp.BAND), ["band of f32", ""]),
     ]
     if dist.get_backend() == "tinynccl":
         cases.append((lambda: dist.broadcast(sparse, 0), ["torch.sparse_coo, expected torch.strided", ""]))

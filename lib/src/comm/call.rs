@@ -98,6 +98,12 @@ impl Inner {
         Err(Error::invalid(c.name(), detail))
     }
 
+    /// Values of the type can be combined by the operator.
+    #[inline]
+    pub(super) fn combines(&self, c: Collective, dtype: DType, op: ReduceOp) -> Result<()> {
+        op.check(c.name(), self.state.rank, dtype)
+    }
+
     fn is_root(&self, c: Collective, root: usize) -> Result<bool> {
         self.peer_in_range(c.name(), "root", root)?;
         Ok(self.state.rank == root)
@@ -115,10 +121,12 @@ impl Inner {
         let c = Collective::AllReduce;
         let dtype = self.same_type(c, input.dtype(), output.dtype())?;
         let count = self.same_length(c, input.elements(), output.elements())?;
+        self.combines(c, dtype, op)?;
         Ok(Call::new(c, dtype, Some(op), 0, count, buffers(input, output)))
     }
 
     pub(crate) fn all_reduce_in_place(&self, buffer: &mut (impl MemoryMut + ?Sized), op: ReduceOp) -> Result<Call> {
+        self.combines(Collective::AllReduce, buffer.dtype(), op)?;
         Ok(Call::new(Collective::AllReduce, buffer.dtype(), Some(op), 0, buffer.elements(), in_place(buffer, 0, 0)))
     }
 
@@ -148,12 +156,14 @@ impl Inner {
         let c = Collective::ReduceScatter;
         let dtype = self.same_type(c, input.dtype(), output.dtype())?;
         let count = self.segments(c, "input", input.elements(), output.elements())?;
+        self.combines(c, dtype, op)?;
         Ok(Call::new(c, dtype, Some(op), 0, count, buffers(input, output)))
     }
 
     pub(crate) fn reduce_scatter_in_place(&self, buffer: &mut (impl MemoryMut + ?Sized), op: ReduceOp) -> Result<Call> {
         let c = Collective::ReduceScatter;
         let count = self.divisible(c, buffer.elements())?;
+        self.combines(c, buffer.dtype(), op)?;
         Ok(Call::new(c, buffer.dtype(), Some(op), 0, count, in_place(buffer, 0, self.state.rank * count)))
     }
 
@@ -189,6 +199,7 @@ impl Inner {
             self.same_type(c, input.dtype(), output.dtype())?;
             self.same_length(c, input.elements(), output.elements())?;
         }
+        self.combines(c, input.dtype(), op)?;
         Ok(Call::new(c, input.dtype(), Some(op), root, input.elements(), buffers(input, output)))
     }
 
@@ -200,6 +211,7 @@ impl Inner {
     ) -> Result<Call> {
         let c = Collective::Reduce;
         self.is_root(c, root)?;
+        self.combines(c, buffer.dtype(), op)?;
         Ok(Call::new(c, buffer.dtype(), Some(op), root, buffer.elements(), in_place(buffer, 0, 0)))
     }
 

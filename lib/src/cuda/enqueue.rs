@@ -61,6 +61,9 @@ impl DeviceComm {
         if call.root >= self.size() {
             return Err(Error::invalid(op, format!("root is {}, expected a rank below {}", call.root, self.size())));
         }
+        if call.collective.reduces() {
+            call.op.check(op, self.rank(), call.dtype)?;
+        }
         let used = buffers::of(call, self.rank(), self.size())?;
         if self.checks_memory {
             buffers::check(op, self.rank(), self.context(), stream.handle(), &used)?;

@@ -4,7 +4,7 @@
 //! other after a mask, and the results go back the same way. No widening, narrowing or shuffling is needed, which
 //! is most of the cost of the plain one-element loop.
 
-use super::bits16::Bits16;
+use super::bits::Bits16;
 use super::divide::{FloatDivisor, divide_float};
 use super::ops::{Divide, Lane, Map, Op, Prod, Sum};
 

@@ -140,6 +140,7 @@ macro_rules! integer {
 }
 integer! {
     i8, u8, u16;
+    i16, u16, u32;
     i32, u32, u64;
     i64, u64, u128;
 }

@@ -3,7 +3,7 @@
 //! Conversions after Fabian Giesen, "half to float done quick" and its companion with rounding to nearest even.
 //! Machines with F16C take the path in `f16c` instead.
 
-use super::bits16::Bits16;
+use super::bits::Bits16;
 use super::divide::{FloatDivisor, divide_float};
 use super::ops::{Divide, Map, Max, Min, Op, Prod, Sum};
 use super::{Kernels, simd::baseline};
@@ -74,10 +74,11 @@ impl Divide for F16 {
 /// The kernels of machines without F16C.
 pub(super) fn kernels(op: ReduceOp) -> Kernels {
     let (reduce, reduce_dual) = match op {
-        ReduceOp::Sum | ReduceOp::Avg => baseline::pair::<F16, Sum>(),
         ReduceOp::Prod => baseline::pair::<F16, Prod>(),
         ReduceOp::Min => baseline::pair::<F16, Min>(),
         ReduceOp::Max => baseline::pair::<F16, Max>(),
+        // Bits have kernels of their own.
+        _ => baseline::pair::<F16, Sum>(),
     };
     Kernels { reduce, reduce_dual, divide: baseline::divide::<F16> }
 }

@@ -256,10 +256,11 @@ level!(avx512, F16x32, "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl");
 /// The kernels for `level`, which is AVX2 or better. Min and max need no conversion.
 pub(super) fn kernels(level: Level, op: ReduceOp) -> Kernels {
     let (reduce, reduce_dual) = match op {
-        ReduceOp::Sum | ReduceOp::Avg => reduce_at::<Sum>(level),
         ReduceOp::Prod => reduce_at::<Prod>(level),
         ReduceOp::Min => simd::reduce_at::<F16, Min>(level),
         ReduceOp::Max => simd::reduce_at::<F16, Max>(level),
+        // Bits have kernels of their own.
+        _ => reduce_at::<Sum>(level),
     };
     let divide = if level == Level::Avx512 { avx512::divide } else { avx2::divide };
     Kernels { reduce, reduce_dual, divide }

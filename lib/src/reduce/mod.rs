@@ -3,22 +3,23 @@
 //! | file | idea |
 //! | --- | --- |
 //! | `ops` | what sum, prod, min and max mean for one element |
-//! | `bits16`, `f16`, `bf16` | the two 16-bit floats over integer lanes |
+//! | `bits`, `f16`, `bf16`, `f8` | the small floats over integer lanes |
 //! | `divide` | `avg`'s division, integers by reciprocal multiplication |
 //! | `simd` | the loops, compiled once per instruction set |
 //! | `f16c` | f16 through the processor's own conversions |
 //! | [`stream`] | copies that bypass the cache |
 //!
-//! Semantics: integers wrap; `f16` and `bf16` sums and products are computed in `f32` and rounded to nearest even at
-//! every pairwise step; `min` and `max` return NaN if either value is NaN and order -0 before +0. Every operator is
+//! Semantics: integers wrap; sums and products of the 16- and 8-bit floats are computed in `f32` and rounded to nearest even
+//! at every pairwise step; `min` and `max` return NaN if either value is NaN and order -0 before +0. Every operator is
 //! commutative bit for bit, NaN payloads excepted, so ranks that combine in another order of operands agree.
 
 mod bf16;
-mod bits16;
+mod bits;
 mod divide;
 mod f16;
 #[cfg(target_arch = "x86_64")]
 mod f16c;
+mod f8;
 mod ops;
 mod simd;
 pub mod stream;
@@ -30,7 +31,8 @@ use std::fmt;
 use crate::dtype::{DType, ReduceOp};
 
 use self::bf16::{Bf16, Bf16Pair};
-use self::ops::{Divide, Lane, Max, Min, Op, Prod, Sum};
+use self::f8::{E4M3, E5M2};
+use self::ops::{BitAnd, BitOr, BitXor, Divide, Lane, Max, Min, Op, Prod, Sum};
 
 /// `out[i] = a[i] op b[i]` for `n` elements. `out` may be exactly `a` or exactly `b`; no other overlap.
 ///
@@ -125,6 +127,15 @@ pub fn kernels_at(level: Level, dtype: DType, op: ReduceOp) -> Option<Kernels> {
 
 /// Sum and prod of two's complement integers do not depend on the sign, so both signs share the unsigned kernels.
 fn table(level: Level, dtype: DType, op: ReduceOp) -> Kernels {
+    if op.is_bitwise() {
+        // Of values of one size it does not matter what the bits mean.
+        return match dtype.size() {
+            1 => bitwise::<u8>(level, op),
+            2 => bitwise::<u16>(level, op),
+            4 => bitwise::<u32>(level, op),
+            _ => bitwise::<u64>(level, op),
+        };
+    }
     match dtype {
         DType::F32 => build::<f32, f32, f32>(level, op),
         DType::F64 => build::<f64, f64, f64>(level, op),
@@ -138,6 +149,10 @@ fn table(level: Level, dtype: DType, op: ReduceOp) -> Kernels {
         DType::U32 => build::<u32, u32, u32>(level, op),
         DType::I64 => build::<u64, i64, i64>(level, op),
         DType::U64 => build::<u64, u64, u64>(level, op),
+        DType::I16 => build::<u16, i16, i16>(level, op),
+        DType::U16 => build::<u16, u16, u16>(level, op),
+        DType::F8E4M3 => build::<E4M3, E4M3, E4M3>(level, op),
+        DType::F8E5M2 => build::<E5M2, E5M2, E5M2>(level, op),
     }
 }
 
@@ -150,10 +165,26 @@ where
     Max: Op<M>,
 {
     let (reduce, reduce_dual) = match op {
-        ReduceOp::Sum | ReduceOp::Avg => simd::reduce_at::<A, Sum>(level),
         ReduceOp::Prod => simd::reduce_at::<A, Prod>(level),
         ReduceOp::Min => simd::reduce_at::<M, Min>(level),
         ReduceOp::Max => simd::reduce_at::<M, Max>(level),
+        // Bits have a table of their own.
+        _ => simd::reduce_at::<A, Sum>(level),
     };
     Kernels { reduce, reduce_dual, divide: simd::divide_at::<D>(level) }
+}
+
+/// The operators on bits, over unsigned integers of the element's size.
+fn bitwise<L: Divide>(level: Level, op: ReduceOp) -> Kernels
+where
+    BitAnd: Op<L>,
+    BitOr: Op<L>,
+    BitXor: Op<L>,
+{
+    let (reduce, reduce_dual) = match op {
+        ReduceOp::BitAnd => simd::reduce_at::<L, BitAnd>(level),
+        ReduceOp::BitOr => simd::reduce_at::<L, BitOr>(level),
+        _ => simd::reduce_at::<L, BitXor>(level),
+    };
+    Kernels { reduce, reduce_dual, divide: simd::divide_at::<L>(level) }
 }

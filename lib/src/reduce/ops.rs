@@ -24,8 +24,14 @@ pub(super) struct Prod;
 pub(super) struct Min;
 /// Maximum; NaN if either is NaN; -0 < +0.
 pub(super) struct Max;
+/// Bitwise and.
+pub(super) struct BitAnd;
+/// Bitwise or.
+pub(super) struct BitOr;
+/// Bitwise exclusive or.
+pub(super) struct BitXor;
 
-/// Sum and prod of integers. Instantiated for the unsigned types, which stand for the signed ones too.
+/// Sum and prod of integers, and their bits. Instantiated for the unsigned types, which stand for the signed ones too.
 macro_rules! wrapping {
     ($($t:ty),*) => {$(
         impl Op<$t> for Sum {
@@ -40,9 +46,27 @@ macro_rules! wrapping {
                 a.wrapping_mul(b)
             }
         }
+        impl Op<$t> for BitAnd {
+            #[inline(always)]
+            fn apply(a: $t, b: $t) -> $t {
+                a & b
+            }
+        }
+        impl Op<$t> for BitOr {
+            #[inline(always)]
+            fn apply(a: $t, b: $t) -> $t {
+                a | b
+            }
+        }
+        impl Op<$t> for BitXor {
+            #[inline(always)]
+            fn apply(a: $t, b: $t) -> $t {
+                a ^ b
+            }
+        }
     )*};
 }
-wrapping!(u8, u32, u64);
+wrapping!(u8, u16, u32, u64);
 
 macro_rules! ordered {
     ($($t:ty),*) => {$(
@@ -62,7 +86,7 @@ macro_rules! ordered {
         }
     )*};
 }
-ordered!(i8, u8, i32, u32, i64, u64);
+ordered!(i8, u8, i16, u16, i32, u32, i64, u64);
 
 /// `if a < b { a } else { b }` is the processor's own minimum: it answers `b` when the two are equal or unordered. Taken
 /// both ways round, the two answers differ only for zeros of different sign, where the or (and) of the bits is the

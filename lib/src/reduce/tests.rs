@@ -4,6 +4,7 @@ use half::{bf16, f16};
 use proptest::prelude::*;
 
 use super::*;
+use crate::{F8E4M3, F8E5M2};
 
 /// Meaning of the operators, one element at a time.
 trait Reference: bytemuck::Pod + std::fmt::Debug {
@@ -26,6 +27,9 @@ macro_rules! integer {
                     ReduceOp::Prod => a.wrapping_mul(b),
                     ReduceOp::Min => a.min(b),
                     ReduceOp::Max => a.max(b),
+                    ReduceOp::BitAnd => a & b,
+                    ReduceOp::BitOr => a | b,
+                    ReduceOp::BitXor => a ^ b,
                 }
             }
             fn divide(self, divisor: usize) -> Self {
@@ -41,7 +45,7 @@ macro_rules! integer {
         }
     )*};
 }
-integer!(i8 I8, u8 U8, i32 I32, u32 U32, i64 I64, u64 U64);
+integer!(i8 I8, u8 U8, i32 I32, u32 U32, i64 I64, u64 U64, i16 I16, u16 U16);
 
 /// The 16-bit floats convert in software (`_const`), not with the instructions that the kernels use.
 /// `$bits` and `$infinity`: the integer type and the bits of infinity; `$wide`: the type that the arithmetic is done in.
@@ -54,9 +58,13 @@ macro_rules! float {
                 match op {
                     ReduceOp::Sum | ReduceOp::Avg => down(up(a) + up(b)),
                     ReduceOp::Prod => down(up(a) * up(b)),
-                    _ if a.is_nan() || b.is_nan() => $t::NAN,
-                    ReduceOp::Min => if a.total_cmp(&b).is_lt() { a } else { b },
-                    ReduceOp::Max => if a.total_cmp(&b).is_gt() { a } else { b },
+                    // No call asks for them, but the kernels are there.
+                    ReduceOp::BitAnd => $t::from_bits(a.to_bits() & b.to_bits()),
+                    ReduceOp::BitOr => $t::from_bits(a.to_bits() | b.to_bits()),
+                    ReduceOp::BitXor => $t::from_bits(a.to_bits() ^ b.to_bits()),
+                    _ if a.is_nan() || b.is_nan() => down($wide::NAN),
+                    ReduceOp::Min => if up(a).total_cmp(&up(b)).is_lt() { a } else { b },
+                    ReduceOp::Max => if up(a).total_cmp(&up(b)).is_gt() { a } else { b },
                 }
             }
             fn divide(self, divisor: usize) -> Self {
@@ -69,7 +77,7 @@ macro_rules! float {
             fn sample(bits: u64) -> Self {
                 // Bits of zero, the least subnormal, the least normal, the greatest finite, infinity, and two NaNs.
                 let lowest_exponent: $bits = $infinity & ($infinity as $bits).wrapping_neg();
-                let special = [0, 1, lowest_exponent - 1, lowest_exponent, $infinity - 1, $infinity, $infinity + 1, $bits::MAX >> 1];
+                let special = [0, 1, lowest_exponent - 1, lowest_exponent, $infinity - 1, $infinity, ($infinity as $bits).saturating_add(1), $bits::MAX >> 1];
                 let magnitude = match bits % 4 {
                     0 => special[(bits >> 8) as usize % special.len()],
                     // Near one, so that sums round.
@@ -86,6 +94,9 @@ float! {
     f64 F64 u64 0x7ff0_0000_0000_0000 f64 |x| x, |x| x;
     f16 F16 u16 0x7c00 f32 f16::to_f32_const, f16::from_f32_const;
     bf16 Bf16 u16 0x7f80 f32 bf16::to_f32_const, bf16::from_f32_const;
+    // "Infinity" stands for the first magnitude that is none of the finite ones. `float8` has a reference of its own.
+    F8E4M3 F8E4M3 u8 0x7f f32 F8E4M3::to_f32, F8E4M3::from_f32;
+    F8E5M2 F8E5M2 u8 0x7c f32 F8E5M2::to_f32, F8E5M2::from_f32;
 }
 
 /// `from_f32` for the primitive floats, which `half`'s types have.
@@ -120,6 +131,10 @@ macro_rules! for_every_dtype {
         $f::<u32>();
         $f::<i64>();
         $f::<u64>();
+        $f::<i16>();
+        $f::<u16>();
+        $f::<F8E4M3>();
+        $f::<F8E5M2>();
     };
 }
 
@@ -339,10 +354,29 @@ fn sixteen_bit_floats_of_every_value() {
     check::<bf16>();
 }
 
+/// Every pair of 8-bit patterns.
+#[test]
+fn eight_bit_floats_of_every_pair_of_values() {
+    fn check<T: Reference>() {
+        let every: Vec<T> = (0..=u8::MAX).map(|bits| bytemuck::pod_read_unaligned(&[bits])).collect();
+        for &one in &every {
+            let partner = vec![one; every.len()];
+            for op in ReduceOp::ALL {
+                all_levels(op, &every, &partner);
+            }
+        }
+        for divisor in (1..=300).chain([4096, 65_535, 65_536, 1 << 20]) {
+            all_levels_divide(&every, divisor);
+        }
+    }
+    check::<F8E4M3>();
+    check::<F8E5M2>();
+}
+
 #[test]
 fn portable_f16_conversions_are_exact() {
     for bits in 0..=u16::MAX {
-        let (ours, want) = (super::f16::widen(bits16::Bits16(bits)), half::f16::from_bits(bits).to_f32_const());
+        let (ours, want) = (super::f16::widen(bits::Bits16(bits)), half::f16::from_bits(bits).to_f32_const());
         assert!(ours.to_bits() == want.to_bits() || ours.is_nan() && want.is_nan(), "{bits:#06x}");
         if !want.is_nan() {
             assert_eq!(super::f16::narrow(ours).0, bits);
@@ -451,7 +485,8 @@ proptest! {
     ) {
         let (a, b): (Vec<u64>, Vec<u64>) = pairs.into_iter().unzip();
         for f in [any_bits::<f32>, any_bits::<f64>, any_bits::<f16>, any_bits::<bf16>, any_bits::<i8>,
-                  any_bits::<u8>, any_bits::<i32>, any_bits::<u32>, any_bits::<i64>, any_bits::<u64>] {
+                  any_bits::<u8>, any_bits::<i32>, any_bits::<u32>, any_bits::<i64>, any_bits::<u64>,
+                  any_bits::<i16>, any_bits::<u16>, any_bits::<F8E4M3>, any_bits::<F8E5M2>] {
             f(&a, &b, op, divisor);
         }
     }

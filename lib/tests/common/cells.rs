@@ -72,8 +72,8 @@ fn check_as<T: Number>(comm: &Comm, cell: Cell, context: &dyn fmt::Display) -> R
     let check = Checker { cell, rank, ranks: n, context };
     let is_root = rank == root;
     let mine = rank * count..(rank + 1) * count;
-    let own = |i: usize| operand(op, n, rank, i);
-    let sum = |i: usize| reduced(op, n, i);
+    let own = |i: usize| operand(T::DTYPE, op, n, rank, i);
+    let sum = |i: usize| reduced(T::DTYPE, op, n, i);
     let data = |i: usize| datum(rank, i);
     let of_root = |i: usize| datum(root, i);
     // Segment s of what everybody sent.

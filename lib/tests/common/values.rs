@@ -1,7 +1,7 @@
 //! Predictable elements: small integers that every type holds exactly, partial results included, so that equality is exact.
 
 use half::{bf16, f16};
-use tinynccl::{DType, Element, ReduceOp};
+use tinynccl::{DType, Element, F8E4M3, F8E5M2, ReduceOp};
 
 /// Integers as elements; too large ones wrap.
 pub trait Number: Element {
@@ -10,7 +10,7 @@ pub trait Number: Element {
 macro_rules! numbers {
     ($($t:ty),*) => {$(impl Number for $t { fn of(value: u64) -> Self { value as $t } })*};
 }
-numbers!(f32, f64, i8, u8, i32, u32, i64, u64);
+numbers!(f32, f64, i8, u8, i32, u32, i64, u64, i16, u16);
 impl Number for f16 {
     fn of(value: u64) -> Self {
         f16::from_f32(value as f32)
@@ -19,6 +19,17 @@ impl Number for f16 {
 impl Number for bf16 {
     fn of(value: u64) -> Self {
         bf16::from_f32(value as f32)
+    }
+}
+
+impl Number for F8E4M3 {
+    fn of(value: u64) -> Self {
+        F8E4M3::from_f32(value as f32)
+    }
+}
+impl Number for F8E5M2 {
+    fn of(value: u64) -> Self {
+        F8E5M2::from_f32(value as f32)
     }
 }
 
@@ -66,6 +77,22 @@ macro_rules! with_dtype {
                 type $t = u64;
                 $body
             }
+            tinynccl::DType::I16 => {
+                type $t = i16;
+                $body
+            }
+            tinynccl::DType::U16 => {
+                type $t = u16;
+                $body
+            }
+            tinynccl::DType::F8E4M3 => {
+                type $t = tinynccl::F8E4M3;
+                $body
+            }
+            tinynccl::DType::F8E5M2 => {
+                type $t = tinynccl::F8E5M2;
+                $body
+            }
         }
     };
 }
@@ -74,25 +101,36 @@ pub(crate) use with_dtype;
 /// Element `i` that `rank` of `ranks` puts into a reduction.
 ///
 /// Sums are below 128 for up to 9 ranks and divisible by the number of ranks; products are a power of two, or three
-/// times one. Both are exact in every float, at every step; integers wrap.
-pub fn operand(op: ReduceOp, ranks: usize, rank: usize, i: usize) -> u64 {
+/// times one. Both are exact in every float, at every step; integers wrap. 8-bit floats hold whole numbers up to 8 alone.
+pub fn operand(dtype: DType, op: ReduceOp, ranks: usize, rank: usize, i: usize) -> u64 {
+    let turn = (rank + i + i / 7) % ranks;
     let value = match op {
         ReduceOp::Prod if rank == 0 => [1, 3][(i / 3) % 2],
         ReduceOp::Prod => 1 + usize::from((rank + i + i / 7).is_multiple_of(3)),
+        ReduceOp::Sum if dtype.is_float() && dtype.size() == 1 => [3 - i % 3, 2, 1].get(turn).copied().unwrap_or(0),
+        // The sum is the number of ranks, or with more than 8 ranks nothing.
+        ReduceOp::Avg if dtype.is_float() && dtype.size() == 1 => match ranks {
+            9.. => 0,
+            even if even.is_multiple_of(2) => 2 * (turn % 2),
+            _ => 1,
+        },
         _ => 1 + (3 * i + i / 7 + i / 251) % 6 + 2 * ((rank + i) % ranks),
     };
     value as u64
 }
 
 /// The reduction of all ranks' operands.
-pub fn reduced(op: ReduceOp, ranks: usize, i: usize) -> u64 {
-    let values = (0..ranks).map(|rank| operand(op, ranks, rank, i));
+pub fn reduced(dtype: DType, op: ReduceOp, ranks: usize, i: usize) -> u64 {
+    let values = (0..ranks).map(|rank| operand(dtype, op, ranks, rank, i));
     match op {
         ReduceOp::Sum => values.sum(),
         ReduceOp::Avg => values.sum::<u64>() / ranks as u64,
         ReduceOp::Prod => values.product(),
         ReduceOp::Min => values.min().unwrap_or(0),
         ReduceOp::Max => values.max().unwrap_or(0),
+        ReduceOp::BitAnd => values.fold(u64::MAX, |a, b| a & b),
+        ReduceOp::BitOr => values.fold(0, |a, b| a | b),
+        ReduceOp::BitXor => values.fold(0, |a, b| a ^ b),
     }
 }
 

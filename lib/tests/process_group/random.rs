@@ -17,14 +17,14 @@ macro_rules! integers {
         fn random(bits: u64, op: ReduceOp) -> Self {
             match op {
                 ReduceOp::Prod => (bits % 3) as $t,
-                ReduceOp::Min | ReduceOp::Max => bits as $t,
                 ReduceOp::Sum | ReduceOp::Avg => bits as $t / 8,
+                _ => bits as $t,
             }
         }
         fn close(self, other: Self, _ranks: usize) -> bool { self == other }
     })*};
 }
-integers!(i8, u8, i32, u32, i64, u64);
+integers!(i8, u8, i32, u32, i64, u64, i16, u16);
 macro_rules! floats {
     ($($t:ty: $from:expr, $to:expr, $epsilon:expr;)*) => {$(impl Random for $t {
         fn random(bits: u64, _op: ReduceOp) -> Self { $from((bits % 4001) as f64 / 1000.0 - 2.0) }
@@ -40,6 +40,8 @@ floats! {
     f64: |v| v, |v| v, f64::EPSILON;
     half::f16: half::f16::from_f64, half::f16::to_f64, half::f16::EPSILON.to_f64();
     half::bf16: half::bf16::from_f64, half::bf16::to_f64, half::bf16::EPSILON.to_f64();
+    tinynccl::F8E4M3: |v| tinynccl::F8E4M3::from_f32(v as f32), |v: tinynccl::F8E4M3| v.to_f32().into(), 0.125;
+    tinynccl::F8E5M2: |v| tinynccl::F8E5M2::from_f32(v as f32), |v: tinynccl::F8E5M2| v.to_f32().into(), 0.25;
 }
 
 /// xorshift64.
@@ -80,7 +82,7 @@ fn compare_as<T: Random>(ours: &ProcessGroup, theirs: &ProcessGroup) -> Result<(
             panic!("{what} {op} of {dtype}: rank {rank} of {n}: element {i} is {:?} by ours, {:?} by MPI", a[i], b[i]);
         }
     };
-    for op in ReduceOp::ALL {
+    for op in ReduceOp::ALL.into_iter().filter(|op| op.applies_to(T::DTYPE)) {
         let (short, long) = (random(count, op), random(n * count, op));
         let (mut a, mut b) = (short.clone(), short.clone());
         ours.all_reduce(&mut a, op)?;

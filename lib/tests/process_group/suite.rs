@@ -15,7 +15,7 @@ pub(crate) fn all(group: &ProcessGroup, site: &Site) {
             with_dtype!(dtype, T => {
                 let check = Check { group, site, count };
                 ok(group, "moving", check.moves::<T>());
-                for op in ReduceOp::ALL.into_iter().filter(|&op| reductions(group, site, dtype, op)) {
+                for op in ReduceOp::ALL.into_iter().filter(|&op| op.applies_to(dtype) && reductions(group, site, dtype, op)) {
                     ok(group, "reducing", check.reduces::<T>(op));
                 }
             });
@@ -41,7 +41,12 @@ fn reductions(group: &ProcessGroup, site: &Site, dtype: DType, op: ReduceOp) -> 
         (DType::I32, ReduceOp::Sum),
         (DType::I32, ReduceOp::Max),
     ];
-    matches!(site, Site::Host) || group.backend() != BackendType::Tinynccl || some.contains(&(dtype, op))
+    match (site, group.backend()) {
+        (Site::Host, _) => true,
+        (_, BackendType::Tinynccl) => some.contains(&(dtype, op)),
+        // NCCL has no others.
+        _ => !op.is_bitwise() && !matches!(dtype, DType::I16 | DType::U16),
+    }
 }
 
 /// Names the rank and the part that failed.
@@ -87,8 +92,8 @@ impl Check<'_> {
         let (rank, n) = (group.rank(), group.size());
         let root = count % n;
         let mine = rank * count..(rank + 1) * count;
-        let own = |i: usize| operand(op, n, rank, i);
-        let want = |i: usize| reduced(op, n, i);
+        let own = |i: usize| operand(T::DTYPE, op, n, rank, i);
+        let want = |i: usize| reduced(T::DTYPE, op, n, i);
         let name = |form: &str| format!("{form} ({op})");
 
         let mut buffer = self.put::<T>(count, own);
@@ -158,8 +163,8 @@ impl Check<'_> {
         let root = n - 1;
         let at_root = rank == root;
         let op = ReduceOp::Sum;
-        let own = |i: usize| operand(op, n, rank, i);
-        let want = |i: usize| reduced(op, n, i);
+        let own = |i: usize| operand(T::DTYPE, op, n, rank, i);
+        let want = |i: usize| reduced(T::DTYPE, op, n, i);
         let data = |i: usize| datum(rank, i);
         let gathered = |i: usize| datum(i / count, i % count);
 
@@ -195,8 +200,8 @@ impl Check<'_> {
 fn overlap(group: &ProcessGroup, site: &Site) -> Result<()> {
     let n = group.size();
     let check = Check { group, site, count: 1000 };
-    let own = |i: usize| operand(ReduceOp::Sum, n, group.rank(), i);
-    let want = |i: usize| reduced(ReduceOp::Sum, n, i);
+    let own = |i: usize| operand(DType::F64, ReduceOp::Sum, n, group.rank(), i);
+    let want = |i: usize| reduced(DType::F64, ReduceOp::Sum, n, i);
     let mut works = Vec::new();
     for _ in 0..5 {
         works.push(group.all_reduce_async(check.put::<f32>(1000, own), ReduceOp::Sum)?);
@@ -219,8 +224,8 @@ fn batch(group: &ProcessGroup, site: &Site) -> Result<()> {
     group.batch().run()?;
     for count in [1usize, 700, 70_001] {
         let check = Check { group, site, count };
-        let own = |i: usize| operand(ReduceOp::Sum, n, rank, i);
-        let want = |i: usize| reduced(ReduceOp::Sum, n, i);
+        let own = |i: usize| operand(DType::F64, ReduceOp::Sum, n, rank, i);
+        let want = |i: usize| reduced(DType::F64, ReduceOp::Sum, n, i);
         let mine = check.put::<f64>(count, |i| datum(rank, i));
         let mut others: Vec<Held<f64>> = (0..n).map(|_| check.blank(count)).collect();
         let (mut a, mut b) = (check.put::<f32>(count, own), check.put::<f32>(count, own));

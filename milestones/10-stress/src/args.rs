@@ -230,7 +230,7 @@ impl Plan {
                 (true, None) => (0..ranks).map(Some).collect(),
             };
             for &dtype in dtypes {
-                for &op in &ops {
+                for &op in ops.iter().filter(|op| op.is_none_or(|op| op.applies_to(dtype))) {
                     cases.extend(roots.iter().map(|&root| Case { collective, round_trip, dtype, op, root }));
                 }
             }
@@ -270,6 +270,10 @@ fn dtype(text: &str) -> Result<DType, String> {
         "uint32" => Ok(DType::U32),
         "int64" => Ok(DType::I64),
         "uint64" => Ok(DType::U64),
+        "int16" => Ok(DType::I16),
+        "uint16" => Ok(DType::U16),
+        "fp8e4m3" => Ok(DType::F8E4M3),
+        "fp8e5m2" => Ok(DType::F8E5M2),
         other => other.parse(),
     }
 }

@@ -6,7 +6,7 @@
 //! power-of-two shift maps the pattern onto itself.
 
 use half::{bf16, f16};
-use tinynccl::{Element, ReduceOp};
+use tinynccl::{Element, F8E4M3, F8E5M2, ReduceOp};
 
 /// Length of the table of values after which they repeat.
 pub(crate) const PERIOD: usize = 4093;
@@ -41,6 +41,10 @@ numbers! {
     u32, (1 << 32) - 1, false, |v| v as u32;
     i64, 1 << 61, true, |v| v;
     u64, 1 << 61, false, |v| v as u64;
+    i16, (1 << 15) - 1, true, |v| v as i16;
+    u16, (1 << 16) - 1, false, |v| v as u16;
+    F8E4M3, 1 << 4, true, |v| F8E4M3::from_f32(v as f32);
+    F8E5M2, 1 << 3, true, |v| F8E5M2::from_f32(v as f32);
 }
 
 /// Runs `$body` with `$T` standing for the Rust type of a `DType`.
@@ -88,6 +92,22 @@ macro_rules! with_type {
                 type $T = u64;
                 $body
             }
+            DType::I16 => {
+                type $T = i16;
+                $body
+            }
+            DType::U16 => {
+                type $T = u16;
+                $body
+            }
+            DType::F8E4M3 => {
+                type $T = tinynccl::F8E4M3;
+                $body
+            }
+            DType::F8E5M2 => {
+                type $T = tinynccl::F8E5M2;
+                $body
+            }
         }
     }};
 }
@@ -117,6 +137,13 @@ impl Pattern {
         let turn = ((rank + index) % self.ranks) as i64;
         match self.op {
             None | Some(ReduceOp::Min | ReduceOp::Max) => self.whole(own, self.exact),
+            // With many ranks an and would leave no bit and an or all of them: few ranks have bits cleared, or set.
+            Some(ReduceOp::BitAnd) => {
+                let whole = below(common, self.exact);
+                if turn < 2 { whole & below(own, self.exact) } else { whole }
+            }
+            Some(ReduceOp::BitOr) if turn >= 2 => 0,
+            Some(ReduceOp::BitOr | ReduceOp::BitXor) => below(own, self.exact),
             // n values of magnitude up to exact / n; with more ranks than that, only some ranks are not zero.
             Some(ReduceOp::Sum) => {
                 if turn < self.exact {
@@ -155,6 +182,9 @@ impl Pattern {
             Some(ReduceOp::Min) => inputs.min().unwrap_or(0),
             Some(ReduceOp::Max) => inputs.max().unwrap_or(0),
             Some(ReduceOp::Avg) => inputs.sum::<i64>() / self.ranks as i64,
+            Some(ReduceOp::BitAnd) => inputs.fold(-1, |a, b| a & b),
+            Some(ReduceOp::BitOr) => inputs.fold(0, |a, b| a | b),
+            Some(ReduceOp::BitXor) => inputs.fold(0, |a, b| a ^ b),
         }
     }
 

@@ -49,12 +49,14 @@ fn kind_of(format: &[u8], item: usize) -> Option<Kind> {
     }
     let signed = |size| match size {
         1 => Some(DType::I8),
+        2 => Some(DType::I16),
         4 => Some(DType::I32),
         8 => Some(DType::I64),
         _ => None,
     };
     let unsigned = |size| match size {
         1 => Some(DType::U8),
+        2 => Some(DType::U16),
         4 => Some(DType::U32),
         8 => Some(DType::U64),
         _ => None,

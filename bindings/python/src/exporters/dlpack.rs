@@ -56,9 +56,11 @@ pub(super) fn memory(capsule: &Bound<'_, PyAny>) -> PyResult<Memory> {
     let bytes = usize::from(tensor.bits) * usize::from(tensor.lanes) / 8;
     let kind = match (tensor.code, tensor.bits, tensor.lanes) {
         (0, 8, 1) => Kind::Number(DType::I8),
+        (0, 16, 1) => Kind::Number(DType::I16),
         (0, 32, 1) => Kind::Number(DType::I32),
         (0, 64, 1) => Kind::Number(DType::I64),
         (1, 8, 1) => Kind::Number(DType::U8),
+        (1, 16, 1) => Kind::Number(DType::U16),
         (1, 32, 1) => Kind::Number(DType::U32),
         (1, 64, 1) => Kind::Number(DType::U64),
         (2, 16, 1) => Kind::Number(DType::F16),
@@ -66,6 +68,8 @@ pub(super) fn memory(capsule: &Bound<'_, PyAny>) -> PyResult<Memory> {
         (2, 64, 1) => Kind::Number(DType::F64),
         (4, 16, 1) => Kind::Number(DType::Bf16),
         (6, 8, 1) => Kind::Bool,
+        (10, 8, 1) => Kind::Number(DType::F8E4M3),
+        (12, 8, 1) => Kind::Number(DType::F8E5M2),
         _ => Kind::Opaque(bytes.max(1)),
     };
     let device = match tensor.device_type {

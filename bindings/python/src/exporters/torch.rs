@@ -17,7 +17,7 @@ struct Torch {
 }
 
 /// torch's names, and what they are here. Others can be moved but not reduced.
-const REDUCIBLE: [(&str, DType); 9] = [
+const REDUCIBLE: [(&str, DType); 14] = [
     ("float32", DType::F32),
     ("float64", DType::F64),
     ("float16", DType::F16),
@@ -27,6 +27,11 @@ const REDUCIBLE: [(&str, DType); 9] = [
     ("int32", DType::I32),
     ("int64", DType::I64),
     ("uint32", DType::U32),
+    ("uint64", DType::U64),
+    ("int16", DType::I16),
+    ("uint16", DType::U16),
+    ("float8_e4m3fn", DType::F8E4M3),
+    ("float8_e5m2", DType::F8E5M2),
 ];
 
 fn torch<'py>(py: Python<'py>) -> PyResult<Option<&'py Torch>> {
@@ -44,9 +49,6 @@ fn torch<'py>(py: Python<'py>) -> PyResult<Option<&'py Torch>> {
         if let Ok(object) = module.getattr(PyString::new(py, name)) {
             dtypes.push((object.unbind(), Kind::Number(dtype)));
         }
-    }
-    if let Ok(object) = module.getattr("uint64") {
-        dtypes.push((object.unbind(), Kind::Number(DType::U64)));
     }
     let found = Torch {
         tensor: tensor.unbind(),

@@ -101,7 +101,7 @@ __device__ __forceinline__ bool is_negative(Stored x) {
 #elif DTYPE == 1
     return __double_as_longlong(x) < 0;
 #else
-    return x >> 15;
+    return x >> (8 * sizeof(Stored) - 1);
 #endif
 }
 #endif

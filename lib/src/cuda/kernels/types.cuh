@@ -37,6 +37,26 @@ typedef long long Acc;
 #elif DTYPE == 9
 typedef u64 Stored;
 typedef u64 Acc;
+#elif DTYPE == 10
+typedef short Stored;
+typedef int Acc;
+#elif DTYPE == 11
+typedef unsigned short Stored;
+typedef u32 Acc;
+#elif DTYPE == 12 || DTYPE == 13
+typedef unsigned char Stored;
+typedef float Acc;
+#define IS_FLOAT 1
+// Of an 8-bit float: bits of the mantissa, bias, and the magnitude that comes behind the greatest finite one.
+#if DTYPE == 12
+#define MANTISSA 3
+#define BIAS 7
+#define BEHIND 0x7fu // NaN; there is no infinity
+#else
+#define MANTISSA 2
+#define BIAS 15
+#define BEHIND 0x7cu // infinity
+#endif
 #else
 #error "DTYPE has no such code"
 #endif
@@ -48,6 +68,12 @@ __device__ __forceinline__ Acc widen(Stored x) {
     return wide;
 #elif DTYPE == 3
     return __uint_as_float((u32)x << 16);
+#elif DTYPE == 12 || DTYPE == 13
+    // As lib/src/float8.rs: the difference of the biases as a factor, which makes subnormals right too.
+    const u32 magnitude = x & 0x7fu;
+    const u32 finite = __float_as_uint(__uint_as_float(magnitude << (23 - MANTISSA)) * __uint_as_float((254u - BIAS) << 23));
+    const u32 special = magnitude < BEHIND ? 0 : magnitude == BEHIND && DTYPE == 13 ? 0x7f800000u : 0x7fc00000u;
+    return __uint_as_float(finite | special | (u32)(x & 0x80u) << 24);
 #else
     return (Acc)x;
 #endif
@@ -63,13 +89,28 @@ __device__ __forceinline__ Stored narrow(Acc x) {
     const u32 bits = __float_as_uint(x);
     if ((bits & 0x7fffffffu) > 0x7f800000u) return (unsigned short)((bits >> 16) | 0x40u);
     return (unsigned short)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+#elif DTYPE == 12 || DTYPE == 13
+    // To nearest, ties to even. What is too large shows: the hardware's conversion would take the greatest finite value.
+    const u32 bits = __float_as_uint(x), magnitude = bits & 0x7fffffffu, dropped = 23 - MANTISSA;
+    const u32 sign = (bits >> 24) & 0x80u;
+    if (magnitude > 0x7f800000u) return (Stored)(sign | 0x7fu);
+    // Where rounding could only go to what is behind the greatest finite value.
+    const u32 most = ((BEHIND >> MANTISSA) + 127 - BIAS) << 23 | (BEHIND & ((1u << MANTISSA) - 1)) << dropped;
+    if (magnitude >= most) return (Stored)(sign | BEHIND);
+    // A subnormal is rounded by adding a float whose last place is that of the subnormals.
+    const u32 magic = (127u + 24 - BIAS - MANTISSA) << 23;
+    if (magnitude < (128u - BIAS) << 23) {
+        return (Stored)(sign | (__float_as_uint(__uint_as_float(magnitude) + __uint_as_float(magic)) - magic));
+    }
+    const u32 odd = (magnitude >> dropped) & 1u;
+    return (Stored)(sign | (magnitude - ((127u - BIAS) << 23) + ((1u << (dropped - 1)) - 1) + odd) >> dropped);
 #else
     return (Stored)x;
 #endif
 }
 
 // Signed overflow has no meaning in C; the sum wraps as it does on the CPU.
-#if DTYPE == 4 || DTYPE == 6
+#if DTYPE == 4 || DTYPE == 6 || DTYPE == 10
 typedef u32 Wrapping;
 #elif DTYPE == 8
 typedef u64 Wrapping;
@@ -82,6 +123,12 @@ __device__ __forceinline__ Acc combine(Acc a, Acc b) {
     return (Acc)((Wrapping)a + (Wrapping)b);
 #elif OP == 1
     return (Acc)((Wrapping)a * (Wrapping)b);
+#elif OP == 5
+    return a & b;
+#elif OP == 6
+    return a | b;
+#elif OP == 7
+    return a ^ b;
 #else
 #ifdef IS_FLOAT
     if (a != a || b != b) return a + b; // NaN if one is

@@ -1,4 +1,4 @@
-//! MPI's names for our types and operators. MPI has no 16-bit floats: they go as 16-bit integers with operators of our own, which
+//! MPI's names for our types and operators. MPI has no 16- or 8-bit floats: they go as integers of that size with operators of our own, which
 //! are the reductions that every other backend uses.
 
 use std::ffi::{c_int, c_void};
@@ -17,9 +17,10 @@ pub(super) fn data_type(dtype: DType) -> ffi::MPI_Datatype {
         match dtype {
             DType::F32 => ffi::RSMPI_FLOAT,
             DType::F64 => ffi::RSMPI_DOUBLE,
-            DType::F16 | DType::Bf16 => ffi::RSMPI_UINT16_T,
+            DType::F16 | DType::Bf16 | DType::U16 => ffi::RSMPI_UINT16_T,
+            DType::I16 => ffi::RSMPI_INT16_T,
             DType::I8 => ffi::RSMPI_INT8_T,
-            DType::U8 => ffi::RSMPI_UINT8_T,
+            DType::U8 | DType::F8E4M3 | DType::F8E5M2 => ffi::RSMPI_UINT8_T,
             DType::I32 => ffi::RSMPI_INT32_T,
             DType::U32 => ffi::RSMPI_UINT32_T,
             DType::I64 => ffi::RSMPI_INT64_T,
@@ -30,7 +31,7 @@ pub(super) fn data_type(dtype: DType) -> ffi::MPI_Datatype {
 
 /// The operator; an average is a sum, which the caller divides.
 pub(super) fn operator(dtype: DType, op: ReduceOp) -> Result<ffi::MPI_Op> {
-    if matches!(dtype, DType::F16 | DType::Bf16) {
+    if matches!(dtype, DType::F16 | DType::Bf16 | DType::F8E4M3 | DType::F8E5M2) {
         return own_operator(dtype, op);
     }
     // SAFETY: as above.
@@ -40,12 +41,15 @@ pub(super) fn operator(dtype: DType, op: ReduceOp) -> Result<ffi::MPI_Op> {
             ReduceOp::Prod => ffi::RSMPI_PROD,
             ReduceOp::Min => ffi::RSMPI_MIN,
             ReduceOp::Max => ffi::RSMPI_MAX,
+            ReduceOp::BitAnd => ffi::RSMPI_BAND,
+            ReduceOp::BitOr => ffi::RSMPI_BOR,
+            ReduceOp::BitXor => ffi::RSMPI_BXOR,
         }
     })
 }
 
 /// Operators of ours, which live until MPI ends.
-struct Own([ffi::MPI_Op; 8]);
+struct Own([ffi::MPI_Op; 16]);
 
 // SAFETY: handles, which MPI lets any thread use.
 unsafe impl Send for Own {}
@@ -73,14 +77,25 @@ own_functions! {
     bf16_prod: Bf16 Prod;
     bf16_min: Bf16 Min;
     bf16_max: Bf16 Max;
+    e4m3_sum: F8E4M3 Sum;
+    e4m3_prod: F8E4M3 Prod;
+    e4m3_min: F8E4M3 Min;
+    e4m3_max: F8E4M3 Max;
+    e5m2_sum: F8E5M2 Sum;
+    e5m2_prod: F8E5M2 Prod;
+    e5m2_min: F8E5M2 Min;
+    e5m2_max: F8E5M2 Max;
 }
 
 fn own_operator(dtype: DType, op: ReduceOp) -> Result<ffi::MPI_Op> {
     static OWN: OnceLock<Result<Own>> = OnceLock::new();
     let own = OWN.get_or_init(|| {
-        let functions = [f16_sum, f16_prod, f16_min, f16_max, bf16_sum, bf16_prod, bf16_min, bf16_max]
-            .map(|f: unsafe extern "C" fn(*mut c_void, *mut c_void, *mut c_int, *mut ffi::MPI_Datatype)| Some(f));
-        let mut own = [ffi::MPI_Op(null_mut::<c_void>() as _); 8];
+        let functions = [
+            f16_sum, f16_prod, f16_min, f16_max, bf16_sum, bf16_prod, bf16_min, bf16_max, //
+            e4m3_sum, e4m3_prod, e4m3_min, e4m3_max, e5m2_sum, e5m2_prod, e5m2_min, e5m2_max,
+        ]
+        .map(|f: unsafe extern "C" fn(*mut c_void, *mut c_void, *mut c_int, *mut ffi::MPI_Datatype)| Some(f));
+        let mut own = [ffi::MPI_Op(null_mut::<c_void>() as _); 16];
         for (handle, function) in own.iter_mut().zip(functions) {
             // SAFETY: the function has MPI's signature, and is commutative.
             let status = unsafe { ffi::MPI_Op_create(function, 1, handle) };
@@ -89,11 +104,18 @@ fn own_operator(dtype: DType, op: ReduceOp) -> Result<ffi::MPI_Op> {
         Ok(Own(own))
     });
     let place = match op {
-        ReduceOp::Sum | ReduceOp::Avg => 0,
         ReduceOp::Prod => 1,
         ReduceOp::Min => 2,
         ReduceOp::Max => 3,
+        // Bits of floats are not combined.
+        _ => 0,
     };
-    let place = if dtype == DType::Bf16 { place + 4 } else { place };
+    let place = place
+        + match dtype {
+            DType::Bf16 => 4,
+            DType::F8E4M3 => 8,
+            DType::F8E5M2 => 12,
+            _ => 0,
+        };
     own.as_ref().map(|own| own.0[place]).map_err(Clone::clone)
 }

@@ -173,8 +173,8 @@ impl Nccl {
     unsafe fn issue(&self, comm: ncclComm_t, call: &Call, stream: StreamHandle) -> Status {
         let api = &self.nccl.api;
         let (input, output) = (call.buffers.input.cast(), call.buffers.output.cast());
-        let (count, dtype, root) = (call.key.count, data_type(call.key.dtype), call.key.root as c_int);
-        let op = operator(call.key.op.unwrap_or(ReduceOp::Sum));
+        let (count, dtype, op) = names(call);
+        let root = call.key.root as c_int;
         // SAFETY: forwarded from the caller; lengths were checked when the call was made.
         unsafe {
             match call.key.collective {
@@ -242,8 +242,33 @@ fn exchange_id(nccl: &library::Nccl, comm: &Comm) -> Result<ncclUniqueId> {
     }
 }
 
-fn data_type(dtype: DType) -> ncclDataType_t {
-    match dtype {
+/// NCCL's count, type and operator of a call. What is only moved goes as bytes, so that it may be of any type; what NCCL cannot
+/// combine was refused before.
+fn names(call: &Call) -> (usize, ncclDataType_t, ncclRedOp_t) {
+    let key = &call.key;
+    match (key.op, data_type(key.dtype)) {
+        (Some(op), Some(dtype)) => (key.count, dtype, operator(op).unwrap_or(ncclRedOp_t::ncclSum)),
+        _ => (key.count * key.dtype.size(), ncclDataType_t::ncclUint8, ncclRedOp_t::ncclSum),
+    }
+}
+
+/// An error if NCCL cannot combine such values, or not so.
+fn combined(call: &Call) -> Result<()> {
+    let Some(op) = call.key.op else { return Ok(()) };
+    let dtype = call.key.dtype;
+    if data_type(dtype).is_some() && operator(op).is_some() {
+        return Ok(());
+    }
+    Err(Error::Unsupported {
+        what: format!("{} of {dtype}, {op}, by backend nccl", call.key.collective),
+        detail: "NCCL has neither 16-bit integers nor operators on bits: ask for backend tinynccl, which has both"
+            .to_owned(),
+    })
+}
+
+/// `None`: NCCL has no such type.
+fn data_type(dtype: DType) -> Option<ncclDataType_t> {
+    Some(match dtype {
         DType::F32 => ncclDataType_t::ncclFloat32,
         DType::F64 => ncclDataType_t::ncclFloat64,
         DType::F16 => ncclDataType_t::ncclFloat16,
@@ -254,17 +279,22 @@ fn data_type(dtype: DType) -> ncclDataType_t {
         DType::U32 => ncclDataType_t::ncclUint32,
         DType::I64 => ncclDataType_t::ncclInt64,
         DType::U64 => ncclDataType_t::ncclUint64,
-    }
+        DType::F8E4M3 => ncclDataType_t::ncclFloat8e4m3,
+        DType::F8E5M2 => ncclDataType_t::ncclFloat8e5m2,
+        DType::I16 | DType::U16 => return None,
+    })
 }
 
-fn operator(op: ReduceOp) -> ncclRedOp_t {
-    match op {
+/// `None`: NCCL has no such operator.
+fn operator(op: ReduceOp) -> Option<ncclRedOp_t> {
+    Some(match op {
         ReduceOp::Sum => ncclRedOp_t::ncclSum,
         ReduceOp::Prod => ncclRedOp_t::ncclProd,
         ReduceOp::Min => ncclRedOp_t::ncclMin,
         ReduceOp::Max => ncclRedOp_t::ncclMax,
         ReduceOp::Avg => ncclRedOp_t::ncclAvg,
-    }
+        ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor => return None,
+    })
 }
 
 const HOST: &str = "copy it to the GPU, or ask for backend tinynccl, which carries both";
@@ -299,6 +329,7 @@ impl Backend for Nccl {
         if calls.is_empty() {
             return Ok(());
         }
+        calls.iter().try_for_each(combined)?;
         self.context.bind_to_thread().map_err(|e| cuda(op, "taking the GPU", e))?;
         let mut handle = lock(&self.handle);
         if handle.0.is_null() {

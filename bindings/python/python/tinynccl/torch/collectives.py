@@ -6,7 +6,7 @@ import torch
 from torch.distributed import AllreduceOptions
 
 from .. import InvalidArgument, Mismatch
-from .tensors import as_list, operator, real, spread
+from .tensors import PREMUL, as_list, operator, premultiply, real, spread
 from .work import Work
 
 # torch 2 says whether it will wait.
@@ -23,6 +23,8 @@ class Collectives:
             return self.allreduce_coalesced(tensors, opts)
         op = operator(opts, self._rank, "all_reduce")
         one = tensors[0]
+        if op == PREMUL:
+            op = premultiply(opts, tensors, self._rank, "all_reduce")
         # What `_run` does, shorter, as gradients come this way: the layout is checked where the memory is taken.
         if not one.is_cpu:
             return self._all_reduce_on_stream(tensors, one, op)
@@ -77,6 +79,8 @@ class Collectives:
     def allreduce_coalesced(self, tensors, opts=None):
         tensors = as_list(tensors)
         op = operator(opts, self._rank, "all_reduce")
+        if op == PREMUL:
+            op = premultiply(opts, tensors, self._rank, "all_reduce")
 
         def calls():
             for tensor in tensors:
@@ -100,9 +104,12 @@ class Collectives:
         tensors = as_list(tensors)
         op = operator(opts, self._rank, "reduce")
         root = getattr(opts, "rootRank", 0)
-        return self._run(
-            "reduce", tensors, tensors, lambda **how: self._comm.reduce(real(tensors[0]), op=op, root=root, **how)
-        )
+        one = tensors[0]
+        if op == PREMUL:
+            # Only the root's tensor is to change.
+            one = one if self._rank == root else one.clone()
+            op = premultiply(opts, [one], self._rank, "reduce")
+        return self._run("reduce", [one], tensors, lambda **how: self._comm.reduce(real(one), op=op, root=root, **how))
 
     def _allgather_base(self, output, input, opts=None):
         return self._run("all_gather", [input, output], output, lambda **how: self._comm.all_gather(input, output, **how))
@@ -173,6 +180,9 @@ class Collectives:
 
     def _reduce_scatter_base(self, output, input, opts=None):
         op = operator(opts, self._rank, "reduce_scatter")
+        if op == PREMUL:
+            input = input.clone()
+            op = premultiply(opts, [input], self._rank, "reduce_scatter")
         return self._run(
             "reduce_scatter",
             [input, output],
@@ -187,6 +197,9 @@ class Collectives:
 
     def reduce_scatter_tensor_coalesced(self, outputs, inputs, opts=None):
         op = operator(opts, self._rank, "reduce_scatter")
+        if op == PREMUL:
+            inputs = [input.clone() for input in as_list(inputs)]
+            op = premultiply(opts, inputs, self._rank, "reduce_scatter")
         return self._many(
             "reduce_scatter",
             inputs,
@@ -204,6 +217,9 @@ class Collectives:
             inputs = [inputs]
         op = operator(opts, self._rank, "reduce_scatter")
         output, parts = outputs[0], inputs[0]
+        if op == PREMUL:
+            parts = [part.clone() for part in parts]
+            op = premultiply(opts, parts, self._rank, "reduce_scatter")
         if len(parts) != self._size:
             raise InvalidArgument(
                 f"reduce_scatter: rank {self._rank}: {len(parts)} input tensors, expected {self._size}, one per rank"

@@ -30,6 +30,8 @@ class Group(Collectives):
         self._deferred = []
         self._number = 0
         self._kept = {}
+        # Works of the calls between `_start_coalescing` and `_end_coalescing`.
+        self._coalesced = None
 
     # What torch asks of a group.
 
@@ -105,9 +107,36 @@ class Group(Collectives):
         device = self._check(call, tensors)
         if device.type == "cuda":
             self._flush()
-            return self._on_stream(device, [*tensors, *scratch], result, make, finish)
+            return self._coalescing(self._on_stream(device, [*tensors, *scratch], result, make, finish))
         work = Work.of(make(async_op=True), result, self._kept)
-        return work if finish is None else work._then(finish)
+        return self._coalescing(work if finish is None else work._then(finish))
+
+    def _coalescing(self, work):
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
+
+    def _start_coalescing(self, device=None):
+        """What torch's coalescing manager asks for where it is given a device. Calls begin as they come, in the order of our stream
+        (or thread), so that there is nothing to hold back: what is wanted is one work for all of them."""
+        self._coalesced = []
+
+    def _end_coalescing(self, device=None):
+        works, self._coalesced = self._coalesced, None
+        if not works:
+            return Work.of(None, [], self._kept)
+        *before, last = works
+        if before:
+            rest = last._finish
+
+            def finish():
+                for work in before:
+                    work.wait()
+                if rest is not None:
+                    rest()
+
+            last._then(finish)
+        return last
 
     def _on_stream(self, device, tensors, result, make, finish=None):
         """On our stream, behind what is on the current one, so that calls overlap with the caller's kernels."""
@@ -156,10 +185,10 @@ class Group(Collectives):
         if self._contiguous(call, tensor).type == "cuda":
             work = Deferred.of(None, [tensor], self._kept)._as(self, sends, peer)
             self._deferred.append(work)
-            return work
+            return self._coalescing(work)
         work = Work.of(self._channel(sender, receiver).put(Message(tensor, tag)), [tensor], self._kept)
         work._source = sender
-        return work
+        return self._coalescing(work)
 
     def _contiguous(self, call, tensor):
         """The device of a tensor that can be a message."""

@@ -5,7 +5,19 @@ import torch.distributed as dist
 
 from .. import InvalidArgument
 
-_NAMES = {"SUM": "sum", "AVG": "avg", "MIN": "min", "MAX": "max", "PRODUCT": "prod"}
+# Each rank's values times a factor of its own, then added: what is left after `premultiply` is a sum.
+PREMUL = "premul_sum"
+_NAMES = {
+    "SUM": "sum",
+    "AVG": "avg",
+    "MIN": "min",
+    "MAX": "max",
+    "PRODUCT": "prod",
+    "BAND": "band",
+    "BOR": "bor",
+    "BXOR": "bxor",
+    "PREMUL_SUM": PREMUL,
+}
 # By hash, which is torch's number of the operator: comparing two of them takes a microsecond.
 _OPERATORS = {hash(getattr(dist.ReduceOp, name)): ours for name, ours in _NAMES.items() if hasattr(dist.ReduceOp, name)}
 
@@ -16,8 +28,20 @@ def operator(opts, rank, call):
     op = getattr(opts, "reduceOp", opts)
     name = "sum" if op is None else _OPERATORS.get(hash(op))
     if name is None:
-        raise InvalidArgument(f"{call}: rank {rank}: operator {op}, expected SUM, AVG, MIN, MAX or PRODUCT")
+        raise InvalidArgument(f"{call}: rank {rank}: operator {op}, expected one of {', '.join(_NAMES)}")
     return name
+
+
+def premultiply(opts, tensors, rank, call):
+    """Multiplies the tensors by the factor of an opts object's PREMUL_SUM, in place, and returns the operator that is left to do.
+
+    The factor is one of the tensors' type, as it is NCCL's; torch keeps it where only pickling shows it."""
+    op, factor = getattr(opts, "reduceOp", opts).__getstate__()
+    for tensor in tensors:
+        if tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+            raise InvalidArgument(f"{call}: rank {rank}: {op} of {tensor.dtype}, expected float16, bfloat16, float32 or float64")
+        tensor.mul_(factor.to(tensor.dtype) if isinstance(factor, torch.Tensor) else torch.tensor(factor, dtype=tensor.dtype))
+    return "sum"
 
 
 def as_list(tensors):

@@ -1,0 +1,43 @@
+//! 8-bit floats: sums and products in `f32`, rounded at every pairwise step, minimum and maximum on the bits.
+
+use super::bits::Bits8;
+use super::divide::{FloatDivisor, divide_float};
+use super::ops::{Divide, Map, Op, Prod, Sum};
+use crate::float8::{F8E4M3, F8E5M2};
+
+macro_rules! through_f32 {
+    ($($lane:ident: $t:ident),*) => {$(
+        /// One of them.
+        pub(super) type $lane = Bits8<{ $t::LARGEST }>;
+
+        through_f32!(@operator $lane, $t, Sum);
+        through_f32!(@operator $lane, $t, Prod);
+
+        impl<M: Map<f32>> Map<$lane> for Widened<M> {
+            #[inline(always)]
+            fn map(&self, x: $lane) -> $lane {
+                Bits8($t::from_f32(self.0.map($t::from_bits(x.0).to_f32())).to_bits())
+            }
+        }
+
+        impl Divide for $lane {
+            #[inline(always)]
+            unsafe fn divide(buf: *mut u8, n: usize, divisor: usize) {
+                // SAFETY: the caller's promise, passed on.
+                unsafe { divide_float::<$lane, _, _, _>(buf, n, FloatDivisor::<f32>::new(divisor), Widened, Widened) }
+            }
+        }
+    )*};
+    (@operator $lane:ident, $t:ident, $op:ty) => {
+        impl Op<$lane> for $op {
+            #[inline(always)]
+            fn apply(a: $lane, b: $lane) -> $lane {
+                Bits8($t::from_f32(Self::apply($t::from_bits(a.0).to_f32(), $t::from_bits(b.0).to_f32())).to_bits())
+            }
+        }
+    };
+}
+through_f32!(E4M3: F8E4M3, E5M2: F8E5M2);
+
+/// A division of `f32` between two conversions.
+struct Widened<M>(M);
