@@ -289,6 +289,115 @@ fn every_type_and_operator() {
     of::<u64>(&ranks, &[ReduceOp::Prod]);
 }
 
+/// With a fixed order the sum of floats is `((x0 + x1) + x2) + ...` at every size, also where by size a ring would carry it.
+#[test]
+fn a_fixed_order_gives_the_bits_of_a_sum_in_rank_order() {
+    let Some(mut contexts) = contexts() else { return };
+    // Two values have one order: three ranks at least, that share GPUs if need be.
+    if contexts.len() == 2 {
+        contexts = (0..3).map(|rank| contexts[rank % 2].clone()).collect();
+    }
+    let mut config = settings();
+    (config.timeout, config.fixed_order) = (PATIENCE, true);
+    let comms = DeviceComm::local(&contexts, &config).unwrap();
+    let streams: Vec<_> = contexts.iter().map(|context| context.new_stream().unwrap()).collect();
+    let n = comms.len();
+    let term = |rank: usize, i: usize| {
+        let bits = ((rank * 1_000_003 + i) as u32).wrapping_mul(0x9e37_79b9).rotate_left(13).wrapping_mul(0x85eb_ca6b);
+        // Of many magnitudes, so that every other order rounds otherwise somewhere.
+        f32::from_bits(bits & 0x807f_ffff | (120 + bits % 13) << 23)
+    };
+    for bytes in [4usize, 4 << 10, 300 << 10, 5 << 20, 50 << 20, (64 << 20) + 12] {
+        let len = bytes / 4 / n * n;
+        let terms: Vec<Vec<f32>> = (0..n).map(|rank| (0..len).map(|i| term(rank, i)).collect()).collect();
+        let in_order = |order: &[usize]| -> Vec<u32> {
+            (0..len).map(|i| order.iter().map(|&r| terms[r][i]).reduce(|a, b| a + b).unwrap().to_bits()).collect()
+        };
+        let ranks: Vec<usize> = (0..n).collect();
+        let want = in_order(&ranks);
+        if len > 1000 {
+            let turned: Vec<usize> = (1..=n).map(|r| r % n).collect();
+            assert_ne!(want, in_order(&turned), "another order would not show");
+        }
+        for collective in [Collective::AllReduce, Collective::Reduce, Collective::ReduceScatter] {
+            let root = n - 1;
+            let count = if collective == Collective::ReduceScatter { len / n } else { len };
+            let mut memory = Vec::new();
+            for (stream, terms) in streams.iter().zip(&terms) {
+                memory.push((stream.clone_htod(terms).unwrap(), stream.alloc_zeros::<f32>(count.max(1)).unwrap()));
+            }
+            for ((comm, stream), (input, output)) in comms.iter().zip(&streams).zip(&memory) {
+                let (input, output) = (input.device_ptr(stream).0, output.device_ptr(stream).0);
+                let (dtype, op) = (DType::F32, ReduceOp::Sum);
+                let call = Call { collective, dtype, op, root, count, input, output };
+                // SAFETY: the buffers have the lengths of the collective and live until the streams are waited for.
+                unsafe { comm.enqueue(stream, &call) }.unwrap();
+            }
+            let why = comms[0].explain(collective, 4 * count);
+            for (rank, ((comm, stream), (_, output))) in comms.iter().zip(&streams).zip(&memory).enumerate() {
+                comm.synchronize().unwrap_or_else(|e| panic!("{collective} of {bytes} bytes, rank {rank}: {e}"));
+                if collective == Collective::Reduce && rank != root {
+                    continue;
+                }
+                let first = if collective == Collective::ReduceScatter { rank * count } else { 0 };
+                let got: Vec<u32> =
+                    stream.clone_dtoh(output).unwrap().iter().take(count).map(|x| x.to_bits()).collect();
+                let wrong = (0..count).find(|&i| got[i] != want[first + i]);
+                assert_eq!(wrong, None, "{collective} of {bytes} bytes, rank {rank} of {n}: {why}");
+            }
+        }
+    }
+}
+
+/// `TINYNCCL_ALGO` and `TINYNCCL_CUDA_PROTO` choose among the kernels; results stay right.
+#[test]
+fn algorithm_and_protocol_are_taken_as_asked() {
+    use tinynccl::config::CudaProto;
+    use tinynccl::cuda::Reason;
+    use tinynccl::wire::Algorithm;
+    let Some(contexts) = contexts() else { return };
+    for (algorithm, proto) in [
+        (Some(Algorithm::Ring), CudaProto::Auto),
+        (Some(Algorithm::Tree), CudaProto::Simple),
+        (Some(Algorithm::Direct), CudaProto::Ll),
+        (Some(Algorithm::OneShot), CudaProto::Auto),
+        (Some(Algorithm::TwoShot), CudaProto::Ll),
+        (Some(Algorithm::Staged), CudaProto::Auto),
+        (None, CudaProto::Ll),
+        (None, CudaProto::Ll128),
+        (None, CudaProto::Simple),
+        (None, CudaProto::Schedule),
+    ] {
+        let mut config = settings();
+        (config.timeout, config.algorithm, config.cuda_proto) = (PATIENCE, algorithm, proto);
+        let comms = DeviceComm::local(&contexts, &config).unwrap();
+        let ranks: Vec<Rank> = comms
+            .into_iter()
+            .zip(&contexts)
+            .map(|(comm, context)| Rank { comm, stream: context.new_stream().unwrap() })
+            .collect();
+        for count in [1000, 600_011] {
+            let why = ranks[0].comm.explain(Collective::AllReduce, 4 * count);
+            if let Some(Choice { protocol, .. }) = why.choice {
+                let met = match algorithm {
+                    Some(Algorithm::Ring | Algorithm::Tree | Algorithm::Direct) => {
+                        matches!(protocol, Protocol::Schedule(taken, _) if Some(taken) == algorithm)
+                    }
+                    None if proto == CudaProto::Simple => protocol == Protocol::Simple,
+                    None if proto == CudaProto::Schedule => matches!(protocol, Protocol::Schedule(..)),
+                    _ => true,
+                };
+                assert!(met || why.reason == Reason::Refused, "{algorithm:?} {proto}, {count} elements: {why}");
+                if algorithm == Some(Algorithm::Staged) {
+                    assert_eq!(why.reason, Reason::Refused, "{why}");
+                }
+            }
+            let choice = ranks[0].comm.choice(Collective::AllReduce, 4 * count);
+            check::<f32>(&ranks, Collective::AllReduce, ReduceOp::Sum, count, 0, choice, false);
+        }
+    }
+}
+
 #[test]
 fn messages_between_all_pairs() {
     let Some(ranks) = ranks(PATIENCE) else { return };

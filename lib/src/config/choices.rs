@@ -96,6 +96,22 @@ words! {
 }
 
 words! {
+    /// Which of the kernels' protocols calls on GPUs take.
+    CudaProto, "auto, ll, ll128, simple or schedule" {
+        /// The fastest for the size.
+        Auto = "auto",
+        /// Lines with flags beside the data.
+        Ll = "ll",
+        /// Lines of 128 bytes with one flag each.
+        Ll128 = "ll128",
+        /// Slots, or registered buffers.
+        Simple = "simple",
+        /// The schedules that the CPU executes.
+        Schedule = "schedule",
+    }
+}
+
+words! {
     /// How processes map each other's device memory.
     CudaHandles, "auto, ipc or fd" {
         /// By CUDA IPC; by descriptors where that fails.

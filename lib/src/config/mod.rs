@@ -8,7 +8,7 @@ mod value;
 
 use std::time::Duration;
 
-pub use choices::{CudaHandles, CudaPath, Ll128, PathCheck, SingleCopy, TransportChoice, Tune};
+pub use choices::{CudaHandles, CudaPath, CudaProto, Ll128, PathCheck, SingleCopy, TransportChoice, Tune};
 pub use port_range::PortRange;
 use value::Value;
 pub(crate) use value::secret;
@@ -91,10 +91,10 @@ config! {
     transport: TransportChoice = TransportChoice::Auto, "TINYNCCL_TRANSPORT", "auto, tcp, shm, verbs",
         "What carries the links; verbs (RDMA) is taken only when it is asked for.";
     algorithm: Option<Algorithm> = None, "TINYNCCL_ALGO", "auto, ring, tree, double-tree, direct, halving-doubling, all-pairs, one-shot, two-shot, recursive-doubling, staged",
-        "Fixes the algorithm where it can do the collective; auto asks the cost model.";
+        "Fixes the algorithm where it can do the collective; auto asks the cost model. On GPUs that reach each other's memory too: one-shot and two-shot are kernels of one and of two steps, staged has no kernel, the others are executed as schedules.";
     fixed_order: bool = false, "TINYNCCL_FIXED_ORDER", "0 or 1",
         "Reductions combine the values in rank order, ((x0 + x1) + x2) + ..., whatever the sizes, the links and the timing: the same bits every time. \
-         Algorithms in another order are not taken, TINYNCCL_ALGO included. All ranks must set the same.";
+         Algorithms in another order are not taken, TINYNCCL_ALGO included. On GPUs too, where 16- and 8-bit floats are added in f32 and rounded once, and on the CPU after every step. All ranks must set the same.";
     interface: Option<String> = None, "TINYNCCL_IFNAME", "names or prefixes, comma-separated; ^ in front excludes",
         "Network interfaces whose addresses are advertised to the peers; empty: all that are up. Ranks that are all of one host use loopback alone.";
     port_range: Option<PortRange> = None, "TINYNCCL_PORT_RANGE", "LOW-HIGH, 1 to 65535",
@@ -137,6 +137,8 @@ config! {
         "Largest piece that a block of a collective's kernel sends to another GPU at once.";
     cuda_ll128: Ll128 = Ll128::Auto, "TINYNCCL_CUDA_LL128", "auto, on, off",
         "Whether kernels send middle sizes in lines of 128 bytes with one flag each (NCCL's protocol LL128), which the link between GPUs must keep whole; auto: where all of them are NVLink.";
+    cuda_proto: CudaProto = CudaProto::Auto, "TINYNCCL_CUDA_PROTO", "auto, ll, ll128, simple, schedule",
+        "Fixes how kernels send between GPUs that reach each other's memory, where it can do the call; auto: by size. schedule: the CPU's schedules, those of TINYNCCL_ALGO. All ranks must set the same.";
     cuda_check: bool = true, "TINYNCCL_CUDA_CHECK", "0 or 1",
         "Asks CUDA about every buffer of a call on a GPU: is it memory that the GPU reaches, and long enough? Takes 0.1 to 0.2 us a call; a kernel that touches other memory costs the whole process its GPU.";
     cuda_path_check: PathCheck = PathCheck::On, "TINYNCCL_CUDA_PATH_CHECK", "off, on, fail",

@@ -1,12 +1,14 @@
 //! A rank's membership in a group of ranks that drive GPUs.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaEvent, sys};
 
 use super::call::{Call, Stream};
+use super::decide::{Asked, Reason};
 use super::driver::{cuda, is_capturing};
 use super::hosted::Hosted;
 use super::kernels::Kernels;
@@ -48,6 +50,9 @@ pub struct DeviceComm {
     pub(super) patience: Duration,
     pub(super) order: Mutex<Order>,
     pub(super) choices: Mutex<Option<Choice>>,
+    pub(super) asked: Asked,
+    /// Collectives of which it was said that they do not go as was asked for.
+    pub(super) warned: AtomicU32,
     pub(super) registry: Arc<Registry>,
     pub(super) schedules: Schedules,
     pub(super) context: Arc<CudaContext>,
@@ -57,6 +62,29 @@ pub struct DeviceComm {
     // The last fields: freed after all else.
     pub(super) peers: Vec<Peer>,
     pub(super) _windows: Arc<Vec<Window>>,
+}
+
+/// How a call is carried out, in words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Explanation {
+    /// Which way the data takes.
+    pub path: Path,
+    /// Why this way.
+    pub path_reason: String,
+    /// Protocol and blocks; `None` where the path has one way only.
+    pub choice: Option<Choice>,
+    /// Why this choice.
+    pub reason: Reason,
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "path {} ({})", self.path, self.path_reason)?;
+        if let Some(Choice { protocol, blocks }) = self.choice {
+            write!(f, ", {protocol}, {blocks} blocks")?;
+        }
+        write!(f, ": {}", self.reason)
+    }
 }
 
 /// What carries the calls.
@@ -121,10 +149,40 @@ impl DeviceComm {
     /// How a collective of so many bytes (of the whole buffer for all_reduce, broadcast and reduce, of one rank's segment for the
     /// others) is carried out.
     pub fn choice(&self, collective: Collective, bytes: usize) -> Choice {
+        let (choice, reason) = self.decide(collective, bytes);
+        if reason == Reason::Refused {
+            self.warn_refused(collective, choice);
+        }
+        choice
+    }
+
+    /// How such a call is carried out, and why. The same on all ranks.
+    pub fn explain(&self, collective: Collective, bytes: usize) -> Explanation {
+        let choice = (self.path() == Path::Peer).then(|| self.decide(collective, bytes));
+        let (choice, reason) = choice.map_or((None, Reason::Path), |(choice, reason)| (Some(choice), reason));
+        Explanation { path: self.path(), path_reason: self.why.clone(), choice, reason }
+    }
+
+    fn decide(&self, collective: Collective, bytes: usize) -> (Choice, Reason) {
         let forced = *self.choices.lock().unwrap_or_else(PoisonError::into_inner);
-        forced
-            .filter(|&choice| self.fits(collective, choice, bytes))
-            .unwrap_or_else(|| select::choose(&self.layout, collective, bytes, self.registry.is_used()))
+        let takes = |choice: &Choice| {
+            self.fits(collective, *choice, bytes) && self.asked.orders(choice.protocol, collective, self.size)
+        };
+        if let Some(choice) = forced.filter(takes) {
+            return (choice, Reason::Set);
+        }
+        self.asked.decide(&self.layout, collective, bytes, self.registry.is_used(), |algorithm, framing, blocks| {
+            self.schedules.fits(collective, algorithm, framing, blocks, bytes)
+        })
+    }
+
+    /// Once per collective.
+    #[cold]
+    fn warn_refused(&self, collective: Collective, choice: Choice) {
+        let bit = 1 << collective as u8;
+        if self.path() == Path::Peer && self.warned.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+            log::warn!("rank {}: {collective} on GPUs takes {}; {}", self.rank, choice.protocol, Reason::Refused);
+        }
     }
 
     /// Whether a call of `bytes` (as in [`DeviceComm::choice`]) can be carried out so, whatever its element type.

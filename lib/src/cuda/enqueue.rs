@@ -8,11 +8,14 @@ use super::comm::{Carrier, DeviceComm};
 use super::driver::cuda;
 use super::kernels::Kernel;
 use super::launch::{Team, launch};
+use super::path::Path;
 use super::phased::{Phased, Traffic};
 use super::program::Cut;
 use super::select::{self, Choice, Framing, Protocol};
+use crate::comm::Comm;
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, Result};
+use crate::trace::{By, Span, Tracer, recorded};
 use crate::wire::{Algorithm, Collective};
 
 /// As `struct Message` of `kernels/send_recv.cu`.
@@ -56,6 +59,26 @@ impl DeviceComm {
     /// As [`DeviceComm::enqueue`].
     pub unsafe fn enqueue_as(&self, stream: impl Into<Stream>, call: &Call, choice: Choice) -> Result<()> {
         let stream = stream.into();
+        let span = || Span::Carried {
+            collective: call.collective as u8,
+            calls: 1,
+            bytes: call.count.saturating_mul(call.dtype.size()) as u64,
+            by: match self.path() {
+                Path::Peer => By::Kernels(choice),
+                path => By::Path(path),
+            },
+        };
+        // SAFETY: forwarded from the caller.
+        recorded(self.trace(), span, || unsafe { self.enqueue_one(stream, call, choice) })
+    }
+
+    fn trace(&self) -> Option<&Tracer> {
+        self.host().and_then(Comm::trace)
+    }
+
+    /// # Safety
+    /// As [`DeviceComm::enqueue`].
+    unsafe fn enqueue_one(&self, stream: Stream, call: &Call, choice: Choice) -> Result<()> {
         let op = call.collective.name();
         self.check()?;
         if call.root >= self.size() {
@@ -133,6 +156,24 @@ impl DeviceComm {
         from: Option<(u64, usize, usize)>,
     ) -> Result<()> {
         let stream = stream.into();
+        let span = || Span::Carried {
+            collective: Collective::SendRecv as u8,
+            calls: (usize::from(to.is_some()) + usize::from(from.is_some())) as u32,
+            bytes: to.iter().chain(&from).map(|one| one.1 as u64).sum(),
+            by: By::Message(self.path()),
+        };
+        // SAFETY: forwarded from the caller.
+        recorded(self.trace(), span, || unsafe { self.enqueue_pair(stream, to, from) })
+    }
+
+    /// # Safety
+    /// As [`DeviceComm::enqueue_send_recv`].
+    unsafe fn enqueue_pair(
+        &self,
+        stream: Stream,
+        to: Option<(u64, usize, usize)>,
+        from: Option<(u64, usize, usize)>,
+    ) -> Result<()> {
         let op = "send/recv";
         self.check()?;
         for (_, _, peer) in to.iter().chain(&from) {

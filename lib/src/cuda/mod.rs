@@ -14,6 +14,7 @@ mod call;
 mod collectives;
 mod comm;
 mod compile;
+mod decide;
 mod driver;
 mod enqueue;
 mod hosted;
@@ -36,7 +37,8 @@ mod setup;
 mod window;
 
 pub use call::{Call, Stream};
-pub use comm::DeviceComm;
+pub use comm::{DeviceComm, Explanation};
+pub use decide::Reason;
 pub(crate) use driver::cuda;
 pub use driver::{available, device_count, open};
 pub use inventory::{Gpu, Inventory, inventory, nvrtc};

@@ -160,6 +160,12 @@ pub(super) fn choose(layout: &Layout, collective: Collective, bytes: usize, regi
     fitting.unwrap_or_else(|| with_blocks(large))
 }
 
+/// Whether kernels other than those of schedules do it.
+pub(super) fn has_kernel(collective: Collective) -> bool {
+    use Collective::*;
+    matches!(collective, AllReduce | ReduceScatter | Reduce | Broadcast | AllGather | AllToAll)
+}
+
 /// The number of blocks that suits a protocol and a size.
 pub(super) fn blocks(layout: &Layout, protocol: Protocol, bytes: usize) -> u32 {
     let words = bytes.div_ceil(8);

@@ -1,10 +1,12 @@
 //! How a device communicator comes to be: which path its data takes, and what that path needs.
 
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, Weak};
 
 use cudarc::driver::CudaContext;
 
 use super::comm::{Carrier, DeviceComm, Order};
+use super::decide::Asked;
 use super::driver::{available, cuda};
 use super::hosted::{self, Hosted};
 use super::kernels::Kernels;
@@ -226,6 +228,8 @@ impl DeviceComm {
             patience,
             order: Mutex::new(Order { number: 0, last: None, event }),
             choices: Mutex::new(None),
+            asked: Asked::of(config),
+            warned: AtomicU32::new(0),
             registry: Registry::new(context, rank, host.is_some()),
             schedules: Schedules::new(rank, layout),
             context: context.clone(),

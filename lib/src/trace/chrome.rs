@@ -238,6 +238,13 @@ impl Page<'_> {
             }
             Span::Finish => self.slice(lines, e, "ddp", "finish", ""),
             Span::BucketWait { bucket } => self.slice(lines, e, "ddp", format_args!("wait for bucket {bucket}"), ""),
+            Span::Carried { collective, calls, bytes, by } => self.slice(
+                lines,
+                e,
+                "carried",
+                name_of(collective),
+                format_args!("\"by\":\"{by}\",\"calls\":{calls},\"bytes\":{bytes}"),
+            ),
             Span::Queued { collective, bytes } => {
                 // Asynchronous slices have tracks of their own, where they may overlap.
                 let pid = self.pid;

@@ -1,5 +1,9 @@
 //! What is recorded: plain values of one cache line each.
 
+use std::fmt;
+
+use crate::cuda::{Choice, Path};
+
 /// Something that took from `begin` to `end` (nanoseconds of our clock) on one of the communicator's tracks.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Event {
@@ -76,6 +80,37 @@ pub(crate) enum Span {
     LateWake { peer: u32 },
     /// `Ddp::finish` waits for one bucket.
     BucketWait { bucket: u32 },
+    /// Calls that no executor of ours carries out, `collective` the first of them: the time that they kept this thread.
+    Carried { collective: u8, calls: u32, bytes: u64, by: By },
+}
+
+/// What carries out a call that is not the executor's.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum By {
+    /// Kernels over the peers' memory; the thread puts them into a stream.
+    Kernels(Choice),
+    /// A device communicator's path that has one way only.
+    Path(Path),
+    /// Kernels of a message between two ranks.
+    Message(Path),
+    /// NVIDIA's NCCL; the thread puts calls into a stream.
+    Nccl,
+    /// An MPI library, which returns when the call is over.
+    #[cfg(feature = "mpi")]
+    Mpi,
+}
+
+impl fmt::Display for By {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            By::Kernels(Choice { protocol, blocks }) => write!(f, "kernels, {protocol}, {blocks} blocks"),
+            By::Path(path) => path.fmt(f),
+            By::Message(path) => write!(f, "a message, {path}"),
+            By::Nccl => f.write_str("NCCL"),
+            #[cfg(feature = "mpi")]
+            By::Mpi => f.write_str("MPI"),
+        }
+    }
 }
 
 /// A call, as its header and plan describe it.

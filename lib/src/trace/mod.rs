@@ -11,6 +11,10 @@
 //! - **lane N**: the steps, with NCCL's names, peers, part, window and bytes. Below a step: `wait for rank 2` (its message
 //!   is not here, or not whole) and `wait for room at rank 2` (it has not taken the earlier ones).
 //! - **thread N**: what the application's threads did: waiting for queued calls, [`Ddp`](crate::ddp::Ddp)'s buckets.
+//!   Also calls that another carries: of [`DeviceComm`](crate::cuda::DeviceComm) and of NCCL (`by`: protocol and blocks, or NCCL)
+//!   the slice is the time in which the host put the call into a stream, not that in which the GPU ran it, and a replay of a
+//!   captured graph has none; of MPI it is the whole call. Ranks of `DeviceComm::local` have no communicator of the host, and
+//!   so no trace of calls over the peers' memory.
 //! - **queue**: how long asynchronous calls waited for the progress thread.
 //!
 //! An arrow goes from each step that sends to the step that receives the message. Its id is a hash of (communicator,
@@ -53,7 +57,7 @@ mod tracer;
 mod tests;
 
 pub(crate) use clock::{ClockOffset, measure, now};
-pub(crate) use event::{Call, Phase, Span, StepKind};
+pub(crate) use event::{By, Call, Phase, Span, StepKind};
 pub(crate) use recorder::{Off, Probe, Recorder, StepDone};
 pub(crate) use sink::{Run, Sink};
-pub(crate) use tracer::Tracer;
+pub(crate) use tracer::{Tracer, recorded};

@@ -100,6 +100,11 @@ impl Recorder {
         }
     }
 
+    #[cfg(test)]
+    pub(super) fn tracer(&self) -> &Tracer {
+        &self.tracer
+    }
+
     fn push(&mut self, begin: u64, end: u64, track: Track, what: What) {
         self.ring.push(Event { begin, end, track, what });
     }

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::config::Config;
-use crate::wire::Header;
+use crate::wire::{Collective, Header};
 
 fn recorder(path: &Path, capacity: usize) -> Recorder {
     let config = Config { trace: Some(path.display().to_string()), trace_events: capacity, ..Config::default() };
@@ -93,6 +93,31 @@ fn span(e: &Value) -> (f64, f64) {
     let ts = e["ts"].as_f64().unwrap();
     // To the nanosecond, as readers do.
     ((ts * 1e3).floor(), (ts * 1e3).floor() + (e["dur"].as_f64().unwrap() * 1e3).floor())
+}
+
+#[test]
+fn a_call_that_others_carry_is_a_slice_of_the_thread_that_made_it() {
+    use crate::cuda::{Choice, Path as Way, Protocol};
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("t.json");
+    {
+        let recorder = recorder(&path, 100);
+        let carried = |by| Span::Carried { collective: Collective::AllReduce as u8, calls: 2, bytes: 4096, by };
+        let choice = Choice { protocol: Protocol::TwoShot128, blocks: 32 };
+        for by in [By::Kernels(choice), By::Path(Way::Hosted), By::Message(Way::Peer), By::Nccl] {
+            let three = recorded(Some(recorder.tracer()), || carried(by), || 3);
+            assert_eq!((three, recorded(None, || unreachable!(), || 4)), (3, 4));
+        }
+    }
+    let events = events(&path);
+    let slices: Vec<&Value> = events.iter().filter(|e| e["cat"] == "carried").collect();
+    let by: Vec<&str> = slices.iter().map(|e| e["args"]["by"].as_str().unwrap()).collect();
+    let message = "a message, kernels over the peers' memory";
+    assert_eq!(by, ["kernels, LL128, two steps, 32 blocks", "through the hosts' memory", message, "NCCL"]);
+    for slice in slices {
+        assert_eq!(slice["name"], "all_reduce");
+        assert_eq!((&slice["args"]["calls"], &slice["args"]["bytes"]), (&2.into(), &4096.into()));
+    }
 }
 
 #[test]

@@ -61,6 +61,15 @@ impl Tracer {
     }
 }
 
+/// Does `work`, and records what it was on this thread's line if there is a trace.
+pub(crate) fn recorded<T>(trace: Option<&Tracer>, span: impl FnOnce() -> Span, work: impl FnOnce() -> T) -> T {
+    let Some(trace) = trace else { return work() };
+    let begin = now();
+    let outcome = work();
+    trace.span(begin, span());
+    outcome
+}
+
 impl Drop for Tracer {
     fn drop(&mut self) {
         self.flush();

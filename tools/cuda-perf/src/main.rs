@@ -61,6 +61,9 @@ struct Options {
     /// Takes buffers that are registered with the communicator; NCCL then also runs with windows of its own.
     #[arg(long)]
     registered: bool,
+    /// Says how each call is carried out, and why, without timing it.
+    #[arg(long)]
+    explain: bool,
     /// Leaves NCCL out.
     #[arg(long)]
     alone: bool,
@@ -148,6 +151,10 @@ fn start(options: &Options) -> Result<ExitCode> {
     // SAFETY: all memory here is used in one stream.
     unsafe { context.disable_event_tracking() };
     let device = DeviceComm::new(&comm, &context)?;
+    if options.explain {
+        explain(options, &comm, &device);
+        return Ok(ExitCode::SUCCESS);
+    }
     if device.path() == Path::Hosted {
         hosted::table(options, &comm, &device)?;
         return Ok(ExitCode::SUCCESS);
@@ -155,6 +162,23 @@ fn start(options: &Options) -> Result<ExitCode> {
     let peer = if options.alone { None } else { nccl::Nccl::new(&comm, &context)? };
     run(options, &comm, &device, peer.as_ref())?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Path, protocol and blocks of each size, and why.
+fn explain(options: &Options, comm: &Comm, device: &DeviceComm) {
+    if comm.rank() != 0 {
+        return;
+    }
+    for &operation in &options.operation {
+        let mut bytes = options.begin;
+        while bytes <= options.end {
+            if let Some(task) = Task::new(operation, options.dtype, bytes, comm.size()) {
+                let why = device.explain(task.collective(), task.count * task.dtype.size());
+                println!("{operation:?} of {bytes} bytes: {why}");
+            }
+            bytes *= options.factor;
+        }
+    }
 }
 
 fn run(options: &Options, comm: &Comm, device: &DeviceComm, peer: Option<&nccl::Nccl>) -> Result<()> {

@@ -16,12 +16,26 @@ use crate::dtype::ReduceOp;
 use crate::error::{Error, Result};
 use crate::executor::CallKey;
 use crate::reduce;
+use crate::trace::{By, Span, recorded};
 use crate::wire::Collective;
 
 impl Mpi {
     /// # Safety
     /// As [`Backend::run`](crate::process_group::Backend::run).
     pub(super) unsafe fn call(&self, comm: &Inner, call: &Call, background: bool) -> Result<()> {
+        let span = || Span::Carried {
+            collective: call.key.collective as u8,
+            calls: 1,
+            bytes: (call.key.count * call.key.dtype.size()) as u64,
+            by: By::Mpi,
+        };
+        // SAFETY: forwarded from the caller.
+        recorded(comm.state().trace.as_deref(), span, || unsafe { self.carry(comm, call, background) })
+    }
+
+    /// # Safety
+    /// As [`Mpi::call`].
+    unsafe fn carry(&self, comm: &Inner, call: &Call, background: bool) -> Result<()> {
         comm.state().check(|| call.key.collective.name().to_owned())?;
         if call.key.collective == Collective::SendRecv {
             // SAFETY: forwarded from the caller.

@@ -28,6 +28,7 @@ use crate::cuda::{Stream, cuda};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, Result};
 use crate::executor::Supervisor;
+use crate::trace::{By, Span, recorded};
 use crate::wire::Collective;
 
 /// NVIDIA's NCCL as process groups would find it: its version and place, in words. It stays open.
@@ -164,6 +165,49 @@ impl Nccl {
             None => Ok(()),
             Some(first) => Err(first.for_later_call(op.to_owned(), self.rank)),
         }
+    }
+
+    /// Puts calls into a stream, as one.
+    ///
+    /// # Safety
+    /// As [`Backend::enqueue`].
+    unsafe fn put(&self, calls: &[Call], stream: &Stream) -> Result<()> {
+        let op = match calls {
+            [one] => one.key.collective.name(),
+            _ => "batch",
+        };
+        self.failed_before(op)?;
+        if calls.is_empty() {
+            return Ok(());
+        }
+        calls.iter().try_for_each(combined)?;
+        self.context.bind_to_thread().map_err(|e| cuda(op, "taking the GPU", e))?;
+        let mut handle = lock(&self.handle);
+        if handle.0.is_null() {
+            drop(handle);
+            self.failed_before(op)?;
+            return Err(self.aborted(op));
+        }
+        let to: StreamHandle = stream.handle().cast();
+        // SAFETY: groups are per thread; ours ends below whatever comes.
+        let started = unsafe { (self.nccl.api.group_start)() };
+        let mut status = started;
+        if started == SUCCESS {
+            for call in calls {
+                // SAFETY: forwarded from the caller.
+                let issued = unsafe { self.issue(handle.0, call, to) };
+                if issued != SUCCESS && issued != IN_PROGRESS {
+                    status = issued;
+                    break;
+                }
+            }
+            // SAFETY: see above.
+            let ended = unsafe { (self.nccl.api.group_end)() };
+            if status == SUCCESS {
+                status = ended;
+            }
+        }
+        self.settle(&mut handle, op, status)
     }
 
     /// Issues one call inside a group.
@@ -321,42 +365,14 @@ impl Backend for Nccl {
     }
 
     unsafe fn enqueue(&self, calls: &[Call], stream: &Stream) -> Result<()> {
-        let op = match calls {
-            [one] => one.key.collective.name(),
-            _ => "batch",
+        let span = || Span::Carried {
+            collective: calls.first().map_or(Collective::Barrier, |call| call.key.collective) as u8,
+            calls: calls.len() as u32,
+            bytes: calls.iter().map(|call| (call.key.count * call.key.dtype.size()) as u64).sum(),
+            by: By::Nccl,
         };
-        self.failed_before(op)?;
-        if calls.is_empty() {
-            return Ok(());
-        }
-        calls.iter().try_for_each(combined)?;
-        self.context.bind_to_thread().map_err(|e| cuda(op, "taking the GPU", e))?;
-        let mut handle = lock(&self.handle);
-        if handle.0.is_null() {
-            drop(handle);
-            self.failed_before(op)?;
-            return Err(self.aborted(op));
-        }
-        let to: StreamHandle = stream.handle().cast();
-        // SAFETY: groups are per thread; ours ends below whatever comes.
-        let started = unsafe { (self.nccl.api.group_start)() };
-        let mut status = started;
-        if started == SUCCESS {
-            for call in calls {
-                // SAFETY: forwarded from the caller.
-                let issued = unsafe { self.issue(handle.0, call, to) };
-                if issued != SUCCESS && issued != IN_PROGRESS {
-                    status = issued;
-                    break;
-                }
-            }
-            // SAFETY: see above.
-            let ended = unsafe { (self.nccl.api.group_end)() };
-            if status == SUCCESS {
-                status = ended;
-            }
-        }
-        self.settle(&mut handle, op, status)
+        // SAFETY: forwarded from the caller.
+        recorded(self.state.trace.as_deref(), span, || unsafe { self.put(calls, stream) })
     }
 
     fn device(&self) -> Option<&Arc<CudaContext>> {
