@@ -16,8 +16,10 @@ _NAMES = {
     "BAND": "band",
     "BOR": "bor",
     "BXOR": "bxor",
-    "PREMUL_SUM": PREMUL,
 }
+# torch 1.13 does not show the factor.
+if torch.__version__ >= "2":
+    _NAMES["PREMUL_SUM"] = PREMUL
 # By hash, which is torch's number of the operator: comparing two of them takes a microsecond.
 _OPERATORS = {hash(getattr(dist.ReduceOp, name)): ours for name, ours in _NAMES.items() if hasattr(dist.ReduceOp, name)}
 
