@@ -9,7 +9,7 @@ use tinynccl::config::TransportChoice;
 use tinynccl::wire::{Algorithm, Collective};
 use tinynccl::{Config, DType, ReduceOp};
 
-use crate::case::{self, Case};
+use crate::case::{self, Case, Way};
 use crate::measure::Effort;
 use crate::memory::Buffers;
 use crate::row::{Places, Settings};
@@ -53,7 +53,8 @@ pub(crate) struct Args {
     #[arg(short = 'c', long = "check", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
     check: u8,
     /// What to run: all_reduce all_gather reduce_scatter broadcast reduce gather scatter all_to_all sendrecv barrier,
-    /// a list of them, or all; pingpong: send and recv between ranks 0 and 1, there and back.
+    /// a list of them, or all; pingpong: send and recv between ranks 0 and 1, there and back; neighbours: half of it to
+    /// the right, half to the left.
     #[arg(long, default_value = "all_reduce", value_delimiter = ',')]
     collective: Vec<String>,
     /// Ranks to start on this machine; under a launcher its number counts.
@@ -68,6 +69,12 @@ pub(crate) struct Args {
     /// 1: calls run in the caller's thread. 0: they run on the progress thread, and each is waited for.
     #[arg(short = 'z', long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
     blocking: u8,
+    /// Make each call in a group, together with a message of 8 bytes round the ring.
+    #[arg(long, conflicts_with = "explain")]
+    group: bool,
+    /// Split the ranks by their number modulo this, and run on all the parts at a time; the part of rank 0 is printed.
+    #[arg(long, value_name = "PARTS", conflicts_with = "explain", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) split: Option<u32>,
     /// Repetitions of each measurement; the table shows their median.
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
     repetitions: u32,
@@ -115,7 +122,7 @@ pub(crate) struct Args {
 pub(crate) struct Plan {
     pub(crate) sizes: Vec<usize>,
     pub(crate) settings: Settings,
-    collectives: Vec<(Collective, bool)>,
+    collectives: Vec<(Collective, Way)>,
     dtypes: Vec<DType>,
     ops: Vec<ReduceOp>,
     /// `None`: every rank in turn.
@@ -141,6 +148,9 @@ impl Args {
             return Err(
                 "-z 0: asynchronous calls own their buffers, so --buffers and --huge-pages do not apply".to_owned()
             );
+        }
+        if self.blocking == 0 && self.group {
+            return Err("-z 0: the calls of a --group run in the caller's thread".to_owned());
         }
         let increment = match self.step {
             Some(0) => return Err("-i 0: expected at least 1 byte".to_owned()),
@@ -181,8 +191,9 @@ impl Args {
                 places: self.places,
                 check: self.check == 1,
                 asynchronous: self.blocking == 0,
+                grouped: self.group,
             },
-            collectives: list(&self.collective, &Collective::ALL.map(|c| (c, false)), collective)?,
+            collectives: list(&self.collective, &Collective::ALL.map(|c| (c, Way::Ring)), collective)?,
             dtypes: list(&self.dtype, &DType::ALL, |s| dtype(s).map_err(|e| format!("-d: {e}")))?,
             ops: list(&self.op, &ReduceOp::ALL, |s| s.parse().map_err(|e| format!("-o: {e}")))?,
             root,
@@ -215,8 +226,8 @@ impl Plan {
             return Err(format!("-r {root}: expected a rank below {ranks}"));
         }
         let mut cases = Vec::new();
-        for &(collective, round_trip) in &self.collectives {
-            if round_trip && ranks < 2 {
+        for &(collective, way) in &self.collectives {
+            if way == Way::RoundTrip && ranks < 2 {
                 return Err("--collective pingpong: expected 2 ranks or more".to_owned());
             }
             let dtypes = if collective == Collective::Barrier { &self.dtypes[..1] } else { &self.dtypes[..] };
@@ -231,7 +242,7 @@ impl Plan {
             };
             for &dtype in dtypes {
                 for &op in ops.iter().filter(|op| op.is_none_or(|op| op.applies_to(dtype))) {
-                    cases.extend(roots.iter().map(|&root| Case { collective, round_trip, dtype, op, root }));
+                    cases.extend(roots.iter().map(|&root| Case { collective, way, dtype, op, root }));
                 }
             }
         }
@@ -351,6 +362,8 @@ mod tests {
             ("--budget 0", "more than 0"),
             ("--timeout inf", "seconds"),
             ("--measure", "--explain"),
+            ("--group -z 0", "-z 0"),
+            ("--split 2 --explain", "cannot be used with"),
             ("--explain --json a", "cannot be used with"),
             ("-z 0 --buffers fresh", "own their buffers"),
             ("--buffers stale", "fresh"),
@@ -363,7 +376,7 @@ mod tests {
         }
         let (_, plan) = parse("--collective pingpong").unwrap();
         assert!(plan.cases(1).unwrap_err().contains("2 ranks or more"));
-        assert!(plan.cases(2).unwrap()[0].round_trip);
+        assert_eq!(plan.cases(2).unwrap()[0].way, Way::RoundTrip);
         let (_, plan) = parse("-r 2 --collective broadcast").unwrap();
         assert!(plan.cases(2).unwrap_err().contains("below 2"));
     }

@@ -1,9 +1,10 @@
 //! One call of a collective, blocking or asynchronous, in place or out of place.
 
+use tinynccl::comm::Exchange;
 use tinynccl::wire::Collective;
 use tinynccl::{Comm, Error, ReduceOp, Result};
 
-use crate::case::{Case, Place};
+use crate::case::{Case, Place, Way};
 use crate::memory::Memory;
 use crate::pattern::Number;
 
@@ -33,17 +34,78 @@ pub(crate) fn blocking<T: Number>(comm: &Comm, case: &Case, place: Place, memory
         Collective::Scatter => comm.scatter(input, output, root),
         Collective::AllToAll => comm.all_to_all(input, output),
         Collective::Barrier => comm.barrier(),
-        Collective::SendRecv if case.round_trip => match comm.rank() {
-            0 => comm.send(input, 1).and_then(|()| comm.recv(output, 1)),
-            1 => comm.recv(output, 0).and_then(|()| comm.send(input, 0)),
-            _ => Ok(()),
+        Collective::SendRecv => match (case.way, comm.rank()) {
+            (Way::Ring, _) => {
+                let (left, right) = neighbours(comm);
+                comm.send_recv(input, right, output, left)
+            }
+            (Way::RoundTrip, 0) => comm.send(input, 1).and_then(|()| comm.recv(output, 1)),
+            (Way::RoundTrip, 1) => comm.recv(output, 0).and_then(|()| comm.send(input, 0)),
+            (Way::RoundTrip, _) => Ok(()),
+            (Way::Neighbours, _) => comm.neighbour_exchange(halves(comm, input, output)),
         },
-        // To the right, from the left.
-        Collective::SendRecv => {
-            let (rank, ranks) = (comm.rank(), comm.size());
-            comm.send_recv(input, (rank + 1) % ranks, output, (rank + ranks - 1) % ranks)
-        }
     }
+}
+
+/// Makes the call in a group, where its rank goes round the ring beside it: a call and a message as one.
+pub(crate) fn grouped<T: Number>(comm: &Comm, case: &Case, place: Place, memory: &mut Memory<'_, T>) -> Result<()> {
+    let op = case.op.unwrap_or(ReduceOp::Sum);
+    let root = case.root.unwrap_or(0);
+    let (left, right) = neighbours(comm);
+    let (token, mut came) = ([comm.rank() as u64], [u64::MAX]);
+    comm.group(|group| {
+        // The call may go between the same two ranks: messages keep their order.
+        group.send_recv(&token, right, &mut came, left)?;
+        if place == Place::In {
+            return match case.collective {
+                Collective::AllReduce => group.all_reduce_in_place(memory.output(), op),
+                Collective::AllGather => group.all_gather_in_place(memory.output()),
+                Collective::ReduceScatter => group.reduce_scatter_in_place(memory.input(), op),
+                Collective::Broadcast => group.broadcast(memory.output(), root),
+                Collective::Reduce => group.reduce_in_place(memory.output(), op, root),
+                other => Err(not_offered(other, "in place")),
+            };
+        }
+        let (input, output) = memory.both();
+        match case.collective {
+            Collective::AllReduce => group.all_reduce(input, output, op),
+            Collective::AllGather => group.all_gather(input, output),
+            Collective::ReduceScatter => group.reduce_scatter(input, output, op),
+            Collective::Broadcast => group.broadcast_from(input, output, root),
+            Collective::Reduce => group.reduce(input, output, op, root),
+            Collective::Gather => group.gather(input, output, root),
+            Collective::Scatter => group.scatter(input, output, root),
+            Collective::AllToAll => group.all_to_all(input, output),
+            Collective::Barrier => group.barrier(),
+            Collective::SendRecv => match (case.way, comm.rank()) {
+                (Way::Ring, _) => group.send_recv(input, right, output, left),
+                (Way::RoundTrip, me @ (0 | 1)) => group.send_recv(input, 1 - me, output, 1 - me),
+                (Way::RoundTrip, _) => Ok(()),
+                (Way::Neighbours, _) => group.neighbour_exchange(halves(comm, input, output)),
+            },
+        }
+    })?;
+    if came == [left as u64] {
+        return Ok(());
+    }
+    Err(Error::invalid("group", format!("round the ring came {} and not the rank {left} of the left one", came[0])))
+}
+
+/// The ranks on the left and on the right in the ring.
+fn neighbours(comm: &Comm) -> (usize, usize) {
+    let (rank, ranks) = (comm.rank(), comm.size());
+    ((rank + ranks - 1) % ranks, (rank + 1) % ranks)
+}
+
+/// The first half to the right, the second to the left; what they send lies in the same order.
+fn halves<'a, T>(comm: &Comm, input: &'a [T], output: &'a mut [T]) -> [Exchange<'a, T>; 2] {
+    let (left, right) = neighbours(comm);
+    let (first, second) = input.split_at(input.len() / 2);
+    let (from_left, from_right) = output.split_at_mut(output.len() / 2);
+    [
+        Exchange { to: Some(right), send: first, from: Some(left), recv: from_left },
+        Exchange { to: Some(left), send: second, from: Some(right), recv: from_right },
+    ]
 }
 
 /// Whether the library offers the call asynchronously.

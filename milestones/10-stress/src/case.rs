@@ -16,12 +16,22 @@ pub(crate) enum Place {
     In,
 }
 
+/// Who sends to whom in send/recv.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// To the right, from the left (and every other collective's only way).
+    Ring,
+    /// From rank 0 to rank 1 and back. The time is that of both ways.
+    RoundTrip,
+    /// The first half to the right, the second to the left, in one call, as at the borders of a grid.
+    Neighbours,
+}
+
 /// One block of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Case {
     pub(crate) collective: Collective,
-    /// Of send/recv: not to the right and from the left, but from rank 0 to rank 1 and back. The time is that of both ways.
-    pub(crate) round_trip: bool,
+    pub(crate) way: Way,
     pub(crate) dtype: DType,
     /// `None` for collectives that only move data.
     pub(crate) op: Option<ReduceOp>,
@@ -48,6 +58,7 @@ impl Case {
         let each = all / ranks.max(1);
         let layout = |count, input, output| Layout { count, input, output };
         match self.collective {
+            Collective::SendRecv if self.way == Way::Neighbours => layout(all / 2, all / 2 * 2, all / 2 * 2),
             Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::SendRecv => {
                 layout(all, all, all)
             }
@@ -60,7 +71,11 @@ impl Case {
 
     /// The name in the output.
     pub(crate) fn name(&self) -> &'static str {
-        if self.round_trip { ROUND_TRIP } else { name(self.collective) }
+        match self.way {
+            Way::Ring => name(self.collective),
+            Way::RoundTrip => ROUND_TRIP,
+            Way::Neighbours => NEIGHBOURS,
+        }
     }
 
     /// Bytes of the size column.
@@ -109,11 +124,17 @@ impl Case {
             Collective::Reduce | Collective::Gather => vec![(output, nothing)],
             Collective::Scatter => vec![(output, Source::Input(root, rank * count))],
             Collective::AllToAll => segments(&|s| Source::Input(s, rank * count)),
-            Collective::SendRecv if self.round_trip => match rank {
-                0 | 1 => vec![(input, Source::Input(1 - rank, 0))],
-                _ => vec![(input, Source::Untouched)],
-            },
-            Collective::SendRecv => vec![(input, Source::Input((rank + ranks - 1) % ranks, 0))],
+            Collective::SendRecv => {
+                let (left, right) = ((rank + ranks - 1) % ranks, (rank + 1) % ranks);
+                match (self.way, rank) {
+                    (Way::Ring, _) => vec![(input, Source::Input(left, 0))],
+                    (Way::RoundTrip, 0 | 1) => vec![(input, Source::Input(1 - rank, 0))],
+                    (Way::RoundTrip, _) => vec![(input, Source::Untouched)],
+                    (Way::Neighbours, _) => {
+                        vec![(count, Source::Input(left, 0)), (count, Source::Input(right, count))]
+                    }
+                }
+            }
             Collective::Barrier => Vec::new(),
         }
     }
@@ -134,6 +155,8 @@ impl fmt::Display for Case {
 
 /// On the command line and in the output: send/recv there and back.
 const ROUND_TRIP: &str = "pingpong";
+/// The same: with both neighbours at once.
+const NEIGHBOURS: &str = "neighbours";
 
 /// The collective's name on the command line and in the output.
 pub(crate) fn name(collective: Collective) -> &'static str {
@@ -143,13 +166,14 @@ pub(crate) fn name(collective: Collective) -> &'static str {
     }
 }
 
-/// A collective by name, with or without underscores, and whether it is a round trip; `alltoall` is all_to_all.
-pub(crate) fn parse(text: &str) -> Option<(Collective, bool)> {
+/// A collective by name, with or without underscores, and which way; `alltoall` is all_to_all.
+pub(crate) fn parse(text: &str) -> Option<(Collective, Way)> {
     let plain = |s: &str| s.to_ascii_lowercase().replace(['_', '-'], "");
-    if plain(text) == ROUND_TRIP {
-        return Some((Collective::SendRecv, true));
+    match plain(text).as_str() {
+        ROUND_TRIP => Some((Collective::SendRecv, Way::RoundTrip)),
+        NEIGHBOURS => Some((Collective::SendRecv, Way::Neighbours)),
+        text => Collective::ALL.into_iter().find(|&c| plain(name(c)) == text).map(|c| (c, Way::Ring)),
     }
-    Collective::ALL.into_iter().find(|&c| plain(name(c)) == plain(text)).map(|c| (c, false))
 }
 
 #[cfg(test)]
@@ -158,7 +182,7 @@ mod tests {
 
     fn case(collective: Collective) -> Case {
         let op = collective.reduces().then_some(ReduceOp::Sum);
-        Case { collective, round_trip: false, dtype: DType::F32, op, root: Some(1) }
+        Case { collective, way: Way::Ring, dtype: DType::F32, op, root: Some(1) }
     }
 
     #[test]
@@ -202,7 +226,7 @@ mod tests {
 
     #[test]
     fn a_round_trip_is_between_two_ranks() {
-        let c = Case { round_trip: true, ..case(Collective::SendRecv) };
+        let c = Case { way: Way::RoundTrip, ..case(Collective::SendRecv) };
         let layout = c.layout(40, 3);
         let expected = |rank| c.expected(Place::Out, layout, rank, 3);
         assert_eq!(expected(0), [(10, Source::Input(1, 0))]);
@@ -212,14 +236,25 @@ mod tests {
     }
 
     #[test]
+    fn neighbours_get_half_each() {
+        let c = Case { way: Way::Neighbours, ..case(Collective::SendRecv) };
+        let layout = c.layout(44, 3);
+        assert_eq!(layout, Layout { count: 5, input: 10, output: 10 });
+        let halves = [(5, Source::Input(0, 0)), (5, Source::Input(2, 5))];
+        assert_eq!(c.expected(Place::Out, layout, 1, 3), halves);
+        assert_eq!(c.to_string(), "neighbours f32 root 1");
+    }
+
+    #[test]
     fn names_parse_in_any_spelling() {
         for c in Collective::ALL {
-            assert_eq!(parse(name(c)), Some((c, false)));
+            assert_eq!(parse(name(c)), Some((c, Way::Ring)));
         }
-        assert_eq!(parse("AllReduce"), Some((Collective::AllReduce, false)));
-        assert_eq!(parse("alltoall"), Some((Collective::AllToAll, false)));
-        assert_eq!(parse("send_recv"), Some((Collective::SendRecv, false)));
-        assert_eq!(parse("ping-pong"), Some((Collective::SendRecv, true)));
+        assert_eq!(parse("AllReduce"), Some((Collective::AllReduce, Way::Ring)));
+        assert_eq!(parse("alltoall"), Some((Collective::AllToAll, Way::Ring)));
+        assert_eq!(parse("send_recv"), Some((Collective::SendRecv, Way::Ring)));
+        assert_eq!(parse("ping-pong"), Some((Collective::SendRecv, Way::RoundTrip)));
+        assert_eq!(parse("Neighbours"), Some((Collective::SendRecv, Way::Neighbours)));
         assert_eq!(parse("all"), None);
     }
 }

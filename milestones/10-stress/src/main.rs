@@ -25,7 +25,7 @@ use std::thread;
 use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Parser as _;
 use tinynccl::launch::{self, Launcher};
-use tinynccl::{Comm, Error};
+use tinynccl::{Comm, Error, ReduceOp};
 
 use args::{Args, Plan};
 use record::Output;
@@ -74,10 +74,27 @@ fn run(args: &Args, plan: &Plan) -> Result<u8> {
 
 /// One rank, from its communicator to the end. A failure of ours ends the other ranks too: they would wait for us.
 fn rank(comm: Comm, args: &Args, plan: &Plan) -> Result<u64> {
-    let run = if args.explain { explain::run } else { session::run };
-    let wrong = run(&comm, args, plan).inspect_err(|error| comm.abort(&format!("{error:#}")))?;
+    let wrong = match (args.split, args.explain) {
+        (Some(parts), _) => part(&comm, parts, args, plan),
+        (None, true) => explain::run(&comm, args, plan),
+        (None, false) => session::run(&comm, comm.rank() == 0, args, plan),
+    };
+    let wrong = wrong.inspect_err(|error| comm.abort(&format!("{error:#}")))?;
     comm.close()?;
     Ok(wrong)
+}
+
+/// The part of a split that this rank is in; wrong elements are those of all parts.
+fn part(comm: &Comm, parts: u32, args: &Args, plan: &Plan) -> Result<u64> {
+    let Some(part) = comm.split(Some(comm.rank() as u32 % parts), 0)? else {
+        bail!("a rank with a colour got no part")
+    };
+    let wrong = session::run(&part, comm.rank() == 0, args, plan)?;
+    // Every rank of a part has the part's number.
+    let mut all = [if part.rank() == 0 { wrong } else { 0 }];
+    comm.all_reduce_in_place(&mut all, ReduceOp::Sum)?;
+    part.close()?;
+    Ok(all[0])
 }
 
 /// Ranks as threads of this process.

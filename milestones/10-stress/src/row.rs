@@ -57,6 +57,8 @@ pub(crate) struct Settings {
     pub(crate) places: Places,
     pub(crate) check: bool,
     pub(crate) asynchronous: bool,
+    /// Each call in a group with another.
+    pub(crate) grouped: bool,
 }
 
 /// Runs one size and place; `None` when the library does not offer it.
@@ -101,17 +103,18 @@ impl<T: Number> Row<'_, T> {
     fn blocking(&self, settings: &Settings, arena: &mut Arena) -> Result<(Option<Timing>, Option<u64>)> {
         let mut memory = arena.memory::<T>(self.layout.input, self.layout.output)?;
         let mut wrong = 0;
+        let call = if settings.grouped { call::grouped } else { call::blocking };
         memory.each(|memory| {
             self.prepare_input(memory.input());
             self.prepare_output(memory.output());
         });
         if settings.check {
-            call::blocking(self.comm, self.case, self.place, &mut memory)?;
+            call(self.comm, self.case, self.place, &mut memory)?;
             wrong += self.check_both(&mut memory);
         }
         memory.each(|memory| self.before_timing(memory));
         let timing = measure::time(self.comm, &settings.effort, || {
-            call::blocking(self.comm, self.case, self.place, &mut memory)?;
+            call(self.comm, self.case, self.place, &mut memory)?;
             memory.advance();
             Ok(())
         })?;

@@ -19,8 +19,8 @@ use crate::{csv, pin, plot, probe};
 /// Bytes of a rank's name in the list of ranks.
 const NAME: usize = 96;
 
-/// Runs everything on this rank; rank 0 prints. The number of wrong elements is the same on all ranks.
-pub(crate) fn run(comm: &Comm, args: &Args, plan: &Plan) -> Result<u64> {
+/// Runs everything on this rank; the rank that `speaks` prints, a rank 0. The number of wrong elements is the same on all ranks.
+pub(crate) fn run(comm: &Comm, speaks: bool, args: &Args, plan: &Plan) -> Result<u64> {
     let cases = plan.cases(comm.size()).map_err(anyhow::Error::msg)?;
     let mut plan = plan.clone();
     plan.settings.effort.crowded = comm.size() > std::thread::available_parallelism().map_or(1, usize::from);
@@ -28,7 +28,7 @@ pub(crate) fn run(comm: &Comm, args: &Args, plan: &Plan) -> Result<u64> {
     let mut arena = Arena::new(comm, plan.largest(), args.buffers, args.huge_pages)?;
     let core = if args.pin { pin::to_core(comm.local_rank()) } else { None };
     probe::open(comm)?;
-    let mut report = Report::new(comm, args, core.is_some())?;
+    let mut report = Report::new(speaks, args, core.is_some())?;
     report.say(&introduction(args, plan, comm.size()))?;
     report.say(&who(comm, core)?)?;
     report.say(&if args.csv { csv::heading() } else { table::heading() })?;
@@ -128,7 +128,7 @@ fn print(text: &str) -> Result<()> {
     Ok(())
 }
 
-/// What rank 0 prints and writes; the other ranks only count.
+/// What one rank prints and writes; the others only count.
 struct Report<'a> {
     args: &'a Args,
     speaks: bool,
@@ -140,8 +140,7 @@ struct Report<'a> {
 }
 
 impl<'a> Report<'a> {
-    fn new(comm: &Comm, args: &'a Args, pinned: bool) -> Result<Report<'a>> {
-        let speaks = comm.rank() == 0;
+    fn new(speaks: bool, args: &'a Args, pinned: bool) -> Result<Report<'a>> {
         let open = |path: &Option<PathBuf>| match path {
             Some(path) if speaks => Output::create(path).map(Some),
             _ => Ok(None),

@@ -117,7 +117,7 @@ mod tests {
     fn rows_have_the_columns_of_nccl_tests() {
         let case = Case {
             collective: Collective::AllReduce,
-            round_trip: false,
+            way: crate::case::Way::Ring,
             dtype: DType::F32,
             op: Some(ReduceOp::Sum),
             root: None,

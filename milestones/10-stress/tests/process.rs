@@ -96,6 +96,20 @@ fn every_algorithm_and_several_worlds() {
 }
 
 #[test]
+fn neighbours_groups_and_parts_of_a_split() {
+    let line = "-b 8 -e 64K -f 64 -n 2 -w 1 --repetitions 2 --collective all,pingpong,neighbours";
+    for ranks in [2, 3] {
+        assert_eq!(rows(&all_right(&format!("{line} --ranks {ranks}"))).len(), 11 * 3 + 1);
+        assert_eq!(rows(&all_right(&format!("{line} --ranks {ranks} --group"))).len(), 11 * 3 + 1);
+    }
+    for transport in ["shm", "inproc"] {
+        let text = all_right(&format!("{line} --ranks 5 --split 2 --group --transport {transport}"));
+        assert!(text.contains("ranks 3 minBytes"), "the part with ranks 0, 2 and 4: {text}");
+        assert_eq!(text.matches("Out of bounds values").count(), 1, "one part prints: {text}");
+    }
+}
+
+#[test]
 fn asynchronous_calls_and_other_seeds() {
     let text = all_right("--transport inproc --collective all -z 0 -b 1K -e 1K -n 2 -w 0 --seed 99 --repetitions 1");
     let rows = rows(&text);
