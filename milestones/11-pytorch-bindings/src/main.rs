@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use clap::Parser;
 use pytorch_bindings::{Needs, Ranks, exit_code};
 
@@ -30,5 +30,5 @@ fn main() -> ExitCode {
 fn start(args: Args) -> Result<i32> {
     let own = concat!(env!("CARGO_MANIFEST_DIR"), "/python/ranks.py");
     let script = args.script.unwrap_or_else(|| PathBuf::from(own));
-    args.ranks.launcher(Needs::Arrays, &script, args.args)?.run().context("starting the ranks")
+    args.ranks.run(Needs::Arrays, &script, args.args, |launcher| launcher)
 }

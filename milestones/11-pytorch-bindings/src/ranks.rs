@@ -1,10 +1,12 @@
-//! The options that every program which starts Python ranks has, and the launcher of those ranks.
+//! The options that every program which starts Python ranks has, and the start of those ranks.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use anyhow::Result;
-use tinynccl::launch::Launcher;
+use anyhow::{Context as _, Result};
+use tinynccl::launch::{self, Launcher};
 
 use crate::{Interpreter, Needs, extension};
 
@@ -23,23 +25,29 @@ pub struct Ranks {
 }
 
 impl Ranks {
-    /// A launcher of ranks that run `script`: finds the interpreter, builds the package, and says which Python it is.
+    /// Finds the interpreter, builds the package, says which Python it is, and starts ranks that run `script`, adapted by
+    /// `adapt`. Started by mpirun, torchrun or srun, this process is one rank: it becomes the script, and does not return.
     ///
     /// # Errors
-    /// [`crate::Unavailable`] when no interpreter has what is needed; else what the build said.
-    pub fn launcher(
+    /// [`crate::Unavailable`] when no interpreter has what is needed; else what the build said, or that nothing starts.
+    pub fn run(
         self,
         needs: Needs,
         script: &Path,
-        args: impl IntoIterator<Item = impl Into<OsString>>,
-    ) -> Result<Launcher> {
+        args: Vec<String>,
+        adapt: impl FnOnce(Launcher) -> Launcher,
+    ) -> Result<i32> {
         let python = Interpreter::find(self.python, needs)?;
         let module = self.module.map_or_else(extension::build, Ok)?;
+        let args = [script.as_os_str().to_owned()].into_iter().chain(args.into_iter().map(OsString::from));
+        let env: [(&str, &OsStr); 2] = [("PYTHONPATH", module.as_os_str()), ("PYTHONUNBUFFERED", OsStr::new("1"))];
+        if launch::is_rank() {
+            let error = Command::new(&python.program).args(args).envs(env).exec();
+            return Err(error).with_context(|| format!("becoming {}", python.program.display()));
+        }
         println!("{python}");
-        Ok(Launcher::new(self.ranks)
-            .program(&python.program)
-            .args([script.as_os_str().to_owned()].into_iter().chain(args.into_iter().map(Into::into)))
-            .env("PYTHONPATH", module)
-            .env("PYTHONUNBUFFERED", "1"))
+        let launcher = Launcher::new(self.ranks).program(&python.program).args(args);
+        let launcher = env.into_iter().fold(launcher, |launcher, (name, value)| launcher.env(name, value));
+        adapt(launcher).run().context("starting the ranks")
     }
 }

@@ -120,15 +120,28 @@ def wrap(model, group, device, args):
     return DistributedDataParallel(model, device_ids=ids, process_group=group, bucket_cap_mb=args.bucket_mb)
 
 
+def place():
+    """This rank, how many there are, and its number on this host, as torchrun, mpirun or srun tells its processes."""
+    for names in [
+        ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+        ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+        ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+    ]:
+        if names[0] in os.environ:
+            return tuple(int(os.environ[name]) for name in names)
+    raise SystemExit("no RANK here: start it by `cargo run -p pytorch-ddp`, torchrun, mpirun or srun")
+
+
 def main():
     args = arguments()
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, ranks, local = place()
     device = torch.device("cpu")
     if args.device == "cuda":
         if torch.cuda.device_count() < ranks:
             print(f"error: {ranks} ranks need {ranks} GPUs, torch sees {torch.cuda.device_count()}", file=sys.stderr)
             raise SystemExit(77)
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)))
+        device = torch.device("cuda", local)
         torch.cuda.set_device(device)
 
     dist.init_process_group("tinynccl", init_method=os.environ.get("INIT_METHOD", "env://"), rank=rank, world_size=ranks)

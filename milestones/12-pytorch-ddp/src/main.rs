@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use clap::Parser;
 use pytorch_bindings::{Needs, Ranks, exit_code};
 
@@ -29,14 +29,12 @@ fn start(args: Args) -> Result<i32> {
     // Where torch's store lies: a file needs no free port.
     let store = std::env::temp_dir().join(format!("tinynccl-ddp-{}", std::process::id()));
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/python/train.py");
-    let outcome = args
-        .ranks
-        .launcher(Needs::Torch, Path::new(script), args.args)?
-        .env("OMP_NUM_THREADS", std::env::var_os("OMP_NUM_THREADS").unwrap_or_else(|| "1".into()))
-        .env("INIT_METHOD", format!("file://{}", store.display()))
-        .plain_rank0(true)
-        .run()
-        .context("starting the ranks");
+    let outcome = args.ranks.run(Needs::Torch, Path::new(script), args.args, |launcher| {
+        launcher
+            .env("OMP_NUM_THREADS", std::env::var_os("OMP_NUM_THREADS").unwrap_or_else(|| "1".into()))
+            .env("INIT_METHOD", format!("file://{}", store.display()))
+            .plain_rank0(true)
+    });
     let _ = std::fs::remove_file(&store);
     outcome
 }
