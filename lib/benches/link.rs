@@ -2,7 +2,8 @@
 //!
 //! `cargo bench -p tinynccl --bench link [-- BACKEND...]` prints, per backend, the least time of an 8-byte message one way
 //! (half a round trip), the time per message of a stream of 8-byte messages, and GB/s of a stream of large
-//! messages (128 KiB, TCP 1 MiB). The environment's settings count. `exchange` is an 8-byte all_reduce between two ranks without the arithmetic.
+//! messages (128 KiB, TCP 1 MiB). `relayed-shm` and `relayed-tcp` go through a third rank of the same process, whose forwarder runs on
+//! whichever core is free: against `shm` and `tcp` they show what a hop adds. The environment's settings count. `exchange` is an 8-byte all_reduce between two ranks without the arithmetic.
 
 use std::hint::spin_loop;
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use std::time::{Duration, Instant};
 use tinynccl::Config;
 use tinynccl::Secret;
 use tinynccl::config::TransportChoice;
+use tinynccl::transport::relay::Routes;
 use tinynccl::transport::{ConnectTo, Doorbell, Endpoint, LinkOptions, LinkPair, Received, checksum, inproc};
 use tinynccl::wire::Header;
 
@@ -107,13 +109,13 @@ fn run(name: &str, fast: bool, options: LinkOptions, connect: impl Fn(usize) -> 
         handles.map(|h| h.join().expect("thread"))
     });
     let [one_way, exchange, message, bandwidth] = results[0];
-    println!("{name:8} {one_way:14.1} {exchange:14.1} {message:14.1} {bandwidth:14.2}");
+    println!("{name:12} {one_way:14.1} {exchange:14.1} {message:14.1} {bandwidth:14.2}");
 }
 
 fn main() {
     let wanted: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
     let want = |name: &str| wanted.is_empty() || wanted.iter().any(|w| w == name);
-    println!("{:8} {:>14} {:>14} {:>14} {:>14}", "", "8 B 1way ns", "exchange ns", "stream ns/msg", "large GB/s");
+    println!("{:12} {:>14} {:>14} {:>14} {:>14}", "", "8 B 1way ns", "exchange ns", "stream ns/msg", "large GB/s");
     let options = LinkOptions { max_message: 128 << 10, depth: 4 };
     let bells: Arc<[Arc<Doorbell>]> = (0..2).map(|_| Doorbell::new().expect("doorbell")).collect();
     let hub = inproc::Hub::new();
@@ -127,15 +129,22 @@ fn main() {
     if want("checksum") {
         run("checksum", true, options, |rank| checksum::wrap(in_process(rank)));
     }
-    for (name, transport) in [("shm", TransportChoice::Shm), ("tcp", TransportChoice::Tcp)] {
+    let (shm, tcp) = (TransportChoice::Shm, TransportChoice::Tcp);
+    for (name, transport) in [("shm", shm), ("tcp", tcp), ("relayed-shm", shm), ("relayed-tcp", tcp)] {
         if !want(name) {
             continue;
         }
         let mut config = Config::from_env().expect("settings");
         config.transport = transport;
-        let endpoints = [0, 1].map(|rank| Endpoint::new(rank, Secret::new([0; 32]), &config).expect("endpoint"));
-        let options = LinkOptions { max_message: if name == "tcp" { 1 << 20 } else { 128 << 10 }, ..options };
-        run(name, name == "shm", options, |rank| {
+        // Rank 2 only relays, if anything.
+        let endpoints = [0, 1, 2].map(|rank| Endpoint::new(rank, Secret::new([0; 32]), &config).expect("endpoint"));
+        if name.starts_with("relayed") {
+            let world: Vec<_> = endpoints.iter().map(|endpoint| endpoint.info()).collect();
+            let routes = Routes::new(3, |_, b| b == 2);
+            endpoints.iter().for_each(|endpoint| endpoint.introduce(world.clone(), Some(routes.clone())));
+        }
+        let options = LinkOptions { max_message: if transport == tcp { 1 << 20 } else { 128 << 10 }, ..options };
+        run(name, transport == shm, options, |rank| {
             let info = endpoints[1 - rank].info();
             let to = ConnectTo { comm: 0, peer_rank: 1 - rank, info: &info, channel: 0, options };
             endpoints[rank].connect(&to, &bells[rank], &|| None, WAIT).expect("connect")

@@ -149,7 +149,7 @@ impl Comm {
             },
             depth: config.fifo_depth,
         };
-        let tuned = tuned.unwrap_or_else(|| Tuned::built_in(&state));
+        let tuned = tuned.unwrap_or_else(|| Tuned::built_in(&state)).relayed(&state);
         let crowded = AtomicBool::new(tuned.is_crowded(state.rank));
         let recorder = |trace: &Arc<Tracer>| Box::new(Recorder::new(trace.clone(), state.config.trace_events));
         let engine = Engine {

@@ -23,7 +23,7 @@ use super::state::lock;
 use crate::config::SingleCopy;
 use crate::error::Result;
 use crate::topology::fit::{self, Point};
-use crate::topology::{CostModel, LinkCost, Rates};
+use crate::topology::{CostModel, LinkCost, Rates, Relays};
 
 /// Time for one figure of a link, and for one of the memory.
 const LINK_SLICE: Duration = Duration::from_millis(3);
@@ -49,10 +49,11 @@ pub(super) struct Peers {
 }
 
 impl Peers {
-    /// From labels that are equal for ranks that share memory: the first of each kind.
-    pub(super) fn of(labels: &[usize]) -> Peers {
-        let find = |shared: bool| (1..labels.len()).find(|&r| (labels[r] == labels[0]) == shared);
-        Peers { shm: find(true), tcp: find(false) }
+    /// From labels that are equal for ranks that share memory: the first of each kind, over the network one that nobody
+    /// relays to: what is measured is a hop.
+    pub(super) fn of(labels: &[usize], relays: &Relays) -> Peers {
+        let find = |shared: bool| (1..labels.len()).filter(move |&r| (labels[r] == labels[0]) == shared);
+        Peers { shm: find(true).next(), tcp: find(false).min_by_key(|&r| relays.hops(0, r)) }
     }
 
     /// Whether `rank` is one of them.

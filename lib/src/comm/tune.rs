@@ -20,7 +20,7 @@ use crate::config::{Config, TransportChoice, Tune};
 use crate::error::{Error, Result};
 use crate::topology::host::{Cores, Host};
 use crate::topology::store::{Key, Store, hex};
-use crate::topology::{CostModel, Placement};
+use crate::topology::{CostModel, Placement, Relays};
 
 /// Nothing is measured that would not be over by then; the answer is told to the other ranks in what is left of 50 ms.
 /// A call that has begun is waited for, however long other programs keep the peer off its core.
@@ -94,6 +94,12 @@ impl Tuned {
     /// The same figures for some of the ranks. Those of a host still share its cores with all the others.
     pub(super) fn among(&self, ranks: impl Iterator<Item = usize>) -> Tuned {
         Tuned { seats: ranks.filter_map(|r| self.seats.get(r).copied()).collect(), ..self.clone() }.placed()
+    }
+
+    /// The same figures, with the relays of this communicator.
+    pub(super) fn relayed(mut self, state: &State) -> Tuned {
+        self.model.relays = Relays::new(&state.control.paths(), &state.members);
+        self
     }
 
     /// Whether there are more ranks than cores where `rank` runs.
@@ -188,7 +194,7 @@ pub(super) fn start(comm: &Comm) -> Result<()> {
 fn adopt(comm: &Comm, tuned: Tuned) {
     comm.inner.crowded.store(tuned.is_crowded(comm.rank()), Ordering::Relaxed);
     comm.inner.state.control.lend_from(tuned.model.lend_from.unwrap_or(usize::MAX));
-    lock(&comm.inner.engine).tuned = tuned;
+    lock(&comm.inner.engine).tuned = tuned.relayed(&comm.inner.state);
 }
 
 fn figures(comm: &Comm, place: Option<&Place>) -> Figures {
@@ -205,7 +211,8 @@ fn figures(comm: &Comm, place: Option<&Place>) -> Figures {
 fn measure(comm: &Comm, seats: &[Seat], place: Option<Place>) -> Result<(CostModel, Tuning)> {
     let started = Instant::now();
     let labels: Vec<usize> = seats.iter().map(|s| s.memory).collect();
-    let peers = probe::Peers::of(&labels);
+    let relays = lock(&comm.inner.engine).tuned.model.relays.clone();
+    let peers = probe::Peers::of(&labels, &relays);
     let mut messages = 0;
     let mut found = None;
     if comm.rank() == 0 {

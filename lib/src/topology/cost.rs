@@ -22,6 +22,7 @@
 //! | call | entering the library, finding the plan | measured with a message that makes one hop instead of many |
 //! | sync | waiting for a flag in shared memory: a message without a payload | |
 //! | switch | ranks that take turns on a core: the scheduler runs another rank first | built in |
+//! | hops | a message through other ranks is as many messages, and a load of theirs | [`super::relays`], counted in the programs |
 //! | ranks per core | then the load of all ranks of a core counts, not that of the busiest | |
 //! | crowding | R cores on one memory: times `1 + (c - 1)(R - 1)`, where c is how much two slow each other down | measured |
 //!
@@ -36,6 +37,7 @@ use serde::{Deserialize, Serialize};
 
 use super::placement::{Placement, Share};
 use super::rates::{Caches, Rates, Shares};
+use super::relays::{Factor, Relays};
 use super::terms::{Load, crossing, terms};
 use crate::algorithm::Shape;
 use crate::error::{Error, Result};
@@ -88,6 +90,9 @@ pub struct CostModel {
     pub caches: Caches,
     /// Which ranks share memory.
     pub placement: Placement,
+    /// Which ranks reach each other only through others. Not in the record: every rank knows it, of each communicator anew.
+    #[serde(skip)]
+    pub relays: Relays,
 }
 
 impl CostModel {
@@ -111,6 +116,7 @@ impl CostModel {
             lend_from: None,
             caches: Caches::TYPICAL,
             placement: Placement::TOGETHER,
+            relays: Relays::default(),
         }
     }
 
@@ -192,13 +198,13 @@ impl CostModel {
         }
     }
 
-    /// The time of a load, by term.
-    fn price(&self, load: &Load, window: f64, share: Share, shares: Shares) -> Breakdown {
+    /// The time of a load, by term. `detour`: what its messages over the network are multiplied by.
+    fn price(&self, load: &Load, window: f64, share: Share, shares: Shares, detour: Factor) -> Breakdown {
         let crowding = self.crowding();
         let rate = |rates: &Rates| rates.at(shares, crowding);
         let mix = |shm: f64, tcp: f64, share: f64| (1.0 - share) * shm + share * tcp;
-        let alpha = mix(self.shm.alpha_ns, self.tcp.alpha_ns, share.messages);
-        let beta = mix(rate(&self.shm.beta), rate(&self.tcp.beta), share.bytes);
+        let alpha = mix(self.shm.alpha_ns, self.tcp.alpha_ns * detour.messages, share.messages);
+        let beta = mix(rate(&self.shm.beta), rate(&self.tcp.beta) * detour.bytes, share.bytes);
         Breakdown {
             latency_ns: (load.messages + load.queued - JOINED * share.messages * load.joined) / 2.0 * alpha,
             transfer_ns: window * load.bytes / 2.0 * beta,
@@ -310,13 +316,17 @@ pub fn estimate(
     let terms = terms(algorithm, shape, bytes, max_message)?;
     let leaving = crossing(algorithm, shape, model.placement);
     let shares = model.caches.shares(terms.footprint, model.busy_cores);
-    let price = |load: &Load, share, bound| Breakdown { bound, ..model.price(load, terms.window, share, shares) };
-    let mut path = price(&terms.work.path, leaving.path, Bound::Path);
+    let detour = model.relays.detour(algorithm, shape);
+    let price = |load: &Load, share, detour, bound| Breakdown {
+        bound,
+        ..model.price(load, terms.window, share, shares, detour)
+    };
+    let mut path = price(&terms.work.path, leaving.path, detour.path, Bound::Path);
     // A flag makes its waiter wait for another rank just as a message does.
     path.switch_ns = (terms.hops() + terms.work.path.syncs) * model.switch_ns;
     // Ranks that share a core take turns: then the sum over the ranks counts, not the busiest alone.
-    let turns = price(&terms.work.mean, leaving.mean, Bound::Cores).scaled(model.ranks_per_core.max(1.0));
-    let load = price(&terms.work.busiest, leaving.busiest, Bound::Load).max(turns);
+    let turns = price(&terms.work.mean, leaving.mean, detour.mean, Bound::Cores).scaled(model.ranks_per_core.max(1.0));
+    let load = price(&terms.work.busiest, leaving.busiest, detour.busiest, Bound::Load).max(turns);
     let next = Breakdown { switch_ns: model.switch_ns, ..load }.scaled(terms.windows - 1.0);
     Some(Breakdown { call_ns: model.call_ns, windows: terms.windows, ..path.max(load).then(next) })
 }

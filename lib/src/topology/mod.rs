@@ -5,6 +5,7 @@
 //! | [`cost`] | the model: prices of messages, copies, additions; the time of a call |
 //! | [`mod@terms`] | what each algorithm needs: hops, bytes, additions, copies |
 //! | [`placement`] | which ranks share memory, and how much of an algorithm's traffic leaves the host |
+//! | [`relays`] | messages that go through other ranks, and what that adds |
 //! | [`rates`] | time per byte in the caches and beyond them |
 //! | [`select`] | the choice: the smallest estimate |
 //! | [`fit`] | prices from measured times |
@@ -16,6 +17,7 @@ pub mod fit;
 pub mod host;
 pub mod placement;
 pub mod rates;
+pub mod relays;
 pub mod select;
 pub mod store;
 pub mod terms;
@@ -23,5 +25,6 @@ pub mod terms;
 pub use cost::{Bound, Breakdown, CostModel, LinkCost, estimate};
 pub use placement::Placement;
 pub use rates::{Caches, Rates};
+pub use relays::Relays;
 pub use select::{Choice, Estimate, choose};
 pub use terms::{Terms, terms};
