@@ -57,6 +57,8 @@ mod memory;
 #[cfg(feature = "verbs")]
 mod options;
 #[cfg(feature = "verbs")]
+mod pace;
+#[cfg(feature = "verbs")]
 mod rails;
 #[cfg(feature = "verbs")]
 mod reassembly;

@@ -34,6 +34,7 @@ use rustix::net::RecvFlags;
 
 use super::layout::{Kind, Layout, PerRing, Ring, read_word};
 use super::memory::Region;
+use super::pace::Pace;
 use super::reassembly::Reassembly;
 use super::status;
 use super::stripes::Stripes;
@@ -109,6 +110,8 @@ pub(super) struct Core {
     sent: PerRing<u64>,
     freed_there: PerRing<u64>,
     pub(super) lent_messages: u64,
+    /// What the stripes are weighed by.
+    pace: Pace,
 
     /// Messages whose header is here.
     arrived: VecDeque<Arrival>,
@@ -136,7 +139,8 @@ impl Core {
             .map_err(|e| Error::errno("connect", "watching a completion channel and a socket", e))?;
         let layout = parts.layout;
         Ok(Core {
-            reassembly: Reassembly::new(parts.stripes, layout.slots),
+            reassembly: Reassembly::new(layout.slots),
+            pace: Pace::new(parts.lanes.len()),
             parts,
             socket: Kept::new(socket),
             poller,
@@ -217,7 +221,12 @@ impl Core {
             return self.lose(detail);
         };
         match completion.what {
-            What::Sent => lane.complete(number),
+            What::Sent => {
+                lane.complete(number);
+                if self.pace.is_open(index) {
+                    self.weigh(index, number);
+                }
+            }
             What::Written { len, word } => {
                 lane.used_receives += 1;
                 let outcome =
@@ -286,16 +295,14 @@ impl Core {
         // leaves it alone until it is freed. A peer that does not changes the bytes of its own message.
         let header: Header = unsafe { self.parts.target.at(offset).cast::<Header>().read_unaligned() };
         let payload = header.len as usize;
-        let first = match ring {
-            Ring::Lines => payload,
-            Ring::Slots => self.parts.stripes.range(payload, 0).len(),
-        };
-        if payload > layout.longest(ring) || len != Header::BYTES + first {
+        // With the header come all of a line's bytes, and of a slot's as many as its first stripe has.
+        let first = len.checked_sub(Header::BYTES).filter(|&first| ring == Ring::Slots || first == payload);
+        let Some(first) = first.filter(|_| payload <= layout.longest(ring)) else {
             let longest = layout.longest(ring);
             return Err(format!("expected a message of up to {longest} bytes, got {header} in a write of {len} bytes"));
-        }
+        };
         if ring == Ring::Slots {
-            self.reassembly.head(place, payload)?;
+            self.reassembly.head(place, payload, first)?;
         }
         *self.received.of_mut(ring) += 1;
         self.arrived.push_back(Arrival { ring, place, offset, header });

@@ -4,7 +4,7 @@ use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use super::lane::{Lane, Piece};
-use super::{Core, Goodbye};
+use super::{Core, Goodbye, Parts};
 use crate::error::Result;
 use crate::transport::verbs::MAX_QPS;
 use crate::transport::verbs::layout::{Kind, Ring, word};
@@ -132,6 +132,7 @@ impl Core {
             }
             self.send(Ring::Slots, at, Header::BYTES + first, false, None);
         }
+        self.measure(len);
         self.sending()
     }
 
@@ -169,6 +170,7 @@ impl Core {
         let first = &mut self.parts.lanes.first;
         first.lent_until = first.posted;
         self.lent_messages += 1;
+        self.measure(data.len());
         self.sending()
     }
 
@@ -211,6 +213,27 @@ impl Core {
         }
         if let Some(e) = failed {
             self.lose(e.to_string());
+        }
+    }
+
+    /// The requests that were posted last are the stripes of a message of `len` bytes.
+    #[inline]
+    fn measure(&mut self, len: usize) {
+        let Parts { stripes, lanes, .. } = &self.parts;
+        if stripes.uses_all(len) {
+            let now = Instant::now();
+            for (qp, lane) in lanes.iter().enumerate() {
+                self.pace.posted(qp, lane.posted, stripes.range(len, qp).len(), now);
+            }
+        }
+    }
+
+    /// A request behind which a stripe was measured has completed: the next messages may be cut in another way.
+    pub(super) fn weigh(&mut self, lane: usize, number: u64) {
+        if let Some(weights) = self.pace.completed(lane, number, Instant::now()) {
+            self.parts.stripes.weigh(weights);
+            let (rank, peer) = (self.peer.rank, self.peer.peer);
+            log::debug!("rank {rank}: RDMA link with rank {peer}: stripes are cut {weights:?} from now on");
         }
     }
 
