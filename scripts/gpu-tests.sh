@@ -60,6 +60,18 @@ run() {
         TINYNCCL_CUDA_PATH=$path TINYNCCL_CUDA_HANDLES=$handles "$test" 2>&1 | tee "$log" || failed+=("$what")
         if grep -Eq '^SKIPPED.*(GPU|libcuda|libnvrtc)' "$log"; then failed+=("$what, skipped"); fi
     done
+    # 09 and 14 as ranks that somebody else started.
+    if command -v mpirun > /dev/null; then
+        export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
+        local program
+        for program in "allreduce-gpu --bytes 8,1K,1M" "ddp-gpu --epochs 12"; do
+            echo "== mpirun -n 2 $program, $SECONDS s after the begin"
+            # shellcheck disable=SC2086 # a program and its arguments
+            timeout 120 mpirun -n 2 "$out"/$program || failed+=("mpirun -n 2 $program")
+        done
+    else
+        echo "SKIPPED: 09 and 14 under mpirun, which is not here (scripts/setup.sh --mpi)"
+    fi
     rm -f "$log"
     if ((${#failed[@]})); then
         echo "FAILED: ${failed[*]}"

@@ -39,6 +39,11 @@ rows() {
     tests pair rdma-write rdma-write process --test-threads=1
     tests pair cuda-verbs cuda-verbs process --test-threads=1 over_rdma dmabuf
     tests pair allreduce-verbs allreduce-verbs process --test-threads=1
+    # The whole chain: training over RDMA gives the weights that it gives over TCP, and packets have flowed.
+    local same=(bash "$PWD/scripts/rxe-vm/same.sh")
+    program pair mlp ddp-train "${same[@]}" 100 {ddp-train} --epochs 10
+    program pair sine ddp-sine "${same[@]}" 100 {ddp-sine} --plot sine.svg
+    program pair gpt ddp-gpt "${same[@]}" 200 {ddp-gpt} --preset tiny --data "$PWD/README.md" --steps 10 --threads 1 --sample-chars 10 --out gpt
     # The failures of the book's labs, and that their outputs are those of the book.
     tests pair labs labs process --test-threads=1 rdma
 }
@@ -186,7 +191,7 @@ rows
 
 for list in "$base"/*/plan; do
     topology=$(basename "$(dirname "$list")")
-    scripts/rxe-vm.sh "--$topology" --out "$base/$topology" --timeout 400 --mem 2G --env "row_limit=$row_limit" --env TINYNCCL_TEST_VERBS=1 \
+    scripts/rxe-vm.sh "--$topology" --out "$base/$topology" --timeout 600 --mem 2G --env "row_limit=$row_limit" --env TINYNCCL_TEST_VERBS=1 \
         bash scripts/verbs-tests.sh --inside "$list"
     rc=$?
     ((rc != 77)) || exit 77

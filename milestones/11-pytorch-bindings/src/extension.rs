@@ -24,6 +24,7 @@ pub fn build() -> Result<PathBuf> {
     let output = Command::new(&cargo)
         .current_dir(&root)
         .args(["build", "--release", "--locked", "-p", "tinynccl-python", "--message-format=json-render-diagnostics"])
+        .args(cfg!(feature = "verbs").then_some("--features=tinynccl-python/verbs"))
         .stdin(Stdio::null())
         .stderr(Stdio::inherit())
         .output()

@@ -19,7 +19,7 @@ struct Args {
     /// Ranks to start on this machine (default 2). Leave it out under torchrun, mpirun or srun.
     #[arg(long, value_parser = positive().range(1..=256))]
     ranks: Option<usize>,
-    /// What carries the bytes: auto, tcp or shm (default: TINYNCCL_TRANSPORT, else auto).
+    /// What carries the bytes: auto, tcp, shm or verbs (default: TINYNCCL_TRANSPORT, else auto).
     #[arg(long)]
     transport: Option<TransportChoice>,
     /// Who carries the gradients: auto, tinynccl, mpi (needs the cargo feature `mpi`, and mpirun), or nccl, which says that it

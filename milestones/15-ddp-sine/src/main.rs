@@ -25,7 +25,7 @@ struct Args {
     /// Ranks to start on this machine (default 2). Leave it out under torchrun, mpirun or srun.
     #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..=256))]
     ranks: Option<usize>,
-    /// What carries the bytes: auto, tcp or shm (default: TINYNCCL_TRANSPORT, else auto).
+    /// What carries the bytes: auto, tcp, shm or verbs (default: TINYNCCL_TRANSPORT, else auto).
     #[arg(long)]
     transport: Option<TransportChoice>,
     /// Passes over the data.
