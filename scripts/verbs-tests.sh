@@ -12,7 +12,8 @@ shopt -s nullglob
 
 # A test binary of cargo, built with the feature `verbs`:
 #   tests TOPOLOGY NAME PACKAGE TARGET [ARGUMENTS OF THE TEST BINARY...]    TARGET: lib, or the name of one of its tests
-# A program built with the feature `verbs`, or any command; {NAME} in it becomes the path of the built program NAME:
+# A program built with the feature `verbs`, or any command; {NAME} in it becomes the path of the built program NAME, and {python-package}
+# the folder of the Python package, built with `verbs` too:
 #   program TOPOLOGY NAME PACKAGE COMMAND...
 #   tool TOPOLOGY NAME COMMAND...
 # TOPOLOGY: pair, rails, line or triangle, as in scripts/rxe-vm.sh. A row of a package or target that is not there is SKIPPED.
@@ -40,11 +41,26 @@ rows() {
     tests pair cuda-verbs cuda-verbs process --test-threads=1 over_rdma dmabuf
     tests pair no-memory cuda-verbs no_memory --nocapture
     tests pair allreduce-verbs allreduce-verbs process --test-threads=1
-    # The whole chain: training over RDMA gives the weights that it gives over TCP, and packets have flowed.
+    # The whole chain: training over RDMA, also PyTorch's, gives the weights that it gives over TCP, and packets have flowed.
     local same=(bash "$PWD/scripts/rxe-vm/same.sh")
     program pair mlp ddp-train "${same[@]}" 100 {ddp-train} --epochs 10
     program pair sine ddp-sine "${same[@]}" 100 {ddp-sine} --plot sine.svg
     program pair gpt ddp-gpt "${same[@]}" 200 {ddp-gpt} --preset tiny --data "$PWD/README.md" --steps 10 --threads 1 --sample-chars 10 --out gpt
+    if needs torch "/usr/bin/python3 has no torch: scripts/setup.sh --python" /usr/bin/python3 -c 'import torch.distributed'; then
+        program pair torch tinynccl-python env PYTHONPATH={python-package} /usr/bin/python3 "$PWD/scripts/rxe-vm/torch_chain.py"
+    fi
+    # What registering for each call costs beside the slots: the figure's command, with few messages.
+    program pair registration verbs-perf bash "$PWD/scripts/rxe-vm/registration.sh" {verbs-perf} 10 4096 1048576
+    # A rail that is slower than the other gets less of each long message.
+    program rails weights verbs-perf bash "$PWD/scripts/rxe-vm/weights.sh" {verbs-perf}
+    # Ranks that somebody else started.
+    local mpirun=(env OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_rmaps_base_oversubscribe=1
+        PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe mpirun)
+    if needs mpirun "mpirun is not here: scripts/setup.sh --mpi" command -v mpirun; then
+        program pair mpirun allreduce-verbs "${mpirun[@]}" -n 2 {allreduce-verbs} --bytes 1K,64K --iters 2
+        program pair mpirun-stress stress "${mpirun[@]}" -n 3 {stress} --transport verbs --collective all,pingpong,neighbours \
+            -b 8 -e 64K -f 64 -n 1 -w 0 --repetitions 1
+    fi
     # The failures of the book's labs, and that their outputs are those of the book.
     tests pair labs labs process --test-threads=1 rdma
 }
@@ -121,6 +137,22 @@ build() {
         tail -n 1
 }
 
+# needs NAME WHAT-IS-MISSING COMMAND...: whether COMMAND succeeds; if not, says that rows are left out.
+needs() {
+    local name=$1 why=$2
+    shift 2
+    "$@" >/dev/null 2>&1 || { skipped+=("$name: $why") && return 1; }
+}
+
+# Prints the folder to put into PYTHONPATH: the Python package, built with `verbs`.
+python_package() {
+    local library package=$PWD/$base/python/tinynccl
+    library=$(cargo build --locked -p tinynccl-python --features tinynccl-python/verbs --message-format=json-render-diagnostics |
+        jq -r 'select(.reason == "compiler-artifact" and .target.name == "tinynccl_python") | .filenames[0]' | tail -n 1)
+    [[ -f $library ]] || return 1
+    mkdir -p "$package" && cp -r bindings/python/python/tinynccl/. "$package" && cp "$library" "$package/_core.abi3.so" && dirname "$package"
+}
+
 tests() {
     local topology=$1 name=$2 package=$3 target=$4 folder executable which
     shift 4
@@ -153,14 +185,17 @@ program() {
     shift 3
     wanted "$name" && package_folder "$package" "$name" || return 0
     for word in "$@"; do
-        if [[ $word =~ ^\{(.*)\}$ ]]; then
-            binary=${BASH_REMATCH[1]}
-            executable=$(build "$package" "$binary" build --bin "$binary")
+        if [[ $word =~ ^(PYTHONPATH=)?\{(.*)\}$ ]]; then
+            binary=${BASH_REMATCH[2]}
+            case $binary in
+                python-package) executable=$(python_package) ;;
+                *) executable=$(build "$package" "$binary" build --bin "$binary") ;;
+            esac
             [[ -x $executable ]] || {
                 failed+=("$name: does not build")
                 return 0
             }
-            word=$executable
+            word=${word%%\{*}$executable
         fi
         words+=("$word")
     done
@@ -175,6 +210,7 @@ tool() {
 }
 
 if [[ ${1:-} = --list ]]; then
+    needs() { true; }
     tests() { echo "$2: tests of $3 ($4), $1"; }
     program() { echo "$2: program of $3, $1"; }
     tool() { echo "$2: command, $1"; }

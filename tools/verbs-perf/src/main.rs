@@ -23,6 +23,10 @@ enum Level {
     Link,
     /// `Comm::send` and `Comm::recv`.
     Comm,
+    /// The same, sent from memory that is registered with the device: it is read where it lies.
+    Registered,
+    /// The same, registered before each call and not any more after it: what a library pays that keeps no registrations.
+    Registering,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -95,7 +99,7 @@ fn run(args: &Args) -> Result<ExitCode> {
     }
     let comm = Comm::from_env_with(config.clone())?;
     let measured = match args.level {
-        Level::Comm => comm::measure(&comm, args),
+        Level::Comm | Level::Registered | Level::Registering => comm::measure(&comm, args),
         Level::Link | Level::InPlace => link::measure(&comm, &config, args),
     };
     let value = measured.inspect_err(|error| comm.abort(&format!("{error:#}")))?;
