@@ -1,7 +1,9 @@
 //! What the kernel itself says to stage 2 on an address without memory of this process behind it: there, a GPU's buffer
 //! looks like any other device's. The address is that of a PCI device's registers (a BAR), mapped from sysfs.
 //!
-//! Needs an RDMA device, a PCI device and root: `scripts/verbs-tests.sh no-memory`. Elsewhere it says that it is skipped.
+//! Needs the feature `verbs`, an RDMA device, a PCI device and root: `scripts/verbs-tests.sh no-memory`. Elsewhere it says that it is skipped.
+
+#![cfg(feature = "verbs")]
 
 use std::any::Any;
 use std::fs::File;
