@@ -13,17 +13,18 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     /// Two ranks made different calls.
     #[error(
-        "rank {rank} and rank {peer} disagree: rank {rank} is in {ours}, rank {peer} sent {theirs}; \
-         every rank must make the same calls in the same order with the same dtype, op, count and root"
+        "rank {rank} and rank {peer} disagree: {}; every rank must make the same calls in the same order with the same dtype, op, \
+         count and root",
+        calls(*rank, *peer, ours, theirs)
     )]
     Mismatch {
-        /// The rank that noticed.
+        /// One of the two ranks: the one that noticed it, if that is one of them.
         rank: usize,
-        /// The rank whose message differs.
+        /// The other one.
         peer: usize,
-        /// What `rank` expected.
+        /// The call of `rank`.
         ours: Box<Header>,
-        /// What `peer` sent.
+        /// The call of `peer`, or what it sent.
         theirs: Box<Header>,
     },
 
@@ -174,6 +175,14 @@ impl Error {
             first => Error::Aborted { op, rank, reason: format!("it failed earlier: {first}") },
         }
     }
+}
+
+fn calls(rank: usize, peer: usize, ours: &Header, theirs: &Header) -> String {
+    if ours.is_same_call(theirs) {
+        return format!("they made different calls before {ours}, in which both are");
+    }
+    let (is, has) = if theirs.algorithm == Header::NO_ALGORITHM { ("makes", "makes") } else { ("is in", "sent") };
+    format!("rank {rank} {is} {ours}, rank {peer} {has} {theirs}")
 }
 
 fn os_error(errno: i32) -> String {

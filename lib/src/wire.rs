@@ -186,7 +186,8 @@ pub struct Header {
     pub root: u32,
     /// Payload length of this message in bytes.
     pub len: u32,
-    /// CRC-32 of the payload when checksums are on, else 0. Not part of the comparison.
+    /// Digest of the collective calls that the sender had made before this one, never 0; 0 where it is not told (point to point).
+    /// With checksums on, a link has here the CRC-32 of the message, header included, and does not tell the digest.
     pub crc: u32,
     /// [`Collective`] code.
     pub collective: u8,
@@ -211,15 +212,20 @@ impl Header {
     pub const PACK_HASH: u32 = (1 << 20) - 1;
     /// Most packed calls that `root` can count; it stands for any larger number.
     pub const MAX_PACKED: usize = (1 << 12) - 2;
+    /// `algorithm` of a call that is told without any message of it.
+    pub const NO_ALGORITHM: u8 = u8::MAX;
     /// Bytes on the wire.
     pub const BYTES: usize = 32;
 
-    /// True when `self` and `other` describe the same message (the checksum is not compared).
+    /// True when `self` and `other` describe the same message after the same calls, where both tell of those.
     #[inline]
     pub fn agrees_with(&self, other: &Header) -> bool {
-        let mut theirs = *other;
-        theirs.crc = self.crc;
-        *self == theirs
+        *self == *other || (self.crc == 0 || other.crc == 0) && self.is_same_call(other)
+    }
+
+    /// True when `self` and `other` differ at most in the calls before them.
+    pub fn is_same_call(&self, other: &Header) -> bool {
+        *self == Header { crc: self.crc, ..*other }
     }
 }
 
@@ -252,6 +258,7 @@ impl fmt::Display for Header {
             write!(f, ", root {}", self.root)?;
         }
         match Algorithm::from_code(self.algorithm) {
+            None if self.algorithm == Header::NO_ALGORITHM => return f.write_str(")"),
             Some(a) => write!(f, ", {a}")?,
             None => write!(f, ", unknown algorithm {}", self.algorithm)?,
         }
@@ -311,13 +318,17 @@ mod tests {
             prop_assert!(header.to_string().contains(&length));
         }
 
-        /// Two headers agree exactly when all their bytes but the checksum's do.
+        /// Two headers agree exactly when all their bytes do, those of the digest where both have one.
         #[test]
-        fn one_flipped_bit_is_seen_unless_it_is_in_the_checksum(header in any_header(), bit in 0usize..256) {
+        fn one_flipped_bit_is_seen(header in any_header(), bit in 0usize..256) {
             let mut bytes = written(&header);
             bytes[bit / 8] ^= 1 << (bit % 8);
             let other: Header = bytemuck::pod_read_unaligned(&bytes);
-            prop_assert_eq!(header.agrees_with(&other), (24..28).contains(&(bit / 8)));
+            let in_digest = (24..28).contains(&(bit / 8));
+            prop_assert_eq!(header.agrees_with(&other), in_digest && (header.crc == 0 || other.crc == 0));
+            prop_assert_eq!(header.is_same_call(&other), in_digest);
+            let unknown = Header { crc: 0, ..other };
+            prop_assert_eq!((header.agrees_with(&unknown), unknown.agrees_with(&header)), (in_digest, in_digest));
         }
 
         #[test]
@@ -330,9 +341,9 @@ mod tests {
     }
 
     #[test]
-    fn checksum_is_not_compared_and_everything_else_is() {
-        let h = Header { count: 10, comm: 1, seq: 3, len: 40, ..Header::default() };
-        assert!(h.agrees_with(&Header { crc: 7, ..h }));
+    fn everything_is_compared_but_a_digest_that_is_not_told() {
+        let h = Header { count: 10, comm: 1, seq: 3, len: 40, crc: 5, ..Header::default() };
+        assert!(h.agrees_with(&Header { crc: 0, ..h }) && !h.agrees_with(&Header { crc: 7, ..h }));
         for other in [
             Header { count: 11, ..h },
             Header { comm: 2, ..h },

@@ -1,5 +1,7 @@
 //! News that the store pushes to a rank.
 
+use super::calls::Disagreement;
+
 /// Something that happened to the job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -25,6 +27,8 @@ pub enum Event {
         /// Its words.
         reason: String,
     },
+    /// Two ranks made different calls on a communicator.
+    Disagree(Disagreement),
     /// The connection to the store broke while the job was running: its process (rank 0 or the launcher) is gone.
     StoreLost {
         /// What the operating system said.

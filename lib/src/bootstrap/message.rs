@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::calls::{Disagreement, Made};
 use super::progress::{Health, Snapshot};
 
 /// From a rank to the store.
@@ -14,8 +15,9 @@ pub(crate) enum ToStore {
     Proof { proof: Bytes },
     /// First message of a rank that is welcome: what it says of itself, opaque to the store.
     Register { info: Value },
-    /// Heartbeat: the progress of every communicator that the rank tracks.
-    Beat { progress: Vec<(u32, Snapshot)> },
+    /// Heartbeat: the progress of every communicator that the rank tracks, and its calls since the last one, by number and first
+    /// member of the communicator.
+    Beat { progress: Vec<(u32, Snapshot)>, calls: Vec<(u32, usize, Vec<Made>)> },
     /// This rank's part of an exchange among `members`.
     Put { key: String, members: Vec<usize>, value: Bytes },
     /// The rank no longer waits for this exchange.
@@ -63,6 +65,8 @@ pub(crate) enum ToRank {
     Left { rank: usize },
     /// A rank aborts a communicator.
     Abort { from: usize, comm: u32, reason: String },
+    /// Two ranks make different calls.
+    Disagree(Disagreement),
     /// The store ends in good order.
     Closing,
 }

@@ -18,6 +18,7 @@
 //! the path can read and change it. Run on a network that you trust, as with NCCL and Gloo.
 
 mod admission;
+mod calls;
 mod connection;
 mod detect;
 mod event;
@@ -41,6 +42,8 @@ pub mod unique_id;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use calls::{Digests, first_difference, is_later};
+pub use calls::{Disagreement, Made};
 pub(crate) use connection::{Waker, deadline_after, left, lock, poll};
 pub use detect::is_rank;
 pub use event::Event;

@@ -104,27 +104,33 @@ impl Monitor {
     fn take_outbox(&mut self) -> Result<(), End> {
         let mut outbox = lock(&self.shared.outbox);
         let frames = std::mem::take(&mut outbox.frames);
-        let bye = outbox.bye;
+        let (bye, beat) = (outbox.bye, std::mem::take(&mut outbox.beat));
         drop(outbox);
         if self.bye.is_some() {
             return Ok(());
         }
-        let queued = self.connection.queue_bytes(&frames).map_err(End::Lost);
-        if !bye {
-            return queued;
+        // First what a caller asked for: its messages rely on it. At the end our last calls, for those who make others.
+        if beat || bye {
+            self.beat()?;
         }
-        self.bye = Some(deadline_after(BYE_LIMIT));
-        queued.and_then(|()| self.beat())?;
-        self.connection.queue(&ToStore::Bye { reason: String::new() }).map_err(End::Lost)
+        let mut queued = self.connection.queue_bytes(&frames);
+        if bye {
+            self.bye = Some(deadline_after(BYE_LIMIT));
+            queued = queued.and_then(|()| self.connection.queue(&ToStore::Bye { reason: String::new() }));
+        }
+        queued.map_err(End::Lost)
     }
 
     fn beat(&mut self) -> Result<(), End> {
         let mut tracked = lock(&self.shared.tracked);
+        // First the number of the last call, then the calls: the store knows those that it hears of.
         let progress = tracked.iter().map(|(comm, p)| (*comm, p.snapshot())).collect();
-        // Once more for those that nobody uses any longer: that is how far this rank came.
+        let calls = tracked.iter().map(|(comm, p)| (*comm, p.first(), p.untold()));
+        let calls = calls.filter(|(_, _, calls)| !calls.is_empty()).collect();
+        // Also the last time of one that is not used any more.
         tracked.retain(|(_, progress)| Arc::strong_count(progress) > 1);
         drop(tracked);
-        self.connection.queue(&ToStore::Beat { progress }).map_err(End::Lost)
+        self.connection.queue(&ToStore::Beat { progress, calls }).map_err(End::Lost)
     }
 
     fn hear(&mut self, message: ToRank) -> Result<(), End> {
@@ -142,6 +148,7 @@ impl Monitor {
             ToRank::Lost { rank, detail } => self.shared.dispatch(Event::RankLost { rank, detail }),
             ToRank::Left { rank } => self.shared.dispatch(Event::RankLeft { rank }),
             ToRank::Abort { from, comm, reason } => self.shared.dispatch(Event::Abort { from, comm, reason }),
+            ToRank::Disagree(disagreement) => self.shared.dispatch(Event::Disagree(disagreement)),
             ToRank::Closing => return Err(End::Good("the store has closed in good order")),
             ToRank::Rejected { reason, .. } => return Err(End::Lost(reason)),
             ToRank::Challenge { .. }

@@ -1,12 +1,18 @@
 //! How far a rank has come: written by the executor without locks, read by the monitor, known to the store.
 
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicU32, AtomicU64,
+    Ordering::{Acquire, Relaxed, Release},
+};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::calls::{Calls, Digests, Made};
+use crate::wire::Header;
+
 /// Progress of one communicator on one rank. The executor writes, the heartbeat reads; values may be torn between fields,
-/// which is good enough to name who waits for whom. On a cache line of its own.
+/// which is good enough to name who waits for whom, but a call is read whole. On cache lines of its own.
 #[derive(Debug)]
 #[repr(align(64))]
 pub struct Progress {
@@ -16,28 +22,56 @@ pub struct Progress {
     pub seq_done: AtomicU64,
     /// Rank that the communicator waits for now, or [`Progress::NOBODY`].
     pub waiting_on: AtomicU32,
-    /// Code of the call that runs ([`Collective`](crate::wire::Collective)).
-    pub op: AtomicU8,
+    /// No more calls will come.
+    pub closed: AtomicBool,
+    /// First member of the communicator.
+    first: usize,
+    calls: Calls,
+    /// Number of the last call that the store was told.
+    told: AtomicU32,
 }
 
 impl Progress {
     /// `waiting_on` when nothing is awaited.
     pub const NOBODY: u32 = u32::MAX;
 
-    /// The state of a new communicator.
-    pub fn new() -> Self {
+    /// The state of a new communicator whose first member is world rank `first`.
+    pub fn new(first: usize) -> Self {
         Progress {
             seq_started: AtomicU64::new(0),
             seq_done: AtomicU64::new(0),
             waiting_on: AtomicU32::new(Self::NOBODY),
-            op: AtomicU8::new(0),
+            closed: AtomicBool::new(false),
+            first,
+            calls: Calls::new(),
+            told: AtomicU32::new(0),
         }
     }
 
-    /// Call `seq` with this code starts.
-    pub fn start(&self, seq: u64, op: u8) {
-        self.op.store(op, Relaxed);
-        self.seq_started.store(seq, Relaxed);
+    /// This call starts.
+    #[inline]
+    pub(crate) fn start(&self, call: &Header) -> Digests {
+        let digests = self.calls.push(call);
+        self.seq_started.store(u64::from(call.seq), Release);
+        digests
+    }
+
+    /// The last calls, in order.
+    pub(crate) fn calls(&self) -> Vec<Made> {
+        self.calls.all()
+    }
+
+    pub(super) fn first(&self) -> usize {
+        self.first
+    }
+
+    /// The calls that the store was not told yet, which now counts as done.
+    pub(super) fn untold(&self) -> Vec<Made> {
+        let calls = self.calls.since(self.told.load(Relaxed));
+        if let Some(last) = calls.last() {
+            self.told.store(last.seq(), Relaxed);
+        }
+        calls
     }
 
     /// The running call waits for `rank`, or for nobody.
@@ -54,18 +88,14 @@ impl Progress {
     /// The values as they are now.
     pub fn snapshot(&self) -> Snapshot {
         let waiting_on = self.waiting_on.load(Relaxed);
+        let seq_started = self.seq_started.load(Acquire);
         Snapshot {
-            seq_started: self.seq_started.load(Relaxed),
+            seq_started,
             seq_done: self.seq_done.load(Relaxed),
             waiting_on: (waiting_on != Self::NOBODY).then_some(waiting_on as usize),
-            op: self.op.load(Relaxed),
+            closed: self.closed.load(Relaxed),
+            call: self.calls.get(seq_started as u32),
         }
-    }
-}
-
-impl Default for Progress {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
@@ -78,8 +108,10 @@ pub struct Snapshot {
     pub seq_done: u64,
     /// Rank that is awaited.
     pub waiting_on: Option<usize>,
-    /// Code of the call.
-    pub op: u8,
+    /// No more calls will come.
+    pub closed: bool,
+    /// Call that was started last.
+    pub call: Option<Made>,
 }
 
 /// Whether a rank is there, as the store sees it.
@@ -113,12 +145,19 @@ mod tests {
 
     #[test]
     fn a_snapshot_shows_what_was_written() {
-        let p = Progress::new();
+        let p = Progress::new(0);
         assert_eq!(p.snapshot(), Snapshot::default());
-        p.start(4, 2);
+        let call = Header { seq: 4, count: 9, algorithm: Header::NO_ALGORITHM, ..Header::default() };
+        p.start(&call);
         p.wait_on(Some(3));
-        assert_eq!(p.snapshot(), Snapshot { seq_started: 4, seq_done: 0, waiting_on: Some(3), op: 2 });
+        let snapshot = p.snapshot();
+        let made = snapshot.call.unwrap();
+        assert!(made.header(0).agrees_with(&call), "{made:?}");
+        let expected = Snapshot { seq_started: 4, waiting_on: Some(3), call: Some(made), ..Snapshot::default() };
+        assert_eq!(snapshot, expected);
         p.done(4);
-        assert_eq!(p.snapshot(), Snapshot { seq_started: 4, seq_done: 4, waiting_on: None, op: 2 });
+        p.closed.store(true, Relaxed);
+        assert_eq!(p.snapshot(), Snapshot { seq_done: 4, waiting_on: None, closed: true, ..expected });
+        assert_eq!((p.untold(), p.untold()), (vec![made], vec![]));
     }
 }

@@ -190,14 +190,22 @@ impl Session {
     }
 
     /// Makes the heartbeats carry the progress of communicator `comm`, until the last user of the value is gone.
-    pub fn track(&self, comm: u32) -> Arc<Progress> {
+    ///
+    /// `first` is the first of the communicator's members.
+    pub fn track(&self, comm: u32, first: usize) -> Arc<Progress> {
         let mut tracked = lock(&self.shared.tracked);
         if let Some((_, progress)) = tracked.iter().find(|(c, _)| *c == comm) {
             return Arc::clone(progress);
         }
-        let progress = Arc::new(Progress::new());
+        let progress = Arc::new(Progress::new(first));
         tracked.push((comm, Arc::clone(&progress)));
         progress
+    }
+
+    /// Sends a heartbeat at once: the others are to know of our last call. Does not wait.
+    pub fn beat(&self) {
+        lock(&self.shared.outbox).beat = true;
+        self.shared.waker.wake();
     }
 
     /// Asks the store what it knows of every rank, by rank. Waits two seconds at most: a store that does not answer is an

@@ -30,6 +30,8 @@ pub(crate) struct Shared {
 pub(crate) struct Outbox {
     pub(crate) frames: Vec<u8>,
     pub(crate) bye: bool,
+    /// A heartbeat is due at once.
+    pub(crate) beat: bool,
 }
 
 /// Answers that callers wait for: `None` until they come.

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use super::calls::{Comparison, Disagreement, Made};
 use super::frame::Hello;
 use super::message::{Bytes, Cause, ToRank, ToStore};
 use super::progress::{Health, RankState, Snapshot};
@@ -15,6 +16,8 @@ pub(crate) const HOSTS_STORE: &str = "hosts_store";
 const WORLD: u32 = 0;
 /// Most refusals that are told to the ranks which wait.
 const MAX_NOTES: usize = 8;
+/// Closed communicators of a rank that are remembered, for members that close later.
+const CLOSED: usize = 64;
 
 /// A message and the rank that it goes to.
 pub(crate) type Out = (usize, ToRank);
@@ -30,6 +33,8 @@ pub(crate) struct Store {
     /// The communicator of all ranks has failed, and each of them was told.
     failed: bool,
     exchanges: HashMap<String, Exchange>,
+    /// Calls by number and first member of a communicator.
+    calls: HashMap<(u32, usize), Comparison>,
     notes: Vec<String>,
     announced: Option<(usize, usize)>,
 }
@@ -45,6 +50,15 @@ struct Member {
 }
 
 impl Member {
+    /// Its progress now. A communicator that it has closed stays as it was last.
+    fn advance(&mut self, mut progress: Vec<(u32, Snapshot)>) {
+        let known = |comm: u32| progress.iter().any(|(c, _)| *c == comm);
+        let mut closed: Vec<_> = self.progress.drain(..).filter(|(c, p)| p.closed && !known(*c)).collect();
+        closed.drain(..closed.len().saturating_sub(CLOSED));
+        progress.extend(closed);
+        self.progress = progress;
+    }
+
     /// As the others are to see it.
     fn state(&self) -> &RankState {
         if self.leaving { &RankState::Left } else { &self.state }
@@ -91,6 +105,7 @@ impl Store {
             certain: false,
             failed: false,
             exchanges: HashMap::new(),
+            calls: HashMap::new(),
             notes: Vec::new(),
             announced: None,
         }
@@ -190,11 +205,11 @@ impl Store {
         }
         match message {
             ToStore::Register { .. } | ToStore::Proof { .. } => Vec::new(),
-            ToStore::Beat { progress } => {
+            ToStore::Beat { progress, calls } => {
                 if let Some(Some(member)) = self.members.get_mut(rank) {
-                    member.progress = progress;
+                    member.advance(progress);
                 }
-                Vec::new()
+                self.compare(rank, calls)
             }
             ToStore::Put { key, members, value } => self.put(rank, key, members, value),
             ToStore::GiveUp { key, waited } => self.give_up(rank, &key, waited),
@@ -216,6 +231,23 @@ impl Store {
                 self.gone(rank, RankState::Left, &detail)
             }
         }
+    }
+
+    /// Compares what `rank` tells of its calls with what others told.
+    fn compare(&mut self, rank: usize, calls: Vec<(u32, usize, Vec<Made>)>) -> Vec<Out> {
+        let mut out = Vec::new();
+        for (comm, first, calls) in calls {
+            if let Some((ranks, calls)) = self.calls.entry((comm, first)).or_default().take(rank, &calls) {
+                let news = Disagreement { comm, first, ranks, calls };
+                self.to_all(|_| ToRank::Disagree(news.clone()), &mut out);
+            }
+        }
+        if self.calls.len() > CLOSED {
+            let used: BTreeSet<u32> =
+                self.members.iter().flatten().flat_map(|m| &m.progress).map(|(comm, _)| *comm).collect();
+            self.calls.retain(|(comm, _), _| used.contains(comm));
+        }
+        out
     }
 
     /// The connection of a member closed without a goodbye.

@@ -16,6 +16,7 @@ use super::frame::{Hello, MAGIC, MAX_FRAME};
 use super::message::{Bytes, ToRank, ToStore};
 use super::unique_id::PROTOCOL_VERSION;
 use super::*;
+use crate::wire::Header;
 use crate::{Config, Error, Secret};
 
 const SECRET: Secret = Secret::new([9; 32]);
@@ -360,11 +361,11 @@ fn abort_reaches_every_other_rank() {
 fn health_shows_progress() {
     let server = start(2);
     let sessions = form(&server, 2);
-    let progress = sessions[1].track(5);
-    assert!(Arc::ptr_eq(&progress, &sessions[1].track(5)));
-    progress.start(3, 2);
+    let progress = sessions[1].track(5, 0);
+    assert!(Arc::ptr_eq(&progress, &sessions[1].track(5, 0)));
+    progress.start(&Header { seq: 3, ..Header::default() });
     progress.wait_on(Some(0));
-    let expected = Snapshot { seq_started: 3, seq_done: 0, waiting_on: Some(0), op: 2 };
+    let expected = progress.snapshot();
     let deadline = deadline_after(LONG);
     loop {
         let health = sessions[0].health(5).unwrap();

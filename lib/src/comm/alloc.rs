@@ -77,7 +77,7 @@ impl Comm {
         let id = engine.registry.next_id();
         if matches!(engine.board, BoardState::Open(_)) {
             let all = region.checked_mul(self.size()).ok_or_else(too_large)?;
-            let key = format!("alloc-{}-{id}", state.id);
+            let key = format!("{}-{id}", state.key("alloc"));
             let failed = |error| state.fail_everywhere(state.of_members(error));
             shared = state.control.share(&key, &state.members, all).map_err(failed)?;
         }

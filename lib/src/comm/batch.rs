@@ -3,7 +3,7 @@
 use super::call::Call;
 use super::lock;
 use super::pack::{self, Unit};
-use super::{Engine, Inner, p2p};
+use super::{Engine, Inner, Turn, p2p};
 use crate::error::{Error, Result};
 use crate::executor::{self, Buffers, CallKey, Plan, Task, Transfers};
 use crate::wire::{Algorithm, Collective, Header};
@@ -57,7 +57,9 @@ impl Inner {
             if workspace.recorder.is_none() && unsafe { executor::one_message(&task, links, 1) } {
                 let seq = engine.next_seq(&recv.key, self.state.rank);
                 // SAFETY: forwarded from the caller.
-                return unsafe { self.over_links(&mut engine, &recv.key, seq, recv.buffers, false) };
+                return unsafe {
+                    self.over_links(&mut engine, &recv.key, Turn { seq, before: 0 }, recv.buffers, false)
+                };
             }
             // Nothing was sent: the number is free again.
             let counter = &mut engine.sent[send.key.peer];
@@ -84,14 +86,15 @@ impl Inner {
             let packed: *mut u8 = unsafe { memory.add(at) }.cast();
             at += unit.words(calls);
             plans.push(match unit {
-                Unit::Call(index) => self.plan(engine, &calls[*index])?,
+                Unit::Call(index) => self.plan(engine, &calls[*index], None)?,
                 Unit::Pack(pack) => {
                     let key = CallKey { count: pack.count, whole: pack.count, ..calls[pack.calls[0]].key };
                     let buffers = Buffers { input: packed, output: packed };
-                    let (plan, header, buffers) = self.plan(engine, &Call { key, buffers, transfers: None })?;
+                    let call = Call { key, buffers, transfers: None };
+                    let planned = self.plan(engine, &call, Some(pack.digest(calls)))?;
                     // SAFETY: by the caller.
                     unsafe { pack.gather(calls, packed) };
-                    (plan, Header { root: pack.digest(calls), ..header }, buffers)
+                    planned
                 }
             });
         }
@@ -122,11 +125,16 @@ impl Inner {
         self.open(engine, messages.map(|call| (p2p::CHANNEL, other(&call.key))))
     }
 
-    /// The next call's plan, header and buffers.
-    fn plan(&self, engine: &mut Engine, call: &Call) -> Result<(Arc<Plan>, Header, Buffers)> {
+    /// The next call's plan, header and buffers; `lengths` is what a pack says of its calls.
+    fn plan(&self, engine: &mut Engine, call: &Call, lengths: Option<u32>) -> Result<(Arc<Plan>, Header, Buffers)> {
         let seq = engine.next_seq(&call.key, self.state.rank);
+        let mut turn = Turn { seq, before: 0 };
         if call.key.collective != Collective::SendRecv {
-            self.state.progress.start(u64::from(seq), call.key.collective as u8);
+            let header = turn.of(&call.key.header(self.state.id, Algorithm::Direct));
+            let op = if call.transfers.is_some() { Header::UNEVEN } else { header.op };
+            let digests = self.state.progress.start(&Header { op, root: lengths.unwrap_or(header.root), ..header });
+            engine.board.made(&digests);
+            turn.before = digests.before;
         }
         let plan = match &call.transfers {
             Some(transfers) => Arc::new(self.compile_transfers(engine, &call.key, transfers)?),
@@ -135,7 +143,8 @@ impl Inner {
                 engine.plans[place].1.clone()
             }
         };
-        let header = Header { seq, ..plan.header };
+        let header = turn.of(&plan.header);
+        let header = Header { root: lengths.unwrap_or(header.root), ..header };
         engine.board.announce(&header);
         Ok((plan, header, call.buffers))
     }

@@ -12,7 +12,7 @@ use crate::transport::{Doorbell, LinkOptions, LinkPair, Registration};
 
 /// What a rank publishes of itself, readable by others when something hangs.
 pub use crate::bootstrap::Progress;
-use crate::bootstrap::Snapshot;
+use crate::bootstrap::{Disagreement, Snapshot};
 
 /// State of a rank as its peers see it.
 #[derive(Debug, Clone)]
@@ -35,6 +35,8 @@ pub(crate) enum Notice {
     Left,
     /// World rank `rank` aborted communicator `comm`.
     Abort { from: usize, comm: u32, reason: String },
+    /// Two ranks made different calls.
+    Disagree(Disagreement),
     /// The rendezvous store is gone.
     StoreLost { detail: String },
 }
@@ -75,8 +77,15 @@ pub(crate) trait Control: Send + Sync {
     }
     /// Messages on ordinary pages that are lent in shared memory: those of so many bytes and more.
     fn lend_from(&self, _bytes: usize) {}
-    /// Where to publish progress on `comm`.
-    fn track(&self, comm: u32) -> Arc<Progress>;
+    /// Where to publish progress on `comm`, whose first member is `first`.
+    fn track(&self, comm: u32, first: usize) -> Arc<Progress>;
+    /// Makes our progress known to the others now, where that takes a message.
+    fn tell_progress(&self) {}
+    /// Compares our calls on `comm` with those of the other `members`, where they are at hand; elsewhere the store does, and a
+    /// [`Notice`] comes.
+    fn disagreement(&self, _comm: u32, _members: &[usize]) -> Option<Disagreement> {
+        None
+    }
     /// The state of every rank of the world, or an error naming who cannot be asked.
     fn health(&self, comm: u32) -> Result<Vec<PeerHealth>>;
     /// The rank whose process hosts the rendezvous store, if one does.

@@ -20,7 +20,7 @@ impl Comm {
             Error::invalid(what, format!("does not parse ({e}): do all ranks run the same version?"))
         };
         let bytes = serde_json::to_vec(value).map_err(broken)?;
-        let key = format!("{what}-{}", state.id);
+        let key = state.key(what);
         let values = state.control.exchange(&key, &state.members, bytes).map_err(|error| state.of_members(error))?;
         values.iter().map(|bytes| serde_json::from_slice(bytes).map_err(broken)).collect()
     }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::control::{Control, Notice, PeerHealth, Progress};
 use super::share;
 use super::state::lock;
+use crate::bootstrap::{Disagreement, first_difference};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::transport::mapping::Mapping;
@@ -175,8 +176,18 @@ impl Control for Local {
         Ok(memory)
     }
 
-    fn track(&self, comm: u32) -> Arc<Progress> {
-        lock(&self.world.table).progress.entry((comm, self.rank)).or_default().clone()
+    fn track(&self, comm: u32, first: usize) -> Arc<Progress> {
+        let new = || Arc::new(Progress::new(first));
+        lock(&self.world.table).progress.entry((comm, self.rank)).or_insert_with(new).clone()
+    }
+
+    fn disagreement(&self, comm: u32, members: &[usize]) -> Option<Disagreement> {
+        let of = |rank: usize| lock(&self.world.table).progress.get(&(comm, rank)).cloned();
+        let ours = of(self.rank)?.calls();
+        members.iter().filter(|&&rank| rank != self.rank).find_map(|&rank| {
+            let calls = first_difference(&ours, &of(rank)?.calls())?;
+            Some(Disagreement { comm, first: *members.first()?, ranks: [self.rank, rank], calls })
+        })
     }
 
     fn health(&self, comm: u32) -> Result<Vec<PeerHealth>> {

@@ -29,6 +29,7 @@ mod prepare;
 mod probe;
 mod queue;
 mod raw;
+mod settle;
 mod share;
 mod split;
 mod state;
@@ -118,6 +119,23 @@ struct Engine {
     /// Asked for: taken wherever it can do the collective.
     forced: Option<Algorithm>,
     tuned: Tuned,
+}
+
+/// A call's place among the others.
+#[derive(Debug, Clone, Copy)]
+struct Turn {
+    /// Its number, of its kind.
+    seq: u32,
+    /// Digest of the collectives before it; 0 for a message.
+    before: u32,
+}
+
+impl Turn {
+    /// The header of this call's messages, made from what all such calls have.
+    #[inline]
+    fn of(self, header: &Header) -> Header {
+        Header { seq: self.seq, crc: self.before, ..*header }
+    }
 }
 
 /// Facts about a communicator, for reports.
@@ -298,14 +316,14 @@ impl Comm {
         }
     }
 
-    /// Finishes asynchronous calls and leaves. Gives the communicator's failure, if it has failed.
+    /// Finishes asynchronous calls, waits until all ranks have made the collective calls that we have made, and leaves.
+    ///
+    /// # Errors
+    /// The communicator's failure, if it has failed; [`Error::Mismatch`] where ranks made different calls and nobody has noticed so far.
     pub fn close(self) -> Result<()> {
         self.inner.state.origin.check(|| "close".to_owned(), self.rank())?;
         self.inner.queue.drain();
-        match self.inner.state.failure() {
-            Some(error) => Err(error),
-            None => Ok(()),
-        }
+        self.inner.state.settle()
     }
 }
 
@@ -316,6 +334,7 @@ impl Drop for Comm {
             return std::mem::forget(self.inner.clone());
         }
         self.inner.queue.close();
+        self.inner.state.say_last_call();
     }
 }
 
@@ -369,13 +388,17 @@ impl Inner {
         let mut engine = lock(&self.engine);
         let seq = engine.next_seq(key, self.state.rank);
         if key.collective == Collective::SendRecv {
+            let turn = Turn { seq, before: 0 };
             // SAFETY: forwarded from the caller.
-            unsafe { self.over_links(&mut engine, key, seq, buffers, background) }?;
+            unsafe { self.over_links(&mut engine, key, turn, buffers, background) }?;
         } else {
-            self.state.progress.start(u64::from(seq), key.collective as u8);
+            let call = Header { seq, ..key.header(self.state.id, Algorithm::OneShot) };
+            let digests = self.state.progress.start(&call);
             self.open_board(&mut engine)?;
+            engine.board.made(&digests);
+            let turn = Turn { seq, before: digests.before };
             // SAFETY: forwarded from the caller.
-            unsafe { self.carry_out(&mut engine, key, seq, buffers, background) }?;
+            unsafe { self.carry_out(&mut engine, key, turn, buffers, background) }?;
         }
         self.state.progress.done(u64::from(engine.seq));
         Ok(())
@@ -388,7 +411,7 @@ impl Inner {
         &self,
         engine: &mut Engine,
         key: &CallKey,
-        seq: u32,
+        turn: Turn,
         buffers: Buffers,
         background: bool,
     ) -> Result<()> {
@@ -396,7 +419,7 @@ impl Inner {
         if let BoardState::Open(board) = board {
             if let Some(place) = self.find_job(board.slot_bytes(), *forced, jobs, key) {
                 let job = &jobs[place].1;
-                let header = Header { seq, ..job.header };
+                let header = turn.of(&job.header);
                 // SAFETY: forwarded from the caller.
                 return unsafe { self.run_on_board(board, registry, job, header, buffers, background, workspace) }
                     .map(|_| ());
@@ -405,7 +428,7 @@ impl Inner {
             let area = board.stage_bytes();
             let staged = std::iter::once_with(|| self.staged(area, *forced, key, tuned.model.lend_from)).flatten();
             for job in self.symmetric(registry, *forced, key).into_iter().chain(staged) {
-                let header = Header { seq, ..job.header };
+                let header = turn.of(&job.header);
                 // SAFETY: forwarded from the caller.
                 let outcome =
                     unsafe { self.run_on_board(board, registry, &job, header, buffers, background, workspace) }?;
@@ -415,7 +438,7 @@ impl Inner {
             }
         }
         // SAFETY: forwarded from the caller.
-        unsafe { self.over_links(engine, key, seq, buffers, background) }
+        unsafe { self.over_links(engine, key, turn, buffers, background) }
     }
 
     /// # Safety
@@ -425,14 +448,14 @@ impl Inner {
         &self,
         engine: &mut Engine,
         key: &CallKey,
-        seq: u32,
+        turn: Turn,
         buffers: Buffers,
         background: bool,
     ) -> Result<()> {
         let place = self.prepare(engine, key)?;
         let Engine { links, workspace, plans, board, .. } = engine;
         let plan = &plans[place].1;
-        let header = Header { seq, ..plan.header };
+        let header = turn.of(&plan.header);
         board.announce(&header);
         let task = Task { plan, buffers, header };
         // SAFETY: forwarded from the caller.

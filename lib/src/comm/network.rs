@@ -214,8 +214,12 @@ impl Control for Network {
         unsafe { self.endpoint.register(base, bytes) }
     }
 
-    fn track(&self, comm: u32) -> Arc<Progress> {
-        self.session.track(comm)
+    fn track(&self, comm: u32, first: usize) -> Arc<Progress> {
+        self.session.track(comm, first)
+    }
+
+    fn tell_progress(&self) {
+        self.session.beat();
     }
 
     fn health(&self, comm: u32) -> Result<Vec<PeerHealth>> {
@@ -257,6 +261,7 @@ impl Control for Network {
                 Event::Abort { from, comm, reason } => {
                     Notice::Abort { from: *from, comm: *comm, reason: reason.clone() }
                 }
+                Event::Disagree(disagreement) => Notice::Disagree(disagreement.clone()),
                 Event::StoreLost { detail } => Notice::StoreLost { detail: detail.clone() },
                 Event::RankLeft { .. } => Notice::Left,
             });

@@ -26,7 +26,7 @@ impl Comm {
         let vote: Vote = (color, key, control.ids().load(Ordering::Relaxed));
         let bytes = serde_json::to_vec(&vote).map_err(|e| Error::invalid("split", e.to_string()))?;
         let votes = control
-            .exchange(&format!("split-{}-{turn}", state.id), &state.members, bytes)?
+            .exchange(&format!("{}-{turn}", state.key("split")), &state.members, bytes)?
             .iter()
             .enumerate()
             .map(|(rank, bytes)| {

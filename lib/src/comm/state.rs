@@ -61,6 +61,7 @@ impl State {
         control: Arc<dyn Control>,
         sink: Option<Arc<Sink>>,
     ) -> Result<Arc<State>> {
+        let first = members.first().copied().unwrap_or(0);
         let state = Arc::new(State {
             id,
             rank,
@@ -68,7 +69,7 @@ impl State {
             members,
             config,
             doorbell: Doorbell::new()?,
-            progress: control.track(id),
+            progress: control.track(id, first),
             control,
             late_wakes: AtomicU64::new(0),
             origin: Origin::here(),
@@ -92,7 +93,22 @@ impl State {
         self.late_wakes.load(Ordering::Relaxed)
     }
 
-    fn member(&self, world: usize) -> Option<usize> {
+    /// Names something that the members do together. Communicators without a common rank may have the same number.
+    pub(crate) fn key(&self, what: &str) -> String {
+        format!("{what}-{}-{}", self.id, self.members.first().copied().unwrap_or(0))
+    }
+
+    /// Waits for a failure, at most for `limit`.
+    pub(super) fn wait_for_failure(&self, limit: Duration) -> Option<Error> {
+        let slot = lock(&self.failure);
+        let (slot, _) = self
+            .failure_set
+            .wait_timeout_while(slot, limit, |slot| slot.is_none())
+            .unwrap_or_else(PoisonError::into_inner);
+        slot.clone()
+    }
+
+    pub(super) fn member(&self, world: usize) -> Option<usize> {
         self.members.iter().position(|&m| m == world)
     }
 
@@ -122,6 +138,10 @@ impl State {
                 drop(lock(&self.failure));
                 return self.failure_set.notify_all();
             }
+            Notice::Disagree(disagreement) => match self.mismatch_of(disagreement) {
+                Some(error) => error,
+                None => return,
+            },
             Notice::StoreLost { detail } => match self.control.store_host().and_then(|host| self.member(host)) {
                 Some(peer) => Error::PeerLost {
                     op: "communicator".to_owned(),
@@ -260,11 +280,11 @@ impl State {
             let health = self.control.health(comm).ok()?;
             ranks.iter().find_map(|&rank| {
                 let progress = health.get(self.members[rank])?.progress.filter(|p| p.seq_started > p.seq_done)?;
-                let call = name_of(progress.op);
+                let call = progress.call?.header(comm);
                 Some(format!(
-                    "rank {rank} is in {call} #{} of communicator {comm}, we are in one of communicator {}: ranks that share \
-                     several communicators must use them in the same order",
-                    progress.seq_started, self.id
+                    "rank {rank} is in {call}, we are in one of comm {}: ranks that share several communicators must use them in \
+                     the same order",
+                    self.id
                 ))
             })
         })
@@ -290,9 +310,8 @@ impl State {
     pub(crate) fn not_all_came(&self, error: Error) -> Error {
         let error = self.of_members(error);
         let Error::Timeout { rank, waited, missing, detail, .. } = error else { return self.fail_everywhere(error) };
-        let progress = self.progress.snapshot();
-        let call = name_of(progress.op);
-        let op = format!("{call} #{} of communicator {}", progress.seq_started, self.id);
+        let call = self.progress.snapshot().call.map(|call| self.op(&call.header(self.id)));
+        let op = format!("{} of communicator {}", call.unwrap_or_else(|| "a call".to_owned()), self.id);
         let (missing, detail) = match self.find_absent(&missing) {
             Some(absent) => absent,
             None => {
@@ -316,15 +335,23 @@ impl State {
         let others = || (0..self.members.len()).filter(|&r| r != self.rank);
         let limit = self.control.silence_limit();
         if header.collective != Collective::SendRecv as u8 {
-            let ours = self.progress.snapshot().seq_started;
             // What a rank that has left has done may not be known any more.
-            let is_late = |r: usize, h: &PeerHealth| h.progress.map_or(!self.has_left(r), |p| p.seq_started < ours);
+            let is_late = |r: usize, h: &PeerHealth| match h.progress {
+                Some(_) => self.is_behind(h),
+                None => !self.has_left(r),
+            };
             let late: Vec<usize> = others().filter(|&r| of(r).is_some_and(|h| is_late(r, h))).collect();
-            if !late.is_empty() {
+            if let Some(&first) = late.first() {
                 let detail = match late.iter().find(|&&r| self.has_left(r)) {
                     Some(rank) => format!("rank {rank}: {LEFT} without having made this call"),
                     None => self.elsewhere(&late).unwrap_or_else(|| {
-                        "alive, but has not made this call: is it still computing, or on another path?".to_owned()
+                        let last = of(first).and_then(|h| h.progress?.call).map_or_else(
+                            || "it has made none".to_owned(),
+                            |call| format!("the last one of rank {first} is {}", call.header(self.id)),
+                        );
+                        format!(
+                            "alive, but has not made this call ({last}): is it still computing, or on another path?"
+                        )
                     }),
                 };
                 return (late, detail);
@@ -360,11 +387,22 @@ impl State {
                 return (vec![peer], format!("{path}; {why}"));
             }
         }
-        (peers.to_vec(), "alive, but nothing came from it: compare the calls of both ranks".to_owned())
+        let theirs = peers.iter().find_map(|&rank| Some((rank, of(rank)?.progress?.call?.header(self.id))));
+        let theirs =
+            theirs.map_or_else(String::new, |(rank, call)| format!("; the last collective of rank {rank} is {call}"));
+        let ours = Header { algorithm: Header::NO_ALGORITHM, ..*header };
+        (
+            peers.to_vec(),
+            format!("alive, but nothing came from it: compare the calls of both ranks; we are in {ours}{theirs}"),
+        )
     }
 }
 
 impl Supervisor for State {
+    fn compare(&self) -> Result<()> {
+        self.compare_calls()
+    }
+
     fn failure(&self) -> Option<Error> {
         lock(&self.failure).clone()
     }
@@ -445,13 +483,17 @@ impl Supervisor for State {
     }
 
     fn mismatch(&self, peer: usize, ours: Header, theirs: Header) -> Error {
+        // The first call that differs may be one before.
+        let earlier = ours.seq != theirs.seq || ours.is_same_call(&theirs);
+        let collectives = [ours, theirs].iter().all(|call| call.collective != Collective::SendRecv as u8);
+        if earlier
+            && collectives
+            && let Some(error) = self.find_mismatch()
+        {
+            return error;
+        }
         self.fail_everywhere(Error::Mismatch { rank: self.rank, peer, ours: Box::new(ours), theirs: Box::new(theirs) })
     }
-}
-
-/// What a rank that publishes this code is in.
-fn name_of(code: u8) -> &'static str {
-    Collective::from_code(code).map_or("call", Collective::name)
 }
 
 /// Ranks that wait for each other, from `rank` over one of `peers` back to `rank`.

@@ -3,6 +3,7 @@
 use super::prepare::recent;
 use super::{Engine, Inner};
 use crate::algorithm::Shape;
+use crate::bootstrap::Digests;
 use crate::error::Result;
 use crate::executor::{Buffers, CallKey, Workspace};
 use crate::reduce;
@@ -25,6 +26,14 @@ pub(super) enum BoardState {
 }
 
 impl BoardState {
+    /// A collective begins, at the board or over links.
+    #[inline]
+    pub(super) fn made(&mut self, digests: &Digests) {
+        if let BoardState::Open(board) = self {
+            board.made(digests.stamp);
+        }
+    }
+
     /// Tells ranks that wait at the board which call we make over links. Messages point to point are nobody's business.
     #[inline]
     pub(super) fn announce(&self, header: &Header) {
@@ -49,7 +58,7 @@ impl Inner {
         engine.board = BoardState::Unavailable;
         if self.shares_memory() && state.config.one_shot > 0 {
             let layout = Layout::new(self.size(), state.config.one_shot, state.config.stage)?;
-            let key = format!("board-{}", state.id);
+            let key = state.key("board");
             let memory =
                 state.control.share(&key, &state.members, layout.bytes()).map_err(|error| state.not_all_came(error))?;
             if let Some(memory) = memory {

@@ -17,7 +17,7 @@ pub(crate) use links::Links;
 pub(crate) use message::one_message;
 pub(crate) use peek::peek;
 pub(crate) use plan::{CallKey, Plan, Transfers};
-pub(crate) use wait::{Patience, Supervisor};
+pub(crate) use wait::{DOUBT, Patience, Supervisor};
 
 use crate::error::Result;
 use crate::trace::{Off, Probe, Recorder};

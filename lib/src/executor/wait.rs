@@ -22,6 +22,10 @@ pub(crate) trait Supervisor {
     fn alive(&self) -> Result<()> {
         if self.has_failed() { self.failure().map_or(Ok(()), Err) } else { Ok(()) }
     }
+    /// Fails if ranks are known to have made different calls. Asked when a wait gets long.
+    fn compare(&self) -> Result<()> {
+        Ok(())
+    }
     /// Descriptor that becomes readable when the doorbell rings.
     fn doorbell(&self) -> RawFd;
     /// Empties the doorbell.
@@ -62,6 +66,8 @@ pub(super) const SLICE: Duration = Duration::from_millis(50);
 
 /// So long a bell may take that rings for what was found when the slice was over.
 const LATE: Duration = Duration::from_millis(1);
+/// A wait as long as this may be for a rank that makes another call.
+pub(crate) const DOUBT: Duration = Duration::from_millis(20);
 
 /// Busy turns between two looks at the links that nobody waits for: over TCP each costs a system call, and the rank that is
 /// awaited may need this very core.
@@ -152,6 +158,9 @@ impl<'a> Waiter<'a> {
         if !self.announced {
             self.announced = true;
             self.supervisor.waiting_on(peers.first().copied());
+        }
+        if waited >= DOUBT {
+            self.supervisor.compare()?;
         }
         if waited >= self.patience.deadline {
             return Err(self.supervisor.timed_out(blocked.header(), &peers, waited));

@@ -4,8 +4,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::call::Turn;
 use super::layout::{DEPTH, LINES, Layout, Line, STAGES};
-use super::words::{Announcement, Asleep, Finished, Sleepers};
+use super::words::{Announcement, Asleep, Ends, Sleepers};
 use crate::error::Result;
 use crate::transport::fence;
 use crate::transport::mapping::Mapping;
@@ -46,7 +47,12 @@ pub(crate) struct Board {
     call: u64,
     /// All ranks are known to have finished this call.
     everyone_finished: u64,
+    /// Stamps of our last collectives, by number.
+    stamps: [u64; STAMPS],
 }
+
+/// Calls whose stamps are compared: as far as ranks that look for credit are apart.
+const STAMPS: usize = 2 * LINES;
 
 impl Board {
     /// `memory` is as large as the layout says and was zero when the first rank came.
@@ -55,7 +61,7 @@ impl Board {
             let detail = format!("expected {} bytes, got {}; rank {rank}", layout.bytes(), memory.len());
             return Err(crate::error::Error::invalid("board", detail));
         }
-        Ok(Board { memory, layout, rank, call: 0, everyone_finished: 0 })
+        Ok(Board { memory, layout, rank, call: 0, everyone_finished: 0, stamps: [0; STAMPS] })
     }
 
     pub(super) fn rank(&self) -> usize {
@@ -106,8 +112,28 @@ impl Board {
         unsafe { self.memory.base().add(self.layout.stage(rank, call)).as_ptr() }
     }
 
-    fn finished(&self, rank: usize) -> &Finished {
-        self.at(self.layout.finished(rank))
+    fn ends(&self, rank: usize) -> &Ends {
+        self.at(self.layout.ends(rank))
+    }
+
+    /// We begin the collective with this stamp: here, or over links.
+    #[inline]
+    pub(crate) fn made(&mut self, stamp: u64) {
+        self.stamps[(stamp >> 32) as usize % STAMPS] = stamp;
+        self.ends(self.rank).stamp.set(stamp);
+    }
+
+    /// Whether `rank` has made other calls than we have, as far as its last one tells.
+    #[inline]
+    fn strayed(&self, rank: usize) -> bool {
+        let theirs = self.ends(rank).stamp.get();
+        let ours = self.stamps[(theirs >> 32) as usize % STAMPS];
+        ours >> 32 == theirs >> 32 && ours != theirs
+    }
+
+    /// A rank that has made other calls than we have.
+    pub(super) fn stray(&self) -> Option<usize> {
+        (0..self.ranks()).find(|&rank| rank != self.rank && self.strayed(rank))
     }
 
     fn asleep(&self, rank: usize) -> &Asleep {
@@ -130,34 +156,38 @@ impl Board {
         first
     }
 
-    /// What keeps us from writing the line of `call`: the rank that has not finished the call which used it before.
+    /// What keeps us from writing the line of `call`: the rank that has not finished the call which used it before, or that has
+    /// made other calls.
     #[inline]
-    pub(super) fn no_line(&mut self, call: u64) -> Option<(usize, Wait)> {
+    pub(super) fn no_line(&mut self, call: u64) -> Option<Turn> {
         self.no_credit(call, LINES)
     }
 
     /// The same for the line and the payload area.
     #[inline]
-    pub(super) fn no_area(&mut self, call: u64) -> Option<(usize, Wait)> {
+    pub(super) fn no_area(&mut self, call: u64) -> Option<Turn> {
         self.no_credit(call, DEPTH)
     }
 
     /// The same for the line and the stage.
-    pub(super) fn no_stage(&mut self, call: u64) -> Option<(usize, Wait)> {
+    pub(super) fn no_stage(&mut self, call: u64) -> Option<Turn> {
         self.no_credit(call, STAGES)
     }
 
     #[inline]
-    fn no_credit(&mut self, call: u64, depth: usize) -> Option<(usize, Wait)> {
+    fn no_credit(&mut self, call: u64, depth: usize) -> Option<Turn> {
         let needed = call.checked_sub(depth as u64)?;
         if self.everyone_finished >= needed {
             return None;
         }
         let mut lowest = u64::MAX;
         for rank in (0..self.ranks()).filter(|&r| r != self.rank) {
-            let finished = self.finished(rank).get();
+            let finished = self.ends(rank).finished.get();
+            if self.strayed(rank) {
+                return Some(Turn::Stray(rank));
+            }
             if finished < needed {
-                return Some((rank, Wait::Finished(needed)));
+                return Some(Turn::Blocked(rank, Wait::Finished(needed)));
             }
             lowest = lowest.min(finished);
         }
@@ -197,14 +227,14 @@ impl Board {
     /// We need nothing of `call` any more, and have written what others await.
     #[inline]
     pub(super) fn finish(&self, call: u64) {
-        self.finished(self.rank).set(call);
+        self.ends(self.rank).finished.set(call);
         self.wake();
     }
 
     /// Whether `rank` has finished `call`.
     #[inline]
     pub(super) fn has_finished(&self, rank: usize, call: u64) -> bool {
-        self.finished(rank).get() >= call
+        self.ends(rank).finished.get() >= call
     }
 
     /// Whether what is awaited of `rank` has happened.

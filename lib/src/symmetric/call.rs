@@ -44,6 +44,8 @@ pub(super) enum Turn {
     Blocked(usize, Wait),
     /// This rank makes another call.
     Mismatch(usize, Header),
+    /// This rank has made other calls before.
+    Stray(usize),
 }
 
 /// A call as its algorithm sees it.

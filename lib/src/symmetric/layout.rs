@@ -3,7 +3,7 @@
 //! ```text
 //! sleepers                   how many ranks sleep: written only by those who fall asleep and wake up
 //! per rank, page-aligned:
-//!   finished                 last call this rank is done with
+//!   ends                     last call this rank is done with; number and digest of the last one that it has begun
 //!   asleep                   futex word of this rank
 //!   announced                { sequence, header } of the last call that goes over links instead
 //!   LINES lines              { number, header, 24 bytes }
@@ -11,7 +11,7 @@
 //!   STAGES stages            for chunks of large calls
 //! ```
 //! Lines are more than areas, because they are what keeps small calls going: a root that broadcasts looks at the others'
-//! `finished`, which is a cache line from each of them, once per LINES calls.
+//! `ends`, which is a cache line from each of them, once per LINES calls.
 
 use crate::error::{Error, Result};
 use crate::transport::ring::Sequence;
@@ -88,7 +88,7 @@ impl Layout {
         PAGE + rank * self.rank_stride()
     }
 
-    pub(crate) fn finished(&self, rank: usize) -> usize {
+    pub(crate) fn ends(&self, rank: usize) -> usize {
         self.rank(rank)
     }
 

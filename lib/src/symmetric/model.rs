@@ -12,7 +12,7 @@ use super::board::Board;
 use super::call::{Job, Outcome};
 use super::layout::{DEPTH, LINES, Layout, Line, STAGES};
 use super::run::run;
-use super::words::{Announcement, Asleep, Finished, Sleepers};
+use super::words::{Announcement, Asleep, Ends, Sleepers};
 use crate::algorithm::Shape;
 use crate::error::Error;
 use crate::executor::{Buffers, Patience, Supervisor};
@@ -56,7 +56,7 @@ fn world(ranks: usize) -> Vec<Rank> {
     let symmetric = Arc::new(Mapping::anonymous(ranks * region).unwrap());
     put(&memory, 0, Sleepers::default());
     for rank in 0..ranks {
-        put(&memory, layout.finished(rank), Finished::default());
+        put(&memory, layout.ends(rank), Ends::default());
         put(&memory, layout.asleep(rank), Asleep::default());
         put(&memory, layout.announced(rank), Announcement::default());
         for call in 0..LINES as u64 {

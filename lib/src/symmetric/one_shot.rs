@@ -55,8 +55,8 @@ impl OneShot {
             if writes(shape, rank) {
                 let bytes = shape.input_segments(rank) * call.job.bytes();
                 let missing = if bytes > INLINE { board.no_area(call.number) } else { board.no_line(call.number) };
-                if let Some((peer, wait)) = missing {
-                    return Turn::Blocked(peer, wait);
+                if let Some(turn) = missing {
+                    return turn;
                 }
                 // SAFETY: by the caller the input holds all its segments; the choice of this algorithm has seen to it
                 // that they fit into a slot.

@@ -8,8 +8,8 @@ use super::call::{Call, Job, Outcome, Turn};
 use super::one_shot::OneShot;
 use super::staged::Staged;
 use super::two_shot::TwoShot;
-use crate::error::Result;
-use crate::executor::{Buffers, Patience, Supervisor};
+use crate::error::{Error, Result};
+use crate::executor::{Buffers, DOUBT, Patience, Supervisor};
 use crate::interrupt::asked_to_stop;
 use crate::trace::Recorder;
 use crate::transport::sync::yield_now;
@@ -65,6 +65,7 @@ pub(crate) unsafe fn run(
                 return Ok(outcome);
             }
             Turn::Mismatch(peer, theirs) => return Err(supervisor.mismatch(peer, header, theirs)),
+            Turn::Stray(peer) => return Err(stray(supervisor, &header, peer)),
             Turn::Blocked(peer, what) => {
                 if last.replace((peer, what)) != Some((peer, what)) {
                     waiter.reset();
@@ -125,6 +126,12 @@ impl Waiter<'_> {
             self.announced = true;
             self.supervisor.waiting_on(Some(peer));
         }
+        if let Some(other) = board.stray() {
+            return Err(stray(self.supervisor, &call.header, other));
+        }
+        if waited >= DOUBT {
+            self.supervisor.compare()?;
+        }
         if let Some((other, theirs)) = elsewhere(board, call) {
             return Err(self.supervisor.mismatch(other, call.header, theirs));
         }
@@ -148,6 +155,11 @@ impl Waiter<'_> {
         }
         Ok(())
     }
+}
+
+/// The error for a rank that has made other calls than we have: which, its digest does not tell.
+fn stray(supervisor: &dyn Supervisor, header: &Header, peer: usize) -> Error {
+    supervisor.mismatch(peer, *header, Header { crc: !header.crc, ..*header })
 }
 
 /// A rank that has not come to this call but has announced one over links that is as late or later.

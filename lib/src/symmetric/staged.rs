@@ -167,10 +167,7 @@ impl Staged {
 
     /// The area of `step` may be written.
     fn credit(&self, board: &mut Board, step: usize) -> Result<(), Turn> {
-        match board.no_stage(self.number(step)) {
-            None => Ok(()),
-            Some((peer, wait)) => Err(Turn::Blocked(peer, wait)),
-        }
+        board.no_stage(self.number(step)).map_or(Ok(()), Err)
     }
 
     /// Our chunk for `step`, but for what only we need.

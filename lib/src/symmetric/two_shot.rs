@@ -80,8 +80,8 @@ impl TwoShot {
         loop {
             match &mut self.stage {
                 Stage::Describe => {
-                    if let Some((peer, wait)) = board.no_line(call.number) {
-                        return Turn::Blocked(peer, wait);
+                    if let Some(turn) = board.no_line(call.number) {
+                        return turn;
                     }
                     board.publish(call.number, &call.header, self.ours.to_words());
                     self.places[rank] = self.ours;

@@ -25,6 +25,32 @@ impl Finished {
     }
 }
 
+/// Number and digest of the last call that a rank has begun, which tell when ranks have made different ones. It orders nothing:
+/// who sees that a call has ended sees its stamp, or a later one.
+#[repr(transparent)]
+#[derive(Debug, Default)]
+pub(super) struct Stamp(AtomicU64);
+
+impl Stamp {
+    #[inline(always)]
+    pub(super) fn set(&self, stamp: u64) {
+        self.0.store(stamp, Ordering::Relaxed);
+    }
+
+    #[inline(always)]
+    pub(super) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// What a rank says of its calls, in one cache line: who looks for credit sees both.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub(super) struct Ends {
+    pub(super) finished: Finished,
+    pub(super) stamp: Stamp,
+}
+
 /// How many ranks sleep, or are about to.
 #[repr(transparent)]
 #[derive(Debug, Default)]

@@ -4,9 +4,17 @@ use super::{Interest, LinkPair, Peer, Received, RecvLink, SendLink};
 use crate::error::{Error, Result};
 use crate::wire::Header;
 
+/// CRC-32 of a message: of its header, without the place of the checksum, and its payload.
+fn sum(header: &Header, payload: &[u8]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(bytemuck::bytes_of(&Header { crc: 0, ..*header }));
+    hasher.update(payload);
+    hasher.finalize()
+}
+
 /// Wraps both halves: the sender fills [`Header::crc`], the receiver checks it. Both ends must do it.
 ///
-/// The receiver gives [`Error::Protocol`] for a payload that does not match. `recv_into` then copies from the backend's
+/// The receiver gives [`Error::Protocol`] for a message that does not match. `recv_into` then copies from the backend's
 /// memory instead of receiving straight into the caller's, because nothing may be written before it is checked.
 pub fn wrap(pair: LinkPair) -> LinkPair {
     LinkPair {
@@ -40,12 +48,12 @@ impl SendLink for ChecksumSend {
         if std::mem::take(&mut self.reserved)
             && let Some(payload) = self.inner.reserve()?.and_then(|memory| memory.get(..header.len as usize))
         {
-            crc = crc32fast::hash(payload);
+            crc = sum(header, payload);
         }
         self.inner.commit(&Header { crc, ..*header })
     }
     fn send_from(&mut self, header: &Header, data: &[u8]) -> Result<bool> {
-        let crc = *self.partial.get_or_insert_with(|| crc32fast::hash(data));
+        let crc = *self.partial.get_or_insert_with(|| sum(header, data));
         let done = self.inner.send_from(&Header { crc, ..*header }, data)?;
         if done {
             self.partial = None;
@@ -95,11 +103,11 @@ impl ChecksumRecv {
             return Ok(true);
         }
         let Some((header, payload)) = self.inner.peek()? else { return Ok(false) };
-        let crc = crc32fast::hash(payload);
+        let crc = sum(&header, payload);
         if crc != header.crc {
             let Peer { rank, peer, address } = self.inner.peer().clone();
             let op = "receive".to_owned();
-            let detail = format!("expected a payload with CRC-32 {:08x}, got {crc:08x}, in {header}", header.crc);
+            let detail = format!("expected a message with CRC-32 {:08x}, got {crc:08x}, in {header}", header.crc);
             return Err(Error::Protocol { op, rank, peer, address, detail });
         }
         self.checked = true;
@@ -112,7 +120,11 @@ impl RecvLink for ChecksumRecv {
         self.inner.peer()
     }
     fn peek(&mut self) -> Result<Option<(Header, &[u8])>> {
-        if self.check()? { self.inner.peek() } else { Ok(None) }
+        if !self.check()? {
+            return Ok(None);
+        }
+        // The checksum has the place of the digest, which is not told.
+        Ok(self.inner.peek()?.map(|(header, payload)| (Header { crc: 0, ..header }, payload)))
     }
     fn release(&mut self) -> Result<()> {
         self.inner.release()?;
@@ -123,11 +135,14 @@ impl RecvLink for ChecksumRecv {
         if !self.check()? {
             return Ok(Received::Pending);
         }
-        let received = self.inner.recv_into(expected, dst)?;
-        if received == Received::Done {
-            self.checked = false;
+        match self.inner.recv_into(&Header { crc: 0, ..*expected }, dst)? {
+            Received::Mismatch(theirs) => Ok(Received::Mismatch(Header { crc: 0, ..theirs })),
+            Received::Done => {
+                self.checked = false;
+                Ok(Received::Done)
+            }
+            Received::Pending => Ok(Received::Pending),
         }
-        Ok(received)
     }
     fn progress(&mut self) -> Result<bool> {
         self.inner.progress()

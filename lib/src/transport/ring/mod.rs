@@ -169,10 +169,11 @@ pub(crate) fn to_words(header: &Header) -> [u64; 4] {
     bytemuck::cast(*header)
 }
 
-/// [`Header::agrees_with`] on words: everything but the checksum, the lower half of the last word.
+/// [`Header::agrees_with`] on words; the digest is the lower half of the last word.
 #[inline(always)]
 pub(crate) fn agree(a: &[u64; 4], b: &[u64; 4]) -> bool {
     const CRC: u64 = 0xffff_ffff;
-    ((a[0] ^ b[0]) | (a[1] ^ b[1]) | (a[2] ^ b[2]) | ((a[3] ^ b[3]) & !CRC)) == 0
+    let (rest, last) = ((a[0] ^ b[0]) | (a[1] ^ b[1]) | (a[2] ^ b[2]), a[3] ^ b[3]);
+    rest | last == 0 || rest | (last & !CRC) == 0 && (a[3] & CRC == 0 || b[3] & CRC == 0)
 }
 const _: () = assert!(std::mem::offset_of!(Header, crc) == 24 && cfg!(target_endian = "little"));
