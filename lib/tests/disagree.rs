@@ -58,10 +58,22 @@ fn other_roots_in_a_broadcast_before_other_calls() {
 
 #[test]
 fn other_roots_in_the_last_call() {
+    last_call(&patient());
+}
+
+/// Links do not tell the digest then.
+#[test]
+fn other_roots_in_the_last_call_with_checksums() {
+    let mut config = patient();
+    config.checksum = true;
+    last_call(&config);
+}
+
+fn last_call(config: &Config) {
     for fabric in FABRICS {
         for ranks in [2, 3] {
             for bytes in [8, 32 << 10, 4 << 20] {
-                let outcomes = run(fabric, ranks, &patient(), |comm: Comm| {
+                let outcomes = run(fabric, ranks, config, |comm: Comm| {
                     sum(&comm)?;
                     wrong_root(&comm, bytes)?;
                     comm.close()

@@ -223,7 +223,9 @@ mod tests {
         assert!(seqs(1000).is_empty() && Calls::new().all().is_empty());
         // Numbers start again.
         let calls = Calls::new();
-        [u32::MAX - 1, u32::MAX, 0, 1].map(|seq| calls.push(&broadcast(seq, 0)));
+        for seq in [u32::MAX - 1, u32::MAX, 0, 1] {
+            calls.push(&broadcast(seq, 0));
+        }
         let seqs = |calls: Vec<Made>| calls.iter().map(Made::seq).collect::<Vec<u32>>();
         assert_eq!(seqs(calls.all()), [u32::MAX - 1, u32::MAX, 0, 1]);
         assert_eq!(seqs(calls.since(u32::MAX)), [0, 1]);

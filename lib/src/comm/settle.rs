@@ -4,10 +4,13 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::control::PeerHealth;
-use super::state::State;
+use super::state::{State, lock};
+use super::{Comm, Inner};
 use crate::bootstrap::{Disagreement, is_later};
 use crate::error::{Error, Result};
+use crate::executor::CallKey;
 use crate::interrupt::asked_to_stop;
+use crate::wire::{Algorithm, Header};
 
 /// The store hears of every rank's calls with its next heartbeat: so many of them are waited for, and no longer than [`GRACE`].
 const BEATS: u32 = 3;
@@ -119,5 +122,44 @@ impl State {
             return Err(self.fail_everywhere(Error::Timeout { op, rank: self.rank, waited, missing, detail }));
         }
         Ok(false)
+    }
+}
+
+impl Comm {
+    /// A collective that others carry out for the same ranks (their devices) counts among ours: it is compared as ours are.
+    pub(crate) fn note(&self, key: &CallKey) {
+        let Inner { state, engine, .. } = &*self.inner;
+        let mut engine = lock(engine);
+        let seq = engine.next_seq(key, state.rank);
+        let digests = state.progress.start(&Header { seq, ..key.header(state.id, Algorithm::Direct) });
+        engine.board.made(&digests);
+        state.progress.done(u64::from(seq));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::dtype::DType;
+    use crate::wire::Collective;
+
+    #[test]
+    fn calls_that_others_carry_out_are_compared_when_the_communicator_closes() {
+        for wrong in [false, true] {
+            let comms = Comm::threads(2, Config::default()).unwrap();
+            for comm in &comms {
+                let root = if wrong { comm.rank() } else { 0 };
+                let (collective, dtype) = (Collective::Broadcast, DType::Bf16);
+                comm.note(&CallKey { collective, dtype, op: None, root, count: 9, whole: 9, peer: 0 });
+            }
+            let outcomes: Vec<Result<()>> = comms.into_iter().map(Comm::close).collect();
+            assert!(outcomes.iter().all(|o| o.is_err() == wrong), "{outcomes:?}");
+            for text in outcomes.into_iter().filter_map(Result::err).map(|e| e.to_string()) {
+                for call in ["root 0", "root 1"] {
+                    assert!(text.contains(&format!("broadcast #1 of comm 0 (bf16, count 9, {call})")), "{text}");
+                }
+            }
+        }
     }
 }

@@ -280,10 +280,10 @@ impl State {
             let health = self.control.health(comm).ok()?;
             ranks.iter().find_map(|&rank| {
                 let progress = health.get(self.members[rank])?.progress.filter(|p| p.seq_started > p.seq_done)?;
-                let call = progress.call?.header(comm);
+                let call = self.op(&progress.call?.header(comm));
                 Some(format!(
-                    "rank {rank} is in {call}, we are in one of comm {}: ranks that share several communicators must use them in \
-                     the same order",
+                    "rank {rank} is in {call} of communicator {comm}, we are in one of communicator {}: ranks that share several \
+                     communicators must use them in the same order",
                     self.id
                 ))
             })

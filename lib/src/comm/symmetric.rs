@@ -62,17 +62,20 @@ impl Inner {
             let memory =
                 state.control.share(&key, &state.members, layout.bytes()).map_err(|error| state.not_all_came(error))?;
             if let Some(memory) = memory {
-                let board = Board::new(memory, layout, state.rank)?;
+                let mut board = Board::new(memory, layout, state.rank)?;
+                if state.config.checksum {
+                    board.check();
+                }
                 engine.board = BoardState::Open(Box::new(board));
             }
         }
         Ok(())
     }
 
-    /// All ranks map each other's memory, and nothing is to be checked on the way.
+    /// All ranks map each other's memory.
     pub(super) fn shares_memory(&self) -> bool {
         let state = &self.state;
-        self.size() > 1 && !state.config.checksum && state.members.iter().all(|&m| state.control.shares_memory(m))
+        self.size() > 1 && state.members.iter().all(|&m| state.control.shares_memory(m))
     }
 
     /// Place of the job of a call that goes through the slots; `None` when it does not.
@@ -105,7 +108,9 @@ impl Inner {
 
     /// The job of a call that finds out whether all its buffers are symmetric.
     pub(super) fn symmetric(&self, registry: &Registry, forced: Option<Algorithm>, key: &CallKey) -> Option<Job> {
+        // Nothing passes that could be checked where ranks use each other's buffers.
         let may = matches!(forced, None | Some(Algorithm::TwoShot))
+            && !self.state.config.checksum
             && registry.in_use()
             && !matches!(key.collective, Collective::Scatter | Collective::Barrier | Collective::SendRecv);
         may.then(|| self.job(key, Algorithm::TwoShot))

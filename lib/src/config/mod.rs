@@ -162,7 +162,7 @@ config! {
     spin: Duration = Duration::from_micros(60), "TINYNCCL_SPIN", "seconds",
         "How long a wait spins before it yields and then sleeps; at most 2 microseconds where ranks or threads share cores.";
     checksum: bool = false, "TINYNCCL_CHECKSUM", "0 or 1",
-        "Adds a CRC-32 to every message and checks it.";
+        "Adds a CRC-32 to every message, and to everything that passes through shared memory, headers included, and checks it. Ranks then copy symmetric buffers instead of using each other's.";
     tune: Tune = Tune::Cached, "TINYNCCL_TUNE", "off, cached, measure",
         "Where the cost model's figures come from when the communicator starts: built in, from the cache (measured and kept when it has none), or measured in any case. Nothing is started that would not be over 40 ms after the start, so it takes up to 50 ms, more only where other programs keep a rank off its core; ranks that share cores take the built-in figures. Rank 0's setting counts.";
     tune_cache: Option<String> = None, "TINYNCCL_TUNE_CACHE", "a folder, a file (*.json), or off; empty: $XDG_CACHE_HOME/tinynccl or ~/.cache/tinynccl",

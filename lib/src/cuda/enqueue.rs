@@ -15,6 +15,7 @@ use super::select::{self, Choice, Framing, Protocol};
 use crate::comm::Comm;
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, Result};
+use crate::executor::CallKey;
 use crate::trace::{By, Span, Tracer, recorded};
 use crate::wire::{Algorithm, Collective};
 
@@ -94,6 +95,12 @@ impl DeviceComm {
         let bytes = (call.count * call.dtype.size()) as u64;
         if self.size() == 1 {
             return self.alone(stream.handle(), call, bytes as usize);
+        }
+        if let (Some(host), false) = (&self.host, self.is_hosted()) {
+            let &Call { collective, dtype, root, count, .. } = call;
+            let op = collective.reduces().then_some(call.op);
+            // Kernels compare the calls of ranks that they hear of; the host's communicator compares the others'.
+            host.note(&CallKey { collective, dtype, op, root, count, whole: count, peer: 0 });
         }
         if let Carrier::Phased(phased) = &self.carrier {
             // SAFETY: forwarded from the caller.

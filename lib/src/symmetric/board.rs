@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::call::Turn;
+use super::checks::{Checks, Payload};
 use super::layout::{DEPTH, LINES, Layout, Line, STAGES};
 use super::words::{Announcement, Asleep, Ends, Sleepers};
 use crate::error::Result;
 use crate::transport::fence;
 use crate::transport::mapping::Mapping;
 use crate::transport::ring::{agree, to_words};
-use crate::wire::Header;
+use crate::wire::{Algorithm, Header};
 
 /// A message's first line as it was read.
 #[derive(Debug, Clone, Copy)]
@@ -49,6 +50,8 @@ pub(crate) struct Board {
     everyone_finished: u64,
     /// Stamps of our last collectives, by number.
     stamps: [u64; STAMPS],
+    /// Where checksums are asked for.
+    checks: Option<Checks>,
 }
 
 /// Calls whose stamps are compared: as far as ranks that look for credit are apart.
@@ -61,7 +64,18 @@ impl Board {
             let detail = format!("expected {} bytes, got {}; rank {rank}", layout.bytes(), memory.len());
             return Err(crate::error::Error::invalid("board", detail));
         }
-        Ok(Board { memory, layout, rank, call: 0, everyone_finished: 0, stamps: [0; STAMPS] })
+        Ok(Board { memory, layout, rank, call: 0, everyone_finished: 0, stamps: [0; STAMPS], checks: None })
+    }
+
+    /// From now on with checksums; all ranks say so before their first call.
+    pub(crate) fn check(&mut self) {
+        self.checks = Some(Checks::new(self.ranks()));
+    }
+
+    /// Whether a rank reads even its own line through [`Board::verify`].
+    #[inline]
+    pub(super) fn checks(&self) -> bool {
+        self.checks.is_some()
     }
 
     pub(super) fn rank(&self) -> usize {
@@ -201,10 +215,16 @@ impl Board {
         self.everyone_finished = self.everyone_finished.max(call - 1);
     }
 
-    /// Completes our line of `call`; the payload was written before.
+    /// Completes our line of `call`; the payload, if it is not in the line, was written before.
     #[inline]
-    pub(super) fn publish(&self, call: u64, header: &Header, inline: [u64; 3]) {
+    pub(super) fn publish(&self, call: u64, header: &Header, inline: [u64; 3], bytes: usize) {
         let line = self.line(self.rank, call);
+        if let Some(checks) = &self.checks {
+            let message = Message { header: to_words(header), inline };
+            let payload = Payload { bytes, ..self.payload_of(self.rank, call, header) };
+            // SAFETY: ours, and written; not longer than there is room for what this call writes.
+            unsafe { checks.write(self.at(self.layout.sum(self.rank, call)), call, &message, payload) };
+        }
         line.header.store(to_words(header));
         line.inline.store(inline);
         line.number.publish(call);
@@ -222,6 +242,28 @@ impl Board {
     pub(super) fn read(&self, rank: usize, call: u64) -> Message {
         let line = self.line(rank, call);
         Message { header: line.header.load(), inline: line.inline.load() }
+    }
+
+    /// Where the payload of `rank`'s line would be, and the bytes that there are.
+    fn payload_of(&self, rank: usize, call: u64, header: &Header) -> Payload {
+        match header.algorithm {
+            code if code == Algorithm::Staged as u8 => {
+                Payload { at: self.stage(rank, call), bytes: self.stage_bytes() }
+            }
+            code if code == Algorithm::OneShot as u8 => {
+                Payload { at: self.payload(rank, call), bytes: self.slot_bytes() }
+            }
+            _ => Payload::NONE,
+        }
+    }
+
+    /// Checks `rank`'s line of `call`, which has arrived, and what belongs to it.
+    #[inline]
+    pub(super) fn verify(&self, rank: usize, call: u64, message: &Message) -> Result<(), Turn> {
+        let Some(checks) = &self.checks else { return Ok(()) };
+        let (sum, payload) = (self.at(self.layout.sum(rank, call)), self.payload_of(rank, call, &message.header()));
+        // SAFETY: within the mapping; it was written before the line's number, and stays until we finish the call.
+        unsafe { checks.check(sum, rank, call, message, payload) }.map_err(|detail| Turn::Corrupt(rank, detail))
     }
 
     /// We need nothing of `call` any more, and have written what others await.

@@ -46,6 +46,8 @@ pub(super) enum Turn {
     Mismatch(usize, Header),
     /// This rank has made other calls before.
     Stray(usize),
+    /// What this rank wrote is not what was read; how it differs.
+    Corrupt(usize, String),
 }
 
 /// A call as its algorithm sees it.
@@ -65,6 +67,7 @@ impl Call<'_> {
             return Err(Turn::Blocked(rank, Wait::Arrival(self.number)));
         }
         let message = board.read(rank, self.number);
+        board.verify(rank, self.number, &message)?;
         if message.agrees_with(&self.header) { Ok(message) } else { Err(Turn::Mismatch(rank, message.header())) }
     }
 }

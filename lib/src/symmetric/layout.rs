@@ -6,6 +6,7 @@
 //!   ends                     last call this rank is done with; number and digest of the last one that it has begun
 //!   asleep                   futex word of this rank
 //!   announced                { sequence, header } of the last call that goes over links instead
+//!   LINES sums               checksums of the lines and what belongs to them, where that is asked for
 //!   LINES lines              { number, header, 24 bytes }
 //!   DEPTH payload areas      for calls with more than 24 bytes
 //!   STAGES stages            for chunks of large calls
@@ -39,6 +40,11 @@ pub(crate) struct Line {
 }
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Line>() == 64);
+
+/// Checksums of a line, written before its number: of the line, and of the payload that belongs to it; and the bytes of that.
+pub(crate) type Sum = Words<2>;
+/// Bytes of a rank's sums.
+const SUMS: usize = (LINES * size_of::<Sum>()).next_multiple_of(APART);
 
 /// Offsets; all ranks compute the same from the same two figures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,9 +80,13 @@ impl Layout {
         self.stage_bytes.next_multiple_of(PAGE)
     }
 
+    /// Where a rank's lines begin, and its payload areas.
+    const FIRST_LINE: usize = 3 * APART + SUMS;
+    const AREAS: usize = Self::FIRST_LINE + LINES * size_of::<Line>();
+
     /// Where a rank's stages begin.
     fn stages(&self) -> usize {
-        (3 * APART + LINES * size_of::<Line>() + DEPTH * self.area_stride()).next_multiple_of(PAGE)
+        (Self::AREAS + DEPTH * self.area_stride()).next_multiple_of(PAGE)
     }
 
     /// Size of the board.
@@ -100,14 +110,19 @@ impl Layout {
         self.rank(rank) + 2 * APART
     }
 
+    /// The sums of `rank`'s line for `call`.
+    pub(crate) fn sum(&self, rank: usize, call: u64) -> usize {
+        self.rank(rank) + 3 * APART + (call as usize % LINES) * size_of::<Sum>()
+    }
+
     /// `rank`'s line for `call`.
     pub(crate) fn line(&self, rank: usize, call: u64) -> usize {
-        self.rank(rank) + 3 * APART + (call as usize % LINES) * size_of::<Line>()
+        self.rank(rank) + Self::FIRST_LINE + (call as usize % LINES) * size_of::<Line>()
     }
 
     /// `rank`'s payload area for `call`.
     pub(crate) fn area(&self, rank: usize, call: u64) -> usize {
-        self.rank(rank) + 3 * APART + LINES * size_of::<Line>() + (call as usize % DEPTH) * self.area_stride()
+        self.rank(rank) + Self::AREAS + (call as usize % DEPTH) * self.area_stride()
     }
 
     /// `rank`'s stage for `call`.

@@ -14,6 +14,7 @@
 //! | `layout` | where what lies |
 //! | `words` | the words of the protocol, with their memory orderings |
 //! | `board` | a rank's view: publish, see others arrive, finish |
+//! | `checks` | checksums of what is published, where they are asked for |
 //! | `run` | one call from start to end: turns, spinning, yielding, sleeping |
 //! | `one_shot`, `two_shot`, `staged` | the three algorithms |
 //! | `work` | reducing and copying where everything can be reached |
@@ -33,6 +34,9 @@
 mod allocation;
 mod board;
 mod call;
+mod checks;
+#[cfg(all(test, not(loom)))]
+mod corrupt_tests;
 mod layout;
 #[cfg(all(test, loom))]
 mod model;

@@ -67,7 +67,8 @@ impl OneShot {
         while self.next < ranks {
             let source = self.next;
             if reads(shape, rank, source) {
-                if source != rank
+                // Our own was written to memory that others write, too.
+                if (source != rank || board.checks() && writes(shape, rank))
                     && let Err(turn) = call.message(board, source)
                 {
                     return turn;
@@ -105,11 +106,11 @@ unsafe fn publish(board: &Board, call: &Call<'_>) {
     unsafe {
         if bytes <= INLINE {
             let inline = if bytes == 0 { [0; 3] } else { pack(std::slice::from_raw_parts(call.buffers.input, bytes)) };
-            board.publish(call.number, &call.header, inline);
+            board.publish(call.number, &call.header, inline, 0);
         } else {
             let to = board.payload(board.rank(), call.number);
             sync::copy(call.buffers.input, to, bytes);
-            board.publish(call.number, &call.header, [0; 3]);
+            board.publish(call.number, &call.header, [0; 3], bytes);
         }
     }
 }

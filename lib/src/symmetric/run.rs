@@ -65,6 +65,11 @@ pub(crate) unsafe fn run(
                 return Ok(outcome);
             }
             Turn::Mismatch(peer, theirs) => return Err(supervisor.mismatch(peer, header, theirs)),
+            Turn::Corrupt(peer, detail) => {
+                let (op, address) = ("receive".to_owned(), "shared memory".to_owned());
+                let error = Error::Protocol { op, rank: board.rank(), peer, address, detail };
+                return Err(supervisor.explain(&header, error));
+            }
             Turn::Stray(peer) => return Err(stray(supervisor, &header, peer)),
             Turn::Blocked(peer, what) => {
                 if last.replace((peer, what)) != Some((peer, what)) {

@@ -159,7 +159,7 @@ impl Staged {
             self.credit(board, step)?;
             // SAFETY: forwarded from the caller; nobody reads the area any more.
             unsafe { self.write(board, call, step) };
-            board.publish(self.number(step), &call.header, [0; 3]);
+            board.publish(self.number(step), &call.header, [0; 3], self.written(call.job, step));
         }
         self.published += 1;
         Ok(())
@@ -168,6 +168,18 @@ impl Staged {
     /// The area of `step` may be written.
     fn credit(&self, board: &mut Board, step: usize) -> Result<(), Turn> {
         board.no_stage(self.number(step)).map_or(Ok(()), Err)
+    }
+
+    /// Bytes of our area as far as `step` may have written to them; what is not written is as it was.
+    fn written(&self, job: &Job, step: usize) -> usize {
+        let elements = match job.shape.collective {
+            _ if is_two_shot(&job.shape) => job.shape.ranks * self.part,
+            Collective::ReduceScatter | Collective::AllToAll | Collective::Scatter => {
+                (job.shape.ranks - 1) * self.chunk
+            }
+            _ => self.range(job, step).len(),
+        };
+        elements * job.elem
     }
 
     /// Our chunk for `step`, but for what only we need.
@@ -284,7 +296,7 @@ impl Staged {
                 }
                 self.write(board, call, step + 1);
             }
-            board.publish(self.number(step + 1), &call.header, [0; 3]);
+            board.publish(self.number(step + 1), &call.header, [0; 3], self.written(job, step + 1));
             self.published = step + 2;
         }
         if let Some(before) = step.checked_sub(1)

@@ -83,7 +83,7 @@ impl TwoShot {
                     if let Some(turn) = board.no_line(call.number) {
                         return turn;
                     }
-                    board.publish(call.number, &call.header, self.ours.to_words());
+                    board.publish(call.number, &call.header, self.ours.to_words(), 0);
                     self.places[rank] = self.ours;
                     self.stage = Stage::Meet { next: 0 };
                 }

@@ -21,6 +21,8 @@ pub struct Faults {
     pub reset_at: Option<u64>,
     /// A bit of this message's payload is flipped while it is sent. (Without payload, nothing is.)
     pub corrupt_at: Option<u64>,
+    /// A bit of this message's header is flipped while it is sent; not of its length, which says where the next one begins.
+    pub corrupt_header_at: Option<u64>,
     /// Before this message everything stops, without an error.
     pub stall_at: Option<u64>,
     /// After each message that was received, the next one is kept back for this long: a slow link.
@@ -138,6 +140,21 @@ impl FaultySend {
     fn corrupts(&self) -> bool {
         self.state.faults.corrupt_at == Some(self.state.message)
     }
+
+    /// The header as it is sent.
+    fn spoil(&mut self, header: &Header) -> Header {
+        let mut spoiled = *header;
+        if self.state.faults.corrupt_header_at == Some(self.state.message) {
+            let bit = self.state.random() as usize % (8 * Header::BYTES);
+            if let Some(byte) = bytemuck::bytes_of_mut(&mut spoiled).get_mut(bit / 8) {
+                *byte ^= 1 << (bit % 8);
+            }
+            if spoiled.len != header.len {
+                spoiled = Header { count: header.count ^ 1, len: header.len, ..spoiled };
+            }
+        }
+        spoiled
+    }
 }
 
 impl SendLink for FaultySend {
@@ -167,7 +184,8 @@ impl SendLink for FaultySend {
                 }
             }
         }
-        self.inner.commit(header)?;
+        let header = self.spoil(header);
+        self.inner.commit(&header)?;
         self.state.next_message();
         Ok(())
     }
@@ -176,7 +194,10 @@ impl SendLink for FaultySend {
         if let Verdict::NotNow = self.state.judge("send", self.inner.peer())? {
             return Ok(false);
         }
-        if !self.state.faults.split && !self.corrupts() {
+        if !self.state.faults.split
+            && !self.corrupts()
+            && self.state.faults.corrupt_header_at != Some(self.state.message)
+        {
             let done = self.inner.send_from(header, data)?;
             if done {
                 self.state.next_message();

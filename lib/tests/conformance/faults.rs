@@ -43,6 +43,21 @@ fn a_flipped_bit_is_caught_by_the_checksum_and_by_nothing_else() {
     }
 }
 
+/// Also where the payload is whole, and in any field: some would be told as another rank's other call.
+#[test]
+fn a_flipped_bit_of_a_header_is_caught_by_the_checksum() {
+    for seed in 0..40 {
+        let faults = Faults { seed, corrupt_header_at: Some(1), ..Faults::default() };
+        for len in [0, 500] {
+            let [mut a, mut b] = wrapped(faulty_ends(faults.clone()), checksum::wrap);
+            (0..3).for_each(|message| send_from(&mut a.link, message, len));
+            recv_into(&mut b.link, 0, len);
+            let e = b.link.recv.recv_into(&header(1, len), &mut vec![0; len]).unwrap_err();
+            assert!(matches!(&e, Error::Protocol { rank: 1, peer: 0, .. }) && e.to_string().contains("CRC-32"), "{e}");
+        }
+    }
+}
+
 #[test]
 fn a_reset_loses_the_peer_for_good() {
     let [mut a, _b] = faulty_ends(Faults { reset_at: Some(2), ..Faults::default() });

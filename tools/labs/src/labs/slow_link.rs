@@ -46,7 +46,16 @@ pub(crate) fn run(fixed: bool) -> Result<u8> {
 }
 
 const fn no_faults() -> Faults {
-    Faults { seed: 0, delay: 0, split: false, reset_at: None, corrupt_at: None, stall_at: None, rest: Duration::ZERO }
+    Faults {
+        seed: 0,
+        delay: 0,
+        split: false,
+        reset_at: None,
+        corrupt_at: None,
+        corrupt_header_at: None,
+        stall_at: None,
+        rest: Duration::ZERO,
+    }
 }
 
 /// The mean time of a call.

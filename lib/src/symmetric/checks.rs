@@ -1,0 +1,91 @@
+//! Checksums at the board, where they are asked for: a writer leaves them beside its line, a reader checks before it uses
+//! anything that belongs to the line.
+
+use std::cell::Cell;
+
+use super::board::Message;
+use super::layout::Sum;
+
+/// What belongs to a line and lies elsewhere: an area, a stage, or nothing.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Payload {
+    pub(super) at: *const u8,
+    pub(super) bytes: usize,
+}
+
+impl Payload {
+    pub(super) const NONE: Payload =
+        Payload { at: std::ptr::NonNull::<u8>::dangling().as_ptr().cast_const(), bytes: 0 };
+
+    /// # Safety
+    /// The bytes must be readable, and nobody may write them meanwhile but a rank that breaks the protocol.
+    unsafe fn sum(self) -> u32 {
+        // SAFETY: by the caller.
+        crc32fast::hash(unsafe { std::slice::from_raw_parts(self.at, self.bytes) })
+    }
+}
+
+/// The checks of one rank.
+#[derive(Debug)]
+pub(super) struct Checks {
+    /// The last call of each rank that was checked: a step that waits for several looks at those that are here again.
+    last: Vec<Cell<u64>>,
+}
+
+fn of_line(call: u64, message: &Message, payload: u32, bytes: u64) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(bytemuck::cast_slice(&[call, u64::from(payload), bytes]));
+    hasher.update(bytemuck::cast_slice(&message.header));
+    hasher.update(bytemuck::cast_slice(&message.inline));
+    hasher.finalize()
+}
+
+impl Checks {
+    pub(super) fn new(ranks: usize) -> Checks {
+        Checks { last: vec![Cell::new(0); ranks] }
+    }
+
+    /// Before the line is published.
+    ///
+    /// # Safety
+    /// The payload must be readable.
+    pub(super) unsafe fn write(&self, sum: &Sum, call: u64, message: &Message, payload: Payload) {
+        // SAFETY: by the caller.
+        let (of_payload, bytes) = (unsafe { payload.sum() }, payload.bytes as u64);
+        let of_line = of_line(call, message, of_payload, bytes);
+        sum.store([u64::from(of_line) << 32 | u64::from(of_payload), bytes]);
+    }
+
+    /// After `rank`'s line of `call` has come. `payload` is where its payload would be, with the most bytes that it can have.
+    ///
+    /// # Errors
+    /// What is wrong, in words.
+    ///
+    /// # Safety
+    /// The payload must be readable.
+    pub(super) unsafe fn check(
+        &self,
+        sum: &Sum,
+        rank: usize,
+        call: u64,
+        message: &Message,
+        payload: Payload,
+    ) -> Result<(), String> {
+        let Some(last) = self.last.get(rank).filter(|last| last.get() != call) else { return Ok(()) };
+        let [sums, bytes] = sum.load();
+        let (line, expected) = ((sums >> 32) as u32, sums as u32);
+        let got = of_line(call, message, expected, bytes);
+        if line != got || bytes > payload.bytes as u64 {
+            let header = message.header();
+            return Err(format!("expected a line with CRC-32 {line:08x}, got {got:08x}, in {header}"));
+        }
+        // SAFETY: by the caller; not longer than there is room.
+        let got = unsafe { Payload { bytes: bytes as usize, ..payload }.sum() };
+        if got != expected {
+            let header = message.header();
+            return Err(format!("expected {bytes} bytes with CRC-32 {expected:08x}, got {got:08x}, of {header}"));
+        }
+        last.set(call);
+        Ok(())
+    }
+}
