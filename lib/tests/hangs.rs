@@ -59,3 +59,26 @@ fn everybody_sends_first() {
         assert!(texts.iter().any(told), "{fabric:?}: {texts:?}");
     }
 }
+
+#[test]
+fn the_deadline_tells_the_calls_of_both_ranks() {
+    for fabric in [Fabric::Inproc, Fabric::Shm, Fabric::Tcp] {
+        let errors = run(fabric, 2, &impatient(), |comm: Comm| {
+            let all_reduce = || comm.all_reduce_in_place(&mut [1.0f32; 8], ReduceOp::Sum);
+            // The links of messages are open.
+            let (one, mut got) = ([1u8], [0u8]);
+            comm.group(|g| match comm.rank() {
+                0 => g.send(&one, 1),
+                _ => g.recv(&mut got, 0),
+            })?;
+            all_reduce()?;
+            if comm.rank() == 0 { all_reduce() } else { comm.recv(&mut [0u8; 8], 0) }
+        });
+        let texts = texts(errors);
+        let told = |text: &String| {
+            text.contains("the last one of rank 1 is all_reduce #1 of comm 0 (f32, sum, count 8)")
+                || text.contains("the last collective of rank 0 is all_reduce #2 of comm 0 (f32, sum, count 8)")
+        };
+        assert!(texts.iter().any(told), "{fabric:?}: {texts:?}");
+    }
+}

@@ -200,6 +200,8 @@ impl Rank {
             divisor: 1,
             header,
         };
+        // The same on all ranks, which therefore never take each other's for another one, whatever they see of it and when.
+        self.board.made(u64::from(self.seq) << 32 | u64::from(!self.seq));
         let yields = if wait == Wait::Sleep { Duration::ZERO } else { Duration::MAX };
         let patience = Patience { turns: 1, spin: Duration::ZERO, yields, deadline: Duration::MAX };
         // SAFETY: the callers' buffers hold `count` elements, and only the call uses them.
