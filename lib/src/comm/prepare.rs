@@ -96,7 +96,7 @@ impl Inner {
             let pair = state
                 .control
                 .connect(state.id, state.members[peer], channel, self.options, &state.doorbell, &|| state.stopped())
-                .map_err(|e| state.fail_everywhere(e))?;
+                .map_err(|e| state.first_cause(e))?;
             if let (Some(recorder), Some(begin)) = (&mut engine.workspace.recorder, begin) {
                 recorder.connected(begin, peer, channel, pair.kind);
             }

@@ -196,6 +196,24 @@ impl State {
         first
     }
 
+    /// Fails with `error`. A peer that is lost is often the second victim: the control plane has a moment to name the first. A
+    /// rank that gives up says why before it says goodbye.
+    pub(super) fn first_cause(&self, mut error: Error) -> Error {
+        if let Error::PeerLost { peer, detail, .. } = &mut error {
+            let unknown = |slot: &mut Option<Error>| slot.is_none() && !self.has_left(*peer);
+            let slot = lock(&self.failure);
+            let waited = self.failure_set.wait_timeout_while(slot, ROOT_CAUSE_GRACE, unknown);
+            let (slot, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            if let Some(first) = slot.clone() {
+                return first;
+            }
+            if self.has_left(*peer) {
+                *detail = LEFT.to_owned();
+            }
+        }
+        self.fail_everywhere(error)
+    }
+
     /// Why `op` cannot be done: the failure, if there is one, or that this is a child of the rank's process.
     #[inline]
     pub(crate) fn check(&self, op: impl FnOnce() -> String) -> Result<()> {
@@ -357,7 +375,11 @@ impl State {
                 return (late, detail);
             }
         }
-        let waits_for = |rank: usize| self.member(of(rank)?.progress?.waiting_on?);
+        // Of those that wait for a message: another one is in a collective that we are to make.
+        let waits_for = |rank: usize| {
+            let progress = of(rank)?.progress.filter(|p| p.seq_started == p.seq_done)?;
+            self.member(progress.waiting_on?)
+        };
         if header.collective == Collective::SendRecv as u8
             && let Some(circle) = circle(self.rank, peers, self.members.len(), waits_for)
         {
@@ -449,19 +471,8 @@ impl Supervisor for State {
         let Error::PeerLost { peer, address, detail, .. } = error else {
             return self.fail_everywhere(error);
         };
-        // A broken link is often the second victim: give the control plane a moment to name the first. A rank that
-        // gives up says why before it says goodbye.
-        let unknown = |slot: &mut Option<Error>| slot.is_none() && !self.control.has_left(peer);
-        let slot = lock(&self.failure);
-        let waited = self.failure_set.wait_timeout_while(slot, ROOT_CAUSE_GRACE, unknown);
-        let (slot, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        if let Some(first) = slot.clone() {
-            return first;
-        }
-        drop(slot);
-        let detail = if self.control.has_left(peer) { LEFT.to_owned() } else { detail };
         let peer = self.member(peer).unwrap_or(peer);
-        self.fail_everywhere(Error::PeerLost { op: self.op(header), rank: self.rank, peer, address, detail })
+        self.first_cause(Error::PeerLost { op: self.op(header), rank: self.rank, peer, address, detail })
     }
 
     fn has_left(&self, peer: usize) -> bool {
