@@ -13,7 +13,6 @@ use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, Result};
 use crate::executor::{Buffers, Patience, Supervisor};
 use crate::reduce;
-use crate::transport::fence::Fence;
 use crate::transport::mapping::Mapping;
 use crate::wire::{Algorithm, Collective, Header};
 
@@ -34,6 +33,7 @@ impl Supervisor for Alone {
         -1
     }
     fn silence(&self) {}
+    fn woke_late(&self, _: usize, _: Duration) {}
     fn waiting_on(&self, _: Option<usize>) {}
     fn timed_out(&self, _: &Header, peers: &[usize], _: Duration) -> Error {
         Error::invalid("test", format!("timed out waiting for {peers:?}"))
@@ -90,7 +90,7 @@ fn receive(
     let layout = Layout::new(2, SLOT, STAGE).unwrap();
     let memory = Arc::new(Mapping::anonymous(layout.bytes()).unwrap());
     let [mut root, mut other] = [0, 1].map(|rank| {
-        let mut board = Board::new(memory.clone(), layout, rank, Fence::Full).unwrap();
+        let mut board = Board::new(memory.clone(), layout, rank).unwrap();
         if checks {
             board.check();
         }
