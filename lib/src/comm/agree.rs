@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 /// What the ranks' messages and choices depend on.
 ///
 /// The others may differ: deadlines, where ranks listen, how long they spin. Rank 0's count alone for how to tune.
-const MUST_AGREE: [&str; 21] = [
+const MUST_AGREE: [&str; 22] = [
     "TINYNCCL_CUDA_PATH_CHECK",
     "TINYNCCL_TRANSPORT",
     "TINYNCCL_ALGO",
@@ -20,6 +20,7 @@ const MUST_AGREE: [&str; 21] = [
     "TINYNCCL_CUDA_LL128",
     "TINYNCCL_CUDA_HANDLES",
     "TINYNCCL_CUDA_PATH",
+    "TINYNCCL_CUDA_PROTO",
     "TINYNCCL_CUDA_CHUNK",
     "TINYNCCL_VERBS_QPS",
     "TINYNCCL_FIFO_DEPTH",

@@ -263,7 +263,7 @@ mod tests {
         assert_eq!(all_reduce(Some(Algorithm::TwoShot), CudaProto::Ll128, 1 << 20), (TwoShot128, Reason::Asked));
         // No lines are that long.
         assert_eq!(all_reduce(None, CudaProto::Ll, 1 << 30), (Simple, Reason::Refused));
-        let (protocol, reason) = way(Some(Algorithm::Tree), CudaProto::Auto, Collective::AllGather, 1 << 20);
+        let (protocol, reason) = way(Some(Algorithm::Tree), CudaProto::Auto, Collective::AllToAll, 1 << 20);
         assert!(reason == Reason::Refused && !matches!(protocol, Schedule(..)), "{protocol}");
         assert!(matches!(way(None, CudaProto::Ll, Collective::Gather, 64), (Schedule(..), Reason::Refused)));
     }

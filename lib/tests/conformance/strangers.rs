@@ -19,7 +19,7 @@ const VERSION: u32 = 5;
 const HELLO: usize = 80;
 const PROOF: usize = 32;
 /// Bytes of a reply before its reason.
-const HEAD: usize = 24;
+const HEAD: usize = 16;
 /// Statuses of replies.
 const STRANGER: u32 = 3;
 const PROVE: u32 = 4;
@@ -43,7 +43,7 @@ fn hello() -> Vec<u8> {
 fn reply(stream: &mut TcpStream) -> (u32, Vec<u8>) {
     let mut head = [0; HEAD];
     stream.read_exact(&mut head).unwrap();
-    let mut detail = vec![0; head[16] as usize];
+    let mut detail = vec![0; u32::from_le_bytes(head[12..16].try_into().unwrap()) as usize];
     stream.read_exact(&mut detail).unwrap();
     (u32::from_le_bytes(head[8..12].try_into().unwrap()), detail)
 }

@@ -327,7 +327,8 @@ mod tests {
         assert_eq!(plan.sizes.len(), 13);
         assert_eq!((plan.settings.effort.iterations, plan.settings.effort.warm_up), (Some(20), 3));
         assert!(!plan.settings.check && args.pin);
-        assert_eq!(plan.cases(3).unwrap().len(), 10 * 5, "all_reduce has no root");
+        // Five operators of every type, and three on bits of integers.
+        assert_eq!(plan.cases(3).unwrap().len(), 14 * 5 + 8 * 3, "all_reduce has no root");
         let (args, plan) = parse("-b 8 -e 24 -i 8 --collective reduce,barrier -r -1 --no-pin -d float,f32").unwrap();
         assert_eq!(plan.sizes, [8, 16, 24]);
         assert_eq!(plan.cases(3).unwrap().len(), 3 + 1);

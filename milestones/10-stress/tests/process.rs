@@ -75,7 +75,7 @@ fn every_collective_over_processes() {
 #[test]
 fn every_type_and_operator_in_threads() {
     let text = all_right("--ranks 3 --transport inproc -b 0 -e 4K -f 4096 -d all -o all -n 1 -w 0 --repetitions 1");
-    assert_eq!(rows(&text).len(), 10 * 5 * 3, "{text}");
+    assert_eq!(rows(&text).len(), (14 * 5 + 8 * 3) * 3, "{text}");
     all_right(
         "--ranks 2 --transport inproc --collective reduce_scatter,reduce -r all -b 1K -e 1K -d all -o all -n 1 -w 0 --repetitions 1",
     );

@@ -38,6 +38,8 @@ pub(crate) fn run(fixed: bool) -> Result<u8> {
             ("WORLD_SIZE", "2".to_owned()),
             ("LOCAL_RANK", "0".to_owned()),
             ("MASTER_ADDR", STORE.0.to_owned()),
+            // Not for ever in the open: whoever reaches that address could join.
+            ("TINYNCCL_SECRET", "what nobody else knows".to_owned()),
             ("MASTER_PORT", STORE.1.to_owned()),
             ("TINYNCCL_IFNAME", interface.clone()),
             // Measuring at the start would connect the ranks, on machines whose figures are not kept from earlier jobs.
