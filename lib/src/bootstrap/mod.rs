@@ -14,7 +14,7 @@
 //! A connection that closes without a goodbye is how `kill -9` of a rank shows: the kernel closes it for the dead process,
 //! and the store tells everybody at once.
 //!
-//! Only who knows the job's secret gets in ([`admission`]). What is said afterwards travels in clear and unsigned: an attacker on
+//! Only who knows the job's secret gets in (`admission.rs`). What is said afterwards travels in clear and unsigned: an attacker on
 //! the path can read and change it. Run on a network that you trust, as with NCCL and Gloo.
 
 mod admission;
