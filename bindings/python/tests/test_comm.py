@@ -178,7 +178,7 @@ def refused(comm):
         (lambda: comm.all_reduce(f4(8)[::2]), ["not contiguous"]),
         (lambda: comm.all_reduce(frozen), ["read-only"]),
         (lambda: comm.all_reduce(numpy.zeros(2, complex)), ["sum of a type of 16 bytes that cannot be reduced"]),
-        (lambda: comm.all_reduce(numpy.zeros(2, "i2")), ["cannot be reduced"]),
+        (lambda: comm.all_reduce(numpy.zeros(2, "c8")), ["cannot be reduced"]),
         (lambda: comm.all_reduce(numpy.zeros(2, ">f4")), ["byte order"]),
         (lambda: comm.all_reduce(numpy.array(["a"])), ["format"]),
         (lambda: comm.all_reduce(numpy.zeros(2, bool), op="avg"), ["avg of bool"]),
