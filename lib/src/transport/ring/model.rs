@@ -91,7 +91,7 @@ fn lending(layout: Layout, bells: &[Arc<Doorbell>; 2], single_copy: SingleCopy) 
         peer: Peer { rank, peer: 1 - rank, address: String::new() },
         bell: bells[1 - rank].clone(),
         lifeline: None,
-        single_copy,
+        single_copy: single_copy.clone(),
     };
     Ring {
         send: ManuallyDrop::new(RingSend::new(ours, ends(0))),
