@@ -10,6 +10,7 @@ use std::time::Duration;
 use common::{Fabric, config, run, run_ok};
 use serde_json::Value;
 use tinynccl::ddp::{Ddp, DdpOptions, ParamSpec};
+use tinynccl::process_group::ProcessGroup;
 use tinynccl::wire::Algorithm;
 use tinynccl::{Comm, Config, Error, ReduceOp, Result};
 
@@ -355,7 +356,8 @@ fn buckets_of_data_parallel_training() {
         let params: Vec<ParamSpec> = (0..3).map(|i| ParamSpec { name: format!("p{i}"), len: 100 }).collect();
         let mut options = DdpOptions::default();
         options.bucket_bytes = 400;
-        let mut ddp = Ddp::new(&comm, &params, options)?;
+        let group = ProcessGroup::from(comm);
+        let mut ddp = Ddp::new(&group, &params, options)?;
         for _ in 0..2 {
             (0..3).rev().try_for_each(|i| ddp.ready(i))?;
             ddp.finish()?;

@@ -2,18 +2,15 @@
 //!
 //! As in PyTorch's `DistributedDataParallel` (Li et al., VLDB 2020): parameters are assigned to buckets in reverse
 //! order, because backward finishes the last layer first; when every gradient of a bucket is ready, the bucket's
-//! all-reduce starts on the progress thread of what carries it ([`Carrier`]) while the caller computes on.
-
-mod carrier;
+//! all-reduce starts on the progress thread of the [`ProcessGroup`] while the caller computes on. Gradients lie in host memory,
+//! so the group's backend is tinynccl or mpi.
 
 use std::time::{Duration, Instant};
 
 use crate::dtype::ReduceOp;
 use crate::error::{Error, Result};
-use crate::process_group::Work;
+use crate::process_group::{ProcessGroup, Work};
 use crate::trace::{self, Span};
-
-pub use carrier::Carrier;
 
 /// A parameter: what backward produces one gradient for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -72,8 +69,8 @@ struct Bucket {
 /// One step: [`Ddp::zero`]; backward writes [`Ddp::gradient_mut`] and calls [`Ddp::ready`] once per parameter;
 /// [`Ddp::finish`]; then [`Ddp::gradient`] is the average over all ranks, the same bits on each.
 #[derive(Debug)]
-pub struct Ddp<'c> {
-    carrier: Carrier<'c>,
+pub struct Ddp<'g> {
+    group: &'g ProcessGroup,
     params: Vec<ParamSpec>,
     homes: Vec<Home>,
     ready: Vec<bool>,
@@ -81,12 +78,11 @@ pub struct Ddp<'c> {
     stats: DdpStats,
 }
 
-impl<'c> Ddp<'c> {
-    /// Lays out the buckets. All ranks must have the same parameters: names and lengths are compared, and the first
+impl<'g> Ddp<'g> {
+    /// Lays out the buckets. A communicator becomes a group by `ProcessGroup::from(comm)`. All ranks must have the same parameters: names and lengths are compared, and the first
     /// difference is named together with both ranks.
-    pub fn new(carrier: impl Into<Carrier<'c>>, params: &[ParamSpec], options: DdpOptions) -> Result<Ddp<'c>> {
-        let carrier = carrier.into();
-        check_same(carrier, params)?;
+    pub fn new(group: &'g ProcessGroup, params: &[ParamSpec], options: DdpOptions) -> Result<Ddp<'g>> {
+        check_same(group, params)?;
         let mut homes = vec![Home { bucket: 0, offset: 0, len: 0 }; params.len()];
         let mut sizes: Vec<(usize, usize)> = Vec::new(); // (elements, parameters)
         let mut full = true;
@@ -106,7 +102,7 @@ impl<'c> Ddp<'c> {
             .map(|(elements, params)| Bucket { data: Some(vec![0.0; elements]), work: None, params, waiting: params })
             .collect();
         Ok(Ddp {
-            carrier,
+            group,
             params: params.to_vec(),
             ready: vec![false; homes.len()],
             homes,
@@ -136,7 +132,7 @@ impl<'c> Ddp<'c> {
                 let detail = format!("'{}' has {} elements, expected {}", param.name, value.len(), param.len);
                 return Err(Error::invalid("ddp: broadcast_parameters", detail));
             }
-            self.carrier.broadcast(value, 0)?;
+            self.group.broadcast(&mut **value, 0)?;
         }
         Ok(())
     }
@@ -198,10 +194,10 @@ impl<'c> Ddp<'c> {
                 let bytes = (data.len() * size_of::<f32>()) as u64;
                 self.stats.buckets += 1;
                 self.stats.bytes += bytes;
-                if let Some(trace) = self.carrier.trace() {
+                if let Some(trace) = self.group.comm().trace() {
                     trace.span(trace::now(), Span::BucketReady { bucket: index as u32, bytes });
                 }
-                bucket.work = Some(self.carrier.all_reduce_async(data, ReduceOp::Avg)?);
+                bucket.work = Some(self.group.all_reduce_async(data, ReduceOp::Avg)?);
             }
         }
         Ok(())
@@ -216,7 +212,7 @@ impl<'c> Ddp<'c> {
             return Err(Error::invalid("ddp: finish", detail));
         }
         let start = Instant::now();
-        let trace = self.carrier.trace().map(|trace| (trace, trace::now()));
+        let trace = self.group.comm().trace().map(|trace| (trace, trace::now()));
         for (index, bucket) in self.buckets.iter_mut().enumerate() {
             if let Some(work) = bucket.work.take() {
                 let begin = trace.map(|_| trace::now());
@@ -244,20 +240,20 @@ impl<'c> Ddp<'c> {
 }
 
 /// Compares names and lengths over the ranks and names the first parameter that differs.
-fn check_same(carrier: Carrier<'_>, params: &[ParamSpec]) -> Result<()> {
+fn check_same(group: &ProcessGroup, params: &[ParamSpec]) -> Result<()> {
     let op = "ddp: new";
     let mut text = String::new();
     for param in params {
         text.push_str(&format!("{}\u{0}{}\n", param.name, param.len));
     }
     let ours = text.into_bytes();
-    let mut lengths = vec![0u64; carrier.size()];
-    carrier.all_gather(&[ours.len() as u64], &mut lengths)?;
+    let mut lengths = vec![0u64; group.size()];
+    group.all_gather(&[ours.len() as u64], &mut lengths)?;
     let longest = lengths.iter().copied().max().unwrap_or(0) as usize;
     let mut padded = ours.clone();
     padded.resize(longest, 0);
-    let mut all = vec![0u8; longest * carrier.size()];
-    carrier.all_gather(&padded, &mut all)?;
+    let mut all = vec![0u8; longest * group.size()];
+    group.all_gather(&padded, &mut all)?;
     for (rank, &length) in lengths.iter().enumerate() {
         let theirs = &all[rank * longest..rank * longest + length as usize];
         if theirs == ours {
@@ -275,7 +271,7 @@ fn check_same(carrier: Carrier<'_>, params: &[ParamSpec]) -> Result<()> {
             if x != y {
                 let detail = format!(
                     "parameter {index} differs: rank {} has {}, rank {rank} has {}",
-                    carrier.rank(),
+                    group.rank(),
                     show(x),
                     show(y)
                 );

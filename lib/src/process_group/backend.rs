@@ -9,7 +9,7 @@ use cudarc::driver::CudaContext;
 
 use crate::comm::Inner;
 use crate::comm::call::Call;
-use crate::cuda::Stream;
+use crate::cuda::{DeviceComm, Stream};
 use crate::error::{Error, Result};
 use crate::wire::Collective;
 
@@ -82,6 +82,11 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
 
     /// The GPU, if the group has one.
     fn device(&self) -> Option<&Arc<CudaContext>>;
+
+    /// Our device communicator, if that is what carries the calls.
+    fn device_comm(&self) -> Option<&DeviceComm> {
+        None
+    }
 
     /// The failure of a call that was enqueued before, if one has failed.
     fn check(&self) -> Result<()>;

@@ -3,8 +3,10 @@
 use super::ProcessGroup;
 use super::buffer::{Buffer, BufferMut, Place, Spot};
 use super::messages::Own;
+use super::work::Enqueued;
 use crate::comm::Inner;
 use crate::comm::call::Call;
+use crate::cuda::Stream;
 use crate::dtype::ReduceOp;
 use crate::error::{Error, Result};
 
@@ -162,15 +164,36 @@ impl<'a> Batch<'a> {
                 unsafe { group.backend.run_batch(inner, calls) }
             }
             Spot::Device(stream) => {
-                let context = group.device().ok_or_else(|| Error::invalid("batch", "the group has no GPU"))?;
-                // SAFETY: as above; the buffers are of this stream.
-                unsafe { own.enqueue(group.rank(), context, stream) }?;
-                if calls.is_empty() && own.is_empty() {
-                    return Ok(());
-                }
-                // SAFETY: as above.
-                unsafe { group.enqueue(calls, stream) }?.wait()
+                self.put_into(stream)?;
+                Enqueued::mark(&group.backend, stream, "batch", group.comm.config().timeout)?.wait()
             }
         }
+    }
+
+    /// Puts the calls, which are on device memory, into their stream and returns. [`ProcessGroup::synchronize`] gives their
+    /// failure.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for host memory, whose calls have no stream.
+    pub fn enqueue(self) -> Result<()> {
+        match self.places.first().map(Place::spot) {
+            None => Ok(()),
+            Some(Spot::Device(stream)) => self.put_into(stream),
+            Some(Spot::Host) => {
+                Err(Error::invalid("batch", "host memory cannot be enqueued, it has no stream: use Batch::run"))
+            }
+        }
+    }
+
+    fn put_into(&self, stream: &Stream) -> Result<()> {
+        let Batch { group, calls, own, .. } = self;
+        let context = group.device().ok_or_else(|| Error::invalid("batch", "the group has no GPU"))?;
+        // SAFETY: the buffers are borrowed for 'a, and cudarc keeps them until the stream has passed; all are of this stream.
+        unsafe { own.enqueue(group.rank(), context, stream) }?;
+        if calls.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: as above.
+        unsafe { group.enqueue_unmarked(calls, stream) }.map(drop)
     }
 }

@@ -8,6 +8,7 @@ use super::buffer::{Buffer, BufferMut, Spot};
 use super::work::Enqueued;
 use crate::comm::Inner;
 use crate::comm::call::Call;
+use crate::cuda::Stream;
 use crate::dtype::ReduceOp;
 use crate::error::Result;
 
@@ -173,7 +174,17 @@ impl ProcessGroup {
     ///
     /// # Safety
     /// As [`Backend::enqueue`](super::Backend::enqueue).
-    pub(super) unsafe fn enqueue(&self, calls: &[Call], stream: &crate::cuda::Stream) -> Result<Enqueued> {
+    pub(super) unsafe fn enqueue(&self, calls: &[Call], stream: &Stream) -> Result<Enqueued> {
+        // SAFETY: forwarded from the caller.
+        let op = unsafe { self.enqueue_unmarked(calls, stream) }?;
+        Enqueued::mark(&self.backend, stream, op, self.comm.config().timeout)
+    }
+
+    /// Puts calls into a stream; gives their name.
+    ///
+    /// # Safety
+    /// As [`Backend::enqueue`](super::Backend::enqueue).
+    pub(super) unsafe fn enqueue_unmarked(&self, calls: &[Call], stream: &Stream) -> Result<&'static str> {
         let op = match calls {
             [one] => one.key.collective.name(),
             _ => "batch",
@@ -181,6 +192,6 @@ impl ProcessGroup {
         self.comm.inner().state().check(|| op.to_owned())?;
         // SAFETY: forwarded from the caller.
         unsafe { self.backend.enqueue(calls, stream) }?;
-        Enqueued::mark(&self.backend, stream, op, self.comm.config().timeout)
+        Ok(op)
     }
 }

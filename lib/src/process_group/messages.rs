@@ -136,10 +136,6 @@ impl Own {
         None
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.sends.is_empty() && self.recvs.is_empty()
-    }
-
     fn pairs(&self, rank: usize) -> Result<impl Iterator<Item = (*const u8, *mut u8, usize)>> {
         let (sends, recvs) = (self.sends.len(), self.recvs.len());
         if sends != recvs {

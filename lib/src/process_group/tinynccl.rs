@@ -22,6 +22,11 @@ impl Tinynccl {
     pub(super) fn new(comm: &Comm, context: Option<Arc<CudaContext>>) -> Result<Tinynccl> {
         Ok(Tinynccl { device: context.map(|context| DeviceComm::new(comm, &context)).transpose()? })
     }
+
+    /// Without GPUs.
+    pub(super) fn on_the_host() -> Tinynccl {
+        Tinynccl { device: None }
+    }
 }
 
 impl Backend for Tinynccl {
@@ -76,6 +81,10 @@ impl Backend for Tinynccl {
 
     fn device(&self) -> Option<&Arc<CudaContext>> {
         self.device.as_ref().map(DeviceComm::context)
+    }
+
+    fn device_comm(&self) -> Option<&DeviceComm> {
+        self.device.as_ref()
     }
 
     fn check(&self) -> Result<()> {

@@ -329,3 +329,30 @@ impl Board {
         sleeps && alone
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn boards() -> [Board; 2] {
+        let layout = Layout::new(2, 1 << 10, 4 << 10).unwrap();
+        let memory = Arc::new(Mapping::anonymous(layout.bytes()).unwrap());
+        [0, 1].map(|rank| Board::new(memory.clone(), layout, rank).unwrap())
+    }
+
+    #[test]
+    fn a_sleeper_knows_whether_it_was_woken() {
+        let [ours, theirs] = boards();
+        assert!(ours.sleep(Duration::from_millis(1), || false), "nobody woke it");
+        assert!(!ours.sleep(Duration::from_secs(60), || true), "it did not sleep");
+        let woken = std::thread::scope(|scope| {
+            let sleeper = scope.spawn(move || !ours.sleep(Duration::from_secs(60), || false));
+            while !sleeper.is_finished() {
+                theirs.wake_all();
+                std::thread::yield_now();
+            }
+            sleeper.join().unwrap()
+        });
+        assert!(woken);
+    }
+}

@@ -2,7 +2,8 @@
 //! and every rank compares all of them. 8 bytes per parameter travel instead of the parameters.
 
 use anyhow::{Context as _, Result, bail};
-use tinynccl::ddp::{Carrier, ParamSpec};
+use tinynccl::Comm;
+use tinynccl::ddp::ParamSpec;
 
 /// FNV-1a over 64 bits: one changed bit changes the hash, because each step is invertible. Not for secrets.
 pub fn fingerprint(values: &[f32]) -> u64 {
@@ -13,11 +14,10 @@ pub fn fingerprint(values: &[f32]) -> u64 {
 
 /// Compares all ranks' parameters. Gives the fingerprint of the whole model, or an error that names the first
 /// parameter and the ranks that differ. A collective: every rank calls it, and all get the same answer.
-pub fn prove_identical<'c>(carrier: impl Into<Carrier<'c>>, specs: &[ParamSpec], params: &[&[f32]]) -> Result<u64> {
-    let carrier = carrier.into();
+pub fn prove_identical(comm: &Comm, specs: &[ParamSpec], params: &[&[f32]]) -> Result<u64> {
     let ours: Vec<u64> = params.iter().map(|p| fingerprint(p)).collect();
-    let mut all = vec![0u64; ours.len() * carrier.size()];
-    carrier.all_gather(&ours, &mut all).context("comparing the weights")?;
+    let mut all = vec![0u64; ours.len() * comm.size()];
+    comm.all_gather(&ours, &mut all).context("comparing the weights")?;
     compare(specs, &all, ours.len())
 }
 

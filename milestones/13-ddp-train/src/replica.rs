@@ -4,7 +4,8 @@
 //! weights stay the same bits for ever, though they are never sent again.
 
 use anyhow::{Context as _, Result};
-use tinynccl::ddp::{Carrier, Ddp, DdpOptions, ParamSpec};
+use tinynccl::ddp::{Ddp, DdpOptions, ParamSpec};
+use tinynccl::process_group::ProcessGroup;
 
 use crate::mlp::{GradientSink, Mlp, Trace};
 use crate::optim::Optimizer;
@@ -20,8 +21,8 @@ pub enum Fault {
 }
 
 /// Where backward puts gradients.
-enum Gradients<'c> {
-    Averaged(Ddp<'c>),
+enum Gradients<'g> {
+    Averaged(Ddp<'g>),
     Local(Vec<Vec<f32>>),
 }
 
@@ -36,30 +37,29 @@ impl GradientSink for Ddp<'_> {
 }
 
 /// One rank's model, gradients and optimiser.
-pub struct Replica<'c> {
-    carrier: Carrier<'c>,
+pub struct Replica<'g> {
+    group: &'g ProcessGroup,
     model: Mlp,
     specs: Vec<ParamSpec>,
-    gradients: Gradients<'c>,
+    gradients: Gradients<'g>,
     optimizer: Optimizer,
     trace: Trace,
     d_output: Vec<f32>,
 }
 
-impl<'c> Replica<'c> {
+impl<'g> Replica<'g> {
     /// Joins the replicas: afterwards every rank holds rank 0's weights (unless a `fault` says otherwise).
     pub fn new(
-        carrier: impl Into<Carrier<'c>>,
+        group: &'g ProcessGroup,
         mut model: Mlp,
         optimizer: Optimizer,
         bucket_bytes: usize,
         fault: Option<Fault>,
-    ) -> Result<Replica<'c>> {
-        let carrier = carrier.into();
+    ) -> Result<Replica<'g>> {
         let specs = model.specs();
         let mut options = DdpOptions::default();
         options.bucket_bytes = bucket_bytes;
-        let ddp = Ddp::new(carrier, &specs, options).context("comparing the models")?;
+        let ddp = Ddp::new(group, &specs, options).context("comparing the models")?;
         if fault != Some(Fault::Broadcast) {
             ddp.broadcast_parameters(&mut model.params_mut()).context("broadcasting the initial weights")?;
         }
@@ -67,7 +67,7 @@ impl<'c> Replica<'c> {
             Some(Fault::Average) => Gradients::Local(specs.iter().map(|s| vec![0.0; s.len]).collect()),
             _ => Gradients::Averaged(ddp),
         };
-        Ok(Replica { carrier, model, specs, gradients, optimizer, trace: Trace::default(), d_output: Vec::new() })
+        Ok(Replica { group, model, specs, gradients, optimizer, trace: Trace::default(), d_output: Vec::new() })
     }
 
     /// One step on our share of the global batch. `loss` gets the outputs, writes its derivative by them, and returns its
@@ -100,9 +100,10 @@ impl<'c> Replica<'c> {
         Ok(value)
     }
 
-    /// Proves that all ranks hold the same bits; gives their fingerprint.
+    /// Proves that all ranks hold the same bits; gives their fingerprint. By the group's communicator, not by the backend: a
+    /// proof should not depend on what it proves.
     pub fn prove_identical(&self) -> Result<u64> {
-        proof::prove_identical(self.carrier, &self.specs, &self.model.params())
+        proof::prove_identical(self.group.comm(), &self.specs, &self.model.params())
     }
 
     /// Outputs for `batch` inputs, without a step. Not a collective.

@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use tinynccl::ReduceOp;
-use tinynccl::ddp::Carrier;
+use tinynccl::process_group::ProcessGroup;
 
 use crate::data::{CLASSES, Dataset, epoch_order, shard};
 use crate::loss::cross_entropy;
@@ -97,20 +97,15 @@ pub enum Event {
 
 /// Trains; every rank calls it with the same options. The weights are compared before the first step and after each epoch:
 /// a difference is an error on every rank.
-pub fn train<'c>(
-    carrier: impl Into<Carrier<'c>>,
-    options: &Options,
-    mut report: impl FnMut(Event),
-) -> Result<Vec<Epoch>> {
-    let carrier = carrier.into();
-    let (rank, ranks) = (carrier.rank(), carrier.size());
+pub fn train(group: &ProcessGroup, options: &Options, mut report: impl FnMut(Event)) -> Result<Vec<Epoch>> {
+    let (rank, ranks) = (group.rank(), group.size());
     let data = Dataset::spiral(options.points, options.seed);
     options.check(ranks)?;
     // Every rank starts elsewhere on purpose: if the weights agree later, the broadcast did it.
     let mut rng = Rng::new(options.seed.wrapping_add(rank as u64));
     let model = Mlp::new(&[2, options.hidden, options.hidden, CLASSES], &mut rng);
     let optimizer = Optimizer::sgd(options.rate, &model.specs());
-    let mut replica = Replica::new(carrier, model, optimizer, options.bucket_bytes, options.fault)?;
+    let mut replica = Replica::new(group, model, optimizer, options.bucket_bytes, options.fault)?;
     let explain = |when: String| match options.fault {
         Some(Fault::Broadcast) => format!("{when} (--break broadcast: every rank kept its own random start)"),
         Some(Fault::Average) => format!("{when} (--break average: every rank followed the gradient of its own shard)"),
@@ -140,7 +135,7 @@ pub fn train<'c>(
             totals[1] += correct as f64;
             totals[2] += mine.len() as f64;
         }
-        carrier.all_reduce(&mut totals, ReduceOp::Sum).context("summing the losses")?;
+        group.all_reduce(&mut totals, ReduceOp::Sum).context("summing the losses")?;
         ensure!(totals[0].is_finite(), "the loss is {} in epoch {number}: try a smaller --rate", totals[0]);
         let weights = replica.prove_identical().with_context(|| explain(format!("after epoch {number}")))?;
         let epoch = Epoch { number, loss: totals[0] / totals[2], accuracy: totals[1] / totals[2], weights };

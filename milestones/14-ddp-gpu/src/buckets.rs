@@ -72,6 +72,7 @@ impl Buckets {
 #[cfg(test)]
 mod tests {
     use tinynccl::ddp::{Ddp, DdpOptions};
+    use tinynccl::process_group::ProcessGroup;
     use tinynccl::{Comm, Config};
 
     use super::*;
@@ -115,12 +116,12 @@ mod tests {
 
     #[test]
     fn as_many_as_the_librarys_ddp_makes() {
-        let comm = Comm::threads(1, Config::default()).unwrap().remove(0);
+        let group = ProcessGroup::from(Comm::threads(1, Config::default()).unwrap().remove(0));
         let params = specs(&[128, 64, 4096, 64, 192, 3]);
         for bytes in [1, 300, 8192, 17_000, 1 << 20] {
             let mut options = DdpOptions::default();
             options.bucket_bytes = bytes;
-            let theirs = Ddp::new(&comm, &params, options).unwrap().buckets();
+            let theirs = Ddp::new(&group, &params, options).unwrap().buckets();
             assert_eq!(Buckets::new(&params, bytes).spans().len(), theirs, "{bytes} bytes");
         }
     }

@@ -6,7 +6,7 @@ use ddp_train::loss::cross_entropy;
 use ddp_train::mlp::{Mlp, Trace};
 use ddp_train::rng::Rng;
 use ddp_train::train::{Epoch, Options};
-use tinynccl::cuda::DeviceComm;
+use tinynccl::process_group::{BackendType, Device, ProcessGroup};
 use tinynccl::{Comm, Config};
 
 use crate::kernels::Kernels;
@@ -20,26 +20,22 @@ pub const GRADIENT_TOLERANCE: f64 = 1e-4;
 /// Floating-point operations above which the CPU's training is left out.
 const CPU_LIMIT: f64 = 2e11;
 
-/// A host and a device communicator of this rank alone.
+/// A group of this rank alone.
 #[derive(Debug)]
 pub struct Alone {
-    comm: Comm,
-    device: DeviceComm,
+    group: ProcessGroup,
 }
 
 impl Alone {
-    /// One rank on the GPU of `device`.
-    pub fn new(device: &DeviceComm) -> Result<Alone> {
+    /// One rank on the GPU of this number.
+    pub fn new(ordinal: usize) -> Result<Alone> {
         let comm = Comm::threads(1, Config::default())?.pop().context("no communicator of one rank")?;
-        let device = DeviceComm::local(std::slice::from_ref(device.context()), &Config::default())?
-            .pop()
-            .context("no device communicator of one rank")?;
-        Ok(Alone { comm, device })
+        Ok(Alone { group: ProcessGroup::new(comm, BackendType::Tinynccl, Device::Ordinal(ordinal))? })
     }
 
     /// The same training with the whole batch on this rank.
     pub fn train(&self, kernels: &Kernels, options: &Options) -> Result<Outcome> {
-        train(&self.comm, &self.device, kernels, options, Exchange::Overlapped, |_| ())
+        train(&self.group, kernels, options, Exchange::Overlapped, |_| ())
     }
 
     /// Milestone 13's, on the CPU; `None` if it would take minutes.
@@ -47,7 +43,7 @@ impl Alone {
         if cpu_work(options) > CPU_LIMIT {
             return Ok(None);
         }
-        ddp_train::train::train(&self.comm, options, |_| ()).context("training on the CPU").map(Some)
+        ddp_train::train::train(&self.group, options, |_| ()).context("training on the CPU").map(Some)
     }
 
     /// Gradients of the first batch, here and on the CPU: the largest difference, as a share of the largest gradient of the same
@@ -69,7 +65,7 @@ impl Alone {
         bucket_bytes: usize,
     ) -> Result<f64> {
         let how = Exchange::Overlapped;
-        let mut replica = Replica::new(&self.device, kernels, model, sizes, batch.len(), bucket_bytes, how)?;
+        let mut replica = Replica::new(&self.group, kernels, model, sizes, batch.len(), bucket_bytes, how)?;
         let mut share = Share::new(replica.compute(), batch)?;
         let ours = replica.gradients(&mut share.batch(0, batch.len()))?;
         let expected = cpu_gradients(model, batch);

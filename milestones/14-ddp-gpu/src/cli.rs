@@ -4,6 +4,7 @@ use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand};
 use ddp_gpu::time::Settings;
 use ddp_train::train::Options;
+use tinynccl::process_group::BackendType;
 
 /// Data-parallel training of an MLP on GPUs; without a command it trains and checks.
 #[derive(Debug, Parser)]
@@ -12,6 +13,9 @@ pub(crate) struct Cli {
     /// Ranks to start (default: as many as there are GPUs); more than GPUs share them. Leave it out under torchrun, mpirun or srun.
     #[arg(long, global = true, value_parser = positive().range(1..=64))]
     pub(crate) ranks: Option<usize>,
+    /// Who carries the gradients: auto, tinynccl or nccl (NVIDIA's, loaded at run time; it needs a GPU per rank).
+    #[arg(long, global = true, default_value = "auto")]
+    pub(crate) backend: BackendType,
     #[command(subcommand)]
     pub(crate) mode: Option<Mode>,
     #[command(flatten)]

@@ -8,12 +8,12 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser as _;
-use cudarc::driver::CudaContext;
 use ddp_gpu::compile::compiler_is_here;
 use ddp_gpu::kernels::Kernels;
-use tinynccl::cuda::{self, DeviceComm};
+use tinynccl::cuda;
 use tinynccl::launch::{self, Launcher};
-use tinynccl::{Comm, Error};
+use tinynccl::process_group::{BackendType, Device, InitOptions, init_process_group, nccl_library};
+use tinynccl::{Config, Error};
 
 use cli::{Cli, Mode};
 
@@ -39,6 +39,9 @@ fn start(cli: &Cli) -> Result<i32> {
     // Asked for here, so that a machine without them gets one line, not one from each rank.
     let gpus = cuda::device_count()?;
     compiler_is_here()?;
+    if cli.backend == BackendType::Nccl {
+        nccl_library(&Config::from_env()?)?;
+    }
     if launch::is_rank() {
         run(cli)?;
         return Ok(0);
@@ -52,23 +55,19 @@ fn start(cli: &Cli) -> Result<i32> {
 }
 
 fn run(cli: &Cli) -> Result<()> {
-    let comm = Comm::from_env().context("joining the other ranks")?;
+    // More ranks than GPUs share them.
+    let how = InitOptions::from_env().device(Device::LocalRank);
+    let group = init_process_group(cli.backend, &how).context("joining the other ranks")?;
     ensure!(
-        cli.ranks.is_none_or(|ranks| ranks == comm.size()),
+        cli.ranks.is_none_or(|ranks| ranks == group.size()),
         "--ranks {} but the launcher started {}: leave --ranks out",
         cli.ranks.unwrap_or_default(),
-        comm.size()
+        group.size()
     );
-    // More ranks than GPUs share them.
-    let ordinal = comm.local_rank() % cuda::device_count()?.max(1);
-    let context =
-        CudaContext::new(ordinal).with_context(|| format!("opening GPU {ordinal} for rank {}", comm.rank()))?;
-    let kernels = Kernels::new(&context)?;
-    let device = DeviceComm::new(&comm, &context)?;
+    let kernels = Kernels::new(group.device().context("the group has no GPU")?)?;
     match &cli.mode {
-        None => show::train(&comm, &device, &kernels, &cli.train)?,
-        Some(Mode::Time(arguments)) => show::time(&comm, &device, &kernels, arguments)?,
+        None => show::train(&group, &kernels, &cli.train)?,
+        Some(Mode::Time(arguments)) => show::time(&group, &kernels, arguments)?,
     }
-    drop(device);
-    Ok(comm.close()?)
+    Ok(group.close()?)
 }

@@ -11,8 +11,8 @@ use cudarc::driver::sys::CUevent_flags;
 use cudarc::driver::{CudaEvent, CudaSlice, CudaStream, result};
 use ddp_train::mlp::Mlp;
 use ddp_train::proof;
-use tinynccl::cuda::DeviceComm;
-use tinynccl::{Comm, ReduceOp};
+use tinynccl::ReduceOp;
+use tinynccl::process_group::{BufferMut, ProcessGroup};
 
 use crate::kernels::Kernels;
 use crate::model::{Batch, DeviceMlp};
@@ -51,9 +51,9 @@ struct Marks {
 
 /// One rank's model, streams and events.
 #[derive(Debug)]
-pub struct Replica<'c> {
-    device: &'c DeviceComm,
-    kernels: &'c Kernels,
+pub struct Replica<'g> {
+    group: &'g ProcessGroup,
+    kernels: &'g Kernels,
     model: DeviceMlp,
     compute: Arc<CudaStream>,
     exchange: Arc<CudaStream>,
@@ -62,19 +62,19 @@ pub struct Replica<'c> {
     how: Exchange,
 }
 
-impl<'c> Replica<'c> {
-    /// A copy of `model` (whose layers have the widths `sizes`) on `device`'s GPU. Every rank calls it. The weights are our
+impl<'g> Replica<'g> {
+    /// A copy of `model` (whose layers have the widths `sizes`) on the group's GPU. Every rank calls it. The weights are our
     /// own until [`Replica::broadcast`].
     pub fn new(
-        device: &'c DeviceComm,
-        kernels: &'c Kernels,
+        group: &'g ProcessGroup,
+        kernels: &'g Kernels,
         model: &Mlp,
         sizes: &[usize],
         room: usize,
         bucket_bytes: usize,
         how: Exchange,
-    ) -> Result<Replica<'c>> {
-        let context = device.context();
+    ) -> Result<Replica<'g>> {
+        let context = group.device().context("the group has no GPU")?;
         // SAFETY: no buffer of ours is used in two streams but between events that we record and wait for, and none is freed
         // before both streams are through (`drop`).
         unsafe { context.disable_event_tracking() };
@@ -90,15 +90,13 @@ impl<'c> Replica<'c> {
             .map(|_| Ok(Events { produced: event()?, begin: event()?, reduced: event()? }))
             .collect::<Result<_>>()?;
         let marks = Marks { forward: event()?, backward: event()?, update: event()?, end: event()? };
-        Ok(Replica { device, kernels, model, compute, exchange, buckets, marks, how })
+        Ok(Replica { group, kernels, model, compute, exchange, buckets, marks, how })
     }
 
     /// Every rank's weights become rank 0's.
     pub fn broadcast(&mut self) -> Result<()> {
-        self.device
-            .broadcast(&self.exchange, self.model.params_mut(), 0)
-            .context("broadcasting the initial weights")?;
-        self.device.synchronize().context("broadcasting the initial weights")
+        let params = BufferMut::device(&self.exchange, self.model.params_mut());
+        self.group.broadcast(params, 0).context("broadcasting the initial weights")
     }
 
     /// Takes the weights of `model`, and forgets all steps.
@@ -140,13 +138,15 @@ impl<'c> Replica<'c> {
     // `produced`, let the exchange stream wait for it, average the bucket there and record `reduced`. Or do all of
     // them at the end.
     fn backward(&mut self, batch: &Batch<'_>) -> Result<()> {
-        let Replica { device, kernels, model, compute, exchange, buckets, marks, how } = self;
+        let Replica { group, kernels, model, compute, exchange, buckets, marks, how } = self;
         let spans = model.buckets().spans().to_vec();
         let all_reduce = |gradients: &mut CudaSlice<f32>, bucket: usize, behind: &CudaEvent| -> Result<()> {
             exchange.wait(behind)?;
             buckets[bucket].begin.record(exchange)?;
             let mut elements = gradients.slice_mut(spans[bucket].clone());
-            device.all_reduce_in_place(exchange, &mut elements, ReduceOp::Avg).context("averaging the gradients")?;
+            let mut batch = group.batch();
+            batch.all_reduce(BufferMut::device(exchange, &mut elements), ReduceOp::Avg)?;
+            batch.enqueue().context("averaging the gradients")?;
             Ok(buckets[bucket].reduced.record(exchange)?)
         };
         marks.backward.record(compute)?;
@@ -172,8 +172,7 @@ impl<'c> Replica<'c> {
     /// # Errors
     /// What went wrong in it: a rank that did not come, say.
     pub fn synchronize(&self) -> Result<()> {
-        self.device.synchronize().context("waiting for the all-reduces")?;
-        self.exchange.synchronize().context("waiting for the exchange stream")?;
+        self.group.synchronize(&self.exchange).context("waiting for the all-reduces")?;
         self.compute.synchronize().context("waiting for the compute stream")
     }
 
@@ -188,11 +187,11 @@ impl<'c> Replica<'c> {
     }
 
     /// Proves that all ranks hold the same bits; gives their fingerprint. Waits for the device.
-    pub fn prove_identical(&self, comm: &Comm) -> Result<u64> {
+    pub fn prove_identical(&self) -> Result<u64> {
         self.synchronize()?;
         let params = self.model.params(&self.compute)?;
         let params: Vec<&[f32]> = params.iter().map(Vec::as_slice).collect();
-        proof::prove_identical(comm, self.model.specs(), &params)
+        proof::prove_identical(self.group.comm(), self.model.specs(), &params)
     }
 
     /// What ran when in the last step; no transfers where there were none. Waits for the device.

@@ -1,6 +1,9 @@
 //! What the program prints, and its verdicts.
 
+use std::sync::Arc;
+
 use anyhow::{Context as _, Result, ensure};
+use cudarc::driver::CudaContext;
 use ddp_gpu::buckets::Buckets;
 use ddp_gpu::check::{Alone, GRADIENT_TOLERANCE, LOSS_TOLERANCE, loss_difference};
 use ddp_gpu::kernels::Kernels;
@@ -11,9 +14,9 @@ use ddp_gpu::train;
 use ddp_train::mlp::Mlp;
 use ddp_train::rng::Rng;
 use ddp_train::train::Epoch;
-use tinynccl::Comm;
-use tinynccl::cuda::{self, DeviceComm, Path};
+use tinynccl::cuda::{self, Path};
 use tinynccl::ddp::ParamSpec;
+use tinynccl::process_group::ProcessGroup;
 use tinynccl::wire::Collective;
 
 use crate::cli::{TimeArgs, TrainArgs};
@@ -39,22 +42,22 @@ impl Page {
 }
 
 /// Trains with and without overlap, alone, and on the CPU; compares.
-pub(crate) fn train(comm: &Comm, device: &DeviceComm, kernels: &Kernels, arguments: &TrainArgs) -> Result<()> {
-    let (ranks, options) = (comm.size(), arguments.options());
+pub(crate) fn train(group: &ProcessGroup, kernels: &Kernels, arguments: &TrainArgs) -> Result<()> {
+    let (ranks, options) = (group.size(), arguments.options());
     options.check(ranks)?;
-    let page = Page { first: comm.rank() == 0 };
+    let page = Page { first: group.rank() == 0 };
     let sizes = train::sizes(&options);
     let model = Mlp::new(&sizes, &mut Rng::new(options.seed));
     page.line(format!(
         "{}, MLP 2-{hidden}-{hidden}-3 with {} parameters, {} points, global batch {} ({} per rank)",
-        who(device)?,
+        who(group)?,
         model.len(),
         3 * options.points,
         options.batch,
         options.batch / ranks,
         hidden = options.hidden
     ));
-    show_path(&page, device);
+    show_path(&page, group);
     show_buckets(&page, &Buckets::new(&model.specs(), options.bucket_bytes), &model.specs());
 
     page.line("\nepoch     loss  accuracy  weights (compared over all ranks)");
@@ -68,11 +71,11 @@ pub(crate) fn train(comm: &Comm, device: &DeviceComm, kernels: &Kernels, argumen
         }
     };
     let how = if arguments.no_overlap { Exchange::AfterBackward } else { Exchange::Overlapped };
-    let ours = train::train(comm, device, kernels, &options, how, row)?;
+    let ours = train::train(group, kernels, &options, how, row)?;
     page.line("");
     let plain = match how {
         Exchange::Overlapped => {
-            let plain = train::train(comm, device, kernels, &options, Exchange::AfterBackward, |_| ())?;
+            let plain = train::train(group, kernels, &options, Exchange::AfterBackward, |_| ())?;
             page.line(format!(
                 "per step: {:.3} ms overlapped, {:.3} ms with the all-reduces behind backward",
                 ours.step_ms, plain.step_ms
@@ -100,7 +103,7 @@ pub(crate) fn train(comm: &Comm, device: &DeviceComm, kernels: &Kernels, argumen
     if let Some(plain) = plain {
         page.verdict(plain.epochs == *epochs, "without overlap: the same bits in every epoch")?;
     }
-    let alone = Alone::new(device)?;
+    let alone = Alone::new(context(group)?.ordinal())?;
     let difference = alone.gradient_difference(kernels, &options).context("comparing gradients with the CPU's")?;
     let what = format!("gradients of the first batch: within {difference:.1e} of the CPU's (of the largest)");
     page.verdict(difference <= GRADIENT_TOLERANCE, &what)?;
@@ -121,48 +124,48 @@ pub(crate) fn train(comm: &Comm, device: &DeviceComm, kernels: &Kernels, argumen
 }
 
 /// Times a larger model's step four ways.
-pub(crate) fn time(comm: &Comm, device: &DeviceComm, kernels: &Kernels, arguments: &TimeArgs) -> Result<()> {
-    let (ranks, settings, few) = (comm.size(), arguments.settings(), arguments.blocks);
-    let page = Page { first: comm.rank() == 0 };
+pub(crate) fn time(group: &ProcessGroup, kernels: &Kernels, arguments: &TimeArgs) -> Result<()> {
+    let (ranks, settings, few) = (group.size(), arguments.settings(), arguments.blocks);
+    let page = Page { first: group.rank() == 0 };
     let specs = specs(&settings.sizes());
     page.line(format!(
         "{}, {} hidden layers of {}: {:.1} million parameters, {} samples per rank",
-        who(device)?,
+        who(group)?,
         settings.layers,
         settings.hidden,
         specs.iter().map(|spec| spec.len).sum::<usize>() as f64 / 1e6,
         settings.batch
     ));
     let buckets = Buckets::new(&specs, settings.bucket_bytes);
-    show_path(&page, device);
+    show_path(&page, group);
     show_buckets(&page, &buckets, &specs);
 
     let way = |how, blocks| Way { how, blocks };
     let mut ways =
         vec![way(Exchange::Never, None), way(Exchange::AfterBackward, None), way(Exchange::Overlapped, None)];
     // Elsewhere an all-reduce is no kernel of so many blocks.
-    let kernels_wait = device.path() == Path::Peer;
-    if kernels_wait {
+    let device = group.device_comm().filter(|device| device.path() == Path::Peer);
+    if device.is_some() {
         ways.push(way(Exchange::Overlapped, Some(few)));
     }
-    let timed = time::time(comm, device, kernels, &settings, &ways)?;
+    let timed = time::time(group, kernels, &settings, &ways)?;
     let [never, after, overlapped, narrow @ ..] = timed.as_slice() else { return Ok(()) };
     let largest = buckets.spans().iter().map(|span| span.len() * size_of::<f32>()).max().unwrap_or(0);
-    let many = device.choice(Collective::AllReduce, largest).blocks;
+    let many = device.map(|device| device.choice(Collective::AllReduce, largest).blocks);
     page.line(format!(
         "\nms per step (slowest rank's mean of {} steps, median of {}), and what the all-reduces add",
         settings.steps, settings.rounds
     ));
-    let with = |how: &str, blocks| match kernels_wait {
-        true => format!("{how}, {blocks} blocks each"),
-        false => how.to_owned(),
+    let with = |how: &str, blocks| match blocks {
+        Some(blocks) => format!("{how}, {blocks} blocks each"),
+        None => how.to_owned(),
     };
     let mut named = vec![
         (never, "no all-reduces".to_owned()),
         (after, with("all-reduces behind backward", many)),
         (overlapped, with("overlapped with backward", many)),
     ];
-    named.extend(narrow.iter().map(|narrow| (narrow, with("overlapped with backward", few))));
+    named.extend(narrow.iter().map(|narrow| (narrow, with("overlapped with backward", Some(few)))));
     let added = |timed: &Timed| timed.step_ms - never.step_ms;
     for (timed, name) in &named {
         let hidden = match timed.way.how {
@@ -184,8 +187,13 @@ pub(crate) fn time(comm: &Comm, device: &DeviceComm, kernels: &Kernels, argument
     page.verdict(after.weights == overlapped.weights, &what)
 }
 
-fn who(device: &DeviceComm) -> Result<String> {
-    let (ranks, gpu) = (device.size(), device.context().name()?);
+/// Our GPU.
+fn context(group: &ProcessGroup) -> Result<&CudaContext> {
+    group.device().map(Arc::as_ref).context("the group has no GPU")
+}
+
+fn who(group: &ProcessGroup) -> Result<String> {
+    let (ranks, gpu) = (group.size(), context(group)?.name()?);
     Ok(match (ranks, cuda::device_count()?) {
         (1, _) => format!("1 rank on 1 x {gpu} (one rank: there is nothing to average)"),
         (_, gpus) if gpus < ranks => format!("{ranks} ranks sharing {gpus} x {gpu}"),
@@ -194,9 +202,11 @@ fn who(device: &DeviceComm) -> Result<String> {
 }
 
 /// How the gradients get from one rank to the others.
-fn show_path(page: &Page, device: &DeviceComm) {
-    if device.size() > 1 {
-        page.line(format!("path: {} ({})", device.path(), device.path_reason()));
+fn show_path(page: &Page, group: &ProcessGroup) {
+    match group.device_comm() {
+        _ if group.size() == 1 => {}
+        Some(device) => page.line(format!("path: {} ({})", device.path(), device.path_reason())),
+        None => page.line(format!("backend {}: {}", group.backend(), group.why())),
     }
 }
 

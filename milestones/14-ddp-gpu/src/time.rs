@@ -1,12 +1,13 @@
 //! A model large enough that overlap shows: the time of a step with and without it.
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use cudarc::driver::sys::CUevent_flags;
 use ddp_train::data::{CLASSES, Dataset, epoch_order, shard};
 use ddp_train::mlp::Mlp;
 use ddp_train::rng::Rng;
+use tinynccl::ReduceOp;
 use tinynccl::cuda::{Choice, DeviceComm, Protocol};
-use tinynccl::{Comm, ReduceOp};
+use tinynccl::process_group::ProcessGroup;
 
 use crate::kernels::Kernels;
 use crate::replica::{Exchange, Replica};
@@ -66,30 +67,24 @@ pub struct Timed {
 const RATE: f32 = 1e-3;
 
 /// Times each of `ways`, each from the same weights. Every rank calls it.
-pub fn time(
-    comm: &Comm,
-    device: &DeviceComm,
-    kernels: &Kernels,
-    settings: &Settings,
-    ways: &[Way],
-) -> Result<Vec<Timed>> {
-    let (rank, ranks) = (comm.rank(), comm.size());
+pub fn time(group: &ProcessGroup, kernels: &Kernels, settings: &Settings, ways: &[Way]) -> Result<Vec<Timed>> {
+    let (comm, rank, ranks) = (group.comm(), group.rank(), group.size());
     let Settings { batch, steps, rounds, seed, .. } = *settings;
     let data = Dataset::spiral((batch * ranks).div_ceil(CLASSES), seed);
     let order = epoch_order(data.len(), seed, 1);
     let sizes = settings.sizes();
     let model = Mlp::new(&sizes, &mut Rng::new(seed));
-    let mut replica =
-        Replica::new(device, kernels, &model, &sizes, batch, settings.bucket_bytes, Exchange::Overlapped)?;
+    let mut replica = Replica::new(group, kernels, &model, &sizes, batch, settings.bucket_bytes, Exchange::Overlapped)?;
     let mut share = Share::new(replica.compute(), &data.select(shard(&order[..batch * ranks], rank, ranks)))?;
-    let event = || device.context().new_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).context("making an event");
+    let context = group.device().context("the group has no GPU")?;
+    let event = || context.new_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).context("making an event");
     let (begin, end) = (event()?, event()?);
     let timed = ways
         .iter()
         .map(|&way| {
             replica.load(&model)?;
             replica.set_exchange(way.how);
-            device.set_choice(way.blocks.map(|blocks| Choice { protocol: Protocol::Simple, blocks }));
+            set_blocks(group.device_comm(), way.blocks)?;
             let mut times = Vec::new();
             // The first round warms up.
             for _ in 0..=rounds {
@@ -111,13 +106,25 @@ pub fn time(
             ensure!(loss.is_finite(), "the loss is {loss}: a step went wrong");
             let weights = match way.how {
                 Exchange::Never => None,
-                _ => Some(replica.prove_identical(comm).with_context(|| format!("after the steps of {way:?}"))?),
+                _ => Some(replica.prove_identical().with_context(|| format!("after the steps of {way:?}"))?),
             };
             Ok(Timed { way, step_ms: times[times.len() / 2], weights, timeline: replica.timeline()? })
         })
         .collect();
-    device.set_choice(None);
+    set_blocks(group.device_comm(), None)?;
     timed
+}
+
+/// Says how many blocks an all-reduce takes; `None`: as many as the library chooses.
+fn set_blocks(device: Option<&DeviceComm>, blocks: Option<u32>) -> Result<()> {
+    match (device, blocks) {
+        (Some(device), blocks) => {
+            device.set_choice(blocks.map(|blocks| Choice { protocol: Protocol::Simple, blocks }));
+        }
+        (None, Some(_)) => bail!("only backend tinynccl can be told between two calls how many blocks to take"),
+        (None, None) => {}
+    }
+    Ok(())
 }
 
 #[cfg(test)]

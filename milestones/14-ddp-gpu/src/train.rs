@@ -9,7 +9,7 @@ use ddp_train::proof;
 use ddp_train::rng::Rng;
 use ddp_train::train::{Epoch, Options};
 use std::sync::Arc;
-use tinynccl::cuda::DeviceComm;
+use tinynccl::process_group::ProcessGroup;
 use tinynccl::{Comm, ReduceOp};
 
 use crate::kernels::Kernels;
@@ -83,25 +83,26 @@ impl Share {
 /// Trains; every rank calls it with the same options. `comm` and `device` have the same ranks. The weights are compared before
 /// the first step and after each epoch: a difference is an error on every rank.
 pub fn train(
-    comm: &Comm,
-    device: &DeviceComm,
+    group: &ProcessGroup,
     kernels: &Kernels,
     options: &Options,
     how: Exchange,
     mut report: impl FnMut(&Epoch),
 ) -> Result<Outcome> {
-    let (rank, ranks) = (comm.rank(), comm.size());
+    let comm = group.comm();
+    let (rank, ranks) = (group.rank(), group.size());
     options.check(ranks)?;
     let data = Dataset::spiral(options.points, options.seed);
     // Every rank starts elsewhere on purpose: if the weights agree later, the broadcast did it.
     let model = Mlp::new(&sizes(options), &mut Rng::new(options.seed.wrapping_add(rank as u64)));
     let starts = distinct(comm, &model)?;
     let mine = options.batch / ranks;
-    let mut replica = Replica::new(device, kernels, &model, &sizes(options), mine, options.bucket_bytes, how)?;
+    let mut replica = Replica::new(group, kernels, &model, &sizes(options), mine, options.bucket_bytes, how)?;
     replica.broadcast()?;
-    let start = replica.prove_identical(comm).context("before the first step")?;
+    let start = replica.prove_identical().context("before the first step")?;
 
-    let event = || device.context().new_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).context("making an event");
+    let context = group.device().context("the group has no GPU")?;
+    let event = || context.new_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).context("making an event");
     let (begin, end) = (event()?, event()?);
     let mut epochs = Vec::with_capacity(options.epochs);
     let mut times = Vec::with_capacity(options.epochs);
@@ -123,7 +124,7 @@ pub fn train(
         let mut totals = [loss, right as f64, ours.len() as f64];
         comm.all_reduce_in_place(&mut totals, ReduceOp::Sum).context("summing the losses")?;
         ensure!(totals[0].is_finite(), "the loss is {} in epoch {number}: try a smaller --rate", totals[0]);
-        let weights = replica.prove_identical(comm).with_context(|| format!("after epoch {number}"))?;
+        let weights = replica.prove_identical().with_context(|| format!("after epoch {number}"))?;
         let epoch = Epoch { number, loss: totals[0] / totals[2], accuracy: totals[1] / totals[2], weights };
         report(&epoch);
         epochs.push(epoch);

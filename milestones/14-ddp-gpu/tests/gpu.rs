@@ -1,7 +1,6 @@
 //! On a GPU: gradients against the CPU's, and training of several ranks against one. Skipped, and said so, without a GPU.
 
 use std::io::Write as _;
-use std::sync::Arc;
 
 use cudarc::driver::CudaContext;
 use ddp_gpu::check::{Alone, GRADIENT_TOLERANCE, LOSS_TOLERANCE, loss_difference};
@@ -14,14 +13,15 @@ use ddp_train::data::Dataset;
 use ddp_train::mlp::Mlp;
 use ddp_train::rng::Rng;
 use ddp_train::train::Options;
-use tinynccl::cuda::{self, DeviceComm};
+use tinynccl::cuda;
+use tinynccl::process_group::{BackendType, Device, ProcessGroup, nccl_library};
 use tinynccl::{Comm, Config};
 
 /// The first GPUs, `wanted` of them; `None`, said aloud, where there are fewer.
-fn gpus(test: &str, wanted: usize) -> Option<Vec<Arc<CudaContext>>> {
+fn gpus(test: &str, wanted: usize) -> Option<Vec<usize>> {
     let here = compiler_is_here().and_then(|()| cuda::device_count());
     let reason = match here {
-        Ok(count) if count >= wanted => return Some((0..wanted).map(|i| CudaContext::new(i).unwrap()).collect()),
+        Ok(count) if count >= wanted => return Some((0..wanted).collect()),
         Ok(count) => format!("needs {wanted} GPUs, this machine has {count}"),
         Err(error) => error.to_string(),
     };
@@ -30,24 +30,23 @@ fn gpus(test: &str, wanted: usize) -> Option<Vec<Arc<CudaContext>>> {
     None
 }
 
-fn alone(context: &Arc<CudaContext>) -> Alone {
-    let device = DeviceComm::local(std::slice::from_ref(context), &Config::default()).unwrap().remove(0);
-    Alone::new(&device).unwrap()
-}
-
-/// Runs `work` on a thread per GPU, as processes would: each with a host and a device communicator.
-fn on_each<T: Send>(contexts: &[Arc<CudaContext>], work: impl Fn(&Comm, &DeviceComm, &Kernels) -> T + Sync) -> Vec<T> {
-    let comms = Comm::threads(contexts.len(), Config::default()).unwrap();
+/// Runs `work` on a thread per GPU, as processes would: each a rank of a group of that backend.
+fn on_each<T: Send>(
+    gpus: &[usize],
+    backend: BackendType,
+    work: impl Fn(&ProcessGroup, &Kernels) -> T + Sync,
+) -> Vec<T> {
+    let comms = Comm::threads(gpus.len(), Config::default()).unwrap();
     std::thread::scope(|scope| {
         let work = &work;
         let threads: Vec<_> = comms
             .into_iter()
-            .zip(contexts)
-            .map(|(comm, context)| {
+            .zip(gpus)
+            .map(|(comm, &gpu)| {
                 scope.spawn(move || {
-                    let kernels = Kernels::new(context).unwrap();
-                    let device = DeviceComm::new(&comm, context).unwrap();
-                    work(&comm, &device, &kernels)
+                    let group = ProcessGroup::new(comm, backend, Device::Ordinal(gpu)).unwrap();
+                    let kernels = Kernels::new(group.device().unwrap()).unwrap();
+                    work(&group, &kernels)
                 })
             })
             .collect();
@@ -55,19 +54,21 @@ fn on_each<T: Send>(contexts: &[Arc<CudaContext>], work: impl Fn(&Comm, &DeviceC
     })
 }
 
+const OURS: BackendType = BackendType::Tinynccl;
+
 fn small() -> Options {
     Options { epochs: 12, points: 32, batch: 24, hidden: 16, bucket_bytes: 512, ..Options::default() }
 }
 
-fn run(contexts: &[Arc<CudaContext>], options: &Options, how: Exchange) -> Vec<Outcome> {
-    on_each(contexts, |comm, device, kernels| train(comm, device, kernels, options, how, |_| ()).unwrap())
+fn run(gpus: &[usize], backend: BackendType, options: &Options, how: Exchange) -> Vec<Outcome> {
+    on_each(gpus, backend, |group, kernels| train(group, kernels, options, how, |_| ()).unwrap())
 }
 
 #[test]
 fn gradients_are_the_cpus_in_every_shape() {
-    let Some(contexts) = gpus("gradients_are_the_cpus_in_every_shape", 1) else { return };
-    let kernels = Kernels::new(&contexts[0]).unwrap();
-    let alone = alone(&contexts[0]);
+    let Some(gpus_here) = gpus("gradients_are_the_cpus_in_every_shape", 1) else { return };
+    let kernels = Kernels::new(&CudaContext::new(gpus_here[0]).unwrap()).unwrap();
+    let alone = Alone::new(gpus_here[0]).unwrap();
     // Less than a tile, tiles that are full, tiles with a rest on either side, one sample.
     let shapes: [(&[usize], usize); 6] = [
         (&[2, 7, 5, 3], 1),
@@ -89,9 +90,9 @@ fn gradients_are_the_cpus_in_every_shape() {
 
 #[test]
 fn one_rank_learns_as_milestone_13_does() {
-    let Some(contexts) = gpus("one_rank_learns_as_milestone_13_does", 1) else { return };
-    let kernels = Kernels::new(&contexts[0]).unwrap();
-    let alone = alone(&contexts[0]);
+    let Some(gpus_here) = gpus("one_rank_learns_as_milestone_13_does", 1) else { return };
+    let kernels = Kernels::new(&CudaContext::new(gpus_here[0]).unwrap()).unwrap();
+    let alone = Alone::new(gpus_here[0]).unwrap();
     let (device, cpu) = (alone.train(&kernels, &small()).unwrap(), alone.train_on_the_cpu(&small()).unwrap().unwrap());
     assert!(device.epochs[11].loss < 0.9 * device.epochs[0].loss, "it learns: {device:?}");
     assert!(loss_difference(&device.epochs, &cpu) <= LOSS_TOLERANCE, "{device:?} {cpu:?}");
@@ -100,21 +101,39 @@ fn one_rank_learns_as_milestone_13_does() {
 
 #[test]
 fn two_ranks_agree_and_follow_one() {
-    let Some(contexts) = gpus("two_ranks_agree_and_follow_one", 2) else { return };
-    let one = run(&contexts[..1], &small(), Exchange::Overlapped).remove(0);
-    let two = run(&contexts, &small(), Exchange::Overlapped);
+    let Some(gpus_here) = gpus("two_ranks_agree_and_follow_one", 2) else { return };
+    let one = run(&gpus_here[..1], OURS, &small(), Exchange::Overlapped).remove(0);
+    let two = run(&gpus_here, OURS, &small(), Exchange::Overlapped);
     assert_eq!(two[0].epochs, two[1].epochs);
     assert_eq!((one.starts, two[0].starts), (1, 2));
     assert!(loss_difference(&two[0].epochs, &one.epochs) <= LOSS_TOLERANCE, "{two:?} {one:?}");
     // Overlap moves work, it changes no number.
-    assert_eq!(run(&contexts, &small(), Exchange::AfterBackward)[0].epochs, two[0].epochs);
+    assert_eq!(run(&gpus_here, OURS, &small(), Exchange::AfterBackward)[0].epochs, two[0].epochs);
+}
+
+/// The average of two numbers has one rounding, whoever takes it.
+#[test]
+fn over_nccl_the_weights_are_the_same_bits() {
+    let test = "over_nccl_the_weights_are_the_same_bits";
+    let Some(gpus_here) = gpus(test, 2) else { return };
+    if let Err(missing) = nccl_library(&Config::default()) {
+        let _ = writeln!(std::io::stderr(), "SKIPPED {test}: {missing}");
+        return;
+    }
+    let ours = run(&gpus_here, OURS, &small(), Exchange::Overlapped);
+    for how in [Exchange::Overlapped, Exchange::AfterBackward] {
+        for rank in run(&gpus_here, BackendType::Nccl, &small(), how) {
+            assert_eq!((rank.starts, rank.start), (2, ours[0].start));
+            assert_eq!(rank.epochs, ours[0].epochs, "{how:?}");
+        }
+    }
 }
 
 #[test]
 fn without_all_reduces_the_proof_fails() {
-    let Some(contexts) = gpus("without_all_reduces_the_proof_fails", 2) else { return };
-    let errors = on_each(&contexts, |comm, device, kernels| {
-        train(comm, device, kernels, &small(), Exchange::Never, |_| ()).map(|_| ()).unwrap_err()
+    let Some(gpus_here) = gpus("without_all_reduces_the_proof_fails", 2) else { return };
+    let errors = on_each(&gpus_here, OURS, |group, kernels| {
+        train(group, kernels, &small(), Exchange::Never, |_| ()).map(|_| ()).unwrap_err()
     });
     for error in errors {
         let text = format!("{error:#}");
@@ -124,7 +143,7 @@ fn without_all_reduces_the_proof_fails() {
 
 #[test]
 fn overlap_of_many_buckets_changes_no_bit() {
-    let Some(contexts) = gpus("overlap_of_many_buckets_changes_no_bit", 2) else { return };
+    let Some(gpus_here) = gpus("overlap_of_many_buckets_changes_no_bit", 2) else { return };
     let settings = Settings { hidden: 300, layers: 6, batch: 64, bucket_bytes: 1 << 18, steps: 7, rounds: 2, seed: 5 };
     let way = |how, blocks| Way { how, blocks };
     let ways = [
@@ -134,7 +153,7 @@ fn overlap_of_many_buckets_changes_no_bit() {
         way(Exchange::Overlapped, Some(1)),
         way(Exchange::Overlapped, Some(7)),
     ];
-    let timed = on_each(&contexts, |comm, device, kernels| time(comm, device, kernels, &settings, &ways).unwrap());
+    let timed = on_each(&gpus_here, OURS, |group, kernels| time(group, kernels, &settings, &ways).unwrap());
     for rank in &timed {
         assert!(rank.iter().all(|way| way.weights == timed[0][0].weights && way.weights.is_some()), "{timed:?}");
         for transfer in rank.iter().flat_map(|way| &way.timeline.transfers) {

@@ -81,6 +81,29 @@ fn two_ranks_train_and_every_check_holds() {
     assert!(out.contains("bucket 1:       768 bytes"), "{out}");
 }
 
+/// The lines of the epochs: losses and fingerprints of the weights.
+fn epochs(output: &Output) -> Vec<String> {
+    text(&output.stdout).lines().filter(|line| line.ends_with("identical")).map(str::to_owned).collect()
+}
+
+#[test]
+fn the_proofs_are_the_same_over_nccl() {
+    if tinynccl::cuda::device_count().is_ok_and(|gpus| gpus == 1) {
+        let _ = writeln!(io::stderr(), "SKIPPED the_proofs_are_the_same_over_nccl: NCCL needs two GPUs for two ranks");
+        return;
+    }
+    let arguments = ["--ranks", "2", "--epochs", "20", "--backend"];
+    let Some(theirs) = on_gpus(&[&arguments[..], &["nccl"]].concat()) else { return };
+    let out = text(&theirs.stdout);
+    assert!(theirs.status.success(), "{out}{}", text(&theirs.stderr));
+    assert!(out.contains("backend nccl: ") && out.contains("20 epochs, all checks hold"), "{out}");
+    assert_eq!(out.lines().filter(|line| line.starts_with("  ok  ")).count(), 7, "{out}");
+    let ours = on_gpus(&[&arguments[..], &["tinynccl"]].concat()).unwrap();
+    // Two ranks: the average of two numbers has one rounding.
+    assert_eq!(epochs(&theirs), epochs(&ours), "{out}{}", text(&ours.stdout));
+    assert!(!epochs(&ours).is_empty());
+}
+
 #[test]
 fn one_rank_trains_too() {
     let Some(output) = on_gpus(&["--ranks", "1", "--epochs", "5", "--no-overlap"]) else { return };

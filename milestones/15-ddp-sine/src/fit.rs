@@ -9,7 +9,8 @@ use ddp_train::mlp::Mlp;
 use ddp_train::optim::Optimizer;
 use ddp_train::replica::Replica;
 use ddp_train::rng::Rng;
-use tinynccl::{Comm, ReduceOp};
+use tinynccl::ReduceOp;
+use tinynccl::process_group::ProcessGroup;
 
 /// Samples drawn from [-1, 1).
 pub(crate) const SAMPLES: usize = 240;
@@ -70,8 +71,8 @@ pub(crate) fn target(x: f64) -> f64 {
 /// Trains; `report` gets each epoch's number (from 1) and loss.
 // EXERCISE 1 (How it works): the training loop with the parts of milestone 13: the same samples on all ranks, other
 // weights, a replica, epochs of shared batches, the mean loss of each, the proof, and the prediction on the grid.
-pub(crate) fn fit(comm: &Comm, options: &Options, mut report: impl FnMut(usize, f64)) -> Result<Fit> {
-    let (rank, ranks) = (comm.rank(), comm.size());
+pub(crate) fn fit(group: &ProcessGroup, options: &Options, mut report: impl FnMut(usize, f64)) -> Result<Fit> {
+    let (rank, ranks) = (group.rank(), group.size());
     options.check(ranks)?;
     // The samples come from the seed alone, so all ranks draw the same; the weights differ until the broadcast.
     let mut rng = Rng::new(options.seed);
@@ -81,7 +82,7 @@ pub(crate) fn fit(comm: &Comm, options: &Options, mut report: impl FnMut(usize, 
     let model = Mlp::new(&[1, options.hidden, options.hidden, 1], &mut rng);
     let parameters = model.len();
     let optimizer = Optimizer::adam(options.rate, &model.specs());
-    let mut replica = Replica::new(comm, model, optimizer, BUCKET, None)?;
+    let mut replica = Replica::new(group, model, optimizer, BUCKET, None)?;
 
     let steps = options.epochs * (SAMPLES / options.batch);
     let mut step = 0;
@@ -99,7 +100,7 @@ pub(crate) fn fit(comm: &Comm, options: &Options, mut report: impl FnMut(usize, 
             totals[1] += mine.len() as f64;
             step += 1;
         }
-        comm.all_reduce_in_place(&mut totals, ReduceOp::Sum).context("summing the losses")?;
+        group.all_reduce(&mut totals, ReduceOp::Sum).context("summing the losses")?;
         let loss = totals[0] / totals[1];
         ensure!(loss.is_finite(), "the loss is {loss} in epoch {number}: try a smaller --rate");
         report(number, loss);
@@ -122,14 +123,15 @@ fn cosine(step: usize, steps: usize) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    use tinynccl::Config;
+    use tinynccl::{Comm, Config};
 
     use super::*;
 
     fn run(ranks: usize, options: &Options) -> Vec<Result<Fit>> {
         let comms = Comm::threads(ranks, Config::default()).unwrap();
+        let groups: Vec<ProcessGroup> = comms.into_iter().map(ProcessGroup::from).collect();
         std::thread::scope(|scope| {
-            let threads: Vec<_> = comms.iter().map(|c| scope.spawn(move || fit(c, options, |_, _| ()))).collect();
+            let threads: Vec<_> = groups.iter().map(|g| scope.spawn(move || fit(g, options, |_, _| ()))).collect();
             threads.into_iter().map(|t| t.join().unwrap()).collect()
         })
     }

@@ -11,9 +11,10 @@ use anyhow::{Context as _, Result, bail, ensure};
 use clap::Parser;
 use clap::builder::RangedU64ValueParser;
 use fit::{Options, fit};
+use tinynccl::Config;
 use tinynccl::config::TransportChoice;
 use tinynccl::launch::{self, Launcher};
-use tinynccl::{Comm, Config};
+use tinynccl::process_group::{BackendType, InitOptions, init_process_group};
 
 /// The fit is good when its mean squared error is below this: 3 % of the sine's amplitude.
 const BOUND: f64 = 1e-3;
@@ -87,20 +88,21 @@ fn start(args: &Args) -> Result<i32> {
 }
 
 fn run(args: &Args, options: &Options, config: Config) -> Result<()> {
-    let comm = Comm::from_env_with(config).context("joining the other ranks")?;
-    let (rank, ranks) = (comm.rank(), comm.size());
+    let how = InitOptions::from_env().config(config);
+    let group = init_process_group(BackendType::Auto, &how).context("joining the other ranks")?;
+    let (rank, ranks) = (group.rank(), group.size());
     ensure!(
         args.ranks.is_none_or(|r| r == ranks),
         "--ranks {} but the launcher started {ranks}: leave --ranks out",
         args.ranks.unwrap_or_default()
     );
     let every = args.epochs.div_ceil(10);
-    let result = fit(&comm, options, |epoch, loss| {
+    let result = fit(&group, options, |epoch, loss| {
         if rank == 0 && (epoch == 1 || epoch == args.epochs || epoch.is_multiple_of(every)) {
             println!("epoch {epoch:>4}  loss {loss:.2e}");
         }
     })?;
-    comm.close()?;
+    group.close()?;
     if rank == 0 {
         plot::write(&args.plot, &result, ranks)?;
         println!("\n{ranks} ranks hold the same {} weights ({:016x})", result.parameters, result.weights);

@@ -1,6 +1,6 @@
-"""The training of ddp-gpt in PyTorch, to compare with: DDP over NCCL, bf16 autocast, fused AdamW, torch.compile on demand.
+"""The training of ddp-gpt in PyTorch, to compare with: DDP over NCCL or tinynccl, bf16 autocast, fused AdamW, torch.compile on demand.
 
-    torchrun --nproc_per_node 2 compare/torch_gpt.py --data data/tinyshakespeare.txt [--compile default]
+    torchrun --nproc_per_node 2 compare/torch_gpt.py --data data/tinyshakespeare.txt [--backend tinynccl] [--compile default]
 
 Same network, initial values, sequences in every batch, schedule, clipping, optimizer and evaluation as ddp-gpt's: initial
 values and places in the text follow from the seed by the functions of src/rng.rs. Different: dropout's masks, which come from
@@ -210,6 +210,7 @@ def arguments():
     p.add_argument("--data", required=True)
     p.add_argument("--preset", choices=PRESETS, default="full")
     p.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    p.add_argument("--backend", choices=("nccl", "gloo", "tinynccl"), help="of torch.distributed; nccl on GPUs, else gloo")
     p.add_argument("--steps", type=int, default=3000)
     p.add_argument("--batch", type=int, help="sequences per step over all ranks; the preset's own when absent")
     p.add_argument("--dropout", type=float)
@@ -241,7 +242,11 @@ def main():
     if a.graph:
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")  # it asks events, which a capture forbids
     if size > 1:
-        dist.init_process_group("nccl" if gpu else "gloo", **({"device_id": device} if gpu else {}))
+        backend = a.backend or ("nccl" if gpu else "gloo")
+        if backend == "tinynccl":
+            import tinynccl.torch  # noqa: F401, registers the backend
+        # Only backends of torch's own are set up before their first call, which is what device_id is for.
+        dist.init_process_group(backend, **({"device_id": device} if backend == "nccl" else {}))
     torch.manual_seed(a.seed + rank)  # dropout
 
     def say(line):
@@ -320,8 +325,9 @@ def main():
         return over_ranks(total / a.eval_batches).item()
 
     count = sum(p.numel() for p in parameters)
+    over = f" over {dist.get_backend()}" if size > 1 else ""
     way = (f"compiled ({a.compile})" if a.compile else "eager") + ", one graph" * a.graph
-    say(f"PyTorch {torch.__version__}, {way}: {a.preset} preset, {count * 1e-6:.2f} M parameters, {size} ranks, "
+    say(f"PyTorch {torch.__version__}, {way}: {a.preset} preset, {count * 1e-6:.2f} M parameters, {size} ranks{over}, "
         f"{a.steps} steps of {batch} x {context} characters")
     evaluations, rates, spent, timed = [], [], 0.0, 0
     begun = time.perf_counter()

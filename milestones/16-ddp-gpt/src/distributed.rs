@@ -1,9 +1,10 @@
-//! The seam filled with tinynccl: gradients averaged by [`Ddp`], everything else by the communicator.
+//! The seam filled with tinynccl: gradients averaged by [`Ddp`], everything else by the group.
 
 use std::time::Instant;
 
 use anyhow::Result;
 use tinynccl::ddp::{Ddp, DdpOptions, ParamSpec};
+use tinynccl::process_group::ProcessGroup;
 use tinynccl::{Comm, ReduceOp};
 
 use crate::gradients::{CommTime, Gradients, Ranks};
@@ -11,17 +12,17 @@ use crate::params::ParamInfo;
 
 /// Gradients in buckets that are reduced while the backward pass goes on.
 #[derive(Debug)]
-pub struct DistributedGradients<'c> {
-    ddp: Ddp<'c>,
+pub struct DistributedGradients<'g> {
+    ddp: Ddp<'g>,
 }
 
-impl<'c> DistributedGradients<'c> {
+impl<'g> DistributedGradients<'g> {
     /// Buckets for `layout`; fails when another rank's parameters differ, naming the first that does.
-    pub fn new(comm: &'c Comm, layout: &[ParamInfo], bucket_bytes: usize) -> Result<Self> {
+    pub fn new(group: &'g ProcessGroup, layout: &[ParamInfo], bucket_bytes: usize) -> Result<Self> {
         let params: Vec<ParamSpec> = layout.iter().map(|p| ParamSpec { name: p.name.clone(), len: p.len }).collect();
         let mut options = DdpOptions::default();
         options.bucket_bytes = bucket_bytes;
-        Ok(DistributedGradients { ddp: Ddp::new(comm, &params, options)? })
+        Ok(DistributedGradients { ddp: Ddp::new(group, &params, options)? })
     }
 
     /// Number of all-reduces per step.

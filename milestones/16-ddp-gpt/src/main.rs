@@ -16,6 +16,7 @@ use ddp_gpt::report::{Console, Report, Silent};
 use ddp_gpt::train::{State, train};
 use ddp_gpt::{bench, params, plot, sample};
 use tinynccl::cuda::DeviceComm;
+use tinynccl::process_group::ProcessGroup;
 use tinynccl::{Comm, Config, launch};
 
 fn main() -> ExitCode {
@@ -42,24 +43,26 @@ fn run_training(args: &TrainArgs) -> Result<u8> {
     if launch::is_rank() {
         let mut config = Config::from_env()?;
         config.transport = args.transport.unwrap_or(config.transport);
-        let comm = Comm::from_env_with(config)?;
+        let group = ProcessGroup::from(Comm::from_env_with(config)?);
+        let comm = group.comm();
         let here = std::env::var("LOCAL_WORLD_SIZE").ok().and_then(|text| text.parse().ok());
         let job = cli::prepare(args, comm.size(), here.unwrap_or(comm.size()))?;
         match args.device {
             Device::Cpu => {
-                let mut gradients = DistributedGradients::new(&comm, &params::layout(&job.model), args.bucket_bytes())?;
-                work(args, job, &mut CommRanks(&comm), On::Cpu(&mut gradients))?;
+                let mut gradients =
+                    DistributedGradients::new(&group, &params::layout(&job.model), args.bucket_bytes())?;
+                work(args, job, &mut CommRanks(comm), On::Cpu(&mut gradients))?;
             }
             Device::Cuda => {
                 let gpu = Gpu::open(comm.local_rank())?;
                 // Alive until the communicator has waited for what is on it.
                 let _side = gpu.side.clone();
-                let device = DeviceComm::new(&comm, &gpu.context)?;
+                let device = DeviceComm::new(comm, &gpu.context)?;
                 let reducer = reducer::Device { comm: &device, blocks: args.comm_blocks };
-                work(args, job, &mut CommRanks(&comm), On::Gpu(gpu, &reducer))?;
+                work(args, job, &mut CommRanks(comm), On::Gpu(gpu, &reducer))?;
             }
         }
-        comm.close()?;
+        group.close()?;
         return Ok(0);
     }
     // Whatever is wrong shows once, here, before any rank starts.

@@ -1,3 +1,4 @@
+use tinynccl::process_group::ProcessGroup;
 use tinynccl::{Comm, Config};
 
 use super::*;
@@ -5,8 +6,9 @@ use super::*;
 /// Runs `train` on `ranks` threads; each rank's outcome.
 fn run(ranks: usize, options: &Options) -> Vec<Result<Vec<Epoch>>> {
     let comms = Comm::threads(ranks, Config::default()).unwrap();
+    let groups: Vec<ProcessGroup> = comms.into_iter().map(ProcessGroup::from).collect();
     std::thread::scope(|scope| {
-        let threads: Vec<_> = comms.iter().map(|comm| scope.spawn(move || train(comm, options, |_| ()))).collect();
+        let threads: Vec<_> = groups.iter().map(|group| scope.spawn(move || train(group, options, |_| ()))).collect();
         threads.into_iter().map(|t| t.join().unwrap()).collect()
     })
 }
