@@ -12,7 +12,9 @@ torch 1.13 and with torch 2.
 import torch
 import torch.distributed as dist
 
+from . import collectives, group, meet, messages, streams, tensors, work
 from .group import Backend, ProcessGroup
+from .untraced import leave_untraced
 from .work import Work
 
 __all__ = ["Backend", "ProcessGroup", "Work"]
@@ -46,3 +48,4 @@ def _register():
 
 
 _register()
+leave_untraced(collectives, group, meet, messages, streams, tensors, work)
