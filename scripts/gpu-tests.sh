@@ -20,8 +20,7 @@ build() {
     {
         cargo build --release --locked --message-format=json "${arguments[@]}"
         cargo test --release --locked --no-run --message-format=json "${arguments[@]}"
-        cargo test --release --locked --no-run --message-format=json -p tinynccl --test cuda --test cuda_driver \
-            --test cuda_faults --test cuda_hosted --test cuda_registered --test cuda_schedules --test process_group
+        cargo test --release --locked --no-run --message-format=json -p tinynccl --test cuda --test process_group
         cargo test --release --locked --no-run --message-format=json -p ddp-gpt --test gpu
     } |
         python3 -c '
@@ -48,16 +47,17 @@ run() {
     export ALLREDUCE_GPU=$PWD/$out/allreduce-gpu DDP_GPU=$PWD/$out/ddp-gpu DDP_GPT=$PWD/$out/ddp-gpt
     log=$(mktemp)
     # The last ones once more: through the hosts' memory, and with windows that are mapped by descriptors.
-    for test in "$out"/*.test hosted:"$out"/lib.cuda.test hosted:"$out"/lib.cuda_faults.test \
-        fd:"$out"/allreduce-gpu.process.test fd:"$out"/lib.cuda_registered.test; do
-        local path=auto handles=auto
+    for test in "$out"/*.test hosted:"$out"/lib.cuda.test:peers::,faults:: \
+        fd:"$out"/allreduce-gpu.process.test fd:"$out"/lib.cuda.test:registered::; do
+        local path=auto handles=auto filters=()
         case $test in
             hosted:*) path=hosted test=${test#*:} ;;
             fd:*) handles=fd test=${test#*:} ;;
         esac
-        local what="${test##*/} (path: $path, handles: $handles)"
+        if [[ $test = *.test:* ]]; then IFS=, read -ra filters <<<"${test#*.test:}" && test=${test%%.test:*}.test; fi
+        local what="${test##*/} ${filters[*]} (path: $path, handles: $handles)"
         echo "== $what, $SECONDS s after the begin"
-        TINYNCCL_CUDA_PATH=$path TINYNCCL_CUDA_HANDLES=$handles "$test" 2>&1 | tee "$log" || failed+=("$what")
+        TINYNCCL_CUDA_PATH=$path TINYNCCL_CUDA_HANDLES=$handles "$test" ${filters[@]+"${filters[@]}"} 2>&1 | tee "$log" || failed+=("$what")
         if grep -Eq '^SKIPPED.*(GPU|libcuda|libnvrtc)' "$log"; then failed+=("$what, skipped"); fi
     done
     # 09 and 14 as ranks that somebody else started.
@@ -96,11 +96,11 @@ sanitize() {
     fi
     export RUST_TEST_THREADS=1
     for tool in memcheck racecheck synccheck; do
-        for test in kernels::every_kernel_on_one_gpu kernels::every_kernel_on_two_gpus \
-            processes::every_kernel_of_processes_that_share_a_gpu; do
+        for test in faults::kernels::every_kernel_on_one_gpu faults::kernels::every_kernel_on_two_gpus \
+            faults::processes::every_kernel_of_processes_that_share_a_gpu; do
             echo "== $tool: $test"
             compute-sanitizer --tool $tool --target-processes all --error-exitcode 1 \
-                "$out/lib.cuda_faults.test" --exact $test 2>&1 | tee "$log" || failed+=("$tool: $test")
+                "$out/lib.cuda.test" --exact $test 2>&1 | tee "$log" || failed+=("$tool: $test")
             if grep -q '^SKIPPED' "$log" || ! grep -q '1 passed' "$log"; then failed+=("$tool: $test (not run)"); fi
         done
     done

@@ -24,17 +24,17 @@ rows() {
     tool pair pingpong bash scripts/rxe-vm/pingpong.sh rxe_ab rxe_ba -e
     # The library: registered memory, ranks as processes, the contract of every transport.
     tests pair verbs-units tinynccl lib transport::verbs
-    tests pair processes tinynccl processes over_rdma
-    tests pair persistent tinynccl persistent --test-threads=1
+    tests pair processes tinynccl cpu processes::over_rdma
+    tests pair persistent tinynccl cpu --test-threads=1 persistent::
     # With one queue pair per link, and with several: two devices per node carry them.
     tests rails conformance tinynccl conformance --test-threads=2 verbs handshake processes
-    tests triangle mesh tinynccl processes over_rdma
+    tests triangle mesh tinynccl cpu processes::over_rdma
     # Where two ranks have no common subnet, through a third.
     tests line relayed-links tinynccl conformance --test-threads=2 relayed_verbs
-    tests line relays tinynccl line --test-threads=1
-    tests line relayed-mesh tinynccl processes over_rdma
+    tests line relays tinynccl cpu --test-threads=1 line::
+    tests line relayed-mesh tinynccl cpu processes::over_rdma
     # Networks of their own, which fail: last of the library, and one at a time.
-    tests pair faults tinynccl rdma_faults --test-threads=1 --nocapture
+    tests pair faults tinynccl cpu --test-threads=1 --nocapture rdma_faults::
     # The milestones.
     tests pair verbs-hello verbs-hello process --test-threads=1
     tests pair rdma-write rdma-write process --test-threads=1

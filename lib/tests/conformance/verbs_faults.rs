@@ -1,4 +1,4 @@
-//! What only goes wrong over RDMA: settings and subnets. For networks that fail see `tests/rdma_faults.rs`.
+//! What only goes wrong over RDMA: settings and subnets. For networks that fail see `tests/cpu/rdma_faults.rs`.
 
 use crate::harness::*;
 use tinynccl::config::TransportChoice;

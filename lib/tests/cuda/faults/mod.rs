@@ -1,7 +1,5 @@
 //! Faults on GPUs: each ends in one clear error, and nothing hangs. Without a GPU every test says that it is skipped.
 
-#[path = "../common/mod.rs"]
-mod common;
 mod errors;
 mod kernels;
 mod processes;

@@ -1,13 +1,11 @@
 //! Trace files: complete, nested, on one clock, with an arrow for every message.
 
-mod common;
-
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use common::{Fabric, config, run, run_ok};
+use crate::common::{Fabric, config, run, run_ok};
 use serde_json::Value;
 use tinynccl::ddp::{Ddp, DdpOptions, ParamSpec};
 use tinynccl::process_group::ProcessGroup;
@@ -214,7 +212,7 @@ fn processes(ranks: usize, port: u16, trace: &str) -> Vec<std::process::Output> 
     let children: Vec<_> = (0..ranks)
         .map(|rank| {
             Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "child_process", "--nocapture", "--test-threads=1"])
+                .args(["--exact", "trace::child_process", "--nocapture", "--test-threads=1"])
                 .envs([("RANK", rank.to_string()), ("WORLD_SIZE", ranks.to_string()), ("LOCAL_RANK", rank.to_string())])
                 .envs([("MASTER_ADDR", "127.0.0.1".to_owned()), ("MASTER_PORT", port.to_string())])
                 .envs([("TINYNCCL_TRACE", trace), ("TINYNCCL_ALGO", "ring"), ("TINYNCCL_TUNE", "0")])

@@ -143,7 +143,7 @@ impl Ranks {
                 command.env(ABORTS, "1");
             }
             command
-                .args(["--exact", "processes::a_rank", "--nocapture", "--test-threads=1"])
+                .args(["--exact", "faults::processes::a_rank", "--nocapture", "--test-threads=1"])
                 .env(RANK, rank.to_string())
                 .env(WORLD, devices.len().to_string())
                 .env(DEVICE, device.to_string())

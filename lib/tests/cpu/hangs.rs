@@ -1,14 +1,12 @@
 //! Calls that can never end: the error at the deadline says why.
 
-mod common;
-
 use std::time::Duration;
 
-use common::{Fabric, run};
+use crate::common::{Fabric, run};
 use tinynccl::{Comm, Config, Error, ReduceOp};
 
 fn impatient() -> Config {
-    let mut config = common::config();
+    let mut config = crate::common::config();
     // Longer than a few heartbeats, by which ranks know of each other.
     config.timeout = Duration::from_millis(1500);
     config

@@ -42,7 +42,7 @@ fn run(case: &str, world: usize, settings: &[(&str, &str)]) {
     let id = server.unique_id().to_string();
     let start = |rank: usize| {
         Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "a_rank", "--nocapture", "--test-threads=1"])
+            .args(["--exact", "hosted::a_rank", "--nocapture", "--test-threads=1"])
             .envs([(RANK, rank.to_string()), (WORLD, world.to_string()), (ID, id.clone()), (CASE, case.to_owned())])
             .envs([("TINYNCCL_CUDA_PATH", "hosted"), ("TINYNCCL_TUNE", "off"), ("TINYNCCL_TIMEOUT", "30")])
             .envs(settings.iter().copied())

@@ -1,11 +1,9 @@
 //! Collectives with a length per pair of ranks, send_recv and neighbour exchange.
 
-mod common;
-
 use std::ops::Range;
 
-use common::values::datum;
-use common::{FABRICS, Fabric, config, run, run_ok};
+use crate::common::values::datum;
+use crate::common::{FABRICS, Fabric, config, run, run_ok};
 use proptest::prelude::*;
 use tinynccl::comm::{Exchange, packed};
 use tinynccl::{Comm, Config, Error, Result};

@@ -4,11 +4,9 @@
 //! Ranks are threads for the whole product, and processes over shared memory and TCP for a part of it (`processes.rs`).
 //! Messages are as short as 128 bytes, so that few elements make several of them. A failure names its cell.
 
-mod common;
-
-use common::cells::{COLLECTIVES, Cell, check};
-use common::values::several_messages;
-use common::{Fabric, config, run_ok};
+use crate::common::cells::{COLLECTIVES, Cell, check};
+use crate::common::values::several_messages;
+use crate::common::{Fabric, config, run_ok};
 use tinynccl::algorithm::{Shape, supports};
 use tinynccl::wire::{Algorithm, Collective};
 use tinynccl::{Config, DType, ReduceOp};

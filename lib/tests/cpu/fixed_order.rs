@@ -1,8 +1,6 @@
 //! Fixed order: a float reduction is `((x0 + x1) + x2) + ...`, whatever carries it.
 
-mod common;
-
-use common::{FABRICS, Fabric, config, run_ok};
+use crate::common::{FABRICS, Fabric, config, run_ok};
 use half::{bf16, f16};
 use proptest::prelude::*;
 use tinynccl::wire::{Algorithm, Collective};

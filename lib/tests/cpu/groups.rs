@@ -1,9 +1,7 @@
 //! Groups: random mixtures of collectives and messages in one pass, packing, and ranks whose lists differ.
 
-mod common;
-
-use common::values::{Number, blank, datum, operand, reduced, vector};
-use common::{FABRICS, Fabric, config, run, run_ok};
+use crate::common::values::{Number, blank, datum, operand, reduced, vector};
+use crate::common::{FABRICS, Fabric, config, run, run_ok};
 use half::bf16;
 use proptest::prelude::*;
 use tinynccl::comm::{Exchange, Group, packed};

@@ -1,10 +1,8 @@
 //! `Comm::probe`: a message is seen before it is received, and a wait without one is no failure.
 
-mod common;
-
 use std::time::Duration;
 
-use common::{FABRICS, config, run, run_ok};
+use crate::common::{FABRICS, config, run, run_ok};
 use tinynccl::{Comm, Error, Result};
 
 const LONG: Duration = Duration::from_secs(30);

@@ -1,8 +1,6 @@
 //! Collectives over memory that all ranks map: one-shot slots and symmetric buffers.
 
-mod common;
-
-use common::{Fabric, config, run};
+use crate::common::{Fabric, config, run};
 use tinynccl::comm::SymmetricBuffer;
 use tinynccl::{Comm, Config, ReduceOp};
 

@@ -7,8 +7,8 @@ use tinynccl::cuda::{Call, Choice, DeviceComm, Framing, Protocol};
 use tinynccl::wire::{Algorithm, Collective};
 use tinynccl::{Config, DType, ReduceOp};
 
-use super::common::lengths;
 use super::gpus;
+use crate::common::lengths;
 
 const COLLECTIVES: [Collective; 6] = [
     Collective::AllReduce,

@@ -181,7 +181,7 @@ struct Rank {
 impl Rank {
     fn start(role: &str, transport: &str) -> Rank {
         let mut process = Command::new(std::env::current_exe().expect("this program"))
-            .args(["--exact", "rank_process", "--nocapture", "--test-threads=1"])
+            .args(["--exact", "fork::rank_process", "--nocapture", "--test-threads=1"])
             // With its children.
             .process_group(0)
             .env(ROLE, role)

@@ -24,7 +24,7 @@ fn a_program() {
 /// The lines that a program says where `library` is found first.
 fn said(library: &Path) -> Vec<String> {
     let output = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "a_program", "--nocapture"])
+        .args(["--exact", "driver::a_program", "--nocapture"])
         .env(ASKS, "1")
         .env("LD_LIBRARY_PATH", library)
         .env("CUDA_VISIBLE_DEVICES", "3,4")

@@ -1,10 +1,8 @@
 //! The start of a communicator: settings that must agree, one cost model for all ranks, the cache.
 
-mod common;
-
 use std::path::{Path, PathBuf};
 
-use common::{Fabric, config, run_ok};
+use crate::common::{Fabric, config, run_ok};
 use tinynccl::bootstrap::Server;
 use tinynccl::comm::Source;
 use tinynccl::config::{TransportChoice, Tune};

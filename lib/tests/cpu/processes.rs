@@ -2,15 +2,13 @@
 //!
 //! This test binary runs itself again, once per rank.
 
-mod common;
-
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 
-use common::cells::{COLLECTIVES, Cell, check};
-use common::config;
-use common::values::several_messages;
+use crate::common::cells::{COLLECTIVES, Cell, check};
+use crate::common::config;
+use crate::common::values::several_messages;
 use tinynccl::bootstrap::Server;
 use tinynccl::comm::packed;
 use tinynccl::wire::Algorithm;
@@ -35,7 +33,7 @@ fn a_rank() {
     let (Some(rank), Some(world), Some(id)) = (variable(RANK), variable(WORLD), variable(ID)) else { return };
     let (rank, world): (usize, usize) = (rank.parse().expect("a rank"), world.parse().expect("a number of ranks"));
     let mut config = Config::from_env().expect("settings");
-    let base = common::config();
+    let base = crate::common::config();
     (config.timeout, config.connect_timeout, config.tune) = (base.timeout, base.connect_timeout, base.tune);
     let comm = Comm::init(&id.parse().expect("an id"), rank, world, config.clone()).expect("init");
     let context = format!("{} {}", config.transport, config.algorithm.map_or("auto", Algorithm::name));
@@ -81,7 +79,7 @@ fn run(transport: &str, world: usize, algorithm: &str) {
             }
         }
         command
-            .args(["--exact", "a_rank", "--nocapture", "--test-threads=1"])
+            .args(["--exact", "processes::a_rank", "--nocapture", "--test-threads=1"])
             .env(RANK, rank.to_string())
             .env(WORLD, world.to_string())
             .env(ID, &id)
@@ -185,7 +183,7 @@ fn a_host() {
 #[test]
 fn who_hosted_the_rendezvous_is_named_when_it_dies() {
     let mut host = Command::new(std::env::current_exe().expect("this binary"))
-        .args(["--exact", "a_host", "--nocapture", "--test-threads=1"])
+        .args(["--exact", "processes::a_host", "--nocapture", "--test-threads=1"])
         .env(HOST, "1")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

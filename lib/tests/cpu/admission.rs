@@ -81,7 +81,7 @@ fn free_port() -> u16 {
 /// A rank that was started by hand, to meet at `master`.
 fn rank(rank: usize, world: usize, master: SocketAddr, settings: &[(&str, &str)]) -> Child {
     Command::new(std::env::current_exe().expect("this binary"))
-        .args(["--exact", "a_rank", "--nocapture", "--test-threads=1"])
+        .args(["--exact", "admission::a_rank", "--nocapture", "--test-threads=1"])
         .env(ROLE, "1")
         .env("RANK", rank.to_string())
         .env("WORLD_SIZE", world.to_string())

@@ -5,14 +5,11 @@
 //! Each test makes a network of its own, of two nodes in one machine, and takes it away again: so they disturb neither each
 //! other nor a network that others use. That needs root and a kernel to play with: `scripts/rxe-vm.sh`.
 
-mod common;
-mod rdma;
-
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use rdma::{Network, both, has_verbs, run};
+use crate::rdma::{self, Network, both, has_verbs, run};
 use tinynccl::transport::{ConnectTo, Doorbell, Endpoint, LinkOptions};
 use tinynccl::wire::Header;
 use tinynccl::{Comm, Error, ReduceOp, Result, Secret};
@@ -297,7 +294,11 @@ fn a_low_limit_of_locked_memory_is_explained_by_the_rank_that_has_it() {
     let output = Command::new("setpriv")
         .args(["--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock", "prlimit", "--memlock=65536"])
         .arg(std::env::current_exe().unwrap())
-        .args(["--exact", "a_low_limit_of_locked_memory_is_explained_by_the_rank_that_has_it", "--nocapture"])
+        .args([
+            "--exact",
+            "rdma_faults::a_low_limit_of_locked_memory_is_explained_by_the_rank_that_has_it",
+            "--nocapture",
+        ])
         .env(LIMITED, "1")
         .output()
         .unwrap();
@@ -357,7 +358,8 @@ fn a_stopped_rank_is_named_within_the_deadline() {
             let network = &network;
             scope.spawn(move || {
                 let timeout = Duration::from_secs(2);
-                let (comm, mut child, _server) = rdma::with_child(network, "a_rank_that_stops", phase, timeout);
+                let (comm, mut child, _server) =
+                    rdma::with_child(network, "rdma_faults::a_rank_that_stops", phase, timeout);
                 let e = calls(&comm, phase).expect_err("the other rank is stopped");
                 println!("{phase}: {e}");
                 child.kill().unwrap();
@@ -386,7 +388,8 @@ fn a_stopped_rank_that_continues_is_waited_for() {
             let network = &network;
             scope.spawn(move || {
                 let timeout = Duration::from_secs(30);
-                let (comm, mut child, _server) = rdma::with_child(network, "a_rank_that_stops", phase, timeout);
+                let (comm, mut child, _server) =
+                    rdma::with_child(network, "rdma_faults::a_rank_that_stops", phase, timeout);
                 let pid = rustix::process::Pid::from_child(&child);
                 let (outcome, stopped) = both(
                     || calls(&comm, phase).and_then(|()| comm.close()),

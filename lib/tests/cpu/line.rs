@@ -3,13 +3,11 @@
 //!
 //! This test binary runs itself again, once per rank.
 
-mod common;
-
 use std::io::Write;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use common::config;
+use crate::common::config;
 use tinynccl::algorithm::{self, Shape};
 use tinynccl::bootstrap::Server;
 use tinynccl::config::TransportChoice;
@@ -206,7 +204,7 @@ fn run(role: &str) -> Option<Vec<(String, Output)>> {
     let id = server.unique_id().to_string();
     let start = |rank: usize| -> Child {
         Command::new(std::env::current_exe().expect("this binary"))
-            .args(["--exact", "a_rank", "--nocapture", "--test-threads=1"])
+            .args(["--exact", "line::a_rank", "--nocapture", "--test-threads=1"])
             .env(RANK, rank.to_string())
             .env(ID, &id)
             .env(ROLE, role)

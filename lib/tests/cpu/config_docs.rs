@@ -1,4 +1,4 @@
-//! `docs/config.md` is made from the table of knobs; `UPDATE_DOCS=1 cargo test -p tinynccl --test config_docs` rewrites it.
+//! `docs/config.md` is made from the table of knobs; `UPDATE_DOCS=1 cargo test -p tinynccl --test cpu config_docs` rewrites it.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -9,7 +9,7 @@ use tinynccl::Config;
 fn the_page_matches_the_code() {
     let mut page = String::from(
         "# Settings\n\nEvery knob of the library, as `tinynccl::Config` documents it. This page is made from the code\n\
-         (`UPDATE_DOCS=1 cargo test -p tinynccl --test config_docs`); a test fails when it is stale.\n\
+         (`UPDATE_DOCS=1 cargo test -p tinynccl --test cpu config_docs`); a test fails when it is stale.\n\
          `Comm::from_env` reads the variables; a value that does not parse is an error. K, M and G are powers of 1024.\n\n\
          | variable | values | default | meaning |\n|---|---|---|---|\n",
     );

@@ -1,15 +1,13 @@
 //! Ranks that make different calls are told so, on every path, and by the last call before `close` at the latest.
 
-mod common;
-
 use std::time::Duration;
 
-use common::{FABRICS, Fabric, run};
+use crate::common::{FABRICS, Fabric, run};
 use tinynccl::{Comm, Config, Error, ReduceOp, Result};
 
 /// Deadlines that no test here may come to: a disagreement is found before.
 fn patient() -> Config {
-    let mut config = common::config();
+    let mut config = crate::common::config();
     config.timeout = Duration::from_secs(100);
     config
 }

@@ -58,7 +58,7 @@ fn rank_process() {
 
 fn start(rank: usize, id: &UniqueId) -> (Child, BufReader<std::process::ChildStdout>) {
     let mut child = Command::new(std::env::current_exe().expect("this program"))
-        .args(["--exact", "rank_process", "--nocapture", "--test-threads=1"])
+        .args(["--exact", "symmetric_processes::rank_process", "--nocapture", "--test-threads=1"])
         .env(ROLE, format!("{rank} {id}"))
         .stdout(Stdio::piped())
         .spawn()

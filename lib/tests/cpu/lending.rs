@@ -1,9 +1,7 @@
 //! Every collective where receivers in shared memory read the senders' buffers, whatever their pages.
 
-mod common;
-
-use common::cells::{COLLECTIVES, Cell, check};
-use common::{Fabric, config, run_ok};
+use crate::common::cells::{COLLECTIVES, Cell, check};
+use crate::common::{Fabric, config, run_ok};
 use tinynccl::config::SingleCopy;
 use tinynccl::wire::Algorithm;
 use tinynccl::{Config, DType, ReduceOp};

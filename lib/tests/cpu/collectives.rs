@@ -1,13 +1,11 @@
 //! What a communicator promises beyond single results: pipelining, groups, asynchronous calls, split, disagreement, missing
 //! and leaving ranks. The results of every collective: `exhaustive.rs`.
 
-mod common;
-
 use std::sync::Barrier;
 use std::time::Duration;
 
-use common::cells::{COLLECTIVES, Cell, check};
-use common::{FABRICS, Fabric, config, run, run_ok};
+use crate::common::cells::{COLLECTIVES, Cell, check};
+use crate::common::{FABRICS, Fabric, config, run, run_ok};
 use tinynccl::bootstrap::Server;
 use tinynccl::wire::{Algorithm, Collective};
 use tinynccl::{Comm, DType, Error, ReduceOp, Result};

@@ -3,12 +3,10 @@
 
 #![expect(clippy::needless_range_loop, reason = "a rank is a number, and has several things at its place")]
 
-mod common;
-
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::lengths;
+use crate::common::lengths;
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DeviceRepr, result, sys};
 use half::bf16;
 use tinynccl::config::Ll128;
@@ -564,7 +562,7 @@ fn ranks_as_processes() {
     let Some(contexts) = contexts() else { return };
     let status = Launcher::new(contexts.len())
         .program(std::env::current_exe().unwrap())
-        .args(["--exact", "ranks_as_processes", "--nocapture"])
+        .args(["--exact", "registered::ranks_as_processes", "--nocapture"])
         .env("TINYNCCL_CUDA_LL128", "off")
         .run()
         .unwrap();

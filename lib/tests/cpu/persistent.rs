@@ -1,11 +1,9 @@
 //! Registered buffers: over every transport the same results as ordinary ones; over RDMA without a copy on the sender.
 
-mod common;
-
 use std::io::Write;
 use std::time::Duration;
 
-use common::config;
+use crate::common::config;
 use tinynccl::bootstrap::Server;
 use tinynccl::comm::Persistent;
 use tinynccl::config::TransportChoice;

@@ -1,0 +1,29 @@
+//! The library without GPUs: communicators, their calls and their failures, over every transport, as threads and as processes.
+//!
+//! One program, so that the library is linked once. Tests that need ranks as processes start this program again for one test.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod admission;
+mod collectives;
+mod compile_fail;
+mod config_docs;
+mod disagree;
+mod exhaustive;
+mod fixed_order;
+mod fork;
+mod groups;
+mod hangs;
+mod lending;
+mod line;
+mod persistent;
+mod probe;
+mod processes;
+mod rdma;
+mod rdma_faults;
+mod symmetric;
+mod symmetric_processes;
+mod trace;
+mod tuning;
+mod uneven;

@@ -1,0 +1,11 @@
+//! Collectives on GPUs. Without a GPU every test says that it is skipped.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod driver;
+mod faults;
+mod hosted;
+mod peers;
+mod registered;
+mod schedules;
