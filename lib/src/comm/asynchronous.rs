@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::call::Call;
+use super::table::{asked, collectives};
 use super::{Comm, Inner, OwnedBuffer, Work};
 use crate::dtype::ReduceOp;
 use crate::error::Result;
@@ -57,77 +58,35 @@ impl Comm {
         self.inner.queue.push(|| format!("tinynccl-{}", self.inner.state.id), false, Box::new(job))?;
         Ok(work)
     }
-
-    /// [`Comm::all_reduce_in_place`], asynchronously.
-    pub fn all_reduce_async<B: OwnedBuffer>(&self, buffer: B, op: ReduceOp) -> Result<Work<B>> {
-        self.submit(buffer, move |inner, buffer| inner.all_reduce_in_place(&mut **buffer, op))
-    }
-
-    /// [`Comm::broadcast`], asynchronously.
-    pub fn broadcast_async<B: OwnedBuffer>(&self, buffer: B, root: usize) -> Result<Work<B>> {
-        self.inner.peer_in_range("broadcast", "root", root)?;
-        self.submit(buffer, move |inner, buffer| inner.broadcast(&mut **buffer, root))
-    }
-
-    /// [`Comm::all_gather`], asynchronously; gives `(input, output)` back.
-    pub fn all_gather_async<I: OwnedBuffer, O: OwnedBuffer<Element = I::Element>>(
-        &self,
-        input: I,
-        output: O,
-    ) -> Result<Work<(I, O)>> {
-        self.submit((input, output), |inner, (input, output)| inner.all_gather(&**input, &mut **output))
-    }
-
-    /// [`Comm::reduce_scatter`], asynchronously; gives `(input, output)` back.
-    pub fn reduce_scatter_async<I: OwnedBuffer, O: OwnedBuffer<Element = I::Element>>(
-        &self,
-        input: I,
-        output: O,
-        op: ReduceOp,
-    ) -> Result<Work<(I, O)>> {
-        self.submit((input, output), move |inner, (input, output)| inner.reduce_scatter(&**input, &mut **output, op))
-    }
-
-    /// [`Comm::all_to_all`], asynchronously; gives `(input, output)` back.
-    pub fn all_to_all_async<I: OwnedBuffer, O: OwnedBuffer<Element = I::Element>>(
-        &self,
-        input: I,
-        output: O,
-    ) -> Result<Work<(I, O)>> {
-        self.submit((input, output), |inner, (input, output)| inner.all_to_all(&**input, &mut **output))
-    }
-
-    /// [`Comm::reduce`], asynchronously; gives `(input, output)` back.
-    pub fn reduce_async<I: OwnedBuffer, O: OwnedBuffer<Element = I::Element>>(
-        &self,
-        input: I,
-        output: O,
-        op: ReduceOp,
-        root: usize,
-    ) -> Result<Work<(I, O)>> {
-        self.inner.peer_in_range("reduce", "root", root)?;
-        self.submit((input, output), move |inner, (input, output)| inner.reduce(&**input, &mut **output, op, root))
-    }
-
-    /// [`Comm::gather`], asynchronously; gives `(input, output)` back.
-    pub fn gather_async<I: OwnedBuffer, O: OwnedBuffer<Element = I::Element>>(
-        &self,
-        input: I,
-        output: O,
-        root: usize,
-    ) -> Result<Work<(I, O)>> {
-        self.inner.peer_in_range("gather", "root", root)?;
-        self.submit((input, output), move |inner, (input, output)| inner.gather(&**input, &mut **output, root))
-    }
-
-    /// [`Comm::scatter`], asynchronously; gives `(input, output)` back.
-    pub fn scatter_async<I: OwnedBuffer, O: OwnedBuffer<Element = I::Element>>(
-        &self,
-        input: I,
-        output: O,
-        root: usize,
-    ) -> Result<Work<(I, O)>> {
-        self.inner.peer_in_range("scatter", "root", root)?;
-        self.submit((input, output), move |inner, (input, output)| inner.scatter(&**input, &mut **output, root))
-    }
 }
+
+macro_rules! asynchronous {
+    ($($(#[$doc:meta])* $form:ident $collective:ident $arguments:tt: $of:ident, $name:tt, $g:tt, $ga:tt;)*) => {
+        impl Comm {
+            $(asynchronous! { @ $form $name $of $collective $arguments })*
+        }
+    };
+    (@ $form:ident - $($rest:tt)*) => {};
+    (@ apart $name:ident $of:ident $collective:ident ($($arg:ident: $ty:ty),*)) => {
+        #[doc = concat!("[`Comm::", stringify!($of), "`], asynchronously; gives `(input, output)` back.")]
+        pub fn $name<I: OwnedBuffer, O: OwnedBuffer<Element = I::Element>>(
+            &self,
+            input: I,
+            output: O
+            $(, $arg: $ty)*
+        ) -> Result<Work<(I, O)>> {
+            let asked = asked!($collective $(, $arg)*);
+            self.inner.root_in_range(&asked)?;
+            self.submit((input, output), move |inner, (input, output)| inner.call(asked, &**input, &mut **output))
+        }
+    };
+    (@ place $name:ident $of:ident $collective:ident ($($arg:ident: $ty:ty),*)) => {
+        #[doc = concat!("[`Comm::", stringify!($of), "`], asynchronously.")]
+        pub fn $name<B: OwnedBuffer>(&self, buffer: B $(, $arg: $ty)*) -> Result<Work<B>> {
+            let asked = asked!($collective $(, $arg)*);
+            self.inner.root_in_range(&asked)?;
+            self.submit(buffer, move |inner, buffer| inner.call_in_place(asked, &mut **buffer))
+        }
+    };
+}
+collectives!(asynchronous);

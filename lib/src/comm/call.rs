@@ -5,7 +5,7 @@
 
 use super::Inner;
 use super::memory::{Memory, MemoryMut};
-use crate::dtype::{DType, ReduceOp};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::executor::{Buffers, CallKey, Transfers};
 use crate::wire::Collective;
@@ -23,18 +23,6 @@ pub(crate) struct Call {
 unsafe impl Send for Call {}
 
 impl Call {
-    fn new(
-        collective: Collective,
-        dtype: DType,
-        op: Option<ReduceOp>,
-        root: usize,
-        count: usize,
-        buffers: Buffers,
-    ) -> Call {
-        let key = CallKey { collective, dtype, op, root, count, whole: count, peer: 0 };
-        Call { key, buffers, transfers: None }
-    }
-
     /// A message from `sender` to `receiver`.
     pub(super) fn message(dtype: DType, sender: usize, receiver: usize, count: usize, buffers: Buffers) -> Call {
         let collective = Collective::SendRecv;
@@ -48,232 +36,112 @@ pub(super) fn buffers(input: &(impl Memory + ?Sized), output: &mut (impl MemoryM
     Buffers { input: input.address(), output: output.address_mut() }
 }
 
-/// Pointers for an in-place call: input at `skip_in`, output at `skip_out` elements into `buffer`.
-fn in_place(buffer: &mut (impl MemoryMut + ?Sized), skip_in: usize, skip_out: usize) -> Buffers {
-    let (base, size) = (buffer.address_mut(), buffer.dtype().size());
-    Buffers { input: base.wrapping_add(skip_in * size).cast_const(), output: base.wrapping_add(skip_out * size) }
-}
-
 /// What lengths must be.
 impl Inner {
-    /// Always so for slices.
+    /// A call of an input and an output, which a rank that has none of them ignores.
     #[inline]
-    fn same_type(&self, c: Collective, input: DType, output: DType) -> Result<DType> {
-        if input == output {
-            return Ok(input);
-        }
-        let rank = self.state.rank;
-        Err(Error::invalid(
-            c.name(),
-            format!("rank {rank}: the input is of {input}, the output of {output}: expected one type"),
-        ))
+    pub(crate) fn call(
+        &self,
+        asked: CallKey,
+        input: &(impl Memory + ?Sized),
+        output: &mut (impl MemoryMut + ?Sized),
+    ) -> Result<Call> {
+        let (reads, writes) = self.segments(&asked)?;
+        let (dtype, count) = match (reads, writes) {
+            (0, _) => (output.dtype(), output.elements()),
+            (_, 0) => (input.dtype(), input.elements()),
+            _ if input.dtype() != output.dtype() => return Err(self.two_types(&asked, input.dtype(), output.dtype())),
+            _ => (input.dtype(), self.count(&asked, (input.elements(), reads), (output.elements(), writes))?),
+        };
+        self.made(asked, dtype, count, buffers(input, output))
     }
 
-    fn same_length(&self, c: Collective, input: usize, output: usize) -> Result<usize> {
-        if input == output {
-            return Ok(input);
+    /// A call of one buffer, in which input and output lie as [`Shape::in_place`] says.
+    #[inline]
+    pub(crate) fn call_in_place(&self, asked: CallKey, buffer: &mut (impl MemoryMut + ?Sized)) -> Result<Call> {
+        let (reads, writes) = self.segments(&asked)?;
+        let (len, segments) = (buffer.elements(), reads.max(writes));
+        if segments > 1 && !len.is_multiple_of(segments) {
+            return Err(self.not_divisible(&asked, len));
         }
-        let rank = self.state.rank;
-        let detail =
-            format!("rank {rank}: the input has {input} elements, the output {output}: expected equal lengths");
-        Err(Error::invalid(c.name(), detail))
+        let count = if segments > 1 { len / segments } else { len };
+        // The one is where the other has this segment.
+        let (of_input, of_output) =
+            self.shape(asked.collective, asked.root).in_place(self.state.rank).unwrap_or((0, 0));
+        let (base, segment) = (buffer.address_mut(), count * buffer.dtype().size());
+        let input = base.wrapping_add(of_output * segment).cast_const();
+        let buffers = Buffers { input, output: base.wrapping_add(of_input * segment) };
+        self.made(asked, buffer.dtype(), count, buffers)
     }
 
-    /// `long` must be the world size times `short`.
-    fn segments(&self, c: Collective, which: &str, long: usize, short: usize) -> Result<usize> {
+    #[inline]
+    pub(super) fn made(&self, asked: CallKey, dtype: DType, count: usize, buffers: Buffers) -> Result<Call> {
+        if let Some(op) = asked.op {
+            op.check(asked.collective.name(), self.state.rank, dtype)?;
+        }
+        Ok(Call { key: CallKey { dtype, count, whole: count, ..asked }, buffers, transfers: None })
+    }
+
+    /// Segments of our input and of our output.
+    #[inline]
+    fn segments(&self, asked: &CallKey) -> Result<(usize, usize)> {
+        self.root_in_range(asked)?;
+        let (shape, rank) = (self.shape(asked.collective, asked.root), self.state.rank);
+        Ok((shape.input_segments(rank), shape.output_segments(rank)))
+    }
+
+    #[inline]
+    pub(crate) fn root_in_range(&self, asked: &CallKey) -> Result<()> {
+        self.peer_in_range(asked.collective.name(), "root", asked.root)
+    }
+
+    /// Elements per segment of buffers of so many elements and segments.
+    #[inline]
+    fn count(&self, asked: &CallKey, input: (usize, usize), output: (usize, usize)) -> Result<usize> {
+        match (input, output) {
+            ((input, 1), (output, 1)) if input == output => Ok(input),
+            ((short, 1), (long, n)) | ((long, n), (short, 1)) if short.checked_mul(n) == Some(long) => Ok(short),
+            ((input, n), (output, _)) if n > 1 && input == output && input.is_multiple_of(n) => Ok(input / n),
+            _ => Err(self.wrong_lengths(asked, input, output)),
+        }
+    }
+
+    #[cold]
+    fn wrong_lengths(&self, asked: &CallKey, input: (usize, usize), output: (usize, usize)) -> Error {
         let (rank, size) = (self.state.rank, self.size());
-        if short.checked_mul(size) == Some(long) {
-            return Ok(short);
-        }
-        let detail = format!("rank {rank}: the {which} has {long} elements, expected {size} ranks x {short}");
-        Err(Error::invalid(c.name(), detail))
+        let ((input, _), (output, _)) = (input, output);
+        let detail = match asked.collective {
+            Collective::AllGather | Collective::Gather => {
+                format!("rank {rank}: the output has {output} elements, expected {size} ranks x {input}")
+            }
+            Collective::ReduceScatter | Collective::Scatter => {
+                format!("rank {rank}: the input has {input} elements, expected {size} ranks x {output}")
+            }
+            _ if input == output => return self.not_divisible(asked, input),
+            _ => format!("rank {rank}: the input has {input} elements, the output {output}: expected equal lengths"),
+        };
+        Error::invalid(asked.collective.name(), detail)
     }
 
-    fn divisible(&self, c: Collective, len: usize) -> Result<usize> {
+    #[cold]
+    fn not_divisible(&self, asked: &CallKey, len: usize) -> Error {
         let (rank, size) = (self.state.rank, self.size());
-        if len.is_multiple_of(size) {
-            return Ok(len / size);
-        }
         let detail = format!("rank {rank}: {len} elements, expected a multiple of the world size {size}");
-        Err(Error::invalid(c.name(), detail))
+        Error::invalid(asked.collective.name(), detail)
     }
 
-    /// Values of the type can be combined by the operator.
-    #[inline]
-    pub(super) fn combines(&self, c: Collective, dtype: DType, op: ReduceOp) -> Result<()> {
-        op.check(c.name(), self.state.rank, dtype)
-    }
-
-    fn is_root(&self, c: Collective, root: usize) -> Result<bool> {
-        self.peer_in_range(c.name(), "root", root)?;
-        Ok(self.state.rank == root)
-    }
-}
-
-/// The calls, named as the methods of `Comm` that make them.
-impl Inner {
-    pub(crate) fn all_reduce(
-        &self,
-        input: &(impl Memory + ?Sized),
-        output: &mut (impl MemoryMut + ?Sized),
-        op: ReduceOp,
-    ) -> Result<Call> {
-        let c = Collective::AllReduce;
-        let dtype = self.same_type(c, input.dtype(), output.dtype())?;
-        let count = self.same_length(c, input.elements(), output.elements())?;
-        self.combines(c, dtype, op)?;
-        Ok(Call::new(c, dtype, Some(op), 0, count, buffers(input, output)))
-    }
-
-    pub(crate) fn all_reduce_in_place(&self, buffer: &mut (impl MemoryMut + ?Sized), op: ReduceOp) -> Result<Call> {
-        self.combines(Collective::AllReduce, buffer.dtype(), op)?;
-        Ok(Call::new(Collective::AllReduce, buffer.dtype(), Some(op), 0, buffer.elements(), in_place(buffer, 0, 0)))
-    }
-
-    pub(crate) fn all_gather(
-        &self,
-        input: &(impl Memory + ?Sized),
-        output: &mut (impl MemoryMut + ?Sized),
-    ) -> Result<Call> {
-        let c = Collective::AllGather;
-        let dtype = self.same_type(c, input.dtype(), output.dtype())?;
-        let count = self.segments(c, "output", output.elements(), input.elements())?;
-        Ok(Call::new(c, dtype, None, 0, count, buffers(input, output)))
-    }
-
-    pub(crate) fn all_gather_in_place(&self, buffer: &mut (impl MemoryMut + ?Sized)) -> Result<Call> {
-        let c = Collective::AllGather;
-        let count = self.divisible(c, buffer.elements())?;
-        Ok(Call::new(c, buffer.dtype(), None, 0, count, in_place(buffer, self.state.rank * count, 0)))
-    }
-
-    pub(crate) fn reduce_scatter(
-        &self,
-        input: &(impl Memory + ?Sized),
-        output: &mut (impl MemoryMut + ?Sized),
-        op: ReduceOp,
-    ) -> Result<Call> {
-        let c = Collective::ReduceScatter;
-        let dtype = self.same_type(c, input.dtype(), output.dtype())?;
-        let count = self.segments(c, "input", input.elements(), output.elements())?;
-        self.combines(c, dtype, op)?;
-        Ok(Call::new(c, dtype, Some(op), 0, count, buffers(input, output)))
-    }
-
-    pub(crate) fn reduce_scatter_in_place(&self, buffer: &mut (impl MemoryMut + ?Sized), op: ReduceOp) -> Result<Call> {
-        let c = Collective::ReduceScatter;
-        let count = self.divisible(c, buffer.elements())?;
-        self.combines(c, buffer.dtype(), op)?;
-        Ok(Call::new(c, buffer.dtype(), Some(op), 0, count, in_place(buffer, 0, self.state.rank * count)))
-    }
-
-    pub(crate) fn broadcast(&self, buffer: &mut (impl MemoryMut + ?Sized), root: usize) -> Result<Call> {
-        let c = Collective::Broadcast;
-        self.is_root(c, root)?;
-        Ok(Call::new(c, buffer.dtype(), None, root, buffer.elements(), in_place(buffer, 0, 0)))
-    }
-
-    pub(crate) fn broadcast_from(
-        &self,
-        input: &(impl Memory + ?Sized),
-        output: &mut (impl MemoryMut + ?Sized),
-        root: usize,
-    ) -> Result<Call> {
-        let c = Collective::Broadcast;
-        if self.is_root(c, root)? {
-            self.same_type(c, input.dtype(), output.dtype())?;
-            self.same_length(c, input.elements(), output.elements())?;
-        }
-        Ok(Call::new(c, output.dtype(), None, root, output.elements(), buffers(input, output)))
-    }
-
-    pub(crate) fn reduce(
-        &self,
-        input: &(impl Memory + ?Sized),
-        output: &mut (impl MemoryMut + ?Sized),
-        op: ReduceOp,
-        root: usize,
-    ) -> Result<Call> {
-        let c = Collective::Reduce;
-        if self.is_root(c, root)? {
-            self.same_type(c, input.dtype(), output.dtype())?;
-            self.same_length(c, input.elements(), output.elements())?;
-        }
-        self.combines(c, input.dtype(), op)?;
-        Ok(Call::new(c, input.dtype(), Some(op), root, input.elements(), buffers(input, output)))
-    }
-
-    pub(crate) fn reduce_in_place(
-        &self,
-        buffer: &mut (impl MemoryMut + ?Sized),
-        op: ReduceOp,
-        root: usize,
-    ) -> Result<Call> {
-        let c = Collective::Reduce;
-        self.is_root(c, root)?;
-        self.combines(c, buffer.dtype(), op)?;
-        Ok(Call::new(c, buffer.dtype(), Some(op), root, buffer.elements(), in_place(buffer, 0, 0)))
-    }
-
-    pub(crate) fn gather(
-        &self,
-        input: &(impl Memory + ?Sized),
-        output: &mut (impl MemoryMut + ?Sized),
-        root: usize,
-    ) -> Result<Call> {
-        let c = Collective::Gather;
-        if self.is_root(c, root)? {
-            self.same_type(c, input.dtype(), output.dtype())?;
-            self.segments(c, "output", output.elements(), input.elements())?;
-        }
-        Ok(Call::new(c, input.dtype(), None, root, input.elements(), buffers(input, output)))
-    }
-
-    pub(crate) fn gather_in_place(&self, buffer: &mut (impl MemoryMut + ?Sized), root: usize) -> Result<Call> {
-        let c = Collective::Gather;
-        let is_root = self.is_root(c, root)?;
-        let count = if is_root { self.divisible(c, buffer.elements())? } else { buffer.elements() };
-        let skip = if is_root { self.state.rank * count } else { 0 };
-        Ok(Call::new(c, buffer.dtype(), None, root, count, in_place(buffer, skip, 0)))
-    }
-
-    pub(crate) fn scatter(
-        &self,
-        input: &(impl Memory + ?Sized),
-        output: &mut (impl MemoryMut + ?Sized),
-        root: usize,
-    ) -> Result<Call> {
-        let c = Collective::Scatter;
-        if self.is_root(c, root)? {
-            self.same_type(c, input.dtype(), output.dtype())?;
-            self.segments(c, "input", input.elements(), output.elements())?;
-        }
-        Ok(Call::new(c, output.dtype(), None, root, output.elements(), buffers(input, output)))
-    }
-
-    pub(crate) fn scatter_in_place(&self, buffer: &mut (impl MemoryMut + ?Sized), root: usize) -> Result<Call> {
-        let c = Collective::Scatter;
-        let is_root = self.is_root(c, root)?;
-        let count = if is_root { self.divisible(c, buffer.elements())? } else { buffer.elements() };
-        let skip = if is_root { self.state.rank * count } else { 0 };
-        Ok(Call::new(c, buffer.dtype(), None, root, count, in_place(buffer, 0, skip)))
-    }
-
-    pub(crate) fn all_to_all(
-        &self,
-        input: &(impl Memory + ?Sized),
-        output: &mut (impl MemoryMut + ?Sized),
-    ) -> Result<Call> {
-        let c = Collective::AllToAll;
-        let dtype = self.same_type(c, input.dtype(), output.dtype())?;
-        self.same_length(c, input.elements(), output.elements())?;
-        let count = self.divisible(c, input.elements())?;
-        Ok(Call::new(c, dtype, None, 0, count, buffers(input, output)))
+    /// Never so for slices.
+    #[cold]
+    fn two_types(&self, asked: &CallKey, input: DType, output: DType) -> Error {
+        let rank = self.state.rank;
+        let detail = format!("rank {rank}: the input is of {input}, the output of {output}: expected one type");
+        Error::invalid(asked.collective.name(), detail)
     }
 
     pub(crate) fn barrier(&self) -> Call {
-        let mut nothing: [u8; 0] = [];
-        Call::new(Collective::Barrier, DType::U8, None, 0, 0, in_place(&mut nothing[..], 0, 0))
+        let nothing = std::ptr::NonNull::<u8>::dangling().as_ptr();
+        let buffers = Buffers { input: nothing, output: nothing };
+        Call { key: CallKey::of(Collective::Barrier), buffers, transfers: None }
     }
 
     pub(crate) fn send(&self, data: &(impl Memory + ?Sized), peer: usize) -> Result<Call> {

@@ -4,6 +4,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::call::Call;
+use super::table::{asked, collectives};
 use super::{Comm, Exchange};
 use crate::dtype::{DType, Element, ReduceOp};
 use crate::error::{Error, Result};
@@ -106,28 +107,30 @@ impl<'a> Group<'a> {
     }
 }
 
-/// Collectives.
+macro_rules! grouped {
+    ($($(#[$doc:meta])* $form:ident $collective:ident $arguments:tt: $name:ident, $a:tt, $g:tt, $ga:tt;)*) => {
+        /// Collectives.
+        impl<'a> Group<'a> {
+            $(grouped! { @ $form $name $collective $arguments })*
+        }
+    };
+    (@ apart $name:ident $collective:ident ($($arg:ident: $ty:ty),*)) => {
+        #[doc = concat!("Adds [`Comm::", stringify!($name), "`].")]
+        pub fn $name<T: Element>(&mut self, input: &'a [T], output: &'a mut [T] $(, $arg: $ty)*) -> Result<()> {
+            self.push(self.comm.inner.call(asked!($collective $(, $arg)*), input, output))
+        }
+    };
+    (@ place $name:ident $collective:ident ($($arg:ident: $ty:ty),*)) => {
+        #[doc = concat!("Adds [`Comm::", stringify!($name), "`].")]
+        pub fn $name<T: Element>(&mut self, buffer: &'a mut [T] $(, $arg: $ty)*) -> Result<()> {
+            self.push(self.comm.inner.call_in_place(asked!($collective $(, $arg)*), buffer))
+        }
+    };
+}
+collectives!(grouped);
+
+/// Those whose ranks have lengths of their own, and the barrier.
 impl<'a> Group<'a> {
-    /// Adds [`Comm::all_reduce`].
-    pub fn all_reduce<T: Element>(&mut self, input: &'a [T], output: &'a mut [T], op: ReduceOp) -> Result<()> {
-        self.push(self.comm.inner.all_reduce(input, output, op))
-    }
-
-    /// Adds [`Comm::all_reduce_in_place`].
-    pub fn all_reduce_in_place<T: Element>(&mut self, buffer: &'a mut [T], op: ReduceOp) -> Result<()> {
-        self.push(self.comm.inner.all_reduce_in_place(buffer, op))
-    }
-
-    /// Adds [`Comm::all_gather`].
-    pub fn all_gather<T: Element>(&mut self, input: &'a [T], output: &'a mut [T]) -> Result<()> {
-        self.push(self.comm.inner.all_gather(input, output))
-    }
-
-    /// Adds [`Comm::all_gather_in_place`].
-    pub fn all_gather_in_place<T: Element>(&mut self, buffer: &'a mut [T]) -> Result<()> {
-        self.push(self.comm.inner.all_gather_in_place(buffer))
-    }
-
     /// Adds [`Comm::all_gather_v`].
     pub fn all_gather_v<T: Element>(
         &mut self,
@@ -136,46 +139,6 @@ impl<'a> Group<'a> {
         recv: &[Range<usize>],
     ) -> Result<()> {
         self.push(self.comm.inner.all_gather_v(input, output, recv))
-    }
-
-    /// Adds [`Comm::reduce_scatter`].
-    pub fn reduce_scatter<T: Element>(&mut self, input: &'a [T], output: &'a mut [T], op: ReduceOp) -> Result<()> {
-        self.push(self.comm.inner.reduce_scatter(input, output, op))
-    }
-
-    /// Adds [`Comm::reduce_scatter_in_place`].
-    pub fn reduce_scatter_in_place<T: Element>(&mut self, buffer: &'a mut [T], op: ReduceOp) -> Result<()> {
-        self.push(self.comm.inner.reduce_scatter_in_place(buffer, op))
-    }
-
-    /// Adds [`Comm::broadcast`].
-    pub fn broadcast<T: Element>(&mut self, buffer: &'a mut [T], root: usize) -> Result<()> {
-        self.push(self.comm.inner.broadcast(buffer, root))
-    }
-
-    /// Adds [`Comm::broadcast_from`].
-    pub fn broadcast_from<T: Element>(&mut self, input: &'a [T], output: &'a mut [T], root: usize) -> Result<()> {
-        self.push(self.comm.inner.broadcast_from(input, output, root))
-    }
-
-    /// Adds [`Comm::reduce`].
-    pub fn reduce<T: Element>(&mut self, input: &'a [T], output: &'a mut [T], op: ReduceOp, root: usize) -> Result<()> {
-        self.push(self.comm.inner.reduce(input, output, op, root))
-    }
-
-    /// Adds [`Comm::reduce_in_place`].
-    pub fn reduce_in_place<T: Element>(&mut self, buffer: &'a mut [T], op: ReduceOp, root: usize) -> Result<()> {
-        self.push(self.comm.inner.reduce_in_place(buffer, op, root))
-    }
-
-    /// Adds [`Comm::gather`].
-    pub fn gather<T: Element>(&mut self, input: &'a [T], output: &'a mut [T], root: usize) -> Result<()> {
-        self.push(self.comm.inner.gather(input, output, root))
-    }
-
-    /// Adds [`Comm::gather_in_place`].
-    pub fn gather_in_place<T: Element>(&mut self, buffer: &'a mut [T], root: usize) -> Result<()> {
-        self.push(self.comm.inner.gather_in_place(buffer, root))
     }
 
     /// Adds [`Comm::gather_v`].
@@ -189,16 +152,6 @@ impl<'a> Group<'a> {
         self.push(self.comm.inner.gather_v(input, output, recv, root))
     }
 
-    /// Adds [`Comm::scatter`].
-    pub fn scatter<T: Element>(&mut self, input: &'a [T], output: &'a mut [T], root: usize) -> Result<()> {
-        self.push(self.comm.inner.scatter(input, output, root))
-    }
-
-    /// Adds [`Comm::scatter_in_place`].
-    pub fn scatter_in_place<T: Element>(&mut self, buffer: &'a mut [T], root: usize) -> Result<()> {
-        self.push(self.comm.inner.scatter_in_place(buffer, root))
-    }
-
     /// Adds [`Comm::scatter_v`].
     pub fn scatter_v<T: Element>(
         &mut self,
@@ -208,11 +161,6 @@ impl<'a> Group<'a> {
         root: usize,
     ) -> Result<()> {
         self.push(self.comm.inner.scatter_v(input, send, output, root))
-    }
-
-    /// Adds [`Comm::all_to_all`].
-    pub fn all_to_all<T: Element>(&mut self, input: &'a [T], output: &'a mut [T]) -> Result<()> {
-        self.push(self.comm.inner.all_to_all(input, output))
     }
 
     /// Adds [`Comm::all_to_all_v`].

@@ -34,6 +34,7 @@ mod share;
 mod split;
 mod state;
 mod symmetric;
+pub(crate) mod table;
 mod trace;
 mod tune;
 mod uneven;

@@ -171,12 +171,8 @@ impl Inner {
             &What::Even { collective, op, root, count } => {
                 self.peer_in_range(name, "root", root)?;
                 let op = collective.reduces().then_some(op);
-                if let Some(op) = op {
-                    self.combines(collective, raw.dtype, op)?;
-                }
                 let root = if collective.has_root() { root } else { 0 };
-                let key = CallKey { collective, dtype: raw.dtype, op, root, count, whole: count, peer: 0 };
-                Ok(Call { key, buffers, transfers: None })
+                self.made(CallKey { op, root, ..CallKey::of(collective) }, raw.dtype, count, buffers)
             }
         }
     }

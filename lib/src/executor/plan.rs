@@ -31,6 +31,12 @@ pub(crate) struct CallKey {
 }
 
 impl CallKey {
+    /// A call of a collective of no elements, to be filled in.
+    #[inline]
+    pub(crate) fn of(collective: Collective) -> CallKey {
+        CallKey { collective, dtype: DType::U8, op: None, root: 0, count: 0, whole: 0, peer: 0 }
+    }
+
     /// Header of the call's messages, without sequence number and length.
     pub(crate) fn header(&self, comm: u32, algorithm: Algorithm) -> Header {
         Header {

@@ -5,56 +5,39 @@
 
 use std::sync::Arc;
 
-use super::buffer::{Buffer, BufferMut, Place, Spot};
+use super::buffer::{BufferMut, Place, Spot};
 use super::{Owned, ProcessGroup, Work};
 use crate::comm::Inner;
 use crate::comm::call::Call;
+use crate::comm::table::{asked, collectives};
 use crate::dtype::ReduceOp;
 use crate::error::Result;
+use crate::executor::CallKey;
+
+macro_rules! asynchronous {
+    ($($(#[$doc:meta])* $form:ident $collective:ident $arguments:tt: $c:ident, $a:tt, $of:tt, $name:tt;)*) => {
+        impl ProcessGroup {
+            $(asynchronous! { @ $form $name $of $collective $arguments })*
+        }
+    };
+    (@ $form:ident - $($rest:tt)*) => {};
+    (@ apart $name:ident $of:ident $collective:ident ($($arg:ident: $ty:ty),*)) => {
+        #[doc = concat!("[`ProcessGroup::", stringify!($of), "`], asynchronously; gives `(input, output)` back.")]
+        pub fn $name<I: Owned, O: Owned>(&self, input: I, output: O $(, $arg: $ty)*) -> Result<Work<(I, O)>> {
+            self.apart(asked!($collective $(, $arg)*), input, output)
+        }
+    };
+    (@ place $name:ident $of:ident $collective:ident ($($arg:ident: $ty:ty),*)) => {
+        #[doc = concat!("[`ProcessGroup::", stringify!($of), "`], asynchronously.")]
+        pub fn $name<B: Owned>(&self, buffer: B $(, $arg: $ty)*) -> Result<Work<B>> {
+            let asked = asked!($collective $(, $arg)*);
+            self.in_place(buffer, move |inner, buffer| inner.call_in_place(asked, buffer))
+        }
+    };
+}
+collectives!(asynchronous);
 
 impl ProcessGroup {
-    /// [`ProcessGroup::all_reduce`], asynchronously.
-    pub fn all_reduce_async<B: Owned>(&self, buffer: B, op: ReduceOp) -> Result<Work<B>> {
-        self.in_place(buffer, move |inner, buffer| inner.all_reduce_in_place(buffer, op))
-    }
-
-    /// [`ProcessGroup::broadcast`], asynchronously.
-    pub fn broadcast_async<B: Owned>(&self, buffer: B, root: usize) -> Result<Work<B>> {
-        self.in_place(buffer, move |inner, buffer| inner.broadcast(buffer, root))
-    }
-
-    /// [`ProcessGroup::reduce`], asynchronously.
-    pub fn reduce_async<B: Owned>(&self, buffer: B, root: usize, op: ReduceOp) -> Result<Work<B>> {
-        self.in_place(buffer, move |inner, buffer| inner.reduce_in_place(buffer, op, root))
-    }
-
-    /// [`ProcessGroup::all_gather`], asynchronously; gives `(input, output)` back.
-    pub fn all_gather_async<I: Owned, O: Owned>(&self, input: I, output: O) -> Result<Work<(I, O)>> {
-        self.out_of_place("all_gather", input, output, |inner, input, output| inner.all_gather(input, output))
-    }
-
-    /// [`ProcessGroup::reduce_scatter`], asynchronously; gives `(input, output)` back.
-    pub fn reduce_scatter_async<I: Owned, O: Owned>(&self, input: I, output: O, op: ReduceOp) -> Result<Work<(I, O)>> {
-        self.out_of_place("reduce_scatter", input, output, move |inner, input, output| {
-            inner.reduce_scatter(input, output, op)
-        })
-    }
-
-    /// [`ProcessGroup::gather`], asynchronously; gives `(input, output)` back.
-    pub fn gather_async<I: Owned, O: Owned>(&self, input: I, output: O, root: usize) -> Result<Work<(I, O)>> {
-        self.out_of_place("gather", input, output, move |inner, input, output| inner.gather(input, output, root))
-    }
-
-    /// [`ProcessGroup::scatter`], asynchronously; gives `(input, output)` back.
-    pub fn scatter_async<I: Owned, O: Owned>(&self, input: I, output: O, root: usize) -> Result<Work<(I, O)>> {
-        self.out_of_place("scatter", input, output, move |inner, input, output| inner.scatter(input, output, root))
-    }
-
-    /// [`ProcessGroup::all_to_all`], asynchronously; gives `(input, output)` back.
-    pub fn all_to_all_async<I: Owned, O: Owned>(&self, input: I, output: O) -> Result<Work<(I, O)>> {
-        self.out_of_place("all_to_all", input, output, |inner, input, output| inner.all_to_all(input, output))
-    }
-
     /// [`ProcessGroup::send`], asynchronously.
     pub fn send_async<B: Owned>(&self, data: B, peer: usize) -> Result<Work<B>> {
         self.comm.not_self("send", peer)?;
@@ -92,24 +75,19 @@ impl ProcessGroup {
         self.queue(buffer, move |inner, buffer| prepare(inner, &mut buffer.output()))
     }
 
-    fn out_of_place<I: Owned, O: Owned>(
-        &self,
-        op: &'static str,
-        input: I,
-        mut output: O,
-        prepare: impl Fn(&Inner, &Buffer<'_>, &mut BufferMut<'_>) -> Result<Call> + Send + 'static,
-    ) -> Result<Work<(I, O)>> {
-        let inner = self.comm.inner();
+    fn apart<I: Owned, O: Owned>(&self, asked: CallKey, input: I, mut output: O) -> Result<Work<(I, O)>> {
         let (from, mut to) = (input.input(), output.output());
-        let call = prepare(inner, &from, &mut to)?;
-        if let Spot::Device(stream) = Place::joined(&from.place, &to.place, op)? {
+        let call = self.comm.inner().call(asked, &from, &mut to)?;
+        if let Spot::Device(stream) = Place::joined(&from.place, &to.place, asked.collective.name())? {
             // SAFETY: as in `in_place`.
             let call = unsafe { self.enqueue(&[call], stream) }?;
             drop((from, to));
             return Ok(Work::enqueued(call, (input, output)));
         }
         drop((from, to));
-        self.queue((input, output), move |inner, (input, output)| prepare(inner, &input.input(), &mut output.output()))
+        self.queue((input, output), move |inner, (input, output)| {
+            inner.call(asked, &input.input(), &mut output.output())
+        })
     }
 
     fn queue<B: Send + 'static>(

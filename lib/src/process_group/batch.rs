@@ -4,8 +4,8 @@ use super::ProcessGroup;
 use super::buffer::{Buffer, BufferMut, Place, Spot};
 use super::messages::Own;
 use super::work::Enqueued;
-use crate::comm::Inner;
 use crate::comm::call::Call;
+use crate::comm::table::{asked, collectives};
 use crate::cuda::Stream;
 use crate::dtype::ReduceOp;
 use crate::error::{Error, Result};
@@ -44,62 +44,38 @@ impl ProcessGroup {
     }
 }
 
+macro_rules! batched {
+    ($($(#[$doc:meta])* $form:ident $collective:ident $arguments:tt: $c:ident, $a:tt, $name:tt, $ga:tt;)*) => {
+        impl<'a> Batch<'a> {
+            $(batched! { @ $form $name $collective $arguments })*
+        }
+    };
+    (@ $form:ident - $($rest:tt)*) => {};
+    (@ apart $name:ident $collective:ident ($($arg:ident: $ty:ty),*)) => {
+        #[doc = concat!("Adds [`ProcessGroup::", stringify!($name), "`].")]
+        pub fn $name(
+            &mut self,
+            input: impl Into<Buffer<'a>>,
+            output: impl Into<BufferMut<'a>>
+            $(, $arg: $ty)*
+        ) -> Result<()> {
+            let (input, mut output) = (input.into(), output.into());
+            let call = self.group.comm.inner().call(asked!($collective $(, $arg)*), &input, &mut output)?;
+            self.push(call, [input.place, output.place])
+        }
+    };
+    (@ place $name:ident $collective:ident ($($arg:ident: $ty:ty),*)) => {
+        #[doc = concat!("Adds [`ProcessGroup::", stringify!($name), "`].")]
+        pub fn $name(&mut self, buffer: impl Into<BufferMut<'a>> $(, $arg: $ty)*) -> Result<()> {
+            let mut buffer = buffer.into();
+            let call = self.group.comm.inner().call_in_place(asked!($collective $(, $arg)*), &mut buffer)?;
+            self.push(call, [buffer.place])
+        }
+    };
+}
+collectives!(batched);
+
 impl<'a> Batch<'a> {
-    /// Adds [`ProcessGroup::all_reduce`].
-    pub fn all_reduce(&mut self, buffer: impl Into<BufferMut<'a>>, op: ReduceOp) -> Result<()> {
-        self.on_one(buffer.into(), |inner, buffer| inner.all_reduce_in_place(buffer, op))
-    }
-
-    /// Adds [`ProcessGroup::broadcast`].
-    pub fn broadcast(&mut self, buffer: impl Into<BufferMut<'a>>, root: usize) -> Result<()> {
-        self.on_one(buffer.into(), |inner, buffer| inner.broadcast(buffer, root))
-    }
-
-    /// Adds [`ProcessGroup::reduce`].
-    pub fn reduce(&mut self, buffer: impl Into<BufferMut<'a>>, root: usize, op: ReduceOp) -> Result<()> {
-        self.on_one(buffer.into(), |inner, buffer| inner.reduce_in_place(buffer, op, root))
-    }
-
-    /// Adds [`ProcessGroup::all_gather`].
-    pub fn all_gather(&mut self, input: impl Into<Buffer<'a>>, output: impl Into<BufferMut<'a>>) -> Result<()> {
-        self.on_two(input.into(), output.into(), |inner, input, output| inner.all_gather(input, output))
-    }
-
-    /// Adds [`ProcessGroup::reduce_scatter`].
-    pub fn reduce_scatter(
-        &mut self,
-        input: impl Into<Buffer<'a>>,
-        output: impl Into<BufferMut<'a>>,
-        op: ReduceOp,
-    ) -> Result<()> {
-        self.on_two(input.into(), output.into(), |inner, input, output| inner.reduce_scatter(input, output, op))
-    }
-
-    /// Adds [`ProcessGroup::gather`].
-    pub fn gather(
-        &mut self,
-        input: impl Into<Buffer<'a>>,
-        output: impl Into<BufferMut<'a>>,
-        root: usize,
-    ) -> Result<()> {
-        self.on_two(input.into(), output.into(), |inner, input, output| inner.gather(input, output, root))
-    }
-
-    /// Adds [`ProcessGroup::scatter`].
-    pub fn scatter(
-        &mut self,
-        input: impl Into<Buffer<'a>>,
-        output: impl Into<BufferMut<'a>>,
-        root: usize,
-    ) -> Result<()> {
-        self.on_two(input.into(), output.into(), |inner, input, output| inner.scatter(input, output, root))
-    }
-
-    /// Adds [`ProcessGroup::all_to_all`].
-    pub fn all_to_all(&mut self, input: impl Into<Buffer<'a>>, output: impl Into<BufferMut<'a>>) -> Result<()> {
-        self.on_two(input.into(), output.into(), |inner, input, output| inner.all_to_all(input, output))
-    }
-
     /// Adds a send to `peer` (our own rank included, if the batch also receives from it).
     pub fn send(&mut self, data: impl Into<Buffer<'a>>, peer: usize) -> Result<()> {
         let data = data.into();
@@ -116,25 +92,6 @@ impl<'a> Batch<'a> {
         let own = peer == self.group.rank();
         let call = if own { self.own.recv(call) } else { Some(call) };
         self.push(call, [data.place])
-    }
-
-    fn on_one(
-        &mut self,
-        mut buffer: BufferMut<'a>,
-        make: impl FnOnce(&Inner, &mut BufferMut<'_>) -> Result<Call>,
-    ) -> Result<()> {
-        let call = make(self.group.comm.inner(), &mut buffer)?;
-        self.push(call, [buffer.place])
-    }
-
-    fn on_two(
-        &mut self,
-        input: Buffer<'a>,
-        mut output: BufferMut<'a>,
-        make: impl FnOnce(&Inner, &Buffer<'_>, &mut BufferMut<'_>) -> Result<Call>,
-    ) -> Result<()> {
-        let call = make(self.group.comm.inner(), &input, &mut output)?;
-        self.push(call, [input.place, output.place])
     }
 
     fn push<const N: usize>(&mut self, call: impl Into<Option<Call>>, places: [Place<'a>; N]) -> Result<()> {

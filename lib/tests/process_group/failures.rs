@@ -22,7 +22,7 @@ pub(crate) fn wrong_arguments(group: &ProcessGroup, site: &Site) {
     let sum = ReduceOp::Sum;
     let e = text(group.broadcast(&mut put(4), n));
     assert!(e.contains(&format!("root is {n}, expected a rank below the world size {n}")), "{e}");
-    let e = text(group.reduce_async(put(4), n + 5, sum));
+    let e = text(group.reduce_async(put(4), sum, n + 5));
     assert!(e.contains(&format!("root is {}", n + 5)), "{e}");
     let e = text(group.all_gather(&put(3), &mut put(3 * n + 1)));
     assert!(e.contains(&format!("rank {rank}: the output has {} elements, expected {n} ranks x 3", 3 * n + 1)), "{e}");

@@ -89,8 +89,8 @@ fn compare_as<T: Random>(ours: &ProcessGroup, theirs: &ProcessGroup) -> Result<(
         theirs.all_reduce(&mut b, op)?;
         same("all_reduce", Some(op), &a, &b);
         let (mut a, mut b) = (short.clone(), short);
-        ours.reduce(&mut a, n / 2, op)?;
-        theirs.reduce(&mut b, n / 2, op)?;
+        ours.reduce(&mut a, op, n / 2)?;
+        theirs.reduce(&mut b, op, n / 2)?;
         same("reduce", Some(op), &a, &b);
         let (mut a, mut b) = (zero(count), zero(count));
         ours.reduce_scatter(&long, &mut a, op)?;

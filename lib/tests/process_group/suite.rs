@@ -106,11 +106,11 @@ impl Check<'_> {
         self.same("its input", &input, own);
 
         let mut buffer = self.put::<T>(count, own);
-        group.reduce(&mut buffer, root, op)?;
+        group.reduce(&mut buffer, op, root)?;
         self.same(&name("reduce"), &buffer, |i| if rank == root { want(i) } else { own(i) });
         let mut output = self.blank::<T>(count);
         let to = if rank == root { BufferMut::from(&mut output) } else { BufferMut::none() };
-        group.reduce_into(&input, to, root, op)?;
+        group.reduce_into(&input, to, op, root)?;
         self.same(&name("reduce_into"), &output, |i| if rank == root { want(i) } else { UNTOUCHED });
 
         let (input, mut output) = (self.put::<T>(n * count, own), self.blank::<T>(count));
@@ -170,7 +170,7 @@ impl Check<'_> {
         let gathered = |i: usize| datum(i / count, i % count);
 
         self.same("all_reduce_async", &group.all_reduce_async(self.put::<T>(count, own), op)?.wait()?, want);
-        let reduced_here = group.reduce_async(self.put::<T>(count, own), root, op)?.wait()?;
+        let reduced_here = group.reduce_async(self.put::<T>(count, own), op, root)?.wait()?;
         self.same("reduce_async", &reduced_here, |i| if at_root { want(i) } else { own(i) });
         let copied = group.broadcast_async(self.put::<T>(count, data), root)?.wait()?;
         self.same("broadcast_async", &copied, |i| datum(root, i));
