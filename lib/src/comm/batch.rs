@@ -3,7 +3,8 @@
 use super::call::Call;
 use super::lock;
 use super::pack::{self, Unit};
-use super::{Engine, Inner, Turn, p2p};
+use super::run::Turn;
+use super::{Engine, Inner, p2p};
 use crate::error::{Error, Result};
 use crate::executor::{self, Buffers, CallKey, Plan, Task, Transfers};
 use crate::wire::{Algorithm, Collective, Header};
@@ -50,8 +51,8 @@ impl Inner {
             self.open_messages(&mut engine, calls)?;
             let place = self.prepare(&mut engine, &send.key)?;
             let seq = engine.next_seq(&send.key, self.state.rank);
-            let Engine { links, plans, workspace, .. } = &mut *engine;
-            let plan = &plans[place].1;
+            let Engine { links, routes, workspace, .. } = &mut *engine;
+            let plan = routes[place].1.plan()?;
             let task = Task { plan, buffers: send.buffers, header: Header { seq, ..plan.header } };
             // SAFETY: forwarded from the caller.
             if workspace.recorder.is_none() && unsafe { executor::one_message(&task, links, 1) } {
@@ -86,12 +87,12 @@ impl Inner {
             let packed: *mut u8 = unsafe { memory.add(at) }.cast();
             at += unit.words(calls);
             plans.push(match unit {
-                Unit::Call(index) => self.plan(engine, &calls[*index], None)?,
+                Unit::Call(index) => self.planned(engine, &calls[*index], None)?,
                 Unit::Pack(pack) => {
                     let key = CallKey { count: pack.count, whole: pack.count, ..calls[pack.calls[0]].key };
                     let buffers = Buffers { input: packed, output: packed };
                     let call = Call { key, buffers, transfers: None };
-                    let planned = self.plan(engine, &call, Some(pack.digest(calls)))?;
+                    let planned = self.planned(engine, &call, Some(pack.digest(calls)))?;
                     // SAFETY: by the caller.
                     unsafe { pack.gather(calls, packed) };
                     planned
@@ -126,7 +127,7 @@ impl Inner {
     }
 
     /// The next call's plan, header and buffers; `lengths` is what a pack says of its calls.
-    fn plan(&self, engine: &mut Engine, call: &Call, lengths: Option<u32>) -> Result<(Arc<Plan>, Header, Buffers)> {
+    fn planned(&self, engine: &mut Engine, call: &Call, lengths: Option<u32>) -> Result<(Arc<Plan>, Header, Buffers)> {
         let seq = engine.next_seq(&call.key, self.state.rank);
         let mut turn = Turn { seq, before: 0 };
         if call.key.collective != Collective::SendRecv {
@@ -140,7 +141,7 @@ impl Inner {
             Some(transfers) => Arc::new(self.compile_transfers(engine, &call.key, transfers)?),
             None => {
                 let place = self.prepare(engine, &call.key)?;
-                engine.plans[place].1.clone()
+                engine.routes[place].1.plan()?.clone()
             }
         };
         let header = turn.of(&plan.header);

@@ -4,36 +4,10 @@
 //! anything is sent; lengths that are right here but differ from another rank's give
 //! [`Error::Mismatch`](crate::Error::Mismatch) naming both.
 
-use super::call::Call;
+use super::Comm;
 use super::table::{asked, collectives};
-use super::{Comm, Inner};
 use crate::dtype::{Element, ReduceOp};
 use crate::error::Result;
-
-impl Inner {
-    /// Runs a checked call after everything that was queued before it.
-    pub(super) fn run(&self, call: Result<Call>) -> Result<()> {
-        let call = call?;
-        self.drain();
-        // SAFETY: the constructors in `call` and `uneven` checked the lengths against the key, from slices which the caller
-        // of this function still holds borrowed.
-        unsafe { self.execute(&call, false) }
-    }
-
-    /// Runs a checked call.
-    ///
-    /// # Safety
-    /// The memory which the call was made from must be valid, and untouched by others, until this returns.
-    pub(crate) unsafe fn execute(&self, call: &Call, background: bool) -> Result<()> {
-        // SAFETY: forwarded from the caller.
-        unsafe {
-            match &call.transfers {
-                None => self.collective(&call.key, call.buffers, background),
-                Some(_) => self.batch(call.key.collective.name(), std::slice::from_ref(call), background),
-            }
-        }
-    }
-}
 
 macro_rules! blocking {
     ($($(#[$doc:meta])* $form:ident $collective:ident $arguments:tt: $name:ident, $a:tt, $g:tt, $ga:tt;)*) => {

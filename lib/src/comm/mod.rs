@@ -29,6 +29,8 @@ mod prepare;
 mod probe;
 mod queue;
 mod raw;
+mod route;
+mod run;
 mod settle;
 mod share;
 mod split;
@@ -47,13 +49,13 @@ use std::sync::{Arc, Mutex};
 use crate::algorithm::Shape;
 use crate::config::{Config, TransportChoice};
 use crate::error::{Error, Result};
-use crate::executor::{self, Buffers, CallKey, Links, Plan, Supervisor, Task, Workspace};
-use crate::symmetric::{Job, Outcome, Registry};
-use crate::topology::{Choice, CostModel};
-use crate::trace::{Recorder, Span, Tracer, now};
+use crate::executor::{CallKey, Links, Supervisor, Workspace};
+use crate::symmetric::Registry;
+use crate::topology::CostModel;
+use crate::trace::{Recorder, Tracer};
 use crate::transport::LinkOptions;
 use crate::transport::relay::{Path, Traffic};
-use crate::wire::{Algorithm, Collective, Header};
+use crate::wire::{Algorithm, Collective};
 
 pub use alloc::SymmetricBuffer;
 pub(crate) use attached::Attached;
@@ -65,6 +67,7 @@ pub use persistent::{OwnedBuffer, Persistent};
 use queue::Queue;
 pub use queue::{After, Queued};
 pub use raw::RawCall;
+use route::Route;
 pub(crate) use state::State;
 pub(crate) use state::lock;
 use symmetric::BoardState;
@@ -107,9 +110,8 @@ struct Engine {
     workspace: Workspace,
     /// Memory of packed calls.
     packed: Vec<u64>,
-    plans: Vec<(CallKey, Arc<Plan>)>,
-    /// As `plans`, of calls that go through the board's slots.
-    jobs: Vec<(CallKey, Job)>,
+    /// How the calls of late are carried out.
+    routes: Vec<(CallKey, Route)>,
     board: BoardState,
     registry: Registry,
     /// Calls started; the header's sequence number.
@@ -120,23 +122,6 @@ struct Engine {
     /// Asked for: taken wherever it can do the collective.
     forced: Option<Algorithm>,
     tuned: Tuned,
-}
-
-/// A call's place among the others.
-#[derive(Debug, Clone, Copy)]
-struct Turn {
-    /// Its number, of its kind.
-    seq: u32,
-    /// Digest of the collectives before it; 0 for a message.
-    before: u32,
-}
-
-impl Turn {
-    /// The header of this call's messages, made from what all such calls have.
-    #[inline]
-    fn of(self, header: &Header) -> Header {
-        Header { seq: self.seq, crc: self.before, ..*header }
-    }
 }
 
 /// Facts about a communicator, for reports.
@@ -175,8 +160,7 @@ impl Comm {
             links: Links::default(),
             workspace: Workspace::new(state.trace.as_ref().map(recorder)),
             packed: Vec::new(),
-            plans: Vec::new(),
-            jobs: Vec::new(),
+            routes: Vec::new(),
             board: BoardState::default(),
             registry: Registry::default(),
             seq: 0,
@@ -256,29 +240,6 @@ impl Comm {
         paths
     }
 
-    /// The algorithm that a collective of `bytes` per segment would use (with root 0, if it has one), and what the
-    /// others were estimated to cost.
-    pub fn explain(&self, collective: Collective, bytes: usize) -> Result<Choice> {
-        self.explain_from(collective, 0, bytes)
-    }
-
-    /// [`Comm::explain`] for another root.
-    pub fn explain_from(&self, collective: Collective, root: usize, bytes: usize) -> Result<Choice> {
-        self.inner.peer_in_range(collective.name(), "root", root)?;
-        let inner = &self.inner;
-        inner.state.origin.check(|| "explain".to_owned(), inner.state.rank)?;
-        let mut engine = lock(&inner.engine);
-        inner.open_board(&mut engine)?;
-        let mut choice = inner.choice(&engine, collective, root, bytes)?;
-        let shape = inner.shape(collective, root);
-        if inner.takes_one_shot(&engine, &shape, bytes) {
-            choice.prefer(Algorithm::OneShot, &shape, bytes, bytes, &engine.tuned.model);
-        } else if let Some(chunk) = inner.takes_stages(&engine, &shape, bytes) {
-            choice.prefer(Algorithm::Staged, &shape, bytes, chunk, &engine.tuned.model);
-        }
-        Ok(choice)
-    }
-
     /// Takes `algorithm` from now on wherever it can do the collective; `None` asks the cost model again.
     ///
     /// Every rank must call it at the same place among its collective calls.
@@ -289,8 +250,7 @@ impl Comm {
         self.inner.queue.drain();
         let mut engine = lock(&self.inner.engine);
         engine.forced = algorithm;
-        engine.plans.clear();
-        engine.jobs.clear();
+        engine.routes.clear();
     }
 
     /// What the choice of algorithms is based on: measured, read from the cache, or built in; the same on all ranks.
@@ -361,114 +321,6 @@ impl Inner {
 
     fn shape(&self, collective: Collective, root: usize) -> Shape {
         Shape { collective, ranks: self.size(), root, channels: self.state.config.channels }
-    }
-
-    /// Waits for the asynchronous calls made so far.
-    #[inline]
-    pub(crate) fn drain(&self) {
-        if !self.queue.is_idle() {
-            self.drain_slowly();
-        }
-    }
-
-    #[cold]
-    fn drain_slowly(&self) {
-        let begin = now();
-        self.queue.drain();
-        if let Some(trace) = &self.state.trace {
-            trace.span(begin, Span::Drain);
-        }
-    }
-
-    /// Runs one collective, or one message, in the caller's thread.
-    ///
-    /// # Safety
-    /// As [`executor::run`]: `buffers` must be as large as the collective and `key.count` say.
-    unsafe fn collective(&self, key: &CallKey, buffers: Buffers, background: bool) -> Result<()> {
-        self.state.check(|| key.collective.to_string())?;
-        let mut engine = lock(&self.engine);
-        let seq = engine.next_seq(key, self.state.rank);
-        if key.collective == Collective::SendRecv {
-            let turn = Turn { seq, before: 0 };
-            // SAFETY: forwarded from the caller.
-            unsafe { self.over_links(&mut engine, key, turn, buffers, background) }?;
-        } else {
-            let call = Header { seq, ..key.header(self.state.id, Algorithm::OneShot) };
-            let digests = self.state.progress.start(&call);
-            self.open_board(&mut engine)?;
-            engine.board.made(&digests);
-            let turn = Turn { seq, before: digests.before };
-            // SAFETY: forwarded from the caller.
-            unsafe { self.carry_out(&mut engine, key, turn, buffers, background) }?;
-        }
-        self.state.progress.done(u64::from(engine.seq));
-        Ok(())
-    }
-
-    /// # Safety
-    /// As [`Inner::collective`].
-    #[inline]
-    unsafe fn carry_out(
-        &self,
-        engine: &mut Engine,
-        key: &CallKey,
-        turn: Turn,
-        buffers: Buffers,
-        background: bool,
-    ) -> Result<()> {
-        let Engine { board, jobs, registry, workspace, forced, tuned, .. } = &mut *engine;
-        if let BoardState::Open(board) = board {
-            if let Some(place) = self.find_job(board.slot_bytes(), *forced, jobs, key) {
-                let job = &jobs[place].1;
-                let header = turn.of(&job.header);
-                // SAFETY: forwarded from the caller.
-                return unsafe { self.run_on_board(board, registry, job, header, buffers, background, workspace) }
-                    .map(|_| ());
-            }
-            // The second is looked for only when the first does not run.
-            let area = board.stage_bytes();
-            let staged = std::iter::once_with(|| self.staged(area, *forced, key, tuned.model.lend_from)).flatten();
-            for job in self.symmetric(registry, *forced, key).into_iter().chain(staged) {
-                let header = turn.of(&job.header);
-                // SAFETY: forwarded from the caller.
-                let outcome =
-                    unsafe { self.run_on_board(board, registry, &job, header, buffers, background, workspace) }?;
-                if outcome == Outcome::Done {
-                    return Ok(());
-                }
-            }
-        }
-        // SAFETY: forwarded from the caller.
-        unsafe { self.over_links(engine, key, turn, buffers, background) }
-    }
-
-    /// # Safety
-    /// As [`Inner::collective`].
-    #[inline]
-    unsafe fn over_links(
-        &self,
-        engine: &mut Engine,
-        key: &CallKey,
-        turn: Turn,
-        buffers: Buffers,
-        background: bool,
-    ) -> Result<()> {
-        let place = self.prepare(engine, key)?;
-        let Engine { links, workspace, plans, board, .. } = engine;
-        let plan = &plans[place].1;
-        let header = turn.of(&plan.header);
-        board.announce(&header);
-        let task = Task { plan, buffers, header };
-        // SAFETY: forwarded from the caller.
-        unsafe {
-            if key.collective == Collective::SendRecv
-                && workspace.recorder.is_none()
-                && executor::one_message(&task, links, self.quick_turns(background))
-            {
-                return Ok(());
-            }
-            executor::run(&[task], links, workspace, &*self.state, &self.patience(background))
-        }
     }
 
     fn peer_in_range(&self, op: &str, what: &str, rank: usize) -> Result<()> {

@@ -1,37 +1,25 @@
 //! Before a call runs over links: its plan, compiled or found, and the links that it needs.
 
-use std::sync::Arc;
-
 use super::{Engine, Inner, p2p};
 use crate::algorithm;
 use crate::error::{Error, Result};
 use crate::executor::{CallKey, Plan};
 use crate::wire::{Algorithm, Collective, Header};
 
-/// Plans kept per communicator; the least recently used one goes first.
-const PLANS: usize = 512;
-
-/// Entries at the front that stay where they are when they are used: calls that alternate move nothing.
-const FRONT: usize = 8;
-
-/// Place of the entry of `key`, which comes to the front if it was not there. The common case is one of the last calls again.
-#[inline]
-pub(super) fn recent<T>(entries: &mut [(CallKey, T)], key: &CallKey) -> Option<usize> {
-    let position = entries.iter().position(|(k, _)| k == key)?;
-    if position < FRONT {
-        return Some(position);
-    }
-    entries[..=position].rotate_right(1);
-    Some(0)
-}
-
 impl Inner {
-    /// Puts the plan of a call in front, compiled on first use: chooses the algorithm and opens the links it needs.
+    /// Place of the route of a call, whose plan is compiled on first use: chooses the algorithm and opens the links it needs.
     #[inline]
     pub(super) fn prepare(&self, engine: &mut Engine, key: &CallKey) -> Result<usize> {
-        if let Some(place) = recent(&mut engine.plans, key) {
-            return Ok(place);
+        let place = self.route(engine, key);
+        if !engine.routes[place].1.has_plan() {
+            let plan = self.new_plan(engine, key)?;
+            engine.routes[place].1.set_plan(plan);
         }
+        Ok(place)
+    }
+
+    #[cold]
+    fn new_plan(&self, engine: &mut Engine, key: &CallKey) -> Result<Plan> {
         let begin = engine.workspace.recorder.as_mut().map(|r| r.prepare());
         let compiled = self.compile(engine, key);
         if let (Some(recorder), Some(begin)) = (&mut engine.workspace.recorder, begin) {
@@ -40,10 +28,7 @@ impl Inner {
                 Err(_) => recorder.prepare_failed(),
             }
         }
-        let plan = Arc::new(compiled?);
-        engine.plans.truncate(PLANS - 1);
-        engine.plans.insert(0, (*key, plan));
-        Ok(0)
+        compiled
     }
 
     fn compile(&self, engine: &mut Engine, key: &CallKey) -> Result<Plan> {

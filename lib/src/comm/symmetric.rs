@@ -1,8 +1,6 @@
-//! Which calls go through memory that all ranks map, and how that is opened.
+//! The board: memory that all ranks of a host map. How it is opened, and how a call is carried out at it.
 
-use super::prepare::recent;
 use super::{Engine, Inner};
-use crate::algorithm::Shape;
 use crate::bootstrap::Digests;
 use crate::error::Result;
 use crate::executor::{Buffers, CallKey, Workspace};
@@ -10,9 +8,6 @@ use crate::reduce;
 use crate::symmetric::{self, Board, Job, Layout, Outcome, Registry};
 use crate::trace::{self, Recorder};
 use crate::wire::{Algorithm, Collective, Header};
-
-/// Jobs kept per communicator; the least recently used one goes first.
-const JOBS: usize = 64;
 
 /// A communicator's board.
 #[derive(Debug, Default)]
@@ -78,66 +73,8 @@ impl Inner {
         self.size() > 1 && state.members.iter().all(|&m| state.control.shares_memory(m))
     }
 
-    /// Place of the job of a call that goes through the slots; `None` when it does not.
-    #[inline]
-    pub(super) fn find_job(
-        &self,
-        slot_bytes: usize,
-        forced: Option<Algorithm>,
-        jobs: &mut Vec<(CallKey, Job)>,
-        key: &CallKey,
-    ) -> Option<usize> {
-        // What is there has been let in before.
-        if let Some(place) = recent(jobs, key) {
-            return Some(place);
-        }
-        let segment = key.count.saturating_mul(key.dtype.size());
-        let fits = fits_slots(slot_bytes, forced, &self.shape(key.collective, key.root), segment);
-        fits.then(|| {
-            jobs.truncate(JOBS - 1);
-            jobs.insert(0, (*key, self.job(key, Algorithm::OneShot)));
-            0
-        })
-    }
-
-    /// Whether a collective with segments of `bytes` bytes goes through the slots.
-    pub(super) fn takes_one_shot(&self, engine: &Engine, shape: &Shape, bytes: usize) -> bool {
-        let BoardState::Open(board) = &engine.board else { return false };
-        fits_slots(board.slot_bytes(), engine.forced, shape, bytes)
-    }
-
-    /// The job of a call that finds out whether all its buffers are symmetric.
-    pub(super) fn symmetric(&self, registry: &Registry, forced: Option<Algorithm>, key: &CallKey) -> Option<Job> {
-        // Nothing passes that could be checked where ranks use each other's buffers.
-        let may = matches!(forced, None | Some(Algorithm::TwoShot))
-            && !self.state.config.checksum
-            && registry.in_use()
-            && !matches!(key.collective, Collective::Scatter | Collective::Barrier | Collective::SendRecv);
-        may.then(|| self.job(key, Algorithm::TwoShot))
-    }
-
-    /// The job of a call whose buffers pass through the board in chunks.
-    pub(super) fn staged(
-        &self,
-        stage_bytes: usize,
-        forced: Option<Algorithm>,
-        key: &CallKey,
-        lend_from: Option<usize>,
-    ) -> Option<Job> {
-        let (shape, elem) = (self.shape(key.collective, key.root), key.dtype.size());
-        let lent = is_lent(lend_from, key.count.saturating_mul(elem));
-        takes_stages(stage_bytes, forced, &shape, elem, lent).then(|| self.job(key, Algorithm::Staged))
-    }
-
-    /// Bytes of a segment that pass at once, if a collective that is too large for the slots goes through the board in chunks.
-    pub(super) fn takes_stages(&self, engine: &Engine, shape: &Shape, segment: usize) -> Option<usize> {
-        let BoardState::Open(board) = &engine.board else { return None };
-        let bytes = board.stage_bytes();
-        let lent = is_lent(engine.tuned.model.lend_from, segment);
-        takes_stages(bytes, engine.forced, shape, 1, lent).then(|| symmetric::largest_chunk(shape, 1, bytes))
-    }
-
-    fn job(&self, key: &CallKey, algorithm: Algorithm) -> Job {
+    /// A call at the board by this algorithm.
+    pub(super) fn job(&self, key: &CallKey, algorithm: Algorithm) -> Job {
         Job {
             shape: self.shape(key.collective, key.root),
             count: key.count,
@@ -177,30 +114,6 @@ impl Inner {
         }
         outcome
     }
-}
-
-/// The rule of one-shot: taken wherever it fits, unless another algorithm is asked for.
-fn fits_slots(slot_bytes: usize, forced: Option<Algorithm>, shape: &Shape, bytes: usize) -> bool {
-    matches!(forced, None | Some(Algorithm::OneShot))
-        && shape.collective != Collective::SendRecv
-        && symmetric::slot_bytes(shape, bytes) <= slot_bytes
-}
-
-/// Whether a link would lend a segment on ordinary pages: then one copy beats the two through the board.
-fn is_lent(lend_from: Option<usize>, segment: usize) -> bool {
-    lend_from.is_some_and(|from| segment >= from)
-}
-
-/// The rule of staged: large calls of more than two ranks, unless another algorithm is asked for. Two ranks do as well or better
-/// over their link, but for a broadcast.
-fn takes_stages(stage_bytes: usize, forced: Option<Algorithm>, shape: &Shape, elem: usize, lent: bool) -> bool {
-    let wanted = match forced {
-        None => shape.ranks > 2 || shape.ranks == 2 && shape.collective == Collective::Broadcast && !lent,
-        Some(forced) => forced == Algorithm::Staged && shape.ranks > 1,
-    };
-    wanted
-        && !matches!(shape.collective, Collective::SendRecv | Collective::Barrier)
-        && symmetric::largest_chunk(shape, elem, stage_bytes) > 0
 }
 
 /// The end of a call at the board, for the trace. A call whose buffers are not symmetric goes on over links.

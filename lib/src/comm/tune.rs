@@ -194,7 +194,9 @@ pub(super) fn start(comm: &Comm) -> Result<()> {
 fn adopt(comm: &Comm, tuned: Tuned) {
     comm.inner.crowded.store(tuned.is_crowded(comm.rank()), Ordering::Relaxed);
     comm.inner.state.control.lend_from(tuned.model.lend_from.unwrap_or(usize::MAX));
-    lock(&comm.inner.engine).tuned = tuned.relayed(&comm.inner.state);
+    let mut engine = lock(&comm.inner.engine);
+    engine.tuned = tuned.relayed(&comm.inner.state);
+    engine.routes.clear();
 }
 
 fn figures(comm: &Comm, place: Option<&Place>) -> Figures {

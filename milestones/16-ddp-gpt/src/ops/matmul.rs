@@ -69,20 +69,21 @@ pub fn matmul(out: MatMut<'_>, a: Mat<'_>, b: Mat<'_>, scale: f32, add: bool, th
     // SAFETY: every matrix was checked against its slice when it was made, and the shapes fit each other; `out` is a
     // mutable borrow, so it overlaps neither input.
     unsafe {
-        gemm::gemm(
-            m,
+        // Its kernels write columns, so it computes the transpose: outᵀ = bᵀ·aᵀ.
+        gemm_f32::gemm::f32::get_gemm_fn()(
             n,
+            m,
             k,
             out.data.as_mut_ptr(),
-            1,
             out.stride as isize,
+            1,
             add,
-            a.data.as_ptr(),
-            a.col_stride as isize,
-            a.row_stride as isize,
             b.data.as_ptr(),
-            b.col_stride as isize,
             b.row_stride as isize,
+            b.col_stride as isize,
+            a.data.as_ptr(),
+            a.row_stride as isize,
+            a.col_stride as isize,
             1.0,
             scale,
             false,

@@ -1,5 +1,7 @@
 //! Work split by rows over the threads of one rank.
 
+use gemm_common::Parallelism;
+
 /// Threads of this rank, and how to split rows over them. With one thread nothing but plain calls happen.
 #[derive(Debug, Clone, Copy)]
 pub struct Threads(usize);
@@ -16,8 +18,8 @@ impl Threads {
     }
 
     /// How `gemm` is told.
-    pub fn gemm(self) -> gemm::Parallelism {
-        if self.0 == 1 { gemm::Parallelism::None } else { gemm::Parallelism::Rayon(self.0) }
+    pub fn gemm(self) -> Parallelism {
+        if self.0 == 1 { Parallelism::None } else { Parallelism::Rayon(self.0) }
     }
 
     /// Makes the calling thread one of the `n` threads of the process-wide pool; call it once, in `main`.
