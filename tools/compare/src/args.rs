@@ -4,14 +4,16 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Parser, ValueEnum};
+use clap::{Parser, Subcommand, ValueEnum};
 
 /// Runs the collectives of other libraries and ours in turn on this machine, and writes tables, raw values and plots.
 ///
 /// Usually started by scripts/compare-peers, which installs and builds what it needs.
 #[derive(Debug, Clone, Parser)]
-#[command(version)]
+#[command(version, args_conflicts_with_subcommands = true)]
 pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) command: Option<Command>,
     /// Peers to run: openmpi, mpich, impi, gloo, a list of them, or all that are there.
     #[arg(long, default_value = "all", value_delimiter = ',')]
     pub(crate) peers: Vec<String>,
@@ -77,6 +79,20 @@ pub(crate) struct Args {
     pub(crate) output: PathBuf,
 }
 
+/// What it does instead of measuring.
+#[derive(Debug, Clone, PartialEq, Eq, Subcommand)]
+pub(crate) enum Command {
+    /// Draws the plots of a comparison again, from its raw values.
+    Plot {
+        /// Raw values that a comparison wrote.
+        #[arg(value_name = "FILE.csv")]
+        values: PathBuf,
+        /// Plots: PREFIX-PART.svg.
+        #[arg(value_name = "PREFIX", default_value = "out/compare/peers")]
+        output: PathBuf,
+    },
+}
+
 /// What carries the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Transport {
@@ -131,6 +147,18 @@ impl Part {
             Buffers::Fresh => "fresh",
         };
         format!("{transport}-{}-{pages}-{buffers}", self.ranks)
+    }
+
+    /// The part with this [`key`](Part::key).
+    pub(crate) fn from_key(key: &str) -> Option<Part> {
+        let words: Vec<&str> = key.split('-').collect();
+        let &[transport, ranks, pages, buffers] = words.as_slice() else { return None };
+        Some(Part {
+            transport: Transport::from_str(transport, false).ok()?,
+            ranks: ranks.parse().ok()?,
+            pages: Pages::from_str(pages, false).ok()?,
+            buffers: Buffers::from_str(buffers, false).ok()?,
+        })
     }
 }
 
@@ -262,9 +290,20 @@ mod tests {
         assert_eq!(keys(""), default);
         assert_eq!(keys("--ranks 4 --transports tcp --pages huge --buffers fresh"), ["tcp-4-huge-fresh"]);
         assert_eq!(keys("--all-combinations").len(), 16);
+        for part in parse("--all-combinations").parts() {
+            assert_eq!(Part::from_key(&part.key()), Some(part));
+        }
         assert_eq!(keys("--quick").len(), 4);
         assert_eq!(keys("--ranks 2,2 --transports shm --pages 4k --buffers reused").len(), 1);
         assert_eq!(parse("").parts()[1].to_string(), "shared memory, 2 ranks, huge pages, reused buffers");
+    }
+
+    #[test]
+    fn plot_is_a_command_of_its_own() {
+        let plot = Command::Plot { values: "a.csv".into(), output: "b/c".into() };
+        assert_eq!(parse("plot a.csv b/c").command, Some(plot));
+        assert_eq!(parse("").command, None);
+        assert!(Args::try_parse_from(["compare-peers", "--rounds", "3", "plot", "a.csv"]).is_err());
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod facts;
 mod plot;
 mod probe;
 mod program;
+mod raw;
 mod results;
 mod rows;
 mod stats;
@@ -25,9 +26,9 @@ use anyhow::{Context as _, Result, bail};
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser as _};
 
-use args::{Args, Part, Transport};
+use args::{Args, Command, Part, Transport};
 use program::{Program, Role};
-use results::{Column, Measured, Run};
+use results::{Column, Measured, Run, Summary};
 use stats::median;
 
 /// What our benchmark exits with when the library lacks what was asked for.
@@ -44,6 +45,9 @@ const PROBE: &str = "probe";
 
 fn main() -> Result<()> {
     let args = Args::parse().settled();
+    if let Some(Command::Plot { values, output }) = &args.command {
+        return redraw(values, output);
+    }
     let ops = args.operations().unwrap_or_else(|e| Args::command().error(ErrorKind::ValueValidation, e).exit());
     if !args.stress.is_file() {
         bail!("{} is not there; scripts/compare-peers builds it, and the peers' benchmarks", args.stress.display());
@@ -102,7 +106,7 @@ struct Bench {
 impl Bench {
     fn new(args: &Args, part: Part, ops: &[&str], cores: usize) -> Bench {
         let programs = program::programs(args, &part, ops, cores, Path::exists);
-        let columns = programs.iter().map(|p| Column { name: p.name, role: p.role }).collect();
+        let columns = programs.iter().map(|p| Column { name: p.name.to_owned(), role: p.role }).collect();
         let none = programs.len();
         Bench {
             programs,
@@ -217,32 +221,47 @@ fn write(
     parts: &[Bench],
     streams: &[stream::Rates],
     notes: &[String],
-) -> Result<()> {
-    let file = |ending: &str| {
-        let mut path = args.output.clone().into_os_string();
-        path.push(ending);
-        PathBuf::from(path)
-    };
-    let save =
-        |path: PathBuf, text: &str| fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()));
-    if let Some(folder) = args.output.parent() {
-        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    }
-    let summaries: Vec<_> = parts.iter().map(|part| results::summary(&part.measured)).collect();
+) -> Result<PathBuf> {
     let mut page = head(args, facts, parts);
-    for summary in &summaries {
-        page += &table::part(summary);
-        if let Some(svg) = plot::svg(summary)? {
-            let ending = format!("-{}.svg", summary.part.key());
-            save(file(&ending), &svg)?;
-            let name = file(&ending);
-            let name = name.file_name().unwrap_or_default().display().to_string();
-            let _ = writeln!(page, "![times and ratios, {}]({name})\n", summary.part);
+    for part in parts {
+        let summary = results::summary(&part.measured);
+        page += &table::part(&summary);
+        draw(&args.output, &summary)?;
+    }
+    let name = args.output.file_name().unwrap_or_default().display();
+    let _ = writeln!(page, "Plots: `scripts/compare-peers plot {name}.csv PREFIX`.\n");
+    page += &stream_table(streams, notes);
+    save(&args.output, ".md", &page)?;
+    save(&args.output, ".csv", &raw::write(parts.iter().map(|part| &part.measured)))
+}
+
+/// Draws every part of a file of raw values.
+fn redraw(values: &Path, output: &Path) -> Result<()> {
+    let text = fs::read_to_string(values).with_context(|| format!("cannot read {}", values.display()))?;
+    let parts = raw::read(&text).with_context(|| format!("{} holds no raw values", values.display()))?;
+    for measured in &parts {
+        if let Some(path) = draw(output, &results::summary(measured))? {
+            eprintln!("wrote {}", path.display());
         }
     }
-    page += &stream_table(streams, notes);
-    save(file(".md"), &page)?;
-    save(file(".csv"), &raw(parts))
+    Ok(())
+}
+
+/// The plot of a part: PREFIX-PART.svg; `None` when there is nothing to draw.
+fn draw(output: &Path, summary: &Summary) -> Result<Option<PathBuf>> {
+    plot::svg(summary)?.map(|svg| save(output, &format!("-{}.svg", summary.part.key()), &svg)).transpose()
+}
+
+/// Writes the file whose name is `output` and `ending`, and makes its folder.
+fn save(output: &Path, ending: &str, text: &str) -> Result<PathBuf> {
+    if let Some(folder) = output.parent() {
+        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    }
+    let mut path = output.to_owned().into_os_string();
+    path.push(ending);
+    let path = PathBuf::from(path);
+    fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    Ok(path)
 }
 
 fn head(args: &Args, facts: &[(String, String)], parts: &[Bench]) -> String {
@@ -291,23 +310,6 @@ fn stream_table(streams: &[stream::Rates], notes: &[String]) -> String {
     }
     for note in notes {
         let _ = writeln!(text, "- {note}");
-    }
-    text
-}
-
-/// Every line of every run.
-fn raw(parts: &[Bench]) -> String {
-    let mut text = format!("part,program,round,ns_before,ns_after,{}\n", rows::HEADING);
-    let ns = |ns: Option<f64>| ns.map_or(String::new(), |ns| format!("{ns:.0}"));
-    for part in parts {
-        for run in &part.measured.runs {
-            let name = part.programs[run.column].name;
-            for row in &run.rows {
-                let key = part.measured.part.key();
-                let _ =
-                    writeln!(text, "{key},{name},{},{},{},{}", run.round + 1, ns(run.before), ns(run.after), row.line);
-            }
-        }
     }
     text
 }

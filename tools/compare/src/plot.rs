@@ -63,7 +63,7 @@ fn times<D: DrawingBackend>(area: &DrawingArea<D, Shift>, op: &str, summary: &Su
     let all = || curves.iter().flat_map(|c| &c.1);
     let mut chart = chart(area, op, span(all().map(|p| p.0)), span(all().map(|p| p.1)), "time (us)")?;
     for (column, points) in curves {
-        series(&mut chart, points, summary.columns[column].name, colour(summary, column))?;
+        series(&mut chart, points, &summary.columns[column].name, colour(summary, column))?;
     }
     legend(&mut chart)
 }
@@ -82,7 +82,7 @@ fn ratios<D: DrawingBackend>(area: &DrawingArea<D, Shift>, op: &str, summary: &S
     let mut chart = chart(area, op, sizes, values, "best peer / ours")?;
     chart.draw_series(LineSeries::new([(sizes.0, 1.0), (sizes.1, 1.0)], RGBColor(160, 160, 160)))?;
     for (column, points) in curves {
-        series(&mut chart, points, summary.columns[column].name, colour(summary, column))?;
+        series(&mut chart, points, &summary.columns[column].name, colour(summary, column))?;
     }
     legend(&mut chart)
 }

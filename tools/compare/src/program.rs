@@ -22,6 +22,18 @@ pub(crate) enum Role {
     Peer,
 }
 
+impl Role {
+    /// The role of the column with this name.
+    pub(crate) fn of(name: &str) -> Role {
+        match name {
+            "tinynccl" => Role::Ours,
+            "tinynccl alloc" => Role::Symmetric,
+            "tinynccl bf16" => Role::Bf16,
+            _ => Role::Peer,
+        }
+    }
+}
+
 /// One program of one part.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Program {
@@ -155,7 +167,7 @@ pub(crate) fn programs(
 
 fn ours(args: &Args, part: &Part, ops: &[&str]) -> Vec<Program> {
     let transport = if part.transport == Transport::Shm { "shm" } else { "tcp" };
-    let program = |name, what, role, buffers: &str, dtype: &str| {
+    let program = |name, what, buffers: &str, dtype: &str| {
         let mut words: Vec<String> =
             ["--csv", "--place", "mpi", "-w", "0", "--repetitions", REPETITIONS].map(str::to_owned).into();
         let mut option = |name: &str, value: String| words.extend([name.to_owned(), value]);
@@ -171,22 +183,29 @@ fn ours(args: &Args, part: &Part, ops: &[&str]) -> Vec<Program> {
         if part.pages == Pages::Huge {
             words.push("--huge-pages".to_owned());
         }
-        Program { name, what, role, path: args.stress.clone(), arguments: words, environment: Vec::new() }
+        Program {
+            name,
+            what,
+            role: Role::of(name),
+            path: args.stress.clone(),
+            arguments: words,
+            environment: Vec::new(),
+        }
     };
     let fresh = part.buffers == Buffers::Fresh;
     let mut programs = Vec::new();
     if args.dtype.contains(&DType::F32) {
         let buffers = if fresh { "fresh" } else { "reused" };
-        programs.push(program("tinynccl", "ordinary buffers", Role::Ours, buffers, "f32"));
+        programs.push(program("tinynccl", "ordinary buffers", buffers, "f32"));
         if part.transport == Transport::Shm && !fresh {
             let what = "buffers from comm.alloc(), which all ranks can reach";
-            programs.push(program("tinynccl alloc", what, Role::Symmetric, "symmetric", "f32"));
+            programs.push(program("tinynccl alloc", what, "symmetric", "f32"));
         }
     }
     // Once for each transport is enough.
     if args.dtype.contains(&DType::Bf16) && part.ranks == 2 && !fresh && part.pages == Pages::Small {
         let what = "the same bytes as bf16, twice as many elements";
-        programs.push(program("tinynccl bf16", what, Role::Bf16, "reused", "bf16"));
+        programs.push(program("tinynccl bf16", what, "reused", "bf16"));
     }
     programs
 }

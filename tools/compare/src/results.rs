@@ -32,7 +32,7 @@ pub(crate) struct Measured {
 /// One column of a part's tables.
 #[derive(Debug, Clone)]
 pub(crate) struct Column {
-    pub(crate) name: &'static str,
+    pub(crate) name: String,
     pub(crate) role: Role,
 }
 
@@ -101,7 +101,7 @@ pub(crate) fn summary(measured: &Measured) -> Summary {
                 continue;
             }
             if row.wrong > 0 {
-                let name = measured.columns.get(run.column).map_or("?", |c| c.name);
+                let name = measured.columns.get(run.column).map_or("?", |c| c.name.as_str());
                 notes.push(format!(
                     "{name}: {} elements of {} {} bytes were wrong; left out",
                     row.wrong, row.op, row.bytes
@@ -171,7 +171,7 @@ pub(crate) mod tests {
 
     pub(crate) fn measured(runs: Vec<Run>) -> Measured {
         let part = Part { transport: Transport::Shm, ranks: 2, pages: Pages::Small, buffers: Buffers::Reused };
-        let column = |name, role| Column { name, role };
+        let column = |name: &str, role| Column { name: name.to_owned(), role };
         let columns = vec![
             column("tinynccl", Role::Ours),
             column("tinynccl alloc", Role::Symmetric),

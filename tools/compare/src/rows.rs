@@ -57,7 +57,8 @@ pub(crate) fn parse(text: &str) -> Result<Output> {
     Ok(output)
 }
 
-fn row(line: &str) -> Result<Row> {
+/// One line after the heading.
+pub(crate) fn row(line: &str) -> Result<Row> {
     let fields: Vec<&str> = line.split(',').collect();
     let &[op, dtype, _place, bytes, us, _min, _max, _calls, repetitions, clean, wrong] = fields.as_slice() else {
         bail!("expected 11 fields, got {}", fields.len());

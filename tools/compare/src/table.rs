@@ -45,7 +45,7 @@ fn totals(summary: &Summary) -> String {
                 .map(|line| size(line.bytes))
                 .collect();
             let below = if below.is_empty() { "none".to_owned() } else { below.join(" ") };
-            let name = summary.columns[column].name;
+            let name = &summary.columns[column].name;
             let _ = writeln!(text, "| {op} | {name} | {mean:.2} | {least:.2} | {} | {below} |", size(bytes));
         }
     }
@@ -73,7 +73,7 @@ fn table(summary: &Summary, op: &str, lines: &[crate::results::Line]) -> String 
     for line in lines {
         let mut fields = vec![size(line.bytes)];
         fields.extend(shown.iter().map(|&c| time(line.cells.get(c).copied().flatten())));
-        fields.push(line.best.map_or("-".to_owned(), |(column, _)| summary.columns[column].name.to_owned()));
+        fields.push(line.best.map_or("-".to_owned(), |(column, _)| summary.columns[column].name.clone()));
         for &column in &ours {
             fields.push(line.ratio(column).map_or("-".to_owned(), ratio));
             let us = line.cells.get(column).copied().flatten().map(|cell| cell.us);

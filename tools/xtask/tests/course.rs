@@ -41,10 +41,11 @@ fn the_steps_are_the_folders() {
 }
 
 #[test]
-fn the_specification_counts_the_exercises() {
+fn the_status_counts_the_exercises() {
     let count: usize = STEPS.iter().map(|step| exercises(step).len()).sum();
-    let spec = std::fs::read_to_string(course::checkout().join("SPEC.md")).unwrap();
-    assert!(spec.contains(&format!("; {count} exercises: ")), "SPEC.md does not say that there are {count} exercises");
+    let status = std::fs::read_to_string(course::checkout().join("docs/STATUS.md")).unwrap();
+    let claim = format!("\n| {count} exercises: ");
+    assert!(status.contains(&claim), "docs/STATUS.md does not say that there are {count} exercises");
 }
 
 #[test]
