@@ -49,6 +49,7 @@ pub struct Shape {
 
 impl Shape {
     /// Segments of `rank`'s input: 0 where it has none (off root in broadcast and scatter).
+    #[inline]
     pub fn input_segments(&self, rank: usize) -> usize {
         match self.collective {
             Collective::ReduceScatter | Collective::AllToAll => self.ranks,
@@ -59,6 +60,7 @@ impl Shape {
     }
 
     /// Segments of `rank`'s output: 0 where it has none (off root in reduce and gather).
+    #[inline]
     pub fn output_segments(&self, rank: usize) -> usize {
         match self.collective {
             Collective::AllGather | Collective::AllToAll => self.ranks,
@@ -71,6 +73,7 @@ impl Shape {
     /// The (input segment, output segment) of `rank` that are the same memory in an in-place call.
     ///
     /// `None` where there is no in-place form (all_to_all) or the rank has one of the two buffers only.
+    #[inline]
     pub fn in_place(&self, rank: usize) -> Option<(usize, usize)> {
         let pair = match self.collective {
             Collective::AllReduce | Collective::Barrier | Collective::Broadcast | Collective::Reduce => (0, 0),

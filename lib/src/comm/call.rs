@@ -39,7 +39,8 @@ pub(super) fn buffers(input: &(impl Memory + ?Sized), output: &mut (impl MemoryM
 /// What lengths must be.
 impl Inner {
     /// A call of an input and an output, which a rank that has none of them ignores.
-    #[inline]
+    // Always inlined: with the collective known, what follows from it is.
+    #[inline(always)]
     pub(crate) fn call(
         &self,
         asked: CallKey,
@@ -57,7 +58,7 @@ impl Inner {
     }
 
     /// A call of one buffer, in which input and output lie as [`Shape::in_place`] says.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn call_in_place(&self, asked: CallKey, buffer: &mut (impl MemoryMut + ?Sized)) -> Result<Call> {
         let (reads, writes) = self.segments(&asked)?;
         let (len, segments) = (buffer.elements(), reads.max(writes));
@@ -74,7 +75,7 @@ impl Inner {
         self.made(asked, buffer.dtype(), count, buffers)
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn made(&self, asked: CallKey, dtype: DType, count: usize, buffers: Buffers) -> Result<Call> {
         if let Some(op) = asked.op {
             op.check(asked.collective.name(), self.state.rank, dtype)?;
@@ -83,20 +84,23 @@ impl Inner {
     }
 
     /// Segments of our input and of our output.
-    #[inline]
+    #[inline(always)]
     fn segments(&self, asked: &CallKey) -> Result<(usize, usize)> {
         self.root_in_range(asked)?;
         let (shape, rank) = (self.shape(asked.collective, asked.root), self.state.rank);
         Ok((shape.input_segments(rank), shape.output_segments(rank)))
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn root_in_range(&self, asked: &CallKey) -> Result<()> {
+        if !asked.collective.has_root() {
+            return Ok(());
+        }
         self.peer_in_range(asked.collective.name(), "root", asked.root)
     }
 
     /// Elements per segment of buffers of so many elements and segments.
-    #[inline]
+    #[inline(always)]
     fn count(&self, asked: &CallKey, input: (usize, usize), output: (usize, usize)) -> Result<usize> {
         match (input, output) {
             ((input, 1), (output, 1)) if input == output => Ok(input),

@@ -319,14 +319,18 @@ impl Inner {
         self.state.members.len()
     }
 
+    #[inline]
     fn shape(&self, collective: Collective, root: usize) -> Shape {
         Shape { collective, ranks: self.size(), root, channels: self.state.config.channels }
     }
 
+    #[inline]
     fn peer_in_range(&self, op: &str, what: &str, rank: usize) -> Result<()> {
-        if rank < self.size() {
-            return Ok(());
-        }
-        Err(Error::invalid(op, format!("{what} is {rank}, expected a rank below the world size {}", self.size())))
+        if rank < self.size() { Ok(()) } else { Err(self.not_a_rank(op, what, rank)) }
+    }
+
+    #[cold]
+    fn not_a_rank(&self, op: &str, what: &str, rank: usize) -> Error {
+        Error::invalid(op, format!("{what} is {rank}, expected a rank below the world size {}", self.size()))
     }
 }

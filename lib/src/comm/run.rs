@@ -103,9 +103,9 @@ impl Inner {
         buffers: Buffers,
         background: bool,
     ) -> Result<()> {
-        let place = self.route(engine, key);
+        let place = matches!(engine.board, BoardState::Open(_)).then(|| self.route(engine, key));
         let Engine { board, routes, registry, workspace, forced, .. } = &mut *engine;
-        if let BoardState::Open(board) = board {
+        if let (Some(place), BoardState::Open(board)) = (place, board) {
             let route = &routes[place].1;
             let two_shot = if route.is_one_shot() { None } else { self.two_shot(registry, *forced, key) };
             for job in two_shot.iter().chain(&route.board) {
