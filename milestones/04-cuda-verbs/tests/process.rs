@@ -1,6 +1,9 @@
 //! The program as a user runs it. What needs an RDMA device or a GPU is skipped, and says so, where there is none;
 //! README.md tells how to run these tests in a virtual machine with a device, and on a machine with a GPU.
 
+#[cfg(feature = "verbs")]
+mod no_memory;
+
 use std::ffi::OsString;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;

@@ -1,5 +1,7 @@
 //! The program as a user runs it. What needs GPUs is skipped, and says so, where there are none.
 
+mod gpu;
+
 use std::io::{self, Write};
 use std::process::Output;
 use std::time::Duration;

@@ -1,8 +1,6 @@
 //! The GPU's passes and steps against the CPU's. Skipped, and says so, where there is no GPU; the program itself is tested
 //! everywhere for what it says then.
 
-mod common;
-
 use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
@@ -24,6 +22,8 @@ use ddp_gpt::ops::parallel::Threads;
 use ddp_gpt::report::Silent;
 use ddp_gpt::sample::Sampling;
 use ddp_gpt::train::State;
+
+use crate::common;
 
 fn say(line: &str) {
     // Not by a macro: the test harness would keep it to itself.

@@ -4,8 +4,6 @@
 //! `torch_oracle.py` holds the model a second time. It shares nothing with this crate but the files written here.
 //! `compare/torch_gpt.py` holds the training a second time, with modules and an optimizer of PyTorch.
 
-mod common;
-
 use std::fs;
 use std::io::Write;
 use std::path::Path;
@@ -19,6 +17,8 @@ use ddp_gpt::ops::dropout::{Dropout, Site};
 use ddp_gpt::ops::parallel::Threads;
 use ddp_gpt::rng::{Stream, below, key, normal_pair};
 use ddp_gpt::train::State;
+
+use crate::common;
 
 /// The first interpreter with PyTorch. Debian's package belongs to its own, which another python3 may hide.
 fn python() -> Option<&'static str> {

@@ -54,7 +54,7 @@ pub fn check(learn: &Learn, step: &Step, vm: bool) -> Result<Report> {
     let open = stub::open(step, &folder, &exercises)?;
     let mut report = Report::default();
 
-    let (build, programs) = build(&folder, step, vm)?;
+    let (build, programs) = build(&folder, vm)?;
     if !build.success {
         report.output = build.stderr;
         report.hint =
@@ -90,13 +90,12 @@ pub fn check(learn: &Learn, step: &Step, vm: bool) -> Result<Report> {
 }
 
 /// Builds the tests. Returns what cargo said, and the programs.
-fn build(folder: &Path, step: &Step, vm: bool) -> Result<(Outcome, Vec<PathBuf>)> {
+fn build(folder: &Path, vm: bool) -> Result<(Outcome, Vec<PathBuf>)> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
     let mut command = Command::new(&cargo);
     command
         .current_dir(folder)
-        .args(["test", "--no-run", "--quiet", "--message-format=json-render-diagnostics"])
-        .args(step.targets)
+        .args(["test", "--tests", "--no-run", "--quiet", "--message-format=json-render-diagnostics"])
         .args(vm.then_some("--features=verbs"));
     let outcome = run(&mut command, BUILD_LIMIT)?;
     let programs = outcome.stdout.lines().filter_map(|line| {
