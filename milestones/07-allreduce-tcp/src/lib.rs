@@ -5,15 +5,14 @@ mod by_hand;
 mod measure;
 mod naive;
 mod paper;
-mod sizes;
 
 pub use measure::loopback_bytes;
 
-use std::io::Write as _;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{CommandFactory, FromArgMatches, Parser};
+use program_kit::size;
 use tinynccl::algorithm::{self, Shape};
 use tinynccl::config::TransportChoice;
 use tinynccl::launch::{self, Launcher};
@@ -50,7 +49,7 @@ struct Args {
     #[arg(long, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=256))]
     ranks: Option<usize>,
     /// Sizes of the buffer in bytes, comma-separated; K, M and G may follow.
-    #[arg(long, value_delimiter = ',', value_parser = sizes::parse, default_value = "1K,32K,1M,16M")]
+    #[arg(long, value_delimiter = ',', value_parser = size::of_f32(0..=usize::MAX), default_value = "1K,32K,1M,16M")]
     bytes: Vec<usize>,
     /// Size of the buffer in f32 elements, in place of --bytes.
     #[arg(long, conflicts_with = "bytes")]
@@ -60,25 +59,12 @@ struct Args {
     iters: usize,
 }
 
-/// Exit status where the machine, or the build, has no such transport; test runners know it as "skipped".
-const CANNOT_RUN_HERE: u8 = 77;
-
 /// The program, whole: arguments, ranks, output, exit code.
 pub fn main(over: &Over) -> ExitCode {
     let command = Args::command().name(over.program).about(format!("Ring all-reduce over {}, step by step", over.name));
     let args = Args::from_arg_matches(&command.get_matches()).unwrap_or_else(|e| e.exit());
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
-    match start(over, &args) {
-        Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
-        Err(error) => {
-            // One write, so that the lines of several ranks do not mix.
-            let _ = std::io::stderr().write_all(format!("error: {error:#}\n").as_bytes());
-            match error.downcast_ref() {
-                Some(Error::Unsupported { .. }) => ExitCode::from(CANNOT_RUN_HERE),
-                _ => ExitCode::FAILURE,
-            }
-        }
-    }
+    program_kit::exit_code(start(over, &args), |error| matches!(error.downcast_ref(), Some(Error::Unsupported { .. })))
 }
 
 /// Started by hand: run this program again, once per rank. Started by a launcher: be the rank it says.

@@ -7,11 +7,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use program_kit::process::{Outcome, run};
 
 use crate::course::Step;
 use crate::exercise::{self, Exercise, Needs};
 use crate::learn::Learn;
-use crate::run::{Outcome, run};
 use crate::stub;
 
 /// So many lines of a failed test are shown.
@@ -55,7 +55,7 @@ pub fn check(learn: &Learn, step: &Step, vm: bool) -> Result<Report> {
     let mut report = Report::default();
 
     let (build, programs) = build(&folder, vm)?;
-    if !build.success {
+    if !build.success() {
         report.output = build.stderr;
         report.hint =
             format!("it does not compile; {}", pointer(learn, step, chosen(&exercises, &open, &report), &open));
@@ -72,7 +72,7 @@ pub fn check(learn: &Learn, step: &Step, vm: bool) -> Result<Report> {
             failed.extend(hanging);
         }
         report.output += &shown(&outcome, &failed);
-        if !outcome.success && failed.is_empty() {
+        if !outcome.success() && failed.is_empty() {
             failed.push(format!("the test program {}", program.display()));
         }
         report.failed.extend(failed);
@@ -156,7 +156,7 @@ fn unfinished(program: &Path, stdout: &str) -> Result<Vec<String>> {
 /// What a test program printed of the tests that failed, or all when it names none. A test that met an exercise which is not
 /// written yet is one name in a list; of the others the first lines are shown.
 fn shown(outcome: &Outcome, failed: &[String]) -> String {
-    if outcome.success {
+    if outcome.success() {
         return String::new();
     }
     let mut tests: Vec<(&str, Vec<&str>)> = Vec::new();
@@ -299,7 +299,7 @@ failures:
     #[test]
     fn only_what_failed_is_shown() {
         assert_eq!(failures(OUT), ["two"]);
-        let outcome = Outcome { success: false, stdout: OUT.to_owned(), stderr: String::new(), late: false };
+        let outcome = Outcome { code: Some(101), stdout: OUT.to_owned(), ..Outcome::default() };
         let text = shown(&outcome, &failures(OUT));
         assert_eq!(text, "exercise 2 of 07-allreduce-tcp is not written yet, and these tests need it: two\n");
         let wrong = OUT.replace("not yet implemented: exercise 2 of 07-allreduce-tcp: add.", &"wrong\n".repeat(40));
@@ -307,7 +307,7 @@ failures:
         let text = shown(&outcome, &failures(OUT));
         assert!(text.contains("panicked at") && !text.contains("hello") && !text.contains("BACKTRACE"), "{text}");
         assert!(text.ends_with("… 17 more lines: `cargo test two` in that folder\n\n"), "{text}");
-        assert_eq!(shown(&Outcome { success: true, ..outcome }, &[]), "");
+        assert_eq!(shown(&Outcome { code: Some(0), ..outcome }, &[]), "");
     }
 
     #[test]
