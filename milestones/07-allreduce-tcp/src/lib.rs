@@ -97,7 +97,7 @@ fn run(over: &Over, args: &Args, config: Config) -> Result<()> {
         .collect::<Option<_>>()
         .with_context(|| format!("there is no ring of {ranks} ranks"))?;
     if comm.rank() == 0 {
-        explain(over, &programs);
+        explain(over, &programs, &shape)?;
         for way in comm.relayed() {
             println!("{way}\n");
         }
@@ -164,7 +164,7 @@ fn forwarded(comm: &Comm, count: usize) -> Result<()> {
 }
 
 /// Prints the schedule as one rank's program and as the messages of all ranks.
-fn explain(over: &Over, programs: &[Program]) {
+fn explain(over: &Over, programs: &[Program], shape: &Shape) -> Result<()> {
     let ranks = programs.len();
     println!("Ring all-reduce, {ranks} ranks, over {}. The buffer is cut into {ranks} parts.\n", over.name);
     println!("Rank 0's program, as the library executes it:\n");
@@ -174,14 +174,13 @@ fn explain(over: &Over, programs: &[Program]) {
     println!();
     if ranks > DRAWN {
         println!("(the table of all messages is drawn for up to {DRAWN} ranks)\n");
-    } else if ranks > 1
-        && let Some(trace) = paper::run(programs)
-    {
+    } else if ranks > 1 {
+        let (hops, table) = paper::table(programs, shape).context("the schedule is wrong")?;
         println!("What every rank sends to the next one. p1=0+1: part 1, summed over ranks 0 and 1.\n");
-        println!("{}\n", trace.table());
-        let state = if trace.complete(programs[0].parts) { "every rank holds every part's sum" } else { "INCOMPLETE" };
-        println!("After {} hops, 2(n-1): {state}.\n", trace.hops());
+        println!("{table}");
+        println!("After {hops} hops, 2(n-1): every rank holds every part's sum.\n");
     }
+    Ok(())
 }
 
 fn row(
