@@ -12,4 +12,4 @@ case ${1-} in
     --each) export LEARN_EACH=1 && shift ;;
     -*) sed -n '2,8s/^# \{0,1\}//p' "$0" >&2 && exit 2 ;;
 esac
-LEARN_STEPS="$*" cargo test --locked -p xtask --test whole -- --ignored --nocapture
+LEARN_STEPS="$*" cargo test --locked -p xtask --test main -- whole --ignored --nocapture

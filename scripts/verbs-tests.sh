@@ -39,7 +39,7 @@ rows() {
     tests pair verbs-hello verbs-hello process --test-threads=1
     tests pair rdma-write rdma-write process --test-threads=1
     tests pair cuda-verbs cuda-verbs process --test-threads=1 over_rdma dmabuf
-    tests pair no-memory cuda-verbs no_memory --nocapture
+    tests pair no-memory cuda-verbs process --nocapture no_memory
     tests pair allreduce-verbs allreduce-verbs process --test-threads=1
     # The whole chain: training over RDMA, also PyTorch's, gives the weights that it gives over TCP, and packets have flowed.
     local same=(bash "$PWD/scripts/rxe-vm/same.sh")

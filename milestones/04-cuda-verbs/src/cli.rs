@@ -1,6 +1,7 @@
 //! The command line.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use program_kit::size;
 use verbs_hello::choice;
 
 use crate::buffer;
@@ -64,10 +65,10 @@ pub struct Data {
     #[arg(long, global = true, value_enum)]
     pub path: Option<Stage>,
     /// Size of the buffer: 1 byte to 64G; K, M and G are powers of 1024.
-    #[arg(long, global = true, default_value = "16M", value_parser = parse_size)]
+    #[arg(long, global = true, default_value = "16M", value_parser = size::within(1..=64 << 30))]
     pub bytes: usize,
     /// Size of a chunk, at most 1G.
-    #[arg(long, global = true, default_value = "256K", value_parser = parse_chunk)]
+    #[arg(long, global = true, default_value = "256K", value_parser = size::within(1..=1 << 30))]
     pub chunk: usize,
     /// Chunks that may be under way at a time: staging slots or posted requests, 2 to 64.
     #[arg(long, global = true, default_value = "2", value_parser = parse_slots)]
@@ -105,24 +106,6 @@ impl Data {
     }
 }
 
-fn parse_size(text: &str) -> Result<usize, String> {
-    let digits = text.trim_end_matches(['K', 'M', 'G']);
-    let shift = match &text[digits.len()..] {
-        "" => 0,
-        "K" => 10,
-        "M" => 20,
-        "G" => 30,
-        _ => return Err("expected a size like 64K, 16M or 1G".to_owned()),
-    };
-    let size = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(1 << shift));
-    let size = size.filter(|n| (1..=64 << 30).contains(n)).and_then(|n| usize::try_from(n).ok());
-    size.ok_or_else(|| "expected 1 byte to 64G, like 64K, 16M or 1G".to_owned())
-}
-
-fn parse_chunk(text: &str) -> Result<usize, String> {
-    parse_size(text).ok().filter(|n| *n <= 1 << 30).ok_or_else(|| "expected 1 byte to 1G, like 256K".to_owned())
-}
-
 fn parse_slots(text: &str) -> Result<usize, String> {
     let slots = text.parse().ok().filter(|n| (2..=MOST_SLOTS).contains(n));
     slots.ok_or_else(|| format!("expected 2 to {MOST_SLOTS}"))
@@ -136,13 +119,13 @@ mod tests {
     fn sizes_have_bounds() {
         use clap::CommandFactory as _;
         Cli::command().debug_assert();
-        assert_eq!(parse_size("1"), Ok(1));
-        assert_eq!(parse_size("64K"), Ok(65_536));
-        assert_eq!(parse_size("64G"), Ok(64 << 30));
-        for bad in ["", "K", "0", "-1", "1k", "1KK", "1 M", "65G", "99999999999999999999", "17179869184G"] {
-            assert!(parse_size(bad).is_err(), "{bad}");
+        let parses = |option: &str| Cli::try_parse_from(["x", option]).is_ok();
+        for good in ["--bytes=1", "--bytes=64G", "--chunk=1G", "--slots=64"] {
+            assert!(parses(good), "{good}");
         }
-        assert!(parse_chunk("2G").is_err() && parse_slots("1").is_err() && parse_slots("65").is_err());
+        for bad in ["--bytes=0", "--bytes=65G", "--chunk=2G", "--slots=1", "--slots=65"] {
+            assert!(!parses(bad), "{bad}");
+        }
     }
 
     #[test]

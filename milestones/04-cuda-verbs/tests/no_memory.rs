@@ -3,8 +3,6 @@
 //!
 //! Needs the feature `verbs`, an RDMA device, a PCI device and root: `scripts/verbs-tests.sh no-memory`. Elsewhere it says that it is skipped.
 
-#![cfg(feature = "verbs")]
-
 use std::any::Any;
 use std::fs::File;
 use std::io::{self, Write as _};

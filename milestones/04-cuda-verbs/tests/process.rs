@@ -1,47 +1,35 @@
 //! The program as a user runs it. What needs an RDMA device or a GPU is skipped, and says so, where there is none;
 //! README.md tells how to run these tests in a virtual machine with a device, and on a machine with a GPU.
 
-use std::ffi::OsString;
-use std::io::{self, BufRead, BufReader, Read, Write};
+#[cfg(feature = "verbs")]
+mod no_memory;
+
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
-use assert_cmd::assert::Assert;
+use program_kit::testing::{self, output, refused, skipped};
 
-/// The program: CUDA_VERBS_PROGRAM names it where these tests run on another machine than the one that built them.
-fn program() -> OsString {
-    std::env::var_os("CUDA_VERBS_PROGRAM").unwrap_or_else(|| env!("CARGO_BIN_EXE_cuda-verbs").into())
-}
-
-fn cuda_verbs(arguments: &[&str]) -> Assert {
-    let mut command = assert_cmd::Command::new(program());
-    command.args(arguments).timeout(Duration::from_secs(120)).assert()
-}
-
-fn stdout(assert: &Assert) -> String {
-    String::from_utf8(assert.get_output().stdout.clone()).expect("text")
-}
-
-fn stderr(assert: &Assert) -> String {
-    String::from_utf8(assert.get_output().stderr.clone()).expect("text")
+fn cuda_verbs(arguments: &[&str]) -> Command {
+    let mut command = testing::program_or("CUDA_VERBS_PROGRAM", env!("CARGO_BIN_EXE_cuda-verbs"));
+    command.args(arguments);
+    command
 }
 
 /// True when the program can have `what` (`--wire verbs`, `--buffer gpu`, `--path dmabuf`); where it cannot, checks that
 /// it says why in one line and ends with status 77, and says it too.
 fn here(what: &[&str]) -> bool {
-    let assert = cuda_verbs(&[&["probe", "--bytes", "8K"], what].concat());
-    if assert.get_output().status.code() != Some(77) {
-        assert.success();
+    let outcome = testing::run(&mut cuda_verbs(&[&["probe", "--bytes", "8K"], what].concat()));
+    let text = outcome.stderr;
+    if outcome.code != Some(77) {
+        assert_eq!(outcome.code, Some(0), "{text}");
         return true;
     }
-    let text = stderr(&assert);
     // scripts/verbs-tests.sh says so where there is a device.
     let must = std::env::var_os("TINYNCCL_TEST_VERBS").is_some() && what.contains(&"verbs");
     assert!(!must, "an RDMA device must be here: {text}");
     assert_eq!(text.lines().count(), 1, "{text}");
-    // Not by a macro: the test harness would keep it to itself.
-    let _ = writeln!(io::stderr(), "SKIPPED: a test of cuda-verbs: {}", text.trim());
+    skipped("a test of cuda-verbs", &text);
     false
 }
 
@@ -49,8 +37,7 @@ struct Server(Child, BufReader<std::process::ChildStdout>, String);
 
 impl Server {
     fn start(arguments: &[&str]) -> Server {
-        let mut child = Command::new(program())
-            .args(["server", "--listen", "127.0.0.1:0", "--brief"])
+        let mut child = cuda_verbs(&["server", "--listen", "127.0.0.1:0", "--brief"])
             .args(arguments)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -92,14 +79,13 @@ fn wrong_options_are_usage_errors() {
         &["peer"],
         &["probe", "more"],
     ] {
-        cuda_verbs(arguments).code(2);
+        refused(&mut cuda_verbs(arguments), 2, &[]);
     }
 }
 
 #[test]
 fn every_byte_arrives_on_any_machine_and_host_memory_is_called_so() {
-    let text =
-        stdout(&cuda_verbs(&["--buffer", "host", "--bytes", "1000001", "--chunk", "64K", "--rounds", "2"]).success());
+    let text = output(&mut cuda_verbs(&["--buffer", "host", "--bytes", "1000001", "--chunk", "64K", "--rounds", "2"]));
     assert!(text.starts_with("buffer: 1000001 bytes of HOST memory"), "{text}");
     assert!(text.contains("2 peer memory: not taken\n    why:  the buffer is host memory"), "{text}");
     assert!(text.contains("TAKEN"), "{text}");
@@ -112,7 +98,7 @@ fn every_byte_arrives_on_any_machine_and_host_memory_is_called_so() {
 
 #[test]
 fn every_stage_that_is_not_taken_has_a_reason_and_a_next_step() {
-    let text = stdout(&cuda_verbs(&["probe", "--bytes", "8K"]).success());
+    let text = output(&mut cuda_verbs(&["probe", "--bytes", "8K"]));
     let lines: Vec<&str> = text.lines().collect();
     for (at, _) in lines.iter().enumerate().filter(|(_, line)| line.ends_with(": not taken")) {
         assert!(lines[at + 1].starts_with("    why:  ") && lines[at + 2].starts_with("    next: "), "{text}");
@@ -126,7 +112,7 @@ fn every_stage_that_is_not_taken_has_a_reason_and_a_next_step() {
 #[test]
 fn over_tcp_on_any_machine() {
     let arguments = ["--buffer", "host", "--wire", "tcp", "--bytes", "300001", "--chunk", "4K", "--slots", "5"];
-    let text = stdout(&cuda_verbs(&arguments).success());
+    let text = output(&mut cuda_verbs(&arguments));
     assert!(text.contains("wire: TCP\n    why:  RDMA is not wanted (--wire tcp)\n"), "{text}");
     assert!(text.contains("staging over TCP") && text.contains("round 3: every byte checked"), "{text}");
 }
@@ -134,9 +120,9 @@ fn over_tcp_on_any_machine() {
 #[test]
 fn the_log_says_which_way_was_agreed_on() {
     let arguments = ["--buffer", "host", "--wire", "tcp", "--bytes", "64K", "--rounds", "1"];
-    let output = Command::new(program()).args(arguments).env("RUST_LOG", "info").output().expect("it runs");
-    let text = String::from_utf8(output.stderr).expect("text");
-    assert!(output.status.success(), "{text}");
+    let outcome = testing::run(cuda_verbs(&arguments).env("RUST_LOG", "info"));
+    let text = outcome.stderr;
+    assert_eq!(outcome.code, Some(0), "{text}");
     for line in ["INFO  verbs_hello::side] side channel: connected to 127.0.0.1:", "INFO  cuda_verbs::run] staging: "] {
         assert!(text.contains(line), "{line}: {text}");
     }
@@ -145,7 +131,7 @@ fn the_log_says_which_way_was_agreed_on() {
 #[test]
 fn both_sides_must_agree() {
     let server = Server::start(&["--buffer", "host", "--bytes", "64K"]);
-    let text = stderr(&cuda_verbs(&["client", &server.2, "--buffer", "host", "--bytes", "128K"]).code(1));
+    let text = refused(&mut cuda_verbs(&["client", &server.2, "--buffer", "host", "--bytes", "128K"]), 1, &[]);
     assert!(text.contains("the other side has --bytes 65536") && text.contains("give both the same"), "{text}");
     let (code, _, err) = server.finish();
     assert_eq!(code, Some(1), "{err}");
@@ -197,19 +183,19 @@ fn a_peer_that_never_sends_is_an_error_at_the_deadline() {
 #[cfg(not(feature = "verbs"))]
 #[test]
 fn built_without_verbs_it_says_how_to_build_when_rdma_is_a_must() {
-    let text = stderr(&cuda_verbs(&["--wire", "verbs"]).code(77));
+    let text = refused(&mut cuda_verbs(&["--wire", "verbs"]), 77, &[]);
     assert_eq!(text.lines().count(), 1, "{text}");
     assert!(text.contains("cargo run -p cuda-verbs --features verbs"), "{text}");
-    let text = stdout(&cuda_verbs(&["probe", "--buffer", "host", "--bytes", "8K"]).success());
+    let text = output(&mut cuda_verbs(&["probe", "--buffer", "host", "--bytes", "8K"]));
     assert!(text.contains("wire: TCP\n    why:  this program was built without RDMA\n"), "{text}");
 }
 
 #[test]
 fn a_path_that_does_not_work_here_is_told_from_a_failure() {
-    let text = stderr(&cuda_verbs(&["--buffer", "host", "--path", "peer-memory"]).code(77));
+    let text = refused(&mut cuda_verbs(&["--buffer", "host", "--path", "peer-memory"]), 77, &[]);
     assert_eq!(text.lines().count(), 1, "{text}");
     assert!(text.contains("peer memory (--path) does not work here: the buffer is host memory"), "{text}");
-    let text = stderr(&cuda_verbs(&["--buffer", "host", "--wire", "tcp", "--path", "dmabuf"]).code(77));
+    let text = refused(&mut cuda_verbs(&["--buffer", "host", "--wire", "tcp", "--path", "dmabuf"]), 77, &[]);
     assert!(text.contains("dmabuf (--path) does not work here: "), "{text}");
 }
 
@@ -224,7 +210,7 @@ fn over_rdma_staging_moves_every_byte() {
         ["--bytes=1", "--chunk=1", "--slots=2"],
     ] {
         let all = [&["--buffer=host", "--wire=verbs", "--path=staging"][..], &cut].concat();
-        let text = stdout(&cuda_verbs(&all).success());
+        let text = output(&mut cuda_verbs(&all));
         assert!(text.contains("registered with ") && text.contains("staging over RDMA ("), "{text}");
         assert!(text.contains("server | round 3: every byte checked"), "{text}");
     }
@@ -243,7 +229,7 @@ fn over_rdma_sides_with_different_slots_and_wires_understand_each_other() {
         let shared = ["--buffer=host", "--bytes=500001", "--chunk=10000"];
         let other = Server::start(&[&shared[..], &server].concat());
         let address = other.2.clone();
-        let text = stdout(&cuda_verbs(&[&["client", &address][..], &shared, &client].concat()).success());
+        let text = output(&mut cuda_verbs(&[&["client", &address][..], &shared, &client].concat()));
         assert_eq!(text.contains("over RDMA"), !client.contains(&"--wire=tcp"), "{text}");
         let (code, out, err) = other.finish();
         assert_eq!(code, Some(0), "{out}{err}");
@@ -253,9 +239,9 @@ fn over_rdma_sides_with_different_slots_and_wires_understand_each_other() {
 
 #[test]
 fn a_dmabuf_of_host_pages_is_tried_for_real() {
-    let text = stdout(&cuda_verbs(&["probe", "--buffer=host", "--bytes=64K"]).success());
+    let text = output(&mut cuda_verbs(&["probe", "--buffer=host", "--bytes=64K"]));
     if !text.contains("HOST memory (a dmabuf of ") {
-        let _ = writeln!(io::stderr(), "SKIPPED: a test of cuda-verbs: no dmabuf can be made here");
+        skipped("a test of cuda-verbs", "no dmabuf can be made here");
         return;
     }
     if !here(&["--wire", "verbs"]) {
@@ -267,7 +253,7 @@ fn a_dmabuf_of_host_pages_is_tried_for_real() {
         stage[1].contains("exports the buffer, but ibv_reg_dmabuf_mr on ") && stage[1].contains("EOPNOTSUPP (95");
     assert!(stage[0].contains("TAKEN") || refused, "{text}");
     // The buffer is that dmabuf's memory in any case, and its bytes go through staging.
-    let text = stdout(&cuda_verbs(&["--buffer=host", "--bytes=100001", "--path=staging"]).success());
+    let text = output(&mut cuda_verbs(&["--buffer=host", "--bytes=100001", "--path=staging"]));
     assert!(text.contains("server | round 3: every byte checked"), "{text}");
 }
 
@@ -278,10 +264,10 @@ fn a_gpus_memory_by_whatever_way_there_is() {
     }
     for more in [["--wire=auto", "--slots=2"], ["--wire=tcp", "--slots=4"]] {
         let all = [&["--buffer=gpu", "--bytes=20000001", "--chunk=1M"][..], &more].concat();
-        let text = stdout(&cuda_verbs(&all).success());
+        let text = output(&mut cuda_verbs(&all));
         assert!(text.contains(" bytes on GPU 0 ("), "{text}");
         assert!(text.contains("server | round 3: every byte checked"), "{text}");
     }
-    let text = stderr(&cuda_verbs(&["--buffer=gpu", "--gpu=99"]).code(77));
+    let text = refused(&mut cuda_verbs(&["--buffer=gpu", "--gpu=99"]), 77, &[]);
     assert!(text.contains("no GPU 99 (--gpu): there are "), "{text}");
 }

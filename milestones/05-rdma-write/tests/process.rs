@@ -16,7 +16,10 @@ fn stderr(assert: &Assert) -> String {
 
 #[test]
 fn wrong_options_are_usage_errors() {
-    for arguments in [&["--bytes", "0"][..], &["--bytes", "8K"], &["--mtu", "100"], &["peer"]] {
+    for bytes in ["0", "63", "67108865", "-1", "8K"] {
+        rdma_write(&["--bytes", bytes]).code(2);
+    }
+    for arguments in [&["--mtu", "100"][..], &["peer"]] {
         rdma_write(arguments).code(2);
     }
 }

@@ -1,6 +1,5 @@
 //! Milestone 06: the smallest program over the library. Ranks find each other, say who they are, and try each kind of call once.
 
-use std::io::Write as _;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
@@ -24,14 +23,7 @@ struct Args {
 fn main() -> ExitCode {
     let args = Args::parse();
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
-    match start(&args) {
-        Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
-        Err(error) => {
-            // One write, so that the lines of several ranks do not mix.
-            let _ = std::io::stderr().write_all(format!("error: {error:#}\n").as_bytes());
-            ExitCode::FAILURE
-        }
-    }
+    program_kit::exit_code(start(&args), |_| false)
 }
 
 /// Started by hand: run this program again, once per rank. Started by a launcher: be the rank it says.

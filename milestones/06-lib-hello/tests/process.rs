@@ -1,40 +1,16 @@
 //! Runs the real program: it starts its own ranks.
 
-use std::time::Duration;
+use std::process::Command;
 
-use assert_cmd::Command;
+use program_kit::testing::{self, output, refused};
 
-/// The program, outside any launcher's environment.
 fn program() -> Command {
-    let mut command = assert_cmd::cargo::cargo_bin_cmd!("lib-hello");
-    for name in
-        ["RANK", "WORLD_SIZE", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "TINYNCCL_UNIQUE_ID"]
-    {
-        command.env_remove(name);
-    }
-    command.timeout(Duration::from_secs(120));
-    command
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-/// Fails with `code` and says each of `words` on standard error.
-fn refused(command: &mut Command, code: i32, words: &[&str]) {
-    let output = command.output().unwrap();
-    let errors = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(code), "{errors}");
-    for word in words {
-        assert!(errors.contains(word), "no {word:?} in: {errors}");
-    }
+    testing::program(env!("CARGO_BIN_EXE_lib-hello"))
 }
 
 /// Runs `ranks` ranks over `transport` and gives the output.
 fn hello(ranks: usize, transport: &str) -> String {
-    let output = program().args(["--ranks", &ranks.to_string(), "--transport", transport]).output().unwrap();
-    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
-    text(&output.stdout)
+    output(program().args(["--ranks", &ranks.to_string(), "--transport", transport]))
 }
 
 #[test]
@@ -64,17 +40,16 @@ fn an_environment_like_torchruns_is_enough() {
     let ranks: Vec<_> = (0..2)
         .map(|rank| {
             std::thread::spawn(move || {
-                program()
+                let mut rank_of_two = program();
+                rank_of_two
                     .envs([("RANK", rank.to_string()), ("LOCAL_RANK", rank.to_string()), ("WORLD_SIZE", "2".into())])
-                    .envs([("MASTER_ADDR", "127.0.0.1".to_owned()), ("MASTER_PORT", port.to_string())])
-                    .output()
-                    .unwrap()
+                    .envs([("MASTER_ADDR", "127.0.0.1".to_owned()), ("MASTER_PORT", port.to_string())]);
+                output(&mut rank_of_two)
             })
         })
         .collect();
     for rank in ranks {
-        let output = rank.join().unwrap();
-        assert!(output.status.success(), "{}", text(&output.stderr));
+        rank.join().unwrap();
     }
 }
 

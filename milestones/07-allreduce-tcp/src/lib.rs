@@ -5,15 +5,14 @@ mod by_hand;
 mod measure;
 mod naive;
 mod paper;
-mod sizes;
 
 pub use measure::loopback_bytes;
 
-use std::io::Write as _;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::{CommandFactory, FromArgMatches, Parser};
+use program_kit::size;
 use tinynccl::algorithm::{self, Shape};
 use tinynccl::config::TransportChoice;
 use tinynccl::launch::{self, Launcher};
@@ -50,7 +49,7 @@ struct Args {
     #[arg(long, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=256))]
     ranks: Option<usize>,
     /// Sizes of the buffer in bytes, comma-separated; K, M and G may follow.
-    #[arg(long, value_delimiter = ',', value_parser = sizes::parse, default_value = "1K,32K,1M,16M")]
+    #[arg(long, value_delimiter = ',', value_parser = size::of_f32(0..=usize::MAX), default_value = "1K,32K,1M,16M")]
     bytes: Vec<usize>,
     /// Size of the buffer in f32 elements, in place of --bytes.
     #[arg(long, conflicts_with = "bytes")]
@@ -60,25 +59,12 @@ struct Args {
     iters: usize,
 }
 
-/// Exit status where the machine, or the build, has no such transport; test runners know it as "skipped".
-const CANNOT_RUN_HERE: u8 = 77;
-
 /// The program, whole: arguments, ranks, output, exit code.
 pub fn main(over: &Over) -> ExitCode {
     let command = Args::command().name(over.program).about(format!("Ring all-reduce over {}, step by step", over.name));
     let args = Args::from_arg_matches(&command.get_matches()).unwrap_or_else(|e| e.exit());
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
-    match start(over, &args) {
-        Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
-        Err(error) => {
-            // One write, so that the lines of several ranks do not mix.
-            let _ = std::io::stderr().write_all(format!("error: {error:#}\n").as_bytes());
-            match error.downcast_ref() {
-                Some(Error::Unsupported { .. }) => ExitCode::from(CANNOT_RUN_HERE),
-                _ => ExitCode::FAILURE,
-            }
-        }
-    }
+    program_kit::exit_code(start(over, &args), |error| matches!(error.downcast_ref(), Some(Error::Unsupported { .. })))
 }
 
 /// Started by hand: run this program again, once per rank. Started by a launcher: be the rank it says.
@@ -111,7 +97,7 @@ fn run(over: &Over, args: &Args, config: Config) -> Result<()> {
         .collect::<Option<_>>()
         .with_context(|| format!("there is no ring of {ranks} ranks"))?;
     if comm.rank() == 0 {
-        explain(over, &programs);
+        explain(over, &programs, &shape)?;
         for way in comm.relayed() {
             println!("{way}\n");
         }
@@ -178,7 +164,7 @@ fn forwarded(comm: &Comm, count: usize) -> Result<()> {
 }
 
 /// Prints the schedule as one rank's program and as the messages of all ranks.
-fn explain(over: &Over, programs: &[Program]) {
+fn explain(over: &Over, programs: &[Program], shape: &Shape) -> Result<()> {
     let ranks = programs.len();
     println!("Ring all-reduce, {ranks} ranks, over {}. The buffer is cut into {ranks} parts.\n", over.name);
     println!("Rank 0's program, as the library executes it:\n");
@@ -188,14 +174,13 @@ fn explain(over: &Over, programs: &[Program]) {
     println!();
     if ranks > DRAWN {
         println!("(the table of all messages is drawn for up to {DRAWN} ranks)\n");
-    } else if ranks > 1
-        && let Some(trace) = paper::run(programs)
-    {
+    } else if ranks > 1 {
+        let (hops, table) = paper::table(programs, shape).context("the schedule is wrong")?;
         println!("What every rank sends to the next one. p1=0+1: part 1, summed over ranks 0 and 1.\n");
-        println!("{}\n", trace.table());
-        let state = if trace.complete(programs[0].parts) { "every rank holds every part's sum" } else { "INCOMPLETE" };
-        println!("After {} hops, 2(n-1): {state}.\n", trace.hops());
+        println!("{table}");
+        println!("After {hops} hops, 2(n-1): every rank holds every part's sum.\n");
     }
+    Ok(())
 }
 
 fn row(

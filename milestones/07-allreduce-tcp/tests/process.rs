@@ -1,40 +1,16 @@
 //! Runs the real program: it starts its own ranks.
 
-use std::time::Duration;
+use std::process::Command;
 
-use assert_cmd::Command;
+use program_kit::testing::{self, output, refused};
 
-/// The program, outside any launcher's environment.
 fn program() -> Command {
-    let mut command = assert_cmd::cargo::cargo_bin_cmd!("allreduce-tcp");
-    for name in
-        ["RANK", "WORLD_SIZE", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "TINYNCCL_UNIQUE_ID"]
-    {
-        command.env_remove(name);
-    }
-    command.timeout(Duration::from_secs(120));
-    command
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-/// Fails with `code` and says each of `words` on standard error.
-fn refused(command: &mut Command, code: i32, words: &[&str]) {
-    let output = command.output().unwrap();
-    let errors = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(code), "{errors}");
-    for word in words {
-        assert!(errors.contains(word), "no {word:?} in: {errors}");
-    }
+    testing::program(env!("CARGO_BIN_EXE_allreduce-tcp"))
 }
 
 #[test]
 fn two_ranks_show_the_schedule_and_the_table() {
-    let output = program().args(["--ranks", "2", "--bytes", "0,4,4K,1M", "--iters", "2"]).output().unwrap();
-    let out = text(&output.stdout);
-    assert!(output.status.success(), "{out}{}", text(&output.stderr));
+    let out = output(program().args(["--ranks", "2", "--bytes", "0,4,4K,1M", "--iters", "2"]));
     assert!(out.contains("send in[0.0] → 1"), "{out}");
     assert!(out.contains("After 2 hops, 2(n-1): every rank holds every part's sum"), "{out}");
     // 2(n-1)/n of 1 MiB is 1 MiB with two ranks, by the schedule and by the formula.
@@ -45,9 +21,7 @@ fn two_ranks_show_the_schedule_and_the_table() {
 
 #[test]
 fn three_ranks_and_a_count_that_does_not_divide() {
-    let output = program().args(["--ranks", "3", "--count", "1001", "--iters", "1"]).output().unwrap();
-    let out = text(&output.stdout);
-    assert!(output.status.success(), "{out}{}", text(&output.stderr));
+    let out = output(program().args(["--ranks", "3", "--count", "1001", "--iters", "1"]));
     assert!(out.contains("After 4 hops") && out.contains("OK"), "{out}");
 }
 

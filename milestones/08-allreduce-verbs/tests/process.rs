@@ -1,24 +1,11 @@
 //! Runs the real program, which starts its own ranks where there is RDMA, and says what to do where there is none.
 
-use std::io::Write;
-use std::time::Duration;
+use std::process::Command;
 
-use assert_cmd::Command;
+use program_kit::testing::{self, output, refused, skipped};
 
-/// The program, outside any launcher's environment.
 fn program() -> Command {
-    let mut command = assert_cmd::cargo::cargo_bin_cmd!("allreduce-verbs");
-    for name in
-        ["RANK", "WORLD_SIZE", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "TINYNCCL_UNIQUE_ID"]
-    {
-        command.env_remove(name);
-    }
-    command.timeout(Duration::from_secs(120));
-    command
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
+    testing::program(env!("CARGO_BIN_EXE_allreduce-verbs"))
 }
 
 /// Whether this build and machine have RDMA; `TINYNCCL_TEST_VERBS=1` says that they must.
@@ -27,7 +14,7 @@ fn has_verbs() -> bool {
         Ok(_) => true,
         Err(e) => {
             assert!(std::env::var_os("TINYNCCL_TEST_VERBS").is_none(), "TINYNCCL_TEST_VERBS is set, but {e}");
-            let _ = writeln!(std::io::stderr().lock(), "SKIPPED: all-reduce over RDMA: {e}");
+            skipped("all-reduce over RDMA", &e.to_string());
             false
         }
     }
@@ -38,9 +25,7 @@ fn three_ranks_reduce_over_rdma() {
     if !has_verbs() {
         return;
     }
-    let output = program().args(["--ranks", "3", "--bytes", "0,4,4K,1M", "--iters", "2"]).output().unwrap();
-    let out = text(&output.stdout);
-    assert!(output.status.success(), "{out}{}", text(&output.stderr));
+    let out = output(program().args(["--ranks", "3", "--bytes", "0,4,4K,1M", "--iters", "2"]));
     assert!(out.contains("over RDMA") && out.contains("After 4 hops") && out.contains("OK"), "{out}");
     // The device has sent at least the payload, in packets of at most 4 KiB.
     let row = out.lines().find(|l| l.trim_start().starts_with("1048576 |")).expect("a row for 1 MiB");
@@ -53,10 +38,8 @@ fn without_rdma_one_line_says_what_to_do() {
     if tinynccl::transport::rdma_ports(&tinynccl::Config::default()).is_ok() {
         return;
     }
-    let output = program().output().unwrap();
-    let errors = text(&output.stderr);
-    assert_eq!((output.status.code(), errors.lines().count()), (Some(77), 1), "{errors}");
-    assert!(errors.contains("RDMA") && errors.contains("TINYNCCL_TRANSPORT=auto"), "{errors}");
+    let errors = refused(&mut program(), 77, &["RDMA", "TINYNCCL_TRANSPORT=auto"]);
+    assert_eq!(errors.lines().count(), 1, "{errors}");
     if cfg!(not(feature = "verbs")) {
         assert!(errors.contains("--features verbs"), "{errors}");
     }

@@ -15,22 +15,13 @@ use tinynccl::{Error, cuda};
 
 use cli::Options;
 
-/// Exit status of a program that lacks what it needs. Test runners know 77 as "skipped".
-const EXIT_UNAVAILABLE: u8 = 77;
-
 fn main() -> ExitCode {
     env_logger::init();
-    match start(&Options::parse()) {
-        Ok(code) => ExitCode::from(code),
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            let missing = matches!(error.downcast_ref(), Some(Error::Unsupported { .. }));
-            ExitCode::from(if missing { EXIT_UNAVAILABLE } else { 1 })
-        }
-    }
+    let done = start(&Options::parse());
+    program_kit::exit_code(done, |error| matches!(error.downcast_ref(), Some(Error::Unsupported { .. })))
 }
 
-fn start(options: &Options) -> Result<u8> {
+fn start(options: &Options) -> Result<i32> {
     if launch::is_rank() {
         run::rank(options)?;
         return Ok(0);
@@ -41,6 +32,5 @@ fn start(options: &Options) -> Result<u8> {
         return Err(Error::Unsupported { what: "CUDA".to_owned(), detail: "the driver sees no GPU".to_owned() }.into());
     }
     let ranks = if options.ranks == 0 { gpus.clamp(2, 8) } else { options.ranks };
-    let code = Launcher::new(ranks).plain_rank0(true).run_self()?;
-    Ok(u8::try_from(code).unwrap_or(1))
+    Ok(Launcher::new(ranks).plain_rank0(true).run_self()?)
 }

@@ -1,13 +1,11 @@
 //! The program as its user starts it. With a GPU it must work; without one it must say so.
 
-use assert_cmd::Command;
+use std::process::Command;
 
-/// The program: beside the tests, or where a machine without Cargo has it.
+use program_kit::testing::{self, output, refused, skipped};
+
 fn program() -> Command {
-    match std::env::var_os("ALLREDUCE_GPU") {
-        Some(path) => Command::new(path),
-        None => assert_cmd::cargo::cargo_bin_cmd!("allreduce-gpu"),
-    }
+    testing::program_or("ALLREDUCE_GPU", env!("CARGO_BIN_EXE_allreduce-gpu"))
 }
 
 /// GPUs that the driver sees.
@@ -16,17 +14,14 @@ fn gpus() -> usize {
 }
 
 fn run(arguments: &[&str]) -> Option<String> {
-    let output = program().args(arguments).output().unwrap();
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     if gpus() == 0 {
-        assert_eq!(output.status.code(), Some(77), "{out}{err}");
-        assert_eq!(err.lines().count(), 1, "{err}");
-        assert!(err.starts_with("error: CUDA is not available here: "), "{err}");
-        eprintln!("SKIPPED {arguments:?}: no GPU (the program says: {})", err.trim_end());
+        let errors = refused(program().args(arguments), 77, &[]);
+        assert_eq!(errors.lines().count(), 1, "{errors}");
+        assert!(errors.starts_with("error: CUDA is not available here: "), "{errors}");
+        skipped("all-reduce between GPUs", &errors);
         return None;
     }
-    assert!(output.status.success(), "{out}{err}");
-    Some(out.into_owned())
+    Some(output(program().args(arguments)))
 }
 
 #[test]
@@ -48,7 +43,5 @@ fn more_ranks_than_gpus_take_turns() {
 
 #[test]
 fn a_size_that_is_no_number_of_elements_is_refused() {
-    let output = program().args(["--bytes", "6"]).output().unwrap();
-    assert_eq!(output.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("expected a multiple of 4"));
+    refused(program().args(["--bytes", "6"]), 2, &["expected a multiple of 4"]);
 }

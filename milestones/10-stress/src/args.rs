@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::error::ErrorKind;
 use clap::{ArgAction, CommandFactory as _, Parser};
+use program_kit::size;
 use tinynccl::config::TransportChoice;
 use tinynccl::wire::{Algorithm, Collective};
 use tinynccl::{Config, DType, ReduceOp};
@@ -13,7 +14,7 @@ use crate::case::{self, Case, Way};
 use crate::measure::Effort;
 use crate::memory::Buffers;
 use crate::row::{Places, Settings};
-use crate::size::{self, Increment};
+use crate::sweep::{self, Increment};
 
 /// Correctness and speed of every collective, with the flags and columns of nccl-tests.
 ///
@@ -23,16 +24,16 @@ use crate::size::{self, Increment};
 #[command(version)]
 pub(crate) struct Args {
     /// Smallest size in bytes; K, M or G may follow.
-    #[arg(short = 'b', long = "minbytes", default_value = "8", value_parser = size::parse)]
+    #[arg(short = 'b', long = "minbytes", default_value = "8", value_parser = size::within(0..=1 << 40))]
     pub(crate) min: usize,
     /// Largest size in bytes.
-    #[arg(short = 'e', long = "maxbytes", default_value = "32M", value_parser = size::parse)]
+    #[arg(short = 'e', long = "maxbytes", default_value = "32M", value_parser = size::within(0..=1 << 40))]
     pub(crate) max: usize,
     /// Each size is the last one times this.
     #[arg(short = 'f', long = "stepfactor", default_value = "4", value_parser = factor, conflicts_with = "step")]
     factor: usize,
     /// Each size is the last one plus this many bytes.
-    #[arg(short = 'i', long = "stepbytes", value_parser = size::parse)]
+    #[arg(short = 'i', long = "stepbytes", value_parser = size::within(0..=1 << 40))]
     step: Option<usize>,
     /// Calls per repetition; without it as many as --budget allows.
     #[arg(short = 'n', long = "iters", value_parser = clap::value_parser!(u32).range(1..))]
@@ -179,7 +180,7 @@ impl Args {
             })
         };
         Ok(Plan {
-            sizes: size::sweep(self.min, self.max, increment),
+            sizes: sweep::sweep(self.min, self.max, increment),
             settings: Settings {
                 effort: Effort {
                     warm_up: self.warm_up as usize,
@@ -349,7 +350,7 @@ mod tests {
     fn wrong_flags_say_what_was_expected() {
         for (line, word) in [
             ("-b 16 -e 8", "-e 8"),
-            ("-b x", "expected bytes"),
+            ("-b x", "a whole number of bytes"),
             ("-i 0", "at least 1 byte"),
             ("-i 8 -f 2", "cannot be used with"),
             ("-f 1", "from 2 on"),

@@ -15,8 +15,8 @@ mod probe;
 mod record;
 mod row;
 mod session;
-mod size;
 mod stats;
+mod sweep;
 mod table;
 
 use std::process::ExitCode;

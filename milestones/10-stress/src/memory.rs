@@ -146,7 +146,7 @@ impl Arena {
 /// Bytes of the last-level cache, as the kernel says, or what servers have.
 fn last_level_cache() -> usize {
     let text = fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index3/size");
-    text.ok().and_then(|text| crate::size::parse(text.trim()).ok()).filter(|&bytes| bytes > 0).unwrap_or(32 << 20)
+    text.ok().and_then(|text| program_kit::size::parse(text.trim()).ok()).filter(|&bytes| bytes > 0).unwrap_or(32 << 20)
 }
 
 /// Buffers of one direction, side by side, with a guard before and after all of them.

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::unavailable::Unavailable;
+use crate::Unavailable;
 
 /// The checkout that this program was built from.
 fn checkout() -> PathBuf {

@@ -4,7 +4,17 @@ use std::fmt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use crate::unavailable::Unavailable;
+/// What is missing, and what to do about it: one line.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Unavailable(pub String);
+
+impl fmt::Display for Unavailable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Unavailable {}
 
 /// What a program imports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

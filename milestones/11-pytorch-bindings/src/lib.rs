@@ -3,8 +3,6 @@
 pub mod extension;
 pub mod interpreter;
 pub mod ranks;
-pub mod unavailable;
 
-pub use interpreter::{Interpreter, Needs};
+pub use interpreter::{Interpreter, Needs, Unavailable};
 pub use ranks::Ranks;
-pub use unavailable::{Unavailable, exit_code};

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Parser;
-use pytorch_bindings::{Needs, Ranks, exit_code};
+use pytorch_bindings::{Needs, Ranks, Unavailable};
 
 /// Builds the extension, finds Python with numpy or torch, and starts ranks.
 #[derive(Debug, Parser)]
@@ -22,7 +22,7 @@ struct Args {
 
 fn main() -> ExitCode {
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
-    exit_code(start(Args::parse()))
+    program_kit::exit_code(start(Args::parse()), |error| error.is::<Unavailable>())
 }
 
 // EXERCISE 1 (How it works): find an interpreter, build the extension unless a folder is given, and let `Launcher`

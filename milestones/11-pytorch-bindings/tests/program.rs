@@ -1,14 +1,23 @@
 //! The program as its user starts it. Where Python has no numpy and no torch it must say so.
 
+use std::process::Command;
+use std::time::Duration;
+
+use program_kit::testing::{self, refused, skipped};
+
+fn program() -> Command {
+    testing::program(env!("CARGO_BIN_EXE_pytorch-bindings"))
+}
+
 fn run(arguments: &[&str]) -> Option<(bool, String)> {
-    let output = assert_cmd::cargo::cargo_bin_cmd!("pytorch-bindings").args(arguments).output().unwrap();
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    if output.status.code() == Some(77) {
-        assert!(err.contains("error: no Python 3.11 or later with numpy or torch here"), "{err}");
-        eprintln!("SKIPPED {arguments:?}: {}", err.trim_end());
+    // The extension may have to be built first.
+    let outcome = testing::run_for(program().args(arguments), Duration::from_secs(1500));
+    if outcome.code == Some(77) {
+        assert!(outcome.stderr.contains("error: no Python 3.11 or later with numpy or torch here"), "{outcome:?}");
+        skipped("ranks of Python", &outcome.stderr);
         return None;
     }
-    Some((output.status.success(), format!("{out}{err}")))
+    Some((outcome.success(), outcome.stdout + &outcome.stderr))
 }
 
 #[test]
@@ -34,8 +43,6 @@ fn a_rank_that_raises_ends_the_others() {
 
 #[test]
 fn no_interpreter_is_status_77() {
-    let mut command = assert_cmd::cargo::cargo_bin_cmd!("pytorch-bindings");
-    let assert = command.args(["--python", "/nonexistent/python"]).assert().code(77);
-    let errors = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
-    assert!(errors.contains("error: no Python 3.11 or later with numpy or torch here"), "{errors}");
+    let words = "error: no Python 3.11 or later with numpy or torch here";
+    refused(program().args(["--python", "/nonexistent/python"]), 77, &[words]);
 }

@@ -1,14 +1,23 @@
 //! The program as its user starts it. Where Python has no torch it must say so.
 
+use std::process::Command;
+use std::time::Duration;
+
+use program_kit::testing::{self, skipped};
+
+fn program() -> Command {
+    testing::program(env!("CARGO_BIN_EXE_pytorch-ddp"))
+}
+
 fn run(arguments: &[&str]) -> Option<(bool, String)> {
-    let output = assert_cmd::cargo::cargo_bin_cmd!("pytorch-ddp").args(arguments).output().unwrap();
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    if output.status.code() == Some(77) {
-        assert!(err.contains("error: no Python 3.11 or later with torch here"), "{err}");
-        eprintln!("SKIPPED {arguments:?}: {}", err.trim_end());
+    // The extension may have to be built first.
+    let outcome = testing::run_for(program().args(arguments), Duration::from_secs(1500));
+    if outcome.code == Some(77) {
+        assert!(outcome.stderr.contains("error: no Python 3.11 or later with torch here"), "{outcome:?}");
+        skipped("ranks of Python", &outcome.stderr);
         return None;
     }
-    Some((output.status.success(), format!("{out}{err}")))
+    Some((outcome.success(), outcome.stdout + &outcome.stderr))
 }
 
 /// Loss of the last epoch.

@@ -1,40 +1,16 @@
 //! Runs the real program: it starts its own ranks.
 
-use std::time::Duration;
+use std::process::Command;
 
-use assert_cmd::Command;
+use program_kit::testing::{self, output, refused};
 
-/// The program, outside any launcher's environment.
 fn program() -> Command {
-    let mut command = assert_cmd::cargo::cargo_bin_cmd!("ddp-train");
-    for name in
-        ["RANK", "WORLD_SIZE", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "TINYNCCL_UNIQUE_ID"]
-    {
-        command.env_remove(name);
-    }
-    command.timeout(Duration::from_secs(120));
-    command
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-/// Fails with `code` and says each of `words` on standard error.
-fn refused(command: &mut Command, code: i32, words: &[&str]) {
-    let output = command.output().unwrap();
-    let errors = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(code), "{errors}");
-    for word in words {
-        assert!(errors.contains(word), "no {word:?} in: {errors}");
-    }
+    testing::program(env!("CARGO_BIN_EXE_ddp-train"))
 }
 
 #[test]
 fn two_ranks_train_and_agree() {
-    let output = program().args(["--ranks", "2", "--epochs", "30"]).output().unwrap();
-    let out = text(&output.stdout);
-    assert!(output.status.success(), "{out}{}", text(&output.stderr));
+    let out = output(program().args(["--ranks", "2", "--epochs", "30"]));
     assert!(out.contains("OK: world of size 2, 31 comparisons, the same bits each time"), "{out}");
     let last = out.lines().rfind(|l| l.contains("identical")).unwrap();
     let loss: f64 = last.split_whitespace().nth(1).unwrap().parse().unwrap();

@@ -3,7 +3,6 @@
 mod cli;
 mod show;
 
-use std::io::Write as _;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
@@ -17,21 +16,10 @@ use tinynccl::{Config, Error};
 
 use cli::{Cli, Mode};
 
-/// Exit status of a program that lacks what it needs. Test runners know 77 as "skipped".
-const EXIT_UNAVAILABLE: u8 = 77;
-
 fn main() -> ExitCode {
     let cli = Cli::parse();
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
-    match start(&cli) {
-        Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
-        Err(error) => {
-            // One write, so that the lines of several ranks do not mix.
-            let _ = std::io::stderr().write_all(format!("error: {error:#}\n").as_bytes());
-            let missing = matches!(error.downcast_ref(), Some(Error::Unsupported { .. }));
-            if missing { ExitCode::from(EXIT_UNAVAILABLE) } else { ExitCode::FAILURE }
-        }
-    }
+    program_kit::exit_code(start(&cli), |error| matches!(error.downcast_ref(), Some(Error::Unsupported { .. })))
 }
 
 /// Started by hand: run this program again, once per GPU. Started by a launcher: be the rank it says.

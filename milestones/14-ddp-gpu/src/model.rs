@@ -190,3 +190,27 @@ fn input<'a>(points: &'a CudaView<'_, f32>, below: Option<&'a CudaSlice<f32>>, e
         None => points.slice(..elements),
     }
 }
+
+/// Parameters of a model with these widths, as [`Mlp::specs`] has them.
+pub fn specs(sizes: &[usize]) -> Vec<ParamSpec> {
+    let layers = sizes.windows(2).enumerate();
+    layers
+        .flat_map(|(l, pair)| {
+            [("weight", pair[0] * pair[1]), ("bias", pair[1])]
+                .map(|(what, len)| ParamSpec { name: format!("layer{l}.{what}"), len })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use ddp_train::rng::Rng;
+
+    use super::*;
+
+    #[test]
+    fn the_parameters_are_those_of_the_model() {
+        let sizes = [2, 5, 4, 3];
+        assert_eq!(specs(&sizes), Mlp::new(&sizes, &mut Rng::new(1)).specs());
+    }
+}

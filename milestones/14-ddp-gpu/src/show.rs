@@ -7,6 +7,7 @@ use cudarc::driver::CudaContext;
 use ddp_gpu::buckets::Buckets;
 use ddp_gpu::check::{Alone, GRADIENT_TOLERANCE, LOSS_TOLERANCE, loss_difference};
 use ddp_gpu::kernels::Kernels;
+use ddp_gpu::model::specs;
 use ddp_gpu::replica::Exchange;
 use ddp_gpu::time::{self, Timed, Way};
 use ddp_gpu::timeline::size;
@@ -219,27 +220,5 @@ fn show_buckets(page: &Page, buckets: &Buckets, specs: &[ParamSpec]) {
         };
         let bytes = span.len() * size_of::<f32>();
         page.line(format!("bucket {bucket}: {bytes:>9} bytes ({}), {names}", size(bytes)));
-    }
-}
-
-/// Parameters of a model with these widths, as [`Mlp::specs`] has them.
-fn specs(sizes: &[usize]) -> Vec<ParamSpec> {
-    let layers = sizes.windows(2).enumerate();
-    layers
-        .flat_map(|(l, pair)| {
-            [("weight", pair[0] * pair[1]), ("bias", pair[1])]
-                .map(|(what, len)| ParamSpec { name: format!("layer{l}.{what}"), len })
-        })
-        .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_parameters_are_those_of_the_model() {
-        let sizes = [2, 5, 4, 3];
-        assert_eq!(specs(&sizes), Mlp::new(&sizes, &mut Rng::new(1)).specs());
     }
 }

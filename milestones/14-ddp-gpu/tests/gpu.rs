@@ -1,7 +1,5 @@
 //! On a GPU: gradients against the CPU's, and training of several ranks against one. Skipped, and said so, without a GPU.
 
-use std::io::Write as _;
-
 use cudarc::driver::CudaContext;
 use ddp_gpu::check::{Alone, GRADIENT_TOLERANCE, LOSS_TOLERANCE, loss_difference};
 use ddp_gpu::compile::compiler_is_here;
@@ -13,6 +11,7 @@ use ddp_train::data::Dataset;
 use ddp_train::mlp::Mlp;
 use ddp_train::rng::Rng;
 use ddp_train::train::Options;
+use program_kit::testing::skipped;
 use tinynccl::cuda;
 use tinynccl::process_group::{BackendType, Device, ProcessGroup, nccl_library};
 use tinynccl::{Comm, Config};
@@ -25,8 +24,7 @@ fn gpus(test: &str, wanted: usize) -> Option<Vec<usize>> {
         Ok(count) => format!("needs {wanted} GPUs, this machine has {count}"),
         Err(error) => error.to_string(),
     };
-    // Not by a macro: the test harness would keep it to itself.
-    let _ = writeln!(std::io::stderr(), "SKIPPED {test}: {reason}");
+    skipped(test, &reason);
     None
 }
 
@@ -117,7 +115,7 @@ fn over_nccl_the_weights_are_the_same_bits() {
     let test = "over_nccl_the_weights_are_the_same_bits";
     let Some(gpus_here) = gpus(test, 2) else { return };
     if let Err(missing) = nccl_library(&Config::default()) {
-        let _ = writeln!(std::io::stderr(), "SKIPPED {test}: {missing}");
+        skipped(test, &missing.to_string());
         return;
     }
     let ours = run(&gpus_here, OURS, &small(), Exchange::Overlapped);

@@ -1,54 +1,38 @@
 //! The program as a user runs it. What needs GPUs is skipped, and says so, where there are none.
 
-use std::io::{self, Write};
-use std::process::Output;
-use std::time::Duration;
+mod gpu;
 
-/// Beside this test on a machine that has no cargo (scripts/gpu-tests.sh), else where cargo built it; outside any launcher's
-/// environment.
-fn command(arguments: &[&str]) -> assert_cmd::Command {
-    let program = std::env::var_os("DDP_GPU").unwrap_or_else(|| env!("CARGO_BIN_EXE_ddp-gpu").into());
-    let mut command = assert_cmd::Command::new(program);
-    for name in
-        ["RANK", "WORLD_SIZE", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "TINYNCCL_UNIQUE_ID"]
-    {
-        command.env_remove(name);
-    }
-    command.args(arguments).timeout(Duration::from_secs(120));
+use std::process::Command;
+
+use program_kit::process::Outcome;
+use program_kit::testing::{self, refused, skipped};
+
+fn command(arguments: &[&str]) -> Command {
+    let mut command = testing::program_or("DDP_GPU", env!("CARGO_BIN_EXE_ddp-gpu"));
+    command.args(arguments);
     command
 }
 
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-/// What it did; `None`, said aloud, where it cannot run.
-fn on_gpus(arguments: &[&str]) -> Option<Output> {
-    let output = command(arguments).output().unwrap();
-    let errors = text(&output.stderr);
-    let unavailable = output.status.code() == Some(77);
-    if unavailable {
-        assert_eq!(errors.lines().count(), 1, "{errors}");
-    }
-    if unavailable {
-        // Not by a macro: the test harness would keep it to itself.
-        let _ = writeln!(io::stderr(), "SKIPPED: a test of ddp-gpu with GPUs: {}", errors.trim());
+/// What it prints, which must succeed; `None`, said aloud, where it cannot run.
+fn on_gpus(command: &mut Command) -> Option<String> {
+    let Outcome { code, stdout, stderr, .. } = testing::run(command);
+    if code == Some(77) {
+        assert_eq!(stderr.lines().count(), 1, "{stderr}");
+        skipped("a test of ddp-gpu with GPUs", &stderr);
         return None;
     }
-    Some(output)
+    assert_eq!(code, Some(0), "{stdout}{stderr}");
+    Some(stdout)
 }
 
 #[test]
 fn without_a_gpu_it_says_what_is_missing_in_one_line() {
     // Where there is a GPU it is hidden; where there is no driver, hiding does nothing.
     for arguments in [&[][..], &["--ranks", "2"], &["--no-overlap"], &["time"], &["time", "--ranks", "2"]] {
-        let output = command(arguments).env("CUDA_VISIBLE_DEVICES", "").output().unwrap();
-        let errors = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(77), "{errors}");
-        assert_eq!(errors.lines().count(), 1, "{errors}");
-        assert!(errors.starts_with("error: CUDA is not available here: "), "{errors}");
-        assert!(errors.contains("libcuda.so.1") || errors.contains("NO_DEVICE"), "{errors}");
-        assert!(output.stdout.is_empty());
+        let Outcome { code, stdout, stderr, .. } = testing::run(command(arguments).env("CUDA_VISIBLE_DEVICES", ""));
+        assert_eq!((code, stderr.lines().count(), stdout.as_str()), (Some(77), 1, ""), "{stderr}");
+        assert!(stderr.starts_with("error: CUDA is not available here: "), "{stderr}");
+        assert!(stderr.contains("libcuda.so.1") || stderr.contains("NO_DEVICE"), "{stderr}");
     }
 }
 
@@ -65,16 +49,13 @@ fn wrong_options_are_usage_errors() {
         &["--epochs", "3", "time"],
         &["draw"],
     ] {
-        let output = command(arguments).output().unwrap();
-        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", text(&output.stderr));
+        refused(&mut command(arguments), 2, &[]);
     }
 }
 
 #[test]
 fn two_ranks_train_and_every_check_holds() {
-    let Some(output) = on_gpus(&["--ranks", "2", "--epochs", "20"]) else { return };
-    let out = text(&output.stdout);
-    assert!(output.status.success(), "{out}{}", text(&output.stderr));
+    let Some(out) = on_gpus(&mut command(&["--ranks", "2", "--epochs", "20"])) else { return };
     assert!(out.contains("OK: world of size 2, 20 epochs, all checks hold"), "{out}");
     assert_eq!(out.lines().filter(|line| line.starts_with("  ok  ")).count(), 7, "{out}");
     assert!(out.contains("2 different starts on 2 rank(s), the same weights after the broadcast"), "{out}");
@@ -82,43 +63,36 @@ fn two_ranks_train_and_every_check_holds() {
 }
 
 /// The lines of the epochs: losses and fingerprints of the weights.
-fn epochs(output: &Output) -> Vec<String> {
-    text(&output.stdout).lines().filter(|line| line.ends_with("identical")).map(str::to_owned).collect()
+fn epochs(out: &str) -> Vec<&str> {
+    out.lines().filter(|line| line.ends_with("identical")).collect()
 }
 
 #[test]
 fn the_proofs_are_the_same_over_nccl() {
     if tinynccl::cuda::device_count().is_ok_and(|gpus| gpus == 1) {
-        let _ = writeln!(io::stderr(), "SKIPPED the_proofs_are_the_same_over_nccl: NCCL needs two GPUs for two ranks");
+        skipped("the proofs over NCCL", "it needs a GPU for each of two ranks");
         return;
     }
     let arguments = ["--ranks", "2", "--epochs", "20", "--backend"];
-    let Some(theirs) = on_gpus(&[&arguments[..], &["nccl"]].concat()) else { return };
-    let out = text(&theirs.stdout);
-    assert!(theirs.status.success(), "{out}{}", text(&theirs.stderr));
-    assert!(out.contains("backend nccl: ") && out.contains("20 epochs, all checks hold"), "{out}");
-    assert_eq!(out.lines().filter(|line| line.starts_with("  ok  ")).count(), 7, "{out}");
-    let ours = on_gpus(&[&arguments[..], &["tinynccl"]].concat()).unwrap();
+    let Some(theirs) = on_gpus(command(&arguments).arg("nccl")) else { return };
+    assert!(theirs.contains("backend nccl: ") && theirs.contains("20 epochs, all checks hold"), "{theirs}");
+    assert_eq!(theirs.lines().filter(|line| line.starts_with("  ok  ")).count(), 7, "{theirs}");
+    let ours = on_gpus(command(&arguments).arg("tinynccl")).unwrap();
     // Two ranks: the average of two numbers has one rounding.
-    assert_eq!(epochs(&theirs), epochs(&ours), "{out}{}", text(&ours.stdout));
+    assert_eq!(epochs(&theirs), epochs(&ours), "{theirs}{ours}");
     assert!(!epochs(&ours).is_empty());
 }
 
 #[test]
 fn one_rank_trains_too() {
-    let Some(output) = on_gpus(&["--ranks", "1", "--epochs", "5", "--no-overlap"]) else { return };
-    let out = text(&output.stdout);
-    assert!(output.status.success(), "{out}{}", text(&output.stderr));
+    let Some(out) = on_gpus(&mut command(&["--ranks", "1", "--epochs", "5", "--no-overlap"])) else { return };
     assert!(out.contains("nothing to average") && out.contains("OK: world of size 1"), "{out}");
 }
 
 #[test]
 fn times_with_and_without_overlap() {
-    let Some(output) = on_gpus(&["time", "--ranks", "2", "--hidden", "512", "--steps", "5", "--rounds", "2"]) else {
-        return;
-    };
-    let out = text(&output.stdout);
-    assert!(output.status.success(), "{out}{}", text(&output.stderr));
+    let arguments = ["time", "--ranks", "2", "--hidden", "512", "--steps", "5", "--rounds", "2"];
+    let Some(out) = on_gpus(&mut command(&arguments)) else { return };
     for words in ["no all-reduces", "all-reduces behind backward", "overlapped with backward", "% hidden"] {
         assert!(out.contains(words), "no {words:?}: {out}");
     }
@@ -130,13 +104,12 @@ fn times_with_and_without_overlap() {
 
 #[test]
 fn what_cannot_be_trained_is_refused_before_ranks_start() {
-    if on_gpus(&["--ranks", "1", "--epochs", "1"]).is_none() {
+    if on_gpus(&mut command(&["--ranks", "1", "--epochs", "1"])).is_none() {
         return;
     }
-    let output = command(&["--ranks", "1", "--batch", "1000"]).output().unwrap();
-    let errors = text(&output.stderr);
-    assert_eq!((output.status.code(), errors.lines().count()), (Some(1), 1), "{errors}");
-    assert!(errors.contains("larger than the data (384 points)"), "{errors}");
+    let mut too_much = command(&["--ranks", "1", "--batch", "1000"]);
+    let errors = refused(&mut too_much, 1, &["larger than the data (384 points)"]);
+    assert_eq!(errors.lines().count(), 1, "{errors}");
 }
 
 /// Three processes share one GPU, or two.
@@ -144,13 +117,7 @@ fn what_cannot_be_trained_is_refused_before_ranks_start() {
 fn ranks_that_share_gpus_train_too() {
     for (path, words) in [("auto", "kernels in turns over shared GPUs"), ("hosted", "through the hosts' memory")] {
         let mut command = command(&["--ranks", "3", "--epochs", "3", "--no-overlap"]);
-        let output = command.env("TINYNCCL_CUDA_PATH", path).output().unwrap();
-        let (out, errors) = (text(&output.stdout), text(&output.stderr));
-        if output.status.code() == Some(77) {
-            let _ = writeln!(io::stderr(), "SKIPPED: a test of ddp-gpu with GPUs: {}", errors.trim());
-            return;
-        }
-        assert!(output.status.success(), "{out}{errors}");
+        let Some(out) = on_gpus(command.env("TINYNCCL_CUDA_PATH", path)) else { return };
         assert!(out.contains("OK: world of size 3, 3 epochs"), "{out}");
         // With three GPUs or more nobody shares one.
         assert!(out.contains(&format!("path: {words}")) || !out.contains("sharing"), "{out}");

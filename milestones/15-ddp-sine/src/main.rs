@@ -3,7 +3,6 @@
 mod fit;
 mod plot;
 
-use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -59,14 +58,7 @@ fn rate(text: &str) -> Result<f32, String> {
 fn main() -> ExitCode {
     let args = Args::parse();
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
-    match start(&args) {
-        Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
-        Err(error) => {
-            // One write, so that the lines of several ranks do not mix.
-            let _ = std::io::stderr().write_all(format!("error: {error:#}\n").as_bytes());
-            ExitCode::FAILURE
-        }
-    }
+    program_kit::exit_code(start(&args), |_| false)
 }
 
 /// Started by hand: run this program again, once per rank. Started by a launcher: be the rank it says.

@@ -1,42 +1,18 @@
 //! Runs the real program: it starts its own ranks.
 
-use std::time::Duration;
+use std::process::Command;
 
-use assert_cmd::Command;
+use program_kit::testing::{self, output, refused};
 
-/// The program, outside any launcher's environment.
 fn program() -> Command {
-    let mut command = assert_cmd::cargo::cargo_bin_cmd!("ddp-sine");
-    for name in
-        ["RANK", "WORLD_SIZE", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "TINYNCCL_UNIQUE_ID"]
-    {
-        command.env_remove(name);
-    }
-    command.timeout(Duration::from_secs(120));
-    command
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-/// Fails with `code` and says each of `words` on standard error.
-fn refused(command: &mut Command, code: i32, words: &[&str]) {
-    let output = command.output().unwrap();
-    let errors = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(code), "{errors}");
-    for word in words {
-        assert!(errors.contains(word), "no {word:?} in: {errors}");
-    }
+    testing::program(env!("CARGO_BIN_EXE_ddp-sine"))
 }
 
 #[test]
 fn two_ranks_fit_and_draw() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("fit.svg");
-    let output = program().args(["--ranks", "2", "--plot"]).arg(&path).output().unwrap();
-    let out = text(&output.stdout);
-    assert!(output.status.success(), "{out}{}", text(&output.stderr));
+    let out = output(program().args(["--ranks", "2", "--plot"]).arg(&path));
     assert!(out.contains("OK: below 1e-3") && out.contains("2 ranks hold the same"), "{out}");
     let svg = std::fs::read_to_string(path).unwrap();
     assert!(svg.starts_with("<svg") && svg.contains("prediction"), "{}", &svg[..100]);

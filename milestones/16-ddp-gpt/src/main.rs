@@ -7,7 +7,7 @@ use clap::Parser;
 use ddp_gpt::cli::{self, BenchArgs, Cli, Command, Device, Job, TrainArgs};
 use ddp_gpt::distributed::{CommRanks, DistributedGradients};
 use ddp_gpt::gpu::device::{self, Gpu};
-use ddp_gpt::gpu::error::{EXIT_UNAVAILABLE, Unavailable};
+use ddp_gpt::gpu::error::Unavailable;
 use ddp_gpt::gpu::reducer::{self, Reducer};
 use ddp_gpt::gpu::train::train as gpu_train;
 use ddp_gpt::gradients::{Gradients, LocalGradients, OneRank, Ranks};
@@ -26,20 +26,11 @@ fn main() -> ExitCode {
         Some(Command::Bench(args)) => run_bench(args).map(|()| 0),
         None => run_training(&cli.train),
     };
-    match done {
-        Ok(code) => ExitCode::from(code),
-        Err(e) => {
-            eprintln!("error: {e:#}");
-            match e.downcast_ref::<Unavailable>() {
-                Some(_) => ExitCode::from(EXIT_UNAVAILABLE),
-                None => ExitCode::FAILURE,
-            }
-        }
-    }
+    program_kit::exit_code(done, |error| error.is::<Unavailable>())
 }
 
 /// As a rank of a launcher's, trains; started by hand, launches the ranks first. Gives the exit code.
-fn run_training(args: &TrainArgs) -> Result<u8> {
+fn run_training(args: &TrainArgs) -> Result<i32> {
     if launch::is_rank() {
         let mut config = Config::from_env()?;
         config.transport = args.transport.unwrap_or(config.transport);
@@ -81,8 +72,7 @@ fn run_training(args: &TrainArgs) -> Result<u8> {
         return Ok(0);
     }
     drop(job);
-    let code = launch::Launcher::new(args.ranks).plain_rank0(true).run_self()?;
-    Ok(u8::try_from(code).unwrap_or(1))
+    Ok(launch::Launcher::new(args.ranks).plain_rank0(true).run_self()?)
 }
 
 /// What a rank computes on, and what averages its gradients.

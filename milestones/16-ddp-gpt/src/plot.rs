@@ -2,54 +2,28 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, anyhow};
-use plotters::prelude::*;
+use anyhow::{Context, Result};
+use line_chart::{Axis, Chart, Curve, RGBColor};
 
 use crate::checkpoint::Point;
 
 /// Draws training and validation loss over steps.
 pub fn loss_curve(path: &Path, title: &str, history: &[Point]) -> Result<()> {
-    draw(path, title, history)
-        .map_err(|e| anyhow!("{e}"))
-        .with_context(|| format!("cannot write the plot {}", path.display()))
-}
-
-fn draw(path: &Path, title: &str, history: &[Point]) -> Result<(), Box<dyn std::error::Error>> {
-    let train: Vec<(f64, f64)> = history.iter().filter_map(|p| Some((p.step as f64, p.train?))).collect();
-    let validation: Vec<(f64, f64)> = history.iter().filter_map(|p| Some((p.step as f64, p.validation?))).collect();
-    let losses = || train.iter().chain(&validation).map(|p| p.1);
-    let low = losses().fold(f64::INFINITY, f64::min);
-    let high = losses().fold(f64::NEG_INFINITY, f64::max);
-    let (low, high) = if low.is_finite() { (low, high.max(low + 0.1)) } else { (0.0, 1.0) };
-    let margin = 0.05 * (high - low);
-    let last = history.last().map_or(1, |p| p.step.max(1)) as f64;
-
-    let root = SVGBackend::new(path, (800, 500)).into_drawing_area();
-    root.fill(&WHITE)?;
-    let mut chart = ChartBuilder::on(&root)
-        .caption(title, ("sans-serif", 18))
-        .margin(12)
-        .x_label_area_size(40)
-        .y_label_area_size(56)
-        .build_cartesian_2d(0.0..last, low - margin..high + margin)?;
-    chart.configure_mesh().x_desc("step").y_desc("loss (nats per character)").light_line_style(WHITE).draw()?;
-    let (blue, red) = (RGBColor(110, 160, 220), RGBColor(200, 40, 40));
-    chart
-        .draw_series(LineSeries::new(train, blue))?
-        .label("training")
-        .legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], blue));
-    chart
-        .draw_series(LineSeries::new(validation, red.stroke_width(2)).point_size(3))?
-        .label("validation")
-        .legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], red.stroke_width(2)));
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::UpperRight)
-        .background_style(WHITE)
-        .border_style(BLACK)
-        .draw()?;
-    root.present()?;
-    Ok(())
+    let points = |loss: fn(&Point) -> Option<f64>| -> Vec<(f64, f64)> {
+        history.iter().filter_map(|p| Some((p.step as f64, loss(p)?))).collect()
+    };
+    let chart = Chart {
+        title: title.to_owned(),
+        x: Axis::linear("step").between(0.0, history.last().map_or(1, |p| p.step.max(1)) as f64),
+        y: Axis::linear("loss (nats per character)"),
+        curves: vec![
+            Curve { width: 1, ..Curve::line("training", points(|p| p.train), RGBColor(110, 160, 220)) },
+            Curve::measured("validation", points(|p| p.validation), RGBColor(200, 40, 40)),
+        ],
+        legend_right: true,
+    };
+    let svg = line_chart::svg("", (800, 500), &[vec![chart]])?;
+    std::fs::write(path, svg).with_context(|| format!("cannot write the plot {}", path.display()))
 }
 
 #[cfg(test)]

@@ -2,8 +2,9 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
-use assert_cmd::Command;
+use program_kit::testing;
 use tempfile::TempDir;
 
 /// A folder with a text to learn.
@@ -15,7 +16,7 @@ fn folder() -> TempDir {
 }
 
 fn program(folder: &Path, args: &[&str]) -> Command {
-    let mut command = assert_cmd::cargo::cargo_bin_cmd!("ddp-gpt");
+    let mut command = testing::program(env!("CARGO_BIN_EXE_ddp-gpt"));
     command.current_dir(folder).args(["--preset", "tiny"]).args(args);
     command.env_remove("RUST_LOG").env_remove("RUST_BACKTRACE");
     command
@@ -23,20 +24,16 @@ fn program(folder: &Path, args: &[&str]) -> Command {
 
 /// Runs and expects a failure; returns the one line that it must print.
 fn refused(folder: &Path, args: &[&str]) -> String {
-    let output = program(folder, args).output().unwrap();
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert_eq!(output.status.code(), Some(1), "{args:?}: {out}{err}");
-    assert_eq!(err.lines().count(), 1, "{args:?}: {err}");
+    let outcome = testing::run(&mut program(folder, args));
+    let (out, err) = (outcome.stdout, outcome.stderr);
+    assert_eq!((outcome.code, err.lines().count()), (Some(1), 1), "{args:?}: {out}{err}");
     assert!(err.starts_with("error: "), "{err}");
     assert!(!out.contains("loss"), "trained before it noticed: {out}");
-    err.into_owned()
+    err
 }
 
 fn trained(folder: &Path, args: &[&str]) -> String {
-    let output = program(folder, args).output().unwrap();
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{args:?}: {out}{err}");
-    out.into_owned()
+    testing::output(&mut program(folder, args))
 }
 
 const ALONE: [&str; 6] = ["--ranks", "1", "--threads", "1", "--data", "text.txt"];
@@ -117,10 +114,9 @@ fn bad_checkpoints_are_named_and_left_alone() {
     fs::write(folder.path().join("other.txt"), "0123456789".repeat(100)).unwrap();
     let e = refused(folder.path(), &["--data", "other.txt", "--resume", "o/checkpoint.bin"]);
     assert!(e.contains("another vocabulary: expected the text's 10 characters, got"), "{e}");
-    let mut other = assert_cmd::cargo::cargo_bin_cmd!("ddp-gpt");
+    let mut other = testing::program(env!("CARGO_BIN_EXE_ddp-gpt"));
     other.current_dir(folder.path()).args(["--preset", "small", "--data", "text.txt", "--resume", "o/checkpoint.bin"]);
-    let e = String::from_utf8(other.output().unwrap().stderr).unwrap();
-    assert!(e.contains("another shape: expected 4 layers") && e.contains("got 2 layers"), "{e}");
+    testing::refused(&mut other, 1, &["another shape: expected 4 layers", "got 2 layers"]);
     assert_eq!(fs::read(folder.path().join("o/checkpoint.bin")).unwrap(), good);
 }
 
@@ -140,10 +136,7 @@ fn wrong_flags_are_usage_errors() {
         &["--preset", "huge"],
         &["--no-such-flag"],
     ] {
-        let mut command = assert_cmd::cargo::cargo_bin_cmd!("ddp-gpt");
-        let output = command.current_dir(folder.path()).args(args).output().unwrap();
-        assert_eq!(output.status.code(), Some(2), "{args:?}");
-        let e = String::from_utf8_lossy(&output.stderr);
-        assert!(e.contains(args[0]), "{e}");
+        let mut command = testing::program(env!("CARGO_BIN_EXE_ddp-gpt"));
+        testing::refused(command.current_dir(folder.path()).args(args), 2, &[args[0]]);
     }
 }

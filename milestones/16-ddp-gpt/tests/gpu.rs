@@ -1,12 +1,10 @@
 //! The GPU's passes and steps against the CPU's. Skipped, and says so, where there is no GPU; the program itself is tested
 //! everywhere for what it says then.
 
-mod common;
-
 use std::fs;
-use std::io::{self, Write};
+use std::io::Write as _;
 use std::path::Path;
-use std::process::Output;
+use std::process::Command;
 
 use ddp_gpt::checkpoint::{self, Point};
 use ddp_gpt::config::{ModelConfig, Preset, TrainConfig};
@@ -24,16 +22,14 @@ use ddp_gpt::ops::parallel::Threads;
 use ddp_gpt::report::Silent;
 use ddp_gpt::sample::Sampling;
 use ddp_gpt::train::State;
+use program_kit::testing::{self, skipped};
 
-fn say(line: &str) {
-    // Not by a macro: the test harness would keep it to itself.
-    let _ = writeln!(io::stderr(), "{line}");
-}
+use crate::common;
 
 /// How many GPUs there are; 0, said aloud, where none can be used.
 fn gpus() -> usize {
     device::count().unwrap_or_else(|e| {
-        say(&format!("SKIPPED: a test of ddp-gpt on a GPU: {e}"));
+        skipped("a test of ddp-gpt on a GPU", &e.to_string());
         0
     })
 }
@@ -107,7 +103,9 @@ fn compare(case: &Case) -> Vec<String> {
     if relative.is_nan() || relative > of_loss {
         wrong.push(format!("{what}: loss {loss}, the CPU's is {expected}"));
     }
-    say(&format!("{what}: loss within {relative:.1e}, gradients within {:.1e} ({})", worst.0, worst.1));
+    // Not by a macro: the test harness would keep it to itself.
+    let line = format!("{what}: loss within {relative:.1e}, gradients within {:.1e} ({})\n", worst.0, worst.1);
+    let _ = std::io::stderr().write_all(line.as_bytes());
     wrong
 }
 
@@ -216,12 +214,10 @@ fn a_run_has_the_losses_of_the_cpus() {
     assert!(last.validation.unwrap() < cpu.history[0].validation.unwrap(), "{last:?}");
 }
 
-/// Beside this test on a machine that has no cargo (scripts/gpu-tests.sh), else where cargo built it.
-fn program(folder: &Path, args: &[&str]) -> Output {
-    let program = std::env::var_os("DDP_GPT").unwrap_or_else(|| env!("CARGO_BIN_EXE_ddp-gpt").into());
-    let mut command = assert_cmd::Command::new(program);
-    command.current_dir(folder).args(["--preset", "tiny", "--data", "text.txt", "--device", "cuda"]).args(args);
-    command.timeout(std::time::Duration::from_secs(120)).output().unwrap()
+fn program(folder: &Path) -> Command {
+    let mut command = testing::program_or("DDP_GPT", env!("CARGO_BIN_EXE_ddp-gpt"));
+    command.current_dir(folder).args(["--device", "cuda"]);
+    command
 }
 
 fn text(folder: &Path) {
@@ -246,11 +242,11 @@ fn short_run(folder: &Path, ranks: usize, more: &[&str]) -> (String, Vec<Point>)
         "--out",
         "o",
     ];
-    let output = program(folder, &[&fixed[..], &["--ranks", &ranks], more].concat());
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{ranks} {more:?}: {out}{err}");
+    let mut command = program(folder);
+    command.args(["--preset", "tiny", "--data", "text.txt", "--ranks", &ranks]).args(fixed).args(more);
+    let out = testing::output(&mut command);
     let history = checkpoint::load(&folder.join("o/checkpoint.bin")).unwrap().header.history;
-    (out.into_owned(), history)
+    (out, history)
 }
 
 fn same_losses(alone: &[Point], several: &[Point], what: &str) {
@@ -266,7 +262,7 @@ fn several_gpus_have_the_losses_of_one() {
     let gpus = gpus();
     if gpus < 2 {
         if gpus == 1 {
-            say("SKIPPED: ddp-gpt on several ranks: there is one device only");
+            skipped("ddp-gpt on several ranks", "there is one device only");
         }
         return;
     }
@@ -304,7 +300,7 @@ fn a_trace_shows_averages_beside_the_passes() {
     let gpus = gpus();
     if gpus < 2 {
         if gpus == 1 {
-            say("SKIPPED: ddp-gpt's trace of two ranks: there is one device only");
+            skipped("ddp-gpt's trace of two ranks", "there is one device only");
         }
         return;
     }
@@ -334,14 +330,10 @@ fn without_a_gpu_it_says_so_in_one_line_and_ends_with_77() {
     let folder = tempfile::tempdir().unwrap();
     text(folder.path());
     for ranks in ["1", "2"] {
-        let program = std::env::var_os("DDP_GPT").unwrap_or_else(|| env!("CARGO_BIN_EXE_ddp-gpt").into());
-        let mut command = assert_cmd::Command::new(program);
         // Where there is a GPU it is hidden; where there is no driver, hiding does nothing.
-        command.current_dir(folder.path()).env("CUDA_VISIBLE_DEVICES", "").args(["--device", "cuda", "--ranks", ranks]);
-        let output = command.output().unwrap();
-        let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        assert_eq!(output.status.code(), Some(77), "{out}{err}");
-        assert_eq!(err.lines().count(), 1, "{err}");
-        assert!(err.starts_with("error: --device cuda: ") && out.is_empty(), "{err}{out}");
+        let mut command = program(folder.path());
+        let ended = testing::run(command.env("CUDA_VISIBLE_DEVICES", "").args(["--ranks", ranks]));
+        assert_eq!((ended.code, ended.stderr.lines().count(), ended.stdout.as_str()), (Some(77), 1, ""), "{ended:?}");
+        assert!(ended.stderr.starts_with("error: --device cuda: "), "{ended:?}");
     }
 }

@@ -3,8 +3,6 @@
 //! A directional derivative per tensor: for a random direction d, (L(w + hd) - L(w - hd)) / 2h must be ⟨∇L, d⟩. Losses
 //! are means over rows in f32, good to about 1e-7 of their value; h is large enough that the difference stands out.
 
-mod common;
-
 use ddp_gpt::config::ModelConfig;
 use ddp_gpt::data::{Batch, Split};
 use ddp_gpt::gradients::LocalGradients;
@@ -12,6 +10,8 @@ use ddp_gpt::model::{Model, Workspace};
 use ddp_gpt::ops::dropout::Dropout;
 use ddp_gpt::ops::parallel::Threads;
 use ddp_gpt::rng::{Stream, key, normal_pair};
+
+use crate::common;
 
 /// `context` above the attention block of 64 rows takes the path with several blocks.
 fn check(context: usize, probability: f64) {

@@ -1,11 +1,10 @@
 //! The model learns: a small text's loss falls far below that of a guess, and threads do not change what is learnt.
 
-mod common;
-
-use common::{corpus, plan, run_alone};
 use ddp_gpt::config::Preset;
 use ddp_gpt::ops::parallel::Threads;
 use ddp_gpt::train::{Plan, State};
+
+use crate::common::{corpus, plan, run_alone};
 
 #[test]
 fn loss_falls_and_threads_agree() {

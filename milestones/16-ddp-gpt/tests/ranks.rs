@@ -4,14 +4,13 @@ use std::fs;
 use std::path::Path;
 
 use ddp_gpt::checkpoint::{self, Point};
+use program_kit::testing;
 
 fn train(folder: &Path, out: &str, args: &[&str]) -> Vec<Point> {
-    let mut command = assert_cmd::cargo::cargo_bin_cmd!("ddp-gpt");
+    let mut command = testing::program(env!("CARGO_BIN_EXE_ddp-gpt"));
     command.current_dir(folder).args(["--preset", "tiny", "--threads", "1", "--data", "text.txt"]);
     command.args(["--steps", "12", "--lr", "0.003", "--sample-chars", "10", "--out", out]).args(args);
-    let output = command.timeout(std::time::Duration::from_secs(120)).output().unwrap();
-    let (out_text, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{args:?}: {out_text}{err}");
+    testing::output(&mut command);
     checkpoint::load(&folder.join(out).join("checkpoint.bin")).unwrap().header.history
 }
 

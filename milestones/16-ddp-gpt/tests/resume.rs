@@ -1,11 +1,10 @@
 //! A resumed run gives the losses of an uninterrupted one: the same bits.
 
-mod common;
-
-use common::{corpus, plan, run_alone};
 use ddp_gpt::checkpoint;
 use ddp_gpt::config::{Preset, TrainConfig};
 use ddp_gpt::train::{Plan, State};
+
+use crate::common::{corpus, plan, run_alone};
 
 #[test]
 fn same_losses_and_same_parameters() {
@@ -48,5 +47,5 @@ fn stop_at(last: usize, plan: &Plan, state: &mut State) {
         fn note(&mut self, _text: &str) {}
     }
     let mut gradients = LocalGradients::new(&state.model.layout);
-    ddp_gpt::train::train(plan, state, &common::corpus(), &mut OneRank, &mut gradients, &mut Stop(last)).unwrap();
+    ddp_gpt::train::train(plan, state, &corpus(), &mut OneRank, &mut gradients, &mut Stop(last)).unwrap();
 }

@@ -1,9 +1,8 @@
 //! R ranks with 1/R of the batch each give the losses of one rank with all of it, to f32 rounding.
 
-mod common;
-
-use common::{corpus, plan, run_ranks};
 use ddp_gpt::config::{Preset, TrainConfig};
+
+use crate::common::{corpus, plan, run_ranks};
 
 #[test]
 fn any_number_of_ranks_gives_the_same_losses() {

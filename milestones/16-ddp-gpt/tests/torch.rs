@@ -4,10 +4,7 @@
 //! `torch_oracle.py` holds the model a second time. It shares nothing with this crate but the files written here.
 //! `compare/torch_gpt.py` holds the training a second time, with modules and an optimizer of PyTorch.
 
-mod common;
-
 use std::fs;
-use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -19,6 +16,9 @@ use ddp_gpt::ops::dropout::{Dropout, Site};
 use ddp_gpt::ops::parallel::Threads;
 use ddp_gpt::rng::{Stream, below, key, normal_pair};
 use ddp_gpt::train::State;
+use program_kit::testing::skipped;
+
+use crate::common;
 
 /// The first interpreter with PyTorch. Debian's package belongs to its own, which another python3 may hide.
 fn python() -> Option<&'static str> {
@@ -28,10 +28,9 @@ fn python() -> Option<&'static str> {
         probe.status().is_ok_and(|status| status.success())
     });
     if found.is_none() {
-        // Not eprintln: the test harness would keep it to itself.
-        let line = "SKIPPED: comparison with PyTorch: neither python3 nor /usr/bin/python3 can import torch and numpy; \
-                    'apt-get install python3-torch python3-numpy' or 'pip install torch numpy' gets them\n";
-        std::io::stderr().write_all(line.as_bytes()).unwrap();
+        let why = "neither python3 nor /usr/bin/python3 can import torch and numpy; \
+                   'apt-get install python3-torch python3-numpy' or 'pip install torch numpy' gets them";
+        skipped("comparison with PyTorch", why);
     }
     found
 }

@@ -4,12 +4,12 @@
 //! same) or `lines` (numbers, and the order of lines does not matter, nor how often a line comes). The rest is run by bash from the repository's root.
 
 use std::fs;
-use std::io::Read;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use program_kit::process::{self, Outcome};
 
 use crate::paths::repository;
 
@@ -108,37 +108,17 @@ fn sorted(text: &str) -> Vec<String> {
 }
 
 fn print(recorded: &Recorded) -> Result<String> {
-    // Output to files: a pipe that nobody reads while we wait could fill.
-    let mut child = Command::new("bash")
-        .args(["-euo", "pipefail", "-c", &format!("({}) 2>&1", recorded.command)])
-        .current_dir(repository())
-        .env_remove("RUST_LOG")
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("starting bash")?;
-    let mut pipe = child.stdout.take().context("no pipe")?;
-    let reader = std::thread::spawn(move || {
-        let mut text = Vec::new();
-        pipe.read_to_end(&mut text).map(|_| text)
-    });
-    let end = Instant::now() + LIMIT;
-    let status = loop {
-        if let Some(status) = child.try_wait()? {
-            break status;
-        }
-        if Instant::now() > end {
-            child.kill()?;
-            bail!("{}: no end after {} s: {}", recorded.name, LIMIT.as_secs(), recorded.command);
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    };
-    let text = reader.join().map_err(|_| anyhow::anyhow!("the reader ended"))??;
-    let text = String::from_utf8(text).context("the output is no UTF-8")?;
-    if !status.success() {
-        bail!("{}: {status}: {}\n{text}", recorded.name, recorded.command);
+    let mut command = Command::new("bash");
+    command.args(["-euo", "pipefail", "-c", &format!("({}) 2>&1", recorded.command)]);
+    let outcome = process::run(command.current_dir(repository()).env_remove("RUST_LOG"), LIMIT)?;
+    if outcome.late {
+        bail!("{}: no end after {} s: {}", recorded.name, LIMIT.as_secs(), recorded.command);
     }
-    Ok(text)
+    if !outcome.success() {
+        let Outcome { code, stdout, stderr, .. } = outcome;
+        bail!("{}: exit code {code:?}: {}\n{stdout}{stderr}", recorded.name, recorded.command);
+    }
+    Ok(outcome.stdout)
 }
 
 /// Every name, sorted.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
+use program_kit::size;
 use tinynccl::algorithm::{self, Shape};
 use tinynccl::schedule::Program;
 use tinynccl::schedule::draw::draw_all;
@@ -12,7 +13,7 @@ use tinynccl::schedule::rounds::play;
 use tinynccl::wire::{Algorithm, Collective};
 
 use crate::played::Played;
-use crate::values::{collective, size};
+use crate::values::collective;
 use crate::{html, svg};
 
 /// Ranks that a picture still shows.
@@ -35,7 +36,7 @@ pub(crate) struct Options {
     #[arg(long, default_value_t = 1)]
     channels: usize,
     /// Bytes of a segment, for the bytes per link that a page counts; K, M and G are powers of 1024.
-    #[arg(short, long, default_value = "1M", value_parser = size)]
+    #[arg(short, long, default_value = "1M", value_parser = size::parse)]
     size: usize,
     /// The steps as text, one picture of all rounds, or a page to step through them.
     #[arg(short, long, default_value = "text")]

@@ -1,19 +1,15 @@
 //! Runs `doctor` on this machine, whatever it has.
 
-use std::process::Output;
-
+use program_kit::testing;
 use serde_json::Value;
 
-fn doctor(arguments: &[&str]) -> Output {
-    let mut command = assert_cmd::cargo::cargo_bin_cmd!("tinynccl-cli");
-    command.arg("doctor").args(arguments).timeout(std::time::Duration::from_secs(100)).output().unwrap()
+fn doctor(arguments: &[&str]) -> String {
+    testing::output(testing::program(env!("CARGO_BIN_EXE_tinynccl-cli")).arg("doctor").args(arguments))
 }
 
 #[test]
 fn all_sixteen_milestones_are_judged() {
-    let output = doctor(&["--json"]);
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let page: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let page: Value = serde_json::from_str(&doctor(&["--json"])).unwrap();
     let milestones = page["milestones"].as_array().unwrap();
     assert_eq!(milestones.len(), 16);
     for milestone in milestones {
@@ -29,9 +25,7 @@ fn all_sixteen_milestones_are_judged() {
 
 #[test]
 fn the_report_is_for_people() {
-    let output = doctor(&[]);
-    assert!(output.status.success());
-    let text = String::from_utf8(output.stdout).unwrap();
+    let text = doctor(&[]);
     for words in
         ["Host\n", "/dev/shm", "Network interfaces", "RDMA devices", "NCCL", "Python", "Milestones", "16 ddp-gpt"]
     {

@@ -2,24 +2,25 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
-use assert_cmd::Command;
+use program_kit::testing;
 use serde_json::Value;
 
 fn simulate(arguments: &[&str]) -> Command {
-    let mut command = Command::cargo_bin("tinynccl-cli").unwrap();
+    let mut command = testing::program(env!("CARGO_BIN_EXE_tinynccl-cli"));
     command.arg("simulate").args(arguments);
     command
 }
 
 fn output(arguments: &[&str]) -> String {
-    let assert = simulate(arguments).assert().success();
-    String::from_utf8(assert.get_output().stdout.clone()).unwrap()
+    testing::output(&mut simulate(arguments))
 }
 
 fn error(arguments: &[&str]) -> String {
-    let assert = simulate(arguments).assert().failure();
-    String::from_utf8(assert.get_output().stderr.clone()).unwrap()
+    let outcome = testing::run(&mut simulate(arguments));
+    assert!(!outcome.success(), "{arguments:?}: {}", outcome.stdout);
+    outcome.stderr
 }
 
 const TWO_HOSTS: &str = r#"

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
+use program_kit::size;
 
 /// Runs the collectives of other libraries and ours in turn on this machine, and writes tables, raw values and plots.
 ///
@@ -39,10 +40,10 @@ pub(crate) struct Args {
     #[arg(long)]
     all_combinations: bool,
     /// Smallest size in bytes; K, M or G may follow.
-    #[arg(short = 'b', long, default_value = "8", value_parser = size)]
+    #[arg(short = 'b', long, default_value = "8", value_parser = size::within(4..=16 << 30))]
     pub(crate) min: usize,
     /// Largest size in bytes.
-    #[arg(short = 'e', long, default_value = "128M", value_parser = size)]
+    #[arg(short = 'e', long, default_value = "128M", value_parser = size::within(4..=16 << 30))]
     pub(crate) max: usize,
     /// Each size is the last one times this.
     #[arg(short = 'f', long, default_value = "4", value_parser = clap::value_parser!(u32).range(2..))]
@@ -247,17 +248,6 @@ pub(crate) const OPERATIONS: [&str; 9] = [
     "barrier",
 ];
 
-fn size(text: &str) -> Result<usize, String> {
-    let (digits, shift) = match text.as_bytes().last() {
-        Some(b'k' | b'K') => (&text[..text.len() - 1], 10),
-        Some(b'm' | b'M') => (&text[..text.len() - 1], 20),
-        Some(b'g' | b'G') => (&text[..text.len() - 1], 30),
-        _ => (text, 0),
-    };
-    let bytes = digits.parse::<usize>().ok().and_then(|n| n.checked_mul(1 << shift));
-    bytes.filter(|n| (4..=1 << 34).contains(n)).ok_or_else(|| "expected 4 to 16G bytes".to_owned())
-}
-
 fn seconds(text: &str) -> Result<Duration, String> {
     let value = text.parse().ok().and_then(|s| Duration::try_from_secs_f64(s).ok());
     value
@@ -314,6 +304,6 @@ mod tests {
         assert_eq!((args.min, args.max), (8, 1 << 20));
         assert!(parse("--ops every").operations().unwrap_err().contains("all_reduce"));
         assert_eq!(parse("").operations().unwrap().len(), 9);
-        assert!(size("3").is_err() && size("x").is_err() && seconds("0").is_err());
+        assert!(seconds("0").is_err());
     }
 }

@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+use program_kit::size;
+
 use crate::program::Role;
 use crate::results::{Cell, Summary, bus_factor, ratios};
 
@@ -42,11 +44,11 @@ fn totals(summary: &Summary) -> String {
             let below: Vec<String> = lines
                 .iter()
                 .filter(|line| line.ratio(column).is_some_and(|r| r < 1.0))
-                .map(|line| size(line.bytes))
+                .map(|line| size::show(line.bytes))
                 .collect();
             let below = if below.is_empty() { "none".to_owned() } else { below.join(" ") };
             let name = &summary.columns[column].name;
-            let _ = writeln!(text, "| {op} | {name} | {mean:.2} | {least:.2} | {} | {below} |", size(bytes));
+            let _ = writeln!(text, "| {op} | {name} | {mean:.2} | {least:.2} | {} | {below} |", size::show(bytes));
         }
     }
     if any { text + "\n" } else { String::new() }
@@ -71,7 +73,7 @@ fn table(summary: &Summary, op: &str, lines: &[crate::results::Line]) -> String 
     }
     let mut text = format!("| {} |\n|{}\n", heading.join(" | "), "---|".repeat(heading.len()));
     for line in lines {
-        let mut fields = vec![size(line.bytes)];
+        let mut fields = vec![size::show(line.bytes)];
         fields.extend(shown.iter().map(|&c| time(line.cells.get(c).copied().flatten())));
         fields.push(line.best.map_or("-".to_owned(), |(column, _)| summary.columns[column].name.clone()));
         for &column in &ours {
@@ -97,16 +99,6 @@ fn time(cell: Option<Cell>) -> String {
     let Some(Cell { us, disturbed }) = cell else { return "-".to_owned() };
     let digits = if us < 10.0 { 2 } else { usize::from(us < 1000.0) };
     format!("{}{us:.digits$}", if disturbed { "~" } else { "" })
-}
-
-/// `8`, `32K`, `128M`.
-pub(crate) fn size(bytes: usize) -> String {
-    for (shift, unit) in [(30, "G"), (20, "M"), (10, "K")] {
-        if bytes >= 1 << shift && bytes.is_multiple_of(1 << shift) {
-            return format!("{}{unit}", bytes >> shift);
-        }
-    }
-    bytes.to_string()
 }
 
 #[cfg(test)]
@@ -141,7 +133,6 @@ mod tests {
         let cell = |us, disturbed| time(Some(Cell { us, disturbed }));
         assert_eq!([cell(0.154, false), cell(12.34, true), cell(12345.6, false)], ["0.15", "~12.3", "12346"]);
         assert_eq!([ratio(0.999), ratio(1.0), ratio(0.5)], ["**0.99**", "1.00", "**0.50**"]);
-        assert_eq!([size(8), size(2048), size(3 << 20), size(1500)], ["8", "2K", "3M", "1500"]);
         assert_eq!(time(None), "-");
     }
 }

@@ -19,7 +19,7 @@ use tinynccl::config::CudaPath;
 use tinynccl::cuda::{self, Choice, DeviceComm, Framing, Path, Protocol};
 use tinynccl::launch::{self, Launcher};
 use tinynccl::wire::Algorithm;
-use tinynccl::{Comm, Config, DType};
+use tinynccl::{Comm, Config, DType, Error};
 
 use task::{Operation, Task};
 
@@ -125,22 +125,14 @@ fn choice(text: &str) -> Result<Choice, String> {
 fn main() -> ExitCode {
     env_logger::init();
     let options = Options::parse();
-    match start(&options) {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            let missing = matches!(error.downcast_ref(), Some(tinynccl::Error::Unsupported { .. }));
-            ExitCode::from(if missing { 77 } else { 1 })
-        }
-    }
+    program_kit::exit_code(start(&options), |error| matches!(error.downcast_ref(), Some(Error::Unsupported { .. })))
 }
 
-fn start(options: &Options) -> Result<ExitCode> {
+fn start(options: &Options) -> Result<i32> {
     if !launch::is_rank() {
         let gpus = cuda::device_count()?;
         let ranks = if options.ranks == 0 { gpus } else { options.ranks };
-        let code = Launcher::new(ranks).plain_rank0(true).run_self()?;
-        return Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)));
+        return Ok(Launcher::new(ranks).plain_rank0(true).run_self()?);
     }
     let mut config = Config::from_env()?;
     config.cuda_path = options.path.unwrap_or(config.cuda_path);
@@ -153,15 +145,15 @@ fn start(options: &Options) -> Result<ExitCode> {
     let device = DeviceComm::new(&comm, &context)?;
     if options.explain {
         explain(options, &comm, &device);
-        return Ok(ExitCode::SUCCESS);
+        return Ok(0);
     }
     if device.path() == Path::Hosted {
         hosted::table(options, &comm, &device)?;
-        return Ok(ExitCode::SUCCESS);
+        return Ok(0);
     }
     let peer = if options.alone { None } else { nccl::Nccl::new(&comm, &context)? };
     run(options, &comm, &device, peer.as_ref())?;
-    Ok(ExitCode::SUCCESS)
+    Ok(0)
 }
 
 /// Path, protocol and blocks of each size, and why.

@@ -1,30 +1,31 @@
 //! Runs the labs: each failure appears, says what its page says, and is gone in the mended version.
 
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::Duration;
 
-use assert_cmd::Command;
+use program_kit::testing::{self, output, refused};
 
 fn labs() -> Command {
-    let mut command = assert_cmd::cargo::cargo_bin_cmd!("labs");
-    command.timeout(Duration::from_secs(200));
-    command
+    testing::program(env!("CARGO_BIN_EXE_labs"))
 }
 
 /// Compares all outputs of a lab with those of the book.
 fn as_in_the_book(lab: &str) {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/book/src/labs/outputs");
-    let output = labs().args(["outputs", "--check"]).arg(folder).arg(lab).output().unwrap();
-    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
-    for line in text.lines().filter(|line| line.starts_with("SKIPPED")) {
-        eprintln!("{line}");
+    let mut check = labs();
+    check.args(["outputs", "--check"]).arg(folder).arg(lab);
+    let outcome = testing::run_for(&mut check, Duration::from_secs(200));
+    let (success, text) = (outcome.success(), outcome.stdout + &outcome.stderr);
+    for line in text.lines().filter_map(|line| line.strip_prefix("SKIPPED")) {
+        testing::skipped("a lab", line.trim_start_matches(": "));
     }
     let rdma = ["stale-registration", "wrong-gid", "rnr-storm"].contains(&lab);
     assert!(
         !(rdma && text.contains("SKIPPED") && std::env::var_os("TINYNCCL_TEST_VERBS").is_some()),
         "TINYNCCL_TEST_VERBS is set, but {text}"
     );
-    assert!(output.status.success(), "{text}");
+    assert!(success, "{text}");
 }
 
 macro_rules! labs {
@@ -33,8 +34,7 @@ macro_rules! labs {
 
         #[test]
         fn every_lab_is_tested() {
-            let output = labs().arg("list").output().unwrap();
-            let list = String::from_utf8_lossy(&output.stdout).into_owned();
+            let list = output(labs().arg("list"));
             let names: Vec<&str> = list.lines().filter_map(|line| line.split_whitespace().next()).collect();
             let mut tested = vec![$($lab),*];
             tested.sort_unstable();
@@ -65,10 +65,8 @@ labs! {
 fn the_trace_names_the_slow_link() {
     let folder = tempfile::tempdir().unwrap();
     let trace = folder.path().join("slow.json");
-    let output = labs().arg("slow-link").env("TINYNCCL_TRACE", &trace).output().unwrap();
-    assert_eq!(output.status.code(), Some(3), "{output:?}");
-    let output = labs().arg("waits").arg(&trace).output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    refused(labs().arg("slow-link").env("TINYNCCL_TRACE", &trace), 3, &[]);
+    let text = output(labs().arg("waits").arg(&trace));
     let times = text.lines().filter_map(|line| {
         let (link, rest) = line.split_once("      ").filter(|(link, _)| link.contains("->"))?;
         Some((link.trim().to_owned(), rest.split_whitespace().last()?.parse::<f64>().ok()?))
@@ -85,9 +83,6 @@ fn wrong_usage_is_one_line_and_a_code() {
         (&["waits", "/nowhere"], 1, "reading /nowhere"),
         (&["dead-rank", "--broken"], 2, "--broken"),
     ] {
-        let output = labs().args(arguments).output().unwrap();
-        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {errors}");
-        assert!(errors.contains(words), "{arguments:?}: {errors}");
+        refused(labs().args(arguments), code, &[words]);
     }
 }

@@ -72,19 +72,12 @@ struct Args {
 
 fn main() -> ExitCode {
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
-    match run(&Args::parse()) {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    program_kit::exit_code(run(&Args::parse()), |_| false)
 }
 
-fn run(args: &Args) -> Result<ExitCode> {
+fn run(args: &Args) -> Result<i32> {
     if !launch::is_rank() {
-        let code = Launcher::new(2).plain_rank0(true).run_self()?;
-        return Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)));
+        return Ok(Launcher::new(2).plain_rank0(true).run_self()?);
     }
     let rank: usize = std::env::var("RANK").context("RANK")?.parse().context("RANK")?;
     let mut config = Config::from_env()?;
@@ -111,7 +104,7 @@ fn run(args: &Args) -> Result<ExitCode> {
         println!("{level},{what},{},{},{value:.3}", args.bytes, args.iters);
     }
     comm.close()?;
-    Ok(ExitCode::SUCCESS)
+    Ok(0)
 }
 
 /// MiB/s of `iters` messages of `bytes` bytes.

@@ -7,11 +7,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use program_kit::process::{Outcome, run};
 
 use crate::course::Step;
 use crate::exercise::{self, Exercise, Needs};
 use crate::learn::Learn;
-use crate::run::{Outcome, run};
 use crate::stub;
 
 /// So many lines of a failed test are shown.
@@ -54,8 +54,8 @@ pub fn check(learn: &Learn, step: &Step, vm: bool) -> Result<Report> {
     let open = stub::open(step, &folder, &exercises)?;
     let mut report = Report::default();
 
-    let (build, programs) = build(&folder, step, vm)?;
-    if !build.success {
+    let (build, programs) = build(&folder, vm)?;
+    if !build.success() {
         report.output = build.stderr;
         report.hint =
             format!("it does not compile; {}", pointer(learn, step, chosen(&exercises, &open, &report), &open));
@@ -72,7 +72,7 @@ pub fn check(learn: &Learn, step: &Step, vm: bool) -> Result<Report> {
             failed.extend(hanging);
         }
         report.output += &shown(&outcome, &failed);
-        if !outcome.success && failed.is_empty() {
+        if !outcome.success() && failed.is_empty() {
             failed.push(format!("the test program {}", program.display()));
         }
         report.failed.extend(failed);
@@ -90,13 +90,12 @@ pub fn check(learn: &Learn, step: &Step, vm: bool) -> Result<Report> {
 }
 
 /// Builds the tests. Returns what cargo said, and the programs.
-fn build(folder: &Path, step: &Step, vm: bool) -> Result<(Outcome, Vec<PathBuf>)> {
+fn build(folder: &Path, vm: bool) -> Result<(Outcome, Vec<PathBuf>)> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
     let mut command = Command::new(&cargo);
     command
         .current_dir(folder)
-        .args(["test", "--no-run", "--quiet", "--message-format=json-render-diagnostics"])
-        .args(step.targets)
+        .args(["test", "--tests", "--no-run", "--quiet", "--message-format=json-render-diagnostics"])
         .args(vm.then_some("--features=verbs"));
     let outcome = run(&mut command, BUILD_LIMIT)?;
     let programs = outcome.stdout.lines().filter_map(|line| {
@@ -157,7 +156,7 @@ fn unfinished(program: &Path, stdout: &str) -> Result<Vec<String>> {
 /// What a test program printed of the tests that failed, or all when it names none. A test that met an exercise which is not
 /// written yet is one name in a list; of the others the first lines are shown.
 fn shown(outcome: &Outcome, failed: &[String]) -> String {
-    if outcome.success {
+    if outcome.success() {
         return String::new();
     }
     let mut tests: Vec<(&str, Vec<&str>)> = Vec::new();
@@ -300,7 +299,7 @@ failures:
     #[test]
     fn only_what_failed_is_shown() {
         assert_eq!(failures(OUT), ["two"]);
-        let outcome = Outcome { success: false, stdout: OUT.to_owned(), stderr: String::new(), late: false };
+        let outcome = Outcome { code: Some(101), stdout: OUT.to_owned(), ..Outcome::default() };
         let text = shown(&outcome, &failures(OUT));
         assert_eq!(text, "exercise 2 of 07-allreduce-tcp is not written yet, and these tests need it: two\n");
         let wrong = OUT.replace("not yet implemented: exercise 2 of 07-allreduce-tcp: add.", &"wrong\n".repeat(40));
@@ -308,7 +307,7 @@ failures:
         let text = shown(&outcome, &failures(OUT));
         assert!(text.contains("panicked at") && !text.contains("hello") && !text.contains("BACKTRACE"), "{text}");
         assert!(text.ends_with("… 17 more lines: `cargo test two` in that folder\n\n"), "{text}");
-        assert_eq!(shown(&Outcome { success: true, ..outcome }, &[]), "");
+        assert_eq!(shown(&Outcome { code: Some(0), ..outcome }, &[]), "");
     }
 
     #[test]

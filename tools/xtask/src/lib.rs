@@ -9,7 +9,6 @@
 //! learn      the learner's folder: a workspace of its own, made from ours
 //! progress   which steps have passed
 //! check      builds and runs a step's tests, and says what is wrong
-//! run        a command with a deadline
 //! ```
 //! Nothing that a learner gets is written twice: stubs are made from the solutions when they are asked for.
 
@@ -20,5 +19,4 @@ pub mod exercise;
 pub mod files;
 pub mod learn;
 pub mod progress;
-pub mod run;
 pub mod stub;

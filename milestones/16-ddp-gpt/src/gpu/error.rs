@@ -6,9 +6,6 @@ use anyhow::anyhow;
 use cudarc::driver::DriverError;
 use cudarc::driver::sys::CUresult;
 
-/// Exit status of a program that lacks what it needs. Test runners know 77 as "skipped".
-pub const EXIT_UNAVAILABLE: u8 = 77;
-
 /// What is missing, and what to do about it.
 #[derive(Debug, PartialEq)]
 pub enum Unavailable {

@@ -9,11 +9,12 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
+use program_kit::size;
 use tinynccl::algorithm::{self, Shape};
 use tinynccl::simulate::{Call, Limits, Report, simulate};
 use tinynccl::wire::{Algorithm, Collective};
 
-use crate::values::{collective, size};
+use crate::values::collective;
 use machine::Topology;
 
 /// Bytes of an element.
@@ -31,13 +32,13 @@ pub(crate) struct Options {
     #[arg(short = 'n', long, default_value = "8", value_delimiter = ',')]
     ranks: Vec<usize>,
     /// Sizes in bytes, separated by commas; K, M and G are powers of 1024. As in `stress`, the larger of a rank's input and output.
-    #[arg(short, long, default_value = "1M", value_delimiter = ',', value_parser = size)]
+    #[arg(short, long, default_value = "1M", value_delimiter = ',', value_parser = size::parse)]
     size: Vec<usize>,
     /// dgx, mesh (a torus), fat-tree, host (ranks of one machine over shared memory), host-tcp, switch (all pairs alike), or a file (TOML or JSON).
     #[arg(short, long, default_value = "dgx")]
     topology: String,
     /// Longest message in bytes; otherwise that of the topology.
-    #[arg(long, value_parser = size)]
+    #[arg(long, value_parser = size::parse)]
     message: Option<usize>,
     /// Root, for collectives that have one.
     #[arg(long, default_value_t = 0)]

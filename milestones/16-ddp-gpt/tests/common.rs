@@ -1,5 +1,4 @@
 //! Ranks as threads of one process, without the communication library: the same loop, gradients averaged in place.
-#![allow(dead_code, missing_docs, unreachable_pub)]
 
 use std::sync::{Arc, Barrier, Mutex};
 
@@ -14,16 +13,16 @@ use ddp_gpt::report::Silent;
 use ddp_gpt::train::{Plan, State, train};
 
 /// A text with enough structure to learn something from.
-pub fn text() -> String {
+pub(crate) fn text() -> String {
     let words = ["the ", "rank ", "sends ", "its ", "sum ", "to ", "next ", "and ", "waits.\n"];
     (0..900usize).map(|i| words[(i * i + i / 7) % words.len()]).collect()
 }
 
-pub fn corpus() -> Corpus {
+pub(crate) fn corpus() -> Corpus {
     Corpus::new("test text", &text()).unwrap()
 }
 
-pub fn plan(config: TrainConfig) -> Plan {
+pub(crate) fn plan(config: TrainConfig) -> Plan {
     Plan {
         preset: Preset::Tiny,
         config,
@@ -35,7 +34,7 @@ pub fn plan(config: TrainConfig) -> Plan {
     }
 }
 
-pub fn run_alone(plan: &Plan, state: &mut State, corpus: &Corpus) -> Result<()> {
+pub(crate) fn run_alone(plan: &Plan, state: &mut State, corpus: &Corpus) -> Result<()> {
     let mut gradients = LocalGradients::new(&state.model.layout);
     train(plan, state, corpus, &mut OneRank, &mut gradients, &mut Silent).map(|_| ())
 }
@@ -47,7 +46,7 @@ struct Shared {
 
 /// One of several ranks that are threads.
 #[derive(Clone)]
-pub struct ThreadRank {
+struct ThreadRank {
     rank: usize,
     size: usize,
     shared: Arc<Shared>,
@@ -86,7 +85,7 @@ impl Ranks for ThreadRank {
 }
 
 /// Gradients of such a rank. Checks the contract on the way: each parameter ready once, the last layer first.
-pub struct ThreadGradients {
+struct ThreadGradients {
     local: LocalGradients,
     ranks: ThreadRank,
     ready: Vec<usize>,
@@ -126,7 +125,7 @@ impl Gradients for ThreadGradients {
 }
 
 /// Trains with `size` ranks and returns each rank's history and final parameters.
-pub fn run_ranks(size: usize, plan: &Plan, corpus: &Corpus) -> Vec<(Vec<Point>, Vec<f32>)> {
+pub(crate) fn run_ranks(size: usize, plan: &Plan, corpus: &Corpus) -> Vec<(Vec<Point>, Vec<f32>)> {
     let model = Preset::Tiny.model(corpus.tokenizer.len());
     std::thread::scope(|scope| {
         let threads: Vec<_> = ThreadRank::world(size)

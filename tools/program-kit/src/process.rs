@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 
 /// What a command left.
-#[derive(Debug)]
+#[derive(Debug, Clone, Default)]
 pub struct Outcome {
-    /// Its exit status was 0.
-    pub success: bool,
+    /// Its exit code; `None`: a signal ended it.
+    pub code: Option<i32>,
     /// Standard output.
     pub stdout: String,
     /// Standard error.
@@ -21,29 +21,36 @@ pub struct Outcome {
     pub late: bool,
 }
 
-fn collect(mut from: impl Read + Send + 'static) -> Receiver<String> {
+impl Outcome {
+    /// It ended by itself, with exit status 0.
+    pub fn success(&self) -> bool {
+        self.code == Some(0) && !self.late
+    }
+}
+
+fn collect(mut from: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
     let (sender, receiver) = channel();
     thread::spawn(move || {
         let mut piece = [0; 4096];
         while let Ok(n @ 1..) = from.read(&mut piece) {
-            let _ = sender.send(String::from_utf8_lossy(&piece[..n]).into_owned());
+            let _ = sender.send(piece[..n].to_vec());
         }
     });
     receiver
 }
 
 /// Adds what comes until the end or the deadline. True at the end.
-fn drain(from: &Receiver<String>, text: &mut String, deadline: Instant) -> bool {
+fn drain(from: &Receiver<Vec<u8>>, bytes: &mut Vec<u8>, deadline: Instant) -> bool {
     loop {
         match from.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-            Ok(piece) => text.push_str(&piece),
+            Ok(piece) => bytes.extend(piece),
             Err(RecvTimeoutError::Disconnected) => return true,
             Err(RecvTimeoutError::Timeout) => return false,
         }
     }
 }
 
-/// Runs the command to its end, or ends it after `limit`.
+/// Runs the command to its end, without input, or ends it after `limit`.
 ///
 /// # Errors
 /// It cannot be started.
@@ -58,15 +65,16 @@ pub fn run(command: &mut Command, limit: Duration) -> Result<Outcome> {
     let deadline = Instant::now() + limit;
     let stdout = collect(child.stdout.take().context("no pipe")?);
     let stderr = collect(child.stderr.take().context("no pipe")?);
-    let (mut out, mut err) = (String::new(), String::new());
+    let (mut out, mut err) = (Vec::new(), Vec::new());
     let done = drain(&stdout, &mut out, deadline) && drain(&stderr, &mut err, deadline);
     if !done {
         // Ranks that it started end with it: their launcher's pipe and parent are gone.
         let _ = child.kill();
         drain(&stderr, &mut err, Instant::now());
     }
-    let status = child.wait().with_context(|| format!("waiting for {name}"))?;
-    Ok(Outcome { success: done && status.success(), stdout: out, stderr: err, late: !done })
+    let code = child.wait().with_context(|| format!("waiting for {name}"))?.code();
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    Ok(Outcome { code, stdout: text(out), stderr: text(err), late: !done })
 }
 
 #[cfg(test)]
@@ -78,10 +86,11 @@ mod tests {
         let sh = |script: &str, limit| run(Command::new("sh").args(["-c", script]), limit).unwrap();
         let long = Duration::from_secs(60);
         let ok = sh("echo out; echo err >&2", long);
-        assert!(ok.success && !ok.late && ok.stdout == "out\n" && ok.stderr == "err\n", "{ok:?}");
-        assert!(!sh("exit 3", long).success);
+        assert!(ok.success() && !ok.late && ok.stdout == "out\n" && ok.stderr == "err\n", "{ok:?}");
+        assert_eq!(sh("exit 3", long).code, Some(3));
+        assert_eq!(sh("kill -9 $$", long).code, None);
         let late = sh("echo begun; exec sleep 600", Duration::from_millis(300));
-        assert!(late.late && !late.success, "{late:?}");
+        assert!(late.late && !late.success(), "{late:?}");
         assert!(run(&mut Command::new("/nonexistent"), long).is_err());
     }
 }

@@ -1,20 +1,4 @@
-//! Message sizes: how they are written, and the sweep from the smallest to the largest.
-
-/// Bytes: a number, `K`, `M` or `G` (powers of 1024) may follow.
-pub(crate) fn parse(text: &str) -> Result<usize, String> {
-    let (digits, shift) = match text.as_bytes().last() {
-        Some(b'k' | b'K') => (&text[..text.len() - 1], 10),
-        Some(b'm' | b'M') => (&text[..text.len() - 1], 20),
-        Some(b'g' | b'G') => (&text[..text.len() - 1], 30),
-        _ => (text, 0),
-    };
-    digits
-        .parse::<usize>()
-        .ok()
-        .and_then(|n| n.checked_mul(1 << shift))
-        .filter(|&n| n <= 1 << 40)
-        .ok_or_else(|| "expected bytes up to 1024G, K, M or G may follow, like 8 or 128M".to_owned())
-}
+//! The sizes of a run, from the smallest to the largest.
 
 /// How the next size follows from the last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,16 +21,6 @@ pub(crate) fn sweep(min: usize, max: usize, increment: Increment) -> Vec<usize> 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes_as_nccl_tests_writes_them() {
-        for (text, bytes) in [("8", 8), ("0", 0), ("4k", 4096), ("128M", 128 << 20), ("1G", 1 << 30)] {
-            assert_eq!(parse(text), Ok(bytes));
-        }
-        for bad in ["", "M", "-8", "1.5M", "8B", "2048G", "99999999999999999999", "17179869184G", "é"] {
-            assert!(parse(bad).is_err(), "{bad}");
-        }
-    }
 
     #[test]
     fn sweeps() {

@@ -1,0 +1,4 @@
+//! The commands as processes.
+
+mod doctor;
+mod simulate;

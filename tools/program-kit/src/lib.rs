@@ -1,0 +1,15 @@
+//! What the programs in `milestones/` and `tools/` share. Milestones 01 to 03 do without it, so that each reads alone.
+//!
+//! ```text
+//! size       4M on a command line is 4194304 bytes
+//! end        an error is one line; status 77 says that the machine lacks what the program needs
+//! process    a command with its output caught and a deadline
+//! testing    a program as its user starts it, in a test
+//! ```
+
+pub mod end;
+pub mod process;
+pub mod size;
+pub mod testing;
+
+pub use end::{UNAVAILABLE, exit_code};

@@ -1,0 +1,5 @@
+//! The course: its shape, its commands, and all of it from begin to end.
+
+mod cli;
+mod course;
+mod whole;
