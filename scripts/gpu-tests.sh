@@ -62,6 +62,8 @@ run() {
         TINYNCCL_CUDA_PATH=$path TINYNCCL_CUDA_HANDLES=$handles "$test" ${filters[@]+"${filters[@]}"} 2>&1 | tee "$log" ||
             failed+=("$what")
         if grep -Eq '^SKIPPED.*(GPU|libcuda|libnvrtc)' "$log"; then failed+=("$what, skipped"); fi
+        # A filter that fits nothing is a mistake.
+        if ((${#filter[@]})) && grep -q '^test result: ok. 0 passed' "$log"; then failed+=("$what, no test ran"); fi
     done
     # 09 and 14 as ranks that somebody else started.
     if command -v mpirun > /dev/null; then
