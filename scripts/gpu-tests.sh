@@ -63,7 +63,7 @@ run() {
             failed+=("$what")
         if grep -Eq '^SKIPPED.*(GPU|libcuda|libnvrtc)' "$log"; then failed+=("$what, skipped"); fi
         # A filter that fits nothing is a mistake.
-        if ((${#filter[@]})) && grep -q '^test result: ok. 0 passed' "$log"; then failed+=("$what, no test ran"); fi
+        if ((${#filters[@]})) && grep -q '^test result: ok. 0 passed' "$log"; then failed+=("$what, no test ran"); fi
     done
     # 09 and 14 as ranks that somebody else started.
     if command -v mpirun > /dev/null; then
