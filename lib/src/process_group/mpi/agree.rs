@@ -3,6 +3,7 @@
 
 use crate::comm::Inner;
 use crate::comm::call::Call;
+use crate::comm::table::asked;
 use crate::error::{Error, Result};
 use crate::executor::Supervisor;
 use crate::wire::{Algorithm, Header};
@@ -23,7 +24,7 @@ pub(super) fn agree(comm: &Inner, call: &Call, background: bool) -> Result<()> {
     let ours = call.key.header(state.id, Algorithm::Direct);
     let words: [u64; WORDS] = bytemuck::cast(ours);
     let mut all = vec![0u64; WORDS * ranks];
-    let check = comm.all_gather(&words[..], &mut all[..])?;
+    let check = comm.call(asked!(AllGather), &words[..], &mut all[..])?;
     // SAFETY: both buffers stay until this returns.
     let met = unsafe { comm.execute(&check, background) };
     met.map_err(|error| match error {
