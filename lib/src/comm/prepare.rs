@@ -7,7 +7,8 @@ use crate::executor::{CallKey, Plan};
 use crate::wire::{Algorithm, Collective, Header};
 
 impl Inner {
-    /// Place of the route of a call, whose plan is compiled on first use: chooses the algorithm and opens the links it needs.
+    /// Place of the route of a call, whose plan is compiled on first use: chooses the algorithm and opens the links it
+    /// needs.
     #[inline]
     pub(super) fn prepare(&self, engine: &mut Engine, key: &CallKey) -> Result<usize> {
         let place = self.route(engine, key);

@@ -73,8 +73,8 @@ impl Inner {
         0
     }
 
-    /// The algorithm of a collective with segments of so many bytes through the board, and the bytes of a segment that pass at
-    /// once; `None`: over links.
+    /// The algorithm of a collective with segments of so many bytes through the board, and the bytes of a segment that
+    /// pass at once; `None`: over links.
     fn through_board(&self, engine: &Engine, shape: &Shape, segment: usize, elem: usize) -> Option<(Algorithm, usize)> {
         let BoardState::Open(board) = &engine.board else { return None };
         if shape.collective == Collective::SendRecv {

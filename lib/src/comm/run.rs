@@ -31,8 +31,8 @@ impl Inner {
     pub(super) fn run(&self, call: Result<Call>) -> Result<()> {
         let call = call?;
         self.drain();
-        // SAFETY: the constructors in `call` and `uneven` checked the lengths against the key, from slices which the caller
-        // of this function still holds borrowed.
+        // SAFETY: the constructors in `call` and `uneven` checked the lengths against the key, from slices which the
+        // caller of this function still holds borrowed.
         unsafe { self.execute(&call, false) }
     }
 

@@ -2,8 +2,8 @@
 //!
 //! As in PyTorch's `DistributedDataParallel` (Li et al., VLDB 2020): parameters are assigned to buckets in reverse
 //! order, because backward finishes the last layer first; when every gradient of a bucket is ready, the bucket's
-//! all-reduce starts on the progress thread of the [`ProcessGroup`] while the caller computes on. Gradients lie in host memory,
-//! so the group's backend is tinynccl or mpi.
+//! all-reduce starts on the progress thread of the [`ProcessGroup`] while the caller computes on. Gradients lie in host
+//! memory, so the group's backend is tinynccl or mpi.
 
 use std::time::{Duration, Instant};
 
@@ -79,8 +79,8 @@ pub struct Ddp<'g> {
 }
 
 impl<'g> Ddp<'g> {
-    /// Lays out the buckets. A communicator becomes a group by `ProcessGroup::from(comm)`. All ranks must have the same parameters: names and lengths are compared, and the first
-    /// difference is named together with both ranks.
+    /// Lays out the buckets. A communicator becomes a group by `ProcessGroup::from(comm)`. All ranks must have the same
+    /// parameters: names and lengths are compared, and the first difference is named together with both ranks.
     pub fn new(group: &'g ProcessGroup, params: &[ParamSpec], options: DdpOptions) -> Result<Ddp<'g>> {
         check_same(group, params)?;
         let mut homes = vec![Home { bucket: 0, offset: 0, len: 0 }; params.len()];

@@ -3,7 +3,6 @@
 use super::ProcessGroup;
 use super::buffer::{Buffer, BufferMut, Place, Spot};
 use super::messages::Own;
-use super::work::Enqueued;
 use crate::comm::call::Call;
 use crate::comm::table::{asked, collectives};
 use crate::cuda::Stream;
@@ -121,36 +120,35 @@ impl<'a> Batch<'a> {
                 unsafe { group.backend.run_batch(inner, calls) }
             }
             Spot::Device(stream) => {
-                self.put_into(stream)?;
-                Enqueued::mark(&group.backend, stream, "batch", group.comm.config().timeout)?.wait()
+                let op = self.put_into(stream)?;
+                group.mark(stream, op)?.wait()
             }
         }
     }
 
-    /// Puts the calls, which are on device memory, into their stream and returns. [`ProcessGroup::synchronize`] gives their
-    /// failure.
+    /// Puts the calls, which are on device memory, into their stream and returns. [`ProcessGroup::synchronize`] gives
+    /// their failure.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for host memory, whose calls have no stream.
     pub fn enqueue(self) -> Result<()> {
         match self.places.first().map(Place::spot) {
             None => Ok(()),
-            Some(Spot::Device(stream)) => self.put_into(stream),
+            Some(Spot::Device(stream)) => self.put_into(stream).map(drop),
             Some(Spot::Host) => {
                 Err(Error::invalid("batch", "host memory cannot be enqueued, it has no stream: use Batch::run"))
             }
         }
     }
 
-    fn put_into(&self, stream: &Stream) -> Result<()> {
+    /// Gives the name of what it puts there.
+    fn put_into(&self, stream: &Stream) -> Result<&'static str> {
         let Batch { group, calls, own, .. } = self;
         let context = group.device().ok_or_else(|| Error::invalid("batch", "the group has no GPU"))?;
-        // SAFETY: the buffers are borrowed for 'a, and cudarc keeps them until the stream has passed; all are of this stream.
+        // SAFETY: the buffers are borrowed for 'a, and cudarc keeps them until the stream has passed; all are of this
+        // stream.
         unsafe { own.enqueue(group.rank(), context, stream) }?;
-        if calls.is_empty() {
-            return Ok(());
-        }
         // SAFETY: as above.
-        unsafe { group.enqueue_unmarked(calls, stream) }.map(drop)
+        unsafe { group.enqueue_unmarked(calls, stream) }
     }
 }

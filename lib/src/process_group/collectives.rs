@@ -1,6 +1,7 @@
 //! Blocking calls.
 //!
-//! `n` is the number of ranks. Ranks that have no input or no output in a call pass [`Buffer::none`] or [`BufferMut::none`]. Lengths, types and ranks that cannot be right give
+//! `n` is the number of ranks. Ranks that have no input or no output in a call pass [`Buffer::none`] or
+//! [`BufferMut::none`]. Lengths, types and ranks that cannot be right give
 //! [`Error::InvalidArgument`](crate::Error::InvalidArgument) before anything is sent.
 
 use super::ProcessGroup;
@@ -97,6 +98,11 @@ impl ProcessGroup {
     pub(super) unsafe fn enqueue(&self, calls: &[Call], stream: &Stream) -> Result<Enqueued> {
         // SAFETY: forwarded from the caller.
         let op = unsafe { self.enqueue_unmarked(calls, stream) }?;
+        self.mark(stream, op)
+    }
+
+    /// A mark behind what is in a stream, to wait for at most until the group's deadline.
+    pub(super) fn mark(&self, stream: &Stream, op: &'static str) -> Result<Enqueued> {
         Enqueued::mark(&self.backend, stream, op, self.comm.config().timeout)
     }
 

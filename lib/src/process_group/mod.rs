@@ -128,21 +128,22 @@ impl ProcessGroup {
 
     /// The communicator of the same ranks: host memory over this library, whatever carries the group's own calls.
     ///
-    /// Asynchronous calls of the group and calls of the communicator run in one order, so every rank makes both in the same
-    /// order.
+    /// Asynchronous calls of the group and calls of the communicator run in one order, so every rank makes both in the
+    /// same order.
     pub fn comm(&self) -> &Comm {
         &self.comm
     }
 
-    /// The device communicator of the same ranks, where backend tinynccl has GPUs: to ask how calls are carried out, or to say.
+    /// The device communicator of the same ranks, where backend tinynccl has GPUs: to ask how calls are carried out, or
+    /// to say.
     pub fn device_comm(&self) -> Option<&DeviceComm> {
         self.backend.device_comm()
     }
 
-    /// Waits until `stream` has passed what is in it, at most the group's deadline. Gives the failure of calls that were
-    /// enqueued before, if one has failed.
+    /// Waits until `stream` has passed what is in it, at most the group's deadline. Gives the failure of calls that
+    /// were enqueued before, if one has failed.
     pub fn synchronize(&self, stream: &Arc<CudaStream>) -> Result<()> {
-        work::Enqueued::mark(&self.backend, &stream.into(), "synchronize", self.comm.config().timeout)?.wait()
+        self.mark(&stream.into(), "synchronize")?.wait()
     }
 
     /// Ends the group on every rank from any thread: calls in flight and later ones give
@@ -161,7 +162,8 @@ impl ProcessGroup {
 }
 
 impl From<Comm> for ProcessGroup {
-    /// The group of a communicator's ranks, for host memory: backend tinynccl, which every rank has, so nothing is asked.
+    /// The group of a communicator's ranks, for host memory: backend tinynccl, which every rank has, so nothing is
+    /// asked.
     fn from(comm: Comm) -> ProcessGroup {
         ProcessGroup::assemble(comm, Arc::new(tinynccl::Tinynccl::on_the_host()), "the communicator's own".to_owned())
     }

@@ -1,4 +1,5 @@
-//! `docs/config.md` is made from the table of knobs; `UPDATE_DOCS=1 cargo test -p tinynccl --test cpu config_docs` rewrites it.
+//! `docs/config.md` is made from the table of knobs; `UPDATE_DOCS=1 cargo test -p tinynccl --test cpu config_docs`
+//! rewrites it.
 
 use std::fmt::Write;
 use std::path::Path;

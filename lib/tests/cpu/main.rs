@@ -1,6 +1,8 @@
-//! The library without GPUs: communicators, their calls and their failures, over every transport, as threads and as processes.
+//! The library without GPUs: communicators, their calls and their failures, over every transport, as threads and as
+//! processes.
 //!
-//! One program, so that the library is linked once. Tests that need ranks as processes start this program again for one test.
+//! One program, so that the library is linked once. Tests that need ranks as processes start this program again for one
+//! test.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -33,7 +33,8 @@ pub(crate) fn all(group: &ProcessGroup, site: &Site) {
     ok(group, "barrier", group.barrier());
 }
 
-/// Ours compiles kernels per type and operator, a second each: on GPUs it makes some here, all in `tests/cuda/peers.rs`.
+/// Ours compiles kernels per type and operator, a second each: on GPUs it makes some here, all in
+/// `tests/cuda/peers.rs`.
 fn reductions(group: &ProcessGroup, site: &Site, dtype: DType, op: ReduceOp) -> bool {
     let some = [
         (DType::F32, ReduceOp::Sum),

@@ -1,7 +1,9 @@
-//! A schedule on paper: the very programs that the library executes, played in rounds with lists of ranks in place of numbers.
+//! A schedule on paper: the very programs that the library executes, played in rounds with lists of ranks in place of
+//! numbers.
 //!
-//! One line per hop. A cell is the message that a rank sends in it: which part, and whose contributions are already summed in
-//! it, in the order in which they were added. [`tinynccl::schedule::rounds`] plays, and verifies the programs first.
+//! One line per hop. A cell is the message that a rank sends in it: which part, and whose contributions are already
+//! summed in it, in the order in which they were added. [`tinynccl::schedule::rounds`] plays, and verifies the programs
+//! first.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;

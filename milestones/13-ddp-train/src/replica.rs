@@ -100,8 +100,8 @@ impl<'g> Replica<'g> {
         Ok(value)
     }
 
-    /// Proves that all ranks hold the same bits; gives their fingerprint. By the group's communicator, not by the backend: a
-    /// proof should not depend on what it proves.
+    /// Proves that all ranks hold the same bits; gives their fingerprint. By the group's communicator, not by the
+    /// backend: a proof should not depend on what it proves.
     pub fn prove_identical(&self) -> Result<u64> {
         proof::prove_identical(self.group.comm(), &self.specs, &self.model.params())
     }

@@ -63,8 +63,8 @@ pub struct Replica<'g> {
 }
 
 impl<'g> Replica<'g> {
-    /// A copy of `model` (whose layers have the widths `sizes`) on the group's GPU. Every rank calls it. The weights are our
-    /// own until [`Replica::broadcast`].
+    /// A copy of `model` (whose layers have the widths `sizes`) on the group's GPU. Every rank calls it. The weights
+    /// are our own until [`Replica::broadcast`].
     pub fn new(
         group: &'g ProcessGroup,
         kernels: &'g Kernels,

@@ -5,11 +5,12 @@ use std::process::ExitCode;
 
 use anyhow::{Error, Result};
 
-/// Exit status of a program that lacks what it needs: a device, a driver, a feature of the build. Test runners know 77 as
-/// "skipped".
+/// Exit status of a program that lacks what it needs: a device, a driver, a feature of the build. Test runners know 77
+/// as "skipped".
 pub const UNAVAILABLE: u8 = 77;
 
-/// What `main` returns for the exit code in `result`, or for an error, which it prints in one line: [`UNAVAILABLE`] where
+/// What `main` returns for the exit code in `result`, or for an error, which it prints in one line: [`UNAVAILABLE`]
+/// where
 /// `lacks` says that the machine or the build lacks something, else 1.
 pub fn exit_code(result: Result<i32>, lacks: impl FnOnce(&Error) -> bool) -> ExitCode {
     match result {

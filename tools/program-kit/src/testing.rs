@@ -1,5 +1,5 @@
-//! A program as its user starts it, in a test. Everything here panics, as a test does, when the program does not do what
-//! was expected, and then shows all that the program said.
+//! A program as its user starts it, in a test. Everything here panics, as a test does, when the program does not do
+//! what was expected, and then shows all that the program said.
 
 use std::ffi::OsStr;
 use std::io::Write as _;
@@ -24,8 +24,8 @@ pub fn program(path: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// The program that the variable `name` points to, where a test runs on a machine that has no cargo (scripts/gpu-tests.sh);
-/// else the one at `path`.
+/// The program that the variable `name` points to, where a test runs on a machine that has no cargo
+/// (scripts/gpu-tests.sh); else the one at `path`.
 pub fn program_or(name: &str, path: &str) -> Command {
     program(std::env::var_os(name).unwrap_or_else(|| path.into()))
 }
