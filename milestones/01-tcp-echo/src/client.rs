@@ -1,4 +1,4 @@
-//! The client: connects, sends frames, and checks that what comes back is what was sent.
+//! The client: connects, sends frames, and checks that each echo equals the frame it sent.
 
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
@@ -12,9 +12,9 @@ use crate::framing::{read_frame, write_frame};
 pub(crate) struct SocketOptions {
     /// Leave Nagle's algorithm on (TCP_NODELAY off).
     pub(crate) nagle: bool,
-    /// Send header and payload by two calls instead of one.
+    /// Send header and payload in two calls instead of one.
     pub(crate) split: bool,
-    /// Longest time to connect, and longest time without a byte moving.
+    /// Limit for connecting, and for the time without a byte moving.
     pub(crate) timeout: Duration,
 }
 
@@ -54,8 +54,8 @@ impl Client {
         bail!("cannot connect to {address}: {}; is the server running there?", failures.join("; "));
     }
 
-    /// Sends one frame of `length` bytes, waits for it to come back, checks every byte, and returns the time between.
-    /// The check is not in the time.
+    /// Sends one frame of `length` bytes, waits for the echo, checks every byte, and returns the round-trip time, which
+    /// excludes the check.
     pub(crate) fn round_trip(&mut self, length: usize) -> Result<Duration> {
         self.round += 1;
         fill(&mut self.sent, length, self.round);
@@ -74,7 +74,7 @@ impl Client {
     }
 }
 
-/// Bytes that differ from one round and one position to the next, so that a stale or shifted echo shows.
+/// Bytes that differ between rounds and between positions, so that the check finds a stale or shifted echo.
 fn fill(buffer: &mut Vec<u8>, length: usize, round: u64) {
     buffer.clear();
     let mut state = round.wrapping_mul(0x9e37_79b9_7f4a_7c15);

@@ -1,17 +1,17 @@
 //! Frames over a byte stream: an 8-byte header (magic, length), then the payload.
 //!
 //! TCP delivers bytes, not messages. One `write` of 100 bytes may arrive as three `read`s of 1, 60 and 39 bytes, and
-//! two writes may arrive as one read. So the receiver must be told where a frame ends, and both sides must expect
-//! every call to move less than they asked for.
+//! two writes may arrive as one read. So the frame itself must say where it ends, and both sides must expect every call
+//! to move less than they asked for.
 
 use std::fmt;
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 
-/// First bytes of every frame: a peer that speaks something else is found out at once.
+/// First bytes of every frame. They expose a peer with another protocol at once.
 pub(crate) const MAGIC: [u8; 4] = *b"ECHO";
 /// Length of the header: magic, then the payload's length as little-endian `u32`.
 pub(crate) const HEADER: usize = 8;
-/// Memory is taken in steps of this size while bytes come in, never for a length that was only announced.
+/// `read_frame` allocates in steps of this size as bytes arrive, never for a length that is merely announced.
 const GROW: usize = 1 << 20;
 
 /// Why a frame could not be read or written.
@@ -54,24 +54,24 @@ impl fmt::Display for FrameError {
 
 impl std::error::Error for FrameError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        None // Display has it already; anyhow would print it twice.
+        None // `Display` includes the cause already; anyhow would print it twice.
     }
 }
 
 fn stopped(part: &'static str, got: usize, expected: usize, source: io::Error) -> FrameError {
     match source.kind() {
-        // A socket with a read or write timeout reports it as WouldBlock on Linux.
+        // On Linux, a socket reports its read or write timeout as WouldBlock.
         ErrorKind::WouldBlock | ErrorKind::TimedOut => FrameError::Timeout { part, got, expected },
         ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => FrameError::Closed { part, got, expected },
         _ => FrameError::Io { part, source },
     }
 }
 
-/// Fills `buffer`, however many reads that takes: what `Read::read_exact` does, written out.
+/// Fills `buffer`, however many reads that takes: `Read::read_exact` spelled out.
 ///
-/// Returns how many bytes came: fewer than asked for only at the end of the stream.
+/// Returns the number of bytes read, which is less than asked for only at the end of the stream.
 // EXERCISE 1 (How it works): read into the rest of the buffer until it is full. 0 bytes mean that the stream has
-// ended: return what came. Go on after an interruption; make any other error one of ours with `stopped`.
+// ended: return how many bytes came. Continue after an interruption; make any other error one of ours with `stopped`.
 fn read_full(stream: &mut impl Read, part: &'static str, buffer: &mut [u8]) -> Result<usize, FrameError> {
     let expected = buffer.len();
     let mut got = 0;
@@ -79,7 +79,7 @@ fn read_full(stream: &mut impl Read, part: &'static str, buffer: &mut [u8]) -> R
         match stream.read(&mut buffer[got..]) {
             Ok(0) => break,                                    // end of stream: the peer closed its sending side
             Ok(n) => got += n,                                 // often less than asked for: a short read
-            Err(e) if e.kind() == ErrorKind::Interrupted => {} // a signal came: nothing was lost, ask again
+            Err(e) if e.kind() == ErrorKind::Interrupted => {} // a signal arrived: nothing was lost, ask again
             Err(e) => return Err(stopped(part, got, expected, e)),
         }
     }
@@ -89,8 +89,8 @@ fn read_full(stream: &mut impl Read, part: &'static str, buffer: &mut [u8]) -> R
 /// Writes `first` and then `second`, however many calls that takes, handing both to the kernel at once.
 ///
 /// One `writev` instead of two `write`s: half the system calls, and no small segment that waits for an acknowledgement.
-// EXERCISE 2 (How it works): hand both pieces to the kernel in one `write_vectored`, and what is left of them in the
-// next, until all is written. 0 bytes mean that the peer has closed.
+// EXERCISE 2 (How it works): hand both pieces to the kernel in one `write_vectored`, then the rest of them in the next,
+// until all is written. 0 bytes mean that the peer has closed.
 fn write_full(stream: &mut impl Write, first: &[u8], second: &[u8]) -> Result<(), FrameError> {
     let expected = first.len() + second.len();
     let mut sent = 0;
@@ -120,8 +120,7 @@ pub(crate) fn encode(length: usize) -> Option<[u8; HEADER]> {
 }
 
 /// The payload's length, if the header is one of ours and the length is at most `limit`.
-// EXERCISE 3 (How it works): look at the magic before you believe the length, and at the limit before anybody uses
-// it.
+// EXERCISE 3 (How it works): check the magic before you trust the length, and the limit before you return the length.
 pub(crate) fn decode(header: [u8; HEADER], limit: usize) -> Result<usize, FrameError> {
     let [m0, m1, m2, m3, l0, l1, l2, l3] = header;
     let magic = [m0, m1, m2, m3];
@@ -132,7 +131,7 @@ pub(crate) fn decode(header: [u8; HEADER], limit: usize) -> Result<usize, FrameE
     if length > limit { Err(FrameError::TooLong { length, limit }) } else { Ok(length) }
 }
 
-/// Sends one frame. `split` sends the header by a call of its own, as naive programs do (see the README on Nagle).
+/// Sends one frame. `split` sends the header in a call of its own, as naive programs do (see the README on Nagle).
 pub(crate) fn write_frame(stream: &mut impl Write, payload: &[u8], split: bool) -> Result<(), FrameError> {
     let header =
         encode(payload.len()).ok_or(FrameError::TooLong { length: payload.len(), limit: u32::MAX as usize })?;
@@ -144,7 +143,7 @@ pub(crate) fn write_frame(stream: &mut impl Write, payload: &[u8], split: bool) 
     }
 }
 
-/// Receives one frame into `payload`, whose memory is used again. `false` when the stream ended between two frames.
+/// Receives one frame into `payload`, reusing its memory. Returns `false` when the stream ended between two frames.
 pub(crate) fn read_frame(stream: &mut impl Read, payload: &mut Vec<u8>, limit: usize) -> Result<bool, FrameError> {
     let mut header = [0; HEADER];
     match read_full(stream, "header", &mut header)? {

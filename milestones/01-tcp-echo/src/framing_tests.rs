@@ -153,7 +153,7 @@ proptest! {
             write_frame(&mut sender, payload, split).unwrap();
         }
         let mut receiver = Trickle::new(sender.output, step);
-        let mut payload = vec![0xff; 300]; // what was there before must not show
+        let mut payload = vec![0xff; 300]; // old content must not show
         for expected in &payloads {
             prop_assert!(read_frame(&mut receiver, &mut payload, 200).unwrap());
             prop_assert_eq!(&payload, expected);

@@ -1,6 +1,6 @@
 //! Milestone 01: a TCP echo server and client.
 //!
-//! Run alone it is both, over the loopback interface. See README.md beside Cargo.toml.
+//! Without a subcommand the program is both, over the loopback interface. See README.md beside Cargo.toml.
 
 mod client;
 mod framing;
@@ -61,10 +61,10 @@ struct ClientArgs {
     /// Leave Nagle's algorithm on (do not set TCP_NODELAY).
     #[arg(long)]
     nagle: bool,
-    /// Send header and payload by two write calls instead of one.
+    /// Send header and payload in two write calls instead of one.
     #[arg(long)]
     split: bool,
-    /// Round trips of 8 bytes for the latency, at most: each measurement ends after three seconds.
+    /// Number of 8-byte round trips that measure the latency. A measurement ends early after three seconds.
     #[arg(long, default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..))]
     round_trips: u32,
     /// Largest frame of the table: bytes, K, M or G may follow.
@@ -94,14 +94,14 @@ fn main() -> ExitCode {
     }
 }
 
-/// Server thread and client over loopback, then what Nagle's algorithm does to a careless sender.
+/// Runs a server thread and a client over loopback, then shows how Nagle's algorithm delays a careless sender.
 fn alone(args: &ClientArgs) -> Result<()> {
     let (listener, address) = server::bind("127.0.0.1:0")?;
     let limits = Limits { frame: args.max_size.max(64), timeout: args.timeout };
     std::thread::Builder::new()
         .name("server".to_owned())
         .spawn(move || {
-            // Ends with the process; the client's error says more than the server's would.
+            // The thread ends with the process. The client's error says more than the server's would.
             let _ = server::serve(&listener, limits, false);
         })
         .context("cannot start the server's thread")?;
@@ -136,7 +136,7 @@ fn measure(address: &str, args: &ClientArgs) -> Result<()> {
     Ok(())
 }
 
-/// The 8-byte round trip for the four ways to send: one call or two, with and without TCP_NODELAY.
+/// Measures the 8-byte round trip for the four ways to send: one call or two, with and without TCP_NODELAY.
 fn nagle_lesson(address: &str, args: &ClientArgs) -> Result<()> {
     println!("\n8-byte round trip, 50 times:");
     for (nagle, split) in [(false, false), (false, true), (true, false), (true, true)] {

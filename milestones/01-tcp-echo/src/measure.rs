@@ -1,4 +1,4 @@
-//! Latency and bandwidth: what is timed, and how it is summed up.
+//! Latency and bandwidth: timed round trips and their statistics.
 
 use std::time::{Duration, Instant};
 
@@ -6,14 +6,14 @@ use anyhow::Result;
 
 use crate::client::Client;
 
-/// Round trips before the clock counts: the connection's window opens, caches and branch predictors warm up.
+/// Untimed round trips at the start: the connection's window opens, caches and branch predictors warm up.
 const WARM_UP: usize = 20;
-/// Bytes that one row of the bandwidth table moves in each direction, about.
+/// Approximate number of bytes that one row of the bandwidth table moves in each direction.
 const BYTES_PER_ROW: usize = 64 << 20;
-/// After this long a measurement ends with fewer round trips: with Nagle's algorithm each may take 44 ms.
+/// Time limit of one measurement, which then ends with fewer round trips: with Nagle's algorithm each may take 44 ms.
 const LONGEST: Duration = Duration::from_secs(3);
 
-/// Order statistics of a set of times. The mean is left out: one interruption by the scheduler would move it.
+/// Order statistics of a set of times. There is no mean, because one interruption by the scheduler would move it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Summary {
     pub(crate) trips: usize,
@@ -23,7 +23,8 @@ pub(crate) struct Summary {
 }
 
 impl Summary {
-    /// `None` without times. Percentiles by nearest rank: the smallest time that at least p % of the times do not exceed.
+    /// `None` for an empty set. Percentiles use the nearest rank: the smallest time that at least p % of the times do not
+    /// exceed.
     pub(crate) fn of(mut times: Vec<Duration>) -> Option<Summary> {
         times.sort_unstable();
         let rank = |percent: usize| times.get((times.len() * percent).div_ceil(100).max(1) - 1).copied();
@@ -31,7 +32,7 @@ impl Summary {
     }
 }
 
-/// Up to `count` round trips of `length` bytes, after a warm-up: as many as [`LONGEST`] allows.
+/// Times up to `count` round trips of `length` bytes after a warm-up, as many as [`LONGEST`] allows.
 pub(crate) fn round_trips(client: &mut Client, length: usize, count: usize) -> Result<Option<Summary>> {
     for _ in 0..WARM_UP.min(count) {
         client.round_trip(length)?;
@@ -46,7 +47,7 @@ pub(crate) fn round_trips(client: &mut Client, length: usize, count: usize) -> R
 
 /// Prints the table of round trips from 8 bytes to `largest`.
 ///
-/// The frame goes there whole before it comes back, so that at any time one direction is in use:
+/// The server echoes a frame only once it has all of it, so one direction is in use at a time:
 /// bandwidth = 2 × bytes / round trip.
 pub(crate) fn table(client: &mut Client, largest: usize) -> Result<()> {
     println!("{:>10} {:>7} {:>12} {:>12} {:>12} {:>10}", "bytes", "trips", "min us", "median us", "p99 us", "MB/s");

@@ -1,4 +1,4 @@
-//! The server: one thread per connection, each frame is sent back as it came.
+//! The server: one thread per connection echoes every frame unchanged.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use anyhow::{Context, Result};
 
 use crate::framing::{read_frame, write_frame};
 
-/// Connections served at the same time; further ones are closed at once.
+/// Connections served at the same time. The server closes further ones at once.
 const MAX_CONNECTIONS: usize = 64;
 
-/// What a server needs to know.
+/// Limits for each connection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
     /// Longest payload accepted, in bytes.
@@ -22,14 +22,14 @@ pub(crate) struct Limits {
     pub(crate) timeout: Duration,
 }
 
-/// Binds the address (`HOST:PORT`; port 0 lets the kernel choose) and says where it listens.
+/// Binds `address` (`HOST:PORT`; port 0 lets the kernel choose) and returns the listener with its actual address.
 pub(crate) fn bind(address: &str) -> Result<(TcpListener, SocketAddr)> {
     let listener = TcpListener::bind(address).with_context(|| format!("cannot listen on {address}"))?;
     let local = listener.local_addr().context("cannot ask for the listening address")?;
     Ok((listener, local))
 }
 
-/// Serves connections until `accept` fails; with `once`, serves the first and returns how it ended.
+/// Serves connections until `accept` fails. With `once`, serves the first connection and returns its result.
 ///
 /// A client that breaks the protocol costs one line of the log and its own connection, nothing else.
 pub(crate) fn serve(listener: &TcpListener, limits: Limits, once: bool) -> Result<()> {
@@ -60,7 +60,7 @@ pub(crate) fn serve(listener: &TcpListener, limits: Limits, once: bool) -> Resul
     }
 }
 
-/// Sends every frame back until the client closes; how many.
+/// Sends every frame back until the client closes. Returns the number of frames.
 fn echo(mut stream: TcpStream, limits: Limits) -> Result<u64> {
     stream.set_nodelay(true).context("cannot set TCP_NODELAY")?;
     stream.set_read_timeout(Some(limits.timeout)).context("cannot set the read timeout")?;

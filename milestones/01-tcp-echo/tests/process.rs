@@ -1,4 +1,4 @@
-//! The program as a user runs it: server and client as processes, and everything that can go wrong between them.
+//! The program as a user runs it: server and client as processes, and the failures between them.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -68,7 +68,7 @@ fn the_log_says_who_connected_and_what_came_of_it() {
     }
 }
 
-/// A client against a server that does `behave` with the first connection. Returns its one line of error.
+/// Runs a client against a server that calls `behave` on the first connection. Returns the client's one error line.
 fn against(behave: impl FnOnce(TcpStream) + Send + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address").to_string();
