@@ -1,4 +1,4 @@
-//! Runs server and client of a program as two processes of this machine that print to one terminal.
+//! Runs server and client of a program as two processes on this machine that print to one terminal.
 
 use std::io;
 use std::net::TcpListener;
@@ -7,10 +7,10 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
-/// `--listen` of a server that gets its listening socket as standard input, as inetd does it.
+/// `--listen` value of a server that gets its listening socket as standard input, as under inetd.
 pub const STDIN: &str = "-";
 
-/// The listening socket for `--listen`: HOST:PORT, or [`STDIN`]. Says where it listens when the user chose.
+/// The listening socket for `--listen`: HOST:PORT, or [`STDIN`]. For HOST:PORT it prints the actual address.
 pub fn listener(listen: &str) -> Result<TcpListener> {
     if listen == STDIN {
         let socket = io::stdin().as_fd().try_clone_to_owned().context("standard input as a listening socket")?;
@@ -31,7 +31,7 @@ pub fn both_sides(server: &[String], client: &[String]) -> Result<()> {
     let mut server = start("server", Stdio::from(OwnedFd::from(listener)), &server)?;
     let ended = start("client", Stdio::null(), &[&[address], client].concat())
         .and_then(|mut child| child.wait().context("the client process"));
-    // Whatever the client did, the server ends: its connection is closed, or nobody came within its timeout.
+    // The server ends whatever the client did: its connection closes, or no client connects within its timeout.
     let server = server.wait().context("the server process")?;
     check("client", ended?)?;
     check("server", server)

@@ -1,4 +1,4 @@
-//! The options that choose a device, a port, a GID and an MTU: the same for every verbs program.
+//! The options that choose a device, a port, a GID and an MTU, shared by every verbs program.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use clap::Args;
 
 use crate::words;
 
-/// What to use; whatever is not given is chosen and the choice explained.
+/// The requested device, port, GID and MTU. The program chooses the missing ones and explains its choice.
 #[derive(Debug, Clone, Args)]
 pub struct Choice {
     /// RDMA device, by name [default: the first with a port that is up and a usable GID].
@@ -18,11 +18,11 @@ pub struct Choice {
     /// Index of the GID table [default: the entry of type RoCE v2 with an IPv4 address].
     #[arg(long, global = true)]
     pub gid_index: Option<u32>,
-    /// Payload bytes per packet: 256, 512, 1024, 2048 or 4096 [default: the port's active MTU]. The smaller of both
-    /// sides' is used.
+    /// Payload bytes per packet: 256, 512, 1024, 2048 or 4096 [default: the port's active MTU]. The smaller of the two
+    /// sides' values applies.
     #[arg(long, global = true, value_parser = parse_mtu)]
     pub mtu: Option<u32>,
-    /// Fail when any single wait takes longer than this many seconds.
+    /// Fail when a single wait takes longer than this many seconds.
     #[arg(long, global = true, default_value = "10", value_parser = parse_seconds)]
     pub timeout: Duration,
     /// Begin every line of output with this.
@@ -31,7 +31,7 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// The options as arguments again, to hand to a child process.
+    /// Turns the options back into arguments for a child process.
     pub fn arguments(&self) -> Vec<String> {
         let mut list = vec![format!("--port={}", self.port), format!("--timeout={}", self.timeout.as_secs_f64())];
         list.extend(self.device.as_ref().map(|d| format!("--device={d}")));

@@ -5,7 +5,7 @@ use verbs_hello::choice::Choice;
 
 /// RDMA verbs: devices and GIDs, a queue pair from RESET to RTS, SEND and RECV.
 ///
-/// Without a subcommand: the GID table, then server and client as two processes of this machine.
+/// Without a subcommand: the GID table, then server and client as two processes on this machine.
 #[derive(Debug, Parser)]
 #[command(version)]
 pub(crate) struct Cli {
@@ -42,7 +42,7 @@ pub(crate) struct Talk {
     /// Text to send [default: a greeting].
     #[arg(long, global = true)]
     pub(crate) text: Option<String>,
-    /// Bytes of the buffer that is posted for the peer's text.
+    /// Size in bytes of the buffer posted for the peer's text.
     #[arg(long, global = true, default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     pub(crate) recv_bytes: u32,
     /// Which interface connects the QP: `steps` shows each step, `safe` is the crate's handshake in one call.
@@ -64,7 +64,7 @@ pub(crate) enum Api {
 
 #[cfg(feature = "verbs")]
 impl Talk {
-    /// The options as arguments again, to hand to a child process.
+    /// Turns the options back into arguments for a child process.
     pub(crate) fn arguments(&self) -> Vec<String> {
         let api = if self.api == Api::Safe { "safe" } else { "steps" };
         let mut list = vec![format!("--recv-bytes={}", self.recv_bytes), format!("--api={api}")];

@@ -1,4 +1,4 @@
-//! A work completion, decoded: what a completion queue says of one finished request.
+//! A decoded work completion: a completion queue's report on one finished request.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use crate::words;
 /// One work completion (`struct ibv_wc`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Completion {
-    /// The number that the request was posted with.
+    /// The number of the request.
     pub wr_id: u64,
     /// `enum ibv_wc_status`; 0 is success.
     pub status: u32,
@@ -15,9 +15,9 @@ pub struct Completion {
     pub opcode: u32,
     /// Bytes received (RECV) or read (READ).
     pub byte_len: u32,
-    /// The sender's 32 bits, if it sent some.
+    /// The sender's 32 bits of immediate data, if any.
     pub imm: Option<u32>,
-    /// The maker's own number for an error.
+    /// The vendor's error code.
     pub vendor_err: u32,
     /// Our QP's number.
     pub qp_num: u32,
@@ -31,7 +31,7 @@ impl Completion {
 }
 
 impl fmt::Display for Completion {
-    /// Says only what is valid: after an error the opcode and the length are not, and a SEND has no length.
+    /// Prints only valid fields: after an error the opcode and the length are invalid, and a SEND has no length.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let status = words::wc_status(self.status);
         write!(f, "wr_id {}, status {} ({})", self.wr_id, status.name, self.status)?;
@@ -43,7 +43,7 @@ impl fmt::Display for Completion {
             write!(f, ", byte_len {}", self.byte_len)?;
         }
         match self.imm {
-            // The sender's own completion has none, even where the driver sets the flag (rxe does).
+            // The sender's own completion carries none, even if the driver sets the flag (as rxe does).
             Some(imm) if self.opcode >= 128 => write!(f, ", imm_data {imm:#x}"),
             _ => Ok(()),
         }

@@ -1,4 +1,4 @@
-//! What two QPs must know of each other before they can be connected, as one line of text.
+//! The address that each QP must learn from its peer before the two can connect, as one line of text.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,9 +9,9 @@ use crate::words;
 /// The address of one QP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Endpoint {
-    /// Number of the QP: 24 bits, unique within its device.
+    /// The QP's number: 24 bits, unique within its device.
     pub qpn: u32,
-    /// The sequence number that its first packet will carry: 24 bits.
+    /// The sequence number of its first packet: 24 bits.
     pub psn: u32,
     /// Address of its port.
     pub gid: Gid,
@@ -31,9 +31,9 @@ impl fmt::Display for Endpoint {
 impl FromStr for Endpoint {
     type Err = String;
 
-    /// Reads what `Display` writes and nothing else: a stranger's bytes must not become a QP's attributes.
-    // EXERCISE 2 (How it works): read what `Display` writes, field by field, and nothing else: no more fields,
-    // numbers of 24 bits, an MTU that there is.
+    /// Accepts exactly the output of `Display`: a stranger's bytes must not become a QP's attributes.
+    // EXERCISE 2 (How it works): parse the output of `Display` field by field and refuse everything else: extra
+    // fields, a qpn or psn of more than 24 bits, an invalid MTU.
     fn from_str(text: &str) -> Result<Endpoint, String> {
         let mut fields = text.split(' ');
         let endpoint = Endpoint {

@@ -45,7 +45,7 @@ pub enum GidKind {
     RoceV1,
     /// RDMA in UDP datagrams to port 4791: goes wherever IP goes.
     RoceV2,
-    /// The kernel did not say.
+    /// Not reported by the kernel.
     Unknown,
 }
 
@@ -89,11 +89,11 @@ pub struct GidRow {
     pub device: String,
     /// Port of the device, from 1.
     pub port: u8,
-    /// Index in the port's table: what `sgid_index` asks for.
+    /// Index in the port's table: the value for `sgid_index`.
     pub index: u32,
     /// The address.
     pub gid: Gid,
-    /// How its packets travel.
+    /// How packets with this GID travel.
     pub kind: GidKind,
     /// The network device that the address belongs to; empty on InfiniBand.
     pub netdev: String,
@@ -127,8 +127,8 @@ pub fn table(rows: &[GidRow]) -> String {
     text
 }
 
-/// How well a GID serves, best first, with the reason in words.
-// EXERCISE 1 (The GID table): the order in which kinds of GIDs are taken: a number, 0 for the best, and the reason in
+/// A GID's rank, 0 for the best, with the reason in words.
+// EXERCISE 1 (The GID table): the preference order of the kinds of GIDs: a number, 0 for the best, and the reason in
 // words.
 fn rank(row: &GidRow) -> (u8, &'static str) {
     match (row.kind, row.gid.ipv4()) {
@@ -145,9 +145,9 @@ fn rank(row: &GidRow) -> (u8, &'static str) {
     }
 }
 
-/// Which of a port's rows to use and why: the one with index `wanted`, or else the best.
+/// Chooses one of a port's rows and gives the reason: the row with index `wanted`, or else the best.
 ///
-/// The error names what there is.
+/// The error lists the existing rows.
 pub fn choose<'a>(rows: &'a [GidRow], port: &str, wanted: Option<u32>) -> Result<(&'a GidRow, String), String> {
     if rows.is_empty() {
         return Err(format!("the GID table of {port} is empty: is its network device up, and has it an address?"));
@@ -160,7 +160,7 @@ pub fn choose<'a>(rows: &'a [GidRow], port: &str, wanted: Option<u32>) -> Result
             })?;
             Ok((row, "--gid-index asked for it".to_owned()))
         }
-        // Of equals, the first: `min_by_key` promises that.
+        // `min_by_key` guarantees the first of equal rows.
         None => rows
             .iter()
             .min_by_key(|r| rank(r).0)

@@ -1,4 +1,4 @@
-//! The conversation step by step, every attribute shown: `ibverbs-sys` under the objects of [`verbs_hello::verbs`].
+//! The conversation step by step, with every attribute, through the objects of [`verbs_hello::verbs`] on `ibverbs-sys`.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -13,8 +13,8 @@ use verbs_hello::verbs::{Cq, Depth, Local, Mr, Pd, Qp};
 use crate::cli::Talk;
 use crate::requests::{RECV_ID, Role, SEND_ID, await_completion, show};
 
-/// `IBV_ACCESS_LOCAL_WRITE`: our own device may write here, which RECV needs. The peer gets no right at all: SEND and
-/// RECV need none, as the receiver says where the bytes go.
+/// `IBV_ACCESS_LOCAL_WRITE`: our own device may write here, as RECV requires. The peer gets no rights: SEND and RECV
+/// need none, because the receiver chooses where the bytes go.
 const LOCAL_WRITE: u32 = ibverbs_sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0;
 
 pub(crate) fn run(role: Role, local: &Local, mut side: Side, choice: &Choice, talk: &Talk, text: &str) -> Result<()> {
@@ -36,7 +36,7 @@ pub(crate) fn run(role: Role, local: &Local, mut side: Side, choice: &Choice, ta
     say!("RECV of up to {inbox} bytes, wr_id {RECV_ID}");
     qp.post_recv(RECV_ID, &mr, 0..inbox)?;
 
-    // 4. Who are you?
+    // 4. Exchange of addresses.
     let psn = RandomState::new().hash_one(qp.number()) as u32 & 0xff_ffff;
     let mine = Endpoint { qpn: qp.number(), psn, gid: local.gid.gid, lid: local.port.lid, mtu: local.mtu };
     say!("to the peer:   {mine}");
@@ -55,7 +55,7 @@ pub(crate) fn run(role: Role, local: &Local, mut side: Side, choice: &Choice, ta
     qp.to_rts(&rts)?;
     explain("RTR -> RTS", &qp, &rts.attributes(), talk)?;
 
-    // 6. A packet to a QP that is not in RTR is dropped, and sent again only after `timeout`.
+    // 6. A QP that is not yet in RTR drops packets, and the sender repeats them only after `timeout`.
     side.meet("ready")?;
 
     // 7. Hello.
@@ -77,13 +77,13 @@ pub(crate) fn run(role: Role, local: &Local, mut side: Side, choice: &Choice, ta
     }
     await_completion(SEND_ID, &mut early, choice.timeout, |deadline| cq.spin(deadline))?;
 
-    // 8. A QP that is destroyed acknowledges nothing any more: wait until the peer has all its completions.
+    // 8. A destroyed QP acknowledges nothing: wait until the peer has all its completions.
     side.meet("done")?;
     say!("done");
     Ok(())
 }
 
-/// One step: what was set, and the state that the device reports.
+/// Prints one step: its attributes, and the state that the device reports.
 fn explain(step: &str, qp: &Qp, attributes: &[Attribute], talk: &Talk) -> Result<()> {
     say!("{step}, the device says {}", qp.state()?);
     if !talk.brief {

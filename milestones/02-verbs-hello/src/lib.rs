@@ -1,7 +1,7 @@
-//! Milestone 02 as a library: what the program `verbs-hello` and milestone 05 share.
+//! Milestone 02 as a library: the code shared by the program `verbs-hello` and later milestones.
 //!
-//! The modules here are plain Rust and build anywhere. `verbs` holds the objects of libibverbs and is only there
-//! with the feature of the same name.
+//! The modules here are plain Rust and build anywhere. `verbs` holds the objects of libibverbs and exists only with the
+//! feature of the same name.
 
 pub mod alone;
 pub mod choice;

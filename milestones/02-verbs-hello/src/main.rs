@@ -43,7 +43,7 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
             verbs_hello::say!("");
             let shared = [cli.choice.arguments(), cli.talk.arguments()].concat();
             let brief = || "--brief".to_owned();
-            // Both sides take the same steps: once with all attributes is enough.
+            // Both sides take the same steps, so only one of them prints all attributes.
             let server = [vec![brief()], shared.clone()].concat();
             let client = [shared, if cli.talk.brief { vec![brief()] } else { Vec::new() }].concat();
             verbs_hello::alone::both_sides(&server, &client)
@@ -51,7 +51,7 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
     }
 }
 
-/// The GID tables, and what would be chosen.
+/// Prints the GID tables and the entry that a run would choose.
 #[cfg(feature = "verbs")]
 fn list(choice: &verbs_hello::choice::Choice) -> anyhow::Result<()> {
     use verbs_hello::{gid, say, verbs};

@@ -1,4 +1,4 @@
-//! What both interfaces have in common: the two ends, and the requests that each posts.
+//! The part common to both interfaces: the two ends, and the requests that each posts.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use anyhow::{Result, bail, ensure};
 use verbs_hello::completion::Completion;
 use verbs_hello::say;
 
-/// Which end of the conversation we are.
+/// Our end of the conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
     /// Receives first, then answers.
@@ -15,19 +15,19 @@ pub(crate) enum Role {
     Client,
 }
 
-/// The numbers that our two requests are posted with, and come back with in their completions.
+/// The numbers of our two requests; their completions return them.
 pub(crate) const RECV_ID: u64 = 1;
 pub(crate) const SEND_ID: u64 = 2;
 
-/// Prints what was received.
+/// Prints the received text.
 pub(crate) fn show(bytes: &[u8]) {
     say!("received {} bytes: {:?}", bytes.len(), String::from_utf8_lossy(bytes));
 }
 
 /// Waits until the request with number `wr_id` has completed and prints every completion on the way. Completions of
-/// the two queues come in any order: `early` holds what came before it was asked for.
-// EXERCISE 4 (How it works; needs RDMA): poll until the completion with this number is there or the deadline is over;
-// keep those of other requests for later, and make one that failed an error.
+/// the two queues arrive in any order, so `early` keeps those that nobody has waited for yet.
+// EXERCISE 4 (How it works; needs RDMA): poll until the completion with this number arrives or the deadline passes;
+// keep the completions of other requests for later, and turn a failed one into an error.
 pub(crate) fn await_completion(
     wr_id: u64,
     early: &mut Vec<Completion>,

@@ -1,6 +1,6 @@
-//! The same conversation by the safe interface of crate `ibverbs`: no `unsafe` but for the two posts, and one call for
-//! INIT, RTR and RTS. It hides what this milestone shows, fixes the first sequence number to 0 and the port to 1, and
-//! has SEND and RECV only; milestone 05 needs more.
+//! The same conversation through the safe interface of the crate `ibverbs`: `unsafe` only for the two posts, and one
+//! call for INIT, RTR and RTS. The crate hides the steps that this milestone shows, fixes the first sequence number to
+//! 0 and the port to 1, and offers only SEND and RECV. Milestone 05 needs more.
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use ibverbs::ibv_qp_type::IBV_QPT_RC;
@@ -30,7 +30,7 @@ pub(crate) fn run(role: Role, local: &Local, mut side: Side, choice: &Choice, ta
     let mut outbox = pd.allocate::<u8>(text.len()).context("memory region")?;
     outbox.copy_from_slice(text.as_bytes());
 
-    // The crate's `set_gid_index` means a place in its own list, which has no empty entries, and panics beyond it.
+    // The crate's `set_gid_index` takes a position in its own list, which has no empty entries, and panics beyond it.
     let place = context.gid_table().iter().position(|g| g.gid_index == local.gid.index && g.port_num == 1);
     let place = place.filter(|&p| p as u32 == local.gid.index);
     let Some(place) = place else {
@@ -38,11 +38,11 @@ pub(crate) fn run(role: Role, local: &Local, mut side: Side, choice: &Choice, ta
     };
     let mut builder = pd.create_qp(&cq, &cq, IBV_QPT_RC);
     builder.set_gid_index(place as u32).set_max_send_wr(4).set_max_recv_wr(4);
-    // Its own default is 4, 65 us: too short for a software device.
+    // The crate's default is 4 (65 us), too short for a software device.
     builder.set_timeout(14).set_retry_count(6).set_rnr_retry(6).set_min_rnr_timer(12);
 
-    // MTU and the peer's first sequence number must be set before `build`, the number of our own QP is only known after.
-    // So they cannot be agreed upon in one exchange: both sides must bring the same.
+    // MTU and the peer's first sequence number must be set before `build`, but our own QP's number is known only after
+    // it. One exchange cannot negotiate both, so both sides must start with the same values.
     builder.set_path_mtu(words::mtu_number(local.mtu).context("MTU")?).set_rq_psn(0);
     let prepared = builder.build().context("queue pair")?;
     let endpoint = prepared.endpoint();
@@ -81,7 +81,7 @@ pub(crate) fn run(role: Role, local: &Local, mut side: Side, choice: &Choice, ta
     for step in 0..2 {
         if (step == 0) == (role == Role::Client) {
             say!("SEND of {} bytes, wr_id {SEND_ID}", text.len());
-            // SAFETY: `outbox` lives until `qp` is gone, and is not changed any more.
+            // SAFETY: `outbox` lives until `qp` is gone, and nothing changes it after this.
             unsafe { qp.post_send(&mut outbox, .., SEND_ID) }.context("SEND")?;
             await_completion(SEND_ID, &mut early, choice.timeout, &mut poll)?;
         } else {

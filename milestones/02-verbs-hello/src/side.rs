@@ -1,5 +1,5 @@
-//! The side channel: a TCP connection for what must be known before RDMA works (addresses, keys) and for saying
-//! "I am ready". One line of text per message, so that it can be read in a packet capture.
+//! The side channel: a TCP connection that exchanges addresses and keys before RDMA works, and "ready" messages. Each
+//! message is one line of text, readable in a packet capture.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 
-/// Longest line that is accepted, without its end.
+/// Longest accepted line, without its newline.
 const LONGEST: usize = 256;
 
 /// One connection to the peer.
@@ -21,7 +21,7 @@ pub struct Side {
 impl Side {
     /// Waits for one client on `listener`, at most `patience`.
     pub fn accept(listener: &TcpListener, patience: Duration) -> Result<Side> {
-        // `TcpListener` has no timeout: ask without waiting, in small steps.
+        // `TcpListener` has no timeout, so poll it in short steps.
         listener.set_nonblocking(true).context("side channel")?;
         let deadline = Instant::now() + patience;
         loop {
@@ -63,7 +63,7 @@ impl Side {
         self.peer
     }
 
-    /// The connection itself, for a program that sends bytes between the lines: both sides must know how many.
+    /// The connection itself, for programs that send bytes between the lines. Both sides must know how many.
     pub fn stream(&self) -> &TcpStream {
         &self.stream
     }
@@ -76,11 +76,11 @@ impl Side {
         self.stream.write_all(line.as_bytes()).with_context(|| format!("side channel: send to {}", self.peer))
     }
 
-    /// Receives one line. `what` says what is expected, for the error.
+    /// Receives one line. `what` names the expected message in errors.
     pub fn receive(&mut self, what: &str) -> Result<String> {
         let deadline = Instant::now() + self.patience;
         let mut line = Vec::new();
-        // Byte by byte: nothing of the next line may be taken, and lines are short and few.
+        // Byte by byte, so as not to consume part of the next line. Lines are short and few.
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             ensure!(!left.is_zero(), "side channel: no {what} from {} within {:?}", self.peer, self.patience);
@@ -98,7 +98,7 @@ impl Side {
         String::from_utf8(line).map_err(|_| anyhow!("side channel: {what} from {} is not text", self.peer))
     }
 
-    /// Both sides say `word`: afterwards each knows that the other came this far.
+    /// Both sides send `word`; afterwards each knows that the other has reached this point.
     pub fn meet(&mut self, word: &str) -> Result<()> {
         self.send(word)?;
         let answer = self.receive(&format!("'{word}'"))?;
@@ -113,7 +113,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(20);
 
-    /// A channel to a peer that does `behave` with its end of the connection.
+    /// A channel to a peer that calls `behave` on its end of the connection.
     fn against(patience: Duration, behave: impl FnOnce(TcpStream) + Send + 'static) -> (Side, impl FnOnce()) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address");

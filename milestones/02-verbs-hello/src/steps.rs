@@ -1,4 +1,4 @@
-//! The attributes of each step of a queue pair's life, with what they mean. `verbs` hands them to the device.
+//! The attributes of each step of a queue pair's life, with their meanings. `verbs` hands them to the device.
 //!
 //! A reliable connection goes RESET → INIT → RTR → RTS, and each step must set exactly the attributes listed here
 //! (InfiniBand specification, volume 1, section 11.2.5; manual page `ibv_modify_qp`).
@@ -6,14 +6,14 @@
 use crate::endpoint::Endpoint;
 use crate::words;
 
-/// One attribute of a step, for people.
+/// One attribute of a step, for display.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attribute {
     /// Its name in `struct ibv_qp_attr`.
     pub name: &'static str,
-    /// What it is set to, decoded.
+    /// Its decoded value.
     pub value: String,
-    /// What it is for.
+    /// Its purpose.
     pub meaning: &'static str,
 }
 
@@ -21,18 +21,18 @@ fn attribute(name: &'static str, value: impl ToString, meaning: &'static str) ->
     Attribute { name, value: value.to_string(), meaning }
 }
 
-/// RESET → INIT: where the QP lives and what its peer may do. From here on RECVs can be posted.
+/// RESET → INIT: the QP's port and the peer's access rights. From here on RECVs can be posted.
 #[derive(Debug, Clone, Copy)]
 pub struct Init {
     /// Port of the device.
     pub port_num: u8,
     /// Entry of the port's partition key table.
     pub pkey_index: u16,
-    /// What the peer may do to our memory: bits of `enum ibv_access_flags`.
+    /// The peer's access rights to our memory: bits of `enum ibv_access_flags`.
     pub access: u32,
 }
 
-/// INIT → RTR, ready to receive: who the peer is. From here on packets are accepted.
+/// INIT → RTR, ready to receive: the peer's address. From here on the QP accepts packets.
 #[derive(Debug, Clone, Copy)]
 pub struct Rtr {
     /// The peer.
@@ -41,7 +41,7 @@ pub struct Rtr {
     pub path_mtu: u32,
     /// READs and atomics that the peer may have outstanding.
     pub max_dest_rd_atomic: u8,
-    /// Code of the pause that we ask for when no RECV is posted.
+    /// Code of the pause we request from the peer when no RECV is posted.
     pub min_rnr_timer: u8,
     /// Our port.
     pub port_num: u8,
@@ -49,20 +49,20 @@ pub struct Rtr {
     pub sgid_index: u8,
     /// Routers that a packet may pass.
     pub hop_limit: u8,
-    /// True on Ethernet: packets carry GIDs.
+    /// Packets carry GIDs: always true on Ethernet.
     pub is_global: bool,
 }
 
-/// RTR → RTS, ready to send: how patient we are. From here on SENDs can be posted.
+/// RTR → RTS, ready to send: timeouts and retries. From here on SENDs can be posted.
 #[derive(Debug, Clone, Copy)]
 pub struct Rts {
     /// Sequence number of our first packet.
     pub sq_psn: u32,
-    /// Code of the wait for an acknowledgement.
+    /// Code of the acknowledgement timeout.
     pub timeout: u8,
-    /// Repeats after such a wait; 7 at most.
+    /// Retries after such a timeout; 7 at most.
     pub retry_cnt: u8,
-    /// Repeats when the peer has no RECV posted; 7 is for ever.
+    /// Retries when the peer has no RECV posted; 7 means forever.
     pub rnr_retry: u8,
     /// READs and atomics that we may have outstanding.
     pub max_rd_atomic: u8,
@@ -76,7 +76,7 @@ impl Rtr {
 }
 
 impl Rts {
-    /// With patience for about a second: a peer that is gone becomes an error instead of a wait without end.
+    /// Gives up after about a second, so that a dead peer becomes an error instead of an endless wait.
     pub fn patient(sq_psn: u32) -> Rts {
         Rts { sq_psn, timeout: 14, retry_cnt: 6, rnr_retry: 6, max_rd_atomic: 1 }
     }

@@ -1,4 +1,4 @@
-//! Server and client: the side channel around a hello by either interface.
+//! Server and client: sets up the side channel, then runs the hello over either interface.
 
 use anyhow::{Result, ensure};
 use verbs_hello::alone;
@@ -12,7 +12,7 @@ use crate::requests::Role;
 use crate::{hello, safe};
 
 pub(crate) fn server(listen: &str, choice: &Choice, talk: &Talk) -> Result<()> {
-    // Devices first: without one there is nothing to listen for.
+    // Open the device first: without one there is no reason to listen.
     let local = Local::open(choice)?;
     let listener = alone::listener(listen)?;
     let side = Side::accept(&listener, choice.timeout)?;

@@ -1,13 +1,13 @@
-//! "It cannot run here", kept apart from "it failed": scripts and tests tell one from the other by the exit status.
+//! Distinguishes "it cannot run here" from "it failed" by the exit status, for scripts and tests.
 
 use std::fmt;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-/// Exit status of a program that lacks what it needs (a device, a feature). Test runners know 77 as "skipped".
+/// Exit status of a program that lacks a requirement (a device, a feature). Test runners treat 77 as "skipped".
 pub const EXIT_UNAVAILABLE: u8 = 77;
 
-/// What is missing and what to do about it, in one line.
+/// One line: the missing requirement and its remedy.
 #[derive(Debug)]
 pub struct Unavailable(String);
 
@@ -20,7 +20,7 @@ impl Unavailable {
         ))
     }
 
-    /// There is no RDMA device; `cause` is what libibverbs said.
+    /// There is no RDMA device; `cause` is the error from libibverbs.
     pub fn no_device(cause: &str) -> Unavailable {
         Unavailable(format!(
             "no RDMA device here ({cause}). `scripts/rxe-vm.sh COMMAND` runs a command in a virtual machine that has \
@@ -38,12 +38,12 @@ impl fmt::Display for Unavailable {
 
 impl std::error::Error for Unavailable {}
 
-/// What `main` returns for `result`: prints an error as one line; 77 for [`Unavailable`], 1 for any other error.
+/// Turns `result` into an exit code for `main`: 77 for [`Unavailable`], 1 for any other error, printed as one line.
 pub fn exit_code(result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // In one piece: another process may write to the same terminal.
+            // One write for the whole line: another process may write to the same terminal.
             let line = format!("{}error: {error:#}\n", crate::say::side());
             let _ = io::stderr().write_all(line.as_bytes());
             if error.downcast_ref::<Unavailable>().is_some() {

@@ -1,7 +1,7 @@
-//! Numbers of the verbs interface in words. The numbers are those of `infiniband/verbs.h`; the meanings are those of
-//! the InfiniBand specification (volume 1, chapters 9 to 11) and of the manual pages of libibverbs.
+//! Names for the numbers of the verbs API. The numbers come from `infiniband/verbs.h`, the meanings from the InfiniBand
+//! specification (volume 1, chapters 9 to 11) and the manual pages of libibverbs.
 
-/// A completion's status: name without `IBV_WC_`, what it says, and where to look first.
+/// A completion's status: its name without `IBV_WC_`, and its meaning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Status {
     /// `SUCCESS`, `REM_ACCESS_ERR` and so on.
@@ -51,7 +51,7 @@ pub fn wc_status(status: u32) -> Status {
     Status { name, meaning }
 }
 
-/// `enum ibv_wc_opcode`: what completed. Only valid when the status is SUCCESS.
+/// `enum ibv_wc_opcode`: the completed operation. Valid only when the status is SUCCESS.
 pub fn wc_opcode(opcode: u32) -> &'static str {
     match opcode {
         0 => "SEND",
@@ -136,7 +136,7 @@ pub fn access(flags: u32) -> String {
     if names.is_empty() { "none".to_owned() } else { names.join(" | ") }
 }
 
-/// The time before an unacknowledged packet is sent again: 4.096 us * 2^timeout; 0 waits for ever.
+/// The time until an unacknowledged packet is sent again: 4.096 us * 2^timeout; 0 waits forever.
 pub fn ack_timeout(timeout: u8) -> String {
     match timeout {
         0 => "for ever".to_owned(),
@@ -144,7 +144,7 @@ pub fn ack_timeout(timeout: u8) -> String {
     }
 }
 
-/// The pause that a receiver without a posted RECV asks for: the 5-bit code of the specification.
+/// The pause requested by a receiver without a posted RECV: the 5-bit code of the specification.
 pub fn rnr_timer(code: u8) -> String {
     const HUNDREDTHS_OF_MS: [u32; 32] = [
         65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072,
@@ -205,7 +205,7 @@ mod tests {
         assert_eq!(rnr_timer(31), "491.52 ms");
     }
 
-    /// The tables against the header that this build uses and against libibverbs itself.
+    /// Compares the tables with the header of this build and with libibverbs itself.
     #[cfg(feature = "verbs")]
     #[test]
     fn numbers_are_those_of_the_header() {

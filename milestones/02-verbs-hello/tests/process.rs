@@ -1,5 +1,5 @@
-//! The program as a user runs it. What needs an RDMA device is skipped, and says so, where there is none;
-//! README.md tells how to run these tests in a virtual machine that has one.
+//! The program as a user runs it. Without an RDMA device, the tests that need one report that they are skipped.
+//! README.md shows how to run them in a virtual machine with a device.
 
 use std::time::Duration;
 
@@ -55,7 +55,7 @@ mod verbs {
         String::from_utf8(assert.get_output().stdout.clone()).expect("text")
     }
 
-    /// True where there is an RDMA device. Where there is none, checks that the program says so, and says it too.
+    /// True if there is an RDMA device. If not, checks that the program says so and reports the skip.
     fn device() -> bool {
         let assert = verbs_hello(&["list"]);
         if assert.get_output().status.code() != Some(77) {
@@ -64,7 +64,7 @@ mod verbs {
         let text = stderr(&assert);
         assert_eq!(text.lines().count(), 1, "{text}");
         assert!(text.contains("scripts/rxe-vm.sh") && text.contains("rdma link add"), "{text}");
-        // Not by a macro: the test harness would keep it to itself.
+        // Not through a macro, whose output the test harness would capture.
         let _ = writeln!(io::stderr(), "SKIPPED: a test of verbs-hello: {}", text.trim());
         false
     }
@@ -167,7 +167,8 @@ mod verbs {
         }
         let server = Server::start(&["--recv-bytes", "8"]);
         let text = stderr(&verbs_hello(&["client", &server.2]).code(1));
-        // The specification says REM_INV_REQ_ERR and LOC_LEN_ERR; rxe of Linux 6.1 says REM_OP_ERR and LOC_QP_OP_ERR.
+        // The specification requires REM_INV_REQ_ERR and LOC_LEN_ERR; rxe in Linux 6.1 reports REM_OP_ERR and
+        // LOC_QP_OP_ERR.
         assert!(text.contains("REM_INV_REQ_ERR") || text.contains("REM_OP_ERR"), "{text}");
         let (code, _, err) = server.finish();
         assert_eq!(code, Some(1));
@@ -205,7 +206,7 @@ mod verbs {
         let gid = mine.split_whitespace().find(|f| f.starts_with("gid=")).expect("a GID").to_owned();
         peer.write_all(format!("qpn=16777000 psn=1 {gid} lid=0 mtu=1024\nready\n").as_bytes()).expect("sends");
         drop(peer);
-        // For the server the connection is up: a receiver cannot see that its peer is gone.
+        // For the server the connection is up: a receiver cannot detect that its peer is gone.
         let (code, out, err) = server.finish();
         assert_eq!(code, Some(1), "{out}");
         assert!(err.contains("no completion of wr_id 1 within") && err.contains("--timeout"), "{err}");
@@ -223,7 +224,7 @@ mod verbs {
             let mut mine = String::new();
             BufReader::new(stream.try_clone().expect("clone")).read_line(&mut mine).expect("its endpoint");
             let gid = mine.split_whitespace().find(|f| f.starts_with("gid=")).expect("a GID");
-            // A QP number that nobody has: every packet to it is dropped.
+            // No QP has this number, so every packet to it is dropped.
             stream.write_all(format!("qpn=16777000 psn=1 {gid} lid=0 mtu=1024\nready\n").as_bytes()).expect("sends");
             let _ = stream.read_to_end(&mut Vec::new());
         });

@@ -1,4 +1,4 @@
-//! A completion channel: a file descriptor that becomes readable when a completion queue has news.
+//! A completion channel: a file descriptor that becomes readable when a completion queue raises an event.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -13,7 +13,8 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use super::{Context, complain};
 
-/// A completion channel (`struct ibv_comp_channel`). Its descriptor never blocks; [`Channel::wait`] has the deadline.
+/// A completion channel (`struct ibv_comp_channel`). Its descriptor never blocks; [`Channel::wait`] enforces a
+/// deadline.
 #[derive(Debug)]
 pub struct Channel {
     raw: NonNull<ffi::ibv_comp_channel>,
@@ -27,7 +28,7 @@ unsafe impl Send for Channel {}
 unsafe impl Sync for Channel {}
 
 impl Channel {
-    /// A new channel of a device.
+    /// A new channel on a device.
     pub fn new(context: &Arc<Context>) -> Result<Arc<Channel>> {
         // SAFETY: the context is open.
         let raw = NonNull::new(unsafe { ffi::ibv_create_comp_channel(context.raw()) })
@@ -48,14 +49,14 @@ impl Channel {
         unsafe { BorrowedFd::borrow_raw(self.raw.as_ref().fd) }
     }
 
-    /// Sleeps until an event is there and takes it; false when `deadline` came first.
+    /// Sleeps until an event arrives and takes it. Returns false when `deadline` passes first.
     pub fn wait(&self, deadline: Instant) -> Result<bool> {
         loop {
             let (mut cq, mut context) = (ptr::null_mut(), ptr::null_mut());
             // SAFETY: the channel is open and both places outlive the call. It does not block (O_NONBLOCK).
             if unsafe { ffi::ibv_get_cq_event(self.raw(), &mut cq, &mut context) } == 0 {
-                // Not acknowledged, an event would make ibv_destroy_cq wait for ever.
-                // SAFETY: `cq` is the queue that the event named; it holds this channel and so still exists.
+                // An unacknowledged event would make ibv_destroy_cq wait forever.
+                // SAFETY: `cq` is the queue named by the event; its owner holds this channel, so it still exists.
                 unsafe { ffi::ibv_ack_cq_events(cq, 1) };
                 return Ok(true);
             }

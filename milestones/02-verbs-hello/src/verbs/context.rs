@@ -1,4 +1,4 @@
-//! A device that has been opened: the root of every other object.
+//! An open device: the root of every other object.
 
 use std::ffi::CStr;
 use std::io;
@@ -26,12 +26,12 @@ unsafe impl Send for Context {}
 // SAFETY: as above; there is no unsynchronised state on our side.
 unsafe impl Sync for Context {}
 
-/// What a port says of itself now.
+/// A port's current attributes.
 #[derive(Debug, Clone, Copy)]
 pub struct Port {
-    /// Bytes of payload that its packets may have, 256 to 4096.
+    /// Maximum payload of a packet: 256 to 4096 bytes.
     pub active_mtu: u32,
-    /// Its address within an InfiniBand subnet; 0 on Ethernet.
+    /// The port's address within an InfiniBand subnet; 0 on Ethernet.
     pub lid: u16,
     /// True when the link is Ethernet (RoCE).
     pub ethernet: bool,
@@ -88,8 +88,8 @@ impl Context {
         Ok(Port { active_mtu, lid: port.lid, ethernet })
     }
 
-    /// The oldest asynchronous event that has not been taken, in words: news of the device, a port or a QP that
-    /// belong to no request. Does not wait.
+    /// Takes the oldest asynchronous event without waiting and describes it. Such events concern the device, a port or
+    /// a QP, not a request.
     pub fn async_event(&self) -> Result<Option<&'static str>> {
         let mut event = ffi::ibv_async_event::default();
         // SAFETY: the context is open and `event` outlives the call. It does not block (O_NONBLOCK, `open`).
@@ -98,8 +98,8 @@ impl Context {
             ensure!(cause.kind() == io::ErrorKind::WouldBlock, "ibv_get_async_event({}): {cause}", self.name);
             return Ok(None);
         }
-        // Not acknowledged, an event would make ibv_destroy_qp wait for ever.
-        // SAFETY: the event that was just taken, once.
+        // An unacknowledged event would make ibv_destroy_qp wait forever.
+        // SAFETY: acknowledges the event just taken, once.
         unsafe { ffi::ibv_ack_async_event(&mut event) };
         Ok(Some(words::async_event(event.event_type)))
     }
@@ -114,16 +114,16 @@ impl Context {
     }
 }
 
-/// Opens the one of `count` devices at `list` that is called `name`.
+/// Opens the device called `name` among the `count` devices at `list`.
 fn open_from(list: *mut *mut ffi::ibv_device, count: usize, name: &str) -> Result<Context> {
     let mut names = Vec::new();
     for index in 0..count {
         // SAFETY: the list has `count` entries and is freed by the caller, after this.
         let device = unsafe { *list.add(index) };
-        // SAFETY: a device of the list; its name is part of it and ends with 0.
+        // SAFETY: a device from the list; its name is part of it and ends with 0.
         let found = unsafe { CStr::from_ptr(ffi::ibv_get_device_name(device)) }.to_string_lossy().into_owned();
         if found == name {
-            // SAFETY: a device of the list.
+            // SAFETY: a device from the list.
             let raw = unsafe { ffi::ibv_open_device(device) };
             let raw = NonNull::new(raw).ok_or_else(|| {
                 anyhow!("cannot open {name}: {}; may this user use /dev/infiniband?", io::Error::last_os_error())

@@ -1,4 +1,4 @@
-//! A completion queue: where the device reports requests that are finished.
+//! A completion queue: the device reports finished requests there.
 
 use std::io;
 use std::ptr::{self, NonNull};
@@ -26,12 +26,12 @@ unsafe impl Send for Cq {}
 unsafe impl Sync for Cq {}
 
 impl Cq {
-    /// A queue for at least `entries` completions, to be polled. When it overflows the device breaks it for good.
+    /// A polled queue for at least `entries` completions. An overflow breaks it permanently.
     pub fn new(context: &Arc<Context>, entries: u32) -> Result<Arc<Cq>> {
         Cq::create(context, entries, None)
     }
 
-    /// The same, with a channel that can be slept on.
+    /// The same, with a channel to sleep on.
     pub fn with_channel(context: &Arc<Context>, entries: u32, channel: &Arc<Channel>) -> Result<Arc<Cq>> {
         Cq::create(context, entries, Some(Arc::clone(channel)))
     }
@@ -51,17 +51,17 @@ impl Cq {
         self.raw.as_ptr()
     }
 
-    /// The driver's functions: `ibv_poll_cq` and its like are inline functions of the header that call through this.
+    /// The driver's functions. `ibv_poll_cq` and similar calls are inline functions in the header that use this table.
     fn ops(&self) -> &ffi::ibv_context_ops {
         // SAFETY: the queue holds its context, which holds the table.
         unsafe { &(*self.raw.as_ref().context).ops }
     }
 
-    /// The oldest completion that has not been taken. Does not wait.
+    /// Takes the oldest completion without waiting.
     pub fn poll(&self) -> Result<Option<Completion>> {
         let Some(poll_cq) = self.ops().poll_cq else { bail!("the driver has no poll_cq") };
         let mut wc = ffi::ibv_wc::default();
-        // SAFETY: room for one completion, as said.
+        // SAFETY: `wc` has room for the one completion that the call may store.
         let count = unsafe { poll_cq(self.raw(), 1, &mut wc) };
         ensure!(count >= 0, "ibv_poll_cq failed with {count}: the completion queue is broken (overflow?)");
         let (status, vendor_err) = wc.error().unwrap_or((0, 0));
@@ -80,7 +80,7 @@ impl Cq {
         Ok(completion)
     }
 
-    /// The oldest completion, polled for until `deadline` in a loop that keeps a core busy.
+    /// Polls for the oldest completion until `deadline`, in a loop that keeps a core busy.
     pub fn spin(&self, deadline: Instant) -> Result<Option<Completion>> {
         loop {
             if let Some(completion) = self.poll()? {
@@ -93,10 +93,11 @@ impl Cq {
         }
     }
 
-    /// The oldest completion, slept for until `deadline`: poll, arm, poll again, wait.
+    /// Sleeps for the oldest completion until `deadline`: poll, arm, poll again, wait.
     ///
-    /// A completion that comes between the first poll and arming raises no event; the second poll finds it. One that
-    /// comes after arming raises an event, so the sleep ends. Without the second poll it could be slept through.
+    /// A completion that arrives between the first poll and arming raises no event, so only the second poll finds it. A
+    /// completion that arrives after arming raises an event, which ends the sleep. Without the second poll the waiter
+    /// could sleep through the first kind.
     pub fn wait(&self, deadline: Instant) -> Result<Option<Completion>> {
         let Some(channel) = &self.channel else { return self.spin(deadline) };
         loop {
@@ -116,7 +117,7 @@ impl Cq {
     /// Asks for one event at the next completion.
     fn arm(&self) -> Result<()> {
         let Some(req_notify_cq) = self.ops().req_notify_cq else { bail!("the driver has no req_notify_cq") };
-        // SAFETY: the queue exists; 0 asks for an event at any completion, not only at solicited ones.
+        // SAFETY: the queue exists; 0 asks for an event on any completion, not only on solicited ones.
         let code = unsafe { req_notify_cq(self.raw(), 0) };
         ensure!(code == 0, "ibv_req_notify_cq: {}", io::Error::from_raw_os_error(code));
         Ok(())

@@ -1,4 +1,4 @@
-//! Devices and GID tables, by the safe interface of crate `ibverbs`; what it leaves out comes from sysfs.
+//! Devices and GID tables, from the safe interface of the crate `ibverbs`. Sysfs supplies the columns the crate omits.
 
 use std::fs;
 
@@ -7,23 +7,23 @@ use anyhow::Result;
 use crate::gid::{Gid, GidKind, GidRow};
 use crate::unavailable::Unavailable;
 
-/// A device and what its GID table holds.
+/// A device and its GID table.
 #[derive(Debug)]
 pub struct Device {
     /// Its name, like `mlx5_0` or `rxe0`.
     pub name: String,
-    /// The entries that are not empty, of all ports; or why they cannot be had.
+    /// The non-empty entries of all ports, or the reason why they are unavailable.
     pub gids: Result<Vec<GidRow>, String>,
 }
 
-/// All RDMA devices of this machine. [`Unavailable`] when there is none.
+/// All RDMA devices of this machine; [`Unavailable`] when there is none.
 pub fn devices() -> Result<Vec<Device>> {
     let list = ibverbs::devices().map_err(|e| Unavailable::no_device(&e.to_string()))?;
     let devices: Vec<Device> = list
         .iter()
         .map(|device| {
             let name = device.name().map_or_else(|| "?".to_owned(), |n| n.to_string_lossy().into_owned());
-            // The crate opens a device only if its port 1 is up, and keeps the whole table.
+            // The crate opens a device only if port 1 is up, and keeps the whole table.
             let gids = device.open().map(|open| rows(&name, open.gid_table())).map_err(|e| e.to_string());
             Device { name, gids }
         })

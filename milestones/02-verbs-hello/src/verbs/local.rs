@@ -1,4 +1,4 @@
-//! Our end of a connection: the device, port, GID and MTU that the options and the tables lead to.
+//! Our end of a connection: the device, port, GID and MTU chosen from the options and the tables.
 
 use std::sync::Arc;
 
@@ -8,23 +8,24 @@ use super::{Context, Port, devices};
 use crate::choice::Choice;
 use crate::gid::{self, GidRow};
 
-/// What was chosen, and why.
+/// The choice and its reason.
 #[derive(Debug)]
 pub struct Local {
-    /// The device, open.
+    /// The open device.
     pub context: Arc<Context>,
-    /// Its port.
+    /// The port's attributes.
     pub port: Port,
-    /// The entry of the GID table.
+    /// The chosen entry of the GID table.
     pub gid: GidRow,
-    /// Why that one.
+    /// The reason for this GID.
     pub why: String,
-    /// The MTU that we offer, in bytes.
+    /// The MTU we offer, in bytes.
     pub mtu: u32,
 }
 
 impl Local {
-    /// Chooses and opens. An error names what there is in place of what was asked for.
+    /// Chooses a device and opens it. An error lists the available devices or entries when the requested one is
+    /// missing.
     pub fn open(choice: &Choice) -> Result<Local> {
         let devices = devices()?;
         let device = match &choice.device {

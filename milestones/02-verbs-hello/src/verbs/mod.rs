@@ -1,4 +1,4 @@
-//! The objects of libibverbs, one per file, each freed once when the last user is gone.
+//! The objects of libibverbs, one per file, each freed once when its last user is gone.
 //!
 //! ```text
 //! Context ─┬─ Pd ─┬─ Mr
@@ -6,9 +6,9 @@
 //!          ├─ Channel ── Cq
 //!          └─ (device list, GID table: gids)
 //! ```
-//! An object keeps those it hangs on alive by an `Arc`, so the order of destruction that libibverbs asks for
-//! (MRs and QPs before their PD, everything before the context) follows from the types. Each constructor makes one
-//! object and nothing else: when a later one fails, those made before are freed on the way out. No `drop` panics.
+//! An object holds an `Arc` of each object it depends on, so the types enforce the destruction order of libibverbs
+//! (MRs and QPs before their PD, everything before the context). Each constructor creates one object and nothing else:
+//! when a later one fails, the earlier ones are dropped on the error path. No `drop` panics.
 
 mod channel;
 mod context;
@@ -30,7 +30,7 @@ pub use qp::{Depth, Qp};
 
 use std::io;
 
-/// Says that freeing something failed. A `drop` can neither return an error nor panic.
+/// Logs a failure to free an object. A `drop` can neither return an error nor panic.
 fn complain(operation: &str, code: i32) {
     if code != 0 {
         // Verbs calls return errno, or -1 and set it.

@@ -1,4 +1,4 @@
-//! A memory region: memory that the device may reach, with the keys that prove the right to.
+//! A memory region: memory that the device may access, and the keys that grant the access.
 
 use std::alloc::{self, Layout};
 use std::any::Any;
@@ -16,11 +16,11 @@ use crate::words;
 
 const PAGE: usize = 4096;
 
-/// A memory region (`struct ibv_mr`), with memory of its own ([`Mr::new`]) or over somebody else's ([`Mr::over`],
+/// A memory region (`struct ibv_mr`) over its own memory ([`Mr::new`]) or over another owner's ([`Mr::over`],
 /// [`Mr::of_dmabuf`]: milestone 04).
 ///
-/// The device, and with the right keys the peer, write to this memory at any time. So there is never a `&[u8]` of it:
-/// [`Mr::read`] and [`Mr::write`] copy, byte by byte and volatile.
+/// The device, and with the right keys the peer, may write to this memory at any time. So there is never a `&[u8]` of
+/// it: [`Mr::read`] and [`Mr::write`] make volatile copies, byte by byte.
 #[derive(Debug)]
 pub struct Mr {
     raw: NonNull<ffi::ibv_mr>,
@@ -31,24 +31,24 @@ pub struct Mr {
     _pd: Arc<Pd>,
 }
 
-/// Whose memory it is.
+/// The owner of the memory.
 #[derive(Debug)]
 enum Memory {
-    /// Ours, to be freed.
+    /// We own it and free it.
     Own(NonNull<u8>, Layout),
-    /// Held by this owner until the registration is gone.
+    /// This owner keeps it until the registration is gone.
     Of(Option<Arc<dyn Any + Send + Sync>>),
 }
 
 // SAFETY: libibverbs allows every call from every thread; the memory is only reached by volatile copies.
 unsafe impl Send for Mr {}
-// SAFETY: as above. Copies of two threads may mix bytes, as the device's may; there are no references to break.
+// SAFETY: as above. Concurrent copies may mix bytes, as the device's writes may; there are no references to invalidate.
 unsafe impl Sync for Mr {}
 
 impl Mr {
-    /// Takes `len` bytes of zeroed memory and registers them with the permissions `access` (`enum ibv_access_flags`).
+    /// Allocates `len` zeroed bytes and registers them with the permissions `access` (`enum ibv_access_flags`).
     ///
-    /// The kernel pins the pages: they stay where they are, and count against the limit of locked memory.
+    /// The kernel pins the pages: they stay in place and count against the limit on locked memory.
     pub fn new(pd: &Arc<Pd>, len: usize, access: u32) -> Result<Arc<Mr>> {
         ensure!(len > 0, "a memory region of 0 bytes");
         let layout = Layout::from_size_align(len, PAGE).context("size of a memory region")?;
@@ -57,7 +57,7 @@ impl Mr {
             bail!("no memory for a region of {len} bytes");
         };
         let address = memory.as_ptr().addr() as u64;
-        // SAFETY: the memory is ours and has `len` bytes; it is freed after the registration.
+        // SAFETY: the memory is ours and has `len` bytes; `drop` frees it after the registration.
         let raw = unsafe { ffi::ibv_reg_mr(pd.raw(), memory.as_ptr().cast(), len, access as i32) };
         let Some(raw) = NonNull::new(raw) else {
             let cause = io::Error::last_os_error();
@@ -73,11 +73,12 @@ impl Mr {
         Ok(Arc::new(Mr { raw, address, len, memory: Memory::Own(memory, layout), _pd: Arc::clone(pd) }))
     }
 
-    /// Registers `len` bytes at `address` that `owner` keeps: pages of this process, or addresses that another driver
-    /// resolves (a GPU's, with its peer-memory module). The error is the kernel's errno.
+    /// Registers `len` bytes at `address` that `owner` keeps alive: pages of this process, or addresses that another
+    /// driver resolves (a GPU's, with its peer-memory module). The error is the kernel's errno.
     ///
     /// # Safety
-    /// The memory stays valid as long as `owner`, and no `&` or `&mut` to it is used while the device may write there.
+    /// The memory stays valid as long as `owner` lives, and nobody uses a `&` or `&mut` to it while the device may
+    /// write there.
     pub unsafe fn over(
         pd: &Arc<Pd>,
         address: u64,
@@ -91,11 +92,11 @@ impl Mr {
         Mr::of(raw, pd, address, len, owner)
     }
 
-    /// Registers `len` bytes at `offset` of a dmabuf. Requests and the peer name its first byte `address`. The error is
-    /// the kernel's errno: EOPNOTSUPP when the device's driver cannot do it at all.
+    /// Registers `len` bytes at `offset` of a dmabuf. Requests and the peer use `address` for its first byte. The error
+    /// is the kernel's errno: EOPNOTSUPP when the device's driver does not support dmabufs.
     ///
     /// # Safety
-    /// As for [`Mr::over`]. The registration keeps the dmabuf's memory itself; `fd` may be closed.
+    /// As for [`Mr::over`]. The registration itself keeps the dmabuf's memory alive, so `fd` may be closed.
     pub unsafe fn of_dmabuf(
         pd: &Arc<Pd>,
         fd: BorrowedFd<'_>,
@@ -109,14 +110,14 @@ impl Mr {
         Mr::of(raw, pd, address, len, owner)
     }
 
-    /// What the device's driver says to a dmabuf that is none (descriptor -1): EBADF when it can import one, EOPNOTSUPP
-    /// or alike when it cannot.
+    /// Probes dmabuf support: the driver's errno for the invalid descriptor -1 is EBADF when it can import dmabufs, and
+    /// EOPNOTSUPP or a similar code when it cannot.
     pub fn ask_dmabuf(pd: &Arc<Pd>) -> io::Error {
-        // SAFETY: there is no memory behind it; nothing can be registered.
+        // SAFETY: the descriptor has no memory behind it, so the call cannot register any.
         let raw = unsafe { ffi::ibv_reg_dmabuf_mr(pd.raw(), 0, 0, 0, -1, 0) };
         let cause = io::Error::last_os_error();
         if let Some(raw) = NonNull::new(raw) {
-            // SAFETY: just registered, whatever it is, and used by nobody.
+            // SAFETY: just registered by the call above and not in use.
             complain("ibv_dereg_mr", unsafe { ffi::ibv_dereg_mr(raw.as_ptr()) });
         }
         cause
@@ -134,7 +135,7 @@ impl Mr {
         Ok(Arc::new(Mr { raw, address, len, memory: Memory::Of(Some(owner)), _pd: Arc::clone(pd) }))
     }
 
-    /// Address of the first byte, as the device and the peer name it.
+    /// Address of the first byte in requests of the device and the peer.
     pub fn address(&self) -> u64 {
         self.address
     }
@@ -144,7 +145,7 @@ impl Mr {
         self.len
     }
 
-    /// Never: a region has at least one byte.
+    /// Always false: a region has at least one byte.
     pub fn is_empty(&self) -> bool {
         false
     }
@@ -155,13 +156,13 @@ impl Mr {
         unsafe { self.raw.as_ref() }.lkey
     }
 
-    /// The key that the peer must show.
+    /// The key that the peer's requests must carry.
     pub fn rkey(&self) -> u32 {
         // SAFETY: registered, so the structure is there.
         unsafe { self.raw.as_ref() }.rkey
     }
 
-    /// Copies `bytes` to `offset`. An error when they do not fit, or when the memory is not the region's own.
+    /// Copies `bytes` to `offset`. Fails when they do not fit or when the region does not own its memory.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         let memory = self.own()?;
         let range = self.inside(offset..offset.saturating_add(bytes.len()))?;
@@ -172,14 +173,15 @@ impl Mr {
         Ok(())
     }
 
-    /// A copy of the bytes of `range`. An error when it reaches beyond the region, or when the memory is not its own.
+    /// Copies the bytes of `range` out. Fails when it reaches beyond the region or when the region does not own its
+    /// memory.
     pub fn read(&self, range: Range<usize>) -> Result<Vec<u8>> {
         let memory = self.own()?;
         // SAFETY: every index is below the length.
         Ok(self.inside(range)?.map(|at| unsafe { memory.add(at).read_volatile() }).collect())
     }
 
-    /// The entry of a request's list that stands for the bytes of `range`.
+    /// The scatter/gather entry for the bytes of `range`.
     pub fn sge(&self, range: Range<usize>) -> Result<ffi::ibv_sge> {
         let range = self.inside(range)?;
         let length = u32::try_from(range.len()).context("a request of 4 GiB or more")?;
@@ -210,7 +212,7 @@ impl Drop for Mr {
         // SAFETY: registered by us; QPs that use it held an `Arc` and are gone.
         let code = unsafe { ffi::ibv_dereg_mr(self.raw.as_ptr()) };
         complain("ibv_dereg_mr", code);
-        // Had the device kept it, freeing would hand it foreign memory.
+        // If deregistration failed, the device could still write here, so the memory must not be freed.
         match &mut self.memory {
             // SAFETY: allocated in `new` with this layout, and registered no more.
             Memory::Own(memory, layout) if code == 0 => unsafe { alloc::dealloc(memory.as_ptr(), *layout) },

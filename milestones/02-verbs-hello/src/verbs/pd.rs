@@ -1,4 +1,4 @@
-//! A protection domain: the bracket around memory and queue pairs that may be used together.
+//! A protection domain: groups the memory regions and queue pairs that may be used together.
 
 use std::io;
 use std::ptr::NonNull;
@@ -9,7 +9,7 @@ use ibverbs_sys as ffi;
 
 use super::{Context, complain};
 
-/// A protection domain (`struct ibv_pd`): a QP only reaches MRs of its own PD, so a leaked key is no use elsewhere.
+/// A protection domain (`struct ibv_pd`). A QP only reaches MRs of its own PD, so a leaked key is useless elsewhere.
 #[derive(Debug)]
 pub struct Pd {
     raw: NonNull<ffi::ibv_pd>,
@@ -22,7 +22,7 @@ unsafe impl Send for Pd {}
 unsafe impl Sync for Pd {}
 
 impl Pd {
-    /// A new protection domain of a device.
+    /// A new protection domain on a device.
     pub fn new(context: &Arc<Context>) -> Result<Arc<Pd>> {
         // SAFETY: the context is open.
         let raw = NonNull::new(unsafe { ffi::ibv_alloc_pd(context.raw()) })
@@ -35,7 +35,7 @@ impl Pd {
         self.raw.as_ptr()
     }
 
-    /// The device that it belongs to.
+    /// The PD's device.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }

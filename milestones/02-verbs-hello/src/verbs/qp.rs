@@ -13,7 +13,7 @@ use super::{Cq, Mr, Pd, complain};
 use crate::steps::{Init, Rtr, Rts};
 use crate::words;
 
-/// How many requests each queue can hold that have not completed.
+/// The number of outstanding requests that each queue can hold.
 #[derive(Debug, Clone, Copy)]
 pub struct Depth {
     /// SENDs, WRITEs and READs.
@@ -26,7 +26,7 @@ pub struct Depth {
 #[derive(Debug)]
 pub struct Qp {
     raw: NonNull<ffi::ibv_qp>,
-    /// Memory of requests that were posted; the device may use it until the QP is gone.
+    /// Memory of posted requests; the device may use it until the QP is gone.
     memory: Vec<Arc<Mr>>,
     /// Freed after `drop` has run.
     _cq: Arc<Cq>,
@@ -57,19 +57,19 @@ impl Qp {
             anyhow!("ibv_create_qp({}, {depth:?}): {}", pd.context().name(), io::Error::last_os_error())
         })?;
         let qp = Qp { raw, memory: Vec::new(), _cq: Arc::clone(cq), _pd: Arc::clone(pd) };
-        // The call has put in what the device gives: at least what was asked for.
+        // The call has stored the actual depths: at least the requested ones.
         let ffi::ibv_qp_cap { max_send_wr, max_recv_wr, max_inline_data, .. } = attributes.cap;
         log::debug!("QP {}: {max_send_wr} sends, {max_recv_wr} receives, {max_inline_data} bytes inline", qp.number());
         Ok(qp)
     }
 
-    /// Its number, which the peer must know.
+    /// The QP's number, which the peer must know.
     pub fn number(&self) -> u32 {
         // SAFETY: the QP exists.
         unsafe { self.raw.as_ref() }.qp_num
     }
 
-    /// Its state, as the device says, in words.
+    /// The name of the state that the device reports.
     pub fn state(&self) -> Result<&'static str> {
         let mut attributes = ffi::ibv_qp_attr::default();
         let mut first = ffi::ibv_qp_init_attr::default();
@@ -94,8 +94,8 @@ impl Qp {
     }
 
     /// INIT → RTR.
-    // EXERCISE 3 (The attributes of each step; needs RDMA): INIT to RTR: fill in the address of the peer and the
-    // attributes of this step, name each of them in the mask, and call `modify`.
+    // EXERCISE 3 (The attributes of each step; needs RDMA): INIT to RTR: fill in the peer's address and the attributes
+    // of this step, name each of them in the mask, and call `modify`.
     pub fn to_rtr(&mut self, rtr: &Rtr) -> Result<()> {
         let Some(path_mtu) = words::mtu_number(rtr.path_mtu) else { bail!("an MTU of {} bytes", rtr.path_mtu) };
         let mut address = ffi::ibv_ah_attr {
@@ -163,7 +163,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Posts a RECV: the next SEND of the peer goes to the bytes of `range`.
+    /// Posts a RECV: the peer's next SEND goes to the bytes of `range`.
     pub fn post_recv(&mut self, wr_id: u64, mr: &Arc<Mr>, range: Range<usize>) -> Result<()> {
         let mut sge = mr.sge(range)?;
         let mut request = ffi::ibv_recv_wr { wr_id, next: ptr::null_mut(), sg_list: &mut sge, num_sge: 1 };
@@ -177,7 +177,7 @@ impl Qp {
         Ok(())
     }
 
-    /// Posts a SEND of the bytes of `range`, to be reported when it is done.
+    /// Posts a SEND of the bytes of `range`, with a completion.
     pub fn post_send(&mut self, wr_id: u64, mr: &Arc<Mr>, range: Range<usize>) -> Result<()> {
         let request = ffi::ibv_send_wr {
             wr_id,
@@ -188,7 +188,7 @@ impl Qp {
         self.post(request, mr, range)
     }
 
-    /// Posts a SEND, WRITE or READ whose own memory is `range` of `mr`; list and link are filled in here.
+    /// Posts a SEND, WRITE or READ whose local memory is `range` of `mr`. Fills in the request's list and link.
     pub fn post(&mut self, mut request: ffi::ibv_send_wr, mr: &Arc<Mr>, range: Range<usize>) -> Result<()> {
         use ffi::ibv_wr_opcode::{
             IBV_WR_RDMA_READ, IBV_WR_RDMA_WRITE, IBV_WR_RDMA_WRITE_WITH_IMM, IBV_WR_SEND, IBV_WR_SEND_WITH_IMM,
@@ -208,7 +208,7 @@ impl Qp {
         let Some(post_send) = self.ops().post_send else { bail!("the driver has no post_send") };
         self.keep(mr);
         // SAFETY: request and list outlive the call, which copies them; the memory stays registered (`keep`), and
-        // lkey and range belong together (`Mr::sge`). What the peer's memory allows is checked by the peer's device.
+        // lkey and range belong together (`Mr::sge`). The peer's device checks the access to the peer's memory.
         let code = unsafe { post_send(self.raw.as_ptr(), &mut request, &mut bad) };
         ensure!(
             code == 0,
@@ -222,14 +222,15 @@ impl Qp {
         Ok(())
     }
 
-    /// The device may reach the memory until the QP is destroyed, so it must not be freed before.
+    /// Keeps the memory until the QP is destroyed, because the device may access it until then.
     fn keep(&mut self, mr: &Arc<Mr>) {
         if !self.memory.iter().any(|kept| Arc::ptr_eq(kept, mr)) {
             self.memory.push(Arc::clone(mr));
         }
     }
 
-    /// The driver's functions: `ibv_post_send` and its like are inline functions of the header that call through this.
+    /// The driver's functions. `ibv_post_send` and similar calls are inline functions in the header that use this
+    /// table.
     fn ops(&self) -> &ffi::ibv_context_ops {
         // SAFETY: the QP's PD holds the context, which holds the table.
         unsafe { &(*self.raw.as_ref().context).ops }
