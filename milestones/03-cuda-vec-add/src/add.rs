@@ -13,7 +13,7 @@ use crate::measure::{median, seconds};
 use crate::transfer;
 use crate::values::{difference, input_a, input_b};
 
-/// Bytes that an addition moves per element: two are read, one is written.
+/// Bytes that an addition moves per element: it reads two values and writes one.
 const ADD_BYTES: f64 = 12.0;
 /// Bytes that a copy moves per element.
 const COPY_BYTES: f64 = 8.0;
@@ -39,7 +39,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         kernels.compiling.as_secs_f64() * 1e3,
         kernels.loading.as_secs_f64() * 1e3,
     );
-    // One stream: what is enqueued runs in order, so no event between copy and kernel is needed.
+    // One stream executes its work in order, so copy and kernel need no event between them.
     let stream = device.context.default_stream();
     let longest = options.elements.iter().copied().max().unwrap_or(1);
     let (free, _) = device.context.mem_get_info().map_err(|e| cuda("cannot ask for the free memory", e))?;
@@ -84,7 +84,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     transfer::run(&device, &stream, longest, options.repetitions)
 }
 
-/// How many blocks: one thread per element, or as many blocks as the device holds at once.
+/// The grid: one thread per element, or as many blocks as the device holds at once.
 fn grid(function: &CudaFunction, name: &str, n: usize, block: u32, multiprocessors: u32) -> Result<LaunchConfig> {
     let needed = n.div_ceil(block as usize).min(i32::MAX as usize) as u32;
     let blocks = if name == "add_element" {
@@ -114,7 +114,7 @@ fn add(
     Ok(())
 }
 
-/// Runs once over a result of zeroes and compares every element.
+/// Runs once over a zeroed result and compares every element.
 fn check(
     stream: &Arc<CudaStream>,
     function: &CudaFunction,
@@ -142,7 +142,7 @@ fn time_copy(stream: &Arc<CudaStream>, vectors: &mut Vectors, n: usize, repetiti
     })
 }
 
-/// Seconds by the CPU's clock until the launch of a smallest kernel returns, and until its result is there.
+/// Seconds on the CPU's clock until the launch of a one-element kernel returns, and until its result is available.
 fn launch_cost(
     stream: &CudaStream,
     function: &CudaFunction,

@@ -1,8 +1,9 @@
-//! What can be asked for.
+//! The command line.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-/// Adds two vectors on a GPU with kernels compiled at run time, checks every element, and compares the speed with a copy.
+/// Adds two vectors on a GPU with kernels compiled at run time, checks every element, and compares the speed with a
+/// copy.
 #[derive(Debug, Parser)]
 #[command(version)]
 pub(crate) struct Cli {
@@ -14,9 +15,9 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Mode {
-    /// Four mistakes, each in a process of its own, and what CUDA says about it.
+    /// Make four mistakes, each in a process of its own, and print CUDA's reports.
     Faults,
-    /// One of the mistakes, in this process.
+    /// Make one of the mistakes, in this process.
     Fault {
         /// Which one.
         kind: Fault,
@@ -38,7 +39,7 @@ pub(crate) enum Fault {
 
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Options {
-    /// The device to use, counted from 0 as CUDA counts them.
+    /// The device to use, by CUDA's number, from 0.
     #[arg(long, global = true, default_value_t = 0)]
     pub(crate) device: usize,
     /// Lengths of the vectors, in elements of f32; K, M and G count 1024.
@@ -47,7 +48,7 @@ pub(crate) struct Options {
     /// Threads in a block.
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) block: u32,
-    /// Repetitions of each measurement; their median counts.
+    /// Repetitions of each measurement; the result is their median.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) repetitions: u32,
 }

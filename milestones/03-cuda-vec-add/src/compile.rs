@@ -1,4 +1,4 @@
-//! CUDA C to something that runs: NVRTC makes PTX, the driver makes machine code of it.
+//! From CUDA C to loaded functions: NVRTC produces PTX, and the driver turns it into machine code.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ pub(crate) const SOURCE: &str = include_str!("vec_add.cu");
 /// The four functions of [`SOURCE`], in the order of the table.
 pub(crate) const KERNELS: [&str; 4] = ["add_element", "add_strided", "add_vector", "add_blocked"];
 
-/// Compiled kernels, and how long it took.
+/// Compiled kernels and the time it took.
 #[derive(Debug)]
 pub(crate) struct Kernels {
     /// One for each of [`KERNELS`].
@@ -26,27 +26,27 @@ pub(crate) struct Kernels {
     pub(crate) ptx_bytes: usize,
     /// CUDA C to PTX.
     pub(crate) compiling: Duration,
-    /// PTX to machine code, by the driver. It keeps the result in ~/.nv/ComputeCache, so a second start is faster.
+    /// PTX to machine code. The driver caches the result in ~/.nv/ComputeCache, so a second start is faster.
     pub(crate) loading: Duration,
 }
 
-/// NVRTC's version, or that it is not here.
+/// NVRTC's version, or an error if the library is missing.
 pub(crate) fn nvrtc_version() -> Result<(i32, i32)> {
     // SAFETY: only tries to load the library.
     if !unsafe { sys::is_culib_present() } {
         return Err(Unavailable::Compiler.into());
     }
     let (mut major, mut minor) = (0, 0);
-    // SAFETY: writes to the two places.
+    // SAFETY: the call writes only to the two variables.
     match unsafe { sys::nvrtcVersion(&mut major, &mut minor) } {
         sys::nvrtcResult::NVRTC_SUCCESS => Ok((major, minor)),
         other => bail!("cannot ask NVRTC for its version: {other:?}"),
     }
 }
 
-/// PTX is the machine language of no GPU: `compute_90` promises instructions of that generation, and a later GPU's driver
-/// can still translate it. (`sm_90` would make machine code for that one.)
-// EXERCISE 1 (How it works): the name of the virtual machine that PTX is made for, from the compute capability.
+/// PTX is not the machine language of any GPU. `compute_90` limits it to instructions of that generation, and the
+/// driver of a later GPU can still translate it. (`sm_90` would produce machine code for that one generation.)
+// EXERCISE 1 (How it works): the name of the virtual machine that the PTX targets, from the compute capability.
 pub(crate) fn target((major, minor): (i32, i32)) -> String {
     format!("compute_{major}{minor}")
 }
@@ -68,7 +68,7 @@ pub(crate) fn compile(
     let start = Instant::now();
     let ptx = match compile_ptx_with_opts(source, options) {
         Ok(ptx) => ptx,
-        // The compiler's own words: file, line, what it expected.
+        // The compiler's own message with file and line.
         Err(CompileError::CompileError { log, nvrtc, .. }) => {
             bail!("NVRTC does not take the source ({:?}):\n{}", nvrtc.0, log.to_string_lossy().trim_end())
         }

@@ -1,4 +1,4 @@
-//! The device: found, opened, described. And CUDA's errors in words.
+//! Finds, opens, and describes the device, and explains CUDA's errors.
 
 use std::sync::Arc;
 
@@ -8,27 +8,27 @@ use cudarc::driver::{CudaContext, DriverError};
 
 use crate::unavailable::Unavailable;
 
-/// The CUDA version that our bindings are for (Cargo.toml: cudarc's feature `cuda-12000`).
+/// The CUDA version of our bindings (Cargo.toml: cudarc's feature `cuda-12000`).
 const BUILT_FOR: i32 = 12_000;
 
-/// A device that is open, and what matters of it here.
+/// An open device, with the attributes used here.
 #[derive(Debug)]
 pub(crate) struct Device {
     pub(crate) context: Arc<CudaContext>,
     pub(crate) name: String,
-    /// Version of the driver as CUDA counts: 13000 is 13.0.
+    /// Version of the driver in CUDA's encoding: 13000 is 13.0.
     pub(crate) driver: i32,
-    /// Compute capability: which instructions it has.
+    /// Compute capability: the device's instruction set.
     pub(crate) capability: (i32, i32),
     /// Streaming multiprocessors (SMs): each runs its own blocks.
     pub(crate) multiprocessors: u32,
     pub(crate) l2_bytes: usize,
-    /// By the width of the memory's bus and its clock, in GB/s.
+    /// Memory bandwidth in GB/s, computed from the bus width and the clock.
     pub(crate) memory_peak: f64,
 }
 
 impl Device {
-    /// Opens device `ordinal`, or says what is missing.
+    /// Opens device `ordinal`. The error names the missing part.
     pub(crate) fn open(ordinal: usize) -> Result<Device> {
         // SAFETY: only tries to load the library.
         if !unsafe { sys::is_culib_present() } {
@@ -38,7 +38,7 @@ impl Device {
         // SAFETY: writes the version to `driver`; allowed before cuInit.
         unsafe { sys::cuDriverGetVersion(&mut driver) }.result().map_err(|e| unusable("cuDriverGetVersion", e))?;
         if driver < BUILT_FOR {
-            // Functions of our version are not in it; calling one would end the program.
+            // It lacks functions of our version; calling one would panic.
             return Err(Unavailable::OldDriver { has: driver, needs: BUILT_FOR }.into());
         }
         cudarc::driver::result::init().map_err(|e| unusable("cuInit", e))?;
@@ -88,12 +88,12 @@ fn unusable(call: &str, error: DriverError) -> anyhow::Error {
     Unavailable::Device(format!("{call} says {}", words(error))).into()
 }
 
-/// `error` with what was being done.
+/// `error` with a description of the failed operation.
 pub(crate) fn cuda(doing: &str, error: DriverError) -> anyhow::Error {
     anyhow!("{doing}: {}", words(error))
 }
 
-/// CUDA's name, number and text of an error, and what usually is behind it.
+/// CUDA's name, number and text of an error, and its usual cause.
 fn words(error: DriverError) -> String {
     let text = |s: std::result::Result<&std::ffi::CStr, DriverError>| {
         s.map(|s| s.to_string_lossy().into_owned()).unwrap_or_default()

@@ -1,4 +1,4 @@
-//! Four mistakes and what CUDA makes of them. Each must fail: one that does not is an error of its own.
+//! Four mistakes and CUDA's reports of them. Each must fail: one that succeeds is itself an error.
 
 use std::process::Command;
 
@@ -13,7 +13,7 @@ use crate::unavailable::EXIT_UNAVAILABLE;
 
 /// Runs each mistake in a process of its own, because some leave the process without a usable device.
 pub(crate) fn all(options: &Options) -> Result<()> {
-    // One line if nothing can run here, instead of four.
+    // If nothing can run here, this reports it in one line instead of four.
     let device = Device::open(options.device)?;
     println!("{}\n", device.describe()?);
     drop(device);
@@ -71,7 +71,7 @@ pub(crate) fn one(fault: Fault, options: &Options) -> Result<()> {
     let mut launch = stream.launch_builder(&kernels.functions[kernel]);
     launch.arg(&a).arg(&address).arg(&output).arg(&n);
     let grid = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (threads, 1, 1), shared_mem_bytes: 0 };
-    // SAFETY: wrong on purpose. Whatever it does, it does to this process's device memory, which holds nothing.
+    // SAFETY: wrong on purpose. The kernel can only damage this process's device memory, which holds nothing.
     let launched = unsafe { launch.launch(grid) };
     let told = |result: std::result::Result<(), DriverError>| match result {
         Ok(()) => "fine".to_owned(),
@@ -84,7 +84,7 @@ pub(crate) fn one(fault: Fault, options: &Options) -> Result<()> {
     println!("the launch:       {}", told(launched.map(|_| ())));
     println!("waiting for it:   {}", told(waited));
     println!("the next call:    {}", told(stream.alloc_zeros::<f32>(1).map(|_| ())));
-    // The buffer cannot be freed in a context that is lost.
+    // A lost context cannot free the buffer.
     std::mem::forget(buffer);
     Ok(())
 }

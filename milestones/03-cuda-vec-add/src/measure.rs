@@ -5,11 +5,11 @@ use cudarc::driver::{CudaStream, sys::CUevent_flags};
 
 use crate::device::cuda;
 
-/// Launches between two events: enough that the events' own resolution (0.5 µs) does not show.
+/// Launches between two events: enough to hide the events' resolution (0.5 µs).
 const BETWEEN: u32 = 20;
 
-/// Median time of one `work`, in seconds, over `repetitions` of [`BETWEEN`] in a row, by the device's clock. `work` only
-/// enqueues, so a launch overlaps with the kernel before, as it does in a program that knows what it will do next.
+/// Median time of one `work` on the device's clock, in seconds, over `repetitions` series of [`BETWEEN`] calls. `work`
+/// only enqueues, so each launch overlaps with the kernel before it, as in a program that enqueues ahead.
 pub(crate) fn seconds(stream: &CudaStream, repetitions: u32, mut work: impl FnMut() -> Result<()>) -> Result<f64> {
     let event = || {
         stream.context().new_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).map_err(|e| cuda("cannot make an event", e))
@@ -31,7 +31,7 @@ pub(crate) fn seconds(stream: &CudaStream, repetitions: u32, mut work: impl FnMu
     Ok(median(&mut times))
 }
 
-/// The middle value; the lower one of two.
+/// The middle value; of two middle values, the lower one.
 pub(crate) fn median(times: &mut [f64]) -> f64 {
     times.sort_by(f64::total_cmp);
     times.get(times.len().saturating_sub(1) / 2).copied().unwrap_or(f64::NAN)

@@ -1,4 +1,4 @@
-//! The way between the CPU's memory and the GPU's: far slower than either, and slower still from ordinary pages.
+//! Copies between the CPU's memory and the GPU's: far slower than either memory, and slower still from ordinary pages.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use crate::device::{Device, cuda};
 use crate::measure::median;
 use crate::values::input_a;
 
-/// Longest vector that is sent: more changes nothing.
+/// Longest vector to copy: longer ones give the same rates.
 const MOST: usize = 16 << 20;
 
-/// Times `n` elements in both directions, from ordinary and from page-locked memory, and checks that they came back.
+/// Times `n` elements in both directions, with ordinary and with page-locked memory, and checks that they came back.
 pub(crate) fn run(device: &Device, stream: &Arc<CudaStream>, n: usize, repetitions: u32) -> Result<()> {
     let n = n.min(MOST);
     let values: Vec<f32> = (0..n).map(input_a).collect();
@@ -34,7 +34,7 @@ pub(crate) fn run(device: &Device, stream: &Arc<CudaStream>, n: usize, repetitio
     let down = timed(&mut || stream.memcpy_dtoh(&on_device, &mut pageable))?;
     println!("host memory, {n} elements: {up:.1} GB/s to the device, {down:.1} GB/s back");
 
-    // SAFETY: all of it is written below before it is read. Flags 0: cached by the CPU, so that reading it is fast.
+    // SAFETY: the code below writes all of it before reading. Flags 0: cached by the CPU, so that reading it is fast.
     let mut pinned = unsafe { device.context.alloc_pinned_with_flags::<f32>(n, 0) }
         .map_err(|e| cuda("cannot allocate page-locked memory (is RLIMIT_MEMLOCK too low?)", e))?;
     pinned.as_mut_slice().map_err(failed)?.copy_from_slice(&values);

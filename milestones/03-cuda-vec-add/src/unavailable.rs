@@ -1,19 +1,19 @@
-//! "It cannot run here", kept apart from "it failed": scripts and tests tell one from the other by the exit status.
+//! Distinguishes "it cannot run here" from "it failed" by the exit status, for scripts and tests.
 
 use std::fmt;
 use std::process::ExitCode;
 
-/// Exit status of a program that lacks what it needs. Test runners know 77 as "skipped".
+/// Exit status of a program that lacks a requirement. Test runners treat 77 as "skipped".
 pub(crate) const EXIT_UNAVAILABLE: u8 = 77;
 
-/// What is missing, and what to do about it.
+/// The missing requirement.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Unavailable {
     /// No libcuda, which comes with the driver.
     Driver,
     /// The driver is older than the functions this program was built for; versions as CUDA counts them: 12040 is 12.4.
     OldDriver { has: i32, needs: i32 },
-    /// The driver is there, and says this about devices.
+    /// The driver is there; this is its error about devices.
     Device(String),
     /// No libnvrtc, the compiler.
     Compiler,
@@ -46,7 +46,7 @@ impl fmt::Display for Unavailable {
 
 impl std::error::Error for Unavailable {}
 
-/// What `main` returns for `result`: prints an error; 77 for [`Unavailable`], 1 for any other error.
+/// Turns `result` into an exit code for `main`, and prints an error: 77 for [`Unavailable`], 1 for any other error.
 pub(crate) fn exit_code(result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,

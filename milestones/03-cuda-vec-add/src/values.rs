@@ -1,23 +1,23 @@
-//! What goes in, and what must come out.
+//! The inputs, and the expected result.
 
-/// Integers of up to 23 bits: f32 holds them and their sums exactly, so that "equal" is the test and not "near".
+/// Integers of up to 23 bits. f32 holds them and their sums exactly, so the check can test for equality.
 pub(crate) fn input_a(i: usize) -> f32 {
     (i.wrapping_mul(2_654_435_761) >> 7 & 0x3f_ffff) as f32
 }
 
-/// Depends on the place in another way than [`input_a`], so that shifted vectors show.
+/// Depends on the index in another way than [`input_a`], so that the check finds shifted vectors.
 pub(crate) fn input_b(i: usize) -> f32 {
     -((i.wrapping_mul(40_503) >> 3 & 0x1f_ffff) as f32)
 }
 
-/// What element `i` of the sum must be.
+/// The correct value of element `i` of the sum.
 pub(crate) fn expected(i: usize) -> f32 {
     input_a(i) + input_b(i)
 }
 
-/// Why `result` is wrong: how many elements, and the first of them.
-// EXERCISE 2 (How it works): compare every element with what it must be; say how many are wrong, and the first:
-// where, what, what was expected. NaN is wrong too.
+/// Describes a wrong `result`: the number of wrong elements, and the first of them.
+// EXERCISE 2 (How it works): compare every element with the expected value. Report the number of wrong ones, and the
+// first one's index, value, and expected value. NaN is wrong too.
 pub(crate) fn difference(result: &[f32]) -> Option<String> {
     let mut wrong = result.iter().enumerate().filter(|&(i, c)| *c != expected(i));
     let (at, value) = wrong.next()?;
@@ -47,7 +47,7 @@ mod tests {
         assert!(text.starts_with("1 of 1000 elements are wrong; c[617] is"), "{text}");
         let shifted: Vec<f32> = (1..1001).map(expected).collect();
         assert!(difference(&shifted).is_some());
-        // Neither zeroes nor NaN, which is what memory that nobody wrote may hold, pass.
+        // Unwritten memory may hold zeroes or NaN; neither passes.
         assert!(difference(&[0.0; 1000]).is_some());
         assert!(difference(&[f32::NAN; 3]).is_some());
     }

@@ -1,9 +1,9 @@
-// c[i] = a[i] + b[i], four ways to lay the work over threads. Compiled at run time; main.rs names nothing of this file
-// but the functions. extern "C": their names stay as they are written.
+// c[i] = a[i] + b[i], with four ways to distribute the work over threads. Compiled at run time; compile.rs looks the
+// functions up by name. extern "C" keeps the names unmangled.
 
 typedef unsigned long long u64;
 
-// A thread for every element. Blocks hang over the end: the guard keeps their threads out.
+// One thread per element. The last block may extend past the end: the guard stops its extra threads.
 extern "C" __global__ void add_element(const float* a, const float* b, float* c, u64 n) {
     u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) c[i] = a[i] + b[i];
@@ -11,14 +11,14 @@ extern "C" __global__ void add_element(const float* a, const float* b, float* c,
 
 // As many threads as the device holds at once, each taking every stride-th element. Neighbouring threads still take
 // neighbouring elements: a warp's 32 loads are one 128-byte access.
-// EXERCISE 3 (The four kernels; needs GPU): each thread takes every stride-th element, from its own number on, so
-// that neighbours take neighbouring elements.
+// EXERCISE 3 (The four kernels; needs GPU): each thread takes every stride-th element, starting at its own number, so
+// that neighbouring threads take neighbouring elements.
 extern "C" __global__ void add_strided(const float* a, const float* b, float* c, u64 n) {
     u64 stride = (u64)gridDim.x * blockDim.x;
     for (u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride) c[i] = a[i] + b[i];
 }
 
-// 16 bytes per access: a quarter of the instructions, four times the bytes under way per thread. Addresses must be
+// 16 bytes per access: a quarter of the instructions, four times the bytes in flight per thread. Addresses must be
 // multiples of 16; the last n % 4 elements go one by one.
 // EXERCISE 4 (The four kernels; needs GPU): the same, 16 bytes per access by float4; the last n % 4 elements go one
 // by one.
@@ -34,7 +34,7 @@ extern "C" __global__ void add_vector(const float* a, const float* b, float* c, 
     for (u64 i = n / 4 * 4 + first; i < n; i += stride) c[i] = a[i] + b[i];
 }
 
-// What not to do: each thread walks through elements of its own, one after another. A warp's 32 loads touch 32 places.
+// Wrong on a GPU: each thread walks through its own run of elements, so a warp's 32 loads touch 32 places.
 extern "C" __global__ void add_blocked(const float* a, const float* b, float* c, u64 n) {
     u64 threads = (u64)gridDim.x * blockDim.x, each = (n + threads - 1) / threads;
     u64 first = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * each;

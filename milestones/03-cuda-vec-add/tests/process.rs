@@ -1,11 +1,11 @@
-//! The program as a user runs it. What needs a GPU is skipped, and says so, where there is none.
+//! The program as a user runs it. Without a GPU, the tests that need one report that they are skipped.
 
 use std::io::{self, Write};
 use std::time::Duration;
 
 use assert_cmd::assert::Assert;
 
-/// Beside this test on a machine that has no cargo (scripts/gpu-tests.sh), else where cargo built it.
+/// The program: beside this test on a machine without cargo (scripts/gpu-tests.sh), else where cargo built it.
 fn command(arguments: &[&str]) -> assert_cmd::Command {
     let program = std::env::var_os("CUDA_VEC_ADD").unwrap_or_else(|| env!("CARGO_BIN_EXE_cuda-vec-add").into());
     let mut command = assert_cmd::Command::new(program);
@@ -17,13 +17,13 @@ fn vec_add(arguments: &[&str]) -> Assert {
     command(arguments).assert()
 }
 
-/// What it says where the driver shows it no GPU.
+/// The error output when the driver shows no GPU.
 fn vec_add_without_gpu(arguments: &[&str]) -> String {
     let assert = command(arguments).env("CUDA_VISIBLE_DEVICES", "").assert().code(77);
     String::from_utf8(assert.get_output().stderr.clone()).expect("text")
 }
 
-/// What it prints; `None`, said aloud, where it cannot run.
+/// The program's output; `None`, with a note on standard error, if it cannot run.
 fn on_a_gpu(arguments: &[&str]) -> Option<String> {
     let assert = vec_add(arguments);
     let output = assert.get_output();
@@ -31,7 +31,7 @@ fn on_a_gpu(arguments: &[&str]) -> Option<String> {
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(text.lines().count(), 1, "{text}");
         assert!(text.contains("libcuda.so.1") || text.contains("GPU") || text.contains("libnvrtc"), "{text}");
-        // Not by a macro: the test harness would keep it to itself.
+        // Not through a macro, whose output the test harness would capture.
         let _ = writeln!(io::stderr(), "SKIPPED: a test of cuda-vec-add: {}", text.trim());
         return None;
     }
@@ -47,7 +47,7 @@ fn wrong_options_are_usage_errors() {
 
 #[test]
 fn without_a_gpu_it_says_what_is_missing_in_one_line() {
-    // Where there is a GPU it is hidden; where there is no driver, hiding does nothing.
+    // If there is a GPU, this hides it; without a driver, hiding has no effect.
     for arguments in [&[][..], &["faults"], &["fault", "launch"]] {
         let text = vec_add_without_gpu(arguments);
         assert_eq!(text.lines().count(), 1, "{text}");
