@@ -9,12 +9,12 @@ use crate::plan::Plan;
 use crate::probe::Stage;
 use crate::terms::WireChoice;
 
-/// Chunks that may be under way at a time, at most.
+/// Maximum number of chunks in flight.
 pub const MOST_SLOTS: usize = 64;
 
-/// A GPU's memory over RDMA: dmabuf, peer memory or pinned staging, which one and why; then every byte checked.
+/// A GPU's memory over RDMA: dmabuf, peer memory or pinned staging, with the reason; then every byte checked.
 ///
-/// Without a subcommand: what is here and which way is taken, then server and client as two processes of this machine.
+/// Without a subcommand: the report of the chosen path, then server and client as two processes on this machine.
 /// Without a GPU the buffer is host memory, without RDMA the wire is TCP, and the program says so.
 #[derive(Debug, Parser)]
 #[command(version)]
@@ -33,7 +33,7 @@ pub struct Cli {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub enum Mode {
-    /// Say what is here and which way would be taken; move nothing.
+    /// Report the hardware and the path that a run would use; move nothing.
     Probe,
     /// Receive a buffer from one client and check every byte.
     Server {
@@ -49,19 +49,19 @@ pub enum Mode {
     },
 }
 
-/// What to move, and how.
+/// Options of the transfer.
 #[derive(Debug, Clone, Args)]
 pub struct Data {
-    /// Which memory to take.
+    /// Which memory to use.
     #[arg(long, global = true, value_enum, default_value = "auto")]
     pub buffer: buffer::Choice,
-    /// Number of the GPU, as nvidia-smi counts.
+    /// Number of the GPU, among those that the driver shows (CUDA_VISIBLE_DEVICES).
     #[arg(long, global = true, default_value_t = 0)]
     pub gpu: usize,
     /// How the bytes travel.
     #[arg(long, global = true, value_enum, default_value = "auto")]
     pub wire: WireChoice,
-    /// Try only this way to the memory, and end with status 77 if it does not work here [default: all, in order].
+    /// Try only this path, and exit with status 77 if it does not work here [default: all, in order].
     #[arg(long, global = true, value_enum)]
     pub path: Option<Stage>,
     /// Size of the buffer: 1 byte to 64G; K, M and G are powers of 1024.
@@ -70,24 +70,24 @@ pub struct Data {
     /// Size of a chunk, at most 1G.
     #[arg(long, global = true, default_value = "256K", value_parser = size::within(1..=1 << 30))]
     pub chunk: usize,
-    /// Chunks that may be under way at a time: staging slots or posted requests, 2 to 64.
+    /// Chunks in flight at a time: staging slots or posted requests, 2 to 64.
     #[arg(long, global = true, default_value = "2", value_parser = parse_slots)]
     pub slots: usize,
-    /// How often the buffer is filled, sent and checked.
+    /// How often to fill, send and check the buffer.
     #[arg(long, global = true, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub rounds: u64,
-    /// Say in one line which way is taken, not why.
+    /// Print the chosen path in one line, without the reasons.
     #[arg(long, global = true)]
     pub brief: bool,
 }
 
 impl Data {
-    /// How the buffer is cut.
+    /// The buffer's split into chunks.
     pub fn plan(&self) -> Plan {
         Plan { bytes: self.bytes, chunk: self.chunk.min(self.bytes), slots: self.slots }
     }
 
-    /// The options as arguments again, to hand to a child process.
+    /// Turns the options back into arguments for a child process.
     pub fn arguments(&self) -> Vec<String> {
         let name =
             |value: Option<clap::builder::PossibleValue>| value.map_or_else(String::new, |v| v.get_name().to_owned());

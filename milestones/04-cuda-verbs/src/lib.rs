@@ -3,7 +3,7 @@
 //! ```text
 //! probe     which memory does the wire use?   dmabuf, else peer memory, else pinned staging
 //! buffer    the bytes to move                 a GPU's memory, or host memory that says so
-//! pinned    memory beside the bytes to move  of the CPU, for staging
+//! pinned    memory beside the bytes to move   the CPU's, for staging
 //! exporter  a dmabuf without a GPU            udmabuf, dma-heap, vgem
 //! wire      how they move                     verbs or TCP
 //! transfer  chunk by chunk                    GPU -> staging -> wire -> staging -> GPU, as a pipeline

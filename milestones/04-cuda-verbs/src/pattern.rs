@@ -1,11 +1,11 @@
-//! What the buffer holds: words that differ from place to place and from round to round, so that a shifted, a stale or
-//! a missing chunk shows.
+//! The buffer's content: words that differ between positions and between rounds, so that the check finds a shifted,
+//! stale, or missing chunk.
 
 use anyhow::{Result, ensure};
 
 use crate::buffer::Buffer;
 
-/// Bytes that are made, copied and compared at a time.
+/// Bytes to generate, copy and compare at a time.
 const PIECE: usize = 1 << 20;
 
 /// Word `at` of round `round`: a mix of both (the finalizer of splitmix64), so that no two words are alike by design.

@@ -1,4 +1,4 @@
-//! Memory of the CPU that stays where it is.
+//! Staging memory: CPU memory, pinned if a GPU copies to it.
 
 use std::any::Any;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::ptr::NonNull;
 
 use anyhow::{Result, ensure};
 
-/// CPU memory for staging. Reached by raw copies only: a device may write to it.
+/// CPU memory for staging. Only raw copies access it, because a device may write to it.
 pub struct Pinned {
     start: NonNull<u8>,
     len: usize,
@@ -16,9 +16,9 @@ pub struct Pinned {
     _owner: Box<dyn Any + Send + Sync>,
 }
 
-// SAFETY: the memory is only reached by copies of raw pointers, and freed by its owner, which is `Send`.
+// SAFETY: only copies through raw pointers access the memory, and its owner, which is `Send`, frees it.
 unsafe impl Send for Pinned {}
-// SAFETY: as above; who copies when is ordered by the transfer, and there are no references to break.
+// SAFETY: as above; the transfer orders the copies, and there are no references to invalidate.
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
@@ -50,7 +50,7 @@ impl Pinned {
         self.len == 0
     }
 
-    /// What memory it is, for people.
+    /// Description of the memory, for display.
     pub fn kind(&self) -> &'static str {
         self.kind
     }

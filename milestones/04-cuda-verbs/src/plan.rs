@@ -1,15 +1,15 @@
-//! How the buffer is cut: chunks in order, and a ring of places that they go through.
+//! Splits the buffer into chunks, which pass in order through a ring of slots.
 
 use std::ops::Range;
 
-/// The cut. `chunk` is 1 to `bytes`, `slots` at least 2.
+/// The split. `chunk` is 1 to `bytes`, `slots` at least 2.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Plan {
     /// Bytes of the buffer.
     pub bytes: usize,
     /// Bytes of a chunk; the last one may be shorter.
     pub chunk: usize,
-    /// Chunks that may be under way at a time: slots of staging memory, or posted requests.
+    /// Chunks in flight at a time: slots of staging memory, or posted requests.
     pub slots: usize,
 }
 
@@ -19,18 +19,18 @@ impl Plan {
         self.bytes.div_ceil(self.chunk)
     }
 
-    /// Where chunk `index` lies in the buffer.
+    /// The range of chunk `index` in the buffer.
     pub fn range(&self, index: usize) -> Range<usize> {
         let start = index * self.chunk;
         start..self.bytes.min(start + self.chunk)
     }
 
-    /// The slot that chunk `index` goes through.
+    /// The slot of chunk `index`.
     pub fn slot(&self, index: usize) -> usize {
         index % self.slots
     }
 
-    /// Where chunk `index` lies in the staging memory.
+    /// The range of chunk `index` in the staging memory.
     pub fn staged(&self, index: usize) -> Range<usize> {
         let start = self.slot(index) * self.chunk;
         start..start + self.range(index).len()

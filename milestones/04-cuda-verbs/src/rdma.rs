@@ -1,4 +1,4 @@
-//! The RDMA device, as the probe asks it.
+//! The RDMA device, as the probe sees it.
 
 use anyhow::Result;
 use verbs_hello::choice::Choice;
@@ -11,10 +11,10 @@ pub use with_verbs::{Mr, Rdma};
 #[cfg(not(feature = "verbs"))]
 pub use without_verbs::{Mr, Rdma};
 
-/// Opens the device that `choice` leads to, or says why there is none.
+/// Opens the device for `choice`, or returns the reason why there is none.
 ///
 /// # Errors
-/// There are devices, but not the one that was asked for.
+/// There are devices, but not the requested one.
 pub fn open(choice: &Choice) -> Result<Result<Rdma, Why>> {
     match Rdma::open(choice) {
         Ok(rdma) => Ok(Ok(rdma)),
@@ -22,7 +22,7 @@ pub fn open(choice: &Choice) -> Result<Result<Rdma, Why>> {
     }
 }
 
-/// From "What is missing. What to do."
+/// Splits "obstacle. remedy".
 fn missing(unavailable: Unavailable) -> Why {
     let text = unavailable.to_string();
     let (reason, next) = text.split_once(". ").unwrap_or((&text, "see README.md"));
@@ -55,7 +55,7 @@ mod with_verbs {
     pub struct Rdma {
         /// Device, port, GID.
         pub local: Local,
-        /// What registrations and queue pairs hang on.
+        /// The domain of all registrations and queue pairs.
         pub pd: Arc<Pd>,
     }
 
@@ -91,7 +91,7 @@ mod with_verbs {
             address: u64,
             owner: Arc<dyn Any + Send + Sync>,
         ) -> io::Result<Mr> {
-            // SAFETY: the owner keeps the memory, which is only reached by raw copies, and not while a request is posted.
+            // SAFETY: the owner keeps the memory. Only raw copies access it, and none while a request is posted.
             unsafe { verbs::Mr::of_dmabuf(&self.pd, fd, range, address, ACCESS, owner) }
         }
 

@@ -1,9 +1,9 @@
-//! The report: what is here, which way was taken, and why the others were not.
+//! The report: the available hardware, the chosen path, and the reasons against the others.
 
 use crate::probe::{Line, Stage};
 use crate::why::Why;
 
-/// The lines of the report about buffer and wire. Where there is neither GPU nor RDMA, the first line says so.
+/// The lines of the report about buffer and wire. Without GPU and RDMA, the first line says so.
 pub fn here(buffer: &str, no_gpu: Option<&Why>, wire: Result<&str, &Why>) -> Vec<String> {
     let mut text = Vec::new();
     if no_gpu.is_some() && wire.is_err() {
@@ -44,7 +44,7 @@ pub fn stages(lines: &[Line]) -> Vec<String> {
     text
 }
 
-/// The reason why the only stage that was allowed is not taken.
+/// The reason why the only allowed stage was not taken.
 pub fn refused(lines: &[Line], stage: Stage) -> Why {
     let outcome = lines.iter().find(|line| line.stage == stage).and_then(|line| line.outcome.as_ref());
     match outcome {
@@ -53,7 +53,7 @@ pub fn refused(lines: &[Line], stage: Stage) -> Why {
     }
 }
 
-/// Bytes per second, for people: `1.23 GB/s`.
+/// Bytes per second, for display: `1.23 GB/s`.
 pub fn rate(bytes: usize, seconds: f64) -> String {
     let rate = bytes as f64 / seconds.max(1e-9);
     if rate >= 1e9 { format!("{:.2} GB/s", rate / 1e9) } else { format!("{:.1} MB/s", rate / 1e6) }

@@ -1,4 +1,4 @@
-//! The program: what is here, which way, and the two sides.
+//! The program: the report, and the two sides.
 
 use std::path::Path as FilePath;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::why::Why;
 use crate::wire::Wire;
 use crate::wire::tcp::Tcp;
 
-/// Which end of the wire we are.
+/// Our end of the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Role {
     /// Receives and checks.
@@ -30,10 +30,10 @@ enum Role {
     Client,
 }
 
-/// Does what the command line says.
+/// Executes the command line.
 ///
 /// # Errors
-/// [`Why`] when what was asked for is not here; any other error is a failure.
+/// [`Why`] when something requested is not available here; any other error is a failure.
 pub fn run(cli: &Cli) -> Result<()> {
     if let Some(side) = &cli.choice.side {
         verbs_hello::say::set_side(side);
@@ -50,7 +50,7 @@ pub fn run(cli: &Cli) -> Result<()> {
             here.talk(cli, Role::Client, Side::connect(address, cli.choice.timeout)?)
         }
         None => {
-            // Said here once, not by both children.
+            // Printed once here, not by both children.
             look(cli)?;
             let brief = vec!["--brief".to_owned()];
             let mut data = cli.data.clone();
@@ -61,14 +61,14 @@ pub fn run(cli: &Cli) -> Result<()> {
     }
 }
 
-/// Says what is here and which way would be taken.
+/// Reports the hardware and the path that a run would use.
 fn look(cli: &Cli) -> Result<()> {
     let here = Here::open(cli)?;
     let device = here.rdma.as_ref().map_err(Why::clone);
     here.probe(cli, device, cli.data.brief).map(|_| ())
 }
 
-/// What this process has.
+/// This process's resources.
 struct Here {
     buffer: Box<dyn Buffer>,
     rdma: Result<Rdma, Why>,
@@ -86,7 +86,7 @@ impl Here {
         Ok(Here { buffer, rdma })
     }
 
-    /// The way to the memory for a wire over `device`, reported.
+    /// Finds the path to the memory for a wire over `device`, and reports it.
     fn probe(&self, cli: &Cli, device: Result<&Rdma, Why>, brief: bool) -> Result<(Stage, Path<rdma::Mr>)> {
         let probe = Probe {
             buffer: &*self.buffer,
@@ -165,7 +165,7 @@ impl Here {
             }
             side.meet("checked")?;
         }
-        // The other side's device may still ask for an acknowledgement of ours.
+        // The peer's device may still need an acknowledgement from ours.
         side.meet("done")?;
         say!("done");
         Ok(())

@@ -1,4 +1,4 @@
-//! What both sides must agree on before anything else, as one line of the side channel, and what follows from it.
+//! The terms that both sides must agree on first, as one line on the side channel, and the wire they lead to.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,11 +8,11 @@ use verbs_hello::endpoint::field;
 /// Which wire to use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum WireChoice {
-    /// RDMA where both sides have a device, else TCP.
+    /// RDMA if both sides have a device, else TCP.
     Auto,
-    /// RDMA, or nothing.
+    /// Only RDMA.
     Verbs,
-    /// TCP, also where there is RDMA.
+    /// TCP, even if there is RDMA.
     Tcp,
 }
 
@@ -43,14 +43,14 @@ pub struct Terms {
     pub chunk: usize,
     /// How often the buffer is sent.
     pub rounds: u64,
-    /// What was asked for.
+    /// The requested wire.
     pub wire: WireChoice,
-    /// True when there is an RDMA device that may be used.
+    /// True when there is a usable RDMA device.
     pub rdma: bool,
 }
 
 impl Terms {
-    /// True when the wire of both is RDMA, false when it is TCP. The error is for people: terms that do not fit.
+    /// True when both sides use RDMA, false when they use TCP. The error describes conflicting terms.
     pub fn agree(&self, theirs: &Terms) -> Result<bool, String> {
         let size = |t: &Terms| (t.bytes, t.chunk, t.rounds);
         if size(self) != size(theirs) {

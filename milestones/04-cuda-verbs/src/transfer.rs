@@ -1,4 +1,4 @@
-//! The transfer: chunk after chunk, so that copies and wire work at the same time.
+//! The transfer: chunk by chunk, so that copies and wire overlap.
 //!
 //! ```text
 //! sender     GPU -> slot 0 | GPU -> slot 1 | GPU -> slot 0 | ...
@@ -6,7 +6,7 @@
 //! receiver                   wire -> slot 0 | wire -> slot 1 | ...
 //!                                             slot 0 -> GPU  | slot 1 -> GPU | ...
 //! ```
-//! Without staging the wire reads and writes the buffer itself, and both loops only keep enough requests posted.
+//! Without staging the wire reads and writes the buffer itself, and the two loops only keep enough requests posted.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -20,22 +20,23 @@ use crate::wire::Wire;
 
 /// One side's part in a transfer.
 pub struct Transfer<'a> {
-    /// How the buffer is cut.
+    /// The buffer's split into chunks.
     pub plan: Plan,
     /// The bytes.
     pub buffer: &'a dyn Buffer,
-    /// The slots between buffer and wire; nothing when the wire uses the buffer itself.
+    /// The slots between buffer and wire; `None` when the wire uses the buffer itself.
     pub staging: Option<&'a Pinned>,
-    /// How they move.
+    /// The connection.
     pub wire: &'a mut dyn Wire,
     /// The longest single wait.
     pub patience: Duration,
 }
 
 impl Transfer<'_> {
-    /// Sends the whole buffer. When it returns, its memory may be used again.
-    // EXERCISE 2 (How it works): begin; then chunk by chunk: start the next chunk's copy into its slot once the wire
-    // has sent what was there, finish this chunk's copy, send it. At the end wait until the last chunk is sent.
+    /// Sends the whole buffer. After the return, the memory may be reused.
+    // EXERCISE 2 (How it works): begin; then for each chunk: start the next chunk's copy into its slot once the wire
+    // has sent the slot's previous chunk, finish this chunk's copy, send it. At the end wait until the last chunk is
+    // sent.
     pub fn send(&mut self) -> Result<()> {
         let plan = self.plan;
         // With staging, the next chunk's copy runs while this chunk is on the wire.
@@ -58,10 +59,10 @@ impl Transfer<'_> {
         self.wire.sent(plan.chunks() - 1, self.deadline())
     }
 
-    /// Receives the whole buffer. When it returns, all of it is there.
-    // EXERCISE 3 (How it works): begin, post a place for as many chunks as there are slots; then for each chunk that
-    // came: start its copy into the buffer, finish the copy before it, post its slot again. At the end finish the
-    // last copy, or settle.
+    /// Receives the whole buffer. After the return, all of it is in place.
+    // EXERCISE 3 (How it works): begin, and post a place for as many chunks as there are slots; then for each received
+    // chunk: start its copy into the buffer, finish the previous copy, post that copy's slot again. At the end finish
+    // the last copy, or settle.
     pub fn receive(&mut self) -> Result<()> {
         let plan = self.plan;
         let chunks = plan.chunks();
@@ -75,7 +76,7 @@ impl Transfer<'_> {
                 None => Some(index),
                 Some(staging) => {
                     self.buffer.start_in(plan.range(index), staging, plan.staged(index).start, plan.slot(index))?;
-                    // The copy before this one had the time of a chunk; this one runs while the wire brings the next.
+                    // The previous copy had a whole chunk's time; this one runs while the next chunk arrives.
                     index.checked_sub(1)
                 }
             };
@@ -100,7 +101,7 @@ impl Transfer<'_> {
         self.buffer.start_out(plan.range(index), staging, plan.staged(index).start, plan.slot(index))
     }
 
-    /// Where chunk `index` is for the wire.
+    /// The place of chunk `index` in the wire's memory.
     fn place(&self, index: usize) -> Range<usize> {
         if self.staging.is_some() { self.plan.staged(index) } else { self.plan.range(index) }
     }

@@ -1,4 +1,4 @@
-//! Why something was not done, and what to do about it.
+//! The reason why a step was not possible, and its remedy.
 
 use std::fmt;
 use std::io;
@@ -6,14 +6,14 @@ use std::io;
 /// A reason and the next step, both in words.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Why {
-    /// What stands in the way.
+    /// The obstacle.
     pub reason: String,
-    /// What to install, load or change.
+    /// The remedy: something to install, load or change.
     pub next: String,
 }
 
 impl Why {
-    /// From its two parts.
+    /// Combines the two parts.
     pub fn new(reason: impl Into<String>, next: impl Into<String>) -> Why {
         Why { reason: reason.into(), next: next.into() }
     }
@@ -27,7 +27,7 @@ impl fmt::Display for Why {
 
 impl std::error::Error for Why {}
 
-/// An operating system's error with the name by which manuals list it: `EOPNOTSUPP (95, Operation not supported)`.
+/// An operating system error with its name from the manuals: `EOPNOTSUPP (95, Operation not supported)`.
 pub fn errno(error: &io::Error) -> String {
     let Some(number) = error.raw_os_error() else { return error.to_string() };
     let text = error.to_string();

@@ -1,7 +1,8 @@
-//! What the kernel itself says to stage 2 on an address without memory of this process behind it: there, a GPU's buffer
+//! The kernel's own answer to stage 2 for an address without process memory behind it. To the kernel, a GPU's buffer
 //! looks like any other device's. The address is that of a PCI device's registers (a BAR), mapped from sysfs.
 //!
-//! Needs the feature `verbs`, an RDMA device, a PCI device and root: `scripts/verbs-tests.sh no-memory`. Elsewhere it says that it is skipped.
+//! Needs the feature `verbs`, an RDMA device, a PCI device and root: `scripts/verbs-tests.sh no-memory`. Otherwise the
+//! test reports that it is skipped.
 
 use std::any::Any;
 use std::fs::File;
@@ -22,14 +23,14 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 const PAGE: usize = 4096;
 
-/// The first page of a PCI device's registers, which nobody reads or writes: only its address is wanted.
+/// The first page of a PCI device's registers. The test only needs its address and never accesses it.
 struct Registers {
     address: usize,
     file: PathBuf,
 }
 
 impl Registers {
-    /// The first BAR of any PCI device that can be mapped: ports of x86's other address space cannot.
+    /// The first BAR of any PCI device that can be mapped; x86 I/O port ranges cannot.
     fn find() -> Result<Registers> {
         let mut refused = Vec::new();
         for device in std::fs::read_dir("/sys/bus/pci/devices")? {
@@ -97,7 +98,7 @@ fn the_kernel_finds_no_pages_behind_a_devices_registers() {
         Ok(ready) => ready,
         Err(why) => {
             assert!(std::env::var_os("TINYNCCL_TEST_VERBS").is_none(), "TINYNCCL_TEST_VERBS is set, but {why}");
-            // Not by a macro: the test harness would keep it to itself.
+            // Not through a macro, whose output the test harness would capture.
             let _ = writeln!(io::stderr(), "SKIPPED: registration of what is no memory: {why}");
             return;
         }
@@ -110,7 +111,7 @@ fn the_kernel_finds_no_pages_behind_a_devices_registers() {
     assert!(why.reason.contains("EFAULT (14, Bad address): no pages of this process"), "{why}");
     assert!(why.next.starts_with("`modprobe nvidia_peermem`"), "{why}");
 
-    // The same call on memory of this process is granted: it is the address that was refused.
+    // The same call succeeds on memory of this process, so the kernel refused the address.
     let mut pages = vec![0u8; 2 * PAGE];
     let granted = rdma.reg_mr(pages.as_mut_ptr().addr() as u64, pages.len(), Arc::new(()));
     drop(granted.expect("ordinary memory is registered"));

@@ -1,5 +1,5 @@
-//! The program as a user runs it. What needs an RDMA device or a GPU is skipped, and says so, where there is none;
-//! README.md tells how to run these tests in a virtual machine with a device, and on a machine with a GPU.
+//! The program as a user runs it. Without an RDMA device or a GPU, the tests that need one report that they are
+//! skipped. README.md shows how to run them in a virtual machine with a device, and on a machine with a GPU.
 
 #[cfg(feature = "verbs")]
 mod no_memory;
@@ -16,8 +16,8 @@ fn cuda_verbs(arguments: &[&str]) -> Command {
     command
 }
 
-/// True when the program can have `what` (`--wire verbs`, `--buffer gpu`, `--path dmabuf`); where it cannot, checks that
-/// it says why in one line and ends with status 77, and says it too.
+/// True when the program can use `what` (`--wire verbs`, `--buffer gpu`, `--path dmabuf`). If it cannot, checks that it
+/// gives the reason in one line and exits with status 77, and reports the skip.
 fn here(what: &[&str]) -> bool {
     let outcome = testing::run(&mut cuda_verbs(&[&["probe", "--bytes", "8K"], what].concat()));
     let text = outcome.stderr;
@@ -25,7 +25,7 @@ fn here(what: &[&str]) -> bool {
         assert_eq!(outcome.code, Some(0), "{text}");
         return true;
     }
-    // scripts/verbs-tests.sh says so where there is a device.
+    // scripts/verbs-tests.sh sets TINYNCCL_TEST_VERBS when there is a device.
     let must = std::env::var_os("TINYNCCL_TEST_VERBS").is_some() && what.contains(&"verbs");
     assert!(!must, "an RDMA device must be here: {text}");
     assert_eq!(text.lines().count(), 1, "{text}");
@@ -247,12 +247,12 @@ fn a_dmabuf_of_host_pages_is_tried_for_real() {
     if !here(&["--wire", "verbs"]) {
         return;
     }
-    // rxe imports none: the kernel's own answer stands in the report. A card's driver may.
+    // rxe imports none, so the report shows the kernel's own answer. A card's driver may import one.
     let stage: Vec<&str> = text.lines().skip_while(|l| !l.starts_with("1 dmabuf: ")).take(2).collect();
     let refused =
         stage[1].contains("exports the buffer, but ibv_reg_dmabuf_mr on ") && stage[1].contains("EOPNOTSUPP (95");
     assert!(stage[0].contains("TAKEN") || refused, "{text}");
-    // The buffer is that dmabuf's memory in any case, and its bytes go through staging.
+    // The buffer is that dmabuf's memory in either case, and its bytes go through staging.
     let text = output(&mut cuda_verbs(&["--buffer=host", "--bytes=100001", "--path=staging"]));
     assert!(text.contains("server | round 3: every byte checked"), "{text}");
 }

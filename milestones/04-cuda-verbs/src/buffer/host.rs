@@ -1,5 +1,6 @@
-//! Host memory in place of a GPU's: the CPU's copies stand for the GPU's copy engines, and run at once, not beside the
-//! wire. Where the system can make a dmabuf of host pages, the buffer is one, so that stage 1 of the probe is real.
+//! Host memory in place of a GPU's. The CPU makes the copies that a GPU's copy engines would make, synchronously, so
+//! they do not overlap with the wire. If the system can export host pages as a dmabuf, the buffer is one, so that stage
+//! 1 of the probe is real.
 
 use std::any::Any;
 use std::ops::Range;
@@ -23,12 +24,12 @@ pub struct HostBuffer {
     pages: Arc<Pages>,
     len: usize,
     why: Option<Why>,
-    /// The dmabuf that the pages are of, and who made it; or why there is none.
+    /// The dmabuf that holds the pages and its exporter, or the reason why there is none.
     dmabuf: Result<(OwnedFd, String), Why>,
 }
 
 impl HostBuffer {
-    /// `len` zeroed bytes; `why` says why it is not a GPU's memory, if that was wanted.
+    /// `len` zeroed bytes. `why` is the reason for not using GPU memory, if that was wanted.
     pub fn new(len: usize, why: Option<Why>) -> Result<HostBuffer> {
         ensure!(len > 0, "a buffer of 0 bytes");
         let (pages, dmabuf) = match exporter::make(len) {
@@ -99,7 +100,7 @@ impl Buffer for HostBuffer {
 
     fn start_out(&self, range: Range<usize>, staging: &Pinned, at: usize, _: usize) -> Result<()> {
         let (from, to) = (self.at(range.clone())?, staging.at(at..at + range.len())?);
-        // SAFETY: both ranges are inside their memory, which differs; the transfer sees to it that nobody writes there.
+        // SAFETY: each range is inside its own memory; the transfer ensures that nobody else writes there.
         unsafe { ptr::copy_nonoverlapping(from, to, range.len()) };
         Ok(())
     }
@@ -117,7 +118,7 @@ impl Buffer for HostBuffer {
 
     fn write(&self, offset: usize, bytes: &[u8]) -> Result<()> {
         let to = self.at(offset..offset.checked_add(bytes.len()).context("range")?)?;
-        // SAFETY: inside the mapping; nothing is under way (`write` is for before and after a transfer).
+        // SAFETY: inside the mapping; no copy is in flight (callers use `write` only before and after a transfer).
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
         Ok(())
     }

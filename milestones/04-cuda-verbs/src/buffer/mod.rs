@@ -1,4 +1,4 @@
-//! The bytes to move: a GPU's memory, or memory of this process that stands for it and says so.
+//! The bytes to move: a GPU's memory, or host memory in its place, which says so.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -14,37 +14,38 @@ pub mod cuda;
 pub mod host;
 pub mod pages;
 
-/// Which memory to take.
+/// The requested memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Choice {
-    /// A GPU's, else host memory.
+    /// A GPU's, or else host memory.
     Auto,
-    /// A GPU's, or nothing.
+    /// Only a GPU's.
     Gpu,
-    /// Host memory, also where there is a GPU.
+    /// Host memory, even if there is a GPU.
     Host,
 }
 
-/// The buffer: what the probe asks of it, and copies.
+/// The buffer: the probe's questions, and copies.
 ///
-/// A copy between buffer and staging is started and then waited for, so that it runs beside the wire. `slot` numbers the
-/// copies that are under way at a time.
+/// Starting a copy between buffer and staging and waiting for it are separate calls, so that the copy overlaps with the
+/// wire. `slot` numbers the copies in flight.
 pub trait Buffer: Memory {
-    /// One line for people: size and place.
+    /// One line for display: size and location.
     fn describe(&self) -> String;
 
-    /// Why it is not a GPU's memory, where it is not although one was wanted.
+    /// If a GPU's memory was wanted but not available, the reason.
     fn instead_of_gpu(&self) -> Option<&Why> {
         None
     }
 
-    /// Starts to copy `range` of the buffer to `at` of `staging`, which may not be touched before [`Buffer::finish`].
+    /// Starts to copy `range` of the buffer to `at` of `staging`. Nobody may touch that memory before
+    /// [`Buffer::finish`].
     fn start_out(&self, range: Range<usize>, staging: &Pinned, at: usize, slot: usize) -> Result<()>;
 
     /// Starts to copy from `at` of `staging` to `range` of the buffer.
     fn start_in(&self, range: Range<usize>, staging: &Pinned, at: usize, slot: usize) -> Result<()>;
 
-    /// Waits until the last copy of `slot` is done.
+    /// Waits for the last copy of `slot`.
     fn finish(&self, slot: usize, deadline: Instant) -> Result<()>;
 
     /// Copies `bytes` to `offset`, without staging.
@@ -57,11 +58,11 @@ pub trait Buffer: Memory {
     fn settle(&self) -> Result<()>;
 }
 
-/// Takes a buffer of `len` bytes as `choice` says, for `slots` copies at a time. With [`Choice::Auto`] and no GPU it is
-/// host memory, which says why.
+/// Allocates a buffer of `len` bytes according to `choice`, for `slots` copies at a time. With [`Choice::Auto`] and no
+/// GPU it is host memory, which carries the reason.
 ///
 /// # Errors
-/// [`Why`] for [`Choice::Gpu`] without a usable GPU; no memory.
+/// [`Why`] for [`Choice::Gpu`] without a usable GPU; out of memory.
 pub fn take(choice: Choice, gpu: usize, len: usize, slots: usize) -> Result<Box<dyn Buffer>> {
     if choice == Choice::Host {
         return Ok(Box::new(host::HostBuffer::new(len, None)?));

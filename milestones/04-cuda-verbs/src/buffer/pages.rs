@@ -1,4 +1,4 @@
-//! Memory of this process in whole pages: taken from the system, or a dmabuf's mapped.
+//! Whole pages of this process: anonymous memory, or a mapped dmabuf.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -6,7 +6,7 @@ use std::ptr::{self, NonNull};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
-/// A mapping that is removed when it is dropped.
+/// A mapping that `drop` removes.
 #[derive(Debug)]
 pub struct Pages {
     start: NonNull<u8>,
@@ -19,7 +19,7 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// `len` zeroed bytes, with pages behind them.
+    /// `len` zeroed bytes, already backed by pages.
     pub fn anonymous(len: usize) -> io::Result<Pages> {
         let flags = MapFlags::PRIVATE | MapFlags::POPULATE;
         // SAFETY: a new mapping at a place that the kernel chooses touches no other memory.
@@ -50,7 +50,7 @@ impl Pages {
         self.len
     }
 
-    /// True when it has none, which the system refuses to map.
+    /// True when it is empty, which the system refuses to map.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

@@ -1,4 +1,4 @@
-//! `/dev/dma_heap/system` (CONFIG_DMABUF_HEAPS_SYSTEM): a dmabuf of pages from the kernel. Android's way.
+//! `/dev/dma_heap/system` (CONFIG_DMABUF_HEAPS_SYSTEM): a dmabuf of pages from the kernel, as used on Android.
 
 use std::fs::File;
 use std::io;

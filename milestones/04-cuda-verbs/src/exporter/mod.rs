@@ -1,5 +1,5 @@
-//! A dmabuf without a GPU: three drivers of Linux make one of host pages. With it the first stage of the probe can be
-//! tried for real on any machine: an RDMA driver imports these as it imports a GPU's.
+//! A dmabuf without a GPU: three Linux drivers can export host pages as one. An RDMA driver imports it like a GPU's, so
+//! the first stage of the probe can run for real without a GPU.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -20,13 +20,13 @@ pub struct Made {
     pub fd: OwnedFd,
     /// Its pages.
     pub pages: Pages,
-    /// Who made it, for people.
+    /// Name of the exporter, for display.
     pub source: String,
 }
 
-/// Makes a dmabuf of at least `len` bytes by the first driver that can. The error lists what each said.
+/// Creates a dmabuf of at least `len` bytes with the first driver that can. The error lists each driver's answer.
 pub fn make(len: usize) -> Result<Made, Why> {
-    // A length that every exporter takes: whole pages.
+    // Whole pages: a length that every exporter accepts.
     let len = len.next_multiple_of(rustix::param::page_size());
     let mut said = Vec::new();
     for (name, maker) in [
@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn commands_are_those_of_the_headers() {
-        // linux/udmabuf.h, linux/dma-heap.h, drm/drm.h: the numbers that strace prints.
+        // The numbers that strace prints for linux/udmabuf.h, linux/dma-heap.h and drm/drm.h.
         assert_eq!(command(1, b'u', 0x42, 24), 0x4018_7542);
         assert_eq!(command(3, b'H', 0, 24), 0xc018_4800);
         assert_eq!(command(3, b'd', 0xb2, 32), 0xc020_64b2);

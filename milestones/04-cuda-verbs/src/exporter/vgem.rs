@@ -1,5 +1,5 @@
-//! vgem (CONFIG_DRM_VGEM): a graphics driver without hardware, made to test the sharing of buffers. Debian's kernels
-//! have it as a module. A "dumb" buffer of it is exported as any graphics driver exports one (PRIME).
+//! vgem (CONFIG_DRM_VGEM): a graphics driver without hardware, made to test buffer sharing. Debian's kernels include it
+//! as a module. It exports a "dumb" buffer the way any graphics driver does (PRIME).
 
 use std::fs::{self, File};
 use std::io;
@@ -62,7 +62,7 @@ pub(super) fn make(len: usize) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(prime.fd) })
 }
 
-/// The card whose driver is vgem. No other: a dumb buffer of a real card may lie in its memory.
+/// The card whose driver is vgem. No other card will do: a dumb buffer of a real card may be in that card's memory.
 fn card() -> io::Result<File> {
     for entry in fs::read_dir("/dev/dri")? {
         let entry = entry?;

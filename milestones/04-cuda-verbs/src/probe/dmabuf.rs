@@ -6,15 +6,15 @@ use std::os::fd::AsFd;
 use super::{Attempt, Device, Export, Memory, Path, Probe};
 use crate::why::{Why, errno};
 
-/// Exports the buffer, then lets the device import it. Each half is tried whatever the other says: on a machine with
-/// one of them, the report tells about that one.
+/// Exports the buffer, then lets the device import it. The probe tries each half regardless of the other, so that the
+/// report covers the half that a machine has.
 pub fn attempt<B: Memory + ?Sized, D: Device>(probe: &Probe<'_, B, D>) -> Attempt<D::Mr> {
     let export = probe.buffer.export();
     let device = match &probe.device {
         Ok(device) => *device,
         Err(none) => return Attempt::NotTaken(without_device(export, none)),
     };
-    // A driver that cannot do it says so before it looks at the descriptor.
+    // A driver without dmabuf support refuses before it looks at the descriptor.
     let cause = device.ask_dmabuf();
     if cause.raw_os_error().is_some_and(unsupported) {
         let exported = match &export {
@@ -49,7 +49,7 @@ pub fn attempt<B: Memory + ?Sized, D: Device>(probe: &Probe<'_, B, D>) -> Attemp
     }
 }
 
-/// What the kernel says for a driver without this function, in either of its forms (write and ioctl commands).
+/// The kernel's errnos for a driver without this function, for either form of the command (write and ioctl).
 fn unsupported(errno: i32) -> bool {
     [libc::EOPNOTSUPP, libc::EPROTONOSUPPORT, libc::ENOSYS].contains(&errno)
 }

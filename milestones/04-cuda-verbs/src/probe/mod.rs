@@ -1,13 +1,14 @@
-//! GPUDirect RDMA: which memory can the RDMA device use for a GPU's buffer? Three ways are tried, best first.
+//! GPUDirect RDMA: which memory can the RDMA device use for a GPU's buffer? The probe tries three paths, best first.
 //!
 //! 1. [`dmabuf`]: the GPU's driver exports the buffer as a dmabuf, the RDMA device's driver imports it
 //!    (`cuMemGetHandleForAddressRange`, `ibv_reg_dmabuf_mr`). Upstream Linux, no extra module.
-//! 2. [`peer_memory`]: `ibv_reg_mr` on the GPU's address, which the module nvidia_peermem resolves. Older, and only with
-//!    a kernel part (ib_core) that has peer-memory clients.
-//! 3. [`staging`]: pinned memory of the CPU, with a copy on each side. Always works.
+//! 2. [`peer_memory`]: `ibv_reg_mr` on the GPU's address, which the module nvidia_peermem resolves. Older, and works
+//! only
+//!    with an RDMA core (ib_core) that supports peer-memory clients.
+//! 3. [`staging`]: pinned CPU memory, with a copy on each side. Always works.
 //!
-//! The order is that of NVIDIA's "GPUDirect RDMA" manual and of NCCL's net/ib plugin. What the stages ask stands behind
-//! two traits, so that every answer of a kernel can be played in a test.
+//! The order is that of NVIDIA's "GPUDirect RDMA" manual and of NCCL's net/ib plugin. The stages use two traits, so
+//! that tests can simulate every answer of a kernel.
 
 use std::any::Any;
 use std::fmt;
@@ -24,19 +25,19 @@ pub mod dmabuf;
 pub mod peer_memory;
 pub mod staging;
 
-/// The three ways, best first.
+/// The three paths, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Stage {
-    /// The buffer itself, by a dmabuf.
+    /// The buffer itself, through a dmabuf.
     Dmabuf,
     /// The buffer itself, by its address.
     PeerMemory,
-    /// Pinned memory beside it.
+    /// Pinned memory beside the buffer.
     Staging,
 }
 
 impl Stage {
-    /// In the order in which they are tried.
+    /// In the order of the attempts.
     pub const ALL: [Stage; 3] = [Stage::Dmabuf, Stage::PeerMemory, Stage::Staging];
 }
 
@@ -50,16 +51,16 @@ impl fmt::Display for Stage {
     }
 }
 
-/// What a stage found.
+/// The result of a stage.
 #[derive(Debug)]
 pub enum Attempt<M> {
-    /// It works: this is the memory, and how it was had.
+    /// It works: the memory, and a description of the path.
     Taken(Path<M>, String),
     /// It does not work here.
     NotTaken(Why),
 }
 
-/// The memory that the wire uses.
+/// The memory for the wire.
 #[derive(Debug)]
 pub enum Path<M> {
     /// The buffer itself.
@@ -68,18 +69,18 @@ pub enum Path<M> {
     Staged(Arc<Pinned>, Option<M>),
 }
 
-/// A dmabuf: memory of one driver that another one may use, as a file descriptor.
+/// A dmabuf: one driver's memory for use by another driver, as a file descriptor.
 #[derive(Debug)]
 pub struct Export {
     /// The descriptor.
     pub fd: OwnedFd,
-    /// Where the buffer begins in it.
+    /// Offset of the buffer in the dmabuf.
     pub offset: u64,
-    /// Who exported it, for people.
+    /// Name of the exporter, for display.
     pub source: String,
 }
 
-/// The buffer, as far as the probe must know it.
+/// The buffer, as the probe sees it.
 pub trait Memory {
     /// Bytes.
     fn len(&self) -> usize;
@@ -89,23 +90,23 @@ pub trait Memory {
         self.len() == 0
     }
 
-    /// The address of its first byte, as the peer names it.
+    /// The address of its first byte in the peer's requests.
     fn address(&self) -> u64;
 
-    /// Exports it as a dmabuf, or says why not.
+    /// Exports it as a dmabuf, or gives the reason why it cannot.
     fn export(&self) -> Result<Export, Why>;
 
-    /// An address that only the GPU's driver can resolve; or why it has none.
+    /// An address that only the GPU's driver can resolve, or the reason why there is none.
     fn device_pointer(&self) -> Result<u64, Why>;
 
-    /// `len` bytes of CPU memory that the GPU copies to and from without a detour.
+    /// `len` bytes of CPU memory that the GPU copies to and from directly.
     fn pinned(&self, len: usize) -> Result<Pinned>;
 
-    /// What must live as long as a registration of the buffer.
+    /// The owner that must live as long as a registration of the buffer.
     fn owner(&self) -> Arc<dyn Any + Send + Sync>;
 }
 
-/// An RDMA device, as far as the probe asks it. Errors are errnos.
+/// An RDMA device, as the probe sees it. Errors are errnos.
 pub trait Device {
     /// A registration.
     type Mr;
@@ -113,7 +114,8 @@ pub trait Device {
     /// Its name.
     fn name(&self) -> &str;
 
-    /// What `ibv_reg_dmabuf_mr` says to the descriptor -1: EBADF when the driver can do it, EOPNOTSUPP or alike when not.
+    /// The errno of `ibv_reg_dmabuf_mr` for the descriptor -1: EBADF when the driver supports dmabufs, EOPNOTSUPP or a
+    /// similar code when it does not.
     fn ask_dmabuf(&self) -> io::Error;
 
     /// `ibv_reg_dmabuf_mr` of `range.1` bytes at `range.0`.
@@ -129,43 +131,43 @@ pub trait Device {
     fn reg_mr(&self, address: u64, len: usize, owner: Arc<dyn Any + Send + Sync>) -> io::Result<Self::Mr>;
 }
 
-/// What the probe asks: buffer, device, modules.
+/// The probe's inputs: buffer, device, modules.
 #[derive(Debug)]
 pub struct Probe<'a, B: ?Sized, D> {
     /// The buffer.
     pub buffer: &'a B,
-    /// The device, or why there is none.
+    /// The device, or the reason why there is none.
     pub device: Result<&'a D, Why>,
     /// The module that resolves a GPU's addresses, if it is loaded.
     pub peer_module: Option<&'static str>,
-    /// Bytes of the staging slots together.
+    /// Total size of the staging slots.
     pub staging: usize,
 }
 
-/// One line of the report: a stage and what came of it.
+/// One line of the report: a stage and its result.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Line {
     /// Which.
     pub stage: Stage,
-    /// How it was taken, or why not; nothing when it was not tried.
+    /// How it was taken, or why not; `None` if the probe did not try it.
     pub outcome: Option<Result<String, Why>>,
 }
 
-/// What the stages said, in order, and the first that works.
+/// The stages' results in order, and the first stage that works.
 #[derive(Debug)]
 pub struct Outcome<M> {
     /// One line per stage.
     pub lines: Vec<Line>,
-    /// The stage that was taken and its memory; nothing when the only stage that was allowed does not work.
+    /// The taken stage and its memory; `None` when the only allowed stage does not work.
     pub taken: Option<(Stage, Path<M>)>,
 }
 
-/// Tries the stages in order until one works; only `forced`, if it is given.
+/// Tries the stages in order until one works, or only `forced` if given.
 ///
 /// # Errors
-/// Staging fails: there is no way left.
-// EXERCISE 1 (The probe): try the stages of `Stage::ALL` in order until one works, only the one that is forced if
-// there is one, and note a line for each.
+/// Staging fails, so no path is left.
+// EXERCISE 1 (The probe): try the stages of `Stage::ALL` in order until one works, or only the forced one if there is
+// one, and add a report line for each.
 pub fn run<B: Memory + ?Sized, D: Device>(probe: &Probe<'_, B, D>, forced: Option<Stage>) -> Result<Outcome<D::Mr>> {
     let mut outcome = Outcome { lines: Vec::new(), taken: None };
     for stage in Stage::ALL {

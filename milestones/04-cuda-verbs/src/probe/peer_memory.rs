@@ -5,17 +5,17 @@ use std::io;
 use super::{Attempt, Device, Memory, Path, Probe};
 use crate::why::{Why, errno};
 
-/// Modules that resolve a GPU's addresses, newest first: NVIDIA's driver brings the first, the second came from
-/// Mellanox before.
+/// Modules that resolve a GPU's addresses, newest first: the first ships with NVIDIA's driver, the second is Mellanox's
+/// earlier one.
 const MODULES: [&str; 2] = ["nvidia_peermem", "nv_peer_mem"];
 
-/// The one that is loaded, by the folder that the kernel has for it in `sysfs_module` (`/sys/module`).
+/// The loaded one, which has a folder in `sysfs_module` (`/sys/module`).
 pub fn loaded_module(sysfs_module: &std::path::Path) -> Option<&'static str> {
     MODULES.into_iter().find(|name| sysfs_module.join(name).is_dir())
 }
 
 /// Registers the GPU's address as if it were ordinary memory. The kernel's own code finds no pages there (EFAULT);
-/// a peer-memory client that knows the address provides the GPU's.
+/// a peer-memory client that knows the address supplies the GPU's pages.
 pub fn attempt<B: Memory + ?Sized, D: Device>(probe: &Probe<'_, B, D>) -> Attempt<D::Mr> {
     let pointer = match probe.buffer.device_pointer() {
         Ok(pointer) => pointer,

@@ -1,4 +1,4 @@
-//! Stage 3: pinned memory of the CPU beside the buffer, with a copy on each side of the wire.
+//! Stage 3: pinned CPU memory beside the buffer, with a copy on each side of the wire.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -8,10 +8,10 @@ use anyhow::{Context as _, Result, anyhow};
 use super::{Attempt, Device, Memory, Path, Probe};
 use crate::why::errno;
 
-/// Takes the slots, and registers them when the wire is RDMA.
+/// Allocates the slots, and registers them when the wire is RDMA.
 ///
 /// # Errors
-/// No memory, or too little may be locked.
+/// Out of memory, or the limit on locked memory is too low.
 pub fn attempt<B: Memory + ?Sized, D: Device>(probe: &Probe<'_, B, D>) -> Result<Attempt<D::Mr>> {
     let slots = Arc::new(probe.buffer.pinned(probe.staging).context("staging")?);
     let how = format!("{} bytes of {}", slots.len(), slots.kind());

@@ -1,4 +1,4 @@
-//! The decision with every answer that a kernel can give, played by a device that is none.
+//! The decision for every answer that a kernel can give, from a simulated device.
 
 use std::cell::RefCell;
 
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::buffer::host::HostBuffer;
 
-/// A buffer whose answers are set; its memory is that of a host buffer.
+/// A buffer with preset answers; its memory is a host buffer's.
 struct Played {
     memory: HostBuffer,
     export: Result<(), Why>,
@@ -42,7 +42,7 @@ impl Memory for Played {
     }
 }
 
-/// A device that answers with the errnos it is given; 0 is success. A registration is the call that made it.
+/// A device that answers with preset errnos; 0 is success. A registration is the name of the call that made it.
 struct Answers {
     ask: i32,
     dmabuf: i32,
@@ -112,7 +112,7 @@ fn taken(outcome: &Outcome<String>) -> Option<Stage> {
     outcome.taken.as_ref().map(|(stage, _)| *stage)
 }
 
-/// Why `stage` was not taken.
+/// The reason why `stage` was not taken.
 fn why(outcome: &Outcome<String>, stage: Stage) -> String {
     let line = outcome.lines.iter().find(|line| line.stage == stage).expect("a line per stage");
     match &line.outcome {
@@ -214,8 +214,8 @@ fn the_modules_folder_tells_which_is_loaded() {
 }
 
 proptest! {
-    /// Whatever the answers: one line per stage, the first stage that works is taken, every other that was tried has a
-    /// reason and a next step.
+    /// For all answers: the report has one line per stage, the probe takes the first that works, and every other tried
+    /// one has a reason and a next step.
     #[test]
     fn any_answers(
         ask in prop::sample::select(vec![libc::EBADF, libc::EOPNOTSUPP, libc::EPERM]),

@@ -42,7 +42,7 @@ fn move_over_tcp(sender: Plan, receiver: Plan) {
     let (from, to) = (buffer(sender.bytes), buffer(receiver.bytes));
     let (from, to) = (&from, &to);
     std::thread::scope(|scope| {
-        // Each side owns its end, so that a side which fails does not leave the other one waiting.
+        // Each side owns its end, so a failing side does not leave the other one waiting.
         let there = there;
         scope.spawn(move || {
             for round in 1..=2 {
@@ -96,7 +96,7 @@ fn a_silent_peer_is_an_error_at_the_deadline() {
     assert!(error.contains("no progress in time (--timeout)"), "{error}");
 }
 
-/// A wire that refuses calls in an order that would lose bytes: a place that is still in use, a chunk out of turn.
+/// A wire that rejects a call order that would lose bytes: a place still in use, or a chunk out of order.
 #[derive(Default)]
 struct Strict {
     slots: usize,

@@ -9,18 +9,18 @@ pub mod tcp;
 #[cfg(feature = "verbs")]
 pub mod verbs;
 
-/// One side of a connection for chunks. Each has memory, staging slots or the buffer, and `place` is a range of it.
+/// One side of a connection for chunks. Each side has memory (staging slots or the buffer); `place` is a range of it.
 pub trait Wire {
-    /// A new transfer begins: chunks count from 0 again.
+    /// Begins a new transfer: chunk numbers restart at 0.
     fn begin(&mut self) -> Result<()>;
 
-    /// Sender: chunk `index` goes out. Its place may not change until [`Wire::sent`].
+    /// Sender: sends chunk `index`. Its place may not change until [`Wire::sent`].
     fn send(&mut self, index: usize, place: Range<usize>, deadline: Instant) -> Result<()>;
 
-    /// Sender: waits until chunk `index` and all before it have left their places.
+    /// Sender: waits until chunk `index` and all earlier ones have left their places.
     fn sent(&mut self, index: usize, deadline: Instant) -> Result<()>;
 
-    /// Receiver: chunk `index` shall come to `place`.
+    /// Receiver: posts `place` for chunk `index`.
     fn post(&mut self, index: usize, place: Range<usize>, deadline: Instant) -> Result<()>;
 
     /// Receiver: waits until chunk `index` is in its place.

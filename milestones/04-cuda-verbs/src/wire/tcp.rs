@@ -1,4 +1,4 @@
-//! Chunks over the TCP connection of the side channel, between its lines: both sides know how many bytes come.
+//! Chunks over the TCP connection of the side channel, between its lines: both sides know the number of bytes.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -23,7 +23,7 @@ pub struct Tcp {
 }
 
 impl Tcp {
-    /// Over `stream`, from and to `memory`.
+    /// A wire over `stream`, from and to `memory`.
     pub fn new(stream: &TcpStream, memory: Arc<Pinned>) -> Result<Tcp> {
         let peer = stream.peer_addr().context("TCP")?.to_string();
         Ok(Tcp { stream: stream.try_clone().context("TCP")?, peer, memory, posted: VecDeque::new() })
@@ -37,7 +37,7 @@ fn left(deadline: Instant, what: &str, peer: &str) -> Result<Duration> {
     Ok(left)
 }
 
-/// True for the ends of a socket's wait that are no error: the deadline is looked at again.
+/// True when a socket's wait ended without an error, so that the caller checks the deadline and tries again.
 fn again(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
 }
@@ -77,7 +77,7 @@ impl Wire for Tcp {
         let (next, place) = self.posted.pop_front().context("TCP: nothing is posted")?;
         ensure!(next == index, "TCP: chunk {index} was asked for, {next} is next");
         let (len, start) = (place.len(), self.memory.at(place)?);
-        // SAFETY: inside the memory, which is initialized. A posted slot is nobody else's until the chunk is received.
+        // SAFETY: inside the memory, which is initialized. Nobody else uses a posted slot until the chunk is received.
         let mut rest = unsafe { slice::from_raw_parts_mut(start, len) };
         while !rest.is_empty() {
             self.stream.set_read_timeout(Some(left(deadline, "receive from", &self.peer)?)).context("TCP")?;

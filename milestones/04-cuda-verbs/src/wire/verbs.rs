@@ -1,7 +1,7 @@
 //! Chunks by SEND and RECV over a reliable connection: the objects of milestone 02.
 //!
-//! The receiver says for each posted RECV that it is there, by a SEND of no bytes (a credit). The sender sends only what
-//! it has credits for, so that no SEND ever meets a receiver that is not ready.
+//! The receiver announces each posted RECV with an empty SEND (a credit). The sender sends only as many chunks as it
+//! has credits, so no SEND ever reaches a receiver that is not ready.
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
@@ -20,7 +20,7 @@ use verbs_hello::verbs::{Channel, Cq, Depth, Mr, Qp};
 use super::Wire;
 use crate::rdma::Rdma;
 
-/// What a request is, in the upper half of its `wr_id`; the chunk's index is in the lower.
+/// The kind of a request, in the upper half of its `wr_id`; the lower half holds the chunk's index.
 const DATA_OUT: u64 = 1 << 32;
 const DATA_IN: u64 = 2 << 32;
 const CREDIT_OUT: u64 = 3 << 32;
@@ -32,25 +32,25 @@ pub struct Verbs {
     qp: Qp,
     cq: Arc<Cq>,
     memory: Arc<Mr>,
-    /// For the RECVs of credits, which bring no bytes.
+    /// Memory for the RECVs of credits, which carry no bytes.
     nothing: Arc<Mr>,
-    /// Bytes that each posted RECV must bring, oldest first.
+    /// Expected bytes of each posted RECV, oldest first.
     expected: VecDeque<u32>,
-    /// Chunks that left their place, credits that came, chunks that came: all in order, so a number says it.
+    /// Chunks that left their place, credits received, chunks received. All are in order, so a count suffices.
     out: usize,
     credits: usize,
     inn: usize,
-    /// Credits that we sent and whose completions we have not taken, and how many there may be.
+    /// Sent credits whose completions we have not taken, and their limit.
     unfinished: usize,
     most_credits: usize,
 }
 
 impl Verbs {
-    /// Connects to the peer over `side`. `slots` chunks may be under way at a time; `sends` says which way they go.
+    /// Connects to the peer over `side`. `slots` is the number of chunks in flight; `sends` selects the direction.
     pub fn connect(rdma: &Rdma, side: &mut Side, memory: Arc<Mr>, slots: usize, sends: bool) -> Result<Verbs> {
         let local = &rdma.local;
         let channel = Channel::new(&local.context)?;
-        // The peer may have more slots, and then more credits on the way.
+        // The peer may have more slots, and then more credits in flight.
         side.send(&format!("slots={slots}"))?;
         let line = side.receive("slots")?;
         let theirs: usize = verbs_hello::endpoint::field(&mut std::iter::once(line.as_str()), "slots")
@@ -83,7 +83,7 @@ impl Verbs {
             unfinished: 0,
             most_credits: 2 * slots,
         };
-        // RECVs are used in the order in which they were posted: at the receiver, a chunk would take one of these.
+        // RECVs are consumed in posting order: at the receiver, a chunk would consume one of these.
         for index in 0..if sends { theirs } else { 0 } {
             verbs.post_credit(index)?;
         }
@@ -160,7 +160,7 @@ impl Wire for Verbs {
     }
 
     fn post(&mut self, index: usize, place: Range<usize>, deadline: Instant) -> Result<()> {
-        // A credit's place in the send queue is free again when its completion has been taken.
+        // A credit's place in the send queue is free again once its completion has been taken.
         while self.unfinished >= self.most_credits {
             self.pump("sending credits", deadline)?;
         }

@@ -1,4 +1,4 @@
-//! A GPU that has been opened: driver, device, primary context.
+//! An open GPU: driver, device, primary context.
 
 use std::sync::Arc;
 
@@ -8,21 +8,21 @@ use cudarc::driver::sys;
 
 use crate::why::Why;
 
-/// The oldest driver that the bindings are for: CUDA 12.0.
+/// The oldest driver that the bindings support: CUDA 12.0.
 const OLDEST: i32 = 12_000;
 
-/// A GPU's primary context: what every process that uses the CUDA runtime on this GPU has.
+/// A GPU's primary context, the one that the CUDA runtime uses in this process.
 #[derive(Debug)]
 pub struct Context {
     device: sys::CUdevice,
     context: sys::CUcontext,
-    /// Its number, as `nvidia-smi` and CUDA_VISIBLE_DEVICES count.
+    /// The GPU's number among those that the driver shows this process.
     pub index: usize,
-    /// Its name and the driver's version.
+    /// The GPU's name and the driver's version.
     pub name: String,
-    /// What the driver says: it can export a buffer as a dmabuf.
+    /// The driver reports that it can export a buffer as a dmabuf.
     pub dmabuf: bool,
-    /// What the driver says: the GPU can take part in GPUDirect RDMA at all.
+    /// The driver reports that the GPU supports GPUDirect RDMA at all.
     pub gpudirect: bool,
 }
 
@@ -32,9 +32,9 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
-    /// Opens GPU number `index`. The error is a [`Why`] where there is no driver or no GPU.
+    /// Opens GPU number `index`. The error is a [`Why`] if there is no driver or no GPU.
     pub fn open(index: usize) -> Result<Arc<Context>> {
-        // cudarc panics in the first call if the library is not there.
+        // cudarc panics in the first call if the library is missing.
         // SAFETY: opening libcuda runs its initializers, as every CUDA program does.
         if !unsafe { sys::is_culib_present() } {
             return Err(Why::new(
@@ -68,7 +68,7 @@ impl Context {
         let device = result::device::get(i32::try_from(index)?).map_err(|e| anyhow!(words("cuDeviceGet", e)))?;
         let name = result::device::get_name(device).map_err(|e| anyhow!(words("cuDeviceGetName", e)))?;
         let can = |attribute| {
-            // SAFETY: a device that the driver gave. A driver that does not know the attribute has not the ability.
+            // SAFETY: the device comes from the driver. A driver that does not know the attribute lacks the feature.
             unsafe { result::device::get_attribute(device, attribute) }.is_ok_and(|value| value != 0)
         };
         let dmabuf = can(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED);
@@ -82,7 +82,7 @@ impl Context {
         Ok(Arc::new(context))
     }
 
-    /// Makes it the calling thread's current context, which the driver's calls refer to.
+    /// Makes it the calling thread's current context, which the driver's calls use.
     pub fn bind(&self) -> Result<()> {
         // SAFETY: retained by us and not yet released.
         unsafe { result::ctx::set_current(self.context) }.map_err(|e| anyhow!(words("cuCtxSetCurrent", e)))
@@ -91,12 +91,12 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: retained by us, released once; what lives in it holds an `Arc` and is gone.
+        // SAFETY: retained by us, released once; every object in it held an `Arc` and is gone.
         let _ = unsafe { result::primary_ctx::release(self.device) };
     }
 }
 
-/// A driver's error: the call, the name by which the manual lists it, what it means.
+/// A driver error: the call, the error's name in the manual, its meaning.
 pub(super) fn words(call: &str, error: DriverError) -> String {
     let name = error.error_name().map(|n| n.to_string_lossy().into_owned());
     let text = error.error_string().map(|s| s.to_string_lossy().into_owned());
@@ -106,7 +106,7 @@ pub(super) fn words(call: &str, error: DriverError) -> String {
     }
 }
 
-/// What to do after a failed `cuInit`.
+/// The remedy for a failed `cuInit`.
 fn after(error: DriverError) -> &'static str {
     match error.0 {
         sys::CUresult::CUDA_ERROR_NO_DEVICE => {

@@ -1,4 +1,4 @@
-//! A GPU's memory, by the CUDA driver interface (crate cudarc, which opens libcuda at run time).
+//! A GPU's memory, through the CUDA driver API (the crate cudarc, which opens libcuda at run time).
 
 use std::any::Any;
 use std::ops::Range;
@@ -20,17 +20,17 @@ pub mod context;
 
 use context::{Context, words};
 
-/// The GPU maps memory in blocks of this size. An allocation of whole blocks shares none with another, so that a
-/// registration of it is of it alone, and begins at a page, which a dmabuf must.
+/// The GPU maps memory in blocks of this size. An allocation of whole blocks shares none with another, so a
+/// registration covers it alone. It also begins at a page, as a dmabuf must.
 const BLOCK: usize = 2 << 20;
 
-/// Waits for everything in the current context. The driver's "synchronous" memset and copy from pageable memory return
-/// while the GPU may still be at work, and our stream does not wait for them.
+/// Waits for all work in the current context. The driver's "synchronous" memset and copy from pageable memory may
+/// return while the GPU is still working, and our stream does not wait for them.
 fn finish_all() -> Result<()> {
     result::ctx::synchronize().map_err(|e| anyhow!(words("cuCtxSynchronize", e)))
 }
 
-/// Memory of a GPU, freed when the last user is gone: buffer and registrations.
+/// GPU memory, freed when its last user, the buffer or a registration, is gone.
 #[derive(Debug)]
 struct Allocation {
     context: Arc<Context>,
@@ -41,13 +41,13 @@ struct Allocation {
 impl Drop for Allocation {
     fn drop(&mut self) {
         if self.context.bind().is_ok() {
-            // SAFETY: allocated by us, freed once; a failure leaves it to the end of the process.
+            // SAFETY: allocated by us, freed once; after a failure it stays allocated until the process ends.
             let _ = unsafe { result::free_sync(self.pointer) };
         }
     }
 }
 
-/// Pinned memory that the driver gave: its copies run beside the CPU.
+/// Pinned memory from the driver: copies to and from it run asynchronously.
 #[derive(Debug)]
 struct PinnedAllocation {
     context: Arc<Context>,
@@ -56,20 +56,20 @@ struct PinnedAllocation {
 
 // SAFETY: belongs to the process; freed once, in `drop`.
 unsafe impl Send for PinnedAllocation {}
-// SAFETY: as above; it gives no access by itself.
+// SAFETY: as above; it offers no access to the bytes.
 unsafe impl Sync for PinnedAllocation {}
 
 impl Drop for PinnedAllocation {
     fn drop(&mut self) {
         // A copy that an error left under way must not write to freed memory.
         if self.context.bind().is_ok() && result::ctx::synchronize().is_ok() {
-            // SAFETY: allocated by us, freed once, and no copy is under way.
+            // SAFETY: allocated by us, freed once, and no copy is in flight.
             let _ = unsafe { result::free_host(self.start.as_ptr().cast()) };
         }
     }
 }
 
-/// A stream and one event per slot: copies in order, each one's end to be waited for.
+/// A stream and one event per slot: copies run in order, and a caller can wait for each.
 #[derive(Debug)]
 struct Copies {
     stream: sys::CUstream,
@@ -123,8 +123,8 @@ impl CudaBuffer {
             .map_err(|e| anyhow!(words("cuEventRecord", e)))
     }
 
-    /// NVIDIA's manual asks for it before memory is given to an RDMA device: the synchronous copies of the CPU then wait
-    /// until they are done on the GPU too.
+    /// NVIDIA's manual requires this before an RDMA device gets the memory: synchronous copies then return only after
+    /// they are complete on the GPU too.
     fn order_copies(&self) -> Result<(), DriverError> {
         let on: u32 = 1;
         let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS;
@@ -156,13 +156,14 @@ impl Memory for CudaBuffer {
         self.order_copies().map_err(|e| failed("cuPointerSetAttribute(SYNC_MEMOPS)", e))?;
         let mut fd: i32 = -1;
         let kind = sys::CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD;
-        // SAFETY: for this kind of handle the driver writes an `int`; the range is one allocation of ours, in whole pages.
+        // SAFETY: for this kind of handle the driver writes an `int`; the range is one allocation of ours, in whole
+        // pages.
         unsafe {
             sys::cuMemGetHandleForAddressRange((&raw mut fd).cast(), self.memory.pointer, self.memory.size, kind, 0)
         }
         .result()
         .map_err(|e| failed("cuMemGetHandleForAddressRange", e))?;
-        // SAFETY: a new descriptor that the call made, ours alone.
+        // SAFETY: a new descriptor from the call, ours alone.
         Ok(Export { fd: unsafe { OwnedFd::from_raw_fd(fd) }, offset: 0, source })
     }
 
@@ -212,8 +213,8 @@ impl Buffer for CudaBuffer {
 
     fn start_out(&self, range: Range<usize>, staging: &Pinned, at: usize, slot: usize) -> Result<()> {
         let (from, to) = (self.at(range.clone())?, staging.at(at..at + range.len())?);
-        // SAFETY: both ranges are inside their memory. The staging slot is untouched until `finish`, and outlives the copy
-        // (`PinnedAllocation::drop`).
+        // SAFETY: both ranges are inside their memory. The staging slot is untouched until `finish`, and outlives the
+        // copy (`PinnedAllocation::drop`).
         unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, range.len(), self.copies.stream) }
             .result()
             .map_err(|e| anyhow!(words("cuMemcpyDtoHAsync", e)))?;
@@ -229,7 +230,7 @@ impl Buffer for CudaBuffer {
         self.record(slot)
     }
 
-    /// Asks again and again instead of `cuEventSynchronize`, which has no deadline.
+    /// Polls, because `cuEventSynchronize` has no deadline.
     fn finish(&self, slot: usize, deadline: Instant) -> Result<()> {
         let event = self.event(slot)?;
         self.memory.context.bind()?;
@@ -261,12 +262,12 @@ impl Buffer for CudaBuffer {
         unsafe { result::memcpy_dtoh_sync(bytes, from) }.map_err(|e| anyhow!(words("cuMemcpyDtoH", e)))
     }
 
-    /// A completion says that the card wrote the bytes; on some buses they may still be on the way into the GPU.
+    /// A completion says that the card wrote the bytes; on some buses they may still be on their way to the GPU.
     fn settle(&self) -> Result<()> {
         self.memory.context.bind()?;
         let target = sys::CUflushGPUDirectRDMAWritesTarget::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX;
         let scope = sys::CUflushGPUDirectRDMAWritesScope::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER;
-        // SAFETY: constants of this call.
+        // SAFETY: the arguments are constants that this call accepts.
         unsafe { sys::cuFlushGPUDirectRDMAWrites(target, scope) }
             .result()
             .map_err(|e| anyhow!(words("cuFlushGPUDirectRDMAWrites", e)))
@@ -282,7 +283,7 @@ impl Drop for CudaBuffer {
             // SAFETY: created by us, destroyed once; the driver lets a recorded one finish.
             let _ = unsafe { result::event::destroy(event) };
         }
-        // SAFETY: created by us, destroyed once; the driver lets what is queued finish.
+        // SAFETY: created by us, destroyed once; the driver lets queued work finish.
         let _ = unsafe { result::stream::destroy(self.copies.stream) };
     }
 }
