@@ -4,9 +4,9 @@ use clap::builder::RangedU64ValueParser;
 use clap::{Parser, Subcommand};
 use verbs_hello::choice::Choice;
 
-/// One-sided RDMA: WRITE, WRITE_WITH_IMM and READ, what the other side sees of each, and four ways to be refused.
+/// One-sided RDMA: WRITE, WRITE_WITH_IMM and READ, what the peer sees of each, and four requests that it refuses.
 ///
-/// Without a subcommand: server and client as two processes of this machine.
+/// Without a subcommand: server and client as two processes on this machine.
 #[derive(Debug, Parser)]
 #[command(version)]
 pub(crate) struct Cli {

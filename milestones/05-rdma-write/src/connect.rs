@@ -1,4 +1,4 @@
-//! A device, its objects, and connected queue pairs: milestone 02 in one call, once per scene.
+//! A device, its objects, and connected queue pairs: milestone 02 in one call.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use verbs_hello::verbs::{Channel, Cq, Depth, Local, Pd, Qp};
 
 pub(crate) use ibverbs_sys::ibv_access_flags as Access;
 
-/// What both sides have for the whole run.
+/// The objects that each side keeps for the whole run.
 pub(crate) struct Node<'a> {
     pub(crate) local: &'a Local,
     pub(crate) side: Side,
@@ -31,7 +31,7 @@ impl<'a> Node<'a> {
         Ok(Node { local, side, pd, cq, patience })
     }
 
-    /// A new queue pair, connected to the peer's. The peer may do to our memory what `access` says, at most.
+    /// A new queue pair, connected to the peer's. `access` limits the peer's rights to our memory.
     pub(crate) fn connect(&mut self, access: Access) -> Result<Qp> {
         let Local { gid, port, mtu, .. } = self.local;
         let mut qp = Qp::new(&self.pd, &self.cq, Depth { send: 4, receive: 4 })?;
@@ -56,7 +56,7 @@ impl<'a> Node<'a> {
         Ok(completion)
     }
 
-    /// The same for a request that must succeed, and must be the one with number `wr_id`.
+    /// The same for a completion that must be successful and belong to request `wr_id`.
     pub(crate) fn success(&self, wr_id: u64) -> Result<Completion> {
         let completion = self.completion()?;
         ensure!(completion.wr_id == wr_id, "a completion of wr_id {}, expected {wr_id}", completion.wr_id);

@@ -1,27 +1,27 @@
-//! Four requests that the other side's device must refuse.
+//! Four requests that the peer's device must refuse.
 
 use verbs_hello::endpoint::field;
 
 use crate::region::Region;
 
-/// What is wrong with a WRITE.
+/// The fault of a WRITE.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// The rkey is not the one that was given out.
+    /// The rkey is not the announced one.
     WrongKey,
-    /// The last bytes lie beyond the memory region.
+    /// The last bytes are beyond the memory region.
     OutOfBounds,
     /// The memory region was registered without REMOTE_WRITE.
     RegionForbids,
-    /// The queue pair of the other side does not allow REMOTE_WRITE.
+    /// The peer's queue pair does not allow REMOTE_WRITE.
     QpForbids,
 }
 
 impl Fault {
-    /// All of them, in the order in which they are tried.
+    /// All faults, in the order of the run.
     pub const ALL: [Fault; 4] = [Fault::WrongKey, Fault::OutOfBounds, Fault::RegionForbids, Fault::QpForbids];
 
-    /// One line for people.
+    /// One line for display.
     pub fn title(self) -> &'static str {
         match self {
             Fault::WrongKey => "WRITE with a wrong rkey",
@@ -31,12 +31,12 @@ impl Fault {
         }
     }
 
-    /// Where the faulty WRITE of `len` bytes goes: `open` may be written, `closed` may not.
-    // EXERCISE 1 (What goes wrong, and who learns it): where each faulty WRITE goes: exactly one thing is wrong with
-    // it, the key, the bounds, the region, or (elsewhere) the queue pair.
+    /// The destination of the faulty WRITE of `len` bytes. `open` allows writes; `closed` does not.
+    // EXERCISE 1 (What goes wrong, and who learns it): the destination of each faulty WRITE. Exactly one thing is wrong
+    // with each: the key, the bounds, the region, or (set elsewhere) the queue pair.
     pub fn aim(self, open: Region, closed: Region, len: u64) -> Region {
         match self {
-            // The low byte of an rkey is the part that the owner chooses; the rest is an index of the device's table.
+            // The owner chooses the low byte of an rkey; the rest is an index into the device's table.
             Fault::WrongKey => Region { rkey: open.rkey ^ 0xff, ..open },
             Fault::OutOfBounds => Region { address: open.address + open.len - len / 2, ..open },
             Fault::RegionForbids => closed,
@@ -45,13 +45,13 @@ impl Fault {
     }
 }
 
-/// Reads a line that announces regions: `NAME REGION`.
+/// Parses a line that announces a region: `NAME REGION`.
 pub fn announced(line: &str, name: &str) -> Result<Region, String> {
     let rest = line.strip_prefix(name).and_then(|r| r.strip_prefix(' '));
     rest.ok_or_else(|| format!("expected '{name} address=…', got '{line}'"))?.parse()
 }
 
-/// Reads a line that announces how many bytes each request moves.
+/// Parses a line that announces the size of each request.
 pub fn size(line: &str) -> Result<usize, String> {
     field(&mut std::iter::once(line), "bytes")
 }

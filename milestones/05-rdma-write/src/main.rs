@@ -48,7 +48,7 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
             requester::run(&local, Side::connect(address, patience)?, cli.bytes, patience)
         }
         None => {
-            // Said here already, not by a child.
+            // Already printed here, not by a child.
             let local = verbs::Local::open(&cli.choice)?;
             say!("device {}, port {}, GID {}", local.context.name(), local.gid.port, local.gid);
             let shared = [cli.choice.arguments(), vec![format!("--bytes={}", cli.bytes)]].concat();

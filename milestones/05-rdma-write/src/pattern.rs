@@ -1,6 +1,6 @@
-//! Bytes that differ from place to place and from step to step, so that a shifted or a stale copy shows.
+//! Bytes that differ between positions and between steps, so that the check finds a shifted or stale copy.
 
-/// Byte `at` of the data of step `step`. 251 is prime: no page or packet begins where another did.
+/// Byte `at` of the data of step `step`. 251 is prime, so successive pages and packets begin at different values.
 fn byte(step: u8, at: usize) -> u8 {
     (at % 251) as u8 ^ step.wrapping_mul(37).wrapping_add(11)
 }

@@ -1,18 +1,18 @@
-//! What a peer must know to reach memory: address, length and rkey, as one line of text.
+//! The location of registered memory for the peer: address, length and rkey, as one line of text.
 
 use std::fmt;
 use std::str::FromStr;
 
 use verbs_hello::endpoint::field;
 
-/// Memory of the other side.
+/// Memory of the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Region {
     /// Address of the first byte in the process that owns it.
     pub address: u64,
     /// Bytes.
     pub len: u64,
-    /// The key that its device asks for.
+    /// The key that its device requires.
     pub rkey: u32,
 }
 
@@ -25,8 +25,8 @@ impl fmt::Display for Region {
 impl FromStr for Region {
     type Err = String;
 
-    // EXERCISE 2 (How it works): read address, length and key as `Display` writes them, and refuse a region that
-    // wraps around the end of memory.
+    // EXERCISE 2 (How it works): parse address, length and key as `Display` prints them, and refuse a region that wraps
+    // around the end of memory.
     fn from_str(text: &str) -> Result<Region, String> {
         let mut fields = text.split(' ');
         let region = Region {

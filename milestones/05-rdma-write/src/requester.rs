@@ -1,4 +1,4 @@
-//! The client: posts every request and learns how it ended.
+//! The client: posts every request and reports its completion.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::target::{IMM, Step};
 
 pub(crate) fn run(local: &Local, side: Side, bytes: usize, patience: Duration) -> Result<()> {
     let mut node = Node::new(local, side, patience)?;
-    // Nobody needs a right to our memory but our own device.
+    // Only our own device needs access to our memory.
     let mr = Mr::new(&node.pd, bytes, Access::IBV_ACCESS_LOCAL_WRITE.0)?;
     let here = || Here { mr: &mr, range: 0..bytes };
     node.side.send(&format!("bytes={bytes}"))?;
@@ -50,7 +50,7 @@ pub(crate) fn run(local: &Local, side: Side, bytes: usize, patience: Duration) -
     drop(qp);
 
     for fault in Fault::ALL {
-        // An error ends a connection for good: each needs queue pairs of its own.
+        // An error ends a connection for good, so each fault gets new queue pairs.
         let mut qp = node.connect(Access::IBV_ACCESS_LOCAL_WRITE)?;
         node.side.meet("connected")?;
         say!("{}, wr_id 1; behind it one without fault, wr_id 2", fault.title());

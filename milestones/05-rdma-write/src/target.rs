@@ -1,4 +1,4 @@
-//! The server: offers memory, posts a RECV here and there, and reports what it sees of the client's requests.
+//! The server: offers memory, posts a RECV where a step needs one, and reports what it sees of the client's requests.
 
 use std::time::{Duration, Instant};
 
@@ -15,14 +15,14 @@ use crate::connect::{Access, Node};
 /// The 32 bits of the WRITE_WITH_IMM.
 pub(crate) const IMM: u32 = 0xc0ffee;
 
-/// Bytes of the RECV that the WRITE_WITH_IMM consumes, and what they hold.
+/// Size of the RECV that the WRITE_WITH_IMM consumes, and the fill of its buffer.
 const INBOX: usize = 64;
 const UNTOUCHED: u8 = 0xaa;
 
-/// How long to wait for something that may not come at all.
+/// Wait for an event that may never come.
 const BRIEFLY: Duration = Duration::from_secs(1);
 
-/// The data of each step differ ([`pattern`]).
+/// Steps, each with its own data ([`pattern`]).
 pub(crate) struct Step;
 
 impl Step {
@@ -69,7 +69,7 @@ pub(crate) fn run(local: &Local, side: Side, bytes: usize, patience: Duration) -
     holds(&open, Step::IMM, "all bytes of our memory are now the client's")?;
     ensure!(inbox.read(0..INBOX)? == [UNTOUCHED; INBOX], "the RECV's own buffer was written to");
     say!("  the RECV is used up, its own buffer untouched");
-    // For the next step: ready before the client is let go.
+    // For the next step: post it before the client may continue.
     open.write(0, &pattern::bytes(Step::READ, bytes))?;
     node.side.meet("looked")?;
 
@@ -109,7 +109,7 @@ pub(crate) fn run(local: &Local, side: Side, bytes: usize, patience: Duration) -
     Ok(())
 }
 
-/// Checks every byte of `mr`, then says so.
+/// Checks every byte of `mr` and prints the result.
 fn holds(mr: &Mr, step: u8, text: &str) -> Result<()> {
     match pattern::check(step, &mr.read(0..mr.len())?) {
         Ok(()) if text.is_empty() => Ok(()),
@@ -121,7 +121,7 @@ fn holds(mr: &Mr, step: u8, text: &str) -> Result<()> {
     }
 }
 
-/// The client's request is complete; nothing may have told us.
+/// The client's request is complete; we must have no completion for it.
 fn nothing_completed(node: &Node<'_>) -> Result<()> {
     match node.cq.poll()? {
         None => say!("  no completion: nobody told us"),

@@ -1,5 +1,5 @@
-//! The program as a user runs it. What needs an RDMA device is skipped, and says so, where there is none;
-//! README.md tells how to run these tests in a virtual machine that has one.
+//! The program as a user runs it. Without an RDMA device, the tests that need one report that they are skipped.
+//! README.md shows how to run them in a virtual machine with a device.
 
 use std::time::Duration;
 
@@ -40,14 +40,14 @@ mod verbs {
 
     use super::*;
 
-    /// What a run without subcommand prints; nothing where there is no RDMA device.
+    /// The output of a run without a subcommand; `None` without an RDMA device.
     fn both_sides(arguments: &[&str]) -> Option<String> {
         let assert = rdma_write(arguments);
         if assert.get_output().status.code() == Some(77) {
             let text = stderr(&assert);
             assert_eq!(text.lines().count(), 1, "{text}");
             assert!(text.contains("scripts/rxe-vm.sh") && text.contains("rdma link add"), "{text}");
-            // Not by a macro: the test harness would keep it to itself.
+            // Not through a macro, whose output the test harness would capture.
             let _ = writeln!(io::stderr(), "SKIPPED: a test of rdma-write: {}", text.trim());
             return None;
         }
