@@ -1,4 +1,5 @@
-//! Milestone 06: the smallest program over the library. Ranks find each other, say who they are, and try each kind of call once.
+//! Milestone 06: the smallest program that uses the library. Ranks find each other, introduce themselves, and try each
+//! kind of call once.
 
 use std::process::ExitCode;
 
@@ -8,14 +9,14 @@ use tinynccl::config::TransportChoice;
 use tinynccl::launch::{self, Launcher};
 use tinynccl::{Comm, Config, ReduceOp};
 
-/// Ranks find each other and talk.
+/// Ranks find each other and communicate.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
     /// Ranks to start on this machine (default 2). Leave it out under torchrun, mpirun or srun.
     #[arg(long, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=256))]
     ranks: Option<usize>,
-    /// What carries the bytes: auto, tcp or shm (default: TINYNCCL_TRANSPORT, else auto).
+    /// The transport: auto, tcp or shm (default: TINYNCCL_TRANSPORT, else auto).
     #[arg(long)]
     transport: Option<TransportChoice>,
 }
@@ -26,7 +27,7 @@ fn main() -> ExitCode {
     program_kit::exit_code(start(&args), |_| false)
 }
 
-/// Started by hand: run this program again, once per rank. Started by a launcher: be the rank it says.
+/// Started by a launcher, acts as its rank. Started by hand, runs this program again, once per rank.
 fn start(args: &Args) -> Result<i32> {
     let mut config = Config::from_env()?;
     if let Some(transport) = args.transport {
@@ -71,7 +72,7 @@ fn hello(args: &Args, config: Config) -> Result<()> {
 
     println!("{me}: {}", links(&comm));
 
-    // Nobody leaves before everybody has come this far.
+    // No rank leaves before every rank has reached this point.
     comm.barrier()?;
     comm.close()?;
     if rank == 0 {
@@ -80,8 +81,8 @@ fn hello(args: &Args, config: Config) -> Result<()> {
     Ok(())
 }
 
-/// Everybody contributes rank + 1, everybody gets the sum.
-// EXERCISE 1 (How it works): contribute rank + 1 to an all_reduce with the operator Sum, and return what came out.
+/// Every rank contributes rank + 1 and gets the sum.
+// EXERCISE 1 (How it works): contribute rank + 1 to an all_reduce with the operator Sum, and return the result.
 fn add_up(comm: &Comm) -> tinynccl::Result<u64> {
     let mut sum = [0u64];
     comm.all_reduce(&[comm.rank() as u64 + 1], &mut sum, ReduceOp::Sum)?;
@@ -89,15 +90,15 @@ fn add_up(comm: &Comm) -> tinynccl::Result<u64> {
 }
 
 /// Rank 0's word, on every rank.
-// EXERCISE 2 (How it works): broadcast rank 0's word; the other ranks give memory for it.
+// EXERCISE 2 (How it works): broadcast rank 0's word; the other ranks provide memory for it.
 fn spread(comm: &Comm, word: [u8; 8]) -> tinynccl::Result<[u8; 8]> {
     let mut word = if comm.rank() == 0 { word } else { *b"--------" };
     comm.broadcast(&mut word, 0)?;
     Ok(word)
 }
 
-/// A greeting to the next rank, and one from the previous rank, which is returned. In a group, because everybody sends
-/// first: the two are posted together and cannot wait for each other.
+/// Sends a greeting to the next rank and returns the one from the previous rank. Every rank sends first, so a group
+/// posts both calls together, and they cannot wait for each other.
 // EXERCISE 3 (How it works): send `greeting` of our rank to the next rank and receive the previous rank's, both
 // posted in one `group`; the last rank's next is rank 0.
 fn greet(comm: &Comm) -> tinynccl::Result<[u8; GREETING]> {
@@ -111,7 +112,7 @@ fn greet(comm: &Comm) -> tinynccl::Result<[u8; GREETING]> {
     Ok(heard)
 }
 
-/// Length of a greeting: both sides of a message must know it.
+/// Length of a greeting, which both sides of a message must know.
 const GREETING: usize = 24;
 
 fn greeting(rank: usize) -> [u8; GREETING] {
@@ -122,7 +123,7 @@ fn greeting(rank: usize) -> [u8; GREETING] {
     bytes
 }
 
-/// What carries our messages, and why.
+/// The transports of our links, and the reason.
 fn links(comm: &Comm) -> String {
     let kinds: Vec<String> =
         comm.census().links.into_iter().map(|(kind, count)| format!("{count} over {kind}")).collect();

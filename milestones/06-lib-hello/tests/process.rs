@@ -8,7 +8,7 @@ fn program() -> Command {
     testing::program(env!("CARGO_BIN_EXE_lib-hello"))
 }
 
-/// Runs `ranks` ranks over `transport` and gives the output.
+/// Runs `ranks` ranks over `transport` and returns the output.
 fn hello(ranks: usize, transport: &str) -> String {
     output(program().args(["--ranks", &ranks.to_string(), "--transport", transport]))
 }
