@@ -1,31 +1,31 @@
-//! The ring by hand: the table of hops as two loops over send and recv. The library's schedule does the same, in parts
-//! that overlap; here one hop ends before the next begins.
+//! The ring by hand: the table of hops as two loops over send and recv. Here one hop ends before the next begins; the
+//! library's schedule overlaps them.
 
 use std::ops::Range;
 
 use tinynccl::{Comm, Result};
 
-/// `output` becomes the sum of all ranks' `input`. `scratch` has room for the largest part.
+/// Writes the sum of all ranks' `input` to `output`. `scratch` has room for the largest part.
 pub(crate) fn all_reduce(comm: &Comm, input: &[f32], output: &mut [f32], scratch: &mut [f32]) -> Result<()> {
     output.copy_from_slice(input);
     reduce_scatter(comm, output, scratch)?;
     all_gather(comm, output, scratch)
 }
 
-/// Part `index` of `ranks` parts of `count` elements: as equal as they can be, the longer ones first.
+/// Part `index` of `count` elements in `ranks` parts: as equal as possible, the longer ones first.
 fn part(index: usize, ranks: usize, count: usize) -> Range<usize> {
     let start = |i: usize| i * (count / ranks) + i.min(count % ranks);
     start(index)..start(index + 1)
 }
 
-/// The part that `rank` sends in `hop` of the first round, from 0: its own, then the one before, …
+/// The part that `rank` sends in `hop` (from 0) of the first round: its own, then the one before it, …
 fn sent(rank: usize, hop: usize, ranks: usize) -> usize {
     (rank + ranks - hop % ranks) % ranks
 }
 
-/// The first round: afterwards this rank's `data` holds the finished sum of one part, that of its right neighbour's number.
-// EXERCISE 2 (How it works): ranks - 1 hops. In each, send the part that `sent` names to the next rank while you receive
-// the previous rank's into `scratch` (`Comm::send_recv`), and add what came to your own values of that part.
+/// The first round: afterwards this rank's `data` holds the finished sum of the part numbered like its right neighbour.
+// EXERCISE 2 (How it works): ranks - 1 hops. In each, send the part that `sent` names to the next rank while you
+// receive the previous rank's into `scratch` (`Comm::send_recv`), and add the received values to your own of that part.
 fn reduce_scatter(comm: &Comm, data: &mut [f32], scratch: &mut [f32]) -> Result<()> {
     let (rank, ranks, count) = (comm.rank(), comm.size(), data.len());
     let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
@@ -41,8 +41,8 @@ fn reduce_scatter(comm: &Comm, data: &mut [f32], scratch: &mut [f32]) -> Result<
 }
 
 /// The second round: each finished part goes once round the ring.
-// EXERCISE 3 (How it works): ranks - 1 hops again, and nothing is added. The first part to send is the one that the first
-// round finished here, the one after your own; what you receive in a hop you pass on in the next.
+// EXERCISE 3 (How it works): ranks - 1 hops again, without adding. First send the part that the first round finished on
+// this rank, the one after your own. In each later hop, send the part that you received in the hop before.
 fn all_gather(comm: &Comm, data: &mut [f32], scratch: &mut [f32]) -> Result<()> {
     let (rank, ranks, count) = (comm.rank(), comm.size(), data.len());
     let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
@@ -72,7 +72,7 @@ mod tests {
                 for comm in &comms {
                     scope.spawn(move || {
                         for count in [0, 1, 3, 1001] {
-                            // Sums of these are rounded, so that another order of additions shows.
+                            // Sums of these values need rounding, so another order of additions changes the bits.
                             let value = |i: usize| 1.0 / (1 + i + 7 * comm.rank()) as f32;
                             let input: Vec<f32> = (0..count).map(value).collect();
                             let (mut ours, mut theirs, mut scratch) =

@@ -1,5 +1,5 @@
-//! Ring all-reduce over one kind of link: draws the schedule, runs it, checks it, counts its bytes, times it, and does the
-//! same the naive way. Milestones 07 (TCP) and 08 (RDMA) are this program.
+//! Ring all-reduce over one kind of link: draws the schedule, runs it, checks it, counts its bytes, times it, and
+//! compares it with the naive way. Milestones 07 (TCP) and 08 (RDMA) share this program.
 
 mod by_hand;
 mod measure;
@@ -24,20 +24,20 @@ use tinynccl::{Comm, Config, Error, ReduceOp};
 /// More ranks than this do not fit on a line.
 const DRAWN: usize = 8;
 
-/// What the two milestones differ in.
+/// The differences between the two milestones.
 #[derive(Debug)]
 pub struct Over {
     /// Name of the program.
     pub program: &'static str,
-    /// What carries the links.
+    /// The transport of the links.
     pub transport: TransportChoice,
-    /// The same in words.
+    /// The transport's name for display.
     pub name: &'static str,
-    /// What `count` counts: the heading of its column, and what it is.
+    /// The unit of `count`: the heading of its column, and a description.
     pub counted: [&'static str; 2],
-    /// Something that the kernel counts of the links' traffic, for all ranks of this machine.
+    /// A kernel counter of the links' traffic, for all ranks on this machine.
     pub count: fn() -> Option<u64>,
-    /// Runs before any rank is started; what it returns is printed.
+    /// Runs before any rank starts. The program prints the returned text.
     pub prepare: fn(&Config) -> tinynccl::Result<Option<String>>,
 }
 
@@ -59,7 +59,7 @@ struct Args {
     iters: usize,
 }
 
-/// The program, whole: arguments, ranks, output, exit code.
+/// The whole program: arguments, ranks, output, exit code.
 pub fn main(over: &Over) -> ExitCode {
     let command = Args::command().name(over.program).about(format!("Ring all-reduce over {}, step by step", over.name));
     let args = Args::from_arg_matches(&command.get_matches()).unwrap_or_else(|e| e.exit());
@@ -67,7 +67,7 @@ pub fn main(over: &Over) -> ExitCode {
     program_kit::exit_code(start(over, &args), |error| matches!(error.downcast_ref(), Some(Error::Unsupported { .. })))
 }
 
-/// Started by hand: run this program again, once per rank. Started by a launcher: be the rank it says.
+/// Started by a launcher, acts as its rank. Started by hand, runs this program again, once per rank.
 fn start(over: &Over, args: &Args) -> Result<i32> {
     let mut config = Config::from_env()?;
     config.transport = over.transport;
@@ -143,7 +143,7 @@ fn run(over: &Over, args: &Args, config: Config) -> Result<()> {
     Ok(())
 }
 
-/// Prints what each rank forwards between others in one ring call.
+/// Prints the number of bytes that each rank forwards between others in one ring call.
 fn forwarded(comm: &Comm, count: usize) -> Result<()> {
     let input = measure::input(comm, count)?;
     let mut output = measure::buffer(count, |_| 0.0)?;
@@ -207,7 +207,7 @@ fn row(
         naive::all_reduce(comm, &input, output, &mut scratch)
     })?;
 
-    // The schedule's bytes: parts can differ by an element, so ranks can differ a little; the largest is shown.
+    // The schedule's bytes. Parts may differ by one element, so ranks may differ a little; this prints the largest.
     let chunk = match over.transport {
         TransportChoice::Verbs => comm.config().verbs_chunk,
         _ => comm.config().tcp_chunk,

@@ -5,12 +5,12 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, bail, ensure};
 use tinynccl::{Comm, ReduceOp};
 
-/// What one way of doing it took.
+/// The cost of one way of doing it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Timing {
     /// Seconds per call, of the slowest rank.
     pub(crate) seconds: f64,
-    /// What the kernel counted meanwhile, per call and rank, if that can be known.
+    /// The kernel's count during the calls, per call and rank, if available.
     pub(crate) counted: Option<f64>,
 }
 
@@ -19,7 +19,7 @@ fn value(rank: usize, i: usize) -> f32 {
     ((i * 7 + rank * 13) % 1000) as f32
 }
 
-/// A buffer of `count` values, or an error instead of an abort when memory is short.
+/// A buffer of `count` values. A lack of memory is an error, not an abort.
 pub(crate) fn buffer(count: usize, of: impl Fn(usize) -> f32) -> Result<Vec<f32>> {
     let mut data = Vec::new();
     data.try_reserve_exact(count).with_context(|| format!("a buffer of {count} f32"))?;
@@ -32,7 +32,7 @@ pub(crate) fn input(comm: &Comm, count: usize) -> Result<Vec<f32>> {
     buffer(count, |i| value(comm.rank(), i))
 }
 
-/// Checks `output` on every rank; an error on all ranks if it is wrong on any.
+/// Checks `output` on every rank. A wrong value on any rank is an error on all ranks.
 fn check(comm: &Comm, output: &[f32], what: &str) -> Result<()> {
     let expected = |i| (0..comm.size()).map(|r| value(r, i)).sum::<f32>();
     let wrong = output.iter().enumerate().filter(|&(i, v)| *v != expected(i));
@@ -43,7 +43,7 @@ fn check(comm: &Comm, output: &[f32], what: &str) -> Result<()> {
     Ok(())
 }
 
-/// Calls `run` once and checks what it wrote.
+/// Calls `run` once and checks its output.
 pub(crate) fn verify(
     comm: &Comm,
     what: &str,
@@ -55,7 +55,7 @@ pub(crate) fn verify(
     check(comm, output, what)
 }
 
-/// Calls `run` once and checks, then `iters` times and times. `output` must not hold the answer before.
+/// Calls `run` once and checks the result, then times `iters` calls. `output` must not hold the answer beforehand.
 pub(crate) fn time(
     comm: &Comm,
     iters: usize,
@@ -65,7 +65,8 @@ pub(crate) fn time(
     mut run: impl FnMut(&mut [f32]) -> tinynccl::Result<()>,
 ) -> Result<Timing> {
     verify(comm, what, output, &mut run)?;
-    // Read before the barrier: nobody's first call can be missing. The barrier's own headers are in it, which is little.
+    // Read before the barrier, so that the count includes every rank's first call. It also includes the barrier's few
+    // headers.
     let before = count();
     comm.barrier()?;
     let start = Instant::now();
@@ -73,7 +74,7 @@ pub(crate) fn time(
         run(output).with_context(|| what.to_owned())?;
     }
     let mut seconds = [start.elapsed().as_secs_f64() / iters as f64];
-    // Nobody leaves the barrier before everybody has finished, so that the counter holds all of it.
+    // No rank leaves the barrier before all have finished, so the counter includes all traffic.
     comm.barrier()?;
     let after = count();
     comm.all_reduce_in_place(&mut seconds, ReduceOp::Max)?;
@@ -85,7 +86,7 @@ pub(crate) fn time(
     Ok(Timing { seconds: seconds[0], counted })
 }
 
-/// Bytes the kernel has sent over the loopback interface, headers included.
+/// Bytes that the kernel has sent over the loopback interface, including headers.
 pub fn loopback_bytes() -> Option<u64> {
     std::fs::read_to_string("/sys/class/net/lo/statistics/tx_bytes").ok()?.trim().parse().ok()
 }
@@ -104,7 +105,7 @@ pub(crate) fn one_network(comm: &Comm) -> Result<bool> {
     Ok(all.chunks_exact(ours.len()).all(|theirs| theirs == ours))
 }
 
-/// Refuses more ranks than [`value`] stays exact for.
+/// Refuses more ranks than [`value`] supports with exact sums.
 pub(crate) fn check_ranks(ranks: usize) -> Result<()> {
     if ranks > 256 {
         bail!("{ranks} ranks: this program checks exact sums for up to 256");

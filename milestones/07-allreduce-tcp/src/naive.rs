@@ -1,10 +1,10 @@
-//! All-reduce the naive way: everybody sends everything to rank 0, which adds it up and sends the sum back.
+//! All-reduce the naive way: every rank sends everything to rank 0, which adds it up and sends the sum back.
 
 use tinynccl::{Comm, Result};
 
-/// `output` becomes the sum of all ranks' `input`. `scratch` is as long as both and is used on rank 0 only.
-// EXERCISE 1 (How it works): every other rank sends its input to rank 0 and receives the sum; rank 0 begins with its own
-// input, receives each rank's into `scratch` and adds it, then sends the sum to each.
+/// Writes the sum of all ranks' `input` to `output`. `scratch` has the same length; only rank 0 uses it.
+// EXERCISE 1 (How it works): every other rank sends its input to rank 0 and receives the sum; rank 0 begins with its
+// own input, receives each rank's into `scratch` and adds it, then sends the sum to each.
 pub(crate) fn all_reduce(comm: &Comm, input: &[f32], output: &mut [f32], scratch: &mut [f32]) -> Result<()> {
     if comm.rank() != 0 {
         comm.send(input, 0)?;
@@ -23,7 +23,7 @@ pub(crate) fn all_reduce(comm: &Comm, input: &[f32], output: &mut [f32], scratch
     Ok(())
 }
 
-/// Payload bytes that rank 0 sends, and as many that it receives.
+/// Payload bytes that rank 0 sends; it receives as many.
 pub(crate) fn root_bytes(ranks: usize, bytes: usize) -> u64 {
     (ranks as u64 - 1) * bytes as u64
 }

@@ -1,9 +1,9 @@
-//! A schedule on paper: the very programs that the library executes, played in rounds with lists of ranks in place of
+//! A schedule on paper: simulates the programs that the library executes in rounds, with lists of ranks in place of
 //! numbers.
 //!
-//! One line per hop. A cell is the message that a rank sends in it: which part, and whose contributions are already
-//! summed in it, in the order in which they were added. [`tinynccl::schedule::rounds`] plays, and verifies the programs
-//! first.
+//! The table has one line per hop. A cell shows the message that a rank sends in that hop: the part, and the ranks
+//! whose contributions it already sums, in the order of addition. [`tinynccl::schedule::rounds`] verifies the programs
+//! first and then simulates them.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -13,10 +13,10 @@ use tinynccl::algorithm::Shape;
 use tinynccl::schedule::Program;
 use tinynccl::schedule::rounds::{Message, play};
 
-/// The hops that the programs of all ranks take, and the table: one line per hop, one column per rank.
+/// The number of hops of all ranks' programs, and the table: one line per hop, one column per rank.
 ///
 /// # Errors
-/// The programs do not do what `shape` says, or wait for each other.
+/// The programs do not implement `shape`, or they deadlock.
 pub(crate) fn table(programs: &[Program], shape: &Shape) -> Result<(usize, String)> {
     let mut hops: Vec<Vec<String>> = Vec::new();
     let mut arrived = HashMap::new();
@@ -49,7 +49,7 @@ pub(crate) fn table(programs: &[Program], shape: &Shape) -> Result<(usize, Strin
     Ok((hops.len(), text))
 }
 
-/// Whose contributions a message holds: first those that had `arrived` in the sender's part, then what it added itself.
+/// The ranks that contributed to a message: first those that had `arrived` in the sender's part, then the sender's own.
 fn sum(message: &Message, mut arrived: Vec<usize>) -> Vec<usize> {
     let held = message.pieces.iter().flatten().flat_map(|piece| &piece.ranks);
     let own: Vec<usize> = held.filter(|rank| !arrived.contains(rank)).copied().collect();
