@@ -1,4 +1,4 @@
-//! Milestone 08: ring all-reduce over RDMA. The program is that of milestone 07; what differs is said here.
+//! Milestone 08: ring all-reduce over RDMA. The program is milestone 07's; this file holds the difference.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -7,8 +7,8 @@ use std::time::Duration;
 use allreduce_tcp::Over;
 use tinynccl::config::TransportChoice;
 
-// EXERCISE 1 (How it works): call milestone 07's program with what differs: links over RDMA, the devices' counters,
-// and the list of ports that is printed first.
+// EXERCISE 1 (How it works): call milestone 07's program with the differences: links over RDMA, the devices' counters,
+// and the list of ports to print first.
 fn main() -> ExitCode {
     allreduce_tcp::main(&Over {
         program: env!("CARGO_PKG_NAME"),
@@ -24,12 +24,13 @@ fn main() -> ExitCode {
     })
 }
 
-/// The kernel asks a device for its counters once in so long (`hw_counters/lifespan`, 10 ms), and hands out the old ones until then.
+/// The kernel refreshes a device's counters only once per interval (`hw_counters/lifespan`, 10 ms) and returns cached
+/// values in between.
 const LIFESPAN: Duration = Duration::from_millis(20);
 
 /// Packets that all RDMA ports below `devices` have sent. Software devices and adapters count in different places.
-// EXERCISE 2 (Expected output): wait until the counters are fresh, then add up what every port of every device has
-// sent: hw_counters/sent_pkts, or counters/port_xmit_packets. None when there is no port.
+// EXERCISE 2 (Expected output): wait until the counters are fresh, then add up the packets sent by every port of every
+// device: hw_counters/sent_pkts, or counters/port_xmit_packets. None when there is no port.
 fn packets(devices: &Path) -> Option<u64> {
     std::thread::sleep(LIFESPAN);
     let mut sum = None;

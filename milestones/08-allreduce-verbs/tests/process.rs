@@ -1,4 +1,4 @@
-//! Runs the real program, which starts its own ranks where there is RDMA, and says what to do where there is none.
+//! Runs the real program, which starts its own ranks with RDMA, and prints the remedy without it.
 
 use std::process::Command;
 
