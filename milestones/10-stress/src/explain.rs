@@ -235,8 +235,7 @@ impl Score {
         let lost = (self.lost / self.choices.max(1) as f64).exp();
         format!(
             "#\n# Estimates are off by a factor of {:.2} (geometric mean of {}), {:.2} at worst\n\
-             # Choices no more than {:.0} % slower than the runner-up: {} of {}; time of the choices / of the better
-             # one: {lost:.3}",
+             # Choices no more than {:.0} % slower than the runner-up: {} of {}; time of the choices / of the better one: {lost:.3}",
             mean.exp(),
             self.errors.len(),
             worst.exp(),
