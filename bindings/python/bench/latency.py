@@ -1,14 +1,14 @@
-"""What Python adds to a call: all_reduce of f32 by Rust, from numpy, from torch, through torch.distributed, in the same processes;
-and torch's own part of that: the same function over a group that does nothing.
+"""The time that Python adds to a call: all_reduce of f32 by Rust, from numpy, from torch, and through torch.distributed, in
+the same processes; and torch's own part of that, by the same function over a group that does nothing.
 
     python latency.py [--ranks 2] [--device cuda] [--rounds 31]
 
-Needs the extension built with its feature "bench". Each rank keeps to a core of its own. In each round all contestants have a
-turn, in an order that rotates; torch's own backend comes behind all of them: its
-threads share the ranks' cores. Markdown on rank 0's output: the median of the Rust call in microseconds, then for each contestant the
-median over rounds of what it takes above the Rust call of the same round ("torch alone" makes none: all that it takes).
+Needs the extension built with its feature "bench". Each rank is pinned to a core of its own. In each round every contestant
+has a turn, in an order that rotates. torch's own backend comes after all others, because its threads share the ranks' cores.
+Rank 0 prints Markdown: the median of the Rust call in microseconds, then for each contestant the median over rounds of its
+time minus that of the Rust call of the same round ("torch alone" makes no call, so its whole time counts).
 
-Start it several times. Where an interpreter lies in memory can make all of it 1.6 times slower from start to end: "torch alone" then
+Start it several times. The interpreter's addresses in memory can slow a whole run by a factor of 1.6: "torch alone" then
 takes 2 us and not 1.2.
 """
 
@@ -73,7 +73,7 @@ def main():
             turn = round % len(order)
             times = {}
             for name in order[turn:] + order[:turn]:
-                # Who comes late from the contestant before makes the others wait.
+                # The barrier keeps a rank that is late from the last contestant out of this measurement.
                 comm.barrier()
                 times[name] = turns[name]() * 1e6
             if round >= 2:

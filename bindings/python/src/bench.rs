@@ -8,7 +8,7 @@ use tinynccl::{ReduceOp, Result};
 use crate::comm::Comm;
 use crate::errors::waiting;
 
-/// Seconds per call of `calls` all_reduces in place, of so many f32, made by Rust.
+/// Seconds per call of `calls` in-place all_reduces of `elements` f32, made by Rust.
 #[pyfunction]
 pub(crate) fn _seconds_of_all_reduce(py: Python<'_>, comm: &Comm, elements: usize, calls: usize) -> PyResult<f64> {
     let live = comm.live(py, "all_reduce")?;

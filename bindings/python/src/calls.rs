@@ -1,4 +1,4 @@
-//! Checked calls: what Python asked for, as types, lengths and addresses, with what keeps the memory alive.
+//! Checked calls: Python's arguments as types, lengths and addresses, with the objects that keep the memory alive.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use crate::errors::invalid;
 use crate::exporters::{memory, type_name};
 use crate::memory::{Device, Kind, Memory};
 
-/// What is to be done; counts are of elements of the call's type.
+/// The operation; counts are in elements of the call's type.
 #[derive(Debug, Clone)]
 pub(crate) enum What {
     /// As [`RawCall::collective`] counts.
@@ -68,7 +68,7 @@ impl Prepared {
         }
     }
 
-    /// Bytes of the memory that it names.
+    /// Bytes of the call's memory.
     pub(crate) fn bytes(&self) -> usize {
         self.keep.iter().map(|memory| memory.count * memory.kind.size()).max().unwrap_or(0)
     }
@@ -88,7 +88,7 @@ impl Prepared {
     }
 }
 
-/// Which rank asks, and for what: what every message of this file begins with.
+/// The rank and its call, with which every error of this file begins.
 #[derive(Clone, Copy)]
 pub(crate) struct Asker<'py> {
     pub(crate) py: Python<'py>,
@@ -146,8 +146,8 @@ impl Asker<'_> {
         }
     }
 
-    /// A collective with one length. `input` or `output` may be `None` where this rank has none; with `in_place`, `None` as the
-    /// output is the input.
+    /// A collective with one length. `input` or `output` may be `None` where this rank has none; with `in_place`,
+    /// `None` as the output is the input.
     pub(crate) fn even(
         &self,
         collective: Collective,
@@ -243,8 +243,8 @@ impl Asker<'_> {
         Ok(Prepared { what, dtype, input: at, output: at, device, stream, keep: vec![memory] })
     }
 
-    /// A collective with a length per pair of ranks: lengths of what goes out (none: all of the input goes to everybody) and of
-    /// what comes in, packed one after the other.
+    /// A collective with a length per pair of ranks: lengths of the outgoing segments (none: all of the input goes to
+    /// every rank) and of the incoming ones, which are packed one after the other.
     pub(crate) fn uneven(
         &self,
         input: &Bound<'_, PyAny>,

@@ -18,12 +18,12 @@ use crate::server::Server;
 use crate::stream::{End, Stream};
 use crate::work::{Shared, Work, telling};
 
-/// Calls up to this many bytes are left to who waits for them: handing them to another thread takes longer.
+/// Calls up to this many bytes stay queued for the waiting thread, as handing them to another thread takes longer.
 const SHORT: usize = 64 << 10;
 
 type Any<'py> = Bound<'py, PyAny>;
 
-/// What a call gives back that need not be over when it returns.
+/// The result of a call that may return before it is complete.
 #[derive(IntoPyObject)]
 pub(crate) enum Made {
     Work(Work),
@@ -112,8 +112,9 @@ impl Comm {
                 let stream = named.map_or_else(|| current_stream(py, ordinal).map(Stream::from), Ok)?;
                 let end = waiting(py, || {
                     let gpu = live.on(ordinal)?;
-                    // SAFETY: lengths were checked against the memory, which is kept by its object. That the object lives until the
-                    // stream has run the call is the caller's part, as with every call that only enqueues.
+                    // SAFETY: lengths were checked against the memory, which is kept by its object. That the object
+                    // lives until the stream has run the call is the caller's part, as with every call that only
+                    // enqueues.
                     let event = unsafe { gpu.enqueue(&calls, stream) }?;
                     Ok(event.map(|event| End::new(event, &gpu, self.rank)))
                 })?;
@@ -149,7 +150,7 @@ impl Comm {
             let work = Work::in_flight(shared, queued, live, name, self.rank);
             if async_op {
                 if telling() {
-                    // What the call failed with is for who waits; a signal is not.
+                    // `Work.wait` reports an error of the call; a signal is raised here.
                     work.finish(py, None).or_else(|raised| if work.is_over() { Ok(()) } else { Err(raised) })?;
                 }
                 return Ok(Some(Made::Work(work)));
@@ -430,13 +431,13 @@ impl Comm {
         let live = self.live(py, "mark")?;
         waiting(py, || {
             let gpu = live.on(device)?;
-            // SAFETY: whoever has handles of streams answers for them, as with `stream=` of every call.
+            // SAFETY: the Python caller guarantees that the handle is a stream, as with `stream=` of every call.
             let event = unsafe { gpu.mark(stream) }?;
             Ok(End::new(event, &gpu, self.rank))
         })
     }
 
-    /// Raises what has failed on the GPU, if anything has.
+    /// Raises an error of the GPU, if there is one.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         let live = self.live(py, "check")?;
         let gpu = live.gpu().clone();

@@ -52,7 +52,7 @@ impl Gpu {
         self.comm.synchronize()
     }
 
-    /// What comes into `stream` from now on runs behind the event.
+    /// Orders all later work of `stream` after the event.
     ///
     /// # Safety
     /// It is a stream of this GPU.
@@ -78,7 +78,7 @@ impl Gpu {
     /// As [`Gpu::mark`], with the GPU bound.
     unsafe fn record(&self, stream: sys::CUstream) -> Result<CudaEvent> {
         let event = self.events.take()?;
-        // SAFETY: nobody else uses the event, the stream is the caller's word.
+        // SAFETY: we alone use the event; the caller guarantees the stream.
         unsafe { result::event::record(event.cu_event(), stream) }
             .map_err(|e| failed("cuda", "marking a place in a stream".to_owned(), e))?;
         Ok(event)
@@ -91,8 +91,8 @@ impl Gpu {
     /// Puts the calls into a stream, as it says; returns their end, if it is to be marked.
     ///
     /// # Safety
-    /// The calls' memory must be of this GPU, as long as the call says, and stay until the stream has run them. The streams must
-    /// be of this GPU, and stay until the next call.
+    /// The calls' memory must be of this GPU, as long as the call says, and stay until the stream has run them. The
+    /// streams must be of this GPU, and stay until the next call.
     pub(crate) unsafe fn enqueue(&self, calls: &[Prepared], stream: Stream) -> Result<Option<CudaEvent>> {
         let _current = Current::keep();
         self.bind()?;
@@ -103,7 +103,7 @@ impl Gpu {
             if let Some(other) = behind.filter(|other| *other != handle) {
                 let ready = self.record(other as sys::CUstream)?;
                 let waits = wait(stream, &ready);
-                // A wait is for what was recorded last before it.
+                // The event may be reused: a wait refers to the last record before it.
                 self.events.put(ready);
                 waits?;
             }
@@ -185,7 +185,7 @@ impl Gpu {
                     .map_err(|e| failed("send/recv", format!("copying {} bytes", from.1), e))?;
             }
         }
-        // In round k everybody sends k ranks up and receives from k ranks down, so that the two ends of a message meet.
+        // In round k every rank sends k ranks up and receives from k ranks down, so the two ends of a message meet.
         let sends = rounds(sends, |peer| (peer + size - rank) % size);
         let mut recvs = rounds(recvs, |peer| (rank + size - peer) % size);
         for (round, send) in &sends {
@@ -205,7 +205,7 @@ impl Gpu {
 /// It is a stream of the GPU that is bound, whose event it is.
 unsafe fn wait(stream: sys::CUstream, event: &CudaEvent) -> Result<()> {
     let flags = sys::CUevent_wait_flags_enum::CU_EVENT_WAIT_DEFAULT;
-    // SAFETY: the event lives, the stream is the caller's word.
+    // SAFETY: the event lives; the caller guarantees the stream.
     unsafe { result::stream::wait_event(stream, event.cu_event(), flags) }
         .map_err(|e| failed("cuda", "letting a stream wait for another".to_owned(), e))
 }
@@ -255,7 +255,7 @@ fn rounds(messages: Vec<Message>, distance: impl Fn(usize) -> usize) -> Vec<((us
     all
 }
 
-/// How many GPUs CUDA sees; 0 without CUDA.
+/// The number of GPUs that CUDA sees; 0 without CUDA.
 #[pyfunction]
 pub(crate) fn cuda_device_count() -> usize {
     tinynccl::cuda::device_count().unwrap_or(0)

@@ -7,7 +7,7 @@ use pyo3::sync::PyOnceLock;
 use tinynccl::{Error, Result};
 
 thread_local! {
-    /// What a signal's handler raised while a call waited.
+    /// The exception that a signal's handler raised while a call waited.
     static RAISED: Cell<Option<PyErr>> = const { Cell::new(None) };
 }
 

@@ -61,7 +61,7 @@ impl Group {
         Ok(())
     }
 
-    /// What `Comm::run` gave, after the group has been left.
+    /// The result of `Comm::run`, after the end of the group.
     #[getter]
     fn work(&self, py: Python<'_>) -> Option<Py<PyAny>> {
         self.work.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|work| work.clone_ref(py))

@@ -1,4 +1,4 @@
-//! How ranks come together: settings, and a wait for the others that a signal can end.
+//! Joining a job: settings, and a wait for the other ranks that a signal can end.
 
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Mutex, PoisonError};
@@ -9,7 +9,7 @@ use tinynccl::{Config, Error, Result};
 
 use crate::errors::{invalid, raise};
 
-/// Settings of the environment, with what the caller gave.
+/// Settings of the environment, overridden by the caller's arguments.
 pub(crate) fn config(
     py: Python<'_>,
     timeout: Option<f64>,

@@ -1,4 +1,4 @@
-//! The extension module `tinynccl._core`: communicators for Python, over whatever memory can say where it lies.
+//! The extension module `tinynccl._core`: communicators for Python, over the memory of its objects.
 //!
 //! `python/tinynccl` wraps it: its documentation is there, in `_core.pyi`.
 

@@ -1,4 +1,4 @@
-//! What stands behind a `Comm` until it is closed, and those that are open when the interpreter ends.
+//! The state of a `Comm` until it is closed, and the list of open ones for the end of the interpreter.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -7,7 +7,7 @@ use tinynccl::{Error, Result};
 
 use crate::device::Gpu;
 
-/// What a communicator consists of, in the order in which it ends.
+/// The parts of a communicator, in the order in which they are dropped.
 pub(crate) struct Live {
     gpu: Mutex<Option<Arc<Gpu>>>,
     pub(crate) comm: tinynccl::Comm,
@@ -67,12 +67,12 @@ pub(crate) fn take(slot: &Slot) -> Option<Arc<Live>> {
     slot.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
-/// At the end of the interpreter: leaves all communicators. Nobody will wait for what is in flight.
+/// Leaves all communicators at the end of the interpreter, when no one waits for calls in flight any more.
 #[pyfunction]
 pub(crate) fn _leave_all(py: Python<'_>) {
     let slots = std::mem::take(&mut *OPEN.lock().unwrap_or_else(PoisonError::into_inner));
     py.detach(|| {
-        // The last made first: what was split or made for pairs of ranks goes before what it was made from.
+        // The newest first: communicators of splits and of pairs of ranks go before their parents.
         for live in slots.iter().rev().filter_map(Weak::upgrade).filter_map(|slot| take(&slot)) {
             if !live.comm.is_idle() {
                 live.abort("the interpreter exits with calls in flight");

@@ -1,4 +1,4 @@
-//! Memory of an object's elements: where it lies, what they are, and what keeps it there.
+//! The memory of an object: its address, the type of its elements, and the object that keeps it alive.
 
 use std::fmt;
 
@@ -23,13 +23,13 @@ impl fmt::Display for Device {
     }
 }
 
-/// What the elements are.
+/// The type of the elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Number(DType),
     /// One byte, 0 or 1.
     Bool,
-    /// Of so many bytes; can be moved, not reduced.
+    /// An element of this many bytes, which can be moved but not reduced.
     Opaque(usize),
 }
 
@@ -65,7 +65,7 @@ pub(crate) struct Memory {
     pub(crate) _keep: Keep,
 }
 
-/// What keeps it alive, and at its place.
+/// The reference that keeps memory alive, at its address.
 pub(crate) enum Keep {
     Object(#[expect(dead_code, reason = "held")] Py<PyAny>),
     View(#[expect(dead_code, reason = "held")] View),
@@ -76,7 +76,8 @@ pub(crate) enum Keep {
 /// An export of the buffer protocol, until dropped.
 pub(crate) struct View(pub(crate) Box<ffi::Py_buffer>);
 
-// SAFETY: the structure is the interpreter's word that the memory stays; it is only touched again to release it, attached.
+// SAFETY: the structure is the interpreter's word that the memory stays; it is only touched again to release it,
+// attached.
 unsafe impl Send for View {}
 // SAFETY: as above.
 unsafe impl Sync for View {}

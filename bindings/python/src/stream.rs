@@ -1,4 +1,4 @@
-//! The stream of a call on a GPU, and the end of what was put into one.
+//! The stream of a call on a GPU, and the end of the work that was enqueued on one.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -14,7 +14,7 @@ use crate::errors::{invalid, raise};
 #[derive(Clone, Copy)]
 pub(crate) struct Stream {
     pub(crate) handle: u64,
-    /// The calls wait for what is in this one, and their end is marked.
+    /// The calls wait for the work in this stream, and an event marks their end.
     pub(crate) behind: Option<u64>,
 }
 
@@ -85,16 +85,16 @@ impl Drop for End {
 
 #[pymethods]
 impl End {
-    /// What comes into `stream` from now on runs behind it; the host does not wait. Raises what has failed on the GPU.
+    /// Orders all later work of `stream` after this; the host does not wait. Raises an error of the GPU.
     fn before(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
         let Some((gpu, event)) = self.gpu.upgrade().zip(self.event.as_ref()) else {
             return Err(invalid(py, "wait", format!("rank {}: the communicator is closed", self.rank)));
         };
-        // SAFETY: whoever has handles of streams answers for them, as with `stream=` of every call.
+        // SAFETY: the Python caller guarantees that the handle is a stream, as with `stream=` of every call.
         gpu.check().and_then(|()| unsafe { gpu.wait_for(stream, event) }).map_err(|e| raise(py, &e))
     }
 
-    /// Whether the stream has passed it; raises what CUDA says went wrong before it.
+    /// Whether the stream has passed it; raises CUDA's error, if earlier work failed.
     fn query(&self, py: Python<'_>) -> PyResult<bool> {
         let _current = Current::keep();
         let Some(event) = &self.event else { return Ok(true) };

@@ -13,10 +13,10 @@ use crate::errors::{raise, waiting};
 use crate::live::Live;
 use crate::memory::Memory;
 
-/// Longest wait before the interpreter's signals are looked at.
+/// Longest wait between two checks for signals of the interpreter.
 const SLICE: Duration = Duration::from_millis(50);
 
-/// A call in flight, which keeps its memory alive. Dropping it is fine: the call goes on.
+/// A call in flight, which keeps its memory alive. If it is dropped, the call continues.
 #[pyclass(frozen, module = "tinynccl._core")]
 pub(crate) struct Work {
     shared: Arc<Shared>,
@@ -28,7 +28,7 @@ pub(crate) struct Work {
     rank: usize,
 }
 
-/// What the progress thread and the waiter share.
+/// State that the progress thread and the waiter share.
 pub(crate) struct Shared {
     outcome: Mutex<Outcome>,
     done: Condvar,
@@ -44,10 +44,10 @@ struct Outcome {
     callbacks: Vec<Callback>,
 }
 
-/// Who is told of the end.
+/// A receiver of the call's end.
 enum Callback {
     Function(Py<PyAny>),
-    /// A future of torch, and what it is given.
+    /// A future of torch, and its result.
     Future {
         future: Py<PyAny>,
         result: Py<PyAny>,
@@ -121,8 +121,8 @@ thread_local! {
     static TELLING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Whether this thread is in a callback of ours. What that calls may wait for anything, in ways that do not come to us: a call made
-/// there is carried out there, as no other thread might be left for it.
+/// Whether this thread runs a callback of ours. A callback may wait for a call in ways that we do not see, and no other
+/// thread might be left to run that call. So a call made in a callback runs at once, in this thread.
 pub(crate) fn telling() -> bool {
     TELLING.get()
 }
@@ -162,7 +162,7 @@ impl Work {
         lock(&self.shared.outcome).result.is_some()
     }
 
-    /// For who does not wait: the call is not left to a waiter any longer.
+    /// Starts the call for a caller that does not wait: it no longer stays queued for a waiter.
     fn start(&self) {
         if let Some(queued) = &self.queued {
             queued.start();
@@ -185,8 +185,8 @@ impl Work {
         callback.tell(py, error.as_ref())
     }
 
-    /// Waits, looking at signals in between; a handler that raises aborts the communicator. Without a timeout of its own the wait
-    /// carries the call out itself, if nobody has begun it.
+    /// Waits, and checks for signals in between; a handler that raises aborts the communicator. Without a timeout of
+    /// its own the wait runs a still-queued call itself.
     pub(crate) fn finish(&self, py: Python<'_>, timeout: Option<Duration>) -> PyResult<()> {
         if timeout.is_some() {
             self.start();
@@ -196,7 +196,7 @@ impl Work {
             let slice = Instant::now() + SLICE;
             let until = end.map_or(slice, |end| end.min(slice));
             if let (Some(queued), None) = (&self.queued, timeout) {
-                // Behind a call that was running elsewhere it is still nobody's.
+                // Queued behind a call that ran elsewhere, this one may still be unclaimed.
                 waiting(py, || queued.help())?;
             }
             if let Some(result) = self.shared.result() {
@@ -257,7 +257,7 @@ impl Work {
         self.at_end(py, Callback::Function(callback))
     }
 
-    /// Gives a future of torch `result` at the end, or what the call failed with.
+    /// Completes a torch future with `result`, or with the call's error, when the call is complete.
     fn complete_future(&self, py: Python<'_>, future: Py<PyAny>, result: Py<PyAny>) -> PyResult<()> {
         self.at_end(py, Callback::Future { future, result })
     }

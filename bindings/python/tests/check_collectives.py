@@ -113,7 +113,8 @@ def coalescing_manager(rank, n):
                 manager_of_parts.wait()
             for output in all_:
                 equal(output[n - 1], float(n - 1), f"all_gather {how}")
-    # What torch does not gather itself: one work for all calls. A work of its own there is for lists, which are copied at the end.
+    # What torch does not gather itself: one work for all calls. A work of its own there is for lists, which are copied
+    # at the end.
     lists = [[full(3, -1.0) for _ in range(n)] for _ in range(2)]
     with manager(device=device(), async_ops=True) as several:
         for i, parts in enumerate(lists):

@@ -1,4 +1,4 @@
-"""DistributedDataParallel and what stands on it."""
+"""DistributedDataParallel and the features that use it."""
 
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""What a check of the backend is, and how one rank runs it.
+"""Checks of the backend, and how one rank runs them.
 
 Each names the upstream tests whose calls it makes (test/distributed/test_c10d_gloo.py, test_c10d_common.py, test_c10d_nccl.py,
 torch/testing/_internal/distributed/distributed_test.py); the code is ours. The files check_*.py hold them, by idea.
@@ -101,7 +101,7 @@ def run_check(place, name, backend, store, timeout=60, over_tcp=False):
     return outcomes
 
 
-# What a group that has other backends as well does not do: torch asks its own half of a work who has sent.
+# Not supported in a group with several backends: torch asks its own half of a work for the sender.
 NOT_OF_A_PART = {"recv_any_source", "any_source_and_named"}
 # What tinynccl does not do, and says so; docs/pytorch.md has the reasons.
 NOT_OURS = set()

@@ -14,7 +14,7 @@ LIMIT = float(os.environ.get("TEST_LIMIT", "120"))
 
 
 class Outcome:
-    """What became of a rank."""
+    """The outcome of a rank."""
 
     def __init__(self, kind, value, exitcode=0):
         self.kind, self.value, self.exitcode = kind, value, exitcode
@@ -24,7 +24,7 @@ class Outcome:
 
 
 def _rank(target, rank, size, unique_id, timeout, answers, args):
-    # What a shell starts in the background ignores it, and so would this interpreter.
+    # A background job of a shell ignores SIGINT, and so would this interpreter.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Where it stands, before it is killed.
     faulthandler.dump_traceback_later(LIMIT * 0.9, exit=False)

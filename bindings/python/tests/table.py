@@ -13,7 +13,7 @@ from harness import ranks
 
 
 def end(name, backend):
-    """How one check ends: passed, or what the first rank that failed says."""
+    """The outcome of one check: passed, or the error of the first rank that failed."""
     with tempfile.TemporaryDirectory() as folder:
         outcomes = ranks(2, checks.run_check, name, backend, os.path.join(folder, "store"), 10, join=False)
     for outcome in outcomes:

@@ -338,7 +338,7 @@ class Ranks(unittest.TestCase):
     def test_lengths_that_differ(self):
         for large in (False, True):
             outcomes = ranks(2, lengths_that_differ, large)
-            # Who notices first names both; the other may have been told by the abort.
+            # The rank that notices first names both; the other may only see the abort.
             self.all_raise(outcomes, "^(Mismatch|Aborted): ")
             noticed = [o.value for o in outcomes if o.value.startswith("Mismatch")]
             self.assertTrue(noticed, outcomes)

@@ -1,4 +1,4 @@
-"""What happens to the ranks of a process group when something goes wrong."""
+"""Failures: the outcome on every rank of a process group."""
 
 import datetime
 import os
@@ -83,7 +83,7 @@ def nobody_sends(place, store, given_up):
 
 
 def one_of_the_senders_leaves(place, store):
-    """Who has sent what it owed may go; who is still awaited is heard."""
+    """A rank that has sent all its messages may leave; one whose messages are awaited is still received from."""
     rank = join(place, store)
     if rank == 1:
         dist.send(torch.ones(1), 0)
@@ -161,7 +161,7 @@ def interrupted(place, store, ready, kind):
 
 
 def destroyed_in_use(place, store):
-    """The group is destroyed while calls are in flight: what is waited for ends, with a result or an exception."""
+    """The group is destroyed while calls are in flight: every wait ends, with a result or an exception."""
     join(place, store)
     works = [dist.all_reduce(torch.ones(100_000), async_op=True) for _ in range(4)]
     dist.destroy_process_group()
@@ -204,7 +204,7 @@ class Failures(unittest.TestCase):
                     self.assertEqual(outcomes[which].exitcode, exitcode)
 
     def all_name(self, outcomes, *words):
-        """Both know of it, at least one by what it saw itself; the other may have been told by the abort."""
+        """Both ranks fail; at least one saw the cause itself, the other may only see the abort."""
         texts = [outcome.value for outcome in outcomes]
         self.assertTrue(any(text.startswith("Mismatch") for text in texts), texts)
         for text in texts:

@@ -1,21 +1,21 @@
-//! What can be asked for.
+//! The command line.
 
 use clap::Parser;
 use program_kit::size;
 use tinynccl::wire::Algorithm;
 
-/// All-reduce between GPUs, checked element by element, and timed beside the way through the CPU's memory.
+/// All-reduce between GPUs, checked element by element, and timed beside the path through the CPU's memory.
 #[derive(Debug, Parser)]
 #[command(version)]
 pub(crate) struct Options {
-    /// Ranks to start, as processes; 0: one per GPU, but at least two. Rank r takes GPU r modulo their number.
+    /// Ranks to start, as processes; 0: one per GPU, but at least two. Rank r takes GPU r modulo the number of GPUs.
     #[arg(short = 'n', long, default_value_t = 0, value_parser = ranks)]
     pub(crate) ranks: usize,
-    /// Sizes in bytes; K, M and G count 1024.
+    /// Sizes in bytes; K, M and G are powers of 1024.
     #[arg(short, long, value_delimiter = ',', value_parser = size::of_f32(4..=4 << 30), default_value = "8,1K,32K,256K,1M,8M,64M,256M")]
     pub(crate) bytes: Vec<usize>,
-    /// Carries it out by the schedule that the CPU would execute: ring, tree, double-tree, direct, all-pairs, halving-doubling or
-    /// recursive-doubling. Left out: what is fastest.
+    /// Run the schedule that the CPU would execute: ring, tree, double-tree, direct, all-pairs, halving-doubling or
+    /// recursive-doubling. Without it, the library chooses the fastest.
     #[arg(long)]
     pub(crate) algorithm: Option<Algorithm>,
     /// Calls between two events.

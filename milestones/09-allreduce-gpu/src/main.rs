@@ -26,7 +26,7 @@ fn start(options: &Options) -> Result<i32> {
         run::rank(options)?;
         return Ok(0);
     }
-    // Here, so that it is said once and not by every rank.
+    // Checked before the ranks start, so the error appears once and not once per rank.
     let gpus = cuda::device_count()?;
     if gpus == 0 {
         return Err(Error::Unsupported { what: "CUDA".to_owned(), detail: "the driver sees no GPU".to_owned() }.into());

@@ -1,4 +1,4 @@
-//! Time by the device's clock.
+//! Times calls by the device's clock.
 
 use std::sync::Arc;
 
@@ -7,8 +7,8 @@ use cudarc::driver::CudaStream;
 use cudarc::driver::sys::CUevent_flags;
 use tinynccl::{Comm, ReduceOp};
 
-/// Seconds of one `work`, which only enqueues: the median over rounds of the slowest rank's mean of `iters` in a row. A launch
-/// then overlaps with the kernel before, as it does in a program that knows what it will do next.
+/// Seconds of one `work`, which only enqueues: the median over rounds of the slowest rank's mean of `iters` in a row.
+/// A launch overlaps with the previous kernel, as in a program that enqueues ahead.
 // EXERCISE 2 (Expected output; needs GPU): warm up; then five rounds: barrier, an event, `iters` times the work, an
 // event; the slowest rank's mean counts. Return the median.
 pub(crate) fn seconds(

@@ -32,7 +32,7 @@ pub(crate) fn rank(options: &Options) -> Result<()> {
         let count = bytes / size_of::<f32>();
         let input: Vec<f32> = (0..count).map(|i| values::input(comm.rank(), i)).collect();
         let source = stream.clone_htod(&input)?;
-        // NaN is no sum: an element that nobody writes shows.
+        // NaN is never a valid sum, so an element that the call does not write is found.
         let mut result = stream.clone_htod(&vec![f32::NAN; count])?;
         device.all_reduce(&stream, &source, &mut result, ReduceOp::Sum)?;
         device.synchronize()?;
@@ -67,7 +67,7 @@ pub(crate) fn rank(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// From now on by `algorithm`: with flags beside the data where that fits, else through slots.
+/// Makes all later calls use `algorithm`: with flags beside the data where that fits, else through slots.
 fn schedule(device: &DeviceComm, algorithm: Algorithm, bytes: usize) -> Result<()> {
     for framing in [Framing::Ll, Framing::Simple] {
         let protocol = Protocol::Schedule(algorithm, framing);
@@ -80,7 +80,7 @@ fn schedule(device: &DeviceComm, algorithm: Algorithm, bytes: usize) -> Result<(
     bail!("{algorithm} has no schedule for an all_reduce of {} ranks that the GPUs can run", device.size())
 }
 
-/// Who drives what, in rank order.
+/// Prints each rank's process and GPU, in rank order.
 fn introduce(comm: &Comm, device: &DeviceComm, name: &str, say: impl Fn(String)) -> Result<()> {
     let line =
         format!("rank {}: process {}, GPU {}, {name}", comm.rank(), std::process::id(), device.context().ordinal());
@@ -104,7 +104,7 @@ fn introduce(comm: &Comm, device: &DeviceComm, name: &str, say: impl Fn(String))
     Ok(())
 }
 
-/// All ranks end when one has a wrong element.
+/// Fails on all ranks when one has a wrong element.
 fn agree(comm: &Comm, wrong: Option<&str>, bytes: usize) -> Result<()> {
     let mut any = [u8::from(wrong.is_some())];
     comm.all_reduce_in_place(&mut any, ReduceOp::Max)?;

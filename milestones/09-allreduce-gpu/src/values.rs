@@ -1,4 +1,4 @@
-//! What goes in, and what must come out.
+//! The inputs, and the sums that must come out.
 
 /// Element `i` of rank `rank`'s input: a small whole number, so that f32 holds every sum exactly, whatever the order.
 pub(crate) fn input(rank: usize, i: usize) -> f32 {
@@ -10,9 +10,9 @@ fn expected(ranks: usize, i: usize) -> f32 {
     (0..ranks).map(|rank| input(rank, i)).sum()
 }
 
-/// Why `result` is wrong: how many elements, and the first of them.
-// EXERCISE 1 (How it works): compare every element with the sum over the ranks; say how many are wrong, and the
-// first: where, what, what was expected. NaN is wrong too.
+/// The number of wrong elements in `result`, and the first of them; `None` when all are right.
+// EXERCISE 1 (How it works): compare every element with the sum over the ranks. Report how many are wrong, and the
+// first: index, value, expected value. NaN is wrong too.
 pub(crate) fn difference(ranks: usize, result: &[f32]) -> Option<String> {
     let mut wrong = result.iter().enumerate().filter(|&(i, x)| *x != expected(ranks, i));
     let (at, value) = wrong.next()?;

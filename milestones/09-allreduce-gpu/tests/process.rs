@@ -1,4 +1,4 @@
-//! The program as its user starts it. With a GPU it must work; without one it must say so.
+//! Runs the program as a user does. With a GPU it must work; without one it must say so.
 
 use std::process::Command;
 
@@ -8,7 +8,7 @@ fn program() -> Command {
     testing::program_or("ALLREDUCE_GPU", env!("CARGO_BIN_EXE_allreduce-gpu"))
 }
 
-/// GPUs that the driver sees.
+/// The number of GPUs that the driver sees.
 fn gpus() -> usize {
     tinynccl::cuda::device_count().unwrap_or(0)
 }

@@ -1,4 +1,4 @@
-//! The command line: nccl-tests' letters, and words for what it has no letter for.
+//! The command line: the letters of nccl-tests, and long names for all other options.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -29,16 +29,16 @@ pub(crate) struct Args {
     /// Largest size in bytes.
     #[arg(short = 'e', long = "maxbytes", default_value = "32M", value_parser = size::within(0..=1 << 40))]
     pub(crate) max: usize,
-    /// Each size is the last one times this.
+    /// Factor from one size to the next.
     #[arg(short = 'f', long = "stepfactor", default_value = "4", value_parser = factor, conflicts_with = "step")]
     factor: usize,
-    /// Each size is the last one plus this many bytes.
+    /// Bytes from one size to the next.
     #[arg(short = 'i', long = "stepbytes", value_parser = size::within(0..=1 << 40))]
     step: Option<usize>,
-    /// Calls per repetition; without it as many as --budget allows.
+    /// Calls per repetition; without it, as many as --budget allows.
     #[arg(short = 'n', long = "iters", value_parser = clap::value_parser!(u32).range(1..))]
     iterations: Option<u32>,
-    /// Calls before the clock counts.
+    /// Calls before the measurement.
     #[arg(short = 'w', long = "warmup_iters", default_value_t = 5)]
     warm_up: u32,
     /// Operator: sum, prod, min, max, avg, a list of them, or all.
@@ -58,38 +58,39 @@ pub(crate) struct Args {
     /// the right, half to the left.
     #[arg(long, default_value = "all_reduce", value_delimiter = ',')]
     collective: Vec<String>,
-    /// Ranks to start on this machine; under a launcher its number counts.
+    /// Ranks to start on this machine; under a launcher, the launcher's number counts instead.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) ranks: u32,
     /// What carries the bytes: auto, tcp, shm, verbs (RDMA), or inproc (ranks are threads of one process).
     #[arg(long)]
     transport: Option<String>,
-    /// Take this algorithm where it can do the collective: ring, tree, double-tree, direct, halving-doubling, all-pairs, recursive-doubling, one-shot, two-shot or auto.
+    /// Use this algorithm where it can do the collective: ring, tree, double-tree, direct, halving-doubling, all-pairs,
+    /// recursive-doubling, one-shot, two-shot or auto.
     #[arg(long)]
     algo: Option<String>,
-    /// 1: calls run in the caller's thread. 0: they run on the progress thread, and each is waited for.
+    /// 1: calls run in the caller's thread. 0: they run on the progress thread, and the caller waits for each.
     #[arg(short = 'z', long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
     blocking: u8,
     /// Make each call in a group, together with a message of 8 bytes round the ring.
     #[arg(long, conflicts_with = "explain")]
     group: bool,
-    /// Split the ranks by their number modulo this, and run on all the parts at a time; the part of rank 0 is printed.
+    /// Split the ranks by their number modulo this, and run all groups at the same time; rank 0's group prints.
     #[arg(long, value_name = "PARTS", conflicts_with = "explain", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) split: Option<u32>,
     /// Repetitions of each measurement; the table shows their median.
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
     repetitions: u32,
-    /// Seconds to measure each size and place, about (without -n).
+    /// Approximate seconds to measure each size and place (without -n).
     #[arg(long, default_value = "0.3", value_parser = seconds)]
     budget: Duration,
-    /// Seconds without any progress after which a call fails and names the ranks that have not arrived.
+    /// Seconds without progress after which a call fails and names the ranks that have not arrived.
     #[arg(long, value_parser = seconds)]
     timeout: Option<Duration>,
-    /// Other values in the buffers.
+    /// Seed of the values in the buffers.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
-    /// Memory of the calls: the same every time, other every time (in no cache), the library's own for all ranks, or
-    /// registered with the RDMA devices.
+    /// Memory of the calls: the same every time, different every time (in no cache), allocated by the library for all
+    /// ranks, or registered with the RDMA devices.
     #[arg(long, value_enum, default_value = "reused")]
     pub(crate) buffers: Buffers,
     /// Put that memory on huge pages.
@@ -101,16 +102,16 @@ pub(crate) struct Args {
     /// Print comma-separated values instead of the table.
     #[arg(long)]
     pub(crate) csv: bool,
-    /// Do not keep each rank on one core (rank r is kept on core r, modulo the number of cores).
+    /// Do not pin rank r to core r, modulo the number of cores.
     #[arg(long = "no-pin", action = ArgAction::SetFalse)]
     pub(crate) pin: bool,
-    /// Print what the library chooses for each size, why, and what the runner-up would cost, instead of the table.
+    /// Instead of the table, print the library's choice for each size, the reasons, and the cost of the runner-up.
     #[arg(long, conflicts_with_all = ["json", "plot"])]
     pub(crate) explain: bool,
     /// With --explain: also run the choice and the runner-up, and compare.
     #[arg(long, requires = "explain")]
     pub(crate) measure: bool,
-    /// Write everything measured to this file, as JSON.
+    /// Write all measurements to this file, as JSON.
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
     /// Draw time and bus bandwidth over the size into this file, as SVG.
@@ -118,7 +119,7 @@ pub(crate) struct Args {
     pub(crate) plot: Option<PathBuf>,
 }
 
-/// What the words of the command line mean.
+/// The parsed command line.
 #[derive(Debug, Clone)]
 pub(crate) struct Plan {
     pub(crate) sizes: Vec<usize>,
@@ -126,17 +127,17 @@ pub(crate) struct Plan {
     collectives: Vec<(Collective, Way)>,
     dtypes: Vec<DType>,
     ops: Vec<ReduceOp>,
-    /// `None`: every rank in turn.
+    /// `None`: every rank is root in turn.
     root: Option<usize>,
     transport: Option<TransportChoice>,
-    /// Ranks are threads of this process.
+    /// Whether the ranks are threads of this process.
     pub(crate) threads: bool,
     algorithm: Option<Option<Algorithm>>,
     timeout: Option<Duration>,
 }
 
 impl Args {
-    /// Understands all words, or says which one it does not (exit code 2).
+    /// Parses all values, or fails with the first one that it does not know (exit code 2).
     pub(crate) fn plan(&self) -> Result<Plan, clap::Error> {
         self.understand().map_err(|detail| Args::command().error(ErrorKind::ValueValidation, detail))
     }
@@ -207,7 +208,7 @@ impl Args {
 }
 
 impl Plan {
-    /// Bytes of the largest row.
+    /// Size of the largest row in bytes.
     pub(crate) fn largest(&self) -> usize {
         self.sizes.iter().copied().max().unwrap_or(0)
     }
@@ -269,7 +270,7 @@ fn list<T: Copy + PartialEq>(
     if found.is_empty() { Err("expected at least one value".to_owned()) } else { Ok(found) }
 }
 
-/// Our names and NCCL's.
+/// An element type by our name or by NCCL's.
 fn dtype(text: &str) -> Result<DType, String> {
     match text {
         "float" => Ok(DType::F32),

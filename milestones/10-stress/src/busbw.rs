@@ -9,9 +9,10 @@ use tinynccl::wire::Collective;
 /// Bus bandwidth / algorithm bandwidth with `n` ranks.
 ///
 /// - all_reduce: every rank must send and receive `2 (n-1)/n` of the size (reduce-scatter, then all-gather).
-/// - reduce_scatter, all_gather, all_to_all, gather, scatter: `(n-1)/n` of the total size, one's own part stays.
+/// - reduce_scatter, all_gather, all_to_all, gather, scatter: `(n-1)/n` of the total size, as a rank keeps its own
+///   part.
 /// - broadcast, reduce, send/recv: the size once.
-// EXERCISE 1 (How it works): by what a collective's size over time is multiplied: how many times the size each rank's
+// EXERCISE 1 (How it works): the factor from algorithm bandwidth to bus bandwidth: how many times the size each rank's
 // link carries at least, with n ranks.
 pub(crate) fn factor(collective: Collective, n: usize) -> f64 {
     let n = n.max(1) as f64;

@@ -47,14 +47,14 @@ pub(crate) fn blocking<T: Number>(comm: &Comm, case: &Case, place: Place, memory
     }
 }
 
-/// Makes the call in a group, where its rank goes round the ring beside it: a call and a message as one.
+/// Makes the call in a group, together with a message round the ring that holds the sender's rank.
 pub(crate) fn grouped<T: Number>(comm: &Comm, case: &Case, place: Place, memory: &mut Memory<'_, T>) -> Result<()> {
     let op = case.op.unwrap_or(ReduceOp::Sum);
     let root = case.root.unwrap_or(0);
     let (left, right) = neighbours(comm);
     let (token, mut came) = ([comm.rank() as u64], [u64::MAX]);
     comm.group(|group| {
-        // The call may go between the same two ranks: messages keep their order.
+        // The call may use the same two ranks: messages keep their order.
         group.send_recv(&token, right, &mut came, left)?;
         if place == Place::In {
             return match case.collective {
@@ -97,7 +97,7 @@ fn neighbours(comm: &Comm) -> (usize, usize) {
     ((rank + ranks - 1) % ranks, (rank + 1) % ranks)
 }
 
-/// The first half to the right, the second to the left; what they send lies in the same order.
+/// The first half goes to the right neighbour, the second to the left one; received halves lie in the same order.
 fn halves<'a, T>(comm: &Comm, input: &'a [T], output: &'a mut [T]) -> [Exchange<'a, T>; 2] {
     let (left, right) = neighbours(comm);
     let (first, second) = input.split_at(input.len() / 2);

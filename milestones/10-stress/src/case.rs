@@ -1,4 +1,4 @@
-//! What one block of the table measures: a collective, a type, an operator and a root, with nccl-tests' size conventions.
+//! One block of the table: a collective, a type, an operator and a root, with nccl-tests' size conventions.
 
 use std::fmt;
 
@@ -7,10 +7,10 @@ use tinynccl::{DType, ReduceOp};
 
 use crate::pattern::Source;
 
-/// Whether the result lands in memory of its own.
+/// Whether the result has memory of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// Input and output are apart.
+    /// Input and output are separate.
     Out,
     /// The result replaces the input.
     In,
@@ -19,11 +19,11 @@ pub(crate) enum Place {
 /// Who sends to whom in send/recv.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// To the right, from the left (and every other collective's only way).
+    /// Send to the right, receive from the left (also stands for every collective other than send/recv).
     Ring,
-    /// From rank 0 to rank 1 and back. The time is that of both ways.
+    /// From rank 0 to rank 1 and back. The time is that of the round trip.
     RoundTrip,
-    /// The first half to the right, the second to the left, in one call, as at the borders of a grid.
+    /// The first half to the right, the second to the left, in one call, like a halo exchange.
     Neighbours,
 }
 
@@ -42,7 +42,7 @@ pub(crate) struct Case {
 /// Elements of one row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {
-    /// The count column: what NCCL's function takes as its count.
+    /// The count column: the count argument of NCCL's function.
     pub(crate) count: usize,
     /// Elements of each rank's input (of the root's, for scatter).
     pub(crate) input: usize,
@@ -51,8 +51,8 @@ pub(crate) struct Layout {
 }
 
 impl Case {
-    /// Elements for a row of `bytes`. The size is that of the larger of input and output, so all_gather's is what it receives,
-    /// reduce_scatter's what it sends. It is rounded down to whole elements per rank.
+    /// Elements for a row of `bytes`. The size is that of the larger of input and output: the output of all_gather, the
+    /// input of reduce_scatter. It is rounded down to whole elements per rank.
     pub(crate) fn layout(&self, bytes: usize, ranks: usize) -> Layout {
         let all = bytes / self.dtype.size();
         let each = all / ranks.max(1);
@@ -78,12 +78,13 @@ impl Case {
         }
     }
 
-    /// Bytes of the size column.
+    /// The size column, in bytes.
     pub(crate) fn bytes(&self, layout: Layout) -> usize {
         layout.input.max(layout.output) * self.dtype.size()
     }
 
-    /// Whether the library offers the collective in place (NCCL's gather, scatter and all_to_all are not tested in place either).
+    /// Whether the library offers the collective in place (NCCL's gather, scatter and all_to_all are not tested in
+    /// place either).
     pub(crate) fn has_in_place(&self) -> bool {
         matches!(
             self.collective,
@@ -95,12 +96,12 @@ impl Case {
         )
     }
 
-    /// In place, the buffer which holds both: true for the input, false for the output (the larger of the two).
+    /// In place, the larger buffer serves as both: true for the input, false for the output.
     pub(crate) fn in_place_uses_input(&self) -> bool {
         self.collective == Collective::ReduceScatter
     }
 
-    /// What the memory that a call writes must hold afterwards on `rank`: lengths and sources, in order.
+    /// The expected contents of the memory that a call writes on `rank`: lengths and sources, in order.
     ///
     /// Out of place it is the output, in place the one buffer.
     pub(crate) fn expected(&self, place: Place, layout: Layout, rank: usize, ranks: usize) -> Vec<(usize, Source)> {
@@ -155,7 +156,7 @@ impl fmt::Display for Case {
 
 /// On the command line and in the output: send/recv there and back.
 const ROUND_TRIP: &str = "pingpong";
-/// The same: with both neighbours at once.
+/// The same: send/recv with both neighbours at once.
 const NEIGHBOURS: &str = "neighbours";
 
 /// The collective's name on the command line and in the output.
@@ -166,7 +167,7 @@ pub(crate) fn name(collective: Collective) -> &'static str {
     }
 }
 
-/// A collective by name, with or without underscores, and which way; `alltoall` is all_to_all.
+/// A collective by name, with or without underscores, and its [`Way`]; `alltoall` is all_to_all.
 pub(crate) fn parse(text: &str) -> Option<(Collective, Way)> {
     let plain = |s: &str| s.to_ascii_lowercase().replace(['_', '-'], "");
     match plain(text).as_str() {

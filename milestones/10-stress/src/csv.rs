@@ -1,4 +1,4 @@
-//! Rows as comma-separated values, for programs. The peers' benchmarks (`scripts/peers`) print the same columns.
+//! Rows as comma-separated values, for other programs. The peers' benchmarks (`scripts/peers`) print the same columns.
 
 use crate::record::Row;
 use crate::row::Measured;
@@ -8,7 +8,7 @@ pub(crate) fn heading() -> String {
     "op,dtype,place,bytes,us,us_min,us_max,calls,repetitions,clean,wrong".to_owned()
 }
 
-/// A line for each place that was measured. Values that were not checked leave the last column empty.
+/// One line per measured place. Without a check the last column is empty.
 pub(crate) fn rows(row: &Row) -> impl Iterator<Item = String> {
     let line = |(place, m): (&str, Measured)| {
         let t = m.timing;

@@ -1,4 +1,5 @@
-//! `--explain`: what the cost model chooses for each size, why, and what the runner-up would cost; measured too, if asked.
+//! `--explain`: the cost model's choice for each size, the reasons, and the cost of the runner-up; with `--measure`
+//! also the measured times.
 
 use std::fmt::Write as _;
 
@@ -15,7 +16,7 @@ use crate::pattern::{Number, Pattern, Tables, with_type};
 use crate::session::say;
 use crate::{pin, row};
 
-/// A choice that was this much slower than the runner-up was wrong; less may be noise.
+/// A choice counts as wrong when it was slower than the runner-up by this factor; less may be noise.
 const WRONG: f64 = 1.1;
 
 /// Explains every case and size; rank 0 prints. The number of wrong elements is the same on all ranks.
@@ -86,7 +87,7 @@ fn block<T: Number>(
     Ok(wrong)
 }
 
-/// Where the figures come from, and the figures.
+/// The figures of the cost model, and their source.
 fn model(comm: &Comm) -> String {
     let tuning = comm.tuning();
     let file = tuning.file.map(|file| file.display().to_string());
@@ -166,7 +167,7 @@ fn line(
     line
 }
 
-/// The terms of an estimate, the largest first, and what it waits for.
+/// The terms of an estimate, the largest first, and its bound.
 fn why(choice: &Choice, chosen: &Estimate) -> String {
     let mut terms: Vec<(&str, f64)> = chosen.cost.terms().into_iter().filter(|(_, ns)| *ns > 0.0).collect();
     terms.sort_by(|a, b| b.1.total_cmp(&a.1));
@@ -202,14 +203,14 @@ fn number(us: f64) -> String {
     format!("{us:.decimals$}")
 }
 
-/// How estimates and choices compare with what was measured.
+/// How estimates and choices compare with the measured times.
 #[derive(Debug, Default, PartialEq)]
 struct Score {
     /// |ln(estimate / measured)|.
     errors: Vec<f64>,
     choices: usize,
     right: usize,
-    /// Time of the choices over that of the better of the two, as logarithms.
+    /// ln(time of the choice / time of the faster of choice and runner-up).
     lost: f64,
 }
 

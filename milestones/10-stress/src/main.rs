@@ -30,7 +30,7 @@ use tinynccl::{Comm, Error, ReduceOp};
 use args::{Args, Plan};
 use record::Output;
 
-/// The machine or the build lacks what was asked for.
+/// Exit code when the machine or the build lacks something that the options need.
 const CANNOT_RUN_HERE: u8 = 3;
 
 fn main() -> ExitCode {
@@ -52,7 +52,7 @@ fn main() -> ExitCode {
 fn run(args: &Args, plan: &Plan) -> Result<u8> {
     let ranks = args.ranks as usize;
     if plan.threads || !launch::is_rank() {
-        // What would fail in a rank is said here, once, before any starts.
+        // Reports errors here, once and before any rank starts, that every rank would report.
         for path in [&args.json, &args.plot].into_iter().flatten() {
             drop(Output::create(path)?);
         }
@@ -72,7 +72,7 @@ fn run(args: &Args, plan: &Plan) -> Result<u8> {
     verdict(rank(comm, args, plan)?, first)
 }
 
-/// One rank, from its communicator to the end. A failure of ours ends the other ranks too: they would wait for us.
+/// One rank, from its communicator to the end. Its failure ends the other ranks too, which would wait for it.
 fn rank(comm: Comm, args: &Args, plan: &Plan) -> Result<u64> {
     let wrong = match (args.split, args.explain) {
         (Some(parts), _) => part(&comm, parts, args, plan),
@@ -84,13 +84,13 @@ fn rank(comm: Comm, args: &Args, plan: &Plan) -> Result<u64> {
     Ok(wrong)
 }
 
-/// The part of a split that this rank is in; wrong elements are those of all parts.
+/// Runs this rank's group of a split; returns the wrong elements of all groups.
 fn part(comm: &Comm, parts: u32, args: &Args, plan: &Plan) -> Result<u64> {
     let Some(part) = comm.split(Some(comm.rank() as u32 % parts), 0)? else {
         bail!("a rank with a colour got no part")
     };
     let wrong = session::run(&part, comm.rank() == 0, args, plan)?;
-    // Every rank of a part has the part's number.
+    // Every rank of a group has the group's count: only its rank 0 adds it.
     let mut all = [if part.rank() == 0 { wrong } else { 0 }];
     comm.all_reduce_in_place(&mut all, ReduceOp::Sum)?;
     part.close()?;
@@ -104,12 +104,12 @@ fn threads(args: &Args, plan: &Plan, ranks: usize) -> Result<u64> {
         let mut started = Vec::new();
         for comm in comms {
             let run = move || rank(comm, args, plan);
-            // A rank without a thread drops its communicator: the others end with an error instead of waiting.
+            // A rank without a thread drops its communicator, so the others fail instead of waiting.
             started.push(thread::Builder::new().spawn_scoped(scope, run).context("cannot start a rank's thread"));
         }
         started.into_iter().map(|t| t?.join().unwrap_or_else(|_| Err(anyhow!("a rank's thread panicked")))).collect()
     });
-    // The first cause: not that another rank's failure was noticed.
+    // Prefer the root cause to errors that only report another rank's failure.
     let secondary = |e: &anyhow::Error| {
         matches!(
             e.downcast_ref::<Error>(),
@@ -127,7 +127,7 @@ fn threads(args: &Args, plan: &Plan, ranks: usize) -> Result<u64> {
     failure.map_or(Ok(wrong), Err)
 }
 
-/// Wrong values are a failure, said once: by rank 0.
+/// Wrong values are a failure, which rank 0 alone reports.
 fn verdict(wrong: u64, first: bool) -> Result<u8> {
     if wrong > 0 && first {
         bail!("{wrong} elements were wrong; see the lines that name rank and element above");

@@ -1,13 +1,13 @@
 //! How a call is timed.
 //!
-//! Warm-up, then repetitions. Each repetition begins with a barrier; then the call is made several times back to back; the
-//! repetition counts with the mean of its calls on the slowest rank. The result is the median over the clean repetitions: those
-//! in which no rank waited for its core. Small broadcasts and reduces therefore show how fast the root issues them, not how
-//! long one takes to arrive: the root runs ahead (nccl-tests has the same property).
+//! Warm-up, then repetitions. Each repetition begins with a barrier and then makes the call several times back to back.
+//! Its time is the mean of these calls on the slowest rank. The result is the median over the clean repetitions: those
+//! in which no rank waited for its core. The root of a small broadcast runs ahead, so its time is that of issuing the
+//! call, not that of its arrival (as with nccl-tests).
 //!
-//! Where programs are compared, a repetition with the two ranks' cores far apart is not clean either (`probe.rs`).
+//! When programs are compared, a repetition with the two ranks' cores far apart is not clean either (`probe.rs`).
 //!
-//! `scripts/peers/perf.h` is the same rule in C, for other libraries; what changes here must change there.
+//! `scripts/peers/perf.h` is the same procedure in C, for other libraries; a change here must be made there too.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -21,23 +21,23 @@ use crate::stats::Timing;
 /// How much to measure.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Effort {
-    /// Calls before the clock counts.
+    /// Calls before the measurement.
     pub(crate) warm_up: usize,
-    /// Calls per repetition; `None` chooses by how long one takes.
+    /// Calls per repetition; `None`: chosen by the time of one call.
     pub(crate) iterations: Option<usize>,
     /// Repetitions.
     pub(crate) repetitions: usize,
-    /// Time for all repetitions of a row, when iterations are chosen.
+    /// Time for all repetitions of a row, when the number of iterations is chosen.
     pub(crate) budget: Duration,
-    /// More ranks than cores: they always wait for each other's core, so every repetition counts.
+    /// More ranks than cores: ranks always wait for a core, so every repetition counts.
     pub(crate) crowded: bool,
 }
 
-/// Most calls per repetition that are chosen by themselves.
+/// Most calls per repetition, when the number is chosen.
 const MOST: usize = 20_000;
-/// Fewest repetitions, however slow a call is.
+/// Fewest repetitions, for slow calls too.
 const FEWEST: usize = 3;
-/// Seconds of a call that is estimated only once.
+/// Calls slower than this many seconds are estimated only once.
 const SLOW: f64 = 0.01;
 /// A repetition is disturbed when a rank waited for its core for more than this share of it,
 const DISTURBED: f64 = 0.005;
@@ -45,7 +45,7 @@ const DISTURBED: f64 = 0.005;
 const NOTHING: f64 = 3e-6;
 
 impl Effort {
-    /// Seconds of one repetition, about.
+    /// Approximate seconds of one repetition.
     fn slice(&self) -> f64 {
         self.budget.as_secs_f64() / self.repetitions.max(1) as f64
     }
@@ -74,12 +74,12 @@ pub(crate) fn time(comm: &Comm, effort: &Effort, mut call: impl FnMut() -> Resul
     };
     let (iterations, repetitions) = effort.plan(seconds);
     let (mut all, mut clean) = (Vec::new(), Vec::new());
-    // One slow call is a repetition already.
+    // The estimate of a slow call is a repetition already.
     if seconds > SLOW && iterations == 1 {
         all.push(seconds);
         clean.extend((effort.crowded || !disturbed).then_some(seconds));
     }
-    // A disturbed repetition is made again, unless that has taken four times the budget already.
+    // A disturbed repetition is repeated, until four times the budget are spent.
     let (most, patience, mut spent) = (3 * repetitions, 4.0 * effort.budget.as_secs_f64(), 0.0);
     while clean.len() < repetitions && (all.len() < repetitions || (all.len() < most && spent < patience)) {
         let (seconds, disturbed) = repetition(comm, iterations, &mut call)?;
@@ -92,8 +92,8 @@ pub(crate) fn time(comm: &Comm, effort: &Effort, mut call: impl FnMut() -> Resul
     Ok(Timing::of(all, clean, FEWEST, iterations))
 }
 
-/// About how many seconds a call takes: with 1, 4, 16, … calls, until they fill a quarter of `slice`. And whether the last
-/// of them were disturbed.
+/// Approximate seconds of a call, from 1, 4, 16, … calls until they fill a quarter of `slice`; and whether the last of
+/// them were disturbed.
 fn estimate(comm: &Comm, slice: f64, call: &mut impl FnMut() -> Result<()>) -> Result<(f64, bool)> {
     let mut calls = 1;
     loop {
@@ -113,7 +113,7 @@ fn estimate(comm: &Comm, slice: f64, call: &mut impl FnMut() -> Result<()>) -> R
     }
 }
 
-/// Mean time of `iterations` calls, in seconds, on the slowest rank; whether a rank was kept from its core meanwhile.
+/// Mean time of `iterations` calls, in seconds, on the slowest rank; and whether a rank had to wait for its core.
 fn repetition(comm: &Comm, iterations: usize, call: &mut impl FnMut() -> Result<()>) -> Result<(f64, bool)> {
     comm.barrier()?;
     let mut far = probe::is_far();
@@ -133,13 +133,13 @@ fn repetition(comm: &Comm, iterations: usize, call: &mut impl FnMut() -> Result<
     Ok((slowest[0], disturbed[0] > 0))
 }
 
-/// Seconds that this thread was ready to run and had no core, since it began; 0 where the kernel does not say.
+/// Seconds since its start that this thread was runnable without a core; 0 where the kernel does not report it.
 fn waited() -> f64 {
     thread_local!(static FILE: Option<File> = File::open("/proc/thread-self/schedstat").ok());
     let mut text = [0; 128];
     let nanoseconds = FILE.with(|file| {
         let len = file.as_ref()?.read_at(&mut text, 0).ok()?;
-        // Time on a core, time waiting for one, number of turns.
+        // Time on a core, time waiting for one, number of time slices.
         std::str::from_utf8(text.get(..len)?).ok()?.split_whitespace().nth(1)?.parse::<u64>().ok()
     });
     nanoseconds.map_or(0.0, |n| n as f64 * 1e-9)

@@ -1,7 +1,7 @@
-//! Input and output of the calls: mapped once for a whole run, each between two guards that nobody may write.
+//! Input and output of the calls: mapped once for a whole run, each between two guards that no call may write.
 //!
-//! A buffer that is used again and again stays in the caches if it fits. `fresh` walks over a set of buffers twice as
-//! large as the last-level cache, so that every call finds its data in memory.
+//! A reused buffer stays in the caches if it fits. `fresh` cycles through a set of buffers twice as large as the
+//! last-level cache, so every call finds its data in memory.
 
 use std::fs;
 use std::ptr::NonNull;
@@ -13,19 +13,19 @@ use tinynccl::comm::{Persistent, SymmetricBuffer};
 
 use crate::pattern::{Number, poison};
 
-/// Bytes of a guard. Data begins one guard behind a multiple of [`HUGE`], so at the start of a small page.
+/// Bytes of a guard. Data begins one guard after a multiple of [`HUGE`], so at the start of a small page.
 const GUARD: usize = 4096;
 /// Bytes of a huge page.
 const HUGE: usize = 2 << 20;
-/// Buffers of a walk begin at multiples of a cache line.
+/// Buffers of a cycle begin at multiples of a cache line.
 const LINE: usize = 64;
 
-/// Which memory the calls get.
+/// The memory of the calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Buffers {
     /// The same buffers at every call.
     Reused,
-    /// Other buffers at every call, in turn.
+    /// Different buffers at every call, in turn.
     Fresh,
     /// The same buffers at every call, allocated by the library so that every rank can reach them.
     Symmetric,
@@ -33,14 +33,14 @@ pub(crate) enum Buffers {
     Registered,
 }
 
-/// Memory of one direction, zeroed at first.
+/// Memory of one direction, initially zero.
 #[derive(Debug)]
 enum Region {
     /// Our own.
     Mapped(Mapped),
     /// The library's.
     Symmetric(SymmetricBuffer<u8>),
-    /// Registered, with the data's first byte: at the start of a page, as in the other kinds.
+    /// Registered, with the offset of the data's first byte: at the start of a page, as in the other kinds.
     Registered(Persistent<u8>, usize),
 }
 
@@ -64,7 +64,8 @@ struct Mapped {
 }
 
 impl Mapped {
-    /// `len` bytes at a multiple of [`HUGE`], on huge pages if asked (and if the kernel has some), else on small ones.
+    /// `len` bytes at a multiple of [`HUGE`], on huge pages if requested (and if the kernel has some), else on small
+    /// ones.
     fn new(len: usize, huge_pages: bool) -> Result<Mapped> {
         let len = len.next_multiple_of(HUGE);
         let map_len = len + HUGE;
@@ -78,14 +79,15 @@ impl Mapped {
         // SAFETY: skip < HUGE, so the pointer and `len` bytes behind it are within the mapping of len + HUGE bytes.
         let base = unsafe { map.add(skip) };
         let advice = if huge_pages { Advice::LinuxHugepage } else { Advice::LinuxNoHugepage };
-        // SAFETY: within our mapping, and this advice does not change its contents. A kernel without huge pages refuses it:
-        // then all pages are small.
+        // SAFETY: within our mapping, and this advice does not change its contents. A kernel without huge pages refuses
+        // it: then all pages are small.
         let _ = unsafe { madvise(base.as_ptr().cast(), len, advice) };
         Ok(Mapped { base, len, map, map_len })
     }
 
     fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: `len` bytes from `base` are mapped, readable, writable, zeroed and ours alone until drop; the borrow is unique.
+        // SAFETY: `len` bytes from `base` are mapped, readable, writable, zeroed and ours alone until drop; the borrow
+        // is unique.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len) }
     }
 }
@@ -143,7 +145,7 @@ impl Arena {
     }
 }
 
-/// Bytes of the last-level cache, as the kernel says, or what servers have.
+/// Bytes of the last-level cache as the kernel reports it, or else a typical server's.
 fn last_level_cache() -> usize {
     let text = fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index3/size");
     text.ok().and_then(|text| program_kit::size::parse(text.trim()).ok()).filter(|&bytes| bytes > 0).unwrap_or(32 << 20)
@@ -181,7 +183,7 @@ impl<'a, T: Number> Stretch<'a, T> {
         &mut self.data[place * self.step..][..self.len]
     }
 
-    /// Elements of the guards that are not what they were.
+    /// Elements of the guards that have changed.
     fn damage(&self) -> usize {
         let poison = poison::<T>();
         let intact = |v: &&T| bytemuck::bytes_of(*v) == bytemuck::bytes_of(&poison);
@@ -189,7 +191,7 @@ impl<'a, T: Number> Stretch<'a, T> {
     }
 }
 
-/// The memory of one row: one buffer for input and output each, or several of them that calls use in turn.
+/// The memory of one row: one buffer each for input and output, or several that calls use in turn.
 #[derive(Debug)]
 pub(crate) struct Memory<'a, T> {
     input: Stretch<'a, T>,
@@ -212,7 +214,7 @@ impl<T: Number> Memory<'_, T> {
         (self.input.get(self.at), self.output.get(self.at))
     }
 
-    /// Goes on to the next buffers.
+    /// Moves to the next buffers.
     pub(crate) fn advance(&mut self) {
         self.at += 1;
         if self.at == self.places {
@@ -225,7 +227,7 @@ impl<T: Number> Memory<'_, T> {
         self.at = if self.at == 0 { self.places } else { self.at } - 1;
     }
 
-    /// Does the same with all buffers, and begins with the first again.
+    /// Prepares all buffers alike, then returns to the first.
     pub(crate) fn each(&mut self, mut prepare: impl FnMut(&mut Self)) {
         for place in 0..self.places {
             self.at = place;

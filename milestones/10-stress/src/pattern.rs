@@ -1,9 +1,9 @@
 //! Values whose collective result is known exactly, in every element type.
 //!
-//! All values are whole numbers so small that the type holds them, every partial result and the final result without
-//! rounding: whatever order an algorithm combines them in, exactly one result is right. The values depend on rank, index
-//! and seed, so that a part from the wrong rank or the wrong place shows. They repeat after [`PERIOD`] elements, a prime: no
-//! power-of-two shift maps the pattern onto itself.
+//! All values are whole numbers, so small that the type holds them, every partial result and the final result without
+//! rounding. So exactly one result is right, in whatever order an algorithm combines them. The values depend on rank,
+//! index and seed, so data from the wrong rank or the wrong place is found. They repeat after [`PERIOD`] elements, a
+//! prime: no power-of-two shift maps the pattern onto itself.
 
 use half::{bf16, f16};
 use tinynccl::{Element, F8E4M3, F8E5M2, ReduceOp};
@@ -13,9 +13,9 @@ pub(crate) const PERIOD: usize = 4093;
 
 /// An element type that can be made from whole numbers.
 pub(crate) trait Number: Element {
-    /// Every whole number up to this magnitude is held exactly.
+    /// The type holds every whole number up to this magnitude exactly.
     const EXACT: i64;
-    /// Whether negative numbers are held too.
+    /// Whether the type holds negative numbers.
     const SIGNED: bool;
     /// The number; exact up to [`Number::EXACT`].
     fn from_i64(value: i64) -> Self;
@@ -137,14 +137,15 @@ impl Pattern {
         let turn = ((rank + index) % self.ranks) as i64;
         match self.op {
             None | Some(ReduceOp::Min | ReduceOp::Max) => self.whole(own, self.exact),
-            // With many ranks an and would leave no bit and an or all of them: few ranks have bits cleared, or set.
+            // With random bits of many ranks, an AND would clear all bits and an OR set all: so few ranks clear or set
+            // any.
             Some(ReduceOp::BitAnd) => {
                 let whole = below(common, self.exact);
                 if turn < 2 { whole & below(own, self.exact) } else { whole }
             }
             Some(ReduceOp::BitOr) if turn >= 2 => 0,
             Some(ReduceOp::BitOr | ReduceOp::BitXor) => below(own, self.exact),
-            // n values of magnitude up to exact / n; with more ranks than that, only some ranks are not zero.
+            // n values of magnitude up to exact / n; with more than `exact` ranks, only some are not zero.
             Some(ReduceOp::Sum) => {
                 if turn < self.exact {
                     self.whole(own, (self.exact / n).max(1))
@@ -152,7 +153,7 @@ impl Pattern {
                     0
                 }
             }
-            // `common` says how many ranks hold 2, all others 1; signs are each rank's own.
+            // `common` is the number of ranks that hold 2; all others hold 1. Each rank has its own signs.
             Some(ReduceOp::Prod) => {
                 let most = n.min(i64::from(self.exact.ilog2()));
                 let magnitude = if turn < below(common, most) { 2 } else { 1 };
@@ -211,21 +212,21 @@ fn mix(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The pattern in the elements' own type: what every rank puts in, and what comes out of a reduction.
+/// The pattern in the element type: every rank's input, and the result of a reduction.
 #[derive(Debug)]
 pub(crate) struct Tables<T> {
     inputs: Vec<Vec<T>>,
     reduced: Vec<T>,
 }
 
-/// Where the values of a stretch of memory come from; the index is that of its first element in the input.
+/// The source of the values in a range of memory; the index is that of its first element in the input.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Source {
     /// The input of this rank, from this index on.
     Input(usize, usize),
     /// The reduction, from this index on.
     Reduced(usize),
-    /// Nothing was to be written here.
+    /// The call must not write here.
     Untouched,
 }
 
@@ -238,7 +239,7 @@ impl<T: Number> Tables<T> {
         }
     }
 
-    /// The table that holds a source's values, and where in it to begin.
+    /// The table that holds a source's values, and the index of its first value.
     fn find(&self, source: Source) -> (&[T], usize) {
         match source {
             Source::Input(rank, start) => (self.inputs.get(rank).map_or(&[], Vec::as_slice), start % PERIOD),
@@ -261,7 +262,7 @@ impl<T: Number> Tables<T> {
         }
     }
 
-    /// How many elements differ from the source's values, and the first that does: its index, and what was expected.
+    /// The number of elements that differ from the source's values, and the first of them: index and expected value.
     pub(crate) fn wrong(&self, memory: &[T], source: Source) -> (usize, Option<(usize, T)>) {
         let (table, mut at) = self.find(source);
         let poisoned;
@@ -275,7 +276,7 @@ impl<T: Number> Tables<T> {
         while done < memory.len() {
             let take = (PERIOD - at).min(memory.len() - done);
             let (got, expected) = (&memory[done..done + take], &table[at..at + take]);
-            // All at once first, as bytes: nearly always nothing is wrong.
+            // Compare all bytes at once first: nearly always everything is right.
             if bytemuck::cast_slice::<T, u8>(got) != bytemuck::cast_slice::<T, u8>(expected) {
                 for (i, (g, e)) in got.iter().zip(expected).enumerate() {
                     if !same(g, e) {
@@ -291,12 +292,12 @@ impl<T: Number> Tables<T> {
     }
 }
 
-/// Equal as numbers (0 and -0 too) or as bytes (what was not to be touched may be no number).
+/// Equal as numbers (0 equals -0) or as bytes (untouched memory may hold NaN).
 fn same<T: Number>(a: &T, b: &T) -> bool {
     a == b || bytemuck::bytes_of(a) == bytemuck::bytes_of(b)
 }
 
-/// What memory holds before a call: a value that no result has by chance, except in one-byte types.
+/// The contents of memory before a call: a value that no result has by chance, except in one-byte types.
 pub(crate) fn poison<T: Number>() -> T {
     let mut value = T::from_i64(0);
     bytemuck::bytes_of_mut(&mut value).fill(0x7d);

@@ -7,7 +7,7 @@ fn ops(dtype: DType) -> impl Iterator<Item = ReduceOp> {
     ReduceOp::ALL.into_iter().filter(move |op| op.applies_to(dtype))
 }
 
-/// Back from the type to the number, exactly or not at all.
+/// The number that a value of the type stands for; panics if the conversion is not exact.
 fn number<T: Number>(value: T) -> f64 {
     let bytes = bytemuck::bytes_of(&value);
     match T::DTYPE {
@@ -83,7 +83,7 @@ fn results_tell_ranks_indices_and_operators_apart() {
                 assert!(distinct.len() >= 5, "{op} {dtype}: {distinct:?}");
                 let differ = (0..100).filter(|&i| pattern.input(0, i) != pattern.input(1, i)).count();
                 assert!(differ >= 30, "{op} {dtype}: ranks 0 and 1 differ in {differ} of 100 values");
-                // Leaving a rank out must show: here the last one's input is replaced by the first one's.
+                // An omitted rank must be found: here the first rank's input replaces the last one's.
                 let missing = (0..PERIOD).any(|i| pattern.input(3, i) != pattern.input(0, i));
                 assert!(missing, "{op} {dtype}");
             }

@@ -1,10 +1,10 @@
-//! Keeps a rank on one core, so that the scheduler does not move it in the middle of a measurement.
+//! Pins a rank to one core, so that the scheduler does not move it during a measurement.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// Puts the calling thread on core `index` of those it may use, counting round when there are fewer.
+/// Pins the calling thread to core `index`, modulo their number, of the cores that it may use.
 ///
-/// Threads that it starts afterwards inherit the core; those started before keep theirs. `None`: not pinned.
+/// Threads that it starts afterwards inherit the core; threads started before keep theirs. `None`: not pinned.
 pub(crate) fn to_core(index: usize) -> Option<usize> {
     let allowed = sched_getaffinity(None).ok()?;
     let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect();

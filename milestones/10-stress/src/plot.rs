@@ -7,10 +7,10 @@ use line_chart::{Axis, COLOURS, Chart, Curve};
 
 use crate::record::Row;
 
-/// What is measured at one size: bytes, microseconds, GB/s.
+/// One measured size: bytes, microseconds, GB/s.
 type Point = (f64, f64, f64);
 
-/// Draws all rows; a curve for each collective, type, operator, root and place.
+/// Draws all rows, with one curve per collective, type, operator, root and place.
 pub(crate) fn svg(rows: &[Row], title: &str) -> Result<String> {
     let curves = curves(rows);
     let fastest = curves.values().flatten().map(|p| p.2).fold(0.0, f64::max).max(1e-3);

@@ -1,7 +1,7 @@
-//! How far the cores of two ranks are from each other: the time of a cache line there and back.
+//! The distance between the cores of two ranks: the round-trip time of a cache line.
 //!
-//! A virtual machine's cores may be moved by its host, and small messages then take two to four times as long. Where
-//! programs are compared (`scripts/compare-peers`), each repetition is therefore made between two probes.
+//! The host of a virtual machine may move its cores, and small messages then take two to four times as long. So when
+//! programs are compared (`scripts/compare-peers`), each repetition runs between two probes.
 
 use std::fs::File;
 use std::path::Path;
@@ -13,16 +13,16 @@ use anyhow::{Context as _, Result};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use tinynccl::Comm;
 
-/// Nanoseconds from which on two cores are far from each other.
+/// Cores with a round trip of this many nanoseconds or more are far from each other.
 const FAR: f64 = 200.0;
 /// Round trips of a batch, and batches.
 const TRIPS: u32 = 25;
 const BATCHES: u32 = 4;
 const BYTES: usize = 4096;
-/// Looks for the other rank's answer before a batch is given up: it has died, which the next call will say.
+/// Polls for the other rank's answer before a batch is given up. That rank has died, which the next call will report.
 const MOST_TURNS: u64 = 100_000_000;
 
-/// Names the file.
+/// The environment variable that names the file.
 const VARIABLE: &str = "PERF_PROBE";
 
 thread_local! {
@@ -30,7 +30,7 @@ thread_local! {
     static PROBE: std::cell::RefCell<Option<Probe>> = const { std::cell::RefCell::new(None) };
 }
 
-/// Opens the probe that the environment asks for, if it does.
+/// Opens the probe if the environment names one.
 pub(crate) fn open(comm: &Comm) -> Result<()> {
     if let Some(file) = std::env::var_os(VARIABLE) {
         let probe = Probe::open(Path::new(&file), comm)?;
@@ -39,7 +39,7 @@ pub(crate) fn open(comm: &Comm) -> Result<()> {
     Ok(())
 }
 
-/// Whether the two ranks' cores are far from each other now; `false` where nobody asks.
+/// Whether the two ranks' cores are far from each other now; `false` without a probe.
 pub(crate) fn is_far() -> bool {
     PROBE.with(|probe| probe.borrow().as_ref().is_some_and(|probe| probe.round_trip() > FAR))
 }
@@ -53,7 +53,7 @@ struct Probe {
 }
 
 impl Probe {
-    /// Over `file`, which must have a page. `None` unless there are two ranks.
+    /// Maps `file`, which must have a page. `None` unless there are two ranks.
     fn open(file: &Path, comm: &Comm) -> Result<Option<Probe>> {
         if comm.size() != 2 {
             return Ok(None);
@@ -76,7 +76,7 @@ impl Probe {
         unsafe { self.page.add(64 * rank).as_ref() }
     }
 
-    /// Nanoseconds there and back: the fastest of a few batches. Both ranks call it.
+    /// Nanoseconds of a round trip: the fastest of a few batches. Both ranks call it.
     fn round_trip(&self) -> f64 {
         let mut best = f64::INFINITY;
         for _ in 0..BATCHES {

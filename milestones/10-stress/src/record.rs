@@ -1,4 +1,4 @@
-//! The measurement as JSON: everything that is needed to compare it with another one later.
+//! The measurement as JSON, with all that a later comparison needs.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -22,7 +22,7 @@ pub(crate) struct Record {
     pub(crate) command: Vec<String>,
     pub(crate) machine: Machine,
     pub(crate) ranks: usize,
-    /// Kinds of links that were open at the end, and how many.
+    /// Kinds of links that were open at the end, and the number of each.
     pub(crate) links: Vec<(String, usize)>,
     pub(crate) pinned: bool,
     pub(crate) rows: Vec<Row>,
@@ -71,7 +71,7 @@ impl Row {
 }
 
 impl Machine {
-    /// This machine, as far as it tells.
+    /// This machine, as far as the kernel describes it.
     pub(crate) fn here() -> Machine {
         let system = rustix::system::uname();
         let text = |s: &std::ffi::CStr| s.to_string_lossy().into_owned();
@@ -81,7 +81,7 @@ impl Machine {
                     info.lines().find(|line| line.split(':').next().is_some_and(|found| found.trim() == name))?;
                 Some(line.split_once(':')?.1.trim())
             };
-            // Virtual machines give many processors one name.
+            // Virtual machines use one name for many processors.
             let numbers = field("cpu family").zip(field("model"));
             let numbers = numbers.map(|(family, model)| format!(", family {family} model {model}")).unwrap_or_default();
             Some(format!("{}{numbers}", field("model name")?))
@@ -100,7 +100,7 @@ pub(crate) fn now() -> String {
     date(SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs()))
 }
 
-/// Seconds since 1970 as a date (days-from-civil turned round, Howard Hinnant's "chrono-compatible low-level date algorithms").
+/// Seconds since 1970 as a date (civil_from_days of Howard Hinnant's "chrono-Compatible Low-Level Date Algorithms").
 fn date(seconds: u64) -> String {
     let (days, rest) = (seconds / 86_400 + 719_468, seconds % 86_400);
     let (era, day_of_era) = (days / 146_097, days % 146_097);
@@ -113,8 +113,8 @@ fn date(seconds: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", rest / 3600, rest / 60 % 60, rest % 60)
 }
 
-/// A file that appears at its place only when it is complete. It is opened at the start, so that a path which
-/// cannot be written is found out before the measurement and not after.
+/// A file that appears under its name only when it is complete. It is opened at the start, so that a path that cannot
+/// be written fails before the measurement and not after it.
 #[derive(Debug)]
 pub(crate) struct Output {
     file: File,
@@ -123,7 +123,7 @@ pub(crate) struct Output {
 }
 
 impl Output {
-    /// Opens a file beside `path`; makes missing directories.
+    /// Opens a file beside `path` and creates missing directories.
     pub(crate) fn create(path: &Path) -> Result<Output> {
         let words = || format!("cannot write {}", path.display());
         if let Some(parent) = path.parent().filter(|p| !p.as_os_str().is_empty()) {
@@ -139,7 +139,7 @@ impl Output {
         Ok(Output { file, partial, path: path.to_owned() })
     }
 
-    /// Writes everything and moves the file to its place.
+    /// Writes everything and renames the file to its final name.
     pub(crate) fn finish(mut self, contents: &[u8]) -> Result<()> {
         let words = || format!("cannot write {}", self.path.display());
         self.file.write_all(contents).with_context(words)?;
@@ -149,7 +149,7 @@ impl Output {
 
 impl Drop for Output {
     fn drop(&mut self) {
-        // Gone already after `finish`.
+        // After `finish` it no longer exists.
         let _ = fs::remove_file(&self.partial);
     }
 }

@@ -13,20 +13,20 @@ use crate::memory::{Arena, Memory};
 use crate::pattern::{Number, Source, Tables};
 use crate::stats::Timing;
 
-/// What was measured and found for one size and place.
+/// The result for one size and place.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Measured {
     #[serde(flatten)]
     pub(crate) timing: Timing,
     /// Size / time, GB/s.
     pub(crate) algbw: f64,
-    /// Corrected by the collective's factor, GB/s.
+    /// `algbw` times the collective's factor, GB/s.
     pub(crate) busbw: f64,
     /// Wrong elements on all ranks; `None` when they were not checked.
     pub(crate) wrong: Option<u64>,
 }
 
-/// Which of the two places are measured.
+/// The places that are measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Places {
     /// In place and out of place.
@@ -57,7 +57,7 @@ pub(crate) struct Settings {
     pub(crate) places: Places,
     pub(crate) check: bool,
     pub(crate) asynchronous: bool,
-    /// Each call in a group with another.
+    /// Each call is in a group with another one.
     pub(crate) grouped: bool,
 }
 
@@ -119,7 +119,7 @@ impl<T: Number> Row<'_, T> {
             Ok(())
         })?;
         memory.back();
-        // Out of place every call has the same result: what the last one left is checked too.
+        // Out of place every call has the same result, so the last one's output is checked too.
         if settings.check && self.place == Place::Out {
             wrong += self.check_both(&mut memory);
         }
@@ -152,7 +152,7 @@ impl<T: Number> Row<'_, T> {
         self.tables.fill(input, Source::Input(self.comm.rank(), 0));
     }
 
-    /// Before a checked call: out of place nothing that could be taken for a result, in place the input where it belongs.
+    /// Before a checked call: out of place fills the output with poison, in place writes the input into the buffer.
     fn prepare_output(&self, output: &mut [T]) {
         self.tables.fill(output, Source::Untouched);
         if self.place == Place::In {
@@ -165,7 +165,7 @@ impl<T: Number> Row<'_, T> {
         }
     }
 
-    /// In place, the results of one timed call are the next one's inputs: zeros stay zeros and cannot overflow.
+    /// In place, the result of one timed call is the input of the next: zeros stay zeros and cannot overflow.
     fn before_timing(&self, memory: &mut Memory<'_, T>) {
         if self.place == Place::In {
             memory.input().fill(T::from_i64(0));
@@ -173,7 +173,7 @@ impl<T: Number> Row<'_, T> {
         }
     }
 
-    /// Wrong elements in what the call wrote, and in an input that it must not write.
+    /// Wrong elements in the memory that the call wrote, and in an input that it must not write.
     fn check_both(&self, memory: &mut Memory<'_, T>) -> usize {
         if self.place == Place::In && self.case.in_place_uses_input() {
             return self.check(memory.input());
@@ -186,7 +186,7 @@ impl<T: Number> Row<'_, T> {
         wrong
     }
 
-    /// Wrong elements of what the call was to write.
+    /// Wrong elements in the memory that the call had to write.
     fn check(&self, memory: &[T]) -> usize {
         let (mut wrong, mut start) = (0, 0);
         for (len, source) in self.case.expected(self.place, self.layout, self.comm.rank(), self.comm.size()) {

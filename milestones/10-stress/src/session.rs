@@ -19,7 +19,8 @@ use crate::{csv, pin, plot, probe};
 /// Bytes of a rank's name in the list of ranks.
 const NAME: usize = 96;
 
-/// Runs everything on this rank; the rank that `speaks` prints, a rank 0. The number of wrong elements is the same on all ranks.
+/// Runs everything on this rank. The rank that `speaks`, a rank 0, prints. All ranks return the same number of wrong
+/// elements.
 pub(crate) fn run(comm: &Comm, speaks: bool, args: &Args, plan: &Plan) -> Result<u64> {
     let cases = plan.cases(comm.size()).map_err(anyhow::Error::msg)?;
     let mut plan = plan.clone();
@@ -70,7 +71,7 @@ fn block<T: Number>(
     Ok(())
 }
 
-/// What the library chooses for segments of this many bytes.
+/// The library's choice for segments of this many bytes.
 fn algorithm(comm: &Comm, case: &Case, bytes: usize) -> Option<&'static str> {
     if case.collective == Collective::SendRecv {
         return None;
@@ -119,7 +120,7 @@ pub(crate) fn say(comm: &Comm, text: &str) -> Result<()> {
     if comm.rank() == 0 { print(text) } else { Ok(()) }
 }
 
-/// One line at a time, at once: a run of minutes should show where it is, through a pipe too.
+/// Flushes every line, so that a run of minutes shows its progress, also through a pipe.
 fn print(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     if let Err(error) = writeln!(out, "{text}").and_then(|()| out.flush()) {
@@ -128,7 +129,7 @@ fn print(text: &str) -> Result<()> {
     Ok(())
 }
 
-/// What one rank prints and writes; the others only count.
+/// The printed and written output of one rank; the others only count.
 struct Report<'a> {
     args: &'a Args,
     speaks: bool,

@@ -2,10 +2,10 @@
 
 use serde::Serialize;
 
-/// How long one call took, over several repetitions. Each repetition is the mean of its calls, on the slowest rank.
+/// The time of one call over several repetitions. Each repetition is the mean of its calls on the slowest rank.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Timing {
-    /// Median over the repetitions that count, in seconds: what the table shows.
+    /// Median over the repetitions that count, in seconds. The table shows this one.
     pub(crate) median: f64,
     /// Fastest repetition that counts, in seconds.
     pub(crate) min: f64,
@@ -20,7 +20,7 @@ pub(crate) struct Timing {
 }
 
 impl Timing {
-    /// Sums up repetitions: the clean ones if there are at least `enough` of them, else all. `None` without any.
+    /// Summarizes the clean repetitions if there are at least `enough` of them, else all. `None` without any.
     // EXERCISE 2 (How it works): take the clean repetitions if there are enough of them, else all; give median (of an
     // even number the mean of the middle two), fastest and slowest.
     pub(crate) fn of(all: Vec<f64>, clean: Vec<f64>, enough: usize, iterations: usize) -> Option<Timing> {

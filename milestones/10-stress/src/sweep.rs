@@ -1,15 +1,15 @@
 //! The sizes of a run, from the smallest to the largest.
 
-/// How the next size follows from the last.
+/// The step from one size to the next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Increment {
-    /// Times this; at least 2.
+    /// A factor of at least 2.
     Factor(usize),
-    /// Plus this many bytes; at least 1.
+    /// Bytes to add, at least 1.
     Step(usize),
 }
 
-/// The sizes from `min` up to `max`, both included when they are hit. Multiplying from 0 goes on at 1.
+/// The sizes from `min` up to and including `max`. With a factor, 1 follows 0.
 pub(crate) fn sweep(min: usize, max: usize, increment: Increment) -> Vec<usize> {
     let next = move |&n: &usize| match increment {
         Increment::Factor(f) => n.max(1).checked_mul(f.max(2)).map(|next| if n == 0 { 1 } else { next }),

@@ -1,4 +1,4 @@
-//! The table, with nccl-tests' columns, so that scripts which read its output read ours.
+//! The table, with nccl-tests' columns, so that scripts that parse its output can parse ours.
 
 use crate::case::{Case, Layout};
 use crate::row::Measured;
@@ -30,7 +30,7 @@ pub(crate) fn heading() -> String {
     .join("\n")
 }
 
-/// Title of a block: the collective, which nccl-tests has in the program's name.
+/// Title of a block: the collective, which is the program's name in nccl-tests.
 pub(crate) fn title(case: &Case) -> String {
     format!("#\n# {}", case.name())
 }
@@ -55,7 +55,7 @@ fn place(measured: Option<&Measured>) -> String {
     format!("{:>8} {:>7.2} {:>7.2} {wrong:>6}", time(m.timing.median), m.algbw, m.busbw)
 }
 
-/// Microseconds with four digits that say something.
+/// Microseconds with four significant digits.
 fn time(seconds: f64) -> String {
     let us = seconds * 1e6;
     match us {
@@ -65,7 +65,7 @@ fn time(seconds: f64) -> String {
     }
 }
 
-/// What all rows come to.
+/// Totals over all rows.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Totals {
     /// Wrong elements.
@@ -77,7 +77,7 @@ pub(crate) struct Totals {
 }
 
 impl Totals {
-    /// Counts one place of one row.
+    /// Adds one place of one row.
     pub(crate) fn add(&mut self, measured: &Measured) {
         self.wrong = self.wrong.saturating_add(measured.wrong.unwrap_or(0));
         self.checked |= measured.wrong.is_some();

@@ -1,4 +1,4 @@
-//! The program as a user runs it.
+//! Runs the program as a user does.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ const COLLECTIVES: [&str; 10] = [
 
 fn stress(line: &str) -> Assert {
     let mut command = Command::new(env!("CARGO_BIN_EXE_stress"));
-    // Correctness is what is tested: few calls, and no measurement of the links at the start.
+    // Only correctness is tested: few calls, and no measurement of the links at the start.
     command.args(line.split_whitespace()).env("TINYNCCL_TUNE", "0").timeout(Duration::from_secs(120)).assert()
 }
 
@@ -185,7 +185,7 @@ fn files_that_cannot_be_written_are_found_out_first() {
     }
 }
 
-/// Rows of `--explain`: those that begin with a size and an algorithm.
+/// The rows of `--explain`, which begin with a size and an algorithm.
 fn explained(text: &str) -> Vec<Vec<String>> {
     let algorithms =
         ["ring", "tree", "double-tree", "direct", "halving-doubling", "recursive-doubling", "one-shot", "two-shot"];
@@ -209,7 +209,7 @@ fn explain_names_choice_reason_and_runner_up() {
         assert_eq!(rows.len(), (4 + 4 * 3) * 2 + 1, "{text}");
         for row in rows {
             let time = |i: usize| row[i].parse::<f64>().unwrap_or_else(|_| panic!("{row:?}"));
-            // One-shot is taken wherever it fits; among the others, the fastest is.
+            // One-shot is chosen wherever it fits; otherwise the fastest algorithm is.
             let free = row[1] != "one-shot" && row[4] != "none";
             assert!(!free || time(3) <= time(5), "the choice is the fastest: {row:?}");
             let cause = if row[1] == "one-shot" { "sync" } else { "latency" };

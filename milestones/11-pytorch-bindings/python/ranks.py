@@ -1,4 +1,4 @@
-"""One rank: arrays of numpy and tensors of torch through tinynccl, whichever of the two is here."""
+"""One rank: all calls over numpy arrays and torch tensors, depending on which of the two is installed."""
 
 import sys
 
@@ -14,10 +14,10 @@ except ImportError:
     torch = None
 
 
-# EXERCISE 2 (Expected output; needs torch): average an array of four f32 over the ranks in its own memory, gather
-# (rank, rank squared) of everybody, and print both as the README shows.
+# EXERCISE 2 (Expected output; needs torch): average an array of four f32 over the ranks in place, gather
+# (rank, rank squared) of all ranks, and print both as the README shows.
 def arrays(comm):
-    """numpy: the call gets the array's own memory."""
+    """numpy: the call works on the array's own memory."""
     rank, n = comm.rank, comm.size
     mine = numpy.arange(4, dtype=numpy.float32) + rank
     comm.all_reduce(mine, op="avg")
@@ -31,7 +31,7 @@ def arrays(comm):
 # EXERCISE 3 (Expected output; needs torch): all-reduce a bfloat16 tensor and show that it stays where it was; pass
 # the ranks round the ring in a group; start a large all-reduce, compute meanwhile, wait. Print what the README shows.
 def tensors(comm):
-    """torch: the same calls. Nothing is copied: the result is where the tensor was."""
+    """torch: the same calls. Nothing is copied: the result has the tensor's address."""
     rank, n = comm.rank, comm.size
     right, left = (rank + 1) % n, (rank - 1) % n
     mine = torch.full((3, 5), float(rank + 1), dtype=torch.bfloat16)
@@ -56,7 +56,7 @@ def tensors(comm):
 # EXERCISE 4 (Expected output; needs torch): let rank 0 make a call of another length than the others, catch
 # `tinynccl.Error`, and print its class and text.
 def mistakes(comm):
-    """Ranks that disagree get an exception which names both, where a hang would be usual."""
+    """Ranks with different calls get an exception that names both, where other libraries hang."""
     kind = numpy.zeros if torch is None else torch.zeros
     try:
         comm.all_reduce(kind(3 + (comm.rank == 0)))
@@ -67,7 +67,7 @@ def mistakes(comm):
 def main():
     if numpy is None and torch is None:
         sys.exit(f"{sys.executable} has neither numpy nor torch: take the interpreter that `cargo run -p pytorch-bindings` names")
-    # Apart from the others' work: the mistake at the end breaks the communicator that it is made on.
+    # On a communicator of its own, because the mistake breaks it.
     with tinynccl.Comm.from_env() as comm:
         if numpy is not None:
             arrays(comm)

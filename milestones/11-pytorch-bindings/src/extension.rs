@@ -1,4 +1,4 @@
-//! Builds the extension module and lays out the package `tinynccl` as Python wants it. A wheel holds the same files.
+//! Builds the extension module and lays out the package `tinynccl` as Python expects it. A wheel holds the same files.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ fn checkout() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Builds the extension (`cargo build --release -p tinynccl-python`) and returns the folder to put into `PYTHONPATH`.
+/// Builds the extension (`cargo build --release -p tinynccl-python`) and returns the folder for `PYTHONPATH`.
 pub fn build() -> Result<PathBuf> {
     let root = checkout();
     ensure!(
@@ -44,7 +44,7 @@ fn library(messages: &str) -> Option<PathBuf> {
     Some(PathBuf::from(&messages[start..end]))
 }
 
-/// Copies only what is newer, each file in one step: another program may be reading them.
+/// Copies newer files only, and replaces each atomically, as another program may be reading it.
 fn lay_out(sources: &Path, library: &Path, package: &Path) -> Result<()> {
     copy_folder(sources, package)?;
     copy_newer(library, &package.join("_core.abi3.so"))
@@ -96,7 +96,7 @@ mod tests {
         let read = |name: &str| std::fs::read_to_string(package.join(name)).unwrap();
         assert_eq!((read("torch/work.py"), read("_core.abi3.so")), ("old".to_owned(), "library".to_owned()));
         assert!(!package.join("torch/__pycache__").exists());
-        // Newer than its source: left alone.
+        // Newer than its source, so it must stay.
         std::fs::write(package.join("torch/work.py"), "mine").unwrap();
         lay_out(&sources, &library, &package).unwrap();
         assert_eq!(read("torch/work.py"), "mine");

@@ -1,10 +1,11 @@
-//! Which Python: several may be installed, and Debian's torch belongs to `/usr/bin/python3`, whatever comes first on the PATH.
+//! Finds a suitable Python. Several may be installed, and Debian's torch belongs to `/usr/bin/python3`, whichever comes
+//! first on the PATH.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-/// What is missing, and what to do about it: one line.
+/// Everything that is missing, and the remedy, in one line.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Unavailable(pub String);
 
@@ -16,7 +17,7 @@ impl fmt::Display for Unavailable {
 
 impl std::error::Error for Unavailable {}
 
-/// What a program imports.
+/// The modules that a program imports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Needs {
     /// numpy or torch.
@@ -28,7 +29,7 @@ pub enum Needs {
 /// An interpreter that can run our ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Interpreter {
-    /// The program.
+    /// Its executable.
     pub program: PathBuf,
     /// `3.11.2`.
     pub version: String,
@@ -38,7 +39,7 @@ pub struct Interpreter {
     pub numpy: Option<String>,
 }
 
-/// Asked of each interpreter: one word per line.
+/// The script that each interpreter runs. It prints one word per line.
 const QUESTION: &str = "
 import sys
 def version(name):
@@ -60,10 +61,10 @@ print(version('numpy'))
 const OLDEST: (u32, u32) = (3, 11);
 
 impl Interpreter {
-    /// The first interpreter that has what is needed: the one asked for, or those of the PATH and of the system.
+    /// The first interpreter that meets `needs`: `asked` if given, else one of those on the PATH and of the system.
     ///
     /// # Errors
-    /// What each of them lacks, and how to install it.
+    /// If there is none: what each interpreter lacks, and how to install it.
     pub fn find(asked: Option<PathBuf>, needs: Needs) -> Result<Interpreter, Unavailable> {
         let candidates = match asked {
             Some(program) => vec![program],

@@ -1,4 +1,5 @@
-//! Milestone 11: what a program needs to start Python ranks: an interpreter, the extension built and put where it is found.
+//! Milestone 11: starts Python ranks. Finds an interpreter, builds the extension, and installs it where Python finds
+//! it.
 
 pub mod extension;
 pub mod interpreter;

@@ -13,7 +13,7 @@ use pytorch_bindings::{Needs, Ranks, Unavailable};
 struct Args {
     #[command(flatten)]
     ranks: Ranks,
-    /// What the ranks run (default: this milestone's own script).
+    /// Script that the ranks run (default: this milestone's own script).
     script: Option<PathBuf>,
     /// Arguments of the script.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]

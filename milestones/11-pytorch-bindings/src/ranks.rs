@@ -1,4 +1,4 @@
-//! The options that every program which starts Python ranks has, and the start of those ranks.
+//! Starts Python ranks; the options that all programs of this kind share.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt as _;
@@ -10,13 +10,13 @@ use tinynccl::launch::{self, Launcher};
 
 use crate::{Interpreter, Needs, extension};
 
-/// How many ranks, of which Python, with which package.
+/// The number of ranks, the interpreter and the package.
 #[derive(Debug, clap::Args)]
 pub struct Ranks {
     /// Ranks to start on this machine.
     #[arg(long, default_value_t = 2, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=64))]
     pub ranks: usize,
-    /// The interpreter (default: the first of python3, /usr/bin/python3 and others that has what is needed).
+    /// Interpreter (default: the first of python3, /usr/bin/python3 and others that has the needed modules).
     #[arg(long)]
     pub python: Option<PathBuf>,
     /// Folder of a built package `tinynccl` (default: build it).
@@ -25,11 +25,12 @@ pub struct Ranks {
 }
 
 impl Ranks {
-    /// Finds the interpreter, builds the package, says which Python it is, and starts ranks that run `script`, adapted by
-    /// `adapt`. Started by mpirun, torchrun or srun, this process is one rank: it becomes the script, and does not return.
+    /// Finds the interpreter, builds the package, prints the interpreter's name, and starts ranks that run `script`,
+    /// adapted by `adapt`. Under mpirun, torchrun or srun this process is one rank: it becomes the script and does not
+    /// return.
     ///
     /// # Errors
-    /// [`crate::Unavailable`] when no interpreter has what is needed; else what the build said, or that nothing starts.
+    /// [`crate::Unavailable`] when no interpreter has the needed modules; else the build or the start failed.
     pub fn run(
         self,
         needs: Needs,

@@ -1,4 +1,4 @@
-//! The program as its user starts it. Where Python has no numpy and no torch it must say so.
+//! Runs the program as a user does. Where Python has neither numpy nor torch it must say so.
 
 use std::process::Command;
 use std::time::Duration;
@@ -10,7 +10,7 @@ fn program() -> Command {
 }
 
 fn run(arguments: &[&str]) -> Option<(bool, String)> {
-    // The extension may have to be built first.
+    // Long enough to build the extension first.
     let outcome = testing::run_for(program().args(arguments), Duration::from_secs(1500));
     if outcome.code == Some(77) {
         assert!(outcome.stderr.contains("error: no Python 3.11 or later with numpy or torch here"), "{outcome:?}");

@@ -1,4 +1,4 @@
-"""What is trained: the network and the data of milestone 13, and a small GPT over the text of this checkout."""
+"""The models and their data: the network of milestone 13, and a small GPT over the text of this checkout."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""One rank of DistributedDataParallel: trains a model over the backend "tinynccl", then over another one, and compares."""
+"""One rank of DistributedDataParallel: trains a model over "tinynccl", then over another backend, and compares."""
 
 import argparse
 import hashlib
@@ -42,7 +42,7 @@ def fingerprint(model):
 
 
 # EXERCISE 3 (How it works; needs torch): gather every rank's fingerprint with `all_gather_object`; return ours if all
-# are the same, else end with what everybody has.
+# are the same, else exit with the list of them.
 def identical(model, group):
     """The fingerprint, if all ranks have the same one."""
     mine = fingerprint(model)
@@ -56,7 +56,7 @@ def identical(model, group):
 def train_mlp(args, group, device, say):
     rank, ranks = dist.get_rank(), dist.get_world_size()
     points, labels = (t.to(device) for t in models.spiral(128, args.seed))
-    # Each rank begins with other weights: if they agree later, DDP's broadcast did it.
+    # Each rank starts from different weights, so only DDP's broadcast can make them agree.
     model = models.mlp(args.hidden, args.seed + rank).to(device)
     replica = wrap(model, group, device, args)
     optimizer = torch.optim.SGD(model.parameters(), lr=args.rate or 0.1, momentum=0.9)
@@ -112,16 +112,16 @@ def train_gpt(args, group, device, say):
     return model
 
 
-# EXERCISE 2 (How it works; needs torch): make the replica of DistributedDataParallel over the group, with buckets of
-# the size asked for, and device_ids on a GPU only.
+# EXERCISE 2 (How it works; needs torch): wrap the model in DistributedDataParallel over the group, with buckets of
+# the given size, and device_ids on a GPU only.
 def wrap(model, group, device, args):
-    # On the CPU torch wants no device_ids.
+    # On the CPU torch refuses device_ids.
     ids = [device.index] if device.type == "cuda" else None
     return DistributedDataParallel(model, device_ids=ids, process_group=group, bucket_cap_mb=args.bucket_mb)
 
 
 def place():
-    """This rank, how many there are, and its number on this host, as torchrun, mpirun or srun tells its processes."""
+    """Rank, number of ranks, and rank on this host, from the environment of torchrun, mpirun or srun."""
     for names in [
         ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
@@ -164,7 +164,7 @@ def main():
         theirs = train(args, group, device, say)
         say(f"{time.perf_counter() - start:.1f} s\n")
         far = max(float((a - b).abs().max()) for a, b in zip(ours.parameters(), theirs.parameters()))
-        # Sums of two are the same in any order; of more, each backend adds in its own.
+        # A sum of two is the same in any order; with more ranks, each backend adds in an order of its own.
         exact = ranks <= 2 and device.type == "cpu"
         if far > (0.0 if exact else 1e-2):
             raise SystemExit(f"rank {rank}: the weights differ from those over {against} by up to {far}")

@@ -1,4 +1,4 @@
-//! Milestone 12: starts ranks of PyTorch that train a model by DistributedDataParallel over the backend "tinynccl".
+//! Milestone 12: starts PyTorch ranks that train a model with DistributedDataParallel over the backend "tinynccl".
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -7,13 +7,14 @@ use anyhow::Result;
 use clap::Parser;
 use pytorch_bindings::{Needs, Ranks, Unavailable};
 
-/// DistributedDataParallel over tinynccl, compared with gloo (or nccl) weight by weight.
+/// DistributedDataParallel over tinynccl; compares the weights with those over gloo (or nccl).
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
     #[command(flatten)]
     ranks: Ranks,
-    /// Options of train.py: --model mlp|gpt, --device cpu|cuda, --epochs, --steps, --against BACKEND|none, and others; -- --help lists them.
+    /// Options of train.py: --model mlp|gpt, --device cpu|cuda, --epochs, --steps, --against BACKEND|none, and others;
+    /// -- --help lists them.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     args: Vec<String>,
 }
@@ -26,7 +27,7 @@ fn main() -> ExitCode {
 // EXERCISE 1 (How it works): find an interpreter with torch, build the extension unless a folder is given, and let
 // `Launcher` run train.py once per rank, with PYTHONPATH, and INIT_METHOD naming a file for torch's store.
 fn start(args: Args) -> Result<i32> {
-    // Where torch's store lies: a file needs no free port.
+    // The file of torch's store, which needs no free port.
     let store = std::env::temp_dir().join(format!("tinynccl-ddp-{}", std::process::id()));
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/python/train.py");
     let outcome = args.ranks.run(Needs::Torch, Path::new(script), args.args, |launcher| {

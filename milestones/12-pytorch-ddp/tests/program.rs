@@ -1,4 +1,4 @@
-//! The program as its user starts it. Where Python has no torch it must say so.
+//! Runs the program as a user does. Where Python has no torch it must say so.
 
 use std::process::Command;
 use std::time::Duration;
@@ -10,7 +10,7 @@ fn program() -> Command {
 }
 
 fn run(arguments: &[&str]) -> Option<(bool, String)> {
-    // The extension may have to be built first.
+    // Long enough to build the extension first.
     let outcome = testing::run_for(program().args(arguments), Duration::from_secs(1500));
     if outcome.code == Some(77) {
         assert!(outcome.stderr.contains("error: no Python 3.11 or later with torch here"), "{outcome:?}");
@@ -31,7 +31,7 @@ fn the_network_of_milestone_13_learns_as_there_and_as_over_gloo() {
     let Some((ok, out)) = run(&[]) else { return };
     assert!(ok && out.contains("OK: world of size 2"), "{out}");
     assert!(out.contains("largest difference between the weights of both: 0.0"), "{out}");
-    // The table of milestone 13's README: same data, same weights, same order; other libraries add in another order.
+    // From the table in milestone 13's README: same data, same weights; another library adds in another order.
     approx::assert_abs_diff_eq!(last_loss(&out, "1 "), 1.01768, epsilon = 1e-4);
     approx::assert_abs_diff_eq!(last_loss(&out, "60 "), 0.03118, epsilon = 2e-3);
 }

@@ -5,7 +5,7 @@ use crate::rng::Rng;
 /// Number of classes, one per arm.
 pub const CLASSES: usize = 3;
 
-/// Points and their class.
+/// Points and their classes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Dataset {
     /// Two coordinates per point.
@@ -55,7 +55,7 @@ pub fn epoch_order(samples: usize, seed: u64, epoch: usize) -> Vec<usize> {
     Rng::new(seed ^ (epoch as u64 + 1).wrapping_mul(0xd134_2543_de82_ef95)).permutation(samples)
 }
 
-/// The share of `rank` in `items`: `ranks` shares that cover all items, as equal as possible.
+/// The shard of `rank` in `items`: `ranks` shards cover all items, as equally as possible.
 pub fn shard<T>(items: &[T], rank: usize, ranks: usize) -> &[T] {
     &items[rank * items.len() / ranks..(rank + 1) * items.len() / ranks]
 }

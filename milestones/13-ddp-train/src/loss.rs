@@ -1,4 +1,4 @@
-//! Losses: a value averaged over the batch, and its derivative by each output.
+//! Losses: the mean over the batch, and its derivative with respect to each output.
 
 /// Cross entropy of a batch.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -9,9 +9,9 @@ pub struct Classified {
     pub correct: usize,
 }
 
-/// Softmax and cross entropy of `outputs` (one row per label); `d_outputs` becomes the derivative of the mean.
+/// Softmax and cross entropy of `outputs` (one row per label); writes the derivative of the mean into `d_outputs`.
 // EXERCISE 1 (How it works): per sample the softmax of its outputs, without overflow; the mean loss -ln p(label); its
-// derivative, (p - 1 at the label) / batch; and how many were right.
+// derivative, (p - 1 at the label) / batch; and the number of right answers.
 pub fn cross_entropy(outputs: &[f32], labels: &[u8], d_outputs: &mut [f32]) -> Classified {
     let batch = labels.len().max(1);
     let classes = (outputs.len() / batch).max(1);
@@ -30,7 +30,7 @@ pub fn cross_entropy(outputs: &[f32], labels: &[u8], d_outputs: &mut [f32]) -> C
     total
 }
 
-/// Mean of the squared differences; `d_outputs` becomes its derivative.
+/// Mean of the squared differences; writes its derivative into `d_outputs`.
 pub fn mean_squared_error(outputs: &[f32], targets: &[f32], d_outputs: &mut [f32]) -> f64 {
     let n = targets.len().max(1) as f32;
     let mut sum = 0.0;

@@ -1,4 +1,5 @@
-//! Milestone 13: an MLP trained on three spirals by several ranks, whose weights are proven identical after every epoch.
+//! Milestone 13: several ranks train an MLP on three spirals and prove after every epoch that their weights are the
+//! same.
 
 use std::process::ExitCode;
 
@@ -11,7 +12,7 @@ use tinynccl::config::TransportChoice;
 use tinynccl::launch::{self, Launcher};
 use tinynccl::process_group::{BackendType, InitOptions, init_process_group};
 
-/// Data-parallel training of an MLP; the weights are proven identical on all ranks.
+/// Data-parallel training of an MLP, with a proof that the weights are identical on all ranks.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
@@ -21,8 +22,8 @@ struct Args {
     /// What carries the bytes: auto, tcp, shm or verbs (default: TINYNCCL_TRANSPORT, else auto).
     #[arg(long)]
     transport: Option<TransportChoice>,
-    /// Who carries the gradients: auto, tinynccl, mpi (needs the cargo feature `mpi`, and mpirun), or nccl, which says that it
-    /// carries no host memory.
+    /// Library that carries the gradients: auto, tinynccl, mpi (needs the cargo feature `mpi`, and mpirun), or nccl
+    /// (fails, as it carries no host memory).
     #[arg(long, default_value = "auto")]
     backend: BackendType,
     /// Passes over the data.
@@ -46,12 +47,12 @@ struct Args {
     /// Size of a gradient bucket in bytes.
     #[arg(long, default_value_t = 8192, value_parser = positive())]
     bucket_bytes: usize,
-    /// Leave something out on purpose: the proof then fails and says why.
+    /// Leave a part out on purpose, so that the proof fails.
     #[arg(long = "break", value_name = "WHAT")]
     fault: Option<BreakArg>,
 }
 
-/// What `--break` leaves out.
+/// The part that `--break` leaves out.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum BreakArg {
     /// The broadcast of the initial weights.
@@ -96,7 +97,7 @@ fn main() -> ExitCode {
     program_kit::exit_code(start(&args), |_| false)
 }
 
-/// Started by hand: run this program again, once per rank. Started by a launcher: be the rank it says.
+/// Started by hand: runs this program again, once per rank. Started by a launcher: runs as that rank.
 fn start(args: &Args) -> Result<i32> {
     let mut config = Config::from_env()?;
     if let Some(transport) = args.transport {

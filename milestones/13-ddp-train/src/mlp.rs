@@ -1,8 +1,8 @@
 //! A multi-layer perceptron with tanh between its layers: forward, and backward by hand.
 //!
 //! Layer `l` computes `z = x Wᵀ + b`; all but the last one apply tanh. `W` is row-major, one row per output. Parameters
-//! are numbered in forward order: `2l` is the weight of layer `l`, `2l + 1` its bias. Backward produces them from the last
-//! to the first, and hands each one over as soon as it is complete: that is what lets communication start early.
+//! are numbered in forward order: `2l` is the weight of layer `l`, `2l + 1` its bias. Backward produces gradients from
+//! the last to the first and hands over each as soon as it is complete, so communication can start early.
 
 use tinynccl::ddp::ParamSpec;
 
@@ -24,7 +24,7 @@ pub struct Mlp {
     layers: Vec<Layer>,
 }
 
-/// What forward remembers for backward: the input of every layer, and the last layer's output.
+/// The activations that backward needs: the input of every layer, and the last layer's output.
 #[derive(Debug, Clone, Default)]
 pub struct Trace {
     activations: Vec<Vec<f32>>,
@@ -33,14 +33,14 @@ pub struct Trace {
 
 /// Takes gradients from backward, one parameter at a time.
 pub trait GradientSink {
-    /// What can go wrong with taking one.
+    /// The error of [`GradientSink::put`].
     type Error;
 
-    /// The gradient of parameter `index` is complete: `write` puts it into memory that holds zeros.
+    /// Takes the gradient of parameter `index`: `write` writes it into memory that holds zeros.
     fn put(&mut self, index: usize, write: impl FnOnce(&mut [f32])) -> Result<(), Self::Error>;
 }
 
-/// Gradients kept in place, one vector per parameter: no communication.
+/// Local gradients, one vector per parameter: no communication.
 impl GradientSink for Vec<Vec<f32>> {
     type Error = std::convert::Infallible;
 
@@ -79,12 +79,12 @@ impl Mlp {
         self.layers.iter().flat_map(|l| [l.weight.as_slice(), l.bias.as_slice()]).collect()
     }
 
-    /// The parameters, in order, to change.
+    /// The parameters, in order, mutable.
     pub fn params_mut(&mut self) -> Vec<&mut [f32]> {
         self.layers.iter_mut().flat_map(|l| [l.weight.as_mut_slice(), l.bias.as_mut_slice()]).collect()
     }
 
-    /// Number of parameters' elements.
+    /// Number of elements of all parameters.
     pub fn len(&self) -> usize {
         self.params().iter().map(|p| p.len()).sum()
     }
@@ -94,7 +94,7 @@ impl Mlp {
         self.len() == 0
     }
 
-    /// Outputs for `batch` inputs (row-major), and in `trace` what [`Mlp::backward`] needs.
+    /// Outputs for `batch` inputs (row-major); writes the activations for [`Mlp::backward`] into `trace`.
     pub fn forward<'t>(&self, input: &[f32], batch: usize, trace: &'t mut Trace) -> &'t [f32] {
         trace.batch = batch;
         trace.activations.resize(self.layers.len() + 1, Vec::new());
@@ -116,10 +116,10 @@ impl Mlp {
         &trace.activations[self.layers.len()]
     }
 
-    /// Gradients for `d_output`, the loss's derivative by each output of the forward pass in `trace`.
+    /// Gradients for `d_output`, the derivative of the loss with respect to each output of the forward pass in `trace`.
     // EXERCISE 2 (How it works): from the last layer to the first: hand the bias's gradient (number 2l + 1) and the
-    // weight's (2l) to the sink as soon as they are there, then go through the weights and the tanh to the layer
-    // below.
+    // weight's (2l) to the sink as soon as they are complete, then propagate through the weights and the tanh to the
+    // layer below.
     pub fn backward<S: GradientSink>(&self, trace: &Trace, d_output: &[f32], sink: &mut S) -> Result<(), S::Error> {
         let mut dz = d_output.to_vec();
         for (l, layer) in self.layers.iter().enumerate().rev() {

@@ -1,15 +1,15 @@
-//! Optimisers. Each rank runs its own copy on the same averaged gradients, so nothing of their state is ever sent.
+//! Optimisers. Each rank runs its own copy on the same averaged gradients, so their state is never sent.
 
 use tinynccl::ddp::ParamSpec;
 
-/// Changes parameters by their gradients.
+/// Updates parameters by their gradients.
 #[derive(Debug, Clone)]
 pub enum Optimizer {
     /// Gradient descent with momentum: `v = momentum v + g; p -= rate v`.
     Sgd {
         /// Learning rate.
         rate: f32,
-        /// Share of the last step that is kept.
+        /// Decay of the velocity.
         momentum: f32,
         /// `v` of every parameter.
         velocity: Vec<Vec<f32>>,
@@ -42,7 +42,7 @@ impl Optimizer {
         Optimizer::Adam { rate, mean: zeros(params), square: zeros(params), steps: 0 }
     }
 
-    /// Call once per step, before [`Optimizer::update`].
+    /// Must be called once per step, before [`Optimizer::update`].
     pub fn begin_step(&mut self) {
         if let Optimizer::Adam { steps, .. } = self {
             *steps += 1;

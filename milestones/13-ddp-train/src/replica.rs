@@ -1,7 +1,7 @@
 //! One rank's copy of the model, and the step that keeps all copies the same.
 //!
-//! Same start (broadcast), same gradients (all-reduce average), same arithmetic (each rank's own optimiser): then the
-//! weights stay the same bits for ever, though they are never sent again.
+//! Same start (broadcast), same gradients (all-reduce average), same arithmetic (each rank's own optimiser): so the
+//! weights stay bit-identical for ever, although they are never sent again.
 
 use anyhow::{Context as _, Result};
 use tinynccl::ddp::{Ddp, DdpOptions, ParamSpec};
@@ -11,7 +11,7 @@ use crate::mlp::{GradientSink, Mlp, Trace};
 use crate::optim::Optimizer;
 use crate::proof;
 
-/// What to leave out, to see why it is there.
+/// A part to leave out, to show its purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// No broadcast of the initial weights: every rank keeps its own random start.
@@ -20,7 +20,7 @@ pub enum Fault {
     Average,
 }
 
-/// Where backward puts gradients.
+/// The memory that backward writes gradients into.
 enum Gradients<'g> {
     Averaged(Ddp<'g>),
     Local(Vec<Vec<f32>>),
@@ -29,7 +29,7 @@ enum Gradients<'g> {
 impl GradientSink for Ddp<'_> {
     type Error = tinynccl::Error;
 
-    /// `ready` starts the all-reduce of a bucket as soon as its last gradient is in, while backward goes on.
+    /// `ready` starts the all-reduce of a bucket as soon as it has its last gradient, while backward continues.
     fn put(&mut self, index: usize, write: impl FnOnce(&mut [f32])) -> tinynccl::Result<()> {
         write(self.gradient_mut(index)?);
         self.ready(index)
@@ -48,7 +48,7 @@ pub struct Replica<'g> {
 }
 
 impl<'g> Replica<'g> {
-    /// Joins the replicas: afterwards every rank holds rank 0's weights (unless a `fault` says otherwise).
+    /// Makes every rank's weights equal to rank 0's by a broadcast (unless `fault` leaves it out).
     pub fn new(
         group: &'g ProcessGroup,
         mut model: Mlp,
@@ -70,8 +70,9 @@ impl<'g> Replica<'g> {
         Ok(Replica { group, model, specs, gradients, optimizer, trace: Trace::default(), d_output: Vec::new() })
     }
 
-    /// One step on our share of the global batch. `loss` gets the outputs, writes its derivative by them, and returns its
-    /// mean over our share, which this returns too. Shares must be equally large: the ranks' gradients are averaged.
+    /// One step on our shard of the global batch. `loss` gets the outputs, writes its derivative with respect to them,
+    /// and returns the mean over our shard, which this function returns too. All shards must have the same size, as the
+    /// ranks' gradients are averaged without weights.
     // EXERCISE 3 (How it works): forward, loss, backward into the buckets, wait for the averages, and update every
     // parameter by its averaged gradient; without averaging, by our own.
     pub fn step(&mut self, input: &[f32], batch: usize, loss: impl FnOnce(&[f32], &mut [f32]) -> f64) -> Result<f64> {
@@ -100,8 +101,8 @@ impl<'g> Replica<'g> {
         Ok(value)
     }
 
-    /// Proves that all ranks hold the same bits; gives their fingerprint. By the group's communicator, not by the
-    /// backend: a proof should not depend on what it proves.
+    /// Proves that all ranks hold the same bits, and returns their fingerprint. The proof uses the group's communicator
+    /// and not the backend, as it should not depend on the code under test.
     pub fn prove_identical(&self) -> Result<u64> {
         proof::prove_identical(self.group.comm(), &self.specs, &self.model.params())
     }
@@ -116,7 +117,7 @@ impl<'g> Replica<'g> {
         &mut self.optimizer
     }
 
-    /// Gradient buckets: all-reduces per step. 0 when the gradients stay local.
+    /// Number of gradient buckets, which is that of all-reduces per step. 0 when the gradients stay local.
     pub fn buckets(&self) -> usize {
         match &self.gradients {
             Gradients::Averaged(ddp) => ddp.buckets(),

@@ -1,6 +1,6 @@
 //! A small random generator, the same on every machine and for every version of this program.
 //!
-//! SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): one 64-bit counter and a mixing function. Not for secrets.
+//! SplitMix64 (Steele, Lea, Flood, OOPSLA 2014): one 64-bit counter and a mixing function. Not cryptographic.
 
 /// Generator state.
 #[derive(Debug, Clone)]

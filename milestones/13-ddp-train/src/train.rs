@@ -11,7 +11,7 @@ use crate::optim::Optimizer;
 use crate::replica::{Fault, Replica};
 use crate::rng::Rng;
 
-/// What to train, equal on all ranks.
+/// Settings of a training run, equal on all ranks.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Passes over the data.
@@ -28,7 +28,7 @@ pub struct Options {
     pub seed: u64,
     /// Size of a gradient bucket in bytes.
     pub bucket_bytes: usize,
-    /// What to leave out.
+    /// The part to leave out.
     pub fault: Option<Fault>,
 }
 
@@ -48,7 +48,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Refuses what cannot be trained on this many ranks.
+    /// Refuses settings that do not work with this many ranks.
     pub fn check(&self, ranks: usize) -> Result<()> {
         let (batch, samples) = (self.batch, CLASSES * self.points);
         ensure!(
@@ -60,33 +60,33 @@ impl Options {
     }
 }
 
-/// What is known before the first step.
+/// The state before the first step.
 #[derive(Debug, Clone, Copy)]
 pub struct Start {
-    /// Elements of all parameters.
+    /// Number of elements of all parameters.
     pub parameters: usize,
     /// All-reduces per step.
     pub buckets: usize,
-    /// Points in the data.
+    /// Number of points.
     pub samples: usize,
     /// Fingerprint of the initial weights, the same on all ranks.
     pub weights: u64,
 }
 
-/// What is known after an epoch, the same on all ranks.
+/// The result of an epoch, the same on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Epoch {
     /// Counted from 1.
     pub number: usize,
-    /// Mean over the epoch's samples of the loss when each was trained on.
+    /// Mean over the epoch's samples of the loss at the step that used each of them.
     pub loss: f64,
-    /// Share of them that the model classed right.
+    /// Fraction of them that the model classified correctly.
     pub accuracy: f64,
     /// Fingerprint of the weights.
     pub weights: u64,
 }
 
-/// What a caller is told on the way.
+/// Progress of a training run.
 #[derive(Debug, Clone, Copy)]
 pub enum Event {
     /// Before the first step.
@@ -95,13 +95,13 @@ pub enum Event {
     Epoch(Epoch),
 }
 
-/// Trains; every rank calls it with the same options. The weights are compared before the first step and after each epoch:
-/// a difference is an error on every rank.
+/// Trains; every rank calls it with the same options. It compares the weights before the first step and after each
+/// epoch; a difference is an error on every rank.
 pub fn train(group: &ProcessGroup, options: &Options, mut report: impl FnMut(Event)) -> Result<Vec<Epoch>> {
     let (rank, ranks) = (group.rank(), group.size());
     let data = Dataset::spiral(options.points, options.seed);
     options.check(ranks)?;
-    // Every rank starts elsewhere on purpose: if the weights agree later, the broadcast did it.
+    // Every rank starts from different weights, so only the broadcast can make them agree.
     let mut rng = Rng::new(options.seed.wrapping_add(rank as u64));
     let model = Mlp::new(&[2, options.hidden, options.hidden, CLASSES], &mut rng);
     let optimizer = Optimizer::sgd(options.rate, &model.specs());
@@ -121,7 +121,7 @@ pub fn train(group: &ProcessGroup, options: &Options, mut report: impl FnMut(Eve
     let mut epochs = Vec::with_capacity(options.epochs);
     for number in 1..=options.epochs {
         let order = epoch_order(data.len(), options.seed, number);
-        // Sums over our samples: loss, right answers, samples.
+        // Sums over our samples: loss, right answers, number of samples.
         let mut totals = [0f64; 3];
         for batch in order.chunks_exact(options.batch) {
             let mine = data.select(shard(batch, rank, ranks));

@@ -1,28 +1,28 @@
-//! Where each parameter lies in the flat buffers, and which stretches of the gradients travel together.
+//! The layout of the parameters in the flat buffers, and the ranges of the gradients that are reduced together.
 //!
-//! As the library's `ddp`: from the last parameter to the first, because backward finishes the last layer first; a bucket is
-//! closed once it holds enough bytes.
+//! Like the library's `ddp`: from the last parameter to the first, because backward finishes the last layer first. A
+//! bucket closes once it holds enough bytes.
 
 use std::ops::Range;
 
 use tinynccl::ddp::ParamSpec;
 
-/// Buckets begin at multiples of this many elements (128 bytes), so that kernels can move 16 bytes at a time.
+/// Buckets begin at multiples of this many elements (128 bytes), so kernels can move 16 bytes at a time.
 const ALIGN: usize = 32;
 
 /// The layout of one model's parameters, gradients and velocities: the same for all three.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Buckets {
-    /// Elements of each parameter, by its number.
+    /// The range of each parameter's elements, by its number.
     homes: Vec<Range<usize>>,
-    /// Elements of each bucket.
+    /// The range of each bucket's elements.
     spans: Vec<Range<usize>>,
     /// The parameter whose gradient completes each bucket.
     last: Vec<usize>,
 }
 
 impl Buckets {
-    /// Lays out `params`; a bucket is closed when it holds at least `bytes`.
+    /// Lays out `params`; a bucket closes when it holds at least `bytes`.
     // EXERCISE 1 (How it works): lay the parameters out from the last to the first; close a bucket once it holds
     // enough bytes, and begin the next at a multiple of ALIGN.
     pub fn new(params: &[ParamSpec], bytes: usize) -> Buckets {
@@ -42,22 +42,22 @@ impl Buckets {
         buckets
     }
 
-    /// Elements of the flat buffers, gaps between buckets included.
+    /// Number of elements of the flat buffers, with the gaps between buckets.
     pub fn elements(&self) -> usize {
         self.spans.last().map_or(0, |span| span.end)
     }
 
-    /// Where parameter `index` lies.
+    /// The range of parameter `index`.
     pub fn home(&self, index: usize) -> Range<usize> {
         self.homes[index].clone()
     }
 
-    /// Where each bucket lies, in the order in which backward completes them.
+    /// The range of each bucket, in the order in which backward completes them.
     pub fn spans(&self) -> &[Range<usize>] {
         &self.spans
     }
 
-    /// The bucket that is complete once the gradient of `param` is there, when backward goes from the last to the first.
+    /// The bucket that the gradient of `param` completes, when backward goes from the last parameter to the first.
     pub fn completed_by(&self, param: usize) -> Option<usize> {
         self.last.iter().position(|&last| last == param)
     }

@@ -13,11 +13,11 @@ use crate::kernels::Kernels;
 use crate::replica::{Exchange, Replica};
 use crate::train::{Outcome, Share, sizes, train};
 
-/// Losses may differ by this share: sums in another order, `tanh` and `exp` of another library, over all steps.
+/// Largest relative difference of losses: sums in another order, `tanh` and `exp` of another library, over all steps.
 pub const LOSS_TOLERANCE: f64 = 1e-3;
-/// Gradients of one step may differ by this share of the largest of their parameter.
+/// Largest difference of gradients of one step, relative to the largest gradient of the same parameter.
 pub const GRADIENT_TOLERANCE: f64 = 1e-4;
-/// Floating-point operations above which the CPU's training is left out.
+/// Above this many floating-point operations the training on the CPU is left out.
 const CPU_LIMIT: f64 = 2e11;
 
 /// A group of this rank alone.
@@ -46,8 +46,8 @@ impl Alone {
         ddp_train::train::train(&self.group, options, |_| ()).context("training on the CPU").map(Some)
     }
 
-    /// Gradients of the first batch, here and on the CPU: the largest difference, as a share of the largest gradient of the same
-    /// parameter.
+    /// Compares the gradients of the first batch, here and on the CPU: the largest difference, relative to the largest
+    /// gradient of the same parameter.
     pub fn gradient_difference(&self, kernels: &Kernels, options: &Options) -> Result<f64> {
         let data = Dataset::spiral(options.points, options.seed);
         let batch = data.select(&epoch_order(data.len(), options.seed, 1)[..options.batch]);
@@ -86,7 +86,7 @@ fn cpu_gradients(model: &Mlp, batch: &Dataset) -> Vec<Vec<f32>> {
     gradients
 }
 
-/// The largest difference between two vectors, as a share of the largest magnitude in `expected`. NaN counts as endless.
+/// The largest difference between two vectors, relative to the largest magnitude in `expected`. NaN counts as infinite.
 fn share_of_largest(got: &[f32], expected: &[f32]) -> f64 {
     let largest = expected.iter().fold(f64::MIN_POSITIVE, |m, e| m.max(f64::from(e.abs())));
     got.iter().zip(expected).fold(0.0, |worst, (g, e)| {
@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn the_reference_learns() {
-        // What the device is compared with must itself be right: one step along its gradients lowers the loss.
+        // The CPU's gradients, the reference, must be right too: one step along them lowers the loss.
         let data = Dataset::spiral(20, 3);
         let mut model = Mlp::new(&[2, 9, 5, 3], &mut Rng::new(3));
         let loss = |model: &Mlp| {

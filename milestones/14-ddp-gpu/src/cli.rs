@@ -1,4 +1,4 @@
-//! Options.
+//! The command line.
 
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand};
@@ -10,10 +10,12 @@ use tinynccl::process_group::BackendType;
 #[derive(Debug, Parser)]
 #[command(version, args_conflicts_with_subcommands = true)]
 pub(crate) struct Cli {
-    /// Ranks to start (default: as many as there are GPUs); more than GPUs share them. Leave it out under torchrun, mpirun or srun.
+    /// Ranks to start (default: one per GPU); if there are more ranks than GPUs, they share them. Leave it out under
+    /// torchrun, mpirun or srun.
     #[arg(long, global = true, value_parser = positive().range(1..=64))]
     pub(crate) ranks: Option<usize>,
-    /// Who carries the gradients: auto, tinynccl or nccl (NVIDIA's, loaded at run time; it needs a GPU per rank).
+    /// Library that carries the gradients: auto, tinynccl or nccl (NVIDIA's, loaded at run time; it needs a GPU per
+    /// rank).
     #[arg(long, global = true, default_value = "auto")]
     pub(crate) backend: BackendType,
     #[command(subcommand)]
@@ -28,7 +30,7 @@ pub(crate) enum Mode {
     Time(TimeArgs),
 }
 
-/// Those of milestone 13.
+/// The options of milestone 13.
 #[derive(Debug, Args)]
 pub(crate) struct TrainArgs {
     /// Passes over the data.
@@ -52,7 +54,7 @@ pub(crate) struct TrainArgs {
     /// Size of a gradient bucket in bytes.
     #[arg(long, default_value_t = 8192, value_parser = positive())]
     bucket_bytes: usize,
-    /// All-reduces behind the end of backward.
+    /// Run the all-reduces after backward.
     #[arg(long)]
     pub(crate) no_overlap: bool,
 }
@@ -86,13 +88,13 @@ pub(crate) struct TimeArgs {
     /// Size of a gradient bucket in bytes.
     #[arg(long, default_value_t = 25 << 20, value_parser = positive())]
     bucket_bytes: usize,
-    /// Blocks of an all-reduce's kernel in the last way that is timed: fewer take fewer SMs from backward.
+    /// Blocks of an all-reduce's kernel in the last measurement: fewer take fewer SMs from backward.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=128))]
     pub(crate) blocks: u32,
-    /// Steps between two readings of the clock.
+    /// Steps per measurement.
     #[arg(long, default_value_t = 20, value_parser = positive())]
     steps: usize,
-    /// Readings of each way.
+    /// Measurements of each setting.
     #[arg(long, default_value_t = 5, value_parser = positive())]
     rounds: usize,
     /// Seed of data and weights.

@@ -1,4 +1,4 @@
-//! CUDA C to functions of a device: NVRTC makes PTX, the driver makes machine code of it.
+//! Compiles CUDA C to functions of a device: NVRTC makes PTX, and the driver makes machine code from it.
 
 use std::sync::Arc;
 
@@ -14,12 +14,12 @@ pub const SOURCE: &str = concat!(
     include_str!("kernels/momentum.cu"),
 );
 
-/// Says what is missing if NVRTC is not here.
+/// Fails if NVRTC is not installed, and says what is missing.
 ///
 /// # Errors
 /// [`tinynccl::Error::Unsupported`].
 pub fn compiler_is_here() -> tinynccl::Result<()> {
-    // SAFETY: only tries to load the library. (cudarc panics when it is used and absent.)
+    // SAFETY: only tries to load the library. (cudarc panics when a missing library is used.)
     if unsafe { sys::is_culib_present() } {
         return Ok(());
     }
@@ -35,7 +35,7 @@ pub fn compiler_is_here() -> tinynccl::Result<()> {
 /// PTX of the kernels for devices of this compute capability. Needs no GPU.
 ///
 /// # Errors
-/// That NVRTC is not here, or the compiler's own words.
+/// NVRTC is not installed, or the compiler's message.
 pub fn compile((major, minor): (i32, i32)) -> Result<Ptx> {
     compiler_is_here()?;
     let options = CompileOptions {
@@ -85,7 +85,7 @@ mod tests {
     fn the_source_compiles() {
         if let Err(error) = compiler_is_here() {
             assert!(matches!(error, tinynccl::Error::Unsupported { .. }), "{error}");
-            // Not by a macro: the test harness would keep it to itself.
+            // Not with a macro, whose output the test harness would capture.
             let _ = writeln!(std::io::stderr(), "SKIPPED the_source_compiles: {error}");
             return;
         }

@@ -1,6 +1,4 @@
-//! The kernels as functions: lengths checked, put into a stream.
-//!
-//! A launch only enqueues. Nothing here waits.
+//! The kernels as functions, which check lengths and enqueue the launch. None of them waits.
 
 use std::sync::Arc;
 
@@ -19,13 +17,14 @@ pub const NAMES: [&str; 6] = [
     "momentum_step",
 ];
 
-/// Elements along each side of a tile, and threads along each side of the block that makes it: as in `matmul.cuh`.
+/// Elements along each side of a tile, as in `matmul.cuh`.
 const TILE: u32 = 64;
+/// Threads along each side of the block that computes a tile, as there.
 const SIDE: u32 = 16;
 /// Threads of a block in the other kernels.
 const THREADS: u32 = 256;
 
-/// A layer at work: samples, and its width on both sides.
+/// The dimensions of a layer's computation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
     /// Rows of input and output.
@@ -37,7 +36,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// As the kernels take them.
+    /// The dimensions as the kernels take them.
     fn dimensions(self) -> Result<[i32; 3]> {
         let dimension = |n: usize| i32::try_from(n).with_context(|| format!("{n} is more than the kernels count to"));
         Ok([dimension(self.batch)?, dimension(self.inputs)?, dimension(self.outputs)?])
@@ -54,7 +53,7 @@ impl Kernels {
     /// Compiles and loads them.
     ///
     /// # Errors
-    /// That NVRTC is not here; the compiler's or the driver's words.
+    /// NVRTC is not installed; or the compiler's or the driver's message.
     pub fn new(context: &Arc<CudaContext>) -> Result<Kernels> {
         let module = load(context)?;
         let find = |name: &str| module.load_function(name).with_context(|| format!("finding {name} in the module"));
@@ -79,7 +78,7 @@ impl Kernels {
         let ([batch, inputs, outputs], squash) = (shape.dimensions()?, i32::from(squash));
         let mut launch = stream.launch_builder(&self.functions[0]);
         launch.arg(y).arg(x).arg(w).arg(bias).arg(&batch).arg(&inputs).arg(&outputs).arg(&squash);
-        // SAFETY: the kernel's parameters, in its order; the lengths are what it reads and writes.
+        // SAFETY: the kernel's parameters, in its order; the checked lengths cover all that it reads and writes.
         unsafe { launch.launch(tiles(shape.batch, shape.outputs)) }.context("launching layer_forward")?;
         Ok(())
     }
@@ -140,7 +139,7 @@ impl Kernels {
         Ok(())
     }
 
-    /// Loss and hit of each sample, and the derivative of the mean loss by each output.
+    /// Loss and hit of each sample, and the derivative of the mean loss with respect to each output.
     pub fn cross_entropy(
         &self,
         stream: &CudaStream,
@@ -199,7 +198,7 @@ fn threads(elements: usize) -> LaunchConfig {
     }
 }
 
-/// Each (length, expected) pair must be equal: a kernel does not look.
+/// Both lengths of each (length, expected) pair must be equal, as a kernel does not check them.
 fn lengths(pairs: &[(usize, usize)]) -> Result<()> {
     for (position, (length, expected)) in pairs.iter().enumerate() {
         ensure!(length == expected, "buffer {position} has {length} elements, expected {expected}");

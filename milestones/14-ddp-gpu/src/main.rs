@@ -1,4 +1,4 @@
-//! Milestone 14: the MLP of milestone 13 on GPUs, its gradients averaged while backward still runs.
+//! Milestone 14: the MLP of milestone 13 on GPUs, with gradients averaged while backward still runs.
 
 mod cli;
 mod show;
@@ -22,9 +22,9 @@ fn main() -> ExitCode {
     program_kit::exit_code(start(&cli), |error| matches!(error.downcast_ref(), Some(Error::Unsupported { .. })))
 }
 
-/// Started by hand: run this program again, once per GPU. Started by a launcher: be the rank it says.
+/// Started by hand: runs this program again, once per rank. Started by a launcher: runs as that rank.
 fn start(cli: &Cli) -> Result<i32> {
-    // Asked for here, so that a machine without them gets one line, not one from each rank.
+    // Checked before the ranks start, so a machine without GPUs gets one line and not one per rank.
     let gpus = cuda::device_count()?;
     compiler_is_here()?;
     if cli.backend == BackendType::Nccl {
@@ -43,7 +43,7 @@ fn start(cli: &Cli) -> Result<i32> {
 }
 
 fn run(cli: &Cli) -> Result<()> {
-    // More ranks than GPUs share them.
+    // If there are more ranks than GPUs, they share them.
     let how = InitOptions::from_env().device(Device::LocalRank);
     let group = init_process_group(cli.backend, &how).context("joining the other ranks")?;
     ensure!(

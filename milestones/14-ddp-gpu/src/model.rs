@@ -10,19 +10,19 @@ use tinynccl::ddp::ParamSpec;
 use crate::buckets::Buckets;
 use crate::kernels::{Kernels, Shape};
 
-/// Share of the last step that is kept: as milestone 13's optimiser.
+/// Decay of the velocity, as in milestone 13's optimiser.
 const MOMENTUM: f32 = 0.9;
 
-/// Samples on the device, and where their results go.
+/// Samples on the device, and the memory for their results.
 #[derive(Debug)]
 pub struct Batch<'a> {
     /// Rows of inputs.
     pub points: CudaView<'a, f32>,
     /// The class of each row.
     pub labels: CudaView<'a, u8>,
-    /// Gets each sample's loss.
+    /// Receives each sample's loss.
     pub losses: CudaViewMut<'a, f32>,
-    /// Gets 1 for each sample that the model classed right.
+    /// Receives 1 for each sample that the model classified correctly.
     pub right: CudaViewMut<'a, u8>,
 }
 
@@ -36,9 +36,9 @@ pub struct DeviceMlp {
     params: CudaSlice<f32>,
     pub(crate) gradients: CudaSlice<f32>,
     velocity: CudaSlice<f32>,
-    /// What each layer gave, for backward.
+    /// Each layer's output, for backward.
     outputs: Vec<CudaSlice<f32>>,
-    /// The loss's derivative by each layer's sums.
+    /// The derivative of the loss with respect to each layer's sums.
     deltas: Vec<CudaSlice<f32>>,
     /// Samples that `outputs` and `deltas` have room for.
     room: usize,
@@ -72,7 +72,7 @@ impl DeviceMlp {
         Ok(device)
     }
 
-    /// Takes the weights of `model`, and forgets all steps.
+    /// Takes the weights of `model`, and resets the velocities.
     pub fn load(&mut self, stream: &Arc<CudaStream>, model: &Mlp) -> Result<()> {
         let mut flat = vec![0f32; self.buckets.elements()];
         for (index, values) in model.params().into_iter().enumerate() {
@@ -80,7 +80,7 @@ impl DeviceMlp {
         }
         stream.memcpy_htod(&flat, &mut self.params).context("copying the weights to the device")?;
         stream.memset_zeros(&mut self.velocity).context("clearing the velocities")?;
-        // `flat` may be read until the copy has run.
+        // `flat` must live until the copy has run.
         stream.synchronize().context("copying the weights to the device")
     }
 
@@ -89,7 +89,7 @@ impl DeviceMlp {
         &self.specs
     }
 
-    /// How parameters and gradients lie.
+    /// The layout of parameters and gradients.
     pub fn buckets(&self) -> &Buckets {
         &self.buckets
     }
@@ -139,8 +139,8 @@ impl DeviceMlp {
         kernels.cross_entropy(stream, (&outputs, &batch.labels), &mut d, &mut batch.losses, &mut batch.right)
     }
 
-    /// Enqueues backward. `produced(gradients, bucket)` is called when the kernels that make a bucket's last gradient are in
-    /// the stream: what comes behind them there finds the bucket complete.
+    /// Enqueues backward. It calls `produced(gradients, bucket)` when the kernels of a bucket's last gradient are in
+    /// the stream, so that work enqueued after them finds the bucket complete.
     pub fn backward(
         &mut self,
         kernels: &Kernels,
@@ -183,7 +183,7 @@ impl DeviceMlp {
     }
 }
 
-/// What a layer reads: the points, or what the layer below gave.
+/// The input of a layer: the points, or the output of the layer below.
 fn input<'a>(points: &'a CudaView<'_, f32>, below: Option<&'a CudaSlice<f32>>, elements: usize) -> CudaView<'a, f32> {
     match below {
         Some(outputs) => outputs.slice(..elements),
@@ -191,7 +191,7 @@ fn input<'a>(points: &'a CudaView<'_, f32>, below: Option<&'a CudaSlice<f32>>, e
     }
 }
 
-/// Parameters of a model with these widths, as [`Mlp::specs`] has them.
+/// Parameters of a model with these widths, as [`Mlp::specs`] lists them.
 pub fn specs(sizes: &[usize]) -> Vec<ParamSpec> {
     let layers = sizes.windows(2).enumerate();
     layers

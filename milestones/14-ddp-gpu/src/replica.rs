@@ -1,8 +1,8 @@
 //! One rank's copy of the model and the step that keeps all copies the same, on two streams.
 //!
-//! *compute*: forward, backward, optimiser. *exchange*: the all-reduces. Events tie them together: an all-reduce waits for
-//! the event behind the last gradient of its bucket; the optimiser waits for the event behind each all-reduce. The host only
-//! enqueues.
+//! *compute*: forward, backward, optimiser. *exchange*: the all-reduces. Events connect them: an all-reduce waits for
+//! the event after the last gradient of its bucket, and the optimiser for the event after each all-reduce. The host
+//! only enqueues.
 
 use std::sync::Arc;
 
@@ -23,24 +23,24 @@ use crate::timeline::{Timeline, Transfer};
 pub enum Exchange {
     /// Each as soon as backward has produced its bucket.
     Overlapped,
-    /// All of them behind the end of backward.
+    /// All of them after backward.
     AfterBackward,
-    /// Not at all: to see what computing alone takes. The replicas then go apart.
+    /// Not at all, to time the computation alone. The replicas then diverge.
     Never,
 }
 
 /// Events of one bucket.
 #[derive(Debug)]
 struct Events {
-    /// The last gradient is there (compute stream).
+    /// The last gradient is complete (compute stream).
     produced: CudaEvent,
     /// The all-reduce begins (exchange stream).
     begin: CudaEvent,
-    /// It is over.
+    /// It is complete.
     reduced: CudaEvent,
 }
 
-/// Where the parts of a step begin (compute stream).
+/// Events at the boundaries of a step's parts (compute stream).
 #[derive(Debug)]
 struct Marks {
     forward: CudaEvent,
@@ -75,12 +75,12 @@ impl<'g> Replica<'g> {
         how: Exchange,
     ) -> Result<Replica<'g>> {
         let context = group.device().context("the group has no GPU")?;
-        // SAFETY: no buffer of ours is used in two streams but between events that we record and wait for, and none is freed
-        // before both streams are through (`drop`).
+        // SAFETY: we order every use of a buffer in two streams by events, and free none before both streams have run
+        // all their work (`drop`).
         unsafe { context.disable_event_tracking() };
         let compute = context.new_stream().context("making a stream")?;
-        // The first of the range is the lowest priority, the second the highest: blocks of an all-reduce go first when
-        // both streams have some to place, because other ranks wait for them.
+        // The range is (lowest, highest) priority. An all-reduce's blocks go first when both streams have blocks to
+        // place, because other ranks wait for them.
         context.bind_to_thread().context("making a stream")?;
         let (_lowest, highest) = result::stream::get_priority_range().context("asking for priorities")?;
         let exchange = context.new_stream_with_priority(highest).context("making a stream")?;
@@ -93,13 +93,13 @@ impl<'g> Replica<'g> {
         Ok(Replica { group, kernels, model, compute, exchange, buckets, marks, how })
     }
 
-    /// Every rank's weights become rank 0's.
+    /// Sets every rank's weights to rank 0's.
     pub fn broadcast(&mut self) -> Result<()> {
         let params = BufferMut::device(&self.exchange, self.model.params_mut());
         self.group.broadcast(params, 0).context("broadcasting the initial weights")
     }
 
-    /// Takes the weights of `model`, and forgets all steps.
+    /// Takes the weights of `model`, and resets the velocities.
     pub fn load(&mut self, model: &Mlp) -> Result<()> {
         self.synchronize()?;
         self.model.load(&self.compute, model)
@@ -110,7 +110,7 @@ impl<'g> Replica<'g> {
         self.how = how;
     }
 
-    /// Enqueues one step on our share of the global batch, and returns. Shares must be equally large.
+    /// Enqueues one step on our shard of the global batch, and returns. All shards must have the same size.
     pub fn step(&mut self, batch: &mut Batch<'_>, rate: f32) -> Result<()> {
         self.marks.forward.record(&self.compute)?;
         self.model.forward(self.kernels, &self.compute, batch)?;
@@ -134,9 +134,9 @@ impl<'g> Replica<'g> {
     }
 
     /// Enqueues backward and the all-reduces.
-    // EXERCISE 2 (Which waits are needed; needs GPU): enqueue backward; behind each bucket's last gradient record
-    // `produced`, let the exchange stream wait for it, average the bucket there and record `reduced`. Or do all of
-    // them at the end.
+    // EXERCISE 2 (Which waits are needed; needs GPU): enqueue backward; after each bucket's last gradient record
+    // `produced`, let the exchange stream wait for it, average the bucket there and record `reduced`. Without overlap
+    // do all of this at the end.
     fn backward(&mut self, batch: &Batch<'_>) -> Result<()> {
         let Replica { group, kernels, model, compute, exchange, buckets, marks, how } = self;
         let spans = model.buckets().spans().to_vec();
@@ -167,10 +167,10 @@ impl<'g> Replica<'g> {
         Ok(())
     }
 
-    /// Waits for everything enqueued. The only place where the host waits for the device.
+    /// Waits for all enqueued work. Only here does the host wait for the device.
     ///
     /// # Errors
-    /// What went wrong in it: a rank that did not come, say.
+    /// The failure of enqueued work, such as a rank that did not arrive.
     pub fn synchronize(&self) -> Result<()> {
         self.group.synchronize(&self.exchange).context("waiting for the all-reduces")?;
         self.compute.synchronize().context("waiting for the compute stream")
@@ -194,7 +194,7 @@ impl<'g> Replica<'g> {
         proof::prove_identical(self.group.comm(), self.model.specs(), &params)
     }
 
-    /// What ran when in the last step; no transfers where there were none. Waits for the device.
+    /// Times of the last step's parts; without all-reduces, no transfers. Waits for the device.
     pub fn timeline(&self) -> Result<Timeline> {
         self.synchronize()?;
         let at = |event: &CudaEvent| -> Result<f64> { Ok(1e3 * f64::from(self.marks.forward.elapsed_ms(event)?)) };
@@ -219,7 +219,7 @@ impl<'g> Replica<'g> {
 
 impl Drop for Replica<'_> {
     fn drop(&mut self) {
-        // Buffers are freed in the order of one stream; the other may still use them.
+        // Buffers are freed in the order of one stream; the other one may still use them.
         let _ = self.exchange.synchronize();
         let _ = self.compute.synchronize();
     }

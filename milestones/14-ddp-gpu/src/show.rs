@@ -1,4 +1,4 @@
-//! What the program prints, and its verdicts.
+//! The program's output and its verdicts.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ impl Page {
         }
     }
 
-    /// A verdict of the list at the end; not holding is an error.
+    /// Prints a verdict of the list at the end; a check that does not hold is an error.
     fn verdict(&self, holds: bool, what: &str) -> Result<()> {
         ensure!(holds, "this does not hold: {what}");
         self.line(format!("  ok  {what}"));
@@ -144,7 +144,7 @@ pub(crate) fn time(group: &ProcessGroup, kernels: &Kernels, arguments: &TimeArgs
     let way = |how, blocks| Way { how, blocks };
     let mut ways =
         vec![way(Exchange::Never, None), way(Exchange::AfterBackward, None), way(Exchange::Overlapped, None)];
-    // Elsewhere an all-reduce is no kernel of so many blocks.
+    // On other paths an all-reduce has no kernel whose blocks could be chosen.
     let device = group.device_comm().filter(|device| device.path() == Path::Peer);
     if device.is_some() {
         ways.push(way(Exchange::Overlapped, Some(few)));

@@ -1,4 +1,4 @@
-//! A model large enough that overlap shows: the time of a step with and without it.
+//! The time of a step with and without overlap, for a model large enough to show the difference.
 
 use anyhow::{Context as _, Result, bail, ensure};
 use cudarc::driver::sys::CUevent_flags;
@@ -14,20 +14,20 @@ use crate::replica::{Exchange, Replica};
 use crate::timeline::Timeline;
 use crate::train::Share;
 
-/// What to time.
+/// The model to time, and the measurements.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// Width of the hidden layers.
     pub hidden: usize,
-    /// How many of them.
+    /// Number of hidden layers.
     pub layers: usize,
     /// Samples per step on each rank.
     pub batch: usize,
     /// Size of a gradient bucket in bytes.
     pub bucket_bytes: usize,
-    /// Steps between two readings of the clock.
+    /// Steps per measurement.
     pub steps: usize,
-    /// Readings of each way.
+    /// Measurements of each way.
     pub rounds: usize,
     /// Seed of data and weights.
     pub seed: u64,
@@ -41,7 +41,7 @@ impl Settings {
     }
 }
 
-/// A way of exchanging gradients.
+/// How a step exchanges gradients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Way {
     /// When the all-reduces run.
@@ -50,10 +50,10 @@ pub struct Way {
     pub blocks: Option<u32>,
 }
 
-/// A way, timed.
+/// The times of a [`Way`].
 #[derive(Debug, Clone)]
 pub struct Timed {
-    /// What was timed.
+    /// The way that was timed.
     pub way: Way,
     /// Milliseconds per step: the median over rounds of the slowest rank's.
     pub step_ms: f64,
@@ -63,10 +63,10 @@ pub struct Timed {
     pub timeline: Timeline,
 }
 
-/// Small, because the steps are many and the model is wide: the numbers must stay finite, no more.
+/// Learning rate, small enough that a wide model stays finite over many steps.
 const RATE: f32 = 1e-3;
 
-/// Times each of `ways`, each from the same weights. Every rank calls it.
+/// Times each of `ways`, always from the same weights. Every rank calls it.
 pub fn time(group: &ProcessGroup, kernels: &Kernels, settings: &Settings, ways: &[Way]) -> Result<Vec<Timed>> {
     let (comm, rank, ranks) = (group.comm(), group.rank(), group.size());
     let Settings { batch, steps, rounds, seed, .. } = *settings;
@@ -115,7 +115,7 @@ pub fn time(group: &ProcessGroup, kernels: &Kernels, settings: &Settings, ways: 
     timed
 }
 
-/// Says how many blocks an all-reduce takes; `None`: as many as the library chooses.
+/// Sets the number of blocks of an all-reduce; `None`: the library chooses.
 fn set_blocks(device: Option<&DeviceComm>, blocks: Option<u32>) -> Result<()> {
     match (device, blocks) {
         (Some(device), blocks) => {

@@ -1,4 +1,4 @@
-//! What ran when in one step, as numbers and as a picture of the two streams.
+//! The timeline of one step, as numbers and as a picture of the two streams.
 
 use std::fmt;
 
@@ -7,11 +7,11 @@ use std::fmt;
 pub struct Transfer {
     /// Length of the bucket.
     pub bytes: usize,
-    /// Its last gradient was there.
+    /// Its last gradient was complete.
     pub produced: f64,
-    /// The exchange stream came to it.
+    /// The exchange stream reached it.
     pub begin: f64,
-    /// The averages were there.
+    /// The averages were complete.
     pub end: f64,
 }
 
@@ -28,10 +28,10 @@ pub struct Timeline {
     pub step: f64,
 }
 
-/// Characters of the picture.
+/// Width of the picture in characters.
 const WIDTH: usize = 56;
 
-/// A line of the picture: `mark` from `begin` to `end`, at least once, on an axis of `step`.
+/// A line of the picture: `mark` from `begin` to `end`, at least once, on an axis of length `step`.
 fn bar(mark: char, begin: f64, end: f64, step: f64) -> String {
     let at = |time: f64| ((time / step * WIDTH as f64).round().max(0.0) as usize).min(WIDTH);
     let first = at(begin).min(WIDTH - 1);
@@ -54,13 +54,13 @@ impl fmt::Display for Timeline {
             let name = format!("exchange bucket {bucket:<2} {:>7}", size(transfer.bytes));
             row(f, &name, '=', (transfer.begin, transfer.end))?;
         }
-        // It waits for the first bucket at least.
+        // The optimiser waits at least for the first bucket.
         let update = self.transfers.first().map_or(0.0, |first| first.end).max(self.backward);
         row(f, "compute  optimiser", '#', (update, self.step))
     }
 }
 
-/// `bytes` as people write it.
+/// `bytes` in human-readable form.
 pub fn size(bytes: usize) -> String {
     match bytes {
         0..10_000 => format!("{bytes} B"),

@@ -1,4 +1,4 @@
-//! Training on devices: the data, the order, the shares and the start of milestone 13.
+//! Training on devices, with the data, order, shards and initial weights of milestone 13.
 
 use anyhow::{Context as _, Result, ensure};
 use cudarc::driver::sys::CUevent_flags;
@@ -16,12 +16,12 @@ use crate::kernels::Kernels;
 use crate::model::Batch;
 use crate::replica::{Exchange, Replica};
 
-/// What training gave.
+/// The result of training.
 #[derive(Debug, Clone)]
 pub struct Outcome {
-    /// Different fingerprints of the ranks' own random weights, before the broadcast.
+    /// Number of different random starts of the ranks, before the broadcast.
     pub starts: usize,
-    /// Fingerprint of the weights after it, the same on all ranks.
+    /// Fingerprint of the weights after the broadcast, the same on all ranks.
     pub start: u64,
     /// All epochs, the same on all ranks.
     pub epochs: Vec<Epoch>,
@@ -29,12 +29,12 @@ pub struct Outcome {
     pub step_ms: f64,
 }
 
-/// The widths of the model that `options` describe.
+/// The layer widths of the model that `options` describes.
 pub fn sizes(options: &Options) -> [usize; 4] {
     [2, options.hidden, options.hidden, CLASSES]
 }
 
-/// Our share of an epoch on the device, and each sample's result.
+/// Our shard of an epoch on the device, and each sample's result.
 #[derive(Debug)]
 pub struct Share {
     points: CudaSlice<f32>,
@@ -53,7 +53,7 @@ impl Share {
                 losses: stream.alloc_zeros(data.len())?,
                 right: stream.alloc_zeros(data.len())?,
             };
-            // The host's memory may be read until the copies have run.
+            // The host's memory must live until the copies have run.
             stream.synchronize()?;
             Ok(share)
         };
@@ -71,7 +71,7 @@ impl Share {
         }
     }
 
-    /// Sum of the losses, and how many were right. Waits for `stream`.
+    /// Sum of the losses, and the number of right answers. Waits for `stream`.
     pub fn totals(&self, stream: &Arc<CudaStream>) -> Result<(f64, usize)> {
         let losses = stream.clone_dtoh(&self.losses).context("copying the losses from the device")?;
         let right = stream.clone_dtoh(&self.right).context("copying the hits from the device")?;
@@ -80,8 +80,8 @@ impl Share {
     }
 }
 
-/// Trains; every rank calls it with the same options. `comm` and `device` have the same ranks. The weights are compared before
-/// the first step and after each epoch: a difference is an error on every rank.
+/// Trains; every rank calls it with the same options. It compares the weights before the first step and after each
+/// epoch; a difference is an error on every rank.
 pub fn train(
     group: &ProcessGroup,
     kernels: &Kernels,
@@ -93,7 +93,7 @@ pub fn train(
     let (rank, ranks) = (group.rank(), group.size());
     options.check(ranks)?;
     let data = Dataset::spiral(options.points, options.seed);
-    // Every rank starts elsewhere on purpose: if the weights agree later, the broadcast did it.
+    // Every rank starts from different weights, so only the broadcast can make them agree.
     let model = Mlp::new(&sizes(options), &mut Rng::new(options.seed.wrapping_add(rank as u64)));
     let starts = distinct(comm, &model)?;
     let mine = options.batch / ranks;
@@ -117,7 +117,7 @@ pub fn train(
             replica.step(&mut share.batch(step * mine, mine), options.rate)?;
         }
         end.record(replica.compute())?;
-        // Until here the host has only enqueued.
+        // So far the host has only enqueued.
         replica.synchronize().with_context(|| format!("epoch {number}"))?;
         times.push(f64::from(begin.elapsed_ms(&end)?) / steps as f64);
         let (loss, right) = share.totals(replica.compute())?;
@@ -134,7 +134,7 @@ pub fn train(
     Ok(Outcome { starts, start, epochs, step_ms })
 }
 
-/// How many different models the ranks have.
+/// The number of different models that the ranks have.
 fn distinct(comm: &Comm, model: &Mlp) -> Result<usize> {
     let ours: Vec<f32> = model.params().concat();
     let mut all = vec![0u64; comm.size()];

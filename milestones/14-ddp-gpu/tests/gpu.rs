@@ -1,4 +1,5 @@
-//! On a GPU: gradients against the CPU's, and training of several ranks against one. Skipped, and said so, without a GPU.
+//! Compares gradients with the CPU's, and the training of several ranks with that of one. Without a GPU it reports a
+//! skip.
 
 use cudarc::driver::CudaContext;
 use ddp_gpu::check::{Alone, GRADIENT_TOLERANCE, LOSS_TOLERANCE, loss_difference};
@@ -16,7 +17,7 @@ use tinynccl::cuda;
 use tinynccl::process_group::{BackendType, Device, ProcessGroup, nccl_library};
 use tinynccl::{Comm, Config};
 
-/// The first GPUs, `wanted` of them; `None`, said aloud, where there are fewer.
+/// The first `wanted` GPUs; where there are fewer, `None` and a line that says so.
 fn gpus(test: &str, wanted: usize) -> Option<Vec<usize>> {
     let here = compiler_is_here().and_then(|()| cuda::device_count());
     let reason = match here {
@@ -28,7 +29,7 @@ fn gpus(test: &str, wanted: usize) -> Option<Vec<usize>> {
     None
 }
 
-/// Runs `work` on a thread per GPU, as processes would: each a rank of a group of that backend.
+/// Runs `work` on a thread per GPU, each a rank of a group of that backend.
 fn on_each<T: Send>(
     gpus: &[usize],
     backend: BackendType,
@@ -67,7 +68,7 @@ fn gradients_are_the_cpus_in_every_shape() {
     let Some(gpus_here) = gpus("gradients_are_the_cpus_in_every_shape", 1) else { return };
     let kernels = Kernels::new(&CudaContext::new(gpus_here[0]).unwrap()).unwrap();
     let alone = Alone::new(gpus_here[0]).unwrap();
-    // Less than a tile, tiles that are full, tiles with a rest on either side, one sample.
+    // Less than a tile, full tiles, a remainder on either side, one sample.
     let shapes: [(&[usize], usize); 6] = [
         (&[2, 7, 5, 3], 1),
         (&[2, 64, 64, 3], 32),
@@ -105,11 +106,11 @@ fn two_ranks_agree_and_follow_one() {
     assert_eq!(two[0].epochs, two[1].epochs);
     assert_eq!((one.starts, two[0].starts), (1, 2));
     assert!(loss_difference(&two[0].epochs, &one.epochs) <= LOSS_TOLERANCE, "{two:?} {one:?}");
-    // Overlap moves work, it changes no number.
+    // Overlap moves work and changes no number.
     assert_eq!(run(&gpus_here, OURS, &small(), Exchange::AfterBackward)[0].epochs, two[0].epochs);
 }
 
-/// The average of two numbers has one rounding, whoever takes it.
+/// The average of two numbers has one rounding, in either library.
 #[test]
 fn over_nccl_the_weights_are_the_same_bits() {
     let test = "over_nccl_the_weights_are_the_same_bits";
@@ -147,7 +148,7 @@ fn overlap_of_many_buckets_changes_no_bit() {
     let ways = [
         way(Exchange::AfterBackward, None),
         way(Exchange::Overlapped, None),
-        // Two ranks: a sum of two numbers is the same however it is cut.
+        // With two ranks a sum has the same bits, however the buffer is divided.
         way(Exchange::Overlapped, Some(1)),
         way(Exchange::Overlapped, Some(7)),
     ];

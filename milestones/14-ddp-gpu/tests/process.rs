@@ -1,4 +1,4 @@
-//! The program as a user runs it. What needs GPUs is skipped, and says so, where there are none.
+//! Runs the program as a user does. Tests that need GPUs report a skip where there are none.
 
 mod gpu;
 
@@ -13,7 +13,7 @@ fn command(arguments: &[&str]) -> Command {
     command
 }
 
-/// What it prints, which must succeed; `None`, said aloud, where it cannot run.
+/// The output of the program, which must succeed; where it cannot run, `None` and a line that says so.
 fn on_gpus(command: &mut Command) -> Option<String> {
     let Outcome { code, stdout, stderr, .. } = testing::run(command);
     if code == Some(77) {
@@ -27,7 +27,7 @@ fn on_gpus(command: &mut Command) -> Option<String> {
 
 #[test]
 fn without_a_gpu_it_says_what_is_missing_in_one_line() {
-    // Where there is a GPU it is hidden; where there is no driver, hiding does nothing.
+    // Hides the GPUs, if there are any.
     for arguments in [&[][..], &["--ranks", "2"], &["--no-overlap"], &["time"], &["time", "--ranks", "2"]] {
         let Outcome { code, stdout, stderr, .. } = testing::run(command(arguments).env("CUDA_VISIBLE_DEVICES", ""));
         assert_eq!((code, stderr.lines().count(), stdout.as_str()), (Some(77), 1, ""), "{stderr}");
@@ -62,7 +62,7 @@ fn two_ranks_train_and_every_check_holds() {
     assert!(out.contains("bucket 1:       768 bytes"), "{out}");
 }
 
-/// The lines of the epochs: losses and fingerprints of the weights.
+/// The lines of the epochs, with losses and fingerprints of the weights.
 fn epochs(out: &str) -> Vec<&str> {
     out.lines().filter(|line| line.ends_with("identical")).collect()
 }
@@ -96,7 +96,7 @@ fn times_with_and_without_overlap() {
     for words in ["no all-reduces", "all-reduces behind backward", "overlapped with backward", "% hidden"] {
         assert!(out.contains(words), "no {words:?}: {out}");
     }
-    // What the library chooses for a bucket of 11 MB, whatever was tried; where ranks share a GPU there is no such choice.
+    // The library's choice for a bucket of 11 MB, in two rows and two timelines; ranks that share a GPU have no choice.
     let expected = if out.contains("path: kernels over the peers' memory") { 4 } else { 0 };
     assert_eq!(out.matches("backward, 128 blocks each").count(), expected, "{out}");
     assert!(out.contains("  ok  after 15 steps the same bits with and without overlap"), "{out}");
@@ -119,7 +119,7 @@ fn ranks_that_share_gpus_train_too() {
         let mut command = command(&["--ranks", "3", "--epochs", "3", "--no-overlap"]);
         let Some(out) = on_gpus(command.env("TINYNCCL_CUDA_PATH", path)) else { return };
         assert!(out.contains("OK: world of size 3, 3 epochs"), "{out}");
-        // With three GPUs or more nobody shares one.
+        // With three GPUs or more, ranks do not share one.
         assert!(out.contains(&format!("path: {words}")) || !out.contains("sharing"), "{out}");
     }
 }

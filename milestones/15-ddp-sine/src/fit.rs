@@ -14,12 +14,12 @@ use tinynccl::process_group::ProcessGroup;
 
 /// Samples drawn from [-1, 1).
 pub(crate) const SAMPLES: usize = 240;
-/// Points of the grid that the result is judged on: not those it was trained on.
+/// Points of the grid that the error is measured on, which are not the training points.
 const GRID: usize = 401;
-/// Bytes of a gradient bucket: the model's 4.5 KB make two.
+/// Bytes of a gradient bucket: the model's 4.5 KB fill two.
 const BUCKET: usize = 4096;
 
-/// What to fit, equal on all ranks.
+/// Settings of the fit, equal on all ranks.
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
     pub(crate) epochs: usize,
@@ -36,7 +36,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Refuses what cannot be trained on this many ranks.
+    /// Refuses settings that do not work with this many ranks.
     pub(crate) fn check(&self, ranks: usize) -> Result<()> {
         let batch = self.batch;
         ensure!(
@@ -59,22 +59,22 @@ pub(crate) struct Fit {
     pub(crate) error: f64,
     /// Fingerprint of the weights.
     pub(crate) weights: u64,
-    /// Elements of all parameters.
+    /// Number of elements of all parameters.
     pub(crate) parameters: usize,
 }
 
-/// What is fitted.
+/// The function to fit.
 pub(crate) fn target(x: f64) -> f64 {
     (TAU * x).sin()
 }
 
-/// Trains; `report` gets each epoch's number (from 1) and loss.
+/// Trains; calls `report` with each epoch's number (from 1) and loss.
 // EXERCISE 1 (How it works): the training loop with the parts of milestone 13: the same samples on all ranks, other
 // weights, a replica, epochs of shared batches, the mean loss of each, the proof, and the prediction on the grid.
 pub(crate) fn fit(group: &ProcessGroup, options: &Options, mut report: impl FnMut(usize, f64)) -> Result<Fit> {
     let (rank, ranks) = (group.rank(), group.size());
     options.check(ranks)?;
-    // The samples come from the seed alone, so all ranks draw the same; the weights differ until the broadcast.
+    // The samples depend on the seed alone, so all ranks draw the same; the weights differ until the broadcast.
     let mut rng = Rng::new(options.seed);
     let xs: Vec<f32> = (0..SAMPLES).map(|_| 2.0 * rng.uniform() - 1.0).collect();
     let ys: Vec<f32> = xs.iter().map(|&x| target(f64::from(x)) as f32).collect();
@@ -115,8 +115,8 @@ pub(crate) fn fit(group: &ProcessGroup, options: &Options, mut report: impl FnMu
     Ok(Fit { losses, curve, error, weights, parameters })
 }
 
-/// Falls from 1 to 0 over the training.
-// EXERCISE 2 (How it works): the share of the rate at a step: half a cosine from 1 to 0.
+/// The factor of the learning rate, which falls from 1 to 0 over the training.
+// EXERCISE 2 (How it works): the factor of the rate at a step: half a cosine from 1 to 0.
 fn cosine(step: usize, steps: usize) -> f32 {
     0.5 * (1.0 + (std::f32::consts::PI * step as f32 / steps.max(1) as f32).cos())
 }

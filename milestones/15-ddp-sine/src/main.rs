@@ -1,4 +1,4 @@
-//! Milestone 15: several ranks fit sin(2πx) with the MLP of milestone 13, and draw what they learnt.
+//! Milestone 15: several ranks fit sin(2πx) with the MLP of milestone 13, and draw the result.
 
 mod fit;
 mod plot;
@@ -43,7 +43,7 @@ struct Args {
     /// Seed of samples, order and weights.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Where the plot goes.
+    /// File for the plot.
     #[arg(long, default_value = "sine.svg", value_name = "FILE")]
     plot: PathBuf,
 }
@@ -61,7 +61,7 @@ fn main() -> ExitCode {
     program_kit::exit_code(start(&args), |_| false)
 }
 
-/// Started by hand: run this program again, once per rank. Started by a launcher: be the rank it says.
+/// Started by hand: runs this program again, once per rank. Started by a launcher: runs as that rank.
 fn start(args: &Args) -> Result<i32> {
     let mut config = Config::from_env()?;
     if let Some(transport) = args.transport {
@@ -101,7 +101,7 @@ fn run(args: &Args, options: &Options, config: Config) -> Result<()> {
         println!("plot: {}", args.plot.display());
         println!("mean squared error on 401 points between -1 and 1: {:.2e}", result.error);
     }
-    // Every rank knows the result, and every rank fails if it is bad.
+    // Every rank has the result, so every rank fails if it is bad.
     if result.error.is_nan() || result.error >= BOUND {
         bail!("the fit is bad: mean squared error {:.2e}, expected below {BOUND:.0e}; try more --epochs", result.error);
     }

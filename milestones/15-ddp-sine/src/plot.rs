@@ -10,7 +10,7 @@ use crate::fit::{Fit, target};
 const GREY: RGBColor = RGBColor(170, 170, 170);
 const BLUE: RGBColor = RGBColor(20, 90, 200);
 
-/// Refuses a plot that could not be written, before any time is spent on it.
+/// Refuses a plot that cannot be written, before the training.
 pub(crate) fn check(path: &Path) -> Result<()> {
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     ensure!(folder.is_dir(), "--plot {}: there is no folder {}", path.display(), folder.display());
@@ -18,7 +18,7 @@ pub(crate) fn check(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes an SVG. It appears whole or not at all: drawn in memory, written beside the target, renamed.
+/// Writes an SVG atomically: draws it in memory, writes a file beside the target, renames it.
 pub(crate) fn write(path: &Path, fit: &Fit, ranks: usize) -> Result<()> {
     let svg = draw(fit, ranks)?;
     let mut beside = path.as_os_str().to_owned();

@@ -1,4 +1,4 @@
-//! Runs the real program: it starts its own ranks.
+//! Runs the program, which starts its own ranks.
 
 use std::process::Command;
 

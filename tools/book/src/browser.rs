@@ -1,4 +1,4 @@
-//! A headless Chromium, spoken to by its DevTools protocol over two pipes.
+//! A headless Chromium, controlled with its DevTools protocol over two pipes.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
@@ -23,7 +23,7 @@ pub(crate) struct Browser {
     answers: Receiver<Value>,
     session: String,
     last: u64,
-    /// What came while something else was awaited.
+    /// Events that arrived during a wait for something else.
     events: Vec<Value>,
 }
 
@@ -121,7 +121,7 @@ impl Browser {
         self.call("Emulation.setDeviceMetricsOverride", screen).map(drop)
     }
 
-    /// Opens a file, by its whole path, and waits until it and what it refers to are loaded.
+    /// Opens a file, by its full path, and waits until it and its resources are loaded.
     pub(crate) fn open(&mut self, page: &Path) -> Result<()> {
         self.events.clear();
         let answer = self.call("Page.navigate", json!({ "url": format!("file://{}", page.display()) }))?;
@@ -165,7 +165,7 @@ impl Browser {
         Ok(result["result"]["value"].clone())
     }
 
-    /// A click with the mouse in the middle of an element; fails where something else would get it.
+    /// Clicks with the mouse in the middle of an element; fails where another element would receive the click.
     pub(crate) fn click(&mut self, selector: &str) -> Result<()> {
         let place = self.evaluate(&format!(
             "(e => {{ if (!e) return null; e.scrollIntoView({{block: 'center'}});
@@ -204,7 +204,7 @@ impl Browser {
         Ok(shot["data"].as_str().context("no picture")?.to_owned())
     }
 
-    /// How many colours an element is drawn in, as a picture of 160 pixels' width: the browser itself takes its picture apart.
+    /// The number of colours of an element, drawn 160 pixels wide. The browser itself decodes the picture.
     pub(crate) fn colours(&mut self, selector: &str) -> Result<u64> {
         let clip = self.evaluate(&format!(
             "(r => ({{x: r.x + scrollX, y: r.y + scrollY, width: r.width, height: r.height, scale: 160 / r.width}}))

@@ -1,5 +1,5 @@
-//! Pages that `tinynccl-cli schedule --format html` made, in a browser: every button and key, the bytes that are counted, errors in
-//! the console, and something drawn, as a desktop and as a phone shows it.
+//! Pages that `tinynccl-cli schedule --format html` made, in a browser: every button and key, the bytes that are
+//! counted, errors in the console, and something drawn, as a desktop and as a phone shows it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::browser::{self, Browser};
 use crate::look::SCREENS;
 
-/// Which frames are shown.
+/// The visible frames.
 const SHOWN: &str =
     "[...document.querySelectorAll('.frame')].map((f, i) => getComputedStyle(f).display === 'none' ? -1 : i)
     .filter(i => i >= 0)";
@@ -26,7 +26,7 @@ const PLAY: &str = "document.querySelector('#play').textContent";
 /// A picture with fewer colours shows nothing.
 const COLOURS: u64 = 8;
 
-/// Checks all pages and names what is wrong with each. Pictures of them go into a folder.
+/// Checks all pages and reports the faults of each. Screenshots go into a folder.
 pub(crate) fn run(pages: &[PathBuf], pictures: &Path) -> Result<()> {
     let program = browser::program().context("no chromium on the PATH: scripts/setup.sh --chromium")?;
     fs::create_dir_all(pictures).with_context(|| pictures.display().to_string())?;

@@ -1,7 +1,7 @@
 //! An item of a source file, found by how its first line begins.
 //!
-//! Sources are formatted, so an item ends at the first closing bracket that is indented as its first line is: no parser is
-//! needed, for Rust, CUDA and C alike. In Python it ends before the next line that is indented no deeper.
+//! Sources are formatted, so an item of Rust, CUDA or C ends at the first closing bracket with the indentation of its
+//! first line, and no parser is needed. In Python it ends before the next line that is indented no deeper.
 
 use anyhow::{Result, bail};
 
@@ -14,7 +14,7 @@ pub(crate) struct Item {
     pub(crate) text: String,
 }
 
-/// Words that may stand before what a reader would call the item's beginning.
+/// Words that may precede the beginning of an item as a page writes it.
 const BEFORE: [&str; 9] = [
     "pub ",
     "async ",
@@ -71,7 +71,7 @@ pub(crate) fn find(source: &str, head: &str, python: bool) -> Result<Item> {
     Ok(Item { line: start + 1, text: text.join("\n") })
 }
 
-/// One past the last line of what begins at `first`.
+/// One past the last line of the item that begins at `first`.
 fn end(lines: &[&str], first: usize, python: bool) -> usize {
     let margin = indent(lines[first]);
     let rest = first + 1..lines.len();

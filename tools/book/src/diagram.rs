@@ -1,9 +1,9 @@
 //! Pictures from a few lines of text, so that they can be read and compared as text.
 //!
-//! A `sequence` names its actors in the first line (`A | B`); each further line is a message (`A -> B: words`), a transfer of data
-//! (`A => B: words`), one that is lost or refused (`A -x B: words`), a note (`A: words`) or a heading (`-- words`).
-//! In `boxes` each line is a row, `caption: A -> B -(words)-> C =(words)=> D`; the caption may be left out, thick arrows are data.
-//! In `tree` each line is a box, `name: words`, below the last one that is indented less.
+//! A `sequence` names its actors in the first line (`A | B`); each further line is a message (`A -> B: words`), a
+//! transfer of data (`A => B: words`), one that is lost or refused (`A -x B: words`), a note (`A: words`) or a heading
+//! (`-- words`). In `boxes` each line is a row, `caption: A -> B -(words)-> C =(words)=> D`; the caption may be left
+//! out, thick arrows are data. In `tree` each line is a box, `name: words`, below the last one that is indented less.
 //!
 //! Each picture is drawn twice, for a desktop and for a phone: style sheets show one of them.
 
@@ -15,10 +15,10 @@ use std::fmt::Write;
 
 use anyhow::Result;
 
-/// What a picture is drawn for.
+/// The screen that a picture is drawn for.
 struct Screen {
     class: &'static str,
-    /// Pictures are not wider than this, unless a word asks for it.
+    /// Pictures are not wider than this, unless a single word is.
     wide: f64,
     /// Width of a character of the labels, roughly; and of the bold names.
     char: f64,

@@ -11,7 +11,7 @@ use crate::expected;
 use crate::outputs::Recorded;
 use crate::paths::{repository, to_top};
 
-/// What a line is replaced by, or `None` if it is no directive of ours.
+/// The replacement of a line, or `None` if it is no directive of ours.
 pub(crate) fn expand(line: &str, page: &Path) -> Option<Result<String>> {
     let inner = line.trim().strip_prefix("{{#")?.strip_suffix("}}")?;
     let (name, rest) = inner.split_once(' ')?;
@@ -48,7 +48,7 @@ fn show_code(rest: &str, page: &Path) -> Result<String> {
     ))
 }
 
-/// A schedule, as the names of its files say it: `all-reduce.ring.4`.
+/// A schedule, as encoded in file names: `all-reduce.ring.4`.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Drawn {
     collective: String,
@@ -105,7 +105,7 @@ impl Drawn {
     }
 }
 
-/// Simulated times over sizes, as the names of its files say it: `all-reduce.ring,tree.64.8,1M`.
+/// Simulated times over sizes, as encoded in file names: `all-reduce.ring,tree.64.8,1M`.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Plot([String; 4]);
 

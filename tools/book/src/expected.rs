@@ -1,4 +1,4 @@
-//! What a milestone prints where CI cannot run it: taken from its README, where it was put when it ran.
+//! The output of a milestone that CI cannot run, taken from its README, which records an earlier run.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::paths::repository;
 
-/// The first output of the README's section *Expected output*, with what stands before it.
+/// The first output of the README's section *Expected output*, with the text before it.
 pub(crate) fn show(milestone: &str) -> Result<String> {
     let path = format!("milestones/{milestone}/README.md");
     let readme = fs::read_to_string(repository().join(&path)).with_context(|| format!("reading {path}"))?;

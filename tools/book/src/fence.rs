@@ -1,5 +1,5 @@
-//! Which blocks of code a chapter may hold. Code comes from the source (`{{#code}}`), outputs from `{{#output}}`; what is
-//! written by hand is text that claims neither, and commands whose programs are looked up.
+//! Checks the blocks of code in a chapter. Code comes from the source (`{{#code}}`), outputs from `{{#output}}`. Blocks
+//! written by hand are text that is neither, and commands whose programs the check looks up.
 
 use std::fs;
 use std::path::Path;
@@ -29,7 +29,7 @@ const PROGRAMS: [&str; 17] = [
     "nvidia-smi",
 ];
 
-/// Says what is wrong with a block that the chapter itself holds.
+/// Refuses a block in the chapter's own text that is not allowed, with the reason.
 pub(crate) fn check(info: &str, body: &str) -> Result<()> {
     match info.split([',', ' ']).next().unwrap_or("") {
         "sh" => body.lines().try_for_each(command),

@@ -1,5 +1,5 @@
-//! What pages refer to and mdBook does not make: source files as pages with numbered lines, files as they are, animations and
-//! pictures of schedules, plots of simulations.
+//! Writes the targets of links that mdBook does not generate: source files as pages with numbered lines, copies of
+//! other files, animations and pictures of schedules, plots of simulations.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;

@@ -16,7 +16,7 @@ pub(crate) struct Page {
     anchors: BTreeSet<String>,
 }
 
-/// The pages of a built book by their paths. mdBook's page for what is not found is left out: its links count from a site's root.
+/// The pages of a built book by their paths, without mdBook's 404 page, whose links are relative to a site's root.
 pub(crate) fn pages(book: &Path) -> Result<BTreeMap<PathBuf, Page>> {
     let mut pages = BTreeMap::new();
     let mut folders = vec![book.to_owned()];

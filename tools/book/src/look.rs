@@ -11,12 +11,12 @@ use crate::links::pages;
 
 /// Width, height, and whether it is a phone.
 pub(crate) const SCREENS: [(u32, u32, bool); 2] = [(1280, 900, false), (390, 844, true)];
-/// A page is shown in pictures of this height, so that they can be read; at most so many.
+/// Height of a page's screenshots, small enough to read them.
 const SLICE: f64 = 1560.0;
 const SLICES: usize = 20;
 
-/// What sticks out on the right, unless something around it scrolls. The body may hide what is too wide, so its own width
-/// does not tell.
+/// Elements that overflow on the right, unless an ancestor scrolls. The body may hide the overflow, so its own width
+/// does not reveal it.
 const OVERFLOW: &str = "(() => {
     const wide = WIDTH, out = [];
     if (document.documentElement.scrollWidth > wide) out.push('document: ' + document.documentElement.scrollWidth);
@@ -50,7 +50,7 @@ pub(crate) fn run(book: &Path, shots: Option<&Path>, only: &str) -> Result<()> {
             }
         }
         looked += 1;
-        // Documents of the repository are the widest where the screen is narrow: the other width is left out, they are many.
+        // The many documents of the repository overflow on the narrow screen first, so only that one is checked.
         let screens = if path.starts_with("repository") && shots.is_none() { &SCREENS[1..] } else { &SCREENS };
         for &(wide, high, phone) in screens {
             let found = look(&mut browser, &book.join(path), wide, high, phone)?;
@@ -78,7 +78,7 @@ fn look(browser: &mut Browser, page: &Path, wide: u32, high: u32, phone: bool) -
     browser.screen(wide, high, phone)?;
     browser.open(page)?;
     browser.evaluate(STEP)?;
-    // Closed parts are checked open.
+    // Folded parts are checked unfolded.
     browser.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")?;
     let found = browser.evaluate(&OVERFLOW.replace("WIDTH", &wide.to_string()))?;
     let mut wrong: Vec<String> =

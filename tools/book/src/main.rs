@@ -32,13 +32,13 @@ struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// What mdBook calls: the book as JSON on the standard input, expanded on the standard output.
+    /// Called by mdBook: reads the book as JSON from standard input and writes it expanded to standard output.
     Preprocess {
-        /// Asked for by mdBook: `supports RENDERER`.
+        /// mdBook's query: `supports RENDERER`.
         #[arg(num_args = 0..)]
         question: Vec<String>,
     },
-    /// Writes what the pages refer to and mdBook does not make: source files as pages, animations, pictures.
+    /// Writes the targets of links that mdBook does not generate: source files as pages, animations, pictures.
     Finish {
         /// The built book.
         book: PathBuf,
@@ -48,19 +48,19 @@ enum Command {
         /// The built book.
         book: PathBuf,
     },
-    /// Runs the commands under `docs/book/outputs` and compares what they print with what the book shows.
+    /// Runs the commands under `docs/book/outputs` and compares their output with the book.
     Outputs {
-        /// Write what is printed instead of comparing.
+        /// Write the outputs instead of comparing.
         #[arg(long)]
         bless: bool,
-        /// Only these; all without.
+        /// Only these outputs; default: all.
         names: Vec<String>,
     },
     /// Opens every page in a headless Chromium, wide and narrow: screenshots, overflow, errors in the console.
     Look {
         /// The built book.
         book: PathBuf,
-        /// Where the screenshots go.
+        /// Folder for the screenshots.
         #[arg(long, default_value = "target/book-shots")]
         shots: PathBuf,
         /// No screenshots.
@@ -75,7 +75,7 @@ enum Command {
         /// The pages.
         #[arg(required = true)]
         pages: Vec<PathBuf>,
-        /// Where pictures of them go.
+        /// Folder for the screenshots.
         #[arg(long)]
         pictures: PathBuf,
     },

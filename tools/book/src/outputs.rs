@@ -1,7 +1,8 @@
-//! What commands printed: `docs/book/outputs/NAME.cmd` and `NAME.txt`.
+//! Recorded commands and their output: `docs/book/outputs/NAME.cmd` and `NAME.txt`.
 //!
-//! The first line of a `.cmd` says how to compare: `# compare: exact`, `numbers` (every number and run of spaces counts as the
-//! same) or `lines` (numbers, and the order of lines does not matter, nor how often a line comes). The rest is run by bash from the repository's root.
+//! The first line of a `.cmd` says how to compare: `# compare: exact`, `numbers` (all numbers are equal, and so are all
+//! runs of spaces) or `lines` (like `numbers`, and neither the order of lines nor their repetition matters). bash runs
+//! the rest from the repository's root.
 
 use std::fs;
 use std::path::PathBuf;
@@ -13,7 +14,7 @@ use program_kit::process::{self, Outcome};
 
 use crate::paths::repository;
 
-/// A command may take this long; the slowest builds a program first.
+/// Time limit of a command; the slowest builds a program first.
 const LIMIT: Duration = Duration::from_secs(300);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,7 +24,7 @@ enum Compare {
     Lines,
 }
 
-/// A command and what it printed.
+/// A command and its output.
 #[derive(Debug)]
 pub(crate) struct Recorded {
     name: String,
@@ -63,7 +64,7 @@ impl Recorded {
                 "\n<div class=\"origin\">Numbers and the order of lines differ from run to run; the rest is compared in CI.</div>\n"
             }
         };
-        // `-q` keeps cargo's own words out of what is compared; a reader may want them.
+        // `-q` keeps cargo's messages out of the comparison; a reader may want to see them.
         format!(
             "```sh\n{}\n```\n\n```text\n{}\n```\n{note}",
             self.command.replace("cargo run -q ", "cargo run "),

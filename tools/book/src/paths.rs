@@ -1,4 +1,4 @@
-//! Where things lie in the repository, and paths without `..`.
+//! Paths in the repository, and paths without `..`.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -11,7 +11,7 @@ pub(crate) fn repository() -> PathBuf {
 /// Chapters, relative to the repository.
 pub(crate) const SOURCE: &str = "docs/book/src";
 
-/// `path` without `.` and `..`; `None` when it leads out of what it is relative to.
+/// `path` without `.` and `..`; `None` when it leads out of its base.
 pub(crate) fn normal(path: &Path) -> Option<PathBuf> {
     let mut out = PathBuf::new();
     for part in path.components() {

@@ -66,7 +66,7 @@ impl Expanded {
             if path.starts_with("milestones") && repository().join(&readme).is_file() {
                 self.documents.remove(&readme);
                 let mut page = self.document(&readme);
-                // What is numbered below its chapter is shown below it.
+                // A page numbered below its chapter is listed below it.
                 if let Some(number) = chapter["number"].as_array() {
                     page["Chapter"]["number"] = number.iter().cloned().chain([1.into()]).collect();
                 }
@@ -83,7 +83,7 @@ impl Expanded {
         }
     }
 
-    /// Adds what pages link to, and what those link to, behind the chapters.
+    /// Adds, after the chapters, the documents that pages link to, and those that these link to in turn.
     fn repository(&mut self, items: &mut Vec<Value>) {
         let mut done: BTreeSet<PathBuf> = BTreeSet::new();
         let mut pages = vec![];

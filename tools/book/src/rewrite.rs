@@ -1,4 +1,5 @@
-//! Links of a page: what lies in the repository outside the book becomes a page of the book, so that every link works offline.
+//! Rewrites the links of a page: a file of the repository outside the book becomes a page of it, so every link works
+//! offline.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

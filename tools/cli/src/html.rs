@@ -157,7 +157,8 @@ fn drawing(out: &mut String, played: &Played) {
             let (from, to) = (centre(message.from), centre(message.to));
             let (dx, dy) = (to.0 - from.0, to.1 - from.1);
             let length = dx.hypot(dy).max(1.0);
-            // Beside the straight line, so that the two directions of a pair do not cover each other; and clear of the strips.
+            // Beside the straight line, so that the two directions of a pair do not cover each other; and clear of the
+            // strips.
             let beside = (dy / length * 9.0, -dx / length * 9.0);
             let clear =
                 0.5_f64.min((wide / 2.0 * dx.abs() / length + high / 2.0 * dy.abs() / length + 8.0) / length * 0.8);

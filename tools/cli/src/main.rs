@@ -1,5 +1,5 @@
-//! Looks at the library from outside: draws the schedule of any collective, simulates it on machines that need not exist, and says
-//! what a machine can do.
+//! Inspects the library from outside: draws the schedule of any collective, simulates it on imaginary machines, and
+//! reports the capabilities of a real one.
 
 mod doctor;
 mod html;
@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
-/// Looks at schedules without running them, and at what this machine can do.
+/// Shows schedules without running them, and the capabilities of this machine.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Options {
@@ -25,11 +25,11 @@ struct Options {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Draws a schedule: which rank sends what to whom, in which order.
+    /// Draws a schedule: the messages between ranks, in their order.
     Schedule(schedule::Options),
-    /// Says what this machine can do, what is missing for which milestone, and what mends it.
+    /// Reports the capabilities of this machine, the missing parts per milestone, and the remedies.
     Doctor(doctor::Options),
-    /// Says how long a schedule would take on another machine, and what it would wait for.
+    /// Estimates the time of a schedule on another machine, and its bottleneck.
     Simulate(simulate::Options),
 }
 

@@ -1,4 +1,4 @@
-//! What the pictures have in common: a rank's memory as a strip of cells, a cell as a stack of contributions.
+//! Common parts of the pictures: a rank's memory as a strip of cells, a cell as a stack of contributions.
 
 use std::fmt::Write;
 
@@ -85,7 +85,7 @@ pub(crate) fn strip(out: &mut String, played: &Played, rank: usize, memory: &Mem
     row(cells, y);
 }
 
-/// The arrow of a message, with what it carries in the middle.
+/// The arrow of a message, with its contents in the middle.
 pub(crate) fn arrow(
     out: &mut String,
     played: &Played,

@@ -1,4 +1,4 @@
-//! A schedule, played round by round: what pictures are made of.
+//! A schedule, played round by round, as input of the pictures.
 
 use tinynccl::algorithm::Shape;
 use tinynccl::schedule::Partition;

@@ -21,7 +21,8 @@ const MOST_RANKS: usize = 32;
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// Which collective: all-reduce, reduce-scatter, all-gather, broadcast, reduce, gather, scatter, all-to-all, barrier.
+    /// Which collective: all-reduce, reduce-scatter, all-gather, broadcast, reduce, gather, scatter, all-to-all,
+    /// barrier.
     #[arg(value_parser = collective)]
     collective: Collective,
     /// Which algorithm: ring, tree, double-tree, direct, halving-doubling, recursive-doubling, all-pairs.

@@ -9,16 +9,17 @@ use program_kit::size;
 
 /// Runs the collectives of other libraries and ours in turn on this machine, and writes tables, raw values and plots.
 ///
-/// Usually started by scripts/compare-peers, which installs and builds what it needs.
+/// Usually started by scripts/compare-peers, which installs and builds the prerequisites.
 #[derive(Debug, Clone, Parser)]
 #[command(version, args_conflicts_with_subcommands = true)]
 pub(crate) struct Args {
     #[command(subcommand)]
     pub(crate) command: Option<Command>,
-    /// Peers to run: openmpi, mpich, impi, gloo, a list of them, or all that are there.
+    /// Peers to run: openmpi, mpich, impi, gloo, a list of them, or all that are installed.
     #[arg(long, default_value = "all", value_delimiter = ',')]
     pub(crate) peers: Vec<String>,
-    /// Operations: all_reduce all_gather reduce_scatter broadcast reduce all_to_all sendrecv pingpong barrier, a list, or all.
+    /// Operations: all_reduce all_gather reduce_scatter broadcast reduce all_to_all sendrecv pingpong barrier, a list,
+    /// or all.
     #[arg(long, default_value = "all", value_delimiter = ',')]
     pub(crate) ops: Vec<String>,
     /// Numbers of ranks.
@@ -45,25 +46,25 @@ pub(crate) struct Args {
     /// Largest size in bytes.
     #[arg(short = 'e', long, default_value = "128M", value_parser = size::within(4..=16 << 30))]
     pub(crate) max: usize,
-    /// Each size is the last one times this.
+    /// Factor from one size to the next.
     #[arg(short = 'f', long, default_value = "4", value_parser = clap::value_parser!(u32).range(2..))]
     pub(crate) factor: u32,
     /// Rounds; in each one every program runs once.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub(crate) rounds: u32,
-    /// Minutes; no round begins that would probably end later, but three rounds are made in any case.
+    /// Minutes; no round begins that would probably end later, except for the first three.
     #[arg(long, default_value_t = 25.0)]
     pub(crate) minutes: f64,
-    /// Seconds to measure each size in each round, about.
+    /// Approximate seconds to measure each size in each round.
     #[arg(long, default_value = "0.014", value_parser = seconds)]
     pub(crate) budget: Duration,
     /// A peer's operation ends at the size where one call takes longer than these seconds.
     #[arg(long, default_value = "0.5", value_parser = seconds)]
     pub(crate) cap: Duration,
-    /// A program that runs for longer than these seconds is ended; what it has printed counts.
+    /// A program that runs for longer than these seconds is ended; its output so far counts.
     #[arg(long, default_value = "60", value_parser = seconds)]
     pub(crate) limit: Duration,
-    /// Under three minutes, to see whether everything runs: one round, few sizes. Overrides sizes, rounds and parts.
+    /// A smoke test of under three minutes: one round, few sizes. Overrides sizes, rounds and parts.
     #[arg(long)]
     quick: bool,
     /// Do not compare a stream with iperf3.
@@ -80,7 +81,7 @@ pub(crate) struct Args {
     pub(crate) output: PathBuf,
 }
 
-/// What it does instead of measuring.
+/// Commands other than a measurement.
 #[derive(Debug, Clone, PartialEq, Eq, Subcommand)]
 pub(crate) enum Command {
     /// Draws the plots of a comparison again, from its raw values.
@@ -123,7 +124,7 @@ pub(crate) enum DType {
     Bf16,
 }
 
-/// What is compared in one set of tables: everything but the operation and the size.
+/// The configuration of one set of tables: everything but the operation and the size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Part {
     pub(crate) transport: Transport,
@@ -203,7 +204,7 @@ impl Args {
                     for &pages in &self.pages {
                         let special = usize::from(pages == Pages::Huge) + usize::from(buffers == Buffers::Fresh);
                         let most = if ranks == 2 && transport == Transport::Shm { 1 } else { 0 };
-                        // What was asked for alone is not special.
+                        // A kind that was requested alone gets all combinations.
                         let only = self.pages.len() == 1 && self.buffers.len() == 1;
                         let part = Part { transport, ranks, pages, buffers };
                         if (self.all_combinations || only || special <= most) && !parts.contains(&part) {

@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 /// For a program that was asked to end, until it is made to.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// What a program did.
+/// The outcome of a program.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) stdout: String,
@@ -35,7 +35,7 @@ impl Outcome {
     }
 }
 
-/// Runs `command` for at most `limit`. While it runs nothing here wakes up, except to read what it prints.
+/// Runs `command` for at most `limit`. While it runs, this process wakes up only to read its output.
 pub(crate) fn run(command: &mut Command, limit: Duration) -> Result<Outcome> {
     let start = Instant::now();
     let mut child = command
@@ -65,7 +65,7 @@ pub(crate) fn run(command: &mut Command, limit: Duration) -> Result<Outcome> {
         end(&child, Signal::TERM);
     }
     let status = wait(&mut child)?;
-    // Whoever is left of its group would spin beside the next program.
+    // Processes left over from its group would spin beside the next program.
     end(&child, Signal::KILL);
     let text = |thread: std::thread::JoinHandle<Vec<u8>>| {
         String::from_utf8_lossy(&thread.join().unwrap_or_default()).into_owned()

@@ -1,8 +1,8 @@
 //! Runs the collectives of other libraries and ours in turn on this machine, and writes tables, raw values and plots.
 //!
-//! Only ratios within one comparison mean something: machines change from minute to minute. So every program runs once in
-//! each round, the order turns from round to round, and medians are taken over the rounds in which the cores were
-//! equally far from each other.
+//! Only ratios within one comparison are meaningful, because machines change from minute to minute. So every program
+//! runs once in each round, the order rotates from round to round, and medians are taken over the rounds in which the
+//! cores were equally far from each other.
 
 mod args;
 mod child;
@@ -31,9 +31,9 @@ use program::{Program, Role};
 use results::{Column, Measured, Run, Summary};
 use stats::median;
 
-/// What our benchmark exits with when the library lacks what was asked for.
+/// Exit code of our benchmark when the library lacks a requested feature.
 const CANNOT_RUN: i32 = 3;
-/// Rounds that are made whatever time they take.
+/// Rounds that run regardless of the time.
 const FEWEST_ROUNDS: u32 = 3;
 /// The peers' last remark.
 const COMPLETE: &str = "complete";
@@ -84,7 +84,7 @@ fn main() -> Result<()> {
                 }
             }
         }
-        // A comparison that is ended by hand keeps what it has.
+        // An interrupted comparison keeps its results so far.
         write(&args, &facts, &parts, &streams, &notes)?;
     }
     write(&args, &facts, &parts, &streams, &notes)?;
@@ -93,7 +93,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The programs of a part and what they have given so far.
+/// The programs of a part and their results so far.
 struct Bench {
     programs: Vec<Program>,
     /// How often each had to be ended; those that cannot run at all have no turn.
@@ -171,7 +171,7 @@ impl Bench {
             }
         }
         let program = &self.programs[column];
-        // What a library does after its last line is no matter.
+        // A failure after the last line does not matter.
         let complete = output.remarks.iter().any(|remark| remark == COMPLETE);
         if let Some(line) = output.broken.filter(|_| outcome.code == Some(0)) {
             self.note(format!("{}: unexpected line: {line}", program.name));

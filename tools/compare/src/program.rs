@@ -1,15 +1,15 @@
 //! The programs that run in turn: ours, and every peer in every variant that is worth a column.
 //!
-//! A variant exists because the default is not the fastest everywhere: Open MPI copies once through the kernel (CMA) by default, which
-//! loses on small pages; and the C library gives large temporaries back to the system after each call, so that they
-//! fault in again at the next one, unless it is told to keep them.
+//! A variant exists because the default is not the fastest everywhere: Open MPI copies once through the kernel (CMA) by
+//! default, which loses on small pages; and the C library gives large temporaries back to the system after each call,
+//! so that they fault in again at the next one, unless it is told to keep them.
 
 use std::path::PathBuf;
 use std::process::Command;
 
 use crate::args::{Args, Buffers, DType, Pages, Part, Transport};
 
-/// What a column holds.
+/// The kind of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
     /// Our library with ordinary buffers.
@@ -296,7 +296,7 @@ fn benchmark(args: &Args, part: &Part, ops: &[&str], from: usize, most: usize) -
     option("-t", args.budget.as_secs_f64().to_string());
     option("-r", REPETITIONS.to_owned());
     option("-c", args.cap.as_secs_f64().to_string());
-    // A little later than ours, which keeps what was printed.
+    // A little later than our own limit, which keeps the output.
     option("-T", (args.limit.as_secs() + 5).to_string());
     words.extend((part.pages == Pages::Huge).then(|| "-H".to_owned()));
     words.extend((part.buffers == Buffers::Fresh).then(|| "-F".to_owned()));

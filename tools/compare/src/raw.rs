@@ -10,7 +10,7 @@ use crate::program::Role;
 use crate::results::{Column, Measured, Run};
 use crate::rows::{self, HEADING};
 
-/// What stands before the fields of [`HEADING`].
+/// The columns before the fields of [`HEADING`].
 const KEY: &str = "part,program,round,ns_before,ns_after";
 
 /// Every line of every run.

@@ -25,7 +25,7 @@ pub(crate) struct Measured {
     pub(crate) part: Part,
     pub(crate) columns: Vec<Column>,
     pub(crate) runs: Vec<Run>,
-    /// What went wrong.
+    /// Errors.
     pub(crate) notes: Vec<String>,
 }
 

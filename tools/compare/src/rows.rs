@@ -1,4 +1,4 @@
-//! What the benchmarks print: comma-separated lines, the same from all of them.
+//! The output of the benchmarks: comma-separated lines of the same format.
 
 use anyhow::{Context as _, Result, bail};
 
@@ -16,13 +16,13 @@ pub(crate) struct Row {
     /// Repetitions in which every rank had its core to itself, of how many.
     pub(crate) clean: u32,
     pub(crate) repetitions: u32,
-    /// Elements that were not what they must be.
+    /// Number of wrong elements.
     pub(crate) wrong: u64,
     /// The line as it was printed.
     pub(crate) line: String,
 }
 
-/// What a program printed.
+/// The output of a program.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Output {
     pub(crate) rows: Vec<Row>,

@@ -12,8 +12,8 @@ use crate::Options;
 use crate::task::{Operation, Task};
 use crate::timing::Timer;
 
-/// Prints a table for each operation. `host/hosted`: how near the slowest of the three stages comes to the whole, 1 is the bound
-/// of one lane.
+/// Prints a table for each operation. `host/hosted` is the time of the slowest of the three stages over the total: 1 is
+/// the bound of one worker.
 pub(crate) fn table(options: &Options, comm: &Comm, device: &DeviceComm) -> Result<()> {
     let say = |line: String| {
         if comm.rank() == 0 {
@@ -60,7 +60,7 @@ fn row(
     let hosted = timer.time(|| crate::ours::enqueue(device, stream, task, &buffers))?;
     device.check()?;
 
-    // What has to go down and come up on this rank, as nccl-tests count the buffer's bytes.
+    // Bytes to copy down and up on this rank, as nccl-tests count the buffer's bytes.
     let n = comm.size();
     let (down, up) = match task.operation {
         Operation::AllGather => (bytes / n, bytes - bytes / n),

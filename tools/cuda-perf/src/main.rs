@@ -1,7 +1,8 @@
 //! Collectives on GPUs beside NCCL's. One process per GPU; both libraries in the same processes, in turn at each size.
 //!
-//! A time is the slowest rank's mean of `--iters` calls back to back between two CUDA events, and the median of `--rounds` of
-//! those. NCCL is looked for as `libnccl.so` (put a folder with such a link into LD_LIBRARY_PATH); without it ours runs alone.
+//! Two CUDA events time `--iters` calls back to back. A time is the median over `--rounds` of the slowest rank's mean.
+//! NCCL is loaded as `libnccl.so` (put a folder with such a link into LD_LIBRARY_PATH); without it our library runs
+//! alone.
 
 mod graph;
 mod hosted;
@@ -54,30 +55,32 @@ struct Options {
     /// Launches the calls as one CUDA graph.
     #[arg(long)]
     graph: bool,
-    /// How the data goes (auto, peer or hosted), whatever TINYNCCL_CUDA_PATH says. Beside the hosted path stand the times of its
-    /// stages, without NCCL; ranks may share GPUs then.
+    /// Path of the data (auto, peer or hosted); overrides TINYNCCL_CUDA_PATH. For the hosted path the table has the
+    /// times of its stages instead of NCCL's; ranks may then share GPUs.
     #[arg(long)]
     path: Option<CudaPath>,
-    /// Takes buffers that are registered with the communicator; NCCL then also runs with windows of its own.
+    /// Use buffers that are registered with the communicator; NCCL then also runs with windows of its own.
     #[arg(long)]
     registered: bool,
-    /// Says how each call is carried out, and why, without timing it.
+    /// Print the path and the protocol of each call, and the reasons, without timing it.
     #[arg(long)]
     explain: bool,
-    /// Leaves NCCL out.
+    /// Leave NCCL out.
     #[arg(long)]
     alone: bool,
-    /// Tries these instead of what the library would choose: protocol and blocks, as `one-shot:8`, `two-shot:32` (LL),
-    /// `one-shot-128:8`, `two-shot-128:32` (LL128), `simple:64`, `direct:128`, or a schedule, as `ring:64` (protocol Simple) and `ring-ll:16`.
+    /// Time these instead of the library's choice: protocol and blocks, as `one-shot:8`, `two-shot:32` (LL),
+    /// `one-shot-128:8`, `two-shot-128:32` (LL128), `simple:64`, `direct:128`, or a schedule, as `ring:64` (protocol
+    /// Simple) and `ring-ll:16`.
     #[arg(long, value_delimiter = ',', value_parser = choice)]
     choices: Vec<Choice>,
-    /// Schedules to try beside what the library chooses, as `ring,tree,double-tree`: in both protocols, with blocks by size.
+    /// Schedules to time beside the library's choice, as `ring,tree,double-tree`: in both protocols, with blocks by
+    /// size.
     #[arg(long, value_delimiter = ',', conflicts_with = "choices")]
     algorithm: Vec<Algorithm>,
 }
 
 impl Options {
-    /// What is timed of a call of `bytes`; `None` is what the library chooses. As many for every size.
+    /// The choices to time for a call of `bytes`, always the same number; `None` is the library's.
     fn ways(&self, bytes: usize) -> Vec<Option<Choice>> {
         if !self.choices.is_empty() {
             return self.choices.iter().copied().map(Some).collect();
@@ -139,7 +142,7 @@ fn start(options: &Options) -> Result<i32> {
     let comm = Comm::from_env_with(config)?;
     let ordinal = comm.local_rank() % cuda::device_count()?.max(1);
     let context = CudaContext::new(ordinal).context("cannot open this rank's GPU")?;
-    // One stream: what is enqueued runs in order, so no event between calls is needed.
+    // One stream runs all work in order, so no event between calls is needed.
     // SAFETY: all memory here is used in one stream.
     unsafe { context.disable_event_tracking() };
     let device = DeviceComm::new(&comm, &context)?;

@@ -1,4 +1,4 @@
-//! What is timed: an operation of some size, and its buffers.
+//! The task to time: an operation of some size, and its buffers.
 
 use std::sync::Arc;
 
@@ -42,7 +42,7 @@ pub(crate) struct Buffers {
     _memory: Memory,
 }
 
-/// Who keeps it.
+/// The owner of the memory.
 #[derive(Debug)]
 enum Memory {
     Plain([CudaSlice<u8>; 2]),

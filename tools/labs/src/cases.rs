@@ -1,4 +1,4 @@
-//! What is run for the pages, and what each run must say.
+//! The runs of the pages, and the words that each must print.
 
 /// One or several commands whose output a page shows.
 pub(crate) struct Case {
@@ -10,7 +10,7 @@ pub(crate) struct Case {
     pub(crate) code: i32,
     /// Words that must be there.
     pub(crate) says: &'static [&'static str],
-    /// Lines that may be there, or not: which rank notices first is the scheduler's business.
+    /// Optional lines: the scheduler decides which rank notices first.
     pub(crate) may: &'static [&'static str],
     /// Nothing may differ from the book.
     pub(crate) exact: bool,

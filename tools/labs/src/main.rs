@@ -36,12 +36,12 @@ enum Command {
     Lab(Lab),
     /// Lists the labs.
     List,
-    /// Says from a trace (TINYNCCL_TRACE) how long messages were under way on each link, and who waited for whom.
+    /// Reports from a trace (TINYNCCL_TRACE) how long messages took on each link, and which rank waited for which.
     Waits {
         /// The trace.
         trace: PathBuf,
     },
-    /// Runs labs and writes what they print into a folder, with what differs between runs masked.
+    /// Runs labs and writes their output into a folder, with the parts masked that differ between runs.
     Outputs(Outputs),
 }
 
@@ -49,7 +49,7 @@ enum Command {
 pub(crate) struct Outputs {
     /// The folder: docs/book/src/labs/outputs.
     folder: PathBuf,
-    /// Compares with what is in the folder instead of writing; exit status 1 names what differs.
+    /// Compares with the files in the folder instead of writing; exit status 1 and a message if they differ.
     #[arg(long)]
     check: bool,
     /// Only these labs.

@@ -1,4 +1,4 @@
-//! The outputs that the pages show: written by running the labs, and compared with what the labs print now.
+//! The outputs on the pages: written by a run of the labs, and compared with later runs.
 
 use std::collections::BTreeSet;
 use std::io::{Read as _, Seek as _};
@@ -11,7 +11,7 @@ use regex::Regex;
 use crate::CANNOT_RUN_HERE;
 use crate::cases::{CASES, Case, OVER_RDMA};
 
-/// What a case printed.
+/// The output of a case.
 struct Run {
     /// The last step's.
     code: Option<i32>,
@@ -132,8 +132,8 @@ impl Case {
         page
     }
 
-    /// Compares with the file of the book: no line of another shape than there, or than the case allows. Numbers do not count,
-    /// unless the case is exact.
+    /// Compares with the file of the book: no line of another shape than there, or than the case allows. Numbers do not
+    /// count, unless the case is exact.
     fn compare(&self, run: &Run, path: &Path) -> Result<(), String> {
         let stored = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
         if self.exact {

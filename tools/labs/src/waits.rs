@@ -1,4 +1,4 @@
-//! Reads a trace: how long messages were under way, and who waited for whom.
+//! Reads a trace: the time of messages on each link, and the waits between ranks.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -7,12 +7,12 @@ use std::path::Path;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 
-/// What a trace says of links and waits; times in microseconds.
+/// Links and waits of a trace; times in microseconds.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Waits {
     /// From the sending to the receiving rank: how long each message was under way.
     pub(crate) links: BTreeMap<(u64, u64), Vec<f64>>,
-    /// Rank and what it waited for: how long in all.
+    /// Rank and the peer or event that it waited for: total time.
     pub(crate) waits: BTreeMap<(u64, String), f64>,
 }
 

@@ -1,4 +1,4 @@
-//! Runs the labs: each failure appears, says what its page says, and is gone in the mended version.
+//! Runs the labs: each failure appears with the output of its page, and the fixed version does not have it.
 
 use std::path::PathBuf;
 use std::process::Command;

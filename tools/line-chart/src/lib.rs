@@ -1,4 +1,4 @@
-//! Named curves over linear or logarithmic axes, as SVG: what the programs in `milestones/` and `tools/` plot.
+//! Named curves over linear or logarithmic axes, as SVG: the plots of the programs in `milestones/` and `tools/`.
 
 use anyhow::{Result, anyhow};
 use plotters::coord::Shift;
@@ -19,7 +19,7 @@ pub const COLOURS: [RGBColor; 8] = [
     RGBColor(127, 127, 127),
 ];
 
-/// Of what is not named otherwise.
+/// The font of all text.
 const FONT: (&str, u32) = ("sans-serif", 14);
 const TITLE: (&str, u32) = ("sans-serif", 18);
 
@@ -50,7 +50,7 @@ impl Curve {
     }
 }
 
-/// What lies along one side.
+/// An axis of a chart.
 #[derive(Debug, Clone)]
 pub struct Axis {
     label: String,

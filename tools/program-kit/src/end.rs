@@ -9,9 +9,8 @@ use anyhow::{Error, Result};
 /// as "skipped".
 pub const UNAVAILABLE: u8 = 77;
 
-/// What `main` returns for the exit code in `result`, or for an error, which it prints in one line: [`UNAVAILABLE`]
-/// where
-/// `lacks` says that the machine or the build lacks something, else 1.
+/// The return value of `main`: the exit code in `result`. An error is printed as one line, and gives [`UNAVAILABLE`]
+/// where `lacks` says that the machine or the build lacks something, else 1.
 pub fn exit_code(result: Result<i32>, lacks: impl FnOnce(&Error) -> bool) -> ExitCode {
     match result {
         Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),

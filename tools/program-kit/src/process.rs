@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 
-/// What a command left.
+/// The outcome of a command.
 #[derive(Debug, Clone, Default)]
 pub struct Outcome {
     /// Its exit code; `None`: a signal ended it.
@@ -22,7 +22,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// It ended by itself, with exit status 0.
+    /// Whether it exited before the deadline, with exit status 0.
     pub fn success(&self) -> bool {
         self.code == Some(0) && !self.late
     }
@@ -39,7 +39,7 @@ fn collect(mut from: impl Read + Send + 'static) -> Receiver<Vec<u8>> {
     receiver
 }
 
-/// Adds what comes until the end or the deadline. True at the end.
+/// Adds all data until the end or the deadline. True at the end.
 fn drain(from: &Receiver<Vec<u8>>, bytes: &mut Vec<u8>, deadline: Instant) -> bool {
     loop {
         match from.recv_timeout(deadline.saturating_duration_since(Instant::now())) {

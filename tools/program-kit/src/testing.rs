@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use crate::process::{self, Outcome};
 
-/// What every program has to end. Far above what one needs; only a wait without end gets there.
+/// Time limit of every program, so long that only an endless wait reaches it.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What tells a program that it is a rank: a test that runs under a launcher itself must not hand this on.
+/// Variables that make a program a rank. A test that itself runs under a launcher must not pass them on.
 const LAUNCHERS: [&str; 7] =
     ["RANK", "WORLD_SIZE", "LOCAL_RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "TINYNCCL_UNIQUE_ID"];
 

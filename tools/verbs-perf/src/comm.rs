@@ -1,5 +1,5 @@
-//! `Comm::send` and `Comm::recv`, as a program uses them: from ordinary memory, which is copied through the registered slots of the
-//! link, or from memory that is registered itself, once or for each call.
+//! `Comm::send` and `Comm::recv`, as a program uses them: from ordinary memory, which is copied through the registered
+//! slots of the link, or from memory that is registered itself, once or for each call.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use tinynccl::comm::Persistent;
 
 use crate::{Args, Level, What, bandwidth, half_round_trip};
 
-/// What is sent.
+/// The data to send.
 enum Data {
     Ordinary(Vec<u8>),
     Registered(Persistent<u8>),

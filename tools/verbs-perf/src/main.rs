@@ -1,7 +1,9 @@
-//! Latency and bandwidth of messages over RDMA between two ranks, in the manner of perftest's `ib_write_lat` and `ib_write_bw`.
+//! Latency and bandwidth of messages over RDMA between two ranks, in the manner of perftest's `ib_write_lat` and
+//! `ib_write_bw`.
 //!
-//! `scripts/compare-perftest` runs it beside them. It starts its own two ranks; rank 0 sends the stream, and prints one line:
-//! `LEVEL,WHAT,BYTES,ITERATIONS,VALUE`, where the value is MiB/s (`bw`) or the median of half a round trip in µs (`lat`).
+//! `scripts/compare-perftest` runs it beside them. It starts its own two ranks; rank 0 sends the stream, and prints one
+//! line: `LEVEL,WHAT,BYTES,ITERATIONS,VALUE`, where the value is MiB/s (`bw`) or the median of half a round trip in µs
+//! (`lat`).
 
 mod comm;
 mod link;
@@ -23,27 +25,28 @@ enum Level {
     Link,
     /// `Comm::send` and `Comm::recv`.
     Comm,
-    /// The same, sent from memory that is registered with the device: it is read where it lies.
+    /// The same, sent from memory that is registered with the device (zero copy).
     Registered,
-    /// The same, registered before each call and not any more after it: what a library pays that keeps no registrations.
+    /// The same, registered before and deregistered after each call: the cost for a library without a registration
+    /// cache.
     Registering,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum What {
-    /// A stream from rank 0 to rank 1, until rank 1 has said that it has all.
+    /// A stream from rank 0 to rank 1, until rank 1 confirms that it has all of it.
     Bw,
-    /// One message there and one back.
+    /// Round trips of one message.
     Lat,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Waiting {
-    /// It asks the device again and again, as perftest does.
+    /// Polls the device, as perftest does.
     Poll,
-    /// The same, and gives the core away in between. A communicator: what the settings say (`TINYNCCL_SPIN`).
+    /// Polls the device and yields the core in between. A communicator waits by its settings (`TINYNCCL_SPIN`).
     Yield,
-    /// It sleeps until a completion event comes.
+    /// Sleeps until a completion event arrives.
     Events,
 }
 
@@ -51,7 +54,7 @@ enum Waiting {
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
-    /// What is called.
+    /// Level of the API.
     #[arg(value_enum)]
     level: Level,
     #[arg(value_enum)]
@@ -65,7 +68,7 @@ struct Args {
     /// RDMA devices of rank 0 and of rank 1.
     #[arg(short = 'd', long, value_delimiter = ',')]
     devices: Vec<String>,
-    /// What a rank does while it waits.
+    /// How a rank waits.
     #[arg(short = 'w', long, value_enum, default_value = "poll")]
     wait: Waiting,
 }

@@ -1,4 +1,5 @@
-//! What differs from run to run: fence, threads or processes, when the process registers, and whether the two are pinned.
+//! The parameters of a run: fence, threads or processes, time of the registration, and whether the two sides are
+//! pinned.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -39,7 +40,7 @@ pub(crate) struct Case {
 const STAY: Duration = Duration::from_millis(2);
 
 impl Case {
-    /// Every combination that means something.
+    /// Every meaningful combination.
     pub(crate) fn all() -> Vec<Case> {
         let mut all = Vec::new();
         for &fence in Fence::value_variants() {

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
 use rustix::thread::{MembarrierCommand, membarrier};
 
-/// How the waker's store and look, and the sleeper's, are kept in order.
+/// Orders the store and the load of the waker, and those of the sleeper.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Fence {
     /// Not at all, on the waker's side: the control, which must lose.
@@ -29,12 +29,12 @@ impl Fence {
         matches!(self, Fence::Private | Fence::Global | Fence::Visited)
     }
 
-    /// Losses are known, or expected.
+    /// Whether losses are known or expected.
     pub(crate) fn may_lose(self) -> bool {
         matches!(self, Fence::None | Fence::Global)
     }
 
-    /// Tells the kernel that this process wants to be interrupted.
+    /// Registers this process with the kernel for the interrupts of `membarrier`.
     pub(crate) fn register(self) -> Result<()> {
         match self {
             Fence::None | Fence::Full | Fence::Link => Ok(()),

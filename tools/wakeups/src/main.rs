@@ -1,12 +1,12 @@
 //! Counts lost wake-ups: how often a sleeper misses a message while its waker misses that it sleeps.
 //!
-//! One round is a store-buffer litmus. The waker stores a message and looks whether the sleeper has said that it sleeps; the
-//! sleeper says so and looks for the message. If neither sees the other, a wake-up is lost. Each run is a process of its
-//! own, because a process registers with `membarrier(2)` once. Leave the machine idle: any other program that runs on
-//! the waker's core hides what is wrong with `global`.
+//! One round is a store-buffering litmus test. The waker stores a message and reads the sleeper's flag; the sleeper
+//! sets its flag and looks for the message. If neither sees the other's store, a wake-up is lost. Each run is a process
+//! of its own, because a process registers with `membarrier(2)` once. Leave the machine idle: any other program that
+//! runs on the waker's core hides the fault of `global`.
 //!
-//! Exit code: 0 where `full`, `private`, `visited` and `link` lost nothing, 1 where one of them did or a run failed. Losses of
-//! `none` and `global` are what the program is there to show.
+//! Exit code: 0 where `full`, `private`, `visited` and `link` lost nothing, 1 where one of them did or a run failed.
+//! Losses of `none` and `global` are expected.
 
 mod case;
 mod fence;
@@ -59,7 +59,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Every case that was asked for; true when none lost a wake-up that must not.
+/// Runs every requested case; true unless a case lost wake-ups that must not lose any.
 fn all(args: &Args) -> Result<bool> {
     println!("# {}, Linux {}", processor(), rustix::system::uname().release().to_string_lossy());
     println!("# {} runs of {} rounds each", args.runs, args.rounds);

@@ -19,7 +19,7 @@ use crate::fence::Fence;
 #[derive(Debug, Default)]
 struct Word(AtomicU64);
 
-/// What both sides see. All zero at first.
+/// The state that both sides share, initially zero.
 #[repr(C)]
 #[derive(Debug, Default)]
 struct Words {
@@ -70,7 +70,7 @@ impl Drop for Shared {
     }
 }
 
-/// Spins until `word` is `value` or more, and gives the core away where that takes long.
+/// Spins until `word` is `value` or more, and yields the core if that takes long.
 fn wait(word: &Word, value: u64) -> u64 {
     let mut turns = 0u32;
     loop {

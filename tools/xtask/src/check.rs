@@ -1,4 +1,4 @@
-//! Builds a learner's step, runs its tests, and says in few words what is wrong and where to read on.
+//! Builds a learner's step, runs its tests, and reports the faults briefly, with the section to read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -14,23 +14,23 @@ use crate::exercise::{self, Exercise, Needs};
 use crate::learn::Learn;
 use crate::stub;
 
-/// So many lines of a failed test are shown.
+/// Number of lines shown of a failed test.
 const SHOWN: usize = 25;
 /// The longest time of a build: everything, from nothing, on a slow machine.
 const BUILD_LIMIT: Duration = Duration::from_secs(3600);
 
-/// What a check found.
+/// The result of a check.
 #[derive(Debug, Default)]
 pub struct Report {
     /// Names of the tests that failed, and of those that did not end.
     pub failed: Vec<String>,
     /// How many passed.
     pub passed: usize,
-    /// What the compiler, the tests and the program said, when something is wrong.
+    /// Output of the compiler, the tests and the program, when something is wrong.
     pub output: String,
-    /// Where to go on, when something is wrong.
+    /// Where to continue, when something is wrong.
     pub hint: String,
-    /// What was not checked here, and how it can be.
+    /// Parts that were not checked here, and how to check them.
     pub unchecked: Vec<String>,
 }
 
@@ -153,8 +153,8 @@ fn unfinished(program: &Path, stdout: &str) -> Result<Vec<String>> {
     Ok(names.filter(ended).map(str::to_owned).collect())
 }
 
-/// What a test program printed of the tests that failed, or all when it names none. A test that met an exercise which is not
-/// written yet is one name in a list; of the others the first lines are shown.
+/// What a test program printed of the tests that failed, or all when it names none. A test that met an exercise which
+/// is not written yet is one name in a list; of the others the first lines are shown.
 fn shown(outcome: &Outcome, failed: &[String]) -> String {
     if outcome.success() {
         return String::new();
@@ -196,7 +196,7 @@ fn shown(outcome: &Outcome, failed: &[String]) -> String {
     if text.is_empty() { format!("{}{}", outcome.stdout, outcome.stderr) } else { text }
 }
 
-/// What was not checked: exercises for which something is missing here, tests that said so.
+/// The unchecked parts: exercises that need something missing here, and tests that were skipped.
 fn unchecked(
     step: &Step,
     exercises: &[Exercise],
@@ -231,8 +231,8 @@ fn unchecked(
     lines
 }
 
-/// The exercise to look at: the one that the output names, the one whose file a failed test belongs to, the first that is
-/// still open, or the first.
+/// The exercise to look at: the one that the output names, the one whose file a failed test belongs to, the first that
+/// is still open, or the first.
 fn chosen<'a>(exercises: &'a [Exercise], open: &[u32], report: &Report) -> Option<&'a Exercise> {
     let named = exercises.iter().find(|e| report.output.contains(&format!("exercise {} of ", e.number)));
     let module = |e: &&Exercise| {

@@ -56,7 +56,7 @@ impl Step {
     /// The step that a learner means: `7`, `07`, `07-allreduce-tcp` or `allreduce-tcp`.
     ///
     /// # Errors
-    /// Nothing is called so; names what there is.
+    /// No step has this name; the error lists the names.
     pub fn find(text: &str) -> Result<Step> {
         let text = text.trim_end_matches('/');
         let found = STEPS.iter().find(|s| {
@@ -85,7 +85,8 @@ pub fn checkout() -> PathBuf {
     here.ancestors().nth(2).unwrap_or(here).to_owned()
 }
 
-/// The text of a README's section: the lines below the heading `title`, of any level, down to the next heading of the same or a higher one.
+/// The text of a README's section: the lines below the heading `title`, of any level, down to the next heading of the
+/// same or a higher one.
 pub fn section<'a>(readme: &'a str, title: &str) -> Option<&'a str> {
     let mut fenced = false;
     let mut begin = None;
@@ -107,7 +108,7 @@ pub fn section<'a>(readme: &'a str, title: &str) -> Option<&'a str> {
     begin.map(|(from, _)| &readme[from..])
 }
 
-/// What a README says of time and prerequisites: the text behind `**Time:**`, in one line.
+/// Time and prerequisites from a README: the text after `**Time:**`, in one line.
 ///
 /// # Errors
 /// The file cannot be read.

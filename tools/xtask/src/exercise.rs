@@ -5,7 +5,8 @@
 //! // over as many lines as it takes.
 //! ```
 //! says that a learner writes its body: exercise 2 of the milestone, explained in that section of its README. In Python
-//! the comment begins with `#`. `(How it works; needs RDMA)`, `GPU` or `torch` says what the exercise cannot be checked without.
+//! the comment begins with `#`. `(How it works; needs RDMA)`, `GPU` or `torch` says what the exercise cannot be checked
+//! without.
 
 use std::fmt;
 use std::ops::Range;
@@ -17,7 +18,7 @@ use crate::body::{self, Language};
 use crate::course::Step;
 use crate::files;
 
-/// What a check of the exercise needs beside a computer.
+/// Hardware or software that a check of the exercise needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Needs {
     /// A device for RDMA verbs: the virtual machine has one.
@@ -45,9 +46,9 @@ pub struct Exercise {
     pub number: u32,
     /// The README's section that explains it.
     pub section: String,
-    /// What a check needs.
+    /// Requirement of a check.
     pub needs: Option<Needs>,
-    /// What to write.
+    /// The task.
     pub text: String,
     /// The file, from the milestone's folder.
     pub file: PathBuf,

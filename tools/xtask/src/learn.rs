@@ -1,8 +1,8 @@
-//! The learner's folder: `learn/` in the checkout, which git ignores. A cargo workspace of its own, so that nothing in it
-//! can break ours; its manifest is made from ours, so that the milestones' own manifests work there as they are.
+//! The learner's folder: `learn/` in the checkout, which git ignores. A cargo workspace of its own, so that nothing in
+//! it can break ours; its manifest is made from ours, so that the milestones' own manifests work there as they are.
 //!
-//! A milestone that uses another one (05 uses 02) is given ours of the other, not the learner's: an exercise of one step
-//! cannot break another step.
+//! A milestone that uses another one (05 uses 02) is given ours of the other, not the learner's: an exercise of one
+//! step cannot break another step.
 
 use std::path::{Path, PathBuf};
 
@@ -56,7 +56,7 @@ impl Learn {
             self.shown(&to),
             step.number
         );
-        // Under another name until it is whole: an interrupted start leaves no half of a step.
+        // Under another name until it is complete, so an interrupted start leaves no half of a step.
         let part = self.folder.join(format!(".{}.part", step.folder()));
         if part.exists() {
             std::fs::remove_dir_all(&part).with_context(|| format!("removing {}", part.display()))?;
@@ -82,7 +82,7 @@ impl Learn {
         self.prepare()
     }
 
-    /// Puts the learner's step aside, as a folder in `backup`, and starts it again. Returns where the old one is.
+    /// Moves the learner's step to a folder in `backup`, and starts it again. Returns that folder.
     ///
     /// # Errors
     /// It was not started; a folder cannot be moved.
@@ -134,8 +134,8 @@ impl Learn {
     }
 }
 
-/// Programs lie in the learner's folder, so that none is mistaken for ours. What they are built from is shared with ours, by a
-/// cargo that can (1.91); an older one says that it does not know the setting, and builds dependencies again.
+/// Programs are built into the learner's folder, so none is mistaken for ours. Intermediate files are shared with ours
+/// by cargo 1.91 or later; an older one warns about the unknown setting and builds the dependencies again.
 const CONFIG: &str = "[build]\ntarget-dir = \"target\"\nbuild-dir = \"../target\"\n";
 
 /// The workspace's manifest, made from ours: the same versions, lints and profiles.
@@ -156,7 +156,8 @@ fn manifest(ours: &str, uses_library: bool) -> Result<String> {
             }
         }
     }
-    // A body that is not written yet leaves imports, arguments and functions unused; and nobody reads a learner's documentation.
+    // A body that is not written yet leaves imports, arguments and functions unused; and nobody reads a learner's
+    // documentation.
     for (group, lint) in [("rust", "unused"), ("rust", "missing_docs"), ("rust", "unreachable_pub"), ("clippy", "todo")]
     {
         let lints = workspace.entry("lints").or_insert_with(|| Table::new().into()).as_table_mut();

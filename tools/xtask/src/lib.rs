@@ -3,14 +3,14 @@
 //! ```text
 //! course     the sixteen steps: numbers, names, how each is checked
 //! files      a milestone's files: listed and read
-//! exercise   markers in a milestone's source: what is to be written, where
+//! exercise   markers in a milestone's source: tasks and their functions
 //! body       the function below a marker: where its body begins and ends
 //! stub       a milestone's files with the bodies taken out, and put back
 //! learn      the learner's folder: a workspace of its own, made from ours
 //! progress   which steps have passed
-//! check      builds and runs a step's tests, and says what is wrong
+//! check      builds and runs a step's tests, and reports the faults
 //! ```
-//! Nothing that a learner gets is written twice: stubs are made from the solutions when they are asked for.
+//! No stub is stored: xtask makes them from the solutions on demand.
 
 pub mod body;
 pub mod check;

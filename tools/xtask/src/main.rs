@@ -154,7 +154,7 @@ fn list(learn: &Learn) -> Result<()> {
     Ok(())
 }
 
-/// What to write, and what to do then.
+/// Prints the exercises of a started step, and the next command.
 fn begun(learn: &Learn, step: &Step) -> Result<()> {
     say!("{} is yours. Read milestones/{}/README.md, then write:", learn.shown(&learn.step(step)), step.folder())?;
     for e in exercise::of(step, &step.solution(&learn.root))? {

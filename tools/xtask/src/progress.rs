@@ -1,12 +1,12 @@
-//! Which steps have passed: a file `progress` in the learner's folder, a line each: `07`, or `05 in part` when something could
-//! not be checked where it ran.
+//! Which steps have passed: a file `progress` in the learner's folder, a line each: `07`, or `05 in part` when
+//! something could not be checked where it ran.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 
-/// What a check ended with.
+/// The result of a check that passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Passed {
     /// All that can be checked where it ran.

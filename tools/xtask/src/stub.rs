@@ -9,7 +9,7 @@ use crate::course::Step;
 use crate::exercise::{self, Exercise};
 use crate::files;
 
-/// What stands in place of a body, so that it can be found again in files and in what a program prints.
+/// The mark that replaces a body, which can be found again in files and in the output of a program.
 pub fn tag(step: &Step, number: u32) -> String {
     format!("exercise {number} of {}", step.folder())
 }
@@ -21,7 +21,7 @@ pub fn unwritten(line: &str) -> Option<&str> {
     (number.parse::<u32>().is_ok() && Step::find(step).is_ok()).then_some(tag)
 }
 
-/// The text of `file` with the bodies of its exercises replaced by one that says what to write.
+/// The text of `file` with each exercise's body replaced by a stub that states the task.
 ///
 /// # Errors
 /// A marker that is not one.
@@ -45,7 +45,7 @@ pub fn fill(file: &Path, stub: &str, solution: &str, wanted: impl Fn(u32) -> boo
     })
 }
 
-/// Replaces each exercise's body, from the last to the first, so that places stay what they are.
+/// Replaces each exercise's body, from the last to the first, so that earlier offsets stay valid.
 fn edit(file: &Path, text: &str, body: impl Fn(&str, &Exercise) -> String) -> Result<String> {
     let mut edited = text.to_owned();
     let mut all = exercise::parse(file, text)?;
@@ -64,7 +64,7 @@ fn indent<'a>(language: Language, text: &'a str, e: &Exercise) -> &'a str {
     &rest[..rest.len() - rest.trim_start_matches(' ').len()]
 }
 
-/// Numbers of the exercises whose place in the learner's files still says what to write.
+/// Numbers of the exercises that are still stubs in the learner's files.
 ///
 /// # Errors
 /// A file that cannot be read.

@@ -1,4 +1,4 @@
-//! What every milestone must have, looked at without building anything.
+//! Checks the required parts of every milestone, without building anything.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -139,7 +139,8 @@ fn built_from(package: &str) -> BTreeSet<String> {
     String::from_utf8_lossy(&output.stdout).lines().map(|l| l.trim_end_matches(" (*)").to_owned()).collect()
 }
 
-/// A program that asks for another feature of what the library is built from makes cargo build the library again: minutes.
+/// A program that asks for another feature of what the library is built from makes cargo build the library again:
+/// minutes.
 #[test]
 fn the_library_is_built_once_for_all_programs() {
     let name = |line: &str| line.split(" [").next().unwrap_or_default().to_owned();

@@ -1,5 +1,5 @@
-//! The whole course as a learner would go through it: each stub compiles and fails its check, each exercise alone makes it
-//! fail, and with all bodies put back it passes. scripts/learn-tests.sh runs this and says how long it takes.
+//! The whole course as a learner would go through it: each stub compiles and fails its check, each exercise alone makes
+//! it fail, and with all bodies put back it passes. scripts/learn-tests.sh runs this and says how long it takes.
 
 use std::time::Instant;
 
@@ -62,7 +62,8 @@ fn walk(learn: &Learn, step: &Step, each: bool) {
 #[ignore = "builds sixteen packages several times: run scripts/learn-tests.sh"]
 fn every_stub_fails_and_every_solution_passes() {
     let learn = Learn::new(&checkout(), "learn-test-whole").unwrap();
-    // One at a time in a checkout: the folder's name is part of what cargo keeps, so another name would build it all again.
+    // One at a time in a checkout: the folder's name is part of what cargo keeps, so another name would build it all
+    // again.
     std::fs::create_dir_all(checkout().join("target")).unwrap();
     let lock = std::fs::File::create(checkout().join("target/learn-test-whole.lock")).unwrap();
     lock.lock().unwrap();

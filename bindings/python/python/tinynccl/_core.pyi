@@ -1,9 +1,9 @@
 """The extension module. ``Memory`` is a torch tensor, a numpy array, or anything with the buffer protocol,
 ``__cuda_array_interface__`` or ``__dlpack__``: contiguous. Counts are of elements; ``n`` is the number of ranks.
 
-Calls return ``None`` when they are complete (on a GPU: when they are in the stream), or with ``async_op=True`` a ``Work``.
-``stream`` is a handle of a stream of CUDA, or a pair of them: then the calls run in the first one, behind what is in the second now, and
-return their ``End``, which the types below leave out.
+Calls return ``None`` when they are complete (on a GPU: when they are enqueued), or with ``async_op=True`` a ``Work``.
+``stream`` is the handle of a CUDA stream, or a pair of handles. With a pair, the calls run in the first stream, after the
+work that is in the second one now, and return their ``End``, which the types below leave out.
 Every rank makes the same collective calls in the same order.
 """
 
@@ -17,39 +17,39 @@ Op = Literal["sum", "prod", "min", "max", "avg"]
 __version__: str
 
 class Work:
-    """A call in flight, which keeps its memory alive. Dropping it is fine: the call goes on."""
+    """A call in flight, which keeps its memory alive. If it is dropped, the call continues."""
 
     def wait(self, timeout: Optional[float] = None) -> bool:
-        """Waits for the end, at most ``timeout`` seconds; raises what the call failed with."""
+        """Waits until the call is complete, at most ``timeout`` seconds; raises the call's error."""
     def is_completed(self) -> bool: ...
     def exception(self) -> Optional[BaseException]:
-        """What the call failed with, if it is over and has failed."""
+        """The call's error, if it has failed."""
     def add_done_callback(self, callback: Callable[[], object]) -> None:
-        """Calls ``callback`` at the end, in another thread, or now when it is over."""
+        """Runs ``callback`` when the call is complete, in another thread; at once if it already is."""
     def complete_future(self, future: Any, result: Any) -> None:
-        """Gives a future of torch ``result`` at the end, or what the call failed with."""
+        """Completes a torch future with ``result``, or with the call's error, when the call is complete."""
 
 class End:
-    """The end of what was put into a stream."""
+    """The end of the work that was enqueued on a stream."""
 
     def before(self, stream: int) -> None:
-        """What comes into the stream from now on runs behind it; the host does not wait. Raises what has failed on the GPU."""
+        """Orders all later work of ``stream`` after this; the host does not wait. Raises an error of the GPU."""
     def query(self) -> bool:
-        """Whether the GPU has got there. Raises what CUDA says went wrong before it."""
+        """Whether the GPU has reached it. Raises CUDA's error, if earlier work failed."""
 
 class Group:
-    """What ``Comm.group`` gives."""
+    """The result of ``Comm.group``."""
 
     @property
     def work(self) -> Optional[Union[Work, End]]:
-        """The handle of a group with ``async_op=True``, after its end; of one with two streams the calls' end."""
+        """After the group: its handle with ``async_op=True``, or the calls' ``End`` with two streams."""
     def __enter__(self) -> "Group": ...
     def __exit__(
         self, type: Optional[type[BaseException]], value: Optional[BaseException], traceback: Optional[TracebackType]
     ) -> None: ...
 
 class Server:
-    """The rendezvous of a job: one process makes it and tells all ranks ``unique_id``, which holds the job's secret."""
+    """The rendezvous of a job. One process creates it and passes ``unique_id``, which holds the job's secret, to all ranks."""
 
     def __init__(self, world_size: int, port: int = 0) -> None: ...
     @property
@@ -70,14 +70,14 @@ class Comm:
         server: Optional[Server] = None,
         cuda_blocks: Optional[int] = None,
     ) -> None:
-        """Joins the job of ``unique_id``. ``timeout``, in seconds, is the deadline of every wait. A ``server`` (the one of
-        ``unique_id``, given by the rank that made it) lives as long as this. ``cuda_blocks``, the same on all ranks, is what a call takes
-        of a GPU at most (``TINYNCCL_CUDA_BLOCKS``)."""
+        """Joins the job of ``unique_id``. ``timeout``, in seconds, is the deadline of every wait. The rank that created the
+        ``server`` of ``unique_id`` may pass it, and it then lives as long as the communicator. ``cuda_blocks``, the same on
+        all ranks, is the maximum number of a GPU's blocks for a call (``TINYNCCL_CUDA_BLOCKS``)."""
     @staticmethod
     def from_env(
         *, timeout: Optional[float] = None, transport: Optional[Literal["auto", "tcp", "shm", "verbs"]] = None
     ) -> "Comm":
-        """Joins the job that a launcher started (torchrun, mpirun, srun, ours), or RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT."""
+        """Joins the job of a launcher (torchrun, mpirun, srun, ours), or of RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT."""
     @property
     def rank(self) -> int: ...
     @property
@@ -165,26 +165,26 @@ class Comm:
         self, data: Memory, peer: int, *, async_op: bool = False, stream: Optional[Stream] = None
     ) -> Optional[Work]: ...
     def probe(self, peer: int, timeout: float = 0.0) -> bool:
-        """Whether a message of ``peer`` (on the CPU) can be received; waits for one up to ``timeout`` seconds. False is no failure. Before the
-        first message between two ranks it waits for the peer's call as ``recv`` does."""
+        """Whether a message from ``peer`` (on the CPU) can be received; waits for one up to ``timeout`` seconds. False is not
+        an error. Before the first message between two ranks it waits for the peer's call, as ``recv`` does."""
     def barrier(self, *, async_op: bool = False) -> Optional[Work]:
-        """Nobody returns before everybody has called. Waits for our calls on the GPU first."""
+        """No rank returns before all ranks have called it. Waits for our calls on the GPU first."""
     def group(self, *, async_op: bool = False, stream: Optional[Stream] = None) -> Group:
         """``with comm.group():`` collects this thread's calls and runs them together at its end."""
     def split(self, color: Optional[int], key: int = 0) -> Optional["Comm"]:
         """One communicator per colour, ranks ordered by ``key``; ``None`` for a rank without one. All ranks must call it."""
     def mark(self, device: int, stream: int) -> End:
-        """The end of all that is in a stream of that CUDA device."""
+        """The end of all work that is in a stream of that CUDA device."""
     def check(self) -> None:
-        """Raises what has failed on the GPU, if anything has."""
+        """Raises an error of the GPU, if there is one."""
     def abort(self, reason: str = ...) -> None:
         """Ends the communicator on all ranks, from any thread."""
     def close(self) -> None:
-        """Finishes asynchronous calls and leaves."""
+        """Finishes asynchronous calls and leaves the job."""
     def __enter__(self) -> "Comm": ...
     def __exit__(
         self, type: Optional[type[BaseException]], value: Optional[BaseException], traceback: Optional[TracebackType]
     ) -> None: ...
 
 def cuda_device_count() -> int:
-    """How many GPUs CUDA sees; 0 without CUDA."""
+    """The number of GPUs that CUDA sees; 0 without CUDA."""

@@ -1,8 +1,8 @@
-"""What can go wrong. The text names the operation, the ranks, what was expected, what came, and the next step."""
+"""Exceptions. The text names the operation, the ranks, the expected and the received value, and the next step."""
 
 
 class Error(RuntimeError):
-    """Base of all others. Where it is known: ``op``, ``rank`` (ours), ``peer``, ``missing`` (ranks that did not come)."""
+    """Base of all others. Where known: ``op``, ``rank`` (ours), ``peer``, ``missing`` (ranks that did not arrive)."""
 
     op = None
     rank = None
@@ -19,7 +19,7 @@ class PeerLost(Error):
 
 
 class Timeout(Error, TimeoutError):
-    """Nothing moved until the deadline."""
+    """No progress until the deadline."""
 
 
 class Aborted(Error):
@@ -31,7 +31,7 @@ class InvalidArgument(Error, ValueError):
 
 
 class ConfigError(Error, ValueError):
-    """An environment variable that does not parse, or is missing."""
+    """An environment variable is missing or does not parse."""
 
 
 class BootstrapError(Error):
@@ -39,7 +39,7 @@ class BootstrapError(Error):
 
 
 class ProtocolError(Error):
-    """Bytes from a peer that break the protocol."""
+    """Bytes from a peer violate the protocol."""
 
 
 class SystemFailure(Error):

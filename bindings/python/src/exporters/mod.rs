@@ -1,5 +1,5 @@
-//! Objects that say where their elements lie: torch tensors, the buffer protocol (numpy), `__cuda_array_interface__`, DLPack. No
-//! copies.
+//! The memory of objects that expose it, without copies: torch tensors, the buffer protocol (numpy),
+//! `__cuda_array_interface__`, DLPack.
 
 mod buffer;
 mod cuda_interface;
@@ -36,7 +36,7 @@ pub(crate) fn memory(object: &Bound<'_, PyAny>) -> PyResult<Memory> {
     )))
 }
 
-/// `object` in words, for errors about what it is not.
+/// The type of `object`, for errors about an unexpected type.
 pub(crate) fn type_name(object: &Bound<'_, PyAny>) -> String {
     if object.is_none() {
         return "None".to_owned();

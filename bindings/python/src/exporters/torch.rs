@@ -1,4 +1,4 @@
-//! torch tensors: where they lie, asked of torch itself. torch is never imported here; a tensor comes from a torch that is.
+//! The memory of torch tensors, by torch's own methods. torch is never imported here: a tensor implies that it is.
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -41,7 +41,7 @@ fn torch<'py>(py: Python<'py>) -> PyResult<Option<&'py Torch>> {
     }
     let modules = py.import("sys")?.getattr("modules")?;
     let Ok(module) = modules.get_item("torch") else { return Ok(None) };
-    // Half imported: whatever this object is, it is not yet a tensor.
+    // torch is only half imported, so this object cannot be a tensor yet.
     let Ok(tensor) = module.getattr("Tensor") else { return Ok(None) };
     let mut dtypes = vec![(module.getattr("bool")?.unbind(), Kind::Bool)];
     for (name, dtype) in REDUCIBLE {

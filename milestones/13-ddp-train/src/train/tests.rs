@@ -3,7 +3,7 @@ use tinynccl::{Comm, Config};
 
 use super::*;
 
-/// Runs `train` on `ranks` threads; each rank's outcome.
+/// Runs `train` on `ranks` threads and returns each rank's outcome.
 fn run(ranks: usize, options: &Options) -> Vec<Result<Vec<Epoch>>> {
     let comms = Comm::threads(ranks, Config::default()).unwrap();
     let groups: Vec<ProcessGroup> = comms.into_iter().map(ProcessGroup::from).collect();
@@ -24,7 +24,7 @@ fn the_loss_curve_does_not_depend_on_the_number_of_ranks() {
     for ranks in [2, 3, 4] {
         for (rank, curve) in run(ranks, &small()).into_iter().enumerate() {
             for (a, b) in one.iter().zip(&curve.unwrap()) {
-                // Sums in another order: f32 rounding, which 48 steps amplify a little.
+                // The sums have another order; 48 steps amplify the rounding of f32 a little.
                 let close = approx::relative_eq!(a.loss, b.loss, max_relative = 1e-5);
                 assert!(close, "{ranks} ranks, rank {rank}: {a:?} {b:?}");
             }

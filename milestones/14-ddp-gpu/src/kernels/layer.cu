@@ -19,7 +19,7 @@ extern "C" __global__ void layer_weight_gradient(float* dw, const float* dz, con
     multiply(a, b, batch, [=](int output, int input, float sum) { dw[(long)output * inputs + input] = sum; });
 }
 
-// db = column sums of dz. One thread per output; each row is read by neighbouring threads together.
+// db = column sums of dz. One thread per output; neighbouring threads read each row together.
 // EXERCISE 3 (How it works; needs GPU): one thread per output: the sum of its column of dz over the batch, in a fixed
 // order.
 extern "C" __global__ void layer_bias_gradient(float* db, const float* dz, int batch, int outputs) {

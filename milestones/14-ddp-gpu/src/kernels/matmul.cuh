@@ -1,17 +1,17 @@
 // A product of two matrices: C (m x n) = A (m x k) B (k x n).
 //
-// A block of 16 x 16 threads makes a tile of 64 x 64 elements of C, each thread 4 x 4 of them. It walks along k in steps of
-// 16: all threads bring a piece of A and a piece of B into shared memory, wait for each other, and multiply from there. So
-// each element comes from global memory once per block, not once per thread. The order of the sums is fixed: the same
-// numbers give the same bits, on every GPU of one kind.
+// A block of 16 x 16 threads computes a tile of 64 x 64 elements of C, each thread 4 x 4 of them. It walks along k in
+// steps of 16: all threads load a piece of A and a piece of B into shared memory, wait for each other, and multiply
+// from there. So a block loads each element from global memory once, not once per thread. The order of the sums is
+// fixed: the same numbers give the same bits, on every GPU of one kind.
 
 constexpr int TILE = 64;
 constexpr int DEPTH = 16;
 constexpr int SIDE = 16;            // threads along each side of a block
 constexpr int EACH = TILE / SIDE;   // elements of a thread along each side
 
-// A or B as it lies in memory. `outer` counts rows of A or columns of B, `depth` runs along k. A transposed matrix is the
-// same memory with the two steps exchanged.
+// A or B in memory. `outer` is the number of rows of A or columns of B, `outer_step` the stride between them, and
+// `depth_step` the stride along k. A transposed matrix is the same memory with the two strides exchanged.
 struct Operand {
     const float* at;
     int outer;
@@ -19,10 +19,10 @@ struct Operand {
     long depth_step;
 };
 
-// One element more than needed per row: columns then lie in different banks of shared memory.
+// One extra element per row, so that the elements of a column are in different banks of shared memory.
 typedef float Piece[DEPTH][TILE + 1];
 
-// Neighbouring threads take neighbouring addresses, whichever way the matrix lies. What is outside counts as 0.
+// Neighbouring threads load neighbouring addresses, in either layout. Elements outside the matrix count as 0.
 __device__ void fetch(Piece& piece, const Operand& from, int first, int depth_first, int k) {
     const int thread = threadIdx.y * SIDE + threadIdx.x;
     for (int i = thread; i < TILE * DEPTH; i += SIDE * SIDE) {

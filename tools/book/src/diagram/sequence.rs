@@ -1,4 +1,4 @@
-//! Who sends what to whom, from top to bottom.
+//! Sequence diagrams: messages between actors, from top to bottom.
 
 use std::fmt::Write;
 

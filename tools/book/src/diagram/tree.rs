@@ -1,4 +1,4 @@
-//! What belongs to what: boxes below each other, children indented.
+//! Trees: boxes below each other, children indented.
 
 use anyhow::{Context, Result, bail};
 

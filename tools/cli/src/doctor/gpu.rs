@@ -68,7 +68,7 @@ impl Cuda {
     }
 }
 
-/// What is missing; of what stands before it.
+/// The missing part, without the rest of the error.
 fn why(error: Error) -> String {
     match error {
         Error::Unsupported { detail, .. } => detail,
@@ -76,7 +76,7 @@ fn why(error: Error) -> String {
     }
 }
 
-/// Where a library that is open was found: ` (/usr/lib/…)`.
+/// The path of a loaded library: ` (/usr/lib/…)`.
 fn place(name: &str) -> String {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     file(&maps, name).map_or(String::new(), |path| format!(" ({path})"))

@@ -1,4 +1,4 @@
-//! Cores, memory, and what the kernel lets a process do with it.
+//! Cores and memory, and the kernel's limits on them.
 
 use std::path::Path;
 
@@ -26,7 +26,7 @@ pub(crate) struct Cores {
     pub(crate) online: Option<usize>,
     /// That this process may use, by affinity and quota.
     pub(crate) usable: usize,
-    /// Processor time per time that the control group allows.
+    /// Cores' worth of CPU time that the control group allows.
     pub(crate) quota: Option<f64>,
 }
 
@@ -37,7 +37,7 @@ pub(crate) struct Memory {
     pub(crate) available: Option<u64>,
     /// Limit of the control group.
     pub(crate) limit: Option<u64>,
-    /// What a process may lock, which RDMA's registrations count against; `None`: no limit.
+    /// Limit of locked memory, which RDMA registrations count against; `None`: no limit.
     pub(crate) memlock: Option<u64>,
 }
 
@@ -59,10 +59,11 @@ pub(crate) struct HugePages {
     pub(crate) pool_free: Option<u64>,
 }
 
-/// Whether a process may read another one's memory, which long messages in shared memory use.
+/// Whether a process may read another one's memory; long messages between ranks of a host use that.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct OtherProcesses {
-    /// Yama: 0 any of the same user, 1 one's children, 2 with CAP_SYS_PTRACE, 3 none; `None` where the kernel has no Yama.
+    /// Yama: 0 any of the same user, 1 one's children, 2 with CAP_SYS_PTRACE, 3 none; `None` where the kernel has no
+    /// Yama.
     pub(crate) ptrace_scope: Option<u8>,
     /// The call exists and is not filtered.
     pub(crate) process_vm_readv: bool,
@@ -85,7 +86,7 @@ impl OtherProcesses {
 impl Host {
     pub(crate) fn read(roots: &Roots) -> Host {
         let group = text(roots.proc.join("self/cgroup")).and_then(|text| own_group(&text)).unwrap_or_default();
-        // Limits of a group hold for those inside; in a container, its own group is the root that it sees.
+        // A group's limits hold for all groups inside it; in a container, the visible root is the container's group.
         let of_group = |file: &str| {
             let root = roots.sys.join("fs/cgroup");
             text(root.join(group.trim_start_matches('/')).join(file)).or_else(|| text(root.join(file)))

@@ -1,4 +1,4 @@
-//! Which milestones run here, with what instead of what is missing, and what mends it.
+//! The milestones that run on this machine, the fallbacks for missing parts, and the remedies.
 
 use serde::Serialize;
 
@@ -10,7 +10,7 @@ use super::Facts;
 pub(crate) enum Verdict {
     /// As its README shows.
     Runs,
-    /// With something in place of what is missing.
+    /// With a fallback for a missing part.
     Fallback,
     /// It would end with status 77.
     Cannot,
@@ -22,9 +22,9 @@ pub(crate) struct Milestone {
     pub(crate) number: u8,
     pub(crate) name: &'static str,
     pub(crate) verdict: Verdict,
-    /// How it runs, or what it lacks.
+    /// How it runs, or the part that it lacks.
     pub(crate) how: String,
-    /// The one command, or the one step, that mends what is missing.
+    /// The command or the step that provides the missing part.
     pub(crate) mend: Option<&'static str>,
 }
 
@@ -55,7 +55,7 @@ pub(crate) const NAMES: [&str; 16] = [
     "ddp-gpt",
 ];
 
-/// A verdict, its reason, and what mends it.
+/// A verdict, its reason, and the remedy.
 type Answer = (Verdict, String, Option<&'static str>);
 
 pub(crate) fn all(facts: &Facts) -> Vec<Milestone> {

@@ -1,4 +1,4 @@
-//! `doctor`: what this machine can do, what is missing for which milestone, and the one command that mends it.
+//! `doctor`: the capabilities of this machine, the missing parts per milestone, and the command that provides each.
 
 mod gpu;
 mod host;
@@ -15,15 +15,16 @@ use anyhow::{Context, Result};
 use clap::Args;
 use serde::Serialize;
 
-/// Says what this machine has for ranks, and which milestones run on it. What is missing is no error: the exit status is 0.
+/// Lists this machine's resources for ranks, and the milestones that run on it. Missing parts are no error: the exit
+/// status is 0.
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// All of it as JSON.
+    /// Print JSON.
     #[arg(long)]
     json: bool,
 }
 
-/// Where the kernel tells of itself; tests have folders of their own.
+/// The roots of /proc, /sys and others; tests have their own folders.
 #[derive(Debug, Clone)]
 pub(crate) struct Roots {
     pub(crate) proc: PathBuf,
@@ -37,7 +38,7 @@ impl Roots {
     }
 }
 
-/// All that was found.
+/// All facts about the machine.
 #[derive(Debug, Serialize)]
 pub(crate) struct Facts {
     host: host::Host,

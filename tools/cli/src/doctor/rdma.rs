@@ -47,7 +47,7 @@ pub(crate) struct Gid {
 }
 
 impl Gid {
-    /// One that the library would take without being told.
+    /// Whether the library would choose it by default.
     pub(crate) fn is_usable(&self, link_layer: &str) -> bool {
         link_layer == "InfiniBand" || (self.kind == "RoCE v2" && !self.gid.is_unicast_link_local())
     }
@@ -105,7 +105,7 @@ fn state(text: &str) -> &str {
     text.split_once(':').map_or(text, |(_, word)| word.trim())
 }
 
-/// What is in a folder, sorted; nothing where there is none.
+/// The entries of a folder, sorted; empty if there is no folder.
 fn names(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();

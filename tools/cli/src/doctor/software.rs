@@ -1,4 +1,4 @@
-//! Programs beside the library: Python, MPI, the emulator, what RDMA is built with.
+//! Software beside the library: Python, MPI, the emulator, build dependencies of RDMA.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ pub(crate) struct Software {
     pub(crate) mpicc: Option<PathBuf>,
     /// QEMU, which runs the virtual machine with soft-RoCE.
     pub(crate) qemu: Option<PathBuf>,
-    /// What the feature `verbs` is built with and is not there.
+    /// Missing build dependencies of the feature `verbs`.
     pub(crate) verbs_lacks: Vec<&'static str>,
 }
 
@@ -33,7 +33,7 @@ pub(crate) struct Python {
     pub(crate) numpy: Option<String>,
 }
 
-/// A program and what it says of itself.
+/// A program and its version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Program {
     pub(crate) path: PathBuf,

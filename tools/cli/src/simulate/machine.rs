@@ -14,8 +14,8 @@ use super::{Options, Protocol};
 
 /// What 128 blocks send at once in slots of 128 KiB (TINYNCCL_CUDA_SLOT): the blocks share the work as one.
 const GPU_MESSAGE: usize = 16 << 20;
-/// Of a pipeline, where a part passes through several ranks in turn: the library cuts it into four windows for each hop, with messages of 8 to 64
-/// KiB for each of the blocks (`lib/src/cuda/program.rs`).
+/// Of a pipeline, where a part passes through several ranks in turn: the library cuts it into four windows for each
+/// hop, with messages of 8 to 64 KiB for each of the blocks (`lib/src/cuda/program.rs`).
 const GPU_PIPELINE: (usize, usize, usize) = (4, 1 << 20, 8 << 20);
 /// The library's longest message over a network (TINYNCCL_TCP_CHUNK).
 const MESSAGE: usize = 1 << 20;
@@ -123,7 +123,7 @@ fn cost_model(options: &Options) -> Result<CostModel> {
     let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
     let record: serde_json::Value =
         serde_json::from_str(&text).with_context(|| format!("{} is not JSON", path.display()))?;
-    // What the library keeps has the model in a record; a model alone will do as well.
+    // The library's cache file has the model in a record; a model alone is accepted too.
     let model = record.get("model").unwrap_or(&record);
     CostModel::from_json(&model.to_string()).with_context(|| path.display().to_string())
 }

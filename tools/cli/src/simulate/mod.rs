@@ -1,4 +1,4 @@
-//! `simulate`: how long a collective would take on a machine, and what it would wait for.
+//! `simulate`: the time of a collective on a machine, and its bottleneck.
 
 mod machine;
 mod output;
@@ -22,7 +22,8 @@ const ELEMENT: usize = 4;
 
 #[derive(Debug, Args)]
 pub(crate) struct Options {
-    /// Which collective: all-reduce, reduce-scatter, all-gather, broadcast, reduce, gather, scatter, all-to-all, barrier.
+    /// Which collective: all-reduce, reduce-scatter, all-gather, broadcast, reduce, gather, scatter, all-to-all,
+    /// barrier.
     #[arg(value_parser = collective)]
     collective: Collective,
     /// Which algorithms, separated by commas; auto: the fastest of those that can be simulated; all: each of them.
@@ -31,10 +32,12 @@ pub(crate) struct Options {
     /// Numbers of ranks, separated by commas.
     #[arg(short = 'n', long, default_value = "8", value_delimiter = ',')]
     ranks: Vec<usize>,
-    /// Sizes in bytes, separated by commas; K, M and G are powers of 1024. As in `stress`, the larger of a rank's input and output.
+    /// Sizes in bytes, separated by commas; K, M and G are powers of 1024. As in `stress`, the larger of a rank's input
+    /// and output.
     #[arg(short, long, default_value = "1M", value_delimiter = ',', value_parser = size::parse)]
     size: Vec<usize>,
-    /// dgx, mesh (a torus), fat-tree, host (ranks of one machine over shared memory), host-tcp, switch (all pairs alike), or a file (TOML or JSON).
+    /// dgx, mesh (a torus), fat-tree, host (ranks of one machine over shared memory), host-tcp, switch (all pairs
+    /// alike), or a file (TOML or JSON).
     #[arg(short, long, default_value = "dgx")]
     topology: String,
     /// Longest message in bytes; otherwise that of the topology.
@@ -49,7 +52,7 @@ pub(crate) struct Options {
     /// How GPUs of a dgx hand over messages; auto: the faster one.
     #[arg(long, default_value = "auto")]
     protocol: Protocol,
-    /// By how much a fat tree has less bandwidth above its leaves than its hosts have.
+    /// Oversubscription of a fat tree: bandwidth of its hosts over that above its leaves.
     #[arg(long, default_value_t = 1.0)]
     oversubscription: f64,
     /// Latency in microseconds of the topology `switch`.
@@ -64,13 +67,13 @@ pub(crate) struct Options {
     /// For the topology `host`: cores that the ranks share.
     #[arg(long)]
     cores: Option<usize>,
-    /// A table to read, or for a program to read.
+    /// A table for people, or a format for programs.
     #[arg(short, long, default_value = "text")]
     format: Format,
     /// Draws time over size, or over the number of ranks, into this SVG file.
     #[arg(long)]
     plot: Option<PathBuf>,
-    /// Messages that are simulated at most before the rest is extrapolated.
+    /// Largest number of simulated messages, after which the rest is extrapolated.
     #[arg(long, default_value_t = Limits::default().messages)]
     events: u64,
     /// Links to list, the fullest first.

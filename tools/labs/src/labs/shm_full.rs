@@ -15,7 +15,7 @@ use crate::ranks::{Announced, CannotRunHere, Job};
 
 const SHM: &str = "/dev/shm";
 const SEGMENT: &str = "/dev/shm/labs-segment";
-/// What /dev/shm holds in this lab, and what the job wants.
+/// Bytes that /dev/shm holds in this lab, and bytes that the job needs.
 const HOLDS: u64 = 1 << 20;
 const WANTED: usize = 8 << 20;
 /// 128 + SIGBUS.

@@ -1,4 +1,4 @@
-//! The same sum in another order: bf16 keeps 8 bits, so the last of them depends on who adds first.
+//! The same sum in another order: bf16 has 8 significant bits, and the last depends on the order of the additions.
 
 use std::thread;
 

@@ -1,7 +1,8 @@
 //! Two hosts with two networks each; only one of them joins the hosts.
 //!
-//! The hosts are network namespaces: this process is in the first, rank 1 in the second. Each has `lan0`, which is a cable
-//! between them, and `usb0`, as servers have it for their management controller: up, with an address, and leading nowhere.
+//! The hosts are network namespaces: this process is in the first, rank 1 in the second. Each has `lan0`, which is a
+//! cable between them, and `usb0`, as servers have it for their management controller: up, with an address, and leading
+//! nowhere.
 
 use std::fs;
 use std::io::{BufRead as _, Write as _};

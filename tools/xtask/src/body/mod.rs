@@ -1,4 +1,4 @@
-//! Where the body of the function below a marker lies, in Rust, Python and CUDA C.
+//! Finds the body of the function below a marker, in Rust, Python and CUDA C.
 
 mod c;
 mod python;
@@ -31,7 +31,7 @@ impl Language {
         }
     }
 
-    /// What begins a comment.
+    /// The prefix of a comment.
     pub fn comment(self) -> &'static str {
         if self == Language::Python { "#" } else { "//" }
     }
@@ -44,7 +44,7 @@ impl Language {
                 format!("{{\n{indent}    todo!({words:?})\n{indent}}}")
             }
             Language::Python => format!("{indent}raise NotImplementedError({words:?})\n"),
-            // A kernel that does nothing would be found out late, by its results.
+            // An empty kernel would fail late, by its results, so it must not compile.
             Language::Cuda => format!("{{\n#error {words}\n{indent}}}"),
         }
     }

@@ -1,4 +1,4 @@
-"""``ProcessGroup``: what torch asks of a group, how its calls are made, and its messages."""
+"""``ProcessGroup``: the methods that torch calls, the way from them to the communicator, and messages."""
 
 import datetime
 
@@ -15,7 +15,7 @@ from .work import Work
 
 
 class Group(Collectives):
-    """Ranks that have a communicator of tinynccl: what both kinds of groups below are."""
+    """The base of both kinds of groups below: ranks with a communicator of tinynccl."""
 
     def _join(self, store, rank, size, timeout):
         self._store = store
@@ -33,7 +33,7 @@ class Group(Collectives):
         # Works of the calls between `_start_coalescing` and `_end_coalescing`.
         self._coalesced = None
 
-    # What torch asks of a group.
+    # Methods that torch calls.
 
     def getBackendName(self):
         return "tinynccl"
@@ -64,7 +64,7 @@ class Group(Collectives):
 
     @property
     def comm(self):
-        """The communicator, for what torch has no name for."""
+        """The communicator, for calls that torch has no name for."""
         return self._comm
 
     def abort(self):
@@ -84,7 +84,7 @@ class Group(Collectives):
         for channel in getattr(self, "_channels", {}).values():
             channel.close()
 
-    # How calls are made.
+    # From torch's calls to the communicator.
 
     def _check(self, call, tensors):
         """One device, no sparse tensors; the layout is checked again, tensor by tensor, where the memory is taken."""
@@ -117,8 +117,8 @@ class Group(Collectives):
         return work
 
     def _start_coalescing(self, device=None):
-        """What torch's coalescing manager asks for where it is given a device. Calls begin as they come, in the order of our stream
-        (or thread), so that there is nothing to hold back: what is wanted is one work for all of them."""
+        """torch's coalescing manager calls this when it is given a device. Calls start at once, in the order of our stream (or
+        thread), so nothing needs to be held back: the manager only needs one work for all of them."""
         self._coalesced = []
 
     def _end_coalescing(self, device=None):
@@ -139,7 +139,7 @@ class Group(Collectives):
         return last
 
     def _on_stream(self, device, tensors, result, make, finish=None):
-        """On our stream, behind what is on the current one, so that calls overlap with the caller's kernels."""
+        """Enqueues calls on our stream, after the current stream's work, so they overlap with the caller's kernels."""
         side = self._sides[device]
         end = make(stream=side.behind_current())
         if finish is not None:
@@ -151,13 +151,13 @@ class Group(Collectives):
         return Work.of(None, result, self._kept, end, side)
 
     def _group(self, calls, **how):
-        """Several calls as one; ``calls`` makes them."""
+        """Runs several calls as one; ``calls`` makes them."""
         stream = how.get("stream")
         with self._comm.group(async_op="async_op" in how, stream=stream) as group:
             calls()
         return group.work
 
-    # Messages. On GPUs tags are not looked at: between two ranks messages arrive in the order in which they were sent.
+    # Messages. On GPUs tags are ignored: messages between two ranks arrive in the order in which they were sent.
 
     def send(self, tensors, peer, tag=0):
         return self._message(as_list(tensors)[0], self._rank, peer, tag)
@@ -231,7 +231,7 @@ class ProcessGroup(Group, c10d.ProcessGroup):
         c10d.ProcessGroup.__init__(self, rank, size)
         self._join(store, rank, size, timeout)
 
-    # torch 2 asks a group for its backend of a device, and that for what it can do.
+    # torch 2 asks a group for its backend of a device, and the backend for its capabilities.
     supports_coalescing = supports_splitting = False
 
     def _get_backend(self, device):

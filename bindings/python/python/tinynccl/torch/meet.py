@@ -1,4 +1,4 @@
-"""How ranks that share a store of torch become a communicator."""
+"""Builds a communicator from ranks that share a store of torch."""
 
 import os
 import time
@@ -6,23 +6,23 @@ import time
 from .. import Comm, Server
 from ..errors import Timeout
 
-# Between two looks at the store, in seconds: first and longest.
+# Seconds between two polls of the store: first and longest.
 _FIRST, _LONGEST = 0.0005, 0.02
-# Half of what the library takes by itself: torch's calls run beside the model's kernels, which wait for multiprocessors that a call
-# occupies, also while that waits for another rank. Large calls by themselves take 4 % longer (docs/benchmarks/2026-11-22-torch-gpu.md).
+# Half of the library's default. torch's calls run beside the model's kernels, and a call occupies its SMs even while it
+# waits for another rank. Large calls alone take 4 % longer (docs/benchmarks/2026-11-22-torch-gpu.md).
 _CUDA_BLOCKS = 64
 
 
 def is_expected(store, key):
-    """Whether the first rank of ``key`` is there. Returns at once: ``get`` would wait, and a ``TCPStore`` that waits for one thread
-    takes nothing from the others, not even what ends the wait elsewhere."""
+    """Whether the first rank of ``key`` is there. Returns at once: ``get`` would wait, and a ``TCPStore`` that waits for one
+    thread blocks all others, even the one whose ``set`` would end a wait elsewhere."""
     if hasattr(store, "check"):
         return store.check([f"tinynccl-{key}"])
     return store.add(f"tinynccl-{key}-there", 0) > 0
 
 
 class Pauses:
-    """Sleeps that get longer."""
+    """Sleeps with an exponential backoff."""
 
     def __init__(self):
         self._next = _FIRST
@@ -33,8 +33,8 @@ class Pauses:
 
 
 def meet(store, key, rank, size, timeout, late, stop=lambda: None):
-    """A communicator of ``size`` ranks that know the store. ``late`` is said of rank 0 if it does not come; ``stop`` is asked now and
-    then, and raises what ends the wait."""
+    """A communicator of ``size`` ranks that share the store. If rank 0 does not arrive, the error begins with ``late``. The
+    wait calls ``stop`` repeatedly, which may end it by an exception."""
     server = None
     if rank == 0:
         server = Server(size)

@@ -13,9 +13,9 @@ from .meet import Pauses, is_expected, meet
 from .work import Work
 
 
-# What goes before each message: tag, bytes, type.
+# The header of each message: tag, bytes, type.
 _HEADER = struct.Struct("<qq24s")
-# How long a look for a message that may come from elsewhere takes at most, in seconds.
+# Longest probe, in seconds, for a message that may also come from another sender.
 _SLICE = 0.05
 
 
@@ -50,7 +50,7 @@ class Message:
         for callback in callbacks:
             callback()
 
-    # What the thread of a channel asks of a receive.
+    # Methods for the thread of a channel.
 
     # Whether others may receive it as well.
     shared = False
@@ -89,7 +89,7 @@ class Message:
 
 
 class FromAny(Message):
-    """A receive from whoever sends first: the channels of all senders have it, and one of them claims it."""
+    """A receive from any rank: the channels of all senders have it, and the first with a message claims it."""
 
     shared = True
 
@@ -120,7 +120,7 @@ class FromAny(Message):
         return claimed
 
     def fail(self, sender, error):
-        """Fails when nobody is left."""
+        """Fails when no sender is left."""
         with self._lock:
             self._senders.discard(sender)
             left = bool(self._senders)
@@ -213,7 +213,7 @@ class Channel:
         self._asked.clear()
 
     def _comes(self, pauses):
-        """Whether there is a message. Without one nothing is wrong: what is asked for may come from elsewhere."""
+        """Whether there is a message. Its absence is no error, as another rank may send it."""
         if self._comm is None:
             self._stop()
             if not is_expected(self._store, self._key):
@@ -223,7 +223,7 @@ class Channel:
         return self._comm.probe(0, _SLICE)
 
     def _look(self):
-        """Takes in what was asked for meanwhile."""
+        """Takes in receives that were posted in the meantime."""
         try:
             while (message := self._queue.get_nowait()) is not None:
                 self._ask(message)

@@ -31,7 +31,7 @@ class Side:
         return self.handle, current(self.device)
 
     def completed(self, result):
-        """A future of ``result`` at what is in this stream now: it records the current stream of its device."""
+        """A future of ``result`` that completes after the work in this stream: it records the device's current stream."""
         future = torch._C.Future(self.devices)
         self.as_current(future.set_result, result)
         return future

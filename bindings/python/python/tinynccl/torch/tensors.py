@@ -5,7 +5,7 @@ import torch.distributed as dist
 
 from .. import InvalidArgument
 
-# Each rank's values times a factor of its own, then added: what is left after `premultiply` is a sum.
+# Each rank multiplies its values by a factor, then all are added: after `premultiply` only a sum remains.
 PREMUL = "premul_sum"
 _NAMES = {
     "SUM": "sum",

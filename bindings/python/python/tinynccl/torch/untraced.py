@@ -5,7 +5,7 @@ import types
 
 
 def leave_untraced(*modules):
-    """Marks every function of ``modules``, and what is defined in it."""
+    """Marks every function of ``modules``, and the functions nested in it."""
     mark = _mark()
     if mark is None:
         return

@@ -8,12 +8,12 @@ from torch._C import _distributed_c10d as c10d
 
 from .streams import current
 
-# Calls in flight that nobody has asked for yet.
+# Calls in flight whose end no one has asked for yet.
 _KEPT = 256
 
 
 class _Future(torch.futures.Future):
-    """Of a call on the CPU. Who waits for it carries the call out, if nobody has begun it."""
+    """A future of a call on the CPU. A thread that waits for it runs a still-queued call itself."""
 
     call = None
 
@@ -24,16 +24,16 @@ class _Future(torch.futures.Future):
 
 
 class Work(c10d.Work):
-    """A call in flight, as ``torch.distributed`` sees it. ``wait`` raises what the call failed with."""
+    """A call in flight, as ``torch.distributed`` sees it. ``wait`` raises the call's error."""
 
     # Of the class while an object has nothing else, and no `__init__`: calls are made often.
     _call = _result = _kept = _finish = _lock = _gpu_end = _side = _source = _future = None
 
     @classmethod
     def of(cls, call, result, kept, end=None, side=None):
-        """Of ``call``, a ``tinynccl.Work`` or what has its methods (none: it is complete), or of calls on a GPU, which are over when the
-        stream of ``side`` has passed ``end``. torch 1.13 forgets the Python half of an object that only C++ holds: it stays in
-        ``kept`` until somebody has asked for its end, or many have come after it."""
+        """Of ``call``, a ``tinynccl.Work`` or an object with its methods (none: it is complete), or of calls on a GPU, which
+        are complete when the stream of ``side`` has passed ``end``. torch 1.13 forgets the Python half of an object that
+        only C++ holds. So the object stays in ``kept`` until its end was asked for, or many others have followed it."""
         work = cls()
         work._call = call
         work._result = result
@@ -47,7 +47,7 @@ class Work(c10d.Work):
         return work
 
     def _then(self, finish):
-        """``finish`` is called once, after the call and before anybody is told of its end."""
+        """``finish`` runs once, after the call and before its end is reported."""
         self._finish = finish
         self._lock = threading.Lock()
         return self

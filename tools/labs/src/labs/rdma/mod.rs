@@ -55,7 +55,8 @@ struct Pair {
 }
 
 impl Pair {
-    /// The receiver asks for a pause of `min_rnr_timer` when it has no RECV; the sender repeats `rnr_retry` times, 7 for ever.
+    /// The receiver asks for a pause of `min_rnr_timer` when it has no RECV; the sender repeats `rnr_retry` times, 7
+    /// for ever.
     fn new(min_rnr_timer: u8, rnr_retry: u8) -> Result<Pair> {
         let choice = Choice { device: None, port: 1, gid_index: None, mtu: None, timeout: PATIENCE, side: None };
         let local = Local::open(&choice)?;

@@ -1,4 +1,4 @@
-//! A sender that is faster than its receiver posts RECVs, and repeats without end.
+//! A sender that is faster than its receiver posts RECVs, and retries for ever.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::Pair;
 use crate::ranks::Announced;
 
 const MESSAGES: u64 = 20;
-/// What the receiver takes for each message before it posts the next RECV.
+/// Time that the receiver spends on each message before it posts the next RECV.
 const WORK: Duration = Duration::from_millis(20);
 /// Code of 0.01 ms: how long a sender shall pause.
 const SHORTEST_PAUSE: u8 = 1;

@@ -32,7 +32,7 @@ impl Cache {
         Ok(new)
     }
 
-    /// What has to happen before memory is freed.
+    /// Must be called before memory is freed.
     fn forget(&mut self, at: NonNull<u8>) {
         self.0.remove(&at.as_ptr().addr());
     }
