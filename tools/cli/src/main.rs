@@ -1,6 +1,7 @@
 //! Looks at the library from outside: draws the schedule of any collective, simulates it on machines that need not exist, and says
 //! what a machine can do.
 
+#[cfg(feature = "doctor")]
 mod doctor;
 mod html;
 mod picture;
@@ -28,6 +29,7 @@ enum Command {
     /// Draws a schedule: which rank sends what to whom, in which order.
     Schedule(schedule::Options),
     /// Says what this machine can do, what is missing for which milestone, and what mends it.
+    #[cfg(feature = "doctor")]
     Doctor(doctor::Options),
     /// Says how long a schedule would take on another machine, and what it would wait for.
     Simulate(simulate::Options),
@@ -46,6 +48,7 @@ fn main() -> ExitCode {
 fn run() -> Result<()> {
     match Options::parse().command {
         Command::Schedule(options) => schedule::run(&options),
+        #[cfg(feature = "doctor")]
         Command::Doctor(options) => doctor::run(&options),
         Command::Simulate(options) => simulate::run(&options),
     }
