@@ -16,4 +16,4 @@ fi
     bootstrap::detect unique_id::tests::text unique_id::tests::bad unique_id::tests::any
 export MIRIFLAGS="${MIRIFLAGS:--Zmiri-permissive-provenance}" PROPTEST_CASES="${PROPTEST_CASES:-8}"
 export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/miri"
-exec cargo +nightly miri test --locked -p tinynccl --lib -- "$@"
+exec cargo +nightly miri test --locked -p tinynccl -p tinynccl-plan --lib -- "$@"

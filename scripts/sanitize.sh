@@ -26,4 +26,4 @@ export RUSTFLAGS="-Zsanitizer=$kind -Cunsafe-allow-abi-mismatch=sanitizer ${RUST
 export ASAN_OPTIONS="${ASAN_OPTIONS:-detect_leaks=1}"
 export TSAN_OPTIONS="${TSAN_OPTIONS:-suppressions=$PWD/scripts/tsan.supp}"
 # With a target named, build scripts and procedural macros are built without the sanitizer.
-exec cargo test --locked -p tinynccl --lib --target "$host" -- "$@"
+exec cargo test --locked -p tinynccl -p tinynccl-plan --lib --target "$host" -- "$@"

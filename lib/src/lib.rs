@@ -2,17 +2,15 @@
 //!
 //! A collective is data: an [`algorithm`] compiles a call into a [`schedule`], the executor runs it over
 //! [`transport`] links, and a [`Comm`] puts blocking and asynchronous calls on top. See SPEC.md for the architecture.
+//!
+//! What only computes is a crate below this one, `tinynccl-plan` (`lib/plan`), and has the same names here.
 
-pub mod algorithm;
 pub mod bootstrap;
 pub mod comm;
 pub mod config;
 pub mod cuda;
 pub mod ddp;
-pub mod dtype;
-pub mod error;
 mod executor;
-pub mod float8;
 mod fork;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
@@ -21,22 +19,19 @@ pub mod interrupt;
 pub mod launch;
 pub mod process_group;
 pub mod reduce;
-pub mod schedule;
 mod secret;
-pub mod simulate;
 mod strangers;
 mod symmetric;
 pub mod topology;
 pub mod trace;
 pub mod transport;
-pub mod wire;
 
 pub use comm::Comm;
 pub use config::Config;
-pub use dtype::{DType, Element, ReduceOp};
-pub use error::{Error, Result};
-pub use float8::{F8E4M3, F8E5M2};
 pub use secret::Secret;
+pub use tinynccl_plan::{DType, Element, Error, F8E4M3, F8E5M2, ReduceOp, Result};
+#[doc(inline)]
+pub use tinynccl_plan::{algorithm, dtype, error, float8, schedule, simulate, wire};
 
 /// Compiles the example of the project's README.
 #[cfg(doctest)]

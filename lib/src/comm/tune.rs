@@ -186,7 +186,11 @@ pub(super) fn start(comm: &Comm) -> Result<()> {
             tuned = Tuned::new(model, tuning, seats);
         }
     }
-    log::debug!("rank {rank}: cost model: {:?}, {}", tuned.tuning, tuned.model.to_json());
+    log::debug!(
+        "rank {rank}: cost model: {:?}, {}",
+        tuned.tuning,
+        serde_json::to_string(&tuned.model).unwrap_or_default()
+    );
     adopt(comm, tuned);
     Ok(())
 }

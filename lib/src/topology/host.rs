@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use rustix::thread::{CpuSet, sched_getaffinity};
 use serde::{Deserialize, Serialize};
 
-use super::rates::Caches;
+use super::Caches;
 
 /// A machine as far as speeds are concerned. It survives a reboot, and differs between machines that share a home directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,30 +1,14 @@
 //! What things cost, and which algorithm to take.
 //!
+//! The model, the choice and the routes only compute: `lib/plan/src/topology`. What asks the machine is here:
+//!
 //! | file | idea |
 //! | --- | --- |
-//! | [`cost`] | the model: prices of messages, copies, additions; the time of a call |
-//! | [`mod@terms`] | what each algorithm needs: hops, bytes, additions, copies |
-//! | [`placement`] | which ranks share memory, and how much of an algorithm's traffic leaves the host |
-//! | [`relays`] | messages that go through other ranks, and what that adds |
-//! | [`rates`] | time per byte in the caches and beyond them |
-//! | [`select`] | the choice: the smallest estimate |
-//! | [`fit`] | prices from measured times |
 //! | [`store`] | the file that keeps a measured model |
 //! | [`host`] | what a measured model depends on: processor, caches, kernel |
 
-pub mod cost;
-pub mod fit;
 pub mod host;
-pub mod placement;
-pub mod rates;
-pub mod relays;
-pub mod select;
 pub mod store;
-pub mod terms;
 
-pub use cost::{Bound, Breakdown, CostModel, LinkCost, estimate};
-pub use placement::Placement;
-pub use rates::{Caches, Rates};
-pub use relays::Relays;
-pub use select::{Choice, Estimate, choose};
-pub use terms::{Terms, terms};
+#[doc(inline)]
+pub use tinynccl_plan::topology::*;

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::cost::CostModel;
+use super::CostModel;
 use super::host::Host;
 
 /// Version of the file's format.

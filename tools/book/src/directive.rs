@@ -165,7 +165,7 @@ mod tests {
         assert!(expand("{{#include ../x}}", page).is_none());
         assert!(expand("a {{#code x}} b", page).is_none());
         assert!(expand("{{#code lib/src/nowhere.rs fn x}}", page).unwrap().is_err());
-        let shown = expand("{{#code lib/src/algorithm/ring.rs fn bytes_sent}}", page).unwrap().unwrap();
-        assert!(shown.contains("code/lib/src/algorithm/ring.rs.html#L") && shown.contains("shape.ranks"));
+        let shown = expand("{{#code lib/plan/src/algorithm/ring.rs fn bytes_sent}}", page).unwrap().unwrap();
+        assert!(shown.contains("code/lib/plan/src/algorithm/ring.rs.html#L") && shown.contains("shape.ranks"));
     }
 }

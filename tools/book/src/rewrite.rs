@@ -113,8 +113,8 @@ mod tests {
             "see [x](../code/lib/src/lib.rs.html#L3) and [y](../repository/about.md)."
         );
         assert_eq!(
-            rewritten("[d](../../../../lib/src/algorithm)").unwrap(),
-            "[d](../code/lib/src/algorithm/index.html)"
+            rewritten("[d](../../../../lib/plan/src/algorithm)").unwrap(),
+            "[d](../code/lib/plan/src/algorithm/index.html)"
         );
         assert_eq!(place(Path::new("milestones/07-x/README.md")), Path::new("repository/milestones/07-x.md"));
     }

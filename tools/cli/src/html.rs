@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::f64::consts::TAU;
 use std::fmt::Write;
 
-use tinynccl::schedule::rounds::Round;
-use tinynccl::wire::Algorithm;
+use tinynccl_plan::schedule::rounds::Round;
+use tinynccl_plan::wire::Algorithm;
 
 use crate::picture::{CELL, DEFS, FONT, arrow, colour, describe, rows, strip, width};
 use crate::played::Played;

@@ -1,6 +1,7 @@
 //! Inspects the library from outside: draws the schedule of any collective, simulates it on imaginary machines, and
 //! reports the capabilities of a real one.
 
+#[cfg(feature = "doctor")]
 mod doctor;
 mod html;
 mod picture;
@@ -28,6 +29,7 @@ enum Command {
     /// Draws a schedule: the messages between ranks, in their order.
     Schedule(schedule::Options),
     /// Reports the capabilities of this machine, the missing parts per milestone, and the remedies.
+    #[cfg(feature = "doctor")]
     Doctor(doctor::Options),
     /// Estimates the time of a schedule on another machine, and its bottleneck.
     Simulate(simulate::Options),
@@ -46,6 +48,7 @@ fn main() -> ExitCode {
 fn run() -> Result<()> {
     match Options::parse().command {
         Command::Schedule(options) => schedule::run(&options),
+        #[cfg(feature = "doctor")]
         Command::Doctor(options) => doctor::run(&options),
         Command::Simulate(options) => simulate::run(&options),
     }

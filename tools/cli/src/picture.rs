@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use tinynccl::schedule::rounds::{Memory, Message, Piece};
+use tinynccl_plan::schedule::rounds::{Memory, Message, Piece};
 
 use crate::played::Played;
 

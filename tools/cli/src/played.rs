@@ -1,9 +1,9 @@
 //! A schedule, played round by round, as input of the pictures.
 
-use tinynccl::algorithm::Shape;
-use tinynccl::schedule::Partition;
-use tinynccl::schedule::rounds::{Message, Round};
-use tinynccl::wire::Algorithm;
+use tinynccl_plan::algorithm::Shape;
+use tinynccl_plan::schedule::Partition;
+use tinynccl_plan::schedule::rounds::{Message, Round};
+use tinynccl_plan::wire::Algorithm;
 
 /// A schedule that was played.
 #[derive(Debug)]

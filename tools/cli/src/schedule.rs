@@ -6,11 +6,11 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use program_kit::size;
-use tinynccl::algorithm::{self, Shape};
-use tinynccl::schedule::Program;
-use tinynccl::schedule::draw::draw_all;
-use tinynccl::schedule::rounds::play;
-use tinynccl::wire::{Algorithm, Collective};
+use tinynccl_plan::algorithm::{self, Shape};
+use tinynccl_plan::schedule::Program;
+use tinynccl_plan::schedule::draw::draw_all;
+use tinynccl_plan::schedule::rounds::play;
+use tinynccl_plan::wire::{Algorithm, Collective};
 
 use crate::played::Played;
 use crate::values::collective;

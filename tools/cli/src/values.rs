@@ -1,6 +1,6 @@
 //! Collectives on the command line.
 
-use tinynccl::wire::Collective;
+use tinynccl_plan::wire::Collective;
 
 /// Names with hyphens, as on a command line, or with underscores.
 pub(crate) fn collective(name: &str) -> Result<Collective, String> {

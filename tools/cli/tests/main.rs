@@ -1,4 +1,5 @@
 //! The commands as processes.
 
+#[cfg(feature = "doctor")]
 mod doctor;
 mod simulate;

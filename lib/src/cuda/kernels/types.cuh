@@ -69,7 +69,7 @@ __device__ __forceinline__ Acc widen(Stored x) {
 #elif DTYPE == 3
     return __uint_as_float((u32)x << 16);
 #elif DTYPE == 12 || DTYPE == 13
-    // As lib/src/float8.rs: the difference of the biases as a factor, which makes subnormals right too.
+    // As lib/plan/src/float8.rs: the difference of the biases as a factor, which makes subnormals right too.
     const u32 magnitude = x & 0x7fu;
     const u32 finite = __float_as_uint(__uint_as_float(magnitude << (23 - MANTISSA)) * __uint_as_float((254u - BIAS) << 23));
     const u32 special = magnitude < BEHIND ? 0 : magnitude == BEHIND && DTYPE == 13 ? 0x7f800000u : 0x7fc00000u;

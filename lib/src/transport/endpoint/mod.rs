@@ -232,7 +232,7 @@ impl Endpoint {
     /// must come to the same. Without this call every link is direct.
     pub fn introduce(&self, world: Vec<EndpointInfo>, routes: Option<Routes>) {
         let routes = routes.unwrap_or_else(|| match &self.inner.rails {
-            Some(_) => Routes::over_rdma(&world.iter().map(|info| &info.verbs[..]).collect::<Vec<_>>()),
+            Some(_) => relay::over_rdma(&world.iter().map(|info| &info.verbs[..]).collect::<Vec<_>>()),
             None => Routes::direct(),
         });
         self.inner.relay.introduce(World { infos: world, routes });

@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
-use tinynccl::algorithm::Shape;
-use tinynccl::simulate::Costs;
-use tinynccl::simulate::machine::graph::Description;
-use tinynccl::simulate::machine::{self as machines, Dgx, FatTree, Graph, Host, Machine, Switch, Torus};
-use tinynccl::topology::CostModel;
-use tinynccl::wire::{Algorithm, Collective};
+use anyhow::{Context, Result, anyhow, bail};
+use tinynccl_plan::algorithm::Shape;
+use tinynccl_plan::simulate::Costs;
+use tinynccl_plan::simulate::machine::graph::Description;
+use tinynccl_plan::simulate::machine::{self as machines, Dgx, FatTree, Graph, Host, Machine, Switch, Torus};
+use tinynccl_plan::topology::CostModel;
+use tinynccl_plan::wire::{Algorithm, Collective};
 
 use super::{Options, Protocol};
 
@@ -121,11 +121,13 @@ fn described(path: &Path) -> Result<Graph> {
 fn cost_model(options: &Options) -> Result<CostModel> {
     let Some(path) = &options.cost_model else { return Ok(CostModel::shm()) };
     let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
-    let record: serde_json::Value =
+    let mut record: serde_json::Value =
         serde_json::from_str(&text).with_context(|| format!("{} is not JSON", path.display()))?;
     // The library's cache file has the model in a record; a model alone is accepted too.
-    let model = record.get("model").unwrap_or(&record);
-    CostModel::from_json(&model.to_string()).with_context(|| path.display().to_string())
+    let model = record.get_mut("model").map(serde_json::Value::take).unwrap_or(record);
+    let model: CostModel = serde_json::from_value(model).with_context(|| path.display().to_string())?;
+    model.check().map_err(|detail| anyhow!("{}: cost model: {detail}", path.display()))?;
+    Ok(model)
 }
 
 #[cfg(test)]

@@ -10,9 +10,9 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use program_kit::size;
-use tinynccl::algorithm::{self, Shape};
-use tinynccl::simulate::{Call, Limits, Report, simulate};
-use tinynccl::wire::{Algorithm, Collective};
+use tinynccl_plan::algorithm::{self, Shape};
+use tinynccl_plan::simulate::{Call, Limits, Report, simulate};
+use tinynccl_plan::wire::{Algorithm, Collective};
 
 use crate::values::collective;
 use machine::Topology;

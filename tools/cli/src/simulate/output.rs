@@ -100,7 +100,7 @@ fn object(case: &Case, links: usize) -> Value {
     let (algbw, busbw) = case.bandwidths();
     let parts =
         |parts: Vec<(&str, f64)>| -> Value { parts.into_iter().map(|(n, t)| (n.to_owned(), json!(t * 1e6))).collect() };
-    let link = |l: &tinynccl::simulate::LinkLoad| {
+    let link = |l: &tinynccl_plan::simulate::LinkLoad| {
         json!({"name": l.name, "kind": report.kinds.get(l.kind), "bytes": l.bytes, "bandwidth_gb_s": l.bandwidth * 1e-9,
                "busy": report.utilisation(l)})
     };

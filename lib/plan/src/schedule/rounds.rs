@@ -7,8 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
 use super::verify::{VerifyError, verify};
-use super::{Buf, Loc, Program, Step};
-use crate::algorithm::Shape;
+use super::{Buf, Loc, Program, Shape, Step};
 
 /// What a place holds: the combination of some ranks' inputs at one place.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -60,6 +60,7 @@ impl DType {
     ];
 
     /// Size of one element in bytes.
+    #[inline]
     pub const fn size(self) -> usize {
         match self {
             DType::I8 | DType::U8 | DType::F8E4M3 | DType::F8E5M2 => 1,
@@ -70,6 +71,7 @@ impl DType {
     }
 
     /// Short lower-case name: `f32`, `bf16`, ….
+    #[inline]
     pub const fn name(self) -> &'static str {
         match self {
             DType::F32 => "f32",
@@ -90,11 +92,13 @@ impl DType {
     }
 
     /// The type with this wire code.
+    #[inline]
     pub fn from_code(code: u8) -> Option<DType> {
         DType::ALL.get(code as usize).copied()
     }
 
     /// True for the floating-point types.
+    #[inline]
     pub const fn is_float(self) -> bool {
         matches!(self, DType::F32 | DType::F64 | DType::F16 | DType::Bf16 | DType::F8E4M3 | DType::F8E5M2)
     }
@@ -152,6 +156,7 @@ impl ReduceOp {
     ];
 
     /// Short lower-case name.
+    #[inline]
     pub const fn name(self) -> &'static str {
         match self {
             ReduceOp::Sum => "sum",
@@ -166,25 +171,19 @@ impl ReduceOp {
     }
 
     /// True for the operators on bits.
+    #[inline]
     pub const fn is_bitwise(self) -> bool {
         matches!(self, ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor)
     }
 
     /// Whether values of this type can be combined by it: bits are combined of integers alone.
+    #[inline]
     pub const fn applies_to(self, dtype: DType) -> bool {
         !(self.is_bitwise() && dtype.is_float())
     }
 
-    /// An error of the call if values of this type cannot be combined by it.
-    pub(crate) fn check(self, call: &str, rank: usize, dtype: DType) -> Result<(), crate::Error> {
-        if self.applies_to(dtype) {
-            return Ok(());
-        }
-        let detail = format!("rank {rank}: {self} of {dtype}: expected integers, whose bits can be combined");
-        Err(crate::Error::invalid(call, detail))
-    }
-
     /// The operator with this wire code.
+    #[inline]
     pub fn from_code(code: u8) -> Option<ReduceOp> {
         ReduceOp::ALL.get(code as usize).copied()
     }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::dtype::{DType, ReduceOp};
 use crate::wire::Header;
 
 /// Result of every fallible call in this crate.
@@ -159,14 +160,15 @@ impl Error {
         }
     }
 
-    /// An [`Error::Os`] from a rustix error number.
-    pub fn errno(op: impl Into<String>, detail: impl Into<String>, errno: rustix::io::Errno) -> Self {
-        Error::Os { op: op.into(), detail: detail.into(), errno: errno.raw_os_error() }
+    /// An [`Error::Os`] from an error number, such as rustix's.
+    pub fn errno(op: impl Into<String>, detail: impl Into<String>, errno: impl Into<std::io::Error>) -> Self {
+        Error::io(op, detail, &errno.into())
     }
 
     /// What `op` gives because of this failure before it: a rank that is lost stays lost, whether the call began before that was known or
     /// not; anything else happened to another call, and this one finds the communicator aborted.
-    pub(crate) fn for_later_call(&self, op: String, rank: usize) -> Error {
+    #[doc(hidden)]
+    pub fn for_later_call(&self, op: String, rank: usize) -> Error {
         match self {
             Error::PeerLost { peer, address, detail, .. } => {
                 Error::PeerLost { op, rank, peer: *peer, address: address.clone(), detail: detail.clone() }
@@ -174,6 +176,19 @@ impl Error {
             Error::Aborted { reason, .. } => Error::Aborted { op, rank, reason: reason.clone() },
             first => Error::Aborted { op, rank, reason: format!("it failed earlier: {first}") },
         }
+    }
+}
+
+impl ReduceOp {
+    /// An error of the call if values of this type cannot be combined by it.
+    #[doc(hidden)]
+    #[inline]
+    pub fn check(self, call: &str, rank: usize, dtype: DType) -> Result<()> {
+        if self.applies_to(dtype) {
+            return Ok(());
+        }
+        let detail = format!("rank {rank}: {self} of {dtype}: expected integers, whose bits can be combined");
+        Err(Error::invalid(call, detail))
     }
 }
 
@@ -221,8 +236,8 @@ mod tests {
 
     #[test]
     fn os_errors_come_in_words() {
-        let e = Error::errno("connect", "to 127.0.0.1:1", rustix::io::Errno::CONNREFUSED);
-        assert!(e.to_string().contains("Connection refused"), "{e}");
+        let e = Error::errno("open", "/nowhere", std::io::Error::from_raw_os_error(2));
+        assert!(e.to_string().contains("No such file or directory"), "{e}");
     }
 
     #[test]

@@ -40,7 +40,6 @@ use super::rates::{Caches, Rates, Shares};
 use super::relays::{Factor, Relays};
 use super::terms::{Load, crossing, terms};
 use crate::algorithm::Shape;
-use crate::error::{Error, Result};
 use crate::wire::Algorithm;
 
 /// Cost of a message between two ranks, one way, with the copies at both ends.
@@ -58,7 +57,7 @@ pub struct LinkCost {
 const JOINED: f64 = 0.8;
 
 /// Everything the choice of an algorithm depends on. It must be the same on all ranks: one rank makes it, and all
-/// (that one too) read the text of [`CostModel::to_json`].
+/// (that one too) read its text and [check](CostModel::check) it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CostModel {
@@ -143,23 +142,6 @@ impl CostModel {
     /// How much slower memory is with all busy cores on it than with one.
     pub fn crowding(&self) -> f64 {
         1.0 + (self.contention - 1.0) * (self.busy_cores - 1.0)
-    }
-
-    /// One line of JSON.
-    pub fn to_json(&self) -> String {
-        // Plain numbers in a plain struct: this cannot fail, and an empty text would be refused by `from_json`.
-        serde_json::to_string(self).unwrap_or_default()
-    }
-
-    /// Reads [`CostModel::to_json`]'s text.
-    ///
-    /// # Errors
-    /// [`Error::InvalidArgument`] when the text is of another version, or holds figures that cannot be.
-    pub fn from_json(text: &str) -> Result<CostModel> {
-        let model: CostModel = serde_json::from_str(text)
-            .map_err(|e| Error::invalid("cost model", format!("{text:?} does not parse: {e}")))?;
-        model.check().map_err(|detail| Error::invalid("cost model", detail))?;
-        Ok(model)
     }
 
     /// Whether the figures can be; what is wrong if not.
@@ -447,9 +429,13 @@ mod tests {
     #[test]
     fn json_round_trips_and_rejects_garbage() {
         let model = CostModel::tcp().on_cores(4, 2);
-        let text = model.to_json();
-        assert_eq!(CostModel::from_json(&text).unwrap(), model);
-        assert_eq!(CostModel::from_json(&CostModel::shm().to_json()).unwrap(), CostModel::shm());
+        let text = serde_json::to_string(&model).unwrap();
+        let read = |text: &str| {
+            let model: CostModel = serde_json::from_str(text).map_err(|e| e.to_string())?;
+            model.check().map(|()| model)
+        };
+        assert_eq!(read(&text), Ok(model));
+        assert_eq!(read(&serde_json::to_string(&CostModel::shm()).unwrap()), Ok(CostModel::shm()));
         for bad in [
             String::new(),
             text.replace("\"version\":3", "\"version\":2"),
@@ -462,8 +448,7 @@ mod tests {
             format!("{text}x"),
         ] {
             assert_ne!(bad, text);
-            let e = CostModel::from_json(&bad).unwrap_err().to_string();
-            assert!(e.starts_with("cost model: "), "{e}");
+            assert!(read(&bad).is_err(), "{bad}");
         }
     }
 }

@@ -1,7 +1,7 @@
 //! A collective as data: for each rank, the primitive steps it takes, per lane, over parts of three buffers.
 //!
-//! An [`algorithm`](crate::algorithm) produces a [`Program`] per rank without any I/O. The same value is executed,
-//! verified ([`verify`]), costed and drawn.
+//! An [`algorithm`](crate::algorithm) produces a [`Program`] per rank from a [`Shape`], without any I/O. The same value is
+//! executed, verified ([`verify`]), costed and drawn.
 //!
 //! # Shape
 //! A buffer is one or several *segments* of `count` elements (all_gather's output has one per rank). The executor walks
@@ -21,9 +21,11 @@ use std::ops::Range;
 pub mod draw;
 pub mod partition;
 pub mod rounds;
+mod shape;
 pub mod verify;
 
 pub use partition::Partition;
+pub use shape::Shape;
 
 /// One of the three buffers of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -179,6 +181,7 @@ impl Step {
     }
 
     /// The rank this step receives from.
+    #[inline]
     pub fn source(&self) -> Option<usize> {
         match *self {
             Step::Send { .. } | Step::Copy { .. } | Step::Reduce { .. } => None,
@@ -191,6 +194,7 @@ impl Step {
     }
 
     /// The rank this step sends to.
+    #[inline]
     pub fn destination(&self) -> Option<usize> {
         match *self {
             Step::Recv { .. } | Step::Copy { .. } | Step::Reduce { .. } | Step::RecvReduceCopy { .. } => None,
@@ -202,6 +206,7 @@ impl Step {
     }
 
     /// The place this step reads in our memory.
+    #[inline]
     pub fn read(&self) -> Option<Loc> {
         match *self {
             Step::Recv { .. } | Step::RecvCopySend { .. } => None,
@@ -215,6 +220,7 @@ impl Step {
     }
 
     /// The place this step writes in our memory ([`Step::Reduce`] reads it too).
+    #[inline]
     pub fn write(&self) -> Option<Loc> {
         match *self {
             Step::Send { .. } | Step::RecvReduceSend { .. } => None,
@@ -228,6 +234,7 @@ impl Step {
     }
 
     /// The parts this step works on (the same for all its locations): [`Partition::parts`] gives their elements.
+    #[inline]
     pub fn parts(&self) -> Range<usize> {
         self.read().or(self.write()).map_or(0..0, |loc| loc.parts())
     }
@@ -258,6 +265,7 @@ pub struct Program {
 impl Program {
     /// The cut of a call's segments for this program: no message is longer than `max_message` bytes
     /// (as long as `max_message` holds [`Program::span`] elements).
+    #[inline]
     pub fn partition(&self, count: usize, elem_size: usize, max_message: usize) -> Partition {
         let max_part = if self.span <= 1 { max_message } else { max_message / self.span };
         Partition::new(count, elem_size, self.parts, max_part)

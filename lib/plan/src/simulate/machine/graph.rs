@@ -1,7 +1,7 @@
 //! A machine from a description: nodes, links, shared things. [`Description`] is what a file holds, as TOML or JSON.
 //!
 //! ```toml
-#![doc = include_str!("../../../../docs/topologies/two-hosts.toml")]
+#![doc = include_str!("../../../../../docs/topologies/two-hosts.toml")]
 //! ```
 //! Messages take the way of least latency, then of fewest links, then the one whose links come first. Every node passes messages on.
 

@@ -46,6 +46,7 @@ impl Collective {
     ];
 
     /// Snake-case name as used in the API.
+    #[inline]
     pub const fn name(self) -> &'static str {
         match self {
             Collective::AllReduce => "all_reduce",
@@ -62,11 +63,13 @@ impl Collective {
     }
 
     /// The collective with this wire code.
+    #[inline]
     pub fn from_code(code: u8) -> Option<Collective> {
         Collective::ALL.get(code as usize).copied()
     }
 
     /// True when one rank plays a special part and must be the same everywhere.
+    #[inline]
     pub const fn has_root(self) -> bool {
         matches!(
             self,
@@ -79,6 +82,7 @@ impl Collective {
     }
 
     /// True when values are combined, so that the operator matters.
+    #[inline]
     pub const fn reduces(self) -> bool {
         matches!(self, Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce)
     }
@@ -132,6 +136,7 @@ impl Algorithm {
     ];
 
     /// Kebab-case name as used on command lines and in `TINYNCCL_ALGO`.
+    #[inline]
     pub const fn name(self) -> &'static str {
         match self {
             Algorithm::Ring => "ring",
@@ -148,6 +153,7 @@ impl Algorithm {
     }
 
     /// The algorithm with this wire code.
+    #[inline]
     pub fn from_code(code: u8) -> Option<Algorithm> {
         Algorithm::ALL.get(code as usize).copied()
     }
@@ -224,6 +230,7 @@ impl Header {
     }
 
     /// True when `self` and `other` differ at most in the calls before them.
+    #[inline]
     pub fn is_same_call(&self, other: &Header) -> bool {
         *self == Header { crc: self.crc, ..*other }
     }

@@ -18,8 +18,7 @@ pub use error::{At, Blocked, VerifyError, Wait};
 
 use self::expr::{Exprs, Extent, Value};
 use self::machine::Machine;
-use super::{Buf, Loc, Partition, Program, Step};
-use crate::algorithm::Shape;
+use super::{Buf, Loc, Partition, Program, Shape, Step};
 use crate::wire::Collective;
 
 /// What a verified schedule costs.

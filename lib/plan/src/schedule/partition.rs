@@ -23,21 +23,27 @@ pub struct Partition {
     parts: usize,
     windows: usize,
     /// Elements per unit; borders lie on multiples of it (or at the end).
-    pub(crate) unit: usize,
+    #[doc(hidden)]
+    pub unit: usize,
     /// Units of a small window.
-    pub(crate) base: usize,
+    #[doc(hidden)]
+    pub base: usize,
     /// The first `extra` windows have `base + 1` units.
-    pub(crate) extra: usize,
+    #[doc(hidden)]
+    pub extra: usize,
     /// How small and large windows are cut.
-    pub(crate) small: Cut,
-    pub(crate) large: Cut,
+    #[doc(hidden)]
+    pub small: Cut,
+    #[doc(hidden)]
+    pub large: Cut,
 }
 
 /// `units` over the parts: each gets `each`, the first `more` of them one more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Cut {
-    pub(crate) each: usize,
-    pub(crate) more: usize,
+#[doc(hidden)]
+pub struct Cut {
+    pub each: usize,
+    pub more: usize,
 }
 
 impl Cut {
@@ -94,11 +100,13 @@ impl Partition {
     }
 
     /// Elements per segment.
+    #[inline]
     pub fn count(&self) -> usize {
         self.count
     }
 
     /// Bytes per element.
+    #[inline]
     pub fn elem_size(&self) -> usize {
         self.elem_size
     }
@@ -110,6 +118,7 @@ impl Partition {
     }
 
     /// Elements of the largest window: what one segment of scratch memory must hold.
+    #[inline]
     pub fn largest_window(&self) -> usize {
         self.window(0).len()
     }

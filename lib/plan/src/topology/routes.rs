@@ -3,8 +3,6 @@
 use std::collections::VecDeque;
 use std::fmt;
 
-use crate::transport::verbs::VerbsAddress;
-
 /// The way between two ranks that do not reach each other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Path {
@@ -16,7 +14,7 @@ pub struct Path {
 
 impl Path {
     /// The ranks on the way before and after `rank`, seen from the lower end; `None` for a rank that does not relay.
-    pub(crate) fn around(&self, rank: usize) -> Option<(usize, usize)> {
+    pub fn around(&self, rank: usize) -> Option<(usize, usize)> {
         let at = self.through.iter().position(|&r| r == rank)?;
         let [low, high] = self.ends;
         let before = at.checked_sub(1).and_then(|i| self.through.get(i)).copied().unwrap_or(low);
@@ -24,12 +22,12 @@ impl Path {
     }
 
     /// The first rank on the way from `end`.
-    pub(crate) fn first(&self, end: usize) -> Option<usize> {
+    pub fn first(&self, end: usize) -> Option<usize> {
         if end == self.ends[0] { self.through.first().copied() } else { self.through.last().copied() }
     }
 
     /// The relays in words: `rank 1`, `ranks 1 and 2`.
-    pub(crate) fn relays(&self) -> String {
+    pub fn relays(&self) -> String {
         match &self.through[..] {
             [one] => format!("rank {one}"),
             many => {
@@ -76,12 +74,6 @@ impl Routes {
             }
         }
         Routes { neighbours: Some(neighbours) }
-    }
-
-    /// The routes over RDMA: ranks reach each other that have ports on one subnet. `ports` is by rank.
-    pub(crate) fn over_rdma(ports: &[&[VerbsAddress]]) -> Routes {
-        let share = |a: &[VerbsAddress], b: &[VerbsAddress]| a.iter().any(|a| b.iter().any(|b| a.same_subnet(b)));
-        Routes::new(ports.len(), |a, b| ports.get(a).zip(ports.get(b)).is_some_and(|(a, b)| share(a, b)))
     }
 
     /// Whom a rank reaches, where not all reach each other.

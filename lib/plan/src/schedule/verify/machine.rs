@@ -5,8 +5,7 @@ use std::ops::Range;
 
 use super::error::{At, Blocked, VerifyError, Wait};
 use super::expr::{Exprs, Extent, NOTHING, Value};
-use crate::algorithm::Shape;
-use crate::schedule::{Buf, Loc, Program, Step};
+use crate::schedule::{Buf, Loc, Program, Shape, Step};
 
 /// Messages of one direction of one link.
 struct Fifo {

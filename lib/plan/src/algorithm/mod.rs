@@ -31,70 +31,9 @@ pub mod ring;
 pub mod tree;
 mod tree_segments;
 
+pub use crate::schedule::Shape;
 use crate::schedule::{Lane, Loc, Partition, Program, Step};
 use crate::wire::{Algorithm, Collective};
-
-/// What a schedule depends on: not the data, not the count.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Shape {
-    /// Which pattern.
-    pub collective: Collective,
-    /// World size.
-    pub ranks: usize,
-    /// Root rank; 0 where there is none.
-    pub root: usize,
-    /// Number of channels the algorithm may spread over.
-    pub channels: usize,
-}
-
-impl Shape {
-    /// Segments of `rank`'s input: 0 where it has none (off root in broadcast and scatter).
-    #[inline]
-    pub fn input_segments(&self, rank: usize) -> usize {
-        match self.collective {
-            Collective::ReduceScatter | Collective::AllToAll => self.ranks,
-            Collective::Broadcast => usize::from(rank == self.root),
-            Collective::Scatter => self.ranks * usize::from(rank == self.root),
-            _ => 1,
-        }
-    }
-
-    /// Segments of `rank`'s output: 0 where it has none (off root in reduce and gather).
-    #[inline]
-    pub fn output_segments(&self, rank: usize) -> usize {
-        match self.collective {
-            Collective::AllGather | Collective::AllToAll => self.ranks,
-            Collective::Reduce => usize::from(rank == self.root),
-            Collective::Gather => self.ranks * usize::from(rank == self.root),
-            _ => 1,
-        }
-    }
-
-    /// The (input segment, output segment) of `rank` that are the same memory in an in-place call.
-    ///
-    /// `None` where there is no in-place form (all_to_all) or the rank has one of the two buffers only.
-    #[inline]
-    pub fn in_place(&self, rank: usize) -> Option<(usize, usize)> {
-        let pair = match self.collective {
-            Collective::AllReduce | Collective::Barrier | Collective::Broadcast | Collective::Reduce => (0, 0),
-            Collective::AllGather | Collective::Gather => (0, rank),
-            Collective::ReduceScatter | Collective::Scatter => (rank, 0),
-            Collective::AllToAll | Collective::SendRecv => return None,
-        };
-        (pair.0 < self.input_segments(rank) && pair.1 < self.output_segments(rank)).then_some(pair)
-    }
-
-    /// True when this can be a call at all: point to point is not compiled here.
-    fn is_valid(&self) -> bool {
-        let parts = self.ranks.saturating_mul(self.channels);
-        self.collective != Collective::SendRecv && self.root < self.ranks && parts > 0 && parts <= u32::MAX as usize / 2
-    }
-
-    /// Whether values are combined, with the barrier as an all_reduce of nothing.
-    fn is_all_reduce(&self) -> bool {
-        matches!(self.collective, Collective::AllReduce | Collective::Barrier)
-    }
-}
 
 /// Whether `algorithm` has a schedule for this collective on this many ranks.
 pub fn supports(algorithm: Algorithm, shape: &Shape) -> bool {

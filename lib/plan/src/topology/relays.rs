@@ -1,4 +1,4 @@
-//! What it costs that some ranks reach each other only through others ([`crate::transport::relay`]).
+//! What it costs that some ranks reach each other only through others.
 //!
 //! ```text
 //! rank 0 ──hop── rank 1 ──hop── rank 2        a message from 0 to 2: two messages, and rank 1 receives and sends it
@@ -14,8 +14,8 @@
 
 use std::collections::BTreeMap;
 
+use super::routes::Path;
 use crate::algorithm::{Shape, program};
-use crate::transport::relay::Path;
 use crate::wire::Algorithm;
 
 /// The relayed pairs of a communicator, by its own numbers.
@@ -134,8 +134,7 @@ fn ratio(a: f64, b: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::topology::{CostModel, choose, estimate};
-    use crate::transport::relay::Routes;
+    use crate::topology::{CostModel, Routes, choose, estimate};
     use crate::wire::Collective;
 
     fn line(ranks: usize) -> Relays {

@@ -79,7 +79,8 @@ impl Display for Drawing<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::algorithm::{Shape, program};
+    use crate::algorithm::program;
+    use crate::schedule::Shape;
     use crate::wire::{Algorithm, Collective};
 
     fn text(algorithm: Algorithm, ranks: usize) -> String {

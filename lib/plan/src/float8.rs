@@ -28,7 +28,7 @@ macro_rules! float8 {
     ) => {
         impl $t {
             /// Magnitude bits above which there are only NaNs.
-            pub(crate) const LARGEST: u8 = $largest;
+            pub const LARGEST: u8 = $largest;
 
             /// The value with these bits.
             #[inline(always)]
@@ -80,9 +80,11 @@ macro_rules! float8 {
         }
 
         // SAFETY: one byte, of which all bits are a value; on the device it is the same byte.
+        #[cfg(feature = "cudarc")]
         unsafe impl cudarc::driver::DeviceRepr for $t {}
 
         // SAFETY: zeros are zero.
+        #[cfg(feature = "cudarc")]
         unsafe impl cudarc::driver::ValidAsZeroBits for $t {}
 
         impl PartialEq for $t {

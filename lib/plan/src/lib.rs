@@ -1,0 +1,29 @@
+//! The part of [tinynccl](https://github.com/tinynccl/tinynccl) that only computes: what each rank of a collective does, proof that it is
+//! right, and how long it takes. Nothing here opens a socket or a file, asks the machine, or looks at a clock.
+//!
+//! Programs use the crate `tinynccl`, which has all these modules under the same names.
+//!
+//! Each module uses those above it:
+//!
+//! | module | idea |
+//! | --- | --- |
+//! | [`float8`], [`dtype`] | element types and operators |
+//! | [`wire`] | names of collectives and algorithms; the header of a message |
+//! | [`error`](mod@error) | the one error type |
+//! | [`schedule`] | a collective as data: its steps, proved, played, drawn |
+//! | [`algorithm`] | from a call to a schedule |
+//! | [`topology`] | who reaches whom, what a schedule costs, which algorithm to take |
+//! | [`simulate`] | the same schedules on machines that need not exist |
+
+pub mod algorithm;
+pub mod dtype;
+pub mod error;
+pub mod float8;
+pub mod schedule;
+pub mod simulate;
+pub mod topology;
+pub mod wire;
+
+pub use dtype::{DType, Element, ReduceOp};
+pub use error::{Error, Result};
+pub use float8::{F8E4M3, F8E5M2};
