@@ -3,8 +3,6 @@
 use std::collections::VecDeque;
 use std::fmt;
 
-use crate::transport::verbs::VerbsAddress;
-
 /// The way between two ranks that do not reach each other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Path {
@@ -78,13 +76,6 @@ impl Routes {
         Routes { neighbours: Some(neighbours) }
     }
 
-    /// The routes over RDMA: ranks reach each other that have ports on one subnet. `ports` is by rank.
-    pub(crate) fn over_rdma(ports: &[&[VerbsAddress]]) -> Routes {
-        let share = |a: &[VerbsAddress], b: &[VerbsAddress]| a.iter().any(|a| b.iter().any(|b| a.same_subnet(b)));
-        Routes::new(ports.len(), |a, b| ports.get(a).zip(ports.get(b)).is_some_and(|(a, b)| share(a, b)))
-    }
-
-    /// Whom a rank reaches, where not all reach each other.
     fn of(&self, rank: usize) -> &[usize] {
         self.neighbours.as_ref().and_then(|all| all.get(rank)).map_or(&[], |list| list)
     }
