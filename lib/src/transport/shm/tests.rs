@@ -297,9 +297,8 @@ fn what_is_lent_is_flushed_when_it_was_fetched() {
 /// Who cannot be read, or is not who it was, gets its long messages through in pieces.
 #[test]
 fn without_permission_long_messages_go_through_the_room() {
-    for single_copy in
-        [SingleCopy::off(), SingleCopy { pid: 0, ..ourselves() }, SingleCopy { pid: i32::MAX, ..ourselves() }]
-    {
+    assert!(lending(SingleCopy::off()).send.zero_copy().is_none());
+    for single_copy in [SingleCopy { pid: 0, ..ourselves() }, SingleCopy { pid: i32::MAX, ..ourselves() }] {
         let mut r = lending(single_copy);
         for (seq, by_pieces) in [(0, false), (1, true)] {
             let (data, mut dst) = (long(seq), vec![0; LONG]);
