@@ -1,5 +1,5 @@
 #!/bin/sh
-# Model-checks what is shared between ranks with loom: rings (lib/src/transport/ring/model.rs) and the board
+# Model-checks what is shared between ranks with loom: rings (lib/src/transport/shm/model.rs) and the board
 # (lib/src/symmetric/model.rs). A few minutes on two cores, most of them for the ring.
 #
 #   scripts/loom.sh [PART OF A TEST'S NAME]...
@@ -10,5 +10,5 @@
 set -eu
 cd "$(dirname "$0")/.."
 export RUSTFLAGS="--cfg loom ${RUSTFLAGS:-}" CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}/loom" RUST_BACKTRACE=0
-[ $# -gt 0 ] || set -- transport::ring::model symmetric::model
+[ $# -gt 0 ] || set -- transport::shm::model symmetric::model
 exec cargo test --locked -p tinynccl --release --lib -- --nocapture "$@"

@@ -17,7 +17,7 @@ kind=${1:-address}
 [ $# -eq 0 ] || shift
 case $kind in
     address) [ $# -gt 0 ] || set -- transport:: reduce:: executor:: fuzzing:: bootstrap::frame wire:: schedule::partition ;;
-    thread) [ $# -gt 0 ] || set -- transport::ring ;;
+    thread) [ $# -gt 0 ] || set -- transport::shm ;;
     *) echo "sanitize: unknown sanitizer '$kind', expected address or thread" >&2; exit 2 ;;
 esac
 host=$(rustc -vV | sed -n 's/^host: //p')

@@ -221,7 +221,7 @@ impl Comm {
     /// What the communicator holds.
     pub fn census(&self) -> Census {
         let options = self.inner.options;
-        let engine = lock(&self.inner.engine);
+        let mut engine = lock(&self.inner.engine);
         Census {
             links: engine.links.census(),
             lent_messages: engine.links.lent(),

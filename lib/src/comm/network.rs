@@ -13,7 +13,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::transport::mapping::Mapping;
 use crate::transport::relay::{Path, Traffic};
-use crate::transport::{ConnectTo, Doorbell, Endpoint, EndpointInfo, Kind, LinkOptions, LinkPair, Registration};
+use crate::transport::{ConnectTo, Doorbell, Endpoint, EndpointInfo, LinkOptions, LinkPair, Registration};
 
 /// Between two looks at what a relay has left to do.
 const LOOK: Duration = Duration::from_millis(50);
@@ -174,7 +174,7 @@ impl Control for Network {
     }
 
     fn shares_memory(&self, peer: usize) -> bool {
-        peer == self.rank() || self.endpoint.choose(&self.infos[peer]).0 == Kind::Shm
+        peer == self.rank() || self.endpoint.choose(&self.infos[peer]).0 == "shm"
     }
 
     fn shares_host(&self, peer: usize) -> bool {

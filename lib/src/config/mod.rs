@@ -30,6 +30,11 @@ pub struct Knob {
     pub doc: &'static str,
 }
 
+/// Most connections of a link over TCP.
+pub(crate) const MAX_STREAMS: usize = 16;
+/// Most queue pairs of a link over RDMA.
+pub(crate) const MAX_QPS: usize = 16;
+
 /// Its value is not shown.
 const SECRET: &str = "TINYNCCL_SECRET";
 use value::HIDDEN;
@@ -191,7 +196,7 @@ impl Config {
         range("TINYNCCL_TCP_CHUNK", self.tcp_chunk, 4 << 10, 16 << 20)?;
         range("TINYNCCL_VERBS_CHUNK", self.verbs_chunk, 4 << 10, 16 << 20)?;
         range("TINYNCCL_VERBS_PORT", self.verbs_port, 0, 255)?;
-        range("TINYNCCL_VERBS_QPS", self.verbs_qps, 1, crate::transport::MAX_QPS)?;
+        range("TINYNCCL_VERBS_QPS", self.verbs_qps, 1, MAX_QPS)?;
         range("TINYNCCL_VERBS_TIMEOUT", self.verbs_timeout, 8, 22)?;
         range("TINYNCCL_VERBS_RETRIES", self.verbs_retries, 0, 6)?;
         range("TINYNCCL_ONE_SHOT", self.one_shot, 0, 1 << 20)?;
@@ -204,7 +209,7 @@ impl Config {
         if self.stage > 0 {
             range("TINYNCCL_STAGE", self.stage, 4 << 10, 16 << 20)?;
         }
-        range("TINYNCCL_TCP_STREAMS", self.tcp_streams, 1, crate::transport::MAX_STREAMS)?;
+        range("TINYNCCL_TCP_STREAMS", self.tcp_streams, 1, MAX_STREAMS)?;
         range("TINYNCCL_FIFO_DEPTH", self.fifo_depth, 2, 64)?;
         range("TINYNCCL_TRACE_EVENTS", self.trace_events, 1, 256 << 20)
     }

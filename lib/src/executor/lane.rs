@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::reduce::stream;
 use crate::schedule::Buf;
 use crate::trace::Probe;
-use crate::transport::Received;
+use crate::transport::{Received, ZeroCopy};
 use crate::wire::Header;
 
 /// Where a lane is.
@@ -161,7 +161,8 @@ pub(super) unsafe fn advance(
             }
             if plan.lends && instruction.awaits != usize::MAX {
                 let link = &mut links.sends[instruction.awaits];
-                state.stage.overwrites = !link.is_flushed() && !link.is_fetched_by_peer() && {
+                let a_device_reads = |link: &mut dyn ZeroCopy| !link.receiver_pulls();
+                state.stage.overwrites = !link.is_flushed() && link.zero_copy().is_some_and(a_device_reads) && {
                     link.progress()?;
                     !link.is_flushed()
                 };
@@ -246,10 +247,11 @@ unsafe fn perform(
             }
             Action::RecvReduceCopySend { src, dst, last } => {
                 let divides = last && plan.divisor > 1;
-                let link = &links.sends[instruction.send];
+                let link = &mut links.sends[instruction.send];
+                let takes = |link: &mut dyn ZeroCopy| link.takes(view(memory, dst));
                 if divides
                     || link.sends_from_caller(memory.bytes())
-                    || plan.lends && instruction.lendable && link.lends(view(memory, dst))
+                    || plan.lends && instruction.lendable && link.zero_copy().is_some_and(takes)
                 {
                     if !stage.received {
                         stage.received = recv_reduce(instruction, memory, plan, src, dst, last, &header, links)?;
@@ -324,22 +326,24 @@ unsafe fn send(
     let data = unsafe { view(memory, src) };
     let two_way = links.two_way;
     let link = &mut links.sends[instruction.send];
-    if plan.lends {
+    if plan.lends
+        && let Some(link) = link.zero_copy()
+    {
         let apart = || {
             let (input, output) = (data.as_ptr().addr(), memory.output.addr());
             input >= output.saturating_add(plan.output_bytes) || output >= input + data.len()
         };
         // Waiting for a device (`awaits`) always ends. Waiting for the peer could be for ever, so nothing may need it.
-        let awaitable = instruction.lendable && !link.is_fetched_by_peer();
+        let awaitable = instruction.lendable && !link.receiver_pulls();
         let stays = match src.buf {
             Buf::Input => apart() || awaitable && memory.input == memory.output.cast_const(),
             Buf::Output => awaitable,
             Buf::Scratch => false,
         };
         if stays {
-            // SAFETY: the caller keeps the buffers until `run` returns, which waits for the links to be flushed or lets go of
-            // them. Until then the program writes to this part only after it has found the link flushed (`awaits`).
-            return Ok(unsafe { link.send_lent(header, data, two_way) }?);
+            // SAFETY: the caller keeps the buffers until `run` returns, which waits for the links to be flushed or revokes
+            // what they read. Until then the program writes to this part only after it has found the link flushed (`awaits`).
+            return Ok(unsafe { link.send(header, data, two_way) }?);
         }
     }
     Ok(link.send_from(header, data)?)
@@ -357,7 +361,7 @@ unsafe fn recv(
     links: &mut Links,
 ) -> Result<bool, Stop> {
     let link = &mut links.recvs[instruction.recv];
-    if plan.streams && link.shows_in_place() && !link.is_lent() {
+    if plan.streams && link.shows_in_place() && !link.must_pull() {
         // SAFETY: by the caller.
         let to = unsafe { memory.at(dst) };
         // SAFETY: by the caller; a link gives the pieces of `header.len` bytes.

@@ -8,7 +8,7 @@ use super::*;
 use crate::algorithm::{Shape, program};
 use crate::dtype::{DType, ReduceOp};
 use crate::schedule::Program;
-use crate::transport::{Doorbell, Interest, LinkOptions, LinkPair, Peer, SendLink, inproc};
+use crate::transport::{Doorbell, Interest, LinkOptions, LinkPair, Peer, SendLink, ZeroCopy, inproc};
 use crate::wire::{Algorithm, Collective};
 
 /// Messages of 2 elements, in several windows of uneven length.
@@ -40,22 +40,8 @@ impl SendLink for Late {
     fn send_from(&mut self, header: &Header, data: &[u8]) -> Result<bool> {
         if self.lent.is_empty() { self.inner.send_from(header, data) } else { Ok(false) }
     }
-    unsafe fn send_lent(&mut self, header: &Header, data: &[u8], _: bool) -> Result<bool> {
-        self.lent.push_back((*header, data.as_ptr()));
-        self.count += 1;
-        Ok(true)
-    }
-    fn may_lend(&self, _: bool) -> bool {
-        true
-    }
-    fn lends(&self, _: &[u8]) -> bool {
-        true
-    }
-    fn lent(&self) -> u64 {
-        self.count
-    }
-    fn let_go(&mut self) {
-        self.lent.clear();
+    fn zero_copy(&mut self) -> Option<&mut dyn ZeroCopy> {
+        Some(self)
     }
     fn sends_from_caller(&self, _: usize) -> bool {
         false
@@ -87,6 +73,26 @@ impl SendLink for Late {
     }
     fn interest(&self) -> Interest {
         self.inner.interest()
+    }
+}
+
+impl ZeroCopy for Late {
+    unsafe fn send(&mut self, header: &Header, data: &[u8], _: bool) -> Result<bool> {
+        self.lent.push_back((*header, data.as_ptr()));
+        self.count += 1;
+        Ok(true)
+    }
+    fn takes(&self, _: &[u8]) -> bool {
+        true
+    }
+    fn receiver_pulls(&self) -> bool {
+        false
+    }
+    fn messages(&self) -> u64 {
+        self.count
+    }
+    fn revoke(&mut self) {
+        self.lent.clear();
     }
 }
 
@@ -130,13 +136,13 @@ fn outcome(
         for (channel, peer) in needed {
             let options = LinkOptions { max_message: MESSAGE, depth: 2 };
             let to = inproc::ConnectTo { comm: 0, rank, peer_rank: peer, channel, options };
-            let LinkPair { send, recv, kind, lends_long } =
+            let LinkPair { send, recv, kind, any_length } =
                 hub.connect(&to, &bell, &|| None, Duration::from_secs(20)).expect("the other end");
             let send = match late {
                 true => Box::new(Late { inner: send, lent: VecDeque::new(), asked: 0, count: 0 }),
                 false => send,
             };
-            links.insert(channel, peer, LinkPair { send, recv, kind, lends_long });
+            links.insert(channel, peer, LinkPair { send, recv, kind, any_length });
         }
         let header = key.header(0, algorithm);
         let plan = Plan::compile(&key, header, &programs[rank], n, MESSAGE, links.lends(true), |c, p| links.get(c, p));

@@ -17,7 +17,7 @@ pub(crate) struct Links {
     /// Some of them may read memory in which a message lies after they were given it: if receivers only copy it, and if they
     /// reduce it.
     lends: [bool; 2],
-    lends_long: Vec<bool>,
+    any_length: Vec<bool>,
     /// The run that is going on sends and receives.
     pub(super) two_way: bool,
 }
@@ -29,16 +29,17 @@ impl Links {
     }
 
     /// Adds the links with `peer` on `channel`.
-    pub(crate) fn insert(&mut self, channel: u32, peer: usize, pair: LinkPair) -> u32 {
+    pub(crate) fn insert(&mut self, channel: u32, peer: usize, mut pair: LinkPair) -> u32 {
         let index = self.sends.len() as u32;
-        for reduced in [false, true] {
-            self.lends[usize::from(reduced)] |= pair.send.may_lend(reduced);
-        }
+        let receiver_pulls = pair.send.zero_copy().map(|link| link.receiver_pulls());
+        self.lends[0] |= receiver_pulls.is_some();
+        // A receiver that reduces a message would have to fetch it first: two copies again.
+        self.lends[1] |= receiver_pulls == Some(false);
         self.sends.push(pair.send);
         self.recvs.push(pair.recv);
         self.peers.push(peer);
         self.kinds.push(pair.kind);
-        self.lends_long.push(pair.lends_long);
+        self.any_length.push(pair.any_length);
         self.index.insert((channel, peer), index);
         index
     }
@@ -51,7 +52,7 @@ impl Links {
 
     /// Whether messages of any length can be lent over all of these.
     pub(crate) fn lend_long(&self, mut links: impl Iterator<Item = (u32, usize)>) -> bool {
-        links.all(|(channel, peer)| self.get(channel, peer).is_some_and(|i| self.lends_long[i as usize]))
+        links.all(|(channel, peer)| self.get(channel, peer).is_some_and(|i| self.any_length[i as usize]))
     }
 
     /// Number of links, each with both directions.
@@ -76,9 +77,9 @@ impl Links {
         counts
     }
 
-    /// Messages lent so far.
-    pub(crate) fn lent(&self) -> u64 {
-        self.sends.iter().map(|send| send.lent()).sum()
+    /// Messages sent without a copy so far.
+    pub(crate) fn lent(&mut self) -> u64 {
+        self.sends.iter_mut().filter_map(|send| send.zero_copy()).map(|link| link.messages()).sum()
     }
 
     /// Pushes out what was committed; `true` when nothing is left in this process.
@@ -95,9 +96,9 @@ impl Links {
 
     /// After a failure: no link reads the call's memory when this returns.
     #[cold]
-    pub(super) fn let_go(&mut self) {
-        for send in &mut self.sends {
-            send.let_go();
+    pub(super) fn revoke(&mut self) {
+        for link in self.sends.iter_mut().filter_map(|send| send.zero_copy()) {
+            link.revoke();
         }
     }
 

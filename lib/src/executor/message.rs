@@ -5,7 +5,7 @@ use std::slice;
 use super::Task;
 use super::links::Links;
 use super::plan::Action;
-use crate::transport::Received;
+use crate::transport::{Received, ZeroCopy};
 use crate::wire::Header;
 
 /// Longest message that is taken here where longer ones may be lent.
@@ -36,7 +36,8 @@ pub(crate) unsafe fn one_message(task: &Task<'_>, links: &mut Links, turns: u32)
             // SAFETY: by the caller, the input holds `count` elements.
             let data = unsafe { slice::from_raw_parts(task.buffers.input, bytes) };
             // What is lent must be waited for.
-            let lends = plan.lends && links.sends[link].lends(data);
+            let takes = |link: &mut dyn ZeroCopy| link.takes(data);
+            let lends = plan.lends && links.sends[link].zero_copy().is_some_and(takes);
             !lends && links.sends[link].send_from(&header, data).unwrap_or(false)
         }
         Action::Recv { .. } => {

@@ -83,7 +83,7 @@ pub(crate) unsafe fn run(
         }
     };
     if outcome.is_err() {
-        links.let_go();
+        links.revoke();
     }
     outcome
 }

@@ -21,7 +21,7 @@ pub(crate) fn peek(
     loop {
         let explain = |e| supervisor.explain(header, e);
         let recv = &mut links.recvs[index];
-        if recv.is_lent() || recv.peek().map_err(explain)?.is_some() {
+        if recv.must_pull() || recv.peek().map_err(explain)?.is_some() {
             return Ok(true);
         }
         supervisor.alive()?;

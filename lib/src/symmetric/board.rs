@@ -11,7 +11,7 @@ use super::words::{Announcement, Asleep, Ends, Sleepers};
 use crate::error::Result;
 use crate::transport::fence;
 use crate::transport::mapping::Mapping;
-use crate::transport::ring::{agree, to_words};
+use crate::transport::shm::{agree, to_words};
 use crate::wire::{Algorithm, Header};
 
 /// A message's first line as it was read.

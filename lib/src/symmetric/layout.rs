@@ -15,7 +15,7 @@
 //! `ends`, which is a cache line from each of them, once per LINES calls.
 
 use crate::error::{Error, Result};
-use crate::transport::ring::Sequence;
+use crate::transport::shm::Sequence;
 use crate::transport::sync::Words;
 
 /// Calls a rank may be ahead of the slowest one. (The model has few, so that they are reused soon.)

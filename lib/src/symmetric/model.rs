@@ -19,7 +19,7 @@ use crate::executor::{Buffers, Patience, Supervisor};
 use crate::reduce::Kernels;
 use crate::transport::explore::{must_fail, must_hold};
 use crate::transport::mapping::Mapping;
-use crate::transport::ring::Sequence;
+use crate::transport::shm::Sequence;
 use crate::transport::sync::{Step, Words, touches, watch};
 use crate::wire::{Algorithm, Collective, Header};
 

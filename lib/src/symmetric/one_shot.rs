@@ -5,7 +5,7 @@
 use super::board::Board;
 use super::call::{Call, Outcome, Turn};
 use crate::algorithm::Shape;
-use crate::transport::ring::{INLINE, pack};
+use crate::transport::shm::{INLINE, pack};
 use crate::transport::sync;
 use crate::wire::Collective;
 

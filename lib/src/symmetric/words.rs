@@ -1,5 +1,5 @@
 //! The words by which ranks at the board agree, with their memory orderings: all of the protocol's are in this file, and in
-//! [`Sequence`](crate::transport::ring::Sequence), the number of a line.
+//! [`Sequence`](crate::transport::shm::Sequence), the number of a line.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;

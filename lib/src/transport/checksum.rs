@@ -21,7 +21,7 @@ pub fn wrap(pair: LinkPair) -> LinkPair {
         send: Box::new(ChecksumSend { inner: pair.send, reserved: false, partial: None }),
         recv: Box::new(ChecksumRecv { inner: pair.recv, checked: false }),
         kind: pair.kind,
-        lends_long: false,
+        any_length: false,
     }
 }
 
@@ -34,9 +34,19 @@ struct ChecksumSend {
 }
 
 impl SendLink for ChecksumSend {
-    fn peer(&self) -> &Peer {
-        self.inner.peer()
-    }
+    forward!(
+        peer,
+        progress,
+        expect_more,
+        sends_from_caller,
+        is_flushed,
+        check_peer,
+        arm,
+        disarm,
+        bytes_moved,
+        interest
+    );
+
     fn reserve(&mut self) -> Result<Option<&mut [u8]>> {
         let memory = self.inner.reserve()?;
         self.reserved = memory.is_some();
@@ -59,34 +69,6 @@ impl SendLink for ChecksumSend {
             self.partial = None;
         }
         Ok(done)
-    }
-    fn progress(&mut self) -> Result<bool> {
-        self.inner.progress()
-    }
-    fn expect_more(&mut self) {
-        self.inner.expect_more();
-    }
-    fn sends_from_caller(&self, bytes: usize) -> bool {
-        self.inner.sends_from_caller(bytes)
-    }
-
-    fn is_flushed(&self) -> bool {
-        self.inner.is_flushed()
-    }
-    fn check_peer(&mut self) -> Result<()> {
-        self.inner.check_peer()
-    }
-    fn arm(&mut self) -> Result<bool> {
-        self.inner.arm()
-    }
-    fn disarm(&mut self) {
-        self.inner.disarm();
-    }
-    fn bytes_moved(&self) -> u64 {
-        self.inner.bytes_moved()
-    }
-    fn interest(&self) -> Interest {
-        self.inner.interest()
     }
 }
 
@@ -116,9 +98,8 @@ impl ChecksumRecv {
 }
 
 impl RecvLink for ChecksumRecv {
-    fn peer(&self) -> &Peer {
-        self.inner.peer()
-    }
+    forward!(peer, progress, check_peer, arm, disarm, bytes_moved, interest);
+
     fn peek(&mut self) -> Result<Option<(Header, &[u8])>> {
         if !self.check()? {
             return Ok(None);
@@ -143,23 +124,5 @@ impl RecvLink for ChecksumRecv {
             }
             Received::Pending => Ok(Received::Pending),
         }
-    }
-    fn progress(&mut self) -> Result<bool> {
-        self.inner.progress()
-    }
-    fn check_peer(&mut self) -> Result<()> {
-        self.inner.check_peer()
-    }
-    fn arm(&mut self) -> Result<bool> {
-        self.inner.arm()
-    }
-    fn disarm(&mut self) {
-        self.inner.disarm();
-    }
-    fn bytes_moved(&self) -> u64 {
-        self.inner.bytes_moved()
-    }
-    fn interest(&self) -> Interest {
-        self.inner.interest()
     }
 }

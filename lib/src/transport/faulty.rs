@@ -44,7 +44,7 @@ pub fn wrap(pair: LinkPair, faults: &Faults) -> LinkPair {
         send: Box::new(FaultySend { inner: pair.send, state: state(0), reserved: false }),
         recv: Box::new(FaultyRecv { inner: pair.recv, state: state(1) }),
         kind: pair.kind,
-        lends_long: false,
+        any_length: false,
     }
 }
 
@@ -158,9 +158,7 @@ impl FaultySend {
 }
 
 impl SendLink for FaultySend {
-    fn peer(&self) -> &Peer {
-        self.inner.peer()
-    }
+    forward!(peer, expect_more, sends_from_caller, is_flushed, disarm, bytes_moved);
 
     fn reserve(&mut self) -> Result<Option<&mut [u8]>> {
         if !self.reserved
@@ -225,18 +223,6 @@ impl SendLink for FaultySend {
         if self.state.stalled() { Ok(false) } else { self.inner.progress() }
     }
 
-    fn expect_more(&mut self) {
-        self.inner.expect_more();
-    }
-
-    fn sends_from_caller(&self, bytes: usize) -> bool {
-        self.inner.sends_from_caller(bytes)
-    }
-
-    fn is_flushed(&self) -> bool {
-        self.inner.is_flushed()
-    }
-
     fn check_peer(&mut self) -> Result<()> {
         self.state.reset("send", self.inner.peer())?;
         self.inner.check_peer()
@@ -250,13 +236,6 @@ impl SendLink for FaultySend {
         Ok(self.inner.arm()? || self.state.held)
     }
 
-    fn disarm(&mut self) {
-        self.inner.disarm();
-    }
-
-    fn bytes_moved(&self) -> u64 {
-        self.inner.bytes_moved()
-    }
     fn interest(&self) -> Interest {
         if self.state.stalled() { Interest::default() } else { self.inner.interest() }
     }
@@ -269,9 +248,7 @@ struct FaultyRecv {
 }
 
 impl RecvLink for FaultyRecv {
-    fn peer(&self) -> &Peer {
-        self.inner.peer()
-    }
+    forward!(peer, disarm, bytes_moved);
 
     fn peek(&mut self) -> Result<Option<(Header, &[u8])>> {
         match self.state.judge("receive", self.inner.peer())? {
@@ -333,13 +310,6 @@ impl RecvLink for FaultyRecv {
         Ok(self.inner.arm()? || self.state.held)
     }
 
-    fn disarm(&mut self) {
-        self.inner.disarm();
-    }
-
-    fn bytes_moved(&self) -> u64 {
-        self.inner.bytes_moved()
-    }
     fn interest(&self) -> Interest {
         if self.state.stalled() { Interest::default() } else { self.inner.interest() }
     }

@@ -1,14 +1,26 @@
 //! Links between two ranks: bounded FIFOs of messages, one per direction, that never block.
 //!
-//! # Backends
-//! - [`inproc`]: ranks are threads of one process; memory and a condition variable to meet.
-//! - `shm`: processes of one host; a memfd that goes from one to the other over a Unix socket.
-//! - `tcp`: anything else; one stream per (peer, channel).
-//! - `verbs`: RDMA, when it is asked for and built in; one or several queue pairs per (peer, channel).
+//! # Transports
+//! Each is a directory with the same files, so that two of them can be read side by side.
 //!
-//! `inproc` and `shm` are the same ring of messages in shared memory and differ in how the ends meet. An [`Endpoint`]
-//! makes `shm`, `tcp` and `verbs` links. [`checksum`] and [`faulty`] wrap a pair of any backend. [`relay`] joins links where two
-//! ranks do not reach each other.
+//! | | `tcp` | `shm` | `inproc` | `verbs` |
+//! |---|---|---|---|---|
+//! | carries links between | any hosts | processes of one host | threads of one process | RDMA ports of one subnet |
+//! | `mod.rs`: what it is, and what both halves share | yes | yes | yes | yes |
+//! | `fabric.rs`: what an [`Endpoint`] sees of it | yes | yes | – | yes |
+//! | `connect.rs`: the rank that dials | yes | yes | both meet in a hub | yes |
+//! | `listen.rs`: the rank that accepts | yes | yes | – | yes |
+//! | `send.rs`, `recv.rs`: the halves of a link | yes | yes | those of `shm` | yes |
+//! | `options.rs`: settings of sockets and ports | yes | – | – | yes |
+//! | `stripes.rs`: one message over several connections | yes | – | – | yes |
+//! | `linger.rs`: what a dropped link leaves to be done | yes | – | – | yes |
+//! | the rest | `frame` (bytes to messages) | `memory`, `words` (the ring), `single_copy`, `socket` | – | `rails/` (devices and ports), `link/` (queue pairs and their memory), `sys/` (libibverbs), `stub` (a build without it) |
+//!
+//! An [`Endpoint`] keeps its transports in order of preference, each as a [`Fabric`], and makes links over the first one that
+//! reaches the peer. [`checksum`] and [`faulty`] wrap a pair of any transport. [`relay`] joins links where two ranks do not
+//! reach each other. All transports share the rest: `handshake` and `stream` (who dials, and the proofs), `doorbell`
+//! (wake-ups), `fence` (sleeper against waker), `mapping`, `huge`, `pagemap` (memory), `packet` (descriptors over Unix sockets),
+//! `linger`, and `wait` (deadlines).
 //!
 //! # The contract of a link
 //! Every backend keeps it, and one conformance suite (`tests/conformance`) runs over all of them.
@@ -20,8 +32,8 @@
 //!   the receiver's *executor* has not asked for yet, provided the receiver's process calls [`RecvLink::progress`] and
 //!   the sender's calls [`SendLink::progress`]. A bounded number more fits; then the sender is refused, so memory per
 //!   link is bounded.
-//! - **Lending.** What is sent with [`SendLink::send_from`] is the caller's again when that says `true`. A link whose device reads
-//!   registered memory may keep what is sent with [`SendLink::send_lent`] until it is flushed.
+//! - **Zero copy.** What is sent with [`SendLink::send_from`] is the caller's again when that says `true`. What is sent with
+//!   [`ZeroCopy::send`] may be read until the link is flushed.
 //! - **Sleeping.** Before its thread sleeps, an executor calls `arm` on each link that it waits for, and does not sleep when
 //!   one of them returns `true`. Then it polls the [`Doorbell`] and every descriptor in [`Interest`]; after waking it calls
 //!   `disarm` on each and [`Doorbell::drain`] before it looks again. No wake-up is lost between. One armed link rings once.
@@ -34,6 +46,9 @@
 //! - **Broken** protocol ([`Error::Protocol`]) and misuse ([`Error::InvalidArgument`]) leave the link as it was; it gives
 //!   the same error again.
 
+#[macro_use]
+mod forward;
+
 pub mod checksum;
 pub mod faulty;
 pub mod inproc;
@@ -43,6 +58,7 @@ mod doorbell;
 mod endpoint;
 #[cfg(all(test, loom))]
 pub(crate) mod explore;
+mod fabric;
 pub(crate) mod fence;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
@@ -52,17 +68,21 @@ mod linger;
 pub(crate) mod mapping;
 pub(crate) mod packet;
 mod pagemap;
-pub(crate) mod ring;
-mod shm;
+pub(crate) mod shm;
+mod stream;
 pub(crate) mod sync;
 mod tcp;
+#[cfg(feature = "verbs")]
+mod verbs;
+#[cfg(not(feature = "verbs"))]
+#[path = "verbs/stub.rs"]
 mod verbs;
 mod wait;
 
 pub use doorbell::Doorbell;
-pub use endpoint::{ConnectTo, Endpoint, EndpointInfo, Kind};
-pub(crate) use tcp::MAX_STREAMS;
-pub(crate) use verbs::{MAX_QPS, Registration};
+pub use endpoint::{ConnectTo, Endpoint, EndpointInfo};
+pub use fabric::{Accept, Conn, Dial, Dialed, Fabric, Registration};
+pub use stream::{Stream, StreamConn};
 pub use verbs::{VerbsAddress, rdma_ports};
 
 use std::fmt;
@@ -107,8 +127,9 @@ pub struct Peer {
 }
 
 impl Peer {
+    /// The error of a call `op` after this peer is gone, for the reason `detail`.
     #[cold]
-    fn lost(&self, op: &str, detail: &str) -> Error {
+    pub fn lost(&self, op: &str, detail: &str) -> Error {
         let Peer { rank, peer, address } = self.clone();
         Error::PeerLost { op: op.to_owned(), rank, peer, address, detail: detail.to_owned() }
     }
@@ -156,44 +177,13 @@ pub trait SendLink: Send + fmt::Debug {
     fn commit(&mut self, header: &Header) -> Result<()>;
 
     /// Sends from the caller's memory; `true` once `data` is no longer needed. `data.len() == header.len`, at most
-    /// [`LinkOptions::max_message`] but where [`LinkPair::lends_long`].
+    /// [`LinkOptions::max_message`] but where [`LinkPair::any_length`].
     fn send_from(&mut self, header: &Header, data: &[u8]) -> Result<bool>;
 
-    /// As [`SendLink::send_from`], but `true` may come while `data` is still read: by a device, from registered memory, or by the
-    /// receiver, from this process's memory. That is over when [`SendLink::is_flushed`] says `true` or [`SendLink::let_go`]
-    /// has returned. `two_way`: the caller receives at the same time, so that a copy which the peer makes alone costs nobody a core.
-    ///
-    /// # Safety
-    /// Until then `data` must stay allocated and nobody may write to it.
-    unsafe fn send_lent(&mut self, header: &Header, data: &[u8], _two_way: bool) -> Result<bool> {
-        self.send_from(header, data)
+    /// The same link for messages that are not copied on the way out, if it can do that.
+    fn zero_copy(&mut self) -> Option<&mut dyn ZeroCopy> {
+        None
     }
-
-    /// True when there is memory that [`SendLink::send_lent`] takes without a copy; `reduced`: of messages that the receiver
-    /// does not copy but reduces.
-    fn may_lend(&self, _reduced: bool) -> bool {
-        false
-    }
-
-    /// True when [`SendLink::send_lent`] is sure to take this memory without a copy.
-    fn lends(&self, _data: &[u8]) -> bool {
-        false
-    }
-
-    /// True when the link is done with lent memory only after the peer has received the message: a call must not wait for that
-    /// before it has received what the peer waits to send.
-    fn is_fetched_by_peer(&self) -> bool {
-        false
-    }
-
-    /// Messages sent from lent memory so far.
-    fn lent(&self) -> u64 {
-        0
-    }
-
-    /// Ends what still reads memory given to [`SendLink::send_lent`], after a call has failed; the link may be lost by it. Takes
-    /// a moment at most.
-    fn let_go(&mut self) {}
 
     /// Another [`SendLink::send_from`] will follow the next one at once: a link may then hold the end of a message back, to
     /// send it together with the one that follows.
@@ -207,7 +197,7 @@ pub trait SendLink: Send + fmt::Debug {
     /// done moves only when it is repeated.
     fn progress(&mut self) -> Result<bool>;
 
-    /// True when nothing committed is left in this process, and no lent memory is read: the link can be dropped without
+    /// True when nothing committed is left in this process, and no memory of [`ZeroCopy::send`] is read: the link can be dropped without
     /// losing a message. [`SendLink::progress`] finds out.
     fn is_flushed(&self) -> bool;
 
@@ -230,6 +220,34 @@ pub trait SendLink: Send + fmt::Debug {
     fn interest(&self) -> Interest;
 }
 
+/// Sending from where the data is: a device reads it there, or the receiver does. See [`SendLink::zero_copy`].
+pub trait ZeroCopy {
+    /// As [`SendLink::send_from`], but `true` may come while `data` is still read. That is over when
+    /// [`SendLink::is_flushed`] says `true` or [`ZeroCopy::revoke`] has returned. `two_way`: the caller receives at the same
+    /// time, so that a copy which the peer makes alone costs nobody a core.
+    ///
+    /// # Safety
+    /// Until then `data` must stay allocated and nobody may write to it.
+    unsafe fn send(&mut self, header: &Header, data: &[u8], two_way: bool) -> Result<bool>;
+
+    /// True when [`ZeroCopy::send`] is sure to take this memory without a copy.
+    fn takes(&self, _data: &[u8]) -> bool {
+        false
+    }
+
+    /// True when the receiver reads the memory, not a device. Then the link is done with it only after the peer has received
+    /// the message, and a call must not wait for that before it has received what the peer waits to send. Nor does zero copy
+    /// save anything where the receiver reduces a message: it would have to fetch it to memory of its own first.
+    fn receiver_pulls(&self) -> bool;
+
+    /// Messages sent without a copy so far.
+    fn messages(&self) -> u64;
+
+    /// Ends what still reads memory given to [`ZeroCopy::send`], after a call has failed; the link may be lost by it. Takes
+    /// a moment at most.
+    fn revoke(&mut self);
+}
+
 /// The receiving end of a link.
 pub trait RecvLink: Send + fmt::Debug {
     /// Who sends.
@@ -246,7 +264,7 @@ pub trait RecvLink: Send + fmt::Debug {
 
     /// True when the oldest message is here and would have to be fetched from the sender's memory, which
     /// [`RecvLink::recv_into`] does with one copy less than [`RecvLink::peek`].
-    fn is_lent(&mut self) -> bool {
+    fn must_pull(&mut self) -> bool {
         false
     }
 
@@ -298,10 +316,10 @@ pub struct LinkPair {
     pub send: Box<dyn SendLink>,
     /// From the peer.
     pub recv: Box<dyn RecvLink>,
-    /// Name of the backend: `tcp`, `shm`, `inproc`, `verbs`; with `, relayed` behind it where other ranks are between.
+    /// Name of the transport: `tcp`, `shm`, `inproc`, `verbs`; with `, relayed` behind it where other ranks are between.
     pub kind: &'static str,
     /// Messages of any length can be sent from the caller's memory. The receiver takes those that are longer than
     /// [`LinkOptions::max_message`] by [`RecvLink::recv_into`] or [`RecvLink::recv_pieces`]; [`RecvLink::peek`] shows nothing but their
     /// header. The same at both ends.
-    pub lends_long: bool,
+    pub any_length: bool,
 }

@@ -9,7 +9,7 @@ use crate::harness::*;
 use tinynccl::Secret;
 use tinynccl::config::TransportChoice;
 use tinynccl::error::{Error, Result};
-use tinynccl::transport::{ConnectTo, Doorbell, Endpoint, Kind, LinkOptions, LinkPair, inproc};
+use tinynccl::transport::{ConnectTo, Doorbell, Endpoint, LinkOptions, LinkPair, inproc};
 
 fn connect(from: &Endpoint, to: &Endpoint, peer_rank: usize, options: LinkOptions, time: Duration) -> Result<LinkPair> {
     let info = to.info();
@@ -124,14 +124,14 @@ fn both_ends_choose_alike_and_shared_memory_falls_back_to_tcp() {
     let auto = config(TransportChoice::Auto);
     let endpoints = [0, 1].map(|rank| Endpoint::new(rank, SECRET, &auto).unwrap());
     let [low, high] = &endpoints;
-    assert_eq!(low.choose(&high.info()).0, Kind::Shm);
-    assert_eq!(high.choose(&low.info()).0, Kind::Shm);
+    assert_eq!(low.choose(&high.info()).0, "shm");
+    assert_eq!(high.choose(&low.info()).0, "shm");
     let tcp = Endpoint::new(2, SECRET, &config(TransportChoice::Tcp)).unwrap();
-    assert_eq!(low.choose(&tcp.info()).0, Kind::Tcp);
-    assert_eq!(tcp.choose(&low.info()).0, Kind::Tcp);
+    assert_eq!(low.choose(&tcp.info()).0, "tcp");
+    assert_eq!(tcp.choose(&low.info()).0, "tcp");
     let mut far = high.info();
     far.host.boot_id = "another machine".into();
-    assert_eq!(low.choose(&far), (Kind::Tcp, "they run on different machines".into()));
+    assert_eq!(low.choose(&far), ("tcp", "they run on different machines".into()));
     let forced = Endpoint::new(0, SECRET, &config(TransportChoice::Shm)).unwrap();
     let to = ConnectTo { comm: 0, peer_rank: 1, info: &far, channel: 0, options: OPTIONS };
     let e = forced.connect(&to, &Doorbell::new().unwrap(), &|| None, PATIENCE).unwrap_err();

@@ -10,7 +10,9 @@ use tinynccl::config::{SingleCopy, TransportChoice};
 use tinynccl::error::{Error, Result};
 use tinynccl::transport::faulty::{self, Faults};
 use tinynccl::transport::relay::Routes;
-use tinynccl::transport::{ConnectTo, Doorbell, Endpoint, Interest, LinkOptions, LinkPair, Received, checksum, inproc};
+use tinynccl::transport::{
+    ConnectTo, Doorbell, Endpoint, Fabric, Interest, LinkOptions, LinkPair, Received, checksum, inproc,
+};
 use tinynccl::wire::Header;
 use tinynccl::{Config, Secret};
 
@@ -41,6 +43,8 @@ pub(crate) enum Backend {
     TwoQpVerbs,
     ChecksumVerbs,
     SplitVerbs,
+    Toy,
+    ChecksumToy,
     RelayedTcp,
     RelayedShm,
     TwiceRelayedTcp,
@@ -116,6 +120,14 @@ pub(crate) fn ends(backend: Backend) -> [End; 2] {
         }
         Backend::SplitVerbs => wrapped(endpoints(&queue_pairs(4)), |l| faulty::wrap(l, &split)),
         Backend::SplitTcp => wrapped(endpoints(&config(TransportChoice::Tcp)), |l| faulty::wrap(l, &split)),
+        Backend::Toy | Backend::ChecksumToy => {
+            let mut config = config(TransportChoice::Auto);
+            config.checksum = backend == Backend::ChecksumToy;
+            between([0, 1].map(|rank| {
+                let fabrics: Vec<Box<dyn Fabric>> = vec![Box::new(crate::toy::Toy::bind())];
+                Arc::new(Endpoint::with_fabrics(rank, SECRET, &config, fabrics).unwrap())
+            }))
+        }
         Backend::RelayedTcp => relayed(&config(TransportChoice::Tcp), 1),
         Backend::RelayedShm => relayed(&config(TransportChoice::Shm), 1),
         Backend::TwiceRelayedTcp => relayed(&config(TransportChoice::Tcp), 2),
@@ -196,7 +208,11 @@ pub(crate) fn of_rank(config: &Config, rank: usize) -> Config {
 }
 
 pub(crate) fn endpoints(config: &Config) -> [End; 2] {
-    let endpoints = [0, 1].map(|rank| Arc::new(Endpoint::new(rank, SECRET, &of_rank(config, rank)).unwrap()));
+    between([0, 1].map(|rank| Arc::new(Endpoint::new(rank, SECRET, &of_rank(config, rank)).unwrap())))
+}
+
+/// A link between two endpoints.
+fn between(endpoints: [Arc<Endpoint>; 2]) -> [End; 2] {
     both(|rank| {
         let bell = Doorbell::new().unwrap();
         let info = endpoints[1 - rank].info();

@@ -54,7 +54,7 @@ impl SendLink for Lender {
     fn send_from(&mut self, header: &Header, data: &[u8]) -> Result<bool> {
         let copy = self.next.get_or_insert_with(|| data.to_vec());
         // SAFETY: the copy is kept, as it is, until the link is flushed.
-        let done = unsafe { self.inner.send_lent(header, copy, false) }?;
+        let done = unsafe { self.inner.zero_copy().unwrap().send(header, copy, false) }?;
         if done {
             self.lent.extend(self.next.take());
         }
@@ -143,13 +143,13 @@ fn lending_process() {
     std::io::stdin().read_line(&mut line).unwrap();
     let info: EndpointInfo = serde_json::from_str(&line).unwrap();
     let mut link = connect(&endpoint, 0, &info, &Doorbell::new().unwrap());
-    assert!(link.lends_long);
+    assert!(link.any_length);
     // The other end has tried to read us by then.
     std::io::stdin().read_line(&mut line).unwrap();
     let data: Vec<Vec<u8>> = (0..3).map(|seq| payload(seq, LONG)).collect();
     for (seq, data) in data.iter().enumerate() {
         // SAFETY: `data` outlives the link's use of it: until this process ends.
-        if !unsafe { link.send.send_lent(&header(seq as u32, LONG), data, false) }.unwrap() {
+        if !unsafe { link.send.zero_copy().unwrap().send(&header(seq as u32, LONG), data, false) }.unwrap() {
             // We cannot be read: the parent says so.
             break;
         }
@@ -200,7 +200,7 @@ fn a_stopped_lender_is_read_and_a_killed_one_is_lost() {
     let mut link = connect(&endpoint, 1, &info, &Doorbell::new().unwrap());
     writeln!(stdin, "connected").unwrap();
     assert_eq!(mark().trim(), "lent");
-    if !link.recv.is_lent() {
+    if !link.recv.must_pull() {
         println!("SKIPPED: reading another process: this system does not let us");
         return;
     }

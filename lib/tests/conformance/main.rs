@@ -12,6 +12,7 @@ mod random;
 mod relays;
 mod sleeping;
 mod strangers;
+mod toy;
 mod verbs_faults;
 
 use harness::Backend;
@@ -71,6 +72,8 @@ suite! {
     verbs_with_two_queue_pairs: Backend::TwoQpVerbs;
     checksums_over_verbs_with_four_queue_pairs: Backend::ChecksumVerbs;
     split_verbs_with_four_queue_pairs: Backend::SplitVerbs;
+    toy_transport: Backend::Toy;
+    checksums_over_toy_transport: Backend::ChecksumToy;
     relayed_tcp: Backend::RelayedTcp;
     relayed_shm: Backend::RelayedShm;
     twice_relayed_tcp: Backend::TwiceRelayedTcp;

@@ -76,7 +76,6 @@ impl Routes {
         Routes { neighbours: Some(neighbours) }
     }
 
-    /// Whom a rank reaches, where not all reach each other.
     fn of(&self, rank: usize) -> &[usize] {
         self.neighbours.as_ref().and_then(|all| all.get(rank)).map_or(&[], |list| list)
     }

@@ -8,16 +8,15 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::conn::Conn;
 use super::{Inner, hop};
 use crate::error::{Error, Result};
-use crate::secret::Secret;
+use crate::secret::{Proof, Secret};
 use crate::strangers::Strangers;
 use crate::transport::doorbell::Doorbell;
+use crate::transport::fabric::{Conn, Fabric};
 use crate::transport::handshake::{Challenge, Hello, Reply, WRONG_SECRET};
 use crate::transport::linger::{Closing, Linger};
 use crate::transport::wait::{Wait, poll};
-use crate::transport::{shm, tcp, verbs};
 
 /// How long a connection may take to prove who it is.
 const HANDSHAKE: Duration = Duration::from_secs(5);
@@ -48,7 +47,14 @@ impl Key {
     }
 }
 
-type Filed = HashMap<Key, VecDeque<(Hello, Conn)>>;
+/// A connection, and the index of the fabric that it came over.
+#[derive(Debug)]
+pub(super) struct Incoming {
+    pub(super) fabric: usize,
+    pub(super) conn: Box<dyn Conn>,
+}
+
+type Filed = HashMap<Key, VecDeque<(Hello, Incoming)>>;
 
 /// What the acceptor and the connecting threads share.
 #[derive(Debug)]
@@ -69,15 +75,15 @@ impl Shared {
     }
 
     /// The next connection for `key` whose dialer is still there.
-    pub(super) fn take(&self, key: &Key, wait: &Wait<'_>, detail: impl Fn() -> String) -> Result<(Hello, Conn)> {
+    pub(super) fn take(&self, key: &Key, wait: &Wait<'_>, detail: impl Fn() -> String) -> Result<(Hello, Incoming)> {
         let mut filed = self.filed.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             if let Some(queue) = filed.get_mut(key) {
-                while let Some((hello, conn)) = queue.pop_front() {
-                    if !conn.is_gone() {
-                        return Ok((hello, conn));
+                while let Some((hello, incoming)) = queue.pop_front() {
+                    if !incoming.conn.is_gone() {
+                        return Ok((hello, incoming));
                     }
-                    log::debug!("the connection of rank {} from {} went away", hello.from, conn.address());
+                    log::debug!("the connection of rank {} from {} went away", hello.from, incoming.conn.address());
                 }
                 filed.remove(key);
             }
@@ -86,15 +92,15 @@ impl Shared {
         }
     }
 
-    fn file(&self, hello: Hello, mut conn: Conn) {
+    fn file(&self, hello: Hello, mut incoming: Incoming) {
         let key = Key::of(&hello);
         let mut filed = self.filed.lock().unwrap_or_else(PoisonError::into_inner);
         if filed.values().map(VecDeque::len).sum::<usize>() >= FILED {
-            log::warn!("{FILED} connections wait to be asked for: turning away {}", conn.address());
-            let _ = conn.reply(&Reply::Stranger("too many connections wait".to_owned()));
+            log::warn!("{FILED} connections wait to be asked for: turning away {}", incoming.conn.address());
+            let _ = incoming.conn.reply(&Reply::Stranger("too many connections wait".to_owned()));
             return;
         }
-        filed.entry(key).or_default().push_back((hello, conn));
+        filed.entry(key).or_default().push_back((hello, incoming));
         self.arrived.notify_all();
     }
 
@@ -105,11 +111,11 @@ impl Shared {
 }
 
 /// Starts the thread for an endpoint.
-pub(super) fn start(inner: &Arc<Inner>, ports: Vec<tcp::Port>, unix: Option<shm::Port>) -> Result<JoinHandle<()>> {
-    let (rank, secret, rails, shared) = (inner.rank, inner.secret, inner.rails.clone(), inner.shared.clone());
+pub(super) fn start(inner: &Arc<Inner>) -> Result<JoinHandle<()>> {
+    let (rank, secret, fabrics, shared) = (inner.rank, inner.secret, inner.fabrics.clone(), inner.shared.clone());
     let (endpoint, half_open) = (Arc::downgrade(inner), VecDeque::new());
     let strangers = Strangers::new(format!("rank {rank}: connections turned away:"));
-    let acceptor = Acceptor { rank, secret, ports, unix, rails, shared, endpoint, half_open, strangers };
+    let acceptor = Acceptor { rank, secret, fabrics, shared, endpoint, half_open, strangers };
     std::thread::Builder::new()
         .name("tinynccl-accept".to_owned())
         .spawn(move || acceptor.run())
@@ -137,10 +143,7 @@ fn finish(mut closing: Vec<Box<dyn Closing>>) {
 struct Acceptor {
     rank: usize,
     secret: Secret,
-    ports: Vec<tcp::Port>,
-    unix: Option<shm::Port>,
-    /// Their events are heard here.
-    rails: Option<Arc<verbs::Rails>>,
+    fabrics: Arc<[Box<dyn Fabric>]>,
     shared: Arc<Shared>,
     /// Takes what is to be relayed.
     endpoint: Weak<Inner>,
@@ -150,7 +153,7 @@ struct Acceptor {
 
 /// A connection that has not proven who it is.
 struct HalfOpen {
-    conn: Conn,
+    incoming: Incoming,
     deadline: Instant,
     /// What it said, and what we asked.
     asked: Option<(Hello, Challenge)>,
@@ -163,14 +166,11 @@ impl Acceptor {
         while !self.shared.stop.load(Ordering::Acquire) {
             let mut fds = vec![PollFd::new(&self.shared.bell, PollFlags::IN)];
             if !breather {
-                fds.extend(self.ports.iter().map(|p| PollFd::new(p, PollFlags::IN)));
-                fds.extend(self.unix.iter().map(|p| PollFd::new(p, PollFlags::IN)));
+                let listeners = self.fabrics.iter().flat_map(|fabric| fabric.listeners());
+                fds.extend(listeners.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
             }
-            fds.extend(self.half_open.iter().map(|h| PollFd::from_borrowed_fd(h.conn.fd(), PollFlags::IN)));
+            fds.extend(self.half_open.iter().map(|h| PollFd::from_borrowed_fd(h.incoming.conn.fd(), PollFlags::IN)));
             fds.extend(closing.iter().map(|c| PollFd::from_borrowed_fd(c.fd(), PollFlags::IN)));
-            if let Some(rails) = &self.rails {
-                fds.extend(rails.event_fds().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-            }
             let time = match (breather, self.half_open.is_empty() && closing.is_empty()) {
                 (true, _) => BREATHER,
                 (false, true) => Duration::from_secs(3600),
@@ -186,9 +186,7 @@ impl Acceptor {
             breather = !self.accept_all();
             self.hear_all();
             self.strangers.tick();
-            if let Some(rails) = &self.rails {
-                rails.hear();
-            }
+            self.fabrics.iter().for_each(|fabric| fabric.hear());
             closing.extend(self.shared.linger.collect());
             closing.retain_mut(|c| !c.is_done());
         }
@@ -200,34 +198,22 @@ impl Acceptor {
     fn accept_all(&mut self) -> bool {
         let deadline = Instant::now() + HANDSHAKE;
         let mut ok = true;
-        let mut new = Vec::new();
-        let mut take = |result: std::io::Result<Option<Conn>>| match result {
-            Ok(Some(conn)) => {
-                new.push(HalfOpen { conn, deadline, asked: None });
-                true
-            }
-            Ok(None) => false,
-            Err(e) => {
-                log::error!("rank {}: cannot accept a connection: {e}", self.rank);
-                ok = false;
-                false
-            }
-        };
-        for port in &self.ports {
+        for (index, fabric) in self.fabrics.iter().enumerate() {
             for _ in 0..HALF_OPEN {
-                if !take(tcp::accept(port).map(|c| c.map(Conn::Tcp))) {
-                    break;
+                match fabric.incoming() {
+                    Ok(Some(conn)) => {
+                        let incoming = Incoming { fabric: index, conn };
+                        self.half_open.push_back(HalfOpen { incoming, deadline, asked: None });
+                    }
+                    Ok(None) => break,
+                    Err(e) => {
+                        log::error!("rank {}: cannot accept a connection: {e}", self.rank);
+                        ok = false;
+                        break;
+                    }
                 }
             }
         }
-        if let Some(port) = &self.unix {
-            for _ in 0..HALF_OPEN {
-                if !take(shm::accept(port).map(|c| c.map(Conn::Unix))) {
-                    break;
-                }
-            }
-        }
-        self.half_open.extend(new);
         ok
     }
 
@@ -238,15 +224,18 @@ impl Acceptor {
         for (i, mut half) in std::mem::take(&mut self.half_open).into_iter().enumerate() {
             let heard = match half.asked {
                 None => self.hear(&mut half),
-                Some((hello, challenge)) => match half.conn.proof() {
-                    Ok(Some(proof)) if challenge.is_met(&hello, &self.secret, &proof) => {
-                        self.admit(hello, half.conn);
-                        continue;
+                Some((hello, challenge)) => {
+                    let mut proof = [0; size_of::<Proof>()];
+                    match half.incoming.conn.read(&mut proof) {
+                        Ok(true) if challenge.is_met(&hello, &self.secret, &proof) => {
+                            self.admit(hello, half.incoming);
+                            continue;
+                        }
+                        Ok(true) => Err((WRONG_SECRET.to_owned(), true)),
+                        Ok(false) => Ok(()),
+                        Err(e) => Err((format!("{e}, where its proof was expected"), false)),
                     }
-                    Ok(Some(_)) => Err((WRONG_SECRET.to_owned(), true)),
-                    Ok(None) => Ok(()),
-                    Err(e) => Err((format!("{e}, where its proof was expected"), false)),
-                },
+                }
             };
             match heard {
                 Ok(()) if i < excess => self.turn_away(half, "too many connections at once that prove nothing", false),
@@ -259,33 +248,36 @@ impl Acceptor {
 
     /// Reads a hello, if it is there, and asks for a proof. An error comes with whether the dialer should hear it.
     fn hear(&self, half: &mut HalfOpen) -> Result<(), (String, bool)> {
-        let Some(bytes) = half.conn.hello().map_err(|e| (e, false))? else { return Ok(()) };
+        let mut bytes = [0; Hello::BYTES];
+        if !half.incoming.conn.read(&mut bytes).map_err(|e| (e, false))? {
+            return Ok(());
+        }
         let hello = Hello::parse(&bytes, self.rank).map_err(|reason| match reason {
             Some(reason) => (reason, true),
             None => ("it does not speak our protocol".to_owned(), false),
         })?;
         let challenge = Challenge::to(&hello, &self.secret).map_err(|e| (e.to_string(), false))?;
-        half.conn.reply(&Reply::Prove(challenge)).map_err(|e| (e, false))?;
+        half.incoming.conn.reply(&Reply::Prove(challenge)).map_err(|e| (e, false))?;
         half.asked = Some((hello, challenge));
         Ok(())
     }
 
     /// Takes a connection of one of ours.
-    fn admit(&self, hello: Hello, conn: Conn) {
+    fn admit(&self, hello: Hello, incoming: Incoming) {
         // Of several streams the first asks for the link.
         if hello.target as usize != self.rank && hello.stream() == 0 {
             if let Some(endpoint) = self.endpoint.upgrade() {
-                hop::take(&endpoint, hello, conn);
+                hop::take(&endpoint, hello, incoming);
             }
         } else {
-            self.shared.file(hello, conn);
+            self.shared.file(hello, incoming);
         }
     }
 
     fn turn_away(&mut self, mut half: HalfOpen, reason: &str, answer: bool) {
-        self.strangers.note(format!("{}: {reason}", half.conn.address()));
+        self.strangers.note(format!("{}: {reason}", half.incoming.conn.address()));
         if answer {
-            let _ = half.conn.reply(&Reply::Stranger(reason.to_owned()));
+            let _ = half.incoming.conn.reply(&Reply::Stranger(reason.to_owned()));
         }
     }
 }

@@ -5,9 +5,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use super::conn::Conn;
+use super::acceptor::Incoming;
 use super::{EndpointInfo, Hop, Inner};
 use crate::error::{Error, Result};
+use crate::transport::fabric::Conn;
 use crate::transport::handshake::{Hello, Reply};
 use crate::transport::relay::{Forwarder, Junction, Path, Routes, Traffic};
 use crate::transport::wait::Wait;
@@ -99,7 +100,7 @@ impl Relay {
 }
 
 /// Takes a connection for another rank. Called by the acceptor, so it does not block.
-pub(super) fn take(endpoint: &Arc<Inner>, hello: Hello, mut conn: Conn) {
+pub(super) fn take(endpoint: &Arc<Inner>, hello: Hello, mut incoming: Incoming) {
     let relay = &endpoint.relay;
     let mut setups = lock(&relay.setups);
     setups.retain(|setup| !setup.is_finished());
@@ -111,19 +112,19 @@ pub(super) fn take(endpoint: &Arc<Inner>, hello: Hello, mut conn: Conn) {
         None
     };
     if let Some(why) = refusal {
-        refuse(endpoint.rank, &mut conn, &hello, &why);
+        refuse(endpoint.rank, &mut *incoming.conn, &hello, &why);
         return;
     }
     let for_thread = endpoint.clone();
     let name = format!("tinynccl-hop-{}", endpoint.rank);
-    match std::thread::Builder::new().name(name).spawn(move || make(&for_thread, &hello, conn)) {
+    match std::thread::Builder::new().name(name).spawn(move || make(&for_thread, &hello, incoming)) {
         Ok(setup) => setups.push(setup),
         // The connection is gone with the closure: the dialer comes again.
         Err(e) => log::warn!("rank {}: no thread for {hello:?}: {e}", endpoint.rank),
     }
 }
 
-fn refuse(rank: usize, conn: &mut Conn, hello: &Hello, why: &str) {
+fn refuse(rank: usize, conn: &mut dyn Conn, hello: &Hello, why: &str) {
     log::warn!("rank {rank}: does not relay {hello:?}: {why}");
     if let Err(e) = conn.reply(&Reply::Refused(format!("rank {rank} cannot relay: {why}"))) {
         log::debug!("rank {rank}: refusing rank {}: {e}", hello.from);
@@ -131,16 +132,16 @@ fn refuse(rank: usize, conn: &mut Conn, hello: &Hello, why: &str) {
 }
 
 /// Makes both hops and joins them, or tells the dialer why not.
-fn make(endpoint: &Arc<Inner>, hello: &Hello, mut conn: Conn) {
+fn make(endpoint: &Arc<Inner>, hello: &Hello, mut incoming: Incoming) {
     let rank = endpoint.rank;
-    let (next, path, forwarder) = match dial_on(endpoint, hello, &conn) {
+    let (next, path, forwarder) = match dial_on(endpoint, hello, &*incoming.conn) {
         Ok(made) => made,
-        Err(e) => return refuse(rank, &mut conn, hello, &e.to_string()),
+        Err(e) => return refuse(rank, &mut *incoming.conn, hello, &e.to_string()),
     };
     let stopped = || endpoint.relay.stopped.load(Ordering::Acquire).then(|| aborted(rank, "it is leaving"));
     let wait = Wait::new(rank, hello.from as usize, endpoint.relay.patience, &stopped);
     let options = hello.options();
-    let before = endpoint.accept(hello, conn, (&options, hello.checksum()), forwarder.bell(), &wait);
+    let before = endpoint.accept(hello, incoming, (&options, hello.checksum()), forwarder.bell(), &wait);
     match before {
         Ok(Ok(before)) => {
             log::info!("rank {rank}: relays: {path} (comm {}, channel {})", hello.comm, hello.channel);
@@ -156,7 +157,7 @@ fn make(endpoint: &Arc<Inner>, hello: &Hello, mut conn: Conn) {
 fn dial_on(
     endpoint: &Arc<Inner>,
     hello: &Hello,
-    conn: &Conn,
+    conn: &dyn Conn,
 ) -> Result<(crate::transport::LinkPair, Path, Arc<Forwarder>)> {
     let (rank, relay) = (endpoint.rank, &endpoint.relay);
     let (origin, target, from) = (hello.origin as usize, hello.target as usize, hello.from as usize);

@@ -1,13 +1,13 @@
-//! Where a rank is reached, and how it reaches the others: `shm`, `tcp` and `verbs` links.
+//! Where a rank is reached, and how it reaches the others: over the first of its [`Fabric`]s that does.
 //!
 //! Both ranks call [`Endpoint::connect`]. The lower one dials. At the higher one, a thread of the endpoint (the
 //! [`acceptor`]) takes connections, checks the handshake and files them; `connect` picks its own up and answers. A connection
 //! for another rank is one hop of a relayed link ([`super::relay`]): [`hop`] makes the next one and joins the two.
 
 mod acceptor;
-mod conn;
 mod hop;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::ptr::NonNull;
@@ -18,40 +18,29 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::doorbell::Doorbell;
+use super::fabric::{Accept, Conn, Dial, Dialed, Fabric, Registration, Site, unreachable};
 use super::handshake::{Caller, Hello, Reply};
 use super::relay::{self, Path, Routes, Traffic};
-use super::ring::LendFrom;
-use super::verbs::{self, VerbsAddress};
 use super::wait::Wait;
-use super::{LinkOptions, LinkPair, Peer, checksum, shm, tcp};
+use super::{LinkOptions, LinkPair, Peer, VerbsAddress, checksum, shm, tcp, verbs};
 use crate::bootstrap::Host;
-use crate::bootstrap::interface::{LocalAddress, order_candidates, with_loopback};
-use crate::config::{Config, SingleCopy, TransportChoice};
+use crate::bootstrap::interface::{LocalAddress, with_loopback};
+use crate::config::{Config, TransportChoice};
 use crate::error::{Error, Result};
 use crate::fork::Origin;
 use crate::secret::Secret;
-use acceptor::{Key, Shared};
-use conn::Conn;
+use acceptor::{Incoming, Key, Shared};
 use hop::{Relay, World};
 
-/// What carries a link.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    /// Shared memory.
-    Shm,
-    /// TCP.
-    Tcp,
-    /// RDMA.
-    Verbs,
-}
+/// Makes a transport listen.
+type Bind = fn(&Site<'_>) -> Result<Box<dyn Fabric>>;
 
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Kind::Shm => "shm",
-            Kind::Tcp => "tcp",
-            Kind::Verbs => "verbs",
-        })
+/// The transports of an endpoint, the preferred one first.
+fn fabrics(choice: TransportChoice) -> &'static [(&'static str, Bind)] {
+    match choice {
+        TransportChoice::Auto | TransportChoice::Shm => &[("shared memory", shm::bind), ("TCP", tcp::bind)],
+        TransportChoice::Tcp => &[("TCP", tcp::bind)],
+        TransportChoice::Verbs => &[("RDMA", verbs::bind)],
     }
 }
 
@@ -65,6 +54,9 @@ pub struct EndpointInfo {
     /// Ports of RDMA devices; empty when RDMA is not asked for.
     #[serde(default)]
     pub verbs: Vec<VerbsAddress>,
+    /// What fabrics of the caller's own say ([`Endpoint::with_fabrics`]), by [`Fabric::kind`].
+    #[serde(default)]
+    pub other: BTreeMap<String, String>,
     /// Machine, network namespace and user.
     pub host: Host,
     /// Process id, for messages.
@@ -101,14 +93,8 @@ struct Inner {
     secret: Secret,
     transport: TransportChoice,
     checksum: bool,
-    /// Streams of a TCP link, queue pairs of one over RDMA.
-    streams: usize,
-    single_copy: SingleCopy,
-    /// What its links of shared memory lend on small pages.
-    ordinary: LendFrom,
-    sockets: tcp::SocketOptions,
-    locals: Vec<LocalAddress>,
-    rails: Option<Arc<verbs::Rails>>,
+    /// The preferred one first; unless the choice is automatic, no other one dials.
+    fabrics: Arc<[Box<dyn Fabric>]>,
     info: EndpointInfo,
     shared: Arc<Shared>,
     relay: Relay,
@@ -147,64 +133,70 @@ impl Endpoint {
         Endpoint::listen(rank, secret, config, Vec::from_iter(loopback))
     }
 
+    /// An endpoint with transports of the caller's own, the preferred one first.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the thread that accepts cannot be started.
+    pub fn with_fabrics(
+        rank: usize,
+        secret: Secret,
+        config: &Config,
+        fabrics: Vec<Box<dyn Fabric>>,
+    ) -> Result<Endpoint> {
+        Endpoint::start(rank, secret, config, Shared::new()?, fabrics)
+    }
+
     fn listen(rank: usize, secret: Secret, config: &Config, locals: Vec<LocalAddress>) -> Result<Endpoint> {
-        let rails = match config.transport {
-            TransportChoice::Verbs => Some(Arc::new(verbs::Rails::open(rank, config)?)),
-            _ => None,
-        };
-        let sockets = tcp::SocketOptions::new(config.socket_buffer, config.congestion.clone());
-        let mut ports = Vec::new();
+        let shared = Shared::new()?;
+        let site = Site { rank, config, locals: &locals, linger: &shared.linger };
+        let mut bound = Vec::new();
         let mut failed = None;
-        for local in &locals {
-            match tcp::Port::bind(local.ip, config.port_range, &sockets) {
-                Ok(port) => {
-                    log::debug!("rank {rank}: listening on {} ({})", port.addr, local.interface);
-                    ports.push(port);
-                }
+        for (i, (name, bind)) in fabrics(config.transport).iter().enumerate() {
+            match bind(&site) {
+                Ok(fabric) => bound.push(fabric),
                 Err(e @ Error::Config { .. }) => return Err(e),
+                Err(e) if i == 0 && config.transport != TransportChoice::Auto => return Err(e),
                 Err(e) => {
-                    log::warn!("rank {rank}: interface {}: {e}", local.interface);
+                    log::warn!("rank {rank}: no {name}: {e}");
                     failed = Some(e);
                 }
             }
         }
-        let unix = match config.transport {
-            TransportChoice::Tcp | TransportChoice::Verbs => None,
-            TransportChoice::Shm => Some(shm::Port::bind()?),
-            TransportChoice::Auto => {
-                shm::Port::bind().inspect_err(|e| log::warn!("rank {rank}: no shared memory: {e}")).ok()
-            }
-        };
-        if let (true, None, Some(e)) = (ports.is_empty(), &unix, failed) {
-            return Err(e);
+        match failed {
+            Some(e) if bound.is_empty() => Err(e),
+            _ => Endpoint::start(rank, secret, config, shared, bound),
         }
-        let info = EndpointInfo {
-            tcp: ports.iter().map(|p| p.addr).collect(),
-            unix: unix.as_ref().map(|p| p.name.clone()),
-            verbs: rails.as_ref().map(|r| r.addresses()).unwrap_or_default(),
+    }
+
+    fn start(
+        rank: usize,
+        secret: Secret,
+        config: &Config,
+        shared: Arc<Shared>,
+        fabrics: Vec<Box<dyn Fabric>>,
+    ) -> Result<Endpoint> {
+        let mut info = EndpointInfo {
+            tcp: Vec::new(),
+            unix: None,
+            verbs: Vec::new(),
+            other: BTreeMap::new(),
             host: Host::current(),
             pid: std::process::id(),
         };
+        for fabric in &fabrics {
+            fabric.describe(&mut info);
+        }
         let inner = Arc::new(Inner {
             rank,
             secret,
             transport: config.transport,
             checksum: config.checksum,
-            streams: match config.transport {
-                TransportChoice::Verbs => config.verbs_qps,
-                _ => config.tcp_streams,
-            },
-            // A checksum is looked at before anything is written to where it belongs.
-            single_copy: if config.checksum { SingleCopy::Off } else { config.single_copy },
-            ordinary: LendFrom::default(),
-            sockets,
-            locals,
-            rails,
+            fabrics: fabrics.into(),
             info,
-            shared: Shared::new()?,
+            shared,
             relay: Relay::new(config.connect_timeout.min(config.timeout)),
         });
-        let thread = acceptor::start(&inner, ports, unix)?;
+        let thread = acceptor::start(&inner)?;
         Ok(Endpoint { inner, thread: Some(thread), origin: Origin::here() })
     }
 
@@ -212,14 +204,19 @@ impl Endpoint {
     ///
     /// # Safety
     /// The memory must stay allocated, at its place, until the registration is dropped.
-    pub(crate) unsafe fn register(&self, base: NonNull<u8>, bytes: usize) -> Result<Option<verbs::Registration>> {
-        // SAFETY: by the caller.
-        self.inner.rails.as_ref().map(|rails| unsafe { rails.register(base, bytes) }).transpose()
+    pub(crate) unsafe fn register(&self, base: NonNull<u8>, bytes: usize) -> Result<Option<Registration>> {
+        for fabric in &*self.inner.fabrics {
+            // SAFETY: by the caller.
+            if let Some(registration) = unsafe { fabric.register(base, bytes) }? {
+                return Ok(Some(registration));
+            }
+        }
+        Ok(None)
     }
 
     /// From now on links of shared memory lend messages of so many bytes and more on ordinary pages, where the choice is theirs.
     pub(crate) fn lend_from(&self, bytes: usize) {
-        self.inner.ordinary.set(bytes);
+        self.inner.fabrics.iter().for_each(|fabric| fabric.zero_copy_from(bytes));
     }
 
     /// How others reach this rank.
@@ -231,10 +228,8 @@ impl Endpoint {
     /// reaches those that it has no common subnet with through others. `routes: None` for what the RDMA ports say; every rank
     /// must come to the same. Without this call every link is direct.
     pub fn introduce(&self, world: Vec<EndpointInfo>, routes: Option<Routes>) {
-        let routes = routes.unwrap_or_else(|| match &self.inner.rails {
-            Some(_) => relay::over_rdma(&world.iter().map(|info| &info.verbs[..]).collect::<Vec<_>>()),
-            None => Routes::direct(),
-        });
+        let routes =
+            routes.unwrap_or_else(|| self.inner.fabrics.first().map_or_else(Routes::direct, |f| f.routes(&world)));
         self.inner.relay.introduce(World { infos: world, routes });
     }
 
@@ -259,8 +254,9 @@ impl Endpoint {
             || self.traffic().links > 0
     }
 
-    /// What will carry the links to a peer, and why. Both ends choose the same when they have the same configuration.
-    pub fn choose(&self, peer: &EndpointInfo) -> (Kind, String) {
+    /// Which transport ([`Fabric::kind`]) will carry the links to a peer, and why. Both ends choose the same when they have the
+    /// same configuration.
+    pub fn choose(&self, peer: &EndpointInfo) -> (&'static str, String) {
         self.inner.choose(peer)
     }
 
@@ -287,21 +283,44 @@ impl Endpoint {
 }
 
 impl Inner {
-    fn choose(&self, peer: &EndpointInfo) -> (Kind, String) {
-        match (self.transport, self.separation(peer)) {
-            (TransportChoice::Tcp, _) => (Kind::Tcp, "TINYNCCL_TRANSPORT=tcp".to_owned()),
-            (TransportChoice::Verbs, _) => (Kind::Verbs, "TINYNCCL_TRANSPORT=verbs".to_owned()),
-            (TransportChoice::Shm, _) => (Kind::Shm, "TINYNCCL_TRANSPORT=shm".to_owned()),
-            (TransportChoice::Auto, None) => (Kind::Shm, "same machine, network namespace and user".to_owned()),
-            (TransportChoice::Auto, Some(why)) => (Kind::Tcp, why.to_owned()),
+    /// The fabrics that dial a peer, the preferred one first, and why it is.
+    fn candidates(&self, peer: &EndpointInfo) -> (Vec<&dyn Fabric>, String) {
+        if self.transport != TransportChoice::Auto {
+            let first = self.fabrics.first().map(|fabric| &**fabric);
+            return (Vec::from_iter(first), format!("TINYNCCL_TRANSPORT={}", self.transport));
         }
+        let mut candidates = Vec::new();
+        let mut reason = None;
+        for fabric in &*self.fabrics {
+            match fabric.reaches(&self.info, peer) {
+                Ok(why) => {
+                    reason.get_or_insert(why.to_owned());
+                    candidates.push(&**fabric);
+                }
+                Err(why) if candidates.is_empty() => reason = Some(why),
+                Err(_) => {}
+            }
+        }
+        (candidates, reason.unwrap_or_default())
     }
 
-    fn separation(&self, peer: &EndpointInfo) -> Option<&'static str> {
-        self.info
-            .host
-            .separation(&peer.host)
-            .or_else(|| (self.info.unix.is_none() || peer.unix.is_none()).then_some("one of them has no Unix socket"))
+    fn choose(&self, peer: &EndpointInfo) -> (&'static str, String) {
+        let (candidates, why) = self.candidates(peer);
+        (candidates.first().map_or("none", |fabric| fabric.kind()), why)
+    }
+
+    /// Fails when a peer cannot be reached without relays.
+    fn check(&self, to: &ConnectTo<'_>, has_routes: bool) -> Result<()> {
+        let (candidates, why) = self.candidates(to.info);
+        let (name, why) = match candidates.first() {
+            None => ("a link", why),
+            Some(first) => match first.reaches(&self.info, to.info) {
+                Ok(_) => return Ok(()),
+                Err(why) => (first.name(), why),
+            },
+        };
+        let nor = if has_routes { "; nor is there a way between them through other ranks" } else { "" };
+        Err(unreachable(name, self.rank, to.peer_rank, &format!("{why}{nor}")))
     }
 
     /// See [`Endpoint::connect`].
@@ -317,16 +336,12 @@ impl Inner {
             return Err(Error::invalid("connect", format!("rank {rank} asked for a link with itself")));
         }
         to.options.check()?;
-        if let (TransportChoice::Shm, Some(why)) = (self.transport, self.separation(to.info)) {
-            let what = format!("shared memory between rank {rank} and rank {peer}");
-            return Err(Error::Unsupported { what, detail: format!("{why}; set TINYNCCL_TRANSPORT=auto or tcp") });
-        }
         let world = self.relay.world();
         let path = world.as_ref().and_then(|world| world.routes.path(rank, peer));
         let relay = path.as_ref().and_then(|path| path.first(rank));
         let relay = relay.and_then(|relay| Some((relay, world.as_ref()?.infos.get(relay)?)));
-        if let (Some(rails), None) = (&self.rails, relay) {
-            rails.check(peer, &to.info.verbs, world.is_some())?;
+        if relay.is_none() {
+            self.check(to, world.is_some())?;
         }
         let (next, info) = relay.unwrap_or((peer, to.info));
         let wait = Wait::new(rank, peer, deadline, abort);
@@ -352,35 +367,33 @@ impl Inner {
     }
 
     fn dial(&self, hop: &Hop<'_>, bell: &Arc<Doorbell>, wait: &Wait<'_>) -> Result<LinkPair> {
-        let kind = self.choose(hop.info).0;
-        let link = (hop.comm, hop.channel);
-        let hello = Hello::new((self.rank, hop.next), link, &hop.options, hop.checksum, self.streams)
-            .on_the_way(hop.origin, hop.target)
-            .over_verbs(kind == Kind::Verbs);
-        let caller = Caller { hello, secret: self.secret };
-        if let (Kind::Shm, Some(name)) = (kind, &hop.info.unix) {
-            match shm::connect(name, &caller, &hop.options, bell, (self.single_copy, &self.ordinary), wait)? {
-                shm::Dialed::Linked(pair) => return Ok(pair),
-                shm::Dialed::NotPossible(why) if self.transport == TransportChoice::Shm => {
-                    let what = format!("shared memory between rank {} and rank {}", self.rank, hop.next);
-                    return Err(Error::Unsupported {
-                        what,
-                        detail: format!("{why}; set TINYNCCL_TRANSPORT=auto or tcp"),
-                    });
-                }
-                shm::Dialed::NotPossible(why) => {
-                    log::warn!("rank {}: no shared memory with rank {}, using tcp: {why}", self.rank, hop.next);
-                }
+        let mut candidates = self.candidates(hop.info).0.into_iter().peekable();
+        let mut refused = ("a link", "no transport reaches it".to_owned());
+        while let Some(fabric) = candidates.next() {
+            let link = (hop.comm, hop.channel);
+            let hello = Hello::new((self.rank, hop.next), link, &hop.options, hop.checksum, fabric.streams())
+                .on_the_way(hop.origin, hop.target)
+                .over_verbs(fabric.kind() == "verbs");
+            let dial = Dial {
+                info: hop.info,
+                channel: hop.channel,
+                options: &hop.options,
+                bell,
+                ours: &self.info,
+                caller: Caller { hello, secret: self.secret },
+                wait,
+            };
+            let why = match fabric.dial(&dial)? {
+                Dialed::Linked(pair) => return Ok(pair),
+                Dialed::NotPossible(why) => why,
+            };
+            if let Some(next) = candidates.peek() {
+                let (rank, name, next) = (self.rank, fabric.name(), next.kind());
+                log::warn!("rank {rank}: no {name} with rank {}, using {next}: {why}", hop.next);
             }
+            refused = (fabric.name(), why);
         }
-        let same_network = self.info.host.same_network(&hop.info.host);
-        let candidates = order_candidates(&self.locals, &hop.info.tcp, same_network);
-        if let Some(rails) = &self.rails {
-            let (socket, _, who) = tcp::reach(&candidates, &caller, &self.sockets, wait)?;
-            let theirs = (&hop.info.verbs[..], hop.channel);
-            return verbs::connect(rails, socket, who, theirs, &hop.options, wait, &self.shared.linger);
-        }
-        tcp::connect(&candidates, &caller, &hop.options, &self.sockets, wait, &self.shared.linger)
+        Err(unreachable(refused.0, self.rank, hop.next, &refused.1))
     }
 
     fn await_dialer(&self, to: &ConnectTo<'_>, bell: &Arc<Doorbell>, wait: &Wait<'_>) -> Result<LinkPair> {
@@ -394,8 +407,8 @@ impl Inner {
                     at.join(" or ")
                 )
             };
-            let (hello, conn) = self.shared.take(&key, wait, detail)?;
-            match self.accept(&hello, conn, (&to.options, self.checksum), bell, wait)? {
+            let (hello, incoming) = self.shared.take(&key, wait, detail)?;
+            match self.accept(&hello, incoming, (&to.options, self.checksum), bell, wait)? {
                 Ok(pair) => return Ok(pair),
                 Err(e) => log::warn!("rank {}: a connection from rank {} failed: {e}", self.rank, to.peer_rank),
             }
@@ -407,46 +420,30 @@ impl Inner {
     fn accept(
         &self,
         hello: &Hello,
-        mut conn: Conn,
+        Incoming { fabric: index, mut conn }: Incoming,
         (options, checksum): (&LinkOptions, bool),
         bell: &Arc<Doorbell>,
         wait: &Wait<'_>,
     ) -> Result<Result<LinkPair, String>> {
-        let ranks = (self.rank, wait.peer);
-        if let Some(differs) = hello.differs(options, checksum, self.streams, self.rails.is_some()) {
+        let Some(fabric) = self.fabrics.get(index) else { return Ok(Err("no such fabric".to_owned())) };
+        if let Some(differs) = hello.differs(options, checksum, fabric.streams(), fabric.kind() == "verbs") {
             let address = conn.address();
             if let Err(e) = conn.reply(&Reply::Refused(differs.clone())) {
                 log::debug!("rank {}: refusing rank {}: {e}", self.rank, hello.from);
             }
             return Err(Peer { rank: self.rank, peer: wait.peer, address }.protocol("connect", differs));
         }
-        let pending = match conn {
-            Conn::Unix(pending) => {
-                return Ok(shm::finish(pending, ranks, options, bell, (self.single_copy, &self.ordinary)));
-            }
-            Conn::Tcp(pending) => pending,
-        };
-        let welcome = Reply::Welcome;
-        if let Some(rails) = &self.rails {
-            let who = Peer { rank: self.rank, peer: wait.peer, address: pending.address() };
-            return match pending.welcome(&welcome) {
-                Ok(socket) => verbs::finish(rails, socket, who, options, wait, &self.shared.linger).map(Ok),
-                Err(e) => Ok(Err(e)),
-            };
-        }
-        let mut streams = 1..self.streams;
-        let key = Key::of(hello);
-        let next = || streams.next().map(|stream| self.await_stream(Key { stream, ..key }, wait));
-        tcp::finish(pending, &welcome, ranks, options, &self.shared.linger, next)
+        let further = |stream: usize| self.await_stream(Key { stream, ..Key::of(hello) }, index, wait);
+        fabric.accept(conn, &Accept { options, bell, wait, further: &further })
     }
 
-    /// The connection of a further stream of a link that is being made.
-    fn await_stream(&self, key: Key, wait: &Wait<'_>) -> Result<tcp::Pending> {
+    /// The connection of a further stream of a link that is being made over a fabric.
+    fn await_stream(&self, key: Key, fabric: usize, wait: &Wait<'_>) -> Result<Box<dyn Conn>> {
         loop {
-            let detail = || format!("it has not connected stream {} of {}", key.stream + 1, self.streams);
-            match self.shared.take(&key, wait, detail)? {
-                (_, Conn::Tcp(pending)) => return Ok(pending),
-                (_, Conn::Unix(_)) => log::warn!("rank {}: turned away a stream over a Unix socket", self.rank),
+            let detail = || format!("it has not connected stream {} of the link", key.stream + 1);
+            match self.shared.take(&key, wait, detail)?.1 {
+                incoming if incoming.fabric == fabric => return Ok(incoming.conn),
+                other => log::warn!("rank {}: turned away a stream from {}", self.rank, other.conn.address()),
             }
         }
     }

@@ -21,7 +21,7 @@ pub(crate) fn wrap(pair: LinkPair, peer: usize, relay: usize, relays: &str) -> L
             "shm" => "shm, relayed",
             _ => "relayed",
         },
-        lends_long: false,
+        any_length: false,
     }
 }
 
@@ -74,6 +74,8 @@ impl RelayedSend {
 }
 
 impl SendLink for RelayedSend {
+    forward!(expect_more, sends_from_caller, is_flushed, disarm, bytes_moved, interest);
+
     fn peer(&self) -> &Peer {
         &self.names.peer
     }
@@ -91,18 +93,9 @@ impl SendLink for RelayedSend {
         let result = self.inner.send_from(header, data);
         self.checked(result)
     }
-    fn expect_more(&mut self) {
-        self.inner.expect_more();
-    }
-    fn sends_from_caller(&self, bytes: usize) -> bool {
-        self.inner.sends_from_caller(bytes)
-    }
     fn progress(&mut self) -> Result<bool> {
         let result = self.inner.progress();
         self.checked(result)
-    }
-    fn is_flushed(&self) -> bool {
-        self.inner.is_flushed()
     }
     fn check_peer(&mut self) -> Result<()> {
         self.names.check("send")?;
@@ -113,15 +106,6 @@ impl SendLink for RelayedSend {
         self.names.check("send")?;
         let result = self.inner.arm();
         self.checked(result)
-    }
-    fn disarm(&mut self) {
-        self.inner.disarm();
-    }
-    fn bytes_moved(&self) -> u64 {
-        self.inner.bytes_moved()
-    }
-    fn interest(&self) -> Interest {
-        self.inner.interest()
     }
 }
 
@@ -159,6 +143,8 @@ impl RelayedRecv {
 }
 
 impl RecvLink for RelayedRecv {
+    forward!(shows_in_place, disarm, bytes_moved, interest);
+
     fn peer(&self) -> &Peer {
         &self.names.peer
     }
@@ -168,9 +154,6 @@ impl RecvLink for RelayedRecv {
         }
         let names = &self.names;
         self.inner.peek().map_err(|e| names.rename(e))
-    }
-    fn shows_in_place(&self) -> bool {
-        self.inner.shows_in_place()
     }
     fn release(&mut self) -> Result<()> {
         let result = self.inner.release();
@@ -199,14 +182,5 @@ impl RecvLink for RelayedRecv {
     }
     fn arm(&mut self) -> Result<bool> {
         self.inner.arm().map_err(|e| self.names.rename(e))
-    }
-    fn disarm(&mut self) {
-        self.inner.disarm();
-    }
-    fn bytes_moved(&self) -> u64 {
-        self.inner.bytes_moved()
-    }
-    fn interest(&self) -> Interest {
-        self.inner.interest()
     }
 }

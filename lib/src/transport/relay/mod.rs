@@ -37,11 +37,3 @@ pub use tinynccl_plan::topology::{Path, Routes};
 pub(crate) use ends::wrap;
 pub(crate) use forwarder::Forwarder;
 pub(crate) use junction::Junction;
-
-use crate::transport::verbs::VerbsAddress;
-
-/// The routes over RDMA: ranks reach each other that have ports on one subnet. `ports` is by rank.
-pub(crate) fn over_rdma(ports: &[&[VerbsAddress]]) -> Routes {
-    let share = |a: &[VerbsAddress], b: &[VerbsAddress]| a.iter().any(|a| b.iter().any(|b| a.same_subnet(b)));
-    Routes::new(ports.len(), |a, b| ports.get(a).zip(ports.get(b)).is_some_and(|(a, b)| share(a, b)))
-}

@@ -14,38 +14,28 @@ use crate::config;
 use crate::error::Result;
 use crate::fork::Kept;
 use crate::transport::doorbell::Doorbell;
-use crate::transport::handshake::{Caller, Reply};
+use crate::transport::fabric::{Dial, Dialed};
+use crate::transport::handshake::Reply;
 use crate::transport::mapping::Mapping;
 use crate::transport::packet;
-use crate::transport::ring::{self, Ends, Layout, LendFrom, Lifeline, SingleCopy};
+use crate::transport::shm::{Ends, Layout, LendFrom, Lifeline, SingleCopy, introduce, pair};
 use crate::transport::wait::Wait;
-use crate::transport::{LinkOptions, LinkPair, Peer};
 
 /// How long a full backlog is waited for.
 const BACKLOG: Duration = Duration::from_secs(3);
-
-/// How a dial ended, unless in an error that also ends the link.
-pub(crate) enum Dialed {
-    /// The link stands.
-    Linked(LinkPair),
-    /// Shared memory does not work between the two; TCP may.
-    NotPossible(String),
-}
 
 /// Dials the acceptor's socket `name` and makes the link.
 ///
 /// # Errors
 /// [`Error::Timeout`](crate::Error::Timeout), the abort's error, [`Error::Protocol`](crate::Error::Protocol) when the peer
 /// does not want the link.
-pub(crate) fn connect(
+pub(super) fn connect(
     name: &str,
-    caller: &Caller,
-    options: &LinkOptions,
-    bell: &Arc<Doorbell>,
+    dial: &Dial<'_>,
     (choice, ordinary): (config::SingleCopy, &LendFrom),
-    wait: &Wait<'_>,
 ) -> Result<Dialed> {
-    let layout = Layout::new(options)?;
+    let wait = dial.wait;
+    let layout = Layout::new(dial.options)?;
     let not_possible = |what: &str, e: &dyn std::fmt::Display| Ok(Dialed::NotPossible(format!("{what}: {e}")));
     let socket = match socket::new() {
         Ok(socket) => Kept::new(socket),
@@ -72,8 +62,8 @@ pub(crate) fn connect(
         Ok(pid) => pid,
         Err(e) => return not_possible("its Unix socket", &e),
     };
-    let who = Peer { rank: wait.rank, peer: wait.peer, address: address(pid) };
-    let caller = caller.fresh()?;
+    let who = dial.peer(address(pid));
+    let caller = dial.caller.fresh()?;
     if let Err(e) = packet::send(&socket, None, bytemuck::bytes_of(&caller.hello), &[]) {
         return not_possible("its Unix socket", &e);
     }
@@ -90,8 +80,8 @@ pub(crate) fn connect(
         Ok((memory, memfd)) => (Arc::new(memory), memfd),
         Err(e) => return not_possible("memory", &e),
     };
-    ring::introduce(&memory, layout, 0)?;
-    if let Err(e) = packet::send(&socket, None, &proof, &[memfd.as_fd(), bell.as_fd()]) {
+    introduce(&memory, layout, 0)?;
+    if let Err(e) = packet::send(&socket, None, &proof, &[memfd.as_fd(), dial.bell.as_fd()]) {
         return not_possible("passing the memory", &e);
     }
     drop(memfd);
@@ -111,7 +101,7 @@ pub(crate) fn connect(
         lifeline: Some(Lifeline::new(socket)),
         single_copy: SingleCopy { pid, choice, ordinary: ordinary.clone() },
     };
-    Ok(Dialed::Linked(ring::pair(&memory, layout, 0, ends, "shm")?))
+    Ok(Dialed::Linked(pair(&memory, layout, 0, ends, "shm")?))
 }
 
 /// The next reply and what came with it. The inner error says why there is none, the outer one ends the wait.

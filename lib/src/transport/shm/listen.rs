@@ -11,23 +11,23 @@ use super::socket;
 use crate::config;
 use crate::error::{Error, Result};
 use crate::fork::Kept;
-use crate::secret::Proof;
+use crate::transport::LinkPair;
 use crate::transport::doorbell::Doorbell;
-use crate::transport::handshake::{Hello, Reply};
+use crate::transport::fabric::{Accept, Conn};
+use crate::transport::handshake::Reply;
 use crate::transport::mapping::Mapping;
 use crate::transport::packet;
-use crate::transport::ring::{self, Ends, Layout, LendFrom, Lifeline, SingleCopy};
-use crate::transport::{LinkOptions, LinkPair, Peer};
+use crate::transport::shm::{Ends, Layout, LendFrom, Lifeline, SingleCopy, introduce, pair};
 
 /// A listening socket in the abstract namespace.
 #[derive(Debug)]
-pub(crate) struct Port {
+pub(super) struct Port {
     listener: Kept<OwnedFd>,
-    pub(crate) name: String,
+    pub(super) name: String,
 }
 
 impl Port {
-    pub(crate) fn bind() -> Result<Port> {
+    pub(super) fn bind() -> Result<Port> {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let os = |e| Error::errno("listen", "on an abstract Unix socket", e);
         let listener = socket::new().map_err(os)?;
@@ -56,80 +56,68 @@ impl AsFd for Port {
 }
 
 /// The next connection, if there is one.
-pub(crate) fn accept(port: &Port) -> std::io::Result<Option<Pending>> {
+pub(super) fn incoming(port: &Port) -> std::io::Result<Option<Pending>> {
     match rustix::net::accept_with(&port.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
         Ok(socket) => Ok(Some(match socket::same_user(&socket) {
-            Ok(pid) => Pending { socket: Kept::new(socket), pid, stranger: None, fds: None },
-            Err(reason) => Pending { socket: Kept::new(socket), pid: 0, stranger: Some(reason), fds: None },
+            Ok(pid) => Pending::new(socket, pid, None),
+            Err(reason) => Pending::new(socket, 0, Some(reason)),
         })),
         Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
         Err(e) => Err(e.into()),
     }
 }
 
-/// A connection whose [`Hello`] or proof has not come, or not been answered.
+/// A connection whose handshake goes on. The hello comes alone, the memory and the doorbell come with the proof.
 #[derive(Debug)]
-pub(crate) struct Pending {
+pub(super) struct Pending {
     socket: Kept<OwnedFd>,
     pid: i32,
     /// Why it will not be heard, if so.
     stranger: Option<String>,
-    /// The memory and the doorbell that came with the proof.
+    has_said_hello: bool,
+    /// The memory and the doorbell.
     fds: Option<(OwnedFd, OwnedFd)>,
 }
 
 impl Pending {
-    /// The hello's bytes once they are there, an error when they will not come.
-    pub(crate) fn hello(&mut self) -> Result<Option<[u8; Hello::BYTES]>, String> {
-        self.packet(&mut Vec::new())
-    }
-
-    /// The proof, in the same way. The memory and the doorbell come with it.
-    pub(crate) fn proof(&mut self) -> Result<Option<Proof>, String> {
-        let mut fds = Vec::new();
-        let Some(proof) = self.packet(&mut fds)? else { return Ok(None) };
-        let Ok([memory, bell]) = <[OwnedFd; 2]>::try_from(fds) else {
-            return Err("expected two descriptors".to_owned());
-        };
-        self.fds = Some((memory, bell));
-        Ok(Some(proof))
-    }
-
-    /// The next packet, if it is there, and the descriptors that came with it.
-    fn packet<const N: usize>(&mut self, with: &mut Vec<OwnedFd>) -> Result<Option<[u8; N]>, String> {
-        if let Some(reason) = self.stranger.take() {
-            return Err(reason);
-        }
-        let mut bytes = [0; N];
-        match packet::recv(&self.socket, &mut bytes) {
-            Ok((0, _)) => Err("closed before it said who it is".to_owned()),
-            Ok((n, fds)) if n == N => {
-                *with = fds;
-                Ok(Some(bytes))
-            }
-            Ok((n, _)) => Err(format!("expected {N} bytes, got {n}")),
-            Err(Errno::AGAIN | Errno::INTR) => Ok(None),
-            Err(e) => Err(e.to_string()),
-        }
-    }
-
-    pub(crate) fn reply(&mut self, reply: &Reply) -> Result<(), String> {
-        packet::send(&self.socket, None, &reply.to_bytes(), &[]).map_err(|e| e.to_string())
-    }
-
-    pub(crate) fn address(&self) -> String {
-        address(self.pid)
-    }
-
-    /// The dialer has gone away in the meantime.
-    pub(crate) fn is_gone(&self) -> bool {
-        let result = rustix::net::recv(&self.socket, &mut [0u8; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT);
-        !matches!(result, Err(Errno::AGAIN))
+    fn new(socket: OwnedFd, pid: i32, stranger: Option<String>) -> Pending {
+        Pending { socket: Kept::new(socket), pid, stranger, has_said_hello: false, fds: None }
     }
 }
 
-impl AsFd for Pending {
-    fn as_fd(&self) -> BorrowedFd<'_> {
+impl Conn for Pending {
+    fn read(&mut self, bytes: &mut [u8]) -> Result<bool, String> {
+        if let Some(reason) = self.stranger.take() {
+            return Err(reason);
+        }
+        let fds = match packet::recv(&self.socket, bytes) {
+            Ok((0, _)) => return Err("closed before it said who it is".to_owned()),
+            Ok((n, fds)) if n == bytes.len() => fds,
+            Ok((n, _)) => return Err(format!("expected {} bytes, got {n}", bytes.len())),
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(false),
+            Err(e) => return Err(e.to_string()),
+        };
+        if std::mem::replace(&mut self.has_said_hello, true) {
+            let [memory, bell] = <[OwnedFd; 2]>::try_from(fds).map_err(|_| "expected two descriptors".to_owned())?;
+            self.fds = Some((memory, bell));
+        }
+        Ok(true)
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), String> {
+        packet::send(&self.socket, None, bytes, &[]).map_err(|e| e.to_string())
+    }
+
+    fn address(&self) -> String {
+        address(self.pid)
+    }
+
+    fn is_gone(&self) -> bool {
+        let result = rustix::net::recv(&self.socket, &mut [0u8; 1], RecvFlags::PEEK | RecvFlags::DONTWAIT);
+        !matches!(result, Err(Errno::AGAIN))
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 }
@@ -140,30 +128,29 @@ pub(super) fn address(pid: i32) -> String {
 
 /// Maps the dialer's memory, answers that the link stands, and makes it. What fails before the answer is told to the
 /// dialer, so that it can fall back to TCP.
-pub(crate) fn finish(
-    mut pending: Pending,
-    (rank, peer): (usize, usize),
-    options: &LinkOptions,
-    bell: &Arc<Doorbell>,
+pub(super) fn finish(
+    conn: Box<dyn Conn>,
+    accept: &Accept<'_>,
     (choice, ordinary): (config::SingleCopy, &LendFrom),
 ) -> Result<LinkPair, String> {
+    let mut pending = conn.downcast::<Pending>()?;
     let Some((memory, theirs)) = pending.fds.take() else { return Err("no memory came".to_owned()) };
-    let layout = Layout::new(options).map_err(|e| e.to_string())?;
+    let layout = Layout::new(accept.options).map_err(|e| e.to_string())?;
     let memory = match Mapping::of_peer(&memory, layout.bytes()) {
         Ok(memory) => Arc::new(memory),
         Err(e) => {
-            pending.reply(&Reply::UseTcp(e.to_string()))?;
+            pending.write(&Reply::UseTcp(e.to_string()).to_bytes())?;
             return Err(e.to_string());
         }
     };
-    ring::introduce(&memory, layout, 1).map_err(|e| e.to_string())?;
+    introduce(&memory, layout, 1).map_err(|e| e.to_string())?;
     let reply = Reply::Welcome.to_bytes();
-    packet::send(&pending.socket, None, &reply, &[bell.as_fd()]).map_err(|e| e.to_string())?;
+    packet::send(&pending.socket, None, &reply, &[accept.bell.as_fd()]).map_err(|e| e.to_string())?;
     let ends = Ends {
-        peer: Peer { rank, peer, address: pending.address() },
+        peer: accept.peer(pending.address()),
         bell: Doorbell::from_fd(theirs),
         lifeline: Some(Lifeline::new(pending.socket)),
         single_copy: SingleCopy { pid: pending.pid, choice, ordinary: ordinary.clone() },
     };
-    ring::pair(&memory, layout, 1, ends, "shm").map_err(|e| e.to_string())
+    pair(&memory, layout, 1, ends, "shm").map_err(|e| e.to_string())
 }

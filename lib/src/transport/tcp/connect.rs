@@ -1,6 +1,6 @@
 //! The dialing side: tries the peer's addresses until one of them answers as the peer.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,12 +9,14 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 use socket2::{Domain, SockRef, Socket, Type};
 
-use super::{CLOSED, SocketOptions, describe, pair};
-use crate::error::{Error, Result};
-use crate::transport::handshake::{Caller, Reply};
+use super::{SocketOptions, describe, pair};
+use crate::error::Result;
+use crate::transport::fabric::Dial;
+use crate::transport::handshake::Caller;
 use crate::transport::linger::Linger;
+use crate::transport::stream::{Failure, greet};
 use crate::transport::wait::Wait;
-use crate::transport::{LinkOptions, LinkPair, Peer};
+use crate::transport::{LinkPair, Peer};
 
 /// Longest time for one address before the next one is tried.
 const ATTEMPT: Duration = Duration::from_secs(3);
@@ -25,38 +27,19 @@ const ROUNDS: u32 = 4;
 const OTHER_NETWORK: &str =
     ": is a firewall between, or does this network not lead to that host? TINYNCCL_IFNAME chooses the interfaces";
 
-/// Why an address did not do.
-enum Failure {
-    /// Nobody listens there, or not the one meant.
-    Wrong(String),
-    /// It may work later.
-    Slow(String),
-    /// No use to go on.
-    Final(Error),
-}
-
-impl From<Error> for Failure {
-    fn from(e: Error) -> Self {
-        Failure::Final(e)
-    }
-}
-
-/// A link with all its streams; see [`reach`].
-pub(crate) fn connect(
-    candidates: &[(SocketAddr, String)],
-    caller: &Caller,
-    options: &LinkOptions,
+/// A link with all its streams, the first of which comes from [`reach`].
+pub(super) fn connect(
+    (socket, addr, who): (TcpStream, SocketAddr, Peer),
+    dial: &Dial<'_>,
     sockets: &SocketOptions,
-    wait: &Wait<'_>,
     linger: &Arc<Linger>,
 ) -> Result<LinkPair> {
-    let (socket, addr, who) = reach(candidates, caller, sockets, wait)?;
     let mut streams = vec![socket];
-    for stream in 1..caller.hello.streams() {
-        let further = Caller { hello: caller.hello.of_stream(stream), ..*caller };
-        streams.push(again(addr, &further, sockets, wait, &who)?);
+    for stream in 1..dial.caller.hello.streams() {
+        let further = Caller { hello: dial.caller.hello.of_stream(stream), ..dial.caller };
+        streams.push(again(addr, &further, sockets, dial.wait, &who)?);
     }
-    pair(streams, who, options, linger)
+    pair(streams, who, dial.options, linger)
 }
 
 /// Dials `candidates` in order, again and again, until one is the peer and says welcome: the connection, and whom it is with.
@@ -64,12 +47,12 @@ pub(crate) fn connect(
 /// # Errors
 /// [`Error::Timeout`] with what each address did, [`Error::PeerLost`] when all of them refuse, [`Error::Protocol`] when the
 /// peer does not want the link.
-pub(crate) fn reach(
+pub(super) fn reach(
     candidates: &[(SocketAddr, String)],
-    caller: &Caller,
+    dial: &Dial<'_>,
     sockets: &SocketOptions,
-    wait: &Wait<'_>,
 ) -> Result<(TcpStream, SocketAddr, Peer)> {
+    let (wait, caller) = (dial.wait, &dial.caller);
     let (rank, peer) = (wait.rank, wait.peer);
     let list: Vec<String> = candidates.iter().map(|(a, why)| format!("{} ({why})", describe(*a))).collect();
     let list = list.join(", ");
@@ -125,39 +108,13 @@ fn attempt(
     wait: &Wait<'_>,
     who: &Peer,
 ) -> Result<TcpStream, Failure> {
-    let mut socket = dial(addr, sockets, wait)?;
-    let caller = caller.fresh()?;
-    // A new connection's send buffer has room for it, and for the proof.
-    let slow = |e: std::io::Error| Failure::Slow(e.to_string());
-    socket.write_all(bytemuck::bytes_of(&caller.hello)).map_err(slow)?;
-    let mut reply = hear(&mut socket, wait)?;
-    let proven = matches!(reply, Reply::Prove(_));
-    if let Reply::Prove(challenge) = reply {
-        let proof = caller.answer(&challenge).map_err(Failure::Wrong)?;
-        socket.write_all(&proof).map_err(slow)?;
-        reply = hear(&mut socket, wait)?;
-    }
-    let protocol = |detail: String| Failure::Final(who.protocol("connect", detail));
-    match reply {
-        Reply::Welcome if proven => Ok(socket),
-        // Whoever has not proven itself is not the peer: the next address may be.
-        Reply::Stranger(detail) => Err(Failure::Wrong(format!("refused: {detail}"))),
-        Reply::Refused(detail) | Reply::UseTcp(detail) if proven => Err(protocol(detail)),
-        _ => Err(Failure::Wrong("expected a challenge, then a welcome".to_owned())),
-    }
+    let mut socket = open(addr, sockets, wait)?;
+    greet(&mut socket, caller, wait, who)?;
+    Ok(socket)
 }
 
-/// The next reply. Whoever does not speak our protocol is not the peer.
-fn hear(socket: &mut TcpStream, wait: &Wait<'_>) -> Result<Reply, Failure> {
-    let mut bytes = vec![0; Reply::HEAD];
-    read_exact(socket, &mut bytes, wait)?;
-    let mut detail = vec![0; Reply::detail_len(&bytes).map_err(Failure::Wrong)?];
-    read_exact(socket, &mut detail, wait)?;
-    bytes.extend(detail);
-    Reply::parse(&bytes).map_err(Failure::Wrong)
-}
-
-fn dial(addr: SocketAddr, sockets: &SocketOptions, wait: &Wait<'_>) -> Result<TcpStream, Failure> {
+/// A connection to `addr`.
+fn open(addr: SocketAddr, sockets: &SocketOptions, wait: &Wait<'_>) -> Result<TcpStream, Failure> {
     let os = |e: std::io::Error| match e.kind() {
         ErrorKind::ConnectionRefused => Failure::Wrong(e.to_string()),
         ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable => Failure::Slow(format!("{e}{OTHER_NETWORK}")),
@@ -180,22 +137,4 @@ fn dial(addr: SocketAddr, sockets: &SocketOptions, wait: &Wait<'_>) -> Result<Tc
         Err(e) => return Err(os(e)),
     }
     Ok(socket.into())
-}
-
-fn read_exact(socket: &mut TcpStream, bytes: &mut [u8], wait: &Wait<'_>) -> Result<(), Failure> {
-    let mut got = 0;
-    while let Some(rest) = bytes.get_mut(got..).filter(|r| !r.is_empty()) {
-        match socket.read(rest) {
-            Ok(0) => return Err(Failure::Wrong(CLOSED.to_owned())),
-            Ok(n) => got += n,
-            Err(e) if e.kind() == ErrorKind::WouldBlock => {
-                // The peer answers once its own thread asks for the link, so this lasts as long as the whole wait.
-                let detail = || "it took the connection and has not asked for this link yet".to_owned();
-                wait.ready(socket, PollFlags::IN, wait.left(), detail)?;
-            }
-            Err(e) if e.kind() == ErrorKind::Interrupted => {}
-            Err(e) => return Err(Failure::Slow(e.to_string())),
-        }
-    }
-    Ok(())
 }

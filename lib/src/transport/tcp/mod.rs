@@ -18,11 +18,12 @@
 //!   the tuning reaches. With iperf3, sizes from 128 KiB to 1 MiB were mostly slower than none. They remain a knob.
 
 mod connect;
+pub(super) mod fabric;
 mod frame;
 #[cfg(any(test, fuzzing))]
 pub(super) mod fuzzing;
 mod linger;
-mod listen;
+pub(super) mod listen;
 mod options;
 mod recv;
 mod send;
@@ -34,12 +35,11 @@ use std::sync::Arc;
 use rustix::event::{PollFd, PollFlags};
 use rustix::time::Timespec;
 
-pub(crate) use connect::{connect, reach};
-pub(crate) use listen::{Pending, Port, accept, finish};
-pub(crate) use options::SocketOptions;
-pub(crate) use stripes::MAX_STREAMS;
+pub(crate) use fabric::bind;
+use options::SocketOptions;
 
 use super::linger::Linger;
+use super::stream::CLOSED;
 use super::{LinkOptions, LinkPair, Peer};
 use crate::error::{Error, Result};
 use crate::fork::Kept;
@@ -80,8 +80,6 @@ impl Drop for Streams {
     }
 }
 
-const CLOSED: &str = "it closed the connection";
-
 /// Both halves of a link over connections whose handshake is done.
 fn pair(sockets: Vec<TcpStream>, peer: Peer, options: &LinkOptions, linger: &Arc<Linger>) -> Result<LinkPair> {
     options.check()?;
@@ -92,7 +90,7 @@ fn pair(sockets: Vec<TcpStream>, peer: Peer, options: &LinkOptions, linger: &Arc
         send: Box::new(send::TcpSend::new(stream.clone(), peer.clone(), options.max_message, depth)),
         recv: Box::new(recv::TcpRecv::new(stream, peer, options.max_message, depth)?),
         kind: "tcp",
-        lends_long: false,
+        any_length: false,
     })
 }
 

@@ -99,7 +99,8 @@ fn default_congestion() -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transport::tcp::{Port, accept};
+    use crate::transport::fabric::Conn;
+    use crate::transport::tcp::listen::{Port, incoming};
 
     /// Congestion control of a connection within the host: as dialed, as accepted.
     fn within_the_host(options: &SocketOptions) -> [String; 2] {
@@ -108,13 +109,13 @@ mod tests {
         options.dialing(&SockRef::from(&socket), port.addr);
         socket.connect(&port.addr.into()).unwrap();
         let pending = loop {
-            if let Some(pending) = accept(&port).unwrap() {
+            if let Some(pending) = incoming(&port).unwrap() {
                 break pending;
             }
         };
         let name =
             |s: SockRef<'_>| String::from_utf8(s.tcp_congestion().unwrap()).unwrap().trim_end_matches('\0').to_owned();
-        [name(SockRef::from(&socket)), name(SockRef::from(&pending))]
+        [name(SockRef::from(&socket)), name(SockRef::from(&pending.fd()))]
     }
 
     #[test]

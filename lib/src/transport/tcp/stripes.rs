@@ -14,8 +14,8 @@
 
 use std::ops::Range;
 
-/// Most streams of a link.
-pub(crate) const MAX_STREAMS: usize = 16;
+use crate::config::MAX_STREAMS;
+
 /// Shorter stripes are not worth a system call each.
 const SHORTEST: usize = 16 << 10;
 

@@ -28,6 +28,7 @@ impl VerbsAddress {
         IpAddr::V6(Ipv6Addr::from(self.gid)).to_canonical()
     }
 
+    #[cfg(any(feature = "verbs", test))]
     /// Whether packets from one reach the other without a router.
     pub(crate) fn same_subnet(&self, other: &VerbsAddress) -> bool {
         let bits = u32::from(self.prefix.max(other.prefix)).min(128);

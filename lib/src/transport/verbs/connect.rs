@@ -3,29 +3,26 @@
 use std::net::TcpStream;
 use std::sync::Arc;
 
-use super::address::VerbsAddress;
-use super::exchange;
+use super::link::{Draft, exchange};
 use super::rails::{Rails, Way};
-use super::setup::Draft;
 use super::sys::Gid;
 use crate::error::Result;
+use crate::transport::fabric::{Dial, unreachable};
 use crate::transport::linger::Linger;
-use crate::transport::wait::Wait;
-use crate::transport::{LinkOptions, LinkPair, Peer};
+use crate::transport::{LinkPair, Peer};
 
 /// Makes a link over a connection on which the peer has said welcome.
-pub(crate) fn connect(
+pub(super) fn connect(
     rails: &Rails,
     mut socket: TcpStream,
     mut who: Peer,
-    (theirs, channel): (&[VerbsAddress], u32),
-    options: &LinkOptions,
-    wait: &Wait<'_>,
+    dial: &Dial<'_>,
     linger: &Arc<Linger>,
 ) -> Result<LinkPair> {
-    let made = rails.ways(who.peer, theirs, channel).and_then(|ways| {
+    let ways = rails.ways(&dial.info.verbs, dial.channel);
+    let made = ways.map_err(|why| unreachable("RDMA", who.rank, who.peer, &why)).and_then(|ways| {
         who.address = Way::list(&ways);
-        Draft::new(ways, options, rails.timing)
+        Draft::new(ways, dial.options, rails.timing)
     });
     let mut draft = match made {
         Ok(made) => made,
@@ -35,7 +32,7 @@ pub(crate) fn connect(
         }
     };
     exchange::tell(&mut socket, &who, Ok(&draft.card))?;
-    let card = exchange::hear(&mut socket, &who, wait)?;
+    let card = exchange::hear(&mut socket, &who, dial.wait)?;
     for (theirs, ours) in card.qps.iter().zip(&draft.card.qps) {
         if theirs.gid != ours.wanted {
             let (expected, got) = (Gid(ours.wanted).ip(), Gid(theirs.gid).ip());

@@ -4,25 +4,24 @@ use std::net::TcpStream;
 use std::sync::Arc;
 
 use super::address::list;
-use super::exchange::{self, QueuePair};
+use super::link::Draft;
+use super::link::exchange::{self, QueuePair};
 use super::rails::{Rails, Way};
-use super::setup::Draft;
 use super::sys::Gid;
 use crate::error::{Error, Result};
+use crate::transport::fabric::Accept;
 use crate::transport::linger::Linger;
-use crate::transport::wait::Wait;
-use crate::transport::{LinkOptions, LinkPair, Peer};
+use crate::transport::{LinkPair, Peer};
 
 /// Makes a link over a connection on which we have said welcome.
-pub(crate) fn finish(
+pub(super) fn finish(
     rails: &Rails,
     mut socket: TcpStream,
     mut who: Peer,
-    options: &LinkOptions,
-    wait: &Wait<'_>,
+    accept: &Accept<'_>,
     linger: &Arc<Linger>,
 ) -> Result<LinkPair> {
-    let card = exchange::hear(&mut socket, &who, wait)?;
+    let card = exchange::hear(&mut socket, &who, accept.wait)?;
     let way = |theirs: &QueuePair| match rails.of_gid(&theirs.wanted) {
         Some(rail) => Ok(Way { rail, to: theirs.gid }),
         None => {
@@ -32,7 +31,7 @@ pub(crate) fn finish(
     };
     let made = card.qps.iter().map(way).collect::<Result<Vec<_>>>().and_then(|ways| {
         who.address = Way::list(&ways);
-        let mut draft = Draft::new(ways, options, rails.timing)?;
+        let mut draft = Draft::new(ways, accept.options, rails.timing)?;
         draft.connect(&card, &who)?;
         Ok(draft)
     });
@@ -44,6 +43,6 @@ pub(crate) fn finish(
         }
     };
     exchange::tell(&mut socket, &who, Ok(&draft.card))?;
-    exchange::hear_ready(&mut socket, &who, wait)?;
+    exchange::hear_ready(&mut socket, &who, accept.wait)?;
     draft.finish(&card, socket, who, linger)
 }

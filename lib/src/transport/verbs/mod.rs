@@ -12,8 +12,8 @@
 //!
 //! # Several queue pairs
 //! `TINYNCCL_VERBS_QPS` gives a link several of them, over all pairs of ports that the two ranks have on common subnets
-//! (`rails`), or several over one. A long message is then several writes, one per queue pair: `stripes` says which bytes go
-//! where, `reassembly` when all are there. Short messages, credit and the goodbye stay on the first queue pair, and with them
+//! ([`rails`]), or several over one. A long message is then several writes, one per queue pair: `stripes` says which bytes go
+//! where, `link/reassembly.rs` when all are there. Short messages, credit and the goodbye stay on the first queue pair, and with them
 //! the order of messages. A failure of any of them ends the link.
 //!
 //! # Waiting
@@ -30,7 +30,7 @@
 //! Each end registers `2 * (lines * 512 + slots * (max_message + 64))` bytes, pinned: slots are one and a half times
 //! `depth`, so with the defaults 3 MiB per peer and channel. They are mapped and registered with the link and freed with it:
 //! no registration outlives its pages. There is no cache of registrations. Memory of a caller's is registered when it is handed
-//! over to `Comm::register_persistent`, and until the owner that this returns is dropped; `registered.rs` keeps the table of
+//! over to `Comm::register_persistent`, and until the owner that this returns is dropped; `rails/registered.rs` keeps the table of
 //! these. A message from such memory is one write of two pieces: the header from its slot of the staging memory, the payload
 //! from where it is. Its further stripes are writes from where they are. It counts as flushed when the device says that it is sent.
 //!
@@ -38,58 +38,25 @@
 //! InfiniBand", Liu et al., ICS 2003) for rings written with RDMA and credits that ride on messages.
 
 mod address;
-#[cfg(feature = "verbs")]
 mod connect;
-#[cfg(feature = "verbs")]
-mod device;
-#[cfg(feature = "verbs")]
-mod ending;
-#[cfg(feature = "verbs")]
-mod exchange;
-#[cfg(feature = "verbs")]
-mod layout;
-#[cfg(feature = "verbs")]
+mod fabric;
+mod linger;
 mod link;
-#[cfg(feature = "verbs")]
 mod listen;
-#[cfg(feature = "verbs")]
-mod memory;
-#[cfg(feature = "verbs")]
 mod options;
-#[cfg(feature = "verbs")]
-mod pace;
-#[cfg(feature = "verbs")]
 mod rails;
-#[cfg(feature = "verbs")]
-mod reassembly;
-#[cfg(feature = "verbs")]
 mod recv;
-#[cfg(feature = "verbs")]
-mod registered;
-#[cfg(feature = "verbs")]
 mod send;
-#[cfg(feature = "verbs")]
-mod setup;
-#[cfg(feature = "verbs")]
-mod status;
-#[cfg(feature = "verbs")]
 mod stripes;
-#[cfg(not(feature = "verbs"))]
-mod stub;
-#[cfg(feature = "verbs")]
 mod sys;
-#[cfg(feature = "verbs")]
-mod table;
-#[cfg(all(test, feature = "verbs"))]
+#[cfg(test)]
 mod tests;
 
 pub use address::VerbsAddress;
+pub(crate) use fabric::bind;
 
 use crate::config::Config;
 use crate::error::Result;
-
-/// Most queue pairs of a link.
-pub(crate) const MAX_QPS: usize = 16;
 
 /// The ports of RDMA devices that `TINYNCCL_TRANSPORT=verbs` would use on this machine.
 ///
@@ -97,10 +64,5 @@ pub(crate) const MAX_QPS: usize = 16;
 /// [`Error::Unsupported`](crate::Error::Unsupported) in a build without the feature `verbs` and on a machine without a usable
 /// device; [`Error::Config`](crate::Error::Config) when a setting names a device, port or GID that does not exist.
 pub fn rdma_ports(config: &Config) -> Result<Vec<VerbsAddress>> {
-    Ok(Rails::open(0, config)?.addresses())
+    Ok(rails::Rails::open(0, config)?.addresses())
 }
-
-#[cfg(not(feature = "verbs"))]
-pub(crate) use stub::{Rails, Registration, connect, finish};
-#[cfg(feature = "verbs")]
-pub(crate) use {connect::connect, listen::finish, rails::Rails, registered::Registration};

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-use super::ending::leave;
+use super::linger::leave;
 use super::link::{Core, lock};
 use crate::error::{Error, Result};
 use crate::transport::linger::Linger;

@@ -3,12 +3,12 @@
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-use super::ending::leave;
-use super::layout::{Layout, Ring, SMALL};
+use super::linger::leave;
+use super::link::layout::{Layout, Ring, SMALL};
 use super::link::{Core, lock};
 use crate::error::{Error, Result};
 use crate::transport::linger::Linger;
-use crate::transport::{Interest, Peer, SendLink};
+use crate::transport::{Interest, Peer, SendLink, ZeroCopy};
 use crate::wire::Header;
 
 /// From so many bytes on, a message goes from the caller's memory where it is registered. Shorter ones are copied: then the
@@ -103,43 +103,8 @@ impl SendLink for VerbsSend {
         bytes <= SMALL
     }
 
-    unsafe fn send_lent(&mut self, header: &Header, data: &[u8], _two_way: bool) -> Result<bool> {
-        let core = self.core.clone();
-        let mut core = lock(&core);
-        let keys = match core.lkeys(data) {
-            Some(keys) if data.len() >= LENT && data.len() == header.len as usize && !self.reserved => keys,
-            _ => {
-                drop(core);
-                return self.send_from(header, data);
-            }
-        };
-        if data.len() > self.layout.max_message {
-            return Err(self.misuse(format!("expected {header} of up to {} bytes", self.layout.max_message)));
-        }
-        if !core.room(Ring::Slots)? {
-            self.wants = Some(Ring::Slots);
-            return Ok(false);
-        }
-        self.wants = None;
-        // SAFETY: by the caller.
-        unsafe { core.send_lent(header, data, &keys) }?;
-        Ok(true)
-    }
-
-    fn may_lend(&self, _reduced: bool) -> bool {
-        true
-    }
-
-    fn lends(&self, data: &[u8]) -> bool {
-        data.len() >= LENT && lock(&self.core).lkeys(data).is_some()
-    }
-
-    fn lent(&self) -> u64 {
-        lock(&self.core).lent_messages
-    }
-
-    fn let_go(&mut self) {
-        lock(&self.core).let_go();
+    fn zero_copy(&mut self) -> Option<&mut dyn ZeroCopy> {
+        Some(self)
     }
 
     /// Nothing waits in this process, so there is nothing that a lost peer could keep from moving.
@@ -147,7 +112,7 @@ impl SendLink for VerbsSend {
         Ok(lock(&self.core).poll())
     }
 
-    /// What was committed is the device's: see [`super::ending`] for what happens to it when the link is dropped. It keeps us
+    /// What was committed is the device's: see [`super::linger`] for what happens to it when the link is dropped. It keeps us
     /// only while it reads a caller's memory.
     fn is_flushed(&self) -> bool {
         lock(&self.core).has_sent()
@@ -173,6 +138,47 @@ impl SendLink for VerbsSend {
 
     fn interest(&self) -> Interest {
         lock(&self.core).interest()
+    }
+}
+
+impl ZeroCopy for VerbsSend {
+    unsafe fn send(&mut self, header: &Header, data: &[u8], _two_way: bool) -> Result<bool> {
+        let core = self.core.clone();
+        let mut core = lock(&core);
+        let keys = match core.lkeys(data) {
+            Some(keys) if data.len() >= LENT && data.len() == header.len as usize && !self.reserved => keys,
+            _ => {
+                drop(core);
+                return self.send_from(header, data);
+            }
+        };
+        if data.len() > self.layout.max_message {
+            return Err(self.misuse(format!("expected {header} of up to {} bytes", self.layout.max_message)));
+        }
+        if !core.room(Ring::Slots)? {
+            self.wants = Some(Ring::Slots);
+            return Ok(false);
+        }
+        self.wants = None;
+        // SAFETY: by the caller.
+        unsafe { core.send_lent(header, data, &keys) }?;
+        Ok(true)
+    }
+
+    fn takes(&self, data: &[u8]) -> bool {
+        data.len() >= LENT && lock(&self.core).lkeys(data).is_some()
+    }
+
+    fn receiver_pulls(&self) -> bool {
+        false
+    }
+
+    fn messages(&self) -> u64 {
+        lock(&self.core).lent_messages
+    }
+
+    fn revoke(&mut self) {
+        lock(&self.core).revoke();
     }
 }
 

@@ -17,7 +17,7 @@
 
 use std::ops::Range;
 
-use super::MAX_QPS;
+use crate::config::MAX_QPS;
 
 /// Shorter stripes are not worth a request and a completion each.
 const SHORTEST: usize = 16 << 10;

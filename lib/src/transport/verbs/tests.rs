@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
-use super::memory::Region;
+use super::link::memory::Region;
 use super::rails::{Rail, Rails};
 use super::sys::{Access, Capacity, Channel, Cq, Gid, Mr, Qp, Route, Stretch, Timing, What, Write};
 use crate::config::{Config, TransportChoice};

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use super::layout::{Layout, PerRing};
+use crate::config::MAX_QPS;
 use crate::error::Result;
-use crate::transport::verbs::MAX_QPS;
-use crate::transport::verbs::device::Device;
-use crate::transport::verbs::layout::{Layout, PerRing};
+use crate::transport::verbs::rails::Device;
 use crate::transport::verbs::sys::{Qp, Stretch, Write};
 
 /// Requests between two that ask for a completion.

@@ -18,8 +18,14 @@
 //! come: a message is shown when all of it is here ([`Reassembly`]), and those behind it wait. So the goodbye may overtake
 //! stripes; only what ends a queue pair ends the hope for them.
 
+pub(super) mod exchange;
 mod lane;
+pub(super) mod layout;
+pub(super) mod memory;
 mod outgoing;
+mod pace;
+mod reassembly;
+mod setup;
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -32,20 +38,20 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
-use super::layout::{Kind, Layout, PerRing, Ring, read_word};
-use super::memory::Region;
-use super::pace::Pace;
-use super::reassembly::Reassembly;
-use super::status;
 use super::stripes::Stripes;
-use super::sys::{Completion, Cq, Timing, What};
+use super::sys::{Completion, Cq, Timing, What, status};
 use crate::error::{Error, Result};
 use crate::fork::Kept;
 use crate::transport::{Interest, Peer};
 use crate::wire::Header;
 
 use lane::read_id;
-pub(super) use lane::{Lane, Lanes, REPOST};
+use lane::{Lane, Lanes, REPOST};
+use layout::{Kind, Layout, PerRing, Ring, read_word};
+use memory::Region;
+use pace::Pace;
+use reassembly::Reassembly;
+pub(super) use setup::Draft;
 
 /// A message of the peer's that is here.
 #[derive(Debug, Clone, Copy)]

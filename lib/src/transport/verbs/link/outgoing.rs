@@ -4,10 +4,10 @@ use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
 use super::lane::{Lane, Piece};
+use super::layout::{Kind, Ring, word};
 use super::{Core, Goodbye, Parts};
+use crate::config::MAX_QPS;
 use crate::error::Result;
-use crate::transport::verbs::MAX_QPS;
-use crate::transport::verbs::layout::{Kind, Ring, word};
 use crate::transport::verbs::sys::Stretch;
 use crate::wire::Header;
 
@@ -151,7 +151,7 @@ impl Core {
     /// the slots, and `data` must not be empty.
     ///
     /// # Safety
-    /// Nobody may write to `data` until [`Core::has_sent`] or [`Core::let_go`] says so.
+    /// Nobody may write to `data` until [`Core::has_sent`] or [`Core::revoke`] says so.
     #[inline]
     pub(in super::super) unsafe fn send_lent(&mut self, header: &Header, data: &[u8], keys: &Keys) -> Result<()> {
         let at = self.staging(Ring::Slots);
@@ -244,7 +244,7 @@ impl Core {
     }
 
     /// Ends what still reads a caller's memory, and with it the link.
-    pub(in super::super) fn let_go(&mut self) {
+    pub(in super::super) fn revoke(&mut self) {
         self.poll();
         if self.has_sent() {
             return;

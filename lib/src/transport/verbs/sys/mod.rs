@@ -14,6 +14,7 @@ mod gid;
 mod mr;
 mod pd;
 mod qp;
+pub(super) mod status;
 
 pub(super) use channel::Channel;
 pub(super) use context::{Context, device_names};

@@ -10,15 +10,15 @@ use std::sync::{PoisonError, RwLock};
 
 /// What of a caller's memory one device knows.
 #[derive(Debug)]
-pub(super) struct Entry {
-    pub(super) start: usize,
-    pub(super) bytes: usize,
-    pub(super) lkey: u32,
+pub(in super::super) struct Entry {
+    pub(in super::super) start: usize,
+    pub(in super::super) bytes: usize,
+    pub(in super::super) lkey: u32,
 }
 
 /// Memory registered now.
 #[derive(Debug, Default)]
-pub(super) struct Table {
+pub(in super::super) struct Table {
     entries: RwLock<Vec<Entry>>,
     /// Spares who has registered nothing the lock.
     any: AtomicBool,
@@ -27,7 +27,7 @@ pub(super) struct Table {
 impl Table {
     /// The key to send `data` from where it is; `None` unless all of it lies in one registered stretch.
     #[inline]
-    pub(super) fn lkey(&self, data: &[u8]) -> Option<u32> {
+    pub(in super::super) fn lkey(&self, data: &[u8]) -> Option<u32> {
         // A caller registers before it calls, in an order that both calls' locks make known to this thread.
         if !self.any.load(Ordering::Relaxed) {
             return None;
@@ -39,13 +39,13 @@ impl Table {
         entries.iter().find(holds).map(|e| e.lkey)
     }
 
-    pub(super) fn add(&self, entry: Entry) {
+    pub(in super::super) fn add(&self, entry: Entry) {
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         entries.push(entry);
         self.any.store(true, Ordering::Relaxed);
     }
 
-    pub(super) fn remove(&self, start: usize) {
+    pub(in super::super) fn remove(&self, start: usize) {
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         entries.retain(|e| e.start != start);
         self.any.store(!entries.is_empty(), Ordering::Relaxed);

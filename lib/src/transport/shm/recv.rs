@@ -14,7 +14,7 @@ use crate::wire::Header;
 /// How much is fetched at once when it is not fetched to where it belongs.
 const FETCHED: usize = 64 << 10;
 
-pub(crate) struct RingRecv {
+pub(crate) struct ShmRecv {
     direction: Direction,
     ends: Ends,
     /// Messages released.
@@ -39,10 +39,10 @@ pub(crate) struct RingRecv {
     lost: Option<String>,
 }
 
-impl RingRecv {
-    pub(super) fn new(direction: Direction, ends: Ends) -> RingRecv {
+impl ShmRecv {
+    pub(super) fn new(direction: Direction, ends: Ends) -> ShmRecv {
         let reader = ends.single_copy.reader(direction.loans());
-        RingRecv {
+        ShmRecv {
             direction,
             ends,
             lines: 0,
@@ -202,7 +202,7 @@ fn length(words: &[u64; 4]) -> usize {
 }
 const _: () = assert!(std::mem::offset_of!(Header, len) == 20);
 
-impl RecvLink for RingRecv {
+impl RecvLink for ShmRecv {
     fn peer(&self) -> &Peer {
         &self.ends.peer
     }
@@ -236,7 +236,7 @@ impl RecvLink for RingRecv {
         true
     }
 
-    fn is_lent(&mut self) -> bool {
+    fn must_pull(&mut self) -> bool {
         matches!(self.load(), Ok(Some(_))) && self.loan != 0
     }
 
@@ -348,7 +348,7 @@ impl RecvLink for RingRecv {
     }
 }
 
-impl Drop for RingRecv {
+impl Drop for ShmRecv {
     fn drop(&mut self) {
         if self.ends.are_ours() {
             self.direction.receiver().close();
@@ -357,8 +357,8 @@ impl Drop for RingRecv {
     }
 }
 
-impl fmt::Debug for RingRecv {
+impl fmt::Debug for ShmRecv {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RingRecv").field("peer", &self.ends.peer).field("received", &self.lines).finish_non_exhaustive()
+        f.debug_struct("ShmRecv").field("peer", &self.ends.peer).field("received", &self.lines).finish_non_exhaustive()
     }
 }

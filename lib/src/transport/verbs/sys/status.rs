@@ -5,15 +5,15 @@
 
 use log::Level;
 
-use super::sys::Timing;
+use super::Timing;
 
 /// Work that was not done because the queue pair had failed before: never the first cause.
-pub(super) const FLUSHED: u32 = 5;
+pub(in super::super) const FLUSHED: u32 = 5;
 /// No acknowledgement came.
-pub(super) const RETRIES_EXCEEDED: u32 = 12;
+pub(in super::super) const RETRIES_EXCEEDED: u32 = 12;
 
 /// What a completion with an error says.
-pub(super) fn completion(status: u32, vendor: u32, timing: &Timing) -> String {
+pub(in super::super) fn completion(status: u32, vendor: u32, timing: &Timing) -> String {
     let (name, cause) = match status {
         1 => ("local length error", "a message was longer than its receive or than the port takes"),
         2 => (
@@ -65,7 +65,7 @@ pub(super) fn completion(status: u32, vendor: u32, timing: &Timing) -> String {
 
 /// What an asynchronous event says, and how bad it is: an error means that the device can no longer be used. What befalls
 /// a single queue pair is for its own completions to tell.
-pub(super) fn event(code: u32, port: Option<i32>) -> (String, Level) {
+pub(in super::super) fn event(code: u32, port: Option<i32>) -> (String, Level) {
     let (name, level) = match code {
         0 => ("a completion queue failed (overrun, or a protection error)", Level::Warn),
         1 => ("a queue pair failed without a completion to tell", Level::Warn),

@@ -3,18 +3,17 @@
 use std::net::TcpStream;
 use std::sync::{Arc, Mutex};
 
-use super::device::Device;
 use super::exchange::{Card, Memory, QueuePair};
 use super::layout::{Layout, Ring};
-use super::link::{Core, Lane, Lanes, Parts, Queue, REPOST};
 use super::memory::Region;
-use super::rails::Way;
-use super::recv::VerbsRecv;
-use super::send::VerbsSend;
-use super::stripes::Stripes;
-use super::sys::{Access, Capacity, Channel, Cq, Gid, Qp, Route, Timing};
+use super::{Core, Lane, Lanes, Parts, Queue, REPOST};
 use crate::error::{Error, Result};
 use crate::transport::linger::Linger;
+use crate::transport::verbs::rails::{Device, Way};
+use crate::transport::verbs::recv::VerbsRecv;
+use crate::transport::verbs::send::VerbsSend;
+use crate::transport::verbs::stripes::Stripes;
+use crate::transport::verbs::sys::{Access, Capacity, Channel, Cq, Gid, Qp, Route, Timing};
 use crate::transport::{LinkOptions, LinkPair, Peer};
 use crate::wire::Header;
 
@@ -22,11 +21,11 @@ use crate::wire::Header;
 const SPARE: usize = 32;
 
 /// An end whose queue pairs take nothing yet.
-pub(super) struct Draft<'a> {
+pub(in super::super) struct Draft<'a> {
     parts: Parts,
     ways: Vec<Way<'a>>,
     /// For the peer.
-    pub(super) card: Card,
+    pub(in super::super) card: Card,
 }
 
 /// How much each queue pair must hold.
@@ -48,7 +47,7 @@ fn random_psn() -> Result<u32> {
 
 impl<'a> Draft<'a> {
     /// Memory, queues and a queue pair for each of `ways`, the first of which carries what is not striped.
-    pub(super) fn new(ways: Vec<Way<'a>>, options: &LinkOptions, timing: Timing) -> Result<Draft<'a>> {
+    pub(in super::super) fn new(ways: Vec<Way<'a>>, options: &LinkOptions, timing: Timing) -> Result<Draft<'a>> {
         let layout = Layout::new(options)?;
         let bytes = layout.bytes()?;
         let mut devices: Vec<&Arc<Device>> = Vec::new();
@@ -118,7 +117,7 @@ impl<'a> Draft<'a> {
     }
 
     /// Brings the queue pairs up to the peer's.
-    pub(super) fn connect(&mut self, theirs: &Card, who: &Peer) -> Result<()> {
+    pub(in super::super) fn connect(&mut self, theirs: &Card, who: &Peer) -> Result<()> {
         let ours = &self.card;
         let shape = |c: &Card| (c.memory.bytes, c.memory.lines, c.memory.slots, c.qps.len());
         if shape(ours) != shape(theirs) {
@@ -153,13 +152,19 @@ impl<'a> Draft<'a> {
     }
 
     /// Both halves, once all queue pairs are ready.
-    pub(super) fn finish(self, theirs: &Card, socket: TcpStream, who: Peer, linger: &Arc<Linger>) -> Result<LinkPair> {
+    pub(in super::super) fn finish(
+        self,
+        theirs: &Card,
+        socket: TcpStream,
+        who: Peer,
+        linger: &Arc<Linger>,
+    ) -> Result<LinkPair> {
         let core = Arc::new(Mutex::new(Core::new(self.parts, socket, who, theirs.memory.address)?));
         Ok(LinkPair {
             send: Box::new(VerbsSend::new(&core, linger)),
             recv: Box::new(VerbsRecv::new(&core, linger)),
             kind: "verbs",
-            lends_long: false,
+            any_length: false,
         })
     }
 }

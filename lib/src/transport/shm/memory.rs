@@ -115,7 +115,7 @@ pub(super) struct Direction {
     pub(super) _memory: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: the pointers lead into memory that is valid from every thread; one `RingSend` and one `RingRecv` use it by the protocol.
+// SAFETY: the pointers lead into memory that is valid from every thread; one `ShmSend` and one `ShmRecv` use it by the protocol.
 unsafe impl Send for Direction {}
 
 impl Direction {

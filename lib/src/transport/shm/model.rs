@@ -1,4 +1,4 @@
-//! The ring under the model checker loom: [`RingSend`] and [`RingRecv`] as they are, over a ring of one or two lines.
+//! The ring under the model checker loom: [`ShmSend`] and [`ShmRecv`] as they are, over a ring of one or two lines.
 //!
 //! How scenarios are run, and with what weakened: see `transport::explore`. Run with `scripts/loom.sh`.
 
@@ -71,8 +71,8 @@ fn direction(layout: Layout) -> [Direction; 2] {
 
 /// The ends of one direction. They are not dropped when a scenario fails: loom is no longer there then.
 struct Ring {
-    send: ManuallyDrop<RingSend>,
-    recv: ManuallyDrop<RingRecv>,
+    send: ManuallyDrop<ShmSend>,
+    recv: ManuallyDrop<ShmRecv>,
 }
 
 /// With room for `depth` messages of up to 64 bytes.
@@ -94,8 +94,8 @@ fn lending(layout: Layout, bells: &[Arc<Doorbell>; 2], single_copy: SingleCopy) 
         single_copy: single_copy.clone(),
     };
     Ring {
-        send: ManuallyDrop::new(RingSend::new(ours, ends(0))),
-        recv: ManuallyDrop::new(RingRecv::new(theirs, ends(1))),
+        send: ManuallyDrop::new(ShmSend::new(ours, ends(0))),
+        recv: ManuallyDrop::new(ShmRecv::new(theirs, ends(1))),
     }
 }
 
@@ -141,7 +141,7 @@ impl Wait {
 
 type Message = (Header, Vec<u8>);
 
-fn send(link: &mut RingSend, bell: &Doorbell, wait: Wait, (header, data): &Message) -> Result<()> {
+fn send(link: &mut ShmSend, bell: &Doorbell, wait: Wait, (header, data): &Message) -> Result<()> {
     while !link.send_from(header, data)? {
         let link = std::cell::RefCell::new(&mut *link);
         wait.wait(bell, || link.borrow_mut().arm(), || link.borrow_mut().disarm())?;
@@ -150,7 +150,7 @@ fn send(link: &mut RingSend, bell: &Doorbell, wait: Wait, (header, data): &Messa
 }
 
 /// True when the message came.
-fn try_receive(link: &mut RingRecv, (header, data): &Message) -> Result<bool> {
+fn try_receive(link: &mut ShmRecv, (header, data): &Message) -> Result<bool> {
     let mut dst = vec![0; data.len()];
     match link.recv_into(header, &mut dst)? {
         Received::Done => assert_eq!(dst, *data, "payload of message {}", header.seq),
@@ -160,7 +160,7 @@ fn try_receive(link: &mut RingRecv, (header, data): &Message) -> Result<bool> {
     Ok(true)
 }
 
-fn receive(link: &mut RingRecv, bell: &Doorbell, wait: Wait, message: &Message) -> Result<()> {
+fn receive(link: &mut ShmRecv, bell: &Doorbell, wait: Wait, message: &Message) -> Result<()> {
     while !try_receive(link, message)? {
         let link = std::cell::RefCell::new(&mut *link);
         wait.wait(bell, || link.borrow_mut().arm(), || link.borrow_mut().disarm())?;
@@ -172,16 +172,16 @@ fn receive(link: &mut RingRecv, bell: &Doorbell, wait: Wait, message: &Message) 
 fn both(
     lines: usize,
     depth: usize,
-    sender: impl FnOnce(&mut RingSend, &Doorbell) + 'static,
-    receiver: impl FnOnce(&mut RingRecv, &Doorbell),
+    sender: impl FnOnce(&mut ShmSend, &Doorbell) + 'static,
+    receiver: impl FnOnce(&mut ShmRecv, &Doorbell),
 ) {
     both_over(Layout { lines, max_message: LONG, room: depth * 64 }, sender, receiver);
 }
 
 fn both_over(
     layout: Layout,
-    sender: impl FnOnce(&mut RingSend, &Doorbell) + 'static,
-    receiver: impl FnOnce(&mut RingRecv, &Doorbell),
+    sender: impl FnOnce(&mut ShmSend, &Doorbell) + 'static,
+    receiver: impl FnOnce(&mut ShmRecv, &Doorbell),
 ) {
     let bells = bells();
     let Ring { send: mut tx, recv: mut rx } = ring_of(layout, &bells);
@@ -377,7 +377,7 @@ fn the_end_of_the_receiver_wakes_the_sender() {
 /// Two ranks that send and receive at once over a pair of rings, each with one doorbell for both links, as in a collective.
 #[test]
 fn one_doorbell_for_two_links() {
-    fn rank(tx: &mut RingSend, rx: &mut RingRecv, bell: &Doorbell) {
+    fn rank(tx: &mut ShmSend, rx: &mut ShmRecv, bell: &Doorbell) {
         let (mut sent, mut received) = (0, 0);
         while sent < 2 || received < 2 {
             let before = (sent, received);
@@ -438,7 +438,7 @@ fn lent_memory_is_left_alone_until_it_was_fetched() {
             watch(data.as_ptr(), LENT);
             touches(data.as_ptr(), LENT, true);
             // SAFETY: `data` stays until it was fetched.
-            assert!(unsafe { tx.send_lent(&header, &data, false) }.unwrap());
+            assert!(unsafe { tx.zero_copy().unwrap().send(&header, &data, false) }.unwrap());
             while !tx.progress().unwrap() {
                 let link = std::cell::RefCell::new(&mut *tx);
                 wait.wait(&mine, || link.borrow_mut().arm(), || link.borrow_mut().disarm()).unwrap();

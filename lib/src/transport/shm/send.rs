@@ -9,7 +9,7 @@ use super::words::Look;
 use super::{Ends, INLINE, pack, to_words};
 use crate::error::{Error, Result};
 use crate::transport::fence;
-use crate::transport::{Interest, Peer, SendLink};
+use crate::transport::{Interest, Peer, SendLink, ZeroCopy};
 use crate::wire::Header;
 
 /// Messages of up to so many bytes are neither cut nor lent.
@@ -24,7 +24,7 @@ enum Payload {
     Lent(u64),
 }
 
-pub(crate) struct RingSend {
+pub(crate) struct ShmSend {
     direction: Direction,
     ends: Ends,
     /// Messages sent, and the count at which credit must be looked up again.
@@ -43,17 +43,17 @@ pub(crate) struct RingSend {
     last_lent: u64,
     /// Messages lent so far.
     loans: u64,
-    /// Bytes of the message that [`SendLink::lend`] is sending piece by piece.
+    /// Bytes of the message that `send_pieces` is sending piece by piece.
     sent: usize,
     /// Whether the last long message was worth lending.
     verdict: Verdict,
     lost: Option<String>,
 }
 
-impl RingSend {
-    pub(super) fn new(direction: Direction, ends: Ends) -> RingSend {
+impl ShmSend {
+    pub(super) fn new(direction: Direction, ends: Ends) -> ShmSend {
         let (lines_limit, room_limit) = (direction.layout.lines as u64, direction.layout.room as u64);
-        RingSend {
+        ShmSend {
             direction,
             ends,
             lines: 0,
@@ -211,7 +211,7 @@ impl RingSend {
     }
 }
 
-impl SendLink for RingSend {
+impl SendLink for ShmSend {
     fn peer(&self) -> &Peer {
         &self.ends.peer
     }
@@ -277,43 +277,8 @@ impl SendLink for RingSend {
         Ok(true)
     }
 
-    unsafe fn send_lent(&mut self, header: &Header, data: &[u8], two_way: bool) -> Result<bool> {
-        let worth = data.len() > PIECE && self.ends.single_copy.is_on();
-        let short = !worth && data.len() <= self.direction.layout.max_message;
-        if short || data.len() != header.len as usize || self.reserved {
-            return self.send_from(header, data);
-        }
-        if !self.credit(0)? {
-            return Ok(false);
-        }
-        let may = worth && self.sent == 0 && self.direction.loans().can_fetch();
-        if may && self.ends.single_copy.lends(data, two_way, &mut self.verdict) {
-            self.publish(header, Payload::Lent(data.as_ptr() as u64))?;
-            return Ok(true);
-        }
-        self.send_pieces(header, data)
-    }
-
-    /// A receiver that reduces would have to fetch a message to memory of its own first: two copies again.
-    fn may_lend(&self, reduced: bool) -> bool {
-        !reduced && self.ends.single_copy.is_on()
-    }
-
-    fn is_fetched_by_peer(&self) -> bool {
-        true
-    }
-
-    fn lent(&self) -> u64 {
-        self.loans
-    }
-
-    fn let_go(&mut self) {
-        if self.last_lent != 0 && !matches!(self.settle(), Ok(true)) {
-            self.lose("what was lent to it was taken back after an error".to_owned());
-            self.direction.sender().close();
-            // Whoever reads what is written from now on must see that we have closed.
-            std::sync::atomic::fence(Ordering::SeqCst);
-        }
+    fn zero_copy(&mut self) -> Option<&mut dyn ZeroCopy> {
+        if self.ends.single_copy.is_on() { Some(self) } else { None }
     }
 
     fn progress(&mut self) -> Result<bool> {
@@ -370,7 +335,43 @@ impl SendLink for RingSend {
     }
 }
 
-impl Drop for RingSend {
+impl ZeroCopy for ShmSend {
+    unsafe fn send(&mut self, header: &Header, data: &[u8], two_way: bool) -> Result<bool> {
+        let worth = data.len() > PIECE;
+        let short = !worth && data.len() <= self.direction.layout.max_message;
+        if short || data.len() != header.len as usize || self.reserved {
+            return self.send_from(header, data);
+        }
+        if !self.credit(0)? {
+            return Ok(false);
+        }
+        let may = worth && self.sent == 0 && self.direction.loans().can_fetch();
+        if may && self.ends.single_copy.lends(data, two_way, &mut self.verdict) {
+            self.publish(header, Payload::Lent(data.as_ptr() as u64))?;
+            return Ok(true);
+        }
+        self.send_pieces(header, data)
+    }
+
+    fn receiver_pulls(&self) -> bool {
+        true
+    }
+
+    fn messages(&self) -> u64 {
+        self.loans
+    }
+
+    fn revoke(&mut self) {
+        if self.last_lent != 0 && !matches!(self.settle(), Ok(true)) {
+            self.lose("what was lent to it was taken back after an error".to_owned());
+            self.direction.sender().close();
+            // Whoever reads what is written from now on must see that we have closed.
+            std::sync::atomic::fence(Ordering::SeqCst);
+        }
+    }
+}
+
+impl Drop for ShmSend {
     fn drop(&mut self) {
         if self.ends.are_ours() {
             self.direction.sender().close();
@@ -379,8 +380,8 @@ impl Drop for RingSend {
     }
 }
 
-impl fmt::Debug for RingSend {
+impl fmt::Debug for ShmSend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RingSend").field("peer", &self.ends.peer).field("sent", &self.lines).finish_non_exhaustive()
+        f.debug_struct("ShmSend").field("peer", &self.ends.peer).field("sent", &self.lines).finish_non_exhaustive()
     }
 }

@@ -1,16 +1,21 @@
-//! The ports that an endpoint uses, opened.
+//! The ports that an endpoint uses, opened, with the memory that their devices know.
+
+mod device;
+mod registered;
+mod table;
 
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::address::{VerbsAddress, list, pairs};
-use super::device::Device;
 use super::options::{self, Choice};
-use super::registered::Registration;
 use super::sys::{Gid, Timing};
 use crate::config::Config;
-use crate::error::{Error, Result};
+use crate::error::Result;
+
+pub(super) use device::Device;
+use registered::Registration;
 
 /// A port with one of its addresses.
 #[derive(Debug)]
@@ -58,7 +63,7 @@ impl Rails {
     /// Opens the devices.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] without a device or a usable port; [`Error::Config`] for one that does not exist.
+    /// [`Error::Unsupported`](crate::Error::Unsupported) without a device or a usable port; [`Error::Config`](crate::Error::Config) for one that does not exist.
     pub(crate) fn open(rank: usize, config: &Config) -> Result<Rails> {
         let mut devices = Vec::new();
         let mut rails = Vec::new();
@@ -89,35 +94,25 @@ impl Rails {
         self.rails.iter().map(|r| r.choice.address.clone()).collect()
     }
 
-    /// Fails when no port of ours shares a subnet with one of `theirs`; `no_relay`: and no other rank can help.
-    pub(crate) fn check(&self, peer: usize, theirs: &[VerbsAddress], no_relay: bool) -> Result<()> {
-        self.ways(peer, theirs, 0).map(drop).map_err(|mut error| {
-            if let (Error::Unsupported { detail, .. }, true) = (&mut error, no_relay) {
-                detail.push_str("; nor is there a way between them through other ranks");
-            }
-            error
-        })
-    }
-
     /// Our port and the peer's for each queue pair of a link of channel `channel`: the pairs of ports that share a subnet, in
     /// turn, and each channel begins with the next one.
-    pub(super) fn ways(&self, peer: usize, theirs: &[VerbsAddress], channel: u32) -> Result<Vec<Way<'_>>> {
+    ///
+    /// # Errors
+    /// Why there are none.
+    pub(super) fn ways(&self, theirs: &[VerbsAddress], channel: u32) -> Result<Vec<Way<'_>>, String> {
         let ours = self.addresses();
         let pairs = pairs(&ours, theirs);
         let way = |&(o, t): &(usize, usize)| Some(Way { rail: self.rails.get(o)?, to: theirs.get(t)?.gid });
         let ways: Vec<Way<'_>> =
             pairs.iter().filter_map(way).cycle().skip(channel as usize % pairs.len().max(1)).take(self.qps).collect();
         if ways.is_empty() {
-            return Err(Error::Unsupported {
-                what: format!("RDMA between rank {} and rank {peer}", self.rank),
-                detail: format!(
-                    "no two ports of theirs share a subnet. Rank {}: {}. Rank {peer}: {}. Give them addresses in one subnet, \
-                     choose other devices with TINYNCCL_VERBS_DEVICE, or set TINYNCCL_TRANSPORT=auto",
-                    self.rank,
-                    list(&ours),
-                    list(theirs)
-                ),
-            });
+            return Err(format!(
+                "no two ports of theirs share a subnet. Rank {}: {}. The other: {}. Give them addresses in one subnet, \
+                 choose other devices with TINYNCCL_VERBS_DEVICE",
+                self.rank,
+                list(&ours),
+                list(theirs)
+            ));
         }
         Ok(ways)
     }
@@ -138,8 +133,8 @@ impl Rails {
     /// The memory must stay allocated, at its place, until the registration is dropped.
     ///
     /// # Errors
-    /// [`Error::Os`] when a device refuses, most often for the limit of locked memory.
-    pub(crate) unsafe fn register(&self, base: NonNull<u8>, bytes: usize) -> Result<Registration> {
+    /// [`Error::Os`](crate::Error::Os) when a device refuses, most often for the limit of locked memory.
+    pub(super) unsafe fn register(&self, base: NonNull<u8>, bytes: usize) -> Result<Registration> {
         // SAFETY: by the caller.
         unsafe { Registration::new(&self.devices, base, bytes) }
     }

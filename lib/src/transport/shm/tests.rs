@@ -8,15 +8,15 @@ use super::*;
 use crate::config;
 use crate::error::Error;
 use crate::transport::wait::poll;
-use crate::transport::{LinkOptions, Received, RecvLink, SendLink};
+use crate::transport::{LinkOptions, Received, RecvLink, SendLink, ZeroCopy};
 
 const OPTIONS: LinkOptions = LinkOptions { max_message: 100, depth: 3 };
 
 struct Ring {
     memory: Arc<Mapping>,
     layout: Layout,
-    send: RingSend,
-    recv: RingRecv,
+    send: ShmSend,
+    recv: ShmRecv,
     /// Of the receiver, of the sender.
     bells: [Arc<Doorbell>; 2],
 }
@@ -38,7 +38,7 @@ fn lending(single_copy: SingleCopy) -> Ring {
         single_copy: single_copy.clone(),
     };
     let direction = || Direction::new(&memory, layout, 0).unwrap();
-    let (send, recv) = (RingSend::new(direction(), ends(0)), RingRecv::new(direction(), ends(1)));
+    let (send, recv) = (ShmSend::new(direction(), ends(0)), ShmRecv::new(direction(), ends(1)));
     Ring { memory, layout, send, recv, bells }
 }
 
@@ -49,7 +49,7 @@ fn header(seq: u32, len: usize) -> Header {
 /// Sends so that the other end may fetch it.
 fn lend(send: &mut dyn SendLink, header: &Header, data: &[u8]) -> Result<bool> {
     // SAFETY: the tests keep `data` until it is fetched or taken back.
-    unsafe { send.send_lent(header, data, false) }
+    unsafe { send.zero_copy().unwrap().send(header, data, false) }
 }
 
 #[test]
@@ -274,7 +274,7 @@ fn what_is_lent_is_flushed_when_it_was_fetched() {
     }
     assert_eq!(r.send.bytes_moved(), 0, "nothing went through the room");
     assert!(!r.send.is_flushed() && !r.send.progress().unwrap() && !r.send.arm().unwrap());
-    assert!(r.recv.is_lent());
+    assert!(r.recv.must_pull());
     assert_eq!(r.recv.peek().unwrap(), Some((header(0, LONG), &[][..])), "longer than what can be shown");
     assert!(r.recv.release().is_err());
     let mut dst = vec![0; LONG];
@@ -290,16 +290,15 @@ fn what_is_lent_is_flushed_when_it_was_fetched() {
     assert!(r.send.is_flushed());
     // And short messages as ever.
     assert!(lend(&mut r.send, &header(2, 30), &[7; 30]).unwrap());
-    assert!(r.send.is_flushed() && !r.recv.is_lent());
+    assert!(r.send.is_flushed() && !r.recv.must_pull());
     assert_eq!(r.recv.peek().unwrap(), Some((header(2, 30), &[7; 30][..])));
 }
 
 /// Who cannot be read, or is not who it was, gets its long messages through in pieces.
 #[test]
 fn without_permission_long_messages_go_through_the_room() {
-    for single_copy in
-        [SingleCopy::off(), SingleCopy { pid: 0, ..ourselves() }, SingleCopy { pid: i32::MAX, ..ourselves() }]
-    {
+    assert!(lending(SingleCopy::off()).send.zero_copy().is_none());
+    for single_copy in [SingleCopy { pid: 0, ..ourselves() }, SingleCopy { pid: i32::MAX, ..ourselves() }] {
         let mut r = lending(single_copy);
         for (seq, by_pieces) in [(0, false), (1, true)] {
             let (data, mut dst) = (long(seq), vec![0; LONG]);
@@ -348,7 +347,7 @@ fn what_was_taken_back_is_not_received() {
         if drops {
             drop(r.send);
         } else {
-            r.send.let_go();
+            r.send.revoke();
             assert!(matches!(r.send.send_from(&header(1, 8), &[0; 8]), Err(Error::PeerLost { .. })));
         }
         let mut dst = vec![0; LONG];
@@ -362,7 +361,7 @@ fn what_was_taken_back_is_not_received() {
     let data = long(0);
     assert!(lend(&mut r.send, &header(0, LONG), &data).unwrap());
     assert_eq!(r.recv.recv_into(&header(0, LONG), &mut vec![0; LONG]).unwrap(), Received::Done);
-    r.send.let_go();
+    r.send.revoke();
     assert!(r.send.send_from(&header(1, 8), &[0; 8]).unwrap());
     // A receiver that goes without having fetched is lost to who waits for it.
     assert!(lend(&mut r.send, &header(2, LONG), &data).unwrap());
@@ -385,7 +384,7 @@ fn small_pages_are_lent_from_where_it_was_measured_to_pay() {
             let _ = r.recv.recv_into(&header(0, LONG), &mut vec![0; LONG]).unwrap();
             let _ = r.send.progress().unwrap();
         }
-        assert_eq!(r.send.lent(), lent, "from {from}");
+        assert_eq!(r.send.messages(), lent, "from {from}");
     }
     // One way up to 1 MiB, both ways at any length. Memory that was never touched lies on no pages at all.
     let memory = Mapping::anonymous((3 << 20) + 4096).unwrap();

@@ -21,7 +21,7 @@
 //!
 //! # Taking back
 //! A sender that fails before its loans are fetched closes the link before it gives the memory back to its owner
-//! (`let_go`). The receiver looks for that after it has read, so it may read anything but never takes it for a message. It
+//! (`revoke`). The receiver looks for that after it has read, so it may read anything but never takes it for a message. It
 //! reads through the kernel between threads of one process, too: a plain copy could meet memory that is unmapped.
 
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -4,14 +4,14 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::device::Device;
-use super::sys::{Access, Mr};
 use super::table::Entry;
 use crate::error::Result;
 use crate::fork::Origin;
+use crate::transport::verbs::sys::{Access, Mr};
 
 /// Memory registered with all devices of a rank: in their tables, until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Registration {
+pub(in super::super) struct Registration {
     start: usize,
     regions: Vec<(Arc<Device>, Mr)>,
     origin: Origin,

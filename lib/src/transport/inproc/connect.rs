@@ -1,14 +1,14 @@
-//! Links between ranks that are threads of one process.
+//! Where the threads of one process meet, and the link that they make there.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::doorbell::Doorbell;
-use super::mapping::Mapping;
-use super::ring::{self, Ends, Layout, SingleCopy};
-use super::wait::Wait;
-use super::{LinkOptions, LinkPair, Peer};
 use crate::error::{Error, Result};
+use crate::transport::doorbell::Doorbell;
+use crate::transport::mapping::Mapping;
+use crate::transport::shm::{self, Ends, Layout, SingleCopy};
+use crate::transport::wait::Wait;
+use crate::transport::{LinkOptions, LinkPair, Peer};
 
 /// Where the threads of one process find each other. Shared by all of them in an `Arc`.
 #[derive(Debug, Default)]
@@ -146,7 +146,7 @@ fn link(first: &Entry, second: &ConnectTo, second_bell: &Arc<Doorbell>) -> Resul
         single_copy: SingleCopy::off(),
     };
     Ok((
-        ring::pair(&memory, layout, 0, end(second, &first.bell), "inproc")?,
-        ring::pair(&memory, layout, 1, end(&first.to, second_bell), "inproc")?,
+        shm::pair(&memory, layout, 0, end(second, &first.bell), "inproc")?,
+        shm::pair(&memory, layout, 1, end(&first.to, second_bell), "inproc")?,
     ))
 }

@@ -18,7 +18,7 @@ use std::net::TcpStream;
 
 use rustix::event::PollFlags;
 
-use super::MAX_QPS;
+use crate::config::MAX_QPS;
 use crate::error::{Error, Result};
 use crate::transport::Peer;
 use crate::transport::wait::Wait;
@@ -26,37 +26,37 @@ use crate::transport::wait::Wait;
 /// What the peer has to know of our end. Little endian, as are the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-pub(super) struct Memory {
+pub(in super::super) struct Memory {
     /// Memory that the peer writes to.
-    pub(super) address: u64,
-    pub(super) bytes: u64,
-    pub(super) lines: u32,
-    pub(super) slots: u32,
+    pub(in super::super) address: u64,
+    pub(in super::super) bytes: u64,
+    pub(in super::super) lines: u32,
+    pub(in super::super) slots: u32,
 }
 
 /// What the peer's queue pair has to know of ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-pub(super) struct QueuePair {
+pub(in super::super) struct QueuePair {
     /// Our port.
-    pub(super) gid: [u8; 16],
+    pub(in super::super) gid: [u8; 16],
     /// The peer's port that the dialer chose.
-    pub(super) wanted: [u8; 16],
+    pub(in super::super) wanted: [u8; 16],
     /// Key of the memory for our device.
-    pub(super) rkey: u32,
-    pub(super) qpn: u32,
-    pub(super) psn: u32,
-    pub(super) lid: u32,
+    pub(in super::super) rkey: u32,
+    pub(in super::super) qpn: u32,
+    pub(in super::super) psn: u32,
+    pub(in super::super) lid: u32,
     /// `ibv_mtu` code of our port.
-    pub(super) mtu: u32,
+    pub(in super::super) mtu: u32,
 }
 
 /// One side of a link.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Card {
-    pub(super) memory: Memory,
+pub(in super::super) struct Card {
+    pub(in super::super) memory: Memory,
     /// By number, from 1 to [`MAX_QPS`].
-    pub(super) qps: Vec<QueuePair>,
+    pub(in super::super) qps: Vec<QueuePair>,
 }
 
 impl Card {
@@ -97,7 +97,7 @@ fn send(socket: &mut TcpStream, who: &Peer, what: u32, body: &[u8]) -> Result<()
 }
 
 /// Sends our card, or says why there is none.
-pub(super) fn tell(socket: &mut TcpStream, who: &Peer, card: Result<&Card, &Error>) -> Result<()> {
+pub(in super::super) fn tell(socket: &mut TcpStream, who: &Peer, card: Result<&Card, &Error>) -> Result<()> {
     match card {
         Ok(card) => send(socket, who, CARD, &card.to_bytes()),
         Err(reason) => {
@@ -110,7 +110,7 @@ pub(super) fn tell(socket: &mut TcpStream, who: &Peer, card: Result<&Card, &Erro
 }
 
 /// The peer's card.
-pub(super) fn hear(socket: &mut TcpStream, who: &Peer, wait: &Wait<'_>) -> Result<Card> {
+pub(in super::super) fn hear(socket: &mut TcpStream, who: &Peer, wait: &Wait<'_>) -> Result<Card> {
     match receive(socket, who, wait)? {
         (CARD, body) => Card::parse(&body)
             .ok_or_else(|| who.protocol("connect", format!("expected an RDMA card, got {} bytes", body.len()))),
@@ -118,11 +118,11 @@ pub(super) fn hear(socket: &mut TcpStream, who: &Peer, wait: &Wait<'_>) -> Resul
     }
 }
 
-pub(super) fn tell_ready(socket: &mut TcpStream, who: &Peer) -> Result<()> {
+pub(in super::super) fn tell_ready(socket: &mut TcpStream, who: &Peer) -> Result<()> {
     send(socket, who, READY, &[])
 }
 
-pub(super) fn hear_ready(socket: &mut TcpStream, who: &Peer, wait: &Wait<'_>) -> Result<()> {
+pub(in super::super) fn hear_ready(socket: &mut TcpStream, who: &Peer, wait: &Wait<'_>) -> Result<()> {
     match receive(socket, who, wait)? {
         (READY, _) => Ok(()),
         (what, _) => Err(who.protocol("connect", format!("expected that the queue pair is ready, got message {what}"))),

@@ -3,34 +3,33 @@
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::status;
-use super::sys::{Context, Pd};
 use super::table::Table;
 use crate::error::Result;
+use crate::transport::verbs::sys::{Context, Pd, status};
 
 /// An opened device, and why it can no longer be used.
 #[derive(Debug)]
-pub(super) struct Device {
-    pub(super) pd: Arc<Pd>,
+pub(in super::super) struct Device {
+    pub(in super::super) pd: Arc<Pd>,
     /// Callers' memory that it may send from.
-    pub(super) registered: Table,
+    pub(in super::super) registered: Table,
     failed: Mutex<Option<String>>,
 }
 
 impl Device {
-    pub(super) fn new(name: &str) -> Result<(Arc<Context>, Arc<Device>)> {
+    pub(in super::super) fn new(name: &str) -> Result<(Arc<Context>, Arc<Device>)> {
         let context = Context::open(name)?;
         let pd = Pd::new(&context)?;
         Ok((context, Arc::new(Device { pd, registered: Table::default(), failed: Mutex::new(None) })))
     }
 
     /// Why it is lost, if it is.
-    pub(super) fn failure(&self) -> Option<String> {
+    pub(in super::super) fn failure(&self) -> Option<String> {
         self.failed.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Takes in what the device says without being asked.
-    pub(super) fn hear(&self, rank: usize) {
+    pub(in super::super) fn hear(&self, rank: usize) {
         let context = self.pd.context();
         loop {
             match context.next_event() {
@@ -52,7 +51,7 @@ impl Device {
         }
     }
 
-    pub(super) fn event_fd(&self) -> BorrowedFd<'_> {
+    pub(in super::super) fn event_fd(&self) -> BorrowedFd<'_> {
         self.pd.context().event_fd()
     }
 }

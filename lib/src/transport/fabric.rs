@@ -1,0 +1,246 @@
+//! A transport as an [`Endpoint`](super::Endpoint) sees it: it says how it is reached, dials, and accepts.
+
+use std::any::Any;
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::doorbell::Doorbell;
+use super::endpoint::EndpointInfo;
+use super::handshake::{Caller, Reply};
+use super::linger::Linger;
+use super::relay::Routes;
+use super::stream::{self, Stream};
+use super::wait::Wait;
+use super::{LinkOptions, LinkPair, Peer};
+use crate::bootstrap::interface::LocalAddress;
+use crate::config::Config;
+use crate::error::{Error, Result};
+
+/// What a transport listens with.
+pub(crate) struct Site<'a> {
+    pub(crate) rank: usize,
+    pub(crate) config: &'a Config,
+    /// The addresses to listen on.
+    pub(crate) locals: &'a [LocalAddress],
+    /// Takes what dropped links leave behind.
+    pub(crate) linger: &'a Arc<Linger>,
+}
+
+/// One transport of an endpoint.
+///
+/// An endpoint keeps its fabrics in order of preference. The lower rank of a link takes the first one that
+/// [reaches](Fabric::reaches) the peer and [dials](Fabric::dial); at the higher one, the endpoint's thread takes the
+/// connection ([`Fabric::incoming`]), checks that the dialer knows the secret of the job, and files it until the rank asks for
+/// the link ([`Fabric::accept`]). No method but these last two, `dial` and `accept`, may block.
+pub trait Fabric: Send + Sync + fmt::Debug {
+    /// Name of the transport and of its links ([`LinkPair::kind`]).
+    fn kind(&self) -> &'static str;
+
+    /// What errors call it.
+    fn name(&self) -> &'static str {
+        self.kind()
+    }
+
+    /// Adds to `info` how other ranks reach this fabric.
+    fn describe(&self, info: &mut EndpointInfo);
+
+    /// Whether it reaches a peer. Both results are reasons, for the log and for errors. Both ends must come to the same.
+    ///
+    /// # Errors
+    /// Why it does not.
+    fn reaches(&self, ours: &EndpointInfo, theirs: &EndpointInfo) -> Result<&'static str, String>;
+
+    /// Connections of one link. Both ends must have the same number.
+    fn streams(&self) -> usize {
+        1
+    }
+
+    /// Makes our end of a link with the peer that accepts.
+    ///
+    /// # Errors
+    /// Those that end the attempt over other fabrics, too. Otherwise [`Dialed::NotPossible`].
+    fn dial(&self, dial: &Dial<'_>) -> Result<Dialed>;
+
+    /// Descriptors that are readable when [`Fabric::incoming`] or [`Fabric::hear`] has something to do.
+    fn listeners(&self) -> Vec<BorrowedFd<'_>>;
+
+    /// The next connection of a dialer, if there is one.
+    ///
+    /// # Errors
+    /// Those of the system.
+    fn incoming(&self) -> std::io::Result<Option<Box<dyn Conn>>>;
+
+    /// Makes our end of a link with the peer that has dialed, and answers with [`Accept::welcome`].
+    ///
+    /// # Errors
+    /// Outer ones are final. After an inner one the dialer may come again.
+    fn accept(&self, conn: Box<dyn Conn>, accept: &Accept<'_>) -> Result<Result<LinkPair, String>>;
+
+    /// Takes in what its devices say.
+    fn hear(&self) {}
+
+    /// Which ranks need others to reach each other.
+    fn routes(&self, _world: &[EndpointInfo]) -> Routes {
+        Routes::direct()
+    }
+
+    /// From so many bytes on, zero copy of memory on ordinary pages is faster, by measuring.
+    fn zero_copy_from(&self, _bytes: usize) {}
+
+    /// Registers a caller's memory with its devices, if it has any.
+    ///
+    /// # Safety
+    /// The memory must stay allocated, at its place, until the registration is dropped.
+    ///
+    /// # Errors
+    /// Those of the device.
+    unsafe fn register(&self, _base: NonNull<u8>, _bytes: usize) -> Result<Option<Registration>> {
+        Ok(None)
+    }
+}
+
+/// Memory that is registered with devices until this is dropped.
+#[derive(Debug)]
+pub struct Registration {
+    _kept: Box<dyn fmt::Debug + Send + Sync>,
+}
+
+impl Registration {
+    /// One that lasts as long as `kept`.
+    pub fn new(kept: impl fmt::Debug + Send + Sync + 'static) -> Registration {
+        Registration { _kept: Box::new(kept) }
+    }
+}
+
+/// A connection on which the handshake goes on, at the end that accepts. No method blocks.
+///
+/// [`StreamConn`](super::StreamConn) is one over any stream of bytes.
+pub trait Conn: Any + Send + fmt::Debug {
+    /// Fills `bytes` when so many are here; `false` until then. It is asked again with the same length.
+    ///
+    /// # Errors
+    /// Why they will not come.
+    fn read(&mut self, bytes: &mut [u8]) -> Result<bool, String>;
+
+    /// Sends a few hundred bytes, for which a new connection has room.
+    ///
+    /// # Errors
+    /// Why they cannot be sent.
+    fn write(&mut self, bytes: &[u8]) -> Result<(), String>;
+
+    /// The dialer's address in words.
+    fn address(&self) -> String;
+
+    /// The dialer has gone away in the meantime.
+    fn is_gone(&self) -> bool;
+
+    /// Readable when [`Conn::read`] has something to do.
+    fn fd(&self) -> BorrowedFd<'_>;
+}
+
+impl dyn Conn {
+    /// The connection as what it was when the fabric gave it away.
+    ///
+    /// # Errors
+    /// It is another fabric's.
+    pub fn downcast<T: Conn>(self: Box<Self>) -> Result<Box<T>, String> {
+        let any: Box<dyn Any> = self;
+        any.downcast().map_err(|_| "expected a connection of the same transport".to_owned())
+    }
+
+    pub(super) fn reply(&mut self, reply: &Reply) -> Result<(), String> {
+        self.write(&reply.to_bytes())
+    }
+}
+
+/// A link that is to be dialed.
+pub struct Dial<'a> {
+    /// How the peer is reached.
+    pub info: &'a EndpointInfo,
+    /// Channel of the link.
+    pub channel: u32,
+    /// Equal at both ends.
+    pub options: &'a LinkOptions,
+    /// What the peer rings when our thread sleeps, unless it polls a descriptor.
+    pub bell: &'a Arc<Doorbell>,
+    pub(crate) ours: &'a EndpointInfo,
+    pub(crate) caller: Caller,
+    pub(crate) wait: &'a Wait<'a>,
+}
+
+impl Dial<'_> {
+    /// The peer at this address, for errors.
+    pub fn peer(&self, address: String) -> Peer {
+        Peer { rank: self.wait.rank, peer: self.wait.peer, address }
+    }
+
+    /// Goes through the handshake on a new non-blocking connection: it is the peer, and it wants the link.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`], the abort's error, [`Error::Protocol`] when the peer does not want the link, [`Error::PeerLost`] when
+    /// whoever answers is not the peer.
+    pub fn greet<S: Stream>(&self, socket: &mut S, peer: &Peer) -> Result<()> {
+        stream::greet(socket, &self.caller, self.wait, peer).map_err(|failure| match failure {
+            stream::Failure::Final(e) => e,
+            stream::Failure::Wrong(detail) | stream::Failure::Slow(detail) => peer.lost("connect", &detail),
+        })
+    }
+}
+
+/// How a dial ended, unless in an error.
+#[derive(Debug)]
+pub enum Dialed {
+    /// The link stands.
+    Linked(LinkPair),
+    /// This fabric does not work between the two, for this reason; another one may.
+    NotPossible(String),
+}
+
+/// A link that is to be accepted.
+pub struct Accept<'a> {
+    /// Equal at both ends.
+    pub options: &'a LinkOptions,
+    /// What the peer rings when our thread sleeps, unless it polls a descriptor.
+    pub bell: &'a Arc<Doorbell>,
+    pub(crate) wait: &'a Wait<'a>,
+    pub(crate) further: &'a dyn Fn(usize) -> Result<Box<dyn Conn>>,
+}
+
+impl Accept<'_> {
+    /// The peer at this address, for errors.
+    pub fn peer(&self, address: String) -> Peer {
+        Peer { rank: self.wait.rank, peer: self.wait.peer, address }
+    }
+
+    /// Answers the dialer that the link stands.
+    ///
+    /// # Errors
+    /// It has gone away.
+    pub fn welcome(&self, conn: &mut dyn Conn) -> Result<(), String> {
+        conn.reply(&Reply::Welcome)
+    }
+
+    /// Waits for connection `stream` of the link, counted from 0.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`], the abort's error.
+    pub fn further(&self, stream: usize) -> Result<Box<dyn Conn>> {
+        (self.further)(stream)
+    }
+}
+
+/// What an error says of a fabric that does not reach a peer.
+pub(crate) fn unreachable(name: &str, rank: usize, peer: usize, why: &str) -> Error {
+    Error::Unsupported {
+        what: format!("{name} between rank {rank} and rank {peer}"),
+        detail: format!("{why}; or set TINYNCCL_TRANSPORT=auto"),
+    }
+}
+
+impl AsFd for dyn Conn {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd()
+    }
+}

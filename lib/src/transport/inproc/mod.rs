@@ -1,0 +1,7 @@
+//! Links between ranks that are threads of one process: the rings of `shm` in memory that they have in common.
+//!
+//! The threads meet in a [`Hub`], so there is nothing to listen on and no handshake.
+
+mod connect;
+
+pub use connect::{ConnectTo, Hub, connect};

@@ -1,0 +1,148 @@
+//! The handshake over a stream of bytes: what a dialer does, and the connection that an acceptor keeps.
+
+use std::fmt;
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
+
+use super::Peer;
+use super::fabric::Conn;
+use super::handshake::{Caller, Hello, Reply};
+use super::wait::Wait;
+use crate::error::Error;
+use crate::fork::Kept;
+
+/// Why a stream is at its end.
+pub(crate) const CLOSED: &str = "it closed the connection";
+
+/// A connected non-blocking socket that carries bytes.
+pub trait Stream: Read + Write + AsFd + Send + fmt::Debug + 'static {}
+
+impl<S: Read + Write + AsFd + Send + fmt::Debug + 'static> Stream for S {}
+
+/// Why a dialed address did not do.
+pub(crate) enum Failure {
+    /// Nobody listens there, or not the one meant.
+    Wrong(String),
+    /// It may work later.
+    Slow(String),
+    /// No use to go on.
+    Final(Error),
+}
+
+impl From<Error> for Failure {
+    fn from(e: Error) -> Self {
+        Failure::Final(e)
+    }
+}
+
+/// Says hello, proves that we know the secret once the acceptor has, and waits for its welcome.
+pub(crate) fn greet<S: Stream>(socket: &mut S, caller: &Caller, wait: &Wait<'_>, who: &Peer) -> Result<(), Failure> {
+    let caller = caller.fresh()?;
+    // A new connection's send buffer has room for it, and for the proof.
+    let slow = |e: std::io::Error| Failure::Slow(e.to_string());
+    socket.write_all(bytemuck::bytes_of(&caller.hello)).map_err(slow)?;
+    let mut reply = hear(socket, wait)?;
+    let proven = matches!(reply, Reply::Prove(_));
+    if let Reply::Prove(challenge) = reply {
+        let proof = caller.answer(&challenge).map_err(Failure::Wrong)?;
+        socket.write_all(&proof).map_err(slow)?;
+        reply = hear(socket, wait)?;
+    }
+    match reply {
+        Reply::Welcome if proven => Ok(()),
+        // Whoever has not proven itself is not the peer: the next address may be.
+        Reply::Stranger(detail) => Err(Failure::Wrong(format!("refused: {detail}"))),
+        Reply::Refused(detail) | Reply::UseTcp(detail) if proven => {
+            Err(Failure::Final(who.protocol("connect", detail)))
+        }
+        _ => Err(Failure::Wrong("expected a challenge, then a welcome".to_owned())),
+    }
+}
+
+/// The next reply. Whoever does not speak our protocol is not the peer.
+fn hear<S: Stream>(socket: &mut S, wait: &Wait<'_>) -> Result<Reply, Failure> {
+    let mut bytes = vec![0; Reply::HEAD];
+    read_exact(socket, &mut bytes, wait)?;
+    let mut detail = vec![0; Reply::detail_len(&bytes).map_err(Failure::Wrong)?];
+    read_exact(socket, &mut detail, wait)?;
+    bytes.extend(detail);
+    Reply::parse(&bytes).map_err(Failure::Wrong)
+}
+
+fn read_exact<S: Stream>(socket: &mut S, bytes: &mut [u8], wait: &Wait<'_>) -> Result<(), Failure> {
+    let mut got = 0;
+    while let Some(rest) = bytes.get_mut(got..).filter(|r| !r.is_empty()) {
+        match socket.read(rest) {
+            Ok(0) => return Err(Failure::Wrong(CLOSED.to_owned())),
+            Ok(n) => got += n,
+            Err(e) if e.kind() == ErrorKind::WouldBlock => {
+                // The peer answers once its own thread asks for the link, so this lasts as long as the whole wait.
+                let detail = || "it took the connection and has not asked for this link yet".to_owned();
+                wait.ready(socket, PollFlags::IN, wait.left(), detail)?;
+            }
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) => return Err(Failure::Slow(e.to_string())),
+        }
+    }
+    Ok(())
+}
+
+/// A connection over a stream of bytes that waits for its link.
+#[derive(Debug)]
+pub struct StreamConn<S> {
+    socket: Kept<S>,
+    address: String,
+    /// What has come of the bytes that are being read.
+    bytes: [u8; Hello::BYTES],
+    got: usize,
+}
+
+impl<S: Stream> StreamConn<S> {
+    /// `socket` must not block; `address` is the dialer's, in words.
+    pub fn new(socket: S, address: String) -> StreamConn<S> {
+        StreamConn { socket: Kept::new(socket), address, bytes: [0; Hello::BYTES], got: 0 }
+    }
+
+    /// The stream, once the handshake is over.
+    pub fn into_inner(self) -> S {
+        self.socket.into_inner()
+    }
+}
+
+impl<S: Stream> Conn for StreamConn<S> {
+    fn read(&mut self, bytes: &mut [u8]) -> Result<bool, String> {
+        while let Some(rest) = self.bytes.get_mut(self.got..bytes.len()).filter(|r| !r.is_empty()) {
+            match self.socket.read(rest) {
+                Ok(0) => return Err(format!("closed after {} bytes", self.got)),
+                Ok(n) => self.got += n,
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) => return Err(e.to_string()),
+            }
+        }
+        self.got = 0;
+        bytes.iter_mut().zip(&self.bytes).for_each(|(to, from)| *to = *from);
+        Ok(true)
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), String> {
+        self.socket.write_all(bytes).map_err(|e| e.to_string())
+    }
+
+    fn address(&self) -> String {
+        self.address.clone()
+    }
+
+    fn is_gone(&self) -> bool {
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        !matches!(rustix::net::recv(&*self.socket, &mut [0u8; 1], flags), Err(Errno::AGAIN))
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}

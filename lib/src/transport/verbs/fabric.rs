@@ -1,0 +1,95 @@
+//! RDMA as an endpoint sees it: reaches ranks with a port on a common subnet. The handshake goes over TCP.
+
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::rails::Rails;
+use super::{connect, listen};
+use crate::error::Result;
+use crate::transport::fabric::{Accept, Conn, Dial, Dialed, Fabric, Registration, Site};
+use crate::transport::linger::Linger;
+use crate::transport::relay::Routes;
+use crate::transport::tcp::fabric::TcpFabric;
+use crate::transport::{EndpointInfo, LinkPair, tcp};
+
+/// The ports of RDMA devices, and the sockets over which links are agreed on.
+#[derive(Debug)]
+struct VerbsFabric {
+    rails: Rails,
+    tcp: TcpFabric,
+    streams: usize,
+    linger: Arc<Linger>,
+}
+
+/// Opens the devices, and listens with TCP.
+///
+/// # Errors
+/// [`Error::Unsupported`](crate::Error::Unsupported) when there is no device that can be used, and those of TCP.
+pub(crate) fn bind(site: &Site<'_>) -> Result<Box<dyn Fabric>> {
+    Ok(Box::new(VerbsFabric {
+        rails: Rails::open(site.rank, site.config)?,
+        tcp: TcpFabric::bind(site)?,
+        streams: site.config.verbs_qps,
+        linger: site.linger.clone(),
+    }))
+}
+
+impl Fabric for VerbsFabric {
+    fn kind(&self) -> &'static str {
+        "verbs"
+    }
+
+    fn name(&self) -> &'static str {
+        "RDMA"
+    }
+
+    fn describe(&self, info: &mut EndpointInfo) {
+        self.tcp.describe(info);
+        info.verbs = self.rails.addresses();
+    }
+
+    fn reaches(&self, _ours: &EndpointInfo, theirs: &EndpointInfo) -> Result<&'static str, String> {
+        self.rails.ways(&theirs.verbs, 0).map(|_| "they have ports on a common subnet")
+    }
+
+    fn streams(&self) -> usize {
+        self.streams
+    }
+
+    fn dial(&self, dial: &Dial<'_>) -> Result<Dialed> {
+        let (socket, _, who) = self.tcp.reach(dial)?;
+        connect::connect(&self.rails, socket, who, dial, &self.linger).map(Dialed::Linked)
+    }
+
+    fn listeners(&self) -> Vec<BorrowedFd<'_>> {
+        self.tcp.listeners().into_iter().chain(self.rails.event_fds()).collect()
+    }
+
+    fn incoming(&self) -> std::io::Result<Option<Box<dyn Conn>>> {
+        self.tcp.incoming()
+    }
+
+    fn accept(&self, conn: Box<dyn Conn>, accept: &Accept<'_>) -> Result<Result<LinkPair, String>> {
+        let who = accept.peer(conn.address());
+        match tcp::listen::welcome(conn, accept) {
+            Ok(socket) => listen::finish(&self.rails, socket, who, accept, &self.linger).map(Ok),
+            Err(e) => Ok(Err(e)),
+        }
+    }
+
+    fn hear(&self) {
+        self.rails.hear();
+    }
+
+    fn routes(&self, world: &[EndpointInfo]) -> Routes {
+        let share =
+            |a: &EndpointInfo, b: &EndpointInfo| a.verbs.iter().any(|a| b.verbs.iter().any(|b| a.same_subnet(b)));
+        Routes::new(world.len(), |a, b| world.get(a).zip(world.get(b)).is_some_and(|(a, b)| share(a, b)))
+    }
+
+    unsafe fn register(&self, base: NonNull<u8>, bytes: usize) -> Result<Option<Registration>> {
+        // SAFETY: by the caller.
+        unsafe { self.rails.register(base, bytes) }.map(|memory| Some(Registration::new(memory)))
+    }
+}
