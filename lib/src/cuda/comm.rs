@@ -12,6 +12,8 @@ use super::peer::{Choice, Chooser, Reason, Registry};
 use super::report::aborted;
 use super::window::Windows;
 use crate::comm::Comm;
+#[cfg(doc)]
+use crate::error::Error;
 use crate::error::Result;
 use crate::fork::Origin;
 use crate::schedule::Partition;
