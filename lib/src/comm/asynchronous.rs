@@ -61,7 +61,7 @@ impl Comm {
 }
 
 macro_rules! asynchronous {
-    ($($(#[$doc:meta])* $form:ident $collective:ident $arguments:tt: $of:ident, $name:tt, $g:tt, $ga:tt;)*) => {
+    ($($(#[$doc:meta])* $form:ident $collective:ident $arguments:tt: $of:ident, $name:tt, $g:tt, $ga:tt, $device:tt;)*) => {
         impl Comm {
             $(asynchronous! { @ $form $name $of $collective $arguments })*
         }

@@ -28,6 +28,21 @@ pub struct Call {
     pub output: u64,
 }
 
+impl Call {
+    /// A call of a collective of no elements, to be filled in.
+    pub(super) fn of(collective: Collective, dtype: DType) -> Call {
+        Call { collective, dtype, op: ReduceOp::Sum, root: 0, count: 0, input: 0, output: 0 }
+    }
+
+    /// Bytes of its `count` elements.
+    pub(super) fn bytes(&self) -> usize {
+        self.count.saturating_mul(self.dtype.size())
+    }
+}
+
+/// One end of a message: where its buffer is, its bytes, and the other rank.
+pub(super) type End = (u64, usize, usize);
+
 /// Where a call goes: a stream that is kept, or a handle that the caller keeps until the communicator's next call.
 #[derive(Debug, Clone)]
 pub enum Stream {

@@ -1,29 +1,20 @@
 //! A rank's membership in a group of ranks that drive GPUs.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaEvent, sys};
 
 use super::call::{Call, Stream};
-use super::decide::{Asked, Reason};
 use super::driver::{cuda, is_capturing};
-use super::hosted::Hosted;
-use super::kernels::Kernels;
-use super::launch::Team;
-use super::path::Path;
-use super::peers::Peer;
-use super::phased::Phased;
-use super::registry::Registry;
-use super::report::Report;
-use super::schedules::Schedules;
-use super::select::{self, Choice, Protocol};
-use super::window::{Layout, Window};
+use super::path::{DataPath, Path};
+use super::peer::{Choice, Chooser, Reason, Registry};
+use super::report::aborted;
+use super::window::Windows;
 use crate::comm::Comm;
-use crate::config::PathCheck;
-use crate::error::{Error, Result};
+#[cfg(doc)]
+use crate::error::Error;
+use crate::error::Result;
 use crate::fork::Origin;
 use crate::schedule::Partition;
 use crate::wire::Collective;
@@ -38,30 +29,19 @@ use crate::wire::Collective;
 pub struct DeviceComm {
     pub(super) rank: usize,
     pub(super) size: usize,
-    pub(super) layout: Layout,
-    pub(super) kernels: Arc<Kernels>,
-    pub(super) team: Team,
-    pub(super) report: Arc<Report>,
-    pub(super) carrier: Carrier,
+    pub(super) path: Arc<dyn DataPath>,
     pub(super) why: String,
+    /// Of calls on the peer path; others take their choices for what they are there.
+    pub(super) chooser: Arc<Chooser>,
     /// Whether CUDA is asked about every buffer.
     pub(super) checks_memory: bool,
-    pub(super) path_check: PathCheck,
-    pub(super) patience: Duration,
     pub(super) order: Mutex<Order>,
-    pub(super) choices: Mutex<Option<Choice>>,
-    pub(super) asked: Asked,
-    /// Collectives of which it was said that they do not go as was asked for.
-    pub(super) warned: AtomicU32,
-    pub(super) registry: Arc<Registry>,
-    pub(super) schedules: Schedules,
     pub(super) context: Arc<CudaContext>,
     pub(super) origin: Origin,
     /// Where ranks of other processes meet.
     pub(super) host: Option<Comm>,
-    // The last fields: freed after all else.
-    pub(super) peers: Vec<Peer>,
-    pub(super) _windows: Arc<Vec<Window>>,
+    /// What kernels of all ranks reach; `None` where calls go through the hosts' memory. The last field: freed after all else.
+    pub(super) windows: Option<Windows>,
 }
 
 /// How a call is carried out, in words.
@@ -85,16 +65,6 @@ impl fmt::Display for Explanation {
         }
         write!(f, ": {}", self.reason)
     }
-}
-
-/// What carries the calls.
-#[derive(Debug)]
-pub(super) enum Carrier {
-    Peer,
-    /// No kernel waits for another rank.
-    Phased(Phased),
-    /// Through the hosts' memory; windows and kernels are not used.
-    Hosted(Hosted),
 }
 
 /// Calls so far.
@@ -121,11 +91,7 @@ impl DeviceComm {
 
     /// Which way the data takes; the same on all ranks.
     pub fn path(&self) -> Path {
-        match self.carrier {
-            Carrier::Peer => Path::Peer,
-            Carrier::Phased(_) => Path::Phased,
-            Carrier::Hosted(_) => Path::Hosted,
-        }
+        self.path.path()
     }
 
     /// Why it takes this way, in words.
@@ -135,10 +101,7 @@ impl DeviceComm {
 
     /// Memory that the communicator takes on each rank: of the device, or of the host where calls go through it.
     pub fn window_bytes(&self) -> usize {
-        match &self.carrier {
-            Carrier::Peer | Carrier::Phased(_) => self.layout.bytes(),
-            Carrier::Hosted(hosted) => hosted.bytes(),
-        }
+        self.path.bytes()
     }
 
     /// Our device.
@@ -149,63 +112,35 @@ impl DeviceComm {
     /// How a collective of so many bytes (of the whole buffer for all_reduce, broadcast and reduce, of one rank's segment for the
     /// others) is carried out.
     pub fn choice(&self, collective: Collective, bytes: usize) -> Choice {
-        let (choice, reason) = self.decide(collective, bytes);
-        if reason == Reason::Refused {
-            self.warn_refused(collective, choice);
+        let (choice, reason) = self.chooser.decide(collective, bytes);
+        if reason == Reason::Refused && self.path.chooser().is_some() {
+            self.chooser.warn_refused(collective, choice);
         }
         choice
     }
 
     /// How such a call is carried out, and why. The same on all ranks.
     pub fn explain(&self, collective: Collective, bytes: usize) -> Explanation {
-        let choice = (self.path() == Path::Peer).then(|| self.decide(collective, bytes));
-        let (choice, reason) = choice.map_or((None, Reason::Path), |(choice, reason)| (Some(choice), reason));
+        let decided = self.path.chooser().map(|chooser| chooser.decide(collective, bytes));
+        let (choice, reason) = decided.map_or((None, Reason::Path), |(choice, reason)| (Some(choice), reason));
         Explanation { path: self.path(), path_reason: self.why.clone(), choice, reason }
-    }
-
-    fn decide(&self, collective: Collective, bytes: usize) -> (Choice, Reason) {
-        let forced = *self.choices.lock().unwrap_or_else(PoisonError::into_inner);
-        let takes = |choice: &Choice| {
-            self.fits(collective, *choice, bytes) && self.asked.orders(choice.protocol, collective, self.size)
-        };
-        if let Some(choice) = forced.filter(takes) {
-            return (choice, Reason::Set);
-        }
-        self.asked.decide(&self.layout, collective, bytes, self.registry.is_used(), |algorithm, framing, blocks| {
-            self.schedules.fits(collective, algorithm, framing, blocks, bytes)
-        })
-    }
-
-    /// Once per collective.
-    #[cold]
-    fn warn_refused(&self, collective: Collective, choice: Choice) {
-        let bit = 1 << collective as u8;
-        if self.path() == Path::Peer && self.warned.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
-            log::warn!("rank {}: {collective} on GPUs takes {}; {}", self.rank, choice.protocol, Reason::Refused);
-        }
     }
 
     /// Whether a call of `bytes` (as in [`DeviceComm::choice`]) can be carried out so, whatever its element type.
     pub fn fits(&self, collective: Collective, choice: Choice, bytes: usize) -> bool {
-        match choice.protocol {
-            Protocol::Schedule(algorithm, framing) => {
-                self.schedules.fits(collective, algorithm, framing, choice.blocks, bytes)
-            }
-            _ => select::fits(&self.layout, collective, choice, bytes),
-        }
+        self.chooser.fits(collective, choice, bytes)
     }
 
     /// How the segments of `call` are cut when it is carried out by a schedule; `None` if `choice` is no schedule, or does not
     /// fit. Equal on all ranks. A communicator of the host whose messages are as long, and with as many channels, cuts and
     /// reduces alike: it gives the same bits.
     pub fn partition(&self, call: &Call, choice: Choice) -> Option<Partition> {
-        let Protocol::Schedule(algorithm, framing) = choice.protocol else { return None };
-        self.schedules.of(call, algorithm, framing, choice.blocks).ok().map(|(_, partition)| partition)
+        self.chooser.partition(call, choice)
     }
 
     /// Takes `choice` from now on wherever it fits; `None` goes by size again. Every rank must call it at the same place.
     pub fn set_choice(&self, choice: Option<Choice>) {
-        *self.choices.lock().unwrap_or_else(PoisonError::into_inner) = choice;
+        self.chooser.set(choice);
     }
 
     /// Gives the failure of a call that ran before, if one has failed.
@@ -217,53 +152,14 @@ impl DeviceComm {
     #[inline]
     pub fn check(&self) -> Result<()> {
         self.origin.check(|| "DeviceComm".to_owned(), self.rank)?;
-        if let Carrier::Hosted(hosted) = &self.carrier {
-            return hosted.check();
-        }
-        if self.report.has_failed() { self.failure() } else { Ok(()) }
-    }
-
-    #[cold]
-    fn failure(&self) -> Result<()> {
-        if let Some(cause) = self.report.cause() {
-            return Err(cause);
-        }
-        // Being written: the rest of it comes within microseconds.
-        for _ in 0..1000 {
-            if let Some(error) = self.report.given_up(self.rank, self.patience) {
-                let cause = self.report.settle(self.explained(error));
-                // The other ranks need not wait for their deadline.
-                if let Some(host) = &self.host {
-                    host.fail_everywhere(cause.clone());
-                }
-                return Err(cause);
-            }
-            std::thread::yield_now();
-        }
-        Err(self.report.settle(self.aborted("a kernel gave up and did not say why")))
-    }
-
-    /// A wait that ended in vain, with what the host knows of the rank: it may be another's fault that this one did not come.
-    fn explained(&self, error: Error) -> Error {
-        let Error::Timeout { op, rank, waited, missing, detail } = error else { return error };
-        match self.host.as_ref().and_then(|host| host.find_absent(&missing)) {
-            Some((missing, why)) => Error::Timeout { op, rank, waited, missing, detail: format!("{why}; {detail}") },
-            None => Error::Timeout { op, rank, waited, missing, detail },
-        }
-    }
-
-    fn aborted(&self, reason: &str) -> Error {
-        Error::Aborted { op: "a call on the device".to_owned(), rank: self.rank, reason: reason.to_owned() }
+        self.path.check(self.host.as_ref())
     }
 
     /// Makes kernels that wait leave, from any thread; later calls give [`Error::Aborted`]. The other ranks' too, where a host
     /// communicator tells them; ranks of [`DeviceComm::local`] each have to be told.
     pub fn abort(&self) {
         let reason = "abort was called on the device's communicator";
-        match &self.carrier {
-            Carrier::Peer | Carrier::Phased(_) => self.report.abort(self.aborted(reason)),
-            Carrier::Hosted(hosted) => hosted.abort(self.aborted(reason)),
-        }
+        self.path.abort(aborted(self.rank, reason));
         if let Some(host) = &self.host {
             host.abort(reason);
         }
@@ -326,17 +222,15 @@ impl DeviceComm {
     }
 
     pub(super) fn registry(&self) -> &Arc<Registry> {
-        &self.registry
-    }
-
-    /// Whether calls go through the hosts' memory, where registering is of no use.
-    pub(super) fn is_hosted(&self) -> bool {
-        matches!(self.carrier, Carrier::Hosted(_))
+        &self.chooser.registry
     }
 
     /// Whether both came of one [`DeviceComm::local`].
     pub(super) fn is_beside(&self, other: &DeviceComm) -> bool {
-        Arc::ptr_eq(&self._windows, &other._windows) || self.is_hosted() && other.is_hosted()
+        match (&self.windows, &other.windows) {
+            (Some(ours), Some(theirs)) => Arc::ptr_eq(&ours.memory, &theirs.memory),
+            (ours, theirs) => ours.is_none() && theirs.is_none(),
+        }
     }
 
     /// Nobody uses a window before all have mapped it.
@@ -349,29 +243,27 @@ impl Drop for DeviceComm {
     fn drop(&mut self) {
         if !self.origin.is_here() {
             // The driver does nothing for a forked child, and the threads are its parent's.
-            let shared = (self.report.clone(), self.registry.clone(), self._windows.clone());
-            let owned = (std::mem::replace(&mut self.carrier, Carrier::Peer), std::mem::take(&mut self.peers));
-            return std::mem::forget((shared, owned));
+            return std::mem::forget((self.path.clone(), self.chooser.clone(), self.windows.take()));
         }
         if let Err(error) = self.synchronize() {
             log::debug!("rank {} leaves after: {error}", self.rank);
         }
-        if let Carrier::Hosted(_) = self.carrier {
+        if self.windows.is_none() {
             // Nobody else uses memory of ours.
-            return self.registry.closed(true);
+            return self.registry().closed(true);
         }
         // Another rank's kernel may still write into our window; then another rank may have our memory mapped yet.
         let mut met = self.meet();
-        self.registry.leave();
-        self.peers.clear();
+        self.registry().leave();
+        self.windows.iter_mut().for_each(Windows::unmap);
         if met.is_ok() {
             met = self.meet();
         }
-        self.registry.closed(met.is_ok());
-        if let Err(error) = met {
-            let bytes = self.layout.bytes() >> 20;
+        self.registry().closed(met.is_ok());
+        if let (Err(error), Some(windows)) = (met, &self.windows) {
+            let bytes = windows.layout.bytes() >> 20;
             log::debug!("rank {} keeps {bytes} MiB of its device until the process ends: {error}", self.rank);
-            std::mem::forget(self._windows.clone());
+            std::mem::forget(windows.memory.clone());
         }
     }
 }

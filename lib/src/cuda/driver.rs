@@ -144,6 +144,20 @@ fn likely_cause(result: CUresult) -> Option<&'static str> {
         _ => return None,
     })
 }
+
+/// Copies within a device, where there is something to copy.
+///
+/// # Safety
+/// Both must be memory of so many bytes until the stream has passed the copy.
+pub(super) unsafe fn copy(op: &str, stream: sys::CUstream, from: u64, to: u64, bytes: usize) -> Result<()> {
+    if from == to || bytes == 0 {
+        return Ok(());
+    }
+    // SAFETY: forwarded from the caller.
+    unsafe { cudarc::driver::result::memcpy_dtod_async(to, from, bytes, stream) }
+        .map_err(|e| cuda(op, "copying on the device", e))
+}
+
 /// Whether a graph is being made of what goes into a stream.
 ///
 /// # Safety

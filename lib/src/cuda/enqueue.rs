@@ -1,44 +1,19 @@
 //! Calls, checked and put into a stream.
 
-use cudarc::driver::sys;
+use std::sync::MutexGuard;
 
 use super::buffers::{self, Buffer};
-use super::call::{Call, Signature, Stream, unsupported};
-use super::comm::{Carrier, DeviceComm};
-use super::driver::cuda;
-use super::kernels::Kernel;
-use super::launch::{Team, launch};
-use super::path::Path;
-use super::phased::{Phased, Traffic};
-use super::program::Cut;
-use super::select::{self, Choice, Framing, Protocol};
+use super::call::{Call, End, Stream};
+use super::comm::{DeviceComm, Order};
+use super::driver;
+use super::path::{Path, Turn};
+use super::peer::Choice;
 use crate::comm::Comm;
-use crate::dtype::{DType, ReduceOp};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::executor::CallKey;
 use crate::trace::{By, Span, Tracer, recorded};
-use crate::wire::{Algorithm, Collective};
-
-/// As `struct Message` of `kernels/send_recv.cu`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Message {
-    pub(super) at: u64,
-    pub(super) bytes: u64,
-    pub(super) place: u64,
-    pub(super) peer: u32,
-    pub(super) channels: u32,
-    pub(super) told: u32,
-    pub(super) pad: u32,
-}
-
-/// As `struct Places` of `kernels/direct.cuh`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-struct Places {
-    input: u64,
-    output: u64,
-}
+use crate::wire::Collective;
 
 impl DeviceComm {
     /// Puts a collective into a stream, by addresses. Returns at once; an error of the collective itself shows in
@@ -49,7 +24,7 @@ impl DeviceComm {
     /// and untouched by others until the stream has run the call. `stream` must be of this device, and stay so until the next
     /// call of this communicator.
     pub unsafe fn enqueue(&self, stream: impl Into<Stream>, call: &Call) -> Result<()> {
-        let choice = self.choice(call.collective, call.count.saturating_mul(call.dtype.size()));
+        let choice = self.choice(call.collective, call.bytes());
         // SAFETY: forwarded from the caller.
         unsafe { self.enqueue_as(stream, call, choice) }
     }
@@ -63,7 +38,7 @@ impl DeviceComm {
         let span = || Span::Carried {
             collective: call.collective as u8,
             calls: 1,
-            bytes: call.count.saturating_mul(call.dtype.size()) as u64,
+            bytes: call.bytes() as u64,
             by: match self.path() {
                 Path::Peer => By::Kernels(choice),
                 path => By::Path(path),
@@ -92,64 +67,27 @@ impl DeviceComm {
         if self.checks_memory {
             buffers::check(op, self.rank(), self.context(), stream.handle(), &used)?;
         }
-        let bytes = (call.count * call.dtype.size()) as u64;
         if self.size() == 1 {
-            return self.alone(stream.handle(), call, bytes as usize);
+            // SAFETY: the caller of `enqueue` vouches for both buffers.
+            return unsafe { driver::copy(op, stream.handle(), call.input, call.output, call.bytes()) };
         }
-        if let (Some(host), false) = (&self.host, self.is_hosted()) {
+        if let (Some(host), Some(_)) = (&self.host, &self.windows) {
             let &Call { collective, dtype, root, count, .. } = call;
             let op = collective.reduces().then_some(call.op);
             // Kernels compare the calls of ranks that they hear of; the host's communicator compares the others'.
-            host.note(&CallKey { collective, dtype, op, root, count, whole: count, peer: 0 });
+            host.note(&CallKey { dtype, op, root, count, whole: count, ..CallKey::of(collective) });
         }
-        if let Carrier::Phased(phased) = &self.carrier {
-            // SAFETY: forwarded from the caller.
-            return unsafe { self.enqueue_in_phases(phased, stream, call) };
-        }
-        if let Carrier::Hosted(hosted) = &self.carrier {
-            let route = hosted.route(call).ok_or_else(|| unsupported(call.collective))?;
-            let handle = stream.handle();
-            let _order = self.order(stream)?;
-            // SAFETY: forwarded from the caller.
-            return unsafe { hosted.enqueue(op, self.context(), handle, &route) };
-        }
-        if let Protocol::Schedule(algorithm, framing) = choice.protocol {
-            // SAFETY: forwarded from the caller.
-            return unsafe { self.enqueue_schedule(stream, call, algorithm, framing, choice.blocks) };
-        }
-        if !select::fits(&self.layout, call.collective, choice, bytes as usize) {
-            return Err(Error::invalid(op, format!("{bytes} bytes do not fit {choice:?}")));
-        }
-        let kernel =
-            Kernel::of(call.collective, choice.protocol, self.size()).ok_or_else(|| unsupported(call.collective))?;
-        let function = self.kernels.function(kernel, kernel.reduces().then_some((call.dtype, call.op)))?;
+        let (turn, _order) = self.turn(stream)?;
+        // SAFETY: forwarded from the caller.
+        unsafe { self.path.carry(turn, call, choice) }
+    }
+
+    /// The next call's turn, and what keeps others from theirs.
+    fn turn(&self, stream: Stream) -> Result<(Turn, MutexGuard<'_, Order>)> {
         let handle = stream.handle();
         let mut order = self.order(stream)?;
         order.number = order.number.wrapping_add(1);
-        let mut team = self.team(Signature::new(call).0, order.number);
-        let (mut input, mut output, mut bytes) = (call.input, call.output, bytes);
-        let mut root = call.root as u32;
-        let mut stride = if call.collective == Collective::AllToAll { bytes } else { 0 };
-        let fifth: *mut std::ffi::c_void = match call.collective {
-            Collective::AllGather | Collective::AllToAll => (&raw mut stride).cast(),
-            _ => (&raw mut root).cast(),
-        };
-        let mut places = match choice.protocol {
-            Protocol::Direct => self.places(call, bytes),
-            _ => Places { input: 0, output: 0 },
-        };
-        // Kernels without a fifth or sixth parameter do not look at it.
-        let mut parameters = [
-            (&raw mut team).cast(),
-            (&raw mut input).cast(),
-            (&raw mut output).cast(),
-            (&raw mut bytes).cast(),
-            fifth,
-            (&raw mut places).cast(),
-        ];
-        // SAFETY: the parameters are of the types which the kernel declares; the buffers are the caller's word.
-        unsafe { launch(function, choice.blocks, handle, &mut parameters) }
-            .map_err(|e| cuda(op, format!("launching {} blocks", choice.blocks), e))
+        Ok((Turn { stream: handle, number: order.number }, order))
     }
 
     /// Sends to one rank and receives from one, at the same time, each as (address, bytes, peer); either may be left out.
@@ -175,12 +113,7 @@ impl DeviceComm {
 
     /// # Safety
     /// As [`DeviceComm::enqueue_send_recv`].
-    unsafe fn enqueue_pair(
-        &self,
-        stream: Stream,
-        to: Option<(u64, usize, usize)>,
-        from: Option<(u64, usize, usize)>,
-    ) -> Result<()> {
+    unsafe fn enqueue_pair(&self, stream: Stream, to: Option<End>, from: Option<End>) -> Result<()> {
         let op = "send/recv";
         self.check()?;
         for (_, _, peer) in to.iter().chain(&from) {
@@ -195,128 +128,17 @@ impl DeviceComm {
         if to.is_none() && from.is_none() {
             return Ok(());
         }
-        let buffer = |name, one: Option<(u64, usize, usize)>| {
+        let buffer = |name, one: Option<End>| {
             one.filter(|one| one.1 > 0).map(|(at, bytes, _)| Buffer { name, at, bytes: bytes as u64, element: 1 })
         };
         let used = [buffer("message sent", to), buffer("message received", from)];
         if self.checks_memory {
             buffers::check(op, self.rank(), self.context(), stream.handle(), &used)?;
         }
-        let message = |one: Option<(u64, usize, usize)>| {
-            let (at, bytes, peer) = one.unwrap_or((0, 0, self.size()));
-            let bytes = bytes as u64;
-            let told = self.registry().is_used() && bytes >= select::TOLD;
-            let channels = one.map_or(0, |_| select::pair_channels(&self.layout, bytes));
-            // That of the receiver counts.
-            let place = if told { self.registry().place(at, bytes) } else { 0 };
-            Message { at, bytes, place, peer: peer as u32, channels, told: told.into(), pad: 0 }
-        };
-        let handle = stream.handle();
-        let mut order = self.order(stream)?;
-        order.number = order.number.wrapping_add(1);
-        let (_, bytes, root) = to.or(from).unwrap_or_default();
-        let call = Call {
-            collective: Collective::SendRecv,
-            dtype: DType::U8,
-            op: ReduceOp::Sum,
-            root,
-            count: bytes,
-            input: 0,
-            output: 0,
-        };
-        if let Carrier::Hosted(hosted) = &self.carrier {
-            // SAFETY: forwarded from the caller.
-            return unsafe { hosted.enqueue(op, self.context(), handle, &hosted.pair(to, from)) };
-        }
-        if let Carrier::Phased(phased) = &self.carrier {
-            let team = self.team(Signature::new(&call).0, order.number);
-            return phased.enqueue(handle, &call, &Traffic::pair(to, from), team);
-        }
-        let function = self.kernels.function(Kernel::SendRecv, None)?;
-        let mut team = self.team(Signature::new(&call).0, order.number);
-        let (mut to, mut from) = (message(to), message(from));
-        let blocks = to.channels + from.channels;
-        let mut parameters = [(&raw mut team).cast(), (&raw mut to).cast(), (&raw mut from).cast()];
-        // SAFETY: as in `enqueue_as`.
-        unsafe { launch(function, blocks, handle, &mut parameters) }
-            .map_err(|e| cuda(op, format!("launching {blocks} blocks"), e))
-    }
-
-    /// # Safety
-    /// As [`DeviceComm::enqueue`].
-    unsafe fn enqueue_schedule(
-        &self,
-        stream: Stream,
-        call: &Call,
-        algorithm: Algorithm,
-        framing: Framing,
-        blocks: u32,
-    ) -> Result<()> {
-        let op = call.collective.name();
-        let (compiled, partition) = self.schedules.of(call, algorithm, framing, blocks)?;
-        let protocol = Protocol::Schedule(algorithm, framing);
-        let kernel = Kernel::of(call.collective, protocol, self.size()).ok_or_else(|| unsupported(call.collective))?;
-        let types = call.collective.reduces().then_some((call.dtype, call.op));
-        let function = self.kernels.function(kernel, types)?;
-        let handle = stream.handle();
-        let mut order = self.order(stream)?;
-        order.number = order.number.wrapping_add(1);
-        let mut team = self.team(Signature::new(call).0, order.number);
-        let (mut input, mut output) = (call.input, call.output);
-        let mut cut = Cut::new(&partition);
-        let mut parameters = [
-            (&raw mut team).cast(),
-            (&raw mut input).cast(),
-            (&raw mut output).cast(),
-            (&raw const compiled.program).cast_mut().cast(),
-            (&raw mut cut).cast(),
-        ];
-        // SAFETY: the parameters are of the types which the kernel declares, and only read; the buffers are the caller's word.
-        unsafe { launch(function, compiled.channels as u32, handle, &mut parameters) }
-            .map_err(|e| cuda(op, format!("launching {} blocks", compiled.channels), e))
-    }
-    /// # Safety
-    /// As [`DeviceComm::enqueue`].
-    unsafe fn enqueue_in_phases(&self, phased: &Phased, stream: Stream, call: &Call) -> Result<()> {
-        let traffic = Traffic::of(call, self.rank(), self.size()).ok_or_else(|| unsupported(call.collective))?;
-        let handle = stream.handle();
-        let mut order = self.order(stream)?;
-        order.number = order.number.wrapping_add(1);
-        if traffic.reduces.is_none() && traffic.targets != 0 && call.collective != Collective::Reduce {
-            // Our own part.
-            let rank = self.rank() as u64;
-            let own = Call {
-                input: traffic.input + rank * traffic.input_stride,
-                output: traffic.output + rank * traffic.output_stride,
-                ..*call
-            };
-            self.alone(handle, &own, traffic.lengths.0 as usize)?;
-        }
-        phased.enqueue(handle, call, &traffic, self.team(Signature::new(call).0, order.number))
-    }
-
-    fn alone(&self, stream: sys::CUstream, call: &Call, bytes: usize) -> Result<()> {
-        if call.input == call.output || bytes == 0 {
-            return Ok(());
-        }
-        // SAFETY: the caller of `enqueue` vouches for both buffers.
-        unsafe { cudarc::driver::result::memcpy_dtod_async(call.output, call.input, bytes, stream) }
-            .map_err(|e| cuda(call.collective.name(), "copying on the device", e))
-    }
-
-    /// Where the buffers of a call are for other ranks. `bytes`: of a segment where there are segments.
-    fn places(&self, call: &Call, bytes: u64) -> Places {
-        let all = bytes * self.size() as u64;
-        let (input, output) = match call.collective {
-            Collective::AllGather => (bytes, all),
-            Collective::ReduceScatter => (all, bytes),
-            Collective::AllToAll => (all, all),
-            _ => (bytes, bytes),
-        };
-        Places { input: self.registry().place(call.input, input), output: self.registry().place(call.output, output) }
-    }
-
-    fn team(&self, call: u64, number: u32) -> Team {
-        Team { call, number, ..self.team }
+        let (_, count, root) = to.or(from).unwrap_or_default();
+        let call = Call { root, count, ..Call::of(Collective::SendRecv, DType::U8) };
+        let (turn, _order) = self.turn(stream)?;
+        // SAFETY: forwarded from the caller.
+        unsafe { self.path.carry_pair(turn, &call, to, from) }
     }
 }

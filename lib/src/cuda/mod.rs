@@ -8,41 +8,41 @@
 //!
 //! Nothing of CUDA is needed to build this. The driver is opened at run time; the kernels are CUDA C, compiled by NVRTC when
 //! they are first used and kept in the user's cache.
+//!
+//! | module | idea |
+//! | --- | --- |
+//! | `comm`, `setup` | the communicator, and how it comes to be |
+//! | `collectives`, `enqueue`, `call`, `buffers` | calls, checked and put into a stream |
+//! | `path` | what every path does; `peer`, `phased` and `hosted` are the three |
+//! | `window`, `path_check` | memory that all ranks' kernels reach |
+//! | `kernels`, `compile`, `report` | the kernels, their compiler, and what they say when they give up |
+//! | `registered` | buffers that calls use where they are |
+//! | `driver`, `inventory` | CUDA's driver, and the GPUs of this host |
 
 mod buffers;
 mod call;
 mod collectives;
 mod comm;
 mod compile;
-mod decide;
 mod driver;
 mod enqueue;
 mod hosted;
 mod inventory;
 mod kernels;
-mod launch;
-mod mailbox;
-mod mapped;
 mod path;
 mod path_check;
-mod peers;
+mod peer;
 mod phased;
-mod program;
 mod registered;
-mod registry;
 mod report;
-mod schedules;
-mod select;
 mod setup;
 mod window;
 
 pub use call::{Call, Stream};
 pub use comm::{DeviceComm, Explanation};
-pub use decide::Reason;
 pub(crate) use driver::cuda;
 pub use driver::{available, device_count, open};
 pub use inventory::{Gpu, Inventory, inventory, nvrtc};
 pub use path::Path;
+pub use peer::{Choice, Framing, Protocol, Reason, Registration};
 pub use registered::Registered;
-pub use registry::Registration;
-pub use select::{Choice, Framing, Protocol};

@@ -2,8 +2,14 @@
 
 use std::fmt;
 
+use cudarc::driver::sys;
+
+use super::call::{Call, End};
+use super::peer::{Choice, Chooser};
 use super::window::MAX_RANKS;
+use crate::comm::Comm;
 use crate::config::CudaPath;
+use crate::error::{Error, Result};
 
 /// How the calls of a [`DeviceComm`](super::DeviceComm) reach the other ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,6 +37,44 @@ impl fmt::Display for Path {
             Path::Hosted => "through the hosts' memory",
         })
     }
+}
+
+/// A call's turn among those of its communicator.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Turn {
+    pub(super) stream: sys::CUstream,
+    pub(super) number: u32,
+}
+
+/// One path's way to carry calls. Arguments and buffers have been checked, and calls come one at a time.
+pub(super) trait DataPath: fmt::Debug + Send + Sync {
+    fn path(&self) -> Path;
+
+    /// Memory that it takes on each rank.
+    fn bytes(&self) -> usize;
+
+    /// What chooses among its ways; `None` where it has one way only.
+    fn chooser(&self) -> Option<&Chooser> {
+        None
+    }
+
+    /// Puts a collective of several ranks into a stream.
+    ///
+    /// # Safety
+    /// As [`DeviceComm::enqueue`](super::DeviceComm::enqueue).
+    unsafe fn carry(&self, turn: Turn, call: &Call, choice: Choice) -> Result<()>;
+
+    /// Puts a message to a rank, one from a rank, or both into a stream. `call` is what kernels say of it.
+    ///
+    /// # Safety
+    /// As [`DeviceComm::enqueue_send_recv`](super::DeviceComm::enqueue_send_recv).
+    unsafe fn carry_pair(&self, turn: Turn, call: &Call, to: Option<End>, from: Option<End>) -> Result<()>;
+
+    /// The failure of a call that ran before, if one has failed. `host` knows of ranks that are gone, and tells the others.
+    fn check(&self, host: Option<&Comm>) -> Result<()>;
+
+    /// Ends the calls that wait; later ones give `error`.
+    fn abort(&self, error: Error);
 }
 
 /// Why the peers' memory is not even tried; `None` if it is.

@@ -7,14 +7,14 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cudarc::driver::{CudaFunction, CudaModule, CudaStream, DriverError, result};
+use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream, DriverError, result};
 use serde::{Deserialize, Serialize};
 
-use super::comm::{Carrier, DeviceComm};
 use super::compile::compile;
 use super::driver::cuda;
-use super::launch::{THREADS, Team, launch};
-use super::window::Layout;
+use super::kernels::{Args, THREADS, Team, launch};
+use super::window::{Layout, Windows};
+use crate::comm::Comm;
 use crate::config::PathCheck;
 use crate::error::{Error, Result};
 
@@ -22,6 +22,7 @@ const SOURCE: &str = concat!(
     include_str!("kernels/types.cuh"),
     include_str!("kernels/memory.cuh"),
     include_str!("kernels/team.cuh"),
+    include_str!("kernels/args.cuh"),
     include_str!("kernels/path_check.cu"),
 );
 /// How long what was written may take to come: all ranks have begun by then.
@@ -86,9 +87,21 @@ impl Verdict {
     }
 }
 
+/// As `struct Check` of `kernels/path_check.cu`.
+#[repr(C)]
+struct Asked {
+    area: u64,
+    limit: u64,
+    parts: u32,
+    spoil: u32,
+}
+
 /// The check of one rank under way.
 struct Check<'a> {
-    comm: &'a DeviceComm,
+    windows: &'a Windows,
+    context: &'a Arc<CudaContext>,
+    /// Something else is written than what is expected.
+    spoils: bool,
     stream: Arc<CudaStream>,
     function: CudaFunction,
     _module: Arc<CudaModule>,
@@ -104,11 +117,10 @@ fn failed(error: DriverError) -> Error {
     cuda("DeviceComm", "checking the path between the GPUs", error)
 }
 
-impl Check<'_> {
+impl<'a> Check<'a> {
     /// Loads what is needed: that may wait for kernels that run, so all ranks do it before the first one launches.
-    fn new(comm: &DeviceComm) -> Result<Check<'_>> {
-        let context = comm.context();
-        let mut defines = comm.layout.defines();
+    fn new(windows: &'a Windows, context: &'a Arc<CudaContext>, asked: PathCheck) -> Result<Check<'a>> {
+        let mut defines = windows.layout.defines();
         defines.push(format!("-DTHREADS={THREADS}"));
         let ptx = compile("path_check.cu", SOURCE, &defines, context.compute_capability().map_err(failed)?)?;
         let module = context.load_module(ptx).map_err(failed)?;
@@ -116,35 +128,30 @@ impl Check<'_> {
         // A use, so that its code is loaded by now.
         function.num_regs().map_err(failed)?;
         let stream = context.new_stream().map_err(failed)?;
-        Ok(Check { comm, stream, function, _module: module, area: area(&comm.layout) as u64 })
+        let (spoils, area) = (asked == PathCheck::Fail, area(&windows.layout) as u64);
+        Ok(Check { windows, context, spoils, stream, function, _module: module, area })
     }
 
     fn launch(&self, parts: u32, limit: Duration) -> Result<()> {
-        let mut team: Team = self.comm.team;
-        let (mut parts, mut area, mut limit) = (parts, self.area, limit.as_nanos() as u64);
-        let mut spoil = u32::from(self.comm.path_check == PathCheck::Fail);
-        let mut parameters = [
-            (&raw mut team).cast(),
-            (&raw mut parts).cast(),
-            (&raw mut spoil).cast(),
-            (&raw mut area).cast(),
-            (&raw mut limit).cast(),
-        ];
-        let blocks = 2 * self.comm.size() as u32;
-        // SAFETY: parameters as the kernel declares them; it stays within the windows.
-        unsafe { launch(self.function.cu_function(), blocks, self.stream.cu_stream(), &mut parameters) }.map_err(failed)
+        let (rank, blocks) = (self.windows.rank as u32, 2 * self.windows.layout.ranks as u32);
+        let team = Team { windows: self.windows.addresses, report: 0, patience: 0, call: 0, rank, number: 0 };
+        let asked = Asked { area: self.area, limit: limit.as_nanos() as u64, parts, spoil: self.spoils.into() };
+        let (function, stream) = (self.function.cu_function(), self.stream.cu_stream());
+        let more = [(&raw const asked).cast()];
+        // SAFETY: the kernel declares a `Check`; it stays within the windows.
+        unsafe { launch(function, blocks, stream, &Args { team, ..Args::default() }, &more) }.map_err(failed)
     }
 
     /// Waits for the kernels, and reads what they found.
     fn finish(&self) -> Result<Vec<Fault>> {
         self.stream.synchronize().map_err(failed)?;
-        let to = self.comm.rank();
-        let window = self.comm.team.windows[to] + self.comm.layout.slots_begin() as u64;
+        let (to, layout) = (self.windows.rank, &self.windows.layout);
+        let slots = self.windows.own() + layout.slots_begin() as u64;
         let mut faults = Vec::new();
-        for from in (0..self.comm.size()).filter(|&from| from != to) {
+        for from in (0..layout.ranks).filter(|&from| from != to) {
             let mut found = [0u64; 3];
-            let at = window + self.area * (from as u64 + 1) - 64;
-            self.comm.context().bind_to_thread().map_err(failed)?;
+            let at = slots + self.area * (from as u64 + 1) - 64;
+            self.context.bind_to_thread().map_err(failed)?;
             // SAFETY: reads `struct Finding`, in our own window.
             unsafe { result::memcpy_dtoh_sync(&mut found, at) }.map_err(failed)?;
             let [head, expected, got] = found;
@@ -163,45 +170,56 @@ impl Check<'_> {
     }
 }
 
-impl DeviceComm {
-    /// Whether what each rank writes into the others' windows comes there, flags behind data. Every rank calls it, before the
-    /// first call; all of them get the same verdict.
-    pub(super) fn check_path(&self) -> Result<Verdict> {
-        if self.path_check == PathCheck::Off || self.size() == 1 {
-            return Ok(Verdict::Sound);
-        }
-        let check = Check::new(self)?;
-        self.meet()?;
-        if matches!(self.carrier, Carrier::Phased(_)) {
-            // Kernels of processes that share a GPU run in turns: none waits for another.
-            check.launch(WRITES, LIMIT)?;
-            check.stream.synchronize().map_err(failed)?;
-            self.meet()?;
-            check.launch(READS, Duration::ZERO)?;
-        } else {
-            check.launch(WRITES | READS, LIMIT)?;
-        }
-        let faults = check.finish()?;
-        // Nobody writes into a window that another still looks at.
-        let all: Vec<Vec<Fault>> = match self.host() {
-            Some(host) => host.exchange("DeviceComm: path", &faults)?,
-            None => vec![faults],
-        };
-        Ok(Verdict::of(all.into_iter().flatten().collect()))
+/// Whether what each rank writes into the others' windows comes there, flags behind data. Every rank calls it, before the
+/// first call; all of them get the same verdict. `in_turns`: kernels of processes that share a GPU run in turns, and none waits
+/// for another.
+pub(super) fn check(
+    windows: &Windows,
+    context: &Arc<CudaContext>,
+    host: &Comm,
+    asked: PathCheck,
+    in_turns: bool,
+) -> Result<Verdict> {
+    if asked == PathCheck::Off || windows.layout.ranks == 1 {
+        return Ok(Verdict::Sound);
     }
+    let check = Check::new(windows, context, asked)?;
+    host.barrier()?;
+    if in_turns {
+        check.launch(WRITES, LIMIT)?;
+        check.stream.synchronize().map_err(failed)?;
+        host.barrier()?;
+        check.launch(READS, Duration::ZERO)?;
+    } else {
+        check.launch(WRITES | READS, LIMIT)?;
+    }
+    let faults = check.finish()?;
+    // Nobody writes into a window that another still looks at.
+    let all: Vec<Vec<Fault>> = host.exchange("DeviceComm: path", &faults)?;
+    Ok(Verdict::of(all.into_iter().flatten().collect()))
+}
 
-    /// [`DeviceComm::check_path`] by one thread for all ranks of a process.
-    pub(super) fn check_paths(ranks: &[DeviceComm]) -> Result<Verdict> {
-        if ranks.len() == 1 || ranks.iter().any(|rank| rank.path_check == PathCheck::Off) {
-            return Ok(Verdict::Sound);
-        }
-        let checks = ranks.iter().map(Check::new).collect::<Result<Vec<_>>>()?;
-        for check in &checks {
-            check.launch(WRITES | READS, LIMIT)?;
-        }
-        let faults = checks.iter().map(Check::finish).collect::<Result<Vec<_>>>()?;
-        Ok(Verdict::of(faults.concat()))
+/// [`check`] by one thread for all ranks of a process.
+pub(super) fn check_within_process(
+    ranks: &[Windows],
+    contexts: &[Arc<CudaContext>],
+    asked: PathCheck,
+) -> Result<Verdict> {
+    if ranks.len() == 1 || asked == PathCheck::Off {
+        return Ok(Verdict::Sound);
     }
+    let checks = ranks.iter().zip(contexts).map(|(windows, context)| Check::new(windows, context, asked));
+    let checks = checks.collect::<Result<Vec<_>>>()?;
+    for check in &checks {
+        check.launch(WRITES | READS, LIMIT)?;
+    }
+    let faults = checks.iter().map(Check::finish).collect::<Result<Vec<_>>>()?;
+    Ok(Verdict::of(faults.concat()))
+}
+
+#[cfg(test)]
+pub(super) fn layouts() -> Vec<(String, usize)> {
+    super::kernels::mirrored!(Asked as "Check" { area, limit, parts, spoil })
 }
 
 #[cfg(test)]

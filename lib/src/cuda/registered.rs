@@ -9,7 +9,7 @@ use cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut, DeviceRepr,
 
 use super::comm::DeviceComm;
 use super::driver::cuda;
-use super::registry::{Registration, register_all};
+use super::peer::{Registration, register_all};
 use super::window::Window;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
@@ -144,12 +144,12 @@ impl DeviceComm {
         }
         let memory = comms.iter().map(|comm| comm.memory::<T>(len)).collect::<Result<Vec<Window>>>()?;
         let buffers = comms.iter().zip(&memory).map(|(c, m)| (c.registry(), (m.address, m.bytes as u64)));
-        if first.is_hosted() {
+        let Some(windows) = &first.windows else {
             let none = comms.iter().map(|comm| Registration::none(comm.registry()));
             let all = memory.into_iter().zip(none).zip(streams);
             return Ok(all.map(|((memory, none), stream)| Registered::new(stream, len, memory, none)).collect());
-        }
-        let registrations = register_all(&first.layout, &first.team.windows, &buffers.collect::<Vec<_>>())?;
+        };
+        let registrations = register_all(&windows.layout, &windows.addresses, &buffers.collect::<Vec<_>>())?;
         let all = memory.into_iter().zip(registrations).zip(streams);
         Ok(all.map(|((memory, registration), stream)| Registered::new(stream, len, memory, registration)).collect())
     }
@@ -185,12 +185,10 @@ impl DeviceComm {
     pub fn direct_calls(&self) -> Result<u64> {
         let failed = |e| cuda("direct_calls", "reading the count", e);
         self.synchronize()?;
-        if self.is_hosted() {
-            return Ok(0);
-        }
+        let Some(windows) = &self.windows else { return Ok(0) };
         self.context().bind_to_thread().map_err(failed)?;
         let mut count = [0u64];
-        let at = self.team.windows[self.rank()] + self.layout.direct_count() as u64;
+        let at = windows.own() + windows.layout.direct_count() as u64;
         // SAFETY: 8 bytes of our own window.
         unsafe { cudarc::driver::result::memcpy_dtoh_sync(&mut count, at) }.map_err(failed)?;
         Ok(count[0])
@@ -203,10 +201,10 @@ impl DeviceComm {
             detail: "one thread may drive them all: register those of all ranks at once, with DeviceComm::alloc_local"
                 .to_owned(),
         })?;
-        if self.is_hosted() {
-            return ours.map(|_| Registration::none(self.registry()));
+        match &self.windows {
+            Some(windows) => self.registry().meet(host, &windows.layout, windows.own(), ours),
+            None => ours.map(|_| Registration::none(self.registry())),
         }
-        self.registry().meet(host, &self.layout, self.team.windows[self.rank()], ours)
     }
 
     fn memory<T>(&self, len: usize) -> Result<Window> {

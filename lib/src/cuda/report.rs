@@ -10,7 +10,7 @@ use cudarc::driver::{CudaContext, DriverError, result, sys};
 
 use super::call::Signature;
 use super::driver::cuda;
-use crate::comm::Attached;
+use crate::comm::{Attached, Comm};
 use crate::error::{Error, Result};
 
 const WRITTEN: u32 = 2;
@@ -41,6 +41,9 @@ struct Words {
 pub(super) struct Report {
     context: Arc<CudaContext>,
     words: NonNull<Words>,
+    rank: usize,
+    /// How long kernels wait.
+    patience: Duration,
     /// What the communicator failed of, once that is known.
     cause: Mutex<Option<Error>>,
     /// Where the device sees them.
@@ -53,7 +56,7 @@ unsafe impl Send for Report {}
 unsafe impl Sync for Report {}
 
 impl Report {
-    pub(super) fn new(context: &Arc<CudaContext>) -> Result<Report> {
+    pub(super) fn new(context: &Arc<CudaContext>, rank: usize, patience: Duration) -> Result<Report> {
         let failed = |e| cuda("DeviceComm", "allocating page-locked memory for reports", e);
         context.bind_to_thread().map_err(failed)?;
         let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
@@ -64,7 +67,8 @@ impl Report {
         };
         // SAFETY: fresh, page-aligned memory of that size; zeroes are valid atomics.
         unsafe { words.write_bytes(0, 1) };
-        let mut report = Report { context: context.clone(), words, cause: Mutex::new(None), address: 0 };
+        let (context, cause) = (context.clone(), Mutex::new(None));
+        let mut report = Report { context, words, rank, patience, cause, address: 0 };
         // SAFETY: the memory is of malloc_host with DEVICEMAP; writes the address.
         unsafe { sys::cuMemHostGetDevicePointer_v2(&mut report.address, memory, 0) }.result().map_err(failed)?;
         Ok(report)
@@ -81,13 +85,34 @@ impl Report {
         self.words().abort.store(1, Ordering::Release);
     }
 
-    /// What the communicator failed of, if that is known.
-    pub(super) fn cause(&self) -> Option<Error> {
-        self.cause.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// The failure of a call that ran before, if one has failed. `host` tells the other ranks.
+    #[inline]
+    pub(super) fn check(&self, host: Option<&Comm>) -> Result<()> {
+        if self.has_failed() { self.failure(host) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn failure(&self, host: Option<&Comm>) -> Result<()> {
+        if let Some(cause) = self.cause.lock().unwrap_or_else(PoisonError::into_inner).clone() {
+            return Err(cause);
+        }
+        // Being written: the rest of it comes within microseconds.
+        for _ in 0..1000 {
+            if let Some(error) = self.given_up() {
+                let cause = self.settle(explained(error, host));
+                // The other ranks need not wait for their deadline.
+                if let Some(host) = host {
+                    host.fail_everywhere(cause.clone());
+                }
+                return Err(cause);
+            }
+            std::thread::yield_now();
+        }
+        Err(self.settle(aborted(self.rank, "a kernel gave up and did not say why")))
     }
 
     /// The first cause stays. Gives it.
-    pub(super) fn settle(&self, error: Error) -> Error {
+    fn settle(&self, error: Error) -> Error {
         self.cause.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error).clone()
     }
 
@@ -130,8 +155,8 @@ impl Report {
     }
 
     /// Why a kernel or a stream gave up, if one has.
-    pub(super) fn given_up(&self, rank: usize, patience: Duration) -> Option<Error> {
-        let words = self.words();
+    fn given_up(&self) -> Option<Error> {
+        let (words, rank, patience) = (self.words(), self.rank, self.patience);
         if words.state.load(Ordering::Acquire) != WRITTEN {
             return None;
         }
@@ -184,6 +209,20 @@ impl Report {
     }
 }
 
+/// A wait that ended in vain, with what the host knows of the rank: it may be another's fault that this one did not come.
+fn explained(error: Error, host: Option<&Comm>) -> Error {
+    let Error::Timeout { op, rank, waited, missing, detail } = error else { return error };
+    match host.and_then(|host| host.find_absent(&missing)) {
+        Some((missing, why)) => Error::Timeout { op, rank, waited, missing, detail: format!("{why}; {detail}") },
+        None => Error::Timeout { op, rank, waited, missing, detail },
+    }
+}
+
+/// [`Error::Aborted`], of calls on a device.
+pub(super) fn aborted(rank: usize, reason: &str) -> Error {
+    Error::Aborted { op: "a call on the device".to_owned(), rank, reason: reason.to_owned() }
+}
+
 impl Attached for Report {
     /// The host's communicator has learned of a death, or of an abort: kernels need not wait for their deadline.
     fn failed(&self, error: &Error) {
@@ -208,4 +247,12 @@ impl Drop for Report {
             }
         }
     }
+}
+
+#[cfg(test)]
+pub(super) fn layouts() -> Vec<(String, usize)> {
+    super::kernels::mirrored!(Words as "Report" {
+        abort, state, kind, channel, peer, expected, got, call, ours, theirs,
+    })
+    .split_off(1)
 }

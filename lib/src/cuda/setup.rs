@@ -1,23 +1,19 @@
 //! How a device communicator comes to be: which path its data takes, and what that path needs.
 
-use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, Weak};
 
 use cudarc::driver::CudaContext;
 
-use super::comm::{Carrier, DeviceComm, Order};
-use super::decide::Asked;
+use super::comm::{DeviceComm, Order};
 use super::driver::{available, cuda};
 use super::hosted::{self, Hosted};
-use super::kernels::Kernels;
-use super::launch::Team;
-use super::path;
-use super::peers::{Mapped, Peer, Place, enable};
+use super::kernels::{Kernels, Team};
+use super::path::{self, DataPath};
+use super::path_check;
+use super::peer::{Chooser, Peer, Registry};
 use super::phased::Phased;
-use super::registry::Registry;
 use super::report::Report;
-use super::schedules::Schedules;
-use super::window::{Layout, MAX_RANKS, Window};
+use super::window::{Layout, MAX_RANKS, RankGpu, Reached, Window, Windows, enable};
 use crate::comm::Comm;
 use crate::config::{Config, CudaPath};
 use crate::error::{Error, Result};
@@ -34,48 +30,34 @@ impl DeviceComm {
     pub fn new(comm: &Comm, context: &Arc<CudaContext>) -> Result<DeviceComm> {
         available()?;
         let op = "DeviceComm::new";
-        let (rank, size) = (comm.rank(), comm.size());
         // Of its own, so that what it sends does not mix with the caller's calls.
         let host = comm.split(Some(0), 0)?.ok_or_else(|| Error::invalid(op, "no communicator came of the split"))?;
         comm.attach_child(&host);
-        let asked = host.config().cuda_path;
-        let mapped = match path::obstacle(asked, host.is_one_host(), size) {
+        let (config, rank) = (host.config().clone(), host.rank());
+        let reached = match path::obstacle(config.cuda_path, host.is_one_host(), host.size()) {
             Some(why) => Err(why),
-            None => Mapped::open(&host, context)?,
+            None => Self::reach(&host, context)?,
         };
-        let Mapped { layout, shares_gpu, gpus, addresses, peers, window } = match mapped {
-            Ok(mapped) => mapped,
-            Err(why) if asked == CudaPath::Peer => return Err(refused(why)),
-            Err(why) => return Self::hosted(host, context, why),
+        let device = match reached {
+            Ok(Reached { windows, shares_gpu, .. }) => {
+                Self::over_windows(windows, (rank, host.size()), context, &config, Some(host), shares_gpu)?
+            }
+            Err(why) if config.cuda_path == CudaPath::Peer => return Err(refused(why)),
+            Err(why) => Self::hosted(host, context, why)?,
         };
-        let config = host.config().clone();
-        let mut device = Self::assemble(
-            (rank, size),
-            context,
-            layout,
-            addresses,
-            &config,
-            Some(host),
-            peers,
-            Arc::new(vec![window]),
-        )?;
-        if shares_gpu {
-            let (kernels, report) = (&device.kernels, &device.report);
-            let phased = Phased::new(context, kernels, report, layout, addresses[rank], config.timeout)?;
-            device.carrier = Carrier::Phased(phased);
-            device.why = "ranks of several processes have one GPU".to_owned();
-        }
-        if let Some(why) = device.check_path()?.fault(&gpus) {
-            return match device.host.take() {
-                Some(host) if asked != CudaPath::Peer => {
-                    drop(device);
-                    Self::hosted(host, context, why)
-                }
-                _ => Err(refused(why)),
-            };
-        }
         device.meet()?;
         Ok(device)
+    }
+
+    /// The windows of all ranks, checked. The inner error says why kernels do not reach them.
+    fn reach(host: &Comm, context: &Arc<CudaContext>) -> Result<Result<Reached, String>> {
+        let reached = match Reached::open(host, context)? {
+            Ok(reached) => reached,
+            Err(why) => return Ok(Err(why)),
+        };
+        let asked = host.config().cuda_path_check;
+        let verdict = path_check::check(&reached.windows, context, host, asked, reached.shares_gpu)?;
+        Ok(verdict.fault(&reached.names).map_or(Ok(reached), Err))
     }
 
     /// The ranks of one process, rank `r` with the device of `contexts[r]`; one thread may drive them all. Ranks may share a
@@ -91,56 +73,50 @@ impl DeviceComm {
         }
         let reached = match path::obstacle(config.cuda_path, true, size) {
             Some(why) => Err(why),
-            None => Self::over_peers(contexts, config)?,
+            None => Self::reach_within_process(contexts, config)?,
         };
         match reached {
-            Ok(ranks) => Ok(ranks),
+            Ok(windows) => {
+                let one = |(windows, context): (Windows, &Arc<CudaContext>)| {
+                    let ranks = (windows.rank, size);
+                    Self::over_windows(windows, ranks, context, config, None, false)
+                };
+                windows.into_iter().zip(contexts).map(one).collect()
+            }
             Err(why) if config.cuda_path == CudaPath::Peer => Err(refused(why)),
             Err(why) => Self::hosted_within_process(contexts, config, &why),
         }
     }
 
-    /// The ranks of one process by kernels. The inner error says why that does not work.
-    fn over_peers(contexts: &[Arc<CudaContext>], config: &Config) -> Result<Result<Vec<DeviceComm>, String>> {
-        let size = contexts.len();
-        let places = contexts.iter().map(Place::of).collect::<Result<Vec<Place>>>()?;
-        let layout = reach_within_process(contexts)
-            .and_then(|()| Place::layout(&places, false, config).map_err(|error| error.to_string()));
+    /// [`DeviceComm::reach`] for the ranks of one process: each rank's.
+    fn reach_within_process(contexts: &[Arc<CudaContext>], config: &Config) -> Result<Result<Vec<Windows>, String>> {
+        let gpus = contexts.iter().map(RankGpu::of).collect::<Result<Vec<RankGpu>>>()?;
+        let layout = peer_access(contexts)
+            .and_then(|()| RankGpu::layout(&gpus, false, config).map_err(|error| error.to_string()));
         let layout = match layout {
             Ok(layout) => layout,
             Err(why) => return Ok(Err(why)),
         };
-        let windows =
-            Arc::new(contexts.iter().map(|c| Window::new(c, layout.bytes())).collect::<Result<Vec<Window>>>()?);
-        let mut addresses = [0; MAX_RANKS];
-        for (address, window) in addresses.iter_mut().zip(windows.iter()) {
-            *address = window.address;
-        }
-        let one = |(rank, context): (usize, &Arc<CudaContext>)| {
-            let ranks = (rank, size);
-            Self::assemble(ranks, context, layout, addresses, config, None, Vec::new(), windows.clone())
-        };
-        let ranks = contexts.iter().enumerate().map(one).collect::<Result<Vec<DeviceComm>>>()?;
-        let gpus: Vec<String> = places.iter().map(Place::gpu).collect();
-        Ok(match Self::check_paths(&ranks)?.fault(&gpus) {
-            None => Ok(ranks),
-            Some(why) => Err(why),
-        })
+        let memory = contexts.iter().map(|context| Window::new(context, layout.bytes()));
+        let memory = Arc::new(memory.collect::<Result<Vec<Window>>>()?);
+        let ranks: Vec<Windows> =
+            (0..contexts.len()).map(|rank| Windows::within_process(rank, layout, &memory)).collect();
+        let names: Vec<String> = gpus.iter().map(RankGpu::name).collect();
+        let verdict = path_check::check_within_process(&ranks, contexts, config.cuda_path_check)?;
+        Ok(verdict.fault(&names).map_or(Ok(ranks), Err))
     }
 
     /// Through the hosts' memory, because of `why`.
     fn hosted(host: Comm, context: &Arc<CudaContext>, why: String) -> Result<DeviceComm> {
-        let wanted = hosted::lanes(host.config(), host.ranks_here());
-        let lanes: Vec<usize> = host.exchange("DeviceComm: lanes", &wanted)?;
-        let lane = |_| {
-            let lane = host.split(Some(0), 0)?.ok_or_else(|| Error::invalid("DeviceComm", "a split gave nothing"))?;
-            host.attach_child(&lane);
-            Ok(lane)
+        let wanted = hosted::workers(host.config(), host.ranks_here());
+        let workers: Vec<usize> = host.exchange("DeviceComm: workers", &wanted)?;
+        let comm = |_| {
+            let comm = host.split(Some(0), 0)?.ok_or_else(|| Error::invalid("DeviceComm", "a split gave nothing"))?;
+            host.attach_child(&comm);
+            Ok(comm)
         };
-        let comms = (0..lanes.into_iter().min().unwrap_or(1)).map(lane).collect::<Result<_>>()?;
-        let device = Self::over_hosts(comms, context, Some(host), why)?;
-        device.meet()?;
-        Ok(device)
+        let comms = (0..workers.into_iter().min().unwrap_or(1)).map(comm).collect::<Result<_>>()?;
+        Self::over_hosts(comms, context, Some(host), why)
     }
 
     /// As [`DeviceComm::hosted`] for ranks that one thread may drive, and make: each is made by a thread, because they meet.
@@ -158,7 +134,7 @@ impl DeviceComm {
             });
         }
         let mut comms: Vec<Vec<Comm>> = (0..size).map(|_| Vec::new()).collect();
-        for _ in 0..hosted::lanes(config, size) {
+        for _ in 0..hosted::workers(config, size) {
             for (rank, comm) in Comm::threads(size, config.clone())?.into_iter().enumerate() {
                 comms[rank].push(comm);
             }
@@ -172,77 +148,82 @@ impl DeviceComm {
     }
 
     fn over_hosts(comms: Vec<Comm>, context: &Arc<CudaContext>, host: Option<Comm>, why: String) -> Result<DeviceComm> {
-        let Some(first) = comms.first() else { return Err(Error::invalid("DeviceComm", "no lanes")) };
+        let Some(first) = comms.first() else { return Err(Error::invalid("DeviceComm", "no communicators")) };
         let (rank, size, config) = (first.rank(), first.size(), first.config().clone());
         if rank == 0 {
             let level = if config.cuda_path == CudaPath::Hosted { log::Level::Info } else { log::Level::Warn };
             log::log!(level, "collectives on GPUs go through the hosts' memory: {why}");
         }
-        let layout = Layout::new(size.min(MAX_RANKS), 1, &config);
-        let hosted = Hosted::new(comms, context)?;
-        let (none, memory) = (Vec::new(), Arc::default());
-        let ranks = (rank, size);
-        let mut device = Self::assemble(ranks, context, layout, [0; MAX_RANKS], &config, host, none, memory)?;
-        device.carrier = Carrier::Hosted(hosted);
-        device.why = why;
-        Ok(device)
+        let registry = Registry::new(context, rank, host.is_some());
+        let chooser = Chooser::new(rank, Layout::new(size.min(MAX_RANKS), 1, &config), registry, &config);
+        let path = Arc::new(Hosted::new(comms, context)?);
+        Self::assemble((rank, size), context, &config, host, (path, why), chooser.into(), None)
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the parts of a communicator, put together in one place")]
-    fn assemble(
+    /// By kernels. `in_turns`: ranks of several processes have one GPU.
+    fn over_windows(
+        windows: Windows,
         (rank, size): (usize, usize),
         context: &Arc<CudaContext>,
-        layout: Layout,
-        windows: [u64; MAX_RANKS],
         config: &Config,
         host: Option<Comm>,
-        peers: Vec<Peer>,
-        memory: Arc<Vec<Window>>,
+        in_turns: bool,
     ) -> Result<DeviceComm> {
-        let report = Arc::new(Report::new(context)?);
-        let patience = config.timeout;
-        let event = context.new_event(None).map_err(|e| cuda("DeviceComm", "making an event", e))?;
+        let (layout, patience) = (windows.layout, config.timeout);
+        let report = Arc::new(Report::new(context, rank, patience)?);
+        if let Some(host) = &host {
+            let weak: Weak<Report> = Arc::downgrade(&report);
+            host.attach(weak);
+        }
         let team = Team {
-            windows,
+            windows: windows.addresses,
             report: report.address,
             patience: u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX),
             call: 0,
             rank: rank as u32,
             number: 0,
         };
-        if let Some(host) = &host {
-            let weak: Weak<Report> = Arc::downgrade(&report);
-            host.attach(weak);
-        }
+        let kernels = Kernels::shared(context, layout)?;
+        let registry = Registry::new(context, rank, host.is_some());
+        let chooser = Arc::new(Chooser::new(rank, layout, registry, config));
+        let path: (Arc<dyn DataPath>, _) = if in_turns {
+            let phased = Phased::new(context, kernels, report, layout, team, patience)?;
+            (Arc::new(phased), "ranks of several processes have one GPU".to_owned())
+        } else {
+            let peer = Peer { kernels, team, report, chooser: chooser.clone() };
+            (Arc::new(peer), "all ranks reach each other's memory".to_owned())
+        };
+        Self::assemble((rank, size), context, config, host, path, chooser, Some(windows))
+    }
+
+    fn assemble(
+        (rank, size): (usize, usize),
+        context: &Arc<CudaContext>,
+        config: &Config,
+        host: Option<Comm>,
+        (path, why): (Arc<dyn DataPath>, String),
+        chooser: Arc<Chooser>,
+        windows: Option<Windows>,
+    ) -> Result<DeviceComm> {
+        let event = context.new_event(None).map_err(|e| cuda("DeviceComm", "making an event", e))?;
         Ok(DeviceComm {
             rank,
             size,
-            layout,
-            kernels: Kernels::shared(context, layout)?,
-            team,
-            report,
-            carrier: Carrier::Peer,
-            why: "all ranks reach each other's memory".to_owned(),
+            path,
+            why,
+            chooser,
             checks_memory: config.cuda_check,
-            path_check: config.cuda_path_check,
-            patience,
             order: Mutex::new(Order { number: 0, last: None, event }),
-            choices: Mutex::new(None),
-            asked: Asked::of(config),
-            warned: AtomicU32::new(0),
-            registry: Registry::new(context, rank, host.is_some()),
-            schedules: Schedules::new(rank, layout),
             context: context.clone(),
             origin: Origin::here(),
             host,
-            peers,
-            _windows: memory,
+            windows,
         })
     }
 }
 
 /// Lets every device of this process reach the others' memory, or says which one does not.
-fn reach_within_process(contexts: &[Arc<CudaContext>]) -> Result<(), String> {
+fn peer_access(contexts: &[Arc<CudaContext>]) -> Result<(), String> {
     for context in contexts {
         for other in contexts.iter().filter(|other| other.ordinal() != context.ordinal()) {
             enable(context, other.ordinal()).map_err(|e| {

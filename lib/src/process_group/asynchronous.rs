@@ -15,7 +15,7 @@ use crate::error::Result;
 use crate::executor::CallKey;
 
 macro_rules! asynchronous {
-    ($($(#[$doc:meta])* $form:ident $collective:ident $arguments:tt: $c:ident, $a:tt, $of:tt, $name:tt;)*) => {
+    ($($(#[$doc:meta])* $form:ident $collective:ident $arguments:tt: $c:ident, $a:tt, $of:tt, $name:tt, $device:tt;)*) => {
         impl ProcessGroup {
             $(asynchronous! { @ $form $name $of $collective $arguments })*
         }

@@ -44,7 +44,7 @@ impl ProcessGroup {
 }
 
 macro_rules! batched {
-    ($($(#[$doc:meta])* $form:ident $collective:ident $arguments:tt: $c:ident, $a:tt, $name:tt, $ga:tt;)*) => {
+    ($($(#[$doc:meta])* $form:ident $collective:ident $arguments:tt: $c:ident, $a:tt, $name:tt, $ga:tt, $device:tt;)*) => {
         impl<'a> Batch<'a> {
             $(batched! { @ $form $name $collective $arguments })*
         }

@@ -14,7 +14,7 @@ use crate::dtype::ReduceOp;
 use crate::error::Result;
 
 macro_rules! blocking {
-    ($($(#[$doc:meta])* $form:ident $collective:ident $arguments:tt: $of:ident, $a:tt, $name:tt, $ga:tt;)*) => {
+    ($($(#[$doc:meta])* $form:ident $collective:ident $arguments:tt: $of:ident, $a:tt, $name:tt, $ga:tt, $device:tt;)*) => {
         impl ProcessGroup {
             $(blocking! { @ $form $name $of $collective $arguments })*
         }

@@ -1,7 +1,7 @@
 //! What goes into streams for a call: copies, and waits between them.
 //!
 //! A call is put into streams whole before `enqueue` returns, in an order in which each operation waits only for earlier ones and
-//! for the lanes. So it does not matter how many of the streams' queues are one in the hardware, and the lanes' threads never
+//! for the workers. So it does not matter how many of the streams' queues are one in the hardware, and the workers' threads never
 //! call the driver: a program may sit in a call that waits for the device and keeps others out.
 //!
 //! The driver's queues hold about a thousand operations of a stream. `enqueue` of a call of more than some 300 chunks therefore
@@ -13,7 +13,7 @@ use std::sync::Arc;
 use cudarc::driver::result::{event, memcpy_dtod_async, memcpy_dtoh_async, memcpy_htod_async, stream as streams};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, sys};
 
-use super::progress::Lane;
+use super::progress::Worker;
 use super::route::{Route, Side};
 use super::signals::Signals;
 use super::staging::DEPTH;
@@ -27,14 +27,14 @@ pub(super) struct Copies {
     up: Arc<CudaStream>,
     begin: CudaEvent,
     end: CudaEvent,
-    /// Of each lane and slot: free again.
+    /// Of each worker and slot: free again.
     free: Vec<[CudaEvent; DEPTH]>,
-    /// Chunks of each lane so far.
+    /// Chunks of each worker so far.
     numbers: Vec<u32>,
 }
 
 impl Copies {
-    pub(super) fn new(context: &Arc<CudaContext>, lanes: usize) -> Result<Copies, DriverError> {
+    pub(super) fn new(context: &Arc<CudaContext>, workers: usize) -> Result<Copies, DriverError> {
         let event = || context.new_event(None);
         let slots = || Ok([event()?, event()?, event()?]);
         Ok(Copies {
@@ -42,12 +42,12 @@ impl Copies {
             up: context.new_stream()?,
             begin: event()?,
             end: event()?,
-            free: (0..lanes).map(|_| slots()).collect::<Result<_, DriverError>>()?,
-            numbers: vec![0; lanes],
+            free: (0..workers).map(|_| slots()).collect::<Result<_, DriverError>>()?,
+            numbers: vec![0; workers],
         })
     }
 
-    /// Numbers of the first chunk that each lane gets of the next call.
+    /// Numbers of the first chunk that each worker gets of the next call.
     pub(super) fn numbers(&self) -> &[u32] {
         &self.numbers
     }
@@ -60,19 +60,19 @@ impl Copies {
         &mut self,
         stream: sys::CUstream,
         route: &Route,
-        lanes: &[Arc<Lane>],
+        workers: &[Arc<Worker>],
         signals: &Signals,
     ) -> Result<(), DriverError> {
         let chunks = route.chunks();
         // SAFETY: forwarded from the caller.
         let put = unsafe {
             match chunks {
-                1 => self.put_one(stream, route, lanes, signals),
-                _ => self.put_many(stream, route, lanes, signals, chunks),
+                1 => self.put_one(stream, route, workers, signals),
+                _ => self.put_many(stream, route, workers, signals, chunks),
             }
         };
-        for (lane, number) in self.numbers.iter_mut().enumerate() {
-            *number = number.wrapping_add((chunks + lanes.len() - 1 - lane) as u32 / lanes.len() as u32);
+        for (worker, number) in self.numbers.iter_mut().enumerate() {
+            *number = number.wrapping_add((chunks + workers.len() - 1 - worker) as u32 / workers.len() as u32);
         }
         put
     }
@@ -82,10 +82,10 @@ impl Copies {
         &self,
         stream: sys::CUstream,
         route: &Route,
-        lanes: &[Arc<Lane>],
+        workers: &[Arc<Worker>],
         signals: &Signals,
     ) -> Result<(), DriverError> {
-        let slot = lanes[0].slot(0);
+        let slot = workers[0].slot(0);
         let number = self.numbers[0];
         // SAFETY: forwarded from the caller; the slot is free, because the call before is over where this one begins.
         unsafe {
@@ -101,41 +101,41 @@ impl Copies {
         &self,
         stream: sys::CUstream,
         route: &Route,
-        lanes: &[Arc<Lane>],
+        workers: &[Arc<Worker>],
         signals: &Signals,
         chunks: usize,
     ) -> Result<(), DriverError> {
         let (down, up) = (self.down.cu_stream(), self.up.cu_stream());
-        let number = |lane: usize, turn: usize| self.numbers[lane].wrapping_add(turn as u32);
-        let place = |chunk: usize| (chunk % lanes.len(), chunk / lanes.len());
+        let number = |worker: usize, turn: usize| self.numbers[worker].wrapping_add(turn as u32);
+        let place = |chunk: usize| (chunk % workers.len(), chunk / workers.len());
         // SAFETY: forwarded from the caller; streams and events are ours and of one context.
         unsafe {
             event::record(self.begin.cu_event(), stream)?;
             streams::wait_event(down, self.begin.cu_event(), NO_FLAGS)?;
             streams::wait_event(up, self.begin.cu_event(), NO_FLAGS)?;
             // A chunk waits for the one that had its slot before.
-            let ahead = lanes.len() * DEPTH - 1;
+            let ahead = workers.len() * DEPTH - 1;
             for step in 0..chunks + ahead {
                 if step < chunks {
-                    let (lane, turn) = place(step);
+                    let (worker, turn) = place(step);
                     let slot = turn % DEPTH;
                     if turn >= DEPTH {
-                        streams::wait_event(down, self.free[lane][slot].cu_event(), NO_FLAGS)?;
+                        streams::wait_event(down, self.free[worker][slot].cu_event(), NO_FLAGS)?;
                     }
-                    copy(down, route.down.as_ref(), step, lanes[lane].slot(slot), Way::Down)?;
-                    signals.arrive(down, lane, number(lane, turn))?;
+                    copy(down, route.down.as_ref(), step, workers[worker].slot(slot), Way::Down)?;
+                    signals.arrive(down, worker, number(worker, turn))?;
                 }
                 if step == 0 {
                     copy_own(stream, route)?;
                 }
                 if let Some(chunk) = step.checked_sub(ahead) {
-                    let (lane, turn) = place(chunk);
+                    let (worker, turn) = place(chunk);
                     let slot = turn % DEPTH;
-                    signals.wait(up, lane, number(lane, turn))?;
-                    copy(up, route.up.as_ref(), chunk, lanes[lane].slot(slot), Way::Up)?;
+                    signals.wait(up, worker, number(worker, turn))?;
+                    copy(up, route.up.as_ref(), chunk, workers[worker].slot(slot), Way::Up)?;
                     // Where another chunk will have the slot.
-                    if chunk + lanes.len() * DEPTH < chunks {
-                        event::record(self.free[lane][slot].cu_event(), up)?;
+                    if chunk + workers.len() * DEPTH < chunks {
+                        event::record(self.free[worker][slot].cu_event(), up)?;
                     }
                 }
             }

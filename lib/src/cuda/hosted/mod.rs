@@ -5,11 +5,11 @@
 //!
 //! ```text
 //! stream down    copy 0 | copy 1 | copy 2 | copy 3 |
-//! lane's thread           wire 0 | wire 1 | wire 2 | wire 3 |
+//! worker's thread           wire 0 | wire 1 | wire 2 | wire 3 |
 //! stream up                        copy 0 | copy 1 | copy 2 | copy 3 |
 //! ```
 //! Nothing waits for the host but streams, by `cuStreamWaitValue32`: the GPU is free meanwhile. A call of one chunk goes down and
-//! up in the caller's stream, without other streams and events. Several *lanes* (threads, each with a communicator and slots of its
+//! up in the caller's stream, without other streams and events. Several *workers* (threads, each with a communicator and slots of its
 //! own) take chunks in turn.
 //!
 //! | file | idea |
@@ -46,22 +46,24 @@ use std::thread::JoinHandle;
 
 use cudarc::driver::{CudaContext, DriverError, sys};
 
-use super::call::Call;
+use super::call::{Call, End, unsupported};
 use super::driver::{cuda, is_capturing};
+use super::path::{DataPath, Path, Turn};
+use super::peer::Choice;
 use crate::comm::{Comm, lock};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use copies::Copies;
-use progress::{Job, Lane, Shared};
+use progress::{Job, Shared, Worker};
 use route::{Grid, Route};
 use signals::Signals;
 use staging::{DEPTH, Staging};
 
 /// Bytes that are not worth cutting: putting a chunk into streams takes some 40 us on an H200's host (256 chunks of 512 KiB: 10.8
-/// ms whatever the number of lanes, from four on), as long as copying 2 MiB.
+/// ms whatever the number of workers, from four on), as long as copying 2 MiB.
 const LEAST: usize = 1 << 20;
-/// Lanes at most where their number is not set: more cores do not make the host's memory faster.
-const LANES: usize = 4;
+/// Workers at most where their number is not set: more cores do not make the host's memory faster.
+const WORKERS: usize = 4;
 
 /// Queues of a GPU that a process has if it does not ask for another number, and the most that it can ask for.
 const QUEUES: usize = 8;
@@ -69,19 +71,20 @@ const MOST_QUEUES: usize = 32;
 
 /// The hosted path of one rank.
 pub(super) struct Hosted {
+    context: Arc<CudaContext>,
     shared: Arc<Shared>,
-    lanes: Vec<Arc<Lane>>,
+    workers: Vec<Arc<Worker>>,
     threads: Vec<JoinHandle<()>>,
     copies: Mutex<Copies>,
     grid: Grid,
     rank: usize,
 }
 
-/// Lanes that suit this host, of which `ranks` ranks use the cores; ranks take the smallest number of all.
-pub(super) fn lanes(config: &Config, ranks: usize) -> usize {
+/// Workers that suit this host, of which `ranks` ranks use the cores; ranks take the smallest number of all.
+pub(super) fn workers(config: &Config, ranks: usize) -> usize {
     match config.cuda_threads {
         // Half of the cores are left to the program.
-        0 => (cores() / ranks.max(1) / 2).clamp(1, LANES),
+        0 => (cores() / ranks.max(1) / 2).clamp(1, WORKERS),
         set => set,
     }
 }
@@ -97,7 +100,7 @@ fn cores() -> usize {
 }
 
 impl Hosted {
-    /// One communicator of the same ranks for each lane. Every rank calls it.
+    /// One communicator of the same ranks for each worker. Every rank calls it.
     pub(super) fn new(comms: Vec<Comm>, context: &Arc<CudaContext>) -> Result<Hosted> {
         let op = "DeviceComm";
         let Some(first) = comms.first() else { return Err(Error::invalid(op, "no communicators of the host")) };
@@ -105,67 +108,35 @@ impl Hosted {
         // Every row of an all_to_all has a line at least.
         let slot = config.cuda_chunk.max(128 * ranks).next_multiple_of(4096);
         let count = comms.len();
-        let grid = Grid { ranks, lanes: count, slot: slot as u64, least: LEAST as u64 };
+        let grid = Grid { ranks, workers: count, slot: slot as u64, least: LEAST as u64 };
         let background = count * first.ranks_here() > cores();
         let failed = |e: DriverError| cuda(op, "making streams and events", e);
         let copies = Copies::new(context, count).map_err(failed)?;
         let shared = Arc::new(Shared::new(Signals::new(context, count)?));
-        let lane = |(index, comm): (usize, Comm)| {
+        let worker = |(index, comm): (usize, Comm)| {
             let staging = Staging::new(&comm, context, DEPTH, slot)?;
-            Ok(Arc::new(Lane::new((index, count), comm, &shared, staging, background)))
+            Ok(Arc::new(Worker::new((index, count), comm, &shared, staging, background)))
         };
-        let lanes = comms.into_iter().enumerate().map(lane).collect::<Result<Vec<Arc<Lane>>>>()?;
-        let mut hosted = Hosted { shared, lanes, threads: Vec::new(), copies: Mutex::new(copies), grid, rank };
-        for (index, lane) in hosted.lanes.iter().enumerate() {
-            let lane = lane.clone();
+        let workers = comms.into_iter().enumerate().map(worker).collect::<Result<Vec<Arc<Worker>>>>()?;
+        let context = context.clone();
+        let mut hosted =
+            Hosted { context, shared, workers, threads: Vec::new(), copies: Mutex::new(copies), grid, rank };
+        for (index, worker) in hosted.workers.iter().enumerate() {
+            let worker = worker.clone();
             let thread = std::thread::Builder::new()
-                .name(format!("tinynccl-lane-{index}"))
-                .spawn(move || lane.run())
+                .name(format!("tinynccl-worker-{index}"))
+                .spawn(move || worker.run())
                 .map_err(|e| Error::io(op, "starting a thread", &e))?;
             hosted.threads.push(thread);
         }
         Ok(hosted)
     }
 
-    /// Bytes of page-locked memory.
-    pub(super) fn bytes(&self) -> usize {
-        self.lanes.len() * DEPTH * self.grid.slot as usize
-    }
-
-    /// The failure of a call that ran before, or of a rank that is gone.
-    #[inline]
-    pub(super) fn check(&self) -> Result<()> {
-        self.shared.check()
-    }
-
-    /// Ends all calls on all ranks.
-    pub(super) fn abort(&self, error: Error) {
-        let reason = error.to_string();
-        self.shared.fail(error);
-        self.lanes.iter().for_each(|lane| lane.abort(&reason));
-    }
-
-    /// How a collective goes; `None` if it has no device form.
-    pub(super) fn route(&self, call: &Call) -> Option<Route> {
-        Route::of(call, self.rank, &self.grid)
-    }
-
-    /// How a message to a rank and a message from one go.
-    pub(super) fn pair(&self, to: Option<(u64, usize, usize)>, from: Option<(u64, usize, usize)>) -> Route {
-        Route::pair(to, from, &self.grid)
-    }
-
-    /// Puts a call into streams and gives it to the lanes.
+    /// Puts a call into streams and gives it to the workers.
     ///
     /// # Safety
     /// As `DeviceComm::enqueue`.
-    pub(super) unsafe fn enqueue(
-        &self,
-        op: &str,
-        context: &CudaContext,
-        stream: sys::CUstream,
-        route: &Route,
-    ) -> Result<()> {
+    unsafe fn enqueue(&self, op: &str, stream: sys::CUstream, route: &Route) -> Result<()> {
         let failed = |e: DriverError| cuda(op, "enqueueing a call through the host", e);
         // SAFETY: a stream, by the contract of `enqueue`.
         if unsafe { is_capturing(stream) }.map_err(failed)? {
@@ -176,14 +147,14 @@ impl Hosted {
                     .to_owned(),
             });
         }
-        context.bind_to_thread().map_err(failed)?;
+        self.context.bind_to_thread().map_err(failed)?;
         let mut copies = lock(&self.copies);
         // Before the copies, so that the threads wake up meanwhile.
-        for (lane, &first) in self.lanes.iter().zip(copies.numbers()).take(route.chunks()) {
-            lane.push(Job { route: *route, first });
+        for (worker, &first) in self.workers.iter().zip(copies.numbers()).take(route.chunks()) {
+            worker.push(Job { route: *route, first });
         }
         // SAFETY: forwarded from the caller.
-        unsafe { copies.put(stream, route, &self.lanes, &self.shared.signals) }.map_err(|e| {
+        unsafe { copies.put(stream, route, &self.workers, &self.shared.signals) }.map_err(|e| {
             let error = failed(e);
             // Half of it may be in the streams.
             self.shared.fail(error.clone());
@@ -192,13 +163,45 @@ impl Hosted {
     }
 }
 
+impl DataPath for Hosted {
+    fn path(&self) -> Path {
+        Path::Hosted
+    }
+
+    fn bytes(&self) -> usize {
+        self.workers.len() * DEPTH * self.grid.slot as usize
+    }
+
+    unsafe fn carry(&self, turn: Turn, call: &Call, _: Choice) -> Result<()> {
+        let route = Route::of(call, self.rank, &self.grid).ok_or_else(|| unsupported(call.collective))?;
+        // SAFETY: forwarded from the caller.
+        unsafe { self.enqueue(call.collective.name(), turn.stream, &route) }
+    }
+
+    unsafe fn carry_pair(&self, turn: Turn, _: &Call, to: Option<End>, from: Option<End>) -> Result<()> {
+        // SAFETY: forwarded from the caller.
+        unsafe { self.enqueue("send/recv", turn.stream, &Route::pair(to, from, &self.grid)) }
+    }
+
+    /// Each worker's communicator tells the other ranks.
+    fn check(&self, _: Option<&Comm>) -> Result<()> {
+        self.shared.check()
+    }
+
+    fn abort(&self, error: Error) {
+        let reason = error.to_string();
+        self.shared.fail(error);
+        self.workers.iter().for_each(|worker| worker.abort(&reason));
+    }
+}
+
 impl Drop for Hosted {
     fn drop(&mut self) {
-        if let Err(error) = self.check() {
-            // Lanes that have not failed may wait for ranks whose lanes are gone.
-            self.lanes.iter().for_each(|lane| lane.abort(&error.to_string()));
+        if let Err(error) = self.shared.check() {
+            // Workers that have not failed may wait for ranks whose workers are gone.
+            self.workers.iter().for_each(|worker| worker.abort(&error.to_string()));
         }
-        self.lanes.iter().for_each(|lane| lane.close());
+        self.workers.iter().for_each(|worker| worker.close());
         for thread in self.threads.drain(..) {
             // A panic has been reported by its own thread; there is nothing to add here.
             let _ = thread.join();
@@ -212,6 +215,6 @@ impl Drop for Hosted {
 
 impl fmt::Debug for Hosted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Hosted ({} lanes, {} KiB each slot)", self.lanes.len(), self.grid.slot >> 10)
+        write!(f, "Hosted ({} workers, {} KiB each slot)", self.workers.len(), self.grid.slot >> 10)
     }
 }

@@ -1,6 +1,6 @@
 //! The threads that carry chunks between the hosts.
 //!
-//! Each *lane* has a thread, a communicator of the host and slots of its own; chunks of a call go to the lanes in turn. One thread
+//! Each *worker* has a thread, a communicator of the host and slots of its own; chunks of a call go to the workers in turn. One thread
 //! copies and reduces at the speed of one core, which is far less than what the device's link to the host moves.
 
 use std::collections::VecDeque;
@@ -14,7 +14,7 @@ use super::staging::{DEPTH, Staging};
 use crate::comm::{Attached, Comm, Message, Part, lock};
 use crate::error::{Error, Result};
 
-/// What all lanes of a rank share.
+/// What all workers of a rank share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) signals: Signals,
@@ -56,17 +56,17 @@ impl Attached for Shared {
     }
 }
 
-/// A call, as a lane gets it.
+/// A call, as a worker gets it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Job {
     pub(super) route: Route,
-    /// Number of the lane's first chunk of it.
+    /// Number of the worker's first chunk of it.
     pub(super) first: u32,
 }
 
 /// One thread's part.
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(super) struct Worker {
     index: usize,
     /// How many there are.
     of: usize,
@@ -80,22 +80,22 @@ pub(super) struct Lane {
     changed: Condvar,
 }
 
-impl Lane {
-    /// Lane `index` of `of`.
+impl Worker {
+    /// Worker `index` of `of`.
     pub(super) fn new(
         (index, of): (usize, usize),
         comm: Comm,
         shared: &Arc<Shared>,
         staging: Staging,
         background: bool,
-    ) -> Lane {
+    ) -> Worker {
         let weak: Weak<Shared> = Arc::downgrade(shared);
         comm.attach(weak);
         let (shared, (waiting, jobs, changed)) = (shared.clone(), Default::default());
-        Lane { index, of, comm, shared, staging, background, waiting, jobs, changed }
+        Worker { index, of, comm, shared, staging, background, waiting, jobs, changed }
     }
 
-    /// Ends the lane's calls on all ranks.
+    /// Ends the worker's calls on all ranks.
     pub(super) fn abort(&self, reason: &str) {
         self.comm.abort(reason);
     }
@@ -147,7 +147,7 @@ impl Lane {
         }
     }
 
-    /// Carries our chunks of a call; ends early, without an error, where another lane has failed.
+    /// Carries our chunks of a call; ends early, without an error, where another worker has failed.
     fn carry(&self, job: &Job) -> Result<()> {
         let chunks = (self.index..job.route.chunks()).step_by(self.of);
         for (turn, chunk) in chunks.enumerate() {
@@ -215,8 +215,8 @@ const SHORTEST: Duration = Duration::from_micros(20);
 const LONGEST: Duration = Duration::from_millis(1);
 
 impl Pause {
-    fn new(lane: &Lane) -> Pause {
-        Pause { begin: Instant::now(), spin: lane.comm.spin(lane.background) }
+    fn new(worker: &Worker) -> Pause {
+        Pause { begin: Instant::now(), spin: worker.comm.spin(worker.background) }
     }
 
     /// False once enough time was spent with spinning.

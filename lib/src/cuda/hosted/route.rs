@@ -13,20 +13,20 @@
 
 use std::ops::Range;
 
-use super::super::call::Call;
+use super::super::call::{Call, End};
 use crate::comm::Part;
 use crate::wire::Collective;
 
 /// Chunks begin at multiples of so many bytes: a cache line, and a whole number of elements of every type.
 const LINE: u64 = 64;
-/// Chunks of a call for each lane, where they would not be shorter than [`Grid::least`]: enough for all three stages to overlap.
+/// Chunks of a call for each worker, where they would not be shorter than [`Grid::least`]: enough for all three stages to overlap.
 const PIECES: u64 = 4;
 
 /// What the cut depends on, besides the call; the same on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Grid {
     pub(super) ranks: usize,
-    pub(super) lanes: usize,
+    pub(super) workers: usize,
     /// Bytes of a slot.
     pub(super) slot: u64,
     /// Bytes that are not worth cutting.
@@ -37,7 +37,7 @@ impl Grid {
     /// Bytes of each row in a chunk, where `rows` rows of `bytes` bytes share a slot.
     fn chunk(&self, bytes: u64, rows: u64) -> u64 {
         let most = (self.slot / rows / LINE * LINE).max(LINE);
-        let wanted = bytes.div_ceil(PIECES * self.lanes as u64).max(self.least / rows).min(most);
+        let wanted = bytes.div_ceil(PIECES * self.workers as u64).max(self.least / rows).min(most);
         // All of about the same length, rather than a short one at the end.
         bytes.div_ceil(bytes.div_ceil(wanted.max(1)).max(1)).next_multiple_of(LINE).clamp(LINE, most)
     }
@@ -104,7 +104,7 @@ pub(super) struct Own {
 
 /// A call, cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::cuda) struct Route {
+pub(super) struct Route {
     pub(super) down: Option<Side>,
     pub(super) up: Option<Side>,
     pub(super) own: Option<Own>,
@@ -162,14 +162,14 @@ impl Route {
     }
 
     /// Of a message to a rank and a message from one, each as (address, bytes, peer).
-    pub(super) fn pair(to: Option<(u64, usize, usize)>, from: Option<(u64, usize, usize)>, grid: &Grid) -> Route {
-        let side = |(at, bytes, _): (u64, usize, usize), base| {
+    pub(super) fn pair(to: Option<End>, from: Option<End>, grid: &Grid) -> Route {
+        let side = |(at, bytes, _): End, base| {
             let bytes = bytes as u64;
             // Half of a slot for each direction: the peer does not know whether we do one or both.
             let chunk = grid.chunk(bytes, 2);
             Side { at, bytes, stride: bytes, rows: 1, skip: None, chunk, base, first: 0 }
         };
-        let peer = |one: Option<(u64, usize, usize)>| one.map_or(usize::MAX, |(_, _, peer)| peer);
+        let peer = |one: Option<End>| one.map_or(usize::MAX, |(_, _, peer)| peer);
         let half = grid.slot / 2 / LINE * LINE;
         Route {
             down: to.map(|one| side(one, 0)),
@@ -233,8 +233,8 @@ mod tests {
     }
 
     prop_compose! {
-        fn grids()(ranks in 2usize..12, lanes in 1usize..5, slot in 10u32..17, odd in 0u64..3, least in 0u32..14) -> Grid {
-            Grid { ranks, lanes, slot: (1 << slot) + 4096 * odd + 2 * LINE * ranks as u64, least: 1 << least }
+        fn grids()(ranks in 2usize..12, workers in 1usize..5, slot in 10u32..17, odd in 0u64..3, least in 0u32..14) -> Grid {
+            Grid { ranks, workers, slot: (1 << slot) + 4096 * odd + 2 * LINE * ranks as u64, least: 1 << least }
         }
     }
 
@@ -307,7 +307,7 @@ mod tests {
 
     #[test]
     fn long_calls_are_cut_and_short_ones_are_not() {
-        let grid = Grid { ranks: 2, lanes: 2, slot: 4 << 20, least: 512 << 10 };
+        let grid = Grid { ranks: 2, workers: 2, slot: 4 << 20, least: 512 << 10 };
         let chunks = |collective, bytes: usize| {
             Route::of(&call(collective, DType::F32, 0, bytes / 4), 0, &grid).map(|route| route.chunks())
         };
@@ -322,7 +322,7 @@ mod tests {
 
     #[test]
     fn our_own_part_stays_on_the_device() {
-        let grid = Grid { ranks: 3, lanes: 1, slot: 1 << 20, least: 1 << 16 };
+        let grid = Grid { ranks: 3, workers: 1, slot: 1 << 20, least: 1 << 16 };
         let own = |collective, input, rank| {
             let call = Call { input, ..call(collective, DType::F32, 1, 100) };
             Route::of(&call, rank, &grid).and_then(|route| route.own)

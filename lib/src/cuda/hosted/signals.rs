@@ -1,6 +1,6 @@
-//! What streams and lanes tell each other: two counts per lane, in page-locked memory.
+//! What streams and workers tell each other: two counts per worker, in page-locked memory.
 //!
-//! A stream counts the chunks that are in their slots, the lane's thread those that it is done with. A stream waits for the second
+//! A stream counts the chunks that are in their slots, the worker's thread those that it is done with. A stream waits for the second
 //! count by `cuStreamWaitValue32`, the thread for the first by looking. Counts wrap; their difference is what is compared.
 
 use std::ptr::NonNull;
@@ -27,12 +27,12 @@ struct Lines {
     done: Line,
 }
 
-/// The counts of all lanes.
+/// The counts of all workers.
 #[derive(Debug)]
 pub(super) struct Signals {
     context: Arc<CudaContext>,
     lines: NonNull<Lines>,
-    lanes: usize,
+    workers: usize,
     /// Where the device sees them.
     address: sys::CUdeviceptr,
     released: AtomicBool,
@@ -44,40 +44,40 @@ unsafe impl Send for Signals {}
 unsafe impl Sync for Signals {}
 
 impl Signals {
-    pub(super) fn new(context: &Arc<CudaContext>, lanes: usize) -> Result<Signals> {
+    pub(super) fn new(context: &Arc<CudaContext>, workers: usize) -> Result<Signals> {
         let failed = |e| cuda("DeviceComm", "allocating page-locked memory for counts", e);
         context.bind_to_thread().map_err(failed)?;
         let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
         // SAFETY: allocates; freed once, by `drop`.
-        let memory = unsafe { result::malloc_host(lanes * size_of::<Lines>(), flags) }.map_err(failed)?;
+        let memory = unsafe { result::malloc_host(workers * size_of::<Lines>(), flags) }.map_err(failed)?;
         let Some(lines) = NonNull::new(memory.cast::<Lines>()) else {
             return Err(Error::invalid("DeviceComm", "CUDA gave no page-locked memory and no reason"));
         };
         // SAFETY: fresh, page-aligned memory of that size; zeroes are valid atomics.
-        unsafe { lines.write_bytes(0, lanes) };
+        unsafe { lines.write_bytes(0, workers) };
         let mut signals =
-            Signals { context: context.clone(), lines, lanes, address: 0, released: AtomicBool::new(false) };
+            Signals { context: context.clone(), lines, workers, address: 0, released: AtomicBool::new(false) };
         // SAFETY: the memory is of malloc_host with DEVICEMAP; writes the address.
         unsafe { sys::cuMemHostGetDevicePointer_v2(&mut signals.address, memory, 0) }.result().map_err(failed)?;
         Ok(signals)
     }
 
-    fn lines(&self, lane: usize) -> &Lines {
-        debug_assert!(lane < self.lanes);
-        // SAFETY: `lanes` of them are valid as long as self; only atomics are in them.
-        unsafe { self.lines.add(lane).as_ref() }
+    fn lines(&self, worker: usize) -> &Lines {
+        debug_assert!(worker < self.workers);
+        // SAFETY: `workers` of them are valid as long as self; only atomics are in them.
+        unsafe { self.lines.add(worker).as_ref() }
     }
 
-    /// Whether the stream has brought chunk `number` of the lane (counted from 0, over all calls) into its slot.
+    /// Whether the stream has brought chunk `number` of the worker (counted from 0, over all calls) into its slot.
     #[inline]
-    pub(super) fn has_arrived(&self, lane: usize, number: u32) -> bool {
-        reached(self.lines(lane).arrived.count.load(Ordering::Acquire), number)
+    pub(super) fn has_arrived(&self, worker: usize, number: u32) -> bool {
+        reached(self.lines(worker).arrived.count.load(Ordering::Acquire), number)
     }
 
-    /// The host is done with the lane's chunk `number`, the next one.
+    /// The host is done with the worker's chunk `number`, the next one.
     #[inline]
-    pub(super) fn finish(&self, lane: usize, number: u32) {
-        let done = &self.lines(lane).done.count;
+    pub(super) fn finish(&self, worker: usize, number: u32) {
+        let done = &self.lines(worker).done.count;
         // It fails where the waits were released before, which must stay so.
         let _ = done.compare_exchange(number, number.wrapping_add(1), Ordering::Release, Ordering::Relaxed);
     }
@@ -85,8 +85,8 @@ impl Signals {
     /// Lets everything pass that waits for the host, from now on.
     pub(super) fn release(&self) {
         if !self.released.swap(true, Ordering::AcqRel) {
-            for lane in 0..self.lanes {
-                self.lines(lane).done.count.fetch_add(RELEASE, Ordering::AcqRel);
+            for worker in 0..self.workers {
+                self.lines(worker).done.count.fetch_add(RELEASE, Ordering::AcqRel);
             }
         }
     }
@@ -95,8 +95,8 @@ impl Signals {
     ///
     /// # Safety
     /// `stream` must be a stream of this context.
-    pub(super) unsafe fn arrive(&self, stream: sys::CUstream, lane: usize, number: u32) -> Result<(), DriverError> {
-        let at = self.address + (lane * size_of::<Lines>()) as u64;
+    pub(super) unsafe fn arrive(&self, stream: sys::CUstream, worker: usize, number: u32) -> Result<(), DriverError> {
+        let at = self.address + (worker * size_of::<Lines>()) as u64;
         // SAFETY: the place is in our lines; the stream is the caller's word.
         unsafe { sys::cuStreamWriteValue32_v2(stream, at, number.wrapping_add(1), 0) }.result()
     }
@@ -105,8 +105,8 @@ impl Signals {
     ///
     /// # Safety
     /// As [`Signals::arrive`].
-    pub(super) unsafe fn wait(&self, stream: sys::CUstream, lane: usize, number: u32) -> Result<(), DriverError> {
-        let at = self.address + (lane * size_of::<Lines>() + std::mem::offset_of!(Lines, done)) as u64;
+    pub(super) unsafe fn wait(&self, stream: sys::CUstream, worker: usize, number: u32) -> Result<(), DriverError> {
+        let at = self.address + (worker * size_of::<Lines>() + std::mem::offset_of!(Lines, done)) as u64;
         let geq = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32;
         // SAFETY: as above.
         unsafe { sys::cuStreamWaitValue32_v2(stream, at, number.wrapping_add(1), geq) }.result()

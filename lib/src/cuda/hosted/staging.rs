@@ -13,10 +13,10 @@ use crate::comm::{Comm, SymmetricBuffer};
 use crate::error::{Error, Result};
 use crate::transport::Registration;
 
-/// Slots of a lane: one is filled, one is with the host, one is emptied.
+/// Slots of a worker: one is filled, one is with the host, one is emptied.
 pub(super) const DEPTH: usize = 3;
 
-/// Slots of one lane.
+/// Slots of one worker.
 #[derive(Debug)]
 pub(super) struct Staging {
     context: Arc<CudaContext>,
@@ -36,7 +36,7 @@ enum Kind {
     Driver,
 }
 
-// SAFETY: it owns its memory, which only the lane's thread and the device touch.
+// SAFETY: it owns its memory, which only the worker's thread and the device touch.
 unsafe impl Send for Staging {}
 // SAFETY: a shared reference gives addresses out, nothing else.
 unsafe impl Sync for Staging {}

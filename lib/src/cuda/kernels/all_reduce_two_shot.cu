@@ -1,22 +1,22 @@
-// Reduce-scatter, then all-gather, each straight between all pairs of ranks, in rounds of one slot per pair. A lane sends the
+// Reduce-scatter, then all-gather, each straight between all pairs of ranks, in rounds of one slot per pair. A subgroup sends the
 // pieces of a round, the next reduces what came and sends that on, the last stores what the others reduced.
 
 __device__ __forceinline__ void two_shot_slots(const Team& team, const u8* input, u8* output, u64 bytes) {
     __shared__ Counters counters;
-    const Lane lane = lane_of(THREADS / 4, THREADS / 2);
-    const Rounds rounds = begin_rounds(team, counters, lane, bytes, RANKS);
+    const Subgroup group = subgroup_of(THREADS / 4, THREADS / 2);
+    const Rounds rounds = begin_rounds(team, counters, group, bytes, RANKS);
     for (u32 step = 0; step < rounds.count; step++) {
         const auto piece = [&](u32 rank) { return piece_of(rounds.share, step, rank); };
-        if (lane.index == 0) {
+        if (group.index == 0) {
             in_turn(
                 rounds, [&](u32 peer) { await_credit(team, counters, SCATTER, peer); },
                 [&] {
                     const Pieces pieces = pieces_of(team, [&](u32) { return input; }, piece,
                                                     [&](u32 peer) { return outgoing(team, counters, SCATTER, peer); });
-                    fill_all(lane, pieces, bytes);
+                    fill_all(group, pieces, bytes);
                 },
                 [&](u32 peer) { post_slot(team, counters, SCATTER, peer); });
-        } else if (lane.index == 1) {
+        } else if (group.index == 1) {
             in_turn(
                 rounds,
                 [&](u32 peer) {
@@ -32,7 +32,7 @@ __device__ __forceinline__ void two_shot_slots(const Team& team, const u8* input
                         from[s] = incoming(team, counters, SCATTER, s);
                         to[s] = outgoing(team, counters, GATHER, s);
                     }
-                    reduce_slots(lane, team, input, output, mine, bytes, from, [&](u64 i, Pack reduced) {
+                    reduce_slots(group, team, input, output, mine, bytes, from, [&](u64 i, Pack reduced) {
 #pragma unroll
                         for (int s = 0; s < RANKS; s++) {
                             if (s != (int)team.rank) fill_slot(to[s], i, reduced);
@@ -49,7 +49,7 @@ __device__ __forceinline__ void two_shot_slots(const Team& team, const u8* input
                 [&] {
                     const Pieces pieces = pieces_of(team, [&](u32) { return output; }, piece,
                                                     [&](u32 peer) { return incoming(team, counters, GATHER, peer); });
-                    store_all(lane, pieces, bytes);
+                    store_all(group, pieces, bytes);
                 },
                 [&](u32 peer) { free_slot(team, counters, GATHER, peer); });
         }
@@ -60,10 +60,10 @@ __device__ __forceinline__ void two_shot_slots(const Team& team, const u8* input
 #ifndef DIRECT
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-all_reduce_two_shot(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes) {
-    const Channel channel = enter(team);
-    two_shot_slots(team, input, output, bytes);
-    leave(team, channel);
+all_reduce_two_shot_simple(const __grid_constant__ Args args) {
+    const Channel channel = enter(args.team);
+    two_shot_slots(args.team, args.input, args.output, args.bytes);
+    leave(args.team, channel);
 }
 
 #else
@@ -71,10 +71,14 @@ all_reduce_two_shot(const __grid_constant__ Team team, const u8* input, u8* outp
 // Each rank reads its part of all inputs and writes the result into all outputs: both steps in one pass. A part's input and output
 // are touched by one rank alone, so they may be the same buffer.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-all_reduce_direct(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes, u32, Places places) {
+all_reduce_two_shot_direct(const __grid_constant__ Args args) {
+    const Team& team = args.team;
+    const u8* input = args.input;
+    u8* output = args.output;
+    const u64 bytes = args.bytes;
     __shared__ Reach reach;
     const Channel channel = enter(team);
-    if (!meet(team, channel, places, input, output, reach)) return close(team, channel);
+    if (!meet(team, channel, args.remote, input, output, reach)) return close(team, channel);
     if (!reached(reach.input) || !reached(reach.output)) {
 #if RANKS == 2
         scatter_slots(team, input, output, bytes, 0);

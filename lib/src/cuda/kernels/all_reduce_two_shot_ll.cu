@@ -28,11 +28,11 @@ __device__ __forceinline__ void two_shot_lines(const Team& team, const u8* input
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-all_reduce_two_shot_ll(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes) {
-    two_shot_lines<Ll>(team, input, output, bytes);
+all_reduce_two_shot_ll(const __grid_constant__ Args args) {
+    two_shot_lines<Ll>(args.team, args.input, args.output, args.bytes);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-all_reduce_two_shot_ll128(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes) {
-    two_shot_lines<Ll128>(team, input, output, bytes);
+all_reduce_two_shot_ll128(const __grid_constant__ Args args) {
+    two_shot_lines<Ll128>(args.team, args.input, args.output, args.bytes);
 }

@@ -1,13 +1,13 @@
 // The root sends to everyone. Larger buffers are scattered by the root and passed on by who got a segment, so that the root's
-// link carries the buffer once and not n-1 times: a lane passes its own parts on, another stores those that the others pass on.
+// link carries the buffer once and not n-1 times: a subgroup passes its own parts on, another stores those that the others pass on.
 
 __device__ __forceinline__ void broadcast_slots(const Team& team, const u8* input, u8* output, u64 bytes, u32 root) {
     __shared__ Counters counters;
     const u32 parts = RANKS - 1;
     const bool is_root = team.rank == root;
     // Between two ranks, and at the root, there is one thing to do.
-    const Lane lane = is_root || RANKS == 2 ? whole_block() : lane_of(THREADS / 2, THREADS / 2);
-    const Rounds rounds = begin_rounds(team, counters, lane, bytes, parts);
+    const Subgroup group = is_root || RANKS == 2 ? whole_block() : subgroup_of(THREADS / 2, THREADS / 2);
+    const Rounds rounds = begin_rounds(team, counters, group, bytes, parts);
     const auto part_of = [&](u32 rank) { return (rank + RANKS - root - 1) % RANKS; };
     for (u32 step = 0; step < rounds.count; step++) {
         // Of who passes it on.
@@ -21,10 +21,10 @@ __device__ __forceinline__ void broadcast_slots(const Team& team, const u8* inpu
                 [&] {
                     const Pieces pieces = pieces_of(team, [&](u32) { return input; }, piece,
                                                     [&](u32 peer) { return outgoing(team, counters, SCATTER, peer); });
-                    fill_all(lane, pieces, bytes, output != input ? output : nullptr);
+                    fill_all(group, pieces, bytes, output != input ? output : nullptr);
                 },
                 [&](u32 peer) { post_slot(team, counters, SCATTER, peer); });
-        } else if (lane.index == 0) {
+        } else if (group.index == 0) {
             in_turn(
                 rounds,
                 [&](u32 peer) {
@@ -39,7 +39,7 @@ __device__ __forceinline__ void broadcast_slots(const Team& team, const u8* inpu
                     for (int s = 0; s < RANKS; s++) to[s] = outgoing(team, counters, GATHER, s);
                     either(is_whole(output, mine.first + mine.packs, bytes), [&](auto whole) {
                         for_packs<batch_of<decltype(whole)>(1)>(
-                            lane, mine.packs, [&](u32 i) { return load_slot(slot, i); },
+                            group, mine.packs, [&](u32 i) { return load_slot(slot, i); },
                             [&](u32 i, Pack pack) {
 #pragma unroll
                                 for (int s = 0; s < RANKS; s++) {
@@ -62,7 +62,7 @@ __device__ __forceinline__ void broadcast_slots(const Team& team, const u8* inpu
                 [&] {
                     const Pieces pieces = pieces_of(team, [&](u32) { return output; }, piece,
                                                     [&](u32 peer) { return incoming(team, counters, GATHER, peer); });
-                    store_all(lane, pieces, bytes);
+                    store_all(group, pieces, bytes);
                 },
                 [&](u32 peer) {
                     if (peer != root) free_slot(team, counters, GATHER, peer);
@@ -94,20 +94,20 @@ __device__ __forceinline__ void broadcast_lines(const Team& team, const u8* inpu
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-broadcast_ll(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes, u32 root) {
-    broadcast_lines<Ll>(team, input, output, bytes, root);
+broadcast_ll(const __grid_constant__ Args args) {
+    broadcast_lines<Ll>(args.team, args.input, args.output, args.bytes, args.root);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-broadcast_ll128(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes, u32 root) {
-    broadcast_lines<Ll128>(team, input, output, bytes, root);
+broadcast_ll128(const __grid_constant__ Args args) {
+    broadcast_lines<Ll128>(args.team, args.input, args.output, args.bytes, args.root);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-broadcast_simple(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes, u32 root) {
-    const Channel channel = enter(team);
-    broadcast_slots(team, input, output, bytes, root);
-    leave(team, channel);
+broadcast_simple(const __grid_constant__ Args args) {
+    const Channel channel = enter(args.team);
+    broadcast_slots(args.team, args.input, args.output, args.bytes, args.root);
+    leave(args.team, channel);
 }
 
 #else
@@ -115,10 +115,15 @@ broadcast_simple(const __grid_constant__ Team team, const u8* input, u8* output,
 // Between two ranks the root writes into the other's output. Among more, each of the others reads its part from the root and
 // writes it into all outputs but the root's: one pass, and the root's link carries the buffer once.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-broadcast_direct(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes, u32 root, Places places) {
+broadcast_direct(const __grid_constant__ Args args) {
+    const Team& team = args.team;
+    const u8* input = args.input;
+    u8* output = args.output;
+    const u64 bytes = args.bytes;
+    const u32 root = args.root;
     __shared__ Reach reach;
     const Channel channel = enter(team);
-    if (!meet(team, channel, places, input, output, reach)) return close(team, channel);
+    if (!meet(team, channel, args.remote, input, output, reach)) return close(team, channel);
     if (!reached(reach.output, root) || (RANKS > 2 && !reached(reach.input[root]))) {
         broadcast_slots(team, input, output, bytes, root);
         return close(team, channel);

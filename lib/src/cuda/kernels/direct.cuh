@@ -1,5 +1,5 @@
 // Protocol Direct: data goes from one rank's buffer into another's, without slots. That needs the other's buffer to be registered
-// (`cuda/registry.rs`). Which buffer a rank means stands in its lines of this call, so ranks agree here, on the device, and
+// (`cuda/peer/registry.rs`). Which buffer a rank means stands in its lines of this call, so ranks agree here, on the device, and
 // a captured launch agrees again at each replay. If a buffer that is needed is not registered, or lies at an address that is no
 // multiple of 16, every rank sees that and takes the slots.
 
@@ -7,36 +7,30 @@
 #define OUTPUT_LINE (LL_LINES + 2)
 #define END_LINE (LL_LINES + 3)
 
-// Where a rank's buffers are: number of the registration + 1, then 48 bits of distance from its allocation's begin; 0: nowhere.
-struct Places {
-    u64 input;
-    u64 output;
-};
-
 // All ranks' buffers as this rank reaches them; null: it does not. In shared memory.
 struct Reach {
     u8* input[RANKS];
     u8* output[RANKS];
 };
 
-// Of a place of `peer`. The table in our window has the begin of each allocation as it is mapped here.
-__device__ __forceinline__ u8* resolve(const Team& team, u32 peer, u64 place) {
-    if (place == 0) return nullptr;
+// A buffer as `peer` names it (`Remote`). The table in our window has the begin of each allocation as it is mapped here.
+__device__ __forceinline__ u8* resolve(const Team& team, u32 peer, u64 remote) {
+    if (remote == 0) return nullptr;
     const u64* table = (const u64*)(team.window[team.rank] + TABLE);
-    const u64 base = *(const volatile u64*)(table + (u64)peer * REGISTRATIONS + (place >> 48) - 1);
-    return (u8*)(base + (place & 0xffffffffffffull));
+    const u64 base = *(const volatile u64*)(table + (u64)peer * REGISTRATIONS + (remote >> 48) - 1);
+    return (u8*)(base + (remote & 0xffffffffffffull));
 }
 
 // Tells the others where this rank's buffers are, waits for everyone's, and makes sure that all mean the same call: nothing may
 // be written into another's buffer before. From here on the others' inputs are ready, and their outputs may be written. False, for
 // the whole block: a rank did not come or means another call.
-__device__ __forceinline__ bool meet(const Team& team, const Channel& channel, const Places& places, const u8* input,
+__device__ __forceinline__ bool meet(const Team& team, const Channel& channel, const Remote& remote, const u8* input,
                                      u8* output, Reach& reach) {
     const u32 peer = threadIdx.x;
     bool well = true;
     if (peer < RANKS && peer != team.rank) {
-        push_line(line_at(team.window[peer], channel, team.rank, INPUT_LINE), places.input, channel.epoch);
-        push_line(line_at(team.window[peer], channel, team.rank, OUTPUT_LINE), places.output, channel.epoch);
+        push_line(line_at(team.window[peer], channel, team.rank, INPUT_LINE), remote.input, channel.epoch);
+        push_line(line_at(team.window[peer], channel, team.rank, OUTPUT_LINE), remote.output, channel.epoch);
         u8* window = team.window[team.rank];
         u64 from = 0, to = 0;
         well = line_came(team, line_at(window, channel, peer, INPUT_LINE), channel.epoch, peer, from) &&
@@ -48,8 +42,8 @@ __device__ __forceinline__ bool meet(const Team& team, const Channel& channel, c
         reach.output[peer] = well ? resolve(team, peer, to) : nullptr;
     }
     if (peer == team.rank) {
-        reach.input[peer] = places.input != 0 ? (u8*)input : nullptr;
-        reach.output[peer] = places.output != 0 ? output : nullptr;
+        reach.input[peer] = remote.input != 0 ? (u8*)input : nullptr;
+        reach.output[peer] = remote.output != 0 ? output : nullptr;
     }
     return __syncthreads_and(well);
 }

@@ -3,15 +3,15 @@
 
 __device__ __forceinline__ void exchange_slots(const Team& team, const u8* input, u8* output, u64 bytes, u64 stride) {
     __shared__ Counters counters;
-    const Lane lane = lane_of(THREADS / 2, THREADS / 2);
-    const Rounds rounds = begin_rounds(team, counters, lane, bytes, 1);
+    const Subgroup group = subgroup_of(THREADS / 2, THREADS / 2);
+    const Rounds rounds = begin_rounds(team, counters, group, bytes, 1);
     const u8* own = input + team.rank * stride;
     u8* own_output = output + team.rank * bytes;
     const bool copies = own != own_output;
     for (u32 step = 0; step < rounds.count; step++) {
         const Piece piece = piece_of(rounds.share, step, 0);
         const u64 end = piece.first + piece.packs;
-        if (lane.index == 0) {
+        if (group.index == 0) {
             in_turn(
                 rounds, [&](u32 peer) { await_credit(team, counters, SCATTER, peer); },
                 [&] {
@@ -19,7 +19,7 @@ __device__ __forceinline__ void exchange_slots(const Team& team, const u8* input
                         const Pieces pieces = pieces_of(
                             team, [&](u32 peer) { return input + peer * stride; }, [&](u32) { return piece; },
                             [&](u32 peer) { return outgoing(team, counters, SCATTER, peer); });
-                        fill_all(lane, pieces, bytes);
+                        fill_all(group, pieces, bytes);
                         if (!copies) return;
                     }
                     u8* slot[RANKS];
@@ -27,7 +27,7 @@ __device__ __forceinline__ void exchange_slots(const Team& team, const u8* input
                     for (int s = 0; s < RANKS; s++) slot[s] = outgoing(team, counters, SCATTER, s);
                     either(is_whole(own, end, bytes) && is_whole(own_output, end, bytes), [&](auto whole) {
                         for_packs<batch_of<decltype(whole)>(1)>(
-                            lane, piece.packs, [&](u32 i) { return load_pack(whole, own, piece.first + i, bytes); },
+                            group, piece.packs, [&](u32 i) { return load_pack(whole, own, piece.first + i, bytes); },
                             [&](u32 i, Pack pack) {
 #pragma unroll
                                 for (int s = 0; s < RANKS; s++) {
@@ -50,7 +50,7 @@ __device__ __forceinline__ void exchange_slots(const Team& team, const u8* input
                     const Pieces pieces = pieces_of(
                         team, [&](u32 peer) { return output + peer * bytes; }, [&](u32) { return piece; },
                         [&](u32 peer) { return incoming(team, counters, SCATTER, peer); });
-                    store_all(lane, pieces, bytes);
+                    store_all(group, pieces, bytes);
                 },
                 [&](u32 peer) { free_slot(team, counters, SCATTER, peer); });
         }
@@ -87,30 +87,34 @@ __device__ __forceinline__ void exchange_lines(const Team& team, const u8* input
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-exchange_ll(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes, u64 stride) {
-    exchange_lines<Ll>(team, input, output, bytes, stride);
+exchange_ll(const __grid_constant__ Args args) {
+    exchange_lines<Ll>(args.team, args.input, args.output, args.bytes, args.stride);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-exchange_ll128(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes, u64 stride) {
-    exchange_lines<Ll128>(team, input, output, bytes, stride);
+exchange_ll128(const __grid_constant__ Args args) {
+    exchange_lines<Ll128>(args.team, args.input, args.output, args.bytes, args.stride);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-exchange_simple(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes, u64 stride) {
-    const Channel channel = enter(team);
-    exchange_slots(team, input, output, bytes, stride);
-    leave(team, channel);
+exchange_simple(const __grid_constant__ Args args) {
+    const Channel channel = enter(args.team);
+    exchange_slots(args.team, args.input, args.output, args.bytes, args.stride);
+    leave(args.team, channel);
 }
 
 #else
 
-// Straight into the others' outputs. Every rank sees every rank's places, so all take the same way.
+// Straight into the others' outputs. Every rank sees how every rank's buffers are named, so all take the same way.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-exchange_direct(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes, u64 stride, Places places) {
+exchange_direct(const __grid_constant__ Args args) {
+    const Team& team = args.team;
+    const u8* input = args.input;
+    u8* output = args.output;
+    const u64 bytes = args.bytes, stride = args.stride;
     __shared__ Reach reach;
     const Channel channel = enter(team);
-    if (!meet(team, channel, places, input, output, reach)) return close(team, channel);
+    if (!meet(team, channel, args.remote, input, output, reach)) return close(team, channel);
     if (bytes % 16 != 0 || !reached(reach.output)) {
         exchange_slots(team, input, output, bytes, stride);
         return close(team, channel);

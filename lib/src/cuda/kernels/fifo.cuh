@@ -1,6 +1,6 @@
 // Protocol Simple: a FIFO of slots in the receiver's window for each (kind, channel, sender). The sender counts filled slots
 // in the receiver's window (tail), the receiver counts freed ones in the sender's (head). All data of a slot is written before
-// its tail: the lane's barrier, then a release at system scope. (NCCL: prims_simple.h)
+// its tail: the subgroup's barrier, then a release at system scope. (NCCL: prims_simple.h)
 
 #define TAIL 0
 #define HEAD 1
@@ -41,7 +41,7 @@ struct Counters {
     u32 sent[KINDS][MAX_RANKS];
     u32 received[KINDS][MAX_RANKS];
     u32 given_up; // by a thread of the block: what it has is worth nothing, and nobody is told of it
-    u32 read;     // rounds whose part of the input the sending lane has read
+    u32 read;     // rounds whose part of the input the sending subgroup has read
 };
 
 __device__ __forceinline__ void load_counters(const Team& team, Counters& counters) {
@@ -65,7 +65,7 @@ __device__ __forceinline__ void store_counters(const Team& team, const Counters&
     }
 }
 
-// A free slot at `peer`, and one filled by `peer`. Called by one thread each; the lane's barrier comes after.
+// A free slot at `peer`, and one filled by `peer`. Called by one thread each; the subgroup's barrier comes after.
 __device__ __forceinline__ void await_credit(const Team& team, Counters& counters, u32 kind, u32 peer) {
     const u32* head = flag_at(team.window[team.rank], HEAD, kind, blockIdx.x, peer);
     const u32 count = counters.sent[kind][peer] + 1 - SLOT_COUNT;
@@ -86,7 +86,7 @@ __device__ __forceinline__ const u8* incoming(const Team& team, const Counters& 
     return slot_at(team.window[team.rank], kind, blockIdx.x, peer, counters.received[kind][peer]);
 }
 
-// After the lane's barrier, by one thread each.
+// After the subgroup's barrier, by one thread each.
 __device__ __forceinline__ void post_slot(const Team& team, Counters& counters, u32 kind, u32 peer) {
     const u32 count = ++counters.sent[kind][peer];
     if (*(volatile u32*)&counters.given_up) return;
@@ -153,42 +153,42 @@ __device__ __forceinline__ Piece piece_of(const Share& share, u32 round, u32 par
     return piece;
 }
 
-// What a lane of a kernel of rounds starts with.
+// What a subgroup of a kernel of rounds starts with.
 struct Rounds {
     Share share;
     u32 count;
-    Lane lane;
+    Subgroup group;
     u32 peer;     // the rank that this thread speaks to
     bool speaker; // whether it speaks
 };
 
-__device__ __forceinline__ Rounds begin_rounds(const Team& team, Counters& counters, const Lane& lane, u64 bytes, u32 parts) {
+__device__ __forceinline__ Rounds begin_rounds(const Team& team, Counters& counters, const Subgroup& group, u64 bytes, u32 parts) {
     load_counters(team, counters);
     Rounds rounds;
     rounds.share = share_of(bytes, parts);
     rounds.count = rounds_of(rounds.share);
-    rounds.lane = lane;
+    rounds.group = group;
     // In warps of their own, where there are as many.
-    const u32 distance = lane.threads / RANKS;
-    rounds.peer = lane.thread / distance;
-    rounds.speaker = lane.thread % distance == 0 && rounds.peer < RANKS && rounds.peer != team.rank;
+    const u32 distance = group.threads / RANKS;
+    rounds.peer = group.thread / distance;
+    rounds.speaker = group.thread % distance == 0 && rounds.peer < RANKS && rounds.peer != team.rank;
     return rounds;
 }
 
-// One step of a round: speakers wait, all threads of the lane work, speakers tell the others.
+// One step of a round: speakers wait, all threads of the subgroup work, speakers tell the others.
 template <typename Await, typename Work, typename Tell>
 __device__ __forceinline__ void in_turn(const Rounds& rounds, Await await, Work work, Tell tell) {
     if (rounds.speaker) await(rounds.peer);
-    lane_sync(rounds.lane);
+    sync_subgroup(rounds.group);
     work();
-    lane_sync(rounds.lane);
+    sync_subgroup(rounds.group);
     if (rounds.speaker) tell(rounds.peer);
 }
 
-// Input and output may be the same buffer: a lane that writes a round's part of it waits for the lane that sends that part.
-// The one is called behind a round by all threads of its lane, the other by any.
+// Input and output may be the same buffer: a subgroup that writes a round's part of it waits for the subgroup that sends that part.
+// The one is called behind a round by all threads of its group, the other by any.
 __device__ __forceinline__ void tell_read(const Rounds& rounds, Counters& counters, u32 step) {
-    if (rounds.lane.thread == 0) atomicExch(&counters.read, step + 1);
+    if (rounds.group.thread == 0) atomicExch(&counters.read, step + 1);
 }
 
 __device__ __forceinline__ void await_read(Counters& counters, u32 step) {

@@ -1,6 +1,6 @@
 // Protocol LL128: 120 bytes of data and their flag in a line of 128 bytes. A warp writes and reads whole lines with one
 // instruction each, 16 bytes a thread, and NVLink keeps such a line together, so that who sees the flag has the data. (Other
-// links may tear it: cuda/peers.rs looks.) One part in 16 of what is sent is flags; in LL it is half. (NCCL: prims_ll128.h)
+// links may tear it: cuda/window/reach.rs looks.) One part in 16 of what is sent is flags; in LL it is half. (NCCL: prims_ll128.h)
 //
 // Sets of lines take turns as in LL.
 

@@ -1,5 +1,5 @@
 // The start-up check of the path between GPUs. Each rank writes a pattern through its mapping of every other window, piece by
-// piece with a count behind each, and looks at what came into its own as soon as the count has. `cuda/path.rs` launches it.
+// piece with a count behind each, and looks at what came into its own as soon as the count has. `cuda/path_check.rs` launches it.
 //
 // The memory of the slots is used, which may hold anything: a part of `area` bytes for each sender. Its last bytes are the
 // count and what was found.
@@ -34,13 +34,22 @@ __device__ __forceinline__ void found(Finding* finding, u32 state, u32 word, u64
     finding->got = got;
 }
 
-// Blocks 0..RANKS write, one to each rank; the others read. `spoil`: write something else.
+struct Check {
+    u64 area;
+    u64 limit; // nanoseconds
+    u32 parts; // PATH_*
+    u32 spoil; // write something else
+};
+
+// Blocks 0..RANKS write, one to each rank; the others read.
 extern "C" __global__ void __launch_bounds__(THREADS)
-path_check(const __grid_constant__ Team team, u32 parts, u32 spoil, u64 area, u64 limit) {
+path_check(const __grid_constant__ Args args, const __grid_constant__ Check check) {
+    const Team& team = args.team;
+    const u64 area = check.area;
     __shared__ u32 came;
     const u32 peer = blockIdx.x % RANKS;
     const bool writes = blockIdx.x < RANKS;
-    if (peer == team.rank || (parts & (writes ? PATH_WRITES : PATH_READS)) == 0) return;
+    if (peer == team.rank || (check.parts & (writes ? PATH_WRITES : PATH_READS)) == 0) return;
     const u32 from = writes ? team.rank : peer, to = writes ? peer : team.rank;
     u8* base = team.window[to] + SLOTS + area * from;
     const u64 stride = (area - 128) / PATH_ROUNDS / 16 * 16;
@@ -52,13 +61,13 @@ path_check(const __grid_constant__ Team team, u32 parts, u32 spoil, u64 area, u6
         Pack* at = (Pack*)(base + stride * round + 16 * threadIdx.x);
         const Pack right = {pattern(from, to, word), pattern(from, to, word + 1)};
         if (writes) {
-            *at = spoil ? Pack{right.a, right.b ^ 2} : right;
+            *at = check.spoil ? Pack{right.a, right.b ^ 2} : right;
             __syncthreads();
             if (threadIdx.x == 0) store_release(count, round + 1);
             continue;
         }
         if (threadIdx.x == 0) {
-            while ((came = load_acquire(count)) <= round && now() - begin < limit) {}
+            while ((came = load_acquire(count)) <= round && now() - begin < check.limit) {}
         }
         __syncthreads();
         if (came <= round) {

@@ -1,5 +1,5 @@
 // For ranks of several processes on one GPU. Their kernels run in turns, so none of these waits for another rank: the stream
-// waits between them (`cuda/phased.rs`). An area is a part of the slots' memory; areas of a sender are used in turn.
+// waits between them (`cuda/phased`). An area is a part of the slots' memory; areas of a sender are used in turn.
 
 // The place in it of this block's piece.
 __device__ __forceinline__ u8* area_at(u8* window, u32 from, u32 number, const Piece& piece) {
@@ -11,11 +11,11 @@ __device__ __forceinline__ Piece piece_of_block(u64 bytes) {
     return Piece{share.first, (u32)(share.last - share.first)};
 }
 
-// Per rank: a count, and whether the rank takes part (bit of `who`).
+// Per rank: a count, and whether the rank takes part (bit of `who`). `flag`: which count phased_signal tells, TAIL or HEAD.
 struct Counts {
     u32 of[MAX_RANKS];
     u32 who;
-    u32 pad;
+    u32 flag;
 };
 
 // A stream that was let go must not tell others of data that it did not get, nor write over what they have not read. This is for
@@ -35,21 +35,27 @@ __device__ __forceinline__ bool is_free(const Team& team, u32 peer, u32 number) 
 
 // Writes `bytes` at `input + p * stride` into our area of rank p's window.
 extern "C" __global__ void __launch_bounds__(THREADS)
-phased_push(const __grid_constant__ Team team, const u8* input, u64 bytes, u64 stride, const __grid_constant__ Counts numbers) {
+phased_push(const __grid_constant__ Args args, const __grid_constant__ Counts counts) {
+    const Team& team = args.team;
+    const u8* input = args.input;
+    const u64 bytes = args.bytes, stride = args.stride;
     const Piece piece = piece_of_block(bytes);
     for (u32 peer = 0; peer < RANKS; peer++) {
-        if ((numbers.who >> peer & 1) == 0 || !is_free(team, peer, numbers.of[peer])) continue;
-        fill_from(area_at(team.window[peer], team.rank, numbers.of[peer], piece), input + peer * stride, piece, bytes);
+        if ((counts.who >> peer & 1) == 0 || !is_free(team, peer, counts.of[peer])) continue;
+        fill_from(area_at(team.window[peer], team.rank, counts.of[peer], piece), input + peer * stride, piece, bytes);
     }
 }
 
 // Copies what rank s sent to `output + s * stride`.
 extern "C" __global__ void __launch_bounds__(THREADS)
-phased_take(const __grid_constant__ Team team, u8* output, u64 bytes, u64 stride, const __grid_constant__ Counts numbers) {
+phased_take(const __grid_constant__ Args args, const __grid_constant__ Counts counts) {
+    const Team& team = args.team;
+    u8* output = args.output;
+    const u64 bytes = args.bytes, stride = args.stride;
     const Piece piece = piece_of_block(bytes);
     for (u32 peer = 0; peer < RANKS; peer++) {
-        if ((numbers.who >> peer & 1) == 0) continue;
-        store_from(output + peer * stride, piece, bytes, area_at(team.window[team.rank], peer, numbers.of[peer], piece));
+        if ((counts.who >> peer & 1) == 0) continue;
+        store_from(output + peer * stride, piece, bytes, area_at(team.window[team.rank], peer, counts.of[peer], piece));
     }
 }
 
@@ -60,16 +66,18 @@ __device__ __forceinline__ volatile u64* purpose_at(u32* flag, u32 number) {
 }
 
 // Tells each rank that takes part how far we are (TAIL: areas filled, and what the last is for; HEAD: areas freed).
-extern "C" __global__ void phased_signal(const __grid_constant__ Team team, u32 which, const __grid_constant__ Counts counts) {
+extern "C" __global__ void phased_signal(const __grid_constant__ Args args, const __grid_constant__ Counts counts) {
+    const Team& team = args.team;
     const u32 peer = threadIdx.x;
     if (peer >= RANKS || (counts.who >> peer & 1) == 0 || was_let_go(team)) return;
-    u32* flag = flag_at(team.window[peer], which, SCATTER, 0, team.rank);
-    if (which == TAIL) *purpose_at(flag, counts.of[peer] - 1) = team.call;
+    u32* flag = flag_at(team.window[peer], counts.flag, SCATTER, 0, team.rank);
+    if (counts.flag == TAIL) *purpose_at(flag, counts.of[peer] - 1) = team.call;
     store_release(flag, counts.of[peer]);
 }
 
 // Whether the ranks that filled an area meant the same call. (Not for messages: their two ends are different calls.)
-extern "C" __global__ void phased_compare(const __grid_constant__ Team team, const __grid_constant__ Counts counts) {
+extern "C" __global__ void phased_compare(const __grid_constant__ Args args, const __grid_constant__ Counts counts) {
+    const Team& team = args.team;
     const u32 peer = threadIdx.x;
     if (peer >= RANKS || (counts.who >> peer & 1) == 0) return;
     u32* flag = flag_at(team.window[team.rank], TAIL, SCATTER, 0, peer);
@@ -81,11 +89,15 @@ extern "C" __global__ void phased_compare(const __grid_constant__ Team team, con
 
 // Reduces our own `input` with what all others sent.
 extern "C" __global__ void __launch_bounds__(THREADS)
-phased_reduce(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes, const __grid_constant__ Counts numbers) {
+phased_reduce(const __grid_constant__ Args args, const __grid_constant__ Counts counts) {
+    const Team& team = args.team;
+    const u8* input = args.input;
+    u8* output = args.output;
+    const u64 bytes = args.bytes;
     const Piece piece = piece_of_block(bytes);
     const u8* from[RANKS];
 #pragma unroll
-    for (int s = 0; s < RANKS; s++) from[s] = area_at(team.window[team.rank], s, numbers.of[s], piece);
+    for (int s = 0; s < RANKS; s++) from[s] = area_at(team.window[team.rank], s, counts.of[s], piece);
     reduce_slots(whole_block(), team, input, output, piece, bytes, from, [](u64, Pack) {});
 }
 

@@ -35,10 +35,10 @@ __device__ __forceinline__ bool are_whole(const Pieces& pieces, u64 bytes) {
 }
 
 // From the buffers into the slots, and, if `copy` is there, to the same place in it.
-__device__ __forceinline__ void fill_all(const Lane& lane, const Pieces& pieces, u64 bytes, u8* copy = nullptr) {
+__device__ __forceinline__ void fill_all(const Subgroup& group, const Pieces& pieces, u64 bytes, u8* copy = nullptr) {
     either(are_whole(pieces, bytes) && (copy == nullptr || ((u64)copy & 15) == 0), [&](auto whole) {
         for_others<batch_of<decltype(whole)>(OTHERS)>(
-            lane, pieces.packs,
+            group, pieces.packs,
             [&](int d, u32 i) { return load_pack(whole, pieces.at[d], pieces.first[d] + i, bytes); },
             [&](int d, u32 i, Pack pack) {
                 fill_slot(pieces.slot[d], i, pack);
@@ -48,10 +48,10 @@ __device__ __forceinline__ void fill_all(const Lane& lane, const Pieces& pieces,
 }
 
 // From the slots into the buffers.
-__device__ __forceinline__ void store_all(const Lane& lane, const Pieces& pieces, u64 bytes) {
+__device__ __forceinline__ void store_all(const Subgroup& group, const Pieces& pieces, u64 bytes) {
     either(are_whole(pieces, bytes), [&](auto whole) {
         for_others<batch_of<decltype(whole)>(OTHERS)>(
-            lane, pieces.packs, [&](int d, u32 i) { return load_slot(pieces.slot[d], i); },
+            group, pieces.packs, [&](int d, u32 i) { return load_slot(pieces.slot[d], i); },
             [&](int d, u32 i, Pack pack) { store_pack(whole, pieces.at[d], pieces.first[d] + i, bytes, pack); });
     });
 }

@@ -1,17 +1,18 @@
 // NCCL's primitives (send, recv, copy, recv_reduce_copy, recv_copy_send, ...) for schedules: what comes in is read once, combined
 // with our own operand, and goes to memory and to the next rank from the registers. (NCCL: src/device/primitives.h)
 //
-// A block runs one channel of the schedule, its lanes those of the channel: halves of the block.
+// A block runs one channel of the schedule. Each lane of the channel is run by a subgroup: the whole block, or a half of it.
 
 #define SCRATCH (SLOTS + (u64)KINDS * CHANNELS * RANKS * SLOT_COUNT * SLOT_BYTES)
 #define MAX_LANES 2
+#define MAX_STEPS 96
 #define NOBODY 255
 #define STEP_READS 1
 #define STEP_WRITES 2
 #define STEP_LAST 4
 #define STEP_LOCAL 8
 
-// These three as in cuda/program.rs.
+// These three as in cuda/peer/program.rs.
 struct __align__(8) Step {
     u8 flags; // STEP_*
     u8 from;  // rank or NOBODY
@@ -145,7 +146,7 @@ template <bool IN, bool OWN> __device__ __forceinline__ Pack result_of(const Pac
 }
 
 template <bool IN, bool OWN, bool LOCAL>
-__device__ __forceinline__ void move_packs(const Lane& lane, const Move& move) {
+__device__ __forceinline__ void move_packs(const Subgroup& group, const Move& move) {
     const u32 packs = move.bytes / 16;
     const u64 addresses = (u64)move.dst | (OWN ? (u64)move.own : 0) | (LOCAL ? (u64)move.in : 0);
     either((addresses & 15) == 0, [&](auto whole) {
@@ -156,23 +157,23 @@ __device__ __forceinline__ void move_packs(const Lane& lane, const Move& move) {
             if (move.out) fill_slot(move.out, i, pack);
         };
         // All loads of a batch are under way before its first store.
-        for (u32 i = lane.thread; i < packs; i += BATCH * lane.threads) {
+        for (u32 i = group.thread; i < packs; i += BATCH * group.threads) {
             Pack in[BATCH], own[BATCH];
 #pragma unroll
             for (u32 k = 0; k < BATCH; k++) {
-                if (i + k * lane.threads >= packs) break;
-                if (IN) in[k] = load_in(i + k * lane.threads);
-                if (OWN) own[k] = load_pack(whole, move.own, i + k * lane.threads, move.bytes);
+                if (i + k * group.threads >= packs) break;
+                if (IN) in[k] = load_in(i + k * group.threads);
+                if (OWN) own[k] = load_pack(whole, move.own, i + k * group.threads, move.bytes);
             }
 #pragma unroll
             for (u32 k = 0; k < BATCH; k++) {
-                if (i + k * lane.threads >= packs) break;
-                store(i + k * lane.threads, result_of<IN, OWN>(own[k], in[k], move.last));
+                if (i + k * group.threads >= packs) break;
+                store(i + k * group.threads, result_of<IN, OWN>(own[k], in[k], move.last));
             }
         }
     });
     // A last pack that is not whole.
-    if ((move.bytes & 15) != 0 && lane.thread == packs % lane.threads) {
+    if ((move.bytes & 15) != 0 && group.thread == packs % group.threads) {
         Pack in, own;
         if (IN) in = LOCAL ? load_odd_pack(move.in, packs, move.bytes) : load_slot(move.in, packs);
         if (OWN) own = load_odd_pack(move.own, packs, move.bytes);
@@ -216,28 +217,28 @@ __device__ __forceinline__ bool credit_came(const Team& team, const Channel& cha
     return count_came(team, channel, head, counters.sent[SCATTER][peer] + 1 - SLOT_COUNT, WAITED_CREDIT, peer);
 }
 
-// Waiting and posting is for one thread per direction, in warps of their own. `stopped` is the lane's, and shared by its threads.
+// Waiting and posting is for one thread per direction, in warps of their own. `stopped` is the subgroup's, and shared by its threads.
 // False: given up.
-__device__ __forceinline__ bool move_slots(const Team& team, const Channel& channel, Counters& counters, const Lane& lane,
+__device__ __forceinline__ bool move_slots(const Team& team, const Channel& channel, Counters& counters, const Subgroup& group,
                                            const Step& step, Move move, volatile u32& stopped) {
     const bool receives = step.from != NOBODY, sends = step.to != NOBODY;
-    const bool hears = receives && lane.thread == 0, speaks = sends && lane.thread == 32;
+    const bool hears = receives && group.thread == 0, speaks = sends && group.thread == 32;
     if (receives || sends) {
         if (hears && !slot_came(team, channel, counters, step.from)) stopped = 1;
         if (speaks && !credit_came(team, channel, counters, step.to)) stopped = 1;
-        lane_sync(lane);
+        sync_subgroup(group);
         if (stopped) return false;
         if (receives) move.in = incoming(team, counters, SCATTER, step.from);
         if (sends) move.out = outgoing(team, counters, SCATTER, step.to);
     }
 #ifdef DTYPE
-    if (receives && move.own) move_packs<true, true, false>(lane, move);
-    else if (step.flags & STEP_LOCAL) move_packs<true, true, true>(lane, move);
+    if (receives && move.own) move_packs<true, true, false>(group, move);
+    else if (step.flags & STEP_LOCAL) move_packs<true, true, true>(group, move);
     else
 #endif
-    if (receives) move_packs<true, false, false>(lane, move);
-    else move_packs<false, true, false>(lane, move);
-    lane_sync(lane);
+    if (receives) move_packs<true, false, false>(group, move);
+    else move_packs<false, true, false>(group, move);
+    sync_subgroup(group);
     if (hears) free_slot(team, counters, SCATTER, step.from);
     if (speaks) post_slot(team, counters, SCATTER, step.to);
     return true;
@@ -272,7 +273,7 @@ __device__ __forceinline__ u64 word_of(const Team& team, const Channel& channel,
     return word;
 }
 
-__device__ __forceinline__ void move_lines(const Team& team, const Channel& channel, LineCounts& counts, const Lane& lane,
+__device__ __forceinline__ void move_lines(const Team& team, const Channel& channel, LineCounts& counts, const Subgroup& group,
                                            const Step& step, const Move& move) {
     const bool receives = step.from != NOBODY, sends = step.to != NOBODY, local = step.flags & STEP_LOCAL;
     const u32 words = (move.bytes + 7) / 8;
@@ -280,7 +281,7 @@ __device__ __forceinline__ void move_lines(const Team& team, const Channel& chan
     u8* out = nullptr;
     if (receives) in = line_at(team.window[team.rank], channel, step.from, take_lines(counts.received, step.from, words));
     if (sends) out = line_at(team.window[step.to], channel, team.rank, take_lines(counts.sent, step.to, words));
-    for (u32 i = lane.thread; i < words; i += lane.threads) {
+    for (u32 i = group.thread; i < words; i += group.threads) {
         u64 word = 0;
         if (move.own) word = load_word(move.own, i, move.bytes);
         if (local) word = pairwise_word(word, load_word(move.in, i, move.bytes), move.last);
@@ -292,5 +293,5 @@ __device__ __forceinline__ void move_lines(const Team& team, const Channel& chan
         if (move.dst) store_word(move.dst, i, move.bytes, word);
     }
     // The next step may read what another thread wrote.
-    lane_sync(lane);
+    sync_subgroup(group);
 }

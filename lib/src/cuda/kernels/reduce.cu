@@ -1,13 +1,13 @@
 // Everyone sends to the root, which reduces. For larger buffers the ranks other than the root each reduce a segment first, so
-// that the root's link carries the buffer once and not n-1 times: a lane sends to them, another reduces what came and sends it to
+// that the root's link carries the buffer once and not n-1 times: a subgroup sends to them, another reduces what came and sends it to
 // the root, at the root it stores that.
 
 __device__ __forceinline__ void root_slots(const Team& team, const u8* input, u8* output, u64 bytes, u32 root) {
     __shared__ Counters counters;
     // With two ranks the root reduces itself: a detour would double what its link carries.
     const u32 parts = RANKS == 2 ? 1 : RANKS - 1;
-    const Lane lane = RANKS == 2 ? whole_block() : lane_of(THREADS / 2, THREADS / 2);
-    const Rounds rounds = begin_rounds(team, counters, lane, bytes, parts);
+    const Subgroup group = RANKS == 2 ? whole_block() : subgroup_of(THREADS / 2, THREADS / 2);
+    const Rounds rounds = begin_rounds(team, counters, group, bytes, parts);
     // Who reduces which part; none: a number that there is no part of.
     const u32 shift = RANKS == 2 ? 0 : 1;
     const auto part_of = [&](u32 rank) { return (rank + RANKS - root - shift) % RANKS; };
@@ -17,7 +17,7 @@ __device__ __forceinline__ void root_slots(const Team& team, const u8* input, u8
             if (part_of(rank) >= parts) return Piece{0, 0};
             return piece_of(rounds.share, step, part_of(rank));
         };
-        if (lane.index == 0 && (RANKS > 2 || !reduces)) {
+        if (group.index == 0 && (RANKS > 2 || !reduces)) {
             in_turn(
                 rounds,
                 [&](u32 peer) {
@@ -26,7 +26,7 @@ __device__ __forceinline__ void root_slots(const Team& team, const u8* input, u8
                 [&] {
                     const Pieces pieces = pieces_of(team, [&](u32) { return input; }, piece,
                                                     [&](u32 peer) { return outgoing(team, counters, SCATTER, peer); });
-                    fill_all(lane, pieces, bytes);
+                    fill_all(group, pieces, bytes);
                 },
                 [&](u32 peer) {
                     if (part_of(peer) < parts) post_slot(team, counters, SCATTER, peer);
@@ -44,7 +44,7 @@ __device__ __forceinline__ void root_slots(const Team& team, const u8* input, u8
 #pragma unroll
                     for (int s = 0; s < RANKS; s++) from[s] = incoming(team, counters, SCATTER, s);
                     u8* slot = outgoing(team, counters, GATHER, root);
-                    reduce_slots(lane, team, input, team.rank == root ? output : nullptr, mine, bytes, from,
+                    reduce_slots(group, team, input, team.rank == root ? output : nullptr, mine, bytes, from,
                                  [&](u64 i, Pack reduced) {
                                      if (team.rank != root) fill_slot(slot, i, reduced);
                                  });
@@ -59,7 +59,7 @@ __device__ __forceinline__ void root_slots(const Team& team, const u8* input, u8
                 [&] {
                     const Pieces pieces = pieces_of(team, [&](u32) { return output; }, piece,
                                                     [&](u32 peer) { return incoming(team, counters, GATHER, peer); });
-                    store_all(lane, pieces, bytes);
+                    store_all(group, pieces, bytes);
                 },
                 [&](u32 peer) { free_slot(team, counters, GATHER, peer); });
         }
@@ -87,20 +87,20 @@ __device__ __forceinline__ void root_lines(const Team& team, const u8* input, u8
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-reduce_ll(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes, u32 root) {
-    root_lines<Ll>(team, input, output, bytes, root);
+reduce_ll(const __grid_constant__ Args args) {
+    root_lines<Ll>(args.team, args.input, args.output, args.bytes, args.root);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-reduce_ll128(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes, u32 root) {
-    root_lines<Ll128>(team, input, output, bytes, root);
+reduce_ll128(const __grid_constant__ Args args) {
+    root_lines<Ll128>(args.team, args.input, args.output, args.bytes, args.root);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-reduce_simple(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes, u32 root) {
-    const Channel channel = enter(team);
-    root_slots(team, input, output, bytes, root);
-    leave(team, channel);
+reduce_simple(const __grid_constant__ Args args) {
+    const Channel channel = enter(args.team);
+    root_slots(args.team, args.input, args.output, args.bytes, args.root);
+    leave(args.team, channel);
 }
 
 #else
@@ -108,10 +108,15 @@ reduce_simple(const __grid_constant__ Team team, const u8* input, u8* output, u6
 // Between two ranks the root reads the other's input. Among more, each of the others reads its part of all inputs and writes the
 // result into the root's output.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-reduce_direct(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes, u32 root, Places places) {
+reduce_direct(const __grid_constant__ Args args) {
+    const Team& team = args.team;
+    const u8* input = args.input;
+    u8* output = args.output;
+    const u64 bytes = args.bytes;
+    const u32 root = args.root;
     __shared__ Reach reach;
     const Channel channel = enter(team);
-    if (!meet(team, channel, places, input, output, reach)) return close(team, channel);
+    if (!meet(team, channel, args.remote, input, output, reach)) return close(team, channel);
     if (!reached(reach.input) || (RANKS > 2 && !reached(reach.output[root]))) {
         root_slots(team, input, output, bytes, root);
         return close(team, channel);

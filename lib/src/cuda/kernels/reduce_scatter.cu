@@ -3,19 +3,19 @@
 
 __device__ __forceinline__ void scatter_slots(const Team& team, const u8* input, u8* output, u64 bytes, u64 stride) {
     __shared__ Counters counters;
-    const Lane lane = lane_of(THREADS / 2, THREADS / 2);
-    const Rounds rounds = begin_rounds(team, counters, lane, bytes, 1);
+    const Subgroup group = subgroup_of(THREADS / 2, THREADS / 2);
+    const Rounds rounds = begin_rounds(team, counters, group, bytes, 1);
     const u8* own = input + team.rank * stride;
     for (u32 step = 0; step < rounds.count; step++) {
         const Piece piece = piece_of(rounds.share, step, 0);
-        if (lane.index == 0) {
+        if (group.index == 0) {
             in_turn(
                 rounds, [&](u32 peer) { await_credit(team, counters, SCATTER, peer); },
                 [&] {
                     const Pieces pieces = pieces_of(
                         team, [&](u32 peer) { return input + peer * stride; }, [&](u32) { return piece; },
                         [&](u32 peer) { return outgoing(team, counters, SCATTER, peer); });
-                    fill_all(lane, pieces, bytes);
+                    fill_all(group, pieces, bytes);
                 },
                 [&](u32 peer) { post_slot(team, counters, SCATTER, peer); });
             tell_read(rounds, counters, step);
@@ -30,7 +30,7 @@ __device__ __forceinline__ void scatter_slots(const Team& team, const u8* input,
                     const u8* from[RANKS];
 #pragma unroll
                     for (int s = 0; s < RANKS; s++) from[s] = incoming(team, counters, SCATTER, s);
-                    reduce_slots(lane, team, own, output, piece, bytes, from, [](u64, Pack) {});
+                    reduce_slots(group, team, own, output, piece, bytes, from, [](u64, Pack) {});
                 },
                 [&](u32 peer) { free_slot(team, counters, SCATTER, peer); });
         }
@@ -65,48 +65,52 @@ __device__ __forceinline__ void scatter_lines(const Team& team, const u8* input,
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-reduce_scatter_ll(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes) {
-    scatter_lines<Ll>(team, input, output, bytes, bytes);
+reduce_scatter_ll(const __grid_constant__ Args args) {
+    scatter_lines<Ll>(args.team, args.input, args.output, args.bytes, args.bytes);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-reduce_scatter_ll128(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes) {
-    scatter_lines<Ll128>(team, input, output, bytes, bytes);
+reduce_scatter_ll128(const __grid_constant__ Args args) {
+    scatter_lines<Ll128>(args.team, args.input, args.output, args.bytes, args.bytes);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-reduce_scatter_simple(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes) {
-    const Channel channel = enter(team);
-    scatter_slots(team, input, output, bytes, bytes);
-    leave(team, channel);
+reduce_scatter_simple(const __grid_constant__ Args args) {
+    const Channel channel = enter(args.team);
+    scatter_slots(args.team, args.input, args.output, args.bytes, args.bytes);
+    leave(args.team, channel);
 }
 
 // Everyone sends everything to everyone, and each rank reduces for itself: one crossing of the link, (n-1) x the bytes sent.
 extern "C" __global__ void __launch_bounds__(THREADS)
-all_reduce_one_shot_ll(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes) {
-    scatter_lines<Ll>(team, input, output, bytes, 0);
+all_reduce_one_shot_ll(const __grid_constant__ Args args) {
+    scatter_lines<Ll>(args.team, args.input, args.output, args.bytes, 0);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-all_reduce_one_shot_ll128(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes) {
-    scatter_lines<Ll128>(team, input, output, bytes, 0);
+all_reduce_one_shot_ll128(const __grid_constant__ Args args) {
+    scatter_lines<Ll128>(args.team, args.input, args.output, args.bytes, 0);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-all_reduce_one_shot(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes) {
-    const Channel channel = enter(team);
-    scatter_slots(team, input, output, bytes, 0);
-    leave(team, channel);
+all_reduce_one_shot_simple(const __grid_constant__ Args args) {
+    const Channel channel = enter(args.team);
+    scatter_slots(args.team, args.input, args.output, args.bytes, 0);
+    leave(args.team, channel);
 }
 
 #else
 
 // Each rank reads its segment of all inputs.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-reduce_scatter_direct(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes, u32, Places places) {
+reduce_scatter_direct(const __grid_constant__ Args args) {
+    const Team& team = args.team;
+    const u8* input = args.input;
+    u8* output = args.output;
+    const u64 bytes = args.bytes;
     __shared__ Reach reach;
     const Channel channel = enter(team);
-    if (!meet(team, channel, places, input, output, reach)) return close(team, channel);
+    if (!meet(team, channel, args.remote, input, output, reach)) return close(team, channel);
     if (bytes % 16 != 0 || !reached(reach.input)) {
         scatter_slots(team, input, output, bytes, bytes);
         return close(team, channel);

@@ -37,11 +37,11 @@ __device__ __forceinline__ void reduce_packs(u64 first, u64 end, u64 stride, Loa
 
 // This rank's piece: reduced into `output` at the same place, if that is not null, and given to `also(i, pack)`.
 template <typename Also>
-__device__ __forceinline__ void reduce_slots(const Lane& lane, const Team& team, const u8* own, u8* output, const Piece& piece,
+__device__ __forceinline__ void reduce_slots(const Subgroup& group, const Team& team, const u8* own, u8* output, const Piece& piece,
                                              u64 bytes, const u8* const (&from)[RANKS], Also also) {
     either(is_whole(own, piece.first + piece.packs, bytes) && ((u64)output & 15) == 0, [&](auto whole) {
         reduce_packs<batch_of<decltype(whole)>(RANKS)>(
-            lane.thread, piece.packs, lane.threads,
+            group.thread, piece.packs, group.threads,
             [&](int s, u64 i) {
                 return s == (int)team.rank ? load_pack(whole, own, piece.first + i, bytes) : load_slot(from[s], i);
             },

@@ -29,11 +29,11 @@ __device__ __forceinline__ void root_two_shot_lines(const Team& team, const u8* 
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-reduce_two_shot_ll(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes, u32 root) {
-    root_two_shot_lines<Ll>(team, input, output, bytes, root);
+reduce_two_shot_ll(const __grid_constant__ Args args) {
+    root_two_shot_lines<Ll>(args.team, args.input, args.output, args.bytes, args.root);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-reduce_two_shot_ll128(const __grid_constant__ Team team, const u8* input, u8* output, u64 bytes, u32 root) {
-    root_two_shot_lines<Ll128>(team, input, output, bytes, root);
+reduce_two_shot_ll128(const __grid_constant__ Args args) {
+    root_two_shot_lines<Ll128>(args.team, args.input, args.output, args.bytes, args.root);
 }

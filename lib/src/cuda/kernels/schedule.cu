@@ -12,9 +12,9 @@ __device__ __forceinline__ void run_schedule(const Team& team, const Buffers& bu
     const u32 variant = blockIdx.x % 2;
     const u32 lanes = program.lane_count[variant];
     const u32 threads = lanes == 2 ? THREADS / 2 : THREADS;
-    const Lane lane = {threadIdx.x / threads, threadIdx.x % threads, threads};
-    if (lane.index < lanes) {
-        const u32 begin = program.lanes[variant][lane.index][0], end = program.lanes[variant][lane.index][1];
+    const Subgroup group = {threadIdx.x / threads, threadIdx.x % threads, threads};
+    if (group.index < lanes) {
+        const u32 begin = program.lanes[variant][group.index][0], end = program.lanes[variant][group.index][1];
         const u32 first_part = blockIdx.x * program.parts;
         LineCounts counts = {};
         bool going = true;
@@ -35,8 +35,8 @@ __device__ __forceinline__ void run_schedule(const Team& team, const Buffers& bu
                 } else if (move.own == move.dst && step.from == NOBODY && step.to == NOBODY) {
                     continue; // a copy in place
                 }
-                if (IN_LINES) move_lines(team, channel, counts, lane, step, move);
-                else going = move_slots(team, channel, counters, lane, step, move, stopped[lane.index]);
+                if (IN_LINES) move_lines(team, channel, counts, group, step, move);
+                else going = move_slots(team, channel, counters, group, step, move, stopped[group.index]);
             }
         }
     }
@@ -46,13 +46,11 @@ __device__ __forceinline__ void run_schedule(const Team& team, const Buffers& bu
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-schedule_simple(const __grid_constant__ Team team, const u8* input, u8* output, const __grid_constant__ Program program,
-                const __grid_constant__ Cut cut) {
-    run_schedule<false>(team, Buffers{input, output, team.window[team.rank] + SCRATCH}, program, cut);
+schedule_simple(const __grid_constant__ Args args, const __grid_constant__ Program program, const __grid_constant__ Cut cut) {
+    run_schedule<false>(args.team, Buffers{args.input, args.output, args.team.window[args.team.rank] + SCRATCH}, program, cut);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-schedule_ll(const __grid_constant__ Team team, const u8* input, u8* output, const __grid_constant__ Program program,
-            const __grid_constant__ Cut cut) {
-    run_schedule<true>(team, Buffers{input, output, team.window[team.rank] + SCRATCH}, program, cut);
+schedule_ll(const __grid_constant__ Args args, const __grid_constant__ Program program, const __grid_constant__ Cut cut) {
+    run_schedule<true>(args.team, Buffers{args.input, args.output, args.team.window[args.team.rank] + SCRATCH}, program, cut);
 }

@@ -8,11 +8,16 @@
 struct Message {
     u8* at;
     u64 bytes;
-    u64 place;    // of the receiver's buffer, as in `Places`
+    u64 remote;   // the receiver's buffer, as in `Remote`
     u32 peer;
     u32 channels;
-    u32 told;     // whether the receiver tells its place: of the length alone, so that both ends know
-    u32 pad;
+    u32 direct;   // whether the receiver names its buffer: of the length alone, so that both ends know
+    u32 unused;
+};
+
+struct Messages {
+    Message to;
+    Message from;
 };
 
 // Half of the channels carry messages, so each slot is two: what a slot costs (a barrier, a fence, a flag) is paid half as often.
@@ -23,7 +28,8 @@ struct Message {
 #define LEAST_PAIR_PIECE 4096
 
 __device__ __forceinline__ u8* pair_slot_at(u8* window, u32 channel, u32 from, u32 number) {
-    return slot_at(window, PAIR, 0, 0, 0) + PAIR_SLOT_BYTES * (((u64)channel * RANKS + from) * SLOT_COUNT + number % SLOT_COUNT);
+    const u64 index = ((u64)channel * RANKS + from) * SLOT_COUNT + number % SLOT_COUNT;
+    return slot_at(window, PAIR, 0, 0, 0) + PAIR_SLOT_BYTES * index;
 }
 
 #define COUNT_MASK 0xffffffffffull
@@ -34,12 +40,13 @@ __device__ __forceinline__ u8* beside(u32* flag) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-send_recv(const __grid_constant__ Team team, const __grid_constant__ Message to, const __grid_constant__ Message from) {
+send_recv(const __grid_constant__ Args args, const __grid_constant__ Messages messages) {
+    const Team& team = args.team;
     __shared__ u8* target; // the receiver's buffer as we reach it, or null
     __shared__ bool well;
-    const bool sends = blockIdx.x < to.channels;
-    const u32 channel = sends ? blockIdx.x : blockIdx.x - to.channels;
-    const Message message = sends ? to : from;
+    const bool sends = blockIdx.x < messages.to.channels;
+    const u32 channel = sends ? blockIdx.x : blockIdx.x - messages.to.channels;
+    const Message message = sends ? messages.to : messages.from;
     const u32 peer = message.peer, channels = message.channels;
     u8* window = team.window[team.rank];
     const u64 packs = (message.bytes + 15) / 16;
@@ -47,26 +54,26 @@ send_recv(const __grid_constant__ Team team, const __grid_constant__ Message to,
     if (first == last) return;
     u32* counter = counter_at(window, sends ? TAIL : HEAD, PAIR, channel, peer);
     u32* awaited = flag_at(window, sends ? HEAD : TAIL, PAIR, channel, peer);
-    u32* told = flag_at(team.window[peer], sends ? TAIL : HEAD, PAIR, channel, team.rank);
+    u32* posted = flag_at(team.window[peer], sends ? TAIL : HEAD, PAIR, channel, team.rank);
     u32 count = *(volatile u32*)counter;
     if (threadIdx.x == 0) {
         target = nullptr;
         well = true;
-        if (message.told && !sends) {
-            push_line(beside(told), message.place, count + 1);
+        if (message.direct && !sends) {
+            push_line(beside(posted), message.remote, count + 1);
             push_line(beside(flag_at(team.window[peer], TAIL, PAIR, channel, team.rank)), message.bytes, count + 1);
             // A multiple of 16: the sender comes to the same.
-            if (message.place % 16 == 0 && message.place != 0) target = message.at;
-        } else if (message.told) {
-            u64 place = 0, bytes = 0;
-            well = line_came(team, beside(awaited), count + 1, peer, place) &&
+            if (message.remote % 16 == 0 && message.remote != 0) target = message.at;
+        } else if (message.direct) {
+            u64 remote = 0, bytes = 0;
+            well = line_came(team, beside(awaited), count + 1, peer, remote) &&
                    line_came(team, beside(flag_at(window, TAIL, PAIR, channel, peer)), count + 1, peer, bytes);
             __threadfence_system();
             if (well && bytes != message.bytes) {
                 give_up(team, MISMATCH, peer, 0, 0, (team.call & ~COUNT_MASK) | (bytes & COUNT_MASK));
                 well = false;
             }
-            if (well && place % 16 == 0) target = resolve(team, peer, place);
+            if (well && remote % 16 == 0) target = resolve(team, peer, remote);
         }
     }
     __syncthreads();
@@ -88,7 +95,7 @@ send_recv(const __grid_constant__ Team team, const __grid_constant__ Message to,
         if (threadIdx.x == 0) {
             if (channel == 0) count_direct(team);
             if (!sends) await_count(team, awaited, count + 1, WAITED_END, peer);
-            store_release(told, count + 1);
+            store_release(posted, count + 1);
         }
         count++;
     } else {
@@ -107,7 +114,7 @@ send_recv(const __grid_constant__ Team team, const __grid_constant__ Message to,
             if (sends) fill_from(pair_slot_at(team.window[peer], channel, team.rank, count), message.at, piece, message.bytes);
             else store_from(message.at, piece, message.bytes, pair_slot_at(window, channel, peer, count));
             __syncthreads();
-            if (threadIdx.x == 0) store_release(told, count + 1);
+            if (threadIdx.x == 0) store_release(posted, count + 1);
         }
     }
     if (threadIdx.x == 0) *(volatile u32*)counter = count;

@@ -17,15 +17,17 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaContext, DriverError, sys};
 
-use super::call::Call;
-use super::driver::{cuda, is_capturing};
-use super::kernels::{Kernel, Kernels};
-use super::launch::{Team, launch};
+use super::call::{Call, End, unsupported};
+use super::driver::{copy, cuda, is_capturing};
+use super::kernels::{Args, Family, Framing, Kernel, Kernels, Team, Types, launch};
+use super::path::{DataPath, Path, Turn};
+use super::peer::Choice;
 use super::report::Report;
 use super::window::{AREAS, Layout, MAX_RANKS};
-use crate::comm::lock;
+use crate::comm::{Comm, lock};
 use crate::error::{Error, Result};
-pub(super) use traffic::Traffic;
+use crate::wire::Collective;
+use traffic::Traffic;
 use watch::{Filled, Flag, Watch};
 
 /// Blocks of a kernel: enough for the memory's bandwidth.
@@ -36,7 +38,7 @@ const BLOCKS: u32 = 264;
 struct Counts {
     of: [u32; MAX_RANKS],
     who: u32,
-    pad: u32,
+    flag: u32,
 }
 
 /// The phased path of one rank.
@@ -46,8 +48,7 @@ pub(super) struct Phased {
     kernels: Arc<Kernels>,
     report: Arc<Report>,
     layout: Layout,
-    /// Our window's address.
-    window: u64,
+    team: Team,
     filled: Mutex<Filled>,
     watch: Watch,
 }
@@ -55,25 +56,19 @@ pub(super) struct Phased {
 impl Phased {
     pub(super) fn new(
         context: &Arc<CudaContext>,
-        kernels: &Arc<Kernels>,
-        report: &Arc<Report>,
+        kernels: Arc<Kernels>,
+        report: Arc<Report>,
         layout: Layout,
-        window: u64,
+        team: Team,
         patience: Duration,
     ) -> Result<Phased> {
-        Ok(Phased {
-            context: context.clone(),
-            kernels: kernels.clone(),
-            report: report.clone(),
-            layout,
-            window,
-            filled: Mutex::default(),
-            watch: Watch::start(context, report, layout, window, patience)?,
-        })
+        let window = team.windows[team.rank as usize];
+        let watch = Watch::start(context, &report, layout, window, patience)?;
+        Ok(Phased { context: context.clone(), kernels, report, layout, team, filled: Mutex::default(), watch })
     }
 
-    /// Enqueues a call, as which `team` knows it.
-    pub(super) fn enqueue(&self, stream: sys::CUstream, call: &Call, traffic: &Traffic, team: Team) -> Result<()> {
+    fn enqueue(&self, turn: Turn, call: &Call, traffic: &Traffic) -> Result<()> {
+        let Turn { stream, number } = turn;
         let op = call.collective.name();
         let failed = |e: DriverError| cuda(op, "enqueueing a phase", e);
         // SAFETY: a stream, by the contract of `DeviceComm::enqueue`.
@@ -86,13 +81,14 @@ impl Phased {
         }
         self.context.bind_to_thread().map_err(failed)?;
         // SAFETY: the word is the report's.
-        unsafe { self.report.write(stream, team.number, false) }.map_err(failed)?;
+        unsafe { self.report.write(stream, number, false) }.map_err(failed)?;
         let area = self.layout.area_bytes() as u64;
         let types = traffic.reduces.map(|_| (call.dtype, call.op));
+        let args = Args { team: self.team.in_call(call, number), ..Args::default() };
         let mut filled = lock(&self.filled);
         let mut done = 0;
         loop {
-            self.phase(stream, &mut filled, traffic, (done, area), team, types).map_err(|e| match e {
+            self.phase(stream, &mut filled, traffic, (done, area), args, types).map_err(|e| match e {
                 Phase::Driver(e) => failed(e),
                 Phase::Other(e) => e,
             })?;
@@ -102,8 +98,8 @@ impl Phased {
             }
         }
         // SAFETY: as above.
-        unsafe { self.report.write(stream, team.number, true) }.map_err(failed)?;
-        self.watch.called(team.number, &filled);
+        unsafe { self.report.write(stream, number, true) }.map_err(failed)?;
+        self.watch.called(number, &filled);
         Ok(())
     }
 
@@ -113,114 +109,128 @@ impl Phased {
         filled: &mut Filled,
         traffic: &Traffic,
         (offset, area): (u64, u64),
-        team: Team,
-        types: Option<(crate::DType, crate::ReduceOp)>,
+        args: Args,
+        types: Types,
     ) -> std::result::Result<(), Phase> {
-        let mut team = team;
         let each = |who: u32| (0..self.layout.ranks).filter(move |p| who >> p & 1 == 1);
         // An empty message is one phase too.
         let part = |length: u64| (offset == 0 || offset < length).then(|| length.saturating_sub(offset).min(area));
         let blocks = |bytes: u64| bytes.div_ceil(16 << 10).clamp(1, u64::from(BLOCKS)) as u32;
-        if let Some(mut bytes) = part(traffic.lengths.0).filter(|_| traffic.targets != 0) {
+        if let Some(bytes) = part(traffic.lengths.0).filter(|_| traffic.targets != 0) {
             for peer in each(traffic.targets) {
                 self.wait(stream, Flag::Head, peer, filled.sent[peer].wrapping_add(1).wrapping_sub(AREAS as u32))?;
             }
-            let mut numbers = Counts { of: filled.sent, who: traffic.targets, pad: 0 };
-            let push = self.kernels.function(Kernel::PhasedPush, None)?;
-            let mut input = traffic.input + offset;
-            let mut stride = traffic.input_stride;
-            // SAFETY: parameters as the kernel declares them; the buffers are the caller's word.
-            unsafe {
-                launch(
-                    push,
-                    blocks(bytes),
-                    stream,
-                    &mut [
-                        (&raw mut team).cast(),
-                        (&raw mut input).cast(),
-                        (&raw mut bytes).cast(),
-                        (&raw mut stride).cast(),
-                        (&raw mut numbers).cast(),
-                    ],
-                )
-            }?;
+            let counts = Counts { of: filled.sent, who: traffic.targets, flag: 0 };
+            let (input, stride) = (traffic.input + offset, traffic.input_stride);
+            self.launch(
+                Family::PhasedPush,
+                None,
+                stream,
+                blocks(bytes),
+                Args { input, bytes, stride, ..args },
+                counts,
+            )?;
             for peer in each(traffic.targets) {
                 filled.sent[peer] = filled.sent[peer].wrapping_add(1);
             }
-            self.signal(stream, Flag::Tail, Counts { of: filled.sent, who: traffic.targets, pad: 0 }, team)?;
+            self.signal(stream, Flag::Tail, filled.sent, traffic.targets, args)?;
         }
-        let Some(mut bytes) = part(traffic.lengths.1).filter(|_| traffic.sources != 0) else { return Ok(()) };
+        let Some(bytes) = part(traffic.lengths.1).filter(|_| traffic.sources != 0) else { return Ok(()) };
         for peer in each(traffic.sources) {
             self.wait(stream, Flag::Tail, peer, filled.received[peer].wrapping_add(1))?;
         }
-        let mut numbers = Counts { of: filled.received, who: traffic.sources, pad: 0 };
+        let counts = Counts { of: filled.received, who: traffic.sources, flag: 0 };
         if traffic.compares {
-            let compare = self.kernels.function(Kernel::PhasedCompare, None)?;
-            // SAFETY: as above.
-            unsafe { launch(compare, 1, stream, &mut [(&raw mut team).cast(), (&raw mut numbers).cast()]) }?;
+            self.launch(Family::PhasedCompare, None, stream, 1, args, counts)?;
         }
-        let mut output = traffic.output + offset;
+        let output = traffic.output + offset;
         match traffic.reduces {
             Some(own) => {
-                let reduce = self.kernels.function(Kernel::PhasedReduce, types)?;
-                let mut own = own + offset;
-                // SAFETY: as above.
-                unsafe {
-                    launch(
-                        reduce,
-                        blocks(bytes),
-                        stream,
-                        &mut [
-                            (&raw mut team).cast(),
-                            (&raw mut own).cast(),
-                            (&raw mut output).cast(),
-                            (&raw mut bytes).cast(),
-                            (&raw mut numbers).cast(),
-                        ],
-                    )
-                }?;
+                let args = Args { input: own + offset, output, bytes, ..args };
+                self.launch(Family::PhasedReduce, types, stream, blocks(bytes), args, counts)?;
             }
             None => {
-                let take = self.kernels.function(Kernel::PhasedTake, None)?;
-                let mut stride = traffic.output_stride;
-                // SAFETY: as above.
-                unsafe {
-                    launch(
-                        take,
-                        blocks(bytes),
-                        stream,
-                        &mut [
-                            (&raw mut team).cast(),
-                            (&raw mut output).cast(),
-                            (&raw mut bytes).cast(),
-                            (&raw mut stride).cast(),
-                            (&raw mut numbers).cast(),
-                        ],
-                    )
-                }?;
+                let args = Args { output, bytes, stride: traffic.output_stride, ..args };
+                self.launch(Family::PhasedTake, None, stream, blocks(bytes), args, counts)?;
             }
         }
         for peer in each(traffic.sources) {
             filled.received[peer] = filled.received[peer].wrapping_add(1);
         }
-        self.signal(stream, Flag::Head, Counts { of: filled.received, who: traffic.sources, pad: 0 }, team)
+        self.signal(stream, Flag::Head, filled.received, traffic.sources, args)
     }
 
     fn wait(&self, stream: sys::CUstream, flag: Flag, peer: usize, count: u32) -> std::result::Result<(), Phase> {
-        let at = self.window + self.layout.flag(flag as usize, peer) as u64;
+        let at = self.team.windows[self.team.rank as usize] + self.layout.flag(flag as usize, peer) as u64;
         let geq = sys::CUstreamWaitValue_flags::CU_STREAM_WAIT_VALUE_GEQ as u32;
         // SAFETY: the flag is in our window.
         Ok(unsafe { sys::cuStreamWaitValue32_v2(stream, at, count, geq) }.result()?)
     }
 
-    fn signal(&self, stream: sys::CUstream, flag: Flag, counts: Counts, team: Team) -> std::result::Result<(), Phase> {
-        let signal = self.kernels.function(Kernel::PhasedSignal, None)?;
-        let (mut team, mut which, mut counts) = (team, flag as u32, counts);
-        // SAFETY: parameters as the kernel declares them.
-        Ok(unsafe {
-            launch(signal, 1, stream, &mut [(&raw mut team).cast(), (&raw mut which).cast(), (&raw mut counts).cast()])
-        }?)
+    fn signal(
+        &self,
+        stream: sys::CUstream,
+        flag: Flag,
+        of: [u32; MAX_RANKS],
+        who: u32,
+        args: Args,
+    ) -> std::result::Result<(), Phase> {
+        self.launch(Family::PhasedSignal, None, stream, 1, args, Counts { of, who, flag: flag as u32 })
     }
+
+    fn launch(
+        &self,
+        family: Family,
+        types: Types,
+        stream: sys::CUstream,
+        blocks: u32,
+        args: Args,
+        counts: Counts,
+    ) -> std::result::Result<(), Phase> {
+        let function = self.kernels.function(Kernel::new(family, Framing::Simple), types)?;
+        // SAFETY: each of these kernels declares `Counts`; the buffers are the caller's word.
+        Ok(unsafe { launch(function, blocks, stream, &args, &[(&raw const counts).cast()]) }?)
+    }
+}
+
+impl DataPath for Phased {
+    fn path(&self) -> Path {
+        Path::Phased
+    }
+
+    fn bytes(&self) -> usize {
+        self.layout.bytes()
+    }
+
+    unsafe fn carry(&self, turn: Turn, call: &Call, _: Choice) -> Result<()> {
+        let rank = self.team.rank as usize;
+        let traffic = Traffic::of(call, rank, self.layout.ranks).ok_or_else(|| unsupported(call.collective))?;
+        if traffic.reduces.is_none() && traffic.targets != 0 && call.collective != Collective::Reduce {
+            // Our own part.
+            let from = traffic.input + rank as u64 * traffic.input_stride;
+            let to = traffic.output + rank as u64 * traffic.output_stride;
+            // SAFETY: the caller vouches for both buffers.
+            unsafe { copy(call.collective.name(), turn.stream, from, to, traffic.lengths.0 as usize) }?;
+        }
+        self.enqueue(turn, call, &traffic)
+    }
+
+    unsafe fn carry_pair(&self, turn: Turn, call: &Call, to: Option<End>, from: Option<End>) -> Result<()> {
+        self.enqueue(turn, call, &Traffic::pair(to, from))
+    }
+
+    fn check(&self, host: Option<&Comm>) -> Result<()> {
+        self.report.check(host)
+    }
+
+    fn abort(&self, error: Error) {
+        self.report.abort(error);
+    }
+}
+
+#[cfg(test)]
+pub(super) fn layouts() -> Vec<(String, usize)> {
+    super::kernels::mirrored!(Counts as "Counts" { of, who, flag })
 }
 
 enum Phase {

@@ -1,28 +1,28 @@
 //! What a call in phases moves, and between whom.
 
-use super::super::call::Call;
+use super::super::call::{Call, End};
 use crate::wire::Collective;
 
 /// What a call moves, in bytes: to whom, from whom, and how far apart their segments are.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::cuda) struct Traffic {
+pub(super) struct Traffic {
     /// Of each message sent, and of each received.
-    pub(in crate::cuda) lengths: (u64, u64),
-    pub(in crate::cuda) input: u64,
-    pub(in crate::cuda) output: u64,
-    pub(in crate::cuda) targets: u32,
-    pub(in crate::cuda) sources: u32,
-    pub(in crate::cuda) input_stride: u64,
-    pub(in crate::cuda) output_stride: u64,
+    pub(super) lengths: (u64, u64),
+    pub(super) input: u64,
+    pub(super) output: u64,
+    pub(super) targets: u32,
+    pub(super) sources: u32,
+    pub(super) input_stride: u64,
+    pub(super) output_stride: u64,
     /// What is added to the sources' data, if anything is: the address of our own input.
-    pub(in crate::cuda) reduces: Option<u64>,
+    pub(super) reduces: Option<u64>,
     /// Whether both ends are the same call.
-    pub(in crate::cuda) compares: bool,
+    pub(super) compares: bool,
 }
 
 impl Traffic {
     /// Of a message sent, a message received (each as address, bytes, peer), or both.
-    pub(in crate::cuda) fn pair(to: Option<(u64, usize, usize)>, from: Option<(u64, usize, usize)>) -> Traffic {
+    pub(super) fn pair(to: Option<End>, from: Option<End>) -> Traffic {
         let (input, sent, target) = to.map_or((0, 0, 0), |(at, bytes, peer)| (at, bytes, 1 << peer));
         let (output, received, source) = from.map_or((0, 0, 0), |(at, bytes, peer)| (at, bytes, 1 << peer));
         Traffic {
@@ -39,7 +39,7 @@ impl Traffic {
     }
 
     /// Of a collective of `size` ranks, seen by `rank`.
-    pub(in crate::cuda) fn of(call: &Call, rank: usize, size: usize) -> Option<Traffic> {
+    pub(super) fn of(call: &Call, rank: usize, size: usize) -> Option<Traffic> {
         let bytes = (call.count * call.dtype.size()) as u64;
         let others = ((1u32 << size) - 1) & !(1 << rank);
         let root = 1u32 << call.root;

@@ -15,7 +15,7 @@ use super::{Options, Protocol};
 /// What 128 blocks send at once in slots of 128 KiB (TINYNCCL_CUDA_SLOT): the blocks share the work as one.
 const GPU_MESSAGE: usize = 16 << 20;
 /// Of a pipeline, where a part passes through several ranks in turn: the library cuts it into four windows for each
-/// hop, with messages of 8 to 64 KiB for each of the blocks (`lib/src/cuda/program.rs`).
+/// hop, with messages of 8 to 64 KiB for each of the blocks (`lib/src/cuda/peer/program.rs`).
 const GPU_PIPELINE: (usize, usize, usize) = (4, 1 << 20, 8 << 20);
 /// The library's longest message over a network (TINYNCCL_TCP_CHUNK).
 const MESSAGE: usize = 1 << 20;

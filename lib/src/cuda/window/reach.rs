@@ -9,35 +9,35 @@ use cudarc::driver::{CudaContext, DriverError, sys};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::driver::{cuda, devices};
 use super::mailbox::{Address, Mailbox};
-use super::mapped::Mapping;
-use super::window::{Layout, MAX_RANKS, Window};
+use super::mapping::Mapping;
+use super::{Layout, MAX_RANKS, Window, Windows};
 use crate::comm::Comm;
 use crate::config::{Config, CudaHandles, Ll128};
+use crate::cuda::driver::{cuda, devices};
 use crate::error::{Error, Result};
 
-/// Where a rank is.
+/// The GPU that a rank drives, and in which process.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Place {
+pub(crate) struct RankGpu {
     process: u32,
     device: usize,
     /// Of the GPU: two ranks may have the same.
     uuid: Vec<u8>,
     name: String,
-    pub(super) multiprocessors: usize,
+    pub(crate) multiprocessors: usize,
     /// The GPUs to which it has NVLink, by UUID.
     joined: Vec<Vec<u8>>,
 }
 
-impl Place {
-    pub(super) fn of(context: &Arc<CudaContext>) -> Result<Place> {
+impl RankGpu {
+    pub(crate) fn of(context: &Arc<CudaContext>) -> Result<RankGpu> {
         let failed = |e| cuda("DeviceComm", "describing this rank's device", e);
         context.bind_to_thread().map_err(failed)?;
         let multiprocessors =
             context.attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT).map_err(failed)?;
         let bytes = |uuid: sys::CUuuid| -> Vec<u8> { uuid.bytes.iter().map(|&b| b as u8).collect() };
-        Ok(Place {
+        Ok(RankGpu {
             process: std::process::id(),
             device: context.ordinal(),
             uuid: bytes(context.uuid().map_err(failed)?),
@@ -48,17 +48,17 @@ impl Place {
     }
 
     /// For people.
-    pub(super) fn gpu(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         format!("GPU {}, {}", self.device, self.name)
     }
 
-    /// The windows of ranks at these places. In phases, nobody waits for another's blocks.
-    pub(super) fn layout(places: &[Place], in_phases: bool, config: &Config) -> Result<Layout> {
-        let multiprocessors = places.iter().map(|place| place.multiprocessors).min().unwrap_or(1);
-        let same = |one: &Place| places.iter().filter(|other| one.same_device(other)).count();
-        let sharing = if in_phases { 1 } else { places.iter().map(same).max().unwrap_or(1) };
-        let layout = Layout::resident(places.len(), sharing, multiprocessors, config)?;
-        let pairs = || places.iter().flat_map(|one| places.iter().map(move |other| (one, other)));
+    /// The windows of ranks that drive these. In phases, nobody waits for another's blocks.
+    pub(crate) fn layout(gpus: &[RankGpu], in_phases: bool, config: &Config) -> Result<Layout> {
+        let multiprocessors = gpus.iter().map(|place| place.multiprocessors).min().unwrap_or(1);
+        let same = |one: &RankGpu| gpus.iter().filter(|other| one.same_device(other)).count();
+        let sharing = if in_phases { 1 } else { gpus.iter().map(same).max().unwrap_or(1) };
+        let layout = Layout::resident(gpus.len(), sharing, multiprocessors, config)?;
+        let pairs = || gpus.iter().flat_map(|one| gpus.iter().map(move |other| (one, other)));
         let whole_lines = match config.cuda_ll128 {
             Ll128::Auto => pairs().all(|(one, other)| one.keeps_lines_whole(other)),
             Ll128::On => true,
@@ -68,15 +68,15 @@ impl Place {
     }
 
     /// Whether 128 bytes that a warp writes there arrive together.
-    fn keeps_lines_whole(&self, other: &Place) -> bool {
+    fn keeps_lines_whole(&self, other: &RankGpu) -> bool {
         self.same_device(other) || self.joined.contains(&other.uuid)
     }
 
-    pub(super) fn same_device(&self, other: &Place) -> bool {
+    pub(crate) fn same_device(&self, other: &RankGpu) -> bool {
         self.uuid == other.uuid
     }
 
-    pub(super) fn same_process(&self, other: &Place) -> bool {
+    pub(crate) fn same_process(&self, other: &RankGpu) -> bool {
         self.process == other.process
     }
 }
@@ -101,7 +101,7 @@ fn joined(context: &Arc<CudaContext>) -> Result<Vec<sys::CUuuid>, DriverError> {
 
 /// What a rank tells the others about its window.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(super) struct Introduction {
+pub(crate) struct Introduction {
     address: u64,
     bytes: usize,
     handle: Handle,
@@ -135,30 +135,26 @@ fn ipc_handle(window: &Window) -> Result<Vec<u8>> {
     Ok(handle.reserved.iter().map(|&b| b as u8).collect())
 }
 
-/// The windows of all ranks, as this device sees them.
+/// The windows of all ranks, and what is known of their GPUs.
 #[derive(Debug)]
-pub(super) struct Mapped {
-    pub(super) layout: Layout,
+pub(crate) struct Reached {
+    pub(crate) windows: Windows,
     /// Ranks of several processes have the same GPU.
-    pub(super) shares_gpu: bool,
+    pub(crate) shares_gpu: bool,
     /// What the ranks' GPUs are called.
-    pub(super) gpus: Vec<String>,
-    pub(super) addresses: [u64; MAX_RANKS],
-    // Peers' windows are unmapped before ours is freed.
-    pub(super) peers: Vec<Peer>,
-    pub(super) window: Window,
+    pub(crate) names: Vec<String>,
 }
 
-impl Mapped {
+impl Reached {
     /// Offers this rank's window and maps the others'. The inner error says why that does not work, on all ranks the same.
-    pub(super) fn open(host: &Comm, context: &Arc<CudaContext>) -> Result<Result<Mapped, String>> {
-        let place = Place::of(context)?;
-        let places: Vec<Place> = host.exchange("DeviceComm: device", &place)?;
-        let layout = match Place::layout(&places, shares_gpu(&places), host.config()) {
+    pub(crate) fn open(host: &Comm, context: &Arc<CudaContext>) -> Result<Result<Reached, String>> {
+        let ours = RankGpu::of(context)?;
+        let gpus: Vec<RankGpu> = host.exchange("DeviceComm: device", &ours)?;
+        let layout = match RankGpu::layout(&gpus, shares_gpu(&gpus), host.config()) {
             Ok(layout) => layout,
             Err(error) => return Ok(Err(error.to_string())),
         };
-        let by = |descriptors| Self::open_by(host, context, layout, &places, descriptors);
+        let by = |descriptors| Self::open_by(host, context, layout, &gpus, descriptors);
         Ok(match host.config().cuda_handles {
             CudaHandles::Ipc => by(false)?,
             CudaHandles::Fd => by(true)?,
@@ -175,9 +171,9 @@ impl Mapped {
         host: &Comm,
         context: &Arc<CudaContext>,
         layout: Layout,
-        places: &[Place],
+        gpus: &[RankGpu],
         descriptors: bool,
-    ) -> Result<Result<Mapped, String>> {
+    ) -> Result<Result<Reached, String>> {
         let (rank, way) = (host.rank(), if descriptors { "fd" } else { "ipc" });
         let offer = || {
             if !descriptors {
@@ -210,7 +206,7 @@ impl Mapped {
             }
         }
         let mapped = match offer {
-            Ok((window, ..)) => Mapped::all(rank, context, layout, places, window, &all, &received),
+            Ok((window, ..)) => Reached::all(rank, context, &layout, gpus, window, &all, &received),
             Err(error) => Err(error.to_string()),
         };
         let verdict = mapped.as_ref().map(|_| ()).map_err(Clone::clone);
@@ -224,12 +220,12 @@ impl Mapped {
     fn all(
         rank: usize,
         context: &Arc<CudaContext>,
-        layout: Layout,
-        places: &[Place],
+        layout: &Layout,
+        gpus: &[RankGpu],
         window: Window,
         all: &[Result<Introduction, String>],
         received: &HashMap<usize, OwnedFd>,
-    ) -> Result<Mapped, String> {
+    ) -> Result<Reached, String> {
         let mut addresses = [0; MAX_RANKS];
         let mut peers = Vec::new();
         for (peer, theirs) in all.iter().enumerate() {
@@ -238,19 +234,19 @@ impl Mapped {
                 addresses[peer] = window.address;
                 continue;
             }
-            let opened = Peer::open(context, &layout, places, (rank, peer), theirs, received.get(&peer))
+            let opened = PeerWindow::open(context, layout, gpus, (rank, peer), theirs, received.get(&peer))
                 .map_err(|e| e.to_string())?;
             addresses[peer] = opened.address;
             peers.push(opened);
         }
-        let gpus = places.iter().map(Place::gpu).collect();
-        Ok(Mapped { layout, shares_gpu: shares_gpu(places), gpus, addresses, peers, window })
+        let windows = Windows { rank, layout: *layout, addresses, peers, memory: Arc::new(vec![window]) };
+        Ok(Reached { windows, shares_gpu: shares_gpu(gpus), names: gpus.iter().map(RankGpu::name).collect() })
     }
 }
 
 /// Whether ranks of several processes have one GPU.
-fn shares_gpu(places: &[Place]) -> bool {
-    places.iter().enumerate().any(|(i, a)| places[..i].iter().any(|b| a.same_device(b) && !a.same_process(b)))
+fn shares_gpu(gpus: &[RankGpu]) -> bool {
+    gpus.iter().enumerate().any(|(i, a)| gpus[..i].iter().any(|b| a.same_device(b) && !a.same_process(b)))
 }
 
 /// Sends a descriptor of our window to the ranks of other processes.
@@ -272,8 +268,8 @@ fn post(rank: usize, window: &Window, mailbox: &Mailbox, all: &[Result<Introduct
 
 /// Another rank's window, as this device sees it.
 #[derive(Debug)]
-pub(super) struct Peer {
-    pub(super) address: sys::CUdeviceptr,
+pub(crate) struct PeerWindow {
+    pub(crate) address: sys::CUdeviceptr,
     _import: Option<Imported>,
 }
 
@@ -284,19 +280,19 @@ enum Imported {
     Descriptor { _mapping: Mapping },
 }
 
-impl Peer {
+impl PeerWindow {
     /// Makes the window that `theirs` tells of reachable for the kernels of `context`.
     fn open(
         context: &Arc<CudaContext>,
         layout: &Layout,
-        places: &[Place],
+        gpus: &[RankGpu],
         (rank, peer): (usize, usize),
         theirs: &Introduction,
         descriptor: Option<&OwnedFd>,
-    ) -> Result<Peer> {
+    ) -> Result<PeerWindow> {
         let op = "DeviceComm";
-        let (here, there) = (&places[rank], &places[peer]);
-        let between = format!("rank {rank} ({}) to rank {peer} ({})", here.gpu(), there.gpu());
+        let (here, there) = (&gpus[rank], &gpus[peer]);
+        let between = format!("rank {rank} ({}) to rank {peer} ({})", here.name(), there.name());
         if theirs.bytes != layout.bytes() {
             return Err(Error::invalid(
                 op,
@@ -312,26 +308,26 @@ impl Peer {
             if there.device != here.device {
                 enable(context, there.device).map_err(|e| cuda(op, format!("peer access, {between}"), e))?;
             }
-            return Ok(Peer { address: theirs.address, _import: None });
+            return Ok(PeerWindow { address: theirs.address, _import: None });
         }
         let failed = |e| cuda(op, format!("mapping a window, {between}"), e);
         Ok(match &theirs.handle {
             Handle::Ipc(handle) => {
                 let import = Import::open(context, handle, 0).map_err(failed)?;
-                Peer { address: import.address, _import: Some(Imported::Ipc { _import: import }) }
+                PeerWindow { address: import.address, _import: Some(Imported::Ipc { _import: import }) }
             }
             Handle::Descriptor(_) => {
                 let missing = || Error::invalid(op, format!("{between}: no descriptor of their window came"));
                 let descriptor = descriptor.ok_or_else(missing)?;
                 let mapping = Mapping::import(context, descriptor.as_fd(), theirs.bytes).map_err(failed)?;
-                Peer { address: mapping.address, _import: Some(Imported::Descriptor { _mapping: mapping }) }
+                PeerWindow { address: mapping.address, _import: Some(Imported::Descriptor { _mapping: mapping }) }
             }
         })
     }
 }
 
 /// Lets kernels of `context` reach the memory of another device of this process.
-pub(super) fn enable(context: &Arc<CudaContext>, device: usize) -> Result<(), DriverError> {
+pub(crate) fn enable(context: &Arc<CudaContext>, device: usize) -> Result<(), DriverError> {
     let other = CudaContext::new(device)?;
     context.bind_to_thread()?;
     // SAFETY: both contexts are alive.
@@ -343,16 +339,16 @@ pub(super) fn enable(context: &Arc<CudaContext>, device: usize) -> Result<(), Dr
 
 /// Memory of another process, mapped here.
 #[derive(Debug)]
-pub(super) struct Import {
+pub(crate) struct Import {
     context: Arc<CudaContext>,
-    pub(super) address: sys::CUdeviceptr,
+    pub(crate) address: sys::CUdeviceptr,
     /// The allocation's identity where it was made.
-    pub(super) buffer: u64,
+    pub(crate) buffer: u64,
 }
 
 impl Import {
     /// `handle`: of cuIpcGetMemHandle of another process, which keeps the memory until this is dropped.
-    pub(super) fn open(context: &Arc<CudaContext>, bytes: &[u8], buffer: u64) -> Result<Import, DriverError> {
+    pub(crate) fn open(context: &Arc<CudaContext>, bytes: &[u8], buffer: u64) -> Result<Import, DriverError> {
         context.bind_to_thread()?;
         let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
         for (to, from) in handle.reserved.iter_mut().zip(bytes) {

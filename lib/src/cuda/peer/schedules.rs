@@ -3,18 +3,18 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::call::Call;
 use super::program::Compiled;
 use super::select::Framing;
-use super::window::{Layout, SCRATCH_BYTES};
 use crate::algorithm::Shape;
+use crate::cuda::call::Call;
+use crate::cuda::window::{Layout, SCRATCH_BYTES};
 use crate::error::{Error, Result};
 use crate::schedule::Partition;
 use crate::wire::{Algorithm, Collective};
 
 /// One rank's schedules.
 #[derive(Debug)]
-pub(super) struct Schedules {
+pub(crate) struct Schedules {
     rank: usize,
     layout: Layout,
     /// What was compiled so far; `None` where there is no schedule.
@@ -24,7 +24,7 @@ pub(super) struct Schedules {
 type Known = HashMap<(Algorithm, Shape), Option<Arc<Compiled>>>;
 
 impl Schedules {
-    pub(super) fn new(rank: usize, layout: Layout) -> Schedules {
+    pub(crate) fn new(rank: usize, layout: Layout) -> Schedules {
         Schedules { rank, layout, known: Mutex::default() }
     }
 
@@ -57,7 +57,7 @@ impl Schedules {
     }
 
     /// Whether a call of `bytes` can be carried out so, whatever its element type.
-    pub(super) fn fits(
+    pub(crate) fn fits(
         &self,
         collective: Collective,
         algorithm: Algorithm,
@@ -71,7 +71,7 @@ impl Schedules {
     }
 
     /// The program of a call, and how its segments are cut.
-    pub(super) fn of(
+    pub(crate) fn of(
         &self,
         call: &Call,
         algorithm: Algorithm,

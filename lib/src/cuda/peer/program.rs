@@ -11,10 +11,10 @@ use crate::algorithm::{self, Shape};
 use crate::schedule::{Buf, Loc, Partition, Program, Step};
 use crate::wire::{Algorithm, Collective};
 
-/// Steps of two channels at most: a program is far below the 4 KiB that a launch may pass.
-pub(super) const MAX_STEPS: usize = 96;
+/// Steps of two channels at most, as in `kernels/primitives.cuh`: a program is far below the 4 KiB that a launch may pass.
+pub(crate) const MAX_STEPS: usize = 96;
 /// Lanes of a channel at most: a tree has two, one for each direction.
-pub(super) const MAX_LANES: usize = 2;
+pub(crate) const MAX_LANES: usize = 2;
 /// Channels whose steps are stored.
 const VARIANTS: usize = 2;
 /// In place of a rank.
@@ -34,31 +34,31 @@ fn place(loc: Loc) -> Option<u8> {
 /// `dst` stores, one with a receiver sends.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct DeviceStep {
+pub(crate) struct DeviceStep {
     /// One of the constants below.
-    pub(super) flags: u8,
+    pub(crate) flags: u8,
     /// The rank whose message it takes, or 255.
-    pub(super) from: u8,
+    pub(crate) from: u8,
     /// The rank that it sends to, or 255.
-    pub(super) to: u8,
+    pub(crate) to: u8,
     /// Places in memory; looked at where the flags say so.
-    pub(super) src: u8,
-    pub(super) dst: u8,
+    pub(crate) src: u8,
+    pub(crate) dst: u8,
     /// First part, counted from the channel's first, and number of parts.
-    pub(super) part: u8,
-    pub(super) span: u8,
-    pub(super) unused: u8,
+    pub(crate) part: u8,
+    pub(crate) span: u8,
+    pub(crate) unused: u8,
 }
 
 impl DeviceStep {
     /// It reads `src`.
-    pub(super) const READS: u8 = 1;
+    pub(crate) const READS: u8 = 1;
     /// It writes `dst`.
-    pub(super) const WRITES: u8 = 2;
+    pub(crate) const WRITES: u8 = 2;
     /// Its result is finished: `avg` divides.
-    pub(super) const LAST: u8 = 4;
+    pub(crate) const LAST: u8 = 4;
     /// It reads `dst` too, in the place of a message: a local reduction.
-    pub(super) const LOCAL: u8 = 8;
+    pub(crate) const LOCAL: u8 = 8;
 
     const NONE: DeviceStep =
         DeviceStep { flags: 0, from: NOBODY, to: NOBODY, src: 0, dst: 0, part: 0, span: 0, unused: 0 };
@@ -92,36 +92,36 @@ impl DeviceStep {
 /// As `struct Program` of `kernels/primitives.cuh`.
 #[repr(C)]
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct DeviceProgram {
-    pub(super) steps: [DeviceStep; MAX_STEPS],
+pub(crate) struct DeviceProgram {
+    pub(crate) steps: [DeviceStep; MAX_STEPS],
     /// For even and for odd channels, and for each of their lanes: the first step, and the first that is not of it.
-    pub(super) lanes: [[[u16; 2]; MAX_LANES]; VARIANTS],
+    pub(crate) lanes: [[[u16; 2]; MAX_LANES]; VARIANTS],
     /// Lanes of even and of odd channels.
-    pub(super) lane_count: [u32; VARIANTS],
+    pub(crate) lane_count: [u32; VARIANTS],
     /// Parts of a channel.
-    pub(super) parts: u32,
-    pub(super) unused: u32,
+    pub(crate) parts: u32,
+    pub(crate) unused: u32,
 }
 
 /// As `struct Cut` of `kernels/primitives.cuh`: a [`Partition`] in numbers.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Cut {
-    pub(super) count: u64,
-    pub(super) windows: u64,
-    pub(super) unit: u64,
-    pub(super) base: u64,
-    pub(super) extra: u64,
+pub(crate) struct Cut {
+    pub(crate) count: u64,
+    pub(crate) windows: u64,
+    pub(crate) unit: u64,
+    pub(crate) base: u64,
+    pub(crate) extra: u64,
     /// Units of every part, and how many parts have one more: in the first `extra` windows, and in the others.
-    pub(super) large: [u64; 2],
-    pub(super) small: [u64; 2],
+    pub(crate) large: [u64; 2],
+    pub(crate) small: [u64; 2],
     /// Elements of a segment of scratch memory.
-    pub(super) scratch: u64,
-    pub(super) elem: u64,
+    pub(crate) scratch: u64,
+    pub(crate) elem: u64,
 }
 
 impl Cut {
-    pub(super) fn new(partition: &Partition) -> Cut {
+    pub(crate) fn new(partition: &Partition) -> Cut {
         let pair = |cut: crate::schedule::partition::Cut| [cut.each as u64, cut.more as u64];
         Cut {
             count: partition.count() as u64,
@@ -139,10 +139,10 @@ impl Cut {
 
 /// What a kernel needs of a rank's schedule, and what the host must know of all ranks' to cut it.
 #[derive(Debug)]
-pub(super) struct Compiled {
-    pub(super) program: DeviceProgram,
+pub(crate) struct Compiled {
+    pub(crate) program: DeviceProgram,
     /// Blocks of the kernel.
-    pub(super) channels: usize,
+    pub(crate) channels: usize,
     algorithm: Algorithm,
     collective: Collective,
     ranks: usize,
@@ -157,7 +157,7 @@ pub(super) struct Compiled {
 
 impl Compiled {
     /// `None` where the algorithm has no schedule for this call, or none that fits a kernel.
-    pub(super) fn new(algorithm: Algorithm, shape: &Shape, rank: usize) -> Option<Compiled> {
+    pub(crate) fn new(algorithm: Algorithm, shape: &Shape, rank: usize) -> Option<Compiled> {
         let all: Vec<Program> =
             (0..shape.ranks).map(|r| algorithm::program(algorithm, shape, r)).collect::<Option<_>>()?;
         let ours = all.get(rank)?;
@@ -180,7 +180,7 @@ impl Compiled {
     }
 
     /// The cut for slots of `slot` bytes, with `scratch` bytes of scratch memory; `None` if it cannot be cut so.
-    pub(super) fn for_slots(&self, count: usize, elem: usize, slot: usize, scratch: usize) -> Option<Partition> {
+    pub(crate) fn for_slots(&self, count: usize, elem: usize, slot: usize, scratch: usize) -> Option<Partition> {
         let mut message = slot;
         if self.is_pipeline() {
             // Whole lines of the cache, so that borders stay aligned.
@@ -200,7 +200,7 @@ impl Compiled {
     }
 
     /// The cut for `lines` lines per FIFO, each used once: one window. `None` if that is too little.
-    pub(super) fn for_lines(&self, count: usize, elem: usize, lines: usize, scratch: usize) -> Option<Partition> {
+    pub(crate) fn for_lines(&self, count: usize, elem: usize, lines: usize, scratch: usize) -> Option<Partition> {
         let partition = self.partition(count, elem, usize::MAX);
         let (parts, messages) = self.link;
         // Part 0 is a longest one; a message ends with a line of its own.
@@ -281,6 +281,17 @@ fn busiest(program: &Program) -> (usize, usize) {
         }
     }
     links.values().fold((0, 0), |a, b| (a.0.max(b.0), a.1.max(b.1)))
+}
+
+#[cfg(test)]
+pub(super) fn layouts() -> Vec<(String, usize)> {
+    use crate::cuda::kernels::mirrored;
+    [
+        mirrored!(DeviceStep as "Step" { flags, from, to, src, dst, part, span }),
+        mirrored!(DeviceProgram as "Program" { steps, lanes, lane_count, parts }),
+        mirrored!(Cut as "Cut" { count, windows, unit, base, extra, large, small, scratch, elem }),
+    ]
+    .concat()
 }
 
 #[cfg(test)]

@@ -6,9 +6,9 @@
 use std::fmt;
 
 use super::select::{self, Choice, Framing, Protocol};
-use super::window::Layout;
 use crate::algorithm::{self, Shape};
 use crate::config::{Config, CudaProto};
+use crate::cuda::window::Layout;
 use crate::wire::{Algorithm, Collective};
 
 /// Bytes up to which a schedule that was asked for goes in lines, where it fits.
@@ -16,10 +16,10 @@ const SCHEDULE_IN_LINES: usize = 64 << 10;
 
 /// What was asked for; the same on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Asked {
-    pub(super) fixed_order: bool,
-    pub(super) algorithm: Option<Algorithm>,
-    pub(super) proto: CudaProto,
+pub(crate) struct Asked {
+    pub(crate) fixed_order: bool,
+    pub(crate) algorithm: Option<Algorithm>,
+    pub(crate) proto: CudaProto,
 }
 
 /// Why a call is carried out as it is.
@@ -56,12 +56,12 @@ impl fmt::Display for Reason {
 }
 
 impl Asked {
-    pub(super) fn of(config: &Config) -> Asked {
+    pub(crate) fn of(config: &Config) -> Asked {
         Asked { fixed_order: config.fixed_order, algorithm: config.algorithm, proto: config.cuda_proto }
     }
 
     /// Whether results are in rank order, if they must be.
-    pub(super) fn orders(&self, protocol: Protocol, collective: Collective, ranks: usize) -> bool {
+    pub(crate) fn orders(&self, protocol: Protocol, collective: Collective, ranks: usize) -> bool {
         match protocol {
             Protocol::Schedule(algorithm, _) if self.fixed_order => {
                 algorithm::keeps_rank_order(algorithm, &Shape { collective, ranks, root: 0, channels: 1 })
@@ -115,7 +115,7 @@ impl Asked {
     }
 
     /// The way of a call of `bytes` (as in [`select::choose`]), and why. `schedule_fits` says whether a schedule can do it.
-    pub(super) fn decide(
+    pub(crate) fn decide(
         &self,
         layout: &Layout,
         collective: Collective,
@@ -149,7 +149,6 @@ impl Asked {
 
 #[cfg(test)]
 mod tests {
-    use super::super::kernels::Kernel;
     use super::super::schedules::Schedules;
     use super::*;
     use crate::schedule::verify;
@@ -192,7 +191,7 @@ mod tests {
     /// What the verifier says of a schedule; every other kernel of a reduction goes through `reduce_words`, in the order of the ranks.
     fn is_in_rank_order(protocol: Protocol, collective: Collective, ranks: usize) -> bool {
         let Protocol::Schedule(algorithm, _) = protocol else {
-            return Kernel::of(collective, protocol, ranks).is_some_and(Kernel::reduces);
+            return select::kernel(collective, protocol, ranks).is_some_and(|kernel| kernel.reduces(collective));
         };
         (0..ranks).all(|root| {
             let shape = Shape { collective, ranks, root, channels: 1 };
@@ -281,7 +280,7 @@ mod tests {
                     _ => select::fits(layout, collective, choice, bytes),
                 };
                 assert!(fits, "{proto} {collective} {bytes}: {choice:?} {reason}");
-                assert!(Kernel::of(collective, choice.protocol, layout.ranks).is_some());
+                assert!(select::kernel(collective, choice.protocol, layout.ranks).is_some());
             }
         });
     }

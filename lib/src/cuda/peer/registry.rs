@@ -16,13 +16,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cudarc::driver::{CudaContext, DriverError, result, sys};
 use serde::{Deserialize, Serialize};
 
-use super::driver::cuda;
-use super::peers::Import;
-use super::window::{Layout, MAX_RANKS, REGISTRATIONS, Window};
 use crate::comm::Comm;
+use crate::cuda::driver::cuda;
+use crate::cuda::window::{Import, Layout, MAX_RANKS, REGISTRATIONS, Window};
 use crate::error::{Error, Result};
 
-/// Bits of a place that hold the distance.
+/// Bits of a buffer's name that hold the distance.
 const DISTANCE_BITS: u32 = 48;
 
 /// An allocation of the driver, and what of it is registered.
@@ -61,7 +60,7 @@ struct Export {
 
 /// A rank's registrations, and what it has mapped of others.
 #[derive(Debug)]
-pub(super) struct Registry {
+pub(crate) struct Registry {
     context: Arc<CudaContext>,
     rank: usize,
     /// Whether other processes map our memory.
@@ -95,7 +94,7 @@ pub struct Registration {
 }
 
 impl Registry {
-    pub(super) fn new(context: &Arc<CudaContext>, rank: usize, shared: bool) -> Arc<Registry> {
+    pub(crate) fn new(context: &Arc<CudaContext>, rank: usize, shared: bool) -> Arc<Registry> {
         let (context, used, state) = (context.clone(), AtomicBool::new(false), Mutex::default());
         Arc::new(Registry { context, rank, shared, used, state })
     }
@@ -105,12 +104,12 @@ impl Registry {
     }
 
     #[inline]
-    pub(super) fn is_used(&self) -> bool {
+    pub(crate) fn is_used(&self) -> bool {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// The place of a buffer, for other ranks' kernels; 0 if they do not reach it.
-    pub(super) fn place(&self, at: u64, bytes: u64) -> u64 {
+    /// How other ranks' kernels name a buffer; 0 if they do not reach it.
+    pub(crate) fn remote(&self, at: u64, bytes: u64) -> u64 {
         let state = self.state();
         let holds = |r: &&Range| r.reached && at >= r.begin && at + bytes <= r.begin + r.bytes;
         let mut holding = state.ranges.iter().rev().filter(holds).peekable();
@@ -193,7 +192,7 @@ impl Registry {
 
     /// Meets all ranks: maps what they newly have, unmaps what they have no more, and frees what of ours nobody maps any more.
     /// `ours`: a buffer to register, or why there is none.
-    pub(super) fn meet(
+    pub(crate) fn meet(
         self: &Arc<Registry>,
         host: &Comm,
         layout: &Layout,
@@ -331,13 +330,13 @@ impl Registry {
     }
 
     /// Unmaps what is of others; the caller then meets them before it calls [`Registry::closed`].
-    pub(super) fn leave(&self) {
+    pub(crate) fn leave(&self) {
         let imports = std::mem::take(&mut self.state().imports);
         drop(imports);
     }
 
     /// The communicator is gone. `met`: nobody has our memory mapped any more; else it stays until the process ends.
-    pub(super) fn closed(&self, met: bool) {
+    pub(crate) fn closed(&self, met: bool) {
         let mut state = self.state();
         state.closed = true;
         state.lost = !met;
@@ -352,7 +351,7 @@ impl Registry {
 }
 
 /// Registers one buffer of each rank of this process; nothing needs to be mapped. `ranks`: registry, window and buffer of each.
-pub(super) fn register_all(
+pub(crate) fn register_all(
     layout: &Layout,
     windows: &[u64; MAX_RANKS],
     ranks: &[(&Arc<Registry>, (u64, u64))],
@@ -380,7 +379,7 @@ pub(super) fn register_all(
 
 impl Registration {
     /// Of nothing.
-    pub(super) fn none(registry: &Arc<Registry>) -> Registration {
+    pub(crate) fn none(registry: &Arc<Registry>) -> Registration {
         Registration { registry: registry.clone(), id: None }
     }
 
@@ -391,7 +390,7 @@ impl Registration {
     }
 
     /// Ends the registration of memory that we own. Kernels that use it are waited for.
-    pub(super) fn end(mut self, memory: Window) {
+    pub(crate) fn end(mut self, memory: Window) {
         if let Err(error) = self.registry.context.synchronize() {
             log::debug!("rank {}: a registered buffer is dropped after: {error:?}", self.registry.rank);
         }

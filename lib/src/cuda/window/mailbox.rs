@@ -19,7 +19,7 @@ const MESSAGE: usize = TOKEN + 4;
 
 /// Where descriptors for a rank are sent to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Address {
+pub(crate) struct Address {
     /// In the kernel's table of abstract names: no file is left behind.
     name: Vec<u8>,
     token: [u8; TOKEN],
@@ -27,13 +27,13 @@ pub(super) struct Address {
 
 /// What descriptors for this rank are sent to.
 #[derive(Debug)]
-pub(super) struct Mailbox {
+pub(crate) struct Mailbox {
     socket: OwnedFd,
     address: Address,
 }
 
 impl Mailbox {
-    pub(super) fn open() -> Result<Mailbox, Errno> {
+    pub(crate) fn open() -> Result<Mailbox, Errno> {
         let mut random = [0; 2 * TOKEN];
         rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())?;
         let (name, token) = random.split_at(TOKEN);
@@ -47,12 +47,12 @@ impl Mailbox {
         Ok(Mailbox { socket, address })
     }
 
-    pub(super) fn address(&self) -> &Address {
+    pub(crate) fn address(&self) -> &Address {
         &self.address
     }
 
     /// Sends a descriptor; `rank` is ours.
-    pub(super) fn post(&self, to: &Address, rank: usize, descriptor: BorrowedFd<'_>) -> Result<(), Errno> {
+    pub(crate) fn post(&self, to: &Address, rank: usize, descriptor: BorrowedFd<'_>) -> Result<(), Errno> {
         let mut message = [0; MESSAGE];
         message[..TOKEN].copy_from_slice(&to.token);
         message[TOKEN..].copy_from_slice(&(rank as u32).to_le_bytes());
@@ -61,7 +61,7 @@ impl Mailbox {
     }
 
     /// What has come, by rank. Messages of strangers are dropped.
-    pub(super) fn collect(&self) -> Result<HashMap<usize, OwnedFd>, Errno> {
+    pub(crate) fn collect(&self) -> Result<HashMap<usize, OwnedFd>, Errno> {
         let mut all = HashMap::new();
         loop {
             let mut message = [0; MESSAGE];

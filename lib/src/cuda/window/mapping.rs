@@ -8,30 +8,30 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, DriverError, sys};
 
-use super::driver::{devices, reaches};
+use crate::cuda::driver::{devices, reaches};
 
 const DESCRIPTOR: sys::CUmemAllocationHandleType =
     sys::CUmemAllocationHandleType_enum::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
 /// Memory of a device and the place where this process has it. Whoever maps it keeps it alive.
 #[derive(Debug)]
-pub(super) struct Mapping {
+pub(crate) struct Mapping {
     context: Arc<CudaContext>,
-    pub(super) address: sys::CUdeviceptr,
+    pub(crate) address: sys::CUdeviceptr,
     bytes: usize,
     handle: sys::CUmemGenericAllocationHandle,
 }
 
 impl Mapping {
     /// At least so many bytes of the context's device, which all devices of this process that can reach it may use.
-    pub(super) fn create(context: &Arc<CudaContext>, bytes: usize) -> Result<Mapping, DriverError> {
+    pub(crate) fn create(context: &Arc<CudaContext>, bytes: usize) -> Result<Mapping, DriverError> {
         context.bind_to_thread()?;
         let own = context.cu_device();
         // SAFETY: a structure of numbers and a pointer that may be null.
         let mut wanted: sys::CUmemAllocationProp = unsafe { std::mem::zeroed() };
         wanted.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
         wanted.requestedHandleTypes = DESCRIPTOR;
-        wanted.location = place(own);
+        wanted.location = location(own);
         let bytes = bytes.next_multiple_of(granularity(&wanted)?);
         let mut handle = 0;
         // SAFETY: writes the handle.
@@ -46,7 +46,7 @@ impl Mapping {
     }
 
     /// The memory behind a descriptor of another process; `bytes` as its owner asked for.
-    pub(super) fn import(
+    pub(crate) fn import(
         context: &Arc<CudaContext>,
         descriptor: BorrowedFd<'_>,
         bytes: usize,
@@ -70,7 +70,7 @@ impl Mapping {
     }
 
     /// For another process.
-    pub(super) fn export(&self) -> Result<OwnedFd, DriverError> {
+    pub(crate) fn export(&self) -> Result<OwnedFd, DriverError> {
         let mut descriptor: std::ffi::c_int = -1;
         // SAFETY: writes a descriptor, which is ours then.
         unsafe { sys::cuMemExportToShareableHandle((&raw mut descriptor).cast(), self.handle, DESCRIPTOR, 0) }
@@ -103,7 +103,8 @@ impl Mapping {
         }
         let mapping = Mapping { context: context.clone(), address, bytes, handle };
         let flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-        let access: Vec<_> = users.iter().map(|&user| sys::CUmemAccessDesc { location: place(user), flags }).collect();
+        let access: Vec<_> =
+            users.iter().map(|&user| sys::CUmemAccessDesc { location: location(user), flags }).collect();
         // SAFETY: reads the list; the addresses are mapped.
         unsafe { sys::cuMemSetAccess(address, bytes, access.as_ptr(), access.len()) }.result()?;
         Ok(mapping)
@@ -135,7 +136,7 @@ fn release(handle: sys::CUmemGenericAllocationHandle) {
     }
 }
 
-fn place(device: sys::CUdevice) -> sys::CUmemLocation {
+fn location(device: sys::CUdevice) -> sys::CUmemLocation {
     sys::CUmemLocation { type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
 }
 

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use super::window::Layout;
+use crate::cuda::kernels::{self, Family, Kernel};
+use crate::cuda::window::Layout;
 use crate::wire::{Algorithm, Collective};
 
 /// How the messages of a schedule cross the link.
@@ -118,13 +119,13 @@ const MOST_BLOCKS: usize = 128;
 /// end.
 const DIRECT_ONE_WAY: usize = 12 << 20;
 /// Words that a block of an LL kernel handles: one per thread.
-const WORDS_PER_BLOCK: usize = super::launch::THREADS as usize;
+const WORDS_PER_BLOCK: usize = crate::cuda::kernels::THREADS as usize;
 /// The same of an LL128 kernel, where half of its warps have something to do: more blocks are worth more than full ones.
 const WORDS_PER_BLOCK_128: usize = WORDS_PER_BLOCK * 15 / 16;
 
 /// `bytes` are those of the whole buffer for all_reduce, broadcast and reduce, of a segment for the others. `registered`: whether
 /// the communicator has registered buffers; the same on all ranks.
-pub(super) fn choose(layout: &Layout, collective: Collective, bytes: usize, registered: bool) -> Choice {
+pub(crate) fn choose(layout: &Layout, collective: Collective, bytes: usize, registered: bool) -> Choice {
     if matches!(collective, Collective::Gather | Collective::Scatter) {
         // There is no other kernel for them.
         let protocol = Protocol::Schedule(Algorithm::Direct, Framing::Simple);
@@ -161,13 +162,44 @@ pub(super) fn choose(layout: &Layout, collective: Collective, bytes: usize, regi
 }
 
 /// Whether kernels other than those of schedules do it.
-pub(super) fn has_kernel(collective: Collective) -> bool {
+pub(crate) fn has_kernel(collective: Collective) -> bool {
     use Collective::*;
     matches!(collective, AllReduce | ReduceScatter | Reduce | Broadcast | AllGather | AllToAll)
 }
 
+/// The kernel of a collective among so many ranks; `None` if there is none.
+pub(crate) fn kernel(collective: Collective, protocol: Protocol, ranks: usize) -> Option<Kernel> {
+    let framing = match protocol {
+        Protocol::OneShot | Protocol::TwoShot | Protocol::Schedule(_, Framing::Ll) => kernels::Framing::Ll,
+        Protocol::OneShot128 | Protocol::TwoShot128 => kernels::Framing::Ll128,
+        Protocol::Simple | Protocol::Schedule(_, Framing::Simple) => kernels::Framing::Simple,
+        Protocol::Direct => kernels::Framing::Direct,
+    };
+    if let Protocol::Schedule(..) = protocol {
+        return Some(Kernel::new(Family::Schedule, framing));
+    }
+    let two_steps = match protocol {
+        Protocol::TwoShot | Protocol::TwoShot128 | Protocol::Direct => true,
+        // Between two ranks one step sends as much.
+        Protocol::Simple => ranks > 2,
+        _ => false,
+    };
+    let family = match collective {
+        Collective::AllReduce if two_steps => Family::AllReduceTwoShot,
+        Collective::AllReduce => Family::AllReduceOneShot,
+        Collective::ReduceScatter => Family::ReduceScatter,
+        // In slots and between registered buffers one kernel has both forms.
+        Collective::Reduce if matches!(protocol, Protocol::TwoShot | Protocol::TwoShot128) => Family::ReduceTwoShot,
+        Collective::Reduce => Family::Reduce,
+        Collective::Broadcast => Family::Broadcast,
+        Collective::AllGather | Collective::AllToAll => Family::Exchange,
+        _ => return None,
+    };
+    Some(Kernel::new(family, framing)).filter(|kernel| kernel.exists())
+}
+
 /// The number of blocks that suits a protocol and a size.
-pub(super) fn blocks(layout: &Layout, protocol: Protocol, bytes: usize) -> u32 {
+pub(crate) fn blocks(layout: &Layout, protocol: Protocol, bytes: usize) -> u32 {
     let words = bytes.div_ceil(8);
     let wanted = match protocol {
         Protocol::OneShot => words.div_ceil(WORDS_PER_BLOCK),
@@ -181,7 +213,7 @@ pub(super) fn blocks(layout: &Layout, protocol: Protocol, bytes: usize) -> u32 {
 }
 
 /// Whether a call fits the memory that its protocol uses, if that is no schedule.
-pub(super) fn fits(layout: &Layout, collective: Collective, choice: Choice, bytes: usize) -> bool {
+pub(crate) fn fits(layout: &Layout, collective: Collective, choice: Choice, bytes: usize) -> bool {
     let blocks = choice.blocks as usize;
     // Blocks take equal shares, up to one word more.
     let words = bytes.div_ceil(8).div_ceil(blocks.max(1));
@@ -209,12 +241,12 @@ fn lines128(words: usize) -> usize {
     words.div_ceil(60) * 4
 }
 
-/// Bytes from which on the receiver of a message tells where its buffer is, if buffers are registered at all.
-pub(super) const TOLD: u64 = 4 << 20;
+/// Bytes from which on a message may go straight into the receiver's buffer, if buffers are registered at all.
+pub(crate) const DIRECT_MESSAGE: u64 = 4 << 20;
 
 /// Channels of a message between two ranks: of its length alone, so that both ends cut it alike. Half of those that there are at most:
 /// each has the slots of two.
-pub(super) fn pair_channels(layout: &Layout, bytes: u64) -> u32 {
+pub(crate) fn pair_channels(layout: &Layout, bytes: u64) -> u32 {
     bytes.div_ceil(SIMPLE_PER_BLOCK as u64).clamp(1, layout.channels as u64 / 2) as u32
 }
 

@@ -12,26 +12,38 @@
 //! scratch   of a schedule: partial sums                   (ours alone)
 //! ```
 //! A *channel* is a block of a kernel. `kernels/team.cuh` computes the same places.
+//!
+//! | file | idea |
+//! | --- | --- |
+//! | this one | the window's layout and its memory |
+//! | `reach` | how ranks come to reach each other's windows |
+//! | `mapping`, `mailbox` | memory mapped by descriptors, and how these come to other processes |
+
+mod mailbox;
+mod mapping;
+mod reach;
 
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, DriverError, result, sys};
 
+use mapping::Mapping;
+use reach::PeerWindow;
+pub(crate) use reach::{Import, RankGpu, Reached, enable};
+
 use super::driver::cuda;
-use super::mapped::Mapping;
-use super::program::MAX_STEPS;
 use crate::config::Config;
 use crate::error::{Error, Result};
 
 /// Ranks at most: the GPUs that one NVLink domain of a host joins directly.
-pub(super) const MAX_RANKS: usize = 8;
+pub(crate) const MAX_RANKS: usize = 8;
 /// Kinds of FIFO between two ranks: scatter, gather, point to point.
 const KINDS: usize = 3;
 /// Distance of two flags: each has a sector of the L2 cache to itself.
 const FLAG_BYTES: usize = 32;
 /// A line of the cache, and what a link carries whole. Where a warp's stores begin in the middle of one, they are sent in one part
 /// more: 7 to 8 % of the rate were lost so.
-pub(super) const LINE_BYTES: usize = 128;
+pub(crate) const LINE_BYTES: usize = 128;
 /// 4 for each channel that there may be.
 const EPOCH_BYTES: usize = 512;
 /// LL lines about the call itself: what it is, where input and output are, its end; and four more, so that the lines of the next
@@ -40,29 +52,29 @@ const CALL_LINES: usize = 8;
 /// LL128 lines of a channel and set: of all senders together.
 const LINES_128: usize = 2048;
 /// Buffers that a rank can have registered at a time.
-pub(super) const REGISTRATIONS: usize = 1024;
+pub(crate) const REGISTRATIONS: usize = 1024;
 /// Areas of a sender that calls in phases use in turn.
-pub(super) const AREAS: usize = 2;
+pub(crate) const AREAS: usize = 2;
 /// Enough for a window of any schedule but the largest, which are cut smaller.
-pub(super) const SCRATCH_BYTES: usize = 16 << 20;
+pub(crate) const SCRATCH_BYTES: usize = 16 << 20;
 
 /// Sizes of a window's parts; the same on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Layout {
-    pub(super) ranks: usize,
+pub(crate) struct Layout {
+    pub(crate) ranks: usize,
     /// Blocks of a kernel at most.
-    pub(super) channels: usize,
+    pub(crate) channels: usize,
     /// LL lines per channel and sender, in one of the two sets.
-    pub(super) lines: usize,
+    pub(crate) lines: usize,
     /// The same of LL128; 0 where it is not used.
-    pub(super) lines128: usize,
-    pub(super) slots: usize,
-    pub(super) slot_bytes: usize,
+    pub(crate) lines128: usize,
+    pub(crate) slots: usize,
+    pub(crate) slot_bytes: usize,
 }
 
 impl Layout {
     /// `sharing`: how many of the ranks have the same GPU, at most. Their kernels' blocks must all be resident at a time.
-    pub(super) fn new(ranks: usize, sharing: usize, config: &Config) -> Layout {
+    pub(crate) fn new(ranks: usize, sharing: usize, config: &Config) -> Layout {
         // Each round a block sends a slot to every other rank.
         let slot_bytes = if config.cuda_slot == 0 { (256 << 10) / ranks } else { config.cuda_slot };
         Layout {
@@ -80,7 +92,7 @@ impl Layout {
     ///
     /// # Errors
     /// [`Error::Unsupported`] when so many ranks cannot share such a GPU.
-    pub(super) fn resident(ranks: usize, sharing: usize, multiprocessors: usize, config: &Config) -> Result<Layout> {
+    pub(crate) fn resident(ranks: usize, sharing: usize, multiprocessors: usize, config: &Config) -> Result<Layout> {
         let most = config.cuda_blocks.min(multiprocessors);
         let layout = Layout::new(ranks, sharing, &Config { cuda_blocks: most, ..config.clone() });
         if sharing > 1 && layout.channels * sharing > multiprocessors {
@@ -97,12 +109,12 @@ impl Layout {
         Ok(layout)
     }
 
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.slots_begin() + self.slot_memory() + SCRATCH_BYTES
     }
 
     /// Place of the first slot.
-    pub(super) fn slots_begin(&self) -> usize {
+    pub(crate) fn slots_begin(&self) -> usize {
         self.direct_count() + LINE_BYTES
     }
 
@@ -115,33 +127,33 @@ impl Layout {
     }
 
     /// Place of the count of calls without slots, 8 bytes.
-    pub(super) fn direct_count(&self) -> usize {
+    pub(crate) fn direct_count(&self) -> usize {
         self.table() + 8 * self.ranks * REGISTRATIONS
     }
 
     /// Place of a registration of a rank in it.
-    pub(super) fn registration(&self, rank: usize, id: u16) -> usize {
+    pub(crate) fn registration(&self, rank: usize, id: u16) -> usize {
         self.table() + 8 * (rank * REGISTRATIONS + usize::from(id))
     }
 
     /// Bytes of all slots; calls in phases cut them into areas.
-    pub(super) fn slot_memory(&self) -> usize {
+    pub(crate) fn slot_memory(&self) -> usize {
         KINDS * self.channels * self.ranks * self.slots * self.slot_bytes
     }
 
     /// Bytes of one of them.
-    pub(super) fn area_bytes(&self) -> usize {
+    pub(crate) fn area_bytes(&self) -> usize {
         self.slot_memory() / (AREAS * self.ranks) / 256 * 256
     }
 
     /// Place of a flag of the first kind and channel: 0 for a tail, 1 for a head.
-    pub(super) fn flag(&self, which: usize, peer: usize) -> usize {
+    pub(crate) fn flag(&self, which: usize, peer: usize) -> usize {
         let counters = 4 * 2 * KINDS * self.channels * MAX_RANKS;
         EPOCH_BYTES + counters + FLAG_BYTES * (which * KINDS * self.channels * MAX_RANKS + peer)
     }
 
     /// The same, for the compiler of the kernels.
-    pub(super) fn defines(&self) -> Vec<String> {
+    pub(crate) fn defines(&self) -> Vec<String> {
         [
             ("MAX_RANKS", MAX_RANKS),
             ("RANKS", self.ranks),
@@ -158,7 +170,6 @@ impl Layout {
             ("AREAS", AREAS),
             ("AREA_BYTES", self.area_bytes()),
             ("KINDS", KINDS),
-            ("MAX_STEPS", MAX_STEPS),
             ("SCATTER", 0),
             ("GATHER", 1),
             ("PAIR", 2),
@@ -169,24 +180,57 @@ impl Layout {
     }
 }
 
+/// The windows of all ranks, as one rank's kernels reach them.
+#[derive(Debug)]
+pub(crate) struct Windows {
+    pub(crate) rank: usize,
+    pub(crate) layout: Layout,
+    pub(crate) addresses: [u64; MAX_RANKS],
+    // Unmapped before ours is freed.
+    peers: Vec<PeerWindow>,
+    /// Ours, or those of all ranks of this process.
+    pub(crate) memory: Arc<Vec<Window>>,
+}
+
+impl Windows {
+    /// Those of the ranks of one process, seen by one of them.
+    pub(crate) fn within_process(rank: usize, layout: Layout, memory: &Arc<Vec<Window>>) -> Windows {
+        let mut addresses = [0; MAX_RANKS];
+        for (address, window) in addresses.iter_mut().zip(memory.iter()) {
+            *address = window.address;
+        }
+        Windows { rank, layout, addresses, peers: Vec::new(), memory: memory.clone() }
+    }
+
+    /// Address of ours.
+    pub(crate) fn own(&self) -> u64 {
+        self.addresses[self.rank]
+    }
+
+    /// Unmaps the other ranks'.
+    pub(crate) fn unmap(&mut self) {
+        self.peers.clear();
+    }
+}
+
 /// Device memory that other processes may map, a window or a registered buffer.
 #[derive(Debug)]
-pub(super) struct Window {
+pub(crate) struct Window {
     context: Arc<CudaContext>,
-    pub(super) address: sys::CUdeviceptr,
-    pub(super) bytes: usize,
+    pub(crate) address: sys::CUdeviceptr,
+    pub(crate) bytes: usize,
     /// Without: from `cuMemAlloc`, because memory of a stream-ordered pool cannot be exported by CUDA IPC.
     mapping: Option<Mapping>,
 }
 
 impl Window {
     /// Allocates and clears, for mapping by CUDA IPC or by address.
-    pub(super) fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Window> {
+    pub(crate) fn new(context: &Arc<CudaContext>, bytes: usize) -> Result<Window> {
         Self::sized(context, bytes, WINDOW)
     }
 
     /// The same for `what`.
-    pub(super) fn sized(context: &Arc<CudaContext>, bytes: usize, what: &str) -> Result<Window> {
+    pub(crate) fn sized(context: &Arc<CudaContext>, bytes: usize, what: &str) -> Result<Window> {
         // SAFETY: allocates; the address is freed once, by `drop`.
         let allocate = || unsafe { result::malloc_sync(bytes) };
         let failed = |e| not_allocated(context, bytes, what, e);
@@ -197,7 +241,7 @@ impl Window {
     }
 
     /// A window for mapping by descriptors.
-    pub(super) fn with_descriptor(context: &Arc<CudaContext>, bytes: usize) -> Result<Window> {
+    fn with_descriptor(context: &Arc<CudaContext>, bytes: usize) -> Result<Window> {
         let failed = |e| not_allocated(context, bytes, WINDOW, e);
         let mapping = Mapping::create(context, bytes).map_err(failed)?;
         let window = Window { context: context.clone(), address: mapping.address, bytes, mapping: Some(mapping) };
@@ -206,7 +250,7 @@ impl Window {
     }
 
     /// What it is mapped by, where it is made for descriptors.
-    pub(super) fn mapping(&self) -> Option<&Mapping> {
+    fn mapping(&self) -> Option<&Mapping> {
         self.mapping.as_ref()
     }
 

@@ -1,0 +1,19 @@
+// What every kernel of the collectives is given: one struct, passed by value. `args.rs` has the same; a test compares them.
+
+// One rank's input and output as the other ranks name them: the number of the registration + 1, then 48 bits of distance from
+// the begin of its allocation; 0: they do not reach it.
+struct Remote {
+    u64 input;
+    u64 output;
+};
+
+struct Args {
+    Team team;
+    const u8* input;
+    u8* output;
+    u64 bytes;  // of the whole buffer, or of a segment where there are segments
+    u64 stride; // between the segments of the input that neighbouring ranks get; 0: all get the same
+    Remote remote;
+    u32 root;
+    u32 unused;
+};

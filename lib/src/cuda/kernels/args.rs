@@ -1,0 +1,121 @@
+//! What a kernel is given, and its launch.
+
+use std::ffi::c_void;
+
+use cudarc::driver::{DriverError, sys};
+
+use crate::cuda::call::{Call, Signature};
+use crate::cuda::window::MAX_RANKS;
+use crate::wire::Collective;
+
+/// Threads of a block; the kernels are compiled for it.
+pub(crate) const THREADS: u32 = 512;
+
+/// As `struct Team` of `team.cuh`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Team {
+    pub(crate) windows: [u64; MAX_RANKS],
+    pub(crate) report: u64,
+    pub(crate) patience: u64,
+    pub(crate) call: u64,
+    pub(crate) rank: u32,
+    pub(crate) number: u32,
+}
+
+impl Team {
+    /// The team in call `number`.
+    pub(crate) fn in_call(&self, call: &Call, number: u32) -> Team {
+        Team { call: Signature::new(call).0, number, ..*self }
+    }
+}
+
+/// As `struct Remote` of `args.cuh`: how other ranks name this rank's buffers.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Remote {
+    pub(crate) input: u64,
+    pub(crate) output: u64,
+}
+
+/// As `struct Args` of `args.cuh`: the first parameter of every kernel. A family may take more behind it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Args {
+    pub(crate) team: Team,
+    pub(crate) input: u64,
+    pub(crate) output: u64,
+    pub(crate) bytes: u64,
+    pub(crate) stride: u64,
+    pub(crate) remote: Remote,
+    pub(crate) root: u32,
+    pub(crate) unused: u32,
+}
+
+impl Args {
+    pub(crate) fn new(team: Team, call: &Call) -> Args {
+        let bytes = call.bytes() as u64;
+        Args {
+            team,
+            input: call.input,
+            output: call.output,
+            bytes,
+            stride: if call.collective == Collective::AllToAll { bytes } else { 0 },
+            remote: Remote::default(),
+            root: call.root as u32,
+            unused: 0,
+        }
+    }
+}
+
+/// Puts a kernel into a stream; `more`: what its family takes behind the arguments, two things at most.
+///
+/// # Safety
+/// `more` must point to what the kernel declares behind its `Args`; the memory that all of it points to must be there until the
+/// kernel has run.
+pub(crate) unsafe fn launch(
+    function: sys::CUfunction,
+    blocks: u32,
+    stream: sys::CUstream,
+    args: &Args,
+    more: &[*const c_void],
+) -> Result<(), DriverError> {
+    let nothing = std::ptr::null_mut();
+    // The driver reads as many as the kernel declares, and writes to none.
+    let mut parameters = [(&raw const *args).cast_mut().cast(), nothing, nothing];
+    for (parameter, own) in parameters[1..].iter_mut().zip(more) {
+        *parameter = own.cast_mut();
+    }
+    // SAFETY: forwarded from the caller.
+    unsafe {
+        cudarc::driver::result::launch_kernel(function, (blocks, 1, 1), (THREADS, 1, 1), 0, stream, &mut parameters)
+    }
+}
+
+/// Size and places of the fields of a struct that kernels have too, each as CUDA C computes it and as the host has it.
+#[cfg(test)]
+macro_rules! mirrored {
+    ($host:ty as $name:literal { $($field:ident $(as $theirs:literal)?),* $(,)? }) => {{
+        #[allow(unused_mut, reason = "a name that both have needs no change")]
+        let mut all: Vec<(String, usize)> = vec![(format!("sizeof({})", $name), size_of::<$host>())];
+        $({
+            let theirs = stringify!($field);
+            $(let theirs = { let _ = theirs; $theirs };)?
+            // What `offsetof` stands for in the compiler behind NVRTC, which has no headers.
+            all.push((format!("__INTADDR__(&((({}*)0)->{theirs}))", $name), std::mem::offset_of!($host, $field)));
+        })*
+        all
+    }};
+}
+#[cfg(test)]
+pub(crate) use mirrored;
+
+#[cfg(test)]
+pub(super) fn layouts() -> Vec<(String, usize)> {
+    [
+        mirrored!(Team as "Team" { windows as "window", report, patience, call, rank, number }),
+        mirrored!(Remote as "Remote" { input, output }),
+        mirrored!(Args as "Args" { team, input, output, bytes, stride, remote, root }),
+    ]
+    .concat()
+}

@@ -1,0 +1,106 @@
+//! Kernels compiled and loaded so far.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use cudarc::driver::{CudaContext, CudaFunction, CudaModule, sys};
+
+use super::{Framing, Kernel, Module, Types, unit};
+use crate::cuda::compile::compile;
+use crate::cuda::driver::cuda;
+use crate::cuda::window::Layout;
+use crate::error::{Error, Result};
+
+/// Things that are made once each. A thread that makes one holds up those that want the same, and
+/// nobody else: loading code can make CUDA wait for kernels that run, and these may wait for a rank of this process that
+/// still has to find its kernel here.
+#[derive(Debug)]
+struct Shelf<K, V>(Mutex<HashMap<K, Arc<Mutex<Option<V>>>>>);
+
+impl<K: Eq + Hash, V: Clone> Shelf<K, V> {
+    fn new() -> Shelf<K, V> {
+        Shelf(Mutex::new(HashMap::new()))
+    }
+
+    fn get(&self, key: K, make: impl FnOnce() -> Result<V>) -> Result<V> {
+        let place = self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default().clone();
+        let mut place = place.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(value) = place.as_ref() {
+            return Ok(value.clone());
+        }
+        Ok(place.insert(make()?).clone())
+    }
+}
+
+/// What has been compiled and loaded for one device.
+#[derive(Debug)]
+pub(crate) struct Kernels {
+    context: Arc<CudaContext>,
+    layout: Layout,
+    capability: (i32, i32),
+    modules: Shelf<Module, Arc<CudaModule>>,
+    functions: Shelf<(Kernel, Types), Function>,
+}
+
+/// A handle, and what keeps it.
+#[derive(Debug, Clone)]
+struct Function {
+    handle: sys::CUfunction,
+    _loaded: CudaFunction,
+}
+
+// SAFETY: a CUfunction is a handle that the driver lets any thread use; it lives as long as the CudaFunction beside it.
+unsafe impl Send for Function {}
+
+/// Those of this process, by context and layout. One set for all communicators of a device: loading code can make CUDA wait for
+/// kernels that run, and a kernel that waits for a rank whose code is being loaded would wait for ever.
+static SHARED: Mutex<Vec<Weak<Kernels>>> = Mutex::new(Vec::new());
+
+impl Kernels {
+    pub(crate) fn shared(context: &Arc<CudaContext>, layout: Layout) -> Result<Arc<Kernels>> {
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        shared.retain(|one| one.strong_count() > 0);
+        let same = |one: &Arc<Kernels>| one.context == *context && one.layout == layout;
+        if let Some(kernels) = shared.iter().filter_map(Weak::upgrade).find(same) {
+            return Ok(kernels);
+        }
+        let kernels = Arc::new(Kernels::new(context, layout)?);
+        shared.push(Arc::downgrade(&kernels));
+        Ok(kernels)
+    }
+
+    fn new(context: &Arc<CudaContext>, layout: Layout) -> Result<Kernels> {
+        let capability = context
+            .compute_capability()
+            .map_err(|e| cuda("DeviceComm", "asking for the device's compute capability", e))?;
+        Ok(Kernels { context: context.clone(), layout, capability, modules: Shelf::new(), functions: Shelf::new() })
+    }
+
+    /// The function of `kernel`, compiled if it is not there yet.
+    pub(crate) fn function(&self, kernel: Kernel, types: Types) -> Result<sys::CUfunction> {
+        self.functions.get((kernel, types), || self.load(kernel, types)).map(|function| function.handle)
+    }
+
+    fn load(&self, kernel: Kernel, types: Types) -> Result<Function> {
+        let source = kernel
+            .source()
+            .ok_or_else(|| Error::invalid("loading kernels", format!("there is no kernel {}", kernel.name())))?;
+        let which = Module { files: source.files, direct: kernel.framing == Framing::Direct, types };
+        let module = self.modules.get(which, || {
+            let (name, text, defines) = unit(&self.layout, source, which);
+            let ptx = compile(&name, &text, &defines, self.capability)?;
+            let failed = |e| cuda("loading kernels", name.clone(), e);
+            self.context.bind_to_thread().map_err(failed)?;
+            self.context.load_module(ptx).map_err(failed)
+        })?;
+        let name = kernel.name();
+        let function = module.load_function(&name).map_err(|e| cuda("loading kernels", name.as_str(), e))?;
+        let handle = function.cu_function();
+        // The driver loads a function's code when it is first used; asking for an attribute is a use.
+        let asked = function.get_attribute(sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_NUM_REGS);
+        let registers = asked.map_err(|e| cuda("loading kernels", name.as_str(), e))?;
+        log::debug!("{name}: {registers} registers");
+        Ok(Function { handle, _loaded: function })
+    }
+}

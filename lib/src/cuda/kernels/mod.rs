@@ -1,0 +1,280 @@
+//! The kernels: each *family* (what is done) with the *framings* (how data cross the link) that it has.
+//!
+//! | file | idea |
+//! | --- | --- |
+//! | this one | the table of all kernels, and their sources |
+//! | `cache` | kernels compiled and loaded, by device |
+//! | `args` | what a kernel is given, and its launch |
+
+mod args;
+mod cache;
+
+#[cfg(test)]
+pub(crate) use args::mirrored;
+pub(crate) use args::{Args, Remote, THREADS, Team, launch};
+pub(crate) use cache::Kernels;
+
+use super::window::Layout;
+use crate::dtype::{DType, ReduceOp};
+use crate::wire::Collective;
+
+/// How data cross the link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Framing {
+    /// Slots, with a counter behind the data.
+    Simple,
+    /// Lines, with flags beside the data.
+    Ll,
+    Ll128,
+    /// From one rank's buffer into another's.
+    Direct,
+}
+
+impl Framing {
+    fn name(self) -> &'static str {
+        match self {
+            Framing::Simple => "simple",
+            Framing::Ll => "ll",
+            Framing::Ll128 => "ll128",
+            Framing::Direct => "direct",
+        }
+    }
+}
+
+/// One function of the sources.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Kernel {
+    pub(crate) family: Family,
+    pub(crate) framing: Framing,
+}
+
+/// Whether a family combines values: it is compiled for an element type and an operator then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Work {
+    Reduces,
+    Moves,
+    /// As the collective does.
+    Either,
+}
+
+/// A module's sources, behind [`COMMON`]. Few kernels are in one: a program that calls one collective of one type should not wait
+/// for the compiler of all.
+#[derive(Debug, Clone, Copy)]
+struct Source {
+    files: &'static str,
+    text: &'static str,
+}
+
+/// Files of this folder, one behind the other.
+macro_rules! text {
+    ($($file:literal)+) => { concat!($(include_str!($file)),+) };
+}
+
+/// The framings of a family that are compiled together, and of which files.
+type Modules = &'static [(&'static [Framing], Source)];
+
+macro_rules! families {
+    ($($family:ident $name:literal $work:ident: $([$($framing:ident)+] $($file:literal)+),+;)*) => {
+        /// What a kernel does.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+        pub(crate) enum Family { $($family),* }
+
+        impl Family {
+            fn row(self) -> (&'static str, Work, Modules) {
+                match self {
+                    $(Family::$family => ($name, Work::$work, &[$((
+                        &[$(Framing::$framing),+],
+                        Source { files: concat!($($file, " "),+), text: text!($($file)+) },
+                    )),+])),*
+                }
+            }
+        }
+
+        impl Kernel {
+            #[cfg(test)]
+            const ALL: &[Kernel] =
+                &[$($($(Kernel { family: Family::$family, framing: Framing::$framing }),+),+),*];
+        }
+    };
+}
+
+families! {
+    AllReduceOneShot "all_reduce_one_shot" Reduces:
+        [Simple Ll Ll128] "reduce_slots.cuh" "reduce_scatter.cu";
+    AllReduceTwoShot "all_reduce_two_shot" Reduces:
+        [Simple] "reduce_slots.cuh" "all_reduce_two_shot.cu",
+        [Ll Ll128] "reduce_slots.cuh" "all_reduce_two_shot_ll.cu",
+        // Where a buffer is not registered it takes the slots; between two ranks those of reduce_scatter.
+        [Direct] "reduce_slots.cuh" "reduce_buffers.cuh" "reduce_scatter.cu" "all_reduce_two_shot.cu";
+    ReduceScatter "reduce_scatter" Reduces:
+        [Simple Ll Ll128] "reduce_slots.cuh" "reduce_scatter.cu",
+        [Direct] "reduce_slots.cuh" "reduce_buffers.cuh" "reduce_scatter.cu";
+    Reduce "reduce" Reduces:
+        [Simple Ll Ll128] "reduce_slots.cuh" "reduce.cu",
+        [Direct] "reduce_slots.cuh" "reduce_buffers.cuh" "reduce.cu";
+    ReduceTwoShot "reduce_two_shot" Reduces:
+        [Ll Ll128] "reduce_slots.cuh" "reduce_two_shot_ll.cu";
+    Broadcast "broadcast" Moves:
+        [Simple Ll Ll128 Direct] "broadcast.cu";
+    Exchange "exchange" Moves:
+        [Simple Ll Ll128 Direct] "exchange.cu";
+    SendRecv "send_recv" Moves: [Simple] "send_recv.cu";
+    Schedule "schedule" Either: [Simple Ll] "primitives.cuh" "schedule.cu";
+    PhasedPush "phased_push" Moves: [Simple] "phased.cu";
+    PhasedTake "phased_take" Moves: [Simple] "phased.cu";
+    PhasedSignal "phased_signal" Moves: [Simple] "phased.cu";
+    PhasedCompare "phased_compare" Moves: [Simple] "phased.cu";
+    PhasedReduce "phased_reduce" Reduces: [Simple] "reduce_slots.cuh" "phased.cu";
+}
+
+/// Ahead of every module's own files.
+const COMMON: &str = text!("types.cuh" "memory.cuh" "subgroups.cuh" "team.cuh" "args.cuh" "ll.cuh" "ll128.cuh" "fifo.cuh"
+    "pieces.cuh" "direct.cuh");
+
+/// What a kernel is compiled for, if it combines values.
+pub(crate) type Types = Option<(DType, ReduceOp)>;
+
+impl Kernel {
+    pub(crate) fn new(family: Family, framing: Framing) -> Kernel {
+        Kernel { family, framing }
+    }
+
+    /// The function's name: the family's and the framing's, or the family's alone where it has one framing.
+    fn name(self) -> String {
+        let (name, _, modules) = self.family.row();
+        match modules {
+            [([_], _)] => name.to_owned(),
+            _ => format!("{name}_{}", self.framing.name()),
+        }
+    }
+
+    fn source(self) -> Option<Source> {
+        let (_, _, modules) = self.family.row();
+        modules.iter().find(|(framings, _)| framings.contains(&self.framing)).map(|(_, source)| *source)
+    }
+
+    /// Whether the family has this framing.
+    pub(crate) fn exists(self) -> bool {
+        self.source().is_some()
+    }
+
+    /// Whether it combines values in a call of `collective`.
+    pub(crate) fn reduces(self, collective: Collective) -> bool {
+        match self.family.row().1 {
+            Work::Reduces => true,
+            Work::Moves => false,
+            Work::Either => collective.reduces(),
+        }
+    }
+}
+
+/// What of the sources is compiled at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Module {
+    files: &'static str,
+    direct: bool,
+    types: Types,
+}
+
+/// Name and text of the source of a module, and the compiler's definitions.
+fn unit(layout: &Layout, source: Source, module: Module) -> (String, String, Vec<String>) {
+    let mut defines = layout.defines();
+    defines.push(format!("-DTHREADS={THREADS}"));
+    let mut name = source.files.trim_end().to_owned();
+    if module.direct {
+        defines.push("-DDIRECT".to_owned());
+        name.push_str(" (direct)");
+    }
+    if let Some((dtype, op)) = module.types {
+        defines.push(format!("-DDTYPE={}", dtype as u8));
+        defines.push(format!("-DOP={}", op as u8));
+        name.push_str(&format!(" of {dtype}, {op}"));
+    }
+    (name, [COMMON, source.text].concat(), defines)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::*;
+    use crate::cuda::compile::compile;
+    use crate::{Config, Error};
+
+    #[test]
+    fn every_kernel_is_in_its_source_once() {
+        for kernel in Kernel::ALL {
+            let text = kernel.source().unwrap().text;
+            // In a line of its own or behind its type: reduce_direct is another than all_reduce_two_shot_direct.
+            let begins = ["\n", "void "].map(|before| {
+                text.matches(&format!("{before}{}(const __grid_constant__ Args args", kernel.name())).count()
+            });
+            assert_eq!(begins.iter().sum::<usize>(), 1, "{kernel:?}");
+        }
+    }
+
+    /// Compiles; false where there is no compiler.
+    fn compiles(name: &str, text: &str, defines: &[String]) -> bool {
+        match compile(name, text, defines, (9, 0)) {
+            Ok(_) => true,
+            Err(error @ Error::Unsupported { .. }) => {
+                eprintln!("SKIPPED: compiling {name}: {error}");
+                false
+            }
+            Err(error) => panic!("{name}: {error}"),
+        }
+    }
+
+    /// Compiles for Hopper: each element type, each operator. NVRTC needs no GPU.
+    #[test]
+    fn every_source_compiles() {
+        let layout = Layout::new(4, 1, &Config::default());
+        let all = DType::ALL.into_iter().enumerate().map(|(i, dtype)| {
+            let ops: Vec<ReduceOp> = ReduceOp::ALL.into_iter().filter(|op| op.applies_to(dtype)).collect();
+            Some((dtype, ops[i % ops.len()]))
+        });
+        let all: Vec<Types> = all.collect();
+        let mut modules = HashMap::new();
+        for kernel in Kernel::ALL {
+            let source = kernel.source().unwrap();
+            let types = match kernel.family.row().1 {
+                Work::Reduces => all.clone(),
+                Work::Moves => vec![None],
+                Work::Either => [vec![None], all.clone()].concat(),
+            };
+            for types in types {
+                modules
+                    .insert(Module { files: source.files, direct: kernel.framing == Framing::Direct, types }, source);
+            }
+        }
+        for (module, source) in modules {
+            let (name, text, defines) = unit(&layout, source, module);
+            if !compiles(&name, &text, &defines) {
+                return;
+            }
+        }
+    }
+
+    /// What the host passes is what the kernels take: sizes, and places of the fields.
+    #[test]
+    fn structs_are_laid_out_alike() {
+        use crate::cuda::{path_check, peer, phased, report};
+        let files = [
+            (text!("primitives.cuh"), [args::layouts(), peer::layouts(), report::layouts()].concat()),
+            (text!("send_recv.cu"), peer::pair_layouts()),
+            (text!("phased.cu"), phased::layouts()),
+            (text!("path_check.cu"), path_check::layouts()),
+        ];
+        for (i, (text, layouts)) in files.into_iter().enumerate() {
+            let asserts: String = layouts
+                .iter()
+                .map(|(what, bytes)| format!("static_assert({what} == {bytes}, \"the host has {bytes}\");\n"))
+                .collect();
+            let mut defines = Layout::new(4, 1, &Config::default()).defines();
+            defines.push(format!("-DTHREADS={THREADS}"));
+            if !compiles(&format!("layouts {i}"), &[COMMON, text, &asserts].concat(), &defines) {
+                return;
+            }
+        }
+    }
+}

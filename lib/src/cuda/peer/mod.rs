@@ -1,0 +1,170 @@
+//! Calls by kernels that read and write the other ranks' memory, and wait for each other.
+//!
+//! | file | idea |
+//! | --- | --- |
+//! | this one | a call as the launch of a kernel |
+//! | `select` | which kernel, and how many blocks of it, for which size |
+//! | `decide` | what the settings ask for instead |
+//! | `chooser` | both, for one communicator |
+//! | `schedules`, `program` | collectives by the schedules that the CPU executes |
+//! | `registry` | buffers that calls use where they are |
+
+mod chooser;
+mod decide;
+mod program;
+mod registry;
+mod schedules;
+mod select;
+
+use std::sync::Arc;
+
+pub(crate) use chooser::Chooser;
+pub use decide::Reason;
+use program::Cut;
+pub use registry::Registration;
+pub(crate) use registry::{Registry, register_all};
+pub use select::{Choice, Framing, Protocol};
+
+use super::call::{Call, End, unsupported};
+use super::driver::cuda;
+use super::kernels::{Args, Family, Framing as KernelFraming, Kernel, Kernels, Remote, Team, launch};
+use super::path::{DataPath, Path, Turn};
+use super::report::Report;
+use crate::comm::Comm;
+use crate::error::{Error, Result};
+use crate::wire::Collective;
+
+/// The peer path of one rank.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    pub(crate) kernels: Arc<Kernels>,
+    pub(crate) team: Team,
+    pub(crate) report: Arc<Report>,
+    pub(crate) chooser: Arc<Chooser>,
+}
+
+/// As `struct Message` of `kernels/send_recv.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct Message {
+    at: u64,
+    bytes: u64,
+    remote: u64,
+    peer: u32,
+    channels: u32,
+    direct: u32,
+    unused: u32,
+}
+
+/// As `struct Messages` there.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct Messages {
+    to: Message,
+    from: Message,
+}
+
+impl Peer {
+    /// How other ranks name the buffers of a call.
+    fn remote(&self, call: &Call) -> Remote {
+        let bytes = call.bytes() as u64;
+        let all = bytes * self.chooser.layout.ranks as u64;
+        let (input, output) = match call.collective {
+            Collective::AllGather => (bytes, all),
+            Collective::ReduceScatter => (all, bytes),
+            Collective::AllToAll => (all, all),
+            _ => (bytes, bytes),
+        };
+        let registry = &self.chooser.registry;
+        Remote { input: registry.remote(call.input, input), output: registry.remote(call.output, output) }
+    }
+
+    fn message(&self, end: Option<End>) -> Message {
+        let (at, bytes, peer) = end.unwrap_or((0, 0, self.chooser.layout.ranks));
+        let (bytes, registry) = (bytes as u64, &self.chooser.registry);
+        let direct = registry.is_used() && bytes >= select::DIRECT_MESSAGE;
+        let channels = end.map_or(0, |_| select::pair_channels(&self.chooser.layout, bytes));
+        // That of the receiver counts.
+        let remote = if direct { registry.remote(at, bytes) } else { 0 };
+        Message { at, bytes, remote, peer: peer as u32, channels, direct: direct.into(), unused: 0 }
+    }
+}
+
+impl DataPath for Peer {
+    fn path(&self) -> Path {
+        Path::Peer
+    }
+
+    fn bytes(&self) -> usize {
+        self.chooser.layout.bytes()
+    }
+
+    fn chooser(&self) -> Option<&Chooser> {
+        Some(&self.chooser)
+    }
+
+    unsafe fn carry(&self, turn: Turn, call: &Call, choice: Choice) -> Result<()> {
+        let (op, layout) = (call.collective.name(), &self.chooser.layout);
+        let scheduled = match choice.protocol {
+            Protocol::Schedule(algorithm, framing) => {
+                Some(self.chooser.schedules.of(call, algorithm, framing, choice.blocks)?)
+            }
+            _ if select::fits(layout, call.collective, choice, call.bytes()) => None,
+            _ => return Err(Error::invalid(op, format!("{} bytes do not fit {choice:?}", call.bytes()))),
+        };
+        let kernel = select::kernel(call.collective, choice.protocol, layout.ranks)
+            .ok_or_else(|| unsupported(call.collective))?;
+        let types = kernel.reduces(call.collective).then_some((call.dtype, call.op));
+        let function = self.kernels.function(kernel, types)?;
+        let mut args = Args::new(self.team.in_call(call, turn.number), call);
+        if choice.protocol == Protocol::Direct {
+            args.remote = self.remote(call);
+        }
+        let blocks = scheduled.as_ref().map_or(choice.blocks, |(compiled, _)| compiled.channels as u32);
+        // SAFETY: kernels of schedules declare a program and a cut, others nothing more; the buffers are the caller's word.
+        unsafe {
+            match &scheduled {
+                None => launch(function, blocks, turn.stream, &args, &[]),
+                Some((compiled, partition)) => {
+                    let cut = Cut::new(partition);
+                    let more = [(&raw const compiled.program).cast(), (&raw const cut).cast()];
+                    launch(function, blocks, turn.stream, &args, &more)
+                }
+            }
+        }
+        .map_err(|e| cuda(op, format!("launching {blocks} blocks"), e))
+    }
+
+    unsafe fn carry_pair(&self, turn: Turn, call: &Call, to: Option<End>, from: Option<End>) -> Result<()> {
+        let function = self.kernels.function(Kernel::new(Family::SendRecv, KernelFraming::Simple), None)?;
+        let args = Args { team: self.team.in_call(call, turn.number), ..Args::default() };
+        let messages = Messages { to: self.message(to), from: self.message(from) };
+        let blocks = messages.to.channels + messages.from.channels;
+        // SAFETY: the kernel declares `Messages`; the buffers are the caller's word.
+        unsafe { launch(function, blocks, turn.stream, &args, &[(&raw const messages).cast()]) }
+            .map_err(|e| cuda("send/recv", format!("launching {blocks} blocks"), e))
+    }
+
+    fn check(&self, host: Option<&Comm>) -> Result<()> {
+        self.report.check(host)
+    }
+
+    fn abort(&self, error: Error) {
+        self.report.abort(error);
+    }
+}
+
+#[cfg(test)]
+pub(super) fn layouts() -> Vec<(String, usize)> {
+    program::layouts()
+}
+
+#[cfg(test)]
+pub(super) fn pair_layouts() -> Vec<(String, usize)> {
+    use super::kernels::mirrored;
+    [
+        mirrored!(Message as "Message" { at, bytes, remote, peer, channels, direct }),
+        mirrored!(Messages as "Messages" { to, from }),
+    ]
+    .concat()
+}
