@@ -29,7 +29,7 @@ pub mod transport;
 pub use comm::Comm;
 pub use config::Config;
 pub use secret::Secret;
-pub use tinynccl_plan::{DType, Element, Error, F8E4M3, F8E5M2, ReduceOp, Result};
+pub use tinynccl_plan::{Call, DType, Element, Error, F8E4M3, F8E5M2, ReduceOp, Result};
 #[doc(inline)]
 pub use tinynccl_plan::{algorithm, dtype, error, float8, schedule, simulate, wire};
 

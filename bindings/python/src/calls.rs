@@ -1,50 +1,17 @@
 //! Checked calls: Python's arguments as types, lengths and addresses, with the objects that keep the memory alive.
 
-use std::ops::Range;
-
 use pyo3::prelude::*;
 use tinynccl::comm::RawCall;
 use tinynccl::wire::Collective;
-use tinynccl::{DType, ReduceOp};
+use tinynccl::{Call, DType, ReduceOp};
 
 use crate::errors::invalid;
 use crate::exporters::{memory, type_name};
 use crate::memory::{Device, Kind, Memory};
 
-/// The operation; counts are in elements of the call's type.
-#[derive(Debug, Clone)]
-pub(crate) enum What {
-    /// As [`RawCall::collective`] counts.
-    Even {
-        collective: Collective,
-        op: ReduceOp,
-        root: usize,
-        count: usize,
-    },
-    Send {
-        peer: usize,
-        count: usize,
-    },
-    Recv {
-        peer: usize,
-        count: usize,
-    },
-    AllToAllV {
-        send: Vec<Range<usize>>,
-        recv: Vec<Range<usize>>,
-    },
-    AllGatherV {
-        count: usize,
-        recv: Vec<Range<usize>>,
-    },
-}
-
 /// A call that can be made.
 pub(crate) struct Prepared {
-    pub(crate) what: What,
-    pub(crate) dtype: DType,
-    pub(crate) input: usize,
-    pub(crate) output: usize,
+    pub(crate) raw: RawCall,
     pub(crate) device: Device,
     /// The stream that the memory's owner named.
     pub(crate) stream: Option<u64>,
@@ -54,37 +21,17 @@ pub(crate) struct Prepared {
 impl Prepared {
     /// A barrier of the ranks' processes.
     pub(crate) fn barrier() -> Prepared {
-        let what = What::Even { collective: Collective::Barrier, op: ReduceOp::Sum, root: 0, count: 0 };
-        Prepared { what, dtype: DType::U8, input: 0, output: 0, device: Device::Host, stream: None, keep: Vec::new() }
+        let raw = RawCall::new(Call::of(Collective::Barrier), std::ptr::null(), std::ptr::null_mut());
+        Prepared { raw, device: Device::Host, stream: None, keep: Vec::new() }
     }
 
     pub(crate) fn name(&self) -> &'static str {
-        match &self.what {
-            What::Even { collective, .. } => collective.name(),
-            What::Send { .. } => "send",
-            What::Recv { .. } => "recv",
-            What::AllToAllV { .. } => "all_to_all",
-            What::AllGatherV { .. } => "all_gather",
-        }
+        self.raw.name().trim_end_matches("_v")
     }
 
     /// Bytes of the call's memory.
     pub(crate) fn bytes(&self) -> usize {
         self.keep.iter().map(|memory| memory.count * memory.kind.size()).max().unwrap_or(0)
-    }
-
-    /// The call of the host's communicator.
-    pub(crate) fn raw(&self) -> RawCall {
-        let (input, output) = (self.input as *const u8, self.output as *mut u8);
-        match self.what.clone() {
-            What::Even { collective, op, root, count } => {
-                RawCall::collective(collective, self.dtype, op, root, count, input, output)
-            }
-            What::Send { peer, count } => RawCall::send(self.dtype, count, input, peer),
-            What::Recv { peer, count } => RawCall::recv(self.dtype, count, output, peer),
-            What::AllToAllV { send, recv } => RawCall::all_to_all_v(self.dtype, input, send, output, recv),
-            What::AllGatherV { count, recv } => RawCall::all_gather_v(self.dtype, count, input, output, recv),
-        }
     }
 }
 
@@ -195,11 +142,10 @@ impl Asker<'_> {
         let count = self.count(collective, input.map(|m| m.count), output.map(|m| m.count))?;
         let (dtype, scale, op) = self.wire(any.kind, op)?;
         let at = |memory: Option<&Memory>| memory.map_or(0, |m| m.at);
+        let call = Call::new(collective, dtype, op, root, count * scale);
+        // A rank that only receives has no input, one that only sends no output: devices take the other for it.
         Ok(Prepared {
-            what: What::Even { collective, op, root, count: count * scale },
-            dtype,
-            input: at(input),
-            output: at(output),
+            raw: RawCall::new(call, at(input.or(output)) as *const u8, at(output.or(input)) as *mut u8),
             device: any.device,
             stream: any.stream,
             keep: input_memory.into_iter().chain(output_memory).collect(),
@@ -238,9 +184,11 @@ impl Asker<'_> {
         let memory = self.memory("buffer", data, !sends)?;
         let (dtype, scale, _) = self.wire(memory.kind, None)?;
         let count = memory.count * scale;
-        let what = if sends { What::Send { peer, count } } else { What::Recv { peer, count } };
-        let (at, device, stream) = (memory.at, memory.device, memory.stream);
-        Ok(Prepared { what, dtype, input: at, output: at, device, stream, keep: vec![memory] })
+        let raw = match sends {
+            true => RawCall::new(Call::send(dtype, peer, count), memory.at as *const u8, std::ptr::null_mut()),
+            false => RawCall::new(Call::recv(dtype, peer, count), std::ptr::null(), memory.at as *mut u8),
+        };
+        Ok(Prepared { raw, device: memory.device, stream: memory.stream, keep: vec![memory] })
     }
 
     /// A collective with a length per pair of ranks: lengths of the outgoing segments (none: all of the input goes to
@@ -273,19 +221,12 @@ impl Asker<'_> {
             let scaled: Vec<usize> = splits.iter().map(|&one| one * scale).collect();
             tinynccl::comm::packed(&scaled)
         };
-        let what = match send {
-            Some(send) => What::AllToAllV { send: ranges(send), recv: ranges(recv) },
-            None => What::AllGatherV { count: input.count * scale, recv: ranges(recv) },
+        let (from, to) = (input.at as *const u8, output.at as *mut u8);
+        let raw = match send {
+            Some(send) => RawCall::all_to_all_v(dtype, from, ranges(send), to, ranges(recv)),
+            None => RawCall::all_gather_v(dtype, input.count * scale, from, to, ranges(recv)),
         };
-        Ok(Prepared {
-            what,
-            dtype,
-            input: input.at,
-            output: output.at,
-            device: input.device,
-            stream: input.stream,
-            keep: vec![input, output],
-        })
+        Ok(Prepared { raw, device: input.device, stream: input.stream, keep: vec![input, output] })
     }
 }
 

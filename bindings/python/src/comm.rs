@@ -140,7 +140,7 @@ impl Comm {
     ) -> PyResult<Option<Made>> {
         // Behind calls in flight a blocking one waits in slices, too.
         if async_op || !live.comm.is_idle() {
-            let raw = calls.iter().map(Prepared::raw).collect();
+            let raw = calls.iter().map(|call| call.raw.clone()).collect();
             let short = calls.iter().map(Prepared::bytes).sum::<usize>() <= SHORT;
             let shared = Shared::new(calls.into_iter().flat_map(|call| call.keep).collect());
             let completed = shared.clone();
@@ -158,11 +158,11 @@ impl Comm {
             return work.finish(py, None).map(|()| None);
         }
         if let [one] = calls.as_slice() {
-            let raw = [one.raw()];
+            let raw = [one.raw.clone()];
             // SAFETY: lengths were checked against the memory; `calls` keeps it until this has returned.
             return waiting(py, || unsafe { live.comm.run_raw(&raw) }).map(|()| None);
         }
-        let raw: Vec<_> = calls.iter().map(Prepared::raw).collect();
+        let raw: Vec<_> = calls.iter().map(|call| call.raw.clone()).collect();
         // SAFETY: as above.
         waiting(py, || unsafe { live.comm.run_raw(&raw) }).map(|()| None)
     }

@@ -10,12 +10,14 @@
 //! | [`float8`], [`dtype`] | element types and operators |
 //! | [`wire`] | names of collectives and algorithms; the header of a message |
 //! | [`error`](mod@error) | the one error type |
+//! | [`call`] | the one description of a call |
 //! | [`schedule`] | a collective as data: its steps, proved, played, drawn |
 //! | [`algorithm`] | from a call to a schedule |
 //! | [`topology`] | who reaches whom, what a schedule costs, which algorithm to take |
 //! | [`simulate`] | the same schedules on machines that need not exist |
 
 pub mod algorithm;
+pub mod call;
 pub mod dtype;
 pub mod error;
 pub mod float8;
@@ -24,6 +26,7 @@ pub mod simulate;
 pub mod topology;
 pub mod wire;
 
+pub use call::Call;
 pub use dtype::{DType, Element, ReduceOp};
 pub use error::{Error, Result};
 pub use float8::{F8E4M3, F8E5M2};

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use super::call::Call;
+use super::bound::Bound;
 use super::table::{asked, collectives};
 use super::{Comm, Inner, OwnedBuffer, Work};
+use crate::Call;
 use crate::dtype::ReduceOp;
 use crate::error::Result;
-use crate::executor::CallKey;
 use crate::trace::{self, Span};
 
 impl Comm {
@@ -15,7 +15,7 @@ impl Comm {
     pub(super) fn submit<B: Send + 'static>(
         &self,
         buffers: B,
-        prepare: impl FnOnce(&Inner, &mut B) -> Result<Call> + Send + 'static,
+        prepare: impl FnOnce(&Inner, &mut B) -> Result<Bound> + Send + 'static,
     ) -> Result<Work<B>> {
         // SAFETY: the buffers belong to the job until the call is complete, and nobody else sees them.
         self.submit_with(buffers, prepare, |inner, call| unsafe { inner.execute(call, true) })
@@ -25,14 +25,14 @@ impl Comm {
     pub(crate) fn submit_with<B: Send + 'static>(
         &self,
         buffers: B,
-        prepare: impl FnOnce(&Inner, &mut B) -> Result<Call> + Send + 'static,
-        carry_out: impl FnOnce(&Inner, &Call) -> Result<()> + Send + 'static,
+        prepare: impl FnOnce(&Inner, &mut B) -> Result<Bound> + Send + 'static,
+        carry_out: impl FnOnce(&Inner, &Bound) -> Result<()> + Send + 'static,
     ) -> Result<Work<B>> {
         let queued = self.inner.state.trace.as_ref().map(|_| trace::now());
         self.submit_job(buffers, move |inner, buffers| {
             let call = prepare(inner, buffers)?;
             if let (Some(trace), Some(queued)) = (&inner.state.trace, queued) {
-                let CallKey { collective, count, dtype, .. } = call.key;
+                let Call { collective, count, dtype, .. } = call.call;
                 let bytes = (count * dtype.size()) as u64;
                 trace.span(queued, Span::Queued { collective: collective as u8, bytes });
             }

@@ -1,12 +1,13 @@
 //! Several calls as one pass of the executor.
 
-use super::call::Call;
+use super::bound::Bound;
 use super::lock;
 use super::pack::{self, Unit};
 use super::run::Turn;
 use super::{Engine, Inner, p2p};
+use crate::Call;
 use crate::error::{Error, Result};
-use crate::executor::{self, Buffers, CallKey, Plan, Task, Transfers};
+use crate::executor::{self, Buffers, Plan, Task, Transfers};
 use crate::wire::{Algorithm, Collective, Header};
 
 use std::sync::Arc;
@@ -16,13 +17,13 @@ impl Inner {
     ///
     /// # Safety
     /// As [`executor::run`]: every call's buffers must be as large as the call says, and valid until this returns.
-    pub(crate) unsafe fn batch(&self, op: &str, calls: &[Call], background: bool) -> Result<()> {
+    pub(crate) unsafe fn batch(&self, op: &str, calls: &[Bound], background: bool) -> Result<()> {
         self.state.check(|| op.to_owned())?;
         if calls.is_empty() {
             return Ok(());
         }
         let mut engine = lock(&self.engine);
-        if calls.iter().any(|call| call.key.collective != Collective::SendRecv) {
+        if calls.iter().any(|call| call.collective != Collective::SendRecv) {
             self.open_board(&mut engine)?;
         }
         self.open_messages(&mut engine, calls)?;
@@ -43,27 +44,27 @@ impl Inner {
     ///
     /// # Safety
     /// As [`Inner::batch`].
-    pub(super) unsafe fn send_recv(&self, calls: &[Call; 2]) -> Result<()> {
+    pub(super) unsafe fn send_recv(&self, calls: &[Bound; 2]) -> Result<()> {
         let [send, recv] = calls;
         self.state.check(|| "send_recv".to_owned())?;
         {
             let mut engine = lock(&self.engine);
             self.open_messages(&mut engine, calls)?;
-            let place = self.prepare(&mut engine, &send.key)?;
-            let seq = engine.next_seq(&send.key, self.state.rank);
+            let place = self.prepare(&mut engine, &send.call)?;
+            let seq = engine.next_seq(&send.call, self.state.rank);
             let Engine { links, routes, workspace, .. } = &mut *engine;
             let plan = routes[place].1.plan()?;
             let task = Task { plan, buffers: send.buffers, header: Header { seq, ..plan.header } };
             // SAFETY: forwarded from the caller.
             if workspace.recorder.is_none() && unsafe { executor::one_message(&task, links, 1) } {
-                let seq = engine.next_seq(&recv.key, self.state.rank);
+                let seq = engine.next_seq(&recv.call, self.state.rank);
                 // SAFETY: forwarded from the caller.
                 return unsafe {
-                    self.over_links(&mut engine, &recv.key, Turn { seq, before: 0 }, recv.buffers, false)
+                    self.over_links(&mut engine, &recv.call, Turn { seq, before: 0 }, recv.buffers, false)
                 };
             }
             // Nothing was sent: the number is free again.
-            let counter = &mut engine.sent[send.key.peer];
+            let counter = &mut engine.sent[send.peer];
             *counter = counter.wrapping_sub(1);
         }
         // SAFETY: forwarded from the caller.
@@ -76,7 +77,7 @@ impl Inner {
         &self,
         engine: &mut Engine,
         units: &[Unit],
-        calls: &[Call],
+        calls: &[Bound],
         memory: *mut u64,
         background: bool,
     ) -> Result<()> {
@@ -89,9 +90,9 @@ impl Inner {
             plans.push(match unit {
                 Unit::Call(index) => self.planned(engine, &calls[*index], None)?,
                 Unit::Pack(pack) => {
-                    let key = CallKey { count: pack.count, whole: pack.count, ..calls[pack.calls[0]].key };
+                    let first = &calls[pack.calls[0]];
                     let buffers = Buffers { input: packed, output: packed };
-                    let call = Call { key, buffers, transfers: None };
+                    let call = Bound::new(first.with_count(first.dtype, pack.count), buffers);
                     let planned = self.planned(engine, &call, Some(pack.digest(calls)))?;
                     // SAFETY: by the caller.
                     unsafe { pack.gather(calls, packed) };
@@ -117,30 +118,29 @@ impl Inner {
     }
 
     /// Opens all links of messages point to point first, in the order that cannot deadlock, whatever the order of the calls.
-    fn open_messages(&self, engine: &mut Engine, calls: &[Call]) -> Result<()> {
-        let messages = calls.iter().filter(|call| call.key.collective == Collective::SendRecv);
-        let other = |key: &CallKey| if key.root == self.state.rank { key.peer } else { key.root };
-        if messages.clone().all(|call| engine.links.get(p2p::CHANNEL, other(&call.key)).is_some()) {
+    fn open_messages(&self, engine: &mut Engine, calls: &[Bound]) -> Result<()> {
+        let messages = calls.iter().filter(|call| call.collective == Collective::SendRecv);
+        if messages.clone().all(|call| engine.links.get(p2p::CHANNEL, call.partner(self.state.rank)).is_some()) {
             return Ok(());
         }
-        self.open(engine, messages.map(|call| (p2p::CHANNEL, other(&call.key))))
+        self.open(engine, messages.map(|call| (p2p::CHANNEL, call.partner(self.state.rank))))
     }
 
     /// The next call's plan, header and buffers; `lengths` is what a pack says of its calls.
-    fn planned(&self, engine: &mut Engine, call: &Call, lengths: Option<u32>) -> Result<(Arc<Plan>, Header, Buffers)> {
-        let seq = engine.next_seq(&call.key, self.state.rank);
+    fn planned(&self, engine: &mut Engine, call: &Bound, lengths: Option<u32>) -> Result<(Arc<Plan>, Header, Buffers)> {
+        let seq = engine.next_seq(&call.call, self.state.rank);
         let mut turn = Turn { seq, before: 0 };
-        if call.key.collective != Collective::SendRecv {
-            let header = turn.of(&call.key.header(self.state.id, Algorithm::Direct));
+        if call.collective != Collective::SendRecv {
+            let header = turn.of(&call.header(self.state.id, Algorithm::Direct));
             let op = if call.transfers.is_some() { Header::UNEVEN } else { header.op };
             let digests = self.state.progress.start(&Header { op, root: lengths.unwrap_or(header.root), ..header });
             engine.board.made(&digests);
             turn.before = digests.before;
         }
         let plan = match &call.transfers {
-            Some(transfers) => Arc::new(self.compile_transfers(engine, &call.key, transfers)?),
+            Some(transfers) => Arc::new(self.compile_transfers(engine, &call.call, transfers)?),
             None => {
-                let place = self.prepare(engine, &call.key)?;
+                let place = self.prepare(engine, &call.call)?;
                 engine.routes[place].1.plan()?.clone()
             }
         };
@@ -151,21 +151,21 @@ impl Inner {
     }
 
     /// Not cached: lengths are expected to differ from call to call.
-    fn compile_transfers(&self, engine: &mut Engine, key: &CallKey, transfers: &Transfers) -> Result<Plan> {
-        let header = Header { op: Header::UNEVEN, ..key.header(self.state.id, Algorithm::Direct) };
+    fn compile_transfers(&self, engine: &mut Engine, call: &Call, transfers: &Transfers) -> Result<Plan> {
+        let header = Header { op: Header::UNEVEN, ..call.header(self.state.id, Algorithm::Direct) };
         engine.board.announce(&Header { seq: engine.seq, ..header });
         self.open(engine, transfers.sends.iter().chain(&transfers.recvs).map(|&(peer, _)| (0, peer)))?;
         let longest = self.options.max_message;
-        Plan::of_transfers(key.dtype, header, transfers, longest, engine.links.lends(false), |peer| {
+        Plan::of_transfers(call.dtype, header, transfers, longest, engine.links.lends(false), |peer| {
             engine.links.get(0, peer)
         })
-        .ok_or_else(|| Error::invalid(format!("{}_v", key.collective), "a rank without a link"))
+        .ok_or_else(|| Error::invalid(format!("{}_v", call.collective), "a rank without a link"))
     }
 }
 
 impl Unit {
     /// Words of working memory.
-    fn words(&self, calls: &[Call]) -> usize {
+    fn words(&self, calls: &[Bound]) -> usize {
         match self {
             Unit::Call(_) => 0,
             Unit::Pack(pack) => pack.words(calls),
@@ -175,10 +175,10 @@ impl Unit {
 
 impl Engine {
     /// Point-to-point messages count per pair and direction, collectives per communicator.
-    pub(super) fn next_seq(&mut self, key: &CallKey, rank: usize) -> u32 {
-        let counter = match key.collective {
-            Collective::SendRecv if key.root == rank => &mut self.sent[key.peer],
-            Collective::SendRecv => &mut self.received[key.root],
+    pub(super) fn next_seq(&mut self, call: &Call, rank: usize) -> u32 {
+        let counter = match call.collective {
+            Collective::SendRecv if call.root == rank => &mut self.sent[call.peer],
+            Collective::SendRecv => &mut self.received[call.root],
             _ => &mut self.seq,
         };
         *counter = counter.wrapping_add(1);

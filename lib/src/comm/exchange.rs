@@ -13,6 +13,12 @@ impl Comm {
         state.members.iter().all(|&m| state.control.shares_host(m))
     }
 
+    /// Ranks of this communicator on our host.
+    pub(crate) fn ranks_here(&self) -> usize {
+        let state = &self.inner.state;
+        state.members.iter().filter(|&&m| state.control.shares_host(m)).count()
+    }
+
     /// Every rank's value, in rank order, through the rendezvous; for set-up. Once per `what`.
     pub(crate) fn exchange<T: Serialize + DeserializeOwned>(&self, what: &str, value: &T) -> Result<Vec<T>> {
         let state = &self.inner.state;

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::call::Call;
+use super::bound::Bound;
 use super::table::{asked, collectives};
 use super::{Comm, Exchange};
 use crate::dtype::{DType, Element, ReduceOp};
@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 #[derive(Debug)]
 pub struct Group<'a> {
     comm: &'a Comm,
-    calls: Vec<Call>,
+    calls: Vec<Bound>,
     self_sends: Vec<(DType, &'a [u8])>,
     self_recvs: Vec<(DType, *mut u8, usize)>,
     _buffers: PhantomData<&'a mut [u8]>,
@@ -181,7 +181,7 @@ impl<'a> Group<'a> {
 }
 
 impl Group<'_> {
-    fn push(&mut self, call: Result<Call>) -> Result<()> {
+    fn push(&mut self, call: Result<Bound>) -> Result<()> {
         self.calls.push(call?);
         Ok(())
     }

@@ -9,7 +9,7 @@ mod alloc;
 mod asynchronous;
 mod attached;
 mod batch;
-pub(crate) mod call;
+pub(crate) mod bound;
 mod choice;
 mod collectives;
 mod control;
@@ -22,7 +22,6 @@ pub(crate) mod memory;
 mod network;
 mod p2p;
 mod pack;
-mod part;
 mod patience;
 mod persistent;
 mod prepare;
@@ -46,10 +45,11 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex};
 
+use crate::Call;
 use crate::algorithm::Shape;
 use crate::config::{Config, TransportChoice};
 use crate::error::{Error, Result};
-use crate::executor::{CallKey, Links, Supervisor, Workspace};
+use crate::executor::{Links, Supervisor, Workspace};
 use crate::symmetric::Registry;
 use crate::topology::CostModel;
 use crate::trace::{Recorder, Tracer};
@@ -62,10 +62,10 @@ pub(crate) use attached::Attached;
 pub use control::Progress;
 pub use group::Group;
 pub use p2p::Exchange;
-pub(crate) use part::{Message, Part};
 pub use persistent::{OwnedBuffer, Persistent};
 use queue::Queue;
 pub use queue::{After, Queued};
+pub(crate) use raw::Ranges;
 pub use raw::RawCall;
 use route::Route;
 pub(crate) use state::State;
@@ -111,7 +111,7 @@ struct Engine {
     /// Memory of packed calls.
     packed: Vec<u64>,
     /// How the calls of late are carried out.
-    routes: Vec<(CallKey, Route)>,
+    routes: Vec<(Call, Route)>,
     board: BoardState,
     registry: Registry,
     /// Calls started; the header's sequence number.

@@ -133,8 +133,8 @@ impl Comm {
         inner.open(&mut engine, [(CHANNEL, peer)])?;
         let Engine { links, received, .. } = &mut *engine;
         let Some(link) = links.get(CHANNEL, peer) else { return Ok(false) };
-        let key = inner.recv(&mut [0u8; 0][..], peer)?.key;
-        let header = Header { seq: received[peer].wrapping_add(1), ..key.header(inner.state.id, Algorithm::Direct) };
+        let call = inner.recv(&mut [0u8; 0][..], peer)?;
+        let header = Header { seq: received[peer].wrapping_add(1), ..call.header(inner.state.id, Algorithm::Direct) };
         let patience = Patience { deadline: limit, ..inner.patience(false) };
         executor::peek(links, link as usize, &header, &*inner.state, &patience)
     }

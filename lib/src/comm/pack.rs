@@ -4,7 +4,7 @@
 //! together depends on nothing but the group's list of calls, which is the same on every rank; a number made of the
 //! lengths travels in the header, so that ranks whose lists differ still notice, even where the sums agree.
 
-use super::call::Call;
+use super::bound::Bound;
 use crate::dtype::{DType, ReduceOp};
 use crate::wire::{Collective, Header};
 
@@ -31,13 +31,13 @@ pub(super) struct Pack {
 }
 
 /// Puts calls together. A pack stands where its first call stood.
-pub(super) fn units(calls: &[Call], ranks: usize) -> Vec<Unit> {
+pub(super) fn units(calls: &[Bound], ranks: usize) -> Vec<Unit> {
     let mut units: Vec<Unit> = Vec::with_capacity(calls.len());
     // The pack of each type and operator that still has room, as an index of `units`.
     let mut open: Vec<(DType, ReduceOp, usize)> = Vec::new();
     for (index, call) in calls.iter().enumerate() {
-        let (dtype, bytes) = (call.key.dtype, call.key.count.saturating_mul(call.key.dtype.size()));
-        let op = match (call.key.collective, call.key.op) {
+        let (dtype, bytes) = (call.dtype, call.count.saturating_mul(call.dtype.size()));
+        let op = match (call.collective, call.op) {
             (Collective::AllReduce, Some(op)) if ranks > 1 && bytes <= LONGEST => op,
             _ => {
                 units.push(Unit::Call(index));
@@ -47,7 +47,7 @@ pub(super) fn units(calls: &[Call], ranks: usize) -> Vec<Unit> {
         let known = open.iter_mut().find(|(d, o, _)| (*d, *o) == (dtype, op));
         if let Some((_, _, at)) = &known
             && let Some(unit) = units.get_mut(*at)
-            && unit.add(index, call.key.count, calls)
+            && unit.add(index, call.count, calls)
         {
             continue;
         }
@@ -62,12 +62,12 @@ pub(super) fn units(calls: &[Call], ranks: usize) -> Vec<Unit> {
 
 impl Unit {
     /// Adds a call of the same type and operator, if there is room.
-    fn add(&mut self, index: usize, count: usize, calls: &[Call]) -> bool {
+    fn add(&mut self, index: usize, count: usize, calls: &[Bound]) -> bool {
         let (first, before) = match self {
-            Unit::Call(first) => (*first, calls[*first].key.count),
+            Unit::Call(first) => (*first, calls[*first].count),
             Unit::Pack(pack) => (pack.calls[0], pack.count),
         };
-        if (before + count) * calls[first].key.dtype.size() > CAPACITY {
+        if (before + count) * calls[first].dtype.size() > CAPACITY {
             return false;
         }
         if let Unit::Call(first) = *self {
@@ -83,15 +83,15 @@ impl Unit {
 
 impl Pack {
     /// Bytes of working memory, rounded up to whole words.
-    pub(super) fn words(&self, calls: &[Call]) -> usize {
-        (self.count * calls[self.calls[0]].key.dtype.size()).div_ceil(8)
+    pub(super) fn words(&self, calls: &[Bound]) -> usize {
+        (self.count * calls[self.calls[0]].dtype.size()).div_ceil(8)
     }
 
     /// What the header of its messages says of the calls: how many (the upper 12 bits), and a hash of their lengths.
-    pub(super) fn digest(&self, calls: &[Call]) -> u32 {
+    pub(super) fn digest(&self, calls: &[Bound]) -> u32 {
         // FNV-1a.
         let hash = self.calls.iter().fold(0xcbf2_9ce4_8422_2325u64, |hash, &call| {
-            let count = calls[call].key.count as u64;
+            let count = calls[call].count as u64;
             count.to_le_bytes().iter().fold(hash, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
         });
         let hash = ((hash >> 44) ^ hash) as u32 & Header::PACK_HASH;
@@ -102,9 +102,9 @@ impl Pack {
     ///
     /// # Safety
     /// Every call's input must be readable, and `to` be writable for [`Pack::words`] words.
-    pub(super) unsafe fn gather(&self, calls: &[Call], mut to: *mut u8) {
+    pub(super) unsafe fn gather(&self, calls: &[Bound], mut to: *mut u8) {
         for call in self.calls.iter().map(|&index| &calls[index]) {
-            let bytes = call.key.count * call.key.dtype.size();
+            let bytes = call.count * call.dtype.size();
             // SAFETY: by the caller; `to` moves over the sum of the lengths.
             unsafe {
                 std::ptr::copy_nonoverlapping(call.buffers.input, to, bytes);
@@ -117,9 +117,9 @@ impl Pack {
     ///
     /// # Safety
     /// Every call's output must be writable, and `from` be readable for [`Pack::words`] words.
-    pub(super) unsafe fn scatter(&self, calls: &[Call], mut from: *const u8) {
+    pub(super) unsafe fn scatter(&self, calls: &[Bound], mut from: *const u8) {
         for call in self.calls.iter().map(|&index| &calls[index]) {
-            let bytes = call.key.count * call.key.dtype.size();
+            let bytes = call.count * call.dtype.size();
             // SAFETY: by the caller; `from` moves over the sum of the lengths.
             unsafe {
                 std::ptr::copy_nonoverlapping(from, call.buffers.output, bytes);
@@ -132,15 +132,15 @@ impl Pack {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::executor::{Buffers, CallKey};
+    use crate::Call;
+    use crate::executor::Buffers;
 
-    fn call(collective: Collective, dtype: DType, op: ReduceOp, count: usize) -> Call {
+    fn call(collective: Collective, dtype: DType, op: ReduceOp, count: usize) -> Bound {
         let buffers = Buffers { input: std::ptr::null(), output: std::ptr::null_mut() };
-        let op = collective.reduces().then_some(op);
-        Call { key: CallKey { collective, dtype, op, root: 0, count, whole: count, peer: 0 }, buffers, transfers: None }
+        Bound::new(Call::new(collective, dtype, op, 0, count), buffers)
     }
 
-    fn all_reduce(dtype: DType, op: ReduceOp, count: usize) -> Call {
+    fn all_reduce(dtype: DType, op: ReduceOp, count: usize) -> Bound {
         call(Collective::AllReduce, dtype, op, count)
     }
 
@@ -169,7 +169,7 @@ mod tests {
 
     #[test]
     fn a_full_pack_is_followed_by_another() {
-        let calls: Vec<Call> = (0..40).map(|_| all_reduce(DType::F64, ReduceOp::Sum, 512)).collect();
+        let calls: Vec<Bound> = (0..40).map(|_| all_reduce(DType::F64, ReduceOp::Sum, 512)).collect();
         let ranges = [0..16, 16..32, 32..40];
         assert_eq!(units(&calls, 2), ranges.map(|r| pack(&r.clone().collect::<Vec<_>>(), r.len() * 512)));
     }
@@ -177,7 +177,7 @@ mod tests {
     #[test]
     fn the_digest_tells_lists_apart() {
         let digest = |counts: &[usize]| {
-            let calls: Vec<Call> = counts.iter().map(|&n| all_reduce(DType::F32, ReduceOp::Sum, n)).collect();
+            let calls: Vec<Bound> = counts.iter().map(|&n| all_reduce(DType::F32, ReduceOp::Sum, n)).collect();
             match units(&calls, 2).remove(0) {
                 Unit::Pack(pack) => pack.digest(&calls),
                 Unit::Call(_) => panic!("not packed"),

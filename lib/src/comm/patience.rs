@@ -16,7 +16,7 @@ impl Inner {
         background || self.crowded.load(Ordering::Relaxed)
     }
 
-    pub(super) fn patience(&self, background: bool) -> Patience {
+    pub(crate) fn patience(&self, background: bool) -> Patience {
         let config = &self.state.config;
         // Who shares a core spins just long enough for a peer that is in the same call already.
         let (spin, turns) =

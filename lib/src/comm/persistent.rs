@@ -90,12 +90,23 @@ impl Comm {
         let registration = match bytes {
             0 => None,
             // SAFETY: `Persistent` keeps the elements where they are, and drops the registration before them.
-            _ => unsafe { state.control.register(base, bytes) }?,
+            _ => unsafe { self.register(base, bytes) }?,
         };
         if registration.is_none() {
             log::info!("rank {}: a persistent buffer of {bytes} bytes needs no registration here", state.rank);
         }
         Ok(Persistent { registration, data: elements })
+    }
+}
+
+impl Comm {
+    /// Registers memory with the devices that carry the links; `None` where it is of no use.
+    ///
+    /// # Safety
+    /// The memory must stay allocated, at its place, until the registration is dropped.
+    pub(crate) unsafe fn register(&self, base: NonNull<u8>, bytes: usize) -> Result<Option<Registration>> {
+        // SAFETY: forwarded from the caller.
+        unsafe { self.inner.state.control.register(base, bytes) }
     }
 }
 

@@ -1,70 +1,71 @@
 //! Before a call runs over links: its plan, compiled or found, and the links that it needs.
 
 use super::{Engine, Inner, p2p};
+use crate::Call;
 use crate::algorithm;
 use crate::error::{Error, Result};
-use crate::executor::{CallKey, Plan};
+use crate::executor::Plan;
 use crate::wire::{Algorithm, Collective, Header};
 
 impl Inner {
     /// Place of the route of a call, whose plan is compiled on first use: chooses the algorithm and opens the links it
     /// needs.
     #[inline]
-    pub(super) fn prepare(&self, engine: &mut Engine, key: &CallKey) -> Result<usize> {
-        let place = self.route(engine, key);
+    pub(super) fn prepare(&self, engine: &mut Engine, call: &Call) -> Result<usize> {
+        let place = self.route(engine, call);
         if !engine.routes[place].1.has_plan() {
-            let plan = self.new_plan(engine, key)?;
+            let plan = self.new_plan(engine, call)?;
             engine.routes[place].1.set_plan(plan);
         }
         Ok(place)
     }
 
     #[cold]
-    fn new_plan(&self, engine: &mut Engine, key: &CallKey) -> Result<Plan> {
+    fn new_plan(&self, engine: &mut Engine, call: &Call) -> Result<Plan> {
         let begin = engine.workspace.recorder.as_mut().map(|r| r.prepare());
-        let compiled = self.compile(engine, key);
+        let compiled = self.compile(engine, call);
         if let (Some(recorder), Some(begin)) = (&mut engine.workspace.recorder, begin) {
             match &compiled {
-                Ok(_) => recorder.compiled(begin, key.collective as u8),
+                Ok(_) => recorder.compiled(begin, call.collective as u8),
                 Err(_) => recorder.prepare_failed(),
             }
         }
         compiled
     }
 
-    fn compile(&self, engine: &mut Engine, key: &CallKey) -> Result<Plan> {
-        let op = || key.collective.to_string();
+    fn compile(&self, engine: &mut Engine, call: &Call) -> Result<Plan> {
+        let op = || call.collective.to_string();
         let options = self.options;
-        let bytes = key.count.saturating_mul(key.dtype.size());
-        let (algorithm, message, program) = match key.collective {
+        let bytes = call.count.saturating_mul(call.dtype.size());
+        let (algorithm, message, program) = match call.collective {
             Collective::SendRecv => {
                 let message = p2p::message(bytes, options.max_message, self.shares_memory());
-                (Algorithm::Direct, message, p2p::program(self.state.rank, key.root, key.peer))
+                (Algorithm::Direct, message, p2p::program(self.state.rank, call.root, call.peer))
             }
             collective => {
-                let choice = self.choice(engine, collective, key.root, bytes)?;
-                let shape = self.shape(collective, key.root);
+                let choice = self.choice(engine, collective, call.root, bytes)?;
+                let shape = self.shape(collective, call.root);
                 self.warn_refused(&shape, &choice);
                 let program = algorithm::program(choice.algorithm, &shape, self.state.rank).ok_or_else(|| {
                     Error::invalid(op(), format!("no {} program for {} ranks", choice.algorithm, shape.ranks))
                 })?;
-                log::debug!("rank {}: {key:?}: {}", self.state.rank, choice.algorithm);
+                log::debug!("rank {}: {call:?}: {}", self.state.rank, choice.algorithm);
                 (choice.algorithm, choice.message, program)
             }
         };
-        let header = key.header(self.state.id, algorithm);
+        let header = call.header(self.state.id, algorithm);
         // Before links are opened, which waits for the peers.
         engine.board.announce(&Header { seq: engine.seq, ..header });
         self.open(engine, program.links())?;
         let Engine { links, .. } = engine;
         // Both ends of a link must cut alike: with more ranks, they would depend on links between others.
-        let two = key.collective == Collective::SendRecv || (self.size() == 2 && !key.collective.reduces());
+        let two = call.collective == Collective::SendRecv || (self.size() == 2 && !call.collective.reduces());
         let message = match two && links.lend_long(program.links().into_iter()) {
-            true => p2p::long_message(&options, key.collective),
+            true => p2p::long_message(&options, call.collective),
             false => message,
         };
-        let lends = links.lends(key.collective.reduces());
-        Plan::compile(key, header, &program, self.size(), message, lends, |c, p| links.get(c, p))
+        let lends = links.lends(call.collective.reduces());
+        Plan::compile(call, header, &program, self.size(), message, lends, |c, p| links.get(c, p))
             .ok_or_else(|| Error::invalid(op(), "the schedule names a rank without a link"))
     }
 

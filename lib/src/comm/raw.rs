@@ -1,32 +1,32 @@
 //! Calls by address, for callers that learn the type of the elements at run time: bindings to other languages.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
-use super::call::Call;
+use super::bound::Bound;
 use super::{After, Comm, Inner, Queued};
+use crate::Call;
 use crate::algorithm::Shape;
-use crate::dtype::{DType, ReduceOp};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::executor::{Buffers, CallKey};
+use crate::executor::Buffers;
 use crate::wire::Collective;
 
 /// A call over memory given by address. Addresses must be aligned to the type; they may be null where nothing is read or
 /// written. Input and output are apart, or lie as in the `_in_place` form of the call.
 #[derive(Debug, Clone)]
 pub struct RawCall {
-    what: What,
-    dtype: DType,
+    call: Call,
     input: *const u8,
     output: *mut u8,
+    /// Where ranks have lengths of their own.
+    ranges: Option<Ranges>,
 }
 
+/// Elements of the input for each rank (of all_to_all alone), and of the output from each rank.
 #[derive(Debug, Clone)]
-enum What {
-    Even { collective: Collective, op: ReduceOp, root: usize, count: usize },
-    Send { peer: usize, count: usize },
-    Recv { peer: usize, count: usize },
-    AllToAllV { send: Vec<Range<usize>>, recv: Vec<Range<usize>> },
-    AllGatherV { count: usize, recv: Vec<Range<usize>> },
+pub(crate) struct Ranges {
+    pub(crate) send: Vec<Range<usize>>,
+    pub(crate) recv: Vec<Range<usize>>,
 }
 
 // SAFETY: addresses alone; who hands them to `run_raw` or `enqueue_raw` vouches for the memory.
@@ -34,29 +34,37 @@ unsafe impl Send for RawCall {}
 // SAFETY: as above.
 unsafe impl Sync for RawCall {}
 
+impl Deref for RawCall {
+    type Target = Call;
+    fn deref(&self) -> &Call {
+        &self.call
+    }
+}
+
 impl RawCall {
-    /// A collective of [`Comm`]: `count` elements of the whole buffer for all_reduce, broadcast and reduce, of one rank's segment
-    /// for the others. What the collective does not have (an operator, a root) is ignored; for a message see [`RawCall::send`].
-    pub fn collective(
-        collective: Collective,
-        dtype: DType,
-        op: ReduceOp,
-        root: usize,
-        count: usize,
-        input: *const u8,
-        output: *mut u8,
-    ) -> RawCall {
-        RawCall { what: What::Even { collective, op, root, count }, dtype, input, output }
+    /// A collective, or a message made by [`Call::send`] or [`Call::recv`].
+    pub const fn new(call: Call, input: *const u8, output: *mut u8) -> RawCall {
+        RawCall { call, input, output, ranges: None }
     }
 
-    /// [`Comm::send`].
-    pub fn send(dtype: DType, count: usize, input: *const u8, peer: usize) -> RawCall {
-        RawCall { what: What::Send { peer, count }, dtype, input, output: std::ptr::null_mut() }
+    /// The same in a GPU's memory, for [`DeviceComm::enqueue`](crate::cuda::DeviceComm::enqueue).
+    pub const fn on_device(call: Call, input: u64, output: u64) -> RawCall {
+        RawCall::new(call, input as *const u8, output as *mut u8)
     }
 
-    /// [`Comm::recv`].
-    pub fn recv(dtype: DType, count: usize, output: *mut u8, peer: usize) -> RawCall {
-        RawCall { what: What::Recv { peer, count }, dtype, input: std::ptr::null(), output }
+    /// The addresses of input and output.
+    pub fn addresses(&self) -> (*const u8, *mut u8) {
+        (self.input, self.output)
+    }
+
+    /// The addresses of input and output in a GPU's memory.
+    pub(crate) fn device_addresses(&self) -> (u64, u64) {
+        (self.input as u64, self.output as u64)
+    }
+
+    /// Where the ranks of a call have lengths of their own.
+    pub(crate) fn ranges(&self) -> Option<&Ranges> {
+        self.ranges.as_ref()
     }
 
     /// [`Comm::all_to_all_v`]; the ranges count elements from `input` and from `output`.
@@ -67,7 +75,8 @@ impl RawCall {
         output: *mut u8,
         recv: Vec<Range<usize>>,
     ) -> RawCall {
-        RawCall { what: What::AllToAllV { send, recv }, dtype, input, output }
+        let call = Call::of(Collective::AllToAll).with_count(dtype, 0);
+        RawCall { call, input, output, ranges: Some(Ranges { send, recv }) }
     }
 
     /// [`Comm::all_gather_v`] of our `count` elements.
@@ -78,41 +87,46 @@ impl RawCall {
         output: *mut u8,
         recv: Vec<Range<usize>>,
     ) -> RawCall {
-        RawCall { what: What::AllGatherV { count, recv }, dtype, input, output }
+        let call = Call::of(Collective::AllGather).with_count(dtype, count);
+        RawCall { call, input, output, ranges: Some(Ranges { send: Vec::new(), recv }) }
     }
 
-    fn name(&self) -> &'static str {
-        match &self.what {
-            What::Even { collective, .. } => collective.name(),
-            What::Send { .. } => "send",
-            What::Recv { .. } => "recv",
-            What::AllToAllV { .. } => "all_to_all_v",
-            What::AllGatherV { .. } => "all_gather_v",
+    /// The name of the method of [`Comm`] that makes such a call.
+    pub fn name(&self) -> &'static str {
+        match (self.collective, &self.ranges) {
+            (Collective::SendRecv, _) if self.root == Call::OWN => "send",
+            (Collective::SendRecv, _) => "recv",
+            (Collective::AllToAll, Some(_)) => "all_to_all_v",
+            (_, Some(_)) => "all_gather_v",
+            (collective, None) => collective.name(),
         }
     }
 
     /// Elements read and written by `rank` of `size`.
     fn lengths(&self, rank: usize, size: usize) -> (usize, usize) {
         let end = |ranges: &[Range<usize>]| ranges.iter().map(|r| r.end).max().unwrap_or(0);
-        match &self.what {
-            What::Send { count, .. } => (*count, 0),
-            What::Recv { count, .. } => (0, *count),
-            What::AllToAllV { send, recv } => (end(send), end(recv)),
-            What::AllGatherV { count, recv } => (*count, end(recv)),
-            What::Even { collective: Collective::Barrier | Collective::SendRecv, .. } => (0, 0),
-            What::Even { collective, root, count, .. } => {
-                let shape = Shape { collective: *collective, ranks: size, root: *root, channels: 1 };
-                let segments = |n: usize| count.saturating_mul(n);
-                (segments(shape.input_segments(rank)), segments(shape.output_segments(rank)))
+        match (self.collective, &self.ranges) {
+            (Collective::AllToAll, Some(ranges)) => (end(&ranges.send), end(&ranges.recv)),
+            (_, Some(ranges)) => (self.count, end(&ranges.recv)),
+            (Collective::SendRecv, None) if self.root == Call::OWN => (self.count, 0),
+            (Collective::SendRecv, None) => (0, self.count),
+            (Collective::Barrier, None) => (0, 0),
+            (collective, None) => {
+                let shape = Shape { collective, ranks: size, root: self.root, channels: 1 };
+                let elements = |segments: usize| self.count.saturating_mul(segments);
+                (elements(shape.input_segments(rank)), elements(shape.output_segments(rank)))
             }
         }
     }
 
     /// How far the input lies behind the output in the in-place form, in elements.
     fn in_place(&self, rank: usize, size: usize) -> Option<isize> {
-        let &What::Even { collective, root, count, .. } = &self.what else { return None };
-        let (input, output) = Shape { collective, ranks: size, root, channels: 1 }.in_place(rank)?;
-        isize::try_from(count).ok()?.checked_mul(output as isize - input as isize)
+        if self.ranges.is_some() || self.collective == Collective::SendRecv {
+            return None;
+        }
+        let shape = Shape { collective: self.collective, ranks: size, root: self.root, channels: 1 };
+        let (input, output) = shape.in_place(rank)?;
+        isize::try_from(self.count).ok()?.checked_mul(output as isize - input as isize)
     }
 
     /// What can be said of the addresses alone.
@@ -145,7 +159,7 @@ impl RawCall {
 }
 
 impl Inner {
-    fn call_of(&self, raw: &RawCall) -> Result<Call> {
+    fn bind(&self, raw: &RawCall) -> Result<Bound> {
         let (rank, size) = (self.state.rank, self.size());
         let name = raw.name();
         raw.check(rank, size)?;
@@ -153,26 +167,23 @@ impl Inner {
         let some = |at: *mut u8| if at.is_null() { std::ptr::dangling_mut::<u64>().cast() } else { at };
         let buffers = Buffers { input: some(raw.input.cast_mut()), output: some(raw.output) };
         let (reads, writes) = raw.lengths(rank, size);
-        match &raw.what {
-            &What::Send { peer, count } => {
-                self.peer_in_range(name, "peer", peer)?;
-                Ok(Call::message(raw.dtype, rank, peer, count, buffers))
+        match (raw.collective, &raw.ranges) {
+            (Collective::AllToAll, Some(Ranges { send, recv })) => {
+                self.all_to_all_v_of(raw.dtype, (reads, send), (writes, recv), buffers)
             }
-            &What::Recv { peer, count } => {
-                self.peer_in_range(name, "peer", peer)?;
-                Ok(Call::message(raw.dtype, peer, rank, count, buffers))
+            (_, Some(Ranges { recv, .. })) => self.all_gather_v_of(raw.dtype, reads, (writes, recv), buffers),
+            (Collective::Barrier, None) => Ok(self.barrier()),
+            (Collective::SendRecv, None) if (raw.root == Call::OWN) == (raw.peer == Call::OWN) => {
+                Err(Error::invalid(name, "not a message of this rank: expected Call::send or Call::recv"))
             }
-            What::AllToAllV { send, recv } => self.all_to_all_v_of(raw.dtype, (reads, send), (writes, recv), buffers),
-            What::AllGatherV { recv, .. } => self.all_gather_v_of(raw.dtype, reads, (writes, recv), buffers),
-            What::Even { collective: Collective::SendRecv, .. } => {
-                Err(Error::invalid(name, "not a collective: make the call with RawCall::send or RawCall::recv"))
+            (Collective::SendRecv, None) => {
+                let own = |end: usize| if end == Call::OWN { rank } else { end };
+                self.peer_in_range(name, "peer", raw.partner(Call::OWN))?;
+                Ok(Bound::new(Call { root: own(raw.root), peer: own(raw.peer), ..raw.call }, buffers))
             }
-            What::Even { collective: Collective::Barrier, .. } => Ok(self.barrier()),
-            &What::Even { collective, op, root, count } => {
-                self.peer_in_range(name, "root", root)?;
-                let op = collective.reduces().then_some(op);
-                let root = if collective.has_root() { root } else { 0 };
-                self.made(CallKey { op, root, ..CallKey::of(collective) }, raw.dtype, count, buffers)
+            (_, None) => {
+                self.peer_in_range(name, "root", raw.root)?;
+                self.made(raw.call, raw.dtype, raw.count, buffers)
             }
         }
     }
@@ -181,14 +192,14 @@ impl Inner {
     ///
     /// # Safety
     /// As [`Comm::run_raw`].
-    unsafe fn calls_of(&self, raw: &[RawCall]) -> Result<Vec<Call>> {
+    unsafe fn calls_of(&self, raw: &[RawCall]) -> Result<Vec<Bound>> {
         let rank = self.state.rank;
-        let to_self =
-            |raw: &&RawCall| matches!(raw.what, What::Send { peer, .. } | What::Recv { peer, .. } if peer == rank);
-        let calls = raw.iter().filter(|raw| !to_self(raw)).map(|raw| self.call_of(raw)).collect::<Result<Vec<_>>>()?;
+        let is_message = |raw: &RawCall| raw.collective == Collective::SendRecv;
+        let to_self = |raw: &&RawCall| is_message(raw) && raw.partner(Call::OWN) == rank;
+        let calls = raw.iter().filter(|raw| !to_self(raw)).map(|raw| self.bind(raw)).collect::<Result<Vec<_>>>()?;
         let own = |sends: bool| {
             let mine = raw.iter().filter(to_self);
-            mine.filter(move |raw| matches!(raw.what, What::Send { .. }) == sends)
+            mine.filter(move |raw| (raw.root == Call::OWN) == sends)
         };
         if own(true).count() != own(false).count() {
             let detail = format!(
@@ -219,10 +230,23 @@ impl Inner {
         // SAFETY: forwarded from the caller.
         unsafe {
             let calls = self.calls_of(raw)?;
-            match calls.as_slice() {
-                [] => self.state.check(|| "group".to_owned()),
+            self.run_bound("group", &calls, background)
+        }
+    }
+}
+
+impl Inner {
+    /// Runs one call alone, several together.
+    ///
+    /// # Safety
+    /// As [`Inner::execute`], for the memory of every call.
+    pub(crate) unsafe fn run_bound(&self, op: &str, calls: &[Bound], background: bool) -> Result<()> {
+        // SAFETY: forwarded from the caller.
+        unsafe {
+            match calls {
+                [] => self.state.check(|| op.to_owned()),
                 [one] => self.execute(one, background),
-                many => self.batch("group", many, background),
+                many => self.batch(op, many, background),
             }
         }
     }

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use super::symmetric::BoardState;
 use super::{Comm, Engine, Inner, lock};
+use crate::Call;
 use crate::algorithm::Shape;
 use crate::error::{Error, Result};
-use crate::executor::{CallKey, Plan};
-use crate::symmetric::{self, Job, Registry};
+use crate::executor::Plan;
+use crate::symmetric::{self, Registry};
 use crate::topology::Choice;
 use crate::wire::{Algorithm, Collective};
 
@@ -20,7 +21,7 @@ const FRONT: usize = 8;
 /// A call that was made before.
 pub(super) struct Route {
     /// How it goes through the memory that all ranks map, if it does.
-    pub(super) board: Option<Job>,
+    pub(super) board: Option<symmetric::Plan>,
     /// How it goes over links; compiled when it first does.
     plan: Option<Arc<Plan>>,
 }
@@ -44,32 +45,32 @@ impl Route {
     /// Whether it goes through the slots, whatever its buffers are.
     #[inline]
     pub(super) fn is_one_shot(&self) -> bool {
-        self.board.as_ref().is_some_and(|job| job.header.algorithm == Algorithm::OneShot as u8)
+        self.board.as_ref().is_some_and(|plan| plan.header.algorithm == Algorithm::OneShot as u8)
     }
 }
 
 impl Inner {
-    /// Place of the route of `key`. The common case is one of the last calls again.
+    /// Place of the route of `call`. The common case is one of the last calls again.
     #[inline]
-    pub(super) fn route(&self, engine: &mut Engine, key: &CallKey) -> usize {
-        match engine.routes.iter().position(|(known, _)| known == key) {
+    pub(super) fn route(&self, engine: &mut Engine, call: &Call) -> usize {
+        match engine.routes.iter().position(|(known, _)| known == call) {
             Some(place) if place < FRONT => place,
             Some(place) => {
                 engine.routes[..=place].rotate_right(1);
                 0
             }
-            None => self.new_route(engine, key),
+            None => self.new_route(engine, call),
         }
     }
 
     #[cold]
-    fn new_route(&self, engine: &mut Engine, key: &CallKey) -> usize {
-        let elem = key.dtype.size();
-        let shape = self.shape(key.collective, key.root);
-        let board = self.through_board(engine, &shape, key.count.saturating_mul(elem), elem);
-        let route = Route { board: board.map(|(algorithm, _)| self.job(key, algorithm)), plan: None };
+    fn new_route(&self, engine: &mut Engine, call: &Call) -> usize {
+        let elem = call.dtype.size();
+        let shape = self.shape(call.collective, call.root);
+        let board = self.through_board(engine, &shape, call.count.saturating_mul(elem), elem);
+        let route = Route { board: board.map(|(algorithm, _)| self.board_plan(call, algorithm)), plan: None };
         engine.routes.truncate(ROUTES - 1);
-        engine.routes.insert(0, (*key, route));
+        engine.routes.insert(0, (*call, route));
         0
     }
 
@@ -97,14 +98,19 @@ impl Inner {
         (wanted && shape.collective != Collective::Barrier && chunk > 0).then_some((Algorithm::Staged, chunk))
     }
 
-    /// The job of a call that finds out whether all its buffers are symmetric.
-    pub(super) fn two_shot(&self, registry: &Registry, forced: Option<Algorithm>, key: &CallKey) -> Option<Job> {
+    /// The plan of a call that finds out whether all its buffers are symmetric.
+    pub(super) fn two_shot(
+        &self,
+        registry: &Registry,
+        forced: Option<Algorithm>,
+        call: &Call,
+    ) -> Option<symmetric::Plan> {
         // Nothing passes that could be checked where ranks use each other's buffers.
         let may = matches!(forced, None | Some(Algorithm::TwoShot))
             && !self.state.config.checksum
             && registry.in_use()
-            && !matches!(key.collective, Collective::Scatter | Collective::Barrier | Collective::SendRecv);
-        may.then(|| self.job(key, Algorithm::TwoShot))
+            && !matches!(call.collective, Collective::Scatter | Collective::Barrier | Collective::SendRecv);
+        may.then(|| self.board_plan(call, Algorithm::TwoShot))
     }
 }
 

@@ -1,10 +1,11 @@
 //! One call from start to end: counted and compared with the other ranks', then carried out at the board or over links.
 
-use super::call::Call;
+use super::bound::Bound;
 use super::symmetric::BoardState;
 use super::{Engine, Inner, lock};
+use crate::Call;
 use crate::error::Result;
-use crate::executor::{self, Buffers, CallKey, Task};
+use crate::executor::{self, Buffers, Task};
 use crate::symmetric::Outcome;
 use crate::trace::{Span, now};
 use crate::wire::{Algorithm, Collective, Header};
@@ -28,10 +29,10 @@ impl Turn {
 
 impl Inner {
     /// Runs a checked call after everything that was queued before it.
-    pub(super) fn run(&self, call: Result<Call>) -> Result<()> {
+    pub(super) fn run(&self, call: Result<Bound>) -> Result<()> {
         let call = call?;
         self.drain();
-        // SAFETY: the constructors in `call` and `uneven` checked the lengths against the key, from slices which the
+        // SAFETY: the constructors in `call` and `uneven` checked the lengths against the call, from slices which the
         // caller of this function still holds borrowed.
         unsafe { self.execute(&call, false) }
     }
@@ -40,12 +41,12 @@ impl Inner {
     ///
     /// # Safety
     /// The memory which the call was made from must be valid, and untouched by others, until this returns.
-    pub(crate) unsafe fn execute(&self, call: &Call, background: bool) -> Result<()> {
+    pub(crate) unsafe fn execute(&self, call: &Bound, background: bool) -> Result<()> {
         // SAFETY: forwarded from the caller.
         unsafe {
             match &call.transfers {
-                None => self.collective(&call.key, call.buffers, background),
-                Some(_) => self.batch(call.key.collective.name(), std::slice::from_ref(call), background),
+                None => self.collective(&call.call, call.buffers, background),
+                Some(_) => self.batch(call.collective.name(), std::slice::from_ref(call), background),
             }
         }
     }
@@ -70,23 +71,23 @@ impl Inner {
     /// Runs one collective, or one message, in the caller's thread.
     ///
     /// # Safety
-    /// As [`executor::run`]: `buffers` must be as large as the collective and `key.count` say.
-    pub(super) unsafe fn collective(&self, key: &CallKey, buffers: Buffers, background: bool) -> Result<()> {
-        self.state.check(|| key.collective.to_string())?;
+    /// As [`executor::run`]: `buffers` must be as large as the collective and `call.count` say.
+    pub(crate) unsafe fn collective(&self, call: &Call, buffers: Buffers, background: bool) -> Result<()> {
+        self.state.check(|| call.collective.to_string())?;
         let mut engine = lock(&self.engine);
-        let seq = engine.next_seq(key, self.state.rank);
-        if key.collective == Collective::SendRecv {
+        let seq = engine.next_seq(call, self.state.rank);
+        if call.collective == Collective::SendRecv {
             let turn = Turn { seq, before: 0 };
             // SAFETY: forwarded from the caller.
-            unsafe { self.over_links(&mut engine, key, turn, buffers, background) }?;
+            unsafe { self.over_links(&mut engine, call, turn, buffers, background) }?;
         } else {
-            let call = Header { seq, ..key.header(self.state.id, Algorithm::OneShot) };
-            let digests = self.state.progress.start(&call);
+            let header = Header { seq, ..call.header(self.state.id, Algorithm::OneShot) };
+            let digests = self.state.progress.start(&header);
             self.open_board(&mut engine)?;
             engine.board.made(&digests);
             let turn = Turn { seq, before: digests.before };
             // SAFETY: forwarded from the caller.
-            unsafe { self.carry_out(&mut engine, key, turn, buffers, background) }?;
+            unsafe { self.carry_out(&mut engine, call, turn, buffers, background) }?;
         }
         self.state.progress.done(u64::from(engine.seq));
         Ok(())
@@ -98,28 +99,28 @@ impl Inner {
     unsafe fn carry_out(
         &self,
         engine: &mut Engine,
-        key: &CallKey,
+        call: &Call,
         turn: Turn,
         buffers: Buffers,
         background: bool,
     ) -> Result<()> {
-        let place = matches!(engine.board, BoardState::Open(_)).then(|| self.route(engine, key));
+        let place = matches!(engine.board, BoardState::Open(_)).then(|| self.route(engine, call));
         let Engine { board, routes, registry, workspace, forced, .. } = &mut *engine;
         if let (Some(place), BoardState::Open(board)) = (place, board) {
             let route = &routes[place].1;
-            let two_shot = if route.is_one_shot() { None } else { self.two_shot(registry, *forced, key) };
-            for job in two_shot.iter().chain(&route.board) {
-                let header = turn.of(&job.header);
+            let two_shot = if route.is_one_shot() { None } else { self.two_shot(registry, *forced, call) };
+            for plan in two_shot.iter().chain(&route.board) {
+                let header = turn.of(&plan.header);
                 // SAFETY: forwarded from the caller.
                 let outcome =
-                    unsafe { self.run_on_board(board, registry, job, header, buffers, background, workspace) }?;
+                    unsafe { self.run_on_board(board, registry, plan, header, buffers, background, workspace) }?;
                 if outcome == Outcome::Done {
                     return Ok(());
                 }
             }
         }
         // SAFETY: forwarded from the caller.
-        unsafe { self.over_links(engine, key, turn, buffers, background) }
+        unsafe { self.over_links(engine, call, turn, buffers, background) }
     }
 
     /// # Safety
@@ -128,12 +129,12 @@ impl Inner {
     pub(super) unsafe fn over_links(
         &self,
         engine: &mut Engine,
-        key: &CallKey,
+        call: &Call,
         turn: Turn,
         buffers: Buffers,
         background: bool,
     ) -> Result<()> {
-        let place = self.prepare(engine, key)?;
+        let place = self.prepare(engine, call)?;
         let Engine { links, workspace, routes, board, .. } = engine;
         let plan = routes[place].1.plan()?;
         let header = turn.of(&plan.header);
@@ -141,7 +142,7 @@ impl Inner {
         let task = Task { plan, buffers, header };
         // SAFETY: forwarded from the caller.
         unsafe {
-            if key.collective == Collective::SendRecv
+            if call.collective == Collective::SendRecv
                 && workspace.recorder.is_none()
                 && executor::one_message(&task, links, self.quick_turns(background))
             {

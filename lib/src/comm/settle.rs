@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use super::control::PeerHealth;
 use super::state::{State, lock};
 use super::{Comm, Inner};
+use crate::Call;
 use crate::bootstrap::{Disagreement, is_later};
 use crate::error::{Error, Result};
-use crate::executor::CallKey;
 use crate::interrupt::asked_to_stop;
 use crate::wire::{Algorithm, Header};
 
@@ -128,11 +128,11 @@ impl State {
 
 impl Comm {
     /// A collective that others carry out for the same ranks (their devices) counts among ours: it is compared as ours are.
-    pub(crate) fn note(&self, key: &CallKey) {
+    pub(crate) fn note(&self, call: &Call) {
         let Inner { state, engine, .. } = &*self.inner;
         let mut engine = lock(engine);
-        let seq = engine.next_seq(key, state.rank);
-        let digests = state.progress.start(&Header { seq, ..key.header(state.id, Algorithm::Direct) });
+        let seq = engine.next_seq(call, state.rank);
+        let digests = state.progress.start(&Header { seq, ..call.header(state.id, Algorithm::Direct) });
         engine.board.made(&digests);
         state.progress.done(u64::from(seq));
     }
@@ -152,7 +152,7 @@ mod tests {
             for comm in &comms {
                 let root = if wrong { comm.rank() } else { 0 };
                 let (collective, dtype) = (Collective::Broadcast, DType::Bf16);
-                comm.note(&CallKey { collective, dtype, op: None, root, count: 9, whole: 9, peer: 0 });
+                comm.note(&Call::new(collective, dtype, crate::ReduceOp::Sum, root, 9));
             }
             let outcomes: Vec<Result<()>> = comms.into_iter().map(Comm::close).collect();
             assert!(outcomes.iter().all(|o| o.is_err() == wrong), "{outcomes:?}");

@@ -1,11 +1,12 @@
 //! The board: memory that all ranks of a host map. How it is opened, and how a call is carried out at it.
 
 use super::{Engine, Inner};
+use crate::Call;
 use crate::bootstrap::Digests;
 use crate::error::Result;
-use crate::executor::{Buffers, CallKey, Workspace};
+use crate::executor::{Buffers, Workspace};
 use crate::reduce;
-use crate::symmetric::{self, Board, Job, Layout, Outcome, Registry};
+use crate::symmetric::{self, Board, Layout, Outcome, Plan, Registry};
 use crate::trace::{self, Recorder};
 use crate::wire::{Algorithm, Collective, Header};
 
@@ -74,14 +75,14 @@ impl Inner {
     }
 
     /// A call at the board by this algorithm.
-    pub(super) fn job(&self, key: &CallKey, algorithm: Algorithm) -> Job {
-        Job {
-            shape: self.shape(key.collective, key.root),
-            count: key.count,
-            elem: key.dtype.size(),
-            kernels: reduce::kernels(key.dtype, key.op.unwrap_or(crate::ReduceOp::Sum)),
-            divisor: if key.op == Some(crate::ReduceOp::Avg) { self.size() } else { 1 },
-            header: key.header(self.state.id, algorithm),
+    pub(super) fn board_plan(&self, call: &Call, algorithm: Algorithm) -> Plan {
+        Plan {
+            shape: self.shape(call.collective, call.root),
+            count: call.count,
+            elem: call.dtype.size(),
+            kernels: reduce::kernels(call.dtype, call.op.unwrap_or(crate::ReduceOp::Sum)),
+            divisor: if call.op == Some(crate::ReduceOp::Avg) { self.size() } else { 1 },
+            header: call.header(self.state.id, algorithm),
         }
     }
 
@@ -95,7 +96,7 @@ impl Inner {
         &self,
         board: &mut Board,
         registry: &Registry,
-        job: &Job,
+        plan: &Plan,
         header: Header,
         buffers: Buffers,
         background: bool,
@@ -108,9 +109,9 @@ impl Inner {
         }
         let probe = recorder.as_deref_mut();
         // SAFETY: forwarded from the caller.
-        let outcome = unsafe { symmetric::run(board, registry, job, header, buffers, &*self.state, &patience, probe) };
+        let outcome = unsafe { symmetric::run(board, registry, plan, header, buffers, &*self.state, &patience, probe) };
         if let Some(recorder) = recorder {
-            record(recorder, job, &header, &outcome);
+            record(recorder, plan, &header, &outcome);
         }
         outcome
     }
@@ -118,13 +119,13 @@ impl Inner {
 
 /// The end of a call at the board, for the trace. A call whose buffers are not symmetric goes on over links.
 #[cold]
-fn record(recorder: &mut Recorder, job: &Job, header: &Header, outcome: &Result<Outcome>) {
+fn record(recorder: &mut Recorder, plan: &Plan, header: &Header, outcome: &Result<Outcome>) {
     let call = trace::Call {
         count: header.count,
         seq: header.seq,
         root: header.root,
         windows: 1,
-        message: u32::try_from(job.count.saturating_mul(job.elem)).unwrap_or(u32::MAX),
+        message: u32::try_from(plan.count.saturating_mul(plan.elem)).unwrap_or(u32::MAX),
         collective: header.collective,
         dtype: header.dtype,
         op: header.op,

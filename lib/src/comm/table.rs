@@ -60,9 +60,9 @@ macro_rules! collectives {
 /// The call of a line, still without memory.
 macro_rules! asked {
     ($collective:ident $(, $arg:ident)*) => {
-        $crate::executor::CallKey {
+        $crate::Call {
             $($arg: $arg.into(),)*
-            ..$crate::executor::CallKey::of($crate::wire::Collective::$collective)
+            ..$crate::Call::of($crate::wire::Collective::$collective)
         }
     };
 }

@@ -8,11 +8,12 @@
 
 use std::ops::Range;
 
-use super::call::{Call, buffers};
+use super::bound::{Bound, buffers};
 use super::{Comm, Inner, Work};
+use crate::Call;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
-use crate::executor::{Buffers, CallKey, Transfers};
+use crate::executor::{Buffers, Transfers};
 use crate::wire::Collective;
 
 /// Ranges of these lengths, one after the other from 0: what most callers of the `v` collectives want.
@@ -128,7 +129,7 @@ impl Inner {
         send: &[Range<usize>],
         output: &mut [T],
         recv: &[Range<usize>],
-    ) -> Result<Call> {
+    ) -> Result<Bound> {
         self.all_to_all_v_of(T::DTYPE, (input.len(), send), (output.len(), recv), buffers(input, output))
     }
 
@@ -139,7 +140,7 @@ impl Inner {
         (input, send): (usize, &[Range<usize>]),
         (output, recv): (usize, &[Range<usize>]),
         buffers: Buffers,
-    ) -> Result<Call> {
+    ) -> Result<Bound> {
         let (c, me) = (Collective::AllToAll, self.state.rank);
         self.check_ranges(c, "send", send, input)?;
         self.check_ranges(c, "receive", recv, output)?;
@@ -156,7 +157,7 @@ impl Inner {
         input: &[T],
         output: &mut [T],
         recv: &[Range<usize>],
-    ) -> Result<Call> {
+    ) -> Result<Bound> {
         self.all_gather_v_of(T::DTYPE, input.len(), (output.len(), recv), buffers(input, output))
     }
 
@@ -167,7 +168,7 @@ impl Inner {
         input: usize,
         (output, recv): (usize, &[Range<usize>]),
         buffers: Buffers,
-    ) -> Result<Call> {
+    ) -> Result<Bound> {
         let (c, me) = (Collective::AllGather, self.state.rank);
         self.check_ranges(c, "receive", recv, output)?;
         self.check_disjoint(c, recv)?;
@@ -184,7 +185,7 @@ impl Inner {
         output: &mut [T],
         recv: &[Range<usize>],
         root: usize,
-    ) -> Result<Call> {
+    ) -> Result<Bound> {
         let (c, me) = (Collective::Gather, self.state.rank);
         self.peer_in_range("gather_v", "root", root)?;
         let mut transfers = Transfers::default();
@@ -206,7 +207,7 @@ impl Inner {
         send: &[Range<usize>],
         output: &mut [T],
         root: usize,
-    ) -> Result<Call> {
+    ) -> Result<Bound> {
         let (c, me) = (Collective::Scatter, self.state.rank);
         self.peer_in_range("scatter_v", "root", root)?;
         let mut transfers = Transfers::default();
@@ -274,9 +275,9 @@ impl Inner {
     }
 }
 
-fn uneven(collective: Collective, dtype: DType, root: usize, buffers: Buffers, transfers: Transfers) -> Call {
-    let key = CallKey { collective, dtype, op: None, root, count: 0, whole: 0, peer: 0 };
-    Call { key, buffers, transfers: Some(Box::new(transfers)) }
+fn uneven(collective: Collective, dtype: DType, root: usize, buffers: Buffers, transfers: Transfers) -> Bound {
+    let call = Call { root, ..Call::of(collective).with_count(dtype, 0) };
+    Bound { call, buffers, transfers: Some(Box::new(transfers)) }
 }
 
 #[cfg(test)]

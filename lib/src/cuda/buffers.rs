@@ -5,9 +5,9 @@ use std::ops::Range;
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys::{self, CUpointer_attribute as Attribute};
 
-use super::call::Call;
 use super::driver::{cuda, is_capturing};
 use crate::algorithm::Shape;
+use crate::comm::RawCall;
 use crate::error::{Error, Result};
 use crate::wire::Collective;
 
@@ -70,7 +70,7 @@ enum Kind {
 /// # Errors
 /// [`Error::InvalidArgument`] for more bytes than there are addresses, for addresses that are no multiple of an element, and for
 /// an input and an output that overlap where they may not.
-pub(super) fn of(call: &Call, rank: usize, size: usize) -> Result<[Option<Buffer>; 2]> {
+pub(super) fn of(call: &RawCall, rank: usize, size: usize) -> Result<[Option<Buffer>; 2]> {
     let op = call.collective.name();
     let element = call.dtype.size() as u64;
     let too_large = || {
@@ -82,11 +82,12 @@ pub(super) fn of(call: &Call, rank: usize, size: usize) -> Result<[Option<Buffer
         .filter(|&bytes| bytes < 1 << 48)
         .ok_or_else(too_large)?;
     let part = whole / size as u64;
+    let at = call.device_addresses();
     let shape = Shape { collective: call.collective, ranks: size, root: call.root, channels: 1 };
     let inputs = part * shape.input_segments(rank) as u64;
     let outputs = part * shape.output_segments(rank) as u64;
     let buffer = |name, at, bytes| (bytes > 0).then_some(Buffer { name, at, bytes, element });
-    let used = [buffer("input", call.input, inputs), buffer("output", call.output, outputs)];
+    let used = [buffer("input", at.0, inputs), buffer("output", at.1, outputs)];
     for buffer in used.iter().flatten() {
         aligned(op, rank, buffer)?;
     }
@@ -267,10 +268,11 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::Call;
     use crate::{DType, ReduceOp};
 
-    fn call(collective: Collective, dtype: DType, count: usize, input: u64, output: u64) -> Call {
-        Call { collective, dtype, op: ReduceOp::Sum, root: 1, count, input, output }
+    fn call(collective: Collective, dtype: DType, count: usize, input: u64, output: u64) -> RawCall {
+        RawCall::on_device(Call::new(collective, dtype, ReduceOp::Sum, 1, count), input, output)
     }
 
     fn text<T: std::fmt::Debug>(result: Result<T>) -> String {
@@ -329,10 +331,10 @@ mod tests {
         #[test]
         fn buffers_side_by_side_never_overlap(count in 0usize..1000, rank in 0usize..8, gap in 0u64..64) {
             for collective in Collective::ALL {
-                let call = call(collective, DType::U8, count, 1 << 20, 0);
-                let [input, _] = of(&Call { output: 1 << 40, ..call }, rank, 8).unwrap();
+                let call = |output| call(collective, DType::U8, count, 1 << 20, output);
+                let [input, _] = of(&call(1 << 40), rank, 8).unwrap();
                 let behind = input.map_or(1 << 20, |b| b.end()) + gap;
-                let beside = of(&Call { output: behind, ..call }, rank, 8);
+                let beside = of(&call(behind), rank, 8);
                 prop_assert!(beside.is_ok());
             }
         }

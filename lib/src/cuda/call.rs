@@ -1,4 +1,4 @@
-//! One collective: what it is, and where it goes.
+//! Where a call goes, and how ranks compare theirs.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,37 +8,6 @@ use cudarc::driver::{CudaStream, sys};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::Error;
 use crate::wire::Collective;
-
-/// A collective over device memory, as addresses.
-#[derive(Debug, Clone, Copy)]
-pub struct Call {
-    /// Which one.
-    pub collective: Collective,
-    /// Type of the elements.
-    pub dtype: DType,
-    /// How they are combined; ignored by collectives that only move data.
-    pub op: ReduceOp,
-    /// The root of a rooted collective, else 0.
-    pub root: usize,
-    /// Elements: of the whole buffer for all_reduce, broadcast and reduce; of one rank's segment for the others.
-    pub count: usize,
-    /// Address of the input.
-    pub input: u64,
-    /// Address of the output; may be the input's place in it (except for all_to_all).
-    pub output: u64,
-}
-
-impl Call {
-    /// A call of a collective of no elements, to be filled in.
-    pub(super) fn of(collective: Collective, dtype: DType) -> Call {
-        Call { collective, dtype, op: ReduceOp::Sum, root: 0, count: 0, input: 0, output: 0 }
-    }
-
-    /// Bytes of its `count` elements.
-    pub(super) fn bytes(&self) -> usize {
-        self.count.saturating_mul(self.dtype.size())
-    }
-}
 
 /// One end of a message: where its buffer is, its bytes, and the other rank.
 pub(super) type End = (u64, usize, usize);
@@ -80,8 +49,8 @@ pub(super) struct Signature(pub(super) u64);
 const COUNT_BITS: u32 = 40;
 
 impl Signature {
-    pub(super) fn new(call: &Call) -> Signature {
-        let op = if call.collective.reduces() { call.op as u64 } else { 0 };
+    pub(super) fn new(call: &crate::Call) -> Signature {
+        let op = call.op.map_or(0, |op| op as u64);
         let kind = call.collective as u64 | (call.dtype as u64) << 8 | op << 12 | (call.root as u64) << 16;
         Signature(kind << COUNT_BITS | call.count as u64 & ((1 << COUNT_BITS) - 1))
     }
@@ -126,22 +95,13 @@ pub(super) fn unsupported(collective: Collective) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Call;
 
     #[test]
     fn a_signature_holds_what_ranks_must_agree_on() {
-        let call = Call {
-            collective: Collective::Reduce,
-            dtype: DType::Bf16,
-            op: ReduceOp::Max,
-            root: 3,
-            count: 12_345_678_901,
-            input: 0,
-            output: 0,
-        };
+        let call = Call::new(Collective::Reduce, DType::Bf16, ReduceOp::Max, 3, 12_345_678_901);
         assert_eq!(Signature::new(&call).to_string(), "reduce of 12345678901 bf16, max, root 3");
-        let other = Call { collective: Collective::AllGather, root: 0, count: 7, dtype: DType::U64, ..call };
+        let other = Call::new(Collective::AllGather, DType::U64, ReduceOp::Max, 3, 7);
         assert_eq!(Signature::new(&other).to_string(), "all_gather of 7 u64");
-        // What a collective ignores does not count.
-        assert_eq!(Signature::new(&other), Signature::new(&Call { op: ReduceOp::Sum, ..other }));
     }
 }

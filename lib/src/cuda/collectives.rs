@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceRepr};
 
-use super::call::Call;
 use super::comm::DeviceComm;
+use crate::Call;
 use crate::algorithm::Shape;
-use crate::comm::table::collectives;
+use crate::comm::RawCall;
+use crate::comm::table::{asked, collectives};
 use crate::dtype::{Element, ReduceOp};
 use crate::error::{Error, Result};
-use crate::wire::Collective;
 
 macro_rules! enqueued {
     ($($(#[$doc:meta])* $form:ident $collective:ident $arguments:tt: $name:ident, $a:tt, $g:tt, $ga:tt, $device:tt;)*) => {
@@ -29,7 +29,7 @@ macro_rules! enqueued {
             output: &mut impl DevicePtrMut<T>
             $(, $arg: $ty)*
         ) -> Result<()> {
-            self.apart(stream, Call { $($arg,)* ..Call::of(Collective::$collective, T::DTYPE) }, input, output)
+            self.apart(stream, asked!($collective $(, $arg)*), input, output)
         }
     };
     (@ place device $name:ident $collective:ident ($($arg:ident: $ty:ty),*)) => {
@@ -40,7 +40,7 @@ macro_rules! enqueued {
             buffer: &mut impl DevicePtrMut<T>
             $(, $arg: $ty)*
         ) -> Result<()> {
-            self.in_place(stream, Call { $($arg,)* ..Call::of(Collective::$collective, T::DTYPE) }, buffer)
+            self.in_place(stream, asked!($collective $(, $arg)*), buffer)
         }
     };
 }
@@ -106,7 +106,7 @@ impl DeviceComm {
         let count = buffer.len();
         let (at, _written) = buffer.device_ptr_mut(stream);
         // SAFETY: as in `apart`.
-        unsafe { self.enqueue(stream, &Call { count, input: at, output: at, ..call }) }
+        unsafe { self.enqueue(stream, &RawCall::on_device(call.with_count(T::DTYPE, count), at, at)) }
     }
 
     fn apart<T: Element + DeviceRepr>(
@@ -131,9 +131,10 @@ impl DeviceComm {
         }
         let (from, _read) = input.device_ptr(stream);
         let (to, _written) = output.device_ptr_mut(stream);
+        let call = call.with_count(T::DTYPE, counts.0 / segments.0);
         // SAFETY: lengths were checked; cudarc keeps the buffers until the stream has passed the events recorded when the
         // guards are dropped, behind the call.
-        unsafe { self.enqueue(stream, &Call { count: counts.0 / segments.0, input: from, output: to, ..call }) }
+        unsafe { self.enqueue(stream, &RawCall::on_device(call, from, to)) }
     }
 
     fn here(&self, stream: &CudaStream, op: &str) -> Result<()> {

@@ -5,13 +5,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::{CudaContext, CudaEvent, sys};
 
-use super::call::{Call, Stream};
+use super::call::Stream;
 use super::driver::{cuda, is_capturing};
 use super::path::{DataPath, Path};
 use super::peer::{Choice, Chooser, Reason, Registry};
 use super::report::aborted;
 use super::window::Windows;
 use crate::comm::Comm;
+use crate::comm::RawCall;
 #[cfg(doc)]
 use crate::error::Error;
 use crate::error::Result;
@@ -134,7 +135,7 @@ impl DeviceComm {
     /// How the segments of `call` are cut when it is carried out by a schedule; `None` if `choice` is no schedule, or does not
     /// fit. Equal on all ranks. A communicator of the host whose messages are as long, and with as many channels, cuts and
     /// reduces alike: it gives the same bits.
-    pub fn partition(&self, call: &Call, choice: Choice) -> Option<Partition> {
+    pub fn partition(&self, call: &RawCall, choice: Choice) -> Option<Partition> {
         self.chooser.partition(call, choice)
     }
 

@@ -3,15 +3,16 @@
 use std::sync::MutexGuard;
 
 use super::buffers::{self, Buffer};
-use super::call::{Call, End, Stream};
+use super::call::{End, Stream};
 use super::comm::{DeviceComm, Order};
 use super::driver;
 use super::path::{Path, Turn};
 use super::peer::Choice;
+use crate::Call;
 use crate::comm::Comm;
+use crate::comm::RawCall;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::executor::CallKey;
 use crate::trace::{By, Span, Tracer, recorded};
 use crate::wire::Collective;
 
@@ -23,7 +24,7 @@ impl DeviceComm {
     /// `input` and `output` must be device memory as long as the collective needs, reachable from this communicator's device
     /// and untouched by others until the stream has run the call. `stream` must be of this device, and stay so until the next
     /// call of this communicator.
-    pub unsafe fn enqueue(&self, stream: impl Into<Stream>, call: &Call) -> Result<()> {
+    pub unsafe fn enqueue(&self, stream: impl Into<Stream>, call: &RawCall) -> Result<()> {
         let choice = self.choice(call.collective, call.bytes());
         // SAFETY: forwarded from the caller.
         unsafe { self.enqueue_as(stream, call, choice) }
@@ -33,7 +34,7 @@ impl DeviceComm {
     ///
     /// # Safety
     /// As [`DeviceComm::enqueue`].
-    pub unsafe fn enqueue_as(&self, stream: impl Into<Stream>, call: &Call, choice: Choice) -> Result<()> {
+    pub unsafe fn enqueue_as(&self, stream: impl Into<Stream>, call: &RawCall, choice: Choice) -> Result<()> {
         let stream = stream.into();
         let span = || Span::Carried {
             collective: call.collective as u8,
@@ -54,28 +55,27 @@ impl DeviceComm {
 
     /// # Safety
     /// As [`DeviceComm::enqueue`].
-    unsafe fn enqueue_one(&self, stream: Stream, call: &Call, choice: Choice) -> Result<()> {
+    unsafe fn enqueue_one(&self, stream: Stream, call: &RawCall, choice: Choice) -> Result<()> {
         let op = call.collective.name();
         self.check()?;
         if call.root >= self.size() {
             return Err(Error::invalid(op, format!("root is {}, expected a rank below {}", call.root, self.size())));
         }
-        if call.collective.reduces() {
-            call.op.check(op, self.rank(), call.dtype)?;
+        if let Some(operator) = call.op {
+            operator.check(op, self.rank(), call.dtype)?;
         }
         let used = buffers::of(call, self.rank(), self.size())?;
         if self.checks_memory {
             buffers::check(op, self.rank(), self.context(), stream.handle(), &used)?;
         }
         if self.size() == 1 {
+            let (input, output) = call.device_addresses();
             // SAFETY: the caller of `enqueue` vouches for both buffers.
-            return unsafe { driver::copy(op, stream.handle(), call.input, call.output, call.bytes()) };
+            return unsafe { driver::copy(op, stream.handle(), input, output, call.bytes()) };
         }
         if let (Some(host), Some(_)) = (&self.host, &self.windows) {
-            let &Call { collective, dtype, root, count, .. } = call;
-            let op = collective.reduces().then_some(call.op);
             // Kernels compare the calls of ranks that they hear of; the host's communicator compares the others'.
-            host.note(&CallKey { dtype, op, root, count, whole: count, ..CallKey::of(collective) });
+            host.note(call);
         }
         let (turn, _order) = self.turn(stream)?;
         // SAFETY: forwarded from the caller.
@@ -136,7 +136,7 @@ impl DeviceComm {
             buffers::check(op, self.rank(), self.context(), stream.handle(), &used)?;
         }
         let (_, count, root) = to.or(from).unwrap_or_default();
-        let call = Call { root, count, ..Call::of(Collective::SendRecv, DType::U8) };
+        let call = RawCall::on_device(Call::message(DType::U8, root, 0, count), 0, 0);
         let (turn, _order) = self.turn(stream)?;
         // SAFETY: forwarded from the caller.
         unsafe { self.path.carry_pair(turn, &call, to, from) }

@@ -4,10 +4,11 @@ use std::fmt;
 
 use cudarc::driver::sys;
 
-use super::call::{Call, End};
+use super::call::End;
 use super::peer::{Choice, Chooser};
 use super::window::MAX_RANKS;
 use crate::comm::Comm;
+use crate::comm::RawCall;
 use crate::config::CudaPath;
 use crate::error::{Error, Result};
 
@@ -62,13 +63,13 @@ pub(super) trait DataPath: fmt::Debug + Send + Sync {
     ///
     /// # Safety
     /// As [`DeviceComm::enqueue`](super::DeviceComm::enqueue).
-    unsafe fn carry(&self, turn: Turn, call: &Call, choice: Choice) -> Result<()>;
+    unsafe fn carry(&self, turn: Turn, call: &RawCall, choice: Choice) -> Result<()>;
 
     /// Puts a message to a rank, one from a rank, or both into a stream. `call` is what kernels say of it.
     ///
     /// # Safety
     /// As [`DeviceComm::enqueue_send_recv`](super::DeviceComm::enqueue_send_recv).
-    unsafe fn carry_pair(&self, turn: Turn, call: &Call, to: Option<End>, from: Option<End>) -> Result<()>;
+    unsafe fn carry_pair(&self, turn: Turn, call: &RawCall, to: Option<End>, from: Option<End>) -> Result<()>;
 
     /// The failure of a call that ran before, if one has failed. `host` knows of ranks that are gone, and tells the others.
     fn check(&self, host: Option<&Comm>) -> Result<()>;

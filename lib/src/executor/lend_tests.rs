@@ -117,14 +117,9 @@ fn outcome(
     late: bool,
 ) -> (Vec<Vec<u64>>, u64) {
     let n = shape.ranks;
-    let key = CallKey {
-        collective: shape.collective,
-        dtype: DType::U64,
+    let key = crate::Call {
         op: Some(ReduceOp::Sum),
-        root: shape.root,
-        count: COUNT,
-        whole: COUNT,
-        peer: 0,
+        ..crate::Call::new(shape.collective, DType::U64, ReduceOp::Sum, shape.root, COUNT)
     };
     let hub = inproc::Hub::new();
     let one = |rank: usize| {

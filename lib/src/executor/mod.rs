@@ -16,7 +16,7 @@ mod wait;
 pub(crate) use links::Links;
 pub(crate) use message::one_message;
 pub(crate) use peek::peek;
-pub(crate) use plan::{CallKey, Plan, Transfers};
+pub(crate) use plan::{Plan, Transfers};
 pub(crate) use wait::{DOUBT, Patience, Supervisor};
 
 use crate::error::Result;

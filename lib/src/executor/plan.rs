@@ -4,55 +4,15 @@
 use std::collections::HashSet;
 use std::ops::Range;
 
+use crate::Call;
 use crate::dtype::{DType, ReduceOp};
 use crate::reduce::{self, Kernels};
 use crate::schedule::{Buf, Loc, Partition, Program, Step};
-use crate::wire::{Algorithm, Collective, Header};
+use crate::wire::{Collective, Header};
 
 /// From so many bytes of output on, non-temporal stores win: together with the input and what the peers work on, the
 /// output would not stay in the last-level cache until somebody reads it.
 const STREAM: usize = 8 << 20;
-
-/// Everything a plan depends on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct CallKey {
-    pub(crate) collective: Collective,
-    pub(crate) dtype: DType,
-    /// `None` where nothing is reduced.
-    pub(crate) op: Option<ReduceOp>,
-    /// Root, or the sender of a point-to-point message; 0 where there is none.
-    pub(crate) root: usize,
-    /// Elements per segment.
-    pub(crate) count: usize,
-    /// Elements per segment of the call that this is a part of, as the headers say it; `count` where it is all of it.
-    pub(crate) whole: usize,
-    /// The other side of a point-to-point message; 0 for collectives.
-    pub(crate) peer: usize,
-}
-
-impl CallKey {
-    /// A call of a collective of no elements, to be filled in.
-    #[inline]
-    pub(crate) fn of(collective: Collective) -> CallKey {
-        CallKey { collective, dtype: DType::U8, op: None, root: 0, count: 0, whole: 0, peer: 0 }
-    }
-
-    /// Header of the call's messages, without sequence number and length.
-    pub(crate) fn header(&self, comm: u32, algorithm: Algorithm) -> Header {
-        Header {
-            count: self.whole as u64,
-            comm,
-            seq: 0,
-            root: if self.collective.has_root() { self.root as u32 } else { Header::NO_ROOT },
-            len: 0,
-            crc: 0,
-            collective: self.collective as u8,
-            dtype: self.dtype as u8,
-            op: self.op.map_or(Header::NO_OP, |op| op as u8),
-            algorithm: algorithm as u8,
-        }
-    }
-}
 
 /// A buffer and an offset into it, in elements, that is added to the part's own.
 #[derive(Debug, Clone, Copy)]
@@ -165,7 +125,7 @@ impl Plan {
     /// Binds `program`, cut into messages of at most `max_message` bytes. `link` gives the index of the links with (channel, peer), which must be open;
     /// `lends` says whether some of them read memory in which a message lies after they were given it.
     pub(crate) fn compile(
-        key: &CallKey,
+        call: &Call,
         header: Header,
         program: &Program,
         ranks: usize,
@@ -173,16 +133,16 @@ impl Plan {
         lends: bool,
         link: impl Fn(u32, usize) -> Option<u32>,
     ) -> Option<Plan> {
-        let elem = key.dtype.size();
-        let partition = program.partition(key.count, elem, max_message);
+        let elem = call.dtype.size();
+        let partition = program.partition(call.count, elem, max_message);
         let window = partition.largest_window();
-        let output_segments = match key.collective {
+        let output_segments = match call.collective {
             Collective::AllGather | Collective::AllToAll | Collective::Gather => ranks,
             _ => 1,
         };
         let place = |loc: Loc| Place {
             buf: loc.buf,
-            segment_offset: loc.segment as usize * if loc.buf == Buf::Scratch { window } else { key.count },
+            segment_offset: loc.segment as usize * if loc.buf == Buf::Scratch { window } else { call.count },
         };
         let mut instructions = Vec::with_capacity(program.lanes.iter().map(|lane| lane.steps.len()).sum());
         let mut lanes = Vec::with_capacity(program.lanes.len());
@@ -221,7 +181,7 @@ impl Plan {
             }
             mark_last_uses(&mut instructions[first..]);
             mark_followed(&mut instructions[first..]);
-            let (windows, count) = (partition.windows(), key.whole as u64);
+            let (windows, count) = (partition.windows(), call.whole as u64);
             lanes.push(PlanLane { instructions: first..instructions.len(), partition, windows, count });
         }
         if lends {
@@ -229,7 +189,7 @@ impl Plan {
         }
         let uses = |link: fn(&Instruction) -> usize| instructions.iter().any(|i| link(i) != usize::MAX);
         let directions = (uses(|i| i.send), uses(|i| i.recv));
-        let output_bytes = output_segments.saturating_mul(key.count).saturating_mul(elem);
+        let output_bytes = output_segments.saturating_mul(call.count).saturating_mul(elem);
         Some(Plan {
             instructions,
             lanes,
@@ -238,8 +198,8 @@ impl Plan {
             directions,
             output_bytes,
             streams: output_bytes >= STREAM,
-            kernels: reduce::kernels(key.dtype, key.op.unwrap_or(ReduceOp::Sum)),
-            divisor: if key.op == Some(ReduceOp::Avg) { ranks } else { 1 },
+            kernels: reduce::kernels(call.dtype, call.op.unwrap_or(ReduceOp::Sum)),
+            divisor: if call.op == Some(ReduceOp::Avg) { ranks } else { 1 },
             scratch_bytes: program.scratch_segments * window * elem,
             header,
         })

@@ -91,14 +91,9 @@ fn lanes_in_different_windows_do_not_share_scratch_memory() {
     let partition = program.partition(COUNT, 8, 24);
     assert_eq!((partition.windows(), partition.part(0, 0), partition.part(1, 0)), (3, 0..3, 5..7));
 
-    let key = CallKey {
-        collective: Collective::AllReduce,
-        dtype: DType::U64,
+    let key = crate::Call {
         op: Some(ReduceOp::Sum),
-        root: 0,
-        count: COUNT,
-        whole: COUNT,
-        peer: 0,
+        ..crate::Call::new(Collective::AllReduce, DType::U64, ReduceOp::Sum, 0, COUNT)
     };
     let header = key.header(0, Algorithm::Direct);
     let input = |rank: u64| (0..COUNT as u64).map(|i| 100u64.pow(rank as u32) * (i + 1)).collect::<Vec<_>>();

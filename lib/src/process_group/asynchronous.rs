@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use super::buffer::{BufferMut, Place, Spot};
 use super::{Owned, ProcessGroup, Work};
+use crate::Call;
 use crate::comm::Inner;
-use crate::comm::call::Call;
+use crate::comm::bound::Bound;
 use crate::comm::table::{asked, collectives};
 use crate::dtype::ReduceOp;
 use crate::error::Result;
-use crate::executor::CallKey;
 
 macro_rules! asynchronous {
     ($($(#[$doc:meta])* $form:ident $collective:ident $arguments:tt: $c:ident, $a:tt, $of:tt, $name:tt, $device:tt;)*) => {
@@ -58,7 +58,7 @@ impl ProcessGroup {
     fn in_place<B: Owned>(
         &self,
         mut buffer: B,
-        prepare: impl Fn(&Inner, &mut BufferMut<'_>) -> Result<Call> + Send + 'static,
+        prepare: impl Fn(&Inner, &mut BufferMut<'_>) -> Result<Bound> + Send + 'static,
     ) -> Result<Work<B>> {
         let inner = self.comm.inner();
         let mut memory = buffer.output();
@@ -75,7 +75,7 @@ impl ProcessGroup {
         self.queue(buffer, move |inner, buffer| prepare(inner, &mut buffer.output()))
     }
 
-    fn apart<I: Owned, O: Owned>(&self, asked: CallKey, input: I, mut output: O) -> Result<Work<(I, O)>> {
+    fn apart<I: Owned, O: Owned>(&self, asked: Call, input: I, mut output: O) -> Result<Work<(I, O)>> {
         let (from, mut to) = (input.input(), output.output());
         let call = self.comm.inner().call(asked, &from, &mut to)?;
         if let Spot::Device(stream) = Place::joined(&from.place, &to.place, asked.collective.name())? {
@@ -93,7 +93,7 @@ impl ProcessGroup {
     fn queue<B: Send + 'static>(
         &self,
         buffers: B,
-        prepare: impl FnOnce(&Inner, &mut B) -> Result<Call> + Send + 'static,
+        prepare: impl FnOnce(&Inner, &mut B) -> Result<Bound> + Send + 'static,
     ) -> Result<Work<B>> {
         let backend = Arc::clone(&self.backend);
         let work = self.comm.submit_with(buffers, prepare, move |inner, call| {

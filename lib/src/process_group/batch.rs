@@ -2,8 +2,8 @@
 
 use super::ProcessGroup;
 use super::buffer::{Buffer, BufferMut, Place, Spot};
-use super::messages::Own;
-use crate::comm::call::Call;
+use super::own::Own;
+use crate::comm::bound::Bound;
 use crate::comm::table::{asked, collectives};
 use crate::cuda::Stream;
 use crate::dtype::ReduceOp;
@@ -29,7 +29,7 @@ use crate::error::{Error, Result};
 #[derive(Debug)]
 pub struct Batch<'a> {
     group: &'a ProcessGroup,
-    calls: Vec<Call>,
+    calls: Vec<Bound>,
     /// Messages to ourselves.
     own: Own,
     /// Where the buffers are; those of a device tell cudarc, when they go, that they are in the stream.
@@ -93,7 +93,7 @@ impl<'a> Batch<'a> {
         self.push(call, [data.place])
     }
 
-    fn push<const N: usize>(&mut self, call: impl Into<Option<Call>>, places: [Place<'a>; N]) -> Result<()> {
+    fn push<const N: usize>(&mut self, call: impl Into<Option<Bound>>, places: [Place<'a>; N]) -> Result<()> {
         for place in places {
             if matches!(place, Place::Nowhere) {
                 continue;

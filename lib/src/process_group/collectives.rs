@@ -7,7 +7,7 @@
 use super::ProcessGroup;
 use super::buffer::{Buffer, BufferMut, Spot};
 use super::work::Enqueued;
-use crate::comm::call::Call;
+use crate::comm::bound::Bound;
 use crate::comm::table::{asked, collectives};
 use crate::cuda::Stream;
 use crate::dtype::ReduceOp;
@@ -31,7 +31,7 @@ macro_rules! blocking {
         ) -> Result<()> {
             let (input, mut output) = (input.into(), output.into());
             let call = self.comm.inner().call(asked!($collective $(, $arg)*), &input, &mut output)?;
-            let spot = input.place.joined(&output.place, call.key.collective.name())?;
+            let spot = input.place.joined(&output.place, call.collective.name())?;
             // SAFETY: the call was made of these buffers, which are held until it is over.
             unsafe { self.carry_out(spot, call) }
         }
@@ -78,7 +78,7 @@ impl ProcessGroup {
     /// # Safety
     /// The call's memory must be at `spot`, and valid and untouched by others until this returns.
     #[inline]
-    unsafe fn carry_out(&self, spot: Spot<'_>, call: Call) -> Result<()> {
+    unsafe fn carry_out(&self, spot: Spot<'_>, call: Bound) -> Result<()> {
         match spot {
             Spot::Host => {
                 let inner = self.comm.inner();
@@ -95,7 +95,7 @@ impl ProcessGroup {
     ///
     /// # Safety
     /// As [`Backend::enqueue`](super::Backend::enqueue).
-    pub(super) unsafe fn enqueue(&self, calls: &[Call], stream: &Stream) -> Result<Enqueued> {
+    pub(super) unsafe fn enqueue(&self, calls: &[Bound], stream: &Stream) -> Result<Enqueued> {
         // SAFETY: forwarded from the caller.
         let op = unsafe { self.enqueue_unmarked(calls, stream) }?;
         self.mark(stream, op)
@@ -110,9 +110,9 @@ impl ProcessGroup {
     ///
     /// # Safety
     /// As [`Backend::enqueue`](super::Backend::enqueue).
-    pub(super) unsafe fn enqueue_unmarked(&self, calls: &[Call], stream: &Stream) -> Result<&'static str> {
+    pub(super) unsafe fn enqueue_unmarked(&self, calls: &[Bound], stream: &Stream) -> Result<&'static str> {
         let op = match calls {
-            [one] => one.key.collective.name(),
+            [one] => one.collective.name(),
             _ => "batch",
         };
         self.comm.inner().state().check(|| op.to_owned())?;

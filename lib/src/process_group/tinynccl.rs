@@ -6,11 +6,9 @@ use std::time::Duration;
 use cudarc::driver::CudaContext;
 
 use super::backend::{Backend, BackendType};
-use super::messages::Messages;
-use crate::comm::call::Call;
-use crate::comm::{Comm, Inner};
+use crate::comm::bound::Bound;
+use crate::comm::{Comm, Inner, RawCall};
 use crate::cuda::{self, DeviceComm, Stream};
-use crate::dtype::ReduceOp;
 use crate::error::{Error, Result};
 
 #[derive(Debug)]
@@ -35,48 +33,25 @@ impl Backend for Tinynccl {
     }
 
     #[inline]
-    unsafe fn run(&self, comm: &Inner, call: &Call, background: bool) -> Result<()> {
+    unsafe fn run(&self, comm: &Inner, call: &Bound, background: bool) -> Result<()> {
         // SAFETY: forwarded from the caller.
         unsafe { comm.execute(call, background) }
     }
 
-    unsafe fn run_batch(&self, comm: &Inner, calls: &[Call]) -> Result<()> {
+    unsafe fn run_batch(&self, comm: &Inner, calls: &[Bound]) -> Result<()> {
         // SAFETY: forwarded from the caller.
         unsafe { comm.batch("batch", calls, false) }
     }
 
-    /// Reductions first, then all messages in an order that cannot deadlock.
-    unsafe fn enqueue(&self, calls: &[Call], stream: &Stream) -> Result<()> {
+    unsafe fn enqueue(&self, calls: &[Bound], stream: &Stream) -> Result<()> {
         let device = self.device.as_ref().ok_or_else(|| Error::Unsupported {
             what: "device memory in a group without GPUs".to_owned(),
             detail: "ask for one at the start: InitOptions::device(Device::LocalRank)".to_owned(),
         })?;
         device.context().bind_to_thread().map_err(|e| cuda::cuda("enqueue", "taking the GPU", e))?;
-        let (rank, size) = (device.rank(), device.size());
-        let mut messages = Messages::default();
-        for call in calls {
-            let whole = cuda::Call {
-                collective: call.key.collective,
-                dtype: call.key.dtype,
-                op: call.key.op.unwrap_or(ReduceOp::Sum),
-                root: call.key.root,
-                count: call.key.count,
-                input: call.buffers.input as u64,
-                output: call.buffers.output as u64,
-            };
-            if call.key.collective == crate::wire::Collective::AllToAll || !messages.add(call, rank, size) {
-                // SAFETY: forwarded from the caller.
-                unsafe { device.enqueue(stream.clone(), &whole) }?;
-            }
-        }
-        // SAFETY: forwarded from the caller, here and below.
-        unsafe { messages.enqueue_own(stream) }?;
-        for (send, recv) in messages.rounds(rank, size) {
-            let side = |m: super::messages::Message| (m.address as u64, m.bytes, m.peer);
-            // SAFETY: see above.
-            unsafe { device.enqueue_send_recv(stream.clone(), send.map(side), recv.map(side)) }?;
-        }
-        Ok(())
+        let calls: Vec<RawCall> = calls.iter().map(Bound::raw).collect();
+        // SAFETY: forwarded from the caller.
+        unsafe { device.enqueue_group(stream.clone(), &calls) }
     }
 
     fn device(&self) -> Option<&Arc<CudaContext>> {

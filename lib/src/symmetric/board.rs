@@ -4,9 +4,9 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::call::Turn;
 use super::checks::{Checks, Payload};
 use super::layout::{DEPTH, LINES, Layout, Line, STAGES};
+use super::task::Turn;
 use super::words::{Announcement, Asleep, Ends, Sleepers};
 use crate::error::Result;
 use crate::transport::fence;

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use super::allocation::Registry;
 use super::board::Board;
-use super::call::{Job, Outcome};
 use super::layout::Layout;
 use super::run::run;
+use super::task::{Outcome, Plan};
 use crate::algorithm::Shape;
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, Result};
@@ -72,12 +72,12 @@ fn broadcast(board: &mut Board, algorithm: Algorithm, data: &mut [u64]) -> Resul
     };
     let shape = Shape { collective, ranks: 2, root: 0, channels: 1 };
     let kernels = reduce::kernels(DType::U64, ReduceOp::Sum);
-    let job = Job { shape, count, elem: 8, kernels, divisor: 1, header };
+    let plan = Plan { shape, count, elem: 8, kernels, divisor: 1, header };
     let patience =
         Patience { turns: 1, spin: Duration::ZERO, yields: Duration::ZERO, deadline: Duration::from_millis(100) };
     let buffers = Buffers { input: data.as_ptr().cast(), output: data.as_mut_ptr().cast() };
     // SAFETY: the buffer holds `count` words and is ours.
-    unsafe { run(board, &Registry::default(), &job, header, buffers, &Alone, &patience, None) }
+    unsafe { run(board, &Registry::default(), &plan, header, buffers, &Alone, &patience, None) }
 }
 
 /// Rank 0 broadcasts, `bit` of what it wrote at `offset` flips, rank 1 receives.

@@ -33,7 +33,6 @@
 
 mod allocation;
 mod board;
-mod call;
 mod checks;
 #[cfg(all(test, not(loom)))]
 mod corrupt_tests;
@@ -43,14 +42,15 @@ mod model;
 mod one_shot;
 mod run;
 mod staged;
+mod task;
 mod two_shot;
 mod words;
 mod work;
 
 pub(crate) use allocation::{Allocation, Registry, region_bytes};
 pub(crate) use board::Board;
-pub(crate) use call::{Job, Outcome};
 pub(crate) use layout::Layout;
 pub(crate) use one_shot::slot_bytes;
 pub(crate) use run::run;
 pub(crate) use staged::largest_chunk;
+pub(crate) use task::{Outcome, Plan};

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use super::allocation::{Allocation, Registry};
 use super::board::Board;
-use super::call::{Job, Outcome};
 use super::layout::{DEPTH, LINES, Layout, Line, STAGES};
 use super::run::run;
+use super::task::{Outcome, Plan};
 use super::words::{Announcement, Asleep, Ends, Sleepers};
 use crate::algorithm::Shape;
 use crate::error::Error;
@@ -192,7 +192,7 @@ impl Rank {
             algorithm: algorithm as u8,
             ..Header::default()
         };
-        let job = Job {
+        let plan = Plan {
             shape: Shape { collective, ranks: self.ranks, root: 0, channels: 1 },
             count,
             elem: ELEM,
@@ -206,7 +206,7 @@ impl Rank {
         let patience = Patience { turns: 1, spin: Duration::ZERO, yields, deadline: Duration::MAX };
         // SAFETY: the callers' buffers hold `count` elements, and only the call uses them.
         let outcome =
-            unsafe { run(&mut self.board, &self.registry, &job, header, buffers, &Calm, &patience, None) }.unwrap();
+            unsafe { run(&mut self.board, &self.registry, &plan, header, buffers, &Calm, &patience, None) }.unwrap();
         assert_eq!(outcome, Outcome::Done);
     }
 

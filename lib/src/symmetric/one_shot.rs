@@ -3,7 +3,7 @@
 //! One step whatever the number of ranks. Every reader does the whole reduction, which is why this is for small data.
 
 use super::board::Board;
-use super::call::{Call, Outcome, Turn};
+use super::task::{Outcome, Task, Turn};
 use crate::algorithm::Shape;
 use crate::transport::shm::{INLINE, pack};
 use crate::transport::sync;
@@ -48,19 +48,19 @@ impl OneShot {
     /// # Safety
     /// As [`super::run`].
     #[inline]
-    pub(super) unsafe fn advance(&mut self, board: &mut Board, call: &Call<'_>) -> Turn {
-        let shape = &call.job.shape;
+    pub(super) unsafe fn advance(&mut self, board: &mut Board, task: &Task<'_>) -> Turn {
+        let shape = &task.plan.shape;
         let (rank, ranks) = (board.rank(), board.ranks());
         if !self.published {
             if writes(shape, rank) {
-                let bytes = shape.input_segments(rank) * call.job.bytes();
-                let missing = if bytes > INLINE { board.no_area(call.number) } else { board.no_line(call.number) };
+                let bytes = shape.input_segments(rank) * task.plan.bytes();
+                let missing = if bytes > INLINE { board.no_area(task.number) } else { board.no_line(task.number) };
                 if let Some(turn) = missing {
                     return turn;
                 }
                 // SAFETY: by the caller the input holds all its segments; the choice of this algorithm has seen to it
                 // that they fit into a slot.
-                unsafe { publish(board, call) };
+                unsafe { publish(board, task) };
             }
             self.published = true;
         }
@@ -69,18 +69,18 @@ impl OneShot {
             if reads(shape, rank, source) {
                 // Our own was written to memory that others write, too.
                 if (source != rank || board.checks() && writes(shape, rank))
-                    && let Err(turn) = call.message(board, source)
+                    && let Err(turn) = task.message(board, source)
                 {
                     return turn;
                 }
                 // SAFETY: the slots up to `source` are complete, and stay until we finish this call.
-                unsafe { take(board, call, source) };
+                unsafe { take(board, task, source) };
             }
             self.next += 1;
         }
-        if call.job.divisor > 1 && (shape.collective != Collective::Reduce || rank == shape.root) {
+        if task.plan.divisor > 1 && (shape.collective != Collective::Reduce || rank == shape.root) {
             // SAFETY: the output holds one segment.
-            unsafe { (call.job.kernels.divide)(call.buffers.output, call.job.count, call.job.divisor) };
+            unsafe { (task.plan.kernels.divide)(task.buffers.output, task.plan.count, task.plan.divisor) };
         }
         if matches!(
             shape.collective,
@@ -90,9 +90,9 @@ impl OneShot {
                 | Collective::AllToAll
                 | Collective::Barrier
         ) {
-            board.everyone_arrived(call.number);
+            board.everyone_arrived(task.number);
         }
-        board.finish(call.number);
+        board.finish(task.number);
         Turn::Ended(Outcome::Done)
     }
 }
@@ -100,17 +100,17 @@ impl OneShot {
 /// # Safety
 /// As [`super::run`]; the input must fit into a slot.
 #[inline]
-unsafe fn publish(board: &Board, call: &Call<'_>) {
-    let bytes = call.job.shape.input_segments(board.rank()) * call.job.bytes();
+unsafe fn publish(board: &Board, task: &Task<'_>) {
+    let bytes = task.plan.shape.input_segments(board.rank()) * task.plan.bytes();
     // SAFETY: by the caller. Nobody reads the slot before it is published: there was credit.
     unsafe {
         if bytes <= INLINE {
-            let inline = if bytes == 0 { [0; 3] } else { pack(std::slice::from_raw_parts(call.buffers.input, bytes)) };
-            board.publish(call.number, &call.header, inline, 0);
+            let inline = if bytes == 0 { [0; 3] } else { pack(std::slice::from_raw_parts(task.buffers.input, bytes)) };
+            board.publish(task.number, &task.header, inline, 0);
         } else {
-            let to = board.payload(board.rank(), call.number);
-            sync::copy(call.buffers.input, to, bytes);
-            board.publish(call.number, &call.header, [0; 3], bytes);
+            let to = board.payload(board.rank(), task.number);
+            sync::copy(task.buffers.input, to, bytes);
+            board.publish(task.number, &task.header, [0; 3], bytes);
         }
     }
 }
@@ -120,10 +120,10 @@ unsafe fn publish(board: &Board, call: &Call<'_>) {
 /// # Safety
 /// As [`super::run`]; the slots up to `source` must be complete.
 #[inline]
-unsafe fn take(board: &Board, call: &Call<'_>, source: usize) {
-    let job = call.job;
-    let (rank, bytes) = (board.rank(), job.bytes());
-    let (skip_in, skip_out) = match job.shape.collective {
+unsafe fn take(board: &Board, task: &Task<'_>, source: usize) {
+    let plan = task.plan;
+    let (rank, bytes) = (board.rank(), plan.bytes());
+    let (skip_in, skip_out) = match plan.shape.collective {
         Collective::ReduceScatter | Collective::Scatter => (rank * bytes, 0),
         Collective::AllGather | Collective::Gather => (0, source * bytes),
         Collective::AllToAll => (rank * bytes, source * bytes),
@@ -132,12 +132,12 @@ unsafe fn take(board: &Board, call: &Call<'_>, source: usize) {
     if bytes == 0 {
         return;
     }
-    let output = call.buffers.output.wrapping_add(skip_out);
+    let output = task.buffers.output.wrapping_add(skip_out);
     // SAFETY: by the caller; offsets stay below the buffers' sizes and the slot's payload.
     unsafe {
         let (mut words, mut others) = ([0; 3], [0; 3]);
-        if !job.shape.collective.reduces() {
-            let from = if source == rank { call.buffers.input } else { data(board, call, source, &mut words) };
+        if !plan.shape.collective.reduces() {
+            let from = if source == rank { task.buffers.input } else { data(board, task, source, &mut words) };
             let from = from.wrapping_add(skip_in);
             if !std::ptr::eq(from, output) {
                 sync::copy(from, output, bytes);
@@ -147,15 +147,15 @@ unsafe fn take(board: &Board, call: &Call<'_>, source: usize) {
         match source {
             // With the next one.
             0 if board.ranks() > 1 => {}
-            0 => std::ptr::copy(data(board, call, 0, &mut words).wrapping_add(skip_in), output, bytes),
+            0 => std::ptr::copy(data(board, task, 0, &mut words).wrapping_add(skip_in), output, bytes),
             1 => {
-                let first = data(board, call, 0, &mut words).wrapping_add(skip_in);
-                let second = data(board, call, 1, &mut others).wrapping_add(skip_in);
-                (job.kernels.reduce)(first, second, output, job.count);
+                let first = data(board, task, 0, &mut words).wrapping_add(skip_in);
+                let second = data(board, task, 1, &mut others).wrapping_add(skip_in);
+                (plan.kernels.reduce)(first, second, output, plan.count);
             }
             _ => {
-                let next = data(board, call, source, &mut words).wrapping_add(skip_in);
-                (job.kernels.reduce)(output, next, output, job.count);
+                let next = data(board, task, source, &mut words).wrapping_add(skip_in);
+                (plan.kernels.reduce)(output, next, output, plan.count);
             }
         }
     }
@@ -167,11 +167,11 @@ unsafe fn take(board: &Board, call: &Call<'_>, source: usize) {
 /// # Safety
 /// `source`'s slot must be complete.
 #[inline]
-unsafe fn data(board: &Board, call: &Call<'_>, source: usize, words: &mut [u64; 3]) -> *const u8 {
-    if call.job.shape.input_segments(source) * call.job.bytes() <= INLINE {
-        *words = board.read(source, call.number).inline;
+unsafe fn data(board: &Board, task: &Task<'_>, source: usize, words: &mut [u64; 3]) -> *const u8 {
+    if task.plan.shape.input_segments(source) * task.plan.bytes() <= INLINE {
+        *words = board.read(source, task.number).inline;
         words.as_ptr().cast()
     } else {
-        board.payload(source, call.number)
+        board.payload(source, task.number)
     }
 }

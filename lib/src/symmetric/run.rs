@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use super::allocation::Registry;
 use super::board::{Board, Wait};
-use super::call::{Call, Job, Outcome, Turn};
 use super::one_shot::OneShot;
 use super::staged::Staged;
+use super::task::{Outcome, Plan, Task, Turn};
 use super::two_shot::TwoShot;
 use crate::error::{Error, Result};
 use crate::executor::{Buffers, DOUBT, Patience, Supervisor};
@@ -24,26 +24,26 @@ enum Steps {
 /// Runs one call to its end.
 ///
 /// # Safety
-/// As [`crate::executor::run`]: `buffers` must be readable and writable as the job's shape and count say, and nothing
+/// As [`crate::executor::run`]: `buffers` must be readable and writable as the plan's shape and count say, and nothing
 /// else may touch that memory until this returns.
 #[expect(clippy::too_many_arguments, reason = "a call, and what it runs on")]
 pub(crate) unsafe fn run(
     board: &mut Board,
     registry: &Registry,
-    job: &Job,
+    plan: &Plan,
     header: Header,
     buffers: Buffers,
     supervisor: &dyn Supervisor,
     patience: &Patience,
     mut recorder: Option<&mut Recorder>,
 ) -> Result<Outcome> {
-    let mut call = Call { job, header, buffers, number: 0 };
+    let mut task = Task { plan, header, buffers, number: 0 };
     let mut steps = match header.algorithm {
-        code if code == Algorithm::Staged as u8 => Steps::Staged(Staged::new(board, job)),
+        code if code == Algorithm::Staged as u8 => Steps::Staged(Staged::new(board, plan)),
         code => {
-            call.number = board.start(1);
+            task.number = board.start(1);
             match code == Algorithm::TwoShot as u8 {
-                true => Steps::TwoShot(TwoShot::new(registry, &call, board.rank())),
+                true => Steps::TwoShot(TwoShot::new(registry, &task, board.rank())),
                 false => Steps::OneShot(OneShot::default()),
             }
         }
@@ -54,9 +54,9 @@ pub(crate) unsafe fn run(
         // SAFETY: forwarded from the caller.
         let turn = unsafe {
             match &mut steps {
-                Steps::OneShot(steps) => steps.advance(board, &call),
-                Steps::TwoShot(steps) => steps.advance(board, &call),
-                Steps::Staged(steps) => steps.advance(board, &mut call),
+                Steps::OneShot(steps) => steps.advance(board, &task),
+                Steps::TwoShot(steps) => steps.advance(board, &task),
+                Steps::Staged(steps) => steps.advance(board, &mut task),
             }
         };
         match turn {
@@ -78,7 +78,7 @@ pub(crate) unsafe fn run(
                         recorder.awaits(peer, matches!(what, Wait::Arrival(_)));
                     }
                 }
-                waiter.wait(board, &call, peer, what)?;
+                waiter.wait(board, &task, peer, what)?;
             }
         }
     }
@@ -105,18 +105,18 @@ impl Waiter<'_> {
     }
 
     #[inline]
-    fn wait(&mut self, board: &Board, call: &Call<'_>, peer: usize, what: Wait) -> Result<()> {
+    fn wait(&mut self, board: &Board, task: &Task<'_>, peer: usize, what: Wait) -> Result<()> {
         self.turns += 1;
         if self.turns < self.patience.turns {
             std::hint::spin_loop();
             return Ok(());
         }
         self.turns = 0;
-        self.wait_slowly(board, call, peer, what)
+        self.wait_slowly(board, task, peer, what)
     }
 
     #[cold]
-    fn wait_slowly(&mut self, board: &Board, call: &Call<'_>, peer: usize, what: Wait) -> Result<()> {
+    fn wait_slowly(&mut self, board: &Board, task: &Task<'_>, peer: usize, what: Wait) -> Result<()> {
         self.supervisor.alive()?;
         let now = Instant::now();
         let waited = now.duration_since(*self.since.get_or_insert(now));
@@ -132,23 +132,23 @@ impl Waiter<'_> {
             self.supervisor.waiting_on(Some(peer));
         }
         if let Some(other) = board.stray() {
-            return Err(stray(self.supervisor, &call.header, other));
+            return Err(stray(self.supervisor, &task.header, other));
         }
         if waited >= DOUBT {
             self.supervisor.compare()?;
         }
-        if let Some((other, theirs)) = elsewhere(board, call) {
-            return Err(self.supervisor.mismatch(other, call.header, theirs));
+        if let Some((other, theirs)) = elsewhere(board, task) {
+            return Err(self.supervisor.mismatch(other, task.header, theirs));
         }
         // First whether it has left, then whether it came before that.
         if self.supervisor.has_left(peer) && !board.has(peer, what) {
-            return Err(self.supervisor.left(&call.header, peer));
+            return Err(self.supervisor.left(&task.header, peer));
         }
         if waited >= self.patience.deadline {
-            return Err(self.supervisor.timed_out(&call.header, &[peer], waited));
+            return Err(self.supervisor.timed_out(&task.header, &[peer], waited));
         }
         if asked_to_stop() {
-            return Err(self.supervisor.interrupted(&call.header));
+            return Err(self.supervisor.interrupted(&task.header));
         }
         let slice = SLICE.min(self.patience.deadline - waited);
         let since = Instant::now();
@@ -168,12 +168,12 @@ fn stray(supervisor: &dyn Supervisor, header: &Header, peer: usize) -> Error {
 }
 
 /// A rank that has not come to this call but has announced one over links that is as late or later.
-fn elsewhere(board: &Board, call: &Call<'_>) -> Option<(usize, Header)> {
+fn elsewhere(board: &Board, task: &Task<'_>) -> Option<(usize, Header)> {
     (0..board.ranks()).filter(|&r| r != board.rank()).find_map(|rank| {
         // First what it announced, then whether it has come: the other way round it could do both in between.
         let theirs = board.announcement(rank)?;
-        let later = theirs.seq.wrapping_sub(call.header.seq) < u32::MAX / 2;
-        let is_here = board.has_arrived(rank, call.number) || board.has_finished(rank, call.number);
+        let later = theirs.seq.wrapping_sub(task.header.seq) < u32::MAX / 2;
+        let is_here = board.has_arrived(rank, task.number) || board.has_finished(rank, task.number);
         (later && !is_here).then_some((rank, theirs))
     })
 }

@@ -9,8 +9,8 @@
 //! A rank writes up to [`STAGES`](super::layout::STAGES) chunks ahead of the slowest reader.
 
 use super::board::Board;
-use super::call::{Call, Job, Outcome, Turn};
 use super::one_shot::writes;
+use super::task::{Outcome, Plan, Task, Turn};
 use super::work::{combine, copy, line, share};
 use crate::algorithm::Shape;
 use crate::reduce::stream;
@@ -73,16 +73,16 @@ fn place(writer: usize, reader: usize) -> usize {
 }
 
 impl Staged {
-    pub(super) fn new(board: &mut Board, job: &Job) -> Staged {
-        let shape = &job.shape;
-        let largest = largest_chunk(shape, job.elem, board.stage_bytes()).max(1);
-        let unit = line(job.elem) * if is_two_shot(shape) { shape.ranks } else { 1 };
+    pub(super) fn new(board: &mut Board, plan: &Plan) -> Staged {
+        let shape = &plan.shape;
+        let largest = largest_chunk(shape, plan.elem, board.stage_bytes()).max(1);
+        let unit = line(plan.elem) * if is_two_shot(shape) { shape.ranks } else { 1 };
         // All of about the same size, rather than a short one at the end.
-        let chunk = job.count.div_ceil(job.count.div_ceil(largest).max(1)).next_multiple_of(unit).max(1);
-        let chunks = job.count.div_ceil(chunk).max(1);
+        let chunk = plan.count.div_ceil(plan.count.div_ceil(largest).max(1)).next_multiple_of(unit).max(1);
+        let chunks = plan.count.div_ceil(chunk).max(1);
         let steps = chunks + usize::from(is_two_shot(shape));
         let segments = shape.output_segments(board.rank());
-        let streams = job.bytes().saturating_mul(segments) >= STREAM;
+        let streams = plan.bytes().saturating_mul(segments) >= STREAM;
         let part = chunk / shape.ranks;
         Staged { first: board.start(steps), chunk, part, chunks, steps, published: 0, taken: 0, streams }
     }
@@ -92,43 +92,43 @@ impl Staged {
     }
 
     /// Elements of a segment that are `chunk`'s.
-    fn range(&self, job: &Job, chunk: usize) -> std::ops::Range<usize> {
-        (chunk * self.chunk).min(job.count)..((chunk + 1) * self.chunk).min(job.count)
+    fn range(&self, plan: &Plan, chunk: usize) -> std::ops::Range<usize> {
+        (chunk * self.chunk).min(plan.count)..((chunk + 1) * self.chunk).min(plan.count)
     }
 
     /// # Safety
     /// As [`super::run`].
-    pub(super) unsafe fn advance(&mut self, board: &mut Board, call: &mut Call<'_>) -> Turn {
+    pub(super) unsafe fn advance(&mut self, board: &mut Board, task: &mut Task<'_>) -> Turn {
         loop {
             if self.taken == self.steps {
                 stream::fence();
                 return Turn::Ended(Outcome::Done);
             }
-            call.number = self.number(self.taken);
+            task.number = self.number(self.taken);
             // SAFETY: forwarded from the caller.
             unsafe {
                 if self.published == self.taken {
-                    if let Err(turn) = self.publish(board, call) {
+                    if let Err(turn) = self.publish(board, task) {
                         return turn;
                     }
                     continue;
                 }
-                if let Err(turn) = self.others_are_here(board, call) {
+                if let Err(turn) = self.others_are_here(board, task) {
                     // Meanwhile, the next chunk. That of a two-shot step waits for the reduced parts.
-                    if is_two_shot(&call.job.shape)
+                    if is_two_shot(&task.plan.shape)
                         || self.published == self.steps
-                        || self.publish(board, call).is_err()
+                        || self.publish(board, task).is_err()
                     {
                         return turn;
                     }
                     continue;
                 }
-                if is_two_shot(&call.job.shape) {
-                    if let Err(turn) = self.reduce(board, call) {
+                if is_two_shot(&task.plan.shape) {
+                    if let Err(turn) = self.reduce(board, task) {
                         return turn;
                     }
                 } else {
-                    self.take(board, call);
+                    self.take(board, task);
                 }
             }
             board.finish(self.number(self.taken));
@@ -137,13 +137,13 @@ impl Staged {
     }
 
     /// Whether everything that this step reads is there.
-    fn others_are_here(&self, board: &Board, call: &Call<'_>) -> Result<(), Turn> {
-        let (shape, rank) = (&call.job.shape, board.rank());
+    fn others_are_here(&self, board: &Board, task: &Task<'_>) -> Result<(), Turn> {
+        let (shape, rank) = (&task.plan.shape, board.rank());
         if self.taken == self.chunks && !has_output(shape, rank) {
             return Ok(());
         }
         for source in (0..shape.ranks).filter(|&s| reads(shape, rank, s)) {
-            call.message(board, source)?;
+            task.message(board, source)?;
         }
         Ok(())
     }
@@ -152,14 +152,14 @@ impl Staged {
     ///
     /// # Safety
     /// As [`super::run`].
-    unsafe fn publish(&mut self, board: &mut Board, call: &Call<'_>) -> Result<(), Turn> {
+    unsafe fn publish(&mut self, board: &mut Board, task: &Task<'_>) -> Result<(), Turn> {
         let step = self.published;
-        let shape = &call.job.shape;
+        let shape = &task.plan.shape;
         if writes(shape, board.rank()) {
             self.credit(board, step)?;
             // SAFETY: forwarded from the caller; nobody reads the area any more.
-            unsafe { self.write(board, call, step) };
-            board.publish(self.number(step), &call.header, [0; 3], self.written(call.job, step));
+            unsafe { self.write(board, task, step) };
+            board.publish(self.number(step), &task.header, [0; 3], self.written(task.plan, step));
         }
         self.published += 1;
         Ok(())
@@ -171,29 +171,29 @@ impl Staged {
     }
 
     /// Bytes of our area as far as `step` may have written to them; what is not written is as it was.
-    fn written(&self, job: &Job, step: usize) -> usize {
-        let elements = match job.shape.collective {
-            _ if is_two_shot(&job.shape) => job.shape.ranks * self.part,
+    fn written(&self, plan: &Plan, step: usize) -> usize {
+        let elements = match plan.shape.collective {
+            _ if is_two_shot(&plan.shape) => plan.shape.ranks * self.part,
             Collective::ReduceScatter | Collective::AllToAll | Collective::Scatter => {
-                (job.shape.ranks - 1) * self.chunk
+                (plan.shape.ranks - 1) * self.chunk
             }
-            _ => self.range(job, step).len(),
+            _ => self.range(plan, step).len(),
         };
-        elements * job.elem
+        elements * plan.elem
     }
 
     /// Our chunk for `step`, but for what only we need.
     ///
     /// # Safety
     /// As [`super::run`]; the area must be ours to write.
-    unsafe fn write(&self, board: &Board, call: &Call<'_>, step: usize) {
-        let job = call.job;
-        let (shape, rank, elem) = (&job.shape, board.rank(), job.elem);
+    unsafe fn write(&self, board: &Board, task: &Task<'_>, step: usize) {
+        let plan = task.plan;
+        let (shape, rank, elem) = (&plan.shape, board.rank(), plan.elem);
         if step >= self.chunks {
             return;
         }
         let area = board.stage(rank, self.number(step));
-        let range = self.range(job, step);
+        let range = self.range(plan, step);
         let others = (0..shape.ranks).filter(|&r| r != rank);
         // SAFETY: ranges lie within the segments, and what is written fits into the area (`largest_chunk`).
         unsafe {
@@ -202,19 +202,19 @@ impl Staged {
                     // After the part that we have reduced.
                     for reader in others {
                         let piece = share(range.len(), elem, reader, shape.ranks);
-                        let from = call.buffers.input.wrapping_add((range.start + piece.start) * elem);
+                        let from = task.buffers.input.wrapping_add((range.start + piece.start) * elem);
                         let to = area.wrapping_add((1 + place(rank, reader)) * self.part * elem);
                         copy(from, to, piece.len() * elem, false);
                     }
                 }
                 Collective::ReduceScatter | Collective::AllToAll | Collective::Scatter => {
                     for reader in others {
-                        let from = call.buffers.input.wrapping_add((reader * job.count + range.start) * elem);
+                        let from = task.buffers.input.wrapping_add((reader * plan.count + range.start) * elem);
                         let to = area.wrapping_add(place(rank, reader) * self.chunk * elem);
                         copy(from, to, range.len() * elem, false);
                     }
                 }
-                _ => copy(call.buffers.input.wrapping_add(range.start * elem), area, range.len() * elem, false),
+                _ => copy(task.buffers.input.wrapping_add(range.start * elem), area, range.len() * elem, false),
             }
         }
     }
@@ -223,14 +223,14 @@ impl Staged {
     ///
     /// # Safety
     /// As [`super::run`]; everything that the step reads must have come.
-    unsafe fn take(&self, board: &Board, call: &Call<'_>) {
-        let job = call.job;
-        let (shape, rank, elem) = (&job.shape, board.rank(), job.elem);
+    unsafe fn take(&self, board: &Board, task: &Task<'_>) {
+        let plan = task.plan;
+        let (shape, rank, elem) = (&plan.shape, board.rank(), plan.elem);
         let (step, number) = (self.taken, self.number(self.taken));
-        let range = self.range(job, step);
+        let range = self.range(plan, step);
         let bytes = range.len() * elem;
-        let input = |segment: usize| call.buffers.input.wrapping_add((segment * job.count + range.start) * elem);
-        let output = |segment: usize| call.buffers.output.wrapping_add((segment * job.count + range.start) * elem);
+        let input = |segment: usize| task.buffers.input.wrapping_add((segment * plan.count + range.start) * elem);
+        let output = |segment: usize| task.buffers.output.wrapping_add((segment * plan.count + range.start) * elem);
         let apart = |source: usize| {
             let place = place(source, rank) * self.chunk * elem;
             board.stage(source, number).wrapping_add(place).cast_const()
@@ -244,7 +244,7 @@ impl Staged {
                 Collective::ReduceScatter => {
                     let from = |s: usize| if s == rank { input(rank) } else { apart(s) };
                     let sources: Vec<_> = (0..shape.ranks).map(from).collect();
-                    combine(job, &sources, &[output(0)], 0..range.len(), false);
+                    combine(plan, &sources, &[output(0)], 0..range.len(), false);
                 }
                 Collective::AllToAll => {
                     copy(input(rank), output(rank), bytes, self.streams);
@@ -268,14 +268,14 @@ impl Staged {
     ///
     /// # Safety
     /// As [`super::run`]; everything that the step reads must have come.
-    unsafe fn reduce(&mut self, board: &mut Board, call: &Call<'_>) -> Result<(), Turn> {
-        let job = call.job;
-        let (shape, rank, elem) = (&job.shape, board.rank(), job.elem);
+    unsafe fn reduce(&mut self, board: &mut Board, task: &Task<'_>) -> Result<(), Turn> {
+        let plan = task.plan;
+        let (shape, rank, elem) = (&plan.shape, board.rank(), plan.elem);
         let (step, number) = (self.taken, self.number(self.taken));
-        let (input, output) = (call.buffers.input, call.buffers.output);
+        let (input, output) = (task.buffers.input, task.buffers.output);
         if step < self.chunks {
             self.credit(board, step + 1)?;
-            let range = self.range(job, step);
+            let range = self.range(plan, step);
             let ours = share(range.len(), elem, rank, shape.ranks);
             let skip = (range.start + ours.start) * elem;
             let from = |source: usize| match source == rank {
@@ -290,19 +290,19 @@ impl Staged {
             unsafe {
                 let result = output.wrapping_add(skip);
                 match shape.collective {
-                    Collective::AllReduce => combine(job, &sources, &[result, next], 0..ours.len(), false),
-                    _ if rank == shape.root => combine(job, &sources, &[result], 0..ours.len(), false),
-                    _ => combine(job, &sources, &[next], 0..ours.len(), false),
+                    Collective::AllReduce => combine(plan, &sources, &[result, next], 0..ours.len(), false),
+                    _ if rank == shape.root => combine(plan, &sources, &[result], 0..ours.len(), false),
+                    _ => combine(plan, &sources, &[next], 0..ours.len(), false),
                 }
-                self.write(board, call, step + 1);
+                self.write(board, task, step + 1);
             }
-            board.publish(self.number(step + 1), &call.header, [0; 3], self.written(job, step + 1));
+            board.publish(self.number(step + 1), &task.header, [0; 3], self.written(plan, step + 1));
             self.published = step + 2;
         }
         if let Some(before) = step.checked_sub(1)
             && has_output(shape, rank)
         {
-            let range = self.range(job, before);
+            let range = self.range(plan, before);
             for source in (1..shape.ranks).map(|i| (rank + i) % shape.ranks) {
                 let piece = share(range.len(), elem, source, shape.ranks);
                 let to = output.wrapping_add((range.start + piece.start) * elem);

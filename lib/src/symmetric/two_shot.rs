@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::allocation::{Allocation, Found, Registry};
 use super::board::{Board, Wait};
-use super::call::{Call, Outcome, Turn};
+use super::task::{Outcome, Task, Turn};
 use super::work::{combine, copy, share};
 use crate::reduce::stream;
 use crate::wire::Collective;
@@ -54,12 +54,12 @@ impl Place {
 }
 
 impl TwoShot {
-    pub(super) fn new(registry: &Registry, call: &Call<'_>, rank: usize) -> TwoShot {
-        let (shape, bytes) = (&call.job.shape, call.job.bytes());
+    pub(super) fn new(registry: &Registry, task: &Task<'_>, rank: usize) -> TwoShot {
+        let (shape, bytes) = (&task.plan.shape, task.plan.bytes());
         // A buffer that this rank does not use (an empty slice, mostly) says at least which allocation the rank has.
         let find = |segments: usize, address: *const u8| registry.find(address, segments * bytes);
-        let input = find(shape.input_segments(rank), call.buffers.input);
-        let output = find(shape.output_segments(rank), call.buffers.output);
+        let input = find(shape.input_segments(rank), task.buffers.input);
+        let output = find(shape.output_segments(rank), task.buffers.output);
         let id = |found: &Option<Found>| found.as_ref().map_or(0, |f| f.id);
         let offset = |found: &Option<Found>| found.as_ref().map_or(0, |f| f.offset as u64);
         let ours =
@@ -69,27 +69,27 @@ impl TwoShot {
             ours,
             input: input.map(|f| f.allocation),
             output: output.map(|f| f.allocation),
-            places: vec![Place::default(); call.job.shape.ranks],
+            places: vec![Place::default(); task.plan.shape.ranks],
         }
     }
 
     /// # Safety
     /// As [`super::run`].
-    pub(super) unsafe fn advance(&mut self, board: &mut Board, call: &Call<'_>) -> Turn {
+    pub(super) unsafe fn advance(&mut self, board: &mut Board, task: &Task<'_>) -> Turn {
         let (rank, ranks) = (board.rank(), board.ranks());
         loop {
             match &mut self.stage {
                 Stage::Describe => {
-                    if let Some(turn) = board.no_line(call.number) {
+                    if let Some(turn) = board.no_line(task.number) {
                         return turn;
                     }
-                    board.publish(call.number, &call.header, self.ours.to_words(), 0);
+                    board.publish(task.number, &task.header, self.ours.to_words(), 0);
                     self.places[rank] = self.ours;
                     self.stage = Stage::Meet { next: 0 };
                 }
                 Stage::Meet { next } if *next < ranks => {
                     if *next != rank {
-                        match call.message(board, *next) {
+                        match task.message(board, *next) {
                             Ok(message) => self.places[*next] = Place::from_words(message.inline),
                             Err(turn) => return turn,
                         }
@@ -97,20 +97,20 @@ impl TwoShot {
                     *next += 1;
                 }
                 Stage::Meet { .. } => {
-                    board.everyone_arrived(call.number);
+                    board.everyone_arrived(task.number);
                     // SAFETY: forwarded from the caller; every rank has come, so that its buffers are ours to use as the
                     // collective says, until we say that we have finished.
-                    let worked = unsafe { self.work(board, call) };
+                    let worked = unsafe { self.work(board, task) };
                     stream::fence();
-                    board.finish(call.number);
+                    board.finish(task.number);
                     if !worked {
                         return Turn::Ended(Outcome::NotSymmetric);
                     }
                     self.stage = Stage::Leave { next: 0 };
                 }
                 Stage::Leave { next } if *next < ranks => {
-                    if *next != rank && !board.has_finished(*next, call.number) {
-                        return Turn::Blocked(*next, Wait::Finished(call.number));
+                    if *next != rank && !board.has_finished(*next, task.number) {
+                        return Turn::Blocked(*next, Wait::Finished(task.number));
                     }
                     *next += 1;
                 }
@@ -123,10 +123,10 @@ impl TwoShot {
     ///
     /// # Safety
     /// As [`TwoShot::advance`]: all ranks have come.
-    unsafe fn work(&self, board: &Board, call: &Call<'_>) -> bool {
-        let job = call.job;
-        let shape = &job.shape;
-        let (rank, ranks, root, bytes) = (board.rank(), board.ranks(), shape.root, job.bytes());
+    unsafe fn work(&self, board: &Board, task: &Task<'_>) -> bool {
+        let plan = task.plan;
+        let shape = &plan.shape;
+        let (rank, ranks, root, bytes) = (board.rank(), board.ranks(), shape.root, plan.bytes());
         // Everybody has the allocation that everybody names. Of two-sided buffers only.
         let common = |id: fn(&Place) -> u32| {
             let first = id(&self.places[0]);
@@ -142,7 +142,7 @@ impl TwoShot {
             let segments = shape.output_segments(target);
             self.output.as_ref()?.place(target, self.places[target].output, segments * bytes)
         };
-        let ours = call.buffers.output;
+        let ours = task.buffers.output;
         // A place that is not inside its region would be the peer's mistake: then every rank must do without, so this is
         // looked at for all ranks before anything is written.
         let inputs = inputs.filter(|_| (0..ranks).all(|r| input(r, 0).is_some()));
@@ -156,20 +156,20 @@ impl TwoShot {
             match shape.collective {
                 Collective::AllReduce if inputs.is_some() && outputs.is_some() => {
                     let targets: Vec<_> = (0..ranks).filter_map(output).collect();
-                    combine(job, &sources(0), &targets, share(job.count, job.elem, rank, ranks), streams);
+                    combine(plan, &sources(0), &targets, share(plan.count, plan.elem, rank, ranks), streams);
                 }
                 Collective::AllReduce if inputs.is_some() => {
-                    combine(job, &sources(0), &[ours], 0..job.count, streams);
+                    combine(plan, &sources(0), &[ours], 0..plan.count, streams);
                 }
                 Collective::ReduceScatter if inputs.is_some() => {
-                    combine(job, &sources(rank), &[ours], 0..job.count, streams);
+                    combine(plan, &sources(rank), &[ours], 0..plan.count, streams);
                 }
                 Collective::Reduce if inputs.is_some() => match root_output {
                     // All know where the root's output is: each reduces its part into it.
                     Some(target) => {
-                        combine(job, &sources(0), &[target], share(job.count, job.elem, rank, ranks), streams)
+                        combine(plan, &sources(0), &[target], share(plan.count, plan.elem, rank, ranks), streams)
                     }
-                    None if rank == root => combine(job, &sources(0), &[ours], 0..job.count, streams),
+                    None if rank == root => combine(plan, &sources(0), &[ours], 0..plan.count, streams),
                     None => {}
                 },
                 Collective::Gather if inputs.is_some() && rank != root => {}
@@ -181,7 +181,7 @@ impl TwoShot {
                         copy(sources[source], ours.wrapping_add(source * bytes), bytes, streams);
                     }
                 }
-                _ => return self.broadcast(board, call, inputs.is_some(), outputs.is_some(), streams),
+                _ => return self.broadcast(board, task, inputs.is_some(), outputs.is_some(), streams),
             }
         }
         true
@@ -191,11 +191,11 @@ impl TwoShot {
     ///
     /// # Safety
     /// As [`TwoShot::work`].
-    unsafe fn broadcast(&self, board: &Board, call: &Call<'_>, inputs: bool, outputs: bool, streams: bool) -> bool {
-        let job = call.job;
-        let (rank, ranks, root, bytes) = (board.rank(), board.ranks(), job.shape.root, job.bytes());
+    unsafe fn broadcast(&self, board: &Board, task: &Task<'_>, inputs: bool, outputs: bool, streams: bool) -> bool {
+        let plan = task.plan;
+        let (rank, ranks, root, bytes) = (board.rank(), board.ranks(), plan.shape.root, plan.bytes());
         let from = self.places[root];
-        if job.shape.collective != Collective::Broadcast || !outputs {
+        if plan.shape.collective != Collective::Broadcast || !outputs {
             return false;
         }
         // All have the root's allocation when their outputs lie in it, or what they pass as input.
@@ -210,8 +210,8 @@ impl TwoShot {
         // SAFETY: checked against the regions; each byte of each output is written by one rank.
         unsafe {
             if ranks == 2 {
-                let half = share(job.count, job.elem, rank, 2);
-                let (start, len) = (half.start * job.elem, half.len() * job.elem);
+                let half = share(plan.count, plan.elem, rank, 2);
+                let (start, len) = (half.start * plan.elem, half.len() * plan.elem);
                 let to = targets[1 - root].wrapping_add(start);
                 copy(source.wrapping_add(start), to, len, streams);
                 if rank == root {

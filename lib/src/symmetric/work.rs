@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::call::Job;
+use super::task::Plan;
 use crate::reduce::stream;
 use crate::transport::sync;
 
@@ -25,22 +25,22 @@ pub(super) fn line(elem: usize) -> usize {
 /// # Safety
 /// Sources readable, targets writable for the range; a target is a source or apart from all.
 pub(super) unsafe fn combine(
-    job: &Job,
+    plan: &Plan,
     sources: &[*const u8],
     targets: &[*mut u8],
     range: Range<usize>,
     streams: bool,
 ) {
-    let elem = job.elem;
+    let elem = plan.elem;
     let skip = range.start * elem;
     // SAFETY: by the caller; pieces lie within the range.
     unsafe {
-        if let ([a, b], false, 1) = (sources, streams, job.divisor) {
+        if let ([a, b], false, 1) = (sources, streams, plan.divisor) {
             let (a, b) = (a.wrapping_add(skip), b.wrapping_add(skip));
             match targets {
-                [x] => (job.kernels.reduce)(a, b, x.wrapping_add(skip), range.len()),
+                [x] => (plan.kernels.reduce)(a, b, x.wrapping_add(skip), range.len()),
                 [x, y] => {
-                    (job.kernels.reduce_dual)(a, b, x.wrapping_add(skip), y.wrapping_add(skip), range.len());
+                    (plan.kernels.reduce_dual)(a, b, x.wrapping_add(skip), y.wrapping_add(skip), range.len());
                 }
                 _ => {}
             }
@@ -56,12 +56,12 @@ pub(super) unsafe fn combine(
             if sources.len() == 1 {
                 sync::copy(source(0), piece, n * elem);
             } else {
-                (job.kernels.reduce)(source(0), source(1), piece, n);
+                (plan.kernels.reduce)(source(0), source(1), piece, n);
             }
             for i in 2..sources.len() {
-                (job.kernels.reduce)(piece, source(i), piece, n);
+                (plan.kernels.reduce)(piece, source(i), piece, n);
             }
-            (job.kernels.divide)(piece, n, job.divisor);
+            (plan.kernels.divide)(piece, n, plan.divisor);
             for target in targets {
                 copy(piece, target.wrapping_add(at * elem), n * elem, streams);
             }

@@ -12,10 +12,11 @@ use std::time::Duration;
 use cudarc::driver::sys::CUstreamCaptureMode;
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr};
 use tinynccl::bootstrap::Server;
+use tinynccl::comm::RawCall;
 use tinynccl::config::CudaPath;
-use tinynccl::cuda::{self, Call, DeviceComm, Path};
+use tinynccl::cuda::{self, DeviceComm, Path};
 use tinynccl::wire::Collective;
-use tinynccl::{Comm, Config, DType, Error, ReduceOp};
+use tinynccl::{Call, Comm, Config, DType, Error, ReduceOp};
 
 const RANK: &str = "TINYNCCL_TEST_RANK";
 const WORLD: &str = "TINYNCCL_TEST_WORLD";
@@ -113,7 +114,7 @@ fn table(comm: &Comm, device: &DeviceComm, stream: &Arc<CudaStream>) {
                 let place = if in_place { at(from) } else { source.device_ptr(stream).0 };
                 let root = count % n;
                 let (dtype, op) = (DType::I32, ReduceOp::Sum);
-                let call = Call { collective, dtype, op, root, count, input: place, output: at(to) };
+                let call = RawCall::on_device(Call::new(collective, dtype, op, root, count), place, at(to));
                 // SAFETY: the buffers have the lengths of the collective and live until the streams are waited for.
                 unsafe { device.enqueue(stream, &call) }.unwrap();
                 let skip = if in_place { skip(to) } else { 0 };

@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DeviceRepr, ValidAsZeroBits};
 use half::{bf16, f16};
+use tinynccl::comm::RawCall;
 use tinynccl::config::CudaPath;
-use tinynccl::cuda::{self, Call, Choice, DeviceComm, Path, Protocol};
+use tinynccl::cuda::{self, Choice, DeviceComm, Path, Protocol};
 use tinynccl::wire::Collective;
-use tinynccl::{Comm, Config, DType, Element, Error, F8E4M3, F8E5M2, ReduceOp};
+use tinynccl::{Call, Comm, Config, DType, Element, Error, F8E4M3, F8E5M2, ReduceOp};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -149,7 +150,7 @@ fn check<T: Exact>(
         let size = size_of::<T>() as u64;
         let to = output.device_ptr(&r.stream).0 + (GUARD + shift) as u64 * size;
         let from = if in_place { to } else { input.device_ptr(&r.stream).0 + shift as u64 * size };
-        let call = Call { collective, dtype: T::DTYPE, op, root, count, input: from, output: to };
+        let call = RawCall::on_device(Call::new(collective, T::DTYPE, op, root, count), from, to);
         // SAFETY: the buffers have the lengths of the collective and live until the streams are waited for.
         unsafe { r.comm.enqueue_as(&r.stream, &call, choice) }.unwrap();
     }
@@ -329,7 +330,7 @@ fn a_fixed_order_gives_the_bits_of_a_sum_in_rank_order() {
             for ((comm, stream), (input, output)) in comms.iter().zip(&streams).zip(&memory) {
                 let (input, output) = (input.device_ptr(stream).0, output.device_ptr(stream).0);
                 let (dtype, op) = (DType::F32, ReduceOp::Sum);
-                let call = Call { collective, dtype, op, root, count, input, output };
+                let call = RawCall::on_device(Call::new(collective, dtype, op, root, count), input, output);
                 // SAFETY: the buffers have the lengths of the collective and live until the streams are waited for.
                 unsafe { comm.enqueue(stream, &call) }.unwrap();
             }
@@ -452,15 +453,11 @@ fn thousands_of_calls_in_a_row() {
             } else {
                 count
             };
-            let call = Call {
-                collective,
-                dtype: tinynccl::DType::U32,
-                op: ReduceOp::Sum,
-                root: call % n,
-                count,
+            let call = RawCall::on_device(
+                Call::new(collective, tinynccl::DType::U32, ReduceOp::Sum, call % n, count),
                 input,
                 output,
-            };
+            );
             // SAFETY: as in `check`.
             unsafe { r.comm.enqueue(&r.stream, &call) }.unwrap();
         }

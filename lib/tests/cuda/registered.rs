@@ -9,11 +9,12 @@ use std::time::Duration;
 use crate::common::lengths;
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DeviceRepr, result, sys};
 use half::bf16;
+use tinynccl::comm::RawCall;
 use tinynccl::config::Ll128;
-use tinynccl::cuda::{self, Call, Choice, DeviceComm, Protocol, Registered};
+use tinynccl::cuda::{self, Choice, DeviceComm, Protocol, Registered};
 use tinynccl::launch::{self, Launcher};
 use tinynccl::wire::Collective;
-use tinynccl::{Comm, Config, Element, Error, ReduceOp};
+use tinynccl::{Call, Comm, Config, Element, Error, ReduceOp};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Elements around an output that must stay.
@@ -137,7 +138,7 @@ fn check<T: Exact>(ranks: &Ranks, inputs: &mut [Registered<T>], outputs: &mut [R
             true => output + (own(rank) * size_of::<T>()) as u64,
             false => address(&inputs[rank], stream, shift),
         };
-        let call = Call { collective, dtype: T::DTYPE, op: ReduceOp::Sum, root, count, input, output };
+        let call = RawCall::on_device(Call::new(collective, T::DTYPE, ReduceOp::Sum, root, count), input, output);
         let chosen = ranks.comms[rank].choice(collective, count * size_of::<T>());
         // SAFETY: the buffers have the lengths of the collective and outlive the calls.
         unsafe { ranks.comms[rank].enqueue_as(stream, &call, choice.unwrap_or(chosen)) }.unwrap();
@@ -263,15 +264,8 @@ fn registered_on_some_ranks_alone() {
             // SAFETY: as long as `count` elements, ours.
             unsafe { result::memcpy_htod_async(at, &vec![rank as i32; count], stream.cu_stream()) }.unwrap();
             stream.synchronize().unwrap();
-            let call = Call {
-                collective: Collective::AllReduce,
-                dtype: i32::DTYPE,
-                op: ReduceOp::Sum,
-                root: 0,
-                count,
-                input: at,
-                output: at,
-            };
+            let call =
+                RawCall::on_device(Call::new(Collective::AllReduce, i32::DTYPE, ReduceOp::Sum, 0, count), at, at);
             let choice = Choice { protocol: Protocol::Direct, blocks: 64 };
             // SAFETY: as above; the buffers outlive the calls.
             unsafe { ranks.comms[rank].enqueue_as(stream, &call, choice) }.unwrap();
@@ -352,7 +346,7 @@ fn ranks_that_disagree_write_nothing() {
         let at = address(&memory[rank], stream, 0);
         let count = if rank == 1 { 5000 } else { 6000 };
         let (collective, op) = (Collective::Broadcast, ReduceOp::Sum);
-        let call = Call { collective, dtype: u8::DTYPE, op, root: 0, count, input: at, output: at };
+        let call = RawCall::on_device(Call::new(collective, u8::DTYPE, op, 0, count), at, at);
         // SAFETY: within the memory.
         unsafe { ranks.comms[rank].enqueue_as(stream, &call, Choice { protocol: Protocol::Direct, blocks: 4 }) }
             .unwrap();
@@ -394,15 +388,7 @@ fn a_captured_call_is_direct_at_each_replay() {
         let stream = &ranks.streams[rank];
         let at = address(&memory[rank], stream, 0);
         stream.context().bind_to_thread().unwrap();
-        let call = |op| Call {
-            collective: Collective::AllReduce,
-            dtype: i32::DTYPE,
-            op,
-            root: 0,
-            count,
-            input: at,
-            output: at,
-        };
+        let call = |op| RawCall::on_device(Call::new(Collective::AllReduce, i32::DTYPE, op, 0, count), at, at);
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream and the memory outlive the graph.
         unsafe {
@@ -455,7 +441,7 @@ fn sum_of_ranks(device: &DeviceComm, stream: &Arc<CudaStream>, at: u64, count: u
     unsafe { result::memcpy_htod_async(at, &vec![(factor * (rank + 1)) as i32; count], stream.cu_stream()) }.unwrap();
     stream.synchronize().unwrap();
     let (collective, op) = (Collective::AllReduce, ReduceOp::Sum);
-    let call = Call { collective, dtype: i32::DTYPE, op, root: 0, count, input: at, output: at };
+    let call = RawCall::on_device(Call::new(collective, i32::DTYPE, op, 0, count), at, at);
     // SAFETY: as above; waited for below.
     unsafe { device.enqueue(stream, &call) }.unwrap();
     device.synchronize().unwrap();

@@ -8,10 +8,11 @@ use bytemuck::{Pod, bytes_of};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr, DeviceRepr, ValidAsZeroBits, sys};
 use half::{bf16, f16};
 use tinynccl::algorithm::{self, Shape};
-use tinynccl::cuda::{self, Call, Choice, DeviceComm, Framing, Protocol};
+use tinynccl::comm::RawCall;
+use tinynccl::cuda::{self, Choice, DeviceComm, Framing, Protocol};
 use tinynccl::schedule::Partition;
 use tinynccl::wire::{Algorithm, Collective};
-use tinynccl::{Comm, Config, Element, Error, ReduceOp};
+use tinynccl::{Call, Comm, Config, Element, Error, ReduceOp};
 
 /// Bytes of the longest message, on the GPU and on the CPU.
 const MESSAGE: usize = 4096;
@@ -171,7 +172,7 @@ impl Run<'_> {
         let n = self.ranks.len();
         let shape = case.shape(n, self.choice.blocks as usize);
         let size = size_of::<T>();
-        let mut memory: Vec<(CudaSlice<T>, CudaSlice<T>, Call)> = Vec::new();
+        let mut memory: Vec<(CudaSlice<T>, CudaSlice<T>, RawCall)> = Vec::new();
         for (rank, r) in self.ranks.iter().enumerate() {
             let &Case { collective, op, root, count, .. } = case;
             let lengths = (shape.input_segments(rank) * count, shape.output_segments(rank) * count);
@@ -200,7 +201,8 @@ impl Run<'_> {
                 Some(_) => base + (from * size) as u64,
                 None => apart.device_ptr(&r.stream).0 + (self.shift * size) as u64,
             };
-            let call = Call { collective, dtype: T::DTYPE, op, root, count, input, output: base + (to * size) as u64 };
+            let call =
+                RawCall::on_device(Call::new(collective, T::DTYPE, op, root, count), input, base + (to * size) as u64);
             memory.push((apart, output, call));
         }
         let ours = self.ranks[0].comm.partition(&memory[0].2, self.choice)?;
@@ -214,7 +216,7 @@ impl Run<'_> {
         let outputs = self.ranks.iter().zip(&memory).enumerate().map(|(rank, (r, (_, output, call)))| {
             r.comm.synchronize().unwrap_or_else(|e| panic!("{case:?}, {:?}, rank {rank}: {e}", self.choice));
             let all = r.stream.clone_dtoh(output).unwrap();
-            let first = (call.output - output.device_ptr(&r.stream).0) as usize / size;
+            let first = (call.addresses().1 as u64 - output.device_ptr(&r.stream).0) as usize / size;
             let end = first + shape.output_segments(rank) * case.count;
             let untouched = &all[..GUARD + self.shift];
             assert!(untouched.iter().chain(&all[all.len() - GUARD..]).all(|x| bytes_of(x) == bytes_of(&T::of(77))));
@@ -389,15 +391,17 @@ fn schedules_and_other_kernels_in_a_row_and_in_graphs() {
             let (protocol, blocks) = protocols[at];
             let long = matches!(protocol, Protocol::Simple | Protocol::Schedule(_, Framing::Simple));
             let at = addresses[rank];
-            let call = Call {
-                collective: Collective::AllReduce,
-                dtype: tinynccl::DType::U32,
-                op: ReduceOp::Sum,
-                root: 0,
-                count: if long { COUNT } else { SHORT },
-                input: at,
-                output: at,
-            };
+            let call = RawCall::on_device(
+                Call::new(
+                    Collective::AllReduce,
+                    tinynccl::DType::U32,
+                    ReduceOp::Sum,
+                    0,
+                    if long { COUNT } else { SHORT },
+                ),
+                at,
+                at,
+            );
             // SAFETY: the buffer lives until the streams are waited for.
             unsafe { ranks[rank].comm.enqueue_as(&ranks[rank].stream, &call, Choice { protocol, blocks }) }.unwrap();
         };
@@ -499,18 +503,10 @@ fn what_has_no_schedule_or_does_not_fit_is_refused() {
     let Rank { comm, stream } = &ranks[0];
     let buffer = stream.alloc_zeros::<f32>(3_000_000).unwrap();
     let at = buffer.device_ptr(stream).0;
-    let mut call = Call {
-        collective: Collective::AllToAll,
-        dtype: tinynccl::DType::F32,
-        op: ReduceOp::Sum,
-        root: 0,
-        count: 10,
-        input: at,
-        output: at,
-    };
     // SAFETY: no call is carried out.
-    let mut refused = |collective, algorithm, framing, blocks, count| {
-        (call.collective, call.count) = (collective, count);
+    let refused = |collective, algorithm, framing, blocks, count| {
+        let call = Call::new(collective, tinynccl::DType::F32, ReduceOp::Sum, 0, count);
+        let call = RawCall::on_device(call, at, at);
         let choice = Choice { protocol: Protocol::Schedule(algorithm, framing), blocks };
         assert!(comm.partition(&call, choice).is_none());
         // SAFETY: no call is carried out.

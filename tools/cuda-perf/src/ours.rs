@@ -3,8 +3,9 @@
 use anyhow::Result;
 use cudarc::driver::CudaStream;
 use std::sync::Arc;
-use tinynccl::ReduceOp;
-use tinynccl::cuda::{Call, DeviceComm};
+use tinynccl::comm::RawCall;
+use tinynccl::cuda::DeviceComm;
+use tinynccl::{Call, ReduceOp};
 
 use crate::task::{Buffers, Operation, Task};
 
@@ -22,15 +23,8 @@ pub(crate) fn enqueue(device: &DeviceComm, stream: &Arc<CudaStream>, task: &Task
             )
         }?);
     }
-    let call = Call {
-        collective: task.collective(),
-        dtype: task.dtype,
-        op: ReduceOp::Sum,
-        root: 0,
-        count: task.count,
-        input,
-        output,
-    };
+    let call =
+        RawCall::on_device(Call::new(task.collective(), task.dtype, ReduceOp::Sum, 0, task.count), input, output);
     // SAFETY: both buffers are as long as nccl-tests count, which is the longer of a collective's two.
     Ok(unsafe { device.enqueue(stream, &call) }?)
 }

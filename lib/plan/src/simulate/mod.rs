@@ -68,7 +68,7 @@ use system::{Lengths, System, Translation};
 
 /// What is simulated.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Call {
+pub struct Scenario {
     /// Which algorithm.
     pub algorithm: Algorithm,
     /// Which collective, on how many ranks.
@@ -103,8 +103,8 @@ impl Default for Limits {
 /// # Errors
 /// [`Error::InvalidArgument`] when the algorithm has no schedule for the call, the machine has too few ranks, or there are more events than
 /// `limits` allow; the message says how many.
-pub fn simulate(call: &Call, machine: &dyn Machine, limits: &Limits) -> Result<Report> {
-    let Call { algorithm, shape, .. } = *call;
+pub fn simulate(call: &Scenario, machine: &dyn Machine, limits: &Limits) -> Result<Report> {
+    let Scenario { algorithm, shape, .. } = *call;
     let fail = |detail: String| Err(Error::invalid("simulate", detail));
     if !supports(algorithm, &shape) {
         return fail(format!("{algorithm} has no schedule for {} on {} ranks", shape.collective, shape.ranks));
@@ -146,7 +146,7 @@ pub fn simulate(call: &Call, machine: &dyn Machine, limits: &Limits) -> Result<R
     Ok(Report::new(&system, machine, run, method))
 }
 
-impl Call {
+impl Scenario {
     /// Windows that the segments are cut into.
     fn windows(&self) -> Option<usize> {
         let (parts, span) = crate::algorithm::cut(self.algorithm, &self.shape)?;

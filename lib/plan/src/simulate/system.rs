@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::Call;
+use super::Scenario;
 pub(super) use super::machine::Translation;
 use super::machine::{LinkId, Machine};
 use crate::algorithm::{self, Shape};
@@ -137,12 +137,12 @@ impl Translation {
 impl System {
     /// The programs of all ranks, or of those that stand for all.
     pub(super) fn build(
-        call: &Call,
+        call: &Scenario,
         machine: &dyn Machine,
         fold: Option<(Translation, usize)>,
         lengths: Lengths,
     ) -> Result<System> {
-        let Call { algorithm, shape, count, elem_size, max_message } = *call;
+        let Scenario { algorithm, shape, count, elem_size, max_message } = *call;
         let (translation, block) = fold.unwrap_or((Translation::Rotation, shape.ranks));
         let mut builder = Builder { machine, translation, block, ranks: shape.ranks, ..Builder::new(machine) };
         let mut system = None;

@@ -23,11 +23,11 @@ fn shape(collective: Collective, ranks: usize) -> Shape {
     Shape { collective, ranks, root: 0, channels: 1 }
 }
 
-fn call(algorithm: Algorithm, shape: Shape, count: usize, max_message: usize) -> Call {
-    Call { algorithm, shape, count, elem_size: 4, max_message }
+fn call(algorithm: Algorithm, shape: Shape, count: usize, max_message: usize) -> Scenario {
+    Scenario { algorithm, shape, count, elem_size: 4, max_message }
 }
 
-fn time(call: &Call, machine: &dyn Machine) -> f64 {
+fn time(call: &Scenario, machine: &dyn Machine) -> f64 {
     let report = simulate(call, machine, &Limits::default()).unwrap();
     let (parts, steps): (f64, f64) = (
         report.critical.iter().map(|c| c.1).sum(),
@@ -99,7 +99,7 @@ fn a_tree_on_a_switch_is_the_textbook_s() {
         let call = call(Algorithm::Tree, shape(Collective::Broadcast, ranks), 1000, 1 << 30);
         close(time(&call, &switch(ranks)), depth * ALPHA + (1.0 + 2.0 * (depth - 1.0)) * s * BETA, "broadcast");
         // Upwards two messages share a port as well, and are added one after the other.
-        let call = super::Call { shape: shape(Collective::Reduce, ranks), ..call };
+        let call = super::Scenario { shape: shape(Collective::Reduce, ranks), ..call };
         let level = ALPHA + 2.0 * s * BETA + 2.0 * s * GAMMA;
         let last = ALPHA + s * (BETA + GAMMA);
         close(time(&call, &switch(ranks)), (depth - 1.0) * level + last, "reduce");

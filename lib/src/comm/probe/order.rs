@@ -3,14 +3,15 @@
 use std::time::Instant;
 
 use super::buffer::{Buffer, LARGEST};
+use crate::Call;
 use crate::comm::state::lock;
 use crate::comm::{Comm, Engine};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, Result};
-use crate::executor::{self, Buffers, CallKey, Plan, Task};
+use crate::executor::{self, Buffers, Plan, Task};
 use crate::reduce;
 use crate::schedule::{Lane, Loc, Program, Step};
-use crate::wire::{Algorithm, Collective, Header};
+use crate::wire::{Algorithm, Header};
 
 /// The channel of the measured links: the collectives' first, so that they are used again.
 const CHANNEL: u32 = 0;
@@ -134,20 +135,12 @@ impl<'a> Probe<'a> {
         let bytes = piece(whole);
         // The figures of the links are those of two copies.
         let lends = self.input.most() == ORDINARY;
-        let key = CallKey {
-            collective: Collective::SendRecv,
-            dtype: DType::U8,
-            op: None,
-            root: 0,
-            count: bytes,
-            whole: bytes,
-            peer: 0,
-        };
-        let header = key.header(inner.state.id, Algorithm::Direct);
+        let call = Call::message(DType::U8, 0, 0, bytes);
+        let header = call.header(inner.state.id, Algorithm::Direct);
         let plan = {
             let engine = lock(&inner.engine);
             let message = inner.options.max_message;
-            Plan::compile(&key, header, program, inner.size(), message, lends, |c, p| engine.links.get(c, p))
+            Plan::compile(&call, header, program, inner.size(), message, lends, |c, p| engine.links.get(c, p))
                 .ok_or_else(|| Error::invalid("start-up measurement", "a program names a link that is not open"))?
         };
         let mut times = Vec::with_capacity(calls);

@@ -46,10 +46,11 @@ use std::thread::JoinHandle;
 
 use cudarc::driver::{CudaContext, DriverError, sys};
 
-use super::call::{Call, End, unsupported};
+use super::call::{End, unsupported};
 use super::driver::{cuda, is_capturing};
 use super::path::{DataPath, Path, Turn};
 use super::peer::Choice;
+use crate::comm::RawCall;
 use crate::comm::{Comm, lock};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -172,13 +173,13 @@ impl DataPath for Hosted {
         self.workers.len() * DEPTH * self.grid.slot as usize
     }
 
-    unsafe fn carry(&self, turn: Turn, call: &Call, _: Choice) -> Result<()> {
+    unsafe fn carry(&self, turn: Turn, call: &RawCall, _: Choice) -> Result<()> {
         let route = Route::of(call, self.rank, &self.grid).ok_or_else(|| unsupported(call.collective))?;
         // SAFETY: forwarded from the caller.
         unsafe { self.enqueue(call.collective.name(), turn.stream, &route) }
     }
 
-    unsafe fn carry_pair(&self, turn: Turn, _: &Call, to: Option<End>, from: Option<End>) -> Result<()> {
+    unsafe fn carry_pair(&self, turn: Turn, _: &RawCall, to: Option<End>, from: Option<End>) -> Result<()> {
         // SAFETY: forwarded from the caller.
         unsafe { self.enqueue("send/recv", turn.stream, &Route::pair(to, from, &self.grid)) }
     }

@@ -11,8 +11,12 @@ use std::time::{Duration, Instant};
 use super::route::{Route, Side, Wire};
 use super::signals::Signals;
 use super::staging::{DEPTH, Staging};
-use crate::comm::{Attached, Comm, Message, Part, lock};
+use crate::Call;
+use crate::comm::bound::Bound;
+use crate::comm::{Attached, Comm, lock};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::executor::Buffers;
 
 /// What all workers of a rank share.
 #[derive(Debug)]
@@ -182,22 +186,26 @@ impl Worker {
     /// The slot must be filled, and nobody else may touch it.
     unsafe fn exchange(&self, route: &Route, chunk: usize, slot: *mut u8) -> Result<()> {
         match route.wire {
-            Wire::Collective { part, input, output } => {
+            Wire::Collective { call, input, output } => {
                 let row = route.row_bytes(chunk) as usize;
-                let part = Part { count: row / part.dtype.size(), ..part };
+                let call = call.chunk(row / call.dtype.size());
                 let (input, output) = (slot.wrapping_add(input * row), slot.wrapping_add(output * row));
                 // SAFETY: forwarded from the caller; the route keeps all rows within the slot.
-                unsafe { self.comm.part(&part, input, output, self.background) }
+                unsafe { self.comm.inner().collective(&call, Buffers { input, output }, self.background) }
             }
             Wire::Messages { to, from } => {
-                let message = |side: Option<Side>, peer: usize| {
+                let rank = self.comm.rank();
+                let message = |side: Option<Side>, sender, receiver| {
                     let side = side?;
                     let (_, len) = side.part(chunk)?;
                     let at = slot.wrapping_add(side.place(0, len) as usize);
-                    Some(Message { at, bytes: len as usize, whole: side.bytes as usize, peer })
+                    let call = Call::message(DType::U8, sender, receiver, side.bytes as usize).chunk(len as usize);
+                    Some(Bound::new(call, Buffers { input: at, output: at }))
                 };
+                let both = [message(route.down, rank, to), message(route.up, from, rank)];
+                let calls: Vec<Bound> = both.into_iter().flatten().collect();
                 // SAFETY: as above.
-                unsafe { self.comm.part_messages(message(route.down, to), message(route.up, from), self.background) }
+                unsafe { self.comm.inner().run_bound("send/recv", &calls, self.background) }
             }
         }
     }
@@ -216,7 +224,7 @@ const LONGEST: Duration = Duration::from_millis(1);
 
 impl Pause {
     fn new(worker: &Worker) -> Pause {
-        Pause { begin: Instant::now(), spin: worker.comm.spin(worker.background) }
+        Pause { begin: Instant::now(), spin: worker.comm.inner().patience(worker.background).spin }
     }
 
     /// False once enough time was spent with spinning.

@@ -13,8 +13,9 @@
 
 use std::ops::Range;
 
-use super::super::call::{Call, End};
-use crate::comm::Part;
+use super::super::call::End;
+use crate::Call;
+use crate::comm::RawCall;
 use crate::wire::Collective;
 
 /// Chunks begin at multiples of so many bytes: a cache line, and a whole number of elements of every type.
@@ -88,8 +89,8 @@ impl Side {
 /// What the host does with a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wire {
-    /// A collective of the whole call's parameters; where input and output lie in the slot, in rows.
-    Collective { part: Part, input: usize, output: usize },
+    /// A collective; where input and output lie in the slot, in rows.
+    Collective { call: Call, input: usize, output: usize },
     /// A message to the first rank and one from the second.
     Messages { to: usize, from: usize },
 }
@@ -115,7 +116,7 @@ pub(super) struct Route {
 
 impl Route {
     /// The route of a collective, seen by `rank`; `None` of one that has no device form.
-    pub(super) fn of(call: &Call, rank: usize, grid: &Grid) -> Option<Route> {
+    pub(super) fn of(call: &RawCall, rank: usize, grid: &Grid) -> Option<Route> {
         let n = grid.ranks;
         let bytes = (call.count * call.dtype.size()) as u64;
         let rows = match call.collective {
@@ -127,7 +128,7 @@ impl Route {
         let chunk = grid.chunk(bytes, rows as u64);
         let one = |at| Side { at, bytes, stride: bytes, rows: 1, skip: None, chunk, base: 0, first: 0 };
         let all = |at| Side { rows: n, ..one(at) };
-        let (input, output, at_root) = (call.input, call.output, call.root == rank);
+        let ((input, output), at_root) = (call.device_addresses(), call.root == rank);
         let (down, up) = match call.collective {
             Collective::AllGather => {
                 (Some(Side { first: rank, ..one(input) }), Some(Side { skip: Some(rank), ..all(output) }))
@@ -156,9 +157,7 @@ impl Route {
             Collective::AllToAll => (0, n),
             _ => (0, 0),
         };
-        let Call { collective, dtype, op, root, count, .. } = *call;
-        let part = Part { collective, dtype, op, root, count, whole: count };
-        Some(Route { down, up, own, wire: Wire::Collective { part, input, output }, row: (bytes, chunk) })
+        Some(Route { down, up, own, wire: Wire::Collective { call: **call, input, output }, row: (bytes, chunk) })
     }
 
     /// Of a message to a rank and a message from one, each as (address, bytes, peer).
@@ -203,8 +202,8 @@ mod tests {
     const INPUT: u64 = 1 << 40;
     const OUTPUT: u64 = 1 << 50;
 
-    fn call(collective: Collective, dtype: DType, root: usize, count: usize) -> Call {
-        Call { collective, dtype, op: ReduceOp::Sum, root, count, input: INPUT, output: OUTPUT }
+    fn call(collective: Collective, dtype: DType, root: usize, count: usize) -> RawCall {
+        RawCall::on_device(Call::new(collective, dtype, ReduceOp::Sum, root, count), INPUT, OUTPUT)
     }
 
     /// Marks every byte that crosses, chunk by chunk, and checks where it lies in the slot.
@@ -324,7 +323,7 @@ mod tests {
     fn our_own_part_stays_on_the_device() {
         let grid = Grid { ranks: 3, workers: 1, slot: 1 << 20, least: 1 << 16 };
         let own = |collective, input, rank| {
-            let call = Call { input, ..call(collective, DType::F32, 1, 100) };
+            let call = RawCall::on_device(*call(collective, DType::F32, 1, 100), input, OUTPUT);
             Route::of(&call, rank, &grid).and_then(|route| route.own)
         };
         let copy = |from, to| Some(Own { from, to, bytes: 400 });

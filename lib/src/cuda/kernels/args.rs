@@ -4,7 +4,8 @@ use std::ffi::c_void;
 
 use cudarc::driver::{DriverError, sys};
 
-use crate::cuda::call::{Call, Signature};
+use crate::comm::RawCall;
+use crate::cuda::call::Signature;
 use crate::cuda::window::MAX_RANKS;
 use crate::wire::Collective;
 
@@ -25,7 +26,7 @@ pub(crate) struct Team {
 
 impl Team {
     /// The team in call `number`.
-    pub(crate) fn in_call(&self, call: &Call, number: u32) -> Team {
+    pub(crate) fn in_call(&self, call: &RawCall, number: u32) -> Team {
         Team { call: Signature::new(call).0, number, ..*self }
     }
 }
@@ -53,12 +54,13 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    pub(crate) fn new(team: Team, call: &Call) -> Args {
+    pub(crate) fn new(team: Team, call: &RawCall) -> Args {
         let bytes = call.bytes() as u64;
+        let (input, output) = call.device_addresses();
         Args {
             team,
-            input: call.input,
-            output: call.output,
+            input,
+            output,
             bytes,
             stride: if call.collective == Collective::AllToAll { bytes } else { 0 },
             remote: Remote::default(),

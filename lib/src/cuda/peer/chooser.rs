@@ -7,8 +7,8 @@ use super::decide::{Asked, Reason};
 use super::registry::Registry;
 use super::schedules::Schedules;
 use super::select::{self, Choice, Protocol};
+use crate::comm::RawCall;
 use crate::config::Config;
-use crate::cuda::call::Call;
 use crate::cuda::window::Layout;
 use crate::schedule::Partition;
 use crate::wire::Collective;
@@ -71,7 +71,7 @@ impl Chooser {
     }
 
     /// How a schedule cuts the segments of `call`; `None` if `choice` is no schedule, or does not fit.
-    pub(crate) fn partition(&self, call: &Call, choice: Choice) -> Option<Partition> {
+    pub(crate) fn partition(&self, call: &RawCall, choice: Choice) -> Option<Partition> {
         let Protocol::Schedule(algorithm, framing) = choice.protocol else { return None };
         self.schedules.of(call, algorithm, framing, choice.blocks).ok().map(|(_, partition)| partition)
     }

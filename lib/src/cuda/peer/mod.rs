@@ -25,12 +25,13 @@ pub use registry::Registration;
 pub(crate) use registry::{Registry, register_all};
 pub use select::{Choice, Framing, Protocol};
 
-use super::call::{Call, End, unsupported};
+use super::call::{End, unsupported};
 use super::driver::cuda;
 use super::kernels::{Args, Family, Framing as KernelFraming, Kernel, Kernels, Remote, Team, launch};
 use super::path::{DataPath, Path, Turn};
 use super::report::Report;
 use crate::comm::Comm;
+use crate::comm::RawCall;
 use crate::error::{Error, Result};
 use crate::wire::Collective;
 
@@ -66,7 +67,7 @@ struct Messages {
 
 impl Peer {
     /// How other ranks name the buffers of a call.
-    fn remote(&self, call: &Call) -> Remote {
+    fn remote(&self, call: &RawCall) -> Remote {
         let bytes = call.bytes() as u64;
         let all = bytes * self.chooser.layout.ranks as u64;
         let (input, output) = match call.collective {
@@ -76,7 +77,8 @@ impl Peer {
             _ => (bytes, bytes),
         };
         let registry = &self.chooser.registry;
-        Remote { input: registry.remote(call.input, input), output: registry.remote(call.output, output) }
+        let at = call.device_addresses();
+        Remote { input: registry.remote(at.0, input), output: registry.remote(at.1, output) }
     }
 
     fn message(&self, end: Option<End>) -> Message {
@@ -103,7 +105,7 @@ impl DataPath for Peer {
         Some(&self.chooser)
     }
 
-    unsafe fn carry(&self, turn: Turn, call: &Call, choice: Choice) -> Result<()> {
+    unsafe fn carry(&self, turn: Turn, call: &RawCall, choice: Choice) -> Result<()> {
         let (op, layout) = (call.collective.name(), &self.chooser.layout);
         let scheduled = match choice.protocol {
             Protocol::Schedule(algorithm, framing) => {
@@ -114,7 +116,7 @@ impl DataPath for Peer {
         };
         let kernel = select::kernel(call.collective, choice.protocol, layout.ranks)
             .ok_or_else(|| unsupported(call.collective))?;
-        let types = kernel.reduces(call.collective).then_some((call.dtype, call.op));
+        let types = call.op.filter(|_| kernel.reduces(call.collective)).map(|op| (call.dtype, op));
         let function = self.kernels.function(kernel, types)?;
         let mut args = Args::new(self.team.in_call(call, turn.number), call);
         if choice.protocol == Protocol::Direct {
@@ -135,7 +137,7 @@ impl DataPath for Peer {
         .map_err(|e| cuda(op, format!("launching {blocks} blocks"), e))
     }
 
-    unsafe fn carry_pair(&self, turn: Turn, call: &Call, to: Option<End>, from: Option<End>) -> Result<()> {
+    unsafe fn carry_pair(&self, turn: Turn, call: &RawCall, to: Option<End>, from: Option<End>) -> Result<()> {
         let function = self.kernels.function(Kernel::new(Family::SendRecv, KernelFraming::Simple), None)?;
         let args = Args { team: self.team.in_call(call, turn.number), ..Args::default() };
         let messages = Messages { to: self.message(to), from: self.message(from) };

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::program::Compiled;
 use super::select::Framing;
 use crate::algorithm::Shape;
-use crate::cuda::call::Call;
+use crate::comm::RawCall;
 use crate::cuda::window::{Layout, SCRATCH_BYTES};
 use crate::error::{Error, Result};
 use crate::schedule::Partition;
@@ -73,7 +73,7 @@ impl Schedules {
     /// The program of a call, and how its segments are cut.
     pub(crate) fn of(
         &self,
-        call: &Call,
+        call: &RawCall,
         algorithm: Algorithm,
         framing: Framing,
         blocks: u32,

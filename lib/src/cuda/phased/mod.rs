@@ -17,13 +17,14 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaContext, DriverError, sys};
 
-use super::call::{Call, End, unsupported};
+use super::call::{End, unsupported};
 use super::driver::{copy, cuda, is_capturing};
 use super::kernels::{Args, Family, Framing, Kernel, Kernels, Team, Types, launch};
 use super::path::{DataPath, Path, Turn};
 use super::peer::Choice;
 use super::report::Report;
 use super::window::{AREAS, Layout, MAX_RANKS};
+use crate::comm::RawCall;
 use crate::comm::{Comm, lock};
 use crate::error::{Error, Result};
 use crate::wire::Collective;
@@ -67,7 +68,7 @@ impl Phased {
         Ok(Phased { context: context.clone(), kernels, report, layout, team, filled: Mutex::default(), watch })
     }
 
-    fn enqueue(&self, turn: Turn, call: &Call, traffic: &Traffic) -> Result<()> {
+    fn enqueue(&self, turn: Turn, call: &RawCall, traffic: &Traffic) -> Result<()> {
         let Turn { stream, number } = turn;
         let op = call.collective.name();
         let failed = |e: DriverError| cuda(op, "enqueueing a phase", e);
@@ -83,7 +84,7 @@ impl Phased {
         // SAFETY: the word is the report's.
         unsafe { self.report.write(stream, number, false) }.map_err(failed)?;
         let area = self.layout.area_bytes() as u64;
-        let types = traffic.reduces.map(|_| (call.dtype, call.op));
+        let types = traffic.reduces.and(call.op).map(|op| (call.dtype, op));
         let args = Args { team: self.team.in_call(call, number), ..Args::default() };
         let mut filled = lock(&self.filled);
         let mut done = 0;
@@ -202,7 +203,7 @@ impl DataPath for Phased {
         self.layout.bytes()
     }
 
-    unsafe fn carry(&self, turn: Turn, call: &Call, _: Choice) -> Result<()> {
+    unsafe fn carry(&self, turn: Turn, call: &RawCall, _: Choice) -> Result<()> {
         let rank = self.team.rank as usize;
         let traffic = Traffic::of(call, rank, self.layout.ranks).ok_or_else(|| unsupported(call.collective))?;
         if traffic.reduces.is_none() && traffic.targets != 0 && call.collective != Collective::Reduce {
@@ -215,7 +216,7 @@ impl DataPath for Phased {
         self.enqueue(turn, call, &traffic)
     }
 
-    unsafe fn carry_pair(&self, turn: Turn, call: &Call, to: Option<End>, from: Option<End>) -> Result<()> {
+    unsafe fn carry_pair(&self, turn: Turn, call: &RawCall, to: Option<End>, from: Option<End>) -> Result<()> {
         self.enqueue(turn, call, &Traffic::pair(to, from))
     }
 

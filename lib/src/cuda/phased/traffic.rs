@@ -1,6 +1,7 @@
 //! What a call in phases moves, and between whom.
 
-use super::super::call::{Call, End};
+use super::super::call::End;
+use crate::comm::RawCall;
 use crate::wire::Collective;
 
 /// What a call moves, in bytes: to whom, from whom, and how far apart their segments are.
@@ -39,26 +40,27 @@ impl Traffic {
     }
 
     /// Of a collective of `size` ranks, seen by `rank`.
-    pub(super) fn of(call: &Call, rank: usize, size: usize) -> Option<Traffic> {
+    pub(super) fn of(call: &RawCall, rank: usize, size: usize) -> Option<Traffic> {
         let bytes = (call.count * call.dtype.size()) as u64;
         let others = ((1u32 << size) - 1) & !(1 << rank);
         let root = 1u32 << call.root;
         let at_root = call.root == rank;
         let own = rank as u64 * bytes;
+        let (input, output) = call.device_addresses();
         let whole = Traffic {
             lengths: (bytes, bytes),
-            input: call.input,
-            output: call.output,
+            input,
+            output,
             targets: others,
             sources: others,
             input_stride: 0,
             output_stride: 0,
-            reduces: Some(call.input),
+            reduces: Some(input),
             compares: true,
         };
         Some(match call.collective {
             Collective::AllReduce => whole,
-            Collective::ReduceScatter => Traffic { input_stride: bytes, reduces: Some(call.input + own), ..whole },
+            Collective::ReduceScatter => Traffic { input_stride: bytes, reduces: Some(input + own), ..whole },
             Collective::Reduce if at_root => Traffic { targets: 0, ..whole },
             Collective::Reduce => Traffic { targets: root, sources: 0, reduces: None, ..whole },
             Collective::Broadcast if at_root => Traffic { sources: 0, reduces: None, ..whole },
@@ -74,6 +76,7 @@ impl Traffic {
 mod tests {
     use super::super::super::window::MAX_RANKS;
     use super::*;
+    use crate::Call;
     use crate::{DType, ReduceOp};
 
     #[test]
@@ -81,15 +84,8 @@ mod tests {
         for size in 2..=MAX_RANKS {
             for root in 0..size {
                 for collective in Collective::ALL {
-                    let call = Call {
-                        collective,
-                        dtype: DType::F32,
-                        op: ReduceOp::Sum,
-                        root,
-                        count: 10,
-                        input: 0,
-                        output: 1 << 20,
-                    };
+                    let call = Call::new(collective, DType::F32, ReduceOp::Sum, root, 10);
+                    let call = RawCall::on_device(call, 0, 1 << 20);
                     let all: Option<Vec<Traffic>> = (0..size).map(|rank| Traffic::of(&call, rank, size)).collect();
                     let Some(all) = all else { continue };
                     for (from, ours) in all.iter().enumerate() {

@@ -2,7 +2,7 @@
 //! without a deadline for those that do not come. Ours names both.
 
 use crate::comm::Inner;
-use crate::comm::call::Call;
+use crate::comm::bound::Bound;
 use crate::comm::table::asked;
 use crate::error::{Error, Result};
 use crate::executor::Supervisor;
@@ -15,13 +15,13 @@ const WORDS: usize = Header::BYTES / size_of::<u64>();
 ///
 /// # Errors
 /// [`Error::Mismatch`] naming two ranks and their calls; [`Error::Timeout`] naming the ranks that did not come.
-pub(super) fn agree(comm: &Inner, call: &Call, background: bool) -> Result<()> {
+pub(super) fn agree(comm: &Inner, call: &Bound, background: bool) -> Result<()> {
     let state = comm.state();
     let ranks = comm.size();
     if ranks == 1 {
-        return state.check(|| call.key.collective.name().to_owned());
+        return state.check(|| call.collective.name().to_owned());
     }
-    let ours = call.key.header(state.id, Algorithm::Direct);
+    let ours = call.header(state.id, Algorithm::Direct);
     let words: [u64; WORDS] = bytemuck::cast(ours);
     let mut all = vec![0u64; WORDS * ranks];
     let check = comm.call(asked!(AllGather), &words[..], &mut all[..])?;
@@ -29,7 +29,7 @@ pub(super) fn agree(comm: &Inner, call: &Call, background: bool) -> Result<()> {
     let met = unsafe { comm.execute(&check, background) };
     met.map_err(|error| match error {
         Error::Timeout { rank, waited, missing, detail, .. } => {
-            Error::Timeout { op: call.key.collective.name().to_owned(), rank, waited, missing, detail }
+            Error::Timeout { op: call.collective.name().to_owned(), rank, waited, missing, detail }
         }
         other => other,
     })?;

@@ -10,11 +10,11 @@ use mpi::ffi;
 use super::agree::agree;
 use super::types::{data_type, operator};
 use super::world::{Mpi, done};
+use crate::Call;
 use crate::comm::Inner;
-use crate::comm::call::Call;
+use crate::comm::bound::Bound;
 use crate::dtype::ReduceOp;
 use crate::error::{Error, Result};
-use crate::executor::CallKey;
 use crate::reduce;
 use crate::trace::{By, Span, recorded};
 use crate::wire::Collective;
@@ -22,11 +22,11 @@ use crate::wire::Collective;
 impl Mpi {
     /// # Safety
     /// As [`Backend::run`](crate::process_group::Backend::run).
-    pub(super) unsafe fn call(&self, comm: &Inner, call: &Call, background: bool) -> Result<()> {
+    pub(super) unsafe fn call(&self, comm: &Inner, call: &Bound, background: bool) -> Result<()> {
         let span = || Span::Carried {
-            collective: call.key.collective as u8,
+            collective: call.collective as u8,
             calls: 1,
-            bytes: (call.key.count * call.key.dtype.size()) as u64,
+            bytes: (call.count * call.dtype.size()) as u64,
             by: By::Mpi,
         };
         // SAFETY: forwarded from the caller.
@@ -35,12 +35,12 @@ impl Mpi {
 
     /// # Safety
     /// As [`Mpi::call`].
-    unsafe fn carry(&self, comm: &Inner, call: &Call, background: bool) -> Result<()> {
-        comm.state().check(|| call.key.collective.name().to_owned())?;
-        if call.key.collective == Collective::SendRecv {
+    unsafe fn carry(&self, comm: &Inner, call: &Bound, background: bool) -> Result<()> {
+        comm.state().check(|| call.collective.name().to_owned())?;
+        if call.collective == Collective::SendRecv {
             // SAFETY: forwarded from the caller.
             return unsafe {
-                if call.key.root == self.rank {
+                if call.root == self.rank {
                     let sending = self.begin_send(comm, call)?;
                     self.finish_send(comm, sending)
                 } else {
@@ -57,9 +57,9 @@ impl Mpi {
     ///
     /// # Safety
     /// As [`Backend::run_batch`](crate::process_group::Backend::run_batch).
-    pub(super) unsafe fn calls(&self, comm: &Inner, calls: &[Call]) -> Result<()> {
+    pub(super) unsafe fn calls(&self, comm: &Inner, calls: &[Bound]) -> Result<()> {
         comm.state().check(|| "batch".to_owned())?;
-        let is_send = |call: &Call| call.key.collective == Collective::SendRecv && call.key.root == self.rank;
+        let is_send = |call: &Bound| call.collective == Collective::SendRecv && call.root == self.rank;
         let mut sending = Vec::new();
         for send in calls.iter().filter(|call| is_send(call)) {
             // SAFETY: forwarded from the caller, here and below.
@@ -82,8 +82,8 @@ impl Mpi {
 
     /// # Safety
     /// As [`Mpi::call`]; every rank is in the same call.
-    unsafe fn collective(&self, call: &Call) -> Result<()> {
-        let CallKey { collective, dtype, op, root, count, .. } = call.key;
+    unsafe fn collective(&self, call: &Bound) -> Result<()> {
+        let Call { collective, dtype, op, root, count, .. } = call.call;
         let what = || format!("{collective} by backend mpi");
         let elements = c_int::try_from(count)
             .map_err(|_| Error::invalid(what(), format!("{count} elements: MPI counts in 32 bits, split the call")))?;

@@ -9,7 +9,7 @@ use mpi::ffi;
 
 use super::world::{Mpi, done};
 use crate::comm::Inner;
-use crate::comm::call::Call;
+use crate::comm::bound::Bound;
 use crate::error::{Error, Result};
 use crate::executor::Supervisor;
 use crate::wire::{Algorithm, Header};
@@ -29,8 +29,8 @@ impl Mpi {
     ///
     /// # Safety
     /// The call's input must be valid.
-    pub(super) unsafe fn begin_send(&self, comm: &Inner, call: &Call) -> Result<Sending> {
-        let bytes = call.key.count * call.key.dtype.size();
+    pub(super) unsafe fn begin_send(&self, comm: &Inner, call: &Bound) -> Result<Sending> {
+        let bytes = call.count * call.dtype.size();
         let length = c_int::try_from(Header::BYTES + bytes)
             .map_err(|_| Error::invalid("send", format!("{bytes} bytes: MPI sends less than 2 GiB at once")))?;
         let mut memory = Vec::with_capacity(Header::BYTES + bytes);
@@ -46,7 +46,7 @@ impl Mpi {
                 memory.as_ptr().cast(),
                 length,
                 ffi::RSMPI_UINT8_T,
-                call.key.peer as c_int,
+                call.peer as c_int,
                 TAG,
                 self.comm,
                 request.as_mut_ptr(),
@@ -54,7 +54,7 @@ impl Mpi {
             done("send by backend mpi", status)?;
             request.assume_init()
         };
-        Ok(Sending { request, memory, peer: call.key.peer })
+        Ok(Sending { request, memory, peer: call.peer })
     }
 
     /// Waits until MPI has taken the message.
@@ -76,8 +76,8 @@ impl Mpi {
     ///
     /// # Safety
     /// The call's output must be valid and nobody else's.
-    pub(super) unsafe fn recv(&self, comm: &Inner, call: &Call) -> Result<()> {
-        let peer = call.key.root;
+    pub(super) unsafe fn recv(&self, comm: &Inner, call: &Bound) -> Result<()> {
+        let peer = call.root;
         let mut message = MaybeUninit::<ffi::MPI_Message>::uninit();
         let mut status = MaybeUninit::<ffi::MPI_Status>::uninit();
         self.poll(comm, "recv", peer, || {
@@ -107,9 +107,7 @@ impl Mpi {
         let ours = self.header(comm, call);
         let theirs = memory.get(..Header::BYTES).map(bytemuck::pod_read_unaligned::<Header>);
         match theirs {
-            Some(theirs)
-                if theirs == ours && memory.len() == Header::BYTES + call.key.count * call.key.dtype.size() =>
-            {
+            Some(theirs) if theirs == ours && memory.len() == Header::BYTES + call.count * call.dtype.size() => {
                 let payload = &memory[Header::BYTES..];
                 // SAFETY: the output is as long as the call says, which is what came.
                 unsafe { std::ptr::copy_nonoverlapping(payload.as_ptr(), call.buffers.output, payload.len()) };
@@ -126,8 +124,8 @@ impl Mpi {
         }
     }
 
-    fn header(&self, comm: &Inner, call: &Call) -> Header {
-        call.key.header(comm.state().id, Algorithm::Direct)
+    fn header(&self, comm: &Inner, call: &Bound) -> Header {
+        call.header(comm.state().id, Algorithm::Direct)
     }
 
     /// Asks until there is an answer, with the group's deadline.

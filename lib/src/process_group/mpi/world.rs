@@ -9,7 +9,7 @@ use cudarc::driver::CudaContext;
 use mpi::environment::Universe;
 use mpi::{Threading, ffi};
 
-use crate::comm::call::Call;
+use crate::comm::bound::Bound;
 use crate::comm::{Comm, Inner, lock};
 use crate::cuda::Stream;
 use crate::error::{Error, Result};
@@ -175,20 +175,20 @@ impl Backend for Mpi {
         BackendType::Mpi
     }
 
-    unsafe fn run(&self, comm: &Inner, call: &Call, background: bool) -> Result<()> {
+    unsafe fn run(&self, comm: &Inner, call: &Bound, background: bool) -> Result<()> {
         // SAFETY: forwarded from the caller.
         unsafe { self.call(comm, call, background) }
     }
 
-    unsafe fn run_batch(&self, comm: &Inner, calls: &[Call]) -> Result<()> {
+    unsafe fn run_batch(&self, comm: &Inner, calls: &[Bound]) -> Result<()> {
         // SAFETY: forwarded from the caller.
         unsafe { self.calls(comm, calls) }
     }
 
-    unsafe fn enqueue(&self, calls: &[Call], _stream: &Stream) -> Result<()> {
+    unsafe fn enqueue(&self, calls: &[Bound], _stream: &Stream) -> Result<()> {
         match calls.first() {
             None => Ok(()),
-            Some(call) => Err(not_carried(BackendType::Mpi, call.key.collective, "device memory", DEVICE)),
+            Some(call) => Err(not_carried(BackendType::Mpi, call.collective, "device memory", DEVICE)),
         }
     }
 

@@ -20,10 +20,10 @@ use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId};
 
 use self::library::{CommConfig, IN_PROGRESS, SUCCESS, Status, StreamHandle};
 use super::backend::{Backend, BackendType, not_carried};
-use super::messages::Messages;
-use crate::comm::call::Call;
+use crate::comm::bound::Bound;
 use crate::comm::{Comm, Inner, State, lock};
 use crate::config::Config;
+use crate::cuda::messages::Messages;
 use crate::cuda::{Stream, cuda};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, Result};
@@ -171,9 +171,9 @@ impl Nccl {
     ///
     /// # Safety
     /// As [`Backend::enqueue`].
-    unsafe fn put(&self, calls: &[Call], stream: &Stream) -> Result<()> {
+    unsafe fn put(&self, calls: &[Bound], stream: &Stream) -> Result<()> {
         let op = match calls {
-            [one] => one.key.collective.name(),
+            [one] => one.collective.name(),
             _ => "batch",
         };
         self.failed_before(op)?;
@@ -214,14 +214,14 @@ impl Nccl {
     ///
     /// # Safety
     /// As [`Backend::enqueue`].
-    unsafe fn issue(&self, comm: ncclComm_t, call: &Call, stream: StreamHandle) -> Status {
+    unsafe fn issue(&self, comm: ncclComm_t, call: &Bound, stream: StreamHandle) -> Status {
         let api = &self.nccl.api;
         let (input, output) = (call.buffers.input.cast(), call.buffers.output.cast());
         let (count, dtype, op) = names(call);
-        let root = call.key.root as c_int;
+        let root = call.root as c_int;
         // SAFETY: forwarded from the caller; lengths were checked when the call was made.
         unsafe {
-            match call.key.collective {
+            match call.collective {
                 Collective::AllReduce => (api.all_reduce)(input, output, count, dtype, op, comm, stream),
                 Collective::Broadcast => (api.broadcast)(input, output, count, dtype, root, comm, stream),
                 Collective::Reduce => (api.reduce)(input, output, count, dtype, op, root, comm, stream),
@@ -229,16 +229,9 @@ impl Nccl {
                 Collective::ReduceScatter => (api.reduce_scatter)(input, output, count, dtype, op, comm, stream),
                 _ => {
                     let mut messages = Messages::default();
-                    messages.add(call, self.rank, self.size);
+                    // NCCL copies a message of a rank to itself.
+                    messages.add(&call.raw(), self.rank, self.size);
                     let bytes = ncclDataType_t::ncclUint8;
-                    let own = |&(from, to, length): &(*const u8, *mut u8, usize)| {
-                        let me = self.rank as c_int;
-                        let sent = (api.send)(from.cast(), length, bytes, me, comm, stream);
-                        if sent != SUCCESS && sent != IN_PROGRESS {
-                            return sent;
-                        }
-                        (api.recv)(to.cast(), length, bytes, me, comm, stream)
-                    };
                     let sends = messages.sends.iter().map(|m| {
                         (api.send)(m.address.cast_const().cast(), m.bytes, bytes, m.peer as c_int, comm, stream)
                     });
@@ -246,8 +239,7 @@ impl Nccl {
                         .recvs
                         .iter()
                         .map(|m| (api.recv)(m.address.cast(), m.bytes, bytes, m.peer as c_int, comm, stream));
-                    let mut all = sends.chain(recvs).chain(messages.own.iter().map(own));
-                    all.find(|&s| s != SUCCESS && s != IN_PROGRESS).unwrap_or(SUCCESS)
+                    sends.chain(recvs).find(|&s| s != SUCCESS && s != IN_PROGRESS).unwrap_or(SUCCESS)
                 }
             }
         }
@@ -288,8 +280,8 @@ fn exchange_id(nccl: &library::Nccl, comm: &Comm) -> Result<ncclUniqueId> {
 
 /// NCCL's count, type and operator of a call. What is only moved goes as bytes, so that it may be of any type; what NCCL cannot
 /// combine was refused before.
-fn names(call: &Call) -> (usize, ncclDataType_t, ncclRedOp_t) {
-    let key = &call.key;
+fn names(call: &Bound) -> (usize, ncclDataType_t, ncclRedOp_t) {
+    let key = &call.call;
     match (key.op, data_type(key.dtype)) {
         (Some(op), Some(dtype)) => (key.count, dtype, operator(op).unwrap_or(ncclRedOp_t::ncclSum)),
         _ => (key.count * key.dtype.size(), ncclDataType_t::ncclUint8, ncclRedOp_t::ncclSum),
@@ -297,14 +289,14 @@ fn names(call: &Call) -> (usize, ncclDataType_t, ncclRedOp_t) {
 }
 
 /// An error if NCCL cannot combine such values, or not so.
-fn combined(call: &Call) -> Result<()> {
-    let Some(op) = call.key.op else { return Ok(()) };
-    let dtype = call.key.dtype;
+fn combined(call: &Bound) -> Result<()> {
+    let Some(op) = call.op else { return Ok(()) };
+    let dtype = call.dtype;
     if data_type(dtype).is_some() && operator(op).is_some() {
         return Ok(());
     }
     Err(Error::Unsupported {
-        what: format!("{} of {dtype}, {op}, by backend nccl", call.key.collective),
+        what: format!("{} of {dtype}, {op}, by backend nccl", call.collective),
         detail: "NCCL has neither 16-bit integers nor operators on bits: ask for backend tinynccl, which has both"
             .to_owned(),
     })
@@ -349,26 +341,26 @@ impl Backend for Nccl {
     }
 
     /// Barriers are of the host's communicator: NCCL has none.
-    unsafe fn run(&self, comm: &Inner, call: &Call, background: bool) -> Result<()> {
-        match call.key.collective {
+    unsafe fn run(&self, comm: &Inner, call: &Bound, background: bool) -> Result<()> {
+        match call.collective {
             // SAFETY: forwarded from the caller.
             Collective::Barrier => unsafe { comm.execute(call, background) },
             other => Err(not_carried(BackendType::Nccl, other, "host memory", HOST)),
         }
     }
 
-    unsafe fn run_batch(&self, _comm: &Inner, calls: &[Call]) -> Result<()> {
+    unsafe fn run_batch(&self, _comm: &Inner, calls: &[Bound]) -> Result<()> {
         match calls.first() {
             None => Ok(()),
-            Some(call) => Err(not_carried(BackendType::Nccl, call.key.collective, "host memory", HOST)),
+            Some(call) => Err(not_carried(BackendType::Nccl, call.collective, "host memory", HOST)),
         }
     }
 
-    unsafe fn enqueue(&self, calls: &[Call], stream: &Stream) -> Result<()> {
+    unsafe fn enqueue(&self, calls: &[Bound], stream: &Stream) -> Result<()> {
         let span = || Span::Carried {
-            collective: calls.first().map_or(Collective::Barrier, |call| call.key.collective) as u8,
+            collective: calls.first().map_or(Collective::Barrier, |call| call.collective) as u8,
             calls: calls.len() as u32,
-            bytes: calls.iter().map(|call| (call.key.count * call.key.dtype.size()) as u64).sum(),
+            bytes: calls.iter().map(|call| (call.count * call.dtype.size()) as u64).sum(),
             by: By::Nccl,
         };
         // SAFETY: forwarded from the caller.

@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, result, sys};
+use tinynccl::comm::RawCall;
 use tinynccl::config::{CudaPath, PathCheck};
-use tinynccl::cuda::{Call, DeviceComm, Path};
+use tinynccl::cuda::{DeviceComm, Path};
 use tinynccl::wire::Collective;
-use tinynccl::{Comm, Config, DType, Error, ReduceOp};
+use tinynccl::{Call, Comm, Config, DType, Error, ReduceOp};
 
 use super::{gpus, two_contexts};
 
@@ -24,8 +25,8 @@ fn two(config: &Config) -> Option<Vec<(DeviceComm, Arc<CudaStream>)>> {
     Some(comms.into_iter().zip(&contexts).map(|(comm, context)| (comm, context.new_stream().unwrap())).collect())
 }
 
-fn call(count: usize, input: u64, output: u64) -> Call {
-    Call { collective: Collective::AllReduce, dtype: DType::F32, op: ReduceOp::Sum, root: 0, count, input, output }
+fn call(count: usize, input: u64, output: u64) -> RawCall {
+    RawCall::on_device(Call::new(Collective::AllReduce, DType::F32, ReduceOp::Sum, 0, count), input, output)
 }
 
 /// All ranks add up their number plus one.
@@ -72,7 +73,7 @@ fn buffers_that_a_kernel_could_not_use_are_refused_and_named() {
     let short = Memory::new(context, 4096);
     let freed = Memory::new(context, 64 << 20).at;
     let host = vec![0f32; 2000];
-    let refused = |call: Call, words: &[&str]| {
+    let refused = |call: RawCall, words: &[&str]| {
         // SAFETY: it must not come to a launch: that is what is tested.
         let error = unsafe { comm.enqueue(stream, &call) }.unwrap_err();
         assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
@@ -98,7 +99,8 @@ fn buffers_that_a_kernel_could_not_use_are_refused_and_named() {
     refused(call(1000, good.at + 2, good.at + (1 << 19)), &["begins 2 bytes into an element of 4"]);
     refused(call(1000, good.at, good.at + 400), &["overlap"]);
     refused(call(usize::MAX / 2, good.at, good.at), &["more than memory holds"]);
-    let gathered = Call { collective: Collective::AllGather, ..call(1000, good.at, short.at) };
+    let gather = Call::of(Collective::AllGather).with_count(DType::F32, 1000);
+    let gathered = RawCall::on_device(gather, good.at, short.at);
     refused(gathered, &["the output at", "expected 8000 bytes"]);
     // SAFETY: as above.
     let error = unsafe { comm.enqueue_send_recv(stream, Some((place, 100, 1)), None) }.unwrap_err().to_string();
@@ -307,7 +309,10 @@ fn a_rank_that_comes_too_late_has_an_error_or_the_right_result() {
                 match (collective, rank) {
                     (Collective::SendRecv, 0) => comm.enqueue_send_recv(stream, Some((input, 4 * count, 1)), None),
                     (Collective::SendRecv, _) => comm.enqueue_send_recv(stream, None, Some((output, 4 * count, 0))),
-                    _ => comm.enqueue(stream, &Call { collective, ..call(count, input, output) }),
+                    _ => {
+                        let call = Call::new(collective, DType::F32, ReduceOp::Sum, 0, count);
+                        comm.enqueue(stream, &RawCall::on_device(call, input, output))
+                    }
                 }
             }
             .unwrap();

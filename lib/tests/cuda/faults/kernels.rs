@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut};
-use tinynccl::cuda::{Call, Choice, DeviceComm, Framing, Protocol};
+use tinynccl::comm::RawCall;
+use tinynccl::cuda::{Choice, DeviceComm, Framing, Protocol};
 use tinynccl::wire::{Algorithm, Collective};
-use tinynccl::{Config, DType, ReduceOp};
+use tinynccl::{Call, Config, DType, ReduceOp};
 
 use super::gpus;
 use crate::common::lengths;
@@ -57,7 +58,7 @@ impl<B: DevicePtr<f32> + DevicePtrMut<f32>> Part<B> {
         stream.memcpy_htod(&values, &mut input).unwrap();
         let (from, to) = (input.device_ptr(stream).0, output.device_ptr(stream).0);
         let (dtype, op, root) = (DType::F32, ReduceOp::Sum, n - 1);
-        let call = Call { collective, dtype, op, root, count, input: from, output: to };
+        let call = RawCall::on_device(Call::new(collective, dtype, op, root, count), from, to);
         // SAFETY: as long as the collective needs, alive until `check` has waited.
         unsafe { comm.enqueue_as(stream, &call, choice) }.unwrap();
         Part { collective, count, input, output }

@@ -10,9 +10,10 @@ use std::time::Duration;
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, sys};
 use rustix::process::{Pid, Signal, kill_process};
 use tinynccl::bootstrap::Server;
-use tinynccl::cuda::{Call, DeviceComm, Path};
+use tinynccl::comm::RawCall;
+use tinynccl::cuda::{DeviceComm, Path};
 use tinynccl::wire::Collective;
-use tinynccl::{Comm, Config, DType, Error, ReduceOp};
+use tinynccl::{Call, Comm, Config, DType, Error, ReduceOp};
 
 use super::gpus;
 use super::kernels::every_call;
@@ -40,15 +41,7 @@ fn say(what: &str) {
 fn no_capture(device: &DeviceComm, stream: &Arc<CudaStream>) {
     let memory = stream.alloc_zeros::<f32>(100).unwrap();
     let at = memory.device_ptr(stream).0;
-    let call = Call {
-        collective: Collective::AllReduce,
-        dtype: DType::F32,
-        op: ReduceOp::Sum,
-        root: 0,
-        count: 100,
-        input: at,
-        output: at,
-    };
+    let call = RawCall::on_device(Call::new(Collective::AllReduce, DType::F32, ReduceOp::Sum, 0, 100), at, at);
     stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
     // SAFETY: it must not come to a launch.
     let error = unsafe { device.enqueue(stream, &call) }.unwrap_err().to_string();

@@ -2,9 +2,8 @@
 //!
 //! 1. [`dmabuf`]: the GPU's driver exports the buffer as a dmabuf, the RDMA device's driver imports it
 //!    (`cuMemGetHandleForAddressRange`, `ibv_reg_dmabuf_mr`). Upstream Linux, no extra module.
-//! 2. [`peer_memory`]: `ibv_reg_mr` on the GPU's address, which the module nvidia_peermem resolves. Older, and works
-//! only
-//!    with an RDMA core (ib_core) that supports peer-memory clients.
+//! 2. [`peer_memory`]: `ibv_reg_mr` on the GPU's address, which the module nvidia_peermem resolves. Older, and
+//!    works only with an RDMA core (ib_core) that supports peer-memory clients.
 //! 3. [`staging`]: pinned CPU memory, with a copy on each side. Always works.
 //!
 //! The order is that of NVIDIA's "GPUDirect RDMA" manual and of NCCL's net/ib plugin. The stages use two traits, so

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use anyhow::Result;
 use cudarc::driver::CudaStream;
 use tinynccl::ReduceOp;
-use tinynccl::cuda::{Call, DeviceComm, Protocol};
+use tinynccl::comm::RawCall;
+use tinynccl::cuda::{DeviceComm, Protocol};
 use tinynccl::dtype::DType;
 use tinynccl::wire::Collective;
 
@@ -62,8 +63,8 @@ pub struct Device<'c> {
 }
 
 impl Device<'_> {
-    fn call(&self, collective: Collective, op: ReduceOp, at: u64, count: usize) -> Call {
-        Call { collective, dtype: DType::F32, op, root: 0, count, input: at, output: at }
+    fn call(&self, collective: Collective, op: ReduceOp, at: u64, count: usize) -> RawCall {
+        RawCall::on_device(tinynccl::Call::new(collective, DType::F32, op, 0, count), at, at)
     }
 }
 

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use program_kit::size;
 use tinynccl_plan::algorithm::{self, Shape};
-use tinynccl_plan::simulate::{Call, Limits, Report, simulate};
+use tinynccl_plan::simulate::{Limits, Report, Scenario, simulate};
 use tinynccl_plan::wire::{Algorithm, Collective};
 
 use crate::values::collective;
@@ -222,7 +222,7 @@ fn fastest_protocol(
     let limits = Limits { messages: options.events, ..Limits::default() };
     let mut best: Option<Case> = None;
     for machine in topology.machines(shape.ranks, footprint)? {
-        let call = Call { algorithm, shape, count, elem_size: ELEMENT, max_message: message };
+        let call = Scenario { algorithm, shape, count, elem_size: ELEMENT, max_message: message };
         let report = simulate(&call, &*machine, &limits)?;
         if best.as_ref().is_none_or(|b| report.time < b.report.time) {
             best = Some(Case { algorithm, shape, size, message, machine: machine.name(), report });

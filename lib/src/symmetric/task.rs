@@ -1,4 +1,4 @@
-//! A call: what it is, as its algorithm sees it, and what became of it.
+//! A call in symmetric memory: its plan, the task that carries it out, and how it ended.
 
 use super::board::{Board, Message, Wait};
 use crate::algorithm::Shape;
@@ -7,9 +7,9 @@ use crate::executor::Buffers;
 use crate::reduce::Kernels;
 use crate::wire::Header;
 
-/// Everything about a call but its buffers and its number.
+/// A compiled call, which repeated calls share.
 #[derive(Debug, Clone)]
-pub(crate) struct Job {
+pub(crate) struct Plan {
     pub(crate) shape: Shape,
     /// Elements per segment, and bytes of one.
     pub(crate) count: usize,
@@ -21,7 +21,7 @@ pub(crate) struct Job {
     pub(crate) header: Header,
 }
 
-impl Job {
+impl Plan {
     /// Bytes per segment.
     pub(super) fn bytes(&self) -> usize {
         self.count * self.elem
@@ -50,16 +50,16 @@ pub(super) enum Turn {
     Corrupt(usize, String),
 }
 
-/// A call as its algorithm sees it.
-pub(super) struct Call<'a> {
-    pub(super) job: &'a Job,
+/// One call to run.
+pub(super) struct Task<'a> {
+    pub(super) plan: &'a Plan,
     pub(super) header: Header,
     pub(super) buffers: Buffers,
     /// Number at the board of the call, or of the step it is at.
     pub(super) number: u64,
 }
 
-impl Call<'_> {
+impl Task<'_> {
     /// `rank`'s message of this call if it has come: blocked until then, mismatch when it is of another call.
     #[inline]
     pub(super) fn message(&self, board: &Board, rank: usize) -> Result<Message, Turn> {

@@ -1,33 +1,46 @@
-//! Checked calls: what to run, on which memory. Blocking, asynchronous and grouped calls are made of these.
+//! Calls bound to memory, with lengths checked. Blocking, asynchronous and grouped calls are made of these.
 //!
 //! `n` is the world size. Lengths that cannot be right give [`Error::InvalidArgument`] before anything is sent; lengths that
 //! are right here but differ from another rank's give [`Error::Mismatch`] naming both.
 
-use super::Inner;
 use super::memory::{Memory, MemoryMut};
+use super::{Inner, RawCall};
+use crate::Call;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::executor::{Buffers, CallKey, Transfers};
+use crate::executor::{Buffers, Transfers};
 use crate::wire::Collective;
 
-/// A checked call.
+/// A checked call and its memory.
 #[derive(Debug)]
-pub(crate) struct Call {
-    pub(crate) key: CallKey,
+pub(crate) struct Bound {
+    pub(crate) call: Call,
     pub(crate) buffers: Buffers,
-    /// Where each pair of ranks has a length of its own; the key has no count then.
+    /// Where each pair of ranks has a length of its own; the call has no count then.
     pub(super) transfers: Option<Box<Transfers>>,
 }
 
-// SAFETY: the pointers are used by one thread at a time, while the caller keeps the memory alive and untouched.
-unsafe impl Send for Call {}
+impl std::ops::Deref for Bound {
+    type Target = Call;
+    #[inline]
+    fn deref(&self) -> &Call {
+        &self.call
+    }
+}
 
-impl Call {
-    /// A message from `sender` to `receiver`.
-    pub(super) fn message(dtype: DType, sender: usize, receiver: usize, count: usize, buffers: Buffers) -> Call {
-        let collective = Collective::SendRecv;
-        let key = CallKey { collective, dtype, op: None, root: sender, count, whole: count, peer: receiver };
-        Call { key, buffers, transfers: None }
+// SAFETY: the pointers are used by one thread at a time, while the caller keeps the memory alive and untouched.
+unsafe impl Send for Bound {}
+
+impl Bound {
+    /// A call whose ranks have equal lengths.
+    #[inline]
+    pub(crate) fn new(call: Call, buffers: Buffers) -> Bound {
+        Bound { call, buffers, transfers: None }
+    }
+
+    /// The same, unchecked: for a device's communicator.
+    pub(crate) fn raw(&self) -> RawCall {
+        RawCall::new(self.call, self.buffers.input, self.buffers.output)
     }
 }
 
@@ -43,10 +56,10 @@ impl Inner {
     #[inline(always)]
     pub(crate) fn call(
         &self,
-        asked: CallKey,
+        asked: Call,
         input: &(impl Memory + ?Sized),
         output: &mut (impl MemoryMut + ?Sized),
-    ) -> Result<Call> {
+    ) -> Result<Bound> {
         let (reads, writes) = self.segments(&asked)?;
         let (dtype, count) = match (reads, writes) {
             (0, _) => (output.dtype(), output.elements()),
@@ -59,7 +72,7 @@ impl Inner {
 
     /// A call of one buffer, in which input and output lie as [`Shape::in_place`] says.
     #[inline(always)]
-    pub(crate) fn call_in_place(&self, asked: CallKey, buffer: &mut (impl MemoryMut + ?Sized)) -> Result<Call> {
+    pub(crate) fn call_in_place(&self, asked: Call, buffer: &mut (impl MemoryMut + ?Sized)) -> Result<Bound> {
         let (reads, writes) = self.segments(&asked)?;
         let (len, segments) = (buffer.elements(), reads.max(writes));
         if segments > 1 && !len.is_multiple_of(segments) {
@@ -76,23 +89,23 @@ impl Inner {
     }
 
     #[inline(always)]
-    pub(super) fn made(&self, asked: CallKey, dtype: DType, count: usize, buffers: Buffers) -> Result<Call> {
+    pub(super) fn made(&self, asked: Call, dtype: DType, count: usize, buffers: Buffers) -> Result<Bound> {
         if let Some(op) = asked.op {
             op.check(asked.collective.name(), self.state.rank, dtype)?;
         }
-        Ok(Call { key: CallKey { dtype, count, whole: count, ..asked }, buffers, transfers: None })
+        Ok(Bound::new(asked.with_count(dtype, count), buffers))
     }
 
     /// Segments of our input and of our output.
     #[inline(always)]
-    fn segments(&self, asked: &CallKey) -> Result<(usize, usize)> {
+    fn segments(&self, asked: &Call) -> Result<(usize, usize)> {
         self.root_in_range(asked)?;
         let (shape, rank) = (self.shape(asked.collective, asked.root), self.state.rank);
         Ok((shape.input_segments(rank), shape.output_segments(rank)))
     }
 
     #[inline(always)]
-    pub(crate) fn root_in_range(&self, asked: &CallKey) -> Result<()> {
+    pub(crate) fn root_in_range(&self, asked: &Call) -> Result<()> {
         if !asked.collective.has_root() {
             return Ok(());
         }
@@ -101,7 +114,7 @@ impl Inner {
 
     /// Elements per segment of buffers of so many elements and segments.
     #[inline(always)]
-    fn count(&self, asked: &CallKey, input: (usize, usize), output: (usize, usize)) -> Result<usize> {
+    fn count(&self, asked: &Call, input: (usize, usize), output: (usize, usize)) -> Result<usize> {
         match (input, output) {
             ((input, 1), (output, 1)) if input == output => Ok(input),
             ((short, 1), (long, n)) | ((long, n), (short, 1)) if short.checked_mul(n) == Some(long) => Ok(short),
@@ -111,7 +124,7 @@ impl Inner {
     }
 
     #[cold]
-    fn wrong_lengths(&self, asked: &CallKey, input: (usize, usize), output: (usize, usize)) -> Error {
+    fn wrong_lengths(&self, asked: &Call, input: (usize, usize), output: (usize, usize)) -> Error {
         let (rank, size) = (self.state.rank, self.size());
         let ((input, _), (output, _)) = (input, output);
         let detail = match asked.collective {
@@ -128,7 +141,7 @@ impl Inner {
     }
 
     #[cold]
-    fn not_divisible(&self, asked: &CallKey, len: usize) -> Error {
+    fn not_divisible(&self, asked: &Call, len: usize) -> Error {
         let (rank, size) = (self.state.rank, self.size());
         let detail = format!("rank {rank}: {len} elements, expected a multiple of the world size {size}");
         Error::invalid(asked.collective.name(), detail)
@@ -136,27 +149,27 @@ impl Inner {
 
     /// Never so for slices.
     #[cold]
-    fn two_types(&self, asked: &CallKey, input: DType, output: DType) -> Error {
+    fn two_types(&self, asked: &Call, input: DType, output: DType) -> Error {
         let rank = self.state.rank;
         let detail = format!("rank {rank}: the input is of {input}, the output of {output}: expected one type");
         Error::invalid(asked.collective.name(), detail)
     }
 
-    pub(crate) fn barrier(&self) -> Call {
+    pub(crate) fn barrier(&self) -> Bound {
         let nothing = std::ptr::NonNull::<u8>::dangling().as_ptr();
         let buffers = Buffers { input: nothing, output: nothing };
-        Call { key: CallKey::of(Collective::Barrier), buffers, transfers: None }
+        Bound::new(Call::of(Collective::Barrier), buffers)
     }
 
-    pub(crate) fn send(&self, data: &(impl Memory + ?Sized), peer: usize) -> Result<Call> {
+    pub(crate) fn send(&self, data: &(impl Memory + ?Sized), peer: usize) -> Result<Bound> {
         self.peer_in_range("send", "peer", peer)?;
         let buffers = Buffers { input: data.address(), output: std::ptr::null_mut() };
-        Ok(Call::message(data.dtype(), self.state.rank, peer, data.elements(), buffers))
+        Ok(Bound::new(Call::message(data.dtype(), self.state.rank, peer, data.elements()), buffers))
     }
 
-    pub(crate) fn recv(&self, data: &mut (impl MemoryMut + ?Sized), peer: usize) -> Result<Call> {
+    pub(crate) fn recv(&self, data: &mut (impl MemoryMut + ?Sized), peer: usize) -> Result<Bound> {
         self.peer_in_range("recv", "peer", peer)?;
         let buffers = Buffers { input: std::ptr::null(), output: data.address_mut() };
-        Ok(Call::message(data.dtype(), peer, self.state.rank, data.elements(), buffers))
+        Ok(Bound::new(Call::message(data.dtype(), peer, self.state.rank, data.elements()), buffers))
     }
 }
