@@ -3,78 +3,53 @@
 //! A [`Comm`] is one rank's membership in a group of ranks. Every rank makes the same collective calls in the same
 //! order. Blocking calls run in the caller's thread; asynchronous ones ([`Work`]) run on a progress thread, in order.
 //! After a failure the communicator is dead on every rank: each waiter gets the first cause, each later call an error.
+//!
+//! Four rooms, each of which uses those below it:
+//!
+//! | room | idea |
+//! | --- | --- |
+//! | `start` | makes communicators: joining, splitting, measuring, sharing memory |
+//! | `calls` | the forms of a call that users see, from arguments to a checked [`Call`](crate::Call) with its memory |
+//! | `engine` | carries a call out: numbers it, finds its route, runs it at the board or over links |
+//! | `state` | the first failure, progress, and what is known of other ranks |
 
-mod agree;
-mod alloc;
-mod asynchronous;
-mod attached;
-mod batch;
-pub(crate) mod bound;
-mod choice;
-mod collectives;
-mod control;
-mod exchange;
-mod failure;
-mod group;
-mod init;
-mod local;
-pub(crate) mod memory;
-mod network;
-mod p2p;
-mod pack;
-mod patience;
-mod persistent;
-mod prepare;
-mod probe;
-mod queue;
-mod raw;
-mod route;
-mod run;
-mod settle;
-mod share;
-mod split;
+pub(crate) mod calls;
+pub(crate) mod engine;
+mod start;
 mod state;
-mod symmetric;
-pub(crate) mod table;
-mod trace;
-mod tune;
-mod uneven;
-mod work;
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex};
 
-use crate::Call;
-use crate::algorithm::Shape;
 use crate::config::{Config, TransportChoice};
 use crate::error::{Error, Result};
-use crate::executor::{Links, Supervisor, Workspace};
-use crate::symmetric::Registry;
+use crate::executor::Supervisor;
 use crate::topology::CostModel;
-use crate::trace::{Recorder, Tracer};
+use crate::trace::Tracer;
 use crate::transport::LinkOptions;
 use crate::transport::relay::{Path, Traffic};
-use crate::wire::{Algorithm, Collective};
+use crate::wire::Algorithm;
 
-pub use alloc::SymmetricBuffer;
-pub(crate) use attached::Attached;
-pub use control::Progress;
-pub use group::Group;
-pub use p2p::Exchange;
-pub use persistent::{OwnedBuffer, Persistent};
-use queue::Queue;
-pub use queue::{After, Queued};
-pub(crate) use raw::Ranges;
-pub use raw::RawCall;
-use route::Route;
+pub use calls::group::Group;
+pub use calls::p2p::Exchange;
+pub use calls::persistent::{OwnedBuffer, Persistent};
+pub(crate) use calls::raw::Ranges;
+pub use calls::raw::RawCall;
+pub use calls::uneven::packed;
+pub use calls::work::Work;
+use engine::Engine;
+pub(crate) use engine::Inner;
+use engine::queue::Queue;
+pub use engine::queue::{After, Queued};
+pub use start::alloc::SymmetricBuffer;
+use start::init::Home;
+use start::tune::Tuned;
+pub use start::tune::{Source, Tuning};
 pub(crate) use state::State;
+pub use state::control::Progress;
+pub(crate) use state::failure::Attached;
 pub(crate) use state::lock;
-use symmetric::BoardState;
-use tune::Tuned;
-pub use tune::{Source, Tuning};
-pub use uneven::packed;
-pub use work::Work;
 
 /// One rank's membership in a group of ranks.
 ///
@@ -85,43 +60,6 @@ pub use work::Work;
 /// nothing.
 pub struct Comm {
     inner: Arc<Inner>,
-}
-
-pub(crate) struct Inner {
-    state: Arc<State>,
-    local_rank: usize,
-    engine: Mutex<Engine>,
-    queue: Arc<Queue>,
-    /// Equal on all ranks: every rank knows every rank's host, and links refuse a peer whose options differ.
-    options: LinkOptions,
-    /// More ranks than cores on this host.
-    crowded: AtomicBool,
-    /// Splits made so far, for keys of exchanges.
-    splits: AtomicU32,
-    /// Collectives, as bits, for which a refused algorithm was reported.
-    warned: AtomicU32,
-    /// Held for its lifetime by the communicators made from one rendezvous.
-    _home: Option<Arc<init::Home>>,
-}
-
-/// What a running call needs exclusively.
-struct Engine {
-    links: Links,
-    workspace: Workspace,
-    /// Memory of packed calls.
-    packed: Vec<u64>,
-    /// How the calls of late are carried out.
-    routes: Vec<(Call, Route)>,
-    board: BoardState,
-    registry: Registry,
-    /// Calls started; the header's sequence number.
-    seq: u32,
-    /// Messages sent to and received from each rank, point to point.
-    sent: Vec<u32>,
-    received: Vec<u32>,
-    /// Asked for: taken wherever it can do the collective.
-    forced: Option<Algorithm>,
-    tuned: Tuned,
 }
 
 /// Facts about a communicator, for reports.
@@ -141,8 +79,7 @@ pub struct Census {
 }
 
 impl Comm {
-    fn assemble(state: Arc<State>, local_rank: usize, tuned: Option<Tuned>, home: Option<Arc<init::Home>>) -> Comm {
-        let size = state.members.len();
+    fn assemble(state: Arc<State>, local_rank: usize, tuned: Option<Tuned>, home: Option<Arc<Home>>) -> Comm {
         let shared = state.members.iter().all(|&m| state.control.shares_memory(m));
         let config = &state.config;
         let options = LinkOptions {
@@ -154,21 +91,8 @@ impl Comm {
             depth: config.fifo_depth,
         };
         let tuned = tuned.unwrap_or_else(|| Tuned::built_in(&state)).relayed(&state);
-        let crowded = AtomicBool::new(tuned.is_crowded(state.rank));
-        let recorder = |trace: &Arc<Tracer>| Box::new(Recorder::new(trace.clone(), state.config.trace_events));
-        let engine = Engine {
-            links: Links::default(),
-            workspace: Workspace::new(state.trace.as_ref().map(recorder)),
-            packed: Vec::new(),
-            routes: Vec::new(),
-            board: BoardState::default(),
-            registry: Registry::default(),
-            seq: 0,
-            sent: vec![0; size],
-            received: vec![0; size],
-            forced: config.algorithm,
-            tuned,
-        };
+        let oversubscribed = AtomicBool::new(tuned.is_oversubscribed(state.rank));
+        let engine = Engine::new(&state, tuned);
         let queue = Queue::new(state.rank);
         Comm {
             inner: Arc::new(Inner {
@@ -177,7 +101,7 @@ impl Comm {
                 engine: Mutex::new(engine),
                 queue,
                 options,
-                crowded,
+                oversubscribed,
                 splits: AtomicU32::new(0),
                 warned: AtomicU32::new(0),
                 _home: home,
@@ -250,7 +174,7 @@ impl Comm {
         self.inner.queue.drain();
         let mut engine = lock(&self.inner.engine);
         engine.forced = algorithm;
-        engine.routes.clear();
+        engine.forget_routes();
     }
 
     /// What the choice of algorithms is based on: measured, read from the cache, or built in; the same on all ranks.
@@ -302,35 +226,5 @@ impl Drop for Comm {
 impl fmt::Debug for Comm {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Comm {} (rank {} of {})", self.inner.state.id, self.rank(), self.size())
-    }
-}
-
-impl Inner {
-    pub(crate) fn state(&self) -> &State {
-        &self.state
-    }
-
-    /// What knows of failures, for those that outlive a call.
-    pub(crate) fn state_shared(&self) -> Arc<State> {
-        self.state.clone()
-    }
-
-    pub(crate) fn size(&self) -> usize {
-        self.state.members.len()
-    }
-
-    #[inline]
-    fn shape(&self, collective: Collective, root: usize) -> Shape {
-        Shape { collective, ranks: self.size(), root, channels: self.state.config.channels }
-    }
-
-    #[inline]
-    fn peer_in_range(&self, op: &str, what: &str, rank: usize) -> Result<()> {
-        if rank < self.size() { Ok(()) } else { Err(self.not_a_rank(op, what, rank)) }
-    }
-
-    #[cold]
-    fn not_a_rank(&self, op: &str, what: &str, rank: usize) -> Error {
-        Error::invalid(op, format!("{what} is {rank}, expected a rank below the world size {}", self.size()))
     }
 }

@@ -8,7 +8,7 @@ use super::comm::DeviceComm;
 use crate::Call;
 use crate::algorithm::Shape;
 use crate::comm::RawCall;
-use crate::comm::table::{asked, collectives};
+use crate::comm::calls::table::{asked, collectives};
 use crate::dtype::{Element, ReduceOp};
 use crate::error::{Error, Result};
 

@@ -205,7 +205,7 @@ mod tests {
         const SIZE: usize = 3;
         let at = |segments: usize| (1 << 20) + 4 * segments as u64;
         let f32s = |collective, count| Call::new(collective, DType::F32, ReduceOp::Sum, 1, count);
-        let lengths = |rank: usize| crate::comm::packed(&vec![rank + 1; SIZE]);
+        let lengths = |rank: usize| crate::comm::packed(&[rank + 1; SIZE]);
         let from_each = || crate::comm::packed(&(1..=SIZE).collect::<Vec<_>>());
         let (null, some) = (std::ptr::null(), at(0) as *mut u8);
         let calls = |rank: usize| {

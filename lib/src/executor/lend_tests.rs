@@ -150,7 +150,7 @@ fn outcome(
         };
         let (input, output) = (base.wrapping_add(input * COUNT), base.wrapping_add(output * COUNT));
         let buffers = Buffers { input: input.cast_const().cast(), output: output.cast() };
-        let patience = Patience {
+        let policy = WaitPolicy {
             turns: 2,
             spin: Duration::from_micros(5),
             yields: Duration::from_micros(200),
@@ -158,7 +158,7 @@ fn outcome(
         };
         let (task, mut workspace) = (Task { plan: &plan, buffers, header }, Workspace::default());
         // SAFETY: `memory` has room for all segments of input and output, apart or in place.
-        unsafe { run(&[task], &mut links, &mut workspace, &Alone::new(bell), &patience) }.expect("no failure");
+        unsafe { run(&[task], &mut links, &mut workspace, &Alone::new(bell), &policy) }.expect("no failure");
         (memory, links.lent())
     };
     let (memories, lent): (Vec<_>, Vec<u64>) = std::thread::scope(|scope| {

@@ -17,7 +17,7 @@ pub(crate) use links::Links;
 pub(crate) use message::one_message;
 pub(crate) use peek::peek;
 pub(crate) use plan::{Plan, Transfers};
-pub(crate) use wait::{DOUBT, Patience, Supervisor};
+pub(crate) use wait::{DOUBT, Supervisor, WaitPolicy};
 
 use crate::error::Result;
 use crate::trace::{Off, Probe, Recorder};
@@ -73,13 +73,13 @@ pub(crate) unsafe fn run(
     links: &mut Links,
     workspace: &mut Workspace,
     supervisor: &dyn Supervisor,
-    patience: &Patience,
+    policy: &WaitPolicy,
 ) -> Result<()> {
     // SAFETY: forwarded from the caller.
     let outcome = unsafe {
         match workspace.recorder {
-            None => run_with(tasks, links, workspace, supervisor, patience, &mut Off),
-            Some(_) => traced::run(tasks, links, workspace, supervisor, patience),
+            None => run_with(tasks, links, workspace, supervisor, policy, &mut Off),
+            Some(_) => traced::run(tasks, links, workspace, supervisor, policy),
         }
     };
     if outcome.is_err() {
@@ -98,7 +98,7 @@ unsafe fn run_with(
     links: &mut Links,
     workspace: &mut Workspace,
     supervisor: &dyn Supervisor,
-    patience: &Patience,
+    policy: &WaitPolicy,
     probe: &mut impl Probe,
 ) -> Result<()> {
     let Workspace { lanes, open, scratch, order, .. } = workspace;
@@ -128,7 +128,7 @@ unsafe fn run_with(
     let mut live = lanes.len();
     // Lanes before this one are done: a long group does not look at its beginning again and again.
     let mut first = 0;
-    let mut waiter = Waiter::new(supervisor, patience);
+    let mut waiter = Waiter::new(supervisor, policy);
     while live > 0 {
         let mut moved = false;
         first += lanes[first..].iter().take_while(|lane| lane.done).count();

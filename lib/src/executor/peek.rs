@@ -3,19 +3,19 @@
 use std::time::Instant;
 
 use super::links::Links;
-use super::wait::{Patience, SLICE, Supervisor, sleep_on};
+use super::wait::{SLICE, Supervisor, WaitPolicy, sleep_on};
 use crate::error::Result;
 use crate::interrupt::asked_to_stop;
 use crate::wire::Header;
 
 /// True when the first part of a message from `links`' receiving end `index` is here; false when none is at the deadline of
-/// `patience`, which is no failure. `header` names the receive in errors.
+/// `policy`, which is no failure. `header` names the receive in errors.
 pub(crate) fn peek(
     links: &mut Links,
     index: usize,
     header: &Header,
     supervisor: &dyn Supervisor,
-    patience: &Patience,
+    policy: &WaitPolicy,
 ) -> Result<bool> {
     let begin = Instant::now();
     loop {
@@ -26,7 +26,7 @@ pub(crate) fn peek(
         }
         supervisor.alive()?;
         let waited = begin.elapsed();
-        if waited >= patience.deadline {
+        if waited >= policy.deadline {
             return Ok(false);
         }
         if asked_to_stop() {
@@ -34,13 +34,13 @@ pub(crate) fn peek(
         }
         // A peer may wait for room on another link before it sends on this one.
         links.progress().map_err(explain)?;
-        if waited < patience.spin {
+        if waited < policy.spin {
             std::hint::spin_loop();
-        } else if waited < patience.spin + patience.yields {
+        } else if waited < policy.spin + policy.yields {
             std::thread::yield_now();
         } else {
             let sending: Vec<usize> = links.unflushed().collect();
-            let slice = SLICE.min(patience.deadline - waited);
+            let slice = SLICE.min(policy.deadline - waited);
             sleep_on(links, (&[index], &sending), header, supervisor, slice)?;
         }
     }

@@ -137,7 +137,7 @@ fn lanes_in_different_windows_do_not_share_scratch_memory() {
         let plan = Plan::compile(&key, header, &program, 3, 24, false, |c, p| links.get(c, p)).expect("links are open");
         let ours = input(2);
         let buffers = Buffers { input: ours.as_ptr().cast(), output: output.as_mut_ptr().cast() };
-        let patience = Patience {
+        let policy = WaitPolicy {
             turns: 2,
             spin: Duration::from_micros(5),
             yields: Duration::from_micros(200),
@@ -146,7 +146,7 @@ fn lanes_in_different_windows_do_not_share_scratch_memory() {
         let task = Task { plan: &plan, buffers, header };
         let mut workspace = Workspace::default();
         // SAFETY: both buffers have COUNT elements and live until the end of the scope.
-        unsafe { run(&[task], &mut links, &mut workspace, &Alone::new(bell), &patience) }.expect("no failure");
+        unsafe { run(&[task], &mut links, &mut workspace, &Alone::new(bell), &policy) }.expect("no failure");
         peers.join().expect("the peers");
     });
     let expected: Vec<u64> = (0..COUNT as u64).map(|i| 10_101 * (i + 1)).collect();
@@ -177,10 +177,10 @@ fn a_lost_wake_up_is_noticed() {
                 send(&mut theirs[0][1], &header, &[7]);
             }
         });
-        let patience =
-            Patience { turns: 1, spin: Duration::ZERO, yields: Duration::ZERO, deadline: Duration::from_secs(20) };
+        let policy =
+            WaitPolicy { turns: 1, spin: Duration::ZERO, yields: Duration::ZERO, deadline: Duration::from_secs(20) };
         let index = links.get(0, 1).expect("a link");
-        assert!(peek(&mut links, index as usize, &header, &alone, &patience).expect("no failure"));
+        assert!(peek(&mut links, index as usize, &header, &alone, &policy).expect("no failure"));
         assert_eq!(*alone.late.borrow(), if rings { vec![] } else { vec![1] });
     }
 }

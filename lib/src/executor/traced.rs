@@ -1,7 +1,7 @@
 //! Runs that are recorded: what the executor tells the recorder about its plans.
 
 use super::plan::{Action, Instruction, PlanLane};
-use super::{Links, Patience, Supervisor, Task, Workspace, run_with};
+use super::{Links, Supervisor, Task, WaitPolicy, Workspace, run_with};
 use crate::error::Result;
 use crate::trace::{Call, StepDone, StepKind};
 
@@ -15,11 +15,11 @@ pub(super) unsafe fn run(
     links: &mut Links,
     workspace: &mut Workspace,
     supervisor: &dyn Supervisor,
-    patience: &Patience,
+    policy: &WaitPolicy,
 ) -> Result<()> {
     let Some(mut recorder) = workspace.recorder.take() else { return Ok(()) };
     // SAFETY: forwarded from the caller.
-    let outcome = unsafe { run_with(tasks, links, workspace, supervisor, patience, &mut *recorder) };
+    let outcome = unsafe { run_with(tasks, links, workspace, supervisor, policy, &mut *recorder) };
     if outcome.is_err() {
         for (index, state) in workspace.lanes.iter().enumerate().filter(|(_, state)| !state.done) {
             let task = &tasks[state.task];

@@ -50,7 +50,7 @@ pub(crate) trait Supervisor {
 
 /// How a wait goes on as it gets longer.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Patience {
+pub(crate) struct WaitPolicy {
     /// Turns of the spin loop between two looks at the clock, each of which asks every link: a system call over TCP.
     pub(crate) turns: u32,
     /// Busy turns first.
@@ -76,7 +76,7 @@ const OTHERS: u32 = 8;
 /// Where one run is in its waiting.
 pub(super) struct Waiter<'a> {
     supervisor: &'a dyn Supervisor,
-    patience: &'a Patience,
+    policy: &'a WaitPolicy,
     turns: u32,
     /// Looks at the clock so far.
     looks: u32,
@@ -88,8 +88,8 @@ pub(super) struct Waiter<'a> {
 }
 
 impl<'a> Waiter<'a> {
-    pub(super) fn new(supervisor: &'a dyn Supervisor, patience: &'a Patience) -> Self {
-        Waiter { supervisor, patience, turns: 0, looks: 0, since: None, announced: false, phase: Phase::Spin, bytes: 0 }
+    pub(super) fn new(supervisor: &'a dyn Supervisor, policy: &'a WaitPolicy) -> Self {
+        Waiter { supervisor, policy, turns: 0, looks: 0, since: None, announced: false, phase: Phase::Spin, bytes: 0 }
     }
 
     /// What the last turn of waiting was.
@@ -114,7 +114,7 @@ impl<'a> Waiter<'a> {
     #[inline]
     pub(super) fn wait(&mut self, links: &mut Links, blocked: &Blocked<'_>) -> Result<()> {
         self.turns += 1;
-        if self.turns < self.patience.turns {
+        if self.turns < self.policy.turns {
             std::hint::spin_loop();
             return Ok(());
         }
@@ -139,10 +139,10 @@ impl<'a> Waiter<'a> {
         }
         let now = Instant::now();
         let waited = now.duration_since(*self.since.get_or_insert(now));
-        if waited < self.patience.spin {
+        if waited < self.policy.spin {
             return Ok(());
         }
-        if waited < self.patience.spin + self.patience.yields {
+        if waited < self.policy.spin + self.policy.yields {
             self.phase = Phase::Yield;
             std::thread::yield_now();
             return Ok(());
@@ -162,7 +162,7 @@ impl<'a> Waiter<'a> {
         if waited >= DOUBT {
             self.supervisor.compare()?;
         }
-        if waited >= self.patience.deadline {
+        if waited >= self.policy.deadline {
             return Err(self.supervisor.timed_out(blocked.header(), &peers, waited));
         }
         if asked_to_stop() {
@@ -173,7 +173,7 @@ impl<'a> Waiter<'a> {
             self.phase = Phase::Sleep;
             return Ok(());
         }
-        self.sleep(links, blocked, SLICE.min(self.patience.deadline - waited))
+        self.sleep(links, blocked, SLICE.min(self.policy.deadline - waited))
     }
 
     /// Sleeps until something that is waited for moves or the slice is over.

@@ -9,8 +9,8 @@ use super::buffer::{BufferMut, Place, Spot};
 use super::{Owned, ProcessGroup, Work};
 use crate::Call;
 use crate::comm::Inner;
-use crate::comm::bound::Bound;
-use crate::comm::table::{asked, collectives};
+use crate::comm::calls::table::{asked, collectives};
+use crate::comm::engine::bound::Bound;
 use crate::dtype::ReduceOp;
 use crate::error::Result;
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use cudarc::driver::CudaContext;
 
 use crate::comm::Inner;
-use crate::comm::bound::Bound;
+use crate::comm::engine::bound::Bound;
 use crate::cuda::{DeviceComm, Stream};
 use crate::error::{Error, Result};
 use crate::wire::Collective;

@@ -3,8 +3,8 @@
 use super::ProcessGroup;
 use super::buffer::{Buffer, BufferMut, Place, Spot};
 use super::own::Own;
-use crate::comm::bound::Bound;
-use crate::comm::table::{asked, collectives};
+use crate::comm::calls::table::{asked, collectives};
+use crate::comm::engine::bound::Bound;
 use crate::cuda::Stream;
 use crate::dtype::ReduceOp;
 use crate::error::{Error, Result};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, DeviceRepr, SyncOnDrop};
 
-use crate::comm::memory::{Memory, MemoryMut};
+use crate::comm::calls::memory::{Memory, MemoryMut};
 use crate::cuda::Stream;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};

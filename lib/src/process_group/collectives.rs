@@ -7,8 +7,8 @@
 use super::ProcessGroup;
 use super::buffer::{Buffer, BufferMut, Spot};
 use super::work::Enqueued;
-use crate::comm::bound::Bound;
-use crate::comm::table::{asked, collectives};
+use crate::comm::calls::table::{asked, collectives};
+use crate::comm::engine::bound::Bound;
 use crate::cuda::Stream;
 use crate::dtype::ReduceOp;
 use crate::error::Result;

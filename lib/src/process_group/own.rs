@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use cudarc::driver::CudaContext;
 
-use crate::comm::bound::Bound;
+use crate::comm::engine::bound::Bound;
 use crate::cuda::messages::copy_on_device;
 use crate::cuda::{Stream, cuda};
 use crate::dtype::DType;

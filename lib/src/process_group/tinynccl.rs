@@ -6,7 +6,7 @@ use std::time::Duration;
 use cudarc::driver::CudaContext;
 
 use super::backend::{Backend, BackendType};
-use crate::comm::bound::Bound;
+use crate::comm::engine::bound::Bound;
 use crate::comm::{Comm, Inner, RawCall};
 use crate::cuda::{self, DeviceComm, Stream};
 use crate::error::{Error, Result};
@@ -49,7 +49,7 @@ impl Backend for Tinynccl {
             detail: "ask for one at the start: InitOptions::device(Device::LocalRank)".to_owned(),
         })?;
         device.context().bind_to_thread().map_err(|e| cuda::cuda("enqueue", "taking the GPU", e))?;
-        let calls: Vec<RawCall> = calls.iter().map(Bound::raw).collect();
+        let calls: Vec<RawCall> = calls.iter().map(RawCall::from).collect();
         // SAFETY: forwarded from the caller.
         unsafe { device.enqueue_group(stream.clone(), &calls) }
     }

@@ -11,7 +11,7 @@ use super::task::{Outcome, Plan};
 use crate::algorithm::Shape;
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, Result};
-use crate::executor::{Buffers, Patience, Supervisor};
+use crate::executor::{Buffers, Supervisor, WaitPolicy};
 use crate::reduce;
 use crate::transport::mapping::Mapping;
 use crate::wire::{Algorithm, Collective, Header};
@@ -73,11 +73,11 @@ fn broadcast(board: &mut Board, algorithm: Algorithm, data: &mut [u64]) -> Resul
     let shape = Shape { collective, ranks: 2, root: 0, channels: 1 };
     let kernels = reduce::kernels(DType::U64, ReduceOp::Sum);
     let plan = Plan { shape, count, elem: 8, kernels, divisor: 1, header };
-    let patience =
-        Patience { turns: 1, spin: Duration::ZERO, yields: Duration::ZERO, deadline: Duration::from_millis(100) };
+    let policy =
+        WaitPolicy { turns: 1, spin: Duration::ZERO, yields: Duration::ZERO, deadline: Duration::from_millis(100) };
     let buffers = Buffers { input: data.as_ptr().cast(), output: data.as_mut_ptr().cast() };
     // SAFETY: the buffer holds `count` words and is ours.
-    unsafe { run(board, &Registry::default(), &plan, header, buffers, &Alone, &patience, None) }
+    unsafe { run(board, &Registry::default(), &plan, header, buffers, &Alone, &policy, None) }
 }
 
 /// Rank 0 broadcasts, `bit` of what it wrote at `offset` flips, rank 1 receives.

@@ -15,7 +15,7 @@ use super::task::{Outcome, Plan};
 use super::words::{Announcement, Asleep, Ends, Sleepers};
 use crate::algorithm::Shape;
 use crate::error::Error;
-use crate::executor::{Buffers, Patience, Supervisor};
+use crate::executor::{Buffers, Supervisor, WaitPolicy};
 use crate::reduce::Kernels;
 use crate::transport::explore::{must_fail, must_hold};
 use crate::transport::mapping::Mapping;
@@ -203,10 +203,10 @@ impl Rank {
         // The same on all ranks, which therefore never take each other's for another one, whatever they see of it and when.
         self.board.made(u64::from(self.seq) << 32 | u64::from(!self.seq));
         let yields = if wait == Wait::Sleep { Duration::ZERO } else { Duration::MAX };
-        let patience = Patience { turns: 1, spin: Duration::ZERO, yields, deadline: Duration::MAX };
+        let policy = WaitPolicy { turns: 1, spin: Duration::ZERO, yields, deadline: Duration::MAX };
         // SAFETY: the callers' buffers hold `count` elements, and only the call uses them.
         let outcome =
-            unsafe { run(&mut self.board, &self.registry, &plan, header, buffers, &Calm, &patience, None) }.unwrap();
+            unsafe { run(&mut self.board, &self.registry, &plan, header, buffers, &Calm, &policy, None) }.unwrap();
         assert_eq!(outcome, Outcome::Done);
     }
 

@@ -9,7 +9,7 @@ use super::staged::Staged;
 use super::task::{Outcome, Plan, Task, Turn};
 use super::two_shot::TwoShot;
 use crate::error::{Error, Result};
-use crate::executor::{Buffers, DOUBT, Patience, Supervisor};
+use crate::executor::{Buffers, DOUBT, Supervisor, WaitPolicy};
 use crate::interrupt::asked_to_stop;
 use crate::trace::Recorder;
 use crate::transport::sync::yield_now;
@@ -34,7 +34,7 @@ pub(crate) unsafe fn run(
     header: Header,
     buffers: Buffers,
     supervisor: &dyn Supervisor,
-    patience: &Patience,
+    policy: &WaitPolicy,
     mut recorder: Option<&mut Recorder>,
 ) -> Result<Outcome> {
     let mut task = Task { plan, header, buffers, number: 0 };
@@ -48,7 +48,7 @@ pub(crate) unsafe fn run(
             }
         }
     };
-    let mut waiter = Waiter { supervisor, patience, turns: 0, since: None, announced: false };
+    let mut waiter = Waiter { supervisor, policy, turns: 0, since: None, announced: false };
     let mut last = None;
     loop {
         // SAFETY: forwarded from the caller.
@@ -89,7 +89,7 @@ const SLICE: Duration = Duration::from_millis(50);
 
 struct Waiter<'a> {
     supervisor: &'a dyn Supervisor,
-    patience: &'a Patience,
+    policy: &'a WaitPolicy,
     turns: u32,
     since: Option<Instant>,
     announced: bool,
@@ -107,7 +107,7 @@ impl Waiter<'_> {
     #[inline]
     fn wait(&mut self, board: &Board, task: &Task<'_>, peer: usize, what: Wait) -> Result<()> {
         self.turns += 1;
-        if self.turns < self.patience.turns {
+        if self.turns < self.policy.turns {
             std::hint::spin_loop();
             return Ok(());
         }
@@ -120,10 +120,10 @@ impl Waiter<'_> {
         self.supervisor.alive()?;
         let now = Instant::now();
         let waited = now.duration_since(*self.since.get_or_insert(now));
-        if waited < self.patience.spin {
+        if waited < self.policy.spin {
             return Ok(());
         }
-        if waited < self.patience.spin + self.patience.yields {
+        if waited < self.policy.spin + self.policy.yields {
             yield_now();
             return Ok(());
         }
@@ -144,13 +144,13 @@ impl Waiter<'_> {
         if self.supervisor.has_left(peer) && !board.has(peer, what) {
             return Err(self.supervisor.left(&task.header, peer));
         }
-        if waited >= self.patience.deadline {
+        if waited >= self.policy.deadline {
             return Err(self.supervisor.timed_out(&task.header, &[peer], waited));
         }
         if asked_to_stop() {
             return Err(self.supervisor.interrupted(&task.header));
         }
-        let slice = SLICE.min(self.patience.deadline - waited);
+        let slice = SLICE.min(self.policy.deadline - waited);
         let since = Instant::now();
         let alone = board.sleep(slice, || board.has(peer, what) || self.supervisor.has_failed());
         // An interrupted sleep ends early; what comes then may have its waker still on the way.

@@ -12,7 +12,7 @@ use super::route::{Route, Side, Wire};
 use super::signals::Signals;
 use super::staging::{DEPTH, Staging};
 use crate::Call;
-use crate::comm::bound::Bound;
+use crate::comm::engine::bound::Bound;
 use crate::comm::{Attached, Comm, lock};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -224,7 +224,7 @@ const LONGEST: Duration = Duration::from_millis(1);
 
 impl Pause {
     fn new(worker: &Worker) -> Pause {
-        Pause { begin: Instant::now(), spin: worker.comm.inner().patience(worker.background).spin }
+        Pause { begin: Instant::now(), spin: worker.comm.inner().wait_policy(worker.background).spin }
     }
 
     /// False once enough time was spent with spinning.

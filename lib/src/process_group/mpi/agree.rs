@@ -2,8 +2,8 @@
 //! without a deadline for those that do not come. Ours names both.
 
 use crate::comm::Inner;
-use crate::comm::bound::Bound;
-use crate::comm::table::asked;
+use crate::comm::calls::table::asked;
+use crate::comm::engine::bound::Bound;
 use crate::error::{Error, Result};
 use crate::executor::Supervisor;
 use crate::wire::{Algorithm, Header};

@@ -12,7 +12,7 @@ use super::types::{data_type, operator};
 use super::world::{Mpi, done};
 use crate::Call;
 use crate::comm::Inner;
-use crate::comm::bound::Bound;
+use crate::comm::engine::bound::Bound;
 use crate::dtype::ReduceOp;
 use crate::error::{Error, Result};
 use crate::reduce;

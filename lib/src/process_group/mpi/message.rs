@@ -9,7 +9,7 @@ use mpi::ffi;
 
 use super::world::{Mpi, done};
 use crate::comm::Inner;
-use crate::comm::bound::Bound;
+use crate::comm::engine::bound::Bound;
 use crate::error::{Error, Result};
 use crate::executor::Supervisor;
 use crate::wire::{Algorithm, Header};

@@ -9,7 +9,7 @@ use cudarc::driver::CudaContext;
 use mpi::environment::Universe;
 use mpi::{Threading, ffi};
 
-use crate::comm::bound::Bound;
+use crate::comm::engine::bound::Bound;
 use crate::comm::{Comm, Inner, lock};
 use crate::cuda::Stream;
 use crate::error::{Error, Result};

@@ -20,7 +20,7 @@ use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId};
 
 use self::library::{CommConfig, IN_PROGRESS, SUCCESS, Status, StreamHandle};
 use super::backend::{Backend, BackendType, not_carried};
-use crate::comm::bound::Bound;
+use crate::comm::engine::bound::Bound;
 use crate::comm::{Comm, Inner, State, lock};
 use crate::config::Config;
 use crate::cuda::messages::Messages;
@@ -230,7 +230,7 @@ impl Nccl {
                 _ => {
                     let mut messages = Messages::default();
                     // NCCL copies a message of a rank to itself.
-                    messages.add(&call.raw(), self.rank, self.size);
+                    messages.add(&call.into(), self.rank, self.size);
                     let bytes = ncclDataType_t::ncclUint8;
                     let sends = messages.sends.iter().map(|m| {
                         (api.send)(m.address.cast_const().cast(), m.bytes, bytes, m.peer as c_int, comm, stream)

@@ -1,0 +1,143 @@
+//! From arguments to a call whose lengths are checked. Blocking, asynchronous and grouped calls are made of these.
+//!
+//! `n` is the world size. Lengths that cannot be right give [`Error::InvalidArgument`] before anything is sent; lengths that
+//! are right here but differ from another rank's give [`Error::Mismatch`] naming both.
+
+use super::memory::{Memory, MemoryMut};
+use crate::Call;
+use crate::comm::Inner;
+use crate::comm::engine::bound::Bound;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::executor::Buffers;
+use crate::wire::Collective;
+
+/// Pointers of what is sent and what is received.
+pub(super) fn buffers(input: &(impl Memory + ?Sized), output: &mut (impl MemoryMut + ?Sized)) -> Buffers {
+    Buffers { input: input.address(), output: output.address_mut() }
+}
+
+/// What lengths must be.
+impl Inner {
+    /// A call of an input and an output, which a rank that has none of them ignores.
+    // Always inlined: with the collective known, what follows from it is.
+    #[inline(always)]
+    pub(crate) fn call(
+        &self,
+        asked: Call,
+        input: &(impl Memory + ?Sized),
+        output: &mut (impl MemoryMut + ?Sized),
+    ) -> Result<Bound> {
+        let (reads, writes) = self.segments(&asked)?;
+        let (dtype, count) = match (reads, writes) {
+            (0, _) => (output.dtype(), output.elements()),
+            (_, 0) => (input.dtype(), input.elements()),
+            _ if input.dtype() != output.dtype() => return Err(self.two_types(&asked, input.dtype(), output.dtype())),
+            _ => (input.dtype(), self.count(&asked, (input.elements(), reads), (output.elements(), writes))?),
+        };
+        self.made(asked, dtype, count, buffers(input, output))
+    }
+
+    /// A call of one buffer, in which input and output lie as [`Shape::in_place`] says.
+    #[inline(always)]
+    pub(crate) fn call_in_place(&self, asked: Call, buffer: &mut (impl MemoryMut + ?Sized)) -> Result<Bound> {
+        let (reads, writes) = self.segments(&asked)?;
+        let (len, segments) = (buffer.elements(), reads.max(writes));
+        if segments > 1 && !len.is_multiple_of(segments) {
+            return Err(self.not_divisible(&asked, len));
+        }
+        let count = if segments > 1 { len / segments } else { len };
+        // The one is where the other has this segment.
+        let (of_input, of_output) =
+            self.shape(asked.collective, asked.root).in_place(self.state.rank).unwrap_or((0, 0));
+        let (base, segment) = (buffer.address_mut(), count * buffer.dtype().size());
+        let input = base.wrapping_add(of_output * segment).cast_const();
+        let buffers = Buffers { input, output: base.wrapping_add(of_input * segment) };
+        self.made(asked, buffer.dtype(), count, buffers)
+    }
+
+    #[inline(always)]
+    pub(in crate::comm) fn made(&self, asked: Call, dtype: DType, count: usize, buffers: Buffers) -> Result<Bound> {
+        if let Some(op) = asked.op {
+            op.check(asked.collective.name(), self.state.rank, dtype)?;
+        }
+        Ok(Bound::new(asked.with_count(dtype, count), buffers))
+    }
+
+    /// Segments of our input and of our output.
+    #[inline(always)]
+    fn segments(&self, asked: &Call) -> Result<(usize, usize)> {
+        self.root_in_range(asked)?;
+        let (shape, rank) = (self.shape(asked.collective, asked.root), self.state.rank);
+        Ok((shape.input_segments(rank), shape.output_segments(rank)))
+    }
+
+    #[inline(always)]
+    pub(crate) fn root_in_range(&self, asked: &Call) -> Result<()> {
+        if !asked.collective.has_root() {
+            return Ok(());
+        }
+        self.peer_in_range(asked.collective.name(), "root", asked.root)
+    }
+
+    /// Elements per segment of buffers of so many elements and segments.
+    #[inline(always)]
+    fn count(&self, asked: &Call, input: (usize, usize), output: (usize, usize)) -> Result<usize> {
+        match (input, output) {
+            ((input, 1), (output, 1)) if input == output => Ok(input),
+            ((short, 1), (long, n)) | ((long, n), (short, 1)) if short.checked_mul(n) == Some(long) => Ok(short),
+            ((input, n), (output, _)) if n > 1 && input == output && input.is_multiple_of(n) => Ok(input / n),
+            _ => Err(self.wrong_lengths(asked, input, output)),
+        }
+    }
+
+    #[cold]
+    fn wrong_lengths(&self, asked: &Call, input: (usize, usize), output: (usize, usize)) -> Error {
+        let (rank, size) = (self.state.rank, self.size());
+        let ((input, _), (output, _)) = (input, output);
+        let detail = match asked.collective {
+            Collective::AllGather | Collective::Gather => {
+                format!("rank {rank}: the output has {output} elements, expected {size} ranks x {input}")
+            }
+            Collective::ReduceScatter | Collective::Scatter => {
+                format!("rank {rank}: the input has {input} elements, expected {size} ranks x {output}")
+            }
+            _ if input == output => return self.not_divisible(asked, input),
+            _ => format!("rank {rank}: the input has {input} elements, the output {output}: expected equal lengths"),
+        };
+        Error::invalid(asked.collective.name(), detail)
+    }
+
+    #[cold]
+    fn not_divisible(&self, asked: &Call, len: usize) -> Error {
+        let (rank, size) = (self.state.rank, self.size());
+        let detail = format!("rank {rank}: {len} elements, expected a multiple of the world size {size}");
+        Error::invalid(asked.collective.name(), detail)
+    }
+
+    /// Never so for slices.
+    #[cold]
+    fn two_types(&self, asked: &Call, input: DType, output: DType) -> Error {
+        let rank = self.state.rank;
+        let detail = format!("rank {rank}: the input is of {input}, the output of {output}: expected one type");
+        Error::invalid(asked.collective.name(), detail)
+    }
+
+    pub(crate) fn barrier(&self) -> Bound {
+        let nothing = std::ptr::NonNull::<u8>::dangling().as_ptr();
+        let buffers = Buffers { input: nothing, output: nothing };
+        Bound::new(Call::of(Collective::Barrier), buffers)
+    }
+
+    pub(crate) fn send(&self, data: &(impl Memory + ?Sized), peer: usize) -> Result<Bound> {
+        self.peer_in_range("send", "peer", peer)?;
+        let buffers = Buffers { input: data.address(), output: std::ptr::null_mut() };
+        Ok(Bound::new(Call::message(data.dtype(), self.state.rank, peer, data.elements()), buffers))
+    }
+
+    pub(crate) fn recv(&self, data: &mut (impl MemoryMut + ?Sized), peer: usize) -> Result<Bound> {
+        self.peer_in_range("recv", "peer", peer)?;
+        let buffers = Buffers { input: std::ptr::null(), output: data.address_mut() };
+        Ok(Bound::new(Call::message(data.dtype(), peer, self.state.rank, data.elements()), buffers))
+    }
+}

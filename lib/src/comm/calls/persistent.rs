@@ -1,0 +1,137 @@
+//! Registered buffers: memory of the caller's that RDMA devices send from without a copy.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+use crate::comm::{Comm, SymmetricBuffer};
+use crate::dtype::Element;
+use crate::error::Result;
+use crate::transport::Registration;
+
+/// A buffer that stays registered with the RDMA devices of this rank for as long as it exists.
+///
+/// Use it as a slice (`&buffer[..]`, `&mut buffer`): calls recognise it, and any part of it. Over other transports it is an
+/// ordinary buffer.
+///
+/// It owns the elements, and that is the point. A registration is of pages, not of an address: if memory could be freed
+/// while it is registered, other memory that gets the same address later would be taken for it, and the device would send the
+/// old pages. Here the elements cannot be freed, grown or replaced before the registration is gone: [`Persistent::into_inner`] and
+/// dropping end it first, and who forgets the value (`std::mem::forget`) leaks both. A guard that borrows the memory would not
+/// do: forgetting that one would leave a registration of memory that may be freed.
+///
+/// ```
+/// # fn f(comm: &tinynccl::Comm) -> tinynccl::Result<()> {
+/// let mut gradients = comm.register_persistent(vec![0f32; 1 << 20])?;
+/// for _ in 0..100 {
+///     gradients.fill(1.0);
+///     comm.all_reduce_in_place(&mut gradients, tinynccl::ReduceOp::Sum)?;
+/// }
+/// let gradients: Vec<f32> = gradients.into_inner();
+/// # Ok(()) }
+/// ```
+pub struct Persistent<T: Element> {
+    // Fields are dropped in this order: the registration goes first.
+    registration: Option<Registration>,
+    data: Vec<T>,
+}
+
+impl<T: Element> Persistent<T> {
+    /// Whether the memory is registered. If not, it is like any other buffer.
+    pub fn is_registered(&self) -> bool {
+        self.registration.is_some()
+    }
+
+    /// Ends the registration and gives the elements back.
+    pub fn into_inner(self) -> Vec<T> {
+        // Dropped here, before anybody else has the elements.
+        let Persistent { registration: _registration, data } = self;
+        data
+    }
+}
+
+impl<T: Element> Deref for Persistent<T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        &self.data
+    }
+}
+
+impl<T: Element> DerefMut for Persistent<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        &mut self.data
+    }
+}
+
+impl<T: Element> fmt::Debug for Persistent<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Persistent of {} {} (registered: {})", self.data.len(), T::DTYPE, self.is_registered())
+    }
+}
+
+impl Comm {
+    /// Registers the elements with every RDMA device that this rank uses, so that messages of 4 KiB and more go out from where
+    /// they lie: the sender does not copy them. Registering pins the pages and costs a system call and time per page: do
+    /// it once for a buffer that many calls use. It is local, no other rank needs to call it, and holds for all communicators
+    /// made from the same rendezvous.
+    ///
+    /// Calls take the buffer as they take any slice, asynchronous ones as a whole. Received data still passes through a slot of
+    /// the link, and so does what is reduced on its way. With `TINYNCCL_CHECKSUM` everything is copied.
+    ///
+    /// Where links are not RDMA (`TINYNCCL_TRANSPORT` is not `verbs`) nothing is registered, which the log says once per buffer.
+    ///
+    /// # Errors
+    /// [`Error::Os`](crate::Error::Os) when a device refuses, most often for the limit of locked memory, which it then names. The elements are dropped.
+    pub fn register_persistent<T: Element>(&self, mut elements: Vec<T>) -> Result<Persistent<T>> {
+        let state = &self.inner.state;
+        state.check(|| "register_persistent".to_owned())?;
+        let bytes = std::mem::size_of_val(&elements[..]);
+        let base = NonNull::from(&mut elements[..]).cast::<u8>();
+        let registration = match bytes {
+            0 => None,
+            // SAFETY: `Persistent` keeps the elements where they are, and drops the registration before them.
+            _ => unsafe { self.register(base, bytes) }?,
+        };
+        if registration.is_none() {
+            log::info!("rank {}: a persistent buffer of {bytes} bytes needs no registration here", state.rank);
+        }
+        Ok(Persistent { registration, data: elements })
+    }
+}
+
+impl Comm {
+    /// Registers memory with the devices that carry the links; `None` where it is of no use.
+    ///
+    /// # Safety
+    /// The memory must stay allocated, at its place, until the registration is dropped.
+    pub(crate) unsafe fn register(&self, base: NonNull<u8>, bytes: usize) -> Result<Option<Registration>> {
+        // SAFETY: forwarded from the caller.
+        unsafe { self.inner.state.control.register(base, bytes) }
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// What an asynchronous call takes as its buffer, and gives back: it owns its elements, at a place that does not change when it
+/// is moved.
+pub trait OwnedBuffer: sealed::Sealed + DerefMut<Target = [Self::Element]> + Send + 'static {
+    /// Type of the elements.
+    type Element: Element;
+}
+
+impl<T: Element> sealed::Sealed for Vec<T> {}
+impl<T: Element> OwnedBuffer for Vec<T> {
+    type Element = T;
+}
+
+impl<T: Element> sealed::Sealed for Persistent<T> {}
+impl<T: Element> OwnedBuffer for Persistent<T> {
+    type Element = T;
+}
+
+impl<T: Element> sealed::Sealed for SymmetricBuffer<T> {}
+impl<T: Element> OwnedBuffer for SymmetricBuffer<T> {
+    type Element = T;
+}

@@ -1,0 +1,77 @@
+//! The handle of an asynchronous call.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::comm::state::lock;
+use crate::error::Result;
+use crate::fork::Origin;
+
+/// A collective in flight that owns its buffers `B` until it is complete.
+///
+/// Dropping it without waiting is fine: the call goes on, its buffers are freed at the end.
+#[derive(Debug)]
+#[must_use = "the result of the call is in the Work: wait for it"]
+pub struct Work<B> {
+    shared: Arc<Shared<B>>,
+    origin: Origin,
+    rank: usize,
+}
+
+#[derive(Debug)]
+struct Shared<B> {
+    outcome: Mutex<Option<Result<B>>>,
+    done: Condvar,
+}
+
+impl<B> Work<B> {
+    /// A handle, and the function that completes it.
+    pub(super) fn pair(origin: Origin, rank: usize) -> (Work<B>, impl FnOnce(Result<B>)) {
+        let shared = Arc::new(Shared { outcome: Mutex::new(None), done: Condvar::new() });
+        let completer = shared.clone();
+        let complete = move |outcome| {
+            *lock(&completer.outcome) = Some(outcome);
+            completer.done.notify_all();
+        };
+        (Work { shared, origin, rank }, complete)
+    }
+
+    /// True when [`Work::wait`] would return at once.
+    pub fn test(&self) -> bool {
+        !self.origin.is_here() || lock(&self.shared.outcome).is_some()
+    }
+
+    /// Waits for the end and gives the buffers back. Finite: the call itself fails at the communicator's deadline. An
+    /// error in a child of the process that made the call, which is complete there alone.
+    pub fn wait(self) -> Result<B> {
+        self.origin.check(|| "wait".to_owned(), self.rank)?;
+        let mut outcome = lock(&self.shared.outcome);
+        loop {
+            match outcome.take() {
+                Some(result) => return result,
+                None => outcome = self.shared.done.wait(outcome).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+
+    /// Waits at most `timeout`; `Err(self)` when the call is still running.
+    pub fn wait_timeout(self, timeout: Duration) -> std::result::Result<Result<B>, Work<B>> {
+        if let Err(error) = self.origin.check(|| "wait".to_owned(), self.rank) {
+            return Ok(Err(error));
+        }
+        let end = Instant::now() + timeout;
+        let mut outcome = lock(&self.shared.outcome);
+        loop {
+            if let Some(result) = outcome.take() {
+                return Ok(result);
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            outcome = self.shared.done.wait_timeout(outcome, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        drop(outcome);
+        Err(self)
+    }
+}

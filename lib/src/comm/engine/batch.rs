@@ -1,0 +1,188 @@
+//! Several calls as one pass of the executor.
+
+use super::bound::Bound;
+use super::message;
+use super::pack::{self, Unit};
+use super::run::Turn;
+use crate::Call;
+use crate::comm::lock;
+use crate::comm::{Engine, Inner};
+use crate::error::{Error, Result};
+use crate::executor::{self, Buffers, Plan, Task, Transfers};
+use crate::wire::{Algorithm, Collective, Header};
+
+use std::sync::Arc;
+
+impl Inner {
+    /// Runs `calls` together, over links: at the board, nobody could wait for a message at the same time. Small all_reduces are packed ([`pack`]); everything else has a task of its own.
+    ///
+    /// # Safety
+    /// As [`executor::run`]: every call's buffers must be as large as the call says, and valid until this returns.
+    pub(crate) unsafe fn batch(&self, op: &str, calls: &[Bound], background: bool) -> Result<()> {
+        self.state.check(|| op.to_owned())?;
+        if calls.is_empty() {
+            return Ok(());
+        }
+        let mut engine = lock(&self.engine);
+        if calls.iter().any(|call| call.collective != Collective::SendRecv) {
+            self.open_board(&mut engine)?;
+        }
+        self.open_messages(&mut engine, calls)?;
+        let units = pack::units(calls, self.size());
+        let words: usize = units.iter().map(|unit| unit.words(calls)).sum();
+        let mut memory = std::mem::take(&mut engine.packed);
+        if memory.len() < words {
+            memory.resize(words, 0);
+        }
+        // SAFETY: by the caller, and `memory` holds every pack.
+        let outcome = unsafe { self.run_units(&mut engine, &units, calls, memory.as_mut_ptr(), background) };
+        engine.packed = memory;
+        outcome
+    }
+
+    /// A send and a receive together. A send of one message that finds a free slot is over at once, so that the receive
+    /// can be made alone.
+    ///
+    /// # Safety
+    /// As [`Inner::batch`].
+    pub(in crate::comm) unsafe fn send_recv(&self, calls: &[Bound; 2]) -> Result<()> {
+        let [send, recv] = calls;
+        self.state.check(|| "send_recv".to_owned())?;
+        {
+            let mut engine = lock(&self.engine);
+            self.open_messages(&mut engine, calls)?;
+            let place = self.prepare(&mut engine, &send.call)?;
+            let seq = engine.next_seq(&send.call, self.state.rank);
+            let Engine { links, routes, workspace, .. } = &mut *engine;
+            let plan = routes[place].1.plan()?;
+            let task = Task { plan, buffers: send.buffers, header: Header { seq, ..plan.header } };
+            // SAFETY: forwarded from the caller.
+            if workspace.recorder.is_none() && unsafe { executor::one_message(&task, links, 1) } {
+                let seq = engine.next_seq(&recv.call, self.state.rank);
+                // SAFETY: forwarded from the caller.
+                return unsafe {
+                    self.over_links(&mut engine, &recv.call, Turn { seq, before: 0 }, recv.buffers, false)
+                };
+            }
+            // Nothing was sent: the number is free again.
+            let counter = &mut engine.sent[send.peer];
+            *counter = counter.wrapping_sub(1);
+        }
+        // SAFETY: forwarded from the caller.
+        unsafe { self.batch("send_recv", calls, false) }
+    }
+
+    /// # Safety
+    /// As [`Inner::batch`]; `memory` must hold the packs.
+    unsafe fn run_units(
+        &self,
+        engine: &mut Engine,
+        units: &[Unit],
+        calls: &[Bound],
+        memory: *mut u64,
+        background: bool,
+    ) -> Result<()> {
+        let mut plans: Vec<(Arc<Plan>, Header, Buffers)> = Vec::with_capacity(units.len());
+        let mut at = 0;
+        for unit in units {
+            // SAFETY: `at` counts the words of the packs so far.
+            let packed: *mut u8 = unsafe { memory.add(at) }.cast();
+            at += unit.words(calls);
+            plans.push(match unit {
+                Unit::Call(index) => self.planned(engine, &calls[*index], None)?,
+                Unit::Pack(pack) => {
+                    let first = &calls[pack.calls[0]];
+                    let buffers = Buffers { input: packed, output: packed };
+                    let call = Bound::new(first.with_count(first.dtype, pack.count), buffers);
+                    let planned = self.planned(engine, &call, Some(pack.digest(calls)))?;
+                    // SAFETY: by the caller.
+                    unsafe { pack.gather(calls, packed) };
+                    planned
+                }
+            });
+        }
+        let tasks: Vec<Task<'_>> =
+            plans.iter().map(|(plan, header, buffers)| Task { plan, buffers: *buffers, header: *header }).collect();
+        let Engine { links, workspace, seq, .. } = engine;
+        // SAFETY: by the caller; packs are as long as their calls together.
+        unsafe { executor::run(&tasks, links, workspace, &*self.state, &self.wait_policy(background)) }?;
+        let mut at = 0;
+        for unit in units {
+            if let Unit::Pack(pack) = unit {
+                // SAFETY: by the caller.
+                unsafe { pack.scatter(calls, memory.add(at).cast()) };
+            }
+            at += unit.words(calls);
+        }
+        self.state.progress.done(u64::from(*seq));
+        Ok(())
+    }
+
+    /// Opens all links of messages point to point first, in the order that cannot deadlock, whatever the order of the calls.
+    fn open_messages(&self, engine: &mut Engine, calls: &[Bound]) -> Result<()> {
+        let messages = calls.iter().filter(|call| call.collective == Collective::SendRecv);
+        if messages.clone().all(|call| engine.links.get(message::CHANNEL, call.partner(self.state.rank)).is_some()) {
+            return Ok(());
+        }
+        self.open(engine, messages.map(|call| (message::CHANNEL, call.partner(self.state.rank))))
+    }
+
+    /// The next call's plan, header and buffers; `lengths` is what a pack says of its calls.
+    fn planned(&self, engine: &mut Engine, call: &Bound, lengths: Option<u32>) -> Result<(Arc<Plan>, Header, Buffers)> {
+        let seq = engine.next_seq(&call.call, self.state.rank);
+        let mut turn = Turn { seq, before: 0 };
+        if call.collective != Collective::SendRecv {
+            let header = turn.of(&call.header(self.state.id, Algorithm::Direct));
+            let op = if call.transfers.is_some() { Header::UNEVEN } else { header.op };
+            let digests = self.state.progress.start(&Header { op, root: lengths.unwrap_or(header.root), ..header });
+            engine.board.made(&digests);
+            turn.before = digests.before;
+        }
+        let plan = match &call.transfers {
+            Some(transfers) => Arc::new(self.compile_transfers(engine, &call.call, transfers)?),
+            None => {
+                let place = self.prepare(engine, &call.call)?;
+                engine.routes[place].1.plan()?.clone()
+            }
+        };
+        let header = turn.of(&plan.header);
+        let header = Header { root: lengths.unwrap_or(header.root), ..header };
+        engine.board.announce(&header);
+        Ok((plan, header, call.buffers))
+    }
+
+    /// Not cached: lengths are expected to differ from call to call.
+    fn compile_transfers(&self, engine: &mut Engine, call: &Call, transfers: &Transfers) -> Result<Plan> {
+        let header = Header { op: Header::UNEVEN, ..call.header(self.state.id, Algorithm::Direct) };
+        engine.board.announce(&Header { seq: engine.seq, ..header });
+        self.open(engine, transfers.sends.iter().chain(&transfers.recvs).map(|&(peer, _)| (0, peer)))?;
+        let longest = self.options.max_message;
+        Plan::of_transfers(call.dtype, header, transfers, longest, engine.links.lends(false), |peer| {
+            engine.links.get(0, peer)
+        })
+        .ok_or_else(|| Error::invalid(format!("{}_v", call.collective), "a rank without a link"))
+    }
+}
+
+impl Unit {
+    /// Words of working memory.
+    fn words(&self, calls: &[Bound]) -> usize {
+        match self {
+            Unit::Call(_) => 0,
+            Unit::Pack(pack) => pack.words(calls),
+        }
+    }
+}
+
+impl Engine {
+    /// Point-to-point messages count per pair and direction, collectives per communicator.
+    pub(in crate::comm) fn next_seq(&mut self, call: &Call, rank: usize) -> u32 {
+        let counter = match call.collective {
+            Collective::SendRecv if call.root == rank => &mut self.sent[call.peer],
+            Collective::SendRecv => &mut self.received[call.root],
+            _ => &mut self.seq,
+        };
+        *counter = counter.wrapping_add(1);
+        *counter
+    }
+}

@@ -1,0 +1,142 @@
+//! The board: memory that all ranks of a host map. How it is opened, and how a call is carried out at it.
+
+use crate::Call;
+use crate::bootstrap::Digests;
+use crate::comm::{Engine, Inner};
+use crate::error::Result;
+use crate::executor::{Buffers, Workspace};
+use crate::reduce;
+use crate::symmetric::{self, Board, Layout, Outcome, Plan, Registry};
+use crate::trace::{self, Recorder};
+use crate::wire::{Algorithm, Collective, Header};
+
+/// A communicator's board.
+#[derive(Debug, Default)]
+pub(in crate::comm) enum BoardState {
+    /// Opened with the first collective.
+    #[default]
+    Unopened,
+    /// Ranks on several hosts, or turned off, or refused by the system.
+    Unavailable,
+    Open(Box<Board>),
+}
+
+impl BoardState {
+    /// A collective begins, at the board or over links.
+    #[inline]
+    pub(in crate::comm) fn made(&mut self, digests: &Digests) {
+        if let BoardState::Open(board) = self {
+            board.made(digests.stamp);
+        }
+    }
+
+    /// Tells ranks that wait at the board which call we make over links. Messages point to point are nobody's business.
+    #[inline]
+    pub(super) fn announce(&self, header: &Header) {
+        if let BoardState::Open(board) = self
+            && header.collective != Collective::SendRecv as u8
+        {
+            board.announce(header);
+        }
+    }
+}
+
+impl Inner {
+    /// Opens the board on the first collective call; every rank makes that one.
+    #[inline]
+    pub(in crate::comm) fn open_board(&self, engine: &mut Engine) -> Result<()> {
+        if matches!(engine.board, BoardState::Unopened) { self.open_board_now(engine) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn open_board_now(&self, engine: &mut Engine) -> Result<()> {
+        let state = &self.state;
+        engine.board = BoardState::Unavailable;
+        if self.shares_memory() && state.config.one_shot > 0 {
+            let layout = Layout::new(self.size(), state.config.one_shot, state.config.stage)?;
+            let key = state.key("board");
+            let memory =
+                state.control.share(&key, &state.members, layout.bytes()).map_err(|error| state.not_all_came(error))?;
+            if let Some(memory) = memory {
+                let mut board = Board::new(memory, layout, state.rank)?;
+                if state.config.checksum {
+                    board.check();
+                }
+                engine.board = BoardState::Open(Box::new(board));
+            }
+        }
+        Ok(())
+    }
+
+    /// All ranks map each other's memory.
+    pub(super) fn shares_memory(&self) -> bool {
+        let state = &self.state;
+        self.size() > 1 && state.members.iter().all(|&m| state.control.shares_memory(m))
+    }
+
+    /// A call at the board by this algorithm.
+    pub(super) fn board_plan(&self, call: &Call, algorithm: Algorithm) -> Plan {
+        Plan {
+            shape: self.shape(call.collective, call.root),
+            count: call.count,
+            elem: call.dtype.size(),
+            kernels: reduce::kernels(call.dtype, call.op.unwrap_or(crate::ReduceOp::Sum)),
+            divisor: if call.op == Some(crate::ReduceOp::Avg) { self.size() } else { 1 },
+            header: call.header(self.state.id, algorithm),
+        }
+    }
+
+    /// Runs a call at the board.
+    ///
+    /// # Safety
+    /// As [`symmetric::run`].
+    #[inline]
+    #[expect(clippy::too_many_arguments, reason = "parts of the engine, borrowed apart")]
+    pub(super) unsafe fn run_on_board(
+        &self,
+        board: &mut Board,
+        registry: &Registry,
+        plan: &Plan,
+        header: Header,
+        buffers: Buffers,
+        background: bool,
+        workspace: &mut Workspace,
+    ) -> Result<Outcome> {
+        let policy = self.board_wait_policy(background);
+        let mut recorder = workspace.recorder.as_deref_mut();
+        if let Some(recorder) = &mut recorder {
+            recorder.run_begins(0);
+        }
+        let probe = recorder.as_deref_mut();
+        // SAFETY: forwarded from the caller.
+        let outcome = unsafe { symmetric::run(board, registry, plan, header, buffers, &*self.state, &policy, probe) };
+        if let Some(recorder) = recorder {
+            record(recorder, plan, &header, &outcome);
+        }
+        outcome
+    }
+}
+
+/// The end of a call at the board, for the trace. A call whose buffers are not symmetric goes on over links.
+#[cold]
+fn record(recorder: &mut Recorder, plan: &Plan, header: &Header, outcome: &Result<Outcome>) {
+    let call = trace::Call {
+        count: header.count,
+        seq: header.seq,
+        root: header.root,
+        windows: 1,
+        message: u32::try_from(plan.count.saturating_mul(plan.elem)).unwrap_or(u32::MAX),
+        collective: header.collective,
+        dtype: header.dtype,
+        op: header.op,
+        algorithm: header.algorithm,
+    };
+    match outcome {
+        Ok(Outcome::NotSymmetric) => recorder.run_continues(),
+        Ok(Outcome::Done) => recorder.run_ends([(call, 0)].into_iter()),
+        Err(error) => {
+            recorder.run_ends([(call, 0)].into_iter());
+            recorder.flush(Some(&error.to_string()));
+        }
+    }
+}

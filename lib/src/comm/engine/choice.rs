@@ -1,0 +1,55 @@
+//! Which algorithm a call over links takes.
+
+use std::sync::atomic::Ordering;
+
+use crate::algorithm::{self, Shape};
+use crate::comm::{Engine, Inner};
+use crate::error::{Error, Result};
+use crate::topology::{Choice, choose};
+use crate::wire::{Algorithm, Collective};
+
+/// Longest message of a collective that reduces on three or more ranks: what arrives whole is read again at once, and should
+/// still be in the L2 cache. Two ranks combine what arrives piece by piece.
+const REDUCED_MESSAGE: usize = 256 << 10;
+
+impl Inner {
+    pub(super) fn choice(&self, engine: &Engine, collective: Collective, root: usize, bytes: usize) -> Result<Choice> {
+        let shape = self.shape(collective, root);
+        let longest = match collective.reduces() && shape.ranks > 2 {
+            true => self.options.max_message.min(REDUCED_MESSAGE),
+            false => self.options.max_message,
+        };
+        choose(&shape, bytes, longest, &engine.tuned.model, engine.forced)
+            .and_then(|choice| {
+                if self.state.config.fixed_order { in_rank_order(choice, &shape, engine.forced) } else { Some(choice) }
+            })
+            .ok_or_else(|| Error::invalid(collective.name(), format!("no algorithm for {} ranks", shape.ranks)))
+    }
+
+    /// Says once per collective that the algorithm which was asked for was not taken.
+    pub(super) fn warn_refused(&self, shape: &Shape, choice: &Choice) {
+        let Some(refused) = choice.refused else { return };
+        let bit = 1 << shape.collective as u8;
+        if self.warned.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+            let (rank, ranks) = (self.state.rank, shape.ranks);
+            let reason = if algorithm::supports(refused, shape) { "keeps no fixed order in" } else { "cannot do" };
+            let taken = choice.algorithm;
+            log::warn!(
+                "rank {rank}: {refused} was asked for, but {reason} {} of {ranks} ranks; taking {taken}",
+                shape.collective
+            );
+        }
+    }
+}
+
+/// `choice` among the algorithms that reduce in rank order; `None` when there is none. What was asked for, `forced`, may be
+/// refused.
+fn in_rank_order(mut choice: Choice, shape: &Shape, forced: Option<Algorithm>) -> Option<Choice> {
+    choice.estimates.retain(|e| algorithm::keeps_rank_order(e.algorithm, shape));
+    if !choice.estimates.iter().any(|e| e.algorithm == choice.algorithm) {
+        let fastest = choice.estimates.first()?;
+        (choice.algorithm, choice.message) = (fastest.algorithm, fastest.message);
+        choice.refused = forced;
+    }
+    Some(choice)
+}

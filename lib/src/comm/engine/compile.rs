@@ -1,0 +1,87 @@
+//! Before a call first runs over links: its algorithm is chosen, its links are opened, its plan is compiled.
+
+use super::message;
+use crate::Call;
+use crate::algorithm;
+use crate::comm::{Engine, Inner};
+use crate::error::{Error, Result};
+use crate::executor::Plan;
+use crate::wire::{Algorithm, Collective, Header};
+
+impl Inner {
+    #[cold]
+    pub(super) fn new_plan(&self, engine: &mut Engine, call: &Call) -> Result<Plan> {
+        let begin = engine.workspace.recorder.as_mut().map(|r| r.prepare());
+        let compiled = self.compile(engine, call);
+        if let (Some(recorder), Some(begin)) = (&mut engine.workspace.recorder, begin) {
+            match &compiled {
+                Ok(_) => recorder.compiled(begin, call.collective as u8),
+                Err(_) => recorder.prepare_failed(),
+            }
+        }
+        compiled
+    }
+
+    fn compile(&self, engine: &mut Engine, call: &Call) -> Result<Plan> {
+        let op = || call.collective.to_string();
+        let options = self.options;
+        let bytes = call.count.saturating_mul(call.dtype.size());
+        let (algorithm, message, program) = match call.collective {
+            Collective::SendRecv => {
+                let message = message::length(bytes, options.max_message, self.shares_memory());
+                (Algorithm::Direct, message, message::program(self.state.rank, call.root, call.peer))
+            }
+            collective => {
+                let choice = self.choice(engine, collective, call.root, bytes)?;
+                let shape = self.shape(collective, call.root);
+                self.warn_refused(&shape, &choice);
+                let program = algorithm::program(choice.algorithm, &shape, self.state.rank).ok_or_else(|| {
+                    Error::invalid(op(), format!("no {} program for {} ranks", choice.algorithm, shape.ranks))
+                })?;
+                log::debug!("rank {}: {call:?}: {}", self.state.rank, choice.algorithm);
+                (choice.algorithm, choice.message, program)
+            }
+        };
+        let header = call.header(self.state.id, algorithm);
+        // Before links are opened, which waits for the peers.
+        engine.board.announce(&Header { seq: engine.seq, ..header });
+        self.open(engine, program.links())?;
+        let Engine { links, .. } = engine;
+        // Both ends of a link must cut alike: with more ranks, they would depend on links between others.
+        let two = call.collective == Collective::SendRecv || (self.size() == 2 && !call.collective.reduces());
+        let message = match two && links.lend_long(program.links().into_iter()) {
+            true => message::long_length(&options, call.collective),
+            false => message,
+        };
+        let lends = links.lends(call.collective.reduces());
+        Plan::compile(call, header, &program, self.size(), message, lends, |c, p| links.get(c, p))
+            .ok_or_else(|| Error::invalid(op(), "the schedule names a rank without a link"))
+    }
+
+    /// Opens those of the links, as (channel, peer) in any order, that are not open yet. It waits for the peer at each, so
+    /// every rank opens its links in the order of (channel, peer): then the pair that is first in the order of (channel,
+    /// lower rank, higher rank) can always go on.
+    pub(in crate::comm) fn open(
+        &self,
+        engine: &mut Engine,
+        links: impl IntoIterator<Item = (u32, usize)>,
+    ) -> Result<()> {
+        let closed = |&(channel, peer): &(u32, usize)| engine.links.get(channel, peer).is_none();
+        let mut links: Vec<_> = links.into_iter().filter(closed).collect();
+        links.sort_unstable();
+        links.dedup();
+        let state = &self.state;
+        for (channel, peer) in links {
+            let begin = engine.workspace.recorder.as_mut().map(|r| r.prepare());
+            let pair = state
+                .control
+                .connect(state.id, state.members[peer], channel, self.options, &state.doorbell, &|| state.stopped())
+                .map_err(|e| state.first_cause(e))?;
+            if let (Some(recorder), Some(begin)) = (&mut engine.workspace.recorder, begin) {
+                recorder.connected(begin, peer, channel, pair.kind);
+            }
+            engine.links.insert(channel, peer, pair);
+        }
+        Ok(())
+    }
+}

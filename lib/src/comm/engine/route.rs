@@ -1,0 +1,140 @@
+//! How a call is carried out: decided when it is first made, kept, and explained by the same rules.
+
+use std::sync::Arc;
+
+use super::board::BoardState;
+use crate::Call;
+use crate::algorithm::Shape;
+use crate::comm::{Comm, Engine, Inner, lock};
+use crate::error::{Error, Result};
+use crate::executor::Plan;
+use crate::symmetric::{self, Registry};
+use crate::topology::Choice;
+use crate::wire::{Algorithm, Collective};
+
+/// Routes kept per communicator; the least recently used one goes first.
+const ROUTES: usize = 512;
+
+/// Entries at the front that stay where they are when they are used: calls that alternate move nothing.
+const FRONT: usize = 8;
+
+/// A call that was made before.
+pub(super) struct Route {
+    /// How it goes through the memory that all ranks map, if it does.
+    pub(super) board: Option<symmetric::Plan>,
+    /// How it goes over links; compiled when it first does.
+    plan: Option<Arc<Plan>>,
+}
+
+impl Route {
+    /// An error before [`Inner::prepare`].
+    #[inline]
+    pub(super) fn plan(&self) -> Result<&Arc<Plan>> {
+        self.plan.as_ref().ok_or_else(|| Error::invalid("comm", "a call over links that was not prepared"))
+    }
+
+    /// Whether it goes through the slots, whatever its buffers are.
+    #[inline]
+    pub(super) fn is_one_shot(&self) -> bool {
+        self.board.as_ref().is_some_and(|plan| plan.header.algorithm == Algorithm::OneShot as u8)
+    }
+}
+
+impl Inner {
+    /// Place of the route of `call`. The common case is one of the last calls again.
+    #[inline]
+    pub(super) fn route(&self, engine: &mut Engine, call: &Call) -> usize {
+        match engine.routes.iter().position(|(known, _)| known == call) {
+            Some(place) if place < FRONT => place,
+            Some(place) => {
+                engine.routes[..=place].rotate_right(1);
+                0
+            }
+            None => self.new_route(engine, call),
+        }
+    }
+
+    /// Place of the route of a call over links, whose plan is compiled on first use.
+    #[inline]
+    pub(super) fn prepare(&self, engine: &mut Engine, call: &Call) -> Result<usize> {
+        let place = self.route(engine, call);
+        if engine.routes[place].1.plan.is_none() {
+            let plan = self.new_plan(engine, call)?;
+            engine.routes[place].1.plan = Some(Arc::new(plan));
+        }
+        Ok(place)
+    }
+
+    #[cold]
+    fn new_route(&self, engine: &mut Engine, call: &Call) -> usize {
+        let elem = call.dtype.size();
+        let shape = self.shape(call.collective, call.root);
+        let board = self.through_board(engine, &shape, call.count.saturating_mul(elem), elem);
+        let route = Route { board: board.map(|(algorithm, _)| self.board_plan(call, algorithm)), plan: None };
+        engine.routes.truncate(ROUTES - 1);
+        engine.routes.insert(0, (*call, route));
+        0
+    }
+
+    /// The algorithm of a collective with segments of so many bytes through the board, and the bytes of a segment that
+    /// pass at once; `None`: over links.
+    fn through_board(&self, engine: &Engine, shape: &Shape, segment: usize, elem: usize) -> Option<(Algorithm, usize)> {
+        let BoardState::Open(board) = &engine.board else { return None };
+        if shape.collective == Collective::SendRecv {
+            return None;
+        }
+        // Taken wherever it fits, unless another algorithm is asked for.
+        if matches!(engine.forced, None | Some(Algorithm::OneShot))
+            && symmetric::slot_bytes(shape, segment) <= board.slot_bytes()
+        {
+            return Some((Algorithm::OneShot, segment));
+        }
+        // A link that lends a segment on ordinary pages copies it once; the board copies it twice.
+        let is_lent = engine.tuned.model.lend_from.is_some_and(|from| segment >= from);
+        let wanted = match engine.forced {
+            // Two ranks do as well or better over their link, but for a broadcast.
+            None => shape.ranks > 2 || shape.ranks == 2 && shape.collective == Collective::Broadcast && !is_lent,
+            Some(forced) => forced == Algorithm::Staged && shape.ranks > 1,
+        };
+        let chunk = symmetric::largest_chunk(shape, elem, board.stage_bytes());
+        (wanted && shape.collective != Collective::Barrier && chunk > 0).then_some((Algorithm::Staged, chunk))
+    }
+
+    /// The plan of a call that finds out whether all its buffers are symmetric.
+    pub(super) fn two_shot(
+        &self,
+        registry: &Registry,
+        forced: Option<Algorithm>,
+        call: &Call,
+    ) -> Option<symmetric::Plan> {
+        // Nothing passes that could be checked where ranks use each other's buffers.
+        let may = matches!(forced, None | Some(Algorithm::TwoShot))
+            && !self.state.config.checksum
+            && registry.in_use()
+            && !matches!(call.collective, Collective::Scatter | Collective::Barrier | Collective::SendRecv);
+        may.then(|| self.board_plan(call, Algorithm::TwoShot))
+    }
+}
+
+impl Comm {
+    /// The algorithm that a collective of `bytes` per segment would use (with root 0, if it has one), and what the
+    /// others were estimated to cost.
+    pub fn explain(&self, collective: Collective, bytes: usize) -> Result<Choice> {
+        self.explain_from(collective, 0, bytes)
+    }
+
+    /// [`Comm::explain`] for another root.
+    pub fn explain_from(&self, collective: Collective, root: usize, bytes: usize) -> Result<Choice> {
+        self.inner.peer_in_range(collective.name(), "root", root)?;
+        let inner = &self.inner;
+        inner.state.origin.check(|| "explain".to_owned(), inner.state.rank)?;
+        let mut engine = lock(&inner.engine);
+        inner.open_board(&mut engine)?;
+        let mut choice = inner.choice(&engine, collective, root, bytes)?;
+        let shape = inner.shape(collective, root);
+        if let Some((algorithm, chunk)) = inner.through_board(&engine, &shape, bytes, 1) {
+            choice.prefer(algorithm, &shape, bytes, chunk, &engine.tuned.model);
+        }
+        Ok(choice)
+    }
+}

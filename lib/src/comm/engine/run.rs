@@ -1,0 +1,154 @@
+//! One call from start to end: counted and compared with the other ranks', then carried out at the board or over links.
+
+use super::board::BoardState;
+use super::bound::Bound;
+use crate::Call;
+use crate::comm::{Engine, Inner, lock};
+use crate::error::Result;
+use crate::executor::{self, Buffers, Task};
+use crate::symmetric::Outcome;
+use crate::trace::{Span, now};
+use crate::wire::{Algorithm, Collective, Header};
+
+/// A call's place among the others.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Turn {
+    /// Its number, of its kind.
+    pub(super) seq: u32,
+    /// Digest of the collectives before it; 0 for a message.
+    pub(super) before: u32,
+}
+
+impl Turn {
+    /// The header of this call's messages, made from what all such calls have.
+    #[inline]
+    pub(super) fn of(self, header: &Header) -> Header {
+        Header { seq: self.seq, crc: self.before, ..*header }
+    }
+}
+
+impl Inner {
+    /// Runs a checked call after everything that was queued before it.
+    pub(in crate::comm) fn run(&self, call: Result<Bound>) -> Result<()> {
+        let call = call?;
+        self.drain();
+        // SAFETY: the constructors in `call` and `uneven` checked the lengths against the call, from slices which the
+        // caller of this function still holds borrowed.
+        unsafe { self.execute(&call, false) }
+    }
+
+    /// Runs a checked call.
+    ///
+    /// # Safety
+    /// The memory which the call was made from must be valid, and untouched by others, until this returns.
+    pub(crate) unsafe fn execute(&self, call: &Bound, background: bool) -> Result<()> {
+        // SAFETY: forwarded from the caller.
+        unsafe {
+            match &call.transfers {
+                None => self.collective(&call.call, call.buffers, background),
+                Some(_) => self.batch(call.collective.name(), std::slice::from_ref(call), background),
+            }
+        }
+    }
+
+    /// Waits for the asynchronous calls made so far.
+    #[inline]
+    pub(crate) fn drain(&self) {
+        if !self.queue.is_idle() {
+            self.drain_slowly();
+        }
+    }
+
+    #[cold]
+    fn drain_slowly(&self) {
+        let begin = now();
+        self.queue.drain();
+        if let Some(trace) = &self.state.trace {
+            trace.span(begin, Span::Drain);
+        }
+    }
+
+    /// Runs one collective, or one message, in the caller's thread.
+    ///
+    /// # Safety
+    /// As [`executor::run`]: `buffers` must be as large as the collective and `call.count` say.
+    pub(crate) unsafe fn collective(&self, call: &Call, buffers: Buffers, background: bool) -> Result<()> {
+        self.state.check(|| call.collective.to_string())?;
+        let mut engine = lock(&self.engine);
+        let seq = engine.next_seq(call, self.state.rank);
+        if call.collective == Collective::SendRecv {
+            let turn = Turn { seq, before: 0 };
+            // SAFETY: forwarded from the caller.
+            unsafe { self.over_links(&mut engine, call, turn, buffers, background) }?;
+        } else {
+            let header = Header { seq, ..call.header(self.state.id, Algorithm::OneShot) };
+            let digests = self.state.progress.start(&header);
+            self.open_board(&mut engine)?;
+            engine.board.made(&digests);
+            let turn = Turn { seq, before: digests.before };
+            // SAFETY: forwarded from the caller.
+            unsafe { self.carry_out(&mut engine, call, turn, buffers, background) }?;
+        }
+        self.state.progress.done(u64::from(engine.seq));
+        Ok(())
+    }
+
+    /// # Safety
+    /// As [`Inner::collective`].
+    #[inline]
+    unsafe fn carry_out(
+        &self,
+        engine: &mut Engine,
+        call: &Call,
+        turn: Turn,
+        buffers: Buffers,
+        background: bool,
+    ) -> Result<()> {
+        let place = matches!(engine.board, BoardState::Open(_)).then(|| self.route(engine, call));
+        let Engine { board, routes, registry, workspace, forced, .. } = &mut *engine;
+        if let (Some(place), BoardState::Open(board)) = (place, board) {
+            let route = &routes[place].1;
+            let two_shot = if route.is_one_shot() { None } else { self.two_shot(registry, *forced, call) };
+            for plan in two_shot.iter().chain(&route.board) {
+                let header = turn.of(&plan.header);
+                // SAFETY: forwarded from the caller.
+                let outcome =
+                    unsafe { self.run_on_board(board, registry, plan, header, buffers, background, workspace) }?;
+                if outcome == Outcome::Done {
+                    return Ok(());
+                }
+            }
+        }
+        // SAFETY: forwarded from the caller.
+        unsafe { self.over_links(engine, call, turn, buffers, background) }
+    }
+
+    /// # Safety
+    /// As [`Inner::collective`].
+    #[inline]
+    pub(super) unsafe fn over_links(
+        &self,
+        engine: &mut Engine,
+        call: &Call,
+        turn: Turn,
+        buffers: Buffers,
+        background: bool,
+    ) -> Result<()> {
+        let place = self.prepare(engine, call)?;
+        let Engine { links, workspace, routes, board, .. } = engine;
+        let plan = routes[place].1.plan()?;
+        let header = turn.of(&plan.header);
+        board.announce(&header);
+        let task = Task { plan, buffers, header };
+        // SAFETY: forwarded from the caller.
+        unsafe {
+            if call.collective == Collective::SendRecv
+                && workspace.recorder.is_none()
+                && executor::one_message(&task, links, self.quick_turns(background))
+            {
+                return Ok(());
+            }
+            executor::run(&[task], links, workspace, &*self.state, &self.wait_policy(background))
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! What ranks tell each other while something is set up on top of a communicator.
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::comm::Comm;
+use crate::error::{Error, Result};
+
+impl Comm {
+    /// True if all ranks of this communicator are on one host.
+    pub(crate) fn is_one_host(&self) -> bool {
+        let state = &self.inner.state;
+        state.members.iter().all(|&m| state.control.shares_host(m))
+    }
+
+    /// Ranks of this communicator on our host.
+    pub(crate) fn ranks_here(&self) -> usize {
+        let state = &self.inner.state;
+        state.members.iter().filter(|&&m| state.control.shares_host(m)).count()
+    }
+
+    /// Every rank's value, in rank order, through the rendezvous; for set-up. Once per `what`.
+    pub(crate) fn exchange<T: Serialize + DeserializeOwned>(&self, what: &str, value: &T) -> Result<Vec<T>> {
+        let state = &self.inner.state;
+        let broken = |e: serde_json::Error| {
+            Error::invalid(what, format!("does not parse ({e}): do all ranks run the same version?"))
+        };
+        let bytes = serde_json::to_vec(value).map_err(broken)?;
+        let key = state.key(what);
+        let values = state.control.exchange(&key, &state.members, bytes).map_err(|error| state.of_members(error))?;
+        values.iter().map(|bytes| serde_json::from_slice(bytes).map_err(broken)).collect()
+    }
+}

@@ -1,0 +1,260 @@
+//! The control plane between threads of one process: a table behind a lock.
+
+use std::collections::HashMap;
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::share;
+use crate::bootstrap::{Disagreement, first_difference};
+use crate::comm::state::control::{Control, Notice, PeerHealth, Progress};
+use crate::comm::state::lock;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::transport::mapping::Mapping;
+use crate::transport::{Doorbell, LinkOptions, LinkPair, checksum, inproc};
+
+type Listener = Box<dyn Fn(&Notice) + Send + Sync>;
+
+/// What every pair of links goes through: our rank, the peer, the pair.
+pub(super) type Wrap = Box<dyn Fn(usize, usize, LinkPair) -> LinkPair + Send + Sync>;
+
+/// What the ranks of one process share.
+pub(super) struct World {
+    size: usize,
+    hub: Arc<inproc::Hub>,
+    table: Mutex<Table>,
+    changed: Condvar,
+    config: Config,
+    wrap: Option<Wrap>,
+}
+
+#[derive(Default)]
+struct Table {
+    exchanges: HashMap<String, HashMap<usize, Vec<u8>>>,
+    /// How many members have taken an exchange's values.
+    taken: HashMap<String, usize>,
+    /// Memory on its way from the first rank to the others.
+    shared: HashMap<String, Arc<Mapping>>,
+    progress: HashMap<(u32, usize), Arc<Progress>>,
+    left: Vec<bool>,
+    listeners: Vec<(usize, Arc<Listener>)>,
+    aborts: Vec<(usize, Notice)>,
+}
+
+/// One thread's rank.
+pub(super) struct Local {
+    rank: usize,
+    world: Arc<World>,
+    ids: AtomicU32,
+}
+
+impl Local {
+    /// The ranks of a world of `size` threads.
+    pub(super) fn world(size: usize, config: &Config, wrap: Option<Wrap>) -> Vec<Local> {
+        let world = Arc::new(World {
+            size,
+            hub: inproc::Hub::new(),
+            table: Mutex::new(Table { left: vec![false; size], ..Table::default() }),
+            changed: Condvar::new(),
+            config: config.clone(),
+            wrap,
+        });
+        (0..size).map(|rank| Local { rank, world: world.clone(), ids: AtomicU32::new(1) }).collect()
+    }
+}
+
+impl Control for Local {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn connect(
+        &self,
+        comm: u32,
+        peer: usize,
+        channel: u32,
+        options: LinkOptions,
+        doorbell: &Arc<Doorbell>,
+        abort: &dyn Fn() -> Option<Error>,
+    ) -> Result<LinkPair> {
+        let deadline = self.world.config.connect_timeout.min(self.world.config.timeout);
+        let to = inproc::ConnectTo { comm, rank: self.rank, peer_rank: peer, channel, options };
+        let or_left = || {
+            abort().or_else(|| {
+                self.has_left(peer).then(|| Error::PeerLost {
+                    op: "connect".to_owned(),
+                    rank: self.rank,
+                    peer,
+                    address: "thread of this process".to_owned(),
+                    detail: "it dropped its communicator".to_owned(),
+                })
+            })
+        };
+        let pair = self.world.hub.connect(&to, doorbell, &or_left, deadline)?;
+        let pair = match &self.world.wrap {
+            Some(wrap) => wrap(self.rank, peer, pair),
+            None => pair,
+        };
+        Ok(if self.world.config.checksum { checksum::wrap(pair) } else { pair })
+    }
+
+    fn shares_memory(&self, _peer: usize) -> bool {
+        true
+    }
+
+    fn shares_host(&self, _peer: usize) -> bool {
+        true
+    }
+
+    fn same_host(&self, _a: usize, _b: usize) -> bool {
+        true
+    }
+
+    fn hostname(&self, _peer: usize) -> String {
+        "this process".to_owned()
+    }
+
+    fn exchange(&self, key: &str, members: &[usize], value: Vec<u8>) -> Result<Vec<Vec<u8>>> {
+        let end = Instant::now() + self.world.config.timeout;
+        let mut table = lock(&self.world.table);
+        table.exchanges.entry(key.to_owned()).or_default().insert(self.rank, value);
+        self.world.changed.notify_all();
+        loop {
+            let values = table.exchanges.entry(key.to_owned()).or_default();
+            let missing: Vec<usize> = members.iter().copied().filter(|m| !values.contains_key(m)).collect();
+            if missing.is_empty() {
+                let all = members.iter().map(|m| values[m].clone()).collect();
+                let taken = table.taken.entry(key.to_owned()).or_default();
+                *taken += 1;
+                if *taken == members.len() {
+                    table.taken.remove(key);
+                    table.exchanges.remove(key);
+                }
+                return Ok(all);
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            let gone: Vec<usize> = missing.iter().copied().filter(|&m| table.left[m]).collect();
+            if let Some(&peer) = gone.first() {
+                return Err(Error::PeerLost {
+                    op: format!("exchange '{key}'"),
+                    rank: self.rank,
+                    peer,
+                    address: "thread of this process".to_owned(),
+                    detail: "it dropped its communicator".to_owned(),
+                });
+            }
+            if left.is_zero() {
+                return Err(Error::Timeout {
+                    op: format!("exchange '{key}'"),
+                    rank: self.rank,
+                    waited: self.world.config.timeout.saturating_sub(left),
+                    missing,
+                    detail: "threads of this process: has each of them made the same call?".to_owned(),
+                });
+            }
+            table = self.world.changed.wait_timeout(table, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn share(&self, key: &str, members: &[usize], bytes: usize) -> Result<Option<Arc<Mapping>>> {
+        let memory = match members.first() == Some(&self.rank) {
+            true => Some(Arc::new(Mapping::anonymous(bytes)?)),
+            false => None,
+        };
+        if let Some(memory) = &memory {
+            lock(&self.world.table).shared.insert(key.to_owned(), memory.clone());
+        }
+        let wishes = self.exchange(key, members, bytes.to_ne_bytes().to_vec())?;
+        let size = |bytes: &Vec<u8>| <[u8; 8]>::try_from(&bytes[..]).map_or(0, usize::from_ne_bytes);
+        let wishes: Vec<usize> = wishes.iter().map(size).collect();
+        // The first rank has left its memory in the table before it told its wish.
+        let memory = memory.or_else(|| lock(&self.world.table).shared.get(key).cloned());
+        self.exchange(&format!("{key}-mapped"), members, Vec::new())?;
+        lock(&self.world.table).shared.remove(key);
+        share::agree(members, &wishes, self.rank)?;
+        Ok(memory)
+    }
+
+    fn track(&self, comm: u32, first: usize) -> Arc<Progress> {
+        let new = || Arc::new(Progress::new(first));
+        lock(&self.world.table).progress.entry((comm, self.rank)).or_insert_with(new).clone()
+    }
+
+    fn disagreement(&self, comm: u32, members: &[usize]) -> Option<Disagreement> {
+        let of = |rank: usize| lock(&self.world.table).progress.get(&(comm, rank)).cloned();
+        let ours = of(self.rank)?.calls();
+        members.iter().filter(|&&rank| rank != self.rank).find_map(|&rank| {
+            let calls = first_difference(&ours, &of(rank)?.calls())?;
+            Some(Disagreement { comm, first: *members.first()?, ranks: [self.rank, rank], calls })
+        })
+    }
+
+    fn health(&self, comm: u32) -> Result<Vec<PeerHealth>> {
+        let table = lock(&self.world.table);
+        Ok((0..self.world.size)
+            .map(|rank| PeerHealth {
+                silent_for: Duration::ZERO,
+                progress: table.progress.get(&(comm, rank)).map(|p| p.snapshot()),
+                gone: table.left[rank].then(|| "it dropped its communicator".to_owned()),
+            })
+            .collect())
+    }
+
+    fn one_process(&self) -> bool {
+        true
+    }
+
+    fn store_host(&self) -> Option<usize> {
+        None
+    }
+
+    fn has_left(&self, rank: usize) -> bool {
+        lock(&self.world.table).left[rank]
+    }
+
+    fn abort(&self, comm: u32, reason: &str) {
+        let notice = Notice::Abort { from: self.rank, comm, reason: reason.to_owned() };
+        let listeners: Vec<Arc<Listener>> = {
+            let mut table = lock(&self.world.table);
+            table.aborts.push((self.rank, notice.clone()));
+            table.listeners.iter().filter(|(r, _)| *r != self.rank).map(|(_, l)| l.clone()).collect()
+        };
+        for listener in listeners {
+            listener(&notice);
+        }
+        self.world.changed.notify_all();
+    }
+
+    fn subscribe(&self, listener: Listener) {
+        let listener = Arc::new(listener);
+        let past: Vec<Notice> = {
+            let mut table = lock(&self.world.table);
+            table.listeners.push((self.rank, listener.clone()));
+            table.aborts.iter().filter(|(from, _)| *from != self.rank).map(|(_, n)| n.clone()).collect()
+        };
+        for notice in past {
+            listener(&notice);
+        }
+    }
+
+    fn silence_limit(&self) -> Duration {
+        Duration::MAX
+    }
+
+    fn ids(&self) -> &AtomicU32 {
+        &self.ids
+    }
+
+    fn close(&self) {
+        let mut table = lock(&self.world.table);
+        table.left[self.rank] = true;
+        table.listeners.retain(|(rank, _)| *rank != self.rank);
+        let listeners: Vec<Arc<Listener>> = table.listeners.iter().map(|(_, l)| l.clone()).collect();
+        drop(table);
+        for listener in listeners {
+            listener(&Notice::Left);
+        }
+        self.world.changed.notify_all();
+    }
+}

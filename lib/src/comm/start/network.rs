@@ -1,0 +1,291 @@
+//! The control plane between processes: a rendezvous session and this rank's endpoint.
+
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::share;
+use crate::bootstrap::{Event, Host, RankState, Session};
+use crate::comm::state::control::{Control, Notice, PeerHealth, Progress};
+use crate::comm::state::lock;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::transport::mapping::Mapping;
+use crate::transport::relay::{Path, Traffic};
+use crate::transport::{ConnectTo, Doorbell, Endpoint, EndpointInfo, LinkOptions, LinkPair, Registration};
+
+/// Between two looks at what a relay has left to do.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// The ranks that are gone: nobody may wait for a connection from them.
+#[derive(Default)]
+struct Gone {
+    /// Said goodbye.
+    left: Vec<usize>,
+    /// Lost, and how.
+    lost: Vec<(usize, String)>,
+}
+
+impl Gone {
+    fn contains(&self, rank: usize) -> bool {
+        self.left.contains(&rank) || self.lost.iter().any(|(lost, _)| *lost == rank)
+    }
+}
+
+/// A rank among processes.
+pub(super) struct Network {
+    session: Session,
+    endpoint: Endpoint,
+    infos: Vec<EndpointInfo>,
+    gone: Arc<(Mutex<Gone>, Condvar)>,
+    /// The ways of other ranks with us that go through others.
+    paths: Vec<Path>,
+    /// The rank that hosts the store; `None` when the launcher does.
+    store_host: Option<usize>,
+    ids: AtomicU32,
+    config: Config,
+}
+
+impl Network {
+    /// Listens for the other ranks, and tells each where.
+    pub(in crate::comm) fn new(session: Session, store_host: Option<usize>, config: &Config) -> Result<Network> {
+        let (endpoint, infos) = listen(&session, config)?;
+        endpoint.introduce(infos.clone(), None);
+        let paths = endpoint.paths(false);
+        let gone = Arc::new((Mutex::new(Gone::default()), Condvar::new()));
+        let record = gone.clone();
+        session.on_event(Box::new(move |event| {
+            let mut gone = lock(&record.0);
+            match event {
+                Event::RankLeft { rank } => gone.left.push(*rank),
+                Event::RankLost { rank, detail } => gone.lost.push((*rank, detail.clone())),
+                _ => return,
+            }
+            record.1.notify_all();
+        }));
+        let (ids, config) = (AtomicU32::new(1), config.clone());
+        Ok(Network { session, endpoint, infos, gone, paths, store_host, ids, config })
+    }
+
+    /// Why `peer` will not be reached, if it is known.
+    fn is_out_of_reach(&self, peer: usize) -> Option<Error> {
+        let gone = lock(&self.gone.0);
+        let lost = |detail: String| Error::PeerLost {
+            op: "connect".to_owned(),
+            rank: self.rank(),
+            peer,
+            address: format!("process {}", self.infos[peer].pid),
+            detail,
+        };
+        if gone.left.contains(&peer) {
+            return Some(lost("it closed its communicator and left".to_owned()));
+        }
+        // A relay need not be a member of the communicator, which would hear of its end otherwise.
+        let path = self.paths.iter().find(|path| path.ends.contains(&peer))?;
+        let (relay, detail) = gone.lost.iter().find(|(rank, _)| path.through.contains(rank))?;
+        Some(lost(format!("{path}, and rank {relay} is gone: {detail}")))
+    }
+
+    /// Relays between others until they can do without us, or nothing has passed for as long as any wait may take.
+    fn relay_on(&self) {
+        let (mutex, changed) = &*self.gone;
+        let mut gone = lock(mutex);
+        let needed = |gone: &Gone| match self.session.is_over() {
+            // Who is still there is not told any more.
+            true => self.endpoint.traffic().links > 0,
+            false => self.endpoint.is_needed(&|rank| gone.contains(rank)),
+        };
+        if !needed(&gone) {
+            return;
+        }
+        log::info!("rank {}: is done, and relays between others until they are", self.rank());
+        self.session.leave();
+        let (mut moved, mut since) = (self.endpoint.traffic(), Instant::now());
+        while needed(&gone) {
+            let now = self.endpoint.traffic();
+            if std::mem::replace(&mut moved, now) != now {
+                since = Instant::now();
+            } else if since.elapsed() >= self.config.timeout {
+                let idle = self.config.timeout;
+                log::warn!(
+                    "rank {}: has relayed nothing for {idle:?} and leaves, though others may need it",
+                    self.rank()
+                );
+                return;
+            }
+            gone = changed.wait_timeout(gone, LOOK).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+/// Name of a rank's host in what it says of itself.
+pub(super) const HOST: &str = "host";
+
+/// Opens this rank's endpoint, where only loopback can reach it if all ranks are of one host, and tells the others. The result is
+/// the endpoint with the descriptions of all, by rank.
+fn listen(session: &Session, config: &Config) -> Result<(Endpoint, Vec<EndpointInfo>)> {
+    let infos = session.infos().iter().enumerate();
+    let hosts: Vec<Host> = infos
+        .map(|(rank, info)| {
+            let host = info.get(HOST).cloned().unwrap_or_default();
+            serde_json::from_value(host).map_err(|e| unreadable(rank, &e))
+        })
+        .collect::<Result<_>>()?;
+    let one_host = hosts.iter().all(|host| host.same_network(&hosts[0]));
+    let open = if one_host { Endpoint::local } else { Endpoint::new };
+    let opened = open(session.rank(), session.secret(), config);
+    // The others should not wait for a rank that cannot be reached, and should hear why.
+    let ours: Result<EndpointInfo, String> = opened.as_ref().map(Endpoint::info).map_err(ToString::to_string);
+    let ours = serde_json::to_vec(&ours).map_err(|e| Error::invalid("rendezvous", e.to_string()))?;
+    let members: Vec<usize> = (0..session.world_size()).collect();
+    let all = session.exchange("endpoints", &members, ours, config.connect_timeout);
+    let (endpoint, all) = (opened?, all?);
+    let read = |(rank, bytes): (usize, &Vec<u8>)| match serde_json::from_slice::<Result<EndpointInfo, String>>(bytes) {
+        Ok(Ok(info)) => Ok(info),
+        Ok(Err(detail)) => Err(Error::Bootstrap { address: format!("rank {rank}"), detail }),
+        Err(e) => Err(unreadable(rank, &e)),
+    };
+    Ok((endpoint, all.iter().enumerate().map(read).collect::<Result<_>>()?))
+}
+
+fn unreadable(rank: usize, error: &serde_json::Error) -> Error {
+    let detail = format!("what it says of itself does not parse ({error}): do all ranks run the same version?");
+    Error::Bootstrap { address: format!("rank {rank}"), detail }
+}
+
+impl Control for Network {
+    fn rank(&self) -> usize {
+        self.session.rank()
+    }
+
+    fn connect(
+        &self,
+        comm: u32,
+        peer: usize,
+        channel: u32,
+        options: LinkOptions,
+        doorbell: &Arc<Doorbell>,
+        abort: &dyn Fn() -> Option<Error>,
+    ) -> Result<LinkPair> {
+        let to = ConnectTo { comm, peer_rank: peer, info: &self.infos[peer], channel, options };
+        let or_gone = || abort().or_else(|| self.is_out_of_reach(peer));
+        self.endpoint.connect(&to, doorbell, &or_gone, self.config.connect_timeout.min(self.config.timeout))
+    }
+
+    fn shares_memory(&self, peer: usize) -> bool {
+        peer == self.rank() || self.endpoint.choose(&self.infos[peer]).0 == "shm"
+    }
+
+    fn shares_host(&self, peer: usize) -> bool {
+        self.infos[peer].host.same_machine(&self.infos[self.rank()].host)
+    }
+
+    fn same_host(&self, a: usize, b: usize) -> bool {
+        self.infos[a].host.same_machine(&self.infos[b].host)
+    }
+
+    fn hostname(&self, peer: usize) -> String {
+        self.infos[peer].host.hostname.clone()
+    }
+
+    fn exchange(&self, key: &str, members: &[usize], value: Vec<u8>) -> Result<Vec<Vec<u8>>> {
+        self.session.exchange(key, members, value, self.config.timeout).map_err(|error| {
+            match (error, self.store_host) {
+                // Which may be known here before the news of it has gone round.
+                (Error::Bootstrap { address, detail }, Some(peer)) if self.session.is_over() => {
+                    Error::PeerLost { op: format!("exchange {key:?}"), rank: self.rank(), peer, address, detail }
+                }
+                (other, _) => other,
+            }
+        })
+    }
+
+    fn lend_from(&self, bytes: usize) {
+        self.endpoint.lend_from(bytes);
+    }
+
+    fn share(&self, key: &str, members: &[usize], bytes: usize) -> Result<Option<Arc<Mapping>>> {
+        share::between_processes(self, key, members, bytes)
+    }
+
+    unsafe fn register(&self, base: NonNull<u8>, bytes: usize) -> Result<Option<Registration>> {
+        // SAFETY: by the caller.
+        unsafe { self.endpoint.register(base, bytes) }
+    }
+
+    fn track(&self, comm: u32, first: usize) -> Arc<Progress> {
+        self.session.track(comm, first)
+    }
+
+    fn tell_progress(&self) {
+        self.session.beat();
+    }
+
+    fn health(&self, comm: u32) -> Result<Vec<PeerHealth>> {
+        let health = self.session.health(comm)?;
+        Ok(health
+            .into_iter()
+            .map(|h| PeerHealth {
+                silent_for: h.age,
+                progress: h.progress,
+                gone: match h.state {
+                    RankState::Alive => None,
+                    RankState::Left => Some("it closed its communicator and left".to_owned()),
+                    RankState::Lost(reason) => Some(reason),
+                },
+            })
+            .collect())
+    }
+
+    fn one_process(&self) -> bool {
+        false
+    }
+
+    fn store_host(&self) -> Option<usize> {
+        self.store_host
+    }
+
+    fn has_left(&self, rank: usize) -> bool {
+        lock(&self.gone.0).left.contains(&rank)
+    }
+
+    fn abort(&self, comm: u32, reason: &str) {
+        self.session.abort(comm, reason);
+    }
+
+    fn subscribe(&self, listener: Box<dyn Fn(&Notice) + Send + Sync>) {
+        self.session.on_event(Box::new(move |event| {
+            listener(&match event {
+                Event::RankLost { rank, detail } => Notice::Lost { rank: *rank, detail: detail.clone() },
+                Event::Abort { from, comm, reason } => {
+                    Notice::Abort { from: *from, comm: *comm, reason: reason.clone() }
+                }
+                Event::Disagree(disagreement) => Notice::Disagree(disagreement.clone()),
+                Event::StoreLost { detail } => Notice::StoreLost { detail: detail.clone() },
+                Event::RankLeft { .. } => Notice::Left,
+            });
+        }));
+    }
+
+    fn silence_limit(&self) -> Duration {
+        self.config.heartbeat * 4
+    }
+
+    fn ids(&self) -> &AtomicU32 {
+        &self.ids
+    }
+
+    fn paths(&self) -> Vec<Path> {
+        self.endpoint.paths(true)
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.endpoint.traffic()
+    }
+
+    fn close(&self) {
+        self.relay_on();
+        self.session.close();
+    }
+}

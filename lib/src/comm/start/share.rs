@@ -1,0 +1,97 @@
+//! Memory that all ranks of a communicator map: the first rank makes a memfd, the others open it through `/proc`.
+//!
+//! Links hand descriptors over their Unix sockets, but the board is needed before any pair of ranks has a link. The same
+//! user may open another process's descriptor as `/proc/PID/fd/N` wherever it may read that process (`ptrace(2)`,
+//! "PTRACE_MODE_READ_FSCREDS"). Where that fails, all ranks learn it and go on without.
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::comm::state::control::Control;
+use crate::error::{Error, Result};
+use crate::transport::mapping::Mapping;
+
+/// What a rank tells the others of memory called `key`. All of them tell how much they want.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Offer {
+    bytes: usize,
+    /// Process and descriptor, from the first rank.
+    fd: Option<(u32, i32)>,
+}
+
+/// How it went.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Answer {
+    trouble: Option<String>,
+}
+
+/// `bytes` of shared, zeroed memory on every rank of `members`, all of them on this host; `None`, on all ranks, when one
+/// of them cannot have it.
+pub(super) fn between_processes(
+    control: &dyn Control,
+    key: &str,
+    members: &[usize],
+    bytes: usize,
+) -> Result<Option<Arc<Mapping>>> {
+    let first = members.first() == Some(&control.rank());
+    let mut trouble = None;
+    let mut note = |e: Error| trouble = Some(e.to_string());
+    let made = if first { Mapping::memfd(bytes).map_err(&mut note).ok() } else { None };
+    let fd = made.as_ref().map(|(_, fd)| (std::process::id(), fd.as_raw_fd()));
+    let offers: Vec<Offer> = exchange(control, key, members, &Offer { bytes, fd })?;
+    agree(members, &offers.iter().map(|o| o.bytes).collect::<Vec<_>>(), control.rank())?;
+    let memory = match (made, offers.first().and_then(|o| o.fd)) {
+        // The descriptor stays open until all have answered.
+        (Some((memory, fd)), _) => Some((memory, Some(fd))),
+        (None, Some((pid, fd))) => open(pid, fd, bytes).map_err(&mut note).ok().map(|memory| (memory, None)),
+        (None, None) => None,
+    };
+    let answer = Answer { trouble: trouble.or_else(|| memory.is_none().then(|| "no memory".to_owned())) };
+    let answers: Vec<Answer> = exchange(control, &format!("{key}-mapped"), members, &answer)?;
+    for (rank, answer) in answers.iter().enumerate() {
+        if let Some(trouble) = &answer.trouble {
+            log::debug!("no shared memory '{key}': rank {rank}: {trouble}");
+            return Ok(None);
+        }
+    }
+    Ok(memory.map(|(memory, _fd)| Arc::new(memory)))
+}
+
+/// All ranks want the same size.
+pub(super) fn agree(members: &[usize], bytes: &[usize], rank: usize) -> Result<()> {
+    let first = bytes.first().copied().unwrap_or(0);
+    match bytes.iter().position(|&b| b != first) {
+        None => Ok(()),
+        Some(other) => Err(Error::invalid(
+            "shared memory",
+            format!(
+                "rank {} wants {first} bytes, rank {} wants {}: expected the same on all ranks (seen by rank {rank})",
+                members[0], members[other], bytes[other]
+            ),
+        )),
+    }
+}
+
+fn open(pid: u32, fd: i32, bytes: usize) -> Result<Mapping> {
+    let path = format!("/proc/{pid}/fd/{fd}");
+    let file = File::options().read(true).write(true).open(&path).map_err(|e| Error::io("shared memory", &path, &e))?;
+    Mapping::of_peer(&OwnedFd::from(file), bytes)
+}
+
+fn exchange<T: Serialize + for<'a> Deserialize<'a>>(
+    control: &dyn Control,
+    key: &str,
+    members: &[usize],
+    value: &T,
+) -> Result<Vec<T>> {
+    let invalid = |detail: String| Error::invalid("shared memory", detail);
+    let bytes = serde_json::to_vec(value).map_err(|e| invalid(e.to_string()))?;
+    let values = control.exchange(key, members, bytes)?;
+    let parse = |(rank, bytes): (usize, Vec<u8>)| {
+        serde_json::from_slice(&bytes).map_err(|e| invalid(format!("what rank {rank} sent does not parse: {e}")))
+    };
+    values.into_iter().enumerate().map(parse).collect()
+}
