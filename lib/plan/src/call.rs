@@ -81,6 +81,7 @@ impl Call {
     }
 
     /// Header of the call's messages, without sequence number and length.
+    #[inline]
     pub fn header(&self, comm: u32, algorithm: Algorithm) -> Header {
         Header {
             count: self.whole as u64,
