@@ -42,13 +42,13 @@ use engine::Engine;
 pub(crate) use engine::Inner;
 use engine::queue::Queue;
 pub use engine::queue::{After, Queued};
+use engine::tuned::Tuned;
+pub use engine::tuned::{Source, Tuning};
 pub use start::alloc::SymmetricBuffer;
-use start::init::Home;
-use start::tune::Tuned;
-pub use start::tune::{Source, Tuning};
 pub(crate) use state::State;
 pub use state::control::Progress;
 pub(crate) use state::failure::Attached;
+use state::home::Home;
 pub(crate) use state::lock;
 
 /// One rank's membership in a group of ranks.

@@ -173,16 +173,3 @@ impl Unit {
         }
     }
 }
-
-impl Engine {
-    /// Point-to-point messages count per pair and direction, collectives per communicator.
-    pub(in crate::comm) fn next_seq(&mut self, call: &Call, rank: usize) -> u32 {
-        let counter = match call.collective {
-            Collective::SendRecv if call.root == rank => &mut self.sent[call.peer],
-            Collective::SendRecv => &mut self.received[call.root],
-            _ => &mut self.seq,
-        };
-        *counter = counter.wrapping_add(1);
-        *counter
-    }
-}

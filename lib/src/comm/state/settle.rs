@@ -4,13 +4,10 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::control::PeerHealth;
-use super::{State, lock};
-use crate::Call;
+use super::State;
 use crate::bootstrap::{Disagreement, is_later};
-use crate::comm::{Comm, Inner};
 use crate::error::{Error, Result};
 use crate::interrupt::asked_to_stop;
-use crate::wire::{Algorithm, Header};
 
 /// The store hears of every rank's calls with its next heartbeat: so many of them are waited for, and no longer than [`GRACE`].
 const BEATS: u32 = 3;
@@ -126,21 +123,11 @@ impl State {
     }
 }
 
-impl Comm {
-    /// A collective that others carry out for the same ranks (their devices) counts among ours: it is compared as ours are.
-    pub(crate) fn note(&self, call: &Call) {
-        let Inner { state, engine, .. } = &*self.inner;
-        let mut engine = lock(engine);
-        let seq = engine.next_seq(call, state.rank);
-        let digests = state.progress.start(&Header { seq, ..call.header(state.id, Algorithm::Direct) });
-        engine.board.made(&digests);
-        state.progress.done(u64::from(seq));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Call;
+    use crate::comm::Comm;
     use crate::config::Config;
     use crate::dtype::DType;
     use crate::wire::Collective;
