@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::dtype::{DType, ReduceOp};
-use crate::wire::Header;
+use crate::wire::{Collective, Header};
 
 /// Result of every fallible call in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -180,15 +180,18 @@ impl Error {
 }
 
 impl ReduceOp {
-    /// An error of the call if values of this type cannot be combined by it.
+    /// An error of the call if values of this type cannot be combined by it, or not in this collective.
     #[doc(hidden)]
     #[inline]
-    pub fn check(self, call: &str, rank: usize, dtype: DType) -> Result<()> {
-        if self.applies_to(dtype) {
+    pub fn check(self, collective: Collective, rank: usize, dtype: DType) -> Result<()> {
+        let expected = if !self.applies_to(dtype) {
+            "integers, whose bits can be combined"
+        } else if collective == Collective::Scan && self == ReduceOp::Avg {
+            "another operator: no rank has the inputs of all ranks"
+        } else {
             return Ok(());
-        }
-        let detail = format!("rank {rank}: {self} of {dtype}: expected integers, whose bits can be combined");
-        Err(Error::invalid(call, detail))
+        };
+        Err(Error::invalid(collective.name(), format!("rank {rank}: {self} of {dtype}: expected {expected}")))
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::board::BoardState;
 use crate::Call;
-use crate::algorithm::Shape;
+use crate::algorithm::{self, Shape};
 use crate::comm::{Comm, Engine, Inner, lock};
 use crate::error::{Error, Result};
 use crate::executor::Plan;
@@ -80,7 +80,7 @@ impl Inner {
     /// pass at once; `None`: over links.
     fn through_board(&self, engine: &Engine, shape: &Shape, segment: usize, elem: usize) -> Option<(Algorithm, usize)> {
         let BoardState::Open(board) = &engine.board else { return None };
-        if shape.collective == Collective::SendRecv {
+        if !algorithm::through_memory(shape.collective) {
             return None;
         }
         // Taken wherever it fits, unless another algorithm is asked for.
@@ -111,7 +111,8 @@ impl Inner {
         let may = matches!(forced, None | Some(Algorithm::TwoShot))
             && !self.state.config.checksum
             && registry.in_use()
-            && !matches!(call.collective, Collective::Scatter | Collective::Barrier | Collective::SendRecv);
+            && algorithm::through_memory(call.collective)
+            && !matches!(call.collective, Collective::Scatter | Collective::Barrier);
         may.then(|| self.board_plan(call, Algorithm::TwoShot))
     }
 }

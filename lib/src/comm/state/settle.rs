@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::control::PeerHealth;
 use super::State;
+use super::control::PeerHealth;
 use crate::bootstrap::{Disagreement, is_later};
 use crate::error::{Error, Result};
 use crate::interrupt::asked_to_stop;
