@@ -124,7 +124,7 @@ impl State {
                 return (late, detail);
             }
         }
-        // We wait for a message, but the other rank is in a collective that we have not made.
+        // Only ranks that wait for a message: a rank in a collective may wait for a call that we have yet to make.
         let waits_for = |rank: usize| {
             let progress = of(rank)?.progress.filter(|p| p.seq_started == p.seq_done)?;
             self.member(progress.waiting_on?)
