@@ -10,8 +10,8 @@
 //! | --- | --- |
 //! | `start` | makes communicators: joining, splitting, measuring, sharing memory |
 //! | `calls` | the forms of a call that users see, from arguments to a checked [`Call`](crate::Call) with its memory |
-//! | `engine` | carries a call out: numbers it, finds its route, runs it at the board or over links |
-//! | `state` | the first failure, progress, and what is known of other ranks |
+//! | `engine` | runs a call: numbers it, finds its route, runs it in the shared region or over links |
+//! | `state` | the first failure, progress, and the known state of other ranks |
 
 pub(crate) mod calls;
 pub(crate) mod engine;
@@ -71,10 +71,10 @@ pub struct Census {
     pub bytes_per_link: usize,
     /// What this rank has forwarded between others, for all communicators of its process.
     pub relayed: Traffic,
-    /// Messages lent so far: sent from the caller's memory without a copy of ours ([`Comm::register_persistent`], or
-    /// `TINYNCCL_SHM_SINGLE_COPY`).
+    /// Zero-copy messages so far: sent from the caller's memory without a copy of ours ([`Comm::register_persistent`],
+    /// or `TINYNCCL_SHM_SINGLE_COPY`).
     pub lent_messages: u64,
-    /// Sleeps that ended with their slice (50 ms) though a peer had sent something: wake-ups that were lost. Expected: 0.
+    /// Sleeps that lasted their whole slice (50 ms) although a peer had sent something: lost wake-ups. Expected: 0.
     pub late_wakes: u64,
 }
 
@@ -126,7 +126,7 @@ impl Comm {
         self.inner.local_rank
     }
 
-    /// What calls are made and carried out with, by layers above.
+    /// Internals used by `process_group` and `cuda`.
     #[inline]
     pub(crate) fn inner(&self) -> &Inner {
         &self.inner
@@ -164,9 +164,9 @@ impl Comm {
         paths
     }
 
-    /// Takes `algorithm` from now on wherever it can do the collective; `None` asks the cost model again.
+    /// Takes `algorithm` from now on for every collective that it supports; `None` returns to the cost model.
     ///
-    /// Every rank must call it at the same place among its collective calls.
+    /// Every rank must call it at the same position among its collective calls.
     pub fn set_algorithm(&self, algorithm: Option<Algorithm>) {
         if !self.inner.state.origin.is_here() {
             return;
@@ -177,12 +177,12 @@ impl Comm {
         engine.forget_routes();
     }
 
-    /// What the choice of algorithms is based on: measured, read from the cache, or built in; the same on all ranks.
+    /// The basis for choosing algorithms: measured, read from the cache, or built in; the same on all ranks.
     pub fn cost_model(&self) -> CostModel {
         lock(&self.inner.engine).tuned.model.clone()
     }
 
-    /// Where [`Comm::cost_model`] comes from, and what it took when the world's communicator started.
+    /// The source of [`Comm::cost_model`], and its cost when the world's communicator started.
     pub fn tuning(&self) -> Tuning {
         lock(&self.inner.engine).tuned.tuning.clone()
     }
@@ -201,10 +201,11 @@ impl Comm {
         }
     }
 
-    /// Finishes asynchronous calls, waits until all ranks have made the collective calls that we have made, and leaves.
+    /// Finishes asynchronous calls, waits until all ranks have made the same collective calls, and leaves.
     ///
     /// # Errors
-    /// The communicator's failure, if it has failed; [`Error::Mismatch`] where ranks made different calls and nobody has noticed so far.
+    /// The communicator's failure, if it has failed; [`Error::Mismatch`] for ranks that made different calls which no
+    /// call has detected so far.
     pub fn close(self) -> Result<()> {
         self.inner.state.origin.check(|| "close".to_owned(), self.rank())?;
         self.inner.queue.drain();
@@ -215,7 +216,7 @@ impl Comm {
 impl Drop for Comm {
     fn drop(&mut self) {
         if !self.inner.state.origin.is_here() {
-            // Its threads are in another process, and whatever would say goodbye would do so in that one's name.
+            // Its threads are in another process, and a goodbye from here would count as that process's.
             return std::mem::forget(self.inner.clone());
         }
         self.inner.queue.close();

@@ -1,4 +1,4 @@
-//! The buffers of a call, checked before a kernel touches them: a wrong address there costs the whole context.
+//! Checks the buffers of a call before a kernel accesses them: a wrong address in a kernel destroys the whole context.
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ const PAGE: u64 = 2 << 20;
 /// One buffer that a rank reads or writes in a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Buffer {
-    /// What its parameter is called.
+    /// Name of its parameter.
     pub(super) name: &'static str,
     pub(super) at: u64,
     pub(super) bytes: u64,
@@ -45,7 +45,7 @@ impl Buffer {
     }
 }
 
-/// What CUDA knows of an address.
+/// CUDA's information about an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Memory {
     kind: Kind,
@@ -53,23 +53,23 @@ struct Memory {
     begin: u64,
     bytes: u64,
     device: i32,
-    /// Whether kernels of the device that asks may use it.
+    /// Whether kernels of the querying device may use it.
     reachable: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// Not of CUDA: pageable, freed, or nothing.
+    /// Unknown to CUDA: pageable, freed, or unmapped.
     Unknown,
     Host,
     Device,
 }
 
-/// The input and output that `rank` uses in a collective of `size` ranks; `None` for one that is not looked at, or empty.
+/// The input and output that `rank` uses in a collective of `size` ranks; `None` for one that is ignored, or empty.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] for more bytes than there are addresses, for addresses that are no multiple of an element, and for
-/// an input and an output that overlap where they may not.
+/// [`Error::InvalidArgument`] for more bytes than the address space has, for addresses that are not aligned to an
+/// element, and for an input and an output that overlap other than in place.
 pub(super) fn of(call: &RawCall, rank: usize, size: usize) -> Result<[Option<Buffer>; 2]> {
     let op = call.collective.name();
     let element = call.dtype.size() as u64;
@@ -134,8 +134,8 @@ pub(super) fn aligned(op: &str, rank: usize, buffer: &Buffer) -> Result<()> {
     Err(Error::invalid(op, detail))
 }
 
-/// Asks CUDA whether each buffer is memory that the rank's device reaches, to its end. Not while `stream` is captured: what a graph
-/// allocates need not be there yet.
+/// Checks with CUDA that the rank's device reaches all of each buffer. Not while `stream` is captured: memory that a
+/// graph allocates may not exist yet.
 #[inline]
 pub(super) fn check(
     op: &str,
@@ -156,7 +156,7 @@ pub(super) fn check(
 
 #[cold]
 fn check_slowly(op: &str, rank: usize, context: &CudaContext, stream: sys::CUstream, buffer: &Buffer) -> Result<()> {
-    // Without a context of this thread nothing is answered, in another one other things are.
+    // The answers depend on the thread's current context; without one there is none.
     context.bind_to_thread().map_err(|e| cuda(op, "binding the device to this thread", e))?;
     let Some(memory) = ask(buffer.at) else { return Ok(()) };
     let last = ask(buffer.last());
@@ -180,7 +180,7 @@ fn ask_range(at: u64) -> Option<(i32, Range<u64>)> {
     Some((device, begin..begin.saturating_add(bytes as u64)))
 }
 
-/// What the driver knows of an address, seen from this thread's device; `None` if it does not answer.
+/// The driver's information about an address, from this thread's device; `None` if it does not answer.
 fn ask(at: u64) -> Option<Memory> {
     let (mut kind, mut begin, mut bytes, mut device, mut seen) = (0u32, 0u64, 0usize, -1i32, 0u64);
     let mut attributes = [
@@ -188,7 +188,7 @@ fn ask(at: u64) -> Option<Memory> {
         Attribute::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR,
         Attribute::CU_POINTER_ATTRIBUTE_RANGE_SIZE,
         Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
-        // (ACCESS_FLAGS says what the owner may do, not we: driver 580.)
+        // (ACCESS_FLAGS describes the owner's access, not ours: driver 580.)
         Attribute::CU_POINTER_ATTRIBUTE_DEVICE_POINTER,
     ];
     let mut places = [
@@ -241,7 +241,7 @@ fn judge(op: &str, rank: usize, device: usize, buffer: &Buffer, memory: &Memory,
     if end < buffer.end() {
         return wrong(format!("{} bytes from the end of its allocation of {} bytes", end - at, memory.bytes));
     }
-    // The range of memory that was mapped piece by piece is all that was reserved.
+    // For memory that was mapped piece by piece, the range is the whole reservation.
     if let Some(last) = last
         && (last.kind, last.device) != (memory.kind, memory.device)
     {
@@ -250,7 +250,7 @@ fn judge(op: &str, rank: usize, device: usize, buffer: &Buffer, memory: &Memory,
     Ok(())
 }
 
-/// What the process has mapped at an address, if it may be read: CUDA's own reservations may not.
+/// The process's mapping at an address, if it is readable: CUDA's own reservations are not.
 fn host_mapping(maps: &str, at: u64) -> Option<String> {
     maps.lines().find_map(|line| {
         let mut fields = line.split_ascii_whitespace();

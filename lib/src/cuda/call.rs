@@ -1,4 +1,4 @@
-//! Where a call goes, and how ranks compare theirs.
+//! The stream of a call, and the word by which ranks compare their calls.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::wire::Collective;
 /// One end of a message: where its buffer is, its bytes, and the other rank.
 pub(super) type End = (u64, usize, usize);
 
-/// Where a call goes: a stream that is kept, or a handle that the caller keeps until the communicator's next call.
+/// The stream of a call: owned here, or a handle that the caller keeps valid until the communicator's next call.
 #[derive(Debug, Clone)]
 pub enum Stream {
     /// Of cudarc.
@@ -42,7 +42,7 @@ impl From<sys::CUstream> for Stream {
     }
 }
 
-/// What a call is, in 8 bytes: ranks compare theirs.
+/// A call in 8 bytes, which ranks compare.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Signature(pub(super) u64);
 

@@ -21,7 +21,7 @@ macro_rules! enqueued {
     (@ $form:ident - $($rest:tt)*) => {};
     (@ apart device $name:ident $collective:ident ($($arg:ident: $ty:ty),*)) => {
         #[doc = concat!("[`Comm::", stringify!($name), "`](crate::Comm::", stringify!($name), ") of memory of GPUs, put into a stream.")]
-        /// Every rank's buffers have the lengths of the root's.
+        /// All ranks' buffers have the lengths of the root's.
         pub fn $name<T: Element + DeviceRepr>(
             &self,
             stream: &Arc<CudaStream>,
@@ -63,7 +63,7 @@ impl DeviceComm {
         unsafe { self.enqueue_send_recv(stream, Some((at, bytes, peer)), None) }
     }
 
-    /// Receives what `peer` sends.
+    /// Receives a message of `peer`.
     pub fn recv<T: Element + DeviceRepr>(
         &self,
         stream: &Arc<CudaStream>,

@@ -26,33 +26,33 @@ use crate::wire::Collective;
 /// made, also when they go to different streams. They can be captured in a CUDA graph, whose replays then count as calls: all
 /// ranks must make and replay the same calls in the same order.
 ///
-/// Dropping it waits for its kernels and for the other ranks to drop theirs, not after a failure.
+/// Dropping it waits for its kernels and for the other ranks to drop theirs, except after a failure.
 pub struct DeviceComm {
     pub(super) rank: usize,
     pub(super) size: usize,
     pub(super) path: Arc<dyn DataPath>,
     pub(super) why: String,
-    /// Of calls on the peer path; others take their choices for what they are there.
+    /// For calls on the peer path; other paths interpret choices in their own way.
     pub(super) chooser: Arc<Chooser>,
-    /// Whether CUDA is asked about every buffer.
+    /// Whether every buffer is checked with CUDA.
     pub(super) checks_memory: bool,
     pub(super) order: Mutex<Order>,
     pub(super) context: Arc<CudaContext>,
     pub(super) origin: Origin,
     /// Where ranks of other processes meet.
     pub(super) host: Option<Comm>,
-    /// What kernels of all ranks reach; `None` where calls go through the hosts' memory. The last field: freed after all else.
+    /// Memory that kernels of all ranks reach; `None` on the hosted path. The last field: freed after all else.
     pub(super) windows: Option<Windows>,
 }
 
-/// How a call is carried out, in words.
+/// How a call runs, in words.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Explanation {
-    /// Which way the data takes.
+    /// The path of the data.
     pub path: Path,
-    /// Why this way.
+    /// Why this path.
     pub path_reason: String,
-    /// Protocol and blocks; `None` where the path has one way only.
+    /// Protocol and blocks; `None` for a path without choices.
     pub choice: Option<Choice>,
     /// Why this choice.
     pub reason: Reason,
@@ -90,17 +90,17 @@ impl DeviceComm {
         self.size
     }
 
-    /// Which way the data takes; the same on all ranks.
+    /// The path of the data; the same on all ranks.
     pub fn path(&self) -> Path {
         self.path.path()
     }
 
-    /// Why it takes this way, in words.
+    /// Why it takes this path, in words.
     pub fn path_reason(&self) -> &str {
         &self.why
     }
 
-    /// Memory that the communicator takes on each rank: of the device, or of the host where calls go through it.
+    /// Memory that the communicator takes on each rank: of the device, or of the host on the hosted path.
     pub fn window_bytes(&self) -> usize {
         self.path.bytes()
     }
@@ -110,8 +110,8 @@ impl DeviceComm {
         &self.context
     }
 
-    /// How a collective of so many bytes (of the whole buffer for all_reduce, broadcast and reduce, of one rank's segment for the
-    /// others) is carried out.
+    /// The choice for a collective of so many bytes (of the whole buffer for all_reduce, broadcast and reduce, of one
+    /// rank's segment for the others).
     pub fn choice(&self, collective: Collective, bytes: usize) -> Choice {
         let (choice, reason) = self.chooser.decide(collective, bytes);
         if reason == Reason::Refused && self.path.chooser().is_some() {
@@ -120,26 +120,27 @@ impl DeviceComm {
         choice
     }
 
-    /// How such a call is carried out, and why. The same on all ranks.
+    /// How such a call runs, and why. The same on all ranks.
     pub fn explain(&self, collective: Collective, bytes: usize) -> Explanation {
         let decided = self.path.chooser().map(|chooser| chooser.decide(collective, bytes));
         let (choice, reason) = decided.map_or((None, Reason::Path), |(choice, reason)| (Some(choice), reason));
         Explanation { path: self.path(), path_reason: self.why.clone(), choice, reason }
     }
 
-    /// Whether a call of `bytes` (as in [`DeviceComm::choice`]) can be carried out so, whatever its element type.
+    /// Whether `choice` can run a call of `bytes` (as in [`DeviceComm::choice`]) of any element type.
     pub fn fits(&self, collective: Collective, choice: Choice, bytes: usize) -> bool {
         self.chooser.fits(collective, choice, bytes)
     }
 
-    /// How the segments of `call` are cut when it is carried out by a schedule; `None` if `choice` is no schedule, or does not
-    /// fit. Equal on all ranks. A communicator of the host whose messages are as long, and with as many channels, cuts and
-    /// reduces alike: it gives the same bits.
+    /// The cut of `call`'s segments for a schedule; `None` if `choice` is no schedule, or does not fit. Equal on all
+    /// ranks. A host communicator with the same message length and number of channels cuts and reduces alike, and gives
+    /// the same bits.
     pub fn partition(&self, call: &RawCall, choice: Choice) -> Option<Partition> {
         self.chooser.partition(call, choice)
     }
 
-    /// Takes `choice` from now on wherever it fits; `None` goes by size again. Every rank must call it at the same place.
+    /// Takes `choice` from now on wherever it fits; `None` chooses by size again. Every rank must call it at the same
+    /// position among its calls.
     pub fn set_choice(&self, choice: Option<Choice>) {
         self.chooser.set(choice);
     }
@@ -147,17 +148,17 @@ impl DeviceComm {
     /// Gives the failure of a call that ran before, if one has failed.
     ///
     /// # Errors
-    /// [`Error::PeerLost`] when a rank's process has died: the host's communicator learns of it, and kernels leave at once.
-    /// [`Error::Timeout`] naming the rank that did not come, the disagreement, or [`Error::Aborted`]. It stays the same error,
-    /// and outputs of calls that were not finished hold anything.
+    /// [`Error::PeerLost`] when a rank's process has died: the host's communicator learns of it, and kernels exit at
+    /// once. [`Error::Timeout`] naming the missing rank, the disagreement, or [`Error::Aborted`]. The error stays the
+    /// same, and outputs of unfinished calls are undefined.
     #[inline]
     pub fn check(&self) -> Result<()> {
         self.origin.check(|| "DeviceComm".to_owned(), self.rank)?;
         self.path.check(self.host.as_ref())
     }
 
-    /// Makes kernels that wait leave, from any thread; later calls give [`Error::Aborted`]. The other ranks' too, where a host
-    /// communicator tells them; ranks of [`DeviceComm::local`] each have to be told.
+    /// Makes waiting kernels exit, from any thread; later calls give [`Error::Aborted`]. A host communicator also
+    /// notifies the other ranks; for ranks of [`DeviceComm::local`] call it on each.
     pub fn abort(&self) {
         let reason = "abort was called on the device's communicator";
         self.path.abort(aborted(self.rank, reason));
@@ -186,7 +187,7 @@ impl DeviceComm {
         self.host.as_ref()
     }
 
-    /// Calls through different streams run one after the other: the windows are one.
+    /// Calls through different streams run one after the other, because they share the windows.
     pub(super) fn order(&self, stream: Stream) -> Result<MutexGuard<'_, Order>> {
         let mut order = self.order.lock().unwrap_or_else(PoisonError::into_inner);
         let handle = stream.handle();
@@ -234,7 +235,7 @@ impl DeviceComm {
         }
     }
 
-    /// Nobody uses a window before all have mapped it.
+    /// No rank uses a window before all have mapped it.
     pub(super) fn meet(&self) -> Result<()> {
         self.host.as_ref().map_or(Ok(()), Comm::barrier)
     }
@@ -243,17 +244,17 @@ impl DeviceComm {
 impl Drop for DeviceComm {
     fn drop(&mut self) {
         if !self.origin.is_here() {
-            // The driver does nothing for a forked child, and the threads are its parent's.
+            // The driver does not work in a forked child, and the threads are its parent's.
             return std::mem::forget((self.path.clone(), self.chooser.clone(), self.windows.take()));
         }
         if let Err(error) = self.synchronize() {
             log::debug!("rank {} leaves after: {error}", self.rank);
         }
         if self.windows.is_none() {
-            // Nobody else uses memory of ours.
+            // No other rank uses our memory.
             return self.registry().closed(true);
         }
-        // Another rank's kernel may still write into our window; then another rank may have our memory mapped yet.
+        // Another rank's kernel may still write into our window, or another rank may still have our memory mapped.
         let mut met = self.meet();
         self.registry().leave();
         self.windows.iter_mut().for_each(Windows::unmap);

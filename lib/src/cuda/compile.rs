@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
 
-/// NVRTC's version, or that it is not here.
+/// NVRTC's version, or the error that it is missing.
 pub(super) fn version() -> Result<(i32, i32)> {
     // SAFETY: only tries to load the library.
     if !unsafe { sys::is_culib_present() } {
@@ -45,7 +45,7 @@ pub(super) fn compile(name: &str, source: &str, defines: &[String], capability: 
     let begin = std::time::Instant::now();
     let compiled = CompileOptions { options, name: Some(name.to_owned()), ..CompileOptions::default() };
     let ptx = compile_ptx_with_opts(source, compiled).map_err(|error| match error {
-        // The compiler's own words: file, line, what it expected.
+        // The compiler's own message: file, line, expected token.
         CompileError::CompileError { log, .. } => {
             Error::invalid("compiling kernels", format!("NVRTC {major}.{minor}: {}", log.to_string_lossy().trim_end()))
         }
@@ -81,7 +81,7 @@ fn read(place: &Path) -> Option<String> {
     fs::read_to_string(place).ok().filter(|text| text.contains(".version") && text.trim_end().ends_with('}'))
 }
 
-/// All or nothing, whatever else writes the same file.
+/// Atomic, even if other processes write the same file.
 fn write(place: &Path, text: &str) -> std::io::Result<()> {
     let folder = place.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;

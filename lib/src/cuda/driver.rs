@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 /// The CUDA version that our bindings are for (Cargo.toml: cudarc's feature `cuda-12000`).
 const BUILT_FOR: i32 = 12_000;
 
-/// Opens the driver, or says what is missing.
+/// Opens the driver, or returns an error that names the missing part.
 ///
 /// # Errors
 /// [`Error::Unsupported`] without a driver, with one too old, or without a GPU.
@@ -27,7 +27,7 @@ pub fn available() -> Result<()> {
     }
     let version = version().map_err(|e| missing(words(e)))?;
     if version < BUILT_FOR {
-        // Functions of our version are not in it; calling one would end the program.
+        // An older driver lacks functions of our version, and calling one would end the program.
         return Err(missing(format!(
             "the driver is for CUDA {}.{}, this library for {}.{} or later: install a newer driver",
             version / 1000,
@@ -97,7 +97,7 @@ pub(crate) fn cuda(op: impl Into<String>, detail: impl Into<String>, error: Driv
     Error::Cuda { op: op.into(), detail: detail.into(), status: words(error) }
 }
 
-/// CUDA's name, number and text of an error, and what usually is behind it.
+/// CUDA's name, number and text of an error, and its usual cause.
 fn words(error: DriverError) -> String {
     let text = |s: std::result::Result<&CStr, DriverError>| {
         s.map_or_else(|_| String::new(), |s| s.to_string_lossy().into_owned())
@@ -145,7 +145,7 @@ fn likely_cause(result: CUresult) -> Option<&'static str> {
     })
 }
 
-/// Copies within a device, where there is something to copy.
+/// Copies within a device; nothing for 0 bytes.
 ///
 /// # Safety
 /// Both must be memory of so many bytes until the stream has passed the copy.
@@ -158,7 +158,7 @@ pub(super) unsafe fn copy(op: &str, stream: sys::CUstream, from: u64, to: u64, b
         .map_err(|e| cuda(op, "copying on the device", e))
 }
 
-/// Whether a graph is being made of what goes into a stream.
+/// Whether a stream is being captured into a graph.
 ///
 /// # Safety
 /// `stream` must be one, or the default one.

@@ -1,4 +1,4 @@
-//! Calls, checked and put into a stream.
+//! Checks calls and enqueues them.
 
 use std::sync::MutexGuard;
 
@@ -17,8 +17,8 @@ use crate::trace::{By, Span, Tracer, recorded};
 use crate::wire::Collective;
 
 impl DeviceComm {
-    /// Puts a collective into a stream, by addresses. Returns at once; an error of the collective itself shows in
-    /// [`DeviceComm::check`] and in later calls.
+    /// Enqueues a collective on a stream, by addresses. Returns at once; [`DeviceComm::check`] and later calls return
+    /// an error of the collective itself.
     ///
     /// # Safety
     /// `input` and `output` must be device memory as long as the collective needs, reachable from this communicator's device
@@ -30,7 +30,7 @@ impl DeviceComm {
         unsafe { self.enqueue_as(stream, call, choice) }
     }
 
-    /// [`DeviceComm::enqueue`] in a given way. Every rank must give the same.
+    /// [`DeviceComm::enqueue`] with a given choice, which must be the same on every rank.
     ///
     /// # Safety
     /// As [`DeviceComm::enqueue`].
@@ -74,7 +74,8 @@ impl DeviceComm {
             return unsafe { driver::copy(op, stream.handle(), input, output, call.bytes()) };
         }
         if let (Some(host), Some(_)) = (&self.host, &self.windows) {
-            // Kernels compare the calls of ranks that they hear of; the host's communicator compares the others'.
+            // Kernels compare the calls of ranks that they exchange data with; the host's communicator compares the
+            // others'.
             host.note(call);
         }
         let (turn, _order) = self.turn(stream)?;
@@ -82,7 +83,7 @@ impl DeviceComm {
         unsafe { self.path.carry(turn, call, choice) }
     }
 
-    /// The next call's turn, and what keeps others from theirs.
+    /// The next call's turn, and the lock that makes others wait.
     fn turn(&self, stream: Stream) -> Result<(Turn, MutexGuard<'_, Order>)> {
         let handle = stream.handle();
         let mut order = self.order(stream)?;

@@ -1,4 +1,4 @@
-//! Several calls put into a stream together.
+//! Several calls enqueued together.
 
 use super::call::Stream;
 use super::comm::DeviceComm;
@@ -8,9 +8,9 @@ use crate::error::Result;
 use crate::wire::Collective;
 
 impl DeviceComm {
-    /// Puts calls into a stream, those between two ranks included: the collectives first, in their order, then all messages in
-    /// an order that cannot deadlock. Gather, scatter and calls with a length per rank are made of messages. Every rank must
-    /// give the same collectives.
+    /// Enqueues calls on a stream: the collectives first, in their order, then all messages between two ranks, in an
+    /// order that cannot deadlock. Gather, scatter and calls with a length per rank are made of messages. Every rank
+    /// must pass the same collectives.
     ///
     /// # Safety
     /// As [`DeviceComm::enqueue`], for every call.

@@ -1,4 +1,4 @@
-//! What this machine has for CUDA, without opening a GPU.
+//! This machine's CUDA driver and GPUs, without opening a GPU.
 
 use cudarc::driver::result::device;
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
@@ -13,7 +13,7 @@ use crate::error::Result;
 pub struct Inventory {
     /// CUDA version of the driver: 12.4 is `(12, 4)`.
     pub driver: (i32, i32),
-    /// The GPUs that the driver shows us (`CUDA_VISIBLE_DEVICES`), in its order.
+    /// The GPUs that are visible to this process (`CUDA_VISIBLE_DEVICES`), in the driver's order.
     pub gpus: Vec<Gpu>,
 }
 
@@ -31,7 +31,7 @@ pub struct Gpu {
     pub peers: Vec<usize>,
 }
 
-/// Asks the driver.
+/// Queries the driver.
 ///
 /// # Errors
 /// As [`available`]; [`Error::Cuda`](crate::Error::Cuda) when the driver does not answer.

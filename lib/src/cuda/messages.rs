@@ -1,4 +1,4 @@
-//! Calls taken apart into messages: where a path or a library has no such call.
+//! Splits calls into messages, for paths and libraries that lack such a call.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -180,7 +180,7 @@ mod tests {
     #[test]
     fn rounds_do_not_deadlock() {
         for size in 1..8 {
-            // Everybody to everybody, twice, in the order of the ranks: sends first would deadlock without buffers.
+            // All to all, twice, in the order of the ranks: sends first would deadlock without buffers.
             let all: Vec<Messages> = (0..size)
                 .map(|rank| {
                     let peers = (0..size).filter(|&p| p != rank).flat_map(|p| [message(p, 1), message(p, 2)]);
@@ -199,7 +199,7 @@ mod tests {
         }
     }
 
-    /// Every byte that one rank sends to another is awaited by that one, for every call that is made of messages.
+    /// For every call made of messages, each rank expects exactly the bytes that the others send to it.
     #[test]
     fn both_ends_of_a_call_have_the_same_messages() {
         const SIZE: usize = 3;

@@ -1,22 +1,22 @@
 //! Collectives on GPUs.
 //!
-//! A [`DeviceComm`] is one rank's membership in a group of ranks that each drive a GPU. Its calls only enqueue: they return
-//! at once, and the collective runs in the order of the caller's stream. Where all ranks reach each other's memory, every rank
-//! owns a *window* of its device's memory that all others have mapped (by CUDA IPC between processes, by address within one),
-//! and the kernels of the ranks talk through those windows alone: no call into the driver, and no host, between the launch and
-//! the result. Otherwise data goes through the hosts' memory ([`Path`]).
+//! A [`DeviceComm`] is one rank's membership in a group of ranks that each drive a GPU. Its calls only enqueue: they
+//! return at once, and the collective runs in the order of the caller's stream. If all ranks reach each other's memory,
+//! every rank owns a *window* of device memory that all others map (by CUDA IPC between processes, by address within
+//! one). The kernels communicate through those windows alone, without the driver or the host between launch and result.
+//! Otherwise data goes through the hosts' memory ([`Path`]).
 //!
-//! Nothing of CUDA is needed to build this. The driver is opened at run time; the kernels are CUDA C, compiled by NVRTC when
-//! they are first used and kept in the user's cache.
+//! The build needs no part of CUDA. The driver is opened at run time. NVRTC compiles the kernels, written in CUDA C, at
+//! first use, into the user's cache.
 //!
 //! | module | idea |
 //! | --- | --- |
-//! | `comm`, `setup` | the communicator, and how it comes to be |
-//! | `collectives`, `enqueue`, `call`, `buffers` | calls, checked and put into a stream |
-//! | `path` | what every path does; `peer`, `phased` and `hosted` are the three |
+//! | `comm`, `setup` | the communicator, and its creation |
+//! | `collectives`, `enqueue`, `call`, `buffers` | calls, checked and enqueued |
+//! | `path` | the trait of the three paths: `peer`, `phased` and `hosted` |
 //! | `window`, `path_check` | memory that all ranks' kernels reach |
-//! | `kernels`, `compile`, `report` | the kernels, their compiler, and what they say when they give up |
-//! | `registered` | buffers that calls use where they are |
+//! | `kernels`, `compile`, `report` | the kernels, their compiler, and their reports of failures |
+//! | `registered` | buffers that calls use without copies |
 //! | `driver`, `inventory` | CUDA's driver, and the GPUs of this host |
 
 mod buffers;

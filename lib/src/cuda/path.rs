@@ -1,4 +1,4 @@
-//! Which way a communicator's data takes, and why.
+//! The path of a communicator's data, and the reason.
 
 use std::fmt;
 
@@ -17,9 +17,9 @@ use crate::error::{Error, Result};
 pub enum Path {
     /// Kernels write into the other ranks' memory.
     Peer,
-    /// The same by kernels that never wait: ranks of several processes have one GPU.
+    /// The same by kernels that never wait, for ranks of several processes on one GPU.
     Phased,
-    /// Through page-locked memory of the hosts and the links of the host communicator.
+    /// Data goes through page-locked memory of the hosts and the links of the host communicator.
     Hosted,
 }
 
@@ -47,38 +47,38 @@ pub(super) struct Turn {
     pub(super) number: u32,
 }
 
-/// One path's way to carry calls. Arguments and buffers have been checked, and calls come one at a time.
+/// One path. Arguments and buffers have been checked, and calls come one at a time.
 pub(super) trait DataPath: fmt::Debug + Send + Sync {
     fn path(&self) -> Path;
 
     /// Memory that it takes on each rank.
     fn bytes(&self) -> usize;
 
-    /// What chooses among its ways; `None` where it has one way only.
+    /// Its chooser; `None` for a path without choices.
     fn chooser(&self) -> Option<&Chooser> {
         None
     }
 
-    /// Puts a collective of several ranks into a stream.
+    /// Enqueues a collective of several ranks.
     ///
     /// # Safety
     /// As [`DeviceComm::enqueue`](super::DeviceComm::enqueue).
     unsafe fn carry(&self, turn: Turn, call: &RawCall, choice: Choice) -> Result<()>;
 
-    /// Puts a message to a rank, one from a rank, or both into a stream. `call` is what kernels say of it.
+    /// Enqueues a message to a rank, one from a rank, or both. `call` is the word that kernels compare.
     ///
     /// # Safety
     /// As [`DeviceComm::enqueue_send_recv`](super::DeviceComm::enqueue_send_recv).
     unsafe fn carry_pair(&self, turn: Turn, call: &RawCall, to: Option<End>, from: Option<End>) -> Result<()>;
 
-    /// The failure of a call that ran before, if one has failed. `host` knows of ranks that are gone, and tells the others.
+    /// The failure of an earlier call, if one has failed. `host` knows of ranks that are gone, and notifies the others.
     fn check(&self, host: Option<&Comm>) -> Result<()>;
 
-    /// Ends the calls that wait; later ones give `error`.
+    /// Ends waiting calls; later ones give `error`.
     fn abort(&self, error: Error);
 }
 
-/// Why the peers' memory is not even tried; `None` if it is.
+/// Why the peer path is not even tried; `None` if it is.
 pub(super) fn obstacle(asked: CudaPath, one_host: bool, ranks: usize) -> Option<String> {
     match asked {
         CudaPath::Hosted => Some("TINYNCCL_CUDA_PATH=hosted asks for it".to_owned()),

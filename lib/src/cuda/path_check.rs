@@ -1,7 +1,7 @@
 //! The start-up check of the path between GPUs: data and the counts behind them, from every rank to every other.
 //!
-//! Peer access that is offered and does not work is known: an IOMMU or a virtual machine that sends peer writes elsewhere, a
-//! broken link.
+//! Peer access may be offered and still not work: an IOMMU or a virtual machine redirects peer writes, or a link is
+//! broken.
 
 use std::fmt;
 use std::sync::Arc;
@@ -25,18 +25,18 @@ const SOURCE: &str = concat!(
     include_str!("kernels/args.cuh"),
     include_str!("kernels/path_check.cu"),
 );
-/// How long what was written may take to come: all ranks have begun by then.
+/// How long written data may take to arrive after all ranks have begun.
 const LIMIT: Duration = Duration::from_secs(10);
 /// As in `kernels/path_check.cu`.
 const WRITES: u32 = 1;
 const READS: u32 = 2;
 
-/// What the check found, on all ranks alike.
+/// The result of the check, the same on all ranks.
 #[derive(Debug)]
 pub(super) enum Verdict {
-    /// Every rank's writes came to every other.
+    /// Every rank's writes reached every other rank.
     Sound,
-    /// Some did not.
+    /// Some writes did not.
     Broken(Vec<Fault>),
 }
 
@@ -50,9 +50,9 @@ pub(super) struct Fault {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum What {
-    /// The count of `pieces` came, further ones did not in time.
+    /// The count of `pieces` arrived, later ones did not in time.
     Silent { pieces: u32 },
-    /// The count came, and this was where it said that data are.
+    /// The count arrived, and this was found instead of the data.
     Wrong { word: u32, expected: u64, got: u64 },
 }
 
@@ -100,7 +100,7 @@ struct Asked {
 struct Check<'a> {
     windows: &'a Windows,
     context: &'a Arc<CudaContext>,
-    /// Something else is written than what is expected.
+    /// Writes other data than expected.
     spoils: bool,
     stream: Arc<CudaStream>,
     function: CudaFunction,
@@ -118,7 +118,7 @@ fn failed(error: DriverError) -> Error {
 }
 
 impl<'a> Check<'a> {
-    /// Loads what is needed: that may wait for kernels that run, so all ranks do it before the first one launches.
+    /// Loads the kernel. Loading may wait for running kernels, so all ranks load before the first one launches.
     fn new(windows: &'a Windows, context: &'a Arc<CudaContext>, asked: PathCheck) -> Result<Check<'a>> {
         let mut defines = windows.layout.defines();
         defines.push(format!("-DTHREADS={THREADS}"));
@@ -142,7 +142,7 @@ impl<'a> Check<'a> {
         unsafe { launch(function, blocks, stream, &Args { team, ..Args::default() }, &more) }.map_err(failed)
     }
 
-    /// Waits for the kernels, and reads what they found.
+    /// Waits for the kernels, and reads their findings.
     fn finish(&self) -> Result<Vec<Fault>> {
         self.stream.synchronize().map_err(failed)?;
         let (to, layout) = (self.windows.rank, &self.windows.layout);
@@ -170,9 +170,9 @@ impl<'a> Check<'a> {
     }
 }
 
-/// Whether what each rank writes into the others' windows comes there, flags behind data. Every rank calls it, before the
-/// first call; all of them get the same verdict. `in_turns`: kernels of processes that share a GPU run in turns, and none waits
-/// for another.
+/// Checks that each rank's writes into the others' windows arrive, flags after data. Every rank calls it before the
+/// first call, and all get the same result. `in_turns`: kernels of processes that share a GPU run in turns, and none
+/// waits for another.
 pub(super) fn check(
     windows: &Windows,
     context: &Arc<CudaContext>,
@@ -194,7 +194,7 @@ pub(super) fn check(
         check.launch(WRITES | READS, LIMIT)?;
     }
     let faults = check.finish()?;
-    // Nobody writes into a window that another still looks at.
+    // No rank writes into a window that another still reads.
     let all: Vec<Vec<Fault>> = host.exchange("DeviceComm: path", &faults)?;
     Ok(Verdict::of(all.into_iter().flatten().collect()))
 }

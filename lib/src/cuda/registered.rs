@@ -1,4 +1,4 @@
-//! Buffers that calls use where they are, without copies.
+//! Buffers that calls use without copies.
 
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -14,11 +14,10 @@ use super::window::Window;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 
-/// A buffer of a device that the kernels of all ranks of a [`DeviceComm`] reach: large calls read it and write it where it is.
-///
-/// It is used as a `CudaSlice`, also in parts (`slice`, [`Registered::slice_mut`]). It owns its memory, and that is the point: others
-/// have it mapped, and memory that they have mapped must not be freed. Dropping it ends the registration at once; the memory is
-/// freed when all ranks next register a buffer, call [`DeviceComm::release`], or leave.
+/// A device buffer that the kernels of all ranks of a [`DeviceComm`] reach: large calls read and write it directly. It
+/// is used as a `CudaSlice`, also in parts (`slice`, [`Registered::slice_mut`]). It owns its memory, because memory
+/// that other ranks have mapped must not be freed. Dropping it ends the registration at once; the memory is freed when
+/// all ranks next register a buffer, call [`DeviceComm::release`], or leave.
 ///
 /// ```no_run
 /// # fn f(comm: &tinynccl::cuda::DeviceComm, stream: &std::sync::Arc<cudarc::driver::CudaStream>) -> tinynccl::Result<()> {
@@ -33,7 +32,7 @@ pub struct Registered<T> {
 }
 
 impl<T> Registered<T> {
-    /// Whether kernels of all ranks reach it. If not, it is a buffer like any other.
+    /// Whether kernels of all ranks reach it. If not, it is an ordinary buffer.
     pub fn is_registered(&self) -> bool {
         self.parts.as_ref().is_some_and(|(registration, _)| registration.is_registered())
     }
@@ -41,7 +40,7 @@ impl<T> Registered<T> {
     /// A part of it.
     ///
     /// # Panics
-    /// As `CudaSlice::slice_mut`: when the part is outside.
+    /// As `CudaSlice::slice_mut`: when the part is out of bounds.
     pub fn slice_mut(&mut self, part: impl std::ops::RangeBounds<usize>) -> cudarc::driver::CudaViewMut<'_, T> {
         self.elements.slice_mut(part)
     }
@@ -58,7 +57,7 @@ impl<T> Registered<T> {
     }
 }
 
-// Shared access alone: who could replace the slice would free the memory.
+// Shared access only: replacing the slice would free the memory.
 impl<T> Deref for Registered<T> {
     type Target = CudaSlice<T>;
     fn deref(&self) -> &CudaSlice<T> {
@@ -105,12 +104,12 @@ impl DeviceComm {
     /// Zeroed memory of `len` elements that the kernels of all ranks reach. Every rank must call it, at the same place among its
     /// calls; lengths may differ. For ranks of [`DeviceComm::local`]: [`DeviceComm::alloc_local`].
     ///
-    /// It is a set-up step: it meets the other ranks and may wait for the device. From the first one on, large calls of this
-    /// communicator agree at their begin on whose buffers are registered. Where calls go through the hosts' memory, or ranks of several
-    /// processes have one GPU, it is memory like any other.
+    /// It is a set-up step: it synchronises with the other ranks and may wait for the device. After the first
+    /// registration, large calls of this communicator begin with an agreement on registered buffers. On the hosted and
+    /// phased paths it is ordinary memory.
     ///
     /// # Errors
-    /// [`Error::Cuda`] when the memory is not there, on this rank or (as [`Error::InvalidArgument`]) on another.
+    /// [`Error::Cuda`] when this rank's allocation fails, [`Error::InvalidArgument`] when another rank's does.
     pub fn alloc<T: Element + DeviceRepr>(&self, stream: &Arc<CudaStream>, len: usize) -> Result<Registered<T>> {
         let memory = self.memory::<T>(len);
         let ours = memory.as_ref().map(|m| Some((m.address, m.bytes as u64))).map_err(Clone::clone);
@@ -122,7 +121,7 @@ impl DeviceComm {
     /// of each.
     ///
     /// # Errors
-    /// As [`DeviceComm::alloc`]; [`Error::InvalidArgument`] when these are not all ranks in their order.
+    /// As [`DeviceComm::alloc`]; [`Error::InvalidArgument`] when these are not all ranks in order.
     pub fn alloc_local<T: Element + DeviceRepr>(
         comms: &[&DeviceComm],
         streams: &[Arc<CudaStream>],
@@ -154,12 +153,12 @@ impl DeviceComm {
         Ok(all.map(|((memory, registration), stream)| Registered::new(stream, len, memory, registration)).collect())
     }
 
-    /// Registers memory that somebody else owns, by address: an allocation of `cuMemAlloc` (`cudaMalloc`), or a part of one. Memory
-    /// of a stream-ordered pool (`cuMemAllocAsync`) and memory mapped by `cuMemMap` cannot be reached by others: it is not
+    /// Registers memory of another owner, by address: an allocation of `cuMemAlloc` (`cudaMalloc`), or a part of one.
+    /// Others cannot reach memory of a stream-ordered pool (`cuMemAllocAsync`) or mapped by `cuMemMap`: it is not
     /// registered, and calls copy it. Every rank must call it, as [`DeviceComm::alloc`].
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] when this is no memory of a device.
+    /// [`Error::InvalidArgument`] when this is not device memory.
     ///
     /// # Safety
     /// The memory must stay allocated until the registration was dropped on this rank and [`DeviceComm::release`] was called on
@@ -172,7 +171,7 @@ impl DeviceComm {
     /// among its calls.
     ///
     /// # Errors
-    /// As of any call that meets the other ranks.
+    /// Those of any call that synchronises with the other ranks.
     pub fn release(&self) -> Result<()> {
         self.meet_to_register(Ok(None)).map(drop)
     }
@@ -194,7 +193,7 @@ impl DeviceComm {
         Ok(count[0])
     }
 
-    /// Meets the other ranks to register `ours`, or nothing.
+    /// Synchronises with the other ranks to register `ours`, or nothing.
     fn meet_to_register(&self, ours: Result<Option<(u64, u64)>>) -> Result<Registration> {
         let host = self.host().ok_or_else(|| Error::Unsupported {
             what: "registering one rank's buffer among the ranks of one process".to_owned(),
@@ -208,7 +207,7 @@ impl DeviceComm {
     }
 
     fn memory<T>(&self, len: usize) -> Result<Window> {
-        // Not of zero bytes: CUDA refuses that.
+        // Not zero bytes: CUDA refuses that.
         Window::sized(self.context(), (len * size_of::<T>()).max(16), "a registered buffer")
     }
 }

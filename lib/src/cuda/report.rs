@@ -1,4 +1,4 @@
-//! What a kernel tells the host when it gives up, and how the host makes it give up: a few words of pinned host memory.
+//! Failure reports of kernels to the host, and the host's request to give up: a few words of pinned host memory.
 
 use std::mem::offset_of;
 use std::ptr::NonNull;
@@ -31,7 +31,7 @@ struct Words {
     call: AtomicU32,
     ours: AtomicU64,
     theirs: AtomicU64,
-    /// Numbers of the last calls that a stream has begun and finished, where calls are made in phases.
+    /// Numbers of the last calls that a stream has begun and finished, on the phased path.
     started: AtomicU32,
     finished: AtomicU32,
 }
@@ -44,7 +44,7 @@ pub(super) struct Report {
     rank: usize,
     /// How long kernels wait.
     patience: Duration,
-    /// What the communicator failed of, once that is known.
+    /// The communicator's failure, once it is known.
     cause: Mutex<Option<Error>>,
     /// Where the device sees them.
     pub(super) address: sys::CUdeviceptr,
@@ -79,13 +79,13 @@ impl Report {
         unsafe { self.words.as_ref() }
     }
 
-    /// Makes kernels that wait leave, because of `error`.
+    /// Makes waiting kernels exit, because of `error`.
     pub(super) fn abort(&self, error: Error) {
         self.settle(error);
         self.words().abort.store(1, Ordering::Release);
     }
 
-    /// The failure of a call that ran before, if one has failed. `host` tells the other ranks.
+    /// The failure of an earlier call, if one has failed. `host` notifies the other ranks.
     #[inline]
     pub(super) fn check(&self, host: Option<&Comm>) -> Result<()> {
         if self.has_failed() { self.failure(host) } else { Ok(()) }
@@ -96,7 +96,7 @@ impl Report {
         if let Some(cause) = self.cause.lock().unwrap_or_else(PoisonError::into_inner).clone() {
             return Err(cause);
         }
-        // Being written: the rest of it comes within microseconds.
+        // Being written: the rest follows within microseconds.
         for _ in 0..1000 {
             if let Some(error) = self.given_up() {
                 let cause = self.settle(explained(error, host));
@@ -111,25 +111,25 @@ impl Report {
         Err(self.settle(aborted(self.rank, "a kernel gave up and did not say why")))
     }
 
-    /// The first cause stays. Gives it.
+    /// Keeps the first cause, and returns it.
     fn settle(&self, error: Error) -> Error {
         self.cause.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error).clone()
     }
 
-    /// True once a kernel has given up or the host has said so.
+    /// True once a kernel or the host has reported a failure.
     #[inline]
     pub(super) fn has_failed(&self) -> bool {
         let words = self.words();
         words.state.load(Ordering::Relaxed) != 0 || words.abort.load(Ordering::Relaxed) != 0
     }
 
-    /// Lets the stream write, in its order, that it has begun or finished call `number`.
+    /// Makes the stream record, in order, that it has begun or finished call `number`.
     ///
     /// # Safety
     /// `stream` must be a stream of this context.
     pub(super) unsafe fn write(&self, stream: sys::CUstream, number: u32, finished: bool) -> Result<(), DriverError> {
         let place = if finished { offset_of!(Words, finished) } else { offset_of!(Words, started) };
-        // SAFETY: the place is in our words; the stream is the caller's word.
+        // SAFETY: the address is in our words; the caller vouches for the stream.
         unsafe { sys::cuStreamWriteValue32_v2(stream, self.address + place as u64, number, 0) }.result()
     }
 
@@ -139,7 +139,7 @@ impl Report {
         (words.started.load(Ordering::Acquire), words.finished.load(Ordering::Acquire))
     }
 
-    /// As a kernel does: the first failure stays.
+    /// As in a kernel, the first failure is kept.
     pub(super) fn give_up(&self, (peer, expected, got): (usize, u32, u32)) {
         let words = self.words();
         if words.state.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
@@ -209,7 +209,7 @@ impl Report {
     }
 }
 
-/// A wait that ended in vain, with what the host knows of the rank: it may be another's fault that this one did not come.
+/// A wait without success, with the host's information about the rank: another rank may be the cause.
 fn explained(error: Error, host: Option<&Comm>) -> Error {
     let Error::Timeout { op, rank, waited, missing, detail } = error else { return error };
     match host.and_then(|host| host.find_absent(&missing)) {
@@ -224,7 +224,7 @@ pub(super) fn aborted(rank: usize, reason: &str) -> Error {
 }
 
 impl Attached for Report {
-    /// The host's communicator has learned of a death, or of an abort: kernels need not wait for their deadline.
+    /// The host's communicator has learned of a death or an abort, so kernels need not wait for their deadline.
     fn failed(&self, error: &Error) {
         let op = "a call on the device".to_owned();
         self.abort(match error.clone() {

@@ -1,4 +1,4 @@
-//! How a device communicator comes to be: which path its data takes, and what that path needs.
+//! Creates device communicators: chooses the path, and sets up what it needs.
 
 use std::sync::{Arc, Mutex, Weak};
 
@@ -22,15 +22,16 @@ use crate::fork::Origin;
 impl DeviceComm {
     /// Joins the ranks of `comm`, each with the device of its `context`. Every rank must call it.
     ///
-    /// Calls go through the peers' memory where all ranks reach each other's, else through the memory of the hosts: see
+    /// Calls take the peer path if all ranks reach each other's memory, otherwise the hosted path: see
     /// [`DeviceComm::path`].
     ///
     /// # Errors
-    /// [`Error::Unsupported`] when the peers' memory is asked for (`TINYNCCL_CUDA_PATH=peer`) and cannot be reached.
+    /// [`Error::Unsupported`] when the peer path is requested (`TINYNCCL_CUDA_PATH=peer`) and the peers' memory cannot
+    /// be reached.
     pub fn new(comm: &Comm, context: &Arc<CudaContext>) -> Result<DeviceComm> {
         available()?;
         let op = "DeviceComm::new";
-        // Of its own, so that what it sends does not mix with the caller's calls.
+        // A separate communicator, so that its messages do not mix with the caller's calls.
         let host = comm.split(Some(0), 0)?.ok_or_else(|| Error::invalid(op, "no communicator came of the split"))?;
         comm.attach_child(&host);
         let (config, rank) = (host.config().clone(), host.rank());
@@ -49,7 +50,7 @@ impl DeviceComm {
         Ok(device)
     }
 
-    /// The windows of all ranks, checked. The inner error says why kernels do not reach them.
+    /// The windows of all ranks, checked. The inner error is the reason why kernels do not reach them.
     fn reach(host: &Comm, context: &Arc<CudaContext>) -> Result<Result<Reached, String>> {
         let reached = match Reached::open(host, context)? {
             Ok(reached) => reached,
@@ -106,7 +107,7 @@ impl DeviceComm {
         Ok(verdict.fault(&names).map_or(Ok(ranks), Err))
     }
 
-    /// Through the hosts' memory, because of `why`.
+    /// The hosted path, because of `why`.
     fn hosted(host: Comm, context: &Arc<CudaContext>, why: String) -> Result<DeviceComm> {
         let wanted = hosted::workers(host.config(), host.ranks_here());
         let workers: Vec<usize> = host.exchange("DeviceComm: workers", &wanted)?;
@@ -119,7 +120,8 @@ impl DeviceComm {
         Self::over_hosts(comms, context, Some(host), why)
     }
 
-    /// As [`DeviceComm::hosted`] for ranks that one thread may drive, and make: each is made by a thread, because they meet.
+    /// As [`DeviceComm::hosted`] for ranks that one thread drives. Each is made by its own thread, because they
+    /// synchronise.
     fn hosted_within_process(contexts: &[Arc<CudaContext>], config: &Config, why: &str) -> Result<Vec<DeviceComm>> {
         let size = contexts.len();
         let same = |one: &Arc<CudaContext>| contexts.iter().filter(|c| c.ordinal() == one.ordinal()).count();
@@ -222,7 +224,7 @@ impl DeviceComm {
     }
 }
 
-/// Lets every device of this process reach the others' memory, or says which one does not.
+/// Enables peer access between all devices of this process; the error names a pair without it.
 fn peer_access(contexts: &[Arc<CudaContext>]) -> Result<(), String> {
     for context in contexts {
         for other in contexts.iter().filter(|other| other.ordinal() != context.ordinal()) {

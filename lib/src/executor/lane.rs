@@ -28,15 +28,15 @@ pub(super) struct LaneState {
     scratch: usize,
 }
 
-/// How far the current instruction is: it waits for one of its two links, never for both. A link that has what is
-/// wanted must not be waited for: it would end every sleep at once.
+/// State of the current instruction: it waits for one of its two links, never for both. Waiting on a link that is ready
+/// would end every sleep at once.
 #[derive(Debug, Default)]
 struct Stage {
     /// The receiving half is complete, the sending half is not.
     received: bool,
     /// The message is here, but there is no slot for the result.
     needs_slot: bool,
-    /// What the instruction overwrites is still being sent.
+    /// The data that the instruction overwrites is still being sent.
     overwrites: bool,
 }
 
@@ -44,7 +44,7 @@ struct Stage {
 #[derive(Debug)]
 pub(super) enum Stop {
     Error(Error),
-    /// Link index's peer sent something else than what this call expects.
+    /// The peer of this link sent a message that this call does not expect.
     Mismatch {
         peer: usize,
         ours: Header,
@@ -70,9 +70,9 @@ impl LaneState {
         Some((instruction, lane, self.window))
     }
 
-    /// The link the current instruction cannot go on without: `(receiving, sending)`.
+    /// The link that blocks the current instruction: `(receiving, sending)`.
     ///
-    /// Neither, while it is another call's turn on one of them: that call waits for it.
+    /// Neither, while another call has the turn on one of them: that call waits for it.
     pub(super) fn waits_for(&self, plan: &Plan, order: Option<&Order>) -> (Option<usize>, Option<usize>) {
         let some = |i: usize| (i != usize::MAX).then_some(i);
         match plan.instructions[plan.lanes[self.lane].instructions.clone()].get(self.pc) {
@@ -155,7 +155,7 @@ pub(super) unsafe fn advance(
                 start: range.start,
                 len: range.len(),
             };
-            // Never for the last of all: nothing would follow.
+            // Never for the last message: none would follow.
             if instruction.followed && (state.pc + 1 < program.len() || state.window + 1 < lane.windows) {
                 links.sends[instruction.send].expect_more();
             }
@@ -197,11 +197,12 @@ pub(super) unsafe fn advance(
     Ok(true)
 }
 
-/// One instruction; `true` when it is complete. `stage` says what it waits for otherwise.
+/// One instruction; `true` when it is complete. Otherwise `stage` says what it waits for.
 ///
 /// # Safety
 /// As [`super::run`].
-// Its two callers are `advance` with a recorder and without: left to itself, the compiler inlines into neither.
+// Forced inline: its two callers are `advance` with and without a recorder, and the compiler would inline it into
+// neither.
 #[inline(always)]
 unsafe fn perform(
     instruction: &Instruction,
@@ -273,7 +274,7 @@ unsafe fn perform(
     }
 }
 
-/// A stretch that stays in the first-level cache between being computed and being streamed out.
+/// Bytes that stay in the L1 cache between being computed and being streamed out.
 const PIECE: usize = 4 << 10;
 
 #[repr(align(64))]
@@ -309,7 +310,7 @@ unsafe fn view<'a>(memory: &Memory, place: Place) -> &'a [u8] {
     unsafe { slice::from_raw_parts(memory.at(place), memory.bytes()) }
 }
 
-/// Sends the part at `src`; lends it to the link where nobody overwrites it before the link is done with it.
+/// Sends the part at `src`; by zero copy if no step overwrites it before the link is done with it.
 ///
 /// # Safety
 /// As [`super::run`].
@@ -333,7 +334,7 @@ unsafe fn send(
             let (input, output) = (data.as_ptr().addr(), memory.output.addr());
             input >= output.saturating_add(plan.output_bytes) || output >= input + data.len()
         };
-        // Waiting for a device (`awaits`) always ends. Waiting for the peer could be for ever, so nothing may need it.
+        // A wait for a device (`awaits`) always ends. A wait for the peer might not, so no step may depend on one.
         let awaitable = instruction.lendable && !link.receiver_pulls();
         let stays = match src.buf {
             Buf::Input => apart() || awaitable && memory.input == memory.output.cast_const(),
@@ -341,8 +342,9 @@ unsafe fn send(
             Buf::Scratch => false,
         };
         if stays {
-            // SAFETY: the caller keeps the buffers until `run` returns, which waits for the links to be flushed or revokes
-            // what they read. Until then the program writes to this part only after it has found the link flushed (`awaits`).
+            // SAFETY: the caller keeps the buffers until `run` returns, which waits for the links to be flushed or
+            // revokes the memory that they read. Until then the program writes to this part only after the link is
+            // flushed (`awaits`).
             return Ok(unsafe { link.send(header, data, two_way) }?);
         }
     }
@@ -444,7 +446,7 @@ fn both(
     Ok(Some((payload.as_ptr(), slot.as_mut_ptr())))
 }
 
-/// Ends a fused step: the incoming slot is free, the outgoing one on its way.
+/// Ends a fused step: frees the incoming slot and commits the outgoing one.
 #[inline]
 fn pass_on(instruction: &Instruction, header: &Header, links: &mut Links) -> Result<bool, Stop> {
     links.recvs[instruction.recv].release()?;

@@ -1,4 +1,4 @@
-//! Programs over a link that reads lent memory as late as it may.
+//! Programs over a link that reads zero-copy memory as late as it may.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::wire::{Algorithm, Collective};
 const MESSAGE: usize = 16;
 const COUNT: usize = 13;
 
-/// Takes lent messages at once and sends them when it is asked to make progress for the third time.
+/// Accepts zero-copy messages at once and sends them on the third call for progress.
 #[derive(Debug)]
 struct Late {
     inner: Box<dyn SendLink>,
@@ -51,7 +51,7 @@ impl SendLink for Late {
         if let Some((header, data)) = self.lent.front()
             && self.asked.is_multiple_of(3)
         {
-            // SAFETY: the executor keeps lent memory as it is until the link is flushed.
+            // SAFETY: the executor keeps zero-copy memory unchanged until the link is flushed.
             let data = unsafe { std::slice::from_raw_parts(*data, header.len as usize) };
             if self.inner.send_from(header, data)? {
                 self.lent.pop_front();
@@ -96,7 +96,7 @@ impl ZeroCopy for Late {
     }
 }
 
-/// Where input and output begin in one buffer, in segments, as the calls in place have it.
+/// Where input and output begin in one buffer, in segments, in the in-place form.
 fn in_place(shape: &Shape, rank: usize) -> Option<(usize, usize)> {
     match shape.collective {
         Collective::AllReduce | Collective::Broadcast | Collective::Reduce => Some((0, 0)),
@@ -108,7 +108,7 @@ fn in_place(shape: &Shape, rank: usize) -> Option<(usize, usize)> {
     }
 }
 
-/// What all ranks have in memory after the call, and how many messages they lent.
+/// The memory of all ranks after the call, and the number of zero-copy messages.
 fn outcome(
     programs: &[Program],
     algorithm: Algorithm,

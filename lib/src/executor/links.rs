@@ -14,8 +14,8 @@ pub(crate) struct Links {
     /// Communicator rank of the peer, by index.
     peers: Vec<usize>,
     kinds: Vec<&'static str>,
-    /// Some of them may read memory in which a message lies after they were given it: if receivers only copy it, and if they
-    /// reduce it.
+    /// Whether some of them may read a message's memory after the send call returned (zero copy): if receivers only
+    /// copy the message, and if they reduce it.
     lends: [bool; 2],
     any_length: Vec<bool>,
     /// The run that is going on sends and receives.
@@ -33,7 +33,7 @@ impl Links {
         let index = self.sends.len() as u32;
         let receiver_pulls = pair.send.zero_copy().map(|link| link.receiver_pulls());
         self.lends[0] |= receiver_pulls.is_some();
-        // A receiver that reduces a message would have to fetch it first: two copies again.
+        // A receiver that reduces a message would have to copy it first: two copies again.
         self.lends[1] |= receiver_pulls == Some(false);
         self.sends.push(pair.send);
         self.recvs.push(pair.recv);
@@ -44,13 +44,13 @@ impl Links {
         index
     }
 
-    /// Whether some of them may read memory in which a message lies after they were given it; `reduced`: a message that its
-    /// receiver reduces.
+    /// Whether some of them may read a message's memory after the send call returned (zero copy); `reduced`: for a
+    /// message that its receiver reduces.
     pub(crate) fn lends(&self, reduced: bool) -> bool {
         self.lends[usize::from(reduced)]
     }
 
-    /// Whether messages of any length can be lent over all of these.
+    /// Whether all of these can send messages of any length by zero copy.
     pub(crate) fn lend_long(&self, mut links: impl Iterator<Item = (u32, usize)>) -> bool {
         links.all(|(channel, peer)| self.get(channel, peer).is_some_and(|i| self.any_length[i as usize]))
     }
@@ -82,7 +82,7 @@ impl Links {
         self.sends.iter_mut().filter_map(|send| send.zero_copy()).map(|link| link.messages()).sum()
     }
 
-    /// Pushes out what was committed; `true` when nothing is left in this process.
+    /// Pushes committed messages out; `true` when none is left in this process.
     pub(crate) fn flush(&mut self) -> Result<bool> {
         let mut clean = true;
         for send in &mut self.sends {
@@ -102,7 +102,7 @@ impl Links {
         }
     }
 
-    /// Links over which something committed has not left this process.
+    /// Links with committed messages that have not left this process.
     pub(super) fn unflushed(&self) -> impl Iterator<Item = usize> {
         self.sends.iter().enumerate().filter(|(_, send)| !send.is_flushed()).map(|(i, _)| i)
     }
@@ -114,10 +114,11 @@ impl Links {
         sent.chain(received).fold(0, u64::wrapping_add)
     }
 
-    /// Lets every link take in and push out what it can, asked for or not: a rank blocked on one link must not
-    /// leave another one full, or two ranks that send to each other would wait for ever.
+    /// Lets every link receive and send as much as it can, whether a step waits for it or not. If a rank blocked on one
+    /// link left another one full, two ranks that send to each other would wait for ever.
     ///
-    /// A peer that has left is no error here: it may have what it needs. Who waits for it finds out by itself.
+    /// A peer that has left is no error here, because it may have all it needs. A step that waits for it detects that
+    /// itself.
     pub(crate) fn progress(&mut self) -> Result<bool> {
         let sends = self.sends.iter_mut().map(|send| send.progress());
         let recvs = self.recvs.iter_mut().map(|recv| recv.progress());

@@ -1,4 +1,5 @@
-//! A plan of one message, without lanes and turns: what a short send or receive costs should be the link's time.
+//! A plan of one message, without lanes and turns, so that a short send or receive costs little more than the link's
+//! time.
 
 use std::slice;
 
@@ -8,12 +9,13 @@ use super::plan::Action;
 use crate::transport::{Received, ZeroCopy};
 use crate::wire::Header;
 
-/// Longest message that is taken here where longer ones may be lent.
+/// Longest message taken here if longer ones may use zero copy.
 const LONGEST: usize = 32 << 10;
 
 /// Tries to do a task of one message, looking for it `turns` times; `false`: nothing has happened, use [`super::run`].
 ///
-/// Only over links that move whole messages. Errors are left for [`super::run`] to meet again and to explain.
+/// Only over links that move whole messages. It leaves errors to [`super::run`], which meets them again and explains
+/// them.
 ///
 /// # Safety
 /// As [`super::run`].
@@ -26,7 +28,7 @@ pub(crate) unsafe fn one_message(task: &Task<'_>, links: &mut Links, turns: u32)
         return false;
     }
     let bytes = lane.partition.count() * plan.elem;
-    // What is lent is not over at once.
+    // A zero-copy send does not complete at once.
     if plan.lends && bytes > LONGEST {
         return false;
     }
@@ -35,13 +37,13 @@ pub(crate) unsafe fn one_message(task: &Task<'_>, links: &mut Links, turns: u32)
         Action::Send { .. } => {
             // SAFETY: by the caller, the input holds `count` elements.
             let data = unsafe { slice::from_raw_parts(task.buffers.input, bytes) };
-            // What is lent must be waited for.
+            // A zero-copy message must be awaited.
             let takes = |link: &mut dyn ZeroCopy| link.takes(data);
             let lends = plan.lends && links.sends[link].zero_copy().is_some_and(takes);
             !lends && links.sends[link].send_from(&header, data).unwrap_or(false)
         }
         Action::Recv { .. } => {
-            // SAFETY: by the caller, the output holds `count` elements, and nobody else touches them.
+            // SAFETY: by the caller, the output holds `count` elements, and nothing else accesses them.
             let data = unsafe { slice::from_raw_parts_mut(task.buffers.output, bytes) };
             for _ in 0..turns {
                 match links.recvs[link].recv_into(&header, data) {

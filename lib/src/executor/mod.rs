@@ -1,8 +1,8 @@
 //! Runs programs over links: the only place where a schedule meets bytes.
 //!
 //! A [`Task`] is one call: a [`Plan`] (the compiled program) with the caller's buffers. Lanes of all tasks advance
-//! round robin, each as far as its links let it; when none can, the [`Waiter`] spins, yields, then sleeps. Where tasks
-//! share a link, [`Order`] says whose turn it is.
+//! round robin, each as far as its links let it; when none can, the [`Waiter`] spins, yields, then sleeps. If tasks
+//! share a link, [`Order`] decides which has the turn.
 
 mod lane;
 mod links;
@@ -66,8 +66,8 @@ impl Workspace {
 ///
 /// # Safety
 /// For every task, `buffers.input` must be readable and `buffers.output` writable for all segments of the plan's
-/// partition, and nothing else may touch that memory until this returns. Input and output may overlap only where the
-/// collective's in-place form says so.
+/// partition, and nothing else may access that memory until this returns. Input and output may overlap only as in the
+/// collective's in-place form.
 pub(crate) unsafe fn run(
     tasks: &[Task<'_>],
     links: &mut Links,
@@ -126,7 +126,7 @@ unsafe fn run_with(
         None
     };
     let mut live = lanes.len();
-    // Lanes before this one are done: a long group does not look at its beginning again and again.
+    // Lanes before this one are done, so a long group does not rescan its beginning.
     let mut first = 0;
     let mut waiter = Waiter::new(supervisor, policy);
     while live > 0 {
@@ -176,7 +176,7 @@ unsafe fn run_with(
     Ok(())
 }
 
-/// What the lanes that cannot go on are waiting for; only looked at on the slow path.
+/// The links that blocked lanes wait for; only read on the slow path.
 pub(crate) struct Blocked<'a> {
     tasks: &'a [Task<'a>],
     lanes: &'a [LaneState],

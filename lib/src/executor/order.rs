@@ -1,11 +1,11 @@
-//! Whose turn it is on a link when several calls run together.
+//! Which call has the turn on a link when several run together.
 //!
-//! Messages of a link have one order: those of an earlier call come before those of a later one, at both ends. A call keeps
-//! each direction of a link from its first message to its last, and nothing longer: a later call sends while an earlier
-//! one still receives, and calls that share no link do not notice each other.
+//! Messages of a link have one order: those of an earlier call come before those of a later one, at both ends. A call
+//! holds each direction of a link from its first message to its last, and no longer. So a later call sends while an
+//! earlier one still receives, and calls that share no link do not affect each other.
 //!
-//! Nobody waits for ever: of all calls that are not complete, the first in program order has the turn on every link that it
-//! still needs, on every rank, and in front of its messages there are none of others. So it advances as if alone.
+//! There is no deadlock: the first incomplete call in program order has the turn on every link that it still needs, on
+//! every rank, and no other call's messages are before its own. So it advances as if alone.
 
 use super::Task;
 use super::plan::Instruction;
@@ -65,7 +65,8 @@ impl Order {
         }
     }
 
-    /// Behind the last task of a link comes another link's first one, but nobody asks: all its users are done.
+    /// After the last task of a link comes another link's first one, but it is never read: all users of the link are
+    /// done.
     #[inline]
     fn holder(&self, slot: usize) -> usize {
         self.queue.get(self.heads[slot] as usize).map_or(usize::MAX, |&task| task as usize)

@@ -8,8 +8,8 @@ use crate::error::Result;
 use crate::interrupt::asked_to_stop;
 use crate::wire::Header;
 
-/// True when the first part of a message from `links`' receiving end `index` is here; false when none is at the deadline of
-/// `policy`, which is no failure. `header` names the receive in errors.
+/// True when the first part of a message has arrived at `links`' receiving end `index`; false when none has arrived by
+/// the deadline of `policy`, which is no failure. `header` names the receive in errors.
 pub(crate) fn peek(
     links: &mut Links,
     index: usize,
@@ -32,7 +32,7 @@ pub(crate) fn peek(
         if asked_to_stop() {
             return Err(supervisor.interrupted(header));
         }
-        // A peer may wait for room on another link before it sends on this one.
+        // The peer may need room on another link before it sends on this one.
         links.progress().map_err(explain)?;
         if waited < policy.spin {
             std::hint::spin_loop();

@@ -10,8 +10,8 @@ use crate::reduce::{self, Kernels};
 use crate::schedule::{Buf, Loc, Partition, Program, Step};
 use crate::wire::{Collective, Header};
 
-/// From so many bytes of output on, non-temporal stores win: together with the input and what the peers work on, the
-/// output would not stay in the last-level cache until somebody reads it.
+/// From so many bytes of output on, non-temporal stores win: beside the input and the peers' data, the output would not
+/// stay in the last-level cache until it is read.
 const STREAM: usize = 8 << 20;
 
 /// A buffer and an offset into it, in elements, that is added to the part's own.
@@ -21,7 +21,7 @@ pub(super) struct Place {
     pub(super) segment_offset: usize,
 }
 
-/// What an instruction does once its message is there; the names are those of [`Step`].
+/// The operation of an instruction once its message has arrived; the names are those of [`Step`].
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Action {
     Send { src: Place },
@@ -47,14 +47,14 @@ pub(super) struct Instruction {
     pub(super) last_send: bool,
     /// A send that is followed by one over the same link: the lane's next step, or its first in the next window.
     pub(super) followed: bool,
-    /// What it sends may be read by the link until `awaits` of the instructions that overwrite it, if any does.
+    /// The link may read the sent memory until `awaits` of the instructions that overwrite it, if any does.
     pub(super) lendable: bool,
     /// It overwrites what an earlier step sends over this link; `usize::MAX` if none does.
     pub(super) awaits: usize,
 }
 
 impl Instruction {
-    /// Where the payload lies that it sends, unless that is computed into the link's memory.
+    /// Location of the payload that it sends, unless the payload is computed in the link's memory.
     fn sent(&self) -> Option<Place> {
         match self.action {
             Action::Send { src } => Some(src),
@@ -83,11 +83,11 @@ pub(super) struct PlanLane {
     pub(super) instructions: Range<usize>,
     pub(super) partition: Partition,
     pub(super) windows: usize,
-    /// Elements per segment, as its messages' headers say it: of the whole call where this is a part of one.
+    /// Elements per segment in its messages' headers: of the whole call if this is a chunk of one.
     pub(super) count: u64,
 }
 
-/// What a rank sends and receives in a collective where each pair of ranks has a length of its own. Ranges are elements of the
+/// The transfers of a rank in a collective in which each pair of ranks has its own length. Ranges are elements of the
 /// input (sent) and of the output (received).
 #[derive(Debug, Default)]
 pub(crate) struct Transfers {
@@ -106,12 +106,12 @@ pub(crate) struct Plan {
     pub(super) lanes: Vec<PlanLane>,
     pub(super) elem: usize,
     pub(super) kernels: Kernels,
-    /// The output is larger than a cache is worth filling with: it is written around it.
+    /// The output is too large to be worth caching: it is written by non-temporal stores.
     pub(super) streams: bool,
     /// World size for `avg`, else 1.
     pub(super) divisor: usize,
     pub(crate) scratch_bytes: usize,
-    /// Some links may read what is sent after they were given it.
+    /// Some links may read sent memory after the send call returned (zero copy).
     pub(super) lends: bool,
     /// It sends; it receives.
     pub(super) directions: (bool, bool),
@@ -122,8 +122,9 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Binds `program`, cut into messages of at most `max_message` bytes. `link` gives the index of the links with (channel, peer), which must be open;
-    /// `lends` says whether some of them read memory in which a message lies after they were given it.
+    /// Binds `program`, cut into messages of at most `max_message` bytes. `link` gives the index of the links with
+    /// (channel, peer), which must be open; `lends` says whether some of them read a message's memory after the send
+    /// call returned (zero copy).
     pub(crate) fn compile(
         call: &Call,
         header: Header,
@@ -205,8 +206,8 @@ impl Plan {
         })
     }
 
-    /// One lane per transfer, so that a slow peer holds up nobody else. `link` gives the index of the links with a peer,
-    /// which must be open. An empty transfer is a header alone: ranks that disagree about it find out.
+    /// One lane per transfer, so that a slow peer does not hold up the others. `link` gives the index of the links with
+    /// a peer, which must be open. An empty transfer sends a header alone, so a disagreement about it is detected.
     pub(crate) fn of_transfers(
         dtype: DType,
         header: Header,
@@ -283,8 +284,8 @@ fn mark_followed(instructions: &mut [Instruction]) {
     }
 }
 
-/// Finds the sends whose memory nobody overwrites within the plan before the link can be asked whether it is done with it:
-/// input and output count as the same memory. Windows have no element in common, so one is looked at for all.
+/// Finds the sends whose memory no step of the plan overwrites before it can check that the link is done with it. Input
+/// and output count as the same memory. Windows have no element in common, so one stands for all.
 fn mark_lendable(instructions: &mut [Instruction], lanes: &[PlanLane]) {
     let overlap = |a: &Range<usize>, b: &Range<usize>| a.start < b.end && b.start < a.end;
     for lane in lanes {

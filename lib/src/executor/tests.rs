@@ -17,7 +17,7 @@ pub(super) struct Alone {
     bell: Arc<Doorbell>,
     /// The ranks whose messages were found without a wake-up.
     late: RefCell<Vec<usize>>,
-    /// Happens when all links are armed and we are about to sleep.
+    /// Runs when all links are armed and the rank is about to sleep.
     asleep: RefCell<Box<dyn FnMut()>>,
 }
 
@@ -111,7 +111,7 @@ fn lanes_in_different_windows_do_not_share_scratch_memory() {
             }
             // Rank 2's lane 0 puts this into scratch memory and waits for rank 1's.
             send(&mut links[0][0], &header, &inputs[0][partition.part(0, 0)]);
-            // What lane 1 sends of window 2 says that it is done with window 1.
+            // Lane 1's message of window 2 shows that it is done with window 1.
             let from_lane_1 = &mut links[1][0].recv;
             for _ in 0..3 {
                 while from_lane_1.peek().expect("open").is_none() {
@@ -153,8 +153,8 @@ fn lanes_in_different_windows_do_not_share_scratch_memory() {
     assert_eq!(output, expected);
 }
 
-/// A message that comes while we sleep and wakes nobody is found when the slice is over, and said to be late; one whose bell
-/// rings is not.
+/// A message that arrives during a sleep without a wake-up is found when the slice is over and counted as late; one
+/// that rings the doorbell is not.
 #[test]
 fn a_lost_wake_up_is_noticed() {
     for rings in [false, true] {

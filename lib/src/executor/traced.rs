@@ -1,4 +1,4 @@
-//! Runs that are recorded: what the executor tells the recorder about its plans.
+//! Recorded runs: the executor describes its plans to the recorder.
 
 use super::plan::{Action, Instruction, PlanLane};
 use super::{Links, Supervisor, Task, WaitPolicy, Workspace, run_with};

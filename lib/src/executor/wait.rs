@@ -1,4 +1,4 @@
-//! What a rank does while no lane can go on: spin, yield, sleep; and when it stops waiting.
+//! Waiting while no lane can advance: spin, yield, sleep, and give up.
 
 use std::os::fd::{BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
@@ -12,17 +12,17 @@ use crate::interrupt::asked_to_stop;
 use crate::trace::Phase;
 use crate::wire::Header;
 
-/// The communicator as the executor sees it: who aborts it, and who knows what became of the others.
+/// The communicator as the executor sees it: the source of aborts, and of news about other ranks.
 pub(crate) trait Supervisor {
     /// The communicator's failure, if it has failed already.
     fn failure(&self) -> Option<Error>;
-    /// True when [`Supervisor::failure`] would give an error. Cheap: asked on every turn of a spin loop.
+    /// True when [`Supervisor::failure`] would give an error. Cheap: called on every turn of a spin loop.
     fn has_failed(&self) -> bool;
     /// Fails with [`Supervisor::failure`], if there is one.
     fn alive(&self) -> Result<()> {
         if self.has_failed() { self.failure().map_or(Ok(()), Err) } else { Ok(()) }
     }
-    /// Fails if ranks are known to have made different calls. Asked when a wait gets long.
+    /// Fails if ranks are known to have made different calls. Called when a wait gets long.
     fn compare(&self) -> Result<()> {
         Ok(())
     }
@@ -30,7 +30,7 @@ pub(crate) trait Supervisor {
     fn doorbell(&self) -> RawFd;
     /// Empties the doorbell.
     fn silence(&self);
-    /// What `peer` had for us was found after a whole slice of sleep, and no bell rang: a wake-up was lost.
+    /// A message of `peer` was found after a whole slice of sleep without a ring: a wake-up was lost.
     fn woke_late(&self, peer: usize, slept: Duration);
     /// Publishes which rank we are waiting for (`None`: moving again).
     fn waiting_on(&self, peer: Option<usize>);
@@ -48,10 +48,10 @@ pub(crate) trait Supervisor {
     fn mismatch(&self, peer: usize, ours: Header, theirs: Header) -> Error;
 }
 
-/// How a wait goes on as it gets longer.
+/// How a wait proceeds as it gets longer.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WaitPolicy {
-    /// Turns of the spin loop between two looks at the clock, each of which asks every link: a system call over TCP.
+    /// Turns of the spin loop between two clock readings. At each reading every link is polled, a system call over TCP.
     pub(crate) turns: u32,
     /// Busy turns first.
     pub(crate) spin: Duration,
@@ -61,16 +61,16 @@ pub(crate) struct WaitPolicy {
     pub(crate) deadline: Duration,
 }
 
-/// Longest sleep before the abort flag and the peers are looked at again.
+/// Longest sleep before the abort flag and the peers are checked again.
 pub(super) const SLICE: Duration = Duration::from_millis(50);
 
-/// So long a bell may take that rings for what was found when the slice was over.
+/// How late the ring for a message may come that was found at the end of a slice.
 const LATE: Duration = Duration::from_millis(1);
-/// A wait as long as this may be for a rank that makes another call.
+/// A wait as long as this may be for a rank that makes a different call.
 pub(crate) const DOUBT: Duration = Duration::from_millis(20);
 
-/// Busy turns between two looks at the links that nobody waits for: over TCP each costs a system call, and the rank that is
-/// awaited may need this very core.
+/// Busy turns between two polls of the links that no lane waits for: over TCP each poll costs a system call, and the
+/// awaited rank may need this core.
 const OTHERS: u32 = 8;
 
 /// Where one run is in its waiting.
@@ -78,12 +78,12 @@ pub(super) struct Waiter<'a> {
     supervisor: &'a dyn Supervisor,
     policy: &'a WaitPolicy,
     turns: u32,
-    /// Looks at the clock so far.
+    /// Clock readings so far.
     looks: u32,
     since: Option<Instant>,
     announced: bool,
     phase: Phase,
-    /// Bytes over all links when they were last looked at.
+    /// Bytes over all links at the last check.
     bytes: u64,
 }
 
@@ -92,7 +92,7 @@ impl<'a> Waiter<'a> {
         Waiter { supervisor, policy, turns: 0, looks: 0, since: None, announced: false, phase: Phase::Spin, bytes: 0 }
     }
 
-    /// What the last turn of waiting was.
+    /// The kind of the last turn.
     pub(super) fn phase(&self) -> Phase {
         self.phase
     }
@@ -132,7 +132,7 @@ impl<'a> Waiter<'a> {
             false
         };
         let bytes = links.bytes_moved();
-        // A long message that is still coming in is progress, too.
+        // A long message that is still arriving is progress, too.
         if std::mem::replace(&mut self.bytes, bytes) != bytes || moved {
             self.reset();
             return Ok(());
@@ -150,7 +150,7 @@ impl<'a> Waiter<'a> {
         let mut peers: Vec<usize> = Vec::new();
         blocked.links(|recv, send| peers.extend([recv, send].into_iter().flatten().map(|i| links.peer(i))));
         if peers.is_empty() {
-            // All is done but for what they have to take.
+            // Only the peers' receives remain.
             peers.extend(links.unflushed().map(|i| links.peer(i)));
         }
         peers.sort_unstable();
@@ -169,27 +169,27 @@ impl<'a> Waiter<'a> {
             return Err(self.supervisor.interrupted(blocked.header()));
         }
         if self.phase != Phase::Sleep {
-            // Not before all links were looked at.
+            // Not before all links were checked.
             self.phase = Phase::Sleep;
             return Ok(());
         }
         self.sleep(links, blocked, SLICE.min(self.policy.deadline - waited))
     }
 
-    /// Sleeps until something that is waited for moves or the slice is over.
+    /// Sleeps until an awaited link moves or the slice is over.
     fn sleep(&mut self, links: &mut Links, blocked: &Blocked<'_>, slice: Duration) -> Result<()> {
         let (mut receiving, mut sending) = (Vec::new(), Vec::new());
         blocked.links(|recv, send| {
             receiving.extend(recv);
             sending.extend(send);
         });
-        // Links that only have committed messages left to push out, or a peer's to take in, count as well.
+        // Links with only committed messages to send, or a peer's messages to receive, count as well.
         sending.extend(links.unflushed());
         sleep_on(links, (&receiving, &sending), blocked.header(), self.supervisor, slice)
     }
 }
 
-/// Arms the links that are received from and sent to, looks once more, sleeps until something rings or the slice is over.
+/// Arms the links in both directions, polls once more, and sleeps until the doorbell rings or the slice is over.
 pub(super) fn sleep_on(
     links: &mut Links,
     (receiving, sending): (&[usize], &[usize]),
@@ -242,8 +242,8 @@ pub(super) fn sleep_on(
     Ok(())
 }
 
-/// Sleeps until one of `fds` wakes us or the slice is over. Where the slice is over and there is something all the same, the
-/// peer that it came from, and how long we slept.
+/// Sleeps until one of `fds` wakes us or the slice is over. If the slice is over and a message has arrived all the
+/// same, returns its sender and the time slept.
 fn slept(
     links: &mut Links,
     (receiving, sending): (&[usize], &[usize]),
@@ -267,7 +267,7 @@ fn slept(
         }
     }
     match found {
-        // It may have come just now, and its bell is about to ring.
+        // It may have arrived just now, with its ring still to come.
         Some(peer) if !poll(fds, LATE)? => Ok(Some((peer, since.elapsed()))),
         _ => Ok(None),
     }

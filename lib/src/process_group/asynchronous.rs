@@ -1,6 +1,6 @@
 //! Asynchronous calls: they own their buffers and give them back through [`Work`].
 //!
-//! On host memory they run on the group's progress thread, in order; on device memory they are in the stream when the call
+//! On host memory they run on the group's progress thread, in order. On device memory they are enqueued when the call
 //! returns.
 
 use std::sync::Arc;
@@ -62,7 +62,7 @@ impl ProcessGroup {
     ) -> Result<Work<B>> {
         let inner = self.comm.inner();
         let mut memory = buffer.output();
-        // Also on the host: what cannot be right fails here and not in `wait`.
+        // Also on the host: invalid arguments fail here and not in `wait`.
         let call = prepare(inner, &mut memory)?;
         if let Spot::Device(stream) = memory.place.spot() {
             // SAFETY: the memory belongs to the work until the stream has passed the call; cudarc keeps it from being freed
@@ -97,7 +97,7 @@ impl ProcessGroup {
     ) -> Result<Work<B>> {
         let backend = Arc::clone(&self.backend);
         let work = self.comm.submit_with(buffers, prepare, move |inner, call| {
-            // SAFETY: the buffers belong to the job until the call is complete, and nobody else sees them.
+            // SAFETY: the buffers belong to the job alone until the call is complete.
             unsafe { backend.run(inner, call, true) }
         })?;
         Ok(work.into())

@@ -1,4 +1,4 @@
-//! What a backend must do, so that the three are interchangeable.
+//! The trait of the interchangeable backends.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,10 +13,10 @@ use crate::cuda::{DeviceComm, Stream};
 use crate::error::{Error, Result};
 use crate::wire::Collective;
 
-/// Who carries a group's calls.
+/// The backend of a group's calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum BackendType {
-    /// The best one that all ranks have; [`ProcessGroup::why`](super::ProcessGroup::why) says which and why.
+    /// The best one that all ranks have; [`ProcessGroup::why`](super::ProcessGroup::why) names it and the reason.
     Auto,
     /// This library: host memory over shared memory, TCP or RDMA; device memory by kernels between up to 8 GPUs of one host,
     /// through the hosts' memory between others.
@@ -58,23 +58,23 @@ impl FromStr for BackendType {
     }
 }
 
-/// One rank's part of a backend. Calls are checked: lengths, types and ranks fit each other.
+/// One rank's part of a backend. Lengths, types and ranks of calls have been checked.
 pub(crate) trait Backend: fmt::Debug + Send + Sync {
     fn kind(&self) -> BackendType;
 
-    /// Carries a call on host memory to its end. `comm` joins the same ranks; `background` on its progress thread.
+    /// Runs a call on host memory to its end. `comm` has the same ranks; `background`: on its progress thread.
     ///
     /// # Safety
     /// The call's memory must be valid, and untouched by others, until this returns.
     unsafe fn run(&self, comm: &Inner, call: &Bound, background: bool) -> Result<()>;
 
-    /// Carries several to their end as one, so that the order of sends and receives among them does not matter.
+    /// Runs several as one, so that the order of sends and receives among them does not matter.
     ///
     /// # Safety
     /// As [`Backend::run`].
     unsafe fn run_batch(&self, comm: &Inner, calls: &[Bound]) -> Result<()>;
 
-    /// Puts calls on device memory into a stream, as one.
+    /// Enqueues calls on device memory on a stream, as one.
     ///
     /// # Safety
     /// The calls' memory must be of the group's device, valid, and untouched by others, until the stream has passed them.
@@ -83,22 +83,22 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
     /// The GPU, if the group has one.
     fn device(&self) -> Option<&Arc<CudaContext>>;
 
-    /// Our device communicator, if that is what carries the calls.
+    /// Our device communicator, if it runs the calls.
     fn device_comm(&self) -> Option<&DeviceComm> {
         None
     }
 
-    /// The failure of a call that was enqueued before, if one has failed.
+    /// The failure of an earlier enqueued call, if one has failed.
     fn check(&self) -> Result<()>;
 
-    /// A stream did not pass a call in time: ends what can be ended, and says what is known.
+    /// A stream did not complete a call in time: aborts the calls where possible, and returns the error.
     fn overdue(&self, op: &str, waited: Duration) -> Error;
 
     /// Ends calls in flight, from any thread.
     fn abort(&self, reason: &str);
 }
 
-/// A call on memory that the backend does not carry.
+/// A call on memory that the backend does not support.
 pub(super) fn not_carried(kind: BackendType, collective: Collective, place: &str, instead: &str) -> Error {
     Error::Unsupported { what: format!("{collective} of {place} by backend {kind}"), detail: instead.to_owned() }
 }

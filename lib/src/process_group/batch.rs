@@ -1,4 +1,4 @@
-//! Calls collected and carried out as one.
+//! Calls that are collected and run as one.
 
 use super::ProcessGroup;
 use super::buffer::{Buffer, BufferMut, Place, Spot};
@@ -9,11 +9,11 @@ use crate::cuda::Stream;
 use crate::dtype::ReduceOp;
 use crate::error::{Error, Result};
 
-/// Calls collected for one run, as one call of the backend: their order among themselves does not matter to sends and
-/// receives, and small all_reduces share messages. The methods are those of [`ProcessGroup`], by the same names.
+/// Calls collected for one run, as one call of the backend. The order among sends and receives does not matter, and
+/// small all_reduces share messages. The methods are those of [`ProcessGroup`], by the same names.
 ///
-/// Every rank must add the same collectives in the same order, and each pair of ranks its messages. All buffers of a batch are
-/// of the host, or all of one stream.
+/// Every rank must add the same collectives in the same order, and each pair of ranks its messages. All buffers of a
+/// batch are on the host, or all on one stream.
 ///
 /// ```
 /// # fn f(group: &tinynccl::process_group::ProcessGroup) -> tinynccl::Result<()> {
@@ -32,7 +32,7 @@ pub struct Batch<'a> {
     calls: Vec<Bound>,
     /// Messages to ourselves.
     own: Own,
-    /// Where the buffers are; those of a device tell cudarc, when they go, that they are in the stream.
+    /// Where the buffers are. Those of a device record their use in the stream with cudarc when they are dropped.
     places: Vec<Place<'a>>,
 }
 
@@ -107,7 +107,7 @@ impl<'a> Batch<'a> {
         Ok(())
     }
 
-    /// Carries the calls out and waits for all of them. An empty batch does nothing.
+    /// Runs the calls and waits for all of them. An empty batch does nothing.
     pub fn run(self) -> Result<()> {
         let Batch { group, calls, own, places } = &self;
         match places.first().map_or(Spot::Host, Place::spot) {
@@ -126,8 +126,8 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Puts the calls, which are on device memory, into their stream and returns. [`ProcessGroup::synchronize`] gives
-    /// their failure.
+    /// Enqueues the calls, which are on device memory, on their stream and returns. [`ProcessGroup::synchronize`]
+    /// returns their failure.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for host memory, whose calls have no stream.
@@ -141,7 +141,7 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// Gives the name of what it puts there.
+    /// Returns the name of the enqueued call.
     fn put_into(&self, stream: &Stream) -> Result<&'static str> {
         let Batch { group, calls, own, .. } = self;
         let context = group.device().ok_or_else(|| Error::invalid("batch", "the group has no GPU"))?;

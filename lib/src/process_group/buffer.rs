@@ -11,7 +11,7 @@ use crate::cuda::Stream;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
 
-/// Borrowed memory that a call reads. Slices, arrays and vectors turn into it by themselves; [`Buffer::device`] makes one of
+/// Borrowed memory that a call reads. Slices, arrays and vectors convert implicitly; [`Buffer::device`] makes one of
 /// device memory.
 #[derive(Debug)]
 pub struct Buffer<'a> {
@@ -34,7 +34,7 @@ struct Span {
     dtype: DType,
 }
 
-/// Where a buffer lies.
+/// Location of a buffer.
 #[derive(Debug)]
 pub(super) enum Place<'a> {
     /// Nowhere: see [`Buffer::none`].
@@ -55,7 +55,7 @@ impl<'a> Buffer<'a> {
         Buffer { span: NOWHERE, place: Place::Nowhere }
     }
 
-    /// Device memory of cudarc. The call comes into `stream`, behind what is there, and later work of `stream` comes behind the call.
+    /// Device memory of cudarc. The call is enqueued on `stream`, after its earlier and before its later work.
     pub fn device<T: Element + DeviceRepr>(stream: &'a Arc<CudaStream>, slice: &'a impl DevicePtr<T>) -> Buffer<'a> {
         let len = slice.len();
         let (address, guard) = slice.device_ptr(stream);
@@ -135,7 +135,7 @@ impl<'a> BufferMut<'a> {
 }
 
 impl Place<'_> {
-    /// The one place of a call's two buffers, one of which may be nowhere.
+    /// The common location of a call's two buffers, one of which may have no memory.
     pub(super) fn joined<'p>(&'p self, other: &'p Place<'_>, op: &str) -> Result<Spot<'p>> {
         match (self, other) {
             (Place::Nowhere | Place::Host, Place::Nowhere | Place::Host) => Ok(Spot::Host),
@@ -168,7 +168,7 @@ impl fmt::Display for Place<'_> {
     }
 }
 
-/// Where a call happens.
+/// Location of a call.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Spot<'p> {
     Host,

@@ -1,20 +1,20 @@
-//! Which backend a group gets: what every rank asks for and has, and one verdict for all.
+//! Chooses a group's backend from every rank's request and capabilities, with one result for all.
 
 use serde::{Deserialize, Serialize};
 
 use super::BackendType;
 use crate::error::{Error, Result};
 
-/// What one rank asks for and has. The texts of failures say what was looked for, and where.
+/// One rank's request and capabilities. The failure texts name the searched libraries and paths.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Facts {
-    /// Name of the backend that is asked for.
+    /// Name of the requested backend.
     pub(super) asked: String,
-    /// Number of our GPU, or why there is none; `None` when none is asked for.
+    /// Number of our GPU, or why there is none; `None` when none is requested.
     pub(super) gpu: Option<Result<usize, String>>,
-    /// NCCL's version and place, or why it is not there; `None` when it was not looked for.
+    /// NCCL's version and path, or why it is missing; `None` when it was not searched.
     pub(super) nccl: Option<Result<String, String>>,
-    /// The MPI library, or why it is not there; `None` when it was not looked for.
+    /// The MPI library, or why it is missing; `None` when it was not searched.
     pub(super) mpi: Option<Result<String, String>>,
 }
 
@@ -60,7 +60,7 @@ pub(super) fn choose(facts: &[Facts], one_host: bool) -> Result<(BackendType, St
                 Ok((asked, format!("asked for by name: {library}")))
             }
         },
-        // In this order: without a GPU, it is the smaller matter that NCCL is missing too.
+        // In this order: without a GPU, a missing NCCL matters less.
         BackendType::Nccl => match no_gpu.or(no_nccl) {
             Some(error) => Err(error),
             None => Ok((asked, format!("asked for by name: {}", nccl()))),

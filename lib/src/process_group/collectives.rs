@@ -1,8 +1,8 @@
 //! Blocking calls.
 //!
 //! `n` is the number of ranks. Ranks that have no input or no output in a call pass [`Buffer::none`] or
-//! [`BufferMut::none`]. Lengths, types and ranks that cannot be right give
-//! [`Error::InvalidArgument`](crate::Error::InvalidArgument) before anything is sent.
+//! [`BufferMut::none`]. Invalid lengths, types and ranks give [`Error::InvalidArgument`](crate::Error::InvalidArgument)
+//! before anything is sent.
 
 use super::ProcessGroup;
 use super::buffer::{Buffer, BufferMut, Spot};
@@ -60,7 +60,7 @@ impl ProcessGroup {
         unsafe { self.carry_out(data.place.spot(), call) }
     }
 
-    /// Receives what `peer` sends to us.
+    /// Receives a message of `peer`.
     pub fn recv<'a>(&self, data: impl Into<BufferMut<'a>>, peer: usize) -> Result<()> {
         let mut data = data.into();
         self.comm.not_self("recv", peer)?;
@@ -69,7 +69,7 @@ impl ProcessGroup {
         unsafe { self.carry_out(data.place.spot(), call) }
     }
 
-    /// Nobody returns before everybody has called. It waits for asynchronous calls on host memory, not for streams.
+    /// No rank returns before all ranks have called. It waits for asynchronous calls on host memory, not for streams.
     pub fn barrier(&self) -> Result<()> {
         // SAFETY: without memory.
         unsafe { self.carry_out(Spot::Host, self.comm.inner().barrier()) }
@@ -91,7 +91,7 @@ impl ProcessGroup {
         }
     }
 
-    /// Puts calls into a stream, and a mark behind them.
+    /// Enqueues calls on a stream, and an event after them.
     ///
     /// # Safety
     /// As [`Backend::enqueue`](super::Backend::enqueue).
@@ -101,12 +101,12 @@ impl ProcessGroup {
         self.mark(stream, op)
     }
 
-    /// A mark behind what is in a stream, to wait for at most until the group's deadline.
+    /// An event after the work in a stream, to wait for at most until the group's deadline.
     pub(super) fn mark(&self, stream: &Stream, op: &'static str) -> Result<Enqueued> {
         Enqueued::mark(&self.backend, stream, op, self.comm.config().timeout)
     }
 
-    /// Puts calls into a stream; gives their name.
+    /// Enqueues calls on a stream; returns their name.
     ///
     /// # Safety
     /// As [`Backend::enqueue`](super::Backend::enqueue).

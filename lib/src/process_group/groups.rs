@@ -11,7 +11,7 @@ impl ProcessGroup {
     /// them. Every rank of this group must call it, with the same list.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for lists that cannot be right, or that differ between ranks.
+    /// [`Error::InvalidArgument`] for invalid lists, and for lists that differ between ranks.
     pub fn new_group(&self, ranks: &[usize]) -> Result<Option<ProcessGroup>> {
         let op = "new_group";
         let size = self.size();

@@ -1,4 +1,4 @@
-//! How a group comes to be.
+//! Creates process groups.
 
 use std::sync::Arc;
 
@@ -12,19 +12,19 @@ use crate::config::Config;
 use crate::cuda;
 use crate::error::{Error, Result};
 
-/// Which GPU a rank drives.
+/// The GPU of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Device {
     /// None; backend nccl then takes the one of the local rank.
     #[default]
     None,
-    /// The one with the number of the local rank; where a host has more ranks than GPUs, they are dealt out in turn.
+    /// The one with the number of the local rank. If a host has more ranks than GPUs, they are assigned in turn.
     LocalRank,
     /// The one of this number (`CUDA_VISIBLE_DEVICES` counts).
     Ordinal(usize),
 }
 
-/// Where ranks meet, and what they want.
+/// The rendezvous of the ranks, and their options.
 #[derive(Debug, Clone)]
 pub struct InitOptions {
     join: Join,
@@ -50,7 +50,7 @@ impl InitOptions {
         InitOptions { join, device: Device::None, config: None }
     }
 
-    /// As the launcher says, by the environment: ours, torchrun's (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR`,
+    /// From the launcher's environment: ours, torchrun's (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `MASTER_ADDR`,
     /// `MASTER_PORT`), Open MPI's, MPICH's or Slurm's; see [`rendezvous_from_env`].
     pub fn from_env() -> InitOptions {
         InitOptions::of(Join::Environment)
@@ -67,7 +67,7 @@ impl InitOptions {
         InitOptions::of(Join::Id { id: id.clone(), rank, world_size })
     }
 
-    /// Which GPU this rank drives; without one, buffers are of the host.
+    /// The GPU of this rank; without one, buffers are on the host.
     #[must_use]
     pub fn device(mut self, device: Device) -> InitOptions {
         self.device = device;
@@ -95,7 +95,7 @@ impl InitOptions {
                     "WORLD_SIZE" => Some(world_size.to_string()),
                     "MASTER_ADDR" => Some(host.clone()),
                     "MASTER_PORT" => Some(port.to_string()),
-                    // What else a launcher has set is not meant for this group.
+                    // Other variables of a launcher do not apply to this group.
                     "LOCAL_RANK" => std::env::var(name).ok(),
                     _ => None,
                 };
@@ -121,8 +121,8 @@ impl InitOptions {
 /// ```
 ///
 /// # Errors
-/// [`Error::Unsupported`] when a rank lacks the backend, naming the rank, and what was looked for where: the same on all
-/// ranks, and no other backend is taken instead. [`Error::InvalidArgument`] when ranks ask for different things; those of
+/// [`Error::Unsupported`] when a rank lacks the backend, naming the rank and the searched paths: the same on all ranks,
+/// and no other backend is taken instead. [`Error::InvalidArgument`] when ranks request different backends; those of
 /// [`Comm::from_env`].
 pub fn init_process_group(backend: BackendType, options: &InitOptions) -> Result<ProcessGroup> {
     ProcessGroup::new(options.join()?, backend, options.device)

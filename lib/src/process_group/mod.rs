@@ -11,8 +11,8 @@
 //! | needs | nothing | libnccl.so.2, a GPU per rank | cargo feature `mpi`, ranks started by `mpirun` |
 //! | ranks that disagree | an error naming both calls | a time-out | an error naming both calls |
 //!
-//! Calls on host memory are over when they return. Calls on device memory come into the stream that came with the buffer: the
-//! blocking ones wait until the stream has passed them, the asynchronous ones return at once.
+//! Calls on host memory are complete when they return. Calls on device memory are enqueued on the buffer's stream:
+//! blocking calls wait until the stream has completed them, asynchronous ones return at once.
 
 mod asynchronous;
 mod backend;
@@ -111,7 +111,7 @@ impl ProcessGroup {
         &self.comm.inner().state().members
     }
 
-    /// Who carries the calls; never [`BackendType::Auto`].
+    /// The backend of the calls; never [`BackendType::Auto`].
     pub fn backend(&self) -> BackendType {
         self.backend.kind()
     }
@@ -126,7 +126,7 @@ impl ProcessGroup {
         self.backend.device()
     }
 
-    /// The communicator of the same ranks: host memory over this library, whatever carries the group's own calls.
+    /// The communicator of the same ranks: host memory over this library, whatever the group's own backend.
     ///
     /// Asynchronous calls of the group and calls of the communicator run in one order, so every rank makes both in the
     /// same order.
@@ -134,14 +134,13 @@ impl ProcessGroup {
         &self.comm
     }
 
-    /// The device communicator of the same ranks, where backend tinynccl has GPUs: to ask how calls are carried out, or
-    /// to say.
+    /// The device communicator of the same ranks, if backend tinynccl has GPUs: to query or set how calls run.
     pub fn device_comm(&self) -> Option<&DeviceComm> {
         self.backend.device_comm()
     }
 
-    /// Waits until `stream` has passed what is in it, at most the group's deadline. Gives the failure of calls that
-    /// were enqueued before, if one has failed.
+    /// Waits until `stream` has completed its work, at most the group's deadline. Returns the failure of earlier
+    /// enqueued calls, if one has failed.
     pub fn synchronize(&self, stream: &Arc<CudaStream>) -> Result<()> {
         self.mark(&stream.into(), "synchronize")?.wait()
     }
@@ -153,7 +152,7 @@ impl ProcessGroup {
         self.comm.abort(reason);
     }
 
-    /// Finishes asynchronous calls and leaves. Gives the group's failure, if it has failed.
+    /// Finishes asynchronous calls and leaves. Returns the group's failure, if it has failed.
     pub fn close(self) -> Result<()> {
         let ProcessGroup { comm, backend, .. } = self;
         let device = backend.check();
@@ -162,8 +161,8 @@ impl ProcessGroup {
 }
 
 impl From<Comm> for ProcessGroup {
-    /// The group of a communicator's ranks, for host memory: backend tinynccl, which every rank has, so nothing is
-    /// asked.
+    /// The group of a communicator's ranks, for host memory: backend tinynccl, which every rank has, so no exchange is
+    /// needed.
     fn from(comm: Comm) -> ProcessGroup {
         ProcessGroup::assemble(comm, Arc::new(tinynccl::Tinynccl::on_the_host()), "the communicator's own".to_owned())
     }

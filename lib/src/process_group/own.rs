@@ -18,13 +18,13 @@ pub(super) struct Own {
 }
 
 impl Own {
-    /// Takes a message that we send to ourselves; gives nothing back.
+    /// Adds a message that we send to ourselves; returns `None` for it.
     pub(super) fn send(&mut self, call: Bound) -> Option<Bound> {
         self.sends.push((call.dtype, call.count, call.buffers.input));
         None
     }
 
-    /// Takes a message that we receive from ourselves; gives nothing back.
+    /// Adds a message that we receive from ourselves; returns `None` for it.
     pub(super) fn recv(&mut self, call: Bound) -> Option<Bound> {
         self.recvs.push((call.dtype, call.count, call.buffers.output));
         None
@@ -49,7 +49,7 @@ impl Own {
     /// The memory must be of the host and valid.
     pub(super) unsafe fn copy(&self, rank: usize) -> Result<()> {
         for (from, to, bytes) in self.pairs(rank)? {
-            // SAFETY: by the caller; what is written is borrowed exclusively, so the two are apart.
+            // SAFETY: by the caller; the output is borrowed exclusively, so the two do not overlap.
             unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
         }
         Ok(())

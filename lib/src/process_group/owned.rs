@@ -8,8 +8,8 @@ use super::buffer::{Buffer, BufferMut};
 use crate::comm::OwnedBuffer;
 use crate::dtype::Element;
 
-/// A buffer that can be given away for the time of a call: what [`Comm`](crate::Comm)'s asynchronous calls take, [`OnDevice`],
-/// and `()` for ranks that have no input or no output.
+/// A buffer that a call can own until it completes: those of [`Comm`](crate::Comm)'s asynchronous calls, [`OnDevice`],
+/// and `()` for ranks without an input or output.
 pub trait Owned: Send + 'static {
     /// To read from.
     fn input(&self) -> Buffer<'_>;
@@ -38,7 +38,7 @@ impl Owned for () {
 /// Device memory and the stream in whose order it is used.
 #[derive(Debug)]
 pub struct OnDevice<T> {
-    /// The call comes behind what is in it.
+    /// The call runs after its earlier work.
     pub stream: Arc<CudaStream>,
     /// The memory.
     pub data: CudaSlice<T>,

@@ -66,7 +66,8 @@ impl Backend for Tinynccl {
         self.device.as_ref().map_or(Ok(()), DeviceComm::check)
     }
 
-    /// Kernels give up by themselves, and say whom they waited for: then something else holds the stream.
+    /// Kernels have their own deadline and name the rank that they waited for. If none did, other work holds the
+    /// stream.
     fn overdue(&self, op: &str, waited: Duration) -> Error {
         let rank = self.device.as_ref().map_or(0, DeviceComm::rank);
         let failure = self.check().err();

@@ -1,4 +1,4 @@
-//! Handles of calls that go on while the caller does something else.
+//! Handles of asynchronous calls.
 
 use std::fmt;
 use std::sync::Arc;
@@ -68,7 +68,7 @@ impl<B> Work<B> {
     }
 }
 
-/// A call in a stream: a mark behind it.
+/// A call in a stream: an event after it.
 pub(super) struct Enqueued {
     backend: Arc<dyn Backend>,
     mark: CudaEvent,
@@ -77,7 +77,7 @@ pub(super) struct Enqueued {
 }
 
 impl Enqueued {
-    /// Puts a mark into `stream`.
+    /// Records an event in `stream`.
     pub(super) fn mark(
         backend: &Arc<dyn Backend>,
         stream: &Stream,
@@ -101,7 +101,7 @@ impl Enqueued {
         }
     }
 
-    /// Waits until the stream has passed the mark, or the group's deadline.
+    /// Waits until the stream has passed the event, or the group's deadline.
     pub(super) fn wait(&self) -> Result<()> {
         match self.wait_for(self.timeout)? {
             true => Ok(()),
@@ -109,13 +109,13 @@ impl Enqueued {
         }
     }
 
-    /// False when the stream has not passed the mark after `timeout`.
+    /// False when the stream has not passed the event after `timeout`.
     fn wait_for(&self, timeout: Duration) -> Result<bool> {
         let start = Instant::now();
         let mut turns = 0u32;
         loop {
             if self.mark.try_is_complete().map_err(|e| cuda(self.op, "waiting for the stream", e))? {
-                // A kernel that gave up has ended too.
+                // A kernel that gave up has also ended.
                 return self.backend.check().map(|()| true);
             }
             turns += 1;
@@ -125,7 +125,7 @@ impl Enqueued {
                 if waited >= timeout {
                     return Ok(false);
                 }
-                // The device is not helped by a busy core.
+                // Spinning does not speed up the device.
                 if waited > Duration::from_millis(2) {
                     std::thread::sleep(Duration::from_micros(50));
                 } else if waited > Duration::from_micros(100) {

@@ -12,7 +12,7 @@ pub(crate) fn region_bytes(bytes: usize) -> Option<usize> {
     bytes.max(1).checked_next_multiple_of(if bytes >= HUGE_PAGE { HUGE_PAGE } else { PAGE })
 }
 
-/// What one `Comm::alloc` gave to all ranks.
+/// The memory of one `Comm::alloc`, on all ranks.
 #[derive(Debug)]
 pub(crate) struct Allocation {
     memory: Arc<Mapping>,
@@ -33,7 +33,7 @@ impl Allocation {
         self.memory.base().as_ptr().wrapping_add(rank * self.region)
     }
 
-    /// Where `bytes` at `address` lie in our own region.
+    /// Offset of `bytes` at `address` in our own region.
     fn offset(&self, address: usize, bytes: usize) -> Option<usize> {
         let offset = address.checked_sub(self.base(self.rank) as usize)?;
         (offset.checked_add(bytes)? <= self.region).then_some(offset)
@@ -50,7 +50,7 @@ impl Allocation {
 /// The allocations of a communicator that are still in use.
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
-    /// Allocations made so far, on all ranks alike: with none, no call asks.
+    /// Allocations made so far, the same on all ranks: with none, no call searches.
     made: u32,
     live: Vec<Weak<Allocation>>,
 }

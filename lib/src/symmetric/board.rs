@@ -1,4 +1,4 @@
-//! One rank's view of the board: publish, see who has arrived, finish.
+//! One rank's view of the shared region: publish, see which ranks have arrived, finish.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -31,14 +31,14 @@ impl Message {
     }
 }
 
-/// What is awaited of a rank, of the call with this number.
+/// The event of a rank that is awaited, in the call with this number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wait {
     Arrival(u64),
     Finished(u64),
 }
 
-/// A rank at the board.
+/// A rank's view of the shared region.
 #[derive(Debug)]
 pub(crate) struct Board {
     memory: Arc<Mapping>,
@@ -46,19 +46,19 @@ pub(crate) struct Board {
     rank: usize,
     /// Calls started.
     call: u64,
-    /// All ranks are known to have finished this call.
+    /// Last call that all ranks are known to have finished.
     everyone_finished: u64,
     /// Stamps of our last collectives, by number.
     stamps: [u64; STAMPS],
-    /// Where checksums are asked for.
+    /// Set with checksums.
     checks: Option<Checks>,
 }
 
-/// Calls whose stamps are compared: as far as ranks that look for credit are apart.
+/// Calls whose stamps are compared: the largest distance of ranks that check for credit.
 const STAMPS: usize = 2 * LINES;
 
 impl Board {
-    /// `memory` is as large as the layout says and was zero when the first rank came.
+    /// `memory` has the layout's size and was zero when the first rank mapped it.
     pub(crate) fn new(memory: Arc<Mapping>, layout: Layout, rank: usize) -> Result<Board> {
         if memory.len() < layout.bytes() || rank >= layout.ranks {
             let detail = format!("expected {} bytes, got {}; rank {rank}", layout.bytes(), memory.len());
@@ -67,7 +67,7 @@ impl Board {
         Ok(Board { memory, layout, rank, call: 0, everyone_finished: 0, stamps: [0; STAMPS], checks: None })
     }
 
-    /// From now on with checksums; all ranks say so before their first call.
+    /// Turns checksums on; all ranks do so before their first call.
     pub(crate) fn check(&mut self) {
         self.checks = Some(Checks::new(self.ranks()));
     }
@@ -130,14 +130,14 @@ impl Board {
         self.at(self.layout.ends(rank))
     }
 
-    /// We begin the collective with this stamp: here, or over links.
+    /// Begins the collective with this stamp: here, or over links.
     #[inline]
     pub(crate) fn made(&mut self, stamp: u64) {
         self.stamps[(stamp >> 32) as usize % STAMPS] = stamp;
         self.ends(self.rank).stamp.set(stamp);
     }
 
-    /// Whether `rank` has made other calls than we have, as far as its last one tells.
+    /// Whether `rank`'s last stamp shows that it has made other calls than we have.
     #[inline]
     fn strayed(&self, rank: usize) -> bool {
         let theirs = self.ends(rank).stamp.get();
@@ -170,14 +170,14 @@ impl Board {
         first
     }
 
-    /// What keeps us from writing the line of `call`: the rank that has not finished the call which used it before, or that has
-    /// made other calls.
+    /// The rank that keeps us from writing the line of `call`: it has not finished the call that used the line before,
+    /// or has made other calls.
     #[inline]
     pub(super) fn no_line(&mut self, call: u64) -> Option<Turn> {
         self.no_credit(call, LINES)
     }
 
-    /// The same for the line and the payload area.
+    /// The same for the line and the slot.
     #[inline]
     pub(super) fn no_area(&mut self, call: u64) -> Option<Turn> {
         self.no_credit(call, DEPTH)
@@ -209,7 +209,7 @@ impl Board {
         None
     }
 
-    /// Everybody was seen at `call`, so that everybody has finished the calls before.
+    /// All ranks were seen at `call`, so all have finished the calls before it.
     #[inline]
     pub(super) fn everyone_arrived(&mut self, call: u64) {
         self.everyone_finished = self.everyone_finished.max(call - 1);
@@ -222,7 +222,7 @@ impl Board {
         if let Some(checks) = &self.checks {
             let message = Message { header: to_words(header), inline };
             let payload = Payload { bytes, ..self.payload_of(self.rank, call, header) };
-            // SAFETY: ours, and written; not longer than there is room for what this call writes.
+            // SAFETY: ours, and written; not longer than the room for this call's payload.
             unsafe { checks.write(self.at(self.layout.sum(self.rank, call)), call, &message, payload) };
         }
         line.header.store(to_words(header));
@@ -244,7 +244,7 @@ impl Board {
         Message { header: line.header.load(), inline: line.inline.load() }
     }
 
-    /// Where the payload of `rank`'s line would be, and the bytes that there are.
+    /// Location of the payload of `rank`'s line, and its capacity in bytes.
     fn payload_of(&self, rank: usize, call: u64, header: &Header) -> Payload {
         match header.algorithm {
             code if code == Algorithm::Staged as u8 => {
@@ -257,7 +257,7 @@ impl Board {
         }
     }
 
-    /// Checks `rank`'s line of `call`, which has arrived, and what belongs to it.
+    /// Checks `rank`'s line of `call`, which has arrived, and its payload.
     #[inline]
     pub(super) fn verify(&self, rank: usize, call: u64, message: &Message) -> Result<(), Turn> {
         let Some(checks) = &self.checks else { return Ok(()) };
@@ -266,7 +266,7 @@ impl Board {
         unsafe { checks.check(sum, rank, call, message, payload) }.map_err(|detail| Turn::Corrupt(rank, detail))
     }
 
-    /// We need nothing of `call` any more, and have written what others await.
+    /// We need nothing of `call` any more, and have written all that others await.
     #[inline]
     pub(super) fn finish(&self, call: u64) {
         self.ends(self.rank).finished.set(call);
@@ -279,7 +279,7 @@ impl Board {
         self.ends(rank).finished.get() >= call
     }
 
-    /// Whether what is awaited of `rank` has happened.
+    /// Whether the awaited event of `rank` has happened.
     pub(super) fn has(&self, rank: usize, what: Wait) -> bool {
         match what {
             Wait::Arrival(call) => self.has_arrived(rank, call),
@@ -287,7 +287,7 @@ impl Board {
         }
     }
 
-    /// Tells the others which call we make over links, for those who wait for us here with another one.
+    /// Announces our call over links, for ranks that wait for us here with another call.
     pub(crate) fn announce(&self, header: &Header) {
         self.announced(self.rank).write(to_words(header));
     }
@@ -297,7 +297,7 @@ impl Board {
         self.announced(rank).read().map(bytemuck::cast)
     }
 
-    /// Wakes who sleeps, after a store that may be awaited.
+    /// Wakes sleeping ranks, after a store that may be awaited.
     #[inline]
     fn wake(&self) {
         fence::of_waker();
@@ -313,8 +313,8 @@ impl Board {
         }
     }
 
-    /// Sleeps until somebody writes something, at most for `slice`, unless `ready` says that it is there already. True when
-    /// it slept and nobody woke it.
+    /// Sleeps until another rank writes, at most for `slice`, unless `ready` is true already. True when it slept and
+    /// was not woken.
     pub(super) fn sleep(&self, slice: Duration, ready: impl FnOnce() -> bool) -> bool {
         let asleep = self.asleep(self.rank);
         asleep.lie_down();

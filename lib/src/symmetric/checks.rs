@@ -1,12 +1,12 @@
-//! Checksums at the board, where they are asked for: a writer leaves them beside its line, a reader checks before it uses
-//! anything that belongs to the line.
+//! Optional checksums in the shared region: a writer stores them beside its line, and a reader checks them before it
+//! uses the line or its payload.
 
 use std::cell::Cell;
 
 use super::board::Message;
 use super::layout::Sum;
 
-/// What belongs to a line and lies elsewhere: an area, a stage, or nothing.
+/// The payload of a line outside it: a slot, a stage, or nothing.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Payload {
     pub(super) at: *const u8,
@@ -18,7 +18,7 @@ impl Payload {
         Payload { at: std::ptr::NonNull::<u8>::dangling().as_ptr().cast_const(), bytes: 0 };
 
     /// # Safety
-    /// The bytes must be readable, and nobody may write them meanwhile but a rank that breaks the protocol.
+    /// The bytes must be readable, and only a rank that breaks the protocol may write them meanwhile.
     unsafe fn sum(self) -> u32 {
         // SAFETY: by the caller.
         crc32fast::hash(unsafe { std::slice::from_raw_parts(self.at, self.bytes) })
@@ -28,7 +28,7 @@ impl Payload {
 /// The checks of one rank.
 #[derive(Debug)]
 pub(super) struct Checks {
-    /// The last call of each rank that was checked: a step that waits for several looks at those that are here again.
+    /// The last checked call of each rank: a step that waits for several ranks polls those that have arrived again.
     last: Vec<Cell<u64>>,
 }
 
@@ -56,7 +56,7 @@ impl Checks {
         sum.store([u64::from(of_line) << 32 | u64::from(of_payload), bytes]);
     }
 
-    /// After `rank`'s line of `call` has come. `payload` is where its payload would be, with the most bytes that it can have.
+    /// After `rank`'s line of `call` has arrived. `payload` is the location and capacity of its payload.
     ///
     /// # Errors
     /// What is wrong, in words.

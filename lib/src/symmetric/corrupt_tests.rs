@@ -1,4 +1,4 @@
-//! A bit that flips at the board is noticed by every rank that reads it, where checksums are on.
+//! With checksums, every rank that reads a flipped bit in the shared region detects it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -130,7 +130,7 @@ fn a_flipped_bit_is_noticed_wherever_it_is() {
     }
 }
 
-/// What the checksums are for.
+/// Without checksums the flip goes undetected.
 #[test]
 fn without_checksums_a_flipped_bit_of_the_payload_is_taken() {
     for (algorithm, count) in [(Algorithm::OneShot, 100), (Algorithm::Staged, 300)] {

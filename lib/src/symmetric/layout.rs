@@ -1,18 +1,18 @@
-//! Where what lies on the board.
+//! Layout of the shared region.
 //!
 //! ```text
-//! sleepers                   how many ranks sleep: written only by those who fall asleep and wake up
+//! sleepers                   how many ranks sleep: written only by ranks that fall asleep and wake up
 //! per rank, page-aligned:
 //!   ends                     last call this rank is done with; number and digest of the last one that it has begun
 //!   asleep                   futex word of this rank
 //!   announced                { sequence, header } of the last call that goes over links instead
-//!   LINES sums               checksums of the lines and what belongs to them, where that is asked for
+//!   LINES sums               checksums of the lines and their payloads, if enabled
 //!   LINES lines              { number, header, 24 bytes }
-//!   DEPTH payload areas      for calls with more than 24 bytes
+//!   DEPTH slots              for calls with more than 24 bytes
 //!   STAGES stages            for chunks of large calls
 //! ```
-//! Lines are more than areas, because they are what keeps small calls going: a root that broadcasts looks at the others'
-//! `ends`, which is a cache line from each of them, once per LINES calls.
+//! There are more lines than slots, because their number limits small calls: a root that broadcasts reads the others'
+//! `ends`, a cache line from each, once per LINES calls.
 
 use crate::error::{Error, Result};
 use crate::transport::shm::Sequence;
@@ -20,20 +20,20 @@ use crate::transport::sync::Words;
 
 /// Calls a rank may be ahead of the slowest one. (The model has few, so that they are reused soon.)
 pub(crate) const LINES: usize = if cfg!(loom) { 2 } else { 32 };
-/// The same for calls that use a payload area. Few would do for the data; but with more ranks than cores a root that has no
-/// area left gives its core away.
+/// The same for calls that use a slot. Few would suffice for the data, but with more ranks than cores a root without a
+/// free slot yields its core.
 pub(crate) const DEPTH: usize = if cfg!(loom) { 1 } else { 16 };
-/// The same for chunks that use a stage; two at least, because the next is written while others read this one.
+/// The same for chunks that use a stage; at least two, because the next is written while others read this one.
 pub(crate) const STAGES: usize = if cfg!(loom) { 2 } else { 4 };
 /// Words that different ranks write are this far apart: two cache lines, because some cores prefetch lines in pairs.
 /// (The model's atomics are larger.)
 const APART: usize = if cfg!(loom) { 256 } else { 128 };
 const PAGE: usize = 4096;
 
-/// What a rank says in a call: everything, if that is short.
+/// A rank's line in a call. It holds the whole payload if that is short.
 #[repr(C, align(64))]
 pub(crate) struct Line {
-    /// Number of the call, once everything is there.
+    /// Number of the call, written last.
     pub(crate) number: Sequence,
     pub(crate) header: Words<4>,
     pub(crate) inline: Words<3>,
@@ -41,7 +41,7 @@ pub(crate) struct Line {
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Line>() == 64);
 
-/// Checksums of a line, written before its number: of the line, and of the payload that belongs to it; and the bytes of that.
+/// Checksums of a line and of its payload, and the payload's bytes; written before the line's number.
 pub(crate) type Sum = Words<2>;
 /// Bytes of a rank's sums.
 const SUMS: usize = (LINES * size_of::<Sum>()).next_multiple_of(APART);
@@ -50,15 +50,15 @@ const SUMS: usize = (LINES * size_of::<Sum>()).next_multiple_of(APART);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(crate) ranks: usize,
-    /// Payload bytes an area holds.
+    /// Payload bytes that a slot holds.
     pub(crate) slot_bytes: usize,
-    /// Bytes a stage holds; 0: there are none.
+    /// Bytes that a stage holds; 0: there are none.
     pub(crate) stage_bytes: usize,
 }
 
 impl Layout {
     /// # Errors
-    /// [`Error::InvalidArgument`] when the board would not fit into the address space.
+    /// [`Error::InvalidArgument`] when the shared region would not fit into the address space.
     pub(crate) fn new(ranks: usize, slot_bytes: usize, stage_bytes: usize) -> Result<Layout> {
         let layout = Layout { ranks, slot_bytes, stage_bytes };
         let fits =
@@ -68,7 +68,7 @@ impl Layout {
     }
 
     fn area_stride(&self) -> usize {
-        // An odd number of line pairs: areas do not all start in the same cache set.
+        // An odd number of line pairs, so that slots do not all start in the same cache set.
         self.slot_bytes.next_multiple_of(2 * APART) + APART
     }
 
@@ -80,7 +80,7 @@ impl Layout {
         self.stage_bytes.next_multiple_of(PAGE)
     }
 
-    /// Where a rank's lines begin, and its payload areas.
+    /// Where a rank's lines begin, and its slots.
     const FIRST_LINE: usize = 3 * APART + SUMS;
     const AREAS: usize = Self::FIRST_LINE + LINES * size_of::<Line>();
 
@@ -89,7 +89,7 @@ impl Layout {
         (Self::AREAS + DEPTH * self.area_stride()).next_multiple_of(PAGE)
     }
 
-    /// Size of the board.
+    /// Size of the shared region.
     pub(crate) fn bytes(&self) -> usize {
         PAGE + self.ranks * self.rank_stride()
     }
@@ -120,7 +120,7 @@ impl Layout {
         self.rank(rank) + Self::FIRST_LINE + (call as usize % LINES) * size_of::<Line>()
     }
 
-    /// `rank`'s payload area for `call`.
+    /// `rank`'s slot for `call`.
     pub(crate) fn area(&self, rank: usize, call: u64) -> usize {
         self.rank(rank) + Self::AREAS + (call as usize % DEPTH) * self.area_stride()
     }

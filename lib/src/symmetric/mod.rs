@@ -1,33 +1,34 @@
 //! Memory that all ranks of a communicator on one host map, for collectives without messages between pairs.
 //!
-//! A link moves a message from one rank to one other. Here every rank writes where all others read:
-//! - **one-shot** ([`one_shot`]): on a *board*, each rank has slots. It writes its (small) input once, all read it and
-//!   reduce for themselves. Two ranks need one cache line from core to core each way, any number of ranks one step.
-//! - **two-shot** ([`two_shot`]): *symmetric buffers*, from `Comm::alloc`, lie in memory that all ranks map, so that a
-//!   rank reads its peers' inputs and writes its peers' outputs where they are. Nothing is copied through slots.
+//! A link moves a message from one rank to one other. Here every rank writes memory that all others read:
+//! - **one-shot** ([`one_shot`]): each rank has slots in a *shared region*. It writes its (small) input once; all ranks
+//!   read it and reduce it themselves. Two ranks need one cache line from core to core each way, any number of ranks
+//!   one step.
+//! - **two-shot** ([`two_shot`]): *symmetric buffers*, from `Comm::alloc`, are in memory that all ranks map. A rank
+//!   reads its peers' inputs and writes its peers' outputs directly. Nothing is copied through slots.
 //!
 //! Both combine in rank order, so that the result is the same on all ranks, bit for bit, whatever the timing.
 //! NCCL has the same pair for GPUs: `src/device/symmetric`; PyTorch's `SymmetricMemory` has the names.
 //!
 //! | file | idea |
 //! | --- | --- |
-//! | `layout` | where what lies |
+//! | `layout` | offsets in the shared region |
 //! | `words` | the words of the protocol, with their memory orderings |
 //! | `board` | a rank's view: publish, see others arrive, finish |
-//! | `checks` | checksums of what is published, where they are asked for |
+//! | `checks` | optional checksums of published data |
 //! | `run` | one call from start to end: turns, spinning, yielding, sleeping |
 //! | `one_shot`, `two_shot`, `staged` | the three algorithms |
-//! | `work` | reducing and copying where everything can be reached |
+//! | `work` | reducing and copying between mapped buffers |
 //! | `allocation` | symmetric memory and how a call's buffers are found in it |
 //!
 //! # Protocol
-//! Calls count from 1, equally on all ranks. In call `k` a rank that has something to say writes its payload, if that is
-//! longer than 24 bytes, and then, last, its line with number `k` (release). Readers wait for `k` (acquire). When a rank
-//! needs nothing of call `k` any more it sets its `finished` to `k`; lines and payload areas are reused when all ranks
-//! have finished the call that used them last. Arriving at call `k` says that calls before `k` are finished.
+//! Calls are numbered from 1, the same on all ranks. In call `k` a rank with data writes its payload, if that is longer
+//! than 24 bytes, and last its line with number `k` (release). Readers wait for `k` (acquire). When a rank needs
+//! nothing of call `k` any more, it sets its `finished` to `k`. Lines and slots are reused when all ranks have finished
+//! the call that used them last. Arriving at call `k` implies that calls before `k` are finished.
 //!
-//! A sleeper sets its own `asleep` flag and sleeps on it with a futex; whoever writes something that may be waited for looks
-//! at the number of sleepers afterwards. [`fence`](crate::transport::fence) has the order of the two.
+//! A sleeper sets its own `asleep` flag and sleeps on it with a futex. A rank that writes an awaited word then reads
+//! the number of sleepers. [`fence`](crate::transport::fence) orders the two.
 //!
 //! `model.rs` runs all of this under the model checker loom, with two or three ranks. The command is in `scripts/loom.sh`.
 

@@ -1,7 +1,7 @@
-//! The board under the model checker loom: whole calls as [`run`] makes them, over 2 lines, 1 payload area and
-//! 2 stages a rank.
+//! The shared region under the model checker loom: whole calls as [`run`] makes them, over 2 lines, 1 slot and 2 stages
+//! per rank.
 //!
-//! How scenarios are run, and with what weakened: see `transport::explore`. Run with `scripts/loom.sh`.
+//! `transport::explore` runs the scenarios and weakens orderings. Run with `scripts/loom.sh`.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::transport::shm::Sequence;
 use crate::transport::sync::{Step, Words, touches, watch};
 use crate::wire::{Algorithm, Collective, Header};
 
-/// Elements that fit into a line, and elements that need an area.
+/// Elements that fit into a line, and elements that need a slot.
 const SHORT: usize = 1;
 const LONG: usize = 4;
 /// Elements of a symmetric buffer per rank: a cache line.
@@ -32,7 +32,7 @@ const SHARE: usize = 8;
 const STAGE: usize = 2 * SHARE;
 const ELEM: usize = size_of::<u64>();
 
-/// A rank at a board, with a symmetric buffer of a share per rank.
+/// A rank at a shared region, with a symmetric buffer of one part per rank.
 struct Rank {
     board: Board,
     registry: Registry,
@@ -171,7 +171,7 @@ impl Supervisor for Calm {
     }
 }
 
-/// What a rank does that cannot go on.
+/// The step of a rank that cannot advance.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Wait {
     Yield,
@@ -200,7 +200,7 @@ impl Rank {
             divisor: 1,
             header,
         };
-        // The same on all ranks, which therefore never take each other's for another one, whatever they see of it and when.
+        // The same on all ranks, so no rank ever sees a mismatch, whatever it reads and when.
         self.board.made(u64::from(self.seq) << 32 | u64::from(!self.seq));
         let yields = if wait == Wait::Sleep { Duration::ZERO } else { Duration::MAX };
         let policy = WaitPolicy { turns: 1, spin: Duration::ZERO, yields, deadline: Duration::MAX };
@@ -262,13 +262,13 @@ impl Rank {
     }
 }
 
-/// What acquire and release have to do for lines, without any help of a fence.
+/// The job of acquire and release for lines, without any help of a fence.
 const LINE: [&[Step]; 2] = [&[Step::WakerFence, Step::Publish], &[Step::WakerFence, Step::SeePublished]];
 /// And for the ends of calls.
 const END: [&[Step]; 2] = [&[Step::WakerFence, Step::Finish], &[Step::WakerFence, Step::SeeFinished]];
 
-/// A line's words are read after they are published, and are written again when all have come to the next call: then
-/// nobody's end of a call is looked at.
+/// A line's words are read after they are published, and written again when all ranks have arrived at the next call: no
+/// rank's end of a call is read then.
 #[test]
 fn lines_arrive_whole_and_are_reused_by_arrival() {
     let scenario = || together(2, |rank| (0..LINES + 1).for_each(|_| rank.all_reduce(SHORT, Wait::Yield)));
@@ -276,7 +276,7 @@ fn lines_arrive_whole_and_are_reused_by_arrival() {
     LINE.into_iter().for_each(|steps| must_fail("short all_reduces", Some(3), steps, scenario));
 }
 
-/// A root that hears nothing of the others writes a line again when they have finished the call that used it.
+/// A root that receives nothing writes a line again when the others have finished the call that used it.
 #[test]
 fn lines_are_reused_by_credit() {
     let scenario = || together(2, |rank| (0..LINES + 1).for_each(|_| rank.broadcast(SHORT, Wait::Yield)));
@@ -284,7 +284,7 @@ fn lines_are_reused_by_credit() {
     LINE.into_iter().chain(END).for_each(|steps| must_fail("short broadcasts", None, steps, scenario));
 }
 
-/// The same for payload areas.
+/// The same for slots.
 #[test]
 fn areas_are_reused_by_credit() {
     let scenario = || together(2, |rank| (0..DEPTH + 1).for_each(|_| rank.all_reduce(LONG, Wait::Yield)));
@@ -292,7 +292,7 @@ fn areas_are_reused_by_credit() {
     LINE.into_iter().chain(END).for_each(|steps| must_fail("long all_reduces", Some(3), steps, scenario));
 }
 
-/// Calls of all kinds after each other: what one knows of the others from one kind holds for the next.
+/// Calls of all kinds in sequence: a rank's knowledge of the others from one kind holds for the next.
 #[test]
 fn kinds_of_calls_mix() {
     must_hold("mixed calls", Some(3), &[Step::WakerFence], || {
@@ -305,7 +305,7 @@ fn kinds_of_calls_mix() {
     });
 }
 
-/// Nobody reads or writes a buffer before its owner has come, or after its owner has left.
+/// No rank reads or writes a buffer before its owner has arrived, or after its owner has departed.
 #[test]
 fn symmetric_buffers_belong_to_the_call() {
     let scenario = || together(2, |rank| (0..2).for_each(|_| rank.two_shot(Wait::Yield)));
@@ -321,7 +321,7 @@ fn stages_are_reused_by_credit() {
     LINE.into_iter().chain(END).for_each(|steps| must_fail("staged broadcast", Some(3), steps, scenario));
 }
 
-/// The same where each step passes on what the step before has reduced.
+/// The same where each step passes on the data that the step before has reduced.
 #[test]
 fn reduced_parts_follow_the_chunks() {
     let scenario = || together(2, |rank| rank.all_reduce_by(Algorithm::Staged, (STAGES + 1) * STAGE, Wait::Yield));
@@ -341,13 +341,13 @@ fn needs_both_fences(name: &str, preemptions: Option<usize>, scenario: impl Fn()
     must_hold(name, preemptions, &[Step::Wake], scenario);
 }
 
-/// Who sleeps until the other arrives is woken.
+/// A rank that sleeps until the other arrives is woken.
 #[test]
 fn a_sleeper_is_woken_by_an_arrival() {
     needs_both_fences("arrival", Some(3), || together(2, |rank| rank.all_reduce(SHORT, Wait::Sleep)));
 }
 
-/// A root that sleeps until its line is free is woken by the end of the call that used it, whatever it is told besides.
+/// A root that sleeps until its line is free is woken by the end of the call that used it, whatever else it sees.
 #[test]
 fn a_sleeper_is_woken_by_credit() {
     needs_both_fences("credit of a line", Some(2), || {
@@ -358,7 +358,7 @@ fn a_sleeper_is_woken_by_credit() {
     });
 }
 
-/// Who sleeps until the other is done with the call, where both have arrived.
+/// A rank that sleeps until the other has finished the call, after both have arrived.
 #[test]
 fn a_sleeper_is_woken_by_an_end() {
     needs_both_fences("end of two-shot", Some(3), || together(2, |rank| rank.two_shot(Wait::Sleep)));
@@ -400,7 +400,7 @@ fn announcements_are_read_whole() {
     }
 }
 
-/// Who waits for a rank that has come to the call, and has announced its next one over links, is not misled.
+/// A rank that waits for one which has arrived at the call and announced its next one over links is not misled.
 #[test]
 fn an_announcement_of_a_later_call_is_no_mismatch() {
     must_hold("later announcement", Some(3), &[], || {

@@ -1,6 +1,5 @@
-//! One-shot: each rank with something to say writes it once, each rank takes what it needs from all the others' slots.
-//!
-//! One step whatever the number of ranks. Every reader does the whole reduction, which is why this is for small data.
+//! One-shot: each rank writes its input once, and reads what it needs from all the others' slots. It takes one step for
+//! any number of ranks. Every reader does the whole reduction, so this is for small data.
 
 use super::board::Board;
 use super::task::{Outcome, Task, Turn};
@@ -13,7 +12,7 @@ use crate::wire::Collective;
 #[derive(Debug, Default)]
 pub(super) struct OneShot {
     published: bool,
-    /// Next rank to take from.
+    /// Next rank to read from.
     next: usize,
 }
 
@@ -26,7 +25,7 @@ pub(crate) fn slot_bytes(shape: &Shape, segment: usize) -> usize {
     segments.saturating_mul(segment)
 }
 
-/// Whether `rank` writes its slot. In a reduction the root does, too: in place, its input is gone after the first step.
+/// Whether `rank` writes its slot. In a reduction the root does, too: in place, the first step overwrites its input.
 pub(super) fn writes(shape: &Shape, rank: usize) -> bool {
     match shape.collective {
         Collective::Broadcast | Collective::Scatter => rank == shape.root,
@@ -58,8 +57,8 @@ impl OneShot {
                 if let Some(turn) = missing {
                     return turn;
                 }
-                // SAFETY: by the caller the input holds all its segments; the choice of this algorithm has seen to it
-                // that they fit into a slot.
+                // SAFETY: by the caller the input holds all its segments; this algorithm is only chosen if they fit
+                // into a slot.
                 unsafe { publish(board, task) };
             }
             self.published = true;
@@ -115,7 +114,7 @@ unsafe fn publish(board: &Board, task: &Task<'_>) {
     }
 }
 
-/// Takes `source`'s part of our result. Reductions go in rank order, from the first two ranks on.
+/// Reads `source`'s part of our result. Reductions go in rank order, from the first two ranks on.
 ///
 /// # Safety
 /// As [`super::run`]; the slots up to `source` must be complete.
@@ -161,8 +160,8 @@ unsafe fn take(board: &Board, task: &Task<'_>, source: usize) {
     }
 }
 
-/// The payload that `source` has published: in `words` when it is short. Ours, too, because in place the input is
-/// overwritten before its turn comes.
+/// The payload that `source` has published: in `words` when it is short. Ours is read here, too, because in place the
+/// input is overwritten before its turn.
 ///
 /// # Safety
 /// `source`'s slot must be complete.

@@ -1,4 +1,4 @@
-//! A call from start to end: turns, and what a rank does between them.
+//! A call from start to end: its turns, and the waits between them.
 
 use std::time::{Duration, Instant};
 
@@ -84,7 +84,7 @@ pub(crate) unsafe fn run(
     }
 }
 
-/// Longest sleep before the failure flag is looked at again.
+/// Longest sleep before the failure flag is checked again.
 const SLICE: Duration = Duration::from_millis(50);
 
 struct Waiter<'a> {
@@ -140,7 +140,7 @@ impl Waiter<'_> {
         if let Some((other, theirs)) = elsewhere(board, task) {
             return Err(self.supervisor.mismatch(other, task.header, theirs));
         }
-        // First whether it has left, then whether it came before that.
+        // First whether it has left, then whether it arrived before that.
         if self.supervisor.has_left(peer) && !board.has(peer, what) {
             return Err(self.supervisor.left(&task.header, peer));
         }
@@ -153,7 +153,7 @@ impl Waiter<'_> {
         let slice = SLICE.min(self.policy.deadline - waited);
         let since = Instant::now();
         let alone = board.sleep(slice, || board.has(peer, what) || self.supervisor.has_failed());
-        // An interrupted sleep ends early; what comes then may have its waker still on the way.
+        // An interrupted sleep ends early; the waker of a message found then may still be under way.
         let slept = since.elapsed();
         if alone && slept >= slice && board.has(peer, what) {
             self.supervisor.woke_late(peer, slept);
@@ -162,15 +162,15 @@ impl Waiter<'_> {
     }
 }
 
-/// The error for a rank that has made other calls than we have: which, its digest does not tell.
+/// The error for a rank that has made other calls than we have; its digest does not show which.
 fn stray(supervisor: &dyn Supervisor, header: &Header, peer: usize) -> Error {
     supervisor.mismatch(peer, *header, Header { crc: !header.crc, ..*header })
 }
 
-/// A rank that has not come to this call but has announced one over links that is as late or later.
+/// A rank that has not arrived at this call but has announced one over links with the same or a later number.
 fn elsewhere(board: &Board, task: &Task<'_>) -> Option<(usize, Header)> {
     (0..board.ranks()).filter(|&r| r != board.rank()).find_map(|rank| {
-        // First what it announced, then whether it has come: the other way round it could do both in between.
+        // First its announcement, then its arrival: in the other order it could do both in between.
         let theirs = board.announcement(rank)?;
         let later = theirs.seq.wrapping_sub(task.header.seq) < u32::MAX / 2;
         let is_here = board.has_arrived(rank, task.number) || board.has_finished(rank, task.number);

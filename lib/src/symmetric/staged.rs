@@ -1,10 +1,9 @@
-//! Staged: ordinary buffers pass in chunks through areas of the board that all ranks map.
-//!
-//! One step per chunk: a rank copies what others need of its input into its area (never what only it needs itself),
-//! and takes what it needs from theirs. An all_reduce is two-shot: in a step each rank reduces its part of one
-//! chunk, which stands in everybody's areas, and fetches the finished parts of the chunk before. So it takes one step more
-//! than there are chunks, whatever the number of ranks, where a ring waits for its neighbour 2(n - 1) times per chunk. With more ranks
-//! than cores every wait is a switch of the scheduler, and this is what counts.
+//! Staged: ordinary buffers pass in chunks through the ranks' stages in the shared region. One step per chunk: a rank
+//! copies those parts of its input that others need into its stage, and reads the parts that it needs from theirs. An
+//! all_reduce is two-shot: in a step each rank reduces its part of one chunk from all stages, and copies out the
+//! finished parts of the chunk before. So it takes one step more than there are chunks, for any number of ranks; a ring
+//! waits for its neighbour 2(n - 1) times per chunk. With more ranks than cores every wait is a context switch, so the
+//! number of waits matters most.
 //!
 //! A rank writes up to [`STAGES`](super::layout::STAGES) chunks ahead of the slowest reader.
 
@@ -16,17 +15,17 @@ use crate::algorithm::Shape;
 use crate::reduce::stream;
 use crate::wire::Collective;
 
-/// Outputs of so many bytes or more are written around the cache.
+/// Outputs of so many bytes or more are written by non-temporal stores.
 const STREAM: usize = 8 << 20;
 
 /// How far a rank is.
 #[derive(Debug)]
 pub(super) struct Staged {
-    /// Number at the board of the first step.
+    /// Number of the first step in the shared region.
     first: u64,
     /// Elements of a segment per step; the last chunk may be shorter.
     chunk: usize,
-    /// Elements between two ranks' parts of a chunk, where ranks reduce parts for each other.
+    /// Elements between two ranks' parts of a chunk, if ranks reduce parts for each other.
     part: usize,
     chunks: usize,
     steps: usize,
@@ -40,7 +39,7 @@ fn is_two_shot(shape: &Shape) -> bool {
     matches!(shape.collective, Collective::AllReduce | Collective::Reduce)
 }
 
-/// Elements of a segment that one step can carry through an area of `area` bytes; 0 when it is too small for anything.
+/// Elements of a segment that one step can carry through a stage of `area` bytes; 0 when that is too small.
 pub(crate) fn largest_chunk(shape: &Shape, elem: usize, area: usize) -> usize {
     let (ranks, line) = (shape.ranks, line(elem));
     match shape.collective {
@@ -53,7 +52,7 @@ pub(crate) fn largest_chunk(shape: &Shape, elem: usize, area: usize) -> usize {
     }
 }
 
-/// Whether `rank` takes something from `source`'s area.
+/// Whether `rank` reads from `source`'s stage.
 fn reads(shape: &Shape, rank: usize, source: usize) -> bool {
     let needs = match shape.collective {
         Collective::Broadcast | Collective::Scatter => source == shape.root,
@@ -67,7 +66,7 @@ fn has_output(shape: &Shape, rank: usize) -> bool {
     shape.output_segments(rank) > 0
 }
 
-/// Place of `reader`'s share among those that `writer` has for the others.
+/// Index of `reader`'s part among those that `writer` has for the others.
 fn place(writer: usize, reader: usize) -> usize {
     reader - usize::from(reader > writer)
 }
@@ -136,7 +135,7 @@ impl Staged {
         }
     }
 
-    /// Whether everything that this step reads is there.
+    /// Whether everything that this step reads has arrived.
     fn others_are_here(&self, board: &Board, task: &Task<'_>) -> Result<(), Turn> {
         let (shape, rank) = (&task.plan.shape, board.rank());
         if self.taken == self.chunks && !has_output(shape, rank) {
@@ -148,7 +147,7 @@ impl Staged {
         Ok(())
     }
 
-    /// Writes what others need in the step after those published.
+    /// Writes the data that others need in the first unpublished step.
     ///
     /// # Safety
     /// As [`super::run`].
@@ -157,7 +156,7 @@ impl Staged {
         let shape = &task.plan.shape;
         if writes(shape, board.rank()) {
             self.credit(board, step)?;
-            // SAFETY: forwarded from the caller; nobody reads the area any more.
+            // SAFETY: forwarded from the caller; no rank reads the stage any more.
             unsafe { self.write(board, task, step) };
             board.publish(self.number(step), &task.header, [0; 3], self.written(task.plan, step));
         }
@@ -165,12 +164,12 @@ impl Staged {
         Ok(())
     }
 
-    /// The area of `step` may be written.
+    /// The stage of `step` may be written.
     fn credit(&self, board: &mut Board, step: usize) -> Result<(), Turn> {
         board.no_stage(self.number(step)).map_or(Ok(()), Err)
     }
 
-    /// Bytes of our area as far as `step` may have written to them; what is not written is as it was.
+    /// Bytes of our stage up to the last that `step` may have written; others keep their old values.
     fn written(&self, plan: &Plan, step: usize) -> usize {
         let elements = match plan.shape.collective {
             _ if is_two_shot(&plan.shape) => plan.shape.ranks * self.part,
@@ -182,10 +181,10 @@ impl Staged {
         elements * plan.elem
     }
 
-    /// Our chunk for `step`, but for what only we need.
+    /// Our chunk for `step`, without the part that only we need.
     ///
     /// # Safety
-    /// As [`super::run`]; the area must be ours to write.
+    /// As [`super::run`]; the stage must be ours to write.
     unsafe fn write(&self, board: &Board, task: &Task<'_>, step: usize) {
         let plan = task.plan;
         let (shape, rank, elem) = (&plan.shape, board.rank(), plan.elem);
@@ -195,7 +194,7 @@ impl Staged {
         let area = board.stage(rank, self.number(step));
         let range = self.range(plan, step);
         let others = (0..shape.ranks).filter(|&r| r != rank);
-        // SAFETY: ranges lie within the segments, and what is written fits into the area (`largest_chunk`).
+        // SAFETY: ranges lie within the segments, and the written bytes fit into the stage (`largest_chunk`).
         unsafe {
             match shape.collective {
                 Collective::AllReduce | Collective::Reduce => {
@@ -219,7 +218,7 @@ impl Staged {
         }
     }
 
-    /// One step of a collective whose results come straight from the areas.
+    /// One step of a collective whose results come straight from the stages.
     ///
     /// # Safety
     /// As [`super::run`]; everything that the step reads must have come.
@@ -236,9 +235,9 @@ impl Staged {
             board.stage(source, number).wrapping_add(place).cast_const()
         };
         let whole = |source: usize| board.stage(source, number).cast_const();
-        // Each begins with its own, so that no rank's area is everybody's first.
+        // Each rank begins with its own stage, so that ranks do not all begin with the same one.
         let sources = (1..shape.ranks).map(|i| (rank + i) % shape.ranks);
-        // SAFETY: by the caller; ranges lie within segments and areas.
+        // SAFETY: by the caller; ranges lie within segments and stages.
         unsafe {
             match shape.collective {
                 Collective::ReduceScatter => {
@@ -263,8 +262,8 @@ impl Staged {
         }
     }
 
-    /// One step of a two-shot collective: reduces our part, publishes it with the next chunk, and only then takes the finished
-    /// parts of the chunk before, so that the others need not wait for that.
+    /// One step of a two-shot collective: reduces our part, publishes it with the next chunk, and only then copies out
+    /// the finished parts of the chunk before, so that the others do not wait for this copy.
     ///
     /// # Safety
     /// As [`super::run`]; everything that the step reads must have come.
@@ -286,7 +285,7 @@ impl Staged {
             };
             let sources: Vec<_> = (0..shape.ranks).map(from).collect();
             let next = board.stage(rank, self.number(step + 1));
-            // SAFETY: by the caller; parts lie within the areas, and there is credit for the next one.
+            // SAFETY: by the caller; parts lie within the stages, and there is credit for the next one.
             unsafe {
                 let result = output.wrapping_add(skip);
                 match shape.collective {

@@ -17,7 +17,7 @@ pub(crate) struct Plan {
     pub(crate) kernels: Kernels,
     /// World size for `avg`, else 1.
     pub(crate) divisor: usize,
-    /// Header without sequence number; its algorithm says which of the two this is.
+    /// Header without sequence number; it names the algorithm.
     pub(crate) header: Header,
 }
 
@@ -32,11 +32,11 @@ impl Plan {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Done,
-    /// Some rank's buffers are not in symmetric memory: all ranks know, and nothing was written.
+    /// Some rank's buffers are not in symmetric memory. All ranks know it, and nothing was written.
     NotSymmetric,
 }
 
-/// What one turn came to.
+/// The result of one turn.
 #[derive(Debug)]
 pub(super) enum Turn {
     Ended(Outcome),
@@ -46,7 +46,7 @@ pub(super) enum Turn {
     Mismatch(usize, Header),
     /// This rank has made other calls before.
     Stray(usize),
-    /// What this rank wrote is not what was read; how it differs.
+    /// A checksum of this rank's data does not match; how it differs.
     Corrupt(usize, String),
 }
 
@@ -55,12 +55,12 @@ pub(super) struct Task<'a> {
     pub(super) plan: &'a Plan,
     pub(super) header: Header,
     pub(super) buffers: Buffers,
-    /// Number at the board of the call, or of the step it is at.
+    /// Number of the call, or of its current step, in the shared region.
     pub(super) number: u64,
 }
 
 impl Task<'_> {
-    /// `rank`'s message of this call if it has come: blocked until then, mismatch when it is of another call.
+    /// `rank`'s message of this call if it has arrived: blocked until then, mismatch when it is of another call.
     #[inline]
     pub(super) fn message(&self, board: &Board, rank: usize) -> Result<Message, Turn> {
         if !board.has_arrived(rank, self.number) {

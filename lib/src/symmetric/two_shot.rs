@@ -1,9 +1,11 @@
-//! Symmetric: ranks read and write each other's buffers where they are.
+//! Two-shot: ranks read and write each other's buffers directly.
 //!
-//! 1. *Meet*: each rank says where its buffers lie in symmetric memory, and learns where the others' lie. Nobody's input
-//!    is read before its owner has come. If some buffer lies elsewhere, all ranks see it, and all take another algorithm.
-//! 2. *Work*: without a word. all_reduce is two-shot: a rank reduces its part of all inputs into all outputs.
-//! 3. *Leave*: nobody returns, and may touch its buffers, before all are done with them.
+//! 1. *Arrive*: each rank publishes the locations of its buffers in symmetric memory, and reads those of the others. No
+//!    rank's input is read before its owner has arrived. If some buffer lies elsewhere, all ranks see it, and all take
+//!    another algorithm.
+//! 2. *Compute*, without further messages. all_reduce is two-shot: a rank reduces its part of all inputs into all
+//!    outputs.
+//! 3. *Depart*: no rank returns, and may touch its buffers, before all have finished with them.
 
 use std::sync::Arc;
 
@@ -14,7 +16,7 @@ use super::work::{combine, copy, share};
 use crate::reduce::stream;
 use crate::wire::Collective;
 
-/// From so many bytes per rank on, outputs are written around the cache.
+/// From so many bytes per rank on, outputs are written by non-temporal stores.
 const STREAM: usize = 4 << 20;
 
 #[derive(Debug)]
@@ -34,7 +36,7 @@ pub(super) struct TwoShot {
     places: Vec<Place>,
 }
 
-/// Where a rank's buffers lie; id 0: not in symmetric memory, or no such buffer.
+/// Location of a rank's buffers; id 0: not in symmetric memory, or no such buffer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Place {
     input_id: u32,
@@ -56,7 +58,7 @@ impl Place {
 impl TwoShot {
     pub(super) fn new(registry: &Registry, task: &Task<'_>, rank: usize) -> TwoShot {
         let (shape, bytes) = (&task.plan.shape, task.plan.bytes());
-        // A buffer that this rank does not use (an empty slice, mostly) says at least which allocation the rank has.
+        // A buffer that this rank does not use (usually an empty slice) at least names the rank's allocation.
         let find = |segments: usize, address: *const u8| registry.find(address, segments * bytes);
         let input = find(shape.input_segments(rank), task.buffers.input);
         let output = find(shape.output_segments(rank), task.buffers.output);
@@ -98,8 +100,8 @@ impl TwoShot {
                 }
                 Stage::Meet { .. } => {
                     board.everyone_arrived(task.number);
-                    // SAFETY: forwarded from the caller; every rank has come, so that its buffers are ours to use as the
-                    // collective says, until we say that we have finished.
+                    // SAFETY: forwarded from the caller; every rank has arrived, so its buffers are ours to use as the
+                    // collective says, until we have finished.
                     let worked = unsafe { self.work(board, task) };
                     stream::fence();
                     board.finish(task.number);
@@ -119,15 +121,15 @@ impl TwoShot {
         }
     }
 
-    /// Our share; `false` when the buffers' places do not allow it. All ranks decide from the same places.
+    /// Our part; `false` when the buffers' locations do not allow it. All ranks decide from the same locations.
     ///
     /// # Safety
-    /// As [`TwoShot::advance`]: all ranks have come.
+    /// As [`TwoShot::advance`]: all ranks have arrived.
     unsafe fn work(&self, board: &Board, task: &Task<'_>) -> bool {
         let plan = task.plan;
         let shape = &plan.shape;
         let (rank, ranks, root, bytes) = (board.rank(), board.ranks(), shape.root, plan.bytes());
-        // Everybody has the allocation that everybody names. Of two-sided buffers only.
+        // All ranks name, and have, the same allocation. Only for buffers that every rank has.
         let common = |id: fn(&Place) -> u32| {
             let first = id(&self.places[0]);
             (first != 0 && self.places.iter().all(|p| id(p) == first)).then_some(first)
@@ -143,15 +145,16 @@ impl TwoShot {
             self.output.as_ref()?.place(target, self.places[target].output, segments * bytes)
         };
         let ours = task.buffers.output;
-        // A place that is not inside its region would be the peer's mistake: then every rank must do without, so this is
-        // looked at for all ranks before anything is written.
+        // A location outside its region would be the peer's mistake. Every rank must then fall back, so all locations
+        // are checked before anything is written.
         let inputs = inputs.filter(|_| (0..ranks).all(|r| input(r, 0).is_some()));
         let outputs = outputs.filter(|_| (0..ranks).all(|r| output(r).is_some()));
         // Complete where `inputs` holds.
         let sources = |segment| (0..ranks).filter_map(|r| input(r, segment)).collect::<Vec<_>>();
         let root_output = outputs.and_then(|_| self.output.as_ref()?.place(root, self.places[root].output, bytes));
         let streams = bytes.saturating_mul(shape.output_segments(root).max(1)) >= STREAM;
-        // SAFETY: all places were checked against their regions; ranks write disjoint parts, and read what nobody writes.
+        // SAFETY: all locations were checked against their regions; ranks write disjoint parts, and read only unwritten
+        // ones.
         unsafe {
             match shape.collective {
                 Collective::AllReduce if inputs.is_some() && outputs.is_some() => {
@@ -165,7 +168,7 @@ impl TwoShot {
                     combine(plan, &sources(rank), &[ours], 0..plan.count, streams);
                 }
                 Collective::Reduce if inputs.is_some() => match root_output {
-                    // All know where the root's output is: each reduces its part into it.
+                    // All ranks know the root's output, and each reduces its part into it.
                     Some(target) => {
                         combine(plan, &sources(0), &[target], share(plan.count, plan.elem, rank, ranks), streams)
                     }
@@ -175,7 +178,7 @@ impl TwoShot {
                 Collective::Gather if inputs.is_some() && rank != root => {}
                 Collective::AllGather | Collective::Gather | Collective::AllToAll if inputs.is_some() => {
                     let segment = if shape.collective == Collective::AllToAll { rank } else { 0 };
-                    // Each begins with its own, so that no rank's memory is everybody's first target.
+                    // Each rank begins with its own memory, so that ranks do not all begin with the same target.
                     let sources = sources(segment);
                     for source in (0..ranks).map(|i| (rank + i) % ranks) {
                         copy(sources[source], ours.wrapping_add(source * bytes), bytes, streams);
@@ -198,7 +201,7 @@ impl TwoShot {
         if plan.shape.collective != Collective::Broadcast || !outputs {
             return false;
         }
-        // All have the root's allocation when their outputs lie in it, or what they pass as input.
+        // All ranks have the root's allocation if their outputs, or the buffers that they pass as input, lie in it.
         let holder = if inputs { &self.input } else { &self.output };
         let (Some(holder), Some(allocation)) = (holder, &self.output) else { return false };
         if !inputs && from.input_id != self.ours.output_id {

@@ -1,32 +1,32 @@
-//! The words by which ranks at the board agree, with their memory orderings: all of the protocol's are in this file, and in
-//! [`Sequence`](crate::transport::shm::Sequence), the number of a line.
+//! The atomic words of the shared region, with their memory orderings. All orderings of the protocol are in this file
+//! and in [`Sequence`](crate::transport::shm::Sequence), the number of a line.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::transport::sync::{AtomicU32, AtomicU64, Futex, Step, fence, order};
 
-/// Last call that a rank is done with.
+/// Last call that a rank has finished.
 #[repr(transparent)]
 #[derive(Debug, Default)]
 pub(super) struct Finished(AtomicU64);
 
 impl Finished {
-    /// We read nothing of `call` and the calls before any more, and have written what others await of them.
+    /// We read nothing more of `call` and the calls before it, and have written all that others await of them.
     #[inline(always)]
     pub(super) fn set(&self, call: u64) {
         self.0.store(call, order(Step::Finish, Ordering::Release));
     }
 
-    /// What was read may be written again, what was written may be read.
+    /// Data that was read may be written again, and written data may be read.
     #[inline(always)]
     pub(super) fn get(&self) -> u64 {
         self.0.load(order(Step::SeeFinished, Ordering::Acquire))
     }
 }
 
-/// Number and digest of the last call that a rank has begun, which tell when ranks have made different ones. It orders nothing:
-/// who sees that a call has ended sees its stamp, or a later one.
+/// Number and digest of the last call that a rank has begun, to detect different calls. It orders nothing: a rank that
+/// sees the end of a call also sees its stamp, or a later one.
 #[repr(transparent)]
 #[derive(Debug, Default)]
 pub(super) struct Stamp(AtomicU64);
@@ -43,7 +43,7 @@ impl Stamp {
     }
 }
 
-/// What a rank says of its calls, in one cache line: who looks for credit sees both.
+/// A rank's state of its calls, in one cache line: a check for credit reads both words.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub(super) struct Ends {
@@ -57,13 +57,13 @@ pub(super) struct Ends {
 pub(super) struct Sleepers(AtomicU32);
 
 impl Sleepers {
-    /// A glance, after a fence.
+    /// A relaxed read, after a fence.
     #[inline(always)]
     pub(super) fn any(&self) -> bool {
         self.0.load(Ordering::Relaxed) != 0
     }
 
-    /// One more. The sleeper's fence must follow, and then another look for what is awaited.
+    /// One more. The sleeper's fence must follow, and then another check of the awaited condition.
     pub(super) fn enter(&self) {
         self.0.fetch_add(1, order(Step::Wake, Ordering::AcqRel));
     }
@@ -73,8 +73,8 @@ impl Sleepers {
     }
 }
 
-/// Whether a rank sleeps: 1 from before it does until somebody wakes it, or it wakes by itself. All changes are exchanges:
-/// sleeper and wakers agree on their order without any thought of what a plain store might be ordered with.
+/// Whether a rank sleeps: 1 from before it sleeps until it is woken or wakes by itself. All changes are atomic
+/// exchanges, so sleeper and wakers agree on their order without reasoning about plain stores.
 #[repr(transparent)]
 #[derive(Debug, Default)]
 pub(super) struct Asleep(Futex);
@@ -90,7 +90,7 @@ impl Asleep {
         self.0.wait(1, slice);
     }
 
-    /// True when nobody has woken us.
+    /// True when no rank has woken us.
     pub(super) fn get_up(&self) -> bool {
         self.0.word().swap(0, order(Step::Wake, Ordering::AcqRel)) != 0
     }
@@ -113,7 +113,7 @@ pub(super) struct Announcement {
 }
 
 impl Announcement {
-    /// By one rank only. Announcements are rare next to what follows them, so a full fence is cheap.
+    /// By one rank only. Announcements are rare compared with calls, so a full fence is cheap.
     pub(super) fn write(&self, words: [u64; 4]) {
         let number = self.number.load(Ordering::Relaxed);
         self.number.store(number + 1, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Reducing and copying where everything can be reached.
+//! Reducing and copying between mapped buffers.
 
 use std::ops::Range;
 
@@ -6,7 +6,7 @@ use super::task::Plan;
 use crate::reduce::stream;
 use crate::transport::sync;
 
-/// Reductions of more than two ranks go through a piece of this many bytes that stays in the first-level cache.
+/// Reductions of more than two ranks go through a block of this many bytes that stays in the L1 cache.
 const PIECE: usize = 8 << 10;
 
 /// `rank`'s part of `count` elements: in whole cache lines, as far as they go.
@@ -70,7 +70,7 @@ pub(super) unsafe fn combine(
     }
 }
 
-/// What is streamed is ordered by the fence at the end of the work.
+/// The fence at the end of the work orders streamed stores.
 ///
 /// # Safety
 /// Valid for `bytes`; equal or apart.

@@ -21,7 +21,7 @@ impl Comm {
         self.submit_with(buffers, prepare, |inner, call| unsafe { inner.execute(call, true) })
     }
 
-    /// As `submit`, carried out by somebody else.
+    /// As `submit`, for calls that another component runs.
     pub(crate) fn submit_with<B: Send + 'static>(
         &self,
         buffers: B,

@@ -1,7 +1,7 @@
-//! From arguments to a call whose lengths are checked. Blocking, asynchronous and grouped calls are made of these.
+//! Turns arguments into a call with checked lengths. Blocking, asynchronous and grouped calls use these functions.
 //!
-//! `n` is the world size. Lengths that cannot be right give [`Error::InvalidArgument`] before anything is sent; lengths that
-//! are right here but differ from another rank's give [`Error::Mismatch`] naming both.
+//! `n` is the world size. Invalid lengths give [`Error::InvalidArgument`] before anything is sent. Lengths that are
+//! valid here but differ from another rank's give [`Error::Mismatch`] naming both.
 
 use super::memory::{Memory, MemoryMut};
 use crate::Call;
@@ -19,8 +19,8 @@ pub(super) fn buffers(input: &(impl Memory + ?Sized), output: &mut (impl MemoryM
 
 /// What lengths must be.
 impl Inner {
-    /// A call of an input and an output, which a rank that has none of them ignores.
-    // Always inlined: with the collective known, what follows from it is.
+    /// A call with an input and an output. A rank ignores the buffer that it does not have.
+    // Always inlined: the collective is a constant at each call site, so its shape folds away.
     #[inline(always)]
     pub(crate) fn call(
         &self,
@@ -47,7 +47,7 @@ impl Inner {
             return Err(self.not_divisible(&asked, len));
         }
         let count = if segments > 1 { len / segments } else { len };
-        // The one is where the other has this segment.
+        // The smaller buffer is this segment of the larger one.
         let (of_input, of_output) =
             self.shape(asked.collective, asked.root).in_place(self.state.rank).unwrap_or((0, 0));
         let (base, segment) = (buffer.address_mut(), count * buffer.dtype().size());

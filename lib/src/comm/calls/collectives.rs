@@ -1,7 +1,7 @@
 //! Blocking collectives. Each checks its arguments, then hands pointers to the executor.
 //!
-//! `n` is the world size. Lengths that cannot be right give [`Error::InvalidArgument`](crate::Error::InvalidArgument) before
-//! anything is sent; lengths that are right here but differ from another rank's give
+//! `n` is the world size. Invalid lengths give [`Error::InvalidArgument`](crate::Error::InvalidArgument) before
+//! anything is sent. Lengths that are valid here but differ from another rank's give
 //! [`Error::Mismatch`](crate::Error::Mismatch) naming both.
 
 use super::table::{asked, collectives};
@@ -14,7 +14,7 @@ macro_rules! blocking {
         impl Comm {
             $(blocking! { @ $form $collective $arguments $name [$(#[$doc])*] })*
 
-            /// Nobody returns before everybody has called.
+            /// No rank returns before all ranks have called.
             pub fn barrier(&self) -> Result<()> {
                 self.inner.run(Ok(self.inner.barrier()))
             }

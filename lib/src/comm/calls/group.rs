@@ -1,4 +1,4 @@
-//! Groups: several calls that run as one, so that their order among themselves does not matter.
+//! Groups: several calls that run as one, in no particular order among themselves.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -27,9 +27,9 @@ impl Comm {
     /// the calls: a later collective sends while an earlier one still receives. Short all_reduces of one type and operator
     /// (up to 4 KiB each) are packed into one of up to 64 KiB.
     ///
-    /// Sends and receives in one group cannot deadlock among the ranks of the group, whatever their order. Every rank must
-    /// add the same collectives in the same order, and each pair of ranks its messages; a rank that does otherwise, or makes a
-    /// collective without the group, gets [`Error::Mismatch`].
+    /// Sends and receives in one group cannot deadlock among the ranks of the group, whatever their order. Every rank
+    /// must add the same collectives in the same order, and each pair of ranks its messages. Otherwise, or when a rank
+    /// makes a collective outside the group, the ranks get [`Error::Mismatch`].
     ///
     /// ```
     /// # fn main() -> tinynccl::Result<()> {
@@ -129,7 +129,7 @@ macro_rules! grouped {
 }
 collectives!(grouped);
 
-/// Those whose ranks have lengths of their own, and the barrier.
+/// Collectives with a length per rank, and the barrier.
 impl<'a> Group<'a> {
     /// Adds [`Comm::all_gather_v`].
     pub fn all_gather_v<T: Element>(

@@ -1,11 +1,11 @@
-//! Memory that calls are made of: slices, or buffers whose element type is known at run time.
+//! The memory of a call: slices, or buffers whose element type is known at run time.
 
 use crate::dtype::{DType, Element};
 
-/// What a call reads.
+/// Memory that a call reads.
 ///
 /// # Safety
-/// `address` is where `elements` elements of `dtype` lie, for as long as the value is borrowed.
+/// `address` must point to `elements` elements of `dtype` for as long as the value is borrowed.
 pub(crate) unsafe trait Memory {
     /// Type of the elements.
     fn dtype(&self) -> DType;
@@ -15,10 +15,10 @@ pub(crate) unsafe trait Memory {
     fn address(&self) -> *const u8;
 }
 
-/// What a call writes.
+/// Memory that a call writes.
 ///
 /// # Safety
-/// As [`Memory`], and nobody else touches the elements while the value is borrowed.
+/// As [`Memory`], and nothing else may access the elements while the value is borrowed.
 pub(crate) unsafe trait MemoryMut: Memory {
     /// Where the elements lie.
     fn address_mut(&mut self) -> *mut u8;

@@ -9,16 +9,16 @@ use crate::error::{Error, Result};
 use crate::executor::{self, WaitPolicy};
 use crate::wire::{Algorithm, Header};
 
-/// One shift of [`Comm::neighbour_exchange`]: what goes out on one side, and what comes in on the other.
+/// One shift of [`Comm::neighbour_exchange`]: a message out on one side, and one in on the other.
 #[derive(Debug)]
 pub struct Exchange<'a, T> {
-    /// Who gets `send`; `None` where there is nobody (the border of a grid): nothing is sent.
+    /// The receiver of `send`; `None` at the border of a grid, where nothing is sent.
     pub to: Option<usize>,
     /// Sent.
     pub send: &'a [T],
-    /// Whom `recv` comes from; `None`: `recv` is left as it is.
+    /// The sender of `recv`; `None` leaves `recv` unchanged.
     pub from: Option<usize>,
-    /// Received: as long as what `from` sends.
+    /// The received elements: as many as `from` sends.
     pub recv: &'a mut [T],
 }
 
@@ -41,18 +41,18 @@ impl Comm {
         self.inner.run(self.inner.send(data, peer))
     }
 
-    /// Receives from `peer` what it [`Comm::send`]s to us.
+    /// Receives the elements that `peer` [`Comm::send`]s to us.
     pub fn recv<T: Element>(&self, data: &mut [T], peer: usize) -> Result<()> {
         self.not_self("recv", peer)?;
         self.inner.run(self.inner.recv(data, peer))
     }
 
-    /// Waits until a message that `peer` sends can be received (`MPI_Probe`), up to `limit`; true if there is one: a [`Comm::recv`] of it
-    /// will not wait for its beginning. False is no failure: the communicator goes on. Which of several senders comes first is
-    /// found out by asking them in turn.
+    /// Waits up to `limit` until a message from `peer` can be received (`MPI_Probe`). If true, a [`Comm::recv`] does
+    /// not wait for the message's beginning. False is no failure: the communicator stays usable. To find the first of
+    /// several senders, probe them in turn.
     ///
-    /// Before the first message between two ranks the link is opened, which waits for the peer's call as [`Comm::recv`] does, whatever
-    /// `limit`.
+    /// The first message between two ranks opens their link, which waits for the peer's call as [`Comm::recv`] does,
+    /// regardless of `limit`.
     ///
     /// ```
     /// # fn main() -> tinynccl::Result<()> {
@@ -134,9 +134,9 @@ impl Comm {
 
     /// Several shifts at once: the exchange of borders (halos) on a ring or a grid. It cannot deadlock.
     ///
-    /// Between two ranks the k-th message that one sends in its list is the k-th that the other receives in its list. With
-    /// one entry per direction, in the same order on every rank, that is right for grids of any size, those of one or
-    /// two ranks (where several neighbours are one rank, or we ourselves) included.
+    /// Between two ranks the k-th message that one sends in its list is the k-th that the other receives in its list.
+    /// With one entry per direction, in the same order on every rank, this works for grids of any size, including those
+    /// of one or two ranks, where several neighbours are the same rank or our own.
     ///
     /// ```
     /// # fn main() -> tinynccl::Result<()> {

@@ -1,4 +1,4 @@
-//! Registered buffers: memory of the caller's that RDMA devices send from without a copy.
+//! Registered buffers: caller's memory that RDMA devices send without a copy.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -14,11 +14,11 @@ use crate::transport::Registration;
 /// Use it as a slice (`&buffer[..]`, `&mut buffer`): calls recognise it, and any part of it. Over other transports it is an
 /// ordinary buffer.
 ///
-/// It owns the elements, and that is the point. A registration is of pages, not of an address: if memory could be freed
-/// while it is registered, other memory that gets the same address later would be taken for it, and the device would send the
-/// old pages. Here the elements cannot be freed, grown or replaced before the registration is gone: [`Persistent::into_inner`] and
-/// dropping end it first, and who forgets the value (`std::mem::forget`) leaks both. A guard that borrows the memory would not
-/// do: forgetting that one would leave a registration of memory that may be freed.
+/// It owns the elements so that a registration never outlives its pages. A registration belongs to pages, not to an
+/// address. If registered memory could be freed, new memory at the same address would be taken for it, and the device
+/// would send the old pages. [`Persistent::into_inner`] and dropping end the registration before the elements can be
+/// freed, grown or replaced. `std::mem::forget` leaks both. A guard that borrows the memory would not suffice:
+/// forgetting the guard would leave a registration of memory that may be freed.
 ///
 /// ```
 /// # fn f(comm: &tinynccl::Comm) -> tinynccl::Result<()> {
@@ -44,7 +44,7 @@ impl<T: Element> Persistent<T> {
 
     /// Ends the registration and gives the elements back.
     pub fn into_inner(self) -> Vec<T> {
-        // Dropped here, before anybody else has the elements.
+        // Dropped here, before the caller gets the elements.
         let Persistent { registration: _registration, data } = self;
         data
     }
@@ -70,15 +70,16 @@ impl<T: Element> fmt::Debug for Persistent<T> {
 }
 
 impl Comm {
-    /// Registers the elements with every RDMA device that this rank uses, so that messages of 4 KiB and more go out from where
-    /// they lie: the sender does not copy them. Registering pins the pages and costs a system call and time per page: do
-    /// it once for a buffer that many calls use. It is local, no other rank needs to call it, and holds for all communicators
-    /// made from the same rendezvous.
+    /// Registers the elements with every RDMA device that this rank uses. The devices then send messages of 4 KiB and
+    /// more without a copy at the sender. Registering pins the pages and costs a system call and time per page: do it
+    /// once for a buffer that many calls use. It is local (no other rank needs to call it) and holds for all
+    /// communicators made from the same rendezvous.
     ///
-    /// Calls take the buffer as they take any slice, asynchronous ones as a whole. Received data still passes through a slot of
-    /// the link, and so does what is reduced on its way. With `TINYNCCL_CHECKSUM` everything is copied.
+    /// Calls take the buffer as they take any slice; asynchronous calls take it whole. Received data, and data reduced
+    /// on its way, still pass through a slot of the link. With `TINYNCCL_CHECKSUM` everything is copied.
     ///
-    /// Where links are not RDMA (`TINYNCCL_TRANSPORT` is not `verbs`) nothing is registered, which the log says once per buffer.
+    /// If links are not RDMA (`TINYNCCL_TRANSPORT` is not `verbs`), nothing is registered; the log says so once per
+    /// buffer.
     ///
     /// # Errors
     /// [`Error::Os`](crate::Error::Os) when a device refuses, most often for the limit of locked memory, which it then names. The elements are dropped.
@@ -100,7 +101,7 @@ impl Comm {
 }
 
 impl Comm {
-    /// Registers memory with the devices that carry the links; `None` where it is of no use.
+    /// Registers memory with the devices that carry the links; `None` without such devices.
     ///
     /// # Safety
     /// The memory must stay allocated, at its place, until the registration is dropped.
@@ -114,8 +115,8 @@ pub(in crate::comm) mod sealed {
     pub trait Sealed {}
 }
 
-/// What an asynchronous call takes as its buffer, and gives back: it owns its elements, at a place that does not change when it
-/// is moved.
+/// The buffer that an asynchronous call takes and gives back. It owns its elements, whose address does not change when
+/// the buffer is moved.
 pub trait OwnedBuffer: sealed::Sealed + DerefMut<Target = [Self::Element]> + Send + 'static {
     /// Type of the elements.
     type Element: Element;

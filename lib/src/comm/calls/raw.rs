@@ -1,4 +1,4 @@
-//! Calls by address, for callers that learn the type of the elements at run time: bindings to other languages.
+//! Calls by address, for callers that learn the element type at run time, such as bindings to other languages.
 
 use std::ops::{Deref, Range};
 
@@ -18,7 +18,7 @@ pub struct RawCall {
     call: Call,
     input: *const u8,
     output: *mut u8,
-    /// Where ranks have lengths of their own.
+    /// Set for calls with a length per rank.
     ranges: Option<Ranges>,
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct Ranges {
     pub(crate) recv: Vec<Range<usize>>,
 }
 
-// SAFETY: addresses alone; who hands them to `run_raw` or `enqueue_raw` vouches for the memory.
+// SAFETY: addresses alone; the caller of `run_raw` or `enqueue_raw` vouches for the memory.
 unsafe impl Send for RawCall {}
 // SAFETY: as above.
 unsafe impl Sync for RawCall {}
@@ -125,7 +125,7 @@ impl RawCall {
         }
     }
 
-    /// How far the input lies behind the output in the in-place form, in elements.
+    /// Offset of the input from the output in the in-place form, in elements.
     fn in_place(&self, rank: usize, size: usize) -> Option<isize> {
         if self.ranges.is_some() || self.collective == Collective::SendRecv {
             return None;
@@ -135,7 +135,7 @@ impl RawCall {
         isize::try_from(self.count).ok()?.checked_mul(output as isize - input as isize)
     }
 
-    /// What can be said of the addresses alone.
+    /// Checks the addresses alone.
     fn check(&self, rank: usize, size: usize) -> Result<()> {
         let elem = self.dtype.size();
         let (reads, writes) = self.lengths(rank, size);
@@ -169,7 +169,7 @@ impl Inner {
         let (rank, size) = (self.state.rank, self.size());
         let name = raw.name();
         raw.check(rank, size)?;
-        // Null may come with nothing to read or write.
+        // Null is valid if there is nothing to read or write.
         let some = |at: *mut u8| if at.is_null() { std::ptr::dangling_mut::<u64>().cast() } else { at };
         let buffers = Buffers { input: some(raw.input.cast_mut()), output: some(raw.output) };
         let (reads, writes) = raw.lengths(rank, size);
@@ -194,7 +194,7 @@ impl Inner {
         }
     }
 
-    /// The calls that are not between us and ourselves; those are carried out.
+    /// Runs the messages of a rank to itself and returns the other calls.
     ///
     /// # Safety
     /// As [`Comm::run_raw`].
@@ -269,14 +269,15 @@ impl Comm {
         unsafe { self.inner.run_calls(calls, false) }
     }
 
-    /// Queues the same behind the asynchronous calls made so far. `done` gets the outcome, in the thread that carried the call
-    /// out: the communicator's progress thread, which does nothing else meanwhile, or the one that called [`Queued::help`].
+    /// Queues the same behind the asynchronous calls made so far. `done` gets the outcome in the thread that ran the
+    /// call: the communicator's progress thread, which does nothing else meanwhile, or the thread that called
+    /// [`Queued::help`].
     ///
-    /// What `done` returns is called when the call has ended for everybody and the next one may begin; it may make calls itself, and
-    /// wait for them with [`Queued::help`].
+    /// `done` returns a function, which is called when the call has ended for all waiters and the next one may begin.
+    /// That function may make calls itself, and wait for them with [`Queued::help`].
     ///
-    /// With `leave`, and nothing before it, the call lies for up to two milliseconds, so that its waiter can come and help; for short
-    /// calls, which most callers wait for at once.
+    /// With `leave` and an empty queue the call stays queued for up to two milliseconds, so that a waiting thread can
+    /// run it itself. This suits short calls, which most callers wait for at once.
     ///
     /// # Safety
     /// As [`Comm::run_raw`], until `done` is called.

@@ -1,8 +1,8 @@
-//! The collectives, once. Every form of a call is made of this list: blocking, asynchronous and grouped calls of a
+//! The list of collectives. Every form of a call expands from it: blocking, asynchronous and grouped calls of a
 //! [`Comm`](crate::comm::Comm), those of a process group and of its batches, and the calls of a
 //! [`DeviceComm`](crate::cuda::DeviceComm).
 //!
-//! A new collective is a line here and its [`Shape`](crate::algorithm::Shape): from that follow lengths and in-place
+//! A new collective needs a line here and its [`Shape`](crate::algorithm::Shape), which determines lengths and in-place
 //! form.
 
 /// Expands `$form! { lines }`. A line has the documentation of the blocking call, then

@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::executor::{Buffers, Transfers};
 use crate::wire::Collective;
 
-/// Ranges of these lengths, one after the other from 0: what most callers of the `v` collectives want.
+/// Ranges of these lengths, one after the other from 0, as most callers of the `v` collectives need them.
 ///
 /// ```
 /// assert_eq!(tinynccl::comm::packed(&[3, 0, 2]), [0..3, 3..3, 3..5]);
@@ -33,14 +33,15 @@ pub fn packed(counts: &[usize]) -> Vec<Range<usize>> {
 }
 
 impl Comm {
-    /// `input[send[r]]` goes to rank `r`, and `output[recv[r]]` becomes what rank `r` sends to us. Both lists have one range
-    /// per rank, our own included; `recv` ranges must not overlap, elements of `output` outside of them are left as they were.
+    /// `input[send[r]]` goes to rank `r`, and `output[recv[r]]` receives rank `r`'s elements for us. Both lists have
+    /// one range per rank, our own included. `recv` ranges must not overlap; elements of `output` outside of them stay
+    /// unchanged.
     ///
-    /// `recv[r]` must be as long as rank `r`'s range for us; where the receivers do not know, an [`Comm::all_to_all`] of the
-    /// lengths tells them.
+    /// `recv[r]` must be as long as rank `r`'s range for us. If the receivers do not know these lengths, exchange them
+    /// by [`Comm::all_to_all`] first.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for lists and ranges that cannot be right; [`Error::Mismatch`] when two ranks disagree.
+    /// [`Error::InvalidArgument`] for invalid lists and ranges; [`Error::Mismatch`] when two ranks disagree.
     ///
     /// ```
     /// # fn main() -> tinynccl::Result<()> {
@@ -223,7 +224,7 @@ impl Inner {
         Ok(uneven(c, T::DTYPE, root, buffers(input, output), transfers))
     }
 
-    /// The other ranks from the next one on, so that no rank is everybody's first target.
+    /// The other ranks from the next one on, so that ranks do not all begin with the same target.
     fn others(&self) -> impl Iterator<Item = usize> + use<> {
         let (me, n) = (self.state.rank, self.size());
         (1..n).map(move |k| (me + k) % n)

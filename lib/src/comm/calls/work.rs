@@ -41,8 +41,8 @@ impl<B> Work<B> {
         !self.origin.is_here() || lock(&self.shared.outcome).is_some()
     }
 
-    /// Waits for the end and gives the buffers back. Finite: the call itself fails at the communicator's deadline. An
-    /// error in a child of the process that made the call, which is complete there alone.
+    /// Waits for the end and gives the buffers back. The wait is finite: the call fails at the communicator's deadline.
+    /// In a forked child it is an error, because the call completes only in the process that made it.
     pub fn wait(self) -> Result<B> {
         self.origin.check(|| "wait".to_owned(), self.rank)?;
         let mut outcome = lock(&self.shared.outcome);

@@ -14,7 +14,8 @@ use crate::wire::{Algorithm, Collective, Header};
 use std::sync::Arc;
 
 impl Inner {
-    /// Runs `calls` together, over links: at the board, nobody could wait for a message at the same time. Small all_reduces are packed ([`pack`]); everything else has a task of its own.
+    /// Runs `calls` together over links: a rank that waits at the shared region cannot also wait for messages. Small
+    /// all_reduces are packed ([`pack`]); every other call is a task.
     ///
     /// # Safety
     /// As [`executor::run`]: every call's buffers must be as large as the call says, and valid until this returns.
@@ -40,8 +41,8 @@ impl Inner {
         outcome
     }
 
-    /// A send and a receive together. A send of one message that finds a free slot is over at once, so that the receive
-    /// can be made alone.
+    /// A send and a receive together. A send of one message that finds a free slot completes at once; the receive then
+    /// runs alone.
     ///
     /// # Safety
     /// As [`Inner::batch`].
@@ -64,7 +65,7 @@ impl Inner {
                     self.over_links(&mut engine, &recv.call, Turn { seq, before: 0 }, recv.buffers, false)
                 };
             }
-            // Nothing was sent: the number is free again.
+            // Nothing was sent, so the number is free again.
             let counter = &mut engine.sent[send.peer];
             *counter = counter.wrapping_sub(1);
         }
@@ -118,7 +119,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Opens all links of messages point to point first, in the order that cannot deadlock, whatever the order of the calls.
+    /// Opens all links of point-to-point messages first, in an order that cannot deadlock, independent of the order of
+    /// calls.
     fn open_messages(&self, engine: &mut Engine, calls: &[Bound]) -> Result<()> {
         let messages = calls.iter().filter(|call| call.collective == Collective::SendRecv);
         if messages.clone().all(|call| engine.links.get(message::CHANNEL, call.partner(self.state.rank)).is_some()) {
@@ -127,7 +129,7 @@ impl Inner {
         self.open(engine, messages.map(|call| (message::CHANNEL, call.partner(self.state.rank))))
     }
 
-    /// The next call's plan, header and buffers; `lengths` is what a pack says of its calls.
+    /// The next call's plan, header and buffers; `lengths` describes the calls of a pack.
     fn planned(&self, engine: &mut Engine, call: &Bound, lengths: Option<u32>) -> Result<(Arc<Plan>, Header, Buffers)> {
         let seq = engine.next_seq(&call.call, self.state.rank);
         let mut turn = Turn { seq, before: 0 };

@@ -1,4 +1,4 @@
-//! The board: memory that all ranks of a host map. How it is opened, and how a call is carried out at it.
+//! The shared region: memory that all ranks of a host map. Opens it, and runs calls in it.
 
 use crate::Call;
 use crate::bootstrap::Digests;
@@ -10,7 +10,7 @@ use crate::symmetric::{self, Board, Layout, Outcome, Plan, Registry};
 use crate::trace::{self, Recorder};
 use crate::wire::{Algorithm, Collective, Header};
 
-/// A communicator's board.
+/// A communicator's shared region.
 #[derive(Debug, Default)]
 pub(in crate::comm) enum BoardState {
     /// Opened with the first collective.
@@ -22,7 +22,7 @@ pub(in crate::comm) enum BoardState {
 }
 
 impl BoardState {
-    /// A collective begins, at the board or over links.
+    /// A collective begins, in the shared region or over links.
     #[inline]
     pub(in crate::comm) fn made(&mut self, digests: &Digests) {
         if let BoardState::Open(board) = self {
@@ -30,7 +30,8 @@ impl BoardState {
         }
     }
 
-    /// Tells ranks that wait at the board which call we make over links. Messages point to point are nobody's business.
+    /// Announces our call over links to ranks that wait at the shared region. Point-to-point messages are not
+    /// announced.
     #[inline]
     pub(super) fn announce(&self, header: &Header) {
         if let BoardState::Open(board) = self
@@ -42,7 +43,7 @@ impl BoardState {
 }
 
 impl Inner {
-    /// Opens the board on the first collective call; every rank makes that one.
+    /// Opens the shared region on the first collective call, which every rank makes.
     #[inline]
     pub(in crate::comm) fn open_board(&self, engine: &mut Engine) -> Result<()> {
         if matches!(engine.board, BoardState::Unopened) { self.open_board_now(engine) } else { Ok(()) }
@@ -74,7 +75,7 @@ impl Inner {
         self.size() > 1 && state.members.iter().all(|&m| state.control.shares_memory(m))
     }
 
-    /// A call at the board by this algorithm.
+    /// A call in the shared region by this algorithm.
     pub(super) fn board_plan(&self, call: &Call, algorithm: Algorithm) -> Plan {
         Plan {
             shape: self.shape(call.collective, call.root),
@@ -86,7 +87,7 @@ impl Inner {
         }
     }
 
-    /// Runs a call at the board.
+    /// Runs a call in the shared region.
     ///
     /// # Safety
     /// As [`symmetric::run`].
@@ -117,7 +118,7 @@ impl Inner {
     }
 }
 
-/// The end of a call at the board, for the trace. A call whose buffers are not symmetric goes on over links.
+/// The end of a call in the shared region, for the trace. A call whose buffers are not symmetric continues over links.
 #[cold]
 fn record(recorder: &mut Recorder, plan: &Plan, header: &Header, outcome: &Result<Outcome>) {
     let call = trace::Call {

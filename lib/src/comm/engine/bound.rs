@@ -1,4 +1,4 @@
-//! A call together with its memory: all that the engine needs to carry it out.
+//! A call together with its memory: all that the engine needs to run it.
 
 use crate::Call;
 use crate::executor::{Buffers, Transfers};
@@ -8,7 +8,7 @@ use crate::executor::{Buffers, Transfers};
 pub(crate) struct Bound {
     pub(crate) call: Call,
     pub(crate) buffers: Buffers,
-    /// Where each pair of ranks has a length of its own; the call has no count then.
+    /// Set if each pair of ranks has its own length; the call then has no count.
     pub(in crate::comm) transfers: Option<Box<Transfers>>,
 }
 

@@ -8,8 +8,8 @@ use crate::error::{Error, Result};
 use crate::topology::{Choice, choose};
 use crate::wire::{Algorithm, Collective};
 
-/// Longest message of a collective that reduces on three or more ranks: what arrives whole is read again at once, and should
-/// still be in the L2 cache. Two ranks combine what arrives piece by piece.
+/// Longest message of a collective that reduces on three or more ranks. A message that arrives whole is read again at
+/// once and should still be in the L2 cache. Two ranks combine data in chunks as it arrives.
 const REDUCED_MESSAGE: usize = 256 << 10;
 
 impl Inner {
@@ -26,7 +26,7 @@ impl Inner {
             .ok_or_else(|| Error::invalid(collective.name(), format!("no algorithm for {} ranks", shape.ranks)))
     }
 
-    /// Says once per collective that the algorithm which was asked for was not taken.
+    /// Logs once per collective that the requested algorithm was not taken.
     pub(super) fn warn_refused(&self, shape: &Shape, choice: &Choice) {
         let Some(refused) = choice.refused else { return };
         let bit = 1 << shape.collective as u8;
@@ -42,8 +42,8 @@ impl Inner {
     }
 }
 
-/// `choice` among the algorithms that reduce in rank order; `None` when there is none. What was asked for, `forced`, may be
-/// refused.
+/// `choice` among the algorithms that reduce in rank order; `None` when there is none. The requested algorithm,
+/// `forced`, may be refused.
 fn in_rank_order(mut choice: Choice, shape: &Shape, forced: Option<Algorithm>) -> Option<Choice> {
     choice.estimates.retain(|e| algorithm::keeps_rank_order(e.algorithm, shape));
     if !choice.estimates.iter().any(|e| e.algorithm == choice.algorithm) {

@@ -47,7 +47,7 @@ impl Inner {
         engine.board.announce(&Header { seq: engine.seq, ..header });
         self.open(engine, program.links())?;
         let Engine { links, .. } = engine;
-        // Both ends of a link must cut alike: with more ranks, they would depend on links between others.
+        // Both ends of a link must cut alike. With more ranks, the cut would depend on links between other ranks.
         let two = call.collective == Collective::SendRecv || (self.size() == 2 && !call.collective.reduces());
         let message = match two && links.lend_long(program.links().into_iter()) {
             true => message::long_length(&options, call.collective),

@@ -10,7 +10,7 @@ const SHORTEST: usize = 32 << 10;
 /// The channel of point-to-point messages: apart from the collectives', so that the two never wait for each other.
 pub(in crate::comm) const CHANNEL: u32 = 1 << 16;
 
-/// What `rank` does for a message from `sender` to `receiver`.
+/// `rank`'s program for a message from `sender` to `receiver`.
 pub(super) fn program(rank: usize, sender: usize, receiver: usize) -> Program {
     let step = if rank == sender {
         Step::Send { to: receiver as u32, src: Loc::input(0, 0) }
@@ -20,7 +20,7 @@ pub(super) fn program(rank: usize, sender: usize, receiver: usize) -> Program {
     Program { parts: 1, span: 1, scratch_segments: 0, lanes: vec![Lane { channel: CHANNEL, steps: vec![step] }] }
 }
 
-/// Longest message over a link that cuts it up, or lends it whole: a system call reads so much in about 50 us.
+/// Longest message over a link that cuts it itself or passes it by zero copy: one system call reads it in about 50 us.
 const LONGEST: usize = 1 << 20;
 
 /// Message size for `bytes` bytes, where the link does not cut messages up by itself. In shared memory the receiver copies

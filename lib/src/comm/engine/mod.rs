@@ -1,5 +1,5 @@
-//! Carries calls out. A call comes down this road: [`run`] numbers it and compares it with the other ranks', [`route`] says how
-//! it goes (kept from its first time), and it runs at the [`board`] or over links.
+//! Runs calls. [`run`] numbers a call and compares it with the other ranks', [`route`] decides its route (cached after
+//! the first use), and the call runs in the shared region ([`board`]) or over links.
 
 pub(in crate::comm) mod batch;
 pub(in crate::comm) mod board;
@@ -50,13 +50,13 @@ pub(crate) struct Inner {
     pub(in crate::comm) _home: Option<Arc<Home>>,
 }
 
-/// What a running call needs exclusively.
+/// State that a running call holds exclusively.
 pub(in crate::comm) struct Engine {
     pub(in crate::comm) links: Links,
     pub(in crate::comm) workspace: Workspace,
     /// Memory of packed calls.
     packed: Vec<u64>,
-    /// How the calls of late are carried out.
+    /// Routes of recent calls.
     routes: Vec<(Call, Route)>,
     pub(in crate::comm) board: BoardState,
     pub(in crate::comm) registry: Registry,
@@ -65,7 +65,7 @@ pub(in crate::comm) struct Engine {
     /// Messages sent to and received from each rank, point to point.
     sent: Vec<u32>,
     pub(in crate::comm) received: Vec<u32>,
-    /// Asked for: taken wherever it can do the collective.
+    /// The requested algorithm, taken for every collective that it supports.
     pub(in crate::comm) forced: Option<Algorithm>,
     pub(in crate::comm) tuned: Tuned,
 }
@@ -89,7 +89,7 @@ impl Engine {
         }
     }
 
-    /// The next calls ask again how they go.
+    /// The next calls look up their routes again.
     pub(in crate::comm) fn forget_routes(&mut self) {
         self.routes.clear();
     }
@@ -111,7 +111,7 @@ impl Inner {
         &self.state
     }
 
-    /// What knows of failures, for those that outlive a call.
+    /// Failure state, for objects that outlive a call.
     pub(crate) fn state_shared(&self) -> Arc<State> {
         self.state.clone()
     }

@@ -1,8 +1,8 @@
 //! Small all_reduces of a group become one: copied side by side, reduced together, copied back.
 //!
-//! A message costs about as much as copying some kilobytes, so many short calls cost mostly messages. Which calls are put
-//! together depends on nothing but the group's list of calls, which is the same on every rank; a number made of the
-//! lengths travels in the header, so that ranks whose lists differ still notice, even where the sums agree.
+//! A message costs about as much as copying some kilobytes, so messages dominate the cost of many short calls. The
+//! packing depends only on the group's list of calls, which is the same on every rank. The header carries a hash of the
+//! lengths, so ranks whose lists differ are detected even if the sums agree.
 
 use super::bound::Bound;
 use crate::dtype::{DType, ReduceOp};
@@ -13,7 +13,7 @@ const LONGEST: usize = 4 << 10;
 /// Most bytes in one pack.
 const CAPACITY: usize = 64 << 10;
 
-/// What runs as one call.
+/// A unit that runs as one call.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Unit {
     /// A call, by its index.
@@ -87,7 +87,8 @@ impl Pack {
         (self.count * calls[self.calls[0]].dtype.size()).div_ceil(8)
     }
 
-    /// What the header of its messages says of the calls: how many (the upper 12 bits), and a hash of their lengths.
+    /// The description of the calls in the messages' header: their number (the upper 12 bits), and a hash of their
+    /// lengths.
     pub(super) fn digest(&self, calls: &[Bound]) -> u32 {
         // FNV-1a.
         let hash = self.calls.iter().fold(0xcbf2_9ce4_8422_2325u64, |hash, &call| {

@@ -1,4 +1,4 @@
-//! Asynchronous calls on their way: a queue, one progress thread, and waiters that carry out their own call.
+//! Asynchronous calls: a queue, one progress thread, and waiting threads that run their own call.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,15 +10,15 @@ use crate::comm::state::lock;
 use crate::error::{Error, Result};
 use crate::fork::Origin;
 
-/// How often the progress thread looks for calls that were left to their waiters; it takes those that it sees twice.
+/// Interval at which the progress thread looks for calls left to their waiters. It takes those that it sees twice.
 const DOZE: Duration = Duration::from_millis(1);
-/// How often the progress thread looks for such calls in vain before it sleeps until it is woken.
+/// How often the progress thread finds no such call before it sleeps until it is woken.
 const DOZES: u32 = 50;
 
-/// What is left to do when a call has ended and the next one may begin.
+/// Work to do after a call has ended and the next one may begin.
 pub type After = Option<Box<dyn FnOnce()>>;
 
-/// A queued call. It is told whether it runs in the background, on the progress thread.
+/// A queued call. Its argument says whether it runs in the background, on the progress thread.
 pub(super) type Job = Box<dyn FnOnce(bool) -> After + Send>;
 
 /// Calls in the order they were made; one runs at a time.
@@ -40,13 +40,13 @@ struct Jobs {
     waiting: VecDeque<Job>,
     /// Jobs begun so far: the number of the first one in `waiting`.
     begun: u64,
-    /// One has begun and not ended, on whichever thread.
+    /// A job is running, on any thread.
     running: bool,
-    /// Jobs before this number are the progress thread's to begin; one behind them is left to its waiter for now.
+    /// The progress thread begins jobs before this number; a later one is left to its waiter for now.
     due: u64,
     /// How many could be left to their waiters.
     left: u64,
-    /// The progress thread sleeps until it is woken, and nobody has.
+    /// The progress thread sleeps and has not been woken.
     asleep: bool,
     draining: usize,
     closed: bool,
@@ -77,11 +77,11 @@ pub struct Queued {
 }
 
 impl Queued {
-    /// Carries out the calls up to this one in this thread, unless one is running elsewhere. For who is about to wait for it: to
-    /// hand a short call to another thread and its result back takes longer than the call.
+    /// Runs the calls up to this one in this thread, unless one is running elsewhere. Use it before a wait: handing a
+    /// short call to another thread and its result back takes longer than the call.
     ///
     /// # Errors
-    /// In a child of the process that made the call, where it never ends.
+    /// In a forked child of the process that made the call, where the call never ends.
     pub fn help(&self) -> Result<()> {
         let queue = &self.queue;
         queue.origin.check(|| "wait".to_owned(), queue.rank)?;
@@ -114,8 +114,8 @@ impl Queue {
         Arc::new(Queue { origin: Origin::here(), rank, pending: AtomicUsize::new(0), jobs, changed, drained })
     }
 
-    /// Appends a job; starts the progress thread with the first one. With `leave` it may lie for up to two [`DOZE`]s when there is
-    /// nothing before it, so that its waiter can come and carry it out.
+    /// Appends a job; the first one starts the progress thread. With `leave` and an empty queue it may stay queued for
+    /// up to two [`DOZE`]s, so that its waiter can run it.
     pub(in crate::comm) fn push(
         self: &Arc<Self>,
         name: impl FnOnce() -> String,
@@ -136,7 +136,7 @@ impl Queue {
         }
         let left = leave && !jobs.running && jobs.waiting.is_empty();
         jobs.left += u64::from(left);
-        // Who is awake looks by itself.
+        // A running progress thread looks by itself.
         let wake = std::mem::take(&mut jobs.asleep) || !left;
         let number = jobs.next();
         if !left {
@@ -184,7 +184,7 @@ impl Queue {
         }
     }
 
-    /// Runs a job that has begun, ends it, and does what is left to do.
+    /// Runs a job that has begun, ends it, and does the remaining work.
     fn carry_out(&self, job: Job, background: bool) -> MutexGuard<'_, Jobs> {
         let after = job(background);
         let mut jobs = lock(&self.jobs);
@@ -193,7 +193,7 @@ impl Queue {
         if jobs.draining > 0 {
             self.drained.notify_all();
         }
-        // The progress thread looks by itself what is next.
+        // The progress thread finds the next job by itself.
         if !background && (jobs.begun < jobs.due || jobs.closed) {
             self.changed.notify_all();
         }

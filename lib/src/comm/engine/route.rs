@@ -1,4 +1,4 @@
-//! How a call is carried out: decided when it is first made, kept, and explained by the same rules.
+//! The route of a call: decided when the call is first made, cached, and explained by the same function.
 
 use std::sync::Arc;
 
@@ -12,17 +12,17 @@ use crate::symmetric::{self, Registry};
 use crate::topology::Choice;
 use crate::wire::{Algorithm, Collective};
 
-/// Routes kept per communicator; the least recently used one goes first.
+/// Routes cached per communicator; the least recently used one is evicted first.
 const ROUTES: usize = 512;
 
-/// Entries at the front that stay where they are when they are used: calls that alternate move nothing.
+/// Entries at the front that keep their position when used, so that alternating calls move nothing.
 const FRONT: usize = 8;
 
 /// A call that was made before.
 pub(super) struct Route {
-    /// How it goes through the memory that all ranks map, if it does.
+    /// Its plan in the shared region, if it takes that.
     pub(super) board: Option<symmetric::Plan>,
-    /// How it goes over links; compiled when it first does.
+    /// Its plan over links, compiled on first use.
     plan: Option<Arc<Plan>>,
 }
 
@@ -33,7 +33,7 @@ impl Route {
         self.plan.as_ref().ok_or_else(|| Error::invalid("comm", "a call over links that was not prepared"))
     }
 
-    /// Whether it goes through the slots, whatever its buffers are.
+    /// Whether it takes the slots, whatever its buffers are.
     #[inline]
     pub(super) fn is_one_shot(&self) -> bool {
         self.board.as_ref().is_some_and(|plan| plan.header.algorithm == Algorithm::OneShot as u8)
@@ -41,7 +41,7 @@ impl Route {
 }
 
 impl Inner {
-    /// Place of the route of `call`. The common case is one of the last calls again.
+    /// Index of the route of `call`. Usually it is one of the last calls.
     #[inline]
     pub(super) fn route(&self, engine: &mut Engine, call: &Call) -> usize {
         match engine.routes.iter().position(|(known, _)| known == call) {
@@ -54,7 +54,7 @@ impl Inner {
         }
     }
 
-    /// Place of the route of a call over links, whose plan is compiled on first use.
+    /// Index of the route of a call over links, whose plan is compiled on first use.
     #[inline]
     pub(super) fn prepare(&self, engine: &mut Engine, call: &Call) -> Result<usize> {
         let place = self.route(engine, call);
@@ -76,23 +76,23 @@ impl Inner {
         0
     }
 
-    /// The algorithm of a collective with segments of so many bytes through the board, and the bytes of a segment that
-    /// pass at once; `None`: over links.
+    /// The shared-region algorithm of a collective with segments of so many bytes, and the bytes of a segment per step;
+    /// `None`: over links.
     fn through_board(&self, engine: &Engine, shape: &Shape, segment: usize, elem: usize) -> Option<(Algorithm, usize)> {
         let BoardState::Open(board) = &engine.board else { return None };
         if !algorithm::through_memory(shape.collective) {
             return None;
         }
-        // Taken wherever it fits, unless another algorithm is asked for.
+        // Taken wherever it fits, unless another algorithm is requested.
         if matches!(engine.forced, None | Some(Algorithm::OneShot))
             && symmetric::slot_bytes(shape, segment) <= board.slot_bytes()
         {
             return Some((Algorithm::OneShot, segment));
         }
-        // A link that lends a segment on ordinary pages copies it once; the board copies it twice.
+        // A link with zero copy copies a segment on ordinary pages once; staging copies it twice.
         let is_lent = engine.tuned.model.lend_from.is_some_and(|from| segment >= from);
         let wanted = match engine.forced {
-            // Two ranks do as well or better over their link, but for a broadcast.
+            // Two ranks are as fast or faster over their link, except for a broadcast.
             None => shape.ranks > 2 || shape.ranks == 2 && shape.collective == Collective::Broadcast && !is_lent,
             Some(forced) => forced == Algorithm::Staged && shape.ranks > 1,
         };
@@ -107,7 +107,7 @@ impl Inner {
         forced: Option<Algorithm>,
         call: &Call,
     ) -> Option<symmetric::Plan> {
-        // Nothing passes that could be checked where ranks use each other's buffers.
+        // Ranks that use each other's buffers move no bytes that could be checked.
         let may = matches!(forced, None | Some(Algorithm::TwoShot))
             && !self.state.config.checksum
             && registry.in_use()

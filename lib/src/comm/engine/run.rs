@@ -1,4 +1,5 @@
-//! One call from start to end: counted and compared with the other ranks', then carried out at the board or over links.
+//! One call from start to end: numbered and compared with the other ranks', then run in the shared region or over
+//! links.
 
 use super::board::BoardState;
 use super::bound::Bound;
@@ -13,14 +14,14 @@ use crate::wire::{Algorithm, Collective, Header};
 /// A call's place among the others.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Turn {
-    /// Its number, of its kind.
+    /// Its number among the calls of its kind.
     pub(super) seq: u32,
     /// Digest of the collectives before it; 0 for a message.
     pub(super) before: u32,
 }
 
 impl Turn {
-    /// The header of this call's messages, made from what all such calls have.
+    /// The header of this call's messages, made from the template of its key.
     #[inline]
     pub(super) fn of(self, header: &Header) -> Header {
         Header { seq: self.seq, crc: self.before, ..*header }
@@ -154,7 +155,8 @@ impl Inner {
 }
 
 impl Comm {
-    /// A collective that others carry out for the same ranks (their devices) counts among ours: it is compared as ours are.
+    /// A collective that another component runs for the same ranks (on their devices) counts as ours and is compared
+    /// alike.
     pub(crate) fn note(&self, call: &Call) {
         let Inner { state, engine, .. } = &*self.inner;
         let mut engine = lock(engine);

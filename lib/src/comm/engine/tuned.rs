@@ -23,7 +23,7 @@ pub enum Source {
 /// How the cost model came about.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tuning {
-    /// Where the figures come from.
+    /// The source of the figures.
     pub source: Source,
     /// Messages that this rank sent and received to measure.
     pub messages: u64,
@@ -67,7 +67,7 @@ impl Tuned {
         Tuned::new(model, Tuning { source: Source::BuiltIn, messages: 0, took: Duration::ZERO, file: None }, seats)
     }
 
-    /// `model` for ranks that sit like this.
+    /// `model` for ranks in this placement.
     pub(in crate::comm) fn new(model: CostModel, tuning: Tuning, seats: Vec<Seat>) -> Tuned {
         let tuned = Tuned { model, tuning, seats }.placed();
         let (ranks, cores) = tuned.crowd(0);

@@ -1,4 +1,4 @@
-//! How long a call spins, gives its core away and sleeps before it gives up.
+//! How long a call spins, yields and sleeps before it gives up.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -6,11 +6,11 @@ use std::time::Duration;
 use crate::comm::Inner;
 use crate::executor::WaitPolicy;
 
-/// Longest spinning where the core is wanted by others.
+/// Longest spinning on a shared core.
 const SHARED_SPIN: Duration = Duration::from_micros(2);
 
 impl Inner {
-    /// Whether a waiting call keeps a core from the caller's computation, or from the very rank that is awaited.
+    /// Whether a waiting call may keep a core from the caller's computation, or from the rank that it waits for.
     #[inline]
     fn shares_core(&self, background: bool) -> bool {
         background || self.oversubscribed.load(Ordering::Relaxed)
@@ -18,18 +18,18 @@ impl Inner {
 
     pub(crate) fn wait_policy(&self, background: bool) -> WaitPolicy {
         let config = &self.state.config;
-        // Who shares a core spins just long enough for a peer that is in the same call already.
+        // A rank that shares a core spins just long enough for a peer that is already in the same call.
         let (spin, turns) =
             if self.shares_core(background) { (config.spin.min(SHARED_SPIN), 2) } else { (config.spin, 32) };
         let yields = if background { Duration::from_micros(20) } else { Duration::from_micros(200) };
         WaitPolicy { turns, spin, yields, deadline: config.timeout }
     }
 
-    /// As [`Inner::policy`] for the board, where a turn costs a few loads and no system call.
+    /// As [`Inner::policy`] for the shared region, where a turn costs a few loads and no system call.
     pub(super) fn board_wait_policy(&self, background: bool) -> WaitPolicy {
         let config = &self.state.config;
         let (spin, turns) = match self.shares_core(background) {
-            // Whoever is awaited may need this very core.
+            // The awaited rank may need this core.
             true => (Duration::ZERO, 4),
             false => (config.spin, 64),
         };
@@ -37,7 +37,7 @@ impl Inner {
         WaitPolicy { turns, spin, yields, deadline: config.timeout }
     }
 
-    /// How often a short receive looks for its message before it waits as everything else does.
+    /// How often a short receive looks for its message before it waits as other calls do.
     pub(super) fn quick_turns(&self, background: bool) -> u32 {
         if self.shares_core(background) { 1 } else { 256 }
     }

@@ -3,9 +3,9 @@
 use crate::config::Config;
 use crate::error::{Error, Result};
 
-/// What the ranks' messages and choices depend on.
+/// The settings on which the ranks' messages and choices depend.
 ///
-/// The others may differ: deadlines, where ranks listen, how long they spin. Rank 0's count alone for how to tune.
+/// The others may differ: deadlines, listening addresses, spinning times. For tuning, only rank 0's settings count.
 const MUST_AGREE: [&str; 22] = [
     "TINYNCCL_CUDA_PATH_CHECK",
     "TINYNCCL_TRANSPORT",
@@ -37,7 +37,7 @@ pub(super) fn values(config: &Config) -> Vec<String> {
     MUST_AGREE.iter().filter_map(|&name| all.iter().find(|(n, _)| *n == name).map(|(_, v)| v.clone())).collect()
 }
 
-/// Compares the values of all ranks, in rank order. Every rank gets the same verdict.
+/// Compares the values of all ranks, in rank order. Every rank gets the same result.
 ///
 /// # Errors
 /// [`Error::Config`] naming the first knob that differs, the first rank whose value differs from rank 0's, and both values.

@@ -14,9 +14,9 @@ use crate::error::{Error, Result};
 use crate::symmetric::{Allocation, region_bytes};
 use crate::transport::mapping::Mapping;
 
-/// A slice that collectives of its communicator take without a copy, where all ranks share memory.
+/// A slice that collectives of its communicator use without a copy if all ranks share memory.
 ///
-/// Use it as a slice (`&buffer[..]`, `&mut buffer`). Dropping it is local: no other rank needs to follow at once.
+/// Use it as a slice (`&buffer[..]`, `&mut buffer`). Dropping it is local: other ranks may drop theirs later.
 pub struct SymmetricBuffer<T: Element> {
     allocation: Arc<Allocation>,
     rank: usize,
@@ -31,7 +31,7 @@ unsafe impl<T: Element> Send for SymmetricBuffer<T> {}
 unsafe impl<T: Element> Sync for SymmetricBuffer<T> {}
 
 impl<T: Element> SymmetricBuffer<T> {
-    /// Whether the ranks of the communicator really share this memory. If not, it is like any other buffer.
+    /// Whether the ranks of the communicator share this memory. If not, it is an ordinary buffer.
     pub fn is_shared(&self) -> bool {
         self.shared
     }
@@ -66,10 +66,11 @@ impl<T: Element> fmt::Debug for SymmetricBuffer<T> {
 impl Comm {
     /// A zeroed buffer of `len` elements on every rank. Every rank calls it, with the same size in bytes.
     ///
-    /// Collectives larger than [`Config::one_shot`](crate::Config::one_shot) whose buffers (input and output, on all ranks)
-    /// come from here read and write the peers' memory where it is: two-shot all_reduce without a staging copy. Parts of a buffer will do, and
-    /// they need not lie at the same place on all ranks. Where ranks are on several hosts it is ordinary memory.
-    /// Memory is taken in pages: from 2 MiB per rank on in huge ones, where the system has them.
+    /// Collectives larger than [`Config::one_shot`](crate::Config::one_shot) whose buffers (input and output, on all
+    /// ranks) come from here read and write the peers' memory directly: two-shot all_reduce without a staging copy.
+    /// Parts of a buffer qualify, too, and may have different offsets on different ranks. If ranks are on several
+    /// hosts, it is ordinary memory. Memory is allocated in pages: from 2 MiB per rank on in huge pages, if the system
+    /// has them.
     pub fn alloc<T: Element>(&self, len: usize) -> Result<SymmetricBuffer<T>> {
         let inner = &self.inner;
         let state = &inner.state;

@@ -1,4 +1,4 @@
-//! What ranks tell each other while something is set up on top of a communicator.
+//! Values that ranks exchange while something is set up on top of a communicator.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;

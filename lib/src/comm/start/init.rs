@@ -1,4 +1,4 @@
-//! How a communicator comes to be: from the environment, from a unique id, or as threads.
+//! Creates communicators: from the environment, from a unique id, or for threads.
 
 use std::sync::Arc;
 
@@ -48,8 +48,9 @@ impl Comm {
         Comm::network(id, rank, world_size, rank, None, config)
     }
 
-    /// As [`Comm::init`] with `server`'s id, of the rank that brings the server along: it lives as long as the communicator and those
-    /// split from it, and the other ranks know whom they have lost when it ends without a word.
+    /// As [`Comm::init`] with `server`'s id, for the rank that hosts the server. The server lives as long as the
+    /// communicator and those split from it. If it ends without a goodbye, the other ranks know which rank they have
+    /// lost.
     pub fn init_with_server(server: Server, rank: usize, world_size: usize, config: Config) -> Result<Comm> {
         Comm::network(&server.unique_id(), rank, world_size, rank, Some(server), config)
     }
@@ -87,9 +88,9 @@ impl Comm {
         Comm::in_process(world_size, config, None)
     }
 
-    /// As [`Comm::threads`], where every pair of links goes through `wrap(our rank, the peer, the pair)` first: what breaks, or
-    /// slows down, a link ([`crate::transport::faulty`]) shows what the layers above make of it. Both ends of a link are wrapped
-    /// by the same backend. What goes through memory that all ranks map, and no link, is not reached.
+    /// As [`Comm::threads`], with every pair of links wrapped by `wrap(our rank, the peer, the pair)`. A wrapper that
+    /// breaks or slows down a link ([`crate::transport::faulty`]) tests the layers above. Both ends of a link are
+    /// wrapped by the same backend. Calls in the shared region use no link and are not affected.
     pub fn threads_with_links(
         world_size: usize,
         config: Config,

@@ -16,10 +16,10 @@ use crate::transport::{Doorbell, LinkOptions, LinkPair, checksum, inproc};
 
 type Listener = Box<dyn Fn(&Notice) + Send + Sync>;
 
-/// What every pair of links goes through: our rank, the peer, the pair.
+/// Wraps every pair of links: our rank, the peer, the pair.
 pub(super) type Wrap = Box<dyn Fn(usize, usize, LinkPair) -> LinkPair + Send + Sync>;
 
-/// What the ranks of one process share.
+/// State that the ranks of one process share.
 pub(super) struct World {
     size: usize,
     hub: Arc<inproc::Hub>,
@@ -32,7 +32,7 @@ pub(super) struct World {
 #[derive(Default)]
 struct Table {
     exchanges: HashMap<String, HashMap<usize, Vec<u8>>>,
-    /// How many members have taken an exchange's values.
+    /// Number of members that have read an exchange's values.
     taken: HashMap<String, usize>,
     /// Memory on its way from the first rank to the others.
     shared: HashMap<String, Arc<Mapping>>,
@@ -168,7 +168,7 @@ impl Control for Local {
         let wishes = self.exchange(key, members, bytes.to_ne_bytes().to_vec())?;
         let size = |bytes: &Vec<u8>| <[u8; 8]>::try_from(&bytes[..]).map_or(0, usize::from_ne_bytes);
         let wishes: Vec<usize> = wishes.iter().map(size).collect();
-        // The first rank has left its memory in the table before it told its wish.
+        // The first rank puts its memory into the table before it publishes its request.
         let memory = memory.or_else(|| lock(&self.world.table).shared.get(key).cloned());
         self.exchange(&format!("{key}-mapped"), members, Vec::new())?;
         lock(&self.world.table).shared.remove(key);

@@ -1,4 +1,4 @@
-//! Makes communicators: over the network or of threads, from others, with what they measure and share at their start.
+//! Makes communicators: over the network, of threads, or from others. Includes their measurements and shared memory.
 
 mod agree;
 pub(in crate::comm) mod alloc;

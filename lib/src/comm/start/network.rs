@@ -15,10 +15,10 @@ use crate::transport::mapping::Mapping;
 use crate::transport::relay::{Path, Traffic};
 use crate::transport::{ConnectTo, Doorbell, Endpoint, EndpointInfo, LinkOptions, LinkPair, Registration};
 
-/// Between two looks at what a relay has left to do.
+/// Interval between checks whether a relay still has work.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// The ranks that are gone: nobody may wait for a connection from them.
+/// The ranks that are gone: no rank may wait for a connection from them.
 #[derive(Default)]
 struct Gone {
     /// Said goodbye.
@@ -39,7 +39,7 @@ pub(super) struct Network {
     endpoint: Endpoint,
     infos: Vec<EndpointInfo>,
     gone: Arc<(Mutex<Gone>, Condvar)>,
-    /// The ways of other ranks with us that go through others.
+    /// The routes between us and ranks that we reach through relays.
     paths: Vec<Path>,
     /// The rank that hosts the store; `None` when the launcher does.
     store_host: Option<usize>,
@@ -48,7 +48,7 @@ pub(super) struct Network {
 }
 
 impl Network {
-    /// Listens for the other ranks, and tells each where.
+    /// Listens for the other ranks, and publishes the addresses.
     pub(in crate::comm) fn new(session: Session, store_host: Option<usize>, config: &Config) -> Result<Network> {
         let (endpoint, infos) = listen(&session, config)?;
         endpoint.introduce(infos.clone(), None);
@@ -68,7 +68,7 @@ impl Network {
         Ok(Network { session, endpoint, infos, gone, paths, store_host, ids, config })
     }
 
-    /// Why `peer` will not be reached, if it is known.
+    /// Why `peer` cannot be reached, if known.
     fn is_out_of_reach(&self, peer: usize) -> Option<Error> {
         let gone = lock(&self.gone.0);
         let lost = |detail: String| Error::PeerLost {
@@ -81,18 +81,18 @@ impl Network {
         if gone.left.contains(&peer) {
             return Some(lost("it closed its communicator and left".to_owned()));
         }
-        // A relay need not be a member of the communicator, which would hear of its end otherwise.
+        // A relay may be outside the communicator, which would then not learn of its end.
         let path = self.paths.iter().find(|path| path.ends.contains(&peer))?;
         let (relay, detail) = gone.lost.iter().find(|(rank, _)| path.through.contains(rank))?;
         Some(lost(format!("{path}, and rank {relay} is gone: {detail}")))
     }
 
-    /// Relays between others until they can do without us, or nothing has passed for as long as any wait may take.
+    /// Relays between others until no pair needs us any more, or nothing has passed for as long as any wait may take.
     fn relay_on(&self) {
         let (mutex, changed) = &*self.gone;
         let mut gone = lock(mutex);
         let needed = |gone: &Gone| match self.session.is_over() {
-            // Who is still there is not told any more.
+            // The ranks that remain are not notified any more.
             true => self.endpoint.traffic().links > 0,
             false => self.endpoint.is_needed(&|rank| gone.contains(rank)),
         };
@@ -119,11 +119,11 @@ impl Network {
     }
 }
 
-/// Name of a rank's host in what it says of itself.
+/// Key of a rank's host name in its description.
 pub(super) const HOST: &str = "host";
 
-/// Opens this rank's endpoint, where only loopback can reach it if all ranks are of one host, and tells the others. The result is
-/// the endpoint with the descriptions of all, by rank.
+/// Opens this rank's endpoint (on loopback alone if all ranks are on one host) and publishes it. Returns the endpoint
+/// and the descriptions of all ranks, by rank.
 fn listen(session: &Session, config: &Config) -> Result<(Endpoint, Vec<EndpointInfo>)> {
     let infos = session.infos().iter().enumerate();
     let hosts: Vec<Host> = infos
@@ -135,7 +135,7 @@ fn listen(session: &Session, config: &Config) -> Result<(Endpoint, Vec<EndpointI
     let one_host = hosts.iter().all(|host| host.same_network(&hosts[0]));
     let open = if one_host { Endpoint::local } else { Endpoint::new };
     let opened = open(session.rank(), session.secret(), config);
-    // The others should not wait for a rank that cannot be reached, and should hear why.
+    // The others must not wait for an unreachable rank, and must learn the reason.
     let ours: Result<EndpointInfo, String> = opened.as_ref().map(Endpoint::info).map_err(ToString::to_string);
     let ours = serde_json::to_vec(&ours).map_err(|e| Error::invalid("rendezvous", e.to_string()))?;
     let members: Vec<usize> = (0..session.world_size()).collect();
@@ -192,7 +192,7 @@ impl Control for Network {
     fn exchange(&self, key: &str, members: &[usize], value: Vec<u8>) -> Result<Vec<Vec<u8>>> {
         self.session.exchange(key, members, value, self.config.timeout).map_err(|error| {
             match (error, self.store_host) {
-                // Which may be known here before the news of it has gone round.
+                // This rank may know it before the store's notice arrives.
                 (Error::Bootstrap { address, detail }, Some(peer)) if self.session.is_over() => {
                     Error::PeerLost { op: format!("exchange {key:?}"), rank: self.rank(), peer, address, detail }
                 }

@@ -1,13 +1,14 @@
-//! Measuring the links and the memory, when a communicator starts: what rank 0 asks for, in which order, and what it makes of
-//! the times.
+//! Measures the links and the memory when a communicator starts: rank 0's orders, their sequence, and the prices that
+//! it derives from the times.
 //!
-//! Rank 0 leads; one peer per kind of link follows: it is told what comes next, so that only rank 0 looks at the clock.
-//! What is timed are small programs in the executor, so that a hop, a window and a call here cost what they cost in a collective:
+//! Rank 0 leads, and one peer per kind of link follows its orders, so only rank 0 needs the clock. The timed operations
+//! are small programs in the executor, so a hop, a window and a call cost the same here as in a collective:
 //! ```text
 //! ping k        leader    send recv send recv ...        follower    recv send recv send ...     2k hops in one call
 //! exchange      leader    send | recv                    follower    send | recv                 both ways at once
 //! ```
-//! The clock is looked at before each batch; a batch is started when what the last one took says that it will be over in time.
+//! Rank 0 checks the clock before each batch, and starts a batch only if the time of the last one says that it will end
+//! in time.
 
 mod buffer;
 mod clock;
@@ -29,12 +30,12 @@ use crate::topology::{CostModel, LinkCost, Rates, Relays};
 const LINK_SLICE: Duration = Duration::from_millis(3);
 const MEMORY_SLICE: Duration = Duration::from_millis(1);
 
-/// Samples of an exchange to decide about lending.
+/// Samples of an exchange to decide about zero copy.
 const LENDING: usize = 15;
-/// Lending must take less than this share of the time of two copies.
+/// Zero copy must take less than this share of the time of two copies.
 const WORTH: f64 = 0.85;
 
-/// What carries the messages to a peer.
+/// The transport to a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Shm,
@@ -49,8 +50,8 @@ pub(super) struct Peers {
 }
 
 impl Peers {
-    /// From labels that are equal for ranks that share memory: the first of each kind, over the network one that nobody
-    /// relays to: what is measured is a hop.
+    /// Chosen from labels that are equal for ranks that share memory: the first of each kind. Over the network it must
+    /// not be relayed, because one hop is measured.
     pub(super) fn of(labels: &[usize], relays: &Relays) -> Peers {
         let find = |shared: bool| (1..labels.len()).filter(move |&r| (labels[r] == labels[0]) == shared);
         Peers { shm: find(true).next(), tcp: find(false).min_by_key(|&r| relays.hops(0, r)) }
@@ -66,15 +67,15 @@ impl Peers {
     }
 }
 
-/// What rank 0 found.
+/// Rank 0's results.
 pub(super) struct Report {
     pub(in crate::comm) model: CostModel,
     pub(super) messages: u64,
-    /// Nothing disturbed the measurement as far as can be seen.
+    /// No disturbance of the measurement was detected.
     pub(super) steady: bool,
 }
 
-/// Rank 0's side: measures until there is nothing left to measure, or no time.
+/// Rank 0's side: measures until all figures are there or the time is over.
 pub(super) fn lead(comm: &Comm, peers: &Peers, end: Instant) -> Result<Report> {
     let started = Instant::now();
     let mut clock = Clock::new(&Instant::now, end);
@@ -93,7 +94,7 @@ pub(super) fn lead(comm: &Comm, peers: &Peers, end: Instant) -> Result<Report> {
     Ok(Report { model, messages, steady: clock.steady })
 }
 
-/// A follower's side. The number of messages that it took.
+/// A follower's side. Returns the number of messages.
 pub(super) fn follow(comm: &Comm) -> Result<u64> {
     let mut probe = Probe::new(comm, 0, false)?;
     loop {
@@ -125,8 +126,8 @@ impl Link<'_> {
         let many = self.together(guess, SAMPLES, |calls| Order::Ping { rounds: ROUNDS, calls })?;
         let (Some(once), Some(many)) = (once, many) else { return Ok(()) };
         let (alpha_ns, call_ns) = fit::latency(once, many, ROUNDS);
-        // Ranks of one host that wait longer than they spin were not running at the same time: other programs, or
-        // this one's other threads, had the cores. That says nothing about the link.
+        // Ranks of one host that wait longer than they spin did not run at the same time: other programs, or other
+        // threads of this one, had the cores. Such a sample does not measure the link.
         if same_host && alpha_ns > self.probe.comm.config().spin.as_nanos() as f64 / 2.0 {
             log::debug!("{:?}: {alpha_ns} ns for a message: the cores are busy, the built-in figures stay", self.kind);
             self.clock.steady = false;
@@ -148,7 +149,7 @@ impl Link<'_> {
         let mut local = Local::default();
         for (level, bytes) in sizes.into_iter().enumerate() {
             let bytes = bytes.max(4 << 10) / 8 * 8;
-            // Four fifths of the last one still find a sixth of their bytes in memory.
+            // At four fifths of the last footprint, a sixth of the bytes are still in memory.
             let least = if level == 2 { bytes / 5 * 4 } else { bytes };
             if bytes > LARGEST {
                 break;
@@ -186,7 +187,8 @@ impl Link<'_> {
         Ok(())
     }
 
-    /// The least length from which messages on ordinary pages had better be lent, if any: the same exchange both ways.
+    /// The least length from which zero copy is faster for messages on ordinary pages, if any: times the same exchange
+    /// both ways.
     fn lending(&mut self, alpha_ns: f64) -> Result<Option<usize>> {
         for bytes in [ORDINARY / 2, ORDINARY] {
             let mut times = [None; 2];
@@ -210,15 +212,15 @@ impl Link<'_> {
         Ok(None)
     }
 
-    /// Buffers of `bytes` bytes on both ranks, or of at least `least` if there is no time for more: how many bytes; `None` without
-    /// time for that.
+    /// Prepares buffers of `bytes` bytes on both ranks, or of at least `least` if time is short. Returns their size;
+    /// `None` if there is no time even for `least`.
     fn make_room(&mut self, bytes: usize, least: usize) -> Result<Option<usize>> {
         let Link { probe, clock, .. } = self;
         let have = clock.grow(probe.room(), bytes, least, |bytes| {
             let order = Order::Prepare { bytes };
             probe.order(order)?;
             probe.perform(order)?;
-            // The same once more does nothing, but the follower takes it only when it is done.
+            // Repeating the order does nothing, but the follower accepts it only when the first is done.
             probe.order(order).map(drop)
         })?;
         Ok((have >= least).then_some(have.min(bytes)))
@@ -241,7 +243,7 @@ impl Link<'_> {
         Ok(())
     }
 
-    /// [`Clock::sample`] of something that both ranks do.
+    /// [`Clock::sample`] of an operation of both ranks.
     fn together(&mut self, guess: f64, most: usize, order: impl Fn(usize) -> Order) -> Result<Option<f64>> {
         let Link { probe, clock, .. } = self;
         clock.sample(guess, most, LINK_SLICE, |calls| {

@@ -1,8 +1,8 @@
 //! Memory that all ranks of a communicator map: the first rank makes a memfd, the others open it through `/proc`.
 //!
-//! Links hand descriptors over their Unix sockets, but the board is needed before any pair of ranks has a link. The same
-//! user may open another process's descriptor as `/proc/PID/fd/N` wherever it may read that process (`ptrace(2)`,
-//! "PTRACE_MODE_READ_FSCREDS"). Where that fails, all ranks learn it and go on without.
+//! Links pass descriptors over their Unix sockets, but the shared region is needed before any pair of ranks has a link.
+//! A process may open another process's descriptor as `/proc/PID/fd/N` if it may read that process (`ptrace(2)`,
+//! "PTRACE_MODE_READ_FSCREDS"). If that fails, all ranks learn it and continue without a shared region.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -14,7 +14,7 @@ use crate::comm::state::control::Control;
 use crate::error::{Error, Result};
 use crate::transport::mapping::Mapping;
 
-/// What a rank tells the others of memory called `key`. All of them tell how much they want.
+/// A rank's message about the memory called `key`. Every rank states the size that it wants.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Offer {
     bytes: usize,
@@ -22,7 +22,7 @@ struct Offer {
     fd: Option<(u32, i32)>,
 }
 
-/// How it went.
+/// The result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Answer {
     trouble: Option<String>,

@@ -8,7 +8,7 @@ use crate::comm::state::{State, lock};
 use crate::error::{Error, Result};
 use crate::trace::{self, Span};
 
-/// What each rank tells the others: colour (or none), key, next free communicator id.
+/// Each rank's message to the others: colour (or none), key, next free communicator id.
 type Vote = (Option<u32>, i32, u32);
 
 impl Comm {
@@ -37,7 +37,7 @@ impl Comm {
         let mut colors: Vec<u32> = votes.iter().filter_map(|v| v.0).collect();
         colors.sort_unstable();
         colors.dedup();
-        // Ids are unique per pair of processes: everyone here starts from the highest that any of us has used.
+        // Ids are unique per pair of processes: every rank starts from the highest that any rank has used.
         let base = votes.iter().map(|v| v.2).max().unwrap_or(1);
         raise_ids(&**control, base + colors.len() as u32);
         let Some(color) = color else { return Ok(None) };

@@ -1,4 +1,4 @@
-//! Who writes which trace file, and on which clock: settled while the communicator starts.
+//! Assigns trace files and clocks to ranks while the communicator starts.
 
 use std::sync::Arc;
 
@@ -12,12 +12,12 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::trace::{ClockOffset, Run, Sink, Span, measure, now};
 
-/// Questions for another host's time; the shortest round trip counts.
+/// Queries for another host's time; the shortest round trip counts.
 const ROUNDS: usize = 32;
-/// In what a rank tells the rendezvous about itself, next to its endpoint.
+/// Key in a rank's description at the rendezvous, next to its endpoint.
 const FLAG: &str = "trace";
 
-/// Says to the other ranks that this one traces: some may, while others do not.
+/// Announces that this rank traces. Ranks may differ in this.
 pub(super) fn announce(info: &mut Value, config: &Config) {
     if let (Some(fields), Some(_)) = (info.as_object_mut(), &config.trace) {
         fields.insert(FLAG.to_owned(), Value::Bool(true));
@@ -54,7 +54,7 @@ pub(super) struct Start {
     outcome: Result<()>,
 }
 
-/// What a rank says in the second exchange.
+/// A rank's message in the second exchange.
 #[derive(Serialize, Deserialize)]
 struct Settled {
     error: Option<String>,
@@ -62,7 +62,8 @@ struct Settled {
     uncertainty_ns: u64,
 }
 
-/// First half: the first of `tracers` starts the file, the first one of each other host too, unless it sees that one.
+/// First half: the first of `tracers` creates the file. So does the first tracer of each other host, unless it sees
+/// that file.
 pub(in crate::comm) fn open(control: &dyn Control, tracers: Vec<usize>, config: &Config) -> Result<Option<Start>> {
     let Some(reference) = tracers.first().copied() else { return Ok(None) };
     if config.trace.is_none() {
@@ -113,7 +114,7 @@ impl Start {
         self.sink.clone()
     }
 
-    /// Second half, when the communicator can send: other hosts' clocks, then everybody finds its file.
+    /// Second half, when the communicator can send: measures other hosts' clocks, then every rank finds its file.
     pub(super) fn finish(self, comm: &Comm) -> Result<()> {
         let Start { sink, tracers, begin, outcome } = self;
         let control = &*comm.inner.state.control;
@@ -143,8 +144,8 @@ impl Start {
     }
 }
 
-/// Our clock against the first tracer's, which answers each other host in turn. Zero on its own host, and for ranks that
-/// another one measures for.
+/// Offset of our clock from that of the first tracer, which answers each other host in turn. Zero on its own host, and
+/// for ranks whose offset another rank measures.
 fn clock(comm: &Comm, tracers: &[usize]) -> Result<ClockOffset> {
     let control = &*comm.inner.state.control;
     let Some((&reference, others)) = tracers.split_first() else { return Ok(ClockOffset::default()) };

@@ -25,11 +25,11 @@ use crate::topology::CostModel;
 use crate::topology::host::{Cores, Host};
 use crate::topology::store::{Key, Store, hex};
 
-/// Nothing is measured that would not be over by then; the answer is told to the other ranks in what is left of 50 ms.
-/// A call that has begun is waited for, however long other programs keep the peer off its core.
+/// No measurement is begun that would not end by then; the rest of the 50 ms is for sending the result to the other
+/// ranks. A call that has begun is awaited, however long other programs keep the peer off its core.
 const BUDGET: Duration = Duration::from_millis(35);
 
-/// What a rank tells the others.
+/// A rank's message to the others.
 #[derive(Serialize, Deserialize)]
 struct Arrival {
     /// Values of the settings that must agree.
@@ -43,19 +43,19 @@ struct Arrival {
     figures: Option<Figures>,
 }
 
-/// What rank 0 has without measuring.
+/// Rank 0's model without measuring.
 #[derive(Serialize, Deserialize)]
 struct Figures {
     built_in: CostModel,
     cached: Option<(CostModel, PathBuf)>,
-    /// Nothing else will do.
+    /// Only this source is allowed.
     measure: bool,
 }
 
 /// Compares settings and agrees on a cost model. Every rank calls it once, before any other call.
 ///
 /// # Errors
-/// [`Error::Config`], on every rank, when a setting differs that must not.
+/// [`Error::Config`], on every rank, when a setting differs that must be equal.
 pub(super) fn start(comm: &Comm) -> Result<()> {
     let state = &comm.inner.state;
     if comm.size() == 1 || state.control.one_process() {
@@ -122,7 +122,7 @@ fn figures(comm: &Comm, place: Option<&Place>) -> Figures {
     Figures { built_in, cached, measure: tune != Tune::Off }
 }
 
-/// Measures on rank 0 and one peer per kind of link, and tells everybody.
+/// Measures on rank 0 and one peer per kind of link, and sends the result to all ranks.
 fn measure(comm: &Comm, seats: &[Seat], place: Option<Place>) -> Result<(CostModel, Tuning)> {
     let started = Instant::now();
     let labels: Vec<usize> = seats.iter().map(|s| s.memory).collect();
@@ -133,7 +133,7 @@ fn measure(comm: &Comm, seats: &[Seat], place: Option<Place>) -> Result<(CostMod
     if comm.rank() == 0 {
         let report = probe::lead(comm, &peers, started + BUDGET)?;
         messages = report.messages;
-        // What a busy machine disturbed is used, but not kept for later.
+        // Figures that a busy machine disturbed are used, but not stored.
         let file = place.as_ref().filter(|_| report.steady).map(|p| p.store.path(&p.key));
         found = Some((report.model, file));
     } else if peers.include(comm.rank()) {

@@ -1,4 +1,4 @@
-//! The control plane of a communicator: how ranks connect, exchange small values, learn of each other's end.
+//! The control plane of a communicator: ranks connect, exchange small values, and learn of each other's end.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::transport::mapping::Mapping;
 use crate::transport::relay::{Path, Traffic};
 use crate::transport::{Doorbell, LinkOptions, LinkPair, Registration};
 
-/// What a rank publishes of itself, readable by others when something hangs.
+/// A rank's published progress, read by others when a call hangs.
 pub use crate::bootstrap::Progress;
 use crate::bootstrap::{Disagreement, Snapshot};
 
@@ -25,13 +25,12 @@ pub(crate) struct PeerHealth {
     pub(crate) gone: Option<String>,
 }
 
-/// Something that happened to another rank.
+/// An event of another rank.
 #[derive(Debug, Clone)]
 pub(crate) enum Notice {
     /// World rank `rank` died.
     Lost { rank: usize, detail: String },
-    /// A rank has said goodbye ([`Control::has_left`]). It is only missed by those who still wait for it: their links
-    /// say so.
+    /// A rank has said goodbye ([`Control::has_left`]). Only ranks that still wait for it fail: their links report it.
     Left,
     /// World rank `rank` aborted communicator `comm`.
     Abort { from: usize, comm: u32, reason: String },
@@ -68,31 +67,31 @@ pub(crate) trait Control: Send + Sync {
     /// `bytes` of zeroed memory that all `members`, ranks of this host, map; every one of them calls it, `key` must be new.
     /// `None`, on all of them, where the system refuses.
     fn share(&self, key: &str, members: &[usize], bytes: usize) -> Result<Option<Arc<Mapping>>>;
-    /// Registers memory with the devices that carry the links; `None` where it is of no use.
+    /// Registers memory with the devices that carry the links; `None` without such devices.
     ///
     /// # Safety
     /// The memory must stay allocated, at its place, until the registration is dropped.
     unsafe fn register(&self, _base: NonNull<u8>, _bytes: usize) -> Result<Option<Registration>> {
         Ok(None)
     }
-    /// Messages on ordinary pages that are lent in shared memory: those of so many bytes and more.
+    /// Bytes from which messages on ordinary pages use zero copy in shared memory.
     fn lend_from(&self, _bytes: usize) {}
     /// Where to publish progress on `comm`, whose first member is `first`.
     fn track(&self, comm: u32, first: usize) -> Arc<Progress>;
     /// Makes our progress known to the others now, where that takes a message.
     fn tell_progress(&self) {}
-    /// Compares our calls on `comm` with those of the other `members`, where they are at hand; elsewhere the store does, and a
-    /// [`Notice`] comes.
+    /// Compares our calls on `comm` with those of the other `members` if they are in this process. Otherwise the store
+    /// compares them and sends a [`Notice`].
     fn disagreement(&self, _comm: u32, _members: &[usize]) -> Option<Disagreement> {
         None
     }
-    /// The state of every rank of the world, or an error naming who cannot be asked.
+    /// The state of every rank of the world, or an error naming the rank that does not answer.
     fn health(&self, comm: u32) -> Result<Vec<PeerHealth>>;
     /// The rank whose process hosts the rendezvous store, if one does.
     fn store_host(&self) -> Option<usize>;
     /// True when the ranks are threads of one process.
     fn one_process(&self) -> bool;
-    /// True when `rank` has said goodbye: whoever still waits for it waits in vain.
+    /// True when `rank` has said goodbye: a wait for it cannot succeed.
     fn has_left(&self, rank: usize) -> bool;
     /// Tells all others that `comm` has failed.
     fn abort(&self, comm: u32, reason: &str);
@@ -110,7 +109,7 @@ pub(crate) trait Control: Send + Sync {
     }
     /// Next unused communicator id as far as this process knows.
     fn ids(&self) -> &AtomicU32;
-    /// Leaves; no further calls. A rank that relays between others stays until they can do without it.
+    /// Leaves; no further calls. A rank that relays between others stays until no pair needs it.
     fn close(&self);
 }
 

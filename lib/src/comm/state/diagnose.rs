@@ -1,4 +1,4 @@
-//! The ranks that a call waits for in vain, and the reason, as far as heartbeats and progress tell.
+//! Finds the ranks that a stuck call waits for, and the reason, from heartbeats and progress.
 
 use std::sync::atomic::Ordering;
 
@@ -8,11 +8,11 @@ use crate::error::Error;
 use crate::executor::Supervisor;
 use crate::wire::{Collective, Header};
 
-/// Communicators of a rank that are looked at when it is late in one.
+/// Communicators of a late rank that are inspected.
 const MOST_COMMUNICATORS: usize = 32;
 
 impl State {
-    /// As the store does not answer: the rank that runs it, unless it has left.
+    /// If the store does not answer: the rank that runs it, unless it has left.
     fn without_store(&self, peers: &[usize], error: &Error) -> (Vec<usize>, String) {
         let host = self.control.store_host();
         if let Some(host) = host.filter(|&host| self.control.has_left(host)) {
@@ -27,8 +27,8 @@ impl State {
         (missing, format!("the rendezvous store does not answer ({error}): is that rank stopped?"))
     }
 
-    /// The ranks that are gone or give no sign of life, and what is known of them. One that has left in good order is
-    /// missed if it is one of `peers`, which we wait for.
+    /// The ranks that are gone or silent, and their known state. A rank that has left in order counts only if it is one
+    /// of `peers`, which we wait for.
     fn absent(&self, health: &[PeerHealth], peers: &[usize]) -> Option<(Vec<usize>, String)> {
         let of = |rank: usize| health.get(self.members[rank]);
         let others = || (0..self.members.len()).filter(|&r| r != self.rank);
@@ -48,7 +48,7 @@ impl State {
         None
     }
 
-    /// The ranks that are absent, where the store or its silence says so. Takes two seconds at most.
+    /// The absent ranks, according to the store or to its silence. Takes two seconds at most.
     pub(crate) fn find_absent(&self, peers: &[usize]) -> Option<(Vec<usize>, String)> {
         match self.control.health(self.id) {
             Ok(health) => self.absent(&health, peers),
@@ -73,7 +73,7 @@ impl State {
         })
     }
 
-    /// The error for a call that waits for what the ranks tell each other before its first byte.
+    /// The error for a call that waits in the exchange before its first byte.
     pub(crate) fn not_all_came(&self, error: Error) -> Error {
         let error = self.of_members(error);
         let Error::Timeout { rank, waited, missing, detail, .. } = error else { return self.fail_everywhere(error) };
@@ -89,7 +89,7 @@ impl State {
         self.fail_everywhere(Error::Timeout { op, rank, waited, missing, detail })
     }
 
-    /// The ranks that keep us waiting, and what is known of them.
+    /// The ranks that we wait for, and their known state.
     pub(super) fn diagnose(&self, header: &Header, peers: &[usize]) -> (Vec<usize>, String) {
         let health = match self.control.health(self.id) {
             Ok(health) => health,
@@ -102,7 +102,7 @@ impl State {
         let others = || (0..self.members.len()).filter(|&r| r != self.rank);
         let limit = self.control.silence_limit();
         if header.collective != Collective::SendRecv as u8 {
-            // What a rank that has left has done may not be known any more.
+            // The store may no longer know the calls of a rank that has left.
             let is_late = |r: usize, h: &PeerHealth| match h.progress {
                 Some(_) => self.is_behind(h),
                 None => !self.has_left(r),
@@ -124,7 +124,7 @@ impl State {
                 return (late, detail);
             }
         }
-        // Of those that wait for a message: another one is in a collective that we are to make.
+        // Only ranks that wait for a message: a rank in a collective may wait for a call that we have yet to make.
         let waits_for = |rank: usize| {
             let progress = of(rank)?.progress.filter(|p| p.seq_started == p.seq_done)?;
             self.member(progress.waiting_on?)
@@ -194,7 +194,7 @@ mod tests {
         assert_eq!(circle(0, &[2, 1], 3, of(&[Some(1), Some(2), Some(0)])), Some(vec![0, 2]));
         assert_eq!(circle(0, &[1], 3, of(&[Some(1), Some(2), Some(0)])), Some(vec![0, 1, 2]));
         assert_eq!(circle(0, &[1], 3, of(&[Some(1), None, Some(0)])), None, "rank 1 is at work");
-        // A circle of others, and us behind it.
+        // A cycle of other ranks, for which we wait.
         assert_eq!(circle(0, &[1], 3, of(&[Some(1), Some(2), Some(1)])), None);
     }
 }

@@ -1,4 +1,4 @@
-//! What is built on a communicator fails with it, and it with them.
+//! Couples the failure of a communicator with that of objects built on it, both ways.
 
 use std::sync::{Arc, Weak};
 
@@ -6,14 +6,14 @@ use super::State;
 use crate::comm::Comm;
 use crate::error::Error;
 
-/// Something that waits elsewhere than in the communicator's calls: on a device, say.
+/// A component that waits outside the communicator's calls, for example on a device.
 pub(crate) trait Attached: Send + Sync {
-    /// The communicator has failed: wait no longer. Called once, on any thread; it must not block.
+    /// The communicator has failed, so the wait must end. Called once, on any thread; it must not block.
     fn failed(&self, error: &Error);
 }
 
 impl Comm {
-    /// Tells `one` when this communicator fails, at once if it has.
+    /// Notifies `one` when this communicator fails, at once if it has failed.
     pub(crate) fn attach(&self, one: Weak<dyn Attached>) {
         self.inner.state.attach(one);
     }
@@ -29,7 +29,7 @@ impl Comm {
         self.inner.state.fail_everywhere(error)
     }
 
-    /// The ranks that are gone or silent, and what is known of them, when `peers` are waited for in vain. Takes two seconds at
+    /// The ranks that are gone or silent, and their known state, for a stuck wait for `peers`. Takes two seconds at
     /// most.
     pub(crate) fn find_absent(&self, peers: &[usize]) -> Option<(Vec<usize>, String)> {
         self.inner.state.find_absent(peers)

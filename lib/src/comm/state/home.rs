@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::control::Control;
 use crate::bootstrap::Server;
 
-/// Held by all communicators of a rendezvous. The last one to go leaves the job, and then waits for the other ranks if this rank
-/// hosts the store.
+/// Lives as long as the last communicator of a rendezvous. It leaves first, then waits for the others if it hosts the
+/// store.
 pub(in crate::comm) struct Home {
     control: Arc<dyn Control>,
     _server: Option<Server>,

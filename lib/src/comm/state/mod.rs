@@ -1,4 +1,4 @@
-//! What a communicator's threads share: identity, first failure, doorbell, published progress.
+//! State that a communicator's threads share: identity, first failure, doorbell, published progress.
 
 pub(in crate::comm) mod control;
 mod diagnose;
@@ -21,10 +21,10 @@ use crate::wire::{Collective, Header};
 use control::{Control, Notice, Progress};
 use failure::Attached;
 
-/// Why a peer that left in good order is missed.
+/// The error text for a peer that left in order but is still waited for.
 const LEFT: &str = "it closed its communicator and left";
 
-/// How long a link's error waits for the control plane to name the rank behind it, or to say that the peer has left.
+/// How long a link's error waits for the control plane to name the failed rank, or to report that the peer has left.
 const ROOT_CAUSE_GRACE: Duration = Duration::from_millis(1500);
 
 /// Locks, also after a panic of another holder: the data behind our locks is valid at every point.
@@ -44,14 +44,14 @@ pub(crate) struct State {
     pub(crate) progress: Arc<Progress>,
     /// Where this communicator's events go, if anywhere.
     pub(crate) trace: Option<Arc<Tracer>>,
-    /// Sleeps that their slice ended and no wake-up, though there was something.
+    /// Sleeps that lasted their whole slice although a message had arrived.
     late_wakes: AtomicU64,
     /// The rank's process. In a child of it nothing here may be used.
     pub(crate) origin: Origin,
     failed: AtomicBool,
     failure: Mutex<Option<Error>>,
     failure_set: Condvar,
-    /// Told of the failure.
+    /// Notified of the failure.
     attached: Mutex<Vec<Weak<dyn Attached>>>,
 }
 
@@ -136,7 +136,7 @@ impl State {
                 None => return,
             },
             Notice::Abort { .. } => return,
-            // Who holds the lock has not begun to wait, and would not hear.
+            // A thread that holds the lock has not begun to wait and would miss the notification.
             Notice::Left => {
                 drop(lock(&self.failure));
                 return self.failure_set.notify_all();
@@ -159,7 +159,8 @@ impl State {
         self.fail(error);
     }
 
-    /// Records the first failure, wakes every waiter of this process and tells what is attached. Returns the first failure.
+    /// Records the first failure, wakes every waiter of this process and notifies attached components. Returns the
+    /// first failure.
     pub(crate) fn fail(&self, error: Error) -> Error {
         let mut slot = lock(&self.failure);
         let first = slot.get_or_insert(error).clone();
@@ -174,7 +175,7 @@ impl State {
         first
     }
 
-    /// Tells `one` of the failure, at once if there is one already.
+    /// Notifies `one` of the failure, at once if there is one already.
     pub(crate) fn attach(&self, one: Weak<dyn Attached>) {
         let slot = lock(&self.failure);
         let Some(error) = slot.clone() else {
@@ -188,7 +189,7 @@ impl State {
         }
     }
 
-    /// As [`State::fail`], and tells the other ranks.
+    /// As [`State::fail`], and notifies the other ranks.
     pub(crate) fn fail_everywhere(&self, error: Error) -> Error {
         let reason = error.to_string();
         let already = self.has_failed();
@@ -199,8 +200,8 @@ impl State {
         first
     }
 
-    /// Fails with `error`. A peer that is lost is often the second victim: the control plane has a moment to name the first. A
-    /// rank that gives up says why before it says goodbye.
+    /// Fails with `error`. A lost peer is often a consequence of an earlier failure, so the control plane gets a moment
+    /// to name the first failed rank. A rank that fails reports the reason before its goodbye.
     pub(in crate::comm) fn first_cause(&self, mut error: Error) -> Error {
         if let Error::PeerLost { peer, detail, .. } = &mut error {
             let unknown = |slot: &mut Option<Error>| slot.is_none() && !self.has_left(*peer);
@@ -233,7 +234,7 @@ impl State {
         }
     }
 
-    /// Why a link is not to be waited for any longer.
+    /// The error that ends the wait for a link.
     pub(crate) fn stopped(&self) -> Option<Error> {
         self.failure().or_else(|| crate::interrupt::asked_to_stop().then(|| self.stop("opening a link".to_owned())))
     }

@@ -1,4 +1,4 @@
-//! Whether all ranks make the same calls: what is found out beside the messages, and by `close` at the latest.
+//! Checks outside the messages that all ranks make the same calls, in `close` at the latest.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -9,11 +9,12 @@ use crate::bootstrap::{Disagreement, is_later};
 use crate::error::{Error, Result};
 use crate::interrupt::asked_to_stop;
 
-/// The store hears of every rank's calls with its next heartbeat: so many of them are waited for, and no longer than [`GRACE`].
+/// The store learns every rank's calls with its next heartbeat. `close` waits for so many heartbeats, at most
+/// [`GRACE`].
 const BEATS: u32 = 3;
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Between two looks at how far the others are: from the shortest on, ever longer.
+/// Interval between checks of the others' progress: it begins with the shortest and grows.
 const LOOKS: [Duration; 2] = [Duration::from_micros(100), Duration::from_millis(50)];
 
 impl State {
@@ -29,7 +30,7 @@ impl State {
         Some(Error::Mismatch { rank, peer, ours, theirs })
     }
 
-    /// Fails if our calls and another rank's differ, as far as is known without asking anybody.
+    /// Fails if our calls and another rank's differ, as far as this rank knows without a query.
     pub(super) fn compare_calls(&self) -> Result<()> {
         let found = self.control.disagreement(self.id, &self.members);
         match found.and_then(|found| self.mismatch_of(&found)) {
@@ -47,20 +48,20 @@ impl State {
         self.wait_for_failure((self.config.heartbeat * BEATS).min(GRACE))
     }
 
-    /// Whether this rank has made fewer calls than we have, as far as is known.
+    /// Whether that rank is known to have made fewer calls than we have.
     pub(super) fn is_behind(&self, health: &PeerHealth) -> bool {
         let ours = self.progress.seq_started.load(Ordering::Relaxed) as u32;
         let theirs = health.progress.as_ref().map_or(0, |progress| progress.seq_started as u32);
         is_later(ours, theirs)
     }
 
-    /// The last words of a rank: its calls are to be known to those that still make some.
+    /// A leaving rank publishes its calls for the ranks that still make some.
     pub(in crate::comm) fn say_last_call(&self) {
         self.progress.closed.store(true, Ordering::Relaxed);
         self.control.tell_progress();
     }
 
-    /// Waits until every rank has made the calls that we have made, so that they were compared, or is gone.
+    /// Waits until every rank has made our calls, so that they were compared, or is gone.
     ///
     /// # Errors
     /// The communicator's failure; a rank that has closed it after fewer calls; the deadline.
@@ -84,9 +85,9 @@ impl State {
     fn has_settled(&self, waited: Duration) -> Result<bool> {
         self.failure_or_ok()?;
         let Some(ours) = self.progress.snapshot().call else { return Ok(true) };
-        // Without a store nobody is told anything: what there was to find was found before.
+        // Without a store there is no notice: every difference was found before.
         let Ok(health) = self.control.health(self.id) else { return Ok(true) };
-        // After that: a rank that has got as far as we have has made all its calls by now.
+        // After the wait, a rank with as many calls as ours has made all its calls.
         self.compare_calls()?;
         let of = |rank: usize| health.get(self.members[rank]);
         let behind: Vec<usize> = (0..self.members.len())
@@ -105,7 +106,7 @@ impl State {
                 detail: format!("it closed its communicator after {last}, our last call is {}", ours.header(self.id)),
             }));
         }
-        // What is gone was told by others.
+        // Others report ranks that are gone.
         let awaited: Vec<usize> =
             behind.into_iter().filter(|&rank| of(rank).is_some_and(|h| h.gone.is_none())).collect();
         if awaited.is_empty() {

@@ -1,12 +1,9 @@
-//! What goes into streams for a call: copies, and waits between them.
-//!
-//! A call is put into streams whole before `enqueue` returns, in an order in which each operation waits only for earlier ones and
-//! for the workers. So it does not matter how many of the streams' queues are one in the hardware, and the workers' threads never
-//! call the driver: a program may sit in a call that waits for the device and keeps others out.
-//!
-//! The driver's queues hold about a thousand operations of a stream. `enqueue` of a call of more than some 300 chunks therefore
-//! returns only when the first chunks are through. Ranks that one thread drives must make shorter calls, or take larger chunks: the
-//! next rank's call comes too late otherwise, and the deadline ends both.
+//! The stream operations of a call: copies, and waits between them. All of a call is enqueued before `enqueue` returns,
+//! in an order in which each operation waits only for earlier ones and for the workers. So streams may share hardware
+//! queues. The workers' threads never call the driver, because the program may hold its lock in a call that waits for
+//! the device. The driver's queues hold about a thousand operations of a stream. `enqueue` of a call of more than some
+//! 300 chunks therefore returns only after the first chunks have passed. Ranks that one thread drives must make shorter
+//! calls, or take larger chunks: otherwise the next rank's call comes too late, and the deadline ends both.
 
 use std::sync::Arc;
 
@@ -20,14 +17,14 @@ use super::staging::DEPTH;
 
 const NO_FLAGS: sys::CUevent_wait_flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
 
-/// Streams of our own for calls of several chunks: one down, one up.
+/// Private streams for calls of several chunks: one down, one up.
 #[derive(Debug)]
 pub(super) struct Copies {
     down: Arc<CudaStream>,
     up: Arc<CudaStream>,
     begin: CudaEvent,
     end: CudaEvent,
-    /// Of each worker and slot: free again.
+    /// Per worker and slot: the slot is free again.
     free: Vec<[CudaEvent; DEPTH]>,
     /// Chunks of each worker so far.
     numbers: Vec<u32>,
@@ -52,7 +49,7 @@ impl Copies {
         &self.numbers
     }
 
-    /// Puts a call into streams.
+    /// Enqueues a call on its streams.
     ///
     /// # Safety
     /// As `DeviceComm::enqueue`: the route's device memory must be there until the stream has passed the call.
@@ -77,7 +74,7 @@ impl Copies {
         put
     }
 
-    /// All of it in the caller's stream: nothing could overlap.
+    /// All of it in the caller's stream: there is nothing to overlap.
     unsafe fn put_one(
         &self,
         stream: sys::CUstream,
@@ -113,7 +110,7 @@ impl Copies {
             event::record(self.begin.cu_event(), stream)?;
             streams::wait_event(down, self.begin.cu_event(), NO_FLAGS)?;
             streams::wait_event(up, self.begin.cu_event(), NO_FLAGS)?;
-            // A chunk waits for the one that had its slot before.
+            // A chunk waits for the previous one in its slot.
             let ahead = workers.len() * DEPTH - 1;
             for step in 0..chunks + ahead {
                 if step < chunks {
@@ -133,7 +130,7 @@ impl Copies {
                     let slot = turn % DEPTH;
                     signals.wait(up, worker, number(worker, turn))?;
                     copy(up, route.up.as_ref(), chunk, workers[worker].slot(slot), Way::Up)?;
-                    // Where another chunk will have the slot.
+                    // Only if another chunk will use the slot.
                     if chunk + workers.len() * DEPTH < chunks {
                         event::record(self.free[worker][slot].cu_event(), up)?;
                     }
@@ -182,13 +179,13 @@ unsafe fn copy(
         return Ok(());
     }
     for run in side.runs() {
-        // Whole rows lie one behind the other on both sides.
+        // Whole rows are contiguous on both sides.
         let step = if len == side.stride { run.len() } else { 1 };
         for first in run.step_by(step) {
             let device = side.at + first as u64 * side.stride + offset;
             let host = slot.wrapping_add(side.place(first, len) as usize);
             let bytes = step * len as usize;
-            // SAFETY: forwarded from the caller; nobody else uses this part of the slot meanwhile.
+            // SAFETY: forwarded from the caller; nothing else uses this part of the slot meanwhile.
             unsafe {
                 match way {
                     Way::Down => memcpy_dtoh_async(std::slice::from_raw_parts_mut(host, bytes), device, stream),

@@ -1,38 +1,31 @@
-//! Collectives through the hosts' memory, for GPUs that do not reach each other's.
-//!
-//! A call is cut into chunks. Each is copied into page-locked memory of the host, goes through the collective of the host's
-//! communicator there (over whatever its links are: shared memory, TCP, RDMA), and is copied up. The three stages overlap:
+//! Collectives through the hosts' memory, for GPUs without peer access. A call is cut into chunks. Each chunk is copied
+//! into page-locked memory of the host, goes through the host communicator's collective (over shared memory, TCP or
+//! RDMA), and is copied up. The three stages overlap:
 //!
 //! ```text
 //! stream down    copy 0 | copy 1 | copy 2 | copy 3 |
 //! worker's thread           wire 0 | wire 1 | wire 2 | wire 3 |
 //! stream up                        copy 0 | copy 1 | copy 2 | copy 3 |
 //! ```
-//! Nothing waits for the host but streams, by `cuStreamWaitValue32`: the GPU is free meanwhile. A call of one chunk goes down and
-//! up in the caller's stream, without other streams and events. Several *workers* (threads, each with a communicator and slots of its
-//! own) take chunks in turn.
+//! Only streams wait for the host, by `cuStreamWaitValue32`, so the GPU is free meanwhile. A call of one chunk goes
+//! down and up in the caller's stream, without other streams and events. Several *workers* (threads, each with its own
+//! communicator and slots) take chunks in turn.
 //!
 //! | file | idea |
 //! | --- | --- |
-//! | `route` | what a call moves, cut into chunks |
+//! | `route` | the data of a call, cut into chunks |
 //! | `staging` | the page-locked slots |
-//! | `signals` | what streams and threads tell each other |
+//! | `signals` | counts by which streams and threads synchronise |
 //! | `copies` | the streams' part |
 //! | `progress` | the threads' part |
 //!
-//! Streams of a process wait in the few queues that the driver has for a GPU (`CUDA_DEVICE_MAX_CONNECTIONS`, 8 if not set): a rank's wait
-//! also holds up what shares its queue. A rank puts its own operations in an order for which that does not matter; ranks of one
-//! process on one GPU may hold up each other for ever (8 of them did), so only half as many as there are queues are let in.
+//! The driver has few queues per GPU (`CUDA_DEVICE_MAX_CONNECTIONS`, 8 if not set), and the streams of a process share
+//! them. A rank's wait also holds up the other streams of its queue. A rank orders its own operations so that this does
+//! no harm. Ranks of one process on one GPU may deadlock (8 of them did), so at most half as many ranks as queues are
+//! admitted. Waits on this path end by the host communicator's deadline. Its error names the missing ranks, and the
+//! streams are released. Results of an all_reduce have the same bits on all ranks, because the host computes them.
 //!
-//! Waits without the peers' memory end by the host communicator's deadline; its error names who did not come, and the streams are
-//! let go. Results of an all_reduce are the same bits on all ranks, because they are the host's.
-//!
-//! # What is not here
-//! Where some ranks share a host, all of them send all of their data through it. A *hierarchical* form would reduce inside each host
-//! by kernels first (reduce_scatter), exchange each GPU's part between the hosts here, and gather it inside the host by kernels
-//! (all_gather): the hosts' links then carry each byte once per host instead of once per rank. It would take two communicators per rank
-//! (the host's ranks; the ranks of the same number on all hosts), the same number of ranks on every host or an uneven cut, and both
-//! calls in the caller's stream, one behind the other or chunk by chunk. The three calls it needs are here.
+//! # Not implemented: a hierarchy All ranks of a host send all of their data through it. A *hierarchical* algorithm would first reduce inside each host by kernels (reduce_scatter), then exchange each GPU's part between the hosts, and gather it inside the host by kernels (all_gather). The hosts' links would then carry each byte once per host instead of once per rank. It would need two communicators per rank (the host's ranks; the ranks of the same number on all hosts), the same number of ranks on every host or an uneven cut, and both calls in the caller's stream, one after the other or chunk by chunk. The three calls exist.
 
 mod copies;
 mod progress;
@@ -60,13 +53,13 @@ use route::{Grid, Route};
 use signals::Signals;
 use staging::{DEPTH, Staging};
 
-/// Bytes that are not worth cutting: putting a chunk into streams takes some 40 us on an H200's host (256 chunks of 512 KiB: 10.8
-/// ms whatever the number of workers, from four on), as long as copying 2 MiB.
+/// Bytes that are not worth cutting: enqueueing a chunk takes some 40 us on an H200's host (256 chunks of 512 KiB: 10.8
+/// ms for any number of workers from four on), as long as copying 2 MiB.
 const LEAST: usize = 1 << 20;
-/// Workers at most where their number is not set: more cores do not make the host's memory faster.
+/// Most workers by default: more cores do not make the host's memory faster.
 const WORKERS: usize = 4;
 
-/// Queues of a GPU that a process has if it does not ask for another number, and the most that it can ask for.
+/// Queues per GPU of a process by default, and the most that it can request.
 const QUEUES: usize = 8;
 const MOST_QUEUES: usize = 32;
 
@@ -81,10 +74,10 @@ pub(super) struct Hosted {
     rank: usize,
 }
 
-/// Workers that suit this host, of which `ranks` ranks use the cores; ranks take the smallest number of all.
+/// Workers that suit this host, whose cores `ranks` ranks share. All ranks take the smallest number of any.
 pub(super) fn workers(config: &Config, ranks: usize) -> usize {
     match config.cuda_threads {
-        // Half of the cores are left to the program.
+        // The program keeps half of the cores.
         0 => (cores() / ranks.max(1) / 2).clamp(1, WORKERS),
         set => set,
     }
@@ -133,7 +126,7 @@ impl Hosted {
         Ok(hosted)
     }
 
-    /// Puts a call into streams and gives it to the workers.
+    /// Enqueues a call on its streams and hands it to the workers.
     ///
     /// # Safety
     /// As `DeviceComm::enqueue`.
@@ -157,7 +150,7 @@ impl Hosted {
         // SAFETY: forwarded from the caller.
         unsafe { copies.put(stream, route, &self.workers, &self.shared.signals) }.map_err(|e| {
             let error = failed(e);
-            // Half of it may be in the streams.
+            // Half of it may be enqueued.
             self.shared.fail(error.clone());
             error
         })
@@ -184,7 +177,7 @@ impl DataPath for Hosted {
         unsafe { self.enqueue("send/recv", turn.stream, &Route::pair(to, from, &self.grid)) }
     }
 
-    /// Each worker's communicator tells the other ranks.
+    /// Each worker's communicator notifies the other ranks.
     fn check(&self, _: Option<&Comm>) -> Result<()> {
         self.shared.check()
     }

@@ -1,7 +1,7 @@
 //! The threads that carry chunks between the hosts.
 //!
-//! Each *worker* has a thread, a communicator of the host and slots of its own; chunks of a call go to the workers in turn. One thread
-//! copies and reduces at the speed of one core, which is far less than what the device's link to the host moves.
+//! Each *worker* has its own thread, host communicator and slots; chunks of a call go to the workers in turn. One
+//! thread copies and reduces at the speed of one core, far below that of the device's link to the host.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,7 +18,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::executor::Buffers;
 
-/// What all workers of a rank share.
+/// State that all workers of a rank share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) signals: Signals,
@@ -32,7 +32,8 @@ impl Shared {
         Shared { signals, failed: AtomicBool::new(false), failure: Mutex::new(None), closing: AtomicBool::new(false) }
     }
 
-    /// Ends all calls of this rank: the first cause stays. Streams that wait for the host go on, with whatever is in the slots.
+    /// Ends all calls of this rank and keeps the first cause. Streams that wait for the host continue, with undefined
+    /// data in the slots.
     pub(super) fn fail(&self, error: Error) {
         lock(&self.failure).get_or_insert(error);
         self.failed.store(true, Ordering::Release);
@@ -43,7 +44,7 @@ impl Shared {
         self.failed.load(Ordering::Acquire)
     }
 
-    /// The failure of a call that was made, or of a rank that is gone.
+    /// The failure of an earlier call, or of a rank that is gone.
     #[inline]
     pub(super) fn check(&self) -> Result<()> {
         if self.has_failed() { lock(&self.failure).clone().map_or(Ok(()), Err) } else { Ok(()) }
@@ -60,7 +61,7 @@ impl Attached for Shared {
     }
 }
 
-/// A call, as a worker gets it.
+/// A worker's share of a call.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Job {
     pub(super) route: Route,
@@ -77,7 +78,7 @@ pub(super) struct Worker {
     comm: Comm,
     shared: Arc<Shared>,
     staging: Staging,
-    /// The core is wanted by others.
+    /// Other ranks need the core.
     background: bool,
     waiting: AtomicUsize,
     jobs: Mutex<VecDeque<Job>>,
@@ -117,7 +118,7 @@ impl Worker {
         self.changed.notify_one();
     }
 
-    /// Makes the thread leave once it has done what can be done.
+    /// Makes the thread exit after the calls that it can still complete.
     pub(super) fn close(&self) {
         self.shared.closing.store(true, Ordering::Release);
         // Under the lock, so that the thread does not miss it between looking and sleeping.
@@ -159,7 +160,7 @@ impl Worker {
             if !self.arrived(number)? {
                 return Ok(());
             }
-            // SAFETY: the stream has filled the slot and leaves it to us until we say that we are done.
+            // SAFETY: the stream has filled the slot and leaves it to us until we signal completion.
             unsafe { self.exchange(&job.route, chunk, self.slot(turn % DEPTH)) }?;
             if self.shared.has_failed() {
                 return Ok(());
@@ -169,8 +170,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Waits until our stream has brought a chunk. Without a deadline, as what runs before a call in its stream is the caller's;
-    /// but the other ranks have one.
+    /// Waits until our stream has filled a slot. It has no deadline, because earlier work in the stream is the
+    /// caller's; the other ranks' waits have one.
     fn arrived(&self, number: u32) -> Result<bool> {
         let pause = Pause::new(self);
         while !self.shared.signals.has_arrived(self.index, number) {
@@ -183,7 +184,7 @@ impl Worker {
     }
 
     /// # Safety
-    /// The slot must be filled, and nobody else may touch it.
+    /// The slot must be filled, and nothing else may access it.
     unsafe fn exchange(&self, route: &Route, chunk: usize, slot: *mut u8) -> Result<()> {
         match route.wire {
             Wire::Collective { call, input, output } => {
@@ -211,7 +212,7 @@ impl Worker {
     }
 }
 
-/// A wait for something that nobody wakes us for: spins, yields, then sleeps ever longer, up to a sixteenth of the time so far.
+/// A wait without a wake-up: spins, yields, then sleeps ever longer, up to a sixteenth of the time so far.
 #[derive(Debug)]
 struct Pause {
     begin: Instant,

@@ -1,15 +1,14 @@
-//! What a call moves through the host's memory, and how it is cut into chunks.
-//!
-//! A *side* is what crosses the GPU's border: down to the host, or up from it. It has one or several *rows* (the segments of an
-//! all_gather's output, say), which lie a stride apart on the device. A chunk is the same part of every row, and lies in a slot
-//! of page-locked memory with its rows one behind the other, as the host's collectives want segments.
+//! The data that a call moves through the host's memory, and its cut into chunks. A *side* is the data of one
+//! direction: down to the host, or up from it. It has one or several *rows* (such as the segments of an all_gather's
+//! output), which lie a stride apart on the device. A chunk is the same part of every row. In a slot of page-locked
+//! memory its rows are contiguous, as the host's collectives need segments.
 //!
 //! ```text
 //! device   |---- row 0 ----|---- row 1 ----|---- row 2 ----|
 //! chunk 1      ####            ####            ####
 //! slot     |####|####|####|
 //! ```
-//! The cut follows from numbers that all ranks share, so that every message has the same length at both ends.
+//! The cut depends only on numbers that all ranks share, so every message has the same length at both ends.
 
 use std::ops::Range;
 
@@ -20,10 +19,11 @@ use crate::wire::Collective;
 
 /// Chunks begin at multiples of so many bytes: a cache line, and a whole number of elements of every type.
 const LINE: u64 = 64;
-/// Chunks of a call for each worker, where they would not be shorter than [`Grid::least`]: enough for all three stages to overlap.
+/// Chunks of a call per worker, unless they would be shorter than [`Grid::least`]: enough for all three stages to
+/// overlap.
 const PIECES: u64 = 4;
 
-/// What the cut depends on, besides the call; the same on all ranks.
+/// Parameters of the cut besides the call; the same on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Grid {
     pub(super) ranks: usize,
@@ -44,7 +44,7 @@ impl Grid {
     }
 }
 
-/// Rows that go down or come up.
+/// Rows that go down or up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Side {
     /// Device address of row 0.
@@ -80,13 +80,13 @@ impl Side {
         [0..cut, cut + 1..self.rows].into_iter().filter(|run| run.start < run.end)
     }
 
-    /// Place of row `row` in the slot, where each row there has `len` bytes.
+    /// Offset of row `row` in the slot, where each row has `len` bytes.
     pub(super) fn place(&self, row: usize, len: u64) -> u64 {
         self.base + (self.first + row) as u64 * len
     }
 }
 
-/// What the host does with a chunk.
+/// The host's operation on a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wire {
     /// A collective; where input and output lie in the slot, in rows.
@@ -95,7 +95,7 @@ pub(super) enum Wire {
     Messages { to: usize, from: usize },
 }
 
-/// A copy on the device beside it: our own part of an output.
+/// An additional copy on the device: our own part of an output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Own {
     pub(super) from: u64,
@@ -164,7 +164,7 @@ impl Route {
     pub(super) fn pair(to: Option<End>, from: Option<End>, grid: &Grid) -> Route {
         let side = |(at, bytes, _): End, base| {
             let bytes = bytes as u64;
-            // Half of a slot for each direction: the peer does not know whether we do one or both.
+            // Half of a slot for each direction, because the peer does not know whether we use one or both.
             let chunk = grid.chunk(bytes, 2);
             Side { at, bytes, stride: bytes, rows: 1, skip: None, chunk, base, first: 0 }
         };
@@ -225,7 +225,7 @@ mod tests {
         seen
     }
 
-    /// Every byte once, those of the row that does not cross never.
+    /// Every byte crosses once, those of the row that stays never.
     fn once(side: &Side, seen: &[u8]) -> bool {
         let row = |i: usize| if side.stride == 0 { 0 } else { i / side.stride as usize };
         seen.iter().enumerate().all(|(i, &times)| times == u8::from(side.skip != Some(row(i))))
@@ -266,7 +266,7 @@ mod tests {
                             _ => (1, 1),
                         };
                         prop_assert!(rows(input, sent).max(rows(output, made)) <= grid.slot);
-                        // The copies and the host mean the same places, also in a last chunk that is shorter.
+                        // The copies and the host use the same offsets, also in a shorter last chunk.
                         for (side, of) in [(route.down, input), (route.up, output)] {
                             let Some(side) = side else { continue };
                             for k in 0..chunks {
@@ -299,7 +299,7 @@ mod tests {
                     prop_assert_eq!(side.part(k), theirs.part(k));
                 }
             }
-            // The two directions do not touch each other in a slot.
+            // The two directions do not overlap in a slot.
             prop_assert!(out.down.is_some_and(|down| down.chunk <= out.up.map_or(0, |up| up.base)));
         }
     }
@@ -330,7 +330,7 @@ mod tests {
         assert_eq!(own(Collective::AllGather, INPUT, 2), copy(INPUT, OUTPUT + 800));
         assert_eq!(own(Collective::AllToAll, INPUT, 2), copy(INPUT + 800, OUTPUT + 800));
         assert_eq!(own(Collective::Broadcast, INPUT, 1), copy(INPUT, OUTPUT));
-        // In place, and where nothing of ours is in the output.
+        // In place, and without a part of ours in the output.
         assert_eq!(own(Collective::AllGather, OUTPUT + 800, 2), None);
         assert_eq!(own(Collective::Broadcast, INPUT, 2), None);
         assert_eq!(own(Collective::AllReduce, INPUT, 2), None);

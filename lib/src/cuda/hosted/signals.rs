@@ -1,7 +1,6 @@
-//! What streams and workers tell each other: two counts per worker, in page-locked memory.
-//!
-//! A stream counts the chunks that are in their slots, the worker's thread those that it is done with. A stream waits for the second
-//! count by `cuStreamWaitValue32`, the thread for the first by looking. Counts wrap; their difference is what is compared.
+//! Synchronisation of streams and workers: two counts per worker, in page-locked memory. A stream counts the chunks
+//! that are in their slots, and the worker's thread those that it has finished. A stream waits for the second count by
+//! `cuStreamWaitValue32`; the thread polls the first. Counts wrap, so comparisons use their difference.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -12,7 +11,7 @@ use cudarc::driver::{CudaContext, DriverError, result, sys};
 use super::super::driver::cuda;
 use crate::error::{Error, Result};
 
-/// Added to a count to let all waits pass: more chunks than can be under way.
+/// Added to a count to release all waits: more chunks than can be in flight.
 const RELEASE: u32 = 1 << 30;
 
 /// The GPU writes one line, the CPU the other.
@@ -68,7 +67,7 @@ impl Signals {
         unsafe { self.lines.add(worker).as_ref() }
     }
 
-    /// Whether the stream has brought chunk `number` of the worker (counted from 0, over all calls) into its slot.
+    /// Whether the stream has copied chunk `number` of the worker (counted from 0, over all calls) into its slot.
     #[inline]
     pub(super) fn has_arrived(&self, worker: usize, number: u32) -> bool {
         reached(self.lines(worker).arrived.count.load(Ordering::Acquire), number)
@@ -78,11 +77,11 @@ impl Signals {
     #[inline]
     pub(super) fn finish(&self, worker: usize, number: u32) {
         let done = &self.lines(worker).done.count;
-        // It fails where the waits were released before, which must stay so.
+        // It fails if the waits were released before: they must stay released.
         let _ = done.compare_exchange(number, number.wrapping_add(1), Ordering::Release, Ordering::Relaxed);
     }
 
-    /// Lets everything pass that waits for the host, from now on.
+    /// Releases all waits for the host, from now on.
     pub(super) fn release(&self) {
         if !self.released.swap(true, Ordering::AcqRel) {
             for worker in 0..self.workers {
@@ -91,13 +90,13 @@ impl Signals {
         }
     }
 
-    /// Lets the stream say that chunk `number` is in its slot.
+    /// Makes the stream signal that chunk `number` is in its slot.
     ///
     /// # Safety
     /// `stream` must be a stream of this context.
     pub(super) unsafe fn arrive(&self, stream: sys::CUstream, worker: usize, number: u32) -> Result<(), DriverError> {
         let at = self.address + (worker * size_of::<Lines>()) as u64;
-        // SAFETY: the place is in our lines; the stream is the caller's word.
+        // SAFETY: the address is in our lines; the caller vouches for the stream.
         unsafe { sys::cuStreamWriteValue32_v2(stream, at, number.wrapping_add(1), 0) }.result()
     }
 
@@ -137,7 +136,7 @@ mod tests {
     fn counts_wrap() {
         assert!(!reached(0, 0) && reached(1, 0) && !reached(1, 1));
         assert!(!reached(u32::MAX, u32::MAX) && reached(0, u32::MAX) && reached(5, u32::MAX));
-        // Released: whatever is under way passes.
+        // Released: all waits in flight pass.
         assert!(reached(7u32.wrapping_add(RELEASE), 7000));
     }
 }

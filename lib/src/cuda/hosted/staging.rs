@@ -1,7 +1,6 @@
-//! Page-locked memory that device copies and the host's collectives use alike: no byte is moved between the two.
-//!
-//! It comes from the communicator (`Comm::alloc`), so that ranks of one host reduce in each other's slots, and is then locked for
-//! the device and registered with RDMA devices that carry the links.
+//! Page-locked memory for both device copies and the host's collectives, so no byte is copied between the two. The
+//! communicator allocates it (`Comm::alloc`), so that ranks of one host reduce in each other's slots. It is then locked
+//! for the device and registered with RDMA devices that carry the links.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -27,16 +26,16 @@ pub(super) struct Staging {
     registration: Option<Registration>,
 }
 
-/// Whose the memory is.
+/// Owner of the memory.
 #[derive(Debug)]
 enum Kind {
     /// Locked here.
     Locked(#[expect(dead_code, reason = "keeps the memory")] SymmetricBuffer<u8>),
-    /// Of the driver, where memory of others cannot be locked.
+    /// The driver's, if other memory cannot be locked.
     Driver,
 }
 
-// SAFETY: it owns its memory, which only the worker's thread and the device touch.
+// SAFETY: it owns its memory, which only the worker's thread and the device access.
 unsafe impl Send for Staging {}
 // SAFETY: a shared reference gives addresses out, nothing else.
 unsafe impl Sync for Staging {}
@@ -49,7 +48,7 @@ impl Staging {
         context.bind_to_thread().map_err(failed)?;
         let mut buffer = comm.alloc::<u8>(bytes)?;
         let at = buffer.as_mut_ptr();
-        // Touched by us first, so that the pages are near our core.
+        // First touched here, so that the pages are near our core.
         buffer.fill(0);
         let flags = sys::CU_MEMHOSTREGISTER_PORTABLE;
         // SAFETY: the buffer is ours and that long; unlocked by `drop` before it is freed.
@@ -83,7 +82,7 @@ impl Drop for Staging {
             return;
         }
         let base = self.base.as_ptr().cast();
-        // SAFETY: locked or allocated by `new`; whoever drops this has seen to it that no copy uses it any more.
+        // SAFETY: locked or allocated by `new`; the owner drops this only when no copy uses it any more.
         let freed = unsafe {
             match self.kind {
                 Kind::Locked(_) => sys::cuMemHostUnregister(base).result(),

@@ -1,4 +1,4 @@
-//! What a kernel is given, and its launch.
+//! The arguments of a kernel, and its launch.
 
 use std::ffi::c_void;
 
@@ -39,7 +39,7 @@ pub(crate) struct Remote {
     pub(crate) output: u64,
 }
 
-/// As `struct Args` of `args.cuh`: the first parameter of every kernel. A family may take more behind it.
+/// As `struct Args` of `args.cuh`: the first parameter of every kernel. A family may have further ones.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Args {
@@ -70,11 +70,11 @@ impl Args {
     }
 }
 
-/// Puts a kernel into a stream; `more`: what its family takes behind the arguments, two things at most.
+/// Enqueues a kernel; `more`: the family's further parameters, two at most.
 ///
 /// # Safety
-/// `more` must point to what the kernel declares behind its `Args`; the memory that all of it points to must be there until the
-/// kernel has run.
+/// `more` must point to the parameters that the kernel declares after its `Args`. All memory that they point to must
+/// stay valid until the kernel has run.
 pub(crate) unsafe fn launch(
     function: sys::CUfunction,
     blocks: u32,
@@ -83,7 +83,7 @@ pub(crate) unsafe fn launch(
     more: &[*const c_void],
 ) -> Result<(), DriverError> {
     let nothing = std::ptr::null_mut();
-    // The driver reads as many as the kernel declares, and writes to none.
+    // The driver reads as many as the kernel declares, and writes none.
     let mut parameters = [(&raw const *args).cast_mut().cast(), nothing, nothing];
     for (parameter, own) in parameters[1..].iter_mut().zip(more) {
         *parameter = own.cast_mut();
@@ -94,7 +94,7 @@ pub(crate) unsafe fn launch(
     }
 }
 
-/// Size and places of the fields of a struct that kernels have too, each as CUDA C computes it and as the host has it.
+/// Size and field offsets of a struct shared with kernels, each as CUDA C computes it and as the host has it.
 #[cfg(test)]
 macro_rules! mirrored {
     ($host:ty as $name:literal { $($field:ident $(as $theirs:literal)?),* $(,)? }) => {{
@@ -103,7 +103,7 @@ macro_rules! mirrored {
         $({
             let theirs = stringify!($field);
             $(let theirs = { let _ = theirs; $theirs };)?
-            // What `offsetof` stands for in the compiler behind NVRTC, which has no headers.
+            // The expansion of `offsetof` in NVRTC's compiler, which has no headers.
             all.push((format!("__INTADDR__(&((({}*)0)->{theirs}))", $name), std::mem::offset_of!($host, $field)));
         })*
         all

@@ -12,9 +12,9 @@ use crate::cuda::driver::cuda;
 use crate::cuda::window::Layout;
 use crate::error::{Error, Result};
 
-/// Things that are made once each. A thread that makes one holds up those that want the same, and
-/// nobody else: loading code can make CUDA wait for kernels that run, and these may wait for a rank of this process that
-/// still has to find its kernel here.
+/// Values that are made once each. A thread that makes one blocks only threads that need the same one. Loading code can
+/// make CUDA wait for running kernels, and these may wait for a rank of this process that still has to find its kernel
+/// here.
 #[derive(Debug)]
 struct Shelf<K, V>(Mutex<HashMap<K, Arc<Mutex<Option<V>>>>>);
 
@@ -33,7 +33,7 @@ impl<K: Eq + Hash, V: Clone> Shelf<K, V> {
     }
 }
 
-/// What has been compiled and loaded for one device.
+/// Kernels that have been compiled and loaded for one device.
 #[derive(Debug)]
 pub(crate) struct Kernels {
     context: Arc<CudaContext>,
@@ -43,7 +43,7 @@ pub(crate) struct Kernels {
     functions: Shelf<(Kernel, Types), Function>,
 }
 
-/// A handle, and what keeps it.
+/// A handle, and its owner.
 #[derive(Debug, Clone)]
 struct Function {
     handle: sys::CUfunction,
@@ -77,7 +77,7 @@ impl Kernels {
         Ok(Kernels { context: context.clone(), layout, capability, modules: Shelf::new(), functions: Shelf::new() })
     }
 
-    /// The function of `kernel`, compiled if it is not there yet.
+    /// The function of `kernel`, compiled if it is missing.
     pub(crate) fn function(&self, kernel: Kernel, types: Types) -> Result<sys::CUfunction> {
         self.functions.get((kernel, types), || self.load(kernel, types)).map(|function| function.handle)
     }

@@ -1,10 +1,10 @@
-//! The kernels: each *family* (what is done) with the *framings* (how data cross the link) that it has.
+//! The kernels: *families* (operations), each with its *framings* (how data cross the link).
 //!
 //! | file | idea |
 //! | --- | --- |
 //! | this one | the table of all kernels, and their sources |
 //! | `cache` | kernels compiled and loaded, by device |
-//! | `args` | what a kernel is given, and its launch |
+//! | `args` | the arguments of a kernel, and its launch |
 
 mod args;
 mod cache;
@@ -53,12 +53,12 @@ pub(crate) struct Kernel {
 enum Work {
     Reduces,
     Moves,
-    /// As the collective does.
+    /// Depends on the collective.
     Either,
 }
 
-/// A module's sources, behind [`COMMON`]. Few kernels are in one: a program that calls one collective of one type should not wait
-/// for the compiler of all.
+/// A module's sources, after [`COMMON`]. A module has few kernels, so that a program which calls one collective of one
+/// type does not wait until all are compiled.
 #[derive(Debug, Clone, Copy)]
 struct Source {
     files: &'static str,
@@ -70,12 +70,12 @@ macro_rules! text {
     ($($file:literal)+) => { concat!($(include_str!($file)),+) };
 }
 
-/// The framings of a family that are compiled together, and of which files.
+/// The framings of a family that are compiled together, and their files.
 type Modules = &'static [(&'static [Framing], Source)];
 
 macro_rules! families {
     ($($family:ident $name:literal $work:ident: $([$($framing:ident)+] $($file:literal)+),+;)*) => {
-        /// What a kernel does.
+        /// A kernel's operation.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub(crate) enum Family { $($family),* }
 
@@ -104,7 +104,7 @@ families! {
     AllReduceTwoShot "all_reduce_two_shot" Reduces:
         [Simple] "reduce_slots.cuh" "all_reduce_two_shot.cu",
         [Ll Ll128] "reduce_slots.cuh" "all_reduce_two_shot_ll.cu",
-        // Where a buffer is not registered it takes the slots; between two ranks those of reduce_scatter.
+        // If a buffer is not registered it takes the slots; between two ranks those of reduce_scatter.
         [Direct] "reduce_slots.cuh" "reduce_buffers.cuh" "reduce_scatter.cu" "all_reduce_two_shot.cu";
     ReduceScatter "reduce_scatter" Reduces:
         [Simple Ll Ll128] "reduce_slots.cuh" "reduce_scatter.cu",
@@ -131,7 +131,7 @@ families! {
 const COMMON: &str = text!("types.cuh" "memory.cuh" "subgroups.cuh" "team.cuh" "args.cuh" "ll.cuh" "ll128.cuh" "fifo.cuh"
     "pieces.cuh" "direct.cuh");
 
-/// What a kernel is compiled for, if it combines values.
+/// Element type and operator of a kernel that combines values.
 pub(crate) type Types = Option<(DType, ReduceOp)>;
 
 impl Kernel {
@@ -168,7 +168,7 @@ impl Kernel {
     }
 }
 
-/// What of the sources is compiled at a time.
+/// The unit of compilation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Module {
     files: &'static str,
@@ -255,7 +255,7 @@ mod tests {
         }
     }
 
-    /// What the host passes is what the kernels take: sizes, and places of the fields.
+    /// The host's structs match the kernels': sizes, and offsets of the fields.
     #[test]
     fn structs_are_laid_out_alike() {
         use crate::cuda::{path_check, peer, phased, report};

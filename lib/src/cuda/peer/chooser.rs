@@ -1,4 +1,4 @@
-//! Which way each call of a communicator goes.
+//! Chooses the kernel of each call of a communicator.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +13,7 @@ use crate::cuda::window::Layout;
 use crate::schedule::Partition;
 use crate::wire::Collective;
 
-/// What a choice depends on; the same on all ranks.
+/// Parameters of a choice; the same on all ranks.
 #[derive(Debug)]
 pub(crate) struct Chooser {
     rank: usize,
@@ -21,9 +21,9 @@ pub(crate) struct Chooser {
     pub(crate) schedules: Schedules,
     pub(crate) registry: Arc<Registry>,
     asked: Asked,
-    /// What the program has set.
+    /// The program's setting.
     set: Mutex<Option<Choice>>,
-    /// Collectives of which it was said that they do not go as was asked for.
+    /// Collectives for which a refused request was logged.
     warned: AtomicU32,
 }
 
@@ -60,7 +60,7 @@ impl Chooser {
         }
     }
 
-    /// Whether a call of so many bytes can be carried out so, whatever its element type.
+    /// Whether `choice` can run a call of so many bytes of any element type.
     pub(crate) fn fits(&self, collective: Collective, choice: Choice, bytes: usize) -> bool {
         match choice.protocol {
             Protocol::Schedule(algorithm, framing) => {

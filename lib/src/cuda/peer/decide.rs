@@ -1,7 +1,7 @@
-//! What the settings ask of a call's way (`TINYNCCL_ALGO`, `TINYNCCL_CUDA_PROTO`, `TINYNCCL_FIXED_ORDER`), and why a way was taken.
-//!
-//! Every kernel but those of schedules combines the values of all ranks in rank order (`reduce_words` in `kernels/types.cuh`), so that
-//! all of them give the same bits. A schedule does as its algorithm: [`algorithm::keeps_rank_order`], which the verifier proves.
+//! Applies the settings to the choice of a kernel (`TINYNCCL_ALGO`, `TINYNCCL_CUDA_PROTO`, `TINYNCCL_FIXED_ORDER`), and
+//! gives the reason for a choice. All kernels except those of schedules combine the values of all ranks in rank order
+//! (`reduce_words` in `kernels/types.cuh`), so they give the same bits. The order of a schedule is its algorithm's:
+//! [`algorithm::keeps_rank_order`], which the verifier proves.
 
 use std::fmt;
 
@@ -11,10 +11,10 @@ use crate::config::{Config, CudaProto};
 use crate::cuda::window::Layout;
 use crate::wire::{Algorithm, Collective};
 
-/// Bytes up to which a schedule that was asked for goes in lines, where it fits.
+/// Bytes up to which a requested schedule uses lines, if it fits.
 const SCHEDULE_IN_LINES: usize = 64 << 10;
 
-/// What was asked for; the same on all ranks.
+/// The request; the same on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Asked {
     pub(crate) fixed_order: bool,
@@ -22,7 +22,7 @@ pub(crate) struct Asked {
     pub(crate) proto: CudaProto,
 }
 
-/// Why a call is carried out as it is.
+/// The reason for a choice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
     /// The fastest of those that were measured for its size.
@@ -31,11 +31,11 @@ pub enum Reason {
     Set,
     /// `TINYNCCL_ALGO` or `TINYNCCL_CUDA_PROTO`.
     Asked,
-    /// What these ask for cannot do this call; it goes by size.
+    /// The requested choice cannot run this call; the choice is by size.
     Refused,
-    /// `TINYNCCL_FIXED_ORDER`: by size it would have been this one, which combines in another order.
+    /// `TINYNCCL_FIXED_ORDER`: by size it would have been this choice, which combines in another order.
     FixedOrder(Protocol),
-    /// The path has one way only.
+    /// The path has no choices.
     Path,
 }
 
@@ -74,8 +74,8 @@ impl Asked {
         self.algorithm.is_none() && self.proto == CudaProto::Auto
     }
 
-    /// Whether it is what was asked for. One-shot and two-shot are what they are in shared memory: all of a rank's values to everybody,
-    /// or a reduce-scatter and an all-gather.
+    /// Whether it is the requested choice. One-shot and two-shot mean the same as in shared memory: every rank's values
+    /// go to all ranks, or a reduce-scatter and an all-gather.
     fn meets(&self, protocol: Protocol, collective: Collective, ranks: usize) -> bool {
         use Protocol::*;
         let two_steps = collective == Collective::AllReduce && ranks > 2;
@@ -95,7 +95,7 @@ impl Asked {
         algorithm && proto
     }
 
-    /// The protocols that could be meant, best first.
+    /// The protocols that match the request, best first.
     fn candidates(&self, by_size: Protocol, bytes: usize) -> impl Iterator<Item = Protocol> + use<> {
         use Protocol::*;
         let framings =
@@ -105,7 +105,7 @@ impl Asked {
         let schedules = algorithms
             .iter()
             .flat_map(move |&algorithm| framings.into_iter().map(move |framing| Schedule(algorithm, framing)));
-        // In two steps less is sent, which pays where one step has to send much.
+        // Two steps send less, which pays if one step would send much.
         let lines = if bytes <= 128 << 10 {
             [OneShot, OneShot128, TwoShot, TwoShot128]
         } else {
@@ -114,7 +114,8 @@ impl Asked {
         [by_size].into_iter().chain(lines).chain([Simple]).chain(schedules)
     }
 
-    /// The way of a call of `bytes` (as in [`select::choose`]), and why. `schedule_fits` says whether a schedule can do it.
+    /// The choice for a call of `bytes` (as in [`select::choose`]), and the reason. `schedule_fits` says whether a
+    /// schedule can run it.
     pub(crate) fn decide(
         &self,
         layout: &Layout,
@@ -188,7 +189,7 @@ mod tests {
         })
     }
 
-    /// What the verifier says of a schedule; every other kernel of a reduction goes through `reduce_words`, in the order of the ranks.
+    /// The verifier decides for a schedule; all other reducing kernels use `reduce_words`, in rank order.
     fn is_in_rank_order(protocol: Protocol, collective: Collective, ranks: usize) -> bool {
         let Protocol::Schedule(algorithm, _) = protocol else {
             return select::kernel(collective, protocol, ranks).is_some_and(|kernel| kernel.reduces(collective));
@@ -209,7 +210,7 @@ mod tests {
         for proto in [CudaProto::Auto, CudaProto::Ll, CudaProto::Ll128, CudaProto::Simple, CudaProto::Schedule] {
             for algorithm in [None].into_iter().chain(Algorithm::ALL.map(Some)) {
                 let asked = Asked { fixed_order: true, algorithm, proto };
-                // All sizes with nothing asked for; else those that differ.
+                // All sizes without a request; otherwise those that differ.
                 calls(|layout, schedules, collective, bytes, registered| {
                     if !collective.reduces() || asked.algorithm.is_some() && !bytes.is_power_of_two() {
                         return;
@@ -253,7 +254,7 @@ mod tests {
             }
             assert_eq!(all_reduce(None, CudaProto::Simple, bytes), (Simple, Reason::Asked));
             assert!(matches!(all_reduce(None, CudaProto::Schedule, bytes), (Schedule(..), Reason::Asked)));
-            // What passes through the hosts' memory has no kernel.
+            // Calls on the hosted path have no kernel.
             let (protocol, reason) = all_reduce(Some(Algorithm::Staged), CudaProto::Auto, bytes);
             assert_eq!((protocol, reason), (all_reduce(None, CudaProto::Auto, bytes).0, Reason::Refused));
         }

@@ -1,13 +1,13 @@
-//! Calls by kernels that read and write the other ranks' memory, and wait for each other.
+//! Calls by kernels that access the other ranks' memory and wait for each other.
 //!
 //! | file | idea |
 //! | --- | --- |
 //! | this one | a call as the launch of a kernel |
 //! | `select` | which kernel, and how many blocks of it, for which size |
-//! | `decide` | what the settings ask for instead |
+//! | `decide` | the settings' overrides |
 //! | `chooser` | both, for one communicator |
 //! | `schedules`, `program` | collectives by the schedules that the CPU executes |
-//! | `registry` | buffers that calls use where they are |
+//! | `registry` | buffers that calls use without copies |
 
 mod chooser;
 mod decide;
@@ -86,7 +86,7 @@ impl Peer {
         let (bytes, registry) = (bytes as u64, &self.chooser.registry);
         let direct = registry.is_used() && bytes >= select::DIRECT_MESSAGE;
         let channels = end.map_or(0, |_| select::pair_channels(&self.chooser.layout, bytes));
-        // That of the receiver counts.
+        // The receiver's counts.
         let remote = if direct { registry.remote(at, bytes) } else { 0 };
         Message { at, bytes, remote, peer: peer as u32, channels, direct: direct.into(), unused: 0 }
     }

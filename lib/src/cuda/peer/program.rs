@@ -1,9 +1,9 @@
 //! A rank's schedule as a kernel takes it: steps of 8 bytes, passed by value with the launch.
 //!
-//! The schedule is the one that the CPU executes: [`algorithm::program`], with as many channels as the kernel has blocks.
-//! Channels do the same on parts of their own, the odd ones maybe in the other direction (ring, double tree), so two channels
-//! stand for all of them: block `b` runs the steps of channel `b % 2`, their parts moved on. Nothing here depends on the count;
-//! the cut of the segments ([`Cut`]) is passed beside the steps, and the kernel divides nothing.
+//! The schedule is the one that the CPU executes: [`algorithm::program`], with as many channels as the kernel has
+//! blocks. Channels do the same on different parts, the odd ones possibly in the other direction (ring, double tree),
+//! so two channels represent all: block `b` runs the steps of channel `b % 2` with shifted parts. Nothing here depends
+//! on the count. The cut of the segments ([`Cut`]) is passed beside the steps, so the kernel needs no division.
 //!
 //! `kernels/primitives.cuh` has the same structs.
 
@@ -17,7 +17,7 @@ pub(crate) const MAX_STEPS: usize = 96;
 pub(crate) const MAX_LANES: usize = 2;
 /// Channels whose steps are stored.
 const VARIANTS: usize = 2;
-/// In place of a rank.
+/// Stands for "no rank".
 const NOBODY: u8 = 255;
 
 /// Where a part lies: the buffer in the two upper bits, the segment below.
@@ -30,18 +30,18 @@ fn place(loc: Loc) -> Option<u8> {
     (loc.segment < 64).then_some(buf << 6 | loc.segment as u8)
 }
 
-/// Operands of a step. What it does follows from which of them it has: a step with a sender and a `src` reduces, one with a
-/// `dst` stores, one with a receiver sends.
+/// Operands of a step. They determine its operation: a step with a sender and a `src` reduces, one with a `dst` stores,
+/// one with a receiver sends.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DeviceStep {
     /// One of the constants below.
     pub(crate) flags: u8,
-    /// The rank whose message it takes, or 255.
+    /// The rank that it receives from, or 255.
     pub(crate) from: u8,
     /// The rank that it sends to, or 255.
     pub(crate) to: u8,
-    /// Places in memory; looked at where the flags say so.
+    /// Locations in memory; valid if the flags say so.
     pub(crate) src: u8,
     pub(crate) dst: u8,
     /// First part, counted from the channel's first, and number of parts.
@@ -57,7 +57,7 @@ impl DeviceStep {
     pub(crate) const WRITES: u8 = 2;
     /// Its result is finished: `avg` divides.
     pub(crate) const LAST: u8 = 4;
-    /// It reads `dst` too, in the place of a message: a local reduction.
+    /// It reads `dst` too, instead of a message: a local reduction.
     pub(crate) const LOCAL: u8 = 8;
 
     const NONE: DeviceStep =
@@ -137,7 +137,7 @@ impl Cut {
     }
 }
 
-/// What a kernel needs of a rank's schedule, and what the host must know of all ranks' to cut it.
+/// A rank's schedule for a kernel, and the figures of all ranks' schedules that the host needs to cut it.
 #[derive(Debug)]
 pub(crate) struct Compiled {
     pub(crate) program: DeviceProgram,
@@ -225,8 +225,8 @@ impl Compiled {
 const PIPELINE: usize = 4;
 /// Messages that are shorter cost more than they gain.
 const LEAST_MESSAGE: usize = 8 << 10;
-/// Nothing keeps the sender of a pipeline in step with its receiver. With longer messages, 128 blocks that run ahead fall to half
-/// of the link's bandwidth on H200s (measured; the cause is not known).
+/// Nothing keeps the sender of a pipeline in step with its receiver. With longer messages, 128 blocks that run ahead
+/// reach only half of the link's bandwidth on H200s (measured; the cause is unknown).
 const PIPELINE_MESSAGE: usize = 64 << 10;
 
 /// The steps of the first two channels; `None` if the others are not the same, or if there are too many.

@@ -1,13 +1,10 @@
-//! Buffers that the other ranks' kernels reach: who has which, and where it is mapped.
-//!
-//! A rank numbers its registrations itself. Each rank keeps, in its window, a table of where it has every other rank's: the begin of the
-//! *allocation*, because CUDA IPC maps whole allocations. A call then names a buffer by number and distance from that begin.
-//!
-//! A registration is of an allocation, not of an address: memory that was freed and given out again at the same place has another
-//! `CU_POINTER_ATTRIBUTE_BUFFER_ID`, is not found here, and goes through slots like any other.
-//!
-//! Memory that others have mapped must not be freed before they have unmapped it. So a registration that is dropped counts no more
-//! from then on, but its memory is freed when all ranks next register something or release, or leave.
+//! Buffers that the other ranks' kernels reach: their owners and mappings. A rank numbers its registrations itself.
+//! Each rank's window has a table of its mappings of the other ranks' registrations: the start of the *allocation*,
+//! because CUDA IPC maps whole allocations. A call then names a buffer by number and offset from that start. A
+//! registration belongs to an allocation, not to an address. Memory that was freed and allocated again at the same
+//! address has another `CU_POINTER_ATTRIBUTE_BUFFER_ID`, is not found here, and goes through slots. Memory that others
+//! have mapped must not be freed before they have unmapped it. A dropped registration is no longer used, but its memory
+//! is freed only when all ranks next register a buffer, release, or leave.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,10 +18,10 @@ use crate::cuda::driver::cuda;
 use crate::cuda::window::{Import, Layout, MAX_RANKS, REGISTRATIONS, Window};
 use crate::error::{Error, Result};
 
-/// Bits of a buffer's name that hold the distance.
+/// Bits of a buffer's name that hold the offset.
 const DISTANCE_BITS: u32 = 48;
 
-/// An allocation of the driver, and what of it is registered.
+/// An allocation of the driver, and its registered parts.
 #[derive(Debug, Clone, Copy)]
 struct Range {
     id: u16,
@@ -38,12 +35,12 @@ struct Range {
     reached: bool,
 }
 
-/// What a rank tells the others about its buffer.
+/// A rank's message to the others about its buffer.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 struct Offer {
     process: u32,
     buffer: Option<Export>,
-    /// Registrations that are no more.
+    /// Ended registrations.
     gone: Vec<u16>,
     /// Why this rank has nothing to offer, if that is an error.
     failed: Option<String>,
@@ -58,14 +55,14 @@ struct Export {
     handle: Vec<u8>,
 }
 
-/// A rank's registrations, and what it has mapped of others.
+/// A rank's registrations, and its mappings of others.
 #[derive(Debug)]
 pub(crate) struct Registry {
     context: Arc<CudaContext>,
     rank: usize,
     /// Whether other processes map our memory.
     shared: bool,
-    /// Whether the ranks have registered something: the same on all of them at the same call.
+    /// Whether the ranks have registered a buffer: the same on all of them at the same call.
     used: AtomicBool,
     state: Mutex<State>,
 }
@@ -74,7 +71,7 @@ pub(crate) struct Registry {
 struct State {
     ranges: Vec<Range>,
     taken: Vec<bool>,
-    /// Dropped, but others may have them mapped yet.
+    /// Dropped, but others may still have them mapped.
     gone: Vec<(u16, Option<Window>)>,
     /// By rank and registration.
     imports: HashMap<(usize, u16), Arc<Import>>,
@@ -82,7 +79,7 @@ struct State {
     meetings: u32,
     /// The communicator is gone.
     closed: bool,
-    /// The other ranks were not met then: whether they have our memory mapped is not known.
+    /// The other ranks did not take part, so they may still have our memory mapped.
     lost: bool,
 }
 
@@ -123,7 +120,7 @@ impl Registry {
         range.map_or(0, |r| (u64::from(r.id) + 1) << DISTANCE_BITS | (at - r.base))
     }
 
-    /// Enters a buffer that no rank reaches yet. `Ok(None)`: memory of its kind cannot be reached by others.
+    /// Enters a buffer that no rank reaches yet. `Ok(None)`: others cannot reach this kind of memory.
     fn enter(&self, at: u64, bytes: u64) -> Result<Option<Range>> {
         let op = "register";
         let failed = |what: &str, e| cuda(op, format!("{what} of {at:#x}"), e);
@@ -190,8 +187,8 @@ impl Registry {
         })
     }
 
-    /// Meets all ranks: maps what they newly have, unmaps what they have no more, and frees what of ours nobody maps any more.
-    /// `ours`: a buffer to register, or why there is none.
+    /// Synchronises with all ranks: maps their new buffers, unmaps their ended ones, and frees ours that no rank maps
+    /// any more. `ours`: a buffer to register, or why there is none.
     pub(crate) fn meet(
         self: &Arc<Registry>,
         host: &Comm,
@@ -226,12 +223,12 @@ impl Registry {
         let (offers, all): (Vec<Offer>, Vec<u32>) = match exchanged {
             Ok(both) => both,
             Err(error) => {
-                // Others may have them mapped yet.
+                // Others may still have them mapped.
                 self.state().gone.extend(released);
                 return Err(error);
             }
         };
-        // Nobody has them mapped now.
+        // No rank has them mapped now.
         self.forget(released);
         if let Some(error) = failed {
             return Err(error);
@@ -247,7 +244,7 @@ impl Registry {
         Ok(registration)
     }
 
-    /// Makes the others' offers reachable. Returns the ranks with whom that went well, a bit for each.
+    /// Makes the others' offers reachable. Returns a bit for each rank with which that succeeded.
     fn map(&self, offers: &[Offer], layout: &Layout, window: u64) -> u32 {
         let mut well = 0u32;
         for (peer, offer) in offers.iter().enumerate() {
@@ -285,13 +282,13 @@ impl Registry {
         Ok(address)
     }
 
-    /// Writes where the allocation of `peer`'s registration `id` is into the table in `window`.
+    /// Writes the address of the allocation of `peer`'s registration `id` into the table in `window`.
     fn write(&self, layout: &Layout, window: u64, peer: usize, id: u16, base: u64) -> Result<(), DriverError> {
         self.context.bind_to_thread()?;
         // SAFETY: the place is in the table of a window. No kernel reads it now: no call names this registration before all ranks
         // have it.
         unsafe { result::memcpy_htod_sync(window + layout.registration(peer, id) as u64, &[base]) }?;
-        // From memory that is not page-locked the copy may be under way yet.
+        // A copy from pageable memory may still be in progress.
         // SAFETY: the default stream.
         unsafe { result::stream::synchronize(std::ptr::null_mut()) }
     }
@@ -314,7 +311,7 @@ impl Registry {
         drop(released);
     }
 
-    /// Ends a registration; `memory` is freed as soon as that may be.
+    /// Ends a registration; `memory` is freed as soon as possible.
     fn end(&self, id: u16, memory: Option<Window>) {
         let mut state = self.state();
         state.ranges.retain(|r| r.id != id);
@@ -329,13 +326,14 @@ impl Registry {
         }
     }
 
-    /// Unmaps what is of others; the caller then meets them before it calls [`Registry::closed`].
+    /// Unmaps the others' buffers; the caller then synchronises with them before it calls [`Registry::closed`].
     pub(crate) fn leave(&self) {
         let imports = std::mem::take(&mut self.state().imports);
         drop(imports);
     }
 
-    /// The communicator is gone. `met`: nobody has our memory mapped any more; else it stays until the process ends.
+    /// The communicator is gone. `met`: no rank has our memory mapped any more; otherwise it stays until the process
+    /// ends.
     pub(crate) fn closed(&self, met: bool) {
         let mut state = self.state();
         state.closed = true;
@@ -409,10 +407,10 @@ impl Drop for Registration {
     }
 }
 
-/// What the driver knows about an address.
+/// The driver's information about an address.
 fn attribute<T: Default>(which: sys::CUpointer_attribute, at: u64) -> Result<T, DriverError> {
     let mut value = T::default();
-    // SAFETY: writes as many bytes as the attribute has, which the callers chose `T` for.
+    // SAFETY: writes as many bytes as the attribute has; the callers chose `T` accordingly.
     unsafe { sys::cuPointerGetAttribute((&raw mut value).cast(), which, at) }.result()?;
     Ok(value)
 }

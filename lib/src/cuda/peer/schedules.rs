@@ -1,4 +1,4 @@
-//! Collectives by schedule: programs compiled, kept and cut for a call.
+//! Collectives by schedule: compiles, caches and cuts programs.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,7 +17,7 @@ use crate::wire::{Algorithm, Collective};
 pub(crate) struct Schedules {
     rank: usize,
     layout: Layout,
-    /// What was compiled so far; `None` where there is no schedule.
+    /// Programs compiled so far; `None` where there is no schedule.
     known: Mutex<Known>,
 }
 
@@ -56,7 +56,7 @@ impl Schedules {
         }
     }
 
-    /// Whether a call of `bytes` can be carried out so, whatever its element type.
+    /// Whether a schedule can run a call of `bytes` of any element type.
     pub(crate) fn fits(
         &self,
         collective: Collective,

@@ -1,4 +1,4 @@
-//! Which kernel, and how many blocks of it, for which size. The figures are of H200s joined by NVLink; see docs/benchmarks.
+//! The kernel and its number of blocks for each size. The figures are of H200s joined by NVLink; see docs/benchmarks.
 
 use std::fmt;
 
@@ -11,31 +11,32 @@ use crate::wire::{Algorithm, Collective};
 pub enum Framing {
     /// Slots, with a counter behind the data: full bandwidth, any size.
     Simple,
-    /// Lines, with flags beside the data: lowest latency, twice the bytes, short messages alone.
+    /// Lines, with flags beside the data: lowest latency, twice the bytes, short messages only.
     Ll,
 }
 
 /// How data crosses the link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Protocol {
-    /// LL: flags beside the data, all of it sent to everyone at once. Lowest latency.
+    /// LL: flags beside the data, sent to all ranks in one step. Lowest latency.
     OneShot,
     /// LL in two steps: reduce-scatter, then all-gather, or, for reduce among more than two ranks, to the root.
     TwoShot,
-    /// As OneShot in LL128, whose flags are a sixteenth of what is sent and not half: over NVLink alone.
+    /// As OneShot in LL128, whose flags are a sixteenth of the sent bytes and not half: over NVLink only.
     OneShot128,
     /// As TwoShot in LL128.
     TwoShot128,
     /// Slots, in rounds: full bandwidth.
     Simple,
-    /// From one rank's buffer into another's, where the buffers are registered; as Simple where they are not.
+    /// From one rank's buffer into another's, if the buffers are registered; otherwise as Simple.
     Direct,
     /// The schedule that the CPU would execute, of [`algorithm`](crate::algorithm), with a channel per block.
     Schedule(Algorithm, Framing),
 }
 
 impl Protocol {
-    /// Blocks that suit a schedule of so many bytes (as in [`Choice`]), on a GPU that is not shared; 1 for what is no schedule.
+    /// Blocks that suit a schedule of so many bytes (as in [`Choice`]), on a GPU that is not shared; 1 for other
+    /// protocols.
     pub fn blocks(self, bytes: usize) -> u32 {
         let per_block = match self {
             Protocol::Schedule(_, Framing::Simple) => SCHEDULE_PER_BLOCK,
@@ -61,7 +62,7 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// How a call is carried out.
+/// How a call runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Choice {
     /// How data crosses the link.
@@ -70,8 +71,8 @@ pub struct Choice {
     pub blocks: u32,
 }
 
-/// Protocols of lines, and the bytes up to which each is taken if none before it was. All_reduce of two ranks, for which two steps send
-/// no less than one.
+/// Protocols of lines, and the bytes up to which each is taken if none before it was. For all_reduce of two ranks,
+/// where two steps send no less than one.
 const ALL_REDUCE_OF_TWO: &[(Protocol, usize)] = &[
     (Protocol::OneShot, 64 << 10),
     (Protocol::OneShot128, 2 << 20),
@@ -91,7 +92,7 @@ const OTHERS_OF_TWO: &[(Protocol, usize)] =
     &[(Protocol::OneShot, 128 << 10), (Protocol::OneShot128, 8 << 20), (Protocol::OneShot, 1 << 20)];
 const OTHERS: &[(Protocol, usize)] =
     &[(Protocol::OneShot, 32 << 10), (Protocol::OneShot128, 8 << 20), (Protocol::OneShot, 1 << 20)];
-/// The root sends all of it, which it would do once in the others' slots.
+/// In lines the root sends all of it to each rank; through slots, only once.
 const BROADCAST: &[(Protocol, usize)] =
     &[(Protocol::OneShot, 32 << 10), (Protocol::OneShot128, 9 << 18), (Protocol::OneShot, 1 << 20)];
 /// In one step all of it crosses the root's link n-1 times.
@@ -103,24 +104,24 @@ const REDUCE: &[(Protocol, usize)] = &[
 ];
 /// Bytes from which on a chain of the ranks reduces faster than all of them at once.
 const CHAIN: usize = 48 << 20;
-/// Bytes sent from which on lines are not better than the peers' buffers, where these are registered.
+/// Bytes sent from which on lines are no better than registered buffers.
 const LINES_OR_DIRECT: usize = 6 << 20;
-/// Bytes sent up to which a rank rather reduces what it reads in a registered buffer of its only peer: slots are written, which
-/// uses the link better.
+/// Bytes sent up to which a rank reduces straight from its only peer's registered buffer. Above, slots are better:
+/// writes use the link better than reads.
 const READ_AT_MOST: usize = 64 << 20;
-/// Bytes for which another block of a Simple kernel pays.
+/// Bytes that justify another block of a Simple kernel.
 const SIMPLE_PER_BLOCK: usize = 16 << 10;
 /// The same, of a schedule.
 const SCHEDULE_PER_BLOCK: usize = 32 << 10;
 const SCHEDULE_LL_PER_BLOCK: usize = 4 << 10;
 /// Blocks of a kernel at most.
 const MOST_BLOCKS: usize = 128;
-/// Bytes from which on a registered buffer pays where data goes one way: to agree on it takes about 3 us at the begin and 1 at the
-/// end.
+/// Bytes from which on a registered buffer pays if data goes one way: the agreement takes about 3 us at the beginning
+/// and 1 at the end.
 const DIRECT_ONE_WAY: usize = 12 << 20;
 /// Words that a block of an LL kernel handles: one per thread.
 const WORDS_PER_BLOCK: usize = crate::cuda::kernels::THREADS as usize;
-/// The same of an LL128 kernel, where half of its warps have something to do: more blocks are worth more than full ones.
+/// The same of an LL128 kernel, with half of its warps busy: more blocks are worth more than full ones.
 const WORDS_PER_BLOCK_128: usize = WORDS_PER_BLOCK * 15 / 16;
 
 /// `bytes` are those of the whole buffer for all_reduce, broadcast and reduce, of a segment for the others. `registered`: whether
@@ -161,7 +162,7 @@ pub(crate) fn choose(layout: &Layout, collective: Collective, bytes: usize, regi
     fitting.unwrap_or_else(|| with_blocks(large))
 }
 
-/// Whether kernels other than those of schedules do it.
+/// Whether kernels other than those of schedules support it.
 pub(crate) fn has_kernel(collective: Collective) -> bool {
     use Collective::*;
     matches!(collective, AllReduce | ReduceScatter | Reduce | Broadcast | AllGather | AllToAll)
@@ -188,7 +189,7 @@ pub(crate) fn kernel(collective: Collective, protocol: Protocol, ranks: usize) -
         Collective::AllReduce if two_steps => Family::AllReduceTwoShot,
         Collective::AllReduce => Family::AllReduceOneShot,
         Collective::ReduceScatter => Family::ReduceScatter,
-        // In slots and between registered buffers one kernel has both forms.
+        // With slots and with registered buffers one kernel has both forms.
         Collective::Reduce if matches!(protocol, Protocol::TwoShot | Protocol::TwoShot128) => Family::ReduceTwoShot,
         Collective::Reduce => Family::Reduce,
         Collective::Broadcast => Family::Broadcast,
@@ -215,9 +216,9 @@ pub(crate) fn blocks(layout: &Layout, protocol: Protocol, bytes: usize) -> u32 {
 /// Whether a call fits the memory that its protocol uses, if that is no schedule.
 pub(crate) fn fits(layout: &Layout, collective: Collective, choice: Choice, bytes: usize) -> bool {
     let blocks = choice.blocks as usize;
-    // Blocks take equal shares, up to one word more.
+    // Blocks take equal parts, up to one word more.
     let words = bytes.div_ceil(8).div_ceil(blocks.max(1));
-    // Of what is reduced in two steps, where it can be.
+    // For reductions in two steps, where possible.
     let segments = match collective {
         Collective::AllReduce => Some(layout.ranks),
         Collective::Reduce if layout.ranks > 2 => Some(layout.ranks - 1),
@@ -241,11 +242,11 @@ fn lines128(words: usize) -> usize {
     words.div_ceil(60) * 4
 }
 
-/// Bytes from which on a message may go straight into the receiver's buffer, if buffers are registered at all.
+/// Bytes from which on a message may go straight into the receiver's buffer, if buffers are registered.
 pub(crate) const DIRECT_MESSAGE: u64 = 4 << 20;
 
-/// Channels of a message between two ranks: of its length alone, so that both ends cut it alike. Half of those that there are at most:
-/// each has the slots of two.
+/// Channels of a message between two ranks: a function of its length, so that both ends cut it alike. At most half of
+/// all channels, because each uses the slots of two.
 pub(crate) fn pair_channels(layout: &Layout, bytes: u64) -> u32 {
     bytes.div_ceil(SIMPLE_PER_BLOCK as u64).clamp(1, layout.channels as u64 / 2) as u32
 }

@@ -1,13 +1,13 @@
 //! Collectives of ranks that share a GPU from several processes.
 //!
-//! Kernels of different processes run on a GPU in turns of milliseconds, so a kernel that waits for another process's kernel
-//! wastes its turn, and nothing promises that they ever run together. Here no kernel waits. A call is a few kernels with waits of
-//! the *stream* in between (`cuStreamWaitValue32`), during which the GPU belongs to the others:
+//! Kernels of different processes run on a GPU in turns of milliseconds. A kernel that waits for another process's
+//! kernel wastes its turn, and the two may never run together. Here no kernel waits. A call is a few kernels with
+//! *stream* waits in between (`cuStreamWaitValue32`), during which the other processes have the GPU:
 //!
 //! ```text
-//! wait until our areas at the peers are free · push · signal · wait until their data is here · take or reduce · signal
+//! wait until our slots at the peers are free · push · signal · wait until their data is here · take or reduce · signal
 //! ```
-//! Such a wait has no deadline of its own: a thread looks after it, and lets the stream go when nothing has come for too long.
+//! Such a wait has no deadline of its own. A thread watches it, and releases the stream at the deadline.
 
 mod traffic;
 mod watch;

@@ -1,10 +1,10 @@
-//! What a call in phases moves, and between whom.
+//! The data that a phased call moves, and its ranks.
 
 use super::super::call::End;
 use crate::comm::RawCall;
 use crate::wire::Collective;
 
-/// What a call moves, in bytes: to whom, from whom, and how far apart their segments are.
+/// The bytes that a call moves: destinations, sources, and the distance of their segments.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Traffic {
     /// Of each message sent, and of each received.
@@ -15,7 +15,7 @@ pub(super) struct Traffic {
     pub(super) sources: u32,
     pub(super) input_stride: u64,
     pub(super) output_stride: u64,
-    /// What is added to the sources' data, if anything is: the address of our own input.
+    /// Address of our own input, if it is added to the sources' data.
     pub(super) reduces: Option<u64>,
     /// Whether both ends are the same call.
     pub(super) compares: bool,

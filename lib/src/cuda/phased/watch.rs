@@ -1,4 +1,5 @@
-//! The deadline of streams that wait: a thread sees that nothing moves, says who did not come, and lets the stream go.
+//! The deadline of waiting streams: a thread detects that nothing moves, reports the missing rank, and releases the
+//! stream.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -12,12 +13,12 @@ use super::super::report::Report;
 use super::super::window::{AREAS, Layout, MAX_RANKS};
 use crate::error::{Error, Result};
 
-/// What a flag is set to, beyond what is waited for, to let a stream go.
+/// Added to an awaited flag to release a stream.
 const RELEASE: u32 = 1 << 30;
-/// How often the thread looks.
+/// Interval of the thread's checks.
 const PERIOD: Duration = Duration::from_millis(10);
 
-/// Areas filled at and received from each rank so far.
+/// Slots filled at and received from each rank so far.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Filled {
     pub(super) sent: [u32; MAX_RANKS],
@@ -31,7 +32,7 @@ pub(super) enum Flag {
     Head = 1,
 }
 
-/// The thread that gives up for a stream.
+/// The thread that ends a stream's wait.
 #[derive(Debug)]
 pub(super) struct Watch {
     shared: Arc<Shared>,
@@ -55,7 +56,7 @@ impl Watch {
         patience: Duration,
     ) -> Result<Watch> {
         let shared = Arc::new(Shared { last: Mutex::default(), changed: Condvar::new(), ends: AtomicBool::new(false) });
-        // Of its own: it must get through while the caller's streams wait.
+        // A private stream: it must run while the caller's streams wait.
         let stream = context.new_stream().map_err(|e| cuda("DeviceComm", "making a stream", e))?;
         let (theirs, report) = (shared.clone(), report.clone());
         let thread = std::thread::Builder::new()
@@ -99,7 +100,7 @@ impl Shared {
                 *last
             };
             if moved.0 != (started, finished) || started == finished {
-                // It moved, or what the stream does now is not ours.
+                // It moved, or the stream now runs other work.
                 moved = ((started, finished), Instant::now());
             } else if released || moved.1.elapsed() > patience || report.has_failed() {
                 // Again until all have run: a late signal of another rank undoes it.
@@ -113,7 +114,7 @@ impl Shared {
         }
     }
 
-    /// Names the rank that did not come, then lets the stream go.
+    /// Names the missing rank, then releases the stream.
     fn release(
         &self,
         report: &Report,
@@ -143,7 +144,7 @@ impl Shared {
                 flags.push((at, free));
             }
         }
-        // Before any stream moves on, so that its caller sees why.
+        // Before any stream moves on, so that its caller sees the reason.
         report.give_up(late.unwrap_or_default());
         for (at, free) in &flags {
             // SAFETY: writes a flag of our own window, from memory that lives until the stream is waited for.

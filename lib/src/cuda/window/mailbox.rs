@@ -1,7 +1,7 @@
 //! File descriptors between the processes of a host, over Unix datagrams.
 //!
-//! Sending does not wait: a socket's queue holds more messages than there are ranks to send one. So ranks all send, meet, and then
-//! find in their boxes what was sent to them.
+//! Sending does not block, because a socket's queue holds more messages than there are ranks. So all ranks send,
+//! synchronise, and then read their mailboxes.
 
 use std::collections::HashMap;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -12,12 +12,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::transport::packet;
 
-/// Bytes of a token: who knows it was told by the owner of the box.
+/// Bytes of a token, which only the mailbox's owner gives out.
 const TOKEN: usize = 16;
 /// A message: token and rank.
 const MESSAGE: usize = TOKEN + 4;
 
-/// Where descriptors for a rank are sent to.
+/// Address for descriptors to a rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Address {
     /// In the kernel's table of abstract names: no file is left behind.
@@ -25,7 +25,7 @@ pub(crate) struct Address {
     token: [u8; TOKEN],
 }
 
-/// What descriptors for this rank are sent to.
+/// The address of this rank's mailbox.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
     socket: OwnedFd,
@@ -60,7 +60,7 @@ impl Mailbox {
         packet::send(&self.socket, Some(&to), &message, &[descriptor])
     }
 
-    /// What has come, by rank. Messages of strangers are dropped.
+    /// The received descriptors, by rank. Messages of strangers are dropped.
     pub(crate) fn collect(&self) -> Result<HashMap<usize, OwnedFd>, Errno> {
         let mut all = HashMap::new();
         loop {
@@ -68,7 +68,7 @@ impl Mailbox {
             let (bytes, descriptors) = match packet::recv(&self.socket, &mut message) {
                 Ok(packet) => packet,
                 Err(Errno::AGAIN) => return Ok(all),
-                // Longer than ours are.
+                // Longer than our messages.
                 Err(Errno::INTR | Errno::MSGSIZE) => continue,
                 Err(error) => return Err(error),
             };

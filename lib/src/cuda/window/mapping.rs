@@ -1,7 +1,6 @@
-//! Device memory that is created and mapped by hand (`cuMemCreate`): another process maps it by a file descriptor.
-//!
-//! The newer of CUDA's two ways. The older one, `cuIpcGetMemHandle`, needs no descriptor to be carried over, but is not everywhere:
-//! some virtual machines and integrated GPUs lack it.
+//! Device memory that is created and mapped explicitly (`cuMemCreate`): another process maps it by a file descriptor.
+//! It is the newer of CUDA's two interfaces. The older one, `cuIpcGetMemHandle`, needs no descriptor passing, but some
+//! virtual machines and integrated GPUs lack it.
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
@@ -13,7 +12,7 @@ use crate::cuda::driver::{devices, reaches};
 const DESCRIPTOR: sys::CUmemAllocationHandleType =
     sys::CUmemAllocationHandleType_enum::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
-/// Memory of a device and the place where this process has it. Whoever maps it keeps it alive.
+/// Memory of a device, and its address in this process. Each mapping keeps it alive.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     context: Arc<CudaContext>,
@@ -23,7 +22,7 @@ pub(crate) struct Mapping {
 }
 
 impl Mapping {
-    /// At least so many bytes of the context's device, which all devices of this process that can reach it may use.
+    /// At least so many bytes of the context's device, for all devices of this process that can reach it.
     pub(crate) fn create(context: &Arc<CudaContext>, bytes: usize) -> Result<Mapping, DriverError> {
         context.bind_to_thread()?;
         let own = context.cu_device();
@@ -72,10 +71,10 @@ impl Mapping {
     /// For another process.
     pub(crate) fn export(&self) -> Result<OwnedFd, DriverError> {
         let mut descriptor: std::ffi::c_int = -1;
-        // SAFETY: writes a descriptor, which is ours then.
+        // SAFETY: writes a descriptor, which we then own.
         unsafe { sys::cuMemExportToShareableHandle((&raw mut descriptor).cast(), self.handle, DESCRIPTOR, 0) }
             .result()?;
-        // SAFETY: just made, and nobody else's.
+        // SAFETY: just made, and owned by no one else.
         Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
     }
 
@@ -116,7 +115,7 @@ impl Drop for Mapping {
         if self.context.bind_to_thread().is_err() {
             return;
         }
-        // SAFETY: mapped and reserved by `map`. Whoever drops this has seen to it that no kernel uses it any more.
+        // SAFETY: mapped and reserved by `map`. The owner drops this only when no kernel uses it any more.
         let gone = unsafe {
             sys::cuMemUnmap(self.address, self.bytes)
                 .result()

@@ -5,19 +5,19 @@
 //! counters  per FIFO: slots sent and received             (ours alone)
 //! flags     per FIFO: tail (slots filled), head (slots freed), 32 bytes apart
 //! lines     per channel, set and sender: LL lines of 16 bytes (8 of data beside their flags)
-//! lines128  the same of LL128: lines of 128 bytes (120 of data), where the links keep such lines whole
+//! lines128  the same of LL128: lines of 128 bytes (120 of data), if the links keep such lines whole
 //! table     per rank and registration: where this rank has that allocation      (ours alone)
 //! count     calls and messages that used no slots, in a line of the cache       (ours alone)
 //! slots     per kind, channel and sender: the slots of a FIFO (of messages: per two channels, twice as long)
 //! scratch   of a schedule: partial sums                   (ours alone)
 //! ```
-//! A *channel* is a block of a kernel. `kernels/team.cuh` computes the same places.
+//! A *channel* is a block of a kernel. `kernels/team.cuh` computes the same offsets.
 //!
 //! | file | idea |
 //! | --- | --- |
 //! | this one | the window's layout and its memory |
-//! | `reach` | how ranks come to reach each other's windows |
-//! | `mapping`, `mailbox` | memory mapped by descriptors, and how these come to other processes |
+//! | `reach` | makes the other ranks' windows reachable |
+//! | `mapping`, `mailbox` | memory mapped by descriptors, and descriptor passing |
 
 mod mailbox;
 mod mapping;
@@ -41,19 +41,19 @@ pub(crate) const MAX_RANKS: usize = 8;
 const KINDS: usize = 3;
 /// Distance of two flags: each has a sector of the L2 cache to itself.
 const FLAG_BYTES: usize = 32;
-/// A line of the cache, and what a link carries whole. Where a warp's stores begin in the middle of one, they are sent in one part
-/// more: 7 to 8 % of the rate were lost so.
+/// A cache line, the unit of the link. A warp's stores that begin inside a line are sent in one packet more, which cost
+/// 7 to 8 % of the rate.
 pub(crate) const LINE_BYTES: usize = 128;
-/// 4 for each channel that there may be.
+/// 4 for each possible channel.
 const EPOCH_BYTES: usize = 512;
-/// LL lines about the call itself: what it is, where input and output are, its end; and four more, so that the lines of the next
-/// sender begin at a line of the cache.
+/// LL lines about the call itself: its description, the locations of input and output, its end. Four more align the
+/// next sender's lines to a cache line.
 const CALL_LINES: usize = 8;
 /// LL128 lines of a channel and set: of all senders together.
 const LINES_128: usize = 2048;
 /// Buffers that a rank can have registered at a time.
 pub(crate) const REGISTRATIONS: usize = 1024;
-/// Areas of a sender that calls in phases use in turn.
+/// Slots of a sender that phased calls use in turn.
 pub(crate) const AREAS: usize = 2;
 /// Enough for a window of any schedule but the largest, which are cut smaller.
 pub(crate) const SCRATCH_BYTES: usize = 16 << 20;
@@ -73,7 +73,8 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// `sharing`: how many of the ranks have the same GPU, at most. Their kernels' blocks must all be resident at a time.
+    /// `sharing`: the largest number of ranks on one GPU. All blocks of their kernels must be resident at the same
+    /// time.
     pub(crate) fn new(ranks: usize, sharing: usize, config: &Config) -> Layout {
         // Each round a block sends a slot to every other rank.
         let slot_bytes = if config.cuda_slot == 0 { (256 << 10) / ranks } else { config.cuda_slot };
@@ -87,11 +88,11 @@ impl Layout {
         }
     }
 
-    /// [`Layout::new`] for GPUs of which the smallest has so many multiprocessors: fewer blocks where they would not all be
-    /// resident, each on a multiprocessor of its own.
+    /// [`Layout::new`] for GPUs of which the smallest has so many multiprocessors: fewer blocks if they would not all
+    /// be resident, each on its own multiprocessor.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] when so many ranks cannot share such a GPU.
+    /// [`Error::Unsupported`] when that many ranks cannot share such a GPU.
     pub(crate) fn resident(ranks: usize, sharing: usize, multiprocessors: usize, config: &Config) -> Result<Layout> {
         let most = config.cuda_blocks.min(multiprocessors);
         let layout = Layout::new(ranks, sharing, &Config { cuda_blocks: most, ..config.clone() });
@@ -136,7 +137,7 @@ impl Layout {
         self.table() + 8 * (rank * REGISTRATIONS + usize::from(id))
     }
 
-    /// Bytes of all slots; calls in phases cut them into areas.
+    /// Bytes of all slots; phased calls cut them anew.
     pub(crate) fn slot_memory(&self) -> usize {
         KINDS * self.channels * self.ranks * self.slots * self.slot_bytes
     }
@@ -219,7 +220,7 @@ pub(crate) struct Window {
     context: Arc<CudaContext>,
     pub(crate) address: sys::CUdeviceptr,
     pub(crate) bytes: usize,
-    /// Without: from `cuMemAlloc`, because memory of a stream-ordered pool cannot be exported by CUDA IPC.
+    /// Otherwise from `cuMemAlloc`, because CUDA IPC cannot export memory of a stream-ordered pool.
     mapping: Option<Mapping>,
 }
 
@@ -249,7 +250,7 @@ impl Window {
         Ok(window)
     }
 
-    /// What it is mapped by, where it is made for descriptors.
+    /// Its shareable handle, if it is made for descriptors.
     fn mapping(&self) -> Option<&Mapping> {
         self.mapping.as_ref()
     }
@@ -273,7 +274,7 @@ fn not_allocated(context: &Arc<CudaContext>, bytes: usize, what: &str, error: Dr
 impl Drop for Window {
     fn drop(&mut self) {
         if self.mapping.is_none() && self.context.bind_to_thread().is_ok() {
-            // SAFETY: allocated by `sized`, freed once. Whoever drops this has seen to it that no kernel uses it any more.
+            // SAFETY: allocated by `sized`, freed once. The owner drops this only when no kernel uses it any more.
             if let Err(error) = unsafe { result::free_sync(self.address) } {
                 log::debug!("freeing a window: {error:?}");
             }

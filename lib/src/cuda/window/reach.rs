@@ -22,7 +22,7 @@ use crate::error::{Error, Result};
 pub(crate) struct RankGpu {
     process: u32,
     device: usize,
-    /// Of the GPU: two ranks may have the same.
+    /// UUID of the GPU: two ranks may have the same.
     uuid: Vec<u8>,
     name: String,
     pub(crate) multiprocessors: usize,
@@ -52,7 +52,7 @@ impl RankGpu {
         format!("GPU {}, {}", self.device, self.name)
     }
 
-    /// The windows of ranks that drive these. In phases, nobody waits for another's blocks.
+    /// The windows of ranks that drive these GPUs. On the phased path no block waits for another rank's.
     pub(crate) fn layout(gpus: &[RankGpu], in_phases: bool, config: &Config) -> Result<Layout> {
         let multiprocessors = gpus.iter().map(|place| place.multiprocessors).min().unwrap_or(1);
         let same = |one: &RankGpu| gpus.iter().filter(|other| one.same_device(other)).count();
@@ -99,7 +99,7 @@ fn joined(context: &Arc<CudaContext>) -> Result<Vec<sys::CUuuid>, DriverError> {
     Ok(joined)
 }
 
-/// What a rank tells the others about its window.
+/// A rank's message to the others about its window.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Introduction {
     address: u64,
@@ -107,12 +107,12 @@ pub(crate) struct Introduction {
     handle: Handle,
 }
 
-/// By what another process maps a window.
+/// The handle by which another process maps a window.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 enum Handle {
     /// `CUipcMemHandle`.
     Ipc(Vec<u8>),
-    /// A descriptor, which is sent from mailbox to mailbox.
+    /// A descriptor, sent to the receiver's mailbox.
     Descriptor(Address),
 }
 
@@ -135,18 +135,19 @@ fn ipc_handle(window: &Window) -> Result<Vec<u8>> {
     Ok(handle.reserved.iter().map(|&b| b as u8).collect())
 }
 
-/// The windows of all ranks, and what is known of their GPUs.
+/// The windows of all ranks, and facts about their GPUs.
 #[derive(Debug)]
 pub(crate) struct Reached {
     pub(crate) windows: Windows,
     /// Ranks of several processes have the same GPU.
     pub(crate) shares_gpu: bool,
-    /// What the ranks' GPUs are called.
+    /// Names of the ranks' GPUs.
     pub(crate) names: Vec<String>,
 }
 
 impl Reached {
-    /// Offers this rank's window and maps the others'. The inner error says why that does not work, on all ranks the same.
+    /// Offers this rank's window and maps the others'. The inner error is the reason why that fails, the same on all
+    /// ranks.
     pub(crate) fn open(host: &Comm, context: &Arc<CudaContext>) -> Result<Result<Reached, String>> {
         let ours = RankGpu::of(context)?;
         let gpus: Vec<RankGpu> = host.exchange("DeviceComm: device", &ours)?;
@@ -195,13 +196,13 @@ impl Reached {
                 Ok((window, Some(mailbox), _)) => post(rank, window, mailbox, &all),
                 _ => Ok(()),
             };
-            // Behind this, all that was sent is there.
+            // After this, all sent descriptors have arrived.
             let posted: Vec<Result<(), String>> = host.exchange("DeviceComm: descriptors", &posted)?;
             if let Some(why) = posted.into_iter().find_map(Result::err) {
                 return Ok(Err(why));
             }
             if let Ok((_, Some(mailbox), _)) = &offer {
-                // What is missing is named below.
+                // The error below names missing ones.
                 received = mailbox.collect().unwrap_or_default();
             }
         }
@@ -273,7 +274,7 @@ pub(crate) struct PeerWindow {
     _import: Option<Imported>,
 }
 
-/// What keeps it mapped.
+/// Keeps it mapped.
 #[derive(Debug)]
 enum Imported {
     Ipc { _import: Import },
@@ -281,7 +282,7 @@ enum Imported {
 }
 
 impl PeerWindow {
-    /// Makes the window that `theirs` tells of reachable for the kernels of `context`.
+    /// Makes the window that `theirs` describes reachable for the kernels of `context`.
     fn open(
         context: &Arc<CudaContext>,
         layout: &Layout,
@@ -365,7 +366,7 @@ impl Import {
 impl Drop for Import {
     fn drop(&mut self) {
         if self.context.bind_to_thread().is_ok() {
-            // SAFETY: mapped by `open`; whoever drops this has seen to it that no kernel uses it any more.
+            // SAFETY: mapped by `open`; the owner drops this only when no kernel uses it any more.
             if let Err(error) = unsafe { sys::cuIpcCloseMemHandle(self.address) }.result() {
                 log::debug!("unmapping memory of another rank: {error:?}");
             }

@@ -1,5 +1,5 @@
-//! Before every collective, the ranks tell each other what they are in: MPI leaves ranks that disagree undefined, and waits
-//! without a deadline for those that do not come. Ours names both.
+//! Before every collective, the ranks exchange their calls. In MPI a disagreement is undefined behaviour, and the wait
+//! for a missing rank has no deadline. This check names both.
 
 use crate::comm::Inner;
 use crate::comm::calls::table::asked;
@@ -14,7 +14,7 @@ const WORDS: usize = Header::BYTES / size_of::<u64>();
 /// Waits until every rank is in `call`.
 ///
 /// # Errors
-/// [`Error::Mismatch`] naming two ranks and their calls; [`Error::Timeout`] naming the ranks that did not come.
+/// [`Error::Mismatch`] naming two ranks and their calls; [`Error::Timeout`] naming the missing ranks.
 pub(super) fn agree(comm: &Inner, call: &Bound, background: bool) -> Result<()> {
     let state = comm.state();
     let ranks = comm.size();

@@ -1,7 +1,6 @@
-//! Collectives, by MPI's own. Nothing is in place: rsmpi has no `MPI_IN_PLACE`, so the input is copied where it is needed.
-//!
-//! Once every rank has said that it is in the call, it is MPI's, without a deadline of ours: the end of a rank in the middle is
-//! for `mpirun` to notice, which ends the job.
+//! Collectives by MPI's own. None is in place: rsmpi has no `MPI_IN_PLACE`, so the input is copied if needed. Once
+//! every rank has entered the call, MPI runs it without our deadline. If a rank dies during the call, `mpirun` detects
+//! it and ends the job.
 
 use std::ffi::{c_int, c_void};
 
@@ -53,7 +52,7 @@ impl Mpi {
         unsafe { self.collective(call) }
     }
 
-    /// All sends begin first, and are waited for last: then no order of the others can deadlock.
+    /// All sends begin first and are awaited last, so no order of the other calls can deadlock.
     ///
     /// # Safety
     /// As [`Backend::run_batch`](crate::process_group::Backend::run_batch).
@@ -113,7 +112,7 @@ impl Mpi {
             copy.extend_from_slice(unsafe { std::slice::from_raw_parts(input, reads) });
             input = copy.as_ptr();
         }
-        // Slices without elements are at addresses which mean something to MPI: 1 is Open MPI's MPI_IN_PLACE.
+        // Empty slices have addresses with a meaning in MPI: 1 is Open MPI's MPI_IN_PLACE.
         let mut nothing = 0u64;
         let nothing = (&raw mut nothing).cast::<c_void>();
         let from = if reads == 0 { nothing.cast_const() } else { input.cast() };

@@ -1,5 +1,5 @@
-//! Messages between two ranks. Each begins with our header, so that a receiver knows what comes before it takes it, and goes
-//! through memory of ours, so that nobody's buffer is in MPI's hands after a deadline.
+//! Messages between two ranks. Each begins with our header, so that a receiver can check it first. Each passes through
+//! a buffer of ours, so that MPI does not use a caller's buffer after a deadline.
 
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
@@ -14,10 +14,10 @@ use crate::error::{Error, Result};
 use crate::executor::Supervisor;
 use crate::wire::{Algorithm, Header};
 
-/// Of all our messages: MPI keeps those of a pair in order.
+/// The tag of all our messages: MPI keeps those of a pair in order.
 const TAG: c_int = 1;
 
-/// A message on its way.
+/// A message in flight.
 pub(super) struct Sending {
     request: ffi::MPI_Request,
     memory: Vec<u8>,
@@ -75,7 +75,7 @@ impl Mpi {
     /// Receives a message.
     ///
     /// # Safety
-    /// The call's output must be valid and nobody else's.
+    /// The call's output must be valid and exclusive.
     pub(super) unsafe fn recv(&self, comm: &Inner, call: &Bound) -> Result<()> {
         let peer = call.root;
         let mut message = MaybeUninit::<ffi::MPI_Message>::uninit();
@@ -109,7 +109,7 @@ impl Mpi {
         match theirs {
             Some(theirs) if theirs == ours && memory.len() == Header::BYTES + call.count * call.dtype.size() => {
                 let payload = &memory[Header::BYTES..];
-                // SAFETY: the output is as long as the call says, which is what came.
+                // SAFETY: the output is as long as the call says, and so is the message.
                 unsafe { std::ptr::copy_nonoverlapping(payload.as_ptr(), call.buffers.output, payload.len()) };
                 Ok(())
             }
@@ -128,7 +128,7 @@ impl Mpi {
         call.header(comm.state().id, Algorithm::Direct)
     }
 
-    /// Asks until there is an answer, with the group's deadline.
+    /// Polls until there is an answer, with the group's deadline.
     fn poll(&self, comm: &Inner, op: &str, peer: usize, mut ask: impl FnMut() -> Result<Option<()>>) -> Result<()> {
         let start = Instant::now();
         let mut turns = 0u32;

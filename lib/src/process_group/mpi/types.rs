@@ -1,5 +1,5 @@
-//! MPI's names for our types and operators. MPI has no 16- or 8-bit floats: they go as integers of that size with operators of our own, which
-//! are the reductions that every other backend uses.
+//! MPI's names for our types and operators. MPI has no 16- or 8-bit floats: they are sent as integers of that size,
+//! with custom operators that call this library's reductions.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -48,7 +48,7 @@ pub(super) fn operator(dtype: DType, op: ReduceOp) -> Result<ffi::MPI_Op> {
     })
 }
 
-/// Operators of ours, which live until MPI ends.
+/// Custom operators, which live until MPI ends.
 struct Own([ffi::MPI_Op; 16]);
 
 // SAFETY: handles, which MPI lets any thread use.

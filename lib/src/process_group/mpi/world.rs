@@ -1,4 +1,4 @@
-//! MPI itself: started once, ended when the last group that uses it is gone; and a group's MPI communicator.
+//! MPI itself: started once, ended with the last group that uses it. Also a group's MPI communicator.
 
 use std::ffi::{c_char, c_int};
 use std::mem::MaybeUninit;
@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::fork::Origin;
 use crate::process_group::backend::{Backend, BackendType, not_carried};
 
-/// MPI, started; ends when it is dropped, unless somebody else had started it.
+/// MPI, started; ends when it is dropped, unless the program had started it.
 struct World {
     _universe: Option<Universe>,
 }
@@ -74,7 +74,7 @@ fn start() -> Result<Arc<World>> {
     Ok(world)
 }
 
-/// Starts MPI and gives the library's version, if its ranks are ours.
+/// Starts MPI and returns the library's version, if its ranks are ours.
 pub(in crate::process_group) fn find(comm: &Comm) -> Result<String> {
     start()?;
     let (mut rank, mut size) = (0, 0);

@@ -1,7 +1,7 @@
 //! NCCL's library: found, opened, its functions by name.
 //!
-//! cudarc would look for `libnccl.so` alone, which only NCCL's development package installs; programs have `libnccl.so.2`, or a
-//! copy of it inside PyTorch's wheels.
+//! cudarc searches only for `libnccl.so`, which only NCCL's development package installs. Programs have `libnccl.so.2`,
+//! or a copy of it inside PyTorch's wheels.
 
 use std::ffi::{CStr, OsString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 /// Oldest version that has communicators whose calls do not block (2.14).
 const OLDEST: c_int = 2_14_00;
 
-/// What a call returned. Numbers, because a newer library may have others than our header.
+/// Status of a call. A number, because a newer library may have values that our header lacks.
 pub(super) type Status = c_int;
 pub(super) const SUCCESS: Status = 0;
 pub(super) const IN_PROGRESS: Status = 7;
@@ -36,7 +36,7 @@ pub(super) struct CommConfig {
 }
 
 impl CommConfig {
-    /// Calls return at once, `ncclCommGetAsyncError` says what came of them.
+    /// Calls return at once; `ncclCommGetAsyncError` returns their status.
     pub(super) fn non_blocking() -> CommConfig {
         CommConfig {
             size: size_of::<CommConfig>(),
@@ -99,7 +99,7 @@ functions! {
 #[derive(Debug)]
 pub(super) struct Nccl {
     pub(super) api: Api,
-    /// Version and place, for people.
+    /// Version and path, for messages.
     pub(super) description: String,
     _library: Library,
 }
@@ -107,7 +107,7 @@ pub(super) struct Nccl {
 /// Opens NCCL, once per process.
 ///
 /// # Errors
-/// [`Error::Unsupported`] with every place that was looked at, and what was wrong there.
+/// [`Error::Unsupported`] with every searched path, and the error there.
 pub(super) fn open(config: &Config) -> Result<&'static Nccl> {
     static OPEN: OnceLock<Nccl> = OnceLock::new();
     if let Some(open) = OPEN.get() {
@@ -129,12 +129,12 @@ pub(super) fn open(config: &Config) -> Result<&'static Nccl> {
 }
 
 fn open_at(place: &Path) -> Result<Nccl, String> {
-    // The reason is enough: dlopen's text begins with the path.
+    // The reason suffices: dlopen's text begins with the path.
     let short = |e: libloading::Error| {
         let text = std::error::Error::source(&e).map_or_else(|| e.to_string(), ToString::to_string);
         text.split_once(": ").map_or(text.clone(), |(_, reason)| reason.to_owned())
     };
-    // SAFETY: NCCL's constructors do nothing that needs care. It stays open for ever.
+    // SAFETY: NCCL's constructors have no preconditions. It stays open for ever.
     let library = unsafe { Library::new(place) }.map_err(short)?;
     // SAFETY: every version of the library has it so.
     let version: unsafe extern "C" fn(*mut c_int) -> Status =
@@ -203,7 +203,7 @@ fn python_roots(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let path = variable("PATH").unwrap_or_default();
     let mut pythons = std::env::split_paths(&path).map(|folder| folder.join("python3")).filter(|p| p.is_file());
     if let Some(python) = pythons.next() {
-        // As it is called, and where the link leads: a virtual environment's leads to the system's.
+        // The path itself, and the target of the link: a virtual environment's leads to the system's.
         for program in [Some(python.clone()), python.canonicalize().ok()].into_iter().flatten() {
             roots.extend(program.parent().and_then(Path::parent).map(|prefix| prefix.join("lib")));
         }
@@ -220,7 +220,7 @@ fn python_roots(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
 }
 
 impl Nccl {
-    /// NCCL's words for a status, and what it says of the last failure.
+    /// NCCL's text for a status, and its text of the last failure.
     pub(super) fn words(&self, status: Status, comm: ncclComm_t) -> String {
         let text = |text: *const c_char| match text.is_null() {
             true => String::new(),

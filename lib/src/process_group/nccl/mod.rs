@@ -1,10 +1,9 @@
 //! Backend `nccl`: NVIDIA's NCCL, loaded at run time.
 //!
-//! Its unique id goes through our communicator, so that neither MPI nor a file system is needed. Its communicators are made so
-//! that no call of NCCL blocks: we poll its state with our deadline, and `ncclCommAbort` ends what does not come to an end.
-//!
-//! `avg` is NCCL's: for floats each value is multiplied by 1/n before they are added, which rounds differently from a sum
-//! that is divided where n is no power of two.
+//! Its unique id goes through our communicator, so neither MPI nor a file system is needed. Its communicators are
+//! non-blocking: we poll their state with our deadline, and `ncclCommAbort` ends calls that exceed it. `avg` is NCCL's:
+//! for floats each value is multiplied by 1/n before the sum. Unless n is a power of two, that rounds differently from
+//! dividing the sum.
 
 mod library;
 
@@ -31,12 +30,12 @@ use crate::executor::Supervisor;
 use crate::trace::{By, Span, recorded};
 use crate::wire::Collective;
 
-/// NVIDIA's NCCL as process groups would find it: its version and place, in words. It stays open.
+/// NVIDIA's NCCL as process groups find it: its version and path, in words. It stays open.
 ///
 /// # Errors
-/// [`Error::Unsupported`] saying where it was looked for.
+/// [`Error::Unsupported`] with the searched paths.
 pub fn find(config: &Config) -> Result<String> {
-    // It links CUDA's driver itself; without one it cannot even be opened usefully.
+    // It links CUDA's driver itself; opening it without a driver is of no use.
     library::open(config).map(|nccl| nccl.description.clone())
 }
 
@@ -44,14 +43,14 @@ pub fn find(config: &Config) -> Result<String> {
 pub(super) struct Nccl {
     nccl: &'static library::Nccl,
     handle: Mutex<Handle>,
-    /// Asks whoever holds the handle to abort it.
+    /// Requests that the holder of the handle abort it.
     aborting: AtomicBool,
     failure: Mutex<Option<Error>>,
     context: Arc<CudaContext>,
     rank: usize,
     size: usize,
     timeout: Duration,
-    /// Of the communicator of the host: it learns when a rank dies.
+    /// From the host's communicator, which learns when a rank dies.
     state: Arc<State>,
 }
 
@@ -90,7 +89,7 @@ impl Nccl {
         Ok(this)
     }
 
-    /// Waits until the communicator has taken the last calls; a failure is final.
+    /// Waits until the communicator has accepted the last calls; a failure is final.
     fn settle(&self, handle: &mut Handle, op: &str, status: Status) -> Result<()> {
         let start = Instant::now();
         let mut state = status;
@@ -189,7 +188,7 @@ impl Nccl {
             return Err(self.aborted(op));
         }
         let to: StreamHandle = stream.handle().cast();
-        // SAFETY: groups are per thread; ours ends below whatever comes.
+        // SAFETY: groups are per thread; ours ends below in every case.
         let started = unsafe { (self.nccl.api.group_start)() };
         let mut status = started;
         if started == SUCCESS {
@@ -246,7 +245,7 @@ impl Nccl {
     }
 }
 
-/// Rank 0 makes the id; if it cannot, all ranks say why.
+/// Rank 0 makes the id; if it fails, all ranks return the reason.
 fn exchange_id(nccl: &library::Nccl, comm: &Comm) -> Result<ncclUniqueId> {
     let mut id = ncclUniqueId { internal: [0; 128] };
     let ours: std::result::Result<Vec<u8>, String> = match comm.rank() {
@@ -278,8 +277,8 @@ fn exchange_id(nccl: &library::Nccl, comm: &Comm) -> Result<ncclUniqueId> {
     }
 }
 
-/// NCCL's count, type and operator of a call. What is only moved goes as bytes, so that it may be of any type; what NCCL cannot
-/// combine was refused before.
+/// NCCL's count, type and operator of a call. Data that is only moved goes as bytes, so it may be of any type. Types
+/// and operators that NCCL cannot combine were refused before.
 fn names(call: &Bound) -> (usize, ncclDataType_t, ncclRedOp_t) {
     let key = &call.call;
     match (key.op, data_type(key.dtype)) {
@@ -288,7 +287,7 @@ fn names(call: &Bound) -> (usize, ncclDataType_t, ncclRedOp_t) {
     }
 }
 
-/// An error if NCCL cannot combine such values, or not so.
+/// An error if NCCL cannot combine this type, or not by this operator.
 fn combined(call: &Bound) -> Result<()> {
     let Some(op) = call.op else { return Ok(()) };
     let dtype = call.dtype;
@@ -356,7 +355,7 @@ impl Backend for Nccl {
         BackendType::Nccl
     }
 
-    /// Barriers are of the host's communicator: NCCL has none.
+    /// Barriers use the host's communicator: NCCL has none.
     unsafe fn run(&self, comm: &Inner, call: &Bound, background: bool) -> Result<()> {
         match call.collective {
             // SAFETY: forwarded from the caller.
@@ -398,7 +397,7 @@ impl Backend for Nccl {
         let mut handle = match self.handle.try_lock() {
             Ok(handle) => handle,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            // In use: whoever uses it sees what there is to see.
+            // In use: the thread that uses it sees the failure.
             Err(TryLockError::WouldBlock) => return Ok(()),
         };
         if self.aborting.load(Ordering::Acquire) {

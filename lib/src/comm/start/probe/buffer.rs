@@ -1,4 +1,4 @@
-//! Memory to measure with: it grows in place, and only as far as there is time to touch it.
+//! Memory for measurements. It grows in place, only as far as there is time to touch it.
 
 use std::ops::{Deref, DerefMut};
 
@@ -10,8 +10,9 @@ pub(super) const LARGEST: usize = 16 << 20;
 /// Two f32 of 1: sums of smaller numbers can be slow.
 const ONES: u64 = 0x3f80_0000_3f80_0000;
 
-/// Up to [`LARGEST`] bytes, as words. Address space for all of it, memory for what was touched; in huge pages where the system
-/// has them, because a fault takes about as long for a page of 2 MiB as for a few hundred of 4 KiB.
+/// Up to [`LARGEST`] bytes, as words. It reserves address space for all of them, and memory for the touched part. It
+/// uses huge pages if the system has them: a fault of a 2 MiB page takes about as long as those of a few hundred 4 KiB
+/// pages.
 pub(super) struct Buffer {
     memory: Mapping,
     words: usize,

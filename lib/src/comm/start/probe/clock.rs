@@ -1,7 +1,7 @@
-//! How often something is measured, how far the buffers grow, and when there is no more time for it.
+//! Decides how often an operation is measured, how far the buffers grow, and when the time is over.
 //!
-//! Nothing is begun that might not be over in time: before each piece of work its cost is taken to be twice what the last like it
-//! took, and compared to what is left. [`calls`] and [`room`] decide; [`Clock`] looks at the time and asks them.
+//! No work is begun that might not end in time: its cost is taken to be twice that of the last work of its kind, and
+//! compared with the time left. [`calls`] and [`room`] decide; [`Clock`] reads the time and calls them.
 
 use std::time::{Duration, Instant};
 
@@ -11,19 +11,20 @@ use crate::topology::fit;
 
 /// Samples of one figure, if time allows; more where a buffer has more pieces.
 pub(super) const SAMPLES: usize = 15;
-/// Fewer than these do not show whether the machine was quiet.
+/// Fewer samples do not show whether the machine was quiet.
 const ENOUGH: usize = 3;
-/// Most calls between two looks at the clock.
+/// Most calls between two clock readings.
 const BATCH: usize = 8;
-/// What happens may take so many times what is expected.
+/// An operation may take so many times its expected time.
 const PESSIMISM: f64 = 2.0;
-/// Bytes of a buffer that are touched between two looks at the clock: a huge page.
+/// Bytes of a buffer that are touched between two clock readings: a huge page.
 const STEP: usize = 2 << 20;
 /// The price of touching a byte of both buffers for the first time.
 #[derive(Debug, Clone, Copy)]
 struct Touch {
     ns: f64,
-    /// A whole step took this; else it is a guess, or the part of a step that took longer than that.
+    /// A whole step took this time. Otherwise it is a guess, or the time of part of a step that took longer than the
+    /// guess.
     measured: bool,
 }
 
@@ -39,10 +40,11 @@ pub(super) fn samples(bytes: usize) -> usize {
 /// `slice` and `left`: nanoseconds until enough time has gone into this figure, and until the deadline.
 fn calls(taken: usize, most: usize, expected: f64, slice: f64, left: f64) -> usize {
     let expected = expected.max(1.0);
-    // A conversion of what is too large, or negative, gives the largest and the smallest number.
+    // Conversions saturate.
     let possible = (left / (PESSIMISM * expected)) as usize;
     let sensible = (slice / expected) as usize;
-    // One first: it finds cold caches, and tells how many more there is time for. Two or three after it in any case.
+    // One call first: its caches are cold, and it tells how many more there is time for. Two or three follow in any
+    // case.
     let wanted = match taken {
         0 => 1,
         n if n <= ENOUGH => sensible.clamp(1, BATCH),
@@ -54,7 +56,7 @@ fn calls(taken: usize, most: usize, expected: f64, slice: f64, left: f64) -> usi
 /// How far to grow buffers of `room` bytes that should have `bytes`, and are of use from `least` on; `None`: no further. Touching a byte
 /// costs `touch`, and `left` nanoseconds are left.
 fn room(room: usize, bytes: usize, least: usize, touch: Touch, left: f64) -> Option<usize> {
-    // A first step finds the price out. After it, there is to be time for enough of them.
+    // A first step measures the price. After it, there must be time for enough steps.
     let whole = if touch.measured { left / touch.ns.max(1e-3) } else { f64::INFINITY };
     let step = left / (PESSIMISM * touch.ns.max(1e-3));
     let reach = |bytes: f64| room.saturating_add(bytes as usize);
@@ -66,7 +68,7 @@ fn room(room: usize, bytes: usize, least: usize, touch: Touch, left: f64) -> Opt
 pub(super) struct Clock<'a> {
     now: &'a dyn Fn() -> Instant,
     end: Instant,
-    /// There was time for every figure, and each came out much the same every time.
+    /// There was time for every figure, and the samples of each agreed.
     pub(super) steady: bool,
     touch: Touch,
 }
@@ -110,8 +112,8 @@ impl<'a> Clock<'a> {
         Ok(fit::typical(&times))
     }
 
-    /// Grows buffers of `have` bytes towards `bytes`, by calls of `grow` with the next size, as far as there is time for; not at all if
-    /// that is less than `least`. Gives what they have then.
+    /// Grows buffers of `have` bytes towards `bytes`, by calls of `grow` with the next size, as far as time allows; not
+    /// at all if that is less than `least`. Returns the new size.
     pub(super) fn grow(
         &mut self,
         mut have: usize,
@@ -127,7 +129,7 @@ impl<'a> Clock<'a> {
             let start = (self.now)();
             grow(next)?;
             let ns = (self.now)().saturating_duration_since(start).as_nanos() as f64 / (next - have) as f64;
-            // Less than a step may have found its huge page there already.
+            // The page of a partial step may already be mapped.
             self.touch = match next - have >= STEP {
                 true => Touch { ns, measured: true },
                 false => Touch { ns: ns.max(self.touch.ns), ..self.touch },

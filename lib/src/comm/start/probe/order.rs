@@ -1,4 +1,4 @@
-//! What two ranks do together when rank 0 orders it, and the time that each call takes.
+//! Operations that two ranks perform together on rank 0's order, and the time of each call.
 
 use std::time::Instant;
 
@@ -17,12 +17,12 @@ use crate::wire::{Algorithm, Header};
 const CHANNEL: u32 = 0;
 /// Round trips in one call, to tell a hop from a call.
 pub(super) const ROUNDS: usize = 16;
-/// Large buffers are walked in pieces of this many bytes, so that the clock is looked at in between.
+/// Large buffers are walked in pieces of this many bytes, so that the clock can be checked in between.
 const PIECE: usize = 256 << 10;
 /// Bytes of the buffers on ordinary pages.
 pub(super) const ORDINARY: usize = 128 << 10;
 
-/// Something to do together. Travels as three numbers.
+/// An order. Sent as three numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Order {
     /// Calls with so many round trips of 8 bytes.
@@ -33,7 +33,7 @@ pub(super) enum Order {
     Prepare { bytes: usize },
     /// Each rank copies pieces of so many bytes of its own.
     Copy { bytes: usize, calls: usize },
-    /// Buffers on ordinary pages until others are prepared; messages of so many bytes and more are lent.
+    /// Buffers on ordinary pages until others are prepared; messages of so many bytes and more use zero copy.
     Lend { from: usize },
     /// No more.
     Stop,
@@ -179,7 +179,7 @@ impl<'a> Probe<'a> {
         Order::decode(words).ok_or_else(|| Error::invalid("start-up measurement", format!("rank 0 ordered {words:?}")))
     }
 
-    /// Does our part; the nanoseconds of each call.
+    /// Performs our part; returns the nanoseconds of each call.
     pub(super) fn perform(&mut self, order: Order) -> Result<Vec<f64>> {
         match order {
             Order::Ping { rounds, calls } => {

@@ -1,4 +1,4 @@
-//! Device programs run by an interpreter that does what the kernel does: blocks, lanes, FIFOs of a few slots.
+//! Runs device programs in an interpreter with the kernel's blocks, lanes, and FIFOs of a few slots.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 
 const SLOTS: usize = 3;
-/// What a finished value is multiplied with: each must be finished once.
+/// Factor of a finished value: each must be finished once.
 const FINISHED: u64 = 1_000_003;
 
 /// The arithmetic of `part_of` in `kernels/primitives.cuh`.
@@ -60,7 +60,7 @@ impl<'a> Machine<'a> {
                 let count = partition.count();
                 let (inputs, outputs) = (shape.input_segments(rank), shape.output_segments(rank));
                 let input = if in_place { shape.in_place(rank) } else { None };
-                // Both begin where the other says, or one behind the other.
+                // Both begin at the other's offset, or one after the other.
                 let (input, output) = match input {
                     Some((i, o)) => (o.saturating_sub(i) * count, i.saturating_sub(o) * count),
                     None => (0, inputs * count),
@@ -174,7 +174,7 @@ fn value(rank: usize, i: usize) -> u64 {
     (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(rank as u32 * 7 + 1)
 }
 
-/// What rank `rank` must have in its output.
+/// The expected output of rank `rank`.
 fn expected(shape: &Shape, rank: usize, count: usize, i: usize) -> u64 {
     let sum = |at: usize| (0..shape.ranks).fold(0u64, |s, r| s.wrapping_add(value(r, at))).wrapping_mul(FINISHED);
     match shape.collective {
