@@ -159,7 +159,7 @@ pub(super) unsafe fn advance(
             if instruction.followed && (state.pc + 1 < program.len() || state.window + 1 < lane.windows) {
                 links.sends[instruction.send].expect_more();
             }
-            if plan.lends && instruction.awaits != usize::MAX {
+            if plan.zero_copy && instruction.awaits != usize::MAX {
                 let link = &mut links.sends[instruction.awaits];
                 let a_device_reads = |link: &mut dyn ZeroCopy| !link.receiver_pulls();
                 state.stage.overwrites = !link.is_flushed() && link.zero_copy().is_some_and(a_device_reads) && {
@@ -251,7 +251,7 @@ unsafe fn perform(
                 let takes = |link: &mut dyn ZeroCopy| link.takes(view(memory, dst));
                 if divides
                     || link.sends_from_caller(memory.bytes())
-                    || plan.lends && instruction.lendable && link.zero_copy().is_some_and(takes)
+                    || plan.zero_copy && instruction.may_zero_copy && link.zero_copy().is_some_and(takes)
                 {
                     if !stage.received {
                         stage.received = recv_reduce(instruction, memory, plan, src, dst, last, &header, links)?;
@@ -309,7 +309,7 @@ unsafe fn view<'a>(memory: &Memory, place: Place) -> &'a [u8] {
     unsafe { slice::from_raw_parts(memory.at(place), memory.bytes()) }
 }
 
-/// Sends the part at `src`; lends it to the link where nobody overwrites it before the link is done with it.
+/// Sends the part at `src`, by zero copy where nobody overwrites it before the link is done with it.
 ///
 /// # Safety
 /// As [`super::run`].
@@ -326,7 +326,7 @@ unsafe fn send(
     let data = unsafe { view(memory, src) };
     let two_way = links.two_way;
     let link = &mut links.sends[instruction.send];
-    if plan.lends
+    if plan.zero_copy
         && let Some(link) = link.zero_copy()
     {
         let apart = || {
@@ -334,7 +334,7 @@ unsafe fn send(
             input >= output.saturating_add(plan.output_bytes) || output >= input + data.len()
         };
         // Waiting for a device (`awaits`) always ends. Waiting for the peer could be for ever, so nothing may need it.
-        let awaitable = instruction.lendable && !link.receiver_pulls();
+        let awaitable = instruction.may_zero_copy && !link.receiver_pulls();
         let stays = match src.buf {
             Buf::Input => apart() || awaitable && memory.input == memory.output.cast_const(),
             Buf::Output => awaitable,

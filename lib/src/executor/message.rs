@@ -8,7 +8,7 @@ use super::plan::Action;
 use crate::transport::{Received, ZeroCopy};
 use crate::wire::Header;
 
-/// Longest message that is taken here where longer ones may be lent.
+/// Longest message that is taken here where longer ones may go by zero copy.
 const LONGEST: usize = 32 << 10;
 
 /// Tries to do a task of one message, looking for it `turns` times; `false`: nothing has happened, use [`super::run`].
@@ -26,8 +26,8 @@ pub(crate) unsafe fn one_message(task: &Task<'_>, links: &mut Links, turns: u32)
         return false;
     }
     let bytes = lane.partition.count() * plan.elem;
-    // What is lent is not over at once.
-    if plan.lends && bytes > LONGEST {
+    // A zero-copy message is not over at once.
+    if plan.zero_copy && bytes > LONGEST {
         return false;
     }
     let header = Header { count: lane.count, len: bytes as u32, ..task.header };
@@ -35,10 +35,10 @@ pub(crate) unsafe fn one_message(task: &Task<'_>, links: &mut Links, turns: u32)
         Action::Send { .. } => {
             // SAFETY: by the caller, the input holds `count` elements.
             let data = unsafe { slice::from_raw_parts(task.buffers.input, bytes) };
-            // What is lent must be waited for.
+            // A zero-copy message must be waited for.
             let takes = |link: &mut dyn ZeroCopy| link.takes(data);
-            let lends = plan.lends && links.sends[link].zero_copy().is_some_and(takes);
-            !lends && links.sends[link].send_from(&header, data).unwrap_or(false)
+            let zero_copy = plan.zero_copy && links.sends[link].zero_copy().is_some_and(takes);
+            !zero_copy && links.sends[link].send_from(&header, data).unwrap_or(false)
         }
         Action::Recv { .. } => {
             // SAFETY: by the caller, the output holds `count` elements, and nobody else touches them.

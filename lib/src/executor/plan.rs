@@ -48,7 +48,7 @@ pub(super) struct Instruction {
     /// A send that is followed by one over the same link: the lane's next step, or its first in the next window.
     pub(super) followed: bool,
     /// What it sends may be read by the link until `awaits` of the instructions that overwrite it, if any does.
-    pub(super) lendable: bool,
+    pub(super) may_zero_copy: bool,
     /// It overwrites what an earlier step sends over this link; `usize::MAX` if none does.
     pub(super) awaits: usize,
 }
@@ -112,7 +112,7 @@ pub(crate) struct Plan {
     pub(super) divisor: usize,
     pub(crate) scratch_bytes: usize,
     /// Some links may read what is sent after they were given it.
-    pub(super) lends: bool,
+    pub(super) zero_copy: bool,
     /// It sends; it receives.
     pub(super) directions: (bool, bool),
     /// Bytes from the start of the output on that are written.
@@ -123,14 +123,14 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// Binds `program`, cut into messages of at most `max_message` bytes. `link` gives the index of the links with (channel, peer), which must be open;
-    /// `lends` says whether some of them read memory in which a message lies after they were given it.
+    /// `zero_copy` says whether some of them read memory in which a message lies after they were given it.
     pub(crate) fn compile(
         call: &Call,
         header: Header,
         program: &Program,
         ranks: usize,
         max_message: usize,
-        lends: bool,
+        zero_copy: bool,
         link: impl Fn(u32, usize) -> Option<u32>,
     ) -> Option<Plan> {
         let elem = call.dtype.size();
@@ -175,7 +175,7 @@ impl Plan {
                     last_recv: false,
                     last_send: false,
                     followed: false,
-                    lendable: false,
+                    may_zero_copy: false,
                     awaits: usize::MAX,
                 });
             }
@@ -184,8 +184,8 @@ impl Plan {
             let (windows, count) = (partition.windows(), call.whole as u64);
             lanes.push(PlanLane { instructions: first..instructions.len(), partition, windows, count });
         }
-        if lends {
-            mark_lendable(&mut instructions, &lanes);
+        if zero_copy {
+            mark_zero_copy(&mut instructions, &lanes);
         }
         let uses = |link: fn(&Instruction) -> usize| instructions.iter().any(|i| link(i) != usize::MAX);
         let directions = (uses(|i| i.send), uses(|i| i.recv));
@@ -194,7 +194,7 @@ impl Plan {
             instructions,
             lanes,
             elem,
-            lends,
+            zero_copy,
             directions,
             output_bytes,
             streams: output_bytes >= STREAM,
@@ -212,7 +212,7 @@ impl Plan {
         header: Header,
         transfers: &Transfers,
         max_message: usize,
-        lends: bool,
+        zero_copy: bool,
         link: impl Fn(usize) -> Option<u32>,
     ) -> Option<Plan> {
         let elem = dtype.size();
@@ -226,7 +226,7 @@ impl Plan {
             kernels: reduce::kernels(dtype, ReduceOp::Sum),
             divisor: 1,
             scratch_bytes: 0,
-            lends,
+            zero_copy,
             directions: (!sends.is_empty(), !recvs.is_empty()),
             output_bytes: recvs
                 .iter()
@@ -250,7 +250,7 @@ impl Plan {
                 last_recv,
                 last_send,
                 followed,
-                lendable: false,
+                may_zero_copy: false,
                 awaits: usize::MAX,
             });
             let partition = Partition::new(count, elem, 1, longest);
@@ -285,7 +285,7 @@ fn mark_followed(instructions: &mut [Instruction]) {
 
 /// Finds the sends whose memory nobody overwrites within the plan before the link can be asked whether it is done with it:
 /// input and output count as the same memory. Windows have no element in common, so one is looked at for all.
-fn mark_lendable(instructions: &mut [Instruction], lanes: &[PlanLane]) {
+fn mark_zero_copy(instructions: &mut [Instruction], lanes: &[PlanLane]) {
     let overlap = |a: &Range<usize>, b: &Range<usize>| a.start < b.end && b.start < a.end;
     for lane in lanes {
         for at in lane.instructions.clone() {
@@ -301,7 +301,7 @@ fn mark_lendable(instructions: &mut [Instruction], lanes: &[PlanLane]) {
                 && later.clone().all(|i| {
                     !hits(&instructions[i]) || matches!(instructions[i].awaits, l if l == usize::MAX || l == link)
                 });
-            instructions[at].lendable = free;
+            instructions[at].may_zero_copy = free;
             if free {
                 for i in later {
                     if hits(&instructions[i]) {

@@ -26,7 +26,7 @@ pub(crate) const SECRET: Secret = Secret::new([42; 32]);
 pub(crate) enum Backend {
     InProc,
     Shm,
-    LendingShm,
+    ZeroCopyShm,
     Tcp,
     TcpTiny,
     TcpStreams,
@@ -64,7 +64,7 @@ pub(crate) struct End {
 pub(crate) fn config(transport: TransportChoice) -> Config {
     let mut config = Config::default();
     config.transport = transport;
-    // Such links take messages of any length: `lending` tests that.
+    // Such links take messages of any length: `zero_copy` tests that.
     config.single_copy = SingleCopy::Off;
     config
 }
@@ -86,7 +86,7 @@ pub(crate) fn ends(backend: Backend) -> [End; 2] {
         Backend::DelayedInProc => wrapped(in_process(), |l| faulty::wrap(l, &delay)),
         Backend::SplitInProc => wrapped(in_process(), |l| faulty::wrap(l, &split)),
         Backend::Shm => endpoints(&config(TransportChoice::Shm)),
-        Backend::LendingShm => wrapped(endpoints(&crate::lending::config()), crate::lending::wrap),
+        Backend::ZeroCopyShm => wrapped(endpoints(&crate::zero_copy::config()), crate::zero_copy::wrap),
         Backend::ChecksumShm => {
             let mut config = config(TransportChoice::Shm);
             config.checksum = true;

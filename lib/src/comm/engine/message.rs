@@ -20,7 +20,7 @@ pub(super) fn program(rank: usize, sender: usize, receiver: usize) -> Program {
     Program { parts: 1, span: 1, scratch_segments: 0, lanes: vec![Lane { channel: CHANNEL, steps: vec![step] }] }
 }
 
-/// Longest message over a link that cuts it up, or lends it whole: a system call reads so much in about 50 us.
+/// Longest message over a link that cuts it up, or sends it whole by zero copy: a system call reads so much in about 50 us.
 const LONGEST: usize = 1 << 20;
 
 /// Message size for `bytes` bytes, where the link does not cut messages up by itself. In shared memory the receiver copies

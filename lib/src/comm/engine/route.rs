@@ -89,11 +89,11 @@ impl Inner {
         {
             return Some((Algorithm::OneShot, segment));
         }
-        // A link that lends a segment on ordinary pages copies it once; the board copies it twice.
-        let is_lent = engine.tuned.model.lend_from.is_some_and(|from| segment >= from);
+        // A zero-copy link copies a segment on ordinary pages once; the board copies it twice.
+        let zero_copy = engine.tuned.model.zero_copy_from.is_some_and(|from| segment >= from);
         let wanted = match engine.forced {
             // Two ranks do as well or better over their link, but for a broadcast.
-            None => shape.ranks > 2 || shape.ranks == 2 && shape.collective == Collective::Broadcast && !is_lent,
+            None => shape.ranks > 2 || shape.ranks == 2 && shape.collective == Collective::Broadcast && !zero_copy,
             Some(forced) => forced == Algorithm::Staged && shape.ranks > 1,
         };
         let chunk = symmetric::largest_chunk(shape, elem, board.stage_bytes());

@@ -29,9 +29,9 @@ use crate::topology::{CostModel, LinkCost, Rates, Relays};
 const LINK_SLICE: Duration = Duration::from_millis(3);
 const MEMORY_SLICE: Duration = Duration::from_millis(1);
 
-/// Samples of an exchange to decide about lending.
-const LENDING: usize = 15;
-/// Lending must take less than this share of the time of two copies.
+/// Samples of an exchange to decide about zero copy.
+const ZERO_COPY: usize = 15;
+/// Zero copy must take less than this share of the time of two copies.
 const WORTH: f64 = 0.85;
 
 /// What carries the messages to a peer.
@@ -133,7 +133,7 @@ impl Link<'_> {
             return Ok(());
         }
         if self.kind == Kind::Shm && self.probe.comm.config().single_copy == SingleCopy::Auto {
-            self.model.lend_from = self.lending(alpha_ns)?;
+            self.model.zero_copy_from = self.zero_copy_from(alpha_ns)?;
         }
         let caches = self.model.caches;
         // Footprints per rank: half of L2, a quarter of this rank's part of L3, more than all of it.
@@ -186,23 +186,23 @@ impl Link<'_> {
         Ok(())
     }
 
-    /// The least length from which messages on ordinary pages had better be lent, if any: the same exchange both ways.
-    fn lending(&mut self, alpha_ns: f64) -> Result<Option<usize>> {
+    /// The least length from which messages on ordinary pages had better go by zero copy, if any: the same exchange both ways.
+    fn zero_copy_from(&mut self, alpha_ns: f64) -> Result<Option<usize>> {
         for bytes in [ORDINARY / 2, ORDINARY] {
             let mut times = [None; 2];
             for (time, from) in times.iter_mut().zip([usize::MAX, bytes]) {
                 let guess = 2.0 * (alpha_ns + self.model.shm.beta.l2 * bytes as f64);
-                let order = self.probe.order(Order::Lend { from })?;
+                let order = self.probe.order(Order::ZeroCopy { from })?;
                 self.probe.perform(order)?;
-                *time = self.together(guess, LENDING, |calls| Order::Exchange { bytes, calls })?;
+                *time = self.together(guess, ZERO_COPY, |calls| Order::Exchange { bytes, calls })?;
             }
             log::debug!(
-                "{bytes} bytes each way on ordinary pages: {:?} ns through the room, {:?} ns lent",
+                "{bytes} bytes each way on ordinary pages: {:?} ns through the room, {:?} ns by zero copy",
                 times[0],
                 times[1]
             );
-            if let [Some(through), Some(lent)] = times
-                && lent < WORTH * through
+            if let [Some(through), Some(pulled)] = times
+                && pulled < WORTH * through
             {
                 return Ok(Some(bytes));
             }

@@ -75,8 +75,8 @@ pub(crate) trait Control: Send + Sync {
     unsafe fn register(&self, _base: NonNull<u8>, _bytes: usize) -> Result<Option<Registration>> {
         Ok(None)
     }
-    /// Messages on ordinary pages that are lent in shared memory: those of so many bytes and more.
-    fn lend_from(&self, _bytes: usize) {}
+    /// Messages on ordinary pages that go by zero copy in shared memory: those of so many bytes and more.
+    fn zero_copy_from(&self, _bytes: usize) {}
     /// Where to publish progress on `comm`, whose first member is `first`.
     fn track(&self, comm: u32, first: usize) -> Arc<Progress>;
     /// Makes our progress known to the others now, where that takes a message.

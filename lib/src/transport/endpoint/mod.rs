@@ -214,8 +214,9 @@ impl Endpoint {
         Ok(None)
     }
 
-    /// From now on links of shared memory lend messages of so many bytes and more on ordinary pages, where the choice is theirs.
-    pub(crate) fn lend_from(&self, bytes: usize) {
+    /// From now on links of shared memory use zero copy for messages of so many bytes and more on ordinary pages, where the
+    /// choice is theirs.
+    pub(crate) fn zero_copy_from(&self, bytes: usize) {
         self.inner.fabrics.iter().for_each(|fabric| fabric.zero_copy_from(bytes));
     }
 

@@ -18,7 +18,7 @@ use crate::transport::fabric::{Dial, Dialed};
 use crate::transport::handshake::Reply;
 use crate::transport::mapping::Mapping;
 use crate::transport::packet;
-use crate::transport::shm::{Ends, Layout, LendFrom, Lifeline, SingleCopy, introduce, pair};
+use crate::transport::shm::{Ends, Layout, Lifeline, SingleCopy, ZeroCopyFrom, introduce, pair};
 use crate::transport::wait::Wait;
 
 /// How long a full backlog is waited for.
@@ -32,7 +32,7 @@ const BACKLOG: Duration = Duration::from_secs(3);
 pub(super) fn connect(
     name: &str,
     dial: &Dial<'_>,
-    (choice, ordinary): (config::SingleCopy, &LendFrom),
+    (choice, ordinary): (config::SingleCopy, &ZeroCopyFrom),
 ) -> Result<Dialed> {
     let wait = dial.wait;
     let layout = Layout::new(dial.options)?;

@@ -17,7 +17,7 @@ use crate::transport::fabric::{Accept, Conn};
 use crate::transport::handshake::Reply;
 use crate::transport::mapping::Mapping;
 use crate::transport::packet;
-use crate::transport::shm::{Ends, Layout, LendFrom, Lifeline, SingleCopy, introduce, pair};
+use crate::transport::shm::{Ends, Layout, Lifeline, SingleCopy, ZeroCopyFrom, introduce, pair};
 
 /// A listening socket in the abstract namespace.
 #[derive(Debug)]
@@ -131,7 +131,7 @@ pub(super) fn address(pid: i32) -> String {
 pub(super) fn finish(
     conn: Box<dyn Conn>,
     accept: &Accept<'_>,
-    (choice, ordinary): (config::SingleCopy, &LendFrom),
+    (choice, ordinary): (config::SingleCopy, &ZeroCopyFrom),
 ) -> Result<LinkPair, String> {
     let mut pending = conn.downcast::<Pending>()?;
     let Some((memory, theirs)) = pending.fds.take() else { return Err("no memory came".to_owned()) };

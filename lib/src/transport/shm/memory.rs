@@ -4,7 +4,7 @@ use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::single_copy::Loans;
+use super::single_copy::Probe;
 use super::words::{Freed, Sequence, State};
 use crate::error::{Error, Result};
 use crate::transport::LinkOptions;
@@ -22,7 +22,7 @@ const PAGE: usize = 4096;
 pub(super) struct Line {
     pub(super) sequence: Sequence,
     pub(super) header: Words<4>,
-    /// Payload of up to 8 bytes; of a long one, where it is lent from, or 0 when it is in the room.
+    /// Payload of up to 8 bytes; of a long one, its address in the sender's memory (zero copy), or 0 when it is in the room.
     pub(super) first: Words<1>,
     /// And of up to 24; of a long one in the room, which piece of it this is: offset and length.
     pub(super) rest: Words<2>,
@@ -107,7 +107,7 @@ pub(super) struct Direction {
     pub(super) consumed: NonNull<Consumed>,
     pub(super) receiver: NonNull<State>,
     pub(super) sender: NonNull<State>,
-    pub(super) loans: NonNull<Loans>,
+    pub(super) probe: NonNull<Probe>,
     pub(super) lines: NonNull<Line>,
     pub(super) room: NonNull<u8>,
     pub(super) layout: Layout,
@@ -135,7 +135,7 @@ impl Direction {
                 consumed: base.add(head).cast(),
                 receiver: base.add(head + APART).cast(),
                 sender: base.add(head + 2 * APART).cast(),
-                loans: base.add(head + 3 * APART).cast(),
+                probe: base.add(head + 3 * APART).cast(),
                 lines: base.add(head + 4 * APART).cast(),
                 room: base.add(room),
                 layout,
@@ -163,9 +163,9 @@ impl Direction {
     }
 
     #[inline(always)]
-    pub(super) fn loans(&self) -> &Loans {
+    pub(super) fn probe(&self) -> &Probe {
         // SAFETY: as `consumed`.
-        unsafe { self.loans.as_ref() }
+        unsafe { self.probe.as_ref() }
     }
 
     #[inline(always)]

@@ -13,7 +13,7 @@
 //! consumed        2 counters, written by the receiver: lines, and bytes of payload room, that it has freed
 //! receiver state  waiting for a message? gone?          written by the receiver, waiting taken back by the sender
 //! sender state    waiting for credit? gone?             written by the sender, waiting taken back by the receiver
-//! loans           who may lend, and whether the other end can fetch: written while the link is made
+//! probe           the sender's nonce, and whether the receiver can pull: written while the link is made
 //! lines           LINES (32, or depth) cache lines: { sequence u64, Header 32 B, 24 bytes of payload }
 //! payload room    depth + 1 times max_message bytes, for messages longer than 24 bytes, one after the other
 //! ```
@@ -27,7 +27,7 @@
 //! read half a megabyte ago, probably because it is still in its second-level cache. (Two cores of a Zen 3, 256 KiB there
 //! and back in pieces of 32 KiB: 30 us when a slot is used again after 128 KiB, 23 us after 512 KiB.)
 //!
-//! Large payloads may be lent instead, and cost one copy instead of two: see `single_copy.rs`.
+//! The receiver may pull large payloads instead (zero copy), at one copy instead of two: see `single_copy.rs`.
 //!
 //! # Who trusts whom
 //! The memory belongs to two processes of one user that share a token. Still, everything read from it that decides about
@@ -62,7 +62,7 @@ pub(crate) use fabric::bind;
 pub(crate) use memory::Layout;
 use recv::ShmRecv;
 use send::ShmSend;
-pub(crate) use single_copy::{LendFrom, SingleCopy};
+pub(crate) use single_copy::{SingleCopy, ZeroCopyFrom};
 pub(crate) use words::Sequence;
 
 use memory::Direction;
@@ -124,9 +124,9 @@ impl Ends {
     }
 }
 
-/// Says in the memory of a link who we are that lends there. Before the peer makes its [`pair`].
+/// Writes our nonce into the memory of a link, for the peer to probe. Before the peer makes its [`pair`].
 pub(crate) fn introduce(memory: &Arc<Mapping>, layout: Layout, side: usize) -> Result<()> {
-    Direction::new(memory, layout, side)?.loans().introduce();
+    Direction::new(memory, layout, side)?.probe().introduce();
     Ok(())
 }
 

@@ -6,7 +6,7 @@ use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
 use super::memory::{Consumed, Line};
-use super::single_copy::Loans;
+use super::single_copy::Probe;
 use super::words::{Sequence, State};
 use super::*;
 use crate::error::Error;
@@ -25,7 +25,7 @@ struct Memory {
     consumed: Consumed,
     receiver: State,
     sender: State,
-    loans: Loans,
+    probe: Probe,
     lines: Box<[Line]>,
     room: NonNull<u8>,
     bytes: usize,
@@ -51,7 +51,7 @@ fn direction(layout: Layout) -> [Direction; 2] {
         consumed: Consumed::default(),
         receiver: State::default(),
         sender: State::default(),
-        loans: Loans::new(),
+        probe: Probe::new(),
         lines: (0..layout.lines).map(|_| line()).collect(),
         room: NonNull::from(Box::leak(vec![0u8; bytes].into_boxed_slice())).cast(),
         bytes,
@@ -61,7 +61,7 @@ fn direction(layout: Layout) -> [Direction; 2] {
         consumed: NonNull::from(&memory.consumed),
         receiver: NonNull::from(&memory.receiver),
         sender: NonNull::from(&memory.sender),
-        loans: NonNull::from(&memory.loans),
+        probe: NonNull::from(&memory.probe),
         lines: NonNull::from(&*memory.lines).cast(),
         room: memory.room,
         layout,
@@ -81,12 +81,12 @@ fn ring(lines: usize, depth: usize, bells: &[Arc<Doorbell>; 2]) -> Ring {
 }
 
 fn ring_of(layout: Layout, bells: &[Arc<Doorbell>; 2]) -> Ring {
-    lending(layout, bells, SingleCopy::off())
+    zero_copy_ring(layout, bells, SingleCopy::off())
 }
 
-fn lending(layout: Layout, bells: &[Arc<Doorbell>; 2], single_copy: SingleCopy) -> Ring {
+fn zero_copy_ring(layout: Layout, bells: &[Arc<Doorbell>; 2], single_copy: SingleCopy) -> Ring {
     let [ours, theirs] = direction(layout);
-    ours.loans().introduce();
+    ours.probe().introduce();
     let ends = |rank: usize| Ends {
         peer: Peer { rank, peer: 1 - rank, address: String::new() },
         bell: bells[1 - rank].clone(),
@@ -422,21 +422,21 @@ fn one_doorbell_for_two_links() {
     });
 }
 
-/// What was lent is the receiver's to read until the link is flushed, and the sender's to write afterwards.
+/// The receiver may read a zero-copy payload until the link is flushed; the sender may write to it afterwards.
 #[test]
-fn lent_memory_is_left_alone_until_it_was_fetched() {
+fn zero_copy_memory_is_left_alone_until_it_was_pulled() {
     fn scenario(wait: Wait) {
-        const LENT: usize = 100;
+        const LONG: usize = 100;
         let bells = bells();
         let layout = Layout { lines: 2, max_message: LONG, room: 64 };
         let all = SingleCopy { pid: 1, choice: crate::config::SingleCopy::From(0), ordinary: Default::default() };
         // The receiver's answer is known before the first message.
-        let Ring { send: mut tx, recv: mut rx } = lending(layout, &bells, all);
+        let Ring { send: mut tx, recv: mut rx } = zero_copy_ring(layout, &bells, all);
         let mine = bells[0].clone();
         let thread = loom::thread::spawn(move || {
-            let (header, mut data) = message(0, LENT);
-            watch(data.as_ptr(), LENT);
-            touches(data.as_ptr(), LENT, true);
+            let (header, mut data) = message(0, LONG);
+            watch(data.as_ptr(), LONG);
+            touches(data.as_ptr(), LONG, true);
             // SAFETY: `data` stays until it was fetched.
             assert!(unsafe { tx.zero_copy().unwrap().send(&header, &data, false) }.unwrap());
             while !tx.progress().unwrap() {
@@ -446,16 +446,16 @@ fn lent_memory_is_left_alone_until_it_was_fetched() {
                     break;
                 }
             }
-            touches(data.as_ptr(), LENT, true);
+            touches(data.as_ptr(), LONG, true);
             data.fill(0xee);
             tx
         });
-        receive(&mut rx, &bells[1], wait, &message(0, LENT)).unwrap();
+        receive(&mut rx, &bells[1], wait, &message(0, LONG)).unwrap();
         drop(ManuallyDrop::into_inner(thread.join().unwrap()));
         drop(ManuallyDrop::into_inner(rx));
     }
     let awake = || scenario(Wait::Spin);
-    must_hold("lent memory", None, &[Step::WakerFence], awake);
-    ORDERINGS.into_iter().for_each(|steps| must_fail("lent memory", None, steps, awake));
-    needs_both_fences("lent memory, asleep", Some(3), || scenario(Wait::Sleep));
+    must_hold("zero copy", None, &[Step::WakerFence], awake);
+    ORDERINGS.into_iter().for_each(|steps| must_fail("zero copy", None, steps, awake));
+    needs_both_fences("zero copy, asleep", Some(3), || scenario(Wait::Sleep));
 }

@@ -11,8 +11,8 @@ use crate::transport::fence;
 use crate::transport::{Interest, Peer, Received, RecvLink};
 use crate::wire::Header;
 
-/// How much is fetched at once when it is not fetched to where it belongs.
-const FETCHED: usize = 64 << 10;
+/// How much is pulled at once when it is not pulled to where it belongs.
+const PULL: usize = 64 << 10;
 
 pub(crate) struct ShmRecv {
     direction: Direction,
@@ -25,23 +25,23 @@ pub(crate) struct ShmRecv {
     head: Option<[u64; 4]>,
     inline: [u64; 3],
     /// Where the oldest message's payload is in the sender's memory; 0: it is in the line or in the room.
-    loan: u64,
+    remote: u64,
     /// Offset and length of the piece of it that is in the room.
     piece: (usize, usize),
     /// Bytes received of a message that comes in pieces.
     got: usize,
     /// How that memory is read, if it can be.
     reader: Option<Reader>,
-    /// Memory for lent payloads that are asked for in place; whether the oldest message's is there.
-    fetched: Vec<u64>,
-    is_fetched: bool,
+    /// Memory for zero-copy payloads that the caller peeks at; whether the oldest message's is there.
+    pulled: Vec<u64>,
+    is_pulled: bool,
     armed: bool,
     lost: Option<String>,
 }
 
 impl ShmRecv {
     pub(super) fn new(direction: Direction, ends: Ends) -> ShmRecv {
-        let reader = ends.single_copy.reader(direction.loans());
+        let reader = ends.single_copy.reader(direction.probe());
         ShmRecv {
             direction,
             ends,
@@ -49,12 +49,12 @@ impl ShmRecv {
             place: Place::default(),
             head: None,
             inline: [0; 3],
-            loan: 0,
+            remote: 0,
             piece: (0, 0),
             got: 0,
             reader,
-            fetched: Vec::new(),
-            is_fetched: false,
+            pulled: Vec::new(),
+            is_pulled: false,
             armed: false,
             lost: None,
         }
@@ -75,7 +75,7 @@ impl ShmRecv {
         let words = line.header.load();
         let len = length(&words);
         let [first] = line.first.load();
-        self.loan = if len <= INLINE { 0 } else { first };
+        self.remote = if len <= INLINE { 0 } else { first };
         if len <= INLINE {
             self.inline[0] = first;
             if len > 8 {
@@ -131,37 +131,38 @@ impl ShmRecv {
         Error::invalid("receive", format!("from rank {}: {detail}", self.ends.peer.peer))
     }
 
-    /// Copies `len` bytes of the oldest message's lent payload, from `offset` on, out of the sender's memory.
+    /// Copies `len` bytes of the oldest message's zero-copy payload, from `offset` on, out of the sender's memory.
     ///
     /// # Safety
     /// `dst` must be valid for writes of `len` bytes.
-    unsafe fn fetch(&mut self, offset: usize, dst: *mut u8, len: usize) -> Result<()> {
+    unsafe fn pull(&mut self, offset: usize, dst: *mut u8, len: usize) -> Result<()> {
         let outcome = match &self.reader {
             // SAFETY: by the caller.
-            Some(reader) => unsafe { reader.read(self.loan.wrapping_add(offset as u64), dst, len) },
-            None => Err("it lends memory to a rank that cannot read it".to_owned()),
+            Some(reader) => unsafe { reader.read(self.remote.wrapping_add(offset as u64), dst, len) },
+            None => Err("it sent an address to a rank that cannot read its memory".to_owned()),
         };
-        // Taken back in the meantime, it may be anything.
+        // Revoked in the meantime, it may be anything.
         std::sync::atomic::fence(Ordering::SeqCst);
-        let withdrawn = self.direction.sender().is_closed();
-        if withdrawn {
-            return Err(self.ends.peer.lost("receive", "it closed the link before its message was fetched"));
+        let revoked = self.direction.sender().is_closed();
+        if revoked {
+            return Err(self.ends.peer.lost("receive", "it closed the link before its message was pulled"));
         }
         outcome.map_err(|detail| self.ends.peer.lost("receive", &detail))
     }
 
-    /// `len` bytes of the oldest message's lent payload, from `offset` on, in memory of our own.
+    /// `len` bytes of the oldest message's zero-copy payload, from `offset` on, in memory of our own.
     #[cold]
-    fn fetch_here(&mut self, offset: usize, len: usize) -> Result<()> {
-        self.fetched.resize(len.div_ceil(8).max(self.fetched.len()), 0);
-        let memory = self.fetched.as_mut_ptr().cast();
+    fn pull_here(&mut self, offset: usize, len: usize) -> Result<()> {
+        self.pulled.resize(len.div_ceil(8).max(self.pulled.len()), 0);
+        let memory = self.pulled.as_mut_ptr().cast();
         // SAFETY: there are at least `len` bytes.
-        unsafe { self.fetch(offset, memory, len) }
+        unsafe { self.pull(offset, memory, len) }
     }
 
     /// Whether [`RecvLink::peek`] can show the oldest message, of `len` bytes, whole.
     fn is_whole(&self, len: usize) -> bool {
-        len <= INLINE || if self.loan == 0 { self.piece == (0, len) } else { len <= self.direction.layout.max_message }
+        len <= INLINE
+            || if self.remote == 0 { self.piece == (0, len) } else { len <= self.direction.layout.max_message }
     }
 
     /// Frees the oldest message, of `len` bytes, or the piece of it that is here; true when that was the last.
@@ -170,9 +171,9 @@ impl ShmRecv {
         self.head = None;
         self.lines += 1;
         let consumed = self.direction.consumed();
-        if self.loan != 0 {
-            self.loan = 0;
-            self.is_fetched = false;
+        if self.remote != 0 {
+            self.remote = 0;
+            self.is_pulled = false;
         } else if len > INLINE {
             let (offset, bytes) = self.piece;
             self.direction.touches(self.place, bytes, false);
@@ -216,12 +217,12 @@ impl RecvLink for ShmRecv {
         }
         let payload = if len <= INLINE {
             bytemuck::bytes_of(&self.inline).get(..len).unwrap_or_default()
-        } else if self.loan != 0 {
-            if !self.is_fetched {
-                self.fetch_here(0, len)?;
-                self.is_fetched = true;
+        } else if self.remote != 0 {
+            if !self.is_pulled {
+                self.pull_here(0, len)?;
+                self.is_pulled = true;
             }
-            bytemuck::cast_slice(&self.fetched).get(..len).unwrap_or_default()
+            bytemuck::cast_slice(&self.pulled).get(..len).unwrap_or_default()
         } else {
             self.direction.touches(self.place, len, false);
             // SAFETY: the piece is the whole message, checked against `max_message`; the sender leaves it alone until
@@ -237,7 +238,7 @@ impl RecvLink for ShmRecv {
     }
 
     fn must_pull(&mut self) -> bool {
-        matches!(self.load(), Ok(Some(_))) && self.loan != 0
+        matches!(self.load(), Ok(Some(_))) && self.remote != 0
     }
 
     #[inline]
@@ -264,9 +265,9 @@ impl RecvLink for ShmRecv {
             }
             if dst.len() <= INLINE {
                 unpack(&self.inline, dst);
-            } else if self.loan != 0 {
+            } else if self.remote != 0 {
                 // SAFETY: `dst` is as long.
-                unsafe { self.fetch(0, dst.as_mut_ptr(), dst.len()) }?;
+                unsafe { self.pull(0, dst.as_mut_ptr(), dst.len()) }?;
             } else {
                 let (offset, bytes) = self.piece;
                 // SAFETY: the message's length is `expected.len`, which is `dst.len()`; the piece was checked to lie in it, and
@@ -291,11 +292,11 @@ impl RecvLink for ShmRecv {
             let len = length(&words);
             if len <= INLINE {
                 sink(0, bytemuck::bytes_of(&self.inline).get(..len).unwrap_or_default());
-            } else if self.loan != 0 {
-                for offset in (0..len).step_by(FETCHED) {
-                    let bytes = FETCHED.min(len - offset);
-                    self.fetch_here(offset, bytes)?;
-                    sink(offset, bytemuck::cast_slice(&self.fetched).get(..bytes).unwrap_or_default());
+            } else if self.remote != 0 {
+                for offset in (0..len).step_by(PULL) {
+                    let bytes = PULL.min(len - offset);
+                    self.pull_here(offset, bytes)?;
+                    sink(offset, bytemuck::cast_slice(&self.pulled).get(..bytes).unwrap_or_default());
                 }
             } else {
                 let (offset, bytes) = self.piece;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::Ordering;
 
 use super::memory::{Direction, Place, taken};
-use super::single_copy::Verdict;
+use super::single_copy::Worth;
 use super::words::Look;
 use super::{Ends, INLINE, pack, to_words};
 use crate::error::{Error, Result};
@@ -12,7 +12,7 @@ use crate::transport::fence;
 use crate::transport::{Interest, Peer, SendLink, ZeroCopy};
 use crate::wire::Header;
 
-/// Messages of up to so many bytes are neither cut nor lent.
+/// Messages of up to so many bytes are neither cut nor sent by zero copy.
 const PIECE: usize = if cfg!(loom) { 64 } else { 32 << 10 };
 
 /// Where a message's payload is.
@@ -21,7 +21,7 @@ enum Payload {
     /// So many bytes in the room, from this offset on.
     Room(usize, usize),
     /// At this address in our memory.
-    Lent(u64),
+    ZeroCopy(u64),
 }
 
 pub(crate) struct ShmSend {
@@ -39,14 +39,14 @@ pub(crate) struct ShmSend {
     wants: usize,
     /// The last message was refused.
     refused: bool,
-    /// Count of lines with the last one that was lent and may not have been fetched; 0: there is none.
-    last_lent: u64,
-    /// Messages lent so far.
-    loans: u64,
+    /// Count of lines with the last zero-copy one that the receiver may not have pulled; 0: there is none.
+    last_zero_copy: u64,
+    /// Messages sent by zero copy so far.
+    zero_copies: u64,
     /// Bytes of the message that `send_pieces` is sending piece by piece.
     sent: usize,
-    /// Whether the last long message was worth lending.
-    verdict: Verdict,
+    /// Whether the last long message was worth zero copy.
+    worth: Worth,
     lost: Option<String>,
 }
 
@@ -64,10 +64,10 @@ impl ShmSend {
             armed: false,
             wants: 0,
             refused: false,
-            last_lent: 0,
-            loans: 0,
+            last_zero_copy: 0,
+            zero_copies: 0,
             sent: 0,
-            verdict: Verdict::default(),
+            worth: Worth::default(),
             lost: None,
         }
     }
@@ -123,7 +123,7 @@ impl ShmSend {
         (self.lines_limit, self.room_limit) = (0, 0);
     }
 
-    /// True once nothing is lent any more.
+    /// True once the receiver has pulled everything.
     fn settle(&mut self) -> Result<bool> {
         // Who is closed has freed all that it ever will.
         let closed = self.direction.receiver().is_closed();
@@ -132,17 +132,17 @@ impl ShmSend {
             let detail = format!("expected {} lines at most to be freed, got {freed}", self.lines);
             return Err(self.ends.peer.protocol("send", detail));
         }
-        if freed >= self.last_lent {
-            self.last_lent = 0;
+        if freed >= self.last_zero_copy {
+            self.last_zero_copy = 0;
         } else if closed || self.lost.is_some() {
             self.alive()?;
         }
-        Ok(self.last_lent == 0)
+        Ok(self.last_zero_copy == 0)
     }
 
-    /// Something was lent, and is no more: what was fetched was fetched, whatever became of the peer since.
+    /// Zero-copy messages were under way and are pulled, whatever became of the peer since.
     fn is_settled(&mut self) -> Result<bool> {
-        Ok(self.last_lent != 0 && self.settle()?)
+        Ok(self.last_zero_copy != 0 && self.settle()?)
     }
 
     #[inline(always)]
@@ -156,10 +156,10 @@ impl ShmSend {
                     line.rest.store([second, third]);
                 }
             }
-            Payload::Lent(address) => {
+            Payload::ZeroCopy(address) => {
                 line.first.store([address]);
-                self.last_lent = self.lines + 1;
-                self.loans += 1;
+                self.last_zero_copy = self.lines + 1;
+                self.zero_copies += 1;
             }
             Payload::Room(offset, bytes) => {
                 line.first.store([0]);
@@ -282,7 +282,7 @@ impl SendLink for ShmSend {
     }
 
     fn progress(&mut self) -> Result<bool> {
-        if self.last_lent == 0 { Ok(false) } else { self.settle() }
+        if self.last_zero_copy == 0 { Ok(false) } else { self.settle() }
     }
 
     #[inline]
@@ -291,7 +291,7 @@ impl SendLink for ShmSend {
     }
 
     fn is_flushed(&self) -> bool {
-        self.last_lent == 0
+        self.last_zero_copy == 0
     }
 
     fn bytes_moved(&self) -> u64 {
@@ -315,8 +315,8 @@ impl SendLink for ShmSend {
         self.direction.sender().ask_to_be_woken();
         fence::of_sleeper();
         // One more system call: who sleeps next finds out here that the other process was killed.
-        // Who was not refused waits for what it has lent.
-        let ready = if self.last_lent == 0 || self.refused { self.refresh(self.wants)? } else { self.settle()? };
+        // A sender that was not refused waits until its zero-copy messages are pulled.
+        let ready = if self.last_zero_copy == 0 || self.refused { self.refresh(self.wants)? } else { self.settle()? };
         if !ready {
             self.check_peer()?;
         }
@@ -345,9 +345,9 @@ impl ZeroCopy for ShmSend {
         if !self.credit(0)? {
             return Ok(false);
         }
-        let may = worth && self.sent == 0 && self.direction.loans().can_fetch();
-        if may && self.ends.single_copy.lends(data, two_way, &mut self.verdict) {
-            self.publish(header, Payload::Lent(data.as_ptr() as u64))?;
+        let may = worth && self.sent == 0 && self.direction.probe().can_pull();
+        if may && self.ends.single_copy.takes(data, two_way, &mut self.worth) {
+            self.publish(header, Payload::ZeroCopy(data.as_ptr() as u64))?;
             return Ok(true);
         }
         self.send_pieces(header, data)
@@ -358,12 +358,12 @@ impl ZeroCopy for ShmSend {
     }
 
     fn messages(&self) -> u64 {
-        self.loans
+        self.zero_copies
     }
 
     fn revoke(&mut self) {
-        if self.last_lent != 0 && !matches!(self.settle(), Ok(true)) {
-            self.lose("what was lent to it was taken back after an error".to_owned());
+        if self.last_zero_copy != 0 && !matches!(self.settle(), Ok(true)) {
+            self.lose("zero-copy memory was revoked after an error".to_owned());
             self.direction.sender().close();
             // Whoever reads what is written from now on must see that we have closed.
             std::sync::atomic::fence(Ordering::SeqCst);

@@ -22,11 +22,11 @@ struct Ring {
 }
 
 fn ring() -> Ring {
-    lending(SingleCopy::off())
+    zero_copy_ring(SingleCopy::off())
 }
 
-/// One whose sender lends all long messages.
-fn lending(single_copy: SingleCopy) -> Ring {
+/// One that sends all long messages by zero copy.
+fn zero_copy_ring(single_copy: SingleCopy) -> Ring {
     let layout = Layout::new(&OPTIONS).unwrap();
     let memory = Arc::new(Mapping::anonymous(layout.bytes()).unwrap());
     introduce(&memory, layout, 0).unwrap();
@@ -47,7 +47,7 @@ fn header(seq: u32, len: usize) -> Header {
 }
 
 /// Sends so that the other end may fetch it.
-fn lend(send: &mut dyn SendLink, header: &Header, data: &[u8]) -> Result<bool> {
+fn send_zero_copy(send: &mut dyn SendLink, header: &Header, data: &[u8]) -> Result<bool> {
     // SAFETY: the tests keep `data` until it is fetched or taken back.
     unsafe { send.zero_copy().unwrap().send(header, data, false) }
 }
@@ -260,17 +260,21 @@ fn long(seq: u32) -> Vec<u8> {
     (0..LONG as u32).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seq) >> 11) as u8).collect()
 }
 
-/// Our own process, which lends whatever is long.
+/// Our own process, which sends whatever is long by zero copy.
 fn ourselves() -> SingleCopy {
-    SingleCopy { pid: std::process::id() as i32, choice: config::SingleCopy::From(0), ordinary: LendFrom::default() }
+    SingleCopy {
+        pid: std::process::id() as i32,
+        choice: config::SingleCopy::From(0),
+        ordinary: ZeroCopyFrom::default(),
+    }
 }
 
 #[test]
-fn what_is_lent_is_flushed_when_it_was_fetched() {
-    let mut r = lending(ourselves());
+fn zero_copy_is_flushed_when_it_was_pulled() {
+    let mut r = zero_copy_ring(ourselves());
     let data = [long(0), long(1)];
     for (seq, data) in data.iter().enumerate() {
-        assert!(lend(&mut r.send, &header(seq as u32, LONG), data).unwrap());
+        assert!(send_zero_copy(&mut r.send, &header(seq as u32, LONG), data).unwrap());
     }
     assert_eq!(r.send.bytes_moved(), 0, "nothing went through the room");
     assert!(!r.send.is_flushed() && !r.send.progress().unwrap() && !r.send.arm().unwrap());
@@ -289,7 +293,7 @@ fn what_is_lent_is_flushed_when_it_was_fetched() {
     assert!(r.send.arm().unwrap(), "it can go on");
     assert!(r.send.is_flushed());
     // And short messages as ever.
-    assert!(lend(&mut r.send, &header(2, 30), &[7; 30]).unwrap());
+    assert!(send_zero_copy(&mut r.send, &header(2, 30), &[7; 30]).unwrap());
     assert!(r.send.is_flushed() && !r.recv.must_pull());
     assert_eq!(r.recv.peek().unwrap(), Some((header(2, 30), &[7; 30][..])));
 }
@@ -297,14 +301,14 @@ fn what_is_lent_is_flushed_when_it_was_fetched() {
 /// Who cannot be read, or is not who it was, gets its long messages through in pieces.
 #[test]
 fn without_permission_long_messages_go_through_the_room() {
-    assert!(lending(SingleCopy::off()).send.zero_copy().is_none());
+    assert!(zero_copy_ring(SingleCopy::off()).send.zero_copy().is_none());
     for single_copy in [SingleCopy { pid: 0, ..ourselves() }, SingleCopy { pid: i32::MAX, ..ourselves() }] {
-        let mut r = lending(single_copy);
+        let mut r = zero_copy_ring(single_copy);
         for (seq, by_pieces) in [(0, false), (1, true)] {
             let (data, mut dst) = (long(seq), vec![0; LONG]);
             let (mut sent, mut turns) = (false, 0);
             loop {
-                sent = sent || lend(&mut r.send, &header(seq, LONG), &data).unwrap();
+                sent = sent || send_zero_copy(&mut r.send, &header(seq, LONG), &data).unwrap();
                 let received = if by_pieces {
                     let mut sink = |at: usize, piece: &[u8]| dst[at..at + piece.len()].copy_from_slice(piece);
                     r.recv.recv_pieces(&header(seq, LONG), &mut sink).unwrap()
@@ -323,11 +327,11 @@ fn without_permission_long_messages_go_through_the_room() {
     // The nonce of another process.
     let layout = Layout::new(&OPTIONS).unwrap();
     let memory = Arc::new(Mapping::anonymous(layout.bytes()).unwrap());
-    let loans = Direction::new(&memory, layout, 0).unwrap();
-    assert!(ourselves().reader(loans.loans()).is_none(), "it has not said who it is");
+    let direction = Direction::new(&memory, layout, 0).unwrap();
+    assert!(ourselves().reader(direction.probe()).is_none(), "it has not said who it is");
     introduce(&memory, layout, 0).unwrap();
-    assert!(ourselves().reader(loans.loans()).is_some() && loans.loans().can_fetch());
-    let reader = ourselves().reader(loans.loans()).unwrap();
+    assert!(ourselves().reader(direction.probe()).is_some() && direction.probe().can_pull());
+    let reader = ourselves().reader(direction.probe()).unwrap();
     let mut dst = [0u8; 8];
     // SAFETY: `dst` has 8 bytes.
     let e = unsafe { reader.read(8, dst.as_mut_ptr(), 8) }.unwrap_err();
@@ -341,9 +345,9 @@ fn without_permission_long_messages_go_through_the_room() {
 #[test]
 fn what_was_taken_back_is_not_received() {
     for drops in [false, true] {
-        let mut r = lending(ourselves());
+        let mut r = zero_copy_ring(ourselves());
         let data = long(0);
-        assert!(lend(&mut r.send, &header(0, LONG), &data).unwrap());
+        assert!(send_zero_copy(&mut r.send, &header(0, LONG), &data).unwrap());
         if drops {
             drop(r.send);
         } else {
@@ -356,41 +360,41 @@ fn what_was_taken_back_is_not_received() {
             assert!(matches!(lost, Err(Error::PeerLost { .. })), "{lost:?}");
         }
     }
-    // Nothing is lent any more: the link stays.
-    let mut r = lending(ourselves());
+    // The receiver has pulled everything: the link stays.
+    let mut r = zero_copy_ring(ourselves());
     let data = long(0);
-    assert!(lend(&mut r.send, &header(0, LONG), &data).unwrap());
+    assert!(send_zero_copy(&mut r.send, &header(0, LONG), &data).unwrap());
     assert_eq!(r.recv.recv_into(&header(0, LONG), &mut vec![0; LONG]).unwrap(), Received::Done);
     r.send.revoke();
     assert!(r.send.send_from(&header(1, 8), &[0; 8]).unwrap());
     // A receiver that goes without having fetched is lost to who waits for it.
-    assert!(lend(&mut r.send, &header(2, LONG), &data).unwrap());
+    assert!(send_zero_copy(&mut r.send, &header(2, LONG), &data).unwrap());
     drop(r.recv);
     assert!(matches!(r.send.progress(), Err(Error::PeerLost { .. })));
 }
 
 #[test]
-fn small_pages_are_lent_from_where_it_was_measured_to_pay() {
+fn small_pages_use_zero_copy_from_where_it_was_measured_to_pay() {
     let copy = SingleCopy { choice: config::SingleCopy::Auto, ..ourselves() };
-    let mut r = lending(copy.clone());
+    let mut r = zero_copy_ring(copy.clone());
     let data = long(0);
     // Whatever was found out about this buffer before.
-    for (from, lent) in [(usize::MAX, 0), (LONG, 1), (LONG + 1, 1), (1, 2)] {
+    for (from, expected) in [(usize::MAX, 0), (LONG, 1), (LONG + 1, 1), (1, 2)] {
         copy.ordinary.set(from);
-        while !lend(&mut r.send, &header(0, LONG), &data).unwrap() {
+        while !send_zero_copy(&mut r.send, &header(0, LONG), &data).unwrap() {
             let _ = r.recv.recv_into(&header(0, LONG), &mut vec![0; LONG]).unwrap();
         }
         while !r.send.is_flushed() || r.recv.peek().unwrap().is_some() {
             let _ = r.recv.recv_into(&header(0, LONG), &mut vec![0; LONG]).unwrap();
             let _ = r.send.progress().unwrap();
         }
-        assert_eq!(r.send.messages(), lent, "from {from}");
+        assert_eq!(r.send.messages(), expected, "from {from}");
     }
     // One way up to 1 MiB, both ways at any length. Memory that was never touched lies on no pages at all.
     let memory = Mapping::anonymous((3 << 20) + 4096).unwrap();
-    let mut verdict = Default::default();
+    let mut known = Default::default();
     copy.ordinary.set(64 << 10);
-    for (len, two_way, lends) in [
+    for (len, two_way, takes) in [
         ((64 << 10) - 1, true, false),
         (64 << 10, false, true),
         (1 << 20, false, true),
@@ -400,6 +404,6 @@ fn small_pages_are_lent_from_where_it_was_measured_to_pay() {
     ] {
         // SAFETY: the mapping is longer, zeroed, and nobody writes to it.
         let data = unsafe { std::slice::from_raw_parts(memory.base().as_ptr(), len) };
-        assert_eq!(copy.lends(data, two_way, &mut verdict), lends, "{len} {two_way}");
+        assert_eq!(copy.takes(data, two_way, &mut known), takes, "{len} {two_way}");
     }
 }

@@ -13,7 +13,7 @@ use crate::wire::Header;
 
 /// From so many bytes on, a message goes from the caller's memory where it is registered. Shorter ones are copied: then the
 /// call need not wait until the device is done with them.
-const LENT: usize = 4 << 10;
+const ZERO_COPY: usize = 4 << 10;
 
 pub(super) struct VerbsSend {
     core: Arc<Mutex<Core>>,
@@ -146,7 +146,7 @@ impl ZeroCopy for VerbsSend {
         let core = self.core.clone();
         let mut core = lock(&core);
         let keys = match core.lkeys(data) {
-            Some(keys) if data.len() >= LENT && data.len() == header.len as usize && !self.reserved => keys,
+            Some(keys) if data.len() >= ZERO_COPY && data.len() == header.len as usize && !self.reserved => keys,
             _ => {
                 drop(core);
                 return self.send_from(header, data);
@@ -161,12 +161,12 @@ impl ZeroCopy for VerbsSend {
         }
         self.wants = None;
         // SAFETY: by the caller.
-        unsafe { core.send_lent(header, data, &keys) }?;
+        unsafe { core.send_zero_copy(header, data, &keys) }?;
         Ok(true)
     }
 
     fn takes(&self, data: &[u8]) -> bool {
-        data.len() >= LENT && lock(&self.core).lkeys(data).is_some()
+        data.len() >= ZERO_COPY && lock(&self.core).lkeys(data).is_some()
     }
 
     fn receiver_pulls(&self) -> bool {
@@ -174,7 +174,7 @@ impl ZeroCopy for VerbsSend {
     }
 
     fn messages(&self) -> u64 {
-        lock(&self.core).lent_messages
+        lock(&self.core).zero_copies
     }
 
     fn revoke(&mut self) {

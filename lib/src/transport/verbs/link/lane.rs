@@ -42,7 +42,7 @@ pub(in super::super) struct Lane {
     pub(super) completed: u64,
     unsignaled: u64,
     /// The last request that reads a caller's memory.
-    pub(super) lent_until: u64,
+    pub(super) zero_copy_until: u64,
     /// The request that last read each place of the staging memory.
     pub(super) used: PerRing<Vec<u64>>,
     /// Receives used and not posted again.
@@ -85,7 +85,7 @@ impl Lane {
             posted: 0,
             completed: 0,
             unsignaled: 0,
-            lent_until: 0,
+            zero_copy_until: 0,
             used: PerRing::new(vec![0; lines], vec![0; layout.slots]),
             used_receives: 0,
         }
@@ -151,7 +151,7 @@ impl Lane {
     /// No request reads a caller's memory any more, as far as is known.
     #[inline]
     pub(super) fn has_sent(&self) -> bool {
-        self.completed >= self.lent_until
+        self.completed >= self.zero_copy_until
     }
 }
 

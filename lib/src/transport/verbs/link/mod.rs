@@ -115,7 +115,7 @@ pub(super) struct Core {
     /// Messages sent, and how many of them the peer has freed.
     sent: PerRing<u64>,
     freed_there: PerRing<u64>,
-    pub(super) lent_messages: u64,
+    pub(super) zero_copies: u64,
     /// What the stripes are weighed by.
     pace: Pace,
 
@@ -154,7 +154,7 @@ impl Core {
             remote,
             sent: PerRing::default(),
             freed_there: PerRing::default(),
-            lent_messages: 0,
+            zero_copies: 0,
             arrived: VecDeque::with_capacity(layout.lines + layout.slots),
             received: PerRing::default(),
             freed: PerRing::default(),

@@ -153,7 +153,7 @@ impl Core {
     /// # Safety
     /// Nobody may write to `data` until [`Core::has_sent`] or [`Core::revoke`] says so.
     #[inline]
-    pub(in super::super) unsafe fn send_lent(&mut self, header: &Header, data: &[u8], keys: &Keys) -> Result<()> {
+    pub(in super::super) unsafe fn send_zero_copy(&mut self, header: &Header, data: &[u8], keys: &Keys) -> Result<()> {
         let at = self.staging(Ring::Slots);
         let first = self.parts.stripes.range(data.len(), 0).len();
         let from = NonNull::from(data).cast();
@@ -168,8 +168,8 @@ impl Core {
             self.send(Ring::Slots, at, Header::BYTES, false, Some(stripe));
         }
         let first = &mut self.parts.lanes.first;
-        first.lent_until = first.posted;
-        self.lent_messages += 1;
+        first.zero_copy_until = first.posted;
+        self.zero_copies += 1;
         self.measure(data.len());
         self.sending()
     }
@@ -179,7 +179,7 @@ impl Core {
     ///
     /// # Safety
     /// As [`Core::post`].
-    unsafe fn send_stripes(&mut self, len: usize, from: NonNull<u8>, lent: Option<&Keys>) {
+    unsafe fn send_stripes(&mut self, len: usize, from: NonNull<u8>, keys: Option<&Keys>) {
         let layout = &self.parts.layout;
         let slot = layout.place(Ring::Slots, *self.sent.of(Ring::Slots));
         let payload = layout.offset(Ring::Slots, slot) + Header::BYTES;
@@ -187,7 +187,7 @@ impl Core {
         let mut failed = None;
         for (qp, lane) in (1..stripes.count(len)).zip(&mut self.parts.lanes.others) {
             let stripe = stripes.range(len, qp);
-            let lkey = lent.and_then(|keys| keys.0.get(qp)).copied().unwrap_or(lane.lkey);
+            let lkey = keys.and_then(|keys| keys.0.get(qp)).copied().unwrap_or(lane.lkey);
             // SAFETY: the stripe lies within the payload.
             let at = unsafe { from.add(stripe.start) };
             let piece = Piece {
@@ -204,8 +204,8 @@ impl Core {
                     if let Some(used) = lane.used.of_mut(Ring::Slots).get_mut(slot) {
                         *used = number;
                     }
-                    if lent.is_some() {
-                        lane.lent_until = number;
+                    if keys.is_some() {
+                        lane.zero_copy_until = number;
                     }
                 }
                 Err(e) => failed = Some(e),
