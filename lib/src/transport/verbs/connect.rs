@@ -4,7 +4,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 
 use super::link::{Draft, exchange};
-use super::rails::{Rails, Way};
+use super::rails::{PortPair, Rails};
 use super::sys::Gid;
 use crate::error::Result;
 use crate::transport::fabric::{Dial, unreachable};
@@ -19,10 +19,10 @@ pub(super) fn connect(
     dial: &Dial<'_>,
     linger: &Arc<Linger>,
 ) -> Result<LinkPair> {
-    let ways = rails.ways(&dial.info.verbs, dial.channel);
-    let made = ways.map_err(|why| unreachable("RDMA", who.rank, who.peer, &why)).and_then(|ways| {
-        who.address = Way::list(&ways);
-        Draft::new(ways, dial.options, rails.timing)
+    let pairs = rails.port_pairs(&dial.info.verbs, dial.channel);
+    let made = pairs.map_err(|why| unreachable("RDMA", who.rank, who.peer, &why)).and_then(|pairs| {
+        who.address = PortPair::list(&pairs);
+        Draft::new(pairs, dial.options, rails.timing)
     });
     let mut draft = match made {
         Ok(made) => made,

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 
 /// A port to be used.
 #[derive(Debug)]
-pub(super) struct Choice {
+pub(super) struct LocalPort {
     pub(super) address: VerbsAddress,
     /// Index of the GID in the port's table.
     pub(super) gid_index: u8,
@@ -56,7 +56,7 @@ fn select_devices(all: Vec<String>, filter: Option<&str>) -> Result<Vec<String>>
 }
 
 /// The ports of an opened device that `config` lets through and that have an address which others can reach.
-pub(super) fn ports(context: &Context, config: &Config) -> Result<Vec<Choice>> {
+pub(super) fn ports(context: &Context, config: &Config) -> Result<Vec<LocalPort>> {
     let count = context.ports()?;
     let wanted = u8::try_from(config.verbs_port).unwrap_or(u8::MAX);
     if wanted > count {
@@ -65,7 +65,7 @@ pub(super) fn ports(context: &Context, config: &Config) -> Result<Vec<Choice>> {
     }
     let gids = context.gids()?;
     let subnets = subnets()?;
-    let mut choices = Vec::new();
+    let mut usable = Vec::new();
     for port in (1..=count).filter(|p| wanted == 0 || wanted == *p) {
         let state = context.port(port)?;
         if !state.active {
@@ -88,10 +88,10 @@ pub(super) fn ports(context: &Context, config: &Config) -> Result<Vec<Choice>> {
                 infiniband: state.infiniband,
                 lid: state.lid,
             };
-            choices.push(Choice { address, gid_index: entry.index as u8, mtu: state.mtu });
+            usable.push(LocalPort { address, gid_index: entry.index as u8, mtu: state.mtu });
         }
     }
-    Ok(choices)
+    Ok(usable)
 }
 
 /// The entries of a port's table to use: the one that was asked for; or every RoCE v2 one of an IPv4 address, or of a

@@ -1,4 +1,4 @@
-//! What two ranks tell each other over TCP before their queue pairs can talk.
+//! Outcome two ranks tell each other over TCP before their queue pairs can talk.
 //!
 //! ```text
 //! lower rank (dialer)                                higher rank
@@ -23,21 +23,21 @@ use crate::error::{Error, Result};
 use crate::transport::Peer;
 use crate::transport::wait::Wait;
 
-/// What the peer has to know of our end. Little endian, as are the others.
+/// Outcome the peer has to know of our end. Little endian, as are the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-pub(in super::super) struct Memory {
-    /// Memory that the peer writes to.
+pub(in super::super) struct MemoryCard {
+    /// MemoryCard that the peer writes to.
     pub(in super::super) address: u64,
     pub(in super::super) bytes: u64,
     pub(in super::super) lines: u32,
     pub(in super::super) slots: u32,
 }
 
-/// What the peer's queue pair has to know of ours.
+/// Outcome the peer's queue pair has to know of ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-pub(in super::super) struct QueuePair {
+pub(in super::super) struct QpCard {
     /// Our port.
     pub(in super::super) gid: [u8; 16],
     /// The peer's port that the dialer chose.
@@ -54,9 +54,9 @@ pub(in super::super) struct QueuePair {
 /// One side of a link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in super::super) struct Card {
-    pub(in super::super) memory: Memory,
+    pub(in super::super) memory: MemoryCard,
     /// By number, from 1 to [`MAX_QPS`].
-    pub(in super::super) qps: Vec<QueuePair>,
+    pub(in super::super) qps: Vec<QpCard>,
 }
 
 impl Card {
@@ -65,8 +65,8 @@ impl Card {
     }
 
     fn parse(bytes: &[u8]) -> Option<Card> {
-        let (memory, qps) = bytes.split_at_checked(size_of::<Memory>())?;
-        let (qps, rest) = qps.as_chunks::<{ size_of::<QueuePair>() }>();
+        let (memory, qps) = bytes.split_at_checked(size_of::<MemoryCard>())?;
+        let (qps, rest) = qps.as_chunks::<{ size_of::<QpCard>() }>();
         let fits = rest.is_empty() && (1..=MAX_QPS).contains(&qps.len());
         fits.then(|| Card {
             memory: bytemuck::pod_read_unaligned(memory),
@@ -168,8 +168,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn card(qps: usize) -> Card {
-        let one = |i| QueuePair { gid: [1; 16], wanted: [2; 16], rkey: i, qpn: 2 * i, psn: 3 * i, lid: 0, mtu: 5 };
-        let memory = Memory { address: 7 << 40, bytes: 1 << 33, lines: 32, slots: 6 };
+        let one = |i| QpCard { gid: [1; 16], wanted: [2; 16], rkey: i, qpn: 2 * i, psn: 3 * i, lid: 0, mtu: 5 };
+        let memory = MemoryCard { address: 7 << 40, bytes: 1 << 33, lines: 32, slots: 6 };
         Card { memory, qps: (0..qps as u32).map(one).collect() }
     }
 

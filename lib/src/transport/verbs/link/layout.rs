@@ -140,7 +140,7 @@ impl Layout {
     }
 }
 
-/// What the write was for.
+/// Outcome the write was for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in super::super) enum Kind {
     /// A message in this ring.

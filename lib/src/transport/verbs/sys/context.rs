@@ -2,13 +2,12 @@
 
 use std::ffi::{CStr, c_int};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::ptr::NonNull;
 use std::sync::{Arc, Once};
 
 use ibverbs_sys as ffi;
 
 use super::gid::GidEntry;
-use super::{check, check_on_drop, last_error};
+use super::{Handle, check, last_error};
 use crate::error::{Error, Result};
 
 /// Names of the RDMA devices of this machine; none without kernel support.
@@ -20,7 +19,7 @@ pub(in super::super) fn device_names() -> Result<Vec<String>> {
     }
 }
 
-/// What a port says of itself.
+/// Outcome a port says of itself.
 #[derive(Debug, Clone, Copy)]
 pub(in super::super) struct PortState {
     pub(in super::super) active: bool,
@@ -33,14 +32,9 @@ pub(in super::super) struct PortState {
 /// An opened device.
 #[derive(Debug)]
 pub(in super::super) struct Context {
-    raw: NonNull<ffi::ibv_context>,
+    raw: Handle<ffi::ibv_context>,
     name: String,
 }
-
-// SAFETY: libibverbs may be called on one context from any thread (rdma-core, `Documentation/libibverbs.md`).
-unsafe impl Send for Context {}
-// SAFETY: as above.
-unsafe impl Sync for Context {}
 
 impl Context {
     /// Opens the device called `name`.
@@ -62,9 +56,8 @@ impl Context {
             if found.to_bytes() == name.as_bytes() {
                 // SAFETY: `device` is from the list, which is not freed yet.
                 let raw = unsafe { ffi::ibv_open_device(device) };
-                opened = NonNull::new(raw)
-                    .map(|raw| Arc::new(Context { raw, name: name.to_owned() }))
-                    .ok_or_else(|| last_error(format!("opening the RDMA device {name}")));
+                opened = Handle::new(raw, || format!("opening the RDMA device {name}"))
+                    .map(|raw| Arc::new(Context { raw, name: name.to_owned() }));
                 break;
             }
         }
@@ -76,7 +69,7 @@ impl Context {
     }
 
     pub(super) fn raw(&self) -> *mut ffi::ibv_context {
-        self.raw.as_ptr()
+        self.raw.get()
     }
 
     pub(in super::super) fn name(&self) -> &str {
@@ -133,7 +126,7 @@ impl Context {
     /// The descriptor that becomes readable with the next asynchronous event.
     pub(in super::super) fn event_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor is open for as long as the context is.
-        unsafe { BorrowedFd::borrow_raw(self.raw.as_ref().async_fd) }
+        unsafe { BorrowedFd::borrow_raw((*self.raw()).async_fd) }
     }
 
     fn make_events_nonblocking(&self) -> Result<()> {
@@ -141,13 +134,6 @@ impl Context {
         rustix::fs::fcntl_getfl(fd.as_fd())
             .and_then(|flags| rustix::fs::fcntl_setfl(fd, flags | rustix::fs::OFlags::NONBLOCK))
             .map_err(|e| Error::errno("verbs", format!("preparing the event descriptor of {}", self.name), e))
-    }
-}
-
-impl Drop for Context {
-    fn drop(&mut self) {
-        // SAFETY: everything made from the context holds an `Arc` of it, so nothing is left.
-        check_on_drop(unsafe { ffi::ibv_close_device(self.raw()) }, "closing an RDMA device");
     }
 }
 
