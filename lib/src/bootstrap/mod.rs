@@ -29,13 +29,13 @@ pub mod host;
 pub mod interface;
 mod join;
 mod local_meeting;
+mod mailbox;
 mod message;
 mod monitor;
 mod progress;
 mod rendezvous;
 pub mod server;
 pub mod session;
-mod shared;
 mod store;
 pub mod unique_id;
 

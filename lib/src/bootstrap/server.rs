@@ -44,7 +44,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct Server {
     id: UniqueId,
-    shared: Arc<Shared>,
+    orders: Arc<Orders>,
     thread: Option<JoinHandle<()>>,
     origin: Origin,
     /// Hands the id to the other ranks of this host, where nothing else tells them.
@@ -52,7 +52,7 @@ pub struct Server {
 }
 
 #[derive(Debug)]
-struct Shared {
+struct Orders {
     stop: AtomicBool,
     waker: Waker,
     /// Ranks whose processes have failed, and how.
@@ -101,7 +101,7 @@ impl Server {
         let id = UniqueId::new(secret, advertised(address, config)?);
         let prefix = format!("rendezvous store at {address}: turned away");
         let waker = Waker::new().map_err(|e| Error::errno("rendezvous store", "eventfd", e))?;
-        let shared = Arc::new(Shared { stop: AtomicBool::new(false), waker, failed: Mutex::default() });
+        let orders = Arc::new(Orders { stop: AtomicBool::new(false), waker, failed: Mutex::default() });
         let state = Loop {
             listener: Kept::new(listener),
             secret: admission::join_secret(&secret, config)?,
@@ -119,20 +119,20 @@ impl Server {
             strangers_seen: Strangers::new(format!("{prefix}, unproven:")),
             refused_seen: Strangers::new(prefix),
         };
-        let for_thread = Arc::clone(&shared);
+        let for_thread = Arc::clone(&orders);
         let thread = std::thread::Builder::new()
             .name("tinynccl-store".to_owned())
             .spawn(move || state.run(&for_thread))
             .map_err(|e| Error::io("rendezvous store", "starting its thread", &e))?;
         log::debug!("rendezvous store for {world_size} ranks at {}", id.address_list());
-        Ok(Server { id, shared, thread: Some(thread), origin: Origin::here(), hand_out: None })
+        Ok(Server { id, orders, thread: Some(thread), origin: Origin::here(), hand_out: None })
     }
 
     /// For who started the ranks: the process of `rank` has failed, and `how`. If it has not joined yet it never will,
     /// and those that wait for it are told; later its connection says so by itself.
     pub(crate) fn rank_failed(&self, rank: usize, how: String) {
-        lock(&self.shared.failed).push((rank, how));
-        self.shared.waker.wake();
+        lock(&self.orders.failed).push((rank, how));
+        self.orders.waker.wake();
     }
 
     /// What the ranks need to join.
@@ -147,8 +147,8 @@ impl Drop for Server {
             return std::mem::forget((self.thread.take(), self.hand_out.take()));
         }
         self.hand_out = None;
-        self.shared.stop.store(true, Ordering::Release);
-        self.shared.waker.wake();
+        self.orders.stop.store(true, Ordering::Release);
+        self.orders.waker.wake();
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
@@ -225,12 +225,12 @@ struct Loop {
 }
 
 impl Loop {
-    fn run(mut self, shared: &Shared) {
+    fn run(mut self, orders: &Orders) {
         let mut next_tick = deadline_after(self.tick);
         let mut end = None;
         let mut last_words = false;
         loop {
-            if shared.stop.load(Ordering::Acquire) && !self.closing {
+            if orders.stop.load(Ordering::Acquire) && !self.closing {
                 self.closing = true;
                 end = Some(deadline_after(self.linger));
             }
@@ -248,12 +248,12 @@ impl Loop {
                     return;
                 }
             }
-            if let Err(e) = self.wait(shared, next_tick) {
+            if let Err(e) = self.wait(orders, next_tick) {
                 // Poll fails only for want of memory: try again rather than give the job up.
                 log::warn!("rendezvous store: poll: {e}");
                 std::thread::sleep(ACCEPT_PAUSE);
             }
-            for (rank, how) in std::mem::take(&mut *lock(&shared.failed)) {
+            for (rank, how) in std::mem::take(&mut *lock(&orders.failed)) {
                 let out = self.store.never_comes(rank, &how);
                 self.deliver(out);
             }
@@ -270,11 +270,11 @@ impl Loop {
     }
 
     /// Waits for something to do, at most until `until`, and does it.
-    fn wait(&mut self, shared: &Shared, until: Instant) -> std::io::Result<()> {
+    fn wait(&mut self, orders: &Orders, until: Instant) -> std::io::Result<()> {
         let accepting = self.accept_again.is_none_or(|at| Instant::now() >= at);
         let ready: Vec<PollFlags> = {
             let mut fds = Vec::with_capacity(self.clients.len() + 2);
-            fds.push(PollFd::from_borrowed_fd(shared.waker.fd(), PollFlags::IN));
+            fds.push(PollFd::from_borrowed_fd(orders.waker.fd(), PollFlags::IN));
             let listen = if accepting { PollFlags::IN } else { PollFlags::empty() };
             fds.push(PollFd::from_borrowed_fd(self.listener.as_fd(), listen));
             fds.extend(
@@ -285,7 +285,7 @@ impl Loop {
         };
         let mut ready = ready.into_iter();
         if ready.next().is_some_and(|r| !r.is_empty()) {
-            shared.waker.clear();
+            orders.waker.clear();
         }
         let connecting = ready.next().is_some_and(|r| !r.is_empty());
         for (index, events) in ready.enumerate() {

@@ -367,7 +367,7 @@ unsafe fn recv(
         // SAFETY: by the caller; a link gives the pieces of `header.len` bytes.
         let mut write =
             |offset: usize, piece: &[u8]| unsafe { stream::copy(to.add(offset), piece.as_ptr(), piece.len()) };
-        return match link.recv_pieces(header, &mut write)? {
+        return match link.recv_chunks(header, &mut write)? {
             Received::Done => Ok(true),
             Received::Pending => Ok(false),
             Received::Mismatch(theirs) => Err(mismatch(instruction, header, theirs, links)),
@@ -412,7 +412,7 @@ unsafe fn recv_reduce(
             finish(plan, last, out, n);
         }
     };
-    match links.recvs[instruction.recv].recv_pieces(header, &mut combine)? {
+    match links.recvs[instruction.recv].recv_chunks(header, &mut combine)? {
         Received::Done => Ok(true),
         Received::Pending => Ok(false),
         Received::Mismatch(theirs) => Err(mismatch(instruction, header, theirs, links)),

@@ -63,7 +63,7 @@ pub trait Fabric: Send + Sync + fmt::Debug {
     /// Those that end the attempt over other fabrics, too. Otherwise [`Dialed::NotPossible`].
     fn dial(&self, dial: &Dial<'_>) -> Result<Dialed>;
 
-    /// Descriptors that are readable when [`Fabric::incoming`] or [`Fabric::hear`] has something to do.
+    /// Descriptors that are readable when [`Fabric::incoming`] or [`Fabric::handle_events`] has something to do.
     fn listeners(&self) -> Vec<BorrowedFd<'_>>;
 
     /// The next connection of a dialer, if there is one.
@@ -79,7 +79,7 @@ pub trait Fabric: Send + Sync + fmt::Debug {
     fn accept(&self, conn: Box<dyn Conn>, accept: &Accept<'_>) -> Result<Result<LinkPair, String>>;
 
     /// Takes in what its devices say.
-    fn hear(&self) {}
+    fn handle_events(&self) {}
 
     /// Which ranks need others to reach each other.
     fn routes(&self, _world: &[EndpointInfo]) -> Routes {

@@ -15,7 +15,7 @@ pub struct Faults {
     pub seed: u64,
     /// Before each message, up to this many calls are answered "not now".
     pub delay: u32,
-    /// `send_from` and `recv_into` move a message in random pieces, one per call.
+    /// `send_from` and `recv_into` move a message in random parts, one per call.
     pub split: bool,
     /// The peer is lost before this message, once and for all.
     pub reset_at: Option<u64>,
@@ -31,18 +31,18 @@ pub struct Faults {
 
 /// Wraps both halves of a pair.
 pub fn wrap(pair: LinkPair, faults: &Faults) -> LinkPair {
-    let state = |salt: u64| State {
+    let injector = |salt: u64| Injector {
         faults: faults.clone(),
         random: faults.seed.wrapping_mul(2).wrapping_add(salt),
         message: 0,
         calls: None,
-        pieces: 0,
+        moved: 0,
         held: false,
         rests_until: None,
     };
     LinkPair {
-        send: Box::new(FaultySend { inner: pair.send, state: state(0), reserved: false }),
-        recv: Box::new(FaultyRecv { inner: pair.recv, state: state(1) }),
+        send: Box::new(FaultySend { inner: pair.send, injector: injector(0), reserved: false }),
+        recv: Box::new(FaultyRecv { inner: pair.recv, injector: injector(1) }),
         kind: pair.kind,
         any_length: false,
     }
@@ -55,7 +55,7 @@ enum Verdict {
 }
 
 #[derive(Debug)]
-struct State {
+struct Injector {
     faults: Faults,
     random: u64,
     /// The message that is next or under way.
@@ -63,14 +63,14 @@ struct State {
     /// "Not now" answers left for it; `None` before the first call.
     calls: Option<u32>,
     /// Bytes of it that a split call has moved.
-    pieces: usize,
+    moved: usize,
     /// The last "not now" came from here, not from below: nobody will ring for it.
     held: bool,
     /// When the receiving end may give the next message.
     rests_until: Option<Instant>,
 }
 
-impl State {
+impl Injector {
     /// SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
     fn random(&mut self) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -110,15 +110,15 @@ impl State {
     }
 
     /// How far a split call goes this time.
-    fn piece(&mut self, len: usize) -> usize {
-        let most = (len - self.pieces.min(len)) as u64;
-        self.pieces + (self.random() % (most + 1)) as usize
+    fn split(&mut self, len: usize) -> usize {
+        let most = (len - self.moved.min(len)) as u64;
+        self.moved + (self.random() % (most + 1)) as usize
     }
 
     fn next_message(&mut self) {
         self.message += 1;
         self.calls = None;
-        self.pieces = 0;
+        self.moved = 0;
     }
 
     fn was_received(&mut self) {
@@ -132,20 +132,20 @@ impl State {
 #[derive(Debug)]
 struct FaultySend {
     inner: Box<dyn SendLink>,
-    state: State,
+    injector: Injector,
     reserved: bool,
 }
 
 impl FaultySend {
     fn corrupts(&self) -> bool {
-        self.state.faults.corrupt_at == Some(self.state.message)
+        self.injector.faults.corrupt_at == Some(self.injector.message)
     }
 
     /// The header as it is sent.
     fn spoil(&mut self, header: &Header) -> Header {
         let mut spoiled = *header;
-        if self.state.faults.corrupt_header_at == Some(self.state.message) {
-            let bit = self.state.random() as usize % (8 * Header::BYTES);
+        if self.injector.faults.corrupt_header_at == Some(self.injector.message) {
+            let bit = self.injector.random() as usize % (8 * Header::BYTES);
             if let Some(byte) = bytemuck::bytes_of_mut(&mut spoiled).get_mut(bit / 8) {
                 *byte ^= 1 << (bit % 8);
             }
@@ -162,7 +162,7 @@ impl SendLink for FaultySend {
 
     fn reserve(&mut self) -> Result<Option<&mut [u8]>> {
         if !self.reserved
-            && let Verdict::NotNow = self.state.judge("send", self.inner.peer())?
+            && let Verdict::NotNow = self.injector.judge("send", self.inner.peer())?
         {
             return Ok(None);
         }
@@ -173,7 +173,7 @@ impl SendLink for FaultySend {
 
     fn commit(&mut self, header: &Header) -> Result<()> {
         if std::mem::take(&mut self.reserved) && self.corrupts() {
-            let bit = self.state.random();
+            let bit = self.injector.random();
             let memory = self.inner.reserve()?.and_then(|m| m.get_mut(..header.len as usize));
             if let Some(payload) = memory.filter(|p| !p.is_empty()) {
                 let at = (bit >> 3) as usize % payload.len();
@@ -184,33 +184,33 @@ impl SendLink for FaultySend {
         }
         let header = self.spoil(header);
         self.inner.commit(&header)?;
-        self.state.next_message();
+        self.injector.next_message();
         Ok(())
     }
 
     fn send_from(&mut self, header: &Header, data: &[u8]) -> Result<bool> {
-        if let Verdict::NotNow = self.state.judge("send", self.inner.peer())? {
+        if let Verdict::NotNow = self.injector.judge("send", self.inner.peer())? {
             return Ok(false);
         }
-        if !self.state.faults.split
+        if !self.injector.faults.split
             && !self.corrupts()
-            && self.state.faults.corrupt_header_at != Some(self.state.message)
+            && self.injector.faults.corrupt_header_at != Some(self.injector.message)
         {
             let done = self.inner.send_from(header, data)?;
             if done {
-                self.state.next_message();
+                self.injector.next_message();
             }
             return Ok(done);
         }
-        let upto = if self.state.faults.split { self.state.piece(data.len()) } else { data.len() };
+        let upto = if self.injector.faults.split { self.injector.split(data.len()) } else { data.len() };
         let Some(memory) = self.inner.reserve()? else { return Ok(false) };
-        let range = self.state.pieces..upto;
+        let range = self.injector.moved..upto;
         if let (Some(to), Some(from)) = (memory.get_mut(range.clone()), data.get(range)) {
             to.copy_from_slice(from);
         }
-        self.state.pieces = upto;
+        self.injector.moved = upto;
         if upto < data.len() {
-            self.state.held = true;
+            self.injector.held = true;
             return Ok(false);
         }
         self.reserved = true;
@@ -219,39 +219,39 @@ impl SendLink for FaultySend {
     }
 
     fn progress(&mut self) -> Result<bool> {
-        self.state.reset("send", self.inner.peer())?;
-        if self.state.stalled() { Ok(false) } else { self.inner.progress() }
+        self.injector.reset("send", self.inner.peer())?;
+        if self.injector.stalled() { Ok(false) } else { self.inner.progress() }
     }
 
     fn check_peer(&mut self) -> Result<()> {
-        self.state.reset("send", self.inner.peer())?;
+        self.injector.reset("send", self.inner.peer())?;
         self.inner.check_peer()
     }
 
     fn arm(&mut self) -> Result<bool> {
-        self.state.reset("send", self.inner.peer())?;
-        if self.state.stalled() {
+        self.injector.reset("send", self.inner.peer())?;
+        if self.injector.stalled() {
             return Ok(false);
         }
-        Ok(self.inner.arm()? || self.state.held)
+        Ok(self.inner.arm()? || self.injector.held)
     }
 
     fn interest(&self) -> Interest {
-        if self.state.stalled() { Interest::default() } else { self.inner.interest() }
+        if self.injector.stalled() { Interest::default() } else { self.inner.interest() }
     }
 }
 
 #[derive(Debug)]
 struct FaultyRecv {
     inner: Box<dyn RecvLink>,
-    state: State,
+    injector: Injector,
 }
 
 impl RecvLink for FaultyRecv {
     forward!(peer, disarm, bytes_moved);
 
     fn peek(&mut self) -> Result<Option<(Header, &[u8])>> {
-        match self.state.judge("receive", self.inner.peer())? {
+        match self.injector.judge("receive", self.inner.peer())? {
             Verdict::Go => self.inner.peek(),
             Verdict::NotNow => Ok(None),
         }
@@ -259,18 +259,18 @@ impl RecvLink for FaultyRecv {
 
     fn release(&mut self) -> Result<()> {
         self.inner.release()?;
-        self.state.was_received();
+        self.injector.was_received();
         Ok(())
     }
 
     fn recv_into(&mut self, expected: &Header, dst: &mut [u8]) -> Result<Received> {
-        if let Verdict::NotNow = self.state.judge("receive", self.inner.peer())? {
+        if let Verdict::NotNow = self.injector.judge("receive", self.inner.peer())? {
             return Ok(Received::Pending);
         }
-        if !self.state.faults.split {
+        if !self.injector.faults.split {
             let received = self.inner.recv_into(expected, dst)?;
             if received == Received::Done {
-                self.state.was_received();
+                self.injector.was_received();
             }
             return Ok(received);
         }
@@ -278,14 +278,14 @@ impl RecvLink for FaultyRecv {
         if !expected.agrees_with(&header) {
             return Ok(Received::Mismatch(header));
         }
-        let range = self.state.pieces..self.state.piece(dst.len());
+        let range = self.injector.moved..self.injector.split(dst.len());
         let upto = range.end;
         if let (Some(to), Some(from)) = (dst.get_mut(range.clone()), payload.get(range)) {
             to.copy_from_slice(from);
         }
-        self.state.pieces = upto;
+        self.injector.moved = upto;
         if upto < dst.len() {
-            self.state.held = true;
+            self.injector.held = true;
             return Ok(Received::Pending);
         }
         self.release()?;
@@ -293,24 +293,24 @@ impl RecvLink for FaultyRecv {
     }
 
     fn progress(&mut self) -> Result<bool> {
-        self.state.reset("receive", self.inner.peer())?;
-        if self.state.stalled() { Ok(false) } else { self.inner.progress() }
+        self.injector.reset("receive", self.inner.peer())?;
+        if self.injector.stalled() { Ok(false) } else { self.inner.progress() }
     }
 
     fn check_peer(&mut self) -> Result<()> {
-        self.state.reset("receive", self.inner.peer())?;
+        self.injector.reset("receive", self.inner.peer())?;
         self.inner.check_peer()
     }
 
     fn arm(&mut self) -> Result<bool> {
-        self.state.reset("receive", self.inner.peer())?;
-        if self.state.stalled() {
+        self.injector.reset("receive", self.inner.peer())?;
+        if self.injector.stalled() {
             return Ok(false);
         }
-        Ok(self.inner.arm()? || self.state.held)
+        Ok(self.inner.arm()? || self.injector.held)
     }
 
     fn interest(&self) -> Interest {
-        if self.state.stalled() { Interest::default() } else { self.inner.interest() }
+        if self.injector.stalled() { Interest::default() } else { self.inner.interest() }
     }
 }

@@ -26,7 +26,7 @@
 //! Every backend keeps it, and one conformance suite (`tests/conformance`) runs over all of them.
 //! - **Order.** Messages arrive in the order they were committed, each whole, each with its [`Header`].
 //! - **No call blocks.** A call that cannot go on returns "not now" (`None`, `false`, [`Received::Pending`]) and is made
-//!   again. A partly done [`SendLink::send_from`], [`RecvLink::recv_into`] or [`RecvLink::recv_pieces`] must be repeated with the same arguments
+//!   again. A partly done [`SendLink::send_from`], [`RecvLink::recv_into`] or [`RecvLink::recv_chunks`] must be repeated with the same arguments
 //!   until it is done, before any other sending (receiving) call except `progress`, `check_peer`, `arm` and `disarm`.
 //! - **Credits.** A link holds at least [`LinkOptions::depth`] messages of up to [`LinkOptions::max_message`] bytes which
 //!   the receiver's *executor* has not asked for yet, provided the receiver's process calls [`RecvLink::progress`] and
@@ -274,10 +274,10 @@ pub trait RecvLink: Send + fmt::Debug {
     /// Receives the oldest message into the caller's memory if it agrees with `expected`. `dst.len() == expected.len`.
     fn recv_into(&mut self, expected: &Header, dst: &mut [u8]) -> Result<Received>;
 
-    /// As [`RecvLink::recv_into`], but the payload goes to `sink`: each call gets the offset of a piece and its bytes, in order.
-    /// Offsets are multiples of 64 and pieces 8-byte aligned or better. A link that receives long messages bit by bit passes
+    /// As [`RecvLink::recv_into`], but the payload goes to `sink`: each call gets the offset of a chunk and its bytes, in order.
+    /// Offsets are multiples of 64 and chunks 8-byte aligned or better. A link that receives long messages bit by bit passes
     /// them on while the rest is on its way; others wait for the whole message.
-    fn recv_pieces(&mut self, expected: &Header, sink: &mut dyn FnMut(usize, &[u8])) -> Result<Received> {
+    fn recv_chunks(&mut self, expected: &Header, sink: &mut dyn FnMut(usize, &[u8])) -> Result<Received> {
         match self.peek()? {
             None => return Ok(Received::Pending),
             Some((header, _)) if !expected.agrees_with(&header) => return Ok(Received::Mismatch(header)),
@@ -319,7 +319,7 @@ pub struct LinkPair {
     /// Name of the transport: `tcp`, `shm`, `inproc`, `verbs`; with `, relayed` behind it where other ranks are between.
     pub kind: &'static str,
     /// Messages of any length can be sent from the caller's memory. The receiver takes those that are longer than
-    /// [`LinkOptions::max_message`] by [`RecvLink::recv_into`] or [`RecvLink::recv_pieces`]; [`RecvLink::peek`] shows nothing but their
+    /// [`LinkOptions::max_message`] by [`RecvLink::recv_into`] or [`RecvLink::recv_chunks`]; [`RecvLink::peek`] shows nothing but their
     /// header. The same at both ends.
     pub any_length: bool,
 }

@@ -45,12 +45,12 @@ pub(crate) fn greet<S: Stream>(socket: &mut S, caller: &Caller, wait: &Wait<'_>,
     // A new connection's send buffer has room for it, and for the proof.
     let slow = |e: std::io::Error| Failure::Slow(e.to_string());
     socket.write_all(bytemuck::bytes_of(&caller.hello)).map_err(slow)?;
-    let mut reply = hear(socket, wait)?;
+    let mut reply = recv_reply(socket, wait)?;
     let proven = matches!(reply, Reply::Prove(_));
     if let Reply::Prove(challenge) = reply {
         let proof = caller.answer(&challenge).map_err(Failure::Wrong)?;
         socket.write_all(&proof).map_err(slow)?;
-        reply = hear(socket, wait)?;
+        reply = recv_reply(socket, wait)?;
     }
     match reply {
         Reply::Welcome if proven => Ok(()),
@@ -64,7 +64,7 @@ pub(crate) fn greet<S: Stream>(socket: &mut S, caller: &Caller, wait: &Wait<'_>,
 }
 
 /// The next reply. Whoever does not speak our protocol is not the peer.
-fn hear<S: Stream>(socket: &mut S, wait: &Wait<'_>) -> Result<Reply, Failure> {
+fn recv_reply<S: Stream>(socket: &mut S, wait: &Wait<'_>) -> Result<Reply, Failure> {
     let mut bytes = vec![0; Reply::HEAD];
     read_exact(socket, &mut bytes, wait)?;
     let mut detail = vec![0; Reply::detail_len(&bytes).map_err(Failure::Wrong)?];

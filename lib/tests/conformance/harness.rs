@@ -338,16 +338,16 @@ pub(crate) fn recv_into(link: &mut LinkPair, seq: u32, len: usize) {
     assert!(dst == payload(seq, len), "payload of message {seq} of {len} bytes");
 }
 
-pub(crate) fn recv_pieces(link: &mut LinkPair, seq: u32, len: usize) {
+pub(crate) fn recv_chunks(link: &mut LinkPair, seq: u32, len: usize) {
     let mut got = Vec::with_capacity(len);
-    until("recv_pieces", || {
+    until("recv_chunks", || {
         link.send.progress().unwrap();
-        let mut sink = |at: usize, piece: &[u8]| {
-            assert_eq!((at, at % 64), (got.len(), 0), "pieces come in order and begin on cache lines");
-            assert!(piece.is_empty() || (piece.as_ptr() as usize).is_multiple_of(8));
-            got.extend_from_slice(piece);
+        let mut sink = |at: usize, chunk: &[u8]| {
+            assert_eq!((at, at % 64), (got.len(), 0), "chunks come in order and begin on cache lines");
+            assert!(chunk.is_empty() || (chunk.as_ptr() as usize).is_multiple_of(8));
+            got.extend_from_slice(chunk);
         };
-        match link.recv.recv_pieces(&header(seq, len), &mut sink).unwrap() {
+        match link.recv.recv_chunks(&header(seq, len), &mut sink).unwrap() {
             Received::Done => Some(()),
             Received::Pending => None,
             Received::Mismatch(h) => panic!("expected {}, got {h}", header(seq, len)),

@@ -208,7 +208,7 @@ fn a_stopped_lender_is_read_and_a_killed_one_is_lost() {
     kill_process(pid, Signal::STOP).unwrap();
     recv_into(&mut link, 0, LONG);
     kill_process(pid, Signal::CONT).unwrap();
-    recv_pieces(&mut link, 1, LONG);
+    recv_chunks(&mut link, 1, LONG);
     child.0.kill().unwrap();
     child.0.wait().unwrap();
     // The third was sent, but it was never here.

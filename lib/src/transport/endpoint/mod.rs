@@ -29,7 +29,7 @@ use crate::config::{Config, TransportChoice};
 use crate::error::{Error, Result};
 use crate::fork::Origin;
 use crate::secret::Secret;
-use acceptor::{Incoming, Key, Shared};
+use acceptor::{Backlog, Incoming, Key};
 use hop::{Relay, World};
 
 /// Makes a transport listen.
@@ -96,7 +96,7 @@ struct Inner {
     /// The preferred one first; unless the choice is automatic, no other one dials.
     fabrics: Arc<[Box<dyn Fabric>]>,
     info: EndpointInfo,
-    shared: Arc<Shared>,
+    backlog: Arc<Backlog>,
     relay: Relay,
 }
 
@@ -143,12 +143,12 @@ impl Endpoint {
         config: &Config,
         fabrics: Vec<Box<dyn Fabric>>,
     ) -> Result<Endpoint> {
-        Endpoint::start(rank, secret, config, Shared::new()?, fabrics)
+        Endpoint::start(rank, secret, config, Backlog::new()?, fabrics)
     }
 
     fn listen(rank: usize, secret: Secret, config: &Config, locals: Vec<LocalAddress>) -> Result<Endpoint> {
-        let shared = Shared::new()?;
-        let site = Site { rank, config, locals: &locals, linger: &shared.linger };
+        let backlog = Backlog::new()?;
+        let site = Site { rank, config, locals: &locals, linger: &backlog.linger };
         let mut bound = Vec::new();
         let mut failed = None;
         for (i, (name, bind)) in fabrics(config.transport).iter().enumerate() {
@@ -164,7 +164,7 @@ impl Endpoint {
         }
         match failed {
             Some(e) if bound.is_empty() => Err(e),
-            _ => Endpoint::start(rank, secret, config, shared, bound),
+            _ => Endpoint::start(rank, secret, config, backlog, bound),
         }
     }
 
@@ -172,7 +172,7 @@ impl Endpoint {
         rank: usize,
         secret: Secret,
         config: &Config,
-        shared: Arc<Shared>,
+        backlog: Arc<Backlog>,
         fabrics: Vec<Box<dyn Fabric>>,
     ) -> Result<Endpoint> {
         let mut info = EndpointInfo {
@@ -193,7 +193,7 @@ impl Endpoint {
             checksum: config.checksum,
             fabrics: fabrics.into(),
             info,
-            shared,
+            backlog,
             relay: Relay::new(config.connect_timeout.min(config.timeout)),
         });
         let thread = acceptor::start(&inner)?;
@@ -408,7 +408,7 @@ impl Inner {
                     at.join(" or ")
                 )
             };
-            let (hello, incoming) = self.shared.take(&key, wait, detail)?;
+            let (hello, incoming) = self.backlog.take(&key, wait, detail)?;
             match self.accept(&hello, incoming, (&to.options, self.checksum), bell, wait)? {
                 Ok(pair) => return Ok(pair),
                 Err(e) => log::warn!("rank {}: a connection from rank {} failed: {e}", self.rank, to.peer_rank),
@@ -442,7 +442,7 @@ impl Inner {
     fn await_stream(&self, key: Key, fabric: usize, wait: &Wait<'_>) -> Result<Box<dyn Conn>> {
         loop {
             let detail = || format!("it has not connected stream {} of the link", key.stream + 1);
-            match self.shared.take(&key, wait, detail)?.1 {
+            match self.backlog.take(&key, wait, detail)?.1 {
                 incoming if incoming.fabric == fabric => return Ok(incoming.conn),
                 other => log::warn!("rank {}: turned away a stream from {}", self.rank, other.conn.address()),
             }
@@ -465,7 +465,7 @@ impl Drop for Endpoint {
             return std::mem::forget((self.inner.clone(), self.thread.take()));
         }
         self.inner.relay.stop();
-        self.inner.shared.stop();
+        self.inner.backlog.stop();
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {

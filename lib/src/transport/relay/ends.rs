@@ -163,8 +163,8 @@ impl RecvLink for RelayedRecv {
         let result = self.inner.recv_into(expected, dst);
         self.received(result)
     }
-    fn recv_pieces(&mut self, expected: &Header, sink: &mut dyn FnMut(usize, &[u8])) -> Result<Received> {
-        let result = self.inner.recv_pieces(expected, sink);
+    fn recv_chunks(&mut self, expected: &Header, sink: &mut dyn FnMut(usize, &[u8])) -> Result<Received> {
+        let result = self.inner.recv_chunks(expected, sink);
         self.received(result)
     }
     fn progress(&mut self) -> Result<bool> {

@@ -67,7 +67,7 @@ pub(super) fn connect(
     if let Err(e) = packet::send(&socket, None, bytemuck::bytes_of(&caller.hello), &[]) {
         return not_possible("its Unix socket", &e);
     }
-    let proof = match hear(&socket, wait)? {
+    let proof = match recv_reply(&socket, wait)? {
         Ok((Reply::Prove(challenge), _)) => caller.answer(&challenge),
         Ok((Reply::Stranger(detail), _)) | Err(detail) => Err(detail),
         Ok(_) => Err("expected a challenge".to_owned()),
@@ -85,7 +85,7 @@ pub(super) fn connect(
         return not_possible("passing the memory", &e);
     }
     drop(memfd);
-    let fds = match hear(&socket, wait)? {
+    let fds = match recv_reply(&socket, wait)? {
         Ok((Reply::Welcome, fds)) => fds,
         Ok((Reply::UseTcp(detail) | Reply::Stranger(detail), _)) => return Ok(Dialed::NotPossible(detail)),
         Ok((Reply::Refused(detail), _)) => return Err(who.protocol("connect", detail)),
@@ -105,7 +105,7 @@ pub(super) fn connect(
 }
 
 /// The next reply and what came with it. The inner error says why there is none, the outer one ends the wait.
-fn hear(socket: &OwnedFd, wait: &Wait<'_>) -> Result<Result<(Reply, Vec<OwnedFd>), String>> {
+fn recv_reply(socket: &OwnedFd, wait: &Wait<'_>) -> Result<Result<(Reply, Vec<OwnedFd>), String>> {
     let mut bytes = [0; Reply::MAX];
     loop {
         match packet::recv(socket, &mut bytes) {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::atomic::Ordering;
 
-use super::memory::{Direction, Place};
+use super::memory::{Direction, Position};
 use super::single_copy::Reader;
 use super::{Ends, INLINE, agree, to_words, unpack};
 use crate::error::{Error, Result};
@@ -20,15 +20,15 @@ pub(crate) struct ShmRecv {
     /// Messages released.
     lines: u64,
     /// Of the oldest long message's payload.
-    place: Place,
+    at: Position,
     /// Our copy of the oldest message's line, once it was read.
     head: Option<[u64; 4]>,
     inline: [u64; 3],
-    /// Where the oldest message's payload is in the sender's memory; 0: it is in the line or in the room.
+    /// Where the oldest message's payload is in the sender's memory; 0: it is in the line or in the ring.
     remote: u64,
-    /// Offset and length of the piece of it that is in the room.
-    piece: (usize, usize),
-    /// Bytes received of a message that comes in pieces.
+    /// Offset and length of the chunk of it that is in the ring.
+    chunk: (usize, usize),
+    /// Bytes received of a message that comes in chunks.
     got: usize,
     /// How that memory is read, if it can be.
     reader: Option<Reader>,
@@ -46,11 +46,11 @@ impl ShmRecv {
             direction,
             ends,
             lines: 0,
-            place: Place::default(),
+            at: Position::default(),
             head: None,
             inline: [0; 3],
             remote: 0,
-            piece: (0, 0),
+            chunk: (0, 0),
             got: 0,
             reader,
             pulled: Vec::new(),
@@ -86,9 +86,9 @@ impl ShmRecv {
             let [offset, bytes] = line.rest.load();
             let rest = len.saturating_sub(self.got) as u64;
             if offset != self.got as u64 || bytes == 0 || bytes > rest.min(self.direction.layout.max_message as u64) {
-                return Err(self.no_piece(&words, offset, bytes));
+                return Err(self.no_chunk(&words, offset, bytes));
             }
-            self.piece = (offset as usize, bytes as usize);
+            self.chunk = (offset as usize, bytes as usize);
         }
         self.head = Some(words);
         Ok(self.head)
@@ -117,7 +117,7 @@ impl ShmRecv {
     }
 
     #[cold]
-    fn no_piece(&self, words: &[u64; 4], offset: u64, bytes: u64) -> Error {
+    fn no_chunk(&self, words: &[u64; 4], offset: u64, bytes: u64) -> Error {
         let header: Header = bytemuck::cast(*words);
         let (max, got) = (self.direction.layout.max_message, self.got);
         let detail = format!(
@@ -162,10 +162,10 @@ impl ShmRecv {
     /// Whether [`RecvLink::peek`] can show the oldest message, of `len` bytes, whole.
     fn is_whole(&self, len: usize) -> bool {
         len <= INLINE
-            || if self.remote == 0 { self.piece == (0, len) } else { len <= self.direction.layout.max_message }
+            || if self.remote == 0 { self.chunk == (0, len) } else { len <= self.direction.layout.max_message }
     }
 
-    /// Frees the oldest message, of `len` bytes, or the piece of it that is here; true when that was the last.
+    /// Frees the oldest message, of `len` bytes, or the chunk of it that is here; true when that was the last.
     #[inline(always)]
     fn free(&mut self, len: usize) -> bool {
         self.head = None;
@@ -175,10 +175,10 @@ impl ShmRecv {
             self.remote = 0;
             self.is_pulled = false;
         } else if len > INLINE {
-            let (offset, bytes) = self.piece;
-            self.direction.touches(self.place, bytes, false);
-            self.place.advance(bytes, &self.direction.layout);
-            consumed.room.free(self.place.count);
+            let (offset, bytes) = self.chunk;
+            self.direction.touches(self.at, bytes, false);
+            self.at.advance(bytes, &self.direction.layout);
+            consumed.ring.free(self.at.count);
             self.got = if offset + bytes < len { offset + bytes } else { 0 };
         }
         consumed.lines.free(self.lines);
@@ -224,10 +224,10 @@ impl RecvLink for ShmRecv {
             }
             bytemuck::cast_slice(&self.pulled).get(..len).unwrap_or_default()
         } else {
-            self.direction.touches(self.place, len, false);
-            // SAFETY: the piece is the whole message, checked against `max_message`; the sender leaves it alone until
+            self.direction.touches(self.at, len, false);
+            // SAFETY: the chunk is the whole message, checked against `max_message`; the sender leaves it alone until
             // `release` (a sender that does not may change the bytes, which are data of its own making either way).
-            unsafe { std::slice::from_raw_parts(self.direction.payload(self.place), len) }
+            unsafe { std::slice::from_raw_parts(self.direction.payload(self.at), len) }
         };
         Ok(Some((bytemuck::cast(words), payload)))
     }
@@ -269,12 +269,12 @@ impl RecvLink for ShmRecv {
                 // SAFETY: `dst` is as long.
                 unsafe { self.pull(0, dst.as_mut_ptr(), dst.len()) }?;
             } else {
-                let (offset, bytes) = self.piece;
-                // SAFETY: the message's length is `expected.len`, which is `dst.len()`; the piece was checked to lie in it, and
+                let (offset, bytes) = self.chunk;
+                // SAFETY: the message's length is `expected.len`, which is `dst.len()`; the chunk was checked to lie in it, and
                 // against `max_message`.
                 unsafe {
                     let to = dst.as_mut_ptr().add(offset);
-                    std::ptr::copy_nonoverlapping(self.direction.payload(self.place), to, bytes);
+                    std::ptr::copy_nonoverlapping(self.direction.payload(self.at), to, bytes);
                 }
             }
             if self.free(dst.len()) {
@@ -283,7 +283,7 @@ impl RecvLink for ShmRecv {
         }
     }
 
-    fn recv_pieces(&mut self, expected: &Header, sink: &mut dyn FnMut(usize, &[u8])) -> Result<Received> {
+    fn recv_chunks(&mut self, expected: &Header, sink: &mut dyn FnMut(usize, &[u8])) -> Result<Received> {
         loop {
             let Some(words) = self.load()? else { return Ok(Received::Pending) };
             if !agree(&words, &to_words(expected)) {
@@ -299,10 +299,10 @@ impl RecvLink for ShmRecv {
                     sink(offset, bytemuck::cast_slice(&self.pulled).get(..bytes).unwrap_or_default());
                 }
             } else {
-                let (offset, bytes) = self.piece;
-                self.direction.touches(self.place, bytes, false);
+                let (offset, bytes) = self.chunk;
+                self.direction.touches(self.at, bytes, false);
                 // SAFETY: as in `peek`.
-                sink(offset, unsafe { std::slice::from_raw_parts(self.direction.payload(self.place), bytes) });
+                sink(offset, unsafe { std::slice::from_raw_parts(self.direction.payload(self.at), bytes) });
             }
             if self.free(len) {
                 return Ok(Received::Done);
@@ -315,7 +315,7 @@ impl RecvLink for ShmRecv {
     }
 
     fn bytes_moved(&self) -> u64 {
-        self.place.count
+        self.at.count
     }
 
     fn check_peer(&mut self) -> Result<()> {

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::sync::atomic::Ordering;
 
-use super::memory::{Direction, Place, taken};
+use super::memory::{Direction, Position, taken};
 use super::single_copy::Worth;
-use super::words::Look;
+use super::words::EndFlags;
 use super::{Ends, INLINE, pack, to_words};
 use crate::error::{Error, Result};
 use crate::transport::fence;
@@ -13,13 +13,13 @@ use crate::transport::{Interest, Peer, SendLink, ZeroCopy};
 use crate::wire::Header;
 
 /// Messages of up to so many bytes are neither cut nor sent by zero copy.
-const PIECE: usize = if cfg!(loom) { 64 } else { 32 << 10 };
+const CHUNK: usize = if cfg!(loom) { 64 } else { 32 << 10 };
 
 /// Where a message's payload is.
 enum Payload {
     Inline([u64; 3]),
-    /// So many bytes in the room, from this offset on.
-    Room(usize, usize),
+    /// So many bytes in the ring, from this offset on.
+    Ring(usize, usize),
     /// At this address in our memory.
     ZeroCopy(u64),
 }
@@ -30,12 +30,12 @@ pub(crate) struct ShmSend {
     /// Messages sent, and the count at which credit must be looked up again.
     lines: u64,
     lines_limit: u64,
-    /// The same for bytes of the payload room.
-    place: Place,
-    room_limit: u64,
+    /// The same for bytes of the payload ring.
+    at: Position,
+    ring_limit: u64,
     reserved: bool,
     armed: bool,
-    /// Bytes of room that the last refusal was for want of; 0: it was for want of a line.
+    /// Bytes of the ring that the last refusal was for want of; 0: it was for want of a line.
     wants: usize,
     /// The last message was refused.
     refused: bool,
@@ -43,7 +43,7 @@ pub(crate) struct ShmSend {
     last_zero_copy: u64,
     /// Messages sent by zero copy so far.
     zero_copies: u64,
-    /// Bytes of the message that `send_pieces` is sending piece by piece.
+    /// Bytes of the message that `send_chunks` is sending chunk by chunk.
     sent: usize,
     /// Whether the last long message was worth zero copy.
     worth: Worth,
@@ -52,14 +52,14 @@ pub(crate) struct ShmSend {
 
 impl ShmSend {
     pub(super) fn new(direction: Direction, ends: Ends) -> ShmSend {
-        let (lines_limit, room_limit) = (direction.layout.lines as u64, direction.layout.room as u64);
+        let (lines_limit, ring_limit) = (direction.layout.lines as u64, direction.layout.ring as u64);
         ShmSend {
             direction,
             ends,
             lines: 0,
             lines_limit,
-            place: Place::default(),
-            room_limit,
+            at: Position::default(),
+            ring_limit,
             reserved: false,
             armed: false,
             wants: 0,
@@ -72,10 +72,10 @@ impl ShmSend {
         }
     }
 
-    /// A line and `bytes` of the room are free.
+    /// A line and `bytes` of the ring are free.
     #[inline(always)]
     fn has_credit(&self, bytes: usize) -> bool {
-        self.lines < self.lines_limit && self.place.count + taken(bytes) as u64 <= self.room_limit
+        self.lines < self.lines_limit && self.at.count + taken(bytes) as u64 <= self.ring_limit
     }
 
     #[inline(always)]
@@ -87,10 +87,10 @@ impl ShmSend {
     fn refresh(&mut self, bytes: usize) -> Result<bool> {
         self.alive()?;
         let consumed = self.direction.consumed();
-        let (lines, room) = (consumed.lines.freed(), consumed.room.freed());
+        let (lines, ring) = (consumed.lines.freed(), consumed.ring.freed());
         let layout = &self.direction.layout;
         for (name, sent, freed, size) in
-            [("lines", self.lines, lines, layout.lines), ("bytes", self.place.count, room, layout.room)]
+            [("lines", self.lines, lines, layout.lines), ("bytes", self.at.count, ring, layout.ring)]
         {
             if freed > sent || sent - freed > size as u64 {
                 let detail = format!("expected {size} {name} at most in use of {sent} sent, got {freed} freed");
@@ -98,7 +98,7 @@ impl ShmSend {
             }
         }
         self.lines_limit = lines + layout.lines as u64;
-        self.room_limit = room + layout.room as u64;
+        self.ring_limit = ring + layout.ring as u64;
         let ready = self.has_credit(bytes);
         self.refused = !ready;
         if !ready {
@@ -120,7 +120,7 @@ impl ShmSend {
     /// From now on there is no credit, so that the fast path ends in `refresh`, which tells why.
     fn lose(&mut self, detail: String) {
         self.lost = Some(detail);
-        (self.lines_limit, self.room_limit) = (0, 0);
+        (self.lines_limit, self.ring_limit) = (0, 0);
     }
 
     /// True once the receiver has pulled everything.
@@ -161,11 +161,11 @@ impl ShmSend {
                 self.last_zero_copy = self.lines + 1;
                 self.zero_copies += 1;
             }
-            Payload::Room(offset, bytes) => {
+            Payload::Ring(offset, bytes) => {
                 line.first.store([0]);
                 line.rest.store([offset as u64, bytes as u64]);
-                self.direction.touches(self.place, bytes, true);
-                self.place.advance(bytes, &self.direction.layout);
+                self.direction.touches(self.at, bytes, true);
+                self.at.advance(bytes, &self.direction.layout);
             }
         }
         self.refused = false;
@@ -176,18 +176,18 @@ impl ShmSend {
         if state.is_plain() { Ok(()) } else { self.attend(state) }
     }
 
-    /// Sends a long message through the room, in pieces: the receiver copies one out while we copy the next one in.
-    fn send_pieces(&mut self, header: &Header, data: &[u8]) -> Result<bool> {
+    /// Sends a long message through the ring, in chunks: the receiver copies one out while we copy the next one in.
+    fn send_chunks(&mut self, header: &Header, data: &[u8]) -> Result<bool> {
         let max = self.direction.layout.max_message;
-        let longest = (data.len() / 4).max(PIECE).next_multiple_of(64).min(max);
-        while let Some(piece) = data.get(self.sent..(self.sent + longest).min(data.len())).filter(|p| !p.is_empty()) {
-            if !self.credit(piece.len())? {
+        let longest = (data.len() / 4).max(CHUNK).next_multiple_of(64).min(max);
+        while let Some(chunk) = data.get(self.sent..(self.sent + longest).min(data.len())).filter(|p| !p.is_empty()) {
+            if !self.credit(chunk.len())? {
                 return Ok(false);
             }
-            // SAFETY: a piece is at most `max_message` bytes, so many of them ours alone (credit).
-            unsafe { std::ptr::copy_nonoverlapping(piece.as_ptr(), self.direction.payload(self.place), piece.len()) };
-            self.publish(header, Payload::Room(self.sent, piece.len()))?;
-            self.sent += piece.len();
+            // SAFETY: a chunk is at most `max_message` bytes, so many of them ours alone (credit).
+            unsafe { std::ptr::copy_nonoverlapping(chunk.as_ptr(), self.direction.payload(self.at), chunk.len()) };
+            self.publish(header, Payload::Ring(self.sent, chunk.len()))?;
+            self.sent += chunk.len();
         }
         self.sent = 0;
         Ok(true)
@@ -195,7 +195,7 @@ impl ShmSend {
 
     /// The receiver sleeps or is gone.
     #[cold]
-    fn attend(&mut self, state: Look) -> Result<()> {
+    fn attend(&mut self, state: EndFlags) -> Result<()> {
         if state.closed() {
             return if self.is_settled()? { Ok(()) } else { self.alive() };
         }
@@ -228,9 +228,9 @@ impl SendLink for ShmSend {
             self.reserved = true;
         }
         let max = self.direction.layout.max_message;
-        self.direction.touches(self.place, max, true);
+        self.direction.touches(self.at, max, true);
         // SAFETY: there are `max_message` bytes, and they are ours alone until `commit`: the receiver has freed them (credit).
-        Ok(Some(unsafe { std::slice::from_raw_parts_mut(self.direction.payload(self.place), max) }))
+        Ok(Some(unsafe { std::slice::from_raw_parts_mut(self.direction.payload(self.at), max) }))
     }
 
     #[inline]
@@ -242,10 +242,10 @@ impl SendLink for ShmSend {
         }
         self.reserved = false;
         if len > INLINE {
-            return self.publish(header, Payload::Room(0, len));
+            return self.publish(header, Payload::Ring(0, len));
         }
         // SAFETY: as in `reserve`; `len` is at most `max_message`.
-        let data = unsafe { std::slice::from_raw_parts(self.direction.payload(self.place), len) };
+        let data = unsafe { std::slice::from_raw_parts(self.direction.payload(self.at), len) };
         self.publish(header, Payload::Inline(pack(data)))
     }
 
@@ -253,7 +253,7 @@ impl SendLink for ShmSend {
     fn send_from(&mut self, header: &Header, data: &[u8]) -> Result<bool> {
         let max = self.direction.layout.max_message;
         if data.len() > max && self.ends.single_copy.is_on() && data.len() == header.len as usize && !self.reserved {
-            return self.send_pieces(header, data);
+            return self.send_chunks(header, data);
         }
         if data.len() != header.len as usize || data.len() > max || self.reserved {
             let got = data.len();
@@ -272,8 +272,8 @@ impl SendLink for ShmSend {
             return Ok(false);
         }
         // SAFETY: there are `max_message >= data.len()` bytes, so many of them ours alone (credit).
-        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), self.direction.payload(self.place), data.len()) };
-        self.publish(header, Payload::Room(0, data.len()))?;
+        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), self.direction.payload(self.at), data.len()) };
+        self.publish(header, Payload::Ring(0, data.len()))?;
         Ok(true)
     }
 
@@ -295,7 +295,7 @@ impl SendLink for ShmSend {
     }
 
     fn bytes_moved(&self) -> u64 {
-        self.place.count
+        self.at.count
     }
 
     fn check_peer(&mut self) -> Result<()> {
@@ -337,7 +337,7 @@ impl SendLink for ShmSend {
 
 impl ZeroCopy for ShmSend {
     unsafe fn send(&mut self, header: &Header, data: &[u8], two_way: bool) -> Result<bool> {
-        let worth = data.len() > PIECE;
+        let worth = data.len() > CHUNK;
         let short = !worth && data.len() <= self.direction.layout.max_message;
         if short || data.len() != header.len as usize || self.reserved {
             return self.send_from(header, data);
@@ -350,7 +350,7 @@ impl ZeroCopy for ShmSend {
             self.publish(header, Payload::ZeroCopy(data.as_ptr() as u64))?;
             return Ok(true);
         }
-        self.send_pieces(header, data)
+        self.send_chunks(header, data)
     }
 
     fn receiver_pulls(&self) -> bool {

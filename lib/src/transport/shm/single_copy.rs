@@ -2,20 +2,20 @@
 //!
 //! The sender's line says where the payload lies in its own memory; the receiver reads it from there with
 //! `process_vm_readv(2)` and frees the line. The sender counts as flushed once the last zero-copy line is freed, and the
-//! memory must not change before. Only the payload room is left out: lines, their order, credit and the words that order
+//! memory must not change before. Only the payload ring is left out: lines, their order, credit and the words that order
 //! them are those of every message. (Open MPI calls the way "smsc/cma", MPICH and UCX "CMA", cross-memory attach.)
 //!
 //! # When it pays
 //! The system call pins the sender's pages one by one. That is cheap where they are huge, so the sender looks
 //! ([`pagemap::is_huge`]). Where they are small it costs more than the second copy between cores that are near each other, and half
-//! as much between cores that are far apart, whose every line crosses twice on the way through the room: that is
+//! as much between cores that are far apart, whose every line crosses twice on the way through the ring: that is
 //! measured when a communicator starts ([`ZeroCopyFrom`]). One copy keeps one core busy, two copies two: a large message on
 //! small pages goes by zero copy only where both ranks send.
 //!
 //! # Permission
 //! The kernel lets a process read another's memory if it may trace it: the same user, and nothing like Yama's
 //! `ptrace_scope` or a container's filter against it. So the receiver tries it while the link is made, on a nonce, and says
-//! whether it worked; where it did not, everything goes through the room. The nonce is read again along with every
+//! whether it worked; where it did not, everything goes through the ring. The nonce is read again along with every
 //! payload, by the same call and so from the same memory: a process that ended and left its number to another
 //! is noticed.
 //!
@@ -35,7 +35,7 @@ use crate::transport::sync::{AtomicU32, Words};
 /// 7 us; 256 KiB: 20 against 17), and cores that are far apart lose little.
 const WORTH: usize = 128 << 10;
 /// Most bytes on small pages that go by zero copy one way. (Far cores: 1 MiB there and back 130 to 190 us by zero copy and 220
-/// through the room, 2 MiB
+/// through the ring, 2 MiB
 /// 460 to 520 and 430, 32 MiB 12,000 and 6,800.)
 const ONE_WAY: usize = 1 << 20;
 
@@ -126,7 +126,7 @@ impl Probe {
 }
 
 impl SingleCopy {
-    /// Everything goes through the room.
+    /// Everything goes through the ring.
     pub(crate) fn off() -> SingleCopy {
         SingleCopy { pid: 0, choice: config::SingleCopy::Off, ordinary: ZeroCopyFrom::default() }
     }

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::memory::{LINES, Place, taken};
+use super::memory::{LINES, Position, taken};
 use super::*;
 use crate::config;
 use crate::error::Error;
@@ -66,7 +66,7 @@ fn layout_is_aligned_disjoint_and_within_its_size() {
                 used.push((d.receiver.as_ptr() as usize, 64));
                 used.push((d.sender.as_ptr() as usize, 64));
                 used.extend((0..layout.lines as u64).map(|i| (std::ptr::from_ref(d.line(i)) as usize, 64)));
-                used.push((d.payload(Place::default()) as usize, layout.room));
+                used.push((d.payload(Position::default()) as usize, layout.ring));
             }
             used.sort_unstable();
             assert!(used.iter().all(|(start, _)| start % 64 == 0));
@@ -84,18 +84,18 @@ fn layout_is_aligned_disjoint_and_within_its_size() {
 
 #[test]
 fn a_peer_that_writes_nonsense_gives_a_protocol_error() {
-    // A piece beyond the message, and one beyond the slot.
+    // A chunk beyond the message, and one beyond the slot.
     let mut r = ring();
     assert!(r.send.send_from(&header(0, 30), &[1; 30]).unwrap());
     let d = Direction::new(&r.memory, r.layout, 0).unwrap();
-    for (len, piece) in [(30, [0, 31]), (200, [0, 101]), (30, [1, 29]), (30, [0, 0]), (30, [u64::MAX, 31])] {
+    for (len, chunk) in [(30, [0, 31]), (200, [0, 101]), (30, [1, 29]), (30, [0, 0]), (30, [u64::MAX, 31])] {
         let mut words = d.line(0).header.load();
         words[2] = words[2] & 0xffff_ffff | len << 32;
         d.line(0).header.store(words);
-        d.line(0).rest.store(piece);
+        d.line(0).rest.store(chunk);
         for _ in 0..2 {
             let e = r.recv.peek().unwrap_err();
-            let got = format!("got {} bytes from byte {} on", piece[1], piece[0]);
+            let got = format!("got {} bytes from byte {} on", chunk[1], chunk[0]);
             assert!(matches!(e, Error::Protocol { .. }) && e.to_string().contains(&got), "{e}");
         }
     }
@@ -108,7 +108,7 @@ fn a_peer_that_writes_nonsense_gives_a_protocol_error() {
     for freed in [10_000, u64::MAX] {
         let mut r = ring();
         let d = Direction::new(&r.memory, r.layout, 0).unwrap();
-        d.consumed().room.free(freed);
+        d.consumed().ring.free(freed);
         let result = (0..10).map(|i| r.send.send_from(&header(i, 30), &[1; 30])).find(|r| r.is_err());
         assert!(matches!(result, Some(Err(Error::Protocol { .. }))));
     }
@@ -134,7 +134,7 @@ fn small_messages_have_more_credit_than_large_ones_and_both_have_a_bound() {
     assert_eq!(sent, 3 * taken(100) / taken(30) + 1, "the last one begins where a long one would still fit");
 }
 
-/// Wherever the sender is in the room, `depth` messages of any length find place, and no two of them the same place.
+/// Wherever the sender is in the ring, `depth` messages of any length find place, and no two of them the same place.
 #[test]
 fn there_is_room_for_depth_messages_at_every_place() {
     let mut r = ring();
@@ -163,7 +163,7 @@ fn there_is_room_for_depth_messages_at_every_place() {
     }
 }
 
-/// Thousands of laps, more than once around 32 lines and the room, with sleeping at both ends.
+/// Thousands of laps, more than once around 32 lines and the ring, with sleeping at both ends.
 #[test]
 fn no_wake_up_is_lost() {
     let Ring { mut send, mut recv, bells, .. } = ring();
@@ -253,7 +253,7 @@ fn arm_sees_the_message_or_the_bell_rings() {
     });
 }
 
-/// Longer than a message of the room, and than a piece.
+/// Longer than a message of the ring, and than a chunk.
 const LONG: usize = 100_003;
 
 fn long(seq: u32) -> Vec<u8> {
@@ -276,7 +276,7 @@ fn zero_copy_is_flushed_when_it_was_pulled() {
     for (seq, data) in data.iter().enumerate() {
         assert!(send_zero_copy(&mut r.send, &header(seq as u32, LONG), data).unwrap());
     }
-    assert_eq!(r.send.bytes_moved(), 0, "nothing went through the room");
+    assert_eq!(r.send.bytes_moved(), 0, "nothing went through the ring");
     assert!(!r.send.is_flushed() && !r.send.progress().unwrap() && !r.send.arm().unwrap());
     assert!(r.recv.must_pull());
     assert_eq!(r.recv.peek().unwrap(), Some((header(0, LONG), &[][..])), "longer than what can be shown");
@@ -287,8 +287,8 @@ fn zero_copy_is_flushed_when_it_was_pulled() {
     assert_eq!(poll(&mut [PollFd::new(&r.bells[1], PollFlags::IN)], Duration::ZERO).unwrap(), 1, "it was armed");
     assert!(!r.send.progress().unwrap() && !r.send.is_flushed(), "one of two");
     let mut got = vec![0; LONG];
-    let mut sink = |at: usize, piece: &[u8]| got[at..at + piece.len()].copy_from_slice(piece);
-    assert_eq!(r.recv.recv_pieces(&header(1, LONG), &mut sink).unwrap(), Received::Done);
+    let mut sink = |at: usize, chunk: &[u8]| got[at..at + chunk.len()].copy_from_slice(chunk);
+    assert_eq!(r.recv.recv_chunks(&header(1, LONG), &mut sink).unwrap(), Received::Done);
     assert!(got == data[1]);
     assert!(r.send.arm().unwrap(), "it can go on");
     assert!(r.send.is_flushed());
@@ -298,20 +298,20 @@ fn zero_copy_is_flushed_when_it_was_pulled() {
     assert_eq!(r.recv.peek().unwrap(), Some((header(2, 30), &[7; 30][..])));
 }
 
-/// Who cannot be read, or is not who it was, gets its long messages through in pieces.
+/// Who cannot be read, or is not who it was, gets its long messages through in chunks.
 #[test]
 fn without_permission_long_messages_go_through_the_room() {
     assert!(zero_copy_ring(SingleCopy::off()).send.zero_copy().is_none());
     for single_copy in [SingleCopy { pid: 0, ..ourselves() }, SingleCopy { pid: i32::MAX, ..ourselves() }] {
         let mut r = zero_copy_ring(single_copy);
-        for (seq, by_pieces) in [(0, false), (1, true)] {
+        for (seq, by_chunks) in [(0, false), (1, true)] {
             let (data, mut dst) = (long(seq), vec![0; LONG]);
             let (mut sent, mut turns) = (false, 0);
             loop {
                 sent = sent || send_zero_copy(&mut r.send, &header(seq, LONG), &data).unwrap();
-                let received = if by_pieces {
-                    let mut sink = |at: usize, piece: &[u8]| dst[at..at + piece.len()].copy_from_slice(piece);
-                    r.recv.recv_pieces(&header(seq, LONG), &mut sink).unwrap()
+                let received = if by_chunks {
+                    let mut sink = |at: usize, chunk: &[u8]| dst[at..at + chunk.len()].copy_from_slice(chunk);
+                    r.recv.recv_chunks(&header(seq, LONG), &mut sink).unwrap()
                 } else {
                     r.recv.recv_into(&header(seq, LONG), &mut dst).unwrap()
                 };

@@ -2,7 +2,7 @@
 //!
 //! Payload goes from the sender's memory to the kernel and from the kernel to the receiver's memory without a copy of ours:
 //! `sendmsg` of [header, data] and `readv` to [rest of the payload, a few bytes ahead]. What is combined with other values
-//! passes through 64 KiB that stay in the cache ([`RecvLink::recv_pieces`](super::RecvLink::recv_pieces)). A small message
+//! passes through 64 KiB that stay in the cache ([`RecvLink::recv_chunks`](super::RecvLink::recv_chunks)). A small message
 //! is one `send` and one `recv`, copied next to its header: one place costs the kernel 0.2 µs less than two. Slots, `depth` per
 //! direction, exist only for messages that are reserved (send) or come before they are asked for (receive).
 //!

@@ -110,7 +110,7 @@ impl TcpSend {
         // Segments are filled up with the next message: the end of this one would be a small segment of its own. The next
         // one is sure to come on the first stream only.
         flags.set(SendFlags::MORE, self.more && stream == 0);
-        // One piece of memory costs the kernel less than two: more than a copy of a few lines does.
+        // One buffer costs the kernel less than two: more than a copy of a few lines does.
         let result = match (head.len(), self.small.get_mut(..head.len() + data.len())) {
             (0, _) => rustix::net::send(socket, data, flags),
             (at, Some(small)) => {

@@ -27,12 +27,12 @@ pub(super) fn connect(
     let mut draft = match made {
         Ok(made) => made,
         Err(e) => {
-            exchange::tell(&mut socket, &who, Err(&e))?;
+            exchange::send_card(&mut socket, &who, Err(&e))?;
             return Err(e);
         }
     };
-    exchange::tell(&mut socket, &who, Ok(&draft.card))?;
-    let card = exchange::hear(&mut socket, &who, dial.wait)?;
+    exchange::send_card(&mut socket, &who, Ok(&draft.card))?;
+    let card = exchange::recv_card(&mut socket, &who, dial.wait)?;
     for (theirs, ours) in card.qps.iter().zip(&draft.card.qps) {
         if theirs.gid != ours.wanted {
             let (expected, got) = (Gid(ours.wanted).ip(), Gid(theirs.gid).ip());
@@ -40,6 +40,6 @@ pub(super) fn connect(
         }
     }
     draft.connect(&card, &who)?;
-    exchange::tell_ready(&mut socket, &who)?;
+    exchange::send_ready(&mut socket, &who)?;
     draft.finish(&card, socket, who, linger)
 }

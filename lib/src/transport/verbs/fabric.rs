@@ -78,8 +78,8 @@ impl Fabric for VerbsFabric {
         }
     }
 
-    fn hear(&self) {
-        self.rails.hear();
+    fn handle_events(&self) {
+        self.rails.handle_events();
     }
 
     fn routes(&self, world: &[EndpointInfo]) -> Routes {

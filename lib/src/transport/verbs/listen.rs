@@ -21,7 +21,7 @@ pub(super) fn finish(
     accept: &Accept<'_>,
     linger: &Arc<Linger>,
 ) -> Result<LinkPair> {
-    let card = exchange::hear(&mut socket, &who, accept.wait)?;
+    let card = exchange::recv_card(&mut socket, &who, accept.wait)?;
     let pair = |theirs: &QpCard| match rails.of_gid(&theirs.wanted) {
         Some(rail) => Ok(PortPair { rail, to: theirs.gid }),
         None => {
@@ -38,11 +38,11 @@ pub(super) fn finish(
     let draft = match made {
         Ok(draft) => draft,
         Err(e) => {
-            exchange::tell(&mut socket, &who, Err(&e))?;
+            exchange::send_card(&mut socket, &who, Err(&e))?;
             return Err(e);
         }
     };
-    exchange::tell(&mut socket, &who, Ok(&draft.card))?;
-    exchange::hear_ready(&mut socket, &who, accept.wait)?;
+    exchange::send_card(&mut socket, &who, Ok(&draft.card))?;
+    exchange::recv_ready(&mut socket, &who, accept.wait)?;
     draft.finish(&card, socket, who, linger)
 }

@@ -97,7 +97,7 @@ fn send(socket: &mut TcpStream, who: &Peer, what: u32, body: &[u8]) -> Result<()
 }
 
 /// Sends our card, or says why there is none.
-pub(in super::super) fn tell(socket: &mut TcpStream, who: &Peer, card: Result<&Card, &Error>) -> Result<()> {
+pub(in super::super) fn send_card(socket: &mut TcpStream, who: &Peer, card: Result<&Card, &Error>) -> Result<()> {
     match card {
         Ok(card) => send(socket, who, CARD, &card.to_bytes()),
         Err(reason) => {
@@ -110,7 +110,7 @@ pub(in super::super) fn tell(socket: &mut TcpStream, who: &Peer, card: Result<&C
 }
 
 /// The peer's card.
-pub(in super::super) fn hear(socket: &mut TcpStream, who: &Peer, wait: &Wait<'_>) -> Result<Card> {
+pub(in super::super) fn recv_card(socket: &mut TcpStream, who: &Peer, wait: &Wait<'_>) -> Result<Card> {
     match receive(socket, who, wait)? {
         (CARD, body) => Card::parse(&body)
             .ok_or_else(|| who.protocol("connect", format!("expected an RDMA card, got {} bytes", body.len()))),
@@ -118,11 +118,11 @@ pub(in super::super) fn hear(socket: &mut TcpStream, who: &Peer, wait: &Wait<'_>
     }
 }
 
-pub(in super::super) fn tell_ready(socket: &mut TcpStream, who: &Peer) -> Result<()> {
+pub(in super::super) fn send_ready(socket: &mut TcpStream, who: &Peer) -> Result<()> {
     send(socket, who, READY, &[])
 }
 
-pub(in super::super) fn hear_ready(socket: &mut TcpStream, who: &Peer, wait: &Wait<'_>) -> Result<()> {
+pub(in super::super) fn recv_ready(socket: &mut TcpStream, who: &Peer, wait: &Wait<'_>) -> Result<()> {
     match receive(socket, who, wait)? {
         (READY, _) => Ok(()),
         (what, _) => Err(who.protocol("connect", format!("expected that the queue pair is ready, got message {what}"))),

@@ -29,7 +29,7 @@ impl Device {
     }
 
     /// Takes in what the device says without being asked.
-    pub(in super::super) fn hear(&self, rank: usize) {
+    pub(in super::super) fn handle_events(&self, rank: usize) {
         let context = self.pd.context();
         loop {
             match context.next_event() {

@@ -150,9 +150,9 @@ impl Rails {
     }
 
     /// Takes in what the devices say.
-    pub(crate) fn hear(&self) {
+    pub(crate) fn handle_events(&self) {
         for device in self.devices.iter().filter(|d| d.failure().is_none()) {
-            device.hear(self.rank);
+            device.handle_events(self.rank);
         }
     }
 }

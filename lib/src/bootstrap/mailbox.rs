@@ -16,7 +16,7 @@ const SLICE: Duration = Duration::from_millis(50);
 pub(crate) type Handler = Arc<dyn Fn(&Event) + Send + Sync>;
 
 /// What the callers' threads and the monitor share.
-pub(crate) struct Shared {
+pub(crate) struct Mailbox {
     pub(crate) waker: Waker,
     pub(crate) outbox: Mutex<Outbox>,
     pub(crate) answers: Mutex<Answers>,
@@ -60,9 +60,9 @@ pub(crate) struct Events {
     pub(crate) handlers: Vec<Handler>,
 }
 
-impl Shared {
-    pub(crate) fn new(waker: Waker) -> Shared {
-        Shared {
+impl Mailbox {
+    pub(crate) fn new(waker: Waker) -> Mailbox {
+        Mailbox {
             waker,
             outbox: Mutex::default(),
             answers: Mutex::default(),
