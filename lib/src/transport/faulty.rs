@@ -48,12 +48,6 @@ pub fn wrap(pair: LinkPair, faults: &Faults) -> LinkPair {
     }
 }
 
-/// What may be done with a call.
-enum Verdict {
-    Go,
-    NotNow,
-}
-
 #[derive(Debug)]
 struct Injector {
     faults: Faults,
@@ -91,14 +85,15 @@ impl Injector {
         }
     }
 
-    fn judge(&mut self, op: &str, peer: &Peer) -> Result<Verdict> {
+    /// Whether a call may go on; else its answer is "not now".
+    fn goes_on(&mut self, op: &str, peer: &Peer) -> Result<bool> {
         self.reset(op, peer)?;
         if self.stalled() {
-            return Ok(Verdict::NotNow);
+            return Ok(false);
         }
         if self.rests_until.is_some_and(|end| Instant::now() < end) {
             self.held = true;
-            return Ok(Verdict::NotNow);
+            return Ok(false);
         }
         let left = match self.calls {
             Some(left) => left,
@@ -106,7 +101,7 @@ impl Injector {
         };
         self.calls = Some(left.saturating_sub(1));
         self.held = left > 0;
-        Ok(if left > 0 { Verdict::NotNow } else { Verdict::Go })
+        Ok(left == 0)
     }
 
     /// How far a split call goes this time.
@@ -127,6 +122,33 @@ impl Injector {
             self.rests_until = Some(Instant::now() + self.faults.rest);
         }
     }
+}
+
+/// Methods that both halves have, unless the link is lost or stalled.
+macro_rules! stalling {
+    ($op:literal) => {
+        fn progress(&mut self) -> Result<bool> {
+            self.injector.reset($op, self.inner.peer())?;
+            if self.injector.stalled() { Ok(false) } else { self.inner.progress() }
+        }
+
+        fn check_peer(&mut self) -> Result<()> {
+            self.injector.reset($op, self.inner.peer())?;
+            self.inner.check_peer()
+        }
+
+        fn arm(&mut self) -> Result<bool> {
+            self.injector.reset($op, self.inner.peer())?;
+            if self.injector.stalled() {
+                return Ok(false);
+            }
+            Ok(self.inner.arm()? || self.injector.held)
+        }
+
+        fn interest(&self) -> Interest {
+            if self.injector.stalled() { Interest::default() } else { self.inner.interest() }
+        }
+    };
 }
 
 #[derive(Debug)]
@@ -159,11 +181,10 @@ impl FaultySend {
 
 impl SendLink for FaultySend {
     forward!(peer, expect_more, sends_from_caller, is_flushed, disarm, bytes_moved);
+    stalling!("send");
 
     fn reserve(&mut self) -> Result<Option<&mut [u8]>> {
-        if !self.reserved
-            && let Verdict::NotNow = self.injector.judge("send", self.inner.peer())?
-        {
+        if !self.reserved && !self.injector.goes_on("send", self.inner.peer())? {
             return Ok(None);
         }
         let memory = self.inner.reserve()?;
@@ -189,7 +210,7 @@ impl SendLink for FaultySend {
     }
 
     fn send_from(&mut self, header: &Header, data: &[u8]) -> Result<bool> {
-        if let Verdict::NotNow = self.injector.judge("send", self.inner.peer())? {
+        if !self.injector.goes_on("send", self.inner.peer())? {
             return Ok(false);
         }
         if !self.injector.faults.split
@@ -217,28 +238,6 @@ impl SendLink for FaultySend {
         self.commit(header)?;
         Ok(true)
     }
-
-    fn progress(&mut self) -> Result<bool> {
-        self.injector.reset("send", self.inner.peer())?;
-        if self.injector.stalled() { Ok(false) } else { self.inner.progress() }
-    }
-
-    fn check_peer(&mut self) -> Result<()> {
-        self.injector.reset("send", self.inner.peer())?;
-        self.inner.check_peer()
-    }
-
-    fn arm(&mut self) -> Result<bool> {
-        self.injector.reset("send", self.inner.peer())?;
-        if self.injector.stalled() {
-            return Ok(false);
-        }
-        Ok(self.inner.arm()? || self.injector.held)
-    }
-
-    fn interest(&self) -> Interest {
-        if self.injector.stalled() { Interest::default() } else { self.inner.interest() }
-    }
 }
 
 #[derive(Debug)]
@@ -249,12 +248,10 @@ struct FaultyRecv {
 
 impl RecvLink for FaultyRecv {
     forward!(peer, disarm, bytes_moved);
+    stalling!("receive");
 
     fn peek(&mut self) -> Result<Option<(Header, &[u8])>> {
-        match self.injector.judge("receive", self.inner.peer())? {
-            Verdict::Go => self.inner.peek(),
-            Verdict::NotNow => Ok(None),
-        }
+        if self.injector.goes_on("receive", self.inner.peer())? { self.inner.peek() } else { Ok(None) }
     }
 
     fn release(&mut self) -> Result<()> {
@@ -264,7 +261,7 @@ impl RecvLink for FaultyRecv {
     }
 
     fn recv_into(&mut self, expected: &Header, dst: &mut [u8]) -> Result<Received> {
-        if let Verdict::NotNow = self.injector.judge("receive", self.inner.peer())? {
+        if !self.injector.goes_on("receive", self.inner.peer())? {
             return Ok(Received::Pending);
         }
         if !self.injector.faults.split {
@@ -290,27 +287,5 @@ impl RecvLink for FaultyRecv {
         }
         self.release()?;
         Ok(Received::Done)
-    }
-
-    fn progress(&mut self) -> Result<bool> {
-        self.injector.reset("receive", self.inner.peer())?;
-        if self.injector.stalled() { Ok(false) } else { self.inner.progress() }
-    }
-
-    fn check_peer(&mut self) -> Result<()> {
-        self.injector.reset("receive", self.inner.peer())?;
-        self.inner.check_peer()
-    }
-
-    fn arm(&mut self) -> Result<bool> {
-        self.injector.reset("receive", self.inner.peer())?;
-        if self.injector.stalled() {
-            return Ok(false);
-        }
-        Ok(self.inner.arm()? || self.injector.held)
-    }
-
-    fn interest(&self) -> Interest {
-        if self.injector.stalled() { Interest::default() } else { self.inner.interest() }
     }
 }

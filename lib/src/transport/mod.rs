@@ -139,6 +139,43 @@ impl Peer {
         let Peer { rank, peer, address } = self.clone();
         Error::Protocol { op: op.to_owned(), rank, peer, address, detail }
     }
+
+    /// The error of a sending call that breaks the contract: what it should have been given.
+    #[cold]
+    fn misused_send(&self, detail: String) -> Error {
+        Error::invalid("send", format!("to rank {}: {detail}", self.peer))
+    }
+
+    /// [`SendLink::commit`] without a reservation, or of too long a message.
+    #[cold]
+    fn not_reserved(&self, header: &Header, max: usize) -> Error {
+        self.misused_send(format!("expected a reserved message of up to {max} bytes, got {header}"))
+    }
+
+    /// [`SendLink::send_from`] of another length, or while a message is reserved.
+    #[cold]
+    fn not_sendable(&self, header: &Header, data: &[u8], max: usize) -> Error {
+        let got = data.len();
+        self.misused_send(format!("expected {header} of up to {max} bytes and none reserved, got {got} bytes"))
+    }
+
+    /// The error of a receiving call that breaks the contract.
+    #[cold]
+    fn misused_recv(&self, detail: String) -> Error {
+        Error::invalid("receive", format!("from rank {}: {detail}", self.peer))
+    }
+
+    /// [`RecvLink::release`] without a message.
+    #[cold]
+    fn not_peeked(&self) -> Error {
+        self.misused_recv("expected a peeked message to release, got none".to_owned())
+    }
+
+    /// [`RecvLink::recv_into`] with memory of another length.
+    #[cold]
+    fn not_receivable(&self, expected: &Header, dst: &[u8]) -> Error {
+        self.misused_recv(format!("expected memory for {expected}, got {} bytes", dst.len()))
+    }
 }
 
 /// Outcome of [`RecvLink::recv_into`].
@@ -165,7 +202,7 @@ pub struct Interest {
 }
 
 /// The sending end of a link.
-pub trait SendLink: Send + fmt::Debug {
+pub trait SendLink: Send {
     /// Who receives.
     fn peer(&self) -> &Peer;
 
@@ -220,6 +257,12 @@ pub trait SendLink: Send + fmt::Debug {
     fn interest(&self) -> Interest;
 }
 
+impl fmt::Debug for dyn SendLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "link to {:?}", self.peer())
+    }
+}
+
 /// Sending from where the data is: a device reads it there, or the receiver does. See [`SendLink::zero_copy`].
 pub trait ZeroCopy {
     /// As [`SendLink::send_from`], but `true` may come while `data` is still read. That is over when
@@ -249,7 +292,7 @@ pub trait ZeroCopy {
 }
 
 /// The receiving end of a link.
-pub trait RecvLink: Send + fmt::Debug {
+pub trait RecvLink: Send {
     /// Who sends.
     fn peer(&self) -> &Peer;
 
@@ -307,6 +350,12 @@ pub trait RecvLink: Send + fmt::Debug {
 
     /// What to poll for while armed.
     fn interest(&self) -> Interest;
+}
+
+impl fmt::Debug for dyn RecvLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "link from {:?}", self.peer())
+    }
 }
 
 /// Both ends that one rank holds of the links with one peer.

@@ -1,6 +1,5 @@
 //! The receiving end of a ring.
 
-use std::fmt;
 use std::sync::atomic::Ordering;
 
 use super::memory::{Direction, Position};
@@ -126,11 +125,6 @@ impl ShmRecv {
         self.ends.peer.protocol("receive", detail)
     }
 
-    #[cold]
-    fn misuse(&self, detail: String) -> Error {
-        Error::invalid("receive", format!("from rank {}: {detail}", self.ends.peer.peer))
-    }
-
     /// Copies `len` bytes of the oldest message's zero-copy payload, from `offset` on, out of the sender's memory.
     ///
     /// # Safety
@@ -248,15 +242,14 @@ impl RecvLink for ShmRecv {
                 self.free(length(&words));
                 Ok(())
             }
-            _ => Err(self.misuse("expected a peeked message to release, got none".to_owned())),
+            _ => Err(self.ends.peer.not_peeked()),
         }
     }
 
     #[inline]
     fn recv_into(&mut self, expected: &Header, dst: &mut [u8]) -> Result<Received> {
         if dst.len() != expected.len as usize {
-            let got = dst.len();
-            return Err(self.misuse(format!("expected memory for {expected}, got {got} bytes")));
+            return Err(self.ends.peer.not_receivable(expected, dst));
         }
         loop {
             let Some(words) = self.load()? else { return Ok(Received::Pending) };
@@ -355,11 +348,5 @@ impl Drop for ShmRecv {
             self.direction.receiver().close();
             self.ends.bell.ring();
         }
-    }
-}
-
-impl fmt::Debug for ShmRecv {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ShmRecv").field("peer", &self.ends.peer).field("received", &self.lines).finish_non_exhaustive()
     }
 }

@@ -1,13 +1,12 @@
 //! The sending end of a ring.
 
-use std::fmt;
 use std::sync::atomic::Ordering;
 
 use super::memory::{Direction, Position, taken};
 use super::single_copy::Worth;
 use super::words::EndFlags;
 use super::{Ends, INLINE, pack, to_words};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::transport::fence;
 use crate::transport::{Interest, Peer, SendLink, ZeroCopy};
 use crate::wire::Header;
@@ -204,11 +203,6 @@ impl ShmSend {
         }
         Ok(())
     }
-
-    #[cold]
-    fn misuse(&self, detail: String) -> Error {
-        Error::invalid("send", format!("to rank {}: {detail}", self.ends.peer.peer))
-    }
 }
 
 impl SendLink for ShmSend {
@@ -237,8 +231,7 @@ impl SendLink for ShmSend {
     fn commit(&mut self, header: &Header) -> Result<()> {
         let len = header.len as usize;
         if !self.reserved || len > self.direction.layout.max_message {
-            let max = self.direction.layout.max_message;
-            return Err(self.misuse(format!("expected a reserved message of up to {max} bytes, got {header}")));
+            return Err(self.ends.peer.not_reserved(header, self.direction.layout.max_message));
         }
         self.reserved = false;
         if len > INLINE {
@@ -256,10 +249,7 @@ impl SendLink for ShmSend {
             return self.send_chunks(header, data);
         }
         if data.len() != header.len as usize || data.len() > max || self.reserved {
-            let got = data.len();
-            return Err(
-                self.misuse(format!("expected {header} of up to {max} bytes and none reserved, got {got} bytes"))
-            );
+            return Err(self.ends.peer.not_sendable(header, data, max));
         }
         if data.len() <= INLINE {
             if !self.credit(0)? {
@@ -377,11 +367,5 @@ impl Drop for ShmSend {
             self.direction.sender().close();
             self.ends.bell.ring();
         }
-    }
-}
-
-impl fmt::Debug for ShmSend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ShmSend").field("peer", &self.ends.peer).field("sent", &self.lines).finish_non_exhaustive()
     }
 }

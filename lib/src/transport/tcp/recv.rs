@@ -1,6 +1,5 @@
 //! The receiving end of a stream.
 
-use std::fmt;
 use std::io::IoSliceMut;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -78,10 +77,6 @@ impl TcpRecv {
             bytes: 0,
             broken: None,
         })
-    }
-
-    fn misuse(&self, detail: String) -> Error {
-        Error::invalid("receive", format!("from rank {}: {detail}", self.peer.peer))
     }
 
     fn too_long(&mut self, TooLong(header): TooLong) -> Error {
@@ -288,9 +283,9 @@ impl TcpRecv {
     /// The message that was begun before, if `expected` asks for it in the same way.
     fn resume(&self, expected: &Header, in_chunks: bool) -> Result<Option<Direct>> {
         match self.direct {
-            Some(d) if !expected.agrees_with(&d.header) || d.in_chunks != in_chunks => {
-                Err(self.misuse(format!("expected to go on with {} as before, was asked for {expected}", d.header)))
-            }
+            Some(d) if !expected.agrees_with(&d.header) || d.in_chunks != in_chunks => Err(self
+                .peer
+                .misused_recv(format!("expected to go on with {} as before, was asked for {expected}", d.header))),
             direct => Ok(direct),
         }
     }
@@ -392,14 +387,13 @@ impl RecvLink for TcpRecv {
     fn release(&mut self) -> Result<()> {
         match self.inbox.pop() {
             Some(_) => Ok(()),
-            None => Err(self.misuse("expected a peeked message to release, got none".to_owned())),
+            None => Err(self.peer.not_peeked()),
         }
     }
 
     fn recv_into(&mut self, expected: &Header, dst: &mut [u8]) -> Result<Received> {
         if dst.len() != expected.len as usize {
-            let got = dst.len();
-            return Err(self.misuse(format!("expected memory for {expected}, got {got} bytes")));
+            return Err(self.peer.not_receivable(expected, dst));
         }
         if let Some(Direct { header, got, .. }) = self.resume(expected, false)? {
             return self.receive(header, got, dst);
@@ -495,14 +489,5 @@ impl RecvLink for TcpRecv {
     fn interest(&self) -> Interest {
         let fd = self.streams.socket(self.waits_for()).ok().map(|s| s.as_raw_fd());
         Interest { fd, readable: true, writable: false }
-    }
-}
-
-impl fmt::Debug for TcpRecv {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TcpRecv")
-            .field("peer", &self.peer)
-            .field("staged", &self.inbox.ready.len())
-            .finish_non_exhaustive()
     }
 }

@@ -1,12 +1,11 @@
 //! The sending half of a verbs link.
 
-use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use super::linger::leave;
 use super::link::layout::{Layout, Ring, SMALL};
 use super::link::{Core, lock};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::transport::linger::Linger;
 use crate::transport::{Interest, Peer, SendLink, ZeroCopy};
 use crate::wire::Header;
@@ -32,11 +31,6 @@ impl VerbsSend {
             (core.peer.clone(), *core.layout())
         };
         VerbsSend { core: core.clone(), linger: linger.clone(), peer, layout, reserved: false, wants: None }
-    }
-
-    #[cold]
-    fn misuse(&self, detail: String) -> Error {
-        Error::invalid("send", format!("to rank {}: {detail}", self.peer.peer))
     }
 }
 
@@ -64,7 +58,7 @@ impl SendLink for VerbsSend {
     fn commit(&mut self, header: &Header) -> Result<()> {
         let max = self.layout.max_message;
         if !self.reserved || header.len as usize > max {
-            return Err(self.misuse(format!("expected a reserved message of up to {max} bytes, got {header}")));
+            return Err(self.peer.not_reserved(header, max));
         }
         self.reserved = false;
         let mut core = lock(&self.core);
@@ -75,10 +69,7 @@ impl SendLink for VerbsSend {
     fn send_from(&mut self, header: &Header, data: &[u8]) -> Result<bool> {
         let max = self.layout.max_message;
         if data.len() != header.len as usize || data.len() > max || self.reserved {
-            let got = data.len();
-            return Err(
-                self.misuse(format!("expected {header} of up to {max} bytes and none reserved, got {got} bytes"))
-            );
+            return Err(self.peer.not_sendable(header, data, max));
         }
         let ring = if data.len() <= SMALL { Ring::Lines } else { Ring::Slots };
         let mut core = lock(&self.core);
@@ -153,7 +144,7 @@ impl ZeroCopy for VerbsSend {
             }
         };
         if data.len() > self.layout.max_message {
-            return Err(self.misuse(format!("expected {header} of up to {} bytes", self.layout.max_message)));
+            return Err(self.peer.not_sendable(header, data, self.layout.max_message));
         }
         if !core.room(Ring::Slots)? {
             self.wants = Some(Ring::Slots);
@@ -189,11 +180,5 @@ impl Drop for VerbsSend {
             lock(&self.core).say_goodbye();
         }
         leave(&self.core, &self.linger);
-    }
-}
-
-impl fmt::Debug for VerbsSend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("VerbsSend").field("peer", &self.peer).finish_non_exhaustive()
     }
 }
