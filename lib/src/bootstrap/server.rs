@@ -17,7 +17,7 @@ use super::connection::{Connection, Fill, Waker, broken, deadline_after, left, l
 use super::frame::MAX_FRAME;
 use super::local_meeting::HandOut;
 use super::message::{ToRank, ToStore};
-use super::store::{Out, Store};
+use super::store::Store;
 use super::{UniqueId, interface};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -254,13 +254,13 @@ impl Loop {
                 std::thread::sleep(ACCEPT_PAUSE);
             }
             for (rank, how) in std::mem::take(&mut *lock(&orders.failed)) {
-                let out = self.store.never_comes(rank, &how);
-                self.deliver(out);
+                self.store.never_comes(rank, &how);
+                self.deliver();
             }
             if Instant::now() >= next_tick {
                 next_tick = deadline_after(self.tick);
-                let out = self.store.tick();
-                self.deliver(out);
+                self.store.tick();
+                self.deliver();
                 self.expire();
                 self.strangers_seen.tick();
                 self.refused_seen.tick();
@@ -388,8 +388,8 @@ impl Loop {
                 if bye {
                     client.phase = ending();
                 }
-                let out = self.store.handle(rank, message, Instant::now());
-                self.deliver(out);
+                self.store.handle(rank, message, Instant::now());
+                self.deliver();
                 if bye {
                     self.end(index);
                 }
@@ -422,8 +422,8 @@ impl Loop {
         let phase = std::mem::replace(&mut client.phase, Phase::Gone);
         if let Phase::Member { rank } = phase {
             log::warn!("rendezvous store: rank {rank} at {}: {detail}", client.address);
-            let out = self.store.lost(rank, detail);
-            self.deliver(out);
+            self.store.lost(rank, detail);
+            self.deliver();
         } else if let Phase::Register { hello_rank, .. } = phase {
             self.store.note(format!(
                 "rank {hello_rank} came from {} and was gone before it had joined: {detail}",
@@ -432,9 +432,10 @@ impl Loop {
         }
     }
 
-    fn deliver(&mut self, out: Vec<Out>) {
+    /// Sends what the store has to say.
+    fn deliver(&mut self) {
         let mut full = Vec::new();
-        for (rank, message) in out {
+        for (rank, message) in self.store.take_out() {
             let Some(id) = self.by_rank.get(&rank) else { continue };
             // Clients are kept in the order of their ids.
             let Ok(index) = self.clients.binary_search_by_key(id, |c| c.id) else { continue };

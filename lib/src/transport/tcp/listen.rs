@@ -111,7 +111,7 @@ pub(super) fn finish(
 }
 
 /// Answers that the link stands: the connection.
-pub(in super::super) fn welcome(mut conn: Box<dyn Conn>, accept: &Accept<'_>) -> Result<TcpStream, String> {
+pub(crate) fn welcome(mut conn: Box<dyn Conn>, accept: &Accept<'_>) -> Result<TcpStream, String> {
     accept.welcome(&mut *conn)?;
     Ok(conn.downcast::<StreamConn<TcpStream>>()?.into_inner())
 }

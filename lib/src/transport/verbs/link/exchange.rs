@@ -26,37 +26,37 @@ use crate::transport::wait::Wait;
 /// Outcome the peer has to know of our end. Little endian, as are the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-pub(in super::super) struct MemoryCard {
+pub(crate) struct MemoryCard {
     /// MemoryCard that the peer writes to.
-    pub(in super::super) address: u64,
-    pub(in super::super) bytes: u64,
-    pub(in super::super) lines: u32,
-    pub(in super::super) slots: u32,
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    pub(crate) lines: u32,
+    pub(crate) slots: u32,
 }
 
 /// Outcome the peer's queue pair has to know of ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-pub(in super::super) struct QpCard {
+pub(crate) struct QpCard {
     /// Our port.
-    pub(in super::super) gid: [u8; 16],
+    pub(crate) gid: [u8; 16],
     /// The peer's port that the dialer chose.
-    pub(in super::super) wanted: [u8; 16],
+    pub(crate) wanted: [u8; 16],
     /// Key of the memory for our device.
-    pub(in super::super) rkey: u32,
-    pub(in super::super) qpn: u32,
-    pub(in super::super) psn: u32,
-    pub(in super::super) lid: u32,
+    pub(crate) rkey: u32,
+    pub(crate) qpn: u32,
+    pub(crate) psn: u32,
+    pub(crate) lid: u32,
     /// `ibv_mtu` code of our port.
-    pub(in super::super) mtu: u32,
+    pub(crate) mtu: u32,
 }
 
 /// One side of a link.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in super::super) struct Card {
-    pub(in super::super) memory: MemoryCard,
+pub(crate) struct Card {
+    pub(crate) memory: MemoryCard,
     /// By number, from 1 to [`MAX_QPS`].
-    pub(in super::super) qps: Vec<QpCard>,
+    pub(crate) qps: Vec<QpCard>,
 }
 
 impl Card {
@@ -97,7 +97,7 @@ fn send(socket: &mut TcpStream, who: &Peer, what: u32, body: &[u8]) -> Result<()
 }
 
 /// Sends our card, or says why there is none.
-pub(in super::super) fn send_card(socket: &mut TcpStream, who: &Peer, card: Result<&Card, &Error>) -> Result<()> {
+pub(crate) fn send_card(socket: &mut TcpStream, who: &Peer, card: Result<&Card, &Error>) -> Result<()> {
     match card {
         Ok(card) => send(socket, who, CARD, &card.to_bytes()),
         Err(reason) => {
@@ -110,7 +110,7 @@ pub(in super::super) fn send_card(socket: &mut TcpStream, who: &Peer, card: Resu
 }
 
 /// The peer's card.
-pub(in super::super) fn recv_card(socket: &mut TcpStream, who: &Peer, wait: &Wait<'_>) -> Result<Card> {
+pub(crate) fn recv_card(socket: &mut TcpStream, who: &Peer, wait: &Wait<'_>) -> Result<Card> {
     match receive(socket, who, wait)? {
         (CARD, body) => Card::parse(&body)
             .ok_or_else(|| who.protocol("connect", format!("expected an RDMA card, got {} bytes", body.len()))),
@@ -118,11 +118,11 @@ pub(in super::super) fn recv_card(socket: &mut TcpStream, who: &Peer, wait: &Wai
     }
 }
 
-pub(in super::super) fn send_ready(socket: &mut TcpStream, who: &Peer) -> Result<()> {
+pub(crate) fn send_ready(socket: &mut TcpStream, who: &Peer) -> Result<()> {
     send(socket, who, READY, &[])
 }
 
-pub(in super::super) fn recv_ready(socket: &mut TcpStream, who: &Peer, wait: &Wait<'_>) -> Result<()> {
+pub(crate) fn recv_ready(socket: &mut TcpStream, who: &Peer, wait: &Wait<'_>) -> Result<()> {
     match receive(socket, who, wait)? {
         (READY, _) => Ok(()),
         (what, _) => Err(who.protocol("connect", format!("expected that the queue pair is ready, got message {what}"))),

@@ -16,7 +16,7 @@ const FLUSH: Duration = Duration::from_secs(1);
 
 /// Keys of a caller's memory: for each queue pair that sends from it, that of its device.
 #[derive(Debug, Clone, Copy)]
-pub(in super::super) struct Keys([u32; MAX_QPS]);
+pub(crate) struct Keys([u32; MAX_QPS]);
 
 impl Core {
     /// Tells the peer what is freed, in a write of its own.
@@ -75,7 +75,7 @@ impl Core {
 
     /// A message can go to this ring; asks the device when none could so far.
     #[inline]
-    pub(in super::super) fn room(&mut self, ring: Ring) -> Result<bool> {
+    pub(crate) fn room(&mut self, ring: Ring) -> Result<bool> {
         self.sending()?;
         if self.has_room(ring) {
             return Ok(true);
@@ -87,7 +87,7 @@ impl Core {
 
     /// The staging place of the next message in this ring: the address of its header. There must be room.
     #[inline]
-    pub(in super::super) fn staging(&self, ring: Ring) -> NonNull<u8> {
+    pub(crate) fn staging(&self, ring: Ring) -> NonNull<u8> {
         let layout = &self.parts.layout;
         // SAFETY: a place of the ring lies within the staging memory.
         unsafe { self.parts.staging.at(layout.offset(ring, layout.place(ring, *self.sent.of(ring)))) }
@@ -95,7 +95,7 @@ impl Core {
 
     /// Sends a message of at most [`Layout::longest`] bytes through the lines. There must be room.
     #[inline]
-    pub(in super::super) fn send_line(&mut self, header: &Header, data: &[u8]) -> Result<()> {
+    pub(crate) fn send_line(&mut self, header: &Header, data: &[u8]) -> Result<()> {
         let len = Header::BYTES + data.len();
         if self.goes_inline() {
             let mut line = [0u8; 512];
@@ -120,7 +120,7 @@ impl Core {
 
     /// Sends the message of `header.len` bytes that is in the staging slot. There must have been room.
     #[inline]
-    pub(in super::super) fn send_slot(&mut self, header: &Header) -> Result<()> {
+    pub(crate) fn send_slot(&mut self, header: &Header) -> Result<()> {
         let at = self.staging(Ring::Slots);
         let len = header.len as usize;
         let first = self.parts.stripes.range(len, 0).len();
@@ -138,7 +138,7 @@ impl Core {
 
     /// The keys of a caller's memory if it is registered.
     #[inline]
-    pub(in super::super) fn lkeys(&self, data: &[u8]) -> Option<Keys> {
+    pub(crate) fn lkeys(&self, data: &[u8]) -> Option<Keys> {
         let mut keys = Keys([0; MAX_QPS]);
         let qps = self.parts.qps.iter().take(self.parts.stripes.count(data.len()));
         for (key, qp) in keys.0.iter_mut().zip(qps) {
@@ -153,7 +153,7 @@ impl Core {
     /// # Safety
     /// Nobody may write to `data` until [`Core::has_sent`] or [`Core::revoke`] says so.
     #[inline]
-    pub(in super::super) unsafe fn send_zero_copy(&mut self, header: &Header, data: &[u8], keys: &Keys) -> Result<()> {
+    pub(crate) unsafe fn send_zero_copy(&mut self, header: &Header, data: &[u8], keys: &Keys) -> Result<()> {
         let at = self.staging(Ring::Slots);
         let first = self.parts.stripes.range(data.len(), 0).len();
         let from = NonNull::from(data).cast();
@@ -239,12 +239,12 @@ impl Core {
 
     /// No request reads a caller's memory any more, as far as is known.
     #[inline]
-    pub(in super::super) fn has_sent(&self) -> bool {
+    pub(crate) fn has_sent(&self) -> bool {
         self.parts.qps.iter().all(QueuePair::has_sent)
     }
 
     /// Ends what still reads a caller's memory, and with it the link.
-    pub(in super::super) fn revoke(&mut self) {
+    pub(crate) fn revoke(&mut self) {
         self.poll();
         if self.has_sent() {
             return;
@@ -319,7 +319,7 @@ impl Core {
     }
 
     /// Nothing will be sent any more.
-    pub(in super::super) fn say_goodbye(&mut self) {
+    pub(crate) fn say_goodbye(&mut self) {
         if self.goodbye == Goodbye::Unsaid {
             self.goodbye = Goodbye::Due;
         }

@@ -11,11 +11,11 @@ use crate::transport::verbs::sys::{Qp, Write};
 /// Requests between two that ask for a completion.
 const SIGNAL: u64 = 16;
 /// Receives that are posted again at once.
-pub(in super::super) const REPOST: usize = 8;
+pub(crate) const REPOST: usize = 8;
 
 /// A queue pair and the counts of its requests.
 #[derive(Debug)]
-pub(in super::super) struct QueuePair {
+pub(crate) struct QueuePair {
     pub(super) handle: Qp,
     pub(super) device: Arc<Device>,
     /// Its number within the link.
@@ -24,7 +24,7 @@ pub(in super::super) struct QueuePair {
     pub(super) ports: String,
     /// Key of our staging memory for its device, and of the peer's target memory for the peer's.
     pub(super) lkey: u32,
-    pub(in super::super) rkey: u32,
+    pub(crate) rkey: u32,
     /// Requests posted and completed.
     pub(super) posted: u64,
     pub(super) completed: u64,
@@ -53,7 +53,7 @@ pub(super) fn read_id(id: u64) -> (u64, usize) {
 }
 
 impl QueuePair {
-    pub(in super::super) fn new(
+    pub(crate) fn new(
         index: usize,
         handle: Qp,
         device: &Arc<Device>,
@@ -79,11 +79,11 @@ impl QueuePair {
         }
     }
 
-    pub(in super::super) fn handle(&self) -> &Qp {
+    pub(crate) fn handle(&self) -> &Qp {
         &self.handle
     }
 
-    pub(in super::super) fn post_receives(&self, n: usize) -> Result<()> {
+    pub(crate) fn post_receives(&self, n: usize) -> Result<()> {
         self.handle.post_receives(n, id(0, self.index))
     }
 
@@ -133,9 +133,9 @@ impl QueuePair {
 
 /// The queue pairs of a link: one at least, which carries all but further stripes.
 #[derive(Debug)]
-pub(in super::super) struct QueuePairs {
-    pub(in super::super) first: QueuePair,
-    pub(in super::super) others: Vec<QueuePair>,
+pub(crate) struct QueuePairs {
+    pub(crate) first: QueuePair,
+    pub(crate) others: Vec<QueuePair>,
 }
 
 impl QueuePairs {
@@ -154,12 +154,12 @@ impl QueuePairs {
     }
 
     #[inline(always)]
-    pub(in super::super) fn iter(&self) -> impl Iterator<Item = &QueuePair> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &QueuePair> {
         std::iter::once(&self.first).chain(&self.others)
     }
 
     #[inline(always)]
-    pub(in super::super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut QueuePair> {
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut QueuePair> {
         std::iter::once(&mut self.first).chain(&mut self.others)
     }
 }

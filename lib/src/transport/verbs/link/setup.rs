@@ -21,11 +21,11 @@ use crate::wire::Header;
 const SPARE: usize = 32;
 
 /// An end whose queue pairs take nothing yet.
-pub(in super::super) struct Draft<'a> {
+pub(crate) struct Draft<'a> {
     parts: Parts,
     pairs: Vec<PortPair<'a>>,
     /// For the peer.
-    pub(in super::super) card: Card,
+    pub(crate) card: Card,
 }
 
 /// How much each queue pair must hold.
@@ -47,7 +47,7 @@ fn random_psn() -> Result<u32> {
 
 impl<'a> Draft<'a> {
     /// Memory, queues and a queue pair for each of `pairs`, the first of which carries what is not striped.
-    pub(in super::super) fn new(pairs: Vec<PortPair<'a>>, options: &LinkOptions, timing: Timing) -> Result<Draft<'a>> {
+    pub(crate) fn new(pairs: Vec<PortPair<'a>>, options: &LinkOptions, timing: Timing) -> Result<Draft<'a>> {
         let layout = Layout::new(options)?;
         let bytes = layout.bytes()?;
         let mut devices: Vec<&Arc<Device>> = Vec::new();
@@ -118,7 +118,7 @@ impl<'a> Draft<'a> {
     }
 
     /// Brings the queue pairs up to the peer's.
-    pub(in super::super) fn connect(&mut self, theirs: &Card, who: &Peer) -> Result<()> {
+    pub(crate) fn connect(&mut self, theirs: &Card, who: &Peer) -> Result<()> {
         let ours = &self.card;
         let shape = |c: &Card| (c.memory.bytes, c.memory.lines, c.memory.slots, c.qps.len());
         if shape(ours) != shape(theirs) {
@@ -152,13 +152,7 @@ impl<'a> Draft<'a> {
     }
 
     /// Both halves, once all queue pairs are ready.
-    pub(in super::super) fn finish(
-        self,
-        theirs: &Card,
-        socket: TcpStream,
-        who: Peer,
-        linger: &Arc<Linger>,
-    ) -> Result<LinkPair> {
+    pub(crate) fn finish(self, theirs: &Card, socket: TcpStream, who: Peer, linger: &Arc<Linger>) -> Result<LinkPair> {
         let core = Arc::new(Mutex::new(Core::new(self.parts, socket, who, theirs.memory.address)?));
         Ok(LinkPair {
             send: Box::new(VerbsSend::new(&core, linger)),

@@ -9,27 +9,27 @@ use crate::transport::verbs::sys::{Context, Pd, status};
 
 /// An opened device, and why it can no longer be used.
 #[derive(Debug)]
-pub(in super::super) struct Device {
-    pub(in super::super) pd: Arc<Pd>,
+pub(crate) struct Device {
+    pub(crate) pd: Arc<Pd>,
     /// Callers' memory that it may send from.
-    pub(in super::super) registered: Table,
+    pub(crate) registered: Table,
     failed: Mutex<Option<String>>,
 }
 
 impl Device {
-    pub(in super::super) fn new(name: &str) -> Result<(Arc<Context>, Arc<Device>)> {
+    pub(crate) fn new(name: &str) -> Result<(Arc<Context>, Arc<Device>)> {
         let context = Context::open(name)?;
         let pd = Pd::new(&context)?;
         Ok((context, Arc::new(Device { pd, registered: Table::default(), failed: Mutex::new(None) })))
     }
 
     /// Why it is lost, if it is.
-    pub(in super::super) fn failure(&self) -> Option<String> {
+    pub(crate) fn failure(&self) -> Option<String> {
         self.failed.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Takes in what the device says without being asked.
-    pub(in super::super) fn handle_events(&self, rank: usize) {
+    pub(crate) fn handle_events(&self, rank: usize) {
         let context = self.pd.context();
         loop {
             match context.next_event() {
@@ -51,7 +51,7 @@ impl Device {
         }
     }
 
-    pub(in super::super) fn event_fd(&self) -> BorrowedFd<'_> {
+    pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
         self.pd.context().event_fd()
     }
 }

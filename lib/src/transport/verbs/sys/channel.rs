@@ -9,14 +9,14 @@ use super::{Context, Handle};
 use crate::error::{Error, Result};
 
 #[derive(Debug)]
-pub(in super::super) struct Channel {
+pub(crate) struct Channel {
     raw: Handle<ffi::ibv_comp_channel>,
     _context: Arc<Context>,
 }
 
 impl Channel {
     /// A channel whose descriptor does not block.
-    pub(in super::super) fn new(context: &Arc<Context>) -> Result<Channel> {
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Channel> {
         // SAFETY: the context is open.
         let raw = unsafe { ffi::ibv_create_comp_channel(context.raw()) };
         let raw = Handle::new(raw, || format!("creating a completion channel on {}", context.name()))?;

@@ -11,7 +11,7 @@ use super::{Handle, check, last_error};
 use crate::error::{Error, Result};
 
 /// Names of the RDMA devices of this machine; none without kernel support.
-pub(in super::super) fn device_names() -> Result<Vec<String>> {
+pub(crate) fn device_names() -> Result<Vec<String>> {
     match ibverbs::devices() {
         Ok(list) => Ok(list.iter().filter_map(|d| Some(d.name()?.to_string_lossy().into_owned())).collect()),
         Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => Ok(Vec::new()),
@@ -21,24 +21,24 @@ pub(in super::super) fn device_names() -> Result<Vec<String>> {
 
 /// Outcome a port says of itself.
 #[derive(Debug, Clone, Copy)]
-pub(in super::super) struct PortState {
-    pub(in super::super) active: bool,
-    pub(in super::super) infiniband: bool,
-    pub(in super::super) lid: u16,
+pub(crate) struct PortState {
+    pub(crate) active: bool,
+    pub(crate) infiniband: bool,
+    pub(crate) lid: u16,
     /// Largest packet, as the `ibv_mtu` code: 256 bytes times 2 to the power of (code - 1).
-    pub(in super::super) mtu: u32,
+    pub(crate) mtu: u32,
 }
 
 /// An opened device.
 #[derive(Debug)]
-pub(in super::super) struct Context {
+pub(crate) struct Context {
     raw: Handle<ffi::ibv_context>,
     name: String,
 }
 
 impl Context {
     /// Opens the device called `name`.
-    pub(in super::super) fn open(name: &str) -> Result<Arc<Context>> {
+    pub(crate) fn open(name: &str) -> Result<Arc<Context>> {
         prepare_for_fork();
         let mut n: c_int = 0;
         // SAFETY: the call writes the number of entries to `n` and returns an array of as many, or null.
@@ -72,12 +72,12 @@ impl Context {
         self.raw.get()
     }
 
-    pub(in super::super) fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
     /// Number of ports; they count from 1.
-    pub(in super::super) fn ports(&self) -> Result<u8> {
+    pub(crate) fn ports(&self) -> Result<u8> {
         let mut attr = ffi::ibv_device_attr::default();
         // SAFETY: the context is open and the call fills `attr`.
         let result = unsafe { ffi::ibv_query_device(self.raw(), &raw mut attr) };
@@ -86,7 +86,7 @@ impl Context {
     }
 
     /// State of port `port`.
-    pub(in super::super) fn port(&self, port: u8) -> Result<PortState> {
+    pub(crate) fn port(&self, port: u8) -> Result<PortState> {
         let mut attr = ffi::ibv_port_attr::default();
         // SAFETY: the context is open. The symbol fills the older, shorter form of the structure, a prefix of this one.
         let result = unsafe { ffi::ibv_query_port(self.raw(), port, (&raw mut attr).cast()) };
@@ -100,7 +100,7 @@ impl Context {
     }
 
     /// The GID tables of all ports, empty entries left out.
-    pub(in super::super) fn gids(&self) -> Result<Vec<GidEntry>> {
+    pub(crate) fn gids(&self) -> Result<Vec<GidEntry>> {
         // The kernel takes up to 64 KiB for the answer and refuses more.
         let mut entries = vec![ffi::ibv_gid_entry::default(); 2000];
         // SAFETY: the call writes at most `entries.len()` entries of the given size.
@@ -124,7 +124,7 @@ impl Context {
     }
 
     /// The descriptor that becomes readable with the next asynchronous event.
-    pub(in super::super) fn event_fd(&self) -> BorrowedFd<'_> {
+    pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor is open for as long as the context is.
         unsafe { BorrowedFd::borrow_raw((*self.raw()).async_fd) }
     }

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 
 /// Outcome has come to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) enum Outcome {
+pub(crate) enum Outcome {
     /// Work of ours, with all that was posted before it.
     Sent,
     /// A write of the peer's, of so many bytes, with its immediate word.
@@ -26,14 +26,14 @@ pub(in super::super) enum Outcome {
 
 /// One completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) struct Completion {
+pub(crate) struct Completion {
     /// The number that the work was posted with.
-    pub(in super::super) id: u64,
-    pub(in super::super) outcome: Outcome,
+    pub(crate) id: u64,
+    pub(crate) outcome: Outcome,
 }
 
 #[derive(Debug)]
-pub(in super::super) struct Cq {
+pub(crate) struct Cq {
     raw: Handle<ffi::ibv_cq>,
     /// Events taken and not acknowledged.
     unacknowledged: AtomicU32,
@@ -46,10 +46,10 @@ const ACKNOWLEDGE: u32 = 256;
 
 impl Cq {
     /// Completions taken at once.
-    pub(in super::super) const BATCH: usize = BATCH;
+    pub(crate) const BATCH: usize = BATCH;
 
     /// A queue for `entries` completions, which rings `channel` when asked to.
-    pub(in super::super) fn new(context: &Arc<Context>, channel: Channel, entries: usize) -> Result<Arc<Cq>> {
+    pub(crate) fn new(context: &Arc<Context>, channel: Channel, entries: usize) -> Result<Arc<Cq>> {
         let wanted = c_int::try_from(entries).unwrap_or(c_int::MAX);
         // SAFETY: context and channel are valid; vector 0 always exists.
         let raw = unsafe { ffi::ibv_create_cq(context.raw(), wanted, std::ptr::null_mut(), channel.raw(), 0) };
@@ -64,7 +64,7 @@ impl Cq {
 
     /// Takes out what has come, at most [`BATCH`] completions.
     #[inline]
-    pub(in super::super) fn poll(&self) -> Result<Batch> {
+    pub(crate) fn poll(&self) -> Result<Batch> {
         let mut batch = Batch { raw: [const { MaybeUninit::uninit() }; BATCH], n: 0 };
         // SAFETY: the queue is valid; its context's table of operations was filled when the device was opened, and the call
         // writes at most `BATCH` entries.
@@ -86,7 +86,7 @@ impl Cq {
     }
 
     /// Asks for one event with the next completion. Outcome came before does not count: poll again after this.
-    pub(in super::super) fn request_event(&self) -> Result<()> {
+    pub(crate) fn request_event(&self) -> Result<()> {
         // SAFETY: as in `poll`.
         let result = unsafe {
             let ops = &(*(*self.raw()).context).ops;
@@ -96,7 +96,7 @@ impl Cq {
     }
 
     /// Takes the events out of the channel; true when there were any.
-    pub(in super::super) fn drain_events(&self) -> Result<bool> {
+    pub(crate) fn drain_events(&self) -> Result<bool> {
         let mut any = false;
         while self.channel.take_event()? {
             any = true;
@@ -120,18 +120,18 @@ impl Cq {
 const BATCH: usize = 16;
 
 /// Outcome one look at the queue gave.
-pub(in super::super) struct Batch {
+pub(crate) struct Batch {
     raw: [MaybeUninit<ffi::ibv_wc>; BATCH],
     n: usize,
 }
 
 impl Batch {
     #[inline]
-    pub(in super::super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.n
     }
 
-    pub(in super::super) fn iter(&self) -> impl Iterator<Item = Completion> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Completion> {
         self.raw.iter().take(self.n).map(|raw| {
             // SAFETY: `poll` has written the first `n` entries.
             let wc = unsafe { raw.assume_init_ref() };

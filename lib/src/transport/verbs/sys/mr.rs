@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 
 /// Who may do what with registered memory, besides the device reading it for its owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) enum Access {
+pub(crate) enum Access {
     /// Sent from.
     Source,
     /// Written by the peer.
@@ -19,7 +19,7 @@ pub(in super::super) enum Access {
 
 /// A registration. It does not own the memory: whoever makes it keeps the memory for as long.
 #[derive(Debug)]
-pub(in super::super) struct Mr {
+pub(crate) struct Mr {
     raw: Handle<ffi::ibv_mr>,
     _pd: Arc<Pd>,
 }
@@ -30,7 +30,7 @@ impl Mr {
     /// # Safety
     /// The memory must stay mapped, and the same pages, until the registration is dropped. With [`Access::Target`] nobody
     /// may hold a reference to bytes that the peer is going to write.
-    pub(in super::super) unsafe fn new(pd: &Arc<Pd>, base: NonNull<u8>, len: usize, access: Access) -> Result<Mr> {
+    pub(crate) unsafe fn new(pd: &Arc<Pd>, base: NonNull<u8>, len: usize, access: Access) -> Result<Mr> {
         let flags = match access {
             Access::Source => 0,
             Access::Target => {
@@ -44,13 +44,13 @@ impl Mr {
     }
 
     /// Key for our own device.
-    pub(in super::super) fn lkey(&self) -> u32 {
+    pub(crate) fn lkey(&self) -> u32 {
         // SAFETY: the registration is valid and nobody writes to this structure.
         unsafe { (*self.raw.get()).lkey }
     }
 
     /// Key for the peer.
-    pub(in super::super) fn rkey(&self) -> u32 {
+    pub(crate) fn rkey(&self) -> u32 {
         // SAFETY: as `lkey`.
         unsafe { (*self.raw.get()).rkey }
     }

@@ -8,13 +8,13 @@ use super::{Context, Handle};
 use crate::error::Result;
 
 #[derive(Debug)]
-pub(in super::super) struct Pd {
+pub(crate) struct Pd {
     raw: Handle<ffi::ibv_pd>,
     context: Arc<Context>,
 }
 
 impl Pd {
-    pub(in super::super) fn new(context: &Arc<Context>) -> Result<Arc<Pd>> {
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Arc<Pd>> {
         // SAFETY: the context is open.
         let raw = unsafe { ffi::ibv_alloc_pd(context.raw()) };
         let raw = Handle::new(raw, || format!("allocating a protection domain on {}", context.name()))?;
@@ -25,7 +25,7 @@ impl Pd {
         self.raw.get()
     }
 
-    pub(in super::super) fn context(&self) -> &Arc<Context> {
+    pub(crate) fn context(&self) -> &Arc<Context> {
         &self.context
     }
 }

@@ -11,64 +11,64 @@ use crate::error::Result;
 
 /// How much a queue pair holds.
 #[derive(Debug, Clone, Copy)]
-pub(in super::super) struct Capacity {
-    pub(in super::super) sends: u32,
-    pub(in super::super) recvs: u32,
+pub(crate) struct Capacity {
+    pub(crate) sends: u32,
+    pub(crate) recvs: u32,
     /// Bytes that are copied when they are posted.
-    pub(in super::super) inline: u32,
+    pub(crate) inline: u32,
 }
 
 /// Where the other queue pair is.
 #[derive(Debug, Clone, Copy)]
-pub(in super::super) struct Remote {
-    pub(in super::super) qpn: u32,
+pub(crate) struct Remote {
+    pub(crate) qpn: u32,
     /// First packet sequence number that comes from there.
-    pub(in super::super) psn: u32,
-    pub(in super::super) gid: Gid,
-    pub(in super::super) lid: u16,
+    pub(crate) psn: u32,
+    pub(crate) gid: Gid,
+    pub(crate) lid: u16,
     /// `ibv_mtu` code, the smaller of both ports.
-    pub(in super::super) mtu: u32,
+    pub(crate) mtu: u32,
     /// Our port, and the index of our GID in its table.
-    pub(in super::super) port: u8,
-    pub(in super::super) gid_index: u8,
+    pub(crate) port: u8,
+    pub(crate) gid_index: u8,
     /// Addressed by LID and not by GID.
-    pub(in super::super) infiniband: bool,
+    pub(crate) infiniband: bool,
 }
 
 /// When the device gives a packet up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) struct Timing {
+pub(crate) struct Timing {
     /// Wait for an acknowledgement 4.096 µs times 2 to the power of this.
-    pub(in super::super) timeout: u8,
+    pub(crate) timeout: u8,
     /// Repetitions without an acknowledgement.
-    pub(in super::super) retries: u8,
+    pub(crate) retries: u8,
     /// Repetitions when the receiver had no receive posted, which our credits rule out.
-    pub(in super::super) rnr_retries: u8,
+    pub(crate) rnr_retries: u8,
 }
 
 /// Registered memory to send from: a scatter-gather element.
 #[derive(Debug, Clone, Copy)]
-pub(in super::super) struct Sge {
-    pub(in super::super) at: NonNull<u8>,
-    pub(in super::super) len: u32,
-    pub(in super::super) lkey: u32,
+pub(crate) struct Sge {
+    pub(crate) at: NonNull<u8>,
+    pub(crate) len: u32,
+    pub(crate) lkey: u32,
 }
 
 /// One RDMA write with an immediate word.
 #[derive(Debug, Clone, Copy)]
-pub(in super::super) struct Write {
-    pub(in super::super) from: Sge,
+pub(crate) struct Write {
+    pub(crate) from: Sge,
     /// Follows `from` without a gap where it is written; not inline.
-    pub(in super::super) then: Option<Sge>,
+    pub(crate) then: Option<Sge>,
     /// Address in the peer's memory.
-    pub(in super::super) remote: u64,
-    pub(in super::super) word: u32,
-    pub(in super::super) signaled: bool,
-    pub(in super::super) inline: bool,
+    pub(crate) remote: u64,
+    pub(crate) word: u32,
+    pub(crate) signaled: bool,
+    pub(crate) inline: bool,
 }
 
 #[derive(Debug)]
-pub(in super::super) struct Qp {
+pub(crate) struct Qp {
     raw: Handle<ffi::ibv_qp>,
     _cq: Arc<Cq>,
     _pd: Arc<Pd>,
@@ -78,7 +78,7 @@ pub(in super::super) struct Qp {
 impl Qp {
     /// A queue pair in state RESET, with both its queues' completions in `cq`. Inline capacity is taken down until the
     /// device agrees: devices say how much they can only by refusing more.
-    pub(in super::super) fn new(pd: &Arc<Pd>, cq: &Arc<Cq>, capacity: &Capacity) -> Result<Qp> {
+    pub(crate) fn new(pd: &Arc<Pd>, cq: &Arc<Cq>, capacity: &Capacity) -> Result<Qp> {
         let mut inline = capacity.inline;
         loop {
             let mut attr = ffi::ibv_qp_init_attr {
@@ -111,13 +111,13 @@ impl Qp {
     }
 
     /// Its number, by which the peer addresses it.
-    pub(in super::super) fn number(&self) -> u32 {
+    pub(crate) fn number(&self) -> u32 {
         // SAFETY: the queue pair is valid and its number does not change.
         unsafe { (*self.raw.get()).qp_num }
     }
 
     /// Bytes that may be posted inline.
-    pub(in super::super) fn inline(&self) -> u32 {
+    pub(crate) fn inline(&self) -> u32 {
         self.inline
     }
 
@@ -133,7 +133,7 @@ impl Qp {
     }
 
     /// RESET to INIT: receives can be posted, nothing is sent.
-    pub(in super::super) fn init(&self, port: u8) -> Result<()> {
+    pub(crate) fn init(&self, port: u8) -> Result<()> {
         use ffi::ibv_qp_attr_mask as Mask;
         let attr = ffi::ibv_qp_attr {
             qp_state: ffi::ibv_qp_state::IBV_QPS_INIT,
@@ -148,7 +148,7 @@ impl Qp {
     }
 
     /// INIT to RTR, "ready to receive": the device takes what comes from the peer's queue pair.
-    pub(in super::super) fn ready_to_receive(&self, to: &Remote) -> Result<()> {
+    pub(crate) fn ready_to_receive(&self, to: &Remote) -> Result<()> {
         use ffi::ibv_qp_attr_mask as Mask;
         let grh = ffi::ibv_global_route {
             dgid: to.gid.raw(),
@@ -194,7 +194,7 @@ impl Qp {
     }
 
     /// RTR to RTS, "ready to send". `psn` is the first packet sequence number of ours.
-    pub(in super::super) fn ready_to_send(&self, psn: u32, timing: &Timing) -> Result<()> {
+    pub(crate) fn ready_to_send(&self, psn: u32, timing: &Timing) -> Result<()> {
         use ffi::ibv_qp_attr_mask as Mask;
         let attr = ffi::ibv_qp_attr {
             qp_state: ffi::ibv_qp_state::IBV_QPS_RTS,
@@ -214,7 +214,7 @@ impl Qp {
     }
 
     /// Stops the queue pair: nothing more is sent or taken, and what was posted completes as flushed.
-    pub(in super::super) fn stop(&self) -> Result<()> {
+    pub(crate) fn stop(&self) -> Result<()> {
         let attr = ffi::ibv_qp_attr { qp_state: ffi::ibv_qp_state::IBV_QPS_ERR, ..ffi::ibv_qp_attr::default() };
         self.modify(attr, ffi::ibv_qp_attr_mask(0), || "stopping a queue pair".to_owned())
     }
@@ -225,7 +225,7 @@ impl Qp {
     /// `from` must be valid, registered under its `lkey` unless inline, and must not be written to until the write has
     /// completed (inline: until this returns). The same holds for what is sent `then`.
     #[inline]
-    pub(in super::super) unsafe fn post_write(&self, id: u64, rkey: u32, write: &Write) -> Result<()> {
+    pub(crate) unsafe fn post_write(&self, id: u64, rkey: u32, write: &Write) -> Result<()> {
         let Write { from, then, remote, word, signaled, inline } = *write;
         let entry = |s: &Sge| ffi::ibv_sge { addr: s.at.as_ptr() as u64, length: s.len, lkey: s.lkey };
         let mut list = [entry(&from), entry(&then.unwrap_or(from))];
@@ -262,7 +262,7 @@ impl Qp {
 
     /// Posts `n` receives without memory: what comes for them is an immediate word. Their completions say `id`.
     #[inline]
-    pub(in super::super) fn post_receives(&self, n: usize, id: u64) -> Result<()> {
+    pub(crate) fn post_receives(&self, n: usize, id: u64) -> Result<()> {
         let mut wrs = [ffi::ibv_recv_wr { wr_id: id, ..ffi::ibv_recv_wr::default() }; 16];
         let mut left = n;
         while left > 0 {
