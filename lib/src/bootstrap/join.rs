@@ -7,7 +7,7 @@ use rustix::event::PollFd;
 use serde_json::Value;
 
 use super::admission::{self, Generation};
-use super::connection::{Connection, Fill, broken, deadline_after, left, poll};
+use super::connection::{Connection, Fill, broken};
 use super::frame::{Hello, MAX_FRAME, MAX_REGISTER};
 use super::message::{Bytes, ToRank, ToStore};
 use super::unique_id::PROTOCOL_VERSION;
@@ -15,6 +15,7 @@ use super::{UniqueId, interface};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::secret::{self, Secret};
+use crate::threads::{deadline_after, left, poll};
 
 /// Longest time for one attempt to connect, or for the first answer, while there are other addresses to try.
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(5);

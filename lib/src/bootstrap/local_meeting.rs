@@ -4,20 +4,19 @@
 //! leaves no file behind and disappears with its owner. Both sides check that the other belongs to the same user.
 
 use std::io::{Read, Write};
-use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
 
 use super::UniqueId;
-use super::connection::{Waker, deadline_after, left, poll};
+use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
 use crate::fork::Kept;
+use crate::threads::{Thread, deadline_after, left, poll};
 
 const OP: &str = "meeting on this host";
 const LONGEST_ID: u64 = 8 << 10;
@@ -66,8 +65,8 @@ fn same_user(stream: &UnixStream) -> bool {
 /// Rank 0's side: a thread that gives the id to everybody of the same user who connects. Ends when dropped.
 #[derive(Debug)]
 pub(crate) struct HandOut {
-    stop: Arc<(AtomicBool, Waker)>,
-    thread: Option<JoinHandle<()>>,
+    stop: Arc<(AtomicBool, Arc<Doorbell>)>,
+    thread: Thread,
 }
 
 impl HandOut {
@@ -78,33 +77,25 @@ impl HandOut {
         })?;
         listener.set_nonblocking(true).map_err(|e| Error::io(OP, "listener", &e))?;
         let listener = Kept::new(listener);
-        let waker = Waker::new().map_err(|e| Error::errno(OP, "eventfd", e))?;
-        let stop = Arc::new((AtomicBool::new(false), waker));
+        let stop = Arc::new((AtomicBool::new(false), Doorbell::new()?));
         let (for_thread, text) = (Arc::clone(&stop), id.to_string());
-        let thread = std::thread::Builder::new()
-            .name("tinynccl-meet".to_owned())
-            .spawn(move || hand_out(&listener, &text, &for_thread))
-            .map_err(|e| Error::io(OP, "starting a thread", &e))?;
-        Ok(HandOut { stop, thread: Some(thread) })
+        let what = "the thread that hands the unique id out".to_owned();
+        let run = move || hand_out(&listener, &text, &for_thread);
+        Ok(HandOut { stop, thread: Thread::start(OP, "tinynccl-meet".to_owned(), what, run)? })
     }
 }
 
 impl Drop for HandOut {
     fn drop(&mut self) {
         self.stop.0.store(true, Ordering::Release);
-        self.stop.1.wake();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        self.stop.1.ring();
+        self.thread.join();
     }
 }
 
-fn hand_out(listener: &UnixListener, text: &str, stop: &(AtomicBool, Waker)) {
+fn hand_out(listener: &UnixListener, text: &str, stop: &(AtomicBool, Arc<Doorbell>)) {
     while !stop.0.load(Ordering::Acquire) {
-        let mut fds = [
-            PollFd::from_borrowed_fd(stop.1.fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN),
-        ];
+        let mut fds = [PollFd::new(&stop.1, PollFlags::IN), PollFd::new(listener, PollFlags::IN)];
         if poll(&mut fds, Duration::from_secs(60)).is_err() {
             return;
         }

@@ -44,7 +44,6 @@ mod tests;
 
 pub(crate) use calls::{Digests, first_difference, is_later};
 pub use calls::{Disagreement, Made};
-pub(crate) use connection::{Waker, deadline_after, left, lock, poll};
 pub use detect::is_rank;
 pub use event::Event;
 pub use host::Host;

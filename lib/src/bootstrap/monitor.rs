@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::connection::{Connection, Fill, deadline_after, left, lock, poll};
+use super::connection::{Connection, Fill};
 use super::event::Event;
 use super::frame::MAX_FRAME;
 use super::mailbox::{ExchangeFailure, Exchanged, Mailbox};
 use super::message::{ToRank, ToStore};
+use crate::threads::{deadline_after, left, lock, poll};
 
 /// How long the goodbye may take.
 const BYE_LIMIT: Duration = Duration::from_secs(1);
@@ -83,12 +84,12 @@ impl Monitor {
             let flushed = self.connection.flush();
             let polled = {
                 let mut fds = [
-                    PollFd::from_borrowed_fd(self.mailbox.waker.fd(), PollFlags::IN),
+                    PollFd::new(&self.mailbox.bell, PollFlags::IN),
                     PollFd::from_borrowed_fd(self.connection.fd(), self.connection.interest()),
                 ];
-                poll(&mut fds, left(until))
+                poll(&mut fds, left(until)).map_err(std::io::Error::from)
             };
-            self.mailbox.waker.clear();
+            self.mailbox.bell.drain();
             let filled = self.connection.fill();
             state = flushed.and(polled).and(filled);
         }

@@ -7,23 +7,24 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
 use super::admission::{self, Challenge, Generation};
-use super::connection::{Connection, Fill, Waker, broken, deadline_after, left, lock, poll};
+use super::connection::{Connection, Fill, broken};
 use super::frame::MAX_FRAME;
 use super::local_meeting::HandOut;
 use super::message::{ToRank, ToStore};
 use super::store::Store;
 use super::{UniqueId, interface};
 use crate::config::Config;
+use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
 use crate::fork::{Kept, Origin};
 use crate::secret::Secret;
 use crate::strangers::Strangers;
+use crate::threads::{Thread, deadline_after, left, lock, poll};
 
 /// A client that has not registered within this time is dropped.
 const REGISTER_LIMIT: Duration = Duration::from_secs(10);
@@ -45,7 +46,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub struct Server {
     id: UniqueId,
     orders: Arc<Orders>,
-    thread: Option<JoinHandle<()>>,
+    thread: Thread,
     origin: Origin,
     /// Hands the id to the other ranks of this host, where nothing else tells them.
     pub(crate) hand_out: Option<HandOut>,
@@ -54,7 +55,7 @@ pub struct Server {
 #[derive(Debug)]
 struct Orders {
     stop: AtomicBool,
-    waker: Waker,
+    bell: Arc<Doorbell>,
     /// Ranks whose processes have failed, and how.
     failed: Mutex<Vec<(usize, String)>>,
 }
@@ -100,8 +101,8 @@ impl Server {
         let address = listener.local_addr().map_err(|e| bootstrap(e.to_string()))?;
         let id = UniqueId::new(secret, advertised(address, config)?);
         let prefix = format!("rendezvous store at {address}: turned away");
-        let waker = Waker::new().map_err(|e| Error::errno("rendezvous store", "eventfd", e))?;
-        let orders = Arc::new(Orders { stop: AtomicBool::new(false), waker, failed: Mutex::default() });
+        let orders =
+            Arc::new(Orders { stop: AtomicBool::new(false), bell: Doorbell::new()?, failed: Mutex::default() });
         let state = Loop {
             listener: Kept::new(listener),
             secret: admission::join_secret(&secret, config)?,
@@ -120,19 +121,18 @@ impl Server {
             refused_seen: Strangers::new(prefix),
         };
         let for_thread = Arc::clone(&orders);
-        let thread = std::thread::Builder::new()
-            .name("tinynccl-store".to_owned())
-            .spawn(move || state.run(&for_thread))
-            .map_err(|e| Error::io("rendezvous store", "starting its thread", &e))?;
+        let what = "the thread of the rendezvous store".to_owned();
+        let run = move || state.run(&for_thread);
+        let thread = Thread::start("rendezvous store", "tinynccl-store".to_owned(), what, run)?;
         log::debug!("rendezvous store for {world_size} ranks at {}", id.address_list());
-        Ok(Server { id, orders, thread: Some(thread), origin: Origin::here(), hand_out: None })
+        Ok(Server { id, orders, thread, origin: Origin::here(), hand_out: None })
     }
 
     /// For who started the ranks: the process of `rank` has failed, and `how`. If it has not joined yet it never will,
     /// and those that wait for it are told; later its connection says so by itself.
     pub(crate) fn rank_failed(&self, rank: usize, how: String) {
         lock(&self.orders.failed).push((rank, how));
-        self.orders.waker.wake();
+        self.orders.bell.ring();
     }
 
     /// What the ranks need to join.
@@ -144,16 +144,12 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         if !self.origin.is_here() {
-            return std::mem::forget((self.thread.take(), self.hand_out.take()));
+            return std::mem::forget(self.hand_out.take());
         }
         self.hand_out = None;
         self.orders.stop.store(true, Ordering::Release);
-        self.orders.waker.wake();
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            log::error!("the thread of the rendezvous store panicked");
-        }
+        self.orders.bell.ring();
+        self.thread.join();
     }
 }
 
@@ -274,7 +270,7 @@ impl Loop {
         let accepting = self.accept_again.is_none_or(|at| Instant::now() >= at);
         let ready: Vec<PollFlags> = {
             let mut fds = Vec::with_capacity(self.clients.len() + 2);
-            fds.push(PollFd::from_borrowed_fd(orders.waker.fd(), PollFlags::IN));
+            fds.push(PollFd::new(&orders.bell, PollFlags::IN));
             let listen = if accepting { PollFlags::IN } else { PollFlags::empty() };
             fds.push(PollFd::from_borrowed_fd(self.listener.as_fd(), listen));
             fds.extend(
@@ -285,7 +281,7 @@ impl Loop {
         };
         let mut ready = ready.into_iter();
         if ready.next().is_some_and(|r| !r.is_empty()) {
-            orders.waker.clear();
+            orders.bell.drain();
         }
         let connecting = ready.next().is_some_and(|r| !r.is_empty());
         for (index, events) in ready.enumerate() {

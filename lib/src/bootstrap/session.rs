@@ -1,13 +1,11 @@
 //! One rank's connection to the store, for as long as the job lives.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::connection::{Waker, deadline_after, lock};
 use super::event::Event;
 use super::frame::MAX_FRAME;
 use super::mailbox::{Answers, Handler, Mailbox};
@@ -16,9 +14,11 @@ use super::monitor::Monitor;
 use super::progress::{Health, Progress};
 use super::{UniqueId, join};
 use crate::config::Config;
+use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
 use crate::fork::Origin;
 use crate::secret::Secret;
+use crate::threads::{Thread, deadline_after, lock};
 
 /// How long the store may take to say who is missing after an exchange timed out.
 const LAST_ANSWER: Duration = Duration::from_secs(2);
@@ -33,7 +33,7 @@ pub struct Session {
     secret: Secret,
     health_limit: Duration,
     mailbox: Arc<Mailbox>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: Thread,
     origin: Origin,
 }
 
@@ -53,13 +53,10 @@ impl Session {
     pub fn join(id: &UniqueId, rank: usize, world_size: usize, info: Value, config: &Config) -> Result<Session> {
         let joined = join::join(id, rank, world_size, info, config)?;
         let address = joined.address.to_string();
-        let waker = Waker::new().map_err(|e| Error::errno("rendezvous", "eventfd", e))?;
-        let mailbox = Arc::new(Mailbox::new(waker));
+        let mailbox = Arc::new(Mailbox::new(Doorbell::new()?));
         let monitor = Monitor::new(joined.connection, Arc::clone(&mailbox), rank, config.heartbeat);
-        let thread = std::thread::Builder::new()
-            .name(format!("tinynccl-mon-{rank}"))
-            .spawn(move || monitor.run())
-            .map_err(|e| Error::io("rendezvous", "starting the monitor thread", &e))?;
+        let what = format!("the monitor thread of rank {rank}");
+        let thread = Thread::start("rendezvous", format!("tinynccl-mon-{rank}"), what, move || monitor.run())?;
         Ok(Session {
             rank,
             world_size,
@@ -68,7 +65,7 @@ impl Session {
             secret: joined.secret,
             health_limit: (config.heartbeat * 4).clamp(Duration::from_secs(1), Duration::from_secs(2)),
             mailbox,
-            thread: Mutex::new(Some(thread)),
+            thread,
             origin: Origin::here(),
         })
     }
@@ -205,7 +202,7 @@ impl Session {
     /// Sends a heartbeat at once: the others are to know of our last call. Does not wait.
     pub fn beat(&self) {
         lock(&self.mailbox.outbox).beat = true;
-        self.mailbox.waker.wake();
+        self.mailbox.bell.ring();
     }
 
     /// Asks the store what it knows of every rank, by rank. Waits two seconds at most: a store that does not answer is an
@@ -254,14 +251,9 @@ impl Session {
     /// Says goodbye to the store and ends the monitor. Takes one second at most; later calls do nothing.
     pub fn close(&self) {
         lock(&self.mailbox.outbox).bye = true;
-        self.mailbox.waker.wake();
-        let thread = lock(&self.thread).take();
-        if let Some(thread) = thread {
-            // An event handler may drop the last user of this session: the monitor cannot wait for itself.
-            if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
-                log::error!("rank {}: the monitor thread panicked", self.rank);
-            }
-        }
+        self.mailbox.bell.ring();
+        // An event handler may drop the last user of this session: the monitor does not wait for itself.
+        self.thread.join();
     }
 
     fn check_open(&self, answers: &Answers) -> Result<()> {
@@ -283,10 +275,8 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        if !self.origin.is_here() {
-            let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner);
-            return std::mem::forget(thread.take());
+        if self.origin.is_here() {
+            self.close();
         }
-        self.close();
     }
 }

@@ -11,11 +11,12 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::admission::{Challenge, answer};
-use super::connection::{Connection, deadline_after, encode, left};
+use super::connection::{Connection, encode};
 use super::frame::{Hello, MAGIC, MAX_FRAME};
 use super::message::{Bytes, ToRank, ToStore};
 use super::unique_id::PROTOCOL_VERSION;
 use super::*;
+use crate::threads::{deadline_after, left};
 use crate::wire::Header;
 use crate::{Config, Error, Secret};
 
@@ -112,7 +113,7 @@ impl Raw {
     /// False at the end of the connection.
     fn await_bytes(&mut self) -> bool {
         let mut fds = [rustix::event::PollFd::from_borrowed_fd(self.0.fd(), rustix::event::PollFlags::IN)];
-        super::connection::poll(&mut fds, LONG).unwrap();
+        crate::threads::poll(&mut fds, LONG).unwrap();
         matches!(self.0.fill(), Ok(super::connection::Fill::Open))
     }
 

@@ -6,7 +6,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::doorbell::Doorbell;
 use super::endpoint::EndpointInfo;
 use super::handshake::{Caller, Reply};
 use super::linger::Linger;
@@ -16,6 +15,7 @@ use super::wait::Wait;
 use super::{LinkOptions, LinkPair, Peer};
 use crate::bootstrap::interface::LocalAddress;
 use crate::config::Config;
+use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
 
 /// What a transport listens with.

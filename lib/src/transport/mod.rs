@@ -54,7 +54,6 @@ pub mod faulty;
 pub mod inproc;
 pub mod relay;
 
-mod doorbell;
 mod endpoint;
 #[cfg(all(test, loom))]
 pub(crate) mod explore;
@@ -79,7 +78,7 @@ mod verbs;
 mod verbs;
 mod wait;
 
-pub use doorbell::Doorbell;
+pub use crate::doorbell::Doorbell;
 pub use endpoint::{ConnectTo, Endpoint, EndpointInfo};
 pub use fabric::{Accept, Conn, Dial, Dialed, Fabric, Registration};
 pub use stream::{Stream, StreamConn};

@@ -3,20 +3,20 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
 use super::{Inner, hop};
-use crate::error::{Error, Result};
+use crate::doorbell::Doorbell;
+use crate::error::Result;
 use crate::secret::{Proof, Secret};
 use crate::strangers::Strangers;
-use crate::transport::doorbell::Doorbell;
+use crate::threads::{Thread, lock, poll};
 use crate::transport::fabric::{Conn, Fabric};
 use crate::transport::handshake::{Challenge, Hello, Reply, WRONG_SECRET};
 use crate::transport::linger::{Closing, Linger};
-use crate::transport::wait::{Wait, poll};
+use crate::transport::wait::Wait;
 
 /// How long a connection may take to prove who it is.
 const HANDSHAKE: Duration = Duration::from_secs(5);
@@ -76,7 +76,7 @@ impl Backlog {
 
     /// The next connection for `key` whose dialer is still there.
     pub(super) fn take(&self, key: &Key, wait: &Wait<'_>, detail: impl Fn() -> String) -> Result<(Hello, Incoming)> {
-        let mut filed = self.filed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut filed = lock(&self.filed);
         loop {
             if let Some(queue) = filed.get_mut(key) {
                 while let Some((hello, incoming)) = queue.pop_front() {
@@ -94,7 +94,7 @@ impl Backlog {
 
     fn file(&self, hello: Hello, mut incoming: Incoming) {
         let key = Key::of(&hello);
-        let mut filed = self.filed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut filed = lock(&self.filed);
         if filed.values().map(VecDeque::len).sum::<usize>() >= FILED {
             log::warn!("{FILED} connections wait to be asked for: turning away {}", incoming.conn.address());
             let _ = incoming.conn.reply(&Reply::Stranger("too many connections wait".to_owned()));
@@ -111,15 +111,13 @@ impl Backlog {
 }
 
 /// Starts the thread for an endpoint.
-pub(super) fn start(inner: &Arc<Inner>) -> Result<JoinHandle<()>> {
+pub(super) fn start(inner: &Arc<Inner>) -> Result<Thread> {
     let (rank, secret, fabrics, backlog) = (inner.rank, inner.secret, inner.fabrics.clone(), inner.backlog.clone());
     let (endpoint, half_open) = (Arc::downgrade(inner), VecDeque::new());
     let strangers = Strangers::new(format!("rank {rank}: connections turned away:"));
     let acceptor = Acceptor { rank, secret, fabrics, backlog, endpoint, half_open, strangers };
-    std::thread::Builder::new()
-        .name("tinynccl-accept".to_owned())
-        .spawn(move || acceptor.run())
-        .map_err(|e| Error::io("listen", "starting the acceptor thread", &e))
+    let what = format!("the acceptor thread of rank {rank}");
+    Thread::start("listen", "tinynccl-accept".to_owned(), what, move || acceptor.run())
 }
 
 /// Sees to what would be lost with this process, for a bounded time.

@@ -12,12 +12,10 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::doorbell::Doorbell;
 use super::fabric::{Accept, Conn, Dial, Dialed, Fabric, Registration, Site, unreachable};
 use super::handshake::{Caller, Hello, Reply};
 use super::relay::{self, Path, Routes, Traffic};
@@ -26,9 +24,11 @@ use super::{LinkOptions, LinkPair, Peer, VerbsAddress, checksum, shm, tcp, verbs
 use crate::bootstrap::Host;
 use crate::bootstrap::interface::{LocalAddress, with_loopback};
 use crate::config::{Config, TransportChoice};
+use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
 use crate::fork::Origin;
 use crate::secret::Secret;
+use crate::threads::Thread;
 use acceptor::{Backlog, Incoming, Key};
 use hop::{Relay, World};
 
@@ -83,7 +83,7 @@ pub struct ConnectTo<'a> {
 /// Dropping it stops listening; links made before live on, but for those that it relays between others.
 pub struct Endpoint {
     inner: Arc<Inner>,
-    thread: Option<JoinHandle<()>>,
+    thread: Thread,
     origin: Origin,
 }
 
@@ -197,7 +197,7 @@ impl Endpoint {
             relay: Relay::new(config.connect_timeout.min(config.timeout)),
         });
         let thread = acceptor::start(&inner)?;
-        Ok(Endpoint { inner, thread: Some(thread), origin: Origin::here() })
+        Ok(Endpoint { inner, thread, origin: Origin::here() })
     }
 
     /// Registers a caller's memory with all RDMA devices in use; `None` where there are none.
@@ -462,14 +462,10 @@ impl fmt::Debug for Endpoint {
 impl Drop for Endpoint {
     fn drop(&mut self) {
         if !self.origin.is_here() {
-            return std::mem::forget((self.inner.clone(), self.thread.take()));
+            return std::mem::forget(self.inner.clone());
         }
         self.inner.relay.stop();
         self.inner.backlog.stop();
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            log::error!("rank {}: the acceptor panicked", self.inner.rank);
-        }
+        self.thread.join();
     }
 }

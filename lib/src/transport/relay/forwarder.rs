@@ -2,16 +2,15 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
 use super::junction::{Junction, Moved};
-use crate::error::{Error, Result};
-use crate::transport::doorbell::Doorbell;
-use crate::transport::wait::poll;
+use crate::doorbell::Doorbell;
+use crate::error::Result;
+use crate::threads::{Thread, lock, poll};
 
 /// How long it looks again before it sleeps: the answer to a message is often close. It gives its core away meanwhile, since
 /// the rank that it belongs to, and often its peers, want to compute.
@@ -51,7 +50,7 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct Forwarder {
     state: Arc<State>,
-    thread: Option<JoinHandle<()>>,
+    thread: Thread,
 }
 
 impl Forwarder {
@@ -71,11 +70,9 @@ impl Forwarder {
             turns: AtomicU64::new(0),
         });
         let thread = Loop { rank, state: state.clone(), junctions: Vec::new() };
-        let thread = std::thread::Builder::new()
-            .name(format!("tinynccl-relay-{rank}"))
-            .spawn(move || thread.run())
-            .map_err(|e| Error::io("relay", "starting the thread that forwards", &e))?;
-        Ok(Forwarder { state, thread: Some(thread) })
+        let what = format!("the thread of relay {rank}");
+        let thread = Thread::start("relay", format!("tinynccl-relay-{rank}"), what, move || thread.run())?;
+        Ok(Forwarder { state, thread })
     }
 
     /// What the links of its junctions must ring.
@@ -86,7 +83,7 @@ impl Forwarder {
     /// Takes care of a junction from now on.
     pub(crate) fn add(&self, junction: Junction) {
         self.state.links.fetch_add(1, Ordering::Relaxed);
-        self.state.new.lock().unwrap_or_else(PoisonError::into_inner).push(junction);
+        lock(&self.state.new).push(junction);
         self.state.bell.ring();
     }
 
@@ -110,11 +107,7 @@ impl Drop for Forwarder {
     fn drop(&mut self) {
         self.state.stop.store(true, Ordering::Release);
         self.state.bell.ring();
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            log::error!("the thread of a relay panicked");
-        }
+        self.thread.join();
     }
 }
 
@@ -144,7 +137,7 @@ impl Loop {
     }
 
     fn take_new(&mut self) {
-        self.junctions.append(&mut self.state.new.lock().unwrap_or_else(PoisonError::into_inner));
+        self.junctions.append(&mut lock(&self.state.new));
     }
 
     /// Each junction once; true when anything moved.

@@ -9,10 +9,10 @@ use rustix::net::{RecvFlags, SocketAddrUnix, SocketFlags};
 
 use super::socket;
 use crate::config;
+use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
 use crate::fork::Kept;
 use crate::transport::LinkPair;
-use crate::transport::doorbell::Doorbell;
 use crate::transport::fabric::{Accept, Conn};
 use crate::transport::handshake::Reply;
 use crate::transport::mapping::Mapping;

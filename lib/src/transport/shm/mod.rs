@@ -67,9 +67,9 @@ pub(crate) use words::Sequence;
 
 use memory::Direction;
 
-use super::doorbell::Doorbell;
 use super::mapping::Mapping;
 use super::{Interest, LinkPair, Peer};
+use crate::doorbell::Doorbell;
 use crate::error::Result;
 use crate::fork::{Kept, Origin};
 use crate::wire::Header;

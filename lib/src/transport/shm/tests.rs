@@ -7,7 +7,7 @@ use super::memory::{LINES, Position, taken};
 use super::*;
 use crate::config;
 use crate::error::Error;
-use crate::transport::wait::poll;
+use crate::threads::poll;
 use crate::transport::{LinkOptions, Received, RecvLink, SendLink, ZeroCopy};
 
 const OPTIONS: LinkOptions = LinkOptions { max_message: 100, depth: 3 };

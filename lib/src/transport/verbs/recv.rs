@@ -3,8 +3,9 @@
 use std::sync::{Arc, Mutex};
 
 use super::linger::leave;
-use super::link::{Core, lock};
+use super::link::Core;
 use crate::error::Result;
+use crate::threads::lock;
 use crate::transport::linger::Linger;
 use crate::transport::{Interest, Peer, Received, RecvLink};
 use crate::wire::Header;

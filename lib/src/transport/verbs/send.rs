@@ -3,9 +3,10 @@
 use std::sync::{Arc, Mutex};
 
 use super::linger::leave;
+use super::link::Core;
 use super::link::layout::{Layout, Ring, SMALL};
-use super::link::{Core, lock};
 use crate::error::Result;
+use crate::threads::lock;
 use crate::transport::linger::Linger;
 use crate::transport::{Interest, Peer, SendLink, ZeroCopy};
 use crate::wire::Header;

@@ -32,7 +32,7 @@ use std::fmt;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use rustix::event::epoll;
 use rustix::io::Errno;
@@ -501,10 +501,4 @@ fn watch(queues: &[Queue], socket: &TcpStream) -> Result<OwnedFd, Errno> {
     let ends = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
     epoll::add(&poller, socket.as_fd(), epoll::EventData::new_u64(1), ends)?;
     Ok(poller)
-}
-
-/// The core, for one call.
-#[inline]
-pub(super) fn lock(core: &Mutex<Core>) -> MutexGuard<'_, Core> {
-    core.lock().unwrap_or_else(PoisonError::into_inner)
 }

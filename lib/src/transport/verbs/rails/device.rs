@@ -1,10 +1,11 @@
 //! An RDMA device that a rank uses.
 
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::table::Table;
 use crate::error::Result;
+use crate::threads::lock;
 use crate::transport::verbs::sys::{Context, Pd, status};
 
 /// An opened device, and why it can no longer be used.
@@ -25,7 +26,7 @@ impl Device {
 
     /// Why it is lost, if it is.
     pub(crate) fn failure(&self) -> Option<String> {
-        self.failed.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.failed).clone()
     }
 
     /// Takes in what the device says without being asked.
@@ -39,12 +40,12 @@ impl Device {
                     log::log!(level, "rank {rank}: RDMA device {}: {text}", context.name());
                     if level == log::Level::Error {
                         let text = format!("our RDMA device {}: {text}", context.name());
-                        self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(text);
+                        lock(&self.failed).get_or_insert(text);
                     }
                 }
                 Err(e) => {
                     log::error!("rank {rank}: {e}");
-                    self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(e.to_string());
+                    lock(&self.failed).get_or_insert(e.to_string());
                     return;
                 }
             }
