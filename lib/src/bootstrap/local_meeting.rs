@@ -71,10 +71,9 @@ pub(crate) struct HandOut {
 
 impl HandOut {
     pub(crate) fn start(name: &str, id: &UniqueId) -> Result<HandOut> {
-        let listener = UnixListener::bind_addr(&address(name)?).map_err(|e| Error::Bootstrap {
-            address: format!("@{name}"),
-            detail: format!("rank 0 cannot listen: {e}; is there another process with rank 0?"),
-        })?;
+        let failed = |e| format!("rank 0 cannot listen: {e}; is there another process with rank 0?");
+        let listener =
+            UnixListener::bind_addr(&address(name)?).map_err(|e| Error::bootstrap(format!("@{name}"), failed(e)))?;
         listener.set_nonblocking(true).map_err(|e| Error::io(OP, "listener", &e))?;
         let listener = Kept::new(listener);
         let stop = Arc::new((AtomicBool::new(false), Doorbell::new()?));
@@ -119,13 +118,11 @@ pub(crate) fn fetch(name: &str, rank: usize, limit: Duration) -> Result<UniqueId
             Err(detail) => detail,
         };
         if left(deadline) <= pause {
-            return Err(Error::Bootstrap {
-                address: format!("@{name}"),
-                detail: format!(
-                    "rank {rank} did not meet rank 0 on this host within {limit:.1?} ({detail}); did rank 0 start, in the same \
-                     network and process namespaces? Otherwise set MASTER_ADDR and MASTER_PORT for all ranks"
-                ),
-            });
+            let detail = format!(
+                "rank {rank} did not meet rank 0 on this host within {limit:.1?} ({detail}); did rank 0 start, in the same \
+                 network and process namespaces? Otherwise set MASTER_ADDR and MASTER_PORT for all ranks"
+            );
+            return Err(Error::bootstrap(format!("@{name}"), detail));
         }
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(200));

@@ -77,19 +77,15 @@ impl Server {
         linger: Duration,
     ) -> Result<Server> {
         if world_size == 0 || world_size > u32::MAX as usize {
-            return Err(Error::invalid(
-                "rendezvous store",
-                format!("world size {world_size} is not between 1 and 2^32-1"),
-            ));
+            let detail = format!("world size {world_size} is not between 1 and 2^32-1");
+            return Err(Error::invalid("rendezvous store", detail));
         }
-        let bootstrap = |detail: String| Error::Bootstrap { address: bind.to_string(), detail };
+        let failed = |detail: String| Error::bootstrap(bind, detail);
         let listener = TcpListener::bind(bind).map_err(|e| {
-            bootstrap(match e.kind() {
+            let port = bind.port();
+            failed(match e.kind() {
                 std::io::ErrorKind::AddrInUse => {
-                    format!(
-                        "port {} is in use by another process: choose another port, or end that process",
-                        bind.port()
-                    )
+                    format!("port {port} is in use by another process: choose another port, or end that process")
                 }
                 std::io::ErrorKind::AddrNotAvailable => format!("{} is not an address of this host", bind.ip()),
                 _ => format!("the store cannot listen: {e}"),
@@ -97,8 +93,8 @@ impl Server {
         })?;
         // std asks for a queue of 128; many ranks connect at once. Listening again only lengthens the queue.
         let _ = rustix::net::listen(&listener, 4096);
-        listener.set_nonblocking(true).map_err(|e| bootstrap(e.to_string()))?;
-        let address = listener.local_addr().map_err(|e| bootstrap(e.to_string()))?;
+        listener.set_nonblocking(true).map_err(|e| failed(e.to_string()))?;
+        let address = listener.local_addr().map_err(|e| failed(e.to_string()))?;
         let id = UniqueId::new(secret, advertised(address, config)?);
         let prefix = format!("rendezvous store at {address}: turned away");
         let orders =

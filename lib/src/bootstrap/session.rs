@@ -226,7 +226,7 @@ impl Session {
             Some(ranks) => Ok(ranks),
             None => {
                 self.check_open(&answers)?;
-                Err(Error::Bootstrap { address: self.address.clone(), detail: self.silent() })
+                Err(Error::bootstrap(&self.address, self.silent()))
             }
         }
     }
@@ -259,9 +259,7 @@ impl Session {
     fn check_open(&self, answers: &Answers) -> Result<()> {
         match &answers.over {
             None => Ok(()),
-            Some(why) => {
-                Err(Error::Bootstrap { address: self.address.clone(), detail: format!("rank {}: {why}", self.rank) })
-            }
+            Some(why) => Err(Error::bootstrap(&self.address, format!("rank {}: {why}", self.rank))),
         }
     }
 

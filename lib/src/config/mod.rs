@@ -184,11 +184,7 @@ impl Config {
             if (low..=high).contains(&value) {
                 Ok(())
             } else {
-                Err(Error::Config {
-                    name: name.to_owned(),
-                    value: value.to_string(),
-                    detail: format!("expected {low} to {high}"),
-                })
+                Err(Error::config(name, value, format!("expected {low} to {high}")))
             }
         };
         range("TINYNCCL_CHANNELS", self.channels, 1, 16)?;

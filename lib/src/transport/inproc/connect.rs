@@ -41,20 +41,6 @@ struct Entry {
     result: Option<Result<LinkPair>>,
 }
 
-/// One end of a link; the peer's thread calls this too. See [`Hub::connect`].
-///
-/// # Errors
-/// As [`Hub::connect`].
-pub fn connect(
-    hub: &Hub,
-    to: &ConnectTo,
-    doorbell: &Arc<Doorbell>,
-    abort: &dyn Fn() -> Option<Error>,
-    deadline: Duration,
-) -> Result<LinkPair> {
-    hub.connect(to, doorbell, abort, deadline)
-}
-
 impl Hub {
     /// An empty hub.
     pub fn new() -> Arc<Hub> {

@@ -54,15 +54,12 @@ impl Port {
                 other => return other.map_err(failed),
             }
         }
-        Err(Error::Config {
-            name: "TINYNCCL_PORT_RANGE".to_owned(),
-            value: range.to_string(),
-            detail: format!(
-                "all {} of these ports are taken on {ip}: expected a free one for every rank of this host; end what listens there, \
-                 or widen the range",
-                range.ports().count()
-            ),
-        })
+        let detail = format!(
+            "all {} of these ports are taken on {ip}: expected a free one for every rank of this host; end what listens there, \
+             or widen the range",
+            range.ports().count()
+        );
+        Err(Error::config("TINYNCCL_PORT_RANGE", range, detail))
     }
 }
 

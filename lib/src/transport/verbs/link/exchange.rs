@@ -13,14 +13,14 @@
 //! ```
 //! When both return, both queue pairs take what comes. Instead of a card, either may say why it has none.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::Write;
 use std::net::TcpStream;
-
-use rustix::event::PollFlags;
 
 use crate::config::MAX_QPS;
 use crate::error::{Error, Result};
 use crate::transport::Peer;
+use crate::transport::handshake::cut;
+use crate::transport::stream::{self, Failure};
 use crate::transport::wait::Wait;
 
 /// Outcome the peer has to know of our end. Little endian, as are the others.
@@ -100,12 +100,7 @@ fn send(socket: &mut TcpStream, who: &Peer, what: u32, body: &[u8]) -> Result<()
 pub(crate) fn send_card(socket: &mut TcpStream, who: &Peer, card: Result<&Card, &Error>) -> Result<()> {
     match card {
         Ok(card) => send(socket, who, CARD, &card.to_bytes()),
-        Err(reason) => {
-            let mut reason = reason.to_string();
-            let fits = (0..=LONGEST.min(reason.len())).rev().find(|&i| reason.is_char_boundary(i)).unwrap_or(0);
-            reason.truncate(fits);
-            send(socket, who, REASON, reason.as_bytes())
-        }
+        Err(reason) => send(socket, who, REASON, cut(&reason.to_string(), LONGEST).as_bytes()),
     }
 }
 
@@ -146,20 +141,13 @@ fn receive(socket: &mut TcpStream, who: &Peer, wait: &Wait<'_>) -> Result<(u32, 
 }
 
 fn read_exact(socket: &mut TcpStream, bytes: &mut [u8], who: &Peer, wait: &Wait<'_>) -> Result<()> {
-    let mut got = 0;
-    while let Some(rest) = bytes.get_mut(got..).filter(|r| !r.is_empty()) {
-        match socket.read(rest) {
-            Ok(0) => return Err(who.lost("connect", "it closed the connection while the RDMA link was being made")),
-            Ok(n) => got += n,
-            Err(e) if e.kind() == ErrorKind::WouldBlock => {
-                let detail = || "it has not told its side of the RDMA link yet".to_owned();
-                wait.ready(socket, PollFlags::IN, wait.left(), detail)?;
-            }
-            Err(e) if e.kind() == ErrorKind::Interrupted => {}
-            Err(e) => return Err(who.lost("connect", &e.to_string())),
+    let detail = "it has not told its side of the RDMA link yet";
+    stream::read_exact(socket, bytes, wait, detail).map_err(|failure| match failure {
+        Failure::Final(e) => e,
+        Failure::Wrong(text) | Failure::Slow(text) => {
+            who.lost("connect", &format!("{text} while the RDMA link was being made"))
         }
-    }
-    Ok(())
+    })
 }
 
 #[cfg(test)]
