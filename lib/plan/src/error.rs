@@ -152,6 +152,16 @@ impl Error {
         Error::InvalidArgument { op: op.into(), detail: detail.into() }
     }
 
+    /// An [`Error::Config`].
+    pub fn config(name: impl Into<String>, value: impl ToString, detail: impl Into<String>) -> Self {
+        Error::Config { name: name.into(), value: value.to_string(), detail: detail.into() }
+    }
+
+    /// An [`Error::Bootstrap`].
+    pub fn bootstrap(address: impl ToString, detail: impl Into<String>) -> Self {
+        Error::Bootstrap { address: address.to_string(), detail: detail.into() }
+    }
+
     /// An [`Error::Os`] from an `std::io::Error`.
     pub fn io(op: impl Into<String>, detail: impl Into<String>, source: &std::io::Error) -> Self {
         match source.raw_os_error() {

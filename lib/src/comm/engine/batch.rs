@@ -159,7 +159,7 @@ impl Inner {
         engine.board.announce(&Header { seq: engine.seq, ..header });
         self.open(engine, transfers.sends.iter().chain(&transfers.recvs).map(|&(peer, _)| (0, peer)))?;
         let longest = self.options.max_message;
-        Plan::of_transfers(call.dtype, header, transfers, longest, engine.links.lends(false), |peer| {
+        Plan::of_transfers(call.dtype, header, transfers, longest, engine.links.zero_copy(false), |peer| {
             engine.links.get(0, peer)
         })
         .ok_or_else(|| Error::invalid(format!("{}_v", call.collective), "a rank without a link"))

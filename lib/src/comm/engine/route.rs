@@ -90,10 +90,10 @@ impl Inner {
             return Some((Algorithm::OneShot, segment));
         }
         // A link with zero copy copies a segment on ordinary pages once; staging copies it twice.
-        let is_lent = engine.tuned.model.lend_from.is_some_and(|from| segment >= from);
+        let zero_copy = engine.tuned.model.zero_copy_from.is_some_and(|from| segment >= from);
         let wanted = match engine.forced {
             // Two ranks are as fast or faster over their link, except for a broadcast.
-            None => shape.ranks > 2 || shape.ranks == 2 && shape.collective == Collective::Broadcast && !is_lent,
+            None => shape.ranks > 2 || shape.ranks == 2 && shape.collective == Collective::Broadcast && !zero_copy,
             Some(forced) => forced == Algorithm::Staged && shape.ranks > 1,
         };
         let chunk = symmetric::largest_chunk(shape, elem, board.stage_bytes());

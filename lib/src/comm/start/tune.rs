@@ -106,7 +106,7 @@ pub(super) fn start(comm: &Comm) -> Result<()> {
 
 fn adopt(comm: &Comm, tuned: Tuned) {
     comm.inner.oversubscribed.store(tuned.is_oversubscribed(comm.rank()), Ordering::Relaxed);
-    comm.inner.state.control.lend_from(tuned.model.lend_from.unwrap_or(usize::MAX));
+    comm.inner.state.control.zero_copy_from(tuned.model.zero_copy_from.unwrap_or(usize::MAX));
     let mut engine = lock(&comm.inner.engine);
     engine.tuned = tuned.relayed(&comm.inner.state);
     engine.forget_routes();
