@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::cuda::{Choice, Path};
+use crate::device::{Choice, Path};
 
 /// Something that took from `begin` to `end` (nanoseconds of our clock) on one of the communicator's tracks.
 #[derive(Debug, Clone, Copy)]

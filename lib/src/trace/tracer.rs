@@ -8,7 +8,7 @@ use super::ring::Ring;
 use super::sink::Sink;
 use super::source::Source;
 use super::{chrome, now};
-use crate::comm::lock;
+use crate::threads::lock;
 
 /// These events are few; the executor's are not.
 const CAPACITY: usize = 1 << 16;

@@ -69,7 +69,6 @@ pub(crate) mod packet;
 mod pagemap;
 pub(crate) mod shm;
 mod stream;
-pub(crate) mod sync;
 mod tcp;
 #[cfg(feature = "verbs")]
 mod verbs;

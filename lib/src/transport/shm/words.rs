@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::transport::sync::{AtomicU32, AtomicU64, Step, order};
+use crate::sync::{AtomicU32, AtomicU64, Step, order};
 
 /// Asleep, ring the doorbell.
 const WAITING: u32 = 1;
