@@ -14,8 +14,9 @@ use super::window::Window;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 
-/// A device buffer that the kernels of all ranks of a [`DeviceComm`] reach: large calls read and write it directly. It
-/// is used as a `CudaSlice`, also in parts (`slice`, [`Registered::slice_mut`]). It owns its memory, because memory
+/// A device buffer that the kernels of all ranks of a [`DeviceComm`] reach: large calls read and write it directly.
+///
+/// It is used as a `CudaSlice`, also in parts (`slice`, [`Registered::slice_mut`]). It owns its memory, because memory
 /// that other ranks have mapped must not be freed. Dropping it ends the registration at once; the memory is freed when
 /// all ranks next register a buffer, call [`DeviceComm::release`], or leave.
 ///

@@ -1,10 +1,14 @@
-//! Buffers that the other ranks' kernels reach: their owners and mappings. A rank numbers its registrations itself.
-//! Each rank's window has a table of its mappings of the other ranks' registrations: the start of the *allocation*,
-//! because CUDA IPC maps whole allocations. A call then names a buffer by number and offset from that start. A
-//! registration belongs to an allocation, not to an address. Memory that was freed and allocated again at the same
-//! address has another `CU_POINTER_ATTRIBUTE_BUFFER_ID`, is not found here, and goes through slots. Memory that others
-//! have mapped must not be freed before they have unmapped it. A dropped registration is no longer used, but its memory
-//! is freed only when all ranks next register a buffer, release, or leave.
+//! Buffers that the other ranks' kernels reach: their owners and mappings.
+//!
+//! A rank numbers its registrations itself. Each rank's window has a table of its mappings of the other ranks'
+//! registrations: the start of the *allocation*, because CUDA IPC maps whole allocations. A call then names a buffer by
+//! number and offset from that start.
+//!
+//! A registration belongs to an allocation, not to an address. Memory that was freed and allocated again at the same
+//! address has another `CU_POINTER_ATTRIBUTE_BUFFER_ID`, is not found here, and goes through slots.
+//!
+//! Memory that others have mapped must not be freed before they have unmapped it. A dropped registration is no longer
+//! used, but its memory is freed only when all ranks next register a buffer, release, or leave.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
