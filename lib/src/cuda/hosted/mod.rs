@@ -28,7 +28,13 @@
 //! Waits on this path end by the host communicator's deadline. Its error names the missing ranks, and the streams are
 //! released. Results of an all_reduce have the same bits on all ranks, because the host computes them.
 //!
-//! # Not implemented: a hierarchy All ranks of a host send all of their data through it. A *hierarchical* algorithm would first reduce inside each host by kernels (reduce_scatter), then exchange each GPU's part between the hosts, and gather it inside the host by kernels (all_gather). The hosts' links would then carry each byte once per host instead of once per rank. It would need two communicators per rank (the host's ranks; the ranks of the same number on all hosts), the same number of ranks on every host or an uneven cut, and both calls in the caller's stream, one after the other or chunk by chunk. The three calls exist.
+//! # Not implemented: a hierarchy
+//! All ranks of a host send all of their data through it. A *hierarchical* algorithm would first reduce inside each
+//! host by kernels (reduce_scatter), then exchange each GPU's part between the hosts, and gather it inside the host by
+//! kernels (all_gather). The hosts' links would then carry each byte once per host instead of once per rank. It would
+//! need two communicators per rank (the host's ranks; the ranks of the same number on all hosts), the same number of
+//! ranks on every host or an uneven cut, and both calls in the caller's stream, one after the other or chunk by chunk.
+//! The three calls exist.
 
 mod copies;
 mod progress;

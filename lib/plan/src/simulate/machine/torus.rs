@@ -17,7 +17,7 @@ use super::{Costs, LinkId, Machine, Translation, divides};
 pub struct Torus {
     rows: usize,
     columns: usize,
-    /// Seconds of a message, however far it goes.
+    /// Seconds of a message, at any distance.
     pub latency: f64,
     /// Seconds for each link on its way.
     pub per_link: f64,
