@@ -10,6 +10,7 @@ pub mod comm;
 pub mod config;
 pub mod cuda;
 pub mod ddp;
+mod doorbell;
 mod executor;
 mod fork;
 #[cfg(any(test, fuzzing))]
@@ -22,6 +23,7 @@ pub mod reduce;
 mod secret;
 mod strangers;
 mod symmetric;
+mod threads;
 pub mod topology;
 pub mod trace;
 pub mod transport;

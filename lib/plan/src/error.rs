@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use crate::dtype::{DType, ReduceOp};
-use crate::wire::Header;
+use crate::wire::{Collective, Header};
 
 /// Result of every fallible call in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -154,6 +154,16 @@ impl Error {
         Error::InvalidArgument { op: op.into(), detail: detail.into() }
     }
 
+    /// An [`Error::Config`].
+    pub fn config(name: impl Into<String>, value: impl ToString, detail: impl Into<String>) -> Self {
+        Error::Config { name: name.into(), value: value.to_string(), detail: detail.into() }
+    }
+
+    /// An [`Error::Bootstrap`].
+    pub fn bootstrap(address: impl ToString, detail: impl Into<String>) -> Self {
+        Error::Bootstrap { address: address.to_string(), detail: detail.into() }
+    }
+
     /// An [`Error::Os`] from an `std::io::Error`.
     pub fn io(op: impl Into<String>, detail: impl Into<String>, source: &std::io::Error) -> Self {
         match source.raw_os_error() {
@@ -182,15 +192,18 @@ impl Error {
 }
 
 impl ReduceOp {
-    /// An error if the operator cannot combine values of this type.
+    /// An error if the operator cannot combine values of this type, or not in this collective.
     #[doc(hidden)]
     #[inline]
-    pub fn check(self, call: &str, rank: usize, dtype: DType) -> Result<()> {
-        if self.applies_to(dtype) {
+    pub fn check(self, collective: Collective, rank: usize, dtype: DType) -> Result<()> {
+        let expected = if !self.applies_to(dtype) {
+            "integers, whose bits can be combined"
+        } else if collective == Collective::Scan && self == ReduceOp::Avg {
+            "another operator: no rank has the inputs of all ranks"
+        } else {
             return Ok(());
-        }
-        let detail = format!("rank {rank}: {self} of {dtype}: expected integers, whose bits can be combined");
-        Err(Error::invalid(call, detail))
+        };
+        Err(Error::invalid(collective.name(), format!("rank {rank}: {self} of {dtype}: expected {expected}")))
     }
 }
 

@@ -28,11 +28,13 @@ pub enum Collective {
     Barrier = 8,
     /// Point to point: `root` in the header is the sender.
     SendRecv = 9,
+    /// Rank `r` ends with the reduction of the inputs of ranks `0..=r`.
+    Scan = 10,
 }
 
 impl Collective {
     /// Every collective, in code order.
-    pub const ALL: [Collective; 10] = [
+    pub const ALL: [Collective; 11] = [
         Collective::AllReduce,
         Collective::AllGather,
         Collective::ReduceScatter,
@@ -43,6 +45,7 @@ impl Collective {
         Collective::AllToAll,
         Collective::Barrier,
         Collective::SendRecv,
+        Collective::Scan,
     ];
 
     /// Snake-case name as used in the API.
@@ -59,6 +62,7 @@ impl Collective {
             Collective::AllToAll => "all_to_all",
             Collective::Barrier => "barrier",
             Collective::SendRecv => "send/recv",
+            Collective::Scan => "scan",
         }
     }
 
@@ -84,7 +88,7 @@ impl Collective {
     /// True when values are combined, so that the operator matters.
     #[inline]
     pub const fn reduces(self) -> bool {
-        matches!(self, Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce)
+        matches!(self, Collective::AllReduce | Collective::ReduceScatter | Collective::Reduce | Collective::Scan)
     }
 }
 

@@ -38,7 +38,7 @@ pub(super) fn join_secret(id: &Secret, config: &Config) -> Result<Secret> {
 
 /// The secret in a file.
 fn read(path: &str, config: &Config) -> Result<Secret> {
-    let wrong = |detail| Error::Config { name: "TINYNCCL_SECRET_FILE".to_owned(), value: path.to_owned(), detail };
+    let wrong = |detail: String| Error::config("TINYNCCL_SECRET_FILE", path, detail);
     if config.secret.is_some() {
         return Err(wrong("TINYNCCL_SECRET is set, too: expected one of them".to_owned()));
     }

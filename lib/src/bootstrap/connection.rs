@@ -2,11 +2,10 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::event::PollFlags;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -153,53 +152,4 @@ pub(crate) fn broken(error: &io::Error) -> String {
         io::ErrorKind::TimedOut => "its host does not answer any more".to_owned(),
         _ => format!("its connection to the store failed: {error}"),
     }
-}
-
-/// Waits until one of `fds` is ready or `limit` has passed. Interruption by a signal counts as ready.
-pub(crate) fn poll(fds: &mut [PollFd<'_>], limit: Duration) -> io::Result<()> {
-    let limit = Timespec { tv_sec: limit.as_secs().min(3600) as i64, tv_nsec: i64::from(limit.subsec_nanos()) };
-    match rustix::event::poll(fds, Some(&limit)) {
-        Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-        Err(e) => Err(e.into()),
-    }
-}
-
-/// Time left until `deadline`.
-pub(crate) fn left(deadline: Instant) -> Duration {
-    deadline.saturating_duration_since(Instant::now())
-}
-
-/// `now + limit`, also for limits beyond what a clock can hold.
-pub(crate) fn deadline_after(limit: Duration) -> Instant {
-    let now = Instant::now();
-    now.checked_add(limit).unwrap_or_else(|| now + Duration::from_secs(365 * 24 * 3600))
-}
-
-/// Wakes a thread that polls.
-#[derive(Debug)]
-pub(crate) struct Waker(OwnedFd);
-
-impl Waker {
-    pub(crate) fn new() -> rustix::io::Result<Self> {
-        rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(Waker)
-    }
-
-    pub(crate) fn wake(&self) {
-        // Fails only when the counter is full: the thread is being woken then.
-        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
-    }
-
-    pub(crate) fn clear(&self) {
-        // Fails only when nobody woke us.
-        let _ = rustix::io::read(&self.0, &mut [0; 8]);
-    }
-
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
-
-/// Locks, also after another thread panicked with the lock held: our critical sections leave consistent values.
-pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

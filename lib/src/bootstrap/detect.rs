@@ -94,16 +94,13 @@ fn slurm_step(lookup: Lookup<'_>) -> Option<usize> {
 pub(crate) fn plan(lookup: Lookup<'_>) -> Result<Plan> {
     let ranks = ranks(lookup)?;
     if ranks.world_size == 0 || ranks.world_size > u32::MAX as usize {
-        return Err(wrong(
-            ranks.size_variable,
-            ranks.world_size.to_string(),
-            "a world has at least one rank, and fewer than 2^32",
-        ));
+        let detail = "a world has at least one rank, and fewer than 2^32";
+        return Err(Error::config(ranks.size_variable, ranks.world_size, detail));
     }
     if ranks.rank >= ranks.world_size {
         let detail =
             format!("out of range: {}={} allows 0 to {}", ranks.size_variable, ranks.world_size, ranks.world_size - 1);
-        return Err(wrong(ranks.launcher.rank_variable(), ranks.rank.to_string(), &detail));
+        return Err(Error::config(ranks.launcher.rank_variable(), ranks.rank, detail));
     }
     let meeting = meeting(lookup, &ranks)?;
     let local_rank = match ranks.local_rank {
@@ -163,7 +160,7 @@ fn ranks(lookup: Lookup<'_>) -> Result<Ranks> {
     let detail = format!(
         "{because}: start the ranks with this program's own launcher, torchrun, mpirun or srun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
     );
-    Err(wrong("RANK", String::new(), &detail))
+    Err(Error::config("RANK", "", detail))
 }
 
 fn number(lookup: Lookup<'_>, name: &str) -> Result<Option<usize>> {
@@ -171,18 +168,14 @@ fn number(lookup: Lookup<'_>, name: &str) -> Result<Option<usize>> {
         None => Ok(None),
         Some(text) => match text.trim().parse() {
             Ok(n) => Ok(Some(n)),
-            Err(_) => Err(wrong(name, text, "expected a whole number")),
+            Err(_) => Err(Error::config(name, text, "expected a whole number")),
         },
     }
 }
 
 fn required(lookup: Lookup<'_>, name: &str, other: &str) -> Result<usize> {
     number(lookup, name)?
-        .ok_or_else(|| wrong(name, String::new(), &format!("missing, but {other} is set: a launcher sets both")))
-}
-
-fn wrong(name: &str, value: String, detail: &str) -> Error {
-    Error::Config { name: name.to_owned(), value, detail: detail.to_owned() }
+        .ok_or_else(|| Error::config(name, "", format!("missing, but {other} is set: a launcher sets both")))
 }
 
 #[cfg(test)]

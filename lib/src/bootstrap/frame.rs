@@ -11,6 +11,7 @@ use crate::secret::Nonce;
 
 /// First bytes of every client.
 pub(crate) const MAGIC: [u8; 8] = *b"tinynccl";
+const NOT_OURS: &str = "this is a tinynccl rendezvous store, and what came is not a tinynccl hello";
 /// Length of the hello.
 pub(crate) const HELLO_BYTES: usize = 36;
 /// Longest body of a frame, once a client is known.
@@ -21,7 +22,8 @@ pub(crate) const MAX_PROOF: usize = 1 << 10;
 pub(crate) const MAX_REGISTER: usize = 256 << 10;
 
 /// The first thing that a client says.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
 pub(crate) struct Hello {
     /// Drawn for this connection.
     pub(crate) nonce: Nonce,
@@ -29,41 +31,35 @@ pub(crate) struct Hello {
     pub(crate) world_size: u32,
 }
 
+/// A hello as it is sent.
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+struct Wire {
+    magic: [u8; 8],
+    version: u16,
+    reserved: u16,
+    hello: Hello,
+}
+
 impl Hello {
     pub(crate) fn encode(&self) -> [u8; HELLO_BYTES] {
-        let mut bytes = [0; HELLO_BYTES];
-        bytes[..8].copy_from_slice(&MAGIC);
-        bytes[8..10].copy_from_slice(&PROTOCOL_VERSION.to_le_bytes());
-        bytes[12..28].copy_from_slice(&self.nonce);
-        bytes[28..32].copy_from_slice(&self.rank.to_le_bytes());
-        bytes[32..].copy_from_slice(&self.world_size.to_le_bytes());
-        bytes
+        bytemuck::cast(Wire { magic: MAGIC, version: PROTOCOL_VERSION, reserved: 0, hello: *self })
     }
 
     /// The hello in `bytes`, if it is of our kind and version; else why not, in words for the client.
     pub(crate) fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Hello, String> {
-        let (magic, rest) = split::<8>(bytes)?;
+        let Wire { magic, version, hello, .. } = bytemuck::cast(*bytes);
         if magic != MAGIC {
-            return Err("this is a tinynccl rendezvous store, and what came is not a tinynccl hello".to_owned());
+            return Err(NOT_OURS.to_owned());
         }
-        let (version, rest) = split::<2>(rest)?;
-        let version = u16::from_le_bytes(version);
         if version != PROTOCOL_VERSION {
             return Err(format!(
                 "the client speaks protocol version {version}, the store version {PROTOCOL_VERSION}: \
                  build all ranks from the same version"
             ));
         }
-        let (_reserved, rest) = split::<2>(rest)?;
-        let (nonce, rest) = split::<16>(rest)?;
-        let (rank, rest) = split::<4>(rest)?;
-        let (world_size, _) = split::<4>(rest)?;
-        Ok(Hello { nonce, rank: u32::from_le_bytes(rank), world_size: u32::from_le_bytes(world_size) })
+        Ok(hello)
     }
-}
-
-fn split<const N: usize>(bytes: &[u8]) -> Result<([u8; N], &[u8]), String> {
-    bytes.split_first_chunk::<N>().map(|(head, rest)| (*head, rest)).ok_or_else(|| "short hello".to_owned())
 }
 
 /// Appends a frame to `out`. Bodies above [`MAX_FRAME`] are refused, because the other side would refuse them.
@@ -106,7 +102,7 @@ impl Decoder {
         }
         let seen = rest.len().min(MAGIC.len());
         if rest.iter().zip(&MAGIC).take(seen).any(|(a, b)| a != b) {
-            return Err("this is a tinynccl rendezvous store, and what came is not a tinynccl hello".to_owned());
+            return Err(NOT_OURS.to_owned());
         }
         Ok(None)
     }

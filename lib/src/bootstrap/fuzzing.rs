@@ -11,10 +11,10 @@ use super::message::{ToRank, ToStore};
 use super::store::Store;
 use crate::fuzzing::variable;
 
-/// A stream to the store, or from it. First byte: length of the pieces it comes in. Cutting changes nothing.
+/// A stream to the store, or from it. First byte: length of the chunks it comes in. Cutting changes nothing.
 pub fn bootstrap_frame(data: &[u8]) {
-    let Some((&piece, stream)) = data.split_first() else { return };
-    let cut = frames(stream.chunks(usize::from(piece).max(1)));
+    let Some((&chunk, stream)) = data.split_first() else { return };
+    let cut = frames(stream.chunks(usize::from(chunk).max(1)));
     assert_eq!(cut, frames([stream]));
     for body in &cut.1 {
         let _ = serde_json::from_slice::<ToRank>(body);
@@ -28,11 +28,11 @@ pub fn bootstrap_frame(data: &[u8]) {
 /// The hello if any (or why it is refused), and the bodies after it up to the first error.
 type Frames = (Option<Result<Hello, String>>, Vec<Vec<u8>>);
 
-fn frames<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Frames {
+fn frames<'a>(chunks: impl IntoIterator<Item = &'a [u8]>) -> Frames {
     let mut decoder = Decoder::default();
     let (mut hello, mut bodies) = (None, Vec::new());
-    for piece in pieces {
-        decoder.extend(piece);
+    for chunk in chunks {
+        decoder.extend(chunk);
         if hello.is_none() {
             let bytes = decoder.hello().transpose();
             hello = bytes.map(|b| b.and_then(|b| Hello::decode(&b)));
@@ -57,18 +57,17 @@ pub fn store_request(data: &[u8]) {
         let now = start + Duration::from_millis(n as u64);
         let Some((digit, rest)) = line.split_first() else { continue };
         let rank = usize::from(digit & 3);
-        let out = match rest {
+        match rest {
             b"+" => {
                 let hello = Hello { nonce: [0; 16], rank: rank as u32, world_size: WORLD as u32 };
                 match store.admit(&hello) {
                     Ok(admitted) => {
                         assert_eq!(admitted, rank);
-                        store.register(rank, serde_json::Value::Null, now)
+                        store.register(rank, serde_json::Value::Null, now);
                     }
                     Err(refusal) => {
                         assert!(!refusal.reason.is_empty());
                         store.note(refusal.reason);
-                        Vec::new()
                     }
                 }
             }
@@ -80,12 +79,12 @@ pub fn store_request(data: &[u8]) {
                     let again: ToStore = serde_json::from_slice(&text).expect("what was written can be parsed");
                     // Numbers in a rank's endpoints may differ in their last digit; they are opaque to the store.
                     assert!(again == message || matches!(message, ToStore::Register { .. }));
-                    store.handle(rank, message, now)
+                    store.handle(rank, message, now);
                 }
                 Err(_) => continue,
             },
-        };
-        for (to, message) in out {
+        }
+        for (to, message) in store.take_out() {
             assert!(to < WORLD);
             serde_json::to_vec(&message).expect("every answer can be written");
         }

@@ -7,7 +7,7 @@ use rustix::event::PollFd;
 use serde_json::Value;
 
 use super::admission::{self, Generation};
-use super::connection::{Connection, Fill, broken, deadline_after, left, poll};
+use super::connection::{Connection, Fill, broken};
 use super::frame::{Hello, MAX_FRAME, MAX_REGISTER};
 use super::message::{Bytes, ToRank, ToStore};
 use super::unique_id::PROTOCOL_VERSION;
@@ -15,6 +15,7 @@ use super::{UniqueId, interface};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::secret::{self, Secret};
+use crate::threads::{deadline_after, left, poll};
 
 /// Longest time for one attempt to connect, or for the first answer, while there are other addresses to try.
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(5);
@@ -80,18 +81,16 @@ pub(crate) fn join(id: &UniqueId, rank: usize, world_size: usize, info: Value, c
         }
         if let Some((address, reason)) = refused {
             let detail = format!("rank {rank} was refused: {reason}");
-            return Err(Error::Bootstrap { address: address.to_string(), detail });
+            return Err(Error::bootstrap(address, detail));
         }
         if left(attempt.deadline) <= pause {
-            return Err(Error::Bootstrap {
-                address: id.address_list(),
-                detail: format!(
-                    "rank {rank} found no store for {:.1?} ({}); check that the process which runs it (rank 0 or the launcher) \
-                     was started and that its address can be reached from here",
-                    started.elapsed(),
-                    failures.join("; ")
-                ),
-            });
+            let detail = format!(
+                "rank {rank} found no store for {:.1?} ({}); check that the process which runs it (rank 0 or the launcher) was \
+                 started and that its address can be reached from here",
+                started.elapsed(),
+                failures.join("; ")
+            );
+            return Err(Error::bootstrap(id.address_list(), detail));
         }
         std::thread::sleep(pause);
         pause = (pause * 2).min(LONGEST_PAUSE);
@@ -116,10 +115,8 @@ fn check(id: &UniqueId, rank: usize, world_size: usize, info: &Value) -> Result<
     let length = info.to_string().len();
     // Room for the name of the message around it.
     if length + 64 > MAX_REGISTER {
-        return Err(Error::invalid(
-            OP,
-            format!("the endpoints take {length} bytes, at most {MAX_REGISTER} are allowed"),
-        ));
+        let detail = format!("the endpoints take {length} bytes, at most {MAX_REGISTER} are allowed");
+        return Err(Error::invalid(OP, detail));
     }
     Ok(())
 }
@@ -186,9 +183,9 @@ impl Attempt {
         address: SocketAddr,
         generation: Generation,
     ) -> Result<Joined, Failed> {
-        let bootstrap = |detail: String| Error::Bootstrap { address: address.to_string(), detail };
+        let fatal = |detail: String| Failed::Final(Error::bootstrap(address, detail));
         let message = ToStore::Register { info: self.info.clone() };
-        connection.queue(&message).map_err(|e| Failed::Final(bootstrap(e)))?;
+        connection.queue(&message).map_err(fatal)?;
         let mut missing = Vec::new();
         let mut notes = Vec::new();
         let mut host = None;
@@ -206,14 +203,11 @@ impl Attempt {
                     goodbye(&mut connection, "");
                     let never =
                         if missing.is_empty() { String::new() } else { format!("; never came: {}", list(&missing)) };
-                    return Err(Failed::Final(bootstrap(format!("rank {}: {reason}{never}", self.rank))));
+                    return Err(fatal(format!("rank {}: {reason}{never}", self.rank)));
                 }
                 Heard::Message(_) => {}
                 Heard::Nonsense(e) => {
-                    return Err(Failed::Final(bootstrap(format!(
-                        "rank {}: the store broke the protocol: {e}",
-                        self.rank
-                    ))));
+                    return Err(fatal(format!("rank {}: the store broke the protocol: {e}", self.rank)));
                 }
                 Heard::End(e) => {
                     if let Some(peer) = host {
@@ -221,8 +215,7 @@ impl Attempt {
                         let (op, address) = (OP.to_owned(), address.to_string());
                         return Err(Failed::Final(Error::PeerLost { op, rank: self.rank, peer, address, detail }));
                     }
-                    let detail = format!("rank {} lost the store before all ranks had come: {e}", self.rank);
-                    return Err(Failed::Final(bootstrap(detail)));
+                    return Err(fatal(format!("rank {} lost the store before all ranks had come: {e}", self.rank)));
                 }
                 Heard::Nothing => {
                     let waited = self.started.elapsed();

@@ -4,20 +4,19 @@
 //! leaves no file behind and disappears with its owner. Both sides check that the other belongs to the same user.
 
 use std::io::{Read, Write};
-use std::os::fd::AsFd;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
 
 use super::UniqueId;
-use super::connection::{Waker, deadline_after, left, poll};
+use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
 use crate::fork::Kept;
+use crate::threads::{Thread, deadline_after, left, poll};
 
 const OP: &str = "meeting on this host";
 const LONGEST_ID: u64 = 8 << 10;
@@ -66,45 +65,36 @@ fn same_user(stream: &UnixStream) -> bool {
 /// Rank 0's side: a thread that gives the id to everybody of the same user who connects. Ends when dropped.
 #[derive(Debug)]
 pub(crate) struct HandOut {
-    stop: Arc<(AtomicBool, Waker)>,
-    thread: Option<JoinHandle<()>>,
+    stop: Arc<(AtomicBool, Arc<Doorbell>)>,
+    thread: Thread,
 }
 
 impl HandOut {
     pub(crate) fn start(name: &str, id: &UniqueId) -> Result<HandOut> {
-        let listener = UnixListener::bind_addr(&address(name)?).map_err(|e| Error::Bootstrap {
-            address: format!("@{name}"),
-            detail: format!("rank 0 cannot listen: {e}; is there another process with rank 0?"),
-        })?;
+        let failed = |e| format!("rank 0 cannot listen: {e}; is there another process with rank 0?");
+        let listener =
+            UnixListener::bind_addr(&address(name)?).map_err(|e| Error::bootstrap(format!("@{name}"), failed(e)))?;
         listener.set_nonblocking(true).map_err(|e| Error::io(OP, "listener", &e))?;
         let listener = Kept::new(listener);
-        let waker = Waker::new().map_err(|e| Error::errno(OP, "eventfd", e))?;
-        let stop = Arc::new((AtomicBool::new(false), waker));
+        let stop = Arc::new((AtomicBool::new(false), Doorbell::new()?));
         let (for_thread, text) = (Arc::clone(&stop), id.to_string());
-        let thread = std::thread::Builder::new()
-            .name("tinynccl-meet".to_owned())
-            .spawn(move || hand_out(&listener, &text, &for_thread))
-            .map_err(|e| Error::io(OP, "starting a thread", &e))?;
-        Ok(HandOut { stop, thread: Some(thread) })
+        let what = "the thread that hands the unique id out".to_owned();
+        let run = move || hand_out(&listener, &text, &for_thread);
+        Ok(HandOut { stop, thread: Thread::start(OP, "tinynccl-meet".to_owned(), what, run)? })
     }
 }
 
 impl Drop for HandOut {
     fn drop(&mut self) {
         self.stop.0.store(true, Ordering::Release);
-        self.stop.1.wake();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
+        self.stop.1.ring();
+        self.thread.join();
     }
 }
 
-fn hand_out(listener: &UnixListener, text: &str, stop: &(AtomicBool, Waker)) {
+fn hand_out(listener: &UnixListener, text: &str, stop: &(AtomicBool, Arc<Doorbell>)) {
     while !stop.0.load(Ordering::Acquire) {
-        let mut fds = [
-            PollFd::from_borrowed_fd(stop.1.fd(), PollFlags::IN),
-            PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN),
-        ];
+        let mut fds = [PollFd::new(&stop.1, PollFlags::IN), PollFd::new(listener, PollFlags::IN)];
         if poll(&mut fds, Duration::from_secs(60)).is_err() {
             return;
         }
@@ -128,13 +118,11 @@ pub(crate) fn fetch(name: &str, rank: usize, limit: Duration) -> Result<UniqueId
             Err(detail) => detail,
         };
         if left(deadline) <= pause {
-            return Err(Error::Bootstrap {
-                address: format!("@{name}"),
-                detail: format!(
-                    "rank {rank} did not meet rank 0 on this host within {limit:.1?} ({detail}); did rank 0 start, in the same \
-                     network and process namespaces? Otherwise set MASTER_ADDR and MASTER_PORT for all ranks"
-                ),
-            });
+            let detail = format!(
+                "rank {rank} did not meet rank 0 on this host within {limit:.1?} ({detail}); did rank 0 start, in the same \
+                 network and process namespaces? Otherwise set MASTER_ADDR and MASTER_PORT for all ranks"
+            );
+            return Err(Error::bootstrap(format!("@{name}"), detail));
         }
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(200));

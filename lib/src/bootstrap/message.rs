@@ -88,28 +88,30 @@ pub(crate) struct Bytes(pub(crate) Vec<u8>);
 
 impl Serialize for Bytes {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        const DIGITS: [u8; 16] = *b"0123456789abcdef";
-        let text: String = self
-            .0
-            .iter()
-            .flat_map(|b| [DIGITS[usize::from(b >> 4)], DIGITS[usize::from(b & 15)]])
-            .map(char::from)
-            .collect();
-        serializer.serialize_str(&text)
+        serializer.serialize_str(&hex(&self.0))
     }
 }
 
 impl<'de> Deserialize<'de> for Bytes {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        let digit = |b: u8| char::from(b).to_digit(16);
-        let bytes = text.as_bytes().chunks(2).map(|pair| match pair {
-            [high, low] => Some((digit(*high)? << 4 | digit(*low)?) as u8),
-            _ => None,
-        });
-        let bytes: Option<Vec<u8>> = bytes.collect();
+        let bytes = from_hex(&String::deserialize(deserializer)?);
         bytes.map(Bytes).ok_or_else(|| serde::de::Error::custom("expected pairs of hexadecimal digits"))
     }
+}
+
+/// Two hexadecimal digits per byte.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    const DIGITS: [u8; 16] = *b"0123456789abcdef";
+    let digits = |b: &u8| [DIGITS[usize::from(b >> 4)], DIGITS[usize::from(b & 15)]];
+    bytes.iter().flat_map(digits).map(char::from).collect()
+}
+
+/// The reverse.
+pub(super) fn from_hex(text: &str) -> Option<Vec<u8>> {
+    let (pairs, rest) = text.as_bytes().as_chunks::<2>();
+    let digit = |b: u8| char::from(b).to_digit(16);
+    let byte = |[high, low]: &[u8; 2]| Some((digit(*high)? << 4 | digit(*low)?) as u8);
+    if rest.is_empty() { pairs.iter().map(byte).collect() } else { None }
 }
 
 #[cfg(test)]

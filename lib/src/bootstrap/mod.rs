@@ -29,13 +29,13 @@ pub mod host;
 pub mod interface;
 mod join;
 mod local_meeting;
+mod mailbox;
 mod message;
 mod monitor;
 mod progress;
 mod rendezvous;
 pub mod server;
 pub mod session;
-mod shared;
 mod store;
 pub mod unique_id;
 
@@ -44,7 +44,6 @@ mod tests;
 
 pub(crate) use calls::{Digests, first_difference, is_later};
 pub use calls::{Disagreement, Made};
-pub(crate) use connection::{Waker, deadline_after, left, lock, poll};
 pub use detect::is_rank;
 pub use event::Event;
 pub use host::Host;

@@ -5,18 +5,19 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::connection::{Connection, Fill, deadline_after, left, lock, poll};
+use super::connection::{Connection, Fill};
 use super::event::Event;
 use super::frame::MAX_FRAME;
+use super::mailbox::{ExchangeFailure, Exchanged, Mailbox};
 use super::message::{ToRank, ToStore};
-use super::shared::{ExchangeFailure, Exchanged, Shared};
+use crate::threads::{deadline_after, left, lock, poll};
 
 /// How long the goodbye may take.
 const BYE_LIMIT: Duration = Duration::from_secs(1);
 
 pub(crate) struct Monitor {
     connection: Connection,
-    shared: Arc<Shared>,
+    mailbox: Arc<Mailbox>,
     rank: usize,
     heartbeat: Duration,
     /// Since when we are closing, as a deadline.
@@ -36,19 +37,19 @@ fn gone(what: &str) -> End {
 }
 
 impl Monitor {
-    pub(crate) fn new(connection: Connection, shared: Arc<Shared>, rank: usize, heartbeat: Duration) -> Self {
-        Monitor { connection, shared, rank, heartbeat, bye: None }
+    pub(crate) fn new(connection: Connection, mailbox: Arc<Mailbox>, rank: usize, heartbeat: Duration) -> Self {
+        Monitor { connection, mailbox, rank, heartbeat, bye: None }
     }
 
     pub(crate) fn run(mut self) {
         match self.listen() {
-            _ if self.bye.is_some() => self.shared.answer(|a| a.over = Some("this session is closed".to_owned())),
-            End::Good(why) => self.shared.answer(|a| a.over = Some(why.to_owned())),
+            _ if self.bye.is_some() => self.mailbox.answer(|a| a.over = Some("this session is closed".to_owned())),
+            End::Good(why) => self.mailbox.answer(|a| a.over = Some(why.to_owned())),
             End::Lost(detail) => {
                 log::debug!("rank {}: lost the store: {detail}", self.rank);
                 let over = format!("the connection to the store is lost: {detail}");
-                self.shared.answer(|a| a.over = Some(over));
-                self.shared.dispatch(Event::StoreLost { detail });
+                self.mailbox.answer(|a| a.over = Some(over));
+                self.mailbox.dispatch(Event::StoreLost { detail });
             }
         }
     }
@@ -59,7 +60,7 @@ impl Monitor {
         let mut state: std::io::Result<Fill> = Ok(Fill::Open);
         loop {
             // What came before the end counts: the store may have said why. Some came with the answer to our registration.
-            if let Err(end) = self.hear_all() {
+            if let Err(end) = self.handle_all() {
                 return end;
             }
             match state {
@@ -83,26 +84,26 @@ impl Monitor {
             let flushed = self.connection.flush();
             let polled = {
                 let mut fds = [
-                    PollFd::from_borrowed_fd(self.shared.waker.fd(), PollFlags::IN),
+                    PollFd::new(&self.mailbox.bell, PollFlags::IN),
                     PollFd::from_borrowed_fd(self.connection.fd(), self.connection.interest()),
                 ];
-                poll(&mut fds, left(until))
+                poll(&mut fds, left(until)).map_err(std::io::Error::from)
             };
-            self.shared.waker.clear();
+            self.mailbox.bell.drain();
             let filled = self.connection.fill();
             state = flushed.and(polled).and(filled);
         }
     }
 
-    fn hear_all(&mut self) -> Result<(), End> {
+    fn handle_all(&mut self) -> Result<(), End> {
         while let Some(message) = self.connection.next(MAX_FRAME).map_err(End::Lost)? {
-            self.hear(message)?;
+            self.handle(message)?;
         }
         Ok(())
     }
 
     fn take_outbox(&mut self) -> Result<(), End> {
-        let mut outbox = lock(&self.shared.outbox);
+        let mut outbox = lock(&self.mailbox.outbox);
         let frames = std::mem::take(&mut outbox.frames);
         let (bye, beat) = (outbox.bye, std::mem::take(&mut outbox.beat));
         drop(outbox);
@@ -122,7 +123,7 @@ impl Monitor {
     }
 
     fn beat(&mut self) -> Result<(), End> {
-        let mut tracked = lock(&self.shared.tracked);
+        let mut tracked = lock(&self.mailbox.tracked);
         // First the number of the last call, then the calls: the store knows those that it hears of.
         let progress = tracked.iter().map(|(comm, p)| (*comm, p.snapshot())).collect();
         let calls = tracked.iter().map(|(comm, p)| (*comm, p.first(), p.untold()));
@@ -133,22 +134,22 @@ impl Monitor {
         self.connection.queue(&ToStore::Beat { progress, calls }).map_err(End::Lost)
     }
 
-    fn hear(&mut self, message: ToRank) -> Result<(), End> {
+    fn handle(&mut self, message: ToRank) -> Result<(), End> {
         match message {
             ToRank::Values { key, values } => self.answer_exchange(key, Ok(values.into_iter().map(|b| b.0).collect())),
             ToRank::ExchangeFailed { key, missing, cause, reason } => {
                 self.answer_exchange(key, Err(ExchangeFailure { missing, cause, reason }));
             }
-            ToRank::Health { ticket, ranks } => self.shared.answer(|a| {
+            ToRank::Health { ticket, ranks } => self.mailbox.answer(|a| {
                 // Nobody waits any more when it is not there.
                 if let Some(slot) = a.healths.get_mut(&ticket) {
                     *slot = Some(ranks);
                 }
             }),
-            ToRank::Lost { rank, detail } => self.shared.dispatch(Event::RankLost { rank, detail }),
-            ToRank::Left { rank } => self.shared.dispatch(Event::RankLeft { rank }),
-            ToRank::Abort { from, comm, reason } => self.shared.dispatch(Event::Abort { from, comm, reason }),
-            ToRank::Disagree(disagreement) => self.shared.dispatch(Event::Disagree(disagreement)),
+            ToRank::Lost { rank, detail } => self.mailbox.dispatch(Event::RankLost { rank, detail }),
+            ToRank::Left { rank } => self.mailbox.dispatch(Event::RankLeft { rank }),
+            ToRank::Abort { from, comm, reason } => self.mailbox.dispatch(Event::Abort { from, comm, reason }),
+            ToRank::Disagree(disagreement) => self.mailbox.dispatch(Event::Disagree(disagreement)),
             ToRank::Closing => return Err(End::Good("the store has closed in good order")),
             ToRank::Rejected { reason, .. } => return Err(End::Lost(reason)),
             ToRank::Challenge { .. }
@@ -161,7 +162,7 @@ impl Monitor {
     }
 
     fn answer_exchange(&self, key: String, outcome: Exchanged) {
-        self.shared.answer(|a| {
+        self.mailbox.answer(|a| {
             if let Some(slot) = a.exchanges.get_mut(&key) {
                 *slot = Some(outcome);
             }

@@ -83,11 +83,9 @@ pub(crate) fn from_lookup(lookup: Lookup<'_>, config: &Config) -> Result<Rendezv
             if rank == 0 {
                 let bind = SocketAddr::new(bind_address(&hosts)?, port);
                 let started = Server::start_with(bind, secret, world_size, config, LINGER).map_err(|e| match e {
-                    Error::Bootstrap { detail, .. } => Error::Config {
-                        name: "MASTER_PORT".to_owned(),
-                        value: port.to_string(),
-                        detail: format!("{detail} (port: {port_source})"),
-                    },
+                    Error::Bootstrap { detail, .. } => {
+                        Error::config("MASTER_PORT", port, format!("{detail} (port: {port_source})"))
+                    }
                     other => other,
                 })?;
                 if config.secret.is_none() && config.secret_file.is_none() && !bind.ip().is_loopback() && world_size > 1
@@ -146,13 +144,8 @@ fn resolve(hosts: &[(&'static str, String)], port: u16) -> Result<Vec<SocketAddr
                 }
             }
             Err(e) => {
-                failure = Error::Config {
-                    name: (*variable).to_owned(),
-                    value: host.clone(),
-                    detail: format!(
-                        "unknown host ({e}): expected a name or address of the host of rank 0 that resolves here"
-                    ),
-                };
+                let expected = "expected a name or address of the host of rank 0 that resolves here";
+                failure = Error::config(*variable, host, format!("unknown host ({e}): {expected}"));
             }
         }
     }

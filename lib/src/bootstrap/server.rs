@@ -7,23 +7,24 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
 use super::admission::{self, Challenge, Generation};
-use super::connection::{Connection, Fill, Waker, broken, deadline_after, left, lock, poll};
+use super::connection::{Connection, Fill, broken};
 use super::frame::MAX_FRAME;
 use super::local_meeting::HandOut;
 use super::message::{ToRank, ToStore};
-use super::store::{Out, Store};
+use super::store::Store;
 use super::{UniqueId, interface};
 use crate::config::Config;
+use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
 use crate::fork::{Kept, Origin};
 use crate::secret::Secret;
 use crate::strangers::Strangers;
+use crate::threads::{Thread, deadline_after, left, lock, poll};
 
 /// A client that has not registered within this time is dropped.
 const REGISTER_LIMIT: Duration = Duration::from_secs(10);
@@ -44,17 +45,17 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct Server {
     id: UniqueId,
-    shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    orders: Arc<Orders>,
+    thread: Thread,
     origin: Origin,
     /// Hands the id to the other ranks of this host, where nothing else tells them.
     pub(crate) hand_out: Option<HandOut>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct Orders {
     stop: AtomicBool,
-    waker: Waker,
+    bell: Arc<Doorbell>,
     /// Ranks whose processes have failed, and how.
     failed: Mutex<Vec<(usize, String)>>,
 }
@@ -76,19 +77,15 @@ impl Server {
         linger: Duration,
     ) -> Result<Server> {
         if world_size == 0 || world_size > u32::MAX as usize {
-            return Err(Error::invalid(
-                "rendezvous store",
-                format!("world size {world_size} is not between 1 and 2^32-1"),
-            ));
+            let detail = format!("world size {world_size} is not between 1 and 2^32-1");
+            return Err(Error::invalid("rendezvous store", detail));
         }
-        let bootstrap = |detail: String| Error::Bootstrap { address: bind.to_string(), detail };
+        let failed = |detail: String| Error::bootstrap(bind, detail);
         let listener = TcpListener::bind(bind).map_err(|e| {
-            bootstrap(match e.kind() {
+            let port = bind.port();
+            failed(match e.kind() {
                 std::io::ErrorKind::AddrInUse => {
-                    format!(
-                        "port {} is in use by another process: choose another port, or end that process",
-                        bind.port()
-                    )
+                    format!("port {port} is in use by another process: choose another port, or end that process")
                 }
                 std::io::ErrorKind::AddrNotAvailable => format!("{} is not an address of this host", bind.ip()),
                 _ => format!("the store cannot listen: {e}"),
@@ -96,12 +93,12 @@ impl Server {
         })?;
         // std asks for a queue of 128; many ranks connect at once. Listening again only lengthens the queue.
         let _ = rustix::net::listen(&listener, 4096);
-        listener.set_nonblocking(true).map_err(|e| bootstrap(e.to_string()))?;
-        let address = listener.local_addr().map_err(|e| bootstrap(e.to_string()))?;
+        listener.set_nonblocking(true).map_err(|e| failed(e.to_string()))?;
+        let address = listener.local_addr().map_err(|e| failed(e.to_string()))?;
         let id = UniqueId::new(secret, advertised(address, config)?);
         let prefix = format!("rendezvous store at {address}: turned away");
-        let waker = Waker::new().map_err(|e| Error::errno("rendezvous store", "eventfd", e))?;
-        let shared = Arc::new(Shared { stop: AtomicBool::new(false), waker, failed: Mutex::default() });
+        let orders =
+            Arc::new(Orders { stop: AtomicBool::new(false), bell: Doorbell::new()?, failed: Mutex::default() });
         let state = Loop {
             listener: Kept::new(listener),
             secret: admission::join_secret(&secret, config)?,
@@ -119,20 +116,19 @@ impl Server {
             strangers_seen: Strangers::new(format!("{prefix}, unproven:")),
             refused_seen: Strangers::new(prefix),
         };
-        let for_thread = Arc::clone(&shared);
-        let thread = std::thread::Builder::new()
-            .name("tinynccl-store".to_owned())
-            .spawn(move || state.run(&for_thread))
-            .map_err(|e| Error::io("rendezvous store", "starting its thread", &e))?;
+        let for_thread = Arc::clone(&orders);
+        let what = "the thread of the rendezvous store".to_owned();
+        let run = move || state.run(&for_thread);
+        let thread = Thread::start("rendezvous store", "tinynccl-store".to_owned(), what, run)?;
         log::debug!("rendezvous store for {world_size} ranks at {}", id.address_list());
-        Ok(Server { id, shared, thread: Some(thread), origin: Origin::here(), hand_out: None })
+        Ok(Server { id, orders, thread, origin: Origin::here(), hand_out: None })
     }
 
     /// For who started the ranks: the process of `rank` has failed, and `how`. If it has not joined yet it never will,
     /// and those that wait for it are told; later its connection says so by itself.
     pub(crate) fn rank_failed(&self, rank: usize, how: String) {
-        lock(&self.shared.failed).push((rank, how));
-        self.shared.waker.wake();
+        lock(&self.orders.failed).push((rank, how));
+        self.orders.bell.ring();
     }
 
     /// What the ranks need to join.
@@ -144,16 +140,12 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         if !self.origin.is_here() {
-            return std::mem::forget((self.thread.take(), self.hand_out.take()));
+            return std::mem::forget(self.hand_out.take());
         }
         self.hand_out = None;
-        self.shared.stop.store(true, Ordering::Release);
-        self.shared.waker.wake();
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            log::error!("the thread of the rendezvous store panicked");
-        }
+        self.orders.stop.store(true, Ordering::Release);
+        self.orders.bell.ring();
+        self.thread.join();
     }
 }
 
@@ -225,12 +217,12 @@ struct Loop {
 }
 
 impl Loop {
-    fn run(mut self, shared: &Shared) {
+    fn run(mut self, orders: &Orders) {
         let mut next_tick = deadline_after(self.tick);
         let mut end = None;
         let mut last_words = false;
         loop {
-            if shared.stop.load(Ordering::Acquire) && !self.closing {
+            if orders.stop.load(Ordering::Acquire) && !self.closing {
                 self.closing = true;
                 end = Some(deadline_after(self.linger));
             }
@@ -248,19 +240,19 @@ impl Loop {
                     return;
                 }
             }
-            if let Err(e) = self.wait(shared, next_tick) {
+            if let Err(e) = self.wait(orders, next_tick) {
                 // Poll fails only for want of memory: try again rather than give the job up.
                 log::warn!("rendezvous store: poll: {e}");
                 std::thread::sleep(ACCEPT_PAUSE);
             }
-            for (rank, how) in std::mem::take(&mut *lock(&shared.failed)) {
-                let out = self.store.never_comes(rank, &how);
-                self.deliver(out);
+            for (rank, how) in std::mem::take(&mut *lock(&orders.failed)) {
+                self.store.never_comes(rank, &how);
+                self.deliver();
             }
             if Instant::now() >= next_tick {
                 next_tick = deadline_after(self.tick);
-                let out = self.store.tick();
-                self.deliver(out);
+                self.store.tick();
+                self.deliver();
                 self.expire();
                 self.strangers_seen.tick();
                 self.refused_seen.tick();
@@ -270,11 +262,11 @@ impl Loop {
     }
 
     /// Waits for something to do, at most until `until`, and does it.
-    fn wait(&mut self, shared: &Shared, until: Instant) -> std::io::Result<()> {
+    fn wait(&mut self, orders: &Orders, until: Instant) -> std::io::Result<()> {
         let accepting = self.accept_again.is_none_or(|at| Instant::now() >= at);
         let ready: Vec<PollFlags> = {
             let mut fds = Vec::with_capacity(self.clients.len() + 2);
-            fds.push(PollFd::from_borrowed_fd(shared.waker.fd(), PollFlags::IN));
+            fds.push(PollFd::new(&orders.bell, PollFlags::IN));
             let listen = if accepting { PollFlags::IN } else { PollFlags::empty() };
             fds.push(PollFd::from_borrowed_fd(self.listener.as_fd(), listen));
             fds.extend(
@@ -285,7 +277,7 @@ impl Loop {
         };
         let mut ready = ready.into_iter();
         if ready.next().is_some_and(|r| !r.is_empty()) {
-            shared.waker.clear();
+            orders.bell.drain();
         }
         let connecting = ready.next().is_some_and(|r| !r.is_empty());
         for (index, events) in ready.enumerate() {
@@ -388,8 +380,8 @@ impl Loop {
                 if bye {
                     client.phase = ending();
                 }
-                let out = self.store.handle(rank, message, Instant::now());
-                self.deliver(out);
+                self.store.handle(rank, message, Instant::now());
+                self.deliver();
                 if bye {
                     self.end(index);
                 }
@@ -422,8 +414,8 @@ impl Loop {
         let phase = std::mem::replace(&mut client.phase, Phase::Gone);
         if let Phase::Member { rank } = phase {
             log::warn!("rendezvous store: rank {rank} at {}: {detail}", client.address);
-            let out = self.store.lost(rank, detail);
-            self.deliver(out);
+            self.store.lost(rank, detail);
+            self.deliver();
         } else if let Phase::Register { hello_rank, .. } = phase {
             self.store.note(format!(
                 "rank {hello_rank} came from {} and was gone before it had joined: {detail}",
@@ -432,9 +424,10 @@ impl Loop {
         }
     }
 
-    fn deliver(&mut self, out: Vec<Out>) {
+    /// Sends what the store has to say.
+    fn deliver(&mut self) {
         let mut full = Vec::new();
-        for (rank, message) in out {
+        for (rank, message) in self.store.take_out() {
             let Some(id) = self.by_rank.get(&rank) else { continue };
             // Clients are kept in the order of their ids.
             let Ok(index) = self.clients.binary_search_by_key(id, |c| c.id) else { continue };

@@ -1,24 +1,24 @@
 //! One rank's connection to the store, for as long as the job lives.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use super::connection::{Waker, deadline_after, lock};
 use super::event::Event;
 use super::frame::MAX_FRAME;
+use super::mailbox::{Answers, Handler, Mailbox};
 use super::message::{Bytes, Cause, ToStore};
 use super::monitor::Monitor;
 use super::progress::{Health, Progress};
-use super::shared::{Answers, Handler, Shared};
 use super::{UniqueId, join};
 use crate::config::Config;
+use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
 use crate::fork::Origin;
 use crate::secret::Secret;
+use crate::threads::{Thread, deadline_after, lock};
 
 /// How long the store may take to say who is missing after an exchange timed out.
 const LAST_ANSWER: Duration = Duration::from_secs(2);
@@ -32,8 +32,8 @@ pub struct Session {
     address: String,
     secret: Secret,
     health_limit: Duration,
-    shared: Arc<Shared>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    mailbox: Arc<Mailbox>,
+    thread: Thread,
     origin: Origin,
 }
 
@@ -53,13 +53,10 @@ impl Session {
     pub fn join(id: &UniqueId, rank: usize, world_size: usize, info: Value, config: &Config) -> Result<Session> {
         let joined = join::join(id, rank, world_size, info, config)?;
         let address = joined.address.to_string();
-        let waker = Waker::new().map_err(|e| Error::errno("rendezvous", "eventfd", e))?;
-        let shared = Arc::new(Shared::new(waker));
-        let monitor = Monitor::new(joined.connection, Arc::clone(&shared), rank, config.heartbeat);
-        let thread = std::thread::Builder::new()
-            .name(format!("tinynccl-mon-{rank}"))
-            .spawn(move || monitor.run())
-            .map_err(|e| Error::io("rendezvous", "starting the monitor thread", &e))?;
+        let mailbox = Arc::new(Mailbox::new(Doorbell::new()?));
+        let monitor = Monitor::new(joined.connection, Arc::clone(&mailbox), rank, config.heartbeat);
+        let what = format!("the monitor thread of rank {rank}");
+        let thread = Thread::start("rendezvous", format!("tinynccl-mon-{rank}"), what, move || monitor.run())?;
         Ok(Session {
             rank,
             world_size,
@@ -67,8 +64,8 @@ impl Session {
             address,
             secret: joined.secret,
             health_limit: (config.heartbeat * 4).clamp(Duration::from_secs(1), Duration::from_secs(2)),
-            shared,
-            thread: Mutex::new(Some(thread)),
+            mailbox,
+            thread,
             origin: Origin::here(),
         })
     }
@@ -127,20 +124,20 @@ impl Session {
         }
         let started = Instant::now();
         {
-            let mut answers = lock(&self.shared.answers);
+            let mut answers = lock(&self.mailbox.answers);
             self.check_open(&answers)?;
             if answers.exchanges.contains_key(key) {
                 return Err(Error::invalid(op(), "this key is in use by another thread"));
             }
             answers.exchanges.insert(key.to_owned(), None);
         }
-        self.shared.send(&ToStore::Put { key: key.to_owned(), members: members.to_vec(), value: Bytes(value) });
+        self.mailbox.send(&ToStore::Put { key: key.to_owned(), members: members.to_vec(), value: Bytes(value) });
         let ready = |a: &Answers| a.over.is_some() || a.exchanges.get(key).is_none_or(Option::is_some);
-        if !self.shared.wait_for(deadline_after(deadline), ready) {
-            self.shared.send(&ToStore::GiveUp { key: key.to_owned(), waited: started.elapsed() });
-            self.shared.wait_for(deadline_after(LAST_ANSWER), ready);
+        if !self.mailbox.wait_for(deadline_after(deadline), ready) {
+            self.mailbox.send(&ToStore::GiveUp { key: key.to_owned(), waited: started.elapsed() });
+            self.mailbox.wait_for(deadline_after(LAST_ANSWER), ready);
         }
-        let mut answers = lock(&self.shared.answers);
+        let mut answers = lock(&self.mailbox.answers);
         match answers.exchanges.remove(key).flatten() {
             Some(Ok(values)) => Ok(values),
             Some(Err(failure)) => Err(match failure.cause {
@@ -180,7 +177,7 @@ impl Session {
     pub fn on_event(&self, f: Box<dyn Fn(&Event) + Send + Sync>) {
         let handler: Handler = Arc::from(f);
         let before = {
-            let mut events = lock(&self.shared.events);
+            let mut events = lock(&self.mailbox.events);
             events.handlers.push(Arc::clone(&handler));
             events.list.clone()
         };
@@ -193,7 +190,7 @@ impl Session {
     ///
     /// `first` is the first of the communicator's members.
     pub fn track(&self, comm: u32, first: usize) -> Arc<Progress> {
-        let mut tracked = lock(&self.shared.tracked);
+        let mut tracked = lock(&self.mailbox.tracked);
         if let Some((_, progress)) = tracked.iter().find(|(c, _)| *c == comm) {
             return Arc::clone(progress);
         }
@@ -204,8 +201,8 @@ impl Session {
 
     /// Sends a heartbeat at once: the others are to know of our last call. Does not wait.
     pub fn beat(&self) {
-        lock(&self.shared.outbox).beat = true;
-        self.shared.waker.wake();
+        lock(&self.mailbox.outbox).beat = true;
+        self.mailbox.bell.ring();
     }
 
     /// Asks the store what it knows of every rank, by rank. Waits two seconds at most: a store that does not answer is an
@@ -213,23 +210,23 @@ impl Session {
     pub fn health(&self, comm: u32) -> Result<Vec<Health>> {
         self.origin.check(|| "health".to_owned(), self.rank)?;
         let ticket = {
-            let mut answers = lock(&self.shared.answers);
+            let mut answers = lock(&self.mailbox.answers);
             self.check_open(&answers)?;
             answers.next_ticket += 1;
             let ticket = answers.next_ticket;
             answers.healths.insert(ticket, None);
             ticket
         };
-        self.shared.send(&ToStore::Health { ticket, comm });
-        self.shared.wait_for(deadline_after(self.health_limit), |a| {
+        self.mailbox.send(&ToStore::Health { ticket, comm });
+        self.mailbox.wait_for(deadline_after(self.health_limit), |a| {
             a.over.is_some() || a.healths.get(&ticket).is_none_or(Option::is_some)
         });
-        let mut answers = lock(&self.shared.answers);
+        let mut answers = lock(&self.mailbox.answers);
         match answers.healths.remove(&ticket).flatten() {
             Some(ranks) => Ok(ranks),
             None => {
                 self.check_open(&answers)?;
-                Err(Error::Bootstrap { address: self.address.clone(), detail: self.silent() })
+                Err(Error::bootstrap(&self.address, self.silent()))
             }
         }
     }
@@ -238,38 +235,31 @@ impl Session {
     pub fn abort(&self, comm: u32, reason: &str) {
         // Long reasons are cut: the news must fit a message.
         let reason = reason.chars().take(4096).collect();
-        self.shared.send(&ToStore::Abort { comm, reason });
+        self.mailbox.send(&ToStore::Abort { comm, reason });
     }
 
     /// Tells every other rank that this one has left, and goes on hearing of them. [`Session::close`] must follow.
     pub fn leave(&self) {
-        self.shared.send(&ToStore::Leave);
+        self.mailbox.send(&ToStore::Leave);
     }
 
     /// True when nothing more will be heard: the store has closed, or is lost.
     pub fn is_over(&self) -> bool {
-        lock(&self.shared.answers).over.is_some()
+        lock(&self.mailbox.answers).over.is_some()
     }
 
     /// Says goodbye to the store and ends the monitor. Takes one second at most; later calls do nothing.
     pub fn close(&self) {
-        lock(&self.shared.outbox).bye = true;
-        self.shared.waker.wake();
-        let thread = lock(&self.thread).take();
-        if let Some(thread) = thread {
-            // An event handler may drop the last user of this session: the monitor cannot wait for itself.
-            if thread.thread().id() != std::thread::current().id() && thread.join().is_err() {
-                log::error!("rank {}: the monitor thread panicked", self.rank);
-            }
-        }
+        lock(&self.mailbox.outbox).bye = true;
+        self.mailbox.bell.ring();
+        // An event handler may drop the last user of this session: the monitor does not wait for itself.
+        self.thread.join();
     }
 
     fn check_open(&self, answers: &Answers) -> Result<()> {
         match &answers.over {
             None => Ok(()),
-            Some(why) => {
-                Err(Error::Bootstrap { address: self.address.clone(), detail: format!("rank {}: {why}", self.rank) })
-            }
+            Some(why) => Err(Error::bootstrap(&self.address, format!("rank {}: {why}", self.rank))),
         }
     }
 
@@ -283,10 +273,8 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        if !self.origin.is_here() {
-            let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner);
-            return std::mem::forget(thread.take());
+        if self.origin.is_here() {
+            self.close();
         }
-        self.close();
     }
 }

@@ -37,6 +37,8 @@ pub(crate) struct Store {
     calls: HashMap<(u32, usize), Comparison>,
     notes: Vec<String>,
     announced: Option<(usize, usize)>,
+    /// What is to be sent: see [`Store::take_out`].
+    out: Vec<Out>,
 }
 
 #[derive(Debug)]
@@ -108,7 +110,13 @@ impl Store {
             calls: HashMap::new(),
             notes: Vec::new(),
             announced: None,
+            out: Vec::new(),
         }
+    }
+
+    /// The messages that the calls so far have led to.
+    pub(crate) fn take_out(&mut self) -> Vec<Out> {
+        std::mem::take(&mut self.out)
     }
 
     fn world_size(&self) -> usize {
@@ -145,18 +153,17 @@ impl Store {
     }
 
     /// Takes `rank` in; [`Store::admit`] said yes.
-    pub(crate) fn register(&mut self, rank: usize, info: Value, now: Instant) -> Vec<Out> {
+    pub(crate) fn register(&mut self, rank: usize, info: Value, now: Instant) {
         if let Some(member) = self.members.get_mut(rank) {
             *member = Some(Member { state: RankState::Alive, info, heard: now, progress: Vec::new(), leaving: false });
         }
         if self.members.iter().all(Option::is_some) {
             self.formed = true;
             let infos: Vec<Value> = self.members.iter().flatten().map(|m| m.info.clone()).collect();
-            let mut out = Vec::new();
-            self.to_all(|_| ToRank::Table { infos: infos.clone() }, &mut out);
-            return out;
+            self.announce(|_| ToRank::Table { infos: infos.clone() });
+        } else {
+            self.out.push((rank, self.waiting()));
         }
-        vec![(rank, self.waiting())]
     }
 
     /// A client that may be one of ours was refused: the ranks that wait should hear why one is missing.
@@ -167,15 +174,13 @@ impl Store {
     }
 
     /// Called now and then: tells the ranks which wait who is missing, when that has changed.
-    pub(crate) fn tick(&mut self) -> Vec<Out> {
-        let mut out = Vec::new();
+    pub(crate) fn tick(&mut self) {
         let state = (self.members.iter().flatten().count(), self.notes.len());
         if !self.formed && self.broken.is_none() && self.announced != Some(state) {
             self.announced = Some(state);
             let message = self.waiting();
-            self.to_all(|_| message.clone(), &mut out);
+            self.announce(|_| message.clone());
         }
-        out
     }
 
     fn waiting(&self) -> ToRank {
@@ -199,47 +204,41 @@ impl Store {
     }
 
     /// A message of a member.
-    pub(crate) fn handle(&mut self, rank: usize, message: ToStore, now: Instant) -> Vec<Out> {
+    pub(crate) fn handle(&mut self, rank: usize, message: ToStore, now: Instant) {
         if let Some(Some(member)) = self.members.get_mut(rank) {
             member.heard = now;
         }
         match message {
-            ToStore::Register { .. } | ToStore::Proof { .. } => Vec::new(),
+            ToStore::Register { .. } | ToStore::Proof { .. } => {}
             ToStore::Beat { progress, calls } => {
                 if let Some(Some(member)) = self.members.get_mut(rank) {
                     member.advance(progress);
                 }
-                self.compare(rank, calls)
+                self.compare(rank, calls);
             }
             ToStore::Put { key, members, value } => self.put(rank, key, members, value),
             ToStore::GiveUp { key, waited } => self.give_up(rank, &key, waited),
             ToStore::Health { ticket, comm } => {
-                vec![(rank, ToRank::Health { ticket, ranks: self.health(comm, now) })]
+                self.out.push((rank, ToRank::Health { ticket, ranks: self.health(comm, now) }));
             }
             ToStore::Abort { comm, reason } => {
                 self.failed |= comm == WORLD;
-                let mut out = Vec::new();
-                self.to_all(
-                    |r| if r == rank { None } else { Some(ToRank::Abort { from: rank, comm, reason: reason.clone() }) },
-                    &mut out,
-                );
-                out
+                self.announce(|r| (r != rank).then(|| ToRank::Abort { from: rank, comm, reason: reason.clone() }));
             }
             ToStore::Leave => self.leaving(rank),
             ToStore::Bye { reason } => {
                 let detail = if reason.is_empty() { "it said goodbye".to_owned() } else { reason };
-                self.gone(rank, RankState::Left, &detail)
+                self.gone(rank, RankState::Left, &detail);
             }
         }
     }
 
     /// Compares what `rank` tells of its calls with what others told.
-    fn compare(&mut self, rank: usize, calls: Vec<(u32, usize, Vec<Made>)>) -> Vec<Out> {
-        let mut out = Vec::new();
+    fn compare(&mut self, rank: usize, calls: Vec<(u32, usize, Vec<Made>)>) {
         for (comm, first, calls) in calls {
             if let Some((ranks, calls)) = self.calls.entry((comm, first)).or_default().take(rank, &calls) {
                 let news = Disagreement { comm, first, ranks, calls };
-                self.to_all(|_| ToRank::Disagree(news.clone()), &mut out);
+                self.announce(|_| ToRank::Disagree(news.clone()));
             }
         }
         if self.calls.len() > CLOSED {
@@ -247,53 +246,47 @@ impl Store {
                 self.members.iter().flatten().flat_map(|m| &m.progress).map(|(comm, _)| *comm).collect();
             self.calls.retain(|(comm, _), _| used.contains(comm));
         }
-        out
     }
 
     /// The connection of a member closed without a goodbye.
-    pub(crate) fn lost(&mut self, rank: usize, detail: String) -> Vec<Out> {
-        self.gone(rank, RankState::Lost(detail.clone()), &detail)
+    pub(crate) fn lost(&mut self, rank: usize, detail: String) {
+        self.gone(rank, RankState::Lost(detail.clone()), &detail);
     }
 
     /// The process that was to become `rank` has failed.
-    pub(crate) fn never_comes(&mut self, rank: usize, how: &str) -> Vec<Out> {
-        let mut out = Vec::new();
+    pub(crate) fn never_comes(&mut self, rank: usize, how: &str) {
         self.certain = true;
         if !self.formed && self.members.get(rank).is_some_and(Option::is_none) {
-            self.break_off(format!("rank {rank} {how} before it had joined"), &mut out);
+            self.break_off(format!("rank {rank} {how} before it had joined"));
         }
-        out
     }
 
     /// The ranks will not come together: the first cause is told to all.
-    fn break_off(&mut self, reason: String, out: &mut Vec<Out>) {
+    fn break_off(&mut self, reason: String) {
         let missing = self.missing();
         self.broken.get_or_insert(reason.clone());
-        self.to_all(|_| ToRank::NotFormed { missing: missing.clone(), reason: reason.clone() }, out);
+        self.announce(|_| ToRank::NotFormed { missing: missing.clone(), reason: reason.clone() });
     }
 
     /// Goodbye to all but the store.
-    fn leaving(&mut self, rank: usize) -> Vec<Out> {
-        let mut out = Vec::new();
+    fn leaving(&mut self, rank: usize) {
         match self.members.get_mut(rank) {
             Some(Some(member)) if self.formed && *member.state() == RankState::Alive => member.leaving = true,
-            _ => return out,
+            _ => return,
         }
-        self.to_all(|r| (r != rank).then_some(ToRank::Left { rank }), &mut out);
-        self.fail_exchanges_of(rank, &format!("rank {rank} has left"), &mut out);
-        out
+        self.announce(|r| (r != rank).then_some(ToRank::Left { rank }));
+        self.fail_exchanges_of(rank, &format!("rank {rank} has left"));
     }
 
-    fn gone(&mut self, rank: usize, state: RankState, detail: &str) -> Vec<Out> {
-        let mut out = Vec::new();
-        let Some(Some(member)) = self.members.get_mut(rank) else { return out };
+    fn gone(&mut self, rank: usize, state: RankState, detail: &str) {
+        let Some(Some(member)) = self.members.get_mut(rank) else { return };
         if member.state != RankState::Alive {
-            return out;
+            return;
         }
         if member.leaving {
             // The others have heard it.
             member.state = RankState::Left;
-            return out;
+            return;
         }
         let (word, news) = match &state {
             RankState::Lost(detail) => ("was lost", ToRank::Lost { rank, detail: detail.clone() }),
@@ -302,30 +295,27 @@ impl Store {
         self.failed |= matches!(state, RankState::Lost(_));
         member.state = state;
         if !self.formed {
-            self.break_off(format!("rank {rank} {word} before all ranks had come: {detail}"), &mut out);
-            return out;
+            return self.break_off(format!("rank {rank} {word} before all ranks had come: {detail}"));
         }
-        self.to_all(|_| news.clone(), &mut out);
-        self.fail_exchanges_of(rank, &format!("rank {rank} {word}: {detail}"), &mut out);
-        out
+        self.announce(|_| news.clone());
+        self.fail_exchanges_of(rank, &format!("rank {rank} {word}: {detail}"));
     }
 
     /// No exchange that `rank` takes part in will complete.
-    fn fail_exchanges_of(&mut self, rank: usize, reason: &str, out: &mut Vec<Out>) {
+    fn fail_exchanges_of(&mut self, rank: usize, reason: &str) {
         let concerned: Vec<String> =
             self.exchanges.iter().filter(|(_, e)| e.members.contains(&rank)).map(|(k, _)| k.clone()).collect();
         for key in concerned {
             let failure = Failure { missing: vec![rank], cause: Cause::Gone, reason: reason.to_owned() };
-            self.fail_exchange(&key, failure, out);
+            self.fail_exchange(&key, failure);
         }
     }
 
-    fn put(&mut self, rank: usize, key: String, members: Vec<usize>, value: Bytes) -> Vec<Out> {
-        let mut out = Vec::new();
+    fn put(&mut self, rank: usize, key: String, members: Vec<usize>, value: Bytes) {
+        let mismatch = |reason| Failure { missing: Vec::new(), cause: Cause::Mismatch, reason };
         if !members.contains(&rank) || members.iter().any(|&m| m >= self.world_size()) {
             let reason = format!("rank {rank} named members {members:?}, of a world of {}", self.world_size());
-            let failure = Failure { missing: Vec::new(), cause: Cause::Mismatch, reason };
-            return vec![(rank, failure.message(&key))];
+            return self.out.push((rank, mismatch(reason).message(&key)));
         }
         let exchange = self.exchanges.entry(key.clone()).or_insert_with(|| Exchange {
             members: members.clone(),
@@ -334,26 +324,23 @@ impl Store {
             told: BTreeSet::new(),
         });
         if exchange.members != members {
-            let reason = format!(
+            let failure = mismatch(format!(
                 "rank {rank} calls it among ranks {members:?}, another rank among {:?}: every rank must make the same calls in the same order",
                 exchange.members
-            );
-            let failure = Failure { missing: Vec::new(), cause: Cause::Mismatch, reason };
-            out.push((rank, failure.clone().message(&key)));
+            ));
+            self.out.push((rank, failure.clone().message(&key)));
             exchange.told.insert(rank);
-            self.fail_exchange(&key, failure, &mut out);
-            return out;
+            return self.fail_exchange(&key, failure);
         }
         exchange.values.insert(rank, value);
         if let Some(failure) = exchange.failed.clone() {
-            self.fail_exchange(&key, failure, &mut out);
-            return out;
+            return self.fail_exchange(&key, failure);
         }
         if exchange.values.len() == members.len() {
             let values: Vec<Bytes> = members.iter().filter_map(|m| exchange.values.get(m).cloned()).collect();
             self.exchanges.remove(&key);
-            out.extend(members.iter().map(|&m| (m, ToRank::Values { key: key.clone(), values: values.clone() })));
-            return out;
+            let message = ToRank::Values { key, values };
+            return self.out.extend(members.iter().map(|&m| (m, message.clone())));
         }
         let gone =
             members.iter().find_map(|&m| match self.members.get(m).and_then(Option::as_ref).map(Member::state) {
@@ -362,34 +349,27 @@ impl Store {
                 _ => None,
             });
         if let Some((m, reason)) = gone {
-            self.fail_exchange(&key, Failure { missing: vec![m], cause: Cause::Gone, reason }, &mut out);
+            self.fail_exchange(&key, Failure { missing: vec![m], cause: Cause::Gone, reason });
         }
-        out
     }
 
-    fn give_up(&mut self, rank: usize, key: &str, waited: Duration) -> Vec<Out> {
-        let mut out = Vec::new();
-        match self.exchanges.get(key) {
-            // It completed or failed while this message was on its way: the rank has the outcome already.
-            None => {}
-            Some(e) if e.failed.is_some() => {}
-            Some(e) => {
-                let missing: Vec<usize> = e.members.iter().copied().filter(|m| !e.values.contains_key(m)).collect();
-                let reason = format!("rank {rank} waited {waited:.1?} and gave up");
-                self.fail_exchange(key, Failure { missing, cause: Cause::Timeout, reason }, &mut out);
-            }
+    fn give_up(&mut self, rank: usize, key: &str, waited: Duration) {
+        // Else it completed or failed while this message was on its way: the rank has the outcome already.
+        if let Some(e) = self.exchanges.get(key).filter(|e| e.failed.is_none()) {
+            let missing: Vec<usize> = e.members.iter().copied().filter(|m| !e.values.contains_key(m)).collect();
+            let reason = format!("rank {rank} waited {waited:.1?} and gave up");
+            self.fail_exchange(key, Failure { missing, cause: Cause::Timeout, reason });
         }
-        out
     }
 
     /// Tells every member that takes part so far; later ones are told when they come. Forgotten when all have heard or are gone.
-    fn fail_exchange(&mut self, key: &str, failure: Failure, out: &mut Vec<Out>) {
+    fn fail_exchange(&mut self, key: &str, failure: Failure) {
         let Some(exchange) = self.exchanges.get_mut(key) else { return };
         // The first cause stays.
         let failure = exchange.failed.get_or_insert(failure).clone();
         for &m in exchange.values.keys() {
             if exchange.told.insert(m) {
-                out.push((m, failure.clone().message(key)));
+                self.out.push((m, failure.clone().message(key)));
             }
         }
         let alive =
@@ -414,11 +394,10 @@ impl Store {
     }
 
     /// To every rank that is here, but for those for which `message` gives none.
-    fn to_all<M: Into<Option<ToRank>>>(&self, message: impl Fn(usize) -> M, out: &mut Vec<Out>) {
-        for (rank, member) in self.members.iter().enumerate() {
-            if member.as_ref().is_some_and(|m| m.state == RankState::Alive) {
-                out.extend(message(rank).into().map(|m| (rank, m)));
-            }
-        }
+    fn announce<M: Into<Option<ToRank>>>(&mut self, message: impl Fn(usize) -> M) {
+        let here =
+            |(_, member): &(usize, &Option<Member>)| member.as_ref().is_some_and(|m| m.state == RankState::Alive);
+        let ranks = self.members.iter().enumerate().filter(here).map(|(rank, _)| rank);
+        self.out.extend(ranks.filter_map(|rank| Some((rank, message(rank).into()?))));
     }
 }

@@ -11,11 +11,12 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::admission::{Challenge, answer};
-use super::connection::{Connection, deadline_after, encode, left};
+use super::connection::{Connection, encode};
 use super::frame::{Hello, MAGIC, MAX_FRAME};
 use super::message::{Bytes, ToRank, ToStore};
 use super::unique_id::PROTOCOL_VERSION;
 use super::*;
+use crate::threads::{deadline_after, left};
 use crate::wire::Header;
 use crate::{Config, Error, Secret};
 
@@ -72,7 +73,7 @@ impl Raw {
     fn hello(&mut self, rank: u32, world_size: u32) {
         let hello = Hello { nonce: [rank as u8; 16], rank, world_size };
         self.send(&hello.encode());
-        match self.hear() {
+        match self.recv() {
             Some(ToRank::Challenge { nonce, proof }) => {
                 let proof = answer(&SECRET, &hello, &nonce, &proof).unwrap();
                 self.send(&encode(&ToStore::Proof { proof }).unwrap());
@@ -82,7 +83,7 @@ impl Raw {
     }
 
     fn welcomed(&mut self) {
-        assert!(matches!(self.hear(), Some(ToRank::Welcome { generation }) if generation.0.len() == 32));
+        assert!(matches!(self.recv(), Some(ToRank::Welcome { generation }) if generation.0.len() == 32));
     }
 
     fn register(address: SocketAddr, rank: u32, world_size: u32) -> Raw {
@@ -94,7 +95,7 @@ impl Raw {
     }
 
     /// The next message; `None` at the end of the connection.
-    fn hear(&mut self) -> Option<ToRank> {
+    fn recv(&mut self) -> Option<ToRank> {
         let deadline = deadline_after(LONG);
         let mut ended = false;
         loop {
@@ -112,12 +113,12 @@ impl Raw {
     /// False at the end of the connection.
     fn await_bytes(&mut self) -> bool {
         let mut fds = [rustix::event::PollFd::from_borrowed_fd(self.0.fd(), rustix::event::PollFlags::IN)];
-        super::connection::poll(&mut fds, LONG).unwrap();
+        crate::threads::poll(&mut fds, LONG).unwrap();
         matches!(self.0.fill(), Ok(super::connection::Fill::Open))
     }
 
     fn rejected(mut self) -> String {
-        match self.hear() {
+        match self.recv() {
             Some(ToRank::Rejected { reason, .. }) => reason,
             other => panic!("{other:?}"),
         }
@@ -186,7 +187,7 @@ fn missing_ranks_are_named_at_the_deadline_and_to_those_who_wait_longer() {
     std::thread::scope(|s| {
         let patient = s.spawn(|| join(&server, 1, 4).unwrap_err());
         let mut seen = Raw::register(address(&server), 3, 4);
-        while !matches!(seen.hear(), Some(ToRank::Waiting { missing, .. }) if missing == [0, 2]) {}
+        while !matches!(seen.recv(), Some(ToRank::Waiting { missing, .. }) if missing == [0, 2]) {}
         drop(seen);
         let e = patient.join().unwrap().to_string();
         assert!(e.contains("rank 3 was lost") && e.contains("never came: ranks 0, 2"), "{e}");
@@ -217,7 +218,7 @@ fn a_dropped_connection_is_a_lost_rank_and_a_goodbye_is_not() {
         let raw = Raw::register(address, 3, 4);
         (ranks.into_iter().map(|t| t.join().unwrap()).collect::<Vec<_>>(), raw)
     });
-    while !matches!(raw.hear(), Some(ToRank::Table { .. })) {}
+    while !matches!(raw.recv(), Some(ToRank::Table { .. })) {}
     let (zero, one) = (events(&sessions[0]), events(&sessions[1]));
     drop(sessions.pop());
     for receiver in [&zero, &one] {
@@ -502,7 +503,7 @@ fn a_rank_that_fails_before_it_joins_is_named_at_once() {
     });
     let mut late = Raw::connect(address(&server));
     late.hello(1, 3);
-    assert!(matches!(late.hear(), Some(ToRank::Rejected { again: false, .. })));
+    assert!(matches!(late.recv(), Some(ToRank::Rejected { again: false, .. })));
 }
 
 #[test]
@@ -537,7 +538,7 @@ fn who_hosts_the_store_is_named_when_it_ends_before_all_have_come() {
     host.hello(1, 3);
     host.welcomed();
     host.send(&encode(&ToStore::Register { info: json!({ HOSTS_STORE: true }) }).unwrap());
-    let waiting = host.hear().unwrap();
+    let waiting = host.recv().unwrap();
     assert!(matches!(waiting, ToRank::Waiting { host: Some(1), .. }), "{waiting:?}");
 
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
 
+use super::message::{from_hex, hex};
 use crate::error::{Error, Result};
 use crate::secret::Secret;
 
@@ -54,10 +55,7 @@ impl UniqueId {
 
 impl fmt::Display for UniqueId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "tinynccl-{}-", self.version)?;
-        for byte in self.secret.bytes() {
-            write!(f, "{byte:02x}")?;
-        }
+        write!(f, "tinynccl-{}-{}", self.version, hex(self.secret.bytes()))?;
         for (i, address) in self.addresses.iter().enumerate() {
             write!(f, "{}{address}", if i == 0 { '@' } else { ',' })?;
         }
@@ -76,10 +74,9 @@ impl FromStr for UniqueId {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        parse(text.trim()).map_err(|detail| Error::Config {
-            name: "unique id".to_owned(),
-            value: without_secret(text),
-            detail: format!("{detail}; expected tinynccl-2-<64 hex digits>@<ip:port>,<ip:port>…"),
+        parse(text.trim()).map_err(|detail| {
+            let detail = format!("{detail}; expected tinynccl-2-<64 hex digits>@<ip:port>,<ip:port>…");
+            Error::config("unique id", without_secret(text), detail)
         })
     }
 }
@@ -89,7 +86,8 @@ fn parse(text: &str) -> Result<UniqueId, String> {
     let (version, rest) = rest.split_once('-').ok_or("no version")?;
     let version = version.parse().map_err(|_| format!("version {version:?} is not a number"))?;
     let (hex, addresses) = rest.split_once('@').ok_or("no @ before the addresses")?;
-    let secret = parse_secret(hex).ok_or("the secret is not 64 hex digits")?;
+    let secret = from_hex(hex).and_then(|bytes| bytes.try_into().ok()).map(Secret::new);
+    let secret = secret.ok_or("the secret is not 64 hex digits")?;
     let mut list = Vec::new();
     for address in addresses.split(',') {
         if list.len() == MAX_ADDRESSES {
@@ -98,14 +96,6 @@ fn parse(text: &str) -> Result<UniqueId, String> {
         list.push(address.parse().map_err(|_| format!("{address:?} is not ip:port"))?);
     }
     Ok(UniqueId { version, secret, addresses: list })
-}
-
-fn parse_secret(hex: &str) -> Option<Secret> {
-    let (pairs, rest) = hex.as_bytes().as_chunks::<2>();
-    let digit = |b: u8| char::from(b).to_digit(16);
-    let bytes: Option<Vec<u8>> =
-        pairs.iter().map(|[high, low]| Some((digit(*high)? << 4 | digit(*low)?) as u8)).collect();
-    bytes?.try_into().ok().filter(|_| rest.is_empty()).map(Secret::new)
 }
 
 /// What errors show of a text: runs of digits that may be a secret, or a part of one, are left out.

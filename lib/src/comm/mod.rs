@@ -42,13 +42,13 @@ use engine::Engine;
 pub(crate) use engine::Inner;
 use engine::queue::Queue;
 pub use engine::queue::{After, Queued};
+use engine::tuned::Tuned;
+pub use engine::tuned::{Source, Tuning};
 pub use start::alloc::SymmetricBuffer;
-use start::init::Home;
-use start::tune::Tuned;
-pub use start::tune::{Source, Tuning};
 pub(crate) use state::State;
 pub use state::control::Progress;
 pub(crate) use state::failure::Attached;
+use state::home::Home;
 pub(crate) use state::lock;
 
 /// One rank's membership in a group of ranks.
@@ -73,7 +73,7 @@ pub struct Census {
     pub relayed: Traffic,
     /// Zero-copy messages so far: sent from the caller's memory without a copy of ours ([`Comm::register_persistent`],
     /// or `TINYNCCL_SHM_SINGLE_COPY`).
-    pub lent_messages: u64,
+    pub zero_copy_messages: u64,
     /// Sleeps that lasted their whole slice (50 ms) although a peer had sent something: lost wake-ups. Expected: 0.
     pub late_wakes: u64,
 }
@@ -148,7 +148,7 @@ impl Comm {
         let mut engine = lock(&self.inner.engine);
         Census {
             links: engine.links.census(),
-            lent_messages: engine.links.lent(),
+            zero_copy_messages: engine.links.zero_copy_messages(),
             bytes_per_link: 2 * (options.depth + 1) * options.max_message.next_multiple_of(64),
             relayed: self.inner.state.control.traffic(),
             late_wakes: self.inner.state.late_wakes(),

@@ -139,7 +139,7 @@ config! {
     cuda_blocks: usize = 128, "TINYNCCL_CUDA_BLOCKS", "2 to 128",
         "Blocks that a collective's kernel takes at most, about one per multiprocessor; fewer leave more of the GPU to other kernels and use less of the links.";
     cuda_slot: usize = 0, "TINYNCCL_CUDA_SLOT", "bytes, 4K to 1M; 0: by the number of ranks",
-        "Largest piece that a block of a collective's kernel sends to another GPU at once.";
+        "Largest chunk that a block of a collective's kernel sends to another GPU at once.";
     cuda_ll128: Ll128 = Ll128::Auto, "TINYNCCL_CUDA_LL128", "auto, on, off",
         "Whether kernels send middle sizes in lines of 128 bytes with one flag each (NCCL's protocol LL128), which the link between GPUs must keep whole; auto: where all of them are NVLink.";
     cuda_proto: CudaProto = CudaProto::Auto, "TINYNCCL_CUDA_PROTO", "auto, ll, ll128, simple, schedule",
@@ -153,9 +153,9 @@ config! {
     cuda_handles: CudaHandles = CudaHandles::Auto, "TINYNCCL_CUDA_HANDLES", "auto, ipc, fd",
         "How processes map each other's device memory: CUDA's older inter-process handles (ipc), or file descriptors (fd); auto: fd where ipc fails. Registered buffers go by ipc alone.";
     cuda_chunk: usize = 2 << 20, "TINYNCCL_CUDA_CHUNK", "bytes, 64K to 64M",
-        "Largest chunk of a collective on GPUs that goes through the hosts' memory; each lane page-locks three times as much.";
+        "Largest chunk of a collective on GPUs that goes through the hosts' memory; each worker page-locks three times as much.";
     cuda_threads: usize = 0, "TINYNCCL_CUDA_THREADS", "0 to 16; 0: by the number of cores, 4 at most",
-        "Lanes of such a collective: threads that carry chunks between the hosts, each over links of its own. The ranks take the smallest number that one of them has.";
+        "Workers of such a collective: threads that carry chunks between the hosts, each over links of its own. The ranks take the smallest number that one of them has.";
     nccl_library: Option<String> = None, "TINYNCCL_NCCL_LIB", "a file",
         "NVIDIA's NCCL for process groups' backend nccl; empty: libnccl.so.2 as the loader finds it, then the copies in Python's packages.";
     fifo_depth: usize = 4, "TINYNCCL_FIFO_DEPTH", "2 to 64",
@@ -184,11 +184,7 @@ impl Config {
             if (low..=high).contains(&value) {
                 Ok(())
             } else {
-                Err(Error::Config {
-                    name: name.to_owned(),
-                    value: value.to_string(),
-                    detail: format!("expected {low} to {high}"),
-                })
+                Err(Error::config(name, value, format!("expected {low} to {high}")))
             }
         };
         range("TINYNCCL_CHANNELS", self.channels, 1, 16)?;

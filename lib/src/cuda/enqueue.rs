@@ -62,7 +62,7 @@ impl DeviceComm {
             return Err(Error::invalid(op, format!("root is {}, expected a rank below {}", call.root, self.size())));
         }
         if let Some(operator) = call.op {
-            operator.check(op, self.rank(), call.dtype)?;
+            operator.check(call.collective, self.rank(), call.dtype)?;
         }
         let used = buffers::of(call, self.rank(), self.size())?;
         if self.checks_memory {

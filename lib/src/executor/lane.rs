@@ -159,7 +159,7 @@ pub(super) unsafe fn advance(
             if instruction.followed && (state.pc + 1 < program.len() || state.window + 1 < lane.windows) {
                 links.sends[instruction.send].expect_more();
             }
-            if plan.lends && instruction.awaits != usize::MAX {
+            if plan.zero_copy && instruction.awaits != usize::MAX {
                 let link = &mut links.sends[instruction.awaits];
                 let a_device_reads = |link: &mut dyn ZeroCopy| !link.receiver_pulls();
                 state.stage.overwrites = !link.is_flushed() && link.zero_copy().is_some_and(a_device_reads) && {
@@ -252,7 +252,7 @@ unsafe fn perform(
                 let takes = |link: &mut dyn ZeroCopy| link.takes(view(memory, dst));
                 if divides
                     || link.sends_from_caller(memory.bytes())
-                    || plan.lends && instruction.lendable && link.zero_copy().is_some_and(takes)
+                    || plan.zero_copy && instruction.may_zero_copy && link.zero_copy().is_some_and(takes)
                 {
                     if !stage.received {
                         stage.received = recv_reduce(instruction, memory, plan, src, dst, last, &header, links)?;
@@ -327,7 +327,7 @@ unsafe fn send(
     let data = unsafe { view(memory, src) };
     let two_way = links.two_way;
     let link = &mut links.sends[instruction.send];
-    if plan.lends
+    if plan.zero_copy
         && let Some(link) = link.zero_copy()
     {
         let apart = || {
@@ -335,7 +335,7 @@ unsafe fn send(
             input >= output.saturating_add(plan.output_bytes) || output >= input + data.len()
         };
         // A wait for a device (`awaits`) always ends. A wait for the peer might not, so no step may depend on one.
-        let awaitable = instruction.lendable && !link.receiver_pulls();
+        let awaitable = instruction.may_zero_copy && !link.receiver_pulls();
         let stays = match src.buf {
             Buf::Input => apart() || awaitable && memory.input == memory.output.cast_const(),
             Buf::Output => awaitable,
@@ -369,7 +369,7 @@ unsafe fn recv(
         // SAFETY: by the caller; a link gives the pieces of `header.len` bytes.
         let mut write =
             |offset: usize, piece: &[u8]| unsafe { stream::copy(to.add(offset), piece.as_ptr(), piece.len()) };
-        return match link.recv_pieces(header, &mut write)? {
+        return match link.recv_chunks(header, &mut write)? {
             Received::Done => Ok(true),
             Received::Pending => Ok(false),
             Received::Mismatch(theirs) => Err(mismatch(instruction, header, theirs, links)),
@@ -414,7 +414,7 @@ unsafe fn recv_reduce(
             finish(plan, last, out, n);
         }
     };
-    match links.recvs[instruction.recv].recv_pieces(header, &mut combine)? {
+    match links.recvs[instruction.recv].recv_chunks(header, &mut combine)? {
         Received::Done => Ok(true),
         Received::Pending => Ok(false),
         Received::Mismatch(theirs) => Err(mismatch(instruction, header, theirs, links)),

@@ -16,7 +16,7 @@ pub(crate) struct Links {
     kinds: Vec<&'static str>,
     /// Whether some of them may read a message's memory after the send call returned (zero copy): if receivers only
     /// copy the message, and if they reduce it.
-    lends: [bool; 2],
+    zero_copy: [bool; 2],
     any_length: Vec<bool>,
     /// The run that is going on sends and receives.
     pub(super) two_way: bool,
@@ -32,9 +32,9 @@ impl Links {
     pub(crate) fn insert(&mut self, channel: u32, peer: usize, mut pair: LinkPair) -> u32 {
         let index = self.sends.len() as u32;
         let receiver_pulls = pair.send.zero_copy().map(|link| link.receiver_pulls());
-        self.lends[0] |= receiver_pulls.is_some();
+        self.zero_copy[0] |= receiver_pulls.is_some();
         // A receiver that reduces a message would have to copy it first: two copies again.
-        self.lends[1] |= receiver_pulls == Some(false);
+        self.zero_copy[1] |= receiver_pulls == Some(false);
         self.sends.push(pair.send);
         self.recvs.push(pair.recv);
         self.peers.push(peer);
@@ -46,12 +46,12 @@ impl Links {
 
     /// Whether some of them may read a message's memory after the send call returned (zero copy); `reduced`: for a
     /// message that its receiver reduces.
-    pub(crate) fn lends(&self, reduced: bool) -> bool {
-        self.lends[usize::from(reduced)]
+    pub(crate) fn zero_copy(&self, reduced: bool) -> bool {
+        self.zero_copy[usize::from(reduced)]
     }
 
     /// Whether all of these can send messages of any length by zero copy.
-    pub(crate) fn lend_long(&self, mut links: impl Iterator<Item = (u32, usize)>) -> bool {
+    pub(crate) fn any_length(&self, mut links: impl Iterator<Item = (u32, usize)>) -> bool {
         links.all(|(channel, peer)| self.get(channel, peer).is_some_and(|i| self.any_length[i as usize]))
     }
 
@@ -78,7 +78,7 @@ impl Links {
     }
 
     /// Messages sent without a copy so far.
-    pub(crate) fn lent(&mut self) -> u64 {
+    pub(crate) fn zero_copy_messages(&mut self) -> u64 {
         self.sends.iter_mut().filter_map(|send| send.zero_copy()).map(|link| link.messages()).sum()
     }
 

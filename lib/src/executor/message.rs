@@ -29,7 +29,7 @@ pub(crate) unsafe fn one_message(task: &Task<'_>, links: &mut Links, turns: u32)
     }
     let bytes = lane.partition.count() * plan.elem;
     // A zero-copy send does not complete at once.
-    if plan.lends && bytes > LONGEST {
+    if plan.zero_copy && bytes > LONGEST {
         return false;
     }
     let header = Header { count: lane.count, len: bytes as u32, ..task.header };
@@ -39,8 +39,8 @@ pub(crate) unsafe fn one_message(task: &Task<'_>, links: &mut Links, turns: u32)
             let data = unsafe { slice::from_raw_parts(task.buffers.input, bytes) };
             // A zero-copy message must be awaited.
             let takes = |link: &mut dyn ZeroCopy| link.takes(data);
-            let lends = plan.lends && links.sends[link].zero_copy().is_some_and(takes);
-            !lends && links.sends[link].send_from(&header, data).unwrap_or(false)
+            let zero_copy = plan.zero_copy && links.sends[link].zero_copy().is_some_and(takes);
+            !zero_copy && links.sends[link].send_from(&header, data).unwrap_or(false)
         }
         Action::Recv { .. } => {
             // SAFETY: by the caller, the output holds `count` elements, and nothing else accesses them.

@@ -208,6 +208,6 @@ impl Blocked<'_> {
 }
 
 #[cfg(test)]
-mod lend_tests;
-#[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod zero_copy_tests;

@@ -48,7 +48,7 @@ pub(super) struct Instruction {
     /// A send that is followed by one over the same link: the lane's next step, or its first in the next window.
     pub(super) followed: bool,
     /// The link may read the sent memory until `awaits` of the instructions that overwrite it, if any does.
-    pub(super) lendable: bool,
+    pub(super) may_zero_copy: bool,
     /// It overwrites what an earlier step sends over this link; `usize::MAX` if none does.
     pub(super) awaits: usize,
 }
@@ -112,7 +112,7 @@ pub(crate) struct Plan {
     pub(super) divisor: usize,
     pub(crate) scratch_bytes: usize,
     /// Some links may read sent memory after the send call returned (zero copy).
-    pub(super) lends: bool,
+    pub(super) zero_copy: bool,
     /// It sends; it receives.
     pub(super) directions: (bool, bool),
     /// Bytes from the start of the output on that are written.
@@ -123,7 +123,7 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// Binds `program`, cut into messages of at most `max_message` bytes. `link` gives the index of the links with
-    /// (channel, peer), which must be open; `lends` says whether some of them read a message's memory after the send
+    /// (channel, peer), which must be open; `zero_copy` says whether some of them read a message's memory after the send
     /// call returned (zero copy).
     pub(crate) fn compile(
         call: &Call,
@@ -131,7 +131,7 @@ impl Plan {
         program: &Program,
         ranks: usize,
         max_message: usize,
-        lends: bool,
+        zero_copy: bool,
         link: impl Fn(u32, usize) -> Option<u32>,
     ) -> Option<Plan> {
         let elem = call.dtype.size();
@@ -176,7 +176,7 @@ impl Plan {
                     last_recv: false,
                     last_send: false,
                     followed: false,
-                    lendable: false,
+                    may_zero_copy: false,
                     awaits: usize::MAX,
                 });
             }
@@ -185,8 +185,8 @@ impl Plan {
             let (windows, count) = (partition.windows(), call.whole as u64);
             lanes.push(PlanLane { instructions: first..instructions.len(), partition, windows, count });
         }
-        if lends {
-            mark_lendable(&mut instructions, &lanes);
+        if zero_copy {
+            mark_zero_copy(&mut instructions, &lanes);
         }
         let uses = |link: fn(&Instruction) -> usize| instructions.iter().any(|i| link(i) != usize::MAX);
         let directions = (uses(|i| i.send), uses(|i| i.recv));
@@ -195,7 +195,7 @@ impl Plan {
             instructions,
             lanes,
             elem,
-            lends,
+            zero_copy,
             directions,
             output_bytes,
             streams: output_bytes >= STREAM,
@@ -213,7 +213,7 @@ impl Plan {
         header: Header,
         transfers: &Transfers,
         max_message: usize,
-        lends: bool,
+        zero_copy: bool,
         link: impl Fn(usize) -> Option<u32>,
     ) -> Option<Plan> {
         let elem = dtype.size();
@@ -227,7 +227,7 @@ impl Plan {
             kernels: reduce::kernels(dtype, ReduceOp::Sum),
             divisor: 1,
             scratch_bytes: 0,
-            lends,
+            zero_copy,
             directions: (!sends.is_empty(), !recvs.is_empty()),
             output_bytes: recvs
                 .iter()
@@ -251,7 +251,7 @@ impl Plan {
                 last_recv,
                 last_send,
                 followed,
-                lendable: false,
+                may_zero_copy: false,
                 awaits: usize::MAX,
             });
             let partition = Partition::new(count, elem, 1, longest);
@@ -286,7 +286,7 @@ fn mark_followed(instructions: &mut [Instruction]) {
 
 /// Finds the sends whose memory no step of the plan overwrites before it can check that the link is done with it. Input
 /// and output count as the same memory. Windows have no element in common, so one stands for all.
-fn mark_lendable(instructions: &mut [Instruction], lanes: &[PlanLane]) {
+fn mark_zero_copy(instructions: &mut [Instruction], lanes: &[PlanLane]) {
     let overlap = |a: &Range<usize>, b: &Range<usize>| a.start < b.end && b.start < a.end;
     for lane in lanes {
         for at in lane.instructions.clone() {
@@ -302,7 +302,7 @@ fn mark_lendable(instructions: &mut [Instruction], lanes: &[PlanLane]) {
                 && later.clone().all(|i| {
                     !hits(&instructions[i]) || matches!(instructions[i].awaits, l if l == usize::MAX || l == link)
                 });
-            instructions[at].lendable = free;
+            instructions[at].may_zero_copy = free;
             if free {
                 for i in later {
                     if hits(&instructions[i]) {

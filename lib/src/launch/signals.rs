@@ -1,6 +1,6 @@
 //! The signals that a launcher passes on, and news of ended ranks.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -8,7 +8,7 @@ use signal_hook::SigId;
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 
 use super::OP;
-use crate::bootstrap::Waker;
+use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
 
 const PASSED_ON: [i32; 3] = [SIGINT, SIGTERM, SIGHUP];
@@ -33,7 +33,7 @@ pub(super) struct Signals {
 
 #[derive(Debug)]
 struct State {
-    waker: Waker,
+    bell: Arc<Doorbell>,
     /// How often each of [`PASSED_ON`] came from a process, and from the kernel.
     counts: [[AtomicU32; 2]; PASSED_ON.len()],
 }
@@ -41,9 +41,9 @@ struct State {
 impl Signals {
     pub(super) fn watch() -> Result<Signals> {
         let watched = keep_default()?;
-        let waker = Waker::new().map_err(|e| Error::errno(OP, "eventfd", e))?;
+        let bell = Doorbell::new()?;
         ACTIVE.fetch_add(1, Ordering::SeqCst);
-        let mut signals = Signals { state: Arc::new(State { waker, counts: Default::default() }), ids: Vec::new() };
+        let mut signals = Signals { state: Arc::new(State { bell, counts: Default::default() }), ids: Vec::new() };
         let failed = |e: std::io::Error| Error::io(OP, "installing a signal handler", &e);
         for (index, &signal) in PASSED_ON.iter().enumerate().filter(|(_, s)| watched.contains(s)) {
             let state = Arc::clone(&signals.state);
@@ -53,7 +53,7 @@ impl Signals {
                     let [process, kernel] = counts;
                     if info.si_code > 0 { kernel } else { process }.fetch_add(1, Ordering::SeqCst);
                 }
-                state.waker.wake();
+                state.bell.ring();
             };
             // SAFETY: the action does what is allowed in a signal handler: atomics and one raw write(2) that does not touch
             // errno; it does not allocate, lock or panic.
@@ -62,14 +62,14 @@ impl Signals {
         }
         let state = Arc::clone(&signals.state);
         // SAFETY: as above.
-        let id = unsafe { signal_hook_registry::register(SIGCHLD, move || state.waker.wake()) }.map_err(failed)?;
+        let id = unsafe { signal_hook_registry::register(SIGCHLD, move || state.bell.ring()) }.map_err(failed)?;
         signals.ids.push(id);
         Ok(signals)
     }
 
     /// The signals since the last call.
     pub(super) fn take(&self) -> Vec<Came> {
-        self.state.waker.clear();
+        self.state.bell.drain();
         let mut came = Vec::new();
         for (&signal, counts) in PASSED_ON.iter().zip(&self.state.counts) {
             for (from_kernel, count) in [false, true].into_iter().zip(counts) {
@@ -83,7 +83,7 @@ impl Signals {
 
     /// Becomes readable when a signal came or a child ended.
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
-        self.state.waker.fd()
+        self.state.bell.as_fd()
     }
 }
 

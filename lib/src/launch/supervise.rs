@@ -10,7 +10,8 @@ use signal_hook::consts::SIGINT;
 
 use super::signals::Signals;
 use super::{Launcher, output};
-use crate::bootstrap::{Server, deadline_after, left, poll};
+use crate::bootstrap::Server;
+use crate::threads::{deadline_after, left, poll};
 
 /// Children are looked at this often even if no signal came.
 const LONGEST_NAP: Duration = Duration::from_secs(1);

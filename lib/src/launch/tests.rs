@@ -332,13 +332,13 @@ fn ranks_die_with_their_launcher() {
     launcher.wait().unwrap();
     // The pipe ends when the launcher's relays are gone; the ranks are then dead or dying.
     out.read_to_string(&mut String::new()).unwrap();
-    let deadline = crate::bootstrap::deadline_after(LONG);
+    let deadline = crate::threads::deadline_after(LONG);
     let alive = |pid: &u32| {
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         stat.rsplit_once(')').is_some_and(|(_, state)| !matches!(state.trim_start().chars().next(), Some('Z' | 'X')))
     };
     while pids.iter().any(alive) {
-        assert!(!crate::bootstrap::left(deadline).is_zero(), "ranks {pids:?} outlive their launcher");
+        assert!(!crate::threads::left(deadline).is_zero(), "ranks {pids:?} outlive their launcher");
         std::thread::yield_now();
     }
 }

@@ -1,4 +1,4 @@
-//! bfloat16 sums and products, two elements to a 32-bit lane.
+//! bfloat16 sums and products, two elements to a 32-bit unit.
 //!
 //! A bf16 is the upper half of an `f32`. In a 32-bit word that holds two of them, one is an `f32` after a shift and the
 //! other after a mask, and the results go back the same way. No widening, narrowing or shuffling is needed, which
@@ -6,7 +6,7 @@
 
 use super::bits::Bits16;
 use super::divide::{FloatDivisor, divide_float};
-use super::ops::{Divide, Lane, Map, Op, Prod, Sum};
+use super::ops::{Divide, Map, Op, Prod, Sum, Unit};
 
 /// One bf16, for min and max.
 pub(super) type Bf16 = Bits16<0x7f80>;
@@ -17,7 +17,7 @@ pub(super) type Bf16 = Bits16<0x7f80>;
 pub(super) struct Bf16Pair(u32);
 
 // SAFETY: four bytes hold two elements; packed to the alignment of one; any bits are valid.
-unsafe impl Lane for Bf16Pair {
+unsafe impl Unit for Bf16Pair {
     const ELEMENTS: usize = 2;
 }
 

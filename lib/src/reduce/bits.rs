@@ -1,6 +1,6 @@
 //! Minimum and maximum of 8- and 16-bit floats on their bits: no conversion, as many to a vector as there is room for.
 
-use super::ops::{Lane, Max, Min, Op};
+use super::ops::{Max, Min, Op, Unit};
 
 macro_rules! bits {
     ($name:ident, $u:ident, $i:ident, $size:literal) => {
@@ -10,7 +10,7 @@ macro_rules! bits {
         pub(super) struct $name<const MOST: $u>(pub(super) $u);
 
         // SAFETY: one element.
-        unsafe impl<const MOST: $u> Lane for $name<MOST> {}
+        unsafe impl<const MOST: $u> Unit for $name<MOST> {}
 
         impl<const MOST: $u> $name<MOST> {
             #[inline(always)]

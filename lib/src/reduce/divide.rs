@@ -1,6 +1,6 @@
 //! Division of a buffer by one number, as `avg` needs it.
 
-use super::ops::{Divide, Lane, Map};
+use super::ops::{Divide, Map, Unit};
 use super::simd::map_in_place;
 
 /// Multiplication by a constant.
@@ -47,12 +47,12 @@ macro_rules! float {
 }
 float!(f32, f64);
 
-/// Divides floats; `times` and `over` lift the function of a float `T` to one of a lane `L` that holds floats.
+/// Divides floats; `times` and `over` lift the function of a float `T` to one of a unit `L` that holds floats.
 ///
 /// # Safety
 /// As [`super::DivideFn`].
 #[inline(always)]
-pub(super) unsafe fn divide_float<L: Lane, T, A: Map<L>, B: Map<L>>(
+pub(super) unsafe fn divide_float<L: Unit, T, A: Map<L>, B: Map<L>>(
     buf: *mut u8,
     n: usize,
     divisor: FloatDivisor<T>,

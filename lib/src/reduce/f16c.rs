@@ -11,9 +11,9 @@ use super::{Kernels, Level, ReduceDualFn, ReduceFn, simd};
 use crate::dtype::ReduceOp;
 
 /// Two registers of `f32`, which as f16 fill one. The functions need the features of the level that they are compiled
-/// for; `load` and `store` also need the memory of `LANES` elements.
+/// for; `load` and `store` also need the memory of `ELEMENTS` elements.
 trait Registers: Copy {
-    const LANES: usize;
+    const ELEMENTS: usize;
     /// The register of f16.
     type Narrow: Copy;
     unsafe fn load(from: *const u8) -> Self;
@@ -27,14 +27,14 @@ trait Registers: Copy {
 
 /// `$half`, `$narrow`: registers of half as many and of all the f16; `$t`: register of as many `f32` as `$half` has f16.
 macro_rules! registers {
-    ($name:ident { $half:ty, $narrow:ty, $t:ty, lanes $lanes:literal, load $load:ident, widen $widen:ident,
+    ($name:ident { $half:ty, $narrow:ty, $t:ty, elements $elements:literal, load $load:ident, widen $widen:ident,
      round $round:ident::<$rounding:ident>, join $join:ident($low:ident), store $store:ident,
      arithmetic $splat:ident $add:ident $mul:ident $div:ident }) => {
         #[derive(Clone, Copy)]
         struct $name($t, $t);
 
         impl Registers for $name {
-            const LANES: usize = $lanes;
+            const ELEMENTS: usize = $elements;
             type Narrow = $narrow;
             #[inline(always)]
             unsafe fn load(from: *const u8) -> Self {
@@ -80,12 +80,12 @@ macro_rules! registers {
 const NEAREST_512: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
 registers!(F16x16 {
-    __m128i, __m256i, __m256, lanes 16, load _mm_loadu_si128, widen _mm256_cvtph_ps,
+    __m128i, __m256i, __m256, elements 16, load _mm_loadu_si128, widen _mm256_cvtph_ps,
     round _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>, join _mm256_inserti128_si256(_mm256_castsi128_si256),
     store _mm256_storeu_si256, arithmetic _mm256_set1_ps _mm256_add_ps _mm256_mul_ps _mm256_div_ps
 });
 registers!(F16x32 {
-    __m256i, __m512i, __m512, lanes 32, load _mm256_loadu_si256, widen _mm512_cvtph_ps,
+    __m256i, __m512i, __m512, elements 32, load _mm256_loadu_si256, widen _mm512_cvtph_ps,
     round _mm512_cvtps_ph::<NEAREST_512>, join _mm512_inserti64x4(_mm512_castsi256_si512),
     store _mm512_storeu_si512, arithmetic _mm512_set1_ps _mm512_add_ps _mm512_mul_ps _mm512_div_ps
 });
@@ -130,7 +130,7 @@ const SIZE: usize = 2;
 /// A local of the size of the widest `Narrow`.
 type Stage = [u8; 32 * SIZE];
 
-/// The `n` elements at `from`, filled up with zeros; `n` below `LANES`.
+/// The `n` elements at `from`, filled up with zeros; `n` below `ELEMENTS`.
 #[inline(always)]
 unsafe fn load_part<R: Registers>(from: *const u8, n: usize) -> R {
     let mut stage: Stage = [0; size_of::<Stage>()];
@@ -141,7 +141,7 @@ unsafe fn load_part<R: Registers>(from: *const u8, n: usize) -> R {
     }
 }
 
-/// The first `n` elements to `to`; `n` below `LANES`.
+/// The first `n` elements to `to`; `n` below `ELEMENTS`.
 #[inline(always)]
 unsafe fn store_part<R: Registers>(narrow: R::Narrow, to: *mut u8, n: usize) {
     let mut stage: Stage = [0; size_of::<Stage>()];
@@ -161,10 +161,10 @@ unsafe fn reduce<R: Registers, O: RegisterOp, const DUAL: bool>(
     copy: *mut u8,
     n: usize,
 ) {
-    let whole = n - n % R::LANES;
+    let whole = n - n % R::ELEMENTS;
     // SAFETY: all offsets are below `n` elements.
     unsafe {
-        for i in (0..whole).step_by(R::LANES) {
+        for i in (0..whole).step_by(R::ELEMENTS) {
             let at = i * SIZE;
             let value = O::apply(R::load(a.add(at)), R::load(b.add(at))).narrow();
             R::store(value, out.add(at));
@@ -204,10 +204,10 @@ unsafe fn divide<R: Registers>(buf: *mut u8, n: usize, divisor: usize) {
 /// `buf[i] = buf[i] op operand` for `n` elements.
 #[inline(always)]
 unsafe fn combine_with<R: Registers, O: RegisterOp>(buf: *mut u8, n: usize, operand: R) {
-    let whole = n - n % R::LANES;
+    let whole = n - n % R::ELEMENTS;
     // SAFETY: all offsets are below `n` elements.
     unsafe {
-        for i in (0..whole).step_by(R::LANES) {
+        for i in (0..whole).step_by(R::ELEMENTS) {
             let at = buf.add(i * SIZE);
             R::store(O::apply(R::load(at), operand).narrow(), at);
         }

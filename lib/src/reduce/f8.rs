@@ -6,32 +6,32 @@ use super::ops::{Divide, Map, Op, Prod, Sum};
 use crate::float8::{F8E4M3, F8E5M2};
 
 macro_rules! through_f32 {
-    ($($lane:ident: $t:ident),*) => {$(
+    ($($unit:ident: $t:ident),*) => {$(
         /// One of them.
-        pub(super) type $lane = Bits8<{ $t::LARGEST }>;
+        pub(super) type $unit = Bits8<{ $t::LARGEST }>;
 
-        through_f32!(@operator $lane, $t, Sum);
-        through_f32!(@operator $lane, $t, Prod);
+        through_f32!(@operator $unit, $t, Sum);
+        through_f32!(@operator $unit, $t, Prod);
 
-        impl<M: Map<f32>> Map<$lane> for Widened<M> {
+        impl<M: Map<f32>> Map<$unit> for Widened<M> {
             #[inline(always)]
-            fn map(&self, x: $lane) -> $lane {
+            fn map(&self, x: $unit) -> $unit {
                 Bits8($t::from_f32(self.0.map($t::from_bits(x.0).to_f32())).to_bits())
             }
         }
 
-        impl Divide for $lane {
+        impl Divide for $unit {
             #[inline(always)]
             unsafe fn divide(buf: *mut u8, n: usize, divisor: usize) {
                 // SAFETY: the caller's promise, passed on.
-                unsafe { divide_float::<$lane, _, _, _>(buf, n, FloatDivisor::<f32>::new(divisor), Widened, Widened) }
+                unsafe { divide_float::<$unit, _, _, _>(buf, n, FloatDivisor::<f32>::new(divisor), Widened, Widened) }
             }
         }
     )*};
-    (@operator $lane:ident, $t:ident, $op:ty) => {
-        impl Op<$lane> for $op {
+    (@operator $unit:ident, $t:ident, $op:ty) => {
+        impl Op<$unit> for $op {
             #[inline(always)]
-            fn apply(a: $lane, b: $lane) -> $lane {
+            fn apply(a: $unit, b: $unit) -> $unit {
                 Bits8($t::from_f32(Self::apply($t::from_bits(a.0).to_f32(), $t::from_bits(b.0).to_f32())).to_bits())
             }
         }

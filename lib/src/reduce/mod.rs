@@ -3,7 +3,7 @@
 //! | file | idea |
 //! | --- | --- |
 //! | `ops` | what sum, prod, min and max mean for one element |
-//! | `bits`, `f16`, `bf16`, `f8` | the small floats over integer lanes |
+//! | `bits`, `f16`, `bf16`, `f8` | the small floats over integer units |
 //! | `divide` | `avg`'s division, integers by reciprocal multiplication |
 //! | `simd` | the loops, compiled once per instruction set |
 //! | `f16c` | f16 through the processor's own conversions |
@@ -32,7 +32,7 @@ use crate::dtype::{DType, ReduceOp};
 
 use self::bf16::{Bf16, Bf16Pair};
 use self::f8::{E4M3, E5M2};
-use self::ops::{BitAnd, BitOr, BitXor, Divide, Lane, Max, Min, Op, Prod, Sum};
+use self::ops::{BitAnd, BitOr, BitXor, Divide, Max, Min, Op, Prod, Sum, Unit};
 
 /// `out[i] = a[i] op b[i]` for `n` elements. `out` may be exactly `a` or exactly `b`; no other overlap.
 ///
@@ -156,8 +156,8 @@ fn table(level: Level, dtype: DType, op: ReduceOp) -> Kernels {
     }
 }
 
-/// `A`: lane of sum and prod, `M`: lane of min and max, `D`: lane of the division.
-fn build<A: Lane, M: Lane, D: Divide>(level: Level, op: ReduceOp) -> Kernels
+/// `A`: unit of sum and prod, `M`: unit of min and max, `D`: unit of the division.
+fn build<A: Unit, M: Unit, D: Divide>(level: Level, op: ReduceOp) -> Kernels
 where
     Sum: Op<A>,
     Prod: Op<A>,
@@ -175,16 +175,16 @@ where
 }
 
 /// The operators on bits, over unsigned integers of the element's size.
-fn bitwise<L: Divide>(level: Level, op: ReduceOp) -> Kernels
+fn bitwise<U: Divide>(level: Level, op: ReduceOp) -> Kernels
 where
-    BitAnd: Op<L>,
-    BitOr: Op<L>,
-    BitXor: Op<L>,
+    BitAnd: Op<U>,
+    BitOr: Op<U>,
+    BitXor: Op<U>,
 {
     let (reduce, reduce_dual) = match op {
-        ReduceOp::BitAnd => simd::reduce_at::<L, BitAnd>(level),
-        ReduceOp::BitOr => simd::reduce_at::<L, BitOr>(level),
-        _ => simd::reduce_at::<L, BitXor>(level),
+        ReduceOp::BitAnd => simd::reduce_at::<U, BitAnd>(level),
+        ReduceOp::BitOr => simd::reduce_at::<U, BitOr>(level),
+        _ => simd::reduce_at::<U, BitXor>(level),
     };
-    Kernels { reduce, reduce_dual, divide: simd::divide_at::<L>(level) }
+    Kernels { reduce, reduce_dual, divide: simd::divide_at::<U>(level) }
 }

@@ -1,19 +1,19 @@
-//! What the operators mean for one lane. Everything here is branch-free, so that the loops in `simd` vectorise.
+//! What the operators mean for one unit. Everything here is branch-free, so that the loops in `simd` vectorise.
 
-/// The unit that a loop works on: usually one element; a lane may pack several.
+/// The unit that a loop works on: usually one element; a unit may pack several.
 ///
 /// # Safety
 /// The type is plain data: no padding, every bit pattern valid, its size `ELEMENTS` times that of the element and its
 /// alignment not above the element's.
-pub(super) unsafe trait Lane: Copy + 'static {
-    /// Elements in one lane.
+pub(super) unsafe trait Unit: Copy + 'static {
+    /// Elements in one unit.
     const ELEMENTS: usize = 1;
 }
 
-/// A commutative operator on lanes.
-pub(super) trait Op<L> {
+/// A commutative operator on units.
+pub(super) trait Op<U> {
     /// `a op b`.
-    fn apply(a: L, b: L) -> L;
+    fn apply(a: U, b: U) -> U;
 }
 
 /// Addition; integers wrap.
@@ -71,7 +71,7 @@ wrapping!(u8, u16, u32, u64);
 macro_rules! ordered {
     ($($t:ty),*) => {$(
         // SAFETY: a primitive integer is one element.
-        unsafe impl Lane for $t {}
+        unsafe impl Unit for $t {}
         impl Op<$t> for Min {
             #[inline(always)]
             fn apply(a: $t, b: $t) -> $t {
@@ -94,7 +94,7 @@ ordered!(i8, u8, i16, u16, i32, u32, i64, u64);
 macro_rules! float {
     ($($t:ty),*) => {$(
         // SAFETY: a primitive float is one element.
-        unsafe impl Lane for $t {}
+        unsafe impl Unit for $t {}
         impl Op<$t> for Sum {
             #[inline(always)]
             fn apply(a: $t, b: $t) -> $t {
@@ -127,14 +127,14 @@ macro_rules! float {
 }
 float!(f32, f64);
 
-/// A function of one lane.
-pub(super) trait Map<L> {
+/// A function of one unit.
+pub(super) trait Map<U> {
     /// Its value at `x`.
-    fn map(&self, x: L) -> L;
+    fn map(&self, x: U) -> U;
 }
 
 /// Lanes that can be divided by an integer.
-pub(super) trait Divide: Lane {
+pub(super) trait Divide: Unit {
     /// `buf[i] /= divisor` for `n` elements, `divisor` at least 2. Inlined into one function per instruction set.
     ///
     /// # Safety

@@ -28,8 +28,8 @@ fn failed(what: &str, path: &Path, source: &std::io::Error) -> Error {
 pub(super) fn create(path: &Path, line: &str) -> Result<()> {
     let error = |e: std::io::Error| failed("creating", path, &e);
     if std::fs::metadata(path).is_ok_and(|m| !m.is_file()) {
-        let detail = "expected a regular file, or a path where one can be created".to_owned();
-        return Err(Error::Config { name: "TINYNCCL_TRACE".to_owned(), value: path.display().to_string(), detail });
+        let detail = "expected a regular file, or a path where one can be created";
+        return Err(Error::config("TINYNCCL_TRACE", path.display(), detail));
     }
     // Not truncated by the open: somebody may still be writing to it.
     let mut file = OpenOptions::new().write(true).create(true).truncate(false).open(path).map_err(error)?;

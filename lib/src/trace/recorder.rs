@@ -33,7 +33,7 @@ impl Probe for Recorder {
 
 /// Where a lane is in time.
 #[derive(Debug, Clone, Copy)]
-struct Lane {
+struct LaneState {
     /// End of the last step: the present one begins there.
     begin: u64,
     /// What the present step waits for, and since when.
@@ -65,7 +65,7 @@ pub(crate) struct Recorder {
     tracer: Arc<Tracer>,
     ring: Ring,
     links: Vec<Link>,
-    lanes: Vec<Lane>,
+    lanes: Vec<LaneState>,
     /// The lane that is running.
     lane: usize,
     /// When it was entered, or its last step ended.
@@ -140,7 +140,7 @@ impl Recorder {
         self.idle = None;
         self.awaited = None;
         self.lanes.clear();
-        self.lanes.resize(lanes, Lane { begin: now, waits: None });
+        self.lanes.resize(lanes, LaneState { begin: now, waits: None });
     }
 
     /// Lane `lane` tries to go on.

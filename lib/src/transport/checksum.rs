@@ -1,7 +1,7 @@
 //! A CRC-32 on every message, over any backend: it tells corrupted memory or a broken network card from a broken program.
 
 use super::{Interest, LinkPair, Peer, Received, RecvLink, SendLink};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::wire::Header;
 
 /// CRC-32 of a message: of its header, without the place of the checksum, and its payload.
@@ -87,10 +87,8 @@ impl ChecksumRecv {
         let Some((header, payload)) = self.inner.peek()? else { return Ok(false) };
         let crc = sum(&header, payload);
         if crc != header.crc {
-            let Peer { rank, peer, address } = self.inner.peer().clone();
-            let op = "receive".to_owned();
             let detail = format!("expected a message with CRC-32 {:08x}, got {crc:08x}, in {header}", header.crc);
-            return Err(Error::Protocol { op, rank, peer, address, detail });
+            return Err(self.inner.peer().protocol("receive", detail));
         }
         self.checked = true;
         Ok(true)
@@ -118,11 +116,10 @@ impl RecvLink for ChecksumRecv {
         }
         match self.inner.recv_into(&Header { crc: 0, ..*expected }, dst)? {
             Received::Mismatch(theirs) => Ok(Received::Mismatch(Header { crc: 0, ..theirs })),
-            Received::Done => {
-                self.checked = false;
-                Ok(Received::Done)
+            received => {
+                self.checked &= received != Received::Done;
+                Ok(received)
             }
-            Received::Pending => Ok(Received::Pending),
         }
     }
 }

@@ -6,7 +6,6 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::doorbell::Doorbell;
 use super::endpoint::EndpointInfo;
 use super::handshake::{Caller, Reply};
 use super::linger::Linger;
@@ -16,6 +15,7 @@ use super::wait::Wait;
 use super::{LinkOptions, LinkPair, Peer};
 use crate::bootstrap::interface::LocalAddress;
 use crate::config::Config;
+use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
 
 /// What a transport listens with.
@@ -63,7 +63,7 @@ pub trait Fabric: Send + Sync + fmt::Debug {
     /// Those that end the attempt over other fabrics, too. Otherwise [`Dialed::NotPossible`].
     fn dial(&self, dial: &Dial<'_>) -> Result<Dialed>;
 
-    /// Descriptors that are readable when [`Fabric::incoming`] or [`Fabric::hear`] has something to do.
+    /// Descriptors that are readable when [`Fabric::incoming`] or [`Fabric::handle_events`] has something to do.
     fn listeners(&self) -> Vec<BorrowedFd<'_>>;
 
     /// The next connection of a dialer, if there is one.
@@ -79,7 +79,7 @@ pub trait Fabric: Send + Sync + fmt::Debug {
     fn accept(&self, conn: Box<dyn Conn>, accept: &Accept<'_>) -> Result<Result<LinkPair, String>>;
 
     /// Takes in what its devices say.
-    fn hear(&self) {}
+    fn handle_events(&self) {}
 
     /// Which ranks need others to reach each other.
     fn routes(&self, _world: &[EndpointInfo]) -> Routes {

@@ -15,7 +15,7 @@ pub struct Faults {
     pub seed: u64,
     /// Before each message, up to this many calls are answered "not now".
     pub delay: u32,
-    /// `send_from` and `recv_into` move a message in random pieces, one per call.
+    /// `send_from` and `recv_into` move a message in random parts, one per call.
     pub split: bool,
     /// The peer is lost before this message, once and for all.
     pub reset_at: Option<u64>,
@@ -31,31 +31,25 @@ pub struct Faults {
 
 /// Wraps both halves of a pair.
 pub fn wrap(pair: LinkPair, faults: &Faults) -> LinkPair {
-    let state = |salt: u64| State {
+    let injector = |salt: u64| Injector {
         faults: faults.clone(),
         random: faults.seed.wrapping_mul(2).wrapping_add(salt),
         message: 0,
         calls: None,
-        pieces: 0,
+        moved: 0,
         held: false,
         rests_until: None,
     };
     LinkPair {
-        send: Box::new(FaultySend { inner: pair.send, state: state(0), reserved: false }),
-        recv: Box::new(FaultyRecv { inner: pair.recv, state: state(1) }),
+        send: Box::new(FaultySend { inner: pair.send, injector: injector(0), reserved: false }),
+        recv: Box::new(FaultyRecv { inner: pair.recv, injector: injector(1) }),
         kind: pair.kind,
         any_length: false,
     }
 }
 
-/// What may be done with a call.
-enum Verdict {
-    Go,
-    NotNow,
-}
-
 #[derive(Debug)]
-struct State {
+struct Injector {
     faults: Faults,
     random: u64,
     /// The message that is next or under way.
@@ -63,14 +57,14 @@ struct State {
     /// "Not now" answers left for it; `None` before the first call.
     calls: Option<u32>,
     /// Bytes of it that a split call has moved.
-    pieces: usize,
+    moved: usize,
     /// The last "not now" came from here, not from below: nobody will ring for it.
     held: bool,
     /// When the receiving end may give the next message.
     rests_until: Option<Instant>,
 }
 
-impl State {
+impl Injector {
     /// SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
     fn random(&mut self) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -91,14 +85,15 @@ impl State {
         }
     }
 
-    fn judge(&mut self, op: &str, peer: &Peer) -> Result<Verdict> {
+    /// Whether a call may go on; else its answer is "not now".
+    fn goes_on(&mut self, op: &str, peer: &Peer) -> Result<bool> {
         self.reset(op, peer)?;
         if self.stalled() {
-            return Ok(Verdict::NotNow);
+            return Ok(false);
         }
         if self.rests_until.is_some_and(|end| Instant::now() < end) {
             self.held = true;
-            return Ok(Verdict::NotNow);
+            return Ok(false);
         }
         let left = match self.calls {
             Some(left) => left,
@@ -106,19 +101,19 @@ impl State {
         };
         self.calls = Some(left.saturating_sub(1));
         self.held = left > 0;
-        Ok(if left > 0 { Verdict::NotNow } else { Verdict::Go })
+        Ok(left == 0)
     }
 
     /// How far a split call goes this time.
-    fn piece(&mut self, len: usize) -> usize {
-        let most = (len - self.pieces.min(len)) as u64;
-        self.pieces + (self.random() % (most + 1)) as usize
+    fn split(&mut self, len: usize) -> usize {
+        let most = (len - self.moved.min(len)) as u64;
+        self.moved + (self.random() % (most + 1)) as usize
     }
 
     fn next_message(&mut self) {
         self.message += 1;
         self.calls = None;
-        self.pieces = 0;
+        self.moved = 0;
     }
 
     fn was_received(&mut self) {
@@ -129,23 +124,50 @@ impl State {
     }
 }
 
+/// Methods that both halves have, unless the link is lost or stalled.
+macro_rules! stalling {
+    ($op:literal) => {
+        fn progress(&mut self) -> Result<bool> {
+            self.injector.reset($op, self.inner.peer())?;
+            if self.injector.stalled() { Ok(false) } else { self.inner.progress() }
+        }
+
+        fn check_peer(&mut self) -> Result<()> {
+            self.injector.reset($op, self.inner.peer())?;
+            self.inner.check_peer()
+        }
+
+        fn arm(&mut self) -> Result<bool> {
+            self.injector.reset($op, self.inner.peer())?;
+            if self.injector.stalled() {
+                return Ok(false);
+            }
+            Ok(self.inner.arm()? || self.injector.held)
+        }
+
+        fn interest(&self) -> Interest {
+            if self.injector.stalled() { Interest::default() } else { self.inner.interest() }
+        }
+    };
+}
+
 #[derive(Debug)]
 struct FaultySend {
     inner: Box<dyn SendLink>,
-    state: State,
+    injector: Injector,
     reserved: bool,
 }
 
 impl FaultySend {
     fn corrupts(&self) -> bool {
-        self.state.faults.corrupt_at == Some(self.state.message)
+        self.injector.faults.corrupt_at == Some(self.injector.message)
     }
 
     /// The header as it is sent.
     fn spoil(&mut self, header: &Header) -> Header {
         let mut spoiled = *header;
-        if self.state.faults.corrupt_header_at == Some(self.state.message) {
-            let bit = self.state.random() as usize % (8 * Header::BYTES);
+        if self.injector.faults.corrupt_header_at == Some(self.injector.message) {
+            let bit = self.injector.random() as usize % (8 * Header::BYTES);
             if let Some(byte) = bytemuck::bytes_of_mut(&mut spoiled).get_mut(bit / 8) {
                 *byte ^= 1 << (bit % 8);
             }
@@ -159,11 +181,10 @@ impl FaultySend {
 
 impl SendLink for FaultySend {
     forward!(peer, expect_more, sends_from_caller, is_flushed, disarm, bytes_moved);
+    stalling!("send");
 
     fn reserve(&mut self) -> Result<Option<&mut [u8]>> {
-        if !self.reserved
-            && let Verdict::NotNow = self.state.judge("send", self.inner.peer())?
-        {
+        if !self.reserved && !self.injector.goes_on("send", self.inner.peer())? {
             return Ok(None);
         }
         let memory = self.inner.reserve()?;
@@ -173,7 +194,7 @@ impl SendLink for FaultySend {
 
     fn commit(&mut self, header: &Header) -> Result<()> {
         if std::mem::take(&mut self.reserved) && self.corrupts() {
-            let bit = self.state.random();
+            let bit = self.injector.random();
             let memory = self.inner.reserve()?.and_then(|m| m.get_mut(..header.len as usize));
             if let Some(payload) = memory.filter(|p| !p.is_empty()) {
                 let at = (bit >> 3) as usize % payload.len();
@@ -184,93 +205,69 @@ impl SendLink for FaultySend {
         }
         let header = self.spoil(header);
         self.inner.commit(&header)?;
-        self.state.next_message();
+        self.injector.next_message();
         Ok(())
     }
 
     fn send_from(&mut self, header: &Header, data: &[u8]) -> Result<bool> {
-        if let Verdict::NotNow = self.state.judge("send", self.inner.peer())? {
+        if !self.injector.goes_on("send", self.inner.peer())? {
             return Ok(false);
         }
-        if !self.state.faults.split
+        if !self.injector.faults.split
             && !self.corrupts()
-            && self.state.faults.corrupt_header_at != Some(self.state.message)
+            && self.injector.faults.corrupt_header_at != Some(self.injector.message)
         {
             let done = self.inner.send_from(header, data)?;
             if done {
-                self.state.next_message();
+                self.injector.next_message();
             }
             return Ok(done);
         }
-        let upto = if self.state.faults.split { self.state.piece(data.len()) } else { data.len() };
+        let upto = if self.injector.faults.split { self.injector.split(data.len()) } else { data.len() };
         let Some(memory) = self.inner.reserve()? else { return Ok(false) };
-        let range = self.state.pieces..upto;
+        let range = self.injector.moved..upto;
         if let (Some(to), Some(from)) = (memory.get_mut(range.clone()), data.get(range)) {
             to.copy_from_slice(from);
         }
-        self.state.pieces = upto;
+        self.injector.moved = upto;
         if upto < data.len() {
-            self.state.held = true;
+            self.injector.held = true;
             return Ok(false);
         }
         self.reserved = true;
         self.commit(header)?;
         Ok(true)
     }
-
-    fn progress(&mut self) -> Result<bool> {
-        self.state.reset("send", self.inner.peer())?;
-        if self.state.stalled() { Ok(false) } else { self.inner.progress() }
-    }
-
-    fn check_peer(&mut self) -> Result<()> {
-        self.state.reset("send", self.inner.peer())?;
-        self.inner.check_peer()
-    }
-
-    fn arm(&mut self) -> Result<bool> {
-        self.state.reset("send", self.inner.peer())?;
-        if self.state.stalled() {
-            return Ok(false);
-        }
-        Ok(self.inner.arm()? || self.state.held)
-    }
-
-    fn interest(&self) -> Interest {
-        if self.state.stalled() { Interest::default() } else { self.inner.interest() }
-    }
 }
 
 #[derive(Debug)]
 struct FaultyRecv {
     inner: Box<dyn RecvLink>,
-    state: State,
+    injector: Injector,
 }
 
 impl RecvLink for FaultyRecv {
     forward!(peer, disarm, bytes_moved);
+    stalling!("receive");
 
     fn peek(&mut self) -> Result<Option<(Header, &[u8])>> {
-        match self.state.judge("receive", self.inner.peer())? {
-            Verdict::Go => self.inner.peek(),
-            Verdict::NotNow => Ok(None),
-        }
+        if self.injector.goes_on("receive", self.inner.peer())? { self.inner.peek() } else { Ok(None) }
     }
 
     fn release(&mut self) -> Result<()> {
         self.inner.release()?;
-        self.state.was_received();
+        self.injector.was_received();
         Ok(())
     }
 
     fn recv_into(&mut self, expected: &Header, dst: &mut [u8]) -> Result<Received> {
-        if let Verdict::NotNow = self.state.judge("receive", self.inner.peer())? {
+        if !self.injector.goes_on("receive", self.inner.peer())? {
             return Ok(Received::Pending);
         }
-        if !self.state.faults.split {
+        if !self.injector.faults.split {
             let received = self.inner.recv_into(expected, dst)?;
             if received == Received::Done {
-                self.state.was_received();
+                self.injector.was_received();
             }
             return Ok(received);
         }
@@ -278,39 +275,17 @@ impl RecvLink for FaultyRecv {
         if !expected.agrees_with(&header) {
             return Ok(Received::Mismatch(header));
         }
-        let range = self.state.pieces..self.state.piece(dst.len());
+        let range = self.injector.moved..self.injector.split(dst.len());
         let upto = range.end;
         if let (Some(to), Some(from)) = (dst.get_mut(range.clone()), payload.get(range)) {
             to.copy_from_slice(from);
         }
-        self.state.pieces = upto;
+        self.injector.moved = upto;
         if upto < dst.len() {
-            self.state.held = true;
+            self.injector.held = true;
             return Ok(Received::Pending);
         }
         self.release()?;
         Ok(Received::Done)
-    }
-
-    fn progress(&mut self) -> Result<bool> {
-        self.state.reset("receive", self.inner.peer())?;
-        if self.state.stalled() { Ok(false) } else { self.inner.progress() }
-    }
-
-    fn check_peer(&mut self) -> Result<()> {
-        self.state.reset("receive", self.inner.peer())?;
-        self.inner.check_peer()
-    }
-
-    fn arm(&mut self) -> Result<bool> {
-        self.state.reset("receive", self.inner.peer())?;
-        if self.state.stalled() {
-            return Ok(false);
-        }
-        Ok(self.inner.arm()? || self.state.held)
-    }
-
-    fn interest(&self) -> Interest {
-        if self.state.stalled() { Interest::default() } else { self.inner.interest() }
     }
 }

@@ -193,7 +193,8 @@ impl Caller {
 }
 
 /// What the acceptor asks of a dialer, with its own proof.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
 pub(crate) struct Challenge {
     nonce: Nonce,
     proof: Proof,
@@ -203,8 +204,6 @@ const ACCEPTOR: &str = "acceptor";
 const DIALER: &str = "dialer";
 
 impl Challenge {
-    const BYTES: usize = size_of::<Nonce>() + size_of::<Proof>();
-
     /// The acceptor's answer to a hello.
     pub(crate) fn to(hello: &Hello, secret: &Secret) -> OurResult<Challenge> {
         let nonce = secret::random()?;
@@ -214,19 +213,6 @@ impl Challenge {
     /// Whether the dialer of `hello` has shown that it knows the secret.
     pub(crate) fn is_met(&self, hello: &Hello, secret: &Secret, proof: &Proof) -> bool {
         secret.accepts(proof, DIALER, &[bytemuck::bytes_of(hello), &self.nonce])
-    }
-
-    fn to_bytes(self) -> [u8; Self::BYTES] {
-        let mut bytes = [0; Self::BYTES];
-        let (nonce, proof) = bytes.split_at_mut(size_of::<Nonce>());
-        nonce.copy_from_slice(&self.nonce);
-        proof.copy_from_slice(&self.proof);
-        bytes
-    }
-
-    fn parse(bytes: &[u8]) -> Option<Challenge> {
-        let (nonce, proof) = bytes.split_first_chunk()?;
-        Some(Challenge { nonce: *nonce, proof: proof.try_into().ok()? })
     }
 }
 
@@ -265,10 +251,10 @@ impl Reply {
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let (status, detail) = match self {
             Reply::Welcome => (0, &[][..]),
-            Reply::Refused(detail) => (1, cut(detail)),
-            Reply::UseTcp(detail) => (2, cut(detail)),
-            Reply::Stranger(detail) => (3, cut(detail)),
-            Reply::Prove(challenge) => (PROVE, &challenge.to_bytes()[..]),
+            Reply::Refused(detail) => (1, cut(detail, MAX_DETAIL).as_bytes()),
+            Reply::UseTcp(detail) => (2, cut(detail, MAX_DETAIL).as_bytes()),
+            Reply::Stranger(detail) => (3, cut(detail, MAX_DETAIL).as_bytes()),
+            Reply::Prove(challenge) => (PROVE, bytemuck::bytes_of(challenge)),
         };
         let head = ReplyHead { magic: MAGIC, status, detail: detail.len() as u32 };
         [bytemuck::bytes_of(&head), detail].concat()
@@ -291,8 +277,10 @@ impl Reply {
         }
         let head: ReplyHead = bytemuck::try_pod_read_unaligned(head).map_err(|e| e.to_string())?;
         if head.status == PROVE {
-            let short = || format!("expected a challenge, got {} bytes", detail.len());
-            return Challenge::parse(detail).map(Reply::Prove).ok_or_else(short);
+            let challenge = bytemuck::try_pod_read_unaligned(detail);
+            return challenge
+                .map(Reply::Prove)
+                .map_err(|_| format!("expected a challenge, got {} bytes", detail.len()));
         }
         let detail = String::from_utf8_lossy(detail).into_owned();
         Ok(match head.status {
@@ -304,10 +292,10 @@ impl Reply {
     }
 }
 
-/// A reason, up to the last whole character that fits.
-fn cut(detail: &str) -> &[u8] {
-    let fits = detail.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|end| *end <= MAX_DETAIL).last();
-    detail.get(..fits.unwrap_or(0)).unwrap_or_default().as_bytes()
+/// A text, up to the last whole character within `most` bytes.
+pub(super) fn cut(text: &str, most: usize) -> &str {
+    let fits = (0..=most.min(text.len())).rev().find(|&end| text.is_char_boundary(end));
+    text.get(..fits.unwrap_or(0)).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -2,10 +2,11 @@
 
 use std::fmt;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use super::doorbell::Doorbell;
+use crate::doorbell::Doorbell;
 use crate::fork::Origin;
+use crate::threads::lock;
 
 /// A dropped link's rest.
 pub(crate) trait Closing: Send + fmt::Debug {
@@ -43,7 +44,7 @@ impl Linger {
             // Its parent's connection is none of a child's, and there is no thread to collect.
             return drop(closing);
         }
-        if let Some(left) = &mut *self.left.lock().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(left) = &mut *lock(&self.left) {
             left.push(closing);
             self.bell.ring();
         }
@@ -51,11 +52,11 @@ impl Linger {
 
     /// What came since the last call.
     pub(crate) fn collect(&self) -> Vec<Box<dyn Closing>> {
-        self.left.lock().unwrap_or_else(PoisonError::into_inner).as_mut().map(std::mem::take).unwrap_or_default()
+        lock(&self.left).as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     /// From now on nothing is kept. What came since the last [`Linger::collect`].
     pub(crate) fn stop(&self) -> Vec<Box<dyn Closing>> {
-        self.left.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default()
+        lock(&self.left).take().unwrap_or_default()
     }
 }

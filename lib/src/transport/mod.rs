@@ -26,7 +26,7 @@
 //! Every backend keeps it, and one conformance suite (`tests/conformance`) runs over all of them.
 //! - **Order.** Messages arrive in the order they were committed, each whole, each with its [`Header`].
 //! - **No call blocks.** A call that cannot go on returns "not now" (`None`, `false`, [`Received::Pending`]) and is made
-//!   again. A partly done [`SendLink::send_from`], [`RecvLink::recv_into`] or [`RecvLink::recv_pieces`] must be repeated with the same arguments
+//!   again. A partly done [`SendLink::send_from`], [`RecvLink::recv_into`] or [`RecvLink::recv_chunks`] must be repeated with the same arguments
 //!   until it is done, before any other sending (receiving) call except `progress`, `check_peer`, `arm` and `disarm`.
 //! - **Credits.** A link holds at least [`LinkOptions::depth`] messages of up to [`LinkOptions::max_message`] bytes which
 //!   the receiver's *executor* has not asked for yet, provided the receiver's process calls [`RecvLink::progress`] and
@@ -54,7 +54,6 @@ pub mod faulty;
 pub mod inproc;
 pub mod relay;
 
-mod doorbell;
 mod endpoint;
 #[cfg(all(test, loom))]
 pub(crate) mod explore;
@@ -79,7 +78,7 @@ mod verbs;
 mod verbs;
 mod wait;
 
-pub use doorbell::Doorbell;
+pub use crate::doorbell::Doorbell;
 pub use endpoint::{ConnectTo, Endpoint, EndpointInfo};
 pub use fabric::{Accept, Conn, Dial, Dialed, Fabric, Registration};
 pub use stream::{Stream, StreamConn};
@@ -139,6 +138,43 @@ impl Peer {
         let Peer { rank, peer, address } = self.clone();
         Error::Protocol { op: op.to_owned(), rank, peer, address, detail }
     }
+
+    /// The error of a sending call that breaks the contract: what it should have been given.
+    #[cold]
+    fn misused_send(&self, detail: String) -> Error {
+        Error::invalid("send", format!("to rank {}: {detail}", self.peer))
+    }
+
+    /// [`SendLink::commit`] without a reservation, or of too long a message.
+    #[cold]
+    fn not_reserved(&self, header: &Header, max: usize) -> Error {
+        self.misused_send(format!("expected a reserved message of up to {max} bytes, got {header}"))
+    }
+
+    /// [`SendLink::send_from`] of another length, or while a message is reserved.
+    #[cold]
+    fn not_sendable(&self, header: &Header, data: &[u8], max: usize) -> Error {
+        let got = data.len();
+        self.misused_send(format!("expected {header} of up to {max} bytes and none reserved, got {got} bytes"))
+    }
+
+    /// The error of a receiving call that breaks the contract.
+    #[cold]
+    fn misused_recv(&self, detail: String) -> Error {
+        Error::invalid("receive", format!("from rank {}: {detail}", self.peer))
+    }
+
+    /// [`RecvLink::release`] without a message.
+    #[cold]
+    fn not_peeked(&self) -> Error {
+        self.misused_recv("expected a peeked message to release, got none".to_owned())
+    }
+
+    /// [`RecvLink::recv_into`] with memory of another length.
+    #[cold]
+    fn not_receivable(&self, expected: &Header, dst: &[u8]) -> Error {
+        self.misused_recv(format!("expected memory for {expected}, got {} bytes", dst.len()))
+    }
 }
 
 /// Outcome of [`RecvLink::recv_into`].
@@ -165,7 +201,7 @@ pub struct Interest {
 }
 
 /// The sending end of a link.
-pub trait SendLink: Send + fmt::Debug {
+pub trait SendLink: Send {
     /// Who receives.
     fn peer(&self) -> &Peer;
 
@@ -220,6 +256,12 @@ pub trait SendLink: Send + fmt::Debug {
     fn interest(&self) -> Interest;
 }
 
+impl fmt::Debug for dyn SendLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "link to {:?}", self.peer())
+    }
+}
+
 /// Sending from where the data is: a device reads it there, or the receiver does. See [`SendLink::zero_copy`].
 pub trait ZeroCopy {
     /// As [`SendLink::send_from`], but `true` may come while `data` is still read. That is over when
@@ -249,7 +291,7 @@ pub trait ZeroCopy {
 }
 
 /// The receiving end of a link.
-pub trait RecvLink: Send + fmt::Debug {
+pub trait RecvLink: Send {
     /// Who sends.
     fn peer(&self) -> &Peer;
 
@@ -274,10 +316,10 @@ pub trait RecvLink: Send + fmt::Debug {
     /// Receives the oldest message into the caller's memory if it agrees with `expected`. `dst.len() == expected.len`.
     fn recv_into(&mut self, expected: &Header, dst: &mut [u8]) -> Result<Received>;
 
-    /// As [`RecvLink::recv_into`], but the payload goes to `sink`: each call gets the offset of a piece and its bytes, in order.
-    /// Offsets are multiples of 64 and pieces 8-byte aligned or better. A link that receives long messages bit by bit passes
+    /// As [`RecvLink::recv_into`], but the payload goes to `sink`: each call gets the offset of a chunk and its bytes, in order.
+    /// Offsets are multiples of 64 and chunks 8-byte aligned or better. A link that receives long messages bit by bit passes
     /// them on while the rest is on its way; others wait for the whole message.
-    fn recv_pieces(&mut self, expected: &Header, sink: &mut dyn FnMut(usize, &[u8])) -> Result<Received> {
+    fn recv_chunks(&mut self, expected: &Header, sink: &mut dyn FnMut(usize, &[u8])) -> Result<Received> {
         match self.peek()? {
             None => return Ok(Received::Pending),
             Some((header, _)) if !expected.agrees_with(&header) => return Ok(Received::Mismatch(header)),
@@ -309,6 +351,12 @@ pub trait RecvLink: Send + fmt::Debug {
     fn interest(&self) -> Interest;
 }
 
+impl fmt::Debug for dyn RecvLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "link from {:?}", self.peer())
+    }
+}
+
 /// Both ends that one rank holds of the links with one peer.
 #[derive(Debug)]
 pub struct LinkPair {
@@ -319,7 +367,7 @@ pub struct LinkPair {
     /// Name of the transport: `tcp`, `shm`, `inproc`, `verbs`; with `, relayed` behind it where other ranks are between.
     pub kind: &'static str,
     /// Messages of any length can be sent from the caller's memory. The receiver takes those that are longer than
-    /// [`LinkOptions::max_message`] by [`RecvLink::recv_into`] or [`RecvLink::recv_pieces`]; [`RecvLink::peek`] shows nothing but their
+    /// [`LinkOptions::max_message`] by [`RecvLink::recv_into`] or [`RecvLink::recv_chunks`]; [`RecvLink::peek`] shows nothing but their
     /// header. The same at both ends.
     pub any_length: bool,
 }

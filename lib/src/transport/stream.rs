@@ -45,12 +45,12 @@ pub(crate) fn greet<S: Stream>(socket: &mut S, caller: &Caller, wait: &Wait<'_>,
     // A new connection's send buffer has room for it, and for the proof.
     let slow = |e: std::io::Error| Failure::Slow(e.to_string());
     socket.write_all(bytemuck::bytes_of(&caller.hello)).map_err(slow)?;
-    let mut reply = hear(socket, wait)?;
+    let mut reply = recv_reply(socket, wait)?;
     let proven = matches!(reply, Reply::Prove(_));
     if let Reply::Prove(challenge) = reply {
         let proof = caller.answer(&challenge).map_err(Failure::Wrong)?;
         socket.write_all(&proof).map_err(slow)?;
-        reply = hear(socket, wait)?;
+        reply = recv_reply(socket, wait)?;
     }
     match reply {
         Reply::Welcome if proven => Ok(()),
@@ -64,25 +64,31 @@ pub(crate) fn greet<S: Stream>(socket: &mut S, caller: &Caller, wait: &Wait<'_>,
 }
 
 /// The next reply. Whoever does not speak our protocol is not the peer.
-fn hear<S: Stream>(socket: &mut S, wait: &Wait<'_>) -> Result<Reply, Failure> {
+fn recv_reply<S: Stream>(socket: &mut S, wait: &Wait<'_>) -> Result<Reply, Failure> {
+    // The peer answers once its own thread asks for the link.
+    let late = "it took the connection and has not asked for this link yet";
     let mut bytes = vec![0; Reply::HEAD];
-    read_exact(socket, &mut bytes, wait)?;
+    read_exact(socket, &mut bytes, wait, late)?;
     let mut detail = vec![0; Reply::detail_len(&bytes).map_err(Failure::Wrong)?];
-    read_exact(socket, &mut detail, wait)?;
+    read_exact(socket, &mut detail, wait, late)?;
     bytes.extend(detail);
     Reply::parse(&bytes).map_err(Failure::Wrong)
 }
 
-fn read_exact<S: Stream>(socket: &mut S, bytes: &mut [u8], wait: &Wait<'_>) -> Result<(), Failure> {
+/// Fills `bytes`, for as long as the whole wait lasts; `late` says what has not come when that is over.
+pub(super) fn read_exact<S: Stream>(
+    socket: &mut S,
+    bytes: &mut [u8],
+    wait: &Wait<'_>,
+    late: &str,
+) -> Result<(), Failure> {
     let mut got = 0;
     while let Some(rest) = bytes.get_mut(got..).filter(|r| !r.is_empty()) {
         match socket.read(rest) {
             Ok(0) => return Err(Failure::Wrong(CLOSED.to_owned())),
             Ok(n) => got += n,
             Err(e) if e.kind() == ErrorKind::WouldBlock => {
-                // The peer answers once its own thread asks for the link, so this lasts as long as the whole wait.
-                let detail = || "it took the connection and has not asked for this link yet".to_owned();
-                wait.ready(socket, PollFlags::IN, wait.left(), detail)?;
+                wait.ready(socket, PollFlags::IN, wait.left(), || late.to_owned())?;
             }
             Err(e) if e.kind() == ErrorKind::Interrupted => {}
             Err(e) => return Err(Failure::Slow(e.to_string())),

@@ -5,10 +5,9 @@ use std::time::{Duration, Instant};
 use std::os::fd::AsFd;
 
 use rustix::event::{PollFd, PollFlags};
-use rustix::io::Errno;
-use rustix::time::Timespec;
 
 use crate::error::{Error, Result};
+use crate::threads::poll;
 
 /// Longest time between two looks at the abort flag.
 pub(crate) const SLICE: Duration = Duration::from_millis(20);
@@ -79,14 +78,5 @@ impl<'a> Wait<'a> {
             std::thread::sleep(self.slice(&detail)?.min(left));
         }
         Ok(())
-    }
-}
-
-/// `poll(2)`; a signal counts as the end of the time.
-pub(crate) fn poll(fds: &mut [PollFd<'_>], time: Duration) -> Result<usize, Errno> {
-    let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: i64::from(time.subsec_nanos()) };
-    match rustix::event::poll(fds, Some(&time)) {
-        Err(Errno::INTR) => Ok(0),
-        other => other,
     }
 }

@@ -6,10 +6,10 @@ use tinynccl::wire::Collective;
 use tinynccl::{Comm, DType, ReduceOp, Result};
 
 use super::memory::Memory;
-use super::values::{Number, datum, operand, reduced, with_dtype};
+use super::values::{Number, combined, datum, operand, reduced, with_dtype};
 
 /// The collectives with methods of their own; send/recv has its own tests.
-pub const COLLECTIVES: [Collective; 9] = [
+pub const COLLECTIVES: [Collective; 10] = [
     Collective::AllReduce,
     Collective::AllGather,
     Collective::ReduceScatter,
@@ -19,6 +19,7 @@ pub const COLLECTIVES: [Collective; 9] = [
     Collective::Scatter,
     Collective::AllToAll,
     Collective::Barrier,
+    Collective::Scan,
 ];
 
 /// What is called.
@@ -108,6 +109,21 @@ fn check_as<T: Number>(comm: &Comm, cell: Cell, context: &dyn fmt::Display) -> R
             let mut buffer = input;
             comm.reduce_in_place(&mut buffer, op, root)?;
             check.same("in place", &buffer, |i| if is_root { sum(i) } else { own(i) });
+        }
+        Collective::Scan => {
+            let of_first = |i: usize| combined(T::DTYPE, op, n, rank + 1, i);
+            let (input, mut output) = (memory.vector::<T>(count, own), memory.blank(count));
+            if op == ReduceOp::Avg {
+                let refused = comm.scan(&input, &mut output, op).unwrap_err().to_string();
+                assert!(refused.contains("expected another operator"), "{context}: {cell}: {refused}");
+                return Ok(());
+            }
+            comm.scan(&input, &mut output, op)?;
+            check.same("out of place", &output, of_first);
+            check.same("its input", &input, own);
+            let mut buffer = input;
+            comm.scan_in_place(&mut buffer, op)?;
+            check.same("in place", &buffer, of_first);
         }
         Collective::AllGather => {
             let (input, mut output) = (memory.vector::<T>(count, data), memory.blank(n * count));

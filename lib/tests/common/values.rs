@@ -121,7 +121,12 @@ pub fn operand(dtype: DType, op: ReduceOp, ranks: usize, rank: usize, i: usize) 
 
 /// The reduction of all ranks' operands.
 pub fn reduced(dtype: DType, op: ReduceOp, ranks: usize, i: usize) -> u64 {
-    let values = (0..ranks).map(|rank| operand(dtype, op, ranks, rank, i));
+    combined(dtype, op, ranks, ranks, i)
+}
+
+/// The reduction of the operands of the first `first` of `ranks` ranks.
+pub fn combined(dtype: DType, op: ReduceOp, ranks: usize, first: usize, i: usize) -> u64 {
+    let values = (0..first).map(|rank| operand(dtype, op, ranks, rank, i));
     match op {
         ReduceOp::Sum => values.sum(),
         ReduceOp::Avg => values.sum::<u64>() / ranks as u64,

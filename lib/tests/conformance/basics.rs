@@ -10,7 +10,7 @@ const SIZES: [usize; 14] = [0, 1, 4, 8, 9, 23, 24, 25, 64, 65, 4096, 4097, 70_00
 pub(crate) fn pairings(backend: Backend) {
     type Call = fn(&mut LinkPair, u32, usize);
     let sends: [Call; 2] = [send_from, send_reserved];
-    let recvs: [Call; 3] = [recv_into, recv_peeked, recv_pieces];
+    let recvs: [Call; 3] = [recv_into, recv_peeked, recv_chunks];
     // Every pairing in turn, message by message too: no state of one is left over for the other.
     let plan: Vec<(Call, Call, usize)> = (0..6)
         .flat_map(|i| SIZES.map(|len| (sends[i % 2], recvs[i / 2], len)))
@@ -127,8 +127,8 @@ pub(crate) fn mismatch(backend: Backend) {
                     Received::Mismatch(h) => Some(h),
                 });
                 assert!(got.agrees_with(&theirs), "{got}");
-                let mut never = |_: usize, _: &[u8]| panic!("a piece of another message");
-                let again = until("a message", || match b.link.recv.recv_pieces(&other, &mut never).unwrap() {
+                let mut never = |_: usize, _: &[u8]| panic!("a chunk of another message");
+                let again = until("a message", || match b.link.recv.recv_chunks(&other, &mut never).unwrap() {
                     Received::Pending => None,
                     answer => Some(answer),
                 });

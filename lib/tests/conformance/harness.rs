@@ -26,7 +26,7 @@ pub(crate) const SECRET: Secret = Secret::new([42; 32]);
 pub(crate) enum Backend {
     InProc,
     Shm,
-    LendingShm,
+    ZeroCopyShm,
     Tcp,
     TcpTiny,
     TcpStreams,
@@ -64,7 +64,7 @@ pub(crate) struct End {
 pub(crate) fn config(transport: TransportChoice) -> Config {
     let mut config = Config::default();
     config.transport = transport;
-    // Such links take messages of any length: `lending` tests that.
+    // Such links take messages of any length: `zero_copy` tests that.
     config.single_copy = SingleCopy::Off;
     config
 }
@@ -86,7 +86,7 @@ pub(crate) fn ends(backend: Backend) -> [End; 2] {
         Backend::DelayedInProc => wrapped(in_process(), |l| faulty::wrap(l, &delay)),
         Backend::SplitInProc => wrapped(in_process(), |l| faulty::wrap(l, &split)),
         Backend::Shm => endpoints(&config(TransportChoice::Shm)),
-        Backend::LendingShm => wrapped(endpoints(&crate::lending::config()), crate::lending::wrap),
+        Backend::ZeroCopyShm => wrapped(endpoints(&crate::zero_copy::config()), crate::zero_copy::wrap),
         Backend::ChecksumShm => {
             let mut config = config(TransportChoice::Shm);
             config.checksum = true;
@@ -338,16 +338,16 @@ pub(crate) fn recv_into(link: &mut LinkPair, seq: u32, len: usize) {
     assert!(dst == payload(seq, len), "payload of message {seq} of {len} bytes");
 }
 
-pub(crate) fn recv_pieces(link: &mut LinkPair, seq: u32, len: usize) {
+pub(crate) fn recv_chunks(link: &mut LinkPair, seq: u32, len: usize) {
     let mut got = Vec::with_capacity(len);
-    until("recv_pieces", || {
+    until("recv_chunks", || {
         link.send.progress().unwrap();
-        let mut sink = |at: usize, piece: &[u8]| {
-            assert_eq!((at, at % 64), (got.len(), 0), "pieces come in order and begin on cache lines");
-            assert!(piece.is_empty() || (piece.as_ptr() as usize).is_multiple_of(8));
-            got.extend_from_slice(piece);
+        let mut sink = |at: usize, chunk: &[u8]| {
+            assert_eq!((at, at % 64), (got.len(), 0), "chunks come in order and begin on cache lines");
+            assert!(chunk.is_empty() || (chunk.as_ptr() as usize).is_multiple_of(8));
+            got.extend_from_slice(chunk);
         };
-        match link.recv.recv_pieces(&header(seq, len), &mut sink).unwrap() {
+        match link.recv.recv_chunks(&header(seq, len), &mut sink).unwrap() {
             Received::Done => Some(()),
             Received::Pending => None,
             Received::Mismatch(h) => panic!("expected {}, got {h}", header(seq, len)),

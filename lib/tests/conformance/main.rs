@@ -6,7 +6,6 @@ mod death;
 mod faults;
 mod handshake;
 mod harness;
-mod lending;
 mod processes;
 mod random;
 mod relays;
@@ -14,6 +13,7 @@ mod sleeping;
 mod strangers;
 mod toy;
 mod verbs_faults;
+mod zero_copy;
 
 use harness::Backend;
 

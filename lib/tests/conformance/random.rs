@@ -11,7 +11,7 @@ enum Op {
     Send(usize),
     Reserve(usize),
     Recv,
-    Pieces,
+    Chunks,
     Peek,
     Release,
     ProgressSend,
@@ -26,7 +26,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
         4 => len().prop_map(Op::Send),
         2 => len().prop_map(Op::Reserve),
         3 => Just(Op::Recv),
-        2 => Just(Op::Pieces),
+        2 => Just(Op::Chunks),
         2 => Just(Op::Peek),
         2 => Just(Op::Release),
         1 => Just(Op::ProgressSend),
@@ -48,11 +48,11 @@ fn interleave(backend: Backend, ops: &[Op]) -> Result<(), TestCaseError> {
     // Lengths of the messages sent so far; a send or receive that must be repeated; how many were received.
     let mut lens: Vec<usize> = Vec::new();
     let (mut sending, mut receiving) = (None, None);
-    let mut pieces: Option<Vec<u8>> = None;
+    let mut chunks: Option<Vec<u8>> = None;
     let (mut received, mut peeked) = (0, false);
     // Afterwards, everything that was sent is received.
     let epilogue = std::iter::repeat(
-        [Op::Send(0), Op::ProgressSend, Op::ProgressRecv, Op::Release, Op::Recv, Op::Pieces].into_iter(),
+        [Op::Send(0), Op::ProgressSend, Op::ProgressRecv, Op::Release, Op::Recv, Op::Chunks].into_iter(),
     )
     .flatten();
     let mut spare = 2_000_000;
@@ -82,23 +82,23 @@ fn interleave(backend: Backend, ops: &[Op]) -> Result<(), TestCaseError> {
                     lens.push(len);
                 }
             }
-            Op::Pieces if !peeked && receiving.is_none() && (received < lens.len() || pieces.is_some()) => {
+            Op::Chunks if !peeked && receiving.is_none() && (received < lens.len() || chunks.is_some()) => {
                 let seq = received as u32;
-                let got = pieces.get_or_insert_default();
-                let outcome = recv.recv_pieces(&header(seq, lens[received]), &mut |at, piece| {
+                let got = chunks.get_or_insert_default();
+                let outcome = recv.recv_chunks(&header(seq, lens[received]), &mut |at, chunk| {
                     assert_eq!(at, got.len());
-                    got.extend_from_slice(piece);
+                    got.extend_from_slice(chunk);
                 });
                 match outcome.unwrap() {
                     Received::Done => {
-                        prop_assert!(pieces.take() == Some(payload(seq, lens[received])), "payload of {seq}");
+                        prop_assert!(chunks.take() == Some(payload(seq, lens[received])), "payload of {seq}");
                         received += 1;
                     }
                     Received::Pending => {}
                     Received::Mismatch(h) => prop_assert!(false, "expected {}, got {h}", header(seq, lens[received])),
                 }
             }
-            Op::Recv if !peeked && pieces.is_none() && (received < lens.len() || receiving.is_some()) => {
+            Op::Recv if !peeked && chunks.is_none() && (received < lens.len() || receiving.is_some()) => {
                 let seq = received as u32;
                 let len = lens[received];
                 let dst = receiving.get_or_insert_with(|| vec![0; len]);
@@ -112,7 +112,7 @@ fn interleave(backend: Backend, ops: &[Op]) -> Result<(), TestCaseError> {
                     Received::Mismatch(h) => prop_assert!(false, "expected {}, got {h}", header(seq, len)),
                 }
             }
-            Op::Peek if receiving.is_none() && pieces.is_none() => {
+            Op::Peek if receiving.is_none() && chunks.is_none() => {
                 if let Some((h, data)) = recv.peek().unwrap() {
                     let seq = received as u32;
                     prop_assert!(received < lens.len() && h.agrees_with(&header(seq, lens[received])), "{h}");

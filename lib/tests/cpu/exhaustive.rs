@@ -7,7 +7,7 @@
 use crate::common::cells::{COLLECTIVES, Cell, check};
 use crate::common::values::several_messages;
 use crate::common::{Fabric, config, run_ok};
-use tinynccl::algorithm::{Shape, supports};
+use tinynccl::algorithm::{Shape, supports, through_memory};
 use tinynccl::wire::{Algorithm, Collective};
 use tinynccl::{Config, DType, ReduceOp};
 
@@ -35,9 +35,9 @@ fn cells(algorithm: Algorithm, ranks: usize) -> Vec<Cell> {
     let mut cells = Vec::new();
     // The two without schedules do everything where memory is shared (and are something else for one rank).
     let able = |c| match algorithm {
-        Algorithm::OneShot => ranks > 1,
-        Algorithm::Staged => ranks > 1 && c != Collective::Barrier,
-        Algorithm::TwoShot => ranks > 1 && !matches!(c, Collective::Scatter | Collective::Barrier),
+        Algorithm::OneShot => ranks > 1 && through_memory(c),
+        Algorithm::Staged => ranks > 1 && through_memory(c) && c != Collective::Barrier,
+        Algorithm::TwoShot => ranks > 1 && through_memory(c) && !matches!(c, Collective::Scatter | Collective::Barrier),
         _ => supports(algorithm, &shape(c, ranks)),
     };
     for collective in COLLECTIVES.into_iter().filter(|&c| able(c)) {

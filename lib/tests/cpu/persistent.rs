@@ -59,10 +59,10 @@ fn registered(comm: &Comm, values: &[f32]) -> Persistent<f32> {
 }
 
 /// Messages that `f` sends without a copy.
-fn lent(comm: &Comm, f: impl FnOnce() -> Result<()>) -> u64 {
-    let before = comm.census().lent_messages;
+fn zero_copies(comm: &Comm, f: impl FnOnce() -> Result<()>) -> u64 {
+    let before = comm.census().zero_copy_messages;
     f().unwrap();
-    comm.census().lent_messages - before
+    comm.census().zero_copy_messages - before
 }
 
 /// Every call with ordinary buffers, then with registered ones, whole and in part.
@@ -75,33 +75,35 @@ fn compare(comm: &Comm, verbs: bool) {
     // A part of a registered buffer is registered, too, wherever it begins.
     for range in [0..COUNT, 1..COUNT, 13..COUNT - 4999] {
         let n = range.len();
-        let expect_lent = |lent: u64, what: &str| assert_eq!(lent > 0, verbs, "{what}, {range:?}: {lent} lent");
+        let expect_zero_copies = |zero_copies: u64, what: &str| {
+            assert_eq!(zero_copies > 0, verbs, "{what}, {range:?}: {zero_copies} zero_copies")
+        };
 
-        let plain = lent(comm, || comm.all_reduce(&ours[range.clone()], &mut expected[..n], ReduceOp::Sum));
+        let plain = zero_copies(comm, || comm.all_reduce(&ours[range.clone()], &mut expected[..n], ReduceOp::Sum));
         assert_eq!(plain, 0, "ordinary memory");
         output.fill(-1.0);
-        let l = lent(comm, || comm.all_reduce(&input[range.clone()], &mut output[range.clone()], ReduceOp::Sum));
-        expect_lent(l, "all_reduce");
+        let l = zero_copies(comm, || comm.all_reduce(&input[range.clone()], &mut output[range.clone()], ReduceOp::Sum));
+        expect_zero_copies(l, "all_reduce");
         assert!(output[range.clone()] == expected[..n], "all_reduce {range:?}");
         assert!(output[..range.start].iter().chain(&output[range.end..]).all(|&x| x == -1.0), "outside of {range:?}");
 
         output.copy_from_slice(&ours);
-        let l = lent(comm, || comm.all_reduce_in_place(&mut output[range.clone()], ReduceOp::Sum));
-        expect_lent(l, "all_reduce in place");
+        let l = zero_copies(comm, || comm.all_reduce_in_place(&mut output[range.clone()], ReduceOp::Sum));
+        expect_zero_copies(l, "all_reduce in place");
         assert!(output[range.clone()] == expected[..n], "all_reduce in place {range:?}");
 
         let theirs = &values(peer, COUNT)[range.clone()];
         output.fill(0.0);
-        let l = lent(comm, || comm.send_recv(&input[range.clone()], peer, &mut output[range.clone()], peer));
-        expect_lent(l, "send_recv");
+        let l = zero_copies(comm, || comm.send_recv(&input[range.clone()], peer, &mut output[range.clone()], peer));
+        expect_zero_copies(l, "send_recv");
         assert!(&output[range.clone()] == theirs, "send_recv {range:?}");
 
         output.fill(0.0);
-        let l = lent(comm, || match rank {
+        let l = zero_copies(comm, || match rank {
             0 => comm.send(&input[range.clone()], 1).and_then(|()| comm.recv(&mut output[range.clone()], 1)),
             _ => comm.recv(&mut output[range.clone()], 0).and_then(|()| comm.send(&input[range.clone()], 0)),
         });
-        expect_lent(l, "send and recv");
+        expect_zero_copies(l, "send and recv");
         assert!(&output[range.clone()] == theirs, "send and recv {range:?}");
 
         let mut all = registered(comm, &vec![0.0; 2 * n]);
@@ -165,11 +167,11 @@ fn memory_at_an_address_that_was_registered_before_is_sent_as_it_is() {
                     let memory = vec![2 * round + part; LARGE];
                     reused += u32::from(memory.as_ptr().addr() == last);
                     last = memory.as_ptr().addr();
-                    let lent_now = lent(&comm, || match part {
+                    let now = zero_copies(&comm, || match part {
                         0 => comm.send(&comm.register_persistent(memory)?[LARGE / 2..][..100_000], 1),
                         _ => comm.send(&memory[LARGE / 2..][..100_000], 1),
                     });
-                    assert_eq!(lent_now > 0, part == 0 && transport == TransportChoice::Verbs);
+                    assert_eq!(now > 0, part == 0 && transport == TransportChoice::Verbs);
                 }
             }
             reused

@@ -169,7 +169,7 @@ fn two_rails_carry_half_of_every_long_message() {
             comm.barrier().unwrap();
             let after = network.sent_bytes(0);
             shares.push(after.iter().zip(before).map(|(after, before)| after - before).collect::<Vec<_>>());
-            assert_eq!(comm.census().lent_messages, if registered && comm.rank() == 0 { 4 } else { 0 });
+            assert_eq!(comm.census().zero_copy_messages, if registered && comm.rank() == 0 { 4 } else { 0 });
         }
         shares
     });

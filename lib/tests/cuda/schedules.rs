@@ -18,7 +18,7 @@ use tinynccl::{Call, Comm, Config, Element, Error, ReduceOp};
 const MESSAGE: usize = 4096;
 const PATIENCE: Duration = Duration::from_secs(20);
 
-const COLLECTIVES: [Collective; 8] = [
+const COLLECTIVES: [Collective; 9] = [
     Collective::AllReduce,
     Collective::AllGather,
     Collective::ReduceScatter,
@@ -27,6 +27,7 @@ const COLLECTIVES: [Collective; 8] = [
     Collective::AllToAll,
     Collective::Gather,
     Collective::Scatter,
+    Collective::Scan,
 ];
 
 fn contexts(ranks: usize) -> Option<Vec<Arc<CudaContext>>> {
@@ -143,6 +144,7 @@ fn one_on_cpu<T: Value>(comm: &Comm, case: &Case) -> Vec<T> {
     match collective {
         Collective::AllReduce => comm.all_reduce(&input, &mut output, op),
         Collective::AllGather => comm.all_gather(&input, &mut output),
+        Collective::Scan => comm.scan(&input, &mut output, op),
         Collective::ReduceScatter => comm.reduce_scatter(&input, &mut output, op),
         Collective::Broadcast if comm.rank() == root => comm.broadcast_from(&input, &mut output, root),
         Collective::Broadcast => comm.broadcast(&mut output, root),
@@ -344,21 +346,15 @@ fn large_buffers_through_large_slots() {
             run.outputs::<i32>(&Case { algorithm, collective, op: ReduceOp::Sum, root: 1, count }, None)
         };
         let all: Vec<Vec<i32>> = (0..size).map(|rank| inputs(rank, count * size)).collect();
-        let sum = |i: usize| all.iter().fold(0i32, |s, input| s.wrapping_add(input[i]));
         for Case { algorithm, collective, .. } in cases(size, &[count], &[ReduceOp::Sum]) {
+            let shape = Shape { collective, ranks: size, root: 1, channels: 1 };
             let what = format!("{size} ranks, {algorithm}, {collective}");
             assert!(run(algorithm, Framing::Ll, collective).is_none(), "{what}: cannot fit lines");
             let got = run(algorithm, Framing::Simple, collective).unwrap_or_else(|| panic!("{what}: does not fit"));
             for (rank, got) in got.iter().enumerate() {
                 for (i, &got) in got.iter().enumerate() {
-                    let expected = match collective {
-                        Collective::AllReduce | Collective::Reduce => sum(i),
-                        Collective::ReduceScatter => sum(rank * count + i),
-                        Collective::Broadcast => all[1][i],
-                        Collective::Scatter => all[1][rank * count + i],
-                        Collective::AllGather | Collective::Gather => all[i / count][i % count],
-                        _ => all[i / count][rank * count + i % count],
-                    };
+                    let (segment, from) = shape.result(rank, i / count).unwrap();
+                    let expected = from.fold(0i32, |sum, r| sum.wrapping_add(all[r][segment * count + i % count]));
                     assert_eq!(got, expected, "{what}, rank {rank}, element {i}");
                 }
             }

@@ -53,8 +53,8 @@ pub(crate) struct Args {
     /// Check every element: 0 or 1.
     #[arg(short = 'c', long = "check", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
     check: u8,
-    /// What to run: all_reduce all_gather reduce_scatter broadcast reduce gather scatter all_to_all sendrecv barrier,
-    /// a list of them, or all; pingpong: send and recv between ranks 0 and 1, there and back; neighbours: half of it to
+    /// What to run: all_reduce all_gather reduce_scatter broadcast reduce gather scatter all_to_all scan sendrecv
+    /// barrier, a list of them, or all; pingpong: send and recv between ranks 0 and 1, there and back; neighbours: half of it to
     /// the right, half to the left.
     #[arg(long, default_value = "all_reduce", value_delimiter = ',')]
     collective: Vec<String>,
@@ -243,7 +243,7 @@ impl Plan {
                 (true, None) => (0..ranks).map(Some).collect(),
             };
             for &dtype in dtypes {
-                for &op in ops.iter().filter(|op| op.is_none_or(|op| op.applies_to(dtype))) {
+                for &op in ops.iter().filter(|op| op.is_none_or(|op| op.check(collective, 0, dtype).is_ok())) {
                     cases.extend(roots.iter().map(|&root| Case { collective, way, dtype, op, root }));
                 }
             }

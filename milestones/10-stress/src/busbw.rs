@@ -11,7 +11,7 @@ use tinynccl::wire::Collective;
 /// - all_reduce: every rank must send and receive `2 (n-1)/n` of the size (reduce-scatter, then all-gather).
 /// - reduce_scatter, all_gather, all_to_all, gather, scatter: `(n-1)/n` of the total size, as a rank keeps its own
 ///   part.
-/// - broadcast, reduce, send/recv: the size once.
+/// - broadcast, reduce, scan, send/recv: the size once.
 // EXERCISE 1 (How it works): the factor from algorithm bandwidth to bus bandwidth: how many times the size each rank's
 // link carries at least, with n ranks.
 pub(crate) fn factor(collective: Collective, n: usize) -> f64 {
@@ -23,7 +23,7 @@ pub(crate) fn factor(collective: Collective, n: usize) -> f64 {
         | Collective::AllToAll
         | Collective::Gather
         | Collective::Scatter => (n - 1.0) / n,
-        Collective::Broadcast | Collective::Reduce | Collective::SendRecv => 1.0,
+        Collective::Broadcast | Collective::Reduce | Collective::Scan | Collective::SendRecv => 1.0,
         Collective::Barrier => 0.0,
     }
 }

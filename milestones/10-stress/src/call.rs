@@ -16,6 +16,7 @@ pub(crate) fn blocking<T: Number>(comm: &Comm, case: &Case, place: Place, memory
     if place == Place::In {
         return match case.collective {
             Collective::AllReduce => comm.all_reduce_in_place(memory.output(), op),
+            Collective::Scan => comm.scan_in_place(memory.output(), op),
             Collective::AllGather => comm.all_gather_in_place(memory.output()),
             Collective::ReduceScatter => comm.reduce_scatter_in_place(memory.input(), op),
             Collective::Broadcast => comm.broadcast(memory.output(), root),
@@ -26,6 +27,7 @@ pub(crate) fn blocking<T: Number>(comm: &Comm, case: &Case, place: Place, memory
     let (input, output) = memory.both();
     match case.collective {
         Collective::AllReduce => comm.all_reduce(input, output, op),
+        Collective::Scan => comm.scan(input, output, op),
         Collective::AllGather => comm.all_gather(input, output),
         Collective::ReduceScatter => comm.reduce_scatter(input, output, op),
         Collective::Broadcast => comm.broadcast_from(input, output, root),
@@ -59,6 +61,7 @@ pub(crate) fn grouped<T: Number>(comm: &Comm, case: &Case, place: Place, memory:
         if place == Place::In {
             return match case.collective {
                 Collective::AllReduce => group.all_reduce_in_place(memory.output(), op),
+                Collective::Scan => group.scan_in_place(memory.output(), op),
                 Collective::AllGather => group.all_gather_in_place(memory.output()),
                 Collective::ReduceScatter => group.reduce_scatter_in_place(memory.input(), op),
                 Collective::Broadcast => group.broadcast(memory.output(), root),
@@ -69,6 +72,7 @@ pub(crate) fn grouped<T: Number>(comm: &Comm, case: &Case, place: Place, memory:
         let (input, output) = memory.both();
         match case.collective {
             Collective::AllReduce => group.all_reduce(input, output, op),
+            Collective::Scan => group.scan(input, output, op),
             Collective::AllGather => group.all_gather(input, output),
             Collective::ReduceScatter => group.reduce_scatter(input, output, op),
             Collective::Broadcast => group.broadcast_from(input, output, root),

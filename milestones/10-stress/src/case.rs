@@ -59,9 +59,11 @@ impl Case {
         let layout = |count, input, output| Layout { count, input, output };
         match self.collective {
             Collective::SendRecv if self.way == Way::Neighbours => layout(all / 2, all / 2 * 2, all / 2 * 2),
-            Collective::AllReduce | Collective::Broadcast | Collective::Reduce | Collective::SendRecv => {
-                layout(all, all, all)
-            }
+            Collective::AllReduce
+            | Collective::Broadcast
+            | Collective::Reduce
+            | Collective::Scan
+            | Collective::SendRecv => layout(all, all, all),
             Collective::AllGather | Collective::Gather => layout(each, each, each * ranks),
             Collective::ReduceScatter | Collective::Scatter => layout(each, each * ranks, each),
             Collective::AllToAll => layout(each, each * ranks, each * ranks),
@@ -93,6 +95,7 @@ impl Case {
                 | Collective::ReduceScatter
                 | Collective::Broadcast
                 | Collective::Reduce
+                | Collective::Scan
         )
     }
 
@@ -114,6 +117,7 @@ impl Case {
         let segments = |source: &dyn Fn(usize) -> Source| (0..ranks).map(|s| (count, source(s))).collect();
         match self.collective {
             Collective::AllReduce => vec![(output, Source::Reduced(0))],
+            Collective::Scan => vec![(output, Source::Scanned(rank))],
             Collective::AllGather => segments(&|s| Source::Input(s, 0)),
             Collective::ReduceScatter if place == Place::In => segments(&|s| {
                 if s == rank { Source::Reduced(s * count) } else { Source::Input(rank, s * count) }

@@ -175,7 +175,12 @@ impl Pattern {
 
     /// The reduction over all ranks at `index`.
     pub(crate) fn reduced(&self, index: usize) -> i64 {
-        let inputs = (0..self.ranks).map(|rank| self.input(rank, index));
+        self.reduced_of(self.ranks, index)
+    }
+
+    /// The reduction over the first `ranks` ranks at `index`.
+    fn reduced_of(&self, ranks: usize, index: usize) -> i64 {
+        let inputs = (0..ranks).map(|rank| self.input(rank, index));
         match self.op {
             None => 0,
             Some(ReduceOp::Sum) => inputs.sum(),
@@ -217,6 +222,8 @@ fn mix(mut z: u64) -> u64 {
 pub(crate) struct Tables<T> {
     inputs: Vec<Vec<T>>,
     reduced: Vec<T>,
+    /// By rank: the reduction of the ranks up to it.
+    scanned: Vec<Vec<T>>,
 }
 
 /// The source of the values in a range of memory; the index is that of its first element in the input.
@@ -226,6 +233,8 @@ pub(crate) enum Source {
     Input(usize, usize),
     /// The reduction, from this index on.
     Reduced(usize),
+    /// The reduction of the ranks up to this one.
+    Scanned(usize),
     /// The call must not write here.
     Untouched,
 }
@@ -236,6 +245,7 @@ impl<T: Number> Tables<T> {
         Tables {
             inputs: (0..pattern.ranks).map(|rank| table(&|i| pattern.input(rank, i))).collect(),
             reduced: table(&|i| pattern.reduced(i)),
+            scanned: (1..=pattern.ranks).map(|ranks| table(&|i| pattern.reduced_of(ranks, i))).collect(),
         }
     }
 
@@ -244,6 +254,7 @@ impl<T: Number> Tables<T> {
         match source {
             Source::Input(rank, start) => (self.inputs.get(rank).map_or(&[], Vec::as_slice), start % PERIOD),
             Source::Reduced(start) => (&self.reduced, start % PERIOD),
+            Source::Scanned(rank) => (self.scanned.get(rank).map_or(&[], Vec::as_slice), 0),
             Source::Untouched => (&[], 0),
         }
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use assert_cmd::Command;
 use assert_cmd::assert::Assert;
 
-const COLLECTIVES: [&str; 10] = [
+const COLLECTIVES: [&str; 11] = [
     "all_reduce",
     "all_gather",
     "reduce_scatter",
@@ -15,6 +15,7 @@ const COLLECTIVES: [&str; 10] = [
     "scatter",
     "all_to_all",
     "barrier",
+    "scan",
     "sendrecv",
 ];
 
@@ -64,7 +65,7 @@ fn every_collective_over_processes() {
             assert!(text.lines().any(|l| l.trim_end().ends_with(&format!("# {name}"))), "{name}: {text}");
         }
         let rows = rows(&text);
-        assert_eq!(rows.len(), 9 * 3 + 1, "{text}");
+        assert_eq!(rows.len(), 10 * 3 + 1, "{text}");
         for row in rows {
             assert_eq!(row[8], "0", "{row:?}");
             assert!(row[12] == "0" || row[12] == "N/A", "{row:?}");
@@ -77,7 +78,7 @@ fn every_type_and_operator_in_threads() {
     let text = all_right("--ranks 3 --transport inproc -b 0 -e 4K -f 4096 -d all -o all -n 1 -w 0 --repetitions 1");
     assert_eq!(rows(&text).len(), (14 * 5 + 8 * 3) * 3, "{text}");
     all_right(
-        "--ranks 2 --transport inproc --collective reduce_scatter,reduce -r all -b 1K -e 1K -d all -o all -n 1 -w 0 --repetitions 1",
+        "--ranks 2 --transport inproc --collective reduce_scatter,reduce,scan -r all -b 1K -e 1K -d all -o all -n 1 -w 0 --repetitions 1",
     );
 }
 
@@ -99,8 +100,8 @@ fn every_algorithm_and_several_worlds() {
 fn neighbours_groups_and_parts_of_a_split() {
     let line = "-b 8 -e 64K -f 64 -n 2 -w 1 --repetitions 2 --collective all,pingpong,neighbours";
     for ranks in [2, 3] {
-        assert_eq!(rows(&all_right(&format!("{line} --ranks {ranks}"))).len(), 11 * 3 + 1);
-        assert_eq!(rows(&all_right(&format!("{line} --ranks {ranks} --group"))).len(), 11 * 3 + 1);
+        assert_eq!(rows(&all_right(&format!("{line} --ranks {ranks}"))).len(), 12 * 3 + 1);
+        assert_eq!(rows(&all_right(&format!("{line} --ranks {ranks} --group"))).len(), 12 * 3 + 1);
     }
     for transport in ["shm", "inproc"] {
         let text = all_right(&format!("{line} --ranks 5 --split 2 --group --transport {transport}"));
@@ -152,7 +153,7 @@ fn other_buffers_and_comma_separated_values() {
             .filter(|l| !l.starts_with('#'))
             .map(|l| l.split(',').collect())
             .collect();
-        assert_eq!(rows.len(), 1 + 10 * 2 + 1, "heading, ten at two sizes, barrier: {text}");
+        assert_eq!(rows.len(), 1 + 11 * 2 + 1, "heading, eleven at two sizes, barrier: {text}");
         for row in &rows[1..] {
             assert_eq!(row.len(), rows[0].len(), "{row:?}");
             assert_eq!(row[2] == "in", row[0] == "broadcast", "{row:?}");
@@ -205,8 +206,8 @@ fn explain_names_choice_reason_and_runner_up() {
         assert!(text.starts_with("# tinynccl"), "{text}");
         assert!(text.contains("cost model built in") && text.contains("ns per byte"), "{text}");
         let rows = explained(&text);
-        // Four collectives without a root, four with three of them, two sizes; a barrier; nothing for sendrecv.
-        assert_eq!(rows.len(), (4 + 4 * 3) * 2 + 1, "{text}");
+        // Five collectives without a root, four with three of them, two sizes; a barrier; nothing for sendrecv.
+        assert_eq!(rows.len(), (5 + 4 * 3) * 2 + 1, "{text}");
         for row in rows {
             let time = |i: usize| row[i].parse::<f64>().unwrap_or_else(|_| panic!("{row:?}"));
             // One-shot is chosen wherever it fits; otherwise the fastest algorithm is.

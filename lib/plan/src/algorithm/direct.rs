@@ -15,6 +15,7 @@
 //! | all_reduce, barrier, all_gather, reduce_scatter, all_to_all | 1 | (n-1) · S |
 //! | broadcast, scatter | 1 | (n-1) · S by the root |
 //! | reduce, gather | 1 | S by all but the root |
+//! | scan | 1 | (n-1-r) · S by rank r |
 //!
 //! Sources: R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective communication operations in MPICH"
 //! (2005), section 4 (all_to_all); NCCL's `ncclSend`/`ncclRecv` all_to_all; one-shot all_reduce of TensorRT-LLM and MSCCL++.
@@ -30,7 +31,7 @@ pub(super) fn program(shape: &Shape, rank: usize) -> Option<Program> {
         .map(|c| Some(Lane { channel: c as u32, steps: steps(shape, rank, c)? }))
         .collect::<Option<Vec<_>>>()?;
     let reduces = match shape.collective {
-        Collective::AllReduce | Collective::Barrier | Collective::ReduceScatter => true,
+        Collective::AllReduce | Collective::Barrier | Collective::ReduceScatter | Collective::Scan => true,
         Collective::Reduce => rank == shape.root,
         _ => false,
     };
@@ -44,6 +45,7 @@ pub(super) fn bytes_sent(shape: &Shape, rank: usize, partition: &Partition) -> u
     let copies = match shape.collective {
         Collective::Broadcast | Collective::Scatter => (shape.ranks - 1) * usize::from(is_root),
         Collective::Reduce | Collective::Gather => usize::from(!is_root),
+        Collective::Scan => shape.ranks - 1 - rank,
         _ => shape.ranks - 1,
     };
     copies as u64 * partition.total_bytes(0..shape.channels)
@@ -92,6 +94,14 @@ fn steps(shape: &Shape, rank: usize, c: usize) -> Option<Vec<Step>> {
         Collective::Gather => {
             steps.push(Step::Copy { src: input(0), dst: output(rank) });
             steps.extend(targets.map(|from| Step::recv(from, output(from))));
+        }
+        Collective::Scan => {
+            steps.extend((rank + 1..n).map(|to| Step::send(to, input(0))));
+            if rank == 0 {
+                steps.push(Step::Copy { src: input(0), dst: output(0) });
+            } else {
+                steps.extend(reduce(rank + 1, rank, input(0), output(0), Loc::scratch(0, c)));
+            }
         }
         Collective::SendRecv => return None,
     }

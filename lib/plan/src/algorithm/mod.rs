@@ -3,7 +3,7 @@
 //! Nothing here does I/O, reads a clock or depends on a transport. A program costs time and memory in proportion to the
 //! rank's own steps, so a simulator can compute one of 65,536 ranks.
 //!
-//! | algorithm | all_reduce | reduce_scatter, all_gather | broadcast, reduce | gather, scatter, all_to_all | hops of all_reduce |
+//! | algorithm | all_reduce | reduce_scatter, all_gather | broadcast, reduce | gather, scatter, all_to_all, scan | hops of all_reduce |
 //! |---|---|---|---|---|---|
 //! | [`ring`] | yes | yes | yes (a chain) | | 2(n-1) |
 //! | [`tree`] | yes | yes | yes | | 2⌈log₂n⌉ |
@@ -43,7 +43,11 @@ pub fn supports(algorithm: Algorithm, shape: &Shape) -> bool {
     match algorithm {
         Algorithm::Direct => true,
         Algorithm::Ring | Algorithm::Tree | Algorithm::DoubleTree => {
-            !matches!(shape.collective, Collective::Gather | Collective::Scatter | Collective::AllToAll)
+            shape.is_all_reduce()
+                || matches!(
+                    shape.collective,
+                    Collective::AllGather | Collective::ReduceScatter | Collective::Broadcast | Collective::Reduce
+                )
         }
         Algorithm::HalvingDoubling => {
             shape.is_all_reduce() || matches!(shape.collective, Collective::AllGather | Collective::ReduceScatter)
@@ -53,6 +57,22 @@ pub fn supports(algorithm: Algorithm, shape: &Shape) -> bool {
             matches!(shape.collective, Collective::AllReduce | Collective::Reduce | Collective::Barrier)
         }
         Algorithm::OneShot | Algorithm::TwoShot | Algorithm::Staged => false,
+    }
+}
+
+/// Whether the algorithms over the shared region (one-shot, two-shot, staged) support this collective.
+pub fn through_memory(collective: Collective) -> bool {
+    match collective {
+        Collective::AllReduce
+        | Collective::AllGather
+        | Collective::ReduceScatter
+        | Collective::Broadcast
+        | Collective::Reduce
+        | Collective::Gather
+        | Collective::Scatter
+        | Collective::AllToAll
+        | Collective::Barrier => true,
+        Collective::SendRecv | Collective::Scan => false,
     }
 }
 

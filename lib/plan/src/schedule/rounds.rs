@@ -234,20 +234,12 @@ mod tests {
                         continue;
                     }
                     let (shape, rounds) = played(algorithm, collective, ranks);
-                    let all: Vec<usize> = (0..ranks).collect();
                     for (rank, memory) in rounds.last().unwrap().memory.iter().enumerate() {
                         let parts = memory.output.len() / shape.output_segments(rank).max(1);
                         for (at, piece) in memory.output.iter().enumerate() {
                             let (place, piece) = (at / parts, piece.as_ref().unwrap());
-                            let expected = match collective {
-                                Collective::AllReduce | Collective::Barrier | Collective::Reduce => (0, all.clone()),
-                                Collective::ReduceScatter => (rank, all.clone()),
-                                Collective::AllGather | Collective::Gather => (0, vec![place]),
-                                Collective::Broadcast => (0, vec![shape.root]),
-                                Collective::Scatter => (rank, vec![shape.root]),
-                                Collective::AllToAll => (rank, vec![place]),
-                                Collective::SendRecv => unreachable!("has no schedule"),
-                            };
+                            let (segment, from) = shape.result(rank, place).unwrap();
+                            let expected = (segment, from.collect::<Vec<_>>());
                             assert_eq!(
                                 (piece.segment, piece.ranks.clone()),
                                 expected,

@@ -1,5 +1,7 @@
 //! The parameters of a schedule, and the segments of buffers and in-place forms that follow from them.
 
+use std::ops::Range;
+
 use crate::wire::Collective;
 
 /// The parameters of a schedule, which depends on neither data nor count.
@@ -38,13 +40,33 @@ impl Shape {
         }
     }
 
+    /// The contents of a segment of `rank`'s output: a segment of inputs, and the ranks whose inputs they are, combined where
+    /// there are several. `None` for point to point.
+    pub fn result(&self, rank: usize, segment: usize) -> Option<(usize, Range<usize>)> {
+        let one = |rank| rank..rank + 1;
+        Some(match self.collective {
+            Collective::AllReduce | Collective::Barrier | Collective::Reduce => (0, 0..self.ranks),
+            Collective::ReduceScatter => (rank, 0..self.ranks),
+            Collective::Scan => (0, 0..rank + 1),
+            Collective::AllGather | Collective::Gather => (0, one(segment)),
+            Collective::AllToAll => (rank, one(segment)),
+            Collective::Broadcast => (0, one(self.root)),
+            Collective::Scatter => (rank, one(self.root)),
+            Collective::SendRecv => return None,
+        })
+    }
+
     /// The (input segment, output segment) of `rank` that are the same memory in an in-place call.
     ///
     /// `None` where there is no in-place form (all_to_all) or the rank has one of the two buffers only.
     #[inline]
     pub fn in_place(&self, rank: usize) -> Option<(usize, usize)> {
         let pair = match self.collective {
-            Collective::AllReduce | Collective::Barrier | Collective::Broadcast | Collective::Reduce => (0, 0),
+            Collective::AllReduce
+            | Collective::Barrier
+            | Collective::Broadcast
+            | Collective::Reduce
+            | Collective::Scan => (0, 0),
             Collective::AllGather | Collective::Gather => (0, rank),
             Collective::ReduceScatter | Collective::Scatter => (rank, 0),
             Collective::AllToAll | Collective::SendRecv => return None,
@@ -59,6 +81,12 @@ impl Shape {
     }
 
     /// Whether values are combined, with the barrier as an all_reduce of nothing.
+    #[inline]
+    pub(crate) fn combines(&self) -> bool {
+        self.collective.reduces() || self.collective == Collective::Barrier
+    }
+
+    /// An all_reduce, or a barrier, which is one of nothing.
     #[inline]
     pub(crate) fn is_all_reduce(&self) -> bool {
         matches!(self.collective, Collective::AllReduce | Collective::Barrier)

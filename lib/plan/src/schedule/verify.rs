@@ -19,7 +19,6 @@ pub use error::{At, Blocked, VerifyError, Wait};
 use self::expr::{Exprs, Extent, Value};
 use self::machine::Machine;
 use super::{Buf, Loc, Partition, Program, Shape, Step};
-use crate::wire::Collective;
 
 /// The cost of a verified schedule.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -124,8 +123,8 @@ fn check_steps(program: &Program, shape: &Shape, rank: usize) -> Result<(), Veri
 
 /// The required content of a rank's output.
 enum Expected {
-    /// The finished reduction of all inputs at this position.
-    Reduction(usize),
+    /// The finished reduction of the first `of` ranks' inputs at this position.
+    Reduction { place: usize, of: usize },
     /// This rank's input at this position.
     Input(usize, usize),
 }
@@ -133,7 +132,7 @@ enum Expected {
 impl Expected {
     fn is_met(&self, exprs: &Exprs, value: Value) -> bool {
         match *self {
-            Expected::Reduction(place) => exprs.is_reduction_of(value, place),
+            Expected::Reduction { place, of } => exprs.is_reduction_of(value, place, of),
             Expected::Input(rank, place) => value == exprs.leaf(rank, place),
         }
     }
@@ -149,30 +148,26 @@ fn check_outputs(machine: &Machine<'_>, shape: &Shape, extent: &Extent) -> Resul
             let mut reduced: Option<(usize, Value)> = None;
             for rank in 0..shape.ranks {
                 for segment in 0..shape.output_segments(rank) {
-                    let expected = match shape.collective {
-                        Collective::AllReduce | Collective::Barrier | Collective::Reduce => {
-                            Expected::Reduction(place(0))
-                        }
-                        Collective::ReduceScatter => Expected::Reduction(place(rank)),
-                        Collective::AllGather | Collective::Gather => Expected::Input(segment, place(0)),
-                        Collective::Broadcast => Expected::Input(shape.root, place(0)),
-                        Collective::Scatter => Expected::Input(shape.root, place(rank)),
-                        Collective::AllToAll => Expected::Input(segment, place(rank)),
-                        Collective::SendRecv => {
-                            return Err(VerifyError::Programs("point to point is not a schedule".to_owned()));
-                        }
+                    let Some((from, ranks)) = shape.result(rank, segment) else {
+                        return Err(VerifyError::Programs("point to point is not a schedule".to_owned()));
+                    };
+                    let of = ranks.len();
+                    let expected = if shape.combines() {
+                        Expected::Reduction { place: place(from), of }
+                    } else {
+                        Expected::Input(ranks.start, place(from))
                     };
                     let value = machine.output(rank, segment, window, part);
                     if !expected.is_met(exprs, value) {
                         let expected = match expected {
-                            Expected::Reduction(_) => "the finished reduction over all ranks".to_owned(),
+                            Expected::Reduction { of, .. } => format!("the finished reduction over {of} ranks"),
                             Expected::Input(from, place) => exprs.describe(exprs.leaf(from, place)),
                         };
                         let got = exprs.describe(value);
                         return Err(VerifyError::Output { rank, segment, window, part, expected, got });
                     }
-                    rank_order &= matches!(expected, Expected::Input(..)) || exprs.is_in_rank_order(value);
-                    if matches!(shape.collective, Collective::AllReduce | Collective::Barrier) {
+                    rank_order &= matches!(expected, Expected::Input(..)) || exprs.is_in_rank_order(value, of);
+                    if shape.is_all_reduce() {
                         let (other, known) = *reduced.get_or_insert((rank, value));
                         if known != value {
                             let first = (other, exprs.expression(known));

@@ -85,7 +85,8 @@ pub struct CostModel {
     /// Cores of a host that run ranks.
     pub busy_cores: f64,
     /// Bytes from which messages between ranks that share memory use zero copy, also on small pages; `None`: never.
-    pub lend_from: Option<usize>,
+    #[serde(alias = "lend_from")]
+    pub zero_copy_from: Option<usize>,
     /// Caches of a host.
     pub caches: Caches,
     /// Which ranks share memory.
@@ -114,7 +115,7 @@ impl CostModel {
             switch_ns: 0.0,
             ranks_per_core: 1.0,
             busy_cores: 1.0,
-            lend_from: None,
+            zero_copy_from: None,
             caches: Caches::TYPICAL,
             placement: Placement::TOGETHER,
             relays: Relays::default(),

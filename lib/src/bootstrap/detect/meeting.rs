@@ -1,6 +1,6 @@
 //! Where the ranks meet, and what tells their job from others.
 
-use super::{Launcher, Lookup, Ranks, required, slurm_step, wrong};
+use super::{Launcher, Lookup, Ranks, required, slurm_step};
 use crate::bootstrap::UniqueId;
 use crate::error::{Error, Result};
 
@@ -20,21 +20,14 @@ pub(crate) enum Meeting {
 pub(super) fn meeting(lookup: Lookup<'_>, ranks: &Ranks) -> Result<Meeting> {
     if let Some(text) = lookup("TINYNCCL_UNIQUE_ID") {
         let id = text.parse::<UniqueId>().map_err(|e| match e {
-            Error::Config { value, detail, .. } => {
-                Error::Config { name: "TINYNCCL_UNIQUE_ID".to_owned(), value, detail }
-            }
+            Error::Config { value, detail, .. } => Error::config("TINYNCCL_UNIQUE_ID", value, detail),
             other => other,
         })?;
         return Ok(Meeting::Id(id));
     }
     let missing = |name: &str, other: &str| {
-        wrong(
-            name,
-            String::new(),
-            &format!(
-                "missing, but {other} is set: set both, MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port there"
-            ),
-        )
+        let both = "set both, MASTER_ADDR to the host of rank 0 and MASTER_PORT to a free port there";
+        Error::config(name, "", format!("missing, but {other} is set: {both}"))
     };
     match (lookup("MASTER_ADDR"), lookup("MASTER_PORT")) {
         (Some(host), Some(port)) => return master(lookup, ranks, host, &port),
@@ -53,7 +46,7 @@ pub(super) fn meeting(lookup: Lookup<'_>, ranks: &Ranks) -> Result<Meeting> {
                  MASTER_PORT to a free port there, for all ranks (mpirun -x MASTER_ADDR=... -x MASTER_PORT=..., mpiexec -genv)",
                 launcher.name()
             );
-            Err(wrong("MASTER_ADDR", String::new(), &detail))
+            Err(Error::config("MASTER_ADDR", "", detail))
         }
     }
 }
@@ -61,19 +54,14 @@ pub(super) fn meeting(lookup: Lookup<'_>, ranks: &Ranks) -> Result<Meeting> {
 fn master(lookup: Lookup<'_>, ranks: &Ranks, host: String, port: &str) -> Result<Meeting> {
     let host = host.trim().to_owned();
     if host.is_empty() {
-        return Err(wrong("MASTER_ADDR", host, "expected the host name or address of rank 0"));
+        return Err(Error::config("MASTER_ADDR", host, "expected the host name or address of rank 0"));
     }
-    let expected = || wrong("MASTER_PORT", port.to_owned(), "expected a port, 1 to 65535");
+    let expected = || Error::config("MASTER_PORT", port, "expected a port, 1 to 65535");
     let mut number = port.trim().parse::<u16>().ok().filter(|&p| p > 0).ok_or_else(expected)?;
     let mut port_source = "MASTER_PORT".to_owned();
     if lookup("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|v| v.trim().eq_ignore_ascii_case("true")) {
-        number = number.checked_add(1).ok_or_else(|| {
-            wrong(
-                "MASTER_PORT",
-                port.to_owned(),
-                "torchrun's agent holds it and there is no next port: choose a lower one",
-            )
-        })?;
+        let detail = "torchrun's agent holds it and there is no next port: choose a lower one";
+        number = number.checked_add(1).ok_or_else(|| Error::config("MASTER_PORT", port, detail))?;
         port_source = format!("MASTER_PORT + 1, since torchrun's agent holds {port}");
     }
     let job = job(lookup, ranks.launcher);
@@ -95,7 +83,7 @@ fn slurm(lookup: Lookup<'_>) -> Result<Meeting> {
     hosts.extend(launch_node.map(|ip| ("SLURM_LAUNCH_NODE_IPADDR", ip)));
     if hosts.is_empty() {
         let detail = "missing, and SLURM_LAUNCH_NODE_IPADDR too: set MASTER_ADDR and MASTER_PORT for all ranks";
-        return Err(wrong("SLURM_STEP_NODELIST", String::new(), detail));
+        return Err(Error::config("SLURM_STEP_NODELIST", "", detail));
     }
     // Above the ports that Linux gives to outgoing connections; two steps of a job differ.
     let port = 61440 + (number.wrapping_add(step) % 4096) as u16;

@@ -91,8 +91,8 @@ impl Loop {
                 log::debug!("rendezvous store: rank {rank} registered from {}", client.address);
                 client.phase = Phase::Member { rank };
                 self.by_rank.insert(rank, client.id);
-                let out = self.store.register(rank, info, Instant::now());
-                self.deliver(out);
+                self.store.register(rank, info, Instant::now());
+                self.deliver();
                 true
             }
             Err(refusal) => {

@@ -10,7 +10,7 @@ fn strangers_are_told_why_while_a_good_job_forms() {
         let zero = s.spawn(|| join(&server, 0, 3).unwrap());
         // Until rank 0 is in, a second one would take its place.
         let mut probe = Raw::register(address, 1, 3);
-        while !matches!(probe.hear(), Some(ToRank::Waiting { missing, .. }) if missing == [2]) {}
+        while !matches!(probe.recv(), Some(ToRank::Waiting { missing, .. }) if missing == [2]) {}
 
         // Half-open connections, some with half a message: they stay open until the end.
         let mut silent: Vec<Raw> = (0..20).map(|_| Raw::connect(address)).collect();
@@ -35,14 +35,14 @@ fn strangers_are_told_why_while_a_good_job_forms() {
         // All that is public, and no secret.
         let mut raw = Raw::connect(address);
         raw.send(&Hello { nonce: [1; 16], rank: 2, world_size: 3 }.encode());
-        assert!(matches!(raw.hear(), Some(ToRank::Challenge { .. })));
+        assert!(matches!(raw.recv(), Some(ToRank::Challenge { .. })));
         raw.send(&encode(&ToStore::Proof { proof: Bytes(vec![7; 32]) }).unwrap());
         assert!(raw.rejected().contains("wrong secret"));
         // No proof at all.
         let mut raw = Raw::connect(address);
         raw.send(&Hello { nonce: [1; 16], rank: 2, world_size: 3 }.encode());
         raw.send(&encode(&ToStore::Register { info: Value::Null }).unwrap());
-        assert!(matches!(raw.hear(), Some(ToRank::Challenge { .. })));
+        assert!(matches!(raw.recv(), Some(ToRank::Challenge { .. })));
         assert!(raw.rejected().contains("expected a proof"));
         for (rank, world, why) in [
             (0, 3, "rank 0 is here already"),
@@ -72,7 +72,7 @@ fn strangers_are_told_why_while_a_good_job_forms() {
         assert!(raw.rejected().contains("exceeds the limit"));
 
         let _two = join(&server, 2, 3).unwrap();
-        while !matches!(probe.hear(), Some(ToRank::Table { infos }) if infos.len() == 3) {}
+        while !matches!(probe.recv(), Some(ToRank::Table { infos }) if infos.len() == 3) {}
         zero.join().unwrap()
     });
     assert_eq!(zero.infos().len(), 3);

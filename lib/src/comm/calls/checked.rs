@@ -59,7 +59,7 @@ impl Inner {
     #[inline(always)]
     pub(in crate::comm) fn made(&self, asked: Call, dtype: DType, count: usize, buffers: Buffers) -> Result<Bound> {
         if let Some(op) = asked.op {
-            op.check(asked.collective.name(), self.state.rank, dtype)?;
+            op.check(asked.collective, self.state.rank, dtype)?;
         }
         Ok(Bound::new(asked.with_count(dtype, count), buffers))
     }

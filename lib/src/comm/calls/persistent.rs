@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
-use crate::comm::{Comm, SymmetricBuffer};
+use crate::comm::Comm;
 use crate::dtype::Element;
 use crate::error::Result;
 use crate::transport::Registration;
@@ -111,7 +111,7 @@ impl Comm {
     }
 }
 
-mod sealed {
+pub(in crate::comm) mod sealed {
     pub trait Sealed {}
 }
 
@@ -129,10 +129,5 @@ impl<T: Element> OwnedBuffer for Vec<T> {
 
 impl<T: Element> sealed::Sealed for Persistent<T> {}
 impl<T: Element> OwnedBuffer for Persistent<T> {
-    type Element = T;
-}
-
-impl<T: Element> sealed::Sealed for SymmetricBuffer<T> {}
-impl<T: Element> OwnedBuffer for SymmetricBuffer<T> {
     type Element = T;
 }

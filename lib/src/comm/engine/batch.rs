@@ -159,7 +159,7 @@ impl Inner {
         engine.board.announce(&Header { seq: engine.seq, ..header });
         self.open(engine, transfers.sends.iter().chain(&transfers.recvs).map(|&(peer, _)| (0, peer)))?;
         let longest = self.options.max_message;
-        Plan::of_transfers(call.dtype, header, transfers, longest, engine.links.lends(false), |peer| {
+        Plan::of_transfers(call.dtype, header, transfers, longest, engine.links.zero_copy(false), |peer| {
             engine.links.get(0, peer)
         })
         .ok_or_else(|| Error::invalid(format!("{}_v", call.collective), "a rank without a link"))
@@ -173,18 +173,5 @@ impl Unit {
             Unit::Call(_) => 0,
             Unit::Pack(pack) => pack.words(calls),
         }
-    }
-}
-
-impl Engine {
-    /// Point-to-point messages count per pair and direction, collectives per communicator.
-    pub(in crate::comm) fn next_seq(&mut self, call: &Call, rank: usize) -> u32 {
-        let counter = match call.collective {
-            Collective::SendRecv if call.root == rank => &mut self.sent[call.peer],
-            Collective::SendRecv => &mut self.received[call.root],
-            _ => &mut self.seq,
-        };
-        *counter = counter.wrapping_add(1);
-        *counter
     }
 }

@@ -49,12 +49,12 @@ impl Inner {
         let Engine { links, .. } = engine;
         // Both ends of a link must cut alike. With more ranks, the cut would depend on links between other ranks.
         let two = call.collective == Collective::SendRecv || (self.size() == 2 && !call.collective.reduces());
-        let message = match two && links.lend_long(program.links().into_iter()) {
+        let message = match two && links.any_length(program.links().into_iter()) {
             true => message::long_length(&options, call.collective),
             false => message,
         };
-        let lends = links.lends(call.collective.reduces());
-        Plan::compile(call, header, &program, self.size(), message, lends, |c, p| links.get(c, p))
+        let zero_copy = links.zero_copy(call.collective.reduces());
+        Plan::compile(call, header, &program, self.size(), message, zero_copy, |c, p| links.get(c, p))
             .ok_or_else(|| Error::invalid(op(), "the schedule names a rank without a link"))
     }
 

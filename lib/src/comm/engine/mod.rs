@@ -11,14 +11,14 @@ pub(in crate::comm) mod pack;
 pub(in crate::comm) mod queue;
 pub(in crate::comm) mod route;
 pub(in crate::comm) mod run;
+pub(in crate::comm) mod tuned;
 pub(in crate::comm) mod wait_policy;
 
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex};
 
 use super::State;
-use super::start::init::Home;
-use super::start::tune::Tuned;
+use super::state::home::Home;
 use crate::Call;
 use crate::algorithm::Shape;
 use crate::error::{Error, Result};
@@ -30,6 +30,7 @@ use crate::wire::{Algorithm, Collective};
 use board::BoardState;
 use queue::Queue;
 use route::Route;
+use tuned::Tuned;
 
 /// A communicator, shared by its handle and the calls under way.
 pub(crate) struct Inner {
@@ -91,6 +92,17 @@ impl Engine {
     /// The next calls look up their routes again.
     pub(in crate::comm) fn forget_routes(&mut self) {
         self.routes.clear();
+    }
+
+    /// Point-to-point messages count per pair and direction, collectives per communicator.
+    pub(in crate::comm) fn next_seq(&mut self, call: &Call, rank: usize) -> u32 {
+        let counter = match call.collective {
+            Collective::SendRecv if call.root == rank => &mut self.sent[call.peer],
+            Collective::SendRecv => &mut self.received[call.root],
+            _ => &mut self.seq,
+        };
+        *counter = counter.wrapping_add(1);
+        *counter
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::board::BoardState;
 use crate::Call;
-use crate::algorithm::Shape;
+use crate::algorithm::{self, Shape};
 use crate::comm::{Comm, Engine, Inner, lock};
 use crate::error::{Error, Result};
 use crate::executor::Plan;
@@ -80,7 +80,7 @@ impl Inner {
     /// `None`: over links.
     fn through_board(&self, engine: &Engine, shape: &Shape, segment: usize, elem: usize) -> Option<(Algorithm, usize)> {
         let BoardState::Open(board) = &engine.board else { return None };
-        if shape.collective == Collective::SendRecv {
+        if !algorithm::through_memory(shape.collective) {
             return None;
         }
         // Taken wherever it fits, unless another algorithm is requested.
@@ -90,10 +90,10 @@ impl Inner {
             return Some((Algorithm::OneShot, segment));
         }
         // A link with zero copy copies a segment on ordinary pages once; staging copies it twice.
-        let is_lent = engine.tuned.model.lend_from.is_some_and(|from| segment >= from);
+        let zero_copy = engine.tuned.model.zero_copy_from.is_some_and(|from| segment >= from);
         let wanted = match engine.forced {
             // Two ranks are as fast or faster over their link, except for a broadcast.
-            None => shape.ranks > 2 || shape.ranks == 2 && shape.collective == Collective::Broadcast && !is_lent,
+            None => shape.ranks > 2 || shape.ranks == 2 && shape.collective == Collective::Broadcast && !zero_copy,
             Some(forced) => forced == Algorithm::Staged && shape.ranks > 1,
         };
         let chunk = symmetric::largest_chunk(shape, elem, board.stage_bytes());
@@ -111,7 +111,8 @@ impl Inner {
         let may = matches!(forced, None | Some(Algorithm::TwoShot))
             && !self.state.config.checksum
             && registry.in_use()
-            && !matches!(call.collective, Collective::Scatter | Collective::Barrier | Collective::SendRecv);
+            && algorithm::through_memory(call.collective)
+            && !matches!(call.collective, Collective::Scatter | Collective::Barrier);
         may.then(|| self.board_plan(call, Algorithm::TwoShot))
     }
 }

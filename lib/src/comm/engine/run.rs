@@ -4,7 +4,7 @@
 use super::board::BoardState;
 use super::bound::Bound;
 use crate::Call;
-use crate::comm::{Engine, Inner, lock};
+use crate::comm::{Comm, Engine, Inner, lock};
 use crate::error::Result;
 use crate::executor::{self, Buffers, Task};
 use crate::symmetric::Outcome;
@@ -151,5 +151,18 @@ impl Inner {
             }
             executor::run(&[task], links, workspace, &*self.state, &self.wait_policy(background))
         }
+    }
+}
+
+impl Comm {
+    /// A collective that another component runs for the same ranks (on their devices) counts as ours and is compared
+    /// alike.
+    pub(crate) fn note(&self, call: &Call) {
+        let Inner { state, engine, .. } = &*self.inner;
+        let mut engine = lock(engine);
+        let seq = engine.next_seq(call, state.rank);
+        let digests = state.progress.start(&Header { seq, ..call.header(state.id, Algorithm::Direct) });
+        engine.board.made(&digests);
+        state.progress.done(u64::from(seq));
     }
 }

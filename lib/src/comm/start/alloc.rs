@@ -6,6 +6,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
 use crate::comm::Comm;
+use crate::comm::calls::persistent::{OwnedBuffer, sealed};
 use crate::comm::engine::board::BoardState;
 use crate::comm::state::lock;
 use crate::dtype::Element;
@@ -49,6 +50,11 @@ impl<T: Element> DerefMut for SymmetricBuffer<T> {
         // SAFETY: as above, and we hold the only reference in this process.
         unsafe { std::slice::from_raw_parts_mut(self.allocation.base(self.rank).cast(), self.len) }
     }
+}
+
+impl<T: Element> sealed::Sealed for SymmetricBuffer<T> {}
+impl<T: Element> OwnedBuffer for SymmetricBuffer<T> {
+    type Element = T;
 }
 
 impl<T: Element> fmt::Debug for SymmetricBuffer<T> {

@@ -12,6 +12,7 @@ use crate::bootstrap::{HOSTS_STORE, Host, Rendezvous, Server, Session, UniqueId,
 use crate::comm::Comm;
 use crate::comm::state::State;
 use crate::comm::state::control::Control;
+use crate::comm::state::home::Home;
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::trace::Sink;
@@ -19,19 +20,6 @@ use crate::transport::LinkPair;
 
 /// Id of the communicator that spans the world.
 const WORLD: u32 = 0;
-
-/// Lives as long as the last communicator of a rendezvous. It leaves first, then waits for the others if it hosts the
-/// store.
-pub(in crate::comm) struct Home {
-    control: Arc<dyn Control>,
-    _server: Option<Server>,
-}
-
-impl Drop for Home {
-    fn drop(&mut self) {
-        self.control.close();
-    }
-}
 
 impl Comm {
     /// Joins the job that a launcher started: our own ([`crate::launch`]), torchrun, Open MPI, MPICH or Slurm.
@@ -133,7 +121,7 @@ impl Comm {
         sink: Option<Arc<Sink>>,
     ) -> Result<Comm> {
         let rank = control.rank();
-        let home = Arc::new(Home { control: control.clone(), _server: server });
+        let home = Arc::new(Home::new(control.clone(), server));
         let state = State::new(WORLD, rank, (0..world_size).collect(), config, control, sink)?;
         let comm = Comm::assemble(state, local_rank, None, Some(home));
         tune::start(&comm)?;

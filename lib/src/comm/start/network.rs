@@ -201,8 +201,8 @@ impl Control for Network {
         })
     }
 
-    fn lend_from(&self, bytes: usize) {
-        self.endpoint.lend_from(bytes);
+    fn zero_copy_from(&self, bytes: usize) {
+        self.endpoint.zero_copy_from(bytes);
     }
 
     fn share(&self, key: &str, members: &[usize], bytes: usize) -> Result<Option<Arc<Mapping>>> {

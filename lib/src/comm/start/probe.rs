@@ -31,7 +31,7 @@ const LINK_SLICE: Duration = Duration::from_millis(3);
 const MEMORY_SLICE: Duration = Duration::from_millis(1);
 
 /// Samples of an exchange to decide about zero copy.
-const LENDING: usize = 15;
+const ZERO_COPY: usize = 15;
 /// Zero copy must take less than this share of the time of two copies.
 const WORTH: f64 = 0.85;
 
@@ -134,7 +134,7 @@ impl Link<'_> {
             return Ok(());
         }
         if self.kind == Kind::Shm && self.probe.comm.config().single_copy == SingleCopy::Auto {
-            self.model.lend_from = self.lending(alpha_ns)?;
+            self.model.zero_copy_from = self.zero_copy_from(alpha_ns)?;
         }
         let caches = self.model.caches;
         // Footprints per rank: half of L2, a quarter of this rank's part of L3, more than all of it.
@@ -189,22 +189,22 @@ impl Link<'_> {
 
     /// The least length from which zero copy is faster for messages on ordinary pages, if any: times the same exchange
     /// both ways.
-    fn lending(&mut self, alpha_ns: f64) -> Result<Option<usize>> {
+    fn zero_copy_from(&mut self, alpha_ns: f64) -> Result<Option<usize>> {
         for bytes in [ORDINARY / 2, ORDINARY] {
             let mut times = [None; 2];
             for (time, from) in times.iter_mut().zip([usize::MAX, bytes]) {
                 let guess = 2.0 * (alpha_ns + self.model.shm.beta.l2 * bytes as f64);
-                let order = self.probe.order(Order::Lend { from })?;
+                let order = self.probe.order(Order::ZeroCopy { from })?;
                 self.probe.perform(order)?;
-                *time = self.together(guess, LENDING, |calls| Order::Exchange { bytes, calls })?;
+                *time = self.together(guess, ZERO_COPY, |calls| Order::Exchange { bytes, calls })?;
             }
             log::debug!(
-                "{bytes} bytes each way on ordinary pages: {:?} ns through the room, {:?} ns lent",
+                "{bytes} bytes each way on ordinary pages: {:?} ns through the room, {:?} ns by zero copy",
                 times[0],
                 times[1]
             );
-            if let [Some(through), Some(lent)] = times
-                && lent < WORTH * through
+            if let [Some(through), Some(pulled)] = times
+                && pulled < WORTH * through
             {
                 return Ok(Some(bytes));
             }

@@ -17,110 +17,17 @@ use serde::{Deserialize, Serialize};
 use super::agree;
 use super::probe;
 use crate::comm::Comm;
-use crate::comm::state::{State, lock};
+use crate::comm::engine::tuned::{Seat, Source, Tuned, Tuning};
+use crate::comm::lock;
 use crate::config::{Config, TransportChoice, Tune};
 use crate::error::{Error, Result};
+use crate::topology::CostModel;
 use crate::topology::host::{Cores, Host};
 use crate::topology::store::{Key, Store, hex};
-use crate::topology::{CostModel, Placement, Relays};
 
 /// No measurement is begun that would not end by then; the rest of the 50 ms is for sending the result to the other
 /// ranks. A call that has begun is awaited, however long other programs keep the peer off its core.
 const BUDGET: Duration = Duration::from_millis(35);
-
-/// Where a cost model comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Source {
-    /// Figures in the library, for the number of ranks and cores of rank 0's host.
-    BuiltIn,
-    /// A file that an earlier run wrote.
-    Cached,
-    /// Measured at the start.
-    Measured,
-}
-
-/// How the cost model came about.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Tuning {
-    /// The source of the figures.
-    pub source: Source,
-    /// Messages that this rank sent and received to measure.
-    pub messages: u64,
-    /// Time that measuring took on this rank.
-    pub took: Duration,
-    /// Rank 0's file, if the model was read from or written to one.
-    pub file: Option<PathBuf>,
-}
-
-/// Where a rank runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Seat {
-    /// Equal for ranks that share memory.
-    memory: usize,
-    /// Equal for ranks of one machine.
-    host: usize,
-    /// Cores of that machine that its ranks may use.
-    cores: usize,
-}
-
-/// A model, where it comes from, and where the ranks run.
-#[derive(Debug, Clone)]
-pub(in crate::comm) struct Tuned {
-    pub(in crate::comm) model: CostModel,
-    pub(in crate::comm) tuning: Tuning,
-    seats: Vec<Seat>,
-}
-
-impl Tuned {
-    /// Built-in figures, as this rank sees the world; [`start`] replaces them.
-    pub(in crate::comm) fn built_in(state: &State) -> Tuned {
-        let Cores { most, .. } = Cores::here();
-        let control = &state.control;
-        let seat = |(rank, &member): (usize, &usize)| Seat {
-            memory: if control.shares_memory(member) { 0 } else { rank + 1 },
-            host: if control.shares_host(member) { 0 } else { rank + 1 },
-            cores: most,
-        };
-        let seats = state.members.iter().enumerate().map(seat).collect();
-        let model = CostModel { caches: Host::here().caches, ..CostModel::shm() };
-        Tuned::new(model, Tuning { source: Source::BuiltIn, messages: 0, took: Duration::ZERO, file: None }, seats)
-    }
-
-    /// `model` for ranks in this placement.
-    fn new(model: CostModel, tuning: Tuning, seats: Vec<Seat>) -> Tuned {
-        let tuned = Tuned { model, tuning, seats }.placed();
-        let (ranks, cores) = tuned.crowd(0);
-        Tuned { model: tuned.model.on_cores(ranks, cores), ..tuned }
-    }
-
-    /// The same figures for some of the ranks. Those of a host still share its cores with all the others.
-    pub(super) fn among(&self, ranks: impl Iterator<Item = usize>) -> Tuned {
-        Tuned { seats: ranks.filter_map(|r| self.seats.get(r).copied()).collect(), ..self.clone() }.placed()
-    }
-
-    /// The same figures, with the relays of this communicator.
-    pub(in crate::comm) fn relayed(mut self, state: &State) -> Tuned {
-        self.model.relays = Relays::new(&state.control.paths(), &state.members);
-        self
-    }
-
-    /// Whether there are more ranks than cores where `rank` runs.
-    pub(in crate::comm) fn is_oversubscribed(&self, rank: usize) -> bool {
-        let (ranks, cores) = self.crowd(rank);
-        ranks > cores
-    }
-
-    /// Ranks and cores of the machine of `rank`.
-    fn crowd(&self, rank: usize) -> (usize, usize) {
-        let Some(seat) = self.seats.get(rank) else { return (1, 1) };
-        (self.seats.iter().filter(|s| s.host == seat.host).count(), seat.cores)
-    }
-
-    fn placed(self) -> Tuned {
-        let labels: Vec<usize> = self.seats.iter().map(|s| s.memory).collect();
-        Tuned { model: self.model.placed(Placement::of(&labels)), ..self }
-    }
-}
 
 /// A rank's message to the others.
 #[derive(Serialize, Deserialize)]
@@ -199,7 +106,7 @@ pub(super) fn start(comm: &Comm) -> Result<()> {
 
 fn adopt(comm: &Comm, tuned: Tuned) {
     comm.inner.oversubscribed.store(tuned.is_oversubscribed(comm.rank()), Ordering::Relaxed);
-    comm.inner.state.control.lend_from(tuned.model.lend_from.unwrap_or(usize::MAX));
+    comm.inner.state.control.zero_copy_from(tuned.model.zero_copy_from.unwrap_or(usize::MAX));
     let mut engine = lock(&comm.inner.engine);
     engine.tuned = tuned.relayed(&comm.inner.state);
     engine.forget_routes();

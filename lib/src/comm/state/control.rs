@@ -75,7 +75,7 @@ pub(crate) trait Control: Send + Sync {
         Ok(None)
     }
     /// Bytes from which messages on ordinary pages use zero copy in shared memory.
-    fn lend_from(&self, _bytes: usize) {}
+    fn zero_copy_from(&self, _bytes: usize) {}
     /// Where to publish progress on `comm`, whose first member is `first`.
     fn track(&self, comm: u32, first: usize) -> Arc<Progress>;
     /// Makes our progress known to the others now, where that takes a message.

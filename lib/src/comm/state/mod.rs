@@ -3,6 +3,7 @@
 pub(in crate::comm) mod control;
 mod diagnose;
 pub(in crate::comm) mod failure;
+pub(in crate::comm) mod home;
 mod settle;
 
 use std::os::fd::RawFd;

@@ -3,14 +3,11 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use super::State;
 use super::control::PeerHealth;
-use super::{State, lock};
-use crate::Call;
 use crate::bootstrap::{Disagreement, is_later};
-use crate::comm::{Comm, Inner};
 use crate::error::{Error, Result};
 use crate::interrupt::asked_to_stop;
-use crate::wire::{Algorithm, Header};
 
 /// The store learns every rank's calls with its next heartbeat. `close` waits for so many heartbeats, at most
 /// [`GRACE`].
@@ -127,22 +124,11 @@ impl State {
     }
 }
 
-impl Comm {
-    /// A collective that another component runs for the same ranks (on their devices) counts as ours and is compared
-    /// alike.
-    pub(crate) fn note(&self, call: &Call) {
-        let Inner { state, engine, .. } = &*self.inner;
-        let mut engine = lock(engine);
-        let seq = engine.next_seq(call, state.rank);
-        let digests = state.progress.start(&Header { seq, ..call.header(state.id, Algorithm::Direct) });
-        engine.board.made(&digests);
-        state.progress.done(u64::from(seq));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Call;
+    use crate::comm::Comm;
     use crate::config::Config;
     use crate::dtype::DType;
     use crate::wire::Collective;

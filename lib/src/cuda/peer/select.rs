@@ -127,7 +127,7 @@ const WORDS_PER_BLOCK_128: usize = WORDS_PER_BLOCK * 15 / 16;
 /// `bytes` are those of the whole buffer for all_reduce, broadcast and reduce, of a segment for the others. `registered`: whether
 /// the communicator has registered buffers; the same on all ranks.
 pub(crate) fn choose(layout: &Layout, collective: Collective, bytes: usize, registered: bool) -> Choice {
-    if matches!(collective, Collective::Gather | Collective::Scatter) {
+    if matches!(collective, Collective::Gather | Collective::Scatter | Collective::Scan) {
         // There is no other kernel for them.
         let protocol = Protocol::Schedule(Algorithm::Direct, Framing::Simple);
         return Choice { protocol, blocks: blocks(layout, protocol, bytes) };

@@ -91,7 +91,7 @@ impl Mpi {
         let at_root = self.rank == root;
         // Elements that a rank reads and writes, in segments.
         let (reads, writes) = match collective {
-            Collective::AllReduce => (1, 1),
+            Collective::AllReduce | Collective::Scan => (1, 1),
             Collective::AllGather => (1, self.size),
             Collective::ReduceScatter => (self.size, 1),
             Collective::AllToAll => (self.size, self.size),
@@ -125,6 +125,7 @@ impl Mpi {
         let status = unsafe {
             match collective {
                 Collective::AllReduce => ffi::MPI_Allreduce(from, to, elements, mpi_type, reduces()?, comm),
+                Collective::Scan => ffi::MPI_Scan(from, to, elements, mpi_type, reduces()?, comm),
                 Collective::Reduce => ffi::MPI_Reduce(from, to, elements, mpi_type, reduces()?, root, comm),
                 Collective::ReduceScatter => {
                     ffi::MPI_Reduce_scatter_block(from, to, elements, mpi_type, reduces()?, comm)

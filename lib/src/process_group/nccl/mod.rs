@@ -333,6 +333,22 @@ fn operator(op: ReduceOp) -> Option<ncclRedOp_t> {
     })
 }
 
+/// Whether NCCL has the collective, or it is made of messages.
+fn has_form(collective: Collective) -> bool {
+    match collective {
+        Collective::AllReduce
+        | Collective::Broadcast
+        | Collective::Reduce
+        | Collective::AllGather
+        | Collective::ReduceScatter
+        | Collective::Gather
+        | Collective::Scatter
+        | Collective::AllToAll
+        | Collective::SendRecv => true,
+        Collective::Barrier | Collective::Scan => false,
+    }
+}
+
 const HOST: &str = "copy it to the GPU, or ask for backend tinynccl, which carries both";
 
 impl Backend for Nccl {
@@ -357,6 +373,10 @@ impl Backend for Nccl {
     }
 
     unsafe fn enqueue(&self, calls: &[Bound], stream: &Stream) -> Result<()> {
+        if let Some(call) = calls.iter().find(|call| !has_form(call.collective)) {
+            let instead = "ask for backend tinynccl, which has it";
+            return Err(not_carried(BackendType::Nccl, call.collective, "device memory", instead));
+        }
         let span = || Span::Carried {
             collective: calls.first().map_or(Collective::Barrier, |call| call.collective) as u8,
             calls: calls.len() as u32,

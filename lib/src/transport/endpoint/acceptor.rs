@@ -3,20 +3,20 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
 use super::{Inner, hop};
-use crate::error::{Error, Result};
+use crate::doorbell::Doorbell;
+use crate::error::Result;
 use crate::secret::{Proof, Secret};
 use crate::strangers::Strangers;
-use crate::transport::doorbell::Doorbell;
+use crate::threads::{Thread, lock, poll};
 use crate::transport::fabric::{Conn, Fabric};
 use crate::transport::handshake::{Challenge, Hello, Reply, WRONG_SECRET};
 use crate::transport::linger::{Closing, Linger};
-use crate::transport::wait::{Wait, poll};
+use crate::transport::wait::Wait;
 
 /// How long a connection may take to prove who it is.
 const HANDSHAKE: Duration = Duration::from_secs(5);
@@ -58,7 +58,7 @@ type Filed = HashMap<Key, VecDeque<(Hello, Incoming)>>;
 
 /// What the acceptor and the connecting threads share.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct Backlog {
     filed: Mutex<Filed>,
     arrived: Condvar,
     stop: AtomicBool,
@@ -66,17 +66,17 @@ pub(super) struct Shared {
     pub(super) linger: Arc<Linger>,
 }
 
-impl Shared {
-    pub(super) fn new() -> Result<Arc<Shared>> {
+impl Backlog {
+    pub(super) fn new() -> Result<Arc<Backlog>> {
         let bell = Doorbell::new()?;
         let linger = Linger::new(bell.clone());
         let (filed, arrived, stop) = (Mutex::default(), Condvar::new(), AtomicBool::new(false));
-        Ok(Arc::new(Shared { filed, arrived, stop, bell, linger }))
+        Ok(Arc::new(Backlog { filed, arrived, stop, bell, linger }))
     }
 
     /// The next connection for `key` whose dialer is still there.
     pub(super) fn take(&self, key: &Key, wait: &Wait<'_>, detail: impl Fn() -> String) -> Result<(Hello, Incoming)> {
-        let mut filed = self.filed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut filed = lock(&self.filed);
         loop {
             if let Some(queue) = filed.get_mut(key) {
                 while let Some((hello, incoming)) = queue.pop_front() {
@@ -94,7 +94,7 @@ impl Shared {
 
     fn file(&self, hello: Hello, mut incoming: Incoming) {
         let key = Key::of(&hello);
-        let mut filed = self.filed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut filed = lock(&self.filed);
         if filed.values().map(VecDeque::len).sum::<usize>() >= FILED {
             log::warn!("{FILED} connections wait to be asked for: turning away {}", incoming.conn.address());
             let _ = incoming.conn.reply(&Reply::Stranger("too many connections wait".to_owned()));
@@ -111,15 +111,13 @@ impl Shared {
 }
 
 /// Starts the thread for an endpoint.
-pub(super) fn start(inner: &Arc<Inner>) -> Result<JoinHandle<()>> {
-    let (rank, secret, fabrics, shared) = (inner.rank, inner.secret, inner.fabrics.clone(), inner.shared.clone());
+pub(super) fn start(inner: &Arc<Inner>) -> Result<Thread> {
+    let (rank, secret, fabrics, backlog) = (inner.rank, inner.secret, inner.fabrics.clone(), inner.backlog.clone());
     let (endpoint, half_open) = (Arc::downgrade(inner), VecDeque::new());
     let strangers = Strangers::new(format!("rank {rank}: connections turned away:"));
-    let acceptor = Acceptor { rank, secret, fabrics, shared, endpoint, half_open, strangers };
-    std::thread::Builder::new()
-        .name("tinynccl-accept".to_owned())
-        .spawn(move || acceptor.run())
-        .map_err(|e| Error::io("listen", "starting the acceptor thread", &e))
+    let acceptor = Acceptor { rank, secret, fabrics, backlog, endpoint, half_open, strangers };
+    let what = format!("the acceptor thread of rank {rank}");
+    Thread::start("listen", "tinynccl-accept".to_owned(), what, move || acceptor.run())
 }
 
 /// Sees to what would be lost with this process, for a bounded time.
@@ -144,7 +142,7 @@ struct Acceptor {
     rank: usize,
     secret: Secret,
     fabrics: Arc<[Box<dyn Fabric>]>,
-    shared: Arc<Shared>,
+    backlog: Arc<Backlog>,
     /// Takes what is to be relayed.
     endpoint: Weak<Inner>,
     half_open: VecDeque<HalfOpen>,
@@ -163,8 +161,8 @@ impl Acceptor {
     fn run(mut self) {
         let mut closing: Vec<Box<dyn Closing>> = Vec::new();
         let mut breather = false;
-        while !self.shared.stop.load(Ordering::Acquire) {
-            let mut fds = vec![PollFd::new(&self.shared.bell, PollFlags::IN)];
+        while !self.backlog.stop.load(Ordering::Acquire) {
+            let mut fds = vec![PollFd::new(&self.backlog.bell, PollFlags::IN)];
             if !breather {
                 let listeners = self.fabrics.iter().flat_map(|fabric| fabric.listeners());
                 fds.extend(listeners.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
@@ -182,15 +180,15 @@ impl Acceptor {
                 std::thread::sleep(BREATHER);
             }
             drop(fds);
-            self.shared.bell.drain();
+            self.backlog.bell.drain();
             breather = !self.accept_all();
-            self.hear_all();
+            self.read_all();
             self.strangers.tick();
-            self.fabrics.iter().for_each(|fabric| fabric.hear());
-            closing.extend(self.shared.linger.collect());
+            self.fabrics.iter().for_each(|fabric| fabric.handle_events());
+            closing.extend(self.backlog.linger.collect());
             closing.retain_mut(|c| !c.is_done());
         }
-        closing.extend(self.shared.linger.stop());
+        closing.extend(self.backlog.linger.stop());
         finish(closing);
     }
 
@@ -218,12 +216,12 @@ impl Acceptor {
     }
 
     /// Reads from all connections that have not proven who they are.
-    fn hear_all(&mut self) {
+    fn read_all(&mut self) {
         let now = Instant::now();
         let excess = self.half_open.len().saturating_sub(HALF_OPEN);
         for (i, mut half) in std::mem::take(&mut self.half_open).into_iter().enumerate() {
-            let heard = match half.asked {
-                None => self.hear(&mut half),
+            let read = match half.asked {
+                None => self.read_hello(&mut half),
                 Some((hello, challenge)) => {
                     let mut proof = [0; size_of::<Proof>()];
                     match half.incoming.conn.read(&mut proof) {
@@ -237,7 +235,7 @@ impl Acceptor {
                     }
                 }
             };
-            match heard {
+            match read {
                 Ok(()) if i < excess => self.turn_away(half, "too many connections at once that prove nothing", false),
                 Ok(()) if now >= half.deadline => self.turn_away(half, "it has not proven who it is in time", false),
                 Ok(()) => self.half_open.push_back(half),
@@ -247,7 +245,7 @@ impl Acceptor {
     }
 
     /// Reads a hello, if it is there, and asks for a proof. An error comes with whether the dialer should hear it.
-    fn hear(&self, half: &mut HalfOpen) -> Result<(), (String, bool)> {
+    fn read_hello(&self, half: &mut HalfOpen) -> Result<(), (String, bool)> {
         let mut bytes = [0; Hello::BYTES];
         if !half.incoming.conn.read(&mut bytes).map_err(|e| (e, false))? {
             return Ok(());
@@ -270,7 +268,7 @@ impl Acceptor {
                 hop::take(&endpoint, hello, incoming);
             }
         } else {
-            self.shared.file(hello, incoming);
+            self.backlog.file(hello, incoming);
         }
     }
 

@@ -1,13 +1,14 @@
 //! A relay's part in making a link between two other ranks: takes the hop from the lower end, makes the next one, joins them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::acceptor::Incoming;
 use super::{EndpointInfo, Hop, Inner};
 use crate::error::{Error, Result};
+use crate::threads::lock;
 use crate::transport::fabric::Conn;
 use crate::transport::handshake::{Hello, Reply};
 use crate::transport::relay::{Forwarder, Junction, Path, Routes, Traffic};
@@ -34,10 +35,6 @@ pub(super) struct Relay {
     forwarder: Mutex<Option<Arc<Forwarder>>>,
     stopped: AtomicBool,
     patience: Duration,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Relay {

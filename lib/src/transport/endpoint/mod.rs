@@ -12,12 +12,10 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::doorbell::Doorbell;
 use super::fabric::{Accept, Conn, Dial, Dialed, Fabric, Registration, Site, unreachable};
 use super::handshake::{Caller, Hello, Reply};
 use super::relay::{self, Path, Routes, Traffic};
@@ -26,10 +24,12 @@ use super::{LinkOptions, LinkPair, Peer, VerbsAddress, checksum, shm, tcp, verbs
 use crate::bootstrap::Host;
 use crate::bootstrap::interface::{LocalAddress, with_loopback};
 use crate::config::{Config, TransportChoice};
+use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
 use crate::fork::Origin;
 use crate::secret::Secret;
-use acceptor::{Incoming, Key, Shared};
+use crate::threads::Thread;
+use acceptor::{Backlog, Incoming, Key};
 use hop::{Relay, World};
 
 /// Makes a transport listen.
@@ -83,7 +83,7 @@ pub struct ConnectTo<'a> {
 /// Dropping it stops listening; links made before live on, but for those that it relays between others.
 pub struct Endpoint {
     inner: Arc<Inner>,
-    thread: Option<JoinHandle<()>>,
+    thread: Thread,
     origin: Origin,
 }
 
@@ -96,7 +96,7 @@ struct Inner {
     /// The preferred one first; unless the choice is automatic, no other one dials.
     fabrics: Arc<[Box<dyn Fabric>]>,
     info: EndpointInfo,
-    shared: Arc<Shared>,
+    backlog: Arc<Backlog>,
     relay: Relay,
 }
 
@@ -143,12 +143,12 @@ impl Endpoint {
         config: &Config,
         fabrics: Vec<Box<dyn Fabric>>,
     ) -> Result<Endpoint> {
-        Endpoint::start(rank, secret, config, Shared::new()?, fabrics)
+        Endpoint::start(rank, secret, config, Backlog::new()?, fabrics)
     }
 
     fn listen(rank: usize, secret: Secret, config: &Config, locals: Vec<LocalAddress>) -> Result<Endpoint> {
-        let shared = Shared::new()?;
-        let site = Site { rank, config, locals: &locals, linger: &shared.linger };
+        let backlog = Backlog::new()?;
+        let site = Site { rank, config, locals: &locals, linger: &backlog.linger };
         let mut bound = Vec::new();
         let mut failed = None;
         for (i, (name, bind)) in fabrics(config.transport).iter().enumerate() {
@@ -164,7 +164,7 @@ impl Endpoint {
         }
         match failed {
             Some(e) if bound.is_empty() => Err(e),
-            _ => Endpoint::start(rank, secret, config, shared, bound),
+            _ => Endpoint::start(rank, secret, config, backlog, bound),
         }
     }
 
@@ -172,7 +172,7 @@ impl Endpoint {
         rank: usize,
         secret: Secret,
         config: &Config,
-        shared: Arc<Shared>,
+        backlog: Arc<Backlog>,
         fabrics: Vec<Box<dyn Fabric>>,
     ) -> Result<Endpoint> {
         let mut info = EndpointInfo {
@@ -193,11 +193,11 @@ impl Endpoint {
             checksum: config.checksum,
             fabrics: fabrics.into(),
             info,
-            shared,
+            backlog,
             relay: Relay::new(config.connect_timeout.min(config.timeout)),
         });
         let thread = acceptor::start(&inner)?;
-        Ok(Endpoint { inner, thread: Some(thread), origin: Origin::here() })
+        Ok(Endpoint { inner, thread, origin: Origin::here() })
     }
 
     /// Registers a caller's memory with all RDMA devices in use; `None` where there are none.
@@ -214,8 +214,9 @@ impl Endpoint {
         Ok(None)
     }
 
-    /// From now on links of shared memory lend messages of so many bytes and more on ordinary pages, where the choice is theirs.
-    pub(crate) fn lend_from(&self, bytes: usize) {
+    /// From now on links of shared memory use zero copy for messages of so many bytes and more on ordinary pages, where the
+    /// choice is theirs.
+    pub(crate) fn zero_copy_from(&self, bytes: usize) {
         self.inner.fabrics.iter().for_each(|fabric| fabric.zero_copy_from(bytes));
     }
 
@@ -407,7 +408,7 @@ impl Inner {
                     at.join(" or ")
                 )
             };
-            let (hello, incoming) = self.shared.take(&key, wait, detail)?;
+            let (hello, incoming) = self.backlog.take(&key, wait, detail)?;
             match self.accept(&hello, incoming, (&to.options, self.checksum), bell, wait)? {
                 Ok(pair) => return Ok(pair),
                 Err(e) => log::warn!("rank {}: a connection from rank {} failed: {e}", self.rank, to.peer_rank),
@@ -441,7 +442,7 @@ impl Inner {
     fn await_stream(&self, key: Key, fabric: usize, wait: &Wait<'_>) -> Result<Box<dyn Conn>> {
         loop {
             let detail = || format!("it has not connected stream {} of the link", key.stream + 1);
-            match self.shared.take(&key, wait, detail)?.1 {
+            match self.backlog.take(&key, wait, detail)?.1 {
                 incoming if incoming.fabric == fabric => return Ok(incoming.conn),
                 other => log::warn!("rank {}: turned away a stream from {}", self.rank, other.conn.address()),
             }
@@ -461,14 +462,10 @@ impl fmt::Debug for Endpoint {
 impl Drop for Endpoint {
     fn drop(&mut self) {
         if !self.origin.is_here() {
-            return std::mem::forget((self.inner.clone(), self.thread.take()));
+            return std::mem::forget(self.inner.clone());
         }
         self.inner.relay.stop();
-        self.inner.shared.stop();
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            log::error!("rank {}: the acceptor panicked", self.inner.rank);
-        }
+        self.inner.backlog.stop();
+        self.thread.join();
     }
 }

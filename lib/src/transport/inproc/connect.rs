@@ -1,10 +1,11 @@
 //! Where the threads of one process meet, and the link that they make there.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
-use crate::transport::doorbell::Doorbell;
+use crate::threads::lock;
 use crate::transport::mapping::Mapping;
 use crate::transport::shm::{self, Ends, Layout, SingleCopy};
 use crate::transport::wait::Wait;
@@ -40,20 +41,6 @@ struct Entry {
     result: Option<Result<LinkPair>>,
 }
 
-/// One end of a link; the peer's thread calls this too. See [`Hub::connect`].
-///
-/// # Errors
-/// As [`Hub::connect`].
-pub fn connect(
-    hub: &Hub,
-    to: &ConnectTo,
-    doorbell: &Arc<Doorbell>,
-    abort: &dyn Fn() -> Option<Error>,
-    deadline: Duration,
-) -> Result<LinkPair> {
-    hub.connect(to, doorbell, abort, deadline)
-}
-
 impl Hub {
     /// An empty hub.
     pub fn new() -> Arc<Hub> {
@@ -76,7 +63,7 @@ impl Hub {
             return Err(Error::invalid("connect", format!("rank {} asked for a link with itself", to.rank)));
         }
         let wait = Wait::new(to.rank, to.peer_rank, deadline, abort);
-        let mut waiting = self.lock();
+        let mut waiting = lock(&self.waiting);
         if let Some(entry) = waiting.iter_mut().find(|e| e.result.is_none() && e.meets(to)) {
             let (ours, theirs) = match link(entry, to, doorbell) {
                 Ok((ours, theirs)) => (Ok(ours), Ok(theirs)),
@@ -109,10 +96,6 @@ impl Hub {
                 _ => return Err(vanished()),
             }
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Entry>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

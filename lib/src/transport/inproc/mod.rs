@@ -4,4 +4,4 @@
 
 mod connect;
 
-pub use connect::{ConnectTo, Hub, connect};
+pub use connect::{ConnectTo, Hub};

@@ -61,51 +61,36 @@ impl Names {
     }
 }
 
+/// Methods of the link with the relay, with its errors as those of the link with the far end. Those with an operation fail
+/// by themselves after a notice.
+macro_rules! renamed {
+    ($($method:ident($($argument:ident: $type:ty),*) -> $result:ty $(, $op:literal)?;)+) => {$(
+        fn $method(&mut self $(, $argument: $type)*) -> Result<$result> {
+            $(self.names.check($op)?;)?
+            self.inner.$method($($argument),*).map_err(|e| self.names.rename(e))
+        }
+    )+};
+}
+
 #[derive(Debug)]
 struct RelayedSend {
     inner: Box<dyn SendLink>,
     names: Names,
 }
 
-impl RelayedSend {
-    fn checked<T>(&self, result: Result<T>) -> Result<T> {
-        result.map_err(|e| self.names.rename(e))
-    }
-}
-
 impl SendLink for RelayedSend {
     forward!(expect_more, sends_from_caller, is_flushed, disarm, bytes_moved, interest);
+    renamed! {
+        reserve() -> Option<&mut [u8]>, "send";
+        commit(header: &Header) -> ();
+        send_from(header: &Header, data: &[u8]) -> bool, "send";
+        progress() -> bool;
+        check_peer() -> (), "send";
+        arm() -> bool, "send";
+    }
 
     fn peer(&self) -> &Peer {
         &self.names.peer
-    }
-    fn reserve(&mut self) -> Result<Option<&mut [u8]>> {
-        self.names.check("send")?;
-        let names = &self.names;
-        self.inner.reserve().map_err(|e| names.rename(e))
-    }
-    fn commit(&mut self, header: &Header) -> Result<()> {
-        let result = self.inner.commit(header);
-        self.checked(result)
-    }
-    fn send_from(&mut self, header: &Header, data: &[u8]) -> Result<bool> {
-        self.names.check("send")?;
-        let result = self.inner.send_from(header, data);
-        self.checked(result)
-    }
-    fn progress(&mut self) -> Result<bool> {
-        let result = self.inner.progress();
-        self.checked(result)
-    }
-    fn check_peer(&mut self) -> Result<()> {
-        self.names.check("send")?;
-        let result = self.inner.check_peer();
-        self.checked(result)
-    }
-    fn arm(&mut self) -> Result<bool> {
-        self.names.check("send")?;
-        let result = self.inner.arm();
-        self.checked(result)
     }
 }
 
@@ -144,6 +129,11 @@ impl RelayedRecv {
 
 impl RecvLink for RelayedRecv {
     forward!(shows_in_place, disarm, bytes_moved, interest);
+    renamed! {
+        release() -> ();
+        progress() -> bool;
+        arm() -> bool;
+    }
 
     fn peer(&self) -> &Peer {
         &self.names.peer
@@ -152,24 +142,15 @@ impl RecvLink for RelayedRecv {
         if !self.look()? {
             return Ok(None);
         }
-        let names = &self.names;
-        self.inner.peek().map_err(|e| names.rename(e))
-    }
-    fn release(&mut self) -> Result<()> {
-        let result = self.inner.release();
-        result.map_err(|e| self.names.rename(e))
+        self.inner.peek().map_err(|e| self.names.rename(e))
     }
     fn recv_into(&mut self, expected: &Header, dst: &mut [u8]) -> Result<Received> {
         let result = self.inner.recv_into(expected, dst);
         self.received(result)
     }
-    fn recv_pieces(&mut self, expected: &Header, sink: &mut dyn FnMut(usize, &[u8])) -> Result<Received> {
-        let result = self.inner.recv_pieces(expected, sink);
+    fn recv_chunks(&mut self, expected: &Header, sink: &mut dyn FnMut(usize, &[u8])) -> Result<Received> {
+        let result = self.inner.recv_chunks(expected, sink);
         self.received(result)
-    }
-    fn progress(&mut self) -> Result<bool> {
-        let result = self.inner.progress();
-        result.map_err(|e| self.names.rename(e))
     }
     fn check_peer(&mut self) -> Result<()> {
         self.names.check("receive")?;
@@ -179,8 +160,5 @@ impl RecvLink for RelayedRecv {
             self.look()?;
         }
         Ok(())
-    }
-    fn arm(&mut self) -> Result<bool> {
-        self.inner.arm().map_err(|e| self.names.rename(e))
     }
 }

@@ -2,16 +2,15 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
 use super::junction::{Junction, Moved};
-use crate::error::{Error, Result};
-use crate::transport::doorbell::Doorbell;
-use crate::transport::wait::poll;
+use crate::doorbell::Doorbell;
+use crate::error::Result;
+use crate::threads::{Thread, lock, poll};
 
 /// How long it looks again before it sleeps: the answer to a message is often close. It gives its core away meanwhile, since
 /// the rank that it belongs to, and often its peers, want to compute.
@@ -34,7 +33,7 @@ pub struct Traffic {
 
 /// What the thread and the others share.
 #[derive(Debug)]
-struct Shared {
+struct State {
     bell: Arc<Doorbell>,
     /// Junctions that the thread has not taken yet.
     new: Mutex<Vec<Junction>>,
@@ -50,8 +49,8 @@ struct Shared {
 /// A relay's thread. Dropping it tells the ends and ends it, within [`LAST_WORDS`].
 #[derive(Debug)]
 pub(crate) struct Forwarder {
-    shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    state: Arc<State>,
+    thread: Thread,
 }
 
 impl Forwarder {
@@ -60,7 +59,7 @@ impl Forwarder {
     /// # Errors
     /// [`Error::Os`] when there are no descriptors or threads left.
     pub(crate) fn start(rank: usize) -> Result<Forwarder> {
-        let shared = Arc::new(Shared {
+        let state = Arc::new(State {
             bell: Doorbell::new()?,
             new: Mutex::default(),
             links: AtomicU64::new(0),
@@ -70,30 +69,28 @@ impl Forwarder {
             #[cfg(test)]
             turns: AtomicU64::new(0),
         });
-        let state = Loop { rank, shared: shared.clone(), junctions: Vec::new() };
-        let thread = std::thread::Builder::new()
-            .name(format!("tinynccl-relay-{rank}"))
-            .spawn(move || state.run())
-            .map_err(|e| Error::io("relay", "starting the thread that forwards", &e))?;
-        Ok(Forwarder { shared, thread: Some(thread) })
+        let thread = Loop { rank, state: state.clone(), junctions: Vec::new() };
+        let what = format!("the thread of relay {rank}");
+        let thread = Thread::start("relay", format!("tinynccl-relay-{rank}"), what, move || thread.run())?;
+        Ok(Forwarder { state, thread })
     }
 
     /// What the links of its junctions must ring.
     pub(crate) fn bell(&self) -> &Arc<Doorbell> {
-        &self.shared.bell
+        &self.state.bell
     }
 
     /// Takes care of a junction from now on.
     pub(crate) fn add(&self, junction: Junction) {
-        self.shared.links.fetch_add(1, Ordering::Relaxed);
-        self.shared.new.lock().unwrap_or_else(PoisonError::into_inner).push(junction);
-        self.shared.bell.ring();
+        self.state.links.fetch_add(1, Ordering::Relaxed);
+        lock(&self.state.new).push(junction);
+        self.state.bell.ring();
     }
 
     /// What has gone through so far.
     pub(crate) fn traffic(&self) -> Traffic {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        let Shared { links, messages, bytes, .. } = &*self.shared;
+        let State { links, messages, bytes, .. } = &*self.state;
         Traffic { links: load(links), messages: load(messages), bytes: load(bytes) }
     }
 }
@@ -102,34 +99,30 @@ impl Forwarder {
 impl Forwarder {
     /// Turns of the thread's loop so far.
     pub(super) fn turns(&self) -> u64 {
-        self.shared.turns.load(Ordering::Relaxed)
+        self.state.turns.load(Ordering::Relaxed)
     }
 }
 
 impl Drop for Forwarder {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Release);
-        self.shared.bell.ring();
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            log::error!("the thread of a relay panicked");
-        }
+        self.state.stop.store(true, Ordering::Release);
+        self.state.bell.ring();
+        self.thread.join();
     }
 }
 
 struct Loop {
     rank: usize,
-    shared: Arc<Shared>,
+    state: Arc<State>,
     junctions: Vec<Junction>,
 }
 
 impl Loop {
     fn run(mut self) {
         let mut idle: Option<Instant> = None;
-        while !self.shared.stop.load(Ordering::Acquire) {
+        while !self.state.stop.load(Ordering::Acquire) {
             #[cfg(test)]
-            self.shared.turns.fetch_add(1, Ordering::Relaxed);
+            self.state.turns.fetch_add(1, Ordering::Relaxed);
             self.take_new();
             if self.turn() {
                 idle = None;
@@ -144,7 +137,7 @@ impl Loop {
     }
 
     fn take_new(&mut self) {
-        self.junctions.append(&mut self.shared.new.lock().unwrap_or_else(PoisonError::into_inner));
+        self.junctions.append(&mut lock(&self.state.new));
     }
 
     /// Each junction once; true when anything moved.
@@ -154,15 +147,15 @@ impl Loop {
             let Moved { any, messages, bytes } = junction.advance();
             sum = Moved { any: sum.any | any, messages: sum.messages + messages, bytes: sum.bytes + bytes };
         }
-        self.shared.messages.fetch_add(sum.messages, Ordering::Relaxed);
-        self.shared.bytes.fetch_add(sum.bytes, Ordering::Relaxed);
+        self.state.messages.fetch_add(sum.messages, Ordering::Relaxed);
+        self.state.bytes.fetch_add(sum.bytes, Ordering::Relaxed);
         let rank = self.rank;
         self.junctions.retain(|junction| {
             let over = junction.is_over();
             if over {
                 let [low, high] = junction.ends();
                 log::debug!("rank {rank}: a link between rank {low} and rank {high} is over");
-                self.shared.links.fetch_sub(1, Ordering::Relaxed);
+                self.state.links.fetch_sub(1, Ordering::Relaxed);
             }
             !over
         });
@@ -175,7 +168,7 @@ impl Loop {
         let ready = self.junctions.iter_mut().fold(false, |ready, junction| junction.arm(&mut interests) | ready);
         let mut woken = ready;
         if !ready {
-            let mut fds = vec![PollFd::new(&*self.shared.bell, PollFlags::IN)];
+            let mut fds = vec![PollFd::new(&*self.state.bell, PollFlags::IN)];
             for interest in interests {
                 let Some(fd) = interest.fd else { continue };
                 let mut flags = PollFlags::empty();
@@ -195,7 +188,7 @@ impl Loop {
             }
         }
         self.junctions.iter_mut().for_each(|junction| junction.disarm(!ready));
-        self.shared.bell.drain();
+        self.state.bell.drain();
         woken
     }
 

@@ -1,5 +1,6 @@
 //! The last message that a relay sends to an end: why no more will come.
 
+use crate::transport::handshake::cut;
 use crate::wire::Header;
 
 /// Longest text of a notice.
@@ -7,9 +8,7 @@ const LONGEST: usize = 1024;
 
 /// A notice with `text`, cut to what a link takes: header and payload.
 pub(super) fn new(text: &str, max_message: usize) -> (Header, Vec<u8>) {
-    let longest = max_message.min(LONGEST);
-    let fits = (0..=longest.min(text.len())).rev().find(|&i| text.is_char_boundary(i)).unwrap_or(0);
-    let payload = text.as_bytes().get(..fits).unwrap_or_default().to_vec();
+    let payload = cut(text, max_message.min(LONGEST)).as_bytes().to_vec();
     (Header { collective: Header::NOTICE, len: payload.len() as u32, ..Header::default() }, payload)
 }
 

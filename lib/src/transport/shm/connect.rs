@@ -1,5 +1,6 @@
 //! The dialing side: makes the memory and hands it over.
 
+use std::fmt::Display;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,14 +12,16 @@ use rustix::net::SocketAddrUnix;
 use super::listen::address;
 use super::socket;
 use crate::config;
+use crate::doorbell::Doorbell;
 use crate::error::Result;
 use crate::fork::Kept;
-use crate::transport::doorbell::Doorbell;
+use crate::transport::LinkPair;
 use crate::transport::fabric::{Dial, Dialed};
 use crate::transport::handshake::Reply;
 use crate::transport::mapping::Mapping;
 use crate::transport::packet;
-use crate::transport::shm::{Ends, Layout, LendFrom, Lifeline, SingleCopy, introduce, pair};
+use crate::transport::shm::{Ends, Layout, Lifeline, SingleCopy, ZeroCopyFrom, introduce, pair};
+use crate::transport::stream::Failure;
 use crate::transport::wait::Wait;
 
 /// How long a full backlog is waited for.
@@ -29,22 +32,29 @@ const BACKLOG: Duration = Duration::from_secs(3);
 /// # Errors
 /// [`Error::Timeout`](crate::Error::Timeout), the abort's error, [`Error::Protocol`](crate::Error::Protocol) when the peer
 /// does not want the link.
-pub(super) fn connect(
+pub(super) fn connect(name: &str, dial: &Dial<'_>, copy: (config::SingleCopy, &ZeroCopyFrom)) -> Result<Dialed> {
+    match link(name, dial, copy) {
+        Ok(pair) => Ok(Dialed::Linked(pair)),
+        Err(Failure::Final(e)) => Err(e),
+        Err(Failure::Wrong(why) | Failure::Slow(why)) => Ok(Dialed::NotPossible(why)),
+    }
+}
+
+/// Another fabric may do, because `what` failed.
+fn failed<E: Display>(what: &str) -> impl FnOnce(E) -> Failure {
+    move |e| Failure::Wrong(format!("{what}: {e}"))
+}
+
+fn link(
     name: &str,
     dial: &Dial<'_>,
-    (choice, ordinary): (config::SingleCopy, &LendFrom),
-) -> Result<Dialed> {
+    (choice, ordinary): (config::SingleCopy, &ZeroCopyFrom),
+) -> Result<LinkPair, Failure> {
+    const SOCKET: &str = "its Unix socket";
     let wait = dial.wait;
     let layout = Layout::new(dial.options)?;
-    let not_possible = |what: &str, e: &dyn std::fmt::Display| Ok(Dialed::NotPossible(format!("{what}: {e}")));
-    let socket = match socket::new() {
-        Ok(socket) => Kept::new(socket),
-        Err(e) => return not_possible("socket", &e),
-    };
-    let addr = match SocketAddrUnix::new_abstract_name(name.as_bytes()) {
-        Ok(addr) => addr,
-        Err(e) => return not_possible("socket name", &e),
-    };
+    let socket = Kept::new(socket::new().map_err(failed("socket"))?);
+    let addr = SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(failed("socket name"))?;
     let full_since = wait.left();
     loop {
         match rustix::net::connect(&socket, &addr) {
@@ -54,46 +64,33 @@ pub(super) fn connect(
                 wait.pause(Duration::from_millis(1), || "its Unix socket accepts nothing".to_owned())?;
             }
             Err(Errno::INTR) => {}
-            Err(e) => return not_possible("connecting to its Unix socket", &e),
+            Err(e) => return Err(failed("connecting to its Unix socket")(e)),
         }
     }
     // Before anything is told to whoever listens there.
-    let pid = match socket::same_user(&socket) {
-        Ok(pid) => pid,
-        Err(e) => return not_possible("its Unix socket", &e),
-    };
+    let pid = socket::same_user(&socket).map_err(failed(SOCKET))?;
     let who = dial.peer(address(pid));
     let caller = dial.caller.fresh()?;
-    if let Err(e) = packet::send(&socket, None, bytemuck::bytes_of(&caller.hello), &[]) {
-        return not_possible("its Unix socket", &e);
-    }
-    let proof = match hear(&socket, wait)? {
-        Ok((Reply::Prove(challenge), _)) => caller.answer(&challenge),
-        Ok((Reply::Stranger(detail), _)) | Err(detail) => Err(detail),
-        Ok(_) => Err("expected a challenge".to_owned()),
+    packet::send(&socket, None, bytemuck::bytes_of(&caller.hello), &[]).map_err(failed(SOCKET))?;
+    let proof = match recv_reply(&socket, wait)?.0 {
+        Reply::Prove(challenge) => caller.answer(&challenge),
+        Reply::Stranger(detail) => Err(detail),
+        _ => Err("expected a challenge".to_owned()),
     };
-    let proof = match proof {
-        Ok(proof) => proof,
-        Err(e) => return not_possible("its Unix socket", &e),
-    };
-    let (memory, memfd) = match Mapping::memfd(layout.bytes()) {
-        Ok((memory, memfd)) => (Arc::new(memory), memfd),
-        Err(e) => return not_possible("memory", &e),
-    };
+    let proof = proof.map_err(failed(SOCKET))?;
+    let (memory, memfd) = Mapping::memfd(layout.bytes()).map_err(failed("memory"))?;
+    let memory = Arc::new(memory);
     introduce(&memory, layout, 0)?;
-    if let Err(e) = packet::send(&socket, None, &proof, &[memfd.as_fd(), dial.bell.as_fd()]) {
-        return not_possible("passing the memory", &e);
-    }
+    packet::send(&socket, None, &proof, &[memfd.as_fd(), dial.bell.as_fd()]).map_err(failed("passing the memory"))?;
     drop(memfd);
-    let fds = match hear(&socket, wait)? {
-        Ok((Reply::Welcome, fds)) => fds,
-        Ok((Reply::UseTcp(detail) | Reply::Stranger(detail), _)) => return Ok(Dialed::NotPossible(detail)),
-        Ok((Reply::Refused(detail), _)) => return Err(who.protocol("connect", detail)),
-        Ok((Reply::Prove(_), _)) => return Err(who.protocol("connect", "expected a welcome".to_owned())),
-        Err(detail) => return not_possible("its Unix socket", &detail),
+    let fds = match recv_reply(&socket, wait)? {
+        (Reply::Welcome, fds) => fds,
+        (Reply::UseTcp(detail) | Reply::Stranger(detail), _) => return Err(Failure::Wrong(detail)),
+        (Reply::Refused(detail), _) => return Err(who.protocol("connect", detail).into()),
+        (Reply::Prove(_), _) => return Err(who.protocol("connect", "expected a welcome".to_owned()).into()),
     };
     let Some(theirs) = fds.into_iter().next() else {
-        return Err(who.protocol("connect", "expected its doorbell with the answer, got none".to_owned()));
+        return Err(who.protocol("connect", "expected its doorbell with the answer, got none".to_owned()).into());
     };
     let ends = Ends {
         peer: who,
@@ -101,22 +98,26 @@ pub(super) fn connect(
         lifeline: Some(Lifeline::new(socket)),
         single_copy: SingleCopy { pid, choice, ordinary: ordinary.clone() },
     };
-    Ok(Dialed::Linked(pair(&memory, layout, 0, ends, "shm")?))
+    Ok(pair(&memory, layout, 0, ends, "shm")?)
 }
 
-/// The next reply and what came with it. The inner error says why there is none, the outer one ends the wait.
-fn hear(socket: &OwnedFd, wait: &Wait<'_>) -> Result<Result<(Reply, Vec<OwnedFd>), String>> {
+/// The next reply and what came with it.
+fn recv_reply(socket: &OwnedFd, wait: &Wait<'_>) -> Result<(Reply, Vec<OwnedFd>), Failure> {
+    let wrong = failed("its Unix socket");
     let mut bytes = [0; Reply::MAX];
     loop {
         match packet::recv(socket, &mut bytes) {
-            Ok((0, _)) => return Ok(Err("closed without an answer".to_owned())),
-            Ok((n, fds)) => return Ok(Reply::parse(bytes.get(..n).unwrap_or_default()).map(|reply| (reply, fds))),
+            Ok((0, _)) => return Err(wrong("closed without an answer".to_owned())),
+            Ok((n, fds)) => {
+                let reply = Reply::parse(bytes.get(..n).unwrap_or_default());
+                return reply.map(|reply| (reply, fds)).map_err(wrong);
+            }
             Err(Errno::AGAIN) => {
                 let detail = || "it took the connection and has not asked for this link yet".to_owned();
                 wait.ready(socket, PollFlags::IN, wait.left(), detail)?;
             }
             Err(Errno::INTR) => {}
-            Err(e) => return Ok(Err(e.to_string())),
+            Err(e) => return Err(wrong(e.to_string())),
         }
     }
 }

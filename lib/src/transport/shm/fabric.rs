@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use super::connect;
 use super::listen::{self, Port};
-use super::single_copy::LendFrom;
+use super::single_copy::ZeroCopyFrom;
 use crate::config;
 use crate::error::Result;
 use crate::transport::fabric::{Accept, Conn, Dial, Dialed, Fabric, Site};
@@ -15,8 +15,8 @@ use crate::transport::{EndpointInfo, LinkPair};
 struct ShmFabric {
     port: Port,
     single_copy: config::SingleCopy,
-    /// What its links lend on small pages.
-    ordinary: LendFrom,
+    /// From which length on its links use zero copy on small pages.
+    ordinary: ZeroCopyFrom,
 }
 
 /// Listens on a Unix socket.
@@ -26,7 +26,7 @@ struct ShmFabric {
 pub(crate) fn bind(site: &Site<'_>) -> Result<Box<dyn Fabric>> {
     // A checksum is looked at before anything is written to where it belongs.
     let single_copy = if site.config.checksum { config::SingleCopy::Off } else { site.config.single_copy };
-    Ok(Box::new(ShmFabric { port: Port::bind()?, single_copy, ordinary: LendFrom::default() }))
+    Ok(Box::new(ShmFabric { port: Port::bind()?, single_copy, ordinary: ZeroCopyFrom::default() }))
 }
 
 impl Fabric for ShmFabric {

@@ -9,15 +9,15 @@ use rustix::net::{RecvFlags, SocketAddrUnix, SocketFlags};
 
 use super::socket;
 use crate::config;
+use crate::doorbell::Doorbell;
 use crate::error::{Error, Result};
 use crate::fork::Kept;
 use crate::transport::LinkPair;
-use crate::transport::doorbell::Doorbell;
 use crate::transport::fabric::{Accept, Conn};
 use crate::transport::handshake::Reply;
 use crate::transport::mapping::Mapping;
 use crate::transport::packet;
-use crate::transport::shm::{Ends, Layout, LendFrom, Lifeline, SingleCopy, introduce, pair};
+use crate::transport::shm::{Ends, Layout, Lifeline, SingleCopy, ZeroCopyFrom, introduce, pair};
 
 /// A listening socket in the abstract namespace.
 #[derive(Debug)]
@@ -131,7 +131,7 @@ pub(super) fn address(pid: i32) -> String {
 pub(super) fn finish(
     conn: Box<dyn Conn>,
     accept: &Accept<'_>,
-    (choice, ordinary): (config::SingleCopy, &LendFrom),
+    (choice, ordinary): (config::SingleCopy, &ZeroCopyFrom),
 ) -> Result<LinkPair, String> {
     let mut pending = conn.downcast::<Pending>()?;
     let Some((memory, theirs)) = pending.fds.take() else { return Err("no memory came".to_owned()) };

@@ -4,8 +4,8 @@ use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::single_copy::Loans;
-use super::words::{Freed, Sequence, State};
+use super::single_copy::Probe;
+use super::words::{EndState, Freed, Sequence};
 use crate::error::{Error, Result};
 use crate::transport::LinkOptions;
 use crate::transport::mapping::Mapping;
@@ -22,9 +22,9 @@ const PAGE: usize = 4096;
 pub(super) struct Line {
     pub(super) sequence: Sequence,
     pub(super) header: Words<4>,
-    /// Payload of up to 8 bytes; of a long one, where it is lent from, or 0 when it is in the room.
+    /// Payload of up to 8 bytes; of a long one, its address in the sender's memory (zero copy), or 0 when it is in the ring.
     pub(super) first: Words<1>,
-    /// And of up to 24; of a long one in the room, which piece of it this is: offset and length.
+    /// And of up to 24; of a long one in the ring, which chunk of it this is: offset and length.
     pub(super) rest: Words<2>,
 }
 #[cfg(not(loom))]
@@ -35,7 +35,7 @@ const _: () = assert!(size_of::<Line>() == 64);
 #[derive(Debug, Default)]
 pub(super) struct Consumed {
     pub(super) lines: Freed,
-    pub(super) room: Freed,
+    pub(super) ring: Freed,
 }
 
 /// Sizes and offsets; both ends compute the same from the same [`LinkOptions`].
@@ -44,7 +44,7 @@ pub(crate) struct Layout {
     pub(super) lines: usize,
     pub(super) max_message: usize,
     /// Bytes for payloads: a multiple of 64.
-    pub(super) room: usize,
+    pub(super) ring: usize,
 }
 
 impl Layout {
@@ -53,9 +53,9 @@ impl Layout {
     pub(crate) fn new(options: &LinkOptions) -> Result<Layout> {
         options.check()?;
         let lines = options.depth.next_power_of_two().max(LINES);
-        // One message more than `depth`: less than that is left unused at the end of the room.
-        let room = (options.depth + 1) * taken(options.max_message);
-        Ok(Layout { lines, max_message: options.max_message, room })
+        // One message more than `depth`: less than that is left unused at the end of the ring.
+        let ring = (options.depth + 1) * taken(options.max_message);
+        Ok(Layout { lines, max_message: options.max_message, ring })
     }
 
     fn head(&self) -> usize {
@@ -67,13 +67,13 @@ impl Layout {
     }
 
     /// Bytes of both directions. Address space: the heads (2 pages with default options) are touched at once, a page of the
-    /// payload room when a message first covers it.
+    /// payload ring when a message first covers it.
     pub(crate) fn bytes(&self) -> usize {
-        (self.heads() + 2 * self.room).next_multiple_of(PAGE)
+        (self.heads() + 2 * self.ring).next_multiple_of(PAGE)
     }
 }
 
-/// Bytes of the room that a payload of `len` bytes takes.
+/// Bytes of the ring that a payload of `len` bytes takes.
 #[inline(always)]
 pub(super) fn taken(len: usize) -> usize {
     len.next_multiple_of(64)
@@ -81,21 +81,21 @@ pub(super) fn taken(len: usize) -> usize {
 
 /// Where the next payload begins. Both ends count alike, so no offset is ever told.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Place {
-    /// Bytes of the room taken so far, in all laps.
+pub(super) struct Position {
+    /// Bytes of the ring taken so far, in all laps.
     pub(super) count: u64,
     /// Always with `max_message` bytes left behind it.
     offset: usize,
 }
 
-impl Place {
+impl Position {
     /// Behind a payload of `len` bytes.
     #[inline(always)]
     pub(super) fn advance(&mut self, len: usize, layout: &Layout) {
         self.count += taken(len) as u64;
         self.offset += taken(len);
-        if self.offset + layout.max_message > layout.room {
-            self.count += (layout.room - self.offset) as u64;
+        if self.offset + layout.max_message > layout.ring {
+            self.count += (layout.ring - self.offset) as u64;
             self.offset = 0;
         }
     }
@@ -105,11 +105,11 @@ impl Place {
 #[derive(Debug)]
 pub(super) struct Direction {
     pub(super) consumed: NonNull<Consumed>,
-    pub(super) receiver: NonNull<State>,
-    pub(super) sender: NonNull<State>,
-    pub(super) loans: NonNull<Loans>,
+    pub(super) receiver: NonNull<EndState>,
+    pub(super) sender: NonNull<EndState>,
+    pub(super) probe: NonNull<Probe>,
     pub(super) lines: NonNull<Line>,
-    pub(super) room: NonNull<u8>,
+    pub(super) ring: NonNull<u8>,
     pub(super) layout: Layout,
     /// Keeps the memory.
     pub(super) _memory: Arc<dyn Any + Send + Sync>,
@@ -126,7 +126,7 @@ impl Direction {
             return Err(Error::invalid("connect", detail));
         }
         let head = index * layout.head();
-        let room = layout.heads() + index * layout.room;
+        let ring = layout.heads() + index * layout.ring;
         let base = memory.base();
         // SAFETY: all offsets are below `layout.bytes()`, which is within the mapping; the mapping is page-aligned and the
         // offsets are multiples of 64, as the types require.
@@ -135,9 +135,9 @@ impl Direction {
                 consumed: base.add(head).cast(),
                 receiver: base.add(head + APART).cast(),
                 sender: base.add(head + 2 * APART).cast(),
-                loans: base.add(head + 3 * APART).cast(),
+                probe: base.add(head + 3 * APART).cast(),
                 lines: base.add(head + 4 * APART).cast(),
-                room: base.add(room),
+                ring: base.add(ring),
                 layout,
                 _memory: memory.clone(),
             })
@@ -151,21 +151,21 @@ impl Direction {
     }
 
     #[inline(always)]
-    pub(super) fn receiver(&self) -> &State {
+    pub(super) fn receiver(&self) -> &EndState {
         // SAFETY: as `consumed`.
         unsafe { self.receiver.as_ref() }
     }
 
     #[inline(always)]
-    pub(super) fn sender(&self) -> &State {
+    pub(super) fn sender(&self) -> &EndState {
         // SAFETY: as `consumed`.
         unsafe { self.sender.as_ref() }
     }
 
     #[inline(always)]
-    pub(super) fn loans(&self) -> &Loans {
+    pub(super) fn probe(&self) -> &Probe {
         // SAFETY: as `consumed`.
-        unsafe { self.loans.as_ref() }
+        unsafe { self.probe.as_ref() }
     }
 
     #[inline(always)]
@@ -174,16 +174,16 @@ impl Direction {
         unsafe { self.lines.add(message as usize & (self.layout.lines - 1)).as_ref() }
     }
 
-    /// Where the payload of the message at `place` lies: `max_message` bytes, 64-byte aligned.
+    /// Where the payload of the message at `at` lies: `max_message` bytes, 64-byte aligned.
     #[inline(always)]
-    pub(super) fn payload(&self, place: Place) -> *mut u8 {
-        // SAFETY: at a place, `max_message` bytes fit into the room, which is within the mapping.
-        unsafe { self.room.add(place.offset).as_ptr() }
+    pub(super) fn payload(&self, at: Position) -> *mut u8 {
+        // SAFETY: at a position, `max_message` bytes fit into the ring, which is within the mapping.
+        unsafe { self.ring.add(at.offset).as_ptr() }
     }
 
-    /// Tells the model that `len` bytes at `place` are being written (or read) here. Nothing outside of it.
+    /// Tells the model that `len` bytes at `at` are being written (or read) here. Nothing outside of it.
     #[inline(always)]
-    pub(super) fn touches(&self, place: Place, len: usize, writing: bool) {
-        touches(self.payload(place), taken(len), writing);
+    pub(super) fn touches(&self, at: Position, len: usize, writing: bool) {
+        touches(self.payload(at), taken(len), writing);
     }
 }

@@ -5,29 +5,29 @@
 //! says nothing: when it hangs up, the other process is gone.
 //!
 //! Memory per link pair, shared by both processes: 2 pages at once, and `2 * (depth + 1) * max_message` as their payload
-//! room comes into use (1.25 MiB with the defaults); two descriptors in each process. Huge pages (`MADV_HUGEPAGE`) are not
+//! ring comes into use (1.25 MiB with the defaults); two descriptors in each process. Huge pages (`MADV_HUGEPAGE`) are not
 //! asked for: a link of default size is smaller than one.
 //!
 //! # Layout of one direction
 //! ```text
-//! consumed        2 counters, written by the receiver: lines, and bytes of payload room, that it has freed
+//! consumed        2 counters, written by the receiver: lines, and bytes of payload ring, that it has freed
 //! receiver state  waiting for a message? gone?          written by the receiver, waiting taken back by the sender
 //! sender state    waiting for credit? gone?             written by the sender, waiting taken back by the receiver
-//! loans           who may lend, and whether the other end can fetch: written while the link is made
+//! probe           the sender's nonce, and whether the receiver can pull: written while the link is made
 //! lines           LINES (32, or depth) cache lines: { sequence u64, Header 32 B, 24 bytes of payload }
-//! payload room    depth + 1 times max_message bytes, for messages longer than 24 bytes, one after the other
+//! payload ring    depth + 1 times max_message bytes, for messages longer than 24 bytes, one after the other
 //! ```
 //! The sender fills the next line and stores its sequence number last (release). The receiver spins on that very word
 //! (acquire), so a message of up to 24 bytes crosses from core to core in one cache line, without a shared head index.
 //! (FastForward, Giacomoni et al., PPoPP 2008, has the idea.) Lines are many, because they are what keeps small messages
 //! going: the sender reads `consumed`, the other line that has to cross, once per 32 of them.
 //!
-//! Payloads take as much of the room as they are long, so that it is walked through from end to end whatever the length of
+//! Payloads take as much of the ring as they are long, so that it is walked through from end to end whatever the length of
 //! the messages. That is on purpose: a stretch that the receiver has read a moment ago is slower to write than one that it
 //! read half a megabyte ago, probably because it is still in its second-level cache. (Two cores of a Zen 3, 256 KiB there
-//! and back in pieces of 32 KiB: 30 us when a slot is used again after 128 KiB, 23 us after 512 KiB.)
+//! and back in chunks of 32 KiB: 30 us when a slot is used again after 128 KiB, 23 us after 512 KiB.)
 //!
-//! Large payloads may be lent instead, and cost one copy instead of two: see `single_copy.rs`.
+//! The receiver may pull large payloads instead (zero copy), at one copy instead of two: see `single_copy.rs`.
 //!
 //! # Who trusts whom
 //! The memory belongs to two processes of one user that share a token. Still, everything read from it that decides about
@@ -62,14 +62,14 @@ pub(crate) use fabric::bind;
 pub(crate) use memory::Layout;
 use recv::ShmRecv;
 use send::ShmSend;
-pub(crate) use single_copy::{LendFrom, SingleCopy};
+pub(crate) use single_copy::{SingleCopy, ZeroCopyFrom};
 pub(crate) use words::Sequence;
 
 use memory::Direction;
 
-use super::doorbell::Doorbell;
 use super::mapping::Mapping;
 use super::{Interest, LinkPair, Peer};
+use crate::doorbell::Doorbell;
 use crate::error::Result;
 use crate::fork::{Kept, Origin};
 use crate::wire::Header;
@@ -124,9 +124,9 @@ impl Ends {
     }
 }
 
-/// Says in the memory of a link who we are that lends there. Before the peer makes its [`pair`].
+/// Writes our nonce into the memory of a link, for the peer to probe. Before the peer makes its [`pair`].
 pub(crate) fn introduce(memory: &Arc<Mapping>, layout: Layout, side: usize) -> Result<()> {
-    Direction::new(memory, layout, side)?.loans().introduce();
+    Direction::new(memory, layout, side)?.probe().introduce();
     Ok(())
 }
 

@@ -6,8 +6,8 @@ use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
 use super::memory::{Consumed, Line};
-use super::single_copy::Loans;
-use super::words::{Sequence, State};
+use super::single_copy::Probe;
+use super::words::{EndState, Sequence};
 use super::*;
 use crate::error::Error;
 use crate::transport::explore::{must_fail, must_hold};
@@ -23,15 +23,15 @@ const SHORT: usize = 9;
 /// What a mapping holds for one direction.
 struct Memory {
     consumed: Consumed,
-    receiver: State,
-    sender: State,
-    loans: Loans,
+    receiver: EndState,
+    sender: EndState,
+    probe: Probe,
     lines: Box<[Line]>,
-    room: NonNull<u8>,
+    ring: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: the room is raw memory, used by the protocol, which is what is being checked.
+// SAFETY: the ring is raw memory, used by the protocol, which is what is being checked.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
@@ -39,31 +39,31 @@ unsafe impl Sync for Memory {}
 impl Drop for Memory {
     fn drop(&mut self) {
         // SAFETY: made by `Box::leak` of a slice of this length.
-        drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(self.room.as_ptr(), self.bytes)) });
+        drop(unsafe { Box::from_raw(std::ptr::slice_from_raw_parts_mut(self.ring.as_ptr(), self.bytes)) });
     }
 }
 
 /// Both ends' views of one direction of a ring.
 fn direction(layout: Layout) -> [Direction; 2] {
     let line = || Line { sequence: Sequence::default(), header: Words::new(), first: Words::new(), rest: Words::new() };
-    let bytes = layout.room;
+    let bytes = layout.ring;
     let memory = Arc::new(Memory {
         consumed: Consumed::default(),
-        receiver: State::default(),
-        sender: State::default(),
-        loans: Loans::new(),
+        receiver: EndState::default(),
+        sender: EndState::default(),
+        probe: Probe::new(),
         lines: (0..layout.lines).map(|_| line()).collect(),
-        room: NonNull::from(Box::leak(vec![0u8; bytes].into_boxed_slice())).cast(),
+        ring: NonNull::from(Box::leak(vec![0u8; bytes].into_boxed_slice())).cast(),
         bytes,
     });
-    (0..bytes).step_by(64).for_each(|offset| watch(memory.room.as_ptr().wrapping_add(offset), 64));
+    (0..bytes).step_by(64).for_each(|offset| watch(memory.ring.as_ptr().wrapping_add(offset), 64));
     std::array::from_fn(|_| Direction {
         consumed: NonNull::from(&memory.consumed),
         receiver: NonNull::from(&memory.receiver),
         sender: NonNull::from(&memory.sender),
-        loans: NonNull::from(&memory.loans),
+        probe: NonNull::from(&memory.probe),
         lines: NonNull::from(&*memory.lines).cast(),
-        room: memory.room,
+        ring: memory.ring,
         layout,
         _memory: memory.clone(),
     })
@@ -77,16 +77,16 @@ struct Ring {
 
 /// With room for `depth` messages of up to 64 bytes.
 fn ring(lines: usize, depth: usize, bells: &[Arc<Doorbell>; 2]) -> Ring {
-    ring_of(Layout { lines, max_message: LONG, room: depth * 64 }, bells)
+    ring_of(Layout { lines, max_message: LONG, ring: depth * 64 }, bells)
 }
 
 fn ring_of(layout: Layout, bells: &[Arc<Doorbell>; 2]) -> Ring {
-    lending(layout, bells, SingleCopy::off())
+    zero_copy_ring(layout, bells, SingleCopy::off())
 }
 
-fn lending(layout: Layout, bells: &[Arc<Doorbell>; 2], single_copy: SingleCopy) -> Ring {
+fn zero_copy_ring(layout: Layout, bells: &[Arc<Doorbell>; 2], single_copy: SingleCopy) -> Ring {
     let [ours, theirs] = direction(layout);
-    ours.loans().introduce();
+    ours.probe().introduce();
     let ends = |rank: usize| Ends {
         peer: Peer { rank, peer: 1 - rank, address: String::new() },
         bell: bells[1 - rank].clone(),
@@ -175,7 +175,7 @@ fn both(
     sender: impl FnOnce(&mut ShmSend, &Doorbell) + 'static,
     receiver: impl FnOnce(&mut ShmRecv, &Doorbell),
 ) {
-    both_over(Layout { lines, max_message: LONG, room: depth * 64 }, sender, receiver);
+    both_over(Layout { lines, max_message: LONG, ring: depth * 64 }, sender, receiver);
 }
 
 fn both_over(
@@ -220,11 +220,11 @@ fn messages_arrive_whole_and_in_order() {
     }
 }
 
-/// Messages of different lengths, around the end of the room: the third would go to where the first was, but is longer.
+/// Messages of different lengths, around the end of the ring: the third would go to where the first was, but is longer.
 #[test]
-fn messages_of_any_length_share_the_room() {
+fn messages_of_any_length_share_the_ring() {
     let scenario = || {
-        let layout = Layout { lines: 4, max_message: 2 * LONG + 40, room: 3 * 64 };
+        let layout = Layout { lines: 4, max_message: 2 * LONG + 40, ring: 3 * 64 };
         let messages = || [LONG, 90, 90].into_iter().enumerate().map(|(i, len)| message(i as u32, len));
         both_over(
             layout,
@@ -298,7 +298,7 @@ fn a_sleeping_receiver_is_woken() {
     must_hold("one message", None, &[Step::Wake], || scenario(Wait::Sleep));
 }
 
-/// The same for credit: the second message needs the line (and the room) of the first.
+/// The same for credit: the second message needs the line (and the ring) of the first.
 #[test]
 fn a_sleeping_sender_is_woken() {
     for len in [SHORT, LONG] {
@@ -422,21 +422,21 @@ fn one_doorbell_for_two_links() {
     });
 }
 
-/// What was lent is the receiver's to read until the link is flushed, and the sender's to write afterwards.
+/// The receiver may read a zero-copy payload until the link is flushed; the sender may write to it afterwards.
 #[test]
-fn lent_memory_is_left_alone_until_it_was_fetched() {
+fn zero_copy_memory_is_left_alone_until_it_was_pulled() {
     fn scenario(wait: Wait) {
-        const LENT: usize = 100;
+        const LONG: usize = 100;
         let bells = bells();
-        let layout = Layout { lines: 2, max_message: LONG, room: 64 };
+        let layout = Layout { lines: 2, max_message: LONG, ring: 64 };
         let all = SingleCopy { pid: 1, choice: crate::config::SingleCopy::From(0), ordinary: Default::default() };
         // The receiver's answer is known before the first message.
-        let Ring { send: mut tx, recv: mut rx } = lending(layout, &bells, all);
+        let Ring { send: mut tx, recv: mut rx } = zero_copy_ring(layout, &bells, all);
         let mine = bells[0].clone();
         let thread = loom::thread::spawn(move || {
-            let (header, mut data) = message(0, LENT);
-            watch(data.as_ptr(), LENT);
-            touches(data.as_ptr(), LENT, true);
+            let (header, mut data) = message(0, LONG);
+            watch(data.as_ptr(), LONG);
+            touches(data.as_ptr(), LONG, true);
             // SAFETY: `data` stays until it was fetched.
             assert!(unsafe { tx.zero_copy().unwrap().send(&header, &data, false) }.unwrap());
             while !tx.progress().unwrap() {
@@ -446,16 +446,16 @@ fn lent_memory_is_left_alone_until_it_was_fetched() {
                     break;
                 }
             }
-            touches(data.as_ptr(), LENT, true);
+            touches(data.as_ptr(), LONG, true);
             data.fill(0xee);
             tx
         });
-        receive(&mut rx, &bells[1], wait, &message(0, LENT)).unwrap();
+        receive(&mut rx, &bells[1], wait, &message(0, LONG)).unwrap();
         drop(ManuallyDrop::into_inner(thread.join().unwrap()));
         drop(ManuallyDrop::into_inner(rx));
     }
     let awake = || scenario(Wait::Spin);
-    must_hold("lent memory", None, &[Step::WakerFence], awake);
-    ORDERINGS.into_iter().for_each(|steps| must_fail("lent memory", None, steps, awake));
-    needs_both_fences("lent memory, asleep", Some(3), || scenario(Wait::Sleep));
+    must_hold("zero copy", None, &[Step::WakerFence], awake);
+    ORDERINGS.into_iter().for_each(|steps| must_fail("zero copy", None, steps, awake));
+    needs_both_fences("zero copy, asleep", Some(3), || scenario(Wait::Sleep));
 }

@@ -1,9 +1,8 @@
 //! The receiving end of a ring.
 
-use std::fmt;
 use std::sync::atomic::Ordering;
 
-use super::memory::{Direction, Place};
+use super::memory::{Direction, Position};
 use super::single_copy::Reader;
 use super::{Ends, INLINE, agree, to_words, unpack};
 use crate::error::{Error, Result};
@@ -11,8 +10,8 @@ use crate::transport::fence;
 use crate::transport::{Interest, Peer, Received, RecvLink};
 use crate::wire::Header;
 
-/// How much is fetched at once when it is not fetched to where it belongs.
-const FETCHED: usize = 64 << 10;
+/// How much is pulled at once when it is not pulled to where it belongs.
+const PULL: usize = 64 << 10;
 
 pub(crate) struct ShmRecv {
     direction: Direction,
@@ -20,41 +19,41 @@ pub(crate) struct ShmRecv {
     /// Messages released.
     lines: u64,
     /// Of the oldest long message's payload.
-    place: Place,
+    at: Position,
     /// Our copy of the oldest message's line, once it was read.
     head: Option<[u64; 4]>,
     inline: [u64; 3],
-    /// Where the oldest message's payload is in the sender's memory; 0: it is in the line or in the room.
-    loan: u64,
-    /// Offset and length of the piece of it that is in the room.
-    piece: (usize, usize),
-    /// Bytes received of a message that comes in pieces.
+    /// Where the oldest message's payload is in the sender's memory; 0: it is in the line or in the ring.
+    remote: u64,
+    /// Offset and length of the chunk of it that is in the ring.
+    chunk: (usize, usize),
+    /// Bytes received of a message that comes in chunks.
     got: usize,
     /// How that memory is read, if it can be.
     reader: Option<Reader>,
-    /// Memory for lent payloads that are asked for in place; whether the oldest message's is there.
-    fetched: Vec<u64>,
-    is_fetched: bool,
+    /// Memory for zero-copy payloads that the caller peeks at; whether the oldest message's is there.
+    pulled: Vec<u64>,
+    is_pulled: bool,
     armed: bool,
     lost: Option<String>,
 }
 
 impl ShmRecv {
     pub(super) fn new(direction: Direction, ends: Ends) -> ShmRecv {
-        let reader = ends.single_copy.reader(direction.loans());
+        let reader = ends.single_copy.reader(direction.probe());
         ShmRecv {
             direction,
             ends,
             lines: 0,
-            place: Place::default(),
+            at: Position::default(),
             head: None,
             inline: [0; 3],
-            loan: 0,
-            piece: (0, 0),
+            remote: 0,
+            chunk: (0, 0),
             got: 0,
             reader,
-            fetched: Vec::new(),
-            is_fetched: false,
+            pulled: Vec::new(),
+            is_pulled: false,
             armed: false,
             lost: None,
         }
@@ -75,7 +74,7 @@ impl ShmRecv {
         let words = line.header.load();
         let len = length(&words);
         let [first] = line.first.load();
-        self.loan = if len <= INLINE { 0 } else { first };
+        self.remote = if len <= INLINE { 0 } else { first };
         if len <= INLINE {
             self.inline[0] = first;
             if len > 8 {
@@ -86,9 +85,9 @@ impl ShmRecv {
             let [offset, bytes] = line.rest.load();
             let rest = len.saturating_sub(self.got) as u64;
             if offset != self.got as u64 || bytes == 0 || bytes > rest.min(self.direction.layout.max_message as u64) {
-                return Err(self.no_piece(&words, offset, bytes));
+                return Err(self.no_chunk(&words, offset, bytes));
             }
-            self.piece = (offset as usize, bytes as usize);
+            self.chunk = (offset as usize, bytes as usize);
         }
         self.head = Some(words);
         Ok(self.head)
@@ -117,7 +116,7 @@ impl ShmRecv {
     }
 
     #[cold]
-    fn no_piece(&self, words: &[u64; 4], offset: u64, bytes: u64) -> Error {
+    fn no_chunk(&self, words: &[u64; 4], offset: u64, bytes: u64) -> Error {
         let header: Header = bytemuck::cast(*words);
         let (max, got) = (self.direction.layout.max_message, self.got);
         let detail = format!(
@@ -126,58 +125,54 @@ impl ShmRecv {
         self.ends.peer.protocol("receive", detail)
     }
 
-    #[cold]
-    fn misuse(&self, detail: String) -> Error {
-        Error::invalid("receive", format!("from rank {}: {detail}", self.ends.peer.peer))
-    }
-
-    /// Copies `len` bytes of the oldest message's lent payload, from `offset` on, out of the sender's memory.
+    /// Copies `len` bytes of the oldest message's zero-copy payload, from `offset` on, out of the sender's memory.
     ///
     /// # Safety
     /// `dst` must be valid for writes of `len` bytes.
-    unsafe fn fetch(&mut self, offset: usize, dst: *mut u8, len: usize) -> Result<()> {
+    unsafe fn pull(&mut self, offset: usize, dst: *mut u8, len: usize) -> Result<()> {
         let outcome = match &self.reader {
             // SAFETY: by the caller.
-            Some(reader) => unsafe { reader.read(self.loan.wrapping_add(offset as u64), dst, len) },
-            None => Err("it lends memory to a rank that cannot read it".to_owned()),
+            Some(reader) => unsafe { reader.read(self.remote.wrapping_add(offset as u64), dst, len) },
+            None => Err("it sent an address to a rank that cannot read its memory".to_owned()),
         };
-        // Taken back in the meantime, it may be anything.
+        // Revoked in the meantime, it may be anything.
         std::sync::atomic::fence(Ordering::SeqCst);
-        let withdrawn = self.direction.sender().is_closed();
-        if withdrawn {
-            return Err(self.ends.peer.lost("receive", "it closed the link before its message was fetched"));
+        let revoked = self.direction.sender().is_closed();
+        if revoked {
+            return Err(self.ends.peer.lost("receive", "it closed the link before its message was pulled"));
         }
         outcome.map_err(|detail| self.ends.peer.lost("receive", &detail))
     }
 
-    /// `len` bytes of the oldest message's lent payload, from `offset` on, in memory of our own.
+    /// `len` bytes of the oldest message's zero-copy payload, from `offset` on, in memory of our own.
     #[cold]
-    fn fetch_here(&mut self, offset: usize, len: usize) -> Result<()> {
-        self.fetched.resize(len.div_ceil(8).max(self.fetched.len()), 0);
-        let memory = self.fetched.as_mut_ptr().cast();
+    fn pull_here(&mut self, offset: usize, len: usize) -> Result<()> {
+        self.pulled.resize(len.div_ceil(8).max(self.pulled.len()), 0);
+        let memory = self.pulled.as_mut_ptr().cast();
         // SAFETY: there are at least `len` bytes.
-        unsafe { self.fetch(offset, memory, len) }
+        unsafe { self.pull(offset, memory, len) }
     }
 
     /// Whether [`RecvLink::peek`] can show the oldest message, of `len` bytes, whole.
     fn is_whole(&self, len: usize) -> bool {
-        len <= INLINE || if self.loan == 0 { self.piece == (0, len) } else { len <= self.direction.layout.max_message }
+        len <= INLINE
+            || if self.remote == 0 { self.chunk == (0, len) } else { len <= self.direction.layout.max_message }
     }
 
-    /// Frees the oldest message, of `len` bytes, or the piece of it that is here; true when that was the last.
+    /// Frees the oldest message, of `len` bytes, or the chunk of it that is here; true when that was the last.
     #[inline(always)]
     fn free(&mut self, len: usize) -> bool {
         self.head = None;
         self.lines += 1;
         let consumed = self.direction.consumed();
-        if self.loan != 0 {
-            self.loan = 0;
-            self.is_fetched = false;
+        if self.remote != 0 {
+            self.remote = 0;
+            self.is_pulled = false;
         } else if len > INLINE {
-            let (offset, bytes) = self.piece;
-            self.direction.touches(self.place, bytes, false);
-            self.place.advance(bytes, &self.direction.layout);
-            consumed.room.free(self.place.count);
+            let (offset, bytes) = self.chunk;
+            self.direction.touches(self.at, bytes, false);
+            self.at.advance(bytes, &self.direction.layout);
+            consumed.ring.free(self.at.count);
             self.got = if offset + bytes < len { offset + bytes } else { 0 };
         }
         consumed.lines.free(self.lines);
@@ -216,17 +211,17 @@ impl RecvLink for ShmRecv {
         }
         let payload = if len <= INLINE {
             bytemuck::bytes_of(&self.inline).get(..len).unwrap_or_default()
-        } else if self.loan != 0 {
-            if !self.is_fetched {
-                self.fetch_here(0, len)?;
-                self.is_fetched = true;
+        } else if self.remote != 0 {
+            if !self.is_pulled {
+                self.pull_here(0, len)?;
+                self.is_pulled = true;
             }
-            bytemuck::cast_slice(&self.fetched).get(..len).unwrap_or_default()
+            bytemuck::cast_slice(&self.pulled).get(..len).unwrap_or_default()
         } else {
-            self.direction.touches(self.place, len, false);
-            // SAFETY: the piece is the whole message, checked against `max_message`; the sender leaves it alone until
+            self.direction.touches(self.at, len, false);
+            // SAFETY: the chunk is the whole message, checked against `max_message`; the sender leaves it alone until
             // `release` (a sender that does not may change the bytes, which are data of its own making either way).
-            unsafe { std::slice::from_raw_parts(self.direction.payload(self.place), len) }
+            unsafe { std::slice::from_raw_parts(self.direction.payload(self.at), len) }
         };
         Ok(Some((bytemuck::cast(words), payload)))
     }
@@ -237,7 +232,7 @@ impl RecvLink for ShmRecv {
     }
 
     fn must_pull(&mut self) -> bool {
-        matches!(self.load(), Ok(Some(_))) && self.loan != 0
+        matches!(self.load(), Ok(Some(_))) && self.remote != 0
     }
 
     #[inline]
@@ -247,15 +242,14 @@ impl RecvLink for ShmRecv {
                 self.free(length(&words));
                 Ok(())
             }
-            _ => Err(self.misuse("expected a peeked message to release, got none".to_owned())),
+            _ => Err(self.ends.peer.not_peeked()),
         }
     }
 
     #[inline]
     fn recv_into(&mut self, expected: &Header, dst: &mut [u8]) -> Result<Received> {
         if dst.len() != expected.len as usize {
-            let got = dst.len();
-            return Err(self.misuse(format!("expected memory for {expected}, got {got} bytes")));
+            return Err(self.ends.peer.not_receivable(expected, dst));
         }
         loop {
             let Some(words) = self.load()? else { return Ok(Received::Pending) };
@@ -264,16 +258,16 @@ impl RecvLink for ShmRecv {
             }
             if dst.len() <= INLINE {
                 unpack(&self.inline, dst);
-            } else if self.loan != 0 {
+            } else if self.remote != 0 {
                 // SAFETY: `dst` is as long.
-                unsafe { self.fetch(0, dst.as_mut_ptr(), dst.len()) }?;
+                unsafe { self.pull(0, dst.as_mut_ptr(), dst.len()) }?;
             } else {
-                let (offset, bytes) = self.piece;
-                // SAFETY: the message's length is `expected.len`, which is `dst.len()`; the piece was checked to lie in it, and
+                let (offset, bytes) = self.chunk;
+                // SAFETY: the message's length is `expected.len`, which is `dst.len()`; the chunk was checked to lie in it, and
                 // against `max_message`.
                 unsafe {
                     let to = dst.as_mut_ptr().add(offset);
-                    std::ptr::copy_nonoverlapping(self.direction.payload(self.place), to, bytes);
+                    std::ptr::copy_nonoverlapping(self.direction.payload(self.at), to, bytes);
                 }
             }
             if self.free(dst.len()) {
@@ -282,7 +276,7 @@ impl RecvLink for ShmRecv {
         }
     }
 
-    fn recv_pieces(&mut self, expected: &Header, sink: &mut dyn FnMut(usize, &[u8])) -> Result<Received> {
+    fn recv_chunks(&mut self, expected: &Header, sink: &mut dyn FnMut(usize, &[u8])) -> Result<Received> {
         loop {
             let Some(words) = self.load()? else { return Ok(Received::Pending) };
             if !agree(&words, &to_words(expected)) {
@@ -291,17 +285,17 @@ impl RecvLink for ShmRecv {
             let len = length(&words);
             if len <= INLINE {
                 sink(0, bytemuck::bytes_of(&self.inline).get(..len).unwrap_or_default());
-            } else if self.loan != 0 {
-                for offset in (0..len).step_by(FETCHED) {
-                    let bytes = FETCHED.min(len - offset);
-                    self.fetch_here(offset, bytes)?;
-                    sink(offset, bytemuck::cast_slice(&self.fetched).get(..bytes).unwrap_or_default());
+            } else if self.remote != 0 {
+                for offset in (0..len).step_by(PULL) {
+                    let bytes = PULL.min(len - offset);
+                    self.pull_here(offset, bytes)?;
+                    sink(offset, bytemuck::cast_slice(&self.pulled).get(..bytes).unwrap_or_default());
                 }
             } else {
-                let (offset, bytes) = self.piece;
-                self.direction.touches(self.place, bytes, false);
+                let (offset, bytes) = self.chunk;
+                self.direction.touches(self.at, bytes, false);
                 // SAFETY: as in `peek`.
-                sink(offset, unsafe { std::slice::from_raw_parts(self.direction.payload(self.place), bytes) });
+                sink(offset, unsafe { std::slice::from_raw_parts(self.direction.payload(self.at), bytes) });
             }
             if self.free(len) {
                 return Ok(Received::Done);
@@ -314,7 +308,7 @@ impl RecvLink for ShmRecv {
     }
 
     fn bytes_moved(&self) -> u64 {
-        self.place.count
+        self.at.count
     }
 
     fn check_peer(&mut self) -> Result<()> {
@@ -354,11 +348,5 @@ impl Drop for ShmRecv {
             self.direction.receiver().close();
             self.ends.bell.ring();
         }
-    }
-}
-
-impl fmt::Debug for ShmRecv {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ShmRecv").field("peer", &self.ends.peer).field("received", &self.lines).finish_non_exhaustive()
     }
 }

@@ -1,27 +1,26 @@
 //! The sending end of a ring.
 
-use std::fmt;
 use std::sync::atomic::Ordering;
 
-use super::memory::{Direction, Place, taken};
-use super::single_copy::Verdict;
-use super::words::Look;
+use super::memory::{Direction, Position, taken};
+use super::single_copy::Worth;
+use super::words::EndFlags;
 use super::{Ends, INLINE, pack, to_words};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::transport::fence;
 use crate::transport::{Interest, Peer, SendLink, ZeroCopy};
 use crate::wire::Header;
 
-/// Messages of up to so many bytes are neither cut nor lent.
-const PIECE: usize = if cfg!(loom) { 64 } else { 32 << 10 };
+/// Messages of up to so many bytes are neither cut nor sent by zero copy.
+const CHUNK: usize = if cfg!(loom) { 64 } else { 32 << 10 };
 
 /// Where a message's payload is.
 enum Payload {
     Inline([u64; 3]),
-    /// So many bytes in the room, from this offset on.
-    Room(usize, usize),
+    /// So many bytes in the ring, from this offset on.
+    Ring(usize, usize),
     /// At this address in our memory.
-    Lent(u64),
+    ZeroCopy(u64),
 }
 
 pub(crate) struct ShmSend {
@@ -30,52 +29,52 @@ pub(crate) struct ShmSend {
     /// Messages sent, and the count at which credit must be looked up again.
     lines: u64,
     lines_limit: u64,
-    /// The same for bytes of the payload room.
-    place: Place,
-    room_limit: u64,
+    /// The same for bytes of the payload ring.
+    at: Position,
+    ring_limit: u64,
     reserved: bool,
     armed: bool,
-    /// Bytes of room that the last refusal was for want of; 0: it was for want of a line.
+    /// Bytes of the ring that the last refusal was for want of; 0: it was for want of a line.
     wants: usize,
     /// The last message was refused.
     refused: bool,
-    /// Count of lines with the last one that was lent and may not have been fetched; 0: there is none.
-    last_lent: u64,
-    /// Messages lent so far.
-    loans: u64,
-    /// Bytes of the message that `send_pieces` is sending piece by piece.
+    /// Count of lines with the last zero-copy one that the receiver may not have pulled; 0: there is none.
+    last_zero_copy: u64,
+    /// Messages sent by zero copy so far.
+    zero_copies: u64,
+    /// Bytes of the message that `send_chunks` is sending chunk by chunk.
     sent: usize,
-    /// Whether the last long message was worth lending.
-    verdict: Verdict,
+    /// Whether the last long message was worth zero copy.
+    worth: Worth,
     lost: Option<String>,
 }
 
 impl ShmSend {
     pub(super) fn new(direction: Direction, ends: Ends) -> ShmSend {
-        let (lines_limit, room_limit) = (direction.layout.lines as u64, direction.layout.room as u64);
+        let (lines_limit, ring_limit) = (direction.layout.lines as u64, direction.layout.ring as u64);
         ShmSend {
             direction,
             ends,
             lines: 0,
             lines_limit,
-            place: Place::default(),
-            room_limit,
+            at: Position::default(),
+            ring_limit,
             reserved: false,
             armed: false,
             wants: 0,
             refused: false,
-            last_lent: 0,
-            loans: 0,
+            last_zero_copy: 0,
+            zero_copies: 0,
             sent: 0,
-            verdict: Verdict::default(),
+            worth: Worth::default(),
             lost: None,
         }
     }
 
-    /// A line and `bytes` of the room are free.
+    /// A line and `bytes` of the ring are free.
     #[inline(always)]
     fn has_credit(&self, bytes: usize) -> bool {
-        self.lines < self.lines_limit && self.place.count + taken(bytes) as u64 <= self.room_limit
+        self.lines < self.lines_limit && self.at.count + taken(bytes) as u64 <= self.ring_limit
     }
 
     #[inline(always)]
@@ -87,10 +86,10 @@ impl ShmSend {
     fn refresh(&mut self, bytes: usize) -> Result<bool> {
         self.alive()?;
         let consumed = self.direction.consumed();
-        let (lines, room) = (consumed.lines.freed(), consumed.room.freed());
+        let (lines, ring) = (consumed.lines.freed(), consumed.ring.freed());
         let layout = &self.direction.layout;
         for (name, sent, freed, size) in
-            [("lines", self.lines, lines, layout.lines), ("bytes", self.place.count, room, layout.room)]
+            [("lines", self.lines, lines, layout.lines), ("bytes", self.at.count, ring, layout.ring)]
         {
             if freed > sent || sent - freed > size as u64 {
                 let detail = format!("expected {size} {name} at most in use of {sent} sent, got {freed} freed");
@@ -98,7 +97,7 @@ impl ShmSend {
             }
         }
         self.lines_limit = lines + layout.lines as u64;
-        self.room_limit = room + layout.room as u64;
+        self.ring_limit = ring + layout.ring as u64;
         let ready = self.has_credit(bytes);
         self.refused = !ready;
         if !ready {
@@ -120,10 +119,10 @@ impl ShmSend {
     /// From now on there is no credit, so that the fast path ends in `refresh`, which tells why.
     fn lose(&mut self, detail: String) {
         self.lost = Some(detail);
-        (self.lines_limit, self.room_limit) = (0, 0);
+        (self.lines_limit, self.ring_limit) = (0, 0);
     }
 
-    /// True once nothing is lent any more.
+    /// True once the receiver has pulled everything.
     fn settle(&mut self) -> Result<bool> {
         // Who is closed has freed all that it ever will.
         let closed = self.direction.receiver().is_closed();
@@ -132,17 +131,17 @@ impl ShmSend {
             let detail = format!("expected {} lines at most to be freed, got {freed}", self.lines);
             return Err(self.ends.peer.protocol("send", detail));
         }
-        if freed >= self.last_lent {
-            self.last_lent = 0;
+        if freed >= self.last_zero_copy {
+            self.last_zero_copy = 0;
         } else if closed || self.lost.is_some() {
             self.alive()?;
         }
-        Ok(self.last_lent == 0)
+        Ok(self.last_zero_copy == 0)
     }
 
-    /// Something was lent, and is no more: what was fetched was fetched, whatever became of the peer since.
+    /// Zero-copy messages were under way and are pulled, whatever became of the peer since.
     fn is_settled(&mut self) -> Result<bool> {
-        Ok(self.last_lent != 0 && self.settle()?)
+        Ok(self.last_zero_copy != 0 && self.settle()?)
     }
 
     #[inline(always)]
@@ -156,16 +155,16 @@ impl ShmSend {
                     line.rest.store([second, third]);
                 }
             }
-            Payload::Lent(address) => {
+            Payload::ZeroCopy(address) => {
                 line.first.store([address]);
-                self.last_lent = self.lines + 1;
-                self.loans += 1;
+                self.last_zero_copy = self.lines + 1;
+                self.zero_copies += 1;
             }
-            Payload::Room(offset, bytes) => {
+            Payload::Ring(offset, bytes) => {
                 line.first.store([0]);
                 line.rest.store([offset as u64, bytes as u64]);
-                self.direction.touches(self.place, bytes, true);
-                self.place.advance(bytes, &self.direction.layout);
+                self.direction.touches(self.at, bytes, true);
+                self.at.advance(bytes, &self.direction.layout);
             }
         }
         self.refused = false;
@@ -176,18 +175,18 @@ impl ShmSend {
         if state.is_plain() { Ok(()) } else { self.attend(state) }
     }
 
-    /// Sends a long message through the room, in pieces: the receiver copies one out while we copy the next one in.
-    fn send_pieces(&mut self, header: &Header, data: &[u8]) -> Result<bool> {
+    /// Sends a long message through the ring, in chunks: the receiver copies one out while we copy the next one in.
+    fn send_chunks(&mut self, header: &Header, data: &[u8]) -> Result<bool> {
         let max = self.direction.layout.max_message;
-        let longest = (data.len() / 4).max(PIECE).next_multiple_of(64).min(max);
-        while let Some(piece) = data.get(self.sent..(self.sent + longest).min(data.len())).filter(|p| !p.is_empty()) {
-            if !self.credit(piece.len())? {
+        let longest = (data.len() / 4).max(CHUNK).next_multiple_of(64).min(max);
+        while let Some(chunk) = data.get(self.sent..(self.sent + longest).min(data.len())).filter(|p| !p.is_empty()) {
+            if !self.credit(chunk.len())? {
                 return Ok(false);
             }
-            // SAFETY: a piece is at most `max_message` bytes, so many of them ours alone (credit).
-            unsafe { std::ptr::copy_nonoverlapping(piece.as_ptr(), self.direction.payload(self.place), piece.len()) };
-            self.publish(header, Payload::Room(self.sent, piece.len()))?;
-            self.sent += piece.len();
+            // SAFETY: a chunk is at most `max_message` bytes, so many of them ours alone (credit).
+            unsafe { std::ptr::copy_nonoverlapping(chunk.as_ptr(), self.direction.payload(self.at), chunk.len()) };
+            self.publish(header, Payload::Ring(self.sent, chunk.len()))?;
+            self.sent += chunk.len();
         }
         self.sent = 0;
         Ok(true)
@@ -195,7 +194,7 @@ impl ShmSend {
 
     /// The receiver sleeps or is gone.
     #[cold]
-    fn attend(&mut self, state: Look) -> Result<()> {
+    fn attend(&mut self, state: EndFlags) -> Result<()> {
         if state.closed() {
             return if self.is_settled()? { Ok(()) } else { self.alive() };
         }
@@ -203,11 +202,6 @@ impl ShmSend {
             self.ends.bell.ring();
         }
         Ok(())
-    }
-
-    #[cold]
-    fn misuse(&self, detail: String) -> Error {
-        Error::invalid("send", format!("to rank {}: {detail}", self.ends.peer.peer))
     }
 }
 
@@ -228,24 +222,23 @@ impl SendLink for ShmSend {
             self.reserved = true;
         }
         let max = self.direction.layout.max_message;
-        self.direction.touches(self.place, max, true);
+        self.direction.touches(self.at, max, true);
         // SAFETY: there are `max_message` bytes, and they are ours alone until `commit`: the receiver has freed them (credit).
-        Ok(Some(unsafe { std::slice::from_raw_parts_mut(self.direction.payload(self.place), max) }))
+        Ok(Some(unsafe { std::slice::from_raw_parts_mut(self.direction.payload(self.at), max) }))
     }
 
     #[inline]
     fn commit(&mut self, header: &Header) -> Result<()> {
         let len = header.len as usize;
         if !self.reserved || len > self.direction.layout.max_message {
-            let max = self.direction.layout.max_message;
-            return Err(self.misuse(format!("expected a reserved message of up to {max} bytes, got {header}")));
+            return Err(self.ends.peer.not_reserved(header, self.direction.layout.max_message));
         }
         self.reserved = false;
         if len > INLINE {
-            return self.publish(header, Payload::Room(0, len));
+            return self.publish(header, Payload::Ring(0, len));
         }
         // SAFETY: as in `reserve`; `len` is at most `max_message`.
-        let data = unsafe { std::slice::from_raw_parts(self.direction.payload(self.place), len) };
+        let data = unsafe { std::slice::from_raw_parts(self.direction.payload(self.at), len) };
         self.publish(header, Payload::Inline(pack(data)))
     }
 
@@ -253,13 +246,10 @@ impl SendLink for ShmSend {
     fn send_from(&mut self, header: &Header, data: &[u8]) -> Result<bool> {
         let max = self.direction.layout.max_message;
         if data.len() > max && self.ends.single_copy.is_on() && data.len() == header.len as usize && !self.reserved {
-            return self.send_pieces(header, data);
+            return self.send_chunks(header, data);
         }
         if data.len() != header.len as usize || data.len() > max || self.reserved {
-            let got = data.len();
-            return Err(
-                self.misuse(format!("expected {header} of up to {max} bytes and none reserved, got {got} bytes"))
-            );
+            return Err(self.ends.peer.not_sendable(header, data, max));
         }
         if data.len() <= INLINE {
             if !self.credit(0)? {
@@ -272,8 +262,8 @@ impl SendLink for ShmSend {
             return Ok(false);
         }
         // SAFETY: there are `max_message >= data.len()` bytes, so many of them ours alone (credit).
-        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), self.direction.payload(self.place), data.len()) };
-        self.publish(header, Payload::Room(0, data.len()))?;
+        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), self.direction.payload(self.at), data.len()) };
+        self.publish(header, Payload::Ring(0, data.len()))?;
         Ok(true)
     }
 
@@ -282,7 +272,7 @@ impl SendLink for ShmSend {
     }
 
     fn progress(&mut self) -> Result<bool> {
-        if self.last_lent == 0 { Ok(false) } else { self.settle() }
+        if self.last_zero_copy == 0 { Ok(false) } else { self.settle() }
     }
 
     #[inline]
@@ -291,11 +281,11 @@ impl SendLink for ShmSend {
     }
 
     fn is_flushed(&self) -> bool {
-        self.last_lent == 0
+        self.last_zero_copy == 0
     }
 
     fn bytes_moved(&self) -> u64 {
-        self.place.count
+        self.at.count
     }
 
     fn check_peer(&mut self) -> Result<()> {
@@ -315,8 +305,8 @@ impl SendLink for ShmSend {
         self.direction.sender().ask_to_be_woken();
         fence::of_sleeper();
         // One more system call: who sleeps next finds out here that the other process was killed.
-        // Who was not refused waits for what it has lent.
-        let ready = if self.last_lent == 0 || self.refused { self.refresh(self.wants)? } else { self.settle()? };
+        // A sender that was not refused waits until its zero-copy messages are pulled.
+        let ready = if self.last_zero_copy == 0 || self.refused { self.refresh(self.wants)? } else { self.settle()? };
         if !ready {
             self.check_peer()?;
         }
@@ -337,7 +327,7 @@ impl SendLink for ShmSend {
 
 impl ZeroCopy for ShmSend {
     unsafe fn send(&mut self, header: &Header, data: &[u8], two_way: bool) -> Result<bool> {
-        let worth = data.len() > PIECE;
+        let worth = data.len() > CHUNK;
         let short = !worth && data.len() <= self.direction.layout.max_message;
         if short || data.len() != header.len as usize || self.reserved {
             return self.send_from(header, data);
@@ -345,12 +335,12 @@ impl ZeroCopy for ShmSend {
         if !self.credit(0)? {
             return Ok(false);
         }
-        let may = worth && self.sent == 0 && self.direction.loans().can_fetch();
-        if may && self.ends.single_copy.lends(data, two_way, &mut self.verdict) {
-            self.publish(header, Payload::Lent(data.as_ptr() as u64))?;
+        let may = worth && self.sent == 0 && self.direction.probe().can_pull();
+        if may && self.ends.single_copy.takes(data, two_way, &mut self.worth) {
+            self.publish(header, Payload::ZeroCopy(data.as_ptr() as u64))?;
             return Ok(true);
         }
-        self.send_pieces(header, data)
+        self.send_chunks(header, data)
     }
 
     fn receiver_pulls(&self) -> bool {
@@ -358,12 +348,12 @@ impl ZeroCopy for ShmSend {
     }
 
     fn messages(&self) -> u64 {
-        self.loans
+        self.zero_copies
     }
 
     fn revoke(&mut self) {
-        if self.last_lent != 0 && !matches!(self.settle(), Ok(true)) {
-            self.lose("what was lent to it was taken back after an error".to_owned());
+        if self.last_zero_copy != 0 && !matches!(self.settle(), Ok(true)) {
+            self.lose("zero-copy memory was revoked after an error".to_owned());
             self.direction.sender().close();
             // Whoever reads what is written from now on must see that we have closed.
             std::sync::atomic::fence(Ordering::SeqCst);
@@ -377,11 +367,5 @@ impl Drop for ShmSend {
             self.direction.sender().close();
             self.ends.bell.ring();
         }
-    }
-}
-
-impl fmt::Debug for ShmSend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ShmSend").field("peer", &self.ends.peer).field("sent", &self.lines).finish_non_exhaustive()
     }
 }

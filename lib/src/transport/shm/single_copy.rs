@@ -1,26 +1,26 @@
-//! Payloads that stay where they are until the receiver fetches them: one copy instead of two.
+//! Payloads that stay where they are until the receiver pulls them: one copy instead of two.
 //!
 //! The sender's line says where the payload lies in its own memory; the receiver reads it from there with
-//! `process_vm_readv(2)` and frees the line. The sender counts as flushed once the last line with a loan is freed, and the
-//! memory must not change before. Only the payload room is left out: lines, their order, credit and the words that order
+//! `process_vm_readv(2)` and frees the line. The sender counts as flushed once the last zero-copy line is freed, and the
+//! memory must not change before. Only the payload ring is left out: lines, their order, credit and the words that order
 //! them are those of every message. (Open MPI calls the way "smsc/cma", MPICH and UCX "CMA", cross-memory attach.)
 //!
 //! # When it pays
 //! The system call pins the sender's pages one by one. That is cheap where they are huge, so the sender looks
 //! ([`pagemap::is_huge`]). Where they are small it costs more than the second copy between cores that are near each other, and half
-//! as much between cores that are far apart, whose every line crosses twice on the way through the room: that is
-//! measured when a communicator starts ([`LendFrom`]). One copy keeps one core busy, two copies two: a large message on
-//! small pages is lent only where both ranks send.
+//! as much between cores that are far apart, whose every line crosses twice on the way through the ring: that is
+//! measured when a communicator starts ([`ZeroCopyFrom`]). One copy keeps one core busy, two copies two: a large message on
+//! small pages goes by zero copy only where both ranks send.
 //!
 //! # Permission
 //! The kernel lets a process read another's memory if it may trace it: the same user, and nothing like Yama's
 //! `ptrace_scope` or a container's filter against it. So the receiver tries it while the link is made, on a nonce, and says
-//! whether it worked; where it did not, everything goes through the room. The nonce is read again along with every
+//! whether it worked; where it did not, everything goes through the ring. The nonce is read again along with every
 //! payload, by the same call and so from the same memory: a process that ended and left its number to another
 //! is noticed.
 //!
-//! # Taking back
-//! A sender that fails before its loans are fetched closes the link before it gives the memory back to its owner
+//! # Revoking
+//! A sender that fails before its memory is pulled closes the link before it gives the memory back to its owner
 //! (`revoke`). The receiver looks for that after it has read, so it may read anything but never takes it for a message. It
 //! reads through the kernel between threads of one process, too: a plain copy could meet memory that is unmapped.
 
@@ -34,22 +34,23 @@ use crate::transport::sync::{AtomicU32, Words};
 /// Least length, by measuring: below it two cores that are near each other are faster with two copies (65 KiB: 5 against
 /// 7 us; 256 KiB: 20 against 17), and cores that are far apart lose little.
 const WORTH: usize = 128 << 10;
-/// Most bytes on small pages that are lent one way. (Far cores: 1 MiB there and back 130 to 190 us lent and 220 through the room, 2 MiB
+/// Most bytes on small pages that go by zero copy one way. (Far cores: 1 MiB there and back 130 to 190 us by zero copy and 220
+/// through the ring, 2 MiB
 /// 460 to 520 and 430, 32 MiB 12,000 and 6,800.)
 const ONE_WAY: usize = 1 << 20;
 
-/// The least payload on ordinary pages that is lent; one for all links of a rank, which learn it when it was measured.
+/// The least payload on ordinary pages that goes by zero copy; one for all links of a rank, which learn it when it was measured.
 #[derive(Debug, Clone)]
-pub(crate) struct LendFrom(Arc<AtomicUsize>);
+pub(crate) struct ZeroCopyFrom(Arc<AtomicUsize>);
 
-impl Default for LendFrom {
+impl Default for ZeroCopyFrom {
     /// None is.
-    fn default() -> LendFrom {
-        LendFrom(Arc::new(AtomicUsize::new(usize::MAX)))
+    fn default() -> ZeroCopyFrom {
+        ZeroCopyFrom(Arc::new(AtomicUsize::new(usize::MAX)))
     }
 }
 
-impl LendFrom {
+impl ZeroCopyFrom {
     pub(crate) fn set(&self, bytes: usize) {
         self.0.store(bytes, Ordering::Relaxed);
     }
@@ -59,21 +60,21 @@ impl LendFrom {
     }
 }
 
-/// Whether large payloads are fetched from the sender's memory, and in which process that is.
+/// Whether large payloads are pulled from the sender's memory, and in which process that is.
 #[derive(Debug, Clone)]
 pub(crate) struct SingleCopy {
     /// The peer's process id as we see it; 0: we cannot see it.
     pub(crate) pid: i32,
-    /// Which payloads we lend; [`config::SingleCopy::Off`]: none, and we do not fetch either.
+    /// Which payloads we send by zero copy; [`config::SingleCopy::Off`]: none, and we do not pull either.
     pub(crate) choice: config::SingleCopy,
     /// Of payloads on small pages, where the choice is ours.
-    pub(crate) ordinary: LendFrom,
+    pub(crate) ordinary: ZeroCopyFrom,
 }
 
-/// Whether a payload is worth lending, and what that depended on. It may take a system call to find out, so an answer counts
+/// Whether a payload is worth zero copy, and what that depended on. It may take a system call to find out, so an answer counts
 /// for several messages from the same place.
 #[derive(Debug, Default)]
-pub(super) struct Verdict {
+pub(super) struct Worth {
     of: Option<(usize, usize, bool, usize)>,
     worth: bool,
     uses: u32,
@@ -86,10 +87,10 @@ const SAME: u32 = 100;
 /// the first message.
 #[repr(C, align(64))]
 #[derive(Debug)]
-pub(super) struct Loans {
+pub(super) struct Probe {
     /// Address of the sender's nonce, and the nonce.
     nonce: Words<3>,
-    can_fetch: AtomicU32,
+    can_pull: AtomicU32,
 }
 
 /// A number that only this process has at this address.
@@ -106,10 +107,10 @@ fn nonce() -> &'static [u64; 2] {
     })
 }
 
-impl Loans {
+impl Probe {
     #[cfg(loom)]
-    pub(super) fn new() -> Loans {
-        Loans { nonce: Words::new(), can_fetch: AtomicU32::new(0) }
+    pub(super) fn new() -> Probe {
+        Probe { nonce: Words::new(), can_pull: AtomicU32::new(0) }
     }
 
     /// By the sender.
@@ -119,31 +120,31 @@ impl Loans {
     }
 
     /// What the receiver has answered; asked for by the sender.
-    pub(super) fn can_fetch(&self) -> bool {
-        self.can_fetch.load(Ordering::Relaxed) != 0
+    pub(super) fn can_pull(&self) -> bool {
+        self.can_pull.load(Ordering::Relaxed) != 0
     }
 }
 
 impl SingleCopy {
-    /// Everything goes through the room.
+    /// Everything goes through the ring.
     pub(crate) fn off() -> SingleCopy {
-        SingleCopy { pid: 0, choice: config::SingleCopy::Off, ordinary: LendFrom::default() }
+        SingleCopy { pid: 0, choice: config::SingleCopy::Off, ordinary: ZeroCopyFrom::default() }
     }
 
-    /// Whether payloads may be lent at all.
+    /// Whether payloads may go by zero copy at all.
     pub(super) fn is_on(&self) -> bool {
         self.choice != config::SingleCopy::Off
     }
 
-    /// Whether a payload is worth lending; remembers the answer in `verdict`.
-    pub(super) fn lends(&self, data: &[u8], two_way: bool, verdict: &mut Verdict) -> bool {
+    /// Whether a payload is worth zero copy; remembers the answer in `known`.
+    pub(super) fn takes(&self, data: &[u8], two_way: bool, known: &mut Worth) -> bool {
         let of = Some((data.as_ptr() as usize, data.len(), two_way, self.ordinary.get()));
-        if verdict.of == of && verdict.uses < SAME {
-            verdict.uses += 1;
+        if known.of == of && known.uses < SAME {
+            known.uses += 1;
         } else {
-            *verdict = Verdict { of, worth: self.is_worth(data, two_way), uses: 0 };
+            *known = Worth { of, worth: self.is_worth(data, two_way), uses: 0 };
         }
-        verdict.worth
+        known.worth
     }
 
     fn is_worth(&self, data: &[u8], two_way: bool) -> bool {
@@ -158,15 +159,15 @@ impl SingleCopy {
     }
 
     /// By the receiver: how the sender's memory is read, if that works; it is told.
-    pub(super) fn reader(&self, loans: &Loans) -> Option<Reader> {
+    pub(super) fn reader(&self, probe: &Probe) -> Option<Reader> {
         if !self.is_on() {
             return None;
         }
-        let [address, first, second] = loans.nonce.load();
+        let [address, first, second] = probe.nonce.load();
         let reader = Reader { pid: self.pid, address, nonce: [first, second] };
         match reader.probe() {
             Ok(()) => {
-                loans.can_fetch.store(1, Ordering::Relaxed);
+                probe.can_pull.store(1, Ordering::Relaxed);
                 Some(reader)
             }
             Err(why) => {
@@ -203,7 +204,7 @@ impl Reader {
     /// The model's ranks are threads, and loom is to see that their memory is read.
     #[cfg(loom)]
     pub(super) unsafe fn read(&self, from: u64, to: *mut u8, len: usize) -> Result<(), String> {
-        // SAFETY: by the caller; the lender's memory is that of a thread of the model.
+        // SAFETY: by the caller; the sender's memory is that of a thread of the model.
         unsafe { crate::transport::sync::copy(from as *const u8, to, len) };
         Ok(())
     }
@@ -242,7 +243,7 @@ impl Reader {
                 return Ok(());
             }
             if got == size_of_val(&nonce) {
-                return Err(format!("process {} has not got the {len} bytes that it lends", self.pid));
+                return Err(format!("process {} has not got the {len} bytes that it announced", self.pid));
             }
         }
     }

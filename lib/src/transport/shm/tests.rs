@@ -3,11 +3,11 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::memory::{LINES, Place, taken};
+use super::memory::{LINES, Position, taken};
 use super::*;
 use crate::config;
 use crate::error::Error;
-use crate::transport::wait::poll;
+use crate::threads::poll;
 use crate::transport::{LinkOptions, Received, RecvLink, SendLink, ZeroCopy};
 
 const OPTIONS: LinkOptions = LinkOptions { max_message: 100, depth: 3 };
@@ -22,11 +22,11 @@ struct Ring {
 }
 
 fn ring() -> Ring {
-    lending(SingleCopy::off())
+    zero_copy_ring(SingleCopy::off())
 }
 
-/// One whose sender lends all long messages.
-fn lending(single_copy: SingleCopy) -> Ring {
+/// One that sends all long messages by zero copy.
+fn zero_copy_ring(single_copy: SingleCopy) -> Ring {
     let layout = Layout::new(&OPTIONS).unwrap();
     let memory = Arc::new(Mapping::anonymous(layout.bytes()).unwrap());
     introduce(&memory, layout, 0).unwrap();
@@ -47,7 +47,7 @@ fn header(seq: u32, len: usize) -> Header {
 }
 
 /// Sends so that the other end may fetch it.
-fn lend(send: &mut dyn SendLink, header: &Header, data: &[u8]) -> Result<bool> {
+fn send_zero_copy(send: &mut dyn SendLink, header: &Header, data: &[u8]) -> Result<bool> {
     // SAFETY: the tests keep `data` until it is fetched or taken back.
     unsafe { send.zero_copy().unwrap().send(header, data, false) }
 }
@@ -66,7 +66,7 @@ fn layout_is_aligned_disjoint_and_within_its_size() {
                 used.push((d.receiver.as_ptr() as usize, 64));
                 used.push((d.sender.as_ptr() as usize, 64));
                 used.extend((0..layout.lines as u64).map(|i| (std::ptr::from_ref(d.line(i)) as usize, 64)));
-                used.push((d.payload(Place::default()) as usize, layout.room));
+                used.push((d.payload(Position::default()) as usize, layout.ring));
             }
             used.sort_unstable();
             assert!(used.iter().all(|(start, _)| start % 64 == 0));
@@ -84,18 +84,18 @@ fn layout_is_aligned_disjoint_and_within_its_size() {
 
 #[test]
 fn a_peer_that_writes_nonsense_gives_a_protocol_error() {
-    // A piece beyond the message, and one beyond the slot.
+    // A chunk beyond the message, and one beyond the slot.
     let mut r = ring();
     assert!(r.send.send_from(&header(0, 30), &[1; 30]).unwrap());
     let d = Direction::new(&r.memory, r.layout, 0).unwrap();
-    for (len, piece) in [(30, [0, 31]), (200, [0, 101]), (30, [1, 29]), (30, [0, 0]), (30, [u64::MAX, 31])] {
+    for (len, chunk) in [(30, [0, 31]), (200, [0, 101]), (30, [1, 29]), (30, [0, 0]), (30, [u64::MAX, 31])] {
         let mut words = d.line(0).header.load();
         words[2] = words[2] & 0xffff_ffff | len << 32;
         d.line(0).header.store(words);
-        d.line(0).rest.store(piece);
+        d.line(0).rest.store(chunk);
         for _ in 0..2 {
             let e = r.recv.peek().unwrap_err();
-            let got = format!("got {} bytes from byte {} on", piece[1], piece[0]);
+            let got = format!("got {} bytes from byte {} on", chunk[1], chunk[0]);
             assert!(matches!(e, Error::Protocol { .. }) && e.to_string().contains(&got), "{e}");
         }
     }
@@ -108,7 +108,7 @@ fn a_peer_that_writes_nonsense_gives_a_protocol_error() {
     for freed in [10_000, u64::MAX] {
         let mut r = ring();
         let d = Direction::new(&r.memory, r.layout, 0).unwrap();
-        d.consumed().room.free(freed);
+        d.consumed().ring.free(freed);
         let result = (0..10).map(|i| r.send.send_from(&header(i, 30), &[1; 30])).find(|r| r.is_err());
         assert!(matches!(result, Some(Err(Error::Protocol { .. }))));
     }
@@ -134,7 +134,7 @@ fn small_messages_have_more_credit_than_large_ones_and_both_have_a_bound() {
     assert_eq!(sent, 3 * taken(100) / taken(30) + 1, "the last one begins where a long one would still fit");
 }
 
-/// Wherever the sender is in the room, `depth` messages of any length find place, and no two of them the same place.
+/// Wherever the sender is in the ring, `depth` messages of any length find place, and no two of them the same place.
 #[test]
 fn there_is_room_for_depth_messages_at_every_place() {
     let mut r = ring();
@@ -163,7 +163,7 @@ fn there_is_room_for_depth_messages_at_every_place() {
     }
 }
 
-/// Thousands of laps, more than once around 32 lines and the room, with sleeping at both ends.
+/// Thousands of laps, more than once around 32 lines and the ring, with sleeping at both ends.
 #[test]
 fn no_wake_up_is_lost() {
     let Ring { mut send, mut recv, bells, .. } = ring();
@@ -253,26 +253,30 @@ fn arm_sees_the_message_or_the_bell_rings() {
     });
 }
 
-/// Longer than a message of the room, and than a piece.
+/// Longer than a message of the ring, and than a chunk.
 const LONG: usize = 100_003;
 
 fn long(seq: u32) -> Vec<u8> {
     (0..LONG as u32).map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seq) >> 11) as u8).collect()
 }
 
-/// Our own process, which lends whatever is long.
+/// Our own process, which sends whatever is long by zero copy.
 fn ourselves() -> SingleCopy {
-    SingleCopy { pid: std::process::id() as i32, choice: config::SingleCopy::From(0), ordinary: LendFrom::default() }
+    SingleCopy {
+        pid: std::process::id() as i32,
+        choice: config::SingleCopy::From(0),
+        ordinary: ZeroCopyFrom::default(),
+    }
 }
 
 #[test]
-fn what_is_lent_is_flushed_when_it_was_fetched() {
-    let mut r = lending(ourselves());
+fn zero_copy_is_flushed_when_it_was_pulled() {
+    let mut r = zero_copy_ring(ourselves());
     let data = [long(0), long(1)];
     for (seq, data) in data.iter().enumerate() {
-        assert!(lend(&mut r.send, &header(seq as u32, LONG), data).unwrap());
+        assert!(send_zero_copy(&mut r.send, &header(seq as u32, LONG), data).unwrap());
     }
-    assert_eq!(r.send.bytes_moved(), 0, "nothing went through the room");
+    assert_eq!(r.send.bytes_moved(), 0, "nothing went through the ring");
     assert!(!r.send.is_flushed() && !r.send.progress().unwrap() && !r.send.arm().unwrap());
     assert!(r.recv.must_pull());
     assert_eq!(r.recv.peek().unwrap(), Some((header(0, LONG), &[][..])), "longer than what can be shown");
@@ -283,31 +287,31 @@ fn what_is_lent_is_flushed_when_it_was_fetched() {
     assert_eq!(poll(&mut [PollFd::new(&r.bells[1], PollFlags::IN)], Duration::ZERO).unwrap(), 1, "it was armed");
     assert!(!r.send.progress().unwrap() && !r.send.is_flushed(), "one of two");
     let mut got = vec![0; LONG];
-    let mut sink = |at: usize, piece: &[u8]| got[at..at + piece.len()].copy_from_slice(piece);
-    assert_eq!(r.recv.recv_pieces(&header(1, LONG), &mut sink).unwrap(), Received::Done);
+    let mut sink = |at: usize, chunk: &[u8]| got[at..at + chunk.len()].copy_from_slice(chunk);
+    assert_eq!(r.recv.recv_chunks(&header(1, LONG), &mut sink).unwrap(), Received::Done);
     assert!(got == data[1]);
     assert!(r.send.arm().unwrap(), "it can go on");
     assert!(r.send.is_flushed());
     // And short messages as ever.
-    assert!(lend(&mut r.send, &header(2, 30), &[7; 30]).unwrap());
+    assert!(send_zero_copy(&mut r.send, &header(2, 30), &[7; 30]).unwrap());
     assert!(r.send.is_flushed() && !r.recv.must_pull());
     assert_eq!(r.recv.peek().unwrap(), Some((header(2, 30), &[7; 30][..])));
 }
 
-/// Who cannot be read, or is not who it was, gets its long messages through in pieces.
+/// Who cannot be read, or is not who it was, gets its long messages through in chunks.
 #[test]
 fn without_permission_long_messages_go_through_the_room() {
-    assert!(lending(SingleCopy::off()).send.zero_copy().is_none());
+    assert!(zero_copy_ring(SingleCopy::off()).send.zero_copy().is_none());
     for single_copy in [SingleCopy { pid: 0, ..ourselves() }, SingleCopy { pid: i32::MAX, ..ourselves() }] {
-        let mut r = lending(single_copy);
-        for (seq, by_pieces) in [(0, false), (1, true)] {
+        let mut r = zero_copy_ring(single_copy);
+        for (seq, by_chunks) in [(0, false), (1, true)] {
             let (data, mut dst) = (long(seq), vec![0; LONG]);
             let (mut sent, mut turns) = (false, 0);
             loop {
-                sent = sent || lend(&mut r.send, &header(seq, LONG), &data).unwrap();
-                let received = if by_pieces {
-                    let mut sink = |at: usize, piece: &[u8]| dst[at..at + piece.len()].copy_from_slice(piece);
-                    r.recv.recv_pieces(&header(seq, LONG), &mut sink).unwrap()
+                sent = sent || send_zero_copy(&mut r.send, &header(seq, LONG), &data).unwrap();
+                let received = if by_chunks {
+                    let mut sink = |at: usize, chunk: &[u8]| dst[at..at + chunk.len()].copy_from_slice(chunk);
+                    r.recv.recv_chunks(&header(seq, LONG), &mut sink).unwrap()
                 } else {
                     r.recv.recv_into(&header(seq, LONG), &mut dst).unwrap()
                 };
@@ -323,11 +327,11 @@ fn without_permission_long_messages_go_through_the_room() {
     // The nonce of another process.
     let layout = Layout::new(&OPTIONS).unwrap();
     let memory = Arc::new(Mapping::anonymous(layout.bytes()).unwrap());
-    let loans = Direction::new(&memory, layout, 0).unwrap();
-    assert!(ourselves().reader(loans.loans()).is_none(), "it has not said who it is");
+    let direction = Direction::new(&memory, layout, 0).unwrap();
+    assert!(ourselves().reader(direction.probe()).is_none(), "it has not said who it is");
     introduce(&memory, layout, 0).unwrap();
-    assert!(ourselves().reader(loans.loans()).is_some() && loans.loans().can_fetch());
-    let reader = ourselves().reader(loans.loans()).unwrap();
+    assert!(ourselves().reader(direction.probe()).is_some() && direction.probe().can_pull());
+    let reader = ourselves().reader(direction.probe()).unwrap();
     let mut dst = [0u8; 8];
     // SAFETY: `dst` has 8 bytes.
     let e = unsafe { reader.read(8, dst.as_mut_ptr(), 8) }.unwrap_err();
@@ -341,9 +345,9 @@ fn without_permission_long_messages_go_through_the_room() {
 #[test]
 fn what_was_taken_back_is_not_received() {
     for drops in [false, true] {
-        let mut r = lending(ourselves());
+        let mut r = zero_copy_ring(ourselves());
         let data = long(0);
-        assert!(lend(&mut r.send, &header(0, LONG), &data).unwrap());
+        assert!(send_zero_copy(&mut r.send, &header(0, LONG), &data).unwrap());
         if drops {
             drop(r.send);
         } else {
@@ -356,41 +360,41 @@ fn what_was_taken_back_is_not_received() {
             assert!(matches!(lost, Err(Error::PeerLost { .. })), "{lost:?}");
         }
     }
-    // Nothing is lent any more: the link stays.
-    let mut r = lending(ourselves());
+    // The receiver has pulled everything: the link stays.
+    let mut r = zero_copy_ring(ourselves());
     let data = long(0);
-    assert!(lend(&mut r.send, &header(0, LONG), &data).unwrap());
+    assert!(send_zero_copy(&mut r.send, &header(0, LONG), &data).unwrap());
     assert_eq!(r.recv.recv_into(&header(0, LONG), &mut vec![0; LONG]).unwrap(), Received::Done);
     r.send.revoke();
     assert!(r.send.send_from(&header(1, 8), &[0; 8]).unwrap());
     // A receiver that goes without having fetched is lost to who waits for it.
-    assert!(lend(&mut r.send, &header(2, LONG), &data).unwrap());
+    assert!(send_zero_copy(&mut r.send, &header(2, LONG), &data).unwrap());
     drop(r.recv);
     assert!(matches!(r.send.progress(), Err(Error::PeerLost { .. })));
 }
 
 #[test]
-fn small_pages_are_lent_from_where_it_was_measured_to_pay() {
+fn small_pages_use_zero_copy_from_where_it_was_measured_to_pay() {
     let copy = SingleCopy { choice: config::SingleCopy::Auto, ..ourselves() };
-    let mut r = lending(copy.clone());
+    let mut r = zero_copy_ring(copy.clone());
     let data = long(0);
     // Whatever was found out about this buffer before.
-    for (from, lent) in [(usize::MAX, 0), (LONG, 1), (LONG + 1, 1), (1, 2)] {
+    for (from, expected) in [(usize::MAX, 0), (LONG, 1), (LONG + 1, 1), (1, 2)] {
         copy.ordinary.set(from);
-        while !lend(&mut r.send, &header(0, LONG), &data).unwrap() {
+        while !send_zero_copy(&mut r.send, &header(0, LONG), &data).unwrap() {
             let _ = r.recv.recv_into(&header(0, LONG), &mut vec![0; LONG]).unwrap();
         }
         while !r.send.is_flushed() || r.recv.peek().unwrap().is_some() {
             let _ = r.recv.recv_into(&header(0, LONG), &mut vec![0; LONG]).unwrap();
             let _ = r.send.progress().unwrap();
         }
-        assert_eq!(r.send.messages(), lent, "from {from}");
+        assert_eq!(r.send.messages(), expected, "from {from}");
     }
     // One way up to 1 MiB, both ways at any length. Memory that was never touched lies on no pages at all.
     let memory = Mapping::anonymous((3 << 20) + 4096).unwrap();
-    let mut verdict = Default::default();
+    let mut known = Default::default();
     copy.ordinary.set(64 << 10);
-    for (len, two_way, lends) in [
+    for (len, two_way, takes) in [
         ((64 << 10) - 1, true, false),
         (64 << 10, false, true),
         (1 << 20, false, true),
@@ -400,6 +404,6 @@ fn small_pages_are_lent_from_where_it_was_measured_to_pay() {
     ] {
         // SAFETY: the mapping is longer, zeroed, and nobody writes to it.
         let data = unsafe { std::slice::from_raw_parts(memory.base().as_ptr(), len) };
-        assert_eq!(copy.lends(data, two_way, &mut verdict), lends, "{len} {two_way}");
+        assert_eq!(copy.takes(data, two_way, &mut known), takes, "{len} {two_way}");
     }
 }

@@ -29,7 +29,7 @@ impl Sequence {
     }
 }
 
-/// How many lines, or bytes of room, the receiver has freed.
+/// How many lines, or bytes of the ring, the receiver has freed.
 #[repr(transparent)]
 #[derive(Debug, Default)]
 pub(super) struct Freed(AtomicU64);
@@ -51,13 +51,13 @@ impl Freed {
 /// What one end tells the other of itself.
 #[repr(transparent)]
 #[derive(Debug, Default)]
-pub(super) struct State(AtomicU32);
+pub(super) struct EndState(AtomicU32);
 
-/// A look at a [`State`].
+/// The flags of an [`EndState`].
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Look(u32);
+pub(super) struct EndFlags(u32);
 
-impl Look {
+impl EndFlags {
     /// The other end neither sleeps nor is gone.
     #[inline(always)]
     pub(super) fn is_plain(self) -> bool {
@@ -75,12 +75,12 @@ impl Look {
     }
 }
 
-impl State {
-    /// A glance, after a fence. It orders nothing: what follows from it is decided by [`State::is_closed`] and
-    /// [`State::take_waiting`].
+impl EndState {
+    /// A glance, after a fence. It orders nothing: what follows from it is decided by [`EndState::is_closed`] and
+    /// [`EndState::take_waiting`].
     #[inline(always)]
-    pub(super) fn glance(&self) -> Look {
-        Look(self.0.load(Ordering::Relaxed))
+    pub(super) fn glance(&self) -> EndFlags {
+        EndFlags(self.0.load(Ordering::Relaxed))
     }
 
     /// The other end is gone; everything that it had published before can be seen.

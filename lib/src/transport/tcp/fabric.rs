@@ -14,7 +14,7 @@ use crate::transport::{EndpointInfo, LinkPair, Peer};
 
 /// Sockets that listen on the addresses of a rank.
 #[derive(Debug)]
-pub(in super::super) struct TcpFabric {
+pub(crate) struct TcpFabric {
     ports: Vec<Port>,
     sockets: SocketOptions,
     locals: Vec<LocalAddress>,
@@ -32,7 +32,7 @@ pub(crate) fn bind(site: &Site<'_>) -> Result<Box<dyn Fabric>> {
 
 impl TcpFabric {
     /// As [`bind`].
-    pub(in super::super) fn bind(site: &Site<'_>) -> Result<TcpFabric> {
+    pub(crate) fn bind(site: &Site<'_>) -> Result<TcpFabric> {
         let (rank, config) = (site.rank, site.config);
         let sockets = SocketOptions::new(config.socket_buffer, config.congestion.clone());
         let mut ports = Vec::new();
@@ -68,7 +68,7 @@ impl TcpFabric {
     }
 
     /// A connection to the peer on which it has said welcome.
-    pub(in super::super) fn reach(&self, dial: &Dial<'_>) -> Result<(TcpStream, SocketAddr, Peer)> {
+    pub(crate) fn reach(&self, dial: &Dial<'_>) -> Result<(TcpStream, SocketAddr, Peer)> {
         connect::reach(&self.candidates(dial), dial, &self.sockets)
     }
 }

@@ -15,9 +15,9 @@ pub(super) const AHEAD: usize = 4096;
 
 /// Bytes that a read takes at most where they are combined with others at once, from here: in the L2 cache they are still
 /// there when they are read again.
-pub(super) const PIECE: usize = (64 << 10) + AHEAD;
+pub(super) const CHUNK: usize = (64 << 10) + AHEAD;
 
-/// Borders within a message that is taken piece by piece lie on multiples of it.
+/// Borders within a message that is taken chunk by chunk lie on multiples of it.
 const GRAIN: usize = 64;
 
 /// Memory for one message: its own mapping, so that it is zeroed for free and only touched pages cost anything.
@@ -80,7 +80,7 @@ impl Inbox {
         Ok(Inbox {
             max_message,
             depth,
-            ahead: Slot::new(PIECE)?,
+            ahead: Slot::new(CHUNK)?,
             start: 0,
             end: 0,
             ready: VecDeque::new(),
@@ -112,7 +112,7 @@ impl Inbox {
             }
             _ => &mut [],
         };
-        let limit = limit.clamp(AHEAD, PIECE);
+        let limit = limit.clamp(AHEAD, CHUNK);
         (rest, self.ahead.bytes_mut().get_mut(self.end..limit).unwrap_or_default())
     }
 
@@ -123,7 +123,7 @@ impl Inbox {
             *got += here;
             n -= here;
         }
-        self.end = (self.end + n).min(PIECE);
+        self.end = (self.end + n).min(CHUNK);
     }
 
     /// Takes the next header off the bytes ahead, if it is there and no message is unfinished.

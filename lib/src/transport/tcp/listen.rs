@@ -54,15 +54,12 @@ impl Port {
                 other => return other.map_err(failed),
             }
         }
-        Err(Error::Config {
-            name: "TINYNCCL_PORT_RANGE".to_owned(),
-            value: range.to_string(),
-            detail: format!(
-                "all {} of these ports are taken on {ip}: expected a free one for every rank of this host; end what listens there, \
-                 or widen the range",
-                range.ports().count()
-            ),
-        })
+        let detail = format!(
+            "all {} of these ports are taken on {ip}: expected a free one for every rank of this host; end what listens there, \
+             or widen the range",
+            range.ports().count()
+        );
+        Err(Error::config("TINYNCCL_PORT_RANGE", range, detail))
     }
 }
 
@@ -111,7 +108,7 @@ pub(super) fn finish(
 }
 
 /// Answers that the link stands: the connection.
-pub(in super::super) fn welcome(mut conn: Box<dyn Conn>, accept: &Accept<'_>) -> Result<TcpStream, String> {
+pub(crate) fn welcome(mut conn: Box<dyn Conn>, accept: &Accept<'_>) -> Result<TcpStream, String> {
     accept.welcome(&mut *conn)?;
     Ok(conn.downcast::<StreamConn<TcpStream>>()?.into_inner())
 }

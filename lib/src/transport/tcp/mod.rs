@@ -2,7 +2,7 @@
 //!
 //! Payload goes from the sender's memory to the kernel and from the kernel to the receiver's memory without a copy of ours:
 //! `sendmsg` of [header, data] and `readv` to [rest of the payload, a few bytes ahead]. What is combined with other values
-//! passes through 64 KiB that stay in the cache ([`RecvLink::recv_pieces`](super::RecvLink::recv_pieces)). A small message
+//! passes through 64 KiB that stay in the cache ([`RecvLink::recv_chunks`](super::RecvLink::recv_chunks)). A small message
 //! is one `send` and one `recv`, copied next to its header: one place costs the kernel 0.2 µs less than two. Slots, `depth` per
 //! direction, exist only for messages that are reserved (send) or come before they are asked for (receive).
 //!
@@ -31,9 +31,9 @@ mod stripes;
 
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
-use rustix::time::Timespec;
 
 pub(crate) use fabric::bind;
 use options::SocketOptions;
@@ -43,6 +43,7 @@ use super::stream::CLOSED;
 use super::{LinkOptions, LinkPair, Peer};
 use crate::error::{Error, Result};
 use crate::fork::Kept;
+use crate::threads::poll;
 
 /// The connected, non-blocking sockets of a link, shared by its two halves.
 #[derive(Debug)]
@@ -63,8 +64,7 @@ impl Streams {
     /// Why the peer is gone, if it is: it reset a connection or will send nothing more.
     fn broken(&self) -> Option<String> {
         let mut fds: Vec<PollFd<'_>> = self.sockets.iter().map(|s| PollFd::new(&**s, PollFlags::RDHUP)).collect();
-        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        if !matches!(rustix::event::poll(&mut fds, Some(&now)), Ok(1..)) {
+        if !matches!(poll(&mut fds, Duration::ZERO), Ok(1..)) {
             return None;
         }
         let error = self.sockets.iter().find_map(|s| s.take_error().ok().flatten());

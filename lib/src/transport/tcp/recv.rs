@@ -1,6 +1,5 @@
 //! The receiving end of a stream.
 
-use std::fmt;
 use std::io::IoSliceMut;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -42,8 +41,8 @@ pub(super) struct TcpRecv {
 struct Direct {
     header: Header,
     got: usize,
-    /// To `recv_pieces`.
-    in_pieces: bool,
+    /// To `recv_chunks`.
+    in_chunks: bool,
 }
 
 /// Where the message is that is asked for first.
@@ -78,10 +77,6 @@ impl TcpRecv {
             bytes: 0,
             broken: None,
         })
-    }
-
-    fn misuse(&self, detail: String) -> Error {
-        Error::invalid("receive", format!("from rank {}: {detail}", self.peer.peer))
     }
 
     fn too_long(&mut self, TooLong(header): TooLong) -> Error {
@@ -286,11 +281,11 @@ impl TcpRecv {
     }
 
     /// The message that was begun before, if `expected` asks for it in the same way.
-    fn resume(&self, expected: &Header, in_pieces: bool) -> Result<Option<Direct>> {
+    fn resume(&self, expected: &Header, in_chunks: bool) -> Result<Option<Direct>> {
         match self.direct {
-            Some(d) if !expected.agrees_with(&d.header) || d.in_pieces != in_pieces => {
-                Err(self.misuse(format!("expected to go on with {} as before, was asked for {expected}", d.header)))
-            }
+            Some(d) if !expected.agrees_with(&d.header) || d.in_chunks != in_chunks => Err(self
+                .peer
+                .misused_recv(format!("expected to go on with {} as before, was asked for {expected}", d.header))),
             direct => Ok(direct),
         }
     }
@@ -301,7 +296,7 @@ impl TcpRecv {
         let first = self.inbox.stripes.first(len);
         loop {
             got += self.inbox.take(dst.get_mut(got..first).unwrap_or_default());
-            self.direct = Some(Direct { header, got, in_pieces: false });
+            self.direct = Some(Direct { header, got, in_chunks: false });
             for stream in 1..self.inbox.stripes.count(len) {
                 let rest = self.inbox.stripes.rest(len, stream);
                 if !rest.is_empty() {
@@ -323,7 +318,7 @@ impl TcpRecv {
                     got += n.min(room);
                     self.inbox.filled(n.saturating_sub(room));
                     if last && got < first {
-                        self.direct = Some(Direct { header, got, in_pieces: false });
+                        self.direct = Some(Direct { header, got, in_chunks: false });
                         return Ok(Received::Pending);
                     }
                 }
@@ -355,7 +350,7 @@ impl TcpRecv {
                 self.direct = None;
                 return Ok(Received::Done);
             }
-            self.direct = Some(Direct { header, got, in_pieces: true });
+            self.direct = Some(Direct { header, got, in_chunks: true });
             if dry {
                 return Ok(Received::Pending);
             }
@@ -392,14 +387,13 @@ impl RecvLink for TcpRecv {
     fn release(&mut self) -> Result<()> {
         match self.inbox.pop() {
             Some(_) => Ok(()),
-            None => Err(self.misuse("expected a peeked message to release, got none".to_owned())),
+            None => Err(self.peer.not_peeked()),
         }
     }
 
     fn recv_into(&mut self, expected: &Header, dst: &mut [u8]) -> Result<Received> {
         if dst.len() != expected.len as usize {
-            let got = dst.len();
-            return Err(self.misuse(format!("expected memory for {expected}, got {got} bytes")));
+            return Err(self.peer.not_receivable(expected, dst));
         }
         if let Some(Direct { header, got, .. }) = self.resume(expected, false)? {
             return self.receive(header, got, dst);
@@ -428,7 +422,7 @@ impl RecvLink for TcpRecv {
         }
     }
 
-    fn recv_pieces(&mut self, expected: &Header, sink: &mut dyn FnMut(usize, &[u8])) -> Result<Received> {
+    fn recv_chunks(&mut self, expected: &Header, sink: &mut dyn FnMut(usize, &[u8])) -> Result<Received> {
         let (header, got) = match self.resume(expected, true)? {
             Some(direct) => (direct.header, direct.got),
             None => match self.begin(expected, Header::BYTES + expected.len as usize + AHEAD)? {
@@ -438,14 +432,14 @@ impl RecvLink for TcpRecv {
                     return Ok(Received::Done);
                 }
                 Begin::Fresh(header) if self.inbox.stripes.count(header.len as usize) == 1 => (header, 0),
-                // Stripes come at the same time and not in order: pieces are made of the whole.
+                // Stripes come at the same time and not in order: chunks are made of the whole.
                 Begin::Fresh(header) => {
                     self.inbox.begin(header)?;
-                    return if self.stage()? { self.recv_pieces(expected, sink) } else { Ok(Received::Pending) };
+                    return if self.stage()? { self.recv_chunks(expected, sink) } else { Ok(Received::Pending) };
                 }
                 // The rest of it is taken to where its beginning is.
                 Begin::Unfinished(_) => {
-                    return if self.stage()? { self.recv_pieces(expected, sink) } else { Ok(Received::Pending) };
+                    return if self.stage()? { self.recv_chunks(expected, sink) } else { Ok(Received::Pending) };
                 }
                 Begin::Not(received) => return Ok(received),
             },
@@ -495,14 +489,5 @@ impl RecvLink for TcpRecv {
     fn interest(&self) -> Interest {
         let fd = self.streams.socket(self.waits_for()).ok().map(|s| s.as_raw_fd());
         Interest { fd, readable: true, writable: false }
-    }
-}
-
-impl fmt::Debug for TcpRecv {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TcpRecv")
-            .field("peer", &self.peer)
-            .field("staged", &self.inbox.ready.len())
-            .finish_non_exhaustive()
     }
 }

@@ -1,7 +1,6 @@
 //! The sending end of a stream.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::io::IoSlice;
 use std::net::Shutdown;
 use std::os::fd::AsRawFd;
@@ -13,7 +12,7 @@ use rustix::net::{SendAncillaryBuffer, SendFlags};
 use super::frame::{Slot, Staged};
 use super::stripes::Stripes;
 use super::{CLOSED, Streams};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::transport::{Interest, Peer, SendLink};
 use crate::wire::Header;
 
@@ -74,10 +73,6 @@ impl TcpSend {
         }
     }
 
-    fn misuse(&self, detail: String) -> Error {
-        Error::invalid("send", format!("to rank {}: {detail}", self.peer.peer))
-    }
-
     /// Offers the kernel what is left of a message of which it has `sent` bytes of header and first stripe; returns how much
     /// of these it has now, and whether it has everything.
     fn offer(&mut self, header: &Header, data: &[u8], sent: usize) -> Result<(usize, bool)> {
@@ -110,7 +105,7 @@ impl TcpSend {
         // Segments are filled up with the next message: the end of this one would be a small segment of its own. The next
         // one is sure to come on the first stream only.
         flags.set(SendFlags::MORE, self.more && stream == 0);
-        // One piece of memory costs the kernel less than two: more than a copy of a few lines does.
+        // One buffer costs the kernel less than two: more than a copy of a few lines does.
         let result = match (head.len(), self.small.get_mut(..head.len() + data.len())) {
             (0, _) => rustix::net::send(socket, data, flags),
             (at, Some(small)) => {
@@ -193,8 +188,7 @@ impl SendLink for TcpSend {
             Some(slot) if header.len as usize <= self.max_message => slot,
             other => {
                 self.reserved = other;
-                let max = self.max_message;
-                return Err(self.misuse(format!("expected a reserved message of up to {max} bytes, got {header}")));
+                return Err(self.peer.not_reserved(header, self.max_message));
             }
         };
         self.queue.push_back(Staged { header: *header, slot: Some(slot) });
@@ -204,14 +198,11 @@ impl SendLink for TcpSend {
     fn send_from(&mut self, header: &Header, data: &[u8]) -> Result<bool> {
         self.alive()?;
         if data.len() != header.len as usize || data.len() > self.max_message || self.reserved.is_some() {
-            let (max, got) = (self.max_message, data.len());
-            return Err(
-                self.misuse(format!("expected {header} of up to {max} bytes and none reserved, got {got} bytes"))
-            );
+            return Err(self.peer.not_sendable(header, data, self.max_message));
         }
         let sent = match self.direct {
             Some((begun, _)) if begun != *header => {
-                return Err(self.misuse(format!("expected the rest of {begun}, got {header}")));
+                return Err(self.peer.misused_send(format!("expected the rest of {begun}, got {header}")));
             }
             Some((_, sent)) => sent,
             None => {
@@ -281,11 +272,5 @@ impl Drop for TcpSend {
             // Fails when the connection is gone already.
             let _ = socket.shutdown(Shutdown::Write);
         }
-    }
-}
-
-impl fmt::Debug for TcpSend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TcpSend").field("peer", &self.peer).field("queued", &self.queue.len()).finish_non_exhaustive()
     }
 }

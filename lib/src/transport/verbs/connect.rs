@@ -4,7 +4,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 
 use super::link::{Draft, exchange};
-use super::rails::{Rails, Way};
+use super::rails::{PortPair, Rails};
 use super::sys::Gid;
 use crate::error::Result;
 use crate::transport::fabric::{Dial, unreachable};
@@ -19,20 +19,20 @@ pub(super) fn connect(
     dial: &Dial<'_>,
     linger: &Arc<Linger>,
 ) -> Result<LinkPair> {
-    let ways = rails.ways(&dial.info.verbs, dial.channel);
-    let made = ways.map_err(|why| unreachable("RDMA", who.rank, who.peer, &why)).and_then(|ways| {
-        who.address = Way::list(&ways);
-        Draft::new(ways, dial.options, rails.timing)
+    let pairs = rails.port_pairs(&dial.info.verbs, dial.channel);
+    let made = pairs.map_err(|why| unreachable("RDMA", who.rank, who.peer, &why)).and_then(|pairs| {
+        who.address = PortPair::list(&pairs);
+        Draft::new(pairs, dial.options, rails.timing)
     });
     let mut draft = match made {
         Ok(made) => made,
         Err(e) => {
-            exchange::tell(&mut socket, &who, Err(&e))?;
+            exchange::send_card(&mut socket, &who, Err(&e))?;
             return Err(e);
         }
     };
-    exchange::tell(&mut socket, &who, Ok(&draft.card))?;
-    let card = exchange::hear(&mut socket, &who, dial.wait)?;
+    exchange::send_card(&mut socket, &who, Ok(&draft.card))?;
+    let card = exchange::recv_card(&mut socket, &who, dial.wait)?;
     for (theirs, ours) in card.qps.iter().zip(&draft.card.qps) {
         if theirs.gid != ours.wanted {
             let (expected, got) = (Gid(ours.wanted).ip(), Gid(theirs.gid).ip());
@@ -40,6 +40,6 @@ pub(super) fn connect(
         }
     }
     draft.connect(&card, &who)?;
-    exchange::tell_ready(&mut socket, &who)?;
+    exchange::send_ready(&mut socket, &who)?;
     draft.finish(&card, socket, who, linger)
 }

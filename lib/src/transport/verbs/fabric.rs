@@ -50,7 +50,7 @@ impl Fabric for VerbsFabric {
     }
 
     fn reaches(&self, _ours: &EndpointInfo, theirs: &EndpointInfo) -> Result<&'static str, String> {
-        self.rails.ways(&theirs.verbs, 0).map(|_| "they have ports on a common subnet")
+        self.rails.port_pairs(&theirs.verbs, 0).map(|_| "they have ports on a common subnet")
     }
 
     fn streams(&self) -> usize {
@@ -78,8 +78,8 @@ impl Fabric for VerbsFabric {
         }
     }
 
-    fn hear(&self) {
-        self.rails.hear();
+    fn handle_events(&self) {
+        self.rails.handle_events();
     }
 
     fn routes(&self, world: &[EndpointInfo]) -> Routes {

@@ -8,7 +8,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::link::{Core, lock};
+use super::link::Core;
+use crate::threads::lock;
 use crate::transport::linger::{Closing, Linger};
 
 /// Longest time that a dropped link's queue pair is kept.

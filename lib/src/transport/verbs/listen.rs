@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use super::address::list;
 use super::link::Draft;
-use super::link::exchange::{self, QueuePair};
-use super::rails::{Rails, Way};
+use super::link::exchange::{self, QpCard};
+use super::rails::{PortPair, Rails};
 use super::sys::Gid;
 use crate::error::{Error, Result};
 use crate::transport::fabric::Accept;
@@ -21,28 +21,28 @@ pub(super) fn finish(
     accept: &Accept<'_>,
     linger: &Arc<Linger>,
 ) -> Result<LinkPair> {
-    let card = exchange::hear(&mut socket, &who, accept.wait)?;
-    let way = |theirs: &QueuePair| match rails.of_gid(&theirs.wanted) {
-        Some(rail) => Ok(Way { rail, to: theirs.gid }),
+    let card = exchange::recv_card(&mut socket, &who, accept.wait)?;
+    let pair = |theirs: &QpCard| match rails.of_gid(&theirs.wanted) {
+        Some(rail) => Ok(PortPair { rail, to: theirs.gid }),
         None => {
             let (wanted, ours) = (Gid(theirs.wanted).ip(), list(&rails.addresses()));
             Err(Error::invalid("connect", format!("expected one of our RDMA ports ({ours}), asked for {wanted}")))
         }
     };
-    let made = card.qps.iter().map(way).collect::<Result<Vec<_>>>().and_then(|ways| {
-        who.address = Way::list(&ways);
-        let mut draft = Draft::new(ways, accept.options, rails.timing)?;
+    let made = card.qps.iter().map(pair).collect::<Result<Vec<_>>>().and_then(|pairs| {
+        who.address = PortPair::list(&pairs);
+        let mut draft = Draft::new(pairs, accept.options, rails.timing)?;
         draft.connect(&card, &who)?;
         Ok(draft)
     });
     let draft = match made {
         Ok(draft) => draft,
         Err(e) => {
-            exchange::tell(&mut socket, &who, Err(&e))?;
+            exchange::send_card(&mut socket, &who, Err(&e))?;
             return Err(e);
         }
     };
-    exchange::tell(&mut socket, &who, Ok(&draft.card))?;
-    exchange::hear_ready(&mut socket, &who, accept.wait)?;
+    exchange::send_card(&mut socket, &who, Ok(&draft.card))?;
+    exchange::recv_ready(&mut socket, &who, accept.wait)?;
     draft.finish(&card, socket, who, linger)
 }

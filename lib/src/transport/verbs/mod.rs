@@ -31,7 +31,7 @@
 //! `depth`, so with the defaults 3 MiB per peer and channel. They are mapped and registered with the link and freed with it:
 //! no registration outlives its pages. There is no cache of registrations. Memory of a caller's is registered when it is handed
 //! over to `Comm::register_persistent`, and until the owner that this returns is dropped; `rails/registered.rs` keeps the table of
-//! these. A message from such memory is one write of two pieces: the header from its slot of the staging memory, the payload
+//! these. A message from such memory is one write of two parts: the header from its slot of the staging memory, the payload
 //! from where it is. Its further stripes are writes from where they are. It counts as flushed when the device says that it is sent.
 //!
 //! Sources: NCCL `src/transport/net_ib` for the life cycle; MVAPICH ("High performance RDMA-based MPI implementation over

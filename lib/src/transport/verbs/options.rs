@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 
 /// A port to be used.
 #[derive(Debug)]
-pub(super) struct Choice {
+pub(super) struct LocalPort {
     pub(super) address: VerbsAddress,
     /// Index of the GID in the port's table.
     pub(super) gid_index: u8,
@@ -50,22 +50,22 @@ fn select_devices(all: Vec<String>, filter: Option<&str>) -> Result<Vec<String>>
     let kept: Vec<String> = all.into_iter().filter(|d| names.iter().any(|n| d.starts_with(n)) != excluded).collect();
     if kept.is_empty() {
         let detail = format!("no RDMA device is left; this machine has {exists}");
-        return Err(Error::Config { name: "TINYNCCL_VERBS_DEVICE".to_owned(), value: filter.to_owned(), detail });
+        return Err(Error::config("TINYNCCL_VERBS_DEVICE", filter, detail));
     }
     Ok(kept)
 }
 
 /// The ports of an opened device that `config` lets through and that have an address which others can reach.
-pub(super) fn ports(context: &Context, config: &Config) -> Result<Vec<Choice>> {
+pub(super) fn ports(context: &Context, config: &Config) -> Result<Vec<LocalPort>> {
     let count = context.ports()?;
     let wanted = u8::try_from(config.verbs_port).unwrap_or(u8::MAX);
     if wanted > count {
         let detail = format!("the RDMA device {} has ports 1 to {count}; 0 stands for all of them", context.name());
-        return Err(Error::Config { name: "TINYNCCL_VERBS_PORT".to_owned(), value: wanted.to_string(), detail });
+        return Err(Error::config("TINYNCCL_VERBS_PORT", wanted, detail));
     }
     let gids = context.gids()?;
     let subnets = subnets()?;
-    let mut choices = Vec::new();
+    let mut usable = Vec::new();
     for port in (1..=count).filter(|p| wanted == 0 || wanted == *p) {
         let state = context.port(port)?;
         if !state.active {
@@ -73,7 +73,7 @@ pub(super) fn ports(context: &Context, config: &Config) -> Result<Vec<Choice>> {
             if wanted != 0 {
                 let detail =
                     format!("port {port} of the RDMA device {name} is not active (is its network interface up?)");
-                return Err(Error::Config { name: "TINYNCCL_VERBS_PORT".to_owned(), value: port.to_string(), detail });
+                return Err(Error::config("TINYNCCL_VERBS_PORT", port, detail));
             }
             log::debug!("RDMA device {name}: port {port} is not active");
             continue;
@@ -88,10 +88,10 @@ pub(super) fn ports(context: &Context, config: &Config) -> Result<Vec<Choice>> {
                 infiniband: state.infiniband,
                 lid: state.lid,
             };
-            choices.push(Choice { address, gid_index: entry.index as u8, mtu: state.mtu });
+            usable.push(LocalPort { address, gid_index: entry.index as u8, mtu: state.mtu });
         }
     }
-    Ok(choices)
+    Ok(usable)
 }
 
 /// The entries of a port's table to use: the one that was asked for; or every RoCE v2 one of an IPv4 address, or of a
@@ -108,17 +108,16 @@ fn pick<'a>(
         if rows.is_empty() { "the table is empty".to_owned() } else { format!("the table has {}", rows.join(", ")) }
     };
     if let Some(asked) = asked.map(str::trim).filter(|a| !a.is_empty()) {
-        let wrong = |detail: String| Error::Config {
-            name: "TINYNCCL_VERBS_GID_INDEX".to_owned(),
-            value: asked.to_owned(),
-            detail: format!("{detail}; RDMA device {device}, port {port}: {}", describe()),
+        let wrong = |detail: &str| {
+            let detail = format!("{detail}; RDMA device {device}, port {port}: {}", describe());
+            Error::config("TINYNCCL_VERBS_GID_INDEX", asked, detail)
         };
-        let index: u8 = asked.parse().map_err(|_| wrong("expected a number from 0 to 255, or nothing".to_owned()))?;
+        let index: u8 = asked.parse().map_err(|_| wrong("expected a number from 0 to 255, or nothing"))?;
         return match table.iter().find(|g| g.index == u32::from(index)) {
-            None => Err(wrong("there is no such entry".to_owned())),
-            Some(entry) if entry.kind == GidType::RoceV1 => Err(wrong(
-                "that entry is RoCE v1, which cannot be routed and which software devices do not speak".to_owned(),
-            )),
+            None => Err(wrong("there is no such entry")),
+            Some(entry) if entry.kind == GidType::RoceV1 => {
+                Err(wrong("that entry is RoCE v1, which cannot be routed and which software devices do not speak"))
+            }
             Some(entry) => Ok(vec![entry]),
         };
     }

@@ -1,11 +1,11 @@
 //! The receiving half of a verbs link.
 
-use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use super::linger::leave;
-use super::link::{Core, lock};
-use crate::error::{Error, Result};
+use super::link::Core;
+use crate::error::Result;
+use crate::threads::lock;
 use crate::transport::linger::Linger;
 use crate::transport::{Interest, Peer, Received, RecvLink};
 use crate::wire::Header;
@@ -20,11 +20,6 @@ impl VerbsRecv {
     pub(super) fn new(core: &Arc<Mutex<Core>>, linger: &Arc<Linger>) -> VerbsRecv {
         let peer = lock(core).peer.clone();
         VerbsRecv { core: core.clone(), linger: linger.clone(), peer }
-    }
-
-    #[cold]
-    fn misuse(&self, detail: String) -> Error {
-        Error::invalid("receive", format!("from rank {}: {detail}", self.peer.peer))
     }
 }
 
@@ -56,17 +51,12 @@ impl RecvLink for VerbsRecv {
     }
 
     fn release(&mut self) -> Result<()> {
-        if lock(&self.core).free() {
-            Ok(())
-        } else {
-            Err(self.misuse("expected a peeked message to release, got none".to_owned()))
-        }
+        if lock(&self.core).free() { Ok(()) } else { Err(self.peer.not_peeked()) }
     }
 
     fn recv_into(&mut self, expected: &Header, dst: &mut [u8]) -> Result<Received> {
         if dst.len() != expected.len as usize {
-            let got = dst.len();
-            return Err(self.misuse(format!("expected memory for {expected}, got {got} bytes")));
+            return Err(self.peer.not_receivable(expected, dst));
         }
         let mut core = lock(&self.core);
         let Some((header, at)) = oldest(&mut core)? else { return Ok(Received::Pending) };
@@ -110,11 +100,5 @@ impl RecvLink for VerbsRecv {
 impl Drop for VerbsRecv {
     fn drop(&mut self) {
         leave(&self.core, &self.linger);
-    }
-}
-
-impl fmt::Debug for VerbsRecv {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("VerbsRecv").field("peer", &self.peer).finish_non_exhaustive()
     }
 }

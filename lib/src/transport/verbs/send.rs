@@ -1,19 +1,19 @@
 //! The sending half of a verbs link.
 
-use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use super::linger::leave;
+use super::link::Core;
 use super::link::layout::{Layout, Ring, SMALL};
-use super::link::{Core, lock};
-use crate::error::{Error, Result};
+use crate::error::Result;
+use crate::threads::lock;
 use crate::transport::linger::Linger;
 use crate::transport::{Interest, Peer, SendLink, ZeroCopy};
 use crate::wire::Header;
 
 /// From so many bytes on, a message goes from the caller's memory where it is registered. Shorter ones are copied: then the
 /// call need not wait until the device is done with them.
-const LENT: usize = 4 << 10;
+const ZERO_COPY: usize = 4 << 10;
 
 pub(super) struct VerbsSend {
     core: Arc<Mutex<Core>>,
@@ -32,11 +32,6 @@ impl VerbsSend {
             (core.peer.clone(), *core.layout())
         };
         VerbsSend { core: core.clone(), linger: linger.clone(), peer, layout, reserved: false, wants: None }
-    }
-
-    #[cold]
-    fn misuse(&self, detail: String) -> Error {
-        Error::invalid("send", format!("to rank {}: {detail}", self.peer.peer))
     }
 }
 
@@ -64,7 +59,7 @@ impl SendLink for VerbsSend {
     fn commit(&mut self, header: &Header) -> Result<()> {
         let max = self.layout.max_message;
         if !self.reserved || header.len as usize > max {
-            return Err(self.misuse(format!("expected a reserved message of up to {max} bytes, got {header}")));
+            return Err(self.peer.not_reserved(header, max));
         }
         self.reserved = false;
         let mut core = lock(&self.core);
@@ -75,10 +70,7 @@ impl SendLink for VerbsSend {
     fn send_from(&mut self, header: &Header, data: &[u8]) -> Result<bool> {
         let max = self.layout.max_message;
         if data.len() != header.len as usize || data.len() > max || self.reserved {
-            let got = data.len();
-            return Err(
-                self.misuse(format!("expected {header} of up to {max} bytes and none reserved, got {got} bytes"))
-            );
+            return Err(self.peer.not_sendable(header, data, max));
         }
         let ring = if data.len() <= SMALL { Ring::Lines } else { Ring::Slots };
         let mut core = lock(&self.core);
@@ -146,14 +138,14 @@ impl ZeroCopy for VerbsSend {
         let core = self.core.clone();
         let mut core = lock(&core);
         let keys = match core.lkeys(data) {
-            Some(keys) if data.len() >= LENT && data.len() == header.len as usize && !self.reserved => keys,
+            Some(keys) if data.len() >= ZERO_COPY && data.len() == header.len as usize && !self.reserved => keys,
             _ => {
                 drop(core);
                 return self.send_from(header, data);
             }
         };
         if data.len() > self.layout.max_message {
-            return Err(self.misuse(format!("expected {header} of up to {} bytes", self.layout.max_message)));
+            return Err(self.peer.not_sendable(header, data, self.layout.max_message));
         }
         if !core.room(Ring::Slots)? {
             self.wants = Some(Ring::Slots);
@@ -161,12 +153,12 @@ impl ZeroCopy for VerbsSend {
         }
         self.wants = None;
         // SAFETY: by the caller.
-        unsafe { core.send_lent(header, data, &keys) }?;
+        unsafe { core.send_zero_copy(header, data, &keys) }?;
         Ok(true)
     }
 
     fn takes(&self, data: &[u8]) -> bool {
-        data.len() >= LENT && lock(&self.core).lkeys(data).is_some()
+        data.len() >= ZERO_COPY && lock(&self.core).lkeys(data).is_some()
     }
 
     fn receiver_pulls(&self) -> bool {
@@ -174,7 +166,7 @@ impl ZeroCopy for VerbsSend {
     }
 
     fn messages(&self) -> u64 {
-        lock(&self.core).lent_messages
+        lock(&self.core).zero_copies
     }
 
     fn revoke(&mut self) {
@@ -189,11 +181,5 @@ impl Drop for VerbsSend {
             lock(&self.core).say_goodbye();
         }
         leave(&self.core, &self.linger);
-    }
-}
-
-impl fmt::Debug for VerbsSend {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("VerbsSend").field("peer", &self.peer).finish_non_exhaustive()
     }
 }

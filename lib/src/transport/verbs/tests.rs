@@ -9,7 +9,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 
 use super::link::memory::Region;
 use super::rails::{Rail, Rails};
-use super::sys::{Access, Capacity, Channel, Cq, Gid, Mr, Qp, Route, Stretch, Timing, What, Write};
+use super::sys::{Access, Capacity, Channel, Cq, Gid, Mr, Outcome, Qp, Remote, Sge, Timing, Write};
 use crate::config::{Config, TransportChoice};
 
 const PAGE: usize = 4096;
@@ -32,10 +32,10 @@ fn loopback(rail: &Rail, rails: &Rails) -> (Qp, Arc<Cq>) {
     let pd = &rail.device.pd;
     let cq = Cq::new(pd.context(), Channel::new(pd.context()).unwrap(), 16).unwrap();
     let qp = Qp::new(pd, &cq, &Capacity { sends: 4, recvs: 4, inline: 0 }).unwrap();
-    let at = &rail.choice;
+    let at = &rail.port;
     qp.init(at.address.port).unwrap();
     qp.post_receives(4, 0).unwrap();
-    let to = Route {
+    let to = Remote {
         qpn: qp.number(),
         psn: 7,
         gid: Gid(at.address.gid),
@@ -59,9 +59,9 @@ fn a_stopped_queue_pair_gives_back_what_was_posted() {
     let pd = &rail.device.pd;
     let cq = Cq::new(pd.context(), Channel::new(pd.context()).unwrap(), 16).unwrap();
     let qp = Qp::new(pd, &cq, &Capacity { sends: 8, recvs: 4, inline: 0 }).unwrap();
-    let at = &rail.choice;
+    let at = &rail.port;
     qp.init(at.address.port).unwrap();
-    let to = Route {
+    let to = Remote {
         // No such queue pair.
         qpn: qp.number() ^ 0x00f0_0000,
         psn: 7,
@@ -76,28 +76,25 @@ fn a_stopped_queue_pair_gives_back_what_was_posted() {
     // Some 17 s until it would give up by itself.
     qp.ready_to_send(7, &Timing { timeout: 19, retries: 6, rnr_retries: 6 }).unwrap();
     let memory = Region::new([pd], PAGE, Access::Source).unwrap();
+    let lkey = memory.mr(0).unwrap().lkey();
     for id in 1..=4 {
         let write = Write {
-            id,
-            local: memory.base(),
-            lkey: memory.mr(0).unwrap().lkey(),
-            len: 8,
+            from: Sge { at: memory.base(), len: 8, lkey },
+            then: Some(Sge { at: memory.base(), len: PAGE as u32, lkey }),
             remote: 4096,
-            rkey: 1,
             word: 0,
             signaled: true,
             inline: false,
-            then: Some(Stretch { at: memory.base(), len: PAGE as u32, lkey: memory.mr(0).unwrap().lkey() }),
         };
         // SAFETY: the region lives until after the queue pair's requests have come back.
-        unsafe { qp.post_write(&write) }.unwrap();
+        unsafe { qp.post_write(id, 1, &write) }.unwrap();
     }
     assert_eq!(cq.poll().unwrap().len(), 0);
     qp.stop().unwrap();
     let (start, mut back) = (Instant::now(), Vec::new());
     while back.len() < 4 {
         for completion in cq.poll().unwrap().iter() {
-            assert!(matches!(completion.what, What::Failed { .. }), "{completion:?}");
+            assert!(matches!(completion.outcome, Outcome::Failed { .. }), "{completion:?}");
             back.push(completion.id);
         }
         assert!(start.elapsed() < Duration::from_secs(10), "only {back:?} came back");
@@ -109,24 +106,23 @@ fn a_stopped_queue_pair_gives_back_what_was_posted() {
 /// Writes a page from `from` to `to` and waits for both completions.
 fn write(qp: &Qp, cq: &Cq, from: (NonNull<u8>, &Mr), to: &Region) {
     let write = Write {
-        id: 1,
-        local: from.0,
-        lkey: from.1.lkey(),
-        len: PAGE as u32,
+        from: Sge { at: from.0, len: PAGE as u32, lkey: from.1.lkey() },
+        then: None,
         remote: to.base().as_ptr() as u64,
-        rkey: to.mr(0).unwrap().rkey(),
         word: 5,
         signaled: true,
         inline: false,
-        then: None,
     };
     // SAFETY: the page is mapped and registered, though maybe not the same page.
-    unsafe { qp.post_write(&write) }.unwrap();
+    unsafe { qp.post_write(1, to.mr(0).unwrap().rkey(), &write) }.unwrap();
     let start = Instant::now();
     let mut done = 0;
     while done < 2 {
         for completion in cq.poll().unwrap().iter() {
-            assert!(matches!(completion.what, What::Sent | What::Written { len: PAGE, word: 5 }), "{completion:?}");
+            assert!(
+                matches!(completion.outcome, Outcome::Sent | Outcome::Written { len: PAGE, word: 5 }),
+                "{completion:?}"
+            );
             done += 1;
         }
         assert!(start.elapsed() < Duration::from_secs(30), "no completion");

@@ -121,7 +121,7 @@ impl Case {
         let n = self.shape.ranks as f64;
         let factor = match self.shape.collective {
             Collective::AllReduce => 2.0 * (n - 1.0) / n,
-            Collective::Broadcast | Collective::Reduce => 1.0,
+            Collective::Broadcast | Collective::Reduce | Collective::Scan => 1.0,
             Collective::Barrier => 0.0,
             _ => (n - 1.0) / n,
         };

@@ -98,12 +98,12 @@ impl Exprs {
         Ok(value)
     }
 
-    /// The finished reduction, or why it is not finished.
-    pub(super) fn finish(&mut self, v: Value) -> Result<Value, String> {
+    /// The finished reduction of the first `of` ranks, or why it is not finished.
+    pub(super) fn finish(&mut self, v: Value, of: usize) -> Result<Value, String> {
         if self.is_done(v) {
             return Err("finishes a reduction twice".to_owned());
         }
-        if !self.is_complete(v) {
+        if !self.is_complete(v, of) {
             return Err(format!("is marked last, but the result is {}", self.describe(v)));
         }
         let key = (v, v);
@@ -143,28 +143,30 @@ impl Exprs {
         self.inner(v).map_or(v as usize % self.places, |inner| inner.place)
     }
 
-    /// True when all ranks are in it.
-    fn is_complete(&self, v: Value) -> bool {
-        v != NOTHING && self.set(v).iter().map(|w| w.count_ones() as usize).sum::<usize>() == self.extent.ranks
+    /// True when the first `of` ranks are in it, and no other.
+    fn is_complete(&self, v: Value, of: usize) -> bool {
+        let ones = |words: &[u64]| words.iter().map(|w| w.count_ones() as usize).sum::<usize>();
+        let is_first = |set: &[u64]| ones(set) == of && (0..of).all(|rank| set[rank / 64] >> (rank % 64) & 1 == 1);
+        v != NOTHING && is_first(&self.set(v))
     }
 
     fn is_done(&self, v: Value) -> bool {
         matches!(self.inner(v), Some(Inner { node: Node::Done(_), .. }))
     }
 
-    /// True when `v` is the finished reduction over all ranks of the input at `place`.
-    pub(super) fn is_reduction_of(&self, v: Value, place: usize) -> bool {
-        self.is_complete(v) && self.place(v) == place && (self.is_done(v) || self.extent.ranks == 1)
+    /// True when `v` is the finished reduction over the first `of` ranks of the input at `place`.
+    pub(super) fn is_reduction_of(&self, v: Value, place: usize, of: usize) -> bool {
+        self.is_complete(v, of) && self.place(v) == place && (self.is_done(v) || of == 1)
     }
 
-    /// True when the complete reduction `v` is `((x0 op x1) op x2) op ...`.
-    pub(super) fn is_in_rank_order(&self, v: Value) -> bool {
+    /// True when the complete reduction `v` of `of` ranks is `((x0 op x1) op x2) op ...`.
+    pub(super) fn is_in_rank_order(&self, v: Value, of: usize) -> bool {
         let place = self.place(v);
         let mut sum = match self.inner(v).map(|inner| &inner.node) {
             Some(&Node::Done(sum)) => sum,
             _ => v,
         };
-        for rank in (1..self.extent.ranks).rev() {
+        for rank in (1..of).rev() {
             let (next, Some(&Node::Op(a, b))) = (self.leaf(rank, place), self.inner(sum).map(|inner| &inner.node))
             else {
                 return false;

@@ -61,6 +61,7 @@ struct Memory {
 
 pub(super) struct Machine<'a> {
     programs: &'a [Program],
+    shape: Shape,
     extent: Extent,
     pub(super) exprs: Exprs,
     depth: usize,
@@ -91,6 +92,7 @@ impl<'a> Machine<'a> {
         let (parts, windows) = (extent.parts, extent.windows);
         let mut machine = Machine {
             programs,
+            shape: *shape,
             extent,
             exprs,
             depth,
@@ -325,7 +327,8 @@ impl<'a> Machine<'a> {
             }
             _ => false,
         };
-        let value = if last { self.exprs.finish(value).map_err(|d| self.error(lane, d))? } else { value };
+        let of = self.shape.result(rank, 0).map_or(0, |(_, ranks)| ranks.len());
+        let value = if last { self.exprs.finish(value, of).map_err(|d| self.error(lane, d))? } else { value };
         if let Some((loc, cell)) = dst {
             self.touch(lane, rank, loc, cell, true)?;
             self.memory[rank].cells[cell] = value;

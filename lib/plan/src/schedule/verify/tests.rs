@@ -4,6 +4,7 @@ use super::*;
 use crate::algorithm::program;
 use crate::schedule::Lane;
 use crate::wire::Algorithm;
+use crate::wire::Collective;
 
 fn shape(collective: Collective, ranks: usize, channels: usize) -> Shape {
     Shape { collective, ranks, root: ranks - 1, channels }

@@ -1,6 +1,6 @@
 //! The terms of reducing one part each.
 
-use super::{Load, Work, direct, is_all_reduce, rank_order_copies};
+use super::{Load, Work, direct, rank_order_copies};
 use crate::algorithm::Shape;
 use crate::topology::placement::{Crossing, Placement};
 
@@ -9,11 +9,11 @@ pub(super) fn work(shape: &Shape) -> Work {
     let n = shape.ranks as f64;
     let others = n - 1.0;
     let reduced = others / n;
-    let copies = |rank: usize| rank_order_copies(shape.ranks, rank, is_all_reduce(shape) || rank == shape.root) / n;
+    let copies = |rank: usize| rank_order_copies(shape.ranks, rank, shape.is_all_reduce() || rank == shape.root) / n;
     let copied = (0..shape.ranks.min(3)).chain([shape.ranks - 1]).map(copies).fold(0.0, f64::max);
     // The ranks from the third on, and the last one again if it copies twice.
     let mean_copied = ((n - 2.0) / n + copies(shape.ranks - 1) - rank_order_copies(3, shape.ranks - 1, false) / n) / n;
-    if is_all_reduce(shape) {
+    if shape.is_all_reduce() {
         let mut work = Work::symmetric(2.0, Load::hops(2.0 * others, 2.0 * others / n).reducing(reduced));
         (work.busiest.copied, work.mean.copied) = (copied, mean_copied);
         return work;

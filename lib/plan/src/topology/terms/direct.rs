@@ -1,6 +1,6 @@
 //! The terms of direct exchange with all ranks.
 
-use super::{Load, Work, edges, is_all_reduce, rank_order_copies};
+use super::{Load, Work, edges, rank_order_copies};
 use crate::algorithm::Shape;
 use crate::topology::placement::{Crossing, Placement, Share};
 use crate::wire::Collective;
@@ -17,9 +17,16 @@ pub(super) fn work(shape: &Shape) -> Work {
         Collective::Reduce => rank_order_copies(shape.ranks, shape.root, true),
         _ => f64::from(u8::from(own)),
     };
+    if shape.collective == Collective::Scan {
+        // Half of the messages of an all_reduce; the last rank gets one of every other.
+        let mut work = Work::symmetric(1.0, Load::ends(others, others).reducing(others));
+        work.busiest.copied = if shape.ranks > 2 { 2.0 } else { 1.0 };
+        work.mean = Load::ends(others, others).reducing(others / 2.0).copying((1.0 + 2.0 * (n - 2.0)) / n);
+        return work;
+    }
     if !shape.collective.has_root() {
         let mut work = Work::symmetric(1.0, Load::hops(others, others).reducing(others).copying(own));
-        if (is_all_reduce(shape) || shape.collective == Collective::ReduceScatter) && shape.ranks > 2 {
+        if (shape.is_all_reduce() || shape.collective == Collective::ReduceScatter) && shape.ranks > 2 {
             work.busiest.copied = rank_order_copies(shape.ranks, shape.ranks - 1, true);
             work.mean.copied = others / n;
         }

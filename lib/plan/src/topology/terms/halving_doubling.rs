@@ -1,13 +1,13 @@
 //! The terms of the hypercube.
 
-use super::{Load, Work, is_all_reduce};
+use super::{Load, Work};
 use crate::algorithm::{Shape, halving_doubling::MAX_SPAN};
 use crate::topology::placement::{Crossing, Placement, Share};
 use crate::wire::Collective;
 
 /// log₂n exchanges each way, of half the bytes each time.
 pub(super) fn work(shape: &Shape) -> Work {
-    if !is_all_reduce(shape) {
+    if !shape.is_all_reduce() {
         return segments(shape);
     }
     let n = shape.ranks as f64;
@@ -68,14 +68,14 @@ pub(super) fn crossing(shape: &Shape, placement: Placement) -> Crossing {
         let (mut all, mut out) = (Share::default(), Share::default());
         for (d, messages) in cube.exchanges() {
             // Blocks of d parts in all_reduce, d segments one by one otherwise.
-            let (messages, bytes) = if is_all_reduce(shape) { (messages, d as f64) } else { (d as f64, d as f64) };
+            let (messages, bytes) = if shape.is_all_reduce() { (messages, d as f64) } else { (d as f64, d as f64) };
             all = Share { messages: all.messages + messages, bytes: all.bytes + bytes };
             out = Share { messages: out.messages + of(d) * messages, bytes: out.bytes + of(d) * bytes };
         }
         Share { messages: out.messages / all.messages, bytes: out.bytes / all.bytes }
     };
     let (path, mean) = (share(&slowest), share(&pairs));
-    if cube.extra == 0 || is_all_reduce(shape) {
+    if cube.extra == 0 || shape.is_all_reduce() {
         return Crossing { path, busiest: path, mean };
     }
     // Of n - 1 messages per rank those within a pair stay on the host, unless a host border splits the pair.

@@ -23,9 +23,9 @@ mod tests;
 mod tree;
 
 use super::placement::{Crossing, Placement};
-use crate::algorithm::{Shape, cut, double_tree, supports};
+use crate::algorithm::{Shape, cut, double_tree, supports, through_memory};
 use crate::schedule::Partition;
-use crate::wire::{Algorithm, Collective};
+use crate::wire::Algorithm;
 
 /// Work for one window. A message has two ends, the sender's and the receiver's, and each counts.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -138,7 +138,7 @@ impl Terms {
 /// algorithm does not support it.
 pub fn terms(algorithm: Algorithm, shape: &Shape, bytes: usize, message: usize) -> Option<Terms> {
     if matches!(algorithm, Algorithm::OneShot | Algorithm::Staged) {
-        let possible = shape.ranks > 1 && shape.root < shape.ranks && shape.collective != Collective::SendRecv;
+        let possible = shape.ranks > 1 && shape.root < shape.ranks && through_memory(shape.collective);
         let (work, windows): (fn(&Shape) -> Work, _) = match algorithm {
             Algorithm::Staged => (staged::work, bytes.div_ceil(message.max(1)).max(1)),
             _ => (one_shot::work, 1),
@@ -186,7 +186,7 @@ pub fn work(algorithm: Algorithm, shape: &Shape) -> Option<Work> {
     work.busiest.joined *= channels as f64;
     work.mean.joined *= channels as f64;
     for load in [&mut work.path, &mut work.busiest, &mut work.mean] {
-        if !combines(shape) {
+        if !shape.combines() {
             load.reduced = 0.0;
         }
     }
@@ -220,14 +220,6 @@ fn alone() -> Work {
 /// it. `apart`: the output is not the scratch memory, so the last rank also copies its input.
 fn rank_order_copies(ranks: usize, rank: usize, apart: bool) -> f64 {
     f64::from(u8::from(rank >= 2)) + f64::from(u8::from(rank >= 2 && rank + 1 == ranks && apart))
-}
-
-fn is_all_reduce(shape: &Shape) -> bool {
-    matches!(shape.collective, Collective::AllReduce | Collective::Barrier)
-}
-
-fn combines(shape: &Shape) -> bool {
-    shape.collective.reduces() || shape.collective == Collective::Barrier
 }
 
 /// Messages of n-1 edges, averaged over n ranks: a chain or a tree.

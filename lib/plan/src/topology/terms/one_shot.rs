@@ -1,6 +1,6 @@
 //! The terms of one-shot: each rank writes once and reads all others.
 
-use super::{Load, Work, combines};
+use super::{Load, Work};
 use crate::algorithm::Shape;
 use crate::wire::Collective;
 
@@ -13,7 +13,7 @@ pub(super) fn work(shape: &Shape) -> Work {
         Collective::ReduceScatter | Collective::AllToAll | Collective::Scatter => n,
         _ => 1.0,
     };
-    let reader = Load { bytes: others, ..flag }.reducing(if combines(shape) { others } else { 0.0 });
+    let reader = Load { bytes: others, ..flag }.reducing(if shape.combines() { others } else { 0.0 });
     let one = Load { bytes: 1.0, ..flag };
     match shape.collective {
         Collective::Broadcast | Collective::Scatter => {

@@ -1,6 +1,6 @@
 //! The ring's terms.
 
-use super::{Load, Work, edges, is_all_reduce};
+use super::{Load, Work, edges};
 use crate::algorithm::Shape;
 use crate::topology::placement::{Crossing, Placement, Share};
 use crate::wire::Collective;
@@ -10,7 +10,7 @@ pub(super) fn work(shape: &Shape) -> Work {
     let n = shape.ranks as f64;
     let around = n - 1.0;
     match shape.collective {
-        _ if is_all_reduce(shape) => {
+        _ if shape.is_all_reduce() => {
             let hops = 2.0 * around;
             Work::symmetric(hops, Load::hops(hops, hops / n).reducing(around / n))
         }

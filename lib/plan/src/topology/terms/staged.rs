@@ -1,6 +1,6 @@
 //! The terms of chunks that pass through the stages of the shared region.
 
-use super::{Load, Work, combines};
+use super::{Load, Work};
 use crate::algorithm::Shape;
 use crate::wire::Collective;
 
@@ -11,7 +11,7 @@ pub(super) fn work(shape: &Shape) -> Work {
     let others = n - 1.0;
     let flag = Load { syncs: 1.0, ..Load::default() };
     let reads = |bytes: f64| Load { bytes, ..flag };
-    let reduced = if combines(shape) { others } else { 0.0 };
+    let reduced = if shape.combines() { others } else { 0.0 };
     // The root, or any rank; one that is not the root.
     let (first, other) = match shape.collective {
         Collective::AllReduce | Collective::Barrier => {
@@ -30,7 +30,8 @@ pub(super) fn work(shape: &Shape) -> Work {
         Collective::AllGather => (reads(others).copying(2.0), reads(others).copying(2.0)),
         Collective::Gather => (reads(others).copying(1.0), Load::default().copying(1.0)),
         Collective::Broadcast => (Load::default().copying(2.0), reads(1.0)),
-        Collective::Scatter | Collective::SendRecv => (Load::default().copying(n), reads(1.0)),
+        Collective::Scatter => (Load::default().copying(n), reads(1.0)),
+        Collective::SendRecv | Collective::Scan => return Work::default(),
     };
     let mean = |of: fn(&Load) -> f64| (of(&first) + others * of(&other)) / n;
     let mean = Load {

@@ -6,6 +6,7 @@ use super::*;
 use crate::algorithm::program;
 use crate::schedule::verify::verify;
 use crate::schedule::{Program, Step};
+use crate::wire::Collective;
 
 /// The work of a rank's program, and the part of its messages that leaves the block.
 fn count(program: &Program, rank: usize, placement: Placement) -> (Load, Load) {
@@ -24,7 +25,7 @@ fn count(program: &Program, rank: usize, placement: Placement) -> (Load, Load) {
         match step {
             Step::Send { .. } | Step::Recv { .. } | Step::RecvCopySend { .. } => {}
             Step::Copy { .. } => load.copied += size,
-            // Reads, combines, writes: a copy, and what combining adds to it.
+            // Reads, writes: a copy, and what combining adds to it.
             Step::Reduce { .. } => (load.copied, load.reduced) = (load.copied + size, load.reduced + size),
             _ => load.reduced += size,
         }
@@ -114,7 +115,7 @@ fn a_chain_waits_for_the_other_messages_of_its_ranks() {
             }
             // Every rank is in both trees; a hop of one waits for the rank's work in the other.
             Algorithm::DoubleTree => {
-                let ways = if is_all_reduce(&shape) { 2.0 } else { 1.0 };
+                let ways = if shape.is_all_reduce() { 2.0 } else { 1.0 };
                 let least = (0..shape.ranks).map(ends).fold(f64::INFINITY, f64::min);
                 assert!(least >= 2.0 * ways, "{least} ends in {name}");
                 assert_eq!(path.queued, path.messages / 2.0, "{name}");

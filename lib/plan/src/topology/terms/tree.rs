@@ -1,6 +1,6 @@
 //! The terms of one tree and of two.
 
-use super::{Load, Work, edges, is_all_reduce};
+use super::{Load, Work, edges};
 use crate::algorithm::{Shape, binary_tree};
 use crate::topology::placement::{Crossing, Placement, Share};
 use crate::wire::Collective;
@@ -40,7 +40,7 @@ pub(super) fn two(shape: &Shape) -> Work {
 
 /// Up and down, or one of the two.
 fn ways(shape: &Shape) -> f64 {
-    if is_all_reduce(shape) { 2.0 } else { 1.0 }
+    if shape.is_all_reduce() { 2.0 } else { 1.0 }
 }
 
 /// The root of a broadcast copies its input to its output.

@@ -34,7 +34,7 @@ pub(super) enum Order {
     /// Each rank copies pieces of so many bytes of its own.
     Copy { bytes: usize, calls: usize },
     /// Buffers on ordinary pages until others are prepared; messages of so many bytes and more use zero copy.
-    Lend { from: usize },
+    ZeroCopy { from: usize },
     /// No more.
     Stop,
 }
@@ -47,7 +47,7 @@ impl Order {
             Order::Exchange { bytes, calls } => [2, bytes as u64, calls as u64],
             Order::Prepare { bytes } => [3, bytes as u64, 0],
             Order::Copy { bytes, calls } => [4, bytes as u64, calls as u64],
-            Order::Lend { from } => [5, from as u64, 0],
+            Order::ZeroCopy { from } => [5, from as u64, 0],
         }
     }
 
@@ -60,7 +60,7 @@ impl Order {
             2 if size <= LARGEST => Order::Exchange { bytes: size, calls },
             3 if size <= LARGEST => Order::Prepare { bytes: size },
             4 if size <= LARGEST => Order::Copy { bytes: size, calls },
-            5 => Order::Lend { from: size },
+            5 => Order::ZeroCopy { from: size },
             _ => return None,
         })
     }
@@ -134,13 +134,13 @@ impl<'a> Probe<'a> {
         let whole = bytes;
         let bytes = piece(whole);
         // The figures of the links are those of two copies.
-        let lends = self.input.most() == ORDINARY;
+        let zero_copy = self.input.most() == ORDINARY;
         let call = Call::message(DType::U8, 0, 0, bytes);
         let header = call.header(inner.state.id, Algorithm::Direct);
         let plan = {
             let engine = lock(&inner.engine);
             let message = inner.options.max_message;
-            Plan::compile(&call, header, program, inner.size(), message, lends, |c, p| engine.links.get(c, p))
+            Plan::compile(&call, header, program, inner.size(), message, zero_copy, |c, p| engine.links.get(c, p))
                 .ok_or_else(|| Error::invalid("start-up measurement", "a program names a link that is not open"))?
         };
         let mut times = Vec::with_capacity(calls);
@@ -192,11 +192,11 @@ impl<'a> Probe<'a> {
                 Ok(Vec::new())
             }
             Order::Copy { bytes, calls } => Ok(self.copy(bytes, calls)),
-            Order::Lend { from } => {
+            Order::ZeroCopy { from } => {
                 if self.input.most() != ORDINARY {
                     (self.input, self.output) = (Buffer::ordinary(ORDINARY)?, Buffer::ordinary(ORDINARY)?);
                 }
-                self.comm.inner.state.control.lend_from(from);
+                self.comm.inner.state.control.zero_copy_from(from);
                 Ok(Vec::new())
             }
             Order::Stop => Ok(Vec::new()),

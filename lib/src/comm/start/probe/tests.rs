@@ -28,7 +28,7 @@ fn orders_travel() {
         Order::Exchange { bytes: 1 << 20, calls: 1 },
         Order::Prepare { bytes: LARGEST },
         Order::Copy { bytes: 8, calls: 2 },
-        Order::Lend { from: usize::MAX },
+        Order::ZeroCopy { from: usize::MAX },
     ] {
         assert_eq!(Order::decode(order.encode()), Some(order));
     }

@@ -1,4 +1,4 @@
-//! What two ranks tell each other over TCP before their queue pairs can talk.
+//! Outcome two ranks tell each other over TCP before their queue pairs can talk.
 //!
 //! ```text
 //! lower rank (dialer)                                higher rank
@@ -13,50 +13,50 @@
 //! ```
 //! When both return, both queue pairs take what comes. Instead of a card, either may say why it has none.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::Write;
 use std::net::TcpStream;
-
-use rustix::event::PollFlags;
 
 use crate::config::MAX_QPS;
 use crate::error::{Error, Result};
 use crate::transport::Peer;
+use crate::transport::handshake::cut;
+use crate::transport::stream::{self, Failure};
 use crate::transport::wait::Wait;
 
-/// What the peer has to know of our end. Little endian, as are the others.
+/// Outcome the peer has to know of our end. Little endian, as are the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-pub(in super::super) struct Memory {
-    /// Memory that the peer writes to.
-    pub(in super::super) address: u64,
-    pub(in super::super) bytes: u64,
-    pub(in super::super) lines: u32,
-    pub(in super::super) slots: u32,
+pub(crate) struct MemoryCard {
+    /// MemoryCard that the peer writes to.
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+    pub(crate) lines: u32,
+    pub(crate) slots: u32,
 }
 
-/// What the peer's queue pair has to know of ours.
+/// Outcome the peer's queue pair has to know of ours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
-pub(in super::super) struct QueuePair {
+pub(crate) struct QpCard {
     /// Our port.
-    pub(in super::super) gid: [u8; 16],
+    pub(crate) gid: [u8; 16],
     /// The peer's port that the dialer chose.
-    pub(in super::super) wanted: [u8; 16],
+    pub(crate) wanted: [u8; 16],
     /// Key of the memory for our device.
-    pub(in super::super) rkey: u32,
-    pub(in super::super) qpn: u32,
-    pub(in super::super) psn: u32,
-    pub(in super::super) lid: u32,
+    pub(crate) rkey: u32,
+    pub(crate) qpn: u32,
+    pub(crate) psn: u32,
+    pub(crate) lid: u32,
     /// `ibv_mtu` code of our port.
-    pub(in super::super) mtu: u32,
+    pub(crate) mtu: u32,
 }
 
 /// One side of a link.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in super::super) struct Card {
-    pub(in super::super) memory: Memory,
+pub(crate) struct Card {
+    pub(crate) memory: MemoryCard,
     /// By number, from 1 to [`MAX_QPS`].
-    pub(in super::super) qps: Vec<QueuePair>,
+    pub(crate) qps: Vec<QpCard>,
 }
 
 impl Card {
@@ -65,8 +65,8 @@ impl Card {
     }
 
     fn parse(bytes: &[u8]) -> Option<Card> {
-        let (memory, qps) = bytes.split_at_checked(size_of::<Memory>())?;
-        let (qps, rest) = qps.as_chunks::<{ size_of::<QueuePair>() }>();
+        let (memory, qps) = bytes.split_at_checked(size_of::<MemoryCard>())?;
+        let (qps, rest) = qps.as_chunks::<{ size_of::<QpCard>() }>();
         let fits = rest.is_empty() && (1..=MAX_QPS).contains(&qps.len());
         fits.then(|| Card {
             memory: bytemuck::pod_read_unaligned(memory),
@@ -97,20 +97,15 @@ fn send(socket: &mut TcpStream, who: &Peer, what: u32, body: &[u8]) -> Result<()
 }
 
 /// Sends our card, or says why there is none.
-pub(in super::super) fn tell(socket: &mut TcpStream, who: &Peer, card: Result<&Card, &Error>) -> Result<()> {
+pub(crate) fn send_card(socket: &mut TcpStream, who: &Peer, card: Result<&Card, &Error>) -> Result<()> {
     match card {
         Ok(card) => send(socket, who, CARD, &card.to_bytes()),
-        Err(reason) => {
-            let mut reason = reason.to_string();
-            let fits = (0..=LONGEST.min(reason.len())).rev().find(|&i| reason.is_char_boundary(i)).unwrap_or(0);
-            reason.truncate(fits);
-            send(socket, who, REASON, reason.as_bytes())
-        }
+        Err(reason) => send(socket, who, REASON, cut(&reason.to_string(), LONGEST).as_bytes()),
     }
 }
 
 /// The peer's card.
-pub(in super::super) fn hear(socket: &mut TcpStream, who: &Peer, wait: &Wait<'_>) -> Result<Card> {
+pub(crate) fn recv_card(socket: &mut TcpStream, who: &Peer, wait: &Wait<'_>) -> Result<Card> {
     match receive(socket, who, wait)? {
         (CARD, body) => Card::parse(&body)
             .ok_or_else(|| who.protocol("connect", format!("expected an RDMA card, got {} bytes", body.len()))),
@@ -118,11 +113,11 @@ pub(in super::super) fn hear(socket: &mut TcpStream, who: &Peer, wait: &Wait<'_>
     }
 }
 
-pub(in super::super) fn tell_ready(socket: &mut TcpStream, who: &Peer) -> Result<()> {
+pub(crate) fn send_ready(socket: &mut TcpStream, who: &Peer) -> Result<()> {
     send(socket, who, READY, &[])
 }
 
-pub(in super::super) fn hear_ready(socket: &mut TcpStream, who: &Peer, wait: &Wait<'_>) -> Result<()> {
+pub(crate) fn recv_ready(socket: &mut TcpStream, who: &Peer, wait: &Wait<'_>) -> Result<()> {
     match receive(socket, who, wait)? {
         (READY, _) => Ok(()),
         (what, _) => Err(who.protocol("connect", format!("expected that the queue pair is ready, got message {what}"))),
@@ -146,20 +141,13 @@ fn receive(socket: &mut TcpStream, who: &Peer, wait: &Wait<'_>) -> Result<(u32, 
 }
 
 fn read_exact(socket: &mut TcpStream, bytes: &mut [u8], who: &Peer, wait: &Wait<'_>) -> Result<()> {
-    let mut got = 0;
-    while let Some(rest) = bytes.get_mut(got..).filter(|r| !r.is_empty()) {
-        match socket.read(rest) {
-            Ok(0) => return Err(who.lost("connect", "it closed the connection while the RDMA link was being made")),
-            Ok(n) => got += n,
-            Err(e) if e.kind() == ErrorKind::WouldBlock => {
-                let detail = || "it has not told its side of the RDMA link yet".to_owned();
-                wait.ready(socket, PollFlags::IN, wait.left(), detail)?;
-            }
-            Err(e) if e.kind() == ErrorKind::Interrupted => {}
-            Err(e) => return Err(who.lost("connect", &e.to_string())),
+    let detail = "it has not told its side of the RDMA link yet";
+    stream::read_exact(socket, bytes, wait, detail).map_err(|failure| match failure {
+        Failure::Final(e) => e,
+        Failure::Wrong(text) | Failure::Slow(text) => {
+            who.lost("connect", &format!("{text} while the RDMA link was being made"))
         }
-    }
-    Ok(())
+    })
 }
 
 #[cfg(test)]
@@ -168,8 +156,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn card(qps: usize) -> Card {
-        let one = |i| QueuePair { gid: [1; 16], wanted: [2; 16], rkey: i, qpn: 2 * i, psn: 3 * i, lid: 0, mtu: 5 };
-        let memory = Memory { address: 7 << 40, bytes: 1 << 33, lines: 32, slots: 6 };
+        let one = |i| QpCard { gid: [1; 16], wanted: [2; 16], rkey: i, qpn: 2 * i, psn: 3 * i, lid: 0, mtu: 5 };
+        let memory = MemoryCard { address: 7 << 40, bytes: 1 << 33, lines: 32, slots: 6 };
         Card { memory, qps: (0..qps as u32).map(one).collect() }
     }
 

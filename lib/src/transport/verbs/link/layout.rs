@@ -13,7 +13,7 @@ use crate::wire::Header;
 
 /// Bytes of a line, and the longest payload in it.
 const LINE: usize = 512;
-pub(in super::super) const SMALL: usize = LINE - Header::BYTES;
+pub(crate) const SMALL: usize = LINE - Header::BYTES;
 /// Before a slot's payload, so that it is 64-byte aligned.
 const HEAD: usize = 64;
 
@@ -22,29 +22,29 @@ const LINES: usize = 32;
 
 /// Which ring a message is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) enum Ring {
+pub(crate) enum Ring {
     Lines = 0,
     Slots = 1,
 }
 
 impl Ring {
-    pub(in super::super) const BOTH: [Ring; 2] = [Ring::Lines, Ring::Slots];
+    pub(crate) const BOTH: [Ring; 2] = [Ring::Lines, Ring::Slots];
 }
 
 /// One number per ring.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(in super::super) struct PerRing<T> {
+pub(crate) struct PerRing<T> {
     lines: T,
     slots: T,
 }
 
 impl<T> PerRing<T> {
-    pub(in super::super) fn new(lines: T, slots: T) -> PerRing<T> {
+    pub(crate) fn new(lines: T, slots: T) -> PerRing<T> {
         PerRing { lines, slots }
     }
 
     #[inline(always)]
-    pub(in super::super) fn of(&self, ring: Ring) -> &T {
+    pub(crate) fn of(&self, ring: Ring) -> &T {
         match ring {
             Ring::Lines => &self.lines,
             Ring::Slots => &self.slots,
@@ -52,7 +52,7 @@ impl<T> PerRing<T> {
     }
 
     #[inline(always)]
-    pub(in super::super) fn of_mut(&mut self, ring: Ring) -> &mut T {
+    pub(crate) fn of_mut(&mut self, ring: Ring) -> &mut T {
         match ring {
             Ring::Lines => &mut self.lines,
             Ring::Slots => &mut self.slots,
@@ -62,10 +62,10 @@ impl<T> PerRing<T> {
 
 /// Sizes; both ends compute the same from the same [`LinkOptions`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) struct Layout {
-    pub(in super::super) max_message: usize,
-    pub(in super::super) lines: usize,
-    pub(in super::super) slots: usize,
+pub(crate) struct Layout {
+    pub(crate) max_message: usize,
+    pub(crate) lines: usize,
+    pub(crate) slots: usize,
     /// Freed messages are reported in a message of its own when there are so many of them unreported.
     report: PerRing<u64>,
     stride: usize,
@@ -74,7 +74,7 @@ pub(in super::super) struct Layout {
 impl Layout {
     /// The receiver keeps up to `report - 1` freed slots to itself until it reports them, so there are as many more than
     /// `depth`: the link holds `depth` messages at any time.
-    pub(in super::super) fn new(options: &LinkOptions) -> Result<Layout> {
+    pub(crate) fn new(options: &LinkOptions) -> Result<Layout> {
         options.check()?;
         let depth = options.depth.next_power_of_two().max(2);
         let lines = LINES.max(2 * depth);
@@ -89,7 +89,7 @@ impl Layout {
     }
 
     #[inline(always)]
-    pub(in super::super) fn size(&self, ring: Ring) -> usize {
+    pub(crate) fn size(&self, ring: Ring) -> usize {
         match ring {
             Ring::Lines => self.lines,
             Ring::Slots => self.slots,
@@ -97,13 +97,13 @@ impl Layout {
     }
 
     #[inline(always)]
-    pub(in super::super) fn report(&self, ring: Ring) -> u64 {
+    pub(crate) fn report(&self, ring: Ring) -> u64 {
         *self.report.of(ring)
     }
 
     /// Longest payload of a message in this ring.
     #[inline(always)]
-    pub(in super::super) fn longest(&self, ring: Ring) -> usize {
+    pub(crate) fn longest(&self, ring: Ring) -> usize {
         match ring {
             Ring::Lines => SMALL.min(self.max_message),
             Ring::Slots => self.max_message,
@@ -112,13 +112,13 @@ impl Layout {
 
     /// Place of the `n`th message of a ring, modulo the ring.
     #[inline(always)]
-    pub(in super::super) fn place(&self, ring: Ring, n: u64) -> usize {
+    pub(crate) fn place(&self, ring: Ring, n: u64) -> usize {
         (n % self.size(ring) as u64) as usize
     }
 
     /// Offset of the header at a place; the payload follows it.
     #[inline(always)]
-    pub(in super::super) fn offset(&self, ring: Ring, place: usize) -> usize {
+    pub(crate) fn offset(&self, ring: Ring, place: usize) -> usize {
         match ring {
             Ring::Lines => place * LINE,
             Ring::Slots => self.lines * LINE + place * self.stride + HEAD - Header::BYTES,
@@ -126,7 +126,7 @@ impl Layout {
     }
 
     /// Bytes of one copy.
-    pub(in super::super) fn bytes(&self) -> Result<usize> {
+    pub(crate) fn bytes(&self) -> Result<usize> {
         (self.slots.checked_mul(self.stride))
             .and_then(|slots| slots.checked_add(self.lines * LINE))
             .ok_or_else(|| Error::invalid("connect", "slots larger than the address space"))
@@ -134,15 +134,15 @@ impl Layout {
 
     /// Receives that must be posted so that none of the peer's writes finds one missing: all its messages, our reports'
     /// counterparts, and the goodbye. See `link.rs`.
-    pub(in super::super) fn receives(&self) -> usize {
+    pub(crate) fn receives(&self) -> usize {
         let reports: usize = Ring::BOTH.iter().map(|&r| self.size(r).div_ceil(self.report(r) as usize) + 1).sum();
         self.lines + self.slots + reports + 1
     }
 }
 
-/// What the write was for.
+/// Outcome the write was for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) enum Kind {
+pub(crate) enum Kind {
     /// A message in this ring.
     Message(Ring),
     /// Nothing but the counts.
@@ -157,7 +157,7 @@ const _: () = assert!(MODULUS as usize > 2 * (2 * LinkOptions::MAX_DEPTH));
 
 /// The immediate word: what it is (2 bits), and how many messages of each ring the sender of the word has freed.
 #[inline(always)]
-pub(in super::super) fn word(kind: Kind, freed: &PerRing<u64>) -> u32 {
+pub(crate) fn word(kind: Kind, freed: &PerRing<u64>) -> u32 {
     let kind = match kind {
         Kind::Message(Ring::Lines) => 0,
         Kind::Message(Ring::Slots) => 1,
@@ -170,7 +170,7 @@ pub(in super::super) fn word(kind: Kind, freed: &PerRing<u64>) -> u32 {
 
 /// The reverse: `before` are the counts known so far.
 #[inline(always)]
-pub(in super::super) fn read_word(word: u32, before: &PerRing<u64>) -> (Kind, PerRing<u64>) {
+pub(crate) fn read_word(word: u32, before: &PerRing<u64>) -> (Kind, PerRing<u64>) {
     let kind = match word >> 30 {
         0 => Kind::Message(Ring::Lines),
         1 => Kind::Message(Ring::Slots),

@@ -9,14 +9,14 @@ use crate::transport::verbs::sys::{Access, Mr, Pd};
 
 /// A mapping of our own and its registrations, one per device, which go first.
 #[derive(Debug)]
-pub(in super::super) struct Region {
+pub(crate) struct Region {
     mrs: Vec<Mr>,
     mapping: Mapping,
 }
 
 impl Region {
     /// Memory that the devices of all `domains` know.
-    pub(in super::super) fn new<'a>(
+    pub(crate) fn new<'a>(
         domains: impl IntoIterator<Item = &'a Arc<Pd>>,
         bytes: usize,
         access: Access,
@@ -30,13 +30,13 @@ impl Region {
     }
 
     /// The registration with domain number `domain`, as they were given.
-    pub(in super::super) fn mr(&self, domain: usize) -> Option<&Mr> {
+    pub(crate) fn mr(&self, domain: usize) -> Option<&Mr> {
         self.mrs.get(domain)
     }
 
     /// Address of the first byte.
     #[inline(always)]
-    pub(in super::super) fn base(&self) -> NonNull<u8> {
+    pub(crate) fn base(&self) -> NonNull<u8> {
         self.mapping.base()
     }
 
@@ -45,7 +45,7 @@ impl Region {
     /// # Safety
     /// `offset` must be within the region.
     #[inline(always)]
-    pub(in super::super) unsafe fn at(&self, offset: usize) -> NonNull<u8> {
+    pub(crate) unsafe fn at(&self, offset: usize) -> NonNull<u8> {
         debug_assert!(offset <= self.mapping.len());
         // SAFETY: by the caller.
         unsafe { self.mapping.base().add(offset) }

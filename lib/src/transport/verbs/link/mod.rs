@@ -13,17 +13,17 @@
 //! each that is sent from staging memory. On the other queue pairs there is one per slot at most: a slot is not used again
 //! before its stripes have completed.
 //!
-//! # What comes in which order
+//! # Outcome comes in which order
 //! Credit, messages of the lines, headers and the goodbye come over the first queue pair, in order. Stripes come when they
 //! come: a message is shown when all of it is here ([`Reassembly`]), and those behind it wait. So the goodbye may overtake
 //! stripes; only what ends a queue pair ends the hope for them.
 
 pub(super) mod exchange;
-mod lane;
 pub(super) mod layout;
 pub(super) mod memory;
 mod outgoing;
 mod pace;
+mod queue_pair;
 mod reassembly;
 mod setup;
 
@@ -32,24 +32,24 @@ use std::fmt;
 use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
 use super::stripes::Stripes;
-use super::sys::{Completion, Cq, Timing, What, status};
+use super::sys::{Completion, Cq, Outcome, Timing, status};
 use crate::error::{Error, Result};
 use crate::fork::Kept;
 use crate::transport::{Interest, Peer};
 use crate::wire::Header;
 
-use lane::read_id;
-use lane::{Lane, Lanes, REPOST};
 use layout::{Kind, Layout, PerRing, Ring, read_word};
 use memory::Region;
 use pace::Pace;
+use queue_pair::read_id;
+use queue_pair::{QueuePair, QueuePairs, REPOST};
 use reassembly::Reassembly;
 pub(super) use setup::Draft;
 
@@ -73,10 +73,10 @@ enum Goodbye {
     Posted(u64),
 }
 
-/// What a [`Core`] is made of. The order is the order of destruction.
+/// Outcome a [`Core`] is made of. The order is the order of destruction.
 #[derive(Debug)]
 pub(super) struct Parts {
-    pub(super) lanes: Lanes,
+    pub(super) qps: QueuePairs,
     /// One per device.
     pub(super) queues: Vec<Queue>,
     pub(super) staging: Region,
@@ -115,8 +115,8 @@ pub(super) struct Core {
     /// Messages sent, and how many of them the peer has freed.
     sent: PerRing<u64>,
     freed_there: PerRing<u64>,
-    pub(super) lent_messages: u64,
-    /// What the stripes are weighed by.
+    pub(super) zero_copies: u64,
+    /// Outcome the stripes are weighed by.
     pace: Pace,
 
     /// Messages whose header is here.
@@ -146,7 +146,7 @@ impl Core {
         let layout = parts.layout;
         Ok(Core {
             reassembly: Reassembly::new(layout.slots),
-            pace: Pace::new(parts.lanes.len()),
+            pace: Pace::new(parts.qps.len()),
             parts,
             socket: Kept::new(socket),
             poller,
@@ -154,7 +154,7 @@ impl Core {
             remote,
             sent: PerRing::default(),
             freed_there: PerRing::default(),
-            lent_messages: 0,
+            zero_copies: 0,
             arrived: VecDeque::with_capacity(layout.lines + layout.slots),
             received: PerRing::default(),
             freed: PerRing::default(),
@@ -213,7 +213,7 @@ impl Core {
         if self.lost.is_some() {
             return;
         }
-        let failed = self.parts.lanes.iter_mut().find_map(|lane| lane.repost().err());
+        let failed = self.parts.qps.iter_mut().find_map(|qp| qp.repost().err());
         if let Some(e) = failed {
             self.lose(e.to_string());
         }
@@ -222,31 +222,31 @@ impl Core {
     #[inline]
     fn take(&mut self, completion: Completion) {
         let (number, index) = read_id(completion.id);
-        let Some(lane) = self.parts.lanes.get_mut(index) else {
+        let Some(qp) = self.parts.qps.get_mut(index) else {
             let detail = format!("the device completed a request that nobody has posted: {completion:?}");
             return self.lose(detail);
         };
-        match completion.what {
-            What::Sent => {
-                lane.complete(number);
+        match completion.outcome {
+            Outcome::Sent => {
+                qp.complete(number);
                 if self.pace.is_open(index) {
                     self.weigh(index, number);
                 }
             }
-            What::Written { len, word } => {
-                lane.used_receives += 1;
+            Outcome::Written { len, word } => {
+                qp.used_receives += 1;
                 let outcome =
                     if index == 0 { self.written(word, len) } else { self.striped(word as usize, index, len) };
                 if let Err(detail) = outcome {
                     self.broken.get_or_insert(self.peer.protocol("receive", detail));
                 }
             }
-            What::Failed { status, vendor } => {
+            Outcome::Failed { status, vendor } => {
                 // Receives have number 0. A request that failed reads no memory any more, nor do those before it.
-                lane.complete(number);
+                qp.complete(number);
                 self.fail(index, status, vendor);
             }
-            What::Other(opcode) => {
+            Outcome::Other(opcode) => {
                 let detail = format!("expected completions of RDMA writes, got opcode {opcode}");
                 self.broken.get_or_insert(self.peer.protocol("receive", detail));
             }
@@ -316,15 +316,15 @@ impl Core {
     }
 
     #[cold]
-    fn fail(&mut self, lane: usize, code: u32, vendor: u32) {
-        // What follows the first error tells nothing.
+    fn fail(&mut self, qp: usize, code: u32, vendor: u32) {
+        // Outcome follows the first error tells nothing.
         if code == status::FLUSHED && self.lost.is_some() {
             return;
         }
         let mut text = status::completion(code, vendor, &self.parts.timing);
-        let lanes = &self.parts.lanes;
-        if let (Some(failed), 2..) = (lanes.get(lane), lanes.len()) {
-            text = format!("queue pair {} of {} ({}): {text}", lane + 1, lanes.len(), failed.way);
+        let qps = &self.parts.qps;
+        if let (Some(failed), 2..) = (qps.get(qp), qps.len()) {
+            text = format!("queue pair {} of {} ({}): {text}", qp + 1, qps.len(), failed.ports);
         }
         match self.hung_up() {
             Some(end) => self.lose(format!("{end} ({text})")),
@@ -375,11 +375,11 @@ impl Core {
         if self.lost.is_some() || self.peer_said_goodbye && self.is_complete() {
             return;
         }
-        let failure = self.parts.lanes.iter().find_map(|lane| lane.device.failure());
+        let failure = self.parts.qps.iter().find_map(|qp| qp.device.failure());
         if let Some(text) = failure {
             self.lose(text);
         } else if let Some(end) = self.hung_up() {
-            // What came before the end is here.
+            // Outcome came before the end is here.
             self.poll();
             self.lose(end);
         }
@@ -449,7 +449,7 @@ impl Core {
             asked = true;
         }
         if asked {
-            // What came before the request rings nothing.
+            // Outcome came before the request rings nothing.
             self.poll();
         }
         self.look_after_peer();
@@ -469,15 +469,15 @@ impl Core {
         // An error is in `lost`, or the same again.
         let armed = self.arm();
         self.say_goodbye();
-        let Lanes { first, others } = &self.parts.lanes;
+        let QueuePairs { first, others } = &self.parts.qps;
         let delivered = matches!(self.goodbye, Goodbye::Posted(number) if first.completed >= number)
-            && others.iter().all(|lane| lane.in_flight() == 0);
+            && others.iter().all(|qp| qp.in_flight() == 0);
         delivered || armed.is_err() || self.end().is_some() || self.broken.is_some()
     }
 
     /// Requests of which is not known whether they have arrived.
     pub(super) fn in_flight(&self) -> u64 {
-        self.parts.lanes.iter().map(Lane::in_flight).sum()
+        self.parts.qps.iter().map(QueuePair::in_flight).sum()
     }
 }
 
@@ -485,7 +485,7 @@ impl fmt::Debug for Core {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Core")
             .field("peer", &self.peer)
-            .field("ways", &self.parts.lanes.iter().map(|lane| &lane.way).collect::<Vec<_>>())
+            .field("ports", &self.parts.qps.iter().map(|qp| &qp.ports).collect::<Vec<_>>())
             .field("sent", &self.sent)
             .field("received", &self.received)
             .finish_non_exhaustive()
@@ -501,10 +501,4 @@ fn watch(queues: &[Queue], socket: &TcpStream) -> Result<OwnedFd, Errno> {
     let ends = epoll::EventFlags::IN | epoll::EventFlags::RDHUP;
     epoll::add(&poller, socket.as_fd(), epoll::EventData::new_u64(1), ends)?;
     Ok(poller)
-}
-
-/// The core, for one call.
-#[inline]
-pub(super) fn lock(core: &Mutex<Core>) -> MutexGuard<'_, Core> {
-    core.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -3,12 +3,12 @@
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
-use super::lane::{Lane, Piece};
 use super::layout::{Kind, Ring, word};
+use super::queue_pair::QueuePair;
 use super::{Core, Goodbye, Parts};
 use crate::config::MAX_QPS;
 use crate::error::Result;
-use crate::transport::verbs::sys::Stretch;
+use crate::transport::verbs::sys::{Sge, Write};
 use crate::wire::Header;
 
 /// Longest wait for requests of a queue pair that was stopped.
@@ -16,7 +16,7 @@ const FLUSH: Duration = Duration::from_secs(1);
 
 /// Keys of a caller's memory: for each queue pair that sends from it, that of its device.
 #[derive(Debug, Clone, Copy)]
-pub(in super::super) struct Keys([u32; MAX_QPS]);
+pub(crate) struct Keys([u32; MAX_QPS]);
 
 impl Core {
     /// Tells the peer what is freed, in a write of its own.
@@ -39,14 +39,14 @@ impl Core {
         }
     }
 
-    /// What a write without bytes is of.
-    fn nothing(&self) -> Stretch {
-        Stretch { at: self.parts.staging.base(), len: 0, lkey: self.parts.lanes.first.lkey }
+    /// Outcome a write without bytes is of.
+    fn nothing(&self) -> Sge {
+        Sge { at: self.parts.staging.base(), len: 0, lkey: self.parts.qps.first.lkey }
     }
 
     /// No further request may be posted to the first queue pair now.
     fn is_full(&self) -> bool {
-        self.parts.lanes.first.in_flight() >= self.parts.limit
+        self.parts.qps.first.in_flight() >= self.parts.limit
     }
 
     /// A message can go to this ring.
@@ -63,19 +63,19 @@ impl Core {
     #[inline]
     fn is_unread(&self, ring: Ring) -> bool {
         let place = self.parts.layout.place(ring, *self.sent.of(ring));
-        let done = |lane: &Lane| lane.used.of(ring).get(place).is_none_or(|&number| lane.completed >= number);
-        self.parts.lanes.iter().all(done)
+        let done = |qp: &QueuePair| qp.used.of(ring).get(place).is_none_or(|&number| qp.completed >= number);
+        self.parts.qps.iter().all(done)
     }
 
     /// Lines are written inline.
     #[inline]
     fn goes_inline(&self) -> bool {
-        self.parts.lanes.first.qp.inline() as usize >= self.parts.layout.longest(Ring::Lines) + Header::BYTES
+        self.parts.qps.first.handle.inline() as usize >= self.parts.layout.longest(Ring::Lines) + Header::BYTES
     }
 
     /// A message can go to this ring; asks the device when none could so far.
     #[inline]
-    pub(in super::super) fn room(&mut self, ring: Ring) -> Result<bool> {
+    pub(crate) fn room(&mut self, ring: Ring) -> Result<bool> {
         self.sending()?;
         if self.has_room(ring) {
             return Ok(true);
@@ -87,7 +87,7 @@ impl Core {
 
     /// The staging place of the next message in this ring: the address of its header. There must be room.
     #[inline]
-    pub(in super::super) fn staging(&self, ring: Ring) -> NonNull<u8> {
+    pub(crate) fn staging(&self, ring: Ring) -> NonNull<u8> {
         let layout = &self.parts.layout;
         // SAFETY: a place of the ring lies within the staging memory.
         unsafe { self.parts.staging.at(layout.offset(ring, layout.place(ring, *self.sent.of(ring)))) }
@@ -95,7 +95,7 @@ impl Core {
 
     /// Sends a message of at most [`Layout::longest`] bytes through the lines. There must be room.
     #[inline]
-    pub(in super::super) fn send_line(&mut self, header: &Header, data: &[u8]) -> Result<()> {
+    pub(crate) fn send_line(&mut self, header: &Header, data: &[u8]) -> Result<()> {
         let len = Header::BYTES + data.len();
         if self.goes_inline() {
             let mut line = [0u8; 512];
@@ -120,7 +120,7 @@ impl Core {
 
     /// Sends the message of `header.len` bytes that is in the staging slot. There must have been room.
     #[inline]
-    pub(in super::super) fn send_slot(&mut self, header: &Header) -> Result<()> {
+    pub(crate) fn send_slot(&mut self, header: &Header) -> Result<()> {
         let at = self.staging(Ring::Slots);
         let len = header.len as usize;
         let first = self.parts.stripes.range(len, 0).len();
@@ -138,11 +138,11 @@ impl Core {
 
     /// The keys of a caller's memory if it is registered.
     #[inline]
-    pub(in super::super) fn lkeys(&self, data: &[u8]) -> Option<Keys> {
+    pub(crate) fn lkeys(&self, data: &[u8]) -> Option<Keys> {
         let mut keys = Keys([0; MAX_QPS]);
-        let lanes = self.parts.lanes.iter().take(self.parts.stripes.count(data.len()));
-        for (key, lane) in keys.0.iter_mut().zip(lanes) {
-            *key = lane.device.registered.lkey(data)?;
+        let qps = self.parts.qps.iter().take(self.parts.stripes.count(data.len()));
+        for (key, qp) in keys.0.iter_mut().zip(qps) {
+            *key = qp.device.registered.lkey(data)?;
         }
         Some(keys)
     }
@@ -153,12 +153,12 @@ impl Core {
     /// # Safety
     /// Nobody may write to `data` until [`Core::has_sent`] or [`Core::revoke`] says so.
     #[inline]
-    pub(in super::super) unsafe fn send_lent(&mut self, header: &Header, data: &[u8], keys: &Keys) -> Result<()> {
+    pub(crate) unsafe fn send_zero_copy(&mut self, header: &Header, data: &[u8], keys: &Keys) -> Result<()> {
         let at = self.staging(Ring::Slots);
         let first = self.parts.stripes.range(data.len(), 0).len();
         let from = NonNull::from(data).cast();
         let [key, ..] = keys.0;
-        let stripe = Stretch { at: from, len: first as u32, lkey: key };
+        let stripe = Sge { at: from, len: first as u32, lkey: key };
         // SAFETY: as in `send_slot`; the data by the caller.
         unsafe {
             at.cast::<Header>().write_unaligned(*header);
@@ -167,9 +167,9 @@ impl Core {
             }
             self.send(Ring::Slots, at, Header::BYTES, false, Some(stripe));
         }
-        let first = &mut self.parts.lanes.first;
-        first.lent_until = first.posted;
-        self.lent_messages += 1;
+        let first = &mut self.parts.qps.first;
+        first.zero_copy_until = first.posted;
+        self.zero_copies += 1;
         self.measure(data.len());
         self.sending()
     }
@@ -179,33 +179,33 @@ impl Core {
     ///
     /// # Safety
     /// As [`Core::post`].
-    unsafe fn send_stripes(&mut self, len: usize, from: NonNull<u8>, lent: Option<&Keys>) {
+    unsafe fn send_stripes(&mut self, len: usize, from: NonNull<u8>, keys: Option<&Keys>) {
         let layout = &self.parts.layout;
         let slot = layout.place(Ring::Slots, *self.sent.of(Ring::Slots));
         let payload = layout.offset(Ring::Slots, slot) + Header::BYTES;
         let stripes = self.parts.stripes;
         let mut failed = None;
-        for (qp, lane) in (1..stripes.count(len)).zip(&mut self.parts.lanes.others) {
-            let stripe = stripes.range(len, qp);
-            let lkey = lent.and_then(|keys| keys.0.get(qp)).copied().unwrap_or(lane.lkey);
+        for (index, qp) in (1..stripes.count(len)).zip(&mut self.parts.qps.others) {
+            let stripe = stripes.range(len, index);
+            let lkey = keys.and_then(|keys| keys.0.get(index)).copied().unwrap_or(qp.lkey);
             // SAFETY: the stripe lies within the payload.
             let at = unsafe { from.add(stripe.start) };
-            let piece = Piece {
-                from: Stretch { at, len: stripe.len() as u32, lkey },
-                offset: payload + stripe.start,
-                word: slot as u32,
-                inline: false,
-                signaled: true,
+            let write = Write {
+                from: Sge { at, len: stripe.len() as u32, lkey },
                 then: None,
+                remote: self.remote + (payload + stripe.start) as u64,
+                word: slot as u32,
+                signaled: true,
+                inline: false,
             };
             // SAFETY: by the caller.
-            match unsafe { lane.post(self.remote, &piece) } {
+            match unsafe { qp.post(write) } {
                 Ok(number) => {
-                    if let Some(used) = lane.used.of_mut(Ring::Slots).get_mut(slot) {
+                    if let Some(used) = qp.used.of_mut(Ring::Slots).get_mut(slot) {
                         *used = number;
                     }
-                    if lent.is_some() {
-                        lane.lent_until = number;
+                    if keys.is_some() {
+                        qp.zero_copy_until = number;
                     }
                 }
                 Err(e) => failed = Some(e),
@@ -219,18 +219,18 @@ impl Core {
     /// The requests that were posted last are the stripes of a message of `len` bytes.
     #[inline]
     fn measure(&mut self, len: usize) {
-        let Parts { stripes, lanes, .. } = &self.parts;
+        let Parts { stripes, qps, .. } = &self.parts;
         if stripes.uses_all(len) {
             let now = Instant::now();
-            for (qp, lane) in lanes.iter().enumerate() {
-                self.pace.posted(qp, lane.posted, stripes.range(len, qp).len(), now);
+            for (index, qp) in qps.iter().enumerate() {
+                self.pace.posted(index, qp.posted, stripes.range(len, index).len(), now);
             }
         }
     }
 
     /// A request behind which a stripe was measured has completed: the next messages may be cut in another way.
-    pub(super) fn weigh(&mut self, lane: usize, number: u64) {
-        if let Some(weights) = self.pace.completed(lane, number, Instant::now()) {
+    pub(super) fn weigh(&mut self, qp: usize, number: u64) {
+        if let Some(weights) = self.pace.completed(qp, number, Instant::now()) {
             self.parts.stripes.weigh(weights);
             let (rank, peer) = (self.peer.rank, self.peer.peer);
             log::debug!("rank {rank}: RDMA link with rank {peer}: stripes are cut {weights:?} from now on");
@@ -239,19 +239,19 @@ impl Core {
 
     /// No request reads a caller's memory any more, as far as is known.
     #[inline]
-    pub(in super::super) fn has_sent(&self) -> bool {
-        self.parts.lanes.iter().all(Lane::has_sent)
+    pub(crate) fn has_sent(&self) -> bool {
+        self.parts.qps.iter().all(QueuePair::has_sent)
     }
 
     /// Ends what still reads a caller's memory, and with it the link.
-    pub(in super::super) fn revoke(&mut self) {
+    pub(crate) fn revoke(&mut self) {
         self.poll();
         if self.has_sent() {
             return;
         }
         self.lose("a call over it failed while it was sending".to_owned());
-        for lane in self.parts.lanes.iter() {
-            if let Err(e) = lane.qp.stop() {
+        for qp in self.parts.qps.iter() {
+            if let Err(e) = qp.handle.stop() {
                 log::error!("rank {}: RDMA link with rank {}: {e}", self.peer.rank, self.peer.peer);
             }
         }
@@ -278,15 +278,15 @@ impl Core {
     /// # Safety
     /// As [`Core::post`].
     #[inline]
-    unsafe fn send(&mut self, ring: Ring, at: NonNull<u8>, len: usize, inline: bool, then: Option<Stretch>) {
+    unsafe fn send(&mut self, ring: Ring, at: NonNull<u8>, len: usize, inline: bool, then: Option<Sge>) {
         let layout = &self.parts.layout;
         let place = layout.place(ring, *self.sent.of(ring));
         let offset = layout.offset(ring, place);
         *self.sent.of_mut(ring) += 1;
-        let from = Stretch { at, len: len as u32, lkey: self.parts.lanes.first.lkey };
+        let from = Sge { at, len: len as u32, lkey: self.parts.qps.first.lkey };
         // SAFETY: by the caller.
         let number = unsafe { self.post(Kind::Message(ring), from, offset, inline, !inline, then) };
-        if !inline && let Some(used) = self.parts.lanes.first.used.of_mut(ring).get_mut(place) {
+        if !inline && let Some(used) = self.parts.qps.first.used.of_mut(ring).get_mut(place) {
             *used = number;
         }
     }
@@ -294,31 +294,32 @@ impl Core {
     /// Posts a write to the first queue pair, with all that the peer should know; its number.
     ///
     /// # Safety
-    /// `from` must be staging memory, which nobody changes until the request has completed; or, inline, any memory. What is
+    /// `from` must be staging memory, which nobody changes until the request has completed; or, inline, any memory. Outcome is
     /// sent `then` must be registered, and nobody may change it either.
     #[inline]
     unsafe fn post(
         &mut self,
         kind: Kind,
-        from: Stretch,
+        from: Sge,
         offset: usize,
         inline: bool,
         signaled: bool,
-        then: Option<Stretch>,
+        then: Option<Sge>,
     ) -> u64 {
-        let piece = Piece { from, offset, word: word(kind, &self.freed), inline, signaled, then };
+        let remote = self.remote + offset as u64;
+        let write = Write { from, then, remote, word: word(kind, &self.freed), signaled, inline };
         self.reported = self.freed;
         self.report_due = false;
-        let first = &mut self.parts.lanes.first;
+        let first = &mut self.parts.qps.first;
         // SAFETY: by the caller.
-        if let Err(e) = unsafe { first.post(self.remote, &piece) } {
+        if let Err(e) = unsafe { first.post(write) } {
             self.lose(e.to_string());
         }
-        self.parts.lanes.first.posted
+        self.parts.qps.first.posted
     }
 
     /// Nothing will be sent any more.
-    pub(in super::super) fn say_goodbye(&mut self) {
+    pub(crate) fn say_goodbye(&mut self) {
         if self.goodbye == Goodbye::Unsaid {
             self.goodbye = Goodbye::Due;
         }

@@ -23,7 +23,7 @@ const LEAST: f64 = 0.05;
 
 /// One queue pair.
 #[derive(Debug, Clone, Copy, Default)]
-struct Lane {
+struct Meter {
     /// The stripe that is being measured: its request, its bytes, and when it was posted.
     open: Option<(u64, usize, Instant)>,
     /// When the last completion was seen.
@@ -37,47 +37,47 @@ struct Lane {
 /// All queue pairs of a link.
 #[derive(Debug)]
 pub(super) struct Pace {
-    lanes: Vec<Lane>,
+    meters: Vec<Meter>,
     weights: Vec<u32>,
 }
 
 impl Pace {
     pub(super) fn new(qps: usize) -> Pace {
-        Pace { lanes: vec![Lane::default(); qps], weights: vec![1; qps] }
+        Pace { meters: vec![Meter::default(); qps], weights: vec![1; qps] }
     }
 
     /// Request `number` of a queue pair has been posted, with a stripe of `bytes`. One at a time is measured.
     pub(super) fn posted(&mut self, qp: usize, number: u64, bytes: usize, now: Instant) {
-        if let Some(lane) = self.lanes.get_mut(qp).filter(|lane| lane.open.is_none()) {
-            lane.open = Some((number, bytes, now));
+        if let Some(meter) = self.meters.get_mut(qp).filter(|meter| meter.open.is_none()) {
+            meter.open = Some((number, bytes, now));
         }
     }
 
     /// Whether a stripe of this queue pair is being measured.
     #[inline]
     pub(super) fn is_open(&self, qp: usize) -> bool {
-        self.lanes.get(qp).is_some_and(|lane| lane.open.is_some())
+        self.meters.get(qp).is_some_and(|meter| meter.open.is_some())
     }
 
     /// Request `number` of a queue pair, and all before it, have completed. New weights, when the window is full and they differ.
     pub(super) fn completed(&mut self, qp: usize, number: u64, now: Instant) -> Option<&[u32]> {
-        let lane = self.lanes.get_mut(qp)?;
-        let (wanted, bytes, posted) = lane.open?;
+        let meter = self.meters.get_mut(qp)?;
+        let (wanted, bytes, posted) = meter.open?;
         if number < wanted {
-            lane.idle_since = Some(now);
+            meter.idle_since = Some(now);
             return None;
         }
-        lane.open = None;
-        let begin = lane.idle_since.replace(now).map_or(posted, |idle| idle.max(posted));
-        lane.stripes += 1;
-        lane.bytes += bytes;
-        lane.busy += now.saturating_duration_since(begin);
-        if self.lanes.iter().any(|lane| lane.stripes < WINDOW) {
+        meter.open = None;
+        let begin = meter.idle_since.replace(now).map_or(posted, |idle| idle.max(posted));
+        meter.stripes += 1;
+        meter.bytes += bytes;
+        meter.busy += now.saturating_duration_since(begin);
+        if self.meters.iter().any(|meter| meter.stripes < WINDOW) {
             return None;
         }
-        let rate = |lane: &Lane| lane.bytes as f64 / lane.busy.as_secs_f64().max(1e-9);
-        let weights = weights(&self.lanes.iter().map(rate).collect::<Vec<_>>());
-        self.lanes.iter_mut().for_each(|lane| (lane.stripes, lane.bytes, lane.busy) = (0, 0, Duration::ZERO));
+        let rate = |meter: &Meter| meter.bytes as f64 / meter.busy.as_secs_f64().max(1e-9);
+        let weights = weights(&self.meters.iter().map(rate).collect::<Vec<_>>());
+        self.meters.iter_mut().for_each(|meter| (meter.stripes, meter.bytes, meter.busy) = (0, 0, Duration::ZERO));
         differ(&self.weights, &weights).then(|| {
             self.weights = weights;
             &self.weights[..]

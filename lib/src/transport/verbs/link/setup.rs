@@ -3,17 +3,17 @@
 use std::net::TcpStream;
 use std::sync::{Arc, Mutex};
 
-use super::exchange::{Card, Memory, QueuePair};
+use super::exchange::{Card, MemoryCard, QpCard};
 use super::layout::{Layout, Ring};
 use super::memory::Region;
-use super::{Core, Lane, Lanes, Parts, Queue, REPOST};
+use super::{Core, Parts, Queue, QueuePair, QueuePairs, REPOST};
 use crate::error::{Error, Result};
 use crate::transport::linger::Linger;
-use crate::transport::verbs::rails::{Device, Way};
+use crate::transport::verbs::rails::{Device, PortPair};
 use crate::transport::verbs::recv::VerbsRecv;
 use crate::transport::verbs::send::VerbsSend;
 use crate::transport::verbs::stripes::Stripes;
-use crate::transport::verbs::sys::{Access, Capacity, Channel, Cq, Gid, Qp, Route, Timing};
+use crate::transport::verbs::sys::{Access, Capacity, Channel, Cq, Gid, Qp, Remote, Timing};
 use crate::transport::{LinkOptions, LinkPair, Peer};
 use crate::wire::Header;
 
@@ -21,11 +21,11 @@ use crate::wire::Header;
 const SPARE: usize = 32;
 
 /// An end whose queue pairs take nothing yet.
-pub(in super::super) struct Draft<'a> {
+pub(crate) struct Draft<'a> {
     parts: Parts,
-    ways: Vec<Way<'a>>,
+    pairs: Vec<PortPair<'a>>,
     /// For the peer.
-    pub(in super::super) card: Card,
+    pub(crate) card: Card,
 }
 
 /// How much each queue pair must hold.
@@ -46,78 +46,79 @@ fn random_psn() -> Result<u32> {
 }
 
 impl<'a> Draft<'a> {
-    /// Memory, queues and a queue pair for each of `ways`, the first of which carries what is not striped.
-    pub(in super::super) fn new(ways: Vec<Way<'a>>, options: &LinkOptions, timing: Timing) -> Result<Draft<'a>> {
+    /// Memory, queues and a queue pair for each of `pairs`, the first of which carries what is not striped.
+    pub(crate) fn new(pairs: Vec<PortPair<'a>>, options: &LinkOptions, timing: Timing) -> Result<Draft<'a>> {
         let layout = Layout::new(options)?;
         let bytes = layout.bytes()?;
         let mut devices: Vec<&Arc<Device>> = Vec::new();
-        for way in &ways {
-            if !devices.iter().any(|device| Arc::ptr_eq(device, &way.rail.device)) {
-                devices.push(&way.rail.device);
+        for pair in &pairs {
+            if !devices.iter().any(|device| Arc::ptr_eq(device, &pair.rail.device)) {
+                devices.push(&pair.rail.device);
             }
         }
-        let of = |way: &Way<'_>| devices.iter().position(|device| Arc::ptr_eq(device, &way.rail.device)).unwrap_or(0);
+        let of =
+            |pair: &PortPair<'_>| devices.iter().position(|device| Arc::ptr_eq(device, &pair.rail.device)).unwrap_or(0);
         let domains = || devices.iter().map(|device| &device.pd);
         let staging = Region::new(domains(), bytes, Access::Source)?;
         let target = Region::new(domains(), bytes, Access::Target)?;
         let mut queues = Vec::with_capacity(devices.len());
         for (number, device) in devices.iter().enumerate() {
-            let on_it = ways.iter().enumerate().filter(|(_, way)| of(way) == number);
+            let on_it = pairs.iter().enumerate().filter(|(_, pair)| of(pair) == number);
             let entries: u32 = on_it.map(|(i, _)| capacity(&layout, i)).map(|c| c.sends + c.recvs).sum();
             let context = device.pd.context();
             queues.push(Queue::new(Cq::new(context, Channel::new(context)?, entries as usize)?));
         }
-        let (mut lanes, mut qps) = (Vec::with_capacity(ways.len()), Vec::with_capacity(ways.len()));
-        for (index, way) in ways.iter().enumerate() {
-            let (device, choice) = (&way.rail.device, &way.rail.choice);
+        let (mut qps, mut cards) = (Vec::with_capacity(pairs.len()), Vec::with_capacity(pairs.len()));
+        for (index, pair) in pairs.iter().enumerate() {
+            let (device, port) = (&pair.rail.device, &pair.rail.port);
             let capacity = capacity(&layout, index);
             let (Some(queue), Some(source), Some(sink)) =
-                (queues.get(of(way)), staging.mr(of(way)), target.mr(of(way)))
+                (queues.get(of(pair)), staging.mr(of(pair)), target.mr(of(pair)))
             else {
                 return Err(Error::invalid("connect", "a device without a completion queue or memory"));
             };
             let qp = Qp::new(&device.pd, &queue.cq, &capacity)?;
-            qp.init(choice.address.port)?;
-            qps.push(QueuePair {
-                gid: choice.address.gid,
-                wanted: way.to,
+            qp.init(port.address.port)?;
+            cards.push(QpCard {
+                gid: port.address.gid,
+                wanted: pair.to,
                 rkey: sink.rkey(),
                 qpn: qp.number(),
                 psn: random_psn()?,
-                lid: u32::from(choice.address.lid),
-                mtu: choice.mtu,
+                lid: u32::from(port.address.lid),
+                mtu: port.mtu,
             });
-            let lane = Lane::new(index, qp, device, way.in_words(), source.lkey(), &layout);
-            lane.post_receives(capacity.recvs as usize)?;
-            lanes.push(lane);
+            let qp = QueuePair::new(index, qp, device, pair.in_words(), source.lkey(), &layout);
+            qp.post_receives(capacity.recvs as usize)?;
+            qps.push(qp);
         }
-        let memory = Memory {
+        let memory = MemoryCard {
             address: target.base().as_ptr() as u64,
             bytes: bytes as u64,
             lines: layout.lines as u32,
             slots: layout.slots as u32,
         };
-        let mut lanes = lanes.into_iter();
-        let first = lanes.next().ok_or_else(|| Error::invalid("connect", "expected a queue pair, got none"))?;
+        let mut qps = qps.into_iter();
+        let first = qps.next().ok_or_else(|| Error::invalid("connect", "expected a queue pair, got none"))?;
         Ok(Draft {
             parts: Parts {
-                lanes: Lanes { first, others: lanes.collect() },
+                qps: QueuePairs { first, others: qps.collect() },
                 queues,
                 staging,
                 target,
                 layout,
-                stripes: Stripes::new(ways.len()),
+                stripes: Stripes::new(pairs.len()),
                 timing,
                 // One request may be on its way when the limit is reached, and the goodbye comes on top.
                 limit: u64::from(capacity(&layout, 0).sends) - 4,
             },
-            ways,
-            card: Card { memory, qps },
+            pairs,
+            card: Card { memory, qps: cards },
         })
     }
 
     /// Brings the queue pairs up to the peer's.
-    pub(in super::super) fn connect(&mut self, theirs: &Card, who: &Peer) -> Result<()> {
+    pub(crate) fn connect(&mut self, theirs: &Card, who: &Peer) -> Result<()> {
         let ours = &self.card;
         let shape = |c: &Card| (c.memory.bytes, c.memory.lines, c.memory.slots, c.qps.len());
         if shape(ours) != shape(theirs) {
@@ -129,36 +130,29 @@ impl<'a> Draft<'a> {
             );
             return Err(who.protocol("connect", detail));
         }
-        for (((lane, way), ours), theirs) in self.parts.lanes.iter_mut().zip(&self.ways).zip(&ours.qps).zip(&theirs.qps)
-        {
+        for (((qp, pair), ours), theirs) in self.parts.qps.iter_mut().zip(&self.pairs).zip(&ours.qps).zip(&theirs.qps) {
             if !(1..=5).contains(&theirs.mtu) {
                 return Err(who.protocol("connect", format!("expected an MTU code from 1 to 5, got {}", theirs.mtu)));
             }
-            let choice = &way.rail.choice;
-            lane.rkey = theirs.rkey;
-            lane.qp().ready_to_receive(&Route {
+            let port = &pair.rail.port;
+            qp.rkey = theirs.rkey;
+            qp.handle().ready_to_receive(&Remote {
                 qpn: theirs.qpn,
                 psn: theirs.psn,
                 gid: Gid(theirs.gid),
                 lid: theirs.lid as u16,
                 mtu: ours.mtu.min(theirs.mtu),
-                port: choice.address.port,
-                gid_index: choice.gid_index,
-                infiniband: choice.address.infiniband,
+                port: port.address.port,
+                gid_index: port.gid_index,
+                infiniband: port.address.infiniband,
             })?;
-            lane.qp().ready_to_send(ours.psn, &self.parts.timing)?;
+            qp.handle().ready_to_send(ours.psn, &self.parts.timing)?;
         }
         Ok(())
     }
 
     /// Both halves, once all queue pairs are ready.
-    pub(in super::super) fn finish(
-        self,
-        theirs: &Card,
-        socket: TcpStream,
-        who: Peer,
-        linger: &Arc<Linger>,
-    ) -> Result<LinkPair> {
+    pub(crate) fn finish(self, theirs: &Card, socket: TcpStream, who: Peer, linger: &Arc<Linger>) -> Result<LinkPair> {
         let core = Arc::new(Mutex::new(Core::new(self.parts, socket, who, theirs.memory.address)?));
         Ok(LinkPair {
             send: Box::new(VerbsSend::new(&core, linger)),

@@ -1,35 +1,36 @@
 //! An RDMA device that a rank uses.
 
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::table::Table;
 use crate::error::Result;
+use crate::threads::lock;
 use crate::transport::verbs::sys::{Context, Pd, status};
 
 /// An opened device, and why it can no longer be used.
 #[derive(Debug)]
-pub(in super::super) struct Device {
-    pub(in super::super) pd: Arc<Pd>,
+pub(crate) struct Device {
+    pub(crate) pd: Arc<Pd>,
     /// Callers' memory that it may send from.
-    pub(in super::super) registered: Table,
+    pub(crate) registered: Table,
     failed: Mutex<Option<String>>,
 }
 
 impl Device {
-    pub(in super::super) fn new(name: &str) -> Result<(Arc<Context>, Arc<Device>)> {
+    pub(crate) fn new(name: &str) -> Result<(Arc<Context>, Arc<Device>)> {
         let context = Context::open(name)?;
         let pd = Pd::new(&context)?;
         Ok((context, Arc::new(Device { pd, registered: Table::default(), failed: Mutex::new(None) })))
     }
 
     /// Why it is lost, if it is.
-    pub(in super::super) fn failure(&self) -> Option<String> {
-        self.failed.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub(crate) fn failure(&self) -> Option<String> {
+        lock(&self.failed).clone()
     }
 
     /// Takes in what the device says without being asked.
-    pub(in super::super) fn hear(&self, rank: usize) {
+    pub(crate) fn handle_events(&self, rank: usize) {
         let context = self.pd.context();
         loop {
             match context.next_event() {
@@ -39,19 +40,19 @@ impl Device {
                     log::log!(level, "rank {rank}: RDMA device {}: {text}", context.name());
                     if level == log::Level::Error {
                         let text = format!("our RDMA device {}: {text}", context.name());
-                        self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(text);
+                        lock(&self.failed).get_or_insert(text);
                     }
                 }
                 Err(e) => {
                     log::error!("rank {rank}: {e}");
-                    self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(e.to_string());
+                    lock(&self.failed).get_or_insert(e.to_string());
                     return;
                 }
             }
         }
     }
 
-    pub(in super::super) fn event_fd(&self) -> BorrowedFd<'_> {
+    pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
         self.pd.context().event_fd()
     }
 }

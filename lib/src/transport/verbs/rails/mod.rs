@@ -9,7 +9,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::address::{VerbsAddress, list, pairs};
-use super::options::{self, Choice};
+use super::options::{self, LocalPort};
 use super::sys::{Gid, Timing};
 use crate::config::Config;
 use crate::error::Result;
@@ -21,27 +21,27 @@ use registered::Registration;
 #[derive(Debug)]
 pub(super) struct Rail {
     pub(super) device: Arc<Device>,
-    pub(super) choice: Choice,
+    pub(super) port: LocalPort,
 }
 
 /// Where a queue pair goes: from a port of ours to the peer's with this GID.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Way<'a> {
+pub(super) struct PortPair<'a> {
     pub(super) rail: &'a Rail,
     pub(super) to: [u8; 16],
 }
 
-impl Way<'_> {
+impl PortPair<'_> {
     pub(super) fn in_words(&self) -> String {
-        format!("{} from {}", Gid(self.to).ip(), self.rail.choice.address)
+        format!("{} from {}", Gid(self.to).ip(), self.rail.port.address)
     }
 
-    /// The different ones of some ways.
-    pub(super) fn list(ways: &[Way<'_>]) -> String {
+    /// The different ones of some pairs.
+    pub(super) fn list(pairs: &[PortPair<'_>]) -> String {
         let mut words: Vec<String> = Vec::new();
-        for way in ways.iter().map(Way::in_words) {
-            if !words.contains(&way) {
-                words.push(way);
+        for pair in pairs.iter().map(PortPair::in_words) {
+            if !words.contains(&pair) {
+                words.push(pair);
             }
         }
         words.join(", ")
@@ -70,14 +70,14 @@ impl Rails {
         let names = options::devices(config)?;
         for name in &names {
             let (context, device) = Device::new(name)?;
-            let choices = options::ports(&context, config)?;
-            for choice in &choices {
-                log::debug!("rank {rank}: RDMA at {}, GID index {}", choice.address, choice.gid_index);
+            let ports = options::ports(&context, config)?;
+            for port in &ports {
+                log::debug!("rank {rank}: RDMA at {}, GID index {}", port.address, port.gid_index);
             }
-            if !choices.is_empty() {
+            if !ports.is_empty() {
                 devices.push(device.clone());
             }
-            rails.extend(choices.into_iter().map(|choice| Rail { device: device.clone(), choice }));
+            rails.extend(ports.into_iter().map(|port| Rail { device: device.clone(), port }));
         }
         if rails.is_empty() {
             let names = names.join(", ");
@@ -91,7 +91,7 @@ impl Rails {
 
     /// What the others learn.
     pub(crate) fn addresses(&self) -> Vec<VerbsAddress> {
-        self.rails.iter().map(|r| r.choice.address.clone()).collect()
+        self.rails.iter().map(|r| r.port.address.clone()).collect()
     }
 
     /// Our port and the peer's for each queue pair of a link of channel `channel`: the pairs of ports that share a subnet, in
@@ -99,13 +99,18 @@ impl Rails {
     ///
     /// # Errors
     /// Why there are none.
-    pub(super) fn ways(&self, theirs: &[VerbsAddress], channel: u32) -> Result<Vec<Way<'_>>, String> {
+    pub(super) fn port_pairs(&self, theirs: &[VerbsAddress], channel: u32) -> Result<Vec<PortPair<'_>>, String> {
         let ours = self.addresses();
-        let pairs = pairs(&ours, theirs);
-        let way = |&(o, t): &(usize, usize)| Some(Way { rail: self.rails.get(o)?, to: theirs.get(t)?.gid });
-        let ways: Vec<Way<'_>> =
-            pairs.iter().filter_map(way).cycle().skip(channel as usize % pairs.len().max(1)).take(self.qps).collect();
-        if ways.is_empty() {
+        let indices = pairs(&ours, theirs);
+        let pair = |&(o, t): &(usize, usize)| Some(PortPair { rail: self.rails.get(o)?, to: theirs.get(t)?.gid });
+        let pairs: Vec<PortPair<'_>> = indices
+            .iter()
+            .filter_map(pair)
+            .cycle()
+            .skip(channel as usize % indices.len().max(1))
+            .take(self.qps)
+            .collect();
+        if pairs.is_empty() {
             return Err(format!(
                 "no two ports of theirs share a subnet. Rank {}: {}. The other: {}. Give them addresses in one subnet, \
                  choose other devices with TINYNCCL_VERBS_DEVICE",
@@ -114,7 +119,7 @@ impl Rails {
                 list(theirs)
             ));
         }
-        Ok(ways)
+        Ok(pairs)
     }
 
     #[cfg(test)]
@@ -124,7 +129,7 @@ impl Rails {
 
     /// The port of ours that the peer wants.
     pub(super) fn of_gid(&self, gid: &[u8; 16]) -> Option<&Rail> {
-        self.rails.iter().find(|r| r.choice.address.gid == *gid)
+        self.rails.iter().find(|r| r.port.address.gid == *gid)
     }
 
     /// Registers a caller's memory with every device.
@@ -145,9 +150,9 @@ impl Rails {
     }
 
     /// Takes in what the devices say.
-    pub(crate) fn hear(&self) {
+    pub(crate) fn handle_events(&self) {
         for device in self.devices.iter().filter(|d| d.failure().is_none()) {
-            device.hear(self.rank);
+            device.handle_events(self.rank);
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::transport::verbs::sys::{Access, Mr};
 
 /// Memory registered with all devices of a rank: in their tables, until it is dropped.
 #[derive(Debug)]
-pub(in super::super) struct Registration {
+pub(crate) struct Registration {
     start: usize,
     regions: Vec<(Arc<Device>, Mr)>,
     origin: Origin,

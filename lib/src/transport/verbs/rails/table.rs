@@ -10,15 +10,15 @@ use std::sync::{PoisonError, RwLock};
 
 /// What of a caller's memory one device knows.
 #[derive(Debug)]
-pub(in super::super) struct Entry {
-    pub(in super::super) start: usize,
-    pub(in super::super) bytes: usize,
-    pub(in super::super) lkey: u32,
+pub(crate) struct Entry {
+    pub(crate) start: usize,
+    pub(crate) bytes: usize,
+    pub(crate) lkey: u32,
 }
 
 /// Memory registered now.
 #[derive(Debug, Default)]
-pub(in super::super) struct Table {
+pub(crate) struct Table {
     entries: RwLock<Vec<Entry>>,
     /// Spares who has registered nothing the lock.
     any: AtomicBool,
@@ -27,7 +27,7 @@ pub(in super::super) struct Table {
 impl Table {
     /// The key to send `data` from where it is; `None` unless all of it lies in one registered stretch.
     #[inline]
-    pub(in super::super) fn lkey(&self, data: &[u8]) -> Option<u32> {
+    pub(crate) fn lkey(&self, data: &[u8]) -> Option<u32> {
         // A caller registers before it calls, in an order that both calls' locks make known to this thread.
         if !self.any.load(Ordering::Relaxed) {
             return None;
@@ -39,13 +39,13 @@ impl Table {
         entries.iter().find(holds).map(|e| e.lkey)
     }
 
-    pub(in super::super) fn add(&self, entry: Entry) {
+    pub(crate) fn add(&self, entry: Entry) {
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         entries.push(entry);
         self.any.store(true, Ordering::Relaxed);
     }
 
-    pub(in super::super) fn remove(&self, start: usize) {
+    pub(crate) fn remove(&self, start: usize) {
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         entries.retain(|e| e.start != start);
         self.any.store(!entries.is_empty(), Ordering::Relaxed);

@@ -1,32 +1,25 @@
 //! A completion channel: the descriptor that wakes a sleeper when a completion has come.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 use ibverbs_sys as ffi;
 
-use super::{Context, check_on_drop, last_error};
+use super::{Context, Handle};
 use crate::error::{Error, Result};
 
 #[derive(Debug)]
-pub(in super::super) struct Channel {
-    raw: NonNull<ffi::ibv_comp_channel>,
+pub(crate) struct Channel {
+    raw: Handle<ffi::ibv_comp_channel>,
     _context: Arc<Context>,
 }
 
-// SAFETY: libibverbs may be called on one object from any thread.
-unsafe impl Send for Channel {}
-// SAFETY: as above.
-unsafe impl Sync for Channel {}
-
 impl Channel {
     /// A channel whose descriptor does not block.
-    pub(in super::super) fn new(context: &Arc<Context>) -> Result<Channel> {
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Channel> {
         // SAFETY: the context is open.
         let raw = unsafe { ffi::ibv_create_comp_channel(context.raw()) };
-        let raw = NonNull::new(raw)
-            .ok_or_else(|| last_error(format!("creating a completion channel on {}", context.name())))?;
+        let raw = Handle::new(raw, || format!("creating a completion channel on {}", context.name()))?;
         let channel = Channel { raw, _context: context.clone() };
         rustix::fs::fcntl_getfl(&channel)
             .and_then(|flags| rustix::fs::fcntl_setfl(&channel, flags | rustix::fs::OFlags::NONBLOCK))
@@ -35,7 +28,7 @@ impl Channel {
     }
 
     pub(super) fn raw(&self) -> *mut ffi::ibv_comp_channel {
-        self.raw.as_ptr()
+        self.raw.get()
     }
 
     /// Takes one event out; false when there is none. It must be acknowledged before the queue is destroyed.
@@ -56,13 +49,6 @@ impl Channel {
 impl AsFd for Channel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor is open for as long as the channel is.
-        unsafe { BorrowedFd::borrow_raw(self.raw.as_ref().fd) }
-    }
-}
-
-impl Drop for Channel {
-    fn drop(&mut self) {
-        // SAFETY: the queue that uses the channel owns it and is destroyed before.
-        check_on_drop(unsafe { ffi::ibv_destroy_comp_channel(self.raw()) }, "destroying a completion channel");
+        unsafe { BorrowedFd::borrow_raw((*self.raw()).fd) }
     }
 }

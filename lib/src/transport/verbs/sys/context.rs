@@ -2,17 +2,16 @@
 
 use std::ffi::{CStr, c_int};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::ptr::NonNull;
 use std::sync::{Arc, Once};
 
 use ibverbs_sys as ffi;
 
 use super::gid::GidEntry;
-use super::{check, check_on_drop, last_error};
+use super::{Handle, check, last_error};
 use crate::error::{Error, Result};
 
 /// Names of the RDMA devices of this machine; none without kernel support.
-pub(in super::super) fn device_names() -> Result<Vec<String>> {
+pub(crate) fn device_names() -> Result<Vec<String>> {
     match ibverbs::devices() {
         Ok(list) => Ok(list.iter().filter_map(|d| Some(d.name()?.to_string_lossy().into_owned())).collect()),
         Err(e) if e.raw_os_error() == Some(libc::ENOSYS) => Ok(Vec::new()),
@@ -20,31 +19,26 @@ pub(in super::super) fn device_names() -> Result<Vec<String>> {
     }
 }
 
-/// What a port says of itself.
+/// Outcome a port says of itself.
 #[derive(Debug, Clone, Copy)]
-pub(in super::super) struct PortState {
-    pub(in super::super) active: bool,
-    pub(in super::super) infiniband: bool,
-    pub(in super::super) lid: u16,
+pub(crate) struct PortState {
+    pub(crate) active: bool,
+    pub(crate) infiniband: bool,
+    pub(crate) lid: u16,
     /// Largest packet, as the `ibv_mtu` code: 256 bytes times 2 to the power of (code - 1).
-    pub(in super::super) mtu: u32,
+    pub(crate) mtu: u32,
 }
 
 /// An opened device.
 #[derive(Debug)]
-pub(in super::super) struct Context {
-    raw: NonNull<ffi::ibv_context>,
+pub(crate) struct Context {
+    raw: Handle<ffi::ibv_context>,
     name: String,
 }
 
-// SAFETY: libibverbs may be called on one context from any thread (rdma-core, `Documentation/libibverbs.md`).
-unsafe impl Send for Context {}
-// SAFETY: as above.
-unsafe impl Sync for Context {}
-
 impl Context {
     /// Opens the device called `name`.
-    pub(in super::super) fn open(name: &str) -> Result<Arc<Context>> {
+    pub(crate) fn open(name: &str) -> Result<Arc<Context>> {
         prepare_for_fork();
         let mut n: c_int = 0;
         // SAFETY: the call writes the number of entries to `n` and returns an array of as many, or null.
@@ -62,9 +56,8 @@ impl Context {
             if found.to_bytes() == name.as_bytes() {
                 // SAFETY: `device` is from the list, which is not freed yet.
                 let raw = unsafe { ffi::ibv_open_device(device) };
-                opened = NonNull::new(raw)
-                    .map(|raw| Arc::new(Context { raw, name: name.to_owned() }))
-                    .ok_or_else(|| last_error(format!("opening the RDMA device {name}")));
+                opened = Handle::new(raw, || format!("opening the RDMA device {name}"))
+                    .map(|raw| Arc::new(Context { raw, name: name.to_owned() }));
                 break;
             }
         }
@@ -76,15 +69,15 @@ impl Context {
     }
 
     pub(super) fn raw(&self) -> *mut ffi::ibv_context {
-        self.raw.as_ptr()
+        self.raw.get()
     }
 
-    pub(in super::super) fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
     /// Number of ports; they count from 1.
-    pub(in super::super) fn ports(&self) -> Result<u8> {
+    pub(crate) fn ports(&self) -> Result<u8> {
         let mut attr = ffi::ibv_device_attr::default();
         // SAFETY: the context is open and the call fills `attr`.
         let result = unsafe { ffi::ibv_query_device(self.raw(), &raw mut attr) };
@@ -93,7 +86,7 @@ impl Context {
     }
 
     /// State of port `port`.
-    pub(in super::super) fn port(&self, port: u8) -> Result<PortState> {
+    pub(crate) fn port(&self, port: u8) -> Result<PortState> {
         let mut attr = ffi::ibv_port_attr::default();
         // SAFETY: the context is open. The symbol fills the older, shorter form of the structure, a prefix of this one.
         let result = unsafe { ffi::ibv_query_port(self.raw(), port, (&raw mut attr).cast()) };
@@ -107,7 +100,7 @@ impl Context {
     }
 
     /// The GID tables of all ports, empty entries left out.
-    pub(in super::super) fn gids(&self) -> Result<Vec<GidEntry>> {
+    pub(crate) fn gids(&self) -> Result<Vec<GidEntry>> {
         // The kernel takes up to 64 KiB for the answer and refuses more.
         let mut entries = vec![ffi::ibv_gid_entry::default(); 2000];
         // SAFETY: the call writes at most `entries.len()` entries of the given size.
@@ -131,9 +124,9 @@ impl Context {
     }
 
     /// The descriptor that becomes readable with the next asynchronous event.
-    pub(in super::super) fn event_fd(&self) -> BorrowedFd<'_> {
+    pub(crate) fn event_fd(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor is open for as long as the context is.
-        unsafe { BorrowedFd::borrow_raw(self.raw.as_ref().async_fd) }
+        unsafe { BorrowedFd::borrow_raw((*self.raw()).async_fd) }
     }
 
     fn make_events_nonblocking(&self) -> Result<()> {
@@ -141,13 +134,6 @@ impl Context {
         rustix::fs::fcntl_getfl(fd.as_fd())
             .and_then(|flags| rustix::fs::fcntl_setfl(fd, flags | rustix::fs::OFlags::NONBLOCK))
             .map_err(|e| Error::errno("verbs", format!("preparing the event descriptor of {}", self.name), e))
-    }
-}
-
-impl Drop for Context {
-    fn drop(&mut self) {
-        // SAFETY: everything made from the context holds an `Arc` of it, so nothing is left.
-        check_on_drop(unsafe { ffi::ibv_close_device(self.raw()) }, "closing an RDMA device");
     }
 }
 

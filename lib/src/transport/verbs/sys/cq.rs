@@ -3,18 +3,17 @@
 use std::ffi::c_int;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use ibverbs_sys as ffi;
 
-use super::{Channel, Context, check, check_on_drop, last_error};
+use super::{Channel, Context, Handle, check};
 use crate::error::{Error, Result};
 
-/// What has come to its end.
+/// Outcome has come to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) enum What {
+pub(crate) enum Outcome {
     /// Work of ours, with all that was posted before it.
     Sent,
     /// A write of the peer's, of so many bytes, with its immediate word.
@@ -27,53 +26,45 @@ pub(in super::super) enum What {
 
 /// One completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) struct Completion {
+pub(crate) struct Completion {
     /// The number that the work was posted with.
-    pub(in super::super) id: u64,
-    pub(in super::super) what: What,
+    pub(crate) id: u64,
+    pub(crate) outcome: Outcome,
 }
 
 #[derive(Debug)]
-pub(in super::super) struct Cq {
-    raw: NonNull<ffi::ibv_cq>,
+pub(crate) struct Cq {
+    raw: Handle<ffi::ibv_cq>,
     /// Events taken and not acknowledged.
     unacknowledged: AtomicU32,
     channel: Channel,
     _context: Arc<Context>,
 }
 
-// SAFETY: libibverbs may be called on one object from any thread.
-unsafe impl Send for Cq {}
-// SAFETY: as above.
-unsafe impl Sync for Cq {}
-
 /// Acknowledging takes a lock: many at once.
 const ACKNOWLEDGE: u32 = 256;
 
 impl Cq {
     /// Completions taken at once.
-    pub(in super::super) const BATCH: usize = BATCH;
+    pub(crate) const BATCH: usize = BATCH;
 
     /// A queue for `entries` completions, which rings `channel` when asked to.
-    pub(in super::super) fn new(context: &Arc<Context>, channel: Channel, entries: usize) -> Result<Arc<Cq>> {
+    pub(crate) fn new(context: &Arc<Context>, channel: Channel, entries: usize) -> Result<Arc<Cq>> {
         let wanted = c_int::try_from(entries).unwrap_or(c_int::MAX);
         // SAFETY: context and channel are valid; vector 0 always exists.
         let raw = unsafe { ffi::ibv_create_cq(context.raw(), wanted, std::ptr::null_mut(), channel.raw(), 0) };
-        match NonNull::new(raw) {
-            Some(raw) => {
-                Ok(Arc::new(Cq { raw, unacknowledged: AtomicU32::new(0), channel, _context: context.clone() }))
-            }
-            None => Err(last_error(format!("creating a completion queue of {entries} entries on {}", context.name()))),
-        }
+        let what = || format!("creating a completion queue of {entries} entries on {}", context.name());
+        let raw = Handle::new(raw, what)?;
+        Ok(Arc::new(Cq { raw, unacknowledged: AtomicU32::new(0), channel, _context: context.clone() }))
     }
 
     pub(super) fn raw(&self) -> *mut ffi::ibv_cq {
-        self.raw.as_ptr()
+        self.raw.get()
     }
 
     /// Takes out what has come, at most [`BATCH`] completions.
     #[inline]
-    pub(in super::super) fn poll(&self) -> Result<Batch> {
+    pub(crate) fn poll(&self) -> Result<Batch> {
         let mut batch = Batch { raw: [const { MaybeUninit::uninit() }; BATCH], n: 0 };
         // SAFETY: the queue is valid; its context's table of operations was filled when the device was opened, and the call
         // writes at most `BATCH` entries.
@@ -94,8 +85,8 @@ impl Cq {
         Ok(batch)
     }
 
-    /// Asks for one event with the next completion. What came before does not count: poll again after this.
-    pub(in super::super) fn request_event(&self) -> Result<()> {
+    /// Asks for one event with the next completion. Outcome came before does not count: poll again after this.
+    pub(crate) fn request_event(&self) -> Result<()> {
         // SAFETY: as in `poll`.
         let result = unsafe {
             let ops = &(*(*self.raw()).context).ops;
@@ -105,7 +96,7 @@ impl Cq {
     }
 
     /// Takes the events out of the channel; true when there were any.
-    pub(in super::super) fn drain_events(&self) -> Result<bool> {
+    pub(crate) fn drain_events(&self) -> Result<bool> {
         let mut any = false;
         while self.channel.take_event()? {
             any = true;
@@ -128,33 +119,33 @@ impl Cq {
 /// Completions taken at once.
 const BATCH: usize = 16;
 
-/// What one look at the queue gave.
-pub(in super::super) struct Batch {
+/// Outcome one look at the queue gave.
+pub(crate) struct Batch {
     raw: [MaybeUninit<ffi::ibv_wc>; BATCH],
     n: usize,
 }
 
 impl Batch {
     #[inline]
-    pub(in super::super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.n
     }
 
-    pub(in super::super) fn iter(&self) -> impl Iterator<Item = Completion> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Completion> {
         self.raw.iter().take(self.n).map(|raw| {
             // SAFETY: `poll` has written the first `n` entries.
             let wc = unsafe { raw.assume_init_ref() };
-            let what = match wc.error() {
-                Some((status, vendor)) => What::Failed { status, vendor },
+            let outcome = match wc.error() {
+                Some((status, vendor)) => Outcome::Failed { status, vendor },
                 None => match wc.opcode() {
-                    ffi::ibv_wc_opcode::IBV_WC_RDMA_WRITE => What::Sent,
+                    ffi::ibv_wc_opcode::IBV_WC_RDMA_WRITE => Outcome::Sent,
                     ffi::ibv_wc_opcode::IBV_WC_RECV_RDMA_WITH_IMM => {
-                        What::Written { len: wc.len(), word: u32::from_be(wc.imm_data) }
+                        Outcome::Written { len: wc.len(), word: u32::from_be(wc.imm_data) }
                     }
-                    other => What::Other(other),
+                    other => Outcome::Other(other),
                 },
             };
-            Completion { id: wc.wr_id(), what }
+            Completion { id: wc.wr_id(), outcome }
         })
     }
 }
@@ -168,9 +159,7 @@ impl AsFd for Cq {
 
 impl Drop for Cq {
     fn drop(&mut self) {
-        // Destroying waits until all events are acknowledged.
+        // Destroying, which comes next, waits until all events are acknowledged.
         self.acknowledge();
-        // SAFETY: the queue pairs that use it hold an `Arc` of it, so none is left.
-        check_on_drop(unsafe { ffi::ibv_destroy_cq(self.raw()) }, "destroying a completion queue");
     }
 }

@@ -7,15 +7,15 @@ use crate::error::{Error, Result};
 
 /// An event, as `ibv_event_type`. The object it belongs to is not kept: it may be gone by the time that somebody looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) struct Event {
-    pub(in super::super) code: u32,
+pub(crate) struct Event {
+    pub(crate) code: u32,
     /// For events of a port.
-    pub(in super::super) port: Option<i32>,
+    pub(crate) port: Option<i32>,
 }
 
 impl Context {
     /// The next event, if there is one.
-    pub(in super::super) fn next_event(&self) -> Result<Option<Event>> {
+    pub(crate) fn next_event(&self) -> Result<Option<Event>> {
         let mut raw = ffi::ibv_async_event::default();
         // SAFETY: the context is open and the call fills `raw`.
         if unsafe { ffi::ibv_get_async_event(self.raw(), &raw mut raw) } != 0 {

@@ -6,11 +6,11 @@ use ibverbs_sys as ffi;
 
 /// A port's address: an IPv6 address, or an IPv4 one mapped into it, or an InfiniBand subnet prefix and port number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) struct Gid(pub(in super::super) [u8; 16]);
+pub(crate) struct Gid(pub(crate) [u8; 16]);
 
 impl Gid {
     /// As an address, IPv4 where it is a mapped one.
-    pub(in super::super) fn ip(&self) -> IpAddr {
+    pub(crate) fn ip(&self) -> IpAddr {
         IpAddr::V6(Ipv6Addr::from(self.0)).to_canonical()
     }
 
@@ -21,7 +21,7 @@ impl Gid {
 
 /// How packets to this GID look on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) enum GidType {
+pub(crate) enum GidType {
     Infiniband,
     RoceV1,
     /// UDP over IP: what can be routed.
@@ -30,11 +30,11 @@ pub(in super::super) enum GidType {
 
 /// An entry of a port's table.
 #[derive(Debug, Clone, Copy)]
-pub(in super::super) struct GidEntry {
-    pub(in super::super) gid: Gid,
-    pub(in super::super) index: u32,
-    pub(in super::super) port: u32,
-    pub(in super::super) kind: GidType,
+pub(crate) struct GidEntry {
+    pub(crate) gid: Gid,
+    pub(crate) index: u32,
+    pub(crate) port: u32,
+    pub(crate) kind: GidType,
 }
 
 impl GidEntry {

@@ -18,15 +18,89 @@ pub(super) mod status;
 
 pub(super) use channel::Channel;
 pub(super) use context::{Context, device_names};
-pub(super) use cq::{Completion, Cq, What};
+pub(super) use cq::{Completion, Cq, Outcome};
 pub(super) use gid::{Gid, GidEntry, GidType};
 pub(super) use mr::{Access, Mr};
 pub(super) use pd::Pd;
-pub(super) use qp::{Capacity, Qp, Route, Stretch, Timing, Write};
+pub(super) use qp::{Capacity, Qp, Remote, Sge, Timing, Write};
 
 use std::ffi::c_int;
+use std::fmt;
+use std::ptr::NonNull;
+
+use ibverbs_sys as ffi;
 
 use crate::error::Error;
+
+/// An object of libibverbs, destroyed when it is dropped. It is the first field of its owner, which keeps `Arc`s of all that
+/// the object was made from.
+struct Handle<T: Object>(NonNull<T>);
+
+// SAFETY: libibverbs may be called on one object from any thread (rdma-core, `Documentation/libibverbs.md`).
+unsafe impl<T: Object> Send for Handle<T> {}
+// SAFETY: as above.
+unsafe impl<T: Object> Sync for Handle<T> {}
+
+impl<T: Object> Handle<T> {
+    /// What a call of libibverbs has made; or its error, if that is null.
+    fn new(raw: *mut T, what: impl FnOnce() -> String) -> Result<Handle<T>, Error> {
+        NonNull::new(raw).map(Handle).ok_or_else(|| last_error(what()))
+    }
+
+    #[inline(always)]
+    fn get(&self) -> *mut T {
+        self.0.as_ptr()
+    }
+}
+
+impl<T: Object> Drop for Handle<T> {
+    fn drop(&mut self) {
+        // SAFETY: nothing that was made from the object is left, because it would keep an `Arc` of the object's owner. Posted
+        // work ends with its queue pair, and the memory that it names is freed after that.
+        let result = unsafe { T::destroy(self.get()) };
+        // Only the log is left to tell it to.
+        if let Err(e) = check(result, || T::DESTROYING.to_owned()) {
+            log::error!("{e}");
+        }
+    }
+}
+
+impl<T: Object> fmt::Debug for Handle<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// How an object is destroyed.
+trait Object {
+    const DESTROYING: &'static str;
+
+    /// # Safety
+    /// The object must be valid, and nothing may use it afterwards.
+    unsafe fn destroy(raw: *mut Self) -> c_int;
+}
+
+macro_rules! objects {
+    ($($object:ident: $destroy:ident, $doing:literal;)*) => {$(
+        impl Object for ffi::$object {
+            const DESTROYING: &'static str = $doing;
+
+            unsafe fn destroy(raw: *mut Self) -> c_int {
+                // SAFETY: by the caller.
+                unsafe { ffi::$destroy(raw) }
+            }
+        }
+    )*};
+}
+
+objects! {
+    ibv_context: ibv_close_device, "closing an RDMA device";
+    ibv_pd: ibv_dealloc_pd, "freeing a protection domain";
+    ibv_mr: ibv_dereg_mr, "deregistering memory";
+    ibv_comp_channel: ibv_destroy_comp_channel, "destroying a completion channel";
+    ibv_cq: ibv_destroy_cq, "destroying a completion queue";
+    ibv_qp: ibv_destroy_qp, "destroying a queue pair";
+}
 
 /// The error of a call that returned a null pointer and set `errno`.
 #[cold]
@@ -40,12 +114,5 @@ fn check(result: c_int, what: impl FnOnce() -> String) -> Result<(), Error> {
         0 => Ok(()),
         e if e > 0 => Err(Error::Os { op: "verbs".to_owned(), detail: what(), errno: e }),
         _ => Err(last_error(what())),
-    }
-}
-
-/// As [`check`], where nobody can be told but the log.
-fn check_on_drop(result: c_int, what: &str) {
-    if let Err(e) = check(result, || what.to_owned()) {
-        log::error!("{e}");
     }
 }

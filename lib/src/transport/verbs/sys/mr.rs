@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use ibverbs_sys as ffi;
 
-use super::{Pd, check_on_drop, last_error};
+use super::{Handle, Pd};
 use crate::error::{Error, Result};
 
 /// Who may do what with registered memory, besides the device reading it for its owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) enum Access {
+pub(crate) enum Access {
     /// Sent from.
     Source,
     /// Written by the peer.
@@ -19,15 +19,10 @@ pub(in super::super) enum Access {
 
 /// A registration. It does not own the memory: whoever makes it keeps the memory for as long.
 #[derive(Debug)]
-pub(in super::super) struct Mr {
-    raw: NonNull<ffi::ibv_mr>,
+pub(crate) struct Mr {
+    raw: Handle<ffi::ibv_mr>,
     _pd: Arc<Pd>,
 }
-
-// SAFETY: libibverbs may be called on one object from any thread.
-unsafe impl Send for Mr {}
-// SAFETY: as above.
-unsafe impl Sync for Mr {}
 
 impl Mr {
     /// Registers `len` bytes at `base`.
@@ -35,7 +30,7 @@ impl Mr {
     /// # Safety
     /// The memory must stay mapped, and the same pages, until the registration is dropped. With [`Access::Target`] nobody
     /// may hold a reference to bytes that the peer is going to write.
-    pub(in super::super) unsafe fn new(pd: &Arc<Pd>, base: NonNull<u8>, len: usize, access: Access) -> Result<Mr> {
+    pub(crate) unsafe fn new(pd: &Arc<Pd>, base: NonNull<u8>, len: usize, access: Access) -> Result<Mr> {
         let flags = match access {
             Access::Source => 0,
             Access::Target => {
@@ -44,22 +39,20 @@ impl Mr {
         };
         // SAFETY: the domain is valid; the memory is, by the caller.
         let raw = unsafe { ffi::ibv_reg_mr(pd.raw(), base.as_ptr().cast(), len, flags as i32) };
-        match NonNull::new(raw) {
-            Some(raw) => Ok(Mr { raw, _pd: pd.clone() }),
-            None => Err(explain(last_error(format!("registering {len} bytes with {}", pd.context().name())), len)),
-        }
+        let raw = Handle::new(raw, || format!("registering {len} bytes with {}", pd.context().name()));
+        raw.map(|raw| Mr { raw, _pd: pd.clone() }).map_err(|e| explain(e, len))
     }
 
     /// Key for our own device.
-    pub(in super::super) fn lkey(&self) -> u32 {
+    pub(crate) fn lkey(&self) -> u32 {
         // SAFETY: the registration is valid and nobody writes to this structure.
-        unsafe { self.raw.as_ref().lkey }
+        unsafe { (*self.raw.get()).lkey }
     }
 
     /// Key for the peer.
-    pub(in super::super) fn rkey(&self) -> u32 {
+    pub(crate) fn rkey(&self) -> u32 {
         // SAFETY: as `lkey`.
-        unsafe { self.raw.as_ref().rkey }
+        unsafe { (*self.raw.get()).rkey }
     }
 }
 
@@ -76,12 +69,5 @@ fn explain(error: Error, len: usize) -> Error {
             Error::Os { op, detail, errno }
         }
         other => other,
-    }
-}
-
-impl Drop for Mr {
-    fn drop(&mut self) {
-        // SAFETY: the registration is ours and is used by nobody after this.
-        check_on_drop(unsafe { ffi::ibv_dereg_mr(self.raw.as_ptr()) }, "deregistering memory");
     }
 }

@@ -6,87 +6,79 @@ use std::sync::Arc;
 
 use ibverbs_sys as ffi;
 
-use super::{Cq, Gid, Pd, check, check_on_drop, last_error};
+use super::{Cq, Gid, Handle, Pd, check};
 use crate::error::Result;
 
 /// How much a queue pair holds.
 #[derive(Debug, Clone, Copy)]
-pub(in super::super) struct Capacity {
-    pub(in super::super) sends: u32,
-    pub(in super::super) recvs: u32,
+pub(crate) struct Capacity {
+    pub(crate) sends: u32,
+    pub(crate) recvs: u32,
     /// Bytes that are copied when they are posted.
-    pub(in super::super) inline: u32,
+    pub(crate) inline: u32,
 }
 
 /// Where the other queue pair is.
 #[derive(Debug, Clone, Copy)]
-pub(in super::super) struct Route {
-    pub(in super::super) qpn: u32,
+pub(crate) struct Remote {
+    pub(crate) qpn: u32,
     /// First packet sequence number that comes from there.
-    pub(in super::super) psn: u32,
-    pub(in super::super) gid: Gid,
-    pub(in super::super) lid: u16,
+    pub(crate) psn: u32,
+    pub(crate) gid: Gid,
+    pub(crate) lid: u16,
     /// `ibv_mtu` code, the smaller of both ports.
-    pub(in super::super) mtu: u32,
+    pub(crate) mtu: u32,
     /// Our port, and the index of our GID in its table.
-    pub(in super::super) port: u8,
-    pub(in super::super) gid_index: u8,
+    pub(crate) port: u8,
+    pub(crate) gid_index: u8,
     /// Addressed by LID and not by GID.
-    pub(in super::super) infiniband: bool,
+    pub(crate) infiniband: bool,
 }
 
 /// When the device gives a packet up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) struct Timing {
+pub(crate) struct Timing {
     /// Wait for an acknowledgement 4.096 µs times 2 to the power of this.
-    pub(in super::super) timeout: u8,
+    pub(crate) timeout: u8,
     /// Repetitions without an acknowledgement.
-    pub(in super::super) retries: u8,
+    pub(crate) retries: u8,
     /// Repetitions when the receiver had no receive posted, which our credits rule out.
-    pub(in super::super) rnr_retries: u8,
+    pub(crate) rnr_retries: u8,
 }
 
-/// Registered memory to send from.
+/// Registered memory to send from: a scatter-gather element.
 #[derive(Debug, Clone, Copy)]
-pub(in super::super) struct Stretch {
-    pub(in super::super) at: NonNull<u8>,
-    pub(in super::super) len: u32,
-    pub(in super::super) lkey: u32,
+pub(crate) struct Sge {
+    pub(crate) at: NonNull<u8>,
+    pub(crate) len: u32,
+    pub(crate) lkey: u32,
 }
 
 /// One RDMA write with an immediate word.
 #[derive(Debug, Clone, Copy)]
-pub(in super::super) struct Write {
-    pub(in super::super) id: u64,
-    pub(in super::super) local: NonNull<u8>,
-    pub(in super::super) lkey: u32,
-    pub(in super::super) len: u32,
-    pub(in super::super) remote: u64,
-    pub(in super::super) rkey: u32,
-    pub(in super::super) word: u32,
-    pub(in super::super) signaled: bool,
-    pub(in super::super) inline: bool,
-    /// Follows `local` without a gap where it is written; not inline.
-    pub(in super::super) then: Option<Stretch>,
+pub(crate) struct Write {
+    pub(crate) from: Sge,
+    /// Follows `from` without a gap where it is written; not inline.
+    pub(crate) then: Option<Sge>,
+    /// Address in the peer's memory.
+    pub(crate) remote: u64,
+    pub(crate) word: u32,
+    pub(crate) signaled: bool,
+    pub(crate) inline: bool,
 }
 
 #[derive(Debug)]
-pub(in super::super) struct Qp {
-    raw: NonNull<ffi::ibv_qp>,
+pub(crate) struct Qp {
+    raw: Handle<ffi::ibv_qp>,
     _cq: Arc<Cq>,
     _pd: Arc<Pd>,
     inline: u32,
 }
 
-// SAFETY: libibverbs may be called on one object from any thread.
-unsafe impl Send for Qp {}
-// SAFETY: as above.
-unsafe impl Sync for Qp {}
-
 impl Qp {
     /// A queue pair in state RESET, with both its queues' completions in `cq`. Inline capacity is taken down until the
     /// device agrees: devices say how much they can only by refusing more.
-    pub(in super::super) fn new(pd: &Arc<Pd>, cq: &Arc<Cq>, capacity: &Capacity) -> Result<Qp> {
+    pub(crate) fn new(pd: &Arc<Pd>, cq: &Arc<Cq>, capacity: &Capacity) -> Result<Qp> {
         let mut inline = capacity.inline;
         loop {
             let mut attr = ffi::ibv_qp_init_attr {
@@ -104,31 +96,28 @@ impl Qp {
             };
             // SAFETY: domain and queue are valid; the call reads and updates `attr`.
             let raw = unsafe { ffi::ibv_create_qp(pd.raw(), &raw mut attr) };
-            if let Some(raw) = NonNull::new(raw) {
-                let inline = attr.cap.max_inline_data;
-                return Ok(Qp { raw, _cq: cq.clone(), _pd: pd.clone(), inline });
-            }
-            let error = last_error(format!(
-                "creating a queue pair for {} sends and {} receives on {}",
-                capacity.sends,
-                capacity.recvs,
-                pd.context().name()
-            ));
-            match inline {
-                0 => return Err(error),
-                _ => inline /= 2,
+            let made = Handle::new(raw, || {
+                let Capacity { sends, recvs, .. } = capacity;
+                format!("creating a queue pair for {sends} sends and {recvs} receives on {}", pd.context().name())
+            });
+            match made {
+                Err(_) if inline > 0 => inline /= 2,
+                made => {
+                    let (raw, inline) = (made?, attr.cap.max_inline_data);
+                    return Ok(Qp { raw, _cq: cq.clone(), _pd: pd.clone(), inline });
+                }
             }
         }
     }
 
     /// Its number, by which the peer addresses it.
-    pub(in super::super) fn number(&self) -> u32 {
+    pub(crate) fn number(&self) -> u32 {
         // SAFETY: the queue pair is valid and its number does not change.
-        unsafe { self.raw.as_ref().qp_num }
+        unsafe { (*self.raw.get()).qp_num }
     }
 
     /// Bytes that may be posted inline.
-    pub(in super::super) fn inline(&self) -> u32 {
+    pub(crate) fn inline(&self) -> u32 {
         self.inline
     }
 
@@ -140,11 +129,11 @@ impl Qp {
     ) -> Result<()> {
         let mask = (mask | ffi::ibv_qp_attr_mask::IBV_QP_STATE).0;
         // SAFETY: the queue pair is valid; the call reads what the mask names.
-        check(unsafe { ffi::ibv_modify_qp(self.raw.as_ptr(), &raw mut attr, mask as c_int) }, what)
+        check(unsafe { ffi::ibv_modify_qp(self.raw.get(), &raw mut attr, mask as c_int) }, what)
     }
 
     /// RESET to INIT: receives can be posted, nothing is sent.
-    pub(in super::super) fn init(&self, port: u8) -> Result<()> {
+    pub(crate) fn init(&self, port: u8) -> Result<()> {
         use ffi::ibv_qp_attr_mask as Mask;
         let attr = ffi::ibv_qp_attr {
             qp_state: ffi::ibv_qp_state::IBV_QPS_INIT,
@@ -159,7 +148,7 @@ impl Qp {
     }
 
     /// INIT to RTR, "ready to receive": the device takes what comes from the peer's queue pair.
-    pub(in super::super) fn ready_to_receive(&self, to: &Route) -> Result<()> {
+    pub(crate) fn ready_to_receive(&self, to: &Remote) -> Result<()> {
         use ffi::ibv_qp_attr_mask as Mask;
         let grh = ffi::ibv_global_route {
             dgid: to.gid.raw(),
@@ -205,7 +194,7 @@ impl Qp {
     }
 
     /// RTR to RTS, "ready to send". `psn` is the first packet sequence number of ours.
-    pub(in super::super) fn ready_to_send(&self, psn: u32, timing: &Timing) -> Result<()> {
+    pub(crate) fn ready_to_send(&self, psn: u32, timing: &Timing) -> Result<()> {
         use ffi::ibv_qp_attr_mask as Mask;
         let attr = ffi::ibv_qp_attr {
             qp_state: ffi::ibv_qp_state::IBV_QPS_RTS,
@@ -225,39 +214,39 @@ impl Qp {
     }
 
     /// Stops the queue pair: nothing more is sent or taken, and what was posted completes as flushed.
-    pub(in super::super) fn stop(&self) -> Result<()> {
+    pub(crate) fn stop(&self) -> Result<()> {
         let attr = ffi::ibv_qp_attr { qp_state: ffi::ibv_qp_state::IBV_QPS_ERR, ..ffi::ibv_qp_attr::default() };
         self.modify(attr, ffi::ibv_qp_attr_mask(0), || "stopping a queue pair".to_owned())
     }
 
-    /// Posts a write.
+    /// Posts a write to the peer's memory with key `rkey`. Its completion says `id`.
     ///
     /// # Safety
-    /// `local` must be valid for `len` bytes, registered under `lkey` unless inline, and must not be written to until the
-    /// write has completed (inline: until this returns). The same holds for what is sent `then`.
+    /// `from` must be valid, registered under its `lkey` unless inline, and must not be written to until the write has
+    /// completed (inline: until this returns). The same holds for what is sent `then`.
     #[inline]
-    pub(in super::super) unsafe fn post_write(&self, write: &Write) -> Result<()> {
-        let entry = |s: &Stretch| ffi::ibv_sge { addr: s.at.as_ptr() as u64, length: s.len, lkey: s.lkey };
-        let first = Stretch { at: write.local, len: write.len, lkey: write.lkey };
-        let mut list = [entry(&first), entry(&write.then.unwrap_or(first))];
-        let entries = if write.then.is_some() { 2 } else { c_int::from(write.len > 0) };
+    pub(crate) unsafe fn post_write(&self, id: u64, rkey: u32, write: &Write) -> Result<()> {
+        let Write { from, then, remote, word, signaled, inline } = *write;
+        let entry = |s: &Sge| ffi::ibv_sge { addr: s.at.as_ptr() as u64, length: s.len, lkey: s.lkey };
+        let mut list = [entry(&from), entry(&then.unwrap_or(from))];
+        let entries = if then.is_some() { 2 } else { c_int::from(from.len > 0) };
         let mut flags = 0;
-        if write.signaled {
+        if signaled {
             flags |= ffi::ibv_send_flags::IBV_SEND_SIGNALED.0;
         }
-        if write.inline {
+        if inline {
             flags |= ffi::ibv_send_flags::IBV_SEND_INLINE.0;
         }
         let mut wr = ffi::ibv_send_wr {
-            wr_id: write.id,
+            wr_id: id,
             next: std::ptr::null_mut(),
             sg_list: list.as_mut_ptr(),
             num_sge: entries,
             opcode: ffi::ibv_wr_opcode::IBV_WR_RDMA_WRITE_WITH_IMM,
             send_flags: flags,
-            __bindgen_anon_1: ffi::ibv_send_wr__bindgen_ty_1 { imm_data: write.word.to_be() },
+            __bindgen_anon_1: ffi::ibv_send_wr__bindgen_ty_1 { imm_data: word.to_be() },
             wr: ffi::ibv_send_wr__bindgen_ty_2 {
-                rdma: ffi::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr: write.remote, rkey: write.rkey },
+                rdma: ffi::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 { remote_addr: remote, rkey },
             },
             ..ffi::ibv_send_wr::default()
         };
@@ -265,15 +254,15 @@ impl Qp {
         // SAFETY: the queue pair is valid, as is its context's table of operations; the request and its list live until
         // the call returns, the memory by the caller.
         let result = unsafe {
-            let ops = &(*(*self.raw.as_ptr()).context).ops;
-            ops.post_send.map_or(libc::ENOSYS, |post| post(self.raw.as_ptr(), &raw mut wr, &raw mut bad))
+            let ops = &(*(*self.raw.get()).context).ops;
+            ops.post_send.map_or(libc::ENOSYS, |post| post(self.raw.get(), &raw mut wr, &raw mut bad))
         };
-        check(result, || format!("posting a write of {} bytes", write.len + write.then.map_or(0, |s| s.len)))
+        check(result, || format!("posting a write of {} bytes", from.len + then.map_or(0, |s| s.len)))
     }
 
     /// Posts `n` receives without memory: what comes for them is an immediate word. Their completions say `id`.
     #[inline]
-    pub(in super::super) fn post_receives(&self, n: usize, id: u64) -> Result<()> {
+    pub(crate) fn post_receives(&self, n: usize, id: u64) -> Result<()> {
         let mut wrs = [ffi::ibv_recv_wr { wr_id: id, ..ffi::ibv_recv_wr::default() }; 16];
         let mut left = n;
         while left > 0 {
@@ -286,19 +275,12 @@ impl Qp {
             let mut bad = std::ptr::null_mut();
             // SAFETY: as in `post_write`; the chain lives until the call returns and names no memory.
             let result = unsafe {
-                let ops = &(*(*self.raw.as_ptr()).context).ops;
-                ops.post_recv.map_or(libc::ENOSYS, |post| post(self.raw.as_ptr(), next, &raw mut bad))
+                let ops = &(*(*self.raw.get()).context).ops;
+                ops.post_recv.map_or(libc::ENOSYS, |post| post(self.raw.get(), next, &raw mut bad))
             };
             check(result, || format!("posting {count} receives"))?;
             left -= count;
         }
         Ok(())
-    }
-}
-
-impl Drop for Qp {
-    fn drop(&mut self) {
-        // SAFETY: the queue pair is ours; whatever was posted is abandoned, and the memory it names is freed after this.
-        check_on_drop(unsafe { ffi::ibv_destroy_qp(self.raw.as_ptr()) }, "destroying a queue pair");
     }
 }

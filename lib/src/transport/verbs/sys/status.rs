@@ -8,12 +8,12 @@ use log::Level;
 use super::Timing;
 
 /// Work that was not done because the queue pair had failed before: never the first cause.
-pub(in super::super) const FLUSHED: u32 = 5;
+pub(crate) const FLUSHED: u32 = 5;
 /// No acknowledgement came.
-pub(in super::super) const RETRIES_EXCEEDED: u32 = 12;
+pub(crate) const RETRIES_EXCEEDED: u32 = 12;
 
-/// What a completion with an error says.
-pub(in super::super) fn completion(status: u32, vendor: u32, timing: &Timing) -> String {
+/// Outcome a completion with an error says.
+pub(crate) fn completion(status: u32, vendor: u32, timing: &Timing) -> String {
     let (name, cause) = match status {
         1 => ("local length error", "a message was longer than its receive or than the port takes"),
         2 => (
@@ -63,9 +63,9 @@ pub(in super::super) fn completion(status: u32, vendor: u32, timing: &Timing) ->
     format!("completion status {status}, {name} (vendor code {vendor:#x}): {cause}")
 }
 
-/// What an asynchronous event says, and how bad it is: an error means that the device can no longer be used. What befalls
+/// Outcome an asynchronous event says, and how bad it is: an error means that the device can no longer be used. Outcome befalls
 /// a single queue pair is for its own completions to tell.
-pub(in super::super) fn event(code: u32, port: Option<i32>) -> (String, Level) {
+pub(crate) fn event(code: u32, port: Option<i32>) -> (String, Level) {
     let (name, level) = match code {
         0 => ("a completion queue failed (overrun, or a protection error)", Level::Warn),
         1 => ("a queue pair failed without a completion to tell", Level::Warn),

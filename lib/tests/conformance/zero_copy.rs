@@ -1,4 +1,4 @@
-//! Shared memory from which long messages are fetched by the receiver: the contract, and what can happen to a lender.
+//! Shared memory from which the receiver pulls long messages: the contract, and what can happen to the sender.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
@@ -12,36 +12,36 @@ use tinynccl::error::{Error, Result};
 use tinynccl::transport::{ConnectTo, Doorbell, Endpoint, EndpointInfo, Interest, LinkPair, Peer, Received, SendLink};
 use tinynccl::wire::Header;
 
-/// All messages over 32 KiB are lent, whatever their pages.
+/// All messages over 32 KiB go by zero copy, whatever their pages.
 pub(crate) fn config() -> Config {
     let mut config = crate::harness::config(TransportChoice::Shm);
     config.single_copy = SingleCopy::From(0);
     config
 }
 
-/// Every message that is sent from the caller's memory is lent from a copy, which is spoilt as soon as the link is flushed.
+/// Every message that is sent from the caller's memory goes by zero copy from a copy, which is spoilt as soon as the link is flushed.
 pub(crate) fn wrap(pair: LinkPair) -> LinkPair {
-    LinkPair { send: Box::new(Lender { inner: pair.send, next: None, lent: Vec::new() }), ..pair }
+    LinkPair { send: Box::new(ZeroCopySender { inner: pair.send, next: None, held: Vec::new() }), ..pair }
 }
 
 #[derive(Debug)]
-struct Lender {
+struct ZeroCopySender {
     inner: Box<dyn SendLink>,
     /// What is being sent, and what was.
     next: Option<Vec<u8>>,
-    lent: Vec<Vec<u8>>,
+    held: Vec<Vec<u8>>,
 }
 
-impl Lender {
+impl ZeroCopySender {
     fn spoil(&mut self) {
         if self.inner.is_flushed() {
-            self.lent.iter_mut().for_each(|data| data.fill(0xee));
-            self.lent.clear();
+            self.held.iter_mut().for_each(|data| data.fill(0xee));
+            self.held.clear();
         }
     }
 }
 
-impl SendLink for Lender {
+impl SendLink for ZeroCopySender {
     fn peer(&self) -> &Peer {
         self.inner.peer()
     }
@@ -56,7 +56,7 @@ impl SendLink for Lender {
         // SAFETY: the copy is kept, as it is, until the link is flushed.
         let done = unsafe { self.inner.zero_copy().unwrap().send(header, copy, false) }?;
         if done {
-            self.lent.extend(self.next.take());
+            self.held.extend(self.next.take());
         }
         Ok(done)
     }
@@ -93,37 +93,37 @@ impl SendLink for Lender {
 // What a sender leaves behind unfetched is lost with it, so the tests of messages that outlive their sender are not here.
 #[test]
 fn messages_arrive_whole_and_in_order_in_every_pairing_of_calls() {
-    basics::pairings(Backend::LendingShm);
+    basics::pairings(Backend::ZeroCopyShm);
 }
 
 #[test]
 fn an_unexpected_message_is_reported_and_stays() {
-    basics::mismatch(Backend::LendingShm);
+    basics::mismatch(Backend::ZeroCopyShm);
 }
 
 #[test]
 fn credits_are_enough_and_bounded() {
-    credits::bounded(Backend::LendingShm);
+    credits::bounded(Backend::ZeroCopyShm);
 }
 
 #[test]
 fn both_ends_flooding_do_not_deadlock() {
-    credits::flood(Backend::LendingShm);
+    credits::flood(Backend::ZeroCopyShm);
 }
 
 #[test]
 fn a_sender_without_credit_is_woken() {
-    sleeping::credit(Backend::LendingShm);
+    sleeping::credit(Backend::ZeroCopyShm);
 }
 
 #[test]
 fn the_death_of_the_peer_wakes_a_sleeper() {
-    death::wakes(Backend::LendingShm);
+    death::wakes(Backend::ZeroCopyShm);
 }
 
 #[test]
 fn any_interleaving_keeps_the_order() {
-    random::interleavings(Backend::LendingShm);
+    random::interleavings(Backend::ZeroCopyShm);
 }
 
 const ROLE: &str = "TINYNCCL_TEST_LENDER";
@@ -131,9 +131,9 @@ const MARK: &str = "INFO ";
 /// Longer than a message that a link holds.
 const LONG: usize = 5 * OPTIONS.max_message;
 
-/// The other process: lends three messages, and waits. It does nothing unless it is started for that.
+/// The other process: sends three messages by zero copy, and waits. It does nothing unless it is started for that.
 #[test]
-fn lending_process() {
+fn sending_process() {
     if std::env::var(ROLE).is_err() {
         return;
     }
@@ -154,7 +154,7 @@ fn lending_process() {
             break;
         }
     }
-    println!("\n{MARK}lent");
+    println!("\n{MARK}sent");
     // Until the parent closes the pipe, or kills us.
     std::io::stdin().read_line(&mut line).unwrap();
     drop(data);
@@ -178,7 +178,7 @@ impl Drop for Killed {
 #[test]
 fn a_stopped_lender_is_read_and_a_killed_one_is_lost() {
     let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "lending::lending_process", "--nocapture", "--test-threads=1"])
+        .args(["--exact", "zero_copy::sending_process", "--nocapture", "--test-threads=1"])
         .env(ROLE, "1")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -199,7 +199,7 @@ fn a_stopped_lender_is_read_and_a_killed_one_is_lost() {
     writeln!(stdin, "{}", serde_json::to_string(&endpoint.info()).unwrap()).unwrap();
     let mut link = connect(&endpoint, 1, &info, &Doorbell::new().unwrap());
     writeln!(stdin, "connected").unwrap();
-    assert_eq!(mark().trim(), "lent");
+    assert_eq!(mark().trim(), "sent");
     if !link.recv.must_pull() {
         println!("SKIPPED: reading another process: this system does not let us");
         return;
@@ -208,7 +208,7 @@ fn a_stopped_lender_is_read_and_a_killed_one_is_lost() {
     kill_process(pid, Signal::STOP).unwrap();
     recv_into(&mut link, 0, LONG);
     kill_process(pid, Signal::CONT).unwrap();
-    recv_pieces(&mut link, 1, LONG);
+    recv_chunks(&mut link, 1, LONG);
     child.0.kill().unwrap();
     child.0.wait().unwrap();
     // The third was sent, but it was never here.

@@ -19,7 +19,7 @@ const COUNT: usize = 13;
 #[derive(Debug)]
 struct Late {
     inner: Box<dyn SendLink>,
-    lent: VecDeque<(Header, *const u8)>,
+    held: VecDeque<(Header, *const u8)>,
     asked: u32,
     count: u64,
 }
@@ -32,13 +32,13 @@ impl SendLink for Late {
         self.inner.peer()
     }
     fn reserve(&mut self) -> Result<Option<&mut [u8]>> {
-        if self.lent.is_empty() { self.inner.reserve() } else { Ok(None) }
+        if self.held.is_empty() { self.inner.reserve() } else { Ok(None) }
     }
     fn commit(&mut self, header: &Header) -> Result<()> {
         self.inner.commit(header)
     }
     fn send_from(&mut self, header: &Header, data: &[u8]) -> Result<bool> {
-        if self.lent.is_empty() { self.inner.send_from(header, data) } else { Ok(false) }
+        if self.held.is_empty() { self.inner.send_from(header, data) } else { Ok(false) }
     }
     fn zero_copy(&mut self) -> Option<&mut dyn ZeroCopy> {
         Some(self)
@@ -48,25 +48,25 @@ impl SendLink for Late {
     }
     fn progress(&mut self) -> Result<bool> {
         self.asked += 1;
-        if let Some((header, data)) = self.lent.front()
+        if let Some((header, data)) = self.held.front()
             && self.asked.is_multiple_of(3)
         {
             // SAFETY: the executor keeps zero-copy memory unchanged until the link is flushed.
             let data = unsafe { std::slice::from_raw_parts(*data, header.len as usize) };
             if self.inner.send_from(header, data)? {
-                self.lent.pop_front();
+                self.held.pop_front();
             }
         }
         self.inner.progress()
     }
     fn is_flushed(&self) -> bool {
-        self.lent.is_empty() && self.inner.is_flushed()
+        self.held.is_empty() && self.inner.is_flushed()
     }
     fn check_peer(&mut self) -> Result<()> {
         self.inner.check_peer()
     }
     fn arm(&mut self) -> Result<bool> {
-        Ok(self.inner.arm()? || !self.lent.is_empty())
+        Ok(self.inner.arm()? || !self.held.is_empty())
     }
     fn disarm(&mut self) {
         self.inner.disarm();
@@ -78,7 +78,7 @@ impl SendLink for Late {
 
 impl ZeroCopy for Late {
     unsafe fn send(&mut self, header: &Header, data: &[u8], _: bool) -> Result<bool> {
-        self.lent.push_back((*header, data.as_ptr()));
+        self.held.push_back((*header, data.as_ptr()));
         self.count += 1;
         Ok(true)
     }
@@ -92,7 +92,7 @@ impl ZeroCopy for Late {
         self.count
     }
     fn revoke(&mut self) {
-        self.lent.clear();
+        self.held.clear();
     }
 }
 
@@ -134,13 +134,14 @@ fn outcome(
             let LinkPair { send, recv, kind, any_length } =
                 hub.connect(&to, &bell, &|| None, Duration::from_secs(20)).expect("the other end");
             let send = match late {
-                true => Box::new(Late { inner: send, lent: VecDeque::new(), asked: 0, count: 0 }),
+                true => Box::new(Late { inner: send, held: VecDeque::new(), asked: 0, count: 0 }),
                 false => send,
             };
             links.insert(channel, peer, LinkPair { send, recv, kind, any_length });
         }
         let header = key.header(0, algorithm);
-        let plan = Plan::compile(&key, header, &programs[rank], n, MESSAGE, links.lends(true), |c, p| links.get(c, p));
+        let plan =
+            Plan::compile(&key, header, &programs[rank], n, MESSAGE, links.zero_copy(true), |c, p| links.get(c, p));
         let plan = plan.expect("links are open");
         let mut memory: Vec<u64> = (0..2 * n * COUNT).map(|i| (1000 * rank + i) as u64).collect();
         let base = memory.as_mut_ptr();
@@ -159,18 +160,18 @@ fn outcome(
         let (task, mut workspace) = (Task { plan: &plan, buffers, header }, Workspace::default());
         // SAFETY: `memory` has room for all segments of input and output, apart or in place.
         unsafe { run(&[task], &mut links, &mut workspace, &Alone::new(bell), &policy) }.expect("no failure");
-        (memory, links.lent())
+        (memory, links.zero_copy_messages())
     };
-    let (memories, lent): (Vec<_>, Vec<u64>) = std::thread::scope(|scope| {
+    let (memories, messages): (Vec<_>, Vec<u64>) = std::thread::scope(|scope| {
         let ranks: Vec<_> = (0..n).map(|rank| scope.spawn(move || one(rank))).collect();
         ranks.into_iter().map(|rank| rank.join().expect("a rank")).unzip()
     });
-    (memories, lent.iter().sum())
+    (memories, messages.iter().sum())
 }
 
 #[test]
 fn memory_is_not_overwritten_before_the_link_is_done_with_it() {
-    let mut lent_by = std::collections::BTreeMap::new();
+    let mut messages_by = std::collections::BTreeMap::new();
     for algorithm in Algorithm::ALL {
         for collective in Collective::ALL {
             for (ranks, channels) in [(2, 1), (3, 2), (4, 1)] {
@@ -182,16 +183,16 @@ fn memory_is_not_overwritten_before_the_link_is_done_with_it() {
                 };
                 for together in [false, true] {
                     let (expected, _) = outcome(&programs, algorithm, &shape, together, false);
-                    let (got, lent) = outcome(&programs, algorithm, &shape, together, true);
+                    let (got, messages) = outcome(&programs, algorithm, &shape, together, true);
                     assert!(got == expected, "{algorithm}, {shape:?}, in place: {together}");
-                    *lent_by.entry((collective.name(), together)).or_insert(0) += lent;
+                    *messages_by.entry((collective.name(), together)).or_insert(0) += messages;
                 }
             }
         }
     }
     for collective in ["all_reduce", "all_gather", "broadcast"] {
         for together in [false, true] {
-            assert!(lent_by[&(collective, together)] > 0, "{collective}, in place: {together}: {lent_by:?}");
+            assert!(messages_by[&(collective, together)] > 0, "{collective}, in place: {together}: {messages_by:?}");
         }
     }
 }

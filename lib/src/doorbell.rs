@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 pub struct Doorbell {
     fd: OwnedFd,
     #[cfg(loom)]
-    model: super::sync::Bell,
+    model: crate::transport::sync::Bell,
 }
 
 impl Doorbell {
@@ -33,7 +33,7 @@ impl Doorbell {
         Arc::new(Doorbell {
             fd,
             #[cfg(loom)]
-            model: super::sync::Bell::new(),
+            model: crate::transport::sync::Bell::new(),
         })
     }
 
@@ -74,12 +74,12 @@ impl AsFd for Doorbell {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::event::{PollFd, PollFlags, poll};
-    use rustix::time::Timespec;
+    use crate::threads::poll;
+    use rustix::event::{PollFd, PollFlags};
+    use std::time::Duration;
 
     fn rung(bell: &Doorbell) -> bool {
-        let mut fds = [PollFd::new(bell, PollFlags::IN)];
-        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
+        poll(&mut [PollFd::new(bell, PollFlags::IN)], Duration::ZERO).unwrap() == 1
     }
 
     #[test]

@@ -4,11 +4,13 @@ use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::connection::{Waker, encode, left, lock};
+use super::connection::encode;
 use super::event::Event;
 use super::message::{Cause, ToStore};
 use super::progress::{Health, Progress};
+use crate::doorbell::Doorbell;
 use crate::interrupt::asked_to_stop;
+use crate::threads::{left, lock};
 
 /// Longest wait before the caller is asked whether it goes on.
 const SLICE: Duration = Duration::from_millis(50);
@@ -16,8 +18,8 @@ const SLICE: Duration = Duration::from_millis(50);
 pub(crate) type Handler = Arc<dyn Fn(&Event) + Send + Sync>;
 
 /// What the callers' threads and the monitor share.
-pub(crate) struct Shared {
-    pub(crate) waker: Waker,
+pub(crate) struct Mailbox {
+    pub(crate) bell: Arc<Doorbell>,
     pub(crate) outbox: Mutex<Outbox>,
     pub(crate) answers: Mutex<Answers>,
     pub(crate) changed: Condvar,
@@ -60,10 +62,10 @@ pub(crate) struct Events {
     pub(crate) handlers: Vec<Handler>,
 }
 
-impl Shared {
-    pub(crate) fn new(waker: Waker) -> Shared {
-        Shared {
-            waker,
+impl Mailbox {
+    pub(crate) fn new(bell: Arc<Doorbell>) -> Mailbox {
+        Mailbox {
+            bell,
             outbox: Mutex::default(),
             answers: Mutex::default(),
             changed: Condvar::new(),
@@ -78,7 +80,7 @@ impl Shared {
             // Callers check sizes before.
             Err(e) => return log::error!("rendezvous: {e}"),
         }
-        self.waker.wake();
+        self.bell.ring();
     }
 
     /// Waits until `ready`, at most until `deadline` or until the caller wants it to end; whether it came to that.

@@ -6,8 +6,8 @@ use tinynccl::config::SingleCopy;
 use tinynccl::wire::Algorithm;
 use tinynccl::{Config, DType, ReduceOp};
 
-/// All messages over 32 KiB are lent.
-fn lending() -> Config {
+/// All messages over 32 KiB go by zero copy.
+fn zero_copy() -> Config {
     let mut config = config();
     config.single_copy = SingleCopy::From(0);
     config
@@ -17,21 +17,21 @@ fn lending() -> Config {
 fn every_collective_of_every_algorithm_in_place_and_not() {
     for algorithm in [None].into_iter().chain(Algorithm::ALL.map(Some)) {
         for ranks in [2, 3] {
-            let mut config = lending();
+            let mut config = zero_copy();
             config.algorithm = algorithm;
-            let lent = run_ok(Fabric::Shm, ranks, &config, |comm| {
+            let messages = run_ok(Fabric::Shm, ranks, &config, |comm| {
                 for collective in COLLECTIVES {
-                    // Shorter than what is lent, one message, several of them.
+                    // Shorter than what goes by zero copy, one message, several of them.
                     for count in [1000, 50_000, 400_001] {
                         let cell = Cell { collective, dtype: DType::U32, op: ReduceOp::Sum, root: 1, count };
                         check(&comm, cell, &format_args!("{algorithm:?}"))?;
                     }
                 }
-                Ok(comm.census().lent_messages)
+                Ok(comm.census().zero_copy_messages)
             });
             // Staged calls, and by default those of three ranks of one host, go over memory that all map.
             if algorithm == Some(Algorithm::Ring) || ranks == 2 && algorithm != Some(Algorithm::Staged) {
-                assert!(lent.iter().sum::<u64>() > 0, "{algorithm:?}, {ranks} ranks: nothing was lent");
+                assert!(messages.iter().sum::<u64>() > 0, "{algorithm:?}, {ranks} ranks: no zero copy");
             }
         }
     }
@@ -40,7 +40,7 @@ fn every_collective_of_every_algorithm_in_place_and_not() {
 #[test]
 fn messages_in_a_circle_and_both_ways_at_once() {
     for ranks in [2, 3, 4] {
-        let lent = run_ok(Fabric::Shm, ranks, &lending(), |comm| {
+        let messages = run_ok(Fabric::Shm, ranks, &zero_copy(), |comm| {
             let (rank, n) = (comm.rank(), comm.size());
             for len in [20_000, 300_000] {
                 let mine: Vec<u32> = (0..len).map(|i| (rank * len + i) as u32).collect();
@@ -59,8 +59,8 @@ fn messages_in_a_circle_and_both_ways_at_once() {
                     comm.send(&mine, 0)?;
                 }
             }
-            Ok(comm.census().lent_messages)
+            Ok(comm.census().zero_copy_messages)
         });
-        assert!(lent.iter().all(|&messages| messages > 0), "{lent:?}");
+        assert!(messages.iter().all(|&messages| messages > 0), "{messages:?}");
     }
 }

@@ -1,0 +1,76 @@
+//! Threads of the library, and how they lock, wait and end.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, Timespec};
+use rustix::io::Errno;
+
+use crate::error::{Error, Result};
+use crate::fork::Origin;
+
+/// Locks, also after another thread panicked with the lock held: our critical sections leave consistent values.
+#[inline]
+pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// `poll(2)`: how many of `fds` are ready. A signal counts as the end of the time.
+pub(crate) fn poll(fds: &mut [PollFd<'_>], time: Duration) -> Result<usize, Errno> {
+    let time = Timespec { tv_sec: time.as_secs().min(3600) as i64, tv_nsec: i64::from(time.subsec_nanos()) };
+    match rustix::event::poll(fds, Some(&time)) {
+        Err(Errno::INTR) => Ok(0),
+        other => other,
+    }
+}
+
+/// Time left until `deadline`.
+pub(crate) fn left(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now())
+}
+
+/// `now + limit`, also for limits beyond what a clock can hold.
+pub(crate) fn deadline_after(limit: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_add(limit).unwrap_or_else(|| now + Duration::from_secs(365 * 24 * 3600))
+}
+
+/// A thread that is joined at the latest when this is dropped: its owner has told it to end before. A forked child has none of
+/// its parent's threads, and joins nothing.
+#[derive(Debug)]
+pub(crate) struct Thread {
+    what: String,
+    handle: Mutex<Option<JoinHandle<()>>>,
+    origin: Origin,
+}
+
+impl Thread {
+    /// Starts `run` for an operation `op`, in a thread that the system calls `name` and messages call `what`.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when there are no threads left.
+    pub(crate) fn start(op: &str, name: String, what: String, run: impl FnOnce() + Send + 'static) -> Result<Thread> {
+        let handle = std::thread::Builder::new().name(name).spawn(run);
+        let handle = handle.map_err(|e| Error::io(op, format!("starting {what}"), &e))?;
+        Ok(Thread { what, handle: Mutex::new(Some(handle)), origin: Origin::here() })
+    }
+
+    /// Waits for its end, once; not in the thread itself.
+    pub(crate) fn join(&self) {
+        let handle = lock(&self.handle).take().filter(|handle| handle.thread().id() != std::thread::current().id());
+        if handle.is_some_and(|handle| handle.join().is_err()) {
+            log::error!("{} panicked", self.what);
+        }
+    }
+}
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        if self.origin.is_here() {
+            return self.join();
+        }
+        // Without the lock, which a thread of the parent may have held when it forked.
+        std::mem::forget(self.handle.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+    }
+}
