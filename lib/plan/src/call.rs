@@ -3,8 +3,8 @@
 use crate::dtype::{DType, ReduceOp};
 use crate::wire::{Algorithm, Collective, Header};
 
-/// A collective or a message, without its memory. Everything that a compiled plan depends on is here, so that equal calls
-/// share one.
+/// A collective or a message, without its memory. Everything that a compiled plan depends on is here, so that equal
+/// calls share one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Call {
     /// The operation.
@@ -17,7 +17,8 @@ pub struct Call {
     pub root: usize,
     /// The receiver of a message; 0 for collectives.
     pub peer: usize,
-    /// Elements per segment: of the whole buffer for all_reduce, broadcast and reduce, of one rank's segment for the others.
+    /// Elements per segment: of the whole buffer for all_reduce, broadcast and reduce, of one rank's segment for the
+    /// others.
     pub count: usize,
     /// Elements per segment of the whole call if this is a chunk of one. The headers carry this count, so the first
     /// chunk detects ranks whose calls differ. Equal to `count` for a call that is not a chunk.

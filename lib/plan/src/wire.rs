@@ -190,10 +190,11 @@ pub struct Header {
     pub count: u64,
     /// Communicator id.
     pub comm: u32,
-    /// Position of the call in the communicator's sequence (collectives) or of the message on the pair (point to point).
+    /// Position of the call in the communicator's sequence (collectives) or of the message on the pair (point to
+    /// point).
     pub seq: u32,
-    /// Root rank, or [`Header::NO_ROOT`]; in an all_reduce that carries several calls, how many they are (the upper 12 bits)
-    /// and a hash of their lengths.
+    /// Root rank, or [`Header::NO_ROOT`]; in an all_reduce that carries several calls, how many they are (the upper 12
+    /// bits) and a hash of their lengths.
     pub root: u32,
     /// Payload length of this message in bytes.
     pub len: u32,

@@ -17,8 +17,8 @@
 //! | all_reduce, barrier | 2 | 2(n-1)/n · S |
 //! | reduce | 2 | S; the root (n-1)/n · S |
 //!
-//! Sources: MSCCL's all-pairs algorithm (A. Shah et al., "TACCL", 2023; M. Cowan et al., "MSCCLang", 2023, section 6); the
-//! two-shot all_reduce of TensorRT-LLM; van de Geijn's scatter-gather scheme.
+//! Sources: MSCCL's all-pairs algorithm (A. Shah et al., "TACCL", 2023; M. Cowan et al., "MSCCLang", 2023, section 6);
+//! the two-shot all_reduce of TensorRT-LLM; van de Geijn's scatter-gather scheme.
 
 use super::Shape;
 use super::rank_order::{needs_scratch, reduce};

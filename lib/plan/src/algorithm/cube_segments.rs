@@ -1,4 +1,5 @@
-//! Segments over a hypercube: all_gather by recursive doubling, reduce_scatter by recursive halving, for any number of ranks.
+//! Segments over a hypercube: all_gather by recursive doubling, reduce_scatter by recursive halving, for any number of
+//! ranks.
 //!
 //! all_gather on 5 ranks: 0 and 1 are a pair, of which 0 is in the cube of 0, 2, 3, 4. Each box lists a rank's
 //! segments:
@@ -21,8 +22,8 @@
 //! | reduce_scatter | n-1; other n: up to 3(n-1) in a pair | (n-1) · S |
 //! | all_gather | n-1 | (n-1) · S; other n: up to 3(n-1) · S in a pair, whose odd rank sends S |
 //!
-//! Source: R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective communication operations in MPICH" (2005),
-//! sections 4.1, 4.2 and 4.5, where all_reduce folds other n so.
+//! Source: R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective communication operations in MPICH"
+//! (2005), sections 4.1, 4.2 and 4.5, where all_reduce folds other n so.
 
 use super::Shape;
 use super::halving_doubling::{block, exchange};

@@ -21,8 +21,9 @@
 //! | all_gather | 2D - 2, at least 1 | ≤ (n+1) · S (one tree: up to (2n+1) · S) |
 //! | reduce_scatter | 2D - 2, at least 1 | (n-1) · S |
 //!
-//! Sources: P. Sanders, J. Speck and J. L. Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan"
-//! (2009); S. Jeaugey, "Massively scale your deep learning training with NCCL 2.4" (2019); NCCL `src/graph/trees.cc`.
+//! Sources: P. Sanders, J. Speck and J. L. Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and
+//! scan" (2009); S. Jeaugey, "Massively scale your deep learning training with NCCL 2.4" (2019); NCCL
+//! `src/graph/trees.cc`.
 
 use super::binary_tree::{Laid, Tree};
 use super::{Shape, tree};

@@ -3,7 +3,8 @@
 //! When n is not a power of two, with 2^k below it, the first 2(n - 2^k) ranks pair up: the odd one sends its input to
 //! the even one, does not take part, and gets the result at the end.
 //!
-//! Source: R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective communication operations in MPICH" (2005).
+//! Source: R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective communication operations in MPICH"
+//! (2005).
 
 use std::ops::Range;
 

@@ -1,7 +1,7 @@
 //! A collective as data: for each rank, the primitive steps it takes, per lane, over parts of three buffers.
 //!
-//! An [`algorithm`](crate::algorithm) produces a [`Program`] per rank from a [`Shape`], without any I/O. The same value is
-//! executed, verified ([`verify`]), costed and drawn.
+//! An [`algorithm`](crate::algorithm) produces a [`Program`] per rank from a [`Shape`], without any I/O. The same value
+//! is executed, verified ([`verify`]), costed and drawn.
 //!
 //! # Shape
 //! A buffer is one or several *segments* of `count` elements (all_gather's output has one per rank). The executor walks

@@ -63,9 +63,11 @@ impl Cut {
 }
 
 impl Partition {
-    /// Cuts segments of `count` elements of `elem_size` bytes into windows of `parts` parts of at most `max_message` bytes.
+    /// Cuts segments of `count` elements of `elem_size` bytes into windows of `parts` parts of at most `max_message`
+    /// bytes.
     ///
-    /// A part holds at least one element, even if `max_message` is smaller than that. `parts` and `elem_size` of 0 count as 1.
+    /// A part holds at least one element, even if `max_message` is smaller than that. `parts` and `elem_size` of 0
+    /// count as 1.
     pub fn new(count: usize, elem_size: usize, parts: usize, max_message: usize) -> Partition {
         let (elem_size, parts) = (elem_size.max(1), parts.max(1));
         // Elements per cache line; 1 (never aligned) for sizes that do not divide it.

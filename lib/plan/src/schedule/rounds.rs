@@ -55,8 +55,8 @@ pub struct Round {
     pub memory: Vec<Memory>,
 }
 
-/// Verifies the programs of all ranks, and plays one window of them, in place where the collective has such a form. The first
-/// element of the result is the state before the first round, without steps.
+/// Verifies the programs of all ranks, and plays one window of them, in place where the collective has such a form. The
+/// first element of the result is the state before the first round, without steps.
 ///
 /// # Errors
 /// As [`verify`].

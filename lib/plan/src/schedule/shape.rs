@@ -40,8 +40,8 @@ impl Shape {
         }
     }
 
-    /// The contents of a segment of `rank`'s output: a segment of inputs, and the ranks whose inputs they are, combined where
-    /// there are several. `None` for point to point.
+    /// The contents of a segment of `rank`'s output: a segment of inputs, and the ranks whose inputs they are, combined
+    /// where there are several. `None` for point to point.
     pub fn result(&self, rank: usize, segment: usize) -> Option<(usize, Range<usize>)> {
         let one = |rank| rank..rank + 1;
         Some(match self.collective {

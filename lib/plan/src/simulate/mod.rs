@@ -12,8 +12,8 @@
 //!
 //! # The model
 //! Alpha-beta-gamma with contention:
-//! - A rank's lane takes its steps in order, as in the executor. A message to send goes onto its FIFO, one per channel and
-//!   pair of ranks; the lane does not wait for it. A FIFO transfers one message at a time, in order.
+//! - A rank's lane takes its steps in order, as in the executor. A message to send goes onto its FIFO, one per channel
+//!   and pair of ranks; the lane does not wait for it. A FIFO transfers one message at a time, in order.
 //! - A transfer of n bytes over a route occupies every link on it, at the same rate. Transfers share links max-min
 //!   fairly: no transfer can be faster without slowing one that is not faster itself. The last byte arrives `latency`
 //!   after it was sent (alpha); a FIFO's next message need not wait for that.
@@ -46,9 +46,9 @@
 //!   fast as the last third. [`Report::uncertainty`] is the error of the time if the speed of the third before were
 //!   right instead.
 //!
-//! Sources: R. W. Hockney (1994) for alpha and beta; A. Alexandrov et al., "LogGP" (1995) for the overhead; D. Bertsekas and
-//! R. Gallager, "Data Networks", section 6.5.2, for max-min fairness; R. Paige and R. E. Tarjan, "Three partition refinement
-//! algorithms" (1987) for the classes.
+//! Sources: R. W. Hockney (1994) for alpha and beta; A. Alexandrov et al., "LogGP" (1995) for the overhead; D.
+//! Bertsekas and R. Gallager, "Data Networks", section 6.5.2, for max-min fairness; R. Paige and R. E. Tarjan, "Three
+//! partition refinement algorithms" (1987) for the classes.
 
 mod engine;
 pub mod machine;
@@ -104,8 +104,8 @@ impl Default for Limits {
 /// Simulates a call.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] when the algorithm has no schedule for the call, the machine has too few ranks, or there are more events than
-/// `limits` allow; the message says how many.
+/// [`Error::InvalidArgument`] when the algorithm has no schedule for the call, the machine has too few ranks, or there
+/// are more events than `limits` allow; the message says how many.
 pub fn simulate(call: &Scenario, machine: &dyn Machine, limits: &Limits) -> Result<Report> {
     let Scenario { algorithm, shape, .. } = *call;
     let fail = |detail: String| Err(Error::invalid("simulate", detail));

@@ -128,7 +128,8 @@ impl Report {
         self.method.extrapolated.map_or(0.0, |e| e.uncertainty)
     }
 
-    /// No schedule that puts these bytes on these links is faster: the fullest link's bytes over its bandwidth, in seconds.
+    /// No schedule that puts these bytes on these links is faster: the fullest link's bytes over its bandwidth, in
+    /// seconds.
     pub fn bandwidth_bound(&self) -> f64 {
         self.links.first().map_or(0.0, |l| l.bytes / l.bandwidth)
     }

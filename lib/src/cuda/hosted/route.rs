@@ -180,7 +180,8 @@ impl Route {
         }
     }
 
-    /// Chunks of the call, on this rank: of a collective as many as on every other, of messages as many as the longer one has.
+    /// Chunks of the call, on this rank: of a collective as many as on every other, of messages as many as the longer
+    /// one has.
     pub(super) fn chunks(&self) -> usize {
         match self.wire {
             Wire::Collective { .. } => self.row.0.div_ceil(self.row.1).max(1) as usize,

@@ -289,8 +289,8 @@ impl Registry {
     /// Writes the address of the allocation of `peer`'s registration `id` into the table in `window`.
     fn write(&self, layout: &Layout, window: u64, peer: usize, id: u16, base: u64) -> Result<(), DriverError> {
         self.context.bind_to_thread()?;
-        // SAFETY: the place is in the table of a window. No kernel reads it now: no call names this registration before all ranks
-        // have it.
+        // SAFETY: the place is in the table of a window. No kernel reads it now: no call names this registration before
+        // all ranks have it.
         unsafe { result::memcpy_htod_sync(window + layout.registration(peer, id) as u64, &[base]) }?;
         // A copy from pageable memory may still be in progress.
         // SAFETY: the default stream.
@@ -352,7 +352,8 @@ impl Registry {
     }
 }
 
-/// Registers one buffer of each rank of this process; nothing needs to be mapped. `ranks`: registry, window and buffer of each.
+/// Registers one buffer of each rank of this process; nothing needs to be mapped. `ranks`: registry, window and buffer
+/// of each.
 pub(crate) fn register_all(
     layout: &Layout,
     windows: &[u64; MAX_RANKS],

@@ -11,7 +11,8 @@
 //! d through aggregation switch d mod k/2, which sends through core (d / (k/2)) mod k/2. With an oversubscription of o,
 //! every link above the leaves has 1/o of a host's bandwidth.
 //!
-//! The built-in figures: 50 GB/s (400 Gb/s, NVIDIA's data sheets of Quantum-2 and ConnectX-7); 1.5 µs of latency and 0.3 µs per switch are assumptions.
+//! The built-in figures: 50 GB/s (400 Gb/s, NVIDIA's data sheets of Quantum-2 and ConnectX-7); 1.5 µs of latency and
+//! 0.3 µs per switch are assumptions.
 
 use super::{Costs, LinkId, Machine, Translation, divides};
 

@@ -3,7 +3,8 @@
 //! ```toml
 #![doc = include_str!("../../../../../docs/topologies/two-hosts.toml")]
 //! ```
-//! Messages take the route of least latency, then of fewest links, then the one whose links come first. Every node forwards messages.
+//! Messages take the route of least latency, then of fewest links, then the one whose links come first. Every node
+//! forwards messages.
 
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, HashMap};

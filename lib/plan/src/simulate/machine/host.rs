@@ -25,7 +25,8 @@ pub struct Host {
 }
 
 impl Host {
-    /// `ranks` ranks on `cores` cores that touch `footprint` bytes each (input and output), over TCP or through shared memory.
+    /// `ranks` ranks on `cores` cores that touch `footprint` bytes each (input and output), over TCP or through shared
+    /// memory.
     pub fn new(model: &CostModel, ranks: usize, cores: usize, footprint: usize, over_tcp: bool) -> Host {
         let cores = cores.clamp(1, ranks.max(1));
         let model = model.clone().on_cores(ranks, cores);

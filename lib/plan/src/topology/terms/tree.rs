@@ -89,7 +89,8 @@ fn by_segments(shape: &Shape, share: f64) -> Work {
     }
 }
 
-/// The first ranks of the blocks are a tree of the same shape among themselves, and half of the blocks have a second edge out.
+/// The first ranks of the blocks are a tree of the same shape among themselves, and half of the blocks have a second
+/// edge out.
 pub(super) fn crossing(shape: &Shape, placement: Placement) -> Crossing {
     let hosts = placement.hosts(shape.ranks);
     let depth = |n: usize| f64::from(binary_tree::depth(n));
