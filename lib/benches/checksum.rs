@@ -1,8 +1,9 @@
 //! What checksums cost: calls between threads of this process, with and without `TINYNCCL_CHECKSUM`, in turn.
 //!
 //! `cargo bench -p tinynccl --bench checksum [-- RANKS]` prints, per collective and length, the least time of a call in
-//! microseconds of several rounds without and with checksums, and how they compare. What passes through shared memory is one-shot up
-//! to the length of a slot and staged beyond (two ranks: their link); `message` is a message point to point, there and back.
+//! microseconds of several rounds without and with checksums, and how they compare. What passes through shared memory
+//! is one-shot up to the length of a slot and staged beyond (two ranks: their link); `message` is a message point to
+//! point, there and back.
 
 use std::time::Instant;
 

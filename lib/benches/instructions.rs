@@ -7,8 +7,8 @@
 //! valgrind --tool=callgrind --callgrind-out-file=/dev/null --toggle-collect='*all_reduces*' \
 //!     target/release/deps/instructions-HASH 10000
 //! ```
-//! The messages go over links; with the word `board`, over the board (one-shot). Without valgrind it prints nanoseconds.
-//! `TINYNCCL_TRACE=FILE` shows what recording adds.
+//! The messages go over links; with the word `board`, over the board (one-shot). Without valgrind it prints
+//! nanoseconds. `TINYNCCL_TRACE=FILE` shows what recording adds.
 
 use std::time::Instant;
 

@@ -1,9 +1,10 @@
 //! Latency and bandwidth of the links: one thread on core 0, one on core 1.
 //!
-//! `cargo bench -p tinynccl --bench link [-- BACKEND...]` prints, per backend, the least time of an 8-byte message one way
-//! (half a round trip), the time per message of a stream of 8-byte messages, and GB/s of a stream of large
-//! messages (128 KiB, TCP 1 MiB). `relayed-shm` and `relayed-tcp` go through a third rank of the same process, whose forwarder runs on
-//! whichever core is free: against `shm` and `tcp` they show what a hop adds. The environment's settings count. `exchange` is an 8-byte all_reduce between two ranks without the arithmetic.
+//! `cargo bench -p tinynccl --bench link [-- BACKEND...]` prints, per backend, the least time of an 8-byte message one
+//! way (half a round trip), the time per message of a stream of 8-byte messages, and GB/s of a stream of large messages
+//! (128 KiB, TCP 1 MiB). `relayed-shm` and `relayed-tcp` go through a third rank of the same process, whose forwarder
+//! runs on whichever core is free: against `shm` and `tcp` they show what a hop adds. The environment's settings count.
+//! `exchange` is an 8-byte all_reduce between two ranks without the arithmetic.
 
 use std::hint::spin_loop;
 use std::sync::Arc;
@@ -46,7 +47,8 @@ fn recv(link: &mut LinkPair, h: &Header, dst: &mut [u8]) {
     }
 }
 
-/// Both ends do the same 8-byte exchange: send, then receive. Nanoseconds per exchange: an all_reduce without arithmetic.
+/// Both ends do the same 8-byte exchange: send, then receive. Nanoseconds per exchange: an all_reduce without
+/// arithmetic.
 fn exchange(link: &mut LinkPair, n: usize) -> f64 {
     let (h, data, mut dst) = (header(8), [1u8; 8], [0u8; 8]);
     let start = Instant::now();

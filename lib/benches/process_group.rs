@@ -1,8 +1,8 @@
-//! What a process group costs above the communicator that it is made of: two ranks, threads on cores 0 and 1, make the same
-//! all_reduces by both in turn.
+//! What a process group costs above the communicator that it is made of: two ranks, threads on cores 0 and 1, make the
+//! same all_reduces by both in turn.
 //!
-//! `cargo bench -p tinynccl --bench process_group` prints the medians of 61 rounds of either, and the median of their differences.
-//! The first line is of one rank alone, where nothing is sent: the calls themselves.
+//! `cargo bench -p tinynccl --bench process_group` prints the medians of 61 rounds of either, and the median of their
+//! differences. The first line is of one rank alone, where nothing is sent: the calls themselves.
 
 use std::time::Instant;
 

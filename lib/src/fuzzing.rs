@@ -1,7 +1,7 @@
 //! One entry point for each parser of bytes or text that comes from outside, with what must hold whatever comes.
 //!
-//! The fuzzing targets in `fuzz/` call them, and so does the test below with the inputs in `fuzz/corpus`: what the fuzzer
-//! found once is checked by every run of the tests. Not part of the library's interface: it is there only under
+//! The fuzzing targets in `fuzz/` call them, and so does the test below with the inputs in `fuzz/corpus`: what the
+//! fuzzer found once is checked by every run of the tests. Not part of the library's interface: it is there only under
 //! `--cfg fuzzing` and in the library's own tests, and panics where a property does not hold.
 
 pub use crate::bootstrap::fuzzing::{bootstrap_frame, environment, interfaces, store_request, unique_id};

@@ -1,8 +1,9 @@
 //! What the ranks of a job know and nobody else does: proven by challenge and response, never sent.
 //!
-//! Both sides of a connection draw a nonce, and each shows an HMAC-SHA256 over its role, both nonces and what the connection
-//! is for. Whoever has no secret cannot make one, what was overheard fits no other nonces, and what one side shows is of no
-//! use in the other's role. A text that people choose can be guessed by trying: it should be as random as a key.
+//! Both sides of a connection draw a nonce, and each shows an HMAC-SHA256 over its role, both nonces and what the
+//! connection is for. Whoever has no secret cannot make one, what was overheard fits no other nonces, and what one side
+//! shows is of no use in the other's role. A text that people choose can be guessed by trying: it should be as random
+//! as a key.
 
 use std::fmt;
 

@@ -1,5 +1,5 @@
-//! Connections that are turned away, in the log: one line for the first, then at most one a minute with a count, and a count at
-//! the end. Whoever can connect could fill a log otherwise.
+//! Connections that are turned away, in the log: one line for the first, then at most one a minute with a count, and a
+//! count at the end. Whoever can connect could fill a log otherwise.
 
 use std::time::{Duration, Instant};
 

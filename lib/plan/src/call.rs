@@ -3,8 +3,8 @@
 use crate::dtype::{DType, ReduceOp};
 use crate::wire::{Algorithm, Collective, Header};
 
-/// A collective or a message, without its memory. Everything that a compiled plan depends on is here, so that equal calls
-/// share one.
+/// A collective or a message, without its memory. Everything that a compiled plan depends on is here, so that equal
+/// calls share one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Call {
     /// The operation.
@@ -17,10 +17,11 @@ pub struct Call {
     pub root: usize,
     /// The receiver of a message; 0 for collectives.
     pub peer: usize,
-    /// Elements per segment: of the whole buffer for all_reduce, broadcast and reduce, of one rank's segment for the others.
+    /// Elements per segment: of the whole buffer for all_reduce, broadcast and reduce, of one rank's segment for the
+    /// others.
     pub count: usize,
-    /// Elements per segment of the call that this is a chunk of, which is the count that the headers carry: ranks whose calls
-    /// differ notice with the first chunk. Equal to `count` for a call that is not a chunk.
+    /// Elements per segment of the whole call if this is a chunk of one. The headers carry this count, so the first
+    /// chunk detects ranks whose calls differ. Equal to `count` for a call that is not a chunk.
     pub whole: usize,
 }
 
@@ -41,7 +42,7 @@ impl Call {
         Call { collective, dtype, op, root, peer: 0, count, whole: count }
     }
 
-    /// A message of the calling rank to `peer`.
+    /// A message from the calling rank to `peer`.
     pub const fn send(dtype: DType, peer: usize, count: usize) -> Call {
         Call::message(dtype, Call::OWN, peer, count)
     }
@@ -56,13 +57,13 @@ impl Call {
         Call { dtype, root: sender, peer: receiver, count, whole: count, ..Call::of(Collective::SendRecv) }
     }
 
-    /// The same call of `count` elements per segment, as all of it.
+    /// The same call with `count` elements per segment, as a whole.
     #[inline]
     pub const fn with_count(self, dtype: DType, count: usize) -> Call {
         Call { dtype, count, whole: count, ..self }
     }
 
-    /// A chunk of it: `count` elements per segment.
+    /// A chunk of the call: `count` elements per segment.
     #[inline]
     pub const fn chunk(self, count: usize) -> Call {
         Call { count, ..self }

@@ -134,7 +134,7 @@ pub enum ReduceOp {
     Max = 3,
     /// Sum, then division by the world size (integers truncate towards zero).
     Avg = 4,
-    /// Bitwise and; integers alone, as are the next two.
+    /// Bitwise and; integers only, like the next two.
     BitAnd = 5,
     /// Bitwise or.
     BitOr = 6,
@@ -176,7 +176,7 @@ impl ReduceOp {
         matches!(self, ReduceOp::BitAnd | ReduceOp::BitOr | ReduceOp::BitXor)
     }
 
-    /// Whether values of this type can be combined by it: bits are combined of integers alone.
+    /// Whether it can combine values of this type: operators on bits take integers only.
     #[inline]
     pub const fn applies_to(self, dtype: DType) -> bool {
         !(self.is_bitwise() && dtype.is_float())

@@ -1,4 +1,5 @@
-//! One error type: it names the operation, the ranks and addresses, what was expected, what came, and what to do next.
+//! One error type. It names the operation, the ranks and addresses, the expected and the received value, and the next
+//! step.
 
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use crate::wire::{Collective, Header};
 /// Result of every fallible call in this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong. `Clone`, because one failure is delivered to every waiter.
+/// A failure. `Clone`, because one failure is delivered to every waiter.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -19,20 +20,20 @@ pub enum Error {
         calls(*rank, *peer, ours, theirs)
     )]
     Mismatch {
-        /// One of the two ranks: the one that noticed it, if that is one of them.
+        /// One of the two ranks: the one that detected it, if that is one of them.
         rank: usize,
         /// The other one.
         peer: usize,
         /// The call of `rank`.
         ours: Box<Header>,
-        /// The call of `peer`, or what it sent.
+        /// The call of `peer`, or the header that it sent.
         theirs: Box<Header>,
     },
 
     /// A peer's process or connection is gone; every later call of the communicator gives this too.
     #[error("{op}: rank {rank} lost rank {peer} ({address}): {detail}; look at that rank's output for the first error")]
     PeerLost {
-        /// Operation in which it showed.
+        /// Operation that detected it.
         op: String,
         /// Our rank.
         rank: usize,
@@ -40,7 +41,7 @@ pub enum Error {
         peer: usize,
         /// Where that rank was reached.
         address: String,
-        /// What the operating system or the rendezvous said.
+        /// The report of the operating system or the rendezvous.
         detail: String,
     },
 
@@ -53,16 +54,17 @@ pub enum Error {
         rank: usize,
         /// How long nothing moved.
         waited: Duration,
-        /// The ranks that have not arrived, as far as is known.
+        /// The ranks that are known not to have arrived.
         missing: Vec<usize>,
-        /// What is known of them, and the next step.
+        /// Their known state, and the next step.
         detail: String,
     },
 
-    /// The communicator was aborted, here or by another rank, or failed in an earlier call; every later call gives this too.
+    /// The communicator was aborted, here or by another rank, or failed in an earlier call. Every later call also gives
+    /// this.
     #[error("{op}: rank {rank}: the communicator was aborted: {reason}")]
     Aborted {
-        /// Operation that was running or asked for.
+        /// Operation that was running or requested.
         op: String,
         /// Our rank.
         rank: usize,
@@ -70,10 +72,10 @@ pub enum Error {
         reason: String,
     },
 
-    /// Arguments that cannot be right.
+    /// Invalid arguments.
     #[error("{op}: {detail}")]
     InvalidArgument {
-        /// Operation that was asked for.
+        /// Requested operation.
         op: String,
         /// Expected and got.
         detail: String,
@@ -84,16 +86,16 @@ pub enum Error {
     Config {
         /// Variable or option.
         name: String,
-        /// What it held (empty when it is missing).
+        /// Its value (empty when it is missing).
         value: String,
-        /// What was expected.
+        /// The expected value.
         detail: String,
     },
 
     /// The ranks could not find each other.
     #[error("rendezvous at {address}: {detail}")]
     Bootstrap {
-        /// Address of the rendezvous store, or what stands for it.
+        /// Address of the rendezvous store, or a name for it.
         address: String,
         /// Expected, got, next step.
         detail: String,
@@ -102,7 +104,7 @@ pub enum Error {
     /// Bytes from a peer that break the protocol (wrong length, wrong checksum, not our magic).
     #[error("{op}: rank {rank}: protocol error from rank {peer} ({address}): {detail}")]
     Protocol {
-        /// Operation in which it showed.
+        /// Operation that detected it.
         op: String,
         /// Our rank.
         rank: usize,
@@ -119,7 +121,7 @@ pub enum Error {
     Os {
         /// Operation that was running.
         op: String,
-        /// What was being done, with addresses and sizes.
+        /// The attempted action, with addresses and sizes.
         detail: String,
         /// The error number.
         errno: i32,
@@ -130,16 +132,16 @@ pub enum Error {
     Cuda {
         /// Operation that was running.
         op: String,
-        /// What was being done, with devices and sizes.
+        /// The attempted action, with devices and sizes.
         detail: String,
         /// The driver's status in words.
         status: String,
     },
 
-    /// This build or this machine cannot do it.
+    /// This build or this machine does not support it.
     #[error("{what} is not available here: {detail}")]
     Unsupported {
-        /// What was asked for.
+        /// The requested feature.
         what: String,
         /// Why not, and what to do instead.
         detail: String,
@@ -175,8 +177,8 @@ impl Error {
         Error::io(op, detail, &errno.into())
     }
 
-    /// What `op` gives because of this failure before it: a rank that is lost stays lost, whether the call began before that was known or
-    /// not; anything else happened to another call, and this one finds the communicator aborted.
+    /// The error of `op` after this earlier failure. A lost rank stays [`Error::PeerLost`], whether or not the call
+    /// began before the loss was known. Any other failure belongs to another call, and `op` gets [`Error::Aborted`].
     #[doc(hidden)]
     pub fn for_later_call(&self, op: String, rank: usize) -> Error {
         match self {
@@ -190,7 +192,7 @@ impl Error {
 }
 
 impl ReduceOp {
-    /// An error of the call if values of this type cannot be combined by it, or not in this collective.
+    /// An error if the operator cannot combine values of this type, or not in this collective.
     #[doc(hidden)]
     #[inline]
     pub fn check(self, collective: Collective, rank: usize, dtype: DType) -> Result<()> {

@@ -1,8 +1,8 @@
 //! The two 8-bit floats of "FP8 formats for deep learning" (Micikevicius et al., 2022), which `half` does not have.
 //!
-//! Values are converted as PyTorch does: to nearest, ties to even, and what is too large becomes NaN (`F8E4M3`, which has no
-//! infinity) or infinity (`F8E5M2`). NCCL and CUDA's own conversions take the greatest finite value there, which hides that a
-//! sum overflowed. All of it is branch-free, so that loops over it vectorise.
+//! Conversions are PyTorch's: to nearest, ties to even. Values that are too large become NaN (`F8E4M3`, which has no
+//! infinity) or infinity (`F8E5M2`). NCCL's and CUDA's conversions saturate at the greatest finite value, which hides
+//! overflow. All functions are branch-free, so that loops over them vectorise.
 
 use std::fmt;
 
@@ -42,7 +42,7 @@ macro_rules! float8 {
                 self.0
             }
 
-            /// Whether it is no number.
+            /// Whether it is NaN.
             #[inline(always)]
             pub const fn is_nan(self) -> bool {
                 self.0 & 0x7f > Self::LARGEST
@@ -113,7 +113,7 @@ macro_rules! float8 {
     };
 }
 
-// 480 is what would come behind 448 if it were no NaN.
+// 480 would follow 448 if it were not NaN.
 float8!(F8E4M3: mantissa 3, bias 7, largest magnitude 0x7e, from 0x7f on (0x7fc0_0000), too large from 0x43f0_0000 on: 0x7f);
 // 2^16.
 float8!(F8E5M2: mantissa 2, bias 15, largest magnitude 0x7c, from 0x7c on (0x7f80_0000), too large from 0x4780_0000 on: 0x7c);
@@ -122,7 +122,7 @@ float8!(F8E5M2: mantissa 2, bias 15, largest magnitude 0x7c, from 0x7c on (0x7f8
 mod tests {
     use super::*;
 
-    /// The value of bits by the definition of the format; `None`: no number.
+    /// The value of bits by the definition of the format; `None`: NaN.
     fn value(bits: u8, mantissa: u32, bias: i32, infinity: bool) -> Option<f64> {
         let (exponent, fraction) = (i32::from(bits & 0x7f) >> mantissa, i32::from(bits) & ((1 << mantissa) - 1));
         let most = (1 << (7 - mantissa)) - 1;
@@ -136,7 +136,7 @@ mod tests {
         Some(if bits & 0x80 == 0 { magnitude } else { -magnitude })
     }
 
-    /// The nearest of all finite values and of the one that would come behind them; of two equally near ones that with even bits.
+    /// The nearest of all finite values and the one that would follow them; ties go to even bits.
     fn nearest(x: f32, mantissa: u32, bias: i32, infinity: bool) -> u8 {
         let sign = (x.to_bits() >> 24 & 0x80) as u8;
         if x.is_nan() {

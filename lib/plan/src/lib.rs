@@ -1,5 +1,6 @@
-//! The part of [tinynccl](https://github.com/tinynccl/tinynccl) that only computes: what each rank of a collective does, proof that it is
-//! right, and how long it takes. Nothing here opens a socket or a file, asks the machine, or looks at a clock.
+//! The part of [tinynccl](https://github.com/tinynccl/tinynccl) that only computes: the program of each rank of a
+//! collective, the proof of its result, and its cost. Nothing here opens a socket or a file, queries the machine, or
+//! reads a clock.
 //!
 //! Programs use the crate `tinynccl`, which has all these modules under the same names.
 //!
@@ -14,7 +15,7 @@
 //! | [`device`] | names of how a call of GPUs runs |
 //! | [`schedule`] | a collective as data: its steps, proved, played, drawn |
 //! | [`algorithm`] | from a call to a schedule |
-//! | [`topology`] | who reaches whom, what a schedule costs, which algorithm to take |
+//! | [`topology`] | connectivity of ranks, cost of a schedule, choice of the algorithm |
 //! | [`simulate`] | the same schedules on machines that need not exist |
 
 pub mod algorithm;

@@ -1,4 +1,4 @@
-//! The header that travels with every message, so that ranks which disagree get an error naming both values.
+//! The header of every message, so that ranks which disagree get an error naming both values.
 
 use std::fmt;
 
@@ -24,7 +24,7 @@ pub enum Collective {
     Scatter = 6,
     /// Rank `r` ends with segment `r` of every rank's input.
     AllToAll = 7,
-    /// Nobody leaves before everybody has entered.
+    /// No rank leaves before all have entered.
     Barrier = 8,
     /// Point to point: `root` in the header is the sender.
     SendRecv = 9,
@@ -72,7 +72,7 @@ impl Collective {
         Collective::ALL.get(code as usize).copied()
     }
 
-    /// True when one rank plays a special part and must be the same everywhere.
+    /// True when there is a root, which must be the same on all ranks.
     #[inline]
     pub const fn has_root(self) -> bool {
         matches!(
@@ -98,7 +98,7 @@ impl fmt::Display for Collective {
     }
 }
 
-/// How a collective is carried out; the value travels in the header because all ranks must choose the same one.
+/// How a collective runs; the header carries the value because all ranks must choose the same one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Algorithm {
@@ -108,19 +108,20 @@ pub enum Algorithm {
     Tree = 1,
     /// Two complementary binary trees, each carrying half: logarithmic latency and full bandwidth.
     DoubleTree = 2,
-    /// Every rank talks to every other (or to the root) directly: one hop.
+    /// Every rank exchanges directly with every other (or with the root): one hop.
     Direct = 3,
     /// Recursive halving (reduce-scatter) and doubling (all-gather) over a hypercube.
     HalvingDoubling = 4,
-    /// Each rank reduces its own part of everybody's input and sends it to everybody: two hops at full bandwidth.
+    /// Each rank reduces its own part of all inputs and sends it to all ranks: two hops at full bandwidth.
     AllPairs = 5,
-    /// In shared memory: each rank writes once, all read and reduce for themselves. No schedule: see `symmetric`.
+    /// In shared memory: each rank writes once, and all read and reduce. No schedule: see `symmetric`.
     OneShot = 6,
     /// In symmetric memory: ranks read and write each other's buffers. No schedule: see `symmetric`.
     TwoShot = 7,
-    /// Neighbours in a hypercube swap all they have, at twice the distance each time: fewest messages.
+    /// Neighbours in a hypercube exchange all their data, at twice the distance each time: fewest messages.
     RecursiveDoubling = 8,
-    /// In shared memory: chunks of ordinary buffers pass through areas that all ranks map. No schedule: see `symmetric`.
+    /// In shared memory: chunks of ordinary buffers pass through stages that all ranks map. No schedule: see
+    /// `symmetric`.
     Staged = 9,
 }
 
@@ -178,26 +179,27 @@ impl std::str::FromStr for Algorithm {
     }
 }
 
-/// What one message belongs to and how long it is. 32 bytes, little endian on the wire (all supported targets are).
+/// A message's call and length. 32 bytes, little endian on the wire (all supported targets are).
 ///
-/// Both sides derive the header from their own call, so a receiver compares it to what it expects
-/// ([`Header::agrees_with`]) before it touches a payload byte.
+/// Both sides derive the header from their own call, so a receiver compares it with the expected one
+/// ([`Header::agrees_with`]) before it reads a payload byte.
 #[derive(Clone, Copy, PartialEq, Eq, Default, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub struct Header {
-    /// Elements per segment of the whole call; of the pair of ranks where each pair has its own ([`Header::UNEVEN`]).
+    /// Elements per segment of the whole call; of the pair of ranks if each pair has its own ([`Header::UNEVEN`]).
     pub count: u64,
     /// Communicator id.
     pub comm: u32,
-    /// Position of the call in the communicator's sequence (collectives) or of the message on the pair (point to point).
+    /// Position of the call in the communicator's sequence (collectives) or of the message on the pair (point to
+    /// point).
     pub seq: u32,
-    /// Root rank, or [`Header::NO_ROOT`]; in an all_reduce that carries several calls, how many they are (the upper 12 bits)
-    /// and a hash of their lengths.
+    /// Root rank, or [`Header::NO_ROOT`]; in an all_reduce that carries several calls, how many they are (the upper 12
+    /// bits) and a hash of their lengths.
     pub root: u32,
     /// Payload length of this message in bytes.
     pub len: u32,
-    /// Digest of the collective calls that the sender had made before this one, never 0; 0 where it is not told (point to point).
-    /// With checksums on, a link has here the CRC-32 of the message, header included, and does not tell the digest.
+    /// Digest of the collective calls that the sender had made before this one, never 0; 0 if not sent (point to
+    /// point). With checksums, a link sends the CRC-32 of the message here, header included, and no digest.
     pub crc: u32,
     /// [`Collective`] code.
     pub collective: u8,
@@ -222,12 +224,12 @@ impl Header {
     pub const PACK_HASH: u32 = (1 << 20) - 1;
     /// Most packed calls that `root` can count; it stands for any larger number.
     pub const MAX_PACKED: usize = (1 << 12) - 2;
-    /// `algorithm` of a call that is told without any message of it.
+    /// `algorithm` of a call that is announced without a message.
     pub const NO_ALGORITHM: u8 = u8::MAX;
     /// Bytes on the wire.
     pub const BYTES: usize = 32;
 
-    /// True when `self` and `other` describe the same message after the same calls, where both tell of those.
+    /// True when `self` and `other` describe the same message after the same calls, if both have digests.
     #[inline]
     pub fn agrees_with(&self, other: &Header) -> bool {
         *self == *other || (self.crc == 0 || other.crc == 0) && self.is_same_call(other)
@@ -329,7 +331,7 @@ mod tests {
             prop_assert!(header.algorithm == Header::NO_ALGORITHM || header.to_string().contains(&length));
         }
 
-        /// Two headers agree exactly when all their bytes do, those of the digest where both have one.
+        /// Two headers agree exactly when all their bytes do, those of the digest only if both have one.
         #[test]
         fn one_flipped_bit_is_seen(header in any_header(), bit in 0usize..256) {
             let mut bytes = written(&header);

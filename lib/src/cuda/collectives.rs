@@ -47,9 +47,9 @@ macro_rules! enqueued {
 collectives!(enqueued);
 
 impl DeviceComm {
-    /// Sends to `peer`, which must receive as many elements. The stream waits until the peer receives when the message is longer than
-    /// the slots, or from 4 MiB on when the communicator has registered buffers: two ranks that send to each other first and
-    /// receive then must use [`DeviceComm::send_recv`].
+    /// Sends to `peer`, which must receive as many elements. The stream waits until the peer receives when the message
+    /// is longer than the slots, or from 4 MiB on when the communicator has registered buffers: two ranks that send to
+    /// each other first and receive then must use [`DeviceComm::send_recv`].
     pub fn send<T: Element + DeviceRepr>(
         &self,
         stream: &Arc<CudaStream>,
@@ -59,7 +59,8 @@ impl DeviceComm {
         self.here(stream, "send")?;
         let bytes = buffer.len() * size_of::<T>();
         let (at, _read) = buffer.device_ptr(stream);
-        // SAFETY: the buffer is cudarc's, which keeps it until the stream has passed the event recorded when the guard is dropped.
+        // SAFETY: the buffer is cudarc's, which keeps it until the stream has passed the event recorded when the guard
+        // is dropped.
         unsafe { self.enqueue_send_recv(stream, Some((at, bytes, peer)), None) }
     }
 
@@ -132,8 +133,8 @@ impl DeviceComm {
         let (from, _read) = input.device_ptr(stream);
         let (to, _written) = output.device_ptr_mut(stream);
         let call = call.with_count(T::DTYPE, counts.0 / segments.0);
-        // SAFETY: lengths were checked; cudarc keeps the buffers until the stream has passed the events recorded when the
-        // guards are dropped, behind the call.
+        // SAFETY: lengths were checked; cudarc keeps the buffers until the stream has passed the events recorded when
+        // the guards are dropped, behind the call.
         unsafe { self.enqueue(stream, &RawCall::on_device(call, from, to)) }
     }
 

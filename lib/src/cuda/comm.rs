@@ -23,9 +23,9 @@ use crate::wire::Collective;
 
 /// One rank of a group of ranks that each drive a GPU.
 ///
-/// Calls only enqueue, in the order of the caller's stream; calls of one communicator run in the order in which they were
-/// made, also when they go to different streams. They can be captured in a CUDA graph, whose replays then count as calls: all
-/// ranks must make and replay the same calls in the same order.
+/// Calls only enqueue, in the order of the caller's stream; calls of one communicator run in the order in which they
+/// were made, also when they go to different streams. They can be captured in a CUDA graph, whose replays then count as
+/// calls: all ranks must make and replay the same calls in the same order.
 ///
 /// Dropping it waits for its kernels and for the other ranks to drop theirs, except after a failure.
 pub struct DeviceComm {

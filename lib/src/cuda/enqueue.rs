@@ -21,9 +21,9 @@ impl DeviceComm {
     /// an error of the collective itself.
     ///
     /// # Safety
-    /// `input` and `output` must be device memory as long as the collective needs, reachable from this communicator's device
-    /// and untouched by others until the stream has run the call. `stream` must be of this device, and stay so until the next
-    /// call of this communicator.
+    /// `input` and `output` must be device memory as long as the collective needs, reachable from this communicator's
+    /// device and untouched by others until the stream has run the call. `stream` must be of this device, and stay so
+    /// until the next call of this communicator.
     pub unsafe fn enqueue(&self, stream: impl Into<Stream>, call: &RawCall) -> Result<()> {
         let choice = self.choice(call.collective, call.bytes());
         // SAFETY: forwarded from the caller.
@@ -91,7 +91,8 @@ impl DeviceComm {
         Ok((Turn { stream: handle, number: order.number }, order))
     }
 
-    /// Sends to one rank and receives from one, at the same time, each as (address, bytes, peer); either may be left out.
+    /// Sends to one rank and receives from one, at the same time, each as (address, bytes, peer); either may be left
+    /// out.
     ///
     /// # Safety
     /// As [`DeviceComm::enqueue`], for both buffers, which must not overlap.

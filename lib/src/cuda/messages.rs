@@ -94,8 +94,8 @@ impl Messages {
         Ok(())
     }
 
-    /// The messages in rounds of at most one send and one receive, which cannot deadlock if all ranks take them in this order:
-    /// in round (k, r), rank i sends its k-th message for rank i + r, and receives the k-th of rank i - r.
+    /// The messages in rounds of at most one send and one receive, which cannot deadlock if all ranks take them in this
+    /// order: in round (k, r), rank i sends its k-th message for rank i + r, and receives the k-th of rank i - r.
     pub(crate) fn rounds(&self, rank: usize, size: usize) -> Vec<(Option<Message>, Option<Message>)> {
         let by_peer = |messages: &[Message]| {
             let mut queues = vec![VecDeque::new(); size];

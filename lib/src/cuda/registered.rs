@@ -14,8 +14,9 @@ use super::window::Window;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 
-/// A device buffer that the kernels of all ranks of a [`DeviceComm`] reach: large calls read and write it directly. It
-/// is used as a `CudaSlice`, also in parts (`slice`, [`Registered::slice_mut`]). It owns its memory, because memory
+/// A device buffer that the kernels of all ranks of a [`DeviceComm`] reach: large calls read and write it directly.
+///
+/// It is used as a `CudaSlice`, also in parts (`slice`, [`Registered::slice_mut`]). It owns its memory, because memory
 /// that other ranks have mapped must not be freed. Dropping it ends the registration at once; the memory is freed when
 /// all ranks next register a buffer, call [`DeviceComm::release`], or leave.
 ///
@@ -101,8 +102,8 @@ impl<T> Drop for Registered<T> {
 }
 
 impl DeviceComm {
-    /// Zeroed memory of `len` elements that the kernels of all ranks reach. Every rank must call it, at the same place among its
-    /// calls; lengths may differ. For ranks of [`DeviceComm::local`]: [`DeviceComm::alloc_local`].
+    /// Zeroed memory of `len` elements that the kernels of all ranks reach. Every rank must call it, at the same place
+    /// among its calls; lengths may differ. For ranks of [`DeviceComm::local`]: [`DeviceComm::alloc_local`].
     ///
     /// It is a set-up step: it synchronises with the other ranks and may wait for the device. After the first
     /// registration, large calls of this communicator begin with an agreement on registered buffers. On the hosted and
@@ -117,8 +118,8 @@ impl DeviceComm {
         Ok(Registered::new(stream, len, memory?, registration))
     }
 
-    /// [`DeviceComm::alloc`] for the ranks of one process, which [`DeviceComm::local`] made: `len` elements on each, for the streams
-    /// of each.
+    /// [`DeviceComm::alloc`] for the ranks of one process, which [`DeviceComm::local`] made: `len` elements on each,
+    /// for the streams of each.
     ///
     /// # Errors
     /// As [`DeviceComm::alloc`]; [`Error::InvalidArgument`] when these are not all ranks in order.
@@ -161,14 +162,14 @@ impl DeviceComm {
     /// [`Error::InvalidArgument`] when this is not device memory.
     ///
     /// # Safety
-    /// The memory must stay allocated until the registration was dropped on this rank and [`DeviceComm::release`] was called on
-    /// all, or the communicator dropped.
+    /// The memory must stay allocated until the registration was dropped on this rank and [`DeviceComm::release`] was
+    /// called on all, or the communicator dropped.
     pub unsafe fn register(&self, address: u64, bytes: usize) -> Result<Registration> {
         self.meet_to_register(Ok(Some((address, bytes as u64))))
     }
 
-    /// Unmaps buffers of other ranks that were dropped, and frees those of this rank. Every rank must call it, at the same place
-    /// among its calls.
+    /// Unmaps buffers of other ranks that were dropped, and frees those of this rank. Every rank must call it, at the
+    /// same place among its calls.
     ///
     /// # Errors
     /// Those of any call that synchronises with the other ranks.
@@ -176,8 +177,8 @@ impl DeviceComm {
         self.meet_to_register(Ok(None)).map(drop)
     }
 
-    /// How many calls of this rank, and messages sent and received, used registered buffers without slots so far. Waits for the
-    /// calls made.
+    /// How many calls of this rank, and messages sent and received, used registered buffers without slots so far. Waits
+    /// for the calls made.
     ///
     /// # Errors
     /// As [`DeviceComm::synchronize`].

@@ -61,8 +61,9 @@ impl DeviceComm {
         Ok(verdict.fault(&reached.names).map_or(Ok(reached), Err))
     }
 
-    /// The ranks of one process, rank `r` with the device of `contexts[r]`; one thread may drive them all. Ranks may share a
-    /// GPU; each then needs a stream of its own, and their kernels have fewer blocks, so that all of them are resident.
+    /// The ranks of one process, rank `r` with the device of `contexts[r]`; one thread may drive them all. Ranks may
+    /// share a GPU; each then needs a stream of its own, and their kernels have fewer blocks, so that all of them are
+    /// resident.
     ///
     /// # Errors
     /// As [`DeviceComm::new`].

@@ -403,7 +403,8 @@ unsafe fn recv_reduce(
     let streams = last && plan.streams && plan.divisor == 1;
     let mut combine = |offset: usize, payload: &[u8]| {
         let n = payload.len() / elem;
-        // SAFETY: by the caller; a link gives the pieces of `header.len` bytes, each once, at offsets that suit any element.
+        // SAFETY: by the caller; a link gives the pieces of `header.len` bytes, each once, at offsets that suit any
+        // element.
         unsafe {
             let (mine, out) = (mine.add(offset), out.add(offset));
             if streams {

@@ -123,8 +123,8 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// Binds `program`, cut into messages of at most `max_message` bytes. `link` gives the index of the links with
-    /// (channel, peer), which must be open; `zero_copy` says whether some of them read a message's memory after the send
-    /// call returned (zero copy).
+    /// (channel, peer), which must be open; `zero_copy` says whether some of them read a message's memory after the
+    /// send call returned (zero copy).
     pub(crate) fn compile(
         call: &Call,
         header: Header,

@@ -65,7 +65,8 @@ impl Supervisor for Alone {
     }
 }
 
-/// Ends of the links between rank 2 and ranks 0 and 1 on channels 0 and 1: ours, or (`peer`) theirs, indexed `[channel][rank]`.
+/// Ends of the links between rank 2 and ranks 0 and 1 on channels 0 and 1: ours, or (`peer`) theirs, indexed
+/// `[channel][rank]`.
 fn connect(hub: &inproc::Hub, bell: &Arc<Doorbell>, peer: bool) -> Vec<Vec<LinkPair>> {
     let options = LinkOptions { max_message: 64, depth: 4 };
     let one = |channel, other| {
@@ -81,7 +82,8 @@ fn send(pair: &mut LinkPair, header: &Header, data: &[u64]) {
     assert!(pair.send.send_from(&header, bytemuck::cast_slice(data)).expect("open"), "no credit");
 }
 
-/// Lane 0 keeps a partial sum of window 0 in scratch memory while lane 1 is done with window 1, whose cut is another one.
+/// Lane 0 keeps a partial sum of window 0 in scratch memory while lane 1 is done with window 1, whose cut is another
+/// one.
 #[test]
 fn lanes_in_different_windows_do_not_share_scratch_memory() {
     // Windows of 5, 4 and 4 elements: 3 + 2, 2 + 2, 2 + 2.

@@ -65,8 +65,8 @@ impl ProcessGroup {
         // Also on the host: invalid arguments fail here and not in `wait`.
         let call = prepare(inner, &mut memory)?;
         if let Spot::Device(stream) = memory.place.spot() {
-            // SAFETY: the memory belongs to the work until the stream has passed the call; cudarc keeps it from being freed
-            // before.
+            // SAFETY: the memory belongs to the work until the stream has passed the call; cudarc keeps it from being
+            // freed before.
             let call = unsafe { self.enqueue(&[call], stream) }?;
             drop(memory);
             return Ok(Work::enqueued(call, buffer));

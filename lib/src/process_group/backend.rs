@@ -18,8 +18,8 @@ use crate::wire::Collective;
 pub enum BackendType {
     /// The best one that all ranks have; [`ProcessGroup::why`](super::ProcessGroup::why) names it and the reason.
     Auto,
-    /// This library: host memory over shared memory, TCP or RDMA; device memory by kernels between up to 8 GPUs of one host,
-    /// through the hosts' memory between others.
+    /// This library: host memory over shared memory, TCP or RDMA; device memory by kernels between up to 8 GPUs of one
+    /// host, through the hosts' memory between others.
     Tinynccl,
     /// NVIDIA's NCCL, loaded at run time: device memory.
     Nccl,
@@ -77,7 +77,8 @@ pub(crate) trait Backend: fmt::Debug + Send + Sync {
     /// Enqueues calls on device memory on a stream, as one.
     ///
     /// # Safety
-    /// The calls' memory must be of the group's device, valid, and untouched by others, until the stream has passed them.
+    /// The calls' memory must be of the group's device, valid, and untouched by others, until the stream has passed
+    /// them.
     unsafe fn enqueue(&self, calls: &[Bound], stream: &Stream) -> Result<()>;
 
     /// The GPU, if the group has one.

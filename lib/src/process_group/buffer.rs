@@ -66,8 +66,8 @@ impl<'a> Buffer<'a> {
     /// Device memory by its address, read in the order of `stream`.
     ///
     /// # Safety
-    /// `len` elements of `dtype` must lie there, on the device of the group, until the stream has passed the call; `stream`
-    /// must be of that device and stay until the group's next call.
+    /// `len` elements of `dtype` must lie there, on the device of the group, until the stream has passed the call;
+    /// `stream` must be of that device and stay until the group's next call.
     pub unsafe fn from_address(stream: impl Into<Stream>, dtype: DType, address: u64, len: usize) -> Buffer<'a> {
         Buffer { span: Span { address: address as *mut u8, len, dtype }, place: Place::Device(stream.into(), None) }
     }

@@ -50,8 +50,8 @@ macro_rules! blocking {
 collectives!(blocking);
 
 impl ProcessGroup {
-    /// Sends `data` to `peer`, which must receive as many elements of the same type. It may wait for the receiver: ranks that
-    /// send to each other before they receive need a [`Batch`](super::Batch).
+    /// Sends `data` to `peer`, which must receive as many elements of the same type. It may wait for the receiver:
+    /// ranks that send to each other before they receive need a [`Batch`](super::Batch).
     pub fn send<'a>(&self, data: impl Into<Buffer<'a>>, peer: usize) -> Result<()> {
         let data = data.into();
         self.comm.not_self("send", peer)?;

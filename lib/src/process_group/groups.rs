@@ -7,8 +7,8 @@ use crate::comm::Comm;
 use crate::error::{Error, Result};
 
 impl ProcessGroup {
-    /// A group of `ranks` (numbers in this group), in that order, with the same backend and GPUs; `None` for ranks not among
-    /// them. Every rank of this group must call it, with the same list.
+    /// A group of `ranks` (numbers in this group), in that order, with the same backend and GPUs; `None` for ranks not
+    /// among them. Every rank of this group must call it, with the same list.
     ///
     /// # Errors
     /// [`Error::InvalidArgument`] for invalid lists, and for lists that differ between ranks.
@@ -41,8 +41,8 @@ impl ProcessGroup {
         comm.map(|comm| self.child(comm)).transpose()
     }
 
-    /// One group per colour, its ranks ordered by `key`, then by their rank here; `None` for ranks without a colour. Every rank
-    /// of this group must call it.
+    /// One group per colour, its ranks ordered by `key`, then by their rank here; `None` for ranks without a colour.
+    /// Every rank of this group must call it.
     pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<ProcessGroup>> {
         self.comm.split(color, key)?.map(|comm| self.child(comm)).transpose()
     }

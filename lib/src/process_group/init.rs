@@ -56,8 +56,8 @@ impl InitOptions {
         InitOptions::of(Join::Environment)
     }
 
-    /// As `rank` of `world_size`, which meet at `host` and `port`, where rank 0 listens. The local rank is `LOCAL_RANK`, or the
-    /// rank where all ranks are on one host.
+    /// As `rank` of `world_size`, which meet at `host` and `port`, where rank 0 listens. The local rank is
+    /// `LOCAL_RANK`, or the rank where all ranks are on one host.
     pub fn address(host: impl Into<String>, port: u16, rank: usize, world_size: usize) -> InitOptions {
         InitOptions::of(Join::Address { host: host.into(), port, rank, world_size })
     }

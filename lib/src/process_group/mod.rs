@@ -1,8 +1,8 @@
 //! Process groups: one API, like `torch.distributed`'s, over interchangeable backends.
 //!
-//! A [`ProcessGroup`] is one rank's membership in a group of ranks whose calls are carried by this library, by NVIDIA's NCCL
-//! or by an MPI library ([`BackendType`]). Every rank makes the same calls in the same order. Buffers are slices of the host or
-//! memory of a GPU ([`Buffer`], [`BufferMut`]): the same calls take both.
+//! A [`ProcessGroup`] is one rank's membership in a group of ranks whose calls are carried by this library, by NVIDIA's
+//! NCCL or by an MPI library ([`BackendType`]). Every rank makes the same calls in the same order. Buffers are slices
+//! of the host or memory of a GPU ([`Buffer`], [`BufferMut`]): the same calls take both.
 //!
 //! | | tinynccl | nccl | mpi |
 //! | --- | --- | --- | --- |

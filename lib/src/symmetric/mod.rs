@@ -30,7 +30,8 @@
 //! A sleeper sets its own `asleep` flag and sleeps on it with a futex. A rank that writes an awaited word then reads
 //! the number of sleepers. [`fence`](crate::transport::fence) orders the two.
 //!
-//! `model.rs` runs all of this under the model checker loom, with two or three ranks. The command is in `scripts/loom.sh`.
+//! `model.rs` runs all of this under the model checker loom, with two or three ranks. The command is in
+//! `scripts/loom.sh`.
 
 mod allocation;
 mod board;

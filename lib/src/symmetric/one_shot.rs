@@ -1,5 +1,6 @@
-//! One-shot: each rank writes its input once, and reads what it needs from all the others' slots. It takes one step for
-//! any number of ranks. Every reader does the whole reduction, so this is for small data.
+//! One-shot: each rank writes its input once, and reads what it needs from all the others' slots.
+//!
+//! It takes one step for any number of ranks. Every reader does the whole reduction, so this is for small data.
 
 use super::board::Board;
 use super::task::{Outcome, Task, Turn};

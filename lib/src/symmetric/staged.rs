@@ -1,9 +1,10 @@
-//! Staged: ordinary buffers pass in chunks through the ranks' stages in the shared region. One step per chunk: a rank
-//! copies those parts of its input that others need into its stage, and reads the parts that it needs from theirs. An
-//! all_reduce is two-shot: in a step each rank reduces its part of one chunk from all stages, and copies out the
-//! finished parts of the chunk before. So it takes one step more than there are chunks, for any number of ranks; a ring
-//! waits for its neighbour 2(n - 1) times per chunk. With more ranks than cores every wait is a context switch, so the
-//! number of waits matters most.
+//! Staged: ordinary buffers pass in chunks through the ranks' stages in the shared region.
+//!
+//! One step per chunk: a rank copies those parts of its input that others need into its stage, and reads the parts that
+//! it needs from theirs. An all_reduce is two-shot: in a step each rank reduces its part of one chunk from all stages,
+//! and copies out the finished parts of the chunk before. So it takes one step more than there are chunks, for any
+//! number of ranks; a ring waits for its neighbour 2(n - 1) times per chunk. With more ranks than cores every wait is a
+//! context switch, so the number of waits matters most.
 //!
 //! A rank writes up to [`STAGES`](super::layout::STAGES) chunks ahead of the slowest reader.
 

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use super::Caches;
 
-/// A machine as far as speeds are concerned. It survives a reboot, and differs between machines that share a home directory.
+/// A machine as far as speeds are concerned. It survives a reboot, and differs between machines that share a home
+/// directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Host {

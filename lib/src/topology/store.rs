@@ -1,9 +1,9 @@
 //! A measured model in a file, so that the next start need not measure.
 //!
-//! One JSON object per file: the format's version, the *key* (everything the figures depend on), the model. A file that does
-//! not parse, is of another version or has another key counts as none, and is replaced. Writing makes a new file
-//! and renames it over the old one: readers see one or the other, whole, and of several writers the last wins. Nothing here is an
-//! error to the caller: without a file, the links are measured.
+//! One JSON object per file: the format's version, the *key* (everything the figures depend on), the model. A file that
+//! does not parse, is of another version or has another key counts as none, and is replaced. Writing makes a new file
+//! and renames it over the old one: readers see one or the other, whole, and of several writers the last wins. Nothing
+//! here is an error to the caller: without a file, the links are measured.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -83,8 +83,8 @@ pub enum Store {
 impl Store {
     /// From the knob `TINYNCCL_TUNE_CACHE` (`None` when it is not set) and the environment.
     ///
-    /// `off` and a home that is not known give `None`. A name that ends in `.json`, and an existing file, is a file; all
-    /// else is a folder.
+    /// `off` and a home that is not known give `None`. A name that ends in `.json`, and an existing file, is a file;
+    /// all else is a folder.
     pub fn locate(knob: Option<&str>, env: impl Fn(&str) -> Option<OsString>) -> Option<Store> {
         match knob {
             Some("off") => None,

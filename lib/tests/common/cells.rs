@@ -1,4 +1,5 @@
-//! One cell of the table of everything: a collective, checked in all its forms against values computed without communication.
+//! One cell of the table of everything: a collective, checked in all its forms against values computed without
+//! communication.
 
 use std::fmt;
 

@@ -35,7 +35,8 @@ pub fn config() -> Config {
     config
 }
 
-/// Elements of a rank's input and output, where each of the `n` ranks has a segment of `count`, or all have the same buffer.
+/// Elements of a rank's input and output, where each of the `n` ranks has a segment of `count`, or all have the same
+/// buffer.
 pub fn lengths(collective: Collective, n: usize, count: usize) -> (usize, usize) {
     match collective {
         Collective::AllGather => (count, n * count),

@@ -1,4 +1,5 @@
-//! Predictable elements: small integers that every type holds exactly, partial results included, so that equality is exact.
+//! Predictable elements: small integers that every type holds exactly, partial results included, so that equality is
+//! exact.
 
 use half::{bf16, f16};
 use tinynccl::{DType, Element, F8E4M3, F8E5M2, ReduceOp};
@@ -101,7 +102,8 @@ pub(crate) use with_dtype;
 /// Element `i` that `rank` of `ranks` puts into a reduction.
 ///
 /// Sums are below 128 for up to 9 ranks and divisible by the number of ranks; products are a power of two, or three
-/// times one. Both are exact in every float, at every step; integers wrap. 8-bit floats hold whole numbers up to 8 alone.
+/// times one. Both are exact in every float, at every step; integers wrap. 8-bit floats hold whole numbers up to 8
+/// alone.
 pub fn operand(dtype: DType, op: ReduceOp, ranks: usize, rank: usize, i: usize) -> u64 {
     let turn = (rank + i + i / 7) % ranks;
     let value = match op {

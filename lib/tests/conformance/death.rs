@@ -56,8 +56,8 @@ pub(crate) fn wakes(backend: Backend) {
     });
 }
 
-/// Messages that were committed and flushed arrive although their sender closed the link with unread messages in it, and
-/// although more are sent to it afterwards: on TCP, both would reset the connection if the socket was just closed.
+/// Messages that were committed and flushed arrive although their sender closed the link with unread messages in it,
+/// and although more are sent to it afterwards: on TCP, both would reset the connection if the socket was just closed.
 pub(crate) fn flushed(backend: Backend) {
     let [End { link: mut a, endpoints: _keep, .. }, mut b] = ends(backend);
     let max = OPTIONS.max_message;

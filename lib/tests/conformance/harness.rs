@@ -141,8 +141,8 @@ pub(crate) fn ends(backend: Backend) -> [End; 2] {
     }
 }
 
-/// Whether this build and this machine have RDMA; says so once per process when they do not. With `TINYNCCL_TEST_VERBS=1`
-/// they must.
+/// Whether this build and this machine have RDMA; says so once per process when they do not. With
+/// `TINYNCCL_TEST_VERBS=1` they must.
 pub(crate) fn has_verbs() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
     *ANSWER.get_or_init(|| match Endpoint::new(0, SECRET, &config(TransportChoice::Verbs)) {
@@ -196,8 +196,9 @@ fn nodes() -> Option<String> {
     std::env::var("RXE_VM").ok()
 }
 
-/// In a virtual machine of `scripts/rxe-vm.sh` with several nodes, rank 0 is node a and rank 1 is node b: packets between
-/// them cross a network. Otherwise both use the same devices. Names are prefixes: of several rails a node has them all.
+/// In a virtual machine of `scripts/rxe-vm.sh` with several nodes, rank 0 is node a and rank 1 is node b: packets
+/// between them cross a network. Otherwise both use the same devices. Names are prefixes: of several rails a node has
+/// them all.
 pub(crate) fn of_rank(config: &Config, rank: usize) -> Config {
     let mut config = config.clone();
     let nodes = matches!(nodes().as_deref(), Some("pair" | "rails" | "line" | "triangle"));

@@ -79,7 +79,8 @@ fn link(low: &Endpoint, high: &Endpoint, high_info: &EndpointInfo) {
 #[test]
 fn what_is_public_makes_nobody_rank_0_over_tcp() {
     let [low, high] = [0, 1].map(|rank| Endpoint::new(rank, SECRET, &config(TransportChoice::Tcp)).unwrap());
-    // Before rank 0 dials: shows bytes of its own, the acceptor's proof, or a proof for another secret; or goes on as if welcome.
+    // Before rank 0 dials: shows bytes of its own, the acceptor's proof, or a proof for another secret; or goes on as
+    // if welcome.
     let mut strangers = Vec::new();
     for show in 0..4 {
         let mut stream = TcpStream::connect(loopback(&high)).unwrap();

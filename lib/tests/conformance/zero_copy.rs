@@ -19,7 +19,8 @@ pub(crate) fn config() -> Config {
     config
 }
 
-/// Every message that is sent from the caller's memory goes by zero copy from a copy, which is spoilt as soon as the link is flushed.
+/// Every message that is sent from the caller's memory goes by zero copy from a copy, which is spoilt as soon as the
+/// link is flushed.
 pub(crate) fn wrap(pair: LinkPair) -> LinkPair {
     LinkPair { send: Box::new(ZeroCopySender { inner: pair.send, next: None, held: Vec::new() }), ..pair }
 }
@@ -90,7 +91,8 @@ impl SendLink for ZeroCopySender {
     }
 }
 
-// What a sender leaves behind unfetched is lost with it, so the tests of messages that outlive their sender are not here.
+// What a sender leaves behind unfetched is lost with it, so the tests of messages that outlive their sender are not
+// here.
 #[test]
 fn messages_arrive_whole_and_in_order_in_every_pairing_of_calls() {
     basics::pairings(Backend::ZeroCopyShm);

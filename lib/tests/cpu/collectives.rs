@@ -1,5 +1,5 @@
-//! What a communicator promises beyond single results: pipelining, groups, asynchronous calls, split, disagreement, missing
-//! and leaving ranks. The results of every collective: `exhaustive.rs`.
+//! What a communicator promises beyond single results: pipelining, groups, asynchronous calls, split, disagreement,
+//! missing and leaving ranks. The results of every collective: `exhaustive.rs`.
 
 use std::sync::Barrier;
 use std::time::Duration;

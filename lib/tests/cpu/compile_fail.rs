@@ -1,7 +1,8 @@
 //! What a registered buffer does not let one do, found by the compiler.
 //!
-//! Compilers differ in their words, so this runs with the one that they were recorded with. To record them again, which also
-//! shows what changed: `TRYBUILD=overwrite cargo test -p tinynccl --test cpu compile_fail`, and the new version below.
+//! Compilers differ in their words, so this runs with the one that they were recorded with. To record them again, which
+//! also shows what changed: `TRYBUILD=overwrite cargo test -p tinynccl --test cpu compile_fail`, and the new version
+//! below.
 
 use std::io::Write;
 use std::process::Command;

@@ -24,7 +24,8 @@ fn texts(errors: Vec<tinynccl::Result<()>>) -> Vec<String> {
 #[test]
 fn communicators_used_in_different_orders() {
     for fabric in [Fabric::Inproc, Fabric::Shm, Fabric::Tcp] {
-        // Also where both communicators have been used before; over TCP only there: the opening of a link has an error of its own.
+        // Also where both communicators have been used before; over TCP only there: the opening of a link has an error
+        // of its own.
         for warm in [false, true].into_iter().filter(|&warm| warm || fabric != Fabric::Tcp) {
             let errors = run(fabric, 2, &impatient(), |world: Comm| {
                 let two = [(); 2].map(|()| world.split(Some(0), 0).expect("split").expect("a colour"));

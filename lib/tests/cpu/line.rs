@@ -1,5 +1,5 @@
-//! Ranks on a line of two subnets (`scripts/rxe-vm.sh --line`): rank 0 on node a, rank 1 on node b, ranks 2 and 3 on node c. What
-//! rank 0 and the last two send each other goes through rank 1.
+//! Ranks on a line of two subnets (`scripts/rxe-vm.sh --line`): rank 0 on node a, rank 1 on node b, ranks 2 and 3 on
+//! node c. What rank 0 and the last two send each other goes through rank 1.
 //!
 //! This test binary runs itself again, once per rank.
 

@@ -138,11 +138,12 @@ fn registered_buffers_give_the_results_of_ordinary_ones() {
     }
 }
 
-/// Large enough that the allocator takes it from the kernel and gives it back at once: the next one gets the same address.
+/// Large enough that the allocator takes it from the kernel and gives it back at once: the next one gets the same
+/// address.
 const LARGE: usize = 36 << 20;
 
-/// What a cache of registrations by address gets wrong: memory is freed, other memory gets its address, and the device sends
-/// the pages of before.
+/// What a cache of registrations by address gets wrong: memory is freed, other memory gets its address, and the device
+/// sends the pages of before.
 #[test]
 fn memory_at_an_address_that_was_registered_before_is_sent_as_it_is() {
     for transport in transports() {

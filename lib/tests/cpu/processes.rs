@@ -1,4 +1,5 @@
-//! Ranks as processes: a part of the table of `exhaustive.rs` over shared memory, TCP and RDMA, and calls with a length per pair.
+//! Ranks as processes: a part of the table of `exhaustive.rs` over shared memory, TCP and RDMA, and calls with a length
+//! per pair.
 //!
 //! This test binary runs itself again, once per rank.
 
@@ -150,8 +151,8 @@ fn over_rdma() {
     for algorithm in ["ring", "direct", "auto"] {
         let before = sent_packets();
         run("verbs", world, algorithm);
-        // On a triangle, each pair of ranks has a subnet of its own, and every one of them carries its pair's messages. On a
-        // line the ends' messages pass through both.
+        // On a triangle, each pair of ranks has a subnet of its own, and every one of them carries its pair's messages.
+        // On a line the ends' messages pass through both.
         let after = sent_packets();
         let devices = match variable("RXE_VM").as_deref() {
             Some("triangle") => Some(6),

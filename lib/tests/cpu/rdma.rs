@@ -43,8 +43,8 @@ fn said(command: &str) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Two interfaces that are linked, `fNa` (10.1.10N.1) and `fNb` (10.1.10N.2), with the devices `rxe_fNa` and `rxe_fNb`; with
-/// two rails also `gNa` (10.1.15N.1) and `gNb`.
+/// Two interfaces that are linked, `fNa` (10.1.10N.1) and `fNb` (10.1.10N.2), with the devices `rxe_fNa` and `rxe_fNb`;
+/// with two rails also `gNa` (10.1.15N.1) and `gNb`.
 #[derive(Debug)]
 pub(crate) struct Network {
     pub(crate) n: u8,

@@ -1,9 +1,9 @@
-//! What befalls an RDMA network, and what the ranks say: lost packets, stopped processes, links and devices that go away,
-//! MTUs that differ, a limit of locked memory, rails of which one fails. Each ends in an error that names peer and status, or in
-//! the right result.
+//! What befalls an RDMA network, and what the ranks say: lost packets, stopped processes, links and devices that go
+//! away, MTUs that differ, a limit of locked memory, rails of which one fails. Each ends in an error that names peer
+//! and status, or in the right result.
 //!
-//! Each test makes a network of its own, of two nodes in one machine, and takes it away again: so they disturb neither each
-//! other nor a network that others use. That needs root and a kernel to play with: `scripts/rxe-vm.sh`.
+//! Each test makes a network of its own, of two nodes in one machine, and takes it away again: so they disturb neither
+//! each other nor a network that others use. That needs root and a kernel to play with: `scripts/rxe-vm.sh`.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -30,7 +30,8 @@ fn all_reduce(comm: &Comm, len: usize) -> Result<()> {
 /// Calls after a fault, when nothing comes of it.
 const ENOUGH: usize = 100;
 
-/// Both ranks make calls while `fault` is done to their network: until one fails, or [`ENOUGH`] have succeeded after it.
+/// Both ranks make calls while `fault` is done to their network: until one fails, or [`ENOUGH`] have succeeded after
+/// it.
 fn disturb(
     network: &Network,
     call: impl Fn(&Comm) -> Result<()> + Sync,
@@ -134,8 +135,8 @@ fn an_interface_that_goes_down_is_named_by_its_status() {
     }
     let network = Network::new(3, 4200);
     let errors = break_down(&network, reduce, || rdma::sh("ip link set f3b down"));
-    // Once in fifteen times rxe of Linux 6.1 says nothing at all (the kernel's log has "rdma_rxe: Failed sending ACK" then; seen
-    // also before links had several queue pairs): the deadline names the peer, which `disturb` has checked.
+    // Once in fifteen times rxe of Linux 6.1 says nothing at all (the kernel's log has "rdma_rxe: Failed sending ACK"
+    // then; seen also before links had several queue pairs): the deadline names the peer, which `disturb` has checked.
     if errors.iter().all(|e| matches!(e, Error::Timeout { .. })) {
         println!("the driver has said nothing");
         return;
@@ -247,8 +248,8 @@ fn the_smaller_mtu_of_both_ports_counts() {
     assert!(sent >= 2 * 1024, "{sent} packets were sent: some of more than 1024 bytes");
 }
 
-// Not tested: an MTU that shrinks under a link. Of three tries on rxe of Linux 6.1 one ended in a soft lockup of the kernel, and
-// no two alike.
+// Not tested: an MTU that shrinks under a link. Of three tries on rxe of Linux 6.1 one ended in a soft lockup of the
+// kernel, and no two alike.
 
 #[test]
 fn a_device_that_is_removed_is_named_or_stays_until_its_users_are_gone() {

@@ -151,7 +151,8 @@ fn check_ring(trace: &Trace, calls: usize) {
         assert_eq!(named.len(), calls);
         assert!(named.iter().all(|s| s.args["algorithm"] == "ring" && s.args["bytes"] == 4000), "{named:?}");
         let steps = trace.on(rank, "step");
-        // One step sends first, n-2 pass on sums, one finishes a part and passes it on, n-2 pass on results, one receives.
+        // One step sends first, n-2 pass on sums, one finishes a part and passes it on, n-2 pass on results, one
+        // receives.
         let per_call = [
             ("send", 1),
             ("recv_reduce_send", N - 2),

@@ -1,5 +1,5 @@
-//! Drivers that are missing, too old or not usable, on any machine: stand-ins for libcuda.so, made by the C compiler that links
-//! Rust programs. This test binary runs itself again with each of them in `LD_LIBRARY_PATH`.
+//! Drivers that are missing, too old or not usable, on any machine: stand-ins for libcuda.so, made by the C compiler
+//! that links Rust programs. This test binary runs itself again with each of them in `LD_LIBRARY_PATH`.
 
 use std::path::Path;
 use std::process::Command;
@@ -35,8 +35,8 @@ fn said(library: &Path) -> Vec<String> {
     text.lines().filter_map(|line| line.strip_prefix('@')).map(str::to_owned).collect()
 }
 
-/// A libcuda.so of CUDA `version` whose cuInit returns `init`, with `count` GPUs, of which each reaches the next one's memory. `None`,
-/// said aloud, without a C compiler.
+/// A libcuda.so of CUDA `version` whose cuInit returns `init`, with `count` GPUs, of which each reaches the next one's
+/// memory. `None`, said aloud, without a C compiler.
 fn stand_in(folder: &Path, version: u32, init: u32, count: u32) -> Option<()> {
     let source = folder.join("cuda.c");
     let text = format!(

@@ -1,6 +1,6 @@
-//! Collectives on GPUs through the hosts' memory, between processes: over TCP and over shared memory, with more ranks than
-//! kernels join, and with chunks so small that calls have many. All ranks share the first GPU. What does not need processes is
-//! in `cuda.rs`, run with `TINYNCCL_CUDA_PATH=hosted`.
+//! Collectives on GPUs through the hosts' memory, between processes: over TCP and over shared memory, with more ranks
+//! than kernels join, and with chunks so small that calls have many. All ranks share the first GPU. What does not need
+//! processes is in `cuda.rs`, run with `TINYNCCL_CUDA_PATH=hosted`.
 //!
 //! This test binary runs itself again, once per rank. Without a GPU every test says that it is skipped.
 
@@ -80,7 +80,8 @@ fn value(rank: usize, i: usize) -> i32 {
     (i as i32).wrapping_mul(31) ^ (rank as i32 * 1_000_003)
 }
 
-/// Every collective, at counts of no, one and many chunks, against what it must give; twenty of them on the way at a time.
+/// Every collective, at counts of no, one and many chunks, against what it must give; twenty of them on the way at a
+/// time.
 fn table(comm: &Comm, device: &DeviceComm, stream: &Arc<CudaStream>) {
     let (rank, n) = (comm.rank(), comm.size());
     let all = [
@@ -214,7 +215,8 @@ fn ranks_that_disagree_about_the_length_find_out_in_the_first_chunk() {
     run("disagree", 2, &[SMALL]);
 }
 
-/// More ranks than kernels join go through the host; of one process on one GPU, more than half of its queues are refused there.
+/// More ranks than kernels join go through the host; of one process on one GPU, more than half of its queues are
+/// refused there.
 #[test]
 fn too_many_ranks_for_kernels_or_queues() {
     let Some(context) = gpu() else { return };

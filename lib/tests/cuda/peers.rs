@@ -290,7 +290,8 @@ fn every_type_and_operator() {
     of::<u64>(&ranks, &[ReduceOp::Prod]);
 }
 
-/// With a fixed order the sum of floats is `((x0 + x1) + x2) + ...` at every size, also where by size a ring would carry it.
+/// With a fixed order the sum of floats is `((x0 + x1) + x2) + ...` at every size, also where by size a ring would
+/// carry it.
 #[test]
 fn a_fixed_order_gives_the_bits_of_a_sum_in_rank_order() {
     let Some(mut contexts) = contexts() else { return };
@@ -431,7 +432,8 @@ fn messages_between_all_pairs() {
     ranks[0].comm.synchronize().unwrap();
 }
 
-/// Many calls of all kinds and sizes behind each other, without waiting in between: sets of lines and slots are used again.
+/// Many calls of all kinds and sizes behind each other, without waiting in between: sets of lines and slots are used
+/// again.
 #[test]
 fn thousands_of_calls_in_a_row() {
     let Some(ranks) = ranks(PATIENCE) else { return };

@@ -1,5 +1,6 @@
-//! Collectives and messages between registered buffers, against a reference on the CPU. Each test also counts the calls that used
-//! no slots: a silent way around would give the same bytes. Without two GPUs every test says that it is skipped.
+//! Collectives and messages between registered buffers, against a reference on the CPU. Each test also counts the calls
+//! that used no slots: a silent way around would give the same bytes. Without two GPUs every test says that it is
+//! skipped.
 
 #![expect(clippy::needless_range_loop, reason = "a rank is a number, and has several things at its place")]
 
@@ -41,7 +42,8 @@ struct Ranks {
     streams: Vec<Arc<CudaStream>>,
 }
 
-/// LL128 is as good as registered buffers for the first few MiB, and taken for them; here smaller calls show what buffers do.
+/// LL128 is as good as registered buffers for the first few MiB, and taken for them; here smaller calls show what
+/// buffers do.
 fn without_ll128() -> Config {
     let mut config = Config::default();
     config.cuda_ll128 = Ll128::Off;
@@ -229,7 +231,8 @@ fn several_ranks_on_a_gpu() {
     }
 }
 
-/// What the library chooses by itself: Direct for large calls, once something is registered, where that is faster than slots.
+/// What the library chooses by itself: Direct for large calls, once something is registered, where that is faster than
+/// slots.
 #[test]
 fn large_calls_are_direct_by_themselves() {
     let Some(contexts) = contexts() else { return };

@@ -1,5 +1,5 @@
-//! Schedules on GPUs, against the CPU executor: the same schedule, cut alike, gives the same bits. One GPU is enough for any number
-//! of ranks. Without one every test says that it is skipped.
+//! Schedules on GPUs, against the CPU executor: the same schedule, cut alike, gives the same bits. One GPU is enough
+//! for any number of ranks. Without one every test says that it is skipped.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -6,7 +6,8 @@ use tinynccl::{DType, ReduceOp, Result};
 use super::common::values::with_dtype;
 use super::place::Datum;
 
-/// Whole numbers whose reductions do not overflow (Open MPI's vector code saturates 8-bit sums, ours wrap), and moderate floats.
+/// Whole numbers whose reductions do not overflow (Open MPI's vector code saturates 8-bit sums, ours wrap), and
+/// moderate floats.
 trait Random: Datum {
     fn random(bits: u64, op: ReduceOp) -> Self;
     /// Equal up to rounding in another order.
@@ -55,8 +56,8 @@ impl Bits {
     }
 }
 
-/// Every collective, type and operator by both groups of the same ranks: what only moves, and all integers and extremes,
-/// bit by bit.
+/// Every collective, type and operator by both groups of the same ranks: what only moves, and all integers and
+/// extremes, bit by bit.
 pub(crate) fn compare(ours: &ProcessGroup, theirs: &ProcessGroup) -> Result<()> {
     assert_eq!((ours.rank(), ours.size()), (theirs.rank(), theirs.size()));
     for dtype in DType::ALL {

@@ -91,7 +91,8 @@ pub(crate) fn by_environment(task: &str, world: usize) {
     }
 }
 
-/// mpirun, allowed to run as root and more ranks than cores by the variables that Open MPI 4 and 5 read; MPICH needs neither.
+/// mpirun, allowed to run as root and more ranks than cores by the variables that Open MPI 4 and 5 read; MPICH needs
+/// neither.
 pub(crate) fn by_mpirun(world: usize) {
     let child = Command::new("mpirun")
         .args(["-n", &world.to_string()])

@@ -45,8 +45,8 @@ fn reductions(group: &ProcessGroup, site: &Site, dtype: DType, op: ReduceOp) -> 
     match (site, group.backend()) {
         (Site::Host, _) => true,
         (_, BackendType::Tinynccl) => some.contains(&(dtype, op)),
-        // NCCL has no 16-bit integers and no bits. Of 8-bit floats 2.28 refused something on one rank ("invalid argument");
-        // what, is not known: they are left out.
+        // NCCL has no 16-bit integers and no bits. Of 8-bit floats 2.28 refused something on one rank ("invalid
+        // argument"); what, is not known: they are left out.
         _ => !op.is_bitwise() && !matches!(dtype, DType::I16 | DType::U16 | DType::F8E4M3 | DType::F8E5M2),
     }
 }

@@ -23,8 +23,8 @@ pub(crate) struct Summary {
 }
 
 impl Summary {
-    /// `None` for an empty set. Percentiles use the nearest rank: the smallest time that at least p % of the times do not
-    /// exceed.
+    /// `None` for an empty set. Percentiles use the nearest rank: the smallest time that at least p % of the times do
+    /// not exceed.
     pub(crate) fn of(mut times: Vec<Duration>) -> Option<Summary> {
         times.sort_unstable();
         let rank = |percent: usize| times.get((times.len() * percent).div_ceil(100).max(1) - 1).copied();

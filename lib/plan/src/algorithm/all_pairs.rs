@@ -1,4 +1,4 @@
-//! All pairs: each rank reduces one part of everybody's input and sends the result to everybody. Two hops.
+//! All pairs: each rank reduces one part of all inputs and sends the result to all ranks. Two hops.
 //!
 //! all_reduce on 3 ranks, one channel:
 //! ```text
@@ -7,18 +7,18 @@
 //! hop 1      p1 to 1,         p0 to 0,         p0 to 0,        part p goes to rank p
 //!            p2 to 2          p2 to 2          p1 to 1
 //!            p0 = 0+1+2       p1 = 0+1+2       p2 = 0+1+2      in rank order, see `rank_order`
-//! hop 2      p0 to 1, 2       p1 to 2, 0       p2 to 0, 1      finished parts go to everybody
+//! hop 2      p0 to 1, 2       p1 to 2, 0       p2 to 0, 1      finished parts go to all ranks
 //! ```
-//! As many bytes and additions as a ring, in 2 hops and not 2(n-1); but every rank needs a link to every other one, and
-//! keeps all of them busy at once. reduce does the first hop in the same way and sends the finished parts to the root.
+//! It has the bytes and additions of a ring, in 2 hops instead of 2(n-1). But every rank needs a link to every other
+//! one, and uses all of them at once. reduce has the same first hop and sends the finished parts to the root.
 //!
 //! | collective | hops | bytes sent per rank (S: bytes of the segment) |
 //! |---|---|---|
 //! | all_reduce, barrier | 2 | 2(n-1)/n · S |
 //! | reduce | 2 | S; the root (n-1)/n · S |
 //!
-//! Sources: MSCCL's all-pairs algorithm (A. Shah et al., "TACCL", 2023; M. Cowan et al., "MSCCLang", 2023, section 6); the
-//! two-shot all_reduce of TensorRT-LLM; van de Geijn's scatter-gather scheme.
+//! Sources: MSCCL's all-pairs algorithm (A. Shah et al., "TACCL", 2023; M. Cowan et al., "MSCCLang", 2023, section 6);
+//! the two-shot all_reduce of TensorRT-LLM; van de Geijn's scatter-gather scheme.
 
 use super::Shape;
 use super::rank_order::{needs_scratch, reduce};

@@ -1,4 +1,4 @@
-//! The shapes of the trees: who is whose parent.
+//! The shapes of the trees: parents and children.
 //!
 //! In-order binary tree over 1..n under a root 0, the shape of NCCL's `ncclGetBtree` (`src/graph/trees.cc`): the lowest
 //! set bit of a label is its height. Leaves are odd, so inner nodes and leaves alternate. n = 14:
@@ -12,8 +12,8 @@
 //!   1   3   5   7   9   11    13
 //! ```
 //! The second tree of a pair has the same shape over other labels, so that no node is an inner node of both: mirrored
-//! (label x becomes n-x) when n is odd, shifted by one when n is even. Unlike NCCL's pair both have the same root, which
-//! has one child in each: so the pair serves broadcast and reduce from any root too, as in P. Sanders, J. Speck and
+//! (label x becomes n-x) when n is odd, shifted by one when n is even. Unlike in NCCL's pair, both have the same root,
+//! with one child in each. So the pair also serves broadcast and reduce from any root, as in P. Sanders, J. Speck and
 //! J. L. Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan" (2009), section 2.
 
 use std::ops::Range;
@@ -23,12 +23,12 @@ use std::ops::Range;
 pub struct Node {
     /// `None` at the root.
     pub parent: Option<usize>,
-    /// Up to two, the first ones first.
+    /// Up to two; the first entries are filled first.
     pub children: [Option<usize>; 2],
 }
 
 impl Node {
-    /// The children that there are.
+    /// The existing children.
     pub fn children(&self) -> impl Iterator<Item = usize> + Clone + use<> {
         self.children.into_iter().flatten()
     }
@@ -46,7 +46,7 @@ pub fn first(n: usize, label: usize) -> Node {
         return Node { parent: None, children: [child, None] };
     }
     let bit = label & label.wrapping_neg();
-    // Left and right children point to the node between them; where that is outside, to the next one down.
+    // The parent of a left or right child is the node between them; if that does not exist, the next one down.
     let between = (label ^ bit) | (bit << 1);
     let parent = if between < n { between } else { label ^ bit };
     let left = (bit > 1).then(|| label - bit / 2);
@@ -111,12 +111,12 @@ impl Laid {
         first(self.n, self.label(rank)).map(|label| self.rank(label))
     }
 
-    /// Where `rank` stands in the first tree, whose labels are in order.
+    /// Label of `rank` in the first tree, whose labels are in order.
     pub fn label(&self, rank: usize) -> usize {
         self.tree.in_first(self.n, (rank + self.n - self.root) % self.n)
     }
 
-    /// The rank that stands there.
+    /// The rank with this label.
     pub fn rank(&self, label: usize) -> usize {
         (self.tree.of_first(self.n, label) + self.root) % self.n
     }

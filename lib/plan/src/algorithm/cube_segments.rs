@@ -1,6 +1,8 @@
-//! Segments over a hypercube: all_gather by recursive doubling, reduce_scatter by recursive halving, for any number of ranks.
+//! Segments over a hypercube: all_gather by recursive doubling, reduce_scatter by recursive halving, for any number of
+//! ranks.
 //!
-//! all_gather on 5 ranks: 0 and 1 are a pair, of which 0 is in the cube of 0, 2, 3, 4; each box is the segments that a rank has:
+//! all_gather on 5 ranks: 0 and 1 are a pair, of which 0 is in the cube of 0, 2, 3, 4. Each box lists a rank's
+//! segments:
 //! ```text
 //!            rank 1   rank 0        rank 2        rank 3        rank 4
 //! the pair     1 ----> 0 1             2             3             4
@@ -9,19 +11,19 @@
 //!                                 0 1 2  <-------------------->   3 4
 //!           01234 <-- 0 1 2 3 4     0 1 2 3 4     0 1 2 3 4     0 1 2 3 4
 //! ```
-//! A rank of a pair passes on to the other what it receives, as it comes. reduce_scatter is the same backwards: the odd rank hands
-//! over its input but for its own segment, which it adds itself to what the others have.
+//! The even rank of a pair forwards received segments to the odd one as they arrive. reduce_scatter is the same in
+//! reverse: the odd rank sends its input except its own segment, which it adds itself to the others' sum.
 //!
-//! Segments are not neighbours in memory, so they send one message each. The first two messages of an exchange follow each other: over
-//! TCP they travel together, so on 4 ranks a call is two trips, as log₂n says.
+//! Segments are not contiguous in memory, so each is a message. The first two messages of an exchange follow each other
+//! directly. Over TCP they travel together, so a call on 4 ranks takes log₂n = 2 trips.
 //!
 //! | collective | messages received per rank | bytes sent per rank (S: bytes of a segment) |
 //! |---|---|---|
 //! | reduce_scatter | n-1; other n: up to 3(n-1) in a pair | (n-1) · S |
 //! | all_gather | n-1 | (n-1) · S; other n: up to 3(n-1) · S in a pair, whose odd rank sends S |
 //!
-//! Source: R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective communication operations in MPICH" (2005),
-//! sections 4.1, 4.2 and 4.5, where all_reduce folds other n so.
+//! Source: R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective communication operations in MPICH"
+//! (2005), sections 4.1, 4.2 and 4.5, where all_reduce folds other n so.
 
 use super::Shape;
 use super::halving_doubling::{block, exchange};
@@ -44,7 +46,7 @@ pub(super) fn segments_sent(shape: &Shape, rank: usize) -> u64 {
     segments as u64
 }
 
-/// Sums for the half that a rank is in; two ranks without a third add in place.
+/// Sums for a rank's half; two ranks alone add in place.
 pub(super) fn scratch_segments(cube: &Cube) -> usize {
     match cube.role {
         Role::In { id, partner } if cube.size > 2 || partner.is_some() => cube.segments(block(id, cube.size / 2)).len(),
@@ -58,7 +60,7 @@ pub(super) fn reduce_scatter(cube: &Cube, rank: usize, c: usize) -> Vec<Step> {
     let (id, partner) = match cube.role {
         Role::In { id, partner } => (id, partner),
         Role::Out { partner } => {
-            // The half that the partner keeps, then the one that it passes on.
+            // The half that the partner keeps, then the half that it forwards.
             let kept = block(partner / 2, half);
             let order = cube.segments(kept.clone()).chain(cube.segments(block(kept.start ^ half, half)));
             let mut steps: Vec<Step> = order.filter(|&s| s != rank).map(|s| Step::send(partner, input(s))).collect();

@@ -1,14 +1,14 @@
-//! Direct: every rank talks to every other rank (or to the root) itself. One hop.
+//! Direct: every rank exchanges with every other rank (or with the root). One hop.
 //!
 //! ```text
 //!     0 <---> 1        all_reduce: each sends its whole input to each other, and each adds all of them
 //!     ^ \   / ^        in rank order: ((x0 + x1) + x2) + x3
 //!     |   X   |
 //!     v /   \ v        all_to_all: in round k, rank r sends to r+k and receives from r-k,
-//!     2 <---> 3        so that no rank is everybody's next target
+//!     2 <---> 3        so that ranks do not all send to the same one
 //! ```
-//! Lowest latency; all_reduce does (n-1) times the arithmetic of a ring, so it is for small messages. Every sum is taken
-//! in rank order (`rank_order.rs`), so every rank gets the same bits.
+//! Lowest latency; all_reduce does (n-1) times the arithmetic of a ring, so it is for small messages. Every sum is
+//! taken in rank order (`rank_order.rs`), so every rank gets the same bits.
 //!
 //! | collective | hops | bytes sent per rank (S: bytes of a segment) |
 //! |---|---|---|
@@ -18,7 +18,8 @@
 //! | scan | 1 | (n-1-r) · S by rank r |
 //!
 //! Sources: R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective communication operations in MPICH"
-//! (2005), section 4 (all_to_all); NCCL's `ncclSend`/`ncclRecv` all_to_all; one-shot all_reduce of TensorRT-LLM and MSCCL++.
+//! (2005), section 4 (all_to_all); NCCL's `ncclSend`/`ncclRecv` all_to_all; one-shot all_reduce of TensorRT-LLM and
+//! MSCCL++.
 
 use super::Shape;
 use super::rank_order::{needs_scratch, reduce};

@@ -1,7 +1,7 @@
 //! Double tree: two complementary binary trees, each carrying half of the data.
 //!
-//! In one tree half of the ranks are leaves, which send once and never add: half of the bandwidth and of the arithmetic
-//! lies idle. In the second tree the parts are swapped. n = 7:
+//! In one tree half of the ranks are leaves, which send once and never add: half of the bandwidth and arithmetic is
+//! idle. In the second tree leaves and inner nodes change places. n = 7:
 //! ```text
 //!   channel 0 (even parts)      channel 1 (odd parts)
 //!      0-----4                     3-----0
@@ -10,8 +10,8 @@
 //!         / \ /                 / \   \
 //!        1  3 5                6   4   2
 //! ```
-//! Leaves of the first (1, 3, 5) are inner nodes of the second. Two channels per pair of trees, since the two may use a
-//! pair of ranks in the same direction and messages of one link have one order.
+//! Leaves of the first (1, 3, 5) are inner nodes of the second. Each pair of trees takes two channels: both trees may
+//! use a pair of ranks in the same direction, and messages of one link have one order.
 //!
 //! | collective | hops (D = ⌊log₂(n-1)⌋+1) | bytes sent per rank (S: bytes of the segment) |
 //! |---|---|---|
@@ -21,8 +21,9 @@
 //! | all_gather | 2D - 2, at least 1 | ≤ (n+1) · S (one tree: up to (2n+1) · S) |
 //! | reduce_scatter | 2D - 2, at least 1 | (n-1) · S |
 //!
-//! Sources: P. Sanders, J. Speck and J. L. Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan"
-//! (2009); S. Jeaugey, "Massively scale your deep learning training with NCCL 2.4" (2019); NCCL `src/graph/trees.cc`.
+//! Sources: P. Sanders, J. Speck and J. L. Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and
+//! scan" (2009); S. Jeaugey, "Massively scale your deep learning training with NCCL 2.4" (2019); NCCL
+//! `src/graph/trees.cc`.
 
 use super::binary_tree::{Laid, Tree};
 use super::{Shape, tree};

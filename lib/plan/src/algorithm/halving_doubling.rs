@@ -10,9 +10,9 @@
 //! doubling   0 1 <---->  0 1        2 3  <---->  2 3     distance 1: swap what is finished
 //!            0 1 2 3    0 1 2 3    0 1 2 3    0 1 2 3    distance 2
 //! ```
-//! A message carries the parts of a whole block ([`Program::span`]), so an exchange is one message each way.
-//! When n is not a power of two, with 2^k below it, the first 2(n - 2^k) ranks pair up: the odd one hands its input to
-//! the even one, sits out, and gets the result at the end.
+//! A message carries the parts of a whole block ([`Program::span`]), so an exchange is one message each way. When n is
+//! not a power of two, with 2^k below it, the first 2(n - 2^k) ranks pair up: the odd one sends its input to the even
+//! one, does not take part, and gets the result at the end.
 //!
 //! | collective | hops | bytes sent per rank (S: bytes of a segment) |
 //! |---|---|---|
@@ -79,7 +79,7 @@ pub(super) fn bytes_sent(shape: &Shape, rank: usize, partition: &Partition) -> u
         match cube.role {
             Role::Out { .. } => all,
             Role::In { id, partner } => {
-                // Halving sends all parts but the one we finish; doubling sends ever larger blocks around it.
+                // Halving sends all parts except the one that we finish; doubling sends ever larger blocks around it.
                 let halving = all - bytes(id..id + 1);
                 let doubling: u64 = cube.distances().map(|d| bytes(block(id, d))).sum();
                 halving + doubling + if partner.is_some() { all } else { 0 }
@@ -141,7 +141,7 @@ impl Blocks {
             let sends = messages(theirs.clone(), sum).map(|src| Step::send(peer, src));
             let both = messages(mine.clone(), sum).zip(messages(mine, output));
             if d == 1 {
-                // The finished part goes straight back: the last halving is the first doubling.
+                // The finished part is sent straight back: the last halving is the first doubling.
                 steps.extend(sends);
                 steps.extend(both.map(|(src, dst)| Step::recv_reduce_copy_send(peer, peer, src, dst, true)));
                 steps.extend(messages(theirs, output).map(|dst| Step::recv(peer, dst)));
@@ -162,7 +162,7 @@ impl Blocks {
     }
 }
 
-/// Interleaves sends and receives with a peer that does the same, two messages ahead: what every link can hold.
+/// Interleaves sends and receives with a peer that does the same, two messages ahead, which every link can hold.
 pub(super) fn exchange(
     steps: &mut Vec<Step>,
     mut sends: impl Iterator<Item = Step>,

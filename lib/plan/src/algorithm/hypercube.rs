@@ -1,13 +1,14 @@
-//! A rank's place in a hypercube: rank `id` exchanges with `id ^ 1`, `id ^ 2`, `id ^ 4`, ....
+//! A rank's position in a hypercube: rank `id` exchanges with `id ^ 1`, `id ^ 2`, `id ^ 4`, ....
 //!
-//! When n is not a power of two, with 2^k below it, the first 2(n - 2^k) ranks pair up: the odd one hands its input to
-//! the even one, sits out, and gets the result at the end.
+//! When n is not a power of two, with 2^k below it, the first 2(n - 2^k) ranks pair up: the odd one sends its input to
+//! the even one, does not take part, and gets the result at the end.
 //!
-//! Source: R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective communication operations in MPICH" (2005).
+//! Source: R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of collective communication operations in MPICH"
+//! (2005).
 
 use std::ops::Range;
 
-/// The hypercube of so many ranks, as one of them sees it.
+/// A hypercube, from the view of one rank.
 pub(super) struct Cube {
     /// Ranks in it: the largest power of two.
     pub(super) size: usize,
@@ -36,12 +37,12 @@ impl Cube {
         Cube { size, extra, role }
     }
 
-    /// The rank behind an id.
+    /// The rank with an id.
     pub(super) fn rank(&self, id: usize) -> usize {
         if id < self.extra { 2 * id } else { id + self.extra }
     }
 
-    /// The segments of the ranks in and behind these ids: pairs are neighbours, so they are a range.
+    /// The segments of the ranks with these ids and of their partners: pairs are neighbours, so they are a range.
     pub(super) fn segments(&self, ids: Range<usize>) -> Range<usize> {
         self.rank(ids.start)..self.rank(ids.end)
     }

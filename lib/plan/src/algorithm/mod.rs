@@ -1,7 +1,7 @@
 //! Algorithms: pure functions from a call to each rank's [`Program`].
 //!
-//! Nothing here does I/O, looks at a clock or knows a transport. A program costs time and memory in proportion to the
-//! rank's own steps, so that a simulator can ask for one of 65,536 ranks.
+//! Nothing here does I/O, reads a clock or depends on a transport. A program costs time and memory in proportion to the
+//! rank's own steps, so a simulator can compute one of 65,536 ranks.
 //!
 //! | algorithm | all_reduce | reduce_scatter, all_gather | broadcast, reduce | gather, scatter, all_to_all, scan | hops of all_reduce |
 //! |---|---|---|---|---|---|
@@ -15,8 +15,8 @@
 //!
 //! A barrier is an all_reduce of nothing: its messages are headers.
 //!
-//! Each file exports `program` and `bytes_sent`, the closed formula of the payload a rank sends. Tests compare the
-//! formula to what the [verifier](crate::schedule::verify) counts.
+//! Each file exports `program` and `bytes_sent`, the closed formula of the payload that a rank sends. Tests compare the
+//! formula with the count of the [verifier](crate::schedule::verify).
 
 pub mod all_pairs;
 pub mod binary_tree;
@@ -60,7 +60,7 @@ pub fn supports(algorithm: Algorithm, shape: &Shape) -> bool {
     }
 }
 
-/// Whether the algorithms over memory that all ranks map (one-shot, two-shot, staged) carry this collective.
+/// Whether the algorithms over the shared region (one-shot, two-shot, staged) support this collective.
 pub fn through_memory(collective: Collective) -> bool {
     match collective {
         Collective::AllReduce
@@ -76,10 +76,11 @@ pub fn through_memory(collective: Collective) -> bool {
     }
 }
 
-/// Whether every result is `((x0 op x1) op x2) op ...` in rank order, so that all algorithms for which this is true give the same
-/// bits. Also true where nothing is reduced. The verifier proves it: [`Report::rank_order`](crate::schedule::verify::Report).
+/// Whether every result is `((x0 op x1) op x2) op ...` in rank order. All algorithms for which this is true give the
+/// same bits. Also true if nothing is reduced. The verifier proves it:
+/// [`Report::rank_order`](crate::schedule::verify::Report).
 pub fn keeps_rank_order(algorithm: Algorithm, shape: &Shape) -> bool {
-    // Two values have one order.
+    // Two values commute, so they have only one order.
     !shape.collective.reduces()
         || shape.ranks <= 2
         || matches!(

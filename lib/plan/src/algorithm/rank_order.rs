@@ -1,11 +1,11 @@
-//! Reduction in rank order: `((x0 + x1) + x2) + ...`, whoever computes it.
+//! Reduction in rank order: `((x0 + x1) + x2) + ...`, on every rank.
 //!
-//! An order that depends on nothing makes floating-point results independent of the algorithm, of the place and of time.
+//! The fixed order makes floating-point results independent of the algorithm, of the computing rank and of timing.
 //! Every operator gives the same bits for `a + b` and `b + a`, so a rank may put its own value on either side.
 
 use crate::schedule::{Loc, Step};
 
-/// The steps by which `rank` reduces its own `input` and what each of the other ranks sends it, once, into `output`.
+/// The steps by which `rank` reduces its own `input` and one message of each other rank into `output`.
 ///
 /// `output` may be the same memory as `input`, or as `tmp`. `tmp` is used if [`needs_scratch`] says so.
 pub(super) fn reduce(n: usize, rank: usize, input: Loc, output: Loc, tmp: Loc) -> Vec<Step> {

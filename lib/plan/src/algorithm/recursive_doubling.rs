@@ -1,15 +1,15 @@
-//! Recursive doubling: neighbours in a hypercube swap all they have, at twice the distance each time.
+//! Recursive doubling: neighbours in a hypercube exchange all their data, at twice the distance each time.
 //!
-//! all_reduce on 4 ranks; each box is whose inputs a rank has added up:
+//! all_reduce on 4 ranks; each box lists the ranks whose inputs have been added:
 //! ```text
 //!            rank 0     rank 1     rank 2     rank 3
 //!               0          1          2          3
 //! distance 1   01 <---->  01         23 <---->  23
 //! distance 2  0123 <----------------> 0123                 the same for ranks 1 and 3
 //! ```
-//! Both ends of an exchange add the same two sums, so every rank gets the same bits. A rank sends its whole segment log₂n
-//! times: fewer messages than any other algorithm that leaves the result everywhere in so few hops, and more bytes than those
-//! which cut it. So it is for short messages.
+//! Both ends of an exchange add the same two sums, so every rank gets the same bits. A rank sends its whole segment
+//! log₂n times: fewer messages than any other algorithm with so few hops, but more bytes than algorithms that cut the
+//! segment. So it is for short messages.
 //!
 //! | collective | hops | bytes sent per rank (S: bytes of the segment) |
 //! |---|---|---|

@@ -1,4 +1,4 @@
-//! Ring: every rank talks to its two neighbours only.
+//! Ring: every rank exchanges only with its two neighbours.
 //!
 //! all_reduce on 4 ranks, one channel. `a+b` is a partial sum of part p over ranks a and b; each line is one hop.
 //! ```text
@@ -9,7 +9,7 @@
 //!            p1 done      p2 done      p3 done      p0 done        recv_reduce_copy_send
 //! hops 4-6   the finished parts go round once more                 recv_copy_send, at last recv
 //! ```
-//! Each of the n parts is reduced along one way round the ring, so every rank gets the same bits.
+//! Each of the n parts is reduced along one path round the ring, so every rank gets the same bits.
 //!
 //! | collective | hops | bytes sent per rank (S: bytes of a segment) |
 //! |---|---|---|
@@ -17,7 +17,8 @@
 //! | reduce_scatter, all_gather | n-1 | (n-1) · S |
 //! | broadcast, reduce | n-1 (a chain; windows are its pipeline) | S, the end of the chain 0 |
 //!
-//! Channel c works on its own parts. Odd channels go round the other way, which uses both directions of every cable.
+//! Channel c works on its own parts. Odd channels go round in the other direction, to use both directions of every
+//! cable.
 //!
 //! Sources: P. Patarasuk and X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations" (2009);
 //! NCCL `src/device/all_reduce.h` (`runRing`), `all_gather.h`, `reduce_scatter.h`, `broadcast.h`, `reduce.h`.
@@ -34,7 +35,7 @@ pub(super) fn program(shape: &Shape, rank: usize) -> Option<Program> {
     Some(Program { parts: parts(shape), span: 1, scratch_segments: 0, lanes })
 }
 
-/// Parts per window: one per rank and channel where the result is put together from parts.
+/// Parts per window: one per rank and channel if the result is assembled from parts.
 pub(super) fn parts(shape: &Shape) -> usize {
     if shape.is_all_reduce() { shape.ranks * shape.channels } else { shape.channels }
 }
@@ -47,7 +48,7 @@ pub(super) fn bytes_sent(shape: &Shape, rank: usize, partition: &Partition) -> u
             let ring = Ring::new(shape, rank, c);
             match shape.collective {
                 Collective::AllReduce | Collective::Barrier => {
-                    // All parts twice, but neither the one that we finish nor the one that comes finished at the end.
+                    // All parts twice, except the part that we finish and the part that arrives finished at the end.
                     let part = |k: usize| partition.total_bytes(ring.part(k)..ring.part(k) + 1);
                     2 * partition.total_bytes(c * n..(c + 1) * n) - part(ring.at + 1) - part(ring.at + 2)
                 }
@@ -60,7 +61,7 @@ pub(super) fn bytes_sent(shape: &Shape, rank: usize, partition: &Partition) -> u
         .sum()
 }
 
-/// One channel's ring as one rank sees it. Positions count in the direction of travel.
+/// One channel's ring from the view of one rank. Positions count in the direction of travel.
 struct Ring {
     ranks: usize,
     channel: usize,
@@ -85,7 +86,7 @@ impl Ring {
         self.rank(self.at + self.ranks - k)
     }
 
-    /// The part that starts its way at a position (all_reduce).
+    /// The part that starts at a position (all_reduce).
     fn part(&self, position: usize) -> usize {
         self.channel * self.ranks + position % self.ranks
     }

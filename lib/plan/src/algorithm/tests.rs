@@ -162,7 +162,7 @@ fn hops_are_what_the_documentation_says() {
         assert_eq!(hops(Algorithm::AllPairs, Collective::Reduce, n), 2);
         let fold = if n.is_power_of_two() { 0 } else { 2 };
         assert_eq!(hops(Algorithm::HalvingDoubling, Collective::AllReduce, n), 2 * n.ilog2() + fold);
-        // The way from one folded rank to another passes all distances only where there are such ranks at opposite corners.
+        // The path from one folded rank to another has all distances only if such ranks are at opposite corners.
         let fold = u32::from(!n.is_power_of_two()) + u32::from(2 * n > 3 << n.ilog2());
         assert_eq!(hops(Algorithm::RecursiveDoubling, Collective::AllReduce, n), n.ilog2() + fold);
     }

@@ -10,9 +10,9 @@
 //!                / \   /                         / \   /
 //!               1   3 5                         1   3 5
 //! ```
-//! The way up and the way down are separate lanes, so that window 1 goes up while window 0 comes down; NCCL gives them
-//! to different warps. Only the root has one lane for both: it turns the message round.
-//! A node with two children keeps the first partial sum in scratch memory, a window long, which stays in the cache.
+//! Up and down are separate lanes, so that window 1 goes up while window 0 comes down; NCCL gives them to different
+//! warps. Only the root has one lane for both, because it sends the result back down. A node with two children keeps
+//! the first partial sum in scratch memory of one window, which stays in the cache.
 //!
 //! | collective | hops (D = ⌊log₂(n-1)⌋+1) | bytes sent per rank (S: bytes of the segment) |
 //! |---|---|---|
@@ -82,7 +82,7 @@ pub(super) fn lanes(collective: Collective, tree: &Laid, rank: usize, c: usize) 
     lanes.into_iter().map(|steps| Lane { channel: c as u32, steps }).collect()
 }
 
-/// Where all ranks have the same segment: it goes up as a whole, and down as a whole.
+/// For collectives in which all ranks have the same segment: it goes up and down as a whole.
 fn whole(collective: Collective, node: &Node, c: usize) -> Vec<Vec<Step>> {
     let (up, down) = (collective != Collective::Broadcast, collective != Collective::Reduce);
     match node.parent {
@@ -118,7 +118,7 @@ fn down_lane(node: &Node, parent: usize, c: usize) -> Vec<Step> {
     }
 }
 
-/// Turns round what comes up, or starts or ends it.
+/// Sends the data that came up back down, or starts or ends it.
 fn root_lane(node: &Node, c: usize, up: bool, down: bool) -> Vec<Step> {
     let (input, output) = (Loc::input(0, c), Loc::output(0, c));
     let children: Vec<usize> = node.children().collect();

@@ -1,30 +1,32 @@
-//! Segments through a tree: all_gather and reduce_scatter, where each rank has, or gets, a segment of its own.
+//! Segments through a tree: all_gather and reduce_scatter, in which each rank has, or gets, its own segment.
 //!
-//! all_gather on 4 ranks; the tree is 0 - 2 - (1, 3), and a rank says what it sends:
+//! all_gather on 4 ranks; the tree is 0 - 2 - (1, 3), and the table lists what each rank sends:
 //! ```text
 //!            rank 0      rank 1      rank 2              rank 3
-//! up                     1 to 2      2, 1, 3 to 0        3 to 2       what is below goes to the parent
-//! down       0 to 2                  2, 3, 0 to 1                     what is not below a child goes to it
+//! up                     1 to 2      2, 1, 3 to 0        3 to 2       a subtree's segments go to its parent
+//! down       0 to 2                  2, 3, 0 to 1                     a child gets the segments of the others
 //!                                    2, 1, 0 to 3
 //! ```
-//! So each of the n segments crosses each of the n-1 edges once, in the direction away from its rank: no scheme sends fewer bytes in
-//! all. (A gather and then a broadcast of everything would send what is below a child back to it.) The bytes lie on the inner nodes.
+//! Each of the n segments crosses each of the n-1 edges once, away from its rank, so no scheme sends fewer bytes in
+//! total. (A gather and then a broadcast of everything would send a child's own segments back to it.) Inner nodes send
+//! the most bytes.
 //!
-//! reduce_scatter is the same played backwards: a segment's sums come from all sides towards its rank. A child sends up what its
-//! subtree contributes to the segments of the others, the farthest first; a parent sends down what all others contribute to the
-//! segments of the subtree. So a rank sends n-1 segments wherever it stands, and it is the inner nodes that add more.
+//! reduce_scatter is the same in reverse: partial sums of a segment move from all sides towards its rank. A child sends
+//! up its subtree's contributions to the segments of the others, the farthest first. A parent sends down the
+//! contributions of all others to the segments of the subtree. So every rank sends n-1 segments, and inner nodes add
+//! more.
 //!
-//! A rank is one lane: it sends nothing down before all from below has passed, and that orders its memory without a word to itself.
-//! The segments of a window follow each other through the tree and keep it busy; another window is not needed for that.
+//! A rank has one lane: it sends nothing down before everything from below has passed, which orders its memory
+//! accesses. The segments of a window follow each other through the tree and keep it busy, so one window suffices.
 //!
-//! Bytes, hops and sources: [`super::tree`] and [`super::double_tree`]. NCCL has no tree here; its PAT (`src/device/all_gather.h`,
-//! S. Jeaugey, "PAT: a new algorithm for all-gather and reduce-scatter operations at scale", 2025) goes along binomial trees, one per
-//! rank, and needs links to log₂n ranks where a tree needs three.
+//! Bytes, hops and sources: [`super::tree`] and [`super::double_tree`]. NCCL has no tree here. Its PAT
+//! (`src/device/all_gather.h`, S. Jeaugey, "PAT: a new algorithm for all-gather and reduce-scatter operations at
+//! scale", 2025) uses binomial trees, one per rank, and needs links to log₂n ranks; a tree needs three.
 
 use super::binary_tree::{Laid, Node, first, subtree};
 use crate::schedule::{Loc, Step};
 
-/// Sums for the ranks below wait here until the rest comes down. Of ranks with two children alone.
+/// Holds sums for the ranks below until the rest comes down. Only ranks with two children need it.
 pub(super) fn scratch_segments(tree: &Laid, rank: usize) -> usize {
     subtree(tree.n, tree.label(rank)).len() - 1
 }
@@ -43,7 +45,7 @@ pub(super) fn all_gather(tree: &Laid, rank: usize, c: usize) -> Vec<Step> {
     };
     let mut steps = vec![Step::send(parent, own), copy];
     steps.extend(below.map(|label| Step::recv_copy_send(place.towards(label), parent, segment(label))));
-    // Children get their parent's segment, then each other's, then what comes from farther away.
+    // Children get their parent's segment, then each other's, then those from farther away.
     steps.extend(place.children().map(|child| Step::send(child, own)));
     if let [Some(a), Some(b)] = place.node.children {
         let (to_a, to_b) = (self::below(tree.n, b), self::below(tree.n, a));
@@ -108,7 +110,7 @@ pub(super) fn reduce_scatter(tree: &Laid, rank: usize, c: usize) -> Vec<Step> {
     steps
 }
 
-/// Where a rank stands.
+/// A rank's position.
 struct Place<'a> {
     tree: &'a Laid,
     label: usize,
@@ -130,14 +132,15 @@ impl<'a> Place<'a> {
         self.node.children().map(|label| self.tree.rank(label))
     }
 
-    /// The child on the way down to `label`.
+    /// The child on the path down to `label`.
     fn towards(&self, label: usize) -> usize {
         let on_the_way = |child: &usize| subtree(self.tree.n, *child).contains(&label);
         self.tree.rank(self.node.children().find(on_the_way).unwrap_or(label))
     }
 }
 
-/// The labels of the subtree below `label` in the order in which they arrive at its top: that one, then its children's in turn.
+/// The labels of the subtree below `label` in the order in which they arrive at its top: its own, then its children's
+/// in turn.
 fn below(n: usize, label: usize) -> Vec<usize> {
     let mut children = first(n, label).children().map(|child| below(n, child).into_iter());
     let (a, b) = (children.next().unwrap_or_default(), children.next().unwrap_or_default());
@@ -155,7 +158,7 @@ fn outside(n: usize, label: usize) -> Vec<usize> {
     labels
 }
 
-/// One of each in turn, then what is left of the longer one.
+/// One of each in turn, then the rest of the longer one.
 fn alternate<T>(mut a: impl Iterator<Item = T>, mut b: impl Iterator<Item = T>) -> impl Iterator<Item = T> {
     std::iter::from_fn(move || Some([a.next(), b.next()]))
         .take_while(|pair| pair.iter().any(Option::is_some))

@@ -5,7 +5,7 @@
 //! rank 0 ch 0: recv 1, reduce in[0.1] → out[0.1] (last), send → 1
 //! rank 0 ch 0: recv 1 → out[0.0]
 //! ```
-//! A place is `buffer[segment.part]`, or `buffer[segment.first..end]` for a span of parts.
+//! A location is `buffer[segment.part]`, or `buffer[segment.first..end]` for a span of parts.
 
 use std::fmt::{self, Display, Formatter};
 

@@ -1,7 +1,7 @@
 //! A collective as data: for each rank, the primitive steps it takes, per lane, over parts of three buffers.
 //!
-//! An [`algorithm`](crate::algorithm) produces a [`Program`] per rank from a [`Shape`], without any I/O. The same value is
-//! executed, verified ([`verify`]), costed and drawn.
+//! An [`algorithm`](crate::algorithm) produces a [`Program`] per rank from a [`Shape`], without any I/O. The same value
+//! is executed, verified ([`verify`]), costed and drawn.
 //!
 //! # Shape
 //! A buffer is one or several *segments* of `count` elements (all_gather's output has one per rank). The executor walks
@@ -13,8 +13,8 @@
 //! # Lanes and channels
 //! A *lane* is a thread of control: its steps run in order, lanes advance independently of each other (NCCL runs the
 //! way up and the way down of a tree in different warps for the same reason). A *channel* is a set of links, one per
-//! peer. Rule, checked by the verifier: within a program at most one lane sends, and at most one lane receives, on a
-//! given (channel, peer); so messages of a link have one order.
+//! peer. Within a program at most one lane sends, and at most one lane receives, on a given (channel, peer), so
+//! messages of a link have one order. The verifier checks this rule.
 
 use std::ops::Range;
 
@@ -34,8 +34,8 @@ pub enum Buf {
     Input,
     /// The caller's receive buffer.
     Output,
-    /// Memory of the executor's, [`Program::scratch_segments`] segments of one window each; every part has a fixed place in
-    /// it, so a span of several parts is not one range there.
+    /// The executor's memory, [`Program::scratch_segments`] segments of one window each. Every part has a fixed offset
+    /// in it, so a span of several parts is not one range there.
     Scratch,
 }
 
@@ -65,7 +65,7 @@ impl Loc {
     pub const fn scratch(segment: usize, part: usize) -> Loc {
         Loc { buf: Buf::Scratch, segment: segment as u32, part: part as u32, span: 1 }
     }
-    /// The same place, `span` parts long.
+    /// The same location, `span` parts long.
     pub const fn spanning(self, span: usize) -> Loc {
         Loc { span: span as u32, ..self }
     }
@@ -75,7 +75,7 @@ impl Loc {
     }
 }
 
-/// A primitive, with NCCL's names (`src/device/primitives.h`): what arrives is called `recv`.
+/// A primitive, with NCCL's names (`src/device/primitives.h`): `recv` is the received data.
 ///
 /// One step moves at most one message in and one message out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,7 +84,7 @@ pub enum Step {
     Send {
         /// Destination rank.
         to: u32,
-        /// What to send.
+        /// The data to send.
         src: Loc,
     },
     /// `dst = recv`.
@@ -121,7 +121,7 @@ pub enum Step {
         /// The result is the finished reduction over all ranks (`avg` divides here).
         last: bool,
     },
-    /// `dst = recv`, and pass it on.
+    /// `dst = recv`, and forward it.
     RecvCopySend {
         /// Source rank.
         from: u32,
@@ -139,7 +139,7 @@ pub enum Step {
         /// Our own operand.
         src: Loc,
     },
-    /// `dst = src op recv`, and pass it on.
+    /// `dst = src op recv`, and forward it.
     RecvReduceCopySend {
         /// Source rank.
         from: u32,
@@ -205,7 +205,7 @@ impl Step {
         }
     }
 
-    /// The place this step reads in our memory.
+    /// The location that this step reads in our memory.
     #[inline]
     pub fn read(&self) -> Option<Loc> {
         match *self {
@@ -219,7 +219,7 @@ impl Step {
         }
     }
 
-    /// The place this step writes in our memory ([`Step::Reduce`] reads it too).
+    /// The location that this step writes in our memory ([`Step::Reduce`] also reads it).
     #[inline]
     pub fn write(&self) -> Option<Loc> {
         match *self {
@@ -249,7 +249,7 @@ pub struct Lane {
     pub steps: Vec<Step>,
 }
 
-/// One rank's share of a collective.
+/// One rank's part of a collective.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Program {
     /// Parts per window; equal on all ranks.

@@ -1,12 +1,12 @@
-//! How a buffer is cut: segments into windows, windows into parts.
+//! Cuts a buffer: segments into windows, windows into parts.
 //!
 //! ```text
 //! segment  |------------------------------ count ------------------------------|
 //! windows  |--------- 0 ---------|--------- 1 ---------|--------- 2 ----------|    as equal as possible
 //! parts    |- 0 -|- 1 -|- 2 -|-3-|- 0 -|- 1 -|- 2 -|-3-|- 0 -|- 1 -|- 2 -|-3-|    each at most one message
 //! ```
-//! Every division happens in [`Partition::new`], and none at all when there are fewer elements than parts or one part:
-//! an 8-byte all_reduce passes through here.
+//! All divisions are in [`Partition::new`], and none is needed for fewer elements than parts or for one part: an 8-byte
+//! all_reduce takes this path.
 
 use std::ops::Range;
 
@@ -63,9 +63,11 @@ impl Cut {
 }
 
 impl Partition {
-    /// Cuts segments of `count` elements of `elem_size` bytes into windows of `parts` parts of at most `max_message` bytes.
+    /// Cuts segments of `count` elements of `elem_size` bytes into windows of `parts` parts of at most `max_message`
+    /// bytes.
     ///
-    /// A part holds at least one element, even if `max_message` is smaller than that. `parts` and `elem_size` of 0 count as 1.
+    /// A part holds at least one element, even if `max_message` is smaller than that. `parts` and `elem_size` of 0
+    /// count as 1.
     pub fn new(count: usize, elem_size: usize, parts: usize, max_message: usize) -> Partition {
         let (elem_size, parts) = (elem_size.max(1), parts.max(1));
         // Elements per cache line; 1 (never aligned) for sizes that do not divide it.
@@ -147,9 +149,9 @@ impl Partition {
         self.border(start + cut.before(first))..self.border(start + cut.before(end))
     }
 
-    /// Where a part lies in a segment of scratch memory, which is one window long: as far in as in the first window, where
-    /// every part is longest. So it is apart from the other parts in every window, and lanes that work on different
-    /// parts may be in different windows.
+    /// Offset of a part in a segment of scratch memory, which is one window long: its offset in the first window, where
+    /// every part is longest. So parts never overlap in any window, and lanes that work on different parts may be in
+    /// different windows.
     #[inline]
     pub fn scratch_start(&self, part: usize) -> usize {
         let cut = if self.extra > 0 { self.large } else { self.small };

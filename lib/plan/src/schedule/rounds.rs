@@ -1,7 +1,7 @@
-//! A schedule played in rounds, for pictures: in each round every lane receives at most one message, sent in an earlier round,
-//! and sends at most one. What it does with its own memory costs no round.
+//! A schedule played in rounds, for pictures: in each round every lane receives at most one message, sent in an earlier
+//! round, and sends at most one. Local steps cost no round.
 //!
-//! Real ranks do not move in step; the order of what each lane does, and what it holds after that, are the same.
+//! Real ranks do not move in step, but each lane's order of steps and its results are the same.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::verify::{VerifyError, verify};
 use super::{Buf, Loc, Program, Shape, Step};
 
-/// What a place holds: the combination of some ranks' inputs at one place.
+/// The content of a location: the combination of some ranks' inputs at one position.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
     /// The segment of those inputs.
@@ -18,7 +18,7 @@ pub struct Piece {
     pub ranks: Vec<usize>,
 }
 
-/// What one rank's memory holds, by segment and part: `[segment * parts + part]`; `None` where nothing was written.
+/// The content of one rank's memory, by segment and part: `[segment * parts + part]`; `None` where nothing was written.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Memory {
     /// The send buffer (in an in-place call: only the segments that are not the output too).
@@ -29,18 +29,18 @@ pub struct Memory {
     pub scratch: Vec<Option<Piece>>,
 }
 
-/// A message under way.
+/// A message in flight.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Message {
-    /// Who sent it.
+    /// The sender.
     pub from: usize,
-    /// Whom to.
+    /// The receiver.
     pub to: usize,
-    /// On which channel.
+    /// The channel.
     pub channel: u32,
     /// The parts it carries.
     pub parts: Range<usize>,
-    /// What they hold.
+    /// Their content.
     pub pieces: Vec<Option<Piece>>,
 }
 
@@ -55,8 +55,8 @@ pub struct Round {
     pub memory: Vec<Memory>,
 }
 
-/// Verifies the programs of all ranks, and plays one window of them, in place where the collective has such a form. The first
-/// element of the result is the state before the first round, without steps.
+/// Verifies the programs of all ranks, and plays one window of them, in place where the collective has such a form. The
+/// first element of the result is the state before the first round, without steps.
 ///
 /// # Errors
 /// As [`verify`].
@@ -79,7 +79,7 @@ struct Player<'a> {
     /// Per rank and lane: the next step.
     next: Vec<Vec<usize>>,
     memory: Vec<Memory>,
-    /// Per rank: the input segment that lies in an output segment.
+    /// Per rank: the input segment that is an output segment.
     same: Vec<Option<(usize, usize)>>,
     /// By (channel, from, to).
     links: BTreeMap<(u32, usize, usize), VecDeque<Message>>,
@@ -180,7 +180,7 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// One part of a step; gives what it comes to.
+    /// One part of a step; returns its result.
     fn take_step(&mut self, rank: usize, step: Step, arrived: Option<&Message>, part: usize) -> Option<Piece> {
         let came = arrived.and_then(|m| m.pieces.get(part - m.parts.start).cloned().flatten());
         let ours = step.read().and_then(|loc| self.at(rank, loc, part).clone());

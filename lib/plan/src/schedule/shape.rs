@@ -1,13 +1,13 @@
-//! What a schedule depends on, and what follows from it alone: segments of buffers and in-place forms.
+//! The parameters of a schedule, and the segments of buffers and in-place forms that follow from them.
 
 use std::ops::Range;
 
 use crate::wire::Collective;
 
-/// What a schedule depends on: not the data, not the count.
+/// The parameters of a schedule, which depends on neither data nor count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Shape {
-    /// Which pattern.
+    /// The pattern.
     pub collective: Collective,
     /// World size.
     pub ranks: usize,
@@ -40,8 +40,8 @@ impl Shape {
         }
     }
 
-    /// The contents of a segment of `rank`'s output: a segment of inputs, and the ranks whose inputs they are, combined where
-    /// there are several. `None` for point to point.
+    /// The contents of a segment of `rank`'s output: a segment of inputs, and the ranks whose inputs they are, combined
+    /// where there are several. `None` for point to point.
     pub fn result(&self, rank: usize, segment: usize) -> Option<(usize, Range<usize>)> {
         let one = |rank| rank..rank + 1;
         Some(match self.collective {
@@ -74,7 +74,7 @@ impl Shape {
         (pair.0 < self.input_segments(rank) && pair.1 < self.output_segments(rank)).then_some(pair)
     }
 
-    /// True when this can be a call at all: point to point is not compiled here.
+    /// True for a valid call. Point to point is not compiled here.
     pub(crate) fn is_valid(&self) -> bool {
         let parts = self.ranks.saturating_mul(self.channels);
         self.collective != Collective::SendRecv && self.root < self.ranks && parts > 0 && parts <= u32::MAX as usize / 2

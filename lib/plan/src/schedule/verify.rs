@@ -3,11 +3,11 @@
 //! [`verify`] executes the programs of all ranks on values that are expressions over the inputs: "part 2 of rank 0's
 //! input, plus part 2 of rank 1's". It proves for one shape, one number of windows and one link depth, for every
 //! interleaving of the lanes and for any data, that
-//! - every output part holds what the collective promises: each rank's contribution exactly once, or the right segment;
+//! - every output part has the collective's result: each rank's contribution exactly once, or the right segment;
 //! - all ranks combine in the same order, so that floating-point results have the same bits everywhere;
 //! - `last` stands on the step that completes a reduction, so that `avg` divides once;
 //! - inputs, and the outputs of ranks that have none, are not written;
-//! - nobody waits for ever although a link holds only `depth` messages, and no message is left over;
+//! - no lane waits for ever although a link holds only `depth` messages, and no message is left over;
 //! - each direction of a link belongs to one lane, and lanes that share memory are ordered by messages.
 
 mod error;
@@ -20,7 +20,7 @@ use self::expr::{Exprs, Extent, Value};
 use self::machine::Machine;
 use super::{Buf, Loc, Partition, Program, Shape, Step};
 
-/// What a verified schedule costs.
+/// The cost of a verified schedule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
     /// Messages that each rank sends per window.
@@ -49,7 +49,7 @@ impl Report {
 /// checked as usual.
 ///
 /// # Errors
-/// The first thing that is wrong, naming ranks, lanes and steps.
+/// The first error, naming ranks, lanes and steps.
 pub fn verify(
     programs: &[Program],
     shape: &Shape,
@@ -82,7 +82,7 @@ pub fn verify(
     Ok(Report { messages, sent, hops, steps, rank_order })
 }
 
-/// What can be said of each step by itself.
+/// Checks each step by itself.
 fn check_steps(program: &Program, shape: &Shape, rank: usize) -> Result<(), VerifyError> {
     let segments = |buf| match buf {
         Buf::Input => shape.input_segments(rank),
@@ -121,11 +121,11 @@ fn check_steps(program: &Program, shape: &Shape, rank: usize) -> Result<(), Veri
     Ok(())
 }
 
-/// What a rank's output must hold.
+/// The required content of a rank's output.
 enum Expected {
-    /// The finished reduction of the first `of` ranks' inputs at this place.
+    /// The finished reduction of the first `of` ranks' inputs at this position.
     Reduction { place: usize, of: usize },
-    /// This rank's input at this place.
+    /// This rank's input at this position.
     Input(usize, usize),
 }
 
@@ -138,7 +138,7 @@ impl Expected {
     }
 }
 
-/// Whether the outputs are right; gives whether all reductions among them are in rank order.
+/// Checks the outputs; returns whether all reductions among them are in rank order.
 fn check_outputs(machine: &Machine<'_>, shape: &Shape, extent: &Extent) -> Result<bool, VerifyError> {
     let exprs = &machine.exprs;
     let mut rank_order = true;

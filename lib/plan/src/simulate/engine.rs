@@ -1,8 +1,8 @@
 //! Runs a [`System`]: lanes take steps, FIFOs transfer messages, links are shared.
 //!
-//! Every message and every lane carries its *critical path*: what its time is made of, on whichever ranks. Where something waits for
-//! two things, the path of the later one is the one that counts; so at the end the path of the last lane says where the
-//! time went, and its parts add up to the time.
+//! Every message and every lane carries its *critical path*: the components of its time, on any ranks. When an event
+//! waits for two others, the path of the later one counts. At the end the path of the last lane shows where the time
+//! went, and its components add up to the time.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -12,7 +12,7 @@ use super::sharing::{Sharing, Time};
 use super::system::{NONE, STEPS, System};
 use crate::error::{Error, Result};
 
-/// What a time is made of, in seconds.
+/// The components of a time, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(super) struct Path {
     /// The time: the sum of the parts.
@@ -24,18 +24,18 @@ pub(super) struct Path {
     pub(super) copy: f64,
     /// By the kind of link that was full.
     pub(super) transfer: [f64; MOST_KINDS],
-    /// The same time by the kind of step that it ended in.
+    /// The same time by the kind of step in which it ended.
     pub(super) step: [f64; STEPS.len()],
     /// How much of it `step` covers.
     pub(super) counted: f64,
     pub(super) hops: u64,
 }
 
-/// Links and transfers that may be looked at to share the links: some seconds. Where thousands of transfers all influence each other, each
-/// message costs as many.
+/// Most visits of links and transfers to share the links: some seconds of work. If thousands of transfers all influence
+/// each other, each message costs as many visits.
 const MOST_VISITS: u64 = 20_000_000;
 
-/// What came of it.
+/// The result of a run.
 #[derive(Debug, Clone)]
 pub(super) struct Outcome {
     pub(super) path: Path,
@@ -62,13 +62,13 @@ struct Lane {
 
 struct State {
     lanes: Vec<Lane>,
-    /// When the processor has done what it was last given.
+    /// When the processor finishes its last task.
     processor: Path,
 }
 
 #[derive(Default)]
 struct Queue {
-    /// Where the transfer under way began.
+    /// Path at which the active transfer began.
     active: Option<Path>,
     waiting: VecDeque<(f64, Path)>,
     flying: VecDeque<Path>,
@@ -92,7 +92,7 @@ struct Engine<'a> {
     sharing: Sharing,
     heap: BinaryHeap<Reverse<(Time, u64, Event)>>,
     events: u64,
-    /// Lanes that can go on now.
+    /// Lanes that can advance now.
     ready: Vec<(u32, u32)>,
     now: f64,
     messages: u64,
@@ -163,8 +163,8 @@ impl<'a> Engine<'a> {
         let mut ended = vec![];
         while let Some(&Reverse((time, _, _))) = self.heap.peek() {
             self.now = time.0;
-            // All that happens at this time; then the lanes that can go on, in their order, as that is who gets a processor first; then the
-            // links are shared anew once.
+            // First all events of this time. Then the lanes that can advance, in order, which decides which lane gets a
+            // processor first. Then the links are shared anew, once.
             while let Some(&Reverse((at, _, event))) = self.heap.peek() {
                 if at != time {
                     self.go_on();
@@ -299,7 +299,7 @@ impl<'a> Engine<'a> {
     }
 
     fn begin(&mut self, fifo: u32, bytes: f64, path: Path) {
-        // A lane may have waited for a message that was there before: its path is older than now.
+        // The lane may have received a message that arrived earlier, so its path may be older than now.
         self.queues[fifo as usize].active = Some(path);
         if bytes > 0.0 && !self.system.fifos[fifo as usize].links.is_empty() {
             self.sharing.start(fifo, bytes, self.now);
@@ -322,7 +322,7 @@ impl<'a> Engine<'a> {
         queue.flying.push_back(arriving);
         self.schedule(arriving.at, Event::Arrival { fifo });
         if let Some((bytes, _)) = next {
-            // It waited for this one.
+            // It waited for this transfer.
             self.begin(fifo, bytes, path);
         }
     }

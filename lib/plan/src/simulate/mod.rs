@@ -1,51 +1,54 @@
-//! How long would it take? The time of a collective on a machine that need not exist, from the same programs that run.
+//! Simulates the time of a collective on a described machine, from the same programs that run.
 //!
 //! | file | idea |
 //! |---|---|
-//! | [`machine`] | ranks, links and routes: built-in ones and such from a description |
-//! | `system` | the programs of all ranks on a machine: what waits for what, and which links each message takes |
-//! | `refine` | ranks that cannot be told apart are simulated once |
+//! | [`machine`] | ranks, links and routes: built in, or from a description |
+//! | `system` | the programs of all ranks on a machine: dependencies, and the links of each message |
+//! | `refine` | simulates indistinguishable ranks once |
 //! | `engine` | events: steps, messages, the critical path |
 //! | `sharing` | max-min fair rates of the messages on shared links |
 //! | `steady` | long calls: repetitions are added up once their time has become constant |
-//! | [`report`] | time, bytes per link, where the time went |
+//! | [`report`] | time, its components, bytes per link |
 //!
 //! # The model
 //! Alpha-beta-gamma with contention:
-//! - A rank's lane takes its steps in order, as in the executor. A message to send goes onto its FIFO, one per channel and
-//!   pair of ranks; the lane does not wait for it. A FIFO transfers one message at a time, in order.
+//! - A rank's lane takes its steps in order, as in the executor. A message to send goes onto its FIFO, one per channel
+//!   and pair of ranks; the lane does not wait for it. A FIFO transfers one message at a time, in order.
 //! - A transfer of n bytes over a route occupies every link on it, at the same rate. Transfers share links max-min
-//!   fairly: no transfer could be faster without making one slower that is not faster itself. The last byte arrives `latency` after
-//!   it has left (alpha); a FIFO's next message need not wait for that.
-//! - What a rank's processor does takes its time, one thing after the other (whichever lane asks first): `overhead` for each end of
-//!   a message (LogGP's o), `reduce` per byte combined (gamma), `copy` per byte copied.
-//! - A message is received whole before it is passed on; messages are as long as the library cuts them ([`Partition`](crate::schedule::Partition)).
+//!   fairly: no transfer can be faster without slowing one that is not faster itself. The last byte arrives `latency`
+//!   after it was sent (alpha); a FIFO's next message need not wait for that.
+//! - A rank's processor does one task at a time, first come, first served: `overhead` for each end of a message
+//!   (LogGP's o), `reduce` per byte combined (gamma), `copy` per byte copied.
+//! - A message is received whole before it is forwarded; its length is the library's
+//!   ([`Partition`](crate::schedule::Partition)).
 //!
 //! So two ranks that exchange n bytes over an idle link of bandwidth B need alpha + n/B, and a ring of n ranks
 //! 2(n-1)(alpha + S/n·beta) + (n-1)·S/n·gamma: tests compare with these formulas.
 //!
-//! Not modelled: room in FIFOs (senders never wait for credit), caches, routing that adapts, packets, loss, ranks that
-//! enter at different times.
+//! Not modelled: the capacity of FIFOs (senders never wait for credit), caches, adaptive routing, packets, loss, ranks
+//! that enter at different times.
 //!
-//! Where links or processors are shared, a few bytes more can take less time, as they change who shares with whom when (R. L. Graham,
-//! "Bounds on multiprocessing timing anomalies", 1969): by some percent where many ranks would otherwise work in step.
+//! With shared links or processors, a few more bytes can take less time, because they change which transfers overlap
+//! (R. L. Graham, "Bounds on multiprocessing timing anomalies", 1969): by some percent if many ranks work in step.
 //!
-//! # What is exact, and what is not
-//! [`Report::method`] says which of these were used:
+//! # Exact and approximate methods
+//!
+//! [`Report::method`] lists the methods used:
 //! - *all ranks*: every message of every rank is an event. Lengths are exact. Nothing is approximated within the model.
-//! - *folded*: where the programs and the machine look the same from rank r and from rank r + b (or r xor b), only b ranks are simulated,
-//!   and what the others put on shared links is counted. Rings, direct exchanges without a reduction, and hypercubes.
-//! - *refined*: ranks whose programs, routes and neighbours are alike are one class (colour refinement). Trees.
+//! - *folded*: if the programs and the machine look the same from rank r and from rank r + b (or r xor b), only b ranks
+//!   are simulated, and the others' load on shared links is counted. For rings, direct exchanges without a reduction,
+//!   hypercubes.
+//! - *refined*: ranks whose programs, routes and neighbours are alike form one class (colour refinement). For trees.
 //!
-//!   Both give the same times as all ranks do, to rounding, if all parts are equally long; so they take all parts as equally long,
-//!   which they are but for one unit (an element or 64 bytes).
-//! - *extrapolated*: windows, or equal steps, that follow each other are simulated for a while, until there would be too many events, and the
-//!   rest is taken to go on as fast as the last third. [`Report::uncertainty`] is what the time would be off by if instead the speed
-//!   of the third before were right.
+//!   Folded and refined runs give the same times as all ranks do, to rounding, if all parts are equally long. They
+//!   assume that; real parts differ by at most one unit (an element or 64 bytes).
+//! - *extrapolated*: repeated windows or steps are simulated up to a number of events; the rest is assumed to run as
+//!   fast as the last third. [`Report::uncertainty`] is the error of the time if the speed of the third before were
+//!   right instead.
 //!
-//! Sources: R. W. Hockney (1994) for alpha and beta; A. Alexandrov et al., "LogGP" (1995) for the overhead; D. Bertsekas and
-//! R. Gallager, "Data Networks", section 6.5.2, for max-min fairness; R. Paige and R. E. Tarjan, "Three partition refinement
-//! algorithms" (1987) for the classes.
+//! Sources: R. W. Hockney (1994) for alpha and beta; A. Alexandrov et al., "LogGP" (1995) for the overhead; D.
+//! Bertsekas and R. Gallager, "Data Networks", section 6.5.2, for max-min fairness; R. Paige and R. E. Tarjan, "Three
+//! partition refinement algorithms" (1987) for the classes.
 
 mod engine;
 pub mod machine;
@@ -66,12 +69,12 @@ use crate::topology::terms;
 use crate::wire::Algorithm;
 use system::{Lengths, System, Translation};
 
-/// What is simulated.
+/// A call to simulate.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Scenario {
-    /// Which algorithm.
+    /// The algorithm.
     pub algorithm: Algorithm,
-    /// Which collective, on how many ranks.
+    /// The collective and the number of ranks.
     pub shape: Shape,
     /// Elements of a segment.
     pub count: usize,
@@ -81,12 +84,12 @@ pub struct Scenario {
     pub max_message: usize,
 }
 
-/// How much work a simulation may be.
+/// Bounds of a simulation's work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Up to so many messages every rank is simulated; above, equivalent ranks once.
+    /// Up to so many messages every rank is simulated; above, equivalent ranks are simulated once.
     pub all_ranks: u64,
-    /// Steps of programs that may be looked at.
+    /// Most steps of programs that are read.
     pub steps: u64,
     /// Messages that are simulated before the rest is extrapolated.
     pub messages: u64,
@@ -101,8 +104,8 @@ impl Default for Limits {
 /// Simulates a call.
 ///
 /// # Errors
-/// [`Error::InvalidArgument`] when the algorithm has no schedule for the call, the machine has too few ranks, or there are more events than
-/// `limits` allow; the message says how many.
+/// [`Error::InvalidArgument`] when the algorithm has no schedule for the call, the machine has too few ranks, or there
+/// are more events than `limits` allow; the message says how many.
 pub fn simulate(call: &Scenario, machine: &dyn Machine, limits: &Limits) -> Result<Report> {
     let Scenario { algorithm, shape, .. } = *call;
     let fail = |detail: String| Err(Error::invalid("simulate", detail));
@@ -119,7 +122,7 @@ pub fn simulate(call: &Scenario, machine: &dyn Machine, limits: &Limits) -> Resu
         let system = System::build(call, machine, None, Lengths::Exact)?;
         return engine::run(&system).map(|run| Report::new(&system, machine, run, Method::all(shape.ranks)));
     }
-    // A program of the ring has as many steps as there are ranks, so that only some ranks' programs are looked at.
+    // A ring's program has as many steps as there are ranks, so only some ranks' programs are read.
     let fold = Translation::of(algorithm, &shape).and_then(|t| Some((t, machine.period(t, shape.ranks)?)));
     let looked_at = fold.map_or(per_window, |(_, block)| per_window / shape.ranks as u64 * block as u64);
     if looked_at > limits.steps.saturating_mul(if fold.is_some() { 16 } else { 1 }) {

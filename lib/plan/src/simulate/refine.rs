@@ -1,12 +1,14 @@
-//! Ranks that cannot be told apart are simulated once: the coarsest colouring that explains itself.
+//! Simulates indistinguishable ranks once, by colour refinement to the coarsest stable colouring.
 //!
-//! - A FIFO's colour says: its sender's colour, when in the sender's program it is used, its latency, the colours of its links.
-//! - A link's: its bandwidth, and how many FIFOs of each colour pass it.
-//! - A rank's: its steps, each with the colour of what it receives, and of what it sends.
+//! - The colour of a FIFO: its sender's colour, the steps of the sender's program that use it, its latency, the colours
+//!   of its links.
+//! - The colour of a link: its bandwidth, and the number of FIFOs of each colour that pass it.
+//! - The colour of a rank: its steps, each with the colours of the FIFOs that it receives from and sends to.
 //!
-//! Colours start equal and are refined until they stay. Then things of one colour have the same times, by induction over the
-//! events: a FIFO's transfers depend on when its sender sends and on what else is on its links; a rank's steps on what it receives. So one
-//! of each colour is simulated, and on a link each FIFO counts as often as its colour is there.
+//! Colours start equal and are refined until they are stable. Then objects of one colour have the same times, by
+//! induction over the events: a FIFO's transfers depend on its sender's times and on the other transfers on its links,
+//! and a rank's steps on its received messages. So one object of each colour is simulated, and on a link each FIFO
+//! counts once per FIFO of its colour there.
 //!
 //! A tree of 65,536 ranks has a few dozen colours: the two children of a node differ only by the order in which it
 //! serves them, and steps that take no time and wait for nothing have no order here.
@@ -16,7 +18,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::system::{Fifo, Link, NONE, Rank, Reader, Run, System};
 
-/// Rounds after which it is given up: in a chain every rank differs, and each round finds one.
+/// Most rounds: in a chain every rank differs, and each round separates only one.
 const ROUNDS: usize = 100;
 
 /// The same system with one rank of each colour, or `system` itself where that saves little.
@@ -37,7 +39,7 @@ fn hash(what: impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// Of each run of a lane: how many runs that wait or take time there are up to it.
+/// For each run of a lane: the number of runs up to it that wait or take time.
 fn positions(system: &System, runs: &[Run]) -> Vec<u32> {
     let mut at = 0;
     let position = |run: &Run| {
@@ -49,7 +51,7 @@ fn positions(system: &System, runs: &[Run]) -> Vec<u32> {
     runs.iter().map(position).collect()
 }
 
-/// What a rank sends through each FIFO and when; what a rank does, colours left out.
+/// The colour-independent part: each FIFO's sends and their positions, and each rank's steps.
 struct Fixed {
     fifos: Vec<u64>,
     ranks: Vec<u64>,
@@ -63,7 +65,7 @@ impl Fixed {
             for (l, runs) in rank.lanes.iter().enumerate() {
                 let mut steps = vec![];
                 for (run, position) in runs.iter().zip(positions(system, runs)) {
-                    // Pure sends are known by their FIFOs.
+                    // Their FIFOs represent pure sends.
                     if run.recv != NONE || system.work(run, 1.0) > 0.0 {
                         steps.push((run.kind, run.parts.1, run.times, run.recv != NONE, run.send != NONE));
                     }

@@ -1,4 +1,4 @@
-//! What a simulation says.
+//! The result of a simulation.
 
 use super::engine::{Outcome, Path};
 use super::machine::{LinkId, Machine};
@@ -10,11 +10,11 @@ use super::system::System;
 pub struct Method {
     /// Ranks of the call.
     pub ranks: usize,
-    /// So many of them stand for all, as programs and machine repeat.
+    /// Number of ranks that represent all, because programs and machine repeat.
     pub folded: Option<usize>,
-    /// So many classes of ranks that are alike are left.
+    /// Number of classes of equal ranks.
     pub refined: Option<usize>,
-    /// What was not simulated but added.
+    /// The extrapolated part.
     pub extrapolated: Option<Extrapolated>,
 }
 
@@ -27,7 +27,7 @@ pub struct Extrapolated {
     pub simulated: usize,
     /// Of so many.
     pub all: usize,
-    /// What the time would be off by, in seconds, if the speed of the third before the last were right.
+    /// Error of the time, in seconds, if the speed of the third before the last were right.
     pub uncertainty: f64,
 }
 
@@ -63,14 +63,14 @@ impl std::fmt::Display for Method {
     }
 }
 
-/// What one link carries.
+/// The load of one link.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LinkLoad {
     /// Which.
     pub id: LinkId,
     /// Index into [`Report::kinds`].
     pub kind: usize,
-    /// Its name. Where ranks stand for others, so does the link.
+    /// Its name. If ranks represent others, so does the link.
     pub name: String,
     /// Bytes per second.
     pub bandwidth: f64,
@@ -78,13 +78,13 @@ pub struct LinkLoad {
     pub bytes: f64,
 }
 
-/// What a simulation found.
+/// The result of a simulation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Report {
     /// Seconds, from the call on all ranks to the end on the last.
     pub time: f64,
-    /// What the time is made of, along the critical path: name and seconds; they add up to the time. A transfer is named by the kind of link
-    /// that was full when it ended.
+    /// Components of the time along the critical path: name and seconds; they add up to the time. A transfer is named
+    /// by the kind of link that was full when it ended.
     pub critical: Vec<(String, f64)>,
     /// The critical path's time by the kind of step that it ended in.
     pub steps: Vec<(&'static str, f64)>,
@@ -92,7 +92,7 @@ pub struct Report {
     pub hops: f64,
     /// Kinds of links.
     pub kinds: Vec<String>,
-    /// The links, the fullest first. Where ranks stand for others, so do the links.
+    /// The links, the fullest first. If ranks represent others, so do the links.
     pub links: Vec<LinkLoad>,
     /// Messages simulated.
     pub messages: u64,
@@ -123,12 +123,13 @@ impl Report {
         Report { time: at, critical, steps, hops: hops as f64, kinds, links, messages: run.messages, method }
     }
 
-    /// What the time would be off by, in seconds, if the speed had gone on changing ([`Extrapolated::uncertainty`]).
+    /// Error of the time, in seconds, if the speed had gone on changing ([`Extrapolated::uncertainty`]).
     pub fn uncertainty(&self) -> f64 {
         self.method.extrapolated.map_or(0.0, |e| e.uncertainty)
     }
 
-    /// No schedule that puts these bytes on these links is faster: the fullest link's bytes over its bandwidth, in seconds.
+    /// No schedule that puts these bytes on these links is faster: the fullest link's bytes over its bandwidth, in
+    /// seconds.
     pub fn bandwidth_bound(&self) -> f64 {
         self.links.first().map_or(0.0, |l| l.bytes / l.bandwidth)
     }

@@ -1,10 +1,11 @@
 //! Max-min fair sharing of links among transfers, kept up to date as transfers come and go.
 //!
-//! Transfers over the same links have the same rate: they are one *bundle*, which counts the bytes that each of them has got so far
-//! (`served`). A transfer that starts at `served` = s with n bytes ends at s + n, whatever the rate does in between.
+//! Transfers over the same links have the same rate. They form a *bundle*, which counts the bytes that each of them has
+//! transferred so far (`served`). A transfer that starts at `served` = s with n bytes ends at s + n, whatever the rate
+//! in between.
 //!
-//! Progressive filling: all rates grow together until a link is full; its bundles stay as they are; and so on. Only links that
-//! are connected with a change, through bundles with transfers, are filled anew.
+//! Progressive filling: all rates grow together until a link is full; its bundles then keep their rate, and the others
+//! go on growing. Only links that bundles with transfers connect to a change are filled anew.
 
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, HashMap};
@@ -39,10 +40,10 @@ struct Bundle {
     rate: f64,
     served: f64,
     since: f64,
-    /// Ends in units of `served`, and whose.
+    /// Ends in units of `served`, and their transfers.
     ends: BinaryHeap<std::cmp::Reverse<(Time, u32)>>,
     version: u32,
-    /// The link that limits the rate; none where `fastest` does.
+    /// The link that limits the rate; none if `fastest` does.
     limit: Option<u32>,
     mark: u32,
 }
@@ -64,7 +65,7 @@ pub(super) struct Sharing {
     /// Links at which something has changed.
     dirty: Vec<u32>,
     mark: u32,
-    /// Bundles and links that were looked at so far: what sharing costs.
+    /// Visits of bundles and links so far: the cost of sharing.
     pub(super) visits: u64,
 }
 
@@ -144,7 +145,8 @@ impl Sharing {
         bundle.limit.or(bundle.links.first().map(|&(link, _)| link))
     }
 
-    /// Shares the links anew; calls `next` with (bundle, version, time of its next end) for each bundle whose rate or next end is another one.
+    /// Shares the links anew; calls `next` with (bundle, version, time of its next end) for each bundle whose rate or
+    /// next end has changed.
     pub(super) fn share(&mut self, now: f64, mut next: impl FnMut(u32, u32, f64)) {
         if self.dirty.is_empty() {
             return;
@@ -199,7 +201,8 @@ impl Sharing {
             let this = &mut self.links[link as usize];
             (this.left, this.weight) = (this.bandwidth, 0.0);
         }
-        // What a bundle or a link would be full at, smallest first. Links come before bundles, and again when less is left of them.
+        // The rates at which bundles or links would be full, smallest first. Links come before bundles, and are pushed
+        // again when their remaining capacity falls.
         let mut candidates: BinaryHeap<std::cmp::Reverse<(Time, bool, u32, u32)>> = BinaryHeap::new();
         for &at in bundles {
             let bundle = &mut self.bundles[at as usize];

@@ -1,9 +1,9 @@
-//! Long calls: what repeats is simulated for a while, and the rest added up.
+//! Long calls: simulates some repetitions and extrapolates the rest.
 //!
-//! Without contention the lanes are a max-plus linear system, whose times grow by a constant per repetition from some repetition on
-//! (F. Baccelli et al., "Synchronization and Linearity", 1992, theorem 3.23). How soon is not known beforehand, and with shared links there is no
-//! such theorem; so three lengths are simulated, and the change of speed from the second third to the last one is
-//! reported.
+//! Without contention the lanes are a max-plus linear system, whose times eventually grow by a constant per repetition
+//! (F. Baccelli et al., "Synchronization and Linearity", 1992, theorem 3.23). The number of repetitions until then is
+//! not known beforehand, and with shared links there is no such theorem. So three lengths are simulated, and the change
+//! of speed from the second third to the last one is reported.
 
 use super::engine::{self, Outcome, Path};
 use super::report::{Extrapolated, Repeats};
@@ -18,13 +18,13 @@ pub(super) fn run(system: &System, limit: u64) -> Result<(Outcome, Extrapolated)
     let longest = runs().map(|r| r.times).max().unwrap_or(1) as usize;
     let what = if system.windows > longest { Repeats::Windows } else { Repeats::Steps };
     let all = system.windows.max(longest);
-    // A third, two thirds and all of what is simulated: twice the work of the last alone.
+    // A third, two thirds and all of the simulated length: twice the work of the last alone.
     let short = |repetitions: usize| match what {
         Repeats::Windows => System { windows: repetitions, ..system.clone() },
         Repeats::Steps => {
             let mut short = system.clone();
             for run in short.ranks.iter_mut().flat_map(|r| &mut r.lanes).flatten() {
-                // What comes once more or less often, as the first and last steps of a ring, stays so.
+                // Steps that do not repeat, such as the first and last of a ring, keep their number.
                 if run.times as usize * 2 > longest {
                     run.times = run.times - longest as u32 + repetitions as u32;
                 }
@@ -55,8 +55,8 @@ pub(super) fn run(system: &System, limit: u64) -> Result<(Outcome, Extrapolated)
     Ok((Outcome { path, messages: one.messages + two.messages + three.messages }, extrapolated))
 }
 
-/// `last`, and `times` what it has more than `before`, in every part. Where the critical path goes another way, parts could shrink below zero: then all grow
-/// alike.
+/// `last` plus `times` its difference to `before`, in every component. If the critical path takes another route,
+/// components could become negative: then all grow alike.
 fn grown(before: &Path, last: &Path, times: f64) -> Path {
     let at = last.at + times * (last.at - before.at);
     let part = |before: f64, last: f64| last + times * (last - before);

@@ -1,4 +1,4 @@
-//! The programs of some ranks on a machine: what the engine runs, and what [`super::refine`] makes smaller.
+//! The programs of some ranks on a machine: the engine's input, which [`super::refine`] makes smaller.
 
 use std::collections::HashMap;
 
@@ -41,9 +41,9 @@ pub(super) struct Run {
     pub(super) kind: u8,
     /// Parts it works on: first and number.
     pub(super) parts: (u32, u32),
-    /// What it receives: a reader, or [`NONE`].
+    /// Its receive: a reader, or [`NONE`].
     pub(super) recv: u32,
-    /// What it sends on: a FIFO, or [`NONE`].
+    /// Its send: a FIFO, or [`NONE`].
     pub(super) send: u32,
     /// How often.
     pub(super) times: u32,
@@ -61,12 +61,13 @@ pub(super) struct Fifo {
     /// Rank and lane.
     pub(super) sender: (u32, u32),
     pub(super) latency: f64,
-    /// Indices into [`System::links`], and how many messages of this FIFO's kind pass that link when this one has one under way.
+    /// Indices into [`System::links`], and how many messages of this FIFO's kind pass that link while this FIFO
+    /// transfers one.
     pub(super) links: Vec<(u32, u32)>,
     pub(super) fastest: f64,
 }
 
-/// A step's view of a FIFO: it takes every message that comes.
+/// A step's view of a FIFO: it takes every message that arrives.
 #[derive(Debug, Clone)]
 pub(super) struct Reader {
     pub(super) fifo: u32,
@@ -96,8 +97,8 @@ pub(super) struct System {
 }
 
 impl Translation {
-    /// The renumbering under which the programs of all ranks are the same, if there is one: peers move along, and parts have other
-    /// numbers, which makes no difference when all are equally long.
+    /// The renumbering under which the programs of all ranks are the same, if there is one. It renumbers peers, and
+    /// also parts, which makes no difference if all are equally long.
     pub(super) fn of(algorithm: Algorithm, shape: &Shape) -> Option<Translation> {
         let alike = matches!(
             shape.collective,
@@ -105,7 +106,7 @@ impl Translation {
         );
         match algorithm {
             Algorithm::Ring if alike => Some(Translation::Rotation),
-            // Reductions go in rank order, which no renumbering keeps.
+            // Reductions go in rank order, which no renumbering preserves.
             Algorithm::Direct if matches!(shape.collective, Collective::AllGather | Collective::AllToAll) => {
                 Some(Translation::Rotation)
             }
@@ -116,7 +117,8 @@ impl Translation {
         }
     }
 
-    /// What stands for a message from `from` to `to` when ranks modulo `block` stand for all: the receiver, and the way to the sender.
+    /// The representative of a message from `from` to `to` if ranks modulo `block` represent all: the receiver, and the
+    /// offset of the sender.
     fn canonical(self, from: usize, to: usize, ranks: usize, block: usize) -> (usize, usize) {
         let way = match self {
             Translation::Rotation => (from + ranks - to) % ranks,
@@ -135,7 +137,7 @@ impl Translation {
 }
 
 impl System {
-    /// The programs of all ranks, or of those that stand for all.
+    /// The programs of all ranks, or of those that represent all.
     pub(super) fn build(
         call: &Scenario,
         machine: &dyn Machine,
@@ -285,7 +287,7 @@ impl<'a> Builder<'a> {
     fn add(&mut self, runs: &mut Vec<Run>, step: &Step, (rank, lane, channel): (usize, usize, u32), join: bool) {
         let peers = (step.source(), step.destination());
         let last = runs.last_mut().filter(|_| join && self.last == peers);
-        // Most steps of a ring are like the one before.
+        // Most steps of a ring equal the one before.
         if let Some(last) = last.filter(|last| (last.kind, last.parts.1) == (kind(step), parts(step).1)) {
             last.times += 1;
             return;

@@ -57,7 +57,7 @@ fn two_messages_on_one_link_get_half_of_it_each() {
     let call = |ranks| call(Algorithm::Direct, shape(Collective::Broadcast, ranks), 1 << 20, 1 << 30);
     let n = 4.0 * f64::from(1 << 20);
     close(time(&call(2), &switch(2)), ALPHA + n * BETA, "alone");
-    // The root's port is shared by all that it sends.
+    // All messages of the root share its port.
     close(time(&call(3), &switch(3)), ALPHA + 2.0 * n * BETA, "two at once");
     close(time(&call(5), &switch(5)), ALPHA + 4.0 * n * BETA, "four at once");
 }
@@ -93,7 +93,7 @@ fn a_ring_on_a_switch_is_the_textbook_s() {
 
 #[test]
 fn a_tree_on_a_switch_is_the_textbook_s() {
-    // One way of d hops, two children each after the first: their messages share the port of their parent.
+    // A path of d hops, with two children each after the first: their messages share their parent's port.
     for (ranks, depth) in [(2usize, 1.0), (4, 2.0), (8, 3.0), (16, 4.0), (64, 6.0)] {
         let s = 4.0 * 1000.0;
         let call = call(Algorithm::Tree, shape(Collective::Broadcast, ranks), 1000, 1 << 30);
@@ -128,7 +128,7 @@ fn machines(ranks: usize) -> Vec<Box<dyn Machine>> {
     ]
 }
 
-/// One rank per class, or what is left of folding, whatever the size.
+/// One rank per class, or after folding, for any size.
 const SMALL: Limits = Limits { all_ranks: 0, steps: u64::MAX / 32, messages: u64::MAX };
 
 #[test]
@@ -257,7 +257,7 @@ fn a_long_call_goes_on_as_it_did() {
                 few.method
             );
             assert!(few.method.extrapolated.is_some(), "{what}");
-            // Near, or it says itself that it may not be.
+            // Near, or within its own stated uncertainty.
             assert!(off < 0.02 || off * all.time < 2.0 * few.uncertainty(), "{off} {what}");
         }
     }
@@ -304,9 +304,9 @@ fn mesh(ranks: usize) -> Graph {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// Only so much can be asked for: where links or processors are shared, a few bytes more can take less, as they change who shares
-    /// with whom when (R. L. Graham, "Bounds on multiprocessing timing anomalies", 1969). The worst that a long search found took
-    /// 8 % less: a ring on the host, whose ranks no longer copied in step.
+    /// The bound is loose: with shared links or processors, a few more bytes can take less time, because they change
+    /// which transfers overlap (R. L. Graham, "Bounds on multiprocessing timing anomalies", 1969). The worst case of a
+    /// long search took 8 % less: a ring on the host, whose ranks no longer copied in step.
     #[test]
     fn twice_the_bytes_never_take_less_and_no_link_is_faster_than_it_is(
         algorithm in 0usize..10, collective in 0usize..9, ranks in 2usize..20, which in 0usize..6,

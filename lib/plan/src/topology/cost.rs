@@ -1,9 +1,9 @@
-//! The cost model: what a message, a copied byte, a combined byte cost, and from that the time of a call.
+//! The cost model: prices of a message, a copied byte and a combined byte, and from them the time of a call.
 //!
 //! On a CPU every rank's core does its copies and reductions one after the other, so two times matter per window:
-//! - the *path*: the longest chain of messages, each a hop of `alpha + switch`, with the bytes on it, and the ends of other
-//!   messages that its ranks handle in between;
-//! - the *load*: what the busiest core does for one window. Each end of a message costs half of alpha and of beta.
+//! - the *path*: the longest chain of messages, each a hop of `alpha + switch`, with the bytes on it, and the ends of
+//!   other messages that its ranks handle in between;
+//! - the *load*: the work of the busiest core for one window. Each end of a message costs half of alpha and of beta.
 //!
 //! ```text
 //! time = call + max(path, load) + (windows - 1) · (load + switch)
@@ -13,22 +13,23 @@
 //!
 //! path, load = ends/2 · alpha  +  bytes/2 · beta  +  combined · gamma  +  copied · delta  +  flags · sync
 //! ```
-//! | figure | what it is | source |
+//! | figure | meaning | source |
 //! | --- | --- | --- |
 //! | alpha | an empty message, one way | Hockney |
-//! | beta, gamma, delta | a byte sent, combined, copied; each by where the data is ([`Rates`]) | Hockney; [`super::rates`] |
+//! | beta, gamma, delta | a byte sent, combined, copied; each by the location of the data ([`Rates`]) | Hockney; [`super::rates`] |
 //! | load, and ends in between | the part of a message that keeps a core busy | LogGP's o and G |
 //! | shm or tcp | alpha and beta of each kind of link; the share of each from the [`Placement`] | NCCL `src/graph/tuning.cc` |
 //! | call | entering the library, finding the plan | measured with a message that makes one hop instead of many |
 //! | sync | waiting for a flag in shared memory: a message without a payload | |
 //! | switch | ranks that take turns on a core: the scheduler runs another rank first | built in |
-//! | hops | a message through other ranks is as many messages, and a load of theirs | [`super::relays`], counted in the programs |
+//! | hops | a relayed message is one message per hop, and loads the relays | [`super::relays`], counted in the programs |
 //! | ranks per core | then the load of all ranks of a core counts, not that of the busiest | |
 //! | crowding | R cores on one memory: times `1 + (c - 1)(R - 1)`, where c is how much two slow each other down | measured |
 //!
-//! How many of each an algorithm takes is in [`mod@super::terms`]; the verifier checks those figures.
+//! [`mod@super::terms`] has the number of each that an algorithm takes; the verifier checks those figures.
 //!
-//! What is left out: NUMA, TCP streams that share a network card, page faults, time lost because ranks do not enter together.
+//! Not modelled: NUMA, TCP streams that share a network card, page faults, time lost because ranks do not enter
+//! together.
 //!
 //! Sources: R. W. Hockney, "The communication challenge for MPP" (1994); A. Alexandrov et al., "LogGP" (1995); NCCL
 //! `src/graph/tuning.cc` for the use.
@@ -52,8 +53,8 @@ pub struct LinkCost {
     pub beta: Rates,
 }
 
-/// The share of alpha that a message over TCP saves when it travels with another one: its headers, the interrupts at both
-/// ends, the receiver's wake-up. What stays is a system call.
+/// The share of alpha that a message over TCP saves when it travels with another one: its headers, the interrupts at
+/// both ends, the receiver's wake-up. A system call remains.
 const JOINED: f64 = 0.8;
 
 /// Everything the choice of an algorithm depends on. It must be the same on all ranks: one rank makes it, and all
@@ -65,9 +66,9 @@ pub struct CostModel {
     pub version: u32,
     /// Messages through shared memory.
     pub shm: LinkCost,
-    /// Messages over a network: TCP, or RDMA where that is asked for.
+    /// Messages over a network: TCP, or RDMA if requested.
     pub tcp: LinkCost,
-    /// What combining adds to a byte that is copied or received anyway.
+    /// Extra time of combining a byte that is copied or received anyway.
     pub reduce: Rates,
     /// Copying a byte from memory to memory.
     pub copy: Rates,
@@ -83,14 +84,15 @@ pub struct CostModel {
     pub ranks_per_core: f64,
     /// Cores of a host that run ranks.
     pub busy_cores: f64,
-    /// Messages of so many bytes and more are copied once between ranks that share memory, also on small pages; `None`: none are.
+    /// Bytes from which messages between ranks that share memory use zero copy, also on small pages; `None`: never.
     #[serde(alias = "lend_from")]
     pub zero_copy_from: Option<usize>,
     /// Caches of a host.
     pub caches: Caches,
     /// Which ranks share memory.
     pub placement: Placement,
-    /// Which ranks reach each other only through others. Not in the record: every rank knows it, of each communicator anew.
+    /// The ranks that reach each other only through relays. Not in the record: every rank computes it for each
+    /// communicator.
     #[serde(skip)]
     pub relays: Relays,
 }
@@ -99,7 +101,7 @@ impl CostModel {
     /// Version of the record that this code reads and writes.
     pub const VERSION: u32 = 3;
 
-    /// Built-in figures for ranks of one host over shared memory: orders of magnitude, for when nothing was measured.
+    /// Built-in figures for ranks of one host over shared memory: orders of magnitude, used without a measurement.
     pub fn shm() -> CostModel {
         CostModel {
             version: Self::VERSION,
@@ -120,7 +122,7 @@ impl CostModel {
         }
     }
 
-    /// Built-in figures where no two ranks share memory.
+    /// Built-in figures for ranks of which no two share memory.
     pub fn tcp() -> CostModel {
         CostModel { placement: Placement::APART, ..CostModel::shm() }
     }
@@ -145,7 +147,7 @@ impl CostModel {
         1.0 + (self.contention - 1.0) * (self.busy_cores - 1.0)
     }
 
-    /// Whether the figures can be; what is wrong if not.
+    /// Checks the figures; the error says which one is invalid.
     pub fn check(&self) -> Result<(), String> {
         if self.version != Self::VERSION {
             return Err(format!("expected version {}, got {}", Self::VERSION, self.version));
@@ -181,7 +183,7 @@ impl CostModel {
         }
     }
 
-    /// The time of a load, by term. `detour`: what its messages over the network are multiplied by.
+    /// The time of a load, by term. `detour`: factor of its messages over the network.
     fn price(&self, load: &Load, window: f64, share: Share, shares: Shares, detour: Factor) -> Breakdown {
         let crowding = self.crowding();
         let rate = |rates: &Rates| rates.at(shares, crowding);
@@ -202,7 +204,7 @@ impl CostModel {
     }
 }
 
-/// What a call's time is made of, in nanoseconds.
+/// Components of a call's time, in nanoseconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Breakdown {
     /// Messages, however short.
@@ -221,11 +223,11 @@ pub struct Breakdown {
     pub call_ns: f64,
     /// Windows that follow each other.
     pub windows: f64,
-    /// What the first window waits for.
+    /// The bound of the first window.
     pub bound: Bound,
 }
 
-/// What determines the time of the first window.
+/// The resource that determines the time of the first window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Bound {
     /// The longest chain of messages.
@@ -287,8 +289,8 @@ impl Breakdown {
     }
 }
 
-/// Time of a call with segments of `bytes` bytes and messages of up to `max_message` bytes.
-/// `None` when the algorithm cannot do it.
+/// Time of a call with segments of `bytes` bytes and messages of up to `max_message` bytes. `None` when the algorithm
+/// does not support it.
 pub fn estimate(
     algorithm: Algorithm,
     shape: &Shape,

@@ -2,14 +2,15 @@
 //!
 //! | figure | how it is measured |
 //! | --- | --- |
-//! | alpha, call | T1: a call in which a message goes and comes back; Tk: one in which it does so k times. `Tk = call + 2k·alpha` |
+//! | alpha, call | T1: a call with one round trip of a message; Tk: one with k round trips. `Tk = call + 2k·alpha` |
 //! | beta | both ranks send and receive F/2 bytes at once, in messages of m bytes: `T = F/2 · (alpha/m + beta)` |
 //! | delta | one rank copies a buffer of its own |
-//! | gamma | one rank combines two buffers of its own; what a copy would have taken is taken off |
+//! | gamma | one rank combines two buffers of its own; the time of a copy is subtracted |
 //! | c | the copy again, by two ranks at once |
 //!
-//! The last four at three footprints: half of L2, a part of L3, more than L3. A footprint beyond a cache finds some of
-//! its bytes there all the same ([`Caches::shares`]), so the rates are found one after the other, the nearest first.
+//! The last four are measured at three footprints: half of L2, a part of L3, more than L3. Some bytes of a footprint
+//! beyond a cache are still in the cache ([`Caches::shares`]), so the rates are computed one after the other, the
+//! nearest first.
 
 use super::rates::{Caches, Rates};
 
@@ -18,14 +19,14 @@ const PER_BYTE: (f64, f64) = (1e-4, 1e6);
 /// Bounds on a time: 1 ns to 1 s.
 const TIME: (f64, f64) = (1.0, 1e9);
 
-/// The lower quartile of the times that can be; `None` without any. What disturbs a measurement makes it longer, never
-/// shorter; the shortest of all may be luck.
+/// The lower quartile of the valid times; `None` without any. Disturbances only lengthen a measurement, but the
+/// shortest one may be an outlier.
 pub fn typical(times: &[f64]) -> Option<f64> {
     let sorted = sane(times);
     sorted.get(sorted.len() / 4).copied()
 }
 
-/// Whether most times are less than twice the typical one: measured again, it would come out much the same.
+/// Whether most times are less than twice the typical one, so that the measurement is repeatable.
 pub fn is_steady(times: &[f64]) -> bool {
     let sorted = sane(times);
     sorted.get(sorted.len() / 4).zip(sorted.get(sorted.len() / 2)).is_some_and(|(low, median)| *median < 2.0 * low)
@@ -40,7 +41,7 @@ fn sane(times: &[f64]) -> Vec<f64> {
 /// `(alpha, call)` from the times of calls with one round trip and with `rounds` (2 or more).
 pub fn latency(once: f64, many: f64, rounds: usize) -> (f64, f64) {
     let extra = 2.0 * (rounds.max(2) - 1) as f64;
-    // Each hop takes something, and no more than if the call itself took nothing.
+    // Each hop takes some time, and no more than if the call itself took none.
     let alpha = ((many - once) / extra).max(many / (4.0 * rounds.max(2) as f64)).min(once / 2.0);
     let call = (once - 2.0 * alpha).max(0.0);
     (six_digits(alpha.clamp(TIME.0, TIME.1)), six_digits(call.clamp(0.0, TIME.1)))
@@ -64,7 +65,7 @@ pub fn rates(points: [Option<Point>; 3], caches: &Caches, crowding: f64, built_i
     let clamp = |value: f64| value.clamp(PER_BYTE.0, PER_BYTE.1);
     let [l2, l3, memory] = points;
     let shares = |point: &Point| caches.shares(point.footprint, point.ranks);
-    // Without the first there is nothing to go by.
+    // Without the first point there is no basis.
     let Some(l2) = l2.map(|point| clamp(point.ns_per_byte)) else { return *built_in };
     let l3 = l3.and_then(|point| {
         let share = shares(&point);
@@ -81,7 +82,7 @@ pub fn rates(points: [Option<Point>; 3], caches: &Caches, crowding: f64, built_i
     Rates::new(six_digits(l2), six_digits(l3), six_digits(clamp(memory)))
 }
 
-/// What is left of `total` without `part`, level by level.
+/// `total` minus `part`, level by level.
 pub fn beyond(total: Rates, part: Rates) -> Rates {
     let left = |a: f64, b: f64| six_digits((a - b).clamp(0.0, PER_BYTE.1));
     Rates::new(left(total.l2, part.l2), left(total.l3, part.l3), left(total.memory, part.memory))

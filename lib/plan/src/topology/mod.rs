@@ -1,12 +1,12 @@
-//! What things cost, and which algorithm to take.
+//! The cost model, and the choice of the algorithm.
 //!
 //! | file | idea |
 //! | --- | --- |
 //! | [`cost`] | the model: prices of messages, copies, additions; the time of a call |
 //! | [`mod@terms`] | what each algorithm needs: hops, bytes, additions, copies |
 //! | [`placement`] | which ranks share memory, and how much of an algorithm's traffic leaves the host |
-//! | [`routes`] | which ranks reach each other, and through whom the others do |
-//! | [`relays`] | messages that go through other ranks, and what that adds |
+//! | [`routes`] | which ranks reach each other, and the relays between the others |
+//! | [`relays`] | the cost of relayed messages |
 //! | [`rates`] | time per byte in the caches and beyond them |
 //! | [`select`] | the choice: the smallest estimate |
 //! | [`fit`] | prices from measured times |

@@ -4,13 +4,13 @@
 //! ```text
 //! block 4:   0 1 2 3 | 4 5 6 7 | 8 9          a message within a block goes through memory, others over TCP
 //! ```
-//! Where ranks are numbered in another way, every message is taken to leave the host.
+//! With any other numbering, every message is assumed to leave the host.
 //!
 //! Source of the idea: NCCL's `src/graph/tuning.cc` prices a ring by how many of its hops leave the node.
 
 use serde::{Deserialize, Serialize};
 
-/// Ranks `k·block` to `(k+1)·block - 1` share memory; 1: nobody does.
+/// Ranks `k·block` to `(k+1)·block - 1` share memory; 1: no two ranks do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Placement {
@@ -83,7 +83,7 @@ impl Share {
     }
 }
 
-/// What leaves the host, for the three views of [`Work`](super::terms::Work).
+/// The shares that leave the host, for the three views of [`Work`](super::terms::Work).
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Crossing {
     /// On the longest chain of messages.

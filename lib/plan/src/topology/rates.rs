@@ -1,20 +1,20 @@
-//! Time per byte: it depends on where the bytes are.
+//! Time per byte, by the location of the bytes.
 //!
-//! A call touches a *footprint* of F bytes per rank (its input and its output). Buffers that are used again and again stay in
-//! the caches as far as they fit; of a footprint F a cache of C bytes is taken to hold C/F:
+//! A call accesses a *footprint* of F bytes per rank (its input and its output). Reused buffers stay in the caches as
+//! far as they fit. A cache of C bytes is assumed to hold C/F of a footprint F:
 //! ```text
 //! share in L2        min(1, L2 / F)
 //! share in L3        min(1, L3 / (R·F)) less that of L2      R ranks of a host share one L3
 //! share in memory    the rest
 //! ```
-//! so a rate has three figures, and grows smoothly from one to the next.
+//! A rate thus has three figures, and grows smoothly from one to the next.
 //!
 //! Source: the three-Cs view of J. L. Hennessy and D. A. Patterson, "Computer Architecture", chapter 2 (capacity
 //! misses). A true LRU cache would hold nothing of a loop that does not fit; real ones are not true LRU.
 
 use serde::{Deserialize, Serialize};
 
-/// Nanoseconds per byte by where the data is. Never falls from one level to the next ([`Rates::new`]).
+/// Nanoseconds per byte by the location of the data. They never fall from one level to the next ([`Rates::new`]).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rates {
@@ -52,7 +52,7 @@ impl Rates {
     }
 }
 
-/// Which part of the bytes of a call is found where; the three add up to 1.
+/// The shares of a call's bytes at each level; they add up to 1.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Shares {
     /// In a core's own cache.
@@ -74,7 +74,7 @@ pub struct Caches {
 }
 
 impl Caches {
-    /// For machines that do not tell.
+    /// For machines that do not report their caches.
     pub const TYPICAL: Caches = Caches { l2: 1 << 20, l3: 32 << 20 };
 
     /// Where the bytes of a call with this footprint per rank are, when `ranks` of them share the level-3 cache.

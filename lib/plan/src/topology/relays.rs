@@ -1,16 +1,16 @@
-//! What it costs that some ranks reach each other only through others.
+//! The cost of relayed messages, between ranks that reach each other only through others.
 //!
 //! ```text
 //! rank 0 ──hop── rank 1 ──hop── rank 2        a message from 0 to 2: two messages, and rank 1 receives and sends it
 //! ```
-//! A hop is a message of its own, so a relayed message takes as many times a message's alpha and beta as it makes hops:
-//! - on the *path*, one after the other: a relay passes on what is here whole (a message, not a call: cut-through), so the
-//!   hops of one message follow each other, and those of the next message overlap with them;
-//! - in the *load* of the relay, two ends more per message that goes through it. Its forwarder is a thread; the model gives it no
-//!   core of its own, since on a machine that is full of ranks it has none.
+//! Each hop is a separate message, so a relayed message costs alpha and beta once per hop:
+//! - on the *path*, one after the other: a relay forwards whole messages as they arrive (cut-through), so the hops of
+//!   one message follow each other, and those of the next message overlap with them;
+//! - in the *load* of the relay, two more ends per relayed message. A thread of the relay forwards it; the model gives
+//!   that thread no core of its own, because a machine full of ranks has none to spare.
 //!
-//! What goes where is counted in the programs of all ranks; without relays nothing is counted. A relay that is no member of the
-//! communicator has no load here.
+//! The relayed messages are counted in the programs of all ranks; without relays nothing is counted. A relay outside
+//! the communicator has no load here.
 
 use std::collections::BTreeMap;
 
@@ -21,11 +21,11 @@ use crate::wire::Algorithm;
 /// The relayed pairs of a communicator, by its own numbers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Relays {
-    /// Of each pair, the lower rank first: hops, and the members among its relays.
+    /// For each pair, the lower rank first: hops, and the members among its relays.
     ways: BTreeMap<(usize, usize), (usize, Vec<usize>)>,
 }
 
-/// By what the messages of an algorithm, and their bytes, are multiplied: 1 where nothing is relayed.
+/// Factors of an algorithm's messages and of their bytes: 1 without relays.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Factor {
     /// Their number.
@@ -54,7 +54,7 @@ impl Factor {
     const ONE: Factor = Factor { messages: 1.0, bytes: 1.0 };
 }
 
-/// What a rank does, counted in ends of messages and in their bytes.
+/// A rank's work, counted in ends of messages and in their bytes.
 #[derive(Debug, Clone, Copy, Default)]
 struct Counted {
     own: [f64; 2],
@@ -65,7 +65,7 @@ struct Counted {
 }
 
 impl Relays {
-    /// From the ways of the world, for a communicator of these members.
+    /// From the routes of the world, for a communicator of these members.
     pub fn new(paths: &[Path], members: &[usize]) -> Relays {
         let of = |rank: &usize| members.iter().position(|member| member == rank);
         let way = |path: &Path| {
@@ -84,7 +84,7 @@ impl Relays {
         self.ways.get(&(a.min(b), a.max(b)))
     }
 
-    /// What an algorithm pays for its relayed messages.
+    /// The factors of an algorithm with its relayed messages.
     pub fn detour(&self, algorithm: Algorithm, shape: &Shape) -> Detour {
         if self.ways.is_empty() {
             return Detour::NONE;
@@ -126,7 +126,7 @@ fn add(to: &mut [f64; 2], size: [f64; 2], times: f64) {
     to.iter_mut().zip(size).for_each(|(to, size)| *to += times * size);
 }
 
-/// At least 1; that, where there is nothing.
+/// At least 1, also for 0 / 0.
 fn ratio(a: f64, b: f64) -> f64 {
     if b > 0.0 { (a / b).max(1.0) } else { 1.0 }
 }
@@ -196,8 +196,8 @@ mod tests {
 
     #[test]
     fn on_a_line_small_calls_turn_from_everybody_to_neighbours() {
-        // Over direct links the 8 bytes of 8 ranks go to everybody at once or in log n rounds; on a line those messages go
-        // through most of the ranks.
+        // Over direct links 8 bytes go to all 8 ranks at once or in log n rounds; on a line those messages pass most of
+        // the ranks.
         let shape = shape(Collective::Broadcast, 8);
         let direct = CostModel::tcp();
         let relayed = CostModel { relays: line(8), ..direct.clone() };

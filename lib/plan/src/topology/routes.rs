@@ -1,9 +1,9 @@
-//! Which ranks reach each other, and through whom the others do.
+//! Which ranks reach each other, and the relays between the others.
 
 use std::collections::VecDeque;
 use std::fmt;
 
-/// The way between two ranks that do not reach each other.
+/// The route between two ranks that do not reach each other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Path {
     /// The two ends, the lower rank first.
@@ -13,7 +13,7 @@ pub struct Path {
 }
 
 impl Path {
-    /// The ranks on the way before and after `rank`, seen from the lower end; `None` for a rank that does not relay.
+    /// The ranks before and after `rank` on the route, seen from the lower end; `None` for a rank that does not relay.
     pub fn around(&self, rank: usize) -> Option<(usize, usize)> {
         let at = self.through.iter().position(|&r| r == rank)?;
         let [low, high] = self.ends;
@@ -21,7 +21,7 @@ impl Path {
         Some((before, self.through.get(at + 1).copied().unwrap_or(high)))
     }
 
-    /// The first rank on the way from `end`.
+    /// The first rank on the route from `end`.
     pub fn first(&self, end: usize) -> Option<usize> {
         if end == self.ends[0] { self.through.first().copied() } else { self.through.last().copied() }
     }
@@ -45,10 +45,10 @@ impl fmt::Display for Path {
     }
 }
 
-/// The graph of ranks that reach each other, and the ways between those that do not.
+/// The graph of ranks that reach each other, and the routes between those that do not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Routes {
-    /// By rank, in order; `None` where all reach each other.
+    /// By rank, in order; `None` if all reach each other.
     neighbours: Option<Vec<Vec<usize>>>,
 }
 
@@ -85,8 +85,8 @@ impl Routes {
         self.neighbours.is_none() || self.of(a).binary_search(&b).is_ok()
     }
 
-    /// The way between two ranks that do not reach each other: the shortest one, of equals the one with the lowest ranks,
-    /// compared from the lower end on. `None` when they reach each other, and when no way exists.
+    /// The route between two ranks that do not reach each other: the shortest one, of equals the one with the lowest
+    /// ranks, compared from the lower end on. `None` when they reach each other, and when no route exists.
     pub fn path(&self, a: usize, b: usize) -> Option<Path> {
         let (low, high) = (a.min(b), a.max(b));
         if low == high || self.is_direct(low, high) {
@@ -108,7 +108,7 @@ impl Routes {
         all
     }
 
-    /// Hops from each rank to `to`; `usize::MAX` where there is no way.
+    /// Hops from each rank to `to`; `usize::MAX` without a route.
     fn distances(&self, to: usize) -> Vec<usize> {
         let mut distances = vec![usize::MAX; self.neighbours.as_ref().map_or(0, Vec::len)];
         let mut queue = VecDeque::from([(to, 0)]);

@@ -1,4 +1,4 @@
-//! Which algorithm, and which message size: the smallest estimate.
+//! Chooses the algorithm and message size with the smallest estimate.
 
 use super::cost::{Breakdown, CostModel, estimate};
 use crate::algorithm::Shape;
@@ -20,11 +20,11 @@ pub struct Estimate {
     pub message: usize,
     /// Time in nanoseconds, by the model.
     pub ns: f64,
-    /// What it is made of.
+    /// Its components.
     pub cost: Breakdown,
 }
 
-/// What was chosen, and why.
+/// The choice and its basis.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Choice {
     /// The algorithm to take.
@@ -33,7 +33,7 @@ pub struct Choice {
     pub message: usize,
     /// All candidates, the fastest first.
     pub estimates: Vec<Estimate>,
-    /// The algorithm that was asked for but cannot do this: the fastest was taken instead.
+    /// The requested algorithm if it does not support the call: the fastest was taken instead.
     pub refused: Option<Algorithm>,
 }
 
@@ -43,7 +43,7 @@ impl Choice {
         self.estimates.iter().find(|e| e.algorithm == self.algorithm)
     }
 
-    /// Puts `algorithm` first: by a rule, not by its estimate. `message` is what it passes on at once.
+    /// Puts `algorithm` first: by a rule, not by its estimate. `message` is its chunk in bytes.
     pub fn prefer(&mut self, algorithm: Algorithm, shape: &Shape, bytes: usize, message: usize, model: &CostModel) {
         if let Some(cost) = estimate(algorithm, shape, bytes, message, model) {
             self.estimates.insert(0, Estimate { algorithm, message, ns: cost.total(), cost });
@@ -57,11 +57,11 @@ impl Choice {
     }
 }
 
-/// Chooses for segments of `bytes` bytes and messages of at most `max_message` bytes. `None` when nothing can do it
-/// (point to point, no ranks).
+/// Chooses for segments of `bytes` bytes and messages of at most `max_message` bytes. `None` when no algorithm supports
+/// the call (point to point, no ranks).
 ///
-/// Pure: ranks that pass the same arguments get the same answer. The first in code order wins a tie, and the larger
-/// message. `forced` is taken whenever it can do the collective. The result is worth keeping per (shape, bytes): this costs
+/// Pure: ranks that pass the same arguments get the same answer. Ties go to the first in code order and to the larger
+/// message. `forced` is taken whenever it supports the collective. Cache the result per (shape, bytes): this costs
 /// about a microsecond.
 pub fn choose(
     shape: &Shape,
@@ -84,9 +84,9 @@ pub fn choose(
     Some(Choice { algorithm, message, estimates, refused })
 }
 
-/// What the estimates do not see: two trees are two messages where one would do. They pay where each half is worth a message;
-/// between two ranks, where both are the same pair's, only as two streams (measured over TCP). Where each rank has a segment of its own,
-/// they cannot: a ring's rank has less to send and to receive, in half the messages.
+/// A case that the estimates miss: two trees send two messages instead of one. They pay if each half is worth a
+/// message. Between two ranks, both trees use the same pair, so they pay only as two streams (measured over TCP). If
+/// each rank has its own segment they never pay: in a ring, a rank sends and receives less, in half the messages.
 fn is_sensible(algorithm: Algorithm, shape: &Shape, bytes: usize) -> bool {
     let least = if shape.ranks == 2 { TWO_STREAMS } else { 2 * SMALLEST_MESSAGE };
     let segments = matches!(shape.collective, Collective::AllGather | Collective::ReduceScatter);
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn segments_go_by_way_of_others_only_where_that_is_asked_for() {
-        // As many bytes as a ring in all, but more of them at an inner node, or at a rank of a pair.
+        // In total as many bytes as a ring, but more of them at an inner node, or at a rank of a pair.
         for model in [CostModel::shm(), CostModel::tcp(), CostModel::tcp().on_cores(4, 2)] {
             for collective in [Collective::ReduceScatter, Collective::AllGather] {
                 for ranks in [2, 3, 5, 6, 7, 8, 12, 17, 64] {
@@ -254,7 +254,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// What all ranks rely on: equal arguments, equal answers, also for a model that came as text.
+        /// All ranks rely on this: equal arguments give equal answers, also for a model that was sent as text.
         #[test]
         fn the_choice_depends_on_its_arguments_alone(
             collective in 0u8..9, ranks in 1usize..200, root in 0usize..200, channels in 1usize..4,

@@ -23,9 +23,9 @@ pub struct Group<'a> {
 impl Comm {
     /// Collects the calls that `build` makes, then runs them together. Nothing is sent when `build` fails.
     ///
-    /// All calls advance at the same time. Calls that use the same link take turns on it, message by message in the order of
-    /// the calls: a later collective sends while an earlier one still receives. Short all_reduces of one type and operator
-    /// (up to 4 KiB each) are packed into one of up to 64 KiB.
+    /// All calls advance at the same time. Calls that use the same link take turns on it, message by message in the
+    /// order of the calls: a later collective sends while an earlier one still receives. Short all_reduces of one type
+    /// and operator (up to 4 KiB each) are packed into one of up to 64 KiB.
     ///
     /// Sends and receives in one group cannot deadlock among the ranks of the group, whatever their order. Every rank
     /// must add the same collectives in the same order, and each pair of ranks its messages. Otherwise, or when a rank
@@ -191,7 +191,8 @@ impl Group<'_> {
         self.copy_to_self()?;
         let inner = &self.comm.inner;
         inner.drain();
-        // SAFETY: every call's lengths were checked against its key, its memory is borrowed for 'a, which outlives self.
+        // SAFETY: every call's lengths were checked against its key, its memory is borrowed for 'a, which outlives
+        // self.
         unsafe { inner.batch("group", &self.calls, false) }
     }
 

@@ -1,5 +1,5 @@
-//! The forms of a call that users see. The [`table`] lists the collectives once; blocking, asynchronous and grouped forms expand
-//! from it.
+//! The forms of a call that users see. The [`table`] lists the collectives once; blocking, asynchronous and grouped
+//! forms expand from it.
 
 mod asynchronous;
 mod checked;

@@ -11,8 +11,8 @@ use crate::transport::Registration;
 
 /// A buffer that stays registered with the RDMA devices of this rank for as long as it exists.
 ///
-/// Use it as a slice (`&buffer[..]`, `&mut buffer`): calls recognise it, and any part of it. Over other transports it is an
-/// ordinary buffer.
+/// Use it as a slice (`&buffer[..]`, `&mut buffer`): calls recognise it, and any part of it. Over other transports it
+/// is an ordinary buffer.
 ///
 /// It owns the elements so that a registration never outlives its pages. A registration belongs to pages, not to an
 /// address. If registered memory could be freed, new memory at the same address would be taken for it, and the device
@@ -82,7 +82,8 @@ impl Comm {
     /// buffer.
     ///
     /// # Errors
-    /// [`Error::Os`](crate::Error::Os) when a device refuses, most often for the limit of locked memory, which it then names. The elements are dropped.
+    /// [`Error::Os`](crate::Error::Os) when a device refuses, most often for the limit of locked memory, which it then
+    /// names. The elements are dropped.
     pub fn register_persistent<T: Element>(&self, mut elements: Vec<T>) -> Result<Persistent<T>> {
         let state = &self.inner.state;
         state.check(|| "register_persistent".to_owned())?;

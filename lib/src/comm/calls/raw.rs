@@ -11,8 +11,8 @@ use crate::error::{Error, Result};
 use crate::executor::Buffers;
 use crate::wire::Collective;
 
-/// A call over memory given by address. Addresses must be aligned to the type; they may be null where nothing is read or
-/// written. Input and output are apart, or lie as in the `_in_place` form of the call.
+/// A call over memory given by address. Addresses must be aligned to the type; they may be null where nothing is read
+/// or written. Input and output are apart, or lie as in the `_in_place` form of the call.
 #[derive(Debug, Clone)]
 pub struct RawCall {
     call: Call,
@@ -262,7 +262,8 @@ impl Comm {
     /// Runs one call, or several as a [`Comm::group`], and returns when they are complete.
     ///
     /// # Safety
-    /// The memory of every call must be valid for its type, count and collective, and untouched by others, until this returns.
+    /// The memory of every call must be valid for its type, count and collective, and untouched by others, until this
+    /// returns.
     pub unsafe fn run_raw(&self, calls: &[RawCall]) -> Result<()> {
         self.inner.drain();
         // SAFETY: forwarded from the caller.

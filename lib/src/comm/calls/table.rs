@@ -9,8 +9,9 @@
 ///
 /// - `apart`: an input and an output; `place`: one buffer;
 /// - the collective, and the arguments behind the buffers;
-/// - the names of the blocking method of `Comm`, of the asynchronous one, of the blocking method of `ProcessGroup` and of its
-///   asynchronous one; `-` where there is none. Groups have the methods of `Comm`, batches those of `ProcessGroup`;
+/// - the names of the blocking method of `Comm`, of the asynchronous one, of the blocking method of `ProcessGroup` and
+///   of its asynchronous one; `-` where there is none. Groups have the methods of `Comm`, batches those of
+///   `ProcessGroup`;
 /// - `device` where `DeviceComm` has the blocking method of `Comm`, else `-`.
 macro_rules! collectives {
     ($form:ident) => {
@@ -53,8 +54,8 @@ macro_rules! collectives {
             place Scatter(root: usize): scatter_in_place, -, -, -, -;
             /// Segment `s` of `output` becomes segment `rank` of rank `s`'s `input`; both have `n` equal segments.
             apart AllToAll(): all_to_all, all_to_all_async, all_to_all, all_to_all_async, device;
-            /// `output` becomes the element-wise reduction of the inputs of ranks `0..=rank` (MPI's inclusive scan). There
-            /// is no average of some of the ranks.
+            /// `output` becomes the element-wise reduction of the inputs of ranks `0..=rank` (MPI's inclusive scan).
+            /// There is no average of some of the ranks.
             apart Scan(op: ReduceOp): scan, -, scan, -, -;
             /// [`Comm::scan`] with one buffer for input and output.
             place Scan(op: ReduceOp): scan_in_place, scan_async, scan_in_place, scan_async, -;

@@ -1,8 +1,8 @@
 //! Collectives where each pair of ranks has a length of its own: the `v` forms of MPI.
 //!
-//! Where they lie is given as ranges of elements, one per rank, in any order and with gaps. Everything goes straight from
-//! sender to receiver, all pairs at the same time. An empty range sends a header alone, so that two ranks which disagree
-//! about the length between them get [`Error::Mismatch`] naming both ranks and both lengths, 0 included.
+//! Where they lie is given as ranges of elements, one per rank, in any order and with gaps. Everything goes straight
+//! from sender to receiver, all pairs at the same time. An empty range sends a header alone, so that two ranks which
+//! disagree about the length between them get [`Error::Mismatch`] naming both ranks and both lengths, 0 included.
 //!
 //! Sources: MPI-4.1, sections 6.5 to 6.8; `MPI_Alltoallv` of MPICH and Open MPI ("linear", all requests at once).
 
@@ -82,8 +82,8 @@ impl Comm {
         self.inner.run(self.inner.all_gather_v(input, output, recv))
     }
 
-    /// [`Comm::gather`] of inputs of different lengths: the root's `output[recv[r]]` becomes rank `r`'s `input`. `output`
-    /// and `recv` are ignored elsewhere.
+    /// [`Comm::gather`] of inputs of different lengths: the root's `output[recv[r]]` becomes rank `r`'s `input`.
+    /// `output` and `recv` are ignored elsewhere.
     ///
     /// # Errors
     /// As [`Comm::all_to_all_v`].

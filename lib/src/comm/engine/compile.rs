@@ -58,9 +58,9 @@ impl Inner {
             .ok_or_else(|| Error::invalid(op(), "the schedule names a rank without a link"))
     }
 
-    /// Opens those of the links, as (channel, peer) in any order, that are not open yet. It waits for the peer at each, so
-    /// every rank opens its links in the order of (channel, peer): then the pair that is first in the order of (channel,
-    /// lower rank, higher rank) can always go on.
+    /// Opens those of the links, as (channel, peer) in any order, that are not open yet. It waits for the peer at each,
+    /// so every rank opens its links in the order of (channel, peer): then the pair that is first in the order of
+    /// (channel, lower rank, higher rank) can always go on.
     pub(in crate::comm) fn open(
         &self,
         engine: &mut Engine,

@@ -23,8 +23,9 @@ pub(super) fn program(rank: usize, sender: usize, receiver: usize) -> Program {
 /// Longest message over a link that cuts it itself or passes it by zero copy: one system call reads it in about 50 us.
 const LONGEST: usize = 1 << 20;
 
-/// Message size for `bytes` bytes, where the link does not cut messages up by itself. In shared memory the receiver copies
-/// one message out while the sender copies the next one in; both ends must cut alike, so this depends on nothing else.
+/// Message size for `bytes` bytes, where the link does not cut messages up by itself. In shared memory the receiver
+/// copies one message out while the sender copies the next one in; both ends must cut alike, so this depends on nothing
+/// else.
 pub(super) fn length(bytes: usize, longest: usize, shared: bool) -> usize {
     match shared {
         true => (bytes / 4).max(SHORTEST).min(longest),
@@ -32,8 +33,8 @@ pub(super) fn length(bytes: usize, longest: usize, shared: bool) -> usize {
     }
 }
 
-/// The same for a link that takes messages of any length: as few as possible. Within a collective of two ranks a message must
-/// not be longer than half of what a link holds, because they send before they receive.
+/// The same for a link that takes messages of any length: as few as possible. Within a collective of two ranks a
+/// message must not be longer than half of what a link holds, because they send before they receive.
 pub(super) fn long_length(options: &LinkOptions, collective: Collective) -> usize {
     let longest = options.max_message.max(LONGEST);
     match collective {

@@ -40,7 +40,8 @@ pub(super) fn values(config: &Config) -> Vec<String> {
 /// Compares the values of all ranks, in rank order. Every rank gets the same result.
 ///
 /// # Errors
-/// [`Error::Config`] naming the first knob that differs, the first rank whose value differs from rank 0's, and both values.
+/// [`Error::Config`] naming the first knob that differs, the first rank whose value differs from rank 0's, and both
+/// values.
 pub(super) fn check(values: &[&[String]], rank: usize) -> Result<()> {
     let value = |rank: usize, knob: usize| values.get(rank).and_then(|v| v.get(knob)).map_or("", String::as_str);
     for (knob, name) in MUST_AGREE.iter().enumerate() {

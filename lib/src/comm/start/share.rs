@@ -28,8 +28,8 @@ struct Answer {
     trouble: Option<String>,
 }
 
-/// `bytes` of shared, zeroed memory on every rank of `members`, all of them on this host; `None`, on all ranks, when one
-/// of them cannot have it.
+/// `bytes` of shared, zeroed memory on every rank of `members`, all of them on this host; `None`, on all ranks, when
+/// one of them cannot have it.
 pub(super) fn between_processes(
     control: &dyn Control,
     key: &str,

@@ -13,7 +13,8 @@ use crate::trace::{self, Span};
 type Vote = (Option<u32>, i32, u32);
 
 impl Comm {
-    /// Makes one communicator per colour, its ranks ordered by `key`, then by their rank here; `None` for ranks without a colour.
+    /// Makes one communicator per colour, its ranks ordered by `key`, then by their rank here; `None` for ranks without
+    /// a colour.
     ///
     /// Every rank of this communicator must call it.
     pub fn split(&self, color: Option<u32>, key: i32) -> Result<Option<Comm>> {

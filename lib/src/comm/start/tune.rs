@@ -6,7 +6,8 @@
 //!                                                                              └── no model: rank 0 measures with
 //!                                                       a second exchange           one peer per kind of link
 //! ```
-//! Rank 0 alone decides where the figures come from and takes part in every measurement, so all ranks have the same ones.
+//! Rank 0 alone decides where the figures come from and takes part in every measurement, so all ranks have the same
+//! ones.
 
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;

@@ -64,8 +64,8 @@ pub(crate) trait Control: Send + Sync {
     fn hostname(&self, peer: usize) -> String;
     /// A small all-gather among `members`; `key` must be new.
     fn exchange(&self, key: &str, members: &[usize], value: Vec<u8>) -> Result<Vec<Vec<u8>>>;
-    /// `bytes` of zeroed memory that all `members`, ranks of this host, map; every one of them calls it, `key` must be new.
-    /// `None`, on all of them, where the system refuses.
+    /// `bytes` of zeroed memory that all `members`, ranks of this host, map; every one of them calls it, `key` must be
+    /// new. `None`, on all of them, where the system refuses.
     fn share(&self, key: &str, members: &[usize], bytes: usize) -> Result<Option<Arc<Mapping>>>;
     /// Registers memory with the devices that carry the links; `None` without such devices.
     ///

@@ -1,9 +1,12 @@
-//! The stream operations of a call: copies, and waits between them. All of a call is enqueued before `enqueue` returns,
-//! in an order in which each operation waits only for earlier ones and for the workers. So streams may share hardware
-//! queues. The workers' threads never call the driver, because the program may hold its lock in a call that waits for
-//! the device. The driver's queues hold about a thousand operations of a stream. `enqueue` of a call of more than some
-//! 300 chunks therefore returns only after the first chunks have passed. Ranks that one thread drives must make shorter
-//! calls, or take larger chunks: otherwise the next rank's call comes too late, and the deadline ends both.
+//! The stream operations of a call: copies, and waits between them.
+//!
+//! All of a call is enqueued before `enqueue` returns, in an order in which each operation waits only for earlier ones
+//! and for the workers. So streams may share hardware queues. The workers' threads never call the driver, because the
+//! program may hold its lock in a call that waits for the device.
+//!
+//! The driver's queues hold about a thousand operations of a stream. `enqueue` of a call of more than some 300 chunks
+//! therefore returns only after the first chunks have passed. Ranks that one thread drives must make shorter calls, or
+//! take larger chunks: otherwise the next rank's call comes too late, and the deadline ends both.
 
 use std::sync::Arc;
 

@@ -1,6 +1,7 @@
-//! Collectives through the hosts' memory, for GPUs without peer access. A call is cut into chunks. Each chunk is copied
-//! into page-locked memory of the host, goes through the host communicator's collective (over shared memory, TCP or
-//! RDMA), and is copied up. The three stages overlap:
+//! Collectives through the hosts' memory, for GPUs without peer access.
+//!
+//! A call is cut into chunks. Each chunk is copied into page-locked memory of the host, goes through the host
+//! communicator's collective (over shared memory, TCP or RDMA), and is copied up. The three stages overlap:
 //!
 //! ```text
 //! stream down    copy 0 | copy 1 | copy 2 | copy 3 |
@@ -22,10 +23,18 @@
 //! The driver has few queues per GPU (`CUDA_DEVICE_MAX_CONNECTIONS`, 8 if not set), and the streams of a process share
 //! them. A rank's wait also holds up the other streams of its queue. A rank orders its own operations so that this does
 //! no harm. Ranks of one process on one GPU may deadlock (8 of them did), so at most half as many ranks as queues are
-//! admitted. Waits on this path end by the host communicator's deadline. Its error names the missing ranks, and the
-//! streams are released. Results of an all_reduce have the same bits on all ranks, because the host computes them.
+//! admitted.
 //!
-//! # Not implemented: a hierarchy All ranks of a host send all of their data through it. A *hierarchical* algorithm would first reduce inside each host by kernels (reduce_scatter), then exchange each GPU's part between the hosts, and gather it inside the host by kernels (all_gather). The hosts' links would then carry each byte once per host instead of once per rank. It would need two communicators per rank (the host's ranks; the ranks of the same number on all hosts), the same number of ranks on every host or an uneven cut, and both calls in the caller's stream, one after the other or chunk by chunk. The three calls exist.
+//! Waits on this path end by the host communicator's deadline. Its error names the missing ranks, and the streams are
+//! released. Results of an all_reduce have the same bits on all ranks, because the host computes them.
+//!
+//! # Not implemented: a hierarchy
+//! All ranks of a host send all of their data through it. A *hierarchical* algorithm would first reduce inside each
+//! host by kernels (reduce_scatter), then exchange each GPU's part between the hosts, and gather it inside the host by
+//! kernels (all_gather). The hosts' links would then carry each byte once per host instead of once per rank. It would
+//! need two communicators per rank (the host's ranks; the ranks of the same number on all hosts), the same number of
+//! ranks on every host or an uneven cut, and both calls in the caller's stream, one after the other or chunk by chunk.
+//! The three calls exist.
 
 mod copies;
 mod progress;

@@ -136,7 +136,8 @@ impl Worker {
         }
     }
 
-    /// The next call; `None` at the end. Calls often come one after the other, and waking up takes longer than a short one.
+    /// The next call; `None` at the end. Calls often come one after the other, and waking up takes longer than a short
+    /// one.
     fn next(&self) -> Option<Job> {
         let pause = Pause::new(self);
         while self.waiting.load(Ordering::Acquire) == 0 && !self.shared.ends() && pause.spin() {}

@@ -1,7 +1,8 @@
-//! The data that a call moves through the host's memory, and its cut into chunks. A *side* is the data of one
-//! direction: down to the host, or up from it. It has one or several *rows* (such as the segments of an all_gather's
-//! output), which lie a stride apart on the device. A chunk is the same part of every row. In a slot of page-locked
-//! memory its rows are contiguous, as the host's collectives need segments.
+//! The data that a call moves through the host's memory, and its cut into chunks.
+//!
+//! A *side* is the data of one direction: down to the host, or up from it. It has one or several *rows* (such as the
+//! segments of an all_gather's output), which lie a stride apart on the device. A chunk is the same part of every row.
+//! In a slot of page-locked memory its rows are contiguous, as the host's collectives need segments.
 //!
 //! ```text
 //! device   |---- row 0 ----|---- row 1 ----|---- row 2 ----|
@@ -179,7 +180,8 @@ impl Route {
         }
     }
 
-    /// Chunks of the call, on this rank: of a collective as many as on every other, of messages as many as the longer one has.
+    /// Chunks of the call, on this rank: of a collective as many as on every other, of messages as many as the longer
+    /// one has.
     pub(super) fn chunks(&self) -> usize {
         match self.wire {
             Wire::Collective { .. } => self.row.0.div_ceil(self.row.1).max(1) as usize,

@@ -1,6 +1,8 @@
-//! Synchronisation of streams and workers: two counts per worker, in page-locked memory. A stream counts the chunks
-//! that are in their slots, and the worker's thread those that it has finished. A stream waits for the second count by
-//! `cuStreamWaitValue32`; the thread polls the first. Counts wrap, so comparisons use their difference.
+//! Synchronisation of streams and workers: two counts per worker, in page-locked memory.
+//!
+//! A stream counts the chunks that are in their slots, and the worker's thread those that it has finished. A stream
+//! waits for the second count by `cuStreamWaitValue32`; the thread polls the first. Counts wrap, so comparisons use
+//! their difference.
 
 use std::ptr::NonNull;
 use std::sync::Arc;

@@ -1,6 +1,7 @@
-//! Page-locked memory for both device copies and the host's collectives, so no byte is copied between the two. The
-//! communicator allocates it (`Comm::alloc`), so that ranks of one host reduce in each other's slots. It is then locked
-//! for the device and registered with RDMA devices that carry the links.
+//! Page-locked memory for both device copies and the host's collectives, so no byte is copied between the two.
+//!
+//! The communicator allocates it (`Comm::alloc`), so that ranks of one host reduce in each other's slots. It is then
+//! locked for the device and registered with RDMA devices that carry the links.
 
 use std::ptr::NonNull;
 use std::sync::Arc;

@@ -53,8 +53,8 @@ struct Function {
 // SAFETY: a CUfunction is a handle that the driver lets any thread use; it lives as long as the CudaFunction beside it.
 unsafe impl Send for Function {}
 
-/// Those of this process, by context and layout. One set for all communicators of a device: loading code can make CUDA wait for
-/// kernels that run, and a kernel that waits for a rank whose code is being loaded would wait for ever.
+/// Those of this process, by context and layout. One set for all communicators of a device: loading code can make CUDA
+/// wait for kernels that run, and a kernel that waits for a rank whose code is being loaded would wait for ever.
 static SHARED: Mutex<Vec<Weak<Kernels>>> = Mutex::new(Vec::new());
 
 impl Kernels {

@@ -1,6 +1,8 @@
 //! Applies the settings to the choice of a kernel (`TINYNCCL_ALGO`, `TINYNCCL_CUDA_PROTO`, `TINYNCCL_FIXED_ORDER`), and
-//! gives the reason for a choice. All kernels except those of schedules combine the values of all ranks in rank order
-//! (`reduce_words` in `kernels/types.cuh`), so they give the same bits. The order of a schedule is its algorithm's:
+//! gives the reason for a choice.
+//!
+//! All kernels except those of schedules combine the values of all ranks in rank order (`reduce_words` in
+//! `kernels/types.cuh`), so they give the same bits. The order of a schedule is its algorithm's:
 //! [`algorithm::keeps_rank_order`], which the verifier proves.
 
 use std::fmt;

@@ -119,7 +119,8 @@ impl DataPath for Peer {
             args.remote = self.remote(call);
         }
         let blocks = scheduled.as_ref().map_or(choice.blocks, |(compiled, _)| compiled.channels as u32);
-        // SAFETY: kernels of schedules declare a program and a cut, others nothing more; the buffers are the caller's word.
+        // SAFETY: kernels of schedules declare a program and a cut, others nothing more; the buffers are the caller's
+        // word.
         unsafe {
             match &scheduled {
                 None => launch(function, blocks, turn.stream, &args, &[]),

@@ -11,7 +11,8 @@ use crate::algorithm::{self, Shape};
 use crate::schedule::{Buf, Loc, Partition, Program, Step};
 use crate::wire::{Algorithm, Collective};
 
-/// Steps of two channels at most, as in `kernels/primitives.cuh`: a program is far below the 4 KiB that a launch may pass.
+/// Steps of two channels at most, as in `kernels/primitives.cuh`: a program is far below the 4 KiB that a launch may
+/// pass.
 pub(crate) const MAX_STEPS: usize = 96;
 /// Lanes of a channel at most: a tree has two, one for each direction.
 pub(crate) const MAX_LANES: usize = 2;
@@ -209,8 +210,8 @@ impl Compiled {
         (partition.windows() == 1 && words <= lines && scratched <= scratch).then_some(partition)
     }
 
-    /// Whether a channel works on one part of a window, which passes through several ranks one after the other: then only several
-    /// windows keep them all busy. The segments of all_gather and reduce_scatter do that in one window.
+    /// Whether a channel works on one part of a window, which passes through several ranks one after the other: then
+    /// only several windows keep them all busy. The segments of all_gather and reduce_scatter do that in one window.
     fn is_pipeline(&self) -> bool {
         let one_way = matches!(self.collective, Collective::Broadcast | Collective::Reduce);
         match self.algorithm {

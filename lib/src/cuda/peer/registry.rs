@@ -1,10 +1,14 @@
-//! Buffers that the other ranks' kernels reach: their owners and mappings. A rank numbers its registrations itself.
-//! Each rank's window has a table of its mappings of the other ranks' registrations: the start of the *allocation*,
-//! because CUDA IPC maps whole allocations. A call then names a buffer by number and offset from that start. A
-//! registration belongs to an allocation, not to an address. Memory that was freed and allocated again at the same
-//! address has another `CU_POINTER_ATTRIBUTE_BUFFER_ID`, is not found here, and goes through slots. Memory that others
-//! have mapped must not be freed before they have unmapped it. A dropped registration is no longer used, but its memory
-//! is freed only when all ranks next register a buffer, release, or leave.
+//! Buffers that the other ranks' kernels reach: their owners and mappings.
+//!
+//! A rank numbers its registrations itself. Each rank's window has a table of its mappings of the other ranks'
+//! registrations: the start of the *allocation*, because CUDA IPC maps whole allocations. A call then names a buffer by
+//! number and offset from that start.
+//!
+//! A registration belongs to an allocation, not to an address. Memory that was freed and allocated again at the same
+//! address has another `CU_POINTER_ATTRIBUTE_BUFFER_ID`, is not found here, and goes through slots.
+//!
+//! Memory that others have mapped must not be freed before they have unmapped it. A dropped registration is no longer
+//! used, but its memory is freed only when all ranks next register a buffer, release, or leave.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -285,8 +289,8 @@ impl Registry {
     /// Writes the address of the allocation of `peer`'s registration `id` into the table in `window`.
     fn write(&self, layout: &Layout, window: u64, peer: usize, id: u16, base: u64) -> Result<(), DriverError> {
         self.context.bind_to_thread()?;
-        // SAFETY: the place is in the table of a window. No kernel reads it now: no call names this registration before all ranks
-        // have it.
+        // SAFETY: the place is in the table of a window. No kernel reads it now: no call names this registration before
+        // all ranks have it.
         unsafe { result::memcpy_htod_sync(window + layout.registration(peer, id) as u64, &[base]) }?;
         // A copy from pageable memory may still be in progress.
         // SAFETY: the default stream.
@@ -348,7 +352,8 @@ impl Registry {
     }
 }
 
-/// Registers one buffer of each rank of this process; nothing needs to be mapped. `ranks`: registry, window and buffer of each.
+/// Registers one buffer of each rank of this process; nothing needs to be mapped. `ranks`: registry, window and buffer
+/// of each.
 pub(crate) fn register_all(
     layout: &Layout,
     windows: &[u64; MAX_RANKS],

@@ -53,8 +53,8 @@ const WORDS_PER_BLOCK: usize = crate::cuda::kernels::THREADS as usize;
 /// The same of an LL128 kernel, with half of its warps busy: more blocks are worth more than full ones.
 const WORDS_PER_BLOCK_128: usize = WORDS_PER_BLOCK * 15 / 16;
 
-/// `bytes` are those of the whole buffer for all_reduce, broadcast and reduce, of a segment for the others. `registered`: whether
-/// the communicator has registered buffers; the same on all ranks.
+/// `bytes` are those of the whole buffer for all_reduce, broadcast and reduce, of a segment for the others.
+/// `registered`: whether the communicator has registered buffers; the same on all ranks.
 pub(crate) fn choose(layout: &Layout, collective: Collective, bytes: usize, registered: bool) -> Choice {
     if matches!(collective, Collective::Gather | Collective::Scatter | Collective::Scan) {
         // There is no other kernel for them.

@@ -1,4 +1,5 @@
 //! Device memory that is created and mapped explicitly (`cuMemCreate`): another process maps it by a file descriptor.
+//!
 //! It is the newer of CUDA's two interfaces. The older one, `cuIpcGetMemHandle`, needs no descriptor passing, but some
 //! virtual machines and integrated GPUs lack it.
 

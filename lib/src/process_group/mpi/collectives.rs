@@ -1,6 +1,7 @@
-//! Collectives by MPI's own. None is in place: rsmpi has no `MPI_IN_PLACE`, so the input is copied if needed. Once
-//! every rank has entered the call, MPI runs it without our deadline. If a rank dies during the call, `mpirun` detects
-//! it and ends the job.
+//! Collectives by MPI's own. None is in place: rsmpi has no `MPI_IN_PLACE`, so the input is copied if needed.
+//!
+//! Once every rank has entered the call, MPI runs it without our deadline. If a rank dies during the call, `mpirun`
+//! detects it and ends the job.
 
 use std::ffi::{c_int, c_void};
 

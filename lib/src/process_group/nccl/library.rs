@@ -196,7 +196,8 @@ fn places(knob: Option<&str>, variable: &dyn Fn(&str) -> Option<OsString>, tried
     places
 }
 
-/// Folders that hold `python3.*` folders: of the active environment, of the `python3` on the PATH, of the user, of the system.
+/// Folders that hold `python3.*` folders: of the active environment, of the `python3` on the PATH, of the user, of the
+/// system.
 fn python_roots(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let mut roots: Vec<PathBuf> =
         ["VIRTUAL_ENV", "CONDA_PREFIX"].iter().filter_map(|n| variable(n)).map(|p| Path::new(&p).join("lib")).collect();

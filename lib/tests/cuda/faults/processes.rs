@@ -1,5 +1,5 @@
-//! A rank's process is killed or stopped, or aborts, while all of them make calls one after the other. This test binary runs
-//! itself again, once per rank; what a rank says is a line of its output that begins with `@`.
+//! A rank's process is killed or stopped, or aborts, while all of them make calls one after the other. This test binary
+//! runs itself again, once per rank; what a rank says is a line of its output that begins with `@`.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};

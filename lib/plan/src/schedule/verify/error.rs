@@ -1,10 +1,10 @@
-//! What can be wrong with a set of programs.
+//! Errors of a set of programs.
 
 use std::fmt;
 
 use crate::schedule::Step;
 
-/// A step of a run: who, where in the program, in which window.
+/// A step of a run: rank, position in the program, window.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct At {
     /// Rank.
@@ -26,21 +26,21 @@ impl fmt::Display for At {
     }
 }
 
-/// Why a lane cannot go on.
+/// Why a lane cannot advance.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Blocked {
-    /// Where it stands.
+    /// Its position.
     pub at: At,
     /// What it waits for.
     pub waits_for: Wait,
 }
 
-/// What a lane waits for.
+/// The event that a lane waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wait {
     /// A message from this rank.
     Message(usize),
-    /// This rank to take a message: the link is full.
+    /// A receive by this rank: the link is full.
     Credit(usize),
 }
 
@@ -53,7 +53,7 @@ impl fmt::Display for Blocked {
     }
 }
 
-/// What is wrong with a set of programs. The first thing found; the run stops there.
+/// An error of a set of programs: the first one found, where the run stops.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum VerifyError {
@@ -61,12 +61,12 @@ pub enum VerifyError {
     #[error("{0}")]
     Programs(String),
 
-    /// A step that cannot be right wherever it stands, or that meets the wrong data or message.
+    /// A step that is invalid anywhere, or that meets the wrong data or message.
     #[error("{at}: {detail}")]
     Step {
         /// Where.
         at: Box<At>,
-        /// What is wrong.
+        /// The error.
         detail: String,
     },
 
@@ -96,7 +96,7 @@ pub enum VerifyError {
         memory: String,
     },
 
-    /// Nobody can go on.
+    /// No lane can advance.
     #[error("deadlock: {}", lines(blocked))]
     Deadlock {
         /// Every lane that is not done.

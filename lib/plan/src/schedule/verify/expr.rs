@@ -1,4 +1,4 @@
-//! Symbolic values: which inputs a value is made of, and in which order they were combined.
+//! Symbolic values: the inputs of a value, and the order in which they were combined.
 //!
 //! Values are numbered so that equal expressions have equal numbers. `a op b` and `b op a` are one expression, since
 //! every operator gives the same bits either way; `(a op b) op c` and `a op (b op c)` are two.
@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 /// Number of an expression.
 pub(super) type Value = u32;
-/// What memory holds before anything is written.
+/// The content of memory before anything is written.
 pub(super) const NOTHING: Value = Value::MAX;
 
 /// Extent of the inputs: ranks × segments × windows × parts.
@@ -73,7 +73,7 @@ impl Exprs {
         (rank * self.places + place) as Value
     }
 
-    /// `a op b`, or what is wrong with it.
+    /// `a op b`, or the reason why it is invalid.
     pub(super) fn reduce(&mut self, a: Value, b: Value) -> Result<Value, String> {
         let key = (a.min(b), a.max(b));
         if let Some(&known) = self.ops.get(&key) {

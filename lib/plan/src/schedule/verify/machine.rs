@@ -26,7 +26,7 @@ struct Message {
     hops: u32,
 }
 
-/// A lane of a rank, and where it stands.
+/// A lane of a rank, and its position.
 struct LaneState {
     rank: usize,
     /// Index in the rank's program.
@@ -35,14 +35,14 @@ struct LaneState {
     links: Vec<(Option<usize>, Option<usize>)>,
     window: usize,
     step: usize,
-    /// Steps of every lane that are known to have happened before now (a vector clock). Empty where nothing can race.
+    /// Steps of every lane that are known to have happened before now (a vector clock). Empty if nothing can race.
     clock: Vec<u32>,
-    /// Longest chain of messages behind it.
+    /// Longest chain of messages before it.
     hops: u32,
     queued: bool,
 }
 
-/// Who touched a cell last.
+/// The last accesses to a cell.
 #[derive(Clone, Default)]
 struct Access {
     writer: Option<(usize, u32)>,
@@ -68,7 +68,7 @@ pub(super) struct Machine<'a> {
     lanes: Vec<LaneState>,
     fifos: Vec<Fifo>,
     memory: Vec<Memory>,
-    /// Lanes which may be able to go on.
+    /// Lanes that may be able to advance.
     ready: VecDeque<usize>,
     /// Messages sent in window 0, by rank.
     pub(super) messages: Vec<u64>,
@@ -164,9 +164,9 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// Runs until everybody is done. Which lane goes first does not matter: every FIFO has one writer and one reader,
-    /// and neither can look without waiting, so whether all finish, and with what, is the same for every order
-    /// (a Kahn network with bounded channels). Only shared memory could break that; see [`Machine::touch`].
+    /// Runs until all lanes are done. The order of lanes does not matter: every FIFO has one writer and one reader, and
+    /// neither can poll, so termination and results are the same for every order (a Kahn network with bounded
+    /// channels). Only shared memory could break that; see [`Machine::touch`].
     pub(super) fn run(&mut self) -> Result<(), VerifyError> {
         (0..self.lanes.len()).for_each(|lane| self.wake(Some(lane)));
         while let Some(lane) = self.ready.pop_front() {
@@ -191,7 +191,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// What a memory cell holds at the end.
+    /// The content of a memory cell at the end.
     pub(super) fn output(&self, rank: usize, segment: usize, window: usize, part: usize) -> Value {
         let loc = Loc::output(segment, part);
         self.memory[rank].cells[self.address(rank, loc, window, part)]
@@ -216,7 +216,7 @@ impl<'a> Machine<'a> {
         Some(At { rank, lane: l, index, window, step: self.current(lane)? })
     }
 
-    /// What the lane's next step lacks.
+    /// The event that the lane's next step waits for.
     fn wait(&self, lane: usize) -> Option<Wait> {
         let state = &self.lanes[lane];
         let &(source, destination) = state.links.get(state.step)?;
@@ -236,7 +236,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Takes one step that does not have to wait, and wakes whom it helps.
+    /// Takes one step that does not have to wait, and wakes lanes that it unblocks.
     fn step(&mut self, lane: usize) -> Result<(), VerifyError> {
         let Some(step) = self.current(lane) else {
             self.next_window(lane);
@@ -292,7 +292,7 @@ impl<'a> Machine<'a> {
         state.step = 0;
     }
 
-    /// What a step does to one part; the value that it sends, if it sends.
+    /// Applies a step to one part; returns the value that it sends, if any.
     fn compute(
         &mut self,
         lane: usize,
@@ -311,7 +311,7 @@ impl<'a> Machine<'a> {
         };
         let value = match (step, dst) {
             (Step::Send { .. }, _) => own,
-            // In place there is nothing to copy, and nobody writes.
+            // In place there is nothing to copy, and no write.
             (Step::Copy { .. }, Some((_, cell))) if src.is_some_and(|(_, from)| from == cell) => return Ok(own),
             (Step::Copy { .. }, _) => own,
             (Step::Recv { .. } | Step::RecvCopySend { .. }, _) => received,

@@ -1,4 +1,4 @@
-//! The verifier must reject what is wrong. (That it accepts what is right: `algorithm/tests.rs`.)
+//! The verifier must reject wrong programs. (`algorithm/tests.rs` checks that it accepts right ones.)
 
 use super::*;
 use crate::algorithm::program;
@@ -288,8 +288,8 @@ fn lanes_that_nothing_orders_race() {
 
 #[test]
 fn back_pressure_is_not_an_order() {
-    // The tree's way down overwrites what the way up reads, in place; only the parent's answer orders the two.
-    // Without that answer (the parent sends its own input at once) it is a race, even if it happens to come late.
+    // In place, the tree's down lane overwrites data that the up lane reads; only the parent's answer orders the two.
+    // Without that answer (the parent sends its own input at once) it is a race, even if the message arrives late.
     let lane = |steps| Lane { channel: 0, steps };
     let program = |lanes| Program { parts: 1, span: 1, scratch_segments: 0, lanes };
     let up_down = [lane(vec![Step::send(0, input())]), lane(vec![Step::recv(0, output())])];

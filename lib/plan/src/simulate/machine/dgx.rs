@@ -8,8 +8,8 @@
 //!     |          |               |          |
 //!   rail 0 ... rail 7: one switch each; the switches are joined by a spine that never blocks
 //! ```
-//! Messages within a node take NVLink, others the cards of both GPUs; GPUs of different rails go through the spine, which takes longer.
-//! (NCCL would first go over NVLink to the GPU with the right rail, "PXN".)
+//! Messages within a node take NVLink, others the cards of both GPUs. Between different rails they go through the
+//! spine, which takes longer. (NCCL would first go over NVLink to the GPU on the right rail, "PXN".)
 //!
 //! | figure | value | source |
 //! |---|---|---|
@@ -30,7 +30,7 @@ const GPU_IN: u16 = 1;
 const NIC_OUT: u16 = 2;
 const NIC_IN: u16 = 3;
 
-/// How a message says that it is there; NCCL's names.
+/// How a message signals its arrival; NCCL's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocol {
     /// A flag after the data.

@@ -7,11 +7,12 @@
 //!                 |
 //!  leaves       k/2 in each pod, with k/2 hosts each: k³/4 hosts, one rank on each
 //! ```
-//! Routes are fixed by the destination, as in InfiniBand's subnet managers (d-mod-k, E. Zahavi 2010): a leaf sends to host d by way of
-//! aggregation switch d mod k/2, and that by core (d / (k/2)) mod k/2. With an oversubscription of o, every link above the leaves has 1/o of a host's
-//! bandwidth.
+//! The destination fixes the route, as in InfiniBand's subnet managers (d-mod-k, E. Zahavi 2010): a leaf sends to host
+//! d through aggregation switch d mod k/2, which sends through core (d / (k/2)) mod k/2. With an oversubscription of o,
+//! every link above the leaves has 1/o of a host's bandwidth.
 //!
-//! The built-in figures: 50 GB/s (400 Gb/s, NVIDIA's data sheets of Quantum-2 and ConnectX-7); 1.5 µs of latency and 0.3 µs per switch are assumptions.
+//! The built-in figures: 50 GB/s (400 Gb/s, NVIDIA's data sheets of Quantum-2 and ConnectX-7); 1.5 µs of latency and
+//! 0.3 µs per switch are assumptions.
 
 use super::{Costs, LinkId, Machine, Translation, divides};
 
@@ -27,7 +28,7 @@ pub struct FatTree {
     pub per_switch: f64,
     /// Bytes per second of a host's link, each way.
     pub bandwidth: f64,
-    /// What ranks take.
+    /// Costs of the ranks' processors.
     pub costs: Costs,
 }
 

@@ -3,7 +3,8 @@
 //! ```toml
 #![doc = include_str!("../../../../../docs/topologies/two-hosts.toml")]
 //! ```
-//! Messages take the way of least latency, then of fewest links, then the one whose links come first. Every node passes messages on.
+//! Messages take the route of least latency, then of fewest links, then the one whose links come first. Every node
+//! forwards messages.
 
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, HashMap};
@@ -34,7 +35,7 @@ pub struct Description {
     pub shared: Vec<Shared>,
 }
 
-/// What a rank's processor takes.
+/// Costs of a rank's processor.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CostsDescription {
@@ -163,7 +164,8 @@ impl Graph {
     /// The machine that `description` describes.
     ///
     /// # Errors
-    /// [`Error::InvalidArgument`] for unknown or repeated names, figures that cannot be, and nodes with ranks that no way joins.
+    /// [`Error::InvalidArgument`] for unknown or repeated names, invalid figures, and nodes with ranks that no route
+    /// joins.
     pub fn new(description: &Description) -> Result<Graph> {
         let costs = &description.costs;
         let rate = |what: &str, gb_s: f64| at_least_zero(what, gb_s).map(|r| if r > 0.0 { 1e-9 / r } else { 0.0 });

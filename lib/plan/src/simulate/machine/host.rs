@@ -4,10 +4,10 @@
 //!   core 0        core 1          a message is copied in by one core and out by the other: each end costs half
 //!   rank 0, 2     rank 1, 3       of alpha and of beta, as in the cost model
 //! ```
-//! So a message between two ranks goes at 1/beta at most, and a core at twice that for all messages that its ranks send and receive.
-//! Prices per byte depend on where the data is: a machine is made for one footprint.
+//! A message between two ranks has a rate of 1/beta at most, and a core twice that for all messages that its ranks send
+//! and receive. Prices per byte depend on the location of the data, so a machine is made for one footprint.
 //!
-//! Ranks that share a core take turns: what one does takes as many times as long, and every hop costs a switch of the scheduler.
+//! Ranks that share a core take turns: each takes as many times as long, and every hop costs a context switch.
 
 use super::{Costs, LinkId, Machine, Translation, divides};
 use crate::topology::{CostModel, LinkCost};
@@ -25,7 +25,8 @@ pub struct Host {
 }
 
 impl Host {
-    /// `ranks` ranks on `cores` cores that touch `footprint` bytes each (input and output), over TCP or through shared memory.
+    /// `ranks` ranks on `cores` cores that touch `footprint` bytes each (input and output), over TCP or through shared
+    /// memory.
     pub fn new(model: &CostModel, ranks: usize, cores: usize, footprint: usize, over_tcp: bool) -> Host {
         let cores = cores.clamp(1, ranks.max(1));
         let model = model.clone().on_cores(ranks, cores);

@@ -1,7 +1,7 @@
-//! Machines to simulate: who is joined to whom, how fast.
+//! Machines to simulate: links, routes and speeds.
 //!
-//! A machine is a pure description: directed links with a bandwidth, a route for each pair of ranks, and what a rank's
-//! processor takes. The built-in ones say in their files where their figures come from.
+//! A machine is a pure description: directed links with a bandwidth, a route for each pair of ranks, and the costs of a
+//! rank's processor. The files of the built-in machines give the sources of their figures.
 
 mod dgx;
 mod fat_tree;
@@ -22,13 +22,14 @@ pub use torus::Torus;
 /// One direction of a link, or something else that transfers share: a bus, a processor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LinkId {
-    /// What kind of link: an index into [`Machine::kinds`].
+    /// Kind of the link: an index into [`Machine::kinds`].
     pub kind: u16,
-    /// Which one. In a machine with a [period](Machine::period) of b ranks, the rank b further on has link `at` + b where this rank has `at`.
+    /// Number of the link. In a machine with a [period](Machine::period) of b ranks, if this rank has link `at`, the
+    /// rank b further on has link `at` + b.
     pub at: u32,
 }
 
-/// What a rank's processor takes. Seconds, and seconds per byte.
+/// Costs of a rank's processor, in seconds and seconds per byte.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Costs {
     /// The call itself, once.
@@ -41,7 +42,7 @@ pub struct Costs {
     pub copy: f64,
 }
 
-/// A way of numbering the ranks anew under which a machine or a set of programs may look the same.
+/// A renumbering of the ranks under which a machine or a set of programs may look the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Translation {
     /// Rank r becomes r + b modulo the number of ranks.
@@ -50,28 +51,28 @@ pub enum Translation {
     Xor,
 }
 
-/// What is simulated on.
+/// A machine to simulate.
 pub trait Machine: Debug + Sync {
     /// A name with its parameters, to print.
     fn name(&self) -> String;
-    /// Places for ranks.
+    /// Most ranks.
     fn ranks(&self) -> usize;
-    /// What the ranks' processors take.
+    /// Costs of the ranks' processors.
     fn costs(&self) -> Costs;
     /// Names of the kinds of links, at most [`MOST_KINDS`].
     fn kinds(&self) -> Vec<String>;
     /// Bytes per second of one link.
     fn bandwidth(&self, link: LinkId) -> f64;
-    /// Bytes per second of one transfer at most, whatever its links would allow.
+    /// Bytes per second of one transfer at most, even if its links allow more.
     fn fastest(&self) -> f64 {
         f64::INFINITY
     }
     /// A name for a link, to print.
     fn link_name(&self, link: LinkId) -> String;
-    /// The links that a message takes, in order, into `links`; gives its latency (alpha) in seconds.
+    /// Writes the links that a message takes, in order, into `links`; returns its latency (alpha) in seconds.
     fn route(&self, from: usize, to: usize, links: &mut Vec<LinkId>) -> f64;
-    /// The smallest b so that numbering `ranks` ranks anew by a multiple of b changes no route and no bandwidth; `None` where there is none. It
-    /// divides `ranks`; for [`Translation::Xor`] both are powers of two.
+    /// The smallest b such that renumbering `ranks` ranks by a multiple of b changes no route and no bandwidth; `None`
+    /// if there is none. It divides `ranks`; for [`Translation::Xor`] both are powers of two.
     fn period(&self, _: Translation, _ranks: usize) -> Option<usize> {
         None
     }

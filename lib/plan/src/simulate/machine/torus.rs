@@ -7,8 +7,9 @@
 //!   |   |   |           (dimension-ordered; a tie goes up)
 //!  (0) (1) (2)
 //! ```
-//! The built-in figures are those of one link of a TPU v4's inter-chip interconnect: 50 GB/s each way (N. P. Jouppi et al.,
-//! "TPU v4", 2023: 6 links of 50 GB/s, there in three dimensions); 1 µs of latency per message and 0.1 µs per link are assumptions.
+//! The built-in figures are those of one link of a TPU v4's inter-chip interconnect: 50 GB/s each way (N. P. Jouppi et
+//! al., "TPU v4", 2023: 6 links of 50 GB/s, there in three dimensions); 1 µs of latency per message and 0.1 µs per link
+//! are assumptions.
 
 use super::{Costs, LinkId, Machine, Translation, divides};
 
@@ -17,7 +18,7 @@ use super::{Costs, LinkId, Machine, Translation, divides};
 pub struct Torus {
     rows: usize,
     columns: usize,
-    /// Seconds of a message, however far it goes.
+    /// Seconds of a message, at any distance.
     pub latency: f64,
     /// Seconds for each link on its way.
     pub per_link: f64,

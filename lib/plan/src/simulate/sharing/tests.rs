@@ -49,7 +49,7 @@ fn what_one_cannot_use_the_others_get() {
 }
 
 proptest::proptest! {
-    /// Max-min fairness by its definition: every transfer has a link that is full, on which nobody is faster.
+    /// Max-min fairness by its definition: every transfer has a full link on which no transfer is faster.
     #[test]
     fn every_transfer_has_a_bottleneck(
         bandwidths in proptest::collection::vec(1.0f64..100.0, 1..6),

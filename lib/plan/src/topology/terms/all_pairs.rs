@@ -18,7 +18,7 @@ pub(super) fn work(shape: &Shape) -> Work {
         (work.busiest.copied, work.mean.copied) = (copied, mean_copied);
         return work;
     }
-    // Everybody swaps parts; then the root takes a finished one from each.
+    // All ranks exchange parts; then the root receives a finished one from each.
     let messages = 2.0 * others + 2.0 * others / n;
     Work {
         path: Load::hops(2.0, others / n + 0.5).reducing(reduced),
@@ -27,7 +27,7 @@ pub(super) fn work(shape: &Shape) -> Work {
     }
 }
 
-/// Everybody talks to everybody, as in direct exchange without a root.
+/// All ranks exchange with all, as in direct exchange without a root.
 pub(super) fn crossing(shape: &Shape, placement: Placement) -> Crossing {
     let all_to_all = Shape { collective: crate::wire::Collective::AllReduce, ..*shape };
     direct::crossing(&all_to_all, placement)

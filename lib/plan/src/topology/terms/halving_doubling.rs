@@ -21,7 +21,7 @@ pub(super) fn work(shape: &Shape) -> Work {
     if cube.size == shape.ranks {
         return Work::symmetric(hops, inside);
     }
-    // The folded ranks' data comes in, and the result goes out: of the messages of each, the last two together.
+    // The folded ranks' data arrives, and the result is sent: of the messages of each, the last two travel together.
     let extra = n - size;
     let fold = 2.0 * cube.size.div_ceil(cube.span) as f64;
     let joined = fold - 2.0;
@@ -41,20 +41,21 @@ fn segments(shape: &Shape) -> Work {
     let all = Load::hops(others, others).reducing(others).copying(copied);
     let cube = Cube::of(shape);
     if cube.extra == 0 {
-        // Of an exchange of k messages two are under way at a time, and the last two are taken together.
+        // Of an exchange of k messages two are in flight at a time, and the last two are received together.
         return Work::symmetric(n / 2.0, all.joining(2.0 * (f64::from(shape.ranks.ilog2()) - 1.0)));
     }
-    // Rank 0 is of a pair, and its blocks have most pairs. It swaps n - 1 segments with the other of its pair, and sends or receives as
-    // many as its blocks have. What a rank of a pair passes on comes one by one, so none is taken to travel with another.
+    // Rank 0 is in a pair, and its blocks have the most pairs. It exchanges n - 1 segments with its partner, and sends
+    // or receives as many as its blocks have. Forwarded segments arrive one by one, so none is assumed to travel with
+    // another.
     let blocks: usize = cube.exchanges().map(|(d, _)| d + cube.extra.min(d)).sum();
     let ends = 2.0 * others + blocks as f64;
     let busiest = Load::ends(ends, ends).reducing(ends - others).copying(copied);
-    // What exchanges of unequal blocks wait for is approximated.
+    // The waits of exchanges of unequal blocks are approximated.
     let hops = (n - copied) / 2.0 + f64::from(cube.size.ilog2());
     Work { path: Load { messages: 2.0 * hops, copied: 0.0, ..busiest }, busiest, mean: all }
 }
 
-/// An exchange at distance d stays at home where blocks are aligned to 2d.
+/// An exchange at distance d stays on the host if blocks are aligned to 2d.
 pub(super) fn crossing(shape: &Shape, placement: Placement) -> Crossing {
     let cube = Cube::of(shape);
     // Folding puts two ranks under one id, for the ids that it concerns: their distances double.
@@ -77,7 +78,7 @@ pub(super) fn crossing(shape: &Shape, placement: Placement) -> Crossing {
     if cube.extra == 0 || shape.is_all_reduce() {
         return Crossing { path, busiest: path, mean };
     }
-    // Of n - 1 messages per rank those between the two of a pair stay at home, but where a border splits it.
+    // Of n - 1 messages per rank those within a pair stay on the host, unless a host border splits the pair.
     let folded = cube.extra as f64 / (shape.ranks as f64 - 1.0);
     let split = if block.is_multiple_of(2) { 0.0 } else { 1.0 / block as f64 };
     let mean = Share::of((1.0 - folded) * mean.messages + folded * split);

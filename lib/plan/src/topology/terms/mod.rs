@@ -1,13 +1,15 @@
-//! What each algorithm needs, in units of the model: hops, messages, bytes, additions, copies, synchronisations.
+//! The needs of each algorithm in units of the model: hops, messages, bytes, additions, copies, synchronisations.
 //!
-//! A file per algorithm says what one *window* takes, in multiples of a segment of that window, and what share of it
-//! leaves the host. Terms with n-1, D and log₂n are those of the tables in [`crate::algorithm`]; the tests count all
-//! of them in the programs.
+//! A file per algorithm has the terms of one *window*, in multiples of a segment of that window, and the share that
+//! leaves the host. Terms with n-1, D and log₂n are those of the tables in [`crate::algorithm`]; the tests count all of
+//! them in the programs.
 //!
-//! One-shot and staged have no programs: their terms are by hand. Two-shot is not here: it is taken whenever all buffers allow it.
+//! One-shot and staged have no programs, so their terms are written by hand. Two-shot is not here: it is taken whenever
+//! all buffers allow it.
 //!
-//! To add an algorithm: a file here with `work` and `crossing`, and a line in each of [`work`] and [`crossing`]; one that
-//! is not a program, and does not cut the buffer with [`cut`], also says in [`terms`] how many windows it takes.
+//! To add an algorithm, write a file here with `work` and `crossing`, and add a line to each of [`work`] and
+//! [`crossing`]. An algorithm without a program, which does not cut the buffer with [`cut`], also states its number of
+//! windows in [`terms`].
 
 mod all_pairs;
 mod direct;
@@ -25,16 +27,16 @@ use crate::algorithm::{Shape, cut, double_tree, supports, through_memory};
 use crate::schedule::Partition;
 use crate::wire::Algorithm;
 
-/// Something that is done for one window. A message has two ends, the sender's and the receiver's, and each counts.
+/// Work for one window. A message has two ends, the sender's and the receiver's, and each counts.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Load {
     /// Ends of messages. A *hop* is two of them.
     pub messages: f64,
-    /// How many of them belong to messages that are received right behind another one of the same rank: over TCP the two travel
-    /// together.
+    /// How many of them belong to messages that arrive directly after another one of the same rank: over TCP the two
+    /// travel together.
     pub joined: f64,
-    /// In a chain: ends of other messages that its ranks handle before they pass its own on. A rank posts and takes one after the
-    /// other (LogP's overhead o), so a second message is not free because it is no part of the chain.
+    /// In a chain: ends of other messages that its ranks handle before they forward the chain's own. A rank sends and
+    /// receives one message after the other (LogP's overhead o), so messages outside the chain also take time.
     pub queued: f64,
     /// Bytes at these ends, in segments.
     pub bytes: f64,
@@ -74,25 +76,25 @@ impl Load {
     }
 }
 
-/// What a collective takes for one window: three views.
+/// The work of a collective for one window, in three views.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Work {
-    /// The longest chain: what happens one after the other, on whichever rank.
+    /// The longest chain of dependent work, across ranks.
     pub path: Load,
-    /// The rank that has most to do.
+    /// The busiest rank.
     pub busiest: Load,
     /// The average over the ranks.
     pub mean: Load,
 }
 
 impl Work {
-    /// The same on every rank: the chain is its load, with the two ends of a message put together.
+    /// The same on every rank: the chain is a rank's load, with the two ends of a message joined.
     fn symmetric(hops: f64, load: Load) -> Work {
         Work { path: Load { messages: 2.0 * hops, joined: 0.0, copied: 0.0, ..load }, busiest: load, mean: load }
     }
 }
 
-/// What a call takes.
+/// The terms of a call.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Terms {
     /// Windows that the buffer is cut into; they follow each other through the pipeline.
@@ -101,7 +103,7 @@ pub struct Terms {
     pub window: f64,
     /// Bytes of the rank's input and output together.
     pub footprint: f64,
-    /// What one window takes.
+    /// The terms of one window.
     pub work: Work,
 }
 
@@ -133,7 +135,7 @@ impl Terms {
 }
 
 /// The terms of a call with segments of `bytes` bytes and messages of at most `message` bytes; `None` when the
-/// algorithm cannot do it.
+/// algorithm does not support it.
 pub fn terms(algorithm: Algorithm, shape: &Shape, bytes: usize, message: usize) -> Option<Terms> {
     if matches!(algorithm, Algorithm::OneShot | Algorithm::Staged) {
         let possible = shape.ranks > 1 && shape.root < shape.ranks && through_memory(shape.collective);
@@ -150,14 +152,14 @@ pub fn terms(algorithm: Algorithm, shape: &Shape, bytes: usize, message: usize) 
     Some(Terms { windows, window: bytes as f64 / windows, footprint: bytes as f64 * segments(shape), work })
 }
 
-/// Segments of input and output of the rank that has most.
+/// Segments of input and output of the rank with the most.
 fn segments(shape: &Shape) -> f64 {
-    // Ranks other than the root are alike.
+    // All ranks except the root are alike.
     let of = |rank| shape.input_segments(rank) + shape.output_segments(rank);
     of(shape.root).max(of((shape.root + 1) % shape.ranks.max(1))) as f64
 }
 
-/// What one window takes; `None` when the algorithm cannot do the collective.
+/// The work of one window; `None` when the algorithm does not support the collective.
 pub fn work(algorithm: Algorithm, shape: &Shape) -> Option<Work> {
     if !supports(algorithm, shape) {
         return None;
@@ -191,7 +193,7 @@ pub fn work(algorithm: Algorithm, shape: &Shape) -> Option<Work> {
     Some(work)
 }
 
-/// What leaves the host; all of it, or nothing, where all links are of one kind.
+/// The share that leaves the host; all or nothing if all links are of one kind.
 pub fn crossing(algorithm: Algorithm, shape: &Shape, placement: Placement) -> Crossing {
     match placement.hosts(shape.ranks) {
         1 => Crossing::of(0.0),
@@ -214,8 +216,8 @@ fn alone() -> Work {
     Work { path: copy, busiest: copy, mean: copy }
 }
 
-/// Segments that `rank` copies while it reduces one in rank order: sums of the ranks before it wait in scratch memory.
-/// `apart`: the output is not the scratch memory, so that the last rank also copies its input.
+/// Segments that `rank` copies while it reduces one in rank order: scratch memory holds the sums of the ranks before
+/// it. `apart`: the output is not the scratch memory, so the last rank also copies its input.
 fn rank_order_copies(ranks: usize, rank: usize, apart: bool) -> f64 {
     f64::from(u8::from(rank >= 2)) + f64::from(u8::from(rank >= 2 && rank + 1 == ranks && apart))
 }

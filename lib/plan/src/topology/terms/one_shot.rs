@@ -1,4 +1,4 @@
-//! The terms of writing once and reading all the others.
+//! The terms of one-shot: each rank writes once and reads all others.
 
 use super::{Load, Work};
 use crate::algorithm::Shape;

@@ -13,7 +13,8 @@ pub(super) fn work(shape: &Shape) -> Work {
     if size == n {
         return Work::symmetric(bits, inside);
     }
-    // The folded ranks' data comes in, and the result goes out: one after the other where such ranks are at opposite corners.
+    // The folded ranks' data arrives, and the result is sent: one after the other if such ranks are at opposite
+    // corners.
     let extra = n - size;
     let hops = bits + if 2.0 * extra > size { 2.0 } else { 1.0 };
     Work {
@@ -24,7 +25,7 @@ pub(super) fn work(shape: &Shape) -> Work {
     }
 }
 
-/// An exchange at distance d stays at home where blocks are aligned to 2d.
+/// An exchange at distance d stays on the host if blocks are aligned to 2d.
 pub(super) fn crossing(shape: &Shape, placement: Placement) -> Crossing {
     let bits = shape.ranks.ilog2();
     // Folding puts two ranks under one id, for the ids that it concerns: their distances double.

@@ -31,18 +31,18 @@ pub(super) fn work(shape: &Shape) -> Work {
     }
 }
 
-/// A lap passes every border between hosts once.
+/// One lap of the ring crosses every host border once.
 pub(super) fn crossing(shape: &Shape, placement: Placement) -> Crossing {
     let (n, hosts) = (shape.ranks as f64, placement.hosts(shape.ranks) as f64);
     let chain = matches!(shape.collective, Collective::Broadcast | Collective::Reduce);
-    // A chain has no edge into its first rank; elsewhere a border is there.
+    // A chain has no edge into its first rank; a ring has one there.
     let first = match shape.collective {
         Collective::Reduce => (shape.root + 1) % shape.ranks,
         _ => shape.root,
     };
     let borders = if chain && first.is_multiple_of(placement.block()) { hosts - 1.0 } else { hosts };
     let path = Share::of(borders / (n - 1.0));
-    // A rank at a border has one neighbour elsewhere; a rank alone on its host has two.
+    // A rank at a border has one neighbour on another host; a rank alone on its host has two.
     let alone = placement.block_of(shape.ranks - 1, shape.ranks) == 1;
     let busiest = Share::of(if alone { 1.0 } else { 0.5 });
     let mean = Share::of(if chain { borders / (n - 1.0) } else { hosts / n });

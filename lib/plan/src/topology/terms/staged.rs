@@ -1,11 +1,11 @@
-//! The terms of chunks that pass through areas which all ranks map.
+//! The terms of chunks that pass through the stages of the shared region.
 
 use super::{Load, Work};
 use crate::algorithm::Shape;
 use crate::wire::Collective;
 
-/// A flag per chunk, and one more for the first where ranks reduce parts for each other. A rank copies into its area what the others
-/// need; reading theirs is the near end of a message.
+/// A flag per chunk, and one more for the first if ranks reduce parts for each other. A rank copies the data that
+/// others need into its stage; reading theirs is the near end of a message.
 pub(super) fn work(shape: &Shape) -> Work {
     let n = shape.ranks as f64;
     let others = n - 1.0;

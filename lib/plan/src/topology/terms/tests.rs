@@ -1,4 +1,4 @@
-//! The figures against what is counted in the programs.
+//! Compares the terms with counts in the programs.
 
 use approx::abs_diff_eq;
 
@@ -8,7 +8,7 @@ use crate::schedule::verify::verify;
 use crate::schedule::{Program, Step};
 use crate::wire::Collective;
 
-/// What a rank's program does, and how much of its messages leaves the block.
+/// The work of a rank's program, and the part of its messages that leaves the block.
 fn count(program: &Program, rank: usize, placement: Placement) -> (Load, Load) {
     let parts = program.parts as f64;
     let (mut load, mut out) = (Load::default(), Load::default());
@@ -31,7 +31,7 @@ fn count(program: &Program, rank: usize, placement: Placement) -> (Load, Load) {
         }
     }
     for lane in &program.lanes {
-        // Two of a kind: what is received in another way was not sent right behind.
+        // Two of a kind: a different receive means that the message was not sent directly after.
         let from = |step: &Step| match step {
             Step::Recv { from, .. } => Some((*from, false)),
             Step::RecvReduceCopy { from, .. } => Some((*from, true)),
@@ -75,7 +75,7 @@ fn the_figures_are_those_of_the_programs() {
             algorithm => segments && matches!(algorithm, Algorithm::Tree | Algorithm::DoubleTree),
         };
         if by_others {
-            // Ranks pass on what comes: nothing is said of what might come together.
+            // Ranks forward messages, so the terms assume none that travel together.
             assert_eq!((work.mean.joined, work.busiest.joined), (0.0, 0.0), "{name}");
         } else {
             same(mean(|l| l.joined), work.mean.joined);
@@ -107,13 +107,13 @@ fn a_chain_waits_for_the_other_messages_of_its_ranks() {
         let ends = |rank| count(&program(algorithm, &shape, rank).unwrap(), rank, Placement::TOGETHER).0.messages;
         let name = format!("{algorithm} {shape:?}: {path:?}");
         match algorithm {
-            // All that the root does, and the last peer's end; what it sends counts twice.
+            // All work of the root, and the last peer's end; sent messages count twice.
             Algorithm::Direct if shape.collective.has_root() && shape.channels == 1 => {
                 let out = matches!(shape.collective, Collective::Broadcast | Collective::Scatter);
                 let times = if out { 2.0 } else { 1.0 };
                 assert_eq!(path.queued, times * (ends(shape.root) - 1.0), "{name}");
             }
-            // Every rank has to do with both trees; a hop of one finds it at the other.
+            // Every rank is in both trees; a hop of one waits for the rank's work in the other.
             Algorithm::DoubleTree => {
                 let ways = if shape.is_all_reduce() { 2.0 } else { 1.0 };
                 let least = (0..shape.ranks).map(ends).fold(f64::INFINITY, f64::min);

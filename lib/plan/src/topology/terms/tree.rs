@@ -51,12 +51,12 @@ fn copied(shape: &Shape) -> f64 {
 /// One tree that carries `share` of the window.
 fn carrying(shape: &Shape, share: f64) -> Work {
     let depth = f64::from(binary_tree::depth(shape.ranks));
-    // Children, and neighbours, of the rank that has most: 2 ranks are one edge, 3 a chain.
+    // Most children, and neighbours, of any rank: 2 ranks are one edge, 3 a chain.
     let children = if shape.ranks <= 3 { 1.0 } else { 2.0 };
     let neighbours = (shape.ranks as f64 - 1.0).min(3.0);
     let ways = ways(shape);
     let mean = edges(shape.ranks as f64);
-    // At each level a rank takes from one side and gives to the other.
+    // At each level a rank receives from one side and sends to the other.
     let path_bytes = ways * depth * (1.0 + children) * share;
     Work {
         path: Load::ends(2.0 * ways * depth, path_bytes).reducing(depth * children * share),
@@ -69,8 +69,8 @@ fn is_by_segments(shape: &Shape) -> bool {
     matches!(shape.collective, Collective::AllGather | Collective::ReduceScatter)
 }
 
-/// all_gather and reduce_scatter: each of n segments crosses each edge once. `share` of the window per tree: one tree or two.
-/// What is passed on comes one by one, so none is taken to travel with another.
+/// all_gather and reduce_scatter: each of n segments crosses each edge once. `share` of the window per tree: one tree
+/// or two. Forwarded segments arrive one by one, so none is assumed to travel with another.
 fn by_segments(shape: &Shape, share: f64) -> Work {
     let n = shape.ranks as f64;
     let neighbours = (n - 1.0).min(3.0);
@@ -89,7 +89,8 @@ fn by_segments(shape: &Shape, share: f64) -> Work {
     }
 }
 
-/// The first ranks of the blocks are a tree of the same shape among themselves, and half of the blocks have a second edge out.
+/// The first ranks of the blocks are a tree of the same shape among themselves, and half of the blocks have a second
+/// edge out.
 pub(super) fn crossing(shape: &Shape, placement: Placement) -> Crossing {
     let hosts = placement.hosts(shape.ranks);
     let depth = |n: usize| f64::from(binary_tree::depth(n));

@@ -36,8 +36,8 @@ pub(super) fn samples(bytes: usize) -> usize {
     SAMPLES.max(2 * (bytes / piece(bytes).max(1)))
 }
 
-/// Calls to make next, with `taken` of `most` samples there, and calls that took up to `expected` nanoseconds; 0: no more.
-/// `slice` and `left`: nanoseconds until enough time has gone into this figure, and until the deadline.
+/// Calls to make next, with `taken` of `most` samples there, and calls that took up to `expected` nanoseconds; 0: no
+/// more. `slice` and `left`: nanoseconds until enough time has gone into this figure, and until the deadline.
 fn calls(taken: usize, most: usize, expected: f64, slice: f64, left: f64) -> usize {
     let expected = expected.max(1.0);
     // Conversions saturate.
@@ -53,8 +53,8 @@ fn calls(taken: usize, most: usize, expected: f64, slice: f64, left: f64) -> usi
     wanted.min(most.saturating_sub(taken)).min(possible)
 }
 
-/// How far to grow buffers of `room` bytes that should have `bytes`, and are of use from `least` on; `None`: no further. Touching a byte
-/// costs `touch`, and `left` nanoseconds are left.
+/// How far to grow buffers of `room` bytes that should have `bytes`, and are of use from `least` on; `None`: no
+/// further. Touching a byte costs `touch`, and `left` nanoseconds are left.
 fn room(room: usize, bytes: usize, least: usize, touch: Touch, left: f64) -> Option<usize> {
     // A first step measures the price. After it, there must be time for enough steps.
     let whole = if touch.measured { left / touch.ns.max(1e-3) } else { f64::INFINITY };
@@ -83,8 +83,8 @@ impl<'a> Clock<'a> {
         self.end.saturating_duration_since((self.now)()).as_nanos() as f64
     }
 
-    /// Repeats `batch(calls)` until there are `most` samples, the slice is over, or another call might not be over in time.
-    /// The first call is expected to take `guess` nanoseconds; `None` when there is no time for it.
+    /// Repeats `batch(calls)` until there are `most` samples, the slice is over, or another call might not be over in
+    /// time. The first call is expected to take `guess` nanoseconds; `None` when there is no time for it.
     pub(super) fn sample(
         &mut self,
         guess: f64,

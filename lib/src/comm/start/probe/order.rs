@@ -154,8 +154,8 @@ impl<'a> Probe<'a> {
             let task = Task { plan: &plan, buffers, header: Header { seq: self.turn, ..header } };
             let mut engine = lock(&inner.engine);
             let Engine { links, workspace, .. } = &mut *engine;
-            // SAFETY: the piece lies in the first `whole` bytes, which both buffers hold (checked above); they are ours, and are
-            // not touched until this returns.
+            // SAFETY: the piece lies in the first `whole` bytes, which both buffers hold (checked above); they are
+            // ours, and are not touched until this returns.
             unsafe { executor::run(&[task], links, workspace, &*inner.state, &inner.wait_policy(false)) }?;
             times.push(start.elapsed().as_nanos() as f64);
         }
@@ -164,7 +164,8 @@ impl<'a> Probe<'a> {
         Ok(times)
     }
 
-    /// Gives the follower an order, or takes the leader's. It is acknowledged, so that both begin to perform it together.
+    /// Gives the follower an order, or takes the leader's. It is acknowledged, so that both begin to perform it
+    /// together.
     pub(super) fn order(&mut self, order: Order) -> Result<Order> {
         let words = order.encode();
         if self.leads {

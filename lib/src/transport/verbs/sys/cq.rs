@@ -66,8 +66,8 @@ impl Cq {
     #[inline]
     pub(crate) fn poll(&self) -> Result<Batch> {
         let mut batch = Batch { raw: [const { MaybeUninit::uninit() }; BATCH], n: 0 };
-        // SAFETY: the queue is valid; its context's table of operations was filled when the device was opened, and the call
-        // writes at most `BATCH` entries.
+        // SAFETY: the queue is valid; its context's table of operations was filled when the device was opened, and the
+        // call writes at most `BATCH` entries.
         let n = unsafe {
             let ops = &(*(*self.raw()).context).ops;
             match ops.poll_cq {

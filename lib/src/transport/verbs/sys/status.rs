@@ -63,8 +63,8 @@ pub(crate) fn completion(status: u32, vendor: u32, timing: &Timing) -> String {
     format!("completion status {status}, {name} (vendor code {vendor:#x}): {cause}")
 }
 
-/// Outcome an asynchronous event says, and how bad it is: an error means that the device can no longer be used. Outcome befalls
-/// a single queue pair is for its own completions to tell.
+/// Outcome an asynchronous event says, and how bad it is: an error means that the device can no longer be used. Outcome
+/// befalls a single queue pair is for its own completions to tell.
 pub(crate) fn event(code: u32, port: Option<i32>) -> (String, Level) {
     let (name, level) = match code {
         0 => ("a completion queue failed (overrun, or a protection error)", Level::Warn),
