@@ -261,8 +261,6 @@ impl RecvLink for TcpRecv {
         Ok(self.has_message())
     }
 
-    fn disarm(&mut self) {}
-
     fn bytes_moved(&self) -> u64 {
         self.intake.bytes
     }
