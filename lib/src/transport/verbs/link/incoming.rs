@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 
 use super::Core;
-use super::layout::{Kind, Ring, read_word};
+use super::layout::{Ring, WriteKind, read_word};
 use super::queue_pair::read_id;
 use crate::error::Result;
 use crate::transport::verbs::sys::{Completion, Outcome};
@@ -86,9 +86,9 @@ impl Core {
     #[inline]
     fn written(&mut self, word: u32, len: usize) -> Result<(), String> {
         match self.credit(word)? {
-            Kind::Message(ring) => self.arrive(ring, len),
-            Kind::Report => Ok(()),
-            Kind::Goodbye => {
+            WriteKind::Message(ring) => self.arrive(ring, len),
+            WriteKind::Report => Ok(()),
+            WriteKind::Goodbye => {
                 log::debug!("rank {}: RDMA link with rank {}: it said goodbye", self.peer.rank, self.peer.peer);
                 self.peer_said_goodbye = self.lost.is_none();
                 Ok(())
@@ -103,7 +103,7 @@ impl Core {
 
     /// The counts in an immediate word.
     #[inline]
-    fn credit(&mut self, word: u32) -> Result<Kind, String> {
+    fn credit(&mut self, word: u32) -> Result<WriteKind, String> {
         let (kind, freed) = read_word(word, &self.freed_there);
         for ring in Ring::BOTH {
             let (sent, freed) = (*self.sent.of(ring), *freed.of(ring));
