@@ -243,7 +243,7 @@ pub trait SendLink: Send {
     fn arm(&mut self) -> Result<bool>;
 
     /// Takes `arm` back.
-    fn disarm(&mut self);
+    fn disarm(&mut self) {}
 
     /// Bytes that have passed, those of unfinished messages included: tells a slow message from a stuck one. Stays 0
     /// where messages come whole.
@@ -338,7 +338,7 @@ pub trait RecvLink: Send {
     fn arm(&mut self) -> Result<bool>;
 
     /// Takes `arm` back.
-    fn disarm(&mut self);
+    fn disarm(&mut self) {}
 
     /// Bytes that have passed, those of unfinished messages included: tells a slow message from a stuck one. Stays 0
     /// where messages come whole.
