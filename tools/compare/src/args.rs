@@ -56,13 +56,13 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 25.0)]
     pub(crate) minutes: f64,
     /// Approximate seconds to measure each size in each round.
-    #[arg(long, default_value = "0.014", value_parser = seconds)]
+    #[arg(long, default_value = "0.014", value_parser = size::seconds)]
     pub(crate) budget: Duration,
     /// A peer's operation ends at the size where one call takes longer than these seconds.
-    #[arg(long, default_value = "0.5", value_parser = seconds)]
+    #[arg(long, default_value = "0.5", value_parser = size::seconds)]
     pub(crate) cap: Duration,
     /// A program that runs for longer than these seconds is ended; its output so far counts.
-    #[arg(long, default_value = "60", value_parser = seconds)]
+    #[arg(long, default_value = "60", value_parser = size::seconds)]
     pub(crate) limit: Duration,
     /// A smoke test of under three minutes: one round, few sizes. Overrides sizes, rounds and parts.
     #[arg(long)]
@@ -249,13 +249,6 @@ pub(crate) const OPERATIONS: [&str; 9] = [
     "barrier",
 ];
 
-fn seconds(text: &str) -> Result<Duration, String> {
-    let value = text.parse().ok().and_then(|s| Duration::try_from_secs_f64(s).ok());
-    value
-        .filter(|d| !d.is_zero() && *d <= Duration::from_secs(3600))
-        .ok_or_else(|| "expected more than 0 and at most 3600 seconds".to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -305,6 +298,6 @@ mod tests {
         assert_eq!((args.min, args.max), (8, 1 << 20));
         assert!(parse("--ops every").operations().unwrap_err().contains("all_reduce"));
         assert_eq!(parse("").operations().unwrap().len(), 9);
-        assert!(seconds("0").is_err());
+        assert!(size::seconds("0").is_err());
     }
 }
