@@ -124,6 +124,11 @@ pub(crate) enum DType {
     Bf16,
 }
 
+/// A value as the command line has it.
+pub(crate) fn word(value: impl ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
 /// The configuration of one set of tables: everything but the operation and the size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Part {
@@ -136,19 +141,8 @@ pub(crate) struct Part {
 impl Part {
     /// Short, for file names and the raw values: `shm-2-4k-reused`.
     pub(crate) fn key(&self) -> String {
-        let transport = match self.transport {
-            Transport::Shm => "shm",
-            Transport::Tcp => "tcp",
-        };
-        let pages = match self.pages {
-            Pages::Small => "4k",
-            Pages::Huge => "huge",
-        };
-        let buffers = match self.buffers {
-            Buffers::Reused => "reused",
-            Buffers::Fresh => "fresh",
-        };
-        format!("{transport}-{}-{pages}-{buffers}", self.ranks)
+        let Part { transport, ranks, pages, buffers } = *self;
+        format!("{}-{ranks}-{}-{}", word(transport), word(pages), word(buffers))
     }
 
     /// The part with this [`key`](Part::key).
