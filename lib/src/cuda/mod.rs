@@ -43,7 +43,7 @@ mod window;
 pub use call::Stream;
 pub use comm::{DeviceComm, Explanation};
 pub(crate) use driver::cuda;
-pub use driver::{available, device_count, open};
+pub use driver::{available, device_count, open, words};
 pub use inventory::{Gpu, Inventory, inventory, nvrtc};
 pub use path::Path;
 pub use peer::{Choice, Framing, Protocol, Reason, Registration};

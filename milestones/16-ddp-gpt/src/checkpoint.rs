@@ -21,8 +21,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
-use crate::adamw::AdamW;
 use crate::config::{ModelConfig, Preset, TrainConfig};
+use crate::cpu::adamw::AdamW;
 use crate::data::Tokenizer;
 use crate::params;
 

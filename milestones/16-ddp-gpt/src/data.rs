@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use crate::rng::{self, Stream};
 
 /// Most distinct characters that a text may have.
-pub const MAX_VOCAB: usize = 4096;
+const MAX_VOCAB: usize = 4096;
 
 /// The characters of a text in order of their code points; a token is a place in that order.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -84,8 +84,24 @@ impl Corpus {
         Ok(Corpus { source, tokenizer, crc: crc32fast::hash(text.as_bytes()), tokens, split })
     }
 
+    /// The text: the file asked for, or the usual one, or the fallback, which a note then says.
+    pub fn find(asked: Option<&Path>, notes: &mut Vec<String>) -> Result<Corpus> {
+        let usual = default_paths();
+        if let Some(path) = asked.or_else(|| usual.iter().map(PathBuf::as_path).find(|path| path.exists())) {
+            return Corpus::read(path);
+        }
+        let corpus = fallback()?;
+        notes.push(format!(
+            "warning: no data/tinyshakespeare.txt here: training on {} instead ({} characters); \
+             scripts/get-data.sh fetches the usual text, --data FILE takes any",
+            corpus.source,
+            corpus.len()
+        ));
+        Ok(corpus)
+    }
+
     /// Reads a file of UTF-8 text.
-    pub fn read(path: &Path) -> Result<Self> {
+    fn read(path: &Path) -> Result<Self> {
         let name = path.display();
         let bytes = std::fs::read(path).with_context(|| format!("cannot read the text {name}"))?;
         let text = match String::from_utf8(bytes) {
@@ -174,27 +190,27 @@ impl Batch {
 }
 
 /// Where the usual text is looked for: `data/tinyshakespeare.txt` here or at the root of the workspace.
-pub fn default_paths() -> [PathBuf; 2] {
+fn default_paths() -> [PathBuf; 2] {
     let file = Path::new("data").join("tinyshakespeare.txt");
     [file.clone(), Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(file)]
 }
 
 /// A corpus with no file and no network: the project's own documentation where its files are at hand, then this
 /// program's sources, which are compiled in.
-pub fn fallback() -> Result<Corpus> {
+fn fallback() -> Result<Corpus> {
     const SOURCES: &str = concat!(
         include_str!("lib.rs"),
         include_str!("config.rs"),
         include_str!("data.rs"),
-        include_str!("model.rs"),
+        include_str!("cpu/model.rs"),
         include_str!("params.rs"),
-        include_str!("gradients.rs"),
-        include_str!("adamw.rs"),
+        include_str!("cpu/gradients.rs"),
+        include_str!("cpu/adamw.rs"),
         include_str!("train.rs"),
         include_str!("checkpoint.rs"),
-        include_str!("ops/attention.rs"),
-        include_str!("ops/layernorm.rs"),
-        include_str!("ops/dropout.rs"),
+        include_str!("cpu/attention.rs"),
+        include_str!("cpu/layernorm.rs"),
+        include_str!("dropout.rs"),
     );
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut files = Vec::new();

@@ -64,6 +64,12 @@ pub enum Tensor {
     MlpOut,
 }
 
+impl Tensor {
+    /// All, in order.
+    pub const ALL: [Tensor; PER_LAYER] =
+        [Tensor::Ln1, Tensor::Qkv, Tensor::AttentionOut, Tensor::Ln2, Tensor::MlpIn, Tensor::MlpOut];
+}
+
 /// Index of a block's tensor.
 pub fn index(layer: usize, tensor: Tensor) -> usize {
     2 + layer * PER_LAYER + tensor as usize
@@ -138,15 +144,29 @@ pub fn initialise(config: &ModelConfig, layout: &[ParamInfo], seed: u64) -> Vec<
     values
 }
 
-/// The tensors of a flat vector as separate slices, in order.
-pub fn split_mut<'a>(layout: &[ParamInfo], mut values: &'a mut [f32]) -> Vec<&'a mut [f32]> {
-    let mut list = Vec::with_capacity(layout.len());
-    for info in layout {
-        let (head, tail) = values.split_at_mut(info.len);
-        list.push(head);
-        values = tail;
+/// Shape, values and layout of the parameters.
+#[derive(Debug)]
+pub struct Model {
+    /// Shape.
+    pub config: ModelConfig,
+    /// Names and places of the tensors.
+    pub layout: Vec<ParamInfo>,
+    /// All values.
+    pub values: Vec<f32>,
+}
+
+impl Model {
+    /// A model with initial values.
+    pub fn new(config: ModelConfig, seed: u64) -> Self {
+        let layout = layout(&config);
+        let values = initialise(&config, &layout, seed);
+        Model { config, layout, values }
     }
-    list
+
+    /// Values of tensor `i`.
+    pub fn param(&self, i: usize) -> &[f32] {
+        &self.values[self.layout[i].range()]
+    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The model learns: a small text's loss falls far below that of a guess, and threads do not change what is learnt.
 
 use ddp_gpt::config::Preset;
-use ddp_gpt::ops::parallel::Threads;
+use ddp_gpt::cpu::parallel::Threads;
 use ddp_gpt::train::{Plan, State};
 
 use crate::common::{corpus, plan, run_alone};

@@ -5,11 +5,11 @@
 //! are never computed. Probabilities are kept for the backward pass: [B, heads, T, T], of which the part above each
 //! block's last row is never written nor read.
 
-use super::dropout::{self, Dropout, Mask, Site};
 use super::matmul::{Mat, MatMut, matmul};
 use super::parallel::{PerThread, Rows, Threads};
-use super::simd;
-use crate::profile::{Class, Profile};
+use super::profile::{Class, products, time};
+use super::{residual, simd};
+use crate::dropout::{Dropout, Mask, Site};
 use crate::simd_fn;
 
 /// Query rows per block.
@@ -32,16 +32,24 @@ impl Shape {
         2 * BLOCK.min(self.context) * self.context
     }
 
-    fn head_dim(&self) -> usize {
-        self.channels / self.heads
+    fn scale(&self) -> f32 {
+        1.0 / ((self.channels / self.heads) as f32).sqrt()
     }
 
-    fn scale(&self) -> f32 {
-        1.0 / (self.head_dim() as f32).sqrt()
+    /// `rows` rows from row `first` on of a head's queries (`part` 0), keys (1) or values (2) in a sample's `qkv`.
+    fn part<'a>(&self, qkv: &'a [f32], part: usize, head: usize, first: usize, rows: usize) -> Mat<'a> {
+        let (c, width) = (self.channels, self.channels / self.heads);
+        Mat::strided(&qkv[(3 * first + part) * c + head * width..], rows, width, 3 * c)
+    }
+
+    /// The same to write to.
+    fn part_mut<'a>(&self, qkv: &'a mut [f32], part: usize, head: usize, first: usize, rows: usize) -> MatMut<'a> {
+        let (c, width) = (self.channels, self.channels / self.heads);
+        MatMut::strided(&mut qkv[(3 * first + part) * c + head * width..], rows, width, 3 * c)
     }
 }
 
-/// Which masks apply and where time is booked.
+/// Which masks apply, and who computes.
 #[derive(Debug, Clone, Copy)]
 pub struct Env<'a> {
     /// Masks on the probabilities.
@@ -50,8 +58,6 @@ pub struct Env<'a> {
     pub layer: usize,
     /// Threads of the rank; samples are split over them.
     pub threads: Threads,
-    /// Time and operations.
-    pub profile: &'a Profile,
 }
 
 simd_fn! {
@@ -94,17 +100,33 @@ simd_fn! {
 /// `start` is (head·T + first row).
 fn drop_block(out: &mut [f32], x: &[f32], mask: Mask, cols: usize, stride: usize, start: usize, t: usize) {
     for (r, out) in out.chunks_mut(cols).enumerate() {
-        dropout::apply(out, &x[r * stride..][..cols], mask, ((start + r) * t) as u32);
+        residual::apply(out, &x[r * stride..][..cols], mask, ((start + r) * t) as u32);
     }
+}
+
+/// A block of probabilities as the product with the values reads it: behind dropout, in `space`, where there is any.
+fn weights<'a>(
+    space: &'a mut [f32],
+    probs: &'a [f32],
+    mask: Mask,
+    (rows, cols): (usize, usize),
+    start: usize,
+    t: usize,
+) -> Mat<'a> {
+    if !mask.is_on() {
+        return Mat::strided(probs, rows, cols, t);
+    }
+    drop_block(&mut space[..rows * cols], probs, mask, cols, t, start, t);
+    Mat::new(&space[..rows * cols], rows, cols)
 }
 
 /// `out[B·T, C]` from `qkv[B·T, 3C]`; `probs` is kept for [`backward`].
 pub fn forward(out: &mut [f32], probs: &mut [f32], scratch: &mut [f32], qkv: &[f32], shape: Shape, env: Env<'_>) {
     let Shape { context: t, heads, channels: c } = shape;
-    let (hd, one, share) = (shape.head_dim(), Threads::new(1), env.threads.count());
+    let (hd, one, share) = (c / heads, Threads::new(1), env.threads.count());
     let samples = qkv.len() / (t * 3 * c);
-    let parts = (Rows(out, t * c), Rows(probs, heads * t * t), PerThread(scratch, shape.scratch()));
-    env.threads.rows(samples, parts, |first, (Rows(out, _), Rows(probs, _), PerThread(scratch, _))| {
+    let parts = (Rows(out, t * c), (Rows(probs, heads * t * t), PerThread(scratch, shape.scratch())));
+    env.threads.rows(samples, parts, |first, (Rows(out, _), (Rows(probs, _), PerThread(scratch, _)))| {
         for (s, (out, probs)) in out.chunks_mut(t * c).zip(probs.chunks_mut(heads * t * t)).enumerate() {
             let qkv = &qkv[(first + s) * t * 3 * c..][..t * 3 * c];
             let mask = env.dropout.mask(Site::Attention(env.layer), first + s);
@@ -112,26 +134,17 @@ pub fn forward(out: &mut [f32], probs: &mut [f32], scratch: &mut [f32], qkv: &[f
                 for r0 in (0..t).step_by(BLOCK) {
                     let rows = BLOCK.min(t - r0);
                     let cols = r0 + rows;
-                    let q = Mat::strided(&qkv[r0 * 3 * c + h * hd..], rows, hd, 3 * c);
-                    let k = Mat::strided(&qkv[c + h * hd..], cols, hd, 3 * c);
-                    let v = Mat::strided(&qkv[2 * c + h * hd..], cols, hd, 3 * c);
+                    let q = shape.part(qkv, 0, h, r0, rows);
+                    let [k, v] = [1, 2].map(|part| shape.part(qkv, part, h, 0, cols));
                     let scores = &mut probs[r0 * t..];
-                    env.profile.time(Class::Attention, share, || {
+                    products(Class::Attention, share, || {
                         matmul(MatMut::strided(scores, rows, cols, t), q, k.t(), shape.scale(), false, one)
                     });
-                    env.profile.time(Class::Softmax, share, || {
+                    let weights = time(Class::Softmax, share, || {
                         causal_softmax(scores, rows, cols, t, r0);
-                        if env.dropout.is_on() {
-                            drop_block(&mut scratch[..rows * cols], scores, mask, cols, t, h * t + r0, t);
-                        }
-                        0
+                        weights(scratch, scores, mask, (rows, cols), h * t + r0, t)
                     });
-                    let weights = if env.dropout.is_on() {
-                        Mat::new(&scratch[..rows * cols], rows, cols)
-                    } else {
-                        Mat::strided(scores, rows, cols, t)
-                    };
-                    env.profile.time(Class::Attention, share, || {
+                    products(Class::Attention, share, || {
                         let out = MatMut::strided(&mut out[r0 * c + h * hd..], rows, hd, c);
                         matmul(out, weights, v, 1.0, false, one)
                     });
@@ -155,7 +168,7 @@ pub fn backward(
     env: Env<'_>,
 ) {
     let Shape { context: t, heads, channels: c } = shape;
-    let (hd, one, share) = (shape.head_dim(), Threads::new(1), env.threads.count());
+    let (hd, one, share) = (c / heads, Threads::new(1), env.threads.count());
     let samples = qkv.len() / (t * 3 * c);
     let parts = (Rows(dqkv, t * 3 * c), PerThread(scratch, shape.scratch()));
     env.threads.rows(samples, parts, |first, (Rows(dqkv, _), PerThread(scratch, _))| {
@@ -172,38 +185,29 @@ pub fn backward(
                     let rows = BLOCK.min(t - r0);
                     let cols = r0 + rows;
                     let add = cols < t;
-                    let q = Mat::strided(&qkv[r0 * 3 * c + h * hd..], rows, hd, 3 * c);
-                    let k = Mat::strided(&qkv[c + h * hd..], cols, hd, 3 * c);
-                    let v = Mat::strided(&qkv[2 * c + h * hd..], cols, hd, 3 * c);
+                    let q = shape.part(qkv, 0, h, r0, rows);
+                    let [k, v] = [1, 2].map(|part| shape.part(qkv, part, h, 0, cols));
                     let d = Mat::strided(&dout[r0 * c + h * hd..], rows, hd, c);
                     let p = &probs[r0 * t..];
                     let (dscores, kept) = (&mut dscores[..rows * cols], &mut kept[..rows * cols]);
-                    env.profile.time(Class::Softmax, share, || {
-                        if env.dropout.is_on() {
-                            drop_block(kept, p, mask, cols, t, h * t + r0, t);
-                        }
-                        0
-                    });
-                    let weights =
-                        if env.dropout.is_on() { Mat::new(kept, rows, cols) } else { Mat::strided(p, rows, cols, t) };
-                    env.profile.time(Class::Attention, share, || {
-                        let dv = MatMut::strided(&mut dqkv[2 * c + h * hd..], cols, hd, 3 * c);
+                    let weights = time(Class::Softmax, share, || weights(kept, p, mask, (rows, cols), h * t + r0, t));
+                    products(Class::Attention, share, || {
+                        let dv = shape.part_mut(dqkv, 2, h, 0, cols);
                         matmul(dv, weights.t(), d, 1.0, add, one)
                             + matmul(MatMut::new(dscores, rows, cols), d, v.t(), 1.0, false, one)
                     });
-                    env.profile.time(Class::Softmax, share, || {
-                        if env.dropout.is_on() {
+                    time(Class::Softmax, share, || {
+                        if mask.is_on() {
                             kept.copy_from_slice(dscores);
                             drop_block(dscores, kept, mask, cols, cols, h * t + r0, t);
                         }
                         softmax_backward(dscores, p, rows, cols, t);
-                        0
                     });
-                    env.profile.time(Class::Attention, share, || {
+                    products(Class::Attention, share, || {
                         let ds = Mat::new(dscores, rows, cols);
-                        let dq = MatMut::strided(&mut dqkv[r0 * 3 * c + h * hd..], rows, hd, 3 * c);
+                        let dq = shape.part_mut(dqkv, 0, h, r0, rows);
                         let done = matmul(dq, ds, k, shape.scale(), false, one);
-                        let dk = MatMut::strided(&mut dqkv[c + h * hd..], cols, hd, 3 * c);
+                        let dk = shape.part_mut(dqkv, 1, h, 0, cols);
                         done + matmul(dk, ds.t(), q, shape.scale(), add, one)
                     });
                 }

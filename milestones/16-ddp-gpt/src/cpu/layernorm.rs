@@ -1,6 +1,7 @@
 //! LayerNorm without bias (Ba et al. 2016): each row to mean 0 and variance 1, times a weight per channel.
 
 use super::parallel::{PerThread, Rows, Threads};
+use super::profile::{Class, time};
 use super::simd;
 use crate::simd_fn;
 
@@ -38,42 +39,54 @@ simd_fn! {
 /// Rows of `weight.len()` values. `stats` receives mean and 1 / standard deviation of each row.
 pub fn forward(out: &mut [f32], stats: &mut [f32], x: &[f32], weight: &[f32], threads: Threads) {
     let c = weight.len();
-    threads.rows(x.len() / c, (Rows(out, c), Rows(stats, 2)), |first, (Rows(out, _), Rows(stats, _))| {
+    let work = |first, (Rows(out, _), Rows(stats, _)): (Rows<'_>, Rows<'_>)| {
         for (i, (out, stats)) in out.chunks_mut(c).zip(stats.chunks_mut(2)).enumerate() {
             let (mean, rstd) = row_forward(out, &x[(first + i) * c..][..c], weight);
             stats.copy_from_slice(&[mean, rstd]);
         }
-    });
+    };
+    time(Class::LayerNorm, 1, || threads.rows(x.len() / c, (Rows(out, c), Rows(stats, 2)), work));
+}
+
+/// What a LayerNorm read and found in the forward pass.
+#[derive(Debug, Clone, Copy)]
+pub struct Seen<'a> {
+    /// Its input.
+    pub x: &'a [f32],
+    /// Mean and 1 / standard deviation of each row.
+    pub stats: &'a [f32],
+    /// Its weight.
+    pub weight: &'a [f32],
 }
 
 /// `dx +=` the gradient with respect to x; `dweight =` the one with respect to the weight.
 /// `partial` is scratch of one `dweight` per thread.
-#[allow(clippy::too_many_arguments)]
 pub fn backward(
     dx: &mut [f32],
     dweight: &mut [f32],
     partial: &mut [f32],
     dy: &[f32],
-    x: &[f32],
-    stats: &[f32],
-    weight: &[f32],
+    seen: Seen<'_>,
     threads: Threads,
 ) {
+    let Seen { x, stats, weight } = seen;
     let c = weight.len();
-    let partial = &mut partial[..threads.count() * c];
-    partial.fill(0.0);
-    let parts = (Rows(dx, c), PerThread(partial, c));
-    threads.rows(x.len() / c, parts, |first, (Rows(dx, _), PerThread(partial, _))| {
-        for (i, dx) in dx.chunks_mut(c).enumerate() {
-            let row = first + i;
-            let (dy, x) = (&dy[row * c..][..c], &x[row * c..][..c]);
-            row_backward(dx, partial, dy, x, weight, stats[2 * row], stats[2 * row + 1]);
+    time(Class::LayerNorm, 1, || {
+        let partial = &mut partial[..threads.count() * c];
+        partial.fill(0.0);
+        let parts = (Rows(dx, c), PerThread(partial, c));
+        threads.rows(x.len() / c, parts, |first, (Rows(dx, _), PerThread(partial, _))| {
+            for (i, dx) in dx.chunks_mut(c).enumerate() {
+                let row = first + i;
+                let (dy, x) = (&dy[row * c..][..c], &x[row * c..][..c]);
+                row_backward(dx, partial, dy, x, weight, stats[2 * row], stats[2 * row + 1]);
+            }
+        });
+        dweight.fill(0.0);
+        for part in partial.chunks(c) {
+            for (sum, &v) in dweight.iter_mut().zip(part) {
+                *sum += v;
+            }
         }
     });
-    dweight.fill(0.0);
-    for part in partial.chunks(c) {
-        for (sum, &v) in dweight.iter_mut().zip(part) {
-            *sum += v;
-        }
-    }
 }
