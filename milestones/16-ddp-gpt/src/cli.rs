@@ -61,10 +61,10 @@ pub struct TrainArgs {
     #[arg(long, value_parser = positive)]
     pub batch: Option<usize>,
     /// Peak learning rate.
-    #[arg(long, value_parser = learning_rate)]
+    #[arg(long, value_parser = real("expected a number above 0, at most 1", |v| v > 0.0 && v <= 1.0))]
     pub lr: Option<f64>,
     /// Share of activations that dropout zeroes.
-    #[arg(long, value_parser = probability)]
+    #[arg(long, value_parser = real("expected a number from 0 to 0.9", |v| (0.0..=0.9).contains(&v)))]
     pub dropout: Option<f64>,
     /// Seed of everything random.
     #[arg(long)]
@@ -107,7 +107,7 @@ pub struct TrainArgs {
     #[arg(long, default_value = "500")]
     pub sample_chars: usize,
     /// Randomness of the sample; 0 takes the likeliest character each time.
-    #[arg(long, default_value = "0.8", value_parser = temperature)]
+    #[arg(long, default_value = "0.8", value_parser = real("expected a number of at least 0", |v| v >= 0.0))]
     pub temperature: f64,
 }
 
@@ -116,20 +116,9 @@ pub fn positive(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|&n: &usize| n > 0).ok_or_else(|| "expected a whole number above 0".to_owned())
 }
 
-fn real(text: &str, what: &str, good: impl Fn(f64) -> bool) -> Result<f64, String> {
-    text.parse().ok().filter(|&v: &f64| v.is_finite() && good(v)).ok_or_else(|| format!("expected {what}"))
-}
-
-fn learning_rate(text: &str) -> Result<f64, String> {
-    real(text, "a number above 0, at most 1", |v| v > 0.0 && v <= 1.0)
-}
-
-fn probability(text: &str) -> Result<f64, String> {
-    real(text, "a number from 0 to 0.9", |v| (0.0..=0.9).contains(&v))
-}
-
-fn temperature(text: &str) -> Result<f64, String> {
-    real(text, "a number of at least 0", |v| v >= 0.0)
+/// A number that is `good`; `expected` says which ones are.
+fn real(expected: &'static str, good: fn(f64) -> bool) -> impl Fn(&str) -> Result<f64, String> + Clone {
+    move |text| text.parse().ok().filter(|&v: &f64| v.is_finite() && good(v)).ok_or_else(|| expected.to_owned())
 }
 
 /// Everything that a training run needs, checked.
@@ -159,7 +148,7 @@ pub fn prepare(args: &TrainArgs, ranks: usize, local_ranks: usize) -> Result<Job
     let stored = resume.as_ref().map(|c| &c.header);
     let preset = args.preset.or(stored.map(|h| h.preset)).unwrap_or(Preset::Small);
     let corpus = Corpus::find(args.data.as_deref(), &mut notes)?;
-    let model = preset.model(corpus.tokenizer.len());
+    let model = preset.model(corpus.tokenizer.size());
     corpus.check_length(model.context)?;
 
     let base = stored.map_or(preset.train(), |h| h.train);
@@ -176,10 +165,8 @@ pub fn prepare(args: &TrainArgs, ranks: usize, local_ranks: usize) -> Result<Job
         ..base
     };
     if !config.batch.is_multiple_of(ranks) {
-        bail!(
-            "--batch {} is not a multiple of {ranks} ranks: each must get the same number of sequences",
-            config.batch
-        );
+        let batch = config.batch;
+        bail!("--batch {batch} is not a multiple of {ranks} ranks: each must get the same number of sequences");
     }
     if let (Some(header), Some(path)) = (stored, &args.resume) {
         header.check(&model, &corpus.tokenizer).with_context(|| format!("cannot resume from {}", path.display()))?;
@@ -188,20 +175,17 @@ pub fn prepare(args: &TrainArgs, ranks: usize, local_ranks: usize) -> Result<Job
         }
         notes.push(format!("resuming {} after {} of {} steps", path.display(), header.step, config.steps));
         if config != header.train {
-            notes.push(
-                "warning: other settings than the checkpoint's: losses will not be an uninterrupted run's".to_owned(),
-            );
+            let warning = "warning: other settings than the checkpoint's: losses will not be an uninterrupted run's";
+            notes.push(warning.to_owned());
         }
     }
     writable(&args.out)?;
     let checkpoint = args.out.join("checkpoint.bin");
     if stored.is_none() && checkpoint.exists() {
-        notes.push(format!(
-            "note: {} is there already and will be replaced; --resume goes on from it",
-            checkpoint.display()
-        ));
+        let path = checkpoint.display();
+        notes.push(format!("note: {path} is there already and will be replaced; --resume goes on from it"));
     }
-    // An average on GPUs is launched, and on CPUs it is a turn of the progress thread, which costs less.
+    // An average on a GPU costs launches, and multiprocessors that the backward pass lacks meanwhile: few large ones.
     let bucket_kib = args.bucket_kib.unwrap_or(if args.device == Device::Cuda { 8000 } else { 512 });
     let plan = Plan {
         preset,

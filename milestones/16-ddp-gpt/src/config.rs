@@ -136,11 +136,7 @@ impl Preset {
 
 impl fmt::Display for Preset {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Preset::Tiny => "tiny",
-            Preset::Small => "small",
-            Preset::Full => "full",
-        })
+        f.write_str(&format!("{self:?}").to_lowercase())
     }
 }
 

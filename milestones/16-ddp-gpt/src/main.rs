@@ -64,24 +64,17 @@ fn work(args: &TrainArgs, group: &ProcessGroup, job: Job) -> Result<()> {
         _ => &mut Silent,
     };
     notes.iter().for_each(|note| report.note(note));
+    let (source, size, preset, millions) =
+        (&corpus.source, corpus.size(), plan.preset, state.model.values.len() as f64 * 1e-6);
+    report.note(&format!("{source}: {size} characters; {preset} preset: {model}; {millions:.2} M parameters"));
+    let on = match args.device {
+        Device::Cpu => format!("{} threads", plan.threads.count()),
+        Device::Cuda => "1 GPU".to_owned(),
+    };
+    let (ranks, steps, batch, context, guess) =
+        (group.size(), config.steps, config.batch, model.context, (model.vocab as f64).ln());
     report.note(&format!(
-        "{}: {} characters; {} preset: {model}; {:.2} M parameters",
-        corpus.source,
-        corpus.len(),
-        plan.preset,
-        state.model.values.len() as f64 * 1e-6
-    ));
-    report.note(&format!(
-        "{} ranks x {}, {} steps of {} x {} characters; a uniform guess has loss {:.4}",
-        group.size(),
-        match args.device {
-            Device::Cpu => format!("{} threads", plan.threads.count()),
-            Device::Cuda => "1 GPU".to_owned(),
-        },
-        config.steps,
-        config.batch,
-        model.context,
-        (model.vocab as f64).ln()
+        "{ranks} ranks x {on}, {steps} steps of {batch} x {context} characters; a uniform guess has loss {guess:.4}"
     ));
     let mut engine: Box<dyn Engine> = match args.device {
         Device::Cpu => {
@@ -93,7 +86,7 @@ fn work(args: &TrainArgs, group: &ProcessGroup, job: Job) -> Result<()> {
     let validation = train(&plan, &mut state, &corpus, comm, &mut *engine, report)?;
     if group.rank() == 0 {
         let curve = args.out.join("loss.svg");
-        let title = format!("{} preset, {} ranks, batch {}", plan.preset, group.size(), config.batch);
+        let title = format!("{preset} preset, {ranks} ranks, batch {batch}");
         loss_curve(&curve, &title, &state.history)?;
         if args.sample_chars > 0 {
             let how = Sampling { temperature: args.temperature, seed: config.seed };
@@ -103,10 +96,9 @@ fn work(args: &TrainArgs, group: &ProcessGroup, job: Job) -> Result<()> {
         }
         let (tokens_per_second, communication) = engine.pace()?.rates(config.batch * model.context);
         report.note(&format!(
-            "done: {} steps on {} ranks in {:.0} s: validation loss {validation:.4}, training loss {:.4}, \
+            "done: {} steps on {ranks} ranks in {:.0} s: validation loss {validation:.4}, training loss {:.4}, \
              {:.1}k tokens/s, communication {:.1} %; see {} and {}",
             state.step,
-            group.size(),
             started.elapsed().as_secs_f64(),
             state.history.iter().rev().find_map(|point| point.train).unwrap_or(f64::NAN),
             tokens_per_second / 1e3,

@@ -97,7 +97,7 @@ impl Gradients for CheckedGradients<'_> {
 
 /// Trains with `size` ranks and returns each rank's history and final parameters.
 pub(crate) fn run_ranks(size: usize, plan: &Plan, corpus: &Corpus) -> Vec<(Vec<Point>, Vec<f32>)> {
-    let model = Preset::Tiny.model(corpus.tokenizer.len());
+    let model = Preset::Tiny.model(corpus.tokenizer.size());
     let mut config = Config::default();
     config.timeout = Duration::from_secs(60);
     std::thread::scope(|scope| {

@@ -116,7 +116,7 @@ fn compare(case: &Case) -> Vec<String> {
 
 /// Shapes with one head and several, with contexts of one tile and many, with heads of 8 to 88 channels.
 fn shapes() -> [(ModelConfig, usize); 5] {
-    let vocab = common::corpus().tokenizer.len();
+    let vocab = common::corpus().tokenizer.size();
     let config = |layers, context, heads, channels| ModelConfig { vocab, context, layers, heads, channels };
     [
         (config(2, 16, 2, 16), 3),
@@ -177,7 +177,7 @@ fn a_run_has_the_losses_of_the_cpus() {
     }
     let corpus = common::corpus();
     let config = TrainConfig { steps: 23, dropout: 0.1, clip: 0.7, ..Preset::Tiny.train() };
-    let model = Preset::Tiny.model(corpus.tokenizer.len());
+    let model = Preset::Tiny.model(corpus.tokenizer.size());
     let mut cpu = State::new(model, config.seed);
     common::run_alone(&common::plan(config), &mut cpu, &corpus).unwrap();
     let mut runs = Vec::new();

@@ -16,7 +16,7 @@ use crate::common;
 /// `context` above the attention block of 64 rows takes the path with several blocks.
 fn check(context: usize, probability: f64) {
     let corpus = common::corpus();
-    let config = ModelConfig { vocab: corpus.tokenizer.len(), context, layers: 2, heads: 2, channels: 12 };
+    let config = ModelConfig { vocab: corpus.tokenizer.size(), context, layers: 2, heads: 2, channels: 12 };
     let mut model = Model::new(config, 3);
     // Larger values than a fresh model's, so that no part of the network is close to linear or to zero.
     for (info, scale) in model.layout.clone().iter().map(|info| (info, if info.decays() { 12.0 } else { 1.0 })) {

@@ -10,7 +10,7 @@ use crate::common::{corpus, plan, run_alone};
 fn loss_falls_and_threads_agree() {
     let corpus = corpus();
     let config = Preset::Tiny.train();
-    let model = Preset::Tiny.model(corpus.tokenizer.len());
+    let model = Preset::Tiny.model(corpus.tokenizer.size());
     let mut losses = Vec::new();
     for threads in [1, 2, 3] {
         let mut state = State::new(model, config.seed);

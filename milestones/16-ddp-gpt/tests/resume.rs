@@ -11,7 +11,7 @@ use crate::common::{corpus, plan, run_alone, run_alone_with};
 fn same_losses_and_same_parameters() {
     let corpus = corpus();
     let config = TrainConfig { steps: 13, dropout: 0.1, ..Preset::Tiny.train() };
-    let model = Preset::Tiny.model(corpus.tokenizer.len());
+    let model = Preset::Tiny.model(corpus.tokenizer.size());
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("c");
 

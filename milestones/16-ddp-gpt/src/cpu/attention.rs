@@ -96,28 +96,22 @@ simd_fn! {
     }
 }
 
-/// `out = mask * x` for a block of rows `stride` apart. An element's number in its sample is (head·T + row)·T + column;
-/// `start` is (head·T + first row).
-fn drop_block(out: &mut [f32], x: &[f32], mask: Mask, cols: usize, stride: usize, start: usize, t: usize) {
-    for (r, out) in out.chunks_mut(cols).enumerate() {
-        residual::apply(out, &x[r * stride..][..cols], mask, ((start + r) * t) as u32);
-    }
+/// The first of the mask's elements for row `r`: an element's number in its sample is (head·T + row)·T + column, `start` is
+/// head·T + the block's first row.
+fn element(start: usize, r: usize, t: usize) -> u32 {
+    ((start + r) * t) as u32
 }
 
 /// A block of probabilities as the product with the values reads it: behind dropout, in `space`, where there is any.
-fn weights<'a>(
-    space: &'a mut [f32],
-    probs: &'a [f32],
-    mask: Mask,
-    (rows, cols): (usize, usize),
-    start: usize,
-    t: usize,
-) -> Mat<'a> {
+fn weights<'a>(space: &'a mut [f32], probs: &'a [f32], mask: Mask, cols: usize, start: usize, t: usize) -> Mat<'a> {
+    let rows = space.len() / cols;
     if !mask.is_on() {
         return Mat::strided(probs, rows, cols, t);
     }
-    drop_block(&mut space[..rows * cols], probs, mask, cols, t, start, t);
-    Mat::new(&space[..rows * cols], rows, cols)
+    for (r, out) in space.chunks_mut(cols).enumerate() {
+        residual::apply(out, &probs[r * t..][..cols], mask, element(start, r, t));
+    }
+    Mat::new(space, rows, cols)
 }
 
 /// `out[B·T, C]` from `qkv[B·T, 3C]`; `probs` is kept for [`backward`].
@@ -142,7 +136,7 @@ pub fn forward(out: &mut [f32], probs: &mut [f32], scratch: &mut [f32], qkv: &[f
                     });
                     let weights = time(Class::Softmax, share, || {
                         causal_softmax(scores, rows, cols, t, r0);
-                        weights(scratch, scores, mask, (rows, cols), h * t + r0, t)
+                        weights(&mut scratch[..rows * cols], scores, mask, cols, h * t + r0, t)
                     });
                     products(Class::Attention, share, || {
                         let out = MatMut::strided(&mut out[r0 * c + h * hd..], rows, hd, c);
@@ -190,7 +184,7 @@ pub fn backward(
                     let d = Mat::strided(&dout[r0 * c + h * hd..], rows, hd, c);
                     let p = &probs[r0 * t..];
                     let (dscores, kept) = (&mut dscores[..rows * cols], &mut kept[..rows * cols]);
-                    let weights = time(Class::Softmax, share, || weights(kept, p, mask, (rows, cols), h * t + r0, t));
+                    let weights = time(Class::Softmax, share, || weights(kept, p, mask, cols, h * t + r0, t));
                     products(Class::Attention, share, || {
                         let dv = shape.part_mut(dqkv, 2, h, 0, cols);
                         matmul(dv, weights.t(), d, 1.0, add, one)
@@ -198,8 +192,8 @@ pub fn backward(
                     });
                     time(Class::Softmax, share, || {
                         if mask.is_on() {
-                            kept.copy_from_slice(dscores);
-                            drop_block(dscores, kept, mask, cols, cols, h * t + r0, t);
+                            let rows = dscores.chunks_mut(cols).enumerate();
+                            rows.for_each(|(r, row)| residual::apply_in_place(row, mask, element(h * t + r0, r, t)));
                         }
                         softmax_backward(dscores, p, rows, cols, t);
                     });

@@ -1,6 +1,5 @@
 //! How fast a training step is, by kind of work, against the fastest that `gemm` multiplies here.
 
-use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::Result;
@@ -30,12 +29,6 @@ pub struct BenchArgs {
     /// Steps to time.
     #[arg(long, default_value = "20", value_parser = positive)]
     pub steps: usize,
-    /// Threads; all cores when absent.
-    #[arg(long, value_parser = positive)]
-    pub threads: Option<usize>,
-    /// Text file; any will do.
-    #[arg(long, value_name = "FILE")]
-    pub data: Option<PathBuf>,
 }
 
 /// GFLOP/s of `gemm` for a 1024³ product on this rank's threads, the best of `rounds`.
@@ -53,14 +46,14 @@ fn gemm_peak(threads: Threads, rounds: usize) -> f64 {
 
 /// Times training steps of a preset on one rank, after one that warms up, and prints where the time went.
 pub fn run(args: &BenchArgs) -> Result<()> {
-    let threads = Threads::new(args.threads.unwrap_or_else(|| default_threads(1)));
+    let threads = Threads::new(default_threads(1));
     threads.install()?;
-    let corpus = Corpus::find(args.data.as_deref(), &mut Vec::new())?;
+    let corpus = Corpus::find(None, &mut Vec::new())?;
     let preset = args.preset.train();
     let config = TrainConfig { batch: args.batch.unwrap_or(preset.batch), ..preset };
     println!("{} preset, batch {}, {} threads, {} steps", args.preset, config.batch, threads.count(), args.steps);
     let peak = gemm_peak(threads, 12);
-    let shape = args.preset.model(corpus.tokenizer.len());
+    let shape = args.preset.model(corpus.tokenizer.size());
     corpus.check_length(shape.context)?;
     let mut model = Model::new(shape, config.seed);
     let mut adamw = AdamW::new(model.values.len());

@@ -54,20 +54,9 @@ pub struct Workspace {
     logits: Vec<f32>,
     scratch: Vec<f32>,
     partial: Vec<f32>,
-    backward: Option<BackwardSpace>,
-}
-
-/// Gradients of activations; one set serves all blocks.
-#[derive(Debug)]
-struct BackwardSpace {
-    /// Of the residual stream.
-    stream: Vec<f32>,
-    /// Of a branch, [rows, C].
-    branch: Vec<f32>,
-    /// Of the MLP's hidden layer, [rows, 4C].
-    hidden: Vec<f32>,
-    /// Of queries, keys and values, [rows, 3C].
-    qkv: Vec<f32>,
+    /// With `training`, gradients of activations, which serve all blocks: of the residual stream [rows, C], of a branch
+    /// [rows, C], of the MLP's hidden layer [rows, 4C], and of queries, keys and values [rows, 3C].
+    backward: Option<[Vec<f32>; 4]>,
 }
 
 impl Workspace {
@@ -101,12 +90,7 @@ impl Workspace {
             logits: zeros(rows * config.vocab),
             scratch: zeros(threads.count() * shape.scratch()),
             partial: zeros(threads.count() * c.max(2)),
-            backward: training.then(|| BackwardSpace {
-                stream: zeros(rows * c),
-                branch: zeros(rows * c),
-                hidden: zeros(rows * 4 * c),
-                qkv: zeros(rows * 3 * c),
-            }),
+            backward: training.then(|| [1, 1, 4, 3].map(|width| zeros(rows * width * c))),
         }
     }
 
@@ -169,7 +153,7 @@ impl Workspace {
         let rows = self.samples * t;
         let place = |site| Place { dropout, site, sample: t * c };
         let partial = &mut self.partial;
-        let Some(BackwardSpace { stream, branch, hidden, qkv }) = self.backward.as_mut() else {
+        let Some([stream, branch, hidden, qkv]) = self.backward.as_mut() else {
             anyhow::bail!("this workspace was made without memory for the backward pass");
         };
 

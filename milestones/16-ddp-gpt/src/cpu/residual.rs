@@ -15,9 +15,10 @@ simd_fn! {
 }
 
 simd_fn! {
-    fn apply_in_place(x: &mut [f32], mask: Mask) {
+    /// `x[i] *= mask[first + i]`.
+    pub fn apply_in_place(x: &mut [f32], mask: Mask, first: u32) {
         for (i, v) in x.iter_mut().enumerate() {
-            *v *= mask.factor(i as u32);
+            *v *= mask.factor(first.wrapping_add(i as u32));
         }
     }
 }
@@ -62,7 +63,7 @@ pub fn residual(branch: &mut [f32], x: &[f32], place: Place<'_>, threads: Thread
 /// `x = dropout(x)`.
 pub fn dropout_in_place(x: &mut [f32], place: Place<'_>, threads: Threads) {
     if place.dropout.is_on() {
-        let work = |number, x: &mut [f32]| apply_in_place(x, place.dropout.mask(place.site, number));
+        let work = |number, x: &mut [f32]| apply_in_place(x, place.dropout.mask(place.site, number), 0);
         time(Class::Embedding, 1, || threads.each(x, place.sample, work));
     }
 }
