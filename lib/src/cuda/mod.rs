@@ -42,6 +42,7 @@ mod window;
 
 pub use call::Stream;
 pub use comm::{DeviceComm, Explanation};
+pub use compile::compile;
 pub(crate) use driver::cuda;
 pub use driver::{available, device_count, open, words};
 pub use inventory::{Gpu, Inventory, inventory, nvrtc};

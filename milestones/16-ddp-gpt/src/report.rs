@@ -67,13 +67,8 @@ impl Console {
 
 impl Report for Console {
     fn step(&mut self, s: &Step) {
-        let text = format!(
-            "loss {:.4}  lr {:.2e}  {:.1}k tokens/s  communication {:.1} %",
-            s.loss,
-            s.lr,
-            s.tokens_per_second / 1e3,
-            100.0 * s.communication
-        );
+        let (speed, share) = (s.tokens_per_second / 1e3, 100.0 * s.communication);
+        let text = format!("loss {:.4}  lr {:.2e}  {speed:.1}k tokens/s  communication {share:.1} %", s.loss, s.lr);
         let done = s.step + 1;
         match &self.bar {
             Some(bar) => {

@@ -64,7 +64,7 @@ fn compare(case: &Case) -> Vec<String> {
 
     let shape = Shape::new(config, precision).unwrap();
     assert!(shape.fused || !fused, "{shape:?}");
-    let shape = if fused { shape } else { shape.unfused() };
+    let shape = Shape { fused, ..shape };
     let mut network = Network::new(Gpu::open(0).unwrap(), shape, samples, dropout).unwrap();
     network.set_values(&model.values).unwrap();
     network.inputs.write(&network.gpu, &batch.inputs).unwrap();

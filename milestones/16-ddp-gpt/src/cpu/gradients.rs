@@ -38,7 +38,6 @@ impl Gradients for Ddp<'_> {
 }
 
 /// Gradients of a single rank: a plain vector and nobody to talk to.
-#[derive(Debug)]
 pub struct LocalGradients {
     layout: Vec<ParamInfo>,
     /// All gradients, in the layout's order.

@@ -36,57 +36,62 @@ simd_fn! {
     }
 }
 
-/// Rows of `weight.len()` values. `stats` receives mean and 1 / standard deviation of each row.
-pub fn forward(out: &mut [f32], stats: &mut [f32], x: &[f32], weight: &[f32], threads: Threads) {
-    let c = weight.len();
-    let work = |first, (Rows(out, _), Rows(stats, _)): (Rows<'_>, Rows<'_>)| {
-        for (i, (out, stats)) in out.chunks_mut(c).zip(stats.chunks_mut(2)).enumerate() {
-            let (mean, rstd) = row_forward(out, &x[(first + i) * c..][..c], weight);
-            stats.copy_from_slice(&[mean, rstd]);
-        }
-    };
-    time(Class::LayerNorm, 1, || threads.rows(x.len() / c, (Rows(out, c), Rows(stats, 2)), work));
-}
-
-/// What a LayerNorm read and found in the forward pass.
-#[derive(Debug, Clone, Copy)]
-pub struct Seen<'a> {
-    /// Its input.
-    pub x: &'a [f32],
+/// The output of a LayerNorm, and what its backward pass needs beside the input.
+pub struct Norm {
+    /// The rows, normalised.
+    pub out: Vec<f32>,
     /// Mean and 1 / standard deviation of each row.
-    pub stats: &'a [f32],
-    /// Its weight.
-    pub weight: &'a [f32],
+    stats: Vec<f32>,
 }
 
-/// `dx +=` the gradient with respect to x; `dweight =` the one with respect to the weight.
-/// `partial` is scratch of one `dweight` per thread.
-pub fn backward(
-    dx: &mut [f32],
-    dweight: &mut [f32],
-    partial: &mut [f32],
-    dy: &[f32],
-    seen: Seen<'_>,
-    threads: Threads,
-) {
-    let Seen { x, stats, weight } = seen;
-    let c = weight.len();
-    time(Class::LayerNorm, 1, || {
-        let partial = &mut partial[..threads.count() * c];
-        partial.fill(0.0);
-        let parts = (Rows(dx, c), PerThread(partial, c));
-        threads.rows(x.len() / c, parts, |first, (Rows(dx, _), PerThread(partial, _))| {
-            for (i, dx) in dx.chunks_mut(c).enumerate() {
-                let row = first + i;
-                let (dy, x) = (&dy[row * c..][..c], &x[row * c..][..c]);
-                row_backward(dx, partial, dy, x, weight, stats[2 * row], stats[2 * row + 1]);
+impl Norm {
+    /// Room for `rows` of `channels`.
+    pub fn new(rows: usize, channels: usize) -> Norm {
+        Norm { out: vec![0.0; rows * channels], stats: vec![0.0; rows * 2] }
+    }
+
+    /// Normalises the rows of `x`.
+    pub fn forward(&mut self, x: &[f32], weight: &[f32], threads: Threads) {
+        let c = weight.len();
+        let work = |first, (Rows(out, _), Rows(stats, _)): (Rows<'_>, Rows<'_>)| {
+            for (i, (out, stats)) in out.chunks_mut(c).zip(stats.chunks_mut(2)).enumerate() {
+                let (mean, rstd) = row_forward(out, &x[(first + i) * c..][..c], weight);
+                stats.copy_from_slice(&[mean, rstd]);
+            }
+        };
+        let parts = (Rows(&mut self.out, c), Rows(&mut self.stats, 2));
+        time(Class::LayerNorm, 1, || threads.rows(x.len() / c, parts, work));
+    }
+
+    /// `dx +=` the gradient with respect to x; `dweight =` the one with respect to the weight.
+    /// `partial` is scratch of one `dweight` per thread.
+    pub fn backward(
+        &self,
+        dx: &mut [f32],
+        dweight: &mut [f32],
+        partial: &mut [f32],
+        dy: &[f32],
+        (x, weight): (&[f32], &[f32]),
+        threads: Threads,
+    ) {
+        let c = weight.len();
+        time(Class::LayerNorm, 1, || {
+            let partial = &mut partial[..threads.count() * c];
+            partial.fill(0.0);
+            let parts = (Rows(dx, c), PerThread(partial, c));
+            threads.rows(x.len() / c, parts, |first, (Rows(dx, _), PerThread(partial, _))| {
+                for (i, dx) in dx.chunks_mut(c).enumerate() {
+                    let row = first + i;
+                    let (dy, x, stats) = (&dy[row * c..][..c], &x[row * c..][..c], &self.stats[2 * row..]);
+                    row_backward(dx, partial, dy, x, weight, stats[0], stats[1]);
+                }
+            });
+            dweight.fill(0.0);
+            for part in partial.chunks(c) {
+                for (sum, &v) in dweight.iter_mut().zip(part) {
+                    *sum += v;
+                }
             }
         });
-        dweight.fill(0.0);
-        for part in partial.chunks(c) {
-            for (sum, &v) in dweight.iter_mut().zip(part) {
-                *sum += v;
-            }
-        }
-    });
+    }
 }

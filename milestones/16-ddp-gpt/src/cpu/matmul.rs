@@ -32,7 +32,6 @@ impl<'a> Mat<'a> {
 }
 
 /// A writable row-major matrix inside a slice.
-#[derive(Debug)]
 pub struct MatMut<'a> {
     data: &'a mut [f32],
     rows: usize,

@@ -13,7 +13,7 @@ use anyhow::Result;
 
 use super::attention::{self, Env, Shape};
 use super::gradients::Gradients;
-use super::layernorm::{self, Seen};
+use super::layernorm::Norm;
 use super::matmul::{linear, linear_input, linear_weight};
 use super::parallel::Threads;
 use super::residual::{self, Place, residual};
@@ -23,17 +23,14 @@ use crate::dropout::{Dropout, Site};
 use crate::params::{Model, Tensor, WPE, WTE, final_ln, index};
 
 /// Activations of one block that the backward pass needs.
-#[derive(Debug)]
 struct Block {
-    ln1: Vec<f32>,
-    ln1_stats: Vec<f32>,
+    ln1: Norm,
     qkv: Vec<f32>,
     probs: Vec<f32>,
     attended: Vec<f32>,
     /// Residual stream between attention and MLP.
     middle: Vec<f32>,
-    ln2: Vec<f32>,
-    ln2_stats: Vec<f32>,
+    ln2: Norm,
     hidden: Vec<f32>,
     activated: Vec<f32>,
     /// Residual stream after the block.
@@ -41,7 +38,6 @@ struct Block {
 }
 
 /// All memory of the two passes for batches of one size, taken once.
-#[derive(Debug)]
 pub struct Workspace {
     config: ModelConfig,
     samples: usize,
@@ -49,8 +45,7 @@ pub struct Workspace {
     threads: Threads,
     embedded: Vec<f32>,
     blocks: Vec<Block>,
-    lnf: Vec<f32>,
-    lnf_stats: Vec<f32>,
+    lnf: Norm,
     logits: Vec<f32>,
     scratch: Vec<f32>,
     partial: Vec<f32>,
@@ -65,14 +60,12 @@ impl Workspace {
         let (rows, c) = (samples * context, config.channels);
         let zeros = |n: usize| vec![0.0f32; n];
         let block = || Block {
-            ln1: zeros(rows * c),
-            ln1_stats: zeros(rows * 2),
+            ln1: Norm::new(rows, c),
             qkv: zeros(rows * 3 * c),
             probs: zeros(samples * config.heads * context * context),
             attended: zeros(rows * c),
             middle: zeros(rows * c),
-            ln2: zeros(rows * c),
-            ln2_stats: zeros(rows * 2),
+            ln2: Norm::new(rows, c),
             hidden: zeros(rows * 4 * c),
             activated: zeros(rows * 4 * c),
             out: zeros(rows * c),
@@ -85,8 +78,7 @@ impl Workspace {
             threads,
             embedded: zeros(rows * c),
             blocks: (0..config.layers).map(|_| block()).collect(),
-            lnf: zeros(rows * c),
-            lnf_stats: zeros(rows * 2),
+            lnf: Norm::new(rows, c),
             logits: zeros(rows * config.vocab),
             scratch: zeros(threads.count() * shape.scratch()),
             partial: zeros(threads.count() * c.max(2)),
@@ -117,21 +109,21 @@ impl Workspace {
         let mut x: &[f32] = &self.embedded;
         for (l, b) in self.blocks.iter_mut().enumerate() {
             let weight = |tensor| model.param(index(l, tensor));
-            layernorm::forward(&mut b.ln1, &mut b.ln1_stats, x, weight(Tensor::Ln1), th);
-            linear(&mut b.qkv, &b.ln1, weight(Tensor::Qkv), rows, th);
+            b.ln1.forward(x, weight(Tensor::Ln1), th);
+            linear(&mut b.qkv, &b.ln1.out, weight(Tensor::Qkv), rows, th);
             let env = Env { dropout, layer: l, threads: th };
             attention::forward(&mut b.attended, &mut b.probs, &mut self.scratch, &b.qkv, shape, env);
             linear(&mut b.middle, &b.attended, weight(Tensor::AttentionOut), rows, th);
             residual(&mut b.middle, x, place(Site::AttentionOut(l)), th);
-            layernorm::forward(&mut b.ln2, &mut b.ln2_stats, &b.middle, weight(Tensor::Ln2), th);
-            linear(&mut b.hidden, &b.ln2, weight(Tensor::MlpIn), rows, th);
+            b.ln2.forward(&b.middle, weight(Tensor::Ln2), th);
+            linear(&mut b.hidden, &b.ln2.out, weight(Tensor::MlpIn), rows, th);
             gelu::forward(&mut b.activated, &b.hidden, th);
             linear(&mut b.out, &b.activated, weight(Tensor::MlpOut), rows, th);
             residual(&mut b.out, &b.middle, place(Site::MlpOut(l)), th);
             x = &b.out;
         }
-        layernorm::forward(&mut self.lnf, &mut self.lnf_stats, x, model.param(final_ln(&self.config)), th);
-        linear(&mut self.logits, &self.lnf, model.param(WTE), rows, th);
+        self.lnf.forward(x, model.param(final_ln(&self.config)), th);
+        linear(&mut self.logits, &self.lnf.out, model.param(WTE), rows, th);
     }
 
     /// Mean loss in nats of the last [`forward`](Workspace::forward). With `gradient`, a [`backward`](Workspace::backward)
@@ -158,13 +150,13 @@ impl Workspace {
         };
 
         // The output layer. Its weight is the token embedding, whose gradient is final only at the very end.
-        linear_weight(gradients.gradient_mut(WTE)?, &self.logits, &self.lnf, rows, th);
+        linear_weight(gradients.gradient_mut(WTE)?, &self.logits, &self.lnf.out, rows, th);
         linear_input(branch, &self.logits, model.param(WTE), rows, th);
         stream.fill(0.0);
         let last = final_ln(&self.config);
         let x = self.blocks.last().map_or(&self.embedded, |b| &b.out);
-        let seen = Seen { x, stats: &self.lnf_stats, weight: model.param(last) };
-        layernorm::backward(stream, gradients.gradient_mut(last)?, partial, branch, seen, th);
+        let dw = gradients.gradient_mut(last)?;
+        self.lnf.backward(stream, dw, partial, branch, (x, model.param(last)), th);
         gradients.ready(last)?;
 
         for l in (0..self.config.layers).rev() {
@@ -179,11 +171,11 @@ impl Workspace {
             gradients.ready(mlp_out)?;
             linear_input(hidden, d, model.param(mlp_out), rows, th);
             gelu::backward(hidden, &b.hidden, th);
-            linear_weight(gradients.gradient_mut(mlp_in)?, hidden, &b.ln2, rows, th);
+            linear_weight(gradients.gradient_mut(mlp_in)?, hidden, &b.ln2.out, rows, th);
             gradients.ready(mlp_in)?;
             linear_input(branch, hidden, model.param(mlp_in), rows, th);
-            let seen = Seen { x: &b.middle, stats: &b.ln2_stats, weight: model.param(ln2) };
-            layernorm::backward(stream, gradients.gradient_mut(ln2)?, partial, branch, seen, th);
+            let dw = gradients.gradient_mut(ln2)?;
+            b.ln2.backward(stream, dw, partial, branch, (&b.middle, model.param(ln2)), th);
             gradients.ready(ln2)?;
 
             // The attention branch. `hidden` is free again and takes the gradient of the attended values.
@@ -194,11 +186,11 @@ impl Workspace {
             linear_input(dattended, d, model.param(attention_out), rows, th);
             let env = Env { dropout, layer: l, threads: th };
             attention::backward(qkv, &mut self.scratch, dattended, &b.qkv, &b.probs, shape, env);
-            linear_weight(gradients.gradient_mut(w_qkv)?, qkv, &b.ln1, rows, th);
+            linear_weight(gradients.gradient_mut(w_qkv)?, qkv, &b.ln1.out, rows, th);
             gradients.ready(w_qkv)?;
             linear_input(branch, qkv, model.param(w_qkv), rows, th);
-            let seen = Seen { x, stats: &b.ln1_stats, weight: model.param(ln1) };
-            layernorm::backward(stream, gradients.gradient_mut(ln1)?, partial, branch, seen, th);
+            let dw = gradients.gradient_mut(ln1)?;
+            b.ln1.backward(stream, dw, partial, branch, (x, model.param(ln1)), th);
             gradients.ready(ln1)?;
         }
 

@@ -66,7 +66,6 @@ pub trait Parts: Send + Sized {
 }
 
 /// Rows of `width` values each.
-#[derive(Debug)]
 pub struct Rows<'a>(pub &'a mut [f32], pub usize);
 
 impl Parts for Rows<'_> {
@@ -77,7 +76,6 @@ impl Parts for Rows<'_> {
 }
 
 /// Scratch of `width` values per thread.
-#[derive(Debug)]
 pub struct PerThread<'a>(pub &'a mut [f32], pub usize);
 
 impl Parts for PerThread<'_> {

@@ -49,7 +49,6 @@ pub fn plan(config: &ModelConfig, layout: &[ParamInfo], bytes: usize) -> Vec<Buc
 
 /// Averages over the ranks, in the order of a stream: the library's communicator of GPUs, where there is more than one rank.
 /// Calls only enqueue.
-#[derive(Debug)]
 pub struct Averages {
     comm: Option<DeviceComm>,
     /// Blocks that the average of a large bucket may take, 0 for the communicator's own choice: what it takes, the passes do not

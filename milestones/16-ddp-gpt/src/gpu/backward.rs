@@ -5,7 +5,7 @@ use anyhow::Result;
 use super::device::Array;
 use super::gemm::{Operand, Output};
 use super::kernels::{Grid, args};
-use super::network::Network;
+use super::network::{Network, Norm};
 use crate::dropout::Site;
 use crate::params::{Tensor, WPE, WTE, final_ln, index};
 
@@ -17,13 +17,13 @@ impl Network {
         let (vocab, stride) = (self.config.vocab, self.shape.vocab_stride());
 
         // The output layer. Its weight is the token embedding, whose gradient is final only at the very end.
-        let (dlogits, lnf) = (Operand::new(&self.dlogits, stride), Operand::new(&self.lnf, c));
+        let (dlogits, lnf) = (Operand::new(&self.dlogits, stride), Operand::new(&self.lnf.out, c));
         let dwte = Output::wide(self.gradient(WTE), c);
         self.blas.multiply(dwte, (vocab, c, rows), dlogits.t(), lnf)?;
         let wte = Operand::new(self.weight(WTE), c);
         self.blas.multiply(Output::new(&self.branch, c), (rows, c, self.shape.vocab_columns()), dlogits, wte)?;
         let last = final_ln(&self.config);
-        self.norm_backward(2 * layers, last, (self.stream_before(layers), &self.lnf_stats), Site::MlpOut(layers - 1))?;
+        self.norm_backward(2 * layers, last, (self.stream_before(layers), &self.lnf), Site::MlpOut(layers - 1))?;
         ready(last, Some(2 * layers))?;
 
         for l in (0..layers).rev() {
@@ -35,19 +35,19 @@ impl Network {
             self.linear_input(&self.dhidden, &self.branch, mlp_out, (c, 4 * c))?;
             let eighths = rows * 4 * c / 8;
             self.launch("gelu_backward", Grid::each(eighths), args![&self.dhidden, &b.hidden, eighths as u32])?;
-            self.linear_weight(mlp_in, &self.dhidden, &b.ln2, (4 * c, c))?;
+            self.linear_weight(mlp_in, &self.dhidden, &b.ln2.out, (4 * c, c))?;
             self.linear_input(&self.branch, &self.dhidden, mlp_in, (4 * c, c))?;
-            self.norm_backward(2 * l + 1, ln2, (&b.middle, &b.ln2_stats), Site::AttentionOut(l))?;
+            self.norm_backward(2 * l + 1, ln2, (&b.middle, &b.ln2), Site::AttentionOut(l))?;
             ready(ln2, Some(2 * l + 1))?;
 
             // The attention branch. `dhidden` is free again and takes the gradient of the attended values.
             self.linear_weight(attention_out, &self.branch, &b.attended, (c, c))?;
             self.linear_input(&self.dhidden, &self.branch, attention_out, (c, c))?;
             self.attention_backward(l)?;
-            self.linear_weight(qkv, &self.dqkv, &b.ln1, (3 * c, c))?;
+            self.linear_weight(qkv, &self.dqkv, &b.ln1.out, (3 * c, c))?;
             self.linear_input(&self.branch, &self.dqkv, qkv, (3 * c, c))?;
             let site = if l == 0 { Site::Embedding } else { Site::MlpOut(l - 1) };
-            self.norm_backward(2 * l, ln1, (self.stream_before(l), &b.ln1_stats), site)?;
+            self.norm_backward(2 * l, ln1, (self.stream_before(l), &b.ln1), site)?;
             ready(ln1, Some(2 * l))?;
         }
 
@@ -70,16 +70,10 @@ impl Network {
     }
 
     /// Through a LayerNorm: adds to the stream's gradient, and leaves in `branch` what enters the branch at `site`.
-    fn norm_backward(
-        &self,
-        number: usize,
-        tensor: usize,
-        (x, stats): (&Array<f32>, &Array<f32>),
-        site: Site,
-    ) -> Result<()> {
+    fn norm_backward(&self, number: usize, tensor: usize, (x, norm): (&Array<f32>, &Norm), site: Site) -> Result<()> {
         let (stream, branch, partial, weight) = (&self.stream, &self.branch, &self.partial[number], self.value(tensor));
         let (mask, rows, first) = (self.mask(site, true), self.rows() as u32, number == 2 * self.config.layers);
-        let arguments = args![stream, branch, partial, branch, x, stats, weight, mask, rows, u32::from(first)];
+        let arguments = args![stream, branch, partial, branch, x, &norm.stats, weight, mask, rows, u32::from(first)];
         self.launch("norm_backward", Grid::blocks(self.lines), arguments)
     }
 

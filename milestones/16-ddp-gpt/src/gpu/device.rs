@@ -71,11 +71,8 @@ impl Gpu {
     pub fn describe(&self) -> String {
         let name = self.context.name().unwrap_or_else(|_| "a GPU".to_owned());
         let (major, minor) = self.capability;
-        format!(
-            "{name} (GPU {}, {} SMs, compute capability {major}.{minor})",
-            self.context.ordinal(),
-            self.multiprocessors
-        )
+        let (ordinal, sms) = (self.context.ordinal(), self.multiprocessors);
+        format!("{name} (GPU {ordinal}, {sms} SMs, compute capability {major}.{minor})")
     }
 
     /// Waits until both streams are empty; errors of kernels show here.

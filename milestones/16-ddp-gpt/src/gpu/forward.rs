@@ -15,29 +15,29 @@ impl Network {
         let (c, rows, embedded) = (self.config.channels, self.rows(), &self.embedded);
         let (first, ln1, mask) = (&self.blocks[0], index(0, Tensor::Ln1), self.mask(Site::Embedding, training));
         let (tokens, wte, wpe, ln1) = (&self.inputs, self.value(WTE), self.value(WPE), self.value(ln1));
-        let arguments = args![embedded, &first.ln1, &first.ln1_stats, tokens, wte, wpe, ln1, mask, rows as u32];
+        let arguments = args![embedded, &first.ln1.out, &first.ln1.stats, tokens, wte, wpe, ln1, mask, rows as u32];
         self.launch("embed_norm", Grid::rows(rows), arguments)?;
         let mut x = &self.embedded;
         for (l, b) in self.blocks.iter().enumerate() {
             let weight = |tensor| self.weight(index(l, tensor));
-            self.linear(&b.qkv, &b.ln1, weight(Tensor::Qkv), (3 * c, c))?;
+            self.linear(&b.qkv, &b.ln1.out, weight(Tensor::Qkv), (3 * c, c))?;
             self.attention(l, training)?;
             self.linear(&self.branch, &b.attended, weight(Tensor::AttentionOut), (c, c))?;
             let mask = self.mask(Site::AttentionOut(l), training);
             let ln2 = self.value(index(l, Tensor::Ln2));
-            let arguments = args![&b.middle, &b.ln2, &b.ln2_stats, x, &self.branch, ln2, mask, rows as u32];
+            let arguments = args![&b.middle, &b.ln2.out, &b.ln2.stats, x, &self.branch, ln2, mask, rows as u32];
             self.launch("residual_norm", Grid::rows(rows), arguments)?;
             self.gelu(b, weight(Tensor::MlpIn))?;
             self.linear(&self.branch, &b.activated, weight(Tensor::MlpOut), (c, 4 * c))?;
             let mask = self.mask(Site::MlpOut(l), training);
             // Behind the last block comes the last LayerNorm, which has that place in the layout.
             let after = self.value(index(l + 1, Tensor::Ln1));
-            let (norm, stats) = self.blocks.get(l + 1).map_or((&self.lnf, &self.lnf_stats), |b| (&b.ln1, &b.ln1_stats));
-            let arguments = args![&b.out, norm, stats, &b.middle, &self.branch, after, mask, rows as u32];
+            let norm = self.blocks.get(l + 1).map_or(&self.lnf, |next| &next.ln1);
+            let arguments = args![&b.out, &norm.out, &norm.stats, &b.middle, &self.branch, after, mask, rows as u32];
             self.launch("residual_norm", Grid::rows(rows), arguments)?;
             x = &b.out;
         }
-        let (lnf, wte) = (Operand::new(&self.lnf, c), Operand::new(self.weight(WTE), c).t());
+        let (lnf, wte) = (Operand::new(&self.lnf.out, c), Operand::new(self.weight(WTE), c).t());
         let logits = Output::wide(&self.logits, self.shape.vocab_stride());
         self.blas.multiply(logits, (rows, self.shape.vocab_columns(), c), lnf, wte)
     }
@@ -60,10 +60,10 @@ impl Network {
     /// `hidden = ln2 · weightᵀ` and `activated = gelu(hidden)` of a block.
     fn gelu(&self, b: &Block, weight: Address) -> Result<()> {
         if let Some(fused) = &self.gelu {
-            return fused.run(&self.gpu, weight, [&b.ln2, &b.activated, &b.hidden].map(Address::from));
+            return fused.run(&self.gpu, weight, [&b.ln2.out, &b.activated, &b.hidden].map(Address::from));
         }
         let c = self.config.channels;
-        self.linear(&b.hidden, &b.ln2, weight, (4 * c, c))?;
+        self.linear(&b.hidden, &b.ln2.out, weight, (4 * c, c))?;
         let eighths = self.rows() * 4 * c / 8;
         self.launch("gelu_forward", Grid::each(eighths), args![&b.activated, &b.hidden, eighths as u32])
     }

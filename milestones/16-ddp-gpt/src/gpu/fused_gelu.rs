@@ -14,7 +14,6 @@ const WORKSPACE: usize = 32 << 20;
 
 /// `activated[rows, 4C] = gelu(hidden)`, `hidden = x[rows, C] · weight[4C, C]ᵀ`, both kept, in bfloat16. To cuBLAS, which counts
 /// columns first, outputs are 4C x rows.
-#[derive(Debug)]
 pub(super) struct FusedGelu {
     handle: sys::cublasLtHandle_t,
     workspace: Array<u8>,

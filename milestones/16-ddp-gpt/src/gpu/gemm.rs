@@ -75,7 +75,6 @@ pub struct Batch {
 }
 
 /// cuBLAS on one stream.
-#[derive(Debug)]
 pub struct Blas {
     handle: sys::cublasHandle_t,
     precision: Precision,

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 
 use anyhow::{Context, Result, bail, ensure};
 use cudarc::driver::{CudaFunction, CudaStream, sys};
-use cudarc::nvrtc::{CompileError, CompileOptions, Ptx, compile_ptx_with_opts};
+use cudarc::nvrtc::Ptx;
+use tinynccl::cuda;
 
 use super::Precision;
 use super::device::{Address, Array, Gpu, failed};
@@ -56,11 +57,6 @@ impl Shape {
         Ok(Shape { fused, ..shape })
     }
 
-    /// The same with products and a softmax in place of fused attention.
-    pub fn unfused(self) -> Shape {
-        Shape { fused: false, ..self }
-    }
-
     /// Distance of two rows of logits: whole groups of 8, so that every row is aligned.
     pub fn vocab_stride(&self) -> usize {
         self.model.vocab.next_multiple_of(8)
@@ -106,21 +102,10 @@ pub fn compile(shape: &Shape, capability: (i32, i32)) -> Result<Ptx> {
     if shape.precision == Precision::Bf16 && major < 8 {
         bail!("--precision bf16 needs compute capability 8.0, this GPU has {major}.{minor}: take --precision f32");
     }
-    let mut options = vec![format!("--gpu-architecture=compute_{major}{minor}"), "--std=c++17".to_owned()];
-    options.extend(shape.defines());
-    let options = CompileOptions { options, name: Some("gpt.cu".to_owned()), ..CompileOptions::default() };
-    match compile_ptx_with_opts(shape.source(), options) {
-        Ok(ptx) => Ok(ptx),
-        // The compiler's own words: line, what it expected.
-        Err(CompileError::CompileError { log, .. }) => {
-            bail!("NVRTC does not take the kernels:\n{}", log.to_string_lossy().trim_end())
-        }
-        Err(other) => bail!("NVRTC failed: {other}"),
-    }
+    Ok(cuda::compile("gpt.cu", &shape.source(), &shape.defines(), capability)?)
 }
 
 /// As `struct Mask` of `kernels/random.cuh`.
-#[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Mask {
     /// One key per sample.
@@ -131,60 +116,35 @@ pub struct Mask {
     pub scale: f32,
 }
 
-/// An argument of a kernel.
+/// An argument of a kernel: its type, as the sources name it, and its bytes.
 #[derive(Debug, Clone, Copy)]
-pub enum Arg {
-    /// A pointer.
-    At(Address),
-    /// u32
-    U32(u32),
-    /// u64
-    U64(u64),
-    /// float
-    F32(f32),
-    /// Mask
-    Mask(Mask),
+pub struct Arg {
+    kind: &'static str,
+    bytes: [u64; 2],
 }
 
-/// Types of parameters, as the kernels' sources name them.
-const TYPES: [&str; 5] = ["*", "u32", "u64", "float", "Mask"];
-
-impl Arg {
-    fn in_c(&self) -> &'static str {
-        match self {
-            Arg::At(_) => "*",
-            Arg::U32(_) => "u32",
-            Arg::U64(_) => "u64",
-            Arg::F32(_) => "float",
-            Arg::Mask(_) => "Mask",
-        }
-    }
-
-    fn pointer(&mut self) -> *mut std::ffi::c_void {
-        match self {
-            Arg::At(v) => (&raw mut *v).cast(),
-            Arg::U32(v) => (&raw mut *v).cast(),
-            Arg::U64(v) => (&raw mut *v).cast(),
-            Arg::F32(v) => (&raw mut *v).cast(),
-            Arg::Mask(v) => (&raw mut *v).cast(),
-        }
-    }
-}
-
+/// What is an argument: `kind: type => bytes`. The first bytes of a word are its lowest.
 macro_rules! arguments {
-    ($($kind:ident($type:ty)),*) => {
+    ($($kind:literal: $type:ty => |$value:ident| $bytes:expr),* $(,)?) => {
+        const KINDS: &[&str] = &[$($kind),*];
         $(impl From<$type> for Arg {
-            fn from(value: $type) -> Arg {
-                Arg::$kind(value)
+            fn from($value: $type) -> Arg {
+                Arg { kind: $kind, bytes: $bytes }
             }
         })*
     };
 }
-arguments!(At(Address), U32(u32), U64(u64), F32(f32), Mask(Mask));
+arguments! {
+    "*": Address => |address| [address.0, 0],
+    "u32": u32 => |value| [value.into(), 0],
+    "u64": u64 => |value| [value, 0],
+    "float": f32 => |value| [value.to_bits().into(), 0],
+    "Mask": Mask => |mask| [mask.keys.0, u64::from(mask.scale.to_bits()) << 32 | u64::from(mask.threshold)],
+}
 
 impl<T> From<&Array<T>> for Arg {
     fn from(array: &Array<T>) -> Arg {
-        Arg::At(array.into())
+        Address::from(array).into()
     }
 }
 
@@ -205,7 +165,7 @@ fn signatures(source: &str) -> Result<Vec<(String, Vec<&'static str>)>> {
         let known = |parameter: &str| {
             let word = parameter.trim().trim_start_matches("const ").split(' ').next()?;
             let word = if parameter.contains('*') { "*" } else { word };
-            TYPES.into_iter().find(|known| *known == word)
+            KINDS.iter().copied().find(|known| *known == word)
         };
         Some((name.to_owned(), parameters.split(',').map(known).collect::<Option<Vec<_>>>()?))
     };
@@ -248,7 +208,6 @@ impl Grid {
 }
 
 /// Compiled kernels.
-#[derive(Debug)]
 pub struct Kernels {
     functions: HashMap<String, (CudaFunction, Vec<&'static str>)>,
 }
@@ -276,10 +235,10 @@ impl Kernels {
     /// runs, is on the caller, who owns all of them for the whole training.
     pub fn launch(&self, stream: &CudaStream, name: &str, grid: Grid, arguments: &[Arg]) -> Result<()> {
         let (function, types) = self.functions.get(name).with_context(|| format!("no kernel {name}"))?;
-        let given: Vec<_> = arguments.iter().map(Arg::in_c).collect();
+        let given: Vec<_> = arguments.iter().map(|argument| argument.kind).collect();
         ensure!(given == *types, "{name} takes {types:?}, was given {given:?}");
         let mut arguments = arguments.to_vec();
-        let mut pointers: Vec<_> = arguments.iter_mut().map(Arg::pointer).collect();
+        let mut pointers: Vec<_> = arguments.iter_mut().map(|argument| (&raw mut argument.bytes).cast()).collect();
         let (blocks, threads) = ((grid.blocks.0, grid.blocks.1, 1), (grid.threads.0, grid.threads.1, 1));
         // SAFETY: number and types of the arguments are the kernel's; see above for what they point to.
         unsafe {

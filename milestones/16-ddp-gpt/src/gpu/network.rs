@@ -12,19 +12,22 @@ use crate::config::ModelConfig;
 use crate::dropout::{Dropout, Site};
 use crate::params::{self, ParamInfo};
 
+/// The output of a LayerNorm, and mean and 1 / standard deviation of each row.
+pub(super) struct Norm {
+    pub(super) out: Array<u8>,
+    pub(super) stats: Array<f32>,
+}
+
 /// Activations of one block that the backward pass needs. `u8`: of the precision's type.
-#[derive(Debug)]
 pub struct Block {
-    pub(super) ln1: Array<u8>,
-    pub(super) ln1_stats: Array<f32>,
+    pub(super) ln1: Norm,
     pub(super) qkv: Array<u8>,
     /// Fused: the logarithm of each row's sum, f32. Else all probabilities.
     pub(super) probs: Array<u8>,
     pub(super) attended: Array<u8>,
     /// Residual stream between attention and MLP.
     pub(super) middle: Array<f32>,
-    pub(super) ln2: Array<u8>,
-    pub(super) ln2_stats: Array<f32>,
+    pub(super) ln2: Norm,
     pub(super) hidden: Array<u8>,
     pub(super) activated: Array<u8>,
     /// Residual stream after the block.
@@ -32,7 +35,6 @@ pub struct Block {
 }
 
 /// Between products of the unfused attention; one set serves all blocks.
-#[derive(Debug)]
 pub(super) struct Scores {
     /// [samples, heads, context, context], f32.
     pub(super) scores: Array<f32>,
@@ -41,7 +43,6 @@ pub(super) struct Scores {
 }
 
 /// The network on a GPU, for batches of one size.
-#[derive(Debug)]
 pub struct Network {
     /// The GPU.
     pub gpu: Gpu,
@@ -72,8 +73,7 @@ pub struct Network {
     pub(super) embedded: Array<f32>,
     pub(super) blocks: Vec<Block>,
     pub(super) scores: Option<Scores>,
-    pub(super) lnf: Array<u8>,
-    pub(super) lnf_stats: Array<f32>,
+    pub(super) lnf: Norm,
     /// [rows, vocabulary rounded up]
     pub(super) logits: Array<f32>,
     /// Of each row.
@@ -103,26 +103,23 @@ impl Network {
         let wide = |n: usize| Array::<f32>::new(&gpu, n);
         let act = |n: usize| Array::<u8>::new(&gpu, n * precision.bytes());
         let squares = samples * config.heads * config.context * config.context;
+        let norm = || Ok::<_, anyhow::Error>(Norm { out: act(rows * c)?, stats: wide(rows * 2)? });
         let block = || -> Result<Block> {
             Ok(Block {
-                ln1: act(rows * c)?,
-                ln1_stats: wide(rows * 2)?,
+                ln1: norm()?,
                 qkv: act(rows * 3 * c)?,
                 probs: if shape.fused { Array::new(&gpu, rows * config.heads * 4)? } else { act(squares)? },
                 attended: act(rows * c)?,
                 middle: wide(rows * c)?,
-                ln2: act(rows * c)?,
-                ln2_stats: wide(rows * 2)?,
+                ln2: norm()?,
                 hidden: act(rows * 4 * c)?,
                 activated: act(rows * 4 * c)?,
                 out: wide(rows * c)?,
             })
         };
         let blocks = (0..config.layers).map(|_| block()).collect::<Result<_>>()?;
-        let scores = if shape.fused {
-            None
-        } else {
-            Some(Scores { scores: wide(squares)?, dropped: act(squares)?, dscores: act(squares)? })
+        let scores = || {
+            Ok::<_, anyhow::Error>(Scores { scores: wide(squares)?, dropped: act(squares)?, dscores: act(squares)? })
         };
         let count = params::count(&layout);
         let sites = Site::all(config.layers).len();
@@ -137,9 +134,8 @@ impl Network {
             keys: Array::new(&gpu, sites * samples)?,
             embedded: wide(rows * c)?,
             blocks,
-            scores,
-            lnf: act(rows * c)?,
-            lnf_stats: wide(rows * 2)?,
+            scores: if shape.fused { None } else { Some(scores()?) },
+            lnf: norm()?,
             logits: wide(vocab)?,
             losses: wide(rows)?,
             branch: act(rows * c)?,

@@ -272,13 +272,9 @@ impl Engine for Training<'_> {
         gpu.synchronize()?;
         self.averages.check()?;
         self.network.refresh_copy()?;
-        report.note(&format!(
-            "{}: {:?} products, {} buckets, ready after {:.1} s",
-            gpu.describe(),
-            self.options.precision,
-            self.buckets.len(),
-            self.began.elapsed().as_secs_f64()
-        ));
+        let (name, precision, buckets) = (gpu.describe(), self.options.precision, self.buckets.len());
+        let ready = self.began.elapsed().as_secs_f64();
+        report.note(&format!("{name}: {precision:?} products, {buckets} buckets, ready after {ready:.1} s"));
         if self.options.graph && !self.averages.captures() {
             report
                 .note("note: ranks share a GPU, and their averages cannot be captured: steps are launched one by one");
@@ -359,12 +355,10 @@ impl Engine for Training<'_> {
         let Pace { steps, seconds, .. } = self.pace;
         let mut sorted = self.rates.clone();
         sorted.sort_by(f64::total_cmp);
+        let (pace, ms) = (steps as f64 / seconds.max(1e-9), 1e3 * seconds / steps.max(1) as f64);
+        let (stretches, median) = (sorted.len(), sorted.get(sorted.len() / 2).copied().unwrap_or(0.0));
         report.note(&format!(
-            "{:.1} steps/s, {:.3} ms a step; median of {} stretches {:.1} steps/s",
-            steps as f64 / seconds.max(1e-9),
-            1e3 * seconds / steps.max(1) as f64,
-            sorted.len(),
-            sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
+            "{pace:.1} steps/s, {ms:.3} ms a step; median of {stretches} stretches {median:.1} steps/s"
         ));
         Ok(())
     }

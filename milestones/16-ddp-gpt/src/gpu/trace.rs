@@ -18,7 +18,6 @@ use super::network::Network;
 const MOST: usize = 512;
 
 /// A part of a step.
-#[derive(Debug)]
 struct Span {
     name: String,
     side: bool,
@@ -27,7 +26,6 @@ struct Span {
 }
 
 /// Stamps of the last step, where they are wanted; else nothing happens here.
-#[derive(Debug)]
 pub struct Trace {
     stamps: Option<Array<u64>>,
     used: Cell<usize>,
