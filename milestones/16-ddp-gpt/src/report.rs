@@ -31,8 +31,6 @@ pub struct Step {
 pub trait Report {
     /// A step is done.
     fn step(&mut self, _step: &Step) {}
-    /// The validation part was evaluated after `step` steps.
-    fn evaluated(&mut self, _step: usize, _loss: f64) {}
     /// Anything else worth a line.
     fn note(&mut self, _text: &str) {}
 }
@@ -80,10 +78,6 @@ impl Report for Console {
             }
             None => {}
         }
-    }
-
-    fn evaluated(&mut self, step: usize, loss: f64) {
-        self.note(&format!("step {step:>5}  validation loss {loss:.4}"));
     }
 
     fn note(&mut self, text: &str) {

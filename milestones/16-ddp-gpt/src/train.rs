@@ -96,8 +96,10 @@ impl Pace {
 
 /// What computes the steps of one rank: [`crate::cpu::step`] or [`crate::gpu::step`].
 pub trait Engine {
-    /// Takes the state of a run, with rank 0's parameters on every rank.
-    fn start(&mut self, state: &mut State, report: &mut dyn Report) -> Result<()>;
+    /// Takes the parameters with which the run begins, the same on every rank.
+    fn start(&mut self, _model: &Model, _report: &mut dyn Report) -> Result<()> {
+        Ok(())
+    }
 
     /// Whether steps may be asked for many at a time: those that the host only enqueues.
     fn queues(&self) -> bool {
@@ -129,7 +131,7 @@ pub trait Engine {
 
 /// Trains until `plan.config.steps` steps are done. Gives the last validation loss.
 ///
-/// Every rank must come with the same plan, text and state. On rank 0 `report` should speak, elsewhere be silent.
+/// Every rank must come with the same plan, text and state; rank 0's parameters count. On rank 0 `report` should speak, elsewhere be silent.
 /// Rank 0 writes the checkpoints.
 pub fn train(
     plan: &Plan,
@@ -143,15 +145,14 @@ pub fn train(
     agree(comm, "the text", corpus.crc)?;
     agree(comm, "the checkpoint", state.crc)?;
     agree(comm, "the number of steps already done", state.step as u32)?;
-    engine.start(state, report)?;
+    comm.broadcast(&mut state.model.values, 0)?;
+    engine.start(&state.model, report)?;
 
     while state.step < config.steps {
         let from = state.step;
         let mut validation = None;
         if from.is_multiple_of(plan.eval_every) {
-            let loss = evaluate(state, comm, engine)?;
-            report.evaluated(from, loss);
-            validation = Some(loss);
+            validation = Some(evaluate(state, comm, engine, report)?);
         }
         let to = if engine.queues() { plan.pause(from) } else { from + 1 };
         let losses = engine.steps(state, to)?;
@@ -169,8 +170,7 @@ pub fn train(
             save(plan, state, corpus, comm, engine)?;
         }
     }
-    let validation = evaluate(state, comm, engine)?;
-    report.evaluated(state.step, validation);
+    let validation = evaluate(state, comm, engine, report)?;
     save(plan, state, corpus, comm, engine)?;
     state.history.push(Point { step: state.step, train: None, validation: Some(validation) });
     engine.finish(report)?;
@@ -188,9 +188,10 @@ fn agree(comm: &Comm, what: &str, value: u32) -> Result<()> {
 }
 
 /// The validation loss over all ranks.
-fn evaluate(state: &State, comm: &Comm, engine: &mut dyn Engine) -> Result<f64> {
+fn evaluate(state: &State, comm: &Comm, engine: &mut dyn Engine, report: &mut dyn Report) -> Result<f64> {
     let mut mean = [engine.evaluate(&state.model)?];
     comm.all_reduce_in_place(&mut mean, ReduceOp::Avg)?;
+    report.note(&format!("step {:>5}  validation loss {:.4}", state.step, mean[0]));
     Ok(mean[0])
 }
 

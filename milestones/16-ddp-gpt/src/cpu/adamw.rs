@@ -5,10 +5,9 @@ use anyhow::Result;
 use super::gradients::Gradients;
 use super::parallel::{Rows, Threads};
 use super::profile::{Class, time};
-use super::simd;
+use super::simd::{self, simd_fn};
 use crate::config::TrainConfig;
 use crate::params::Model;
-use crate::simd_fn;
 
 /// The optimizer's state: running means of the gradients and of their squares.
 #[derive(Debug, Clone, PartialEq)]

@@ -8,50 +8,27 @@
 use super::matmul::{Mat, MatMut, matmul};
 use super::parallel::{PerThread, Rows, Threads};
 use super::profile::{Class, products, time};
-use super::{residual, simd};
+use super::residual;
+use super::simd::{self, simd_fn};
 use crate::dropout::{Dropout, Mask, Site};
-use crate::simd_fn;
 
 /// Query rows per block.
 pub const BLOCK: usize = 64;
 
-/// Sizes of a call.
+/// Scratch values per thread that both passes need.
+pub fn scratch(context: usize) -> usize {
+    2 * BLOCK.min(context) * context
+}
+
+/// The attention of a layer: sizes, masks, threads.
 #[derive(Debug, Clone, Copy)]
-pub struct Shape {
+pub struct Attention<'a> {
     /// Positions per sequence.
     pub context: usize,
     /// Heads.
     pub heads: usize,
     /// Channels of all heads together.
     pub channels: usize,
-}
-
-impl Shape {
-    /// Scratch values per thread that both passes need.
-    pub fn scratch(&self) -> usize {
-        2 * BLOCK.min(self.context) * self.context
-    }
-
-    fn scale(&self) -> f32 {
-        1.0 / ((self.channels / self.heads) as f32).sqrt()
-    }
-
-    /// `rows` rows from row `first` on of a head's queries (`part` 0), keys (1) or values (2) in a sample's `qkv`.
-    fn part<'a>(&self, qkv: &'a [f32], part: usize, head: usize, first: usize, rows: usize) -> Mat<'a> {
-        let (c, width) = (self.channels, self.channels / self.heads);
-        Mat::strided(&qkv[(3 * first + part) * c + head * width..], rows, width, 3 * c)
-    }
-
-    /// The same to write to.
-    fn part_mut<'a>(&self, qkv: &'a mut [f32], part: usize, head: usize, first: usize, rows: usize) -> MatMut<'a> {
-        let (c, width) = (self.channels, self.channels / self.heads);
-        MatMut::strided(&mut qkv[(3 * first + part) * c + head * width..], rows, width, 3 * c)
-    }
-}
-
-/// Which masks apply, and who computes.
-#[derive(Debug, Clone, Copy)]
-pub struct Env<'a> {
     /// Masks on the probabilities.
     pub dropout: &'a Dropout,
     /// Layer, for the masks.
@@ -114,98 +91,106 @@ fn weights<'a>(space: &'a mut [f32], probs: &'a [f32], mask: Mask, cols: usize, 
     Mat::new(space, rows, cols)
 }
 
-/// `out[B·T, C]` from `qkv[B·T, 3C]`; `probs` is kept for [`backward`].
-pub fn forward(out: &mut [f32], probs: &mut [f32], scratch: &mut [f32], qkv: &[f32], shape: Shape, env: Env<'_>) {
-    let Shape { context: t, heads, channels: c } = shape;
-    let (hd, one, share) = (c / heads, Threads::new(1), env.threads.count());
-    let samples = qkv.len() / (t * 3 * c);
-    let parts = (Rows(out, t * c), (Rows(probs, heads * t * t), PerThread(scratch, shape.scratch())));
-    env.threads.rows(samples, parts, |first, (Rows(out, _), (Rows(probs, _), PerThread(scratch, _)))| {
-        for (s, (out, probs)) in out.chunks_mut(t * c).zip(probs.chunks_mut(heads * t * t)).enumerate() {
-            let qkv = &qkv[(first + s) * t * 3 * c..][..t * 3 * c];
-            let mask = env.dropout.mask(Site::Attention(env.layer), first + s);
-            for (h, probs) in probs.chunks_mut(t * t).enumerate() {
-                for r0 in (0..t).step_by(BLOCK) {
-                    let rows = BLOCK.min(t - r0);
-                    let cols = r0 + rows;
-                    let q = shape.part(qkv, 0, h, r0, rows);
-                    let [k, v] = [1, 2].map(|part| shape.part(qkv, part, h, 0, cols));
-                    let scores = &mut probs[r0 * t..];
-                    products(Class::Attention, share, || {
-                        matmul(MatMut::strided(scores, rows, cols, t), q, k.t(), shape.scale(), false, one)
-                    });
-                    let weights = time(Class::Softmax, share, || {
-                        causal_softmax(scores, rows, cols, t, r0);
-                        weights(&mut scratch[..rows * cols], scores, mask, cols, h * t + r0, t)
-                    });
-                    products(Class::Attention, share, || {
-                        let out = MatMut::strided(&mut out[r0 * c + h * hd..], rows, hd, c);
-                        matmul(out, weights, v, 1.0, false, one)
-                    });
-                }
-            }
-        }
-    });
-}
+impl Attention<'_> {
+    fn scale(&self) -> f32 {
+        1.0 / ((self.channels / self.heads) as f32).sqrt()
+    }
 
-/// `dqkv[B·T, 3C]` from `dout[B·T, C]`.
-// EXERCISE 3 (How it works): per sample, head and block of queries: dv from the probabilities and dout, the
-// probabilities' gradient from dout and v, back through softmax, then dq and dk. The last block overwrites, the
-// earlier ones add.
-pub fn backward(
-    dqkv: &mut [f32],
-    scratch: &mut [f32],
-    dout: &[f32],
-    qkv: &[f32],
-    probs: &[f32],
-    shape: Shape,
-    env: Env<'_>,
-) {
-    let Shape { context: t, heads, channels: c } = shape;
-    let (hd, one, share) = (c / heads, Threads::new(1), env.threads.count());
-    let samples = qkv.len() / (t * 3 * c);
-    let parts = (Rows(dqkv, t * 3 * c), PerThread(scratch, shape.scratch()));
-    env.threads.rows(samples, parts, |first, (Rows(dqkv, _), PerThread(scratch, _))| {
-        let (dscores, kept) = scratch.split_at_mut(shape.scratch() / 2);
-        for (s, dqkv) in dqkv.chunks_mut(t * 3 * c).enumerate() {
-            let sample = first + s;
-            let qkv = &qkv[sample * t * 3 * c..][..t * 3 * c];
-            let dout = &dout[sample * t * c..][..t * c];
-            let mask = env.dropout.mask(Site::Attention(env.layer), sample);
-            for h in 0..heads {
-                let probs = &probs[(sample * heads + h) * t * t..][..t * t];
-                // The last block sees all keys and overwrites their gradients; the earlier ones add.
-                for r0 in (0..t).step_by(BLOCK).rev() {
-                    let rows = BLOCK.min(t - r0);
-                    let cols = r0 + rows;
-                    let add = cols < t;
-                    let q = shape.part(qkv, 0, h, r0, rows);
-                    let [k, v] = [1, 2].map(|part| shape.part(qkv, part, h, 0, cols));
-                    let d = Mat::strided(&dout[r0 * c + h * hd..], rows, hd, c);
-                    let p = &probs[r0 * t..];
-                    let (dscores, kept) = (&mut dscores[..rows * cols], &mut kept[..rows * cols]);
-                    let weights = time(Class::Softmax, share, || weights(kept, p, mask, cols, h * t + r0, t));
-                    products(Class::Attention, share, || {
-                        let dv = shape.part_mut(dqkv, 2, h, 0, cols);
-                        matmul(dv, weights.t(), d, 1.0, add, one)
-                            + matmul(MatMut::new(dscores, rows, cols), d, v.t(), 1.0, false, one)
-                    });
-                    time(Class::Softmax, share, || {
-                        if mask.is_on() {
-                            let rows = dscores.chunks_mut(cols).enumerate();
-                            rows.for_each(|(r, row)| residual::apply_in_place(row, mask, element(h * t + r0, r, t)));
-                        }
-                        softmax_backward(dscores, p, rows, cols, t);
-                    });
-                    products(Class::Attention, share, || {
-                        let ds = Mat::new(dscores, rows, cols);
-                        let dq = shape.part_mut(dqkv, 0, h, r0, rows);
-                        let done = matmul(dq, ds, k, shape.scale(), false, one);
-                        let dk = shape.part_mut(dqkv, 1, h, 0, cols);
-                        done + matmul(dk, ds.t(), q, shape.scale(), add, one)
-                    });
+    /// `rows` rows from row `first` on of a head's queries (`part` 0), keys (1) or values (2) in a sample's `qkv`.
+    fn part<'q>(&self, qkv: &'q [f32], part: usize, head: usize, first: usize, rows: usize) -> Mat<'q> {
+        let (c, width) = (self.channels, self.channels / self.heads);
+        Mat::strided(&qkv[(3 * first + part) * c + head * width..], rows, width, 3 * c)
+    }
+
+    /// The same to write to.
+    fn part_mut<'q>(&self, qkv: &'q mut [f32], part: usize, head: usize, first: usize, rows: usize) -> MatMut<'q> {
+        let (c, width) = (self.channels, self.channels / self.heads);
+        MatMut::strided(&mut qkv[(3 * first + part) * c + head * width..], rows, width, 3 * c)
+    }
+
+    /// `out[B·T, C]` from `qkv[B·T, 3C]`; `probs` is kept for [`Attention::backward`].
+    pub fn forward(&self, out: &mut [f32], probs: &mut [f32], scratch_space: &mut [f32], qkv: &[f32]) {
+        let (t, heads, c, hd) = (self.context, self.heads, self.channels, self.channels / self.heads);
+        let (one, share, samples) = (Threads::new(1), self.threads.count(), qkv.len() / (t * 3 * c));
+        let parts = (Rows(out, t * c), (Rows(probs, heads * t * t), PerThread(scratch_space, scratch(t))));
+        self.threads.rows(samples, parts, |first, (Rows(out, _), (Rows(probs, _), PerThread(space, _)))| {
+            for (s, (out, probs)) in out.chunks_mut(t * c).zip(probs.chunks_mut(heads * t * t)).enumerate() {
+                let qkv = &qkv[(first + s) * t * 3 * c..][..t * 3 * c];
+                let mask = self.dropout.mask(Site::Attention(self.layer), first + s);
+                for (h, probs) in probs.chunks_mut(t * t).enumerate() {
+                    for r0 in (0..t).step_by(BLOCK) {
+                        let rows = BLOCK.min(t - r0);
+                        let cols = r0 + rows;
+                        let q = self.part(qkv, 0, h, r0, rows);
+                        let [k, v] = [1, 2].map(|part| self.part(qkv, part, h, 0, cols));
+                        let scores = &mut probs[r0 * t..];
+                        products(Class::Attention, share, || {
+                            matmul(MatMut::strided(scores, rows, cols, t), q, k.t(), self.scale(), false, one)
+                        });
+                        let weights = time(Class::Softmax, share, || {
+                            causal_softmax(scores, rows, cols, t, r0);
+                            weights(&mut space[..rows * cols], scores, mask, cols, h * t + r0, t)
+                        });
+                        products(Class::Attention, share, || {
+                            let out = MatMut::strided(&mut out[r0 * c + h * hd..], rows, hd, c);
+                            matmul(out, weights, v, 1.0, false, one)
+                        });
+                    }
                 }
             }
-        }
-    });
+        });
+    }
+
+    /// `dqkv[B·T, 3C]` from `dout[B·T, C]`.
+    // EXERCISE 3 (How it works): per sample, head and block of queries: dv from the probabilities and dout, the
+    // probabilities' gradient from dout and v, back through softmax, then dq and dk. The last block overwrites, the
+    // earlier ones add.
+    pub fn backward(&self, dqkv: &mut [f32], scratch_space: &mut [f32], dout: &[f32], qkv: &[f32], probs: &[f32]) {
+        let (t, heads, c, hd) = (self.context, self.heads, self.channels, self.channels / self.heads);
+        let (one, share, samples) = (Threads::new(1), self.threads.count(), qkv.len() / (t * 3 * c));
+        let parts = (Rows(dqkv, t * 3 * c), PerThread(scratch_space, scratch(t)));
+        self.threads.rows(samples, parts, |first, (Rows(dqkv, _), PerThread(space, _))| {
+            let (dscores, kept) = space.split_at_mut(scratch(t) / 2);
+            for (s, dqkv) in dqkv.chunks_mut(t * 3 * c).enumerate() {
+                let sample = first + s;
+                let qkv = &qkv[sample * t * 3 * c..][..t * 3 * c];
+                let dout = &dout[sample * t * c..][..t * c];
+                let mask = self.dropout.mask(Site::Attention(self.layer), sample);
+                for h in 0..heads {
+                    let probs = &probs[(sample * heads + h) * t * t..][..t * t];
+                    // The last block sees all keys and overwrites their gradients; the earlier ones add.
+                    for r0 in (0..t).step_by(BLOCK).rev() {
+                        let rows = BLOCK.min(t - r0);
+                        let cols = r0 + rows;
+                        let add = cols < t;
+                        let q = self.part(qkv, 0, h, r0, rows);
+                        let [k, v] = [1, 2].map(|part| self.part(qkv, part, h, 0, cols));
+                        let d = Mat::strided(&dout[r0 * c + h * hd..], rows, hd, c);
+                        let (p, start) = (&probs[r0 * t..], h * t + r0);
+                        let (dscores, kept) = (&mut dscores[..rows * cols], &mut kept[..rows * cols]);
+                        let weights = time(Class::Softmax, share, || weights(kept, p, mask, cols, start, t));
+                        products(Class::Attention, share, || {
+                            let dv = self.part_mut(dqkv, 2, h, 0, cols);
+                            matmul(dv, weights.t(), d, 1.0, add, one)
+                                + matmul(MatMut::new(dscores, rows, cols), d, v.t(), 1.0, false, one)
+                        });
+                        time(Class::Softmax, share, || {
+                            if mask.is_on() {
+                                let rows = dscores.chunks_mut(cols).enumerate();
+                                rows.for_each(|(r, row)| residual::apply_in_place(row, mask, element(start, r, t)));
+                            }
+                            softmax_backward(dscores, p, rows, cols, t);
+                        });
+                        products(Class::Attention, share, || {
+                            let ds = Mat::new(dscores, rows, cols);
+                            let dq = self.part_mut(dqkv, 0, h, r0, rows);
+                            let done = matmul(dq, ds, k, self.scale(), false, one);
+                            let dk = self.part_mut(dqkv, 1, h, 0, cols);
+                            done + matmul(dk, ds.t(), q, self.scale(), add, one)
+                        });
+                    }
+                }
+            }
+        });
+    }
 }

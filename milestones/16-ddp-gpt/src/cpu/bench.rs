@@ -31,17 +31,16 @@ pub struct BenchArgs {
     pub steps: usize,
 }
 
-/// GFLOP/s of `gemm` for a 1024³ product on this rank's threads, the best of `rounds`.
-fn gemm_peak(threads: Threads, rounds: usize) -> f64 {
+/// GFLOP/s of `gemm` for a 1024³ product on this rank's threads, the best of several.
+fn gemm_peak(threads: Threads) -> f64 {
     let n = 1024;
     let (a, b, mut c) = (vec![0.5f32; n * n], vec![0.25f32; n * n], vec![0.0f32; n * n]);
-    let mut best = 0.0f64;
-    for _ in 0..rounds {
+    let speeds = (0..12).map(|_| {
         let start = Instant::now();
         let flops = matmul(MatMut::new(&mut c, n, n), Mat::new(&a, n, n), Mat::new(&b, n, n), 1.0, false, threads);
-        best = best.max(flops as f64 / start.elapsed().as_secs_f64() * 1e-9);
-    }
-    best
+        flops as f64 / start.elapsed().as_secs_f64() * 1e-9
+    });
+    speeds.fold(0.0, f64::max)
 }
 
 /// Times training steps of a preset on one rank, after one that warms up, and prints where the time went.
@@ -52,7 +51,7 @@ pub fn run(args: &BenchArgs) -> Result<()> {
     let preset = args.preset.train();
     let config = TrainConfig { batch: args.batch.unwrap_or(preset.batch), ..preset };
     println!("{} preset, batch {}, {} threads, {} steps", args.preset, config.batch, threads.count(), args.steps);
-    let peak = gemm_peak(threads, 12);
+    let peak = gemm_peak(threads);
     let shape = args.preset.model(corpus.tokenizer.size());
     corpus.check_length(shape.context)?;
     let mut model = Model::new(shape, config.seed);

@@ -2,8 +2,7 @@
 
 use super::parallel::{Rows, Threads};
 use super::profile::{Class, time};
-use super::simd;
-use crate::simd_fn;
+use super::simd::{self, simd_fn};
 
 const TWO_SQRT_2_OVER_PI: f32 = 1.595_769;
 const CUBIC: f32 = 0.044_715;

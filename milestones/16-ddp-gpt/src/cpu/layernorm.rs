@@ -2,8 +2,7 @@
 
 use super::parallel::{PerThread, Rows, Threads};
 use super::profile::{Class, time};
-use super::simd;
-use crate::simd_fn;
+use super::simd::{self, simd_fn};
 
 const EPSILON: f32 = 1e-5;
 

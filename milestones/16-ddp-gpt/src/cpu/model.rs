@@ -11,7 +11,7 @@
 
 use anyhow::Result;
 
-use super::attention::{self, Env, Shape};
+use super::attention::{self, Attention};
 use super::gradients::Gradients;
 use super::layernorm::Norm;
 use super::matmul::{linear, linear_input, linear_weight};
@@ -70,7 +70,6 @@ impl Workspace {
             activated: zeros(rows * 4 * c),
             out: zeros(rows * c),
         };
-        let shape = Shape { context, heads: config.heads, channels: c };
         Workspace {
             config: *config,
             samples,
@@ -80,7 +79,7 @@ impl Workspace {
             blocks: (0..config.layers).map(|_| block()).collect(),
             lnf: Norm::new(rows, c),
             logits: zeros(rows * config.vocab),
-            scratch: zeros(threads.count() * shape.scratch()),
+            scratch: zeros(threads.count() * attention::scratch(context)),
             partial: zeros(threads.count() * c.max(2)),
             backward: training.then(|| [1, 1, 4, 3].map(|width| zeros(rows * width * c))),
         }
@@ -94,15 +93,13 @@ impl Workspace {
         &self.logits
     }
 
-    fn shape(&self) -> Shape {
-        Shape { context: self.context, heads: self.config.heads, channels: self.config.channels }
-    }
-
     /// Computes the logits for `samples` sequences of `context` tokens.
     pub fn forward(&mut self, model: &Model, tokens: &[u32], dropout: &Dropout) {
-        let (c, t, th, shape) = (self.config.channels, self.context, self.threads, self.shape());
+        let ModelConfig { heads, channels: c, .. } = self.config;
+        let (t, th) = (self.context, self.threads);
         let rows = self.samples * t;
         assert_eq!(tokens.len(), rows, "tokens for another workspace");
+        let attention = |layer| Attention { context: t, heads, channels: c, dropout, layer, threads: th };
         let place = |site| Place { dropout, site, sample: t * c };
         embedding::forward(&mut self.embedded, tokens, [WTE, WPE].map(|i| model.param(i)), t, th);
         residual::dropout_in_place(&mut self.embedded, place(Site::Embedding), th);
@@ -111,8 +108,7 @@ impl Workspace {
             let weight = |tensor| model.param(index(l, tensor));
             b.ln1.forward(x, weight(Tensor::Ln1), th);
             linear(&mut b.qkv, &b.ln1.out, weight(Tensor::Qkv), rows, th);
-            let env = Env { dropout, layer: l, threads: th };
-            attention::forward(&mut b.attended, &mut b.probs, &mut self.scratch, &b.qkv, shape, env);
+            attention(l).forward(&mut b.attended, &mut b.probs, &mut self.scratch, &b.qkv);
             linear(&mut b.middle, &b.attended, weight(Tensor::AttentionOut), rows, th);
             residual(&mut b.middle, x, place(Site::AttentionOut(l)), th);
             b.ln2.forward(&b.middle, weight(Tensor::Ln2), th);
@@ -141,8 +137,10 @@ impl Workspace {
         dropout: &Dropout,
         gradients: &mut dyn Gradients,
     ) -> Result<()> {
-        let (c, t, th, shape) = (self.config.channels, self.context, self.threads, self.shape());
+        let ModelConfig { heads, channels: c, .. } = self.config;
+        let (t, th) = (self.context, self.threads);
         let rows = self.samples * t;
+        let attention = |layer| Attention { context: t, heads, channels: c, dropout, layer, threads: th };
         let place = |site| Place { dropout, site, sample: t * c };
         let partial = &mut self.partial;
         let Some([stream, branch, hidden, qkv]) = self.backward.as_mut() else {
@@ -184,8 +182,7 @@ impl Workspace {
             gradients.ready(attention_out)?;
             let dattended = &mut hidden[..rows * c];
             linear_input(dattended, d, model.param(attention_out), rows, th);
-            let env = Env { dropout, layer: l, threads: th };
-            attention::backward(qkv, &mut self.scratch, dattended, &b.qkv, &b.probs, shape, env);
+            attention(l).backward(qkv, &mut self.scratch, dattended, &b.qkv, &b.probs);
             linear_weight(gradients.gradient_mut(w_qkv)?, qkv, &b.ln1.out, rows, th);
             gradients.ready(w_qkv)?;
             linear_input(branch, qkv, model.param(w_qkv), rows, th);

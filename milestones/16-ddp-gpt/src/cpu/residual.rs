@@ -2,8 +2,8 @@
 
 use super::parallel::Threads;
 use super::profile::{Class, time};
+use super::simd::simd_fn;
 use crate::dropout::{Dropout, Mask, Site};
-use crate::simd_fn;
 
 simd_fn! {
     /// `out[i] = mask[first + i] * x[i]`.

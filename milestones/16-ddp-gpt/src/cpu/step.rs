@@ -11,7 +11,6 @@ use crate::config::ModelConfig;
 use crate::data::{Batch, Corpus, Split};
 use crate::dropout::Dropout;
 use crate::params::Model;
-use crate::report::Report;
 use crate::train::{Engine, Pace, Plan, State};
 
 /// A rank that computes on its threads.
@@ -43,10 +42,6 @@ impl<'a> Cpu<'a> {
 }
 
 impl Engine for Cpu<'_> {
-    fn start(&mut self, state: &mut State, _report: &mut dyn Report) -> Result<()> {
-        Ok(self.comm.broadcast(&mut state.model.values, 0)?)
-    }
-
     fn steps(&mut self, state: &mut State, to: usize) -> Result<Vec<f64>> {
         let config = &self.plan.config;
         let mut losses = Vec::new();

@@ -12,7 +12,7 @@ use tinynccl::dtype::DType;
 use tinynccl::wire::Collective;
 use tinynccl::{Call, Comm, ReduceOp};
 
-use super::device::{Address, Array, Gpu};
+use super::device::{Address, Gpu};
 use crate::config::ModelConfig;
 use crate::params::{ParamInfo, Tensor, WTE, count, final_ln, index};
 
@@ -85,15 +85,6 @@ impl Averages {
         // SAFETY: the caller enqueues slices of its gradients, which live as long as the training; the passes write them again only
         // after the optimizer, which waits for this.
         Ok(unsafe { comm.enqueue_as(stream.cu_stream(), &call, choice) }?)
-    }
-
-    /// Replaces an array by rank 0's.
-    pub fn broadcast(&self, stream: &Arc<CudaStream>, array: &Array<f32>) -> Result<()> {
-        let Some(comm) = &self.comm else { return Ok(()) };
-        let (at, count) = (array.place(0).0, array.len());
-        let call = RawCall::on_device(Call::new(Collective::Broadcast, DType::F32, ReduceOp::Sum, 0, count), at, at);
-        // SAFETY: as above; nothing else runs before the first step.
-        Ok(unsafe { comm.enqueue(stream.cu_stream(), &call) }?)
     }
 
     /// The failure of a call that ran before, if one has failed.

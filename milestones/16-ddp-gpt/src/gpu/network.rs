@@ -158,14 +158,9 @@ impl Network {
         })
     }
 
-    /// Overwrites the parameters.
+    /// Overwrites the parameters, and makes the copy that products read.
     pub fn set_values(&mut self, values: &[f32]) -> Result<()> {
         self.values.write(&self.gpu, values)?;
-        self.refresh_copy()
-    }
-
-    /// Makes the copy that products read from the parameters.
-    pub fn refresh_copy(&self) -> Result<()> {
         let Some(copy) = &self.copy else { return Ok(()) };
         let quads = self.values.len() / 4;
         self.launch("copy_values", Grid::each(quads), args![copy, &self.values, quads as u64])

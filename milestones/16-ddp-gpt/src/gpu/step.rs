@@ -70,7 +70,7 @@ pub struct Training<'a> {
 }
 
 impl<'a> Training<'a> {
-    /// Opens this rank's GPU, and uploads parameters, optimizer and text. Every rank calls it.
+    /// Opens this rank's GPU, and uploads optimizer and text. Every rank calls it.
     pub fn new(
         plan: &'a Plan,
         options: &'a Options,
@@ -84,9 +84,7 @@ impl<'a> Training<'a> {
         let averages = Averages::new(comm, &gpu, options.comm_blocks)?;
         let batch = Batch::new(config.batch, shape.context, comm.rank(), comm.size())?;
         let dropout = Dropout::new(config.dropout, config.seed, 0, 0);
-        let mut network = Network::new(gpu, Shape::new(shape, options.precision)?, batch.samples(), dropout)?;
-        network.set_values(&state.model.values)?;
-
+        let network = Network::new(gpu, Shape::new(shape, options.precision)?, batch.samples(), dropout)?;
         let gpu = &network.gpu;
         let rates = |step| {
             let Rates { rate, correction, keep } = Rates::new(config, config.learning_rate(step), step + 1);
@@ -265,14 +263,9 @@ impl<'a> Training<'a> {
 }
 
 impl Engine for Training<'_> {
-    fn start(&mut self, _state: &mut State, report: &mut dyn Report) -> Result<()> {
-        let gpu = &self.network.gpu;
-        gpu.synchronize()?;
-        self.averages.broadcast(&gpu.side, &self.network.values)?;
-        gpu.synchronize()?;
-        self.averages.check()?;
-        self.network.refresh_copy()?;
-        let (name, precision, buckets) = (gpu.describe(), self.options.precision, self.buckets.len());
+    fn start(&mut self, model: &Model, report: &mut dyn Report) -> Result<()> {
+        self.network.set_values(&model.values)?;
+        let (name, precision, buckets) = (self.network.gpu.describe(), self.options.precision, self.buckets.len());
         let ready = self.began.elapsed().as_secs_f64();
         report.note(&format!("{name}: {precision:?} products, {buckets} buckets, ready after {ready:.1} s"));
         if self.options.graph && !self.averages.captures() {

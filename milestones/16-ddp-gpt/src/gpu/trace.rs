@@ -33,7 +33,7 @@ pub struct Trace {
 }
 
 /// When a span ran, in microseconds since the step's begin.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 struct Times {
     side: bool,
     begin: f64,
