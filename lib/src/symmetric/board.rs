@@ -6,37 +6,13 @@ use std::time::Duration;
 
 use super::checks::{Checks, Payload};
 use super::layout::{DEPTH, LINES, Layout, Line, STAGES};
-use super::task::Turn;
+use super::turn::{Message, Turn, Wait};
 use super::words::{Announcement, Asleep, Ends, Sleepers};
 use crate::error::Result;
 use crate::transport::fence;
 use crate::transport::mapping::Mapping;
-use crate::transport::shm::{agree, to_words};
+use crate::transport::shm::to_words;
 use crate::wire::{Algorithm, Header};
-
-/// A message's first line as it was read.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Message {
-    pub(super) header: [u64; 4],
-    pub(super) inline: [u64; 3],
-}
-
-impl Message {
-    pub(super) fn agrees_with(&self, ours: &Header) -> bool {
-        agree(&self.header, &to_words(ours))
-    }
-
-    pub(super) fn header(&self) -> Header {
-        bytemuck::cast(self.header)
-    }
-}
-
-/// The event of a rank that is awaited, in the call with this number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wait {
-    Arrival(u64),
-    Finished(u64),
-}
 
 /// A rank's view of the shared region.
 #[derive(Debug)]

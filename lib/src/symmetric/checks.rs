@@ -3,8 +3,8 @@
 
 use std::cell::Cell;
 
-use super::board::Message;
 use super::layout::Sum;
+use super::turn::Message;
 
 /// The payload of a line outside it: a slot, a stage, or nothing.
 #[derive(Debug, Clone, Copy)]

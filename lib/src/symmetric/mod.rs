@@ -15,6 +15,8 @@
 //! | `layout` | offsets in the shared region |
 //! | `words` | the words of the protocol, with their memory orderings |
 //! | `board` | a rank's view: publish, see others arrive, finish |
+//! | `turn` | a rank's message as it was read, and the result of looking for one |
+//! | `task` | a call's plan and its memory |
 //! | `checks` | optional checksums of published data |
 //! | `run` | one call from start to end: turns, spinning, yielding, sleeping |
 //! | `one_shot`, `two_shot`, `staged` | the three algorithms |
@@ -45,6 +47,7 @@ mod one_shot;
 mod run;
 mod staged;
 mod task;
+mod turn;
 mod two_shot;
 mod words;
 mod work;
@@ -55,4 +58,5 @@ pub(crate) use layout::Layout;
 pub(crate) use one_shot::slot_bytes;
 pub(crate) use run::run;
 pub(crate) use staged::largest_chunk;
-pub(crate) use task::{Outcome, Plan};
+pub(crate) use task::Plan;
+pub(crate) use turn::Outcome;

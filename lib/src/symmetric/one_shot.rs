@@ -3,7 +3,8 @@
 //! It takes one step for any number of ranks. Every reader does the whole reduction, so this is for small data.
 
 use super::board::Board;
-use super::task::{Outcome, Task, Turn};
+use super::task::Task;
+use super::turn::{Outcome, Turn};
 use crate::algorithm::Shape;
 use crate::sync;
 use crate::transport::shm::{INLINE, pack};

@@ -3,10 +3,11 @@
 use std::time::{Duration, Instant};
 
 use super::allocation::Registry;
-use super::board::{Board, Wait};
+use super::board::Board;
 use super::one_shot::OneShot;
 use super::staged::Staged;
-use super::task::{Outcome, Plan, Task, Turn};
+use super::task::{Plan, Task};
+use super::turn::{Outcome, Turn, Wait};
 use super::two_shot::TwoShot;
 use crate::error::{Error, Result};
 use crate::executor::{Buffers, DOUBT, Supervisor, WaitPolicy};

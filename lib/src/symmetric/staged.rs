@@ -10,7 +10,8 @@
 
 use super::board::Board;
 use super::one_shot::writes;
-use super::task::{Outcome, Plan, Task, Turn};
+use super::task::{Plan, Task};
+use super::turn::{Outcome, Turn};
 use super::work::{combine, copy, line, share};
 use crate::algorithm::Shape;
 use crate::reduce::stream;

@@ -1,6 +1,7 @@
-//! A call in symmetric memory: its plan, the task that carries it out, and how it ended.
+//! A call in symmetric memory: its plan, and the task that carries it out.
 
-use super::board::{Board, Message, Wait};
+use super::board::Board;
+use super::turn::{Message, Turn, Wait};
 use crate::algorithm::Shape;
 use crate::error::Result;
 use crate::executor::Buffers;
@@ -26,28 +27,6 @@ impl Plan {
     pub(super) fn bytes(&self) -> usize {
         self.count * self.elem
     }
-}
-
-/// How a call ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Outcome {
-    Done,
-    /// Some rank's buffers are not in symmetric memory. All ranks know it, and nothing was written.
-    NotSymmetric,
-}
-
-/// The result of one turn.
-#[derive(Debug)]
-pub(super) enum Turn {
-    Ended(Outcome),
-    /// Waits for this rank.
-    Blocked(usize, Wait),
-    /// This rank makes another call.
-    Mismatch(usize, Header),
-    /// This rank has made other calls before.
-    Stray(usize),
-    /// A checksum of this rank's data does not match; how it differs.
-    Corrupt(usize, String),
 }
 
 /// One call to run.

@@ -10,8 +10,9 @@
 use std::sync::Arc;
 
 use super::allocation::{Allocation, Found, Registry};
-use super::board::{Board, Wait};
-use super::task::{Outcome, Task, Turn};
+use super::board::Board;
+use super::task::Task;
+use super::turn::{Outcome, Turn, Wait};
 use super::work::{combine, copy, share};
 use crate::reduce::stream;
 use crate::wire::Collective;

@@ -26,8 +26,7 @@
 //! (2005), sections 4.1, 4.2 and 4.5, where all_reduce folds other n so.
 
 use super::Shape;
-use super::halving_doubling::{block, exchange};
-use super::hypercube::{Cube, Role};
+use super::hypercube::{Cube, Role, block, exchange};
 use crate::schedule::{Loc, Step};
 use crate::wire::Collective;
 

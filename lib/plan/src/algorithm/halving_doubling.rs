@@ -25,7 +25,7 @@
 
 use std::ops::Range;
 
-use super::hypercube::{Cube, Role};
+use super::hypercube::{Cube, Role, block, exchange};
 use super::{Shape, cube_segments};
 use crate::schedule::{Lane, Loc, Partition, Program, Step};
 use crate::wire::Collective;
@@ -87,12 +87,6 @@ pub(super) fn bytes_sent(shape: &Shape, rank: usize, partition: &Partition) -> u
         }
     };
     (0..shape.channels).map(channel).sum()
-}
-
-/// The aligned block of `size` (a power of two) that contains `id`.
-pub(super) fn block(id: usize, size: usize) -> Range<usize> {
-    let start = id & !(size - 1);
-    start..start + size
 }
 
 /// A hypercube whose messages are cut.
@@ -160,18 +154,4 @@ impl Blocks {
         }
         steps
     }
-}
-
-/// Interleaves sends and receives with a peer that does the same, two messages ahead, which every link can hold.
-pub(super) fn exchange(
-    steps: &mut Vec<Step>,
-    mut sends: impl Iterator<Item = Step>,
-    recvs: impl Iterator<Item = Step>,
-) {
-    steps.extend(sends.next());
-    for recv in recvs {
-        steps.extend(sends.next());
-        steps.push(recv);
-    }
-    steps.extend(sends);
 }

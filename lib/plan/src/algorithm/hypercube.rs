@@ -8,6 +8,8 @@
 
 use std::ops::Range;
 
+use crate::schedule::Step;
+
 /// A hypercube, from the view of one rank.
 pub(super) struct Cube {
     /// Ranks in it: the largest power of two.
@@ -51,4 +53,24 @@ impl Cube {
     pub(super) fn distances(&self) -> impl DoubleEndedIterator<Item = usize> + use<> {
         (0..self.size.ilog2()).map(|bit| 1 << bit)
     }
+}
+
+/// The aligned block of `size` (a power of two) that contains `id`.
+pub(super) fn block(id: usize, size: usize) -> Range<usize> {
+    let start = id & !(size - 1);
+    start..start + size
+}
+
+/// Interleaves sends and receives with a peer that does the same, two messages ahead, which every link can hold.
+pub(super) fn exchange(
+    steps: &mut Vec<Step>,
+    mut sends: impl Iterator<Item = Step>,
+    recvs: impl Iterator<Item = Step>,
+) {
+    steps.extend(sends.next());
+    for recv in recvs {
+        steps.extend(sends.next());
+        steps.push(recv);
+    }
+    steps.extend(sends);
 }
