@@ -24,7 +24,7 @@ pub(super) fn version() -> Result<(i32, i32)> {
     // SAFETY: writes to the two places.
     match unsafe { sys::nvrtcVersion(&mut major, &mut minor) } {
         sys::nvrtcResult::NVRTC_SUCCESS => Ok((major, minor)),
-        other => Err(Error::invalid("compiling kernels", format!("NVRTC does not tell its version: {other:?}"))),
+        other => Err(Error::invalid("compiling kernels", format!("NVRTC does not report its version: {other:?}"))),
     }
 }
 
