@@ -1,4 +1,4 @@
-// The reduction of packs of all ranks' registered buffers, read where they are.
+// The reduction of packs of all ranks' registered buffers, read in place.
 
 // Packs `begin` to `end` of the buffers of `bytes` that lie `offset` into `from`; with `last` also what is behind the last whole
 // pack, which goes to `store_tail`.

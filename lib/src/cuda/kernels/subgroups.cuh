@@ -1,5 +1,5 @@
-// A block may be cut into subgroups, which advance independently: neighbouring threads with a barrier of their own. One subgroup can send
-// while another waits for what comes in.
+// A block may be cut into subgroups of neighbouring threads with their own barriers, which advance independently. One
+// subgroup can send while another waits to receive.
 
 struct Subgroup {
     u32 index;
