@@ -113,8 +113,8 @@ broadcast_simple(const __grid_constant__ Args args) {
 
 #else
 
-// Between two ranks the root writes into the other's output. Among more, each of the others reads its part from the root and
-// writes it into all outputs but the root's: one pass, and the root's link carries the buffer once.
+// Between two ranks the root writes into the other's output. Among more, each of the others reads its part from the
+// root and writes it into all outputs but the root's: one pass, and the root's link carries the buffer once.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 broadcast_direct(const __grid_constant__ Args args) {
     const Team& team = args.team;

@@ -13,7 +13,8 @@ struct Reach {
     u8* output[RANKS];
 };
 
-// A buffer as `peer` names it (`Remote`). The table in our window has the begin of each allocation as it is mapped here.
+// A buffer as `peer` names it (`Remote`). The table in our window has the begin of each allocation as it is mapped
+// here.
 __device__ __forceinline__ u8* resolve(const Team& team, u32 peer, u64 remote) {
     if (remote == 0) return nullptr;
     const u64* table = (const u64*)(team.window[team.rank] + TABLE);
@@ -70,8 +71,8 @@ __device__ __forceinline__ void count_direct(const Team& team) {
     atomicAdd((u64*)(team.window[team.rank] + DIRECT_COUNT), 1ull);
 }
 
-// Ends the block's accesses to others' buffers, and waits until blocks of the same number have ended theirs to ours: only then
-// may the stream go on, which will write over an input or read an output.
+// Ends the block's accesses to others' buffers, and waits until blocks of the same number have ended theirs to ours:
+// only then may the stream go on, which will write over an input or read an output.
 __device__ __forceinline__ void depart(const Team& team, const Channel& channel) {
     __syncthreads();
     const u32 peer = threadIdx.x;

@@ -2,9 +2,9 @@
 // a whole. The receiver needs neither a fence nor a second message; half of the sent bytes are flags. (NCCL:
 // prims_ll.h)
 //
-// Two sets of lines are used in turn. A rank that has finished call k has received a line of call k from every rank, so all
-// have finished call k-1: writing into the set of call k+1, which is that of k-1, overwrites nothing unread. Hence each
-// kernel sends at least the hello line to everyone and waits for everyone's.
+// Two sets of lines are used in turn. A rank that has finished call k has received a line of call k from every rank, so
+// all have finished call k-1: writing into the set of call k+1, which is that of k-1, overwrites nothing unread. Hence
+// each kernel sends at least the hello line to everyone and waits for everyone's.
 
 #define HELLO LL_LINES
 

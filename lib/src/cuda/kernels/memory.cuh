@@ -101,15 +101,15 @@ __device__ __forceinline__ u64 whole_lines(u64 packs) {
     return (packs + LINE_PACKS - 1) / LINE_PACKS * LINE_PACKS;
 }
 
-// Where share `index` of `shares` of so many packs begins: each share but the last has whole lines, none more than the largest
-// would have if it were rounded up to whole lines.
+// Where share `index` of `shares` of so many packs begins: each share but the last has whole lines, none more than the
+// largest would have if it were rounded up to whole lines.
 __device__ __forceinline__ u64 border(u64 packs, u64 index, u64 shares) {
     const u64 at = whole_lines(packs * index / shares);
     return at < packs ? at : packs;
 }
 
-// The threads of all blocks (or of `workers` blocks, of which this is number `worker`) go through packs `begin` to `end`, each
-// block's 8 KiB next to those of its neighbours.
+// The threads of all blocks (or of `workers` blocks, of which this is number `worker`) go through packs `begin` to
+// `end`, each block's 8 KiB next to those of its neighbours.
 template <int BATCH, typename Load, typename Store>
 __device__ __forceinline__ void for_workers(u32 worker, u32 workers, u64 begin, u64 end, Load load, Store store) {
     const u64 stride = (u64)workers * THREADS;

@@ -1,5 +1,6 @@
-// For ranks of several processes on one GPU. Their kernels run in turns, so none of these waits for another rank: the stream
-// waits between them (`cuda/phased`). An area is a part of the slots' memory; areas of a sender are used in turn.
+// For ranks of several processes on one GPU. Their kernels run in turns, so none of these waits for another rank: the
+// stream waits between them (`cuda/phased`). An area is a part of the slots' memory; areas of a sender are used in
+// turn.
 
 // The place in it of this block's piece.
 __device__ __forceinline__ u8* area_at(u8* window, u32 from, u32 number, const Piece& piece) {
@@ -11,7 +12,8 @@ __device__ __forceinline__ Piece piece_of_block(u64 bytes) {
     return Piece{share.first, (u32)(share.last - share.first)};
 }
 
-// Per rank: a count, and whether the rank takes part (bit of `who`). `flag`: which count phased_signal tells, TAIL or HEAD.
+// Per rank: a count, and whether the rank takes part (bit of `who`). `flag`: which count phased_signal tells, TAIL or
+// HEAD.
 struct Counts {
     u32 of[MAX_RANKS];
     u32 who;

@@ -1,7 +1,8 @@
 // NCCL's primitives (send, recv, copy, recv_reduce_copy, recv_copy_send, ...) for schedules: received data is read
 // once, combined with our own operand, and stored and forwarded from the registers. (NCCL: src/device/primitives.h)
 //
-// A block runs one channel of the schedule. Each lane of the channel is run by a subgroup: the whole block, or a half of it.
+// A block runs one channel of the schedule. Each lane of the channel is run by a subgroup: the whole block, or a half
+// of it.
 
 #define SCRATCH (SLOTS + (u64)KINDS * CHANNELS * RANKS * SLOT_COUNT * SLOT_BYTES)
 #define MAX_LANES 2
@@ -32,7 +33,8 @@ struct Program {
     u32 unused;
 };
 
-// How segments of `count` elements are cut into windows and parts, in units of several elements. (schedule/partition.rs)
+// How segments of `count` elements are cut into windows and parts, in units of several elements.
+// (schedule/partition.rs)
 struct Cut {
     u64 count, windows, unit, base, extra;
     u64 large[2]; // of the first `extra` windows: units of each part, and how many parts have one more
@@ -218,8 +220,8 @@ __device__ __forceinline__ bool credit_came(const Team& team, const Channel& cha
     return count_came(team, channel, head, counters.sent[SCATTER][peer] + 1 - SLOT_COUNT, WAITED_CREDIT, peer);
 }
 
-// Waiting and posting is for one thread per direction, in warps of their own. `stopped` is the subgroup's, and shared by its threads.
-// False: given up.
+// Waiting and posting is for one thread per direction, in warps of their own. `stopped` is the subgroup's, and shared
+// by its threads. False: given up.
 __device__ __forceinline__ bool move_slots(const Team& team, const Channel& channel, Counters& counters, const Subgroup& group,
                                            const Step& step, Move move, volatile u32& stopped) {
     const bool receives = step.from != NOBODY, sends = step.to != NOBODY;

@@ -105,8 +105,8 @@ reduce_simple(const __grid_constant__ Args args) {
 
 #else
 
-// Between two ranks the root reads the other's input. Among more, each of the others reads its part of all inputs and writes the
-// result into the root's output.
+// Between two ranks the root reads the other's input. Among more, each of the others reads its part of all inputs and
+// writes the result into the root's output.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 reduce_direct(const __grid_constant__ Args args) {
     const Team& team = args.team;

@@ -1,4 +1,5 @@
-// The ranks of a communicator as a kernel sees them, and how it waits for them. `cuda/window/mod.rs` has the same layout.
+// The ranks of a communicator as a kernel sees them, and how it waits for them. `cuda/window/mod.rs` has the same
+// layout.
 
 // Filled by the first thread that gives up; in the host's memory. `cuda/report.rs` reads it.
 struct Report {

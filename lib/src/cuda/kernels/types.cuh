@@ -1,5 +1,5 @@
-// Elements and reduction operators. DTYPE and OP are the codes of `DType` and `ReduceOp`; no header of CUDA is needed, so
-// that a machine with nothing but a driver and NVRTC can compile this.
+// Elements and reduction operators. DTYPE and OP are the codes of `DType` and `ReduceOp`; no header of CUDA is needed,
+// so that a machine with nothing but a driver and NVRTC can compile this.
 
 typedef unsigned char u8;
 typedef unsigned int u32;
