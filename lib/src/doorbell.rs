@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 pub struct Doorbell {
     fd: OwnedFd,
     #[cfg(loom)]
-    model: crate::transport::sync::Bell,
+    model: crate::sync::Bell,
 }
 
 impl Doorbell {
@@ -33,7 +33,7 @@ impl Doorbell {
         Arc::new(Doorbell {
             fd,
             #[cfg(loom)]
-            model: crate::transport::sync::Bell::new(),
+            model: crate::sync::Bell::new(),
         })
     }
 

@@ -23,6 +23,7 @@ pub mod reduce;
 mod secret;
 mod strangers;
 mod symmetric;
+mod sync;
 mod threads;
 pub mod topology;
 pub mod trace;
@@ -31,6 +32,7 @@ pub mod transport;
 pub use comm::Comm;
 pub use config::Config;
 pub use secret::Secret;
+pub(crate) use tinynccl_plan::device;
 pub use tinynccl_plan::{Call, DType, Element, Error, F8E4M3, F8E5M2, ReduceOp, Result};
 #[doc(inline)]
 pub use tinynccl_plan::{algorithm, dtype, error, float8, schedule, simulate, wire};

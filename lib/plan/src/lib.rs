@@ -12,6 +12,7 @@
 //! | [`wire`] | names of collectives and algorithms; the header of a message |
 //! | [`error`](mod@error) | the one error type |
 //! | [`call`] | the one description of a call |
+//! | [`device`] | names of how a call of GPUs runs |
 //! | [`schedule`] | a collective as data: its steps, proved, played, drawn |
 //! | [`algorithm`] | from a call to a schedule |
 //! | [`topology`] | connectivity of ranks, cost of a schedule, choice of the algorithm |
@@ -19,6 +20,7 @@
 
 pub mod algorithm;
 pub mod call;
+pub mod device;
 pub mod dtype;
 pub mod error;
 pub mod float8;

@@ -2,7 +2,7 @@
 //! different ones, and the last calls themselves, so that the error can name them.
 //!
 //! Every call changes the digest, so that two ranks whose calls differed once differ from then on: it is enough that they
-//! compare now and then. Messages carry it ([`Header::crc`]), so do lines and credits at the board, and heartbeats carry the
+//! compare now and then. Messages carry it ([`Header::crc`]), so do lines and credits in the shared region, and heartbeats carry the
 //! calls to the store, which compares them where nobody reads a message of the other.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};

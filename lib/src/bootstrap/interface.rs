@@ -26,21 +26,22 @@ pub struct LocalAddress {
 /// IPv6 link-local addresses mean nothing without an interface at the other end and are left out; so are the bridges of
 /// container and virtual-machine managers, unless named.
 pub fn local_addresses(config: &Config) -> Result<Vec<LocalAddress>> {
+    select(all(if_addrs::Interface::is_oper_up)?, config.interface.as_deref())
+}
+
+/// The addresses of the interfaces for which `wanted`.
+pub(crate) fn all(wanted: impl Fn(&if_addrs::Interface) -> bool) -> Result<Vec<LocalAddress>> {
     let found = if_addrs::get_if_addrs().map_err(|e| Error::io("interfaces", "listing them", &e))?;
-    let all = found
-        .into_iter()
-        .filter(|i| i.is_oper_up())
-        .map(|i| LocalAddress {
-            ip: i.ip(),
-            loopback: i.is_loopback(),
-            prefix: match &i.addr {
-                if_addrs::IfAddr::V4(a) => a.prefixlen,
-                if_addrs::IfAddr::V6(a) => a.prefixlen,
-            },
-            interface: i.name,
-        })
-        .collect();
-    select(all, config.interface.as_deref())
+    let address = |i: if_addrs::Interface| LocalAddress {
+        ip: i.ip(),
+        loopback: i.is_loopback(),
+        prefix: match &i.addr {
+            if_addrs::IfAddr::V4(a) => a.prefixlen,
+            if_addrs::IfAddr::V6(a) => a.prefixlen,
+        },
+        interface: i.name,
+    };
+    Ok(found.into_iter().filter(wanted).map(address).collect())
 }
 
 /// [`local_addresses`], and loopback even if the setting leaves it out: ranks of one host always have it in common.
@@ -61,44 +62,42 @@ pub fn with_loopback(config: &Config) -> Result<Vec<LocalAddress>> {
 pub(super) fn select(mut all: Vec<LocalAddress>, filter: Option<&str>) -> Result<Vec<LocalAddress>> {
     all.retain(|a| !matches!(a.ip, IpAddr::V6(ip) if ip.is_unicast_link_local()) && !a.ip.is_unspecified());
     all.sort_by_key(|a| (a.loopback, a.ip.is_ipv6()));
-    let prefixes = |list: &str| -> Vec<String> {
-        list.split(',').map(|n| n.trim().to_owned()).filter(|n| !n.is_empty()).collect()
+    let Some(names) = NameFilter::parse(filter) else {
+        all.retain(|a| !BRIDGES.iter().any(|bridge| a.interface.starts_with(bridge)));
+        return Ok(all);
     };
-    let matches = |a: &LocalAddress, names: &[String]| names.iter().any(|n| a.interface.starts_with(n.as_str()));
-    match filter.map(str::trim).filter(|f| !f.is_empty()) {
-        None => {
-            let bridges: Vec<String> = BRIDGES.iter().map(|&b| b.to_owned()).collect();
-            all.retain(|a| !matches(a, &bridges));
-        }
-        Some(filter) => {
-            let names: Vec<String> = all.iter().map(|a| format!("{} ({})", a.interface, a.ip)).collect();
-            let candidates = names.join(", ");
-            let wrong = |detail: String| Error::Config {
-                name: "TINYNCCL_IFNAME".to_owned(),
-                value: filter.to_owned(),
-                detail: format!("{detail}; interfaces that are up: {candidates}"),
-            };
-            match filter.strip_prefix('^') {
-                Some(excluded) => {
-                    let excluded = prefixes(excluded);
-                    all.retain(|a| !matches(a, &excluded));
-                }
-                None => {
-                    let wanted = prefixes(filter);
-                    if let Some(unknown) =
-                        wanted.iter().find(|n| !all.iter().any(|a| a.interface.starts_with(n.as_str())))
-                    {
-                        return Err(wrong(format!("no interface's name begins with {unknown:?}")));
-                    }
-                    all.retain(|a| matches(a, &wanted));
-                }
-            }
-            if all.is_empty() {
-                return Err(wrong("it leaves no interface".to_owned()));
-            }
-        }
+    let up: Vec<String> = all.iter().map(|a| format!("{} ({})", a.interface, a.ip)).collect();
+    let wrong = |detail: String| {
+        let detail = format!("{detail}; interfaces that are up: {}", up.join(", "));
+        Error::config("TINYNCCL_IFNAME", names.text, detail)
+    };
+    let unknown = names.prefixes.iter().find(|n| !all.iter().any(|a| a.interface.starts_with(**n)));
+    if let Some(unknown) = unknown.filter(|_| !names.excluded) {
+        return Err(wrong(format!("no interface's name begins with {unknown:?}")));
     }
-    Ok(all)
+    all.retain(|a| names.lets_through(&a.interface));
+    if all.is_empty() { Err(wrong("it leaves no interface".to_owned())) } else { Ok(all) }
+}
+
+/// A setting that chooses interfaces or devices: the beginnings of their names, or after `^` of those to leave out.
+pub(crate) struct NameFilter<'a> {
+    pub(crate) text: &'a str,
+    prefixes: Vec<&'a str>,
+    excluded: bool,
+}
+
+impl<'a> NameFilter<'a> {
+    /// `None` when it chooses nothing.
+    pub(crate) fn parse(text: Option<&'a str>) -> Option<NameFilter<'a>> {
+        let text = text.map(str::trim).filter(|text| !text.is_empty())?;
+        let names = text.strip_prefix('^').unwrap_or(text);
+        let prefixes = names.split(',').map(str::trim).filter(|n| !n.is_empty()).collect();
+        Some(NameFilter { text, prefixes, excluded: text.starts_with('^') })
+    }
+
+    pub(crate) fn lets_through(&self, name: &str) -> bool {
+        self.prefixes.iter().any(|prefix| name.starts_with(prefix)) != self.excluded
+    }
 }
 
 /// A peer's addresses in the order in which they should be tried, each with the reason for its place (also logged).

@@ -170,31 +170,37 @@ fn advertised(bound: SocketAddr, config: &Config) -> Result<Vec<SocketAddr>> {
     Ok(addresses)
 }
 
-fn ending() -> Phase {
-    Phase::Ending { until: deadline_after(ENDING_LIMIT), budget: 1 << 20, ended: false }
-}
-
 #[derive(Debug)]
 struct Client {
     id: u64,
     connection: Connection,
     address: String,
     phase: Phase,
+    /// When its phase must be over, unless it is a member.
+    until: Instant,
+}
+
+impl Client {
+    /// Nothing more is expected of it: it may read our last words.
+    fn start_ending(&mut self) {
+        self.phase = Phase::Ending { budget: 1 << 20, ended: false };
+        self.until = deadline_after(ENDING_LIMIT);
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     /// Connected, nothing (whole) heard.
-    Hello { until: Instant },
+    Hello,
     /// Its hello was answered by our challenge.
-    Prove { challenge: Challenge, until: Instant },
+    Prove { challenge: Challenge },
     /// The proof was right.
-    Register { hello_rank: u32, world_size: u32, until: Instant },
+    Register { hello_rank: u32, world_size: u32 },
     /// A registered rank.
     Member { rank: usize },
     /// Nothing more is expected of it: it said goodbye, or is being told why it is refused. `budget` more bytes of it are
     /// thrown away, because closing with unread bytes would reset the connection under our last words.
-    Ending { until: Instant, budget: usize, ended: bool },
+    Ending { budget: usize, ended: bool },
     /// To be removed.
     Gone,
 }
@@ -298,8 +304,8 @@ impl Loop {
                 Ok((stream, address)) => match Connection::new(stream) {
                     Ok(connection) => {
                         self.next_id += 1;
-                        let phase = Phase::Hello { until: deadline_after(REGISTER_LIMIT) };
-                        self.clients.push(Client { id: self.next_id, connection, address: address.to_string(), phase });
+                        let (id, address, until) = (self.next_id, address.to_string(), deadline_after(REGISTER_LIMIT));
+                        self.clients.push(Client { id, connection, address, phase: Phase::Hello, until });
                     }
                     Err(e) => log::debug!("rendezvous store: {address}: {e}"),
                 },
@@ -325,9 +331,9 @@ impl Loop {
         let Some(client) = self.clients.get_mut(index) else { return };
         // When sending fails, what came before may still be read: a goodbye, perhaps.
         let flushed = client.connection.flush();
-        if let Phase::Ending { until, budget, ended } = client.phase {
+        if let Phase::Ending { budget, ended } = client.phase {
             client.phase = match client.connection.discard() {
-                Ok(Some(n)) if n < budget => Phase::Ending { until, budget: budget - n, ended },
+                Ok(Some(n)) if n < budget => Phase::Ending { budget: budget - n, ended },
                 _ => Phase::Gone,
             };
             return self.end(index);
@@ -335,9 +341,9 @@ impl Loop {
         let filled = client.connection.fill();
         while let Some(client) = self.clients.get_mut(index) {
             let more = match client.phase {
-                Phase::Hello { until } => self.hello(index, until),
-                Phase::Prove { challenge, until } => self.prove(index, &challenge, until),
-                Phase::Register { hello_rank, world_size, .. } => self.register(index, hello_rank, world_size),
+                Phase::Hello => self.hello(index),
+                Phase::Prove { challenge } => self.prove(index, &challenge),
+                Phase::Register { hello_rank, world_size } => self.register(index, hello_rank, world_size),
                 Phase::Member { rank } => self.member(index, rank),
                 _ => false,
             };
@@ -378,7 +384,7 @@ impl Loop {
             Ok(Some(message)) => {
                 let bye = matches!(message, ToStore::Bye { .. });
                 if bye {
-                    client.phase = ending();
+                    client.start_ending();
                 }
                 self.store.handle(rank, message, Instant::now());
                 self.deliver();
@@ -396,11 +402,11 @@ impl Loop {
 
     fn end(&mut self, index: usize) {
         let Some(client) = self.clients.get_mut(index) else { return };
-        if let Phase::Ending { until, budget, ended: false } = client.phase {
+        if let Phase::Ending { budget, ended: false } = client.phase {
             match client.connection.flush() {
                 Ok(true) => {
                     client.connection.end_of_stream();
-                    client.phase = Phase::Ending { until, budget, ended: true };
+                    client.phase = Phase::Ending { budget, ended: true };
                 }
                 Ok(false) => {}
                 Err(_) => client.phase = Phase::Gone,
@@ -456,18 +462,13 @@ impl Loop {
     fn expire(&mut self) {
         let now = Instant::now();
         for index in 0..self.clients.len() {
-            match self.clients.get(index).map(|c| c.phase) {
-                Some(Phase::Hello { until } | Phase::Prove { until, .. } | Phase::Register { until, .. })
-                    if now >= until =>
-                {
+            let Some(client) = self.clients.get_mut(index).filter(|c| now >= c.until) else { continue };
+            match client.phase {
+                Phase::Hello | Phase::Prove { .. } | Phase::Register { .. } => {
                     self.refuse_stranger(index, format!("no registration within {REGISTER_LIMIT:?}"), false);
                 }
-                Some(Phase::Ending { until, .. }) if now >= until => {
-                    if let Some(client) = self.clients.get_mut(index) {
-                        client.phase = Phase::Gone;
-                    }
-                }
-                _ => {}
+                Phase::Ending { .. } => client.phase = Phase::Gone,
+                Phase::Member { .. } | Phase::Gone => {}
             }
         }
     }

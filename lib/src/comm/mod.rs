@@ -25,6 +25,7 @@ use std::sync::{Arc, Mutex};
 use crate::config::{Config, TransportChoice};
 use crate::error::{Error, Result};
 use crate::executor::Supervisor;
+use crate::threads::lock;
 use crate::topology::CostModel;
 use crate::trace::Tracer;
 use crate::transport::LinkOptions;
@@ -49,7 +50,6 @@ pub(crate) use state::State;
 pub use state::control::Progress;
 pub(crate) use state::failure::Attached;
 use state::home::Home;
-pub(crate) use state::lock;
 
 /// One rank's membership in a group of ranks.
 ///

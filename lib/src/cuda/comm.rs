@@ -7,12 +7,13 @@ use cudarc::driver::{CudaContext, CudaEvent, sys};
 
 use super::call::Stream;
 use super::driver::{cuda, is_capturing};
-use super::path::{DataPath, Path};
-use super::peer::{Choice, Chooser, Reason, Registry};
+use super::path::DataPath;
+use super::peer::{Chooser, Reason, Registry};
 use super::report::aborted;
 use super::window::Windows;
 use crate::comm::Comm;
 use crate::comm::RawCall;
+use crate::device::{Choice, Path};
 #[cfg(doc)]
 use crate::error::Error;
 use crate::error::Result;
@@ -114,7 +115,7 @@ impl DeviceComm {
     /// rank's segment for the others).
     pub fn choice(&self, collective: Collective, bytes: usize) -> Choice {
         let (choice, reason) = self.chooser.decide(collective, bytes);
-        if reason == Reason::Refused && self.path.chooser().is_some() {
+        if reason == Reason::Refused && self.path().chooses() {
             self.chooser.warn_refused(collective, choice);
         }
         choice
@@ -122,9 +123,10 @@ impl DeviceComm {
 
     /// How such a call runs, and why. The same on all ranks.
     pub fn explain(&self, collective: Collective, bytes: usize) -> Explanation {
-        let decided = self.path.chooser().map(|chooser| chooser.decide(collective, bytes));
+        let path = self.path();
+        let decided = path.chooses().then(|| self.chooser.decide(collective, bytes));
         let (choice, reason) = decided.map_or((None, Reason::Path), |(choice, reason)| (Some(choice), reason));
-        Explanation { path: self.path(), path_reason: self.why.clone(), choice, reason }
+        Explanation { path, path_reason: self.why.clone(), choice, reason }
     }
 
     /// Whether `choice` can run a call of `bytes` (as in [`DeviceComm::choice`]) of any element type.

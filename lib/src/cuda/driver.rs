@@ -21,7 +21,7 @@ pub fn available() -> Result<()> {
     // SAFETY: only tries to load the library.
     if !unsafe { sys::is_culib_present() } {
         return Err(missing(
-            "libcuda.so.1 was not found; it comes with NVIDIA's driver (in a container: start it with the GPUs, as by --gpus all)"
+            "libcuda.so.1 was not found; it comes with NVIDIA's driver (Debian: nvidia-driver; in a container: start it with the GPUs, as by --gpus all)"
                 .to_owned(),
         ));
     }
@@ -98,7 +98,7 @@ pub(crate) fn cuda(op: impl Into<String>, detail: impl Into<String>, error: Driv
 }
 
 /// CUDA's name, number and text of an error, and its usual cause.
-fn words(error: DriverError) -> String {
+pub fn words(error: DriverError) -> String {
     let text = |s: std::result::Result<&CStr, DriverError>| {
         s.map_or_else(|_| String::new(), |s| s.to_string_lossy().into_owned())
     };

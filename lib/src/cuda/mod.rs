@@ -40,11 +40,12 @@ mod report;
 mod setup;
 mod window;
 
+pub use crate::device::{Choice, Framing, Path, Protocol};
 pub use call::Stream;
 pub use comm::{DeviceComm, Explanation};
+pub use compile::compile;
 pub(crate) use driver::cuda;
-pub use driver::{available, device_count, open};
+pub use driver::{available, device_count, open, words};
 pub use inventory::{Gpu, Inventory, inventory, nvrtc};
-pub use path::Path;
-pub use peer::{Choice, Framing, Protocol, Reason, Registration};
+pub use peer::{Reason, Registration};
 pub use registered::Registered;

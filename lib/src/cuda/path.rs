@@ -5,40 +5,12 @@ use std::fmt;
 use cudarc::driver::sys;
 
 use super::call::End;
-use super::peer::{Choice, Chooser};
 use super::window::MAX_RANKS;
 use crate::comm::Comm;
 use crate::comm::RawCall;
 use crate::config::CudaPath;
+use crate::device::{Choice, Path};
 use crate::error::{Error, Result};
-
-/// How the calls of a [`DeviceComm`](super::DeviceComm) reach the other ranks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Path {
-    /// Kernels write into the other ranks' memory.
-    Peer,
-    /// The same by kernels that never wait, for ranks of several processes on one GPU.
-    Phased,
-    /// Data goes through page-locked memory of the hosts and the links of the host communicator.
-    Hosted,
-}
-
-impl Path {
-    /// Whether calls can be captured in a CUDA graph.
-    pub fn captures(self) -> bool {
-        self == Path::Peer
-    }
-}
-
-impl fmt::Display for Path {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Path::Peer => "kernels over the peers' memory",
-            Path::Phased => "kernels in turns over shared GPUs",
-            Path::Hosted => "through the hosts' memory",
-        })
-    }
-}
 
 /// A call's turn among those of its communicator.
 #[derive(Debug, Clone, Copy)]
@@ -53,11 +25,6 @@ pub(super) trait DataPath: fmt::Debug + Send + Sync {
 
     /// Memory that it takes on each rank.
     fn bytes(&self) -> usize;
-
-    /// Its chooser; `None` for a path without choices.
-    fn chooser(&self) -> Option<&Chooser> {
-        None
-    }
 
     /// Enqueues a collective of several ranks.
     ///

@@ -15,8 +15,8 @@
 //! `ends`, a cache line from each, once per LINES calls.
 
 use crate::error::{Error, Result};
+use crate::sync::Words;
 use crate::transport::shm::Sequence;
-use crate::transport::sync::Words;
 
 /// Calls a rank may be ahead of the slowest one. (The model has few, so that they are reused soon.)
 pub(crate) const LINES: usize = if cfg!(loom) { 2 } else { 32 };

@@ -17,10 +17,10 @@ use crate::algorithm::Shape;
 use crate::error::Error;
 use crate::executor::{Buffers, Supervisor, WaitPolicy};
 use crate::reduce::Kernels;
+use crate::sync::{Step, Words, touches, watch};
 use crate::transport::explore::{must_fail, must_hold};
 use crate::transport::mapping::Mapping;
 use crate::transport::shm::Sequence;
-use crate::transport::sync::{Step, Words, touches, watch};
 use crate::wire::{Algorithm, Collective, Header};
 
 /// Elements that fit into a line, and elements that need a slot.

@@ -5,8 +5,8 @@
 use super::board::Board;
 use super::task::{Outcome, Task, Turn};
 use crate::algorithm::Shape;
+use crate::sync;
 use crate::transport::shm::{INLINE, pack};
-use crate::transport::sync;
 use crate::wire::Collective;
 
 /// How far a rank is.

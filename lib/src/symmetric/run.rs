@@ -11,8 +11,8 @@ use super::two_shot::TwoShot;
 use crate::error::{Error, Result};
 use crate::executor::{Buffers, DOUBT, Supervisor, WaitPolicy};
 use crate::interrupt::asked_to_stop;
+use crate::sync::yield_now;
 use crate::trace::Recorder;
-use crate::transport::sync::yield_now;
 use crate::wire::{Algorithm, Header};
 
 enum Steps {

@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crate::transport::sync::{AtomicU32, AtomicU64, Futex, Step, fence, order};
+use crate::sync::{AtomicU32, AtomicU64, Futex, Step, fence, order};
 
 /// Last call that a rank has finished.
 #[repr(transparent)]

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::task::Plan;
 use crate::reduce::stream;
-use crate::transport::sync;
+use crate::sync;
 
 /// Reductions of more than two ranks go through a block of this many bytes that stays in the L1 cache.
 const PIECE: usize = 8 << 10;

@@ -9,7 +9,7 @@ use std::io::{self, Write};
 
 use serde_json::json;
 
-use super::event::{Call, Event, NONE, Span, Step, Track, What};
+use super::event::{Call, Content, Event, NONE, Span, Step, Track};
 use super::file::{self, Lines};
 use super::source::{Link, Source};
 use crate::dtype::{DType, ReduceOp};
@@ -157,33 +157,33 @@ impl Page<'_> {
 
     fn event(&self, lines: &mut Lines, e: &Event) -> io::Result<()> {
         let comm = self.source.comm;
-        match e.what {
-            What::Call(call) => self.slice(lines, e, "call", call, CallArgs { call, source: self.source }),
-            What::Group { calls } => {
+        match e.content {
+            Content::Call(call) => self.slice(lines, e, "call", call, CallArgs { call, source: self.source }),
+            Content::Group { calls } => {
                 self.slice(lines, e, "call", format_args!("group of {calls} calls"), format_args!("\"comm\":{comm}"))
             }
-            What::Step(step) => self.step(lines, e, &step),
-            What::Wait { link, room } => {
+            Content::Step(step) => self.step(lines, e, &step),
+            Content::Wait { link, room } => {
                 let what = if room { "wait for room" } else { "wait" };
                 let name = format!("{what}{}", self.whom(if room { "at" } else { "for" }, link));
                 self.slice(lines, e, "wait", name, "")
             }
-            What::Idle { phase, link } => {
+            Content::Idle { phase, link } => {
                 self.slice(lines, e, phase.name(), format_args!("{}{}", phase.name(), self.whom("for", link)), "")
             }
-            What::Await { rank, arrival } => {
+            Content::Await { rank, arrival } => {
                 let what = if arrival { "wait for rank" } else { "wait for the end of rank" };
                 self.slice(lines, e, "wait", format_args!("{what} {rank}"), "")
             }
-            What::Compile { collective } => {
+            Content::Compile { collective } => {
                 self.slice(lines, e, "setup", format_args!("compile {}", name_of(collective)), "")
             }
-            What::Connect { link, kind } => {
+            Content::Connect { link, kind } => {
                 let channel = self.peer(link).map_or(0, |l| l.channel);
                 let args = format!("\"channel\":{channel},\"kind\":\"{kind}\"");
                 self.slice(lines, e, "setup", format_args!("connect{}", self.whom("to", link)), args)
             }
-            What::Span(span) => self.span(lines, e, span),
+            Content::Span(span) => self.span(lines, e, span),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::cuda::{Choice, Path};
+use crate::device::{Choice, Path};
 
 /// Something that took from `begin` to `end` (nanoseconds of our clock) on one of the communicator's tracks.
 #[derive(Debug, Clone, Copy)]
@@ -10,7 +10,7 @@ pub(super) struct Event {
     pub(super) begin: u64,
     pub(super) end: u64,
     pub(super) track: Track,
-    pub(super) what: What,
+    pub(super) content: Content,
 }
 
 const _: () = assert!(size_of::<Event>() <= 64);
@@ -30,7 +30,7 @@ pub(super) enum Track {
 pub(super) const NONE: u32 = u32::MAX;
 
 #[derive(Debug, Clone, Copy)]
-pub(super) enum What {
+pub(super) enum Content {
     Call(Call),
     Group {
         calls: u32,

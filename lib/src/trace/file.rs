@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 /// Ends the file; the next writer puts its lines in its place.
 const TAIL: &[u8] = b"\n]\n";
 /// Longest wait for another rank that writes.
-const PATIENCE: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(30);
 /// Between two looks at the lock.
 const LOOK: Duration = Duration::from_millis(2);
 /// The run's id is in the first line.
@@ -86,7 +86,7 @@ fn cut(file: &mut File) -> std::io::Result<(u64, bool)> {
 }
 
 fn lock(file: &File, path: &Path) -> Result<()> {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + LIMIT;
     loop {
         match flock(file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(()),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::event::{Call, Event, NONE, Phase, Step, StepKind, Track, What};
+use super::event::{Call, Content, Event, NONE, Phase, Step, StepKind, Track};
 use super::ring::Ring;
 use super::source::Link;
 use super::tracer::Tracer;
@@ -105,8 +105,8 @@ impl Recorder {
         &self.tracer
     }
 
-    fn push(&mut self, begin: u64, end: u64, track: Track, what: What) {
-        self.ring.push(Event { begin, end, track, what });
+    fn push(&mut self, begin: u64, end: u64, track: Track, content: Content) {
+        self.ring.push(Event { begin, end, track, content });
     }
 
     /// Something before a call begins that the call is the reason for.
@@ -125,12 +125,12 @@ impl Recorder {
     pub(crate) fn connected(&mut self, begin: u64, peer: usize, channel: u32, kind: &'static str) {
         let link = index(self.links.len());
         self.links.push(Link { peer: self.tracer.source.world(peer), channel, sent: 0, received: 0 });
-        self.push(begin, now(), Track::Calls, What::Connect { link, kind });
+        self.push(begin, now(), Track::Calls, Content::Connect { link, kind });
     }
 
     /// A plan was compiled.
     pub(crate) fn compiled(&mut self, begin: u64, collective: u8) {
-        self.push(begin, now(), Track::Calls, What::Compile { collective });
+        self.push(begin, now(), Track::Calls, Content::Compile { collective });
     }
 
     /// A run of `lanes` lanes begins.
@@ -174,7 +174,7 @@ impl Recorder {
         if let Some((Waiting { link, room }, since)) = waits
             && end > since
         {
-            self.push(since, end, Track::Lane(index(self.lane)), What::Wait { link, room });
+            self.push(since, end, Track::Lane(index(self.lane)), Content::Wait { link, room });
         }
     }
 
@@ -199,7 +199,7 @@ impl Recorder {
         };
         let received = count(self.links.get_mut(step.recv).map(|l| &mut l.received));
         let sent = count(self.links.get_mut(step.send).map(|l| &mut l.sent));
-        self.push(begin, end, Track::Lane(index(lane)), What::Step(step.event(Some(end - stamp), received, sent)));
+        self.push(begin, end, Track::Lane(index(lane)), Content::Step(step.event(Some(end - stamp), received, sent)));
     }
 
     /// The thread waited, since the last lane was entered.
@@ -220,7 +220,7 @@ impl Recorder {
         if let Some((phase, link, since)) = self.idle.take()
             && end > since
         {
-            self.push(since, end, Track::Calls, What::Idle { phase, link });
+            self.push(since, end, Track::Calls, Content::Idle { phase, link });
         }
     }
 
@@ -235,7 +235,7 @@ impl Recorder {
         if let Some((rank, arrival, since)) = self.awaited.take()
             && end > since
         {
-            self.push(since, end, Track::Calls, What::Await { rank, arrival });
+            self.push(since, end, Track::Calls, Content::Await { rank, arrival });
         }
     }
 
@@ -253,7 +253,7 @@ impl Recorder {
         let begin = std::mem::replace(&mut state.begin, end);
         let waits = state.waits.take();
         self.waited(waits, end);
-        self.push(begin, end.max(begin + 1), Track::Lane(index(lane)), What::Step(step.event(None, NONE, NONE)));
+        self.push(begin, end.max(begin + 1), Track::Lane(index(lane)), Content::Step(step.event(None, NONE, NONE)));
     }
 
     /// The run is over. `calls`: each with its number of lanes.
@@ -263,17 +263,17 @@ impl Recorder {
         self.ends_await(end);
         let begin = self.begin;
         match calls.len() {
-            1 => calls.for_each(|(call, _)| self.push(begin, end, Track::Calls, What::Call(call))),
+            1 => calls.for_each(|(call, _)| self.push(begin, end, Track::Calls, Content::Call(call))),
             n => {
                 let mut lane = 0;
                 for (call, lanes) in calls {
                     for _ in 0..lanes {
                         let last = self.lanes.get(lane).map_or(end, |l| l.begin);
-                        self.push(begin, last.max(begin + 1), Track::Lane(index(lane)), What::Call(call));
+                        self.push(begin, last.max(begin + 1), Track::Lane(index(lane)), Content::Call(call));
                         lane += 1;
                     }
                 }
-                self.push(begin, end, Track::Calls, What::Group { calls: index(n) });
+                self.push(begin, end, Track::Calls, Content::Group { calls: index(n) });
             }
         }
     }

@@ -49,11 +49,11 @@ impl Ring {
 
 #[cfg(test)]
 mod tests {
-    use super::super::event::{Span, Track, What};
+    use super::super::event::{Content, Span, Track};
     use super::*;
 
     fn at(begin: u64) -> Event {
-        Event { begin, end: begin + 1, track: Track::Calls, what: What::Span(Span::Start) }
+        Event { begin, end: begin + 1, track: Track::Calls, content: Content::Span(Span::Start) }
     }
 
     fn taken(ring: &mut Ring) -> (Vec<u64>, u64) {

@@ -10,9 +10,9 @@ use serde_json::json;
 
 use super::event::Track;
 use super::{ClockOffset, file, now};
-use crate::comm::lock;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::threads::lock;
 
 /// Track numbers of a rank, so that no two ranks use the same: Perfetto finds a thread's name by its number alone.
 const TRACKS: u64 = 10_000;

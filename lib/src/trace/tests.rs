@@ -97,7 +97,7 @@ fn span(e: &Value) -> (f64, f64) {
 
 #[test]
 fn a_call_that_others_carry_is_a_slice_of_the_thread_that_made_it() {
-    use crate::cuda::{Choice, Path as Way, Protocol};
+    use crate::device::{Choice, Path as Way, Protocol};
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("t.json");
     {

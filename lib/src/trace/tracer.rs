@@ -3,12 +3,12 @@
 use std::sync::{Arc, Mutex};
 use std::thread::ThreadId;
 
-use super::event::{Event, Span, Track, What};
+use super::event::{Content, Event, Span, Track};
 use super::ring::Ring;
 use super::sink::Sink;
 use super::source::Source;
 use super::{chrome, now};
-use crate::comm::lock;
+use crate::threads::lock;
 
 /// These events are few; the executor's are not.
 const CAPACITY: usize = 1 << 16;
@@ -49,7 +49,7 @@ impl Tracer {
                 threads.met.len() - 1
             }
         };
-        threads.ring.push(Event { begin, end, track: Track::Thread(number as u32), what: What::Span(span) });
+        threads.ring.push(Event { begin, end, track: Track::Thread(number as u32), content: Content::Span(span) });
     }
 
     /// Writes what has been recorded.

@@ -3,8 +3,7 @@
 //! loom runs a scenario in every order of its steps (or in all with a bounded number of preemptions, where that would
 //! be too many), and lets every load return every value that the orderings allow. It fails a scenario when an assertion
 //! does, when plain memory (payloads, headers) is read and written without an order between, and when all threads
-//! sleep, which is what a lost wake-up comes to. What fences, memory, the doorbell and futexes stand for: see
-//! `transport::sync`.
+//! sleep, which is what a lost wake-up comes to. What fences, memory, the doorbell and futexes stand for: see `sync`.
 //!
 //! Scenarios also run with one step of the protocol weakened, and must fail then: that shows that they would notice.
 
@@ -12,7 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::sync::{Step, forget, weaken};
+use crate::sync::{Step, forget, weaken};
 
 /// Runs a scenario with at most `preemptions` in each of its orders (`None`: all orders). Returns their number.
 fn explore(preemptions: Option<usize>, scenario: impl Fn() + Sync + Send + 'static) -> usize {

@@ -12,7 +12,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::sync::{Step, fence, order};
+use crate::sync::{Step, fence, order};
 
 /// Between a store that may be awaited and the look whether somebody sleeps.
 #[inline(always)]

@@ -69,7 +69,6 @@ pub(crate) mod packet;
 mod pagemap;
 pub(crate) mod shm;
 mod stream;
-pub(crate) mod sync;
 mod tcp;
 #[cfg(feature = "verbs")]
 mod verbs;
@@ -244,7 +243,7 @@ pub trait SendLink: Send {
     fn arm(&mut self) -> Result<bool>;
 
     /// Takes `arm` back.
-    fn disarm(&mut self);
+    fn disarm(&mut self) {}
 
     /// Bytes that have passed, those of unfinished messages included: tells a slow message from a stuck one. Stays 0
     /// where messages come whole.
@@ -339,7 +338,7 @@ pub trait RecvLink: Send {
     fn arm(&mut self) -> Result<bool>;
 
     /// Takes `arm` back.
-    fn disarm(&mut self);
+    fn disarm(&mut self) {}
 
     /// Bytes that have passed, those of unfinished messages included: tells a slow message from a stuck one. Stays 0
     /// where messages come whole.

@@ -191,7 +191,6 @@ impl SendLink for ToySend {
     fn arm(&mut self) -> Result<bool> {
         self.progress().map(|moved| moved || !self.full)
     }
-    fn disarm(&mut self) {}
     fn interest(&self) -> Interest {
         self.half.interest(false, self.full)
     }
@@ -269,7 +268,6 @@ impl RecvLink for ToyRecv {
         self.progress()?;
         Ok(!self.ready.is_empty())
     }
-    fn disarm(&mut self) {}
     fn interest(&self) -> Interest {
         self.half.interest(true, false)
     }

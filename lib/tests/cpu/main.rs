@@ -8,6 +8,7 @@
 mod common;
 
 mod admission;
+mod arrows;
 mod collectives;
 mod compile_fail;
 mod config_docs;

@@ -21,15 +21,16 @@ pub fn listener(listen: &str) -> Result<TcpListener> {
     Ok(listener)
 }
 
-/// Starts this program as `server SERVER…` and as `client ADDRESS CLIENT…` and waits for both.
+/// Starts this program as `server` and as `client ADDRESS`, both with our own options and each with more, and waits for
+/// both. We have no subcommand, so our arguments are options that go with any.
 ///
 /// Both write to our standard output themselves, so the order of the lines is the order of events.
-pub fn both_sides(server: &[String], client: &[String]) -> Result<()> {
+pub fn both_sides(server: &[&str], client: &[&str]) -> Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0").context("side channel")?;
     let address = listener.local_addr().context("side channel")?.to_string();
-    let server = [&[format!("--listen={STDIN}")], server].concat();
-    let mut server = start("server", Stdio::from(OwnedFd::from(listener)), &server)?;
-    let ended = start("client", Stdio::null(), &[&[address], client].concat())
+    let listen = format!("--listen={STDIN}");
+    let mut server = start("server", Stdio::from(OwnedFd::from(listener)), &[&[&*listen], server].concat())?;
+    let ended = start("client", Stdio::null(), &[&[&*address], client].concat())
         .and_then(|mut child| child.wait().context("the client process"));
     // The server ends whatever the client did: its connection closes, or no client connects within its timeout.
     let server = server.wait().context("the server process")?;
@@ -37,10 +38,11 @@ pub fn both_sides(server: &[String], client: &[String]) -> Result<()> {
     check("server", server)
 }
 
-fn start(side: &str, stdin: Stdio, arguments: &[String]) -> Result<Child> {
+fn start(side: &str, stdin: Stdio, arguments: &[&str]) -> Result<Child> {
     let program = std::env::current_exe().context("the path of this program")?;
     Command::new(program)
         .arg(side)
+        .args(std::env::args_os().skip(1))
         .arg(format!("--side={side}"))
         .args(arguments)
         .stdin(stdin)

@@ -49,7 +49,7 @@ pub(crate) struct Talk {
     #[arg(long, global = true, value_enum, default_value_t = Api::Steps)]
     pub(crate) api: Api,
     /// Leave out the attributes of each step.
-    #[arg(long, global = true)]
+    #[arg(long, global = true, overrides_with = "brief")]
     pub(crate) brief: bool,
 }
 
@@ -60,15 +60,4 @@ pub(crate) enum Api {
     Steps,
     /// `ibverbs`: one call.
     Safe,
-}
-
-#[cfg(feature = "verbs")]
-impl Talk {
-    /// Turns the options back into arguments for a child process.
-    pub(crate) fn arguments(&self) -> Vec<String> {
-        let api = if self.api == Api::Safe { "safe" } else { "steps" };
-        let mut list = vec![format!("--recv-bytes={}", self.recv_bytes), format!("--api={api}")];
-        list.extend(self.text.as_ref().map(|t| format!("--text={t}")));
-        list
-    }
 }

@@ -1,6 +1,6 @@
 //! The command line.
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 use program_kit::size;
 use verbs_hello::choice;
 
@@ -77,7 +77,7 @@ pub struct Data {
     #[arg(long, global = true, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub rounds: u64,
     /// Print the chosen path in one line, without the reasons.
-    #[arg(long, global = true)]
+    #[arg(long, global = true, overrides_with = "brief")]
     pub brief: bool,
 }
 
@@ -85,24 +85,6 @@ impl Data {
     /// The buffer's split into chunks.
     pub fn plan(&self) -> Plan {
         Plan { bytes: self.bytes, chunk: self.chunk.min(self.bytes), slots: self.slots }
-    }
-
-    /// Turns the options back into arguments for a child process.
-    pub fn arguments(&self) -> Vec<String> {
-        let name =
-            |value: Option<clap::builder::PossibleValue>| value.map_or_else(String::new, |v| v.get_name().to_owned());
-        let mut list = vec![
-            format!("--buffer={}", name(self.buffer.to_possible_value())),
-            format!("--gpu={}", self.gpu),
-            format!("--wire={}", self.wire),
-            format!("--bytes={}", self.bytes),
-            format!("--chunk={}", self.chunk),
-            format!("--slots={}", self.slots),
-            format!("--rounds={}", self.rounds),
-        ];
-        list.extend(self.path.map(|path| format!("--path={}", name(path.to_possible_value()))));
-        list.extend(self.brief.then(|| "--brief".to_owned()));
-        list
     }
 }
 
@@ -129,14 +111,14 @@ mod tests {
     }
 
     #[test]
-    fn a_child_gets_the_same_options() {
+    fn a_side_takes_the_options_of_the_whole() {
         let given =
             ["x", "--buffer=host", "--gpu=3", "--wire=tcp", "--path=peer-memory", "--bytes=3K", "--chunk=5", "--brief"];
-        let first = Cli::try_parse_from(given).expect("valid").data;
-        let again = std::iter::once("x".to_owned()).chain(first.arguments());
-        let second = Cli::try_parse_from(again).expect("valid").data;
-        assert_eq!(format!("{first:?}"), format!("{second:?}"));
-        assert_eq!((second.path, second.bytes, second.brief), (Some(Stage::PeerMemory), 3072, true));
-        assert_eq!(Data { bytes: 3, ..first }.plan().chunk, 3);
+        let whole = Cli::try_parse_from(given).expect("valid").data;
+        let side = [&["x", "server"], &given[1..], &["--side=server", "--listen=-", "--brief"]].concat();
+        let side = Cli::try_parse_from(side).expect("valid").data;
+        assert_eq!(format!("{whole:?}"), format!("{side:?}"));
+        assert_eq!((side.path, side.bytes, side.brief), (Some(Stage::PeerMemory), 3072, true));
+        assert_eq!(Data { bytes: 3, ..side }.plan().chunk, 3);
     }
 }

@@ -52,11 +52,7 @@ pub fn run(cli: &Cli) -> Result<()> {
         None => {
             // Printed once here, not by both children.
             look(cli)?;
-            let brief = vec!["--brief".to_owned()];
-            let mut data = cli.data.clone();
-            data.brief = false;
-            let shared = [cli.choice.arguments(), data.arguments(), brief].concat();
-            alone::both_sides(&shared, &shared)
+            alone::both_sides(&["--brief"], &["--brief"])
         }
     }
 }

@@ -81,10 +81,10 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
     repetitions: u32,
     /// Approximate seconds to measure each size and place (without -n).
-    #[arg(long, default_value = "0.3", value_parser = seconds)]
+    #[arg(long, default_value = "0.3", value_parser = size::seconds)]
     budget: Duration,
     /// Seconds without progress after which a call fails and names the ranks that have not arrived.
-    #[arg(long, value_parser = seconds)]
+    #[arg(long, value_parser = size::seconds)]
     timeout: Option<Duration>,
     /// Seed of the values in the buffers.
     #[arg(long, default_value_t = 1)]
@@ -296,14 +296,6 @@ fn factor(text: &str) -> Result<usize, String> {
         .ok()
         .filter(|f| (2..=1 << 30).contains(f))
         .ok_or_else(|| "expected a whole number from 2 on".to_owned())
-}
-
-fn seconds(text: &str) -> Result<Duration, String> {
-    let value: f64 = text.parse().map_err(|_| "expected seconds, like 0.5".to_owned())?;
-    Duration::try_from_secs_f64(value)
-        .ok()
-        .filter(|d| !d.is_zero() && *d <= Duration::from_secs(86_400))
-        .ok_or_else(|| "expected more than 0 and at most 86400 seconds".to_owned())
 }
 
 #[cfg(test)]

@@ -24,11 +24,11 @@ use std::thread;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 use clap::Parser as _;
+use program_kit::output::Output;
 use tinynccl::launch::{self, Launcher};
 use tinynccl::{Comm, Error, ReduceOp};
 
 use args::{Args, Plan};
-use record::Output;
 
 /// Exit code when the machine or the build lacks something that the options need.
 const CANNOT_RUN_HERE: u8 = 3;

@@ -49,67 +49,19 @@ numbers! {
 
 /// Runs `$body` with `$T` standing for the Rust type of a `DType`.
 macro_rules! with_type {
-    ($dtype:expr, $T:ident => $body:expr) => {{
-        use tinynccl::DType;
+    ($dtype:expr, $T:ident => $body:expr) => {
+        $crate::pattern::with_type!($dtype, $T => $body,
+            F32 f32, F64 f64, F16 half::f16, Bf16 half::bf16, I8 i8, U8 u8, I32 i32, U32 u32, I64 i64, U64 u64,
+            I16 i16, U16 u16, F8E4M3 tinynccl::F8E4M3, F8E5M2 tinynccl::F8E5M2)
+    };
+    ($dtype:expr, $T:ident => $body:expr, $($name:ident $type:ty),*) => {
         match $dtype {
-            DType::F32 => {
-                type $T = f32;
+            $(tinynccl::DType::$name => {
+                type $T = $type;
                 $body
-            }
-            DType::F64 => {
-                type $T = f64;
-                $body
-            }
-            DType::F16 => {
-                type $T = half::f16;
-                $body
-            }
-            DType::Bf16 => {
-                type $T = half::bf16;
-                $body
-            }
-            DType::I8 => {
-                type $T = i8;
-                $body
-            }
-            DType::U8 => {
-                type $T = u8;
-                $body
-            }
-            DType::I32 => {
-                type $T = i32;
-                $body
-            }
-            DType::U32 => {
-                type $T = u32;
-                $body
-            }
-            DType::I64 => {
-                type $T = i64;
-                $body
-            }
-            DType::U64 => {
-                type $T = u64;
-                $body
-            }
-            DType::I16 => {
-                type $T = i16;
-                $body
-            }
-            DType::U16 => {
-                type $T = u16;
-                $body
-            }
-            DType::F8E4M3 => {
-                type $T = tinynccl::F8E4M3;
-                $body
-            }
-            DType::F8E5M2 => {
-                type $T = tinynccl::F8E5M2;
-                $body
-            }
+            })*
         }
-    }};
+    };
 }
 pub(crate) use with_type;
 

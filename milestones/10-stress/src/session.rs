@@ -4,6 +4,7 @@ use std::io::Write as _;
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
+use program_kit::output::Output;
 use tinynccl::Comm;
 use tinynccl::wire::Collective;
 
@@ -11,7 +12,7 @@ use crate::args::{Args, Plan};
 use crate::case::{Case, Place};
 use crate::memory::Arena;
 use crate::pattern::{Number, Pattern, Tables, with_type};
-use crate::record::{Machine, Output, Record, Row, now};
+use crate::record::{Machine, Record, Row, now};
 use crate::row;
 use crate::table::{self, Totals};
 use crate::{csv, pin, plot, probe};

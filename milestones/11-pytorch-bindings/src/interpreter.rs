@@ -6,16 +6,9 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 /// Everything that is missing, and the remedy, in one line.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
 pub struct Unavailable(pub String);
-
-impl fmt::Display for Unavailable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Unavailable {}
 
 /// The modules that a program imports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +20,7 @@ pub enum Needs {
 }
 
 /// An interpreter that can run our ranks.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Interpreter {
     /// Its executable.
     pub program: PathBuf,

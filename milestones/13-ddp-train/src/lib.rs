@@ -4,6 +4,7 @@ pub mod data;
 pub mod loss;
 pub mod mlp;
 pub mod optim;
+pub mod options;
 pub mod proof;
 pub mod replica;
 pub mod rng;

@@ -12,7 +12,7 @@ use crate::optim::Optimizer;
 use crate::proof;
 
 /// A part to leave out, to show its purpose.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Fault {
     /// No broadcast of the initial weights: every rank keeps its own random start.
     Broadcast,

@@ -8,55 +8,31 @@ use crate::data::{CLASSES, Dataset, epoch_order, shard};
 use crate::loss::cross_entropy;
 use crate::mlp::Mlp;
 use crate::optim::Optimizer;
+use crate::options::{Training, positive};
 use crate::replica::{Fault, Replica};
 use crate::rng::Rng;
 
-/// Settings of a training run, equal on all ranks.
-#[derive(Debug, Clone)]
+/// Settings of a training run on spirals, equal on all ranks.
+#[derive(Debug, Clone, clap::Args)]
 pub struct Options {
-    /// Passes over the data.
-    pub epochs: usize,
-    /// Samples per step, over all ranks together.
-    pub batch: usize,
-    /// Learning rate.
-    pub rate: f32,
+    /// Those of every training.
+    #[command(flatten)]
+    pub training: Training,
     /// Points per spiral arm.
+    #[arg(long, default_value_t = 128, value_parser = positive().range(1..=1_000_000))]
     pub points: usize,
-    /// Width of the two hidden layers.
-    pub hidden: usize,
-    /// Seed of data, order and rank 0's weights.
-    pub seed: u64,
     /// Size of a gradient bucket in bytes.
+    #[arg(long, default_value_t = 8192, value_parser = positive())]
     pub bucket_bytes: usize,
     /// The part to leave out.
+    #[arg(skip)]
     pub fault: Option<Fault>,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Options {
-            epochs: 60,
-            batch: 96,
-            rate: 0.1,
-            points: 128,
-            hidden: 64,
-            seed: 1,
-            bucket_bytes: 8 << 10,
-            fault: None,
-        }
-    }
 }
 
 impl Options {
     /// Refuses settings that do not work with this many ranks.
     pub fn check(&self, ranks: usize) -> Result<()> {
-        let (batch, samples) = (self.batch, CLASSES * self.points);
-        ensure!(
-            batch > 0 && batch.is_multiple_of(ranks),
-            "a global batch of {batch} cannot be shared equally by {ranks} ranks: take a multiple of {ranks}"
-        );
-        ensure!(batch <= samples, "a global batch of {batch} is larger than the data ({samples} points)");
-        Ok(())
+        self.training.check(ranks, CLASSES * self.points)
     }
 }
 
@@ -99,12 +75,13 @@ pub enum Event {
 /// epoch; a difference is an error on every rank.
 pub fn train(group: &ProcessGroup, options: &Options, mut report: impl FnMut(Event)) -> Result<Vec<Epoch>> {
     let (rank, ranks) = (group.rank(), group.size());
-    let data = Dataset::spiral(options.points, options.seed);
+    let Training { epochs, batch, rate, hidden, seed } = options.training;
+    let data = Dataset::spiral(options.points, seed);
     options.check(ranks)?;
     // Every rank starts from different weights, so only the broadcast can make them agree.
-    let mut rng = Rng::new(options.seed.wrapping_add(rank as u64));
-    let model = Mlp::new(&[2, options.hidden, options.hidden, CLASSES], &mut rng);
-    let optimizer = Optimizer::sgd(options.rate, &model.specs());
+    let mut rng = Rng::new(seed.wrapping_add(rank as u64));
+    let model = Mlp::new(&[2, hidden, hidden, CLASSES], &mut rng);
+    let optimizer = Optimizer::sgd(rate, &model.specs());
     let mut replica = Replica::new(group, model, optimizer, options.bucket_bytes, options.fault)?;
     let explain = |when: String| match options.fault {
         Some(Fault::Broadcast) => format!("{when} (--break broadcast: every rank kept its own random start)"),
@@ -118,12 +95,12 @@ pub fn train(group: &ProcessGroup, options: &Options, mut report: impl FnMut(Eve
         weights: replica.prove_identical().with_context(|| explain("before the first step".to_owned()))?,
     }));
 
-    let mut epochs = Vec::with_capacity(options.epochs);
-    for number in 1..=options.epochs {
-        let order = epoch_order(data.len(), options.seed, number);
+    let mut curve = Vec::with_capacity(epochs);
+    for number in 1..=epochs {
+        let order = epoch_order(data.len(), seed, number);
         // Sums over our samples: loss, right answers, number of samples.
         let mut totals = [0f64; 3];
-        for batch in order.chunks_exact(options.batch) {
+        for batch in order.chunks_exact(batch) {
             let mine = data.select(shard(batch, rank, ranks));
             let mut correct = 0;
             let loss = replica.step(&mine.points, mine.len(), |outputs, d_outputs| {
@@ -140,9 +117,9 @@ pub fn train(group: &ProcessGroup, options: &Options, mut report: impl FnMut(Eve
         let weights = replica.prove_identical().with_context(|| explain(format!("after epoch {number}")))?;
         let epoch = Epoch { number, loss: totals[0] / totals[2], accuracy: totals[1] / totals[2], weights };
         report(Event::Epoch(epoch));
-        epochs.push(epoch);
+        curve.push(epoch);
     }
-    Ok(epochs)
+    Ok(curve)
 }
 
 #[cfg(test)]

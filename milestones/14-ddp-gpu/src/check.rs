@@ -49,9 +49,9 @@ impl Alone {
     /// Compares the gradients of the first batch, here and on the CPU: the largest difference, relative to the largest
     /// gradient of the same parameter.
     pub fn gradient_difference(&self, kernels: &Kernels, options: &Options) -> Result<f64> {
-        let data = Dataset::spiral(options.points, options.seed);
-        let batch = data.select(&epoch_order(data.len(), options.seed, 1)[..options.batch]);
-        let model = Mlp::new(&sizes(options), &mut Rng::new(options.seed));
+        let data = Dataset::spiral(options.points, options.training.seed);
+        let batch = data.select(&epoch_order(data.len(), options.training.seed, 1)[..options.training.batch]);
+        let model = Mlp::new(&sizes(options), &mut Rng::new(options.training.seed));
         self.gradients_of(kernels, &model, &sizes(options), &batch, options.bucket_bytes)
     }
 
@@ -104,12 +104,14 @@ pub fn loss_difference(got: &[Epoch], expected: &[Epoch]) -> f64 {
 /// Multiplications and additions of the whole training: 6 per weight and sample.
 fn cpu_work(options: &Options) -> f64 {
     let weights: usize = sizes(options).windows(2).map(|pair| pair[0] * pair[1]).sum();
-    let samples = 3 * options.points / options.batch * options.batch;
-    6.0 * weights as f64 * (samples * options.epochs) as f64
+    let samples = 3 * options.points / options.training.batch * options.training.batch;
+    6.0 * weights as f64 * (samples * options.training.epochs) as f64
 }
 
 #[cfg(test)]
 mod tests {
+    use ddp_train::options::Training;
+
     use super::*;
 
     #[test]
@@ -130,8 +132,11 @@ mod tests {
 
     #[test]
     fn the_default_is_little_work_and_a_wide_model_much() {
-        assert!(cpu_work(&Options::default()) < CPU_LIMIT);
-        assert!(cpu_work(&Options { hidden: 4096, ..Options::default() }) > CPU_LIMIT);
+        let work = |hidden| {
+            let training = Training { epochs: 60, batch: 96, rate: 0.1, hidden, seed: 1 };
+            cpu_work(&Options { training, points: 128, bucket_bytes: 8192, fault: None })
+        };
+        assert!(work(64) < CPU_LIMIT && work(4096) > CPU_LIMIT);
     }
 
     #[test]

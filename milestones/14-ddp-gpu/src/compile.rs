@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, Result, bail};
 use cudarc::driver::{CudaContext, CudaModule};
-use cudarc::nvrtc::{CompileError, CompileOptions, Ptx, compile_ptx_with_opts, sys};
+use cudarc::nvrtc::{CompileError, CompileOptions, Ptx, compile_ptx_with_opts};
 
 /// The kernels in CUDA C, in the order in which they are compiled as one text.
 pub const SOURCE: &str = concat!(
@@ -14,30 +14,12 @@ pub const SOURCE: &str = concat!(
     include_str!("kernels/momentum.cu"),
 );
 
-/// Fails if NVRTC is not installed, and says what is missing.
-///
-/// # Errors
-/// [`tinynccl::Error::Unsupported`].
-pub fn compiler_is_here() -> tinynccl::Result<()> {
-    // SAFETY: only tries to load the library. (cudarc panics when a missing library is used.)
-    if unsafe { sys::is_culib_present() } {
-        return Ok(());
-    }
-    Err(tinynccl::Error::Unsupported {
-        what: "NVRTC, the run-time compiler of CUDA C,".to_owned(),
-        detail:
-            "neither libnvrtc.so nor libnvrtc.so.12 was found: install it (Debian: libnvrtc12 or nvidia-cuda-toolkit; \
-                 pip: nvidia-cuda-nvrtc-cu12) and put its folder into LD_LIBRARY_PATH"
-                .to_owned(),
-    })
-}
-
 /// PTX of the kernels for devices of this compute capability. Needs no GPU.
 ///
 /// # Errors
 /// NVRTC is not installed, or the compiler's message.
 pub fn compile((major, minor): (i32, i32)) -> Result<Ptx> {
-    compiler_is_here()?;
+    tinynccl::cuda::nvrtc()?;
     let options = CompileOptions {
         options: vec![
             format!("--gpu-architecture=compute_{major}{minor}"),
@@ -83,7 +65,7 @@ mod tests {
     /// For Turing and for Hopper. NVRTC needs no GPU.
     #[test]
     fn the_source_compiles() {
-        if let Err(error) = compiler_is_here() {
+        if let Err(error) = tinynccl::cuda::nvrtc() {
             assert!(matches!(error, tinynccl::Error::Unsupported { .. }), "{error}");
             // Not with a macro, whose output the test harness would capture.
             let _ = writeln!(std::io::stderr(), "SKIPPED the_source_compiles: {error}");

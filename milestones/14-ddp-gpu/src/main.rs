@@ -7,7 +7,6 @@ use std::process::ExitCode;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser as _;
-use ddp_gpu::compile::compiler_is_here;
 use ddp_gpu::kernels::Kernels;
 use tinynccl::cuda;
 use tinynccl::launch::{self, Launcher};
@@ -26,7 +25,7 @@ fn main() -> ExitCode {
 fn start(cli: &Cli) -> Result<i32> {
     // Checked before the ranks start, so a machine without GPUs gets one line and not one per rank.
     let gpus = cuda::device_count()?;
-    compiler_is_here()?;
+    cuda::nvrtc()?;
     if cli.backend == BackendType::Nccl {
         nccl_library(&Config::from_env()?)?;
     }
@@ -37,7 +36,7 @@ fn start(cli: &Cli) -> Result<i32> {
     let ranks = cli.ranks.unwrap_or(gpus);
     ensure!(gpus > 0, Error::Unsupported { what: "CUDA".to_owned(), detail: "the driver sees no GPU".to_owned() });
     if cli.mode.is_none() {
-        cli.train.options().check(ranks)?;
+        cli.train.options.check(ranks)?;
     }
     Ok(Launcher::new(ranks).plain_rank0(true).run_self()?)
 }

@@ -44,19 +44,19 @@ impl Page {
 
 /// Trains with and without overlap, alone, and on the CPU; compares.
 pub(crate) fn train(group: &ProcessGroup, kernels: &Kernels, arguments: &TrainArgs) -> Result<()> {
-    let (ranks, options) = (group.size(), arguments.options());
+    let (ranks, options) = (group.size(), &arguments.options);
     options.check(ranks)?;
     let page = Page { first: group.rank() == 0 };
-    let sizes = train::sizes(&options);
-    let model = Mlp::new(&sizes, &mut Rng::new(options.seed));
+    let sizes = train::sizes(options);
+    let model = Mlp::new(&sizes, &mut Rng::new(options.training.seed));
     page.line(format!(
         "{}, MLP 2-{hidden}-{hidden}-3 with {} parameters, {} points, global batch {} ({} per rank)",
         who(group)?,
         model.len(),
         3 * options.points,
-        options.batch,
-        options.batch / ranks,
-        hidden = options.hidden
+        options.training.batch,
+        options.training.batch / ranks,
+        hidden = options.training.hidden
     ));
     show_path(&page, group);
     show_buckets(&page, &Buckets::new(&model.specs(), options.bucket_bytes), &model.specs());
@@ -64,19 +64,19 @@ pub(crate) fn train(group: &ProcessGroup, kernels: &Kernels, arguments: &TrainAr
     page.line("\nepoch     loss  accuracy  weights (compared over all ranks)");
     let row = |epoch: &Epoch| {
         if epoch.number == 1
-            || epoch.number == options.epochs
-            || epoch.number.is_multiple_of(options.epochs.div_ceil(12))
+            || epoch.number == options.training.epochs
+            || epoch.number.is_multiple_of(options.training.epochs.div_ceil(12))
         {
             let Epoch { number, loss, accuracy, weights } = epoch;
             page.line(format!("{number:>5} {loss:>8.5} {:>7.1} %  {weights:016x} identical", 100.0 * accuracy));
         }
     };
     let how = if arguments.no_overlap { Exchange::AfterBackward } else { Exchange::Overlapped };
-    let ours = train::train(group, kernels, &options, how, row)?;
+    let ours = train::train(group, kernels, options, how, row)?;
     page.line("");
     let plain = match how {
         Exchange::Overlapped => {
-            let plain = train::train(group, kernels, &options, Exchange::AfterBackward, |_| ())?;
+            let plain = train::train(group, kernels, options, Exchange::AfterBackward, |_| ())?;
             page.line(format!(
                 "per step: {:.3} ms overlapped, {:.3} ms with the all-reduces behind backward",
                 ours.step_ms, plain.step_ms
@@ -105,14 +105,14 @@ pub(crate) fn train(group: &ProcessGroup, kernels: &Kernels, arguments: &TrainAr
         page.verdict(plain.epochs == *epochs, "without overlap: the same bits in every epoch")?;
     }
     let alone = Alone::new(context(group)?.ordinal())?;
-    let difference = alone.gradient_difference(kernels, &options).context("comparing gradients with the CPU's")?;
+    let difference = alone.gradient_difference(kernels, options).context("comparing gradients with the CPU's")?;
     let what = format!("gradients of the first batch: within {difference:.1e} of the CPU's (of the largest)");
     page.verdict(difference <= GRADIENT_TOLERANCE, &what)?;
-    let single = alone.train(kernels, &options).context("training with the whole batch on one rank")?;
+    let single = alone.train(kernels, options).context("training with the whole batch on one rank")?;
     let difference = loss_difference(epochs, &single.epochs);
     let what = format!("one rank with the whole batch: losses within {difference:.1e} in every epoch");
     page.verdict(difference <= LOSS_TOLERANCE, &what)?;
-    match alone.train_on_the_cpu(&options)? {
+    match alone.train_on_the_cpu(options)? {
         Some(cpu) => {
             let difference = loss_difference(epochs, &cpu);
             let what = format!("milestone 13 on the CPU: losses within {difference:.1e} in every epoch");
@@ -126,7 +126,7 @@ pub(crate) fn train(group: &ProcessGroup, kernels: &Kernels, arguments: &TrainAr
 
 /// Times a larger model's step four ways.
 pub(crate) fn time(group: &ProcessGroup, kernels: &Kernels, arguments: &TimeArgs) -> Result<()> {
-    let (ranks, settings, few) = (group.size(), arguments.settings(), arguments.blocks);
+    let (ranks, settings, few) = (group.size(), &arguments.settings, arguments.blocks);
     let page = Page { first: group.rank() == 0 };
     let specs = specs(&settings.sizes());
     page.line(format!(
@@ -149,7 +149,7 @@ pub(crate) fn time(group: &ProcessGroup, kernels: &Kernels, arguments: &TimeArgs
     if device.is_some() {
         ways.push(way(Exchange::Overlapped, Some(few)));
     }
-    let timed = time::time(group, kernels, &settings, &ways)?;
+    let timed = time::time(group, kernels, settings, &ways)?;
     let [never, after, overlapped, narrow @ ..] = timed.as_slice() else { return Ok(()) };
     let largest = buckets.spans().iter().map(|span| span.len() * size_of::<f32>()).max().unwrap_or(0);
     let many = device.map(|device| device.choice(Collective::AllReduce, largest).blocks);

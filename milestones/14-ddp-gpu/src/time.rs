@@ -4,6 +4,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use cudarc::driver::sys::CUevent_flags;
 use ddp_train::data::{CLASSES, Dataset, epoch_order, shard};
 use ddp_train::mlp::Mlp;
+use ddp_train::options::positive;
 use ddp_train::rng::Rng;
 use tinynccl::ReduceOp;
 use tinynccl::cuda::{Choice, DeviceComm, Protocol};
@@ -15,21 +16,28 @@ use crate::timeline::Timeline;
 use crate::train::Share;
 
 /// The model to time, and the measurements.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, clap::Args)]
 pub struct Settings {
+    /// Samples per step on each rank.
+    #[arg(long, default_value_t = 256, value_parser = positive().range(1..=65_536))]
+    pub batch: usize,
     /// Width of the hidden layers.
+    #[arg(long, default_value_t = 2048, value_parser = positive().range(1..=16_384))]
     pub hidden: usize,
     /// Number of hidden layers.
+    #[arg(long, default_value_t = 12, value_parser = positive().range(1..=64))]
     pub layers: usize,
-    /// Samples per step on each rank.
-    pub batch: usize,
     /// Size of a gradient bucket in bytes.
+    #[arg(long, default_value_t = 25 << 20, value_parser = positive())]
     pub bucket_bytes: usize,
     /// Steps per measurement.
+    #[arg(long, default_value_t = 20, value_parser = positive())]
     pub steps: usize,
-    /// Measurements of each way.
+    /// Measurements of each setting.
+    #[arg(long, default_value_t = 5, value_parser = positive())]
     pub rounds: usize,
     /// Seed of data and weights.
+    #[arg(long, default_value_t = 1)]
     pub seed: u64,
 }
 

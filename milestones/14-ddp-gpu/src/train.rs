@@ -31,7 +31,7 @@ pub struct Outcome {
 
 /// The layer widths of the model that `options` describes.
 pub fn sizes(options: &Options) -> [usize; 4] {
-    [2, options.hidden, options.hidden, CLASSES]
+    [2, options.training.hidden, options.training.hidden, CLASSES]
 }
 
 /// Our shard of an epoch on the device, and each sample's result.
@@ -92,11 +92,11 @@ pub fn train(
     let comm = group.comm();
     let (rank, ranks) = (group.rank(), group.size());
     options.check(ranks)?;
-    let data = Dataset::spiral(options.points, options.seed);
+    let data = Dataset::spiral(options.points, options.training.seed);
     // Every rank starts from different weights, so only the broadcast can make them agree.
-    let model = Mlp::new(&sizes(options), &mut Rng::new(options.seed.wrapping_add(rank as u64)));
+    let model = Mlp::new(&sizes(options), &mut Rng::new(options.training.seed.wrapping_add(rank as u64)));
     let starts = distinct(comm, &model)?;
-    let mine = options.batch / ranks;
+    let mine = options.training.batch / ranks;
     let mut replica = Replica::new(group, kernels, &model, &sizes(options), mine, options.bucket_bytes, how)?;
     replica.broadcast()?;
     let start = replica.prove_identical().context("before the first step")?;
@@ -104,17 +104,17 @@ pub fn train(
     let context = group.device().context("the group has no GPU")?;
     let event = || context.new_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).context("making an event");
     let (begin, end) = (event()?, event()?);
-    let mut epochs = Vec::with_capacity(options.epochs);
-    let mut times = Vec::with_capacity(options.epochs);
-    for number in 1..=options.epochs {
-        let order = epoch_order(data.len(), options.seed, number);
-        let steps = order.len() / options.batch;
+    let mut epochs = Vec::with_capacity(options.training.epochs);
+    let mut times = Vec::with_capacity(options.training.epochs);
+    for number in 1..=options.training.epochs {
+        let order = epoch_order(data.len(), options.training.seed, number);
+        let steps = order.len() / options.training.batch;
         let ours: Vec<usize> =
-            order.chunks_exact(options.batch).flat_map(|batch| shard(batch, rank, ranks)).copied().collect();
+            order.chunks_exact(options.training.batch).flat_map(|batch| shard(batch, rank, ranks)).copied().collect();
         let mut share = Share::new(replica.compute(), &data.select(&ours))?;
         begin.record(replica.compute())?;
         for step in 0..steps {
-            replica.step(&mut share.batch(step * mine, mine), options.rate)?;
+            replica.step(&mut share.batch(step * mine, mine), options.training.rate)?;
         }
         end.record(replica.compute())?;
         // So far the host has only enqueued.

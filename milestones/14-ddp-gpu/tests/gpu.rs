@@ -3,13 +3,13 @@
 
 use cudarc::driver::CudaContext;
 use ddp_gpu::check::{Alone, GRADIENT_TOLERANCE, LOSS_TOLERANCE, loss_difference};
-use ddp_gpu::compile::compiler_is_here;
 use ddp_gpu::kernels::Kernels;
 use ddp_gpu::replica::Exchange;
 use ddp_gpu::time::{Settings, Way, time};
 use ddp_gpu::train::{Outcome, train};
 use ddp_train::data::Dataset;
 use ddp_train::mlp::Mlp;
+use ddp_train::options::Training;
 use ddp_train::rng::Rng;
 use ddp_train::train::Options;
 use program_kit::testing::skipped;
@@ -19,7 +19,7 @@ use tinynccl::{Comm, Config};
 
 /// The first `wanted` GPUs; where there are fewer, `None` and a line that says so.
 fn gpus(test: &str, wanted: usize) -> Option<Vec<usize>> {
-    let here = compiler_is_here().and_then(|()| cuda::device_count());
+    let here = cuda::nvrtc().and_then(|_| cuda::device_count());
     let reason = match here {
         Ok(count) if count >= wanted => return Some((0..wanted).collect()),
         Ok(count) => format!("needs {wanted} GPUs, this machine has {count}"),
@@ -56,7 +56,8 @@ fn on_each<T: Send>(
 const OURS: BackendType = BackendType::Tinynccl;
 
 fn small() -> Options {
-    Options { epochs: 12, points: 32, batch: 24, hidden: 16, bucket_bytes: 512, ..Options::default() }
+    let training = Training { epochs: 12, batch: 24, rate: 0.1, hidden: 16, seed: 1 };
+    Options { training, points: 32, bucket_bytes: 512, fault: None }
 }
 
 fn run(gpus: &[usize], backend: BackendType, options: &Options, how: Exchange) -> Vec<Outcome> {

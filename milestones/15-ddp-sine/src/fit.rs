@@ -7,6 +7,7 @@ use ddp_train::data::{epoch_order, shard};
 use ddp_train::loss::mean_squared_error;
 use ddp_train::mlp::Mlp;
 use ddp_train::optim::Optimizer;
+use ddp_train::options::Training;
 use ddp_train::replica::Replica;
 use ddp_train::rng::Rng;
 use tinynccl::ReduceOp;
@@ -18,35 +19,6 @@ pub(crate) const SAMPLES: usize = 240;
 const GRID: usize = 401;
 /// Bytes of a gradient bucket: the model's 4.5 KB fill two.
 const BUCKET: usize = 4096;
-
-/// Settings of the fit, equal on all ranks.
-#[derive(Debug, Clone)]
-pub(crate) struct Options {
-    pub(crate) epochs: usize,
-    pub(crate) batch: usize,
-    pub(crate) rate: f32,
-    pub(crate) hidden: usize,
-    pub(crate) seed: u64,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Options { epochs: 300, batch: 48, rate: 0.02, hidden: 32, seed: 1 }
-    }
-}
-
-impl Options {
-    /// Refuses settings that do not work with this many ranks.
-    pub(crate) fn check(&self, ranks: usize) -> Result<()> {
-        let batch = self.batch;
-        ensure!(
-            batch > 0 && batch.is_multiple_of(ranks),
-            "a global batch of {batch} cannot be shared equally by {ranks} ranks: take a multiple of {ranks}"
-        );
-        ensure!(batch <= SAMPLES, "a global batch of {batch} is larger than the data ({SAMPLES} samples)");
-        Ok(())
-    }
-}
 
 /// The outcome, the same on all ranks.
 #[derive(Debug, Clone, PartialEq)]
@@ -71,9 +43,9 @@ pub(crate) fn target(x: f64) -> f64 {
 /// Trains; calls `report` with each epoch's number (from 1) and loss.
 // EXERCISE 1 (How it works): the training loop with the parts of milestone 13: the same samples on all ranks, other
 // weights, a replica, epochs of shared batches, the mean loss of each, the proof, and the prediction on the grid.
-pub(crate) fn fit(group: &ProcessGroup, options: &Options, mut report: impl FnMut(usize, f64)) -> Result<Fit> {
+pub(crate) fn fit(group: &ProcessGroup, options: &Training, mut report: impl FnMut(usize, f64)) -> Result<Fit> {
     let (rank, ranks) = (group.rank(), group.size());
-    options.check(ranks)?;
+    options.check(ranks, SAMPLES)?;
     // The samples depend on the seed alone, so all ranks draw the same; the weights differ until the broadcast.
     let mut rng = Rng::new(options.seed);
     let xs: Vec<f32> = (0..SAMPLES).map(|_| 2.0 * rng.uniform() - 1.0).collect();
@@ -127,7 +99,12 @@ mod tests {
 
     use super::*;
 
-    fn run(ranks: usize, options: &Options) -> Vec<Result<Fit>> {
+    /// Those of the program.
+    fn defaults() -> Training {
+        <crate::Args as clap::Parser>::parse_from(["ddp-sine"]).training
+    }
+
+    fn run(ranks: usize, options: &Training) -> Vec<Result<Fit>> {
         let comms = Comm::threads(ranks, Config::default()).unwrap();
         let groups: Vec<ProcessGroup> = comms.into_iter().map(ProcessGroup::from).collect();
         std::thread::scope(|scope| {
@@ -138,7 +115,7 @@ mod tests {
 
     #[test]
     fn the_defaults_reach_the_bound() {
-        let fit = run(1, &Options::default()).remove(0).unwrap();
+        let fit = run(1, &defaults()).remove(0).unwrap();
         assert!(fit.error < crate::BOUND, "{}", fit.error);
         // A sine has mean square 1/2.
         approx::assert_abs_diff_eq!(fit.losses[0], 0.5, epsilon = 0.3);
@@ -146,7 +123,7 @@ mod tests {
 
     #[test]
     fn two_ranks_fit_what_one_rank_fits() {
-        let options = Options { epochs: 10, ..Options::default() };
+        let options = Training { epochs: 10, ..defaults() };
         let one = run(1, &options).remove(0).unwrap();
         let two: Vec<Fit> = run(2, &options).into_iter().map(Result::unwrap).collect();
         assert_eq!(two[0], two[1]);
@@ -164,7 +141,7 @@ mod tests {
 
     #[test]
     fn batches_that_cannot_be_shared_are_refused() {
-        assert!(Options::default().check(5).unwrap_err().to_string().contains("multiple of 5"));
-        assert!(Options { batch: 480, ..Options::default() }.check(2).is_err());
+        assert!(defaults().check(5, SAMPLES).unwrap_err().to_string().contains("multiple of 5"));
+        assert!(Training { batch: 480, ..defaults() }.check(2, SAMPLES).is_err());
     }
 }

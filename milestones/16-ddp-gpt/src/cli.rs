@@ -8,11 +8,10 @@ use tinynccl::config::TransportChoice;
 
 use crate::checkpoint::{self, Checkpoint};
 use crate::config::{ModelConfig, Preset, TrainConfig};
-use crate::data::{self, Corpus};
-use crate::gpu::Precision;
-use crate::gpu::train::GpuPlan;
-use crate::ops::parallel::Threads;
-use crate::sample::Sampling;
+use crate::cpu::bench::BenchArgs;
+use crate::cpu::parallel::Threads;
+use crate::data::Corpus;
+use crate::gpu;
 use crate::train::Plan;
 
 /// Trains a character-level GPT with data parallelism over tinynccl.
@@ -43,26 +42,6 @@ pub enum Device {
     Cuda,
 }
 
-/// Options of `bench`.
-#[derive(Debug, Clone, Args)]
-pub struct BenchArgs {
-    /// Sizes.
-    #[arg(long, value_enum, default_value = "small")]
-    pub preset: Preset,
-    /// Sequences per step; the preset's own when absent.
-    #[arg(long, value_parser = positive)]
-    pub batch: Option<usize>,
-    /// Steps to time.
-    #[arg(long, default_value = "20", value_parser = positive)]
-    pub steps: usize,
-    /// Threads; all cores when absent.
-    #[arg(long, value_parser = positive)]
-    pub threads: Option<usize>,
-    /// Text file; any will do.
-    #[arg(long, value_name = "FILE")]
-    pub data: Option<PathBuf>,
-}
-
 /// Options of training. What is absent comes from the checkpoint, or else from the preset.
 #[derive(Debug, Clone, Args)]
 pub struct TrainArgs {
@@ -82,10 +61,10 @@ pub struct TrainArgs {
     #[arg(long, value_parser = positive)]
     pub batch: Option<usize>,
     /// Peak learning rate.
-    #[arg(long, value_parser = learning_rate)]
+    #[arg(long, value_parser = real("expected a number above 0, at most 1", |v| v > 0.0 && v <= 1.0))]
     pub lr: Option<f64>,
     /// Share of activations that dropout zeroes.
-    #[arg(long, value_parser = probability)]
+    #[arg(long, value_parser = real("expected a number from 0 to 0.9", |v| (0.0..=0.9).contains(&v)))]
     pub dropout: Option<f64>,
     /// Seed of everything random.
     #[arg(long)]
@@ -121,68 +100,25 @@ pub struct TrainArgs {
     /// Where to compute: on the CPU, or each rank on a GPU of its own.
     #[arg(long, value_enum, default_value = "cpu")]
     pub device: Device,
-    /// GPU: how matrix products read their inputs.
-    #[arg(long, value_enum, default_value = "bf16")]
-    pub precision: Precision,
-    /// GPU: launch each step as one CUDA graph.
-    #[arg(long)]
-    pub graph: bool,
-    /// GPU: blocks of a kernel that averages a large bucket; 0: as many as the communicator would take. Each block takes a
-    /// multiprocessor from the backward pass.
-    #[arg(long, default_value = "16")]
-    pub comm_blocks: u32,
-    /// GPU: write when the parts of the last step ran, for ui.perfetto.dev.
-    #[arg(long, value_name = "FILE")]
-    pub trace: Option<PathBuf>,
+    /// What only GPUs have.
+    #[command(flatten)]
+    pub gpu: gpu::Options,
     /// Characters of the sample at the end.
     #[arg(long, default_value = "500")]
     pub sample_chars: usize,
     /// Randomness of the sample; 0 takes the likeliest character each time.
-    #[arg(long, default_value = "0.8", value_parser = temperature)]
+    #[arg(long, default_value = "0.8", value_parser = real("expected a number of at least 0", |v| v >= 0.0))]
     pub temperature: f64,
-    /// Draw only from this many likeliest characters; 0: from all.
-    #[arg(long, default_value = "40")]
-    pub top_k: usize,
 }
 
-impl TrainArgs {
-    /// What a run on GPUs has beside a plan.
-    pub fn gpu_plan(&self) -> GpuPlan {
-        GpuPlan {
-            precision: self.precision,
-            graph: self.graph,
-            bucket_bytes: self.bucket_bytes(),
-            log_every: self.log_every,
-            trace: self.trace.clone(),
-            sample_chars: self.sample_chars,
-        }
-    }
-
-    /// Bytes of a bucket.
-    pub fn bucket_bytes(&self) -> usize {
-        let default = if self.device == Device::Cuda { 8000 } else { 512 };
-        self.bucket_kib.unwrap_or(default) << 10
-    }
-}
-
-fn positive(text: &str) -> Result<usize, String> {
+/// A whole number above 0.
+pub fn positive(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|&n: &usize| n > 0).ok_or_else(|| "expected a whole number above 0".to_owned())
 }
 
-fn real(text: &str, what: &str, good: impl Fn(f64) -> bool) -> Result<f64, String> {
-    text.parse().ok().filter(|&v: &f64| v.is_finite() && good(v)).ok_or_else(|| format!("expected {what}"))
-}
-
-fn learning_rate(text: &str) -> Result<f64, String> {
-    real(text, "a number above 0, at most 1", |v| v > 0.0 && v <= 1.0)
-}
-
-fn probability(text: &str) -> Result<f64, String> {
-    real(text, "a number from 0 to 0.9", |v| (0.0..=0.9).contains(&v))
-}
-
-fn temperature(text: &str) -> Result<f64, String> {
-    real(text, "a number of at least 0", |v| v >= 0.0)
+/// A number that is `good`; `expected` says which ones are.
+fn real(expected: &'static str, good: fn(f64) -> bool) -> impl Fn(&str) -> Result<f64, String> + Clone {
+    move |text| text.parse().ok().filter(|&v: &f64| v.is_finite() && good(v)).ok_or_else(|| expected.to_owned())
 }
 
 /// Everything that a training run needs, checked.
@@ -196,30 +132,8 @@ pub struct Job {
     pub plan: Plan,
     /// Where to go on from.
     pub resume: Option<Checkpoint>,
-    /// Folder for results.
-    pub out: PathBuf,
-    /// How the sample is drawn.
-    pub sampling: Sampling,
     /// Lines for the person who watches.
     pub notes: Vec<String>,
-}
-
-/// The text: the file asked for, or the usual one, or the fallback, which a note then says.
-pub fn find_corpus(asked: Option<&Path>, notes: &mut Vec<String>) -> Result<Corpus> {
-    if let Some(path) = asked {
-        return Corpus::read(path);
-    }
-    if let Some(path) = data::default_paths().iter().find(|path| path.exists()) {
-        return Corpus::read(path);
-    }
-    let corpus = data::fallback()?;
-    notes.push(format!(
-        "warning: no data/tinyshakespeare.txt here: training on {} instead ({} characters); \
-         scripts/get-data.sh fetches the usual text, --data FILE takes any",
-        corpus.source,
-        corpus.len()
-    ));
-    Ok(corpus)
 }
 
 /// Cores of this machine over `ranks`, at least 1.
@@ -233,8 +147,8 @@ pub fn prepare(args: &TrainArgs, ranks: usize, local_ranks: usize) -> Result<Job
     let resume = args.resume.as_deref().map(checkpoint::load).transpose()?;
     let stored = resume.as_ref().map(|c| &c.header);
     let preset = args.preset.or(stored.map(|h| h.preset)).unwrap_or(Preset::Small);
-    let corpus = find_corpus(args.data.as_deref(), &mut notes)?;
-    let model = preset.model(corpus.tokenizer.len());
+    let corpus = Corpus::find(args.data.as_deref(), &mut notes)?;
+    let model = preset.model(corpus.tokenizer.size());
     corpus.check_length(model.context)?;
 
     let base = stored.map_or(preset.train(), |h| h.train);
@@ -251,10 +165,8 @@ pub fn prepare(args: &TrainArgs, ranks: usize, local_ranks: usize) -> Result<Job
         ..base
     };
     if !config.batch.is_multiple_of(ranks) {
-        bail!(
-            "--batch {} is not a multiple of {ranks} ranks: each must get the same number of sequences",
-            config.batch
-        );
+        let batch = config.batch;
+        bail!("--batch {batch} is not a multiple of {ranks} ranks: each must get the same number of sequences");
     }
     if let (Some(header), Some(path)) = (stored, &args.resume) {
         header.check(&model, &corpus.tokenizer).with_context(|| format!("cannot resume from {}", path.display()))?;
@@ -263,30 +175,30 @@ pub fn prepare(args: &TrainArgs, ranks: usize, local_ranks: usize) -> Result<Job
         }
         notes.push(format!("resuming {} after {} of {} steps", path.display(), header.step, config.steps));
         if config != header.train {
-            notes.push(
-                "warning: other settings than the checkpoint's: losses will not be an uninterrupted run's".to_owned(),
-            );
+            let warning = "warning: other settings than the checkpoint's: losses will not be an uninterrupted run's";
+            notes.push(warning.to_owned());
         }
     }
     writable(&args.out)?;
     let checkpoint = args.out.join("checkpoint.bin");
     if stored.is_none() && checkpoint.exists() {
-        notes.push(format!(
-            "note: {} is there already and will be replaced; --resume goes on from it",
-            checkpoint.display()
-        ));
+        let path = checkpoint.display();
+        notes.push(format!("note: {path} is there already and will be replaced; --resume goes on from it"));
     }
+    // An average on a GPU costs launches, and multiprocessors that the backward pass lacks meanwhile: few large ones.
+    let bucket_kib = args.bucket_kib.unwrap_or(if args.device == Device::Cuda { 8000 } else { 512 });
     let plan = Plan {
         preset,
         config,
         threads: Threads::new(args.threads.unwrap_or_else(|| default_threads(local_ranks))),
+        bucket_bytes: bucket_kib << 10,
+        log_every: args.log_every,
         eval_every: args.eval_every.unwrap_or_else(|| preset.eval_every()),
         eval_batches: args.eval_batches,
         checkpoint_every: args.checkpoint_every,
         checkpoint: Some(checkpoint),
     };
-    let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, seed: config.seed };
-    Ok(Job { corpus, model, plan, resume, out: args.out.clone(), sampling, notes })
+    Ok(Job { corpus, model, plan, resume, notes })
 }
 
 /// Makes the folder and proves that a file can be written there.

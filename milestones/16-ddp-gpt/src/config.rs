@@ -63,6 +63,20 @@ pub struct TrainConfig {
     pub seed: u64,
 }
 
+impl TrainConfig {
+    /// Learning rate of a step, counted from 0: linear warm-up, then half a cosine down to the minimum (Loshchilov and
+    /// Hutter 2017).
+    pub fn learning_rate(&self, step: usize) -> f64 {
+        if step < self.warmup {
+            return self.lr * (step + 1) as f64 / (self.warmup + 1) as f64;
+        }
+        let length = self.steps.saturating_sub(self.warmup).max(1);
+        let progress = ((step - self.warmup) as f64 / length as f64).min(1.0);
+        let min = self.min_lr.min(self.lr);
+        min + 0.5 * (1.0 + (std::f64::consts::PI * progress).cos()) * (self.lr - min)
+    }
+}
+
 /// Named sizes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
@@ -122,10 +136,21 @@ impl Preset {
 
 impl fmt::Display for Preset {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Preset::Tiny => "tiny",
-            Preset::Small => "small",
-            Preset::Full => "full",
-        })
+        f.write_str(&format!("{self:?}").to_lowercase())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_learning_rate_rises_then_falls_to_the_minimum() {
+        let config = Preset::Full.train();
+        let lr = |s| config.learning_rate(s);
+        assert!((0..config.warmup).all(|s| lr(s) < lr(s + 1)));
+        assert!((config.warmup..config.steps).all(|s| lr(s) >= lr(s + 1)));
+        assert_eq!(lr(config.warmup), config.lr);
+        approx::assert_abs_diff_eq!(lr(config.steps), config.min_lr, epsilon = 1e-12);
     }
 }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use crate::rng::{self, Stream};
 
 /// Most distinct characters that a text may have.
-pub const MAX_VOCAB: usize = 4096;
+const MAX_VOCAB: usize = 4096;
 
 /// The characters of a text in order of their code points; a token is a place in that order.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,13 +24,8 @@ impl Tokenizer {
     }
 
     /// Number of tokens.
-    pub fn len(&self) -> usize {
+    pub fn size(&self) -> usize {
         self.chars.len()
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.chars.is_empty()
     }
 
     /// All characters, in order.
@@ -76,16 +71,31 @@ impl Corpus {
     pub fn new(source: impl Into<String>, text: &str) -> Result<Self> {
         let source = source.into();
         let tokenizer = Tokenizer::of(text);
-        if tokenizer.len() > MAX_VOCAB {
-            bail!("{source}: {} distinct characters, expected at most {MAX_VOCAB}", tokenizer.len());
+        if tokenizer.size() > MAX_VOCAB {
+            bail!("{source}: {} distinct characters, expected at most {MAX_VOCAB}", tokenizer.size());
         }
         let tokens: Vec<u32> = text.chars().filter_map(|c| tokenizer.encode(c)).collect();
         let split = tokens.len() - tokens.len() / 10;
         Ok(Corpus { source, tokenizer, crc: crc32fast::hash(text.as_bytes()), tokens, split })
     }
 
+    /// The text: the file asked for, or the usual one, or the fallback, which a note then says.
+    pub fn find(asked: Option<&Path>, notes: &mut Vec<String>) -> Result<Corpus> {
+        let usual = default_paths();
+        if let Some(path) = asked.or_else(|| usual.iter().map(PathBuf::as_path).find(|path| path.exists())) {
+            return Corpus::read(path);
+        }
+        let corpus = fallback()?;
+        let (source, size) = (&corpus.source, corpus.size());
+        notes.push(format!(
+            "warning: no data/tinyshakespeare.txt here: training on {source} instead ({size} characters); \
+             scripts/get-data.sh fetches the usual text, --data FILE takes any"
+        ));
+        Ok(corpus)
+    }
+
     /// Reads a file of UTF-8 text.
-    pub fn read(path: &Path) -> Result<Self> {
+    fn read(path: &Path) -> Result<Self> {
         let name = path.display();
         let bytes = std::fs::read(path).with_context(|| format!("cannot read the text {name}"))?;
         let text = match String::from_utf8(bytes) {
@@ -102,24 +112,15 @@ impl Corpus {
     pub fn check_length(&self, context: usize) -> Result<()> {
         let shortest = self.part(Split::Train).len().min(self.part(Split::Validation).len());
         if shortest <= context {
-            bail!(
-                "{}: text too short: {} characters; a context of {context} needs at least {}",
-                self.source,
-                self.tokens.len(),
-                (context + 1) * 10
-            );
+            let (source, size, needed) = (&self.source, self.size(), (context + 1) * 10);
+            bail!("{source}: text too short: {size} characters; a context of {context} needs at least {needed}");
         }
         Ok(())
     }
 
     /// Characters in the whole text.
-    pub fn len(&self) -> usize {
+    pub fn size(&self) -> usize {
         self.tokens.len()
-    }
-
-    /// Whether the text is empty.
-    pub fn is_empty(&self) -> bool {
-        self.tokens.is_empty()
     }
 
     /// Tokens of a part.
@@ -174,45 +175,21 @@ impl Batch {
 }
 
 /// Where the usual text is looked for: `data/tinyshakespeare.txt` here or at the root of the workspace.
-pub fn default_paths() -> [PathBuf; 2] {
+fn default_paths() -> [PathBuf; 2] {
     let file = Path::new("data").join("tinyshakespeare.txt");
     [file.clone(), Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(file)]
 }
 
-/// A corpus with no file and no network: the project's own documentation where its files are at hand, then this
-/// program's sources, which are compiled in.
-pub fn fallback() -> Result<Corpus> {
-    const SOURCES: &str = concat!(
-        include_str!("lib.rs"),
-        include_str!("config.rs"),
-        include_str!("data.rs"),
-        include_str!("model.rs"),
-        include_str!("params.rs"),
-        include_str!("gradients.rs"),
-        include_str!("adamw.rs"),
-        include_str!("train.rs"),
-        include_str!("checkpoint.rs"),
-        include_str!("ops/attention.rs"),
-        include_str!("ops/layernorm.rs"),
-        include_str!("ops/dropout.rs"),
-    );
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let mut files = Vec::new();
-    for folder in [root.clone(), root.join("docs")] {
-        files.extend(entries(&folder).into_iter().filter(|p| p.extension().is_some_and(|e| e == "md")));
-    }
-    files.extend(entries(&root.join("milestones")).iter().map(|folder| folder.join("README.md")));
+/// A corpus with no file and no network: the milestones' READMEs where they are at hand, in the same order on every rank, and this
+/// one's, which is compiled in.
+fn fallback() -> Result<Corpus> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let folders = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut files: Vec<PathBuf> = folders.map(|entry| entry.path().join("README.md")).collect();
+    files.sort();
     let mut text: String = files.iter().filter_map(|file| std::fs::read_to_string(file).ok()).collect();
-    text.push_str(SOURCES);
-    Corpus::new("the project's own documentation and sources", &text)
-}
-
-/// What a folder holds, sorted, so that every rank gets the same order; empty when it cannot be read.
-fn entries(folder: &Path) -> Vec<PathBuf> {
-    let mut list: Vec<PathBuf> =
-        std::fs::read_dir(folder).map(|dir| dir.flatten().map(|e| e.path()).collect()).unwrap_or_default();
-    list.sort();
-    list
+    text.push_str(include_str!("../README.md"));
+    Corpus::new("the project's own documentation", &text)
 }
 
 #[cfg(test)]

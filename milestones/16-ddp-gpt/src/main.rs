@@ -1,168 +1,112 @@
 //! Milestone 16: a character-level GPT trained with data parallelism.
 
 use std::process::ExitCode;
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use ddp_gpt::cli::{self, BenchArgs, Cli, Command, Device, Job, TrainArgs};
-use ddp_gpt::distributed::{CommRanks, DistributedGradients};
-use ddp_gpt::gpu::device::{self, Gpu};
-use ddp_gpt::gpu::error::Unavailable;
-use ddp_gpt::gpu::reducer::{self, Reducer};
-use ddp_gpt::gpu::train::train as gpu_train;
-use ddp_gpt::gradients::{Gradients, LocalGradients, OneRank, Ranks};
-use ddp_gpt::ops::parallel::Threads;
-use ddp_gpt::report::{Console, Report, Silent};
-use ddp_gpt::train::{State, train};
-use ddp_gpt::{bench, params, plot, sample};
-use tinynccl::cuda::DeviceComm;
+use ddp_gpt::cli::{self, Cli, Command, Device, Job, TrainArgs};
+use ddp_gpt::cpu::{bench, gradients, step::Cpu};
+use ddp_gpt::gpu;
+use ddp_gpt::report::{Console, Report, Silent, loss_curve};
+use ddp_gpt::sample::{Sampling, sample};
+use ddp_gpt::train::{Engine, State, train};
 use tinynccl::process_group::ProcessGroup;
-use tinynccl::{Comm, Config, launch};
+use tinynccl::{Comm, Config, Error, launch};
 
 fn main() -> ExitCode {
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
     let cli = Cli::parse();
     let done = match &cli.command {
-        Some(Command::Bench(args)) => run_bench(args).map(|()| 0),
-        None => run_training(&cli.train),
+        Some(Command::Bench(args)) => bench::run(args).map(|()| 0),
+        None => start(&cli.train),
     };
-    program_kit::exit_code(done, |error| error.is::<Unavailable>())
+    program_kit::exit_code(done, |error| matches!(error.downcast_ref(), Some(Error::Unsupported { .. })))
 }
 
 /// As a rank of a launcher's, trains; started by hand, launches the ranks first. Gives the exit code.
-fn run_training(args: &TrainArgs) -> Result<i32> {
+fn start(args: &TrainArgs) -> Result<i32> {
+    let comm;
+    let job;
     if launch::is_rank() {
         let mut config = Config::from_env()?;
         config.transport = args.transport.unwrap_or(config.transport);
-        let group = ProcessGroup::from(Comm::from_env_with(config)?);
-        let comm = group.comm();
+        comm = Comm::from_env_with(config)?;
         let here = std::env::var("LOCAL_WORLD_SIZE").ok().and_then(|text| text.parse().ok());
-        let job = cli::prepare(args, comm.size(), here.unwrap_or(comm.size()))?;
-        match args.device {
-            Device::Cpu => {
-                let mut gradients =
-                    DistributedGradients::new(&group, &params::layout(&job.model), args.bucket_bytes())?;
-                work(args, job, &mut CommRanks(comm), On::Cpu(&mut gradients))?;
-            }
-            Device::Cuda => {
-                let gpu = Gpu::open(comm.local_rank())?;
-                // Alive until the communicator has waited for what is on it.
-                let _side = gpu.side.clone();
-                let device = DeviceComm::new(comm, &gpu.context)?;
-                let reducer = reducer::Device { comm: &device, blocks: args.comm_blocks };
-                work(args, job, &mut CommRanks(comm), On::Gpu(gpu, &reducer))?;
-            }
+        job = cli::prepare(args, comm.size(), here.unwrap_or(comm.size()))?;
+    } else {
+        // Whatever is wrong shows once, here, before any rank starts.
+        if args.device == Device::Cuda {
+            gpu::device::count()?;
         }
-        group.close()?;
-        return Ok(0);
-    }
-    // Whatever is wrong shows once, here, before any rank starts.
-    if args.device == Device::Cuda {
-        device::count()?;
-    }
-    let job = cli::prepare(args, args.ranks, args.ranks)?;
-    if args.ranks == 1 {
-        match args.device {
-            Device::Cpu => {
-                let mut gradients = LocalGradients::new(&params::layout(&job.model));
-                work(args, job, &mut OneRank, On::Cpu(&mut gradients))?;
-            }
-            Device::Cuda => work(args, job, &mut OneRank, On::Gpu(Gpu::open(0)?, &reducer::Alone))?,
+        job = cli::prepare(args, args.ranks, args.ranks)?;
+        if args.ranks > 1 {
+            drop(job);
+            return Ok(launch::Launcher::new(args.ranks).plain_rank0(true).run_self()?);
         }
-        return Ok(0);
+        comm = Comm::threads(1, Config::default())?.remove(0);
     }
-    drop(job);
-    Ok(launch::Launcher::new(args.ranks).plain_rank0(true).run_self()?)
-}
-
-/// What a rank computes on, and what averages its gradients.
-enum On<'a> {
-    Cpu(&'a mut dyn Gradients),
-    Gpu(Gpu, &'a dyn Reducer),
+    let group = ProcessGroup::from(comm);
+    work(args, &group, job)?;
+    group.close()?;
+    Ok(0)
 }
 
 /// One rank's life.
-fn work(args: &TrainArgs, mut job: Job, ranks: &mut dyn Ranks, on: On<'_>) -> Result<()> {
-    let (config, threads) = (job.plan.config, job.plan.threads);
-    threads.install().context("cannot start the threads")?;
-    let mut state = match job.resume.take() {
-        Some(checkpoint) => State::resume(checkpoint),
-        None => State::new(job.model, config.seed),
+fn work(args: &TrainArgs, group: &ProcessGroup, job: Job) -> Result<()> {
+    let started = Instant::now();
+    let Job { corpus, model, plan, resume, notes } = job;
+    let (comm, config) = (group.comm(), plan.config);
+    plan.threads.install().context("cannot start the threads")?;
+    let mut state = resume.map_or_else(|| State::new(model, config.seed), State::resume);
+    let report: &mut dyn Report = match group.rank() {
+        0 => &mut Console::new(config.steps, state.step, plan.log_every),
+        _ => &mut Silent,
     };
-    let first = ranks.rank() == 0;
-    let mut console;
-    let report: &mut dyn Report = if first {
-        console = Console::new(config.steps, state.step, args.log_every);
-        &mut console
-    } else {
-        &mut Silent
+    notes.iter().for_each(|note| report.note(note));
+    let (source, size, preset, millions) =
+        (&corpus.source, corpus.size(), plan.preset, state.model.values.len() as f64 * 1e-6);
+    report.note(&format!("{source}: {size} characters; {preset} preset: {model}; {millions:.2} M parameters"));
+    let on = match args.device {
+        Device::Cpu => format!("{} threads", plan.threads.count()),
+        Device::Cuda => "1 GPU".to_owned(),
     };
-    if first {
-        job.notes.iter().for_each(|note| report.note(note));
-        report.note(&format!(
-            "{}: {} characters; {} preset: {}; {:.2} M parameters",
-            job.corpus.source,
-            job.corpus.len(),
-            job.plan.preset,
-            job.model,
-            state.model.values.len() as f64 * 1e-6
-        ));
-        report.note(&format!(
-            "{} ranks x {}, {} steps of {} x {} characters; a uniform guess has loss {:.4}",
-            ranks.size(),
-            match &on {
-                On::Cpu(_) => format!("{} threads", threads.count()),
-                On::Gpu(..) => "1 GPU".to_owned(),
-            },
-            config.steps,
-            config.batch,
-            job.model.context,
-            (job.model.vocab as f64).ln()
-        ));
-    }
-    let (summary, drawn) = match on {
-        On::Cpu(gradients) => (train(&job.plan, &mut state, &job.corpus, ranks, gradients, report)?, None),
-        On::Gpu(gpu, reducer) => {
-            let how = args.gpu_plan();
-            let (plan, corpus) = (&job.plan, &job.corpus);
-            gpu_train(plan, &how, gpu, &mut state, corpus, ranks, reducer, &job.sampling, report)?
+    let (ranks, steps, batch, context, guess) =
+        (group.size(), config.steps, config.batch, model.context, (model.vocab as f64).ln());
+    report.note(&format!(
+        "{ranks} ranks x {on}, {steps} steps of {batch} x {context} characters; a uniform guess has loss {guess:.4}"
+    ));
+    let mut engine: Box<dyn Engine> = match args.device {
+        Device::Cpu => {
+            let gradients = gradients::of_group(group, &state.model.layout, plan.bucket_bytes)?;
+            Box::new(Cpu::new(&plan, &model, &corpus, comm, gradients)?)
         }
+        Device::Cuda => Box::new(gpu::step::Training::new(&plan, &args.gpu, &state, &corpus, comm)?),
     };
-    if first {
-        let curve = job.out.join("loss.svg");
-        let title = format!("{} preset, {} ranks, batch {}", job.plan.preset, ranks.size(), config.batch);
-        plot::loss_curve(&curve, &title, &state.history)?;
+    let validation = train(&plan, &mut state, &corpus, comm, &mut *engine, report)?;
+    if group.rank() == 0 {
+        let curve = args.out.join("loss.svg");
+        let title = format!("{preset} preset, {ranks} ranks, batch {batch}");
+        loss_curve(&curve, &title, &state.history)?;
         if args.sample_chars > 0 {
-            let on_cpu =
-                || sample::sample(&state.model, &job.corpus.tokenizer, "\n", args.sample_chars, &job.sampling, threads);
-            let text = drawn.unwrap_or_else(on_cpu);
+            let how = Sampling { temperature: args.temperature, seed: config.seed };
+            let logits = |tokens: &[u32], last| engine.logits(&state.model, tokens, last);
+            let text = sample(&corpus.tokenizer, model.context, "\n", args.sample_chars, how, logits)?;
             report.note(&format!("--- sample ---\n{}\n--------------", text.trim_start_matches('\n')));
         }
+        let (tokens_per_second, communication) = engine.pace()?.rates(config.batch * model.context);
         report.note(&format!(
-            "done: {} steps on {} ranks in {:.0} s: validation loss {:.4}, training loss {:.4}, {:.1}k tokens/s, \
-             communication {:.1} %; see {} and {}",
+            "done: {} steps on {ranks} ranks in {:.0} s: validation loss {validation:.4}, training loss {:.4}, \
+             {:.1}k tokens/s, communication {:.1} %; see {} and {}",
             state.step,
-            ranks.size(),
-            summary.elapsed.as_secs_f64(),
-            summary.validation,
-            summary.train.unwrap_or(f64::NAN),
-            summary.tokens_per_second / 1e3,
-            100.0 * summary.communication,
+            started.elapsed().as_secs_f64(),
+            state.history.iter().rev().find_map(|point| point.train).unwrap_or(f64::NAN),
+            tokens_per_second / 1e3,
+            100.0 * communication,
             curve.display(),
-            job.plan.checkpoint.as_deref().unwrap_or(&job.out).display()
+            plan.checkpoint.as_deref().unwrap_or(&args.out).display()
         ));
     }
     // The other ranks wait for rank 0's sample, so that nobody takes its absence for a failure.
-    ranks.barrier()
-}
-
-fn run_bench(args: &BenchArgs) -> Result<()> {
-    let threads = Threads::new(args.threads.unwrap_or_else(|| cli::default_threads(1)));
-    threads.install().context("cannot start the threads")?;
-    let mut notes = Vec::new();
-    let corpus = cli::find_corpus(args.data.as_deref(), &mut notes)?;
-    let batch = args.batch.unwrap_or(args.preset.train().batch);
-    println!("{} preset, batch {batch}, {} threads, {} steps", args.preset, threads.count(), args.steps);
-    println!("{}", bench::run(args.preset, batch, args.steps, threads, &corpus)?);
-    Ok(())
+    Ok(comm.barrier()?)
 }

@@ -1,21 +1,17 @@
-//! The training loop: the same on every rank.
+//! The training loop: the same on every rank, whatever computes the steps.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
+use tinynccl::{Comm, ReduceOp};
 
-use crate::adamw::AdamW;
 use crate::checkpoint::{self, Checkpoint, Header, Point};
 use crate::config::{ModelConfig, Preset, TrainConfig};
-use crate::data::{Batch, Corpus, Split};
-use crate::gradients::{Gradients, Ranks, agree};
-use crate::model::{Model, Workspace};
-use crate::ops::dropout::Dropout;
-use crate::ops::parallel::Threads;
-use crate::params;
+use crate::cpu::adamw::AdamW;
+use crate::cpu::parallel::Threads;
+use crate::data::Corpus;
+use crate::params::{self, Model};
 use crate::report::{Report, Step};
-use crate::schedule::learning_rate;
 
 /// What to do, beside what the losses depend on.
 #[derive(Debug, Clone)]
@@ -26,6 +22,10 @@ pub struct Plan {
     pub config: TrainConfig,
     /// Threads of each rank.
     pub threads: Threads,
+    /// Gradients are averaged in buckets of at least so many bytes.
+    pub bucket_bytes: usize,
+    /// Steps between reports.
+    pub log_every: usize,
     /// Steps between evaluations.
     pub eval_every: usize,
     /// Global batches per evaluation.
@@ -34,6 +34,14 @@ pub struct Plan {
     pub checkpoint_every: usize,
     /// Where checkpoints go; none are written without it.
     pub checkpoint: Option<PathBuf>,
+}
+
+impl Plan {
+    /// The first step after `step` before which something is to be reported, evaluated or saved.
+    fn pause(&self, step: usize) -> usize {
+        let every = [self.log_every, self.eval_every, self.checkpoint_every].into_iter().filter(|&every| every > 0);
+        every.map(|every| (step + 1).next_multiple_of(every)).fold(self.config.steps, usize::min)
+    }
 }
 
 /// Everything that changes while training.
@@ -59,139 +67,138 @@ impl State {
         State { model, adamw, step: 0, history: Vec::new(), crc: 0 }
     }
 
-    /// The checksum of the checkpoint that it came from, else 0.
-    pub fn crc(&self) -> u32 {
-        self.crc
-    }
-
     /// The middle of a run. The checkpoint must have passed [`Header::check`].
     pub fn resume(from: Checkpoint) -> Self {
         let Checkpoint { header, values, adamw, crc } = from;
-        let layout = params::layout(&header.model);
-        let model = Model { config: header.model, layout, values };
+        let model = Model { config: header.model, layout: params::layout(&header.model), values };
         State { model, adamw, step: header.step, history: header.history, crc }
     }
 }
 
-/// What a run came to.
-#[derive(Debug, Clone, Copy)]
-pub struct Summary {
-    /// Loss of the last step's batch.
-    pub train: Option<f64>,
-    /// Last validation loss.
-    pub validation: f64,
-    /// Characters per second over all ranks.
-    pub tokens_per_second: f64,
-    /// Share of the steps' time spent waiting for communication.
-    pub communication: f64,
-    /// Wall time.
-    pub elapsed: Duration,
+/// Time of the steps so far, without evaluations.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Pace {
+    /// Steps that were timed.
+    pub steps: usize,
+    /// Their time.
+    pub seconds: f64,
+    /// The part of it spent waiting for communication: what overlap could not hide.
+    pub waited: f64,
 }
 
-/// Trains until `plan.config.steps` steps are done.
+impl Pace {
+    /// Characters per second, and the share of the time spent waiting for communication.
+    pub fn rates(&self, tokens_per_step: usize) -> (f64, f64) {
+        let per_second = |amount: f64| if self.seconds > 0.0 { amount / self.seconds } else { 0.0 };
+        (per_second((self.steps * tokens_per_step) as f64), per_second(self.waited))
+    }
+}
+
+/// What computes the steps of one rank: [`crate::cpu::step`] or [`crate::gpu::step`].
+pub trait Engine {
+    /// Takes the parameters with which the run begins, the same on every rank.
+    fn start(&mut self, _model: &Model, _report: &mut dyn Report) -> Result<()> {
+        Ok(())
+    }
+
+    /// Whether steps may be asked for many at a time: those that the host only enqueues.
+    fn queues(&self) -> bool {
+        false
+    }
+
+    /// Does the steps from `state.step` up to `to`. Gives their losses, each the mean over the global batch.
+    fn steps(&mut self, state: &mut State, to: usize) -> Result<Vec<f64>>;
+
+    /// The mean loss over this rank's part of the validation batches, the same ones each time.
+    fn evaluate(&mut self, model: &Model) -> Result<f64>;
+
+    /// Logits that follow the first `last + 1` of a context's tokens.
+    fn logits(&mut self, model: &Model, tokens: &[u32], last: usize) -> Result<Vec<f32>>;
+
+    /// Time of the steps so far.
+    fn pace(&self) -> Result<Pace>;
+
+    /// Brings parameters and optimizer in `state` up to date.
+    fn fetch(&self, _state: &mut State) -> Result<()> {
+        Ok(())
+    }
+
+    /// After the last step: whatever else is to be said of the run.
+    fn finish(&self, _report: &mut dyn Report) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Trains until `plan.config.steps` steps are done. Gives the last validation loss.
 ///
-/// Every rank must come with the same plan, text and state. On rank 0 `report` should speak, elsewhere be silent.
+/// Every rank must come with the same plan, text and state; rank 0's parameters count. On rank 0 `report` should speak, elsewhere be silent.
 /// Rank 0 writes the checkpoints.
 pub fn train(
     plan: &Plan,
     state: &mut State,
     corpus: &Corpus,
-    ranks: &mut dyn Ranks,
-    gradients: &mut dyn Gradients,
+    comm: &Comm,
+    engine: &mut dyn Engine,
     report: &mut dyn Report,
-) -> Result<Summary> {
-    let started = Instant::now();
-    let (config, shape) = (plan.config, state.model.config);
-    corpus.check_length(shape.context)?;
-    agree(ranks, "the text", corpus.crc)?;
-    agree(ranks, "the checkpoint", state.crc)?;
-    agree(ranks, "the number of steps already done", state.step as u32)?;
-    gradients.broadcast_parameters(&mut params::split_mut(&state.model.layout, &mut state.model.values))?;
+) -> Result<f64> {
+    let config = plan.config;
+    agree(comm, "the text", corpus.crc)?;
+    agree(comm, "the checkpoint", state.crc)?;
+    agree(comm, "the number of steps already done", state.step as u32)?;
+    comm.broadcast(&mut state.model.values, 0)?;
+    engine.start(&state.model, report)?;
 
-    let mut batch = Batch::new(config.batch, shape.context, ranks.rank(), ranks.size())?;
-    let mut workspace = Workspace::new(&shape, batch.samples(), shape.context, true, plan.threads);
-    let tokens_per_step = (config.batch * shape.context) as f64;
-    let (mut training, mut waiting, mut tokens) = (Duration::ZERO, Duration::ZERO, 0.0);
-
-    for step in state.step..config.steps {
-        let mut point = Point { step, train: None, validation: None };
-        if step % plan.eval_every == 0 {
-            let loss = evaluate(plan, &state.model, &mut workspace, &mut batch, corpus, ranks)?;
-            report.evaluated(step, loss);
-            point.validation = Some(loss);
+    while state.step < config.steps {
+        let from = state.step;
+        let mut validation = None;
+        if from.is_multiple_of(plan.eval_every) {
+            validation = Some(evaluate(state, comm, engine, report)?);
         }
-        let start = Instant::now();
-        let lr = learning_rate(&config, step);
-        batch.fill(corpus, Split::Train, config.seed, step);
-        let dropout = Dropout::new(config.dropout, config.seed, step, batch.first);
-        workspace.forward(&state.model, &batch.inputs, &dropout);
-        let mut loss = [workspace.cross_entropy(&batch.targets, true)];
-        workspace.backward(&state.model, &batch.inputs, &dropout, gradients)?;
-        waiting += gradients.finish()?.exposed;
-        let before = Instant::now();
-        ranks.mean(&mut loss)?;
-        waiting += before.elapsed();
-        let [loss] = loss;
-        if !loss.is_finite() {
-            bail!("step {step}: the loss is {loss}; a lower --lr than {} may help", config.lr);
+        let to = if engine.queues() { plan.pause(from) } else { from + 1 };
+        let losses = engine.steps(state, to)?;
+        let (tokens_per_second, communication) = engine.pace()?.rates(config.batch * state.model.config.context);
+        for (step, loss) in (from..to).zip(losses) {
+            if !loss.is_finite() {
+                bail!("step {step}: the loss is {loss}; a lower --lr than {} may help", config.lr);
+            }
+            state.history.push(Point { step, train: Some(loss), validation: validation.take() });
+            let lr = config.learning_rate(step);
+            report.step(&Step { step, steps: config.steps, loss, lr, tokens_per_second, communication });
         }
-        let model = &mut state.model;
-        state.adamw.step(&mut model.values, &model.layout, gradients, &config, lr, plan.threads)?;
-        training += start.elapsed();
-        tokens += tokens_per_step;
-        point.train = Some(loss);
-        state.history.push(point);
-        state.step = step + 1;
-        report.step(&Step {
-            step,
-            steps: config.steps,
-            loss,
-            lr,
-            tokens_per_second: tokens / training.as_secs_f64(),
-            communication: waiting.as_secs_f64() / training.as_secs_f64(),
-        });
-        if plan.checkpoint_every > 0 && state.step.is_multiple_of(plan.checkpoint_every) && state.step < config.steps {
-            save(plan, state, corpus, ranks)?;
+        state.step = to;
+        if plan.checkpoint_every > 0 && to.is_multiple_of(plan.checkpoint_every) && to < config.steps {
+            save(plan, state, corpus, comm, engine)?;
         }
     }
-    let validation = evaluate(plan, &state.model, &mut workspace, &mut batch, corpus, ranks)?;
-    report.evaluated(state.step, validation);
-    let train = state.history.last().and_then(|p| p.train);
-    save(plan, state, corpus, ranks)?;
+    let validation = evaluate(state, comm, engine, report)?;
+    save(plan, state, corpus, comm, engine)?;
     state.history.push(Point { step: state.step, train: None, validation: Some(validation) });
-    ranks.barrier()?;
-    Ok(Summary {
-        train,
-        validation,
-        tokens_per_second: if training.is_zero() { 0.0 } else { tokens / training.as_secs_f64() },
-        communication: if training.is_zero() { 0.0 } else { waiting.as_secs_f64() / training.as_secs_f64() },
-        elapsed: started.elapsed(),
-    })
+    engine.finish(report)?;
+    Ok(validation)
 }
 
-/// Mean loss over the same validation batches each time, shared out over the ranks.
-fn evaluate(
-    plan: &Plan,
-    model: &Model,
-    workspace: &mut Workspace,
-    batch: &mut Batch,
-    corpus: &Corpus,
-    ranks: &mut dyn Ranks,
-) -> Result<f64> {
-    let mut sum = 0.0;
-    for i in 0..plan.eval_batches {
-        batch.fill(corpus, Split::Validation, plan.config.seed, i);
-        workspace.forward(model, &batch.inputs, &Dropout::OFF);
-        sum += workspace.cross_entropy(&batch.targets, false);
+/// Fails on at least one rank when `value` is not the same on all; `what` says what it stands for.
+fn agree(comm: &Comm, what: &str, value: u32) -> Result<()> {
+    let mut mean = [f64::from(value)];
+    comm.all_reduce_in_place(&mut mean, ReduceOp::Avg)?;
+    if (mean[0] - f64::from(value)).abs() > 1e-3 {
+        bail!("rank {}: {what} is not the same as on the other ranks; every rank must be given the same", comm.rank());
     }
-    let mut mean = [sum / plan.eval_batches as f64];
-    ranks.mean(&mut mean)?;
+    Ok(())
+}
+
+/// The validation loss over all ranks.
+fn evaluate(state: &State, comm: &Comm, engine: &mut dyn Engine, report: &mut dyn Report) -> Result<f64> {
+    let mut mean = [engine.evaluate(&state.model)?];
+    comm.all_reduce_in_place(&mut mean, ReduceOp::Avg)?;
+    report.note(&format!("step {:>5}  validation loss {:.4}", state.step, mean[0]));
     Ok(mean[0])
 }
 
-/// Rank 0's checkpoint, where the plan wants one.
-pub fn save(plan: &Plan, state: &State, corpus: &Corpus, ranks: &dyn Ranks) -> Result<()> {
-    let Some(path) = plan.checkpoint.as_ref().filter(|_| ranks.rank() == 0) else { return Ok(()) };
+/// Brings the state up to date, and writes rank 0's checkpoint where the plan wants one.
+fn save(plan: &Plan, state: &mut State, corpus: &Corpus, comm: &Comm, engine: &dyn Engine) -> Result<()> {
+    engine.fetch(state)?;
+    let Some(path) = plan.checkpoint.as_ref().filter(|_| comm.rank() == 0) else { return Ok(()) };
     let header = Header {
         preset: plan.preset,
         model: state.model.config,

@@ -1,16 +1,20 @@
-//! Ranks as threads of one process, without the communication library: the same loop, gradients averaged in place.
+//! Ranks as threads of one process: the program's loop, with gradients that check how they are used.
 
-use std::sync::{Arc, Barrier, Mutex};
+use std::time::Duration;
 
 use anyhow::Result;
 use ddp_gpt::checkpoint::Point;
 use ddp_gpt::config::{Preset, TrainConfig};
-use ddp_gpt::data::Corpus;
-use ddp_gpt::gradients::{CommTime, Gradients, LocalGradients, OneRank, Ranks};
-use ddp_gpt::ops::parallel::Threads;
-use ddp_gpt::params;
-use ddp_gpt::report::Silent;
+use ddp_gpt::cpu::gradients::{Gradients, LocalGradients};
+use ddp_gpt::cpu::model::Workspace;
+use ddp_gpt::cpu::parallel::Threads;
+use ddp_gpt::cpu::step::Cpu;
+use ddp_gpt::data::{Batch, Corpus};
+use ddp_gpt::dropout::Dropout;
+use ddp_gpt::params::Model;
+use ddp_gpt::report::{Report, Silent};
 use ddp_gpt::train::{Plan, State, train};
+use tinynccl::{Comm, Config, ReduceOp};
 
 /// A text with enough structure to learn something from.
 pub(crate) fn text() -> String {
@@ -27,6 +31,8 @@ pub(crate) fn plan(config: TrainConfig) -> Plan {
         preset: Preset::Tiny,
         config,
         threads: Threads::new(1),
+        bucket_bytes: 1 << 10,
+        log_every: 4,
         eval_every: 5,
         eval_batches: 2,
         checkpoint_every: 0,
@@ -34,65 +40,41 @@ pub(crate) fn plan(config: TrainConfig) -> Plan {
     }
 }
 
+/// The communicator of a single rank.
+pub(crate) fn alone() -> Comm {
+    Comm::threads(1, Config::default()).unwrap().remove(0)
+}
+
 pub(crate) fn run_alone(plan: &Plan, state: &mut State, corpus: &Corpus) -> Result<()> {
-    let mut gradients = LocalGradients::new(&state.model.layout);
-    train(plan, state, corpus, &mut OneRank, &mut gradients, &mut Silent).map(|_| ())
+    run_alone_with(plan, state, corpus, &mut Silent)
 }
 
-struct Shared {
-    barrier: Barrier,
-    slots: Mutex<Vec<Vec<f64>>>,
+pub(crate) fn run_alone_with(plan: &Plan, state: &mut State, corpus: &Corpus, report: &mut dyn Report) -> Result<()> {
+    let (comm, gradients) = (alone(), Box::new(LocalGradients::new(&state.model.layout)));
+    let mut engine = Cpu::new(plan, &state.model.config, corpus, &comm, gradients)?;
+    train(plan, state, corpus, &comm, &mut engine, report).map(|_| ())
 }
 
-/// One of several ranks that are threads.
-#[derive(Clone)]
-struct ThreadRank {
-    rank: usize,
-    size: usize,
-    shared: Arc<Shared>,
+/// The CPU's loss and gradients of one batch.
+pub(crate) fn loss_and_gradients(model: &Model, batch: &Batch, dropout: &Dropout, threads: usize) -> (f64, Vec<f32>) {
+    let (samples, context) = (batch.samples(), batch.inputs.len() / batch.samples());
+    let mut workspace = Workspace::new(&model.config, samples, context, true, Threads::new(threads));
+    let mut gradients = LocalGradients::new(&model.layout);
+    workspace.forward(model, &batch.inputs, dropout);
+    let loss = workspace.cross_entropy(&batch.targets, true);
+    workspace.backward(model, &batch.inputs, dropout, &mut gradients).unwrap();
+    (loss, gradients.values)
 }
 
-impl ThreadRank {
-    fn world(size: usize) -> Vec<ThreadRank> {
-        let shared = Arc::new(Shared { barrier: Barrier::new(size), slots: Mutex::new(vec![Vec::new(); size]) });
-        (0..size).map(|rank| ThreadRank { rank, size, shared: shared.clone() }).collect()
-    }
-}
-
-impl Ranks for ThreadRank {
-    fn rank(&self) -> usize {
-        self.rank
-    }
-    fn size(&self) -> usize {
-        self.size
-    }
-    fn mean(&mut self, values: &mut [f64]) -> Result<()> {
-        self.shared.slots.lock().unwrap()[self.rank] = values.to_vec();
-        self.shared.barrier.wait();
-        {
-            let slots = self.shared.slots.lock().unwrap();
-            for (i, v) in values.iter_mut().enumerate() {
-                *v = slots.iter().map(|s| s[i]).sum::<f64>() / self.size as f64;
-            }
-        }
-        self.shared.barrier.wait();
-        Ok(())
-    }
-    fn barrier(&mut self) -> Result<()> {
-        self.shared.barrier.wait();
-        Ok(())
-    }
-}
-
-/// Gradients of such a rank. Checks the contract on the way: each parameter ready once, the last layer first.
-struct ThreadGradients {
+/// A rank's gradients, averaged in f64. Checks the contract on the way: each parameter ready once, the last layer first.
+struct CheckedGradients<'c> {
     local: LocalGradients,
-    ranks: ThreadRank,
+    comm: &'c Comm,
     ready: Vec<usize>,
     params: usize,
 }
 
-impl Gradients for ThreadGradients {
+impl Gradients for CheckedGradients<'_> {
     fn gradient_mut(&mut self, i: usize) -> Result<&mut [f32]> {
         assert!(!self.ready.contains(&i), "parameter {i} touched after it was ready");
         self.local.gradient_mut(i)
@@ -101,24 +83,13 @@ impl Gradients for ThreadGradients {
         self.ready.push(i);
         Ok(())
     }
-    fn finish(&mut self) -> Result<CommTime> {
+    fn finish(&mut self) -> Result<()> {
         assert_eq!(self.ready, (0..self.params).rev().collect::<Vec<_>>());
         self.ready.clear();
-        let mut values: Vec<f64> = self.local.values_mut().iter().map(|&v| f64::from(v)).collect();
-        self.ranks.mean(&mut values)?;
-        for (to, from) in self.local.values_mut().iter_mut().zip(values) {
+        let mut values: Vec<f64> = self.local.values.iter().map(|&v| f64::from(v)).collect();
+        self.comm.all_reduce_in_place(&mut values, ReduceOp::Avg)?;
+        for (to, from) in self.local.values.iter_mut().zip(values) {
             *to = from as f32;
-        }
-        Ok(CommTime::default())
-    }
-    fn broadcast_parameters(&mut self, parameters: &mut [&mut [f32]]) -> Result<()> {
-        for p in parameters {
-            let mut values: Vec<f64> =
-                p.iter().map(|&v| if self.ranks.rank == 0 { f64::from(v) } else { 0.0 }).collect();
-            self.ranks.mean(&mut values)?;
-            for (to, from) in p.iter_mut().zip(values) {
-                *to = (from * self.ranks.size as f64) as f32;
-            }
         }
         Ok(())
     }
@@ -126,19 +97,22 @@ impl Gradients for ThreadGradients {
 
 /// Trains with `size` ranks and returns each rank's history and final parameters.
 pub(crate) fn run_ranks(size: usize, plan: &Plan, corpus: &Corpus) -> Vec<(Vec<Point>, Vec<f32>)> {
-    let model = Preset::Tiny.model(corpus.tokenizer.len());
+    let model = Preset::Tiny.model(corpus.tokenizer.size());
+    let mut config = Config::default();
+    config.timeout = Duration::from_secs(60);
     std::thread::scope(|scope| {
-        let threads: Vec<_> = ThreadRank::world(size)
+        let threads: Vec<_> = Comm::threads(size, config)
+            .unwrap()
             .into_iter()
-            .map(|mut ranks| {
+            .map(|comm| {
                 scope.spawn(move || {
                     // Other ranks start from other values: the broadcast must make them equal.
-                    let mut state = State::new(model, plan.config.seed + 1000 * ranks.rank as u64);
-                    let layout = params::layout(&model);
-                    let local = LocalGradients::new(&layout);
-                    let mut gradients =
-                        ThreadGradients { local, ranks: ranks.clone(), ready: Vec::new(), params: layout.len() };
-                    train(plan, &mut state, corpus, &mut ranks, &mut gradients, &mut Silent).unwrap();
+                    let mut state = State::new(model, plan.config.seed + 1000 * comm.rank() as u64);
+                    let (layout, comm) = (&state.model.layout, &comm);
+                    let local = LocalGradients::new(layout);
+                    let gradients = CheckedGradients { local, comm, ready: Vec::new(), params: layout.len() };
+                    let mut engine = Cpu::new(plan, &model, corpus, comm, Box::new(gradients)).unwrap();
+                    train(plan, &mut state, corpus, comm, &mut engine, &mut Silent).unwrap();
                     (state.history, state.model.values)
                 })
             })

@@ -9,19 +9,16 @@ use std::process::Command;
 use ddp_gpt::checkpoint::{self, Point};
 use ddp_gpt::config::{ModelConfig, Preset, TrainConfig};
 use ddp_gpt::data::{Batch, Split};
-use ddp_gpt::gpu::Precision;
+use ddp_gpt::dropout::{Dropout, Site};
 use ddp_gpt::gpu::device::{self, Gpu};
 use ddp_gpt::gpu::kernels::Shape;
 use ddp_gpt::gpu::network::Network;
-use ddp_gpt::gpu::reducer::Alone;
-use ddp_gpt::gpu::train::{GpuPlan, train};
-use ddp_gpt::gradients::{LocalGradients, OneRank};
-use ddp_gpt::model::{Model, Workspace};
-use ddp_gpt::ops::dropout::Dropout;
-use ddp_gpt::ops::parallel::Threads;
+use ddp_gpt::gpu::step::Training;
+use ddp_gpt::gpu::{Options, Precision};
+use ddp_gpt::params::Model;
 use ddp_gpt::report::Silent;
-use ddp_gpt::sample::Sampling;
-use ddp_gpt::train::State;
+use ddp_gpt::sample::{Sampling, sample};
+use ddp_gpt::train::{Engine as _, Plan, State, train};
 use program_kit::testing::{self, skipped};
 
 use crate::common;
@@ -29,7 +26,7 @@ use crate::common;
 /// How many GPUs there are; 0, said aloud, where none can be used.
 fn gpus() -> usize {
     device::count().unwrap_or_else(|e| {
-        skipped("a test of ddp-gpt on a GPU", &e.to_string());
+        skipped("a test of ddp-gpt on a GPU", &format!("{e:#}"));
         0
     })
 }
@@ -63,23 +60,31 @@ fn compare(case: &Case) -> Vec<String> {
     let mut batch = Batch::new(samples, config.context, 0, 1).unwrap();
     batch.fill(&corpus, Split::Train, 5, 0);
     let dropout = Dropout::new(dropout, 11, 2, 7);
-    let mut workspace = Workspace::new(&config, samples, config.context, true, Threads::new(1));
-    let mut gradients = LocalGradients::new(&model.layout);
-    workspace.forward(&model, &batch.inputs, &dropout);
-    let expected = workspace.cross_entropy(&batch.targets, true);
-    workspace.backward(&model, &batch.inputs, &dropout, &mut gradients).unwrap();
+    let (expected, gradients) = common::loss_and_gradients(&model, &batch, &dropout, 1);
 
     let shape = Shape::new(config, precision).unwrap();
     assert!(shape.fused || !fused, "{shape:?}");
-    let shape = if fused { shape } else { shape.unfused() };
-    let mut network = Network::with(Gpu::open(0).unwrap(), shape, samples, Dropout::OFF).unwrap();
+    let shape = Shape { fused, ..shape };
+    let mut network = Network::new(Gpu::open(0).unwrap(), shape, samples, dropout).unwrap();
     network.set_values(&model.values).unwrap();
-    network.set_batch(&batch.inputs, &batch.targets).unwrap();
-    network.set_dropout(dropout).unwrap();
+    network.inputs.write(&network.gpu, &batch.inputs).unwrap();
+    network.targets.write(&network.gpu, &batch.targets).unwrap();
+    let masks = |site| (0..samples).map(move |sample| dropout.mask(site, sample).key);
+    let keys: Vec<u64> = Site::all(config.layers).into_iter().flat_map(masks).collect();
+    network.keys.write(&network.gpu, &keys).unwrap();
     network.forward(true).unwrap();
     network.cross_entropy(true).unwrap();
-    network.backward_alone().unwrap();
-    let loss = network.loss().unwrap();
+    let mut norms = Vec::new();
+    network
+        .backward(|tensor, norm| {
+            norms.extend(norm.map(|number| (tensor, number)));
+            Ok(())
+        })
+        .unwrap();
+    network.gpu.synchronize().unwrap();
+    norms.into_iter().for_each(|(tensor, number)| network.sum_norm(tensor, number).unwrap());
+    let losses = network.losses.read(&network.gpu, 0, network.rows()).unwrap();
+    let loss = losses.iter().map(|&v| f64::from(v)).sum::<f64>() / network.rows() as f64;
     let got = network.gradients.read(&network.gpu, 0, model.values.len()).unwrap();
     // By the arithmetic: f32 sums in another order; 10 and 7 bits of mantissa, through all layers and back.
     let (of_loss, of_gradient) = match precision {
@@ -92,7 +97,7 @@ fn compare(case: &Case) -> Vec<String> {
     let relative = ((loss - expected) / expected).abs();
     let mut worst = (0.0, "");
     for info in &model.layout {
-        let e = error(&got[info.range()], &gradients.values_mut()[info.range()]);
+        let e = error(&got[info.range()], &gradients[info.range()]);
         if e > worst.0 || e.is_nan() {
             worst = (e, &info.name);
         }
@@ -111,7 +116,7 @@ fn compare(case: &Case) -> Vec<String> {
 
 /// Shapes with one head and several, with contexts of one tile and many, with heads of 8 to 88 channels.
 fn shapes() -> [(ModelConfig, usize); 5] {
-    let vocab = common::corpus().tokenizer.len();
+    let vocab = common::corpus().tokenizer.size();
     let config = |layers, context, heads, channels| ModelConfig { vocab, context, layers, heads, channels };
     [
         (config(2, 16, 2, 16), 3),
@@ -150,16 +155,18 @@ fn with_fused_attention_too() {
     compare_all(&[Precision::Bf16], true);
 }
 
-fn how(precision: Precision, graph: bool) -> GpuPlan {
-    GpuPlan { precision, graph, bucket_bytes: 1 << 10, log_every: 4, trace: None, sample_chars: 20 }
+fn options(precision: Precision, graph: bool) -> Options {
+    Options { precision, graph, comm_blocks: 16, trace: None }
 }
 
-fn on_gpu(config: TrainConfig, how: &GpuPlan, state: &mut State) -> String {
-    let (plan, corpus) = (common::plan(config), common::corpus());
-    let sampling = Sampling { temperature: 0.8, top_k: 0, seed: 1 };
-    let gpu = Gpu::open(0).unwrap();
-    let (ranks, report) = (&mut OneRank, &mut Silent);
-    train(&plan, how, gpu, state, &corpus, ranks, &Alone, &sampling, report).unwrap().1.unwrap()
+/// Trains; gives a sample of 20 characters.
+fn on_gpu(plan: &Plan, options: &Options, state: &mut State) -> String {
+    let (corpus, comm) = (common::corpus(), common::alone());
+    let mut engine = Training::new(plan, options, state, &corpus, &comm).unwrap();
+    train(plan, state, &corpus, &comm, &mut engine, &mut Silent).unwrap();
+    let logits = |tokens: &[u32], last| engine.logits(&state.model, tokens, last);
+    let how = Sampling { temperature: 0.8, seed: 1 };
+    sample(&corpus.tokenizer, state.model.config.context, "\n", 20, how, logits).unwrap()
 }
 
 /// Training has the CPU's losses: batches, masks, clipping, schedule and optimizer are the same.
@@ -170,13 +177,13 @@ fn a_run_has_the_losses_of_the_cpus() {
     }
     let corpus = common::corpus();
     let config = TrainConfig { steps: 23, dropout: 0.1, clip: 0.7, ..Preset::Tiny.train() };
-    let model = Preset::Tiny.model(corpus.tokenizer.len());
+    let model = Preset::Tiny.model(corpus.tokenizer.size());
     let mut cpu = State::new(model, config.seed);
     common::run_alone(&common::plan(config), &mut cpu, &corpus).unwrap();
     let mut runs = Vec::new();
     for graph in [false, true] {
         let mut state = State::new(model, config.seed);
-        let text = on_gpu(config, &how(Precision::F32, graph), &mut state);
+        let text = on_gpu(&common::plan(config), &options(Precision::F32, graph), &mut state);
         assert_eq!(text.chars().count(), 20);
         assert_eq!(state.history.len(), cpu.history.len());
         for (a, b) in cpu.history.iter().zip(&state.history) {
@@ -199,16 +206,14 @@ fn a_run_has_the_losses_of_the_cpus() {
     let half = TrainConfig { steps: 10, ..config };
     // The schedule must be the whole run's: stop by steps in the header, not in the settings.
     let mut state = State::new(model, config.seed);
-    let sampling = Sampling { temperature: 0.8, top_k: 0, seed: 1 };
-    let short = ddp_gpt::train::Plan { config: half, ..plan.clone() };
-    let (ranks, report) = (&mut OneRank, &mut Silent);
-    let (gpu, how) = (Gpu::open(0).unwrap(), how(Precision::Bf16, true));
-    train(&short, &how, gpu, &mut state, &corpus, ranks, &Alone, &sampling, report).unwrap();
+    let short = Plan { config: half, ..plan.clone() };
+    let options = options(Precision::Bf16, true);
+    on_gpu(&short, &options, &mut state);
     let saved = checkpoint::load(plan.checkpoint.as_ref().unwrap()).unwrap();
     assert_eq!((saved.header.step, saved.values.len()), (10, state.model.values.len()));
     assert_eq!((&saved.values, &saved.adamw), (&state.model.values, &state.adamw));
     let mut resumed = State::resume(saved);
-    train(&plan, &how, Gpu::open(0).unwrap(), &mut resumed, &corpus, ranks, &Alone, &sampling, report).unwrap();
+    on_gpu(&plan, &options, &mut resumed);
     let last = resumed.history.last().unwrap();
     assert_eq!((last.step, resumed.adamw.updates), (23, 23));
     assert!(last.validation.unwrap() < cpu.history[0].validation.unwrap(), "{last:?}");

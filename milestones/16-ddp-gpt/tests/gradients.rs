@@ -4,11 +4,11 @@
 //! are means over rows in f32, good to about 1e-7 of their value; h is large enough that the difference stands out.
 
 use ddp_gpt::config::ModelConfig;
+use ddp_gpt::cpu::model::Workspace;
+use ddp_gpt::cpu::parallel::Threads;
 use ddp_gpt::data::{Batch, Split};
-use ddp_gpt::gradients::LocalGradients;
-use ddp_gpt::model::{Model, Workspace};
-use ddp_gpt::ops::dropout::Dropout;
-use ddp_gpt::ops::parallel::Threads;
+use ddp_gpt::dropout::Dropout;
+use ddp_gpt::params::Model;
 use ddp_gpt::rng::{Stream, key, normal_pair};
 
 use crate::common;
@@ -16,7 +16,7 @@ use crate::common;
 /// `context` above the attention block of 64 rows takes the path with several blocks.
 fn check(context: usize, probability: f64) {
     let corpus = common::corpus();
-    let config = ModelConfig { vocab: corpus.tokenizer.len(), context, layers: 2, heads: 2, channels: 12 };
+    let config = ModelConfig { vocab: corpus.tokenizer.size(), context, layers: 2, heads: 2, channels: 12 };
     let mut model = Model::new(config, 3);
     // Larger values than a fresh model's, so that no part of the network is close to linear or to zero.
     for (info, scale) in model.layout.clone().iter().map(|info| (info, if info.decays() { 12.0 } else { 1.0 })) {
@@ -27,13 +27,9 @@ fn check(context: usize, probability: f64) {
     let mut batch = Batch::new(3, context, 0, 1).unwrap();
     batch.fill(&corpus, Split::Train, 5, 0);
     let dropout = Dropout::new(probability, 11, 2, 0);
-    let mut workspace = Workspace::new(&config, 3, context, true, Threads::new(1));
-    let mut gradients = LocalGradients::new(&model.layout);
-    workspace.forward(&model, &batch.inputs, &dropout);
-    workspace.cross_entropy(&batch.targets, true);
-    workspace.backward(&model, &batch.inputs, &dropout, &mut gradients).unwrap();
-    let gradients = gradients.values_mut().to_vec();
+    let (_, gradients) = common::loss_and_gradients(&model, &batch, &dropout, 1);
 
+    let mut workspace = Workspace::new(&config, 3, context, false, Threads::new(1));
     let mut loss = |model: &Model| {
         workspace.forward(model, &batch.inputs, &dropout);
         workspace.cross_entropy(&batch.targets, false)

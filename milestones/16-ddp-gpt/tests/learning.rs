@@ -1,7 +1,7 @@
 //! The model learns: a small text's loss falls far below that of a guess, and threads do not change what is learnt.
 
 use ddp_gpt::config::Preset;
-use ddp_gpt::ops::parallel::Threads;
+use ddp_gpt::cpu::parallel::Threads;
 use ddp_gpt::train::{Plan, State};
 
 use crate::common::{corpus, plan, run_alone};
@@ -10,7 +10,7 @@ use crate::common::{corpus, plan, run_alone};
 fn loss_falls_and_threads_agree() {
     let corpus = corpus();
     let config = Preset::Tiny.train();
-    let model = Preset::Tiny.model(corpus.tokenizer.len());
+    let model = Preset::Tiny.model(corpus.tokenizer.size());
     let mut losses = Vec::new();
     for threads in [1, 2, 3] {
         let mut state = State::new(model, config.seed);

@@ -2,15 +2,16 @@
 
 use ddp_gpt::checkpoint;
 use ddp_gpt::config::{Preset, TrainConfig};
+use ddp_gpt::report::{Report, Step};
 use ddp_gpt::train::{Plan, State};
 
-use crate::common::{corpus, plan, run_alone};
+use crate::common::{corpus, plan, run_alone, run_alone_with};
 
 #[test]
 fn same_losses_and_same_parameters() {
     let corpus = corpus();
     let config = TrainConfig { steps: 13, dropout: 0.1, ..Preset::Tiny.train() };
-    let model = Preset::Tiny.model(corpus.tokenizer.len());
+    let model = Preset::Tiny.model(corpus.tokenizer.size());
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("c");
 
@@ -36,16 +37,11 @@ fn same_losses_and_same_parameters() {
 
 /// Trains and breaks off, as a killed process would, when step `last` is done.
 fn stop_at(last: usize, plan: &Plan, state: &mut State) {
-    use ddp_gpt::gradients::{LocalGradients, OneRank};
-    use ddp_gpt::report::{Report, Step};
     struct Stop(usize);
     impl Report for Stop {
         fn step(&mut self, step: &Step) {
             assert!(step.step < self.0, "interrupted");
         }
-        fn evaluated(&mut self, _step: usize, _loss: f64) {}
-        fn note(&mut self, _text: &str) {}
     }
-    let mut gradients = LocalGradients::new(&state.model.layout);
-    ddp_gpt::train::train(plan, state, &corpus(), &mut OneRank, &mut gradients, &mut Stop(last)).unwrap();
+    run_alone_with(plan, state, &corpus(), &mut Stop(last)).unwrap();
 }

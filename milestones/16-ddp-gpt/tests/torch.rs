@@ -9,11 +9,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use ddp_gpt::config::{ModelConfig, Preset, TrainConfig};
-use ddp_gpt::data::Corpus;
-use ddp_gpt::gradients::LocalGradients;
-use ddp_gpt::model::{Model, Workspace};
-use ddp_gpt::ops::dropout::{Dropout, Site};
-use ddp_gpt::ops::parallel::Threads;
+use ddp_gpt::data::{Batch, Corpus};
+use ddp_gpt::dropout::{Dropout, Site};
+use ddp_gpt::params::Model;
 use ddp_gpt::rng::{Stream, below, key, normal_pair};
 use ddp_gpt::train::State;
 use program_kit::testing::skipped;
@@ -68,14 +66,11 @@ fn write_case(folder: &Path, config: ModelConfig, samples: usize, context: usize
         let token = |i| below(key(22, Stream::Batch, &[k, i]), config.vocab) as u32;
         (0..(samples * context) as u64).map(token).collect()
     };
-    let (tokens, targets) = (draw(0), draw(1));
+    let mut batch = Batch::new(samples, context, 0, 1).unwrap();
+    (batch.inputs, batch.targets) = (draw(0), draw(1));
 
     let dropout = Dropout::new(probability, 8, 3, 5);
-    let mut workspace = Workspace::new(&config, samples, context, true, Threads::new(2));
-    let mut gradients = LocalGradients::new(&model.layout);
-    workspace.forward(&model, &tokens, &dropout);
-    let loss = workspace.cross_entropy(&targets, true);
-    workspace.backward(&model, &tokens, &dropout, &mut gradients).unwrap();
+    let (loss, gradients) = common::loss_and_gradients(&model, &batch, &dropout, 2);
 
     let tensors: Vec<_> =
         model.layout.iter().map(|info| serde_json::json!({ "name": info.name, "shape": info.shape })).collect();
@@ -88,9 +83,9 @@ fn write_case(folder: &Path, config: ModelConfig, samples: usize, context: usize
     let integers = |values: &[u32]| values.iter().flat_map(|v| v.to_le_bytes()).collect();
     write("case.json", description.to_string().into_bytes());
     write("weights.f32", floats(&model.values));
-    write("gradients.f32", floats(gradients.values_mut()));
-    write("tokens.u32", integers(&tokens));
-    write("targets.u32", integers(&targets));
+    write("gradients.f32", floats(&gradients));
+    write("tokens.u32", integers(&batch.inputs));
+    write("targets.u32", integers(&batch.targets));
     write("masks.f32", floats(&masks(&dropout, &config, samples, context)));
 }
 
@@ -122,7 +117,7 @@ fn a_training_has_the_losses_of_pytorchs() {
     // A tenth of the preset's rate: with all of it, roundings grow to differences within 20 steps.
     let config = TrainConfig { steps: 43, lr: 1e-3, min_lr: 1e-4, warmup: 4, clip: 1.0, ..Preset::Tiny.train() };
     let corpus = Corpus::new("text", &text).unwrap();
-    let mut state = State::new(Preset::Tiny.model(corpus.tokenizer.len()), config.seed);
+    let mut state = State::new(Preset::Tiny.model(corpus.tokenizer.size()), config.seed);
     common::run_alone(&common::plan(config), &mut state, &corpus).unwrap();
 
     let paths = [data, history.clone()].map(|path| path.to_str().unwrap().to_owned());

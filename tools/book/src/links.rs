@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use crate::html::tags;
 use crate::paths::normal;
@@ -88,12 +88,7 @@ pub(crate) fn run(book: &Path) -> Result<()> {
             }
         }
     }
-    for wrong in &wrong {
-        eprintln!("book: {wrong}");
-    }
-    if !wrong.is_empty() {
-        bail!("{} of {count} links lead nowhere", wrong.len());
-    }
+    crate::none_wrong(&wrong, |wrong| format!("{wrong} of {count} links lead nowhere"))?;
     println!("{count} links on {} pages lead somewhere", pages.len());
     Ok(())
 }

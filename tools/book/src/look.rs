@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use crate::browser::{self, Browser};
@@ -64,12 +64,7 @@ pub(crate) fn run(book: &Path, shots: Option<&Path>, only: &str) -> Result<()> {
             }
         }
     }
-    for wrong in &wrong {
-        eprintln!("book: {wrong}");
-    }
-    if !wrong.is_empty() {
-        bail!("{} things to mend on {looked} pages", wrong.len());
-    }
+    crate::none_wrong(&wrong, |wrong| format!("{wrong} things to mend on {looked} pages"))?;
     println!("{looked} pages at 1280 and 390 pixels: nothing sticks out, no errors in the console");
     Ok(())
 }

@@ -19,7 +19,7 @@ mod rewrite;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::{Parser, Subcommand};
 
 /// Builds and checks the book.
@@ -100,4 +100,13 @@ fn run() -> Result<()> {
         Command::Look { book, shots, quiet, only } => look::run(&book, (!quiet).then_some(shots.as_path()), &only),
         Command::Click { pages, pictures } => click::run(&pages, &pictures),
     }
+}
+
+/// Prints all that is wrong; an error, which `counted` words, where there is something.
+fn none_wrong(wrong: &[String], counted: impl FnOnce(usize) -> String) -> Result<()> {
+    for wrong in wrong {
+        eprintln!("book: {wrong}");
+    }
+    ensure!(wrong.is_empty(), counted(wrong.len()));
+    Ok(())
 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use crate::paths::{SOURCE, repository};
@@ -37,13 +37,7 @@ fn expand_book(book: &mut Value, exempt: &[String]) -> Result<()> {
         expanded.item(item);
     }
     expanded.repository(items);
-    if !expanded.wrong.is_empty() {
-        for wrong in &expanded.wrong {
-            eprintln!("book: {wrong}");
-        }
-        bail!("{} things are wrong in the chapters", expanded.wrong.len());
-    }
-    Ok(())
+    crate::none_wrong(&expanded.wrong, |wrong| format!("{wrong} things are wrong in the chapters"))
 }
 
 struct Expanded {

@@ -42,7 +42,7 @@ pub(crate) fn line(line: &str, page: &Page, documents: &mut BTreeSet<PathBuf>) -
             rest = behind;
         } else if !code
             && after.starts_with("](")
-            && let Some(close) = closing(&after[2..])
+            && let Some(close) = after[2..].find(')')
         {
             out.push_str("](");
             out.push_str(&target(&after[2..2 + close], page, documents)?);
@@ -54,10 +54,6 @@ pub(crate) fn line(line: &str, page: &Page, documents: &mut BTreeSet<PathBuf>) -
     }
     out.push_str(rest);
     Ok(out)
-}
-
-fn closing(text: &str) -> Option<usize> {
-    text.find(')')
 }
 
 fn target(link: &str, page: &Page, documents: &mut BTreeSet<PathBuf>) -> Result<String> {

@@ -11,10 +11,13 @@ mod simulate;
 mod svg;
 mod values;
 
+use std::io::Write as _;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use clap::{Parser, Subcommand};
+use tinynccl_plan::algorithm::{self, Shape};
+use tinynccl_plan::wire::Algorithm;
 
 /// Shows schedules without running them, and the capabilities of this machine.
 #[derive(Debug, Parser)]
@@ -52,4 +55,23 @@ fn run() -> Result<()> {
         Command::Doctor(options) => doctor::run(&options),
         Command::Simulate(options) => simulate::run(&options),
     }
+}
+
+/// Writes to the standard output. A reader that has gone, as `head`, is no error.
+fn print(text: &str) -> Result<()> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        other => other.context("writing to the standard output"),
+    }
+}
+
+/// The error where `algorithm` has no schedule.
+fn no_schedule(algorithm: Algorithm, shape: &Shape) -> String {
+    let others: Vec<&str> = Algorithm::ALL.iter().filter(|a| has_schedule(**a, shape)).map(|a| a.name()).collect();
+    let Shape { collective, ranks, .. } = shape;
+    format!("{algorithm} has no schedule for {collective} on {ranks} ranks, these have: {}", others.join(", "))
+}
+
+fn has_schedule(algorithm: Algorithm, shape: &Shape) -> bool {
+    algorithm::supports(algorithm, shape) && algorithm::program(algorithm, shape, 0).is_some()
 }

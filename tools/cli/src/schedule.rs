@@ -1,6 +1,5 @@
 //! `schedule`: a collective's schedule as text, picture or page.
 
-use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
@@ -14,7 +13,7 @@ use tinynccl_plan::wire::{Algorithm, Collective};
 
 use crate::played::Played;
 use crate::values::collective;
-use crate::{html, svg};
+use crate::{html, no_schedule, svg};
 
 /// Ranks that a picture still shows.
 const MOST_RANKS: usize = 32;
@@ -79,11 +78,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     };
     match &options.output {
         Some(path) => std::fs::write(path, text).with_context(|| format!("writing {}", path.display())),
-        None => match std::io::stdout().write_all(text.as_bytes()) {
-            // As when it is read by `head`.
-            Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-            other => other.context("writing to the standard output"),
-        },
+        None => crate::print(&text),
     }
 }
 
@@ -94,16 +89,7 @@ fn programs(algorithm: Algorithm, shape: &Shape) -> Result<Vec<Program>> {
     (0..shape.ranks)
         .map(|rank| algorithm::program(algorithm, shape, rank))
         .collect::<Option<Vec<Program>>>()
-        .with_context(|| {
-            let can = |a: &Algorithm| algorithm::supports(*a, shape) && algorithm::program(*a, shape, 0).is_some();
-            let others: Vec<&str> = Algorithm::ALL.iter().filter(|a| can(a)).map(|a| a.name()).collect();
-            format!(
-                "{algorithm} has no schedule for {} on {} ranks, these have: {}",
-                shape.collective,
-                shape.ranks,
-                others.join(", ")
-            )
-        })
+        .with_context(|| no_schedule(algorithm, shape))
 }
 
 #[cfg(test)]

@@ -56,13 +56,13 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 25.0)]
     pub(crate) minutes: f64,
     /// Approximate seconds to measure each size in each round.
-    #[arg(long, default_value = "0.014", value_parser = seconds)]
+    #[arg(long, default_value = "0.014", value_parser = size::seconds)]
     pub(crate) budget: Duration,
     /// A peer's operation ends at the size where one call takes longer than these seconds.
-    #[arg(long, default_value = "0.5", value_parser = seconds)]
+    #[arg(long, default_value = "0.5", value_parser = size::seconds)]
     pub(crate) cap: Duration,
     /// A program that runs for longer than these seconds is ended; its output so far counts.
-    #[arg(long, default_value = "60", value_parser = seconds)]
+    #[arg(long, default_value = "60", value_parser = size::seconds)]
     pub(crate) limit: Duration,
     /// A smoke test of under three minutes: one round, few sizes. Overrides sizes, rounds and parts.
     #[arg(long)]
@@ -124,6 +124,11 @@ pub(crate) enum DType {
     Bf16,
 }
 
+/// A value as the command line has it.
+pub(crate) fn word(value: impl ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
 /// The configuration of one set of tables: everything but the operation and the size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Part {
@@ -136,19 +141,8 @@ pub(crate) struct Part {
 impl Part {
     /// Short, for file names and the raw values: `shm-2-4k-reused`.
     pub(crate) fn key(&self) -> String {
-        let transport = match self.transport {
-            Transport::Shm => "shm",
-            Transport::Tcp => "tcp",
-        };
-        let pages = match self.pages {
-            Pages::Small => "4k",
-            Pages::Huge => "huge",
-        };
-        let buffers = match self.buffers {
-            Buffers::Reused => "reused",
-            Buffers::Fresh => "fresh",
-        };
-        format!("{transport}-{}-{pages}-{buffers}", self.ranks)
+        let Part { transport, ranks, pages, buffers } = *self;
+        format!("{}-{ranks}-{}-{}", word(transport), word(pages), word(buffers))
     }
 
     /// The part with this [`key`](Part::key).
@@ -249,13 +243,6 @@ pub(crate) const OPERATIONS: [&str; 9] = [
     "barrier",
 ];
 
-fn seconds(text: &str) -> Result<Duration, String> {
-    let value = text.parse().ok().and_then(|s| Duration::try_from_secs_f64(s).ok());
-    value
-        .filter(|d| !d.is_zero() && *d <= Duration::from_secs(3600))
-        .ok_or_else(|| "expected more than 0 and at most 3600 seconds".to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -305,6 +292,6 @@ mod tests {
         assert_eq!((args.min, args.max), (8, 1 << 20));
         assert!(parse("--ops every").operations().unwrap_err().contains("all_reduce"));
         assert_eq!(parse("").operations().unwrap().len(), 9);
-        assert!(seconds("0").is_err());
+        assert!(size::seconds("0").is_err());
     }
 }

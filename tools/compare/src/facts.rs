@@ -4,6 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use program_kit::machine::processor;
+
 /// Names and values.
 pub(crate) fn facts(programs: &Path) -> Vec<(String, String)> {
     let mut facts: Vec<(String, String)> = Vec::new();
@@ -13,7 +15,7 @@ pub(crate) fn facts(programs: &Path) -> Vec<(String, String)> {
     add("Date", output("date", &["-u", "+%Y-%m-%d %H:%M UTC"]));
     add("Revision", revision());
     add("Command", Some(std::env::args().collect::<Vec<_>>().join(" ")));
-    add("Processor", fs::read_to_string("/proc/cpuinfo").ok().and_then(|text| processor(&text)));
+    add("Processor", Some(processor()));
     add("Cores", std::thread::available_parallelism().ok().map(|n| n.to_string()));
     add("Caches of core 0", Some(caches(Path::new("/sys/devices/system/cpu/cpu0/cache"))));
     add("Memory", fs::read_to_string("/proc/meminfo").ok().and_then(|text| field(&text, "MemTotal")));
@@ -28,13 +30,6 @@ pub(crate) fn facts(programs: &Path) -> Vec<(String, String)> {
         add(name, Some(version.trim().to_owned()));
     }
     facts
-}
-
-/// With family and model: virtual machines give many processors one name.
-fn processor(text: &str) -> Option<String> {
-    let numbers = field(text, "cpu family").zip(field(text, "model\t"));
-    let numbers = numbers.map(|(family, model)| format!(", family {family} model {model}")).unwrap_or_default();
-    Some(format!("{}{numbers}", field(text, "model name")?))
 }
 
 fn revision() -> Option<String> {

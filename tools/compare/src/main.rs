@@ -5,7 +5,6 @@
 //! cores were equally far from each other.
 
 mod args;
-mod child;
 mod facts;
 mod plot;
 mod probe;
@@ -13,7 +12,6 @@ mod program;
 mod raw;
 mod results;
 mod rows;
-mod stats;
 mod stream;
 mod table;
 
@@ -28,8 +26,9 @@ use clap::{CommandFactory as _, Parser as _};
 
 use args::{Args, Command, Part, Transport};
 use program::{Program, Role};
+use program_kit::process::{self, Outcome};
+use program_kit::stats::median;
 use results::{Column, Measured, Run, Summary};
-use stats::median;
 
 /// Exit code of our benchmark when the library lacks a requested feature.
 const CANNOT_RUN: i32 = 3;
@@ -134,7 +133,7 @@ impl Bench {
         let before = probe::round_trip();
         // Two ranks, a core each.
         let probe = (self.measured.part.ranks == 2 && before.is_some()).then(|| args.programs.join(PROBE));
-        let outcome = child::run(&mut program.command(probe.as_deref()), args.limit);
+        let outcome = process::run_group(&mut program.command(probe.as_deref()), args.limit);
         let after = probe::round_trip();
         let place = format!("round {}/{}, {}: {}", round + 1, args.rounds, self.measured.part.key(), program.name);
         let failed = |why: String| format!("{}: {why} (`{}`)", program.name, program.line());
@@ -151,7 +150,7 @@ impl Bench {
             return self.leave_out(column, &place, note);
         }
         if output.rows.is_empty() {
-            return self.leave_out(column, &place, failed(format!("no result: {}", outcome.last_words())));
+            return self.leave_out(column, &place, failed(format!("no result: {}", last_words(&outcome))));
         }
         let nanoseconds = |ns: Option<f64>| ns.map_or("?".to_owned(), |ns| format!("{ns:.0}"));
         eprintln!(
@@ -179,7 +178,7 @@ impl Bench {
         let program = &self.programs[column];
         if complete || program.role != Role::Peer && outcome.code == Some(0) {
             // Nothing is missing.
-        } else if outcome.cut_off {
+        } else if outcome.late {
             self.ended[column] += 1;
             let limit = args.limit.as_secs_f64();
             self.note(format!(
@@ -192,7 +191,7 @@ impl Bench {
             // It died, or its own limit ended it.
             self.ended[column] += 1;
             let last = output.rows.last().map_or(String::new(), |row| format!(" after {} {} bytes", row.op, row.bytes));
-            self.note(format!("{}: ended by itself{last}: {}", program.name, outcome.last_words()));
+            self.note(format!("{}: ended by itself{last}: {}", program.name, last_words(&outcome)));
             self.out[column] = self.ended[column] >= PATIENCE;
         }
         self.measured.runs.push(Run { column, round, before, after, rows: output.rows });
@@ -212,6 +211,15 @@ impl Bench {
             self.measured.notes.push(note);
         }
     }
+}
+
+/// The last line that says something, for a note.
+fn last_words(outcome: &Outcome) -> String {
+    let line = |text: &str| {
+        let said = |l: &&str| l.chars().any(char::is_alphabetic);
+        text.lines().rev().map(str::trim).find(said).map(str::to_owned)
+    };
+    line(&outcome.stderr).or_else(|| line(&outcome.stdout)).unwrap_or_else(|| "it said nothing".to_owned())
 }
 
 /// Writes the page, the raw values and the plots.

@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use rustix::thread::{CpuSet, sched_setaffinity};
+use program_kit::machine::pin;
 
 /// Round trips of one batch, and batches.
 const TRIPS: u32 = 500;
@@ -26,7 +26,8 @@ pub(crate) fn round_trip() -> Option<f64> {
     let [ping, pong] = &lines;
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            pin(1);
+            // Unpinned, the number is less sure and still one.
+            let _ = pin(1);
             (1..=BATCHES * TRIPS).all(|i| {
                 let arrived = wait(ping, i);
                 pong.0.store(i, Ordering::Release);
@@ -34,7 +35,7 @@ pub(crate) fn round_trip() -> Option<f64> {
             })
         });
         let timer = scope.spawn(move || {
-            pin(0);
+            let _ = pin(0);
             let mut batches = Vec::new();
             for batch in 0..BATCHES {
                 let start = Instant::now();
@@ -68,13 +69,6 @@ fn wait(line: &Line, value: u32) -> bool {
             return false;
         }
     }
-}
-
-fn pin(core: usize) {
-    let mut one = CpuSet::new();
-    one.set(core);
-    // Unpinned, the number is less sure and still one.
-    let _ = sched_setaffinity(None, &one);
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::args::{Args, Buffers, DType, Pages, Part, Transport};
+use crate::args::{Args, Buffers, DType, Pages, Part, Transport, word};
 
 /// The kind of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,68 +95,43 @@ pub(crate) fn programs(
     let crowded = part.ranks as usize > cores;
     let mut programs = ours(args, part, &ops);
     let at = |name: &str| args.programs.join(name);
-    if args.wants("openmpi") && there(&at("mpi_perf.openmpi")) {
-        let mut launcher: Vec<&str> = if crowded { vec!["--oversubscribe"] } else { Vec::new() };
-        launcher.extend(["--bind-to", if crowded { "none" } else { "core" }]);
-        for (name, what, more, variables, from) in worth(part, open_mpi(part.transport)) {
-            let mut program =
-                mpi(args, part, &ops, "mpirun.openmpi".into(), &at("mpi_perf.openmpi"), &launcher, &more, from);
-            program.environment = owned(ROOT_MAY.into_iter().chain(variables));
-            programs.extend(from_size(args, from).map(|_| Program { name, what, ..program }));
+    let bound = if crowded { vec!["--oversubscribe", "--bind-to", "none"] } else { vec!["--bind-to", "core"] };
+    let impi = std::path::absolute(at("impi")).unwrap_or_else(|_| at("impi"));
+    let fabric = Some(at("libfabric.so.1")).filter(|file| there(file));
+    let intels = [
+        ("I_MPI_ROOT", Some(impi.clone())),
+        ("LD_LIBRARY_PATH", Some(impi.join("lib"))),
+        ("I_MPI_OFI_LIBRARY", fabric),
+    ];
+    let intels = intels.into_iter().filter_map(|(name, path)| Some((name, path?.display().to_string()))).collect();
+    // Family, launcher with its arguments and variables, variants.
+    let families = [
+        ("openmpi", "mpirun.openmpi".into(), bound, owned(ROOT_MAY), worth(part, open_mpi(part.transport))),
+        ("mpich", "mpirun.mpich".into(), vec!["-launcher", "fork"], Vec::new(), worth(part, mpich(part.transport))),
+        ("impi", impi.join("bin/mpiexec.hydra"), vec!["-bootstrap", "fork"], intels, intel(part.transport, crowded)),
+    ];
+    for (family, launcher, always, variables, variants) in families {
+        let program = at(&format!("mpi_perf.{family}"));
+        if !args.wants(family) || !there(&program) {
+            continue;
         }
-    }
-    if args.wants("mpich") && there(&at("mpi_perf.mpich")) {
-        for (name, what, more, variables, from) in worth(part, mpich(part.transport)) {
-            let mut program = mpi(
-                args,
-                part,
-                &ops,
-                "mpirun.mpich".into(),
-                &at("mpi_perf.mpich"),
-                &["-launcher", "fork"],
-                &more,
-                from,
-            );
-            program.environment = owned(variables);
-            programs.extend(from_size(args, from).map(|_| Program { name, what, ..program }));
-        }
-    }
-    if args.wants("impi") && there(&at("mpi_perf.impi")) {
-        let root = std::path::absolute(at("impi")).unwrap_or_else(|_| at("impi"));
-        for (name, what, more, variables, from) in intel(part.transport, crowded) {
-            let mut program = mpi(
-                args,
-                part,
-                &ops,
-                root.join("bin/mpiexec.hydra"),
-                &at("mpi_perf.impi"),
-                &["-bootstrap", "fork"],
-                &more,
-                from,
-            );
-            program.environment = owned(variables);
-            program.environment.push(("I_MPI_ROOT", root.display().to_string()));
-            program.environment.push(("LD_LIBRARY_PATH", root.join("lib").display().to_string()));
-            let fabric = args.programs.join("libfabric.so.1");
-            if there(&fabric) {
-                program.environment.push(("I_MPI_OFI_LIBRARY", fabric.display().to_string()));
-            }
-            programs.push(Program { name, what, ..program });
+        for (name, what, more, extra, from) in variants {
+            let Some(from) = from_size(args, from) else { continue };
+            let mut arguments: Vec<String> = always.iter().chain(&more).map(|&word| word.to_owned()).collect();
+            arguments.extend(["-n".to_owned(), part.ranks.to_string(), program.display().to_string()]);
+            arguments.extend(benchmark(args, part, &ops, from, args.max));
+            let environment = variables.iter().cloned().chain(owned(extra)).collect();
+            programs.push(Program { name, what, role: Role::Peer, path: launcher.clone(), arguments, environment });
         }
     }
     if part.transport == Transport::Tcp && args.wants("gloo") && there(&at("gloo_perf")) {
-        let variants = [
-            ("Gloo", "its default: a thread of its own moves the bytes", None),
-            (
-                "Gloo polling",
-                "its older algorithms with busy-polling, called in place; up to 32 MiB, above it hangs",
-                Some("-B"),
-            ),
-        ];
-        for (name, what, more) in variants {
+        let polling = "its older algorithms with busy-polling, called in place; up to 32 MiB, above it hangs";
+        for (name, what, more, most) in [
+            ("Gloo", "its default: a thread of its own moves the bytes", None, args.max),
+            ("Gloo polling", polling, Some("-B"), args.max.min(POLLING_MOST)),
+        ] {
             let mut arguments = vec!["-n".to_owned(), part.ranks.to_string(), "-a".to_owned()];
             arguments.extend(more.map(str::to_owned));
-            let most = if more.is_some() { args.max.min(POLLING_MOST) } else { args.max };
             arguments.extend(benchmark(args, part, &ops, args.min, most));
             let path = at("gloo_perf");
             programs.push(Program { name, what, role: Role::Peer, path, arguments, environment: Vec::new() });
@@ -166,37 +141,26 @@ pub(crate) fn programs(
 }
 
 fn ours(args: &Args, part: &Part, ops: &[&str]) -> Vec<Program> {
-    let transport = if part.transport == Transport::Shm { "shm" } else { "tcp" };
     let program = |name, what, buffers: &str, dtype: &str| {
-        let mut words: Vec<String> =
-            ["--csv", "--place", "mpi", "-w", "0", "--repetitions", REPETITIONS].map(str::to_owned).into();
-        let mut option = |name: &str, value: String| words.extend([name.to_owned(), value]);
-        option("--ranks", part.ranks.to_string());
-        option("--transport", transport.to_owned());
-        option("--collective", ops.join(","));
-        option("-b", args.min.to_string());
-        option("-e", args.max.to_string());
-        option("-f", args.factor.to_string());
-        option("--budget", args.budget.as_secs_f64().to_string());
-        option("--buffers", buffers.to_owned());
-        option("-d", dtype.to_owned());
-        if part.pages == Pages::Huge {
-            words.push("--huge-pages".to_owned());
-        }
-        Program {
-            name,
-            what,
-            role: Role::of(name),
-            path: args.stress.clone(),
-            arguments: words,
-            environment: Vec::new(),
-        }
+        let line = format!(
+            "--csv --place mpi -w 0 --repetitions {REPETITIONS} --ranks {} --transport {} --collective {} -b {} -e {} -f {} \
+             --budget {} --buffers {buffers} -d {dtype}",
+            part.ranks,
+            word(part.transport),
+            ops.join(","),
+            args.min,
+            args.max,
+            args.factor,
+            args.budget.as_secs_f64()
+        );
+        let huge = (part.pages == Pages::Huge).then_some("--huge-pages");
+        let arguments = line.split(' ').chain(huge).map(str::to_owned).collect();
+        Program { name, what, role: Role::of(name), path: args.stress.clone(), arguments, environment: Vec::new() }
     };
     let fresh = part.buffers == Buffers::Fresh;
     let mut programs = Vec::new();
     if args.dtype.contains(&DType::F32) {
-        let buffers = if fresh { "fresh" } else { "reused" };
-        programs.push(program("tinynccl", "ordinary buffers", buffers, "f32"));
+        programs.push(program("tinynccl", "ordinary buffers", &word(part.buffers), "f32"));
         if part.transport == Transport::Shm && !fresh {
             let what = "buffers from comm.alloc(), which all ranks can reach";
             programs.push(program("tinynccl alloc", what, "symmetric", "f32"));
@@ -268,39 +232,20 @@ fn intel(transport: Transport, crowded: bool) -> Vec<Variant> {
     vec![("Intel MPI", what, vec![], variables, 0)]
 }
 
-#[expect(clippy::too_many_arguments, reason = "one line per launcher, each argument once")]
-fn mpi(
-    args: &Args,
-    part: &Part,
-    ops: &[&str],
-    launcher: PathBuf,
-    program: &std::path::Path,
-    always: &[&str],
-    more: &[&str],
-    from: usize,
-) -> Program {
-    let mut arguments: Vec<String> = always.iter().chain(more).map(|&word| word.to_owned()).collect();
-    arguments.extend(["-n".to_owned(), part.ranks.to_string(), program.display().to_string()]);
-    arguments.extend(benchmark(args, part, ops, from_size(args, from).unwrap_or(args.max), args.max));
-    Program { name: "", what: "", role: Role::Peer, path: launcher, arguments, environment: Vec::new() }
-}
-
 /// Arguments of the peers' benchmark.
 fn benchmark(args: &Args, part: &Part, ops: &[&str], from: usize, most: usize) -> Vec<String> {
-    let mut words: Vec<String> = Vec::new();
-    let mut option = |name: &str, value: String| words.extend([name.to_owned(), value]);
-    option("-o", ops.join(","));
-    option("-b", from.to_string());
-    option("-e", most.to_string());
-    option("-f", args.factor.to_string());
-    option("-t", args.budget.as_secs_f64().to_string());
-    option("-r", REPETITIONS.to_owned());
-    option("-c", args.cap.as_secs_f64().to_string());
-    // A little later than our own limit, which keeps the output.
-    option("-T", (args.limit.as_secs() + 5).to_string());
-    words.extend((part.pages == Pages::Huge).then(|| "-H".to_owned()));
-    words.extend((part.buffers == Buffers::Fresh).then(|| "-F".to_owned()));
-    words
+    let line = format!(
+        "-o {} -b {from} -e {most} -f {} -t {} -r {REPETITIONS} -c {} -T {}",
+        ops.join(","),
+        args.factor,
+        args.budget.as_secs_f64(),
+        args.cap.as_secs_f64(),
+        // A little later than our own limit, which keeps the output.
+        args.limit.as_secs() + 5
+    );
+    let huge = (part.pages == Pages::Huge).then_some("-H");
+    let fresh = (part.buffers == Buffers::Fresh).then_some("-F");
+    line.split(' ').chain(huge).chain(fresh).map(str::to_owned).collect()
 }
 
 /// The first size of the sweep that is not below `floor`, if there is one.

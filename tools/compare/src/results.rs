@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
+use program_kit::stats::median;
+
 use crate::args::{OPERATIONS, Part};
 use crate::program::Role;
 use crate::rows::Row;
-use crate::stats::{geometric_mean, median};
 
 /// One program's run in one round of one part.
 #[derive(Debug, Clone)]
@@ -87,6 +88,12 @@ pub(crate) fn ratios(lines: &[Line], column: usize) -> Option<(f64, f64, usize)>
     let mean = geometric_mean(&found.iter().map(|r| r.0).collect::<Vec<_>>())?;
     let (least, bytes) = found.into_iter().min_by(|a, b| a.0.total_cmp(&b.0))?;
     Some((mean, least, bytes))
+}
+
+/// The geometric mean of positive values; `None` without values.
+fn geometric_mean(values: &[f64]) -> Option<f64> {
+    let logarithms = values.iter().map(|v| v.ln()).sum::<f64>();
+    (!values.is_empty()).then(|| (logarithms / values.len() as f64).exp())
 }
 
 /// Medians and ratios of a part.
@@ -236,6 +243,13 @@ pub(crate) mod tests {
         assert_eq!(summary.tables.iter().map(|t| t.0).collect::<Vec<_>>(), ["reduce", "barrier"]);
         assert_eq!(summary.tables[0].1[0].best, None);
         assert!(summary.notes[0].contains("Open MPI: 2 elements of reduce 8 bytes were wrong"), "{:?}", summary.notes);
+    }
+
+    #[test]
+    fn a_ratio_and_its_inverse_cancel() {
+        assert_eq!(geometric_mean(&[]), None);
+        approx::assert_abs_diff_eq!(geometric_mean(&[4.0, 0.25]).unwrap(), 1.0, epsilon = 1e-12);
+        approx::assert_abs_diff_eq!(geometric_mean(&[2.0, 8.0]).unwrap(), 4.0, epsilon = 1e-12);
     }
 
     #[test]

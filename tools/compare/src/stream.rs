@@ -5,10 +5,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use program_kit::process;
 
 use crate::args::Args;
-use crate::child;
-use crate::rows;
+use crate::{last_words, rows};
 
 const BYTES: usize = 128 << 20;
 /// Bytes of iperf3's writes; which is fastest depends on the machine.
@@ -33,10 +33,10 @@ pub(crate) fn round(args: &Args) -> Result<Rates> {
     let mut command = Command::new(&args.stress);
     command.args("--csv --place mpi -w 0 --ranks 2 --transport tcp --collective pingpong".split(' '));
     command.args(["-b", &size, "-e", &size, "--budget", SECONDS]);
-    let outcome = child::run(&mut command, LIMIT)?;
+    let outcome = process::run_group(&mut command, LIMIT)?;
     let output = rows::parse(&outcome.stdout)?;
     let Some(row) = output.rows.first().filter(|row| row.wrong == 0) else {
-        bail!("our ping-pong gave no result: {}", outcome.last_words());
+        bail!("our ping-pong gave no result: {}", last_words(&outcome));
     };
     Ok(Rates { ours: 2.0 * BYTES as f64 / row.us / 1000.0, theirs })
 }
@@ -57,7 +57,7 @@ fn iperf(write: &str) -> Result<f64> {
     loop {
         let mut client = Command::new("iperf3");
         client.args(["-c", "127.0.0.1", "-p", &port, "-t", SECONDS, "-l", write, "-A", "0,1", "-J"]);
-        let outcome = child::run(&mut client, LIMIT)?;
+        let outcome = process::run_group(&mut client, LIMIT)?;
         match rate(&outcome.stdout) {
             Ok(rate) => return Ok(rate),
             // The server may not listen yet.

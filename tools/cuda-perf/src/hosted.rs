@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use cudarc::driver::CudaStream;
+use program_kit::stats::median;
 use tinynccl::cuda::DeviceComm;
 use tinynccl::{Comm, ReduceOp};
 
@@ -35,13 +36,8 @@ pub(crate) fn table(options: &Options, comm: &Comm, device: &DeviceComm) -> Resu
             "\n{operation:?}\n| bytes | hosted us | busbw GB/s | down us | up us | host us | bound / hosted |"
         ));
         say(format!("|{}", "---|".repeat(7)));
-        let mut bytes = options.begin;
-        while bytes <= options.end {
-            if let Some(task) = Task::new(operation, options.dtype, bytes, comm.size()) {
-                let row = row(options, comm, device, &stream, &task, bytes)?;
-                say(row);
-            }
-            bytes *= options.factor;
+        for task in options.tasks(operation, comm.size()) {
+            say(row(options, comm, device, &stream, &task, task.bytes())?);
         }
     }
     Ok(())
@@ -118,7 +114,6 @@ fn host(options: &Options, comm: &Comm, task: &Task, bytes: usize) -> Result<f64
         times.push(mean[0]);
     }
     input[..len.min(1)].fill(0.0);
-    times.remove(0);
-    times.sort_by(f64::total_cmp);
-    Ok(times[times.len() / 2])
+    // The first one warms up.
+    median(&times[1..]).context("no rounds")
 }

@@ -4,7 +4,6 @@
 //! NCCL is loaded as `libnccl.so` (put a folder with such a link into LD_LIBRARY_PATH); without it our library runs
 //! alone.
 
-mod graph;
 mod hosted;
 mod nccl;
 mod ours;
@@ -80,6 +79,13 @@ struct Options {
 }
 
 impl Options {
+    /// An operation of every size that can be cut into the segments.
+    fn tasks(&self, operation: Operation, ranks: usize) -> impl Iterator<Item = Task> {
+        let sizes = std::iter::successors(Some(self.begin), |bytes| bytes.checked_mul(self.factor));
+        let sizes = sizes.take_while(|&bytes| bytes <= self.end);
+        sizes.filter_map(move |bytes| Task::new(operation, self.dtype, bytes, ranks))
+    }
+
     /// The choices to time for a call of `bytes`, always the same number; `None` is the library's.
     fn ways(&self, bytes: usize) -> Vec<Option<Choice>> {
         if !self.choices.is_empty() {
@@ -165,13 +171,9 @@ fn explain(options: &Options, comm: &Comm, device: &DeviceComm) {
         return;
     }
     for &operation in &options.operation {
-        let mut bytes = options.begin;
-        while bytes <= options.end {
-            if let Some(task) = Task::new(operation, options.dtype, bytes, comm.size()) {
-                let why = device.explain(task.collective(), task.count * task.dtype.size());
-                println!("{operation:?} of {bytes} bytes: {why}");
-            }
-            bytes *= options.factor;
+        for task in options.tasks(operation, comm.size()) {
+            let why = device.explain(task.collective(), task.count * task.dtype.size());
+            println!("{operation:?} of {} bytes: {why}", task.bytes());
         }
     }
 }
@@ -205,12 +207,8 @@ fn run(options: &Options, comm: &Comm, device: &DeviceComm, peer: Option<&nccl::
             names.join(" | ")
         ));
         say(format!("|{}", "---|".repeat(names.len() + 7)));
-        let mut bytes = options.begin;
-        while bytes <= options.end {
-            let Some(task) = Task::new(operation, options.dtype, bytes, comm.size()) else {
-                bytes *= options.factor;
-                continue;
-            };
+        for task in options.tasks(operation, comm.size()) {
+            let segment = task.count * task.dtype.size();
             let buffers = task.buffers(&stream, comm.rank(), options.registered.then_some(device))?;
             let timer = timing::Timer {
                 comm,
@@ -220,10 +218,9 @@ fn run(options: &Options, comm: &Comm, device: &DeviceComm, peer: Option<&nccl::
                 graph: options.graph,
             };
             let mut ours = Vec::new();
-            for choice in options.ways(task.count * task.dtype.size()) {
+            for choice in options.ways(segment) {
                 device.set_choice(choice);
-                if choice.is_some() && choice != Some(device.choice(task.collective(), task.count * task.dtype.size()))
-                {
+                if choice.is_some() && choice != Some(device.choice(task.collective(), segment)) {
                     ours.push(f64::NAN);
                     continue;
                 }
@@ -231,7 +228,7 @@ fn run(options: &Options, comm: &Comm, device: &DeviceComm, peer: Option<&nccl::
                 device.check()?;
             }
             device.set_choice(None);
-            let chosen = device.choice(task.collective(), task.count * task.dtype.size());
+            let chosen = device.choice(task.collective(), segment);
             let theirs = match peer {
                 Some(peer) => timer.time(|| peer.enqueue(&stream, &task, (buffers.input, buffers.output)))?,
                 None => f64::NAN,
@@ -253,7 +250,8 @@ fn run(options: &Options, comm: &Comm, device: &DeviceComm, peer: Option<&nccl::
             };
             let cells: Vec<String> = ours.iter().map(|t| format!("{:.2}", t * 1e6)).collect();
             say(format!(
-                "| {bytes} | {} | {}:{} | {:.1} | {:.2} | {:.2} | {:.1} | {:.2} |",
+                "| {} | {} | {}:{} | {:.1} | {:.2} | {:.2} | {:.1} | {:.2} |",
+                task.bytes(),
                 cells.join(" | "),
                 chosen.protocol,
                 chosen.blocks,
@@ -263,7 +261,6 @@ fn run(options: &Options, comm: &Comm, device: &DeviceComm, peer: Option<&nccl::
                 task.busbw(theirs),
                 theirs / best
             ));
-            bytes *= options.factor;
         }
     }
     Ok(())

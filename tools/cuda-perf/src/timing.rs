@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use anyhow::Result;
-use cudarc::driver::CudaStream;
-use cudarc::driver::sys::CUevent_flags;
+use anyhow::{Context as _, Result};
+use cudarc::driver::sys::{CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode};
+use cudarc::driver::{CudaGraph, CudaStream};
+use program_kit::stats::median;
 use tinynccl::{Comm, ReduceOp};
-
-use crate::graph::Graph;
 
 pub(crate) struct Timer<'a> {
     pub(crate) comm: &'a Comm,
@@ -26,14 +25,14 @@ impl Timer<'_> {
             work()?;
         }
         self.stream.synchronize()?;
-        let graph = if self.graph { Some(Graph::capture(self.stream, self.iters, &mut work)?) } else { None };
+        let graph = if self.graph { Some(self.capture(&mut work)?) } else { None };
         let mut times = Vec::new();
         for _ in 0..=self.rounds {
             self.stream.synchronize()?;
             self.comm.barrier()?;
             begin.record(self.stream)?;
             match &graph {
-                Some(graph) => graph.launch(self.stream)?,
+                Some(graph) => graph.launch()?,
                 None => {
                     for _ in 0..self.iters {
                         work()?;
@@ -46,8 +45,16 @@ impl Timer<'_> {
             times.push(mean[0]);
         }
         // The first one warms up.
-        times.remove(0);
-        times.sort_by(f64::total_cmp);
-        Ok(times[times.len() / 2])
+        median(&times[1..]).context("no rounds")
+    }
+
+    /// The calls between two events as one CUDA graph. Their buffers live as long as the caller's task, longer than it.
+    fn capture(&self, work: &mut impl FnMut() -> Result<()>) -> Result<CudaGraph> {
+        self.stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
+        let worked = (0..self.iters).try_for_each(|_| work());
+        // Ends the capture whether or not it went well.
+        let graph = self.stream.end_capture(CUgraphInstantiate_flags(0))?;
+        worked?;
+        graph.context("nothing was captured")
     }
 }

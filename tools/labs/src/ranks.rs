@@ -1,11 +1,14 @@
 //! Ranks as processes: this program again, once per rank.
 
-use std::fmt;
+use std::fs;
 use std::io::Write as _;
 use std::process::ExitCode;
+use std::thread;
 use std::time::Duration;
 
 use anyhow::{Error as AnyError, Result, anyhow};
+use rustix::process::{Signal, getegid, geteuid};
+use rustix::thread::UnshareFlags;
 use tinynccl::launch::{self, Launcher};
 use tinynccl::{Comm, Config, Error};
 use verbs_hello::unavailable::Unavailable;
@@ -13,28 +16,14 @@ use verbs_hello::unavailable::Unavailable;
 use crate::{CANNOT_RUN_HERE, FAILED_AS_ANNOUNCED};
 
 /// This machine cannot do the lab.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("this lab cannot run here: {0}")]
 pub(crate) struct CannotRunHere(pub(crate) String);
 
-impl fmt::Display for CannotRunHere {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "this lab cannot run here: {}", self.0)
-    }
-}
-
-impl std::error::Error for CannotRunHere {}
-
 /// The failure that the lab is about, where it is no error of the library.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 pub(crate) struct Announced(pub(crate) String);
-
-impl fmt::Display for Announced {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Announced {}
 
 /// Prints an error as one line, in one piece, because other ranks write to the same terminal.
 pub(crate) fn failure(error: &AnyError) -> ExitCode {
@@ -48,18 +37,30 @@ pub(crate) fn failure(error: &AnyError) -> ExitCode {
 
 /// A lab whose ranks are processes.
 pub(crate) struct Job {
-    pub(crate) ranks: usize,
-    /// Seconds without progress before a call fails, unless the environment says otherwise.
-    pub(crate) timeout: u32,
-    /// Variables for every rank, unless they are set.
-    pub(crate) settings: &'static [(&'static str, &'static str)],
-    /// What ends a rank in the failure of this lab.
-    pub(crate) announced: fn(&Error) -> bool,
-    /// The launcher's exit code then: 3, or 128 and the signal of a rank that was killed.
-    pub(crate) code: i32,
+    ranks: usize,
+    timeout: u32,
+    announced: fn(&Error) -> bool,
+    settings: &'static [(&'static str, &'static str)],
+    code: i32,
 }
 
 impl Job {
+    /// `ranks` ranks, whose calls fail after `timeout` seconds without progress unless the environment says otherwise.
+    /// In the failure of this lab an `announced` error ends a rank.
+    pub(crate) fn new(ranks: usize, timeout: u32, announced: fn(&Error) -> bool) -> Job {
+        Job { ranks, timeout, announced, settings: &[], code: FAILED_AS_ANNOUNCED.into() }
+    }
+
+    /// Variables for every rank, unless they are set.
+    pub(crate) fn with(self, settings: &'static [(&'static str, &'static str)]) -> Job {
+        Job { settings, ..self }
+    }
+
+    /// A signal kills a rank in the failure of this lab; the launcher's exit code then is 128 and the signal.
+    pub(crate) fn killed_by(self, signal: Signal) -> Job {
+        Job { code: 128 + signal.as_raw(), ..self }
+    }
+
     /// Starts the ranks, or is one of them.
     pub(crate) fn run(&self, rank: impl FnOnce(Comm) -> Result<()>) -> Result<u8> {
         if !launch::is_rank() {
@@ -89,4 +90,35 @@ impl Job {
             code => Err(anyhow!("the job ended with code {code}: expected 0, or {} for this lab's failure", self.code)),
         }
     }
+}
+
+/// What each of these ranks, a thread of this process, has made.
+pub(crate) fn in_threads<T: Send>(comms: Vec<Comm>, work: impl Fn(&Comm) -> Result<T> + Sync) -> Result<Vec<T>> {
+    let work = &work;
+    thread::scope(|scope| {
+        let ranks: Vec<_> = comms.into_iter().map(|comm| scope.spawn(move || work(&comm))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|_| Err(anyhow!("a rank panicked")))).collect()
+    })
+}
+
+/// The error where `what`, which needs a namespace, is refused.
+pub(crate) fn refused(what: &str, cause: impl std::fmt::Display) -> CannotRunHere {
+    CannotRunHere(format!("{what}: {cause}; it needs root, or user namespaces (sysctl user.max_user_namespaces)"))
+}
+
+/// Takes this process, which has one thread yet, to namespaces of its own, in which it is root.
+pub(crate) fn unshare(flags: UnshareFlags, what: &str) -> Result<(), CannotRunHere> {
+    let (user, group) = (geteuid(), getegid());
+    let flags = if user.is_root() { flags } else { flags | UnshareFlags::NEWUSER };
+    // SAFETY: this process has one thread yet, and keeps its descriptors.
+    unsafe { rustix::thread::unshare_unsafe(flags) }.map_err(|e| refused(what, e))?;
+    if user.is_root() {
+        return Ok(());
+    }
+    // Without setgroups no group could be gained by it, which is why the kernel wants it gone first.
+    let (user, group) = (format!("0 {} 1", user.as_raw()), format!("0 {} 1", group.as_raw()));
+    for (file, text) in [("setgroups", "deny"), ("uid_map", &user), ("gid_map", &group)] {
+        fs::write(format!("/proc/self/{file}"), text).map_err(|e| refused(file, e))?;
+    }
+    Ok(())
 }

@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
+use program_kit::stats::median;
 use serde_json::Value;
 
 /// Links and waits of a trace; times in microseconds.
@@ -54,7 +55,6 @@ pub(crate) fn read(text: &str) -> Result<Waits> {
             _ => {}
         }
     }
-    waits.links.values_mut().for_each(|times| times.sort_by(f64::total_cmp));
     Ok(waits)
 }
 
@@ -62,12 +62,11 @@ impl Waits {
     /// The link whose messages were under way the longest, by their median.
     #[cfg(test)]
     fn slowest(&self) -> Option<(u64, u64)> {
-        self.links.iter().max_by(|a, b| median(a.1).total_cmp(&median(b.1))).map(|(&link, _)| link)
+        self.links
+            .iter()
+            .max_by(|a, b| median(a.1).unwrap_or(0.0).total_cmp(&median(b.1).unwrap_or(0.0)))
+            .map(|(&link, _)| link)
     }
-}
-
-fn median(sorted: &[f64]) -> f64 {
-    sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
 }
 
 impl std::fmt::Display for Waits {
@@ -75,7 +74,7 @@ impl std::fmt::Display for Waits {
         let mut out = String::new();
         writeln!(out, "link        messages   under way: median us")?;
         for ((from, to), times) in &self.links {
-            writeln!(out, "{from} -> {to}      {:>8}   {:>20.1}", times.len(), median(times))?;
+            writeln!(out, "{from} -> {to}      {:>8}   {:>20.1}", times.len(), median(times).unwrap_or(0.0))?;
         }
         writeln!(out, "rank        waited us, in all")?;
         for ((rank, what), time) in &self.waits {

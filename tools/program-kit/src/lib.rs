@@ -3,13 +3,19 @@
 //! ```text
 //! size       4M on a command line is 4194304 bytes
 //! end        an error is one line; status 77 says that the machine lacks what the program needs
+//! machine    the processor's name, the cores, and a thread on one of them
+//! stats      medians
+//! output     a file that appears when it is complete
 //! process    a command with its output caught and a deadline
 //! testing    a program as its user starts it, in a test
 //! ```
 
 pub mod end;
+pub mod machine;
+pub mod output;
 pub mod process;
 pub mod size;
+pub mod stats;
 pub mod testing;
 
 pub use end::{UNAVAILABLE, exit_code};

@@ -1,12 +1,17 @@
 //! A command with its output caught and a deadline.
 
 use std::io::Read;
-use std::process::{Command, Stdio};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use rustix::process::{Pid, Signal, kill_process_group};
+
+/// For the processes of a group that were asked to end, until they are made to.
+const GRACE: Duration = Duration::from_secs(3);
 
 /// The outcome of a command.
 #[derive(Debug, Clone, Default)]
@@ -19,6 +24,8 @@ pub struct Outcome {
     pub stderr: String,
     /// It was ended at the deadline.
     pub late: bool,
+    /// How long it ran.
+    pub took: Duration,
 }
 
 impl Outcome {
@@ -55,26 +62,63 @@ fn drain(from: &Receiver<Vec<u8>>, bytes: &mut Vec<u8>, deadline: Instant) -> bo
 /// # Errors
 /// It cannot be started.
 pub fn run(command: &mut Command, limit: Duration) -> Result<Outcome> {
+    supervise(command, limit, false)
+}
+
+/// [`run`] for a program that starts others, in a process group of their own. After `limit` all of them are asked to
+/// end, and soon made to; none is left beside the next program.
+///
+/// # Errors
+/// It cannot be started.
+pub fn run_group(command: &mut Command, limit: Duration) -> Result<Outcome> {
+    supervise(command.process_group(0), limit, true)
+}
+
+fn supervise(command: &mut Command, limit: Duration, group: bool) -> Result<Outcome> {
     let name = command.get_program().to_string_lossy().into_owned();
+    let begin = Instant::now();
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .with_context(|| format!("starting {name}"))?;
-    let deadline = Instant::now() + limit;
+    let deadline = begin + limit;
     let stdout = collect(child.stdout.take().context("no pipe")?);
     let stderr = collect(child.stderr.take().context("no pipe")?);
     let (mut out, mut err) = (Vec::new(), Vec::new());
-    let done = drain(&stdout, &mut out, deadline) && drain(&stderr, &mut err, deadline);
-    if !done {
-        // Ranks that it started end with it: their launcher's pipe and parent are gone.
-        let _ = child.kill();
-        drain(&stderr, &mut err, Instant::now());
+    let mut done = drain(&stdout, &mut out, deadline);
+    if group {
+        end_group(&mut child, done)?;
+        drain(&stdout, &mut out, Instant::now() + GRACE);
+        drain(&stderr, &mut err, Instant::now() + GRACE);
+    } else {
+        done = done && drain(&stderr, &mut err, deadline);
+        if !done {
+            // Ranks that it started end with it: their launcher's pipe and parent are gone.
+            let _ = child.kill();
+            drain(&stderr, &mut err, Instant::now());
+        }
     }
     let code = child.wait().with_context(|| format!("waiting for {name}"))?.code();
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
-    Ok(Outcome { code, stdout: text(out), stderr: text(err), late: !done })
+    Ok(Outcome { code, stdout: text(out), stderr: text(err), late: !done, took: begin.elapsed() })
+}
+
+/// Waits for a program that is `done`, or asks it to end; then ends all that is left of its group.
+fn end_group(child: &mut Child, done: bool) -> Result<()> {
+    let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    // Gone already is as good.
+    let signal = |signal| group.map(|group| kill_process_group(group, signal));
+    if !done {
+        let _ = signal(Signal::TERM);
+    }
+    let deadline = Instant::now() + GRACE;
+    while child.try_wait().context("waiting for a program")?.is_none() && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(2));
+    }
+    let _ = signal(Signal::KILL);
+    Ok(())
 }
 
 #[cfg(test)]
@@ -92,5 +136,15 @@ mod tests {
         let late = sh("echo begun; exec sleep 600", Duration::from_millis(300));
         assert!(late.late && !late.success(), "{late:?}");
         assert!(run(&mut Command::new("/nonexistent"), long).is_err());
+    }
+
+    #[test]
+    fn a_group_that_hangs_is_ended_and_what_it_said_stays() {
+        let sh = |script: &str, limit| run_group(Command::new("sh").args(["-c", script]), limit).unwrap();
+        let ok = sh("echo one; echo two >&2; exit 3", Duration::from_secs(60));
+        assert_eq!((ok.stdout.as_str(), ok.stderr.as_str(), ok.code, ok.late), ("one\n", "two\n", Some(3), false));
+        let late = sh("trap '' TERM; echo early; sleep 600 & wait; sleep 600", Duration::from_millis(200));
+        assert!(late.late && late.took >= Duration::from_millis(200), "{late:?}");
+        assert_eq!((late.stdout.as_str(), late.code), ("early\n", None));
     }
 }

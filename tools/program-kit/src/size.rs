@@ -1,6 +1,7 @@
-//! Numbers of bytes on a command line and in a table.
+//! Numbers of bytes on a command line and in a table; seconds on a command line.
 
 use std::ops::RangeInclusive;
+use std::time::Duration;
 
 /// The units: powers of 1024.
 const UNITS: [(u32, char); 3] = [(30, 'G'), (20, 'M'), (10, 'K')];
@@ -33,6 +34,17 @@ pub fn of_f32(bounds: RangeInclusive<usize>) -> impl Fn(&str) -> Result<usize, S
     }
 }
 
+/// Seconds, with or without a fraction: more than none, at most a day.
+///
+/// # Errors
+/// It is none of these; the text says what was expected.
+pub fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    seconds
+        .filter(|d| !d.is_zero() && *d <= Duration::from_secs(86_400))
+        .ok_or_else(|| "expected more than 0 and at most 86400 seconds, like 0.5".to_owned())
+}
+
 /// `8`, `32K`, `128M`: the shortest that [`parse`] reads as `bytes`.
 pub fn show(bytes: usize) -> String {
     let unit = UNITS.into_iter().find(|(shift, _)| bytes != 0 && bytes.is_multiple_of(1 << shift));
@@ -61,6 +73,14 @@ mod tests {
         assert!(within(4..=1 << 30)("2G").is_err() && within(0..=8)("x").is_err());
         assert_eq!(of_f32(0..=64)("8"), Ok(8));
         assert!(of_f32(0..=64)("6").unwrap_err().contains("multiple of 4"));
+    }
+
+    #[test]
+    fn seconds_have_bounds() {
+        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
+        for bad in ["", "soon", "0", "-1", "inf", "NaN", "86401", "1e99"] {
+            assert!(seconds(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

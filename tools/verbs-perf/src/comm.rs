@@ -1,13 +1,11 @@
 //! `Comm::send` and `Comm::recv`, as a program uses them: from ordinary memory, which is copied through the registered
 //! slots of the link, or from memory that is registered itself, once or for each call.
 
-use std::time::{Duration, Instant};
-
 use anyhow::Result;
 use tinynccl::Comm;
 use tinynccl::comm::Persistent;
 
-use crate::{Args, Level, What, bandwidth, half_round_trip};
+use crate::{Args, Level, Messages};
 
 /// The data to send.
 enum Data {
@@ -17,64 +15,50 @@ enum Data {
     PerCall(Vec<u8>),
 }
 
-impl Data {
-    fn send(&mut self, comm: &Comm, to: usize) -> Result<()> {
-        match self {
-            Data::Ordinary(data) => comm.send(data, to)?,
-            Data::Registered(data) => comm.send(data, to)?,
+/// One of the two ranks.
+pub(crate) struct Rank<'a> {
+    comm: &'a Comm,
+    peer: usize,
+    data: Data,
+    into: Vec<u8>,
+}
+
+impl<'a> Rank<'a> {
+    pub(crate) fn new(comm: &'a Comm, args: &Args) -> Result<Rank<'a>> {
+        let data = vec![1u8; args.bytes];
+        let into = data.clone();
+        let data = match args.level {
+            Level::Registered => Data::Registered(comm.register_persistent(data)?),
+            Level::Registering => Data::PerCall(data),
+            _ => Data::Ordinary(data),
+        };
+        Ok(Rank { comm, peer: 1 - comm.rank(), data, into })
+    }
+}
+
+impl Messages for Rank<'_> {
+    fn send(&mut self) -> Result<()> {
+        match &mut self.data {
+            Data::Ordinary(data) => self.comm.send(data, self.peer)?,
+            Data::Registered(data) => self.comm.send(data, self.peer)?,
             Data::PerCall(data) => {
-                let registered = comm.register_persistent(std::mem::take(data))?;
-                comm.send(&registered, to)?;
+                let registered = self.comm.register_persistent(std::mem::take(data))?;
+                self.comm.send(&registered, self.peer)?;
                 *data = registered.into_inner();
             }
         }
         Ok(())
     }
-}
 
-pub(crate) fn measure(comm: &Comm, args: &Args) -> Result<f64> {
-    let data = vec![1u8; args.bytes];
-    let mut into = data.clone();
-    let mut data = match args.level {
-        Level::Registered => Data::Registered(comm.register_persistent(data)?),
-        Level::Registering => Data::PerCall(data),
-        _ => Data::Ordinary(data),
-    };
-    let first = comm.rank() == 0;
-    match args.what {
-        What::Bw => {
-            stream(comm, &mut data, &mut into, args.iters / 10 + 1)?;
-            Ok(bandwidth(args, stream(comm, &mut data, &mut into, args.iters)?))
-        }
-        What::Lat => {
-            let mut times = Vec::with_capacity(args.iters);
-            for _ in 0..args.iters + args.iters / 10 {
-                let start = Instant::now();
-                if first {
-                    data.send(comm, 1)?;
-                    comm.recv(&mut into, 1)?;
-                } else {
-                    comm.recv(&mut into, 0)?;
-                    data.send(comm, 0)?;
-                }
-                times.push(start.elapsed());
-            }
-            Ok(half_round_trip(times.split_off(args.iters / 10)))
-        }
+    fn recv(&mut self) -> Result<()> {
+        Ok(self.comm.recv(&mut self.into, self.peer)?)
     }
-}
 
-fn stream(comm: &Comm, data: &mut Data, into: &mut [u8], n: usize) -> Result<Duration> {
-    let mut done = [0u8];
-    comm.barrier()?;
-    let start = Instant::now();
-    for _ in 0..n {
-        if comm.rank() == 0 { data.send(comm, 1)? } else { comm.recv(into, 0)? }
+    fn signal(&mut self) -> Result<()> {
+        Ok(self.comm.send(&[0u8], self.peer)?)
     }
-    if comm.rank() == 0 {
-        comm.recv(&mut done, 1)?
-    } else {
-        comm.send(&done, 0)?
+
+    fn await_signal(&mut self) -> Result<()> {
+        Ok(self.comm.recv(&mut [0u8], self.peer)?)
     }
-    Ok(start.elapsed())
 }

@@ -10,88 +10,70 @@ use tinynccl::transport::{ConnectTo, Doorbell, Endpoint, EndpointInfo, LinkOptio
 use tinynccl::wire::Header;
 use tinynccl::{Comm, Config, Secret};
 
-use crate::{Args, Level, Waiting, What, bandwidth, half_round_trip};
+use crate::{Args, Level, Messages, Waiting};
 
 /// Longest wait for a message.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Bytes of an endpoint's description.
 const INFO: usize = 4096;
 
-struct Wire<'a> {
+/// One end of the link.
+pub(crate) struct Wire<'a> {
     link: LinkPair,
     bell: Arc<Doorbell>,
     args: &'a Args,
     /// Longer messages are cut.
     longest: usize,
-}
-
-pub(crate) fn measure(comm: &Comm, config: &Config, args: &Args) -> Result<f64> {
-    let (rank, peer) = (comm.rank(), 1 - comm.rank());
-    let endpoint = Endpoint::new(rank, Secret::new([7; 32]), config)?;
-    let mut ours = serde_json::to_vec(&endpoint.info())?;
-    ours.resize(INFO, b' ');
-    let mut all = vec![0u8; 2 * INFO];
-    comm.all_gather(&ours, &mut all)?;
-    let info = all.chunks(INFO).nth(peer).context("the peer's address")?;
-    let info: EndpointInfo = serde_json::from_slice(info)?;
-    let bell = Doorbell::new()?;
-    let longest = config.verbs_chunk;
-    let options = LinkOptions { max_message: longest, depth: config.fifo_depth };
-    let to = ConnectTo { comm: 99, peer_rank: peer, info: &info, channel: 0, options };
-    let link = endpoint.connect(&to, &bell, &|| None, PATIENCE)?;
-    let mut wire = Wire { link, bell, args, longest };
-    let mut data = vec![1u8; args.bytes];
-    let first = rank == 0;
-    let value = match args.what {
-        What::Bw => {
-            wire.stream(first, &mut data, args.iters / 10 + 1)?;
-            bandwidth(args, wire.stream(first, &mut data, args.iters)?)
-        }
-        What::Lat => {
-            let mut times = Vec::with_capacity(args.iters);
-            for _ in 0..args.iters + args.iters / 10 {
-                let start = Instant::now();
-                if first {
-                    wire.send(&data)?;
-                }
-                wire.recv(&mut data)?;
-                if !first {
-                    wire.send(&data)?;
-                }
-                times.push(start.elapsed());
-            }
-            half_round_trip(times.split_off(args.iters / 10))
-        }
-    };
-    comm.barrier()?;
-    Ok(value)
+    data: Vec<u8>,
 }
 
 fn header(len: usize) -> Header {
     Header { len: len as u32, count: 1, ..Header::default() }
 }
 
-impl Wire<'_> {
-    fn stream(&mut self, first: bool, data: &mut [u8], n: usize) -> Result<Duration> {
-        // Both are ready.
-        if first {
-            self.recv(&mut [0])?
-        } else {
-            self.send(&[0])?
-        }
-        let start = Instant::now();
-        for _ in 0..n {
-            if first { self.send(data)? } else { self.recv(data)? }
-        }
-        if first {
-            self.recv(&mut [0])?
-        } else {
-            self.send(&[0])?
-        }
-        Ok(start.elapsed())
+impl Messages for Wire<'_> {
+    fn send(&mut self) -> Result<()> {
+        let data = std::mem::take(&mut self.data);
+        let sent = self.send_bytes(&data);
+        self.data = data;
+        sent
     }
 
-    fn send(&mut self, data: &[u8]) -> Result<()> {
+    fn recv(&mut self) -> Result<()> {
+        let mut data = std::mem::take(&mut self.data);
+        let received = self.recv_bytes(&mut data);
+        self.data = data;
+        received
+    }
+
+    fn signal(&mut self) -> Result<()> {
+        self.send_bytes(&[0])
+    }
+
+    fn await_signal(&mut self) -> Result<()> {
+        self.recv_bytes(&mut [0])
+    }
+}
+
+impl<'a> Wire<'a> {
+    pub(crate) fn new(comm: &Comm, config: &Config, args: &'a Args) -> Result<Wire<'a>> {
+        let (rank, peer) = (comm.rank(), 1 - comm.rank());
+        let endpoint = Endpoint::new(rank, Secret::new([7; 32]), config)?;
+        let mut ours = serde_json::to_vec(&endpoint.info())?;
+        ours.resize(INFO, b' ');
+        let mut all = vec![0u8; 2 * INFO];
+        comm.all_gather(&ours, &mut all)?;
+        let info = all.chunks(INFO).nth(peer).context("the peer's address")?;
+        let info: EndpointInfo = serde_json::from_slice(info)?;
+        let bell = Doorbell::new()?;
+        let longest = config.verbs_chunk;
+        let options = LinkOptions { max_message: longest, depth: config.fifo_depth };
+        let to = ConnectTo { comm: 99, peer_rank: peer, info: &info, channel: 0, options };
+        let link = endpoint.connect(&to, &bell, &|| None, PATIENCE)?;
+        Ok(Wire { link, bell, args, longest, data: vec![1u8; args.bytes] })
+    }
+
+    fn send_bytes(&mut self, data: &[u8]) -> Result<()> {
         for piece in data.chunks(self.longest) {
             let h = header(piece.len());
             let in_place = self.args.level == Level::InPlace && !self.link.send.sends_from_caller(piece.len());
@@ -114,7 +96,7 @@ impl Wire<'_> {
         Ok(())
     }
 
-    fn recv(&mut self, data: &mut [u8]) -> Result<()> {
+    fn recv_bytes(&mut self, data: &mut [u8]) -> Result<()> {
         for piece in data.chunks_mut(self.longest) {
             let h = header(piece.len());
             let mut wait = Wait::new();

@@ -9,10 +9,11 @@ mod comm;
 mod link;
 
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use clap::{Parser, ValueEnum};
+use program_kit::stats::median;
 use tinynccl::config::TransportChoice;
 use tinynccl::launch::{self, Launcher};
 use tinynccl::{Comm, Config};
@@ -94,9 +95,17 @@ fn run(args: &Args) -> Result<i32> {
         Waiting::Events => config.spin = Duration::ZERO,
     }
     let comm = Comm::from_env_with(config.clone())?;
+    let rank_is_first = rank == 0;
     let measured = match args.level {
-        Level::Comm | Level::Registered | Level::Registering => comm::measure(&comm, args),
-        Level::Link | Level::InPlace => link::measure(&comm, &config, args),
+        Level::Comm | Level::Registered | Level::Registering => {
+            comm::Rank::new(&comm, args).and_then(|mut rank| measure(&mut rank, rank_is_first, args))
+        }
+        Level::Link | Level::InPlace => link::Wire::new(&comm, &config, args).and_then(|mut wire| {
+            let value = measure(&mut wire, rank_is_first, args)?;
+            // Neither end closes the link before the other is done.
+            comm.barrier()?;
+            Ok(value)
+        }),
     };
     let value = measured.inspect_err(|error| comm.abort(&format!("{error:#}")))?;
     if rank == 0 {
@@ -110,13 +119,49 @@ fn run(args: &Args) -> Result<i32> {
     Ok(0)
 }
 
-/// MiB/s of `iters` messages of `bytes` bytes.
-fn bandwidth(args: &Args, time: Duration) -> f64 {
-    (args.bytes * args.iters) as f64 / time.as_secs_f64() / f64::from(1 << 20)
+/// Messages between two ranks.
+trait Messages {
+    /// Sends the data.
+    fn send(&mut self) -> Result<()>;
+    /// Receives as much.
+    fn recv(&mut self) -> Result<()>;
+    /// Sends a byte.
+    fn signal(&mut self) -> Result<()>;
+    /// Receives it.
+    fn await_signal(&mut self) -> Result<()>;
 }
 
-/// µs of half a round trip: the median, which perftest calls typical.
-fn half_round_trip(mut times: Vec<Duration>) -> f64 {
-    times.sort_unstable();
-    times.get(times.len() / 2).map_or(f64::NAN, |t| t.as_secs_f64() * 1e6 / 2.0)
+/// MiB/s of a stream, or µs of half a round trip: the median, which perftest calls typical.
+fn measure(messages: &mut impl Messages, first: bool, args: &Args) -> Result<f64> {
+    let warm_up = args.iters / 10;
+    if args.what == What::Bw {
+        stream(messages, first, warm_up + 1)?;
+        let time = stream(messages, first, args.iters)?;
+        return Ok((args.bytes * args.iters) as f64 / time.as_secs_f64() / f64::from(1 << 20));
+    }
+    let mut times = Vec::with_capacity(args.iters);
+    for _ in 0..args.iters + warm_up {
+        let start = Instant::now();
+        if first {
+            messages.send()?;
+        }
+        messages.recv()?;
+        if !first {
+            messages.send()?;
+        }
+        times.push(start.elapsed().as_secs_f64() * 1e6 / 2.0);
+    }
+    Ok(median(&times[warm_up..]).unwrap_or(f64::NAN))
+}
+
+/// The time of `n` messages, from when both ranks are ready until the second has all of them.
+fn stream(messages: &mut impl Messages, first: bool, n: usize) -> Result<Duration> {
+    let signal = |messages: &mut dyn Messages| if first { messages.await_signal() } else { messages.signal() };
+    signal(messages)?;
+    let start = Instant::now();
+    for _ in 0..n {
+        if first { messages.send()? } else { messages.recv()? }
+    }
+    signal(messages)?;
+    Ok(start.elapsed())
 }

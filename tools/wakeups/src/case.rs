@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use clap::ValueEnum;
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use program_kit::machine;
 
 use crate::fence::Fence;
 use crate::race::{Shared, link_between_threads, sleeper, waker};
@@ -125,7 +125,7 @@ impl Case {
         let cores = cores()?;
         match cores.get(which) {
             _ if !self.pinned => Ok(()),
-            Some(&core) => pin(core),
+            Some(&core) => machine::pin(core),
             None => bail!("expected two cores to run on, got {}", cores.len()),
         }
     }
@@ -159,15 +159,8 @@ pub(crate) fn cores() -> Result<Vec<usize>> {
     if let Some(cores) = CORES.get() {
         return Ok(cores.clone());
     }
-    let set = sched_getaffinity(None).context("asking for the cores")?;
-    let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect();
+    let cores = machine::cores()?;
     Ok(CORES.get_or_init(|| cores).clone())
-}
-
-pub(crate) fn pin(core: usize) -> Result<()> {
-    let mut set = CpuSet::new();
-    set.set(core);
-    sched_setaffinity(None, &set).with_context(|| format!("pinning to core {core}"))
 }
 
 /// Waits for a child process.

@@ -84,7 +84,7 @@ fn visit_all_cores() -> Result<()> {
         match unsafe { libc::fork() } {
             -1 => bail!("fork: {}", std::io::Error::last_os_error()),
             0 => {
-                let code = i32::from(crate::case::pin(core).is_err());
+                let code = i32::from(program_kit::machine::pin(core).is_err());
                 // SAFETY: ends the child at once, without what is to happen at the parent's end.
                 unsafe { libc::_exit(code) }
             }

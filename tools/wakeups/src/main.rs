@@ -18,6 +18,7 @@ use anyhow::{Context as _, Result, bail};
 use case::{Case, Registered, Where};
 use clap::Parser;
 use fence::Fence;
+use program_kit::machine;
 
 /// Counts lost wake-ups for each way to order a waker and a sleeper.
 #[derive(Debug, Parser)]
@@ -61,7 +62,7 @@ fn main() -> ExitCode {
 
 /// Runs every requested case; true unless a case lost wake-ups that must not lose any.
 fn all(args: &Args) -> Result<bool> {
-    println!("# {}, Linux {}", processor(), rustix::system::uname().release().to_string_lossy());
+    println!("# {}, Linux {}", machine::processor(), rustix::system::uname().release().to_string_lossy());
     println!("# {} runs of {} rounds each", args.runs, args.rounds);
     println!(
         "{:8} {:10} {:10} {:6} {:>12} {:>14} {:>12} {:>12}",
@@ -109,14 +110,4 @@ fn one(case: &Case, rounds: u64) -> Result<u64> {
     }
     let text = String::from_utf8_lossy(&output.stdout);
     text.trim().parse().with_context(|| format!("{case}: expected a number, got '{}'", text.trim()))
-}
-
-fn processor() -> String {
-    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let of = |name: &str| {
-        let line = text.lines().find(|line| line.starts_with(name))?;
-        Some(line.split_once(':')?.1.trim().to_owned())
-    };
-    let name = of("model name").unwrap_or_else(|| "unknown processor".to_owned());
-    format!("{name}, family {} model {}", of("cpu family").unwrap_or_default(), of("model\t").unwrap_or_default())
 }

@@ -2,14 +2,14 @@
 
 use std::time::Instant;
 
-use super::{Loop, Phase, ending};
+use super::{Loop, Phase};
 use crate::bootstrap::admission::{self, Challenge};
 use crate::bootstrap::frame::{Hello, MAX_PROOF, MAX_REGISTER};
 use crate::bootstrap::message::{Bytes, ToRank, ToStore};
 use crate::bootstrap::store::Refusal;
 
 impl Loop {
-    pub(super) fn hello(&mut self, index: usize, until: Instant) -> bool {
+    pub(super) fn hello(&mut self, index: usize) -> bool {
         let Some(client) = self.clients.get_mut(index) else { return false };
         let decoded = match client.connection.decoder.hello() {
             Ok(None) => return false,
@@ -22,7 +22,7 @@ impl Loop {
                 // Queued behind nothing, so it fits; a failing connection shows when it is read.
                 let _ = client.connection.queue(&message);
                 let _ = client.connection.flush();
-                client.phase = Phase::Prove { challenge, until };
+                client.phase = Phase::Prove { challenge };
                 true
             }
             // Another version, perhaps: ours may be the job that should be gone.
@@ -31,7 +31,7 @@ impl Loop {
     }
 
     /// The answer to our challenge.
-    pub(super) fn prove(&mut self, index: usize, challenge: &Challenge, until: Instant) -> bool {
+    pub(super) fn prove(&mut self, index: usize, challenge: &Challenge) -> bool {
         let Some(client) = self.clients.get_mut(index) else { return false };
         let proof = match client.connection.next::<ToStore>(MAX_PROOF) {
             Ok(None) => return false,
@@ -50,7 +50,7 @@ impl Loop {
             Ok(_) => {
                 let _ = client.connection.queue(&ToRank::Welcome { generation: Bytes(self.generation.to_vec()) });
                 let _ = client.connection.flush();
-                client.phase = Phase::Register { hello_rank: hello.rank, world_size: hello.world_size, until };
+                client.phase = Phase::Register { hello_rank: hello.rank, world_size: hello.world_size };
                 return true;
             }
             Err(refusal) => refusal,
@@ -114,10 +114,10 @@ impl Loop {
 
     fn say_no(&mut self, index: usize, reason: String, again: bool) {
         let Some(client) = self.clients.get_mut(index) else { return };
-        client.phase = match client.connection.queue(&ToRank::Rejected { reason, again }) {
-            Ok(()) => ending(),
-            Err(_) => Phase::Gone,
-        };
+        match client.connection.queue(&ToRank::Rejected { reason, again }) {
+            Ok(()) => client.start_ending(),
+            Err(_) => client.phase = Phase::Gone,
+        }
         self.end(index);
     }
 }

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use crate::comm::engine::message::CHANNEL;
-use crate::comm::{Comm, Engine, Work, lock};
+use crate::comm::{Comm, Engine, Work};
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::executor::{self, WaitPolicy};
+use crate::threads::lock;
 use crate::wire::{Algorithm, Header};
 
 /// One shift of [`Comm::neighbour_exchange`]: a message out on one side, and one in on the other.

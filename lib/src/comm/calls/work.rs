@@ -3,9 +3,9 @@
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::comm::state::lock;
 use crate::error::Result;
 use crate::fork::Origin;
+use crate::threads::lock;
 
 /// A collective in flight that owns its buffers `B` until it is complete.
 ///

@@ -5,10 +5,10 @@ use super::message;
 use super::pack::{self, Unit};
 use super::run::Turn;
 use crate::Call;
-use crate::comm::lock;
 use crate::comm::{Engine, Inner};
 use crate::error::{Error, Result};
 use crate::executor::{self, Buffers, Plan, Task, Transfers};
+use crate::threads::lock;
 use crate::wire::{Algorithm, Collective, Header};
 
 use std::sync::Arc;

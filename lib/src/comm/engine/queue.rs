@@ -6,9 +6,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use crate::comm::state::lock;
 use crate::error::{Error, Result};
 use crate::fork::Origin;
+use crate::threads::lock;
 
 /// Interval at which the progress thread looks for calls left to their waiters. It takes those that it sees twice.
 const DOZE: Duration = Duration::from_millis(1);

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use super::board::BoardState;
 use crate::Call;
 use crate::algorithm::{self, Shape};
-use crate::comm::{Comm, Engine, Inner, lock};
+use crate::comm::{Comm, Engine, Inner};
 use crate::error::{Error, Result};
 use crate::executor::Plan;
 use crate::symmetric::{self, Registry};
+use crate::threads::lock;
 use crate::topology::Choice;
 use crate::wire::{Algorithm, Collective};
 

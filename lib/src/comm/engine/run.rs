@@ -4,10 +4,11 @@
 use super::board::BoardState;
 use super::bound::Bound;
 use crate::Call;
-use crate::comm::{Comm, Engine, Inner, lock};
+use crate::comm::{Comm, Engine, Inner};
 use crate::error::Result;
 use crate::executor::{self, Buffers, Task};
 use crate::symmetric::Outcome;
+use crate::threads::lock;
 use crate::trace::{Span, now};
 use crate::wire::{Algorithm, Collective, Header};
 

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use crate::comm::Comm;
 use crate::comm::calls::persistent::{OwnedBuffer, sealed};
 use crate::comm::engine::board::BoardState;
-use crate::comm::state::lock;
 use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::symmetric::{Allocation, region_bytes};
+use crate::threads::lock;
 use crate::transport::mapping::Mapping;
 
 /// A slice that collectives of its communicator use without a copy if all ranks share memory.

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use super::share;
 use crate::bootstrap::{Disagreement, first_difference};
 use crate::comm::state::control::{Control, Notice, PeerHealth, Progress};
-use crate::comm::state::lock;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::threads::lock;
 use crate::transport::mapping::Mapping;
 use crate::transport::{Doorbell, LinkOptions, LinkPair, checksum, inproc};
 

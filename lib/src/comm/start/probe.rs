@@ -20,9 +20,9 @@ use self::buffer::LARGEST;
 use self::clock::{Clock, SAMPLES, samples};
 use self::order::{ORDINARY, Order, Probe, ROUNDS, piece};
 use crate::comm::Comm;
-use crate::comm::state::lock;
 use crate::config::SingleCopy;
 use crate::error::Result;
+use crate::threads::lock;
 use crate::topology::fit::{self, Point};
 use crate::topology::{CostModel, LinkCost, Rates, Relays};
 

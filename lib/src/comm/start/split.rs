@@ -3,9 +3,10 @@
 use std::sync::atomic::Ordering;
 
 use crate::comm::Comm;
+use crate::comm::state::State;
 use crate::comm::state::control::raise_ids;
-use crate::comm::state::{State, lock};
 use crate::error::{Error, Result};
+use crate::threads::lock;
 use crate::trace::{self, Span};
 
 /// Each rank's message to the others: colour (or none), key, next free communicator id.

@@ -8,13 +8,14 @@ mod settle;
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::executor::Supervisor;
 use crate::fork::Origin;
+use crate::threads::lock;
 use crate::trace::{self, Sink, Span, Tracer};
 use crate::transport::Doorbell;
 use crate::wire::{Collective, Header};
@@ -26,11 +27,6 @@ const LEFT: &str = "it closed its communicator and left";
 
 /// How long a link's error waits for the control plane to name the failed rank, or to report that the peer has left.
 const ROOT_CAUSE_GRACE: Duration = Duration::from_millis(1500);
-
-/// Locks, also after a panic of another holder: the data behind our locks is valid at every point.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Shared state of one communicator in one process.
 pub(crate) struct State {

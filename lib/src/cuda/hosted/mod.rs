@@ -50,12 +50,13 @@ use cudarc::driver::{CudaContext, DriverError, sys};
 
 use super::call::{End, unsupported};
 use super::driver::{cuda, is_capturing};
-use super::path::{DataPath, Path, Turn};
-use super::peer::Choice;
+use super::path::{DataPath, Turn};
+use crate::comm::Comm;
 use crate::comm::RawCall;
-use crate::comm::{Comm, lock};
 use crate::config::Config;
+use crate::device::{Choice, Path};
 use crate::error::{Error, Result};
+use crate::threads::lock;
 use copies::Copies;
 use progress::{Job, Shared, Worker};
 use route::{Grid, Route};

@@ -13,10 +13,11 @@ use super::signals::Signals;
 use super::staging::{DEPTH, Staging};
 use crate::Call;
 use crate::comm::engine::bound::Bound;
-use crate::comm::{Attached, Comm, lock};
+use crate::comm::{Attached, Comm};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::executor::Buffers;
+use crate::threads::lock;
 
 /// State that all workers of a rank share.
 #[derive(Debug)]

@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::decide::{Asked, Reason};
 use super::registry::Registry;
 use super::schedules::Schedules;
-use super::select::{self, Choice, Protocol};
+use super::select;
 use crate::comm::RawCall;
 use crate::config::Config;
 use crate::cuda::window::Layout;
+use crate::device::{Choice, Protocol};
 use crate::schedule::Partition;
 use crate::wire::Collective;
 

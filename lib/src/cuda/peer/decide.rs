@@ -7,10 +7,11 @@
 
 use std::fmt;
 
-use super::select::{self, Choice, Framing, Protocol};
+use super::select;
 use crate::algorithm::{self, Shape};
 use crate::config::{Config, CudaProto};
 use crate::cuda::window::Layout;
+use crate::device::{Choice, Framing, Protocol};
 use crate::wire::{Algorithm, Collective};
 
 /// Bytes up to which a requested schedule uses lines, if it fits.

@@ -23,15 +23,15 @@ pub use decide::Reason;
 use program::Cut;
 pub use registry::Registration;
 pub(crate) use registry::{Registry, register_all};
-pub use select::{Choice, Framing, Protocol};
 
 use super::call::{End, unsupported};
 use super::driver::cuda;
 use super::kernels::{Args, Family, Framing as KernelFraming, Kernel, Kernels, Remote, Team, launch};
-use super::path::{DataPath, Path, Turn};
+use super::path::{DataPath, Turn};
 use super::report::Report;
 use crate::comm::Comm;
 use crate::comm::RawCall;
+use crate::device::{Choice, Path, Protocol};
 use crate::error::{Error, Result};
 use crate::wire::Collective;
 
@@ -99,10 +99,6 @@ impl DataPath for Peer {
 
     fn bytes(&self) -> usize {
         self.chooser.layout.bytes()
-    }
-
-    fn chooser(&self) -> Option<&Chooser> {
-        Some(&self.chooser)
     }
 
     unsafe fn carry(&self, turn: Turn, call: &RawCall, choice: Choice) -> Result<()> {

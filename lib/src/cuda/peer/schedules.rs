@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::program::Compiled;
-use super::select::Framing;
 use crate::algorithm::Shape;
 use crate::comm::RawCall;
 use crate::cuda::window::{Layout, SCRATCH_BYTES};
+use crate::device::Framing;
 use crate::error::{Error, Result};
 use crate::schedule::Partition;
 use crate::wire::{Algorithm, Collective};
@@ -96,9 +96,10 @@ impl Schedules {
 
 #[cfg(test)]
 mod tests {
-    use super::super::select::{Protocol, choose};
+    use super::super::select::choose;
     use super::*;
     use crate::Config;
+    use crate::device::Protocol;
 
     #[test]
     fn schedules_that_are_chosen_fit() {

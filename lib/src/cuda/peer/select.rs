@@ -1,75 +1,9 @@
 //! The kernel and its number of blocks for each size. The figures are of H200s joined by NVLink; see docs/benchmarks.
 
-use std::fmt;
-
 use crate::cuda::kernels::{self, Family, Kernel};
 use crate::cuda::window::Layout;
+use crate::device::{Choice, Framing, Protocol};
 use crate::wire::{Algorithm, Collective};
-
-/// How the messages of a schedule cross the link.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Framing {
-    /// Slots, with a counter behind the data: full bandwidth, any size.
-    Simple,
-    /// Lines, with flags beside the data: lowest latency, twice the bytes, short messages only.
-    Ll,
-}
-
-/// How data crosses the link.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Protocol {
-    /// LL: flags beside the data, sent to all ranks in one step. Lowest latency.
-    OneShot,
-    /// LL in two steps: reduce-scatter, then all-gather, or, for reduce among more than two ranks, to the root.
-    TwoShot,
-    /// As OneShot in LL128, whose flags are a sixteenth of the sent bytes and not half: over NVLink only.
-    OneShot128,
-    /// As TwoShot in LL128.
-    TwoShot128,
-    /// Slots, in rounds: full bandwidth.
-    Simple,
-    /// From one rank's buffer into another's, if the buffers are registered; otherwise as Simple.
-    Direct,
-    /// The schedule that the CPU would execute, of [`algorithm`](crate::algorithm), with a channel per block.
-    Schedule(Algorithm, Framing),
-}
-
-impl Protocol {
-    /// Blocks that suit a schedule of so many bytes (as in [`Choice`]), on a GPU that is not shared; 1 for other
-    /// protocols.
-    pub fn blocks(self, bytes: usize) -> u32 {
-        let per_block = match self {
-            Protocol::Schedule(_, Framing::Simple) => SCHEDULE_PER_BLOCK,
-            Protocol::Schedule(_, Framing::Ll) => SCHEDULE_LL_PER_BLOCK,
-            _ => return 1,
-        };
-        bytes.div_ceil(per_block).clamp(1, MOST_BLOCKS) as u32
-    }
-}
-
-impl fmt::Display for Protocol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Protocol::OneShot => "LL, one step",
-            Protocol::TwoShot => "LL, two steps",
-            Protocol::OneShot128 => "LL128, one step",
-            Protocol::TwoShot128 => "LL128, two steps",
-            Protocol::Simple => "Simple",
-            Protocol::Direct => "Direct",
-            Protocol::Schedule(algorithm, Framing::Simple) => return write!(f, "{algorithm}, Simple"),
-            Protocol::Schedule(algorithm, Framing::Ll) => return write!(f, "{algorithm}, LL"),
-        })
-    }
-}
-
-/// How a call runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Choice {
-    /// How data crosses the link.
-    pub protocol: Protocol,
-    /// Blocks of the kernel.
-    pub blocks: u32,
-}
 
 /// Protocols of lines, and the bytes up to which each is taken if none before it was. For all_reduce of two ranks,
 /// where two steps send no less than one.
@@ -111,11 +45,6 @@ const LINES_OR_DIRECT: usize = 6 << 20;
 const READ_AT_MOST: usize = 64 << 20;
 /// Bytes that justify another block of a Simple kernel.
 const SIMPLE_PER_BLOCK: usize = 16 << 10;
-/// The same, of a schedule.
-const SCHEDULE_PER_BLOCK: usize = 32 << 10;
-const SCHEDULE_LL_PER_BLOCK: usize = 4 << 10;
-/// Blocks of a kernel at most.
-const MOST_BLOCKS: usize = 128;
 /// Bytes from which on a registered buffer pays if data goes one way: the agreement takes about 3 us at the beginning
 /// and 1 at the end.
 const DIRECT_ONE_WAY: usize = 12 << 20;

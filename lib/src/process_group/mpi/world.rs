@@ -10,11 +10,12 @@ use mpi::environment::Universe;
 use mpi::{Threading, ffi};
 
 use crate::comm::engine::bound::Bound;
-use crate::comm::{Comm, Inner, lock};
+use crate::comm::{Comm, Inner};
 use crate::cuda::Stream;
 use crate::error::{Error, Result};
 use crate::fork::Origin;
 use crate::process_group::backend::{Backend, BackendType, not_carried};
+use crate::threads::lock;
 
 /// MPI, started; ends when it is dropped, unless the program had started it.
 struct World {

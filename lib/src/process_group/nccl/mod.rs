@@ -21,13 +21,14 @@ use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId};
 use self::library::{CommConfig, IN_PROGRESS, SUCCESS, Status, StreamHandle};
 use super::backend::{Backend, BackendType, not_carried};
 use crate::comm::engine::bound::Bound;
-use crate::comm::{Comm, Inner, State, lock};
+use crate::comm::{Comm, Inner, State};
 use crate::config::Config;
 use crate::cuda::messages::Messages;
 use crate::cuda::{Stream, cuda};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, Result};
 use crate::executor::Supervisor;
+use crate::threads::lock;
 use crate::trace::{By, Span, recorded};
 use crate::wire::Collective;
 

@@ -34,19 +34,19 @@ pub(super) struct Relay {
     /// Started with the first link.
     forwarder: Mutex<Option<Arc<Forwarder>>>,
     stopped: AtomicBool,
-    patience: Duration,
+    limit: Duration,
 }
 
 impl Relay {
-    /// `patience` is how long the ends wait for a link.
-    pub(super) fn new(patience: Duration) -> Relay {
+    /// `limit` is how long the ends wait for a link.
+    pub(super) fn new(limit: Duration) -> Relay {
         Relay {
             world: Mutex::default(),
             introduced: Condvar::new(),
             setups: Mutex::default(),
             forwarder: Mutex::default(),
             stopped: AtomicBool::new(false),
-            patience,
+            limit,
         }
     }
 
@@ -136,7 +136,7 @@ fn make(endpoint: &Arc<Inner>, hello: &Hello, mut incoming: Incoming) {
         Err(e) => return refuse(rank, &mut *incoming.conn, hello, &e.to_string()),
     };
     let stopped = || endpoint.relay.stopped.load(Ordering::Acquire).then(|| aborted(rank, "it is leaving"));
-    let wait = Wait::new(rank, hello.from as usize, endpoint.relay.patience, &stopped);
+    let wait = Wait::new(rank, hello.from as usize, endpoint.relay.limit, &stopped);
     let options = hello.options();
     let before = endpoint.accept(hello, incoming, (&options, hello.checksum()), forwarder.bell(), &wait);
     match before {
@@ -165,9 +165,9 @@ fn dial_on(
             conn.is_gone().then(|| aborted(rank, "the rank that asked for the link went away"))
         }
     };
-    // The ends have the same patience: they should be the first to lose it, and say who has not come.
-    let patience = relay.patience * 2;
-    let world = relay.await_world(&Wait::new(rank, target, patience, &give_up))?;
+    // The ends have the same limit: their wait should end first, and say who has not come.
+    let limit = relay.limit * 2;
+    let world = relay.await_world(&Wait::new(rank, target, limit, &give_up))?;
     let path = world.routes.path(origin, target).filter(|_| origin < target);
     let around = path.as_ref().and_then(|path| path.around(rank));
     let (Some(path), Some((before, next))) = (path, around) else {
@@ -189,7 +189,7 @@ fn dial_on(
         options,
         checksum: hello.checksum(),
     };
-    let wait = Wait::new(rank, next, patience, &give_up);
+    let wait = Wait::new(rank, next, limit, &give_up);
     let pair = endpoint.dial(&hop, forwarder.bell(), &wait)?;
     Ok((pair, path, forwarder))
 }

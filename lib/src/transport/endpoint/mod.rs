@@ -258,7 +258,8 @@ impl Endpoint {
     /// Which transport ([`Fabric::kind`]) will carry the links to a peer, and why. Both ends choose the same when they have the
     /// same configuration.
     pub fn choose(&self, peer: &EndpointInfo) -> (&'static str, String) {
-        self.inner.choose(peer)
+        let (candidates, why) = self.inner.candidates(peer);
+        (candidates.first().map_or("none", |fabric| fabric.kind()), why)
     }
 
     /// One end of a link; waits until the peer calls this for the other end.
@@ -279,7 +280,40 @@ impl Endpoint {
         deadline: Duration,
     ) -> Result<LinkPair> {
         self.origin.check(|| "connect".to_owned(), self.inner.rank)?;
-        self.inner.connect(to, doorbell, abort, deadline)
+        let inner = &*self.inner;
+        let (rank, peer) = (inner.rank, to.peer_rank);
+        if peer == rank {
+            return Err(Error::invalid("connect", format!("rank {rank} asked for a link with itself")));
+        }
+        to.options.check()?;
+        let world = inner.relay.world();
+        let path = world.as_ref().and_then(|world| world.routes.path(rank, peer));
+        let relay = path.as_ref().and_then(|path| path.first(rank));
+        let relay = relay.and_then(|relay| Some((relay, world.as_ref()?.infos.get(relay)?)));
+        if relay.is_none() {
+            inner.check(to, world.is_some())?;
+        }
+        let (next, info) = relay.unwrap_or((peer, to.info));
+        let wait = Wait::new(rank, peer, deadline, abort);
+        let made = if rank < peer {
+            let ConnectTo { comm, channel, options, .. } = *to;
+            let hop = Hop { origin: rank, target: peer, next, info, comm, channel, options, checksum: inner.checksum };
+            inner.dial(&hop, doorbell, &wait)
+        } else {
+            inner.await_dialer(to, doorbell, &wait)
+        };
+        let pair = match (made, &path) {
+            (Ok(pair), Some(path)) => {
+                log::info!("rank {rank}: {path} (comm {}, channel {})", to.comm, to.channel);
+                relay::wrap(pair, peer, next, &path.relays())
+            }
+            (Ok(pair), None) => pair,
+            (Err(e), Some(path)) => return Err(hop::on_the_way(e, path)),
+            (Err(e), None) => return Err(e),
+        };
+        let why = inner.candidates(info).1;
+        log::debug!("rank {rank}: comm {} channel {} to rank {peer}: {} ({why})", to.comm, to.channel, pair.kind);
+        Ok(if inner.checksum { checksum::wrap(pair) } else { pair })
     }
 }
 
@@ -305,11 +339,6 @@ impl Inner {
         (candidates, reason.unwrap_or_default())
     }
 
-    fn choose(&self, peer: &EndpointInfo) -> (&'static str, String) {
-        let (candidates, why) = self.candidates(peer);
-        (candidates.first().map_or("none", |fabric| fabric.kind()), why)
-    }
-
     /// Fails when a peer cannot be reached without relays.
     fn check(&self, to: &ConnectTo<'_>, has_routes: bool) -> Result<()> {
         let (candidates, why) = self.candidates(to.info);
@@ -322,49 +351,6 @@ impl Inner {
         };
         let nor = if has_routes { "; nor is there a way between them through other ranks" } else { "" };
         Err(unreachable(name, self.rank, to.peer_rank, &format!("{why}{nor}")))
-    }
-
-    /// See [`Endpoint::connect`].
-    fn connect(
-        &self,
-        to: &ConnectTo<'_>,
-        doorbell: &Arc<Doorbell>,
-        abort: &dyn Fn() -> Option<Error>,
-        deadline: Duration,
-    ) -> Result<LinkPair> {
-        let (rank, peer) = (self.rank, to.peer_rank);
-        if peer == rank {
-            return Err(Error::invalid("connect", format!("rank {rank} asked for a link with itself")));
-        }
-        to.options.check()?;
-        let world = self.relay.world();
-        let path = world.as_ref().and_then(|world| world.routes.path(rank, peer));
-        let relay = path.as_ref().and_then(|path| path.first(rank));
-        let relay = relay.and_then(|relay| Some((relay, world.as_ref()?.infos.get(relay)?)));
-        if relay.is_none() {
-            self.check(to, world.is_some())?;
-        }
-        let (next, info) = relay.unwrap_or((peer, to.info));
-        let wait = Wait::new(rank, peer, deadline, abort);
-        let made = if rank < peer {
-            let ConnectTo { comm, channel, options, .. } = *to;
-            let hop = Hop { origin: rank, target: peer, next, info, comm, channel, options, checksum: self.checksum };
-            self.dial(&hop, doorbell, &wait)
-        } else {
-            self.await_dialer(to, doorbell, &wait)
-        };
-        let pair = match (made, &path) {
-            (Ok(pair), Some(path)) => {
-                log::info!("rank {rank}: {path} (comm {}, channel {})", to.comm, to.channel);
-                relay::wrap(pair, peer, next, &path.relays())
-            }
-            (Ok(pair), None) => pair,
-            (Err(e), Some(path)) => return Err(hop::on_the_way(e, path)),
-            (Err(e), None) => return Err(e),
-        };
-        let why = self.choose(info).1;
-        log::debug!("rank {rank}: comm {} channel {} to rank {peer}: {} ({why})", to.comm, to.channel, pair.kind);
-        Ok(if self.checksum { checksum::wrap(pair) } else { pair })
     }
 
     fn dial(&self, hop: &Hop<'_>, bell: &Arc<Doorbell>, wait: &Wait<'_>) -> Result<LinkPair> {

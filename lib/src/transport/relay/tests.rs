@@ -10,7 +10,7 @@ use crate::transport::{Doorbell, LinkOptions, LinkPair, Received, inproc};
 use crate::wire::Header;
 
 const OPTIONS: LinkOptions = LinkOptions { max_message: 3000, depth: 4 };
-const PATIENCE: Duration = Duration::from_secs(60);
+const LIMIT: Duration = Duration::from_secs(60);
 /// Rank of the relay; the ends are 0 and 2.
 const RELAY: usize = 1;
 
@@ -20,8 +20,8 @@ fn hop(rank: usize, bell: &Arc<Doorbell>) -> (LinkPair, LinkPair) {
     let to =
         |rank: usize, peer_rank: usize| inproc::ConnectTo { comm: 0, rank, peer_rank, channel: 0, options: OPTIONS };
     std::thread::scope(|s| {
-        let end = s.spawn(|| hub.connect(&to(rank, RELAY), &Doorbell::new().unwrap(), &|| None, PATIENCE).unwrap());
-        let relay = hub.connect(&to(RELAY, rank), bell, &|| None, PATIENCE).unwrap();
+        let end = s.spawn(|| hub.connect(&to(rank, RELAY), &Doorbell::new().unwrap(), &|| None, LIMIT).unwrap());
+        let relay = hub.connect(&to(RELAY, rank), bell, &|| None, LIMIT).unwrap();
         (end.join().unwrap(), relay)
     })
 }
@@ -79,7 +79,7 @@ fn lost<T>(result: Result<T, Error>, rank: usize, peer: usize) -> String {
 fn until(what: &str, mut step: impl FnMut() -> bool) {
     let start = Instant::now();
     while !step() {
-        assert!(start.elapsed() < PATIENCE, "{what} did not come about");
+        assert!(start.elapsed() < LIMIT, "{what} did not come about");
         std::thread::yield_now();
     }
 }

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use super::single_copy::Probe;
 use super::words::{EndState, Freed, Sequence};
 use crate::error::{Error, Result};
+use crate::sync::{Words, touches};
 use crate::transport::LinkOptions;
 use crate::transport::mapping::Mapping;
-use crate::transport::sync::{Words, touches};
 
 /// Lines per direction, unless `depth` is larger.
 pub(crate) const LINES: usize = 32;

@@ -10,8 +10,8 @@ use super::single_copy::Probe;
 use super::words::{EndState, Sequence};
 use super::*;
 use crate::error::Error;
+use crate::sync::{Step, Words, touches, watch};
 use crate::transport::explore::{must_fail, must_hold};
-use crate::transport::sync::{Step, Words, touches, watch};
 use crate::transport::{Received, RecvLink, SendLink};
 use crate::wire::Header;
 

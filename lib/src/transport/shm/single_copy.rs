@@ -29,8 +29,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::config;
+use crate::sync::{AtomicU32, Words};
 use crate::transport::pagemap;
-use crate::transport::sync::{AtomicU32, Words};
 
 /// Least length, by measuring: below it two cores that are near each other are faster with two copies (65 KiB: 5
 /// against 7 us; 256 KiB: 20 against 17), and cores that are far apart lose little.
@@ -206,7 +206,7 @@ impl Reader {
     #[cfg(loom)]
     pub(super) unsafe fn read(&self, from: u64, to: *mut u8, len: usize) -> Result<(), String> {
         // SAFETY: by the caller; the sender's memory is that of a thread of the model.
-        unsafe { crate::transport::sync::copy(from as *const u8, to, len) };
+        unsafe { crate::sync::copy(from as *const u8, to, len) };
         Ok(())
     }
 

@@ -2,21 +2,21 @@
 
 use std::sync::atomic::Ordering;
 
-use crate::transport::sync::{AtomicU32, AtomicU64, Step, order};
+use crate::sync::{AtomicU32, AtomicU64, Step, order};
 
 /// Asleep, ring the doorbell.
 const WAITING: u32 = 1;
 /// This end was dropped.
 const CLOSED: u32 = 2;
 
-/// Number of the message in a line, from 1, once it is complete; before, that of the message one lap earlier. (At the board
-/// of `symmetric`: of the call.)
+/// Number of the message in a line, from 1, once it is complete; before, that of the message one lap earlier. (In
+/// the shared region of `symmetric`: of the call.)
 #[repr(transparent)]
 #[derive(Debug, Default)]
 pub(crate) struct Sequence(AtomicU64);
 
 impl Sequence {
-    /// What was written to the line and the area before is the message's.
+    /// What was written to the line and the ring before is the message's.
     #[inline(always)]
     pub(crate) fn publish(&self, number: u64) {
         self.0.store(number, order(Step::Publish, Ordering::Release));

@@ -22,6 +22,7 @@ pub(super) mod fabric;
 mod frame;
 #[cfg(any(test, fuzzing))]
 pub(super) mod fuzzing;
+mod intake;
 mod linger;
 pub(super) mod listen;
 mod options;

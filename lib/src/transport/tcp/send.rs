@@ -250,8 +250,6 @@ impl SendLink for TcpSend {
         Ok(moved || self.blocked.is_none())
     }
 
-    fn disarm(&mut self) {}
-
     fn bytes_moved(&self) -> u64 {
         self.bytes
     }

@@ -2,6 +2,7 @@
 
 use super::address::VerbsAddress;
 use super::sys::{self, Context, Gid, GidEntry, GidType, Timing};
+use crate::bootstrap::interface::{self, LocalAddress, NameFilter};
 use crate::config::Config;
 use crate::error::{Error, Result};
 
@@ -40,17 +41,12 @@ pub(super) fn none(detail: impl Into<String>) -> Error {
 }
 
 fn select_devices(all: Vec<String>, filter: Option<&str>) -> Result<Vec<String>> {
-    let Some(filter) = filter.map(str::trim).filter(|f| !f.is_empty()) else { return Ok(all) };
-    let (names, excluded) = match filter.strip_prefix('^') {
-        Some(names) => (names, true),
-        None => (filter, false),
-    };
-    let names: Vec<&str> = names.split(',').map(str::trim).filter(|n| !n.is_empty()).collect();
+    let Some(names) = NameFilter::parse(filter) else { return Ok(all) };
     let exists = all.join(", ");
-    let kept: Vec<String> = all.into_iter().filter(|d| names.iter().any(|n| d.starts_with(n)) != excluded).collect();
+    let kept: Vec<String> = all.into_iter().filter(|device| names.lets_through(device)).collect();
     if kept.is_empty() {
         let detail = format!("no RDMA device is left; this machine has {exists}");
-        return Err(Error::config("TINYNCCL_VERBS_DEVICE", filter, detail));
+        return Err(Error::config("TINYNCCL_VERBS_DEVICE", names.text, detail));
     }
     Ok(kept)
 }
@@ -64,7 +60,7 @@ pub(super) fn ports(context: &Context, config: &Config) -> Result<Vec<LocalPort>
         return Err(Error::config("TINYNCCL_VERBS_PORT", wanted, detail));
     }
     let gids = context.gids()?;
-    let subnets = subnets()?;
+    let locals = interface::all(|_| true)?;
     let mut usable = Vec::new();
     for port in (1..=count).filter(|p| wanted == 0 || wanted == *p) {
         let state = context.port(port)?;
@@ -84,7 +80,7 @@ pub(super) fn ports(context: &Context, config: &Config) -> Result<Vec<LocalPort>
                 device: context.name().to_owned(),
                 port,
                 gid: entry.gid.0,
-                prefix: if state.infiniband { 64 } else { prefix(&entry.gid, &subnets) },
+                prefix: if state.infiniband { 64 } else { prefix(&entry.gid, &locals) },
                 infiniband: state.infiniband,
                 lid: state.lid,
             };
@@ -138,20 +134,10 @@ fn pick<'a>(
     Ok(if v4.is_empty() { v6 } else { v4 })
 }
 
-/// Addresses of this host and the bits of their subnets.
-fn subnets() -> Result<Vec<(std::net::IpAddr, u8)>> {
-    let found = if_addrs::get_if_addrs().map_err(|e| Error::io("interfaces", "listing them", &e))?;
-    let prefix = |a: &if_addrs::IfAddr| match a {
-        if_addrs::IfAddr::V4(a) => a.prefixlen,
-        if_addrs::IfAddr::V6(a) => a.prefixlen,
-    };
-    Ok(found.iter().map(|i| (i.ip(), prefix(&i.addr))).collect())
-}
-
 /// Bits of the GID that make its subnet: those of the interface with the same address; a guess where there is none.
-fn prefix(gid: &Gid, subnets: &[(std::net::IpAddr, u8)]) -> u8 {
+fn prefix(gid: &Gid, locals: &[LocalAddress]) -> u8 {
     let ip = gid.ip();
-    let known = subnets.iter().find(|(other, _)| *other == ip).map(|(_, bits)| *bits);
+    let known = locals.iter().find(|local| local.ip == ip).map(|local| local.prefix);
     if ip.is_ipv4() { 96 + known.unwrap_or(24) } else { known.unwrap_or(64) }
 }
 
@@ -205,9 +191,15 @@ mod tests {
 
     #[test]
     fn the_subnet_is_that_of_the_interface() {
-        let subnets = [("10.0.0.1".parse().unwrap(), 20), ("fd00::7".parse().unwrap(), 48)];
-        assert_eq!(prefix(&entry(0, "10.0.0.1", GidType::RoceV2).gid, &subnets), 116);
-        assert_eq!(prefix(&entry(0, "10.0.0.2", GidType::RoceV2).gid, &subnets), 120);
-        assert_eq!(prefix(&entry(0, "fd00::7", GidType::RoceV2).gid, &subnets), 48);
+        let local = |ip: &str, prefix| LocalAddress {
+            interface: "eth0".to_owned(),
+            ip: ip.parse().unwrap(),
+            prefix,
+            loopback: false,
+        };
+        let locals = [local("10.0.0.1", 20), local("fd00::7", 48)];
+        assert_eq!(prefix(&entry(0, "10.0.0.1", GidType::RoceV2).gid, &locals), 116);
+        assert_eq!(prefix(&entry(0, "10.0.0.2", GidType::RoceV2).gid, &locals), 120);
+        assert_eq!(prefix(&entry(0, "fd00::7", GidType::RoceV2).gid, &locals), 48);
     }
 }

@@ -90,8 +90,6 @@ impl RecvLink for VerbsRecv {
         Ok(core.front().is_some())
     }
 
-    fn disarm(&mut self) {}
-
     fn interest(&self) -> Interest {
         lock(&self.core).interest()
     }

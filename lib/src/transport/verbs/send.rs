@@ -126,8 +126,6 @@ impl SendLink for VerbsSend {
         }
     }
 
-    fn disarm(&mut self) {}
-
     fn interest(&self) -> Interest {
         lock(&self.core).interest()
     }

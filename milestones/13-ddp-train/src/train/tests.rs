@@ -14,7 +14,12 @@ fn run(ranks: usize, options: &Options) -> Vec<Result<Vec<Epoch>>> {
 }
 
 fn small() -> Options {
-    Options { epochs: 12, points: 32, batch: 24, hidden: 16, bucket_bytes: 512, ..Options::default() }
+    let training = Training { epochs: 12, batch: 24, rate: 0.1, hidden: 16, seed: 1 };
+    Options { training, points: 32, bucket_bytes: 512, fault: None }
+}
+
+fn with_batch(batch: usize) -> Options {
+    Options { training: Training { batch, ..small().training }, ..small() }
 }
 
 #[test]
@@ -60,14 +65,15 @@ fn without_the_average_the_proof_fails_after_the_first_epoch_on_every_rank() {
 #[test]
 fn one_replica_cannot_diverge() {
     for fault in [Fault::Broadcast, Fault::Average] {
-        run(1, &Options { fault: Some(fault), epochs: 1, ..small() }).remove(0).unwrap();
+        let training = Training { epochs: 1, ..small().training };
+        run(1, &Options { training, fault: Some(fault), ..small() }).remove(0).unwrap();
     }
 }
 
 #[test]
 fn a_batch_that_cannot_be_shared_is_refused() {
-    let e = run(3, &Options { batch: 25, ..small() }).remove(0).unwrap_err().to_string();
+    let e = run(3, &with_batch(25)).remove(0).unwrap_err().to_string();
     assert!(e.contains("25") && e.contains("multiple of 3"), "{e}");
-    let e = run(1, &Options { batch: 1000, ..small() }).remove(0).unwrap_err().to_string();
+    let e = run(1, &with_batch(1000)).remove(0).unwrap_err().to_string();
     assert!(e.contains("larger than the data (96 points)"), "{e}");
 }

@@ -2,11 +2,11 @@
 
 use anyhow::Result;
 
+use super::device::{Address, Array};
 use super::gemm::{Batch, Operand, Output};
-use super::kernels::{Arg, Grid};
-use super::memory::Array;
+use super::kernels::{Grid, args};
 use super::network::{Network, Scores};
-use crate::ops::dropout::Site;
+use crate::dropout::Site;
 
 /// Threads of a block of the fused kernels (WARPS in `kernels/mma.cuh`).
 const FUSED_THREADS: u32 = 128;
@@ -17,36 +17,17 @@ impl Network {
         let b = &self.blocks[layer];
         let mask = self.mask(Site::Attention(layer), training);
         let Some(Scores { scores, dropped, .. }) = &self.scores else {
-            return self.launch(
-                "attention_forward",
-                self.fused_grid(),
-                &[
-                    Arg::At(b.attended.at()),
-                    Arg::At(b.probs.at()),
-                    Arg::At(b.qkv.at()),
-                    Arg::Mask(mask),
-                    Arg::F32(self.scale()),
-                ],
-            );
+            let arguments = args![&b.attended, &b.probs, &b.qkv, mask, self.scale()];
+            return self.launch("attention_forward", self.fused_grid(1), arguments);
         };
         let (t, hd, c) = (self.config.context, self.config.head_dim(), self.config.channels);
         for head in 0..self.config.heads {
             let [q, k, _] = self.heads_of(&b.qkv, head);
-            let out = Output::new(scores.place(head * t * t), t).wide().scaled(self.scale());
+            let out = Output { scale: self.scale(), ..Output::wide(scores.place(head * t * t), t) };
             self.blas.multiply_batch(out, (t, t, hd), q, k.t(), self.batch((3, 3, 0)))?;
         }
         let rows = self.rows() * self.config.heads;
-        self.launch(
-            "causal_softmax",
-            Grid::rows(rows),
-            &[
-                Arg::At(b.probs.at()),
-                Arg::At(dropped.at()),
-                Arg::At(scores.at()),
-                Arg::Mask(mask),
-                Arg::U32(rows as u32),
-            ],
-        )?;
+        self.launch("causal_softmax", Grid::rows(rows), args![&b.probs, dropped, scores, mask, rows as u32])?;
         for head in 0..self.config.heads {
             let [_, _, v] = self.heads_of(&b.qkv, head);
             let out = Output::new(self.act(&b.attended, head * hd), c);
@@ -59,49 +40,28 @@ impl Network {
     pub(super) fn attention_backward(&self, layer: usize) -> Result<()> {
         let b = &self.blocks[layer];
         let mask = self.mask(Site::Attention(layer), true);
-        let dattended = self.dhidden.at();
+        let dattended = &self.dhidden;
         let Some(Scores { scores, dropped, dscores }) = &self.scores else {
-            return self.launch(
-                "attention_backward",
-                self.fused_grid().times(2),
-                &[
-                    Arg::At(self.dqkv.at()),
-                    Arg::At(b.probs.at()),
-                    Arg::At(dattended),
-                    Arg::At(b.attended.at()),
-                    Arg::At(b.qkv.at()),
-                    Arg::Mask(mask),
-                    Arg::F32(self.scale()),
-                ],
-            );
+            let arguments = args![&self.dqkv, &b.probs, dattended, &b.attended, &b.qkv, mask, self.scale()];
+            return self.launch("attention_backward", self.fused_grid(2), arguments);
         };
         let (t, hd, c) = (self.config.context, self.config.head_dim(), self.config.channels);
-        let d = |head: usize| Operand::new(self.act(&self.dhidden, head * hd), c);
+        let d = |head: usize| Operand::new(self.act(dattended, head * hd), c);
         for head in 0..self.config.heads {
             let [_, _, v] = self.heads_of(&b.qkv, head);
-            let out = Output::new(scores.place(head * t * t), t).wide();
+            let out = Output::wide(scores.place(head * t * t), t);
             self.blas.multiply_batch(out, (t, t, hd), d(head), v.t(), self.batch((1, 3, 0)))?;
         }
         let rows = self.rows() * self.config.heads;
-        self.launch(
-            "softmax_backward",
-            Grid::rows(rows),
-            &[
-                Arg::At(dscores.at()),
-                Arg::At(dropped.at()),
-                Arg::At(scores.at()),
-                Arg::At(b.probs.at()),
-                Arg::Mask(mask),
-                Arg::U32(rows as u32),
-            ],
-        )?;
+        let arguments = args![dscores, dropped, scores, &b.probs, mask, rows as u32];
+        self.launch("softmax_backward", Grid::rows(rows), arguments)?;
         for head in 0..self.config.heads {
             let [q, k, _] = self.heads_of(&b.qkv, head);
             let out = |part: usize| Output::new(self.act(&self.dqkv, part * c + head * hd), 3 * c);
-            let ds = self.square(dscores, head);
-            let shape = (t, hd, t);
-            self.blas.multiply_batch(out(0).scaled(self.scale()), shape, ds, k, self.batch((0, 3, 3)))?;
-            self.blas.multiply_batch(out(1).scaled(self.scale()), shape, ds.t(), q, self.batch((0, 3, 3)))?;
+            let scaled = |part| Output { scale: self.scale(), ..out(part) };
+            let (shape, ds) = ((t, hd, t), self.square(dscores, head));
+            self.blas.multiply_batch(scaled(0), shape, ds, k, self.batch((0, 3, 3)))?;
+            self.blas.multiply_batch(scaled(1), shape, ds.t(), q, self.batch((0, 3, 3)))?;
             self.blas.multiply_batch(out(2), shape, self.square(dropped, head).t(), d(head), self.batch((0, 1, 3)))?;
         }
         Ok(())
@@ -111,12 +71,17 @@ impl Network {
         1.0 / (self.config.head_dim() as f32).sqrt()
     }
 
-    fn fused_grid(&self) -> Grid {
-        Grid::blocks(self.samples * self.config.heads).of((FUSED_THREADS, 1)).shared(self.shape.attention_bytes())
+    /// A block for each head of each sample, `times` over.
+    fn fused_grid(&self, times: u32) -> Grid {
+        Grid {
+            blocks: ((self.samples * self.config.heads) as u32, times),
+            threads: (FUSED_THREADS, 1),
+            shared: self.shape.attention_bytes() as u32,
+        }
     }
 
     /// The address of activation `i`.
-    fn act(&self, array: &Array<u8>, i: usize) -> u64 {
+    fn act(&self, array: &Array<u8>, i: usize) -> Address {
         array.place(i * self.shape.precision.bytes())
     }
 

@@ -1,115 +1,70 @@
-//! The forward pass of [`crate::model`] as launches. A residual connection and the LayerNorm behind it are one kernel.
+//! The forward pass of [`crate::cpu::model`] as launches. A residual connection and the LayerNorm behind it are one kernel.
 
 use anyhow::Result;
 
+use super::device::{Address, Array};
 use super::gemm::{Operand, Output};
-use super::kernels::{Arg, Grid};
-use super::memory::Array;
-use super::network::Network;
-use crate::ops::dropout::Site;
-use crate::params::{Tensor, WPE, WTE, final_ln, index};
+use super::kernels::{Grid, args};
+use super::network::{Block, Network};
+use crate::dropout::Site;
+use crate::params::{Tensor, WPE, WTE, index};
 
 impl Network {
     /// Enqueues the forward pass over the batch; with `training`, dropout is on.
     pub fn forward(&self, training: bool) -> Result<()> {
-        let (c, rows, layers) = (self.config.channels, self.rows(), self.config.layers);
-        let first = &self.blocks[0];
-        self.launch(
-            "embed_norm",
-            Grid::rows(rows),
-            &[
-                Arg::At(self.embedded.at()),
-                Arg::At(first.ln1.at()),
-                Arg::At(first.ln1_stats.at()),
-                Arg::At(self.inputs.at()),
-                Arg::At(self.value(WTE)),
-                Arg::At(self.value(WPE)),
-                Arg::At(self.value(index(0, Tensor::Ln1))),
-                Arg::Mask(self.mask(Site::Embedding, training)),
-                Arg::U32(rows as u32),
-            ],
-        )?;
+        let (c, rows, embedded) = (self.config.channels, self.rows(), &self.embedded);
+        let (first, ln1, mask) = (&self.blocks[0], index(0, Tensor::Ln1), self.mask(Site::Embedding, training));
+        let (tokens, wte, wpe, ln1) = (&self.inputs, self.value(WTE), self.value(WPE), self.value(ln1));
+        let arguments = args![embedded, &first.ln1.out, &first.ln1.stats, tokens, wte, wpe, ln1, mask, rows as u32];
+        self.launch("embed_norm", Grid::rows(rows), arguments)?;
         let mut x = &self.embedded;
         for (l, b) in self.blocks.iter().enumerate() {
-            self.linear(&b.qkv, &b.ln1, self.block_weight(l, Tensor::Qkv), 3 * c, c)?;
+            let weight = |tensor| self.weight(index(l, tensor));
+            self.linear(&b.qkv, &b.ln1.out, weight(Tensor::Qkv), (3 * c, c))?;
             self.attention(l, training)?;
-            self.linear(&self.branch, &b.attended, self.block_weight(l, Tensor::AttentionOut), c, c)?;
-            let weight = self.value(index(l, Tensor::Ln2));
-            self.residual(&b.middle, (&b.ln2, &b.ln2_stats), x, weight, Site::AttentionOut(l), training)?;
-            self.gelu_forward(l)?;
-            self.linear(&self.branch, &b.activated, self.block_weight(l, Tensor::MlpOut), c, 4 * c)?;
-            let (weight, norm) = match self.blocks.get(l + 1) {
-                Some(next) => (self.value(index(l + 1, Tensor::Ln1)), (&next.ln1, &next.ln1_stats)),
-                None => (self.value(index(layers, Tensor::Ln1)), (&self.lnf, &self.lnf_stats)),
-            };
-            self.residual(&b.out, norm, &b.middle, weight, Site::MlpOut(l), training)?;
+            self.linear(&self.branch, &b.attended, weight(Tensor::AttentionOut), (c, c))?;
+            let mask = self.mask(Site::AttentionOut(l), training);
+            let ln2 = self.value(index(l, Tensor::Ln2));
+            let arguments = args![&b.middle, &b.ln2.out, &b.ln2.stats, x, &self.branch, ln2, mask, rows as u32];
+            self.launch("residual_norm", Grid::rows(rows), arguments)?;
+            self.gelu(b, weight(Tensor::MlpIn))?;
+            self.linear(&self.branch, &b.activated, weight(Tensor::MlpOut), (c, 4 * c))?;
+            let mask = self.mask(Site::MlpOut(l), training);
+            // Behind the last block comes the last LayerNorm, which has that place in the layout.
+            let after = self.value(index(l + 1, Tensor::Ln1));
+            let norm = self.blocks.get(l + 1).map_or(&self.lnf, |next| &next.ln1);
+            let arguments = args![&b.out, &norm.out, &norm.stats, &b.middle, &self.branch, after, mask, rows as u32];
+            self.launch("residual_norm", Grid::rows(rows), arguments)?;
             x = &b.out;
         }
-        debug_assert_eq!(index(layers, Tensor::Ln1), final_ln(&self.config));
-        self.blas.multiply(
-            Output::new(self.logits.at(), self.shape.vocab_stride()).wide(),
-            (rows, self.shape.vocab_columns(), c),
-            Operand::new(self.lnf.at(), c),
-            Operand::new(self.weight(WTE), c).t(),
-        )
+        let (lnf, wte) = (Operand::new(&self.lnf.out, c), Operand::new(self.weight(WTE), c).t());
+        let logits = Output::wide(&self.logits, self.shape.vocab_stride());
+        self.blas.multiply(logits, (rows, self.shape.vocab_columns(), c), lnf, wte)
     }
 
     /// Enqueues the loss of every row; with `gradient`, also the gradients of the logits.
     pub fn cross_entropy(&self, gradient: bool) -> Result<()> {
-        let rows = self.rows();
-        self.launch(
-            "cross_entropy",
-            Grid::rows(rows),
-            &[
-                Arg::At(self.losses.at()),
-                Arg::At(self.dlogits.at()),
-                Arg::At(self.onehot.at()),
-                Arg::At(self.logits.at()),
-                Arg::At(self.targets.at()),
-                Arg::At(self.inputs.at()),
-                Arg::U32(rows as u32),
-                Arg::F32(1.0 / rows as f32),
-                Arg::U32(gradient.into()),
-            ],
-        )
+        let (rows, dlogits, onehot, tokens) = (self.rows(), &self.dlogits, &self.onehot, &self.inputs);
+        let (rows32, scale, gradient) = (rows as u32, 1.0 / rows as f32, u32::from(gradient));
+        let arguments =
+            args![&self.losses, dlogits, onehot, &self.logits, &self.targets, tokens, rows32, scale, gradient];
+        self.launch("cross_entropy", Grid::rows(rows), arguments)
     }
 
     /// `out[rows, outputs] = x[rows, inputs] · weight[outputs, inputs]ᵀ`
-    pub(super) fn linear(
-        &self,
-        out: &Array<u8>,
-        x: &Array<u8>,
-        weight: u64,
-        outputs: usize,
-        inputs: usize,
-    ) -> Result<()> {
-        let (x, weight) = (Operand::new(x.at(), inputs), Operand::new(weight, inputs).t());
-        self.blas.multiply(Output::new(out.at(), outputs), (self.rows(), outputs, inputs), x, weight)
+    fn linear(&self, out: &Array<u8>, x: &Array<u8>, weight: Address, (outputs, inputs): (usize, usize)) -> Result<()> {
+        let (x, weight) = (Operand::new(x, inputs), Operand::new(weight, inputs).t());
+        self.blas.multiply(Output::new(out, outputs), (self.rows(), outputs, inputs), x, weight)
     }
 
-    /// `stream = before + dropout(branch)`, and the LayerNorm of it.
-    fn residual(
-        &self,
-        stream: &Array<f32>,
-        (norm, stats): (&Array<u8>, &Array<f32>),
-        before: &Array<f32>,
-        weight: u64,
-        site: Site,
-        training: bool,
-    ) -> Result<()> {
-        self.launch(
-            "residual_norm",
-            Grid::rows(self.rows()),
-            &[
-                Arg::At(stream.at()),
-                Arg::At(norm.at()),
-                Arg::At(stats.at()),
-                Arg::At(before.at()),
-                Arg::At(self.branch.at()),
-                Arg::At(weight),
-                Arg::Mask(self.mask(site, training)),
-                Arg::U32(self.rows() as u32),
-            ],
-        )
+    /// `hidden = ln2 · weightᵀ` and `activated = gelu(hidden)` of a block.
+    fn gelu(&self, b: &Block, weight: Address) -> Result<()> {
+        if let Some(fused) = &self.gelu {
+            return fused.run(&self.gpu, weight, [&b.ln2.out, &b.activated, &b.hidden].map(Address::from));
+        }
+        let c = self.config.channels;
+        self.linear(&b.hidden, &b.ln2.out, weight, (4 * c, c))?;
+        let eighths = self.rows() * 4 * c / 8;
+        self.launch("gelu_forward", Grid::each(eighths), args![&b.activated, &b.hidden, eighths as u32])
     }
 }

@@ -1,4 +1,6 @@
-//! A product with a GELU behind it, by cuBLASLt.
+//! The MLP's first matrix and its GELU as one product with an epilogue of cuBLASLt, where that has one, so that the widest activations
+//! are not read once more; else [`super::forward`] takes a product and a kernel. On an H200 that is 50 µs in place of 58. The backward
+//! pass stays in two: there the product with an epilogue took 84 µs, product and kernel take 69.
 
 use std::ffi::c_void;
 
@@ -6,14 +8,12 @@ use anyhow::{Result, anyhow};
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys;
 
-use super::device::Gpu;
-use super::memory::Array;
+use super::device::{Address, Array, Gpu};
 
 const WORKSPACE: usize = 32 << 20;
 
 /// `activated[rows, 4C] = gelu(hidden)`, `hidden = x[rows, C] · weight[4C, C]ᵀ`, both kept, in bfloat16. To cuBLAS, which counts
 /// columns first, outputs are 4C x rows.
-#[derive(Debug)]
 pub(super) struct FusedGelu {
     handle: sys::cublasLtHandle_t,
     workspace: Array<u8>,
@@ -54,7 +54,7 @@ impl FusedGelu {
         fused.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX)?;
         fused.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &(wide as i64))?;
         // Any aligned address, as all arrays are.
-        fused.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &fused.workspace.at())?;
+        fused.set(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &fused.workspace.place(0))?;
         let preference = result::create_matmul_pref().map_err(failed)?;
         // SAFETY: all of these were just made; the attribute is of that size.
         let chosen = unsafe {
@@ -72,7 +72,7 @@ impl FusedGelu {
     }
 
     /// Enqueues it.
-    pub(super) fn run(&self, gpu: &Gpu, weight: u64, x: u64, activated: u64, hidden: u64) -> Result<()> {
+    pub(super) fn run(&self, gpu: &Gpu, weight: Address, [x, activated, hidden]: [Address; 3]) -> Result<()> {
         self.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &hidden)?;
         let (one, zero) = (1.0f32, 0.0f32);
         // SAFETY: arrays of these shapes, which live as long as the network; the factors are read before the call returns.
@@ -82,16 +82,16 @@ impl FusedGelu {
                 self.desc,
                 (&raw const one).cast(),
                 (&raw const zero).cast(),
-                weight as *const c_void,
+                weight.0 as *const c_void,
                 self.weight,
-                x as *const c_void,
+                x.0 as *const c_void,
                 self.x,
-                activated as *const c_void,
+                activated.0 as *const c_void,
                 self.out,
-                activated as *mut c_void,
+                activated.0 as *mut c_void,
                 self.out,
                 &raw const self.algorithm,
-                self.workspace.at() as *mut c_void,
+                self.workspace.place(0).0 as *mut c_void,
                 WORKSPACE,
                 gpu.stream.cu_stream().cast(),
             )

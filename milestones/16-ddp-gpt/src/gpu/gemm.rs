@@ -2,30 +2,30 @@
 //! product from the transposes of its operands, which is the same memory.
 
 use std::ffi::c_void;
+use std::fmt::Display;
 
 use anyhow::{Result, anyhow};
 use cudarc::cublas::result::{self, CublasError};
 use cudarc::cublas::sys;
 
 use super::Precision;
-use super::device::Gpu;
-use super::memory::Array;
+use super::device::{Address, Array, Gpu, failed};
 
 /// Bytes of cuBLAS' workspace, as NVIDIA advises for Hopper. Given once, so that products can be captured into a graph.
 const WORKSPACE: usize = 32 << 20;
 
-/// An operand: `rows` x `cols` of it take part, as (address, distance of rows), transposed or not.
+/// A matrix that is multiplied, transposed or not.
 #[derive(Debug, Clone, Copy)]
 pub struct Operand {
-    at: u64,
+    at: Address,
     stride: usize,
     transposed: bool,
 }
 
 impl Operand {
     /// A matrix whose rows are `stride` values apart.
-    pub fn new(at: u64, stride: usize) -> Operand {
-        Operand { at, stride, transposed: false }
+    pub fn new(at: impl Into<Address>, stride: usize) -> Operand {
+        Operand { at: at.into(), stride, transposed: false }
     }
 
     /// Its transpose.
@@ -38,7 +38,7 @@ impl Operand {
 #[derive(Debug, Clone, Copy)]
 pub struct Output {
     /// Address.
-    pub at: u64,
+    pub at: Address,
     /// Distance of rows, in values.
     pub stride: usize,
     /// f32, whatever the operands are.
@@ -51,23 +51,13 @@ pub struct Output {
 
 impl Output {
     /// In the type of activations.
-    pub fn new(at: u64, stride: usize) -> Output {
-        Output { at, stride, wide: false, scale: 1.0, add: false }
+    pub fn new(at: impl Into<Address>, stride: usize) -> Output {
+        Output { at: at.into(), stride, wide: false, scale: 1.0, add: false }
     }
 
     /// In f32.
-    pub fn wide(self) -> Output {
-        Output { wide: true, ..self }
-    }
-
-    /// Times a factor.
-    pub fn scaled(self, scale: f32) -> Output {
-        Output { scale, ..self }
-    }
-
-    /// Added to what is there.
-    pub fn added(self) -> Output {
-        Output { add: true, ..self }
+    pub fn wide(at: impl Into<Address>, stride: usize) -> Output {
+        Output { wide: true, ..Output::new(at, stride) }
     }
 }
 
@@ -85,29 +75,27 @@ pub struct Batch {
 }
 
 /// cuBLAS on one stream.
-#[derive(Debug)]
 pub struct Blas {
     handle: sys::cublasHandle_t,
     precision: Precision,
-    _workspace: Array<u8>,
+    workspace: Array<u8>,
 }
 
 impl Blas {
     /// Opens the library for the passes' stream.
     pub fn new(gpu: &Gpu, precision: Precision) -> Result<Blas> {
         let workspace = Array::new(gpu, WORKSPACE)?;
-        gpu.context.bind_to_thread().map_err(|e| super::error::cuda("cannot use the GPU", e))?;
-        let handle = result::create_handle().map_err(|e| blas("cannot be started", e))?;
-        let blas_handle = Blas { handle, precision, _workspace: workspace };
+        gpu.context.bind_to_thread().map_err(failed("cannot use the GPU"))?;
+        let handle = result::create_handle().map_err(blas("cannot be started"))?;
+        let created = Blas { handle, precision, workspace };
+        let at = created.workspace.place(0).0 as *mut c_void;
         // SAFETY: the handle is fresh, the stream outlives it, the workspace is that long and is freed after the handle.
-        unsafe {
+        let set = unsafe {
             result::set_stream(handle, gpu.stream.cu_stream().cast())
-                .map_err(|e| blas("does not take the stream", e))?;
-            sys::cublasSetWorkspace_v2(handle, blas_handle._workspace.at() as *mut c_void, WORKSPACE)
-                .result()
-                .map_err(|e| blas("does not take the workspace", e))?;
-        }
-        Ok(blas_handle)
+                .and_then(|()| sys::cublasSetWorkspace_v2(handle, at, WORKSPACE).result())
+        };
+        set.map_err(blas("does not take the stream and the workspace"))?;
+        Ok(created)
     }
 
     /// `out[m, n] = left[m, k] · right[k, n]`. As with kernels, addresses are on the caller.
@@ -141,7 +129,7 @@ impl Blas {
         let (alpha, beta) = ((&raw const alpha).cast(), (&raw const beta).cast());
         let algorithm = sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT_TENSOR_OP;
         let (m, n, k) = (m as i32, n as i32, k as i32);
-        let (a, b, c) = (right.at as *const c_void, left.at as *const c_void, out.at as *mut c_void);
+        let (a, b, c) = (right.at.0 as *const c_void, left.at.0 as *const c_void, out.at.0 as *mut c_void);
         let (lda, ldb, ldc) = (right.stride as i32, left.stride as i32, out.stride as i32);
         // SAFETY: operands and output are device arrays of those shapes, by the caller's word; alpha and beta are read before the call
         // returns.
@@ -196,12 +184,12 @@ impl Blas {
                 )
             }
         };
-        done.map_err(|e| blas(&format!("cannot multiply {m}x{k} by {k}x{n}"), e))
+        done.map_err(blas(format!("cannot multiply {m}x{k} by {k}x{n}")))
     }
 }
 
-fn blas(what: &str, error: CublasError) -> anyhow::Error {
-    anyhow!("cuBLAS {what}: {:?}", error.0)
+fn blas(what: impl Display) -> impl FnOnce(CublasError) -> anyhow::Error {
+    move |error| anyhow!("cuBLAS {what}: {:?}", error.0)
 }
 
 impl Drop for Blas {

@@ -4,11 +4,11 @@ use std::collections::HashMap;
 
 use anyhow::{Context, Result, bail, ensure};
 use cudarc::driver::{CudaFunction, CudaStream, sys};
-use cudarc::nvrtc::{CompileError, CompileOptions, Ptx, compile_ptx_with_opts};
+use cudarc::nvrtc::Ptx;
+use tinynccl::cuda;
 
 use super::Precision;
-use super::device::Gpu;
-use super::error::cuda;
+use super::device::{Address, Array, Gpu, failed};
 use crate::config::ModelConfig;
 
 const COMMON: &str = concat!(
@@ -57,11 +57,6 @@ impl Shape {
         Ok(Shape { fused, ..shape })
     }
 
-    /// The same with products and a softmax in place of fused attention.
-    pub fn unfused(self) -> Shape {
-        Shape { fused: false, ..self }
-    }
-
     /// Distance of two rows of logits: whole groups of 8, so that every row is aligned.
     pub fn vocab_stride(&self) -> usize {
         self.model.vocab.next_multiple_of(8)
@@ -107,92 +102,72 @@ pub fn compile(shape: &Shape, capability: (i32, i32)) -> Result<Ptx> {
     if shape.precision == Precision::Bf16 && major < 8 {
         bail!("--precision bf16 needs compute capability 8.0, this GPU has {major}.{minor}: take --precision f32");
     }
-    let mut options = vec![format!("--gpu-architecture=compute_{major}{minor}"), "--std=c++17".to_owned()];
-    options.extend(shape.defines());
-    let options = CompileOptions { options, name: Some("gpt.cu".to_owned()), ..CompileOptions::default() };
-    match compile_ptx_with_opts(shape.source(), options) {
-        Ok(ptx) => Ok(ptx),
-        // The compiler's own words: line, what it expected.
-        Err(CompileError::CompileError { log, .. }) => {
-            bail!("NVRTC does not take the kernels:\n{}", log.to_string_lossy().trim_end())
-        }
-        Err(other) => bail!("NVRTC failed: {other}"),
-    }
+    Ok(cuda::compile("gpt.cu", &shape.source(), &shape.defines(), capability)?)
 }
 
 /// As `struct Mask` of `kernels/random.cuh`.
-#[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct Mask {
-    /// Address of one key per sample.
-    pub keys: u64,
+    /// One key per sample.
+    pub keys: Address,
     /// 0: nothing is dropped.
     pub threshold: u32,
     /// 1 / (1 - p).
     pub scale: f32,
 }
 
-/// An argument of a kernel.
+/// An argument of a kernel: its type, as the sources name it, and its bytes.
 #[derive(Debug, Clone, Copy)]
-pub enum Arg {
-    /// An address; 0 for nothing.
-    At(u64),
-    /// u32
-    U32(u32),
-    /// u64
-    U64(u64),
-    /// float
-    F32(f32),
-    /// Mask
-    Mask(Mask),
+pub struct Arg {
+    kind: &'static str,
+    bytes: [u64; 2],
 }
 
-/// What a parameter takes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    At,
-    U32,
-    U64,
-    F32,
-    Mask,
+/// What is an argument: `kind: type => bytes`. The first bytes of a word are its lowest.
+macro_rules! arguments {
+    ($($kind:literal: $type:ty => |$value:ident| $bytes:expr),* $(,)?) => {
+        const KINDS: &[&str] = &[$($kind),*];
+        $(impl From<$type> for Arg {
+            fn from($value: $type) -> Arg {
+                Arg { kind: $kind, bytes: $bytes }
+            }
+        })*
+    };
+}
+arguments! {
+    "*": Address => |address| [address.0, 0],
+    "u32": u32 => |value| [value.into(), 0],
+    "u64": u64 => |value| [value, 0],
+    "float": f32 => |value| [value.to_bits().into(), 0],
+    "Mask": Mask => |mask| [mask.keys.0, u64::from(mask.scale.to_bits()) << 32 | u64::from(mask.threshold)],
 }
 
-impl Arg {
-    fn kind(&self) -> Kind {
-        match self {
-            Arg::At(_) => Kind::At,
-            Arg::U32(_) => Kind::U32,
-            Arg::U64(_) => Kind::U64,
-            Arg::F32(_) => Kind::F32,
-            Arg::Mask(_) => Kind::Mask,
-        }
-    }
-
-    fn pointer(&mut self) -> *mut std::ffi::c_void {
-        match self {
-            Arg::At(v) | Arg::U64(v) => (&raw mut *v).cast(),
-            Arg::U32(v) => (&raw mut *v).cast(),
-            Arg::F32(v) => (&raw mut *v).cast(),
-            Arg::Mask(v) => (&raw mut *v).cast(),
-        }
+impl<T> From<&Array<T>> for Arg {
+    fn from(array: &Array<T>) -> Arg {
+        Address::from(array).into()
     }
 }
 
-/// Names and parameters of all kernels of a source.
-fn signatures(source: &str) -> Result<Vec<(String, Vec<Kind>)>> {
+/// The arguments of a launch: arrays, addresses, numbers, masks.
+macro_rules! args {
+    ($($argument:expr),* $(,)?) => {
+        &[$($crate::gpu::kernels::Arg::from($argument)),*]
+    };
+}
+pub(super) use args;
+
+/// Names and types of the parameters of all kernels of a source.
+fn signatures(source: &str) -> Result<Vec<(String, Vec<&'static str>)>> {
     let kernel = |text: &str| {
         let head = &text[..text.find(") {")?];
         let (before, parameters) = head.rsplit_once('(')?;
         let name = before.rsplit(|c: char| !c.is_alphanumeric() && c != '_').next()?;
-        let kind = |parameter: &str| match parameter.trim().trim_start_matches("const ").split(' ').next()? {
-            _ if parameter.contains('*') => Some(Kind::At),
-            "u32" => Some(Kind::U32),
-            "u64" => Some(Kind::U64),
-            "float" => Some(Kind::F32),
-            "Mask" => Some(Kind::Mask),
-            _ => None,
+        let known = |parameter: &str| {
+            let word = parameter.trim().trim_start_matches("const ").split(' ').next()?;
+            let word = if parameter.contains('*') { "*" } else { word };
+            KINDS.iter().copied().find(|known| *known == word)
         };
-        Some((name.to_owned(), parameters.split(',').map(kind).collect::<Option<Vec<_>>>()?))
+        Some((name.to_owned(), parameters.split(',').map(known).collect::<Option<Vec<_>>>()?))
     };
     source
         .split("__global__")
@@ -201,15 +176,21 @@ fn signatures(source: &str) -> Result<Vec<(String, Vec<Kind>)>> {
         .collect()
 }
 
-/// How many blocks of how many threads, and the shared memory of each.
+/// How many blocks of how many threads, and the shared memory of each in bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Grid {
-    blocks: (u32, u32),
-    threads: (u32, u32),
-    shared: u32,
+    /// Blocks.
+    pub blocks: (u32, u32),
+    /// Threads of a block.
+    pub threads: (u32, u32),
+    /// Shared memory of a block.
+    pub shared: u32,
 }
 
 impl Grid {
+    /// One thread.
+    pub const ONE: Grid = Grid { blocks: (1, 1), threads: (1, 1), shared: 0 };
+
     /// Blocks of 256 threads.
     pub fn blocks(n: usize) -> Grid {
         Grid { blocks: (n as u32, 1), threads: (256, 1), shared: 0 }
@@ -224,45 +205,28 @@ impl Grid {
     pub fn rows(n: usize) -> Grid {
         Self::blocks(n.div_ceil(8))
     }
-
-    /// Other blocks.
-    pub fn of(self, threads: (u32, u32)) -> Grid {
-        Grid { threads, ..self }
-    }
-
-    /// The whole grid so many times.
-    pub fn times(self, n: u32) -> Grid {
-        Grid { blocks: (self.blocks.0, n), ..self }
-    }
-
-    /// Shared memory, in bytes.
-    pub fn shared(self, bytes: usize) -> Grid {
-        Grid { shared: bytes as u32, ..self }
-    }
 }
 
 /// Compiled kernels.
-#[derive(Debug)]
 pub struct Kernels {
-    functions: HashMap<String, (CudaFunction, Vec<Kind>)>,
+    functions: HashMap<String, (CudaFunction, Vec<&'static str>)>,
 }
 
 impl Kernels {
     /// Compiles and loads the kernels of a shape.
     pub fn new(gpu: &Gpu, shape: &Shape) -> Result<Kernels> {
         let ptx = compile(shape, gpu.capability)?;
-        let module = gpu.context.load_module(ptx).map_err(|e| cuda("cannot load the kernels", e))?;
+        let module = gpu.context.load_module(ptx).map_err(failed("cannot load the kernels"))?;
         let mut functions = HashMap::new();
-        for (name, kinds) in signatures(&shape.source())? {
-            let function = module.load_function(&name).map_err(|e| cuda(&format!("cannot find {name}"), e))?;
+        for (name, types) in signatures(&shape.source())? {
+            let function = module.load_function(&name).map_err(failed(format!("cannot find {name}")))?;
             if name.starts_with("attention_") {
                 let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
                 let bytes = shape.attention_bytes();
-                function
-                    .set_attribute(most, bytes as i32)
-                    .map_err(|e| cuda(&format!("{name} cannot have {bytes} bytes of shared memory"), e))?;
+                let doing = format!("{name} cannot have {bytes} bytes of shared memory");
+                function.set_attribute(most, bytes as i32).map_err(failed(doing))?;
             }
-            functions.insert(name, (function, kinds));
+            functions.insert(name, (function, types));
         }
         Ok(Kernels { functions })
     }
@@ -270,11 +234,11 @@ impl Kernels {
     /// Enqueues a kernel. Types of arguments are checked here; that addresses are of arrays long enough, and still there when it
     /// runs, is on the caller, who owns all of them for the whole training.
     pub fn launch(&self, stream: &CudaStream, name: &str, grid: Grid, arguments: &[Arg]) -> Result<()> {
-        let (function, kinds) = self.functions.get(name).with_context(|| format!("no kernel {name}"))?;
-        let given: Vec<Kind> = arguments.iter().map(Arg::kind).collect();
-        ensure!(given == *kinds, "{name} takes {kinds:?}, was given {given:?}");
+        let (function, types) = self.functions.get(name).with_context(|| format!("no kernel {name}"))?;
+        let given: Vec<_> = arguments.iter().map(|argument| argument.kind).collect();
+        ensure!(given == *types, "{name} takes {types:?}, was given {given:?}");
         let mut arguments = arguments.to_vec();
-        let mut pointers: Vec<_> = arguments.iter_mut().map(Arg::pointer).collect();
+        let mut pointers: Vec<_> = arguments.iter_mut().map(|argument| (&raw mut argument.bytes).cast()).collect();
         let (blocks, threads) = ((grid.blocks.0, grid.blocks.1, 1), (grid.threads.0, grid.threads.1, 1));
         // SAFETY: number and types of the arguments are the kernel's; see above for what they point to.
         unsafe {
@@ -287,7 +251,7 @@ impl Kernels {
                 &mut pointers,
             )
         }
-        .map_err(|e| cuda(&format!("cannot launch {name}"), e))
+        .map_err(failed(format!("cannot launch {name}")))
     }
 }
 
@@ -322,14 +286,13 @@ mod tests {
             let source = shape.source();
             let list = signatures(&source).unwrap();
             assert_eq!(list.len(), source.matches("extern \"C\" __global__").count());
-            let find = |name: &str| list.iter().find(|(n, _)| n == name).map(|(_, kinds)| kinds.clone());
-            use Kind::*;
-            assert_eq!(find("mean_loss"), Some(vec![At, At, At, U32]));
-            assert_eq!(find("square_sum"), Some(vec![At, At, U64]));
+            let find = |name: &str| list.iter().find(|(n, _)| n == name).map(|(_, types)| types.clone());
+            assert_eq!(find("mean_loss"), Some(vec!["*", "*", "*", "u32"]));
+            assert_eq!(find("square_sum"), Some(vec!["*", "*", "u64"]));
             if shape.fused {
-                assert_eq!(find("attention_forward"), Some(vec![At, At, At, Mask, F32]));
+                assert_eq!(find("attention_forward"), Some(vec!["*", "*", "*", "Mask", "float"]));
             } else {
-                assert_eq!(find("causal_softmax"), Some(vec![At, At, At, Mask, U32]));
+                assert_eq!(find("causal_softmax"), Some(vec!["*", "*", "*", "Mask", "u32"]));
             }
         }
     }

@@ -1,23 +1,25 @@
-//! A training step, all of it on the GPU: batch, passes, averages, optimizer. The host only enqueues, or launches a graph of it.
+//! A training step, all of it on the GPU: batch, passes, averages, optimizer. The host only enqueues, or launches a graph of it, and
+//! reads losses only where somebody wants to see them.
 
-use std::path::Path;
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 use cudarc::driver::{CudaEvent, CudaGraph, CudaStream, sys};
+use tinynccl::{Comm, ReduceOp};
 
-use super::backward::Ready;
-use super::buckets::{self, Bucket};
-use super::error::cuda;
-use super::kernels::{Arg, Grid};
-use super::memory::Array;
-use super::network::{Network, sites};
-use super::reducer::Reducer;
-use super::trace::{Overlap, Trace, WAITING};
-use crate::adamw::AdamW;
-use crate::config::TrainConfig;
-use crate::data::{Corpus, Split};
+use super::Options;
+use super::averages::{self, Averages, Bucket};
+use super::device::{Address, Array, Gpu, failed};
+use super::kernels::{Grid, Shape, args};
+use super::network::Network;
+use super::trace::{Trace, WAITING};
+use crate::cpu::adamw::Rates;
+use crate::data::{Batch, Corpus, Split};
+use crate::dropout::{Dropout, Site};
+use crate::params::Model;
+use crate::report::Report;
 use crate::rng::Stream;
-use crate::schedule::learning_rate;
+use crate::train::{Engine, Pace, Plan, State};
 
 /// Blocks, and so shares, of the sum of squares of a bucket.
 const SQUARE_BLOCKS: usize = 128;
@@ -25,24 +27,29 @@ const SQUARE_BLOCKS: usize = 128;
 /// reach the other ranks.
 const AHEAD: usize = 8;
 
-/// Everything that training keeps on the GPU.
-pub struct Training<'r> {
-    /// The network.
-    pub network: Network,
-    reducer: &'r dyn Reducer,
-    config: TrainConfig,
+/// A rank that computes on a GPU, and everything that its training keeps there. Fields go in this order: the communicator waits for what
+/// is on the network's streams.
+pub struct Training<'a> {
+    plan: &'a Plan,
+    options: &'a Options,
+    comm: &'a Comm,
+    began: Instant,
+    graph: Option<CudaGraph>,
+    averages: Averages,
     first_sample: usize,
     mean: Array<f32>,
     square: Array<f32>,
     /// Per group of C values: whether they decay.
     decays: Array<u8>,
-    /// Per step: rate, correction, keep, nothing.
+    /// Per step, as `struct Rates` of `kernels/adamw.cu`: rate, correction, keep, nothing.
     schedule: Array<f32>,
     /// The step that runs, and the next.
     clock: Array<u64>,
     /// 0, 1, 2 …: steps of evaluation batches.
     numbers: Array<u64>,
-    text: [Array<u32>; 2],
+    /// Both parts of the text.
+    train: Array<u32>,
+    held_out: Array<u32>,
     /// Mean loss of each step's own batch.
     means: Array<f64>,
     validation: Array<f64>,
@@ -52,327 +59,307 @@ pub struct Training<'r> {
     squares: Array<f32>,
     /// When the passes ended; the nanoseconds that steps waited for averages after that.
     waits: Array<u64>,
-    trace: Option<Trace>,
-    graph: Option<CudaGraph>,
+    trace: Trace,
     /// The ends of the last steps, and the number of steps.
     ends: Vec<CudaEvent>,
     enqueued: usize,
+    pace: Pace,
+    /// Steps per second from one report to the next.
+    rates: Vec<f64>,
+    network: Network,
 }
 
-impl<'r> Training<'r> {
-    /// Uploads parameters, optimizer and text. `first_sample`: number, in the global batch, of this rank's first sequence.
-    #[expect(clippy::too_many_arguments, reason = "the parts of a training, put together in one place")]
+impl<'a> Training<'a> {
+    /// Opens this rank's GPU, and uploads optimizer and text. Every rank calls it.
     pub fn new(
-        mut network: Network,
-        reducer: &'r dyn Reducer,
-        config: TrainConfig,
-        values: &[f32],
-        adamw: &AdamW,
+        plan: &'a Plan,
+        options: &'a Options,
+        state: &State,
         corpus: &Corpus,
-        first_sample: usize,
-        evaluations: usize,
-        bucket_bytes: usize,
-    ) -> Result<Training<'r>> {
-        network.set_values(values)?;
+        comm: &'a Comm,
+    ) -> Result<Training<'a>> {
+        let began = Instant::now();
+        let (config, shape) = (&plan.config, state.model.config);
+        let gpu = Gpu::open(comm.local_rank())?;
+        let averages = Averages::new(comm, &gpu, options.comm_blocks)?;
+        let batch = Batch::new(config.batch, shape.context, comm.rank(), comm.size())?;
+        let dropout = Dropout::new(config.dropout, config.seed, 0, 0);
+        let network = Network::new(gpu, Shape::new(shape, options.precision)?, batch.samples(), dropout)?;
         let gpu = &network.gpu;
-        let (shape, layout) = (network.config, &network.layout);
-        let schedule: Vec<f32> = (0..config.steps).flat_map(|step| rates(&config, step)).collect();
-        let decays: Vec<u8> =
-            layout.iter().flat_map(|p| std::iter::repeat_n(u8::from(p.decays()), p.len / shape.channels)).collect();
-        let buckets = buckets::plan(&shape, layout, bucket_bytes);
-        let event = |_| gpu.context.new_event(None).map_err(|e| cuda("cannot make an event", e));
-        let numbers: Vec<u64> = (0..evaluations.max(1) as u64).collect();
-        let training = Training {
-            reducer,
-            config,
-            first_sample,
-            mean: Array::of(gpu, &adamw.mean)?,
-            square: Array::of(gpu, &adamw.square)?,
+        let rates = |step| {
+            let Rates { rate, correction, keep } = Rates::new(config, config.learning_rate(step), step + 1);
+            [rate, correction, keep, 0.0]
+        };
+        let schedule: Vec<f32> = (0..config.steps).flat_map(rates).collect();
+        let groups = |p: &crate::params::ParamInfo| std::iter::repeat_n(u8::from(p.decays()), p.len / shape.channels);
+        let decays: Vec<u8> = network.layout.iter().flat_map(groups).collect();
+        let buckets = averages::plan(&shape, &network.layout, plan.bucket_bytes);
+        let event = |_| gpu.context.new_event(None).map_err(failed("cannot make an event"));
+        let numbers: Vec<u64> = (0..plan.eval_batches as u64).collect();
+        Ok(Training {
+            plan,
+            options,
+            comm,
+            began,
+            graph: None,
+            averages,
+            first_sample: batch.first,
+            mean: Array::of(gpu, &state.adamw.mean)?,
+            square: Array::of(gpu, &state.adamw.square)?,
             decays: Array::of(gpu, &decays)?,
             schedule: Array::of(gpu, &schedule)?,
-            clock: Array::of(gpu, &[0, adamw.updates as u64])?,
-            text: [Array::of(gpu, corpus.part(Split::Train))?, Array::of(gpu, corpus.part(Split::Validation))?],
+            clock: Array::of(gpu, &[0, state.adamw.updates as u64])?,
+            numbers: Array::of(gpu, &numbers)?,
+            train: Array::of(gpu, corpus.part(Split::Train))?,
+            held_out: Array::of(gpu, corpus.part(Split::Validation))?,
             means: Array::new(gpu, config.steps)?,
             validation: Array::new(gpu, numbers.len())?,
-            numbers: Array::of(gpu, &numbers)?,
             events: (0..buckets.len() + 1).map(event).collect::<Result<_>>()?,
             squares: Array::new(gpu, buckets.len() * SQUARE_BLOCKS)?,
             buckets,
             waits: Array::new(gpu, 2)?,
-            trace: None,
-            graph: None,
+            trace: Trace::new(&network, options.trace.is_some())?,
             ends: (0..AHEAD).map(event).collect::<Result<_>>()?,
             enqueued: 0,
+            pace: Pace::default(),
+            rates: Vec::new(),
             network,
-        };
-        let (gpu, values) = (&training.network.gpu, &training.network.values);
-        gpu.synchronize()?;
-        reducer.broadcast(&gpu.side, values.at(), values.len())?;
-        gpu.synchronize()?;
-        reducer.check()?;
-        training.network.refresh_copy()?;
-        Ok(training)
+        })
     }
 
-    /// Averages per step.
-    pub fn buckets(&self) -> usize {
-        self.buckets.len()
+    /// Enqueues the next step; waits while too many are under way.
+    fn step(&mut self) -> Result<()> {
+        let slot = self.enqueued % AHEAD;
+        if self.enqueued >= AHEAD {
+            self.ends[slot].synchronize().map_err(failed("the GPU stopped"))?;
+            self.averages.check()?;
+        }
+        match &self.graph {
+            Some(graph) => graph.launch().map_err(failed("cannot launch a step"))?,
+            None => self.enqueue()?,
+        }
+        self.enqueued += 1;
+        self.ends[slot].record(&self.network.gpu.stream).map_err(failed("cannot record an event"))
     }
 
-    /// Stamps the following steps.
-    pub fn start_trace(&mut self) -> Result<()> {
-        self.trace = Some(Trace::new(&self.network.gpu)?);
-        Ok(())
-    }
-
-    /// Writes the stamps of the last step; gives how its averages and passes overlapped.
-    pub fn save_trace(&self, rank: usize, path: &Path) -> Result<Option<Overlap>> {
-        self.trace.as_ref().map(|trace| trace.save(&self.network.gpu, rank, path)).transpose()
-    }
-
-    /// Makes the following steps launches of one graph. Every kernel must have run before.
-    pub fn capture(&mut self) -> Result<()> {
-        let stream = self.network.gpu.stream.clone();
+    /// Makes a graph of a step. Every kernel must have run before.
+    fn capture(&self) -> Result<CudaGraph> {
+        let stream = &self.network.gpu.stream;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         self.network.gpu.synchronize()?;
-        stream.begin_capture(mode).map_err(|e| cuda("cannot capture a step", e))?;
+        stream.begin_capture(mode).map_err(failed("cannot capture a step"))?;
         let enqueued = self.enqueue();
         let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
         let graph = stream.end_capture(flags);
         enqueued?;
-        let graph =
-            graph.map_err(|e| cuda("cannot make a graph of a step", e))?.context("the graph of a step is empty")?;
-        graph.upload().map_err(|e| cuda("cannot upload the graph of a step", e))?;
-        self.graph = Some(graph);
-        Ok(())
+        let graph = graph.map_err(failed("cannot make a graph of a step"))?.context("the graph of a step is empty")?;
+        graph.upload().map_err(failed("cannot upload the graph of a step"))?;
+        Ok(graph)
     }
 
-    /// Enqueues the next step; waits while too many are under way.
-    pub fn step(&mut self) -> Result<()> {
-        let slot = self.enqueued % AHEAD;
-        if self.enqueued >= AHEAD {
-            self.ends[slot].synchronize().map_err(|e| cuda("the GPU stopped", e))?;
-            self.reducer.check()?;
-        }
-        match &self.graph {
-            Some(graph) => graph.launch().map_err(|e| cuda("cannot launch a step", e))?,
-            None => self.enqueue()?,
-        }
-        self.enqueued += 1;
-        self.ends[slot].record(&self.network.gpu.stream).map_err(|e| cuda("cannot record an event", e))
-    }
-
-    fn enqueue(&mut self) -> Result<()> {
-        if let Some(trace) = &mut self.trace {
-            trace.begin();
-        }
-        let begun = self.stamp(false)?;
-        let network = &self.network;
-        let (samples, first) = (network.samples as u32, self.first_sample as u64);
-        network.launch(
-            "begin_step",
-            Grid::blocks(1).of((1024, 1)),
-            &[
-                Arg::At(self.clock.at()),
-                Arg::At(network.keys.at()),
-                Arg::U64(self.config.seed),
-                Arg::U32(sites(&network.config) as u32),
-                Arg::U32(samples),
-                Arg::U64(first),
-            ],
-        )?;
-        self.fill_batch(Split::Train, self.clock.at())?;
+    fn enqueue(&self) -> Result<()> {
+        let (network, trace) = (&self.network, &self.trace);
+        let gpu = &network.gpu;
+        trace.begin();
+        let begun = trace.stamp(network, false)?;
+        let sites = Site::all(network.config.layers).len() as u32;
+        let (seed, samples, first) = (self.plan.config.seed, network.samples as u32, self.first_sample as u64);
+        let arguments = args![&self.clock, &network.keys, seed, sites, samples, first];
+        network.launch("begin_step", Grid { threads: (1024, 1), ..Grid::ONE }, arguments)?;
+        self.fill_batch(Split::Train, self.clock.place(0))?;
         network.forward(true)?;
         network.cross_entropy(true)?;
-        let mut before = self.span("forward", false, begun)?;
+        let mut before = trace.span(network, || "forward".to_owned(), false, begun)?;
 
         let (mut next, mut norms) = (0, Vec::new());
-        let this = &mut *self;
-        let network = &this.network;
-        let (buckets, events, squares, reducer) = (&this.buckets, &this.events, &this.squares, this.reducer);
-        let (means, clock, trace) = (&this.means, this.clock.at(), &mut this.trace);
-        network.backward(|Ready { tensor, norm }| {
-            norms.extend(norm);
-            before = span(network, trace, || format!("backward to {}", network.layout[tensor].name), false, before)?;
-            let bucket = &buckets[next];
-            if bucket.tensor != tensor {
+        network.backward(|tensor, norm| {
+            norms.extend(norm.map(|number| (tensor, number)));
+            before = trace.span(network, || format!("backward to {}", network.layout[tensor].name), false, before)?;
+            let Bucket { range, tensor: last } = &self.buckets[next];
+            if *last != tensor {
                 return Ok(());
             }
-            network.order(&events[next], false)?;
-            let start = stamp(network, trace, true)?;
+            order(&self.events[next], [&gpu.stream, &gpu.side])?;
+            let start = trace.stamp(network, true)?;
             if next == 0 {
                 // The mean is one block's work: beside the passes it costs nothing.
-                mean_loss(network, &network.gpu.side, means, clock)?;
+                self.mean_loss(&gpu.side, &self.means, self.clock.place(0))?;
             }
             for (tensor, number) in norms.drain(..) {
                 network.sum_norm(tensor, number)?;
             }
-            let at = network.gradients.place(bucket.range.start);
-            reducer.average(&network.gpu.side, at, bucket.range.len())?;
-            network.kernels.launch(
-                &network.gpu.side,
-                "square_sum",
-                Grid::blocks(SQUARE_BLOCKS),
-                &[Arg::At(squares.place(next * SQUARE_BLOCKS)), Arg::At(at), Arg::U64(bucket.range.len() as u64 / 4)],
-            )?;
-            let kib = (bucket.range.len() * 4) >> 10;
-            span(network, trace, || format!("bucket {next}, {kib} KiB"), true, start)?;
+            let (at, quads) = (network.gradients.place(range.start), range.len() as u64 / 4);
+            self.averages.average(&gpu.side, at, range.len())?;
+            let partial = self.squares.place(next * SQUARE_BLOCKS);
+            network.launch_aside("square_sum", Grid::blocks(SQUARE_BLOCKS), args![partial, at, quads])?;
+            trace.span(network, || format!("bucket {next}, {} KiB", (range.len() * 4) >> 10), true, start)?;
             next += 1;
             Ok(())
         })?;
-        self.waited(0)?;
-        self.network.order(&self.events[self.buckets.len()], true)?;
-        self.waited(1)?;
-        let before = self.span(WAITING, false, before)?;
+        self.count_wait(0)?;
+        order(&self.events[self.buckets.len()], [&gpu.side, &gpu.stream])?;
+        self.count_wait(1)?;
+        before = trace.span(network, || WAITING.to_owned(), false, before)?;
         self.optimize()?;
-        self.span("AdamW", false, before)?;
+        trace.span(network, || "AdamW".to_owned(), false, before)?;
         Ok(())
     }
 
-    /// Averages the losses of validation batches with the numbers 0 to `batches`.
-    pub fn evaluate(&mut self, batches: usize) -> Result<f64> {
+    /// A batch of a part of the text; `step`: place of its number.
+    fn fill_batch(&self, split: Split, step: Address) -> Result<()> {
+        let network = &self.network;
+        let (text, stream) = match split {
+            Split::Train => (&self.train, Stream::Batch),
+            Split::Validation => (&self.held_out, Stream::Eval),
+        };
+        let (length, seed, first) = (text.len() as u64, self.plan.config.seed, self.first_sample as u64);
+        let arguments = args![&network.inputs, &network.targets, text, length, step, seed, stream as u64, first];
+        network.launch("fill_batch", Grid::blocks(network.samples), arguments)
+    }
+
+    /// `means[*place]` = the mean of the rows' losses.
+    fn mean_loss(&self, stream: &CudaStream, means: &Array<f64>, place: Address) -> Result<()> {
+        let arguments = args![means, place, &self.network.losses, self.network.rows() as u32];
+        self.network.kernels.launch(stream, "mean_loss", Grid { threads: (1024, 1), ..Grid::ONE }, arguments)
+    }
+
+    /// With several ranks: the clock before (0) and after (1) the passes wait for the averages.
+    fn count_wait(&self, end: u32) -> Result<()> {
+        if !self.averages.several() {
+            return Ok(());
+        }
+        self.network.launch("count_wait", Grid::ONE, args![&self.waits, end])
+    }
+
+    fn optimize(&self) -> Result<()> {
+        let (network, config) = (&self.network, &self.plan.config);
+        let quads = self.mean.len() / 4;
+        let blocks = (8 * network.gpu.multiprocessors as usize).min(quads.div_ceil(256));
+        let copy = network.copy.as_ref().map_or(Address(0), Address::from);
+        let [beta1, beta2, clip] = [config.beta1, config.beta2, config.clip].map(|factor| factor as f32);
+        let arguments = args![
+            &network.values,
+            copy,
+            &self.mean,
+            &self.square,
+            &network.gradients,
+            &self.decays,
+            &self.squares,
+            self.squares.len() as u32,
+            &self.schedule,
+            &self.clock,
+            beta1,
+            beta2,
+            clip,
+            quads as u64
+        ];
+        network.launch("adamw", Grid::blocks(blocks), arguments)
+    }
+
+    /// Seconds that the steps so far waited for averages after their backward passes.
+    fn waited(&self) -> Result<f64> {
+        Ok(self.waits.read(&self.network.gpu, 1, 2)?[0] as f64 / 1e9)
+    }
+}
+
+impl Engine for Training<'_> {
+    fn start(&mut self, model: &Model, report: &mut dyn Report) -> Result<()> {
+        self.network.set_values(&model.values)?;
+        let (name, precision, buckets) = (self.network.gpu.describe(), self.options.precision, self.buckets.len());
+        let ready = self.began.elapsed().as_secs_f64();
+        report.note(&format!("{name}: {precision:?} products, {buckets} buckets, ready after {ready:.1} s"));
+        if self.options.graph && !self.averages.captures() {
+            report
+                .note("note: ranks share a GPU, and their averages cannot be captured: steps are launched one by one");
+        }
+        Ok(())
+    }
+
+    /// The first step runs alone: it loads kernels, which a graph needs loaded and no clock should see.
+    fn queues(&self) -> bool {
+        self.enqueued > 0
+    }
+
+    fn steps(&mut self, state: &mut State, to: usize) -> Result<Vec<f64>> {
+        let (from, first) = (state.step, self.enqueued == 0);
+        let start = Instant::now();
+        for _ in from..to {
+            self.step()?;
+        }
+        let mut losses = self.means.read(&self.network.gpu, from, to)?;
+        self.averages.check()?;
+        if first {
+            // From here on it counts what is waited.
+            self.pace.waited = -self.waited()?;
+            if self.options.graph && self.averages.captures() {
+                self.graph = Some(self.capture()?);
+            }
+        } else {
+            let seconds = start.elapsed().as_secs_f64();
+            self.pace.seconds += seconds;
+            self.pace.steps += to - from;
+            self.rates.push((to - from) as f64 / seconds);
+        }
+        self.comm.all_reduce_in_place(&mut losses, ReduceOp::Avg)?;
+        Ok(losses)
+    }
+
+    fn evaluate(&mut self, _model: &Model) -> Result<f64> {
+        let batches = self.plan.eval_batches;
         for i in 0..batches {
             self.fill_batch(Split::Validation, self.numbers.place(i))?;
             self.network.forward(false)?;
             self.network.cross_entropy(false)?;
-            mean_loss(&self.network, &self.network.gpu.stream, &self.validation, self.numbers.place(i))?;
+            self.mean_loss(&self.network.gpu.stream, &self.validation, self.numbers.place(i))?;
         }
         Ok(self.validation.read(&self.network.gpu, 0, batches)?.iter().sum::<f64>() / batches as f64)
     }
 
-    /// This rank's losses of steps `from..to`, after they ran.
-    pub fn losses(&self, from: usize, to: usize) -> Result<Vec<f64>> {
-        let losses = self.means.read(&self.network.gpu, from, to)?;
-        self.reducer.check()?;
-        Ok(losses)
+    /// In the first sequence of the batch; the others keep what they have.
+    fn logits(&mut self, _model: &Model, tokens: &[u32], last: usize) -> Result<Vec<f32>> {
+        self.network.inputs.write(&self.network.gpu, tokens)?;
+        self.network.forward(false)?;
+        self.network.logits(last)
     }
 
-    /// Seconds that the steps so far waited for averages after their backward passes.
-    pub fn waited_seconds(&self) -> Result<f64> {
-        Ok(self.waits.read(&self.network.gpu, 1, 2)?[0] as f64 / 1e9)
+    fn pace(&self) -> Result<Pace> {
+        let waited = if self.pace.steps == 0 { 0.0 } else { self.pace.waited + self.waited()? };
+        Ok(Pace { waited, ..self.pace })
     }
 
-    /// Parameters and the optimizer's two means.
-    pub fn download(&self) -> Result<[Vec<f32>; 3]> {
+    fn fetch(&self, state: &mut State) -> Result<()> {
         let (gpu, n) = (&self.network.gpu, self.mean.len());
-        Ok([self.network.values.read(gpu, 0, n)?, self.mean.read(gpu, 0, n)?, self.square.read(gpu, 0, n)?])
+        state.model.values = self.network.values.read(gpu, 0, n)?;
+        state.adamw.mean = self.mean.read(gpu, 0, n)?;
+        state.adamw.square = self.square.read(gpu, 0, n)?;
+        state.adamw.updates = state.step;
+        Ok(())
     }
 
-    /// A batch of a part of the text; `step`: address of its number.
-    fn fill_batch(&self, split: Split, step: u64) -> Result<()> {
-        let network = &self.network;
-        let (text, stream) = match split {
-            Split::Train => (&self.text[0], Stream::Batch),
-            Split::Validation => (&self.text[1], Stream::Eval),
-        };
-        network.launch(
-            "fill_batch",
-            Grid::blocks(network.samples),
-            &[
-                Arg::At(network.inputs.at()),
-                Arg::At(network.targets.at()),
-                Arg::At(text.at()),
-                Arg::U64(text.len() as u64),
-                Arg::At(step),
-                Arg::U64(self.config.seed),
-                Arg::U64(stream as u64),
-                Arg::U64(self.first_sample as u64),
-            ],
-        )
-    }
-
-    fn optimize(&self) -> Result<()> {
-        let network = &self.network;
-        let quads = self.mean.len() / 4;
-        let blocks = (8 * network.gpu.multiprocessors as usize).min(quads.div_ceil(256));
-        network.launch(
-            "adamw",
-            Grid::blocks(blocks),
-            &[
-                Arg::At(network.values.at()),
-                Arg::At(network.copy.as_ref().map_or(0, Array::at)),
-                Arg::At(self.mean.at()),
-                Arg::At(self.square.at()),
-                Arg::At(network.gradients.at()),
-                Arg::At(self.decays.at()),
-                Arg::At(self.squares.at()),
-                Arg::U32(self.squares.len() as u32),
-                Arg::At(self.schedule.at()),
-                Arg::At(self.clock.at()),
-                Arg::F32(self.config.beta1 as f32),
-                Arg::F32(self.config.beta2 as f32),
-                Arg::F32(self.config.clip as f32),
-                Arg::U64(quads as u64),
-            ],
-        )
-    }
-
-    /// With several ranks: the clock before (0) and after (1) the passes wait for the averages.
-    fn waited(&self, end: u32) -> Result<()> {
-        if self.reducer.size() == 1 {
-            return Ok(());
+    fn finish(&self, report: &mut dyn Report) -> Result<()> {
+        if let Some(path) = &self.options.trace {
+            let several = self.comm.size() > 1;
+            let rank = self.comm.rank();
+            let path = if several { path.with_extension(format!("{rank}.json")) } else { path.clone() };
+            if let Some(overlap) = self.trace.save(&self.network, rank, &path)? {
+                report.note(&format!("{}: {overlap}", path.display()));
+            }
         }
-        let one = Grid::blocks(1).of((1, 1));
-        self.network.launch("count_wait", one, &[Arg::At(self.waits.at()), Arg::U32(end)])
-    }
-
-    fn stamp(&mut self, side: bool) -> Result<usize> {
-        stamp(&self.network, &mut self.trace, side)
-    }
-
-    /// Names the time since stamp `from`; gives the stamp at its end.
-    fn span(&mut self, name: &str, side: bool, from: usize) -> Result<usize> {
-        span(&self.network, &mut self.trace, || name.to_owned(), side, from)
+        let Pace { steps, seconds, .. } = self.pace;
+        let mut sorted = self.rates.clone();
+        sorted.sort_by(f64::total_cmp);
+        let (pace, ms) = (steps as f64 / seconds.max(1e-9), 1e3 * seconds / steps.max(1) as f64);
+        let (stretches, median) = (sorted.len(), sorted.get(sorted.len() / 2).copied().unwrap_or(0.0));
+        report.note(&format!(
+            "{pace:.1} steps/s, {ms:.3} ms a step; median of {stretches} stretches {median:.1} steps/s"
+        ));
+        Ok(())
     }
 }
 
-/// As `struct Rates` of `kernels/adamw.cu`.
-fn rates(config: &TrainConfig, step: usize) -> [f32; 4] {
-    let (lr, t) = (learning_rate(config, step), (step + 1) as f64);
-    [
-        (lr / (1.0 - config.beta1.powf(t))) as f32,
-        (1.0 / (1.0 - config.beta2.powf(t))) as f32,
-        (1.0 - lr * config.weight_decay) as f32,
-        0.0,
-    ]
-}
-
-/// `means[*place]` = the mean of the rows' losses.
-fn mean_loss(network: &Network, stream: &CudaStream, means: &Array<f64>, place: u64) -> Result<()> {
-    let arguments =
-        [Arg::At(means.at()), Arg::At(place), Arg::At(network.losses.at()), Arg::U32(network.rows() as u32)];
-    network.kernels.launch(stream, "mean_loss", Grid::blocks(1).of((1024, 1)), &arguments)
-}
-
-fn stamp(network: &Network, trace: &mut Option<Trace>, side: bool) -> Result<usize> {
-    let Some(trace) = trace else { return Ok(0) };
-    let (number, place) = trace.stamp()?;
-    let stream = if side { &network.gpu.side } else { &network.gpu.stream };
-    network.kernels.launch(stream, "stamp", Grid::blocks(1).of((1, 1)), &[Arg::At(place)])?;
-    Ok(number)
-}
-
-fn span(
-    network: &Network,
-    trace: &mut Option<Trace>,
-    name: impl FnOnce() -> String,
-    side: bool,
-    from: usize,
-) -> Result<usize> {
-    if trace.is_none() {
-        return Ok(0);
-    }
-    let to = stamp(network, trace, side)?;
-    if let Some(trace) = trace {
-        trace.span(name(), side, from, to);
-    }
-    Ok(to)
-}
-
-impl std::fmt::Debug for Training<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Training on {}, {} buckets", self.network.gpu.describe(), self.buckets.len())
-    }
+/// Lets the second stream wait for everything on the first one so far.
+fn order(event: &CudaEvent, [first, second]: [&CudaStream; 2]) -> Result<()> {
+    event.record(first).and_then(|()| second.wait(event)).map_err(failed("cannot order two streams"))
 }
 
 impl Drop for Training<'_> {

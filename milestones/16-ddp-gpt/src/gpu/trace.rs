@@ -1,22 +1,23 @@
 //! What ran when on the GPU: stamps of its clock around parts of a step, as a file for <https://ui.perfetto.dev>. A stamp is a
 //! kernel of one thread, so a traced step is a little longer.
 
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::fs::File;
 use std::io::BufWriter;
 use std::path::Path;
 
-use anyhow::{Context, Result};
-use serde::Serialize;
+use anyhow::{Context, Result, ensure};
+use serde_json::json;
 
-use super::device::Gpu;
-use super::memory::Array;
+use super::device::Array;
+use super::kernels::{Grid, args};
+use super::network::Network;
 
 /// Stamps of a step at most.
 const MOST: usize = 512;
 
 /// A part of a step.
-#[derive(Debug)]
 struct Span {
     name: String,
     side: bool,
@@ -24,16 +25,15 @@ struct Span {
     to: usize,
 }
 
-/// Stamps of the last step.
-#[derive(Debug)]
+/// Stamps of the last step, where they are wanted; else nothing happens here.
 pub struct Trace {
-    stamps: Array<u64>,
-    used: usize,
-    spans: Vec<Span>,
+    stamps: Option<Array<u64>>,
+    used: Cell<usize>,
+    spans: RefCell<Vec<Span>>,
 }
 
 /// When a span ran, in microseconds since the step's begin.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 struct Times {
     side: bool,
     begin: f64,
@@ -83,71 +83,66 @@ impl fmt::Display for Overlap {
     }
 }
 
-/// A line of the trace format (Google's "Trace Event Format"): a complete event ("X", microseconds) or the name of a track ("M").
-#[derive(Serialize)]
-#[serde(untagged)]
-enum Event<'a> {
-    Span { name: &'a str, ph: &'static str, pid: usize, tid: u32, ts: f64, dur: f64 },
-    Name { name: &'static str, ph: &'static str, pid: usize, tid: u32, args: Label },
-}
-
-#[derive(Serialize)]
-struct Label {
-    name: String,
-}
-
 /// What the span is called in which the passes wait for the averages.
 pub const WAITING: &str = "wait for averages";
 
 impl Trace {
-    /// Room for the stamps of a step.
-    pub fn new(gpu: &Gpu) -> Result<Trace> {
-        Ok(Trace { stamps: Array::new(gpu, MOST)?, used: 0, spans: Vec::new() })
+    /// Room for the stamps of a step, if it is to be traced.
+    pub fn new(network: &Network, wanted: bool) -> Result<Trace> {
+        let stamps = if wanted { Some(Array::new(&network.gpu, MOST)?) } else { None };
+        Ok(Trace { stamps, used: Cell::new(0), spans: RefCell::default() })
     }
 
     /// A new step: what was stamped before is forgotten.
-    pub fn begin(&mut self) {
-        self.used = 0;
-        self.spans.clear();
+    pub fn begin(&self) {
+        self.used.set(0);
+        self.spans.borrow_mut().clear();
     }
 
-    /// The next stamp's number and its place.
-    pub fn stamp(&mut self) -> Result<(usize, u64)> {
-        anyhow::ensure!(self.used < MOST, "more than {MOST} stamps in a step");
-        self.used += 1;
-        Ok((self.used - 1, self.stamps.place(self.used - 1)))
+    /// Enqueues a stamp, on the passes' stream or on the averaging one; gives its number.
+    pub fn stamp(&self, network: &Network, side: bool) -> Result<usize> {
+        let Some(stamps) = &self.stamps else { return Ok(0) };
+        let number = self.used.get();
+        ensure!(number < MOST, "more than {MOST} stamps in a step");
+        self.used.set(number + 1);
+        let stream = if side { &network.gpu.side } else { &network.gpu.stream };
+        network.kernels.launch(stream, "stamp", Grid::ONE, args![stamps.place(number)])?;
+        Ok(number)
     }
 
-    /// Names the time between two stamps, on the passes' stream or on the averaging one.
-    pub fn span(&mut self, name: String, side: bool, from: usize, to: usize) {
-        self.spans.push(Span { name, side, from, to });
+    /// Names the time since stamp `from`; gives the stamp at its end.
+    pub fn span(&self, network: &Network, name: impl FnOnce() -> String, side: bool, from: usize) -> Result<usize> {
+        let to = self.stamp(network, side)?;
+        if self.stamps.is_some() {
+            self.spans.borrow_mut().push(Span { name: name(), side, from, to });
+        }
+        Ok(to)
     }
 
-    /// Writes the last step's spans.
-    pub fn save(&self, gpu: &Gpu, rank: usize, path: &Path) -> Result<Overlap> {
-        let stamps = self.stamps.read(gpu, 0, self.used)?;
+    /// Writes the last step's spans in Google's "Trace Event Format": complete events ("X", microseconds) and names of tracks ("M").
+    pub fn save(&self, network: &Network, rank: usize, path: &Path) -> Result<Option<Overlap>> {
+        let Some(stamps) = &self.stamps else { return Ok(None) };
+        let stamps = stamps.read(&network.gpu, 0, self.used.get())?;
         let start = stamps.iter().copied().min().unwrap_or(0);
         let us = |i: usize| (stamps[i] - start) as f64 / 1e3;
+        let spans = self.spans.borrow();
         let times: Vec<Times> =
-            self.spans.iter().map(|s| Times { side: s.side, begin: us(s.from), end: us(s.to) }).collect();
-        let tracks = [(0, "process_name", format!("rank {rank}, {}", gpu.describe()))]
-            .into_iter()
-            .chain([(0, "thread_name", "passes".to_owned()), (1, "thread_name", "averaging".to_owned())]);
-        let names =
-            tracks.map(|(tid, name, label)| Event::Name { name, ph: "M", pid: rank, tid, args: Label { name: label } });
-        let spans = self.spans.iter().zip(&times).map(|(s, t)| Event::Span {
-            name: &s.name,
-            ph: "X",
-            pid: rank,
-            tid: s.side.into(),
-            ts: t.begin,
-            dur: t.end - t.begin,
+            spans.iter().map(|s| Times { side: s.side, begin: us(s.from), end: us(s.to) }).collect();
+        let process = format!("rank {rank}, {}", network.gpu.describe());
+        let tracks =
+            [(0, "process_name", process.as_str()), (0, "thread_name", "passes"), (1, "thread_name", "averaging")];
+        let names = tracks.map(
+            |(tid, name, label)| json!({ "name": name, "ph": "M", "pid": rank, "tid": tid, "args": { "name": label } }),
+        );
+        let complete = spans.iter().zip(&times).map(|(span, t)| {
+            let (tid, dur) = (u32::from(span.side), t.end - t.begin);
+            json!({ "name": span.name, "ph": "X", "pid": rank, "tid": tid, "ts": t.begin, "dur": dur })
         });
-        let events: Vec<Event<'_>> = names.chain(spans).collect();
+        let events: Vec<_> = names.into_iter().chain(complete).collect();
         let file = File::create(path).with_context(|| format!("cannot write the trace {}", path.display()))?;
         serde_json::to_writer(BufWriter::new(file), &events)
             .with_context(|| format!("cannot write {}", path.display()))?;
-        Ok(Overlap::of(&times, self.spans.iter().position(|s| s.name == WAITING)))
+        Ok(Some(Overlap::of(&times, spans.iter().position(|s| s.name == WAITING))))
     }
 }
 

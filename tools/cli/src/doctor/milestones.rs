@@ -1,5 +1,6 @@
 //! The milestones that run on this machine, the fallbacks for missing parts, and the remedies.
 
+use pytorch_bindings::Interpreter;
 use serde::Serialize;
 
 use super::Facts;
@@ -145,7 +146,7 @@ fn gpu_and_rdma(facts: &Facts) -> Answer {
     }
 }
 
-fn python(found: &Result<super::software::Python, String>) -> Answer {
+fn python(found: &Result<Interpreter, String>) -> Answer {
     match found {
         Ok(python) => {
             let part = |name: &str, version: &Option<String>| {

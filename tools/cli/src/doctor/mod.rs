@@ -8,7 +8,6 @@ mod rdma;
 mod report;
 mod software;
 
-use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
@@ -71,11 +70,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     } else {
         report::text(&facts, &milestones)
     };
-    match std::io::stdout().write_all(text.as_bytes()) {
-        // As when it is read by `head`.
-        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        other => other.context("writing to the standard output"),
-    }
+    crate::print(&text)
 }
 
 /// The text of a file of the kernel's, without its last line end; `None` where there is none.

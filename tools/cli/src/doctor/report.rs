@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use pytorch_bindings::Interpreter;
+
 use super::Facts;
 use super::host::Host;
 use super::milestones::{Milestone, Verdict};
@@ -119,7 +121,7 @@ fn rdma(out: &mut String, facts: &Facts) {
 fn software(out: &mut String, facts: &Facts) {
     let found = &facts.software;
     heading(out, "Software");
-    let python = |python: &Result<super::software::Python, String>| match python {
+    let python = |python: &Result<Interpreter, String>| match python {
         Ok(python) => {
             let part = |version: &Option<String>| version.clone().unwrap_or_else(|| "none".to_owned());
             let (torch, numpy) = (part(&python.torch), part(&python.numpy));

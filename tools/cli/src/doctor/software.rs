@@ -11,9 +11,9 @@ use serde::Serialize;
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Software {
     /// A Python with numpy or torch.
-    pub(crate) python: Result<Python, String>,
+    pub(crate) python: Result<Interpreter, String>,
     /// A Python with `torch.distributed`.
-    pub(crate) torch: Result<Python, String>,
+    pub(crate) torch: Result<Interpreter, String>,
     /// First line of `mpirun --version`, and its place.
     pub(crate) mpirun: Option<Program>,
     /// Needed to build the feature `mpi`.
@@ -22,15 +22,6 @@ pub(crate) struct Software {
     pub(crate) qemu: Option<PathBuf>,
     /// Missing build dependencies of the feature `verbs`.
     pub(crate) verbs_lacks: Vec<&'static str>,
-}
-
-/// An interpreter and its packages.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct Python {
-    pub(crate) program: PathBuf,
-    pub(crate) version: String,
-    pub(crate) torch: Option<String>,
-    pub(crate) numpy: Option<String>,
 }
 
 /// A program and its version.
@@ -63,15 +54,14 @@ impl Software {
     }
 }
 
-fn python(needs: Needs) -> Result<Python, String> {
+fn python(needs: Needs) -> Result<Interpreter, String> {
     let found = Interpreter::find(None, needs).map_err(|e| e.to_string())?;
     // As the shell would find it.
     let program = match found.program.parent().is_some_and(|folder| folder.as_os_str().is_empty()) {
         true => which(&std::env::var_os("PATH").unwrap_or_default(), &found.program.to_string_lossy()),
         false => None,
     };
-    let Interpreter { version, torch, numpy, .. } = found;
-    Ok(Python { program: program.unwrap_or(found.program), version, torch, numpy })
+    Ok(Interpreter { program: program.unwrap_or(found.program), ..found })
 }
 
 /// The first file of that name on a PATH.

@@ -4,17 +4,17 @@ mod machine;
 mod output;
 mod plot;
 
-use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use program_kit::size;
-use tinynccl_plan::algorithm::{self, Shape};
+use tinynccl_plan::algorithm::Shape;
 use tinynccl_plan::simulate::{Limits, Report, Scenario, simulate};
 use tinynccl_plan::wire::{Algorithm, Collective};
 
 use crate::values::collective;
+use crate::{has_schedule, no_schedule};
 use machine::Topology;
 
 /// Bytes of an element.
@@ -159,11 +159,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let svg = plot::svg(&cases)?;
         std::fs::write(path, svg).with_context(|| format!("writing {}", path.display()))?;
     }
-    match std::io::stdout().write_all(text.as_bytes()) {
-        // As when it is read by `head`.
-        Err(e) if e.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        other => other.context("writing to the standard output"),
-    }
+    crate::print(&text)
 }
 
 /// The simulations of one size on one number of ranks.
@@ -176,18 +172,12 @@ fn simulated(
 ) -> Result<Vec<Case>> {
     let root = if options.collective.has_root() { options.root } else { 0 };
     let shape = Shape { collective: options.collective, ranks, root, channels: options.channels };
-    let can = |a: &Algorithm| algorithm::supports(*a, &shape) && algorithm::program(*a, &shape, 0).is_some();
     let asked = match &options.algo {
         Algorithms::These(asked) => asked.clone(),
-        _ => Algorithm::ALL.into_iter().filter(can).collect(),
+        _ => Algorithm::ALL.into_iter().filter(|&a| has_schedule(a, &shape)).collect(),
     };
-    if let Some(algorithm) = asked.iter().find(|a| !can(a)) {
-        let others: Vec<&str> = Algorithm::ALL.iter().filter(|a| can(a)).map(|a| a.name()).collect();
-        bail!(
-            "{algorithm} has no schedule for {} on {ranks} ranks, these have: {}",
-            shape.collective,
-            others.join(", ")
-        );
+    if let Some(&algorithm) = asked.iter().find(|a| !has_schedule(**a, &shape)) {
+        bail!(no_schedule(algorithm, &shape));
     }
     let chosen = matches!(options.algo, Algorithms::These(_));
     let mut cases = vec![];

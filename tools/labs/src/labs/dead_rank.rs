@@ -6,18 +6,10 @@ use tinynccl::{Comm, Error, ReduceOp};
 
 use crate::ranks::Job;
 
-/// 128 + SIGKILL.
-const KILLED: i32 = 137;
-
 pub(crate) fn run(fixed: bool) -> Result<u8> {
-    let job = Job {
-        ranks: 3,
-        timeout: 30,
-        settings: &[],
-        announced: |e| matches!(e, Error::PeerLost { peer: 2, .. }),
-        code: KILLED,
-    };
-    job.run(|comm| train(&comm, fixed))
+    Job::new(3, 30, |e| matches!(e, Error::PeerLost { peer: 2, .. }))
+        .killed_by(Signal::KILL)
+        .run(|comm| train(&comm, fixed))
 }
 
 fn train(comm: &Comm, fixed: bool) -> Result<()> {

@@ -4,21 +4,14 @@ use anyhow::{Result, ensure};
 use tinynccl::comm::packed;
 use tinynccl::{Comm, Error};
 
-use crate::FAILED_AS_ANNOUNCED;
 use crate::ranks::Job;
 
 const RANKS: usize = 3;
 const SAMPLES: usize = 10;
 
 pub(crate) fn run(fixed: bool) -> Result<u8> {
-    let job = Job {
-        ranks: RANKS,
-        timeout: 5,
-        settings: &[],
-        announced: |e| matches!(e, Error::Mismatch { .. } | Error::Aborted { .. }),
-        code: FAILED_AS_ANNOUNCED.into(),
-    };
-    job.run(|comm| evaluate(&comm, fixed))
+    Job::new(RANKS, 5, |e| matches!(e, Error::Mismatch { .. } | Error::Aborted { .. }))
+        .run(|comm| evaluate(&comm, fixed))
 }
 
 /// Each rank predicts its samples, then all want all predictions.

@@ -3,7 +3,6 @@
 use anyhow::{Result, ensure};
 use tinynccl::{Comm, Error};
 
-use crate::FAILED_AS_ANNOUNCED;
 use crate::ranks::Job;
 
 #[derive(Debug, Clone, clap::Args)]
@@ -17,14 +16,8 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn run(options: &Options) -> Result<u8> {
-    let job = Job {
-        ranks: 2,
-        timeout: 2,
-        settings: &[],
-        announced: |e| matches!(e, Error::Timeout { .. } | Error::Aborted { .. } | Error::PeerLost { .. }),
-        code: FAILED_AS_ANNOUNCED.into(),
-    };
-    job.run(|comm| exchange(&comm, options))
+    Job::new(2, 2, |e| matches!(e, Error::Timeout { .. } | Error::Aborted { .. } | Error::PeerLost { .. }))
+        .run(|comm| exchange(&comm, options))
 }
 
 fn exchange(comm: &Comm, options: &Options) -> Result<()> {

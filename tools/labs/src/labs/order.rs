@@ -3,18 +3,11 @@
 use anyhow::{Context as _, Result};
 use tinynccl::{Comm, Error, ReduceOp};
 
-use crate::FAILED_AS_ANNOUNCED;
 use crate::ranks::Job;
 
 pub(crate) fn run(fixed: bool) -> Result<u8> {
-    let job = Job {
-        ranks: 2,
-        timeout: 2,
-        settings: &[],
-        announced: |e| matches!(e, Error::Timeout { .. } | Error::Aborted { .. } | Error::PeerLost { .. }),
-        code: FAILED_AS_ANNOUNCED.into(),
-    };
-    job.run(|world| step(&world, fixed))
+    Job::new(2, 2, |e| matches!(e, Error::Timeout { .. } | Error::Aborted { .. } | Error::PeerLost { .. }))
+        .run(|world| step(&world, fixed))
 }
 
 /// Tensor parallelism over one communicator, data parallelism over another; here both have the same two ranks.

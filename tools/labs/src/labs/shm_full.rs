@@ -1,25 +1,24 @@
 //! Shared memory in a file of /dev/shm that is too small, as containers have it.
 
 use std::ffi::CString;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::os::fd::AsFd;
 
 use anyhow::{Context as _, Result, ensure};
 use rustix::fs::FallocateFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
+use rustix::process::Signal;
 use rustix::thread::UnshareFlags;
 use tinynccl::{Comm, launch};
 
-use crate::ranks::{Announced, CannotRunHere, Job};
+use crate::ranks::{Announced, Job, refused, unshare};
 
 const SHM: &str = "/dev/shm";
 const SEGMENT: &str = "/dev/shm/labs-segment";
 /// Bytes that /dev/shm holds in this lab, and bytes that the job needs.
 const HOLDS: u64 = 1 << 20;
 const WANTED: usize = 8 << 20;
-/// 128 + SIGBUS.
-const BUS_ERROR: i32 = 135;
 
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Options {
@@ -35,35 +34,20 @@ pub(crate) fn run(options: &Options) -> Result<u8> {
     if !launch::is_rank() {
         small_shm()?;
     }
-    let code = if options.reserve { crate::FAILED_AS_ANNOUNCED.into() } else { BUS_ERROR };
-    let announced = |e: &tinynccl::Error| matches!(e, tinynccl::Error::PeerLost { peer: 0, .. });
-    Job { ranks: 2, timeout: 10, settings: &[("TINYNCCL_TRANSPORT", "shm")], announced, code }
-        .run(|comm| share(&comm, options))
+    let job = Job::new(2, 10, |e| matches!(e, tinynccl::Error::PeerLost { peer: 0, .. }));
+    let job = job.with(&[("TINYNCCL_TRANSPORT", "shm")]);
+    let job = if options.reserve { job } else { job.killed_by(Signal::BUS) };
+    job.run(|comm| share(&comm, options))
 }
 
 /// Puts an empty tmpfs of 1 MiB over /dev/shm, for this process and its children alone.
 fn small_shm() -> Result<()> {
-    let cannot = |what: &str, e: &dyn std::fmt::Display| {
-        CannotRunHere(format!("{what}: {e}; it needs root, or user namespaces (sysctl user.max_user_namespaces)"))
-    };
-    let root = rustix::process::geteuid().is_root();
-    let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    let flags = if root { UnshareFlags::NEWNS } else { UnshareFlags::NEWNS | UnshareFlags::NEWUSER };
-    // SAFETY: this process has one thread yet, and keeps its descriptors.
-    unsafe { rustix::thread::unshare_unsafe(flags) }.map_err(|e| cannot("a mount namespace of our own", &e))?;
-    if !root {
-        // Without setgroups no group could be gained by it, which is why the kernel wants it gone first.
-        let maps =
-            [("setgroups", "deny".to_owned()), ("uid_map", format!("0 {user} 1")), ("gid_map", format!("0 {group} 1"))];
-        for (file, text) in maps {
-            fs::write(format!("/proc/self/{file}"), text).map_err(|e| cannot(file, &e))?;
-        }
-    }
+    unshare(UnshareFlags::NEWNS, "a mount namespace of our own")?;
     mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC)
-        .map_err(|e| cannot("keeping our mounts to ourselves", &e))?;
+        .map_err(|e| refused("keeping our mounts to ourselves", e))?;
     let size = CString::new(format!("size={HOLDS}")).context("mount options")?;
     mount("tmpfs", SHM, "tmpfs", MountFlags::NOSUID | MountFlags::NODEV, size.as_c_str())
-        .map_err(|e| cannot("mounting a small /dev/shm", &e))?;
+        .map_err(|e| refused("mounting a small /dev/shm", e))?;
     println!("/dev/shm holds {} KiB here", HOLDS >> 10);
     Ok(())
 }

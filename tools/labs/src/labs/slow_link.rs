@@ -1,14 +1,13 @@
 //! A ring in which one link is slower than the others.
 
-use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result};
 use tinynccl::transport::faulty::{self, Faults};
 use tinynccl::wire::Algorithm;
 use tinynccl::{Comm, Config, ReduceOp};
 
-use crate::ranks::Announced;
+use crate::ranks::{Announced, in_threads};
 
 const RANKS: usize = 4;
 const CALLS: u32 = 20;
@@ -21,16 +20,12 @@ const FROM: usize = 2;
 pub(crate) fn run(fixed: bool) -> Result<u8> {
     let mut config = Config::from_env()?;
     config.algorithm.get_or_insert(Algorithm::Ring);
-    let slow = Faults { rest: REST, ..Faults::default() };
+    let (slow, none) = (Faults { rest: REST, ..Faults::default() }, Faults::default());
     let comms = Comm::threads_with_links(RANKS, config, move |rank, peer, pair| {
         let is_slow = !fixed && (rank, peer) == ((FROM + 1) % RANKS, FROM);
-        faulty::wrap(pair, if is_slow { &slow } else { &const { no_faults() } })
+        faulty::wrap(pair, if is_slow { &slow } else { &none })
     })?;
-    let times: Vec<Result<Duration>> = thread::scope(|scope| {
-        let ranks: Vec<_> = comms.into_iter().map(|comm| scope.spawn(move || train(&comm))).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|_| bail!("a rank panicked"))).collect()
-    });
-    let times = times.into_iter().collect::<Result<Vec<Duration>>>()?;
+    let times = in_threads(comms, train)?;
     for (rank, time) in times.iter().enumerate() {
         println!("rank {rank}: {:.2} ms per all_reduce of 64 KiB", time.as_secs_f64() * 1e3);
     }
@@ -43,19 +38,6 @@ pub(crate) fn run(fixed: bool) -> Result<u8> {
         "all four ranks are slow, and the same calls take microseconds elsewhere: which link is it?".to_owned(),
     )
     .into())
-}
-
-const fn no_faults() -> Faults {
-    Faults {
-        seed: 0,
-        delay: 0,
-        split: false,
-        reset_at: None,
-        corrupt_at: None,
-        corrupt_header_at: None,
-        stall_at: None,
-        rest: Duration::ZERO,
-    }
 }
 
 /// The mean time of a call.

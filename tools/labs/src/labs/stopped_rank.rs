@@ -4,18 +4,10 @@ use anyhow::Result;
 use rustix::process::{Signal, getpid, kill_process};
 use tinynccl::{Comm, Error, ReduceOp};
 
-use crate::FAILED_AS_ANNOUNCED;
 use crate::ranks::Job;
 
 pub(crate) fn run(fixed: bool) -> Result<u8> {
-    let job = Job {
-        ranks: 3,
-        timeout: 3,
-        settings: &[],
-        announced: |e| matches!(e, Error::Timeout { .. } | Error::Aborted { .. }),
-        code: FAILED_AS_ANNOUNCED.into(),
-    };
-    job.run(|comm| train(&comm, fixed))
+    Job::new(3, 3, |e| matches!(e, Error::Timeout { .. } | Error::Aborted { .. })).run(|comm| train(&comm, fixed))
 }
 
 fn train(comm: &Comm, fixed: bool) -> Result<()> {

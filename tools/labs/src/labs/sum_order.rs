@@ -1,13 +1,11 @@
 //! The same sum in another order: bf16 has 8 significant bits, and the last depends on the order of the additions.
 
-use std::thread;
-
 use anyhow::{Context as _, Result, bail};
 use half::bf16;
 use tinynccl::wire::Algorithm;
 use tinynccl::{Comm, Config, ReduceOp};
 
-use crate::ranks::Announced;
+use crate::ranks::{Announced, in_threads};
 
 const RANKS: usize = 4;
 const COUNT: usize = 10_000;
@@ -16,12 +14,7 @@ const ALGORITHMS: [Algorithm; 4] = [Algorithm::Ring, Algorithm::Tree, Algorithm:
 pub(crate) fn run(fixed: bool) -> Result<u8> {
     let mut config = Config::from_env()?;
     config.fixed_order |= fixed;
-    let comms = Comm::threads(RANKS, config)?;
-    let results: Vec<Result<Vec<Vec<bf16>>>> = thread::scope(|scope| {
-        let ranks: Vec<_> = comms.into_iter().map(|comm| scope.spawn(move || sums(&comm))).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|_| bail!("a rank panicked"))).collect()
-    });
-    let results = results.into_iter().collect::<Result<Vec<_>>>()?;
+    let results = in_threads(Comm::threads(RANKS, config)?, sums)?;
     if results.iter().any(|rank| *rank != results[0]) {
         bail!("the ranks have different results of one call");
     }

@@ -5,7 +5,6 @@ use tinynccl::config::TransportChoice;
 use tinynccl::transport::rdma_ports;
 use tinynccl::{Comm, Config, Error, ReduceOp, launch};
 
-use crate::FAILED_AS_ANNOUNCED;
 use crate::ranks::{CannotRunHere, Job};
 
 pub(crate) fn run(fixed: bool) -> Result<u8> {
@@ -17,14 +16,8 @@ pub(crate) fn run(fixed: bool) -> Result<u8> {
     // The number that was right on another cluster.
     const WRONG: &[(&str, &str)] = &[("TINYNCCL_TRANSPORT", "verbs"), ("TINYNCCL_VERBS_GID_INDEX", "3")];
     const RIGHT: &[(&str, &str)] = &[("TINYNCCL_TRANSPORT", "verbs")];
-    let job = Job {
-        ranks: 2,
-        timeout: 10,
-        settings: if fixed { RIGHT } else { WRONG },
-        announced: |e| !matches!(e, Error::Mismatch { .. }),
-        code: FAILED_AS_ANNOUNCED.into(),
-    };
-    job.run(|comm| reduce(&comm))
+    let settings = if fixed { RIGHT } else { WRONG };
+    Job::new(2, 10, |e| !matches!(e, Error::Mismatch { .. })).with(settings).run(|comm| reduce(&comm))
 }
 
 fn reduce(comm: &Comm) -> Result<()> {

@@ -4,7 +4,6 @@
 //! cable between them, and `usb0`, as servers have it for their management controller: up, with an address, and leading
 //! nowhere.
 
-use std::fs;
 use std::io::{BufRead as _, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
@@ -15,7 +14,7 @@ use rustix::thread::UnshareFlags;
 use tinynccl::bootstrap::interface::local_addresses;
 use tinynccl::{Comm, Config, Error, ReduceOp, launch};
 
-use crate::ranks::{Announced, CannotRunHere};
+use crate::ranks::{Announced, CannotRunHere, unshare};
 
 /// `lan0` of host 0 and of host 1.
 const LAN: [&str; 2] = ["10.77.0.1/24", "10.77.0.2/24"];
@@ -98,25 +97,10 @@ fn train(config: Config) -> Result<()> {
 
 /// Takes this process to a network namespace of its own.
 fn namespaces() -> Result<()> {
-    let cannot = |what: &str, e: &dyn std::fmt::Display| {
-        CannotRunHere(format!("{what}: {e}; it needs root, or user namespaces (sysctl user.max_user_namespaces)"))
-    };
     if Command::new("ip").arg("-V").stdout(Stdio::null()).status().is_err() {
         return Err(CannotRunHere("there is no `ip`: install iproute2".to_owned()).into());
     }
-    let root = rustix::process::geteuid().is_root();
-    let (user, group) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    let flags = if root { UnshareFlags::NEWNET } else { UnshareFlags::NEWNET | UnshareFlags::NEWUSER };
-    // SAFETY: this process has one thread yet, and keeps its descriptors.
-    unsafe { rustix::thread::unshare_unsafe(flags) }.map_err(|e| cannot("a network of our own", &e))?;
-    if !root {
-        for (file, text) in
-            [("setgroups", "deny".to_owned()), ("uid_map", format!("0 {user} 1")), ("gid_map", format!("0 {group} 1"))]
-        {
-            fs::write(format!("/proc/self/{file}"), text).map_err(|e| cannot(file, &e))?;
-        }
-    }
-    Ok(())
+    Ok(unshare(UnshareFlags::NEWNET, "a network of our own")?)
 }
 
 /// Gives host `host`, which we are on, its interfaces' addresses.

@@ -4,13 +4,13 @@ use std::time::Instant;
 
 use super::buffer::{Buffer, LARGEST};
 use crate::Call;
-use crate::comm::state::lock;
 use crate::comm::{Comm, Engine};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::{Error, Result};
 use crate::executor::{self, Buffers, Plan, Task};
 use crate::reduce;
 use crate::schedule::{Lane, Loc, Program, Step};
+use crate::threads::lock;
 use crate::wire::{Algorithm, Header};
 
 /// The channel of the measured links: the collectives' first, so that they are used again.

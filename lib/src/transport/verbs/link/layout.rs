@@ -142,7 +142,7 @@ impl Layout {
 
 /// Outcome the write was for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum WriteKind {
     /// A message in this ring.
     Message(Ring),
     /// Nothing but the counts.
@@ -157,12 +157,12 @@ const _: () = assert!(MODULUS as usize > 2 * (2 * LinkOptions::MAX_DEPTH));
 
 /// The immediate word: what it is (2 bits), and how many messages of each ring the sender of the word has freed.
 #[inline(always)]
-pub(crate) fn word(kind: Kind, freed: &PerRing<u64>) -> u32 {
+pub(crate) fn word(kind: WriteKind, freed: &PerRing<u64>) -> u32 {
     let kind = match kind {
-        Kind::Message(Ring::Lines) => 0,
-        Kind::Message(Ring::Slots) => 1,
-        Kind::Report => 2,
-        Kind::Goodbye => 3u32,
+        WriteKind::Message(Ring::Lines) => 0,
+        WriteKind::Message(Ring::Slots) => 1,
+        WriteKind::Report => 2,
+        WriteKind::Goodbye => 3u32,
     };
     let count = |ring| (freed.of(ring) % MODULUS) as u32;
     kind << 30 | count(Ring::Lines) << 15 | count(Ring::Slots)
@@ -170,12 +170,12 @@ pub(crate) fn word(kind: Kind, freed: &PerRing<u64>) -> u32 {
 
 /// The reverse: `before` are the counts known so far.
 #[inline(always)]
-pub(crate) fn read_word(word: u32, before: &PerRing<u64>) -> (Kind, PerRing<u64>) {
+pub(crate) fn read_word(word: u32, before: &PerRing<u64>) -> (WriteKind, PerRing<u64>) {
     let kind = match word >> 30 {
-        0 => Kind::Message(Ring::Lines),
-        1 => Kind::Message(Ring::Slots),
-        2 => Kind::Report,
-        _ => Kind::Goodbye,
+        0 => WriteKind::Message(Ring::Lines),
+        1 => WriteKind::Message(Ring::Slots),
+        2 => WriteKind::Report,
+        _ => WriteKind::Goodbye,
     };
     let count = |before: u64, now: u32| before + (u64::from(now).wrapping_sub(before) % MODULUS);
     let lines = count(before.lines, word >> 15 & (MODULUS as u32 - 1));
@@ -206,7 +206,7 @@ mod tests {
     proptest! {
         #[test]
         fn words_go_there_and_back(lines in 0u64..1 << 40, slots in 0u64..1 << 40, more in (0u64..9000, 0u64..9000), kind in 0usize..4) {
-            let kind = [Kind::Message(Ring::Lines), Kind::Message(Ring::Slots), Kind::Report, Kind::Goodbye][kind];
+            let kind = [WriteKind::Message(Ring::Lines), WriteKind::Message(Ring::Slots), WriteKind::Report, WriteKind::Goodbye][kind];
             let before = PerRing::new(lines, slots);
             let now = PerRing::new(lines + more.0, slots + more.1);
             prop_assert_eq!(read_word(word(kind, &now), &before), (kind, now));

@@ -3,7 +3,7 @@
 use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
-use super::layout::{Kind, Ring, word};
+use super::layout::{Ring, WriteKind, word};
 use super::queue_pair::QueuePair;
 use super::{Core, Goodbye, Parts};
 use crate::config::MAX_QPS;
@@ -35,7 +35,7 @@ impl Core {
         }
         if !self.report_due {
             // SAFETY: nothing is read for a write of 0 bytes.
-            unsafe { self.post(Kind::Report, self.nothing(), 0, false, false, None) };
+            unsafe { self.post(WriteKind::Report, self.nothing(), 0, false, false, None) };
         }
     }
 
@@ -285,7 +285,7 @@ impl Core {
         *self.sent.of_mut(ring) += 1;
         let from = Sge { at, len: len as u32, lkey: self.parts.qps.first.lkey };
         // SAFETY: by the caller.
-        let number = unsafe { self.post(Kind::Message(ring), from, offset, inline, !inline, then) };
+        let number = unsafe { self.post(WriteKind::Message(ring), from, offset, inline, !inline, then) };
         if !inline && let Some(used) = self.parts.qps.first.used.of_mut(ring).get_mut(place) {
             *used = number;
         }
@@ -299,7 +299,7 @@ impl Core {
     #[inline]
     unsafe fn post(
         &mut self,
-        kind: Kind,
+        kind: WriteKind,
         from: Sge,
         offset: usize,
         inline: bool,
@@ -325,7 +325,7 @@ impl Core {
         }
         if self.goodbye == Goodbye::Due && self.end().is_none() && !self.is_full() {
             // SAFETY: nothing is read for a write of 0 bytes.
-            let number = unsafe { self.post(Kind::Goodbye, self.nothing(), 0, false, true, None) };
+            let number = unsafe { self.post(WriteKind::Goodbye, self.nothing(), 0, false, true, None) };
             self.goodbye = Goodbye::Posted(number);
         }
     }

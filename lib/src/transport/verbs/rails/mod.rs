@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::error::Result;
 
 pub(super) use device::Device;
-use registered::Registration;
+use registered::Registered;
 
 /// A port with one of its addresses.
 #[derive(Debug)]
@@ -139,9 +139,9 @@ impl Rails {
     ///
     /// # Errors
     /// [`Error::Os`](crate::Error::Os) when a device refuses, most often for the limit of locked memory.
-    pub(super) unsafe fn register(&self, base: NonNull<u8>, bytes: usize) -> Result<Registration> {
+    pub(super) unsafe fn register(&self, base: NonNull<u8>, bytes: usize) -> Result<Registered> {
         // SAFETY: by the caller.
-        unsafe { Registration::new(&self.devices, base, bytes) }
+        unsafe { Registered::new(&self.devices, base, bytes) }
     }
 
     /// Descriptors that become readable when a device has something to say. A lost one says no more.

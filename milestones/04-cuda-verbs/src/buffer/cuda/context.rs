@@ -3,19 +3,19 @@
 use std::sync::Arc;
 
 use anyhow::{Result, anyhow};
-use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
+use cudarc::driver::{CudaContext, DriverError};
 
 use crate::why::Why;
 
 /// The oldest driver that the bindings support: CUDA 12.0.
 const OLDEST: i32 = 12_000;
 
-/// A GPU's primary context, the one that the CUDA runtime uses in this process.
+/// A GPU with its primary context, the one that the CUDA runtime uses in this process.
 #[derive(Debug)]
 pub struct Context {
-    device: sys::CUdevice,
-    context: sys::CUcontext,
+    /// The context.
+    pub context: Arc<CudaContext>,
     /// The GPU's number among those that the driver shows this process.
     pub index: usize,
     /// The GPU's name and the driver's version.
@@ -25,11 +25,6 @@ pub struct Context {
     /// The driver reports that the GPU supports GPUDirect RDMA at all.
     pub gpudirect: bool,
 }
-
-// SAFETY: the driver allows every call from every thread; the context is released once, in `drop`.
-unsafe impl Send for Context {}
-// SAFETY: as above.
-unsafe impl Sync for Context {}
 
 impl Context {
     /// Opens GPU number `index`. The error is a [`Why`] if there is no driver or no GPU.
@@ -43,7 +38,8 @@ impl Context {
             )
             .into());
         }
-        result::init().map_err(|e| Why::new(format!("no GPU: {}", words("cuInit", e)), after(e)))?;
+        let count =
+            CudaContext::device_count().map_err(|e| Why::new(format!("no GPU: {}", words("cuInit", e)), after(e)))?;
         let mut version = 0;
         // SAFETY: `version` outlives the call.
         unsafe { sys::cuDriverGetVersion(&mut version) }
@@ -57,7 +53,7 @@ impl Context {
             )
             .into());
         }
-        let count = usize::try_from(result::device::get_count().map_err(|e| anyhow!(words("cuDeviceGetCount", e)))?)?;
+        let count = usize::try_from(count)?;
         if index >= count {
             return Err(Why::new(
                 format!("no GPU {index} (--gpu): there are {count}"),
@@ -65,34 +61,20 @@ impl Context {
             )
             .into());
         }
-        let device = result::device::get(i32::try_from(index)?).map_err(|e| anyhow!(words("cuDeviceGet", e)))?;
-        let name = result::device::get_name(device).map_err(|e| anyhow!(words("cuDeviceGetName", e)))?;
-        let can = |attribute| {
-            // SAFETY: the device comes from the driver. A driver that does not know the attribute lacks the feature.
-            unsafe { result::device::get_attribute(device, attribute) }.is_ok_and(|value| value != 0)
-        };
+        let context =
+            CudaContext::new(index).map_err(|e| anyhow!("GPU {index}: {}", words("cuDevicePrimaryCtxRetain", e)))?;
+        let name = context.name().map_err(|e| anyhow!(words("cuDeviceGetName", e)))?;
+        // A driver that does not know an attribute lacks the feature.
+        let can = |attribute| context.attribute(attribute).is_ok_and(|value| value != 0);
         let dmabuf = can(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED);
         let gpudirect = can(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED);
-        // SAFETY: a device that the driver gave.
-        let context = unsafe { result::primary_ctx::retain(device) }
-            .map_err(|e| anyhow!("GPU {index} ({name}): {}", words("cuDevicePrimaryCtxRetain", e)))?;
         let name = format!("{name}, driver for CUDA {}", dotted(version));
-        let context = Context { device, context, index, name, dmabuf, gpudirect };
-        context.bind()?;
-        Ok(Arc::new(context))
+        Ok(Arc::new(Context { context, index, name, dmabuf, gpudirect }))
     }
 
     /// Makes it the calling thread's current context, which the driver's calls use.
     pub fn bind(&self) -> Result<()> {
-        // SAFETY: retained by us and not yet released.
-        unsafe { result::ctx::set_current(self.context) }.map_err(|e| anyhow!(words("cuCtxSetCurrent", e)))
-    }
-}
-
-impl Drop for Context {
-    fn drop(&mut self) {
-        // SAFETY: retained by us, released once; every object in it held an `Arc` and is gone.
-        let _ = unsafe { result::primary_ctx::release(self.device) };
+        self.context.bind_to_thread().map_err(|e| anyhow!(words("cuCtxSetCurrent", e)))
     }
 }
 

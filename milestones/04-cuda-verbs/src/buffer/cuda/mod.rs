@@ -8,8 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use cudarc::driver::result::{self, DriverError};
-use cudarc::driver::sys;
+use cudarc::driver::{CudaEvent, CudaStream, DriverError, PinnedHostSlice, result, sys};
 
 use super::Buffer;
 use crate::pinned::Pinned;
@@ -49,31 +48,20 @@ impl Drop for Allocation {
 
 /// Pinned memory from the driver: copies to and from it run asynchronously.
 #[derive(Debug)]
-struct PinnedAllocation {
-    context: Arc<Context>,
-    start: NonNull<u8>,
-}
-
-// SAFETY: belongs to the process; freed once, in `drop`.
-unsafe impl Send for PinnedAllocation {}
-// SAFETY: as above; it offers no access to the bytes.
-unsafe impl Sync for PinnedAllocation {}
+struct PinnedAllocation(PinnedHostSlice<u8>);
 
 impl Drop for PinnedAllocation {
     fn drop(&mut self) {
         // A copy that an error left under way must not write to freed memory.
-        if self.context.bind().is_ok() && result::ctx::synchronize().is_ok() {
-            // SAFETY: allocated by us, freed once, and no copy is in flight.
-            let _ = unsafe { result::free_host(self.start.as_ptr().cast()) };
-        }
+        let _ = self.0.context().synchronize();
     }
 }
 
 /// A stream and one event per slot: copies run in order, and a caller can wait for each.
 #[derive(Debug)]
 struct Copies {
-    stream: sys::CUstream,
-    events: Vec<sys::CUevent>,
+    stream: Arc<CudaStream>,
+    events: Vec<CudaEvent>,
 }
 
 /// A buffer in a GPU's memory.
@@ -97,14 +85,10 @@ impl CudaBuffer {
         // SAFETY: just allocated with this size.
         unsafe { result::memset_d8_sync(pointer, 0, size) }.map_err(|e| anyhow!(words("cuMemsetD8", e)))?;
         finish_all()?;
-        let stream = result::stream::create(result::stream::StreamKind::NonBlocking)
-            .map_err(|e| anyhow!(words("cuStreamCreate", e)))?;
-        let mut buffer = CudaBuffer { memory, len, copies: Copies { stream, events: Vec::new() } };
-        for _ in 0..slots {
-            let event = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING);
-            buffer.copies.events.push(event.map_err(|e| anyhow!(words("cuEventCreate", e)))?);
-        }
-        Ok(buffer)
+        let stream = context.context.new_stream().map_err(|e| anyhow!(words("cuStreamCreate", e)))?;
+        let event = |_| context.context.new_event(None).map_err(|e| anyhow!(words("cuEventCreate", e)));
+        let events = (0..slots).map(event).collect::<Result<_>>()?;
+        Ok(CudaBuffer { memory, len, copies: Copies { stream, events } })
     }
 
     fn at(&self, range: Range<usize>) -> Result<sys::CUdeviceptr> {
@@ -113,14 +97,12 @@ impl CudaBuffer {
         Ok(self.memory.pointer + range.start as u64)
     }
 
-    fn event(&self, slot: usize) -> Result<sys::CUevent> {
-        self.copies.events.get(slot).copied().with_context(|| format!("slot {slot} of {}", self.copies.events.len()))
+    fn event(&self, slot: usize) -> Result<&CudaEvent> {
+        self.copies.events.get(slot).with_context(|| format!("slot {slot} of {}", self.copies.events.len()))
     }
 
     fn record(&self, slot: usize) -> Result<()> {
-        // SAFETY: event and stream are ours and exist.
-        unsafe { result::event::record(self.event(slot)?, self.copies.stream) }
-            .map_err(|e| anyhow!(words("cuEventRecord", e)))
+        self.event(slot)?.record(&self.copies.stream).map_err(|e| anyhow!(words("cuEventRecord", e)))
     }
 
     /// NVIDIA's manual requires this before an RDMA device gets the memory: synchronous copies then return only after
@@ -183,13 +165,13 @@ impl Memory for CudaBuffer {
     }
 
     fn pinned(&self, len: usize) -> Result<Pinned> {
-        self.memory.context.bind()?;
         // Not write-combined: the CPU reads it.
         // SAFETY: zeroed below, before anybody reads it.
-        let start = unsafe { result::malloc_host(len, sys::CU_MEMHOSTALLOC_PORTABLE) }
+        let slice = unsafe { self.memory.context.context.alloc_pinned_with_flags(len, sys::CU_MEMHOSTALLOC_PORTABLE) }
             .map_err(|e| anyhow!("{len} bytes of pinned memory: {}", words("cuMemHostAlloc", e)))?;
-        let start = NonNull::new(start.cast::<u8>()).context("cuMemHostAlloc: address 0")?;
-        let owner = PinnedAllocation { context: Arc::clone(&self.memory.context), start };
+        let mut owner = PinnedAllocation(slice);
+        let start = owner.0.as_mut_ptr().map_err(|e| anyhow!(words("cuEventSynchronize", e)))?;
+        let start = NonNull::new(start).context("cuMemHostAlloc: address 0")?;
         // SAFETY: `len` bytes that nobody else knows yet.
         unsafe { start.write_bytes(0, len) };
         // SAFETY: `len` initialized bytes that live as long as their owner.
@@ -215,7 +197,7 @@ impl Buffer for CudaBuffer {
         let (from, to) = (self.at(range.clone())?, staging.at(at..at + range.len())?);
         // SAFETY: both ranges are inside their memory. The staging slot is untouched until `finish`, and outlives the
         // copy (`PinnedAllocation::drop`).
-        unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, range.len(), self.copies.stream) }
+        unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, range.len(), self.copies.stream.cu_stream()) }
             .result()
             .map_err(|e| anyhow!(words("cuMemcpyDtoHAsync", e)))?;
         self.record(slot)
@@ -224,7 +206,7 @@ impl Buffer for CudaBuffer {
     fn start_in(&self, range: Range<usize>, staging: &Pinned, at: usize, slot: usize) -> Result<()> {
         let (to, from) = (self.at(range.clone())?, staging.at(at..at + range.len())?);
         // SAFETY: as in `start_out`.
-        unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), range.len(), self.copies.stream) }
+        unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), range.len(), self.copies.stream.cu_stream()) }
             .result()
             .map_err(|e| anyhow!(words("cuMemcpyHtoDAsync", e)))?;
         self.record(slot)
@@ -235,13 +217,10 @@ impl Buffer for CudaBuffer {
         let event = self.event(slot)?;
         self.memory.context.bind()?;
         loop {
-            // SAFETY: our event.
-            match unsafe { result::event::query(event) } {
-                Ok(()) => return Ok(()),
-                Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) if Instant::now() < deadline => {
-                    std::thread::yield_now();
-                }
-                Err(DriverError(sys::CUresult::CUDA_ERROR_NOT_READY)) => {
+            match event.try_is_complete() {
+                Ok(true) => return Ok(()),
+                Ok(false) if Instant::now() < deadline => std::thread::yield_now(),
+                Ok(false) => {
                     bail!("a copy between GPU {} and the CPU takes longer than --timeout", self.memory.context.index)
                 }
                 Err(e) => bail!(words("a copy between GPU and CPU", e)),
@@ -271,19 +250,5 @@ impl Buffer for CudaBuffer {
         unsafe { sys::cuFlushGPUDirectRDMAWrites(target, scope) }
             .result()
             .map_err(|e| anyhow!(words("cuFlushGPUDirectRDMAWrites", e)))
-    }
-}
-
-impl Drop for CudaBuffer {
-    fn drop(&mut self) {
-        if self.memory.context.bind().is_err() {
-            return;
-        }
-        for event in self.copies.events.drain(..) {
-            // SAFETY: created by us, destroyed once; the driver lets a recorded one finish.
-            let _ = unsafe { result::event::destroy(event) };
-        }
-        // SAFETY: created by us, destroyed once; the driver lets queued work finish.
-        let _ = unsafe { result::stream::destroy(self.copies.stream) };
     }
 }

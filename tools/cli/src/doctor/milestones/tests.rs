@@ -4,7 +4,7 @@ use super::super::gpu::{Cuda, Gpu};
 use super::super::host::Host;
 use super::super::network::Interface;
 use super::super::rdma::{Device, Gid, Port, Rdma};
-use super::super::software::{Python, Software};
+use super::super::software::Software;
 use super::super::{Roots, report};
 use super::*;
 
@@ -121,7 +121,7 @@ fn gpus_by_how_many_and_what_they_reach() {
 fn the_report_has_a_line_for_each_milestone_and_device() {
     let mut facts = with_rdma(bare());
     facts.cuda.gpus = vec![gpu(&[])];
-    facts.software.python = Ok(Python {
+    facts.software.python = Ok(Interpreter {
         program: "/usr/bin/python3".into(),
         version: "3.11.2".into(),
         torch: None,

@@ -6,20 +6,16 @@ pub const LANES: usize = 16;
 /// Defines a function whose body is compiled for the baseline CPU and for AVX2, and picks one at run time.
 ///
 /// Multiplication and addition stay separate instructions in both, so that both give the same bits.
-#[macro_export]
 macro_rules! simd_fn {
     ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
         $(#[$meta])*
-        #[allow(clippy::too_many_arguments)]
         $vis fn $name($($arg: $ty),*) $(-> $ret)? {
             #[inline(always)]
-            #[allow(clippy::too_many_arguments)]
             fn body($($arg: $ty),*) $(-> $ret)? $body
 
             #[cfg(target_arch = "x86_64")]
             {
                 #[target_feature(enable = "avx2")]
-                #[allow(clippy::too_many_arguments)]
                 fn avx2($($arg: $ty),*) $(-> $ret)? {
                     body($($arg),*)
                 }
@@ -32,6 +28,8 @@ macro_rules! simd_fn {
         }
     };
 }
+
+pub(crate) use simd_fn;
 
 /// e^x to about 1e-7 relative for x in [-87, 88]; outside, the value at the nearer end. NaN stays NaN.
 ///

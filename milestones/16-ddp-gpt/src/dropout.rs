@@ -1,8 +1,6 @@
 //! Dropout whose masks are computed, not stored: the same counters give the same mask in the backward pass and on any rank.
 
-use super::parallel::{Rows, Threads};
 use crate::rng::{self, Stream};
-use crate::simd_fn;
 
 /// Where in the network a mask applies.
 #[derive(Debug, Clone, Copy)]
@@ -42,8 +40,9 @@ pub struct Dropout {
     step: u64,
     first_sample: u64,
     /// An activation is dropped when its 24 random bits are below this; 0: no dropout.
-    threshold: u32,
-    scale: f32,
+    pub threshold: u32,
+    /// Factor on what is kept.
+    pub scale: f32,
 }
 
 impl Dropout {
@@ -62,107 +61,32 @@ impl Dropout {
         self.threshold > 0
     }
 
-    /// What an activation's 24 random bits are compared with; 0: no dropout.
-    pub fn threshold(&self) -> u32 {
-        self.threshold
-    }
-
-    /// Factor on what is kept.
-    pub fn scale(&self) -> f32 {
-        self.scale
-    }
-
     /// The mask of one site for the rank's sample number `sample`.
     pub fn mask(&self, site: Site, sample: usize) -> Mask {
         let sample = self.first_sample + sample as u64;
         let key = rng::key(self.seed, Stream::Dropout, &[self.step, site.id(), sample]);
-        Mask { key, threshold: self.threshold, scale: self.scale }
+        Mask { key, dropout: *self }
     }
 }
 
 /// A mask over the activations of one sample at one site.
 #[derive(Debug, Clone, Copy)]
 pub struct Mask {
-    key: u64,
-    threshold: u32,
-    scale: f32,
+    /// What it is computed from.
+    pub key: u64,
+    dropout: Dropout,
 }
 
 impl Mask {
-    /// What it is computed from.
-    pub fn key(&self) -> u64 {
-        self.key
+    /// Whether it drops anything.
+    pub fn is_on(&self) -> bool {
+        self.dropout.is_on()
     }
 
     /// 0 for a dropped activation, 1 / (1 - p) for a kept one.
     #[inline(always)]
     pub fn factor(&self, index: u32) -> f32 {
-        if (rng::bits32(self.key, index) >> 8) < self.threshold { 0.0 } else { self.scale }
-    }
-}
-
-simd_fn! {
-    /// `out[i] = mask[first + i] * x[i]`.
-    pub fn apply(out: &mut [f32], x: &[f32], mask: Mask, first: u32) {
-        for (i, (o, &v)) in out.iter_mut().zip(x).enumerate() {
-            *o = v * mask.factor(first.wrapping_add(i as u32));
-        }
-    }
-}
-
-simd_fn! {
-    fn add_masked(out: &mut [f32], x: &[f32], mask: Mask) {
-        for (i, (o, &v)) in out.iter_mut().zip(x).enumerate() {
-            *o = v + *o * mask.factor(i as u32);
-        }
-    }
-}
-
-simd_fn! {
-    fn add(out: &mut [f32], x: &[f32]) {
-        for (o, &v) in out.iter_mut().zip(x) {
-            *o += v;
-        }
-    }
-}
-
-/// Residual connection: `branch = x + dropout(branch)`. `sample` values belong to one sample.
-pub fn residual(branch: &mut [f32], x: &[f32], dropout: &Dropout, site: Site, sample: usize, threads: Threads) {
-    threads.rows(x.len() / sample, Rows(branch, sample), |first, Rows(branch, _)| {
-        for (i, branch) in branch.chunks_mut(sample).enumerate() {
-            let x = &x[(first + i) * sample..][..sample];
-            if dropout.is_on() { add_masked(branch, x, dropout.mask(site, first + i)) } else { add(branch, x) }
-        }
-    });
-}
-
-/// `out = dropout(x)`, by sample; its own backward pass.
-pub fn dropout(out: &mut [f32], x: &[f32], dropout: &Dropout, site: Site, sample: usize, threads: Threads) {
-    threads.rows(x.len() / sample, Rows(out, sample), |first, Rows(out, _)| {
-        for (i, out) in out.chunks_mut(sample).enumerate() {
-            let x = &x[(first + i) * sample..][..sample];
-            if dropout.is_on() { apply(out, x, dropout.mask(site, first + i), 0) } else { out.copy_from_slice(x) }
-        }
-    });
-}
-
-/// [`dropout`] in place.
-pub fn dropout_in_place(x: &mut [f32], dropout: &Dropout, site: Site, sample: usize, threads: Threads) {
-    if !dropout.is_on() {
-        return;
-    }
-    threads.rows(x.len() / sample, Rows(x, sample), |first, Rows(x, _)| {
-        for (i, x) in x.chunks_mut(sample).enumerate() {
-            apply_in_place(x, dropout.mask(site, first + i));
-        }
-    });
-}
-
-simd_fn! {
-    fn apply_in_place(x: &mut [f32], mask: Mask) {
-        for (i, v) in x.iter_mut().enumerate() {
-            *v *= mask.factor(i as u32);
-        }
+        if (rng::bits32(self.key, index) >> 8) < self.dropout.threshold { 0.0 } else { self.dropout.scale }
     }
 }
 
@@ -181,7 +105,8 @@ mod tests {
         let d = Dropout::new(0.2, 5, 3, 0);
         let n = 200_000;
         let mut out = vec![0.0; n];
-        apply(&mut out, &vec![1.0; n], d.mask(Site::Attention(1), 4), 0);
+        let mask = d.mask(Site::Attention(1), 4);
+        out.iter_mut().enumerate().for_each(|(i, v)| *v = mask.factor(i as u32));
         let dropped = out.iter().filter(|&&v| v == 0.0).count() as f64 / n as f64;
         let mean = out.iter().map(|&v| f64::from(v)).sum::<f64>() / n as f64;
         approx::assert_abs_diff_eq!(dropped, 0.2, epsilon = 0.005);

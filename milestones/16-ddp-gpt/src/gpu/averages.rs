@@ -1,8 +1,18 @@
-//! Which gradients are averaged together. The backward pass finishes them from the end of the flat array to its beginning, so a
-//! bucket is a slice, and is averaged as soon as its first tensor is final.
+//! Averaging gradients over the ranks: which together, and by what. The backward pass finishes gradients from the end of the flat array
+//! to its beginning, so a bucket is a slice, and is averaged as soon as its first tensor is final.
 
 use std::ops::Range;
+use std::sync::Arc;
 
+use anyhow::Result;
+use cudarc::driver::CudaStream;
+use tinynccl::comm::RawCall;
+use tinynccl::cuda::{DeviceComm, Protocol};
+use tinynccl::dtype::DType;
+use tinynccl::wire::Collective;
+use tinynccl::{Call, Comm, ReduceOp};
+
+use super::device::{Address, Gpu};
 use crate::config::ModelConfig;
 use crate::params::{ParamInfo, Tensor, WTE, count, final_ln, index};
 
@@ -35,6 +45,52 @@ pub fn plan(config: &ModelConfig, layout: &[ParamInfo], bytes: usize) -> Vec<Buc
         }
     }
     buckets
+}
+
+/// Averages over the ranks, in the order of a stream: the library's communicator of GPUs, where there is more than one rank.
+/// Calls only enqueue.
+pub struct Averages {
+    comm: Option<DeviceComm>,
+    /// Blocks that the average of a large bucket may take, 0 for the communicator's own choice: what it takes, the passes do not
+    /// have meanwhile.
+    blocks: u32,
+}
+
+impl Averages {
+    /// Every rank calls it.
+    pub fn new(comm: &Comm, gpu: &Gpu, blocks: u32) -> Result<Averages> {
+        let comm = if comm.size() > 1 { Some(DeviceComm::new(comm, &gpu.context)?) } else { None };
+        Ok(Averages { comm, blocks })
+    }
+
+    /// Whether there is anybody to wait for.
+    pub fn several(&self) -> bool {
+        self.comm.is_some()
+    }
+
+    /// Whether calls may be captured into a graph.
+    pub fn captures(&self) -> bool {
+        self.comm.as_ref().is_none_or(|comm| comm.path().captures())
+    }
+
+    /// Replaces `count` values at `at` by their mean over the ranks.
+    pub fn average(&self, stream: &Arc<CudaStream>, at: Address, count: usize) -> Result<()> {
+        let Some(comm) = &self.comm else { return Ok(()) };
+        let mut choice = comm.choice(Collective::AllReduce, count * size_of::<f32>());
+        if self.blocks > 0 && matches!(choice.protocol, Protocol::Simple | Protocol::Direct | Protocol::Schedule(..)) {
+            choice.blocks = choice.blocks.min(self.blocks);
+        }
+        let call =
+            RawCall::on_device(Call::new(Collective::AllReduce, DType::F32, ReduceOp::Avg, 0, count), at.0, at.0);
+        // SAFETY: the caller enqueues slices of its gradients, which live as long as the training; the passes write them again only
+        // after the optimizer, which waits for this.
+        Ok(unsafe { comm.enqueue_as(stream.cu_stream(), &call, choice) }?)
+    }
+
+    /// The failure of a call that ran before, if one has failed.
+    pub fn check(&self) -> Result<()> {
+        self.comm.as_ref().map_or(Ok(()), |comm| Ok(comm.check()?))
+    }
 }
 
 #[cfg(test)]

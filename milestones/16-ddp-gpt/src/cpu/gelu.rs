@@ -1,8 +1,8 @@
 //! GELU in its tanh form (Hendrycks and Gimpel 2016, as in GPT-2): x·σ(2u), u = √(2/π)·(x + 0.044715·x³).
 
 use super::parallel::{Rows, Threads};
-use super::simd;
-use crate::simd_fn;
+use super::profile::{Class, time};
+use super::simd::{self, simd_fn};
 
 const TWO_SQRT_2_OVER_PI: f32 = 1.595_769;
 const CUBIC: f32 = 0.044_715;
@@ -33,12 +33,14 @@ simd_fn! {
 
 /// `out = gelu(x)`.
 pub fn forward(out: &mut [f32], x: &[f32], threads: Threads) {
-    threads.rows(x.len(), Rows(out, 1), |first, Rows(out, _)| forward_chunk(out, &x[first..]));
+    let work = |first, Rows(out, _): Rows<'_>| forward_chunk(out, &x[first..]);
+    time(Class::Gelu, 1, || threads.rows(x.len(), Rows(out, 1), work));
 }
 
 /// `d *= gelu'(x)`.
 pub fn backward(d: &mut [f32], x: &[f32], threads: Threads) {
-    threads.rows(x.len(), Rows(d, 1), |first, Rows(d, _)| backward_chunk(d, &x[first..]));
+    let work = |first, Rows(d, _): Rows<'_>| backward_chunk(d, &x[first..]);
+    time(Class::Gelu, 1, || threads.rows(x.len(), Rows(d, 1), work));
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! Softmax cross entropy over the vocabulary.
 
 use super::parallel::{PerThread, Rows, Threads};
-use super::simd;
-use crate::simd_fn;
+use super::profile::{Class, time};
+use super::simd::{self, simd_fn};
 
 simd_fn! {
     /// Returns -ln p(target); with `scale` the row becomes (p - onehot) * scale.
@@ -41,8 +41,8 @@ pub fn cross_entropy(
     let scale = gradient.then_some(1.0 / rows as f32);
     let partial = &mut partial[..2 * threads.count()];
     partial.fill(0.0);
-    let parts = (Rows(logits, vocab), PerThread(partial, 2));
-    threads.rows(rows, parts, |first, (Rows(logits, _), PerThread(partial, _))| {
+    let parts = (Rows(&mut *logits, vocab), PerThread(&mut *partial, 2));
+    let work = |first, (Rows(logits, _), PerThread(partial, _)): (Rows<'_>, PerThread<'_>)| {
         let mut sum = 0.0f64;
         for (i, logits) in logits.chunks_mut(vocab).enumerate() {
             sum += f64::from(row(logits, targets[first + i] as usize, scale));
@@ -50,7 +50,8 @@ pub fn cross_entropy(
         // An f64 as the sum of two f32, since scratch is f32.
         partial[0] = sum as f32;
         partial[1] = (sum - f64::from(partial[0])) as f32;
-    });
+    };
+    time(Class::Loss, 1, || threads.rows(rows, parts, work));
     partial.iter().map(|&v| f64::from(v)).sum::<f64>() / rows as f64
 }
 

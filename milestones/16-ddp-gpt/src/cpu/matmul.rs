@@ -1,6 +1,7 @@
 //! Matrix products over the `gemm` crate: bounds are checked here, once per product, and nowhere else.
 
 use super::parallel::Threads;
+use super::profile::{Class, products};
 
 /// A read-only matrix inside a slice: element (r, c) is `data[r * row_stride + c * col_stride]`.
 #[derive(Debug, Clone, Copy)]
@@ -31,7 +32,6 @@ impl<'a> Mat<'a> {
 }
 
 /// A writable row-major matrix inside a slice.
-#[derive(Debug)]
 pub struct MatMut<'a> {
     data: &'a mut [f32],
     rows: usize,
@@ -55,11 +55,6 @@ impl<'a> MatMut<'a> {
 fn check(len: usize, rows: usize, cols: usize, stride: usize) {
     assert!(rows > 0 && cols > 0 && stride >= cols, "matrix {rows}x{cols}, stride {stride}");
     assert!((rows - 1) * stride + cols <= len, "matrix {rows}x{cols}, stride {stride} in a slice of {len}");
-}
-
-/// Floating-point operations of a product: a multiplication and an addition per term.
-pub fn flops(m: usize, n: usize, k: usize) -> u64 {
-    2 * m as u64 * n as u64 * k as u64
 }
 
 /// `out = scale · a·b`, or `out += scale · a·b` with `add`. Returns the floating-point operations done.
@@ -92,7 +87,32 @@ pub fn matmul(out: MatMut<'_>, a: Mat<'_>, b: Mat<'_>, scale: f32, add: bool, th
             threads.gemm(),
         );
     }
-    flops(m, n, k)
+    // A multiplication and an addition per term.
+    2 * m as u64 * n as u64 * k as u64
+}
+
+/// `out[rows, O] = x[rows, I] · weight[O, I]ᵀ`.
+pub fn linear(out: &mut [f32], x: &[f32], weight: &[f32], rows: usize, threads: Threads) {
+    let (outputs, inputs) = (out.len() / rows, x.len() / rows);
+    let weight = Mat::new(weight, outputs, inputs).t();
+    let (out, x) = (MatMut::new(out, rows, outputs), Mat::new(x, rows, inputs));
+    products(Class::Linear, 1, || matmul(out, x, weight, 1.0, false, threads));
+}
+
+/// `dx[rows, I] = dy[rows, O] · weight[O, I]`.
+pub fn linear_input(dx: &mut [f32], dy: &[f32], weight: &[f32], rows: usize, threads: Threads) {
+    let (outputs, inputs) = (dy.len() / rows, dx.len() / rows);
+    let weight = Mat::new(weight, outputs, inputs);
+    let (dx, dy) = (MatMut::new(dx, rows, inputs), Mat::new(dy, rows, outputs));
+    products(Class::Linear, 1, || matmul(dx, dy, weight, 1.0, false, threads));
+}
+
+/// `dweight[O, I] = dy[rows, O]ᵀ · x[rows, I]`.
+pub fn linear_weight(dweight: &mut [f32], dy: &[f32], x: &[f32], rows: usize, threads: Threads) {
+    let (outputs, inputs) = (dy.len() / rows, x.len() / rows);
+    let (dy, x) = (Mat::new(dy, rows, outputs).t(), Mat::new(x, rows, inputs));
+    let dweight = MatMut::new(dweight, outputs, inputs);
+    products(Class::Linear, 1, || matmul(dweight, dy, x, 1.0, false, threads));
 }
 
 #[cfg(test)]

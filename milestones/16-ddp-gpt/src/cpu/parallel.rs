@@ -34,6 +34,13 @@ impl Threads {
     pub fn rows<P: Parts>(self, rows: usize, parts: P, work: impl Fn(usize, P) + Sync) {
         split(self.0, rows, 0, parts, &work);
     }
+
+    /// Calls `work(number, row)` for each row of `width` values of `out`.
+    pub fn each(self, out: &mut [f32], width: usize, work: impl Fn(usize, &mut [f32]) + Sync) {
+        self.rows(out.len() / width, Rows(out, width), |first, Rows(out, _)| {
+            out.chunks_mut(width).enumerate().for_each(|(i, row)| work(first + i, row));
+        });
+    }
 }
 
 fn split<P: Parts>(pieces: usize, rows: usize, first: usize, parts: P, work: &(impl Fn(usize, P) + Sync)) {
@@ -59,7 +66,6 @@ pub trait Parts: Send + Sized {
 }
 
 /// Rows of `width` values each.
-#[derive(Debug)]
 pub struct Rows<'a>(pub &'a mut [f32], pub usize);
 
 impl Parts for Rows<'_> {
@@ -70,7 +76,6 @@ impl Parts for Rows<'_> {
 }
 
 /// Scratch of `width` values per thread.
-#[derive(Debug)]
 pub struct PerThread<'a>(pub &'a mut [f32], pub usize);
 
 impl Parts for PerThread<'_> {
@@ -85,15 +90,6 @@ impl<A: Parts, B: Parts> Parts for (A, B) {
         let (a0, a1) = self.0.split(rows, pieces);
         let (b0, b1) = self.1.split(rows, pieces);
         ((a0, b0), (a1, b1))
-    }
-}
-
-impl<A: Parts, B: Parts, C: Parts> Parts for (A, B, C) {
-    fn split(self, rows: usize, pieces: usize) -> (Self, Self) {
-        let (a0, a1) = self.0.split(rows, pieces);
-        let (b0, b1) = self.1.split(rows, pieces);
-        let (c0, c1) = self.2.split(rows, pieces);
-        ((a0, b0, c0), (a1, b1, c1))
     }
 }
 

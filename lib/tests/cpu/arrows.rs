@@ -1,0 +1,90 @@
+//! Arrows point down only: no module of the source imports one that is listed above it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Folder of modules, the path that names them, and the modules from top to bottom.
+const LAYERS: [(&str, &str, &str); 4] = [
+    (
+        "src",
+        "",
+        "fuzzing ddp process_group cuda comm launch symmetric executor transport bootstrap trace topology reduce \
+         config strangers secret interrupt doorbell threads sync fork",
+    ),
+    ("src/comm", "comm", "start calls engine state"),
+    (
+        "src/cuda",
+        "cuda",
+        "setup path_check phased hosted group registered collectives enqueue comm peer report path kernels buffers \
+         messages inventory window compile driver call",
+    ),
+    ("plan/src", "", "simulate topology algorithm schedule device call error wire dtype float8"),
+];
+
+/// The code of a file, without comments and without what is compiled for tests alone.
+fn code(file: &Path) -> String {
+    let text = fs::read_to_string(file).unwrap();
+    let text = text.split("\n#[cfg(test)]\nmod ").next().unwrap_or_default();
+    let lines = text.lines().map(|line| line.split("//").next().unwrap_or_default());
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+fn is_test(file: &Path) -> bool {
+    let name = file.file_stem().unwrap_or_default().to_string_lossy();
+    name.ends_with("tests") || name == "model" || name == "fuzzing" || file.iter().any(|part| part == "tests")
+}
+
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(sources(&path));
+        } else if path.extension().is_some_and(|end| end == "rs") && !is_test(&path) {
+            found.push(path);
+        }
+    }
+    found
+}
+
+/// The first words of the paths that begin with `prefix` in `code`, of lists in braces as well.
+fn named<'a>(code: &'a str, prefix: &'a str) -> impl Iterator<Item = &'a str> {
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    code.match_indices(prefix).filter(move |&(at, _)| !code[..at].ends_with([':', '_'])).flat_map(move |(at, _)| {
+        let rest = &code[at + prefix.len()..];
+        let list = match rest.strip_prefix('{') {
+            Some(inside) => inside.split('}').next().unwrap_or_default(),
+            None => &rest[..rest.find(|c| !is_word(c)).unwrap_or(rest.len())],
+        };
+        list.split(',').map(move |item| item.trim_start().split(|c| !is_word(c)).next().unwrap_or_default())
+    })
+}
+
+#[test]
+fn no_module_imports_one_above_it() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut wrong = Vec::new();
+    for (folder, path, order) in LAYERS {
+        let order: Vec<&str> = order.split_whitespace().collect();
+        let folder = root.join(folder);
+        for file in sources(&folder) {
+            let inside = file.strip_prefix(&folder).unwrap().with_extension("");
+            let parts: Vec<&str> = inside.iter().map(|part| part.to_str().unwrap()).collect();
+            if matches!(parts[..], ["mod" | "lib"]) {
+                continue;
+            }
+            let Some(ours) = order.iter().position(|module| *module == parts[0]) else {
+                panic!("{}: its module has no place in LAYERS", file.display());
+            };
+            let text = code(&file);
+            let from_root = if path.is_empty() { "crate::".to_owned() } else { format!("crate::{path}::") };
+            let up = "super::".repeat(parts.len() - usize::from(parts.last() == Some(&"mod")));
+            for other in named(&text, &from_root).chain(named(&text, &up)) {
+                if order.iter().position(|module| *module == other).is_some_and(|theirs| theirs < ours) {
+                    wrong.push(format!("{} imports {other}", file.strip_prefix(root).unwrap().display()));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "modules that import what is above them:\n{}", wrong.join("\n"));
+}

@@ -1,0 +1,94 @@
+//! The options of a training program: its settings, and how its ranks are started.
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Args;
+use clap::builder::RangedU64ValueParser;
+use tinynccl::Config;
+use tinynccl::config::TransportChoice;
+use tinynccl::launch::{self, Launcher};
+use tinynccl::process_group::{BackendType, InitOptions, ProcessGroup, init_process_group};
+
+/// Settings of every training, equal on all ranks.
+#[derive(Debug, Clone, Args)]
+pub struct Training {
+    /// Passes over the data.
+    #[arg(long, default_value_t = 60, value_parser = positive())]
+    pub epochs: usize,
+    /// Samples per step over all ranks together: a multiple of the number of ranks.
+    #[arg(long, default_value_t = 96, value_parser = positive())]
+    pub batch: usize,
+    /// Learning rate.
+    #[arg(long, default_value_t = 0.1, value_parser = rate, allow_negative_numbers = true)]
+    pub rate: f32,
+    /// Width of the two hidden layers.
+    #[arg(long, default_value_t = 64, value_parser = positive().range(1..=4096))]
+    pub hidden: usize,
+    /// Seed of data, order and weights.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+}
+
+impl Training {
+    /// Refuses settings that do not work with this many ranks and samples.
+    pub fn check(&self, ranks: usize, samples: usize) -> Result<()> {
+        let batch = self.batch;
+        ensure!(
+            batch > 0 && batch.is_multiple_of(ranks),
+            "a global batch of {batch} cannot be shared equally by {ranks} ranks: take a multiple of {ranks}"
+        );
+        ensure!(batch <= samples, "a global batch of {batch} is larger than the data ({samples} points)");
+        Ok(())
+    }
+}
+
+/// Whole numbers from 1.
+pub fn positive() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..)
+}
+
+fn rate(text: &str) -> Result<f32, String> {
+    match text.parse::<f32>() {
+        Ok(rate) if rate > 0.0 && rate.is_finite() => Ok(rate),
+        _ => Err("expected a positive number".to_owned()),
+    }
+}
+
+/// How the ranks are started, and how their bytes travel.
+#[derive(Debug, Clone, Args)]
+pub struct Ranks {
+    /// Ranks to start on this machine (default 2). Leave it out under torchrun, mpirun or srun.
+    #[arg(long, value_parser = positive().range(1..=256))]
+    ranks: Option<usize>,
+    /// What carries the bytes: auto, tcp, shm or verbs (default: TINYNCCL_TRANSPORT, else auto).
+    #[arg(long)]
+    transport: Option<TransportChoice>,
+}
+
+impl Ranks {
+    /// Started by hand: lets `check` refuse the number of ranks, then runs this program again, once per rank. Started
+    /// by a launcher: joins the other ranks and does the `work` of one. Returns the exit code.
+    pub fn start(
+        &self,
+        backend: BackendType,
+        check: impl FnOnce(usize) -> Result<()>,
+        work: impl FnOnce(ProcessGroup) -> Result<()>,
+    ) -> Result<i32> {
+        let mut config = Config::from_env()?;
+        config.transport = self.transport.unwrap_or(config.transport);
+        if !launch::is_rank() {
+            let ranks = self.ranks.unwrap_or(2);
+            check(ranks)?;
+            return Ok(Launcher::new(ranks).plain_rank0(true).run_self()?);
+        }
+        let how = InitOptions::from_env().config(config);
+        let group = init_process_group(backend, &how).context("joining the other ranks")?;
+        let launched = group.size();
+        ensure!(
+            self.ranks.is_none_or(|ranks| ranks == launched),
+            "--ranks {} but the launcher started {launched}: leave --ranks out",
+            self.ranks.unwrap_or_default()
+        );
+        work(group)?;
+        Ok(0)
+    }
+}
