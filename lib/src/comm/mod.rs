@@ -69,7 +69,7 @@ pub struct Census {
     pub links: Vec<(&'static str, usize)>,
     /// Upper bound of the memory of one link's message slots, both directions, in bytes.
     pub bytes_per_link: usize,
-    /// What this rank has forwarded between others, for all communicators of its process.
+    /// Messages that this rank has forwarded between others, for all communicators of its process.
     pub relayed: Traffic,
     /// Zero-copy messages so far: sent from the caller's memory without a copy of ours ([`Comm::register_persistent`],
     /// or `TINYNCCL_SHM_SINGLE_COPY`).
@@ -142,7 +142,7 @@ impl Comm {
         &self.inner.state.config
     }
 
-    /// What the communicator holds.
+    /// The communicator's links and messages so far.
     pub fn census(&self) -> Census {
         let options = self.inner.options;
         let mut engine = lock(&self.inner.engine);

@@ -225,8 +225,8 @@ fn judge(op: &str, rank: usize, device: usize, buffer: &Buffer, memory: &Memory,
         Kind::Unknown => {
             let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
             return wrong(match host_mapping(&maps, at) {
-                Some(place) => format!("memory of the host ({place}): give a device's, or page-locked memory"),
-                None => "no memory that CUDA knows: freed, or never allocated".to_owned(),
+                Some(place) => format!("memory of the host ({place}): pass device memory or page-locked memory"),
+                None => "memory unknown to CUDA: freed, or never allocated".to_owned(),
             });
         }
         Kind::Device if memory.device != device as i32 && !memory.reachable => {
@@ -368,7 +368,7 @@ mod tests {
         assert!(error.contains("the input at 0x70001000 is memory of GPU 3, to which GPU 0 has no access"), "{error}");
         let unknown = Memory { kind: Kind::Unknown, ..MEMORY };
         let error = text(judged(unknown));
-        assert!(error.contains("no memory that CUDA knows: freed, or never allocated"), "{error}");
+        assert!(error.contains("memory unknown to CUDA: freed, or never allocated"), "{error}");
         let ours = [0u8; 64];
         let here = Buffer { at: ours.as_ptr() as u64, ..BUFFER };
         let error = text(judge("all_reduce", 2, 0, &here, &unknown, None));

@@ -24,12 +24,12 @@ pub(super) fn version() -> Result<(i32, i32)> {
     // SAFETY: writes to the two places.
     match unsafe { sys::nvrtcVersion(&mut major, &mut minor) } {
         sys::nvrtcResult::NVRTC_SUCCESS => Ok((major, minor)),
-        other => Err(Error::invalid("compiling kernels", format!("NVRTC does not tell its version: {other:?}"))),
+        other => Err(Error::invalid("compiling kernels", format!("NVRTC does not report its version: {other:?}"))),
     }
 }
 
-/// PTX of CUDA C for devices of a compute capability, from the user's cache if it was compiled before. `name` stands for a file's in
-/// the compiler's messages; `defines` are options such as `-DN=4`. Needs no GPU.
+/// PTX of CUDA C for devices of a compute capability, from the user's cache if it was compiled before. `name` stands
+/// for a file's in the compiler's messages; `defines` are options such as `-DN=4`. Needs no GPU.
 ///
 /// # Errors
 /// [`Error::Unsupported`] where NVRTC is not found; [`Error::InvalidArgument`] with the compiler's message.

@@ -48,7 +48,7 @@ pub(super) trait DataPath: fmt::Debug + Send + Sync {
 /// Why the peer path is not even tried; `None` if it is.
 pub(super) fn obstacle(asked: CudaPath, one_host: bool, ranks: usize) -> Option<String> {
     match asked {
-        CudaPath::Hosted => Some("TINYNCCL_CUDA_PATH=hosted asks for it".to_owned()),
+        CudaPath::Hosted => Some("TINYNCCL_CUDA_PATH=hosted requests it".to_owned()),
         _ if !one_host => Some("the ranks are on several hosts".to_owned()),
         _ if ranks > MAX_RANKS => Some(format!("there are {ranks} ranks, and kernels join {MAX_RANKS} at most")),
         _ => None,

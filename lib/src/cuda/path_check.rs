@@ -59,7 +59,7 @@ pub(super) enum What {
 impl fmt::Display for What {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            What::Silent { pieces } => write!(f, "{pieces} of 8 pieces came within {LIMIT:?}"),
+            What::Silent { pieces } => write!(f, "{pieces} of 8 pieces arrived within {LIMIT:?}"),
             What::Wrong { word, expected, got } => {
                 write!(f, "byte {} of the pattern: expected {expected:#018x}, got {got:#018x}", 8 * word)
             }
@@ -72,13 +72,13 @@ impl Verdict {
         if faults.is_empty() { Verdict::Sound } else { Verdict::Broken(faults) }
     }
 
-    /// What is wrong, if something is: the first pair of ranks. `gpus`: what each rank's GPU is called.
+    /// The first failing pair of ranks, if any. `gpus`: the name of each rank's GPU.
     pub(super) fn fault(self, gpus: &[String]) -> Option<String> {
         let Verdict::Broken(faults) = self else { return None };
         let Fault { from, to, what } = faults.first()?;
         let gpu = |rank: usize| gpus.get(rank).map_or("unknown GPU", String::as_str);
         Some(format!(
-            "what rank {from} ({}) writes into the memory of rank {to} ({}) does not come there: {what} ({} pairs of ranks are wrong; \
+            "writes of rank {from} ({}) into the memory of rank {to} ({}) do not arrive: {what} ({} pairs of ranks fail; \
              look at `nvidia-smi topo -p2p w`, switch off PCIe ACS and the IOMMU, or restart the driver)",
             gpu(*from),
             gpu(*to),
@@ -245,7 +245,7 @@ mod tests {
         let verdict = Verdict::of(vec![Fault { from: 1, to: 0, what }]);
         let fault = verdict.fault(&["GPU 0, A".to_owned(), "GPU 1, B".to_owned()]).unwrap();
         for words in [
-            "what rank 1 (GPU 1, B) writes into the memory of rank 0 (GPU 0, A) does not come there",
+            "writes of rank 1 (GPU 1, B) into the memory of rank 0 (GPU 0, A) do not arrive",
             "byte 40 of the pattern: expected 0x00000000000000ab, got 0x00000000000000a9",
             "nvidia-smi topo",
         ] {

@@ -63,7 +63,7 @@ impl Report {
         // SAFETY: allocates; freed once, by `drop`.
         let memory = unsafe { result::malloc_host(size_of::<Words>(), flags) }.map_err(failed)?;
         let Some(words) = NonNull::new(memory.cast::<Words>()) else {
-            return Err(Error::invalid("DeviceComm", "CUDA gave no page-locked memory and no reason"));
+            return Err(Error::invalid("DeviceComm", "CUDA returned neither page-locked memory nor an error"));
         };
         // SAFETY: fresh, page-aligned memory of that size; zeroes are valid atomics.
         unsafe { words.write_bytes(0, 1) };
@@ -108,7 +108,7 @@ impl Report {
             }
             std::thread::yield_now();
         }
-        Err(self.settle(aborted(self.rank, "a kernel gave up and did not say why")))
+        Err(self.settle(aborted(self.rank, "a kernel gave up without a reason")))
     }
 
     /// Keeps the first cause, and returns it.
@@ -180,8 +180,8 @@ impl Report {
                 waited: patience,
                 missing: vec![peer],
                 detail: format!(
-                    "the stream waited for message {} of rank {peer}, which has sent {}; look whether that rank makes the same \
-                     calls, and at its output for the first error",
+                    "the stream waited for message {} of rank {peer}, which has sent {}; check that rank {peer} makes the same \
+                     calls, and look at its output for the first error",
                     of(&words.expected),
                     of(&words.got)
                 ),
@@ -193,7 +193,7 @@ impl Report {
             waited: patience,
             missing: vec![peer],
             detail: format!(
-                "block {} waited for {} of rank {peer}: expected {}, got {}; look whether that rank makes the same calls, and at \
+                "block {} waited for {} of rank {peer}: expected {}, got {}; check that rank {peer} makes the same calls, and look at \
                  its output for the first error",
                 of(&words.channel),
                 match of(&words.kind) {

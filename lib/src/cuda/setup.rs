@@ -32,7 +32,7 @@ impl DeviceComm {
         available()?;
         let op = "DeviceComm::new";
         // A separate communicator, so that its messages do not mix with the caller's calls.
-        let host = comm.split(Some(0), 0)?.ok_or_else(|| Error::invalid(op, "no communicator came of the split"))?;
+        let host = comm.split(Some(0), 0)?.ok_or_else(|| Error::invalid(op, "the split returned no communicator"))?;
         comm.attach_child(&host);
         let (config, rank) = (host.config().clone(), host.rank());
         let reached = match path::obstacle(config.cuda_path, host.is_one_host(), host.size()) {
@@ -113,7 +113,9 @@ impl DeviceComm {
         let wanted = hosted::workers(host.config(), host.ranks_here());
         let workers: Vec<usize> = host.exchange("DeviceComm: workers", &wanted)?;
         let comm = |_| {
-            let comm = host.split(Some(0), 0)?.ok_or_else(|| Error::invalid("DeviceComm", "a split gave nothing"))?;
+            let comm = host
+                .split(Some(0), 0)?
+                .ok_or_else(|| Error::invalid("DeviceComm", "the split returned no communicator"))?;
             host.attach_child(&comm);
             Ok(comm)
         };
@@ -131,7 +133,7 @@ impl DeviceComm {
             return Err(Error::Unsupported {
                 what: format!("a GPU for {sharing} ranks of one process, through the host's memory ({why})"),
                 detail: format!(
-                    "their streams' waits would hold up each other: expected at most {most} ranks; set \
+                    "their streams' waits would block each other: expected at most {most} ranks; set \
                      CUDA_DEVICE_MAX_CONNECTIONS to twice their number (32 at most), or start them as processes"
                 ),
             });
@@ -241,6 +243,6 @@ fn peer_access(contexts: &[Arc<CudaContext>]) -> Result<(), String> {
 fn refused(why: String) -> Error {
     Error::Unsupported {
         what: "a device communicator over the peers' memory".to_owned(),
-        detail: format!("{why}: leave TINYNCCL_CUDA_PATH at auto to go through the hosts' memory then"),
+        detail: format!("{why}: with TINYNCCL_CUDA_PATH=auto calls would go through the hosts' memory"),
     }
 }

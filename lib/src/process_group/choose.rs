@@ -57,21 +57,21 @@ pub(super) fn choose(facts: &[Facts], one_host: bool) -> Result<(BackendType, St
             Some(error) => Err(error),
             None => {
                 let library = first.mpi.as_ref().and_then(|m| m.as_ref().ok()).cloned().unwrap_or_default();
-                Ok((asked, format!("asked for by name: {library}")))
+                Ok((asked, format!("requested by name: {library}")))
             }
         },
         // In this order: without a GPU, a missing NCCL matters less.
         BackendType::Nccl => match no_gpu.or(no_nccl) {
             Some(error) => Err(error),
-            None => Ok((asked, format!("asked for by name: {}", nccl()))),
+            None => Ok((asked, format!("requested by name: {}", nccl()))),
         },
         BackendType::Tinynccl => match no_gpu {
             Some(error) => Err(error),
-            None => Ok((asked, "asked for by name".to_owned())),
+            None => Ok((asked, "requested by name".to_owned())),
         },
         BackendType::Auto if !gpus => Ok((
             BackendType::Tinynccl,
-            "host memory, which nccl does not carry; mpi is taken only when it is asked for".to_owned(),
+            "host memory, which nccl does not support; mpi is used only on request".to_owned(),
         )),
         BackendType::Auto => {
             if let Some(error) = no_gpu {
@@ -79,7 +79,7 @@ pub(super) fn choose(facts: &[Facts], one_host: bool) -> Result<(BackendType, St
             }
             if one_host && ranks <= MOST_GPUS {
                 let why =
-                    format!("the GPUs of {ranks} ranks on one host; it carries host memory too, which nccl does not");
+                    format!("the GPUs of {ranks} ranks on one host; it supports host memory too, which nccl does not");
                 return Ok((BackendType::Tinynccl, why));
             }
             let where_from = match one_host {

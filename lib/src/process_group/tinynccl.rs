@@ -77,9 +77,8 @@ impl Backend for Tinynccl {
             rank,
             waited,
             missing: Vec::new(),
-            detail:
-                "the stream has not come to the end of the call; something before it in the stream may take as long"
-                    .to_owned(),
+            detail: "the stream has not reached the end of the call; earlier work in the stream may take as long"
+                .to_owned(),
         })
     }
 

@@ -38,7 +38,7 @@ impl Board {
     pub(crate) fn new(memory: Arc<Mapping>, layout: Layout, rank: usize) -> Result<Board> {
         if memory.len() < layout.bytes() || rank >= layout.ranks {
             let detail = format!("expected {} bytes, got {}; rank {rank}", layout.bytes(), memory.len());
-            return Err(crate::error::Error::invalid("board", detail));
+            return Err(crate::error::Error::invalid("shared region", detail));
         }
         Ok(Board { memory, layout, rank, call: 0, everyone_finished: 0, stamps: [0; STAMPS], checks: None })
     }
@@ -88,7 +88,7 @@ impl Board {
         self.at(self.layout.line(rank, call))
     }
 
-    /// The payload area of `rank` for `call`: `slot_bytes` bytes, 64-byte aligned.
+    /// The slot of `rank` for `call`: `slot_bytes` bytes, 64-byte aligned.
     #[inline(always)]
     pub(super) fn payload(&self, rank: usize, call: u64) -> *mut u8 {
         // SAFETY: as `at`.

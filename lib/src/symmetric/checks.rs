@@ -59,7 +59,7 @@ impl Checks {
     /// After `rank`'s line of `call` has arrived. `payload` is the location and capacity of its payload.
     ///
     /// # Errors
-    /// What is wrong, in words.
+    /// The mismatch, in words.
     ///
     /// # Safety
     /// The payload must be readable.

@@ -64,7 +64,7 @@ impl Layout {
         let fits =
             ranks > 0 && slot_bytes.max(stage_bytes) <= 1 << 30 && ranks.checked_mul(layout.rank_stride()).is_some();
         fits.then_some(layout)
-            .ok_or_else(|| Error::invalid("board", format!("{ranks} ranks with slots of {slot_bytes} bytes")))
+            .ok_or_else(|| Error::invalid("shared region", format!("{ranks} ranks with slots of {slot_bytes} bytes")))
     }
 
     fn area_stride(&self) -> usize {

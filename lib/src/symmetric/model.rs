@@ -46,7 +46,7 @@ struct Rank {
 /// Puts a word of the model where the layout has it.
 fn put<T>(memory: &Mapping, offset: usize, value: T) {
     assert!(offset + size_of::<T>() <= memory.len() && offset.is_multiple_of(align_of::<T>()));
-    // SAFETY: within the mapping and aligned (checked); nobody else has it yet.
+    // SAFETY: within the mapping and aligned (checked); no other thread has it yet.
     unsafe { memory.base().add(offset).cast().write(value) };
 }
 

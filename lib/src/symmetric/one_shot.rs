@@ -103,7 +103,7 @@ impl OneShot {
 #[inline]
 unsafe fn publish(board: &Board, task: &Task<'_>) {
     let bytes = task.plan.shape.input_segments(board.rank()) * task.plan.bytes();
-    // SAFETY: by the caller. Nobody reads the slot before it is published: there was credit.
+    // SAFETY: by the caller. No rank reads the slot before it is published: there was credit.
     unsafe {
         if bytes <= INLINE {
             let inline = if bytes == 0 { [0; 3] } else { pack(std::slice::from_raw_parts(task.buffers.input, bytes)) };

@@ -1,5 +1,5 @@
-//! A transport that is made by following "Adding a transport" in CONTRIBUTING.md, to prove that the text is enough: one Unix
-//! stream socket per link, and every message through a vector. Nobody should use it.
+//! A transport that is made by following "Adding a transport" in CONTRIBUTING.md, to prove that the text is enough: one
+//! Unix stream socket per link, and every message through a vector. Nobody should use it.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};

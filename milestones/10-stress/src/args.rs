@@ -54,8 +54,8 @@ pub(crate) struct Args {
     #[arg(short = 'c', long = "check", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
     check: u8,
     /// What to run: all_reduce all_gather reduce_scatter broadcast reduce gather scatter all_to_all scan sendrecv
-    /// barrier, a list of them, or all; pingpong: send and recv between ranks 0 and 1, there and back; neighbours: half of it to
-    /// the right, half to the left.
+    /// barrier, a list of them, or all; pingpong: send and recv between ranks 0 and 1, there and back; neighbours: half
+    /// of it to the right, half to the left.
     #[arg(long, default_value = "all_reduce", value_delimiter = ',')]
     collective: Vec<String>,
     /// Ranks to start on this machine; under a launcher, the launcher's number counts instead.

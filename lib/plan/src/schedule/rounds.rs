@@ -14,7 +14,7 @@ use super::{Buf, Loc, Program, Shape, Step};
 pub struct Piece {
     /// The segment of those inputs.
     pub segment: usize,
-    /// Whose inputs, sorted.
+    /// The ranks of the inputs, sorted.
     pub ranks: Vec<usize>,
 }
 

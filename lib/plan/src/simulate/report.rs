@@ -21,7 +21,7 @@ pub struct Method {
 /// Repetitions that were added up.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Extrapolated {
-    /// What repeats.
+    /// The repeated unit.
     pub what: Repeats,
     /// So many were simulated.
     pub simulated: usize,
@@ -31,7 +31,7 @@ pub struct Extrapolated {
     pub uncertainty: f64,
 }
 
-/// What repeats in a long call.
+/// The repeated unit of a long call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Repeats {
     /// The programs, once per window.

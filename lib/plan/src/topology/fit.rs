@@ -54,7 +54,7 @@ pub struct Point {
     pub footprint: f64,
     /// Ranks that did so at once.
     pub ranks: f64,
-    /// What was measured.
+    /// The measured time.
     pub ns_per_byte: f64,
 }
 

@@ -17,7 +17,7 @@ impl Comm {
         buffers: B,
         prepare: impl FnOnce(&Inner, &mut B) -> Result<Bound> + Send + 'static,
     ) -> Result<Work<B>> {
-        // SAFETY: the buffers belong to the job until the call is complete, and nobody else sees them.
+        // SAFETY: the buffers belong to the job alone until the call is complete.
         self.submit_with(buffers, prepare, |inner, call| unsafe { inner.execute(call, true) })
     }
 

@@ -17,7 +17,7 @@ pub(super) fn buffers(input: &(impl Memory + ?Sized), output: &mut (impl MemoryM
     Buffers { input: input.address(), output: output.address_mut() }
 }
 
-/// What lengths must be.
+/// Required lengths.
 impl Inner {
     /// A call with an input and an output. A rank ignores the buffer that it does not have.
     // Always inlined: the collective is a constant at each call site, so its shape folds away.

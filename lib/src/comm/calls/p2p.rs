@@ -128,7 +128,7 @@ impl Comm {
         self.inner.peer_in_range("send_recv_async", "from", from)?;
         self.submit_job((send, recv), move |inner, (send, recv)| {
             let calls = [inner.send(&**send, to)?, inner.recv(&mut **recv, from)?];
-            // SAFETY: the calls were made from these two vectors, which nobody else sees until the job is complete.
+            // SAFETY: the calls were made from these two vectors, which belong to the job alone until it is complete.
             unsafe { inner.batch("send_recv", &calls, true) }
         })
     }

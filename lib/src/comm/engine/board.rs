@@ -55,7 +55,7 @@ impl Inner {
         engine.board = BoardState::Unavailable;
         if self.shares_memory() && state.config.one_shot > 0 {
             let layout = Layout::new(self.size(), state.config.one_shot, state.config.stage)?;
-            let key = state.key("board");
+            let key = state.key("shared-region");
             let memory =
                 state.control.share(&key, &state.members, layout.bytes()).map_err(|error| state.not_all_came(error))?;
             if let Some(memory) = memory {

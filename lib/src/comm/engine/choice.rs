@@ -32,10 +32,11 @@ impl Inner {
         let bit = 1 << shape.collective as u8;
         if self.warned.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
             let (rank, ranks) = (self.state.rank, shape.ranks);
-            let reason = if algorithm::supports(refused, shape) { "keeps no fixed order in" } else { "cannot do" };
+            let reason =
+                if algorithm::supports(refused, shape) { "keeps no fixed order in" } else { "does not support" };
             let taken = choice.algorithm;
             log::warn!(
-                "rank {rank}: {refused} was asked for, but {reason} {} of {ranks} ranks; taking {taken}",
+                "rank {rank}: {refused} was requested, but {reason} {} of {ranks} ranks; taking {taken}",
                 shape.collective
             );
         }

@@ -251,7 +251,7 @@ mod tests {
 
     type Answer = (usize, bool, ThreadId);
 
-    /// A queue, a function that appends a job which says who ran it, and what they said.
+    /// A queue, a function that appends a job which records the thread that ran it, and the records.
     fn queue() -> (Arc<Queue>, impl Fn(usize, bool) -> Queued, std::sync::mpsc::Receiver<Answer>) {
         let queue = Queue::new(0);
         let (sender, receiver) = channel();

@@ -99,7 +99,7 @@ impl Network {
         if !needed(&gone) {
             return;
         }
-        log::info!("rank {}: is done, and relays between others until they are", self.rank());
+        log::info!("rank {}: done; it relays between other ranks until they are done", self.rank());
         self.session.leave();
         let (mut moved, mut since) = (self.endpoint.traffic(), Instant::now());
         while needed(&gone) {
@@ -150,7 +150,7 @@ fn listen(session: &Session, config: &Config) -> Result<(Endpoint, Vec<EndpointI
 }
 
 fn unreadable(rank: usize, error: &serde_json::Error) -> Error {
-    let detail = format!("what it says of itself does not parse ({error}): do all ranks run the same version?");
+    let detail = format!("its description does not parse ({error}): do all ranks run the same version?");
     Error::Bootstrap { address: format!("rank {rank}"), detail }
 }
 

@@ -199,7 +199,7 @@ impl Link<'_> {
                 *time = self.together(guess, ZERO_COPY, |calls| Order::Exchange { bytes, calls })?;
             }
             log::debug!(
-                "{bytes} bytes each way on ordinary pages: {:?} ns through the room, {:?} ns by zero copy",
+                "{bytes} bytes each way on ordinary pages: {:?} ns through the ring, {:?} ns by zero copy",
                 times[0],
                 times[1]
             );

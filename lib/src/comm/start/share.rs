@@ -91,7 +91,7 @@ fn exchange<T: Serialize + for<'a> Deserialize<'a>>(
     let bytes = serde_json::to_vec(value).map_err(|e| invalid(e.to_string()))?;
     let values = control.exchange(key, members, bytes)?;
     let parse = |(rank, bytes): (usize, Vec<u8>)| {
-        serde_json::from_slice(&bytes).map_err(|e| invalid(format!("what rank {rank} sent does not parse: {e}")))
+        serde_json::from_slice(&bytes).map_err(|e| invalid(format!("the message of rank {rank} does not parse: {e}")))
     };
     values.into_iter().enumerate().map(parse).collect()
 }

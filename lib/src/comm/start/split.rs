@@ -33,7 +33,7 @@ impl Comm {
             .enumerate()
             .map(|(rank, bytes)| {
                 serde_json::from_slice(bytes)
-                    .map_err(|e| Error::invalid("split", format!("what rank {rank} sent does not parse: {e}")))
+                    .map_err(|e| Error::invalid("split", format!("the message of rank {rank} does not parse: {e}")))
             })
             .collect::<Result<Vec<Vote>>>()?;
         let mut colors: Vec<u32> = votes.iter().filter_map(|v| v.0).collect();

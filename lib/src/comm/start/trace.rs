@@ -84,7 +84,7 @@ pub(in crate::comm) fn open(control: &dyn Control, tracers: Vec<usize>, config: 
     let run = match heard.into_iter().next() {
         Some(Ok(Some(run))) => run,
         Some(Err(error)) => return Err(Error::invalid("trace", format!("rank {reference} cannot write: {error}"))),
-        _ => return Err(Error::invalid("trace", format!("rank {reference} did not say where it writes"))),
+        _ => return Err(Error::invalid("trace", format!("rank {reference} did not name its file"))),
     };
     let Some(sink) = Sink::new(control.rank(), run, config) else { return Ok(None) };
     let outcome = if !sink.join() && (sink.is_alone() || leads(control, &tracers)) { sink.create() } else { Ok(()) };

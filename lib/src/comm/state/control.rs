@@ -103,7 +103,7 @@ pub(crate) trait Control: Send + Sync {
     fn paths(&self) -> Vec<Path> {
         Vec::new()
     }
-    /// What this rank has relayed between others.
+    /// Messages that this rank has relayed between others.
     fn traffic(&self) -> Traffic {
         Traffic::default()
     }

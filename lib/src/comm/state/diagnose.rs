@@ -17,8 +17,7 @@ impl State {
         let host = self.control.store_host();
         if let Some(host) = host.filter(|&host| self.control.has_left(host)) {
             let detail = format!(
-                "nothing came from it; what became of it is not known, as the rendezvous store has ended with rank {host} of the \
-                 world, which has left"
+                "nothing came from it; its state is unknown, because the rendezvous store ended when rank {host} of the world left"
             );
             return (peers.to_vec(), detail);
         }

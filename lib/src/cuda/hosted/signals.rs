@@ -52,7 +52,7 @@ impl Signals {
         // SAFETY: allocates; freed once, by `drop`.
         let memory = unsafe { result::malloc_host(workers * size_of::<Lines>(), flags) }.map_err(failed)?;
         let Some(lines) = NonNull::new(memory.cast::<Lines>()) else {
-            return Err(Error::invalid("DeviceComm", "CUDA gave no page-locked memory and no reason"));
+            return Err(Error::invalid("DeviceComm", "CUDA returned neither page-locked memory nor an error"));
         };
         // SAFETY: fresh, page-aligned memory of that size; zeroes are valid atomics.
         unsafe { lines.write_bytes(0, workers) };

@@ -63,7 +63,7 @@ impl Staging {
             }
         };
         let base = NonNull::new(base)
-            .ok_or_else(|| Error::invalid("DeviceComm", "CUDA gave no page-locked memory and no reason"))?;
+            .ok_or_else(|| Error::invalid("DeviceComm", "CUDA returned neither page-locked memory nor an error"))?;
         let mut staging = Staging { context: context.clone(), base, slot, kind, registration: None };
         // SAFETY: the memory stays where it is until `drop`, which ends the registration first.
         staging.registration = unsafe { comm.register(base, bytes) }?;

@@ -1,5 +1,6 @@
-// Reduce-scatter, then all-gather, each straight between all pairs of ranks, in rounds of one slot per pair. A subgroup sends the
-// pieces of a round, the next reduces what came and sends that on, the last stores what the others reduced.
+// Reduce-scatter, then all-gather, each straight between all pairs of ranks, in rounds of one slot per pair. A subgroup
+// sends the pieces of a round, the next reduces received pieces and forwards the sums, the last stores the others'
+// sums.
 
 __device__ __forceinline__ void two_shot_slots(const Team& team, const u8* input, u8* output, u64 bytes) {
     __shared__ Counters counters;
@@ -68,8 +69,8 @@ all_reduce_two_shot_simple(const __grid_constant__ Args args) {
 
 #else
 
-// Each rank reads its part of all inputs and writes the result into all outputs: both steps in one pass. A part's input and output
-// are touched by one rank alone, so they may be the same buffer.
+// Each rank reads its part of all inputs and writes the result into all outputs: both steps in one pass. Only one rank
+// accesses a part's input and output, so they may be the same buffer.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 all_reduce_two_shot_direct(const __grid_constant__ Args args) {
     const Team& team = args.team;

@@ -1,11 +1,12 @@
-// Reduce-scatter, then all-gather, each straight between all pairs of ranks, with flags beside the data: two crossings of the
-// link, 2(n-1)/n x the bytes sent (and the flags). A cell is passed on by the thread that reduced it; no barrier.
+// Reduce-scatter, then all-gather, each straight between all pairs of ranks, with flags beside the data: two crossings
+// of the link, 2(n-1)/n x the bytes sent (and the flags). The thread that reduced a cell forwards it, so no barrier is
+// needed.
 
 template <typename Lines>
 __device__ __forceinline__ void two_shot_lines(const Team& team, const u8* input, u8* output, u64 bytes) {
     const Channel channel = enter(team);
     const Words words = words_of_block(bytes);
-    // The second half of the lines is for what was reduced.
+    // The second half of the lines is for reduced cells.
     const u32 half = Lines::MOST / 2;
     const auto segment = [&](u32 rank) { return segment_of(words, rank, RANKS); };
     const auto other = [&](u32 peer) { return peer != team.rank; };

@@ -1,7 +1,8 @@
-// What every kernel of the collectives is given: one struct, passed by value. `args.rs` has the same; a test compares them.
+// The arguments of every kernel of the collectives: one struct, passed by value. `args.rs` has the same; a test
+// compares them.
 
-// One rank's input and output as the other ranks name them: the number of the registration + 1, then 48 bits of distance from
-// the begin of its allocation; 0: they do not reach it.
+// One rank's input and output as the other ranks name them: the number of the registration + 1, then 48 bits of offset
+// from the start of its allocation; 0: they do not reach it.
 struct Remote {
     u64 input;
     u64 output;

@@ -1,16 +1,17 @@
-// The root sends to everyone. Larger buffers are scattered by the root and passed on by who got a segment, so that the root's
-// link carries the buffer once and not n-1 times: a subgroup passes its own parts on, another stores those that the others pass on.
+// The root sends to all ranks. It scatters larger buffers, and each rank forwards its segment, so that the root's link
+// carries the buffer once and not n-1 times: a subgroup forwards its own parts, another stores those that the others
+// forward.
 
 __device__ __forceinline__ void broadcast_slots(const Team& team, const u8* input, u8* output, u64 bytes, u32 root) {
     __shared__ Counters counters;
     const u32 parts = RANKS - 1;
     const bool is_root = team.rank == root;
-    // Between two ranks, and at the root, there is one thing to do.
+    // Between two ranks, and at the root, there is one task.
     const Subgroup group = is_root || RANKS == 2 ? whole_block() : subgroup_of(THREADS / 2, THREADS / 2);
     const Rounds rounds = begin_rounds(team, counters, group, bytes, parts);
     const auto part_of = [&](u32 rank) { return (rank + RANKS - root - 1) % RANKS; };
     for (u32 step = 0; step < rounds.count; step++) {
-        // Of who passes it on.
+        // From the rank that forwards it.
         const auto piece = [&](u32 rank) {
             if (rank == root) return Piece{0, 0};
             return piece_of(rounds.share, step, part_of(rank));
@@ -112,8 +113,8 @@ broadcast_simple(const __grid_constant__ Args args) {
 
 #else
 
-// Between two ranks the root writes into the other's output. Among more, each of the others reads its part from the root and
-// writes it into all outputs but the root's: one pass, and the root's link carries the buffer once.
+// Between two ranks the root writes into the other's output. Among more, each of the others reads its part from the
+// root and writes it into all outputs but the root's: one pass, and the root's link carries the buffer once.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 broadcast_direct(const __grid_constant__ Args args) {
     const Team& team = args.team;

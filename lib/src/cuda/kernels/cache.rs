@@ -73,7 +73,7 @@ impl Kernels {
     fn new(context: &Arc<CudaContext>, layout: Layout) -> Result<Kernels> {
         let capability = context
             .compute_capability()
-            .map_err(|e| cuda("DeviceComm", "asking for the device's compute capability", e))?;
+            .map_err(|e| cuda("DeviceComm", "querying the device's compute capability", e))?;
         Ok(Kernels { context: context.clone(), layout, capability, modules: Shelf::new(), functions: Shelf::new() })
     }
 

@@ -1,7 +1,7 @@
-// Protocol Direct: data goes from one rank's buffer into another's, without slots. That needs the other's buffer to be registered
-// (`cuda/peer/registry.rs`). Which buffer a rank means stands in its lines of this call, so ranks agree here, on the device, and
-// a captured launch agrees again at each replay. If a buffer that is needed is not registered, or lies at an address that is no
-// multiple of 16, every rank sees that and takes the slots.
+// Protocol Direct: data goes from one rank's buffer into another's, without slots. That needs the other's buffer to be
+// registered (`cuda/peer/registry.rs`). A rank names its buffers in its lines of this call, so ranks agree here, on the
+// device, and a captured launch agrees again at each replay. If a needed buffer is not registered, or its address is
+// not a multiple of 16, every rank sees that and takes the slots.
 
 #define INPUT_LINE (LL_LINES + 1)
 #define OUTPUT_LINE (LL_LINES + 2)
@@ -13,7 +13,8 @@ struct Reach {
     u8* output[RANKS];
 };
 
-// A buffer as `peer` names it (`Remote`). The table in our window has the begin of each allocation as it is mapped here.
+// A buffer as `peer` names it (`Remote`). The table in our window has the begin of each allocation as it is mapped
+// here.
 __device__ __forceinline__ u8* resolve(const Team& team, u32 peer, u64 remote) {
     if (remote == 0) return nullptr;
     const u64* table = (const u64*)(team.window[team.rank] + TABLE);
@@ -21,9 +22,9 @@ __device__ __forceinline__ u8* resolve(const Team& team, u32 peer, u64 remote) {
     return (u8*)(base + (remote & 0xffffffffffffull));
 }
 
-// Tells the others where this rank's buffers are, waits for everyone's, and makes sure that all mean the same call: nothing may
-// be written into another's buffer before. From here on the others' inputs are ready, and their outputs may be written. False, for
-// the whole block: a rank did not come or means another call.
+// Publishes this rank's buffers, waits for those of all ranks, and checks that all make the same call: no rank may
+// write into another's buffer before. From here on the others' inputs are ready, and their outputs may be written.
+// False, for the whole block: a rank did not arrive or makes another call.
 __device__ __forceinline__ bool meet(const Team& team, const Channel& channel, const Remote& remote, const u8* input,
                                      u8* output, Reach& reach) {
     const u32 peer = threadIdx.x;
@@ -36,7 +37,7 @@ __device__ __forceinline__ bool meet(const Team& team, const Channel& channel, c
         well = line_came(team, line_at(window, channel, peer, INPUT_LINE), channel.epoch, peer, from) &&
                line_came(team, line_at(window, channel, peer, OUTPUT_LINE), channel.epoch, peer, to) &&
                means_the_same(team, channel, peer);
-        // What the others wrote before is there for the whole block: a fence here, a barrier below.
+        // The others' earlier writes become visible to the whole block: a fence here, a barrier below.
         __threadfence_system();
         reach.input[peer] = well ? resolve(team, peer, from) : nullptr;
         reach.output[peer] = well ? resolve(team, peer, to) : nullptr;
@@ -60,7 +61,7 @@ __device__ __forceinline__ bool reached(u8* const (&of)[RANKS], u32 except = RAN
     return all;
 }
 
-// Whether this thread handles what lies behind the last whole pack.
+// Whether this thread handles the bytes after the last whole pack.
 __device__ __forceinline__ bool has_tail(u64 bytes) {
     return bytes % 16 != 0 && blockIdx.x == 0 && threadIdx.x == 0;
 }
@@ -70,8 +71,8 @@ __device__ __forceinline__ void count_direct(const Team& team) {
     atomicAdd((u64*)(team.window[team.rank] + DIRECT_COUNT), 1ull);
 }
 
-// Ends the block's accesses to others' buffers, and waits until blocks of the same number have ended theirs to ours: only then
-// may the stream go on, which will write over an input or read an output.
+// Ends the block's accesses to others' buffers, and waits until blocks of the same number have ended theirs to ours:
+// only then may the stream go on, which will write over an input or read an output.
 __device__ __forceinline__ void depart(const Team& team, const Channel& channel) {
     __syncthreads();
     const u32 peer = threadIdx.x;

@@ -1,5 +1,6 @@
-// All-gather and all-to-all: each rank sends one segment of `bytes` to each other, and stores what it gets by sender.
-// `stride` is the distance between the segments sent to neighbouring ranks: 0 for all-gather, whose ranks all get the same.
+// All-gather and all-to-all: each rank sends one segment of `bytes` to each other, and stores received segments by
+// sender. `stride` is the distance between the segments sent to neighbouring ranks: 0 for all-gather, whose ranks all
+// get the same.
 
 __device__ __forceinline__ void exchange_slots(const Team& team, const u8* input, u8* output, u64 bytes, u64 stride) {
     __shared__ Counters counters;
@@ -105,7 +106,7 @@ exchange_simple(const __grid_constant__ Args args) {
 
 #else
 
-// Straight into the others' outputs. Every rank sees how every rank's buffers are named, so all take the same way.
+// Straight into the others' outputs. Every rank sees the names of all ranks' buffers, so all make the same choice.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 exchange_direct(const __grid_constant__ Args args) {
     const Team& team = args.team;
@@ -122,7 +123,7 @@ exchange_direct(const __grid_constant__ Args args) {
     const u64 packs = bytes / 16;
     const u8* own = input + team.rank * stride;
     const bool copies = own != output + team.rank * bytes;
-    // What a rank gets from us; our own part goes along, so that it is copied while the link is busy.
+    // The segment that a rank gets from us. Our own part is copied along, while the link is busy.
     const u8* from[RANKS];
     u8* to[RANKS];
     bool whole_input = true;

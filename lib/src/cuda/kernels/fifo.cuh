@@ -1,6 +1,6 @@
-// Protocol Simple: a FIFO of slots in the receiver's window for each (kind, channel, sender). The sender counts filled slots
-// in the receiver's window (tail), the receiver counts freed ones in the sender's (head). All data of a slot is written before
-// its tail: the subgroup's barrier, then a release at system scope. (NCCL: prims_simple.h)
+// Protocol Simple: a FIFO of slots in the receiver's window for each (kind, channel, sender). The sender counts filled
+// slots in the receiver's window (tail), the receiver counts freed ones in the sender's (head). All data of a slot is
+// written before its tail: the subgroup's barrier, then a release at system scope. (NCCL: prims_simple.h)
 
 #define TAIL 0
 #define HEAD 1
@@ -10,7 +10,7 @@ __device__ __forceinline__ u32* flag_at(u8* window, u32 which, u32 kind, u32 cha
     return (u32*)(window + FLAGS + FLAG_BYTES * index);
 }
 
-// What was sent to (TAIL) or received from (HEAD) a peer before this call; ours alone.
+// Slots sent to (TAIL) or received from (HEAD) a peer before this call; private to this rank.
 __device__ __forceinline__ u32* counter_at(u8* window, u32 which, u32 kind, u32 channel, u32 peer) {
     const u64 index = (((u64)which * KINDS + kind) * CHANNELS + channel) * MAX_RANKS + peer;
     return (u32*)(window + COUNTERS + 4 * index);
@@ -31,7 +31,7 @@ __device__ __forceinline__ bool count_came(const Team& team, const u32* flag, u3
     return true;
 }
 
-// For a thread that waits and tells alone: it tells nothing after it has given up.
+// For a thread that waits and signals by itself: it signals nothing after it has given up.
 __device__ __forceinline__ void await_count(const Team& team, const u32* flag, u32 count, u32 what, u32 peer) {
     if (!count_came(team, flag, count, what, peer)) end_thread();
 }
@@ -109,8 +109,9 @@ __device__ __forceinline__ void fill_slot(u8* slot, u64 index, Pack pack) {
     *(Pack*)(slot + 16 * index) = pack;
 }
 
-// This block's share of a buffer, in packs, cut into rounds of `parts` pieces that each fit a slot. Several rounds, so that the
-// steps of one overlap with those of the next, but none so short that the flags would cost more than the data.
+// This block's part of a buffer, in packs, cut into rounds of `parts` pieces that each fit a slot. There are several
+// rounds, so that the steps of one overlap with those of the next, but none so short that the flags would cost more
+// than the data.
 struct Share {
     u64 first, last;
     u32 parts;
@@ -126,7 +127,7 @@ __device__ __forceinline__ Share share_of(u64 bytes, u32 parts) {
     share.first = border(packs, blockIdx.x, gridDim.x);
     share.last = border(packs, blockIdx.x + 1, gridDim.x);
     share.parts = parts;
-    // Of the largest share: the same for all blocks.
+    // For the largest part: the same for all blocks.
     u64 piece = (whole_lines((packs + gridDim.x - 1) / gridDim.x) + ROUNDS * parts - 1) / (ROUNDS * parts);
     piece = whole_lines(piece > LEAST_PIECE ? piece : LEAST_PIECE);
     if (piece > SLOT_BYTES / 16) piece = SLOT_BYTES / 16;
@@ -153,7 +154,7 @@ __device__ __forceinline__ Piece piece_of(const Share& share, u32 round, u32 par
     return piece;
 }
 
-// What a subgroup of a kernel of rounds starts with.
+// The initial state of a subgroup in a kernel of rounds.
 struct Rounds {
     Share share;
     u32 count;
@@ -168,14 +169,14 @@ __device__ __forceinline__ Rounds begin_rounds(const Team& team, Counters& count
     rounds.share = share_of(bytes, parts);
     rounds.count = rounds_of(rounds.share);
     rounds.group = group;
-    // In warps of their own, where there are as many.
+    // In separate warps, if there are enough.
     const u32 distance = group.threads / RANKS;
     rounds.peer = group.thread / distance;
     rounds.speaker = group.thread % distance == 0 && rounds.peer < RANKS && rounds.peer != team.rank;
     return rounds;
 }
 
-// One step of a round: speakers wait, all threads of the subgroup work, speakers tell the others.
+// One step of a round: speakers wait, all threads of the subgroup work, speakers signal the other ranks.
 template <typename Await, typename Work, typename Tell>
 __device__ __forceinline__ void in_turn(const Rounds& rounds, Await await, Work work, Tell tell) {
     if (rounds.speaker) await(rounds.peer);
@@ -185,8 +186,8 @@ __device__ __forceinline__ void in_turn(const Rounds& rounds, Await await, Work 
     if (rounds.speaker) tell(rounds.peer);
 }
 
-// Input and output may be the same buffer: a subgroup that writes a round's part of it waits for the subgroup that sends that part.
-// The one is called behind a round by all threads of its group, the other by any.
+// Input and output may be the same buffer: a subgroup that writes a round's part of it waits for the subgroup that
+// sends that part. All threads of the sending subgroup call the first after a round; any thread calls the second.
 __device__ __forceinline__ void tell_read(const Rounds& rounds, Counters& counters, u32 step) {
     if (rounds.group.thread == 0) atomicExch(&counters.read, step + 1);
 }

@@ -1,9 +1,10 @@
-// Protocol LL (low latency): every 8 bytes travel beside their flag, in a line of 16 bytes whose halves arrive as a whole
-// each. The receiver needs neither a fence nor a second message; half of what is sent is flags. (NCCL: prims_ll.h)
+// Protocol LL (low latency): every 8 bytes travel with their flags, in a line of 16 bytes of which each half arrives as
+// a whole. The receiver needs neither a fence nor a second message; half of the sent bytes are flags. (NCCL:
+// prims_ll.h)
 //
-// Two sets of lines are used in turn. A rank that has finished call k has received a line of call k from every rank, so all
-// have finished call k-1: writing into the set of call k+1, which is that of k-1, overwrites nothing unread. Hence each
-// kernel sends at least the hello line to everyone and waits for everyone's.
+// Two sets of lines are used in turn. A rank that has finished call k has received a line of call k from every rank, so
+// all have finished call k-1: writing into the set of call k+1, which is that of k-1, overwrites nothing unread. Hence
+// each kernel sends at least the hello line to everyone and waits for everyone's.
 
 #define HELLO LL_LINES
 
@@ -12,7 +13,7 @@ struct Channel {
     u32 set;
 };
 
-// Which of the areas of lines this block has for a sender.
+// This block's lines for a sender.
 __device__ __forceinline__ u64 lines_of(const Channel& channel, u32 from) {
     return ((u64)blockIdx.x * 2 + channel.set) * RANKS + from;
 }
@@ -36,7 +37,7 @@ __device__ __forceinline__ bool peek_line(const u8* from, u32 flag, u64& data) {
     return (u32)(low >> 32) == flag && (u32)(high >> 32) == flag;
 }
 
-// False: given up, and `data` is nothing.
+// False: given up, and `data` is undefined.
 __device__ __forceinline__ bool line_came(const Team& team, const u8* from, u32 flag, u32 peer, u64& data) {
     Wait wait = {0, 0, 0};
     while (!peek_line(from, flag, data)) {
@@ -45,7 +46,7 @@ __device__ __forceinline__ bool line_came(const Team& team, const u8* from, u32 
     return true;
 }
 
-// A thread that has given up passes nothing on.
+// A thread that has given up forwards nothing.
 __device__ __forceinline__ u64 await_line(const Team& team, const u8* from, u32 flag, u32 peer) {
     u64 data;
     if (!line_came(team, from, flag, peer, data)) end_thread();
@@ -76,8 +77,8 @@ __device__ __forceinline__ Words longest_segment(const Words& all, u32 segments)
     return Words{all.first, (all.count + segments - 1) / segments, all.bytes};
 }
 
-// What kernels in lines need of a protocol. A *cell* is what a thread sends, receives and stores at a time: here a word.
-// LL128 (ll128.cuh) has the same functions.
+// The interface of a protocol for kernels in lines. A *cell* is the unit that a thread sends, receives and stores: here
+// a word. LL128 (ll128.cuh) has the same functions.
 struct Ll {
     typedef u64 Cell;
     static constexpr u32 MOST = LL_LINES;
@@ -100,7 +101,7 @@ struct Ll {
         return await_line(team, line_at(team.window[team.rank], channel, peer, cell), channel.epoch, peer);
     }
 
-    // Whether it has come.
+    // Whether it has arrived.
     static __device__ __forceinline__ bool peek(const Team& team, const Channel& channel, u32 peer, u32 cell, u64& word) {
         return peek_line(line_at(team.window[team.rank], channel, peer, cell), channel.epoch, word);
     }
@@ -111,9 +112,8 @@ __device__ __forceinline__ u32 next_rank(u32 rank, u32 distance) {
     return next < RANKS ? next : next - RANKS;
 }
 
-// The same cell of all ranks at once: wherever a rank sends or receives several, their loads are under way together, because
-// nothing is loaded before what was stored or asked for earlier. `each` says whether there is one for a rank; LL128 wants the
-// same answer for a whole warp.
+// The same cell of all ranks at once: their loads are in flight together, because no load waits for an earlier store or
+// load. `each` says whether there is a cell for a rank; LL128 needs the same answer for a whole warp.
 
 template <typename Lines, typename Each, typename Load>
 __device__ __forceinline__ void push_cells(const Team& team, const Channel& channel, u32 cell, Each each, Load load) {
@@ -167,7 +167,7 @@ __device__ __forceinline__ void take_segments(const Team& team, const Channel& c
     }
 }
 
-// Starts this block's part of a call: its epoch, and what the call is to everyone else.
+// Starts this block's part of a call: its epoch, and the description of the call to all other ranks.
 __device__ __forceinline__ Channel enter(const Team& team) {
     Channel channel;
     channel.epoch = *(volatile u32*)(team.window[team.rank] + EPOCHS + 4 * blockIdx.x) + 1;
@@ -179,7 +179,7 @@ __device__ __forceinline__ Channel enter(const Team& team) {
     return channel;
 }
 
-// False: the rank did not come, or it meant something else.
+// False: the rank did not arrive, or it makes another call.
 __device__ __forceinline__ bool means_the_same(const Team& team, const Channel& channel, u32 peer) {
     u64 theirs;
     if (!line_came(team, line_at(team.window[team.rank], channel, peer, HELLO), channel.epoch, peer, theirs)) return false;
@@ -193,7 +193,7 @@ __device__ __forceinline__ void close(const Team& team, const Channel& channel) 
     if (threadIdx.x == 0) *(volatile u32*)(team.window[team.rank] + EPOCHS + 4 * blockIdx.x) = channel.epoch;
 }
 
-// Ends it: everyone has started it too, and meant the same.
+// Ends it: all ranks have started it, too, and make the same call.
 __device__ __forceinline__ void leave(const Team& team, const Channel& channel) {
     const u32 peer = threadIdx.x;
     if (peer < RANKS && peer != team.rank) means_the_same(team, channel, peer);

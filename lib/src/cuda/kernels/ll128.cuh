@@ -1,6 +1,7 @@
 // Protocol LL128: 120 bytes of data and their flag in a line of 128 bytes. A warp writes and reads whole lines with one
-// instruction each, 16 bytes a thread, and NVLink keeps such a line together, so that who sees the flag has the data. (Other
-// links may tear it: cuda/window/reach.rs looks.) One part in 16 of what is sent is flags; in LL it is half. (NCCL: prims_ll128.h)
+// instruction each, 16 bytes a thread. NVLink keeps such a line together, so a thread that sees the flag has the data.
+// (Other links may tear it; cuda/window/reach.rs checks.) Flags are 1/16 of the sent bytes; in LL they are half. (NCCL:
+// prims_ll128.h)
 //
 // Sets of lines take turns as in LL.
 
@@ -46,7 +47,7 @@ struct Ll128 {
         asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" : : "l"(to), "l"(pack.a), "l"(high) : "memory");
     }
 
-    // Whether the lines of this warp have come; the same answer for all its threads.
+    // Whether the lines of this warp have arrived; the same answer for all its threads.
     static __device__ __forceinline__ bool peek(const Team& team, const Channel& channel, u32 peer, u32 cell, Pack& pack) {
         const u8* from = cell_at(team.window[team.rank], channel, peer, cell);
         __syncwarp();
@@ -54,7 +55,7 @@ struct Ll128 {
         return !__any_sync(EVERY_LANE, has_flag(cell) && pack.b != flag_of(channel));
     }
 
-    // A warp that has given up passes nothing on.
+    // A warp that has given up forwards nothing.
     static __device__ __forceinline__ Pack await(const Team& team, const Channel& channel, u32 peer, u32 cell) {
         Wait wait = {0, 0, 0};
         Pack pack;

@@ -4,7 +4,8 @@ struct __align__(16) Pack {
     u64 a, b;
 };
 
-// The ways for odd addresses and ends are kept out of line: inlined wherever a pack is loaded they would be most of the code.
+// The paths for odd addresses and ends are kept out of line: inlined at every load of a pack they would be most of the
+// code.
 
 // `count` bytes, of an address that may be odd; the rest of the word is zero.
 __device__ __noinline__ u64 load_odd(const u8* from, u32 count) {
@@ -27,7 +28,7 @@ __device__ __forceinline__ u32 up_to(u64 left, u32 most) {
     return left < most ? (u32)left : most;
 }
 
-// Word `index` of a buffer of `bytes`; what lies behind its end reads as zero.
+// Word `index` of a buffer of `bytes`; bytes after its end read as zero.
 __device__ __forceinline__ u64 load_word(const u8* base, u64 index, u64 bytes) {
     const u64 at = 8 * index;
     if ((((u64)base & 7) == 0) && at + 8 <= bytes) return *(const u64*)(base + at);
@@ -77,7 +78,7 @@ __device__ __forceinline__ void store_pack(Whole, u8* base, u64 index, u64 bytes
     else store_odd_pack(base, index, bytes, pack);
 }
 
-// Packs of an output from `first` on. Whether all of them are aligned and whole is found out once.
+// Packs of an output from `first` on. It checks once whether all of them are aligned and whole.
 struct Output {
     u8* base;
     u64 first;
@@ -100,15 +101,15 @@ __device__ __forceinline__ u64 whole_lines(u64 packs) {
     return (packs + LINE_PACKS - 1) / LINE_PACKS * LINE_PACKS;
 }
 
-// Where share `index` of `shares` of so many packs begins: each share but the last has whole lines, none more than the largest
-// would have if it were rounded up to whole lines.
+// Where share `index` of `shares` of so many packs begins: each share but the last has whole lines, none more than the
+// largest would have if it were rounded up to whole lines.
 __device__ __forceinline__ u64 border(u64 packs, u64 index, u64 shares) {
     const u64 at = whole_lines(packs * index / shares);
     return at < packs ? at : packs;
 }
 
-// The threads of all blocks (or of `workers` blocks, of which this is number `worker`) go through packs `begin` to `end`, each
-// block's 8 KiB next to those of its neighbours.
+// The threads of all blocks (or of `workers` blocks, of which this is number `worker`) go through packs `begin` to
+// `end`, each block's 8 KiB next to those of its neighbours.
 template <int BATCH, typename Load, typename Store>
 __device__ __forceinline__ void for_workers(u32 worker, u32 workers, u64 begin, u64 end, Load load, Store store) {
     const u64 stride = (u64)workers * THREADS;

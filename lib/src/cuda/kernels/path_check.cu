@@ -1,8 +1,9 @@
-// The start-up check of the path between GPUs. Each rank writes a pattern through its mapping of every other window, piece by
-// piece with a count behind each, and looks at what came into its own as soon as the count has. `cuda/path_check.rs` launches it.
+// The start-up check of the path between GPUs. Each rank writes a pattern through its mapping of every other window,
+// piece by piece with a count after each, and checks the data in its own window as soon as the count has arrived.
+// `cuda/path_check.rs` launches it.
 //
-// The memory of the slots is used, which may hold anything: a part of `area` bytes for each sender. Its last bytes are the
-// count and what was found.
+// It uses the memory of the slots, whose content is arbitrary: a part of `area` bytes for each sender. Its last bytes
+// are the count and the findings.
 
 #define PATH_ROUNDS 8
 #define PATH_WRITES 1

@@ -1,5 +1,6 @@
-// For ranks of several processes on one GPU. Their kernels run in turns, so none of these waits for another rank: the stream
-// waits between them (`cuda/phased`). An area is a part of the slots' memory; areas of a sender are used in turn.
+// For ranks of several processes on one GPU. Their kernels run in turns, so none of these waits for another rank: the
+// stream waits between them (`cuda/phased`). An area is a part of the slots' memory; areas of a sender are used in
+// turn.
 
 // The place in it of this block's piece.
 __device__ __forceinline__ u8* area_at(u8* window, u32 from, u32 number, const Piece& piece) {
@@ -11,21 +12,22 @@ __device__ __forceinline__ Piece piece_of_block(u64 bytes) {
     return Piece{share.first, (u32)(share.last - share.first)};
 }
 
-// Per rank: a count, and whether the rank takes part (bit of `who`). `flag`: which count phased_signal tells, TAIL or HEAD.
+// Per rank: a count, and whether the rank takes part (bit of `who`). `flag`: which count phased_signal tells, TAIL or
+// HEAD.
 struct Counts {
     u32 of[MAX_RANKS];
     u32 who;
     u32 flag;
 };
 
-// A stream that was let go must not tell others of data that it did not get, nor write over what they have not read. This is for
-// one block: the host's memory answers one block after the other, at 2 us each (team.cuh).
+// A released stream must not announce data that it did not get, nor overwrite data that others have not read. Only one
+// block calls this: the host's memory answers one block after the other, at 2 us each (team.cuh).
 __device__ __forceinline__ bool was_let_go(const Team& team) {
     return load_relaxed(&team.report->abort) != 0 || load_relaxed(&team.report->state) != 0;
 }
 
-// Whether our area `number` at `peer` is free. Where the stream was let go the count is far above what it can be
-// (`cuda/phased/watch.rs`), or, when the peer has told something since, below what was waited for.
+// Whether our area `number` at `peer` is free. If the stream was released, the count is far above any valid one
+// (`cuda/phased/watch.rs`), or, if the peer has signalled since, below the awaited one.
 __device__ __forceinline__ bool is_free(const Team& team, u32 peer, u32 number) {
     const u32 freed = load_relaxed(flag_at(team.window[team.rank], HEAD, SCATTER, 0, peer));
     return freed - (number + 1 - AREAS) < AREAS;
@@ -46,7 +48,7 @@ phased_push(const __grid_constant__ Args args, const __grid_constant__ Counts co
     }
 }
 
-// Copies what rank s sent to `output + s * stride`.
+// Copies rank s's data to `output + s * stride`.
 extern "C" __global__ void __launch_bounds__(THREADS)
 phased_take(const __grid_constant__ Args args, const __grid_constant__ Counts counts) {
     const Team& team = args.team;
@@ -59,13 +61,15 @@ phased_take(const __grid_constant__ Args args, const __grid_constant__ Counts co
     }
 }
 
-// What the area that a rank filled is for, beside that rank's flag: one place per area, because a rank may be an area ahead of us.
+// The call for which a rank filled an area, beside that rank's flag: one word per area, because a rank may be an area
+// ahead.
 __device__ __forceinline__ volatile u64* purpose_at(u32* flag, u32 number) {
     static_assert(8 + 8 * AREAS <= FLAG_BYTES, "a flag's sector holds the purposes");
     return (volatile u64*)(flag + 2 + 2 * (number % AREAS));
 }
 
-// Tells each rank that takes part how far we are (TAIL: areas filled, and what the last is for; HEAD: areas freed).
+// Publishes our progress to each rank that takes part (TAIL: areas filled, and the call of the last; HEAD: areas
+// freed).
 extern "C" __global__ void phased_signal(const __grid_constant__ Args args, const __grid_constant__ Counts counts) {
     const Team& team = args.team;
     const u32 peer = threadIdx.x;
@@ -75,7 +79,7 @@ extern "C" __global__ void phased_signal(const __grid_constant__ Args args, cons
     store_release(flag, counts.of[peer]);
 }
 
-// Whether the ranks that filled an area meant the same call. (Not for messages: their two ends are different calls.)
+// Whether the ranks that filled an area make the same call. (Not for messages: their two ends are different calls.)
 extern "C" __global__ void phased_compare(const __grid_constant__ Args args, const __grid_constant__ Counts counts) {
     const Team& team = args.team;
     const u32 peer = threadIdx.x;
@@ -87,7 +91,7 @@ extern "C" __global__ void phased_compare(const __grid_constant__ Args args, con
 
 #else
 
-// Reduces our own `input` with what all others sent.
+// Reduces our own `input` with all others' data.
 extern "C" __global__ void __launch_bounds__(THREADS)
 phased_reduce(const __grid_constant__ Args args, const __grid_constant__ Counts counts) {
     const Team& team = args.team;

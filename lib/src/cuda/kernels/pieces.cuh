@@ -8,7 +8,7 @@ struct Pieces {
     u8* slot[OTHERS];
 };
 
-// What `at`, `piece` and `slot` say of each rank.
+// The values of `at`, `piece` and `slot` for each rank.
 template <typename At, typename Of, typename Slot>
 __device__ __forceinline__ Pieces pieces_of(const Team& team, At at, Of piece, Slot slot) {
     Pieces pieces;
@@ -24,7 +24,7 @@ __device__ __forceinline__ Pieces pieces_of(const Team& team, At at, Of piece, S
     return pieces;
 }
 
-// Whether all that lies in the buffers is aligned and whole.
+// Whether all pieces in the buffers are aligned and whole.
 __device__ __forceinline__ bool are_whole(const Pieces& pieces, u64 bytes) {
     bool whole = true;
 #pragma unroll

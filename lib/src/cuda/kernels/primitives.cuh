@@ -1,7 +1,8 @@
-// NCCL's primitives (send, recv, copy, recv_reduce_copy, recv_copy_send, ...) for schedules: what comes in is read once, combined
-// with our own operand, and goes to memory and to the next rank from the registers. (NCCL: src/device/primitives.h)
+// NCCL's primitives (send, recv, copy, recv_reduce_copy, recv_copy_send, ...) for schedules: received data is read
+// once, combined with our own operand, and stored and forwarded from the registers. (NCCL: src/device/primitives.h)
 //
-// A block runs one channel of the schedule. Each lane of the channel is run by a subgroup: the whole block, or a half of it.
+// A block runs one channel of the schedule. Each lane of the channel is run by a subgroup: the whole block, or a half
+// of it.
 
 #define SCRATCH (SLOTS + (u64)KINDS * CHANNELS * RANKS * SLOT_COUNT * SLOT_BYTES)
 #define MAX_LANES 2
@@ -32,7 +33,8 @@ struct Program {
     u32 unused;
 };
 
-// How segments of `count` elements are cut into windows and parts, in units of several elements. (schedule/partition.rs)
+// How segments of `count` elements are cut into windows and parts, in units of several elements.
+// (schedule/partition.rs)
 struct Cut {
     u64 count, windows, unit, base, extra;
     u64 large[2]; // of the first `extra` windows: units of each part, and how many parts have one more
@@ -83,7 +85,7 @@ __device__ __forceinline__ u8* address_of(const Buffers& buffers, const Cut& cut
     return base + (segment * cut.count + range.first) * cut.elem;
 }
 
-// One step in one window, as addresses. What is not there is null.
+// One step in one window, as addresses. Missing operands are null.
 struct Move {
     const u8* in;    // a filled slot; a local reduction: our own memory
     const u8* own;
@@ -139,7 +141,8 @@ __device__ __forceinline__ u64 pairwise_word(u64 own, u64, bool) {
 
 #endif
 
-// IN: something comes in. OWN: our own operand. LOCAL: what comes in is in our memory. Where both are, they are combined.
+// IN: an incoming operand. OWN: our own operand. LOCAL: the incoming operand is in our memory. If both exist, they are
+// combined.
 template <bool IN, bool OWN> __device__ __forceinline__ Pack result_of(const Pack& own, const Pack& in, bool last) {
     if (IN && OWN) return Pack{pairwise_word(own.a, in.a, last), pairwise_word(own.b, in.b, last)};
     return OWN ? own : in;
@@ -183,8 +186,8 @@ __device__ __forceinline__ void move_packs(const Subgroup& group, const Move& mo
     }
 }
 
-// As keep_waiting of team.cuh, but looks now and then whether the peer is in the same call: ranks that differ may wait for
-// messages that never come.
+// As keep_waiting of team.cuh, but sometimes checks that the peer is in the same call: ranks that differ may wait for
+// messages that never arrive.
 __device__ __noinline__ bool wait_on(const Team& team, const Channel& channel, Wait& wait, u32 kind, u32 peer, u32 expected, u32 got) {
     if (!keep_waiting(team, wait, kind, peer, expected, got)) return false;
     if ((wait.turns & 255) != 0) return true;
@@ -217,8 +220,8 @@ __device__ __forceinline__ bool credit_came(const Team& team, const Channel& cha
     return count_came(team, channel, head, counters.sent[SCATTER][peer] + 1 - SLOT_COUNT, WAITED_CREDIT, peer);
 }
 
-// Waiting and posting is for one thread per direction, in warps of their own. `stopped` is the subgroup's, and shared by its threads.
-// False: given up.
+// Waiting and posting is for one thread per direction, in warps of their own. `stopped` is the subgroup's, and shared
+// by its threads. False: given up.
 __device__ __forceinline__ bool move_slots(const Team& team, const Channel& channel, Counters& counters, const Subgroup& group,
                                            const Step& step, Move move, volatile u32& stopped) {
     const bool receives = step.from != NOBODY, sends = step.to != NOBODY;
@@ -244,8 +247,8 @@ __device__ __forceinline__ bool move_slots(const Team& team, const Channel& chan
     return true;
 }
 
-// Protocol LL: each message has lines of its own, behind those of the sender's message before. They were free when the call
-// began (ll.cuh), so nobody waits to send.
+// Protocol LL: each message has lines of its own, behind those of the sender's message before. They were free when the
+// call began (ll.cuh), so no sender waits.
 struct LineCounts {
     u32 sent[RANKS];
     u32 received[RANKS];
@@ -263,7 +266,7 @@ __device__ __forceinline__ u32 take_lines(u32 (&counts)[RANKS], u32 peer, u32 wo
     return first;
 }
 
-// After a wait that was given up the others are short: every word comes at once, as nothing.
+// After one failed wait the others return at once, with undefined words.
 __device__ __forceinline__ u64 word_of(const Team& team, const Channel& channel, const u8* line, u32 peer) {
     Wait wait = {0, 0, 0};
     u64 word;

@@ -1,6 +1,6 @@
-// Everyone sends to the root, which reduces. For larger buffers the ranks other than the root each reduce a segment first, so
-// that the root's link carries the buffer once and not n-1 times: a subgroup sends to them, another reduces what came and sends it to
-// the root, at the root it stores that.
+// All ranks send to the root, which reduces. For larger buffers the ranks other than the root each reduce a segment
+// first, so that the root's link carries the buffer once and not n-1 times: one subgroup sends the segments, another
+// reduces received ones and sends the sum to the root; at the root it stores the sums.
 
 __device__ __forceinline__ void root_slots(const Team& team, const u8* input, u8* output, u64 bytes, u32 root) {
     __shared__ Counters counters;
@@ -8,7 +8,7 @@ __device__ __forceinline__ void root_slots(const Team& team, const u8* input, u8
     const u32 parts = RANKS == 2 ? 1 : RANKS - 1;
     const Subgroup group = RANKS == 2 ? whole_block() : subgroup_of(THREADS / 2, THREADS / 2);
     const Rounds rounds = begin_rounds(team, counters, group, bytes, parts);
-    // Who reduces which part; none: a number that there is no part of.
+    // The rank that reduces each part; none: a number without a part.
     const u32 shift = RANKS == 2 ? 0 : 1;
     const auto part_of = [&](u32 rank) { return (rank + RANKS - root - shift) % RANKS; };
     const bool reduces = part_of(team.rank) < parts;
@@ -105,8 +105,8 @@ reduce_simple(const __grid_constant__ Args args) {
 
 #else
 
-// Between two ranks the root reads the other's input. Among more, each of the others reads its part of all inputs and writes the
-// result into the root's output.
+// Between two ranks the root reads the other's input. Among more, each of the others reads its part of all inputs and
+// writes the result into the root's output.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 reduce_direct(const __grid_constant__ Args args) {
     const Team& team = args.team;

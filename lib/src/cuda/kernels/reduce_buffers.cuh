@@ -1,7 +1,7 @@
-// The reduction of packs of all ranks' registered buffers, read where they are.
+// The reduction of packs of all ranks' registered buffers, read in place.
 
-// Packs `begin` to `end` of the buffers of `bytes` that lie `offset` into `from`; with `last` also what is behind the last whole
-// pack, which goes to `store_tail`.
+// Packs `begin` to `end` of the buffers of `bytes` that lie `offset` into `from`; with `last` also what is behind the
+// last whole pack, which goes to `store_tail`.
 template <typename Store, typename StoreTail>
 __device__ __forceinline__ void reduce_buffers(u8* const (&from)[RANKS], u64 offset, u64 begin, u64 end, u64 bytes,
                                                bool last, Store store, StoreTail store_tail) {

@@ -1,5 +1,6 @@
-// Each rank sends segment p to rank p and reduces what it gets. `bytes` is the length of a segment. With a distance of 0
-// between the segments that is an all-reduce: between two ranks it sends no more than any other and has one step less.
+// Each rank sends segment p to rank p and reduces the segments that it receives. `bytes` is the length of a segment.
+// With a distance of 0 between the segments that is an all-reduce: between two ranks it sends no more than any other
+// and has one step less.
 
 __device__ __forceinline__ void scatter_slots(const Team& team, const u8* input, u8* output, u64 bytes, u64 stride) {
     __shared__ Counters counters;
@@ -81,7 +82,7 @@ reduce_scatter_simple(const __grid_constant__ Args args) {
     leave(args.team, channel);
 }
 
-// Everyone sends everything to everyone, and each rank reduces for itself: one crossing of the link, (n-1) x the bytes sent.
+// All ranks send everything to all, and each rank reduces by itself: one crossing of the link, (n-1) x the bytes sent.
 extern "C" __global__ void __launch_bounds__(THREADS)
 all_reduce_one_shot_ll(const __grid_constant__ Args args) {
     scatter_lines<Ll>(args.team, args.input, args.output, args.bytes, 0);

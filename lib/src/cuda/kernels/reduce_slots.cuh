@@ -1,4 +1,4 @@
-// The reduction of this rank's piece with what lies in the others' slots or buffers.
+// The reduction of this rank's piece with those in the others' slots or buffers.
 
 // A cell of every rank, of LL or of LL128.
 __device__ __forceinline__ u64 reduce_cells(const u64 (&in)[RANKS]) {

@@ -1,11 +1,12 @@
-// Each rank but the root reduces a segment and sends it to the root, with flags beside the data: the root's link carries the
-// buffer once and not n-1 times, for a second crossing. A cell is passed on by the thread that reduced it; no barrier.
+// Each rank but the root reduces a segment and sends it to the root, with flags beside the data: the root's link
+// carries the buffer once and not n-1 times, for a second crossing. The thread that reduced a cell forwards it, so no
+// barrier is needed.
 
 template <typename Lines>
 __device__ __forceinline__ void root_two_shot_lines(const Team& team, const u8* input, u8* output, u64 bytes, u32 root) {
     const Channel channel = enter(team);
     const Words words = words_of_block(bytes);
-    // The second half of the lines is for what was reduced.
+    // The second half of the lines is for reduced cells.
     const u32 half = Lines::MOST / 2;
     const auto part_of = [&](u32 rank) { return (rank + RANKS - root - 1) % RANKS; };
     const auto segment = [&](u32 rank) { return segment_of(words, part_of(rank), RANKS - 1); };

@@ -8,7 +8,7 @@ __device__ __forceinline__ void run_schedule(const Team& team, const Buffers& bu
     if (threadIdx.x < MAX_LANES) stopped[threadIdx.x] = 0;
     if (IN_LINES) __syncthreads();
     else load_counters(team, counters);
-    // Two channels stand for all of them.
+    // Two channels represent all of them.
     const u32 variant = blockIdx.x % 2;
     const u32 lanes = program.lane_count[variant];
     const u32 threads = lanes == 2 ? THREADS / 2 : THREADS;
@@ -23,7 +23,7 @@ __device__ __forceinline__ void run_schedule(const Team& team, const Buffers& bu
                 const Step step = program.steps[at];
                 const u32 part = first_part + step.part;
                 const Range range = part_of(cut, window, part, step.span);
-                // Nobody sends or awaits it.
+                // No rank sends or awaits it.
                 if (range.count == 0) continue;
                 Move move = {};
                 move.bytes = (u32)(range.count * cut.elem);

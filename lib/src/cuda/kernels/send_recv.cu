@@ -1,9 +1,9 @@
-// Point to point: the first blocks send, the others receive; there may be none of either. A block is the channel of its number
-// among its kind. Only the two ranks of a message take part: no hello.
+// Point to point: the first blocks send, the others receive; there may be none of either. A block is the channel of its
+// number among its kind. Only the two ranks of a message take part: no hello.
 //
-// A message may go straight into the receiver's buffer. The receiver then tells the sender where that is, or that it is not
-// registered: in a line of its own behind the flag that it writes in the sender's window, and the length behind the other flag.
-// The number of the message's first slot marks the lines, and the message counts as one slot.
+// A message may go straight into the receiver's buffer. The receiver then sends the buffer's name, or that it is not
+// registered, in a separate line after the flag that it writes in the sender's window, and the length after the other
+// flag. The number of the message's first slot marks the lines, and the message counts as one slot.
 
 struct Message {
     u8* at;
@@ -20,7 +20,8 @@ struct Messages {
     Message from;
 };
 
-// Half of the channels carry messages, so each slot is two: what a slot costs (a barrier, a fence, a flag) is paid half as often.
+// Half of the channels carry messages, so each slot is two: the cost of a slot (a barrier, a fence, a flag) is paid
+// half as often.
 #define PAIR_SLOT_BYTES (2ull * SLOT_BYTES)
 #define PAIR_PIECE (PAIR_SLOT_BYTES / 16)
 
@@ -62,7 +63,7 @@ send_recv(const __grid_constant__ Args args, const __grid_constant__ Messages me
         if (message.direct && !sends) {
             push_line(beside(posted), message.remote, count + 1);
             push_line(beside(flag_at(team.window[peer], TAIL, PAIR, channel, team.rank)), message.bytes, count + 1);
-            // A multiple of 16: the sender comes to the same.
+            // A multiple of 16: the sender computes the same.
             if (message.remote % 16 == 0 && message.remote != 0) target = message.at;
         } else if (message.direct) {
             u64 remote = 0, bytes = 0;
@@ -99,7 +100,7 @@ send_recv(const __grid_constant__ Args args, const __grid_constant__ Messages me
         }
         count++;
     } else {
-        // Both ends come to the same.
+        // Both ends compute the same.
         const u64 quarter = whole_lines((whole_lines((packs + channels - 1) / channels) + 3) / 4);
         const u64 least = quarter > LEAST_PAIR_PIECE ? quarter : LEAST_PAIR_PIECE;
         const u64 most = least < PAIR_PIECE ? least : PAIR_PIECE;

@@ -1,5 +1,5 @@
-// A block may be cut into subgroups, which advance independently: neighbouring threads with a barrier of their own. One subgroup can send
-// while another waits for what comes in.
+// A block may be cut into subgroups of neighbouring threads with their own barriers, which advance independently. One
+// subgroup can send while another waits to receive.
 
 struct Subgroup {
     u32 index;
@@ -23,13 +23,14 @@ __device__ __forceinline__ Subgroup subgroup_of(u32 first, u32 second) {
     return Subgroup{2, threadIdx.x - first - second, THREADS - first - second};
 }
 
-// Packs of a batch, of so many buffers each. Those at odd addresses are not worth any: the calls would keep them from the registers.
+// Packs of a batch, of so many buffers each. Those at odd addresses are not worth any: the calls would keep them from
+// the registers.
 template <typename Whole> __device__ __forceinline__ constexpr int batch_of(int buffers) {
     return !Whole::yes ? 1 : buffers == 1 ? 8 : buffers <= 2 ? 4 : buffers <= 4 ? 3 : 1;
 }
 
-// The subgroup's threads go through `count` packs. Loads of a batch are all under way before its first store: the compiler may
-// not move a load over a store to memory that might be the same.
+// The subgroup's threads go through `count` packs. Loads of a batch are all under way before its first store: the
+// compiler may not move a load over a store to memory that might be the same.
 template <int BATCH, typename Load, typename Store>
 __device__ __forceinline__ void for_packs(const Subgroup& group, u32 count, Load load, Store store) {
     for (u32 i = group.thread; i < count; i += BATCH * group.threads) {
@@ -47,8 +48,8 @@ __device__ __forceinline__ void for_packs(const Subgroup& group, u32 count, Load
 
 #define OTHERS (RANKS - 1)
 
-// The same for a piece of each other rank, `counts[d]` packs of the one at distance d + 1: `load(d, i)`, `store(d, i, pack)`. A batch
-// has packs of all of them, so that a wait for memory is one wait for all ranks.
+// The same for a piece of each other rank, `counts[d]` packs of the one at distance d + 1: `load(d, i)`, `store(d, i,
+// pack)`. A batch has packs of all of them, so that a wait for memory is one wait for all ranks.
 template <int BATCH, typename Load, typename Store>
 __device__ __forceinline__ void for_others(const Subgroup& group, const u32 (&counts)[OTHERS], Load load, Store store) {
     u32 most = 0;

@@ -1,4 +1,5 @@
-// The ranks of a communicator as a kernel sees them, and how it waits for them. `cuda/window/mod.rs` has the same layout.
+// The ranks of a communicator as a kernel sees them, and how it waits for them. `cuda/window/mod.rs` has the same
+// layout.
 
 // Filled by the first thread that gives up; in the host's memory. `cuda/report.rs` reads it.
 struct Report {
@@ -74,11 +75,11 @@ __device__ __forceinline__ void give_up(const Team& team, u32 kind, u32 peer, u3
     to->state = 2;
 }
 
-// How often a thread that waits looks at the host's memory, in nanoseconds. Such a look is not cheap: the blocks of a kernel that look
-// at the same time get their answers one after the other, 1 to 2 us apart, and what they wait for may be there meanwhile.
+// Interval at which a waiting thread reads the host's memory, in nanoseconds. The reads are not cheap: blocks that read
+// at the same time get their answers one after the other, 1 to 2 us apart, and the awaited data may arrive meanwhile.
 #define LOOK_PERIOD 5000000ull
 
-// Called each time that something awaited is not there yet. False: stop waiting.
+// Called each time that awaited data has not arrived. False: stop waiting.
 __device__ __noinline__ bool keep_waiting(const Team& team, Wait& wait, u32 kind, u32 peer, u32 expected, u32 got) {
     if (wait.turns == 0) {
         wait.begin = now();
@@ -94,7 +95,7 @@ __device__ __noinline__ bool keep_waiting(const Team& team, Wait& wait, u32 kind
     return false;
 }
 
-// Barriers of the block go on without it.
+// Barriers of the block continue without it.
 __device__ __forceinline__ void end_thread() {
     asm volatile("exit;");
 }

@@ -1,5 +1,5 @@
-// Elements and reduction operators. DTYPE and OP are the codes of `DType` and `ReduceOp`; no header of CUDA is needed, so
-// that a machine with nothing but a driver and NVRTC can compile this.
+// Elements and reduction operators. DTYPE and OP are the codes of `DType` and `ReduceOp`; no header of CUDA is needed,
+// so that a machine with nothing but a driver and NVRTC can compile this.
 
 typedef unsigned char u8;
 typedef unsigned int u32;
@@ -47,7 +47,7 @@ typedef u32 Acc;
 typedef unsigned char Stored;
 typedef float Acc;
 #define IS_FLOAT 1
-// Of an 8-bit float: bits of the mantissa, bias, and the magnitude that comes behind the greatest finite one.
+// For an 8-bit float: bits of the mantissa, bias, and the magnitude that follows the greatest finite one.
 #if DTYPE == 12
 #define MANTISSA 3
 #define BIAS 7
@@ -90,11 +90,11 @@ __device__ __forceinline__ Stored narrow(Acc x) {
     if ((bits & 0x7fffffffu) > 0x7f800000u) return (unsigned short)((bits >> 16) | 0x40u);
     return (unsigned short)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 #elif DTYPE == 12 || DTYPE == 13
-    // To nearest, ties to even. What is too large shows: the hardware's conversion would take the greatest finite value.
+    // To nearest, ties to even. Overflow shows: the hardware's conversion would saturate at the greatest finite value.
     const u32 bits = __float_as_uint(x), magnitude = bits & 0x7fffffffu, dropped = 23 - MANTISSA;
     const u32 sign = (bits >> 24) & 0x80u;
     if (magnitude > 0x7f800000u) return (Stored)(sign | 0x7fu);
-    // Where rounding could only go to what is behind the greatest finite value.
+    // If rounding could only go past the greatest finite value.
     const u32 most = ((BEHIND >> MANTISSA) + 127 - BIAS) << 23 | (BEHIND & ((1u << MANTISSA) - 1)) << dropped;
     if (magnitude >= most) return (Stored)(sign | BEHIND);
     // A subnormal is rounded by adding a float whose last place is that of the subnormals.

@@ -47,13 +47,13 @@ impl fmt::Display for Reason {
         f.write_str(match self {
             Reason::Size => "fastest for the size",
             Reason::Set => "set by the program",
-            Reason::Asked => "asked for by TINYNCCL_ALGO or TINYNCCL_CUDA_PROTO",
+            Reason::Asked => "requested by TINYNCCL_ALGO or TINYNCCL_CUDA_PROTO",
             Reason::Refused => {
-                "by size: what TINYNCCL_ALGO and TINYNCCL_CUDA_PROTO ask for has no kernel for this call, no room for its bytes, or \
-                 not the order of the ranks"
+                "by size: the choice of TINYNCCL_ALGO and TINYNCCL_CUDA_PROTO has no kernel for this call, no room for its bytes, or \
+                 does not reduce in rank order"
             }
             Reason::FixedOrder(by_size) => return write!(f, "TINYNCCL_FIXED_ORDER; by size it would be {by_size}"),
-            Reason::Path => "this path has one way only",
+            Reason::Path => "this path has no choices",
         })
     }
 }

@@ -135,11 +135,11 @@ impl Registry {
         let of_device = attribute::<u32>(sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE, at)
             .is_ok_and(|kind| kind == sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as u32);
         if !of_device {
-            return Err(Error::invalid(op, format!("{at:#x} is no memory of a device: register what cuMemAlloc gave")));
+            return Err(Error::invalid(op, format!("{at:#x} is not device memory: register memory of cuMemAlloc")));
         }
         let exportable =
             attribute::<u32>(sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE, at)
-                .map_err(|e| failed("asking for the kind", e))?;
+                .map_err(|e| failed("querying the kind", e))?;
         if exportable == 0 {
             log::info!(
                 "rank {}: {bytes} bytes at {at:#x} are of a stream-ordered pool or mapped by cuMemMap, which others cannot map: calls \
@@ -152,7 +152,7 @@ impl Registry {
         // SAFETY: writes the two places.
         unsafe { sys::cuMemGetAddressRange_v2(&mut base, &mut length, at) }
             .result()
-            .map_err(|e| failed("asking for the allocation", e))?;
+            .map_err(|e| failed("querying the allocation", e))?;
         if at + bytes > base + length as u64 {
             return Err(Error::invalid(
                 op,
@@ -160,7 +160,7 @@ impl Registry {
             ));
         }
         let buffer = attribute::<u64>(sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID, at)
-            .map_err(|e| failed("asking for the identity", e))?;
+            .map_err(|e| failed("querying the identity", e))?;
         let mut state = self.state();
         let free = state.taken.iter().position(|&taken| !taken).unwrap_or(state.taken.len());
         if free >= REGISTRATIONS {
@@ -367,7 +367,7 @@ pub(crate) fn register_all(
             let Some(range) = range else { break };
             registry
                 .write(layout, *window, registry.rank, range.id, range.base)
-                .map_err(|e| cuda("register", format!("telling of the buffer at {at:#x}"), e))?;
+                .map_err(|e| cuda("register", format!("publishing the buffer at {at:#x}"), e))?;
         }
         registrations.push(registration);
     }

@@ -106,7 +106,7 @@ impl Shared {
                 // Again until all have run: a late signal of another rank undoes it.
                 released = true;
                 if let Err(error) = self.release(report, stream, layout, window, &filled) {
-                    log::warn!("call {number}: a stream that waits for other ranks cannot be let go: {error:?}");
+                    log::warn!("call {number}: a stream that waits for other ranks cannot be released: {error:?}");
                     return;
                 }
             }

@@ -318,7 +318,8 @@ impl PeerWindow {
                 PeerWindow { address: import.address, _import: Some(Imported::Ipc { _import: import }) }
             }
             Handle::Descriptor(_) => {
-                let missing = || Error::invalid(op, format!("{between}: no descriptor of their window came"));
+                let missing =
+                    || Error::invalid(op, format!("{between}: the descriptor of their window did not arrive"));
                 let descriptor = descriptor.ok_or_else(missing)?;
                 let mapping = Mapping::import(context, descriptor.as_fd(), theirs.bytes).map_err(failed)?;
                 PeerWindow { address: mapping.address, _import: Some(Imported::Descriptor { _mapping: mapping }) }

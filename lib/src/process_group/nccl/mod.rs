@@ -275,7 +275,7 @@ fn exchange_id(nccl: &library::Nccl, comm: &Comm) -> Result<ncclUniqueId> {
             Ok(id)
         }
         Some(Err(status)) => Err(failed(status)),
-        _ => Err(failed("it has another length".to_owned())),
+        _ => Err(failed("its length is wrong".to_owned())),
     }
 }
 

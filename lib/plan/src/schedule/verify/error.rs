@@ -31,7 +31,7 @@ impl fmt::Display for At {
 pub struct Blocked {
     /// Its position.
     pub at: At,
-    /// What it waits for.
+    /// The event that it waits for.
     pub waits_for: Wait,
 }
 
@@ -133,7 +133,7 @@ pub enum VerifyError {
         second: (usize, String),
     },
 
-    /// Messages that nobody receives.
+    /// Messages that no rank receives.
     #[error("{messages} message(s) from rank {from} to rank {to} on channel {channel} are left over")]
     Leftover {
         /// Sender.

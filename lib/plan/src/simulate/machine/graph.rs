@@ -14,23 +14,23 @@ use serde::Deserialize;
 use super::{Costs, LinkId, MOST_KINDS, Machine};
 use crate::error::{Error, Result};
 
-/// What a file says.
+/// The content of a file.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Description {
     /// To print.
     #[serde(default)]
     pub name: String,
-    /// What ranks take.
+    /// Costs of the ranks' processors.
     #[serde(default)]
     pub costs: CostsDescription,
     /// Hosts and switches.
     #[serde(default)]
     pub node: Vec<Node>,
-    /// What joins them.
+    /// Links between nodes.
     #[serde(default)]
     pub link: Vec<Link>,
-    /// What several links share.
+    /// Resources that several links share.
     #[serde(default)]
     pub shared: Vec<Shared>,
 }
@@ -58,11 +58,11 @@ pub struct Node {
     /// Ranks on it.
     #[serde(default)]
     pub ranks: usize,
-    /// What joins its ranks.
+    /// The connection of its ranks.
     pub inside: Option<Inside>,
 }
 
-/// What joins the ranks of a node.
+/// The connection of a node's ranks.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Inside {
@@ -85,7 +85,7 @@ pub struct Link {
     /// Whether the directions are apart.
     #[serde(default)]
     pub duplex: Duplex,
-    /// What the report calls it.
+    /// Its name in the report.
     pub kind: Option<String>,
     /// Name of something that it shares with others.
     pub shared: Option<String>,

@@ -11,7 +11,7 @@ pub struct Switch {
     pub latency: f64,
     /// Bytes per second of a port, each way.
     pub bandwidth: f64,
-    /// What ranks take.
+    /// Costs of the ranks' processors.
     pub costs: Costs,
 }
 

@@ -24,7 +24,7 @@ pub struct Torus {
     pub per_link: f64,
     /// Bytes per second of a link, each way.
     pub bandwidth: f64,
-    /// What ranks take.
+    /// Costs of the ranks' processors.
     pub costs: Costs,
 }
 

@@ -1,4 +1,4 @@
-//! What does not need a peer: who measures with whom, orders, the clock.
+//! The parts that need no peer: the choice of measuring ranks, orders, the clock.
 
 use super::*;
 use crate::transport::relay::Routes;
