@@ -37,7 +37,8 @@ impl Doorbell {
         })
     }
 
-    /// Wakes the sleeper, now or when it polls next. Costs one system call, about 0.2 µs, and several when it really wakes a thread.
+    /// Wakes the sleeper, now or when it polls next. Costs one system call, about 0.2 µs, and several when it really
+    /// wakes a thread.
     pub fn ring(&self) {
         #[cfg(loom)]
         self.model.ring();

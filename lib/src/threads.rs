@@ -36,8 +36,8 @@ pub(crate) fn deadline_after(limit: Duration) -> Instant {
     now.checked_add(limit).unwrap_or_else(|| now + Duration::from_secs(365 * 24 * 3600))
 }
 
-/// A thread that is joined at the latest when this is dropped: its owner has told it to end before. A forked child has none of
-/// its parent's threads, and joins nothing.
+/// A thread that is joined at the latest when this is dropped: its owner has told it to end before. A forked child has
+/// none of its parent's threads, and joins nothing.
 #[derive(Debug)]
 pub(crate) struct Thread {
     what: String,

@@ -7,9 +7,10 @@
 //!   proof over hello and nonce                 ─▶
 //!                                              ◀─   welcome: the generation
 //! ```
-//! Every store draws a generation. The secret of the links between the ranks comes from the job's secret and the generation, so
-//! that a rank of an older start is a stranger to the ranks of a newer one, with the same secret, too. Where the job has no
-//! secret but a public value in its place, the generation alone makes it: whoever can register learns it, and nobody else.
+//! Every store draws a generation. The secret of the links between the ranks comes from the job's secret and the
+//! generation, so that a rank of an older start is a stranger to the ranks of a newer one, with the same secret, too.
+//! Where the job has no secret but a public value in its place, the generation alone makes it: whoever can register
+//! learns it, and nobody else.
 
 use super::frame::Hello;
 use super::message::{Bytes, ToRank};
@@ -27,7 +28,8 @@ pub(super) const WRONG_SECRET: &str = "wrong secret: the rank and the store belo
 const STORE: &str = "store";
 const RANK: &str = "rank";
 
-/// What ranks and store prove to each other: the secret of the job's id, and with it the one that `config` names, if it does.
+/// What ranks and store prove to each other: the secret of the job's id, and with it the one that `config` names, if it
+/// does.
 pub(super) fn join_secret(id: &Secret, config: &Config) -> Result<Secret> {
     let given = match &config.secret_file {
         None => config.secret,

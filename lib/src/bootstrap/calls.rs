@@ -1,9 +1,9 @@
-//! The collective calls that a rank has made on a communicator: a running digest, by which ranks find out that they made
-//! different ones, and the last calls themselves, so that the error can name them.
+//! The collective calls that a rank has made on a communicator: a running digest, by which ranks find out that they
+//! made different ones, and the last calls themselves, so that the error can name them.
 //!
-//! Every call changes the digest, so that two ranks whose calls differed once differ from then on: it is enough that they
-//! compare now and then. Messages carry it ([`Header::crc`]), so do lines and credits in the shared region, and heartbeats carry the
-//! calls to the store, which compares them where nobody reads a message of the other.
+//! Every call changes the digest, so that two ranks whose calls differed once differ from then on: it is enough that
+//! they compare now and then. Messages carry it ([`Header::crc`]), so do lines and credits in the shared region, and
+//! heartbeats carry the calls to the store, which compares them where nobody reads a message of the other.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::wire::Header;
 
-/// Calls that are remembered: more than twice what a root can be ahead of the others, so that both know the first one that differs.
+/// Calls that are remembered: more than twice what a root can be ahead of the others, so that both know the first one
+/// that differs.
 pub(crate) const REMEMBERED: usize = 128;
 
 /// A collective call, as far as all ranks must agree in it.
@@ -157,7 +158,8 @@ impl Calls {
     }
 }
 
-/// The calls of a communicator as the ranks tell them, by number: each that comes is compared with the one that is there.
+/// The calls of a communicator as the ranks tell them, by number: each that comes is compared with the one that is
+/// there.
 #[derive(Debug, Default)]
 pub(crate) struct Comparison {
     slots: Vec<Option<(usize, Made)>>,

@@ -10,8 +10,8 @@
 //! | MPICH, Intel MPI (Hydra) | `PMI_RANK` `PMI_SIZE` `MPI_LOCALRANKID` | the same |
 //! | Slurm (srun) | `SLURM_PROCID` `SLURM_STEP_NUM_TASKS` `SLURM_LOCALID` | the same if set; else the step's first host, port 61440 + (job + step) mod 4096 |
 //!
-//! Starts of a job are told apart by torchrun's run id and restart count, or by Slurm's job, step and restart count, where there are
-//! such.
+//! Starts of a job are told apart by torchrun's run id and restart count, or by Slurm's job, step and restart count,
+//! where there are such.
 
 mod meeting;
 
@@ -68,8 +68,8 @@ pub(crate) struct Plan {
     pub(crate) meeting: Meeting,
 }
 
-/// True when some launcher started this process as one of its ranks: [`rendezvous_from_env`](super::rendezvous_from_env)
-/// will succeed, or say what is wrong with the environment.
+/// True when some launcher started this process as one of its ranks:
+/// [`rendezvous_from_env`](super::rendezvous_from_env) will succeed, or say what is wrong with the environment.
 pub fn is_rank() -> bool {
     started_as_rank(&environment)
 }

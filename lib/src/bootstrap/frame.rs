@@ -1,10 +1,9 @@
 //! Bytes on the wire: the fixed hello, and length-prefixed frames.
 //!
-//! A client first sends a hello of [`HELLO_BYTES`] bytes, little endian:
-//! `magic[8] version[u16] reserved[u16] nonce[16] rank[u32] world_size[u32]`.
-//! Its layout up to the version never changes, so that two versions can tell each other apart.
-//! After it both sides send frames: `length[u32] body[length]`, where the body is the JSON of a [`message`](super::message):
-//! first the store's challenge, then the client's proof.
+//! A client first sends a hello of [`HELLO_BYTES`] bytes, little endian: `magic[8] version[u16] reserved[u16] nonce[16]
+//! rank[u32] world_size[u32]`. Its layout up to the version never changes, so that two versions can tell each other
+//! apart. After it both sides send frames: `length[u32] body[length]`, where the body is the JSON of a
+//! [`message`](super::message): first the store's challenge, then the client's proof.
 
 use super::unique_id::PROTOCOL_VERSION;
 use crate::secret::Nonce;

@@ -21,7 +21,8 @@ pub struct LocalAddress {
     pub loopback: bool,
 }
 
-/// The addresses of the interfaces that are up and that `config.interface` allows, most useful first: IPv4, IPv6, loopback.
+/// The addresses of the interfaces that are up and that `config.interface` allows, most useful first: IPv4, IPv6,
+/// loopback.
 ///
 /// IPv6 link-local addresses mean nothing without an interface at the other end and are left out; so are the bridges of
 /// container and virtual-machine managers, unless named.
@@ -102,8 +103,8 @@ impl<'a> NameFilter<'a> {
 
 /// A peer's addresses in the order in which they should be tried, each with the reason for its place (also logged).
 ///
-/// First the addresses in a subnet of ours, then those to which the kernel has a route. Loopback only when the peer is (or
-/// may be) on the same host; an address that we have ourselves only there, too, because elsewhere it is a bridge's.
+/// First the addresses in a subnet of ours, then those to which the kernel has a route. Loopback only when the peer is
+/// (or may be) on the same host; an address that we have ourselves only there, too, because elsewhere it is a bridge's.
 pub fn order_candidates(local: &[LocalAddress], peer: &[SocketAddr], same_host: bool) -> Vec<(SocketAddr, String)> {
     let mut ranked: Vec<(u8, SocketAddr, String)> = peer
         .iter()
@@ -153,7 +154,8 @@ fn same_subnet(local: &LocalAddress, ip: IpAddr) -> bool {
     }
 }
 
-/// The address from which the kernel would talk to `peer`: connecting a UDP socket looks the route up and sends nothing.
+/// The address from which the kernel would talk to `peer`: connecting a UDP socket looks the route up and sends
+/// nothing.
 pub(crate) fn source_for(peer: SocketAddr) -> std::io::Result<IpAddr> {
     let any = if peer.is_ipv4() { IpAddr::V4(Ipv4Addr::UNSPECIFIED) } else { IpAddr::V6(Ipv6Addr::UNSPECIFIED) };
     let socket = UdpSocket::bind((any, 0))?;

@@ -1,7 +1,9 @@
-//! How ranks of one host meet when the launcher gives no address: rank 0 hands its unique id out over an abstract Unix socket.
+//! How ranks of one host meet when the launcher gives no address: rank 0 hands its unique id out over an abstract Unix
+//! socket.
 //!
-//! The name is made of the user, the launcher's process id and its start time, so that two jobs never meet. An abstract socket
-//! leaves no file behind and disappears with its owner. Both sides check that the other belongs to the same user.
+//! The name is made of the user, the launcher's process id and its start time, so that two jobs never meet. An abstract
+//! socket leaves no file behind and disappears with its owner. Both sides check that the other belongs to the same
+//! user.
 
 use std::io::{Read, Write};
 use std::os::linux::net::SocketAddrExt;

@@ -15,8 +15,8 @@ pub(crate) enum ToStore {
     Proof { proof: Bytes },
     /// First message of a rank that is welcome: what it says of itself, opaque to the store.
     Register { info: Value },
-    /// Heartbeat: the progress of every communicator that the rank tracks, and its calls since the last one, by number and first
-    /// member of the communicator.
+    /// Heartbeat: the progress of every communicator that the rank tracks, and its calls since the last one, by number
+    /// and first member of the communicator.
     Beat { progress: Vec<(u32, Snapshot)>, calls: Vec<(u32, usize, Vec<Made>)> },
     /// This rank's part of an exchange among `members`.
     Put { key: String, members: Vec<usize>, value: Bytes },
@@ -26,7 +26,8 @@ pub(crate) enum ToStore {
     Health { ticket: u64, comm: u32 },
     /// To be passed to every other rank.
     Abort { comm: u32, reason: String },
-    /// The rank makes no more calls and is to be taken for gone, but wants to hear what becomes of the others: it relays between them.
+    /// The rank makes no more calls and is to be taken for gone, but wants to hear what becomes of the others: it
+    /// relays between them.
     Leave,
     /// Goodbye: the connection will close and nothing is wrong. `reason` says why, if the job had not formed yet.
     Bye { reason: String },

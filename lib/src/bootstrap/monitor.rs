@@ -59,7 +59,8 @@ impl Monitor {
         let mut next_beat = Instant::now();
         let mut state: std::io::Result<Fill> = Ok(Fill::Open);
         loop {
-            // What came before the end counts: the store may have said why. Some came with the answer to our registration.
+            // What came before the end counts: the store may have said why. Some came with the answer to our
+            // registration.
             if let Err(end) = self.handle_all() {
                 return end;
             }

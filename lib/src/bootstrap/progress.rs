@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use super::calls::{Calls, Digests, Made};
 use crate::wire::Header;
 
-/// Progress of one communicator on one rank. The executor writes, the heartbeat reads; values may be torn between fields,
-/// which is good enough to name who waits for whom, but a call is read whole. On cache lines of its own.
+/// Progress of one communicator on one rank. The executor writes, the heartbeat reads; values may be torn between
+/// fields, which is good enough to name who waits for whom, but a call is read whole. On cache lines of its own.
 #[derive(Debug)]
 #[repr(align(64))]
 pub struct Progress {

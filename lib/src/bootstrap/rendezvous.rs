@@ -25,14 +25,15 @@ pub struct Rendezvous {
     pub local_rank: usize,
     /// Where the store is.
     pub id: UniqueId,
-    /// The store, if this rank hosts it. It must outlive this rank's session; dropping it waits for the other ranks' goodbye.
+    /// The store, if this rank hosts it. It must outlive this rank's session; dropping it waits for the other ranks'
+    /// goodbye.
     pub server: Option<Server>,
     /// Name of the launcher.
     pub launcher: String,
 }
 
-/// Reads the environment of our launcher, torchrun, Open MPI, MPICH or Slurm (in this order) and, on the rank that hosts it,
-/// starts the store.
+/// Reads the environment of our launcher, torchrun, Open MPI, MPICH or Slurm (in this order) and, on the rank that
+/// hosts it, starts the store.
 ///
 /// | launcher | rank, size, local rank | meeting place |
 /// |---|---|---|
@@ -43,16 +44,16 @@ pub struct Rendezvous {
 /// | Slurm (srun) | `SLURM_PROCID` `SLURM_STEP_NUM_TASKS` `SLURM_LOCALID` | `MASTER_ADDR:MASTER_PORT` if set, else first host of the step |
 ///
 /// - `TORCHELASTIC_USE_AGENT_STORE=True` means that torchrun's agent holds `MASTER_PORT`; the next port is taken.
-/// - "This host" is an abstract Unix socket named by user and launcher; it leaves no file behind. Ranks on several hosts
-///   without `MASTER_ADDR` are an error.
-/// - With `MASTER_ADDR` the ranks prove to each other that they know `config.secret` (or what `config.secret_file` holds), and
-///   that torchrun's or Slurm's numbers of this start of the job are the same. Without a secret whoever reaches the port can
-///   take a rank's place; rank 0 says so in one line, unless the port is on loopback. The other meetings have a random secret
-///   of their own.
+/// - "This host" is an abstract Unix socket named by user and launcher; it leaves no file behind. Ranks on several
+///   hosts without `MASTER_ADDR` are an error.
+/// - With `MASTER_ADDR` the ranks prove to each other that they know `config.secret` (or what `config.secret_file`
+///   holds), and that torchrun's or Slurm's numbers of this start of the job are the same. Without a secret whoever
+///   reaches the port can take a rank's place; rank 0 says so in one line, unless the port is on loopback. The other
+///   meetings have a random secret of their own.
 ///
 /// # Errors
-/// [`Error::Config`] names the variable, its value and what was expected: missing, not a number, rank out of range, unknown
-/// host, port in use.
+/// [`Error::Config`] names the variable, its value and what was expected: missing, not a number, rank out of range,
+/// unknown host, port in use.
 pub fn rendezvous_from_env(config: &Config) -> Result<Rendezvous> {
     from_lookup(&detect::environment, config)
 }
@@ -114,8 +115,8 @@ pub(crate) fn from_lookup(lookup: Lookup<'_>, config: &Config) -> Result<Rendezv
 /// What stands in the place of a random secret where the ranks have been told none: `config.secret` makes it one.
 const PUBLIC: Secret = Secret::new([0; 32]);
 
-/// Where rank 0 listens. A name may mean another address here than elsewhere (`127.0.1.1` on Debian's own host name), so only
-/// what is loopback for everybody is taken literally.
+/// Where rank 0 listens. A name may mean another address here than elsewhere (`127.0.1.1` on Debian's own host name),
+/// so only what is loopback for everybody is taken literally.
 fn bind_address(hosts: &[(&'static str, String)]) -> Result<IpAddr> {
     let any = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
     match hosts.first() {

@@ -61,9 +61,11 @@ struct Orders {
 }
 
 impl Server {
-    /// Listens at `bind` (port 0: any free one) for the `world_size` ranks that get its id, which holds a new random secret.
+    /// Listens at `bind` (port 0: any free one) for the `world_size` ranks that get its id, which holds a new random
+    /// secret.
     ///
-    /// An unspecified address (`0.0.0.0`, `::`) listens everywhere and advertises the addresses that `config.interface` allows.
+    /// An unspecified address (`0.0.0.0`, `::`) listens everywhere and advertises the addresses that `config.interface`
+    /// allows.
     pub fn start(bind: SocketAddr, world_size: usize, config: &Config) -> Result<Server> {
         Server::start_with(bind, Secret::random()?, world_size, config, LINGER)
     }
@@ -198,8 +200,8 @@ enum Phase {
     Register { hello_rank: u32, world_size: u32 },
     /// A registered rank.
     Member { rank: usize },
-    /// Nothing more is expected of it: it said goodbye, or is being told why it is refused. `budget` more bytes of it are
-    /// thrown away, because closing with unread bytes would reset the connection under our last words.
+    /// Nothing more is expected of it: it said goodbye, or is being told why it is refused. `budget` more bytes of it
+    /// are thrown away, because closing with unread bytes would reset the connection under our last words.
     Ending { budget: usize, ended: bool },
     /// To be removed.
     Gone,

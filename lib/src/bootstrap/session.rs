@@ -45,11 +45,11 @@ impl fmt::Debug for Session {
 }
 
 impl Session {
-    /// Registers `rank` with the store, with what the others need to know of it (`info`, opaque here), and blocks until all
-    /// ranks are registered.
+    /// Registers `rank` with the store, with what the others need to know of it (`info`, opaque here), and blocks until
+    /// all ranks are registered.
     ///
-    /// Fails after `config.connect_timeout`, naming the ranks which are missing; at once when the store refuses us, or when a
-    /// rank which was here leaves or dies.
+    /// Fails after `config.connect_timeout`, naming the ranks which are missing; at once when the store refuses us, or
+    /// when a rank which was here leaves or dies.
     pub fn join(id: &UniqueId, rank: usize, world_size: usize, info: Value, config: &Config) -> Result<Session> {
         let joined = join::join(id, rank, world_size, info, config)?;
         let address = joined.address.to_string();
@@ -95,8 +95,8 @@ impl Session {
         &self.address
     }
 
-    /// A small all-gather among `members` (world ranks, the same list at each, ourselves in it): the values in the order of
-    /// `members`. `key` names this one use; all members give the same.
+    /// A small all-gather among `members` (world ranks, the same list at each, ourselves in it): the values in the
+    /// order of `members`. `key` names this one use; all members give the same.
     ///
     /// Fails when a member is lost or has left ([`Error::PeerLost`]), when one has not come by the `deadline`
     /// ([`Error::Timeout`], with their numbers; the others then fail too), or when the ranks name different members.
@@ -205,8 +205,8 @@ impl Session {
         self.mailbox.bell.ring();
     }
 
-    /// Asks the store what it knows of every rank, by rank. Waits two seconds at most: a store that does not answer is an
-    /// error, which means that the process which runs it is stopped, overloaded or gone.
+    /// Asks the store what it knows of every rank, by rank. Waits two seconds at most: a store that does not answer is
+    /// an error, which means that the process which runs it is stopped, overloaded or gone.
     pub fn health(&self, comm: u32) -> Result<Vec<Health>> {
         self.origin.check(|| "health".to_owned(), self.rank)?;
         let ticket = {

@@ -362,7 +362,8 @@ impl Store {
         }
     }
 
-    /// Tells every member that takes part so far; later ones are told when they come. Forgotten when all have heard or are gone.
+    /// Tells every member that takes part so far; later ones are told when they come. Forgotten when all have heard or
+    /// are gone.
     fn fail_exchange(&mut self, key: &str, failure: Failure) {
         let Some(exchange) = self.exchanges.get_mut(key) else { return };
         // The first cause stays.

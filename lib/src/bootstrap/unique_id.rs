@@ -14,8 +14,8 @@ pub const PROTOCOL_VERSION: u16 = 2;
 /// Most addresses a unique id may hold.
 const MAX_ADDRESSES: usize = 64;
 
-/// Identifies one job, like `ncclUniqueId`: made once by the process that runs the [`Server`](super::Server), handed to every
-/// rank by any means that others cannot read (environment, file, MPI broadcast): whoever has it can join.
+/// Identifies one job, like `ncclUniqueId`: made once by the process that runs the [`Server`](super::Server), handed to
+/// every rank by any means that others cannot read (environment, file, MPI broadcast): whoever has it can join.
 ///
 /// Its text is one printable ASCII line: `tinynccl-2-<64 hex digits>@<address>,<address>…`.
 #[derive(Clone, PartialEq, Eq)]

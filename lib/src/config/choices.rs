@@ -54,7 +54,8 @@ words! {
         Tcp = "tcp",
         /// Shared memory; an error between hosts.
         Shm = "shm",
-        /// RDMA everywhere, between ranks of one host too; an error without a device, or in a build without the feature `verbs`.
+        /// RDMA everywhere, between ranks of one host too; an error without a device, or in a build without the feature
+        /// `verbs`.
         Verbs = "verbs",
     }
 }
@@ -64,7 +65,8 @@ words! {
     Tune, "off, cached or measure" {
         /// Built-in figures.
         Off = "off" | "0",
-        /// Figures measured by an earlier run on a machine and a setup like this; measured, and kept, when there are none.
+        /// Figures measured by an earlier run on a machine and a setup like this; measured, and kept, when there are
+        /// none.
         Cached = "cached" | "1",
         /// Measured at every start, and kept.
         Measure = "measure",

@@ -41,7 +41,8 @@ use value::HIDDEN;
 
 macro_rules! config {
     ($($field:ident : $ty:ty = $default:expr, $env:literal, $values:literal, $doc:literal;)*) => {
-        /// Settings of a communicator. [`Config::default`] holds the documented defaults, [`Config::from_env`] applies the environment.
+        /// Settings of a communicator. [`Config::default`] holds the documented defaults, [`Config::from_env`] applies
+        /// the environment.
         #[derive(Debug, Clone, PartialEq)]
         #[non_exhaustive]
         pub struct Config {

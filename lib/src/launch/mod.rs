@@ -1,8 +1,8 @@
 //! Starts the ranks of a program on this machine, so that a program run alone needs no `mpirun` or `torchrun`.
 //!
 //! The launcher hosts the rendezvous store, gives every rank its environment (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`,
-//! `LOCAL_WORLD_SIZE`, `TINYNCCL_UNIQUE_ID`), puts `[rank r] ` before each line of their output, passes signals on, ends the
-//! other ranks when one fails, and says which one it was.
+//! `LOCAL_WORLD_SIZE`, `TINYNCCL_UNIQUE_ID`), puts `[rank r] ` before each line of their output, passes signals on,
+//! ends the other ranks when one fails, and says which one it was.
 //!
 //! ```no_run
 //! use tinynccl::launch::{self, Launcher};
@@ -104,14 +104,16 @@ impl Launcher {
         self
     }
 
-    /// Rank 0 keeps this process's standard output and error as they are, with no prefix, so that its tables and progress bars
-    /// stay whole. Default: every rank's lines get a prefix. Rank 0 has our standard input in both cases, the others have none.
+    /// Rank 0 keeps this process's standard output and error as they are, with no prefix, so that its tables and
+    /// progress bars stay whole. Default: every rank's lines get a prefix. Rank 0 has our standard input in both cases,
+    /// the others have none.
     pub fn plain_rank0(mut self, plain: bool) -> Self {
         self.plain_rank0 = plain;
         self
     }
 
-    /// How long the other ranks may go on after one failed, to print their own errors, before they get SIGTERM. Default 2 s.
+    /// How long the other ranks may go on after one failed, to print their own errors, before they get SIGTERM. Default
+    /// 2 s.
     pub fn grace(mut self, grace: Duration) -> Self {
         self.grace = grace;
         self
@@ -131,14 +133,14 @@ impl Launcher {
         self.run()
     }
 
-    /// Starts the ranks and waits for all of them. The exit code: 0, or that of the rank that failed first (128 + signal if a
-    /// signal killed it). Which one that was goes to standard error.
+    /// Starts the ranks and waits for all of them. The exit code: 0, or that of the rank that failed first (128 +
+    /// signal if a signal killed it). Which one that was goes to standard error.
     ///
-    /// - SIGINT, SIGTERM and SIGHUP go on to the ranks (a Ctrl-C at the terminal has reached them already). A second one ends
-    ///   them: SIGTERM, then SIGKILL.
+    /// - SIGINT, SIGTERM and SIGHUP go on to the ranks (a Ctrl-C at the terminal has reached them already). A second
+    ///   one ends them: SIGTERM, then SIGKILL.
     /// - When a rank fails, the others get `grace` to end by themselves, then SIGTERM, and `kill_grace` later SIGKILL.
-    /// - When the launcher dies, whatever the reason, the kernel kills the ranks. It does so when the *thread* that called
-    ///   this ends: the call blocks it until then.
+    /// - When the launcher dies, whatever the reason, the kernel kills the ranks. It does so when the *thread* that
+    ///   called this ends: the call blocks it until then.
     ///
     /// Fails when a rank cannot be started; those which were started are then ended.
     pub fn run(self) -> Result<i32> {

@@ -55,8 +55,8 @@ impl Signals {
                 }
                 state.bell.ring();
             };
-            // SAFETY: the action does what is allowed in a signal handler: atomics and one raw write(2) that does not touch
-            // errno; it does not allocate, lock or panic.
+            // SAFETY: the action does what is allowed in a signal handler: atomics and one raw write(2) that does not
+            // touch errno; it does not allocate, lock or panic.
             let id = unsafe { signal_hook_registry::register_sigaction(signal, action) }.map_err(failed)?;
             signals.ids.push(id);
         }
@@ -96,9 +96,9 @@ impl Drop for Signals {
     }
 }
 
-/// The registry keeps its handler installed for good, which would leave this process deaf to Ctrl-C once no launcher runs. So
-/// one more action, also for good, does what the signal does by default. Returns the signals that may be watched: not those
-/// that were ignored when we came (`nohup`).
+/// The registry keeps its handler installed for good, which would leave this process deaf to Ctrl-C once no launcher
+/// runs. So one more action, also for good, does what the signal does by default. Returns the signals that may be
+/// watched: not those that were ignored when we came (`nohup`).
 fn keep_default() -> Result<&'static [i32]> {
     static WATCHED: OnceLock<Result<Vec<i32>>> = OnceLock::new();
     let watched = WATCHED.get_or_init(|| {

@@ -103,7 +103,8 @@ impl Ranks<'_> {
                     self.ending = Ending::Grace(deadline_after(self.launcher.grace));
                 }
             } else if self.is_the_cause(status) {
-                // The kernel closes a killed process's sockets before we hear of it: others may notice first, and be gone first.
+                // The kernel closes a killed process's sockets before we hear of it: others may notice first, and be
+                // gone first.
                 self.failed = Some((rank, status));
                 output::say(&self.launcher.stderr, &format!("rank {rank} {}, which is likely the cause", how(status)));
             } else {

@@ -25,7 +25,8 @@ trait Registers: Copy {
     unsafe fn div(self, other: Self) -> Self;
 }
 
-/// `$half`, `$narrow`: registers of half as many and of all the f16; `$t`: register of as many `f32` as `$half` has f16.
+/// `$half`, `$narrow`: registers of half as many and of all the f16; `$t`: register of as many `f32` as `$half` has
+/// f16.
 macro_rules! registers {
     ($name:ident { $half:ty, $narrow:ty, $t:ty, elements $elements:literal, load $load:ident, widen $widen:ident,
      round $round:ident::<$rounding:ident>, join $join:ident($low:ident), store $store:ident,

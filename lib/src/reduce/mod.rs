@@ -9,9 +9,10 @@
 //! | `f16c` | f16 through the processor's own conversions |
 //! | [`stream`] | copies that bypass the cache |
 //!
-//! Semantics: integers wrap; sums and products of the 16- and 8-bit floats are computed in `f32` and rounded to nearest even
-//! at every pairwise step; `min` and `max` return NaN if either value is NaN and order -0 before +0. Every operator is
-//! commutative bit for bit, NaN payloads excepted, so ranks that combine in another order of operands agree.
+//! Semantics: integers wrap; sums and products of the 16- and 8-bit floats are computed in `f32` and rounded to nearest
+//! even at every pairwise step; `min` and `max` return NaN if either value is NaN and order -0 before +0. Every
+//! operator is commutative bit for bit, NaN payloads excepted, so ranks that combine in another order of operands
+//! agree.
 
 mod bf16;
 mod bits;

@@ -88,9 +88,9 @@ macro_rules! ordered {
 }
 ordered!(i8, u8, i16, u16, i32, u32, i64, u64);
 
-/// `if a < b { a } else { b }` is the processor's own minimum: it answers `b` when the two are equal or unordered. Taken
-/// both ways round, the two answers differ only for zeros of different sign, where the or (and) of the bits is the
-/// negative (positive) one, and for NaN, which the sum then replaces.
+/// `if a < b { a } else { b }` is the processor's own minimum: it answers `b` when the two are equal or unordered.
+/// Taken both ways round, the two answers differ only for zeros of different sign, where the or (and) of the bits is
+/// the negative (positive) one, and for NaN, which the sum then replaces.
 macro_rules! float {
     ($($t:ty),*) => {$(
         // SAFETY: a primitive float is one element.

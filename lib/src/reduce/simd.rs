@@ -9,8 +9,8 @@ use std::slice::{from_raw_parts, from_raw_parts_mut};
 use super::ops::{Divide, Map, Op, Unit};
 use super::{DivideFn, Level, ReduceDualFn, ReduceFn};
 
-/// `buf[i] = buf[i] op buf[i]` through the function of two buffers. Nobody does this for speed, so that no loop of its own
-/// is compiled for it.
+/// `buf[i] = buf[i] op buf[i]` through the function of two buffers. Nobody does this for speed, so that no loop of its
+/// own is compiled for it.
 ///
 /// # Safety
 /// `buf` is readable and writable for `n` elements of `size` bytes (at most 8), which are what `reduce` works on.

@@ -47,8 +47,8 @@ macro_rules! integer {
 }
 integer!(i8 I8, u8 U8, i32 I32, u32 U32, i64 I64, u64 U64, i16 I16, u16 U16);
 
-/// The 16-bit floats convert in software (`_const`), not with the instructions that the kernels use.
-/// `$bits` and `$infinity`: the integer type and the bits of infinity; `$wide`: the type that the arithmetic is done in.
+/// The 16-bit floats convert in software (`_const`), not with the instructions that the kernels use. `$bits` and
+/// `$infinity`: the integer type and the bits of infinity; `$wide`: the type that the arithmetic is done in.
 macro_rules! float {
     ($($t:ident $d:ident $bits:ident $infinity:literal $wide:ident $up:expr, $down:expr;)*) => {$(
         impl Reference for $t {

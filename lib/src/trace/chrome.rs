@@ -32,8 +32,8 @@ pub(super) fn write(source: &Source, links: &[Link], events: &mut [Event], dropp
     }
 }
 
-/// Microseconds with nanoseconds behind the point. Perfetto multiplies by 1000 and cuts the rest off, which must not make
-/// one nanosecond less of it: the last digit, a tenth of a nanosecond, prevents that.
+/// Microseconds with nanoseconds behind the point. Perfetto multiplies by 1000 and cuts the rest off, which must not
+/// make one nanosecond less of it: the last digit, a tenth of a nanosecond, prevents that.
 struct Micros(i64);
 
 impl fmt::Display for Micros {
@@ -199,8 +199,8 @@ impl Page<'_> {
         args.push_str(&format!(",\"part\":{part},\"window\":{window},\"bytes\":{bytes}"));
         let unfinished = if done { "" } else { " (unfinished)" };
         self.slice(lines, e, "step", format_args!("{}{unfinished}", kind.name()), args)?;
-        // Arrows begin where the message can leave at the earliest and end where it is here at the latest, both behind any
-        // wait inside the slice: so they never go back in time.
+        // Arrows begin where the message can leave at the earliest and end where it is here at the latest, both behind
+        // any wait inside the slice: so they never go back in time.
         let (first, last) = (self.time(e.end - u64::from(work_ns)), self.time(e.end - 1));
         let rank = self.source.sink.rank;
         if let Some(link) = self.peer(recv).filter(|_| received != NONE) {

@@ -19,9 +19,9 @@ pub(crate) struct ClockOffset {
     pub(crate) uncertainty_ns: u64,
 }
 
-/// Asks the reference for its time `rounds` times; the shortest round trip counts (Cristian 1989). The reference
-/// looked at its clock at some time between `now()` before and after `ask()`, so the middle is wrong by half the round trip
-/// at most, however unequal the two ways were.
+/// Asks the reference for its time `rounds` times; the shortest round trip counts (Cristian 1989). The reference looked
+/// at its clock at some time between `now()` before and after `ask()`, so the middle is wrong by half the round trip at
+/// most, however unequal the two ways were.
 pub(crate) fn measure(
     rounds: usize,
     mut now: impl FnMut() -> u64,

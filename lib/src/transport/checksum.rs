@@ -1,4 +1,5 @@
-//! A CRC-32 on every message, over any backend: it tells corrupted memory or a broken network card from a broken program.
+//! A CRC-32 on every message, over any backend: it tells corrupted memory or a broken network card from a broken
+//! program.
 
 use super::{Interest, LinkPair, Peer, Received, RecvLink, SendLink};
 use crate::error::Result;

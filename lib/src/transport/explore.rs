@@ -1,9 +1,10 @@
 //! Scenarios under the model checker loom.
 //!
-//! loom runs a scenario in every order of its steps (or in all with a bounded number of preemptions, where that would be too
-//! many), and lets every load return every value that the orderings allow. It fails a scenario when an assertion does, when
-//! plain memory (payloads, headers) is read and written without an order between, and when all threads sleep, which is what
-//! a lost wake-up comes to. What fences, memory, the doorbell and futexes stand for: see `transport::sync`.
+//! loom runs a scenario in every order of its steps (or in all with a bounded number of preemptions, where that would
+//! be too many), and lets every load return every value that the orderings allow. It fails a scenario when an assertion
+//! does, when plain memory (payloads, headers) is read and written without an order between, and when all threads
+//! sleep, which is what a lost wake-up comes to. What fences, memory, the doorbell and futexes stand for: see
+//! `transport::sync`.
 //!
 //! Scenarios also run with one step of the protocol weakened, and must fail then: that shows that they would notice.
 

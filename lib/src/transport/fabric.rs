@@ -32,8 +32,8 @@ pub(crate) struct Site<'a> {
 ///
 /// An endpoint keeps its fabrics in order of preference. The lower rank of a link takes the first one that
 /// [reaches](Fabric::reaches) the peer and [dials](Fabric::dial); at the higher one, the endpoint's thread takes the
-/// connection ([`Fabric::incoming`]), checks that the dialer knows the secret of the job, and files it until the rank asks for
-/// the link ([`Fabric::accept`]). No method but these last two, `dial` and `accept`, may block.
+/// connection ([`Fabric::incoming`]), checks that the dialer knows the secret of the job, and files it until the rank
+/// asks for the link ([`Fabric::accept`]). No method but these last two, `dial` and `accept`, may block.
 pub trait Fabric: Send + Sync + fmt::Debug {
     /// Name of the transport and of its links ([`LinkPair::kind`]).
     fn kind(&self) -> &'static str;
@@ -46,7 +46,8 @@ pub trait Fabric: Send + Sync + fmt::Debug {
     /// Adds to `info` how other ranks reach this fabric.
     fn describe(&self, info: &mut EndpointInfo);
 
-    /// Whether it reaches a peer. Both results are reasons, for the log and for errors. Both ends must come to the same.
+    /// Whether it reaches a peer. Both results are reasons, for the log and for errors. Both ends must come to the
+    /// same.
     ///
     /// # Errors
     /// Why it does not.
@@ -179,8 +180,8 @@ impl Dial<'_> {
     /// Goes through the handshake on a new non-blocking connection: it is the peer, and it wants the link.
     ///
     /// # Errors
-    /// [`Error::Timeout`], the abort's error, [`Error::Protocol`] when the peer does not want the link, [`Error::PeerLost`] when
-    /// whoever answers is not the peer.
+    /// [`Error::Timeout`], the abort's error, [`Error::Protocol`] when the peer does not want the link,
+    /// [`Error::PeerLost`] when whoever answers is not the peer.
     pub fn greet<S: Stream>(&self, socket: &mut S, peer: &Peer) -> Result<()> {
         stream::greet(socket, &self.caller, self.wait, peer).map_err(|failure| match failure {
             stream::Failure::Final(e) => e,

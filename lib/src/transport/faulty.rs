@@ -21,7 +21,8 @@ pub struct Faults {
     pub reset_at: Option<u64>,
     /// A bit of this message's payload is flipped while it is sent. (Without payload, nothing is.)
     pub corrupt_at: Option<u64>,
-    /// A bit of this message's header is flipped while it is sent; not of its length, which says where the next one begins.
+    /// A bit of this message's header is flipped while it is sent; not of its length, which says where the next one
+    /// begins.
     pub corrupt_header_at: Option<u64>,
     /// Before this message everything stops, without an error.
     pub stall_at: Option<u64>,

@@ -4,10 +4,11 @@
 //! With a full fence on both sides (Dekker) at least one of them sees the other; with one of them missing both may look
 //! too early, and the sleeper is not woken.
 //!
-//! Until 2026-11-23 the waker had no fence, and the sleeper made up for it by `membarrier(2)`. Linux passes over a core that
-//! idles with the process's memory still loaded while the process registers: there the waker's fence was really missing.
-//! The fence costs a call nothing that can be measured, because the next thing that a waker does is to wait for its peer.
-//! Both findings: `docs/benchmarks/2026-11-23-fences.md`, and the book's page "A fence that the kernel forgot".
+//! Until 2026-11-23 the waker had no fence, and the sleeper made up for it by `membarrier(2)`. Linux passes over a core
+//! that idles with the process's memory still loaded while the process registers: there the waker's fence was really
+//! missing. The fence costs a call nothing that can be measured, because the next thing that a waker does is to wait
+//! for its peer. Both findings: `docs/benchmarks/2026-11-23-fences.md`, and the book's page "A fence that the kernel
+//! forgot".
 
 use std::sync::atomic::Ordering;
 

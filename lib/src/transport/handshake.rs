@@ -8,9 +8,9 @@
 //!   proof over hello and nonce             ─▶
 //!                                          ◀─  reply: welcome, or why not
 //! ```
-//! The key of the proofs belongs to one start of the job ([`Session::secret`](crate::bootstrap::Session::secret)). So a rank of
-//! another job, or of an older start, does not get in, nor do bytes that were heard on another connection; and the dialer
-//! tells nothing, and hands over no memory, before the acceptor has proven itself.
+//! The key of the proofs belongs to one start of the job ([`Session::secret`](crate::bootstrap::Session::secret)). So a
+//! rank of another job, or of an older start, does not get in, nor do bytes that were heard on another connection; and
+//! the dialer tells nothing, and hands over no memory, before the acceptor has proven itself.
 
 use std::fmt;
 

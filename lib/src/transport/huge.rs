@@ -1,6 +1,7 @@
 //! Huge pages for memory that consists of them: fewer page faults and fewer misses of the address cache.
 //!
-//! 1. The system's pool, `/proc/sys/vm/nr_hugepages`, where an administrator has put pages aside: memory of a memfd only.
+//! 1. The system's pool, `/proc/sys/vm/nr_hugepages`, where an administrator has put pages aside: memory of a memfd
+//!    only.
 //! 2. Transparent huge pages: the kernel finds them when the memory is touched, where
 //!    `/sys/kernel/mm/transparent_hugepage/shmem_enabled` (memfd) or `enabled` (private memory) lets it.
 //! 3. Else pages of 4 KiB.

@@ -1,4 +1,5 @@
-//! Links that are dropped while something is still to be done for what was sent on them: the endpoint's thread sees to it.
+//! Links that are dropped while something is still to be done for what was sent on them: the endpoint's thread sees to
+//! it.
 
 use std::fmt;
 use std::os::fd::BorrowedFd;

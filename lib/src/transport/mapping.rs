@@ -40,8 +40,8 @@ impl Mapping {
         Ok(mapping)
     }
 
-    /// A new memfd of `len` bytes that can no longer change its size, and its mapping. Of huge pages if `len` is in whole
-    /// ones and the system has them.
+    /// A new memfd of `len` bytes that can no longer change its size, and its mapping. Of huge pages if `len` is in
+    /// whole ones and the system has them.
     pub(crate) fn memfd(len: usize) -> Result<(Mapping, OwnedFd)> {
         if let Some(fd) = huge::from_pool(len) {
             match Mapping::sized(fd, len) {
@@ -121,7 +121,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: `base` and `len` are those of a mapping we made, and every pointer into it is held next to an `Arc` of it.
+        // SAFETY: `base` and `len` are those of a mapping we made, and every pointer into it is held next to an `Arc`
+        // of it.
         if let Err(e) = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) } {
             log::error!("munmap of {} bytes failed: {e}", self.len);
         }

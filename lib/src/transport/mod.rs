@@ -14,37 +14,39 @@
 //! | `options.rs`: settings of sockets and ports | yes | – | – | yes |
 //! | `stripes.rs`: one message over several connections | yes | – | – | yes |
 //! | `linger.rs`: what a dropped link leaves to be done | yes | – | – | yes |
-//! | the rest | `frame` (bytes to messages) | `memory`, `words` (the ring), `single_copy`, `socket` | – | `rails/` (devices and ports), `link/` (queue pairs and their memory), `sys/` (libibverbs), `stub` (a build without it) |
+//! | the rest | `frame` (bytes to messages), `intake` (reads the streams) | `memory`, `words` (the ring), `single_copy`, `socket` | – | `rails/` (devices and ports), `link/` (queue pairs and their memory), `sys/` (libibverbs), `stub` (a build without it) |
 //!
-//! An [`Endpoint`] keeps its transports in order of preference, each as a [`Fabric`], and makes links over the first one that
-//! reaches the peer. [`checksum`] and [`faulty`] wrap a pair of any transport. [`relay`] joins links where two ranks do not
-//! reach each other. All transports share the rest: `handshake` and `stream` (who dials, and the proofs), `doorbell`
-//! (wake-ups), `fence` (sleeper against waker), `mapping`, `huge`, `pagemap` (memory), `packet` (descriptors over Unix sockets),
-//! `linger`, and `wait` (deadlines).
+//! An [`Endpoint`] keeps its transports in order of preference, each as a [`Fabric`], and makes links over the first
+//! one that reaches the peer. [`checksum`] and [`faulty`] wrap a pair of any transport. [`relay`] joins links where two
+//! ranks do not reach each other. All transports share the rest: `handshake` and `stream` (who dials, and the proofs),
+//! `doorbell` (wake-ups), `fence` (sleeper against waker), `mapping`, `huge`, `pagemap` (memory), `packet` (descriptors
+//! over Unix sockets), `linger`, and `wait` (deadlines).
 //!
 //! # The contract of a link
 //! Every backend keeps it, and one conformance suite (`tests/conformance`) runs over all of them.
 //! - **Order.** Messages arrive in the order they were committed, each whole, each with its [`Header`].
-//! - **No call blocks.** A call that cannot go on returns "not now" (`None`, `false`, [`Received::Pending`]) and is made
-//!   again. A partly done [`SendLink::send_from`], [`RecvLink::recv_into`] or [`RecvLink::recv_chunks`] must be repeated with the same arguments
-//!   until it is done, before any other sending (receiving) call except `progress`, `check_peer`, `arm` and `disarm`.
-//! - **Credits.** A link holds at least [`LinkOptions::depth`] messages of up to [`LinkOptions::max_message`] bytes which
-//!   the receiver's *executor* has not asked for yet, provided the receiver's process calls [`RecvLink::progress`] and
-//!   the sender's calls [`SendLink::progress`]. A bounded number more fits; then the sender is refused, so memory per
-//!   link is bounded.
-//! - **Zero copy.** What is sent with [`SendLink::send_from`] is the caller's again when that says `true`. What is sent with
-//!   [`ZeroCopy::send`] may be read until the link is flushed.
-//! - **Sleeping.** Before its thread sleeps, an executor calls `arm` on each link that it waits for, and does not sleep when
-//!   one of them returns `true`. Then it polls the [`Doorbell`] and every descriptor in [`Interest`]; after waking it calls
-//!   `disarm` on each and [`Doorbell::drain`] before it looks again. No wake-up is lost between. One armed link rings once.
-//! - **Death.** When the peer closes the link, every receiving call gives [`Error::PeerLost`] once all messages that were
-//!   complete before are received, and every sending call gives it as soon as the loss is known.
+//! - **No call blocks.** A call that cannot go on returns "not now" (`None`, `false`, [`Received::Pending`]) and is
+//!   made again. A partly done [`SendLink::send_from`], [`RecvLink::recv_into`] or [`RecvLink::recv_chunks`] must be
+//!   repeated with the same arguments until it is done, before any other sending (receiving) call except `progress`,
+//!   `check_peer`, `arm` and `disarm`.
+//! - **Credits.** A link holds at least [`LinkOptions::depth`] messages of up to [`LinkOptions::max_message`] bytes
+//!   which the receiver's *executor* has not asked for yet, provided the receiver's process calls
+//!   [`RecvLink::progress`] and the sender's calls [`SendLink::progress`]. A bounded number more fits; then the sender
+//!   is refused, so memory per link is bounded.
+//! - **Zero copy.** What is sent with [`SendLink::send_from`] is the caller's again when that says `true`. What is sent
+//!   with [`ZeroCopy::send`] may be read until the link is flushed.
+//! - **Sleeping.** Before its thread sleeps, an executor calls `arm` on each link that it waits for, and does not sleep
+//!   when one of them returns `true`. Then it polls the [`Doorbell`] and every descriptor in [`Interest`]; after waking
+//!   it calls `disarm` on each and [`Doorbell::drain`] before it looks again. No wake-up is lost between. One armed
+//!   link rings once.
+//! - **Death.** When the peer closes the link, every receiving call gives [`Error::PeerLost`] once all messages that
+//!   were complete before are received, and every sending call gives it as soon as the loss is known.
 //!   [`SendLink::check_peer`]/[`RecvLink::check_peer`] find out about a killed process even where no byte is awaited;
 //!   `arm` finds out too, and the other calls know from then on.
-//! - **Dropping** a link never panics and never blocks; messages which were committed and flushed still arrive. The halves
-//!   of a pair belong together: who drops one half may be taken for gone by the peer's other half.
-//! - **Broken** protocol ([`Error::Protocol`]) and misuse ([`Error::InvalidArgument`]) leave the link as it was; it gives
-//!   the same error again.
+//! - **Dropping** a link never panics and never blocks; messages which were committed and flushed still arrive. The
+//!   halves of a pair belong together: who drops one half may be taken for gone by the peer's other half.
+//! - **Broken** protocol ([`Error::Protocol`]) and misuse ([`Error::InvalidArgument`]) leave the link as it was; it
+//!   gives the same error again.
 
 #[macro_use]
 mod forward;
@@ -221,8 +223,8 @@ pub trait SendLink: Send {
         None
     }
 
-    /// Another [`SendLink::send_from`] will follow the next one at once: a link may then hold the end of a message back, to
-    /// send it together with the one that follows.
+    /// Another [`SendLink::send_from`] will follow the next one at once: a link may then hold the end of a message
+    /// back, to send it together with the one that follows.
     fn expect_more(&mut self) {}
 
     /// True when [`SendLink::send_from`] is the faster way for messages of `bytes` bytes that could as well be computed
@@ -233,8 +235,8 @@ pub trait SendLink: Send {
     /// done moves only when it is repeated.
     fn progress(&mut self) -> Result<bool>;
 
-    /// True when nothing committed is left in this process, and no memory of [`ZeroCopy::send`] is read: the link can be dropped without
-    /// losing a message. [`SendLink::progress`] finds out.
+    /// True when nothing committed is left in this process, and no memory of [`ZeroCopy::send`] is read: the link can
+    /// be dropped without losing a message. [`SendLink::progress`] finds out.
     fn is_flushed(&self) -> bool;
 
     /// Fails when the peer is known to be gone. May cost a system call: for slow paths.
@@ -265,8 +267,8 @@ impl fmt::Debug for dyn SendLink {
 /// Sending from where the data is: a device reads it there, or the receiver does. See [`SendLink::zero_copy`].
 pub trait ZeroCopy {
     /// As [`SendLink::send_from`], but `true` may come while `data` is still read. That is over when
-    /// [`SendLink::is_flushed`] says `true` or [`ZeroCopy::revoke`] has returned. `two_way`: the caller receives at the same
-    /// time, so that a copy which the peer makes alone costs nobody a core.
+    /// [`SendLink::is_flushed`] says `true` or [`ZeroCopy::revoke`] has returned. `two_way`: the caller receives at the
+    /// same time, so that a copy which the peer makes alone costs nobody a core.
     ///
     /// # Safety
     /// Until then `data` must stay allocated and nobody may write to it.
@@ -277,16 +279,17 @@ pub trait ZeroCopy {
         false
     }
 
-    /// True when the receiver reads the memory, not a device. Then the link is done with it only after the peer has received
-    /// the message, and a call must not wait for that before it has received what the peer waits to send. Nor does zero copy
-    /// save anything where the receiver reduces a message: it would have to fetch it to memory of its own first.
+    /// True when the receiver reads the memory, not a device. Then the link is done with it only after the peer has
+    /// received the message, and a call must not wait for that before it has received what the peer waits to send. Nor
+    /// does zero copy save anything where the receiver reduces a message: it would have to fetch it to memory of its
+    /// own first.
     fn receiver_pulls(&self) -> bool;
 
     /// Messages sent without a copy so far.
     fn messages(&self) -> u64;
 
-    /// Ends what still reads memory given to [`ZeroCopy::send`], after a call has failed; the link may be lost by it. Takes
-    /// a moment at most.
+    /// Ends what still reads memory given to [`ZeroCopy::send`], after a call has failed; the link may be lost by it.
+    /// Takes a moment at most.
     fn revoke(&mut self);
 }
 
@@ -316,9 +319,9 @@ pub trait RecvLink: Send {
     /// Receives the oldest message into the caller's memory if it agrees with `expected`. `dst.len() == expected.len`.
     fn recv_into(&mut self, expected: &Header, dst: &mut [u8]) -> Result<Received>;
 
-    /// As [`RecvLink::recv_into`], but the payload goes to `sink`: each call gets the offset of a chunk and its bytes, in order.
-    /// Offsets are multiples of 64 and chunks 8-byte aligned or better. A link that receives long messages bit by bit passes
-    /// them on while the rest is on its way; others wait for the whole message.
+    /// As [`RecvLink::recv_into`], but the payload goes to `sink`: each call gets the offset of a chunk and its bytes,
+    /// in order. Offsets are multiples of 64 and chunks 8-byte aligned or better. A link that receives long messages
+    /// bit by bit passes them on while the rest is on its way; others wait for the whole message.
     fn recv_chunks(&mut self, expected: &Header, sink: &mut dyn FnMut(usize, &[u8])) -> Result<Received> {
         match self.peek()? {
             None => return Ok(Received::Pending),
@@ -364,10 +367,11 @@ pub struct LinkPair {
     pub send: Box<dyn SendLink>,
     /// From the peer.
     pub recv: Box<dyn RecvLink>,
-    /// Name of the transport: `tcp`, `shm`, `inproc`, `verbs`; with `, relayed` behind it where other ranks are between.
+    /// Name of the transport: `tcp`, `shm`, `inproc`, `verbs`; with `, relayed` behind it where other ranks are
+    /// between.
     pub kind: &'static str,
     /// Messages of any length can be sent from the caller's memory. The receiver takes those that are longer than
-    /// [`LinkOptions::max_message`] by [`RecvLink::recv_into`] or [`RecvLink::recv_chunks`]; [`RecvLink::peek`] shows nothing but their
-    /// header. The same at both ends.
+    /// [`LinkOptions::max_message`] by [`RecvLink::recv_into`] or [`RecvLink::recv_chunks`]; [`RecvLink::peek`] shows
+    /// nothing but their header. The same at both ends.
     pub any_length: bool,
 }

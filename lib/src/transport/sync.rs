@@ -1,14 +1,17 @@
-//! What shared memory is used through, in links and at the board: the processor's atomics, or those of the model checker
-//! [loom] under `--cfg loom`. The code is the same in both, so the orderings that are checked are the orderings that run.
+//! What shared memory is used through, in links and at the board: the processor's atomics, or those of the model
+//! checker [loom] under `--cfg loom`. The code is the same in both, so the orderings that are checked are the orderings
+//! that run.
 //!
 //! # What the model stands for
-//! - **Fences** are loom's own. A full fence per message could hide a missing acquire or release elsewhere; so the models that
-//!   do not sleep run without any fence ([`Step::WakerFence`] left out).
-//! - **Payloads** are [`Words`], and memory that a model [watches](touches): plain memory, in which loom reports an unordered
-//!   read and write as an error.
-//! - **The doorbell** (an eventfd) is a flag under a lock: the kernel writes, reads and polls its counter under a lock, too.
-//! - **A futex** is a word and a queue under a lock: the kernel compares the word and queues the sleeper under the lock of
-//!   its hash bucket, and takes it to wake. Nobody wakes by time: what only that would mend is a deadlock in the model.
+//! - **Fences** are loom's own. A full fence per message could hide a missing acquire or release elsewhere; so the
+//!   models that do not sleep run without any fence ([`Step::WakerFence`] left out).
+//! - **Payloads** are [`Words`], and memory that a model [watches](touches): plain memory, in which loom reports an
+//!   unordered read and write as an error.
+//! - **The doorbell** (an eventfd) is a flag under a lock: the kernel writes, reads and polls its counter under a lock,
+//!   too.
+//! - **A futex** is a word and a queue under a lock: the kernel compares the word and queues the sleeper under the lock
+//!   of its hash bucket, and takes it to wake. Nobody wakes by time: what only that would mend is a deadlock in the
+//!   model.
 
 pub(crate) use imp::{AtomicU32, AtomicU64, Futex, Words, copy, fence, order, touches, yield_now};
 
@@ -70,7 +73,8 @@ mod imp {
         ordering
     }
 
-    /// Words of a message. They are ordered by other words; atomics because a misbehaving peer may write them at any time.
+    /// Words of a message. They are ordered by other words; atomics because a misbehaving peer may write them at any
+    /// time.
     #[repr(transparent)]
     #[derive(Debug)]
     pub(crate) struct Words<const N: usize>([AtomicU64; N]);
@@ -111,7 +115,8 @@ mod imp {
         /// Sleeps while the word is `value`, at most for `slice`; may wake for no reason.
         pub(crate) fn wait(&self, value: u32, slice: Duration) {
             let timeout = futex::Timespec { tv_sec: slice.as_secs() as _, tv_nsec: slice.subsec_nanos() as _ };
-            // Woken, too late to sleep (the word has changed), interrupted, or the slice is over: the caller looks again.
+            // Woken, too late to sleep (the word has changed), interrupted, or the slice is over: the caller looks
+            // again.
             let _ = futex::wait(&self.0, futex::Flags::empty(), value, Some(&timeout));
         }
 

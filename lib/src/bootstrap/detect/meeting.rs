@@ -9,7 +9,8 @@ use crate::error::{Error, Result};
 pub(crate) enum Meeting {
     /// A store runs already.
     Id(UniqueId),
-    /// Rank 0 runs the store on this port of the first of these hosts that is known. Each with the variable that named it.
+    /// Rank 0 runs the store on this port of the first of these hosts that is known. Each with the variable that named
+    /// it.
     Address { hosts: Vec<(&'static str, String)>, port: u16, port_source: String, job: String },
     /// All ranks are on this host, children of one launcher.
     ThisHost,

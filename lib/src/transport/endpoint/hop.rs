@@ -1,4 +1,5 @@
-//! A relay's part in making a link between two other ranks: takes the hop from the lower end, makes the next one, joins them.
+//! A relay's part in making a link between two other ranks: takes the hop from the lower end, makes the next one, joins
+//! them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};

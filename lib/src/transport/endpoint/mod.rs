@@ -1,8 +1,9 @@
 //! Where a rank is reached, and how it reaches the others: over the first of its [`Fabric`]s that does.
 //!
 //! Both ranks call [`Endpoint::connect`]. The lower one dials. At the higher one, a thread of the endpoint (the
-//! [`acceptor`]) takes connections, checks the handshake and files them; `connect` picks its own up and answers. A connection
-//! for another rank is one hop of a relayed link ([`super::relay`]): [`hop`] makes the next one and joins the two.
+//! [`acceptor`]) takes connections, checks the handshake and files them; `connect` picks its own up and answers. A
+//! connection for another rank is one hop of a relayed link ([`super::relay`]): [`hop`] makes the next one and joins
+//! the two.
 
 mod acceptor;
 mod hop;
@@ -121,8 +122,9 @@ impl Endpoint {
     /// `secret` is that of this start of the job: whoever does not know it is turned away.
     ///
     /// # Errors
-    /// [`Error::Config`] for an interface or RDMA device that does not exist or a range of ports that are all taken, [`Error::Os`] when nothing can be listened on,
-    /// [`Error::Unsupported`] when RDMA is asked for and there is none, in this build or on this machine.
+    /// [`Error::Config`] for an interface or RDMA device that does not exist or a range of ports that are all taken,
+    /// [`Error::Os`] when nothing can be listened on, [`Error::Unsupported`] when RDMA is asked for and there is none,
+    /// in this build or on this machine.
     pub fn new(rank: usize, secret: Secret, config: &Config) -> Result<Endpoint> {
         Endpoint::listen(rank, secret, config, with_loopback(config)?)
     }
@@ -214,8 +216,8 @@ impl Endpoint {
         Ok(None)
     }
 
-    /// From now on links of shared memory use zero copy for messages of so many bytes and more on ordinary pages, where the
-    /// choice is theirs.
+    /// From now on links of shared memory use zero copy for messages of so many bytes and more on ordinary pages, where
+    /// the choice is theirs.
     pub(crate) fn zero_copy_from(&self, bytes: usize) {
         self.inner.fabrics.iter().for_each(|fabric| fabric.zero_copy_from(bytes));
     }
@@ -225,9 +227,9 @@ impl Endpoint {
         self.inner.info.clone()
     }
 
-    /// Tells how all ranks are reached, and which of them reach each other: from now on this rank relays between others, and
-    /// reaches those that it has no common subnet with through others. `routes: None` for what the RDMA ports say; every rank
-    /// must come to the same. Without this call every link is direct.
+    /// Tells how all ranks are reached, and which of them reach each other: from now on this rank relays between
+    /// others, and reaches those that it has no common subnet with through others. `routes: None` for what the RDMA
+    /// ports say; every rank must come to the same. Without this call every link is direct.
     pub fn introduce(&self, world: Vec<EndpointInfo>, routes: Option<Routes>) {
         let routes =
             routes.unwrap_or_else(|| self.inner.fabrics.first().map_or_else(Routes::direct, |f| f.routes(&world)));
@@ -247,16 +249,16 @@ impl Endpoint {
         self.inner.relay.traffic()
     }
 
-    /// Whether two ranks may still need this one as a relay, when those for which `gone` have left for good: it should not be
-    /// dropped before.
+    /// Whether two ranks may still need this one as a relay, when those for which `gone` have left for good: it should
+    /// not be dropped before.
     pub fn is_needed(&self, gone: &dyn Fn(usize) -> bool) -> bool {
         let ours = |path: &Path| path.around(self.inner.rank).is_some();
         self.paths(true).iter().any(|path| ours(path) && !path.ends.iter().any(|&end| gone(end)))
             || self.traffic().links > 0
     }
 
-    /// Which transport ([`Fabric::kind`]) will carry the links to a peer, and why. Both ends choose the same when they have the
-    /// same configuration.
+    /// Which transport ([`Fabric::kind`]) will carry the links to a peer, and why. Both ends choose the same when they
+    /// have the same configuration.
     pub fn choose(&self, peer: &EndpointInfo) -> (&'static str, String) {
         let (candidates, why) = self.inner.candidates(peer);
         (candidates.first().map_or("none", |fabric| fabric.kind()), why)
@@ -264,14 +266,15 @@ impl Endpoint {
 
     /// One end of a link; waits until the peer calls this for the other end.
     ///
-    /// `doorbell` is what a peer in shared memory rings. With [`Config::checksum`] the link checks every message.
-    /// In automatic mode a link whose shared memory does not work out falls back to TCP. Where no port of ours shares a subnet
-    /// with one of the peer's, the link goes through other ranks, if [`Endpoint::introduce`] has named some that can.
+    /// `doorbell` is what a peer in shared memory rings. With [`Config::checksum`] the link checks every message. In
+    /// automatic mode a link whose shared memory does not work out falls back to TCP. Where no port of ours shares a
+    /// subnet with one of the peer's, the link goes through other ranks, if [`Endpoint::introduce`] has named some that
+    /// can.
     ///
     /// # Errors
     /// [`Error::Timeout`] after `deadline`, whatever `abort` returns (asked every 20 ms), [`Error::PeerLost`] when no
-    /// address of the peer answers, [`Error::Protocol`] at both ends when their options differ, [`Error::Unsupported`] when
-    /// shared memory or RDMA is asked for and the two can not have it.
+    /// address of the peer answers, [`Error::Protocol`] at both ends when their options differ, [`Error::Unsupported`]
+    /// when shared memory or RDMA is asked for and the two can not have it.
     pub fn connect(
         &self,
         to: &ConnectTo<'_>,
@@ -402,8 +405,8 @@ impl Inner {
         }
     }
 
-    /// Answers a dialer and makes our end of what it asks for, if that is what we want. The outer error is final; after the
-    /// inner one the dialer may come again.
+    /// Answers a dialer and makes our end of what it asks for, if that is what we want. The outer error is final; after
+    /// the inner one the dialer may come again.
     fn accept(
         &self,
         hello: &Hello,

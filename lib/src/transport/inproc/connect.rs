@@ -50,8 +50,8 @@ impl Hub {
     /// One end of a link; waits until the peer's thread calls this for the other end.
     ///
     /// # Errors
-    /// [`Error::Timeout`] after `deadline`, whatever `abort` returns, [`Error::InvalidArgument`] at both ends when their
-    /// options differ.
+    /// [`Error::Timeout`] after `deadline`, whatever `abort` returns, [`Error::InvalidArgument`] at both ends when
+    /// their options differ.
     pub fn connect(
         &self,
         to: &ConnectTo,

@@ -61,8 +61,8 @@ impl Names {
     }
 }
 
-/// Methods of the link with the relay, with its errors as those of the link with the far end. Those with an operation fail
-/// by themselves after a notice.
+/// Methods of the link with the relay, with its errors as those of the link with the far end. Those with an operation
+/// fail by themselves after a notice.
 macro_rules! renamed {
     ($($method:ident($($argument:ident: $type:ty),*) -> $result:ty $(, $op:literal)?;)+) => {$(
         fn $method(&mut self $(, $argument: $type)*) -> Result<$result> {

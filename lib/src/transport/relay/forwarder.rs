@@ -12,8 +12,8 @@ use crate::doorbell::Doorbell;
 use crate::error::Result;
 use crate::threads::{Thread, lock, poll};
 
-/// How long it looks again before it sleeps: the answer to a message is often close. It gives its core away meanwhile, since
-/// the rank that it belongs to, and often its peers, want to compute.
+/// How long it looks again before it sleeps: the answer to a message is often close. It gives its core away meanwhile,
+/// since the rank that it belongs to, and often its peers, want to compute.
 const YIELD: Duration = Duration::from_micros(30);
 /// Longest sleep before the peers are looked after.
 const SLICE: Duration = Duration::from_millis(500);
@@ -174,7 +174,8 @@ impl Loop {
                 let mut flags = PollFlags::empty();
                 flags.set(PollFlags::IN, interest.readable);
                 flags.set(PollFlags::OUT, interest.writable);
-                // SAFETY: the descriptor belongs to a link of a junction that we hold, and none is dropped before the poll is over.
+                // SAFETY: the descriptor belongs to a link of a junction that we hold, and none is dropped before the
+                // poll is over.
                 fds.push(PollFd::from_borrowed_fd(unsafe { BorrowedFd::borrow_raw(fd) }, flags));
             }
             // Without junctions only the doorbell counts.

@@ -21,7 +21,8 @@ const PAGE: usize = 4096;
 pub(super) struct Line {
     pub(super) sequence: Sequence,
     pub(super) header: Words<4>,
-    /// Payload of up to 8 bytes; of a long one, its address in the sender's memory (zero copy), or 0 when it is in the ring.
+    /// Payload of up to 8 bytes; of a long one, its address in the sender's memory (zero copy), or 0 when it is in the
+    /// ring.
     pub(super) first: Words<1>,
     /// And of up to 24; of a long one in the ring, which chunk of it this is: offset and length.
     pub(super) rest: Words<2>,
@@ -37,7 +38,8 @@ pub(super) struct Consumed {
     pub(super) ring: Freed,
 }
 
-/// Words that different sides write are on two cache lines of their own each, because some cores prefetch lines in pairs.
+/// Words that different sides write are on two cache lines of their own each, because some cores prefetch lines in
+/// pairs.
 #[repr(C, align(128))]
 #[derive(Debug, Default)]
 pub(super) struct Apart<T>(pub(super) T);
@@ -89,8 +91,8 @@ impl Layout {
         (2 * self.head()).next_multiple_of(PAGE)
     }
 
-    /// Bytes of both directions. Address space: the heads (2 pages with default options) are touched at once, a page of the
-    /// payload ring when a message first covers it.
+    /// Bytes of both directions. Address space: the heads (2 pages with default options) are touched at once, a page of
+    /// the payload ring when a message first covers it.
     pub(crate) fn bytes(&self) -> usize {
         (self.heads() + 2 * self.ring).next_multiple_of(PAGE)
     }
@@ -135,7 +137,8 @@ pub(super) struct Direction {
     pub(super) _memory: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: the pointers lead into memory that is valid from every thread; one `ShmSend` and one `ShmRecv` use it by the protocol.
+// SAFETY: the pointers lead into memory that is valid from every thread; one `ShmSend` and one `ShmRecv` use it by the
+// protocol.
 unsafe impl Send for Direction {}
 
 impl Direction {
@@ -148,8 +151,8 @@ impl Direction {
         let head = index * layout.head();
         let ring = layout.heads() + index * layout.ring;
         let base = memory.base();
-        // SAFETY: all offsets are below `layout.bytes()`, which is within the mapping; the mapping is page-aligned and the
-        // offsets of heads are multiples of 128 and the others of 64, as the types require.
+        // SAFETY: all offsets are below `layout.bytes()`, which is within the mapping; the mapping is page-aligned and
+        // the offsets of heads are multiples of 128 and the others of 64, as the types require.
         unsafe {
             Ok(Direction {
                 head: base.add(head).cast(),

@@ -1,12 +1,12 @@
 //! Links between processes of one host: one ring of messages per direction in a memfd. `inproc` uses the same rings.
 //!
-//! The dialer makes the memfd and passes it with its doorbell over the acceptor's Unix socket (abstract namespace: no file
-//! anywhere, nothing to clean up after a kill). The acceptor answers with its own doorbell. The socket then stays open and
-//! says nothing: when it hangs up, the other process is gone.
+//! The dialer makes the memfd and passes it with its doorbell over the acceptor's Unix socket (abstract namespace: no
+//! file anywhere, nothing to clean up after a kill). The acceptor answers with its own doorbell. The socket then stays
+//! open and says nothing: when it hangs up, the other process is gone.
 //!
-//! Memory per link pair, shared by both processes: 2 pages at once, and `2 * (depth + 1) * max_message` as their payload
-//! ring comes into use (1.25 MiB with the defaults); two descriptors in each process. Huge pages (`MADV_HUGEPAGE`) are not
-//! asked for: a link of default size is smaller than one.
+//! Memory per link pair, shared by both processes: 2 pages at once, and `2 * (depth + 1) * max_message` as their
+//! payload ring comes into use (1.25 MiB with the defaults); two descriptors in each process. Huge pages
+//! (`MADV_HUGEPAGE`) are not asked for: a link of default size is smaller than one.
 //!
 //! # Layout of one direction
 //! ```text
@@ -19,24 +19,24 @@
 //! ```
 //! The sender fills the next line and stores its sequence number last (release). The receiver spins on that very word
 //! (acquire), so a message of up to 24 bytes crosses from core to core in one cache line, without a shared head index.
-//! (FastForward, Giacomoni et al., PPoPP 2008, has the idea.) Lines are many, because they are what keeps small messages
-//! going: the sender reads `consumed`, the other line that has to cross, once per 32 of them.
+//! (FastForward, Giacomoni et al., PPoPP 2008, has the idea.) Lines are many, because they are what keeps small
+//! messages going: the sender reads `consumed`, the other line that has to cross, once per 32 of them.
 //!
-//! Payloads take as much of the ring as they are long, so that it is walked through from end to end whatever the length of
-//! the messages. That is on purpose: a stretch that the receiver has read a moment ago is slower to write than one that it
-//! read half a megabyte ago, probably because it is still in its second-level cache. (Two cores of a Zen 3, 256 KiB there
-//! and back in chunks of 32 KiB: 30 us when a slot is used again after 128 KiB, 23 us after 512 KiB.)
+//! Payloads take as much of the ring as they are long, so that it is walked through from end to end whatever the length
+//! of the messages. That is on purpose: a stretch that the receiver has read a moment ago is slower to write than one
+//! that it read half a megabyte ago, probably because it is still in its second-level cache. (Two cores of a Zen 3, 256
+//! KiB there and back in chunks of 32 KiB: 30 us when a slot is used again after 128 KiB, 23 us after 512 KiB.)
 //!
 //! The receiver may pull large payloads instead (zero copy), at one copy instead of two: see `single_copy.rs`.
 //!
 //! # Who trusts whom
-//! The memory belongs to two processes of one user that share a token. Still, everything read from it that decides about
-//! an address or a length is read once (atomically), checked, and an impossible value is [`Error::Protocol`]. Payload
-//! bytes are whatever the peer wrote.
+//! The memory belongs to two processes of one user that share a token. Still, everything read from it that decides
+//! about an address or a length is read once (atomically), checked, and an impossible value is [`Error::Protocol`].
+//! Payload bytes are whatever the peer wrote.
 //!
 //! # What is proven
-//! `model.rs` runs this very code under the model checker loom, with smaller rings: every order of steps and every stale
-//! value that the orderings in `words.rs` allow. The command is in `scripts/loom.sh`.
+//! `model.rs` runs this very code under the model checker loom, with smaller rings: every order of steps and every
+//! stale value that the orderings in `words.rs` allow. The command is in `scripts/loom.sh`.
 
 mod connect;
 mod fabric;

@@ -370,7 +370,8 @@ fn the_end_of_the_receiver_wakes_the_sender() {
     });
 }
 
-/// Two ranks that send and receive at once over a pair of rings, each with one doorbell for both links, as in a collective.
+/// Two ranks that send and receive at once over a pair of rings, each with one doorbell for both links, as in a
+/// collective.
 #[test]
 fn one_doorbell_for_two_links() {
     fn rank(tx: &mut ShmSend, rx: &mut ShmRecv, bell: &Doorbell) {

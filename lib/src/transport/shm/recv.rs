@@ -263,8 +263,8 @@ impl RecvLink for ShmRecv {
                 unsafe { self.pull(0, dst.as_mut_ptr(), dst.len()) }?;
             } else {
                 let (offset, bytes) = self.chunk;
-                // SAFETY: the message's length is `expected.len`, which is `dst.len()`; the chunk was checked to lie in it, and
-                // against `max_message`.
+                // SAFETY: the message's length is `expected.len`, which is `dst.len()`; the chunk was checked to lie in
+                // it, and against `max_message`.
                 unsafe {
                     let to = dst.as_mut_ptr().add(offset);
                     std::ptr::copy_nonoverlapping(self.direction.payload(self.at), to, bytes);

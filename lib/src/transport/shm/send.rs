@@ -223,7 +223,8 @@ impl SendLink for ShmSend {
         }
         let max = self.direction.layout.max_message;
         self.direction.touches(self.at, max, true);
-        // SAFETY: there are `max_message` bytes, and they are ours alone until `commit`: the receiver has freed them (credit).
+        // SAFETY: there are `max_message` bytes, and they are ours alone until `commit`: the receiver has freed them
+        // (credit).
         Ok(Some(unsafe { std::slice::from_raw_parts_mut(self.direction.payload(self.at), max) }))
     }
 

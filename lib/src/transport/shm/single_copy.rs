@@ -1,28 +1,29 @@
 //! Payloads that stay where they are until the receiver pulls them: one copy instead of two.
 //!
 //! The sender's line says where the payload lies in its own memory; the receiver reads it from there with
-//! `process_vm_readv(2)` and frees the line. The sender counts as flushed once the last zero-copy line is freed, and the
-//! memory must not change before. Only the payload ring is left out: lines, their order, credit and the words that order
-//! them are those of every message. (Open MPI calls the way "smsc/cma", MPICH and UCX "CMA", cross-memory attach.)
+//! `process_vm_readv(2)` and frees the line. The sender counts as flushed once the last zero-copy line is freed, and
+//! the memory must not change before. Only the payload ring is left out: lines, their order, credit and the words that
+//! order them are those of every message. (Open MPI calls the way "smsc/cma", MPICH and UCX "CMA", cross-memory
+//! attach.)
 //!
 //! # When it pays
 //! The system call pins the sender's pages one by one. That is cheap where they are huge, so the sender looks
-//! ([`pagemap::is_huge`]). Where they are small it costs more than the second copy between cores that are near each other, and half
-//! as much between cores that are far apart, whose every line crosses twice on the way through the ring: that is
-//! measured when a communicator starts ([`ZeroCopyFrom`]). One copy keeps one core busy, two copies two: a large message on
-//! small pages goes by zero copy only where both ranks send.
+//! ([`pagemap::is_huge`]). Where they are small it costs more than the second copy between cores that are near each
+//! other, and half as much between cores that are far apart, whose every line crosses twice on the way through the
+//! ring: that is measured when a communicator starts ([`ZeroCopyFrom`]). One copy keeps one core busy, two copies two:
+//! a large message on small pages goes by zero copy only where both ranks send.
 //!
 //! # Permission
 //! The kernel lets a process read another's memory if it may trace it: the same user, and nothing like Yama's
-//! `ptrace_scope` or a container's filter against it. So the receiver tries it while the link is made, on a nonce, and says
-//! whether it worked; where it did not, everything goes through the ring. The nonce is read again along with every
-//! payload, by the same call and so from the same memory: a process that ended and left its number to another
-//! is noticed.
+//! `ptrace_scope` or a container's filter against it. So the receiver tries it while the link is made, on a nonce, and
+//! says whether it worked; where it did not, everything goes through the ring. The nonce is read again along with every
+//! payload, by the same call and so from the same memory: a process that ended and left its number to another is
+//! noticed.
 //!
 //! # Revoking
 //! A sender that fails before its memory is pulled closes the link before it gives the memory back to its owner
-//! (`revoke`). The receiver looks for that after it has read, so it may read anything but never takes it for a message. It
-//! reads through the kernel between threads of one process, too: a plain copy could meet memory that is unmapped.
+//! (`revoke`). The receiver looks for that after it has read, so it may read anything but never takes it for a message.
+//! It reads through the kernel between threads of one process, too: a plain copy could meet memory that is unmapped.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -31,15 +32,15 @@ use crate::config;
 use crate::transport::pagemap;
 use crate::transport::sync::{AtomicU32, Words};
 
-/// Least length, by measuring: below it two cores that are near each other are faster with two copies (65 KiB: 5 against
-/// 7 us; 256 KiB: 20 against 17), and cores that are far apart lose little.
+/// Least length, by measuring: below it two cores that are near each other are faster with two copies (65 KiB: 5
+/// against 7 us; 256 KiB: 20 against 17), and cores that are far apart lose little.
 const WORTH: usize = 128 << 10;
-/// Most bytes on small pages that go by zero copy one way. (Far cores: 1 MiB there and back 130 to 190 us by zero copy and 220
-/// through the ring, 2 MiB
-/// 460 to 520 and 430, 32 MiB 12,000 and 6,800.)
+/// Most bytes on small pages that go by zero copy one way. (Far cores: 1 MiB there and back 130 to 190 us by zero copy
+/// and 220 through the ring, 2 MiB 460 to 520 and 430, 32 MiB 12,000 and 6,800.)
 const ONE_WAY: usize = 1 << 20;
 
-/// The least payload on ordinary pages that goes by zero copy; one for all links of a rank, which learn it when it was measured.
+/// The least payload on ordinary pages that goes by zero copy; one for all links of a rank, which learn it when it was
+/// measured.
 #[derive(Debug, Clone)]
 pub(crate) struct ZeroCopyFrom(Arc<AtomicUsize>);
 
@@ -71,8 +72,8 @@ pub(crate) struct SingleCopy {
     pub(crate) ordinary: ZeroCopyFrom,
 }
 
-/// Whether a payload is worth zero copy, and what that depended on. It may take a system call to find out, so an answer counts
-/// for several messages from the same place.
+/// Whether a payload is worth zero copy, and what that depended on. It may take a system call to find out, so an answer
+/// counts for several messages from the same place.
 #[derive(Debug, Default)]
 pub(super) struct Worth {
     of: Option<(usize, usize, bool, usize)>,
@@ -83,8 +84,8 @@ pub(super) struct Worth {
 /// So often an answer about the pages of a buffer is used again: it decides about speed alone.
 const SAME: u32 = 100;
 
-/// What the sender says of itself in shared memory, and what the receiver answers. Written while the link is made, before
-/// the first message.
+/// What the sender says of itself in shared memory, and what the receiver answers. Written while the link is made,
+/// before the first message.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(super) struct Probe {

@@ -205,8 +205,8 @@ fn no_wake_up_is_lost() {
     });
 }
 
-/// The race itself, without sleeping: one message and one `arm` at the same moment, again and again. Either `arm` sees the
-/// message or the bell is rung. (Without the fences a few in 100,000 rounds fail on x86.)
+/// The race itself, without sleeping: one message and one `arm` at the same moment, again and again. Either `arm` sees
+/// the message or the bell is rung. (Without the fences a few in 100,000 rounds fail on x86.)
 #[test]
 fn arm_sees_the_message_or_the_bell_rings() {
     const N: u64 = 20_000;

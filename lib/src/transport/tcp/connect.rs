@@ -42,11 +42,12 @@ pub(super) fn connect(
     pair(streams, who, dial.options, linger)
 }
 
-/// Dials `candidates` in order, again and again, until one is the peer and says welcome: the connection, and whom it is with.
+/// Dials `candidates` in order, again and again, until one is the peer and says welcome: the connection, and whom it is
+/// with.
 ///
 /// # Errors
-/// [`Error::Timeout`] with what each address did, [`Error::PeerLost`] when all of them refuse, [`Error::Protocol`] when the
-/// peer does not want the link.
+/// [`Error::Timeout`] with what each address did, [`Error::PeerLost`] when all of them refuse, [`Error::Protocol`] when
+/// the peer does not want the link.
 pub(super) fn reach(
     candidates: &[(SocketAddr, String)],
     dial: &Dial<'_>,

@@ -13,8 +13,8 @@ use crate::wire::Header;
 /// messages each costs one system call, and a small one comes whole with its header.
 pub(super) const AHEAD: usize = 4096;
 
-/// Bytes that a read takes at most where they are combined with others at once, from here: in the L2 cache they are still
-/// there when they are read again.
+/// Bytes that a read takes at most where they are combined with others at once, from here: in the L2 cache they are
+/// still there when they are read again.
 pub(super) const CHUNK: usize = (64 << 10) + AHEAD;
 
 /// Borders within a message that is taken chunk by chunk lie on multiples of it.
@@ -58,7 +58,8 @@ impl Staged {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct TooLong(pub(super) Header);
 
-/// What has come from the stream and was not asked for yet: whole messages, at most one unfinished, and a few bytes ahead.
+/// What has come from the stream and was not asked for yet: whole messages, at most one unfinished, and a few bytes
+/// ahead.
 #[derive(Debug)]
 pub(super) struct Inbox {
     max_message: usize,

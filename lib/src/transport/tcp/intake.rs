@@ -70,8 +70,8 @@ impl Intake {
         self.broken.insert(error).clone()
     }
 
-    /// Reads once: to `dst` (empty: the unfinished message), and then ahead, where at most `limit` bytes are kept. `None` when
-    /// nothing came.
+    /// Reads once: to `dst` (empty: the unfinished message), and then ahead, where at most `limit` bytes are kept.
+    /// `None` when nothing came.
     pub(super) fn read(&mut self, dst: &mut [u8], limit: usize) -> Result<Option<Read>> {
         if self.lost.is_some() {
             return Ok(None);
@@ -112,7 +112,8 @@ impl Intake {
         Ok(None)
     }
 
-    /// Reads once from a stream besides the first, to where its stripe of the message goes (empty `dst`: the unfinished one).
+    /// Reads once from a stream besides the first, to where its stripe of the message goes (empty `dst`: the unfinished
+    /// one).
     pub(super) fn read_stripe(&mut self, stream: usize, dst: &mut [u8], len: usize) -> Result<bool> {
         let to = if dst.is_empty() { self.inbox.stripe(stream) } else { dst };
         if to.is_empty() || self.cut.is_some() {
@@ -142,8 +143,8 @@ impl Intake {
         }
     }
 
-    /// Takes in what has come until nothing is left or all slots are full. True when bytes came or a message became whole. An
-    /// error of the stream is given once the whole messages before it are received.
+    /// Takes in what has come until nothing is left or all slots are full. True when bytes came or a message became
+    /// whole. An error of the stream is given once the whole messages before it are received.
     pub(super) fn fill(&mut self) -> Result<bool> {
         if self.direct.is_some() || self.broken.is_some() {
             return Ok(false);

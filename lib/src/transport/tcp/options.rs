@@ -7,7 +7,8 @@ use socket2::{SockRef, TcpKeepalive};
 
 use crate::bootstrap::interface::source_for;
 
-/// What links within a host get instead of a congestion control that paces. Every kernel has it, and lets everybody use it.
+/// What links within a host get instead of a congestion control that paces. Every kernel has it, and lets everybody use
+/// it.
 const UNPACED: &str = "reno";
 
 /// Settings of the sockets of an endpoint.
@@ -37,7 +38,8 @@ impl SocketOptions {
         }
     }
 
-    /// For a socket that will listen. Accepted ones inherit its settings; they then go through [`SocketOptions::accepted`].
+    /// For a socket that will listen. Accepted ones inherit its settings; they then go through
+    /// [`SocketOptions::accepted`].
     pub(super) fn listening(&self, socket: &SockRef<'_>) {
         self.common(socket);
         if let Some(name) = &self.congestion {
@@ -59,8 +61,8 @@ impl SocketOptions {
         }
     }
 
-    /// BBR sends at the rate that it has measured, on a timer. Between processes of a host there is no path to measure, and
-    /// the timer halves the speed: 2.9 GB/s instead of 6 with one stream of iperf3.
+    /// BBR sends at the rate that it has measured, on a timer. Between processes of a host there is no path to measure,
+    /// and the timer halves the speed: 2.9 GB/s instead of 6 with one stream of iperf3.
     fn is_paced(&self) -> bool {
         self.default.starts_with("bbr")
     }

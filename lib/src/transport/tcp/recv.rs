@@ -14,8 +14,8 @@ const COPIED: usize = 16 << 10;
 
 pub(super) struct TcpRecv {
     intake: Intake,
-    /// The caller was told that nothing is here yet and will ask again: what comes can go straight to it and needs no slot,
-    /// and so many bytes are worth reading ahead.
+    /// The caller was told that nothing is here yet and will ask again: what comes can go straight to it and needs no
+    /// slot, and so many bytes are worth reading ahead.
     asked: Option<usize>,
 }
 

@@ -73,8 +73,8 @@ impl TcpSend {
         }
     }
 
-    /// Offers the kernel what is left of a message of which it has `sent` bytes of header and first stripe; returns how much
-    /// of these it has now, and whether it has everything.
+    /// Offers the kernel what is left of a message of which it has `sent` bytes of header and first stripe; returns how
+    /// much of these it has now, and whether it has everything.
     fn offer(&mut self, header: &Header, data: &[u8], sent: usize) -> Result<(usize, bool)> {
         if sent == 0 {
             self.stripes.reset();
@@ -102,8 +102,8 @@ impl TcpSend {
     fn write(&mut self, stream: usize, head: &[u8], data: &[u8]) -> Result<usize> {
         let socket = self.streams.socket(stream)?;
         let mut flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        // Segments are filled up with the next message: the end of this one would be a small segment of its own. The next
-        // one is sure to come on the first stream only.
+        // Segments are filled up with the next message: the end of this one would be a small segment of its own. The
+        // next one is sure to come on the first stream only.
         flags.set(SendFlags::MORE, self.more && stream == 0);
         // One buffer costs the kernel less than two: more than a copy of a few lines does.
         let result = match (head.len(), self.small.get_mut(..head.len() + data.len())) {

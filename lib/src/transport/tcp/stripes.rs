@@ -7,8 +7,8 @@
 //! ```
 //! Both ends compute the stripes from the length in the header, so that only payload is on the other streams, in the
 //! messages' order. One stream is bound by its congestion window, by a rate limit per flow as clouds have it, by one of
-//! several bonded wires, or by the core that its packets are steered to; several are not. Over loopback they gain nothing: all
-//! copies are made by the two threads that call the link.
+//! several bonded wires, or by the core that its packets are steered to; several are not. Over loopback they gain
+//! nothing: all copies are made by the two threads that call the link.
 //!
 //! The idea is NCCL's `NCCL_NSOCKS_PERTHREAD` (`src/transport/net_socket.cc`).
 

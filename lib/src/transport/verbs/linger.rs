@@ -1,8 +1,8 @@
 //! Closing a link without losing what was sent on it.
 //!
-//! Destroying a queue pair drops what the peer has not acknowledged. So the last half that goes hands the link over to the
-//! endpoint's thread, which waits until the goodbye, the last write, is acknowledged: for [`LINGER`] at most, and in any case
-//! no longer than the device repeats it. When the endpoint is gone the queue pair goes at once.
+//! Destroying a queue pair drops what the peer has not acknowledged. So the last half that goes hands the link over to
+//! the endpoint's thread, which waits until the goodbye, the last write, is acknowledged: for [`LINGER`] at most, and
+//! in any case no longer than the device repeats it. When the endpoint is gone the queue pair goes at once.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};

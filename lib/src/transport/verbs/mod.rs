@@ -1,41 +1,43 @@
-//! Links over RDMA verbs: reliable connected queue pairs, one or several per (peer, channel), each end writing into the other's
-//! memory.
+//! Links over RDMA verbs: reliable connected queue pairs, one or several per (peer, channel), each end writing into the
+//! other's memory.
 //!
 //! # A message
-//! The receiver's memory is two rings: lines of 512 bytes for small messages, slots of `max_message` for the others. The
-//! sender writes header and payload with one RDMA WRITE WITH IMMEDIATE to the next place of the ring; the completion at the
-//! receiver tells that it is there, and the immediate word which ring it is in and how many of *its* messages the writer has
-//! freed in turn (its credit). The receiver reads in place. Small messages are posted inline: the device gets them with the
-//! request. Freed messages are reported in a write of their own only when many are unreported; so a stream in one direction
-//! costs one report per `depth / 2` messages. A sender without credit does not send, so no receive is ever missing at the
-//! peer ("receiver not ready"), by construction and not by repetition: see `link`.
+//! The receiver's memory is two rings: lines of 512 bytes for small messages, slots of `max_message` for the others.
+//! The sender writes header and payload with one RDMA WRITE WITH IMMEDIATE to the next place of the ring; the
+//! completion at the receiver tells that it is there, and the immediate word which ring it is in and how many of *its*
+//! messages the writer has freed in turn (its credit). The receiver reads in place. Small messages are posted inline:
+//! the device gets them with the request. Freed messages are reported in a write of their own only when many are
+//! unreported; so a stream in one direction costs one report per `depth / 2` messages. A sender without credit does not
+//! send, so no receive is ever missing at the peer ("receiver not ready"), by construction and not by repetition: see
+//! `link`.
 //!
 //! # Several queue pairs
 //! `TINYNCCL_VERBS_QPS` gives a link several of them, over all pairs of ports that the two ranks have on common subnets
-//! ([`rails`]), or several over one. A long message is then several writes, one per queue pair: `stripes` says which bytes go
-//! where, `link/reassembly.rs` when all are there. Short messages, credit and the goodbye stay on the first queue pair, and with them
-//! the order of messages. A failure of any of them ends the link.
+//! ([`rails`]), or several over one. A long message is then several writes, one per queue pair: `stripes` says which
+//! bytes go where, `link/reassembly.rs` when all are there. Short messages, credit and the goodbye stay on the first
+//! queue pair, and with them the order of messages. A failure of any of them ends the link.
 //!
 //! # Waiting
-//! An executor that spins polls the completion queue. Before it sleeps, `arm` polls, asks for an event, and polls again, so
-//! that what comes between is not slept through. The completion channel's descriptor and a TCP connection to the peer are in
-//! one `epoll` set, whose descriptor the executor polls. The TCP connection carried the handshake and then says nothing:
-//! when it ends, the peer's process is gone, which a queue pair that only receives would never find out.
-//! Both halves of a link share its queue: they sleep in one thread, like the rest of an executor's links.
+//! An executor that spins polls the completion queue. Before it sleeps, `arm` polls, asks for an event, and polls
+//! again, so that what comes between is not slept through. The completion channel's descriptor and a TCP connection to
+//! the peer are in one `epoll` set, whose descriptor the executor polls. The TCP connection carried the handshake and
+//! then says nothing: when it ends, the peer's process is gone, which a queue pair that only receives would never find
+//! out. Both halves of a link share its queue: they sleep in one thread, like the rest of an executor's links.
 //!
 //! # Who reaches whom
 //! Ranks with ports on one subnet. The others meet through ranks that have ports on both: [`super::relay`].
 //!
 //! # Memory
 //! Each end registers `2 * (lines * 512 + slots * (max_message + 64))` bytes, pinned: slots are one and a half times
-//! `depth`, so with the defaults 3 MiB per peer and channel. They are mapped and registered with the link and freed with it:
-//! no registration outlives its pages. There is no cache of registrations. Memory of a caller's is registered when it is handed
-//! over to `Comm::register_persistent`, and until the owner that this returns is dropped; `rails/registered.rs` keeps the table of
-//! these. A message from such memory is one write of two parts: the header from its slot of the staging memory, the payload
-//! from where it is. Its further stripes are writes from where they are. It counts as flushed when the device says that it is sent.
+//! `depth`, so with the defaults 3 MiB per peer and channel. They are mapped and registered with the link and freed
+//! with it: no registration outlives its pages. There is no cache of registrations. Memory of a caller's is registered
+//! when it is handed over to `Comm::register_persistent`, and until the owner that this returns is dropped;
+//! `rails/registered.rs` keeps the table of these. A message from such memory is one write of two parts: the header
+//! from its slot of the staging memory, the payload from where it is. Its further stripes are writes from where they
+//! are. It counts as flushed when the device says that it is sent.
 //!
-//! Sources: NCCL `src/transport/net_ib` for the life cycle; MVAPICH ("High performance RDMA-based MPI implementation over
-//! InfiniBand", Liu et al., ICS 2003) for rings written with RDMA and credits that ride on messages.
+//! Sources: NCCL `src/transport/net_ib` for the life cycle; MVAPICH ("High performance RDMA-based MPI implementation
+//! over InfiniBand", Liu et al., ICS 2003) for rings written with RDMA and credits that ride on messages.
 
 mod address;
 mod connect;
@@ -61,8 +63,9 @@ use crate::error::Result;
 /// The ports of RDMA devices that `TINYNCCL_TRANSPORT=verbs` would use on this machine.
 ///
 /// # Errors
-/// [`Error::Unsupported`](crate::Error::Unsupported) in a build without the feature `verbs` and on a machine without a usable
-/// device; [`Error::Config`](crate::Error::Config) when a setting names a device, port or GID that does not exist.
+/// [`Error::Unsupported`](crate::Error::Unsupported) in a build without the feature `verbs` and on a machine without a
+/// usable device; [`Error::Config`](crate::Error::Config) when a setting names a device, port or GID that does not
+/// exist.
 pub fn rdma_ports(config: &Config) -> Result<Vec<VerbsAddress>> {
     Ok(rails::Rails::open(0, config)?.addresses())
 }

@@ -11,8 +11,8 @@ use crate::transport::linger::Linger;
 use crate::transport::{Interest, Peer, SendLink, ZeroCopy};
 use crate::wire::Header;
 
-/// From so many bytes on, a message goes from the caller's memory where it is registered. Shorter ones are copied: then the
-/// call need not wait until the device is done with them.
+/// From so many bytes on, a message goes from the caller's memory where it is registered. Shorter ones are copied: then
+/// the call need not wait until the device is done with them.
 const ZERO_COPY: usize = 4 << 10;
 
 pub(super) struct VerbsSend {
@@ -51,8 +51,8 @@ impl SendLink for VerbsSend {
             self.reserved = true;
         }
         let at = core.staging(Ring::Slots);
-        // SAFETY: a slot has `max_message` bytes after its header; it is ours alone until `commit`, since the request that
-        // last read it has completed, and the memory lives as long as the core, which we hold.
+        // SAFETY: a slot has `max_message` bytes after its header; it is ours alone until `commit`, since the request
+        // that last read it has completed, and the memory lives as long as the core, which we hold.
         Ok(Some(unsafe { std::slice::from_raw_parts_mut(at.add(Header::BYTES).as_ptr(), self.layout.max_message) }))
     }
 
@@ -104,8 +104,8 @@ impl SendLink for VerbsSend {
         Ok(lock(&self.core).poll())
     }
 
-    /// What was committed is the device's: see [`super::linger`] for what happens to it when the link is dropped. It keeps us
-    /// only while it reads a caller's memory.
+    /// What was committed is the device's: see [`super::linger`] for what happens to it when the link is dropped. It
+    /// keeps us only while it reads a caller's memory.
     fn is_flushed(&self) -> bool {
         lock(&self.core).has_sent()
     }

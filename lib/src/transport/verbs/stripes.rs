@@ -5,15 +5,17 @@
 //! queue pair 1   | stripe 1         |                 | stripe 1         |
 //! queue pair 2   | stripe 2         |  short message: | stripe 2         |
 //! ```
-//! Each stripe is one write, to its place in the slot: where it lies there does not depend on how many queue pairs there are.
-//! Queue pairs may be those of several ports ("rails"), whose wires then carry a share each; several on one port go several ways
-//! where the network chooses a way per flow (ECMP, link aggregation), and through several engines of a device that works on one
-//! queue pair at a time.
+//! Each stripe is one write, to its place in the slot: where it lies there does not depend on how many queue pairs
+//! there are. Queue pairs may be those of several ports ("rails"), whose wires then carry a share each; several on one
+//! port go several ways where the network chooses a way per flow (ECMP, link aggregation), and through several engines
+//! of a device that works on one queue pair at a time.
 //!
-//! The cut is the sender's alone: the receiver counts bytes (`reassembly`). So it may change from message to message, and
-//! follows what the queue pairs were measured to carry (`pace`). Until then, and where they are alike, all stripes are equal.
+//! The cut is the sender's alone: the receiver counts bytes (`reassembly`). So it may change from message to message,
+//! and follows what the queue pairs were measured to carry (`pace`). Until then, and where they are alike, all stripes
+//! are equal.
 //!
-//! The idea is NCCL's `NCCL_IB_QPS_PER_CONNECTION` and its merged devices (`src/transport/net_ib`), whose stripes are even.
+//! The idea is NCCL's `NCCL_IB_QPS_PER_CONNECTION` and its merged devices (`src/transport/net_ib`), whose stripes are
+//! even.
 
 use std::ops::Range;
 
@@ -70,8 +72,9 @@ impl Stripes {
         self.qps > 1 && self.count(len) == self.qps
     }
 
-    /// The part of a payload of `len` bytes that queue pair `qp` carries. Messages too short for all queue pairs are cut evenly
-    /// over the first. Of longer ones each has a block, so that all are measured again, and the rest is cut by the shares.
+    /// The part of a payload of `len` bytes that queue pair `qp` carries. Messages too short for all queue pairs are
+    /// cut evenly over the first. Of longer ones each has a block, so that all are measured again, and the rest is cut
+    /// by the shares.
     #[inline]
     pub(super) fn range(&self, len: usize, qp: usize) -> Range<usize> {
         let count = self.count(len);

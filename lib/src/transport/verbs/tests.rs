@@ -144,8 +144,8 @@ fn page(at: Option<NonNull<u8>>, value: u8) -> NonNull<u8> {
     page
 }
 
-/// The bug that a cache of registrations by address has: memory is freed, the allocator gives the same address out again
-/// with other pages, and the cache finds "its" registration, which still is of the old pages.
+/// The bug that a cache of registrations by address has: memory is freed, the allocator gives the same address out
+/// again with other pages, and the cache finds "its" registration, which still is of the old pages.
 #[test]
 fn a_registration_is_of_pages_and_not_of_an_address() {
     let Some(rails) = rails() else { return };

@@ -126,8 +126,8 @@ impl Core {
         }
         let place = layout.place(ring, n);
         let offset = layout.offset(ring, place);
-        // SAFETY: the offset is that of a header within the target memory; the peer has written it and, by the protocol,
-        // leaves it alone until it is freed. A peer that does not changes the bytes of its own message.
+        // SAFETY: the offset is that of a header within the target memory; the peer has written it and, by the
+        // protocol, leaves it alone until it is freed. A peer that does not changes the bytes of its own message.
         let header: Header = unsafe { self.parts.target.at(offset).cast::<Header>().read_unaligned() };
         let payload = header.len as usize;
         // With the header come all of a line's bytes, and of a slot's as many as its first stripe has.

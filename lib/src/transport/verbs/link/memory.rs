@@ -22,8 +22,8 @@ impl Region {
         access: Access,
     ) -> Result<Region> {
         let mapping = Mapping::anonymous(bytes)?;
-        // SAFETY: the mapping lives until after the registrations; nobody holds references to bytes that the peer may write
-        // at that time: the rings' credits see to that.
+        // SAFETY: the mapping lives until after the registrations; nobody holds references to bytes that the peer may
+        // write at that time: the rings' credits see to that.
         let register = |pd| unsafe { Mr::new(pd, mapping.base(), bytes, access) };
         let mrs = domains.into_iter().map(register).collect::<Result<Vec<Mr>>>()?;
         Ok(Region { mrs, mapping })

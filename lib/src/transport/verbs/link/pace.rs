@@ -4,9 +4,10 @@
 //! queue pair 0   posted |=====| completed           busy from when it was posted, or the one before it completed,
 //! queue pair 1   posted |===========| completed     to when its completion is seen
 //! ```
-//! Over a window of messages that all queue pairs share: bytes over time is a queue pair's rate, and its weight from then on.
-//! Completions that are seen at the same time, because nobody looked before, give rates in proportion to the bytes: the cut stays
-//! as it is. Queue pairs whose rates differ little (and noise is little) are weighed alike, which is the even cut.
+//! Over a window of messages that all queue pairs share: bytes over time is a queue pair's rate, and its weight from
+//! then on. Completions that are seen at the same time, because nobody looked before, give rates in proportion to the
+//! bytes: the cut stays as it is. Queue pairs whose rates differ little (and noise is little) are weighed alike, which
+//! is the even cut.
 
 use std::time::{Duration, Instant};
 
@@ -59,7 +60,8 @@ impl Pace {
         self.meters.get(qp).is_some_and(|meter| meter.open.is_some())
     }
 
-    /// Request `number` of a queue pair, and all before it, have completed. New weights, when the window is full and they differ.
+    /// Request `number` of a queue pair, and all before it, have completed. New weights, when the window is full and
+    /// they differ.
     pub(super) fn completed(&mut self, qp: usize, number: u64, now: Instant) -> Option<&[u32]> {
         let meter = self.meters.get_mut(qp)?;
         let (wanted, bytes, posted) = meter.open?;
@@ -110,8 +112,8 @@ mod tests {
     use crate::transport::verbs::stripes::Stripes;
     use proptest::prelude::*;
 
-    /// Sends so many messages of 1 MiB, one after the other, over queue pairs that carry so many bytes per µs; each completion
-    /// is seen when the sender looks, every `look` µs. The stripes at the end.
+    /// Sends so many messages of 1 MiB, one after the other, over queue pairs that carry so many bytes per µs; each
+    /// completion is seen when the sender looks, every `look` µs. The stripes at the end.
     fn run(rates: &[f64], messages: u64, look: u64) -> Stripes {
         let (len, start) = (1 << 20, Instant::now());
         let mut stripes = Stripes::new(rates.len());

@@ -1,13 +1,13 @@
 //! Which messages of the slots are whole: their stripes come over several queue pairs, in any order.
 //!
-//! The header comes over the first queue pair, with the first stripe. A further stripe's immediate word is the number of its
-//! slot. A slot is freed only when its message is whole, and written again only after that: so all that is known of a slot is
-//! of one message, whatever overtakes what.
+//! The header comes over the first queue pair, with the first stripe. A further stripe's immediate word is the number
+//! of its slot. A slot is freed only when its message is whole, and written again only after that: so all that is known
+//! of a slot is of one message, whatever overtakes what.
 //!
 //! How the message was cut is the sender's affair: its length is in the header, and how much each write has brought the
 //! device says. It is whole when all its bytes are here.
 
-/// Outcome is here of the message in a slot.
+/// The parts of the message in a slot that are here.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Slot {
     /// A bit per queue pair whose stripe is here.
@@ -32,7 +32,7 @@ impl Reassembly {
     /// The header of a message of `len` bytes is in `slot`, with its first stripe of `first` bytes.
     ///
     /// # Errors
-    /// Outcome is wrong with it, in words, when the peer breaks the protocol.
+    /// The mistake in words, when the peer breaks the protocol.
     #[inline]
     pub(super) fn head(&mut self, slot: usize, len: usize, first: usize) -> Result<(), String> {
         let Some(known) = self.slots.get_mut(slot).filter(|s| s.wanted.is_none()) else {
@@ -98,7 +98,8 @@ mod tests {
 
     const SLOTS: usize = 4;
 
-    /// A completion: from which queue pair, for which slot, of how many bytes, and of the message (where it is the header's).
+    /// A completion: from which queue pair, for which slot, of how many bytes, and of the message (where it is the
+    /// header's).
     type Event = (usize, usize, usize, usize);
 
     #[test]
@@ -134,8 +135,8 @@ mod tests {
     }
 
     proptest! {
-        /// Every queue pair keeps its order; which of them is next is anyone's choice. Messages come out in order, each when its
-        /// last stripe is in and not before.
+        /// Every queue pair keeps its order; which of them is next is anyone's choice. Messages come out in order, each
+        /// when its last stripe is in and not before.
         #[test]
         fn messages_come_out_in_order_whichever_queue_pair_is_ahead(
             shares in proptest::collection::vec(0u32..100, 1..=6),

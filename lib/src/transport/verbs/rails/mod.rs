@@ -63,7 +63,8 @@ impl Rails {
     /// Opens the devices.
     ///
     /// # Errors
-    /// [`Error::Unsupported`](crate::Error::Unsupported) without a device or a usable port; [`Error::Config`](crate::Error::Config) for one that does not exist.
+    /// [`Error::Unsupported`](crate::Error::Unsupported) without a device or a usable port;
+    /// [`Error::Config`](crate::Error::Config) for one that does not exist.
     pub(crate) fn open(rank: usize, config: &Config) -> Result<Rails> {
         let mut devices = Vec::new();
         let mut rails = Vec::new();
@@ -94,8 +95,8 @@ impl Rails {
         self.rails.iter().map(|r| r.port.address.clone()).collect()
     }
 
-    /// Our port and the peer's for each queue pair of a link of channel `channel`: the pairs of ports that share a subnet, in
-    /// turn, and each channel begins with the next one.
+    /// Our port and the peer's for each queue pair of a link of channel `channel`: the pairs of ports that share a
+    /// subnet, in turn, and each channel begins with the next one.
     ///
     /// # Errors
     /// Why there are none.

@@ -1,9 +1,10 @@
 //! Callers' memory that a device may send from, by address.
 //!
-//! The table is looked up by address, which is what a cache of registrations does wrong: freed memory leaves its entry behind,
-//! and other memory that gets the same address is taken for it. Here an entry's life is that of a [`Registered`](super::registered::Registered), which the
-//! owner of the memory holds and drops before it frees the memory. So at any time an address in the table is that of memory
-//! which is allocated, with the pages that the device knows.
+//! The table is looked up by address, which is what a cache of registrations does wrong: freed memory leaves its entry
+//! behind, and other memory that gets the same address is taken for it. Here an entry's life is that of a
+//! [`Registered`](super::registered::Registered), which the owner of the memory holds and drops before it frees the
+//! memory. So at any time an address in the table is that of memory which is allocated, with the pages that the device
+//! knows.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{PoisonError, RwLock};

@@ -1,10 +1,10 @@
 //! libibverbs under types that free what they hold: one object per file.
 //!
-//! `ibverbs` names the devices and gives GIDs their type; its handles are private and its objects cannot do one-sided writes,
-//! completion channels or memory of the caller's, so everything that is opened goes through `ibverbs-sys`.
+//! `ibverbs` names the devices and gives GIDs their type; its handles are private and its objects cannot do one-sided
+//! writes, completion channels or memory of the caller's, so everything that is opened goes through `ibverbs-sys`.
 //!
-//! Each object keeps the ones it depends on alive through `Arc`s, so that they are destroyed in the order that libibverbs
-//! wants, on error paths too. Destroying never panics: what fails is logged.
+//! Each object keeps the ones it depends on alive through `Arc`s, so that they are destroyed in the order that
+//! libibverbs wants, on error paths too. Destroying never panics: what fails is logged.
 
 mod channel;
 mod context;
@@ -32,8 +32,8 @@ use ibverbs_sys as ffi;
 
 use crate::error::Error;
 
-/// An object of libibverbs, destroyed when it is dropped. It is the first field of its owner, which keeps `Arc`s of all that
-/// the object was made from.
+/// An object of libibverbs, destroyed when it is dropped. It is the first field of its owner, which keeps `Arc`s of all
+/// that the object was made from.
 struct Handle<T: Object>(NonNull<T>);
 
 // SAFETY: libibverbs may be called on one object from any thread (rdma-core, `Documentation/libibverbs.md`).
@@ -55,8 +55,8 @@ impl<T: Object> Handle<T> {
 
 impl<T: Object> Drop for Handle<T> {
     fn drop(&mut self) {
-        // SAFETY: nothing that was made from the object is left, because it would keep an `Arc` of the object's owner. Posted
-        // work ends with its queue pair, and the memory that it names is freed after that.
+        // SAFETY: nothing that was made from the object is left, because it would keep an `Arc` of the object's owner.
+        // Posted work ends with its queue pair, and the memory that it names is freed after that.
         let result = unsafe { T::destroy(self.get()) };
         // Only the log is left to tell it to.
         if let Err(e) = check(result, || T::DESTROYING.to_owned()) {

@@ -28,8 +28,8 @@ impl Mr {
     /// Registers `len` bytes at `base`.
     ///
     /// # Safety
-    /// The memory must stay mapped, and the same pages, until the registration is dropped. With [`Access::Target`] nobody
-    /// may hold a reference to bytes that the peer is going to write.
+    /// The memory must stay mapped, and the same pages, until the registration is dropped. With [`Access::Target`]
+    /// nobody may hold a reference to bytes that the peer is going to write.
     pub(crate) unsafe fn new(pd: &Arc<Pd>, base: NonNull<u8>, len: usize, access: Access) -> Result<Mr> {
         let flags = match access {
             Access::Source => 0,
