@@ -14,13 +14,13 @@
 //! | `options.rs`: settings of sockets and ports | yes | – | – | yes |
 //! | `stripes.rs`: one message over several connections | yes | – | – | yes |
 //! | `linger.rs`: what a dropped link leaves to be done | yes | – | – | yes |
-//! | the rest | `frame` (bytes to messages) | `memory`, `words` (the ring), `single_copy`, `socket` | – | `rails/` (devices and ports), `link/` (queue pairs and their memory), `sys/` (libibverbs), `stub` (a build without it) |
+//! | the rest | `frame` (bytes to messages), `intake` (reads the streams) | `memory`, `words` (the ring), `single_copy`, `socket` | – | `rails/` (devices and ports), `link/` (queue pairs and their memory), `sys/` (libibverbs), `stub` (a build without it) |
 //!
 //! An [`Endpoint`] keeps its transports in order of preference, each as a [`Fabric`], and makes links over the first
 //! one that reaches the peer. [`checksum`] and [`faulty`] wrap a pair of any transport. [`relay`] joins links where two
-//! ranks do not reach each other. All transports share the rest: `handshake` and `stream` (who dials, and the proofs),
-//! `doorbell` (wake-ups), `fence` (sleeper against waker), `mapping`, `huge`, `pagemap` (memory), `packet` (descriptors
-//! over Unix sockets), `linger`, and `wait` (deadlines).
+//! ranks do not reach each other. All transports share the rest: `handshake` and `stream` (dialing and its proofs),
+//! `fence` (sleeper against waker), `mapping`, `huge`, `pagemap` (memory), `packet` (descriptors over Unix sockets),
+//! `linger`, and `wait` (deadlines).
 //!
 //! # The contract of a link
 //! Every backend keeps it, and one conformance suite (`tests/conformance`) runs over all of them.

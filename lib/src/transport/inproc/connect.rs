@@ -80,20 +80,17 @@ impl Hub {
         waiting.push(entry);
         loop {
             let slice = wait.slice(|| format!("its thread has not asked for comm {}, channel {}", to.comm, to.channel));
-            let mine = waiting.iter().position(|e| e.to == *to);
-            let done = mine.is_some_and(|i| waiting.get(i).is_some_and(|e| e.result.is_some()));
-            match (mine, slice) {
-                (Some(i), Err(e)) if !done => {
-                    waiting.swap_remove(i);
-                    return Err(e);
-                }
-                (Some(i), _) if done => {
-                    return waiting.swap_remove(i).result.unwrap_or_else(|| Err(vanished()));
-                }
-                (_, Ok(slice)) if mine.is_some() => {
+            let Some(mine) = waiting.iter().position(|e| e.to == *to) else { return Err(vanished()) };
+            let done = waiting.get(mine).is_some_and(|e| e.result.is_some());
+            match slice {
+                Ok(slice) if !done => {
                     waiting = self.changed.wait_timeout(waiting, slice).unwrap_or_else(PoisonError::into_inner).0;
                 }
-                _ => return Err(vanished()),
+                // The link, or the end of the wait without one.
+                slice => {
+                    let failed = || Err(slice.err().unwrap_or_else(vanished));
+                    return waiting.swap_remove(mine).result.unwrap_or_else(failed);
+                }
             }
         }
     }

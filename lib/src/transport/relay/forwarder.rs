@@ -57,7 +57,7 @@ impl Forwarder {
     /// Starts the thread.
     ///
     /// # Errors
-    /// [`Error::Os`] when there are no descriptors or threads left.
+    /// [`Error::Os`](crate::Error::Os) when there are no descriptors or threads left.
     pub(crate) fn start(rank: usize) -> Result<Forwarder> {
         let state = Arc::new(State {
             bell: Doorbell::new()?,

@@ -1,6 +1,7 @@
 //! Where the words and payloads of a ring lie.
 
 use std::any::Any;
+use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -13,8 +14,6 @@ use crate::transport::mapping::Mapping;
 
 /// Lines per direction, unless `depth` is larger.
 pub(crate) const LINES: usize = 32;
-/// Words that different sides write are this far apart: two cache lines, because some cores prefetch lines in pairs.
-const APART: usize = 128;
 const PAGE: usize = 4096;
 
 /// A message's line.
@@ -29,14 +28,39 @@ pub(super) struct Line {
     pub(super) rest: Words<2>,
 }
 #[cfg(not(loom))]
-const _: () = assert!(size_of::<Line>() == 64);
+const _: () = assert!(size_of::<Line>() == 64 && size_of::<Head>() == 512);
 
 /// What the receiver has freed, as running counts.
-#[repr(C, align(64))]
+#[repr(C)]
 #[derive(Debug, Default)]
 pub(super) struct Consumed {
     pub(super) lines: Freed,
     pub(super) ring: Freed,
+}
+
+/// Words that different sides write are on two cache lines of their own each, because some cores prefetch lines in
+/// pairs.
+#[repr(C, align(128))]
+#[derive(Debug, Default)]
+pub(super) struct Apart<T>(pub(super) T);
+
+impl<T> Deref for Apart<T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+/// The words of a direction.
+#[repr(C)]
+#[derive(Debug)]
+pub(super) struct Head {
+    pub(super) consumed: Apart<Consumed>,
+    pub(super) receiver: Apart<EndState>,
+    pub(super) sender: Apart<EndState>,
+    pub(super) probe: Apart<Probe>,
 }
 
 /// Sizes and offsets; both ends compute the same from the same [`LinkOptions`].
@@ -60,7 +84,7 @@ impl Layout {
     }
 
     fn head(&self) -> usize {
-        4 * APART + self.lines * size_of::<Line>()
+        size_of::<Head>() + self.lines * size_of::<Line>()
     }
 
     fn heads(&self) -> usize {
@@ -105,10 +129,7 @@ impl Position {
 /// One direction within a mapping: pointers that stay valid while `memory` lives.
 #[derive(Debug)]
 pub(super) struct Direction {
-    pub(super) consumed: NonNull<Consumed>,
-    pub(super) receiver: NonNull<EndState>,
-    pub(super) sender: NonNull<EndState>,
-    pub(super) probe: NonNull<Probe>,
+    pub(super) head: NonNull<Head>,
     pub(super) lines: NonNull<Line>,
     pub(super) ring: NonNull<u8>,
     pub(super) layout: Layout,
@@ -131,14 +152,11 @@ impl Direction {
         let ring = layout.heads() + index * layout.ring;
         let base = memory.base();
         // SAFETY: all offsets are below `layout.bytes()`, which is within the mapping; the mapping is page-aligned and
-        // the offsets are multiples of 64, as the types require.
+        // the offsets of heads are multiples of 128 and the others of 64, as the types require.
         unsafe {
             Ok(Direction {
-                consumed: base.add(head).cast(),
-                receiver: base.add(head + APART).cast(),
-                sender: base.add(head + 2 * APART).cast(),
-                probe: base.add(head + 3 * APART).cast(),
-                lines: base.add(head + 4 * APART).cast(),
+                head: base.add(head).cast(),
+                lines: base.add(head + size_of::<Head>()).cast(),
                 ring: base.add(ring),
                 layout,
                 _memory: memory.clone(),
@@ -147,32 +165,14 @@ impl Direction {
     }
 
     #[inline(always)]
-    pub(super) fn consumed(&self) -> &Consumed {
+    pub(super) fn head(&self) -> &Head {
         // SAFETY: within the mapping (see `new`), aligned; atomics may be shared with anyone.
-        unsafe { self.consumed.as_ref() }
-    }
-
-    #[inline(always)]
-    pub(super) fn receiver(&self) -> &EndState {
-        // SAFETY: as `consumed`.
-        unsafe { self.receiver.as_ref() }
-    }
-
-    #[inline(always)]
-    pub(super) fn sender(&self) -> &EndState {
-        // SAFETY: as `consumed`.
-        unsafe { self.sender.as_ref() }
-    }
-
-    #[inline(always)]
-    pub(super) fn probe(&self) -> &Probe {
-        // SAFETY: as `consumed`.
-        unsafe { self.probe.as_ref() }
+        unsafe { self.head.as_ref() }
     }
 
     #[inline(always)]
     pub(super) fn line(&self, message: u64) -> &Line {
-        // SAFETY: `lines` is a power of two and the index is masked to it; otherwise as `consumed`.
+        // SAFETY: `lines` is a power of two and the index is masked to it; otherwise as `head`.
         unsafe { self.lines.add(message as usize & (self.layout.lines - 1)).as_ref() }
     }
 

@@ -118,6 +118,16 @@ pub(crate) struct Ends {
 }
 
 impl Ends {
+    /// Why the peer is gone, if it is.
+    fn broken(&self) -> Option<String> {
+        self.lifeline.as_ref().and_then(Lifeline::broken)
+    }
+
+    /// What tells of that.
+    fn interest(&self) -> Interest {
+        self.lifeline.as_ref().map(Lifeline::interest).unwrap_or_default()
+    }
+
     /// Whether the link is this process's to close: its memory is also a forked child's.
     fn are_ours(&self) -> bool {
         self.lifeline.as_ref().is_none_or(|l| l.origin.is_here())
@@ -126,7 +136,7 @@ impl Ends {
 
 /// Writes our nonce into the memory of a link, for the peer to probe. Before the peer makes its [`pair`].
 pub(crate) fn introduce(memory: &Arc<Mapping>, layout: Layout, side: usize) -> Result<()> {
-    Direction::new(memory, layout, side)?.probe().introduce();
+    Direction::new(memory, layout, side)?.head().probe.introduce();
     Ok(())
 }
 

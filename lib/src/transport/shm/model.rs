@@ -5,9 +5,9 @@
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
-use super::memory::{Consumed, Line};
+use super::memory::{Apart, Head, Line};
 use super::single_copy::Probe;
-use super::words::{EndState, Sequence};
+use super::words::Sequence;
 use super::*;
 use crate::error::Error;
 use crate::sync::{Step, Words, touches, watch};
@@ -22,10 +22,7 @@ const SHORT: usize = 9;
 
 /// What a mapping holds for one direction.
 struct Memory {
-    consumed: Consumed,
-    receiver: EndState,
-    sender: EndState,
-    probe: Probe,
+    head: Head,
     lines: Box<[Line]>,
     ring: NonNull<u8>,
     bytes: usize,
@@ -48,20 +45,19 @@ fn direction(layout: Layout) -> [Direction; 2] {
     let line = || Line { sequence: Sequence::default(), header: Words::new(), first: Words::new(), rest: Words::new() };
     let bytes = layout.ring;
     let memory = Arc::new(Memory {
-        consumed: Consumed::default(),
-        receiver: EndState::default(),
-        sender: EndState::default(),
-        probe: Probe::new(),
+        head: Head {
+            consumed: Apart::default(),
+            receiver: Apart::default(),
+            sender: Apart::default(),
+            probe: Apart(Probe::new()),
+        },
         lines: (0..layout.lines).map(|_| line()).collect(),
         ring: NonNull::from(Box::leak(vec![0u8; bytes].into_boxed_slice())).cast(),
         bytes,
     });
     (0..bytes).step_by(64).for_each(|offset| watch(memory.ring.as_ptr().wrapping_add(offset), 64));
     std::array::from_fn(|_| Direction {
-        consumed: NonNull::from(&memory.consumed),
-        receiver: NonNull::from(&memory.receiver),
-        sender: NonNull::from(&memory.sender),
-        probe: NonNull::from(&memory.probe),
+        head: NonNull::from(&memory.head),
         lines: NonNull::from(&*memory.lines).cast(),
         ring: memory.ring,
         layout,
@@ -86,7 +82,7 @@ fn ring_of(layout: Layout, bells: &[Arc<Doorbell>; 2]) -> Ring {
 
 fn zero_copy_ring(layout: Layout, bells: &[Arc<Doorbell>; 2], single_copy: SingleCopy) -> Ring {
     let [ours, theirs] = direction(layout);
-    ours.probe().introduce();
+    ours.head().probe.introduce();
     let ends = |rank: usize| Ends {
         peer: Peer { rank, peer: 1 - rank, address: String::new() },
         bell: bells[1 - rank].clone(),

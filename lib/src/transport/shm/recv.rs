@@ -40,7 +40,7 @@ pub(crate) struct ShmRecv {
 
 impl ShmRecv {
     pub(super) fn new(direction: Direction, ends: Ends) -> ShmRecv {
-        let reader = ends.single_copy.reader(direction.probe());
+        let reader = ends.single_copy.reader(&direction.head().probe);
         ShmRecv {
             direction,
             ends,
@@ -97,7 +97,7 @@ impl ShmRecv {
     #[inline]
     fn look_again(&mut self, sequence: u64) -> Result<bool> {
         let before = (self.lines + 1).saturating_sub(self.direction.layout.lines as u64);
-        let gone = self.lost.is_some() || self.direction.sender().is_closed();
+        let gone = self.lost.is_some() || self.direction.head().sender.is_closed();
         if sequence == before && !gone { Ok(false) } else { self.trouble(before) }
     }
 
@@ -137,7 +137,7 @@ impl ShmRecv {
         };
         // Revoked in the meantime, it may be anything.
         std::sync::atomic::fence(Ordering::SeqCst);
-        let revoked = self.direction.sender().is_closed();
+        let revoked = self.direction.head().sender.is_closed();
         if revoked {
             return Err(self.ends.peer.lost("receive", "it closed the link before its message was pulled"));
         }
@@ -164,7 +164,7 @@ impl ShmRecv {
     fn free(&mut self, len: usize) -> bool {
         self.head = None;
         self.lines += 1;
-        let consumed = self.direction.consumed();
+        let consumed = &self.direction.head().consumed;
         if self.remote != 0 {
             self.remote = 0;
             self.is_pulled = false;
@@ -177,7 +177,7 @@ impl ShmRecv {
         }
         consumed.lines.free(self.lines);
         fence::of_waker();
-        if self.direction.sender().glance().waiting() {
+        if self.direction.head().sender.glance().waiting() {
             self.wake();
         }
         self.got == 0
@@ -185,7 +185,7 @@ impl ShmRecv {
 
     #[cold]
     fn wake(&mut self) {
-        if self.direction.sender().take_waiting() {
+        if self.direction.head().sender.take_waiting() {
             self.ends.bell.ring();
         }
     }
@@ -313,14 +313,14 @@ impl RecvLink for ShmRecv {
 
     fn check_peer(&mut self) -> Result<()> {
         if self.lost.is_none() {
-            self.lost = self.ends.lifeline.as_ref().and_then(|l| l.broken());
+            self.lost = self.ends.broken();
         }
         self.load().map(drop)
     }
 
     fn arm(&mut self) -> Result<bool> {
         self.armed = true;
-        self.direction.receiver().ask_to_be_woken();
+        self.direction.head().receiver.ask_to_be_woken();
         fence::of_sleeper();
         if self.load()?.is_some() {
             return Ok(true);
@@ -333,19 +333,19 @@ impl RecvLink for ShmRecv {
     fn disarm(&mut self) {
         if self.armed {
             self.armed = false;
-            self.direction.receiver().awake();
+            self.direction.head().receiver.awake();
         }
     }
 
     fn interest(&self) -> Interest {
-        self.ends.lifeline.as_ref().map(|l| l.interest()).unwrap_or_default()
+        self.ends.interest()
     }
 }
 
 impl Drop for ShmRecv {
     fn drop(&mut self) {
         if self.ends.are_ours() {
-            self.direction.receiver().close();
+            self.direction.head().receiver.close();
             self.ends.bell.ring();
         }
     }

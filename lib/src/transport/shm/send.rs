@@ -85,7 +85,7 @@ impl ShmSend {
     #[cold]
     fn refresh(&mut self, bytes: usize) -> Result<bool> {
         self.alive()?;
-        let consumed = self.direction.consumed();
+        let consumed = &self.direction.head().consumed;
         let (lines, ring) = (consumed.lines.freed(), consumed.ring.freed());
         let layout = &self.direction.layout;
         for (name, sent, freed, size) in
@@ -107,7 +107,7 @@ impl ShmSend {
     }
 
     fn alive(&mut self) -> Result<()> {
-        if self.lost.is_none() && self.direction.receiver().is_closed() {
+        if self.lost.is_none() && self.direction.head().receiver.is_closed() {
             self.lose("it closed the link".to_owned());
         }
         match &self.lost {
@@ -125,8 +125,8 @@ impl ShmSend {
     /// True once the receiver has pulled everything.
     fn settle(&mut self) -> Result<bool> {
         // Who is closed has freed all that it ever will.
-        let closed = self.direction.receiver().is_closed();
-        let freed = self.direction.consumed().lines.freed();
+        let closed = self.direction.head().receiver.is_closed();
+        let freed = self.direction.head().consumed.lines.freed();
         if freed > self.lines {
             let detail = format!("expected {} lines at most to be freed, got {freed}", self.lines);
             return Err(self.ends.peer.protocol("send", detail));
@@ -171,7 +171,7 @@ impl ShmSend {
         self.lines += 1;
         line.sequence.publish(self.lines);
         fence::of_waker();
-        let state = self.direction.receiver().glance();
+        let state = self.direction.head().receiver.glance();
         if state.is_plain() { Ok(()) } else { self.attend(state) }
     }
 
@@ -198,7 +198,7 @@ impl ShmSend {
         if state.closed() {
             return if self.is_settled()? { Ok(()) } else { self.alive() };
         }
-        if self.direction.receiver().take_waiting() {
+        if self.direction.head().receiver.take_waiting() {
             self.ends.bell.ring();
         }
         Ok(())
@@ -213,7 +213,7 @@ impl SendLink for ShmSend {
     #[inline]
     fn reserve(&mut self) -> Result<Option<&mut [u8]>> {
         if !self.reserved {
-            if self.direction.receiver().glance().closed() {
+            if self.direction.head().receiver.glance().closed() {
                 self.alive()?;
             }
             if !self.credit(self.direction.layout.max_message)? {
@@ -294,7 +294,7 @@ impl SendLink for ShmSend {
             return Ok(());
         }
         if self.lost.is_none()
-            && let Some(detail) = self.ends.lifeline.as_ref().and_then(|l| l.broken())
+            && let Some(detail) = self.ends.broken()
         {
             self.lose(detail);
         }
@@ -303,7 +303,7 @@ impl SendLink for ShmSend {
 
     fn arm(&mut self) -> Result<bool> {
         self.armed = true;
-        self.direction.sender().ask_to_be_woken();
+        self.direction.head().sender.ask_to_be_woken();
         fence::of_sleeper();
         // One more system call: who sleeps next finds out here that the other process was killed.
         // A sender that was not refused waits until its zero-copy messages are pulled.
@@ -317,12 +317,12 @@ impl SendLink for ShmSend {
     fn disarm(&mut self) {
         if self.armed {
             self.armed = false;
-            self.direction.sender().awake();
+            self.direction.head().sender.awake();
         }
     }
 
     fn interest(&self) -> Interest {
-        self.ends.lifeline.as_ref().map(|l| l.interest()).unwrap_or_default()
+        self.ends.interest()
     }
 }
 
@@ -336,7 +336,7 @@ impl ZeroCopy for ShmSend {
         if !self.credit(0)? {
             return Ok(false);
         }
-        let may = worth && self.sent == 0 && self.direction.probe().can_pull();
+        let may = worth && self.sent == 0 && self.direction.head().probe.can_pull();
         if may && self.ends.single_copy.takes(data, two_way, &mut self.worth) {
             self.publish(header, Payload::ZeroCopy(data.as_ptr() as u64))?;
             return Ok(true);
@@ -355,7 +355,7 @@ impl ZeroCopy for ShmSend {
     fn revoke(&mut self) {
         if self.last_zero_copy != 0 && !matches!(self.settle(), Ok(true)) {
             self.lose("zero-copy memory was revoked after an error".to_owned());
-            self.direction.sender().close();
+            self.direction.head().sender.close();
             // Whoever reads what is written from now on must see that we have closed.
             std::sync::atomic::fence(Ordering::SeqCst);
         }
@@ -365,7 +365,7 @@ impl ZeroCopy for ShmSend {
 impl Drop for ShmSend {
     fn drop(&mut self) {
         if self.ends.are_ours() {
-            self.direction.sender().close();
+            self.direction.head().sender.close();
             self.ends.bell.ring();
         }
     }

@@ -3,6 +3,7 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
 
+use super::memory::Head;
 use super::memory::{LINES, Position, taken};
 use super::*;
 use crate::config;
@@ -62,9 +63,8 @@ fn layout_is_aligned_disjoint_and_within_its_size() {
             let mut used = Vec::new();
             for index in 0..2 {
                 let d = Direction::new(&memory, layout, index).unwrap();
-                used.push((d.consumed.as_ptr() as usize, 64));
-                used.push((d.receiver.as_ptr() as usize, 64));
-                used.push((d.sender.as_ptr() as usize, 64));
+                assert!(d.head.is_aligned());
+                used.push((d.head.as_ptr() as usize, size_of::<Head>()));
                 used.extend((0..layout.lines as u64).map(|i| (std::ptr::from_ref(d.line(i)) as usize, 64)));
                 used.push((d.payload(Position::default()) as usize, layout.ring));
             }
@@ -108,7 +108,7 @@ fn a_peer_that_writes_nonsense_gives_a_protocol_error() {
     for freed in [10_000, u64::MAX] {
         let mut r = ring();
         let d = Direction::new(&r.memory, r.layout, 0).unwrap();
-        d.consumed().ring.free(freed);
+        d.head().consumed.ring.free(freed);
         let result = (0..10).map(|i| r.send.send_from(&header(i, 30), &[1; 30])).find(|r| r.is_err());
         assert!(matches!(result, Some(Err(Error::Protocol { .. }))));
     }
@@ -328,10 +328,10 @@ fn without_permission_long_messages_go_through_the_room() {
     let layout = Layout::new(&OPTIONS).unwrap();
     let memory = Arc::new(Mapping::anonymous(layout.bytes()).unwrap());
     let direction = Direction::new(&memory, layout, 0).unwrap();
-    assert!(ourselves().reader(direction.probe()).is_none(), "it has not said who it is");
+    assert!(ourselves().reader(&direction.head().probe).is_none(), "it has not said who it is");
     introduce(&memory, layout, 0).unwrap();
-    assert!(ourselves().reader(direction.probe()).is_some() && direction.probe().can_pull());
-    let reader = ourselves().reader(direction.probe()).unwrap();
+    assert!(ourselves().reader(&direction.head().probe).is_some() && direction.head().probe.can_pull());
+    let reader = ourselves().reader(&direction.head().probe).unwrap();
     let mut dst = [0u8; 8];
     // SAFETY: `dst` has 8 bytes.
     let e = unsafe { reader.read(8, dst.as_mut_ptr(), 8) }.unwrap_err();

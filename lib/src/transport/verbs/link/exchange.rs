@@ -1,4 +1,4 @@
-//! Outcome two ranks tell each other over TCP before their queue pairs can talk.
+//! The messages over TCP by which two ranks join their queue pairs.
 //!
 //! ```text
 //! lower rank (dialer)                                higher rank
@@ -23,18 +23,18 @@ use crate::transport::handshake::cut;
 use crate::transport::stream::{self, Failure};
 use crate::transport::wait::Wait;
 
-/// Outcome the peer has to know of our end. Little endian, as are the others.
+/// Our target memory, as the peer must know it. Little endian, as are the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(crate) struct MemoryCard {
-    /// MemoryCard that the peer writes to.
+    /// Memory that the peer writes to.
     pub(crate) address: u64,
     pub(crate) bytes: u64,
     pub(crate) lines: u32,
     pub(crate) slots: u32,
 }
 
-/// Outcome the peer's queue pair has to know of ours.
+/// A queue pair of ours, as the peer's must know it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, bytemuck::Pod, bytemuck::Zeroable)]
 #[repr(C)]
 pub(crate) struct QpCard {

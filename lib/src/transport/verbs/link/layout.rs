@@ -72,8 +72,8 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// The receiver keeps up to `report - 1` freed slots to itself until it reports them, so there are as many more than
-    /// `depth`: the link holds `depth` messages at any time.
+    /// The receiver keeps up to `report - 1` freed slots to itself until it reports them, so there are as many more
+    /// than `depth`: the link holds `depth` messages at any time.
     pub(crate) fn new(options: &LinkOptions) -> Result<Layout> {
         options.check()?;
         let depth = options.depth.next_power_of_two().max(2);
@@ -140,7 +140,7 @@ impl Layout {
     }
 }
 
-/// Outcome the write was for.
+/// The purpose of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum WriteKind {
     /// A message in this ring.

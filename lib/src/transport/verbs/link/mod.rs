@@ -1,22 +1,22 @@
 //! The queue pairs of a link with their memory and counts, shared by the two halves.
 //!
 //! # Why no receive is ever missing
-//! A write with an immediate word takes a receive at the peer, and a sender that finds none is put off ("RNR"). Each end
-//! posts [`Layout::receives`] of them on the first queue pair and posts a new one for each that was used when it takes the
-//! completion. The peer can use no more before that: its messages need credit (lines + slots), and each report of freed
-//! messages stands for messages that we sent before and that the peer cannot get more of until we take its reports in.
-//! The other queue pairs carry one stripe per slot at most until the slot is freed: they have as many receives as there are
-//! slots.
+//! A write with an immediate word takes a receive at the peer, and a sender that finds none is put off ("RNR"). Each
+//! end posts [`Layout::receives`] of them on the first queue pair and posts a new one for each that was used when it
+//! takes the completion. The peer can use no more before that: its messages need credit (lines + slots), and each
+//! report of freed messages stands for messages that we sent before and that the peer cannot get more of until we take
+//! its reports in. The other queue pairs carry one stripe per slot at most until the slot is freed: they have as many
+//! receives as there are slots.
 //!
 //! # Why the send queue never overflows
-//! Work is posted while fewer than `limit` requests are without completion; every 16th request asks for one, and so does
-//! each that is sent from staging memory. On the other queue pairs there is one per slot at most: a slot is not used again
-//! before its stripes have completed.
+//! Work is posted while fewer than `limit` requests are without completion; every 16th request asks for one, and so
+//! does each that is sent from staging memory. On the other queue pairs there is one per slot at most: a slot is not
+//! used again before its stripes have completed.
 //!
-//! # Outcome comes in which order
-//! Credit, messages of the lines, headers and the goodbye come over the first queue pair, in order. Stripes come when they
-//! come: a message is shown when all of it is here ([`Reassembly`]), and those behind it wait. So the goodbye may overtake
-//! stripes; only what ends a queue pair ends the hope for them.
+//! # Order of arrival
+//! Credit, messages of the lines, headers and the goodbye come over the first queue pair, in order. Stripes come when
+//! they come: a message is shown when all of it is here ([`Reassembly`]), and those behind it wait. So the goodbye may
+//! overtake stripes; only what ends a queue pair ends the hope for them.
 
 pub(super) mod exchange;
 mod incoming;
@@ -62,7 +62,7 @@ enum Goodbye {
     Posted(u64),
 }
 
-/// Outcome a [`Core`] is made of. The order is the order of destruction.
+/// The parts of a [`Core`]. The order is the order of destruction.
 #[derive(Debug)]
 pub(super) struct Parts {
     pub(super) qps: QueuePairs,
@@ -105,7 +105,7 @@ pub(super) struct Core {
     sent: PerRing<u64>,
     freed_there: PerRing<u64>,
     pub(super) zero_copies: u64,
-    /// Outcome the stripes are weighed by.
+    /// Rates of the queue pairs, by which stripes are weighed.
     pace: Pace,
 
     /// Messages whose header is here.
@@ -182,7 +182,7 @@ impl Core {
 
     #[cold]
     fn fail(&mut self, qp: usize, code: u32, vendor: u32) {
-        // Outcome follows the first error tells nothing.
+        // Later errors follow from the first one.
         if code == status::FLUSHED && self.lost.is_some() {
             return;
         }
@@ -234,7 +234,7 @@ impl Core {
         if let Some(text) = failure {
             self.lose(text);
         } else if let Some(end) = self.hung_up() {
-            // Outcome came before the end is here.
+            // Messages from before the end are here.
             self.poll();
             self.lose(end);
         }
@@ -264,7 +264,7 @@ impl Core {
             asked = true;
         }
         if asked {
-            // Outcome came before the request rings nothing.
+            // Earlier completions ring nothing.
             self.poll();
         }
         self.look_after_peer();

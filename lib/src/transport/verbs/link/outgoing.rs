@@ -39,7 +39,7 @@ impl Core {
         }
     }
 
-    /// Outcome a write without bytes is of.
+    /// The source of a write without bytes.
     fn nothing(&self) -> Sge {
         Sge { at: self.parts.staging.base(), len: 0, lkey: self.parts.qps.first.lkey }
     }
@@ -108,7 +108,8 @@ impl Core {
             unsafe { self.send(Ring::Lines, NonNull::from(&mut line).cast(), len, true, None) };
         } else {
             let at = self.staging(Ring::Lines);
-            // SAFETY: the line has room for the header and `longest` bytes, and the request that last read it has completed.
+            // SAFETY: the line has room for the header and `longest` bytes, and the request that last read it has
+            // completed.
             unsafe {
                 at.cast::<Header>().write_unaligned(*header);
                 at.add(Header::BYTES).as_ptr().copy_from_nonoverlapping(data.as_ptr(), data.len());
@@ -147,8 +148,8 @@ impl Core {
         Some(keys)
     }
 
-    /// Sends a message of `header.len` bytes from the caller's memory, registered under `keys`. There must have been room in
-    /// the slots, and `data` must not be empty.
+    /// Sends a message of `header.len` bytes from the caller's memory, registered under `keys`. There must have been
+    /// room in the slots, and `data` must not be empty.
     ///
     /// # Safety
     /// Nobody may write to `data` until [`Core::has_sent`] or [`Core::revoke`] says so.
@@ -174,8 +175,8 @@ impl Core {
         self.sending()
     }
 
-    /// Sends the stripes but the first of the next message in the slots: of `len` bytes from `from`, which is the staging slot,
-    /// or a caller's memory with these keys.
+    /// Sends the stripes but the first of the next message in the slots: of `len` bytes from `from`, which is the
+    /// staging slot, or a caller's memory with these keys.
     ///
     /// # Safety
     /// As [`Core::post`].
@@ -294,8 +295,8 @@ impl Core {
     /// Posts a write to the first queue pair, with all that the peer should know; its number.
     ///
     /// # Safety
-    /// `from` must be staging memory, which nobody changes until the request has completed; or, inline, any memory. Outcome is
-    /// sent `then` must be registered, and nobody may change it either.
+    /// `from` must be staging memory, which nobody changes until the request has completed; or, inline, any memory.
+    /// What is sent `then` must be registered, and nobody may change it either.
     #[inline]
     unsafe fn post(
         &mut self,

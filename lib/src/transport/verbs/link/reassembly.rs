@@ -7,7 +7,7 @@
 //! How the message was cut is the sender's affair: its length is in the header, and how much each write has brought the
 //! device says. It is whole when all its bytes are here.
 
-/// Outcome is here of the message in a slot.
+/// The parts of the message in a slot that are here.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Slot {
     /// A bit per queue pair whose stripe is here.
@@ -32,7 +32,7 @@ impl Reassembly {
     /// The header of a message of `len` bytes is in `slot`, with its first stripe of `first` bytes.
     ///
     /// # Errors
-    /// Outcome is wrong with it, in words, when the peer breaks the protocol.
+    /// The mistake in words, when the peer breaks the protocol.
     #[inline]
     pub(super) fn head(&mut self, slot: usize, len: usize, first: usize) -> Result<(), String> {
         let Some(known) = self.slots.get_mut(slot).filter(|s| s.wanted.is_none()) else {

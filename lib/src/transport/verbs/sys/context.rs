@@ -19,7 +19,7 @@ pub(crate) fn device_names() -> Result<Vec<String>> {
     }
 }
 
-/// Outcome a port says of itself.
+/// The attributes of a port.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PortState {
     pub(crate) active: bool,

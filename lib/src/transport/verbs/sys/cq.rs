@@ -11,7 +11,7 @@ use ibverbs_sys as ffi;
 use super::{Channel, Context, Handle, check};
 use crate::error::{Error, Result};
 
-/// Outcome has come to its end.
+/// How work has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// Work of ours, with all that was posted before it.
@@ -85,7 +85,7 @@ impl Cq {
         Ok(batch)
     }
 
-    /// Asks for one event with the next completion. Outcome came before does not count: poll again after this.
+    /// Asks for one event with the next completion. Earlier completions do not count: poll again after this.
     pub(crate) fn request_event(&self) -> Result<()> {
         // SAFETY: as in `poll`.
         let result = unsafe {
@@ -119,7 +119,7 @@ impl Cq {
 /// Completions taken at once.
 const BATCH: usize = 16;
 
-/// Outcome one look at the queue gave.
+/// The completions of one look at the queue.
 pub(crate) struct Batch {
     raw: [MaybeUninit<ffi::ibv_wc>; BATCH],
     n: usize,

@@ -12,7 +12,7 @@ pub(crate) const FLUSHED: u32 = 5;
 /// No acknowledgement came.
 pub(crate) const RETRIES_EXCEEDED: u32 = 12;
 
-/// Outcome a completion with an error says.
+/// A completion with an error, in words.
 pub(crate) fn completion(status: u32, vendor: u32, timing: &Timing) -> String {
     let (name, cause) = match status {
         1 => ("local length error", "a message was longer than its receive or than the port takes"),
@@ -63,7 +63,7 @@ pub(crate) fn completion(status: u32, vendor: u32, timing: &Timing) -> String {
     format!("completion status {status}, {name} (vendor code {vendor:#x}): {cause}")
 }
 
-/// Outcome an asynchronous event says, and how bad it is: an error means that the device can no longer be used. Outcome
+/// An asynchronous event in words, and how bad it is: an error means that the device can no longer be used. What
 /// befalls a single queue pair is for its own completions to tell.
 pub(crate) fn event(code: u32, port: Option<i32>) -> (String, Level) {
     let (name, level) = match code {
