@@ -1,5 +1,6 @@
 //! The command line.
 
+use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand};
 use program_kit::size;
 use verbs_hello::choice;
@@ -71,7 +72,7 @@ pub struct Data {
     #[arg(long, global = true, default_value = "256K", value_parser = size::within(1..=1 << 30))]
     pub chunk: usize,
     /// Chunks in flight at a time: staging slots or posted requests, 2 to 64.
-    #[arg(long, global = true, default_value = "2", value_parser = parse_slots)]
+    #[arg(long, global = true, default_value = "2", value_parser = RangedU64ValueParser::<usize>::new().range(2..=MOST_SLOTS as u64))]
     pub slots: usize,
     /// How often to fill, send and check the buffer.
     #[arg(long, global = true, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
@@ -86,11 +87,6 @@ impl Data {
     pub fn plan(&self) -> Plan {
         Plan { bytes: self.bytes, chunk: self.chunk.min(self.bytes), slots: self.slots }
     }
-}
-
-fn parse_slots(text: &str) -> Result<usize, String> {
-    let slots = text.parse().ok().filter(|n| (2..=MOST_SLOTS).contains(n));
-    slots.ok_or_else(|| format!("expected 2 to {MOST_SLOTS}"))
 }
 
 #[cfg(test)]

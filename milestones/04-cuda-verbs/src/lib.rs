@@ -4,7 +4,7 @@
 //! probe     which memory does the wire use?   dmabuf, else peer memory, else pinned staging
 //! buffer    the bytes to move                 a GPU's memory, or host memory that says so
 //! pinned    memory beside the bytes to move   the CPU's, for staging
-//! exporter  a dmabuf without a GPU            udmabuf, dma-heap, vgem
+//! exporter  a dmabuf without a GPU            udmabuf, vgem
 //! wire      how they move                     verbs or TCP
 //! transfer  chunk by chunk                    GPU -> staging -> wire -> staging -> GPU, as a pipeline
 //! ```

@@ -1,6 +1,7 @@
 //! The command line.
 
 use clap::Parser;
+use clap::builder::RangedU64ValueParser;
 use program_kit::size;
 use tinynccl::wire::Algorithm;
 
@@ -9,7 +10,7 @@ use tinynccl::wire::Algorithm;
 #[command(version)]
 pub(crate) struct Options {
     /// Ranks to start, as processes; 0: one per GPU, but at least two. Rank r takes GPU r modulo the number of GPUs.
-    #[arg(short = 'n', long, default_value_t = 0, value_parser = ranks)]
+    #[arg(short = 'n', long, default_value_t = 0, value_parser = RangedU64ValueParser::<usize>::new().range(0..=8))]
     pub(crate) ranks: usize,
     /// Sizes in bytes; K, M and G are powers of 1024.
     #[arg(short, long, value_delimiter = ',', value_parser = size::of_f32(4..=4 << 30), default_value = "8,1K,32K,256K,1M,8M,64M,256M")]
@@ -21,13 +22,6 @@ pub(crate) struct Options {
     /// Calls between two events.
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) iters: u32,
-}
-
-fn ranks(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(n @ 0..=8) => Ok(n),
-        _ => Err(format!("expected 0 to 8, got {text:?}")),
-    }
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::builder::RangedU64ValueParser;
 use clap::error::ErrorKind;
 use clap::{ArgAction, CommandFactory as _, Parser};
 use program_kit::size;
@@ -30,7 +31,7 @@ pub(crate) struct Args {
     #[arg(short = 'e', long = "maxbytes", default_value = "32M", value_parser = size::within(0..=1 << 40))]
     pub(crate) max: usize,
     /// Factor from one size to the next.
-    #[arg(short = 'f', long = "stepfactor", default_value = "4", value_parser = factor, conflicts_with = "step")]
+    #[arg(short = 'f', long = "stepfactor", default_value = "4", value_parser = RangedU64ValueParser::<usize>::new().range(2..=1 << 30), conflicts_with = "step")]
     factor: usize,
     /// Bytes from one size to the next.
     #[arg(short = 'i', long = "stepbytes", value_parser = size::within(0..=1 << 40))]
@@ -213,6 +214,11 @@ impl Plan {
         self.sizes.iter().copied().max().unwrap_or(0)
     }
 
+    /// The sizes of a case: one, where there is nothing to size.
+    pub(crate) fn sizes_of(&self, case: &Case) -> &[usize] {
+        if case.collective == Collective::Barrier { &[0] } else { &self.sizes }
+    }
+
     /// The library's settings: the environment, then the flags.
     pub(crate) fn config(&self) -> tinynccl::Result<Config> {
         let mut config = Config::from_env()?;
@@ -291,13 +297,6 @@ fn dtype(text: &str) -> Result<DType, String> {
     }
 }
 
-fn factor(text: &str) -> Result<usize, String> {
-    text.parse()
-        .ok()
-        .filter(|f| (2..=1 << 30).contains(f))
-        .ok_or_else(|| "expected a whole number from 2 on".to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -346,7 +345,7 @@ mod tests {
             ("-b x", "a whole number of bytes"),
             ("-i 0", "at least 1 byte"),
             ("-i 8 -f 2", "cannot be used with"),
-            ("-f 1", "from 2 on"),
+            ("-f 1", "2..="),
             ("-o average", "sum prod min max avg"),
             ("-d f31", "f32 f64"),
             ("-r first", "a rank or all"),

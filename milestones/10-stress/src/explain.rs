@@ -58,10 +58,8 @@ fn block<T: Number>(
 ) -> Result<u64> {
     let tables = Tables::<T>::new(&Pattern::new::<T>(case.op, comm.size(), args.seed));
     let usual = comm.config().algorithm;
-    let once = [0];
-    let sizes = if case.collective == Collective::Barrier { &once[..] } else { &plan.sizes };
     let mut wrong = 0;
-    for &bytes in sizes {
+    for &bytes in plan.sizes_of(case) {
         let layout = case.layout(bytes, comm.size());
         let segment = layout.count * case.dtype.size();
         let choice = comm.explain_from(case.collective, case.root.unwrap_or(0), segment)?;

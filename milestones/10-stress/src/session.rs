@@ -52,9 +52,7 @@ fn block<T: Number>(
     report: &mut Report<'_>,
 ) -> Result<()> {
     let tables = Tables::<T>::new(&Pattern::new::<T>(case.op, comm.size(), args.seed));
-    let once = [0];
-    let sizes = if case.collective == Collective::Barrier { &once[..] } else { &plan.sizes };
-    for &bytes in sizes {
+    for &bytes in plan.sizes_of(case) {
         let layout = case.layout(bytes, comm.size());
         let mut row = Row::new(case, layout, algorithm(comm, case, layout.count * case.dtype.size()));
         row.out_of_place = row::run(comm, case, Place::Out, layout, &tables, &plan.settings, arena)?;

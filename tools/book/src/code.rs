@@ -1,9 +1,7 @@
 //! An item of a source file, found by how its first line begins.
-//!
-//! Sources are formatted, so an item of Rust, CUDA or C ends at the first closing bracket with the indentation of its
-//! first line, and no parser is needed. In Python it ends before the next line that is indented no deeper.
 
 use anyhow::{Result, bail};
+use program_kit::source::{end, indent};
 
 /// Lines of a file.
 #[derive(Debug, PartialEq, Eq)]
@@ -26,10 +24,6 @@ const BEFORE: [&str; 9] = [
     "__forceinline__ ",
     "extern \"C\" ",
 ];
-
-fn indent(line: &str) -> usize {
-    line.len() - line.trim_start().len()
-}
 
 /// Whether a line begins with `head`, which ends at the end of a word.
 fn begins(line: &str, head: &str) -> bool {
@@ -69,31 +63,6 @@ pub(crate) fn find(source: &str, head: &str, python: bool) -> Result<Item> {
     let text: Vec<&str> =
         lines[start..range.end].iter().map(|l| l.get(margin.min(indent(l))..).unwrap_or("")).collect();
     Ok(Item { line: start + 1, text: text.join("\n") })
-}
-
-/// One past the last line of the item that begins at `first`.
-fn end(lines: &[&str], first: usize, python: bool) -> usize {
-    let margin = indent(lines[first]);
-    let rest = first + 1..lines.len();
-    if python {
-        // The signature may go over several lines; its last one has the indentation of the first.
-        let body = rest.clone().find(|&i| lines[i - 1].trim_end().ends_with(':')).unwrap_or(first + 1);
-        let next = (body..lines.len()).find(|&i| !lines[i].trim().is_empty() && indent(lines[i]) <= margin);
-        let mut end = next.unwrap_or(lines.len());
-        while end > first + 1 && lines[end - 1].trim().is_empty() {
-            end -= 1;
-        }
-        return end;
-    }
-    let one = lines[first].trim_end();
-    if one.ends_with(';') || one.ends_with(',') || (one.contains('{') && one.ends_with('}')) {
-        return first + 1;
-    }
-    let closes = |i: &usize| {
-        let line = lines[*i];
-        indent(line) == margin && line.trim_start().starts_with(['}', ']', ')']) && !line.trim_end().ends_with('{')
-    };
-    rest.into_iter().find(closes).map_or(lines.len(), |i| i + 1)
 }
 
 #[cfg(test)]

@@ -3,13 +3,12 @@
 //! A `sequence` names its actors in the first line (`A | B`); each further line is a message (`A -> B: words`), a
 //! transfer of data (`A => B: words`), one that is lost or refused (`A -x B: words`), a note (`A: words`) or a heading
 //! (`-- words`). In `boxes` each line is a row, `caption: A -> B -(words)-> C =(words)=> D`; the caption may be left
-//! out, thick arrows are data. In `tree` each line is a box, `name: words`, below the last one that is indented less.
+//! out, thick arrows are data.
 //!
 //! Each picture is drawn twice, for a desktop and for a phone: style sheets show one of them.
 
 mod boxes;
 mod sequence;
-mod tree;
 
 use std::fmt::Write;
 
@@ -52,7 +51,6 @@ pub(crate) fn draw(kind: &str, text: &str) -> Option<Result<String>> {
     let one: fn(&str, &Screen) -> Result<String> = match kind {
         "sequence" => sequence::draw,
         "boxes" => boxes::draw,
-        "tree" => tree::draw,
         _ => return None,
     };
     Some(SCREENS.iter().map(|screen| one(text, screen)).collect())
@@ -139,7 +137,7 @@ mod tests {
 
     #[test]
     fn every_picture_is_drawn_for_both_screens() {
-        for (kind, text) in [("sequence", "A | B\nA -> B: x"), ("boxes", "A -> B"), ("tree", "A\n  B")] {
+        for (kind, text) in [("sequence", "A | B\nA -> B: x"), ("boxes", "A -> B")] {
             let both = draw(kind, text).unwrap().unwrap();
             assert_eq!(both.matches("<svg").count(), 2, "{kind}");
             assert!(both.contains("drawn desktop") && both.contains("drawn phone"), "{kind}");

@@ -20,9 +20,9 @@ pub(crate) fn check(info: &str, body: &str) -> Result<()> {
             Some(line) => bail!("'{line}' shows a command and what it printed: use {{{{#output}}}}"),
             None => Ok(()),
         },
-        "sequence" | "boxes" | "tree" => Ok(()),
+        "sequence" | "boxes" => Ok(()),
         _ if body.trim().starts_with("{{#include ") && body.trim().lines().count() == 1 && body.contains(':') => Ok(()),
-        "" => bail!("a block without a language: text, sh, sequence, boxes or tree"),
+        "" => bail!("a block without a language: text, sh, sequence or boxes"),
         other => {
             bail!("code in {other} is written here by hand: take it from a source file by {{{{#code PATH HEAD}}}}")
         }

@@ -84,9 +84,9 @@ fn sixty_five_thousand_ranks() {
 fn tables_and_plots_over_sizes_and_ranks() {
     let folder = tempfile::tempdir().unwrap();
     let svg = folder.path().join("plot.svg");
-    let arguments = ["all-reduce", "--algo", "ring,tree", "-n", "8", "-s", "8,64K,16M", "--format", "csv", "--plot"];
+    let arguments = ["all-reduce", "--algo", "ring,tree", "-n", "8", "-s", "8,64K,16M", "--plot"];
     let text = output(&[&arguments[..], &[svg.to_str().unwrap()]].concat());
-    assert_eq!(text.lines().count(), 1 + 6, "{text}");
+    assert_eq!(text.lines().count(), 2 + 6, "{text}");
     let drawn = fs::read_to_string(&svg).unwrap();
     assert!(drawn.starts_with("<svg") && drawn.contains("ring, 8 ranks") && drawn.contains("tree, 8 ranks"));
     assert!(error(&["all-reduce", "--plot", svg.to_str().unwrap()]).contains("a plot needs several sizes"));

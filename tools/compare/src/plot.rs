@@ -36,7 +36,7 @@ pub(crate) fn svg(summary: &Summary) -> Result<Option<String>> {
 }
 
 fn times(op: &str, summary: &Summary, lines: &[Line]) -> Chart {
-    let time = |line: &Line, column: usize| Some(line.cells.get(column).copied().flatten()?.us);
+    let time = |line: &Line, column: usize| Some(line.cell(column)?.us);
     let columns = 0..summary.columns.len();
     chart(op, Axis::log("time (us)"), columns.map(|column| curve(summary, column, lines, time)).collect())
 }
@@ -44,7 +44,7 @@ fn times(op: &str, summary: &Summary, lines: &[Line]) -> Chart {
 fn ratios(op: &str, summary: &Summary, lines: &[Line]) -> Chart {
     let even = lines.iter().map(|line| (line.bytes as f64, 1.0)).collect();
     let mut curves = vec![Curve { width: 1, ..Curve::line("", even, RGBColor(160, 160, 160)) }];
-    for column in [Role::Ours, Role::Symmetric].into_iter().filter_map(|role| summary.column(role)) {
+    for column in summary.ours() {
         curves.push(curve(summary, column, lines, Line::ratio));
     }
     chart(op, Axis::log("best peer / ours"), curves)

@@ -57,9 +57,14 @@ pub(crate) struct Line {
 }
 
 impl Line {
+    /// The time in `column`, if there is one.
+    pub(crate) fn cell(&self, column: usize) -> Option<Cell> {
+        self.cells.get(column).copied().flatten()
+    }
+
     /// The best peer's time over the time in `column`: above 1 the column is faster.
     pub(crate) fn ratio(&self, column: usize) -> Option<f64> {
-        Some(self.best?.1 / self.cells.get(column).copied().flatten()?.us)
+        Some(self.best?.1 / self.cell(column)?.us)
     }
 }
 
@@ -76,9 +81,10 @@ pub(crate) struct Summary {
 }
 
 impl Summary {
-    /// The column with this role.
-    pub(crate) fn column(&self, role: Role) -> Option<usize> {
-        self.columns.iter().position(|c| c.role == role)
+    /// Our columns that are compared with the peers'.
+    pub(crate) fn ours(&self) -> impl Iterator<Item = usize> {
+        let place = |role| self.columns.iter().position(|c| c.role == role);
+        [Role::Ours, Role::Symmetric].into_iter().filter_map(place)
     }
 }
 

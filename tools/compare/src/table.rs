@@ -4,7 +4,6 @@ use std::fmt::Write as _;
 
 use program_kit::size;
 
-use crate::program::Role;
 use crate::results::{Cell, Summary, bus_factor, ratios};
 
 /// A heading, a table that sums up, and a table for each operation.
@@ -37,8 +36,7 @@ fn totals(summary: &Summary) -> String {
     );
     let mut any = false;
     for (op, lines) in &summary.tables {
-        for role in [Role::Ours, Role::Symmetric] {
-            let Some(column) = summary.column(role) else { continue };
+        for column in summary.ours() {
             let Some((mean, least, bytes)) = ratios(lines, column) else { continue };
             any = true;
             let below: Vec<String> = lines
@@ -56,14 +54,8 @@ fn totals(summary: &Summary) -> String {
 
 fn table(summary: &Summary, op: &str, lines: &[crate::results::Line]) -> String {
     // Columns without a single value say nothing.
-    let shown: Vec<usize> = (0..summary.columns.len())
-        .filter(|&c| lines.iter().any(|l| l.cells.get(c).copied().flatten().is_some()))
-        .collect();
-    let ours: Vec<usize> = [Role::Ours, Role::Symmetric]
-        .into_iter()
-        .filter_map(|role| summary.column(role))
-        .filter(|column| shown.contains(column))
-        .collect();
+    let shown: Vec<usize> = (0..summary.columns.len()).filter(|&c| lines.iter().any(|l| l.cell(c).is_some())).collect();
+    let ours: Vec<usize> = summary.ours().filter(|column| shown.contains(column)).collect();
     let mut heading = vec!["bytes".to_owned()];
     heading.extend(shown.iter().map(|&c| format!("{} µs", summary.columns[c].name)));
     heading.push("best peer".to_owned());
@@ -74,11 +66,11 @@ fn table(summary: &Summary, op: &str, lines: &[crate::results::Line]) -> String 
     let mut text = format!("| {} |\n|{}\n", heading.join(" | "), "---|".repeat(heading.len()));
     for line in lines {
         let mut fields = vec![size::show(line.bytes)];
-        fields.extend(shown.iter().map(|&c| time(line.cells.get(c).copied().flatten())));
+        fields.extend(shown.iter().map(|&c| time(line.cell(c))));
         fields.push(line.best.map_or("-".to_owned(), |(column, _)| summary.columns[column].name.clone()));
         for &column in &ours {
             fields.push(line.ratio(column).map_or("-".to_owned(), ratio));
-            let us = line.cells.get(column).copied().flatten().map(|cell| cell.us);
+            let us = line.cell(column).map(|cell| cell.us);
             let rate = |us| line.bytes as f64 / us / 1000.0 * bus_factor(op, summary.part.ranks);
             fields.push(us.map_or("-".to_owned(), |us| format!("{:.2}", rate(us))));
         }

@@ -6,6 +6,7 @@
 //! machine    the processor's name, the cores, and a thread on one of them
 //! stats      medians
 //! output     a file that appears when it is complete
+//! source     where an item of a source file ends
 //! process    a command with its output caught and a deadline
 //! testing    a program as its user starts it, in a test
 //! ```
@@ -15,6 +16,7 @@ pub mod machine;
 pub mod output;
 pub mod process;
 pub mod size;
+pub mod source;
 pub mod stats;
 pub mod testing;
 

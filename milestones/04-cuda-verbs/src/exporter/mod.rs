@@ -1,4 +1,4 @@
-//! A dmabuf without a GPU: three Linux drivers can export host pages as one. An RDMA driver imports it like a GPU's, so
+//! A dmabuf without a GPU: two Linux drivers can export host pages as one. An RDMA driver imports it like a GPU's, so
 //! the first stage of the probe can run for real without a GPU.
 
 use std::fs::{File, OpenOptions};
@@ -9,7 +9,6 @@ use std::path::Path;
 use crate::buffer::pages::Pages;
 use crate::why::{Why, errno};
 
-mod heap;
 mod udmabuf;
 mod vgem;
 
@@ -29,11 +28,7 @@ pub fn make(len: usize) -> Result<Made, Why> {
     // Whole pages: a length that every exporter accepts.
     let len = len.next_multiple_of(rustix::param::page_size());
     let mut said = Vec::new();
-    for (name, maker) in [
-        ("/dev/udmabuf", udmabuf::make as fn(usize) -> io::Result<OwnedFd>),
-        ("/dev/dma_heap/system", heap::make),
-        ("vgem", vgem::make),
-    ] {
+    for (name, maker) in [("/dev/udmabuf", udmabuf::make as fn(usize) -> io::Result<OwnedFd>), ("vgem", vgem::make)] {
         let made = maker(len).and_then(|fd| {
             let pages = Pages::of_dmabuf(&fd, len)?;
             Ok(Made { fd, pages, source: name.to_owned() })
@@ -92,7 +87,7 @@ mod tests {
                 assert_eq!(unsafe { again.start().read_volatile() }, 42);
             }
             Err(why) => {
-                for name in ["/dev/udmabuf: ", "/dev/dma_heap/system: ", "vgem: "] {
+                for name in ["/dev/udmabuf: ", "vgem: "] {
                     assert!(why.reason.contains(name), "{why}");
                 }
             }

@@ -85,7 +85,6 @@ pub(crate) struct Options {
 enum Format {
     Text,
     Json,
-    Csv,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -153,7 +152,6 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let text = match options.format {
         Format::Text => output::text(&cases, &left_out, options.links),
         Format::Json => output::json(&cases, options.links),
-        Format::Csv => output::csv(&cases),
     };
     if let Some(path) = &options.plot {
         let svg = plot::svg(&cases)?;

@@ -1,4 +1,4 @@
-//! Simulations as text, JSON, CSV.
+//! Simulations as text and JSON.
 
 use std::fmt::Write;
 
@@ -123,31 +123,6 @@ fn object(case: &Case, links: usize) -> Value {
         "steps_us": parts(report.steps.clone()),
         "links": report.links.iter().take(links).map(link).collect::<Vec<_>>(),
     })
-}
-
-/// A line for each.
-pub(super) fn csv(cases: &[Case]) -> String {
-    let mut out = String::from(
-        "collective,algorithm,ranks,bytes,time_us,uncertainty_us,bound_us,bottleneck,share,machine,method\n",
-    );
-    for case in cases {
-        let (name, time) = case.report.critical.first().map_or(("nothing", 0.0), |c| (c.0.as_str(), c.1));
-        let _ = writeln!(
-            out,
-            "{},{},{},{},{:.4},{:.4},{:.4},\"{name}\",{:.4},\"{}\",\"{}\"",
-            case.shape.collective,
-            case.algorithm,
-            case.shape.ranks,
-            case.size,
-            case.report.time * 1e6,
-            case.report.uncertainty() * 1e6,
-            case.report.bandwidth_bound() * 1e6,
-            percent(time, case) / 100.0,
-            case.machine,
-            case.report.method
-        );
-    }
-    out
 }
 
 fn percent(part: f64, case: &Case) -> f64 {
