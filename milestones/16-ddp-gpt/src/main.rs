@@ -60,7 +60,7 @@ fn work(args: &TrainArgs, group: &ProcessGroup, job: Job) -> Result<()> {
     plan.threads.install().context("cannot start the threads")?;
     let mut state = resume.map_or_else(|| State::new(model, config.seed), State::resume);
     let report: &mut dyn Report = match group.rank() {
-        0 => &mut Console::new(config.steps, state.step, plan.log_every),
+        0 => &mut Console::new(config.steps, plan.log_every),
         _ => &mut Silent,
     };
     notes.iter().for_each(|note| report.note(note));

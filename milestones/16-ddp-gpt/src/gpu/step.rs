@@ -212,7 +212,7 @@ impl<'a> Training<'a> {
             Split::Train => (&self.train, Stream::Batch),
             Split::Validation => (&self.held_out, Stream::Eval),
         };
-        let (length, seed, first) = (text.len() as u64, self.plan.config.seed, self.first_sample as u64);
+        let (length, seed, first) = (text.size() as u64, self.plan.config.seed, self.first_sample as u64);
         let arguments = args![&network.inputs, &network.targets, text, length, step, seed, stream as u64, first];
         network.launch("fill_batch", Grid::blocks(network.samples), arguments)
     }
@@ -233,7 +233,7 @@ impl<'a> Training<'a> {
 
     fn optimize(&self) -> Result<()> {
         let (network, config) = (&self.network, &self.plan.config);
-        let quads = self.mean.len() / 4;
+        let quads = self.mean.size() / 4;
         let blocks = (8 * network.gpu.multiprocessors as usize).min(quads.div_ceil(256));
         let copy = network.copy.as_ref().map_or(Address(0), Address::from);
         let [beta1, beta2, clip] = [config.beta1, config.beta2, config.clip].map(|factor| factor as f32);
@@ -245,7 +245,7 @@ impl<'a> Training<'a> {
             &network.gradients,
             &self.decays,
             &self.squares,
-            self.squares.len() as u32,
+            self.squares.size() as u32,
             &self.schedule,
             &self.clock,
             beta1,
@@ -328,7 +328,7 @@ impl Engine for Training<'_> {
     }
 
     fn fetch(&self, state: &mut State) -> Result<()> {
-        let (gpu, n) = (&self.network.gpu, self.mean.len());
+        let (gpu, n) = (&self.network.gpu, self.mean.size());
         state.model.values = self.network.values.read(gpu, 0, n)?;
         state.adamw.mean = self.mean.read(gpu, 0, n)?;
         state.adamw.square = self.square.read(gpu, 0, n)?;
