@@ -18,6 +18,8 @@ use crate::report::Report;
 pub struct Plan {
     /// Preset that the settings started from.
     pub preset: Preset,
+    /// Shape of the network.
+    pub model: ModelConfig,
     /// Settings.
     pub config: TrainConfig,
     /// Threads of each rank.
@@ -156,7 +158,7 @@ pub fn train(
         }
         let to = if engine.queues() { plan.pause(from) } else { from + 1 };
         let losses = engine.steps(state, to)?;
-        let (speed, communication) = engine.pace()?.rates(config.batch * state.model.config.context);
+        let (speed, communication) = engine.pace()?.rates(config.batch * plan.model.context);
         let (speed, share) = (speed / 1e3, 100.0 * communication);
         for (step, loss) in (from..to).zip(losses) {
             if !loss.is_finite() {

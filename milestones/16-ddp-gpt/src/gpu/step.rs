@@ -72,15 +72,9 @@ pub struct Training<'a> {
 
 impl<'a> Training<'a> {
     /// Opens this rank's GPU, and uploads optimizer and text. Every rank calls it.
-    pub fn new(
-        plan: &'a Plan,
-        options: &'a Options,
-        state: &State,
-        corpus: &Corpus,
-        comm: &'a Comm,
-    ) -> Result<Training<'a>> {
+    pub fn new(plan: &'a Plan, options: &'a Options, state: &State, corpus: &Corpus, comm: &'a Comm) -> Result<Self> {
         let began = Instant::now();
-        let (config, shape) = (&plan.config, state.model.config);
+        let (config, shape) = (&plan.config, plan.model);
         let gpu = Gpu::open(comm.local_rank())?;
         let averages = Averages::new(comm, &gpu, options.comm_blocks)?;
         let batch = Batch::new(config.batch, shape.context, comm.rank(), comm.size())?;
