@@ -76,10 +76,7 @@ pub struct Checkpoint {
 /// Writes a checkpoint: to a temporary file beside `path`, flushed to the disk, then renamed over it. A failure at any
 /// moment leaves the earlier file as it was.
 pub fn save(path: &Path, header: &Header, values: &[f32], adamw: &AdamW) -> Result<()> {
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut name = path.file_name().context("the checkpoint's path names no file")?.to_owned();
     name.push(".tmp-");
     clear(folder, &name);

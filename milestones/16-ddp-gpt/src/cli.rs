@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use tinynccl::config::TransportChoice;
 
 use crate::checkpoint::{self, Checkpoint};
-use crate::config::{ModelConfig, Preset, TrainConfig};
+use crate::config::{Preset, TrainConfig};
 use crate::cpu::bench::BenchArgs;
 use crate::cpu::parallel::Threads;
 use crate::data::Corpus;
@@ -126,8 +126,6 @@ fn real(expected: &'static str, good: fn(f64) -> bool) -> impl Fn(&str) -> Resul
 pub struct Job {
     /// The text.
     pub corpus: Corpus,
-    /// Shape.
-    pub model: ModelConfig,
     /// Settings.
     pub plan: Plan,
     /// Where to go on from.
@@ -189,6 +187,7 @@ pub fn prepare(args: &TrainArgs, ranks: usize, local_ranks: usize) -> Result<Job
     let bucket_kib = args.bucket_kib.unwrap_or(if args.device == Device::Cuda { 8000 } else { 512 });
     let plan = Plan {
         preset,
+        model,
         config,
         threads: Threads::new(args.threads.unwrap_or_else(|| default_threads(local_ranks))),
         bucket_bytes: bucket_kib << 10,
@@ -198,7 +197,7 @@ pub fn prepare(args: &TrainArgs, ranks: usize, local_ranks: usize) -> Result<Job
         checkpoint_every: args.checkpoint_every,
         checkpoint: Some(checkpoint),
     };
-    Ok(Job { corpus, model, plan, resume, notes })
+    Ok(Job { corpus, plan, resume, notes })
 }
 
 /// Makes the folder and proves that a file can be written there.

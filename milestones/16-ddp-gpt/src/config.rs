@@ -28,11 +28,8 @@ impl ModelConfig {
 
 impl fmt::Display for ModelConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} layers, {} heads, {} channels, context {}, vocabulary {}",
-            self.layers, self.heads, self.channels, self.context, self.vocab
-        )
+        let ModelConfig { vocab, context, layers, heads, channels } = self;
+        write!(f, "{layers} layers, {heads} heads, {channels} channels, context {context}, vocabulary {vocab}")
     }
 }
 

@@ -55,12 +55,12 @@ fn start(args: &TrainArgs) -> Result<i32> {
 /// One rank's life.
 fn work(args: &TrainArgs, group: &ProcessGroup, job: Job) -> Result<()> {
     let started = Instant::now();
-    let Job { corpus, model, plan, resume, notes } = job;
-    let (comm, config) = (group.comm(), plan.config);
+    let Job { corpus, plan, resume, notes } = job;
+    let (comm, config, model) = (group.comm(), plan.config, plan.model);
     plan.threads.install().context("cannot start the threads")?;
     let mut state = resume.map_or_else(|| State::new(model, config.seed), State::resume);
     let report: &mut dyn Report = match group.rank() {
-        0 => &mut Console::new(config.steps, state.step, plan.log_every),
+        0 => &mut Console::new(config.steps, plan.log_every),
         _ => &mut Silent,
     };
     notes.iter().for_each(|note| report.note(note));
@@ -79,7 +79,7 @@ fn work(args: &TrainArgs, group: &ProcessGroup, job: Job) -> Result<()> {
     let mut engine: Box<dyn Engine> = match args.device {
         Device::Cpu => {
             let gradients = gradients::of_group(group, &state.model.layout, plan.bucket_bytes)?;
-            Box::new(Cpu::new(&plan, &model, &corpus, comm, gradients)?)
+            Box::new(Cpu::new(&plan, &corpus, comm, gradients)?)
         }
         Device::Cuda => Box::new(gpu::step::Training::new(&plan, &args.gpu, &state, &corpus, comm)?),
     };
@@ -91,7 +91,7 @@ fn work(args: &TrainArgs, group: &ProcessGroup, job: Job) -> Result<()> {
         if args.sample_chars > 0 {
             let how = Sampling { temperature: args.temperature, seed: config.seed };
             let logits = |tokens: &[u32], last| engine.logits(&state.model, tokens, last);
-            let text = sample(&corpus.tokenizer, model.context, "\n", args.sample_chars, how, logits)?;
+            let text = sample(&corpus.tokenizer, model.context, args.sample_chars, how, logits)?;
             report.note(&format!("--- sample ---\n{}\n--------------", text.trim_start_matches('\n')));
         }
         let (tokens_per_second, communication) = engine.pace()?.rates(config.batch * model.context);

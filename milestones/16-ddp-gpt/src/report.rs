@@ -1,36 +1,20 @@
-//! What a run tells the person who watches it: lines, a progress bar, and the loss curve at the end.
+//! What a run tells the person who watches it: lines, and the loss curve at the end.
 
 use std::io::IsTerminal;
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
-use indicatif::{ProgressBar, ProgressStyle};
 use line_chart::{Axis, Chart, Curve, RGBColor};
 
 use crate::checkpoint::Point;
 
-/// One finished step.
-#[derive(Debug, Clone, Copy)]
-pub struct Step {
-    /// Number, from 0.
-    pub step: usize,
-    /// Steps in the run.
-    pub steps: usize,
-    /// Loss of the global batch, in nats.
-    pub loss: f64,
-    /// Learning rate.
-    pub lr: f64,
-    /// Characters per second since the start, over all ranks, evaluations left out.
-    pub tokens_per_second: f64,
-    /// Share of the steps' time that was spent waiting for communication.
-    pub communication: f64,
-}
+/// Back to the begin of a terminal's line, which becomes empty.
+const CLEAR: &str = "\r\x1b[K";
 
 /// Receives what happens in a run.
 pub trait Report {
-    /// A step is done.
-    fn step(&mut self, _step: &Step) {}
+    /// Step number `step`, from 0, is done; `text` says how it went.
+    fn step(&mut self, _step: usize, _text: &str) {}
     /// Anything else worth a line.
     fn note(&mut self, _text: &str) {}
 }
@@ -41,58 +25,37 @@ pub struct Silent;
 
 impl Report for Silent {}
 
-/// A progress bar on a terminal; elsewhere a line every so many steps.
+/// A line every so many steps; on a terminal also one that follows each step.
 #[derive(Debug)]
 pub struct Console {
-    bar: Option<ProgressBar>,
+    steps: usize,
     every: usize,
+    live: bool,
 }
 
 impl Console {
-    /// For a run of `steps`, of which `done` are done; `every`: steps between lines where there is no terminal.
-    pub fn new(steps: usize, done: usize, every: usize) -> Self {
-        let bar = (std::io::stderr().is_terminal() && std::io::stdout().is_terminal()).then(|| {
-            let bar = ProgressBar::new(steps as u64).with_position(done as u64);
-            if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg} eta {eta}") {
-                bar.set_style(style);
-            }
-            bar.enable_steady_tick(Duration::from_millis(500));
-            bar
-        });
-        Console { bar, every: every.max(1) }
+    /// For a run of `steps`; `every`: steps between lines that stay.
+    pub fn new(steps: usize, every: usize) -> Self {
+        Console { steps, every, live: std::io::stderr().is_terminal() && std::io::stdout().is_terminal() }
     }
 }
 
 impl Report for Console {
-    fn step(&mut self, s: &Step) {
-        let (speed, share) = (s.tokens_per_second / 1e3, 100.0 * s.communication);
-        let text = format!("loss {:.4}  lr {:.2e}  {speed:.1}k tokens/s  communication {share:.1} %", s.loss, s.lr);
-        let done = s.step + 1;
-        match &self.bar {
-            Some(bar) => {
-                bar.set_position(done as u64);
-                bar.set_message(text);
-            }
-            None if done.is_multiple_of(self.every) || done == s.steps || done == 1 => {
-                println!("step {done:>5}/{}  {text}", s.steps);
-            }
-            None => {}
+    fn step(&mut self, step: usize, text: &str) {
+        let (done, steps) = (step + 1, self.steps);
+        let line = format!("step {done:>5}/{steps}  {text}");
+        if done.is_multiple_of(self.every) || done == steps || done == 1 {
+            self.note(&line);
+        } else if self.live {
+            eprint!("{CLEAR}{line}");
         }
     }
 
     fn note(&mut self, text: &str) {
-        match &self.bar {
-            Some(bar) => bar.suspend(|| println!("{text}")),
-            None => println!("{text}"),
+        if self.live {
+            eprint!("{CLEAR}");
         }
-    }
-}
-
-impl Drop for Console {
-    fn drop(&mut self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
-        }
+        println!("{text}");
     }
 }
 

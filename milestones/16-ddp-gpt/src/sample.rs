@@ -17,20 +17,16 @@ pub struct Sampling {
     pub seed: u64,
 }
 
-/// Draws `chars` characters after `prompt`, of which characters that the model does not know are left out. `logits` gives
-/// the model's, at one place of a window of `context` tokens.
+/// Draws `chars` characters, as at the begin of a line. `logits` gives the model's, at one place of a window of `context`
+/// tokens.
 pub fn sample(
     tokenizer: &Tokenizer,
     context: usize,
-    prompt: &str,
     chars: usize,
     how: Sampling,
     mut logits: impl FnMut(&[u32], usize) -> Result<Vec<f32>>,
 ) -> Result<String> {
-    let mut tokens: Vec<u32> = prompt.chars().filter_map(|c| tokenizer.encode(c)).collect();
-    if tokens.is_empty() {
-        tokens.push(tokenizer.encode('\n').unwrap_or(0));
-    }
+    let mut tokens = vec![tokenizer.encode('\n').unwrap_or(0)];
     // Attention is causal: what stands behind the last real character cannot change its logits, so zeros may.
     let mut window = vec![0; context];
     let mut text = String::new();
@@ -97,7 +93,7 @@ mod tests {
         let draw = || {
             let mut workspace = Workspace::new(&model.config, 1, context, false, Threads::new(1));
             let how = Sampling { temperature: 1.0, seed: 3 };
-            let text = sample(&tokenizer, context, "ab", 40, how, |window, last| {
+            let text = sample(&tokenizer, context, 40, how, |window, last| {
                 workspace.forward(&model, window, &Dropout::OFF);
                 Ok(workspace.logits()[last * 4..][..4].to_vec())
             });

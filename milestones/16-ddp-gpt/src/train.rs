@@ -11,13 +11,15 @@ use crate::cpu::adamw::AdamW;
 use crate::cpu::parallel::Threads;
 use crate::data::Corpus;
 use crate::params::{self, Model};
-use crate::report::{Report, Step};
+use crate::report::Report;
 
 /// What to do, beside what the losses depend on.
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// Preset that the settings started from.
     pub preset: Preset,
+    /// Shape of the network.
+    pub model: ModelConfig,
     /// Settings.
     pub config: TrainConfig,
     /// Threads of each rank.
@@ -156,14 +158,16 @@ pub fn train(
         }
         let to = if engine.queues() { plan.pause(from) } else { from + 1 };
         let losses = engine.steps(state, to)?;
-        let (tokens_per_second, communication) = engine.pace()?.rates(config.batch * state.model.config.context);
+        let (speed, communication) = engine.pace()?.rates(config.batch * plan.model.context);
+        let (speed, share) = (speed / 1e3, 100.0 * communication);
         for (step, loss) in (from..to).zip(losses) {
             if !loss.is_finite() {
                 bail!("step {step}: the loss is {loss}; a lower --lr than {} may help", config.lr);
             }
             state.history.push(Point { step, train: Some(loss), validation: validation.take() });
             let lr = config.learning_rate(step);
-            report.step(&Step { step, steps: config.steps, loss, lr, tokens_per_second, communication });
+            let text = format!("loss {loss:.4}  lr {lr:.2e}  {speed:.1}k tokens/s  communication {share:.1} %");
+            report.step(step, &text);
         }
         state.step = to;
         if plan.checkpoint_every > 0 && to.is_multiple_of(plan.checkpoint_every) && to < config.steps {

@@ -29,6 +29,7 @@ pub(crate) fn corpus() -> Corpus {
 pub(crate) fn plan(config: TrainConfig) -> Plan {
     Plan {
         preset: Preset::Tiny,
+        model: Preset::Tiny.model(corpus().tokenizer.size()),
         config,
         threads: Threads::new(1),
         bucket_bytes: 1 << 10,
@@ -51,7 +52,7 @@ pub(crate) fn run_alone(plan: &Plan, state: &mut State, corpus: &Corpus) -> Resu
 
 pub(crate) fn run_alone_with(plan: &Plan, state: &mut State, corpus: &Corpus, report: &mut dyn Report) -> Result<()> {
     let (comm, gradients) = (alone(), Box::new(LocalGradients::new(&state.model.layout)));
-    let mut engine = Cpu::new(plan, &state.model.config, corpus, &comm, gradients)?;
+    let mut engine = Cpu::new(plan, corpus, &comm, gradients)?;
     train(plan, state, corpus, &comm, &mut engine, report).map(|_| ())
 }
 
@@ -97,7 +98,6 @@ impl Gradients for CheckedGradients<'_> {
 
 /// Trains with `size` ranks and returns each rank's history and final parameters.
 pub(crate) fn run_ranks(size: usize, plan: &Plan, corpus: &Corpus) -> Vec<(Vec<Point>, Vec<f32>)> {
-    let model = Preset::Tiny.model(corpus.tokenizer.size());
     let mut config = Config::default();
     config.timeout = Duration::from_secs(60);
     std::thread::scope(|scope| {
@@ -107,11 +107,11 @@ pub(crate) fn run_ranks(size: usize, plan: &Plan, corpus: &Corpus) -> Vec<(Vec<P
             .map(|comm| {
                 scope.spawn(move || {
                     // Other ranks start from other values: the broadcast must make them equal.
-                    let mut state = State::new(model, plan.config.seed + 1000 * comm.rank() as u64);
+                    let mut state = State::new(plan.model, plan.config.seed + 1000 * comm.rank() as u64);
                     let (layout, comm) = (&state.model.layout, &comm);
                     let local = LocalGradients::new(layout);
                     let gradients = CheckedGradients { local, comm, ready: Vec::new(), params: layout.len() };
-                    let mut engine = Cpu::new(plan, &model, corpus, comm, Box::new(gradients)).unwrap();
+                    let mut engine = Cpu::new(plan, corpus, comm, Box::new(gradients)).unwrap();
                     train(plan, &mut state, corpus, comm, &mut engine, &mut Silent).unwrap();
                     (state.history, state.model.values)
                 })

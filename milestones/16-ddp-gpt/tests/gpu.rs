@@ -166,7 +166,7 @@ fn on_gpu(plan: &Plan, options: &Options, state: &mut State) -> String {
     train(plan, state, &corpus, &comm, &mut engine, &mut Silent).unwrap();
     let logits = |tokens: &[u32], last| engine.logits(&state.model, tokens, last);
     let how = Sampling { temperature: 0.8, seed: 1 };
-    sample(&corpus.tokenizer, state.model.config.context, "\n", 20, how, logits).unwrap()
+    sample(&corpus.tokenizer, plan.model.context, 20, how, logits).unwrap()
 }
 
 /// Training has the CPU's losses: batches, masks, clipping, schedule and optimizer are the same.

@@ -7,7 +7,6 @@ use tinynccl::{Comm, ReduceOp};
 
 use super::gradients::Gradients;
 use super::model::Workspace;
-use crate::config::ModelConfig;
 use crate::data::{Batch, Corpus, Split};
 use crate::dropout::Dropout;
 use crate::params::Model;
@@ -28,15 +27,10 @@ pub struct Cpu<'a> {
 
 impl<'a> Cpu<'a> {
     /// Takes the memory for this rank's part of the batches.
-    pub fn new(
-        plan: &'a Plan,
-        shape: &ModelConfig,
-        corpus: &'a Corpus,
-        comm: &'a Comm,
-        gradients: Box<dyn Gradients + 'a>,
-    ) -> Result<Cpu<'a>> {
-        let batch = Batch::new(plan.config.batch, shape.context, comm.rank(), comm.size())?;
-        let workspace = Workspace::new(shape, batch.samples(), shape.context, true, plan.threads);
+    pub fn new(plan: &'a Plan, corpus: &'a Corpus, comm: &'a Comm, gradients: Box<dyn Gradients + 'a>) -> Result<Self> {
+        let context = plan.model.context;
+        let batch = Batch::new(plan.config.batch, context, comm.rank(), comm.size())?;
+        let workspace = Workspace::new(&plan.model, batch.samples(), context, true, plan.threads);
         Ok(Cpu { plan, corpus, comm, gradients, batch, workspace, sampler: None, pace: Pace::default() })
     }
 }

@@ -77,27 +77,15 @@ impl Network {
         self.launch("norm_backward", Grid::blocks(self.lines), arguments)
     }
 
-    /// `dx[rows, inputs] = dy[rows, outputs] · weight[outputs, inputs]`
-    fn linear_input(
-        &self,
-        dx: &Array<u8>,
-        dy: &Array<u8>,
-        tensor: usize,
-        (outputs, inputs): (usize, usize),
-    ) -> Result<()> {
-        let (dy, weight) = (Operand::new(dy, outputs), Operand::new(self.weight(tensor), inputs));
-        self.blas.multiply(Output::new(dx, inputs), (self.rows(), inputs, outputs), dy, weight)
+    /// `dx[rows, I] = dy[rows, O] · weight[O, I]`
+    fn linear_input(&self, dx: &Array<u8>, dy: &Array<u8>, tensor: usize, (o, i): (usize, usize)) -> Result<()> {
+        let (dy, weight) = (Operand::new(dy, o), Operand::new(self.weight(tensor), i));
+        self.blas.multiply(Output::new(dx, i), (self.rows(), i, o), dy, weight)
     }
 
-    /// `dweight[outputs, inputs] = dy[rows, outputs]ᵀ · x[rows, inputs]`
-    fn linear_weight(
-        &self,
-        tensor: usize,
-        dy: &Array<u8>,
-        x: &Array<u8>,
-        (outputs, inputs): (usize, usize),
-    ) -> Result<()> {
-        let (dy, x) = (Operand::new(dy, outputs).t(), Operand::new(x, inputs));
-        self.blas.multiply(Output::wide(self.gradient(tensor), inputs), (outputs, inputs, self.rows()), dy, x)
+    /// `dweight[O, I] = dy[rows, O]ᵀ · x[rows, I]`
+    fn linear_weight(&self, tensor: usize, dy: &Array<u8>, x: &Array<u8>, (o, i): (usize, usize)) -> Result<()> {
+        let (dy, x) = (Operand::new(dy, o).t(), Operand::new(x, i));
+        self.blas.multiply(Output::wide(self.gradient(tensor), i), (o, i, self.rows()), dy, x)
     }
 }

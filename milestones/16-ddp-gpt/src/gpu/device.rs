@@ -141,8 +141,7 @@ impl<T: DeviceRepr + ValidAsZeroBits> Array<T> {
     }
 
     /// Number of values.
-    #[expect(clippy::len_without_is_empty, reason = "none is")]
-    pub fn len(&self) -> usize {
+    pub fn size(&self) -> usize {
         self.slice.len()
     }
 }

@@ -51,10 +51,10 @@ impl Network {
         self.launch("cross_entropy", Grid::rows(rows), arguments)
     }
 
-    /// `out[rows, outputs] = x[rows, inputs] · weight[outputs, inputs]ᵀ`
-    fn linear(&self, out: &Array<u8>, x: &Array<u8>, weight: Address, (outputs, inputs): (usize, usize)) -> Result<()> {
-        let (x, weight) = (Operand::new(x, inputs), Operand::new(weight, inputs).t());
-        self.blas.multiply(Output::new(out, outputs), (self.rows(), outputs, inputs), x, weight)
+    /// `out[rows, O] = x[rows, I] · weight[O, I]ᵀ`
+    fn linear(&self, out: &Array<u8>, x: &Array<u8>, weight: Address, (o, i): (usize, usize)) -> Result<()> {
+        let (x, weight) = (Operand::new(x, i), Operand::new(weight, i).t());
+        self.blas.multiply(Output::new(out, o), (self.rows(), o, i), x, weight)
     }
 
     /// `hidden = ln2 · weightᵀ` and `activated = gelu(hidden)` of a block.

@@ -1,4 +1,4 @@
-//! The same training on a GPU: products by cuBLAS, everything else by kernels that NVRTC compiles when the program starts.
+//! The same training on a GPU: products by cuBLAS, everything else by kernels that NVRTC compiles when they are first needed.
 //!
 //! Reading order: [`device`] (a GPU and its memory), [`kernels`] and [`gemm`] (what runs there), [`network`] (what lies in its memory),
 //! [`forward`], [`backward`] and [`attention`] (the passes of [`crate::cpu::model`], as launches), [`averages`] (averaging gradients

@@ -162,7 +162,7 @@ impl Network {
     pub fn set_values(&mut self, values: &[f32]) -> Result<()> {
         self.values.write(&self.gpu, values)?;
         let Some(copy) = &self.copy else { return Ok(()) };
-        let quads = self.values.len() / 4;
+        let quads = self.values.size() / 4;
         self.launch("copy_values", Grid::each(quads), args![copy, &self.values, quads as u64])
     }
 

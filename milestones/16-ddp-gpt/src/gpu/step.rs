@@ -13,10 +13,11 @@ use super::device::{Address, Array, Gpu, failed};
 use super::kernels::{Grid, Shape, args};
 use super::network::Network;
 use super::trace::{Trace, WAITING};
+use crate::config::TrainConfig;
 use crate::cpu::adamw::Rates;
 use crate::data::{Batch, Corpus, Split};
 use crate::dropout::{Dropout, Site};
-use crate::params::Model;
+use crate::params::{Model, ParamInfo};
 use crate::report::Report;
 use crate::rng::Stream;
 use crate::train::{Engine, Pace, Plan, State};
@@ -71,15 +72,9 @@ pub struct Training<'a> {
 
 impl<'a> Training<'a> {
     /// Opens this rank's GPU, and uploads optimizer and text. Every rank calls it.
-    pub fn new(
-        plan: &'a Plan,
-        options: &'a Options,
-        state: &State,
-        corpus: &Corpus,
-        comm: &'a Comm,
-    ) -> Result<Training<'a>> {
+    pub fn new(plan: &'a Plan, options: &'a Options, state: &State, corpus: &Corpus, comm: &'a Comm) -> Result<Self> {
         let began = Instant::now();
-        let (config, shape) = (&plan.config, state.model.config);
+        let (config, shape) = (&plan.config, plan.model);
         let gpu = Gpu::open(comm.local_rank())?;
         let averages = Averages::new(comm, &gpu, options.comm_blocks)?;
         let batch = Batch::new(config.batch, shape.context, comm.rank(), comm.size())?;
@@ -91,7 +86,7 @@ impl<'a> Training<'a> {
             [rate, correction, keep, 0.0]
         };
         let schedule: Vec<f32> = (0..config.steps).flat_map(rates).collect();
-        let groups = |p: &crate::params::ParamInfo| std::iter::repeat_n(u8::from(p.decays()), p.len / shape.channels);
+        let groups = |p: &ParamInfo| std::iter::repeat_n(u8::from(p.decays()), p.len / shape.channels);
         let decays: Vec<u8> = network.layout.iter().flat_map(groups).collect();
         let buckets = averages::plan(&shape, &network.layout, plan.bucket_bytes);
         let event = |_| gpu.context.new_event(None).map_err(failed("cannot make an event"));
@@ -212,7 +207,7 @@ impl<'a> Training<'a> {
             Split::Train => (&self.train, Stream::Batch),
             Split::Validation => (&self.held_out, Stream::Eval),
         };
-        let (length, seed, first) = (text.len() as u64, self.plan.config.seed, self.first_sample as u64);
+        let (length, seed, first) = (text.size() as u64, self.plan.config.seed, self.first_sample as u64);
         let arguments = args![&network.inputs, &network.targets, text, length, step, seed, stream as u64, first];
         network.launch("fill_batch", Grid::blocks(network.samples), arguments)
     }
@@ -232,28 +227,19 @@ impl<'a> Training<'a> {
     }
 
     fn optimize(&self) -> Result<()> {
-        let (network, config) = (&self.network, &self.plan.config);
-        let quads = self.mean.len() / 4;
-        let blocks = (8 * network.gpu.multiprocessors as usize).min(quads.div_ceil(256));
-        let copy = network.copy.as_ref().map_or(Address(0), Address::from);
-        let [beta1, beta2, clip] = [config.beta1, config.beta2, config.clip].map(|factor| factor as f32);
+        let Training { mean, square, decays, squares, schedule, clock, .. } = self;
+        let Network { values, gradients, gpu, .. } = &self.network;
+        let copy = self.network.copy.as_ref().map_or(Address(0), Address::from);
+        let (shares, quads) = (squares.size() as u32, mean.size() / 4);
+        let TrainConfig { beta1, beta2, clip, .. } = self.plan.config;
+        let [beta1, beta2, most] = [beta1, beta2, clip].map(|value| value as f32);
+        let quads64 = quads as u64;
         let arguments = args![
-            &network.values,
-            copy,
-            &self.mean,
-            &self.square,
-            &network.gradients,
-            &self.decays,
-            &self.squares,
-            self.squares.len() as u32,
-            &self.schedule,
-            &self.clock,
-            beta1,
-            beta2,
-            clip,
-            quads as u64
+            values, copy, mean, square, gradients, decays, squares, shares, schedule, clock, beta1, beta2, most,
+            quads64
         ];
-        network.launch("adamw", Grid::blocks(blocks), arguments)
+        let blocks = (8 * gpu.multiprocessors as usize).min(quads.div_ceil(256));
+        self.network.launch("adamw", Grid::blocks(blocks), arguments)
     }
 
     /// Seconds that the steps so far waited for averages after their backward passes.
@@ -328,7 +314,7 @@ impl Engine for Training<'_> {
     }
 
     fn fetch(&self, state: &mut State) -> Result<()> {
-        let (gpu, n) = (&self.network.gpu, self.mean.len());
+        let (gpu, n) = (&self.network.gpu, self.mean.size());
         state.model.values = self.network.values.read(gpu, 0, n)?;
         state.adamw.mean = self.mean.read(gpu, 0, n)?;
         state.adamw.square = self.square.read(gpu, 0, n)?;
