@@ -99,7 +99,7 @@ impl Pace {
 /// What computes the steps of one rank: [`crate::cpu::step`] or [`crate::gpu::step`].
 pub trait Engine {
     /// Takes the parameters with which the run begins, the same on every rank.
-    fn start(&mut self, _model: &Model, _report: &mut dyn Report) -> Result<()> {
+    fn start(&mut self, _model: &Model, _report: &Report) -> Result<()> {
         Ok(())
     }
 
@@ -126,7 +126,7 @@ pub trait Engine {
     }
 
     /// After the last step: whatever else is to be said of the run.
-    fn finish(&self, _report: &mut dyn Report) -> Result<()> {
+    fn finish(&self, _report: &Report) -> Result<()> {
         Ok(())
     }
 }
@@ -141,7 +141,7 @@ pub fn train(
     corpus: &Corpus,
     comm: &Comm,
     engine: &mut dyn Engine,
-    report: &mut dyn Report,
+    report: &Report,
 ) -> Result<f64> {
     let config = plan.config;
     agree(comm, "the text", corpus.crc)?;
@@ -192,7 +192,7 @@ fn agree(comm: &Comm, what: &str, value: u32) -> Result<()> {
 }
 
 /// The validation loss over all ranks.
-fn evaluate(state: &State, comm: &Comm, engine: &mut dyn Engine, report: &mut dyn Report) -> Result<f64> {
+fn evaluate(state: &State, comm: &Comm, engine: &mut dyn Engine, report: &Report) -> Result<f64> {
     let mut mean = [engine.evaluate(&state.model)?];
     comm.all_reduce_in_place(&mut mean, ReduceOp::Avg)?;
     report.note(&format!("step {:>5}  validation loss {:.4}", state.step, mean[0]));

@@ -63,11 +63,6 @@ impl Averages {
         Ok(Averages { comm, blocks })
     }
 
-    /// Whether there is anybody to wait for.
-    pub fn several(&self) -> bool {
-        self.comm.is_some()
-    }
-
     /// Whether calls may be captured into a graph.
     pub fn captures(&self) -> bool {
         self.comm.as_ref().is_none_or(|comm| comm.path().captures())

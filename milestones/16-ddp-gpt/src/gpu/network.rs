@@ -171,12 +171,6 @@ impl Network {
         self.samples * self.config.context
     }
 
-    /// Logits of the last forward pass at one row.
-    pub fn logits(&self, row: usize) -> Result<Vec<f32>> {
-        let at = row * self.shape.vocab_stride();
-        self.logits.read(&self.gpu, at, at + self.config.vocab)
-    }
-
     /// Enqueues a kernel on the passes' stream.
     pub(super) fn launch(&self, name: &str, grid: Grid, arguments: &[Arg]) -> Result<()> {
         self.kernels.launch(&self.gpu.stream, name, grid, arguments)

@@ -220,7 +220,7 @@ impl<'a> Training<'a> {
 
     /// With several ranks: the clock before (0) and after (1) the passes wait for the averages.
     fn count_wait(&self, end: u32) -> Result<()> {
-        if !self.averages.several() {
+        if self.comm.size() == 1 {
             return Ok(());
         }
         self.network.launch("count_wait", Grid::ONE, args![&self.waits, end])
@@ -249,7 +249,7 @@ impl<'a> Training<'a> {
 }
 
 impl Engine for Training<'_> {
-    fn start(&mut self, model: &Model, report: &mut dyn Report) -> Result<()> {
+    fn start(&mut self, model: &Model, report: &Report) -> Result<()> {
         self.network.set_values(&model.values)?;
         let (name, precision, buckets) = (self.network.gpu.describe(), self.options.precision, self.buckets.len());
         let ready = self.began.elapsed().as_secs_f64();
@@ -305,7 +305,8 @@ impl Engine for Training<'_> {
     fn logits(&mut self, _model: &Model, tokens: &[u32], last: usize) -> Result<Vec<f32>> {
         self.network.inputs.write(&self.network.gpu, tokens)?;
         self.network.forward(false)?;
-        self.network.logits(last)
+        let (network, at) = (&self.network, last * self.network.shape.vocab_stride());
+        network.logits.read(&network.gpu, at, at + network.config.vocab)
     }
 
     fn pace(&self) -> Result<Pace> {
@@ -322,7 +323,7 @@ impl Engine for Training<'_> {
         Ok(())
     }
 
-    fn finish(&self, report: &mut dyn Report) -> Result<()> {
+    fn finish(&self, report: &Report) -> Result<()> {
         if let Some(path) = &self.options.trace {
             let several = self.comm.size() > 1;
             let rank = self.comm.rank();
