@@ -14,7 +14,7 @@ use tinynccl::{Call, Comm, ReduceOp};
 
 use super::device::{Address, Gpu};
 use crate::config::ModelConfig;
-use crate::params::{ParamInfo, Tensor, WTE, count, final_ln, index};
+use crate::params::{ParamInfo, WTE, count, final_ln, of_block};
 
 /// One slice of the flat gradients.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,7 +27,11 @@ pub struct Bucket {
 
 /// The tensors that the backward pass announces, in its order. Each stands for all from it to the one announced before.
 pub fn order(config: &ModelConfig) -> Vec<usize> {
-    let blocks = (0..config.layers).rev().flat_map(|l| [index(l, Tensor::Ln2), index(l, Tensor::Ln1)]);
+    let norms = |l| {
+        let [ln1, _, _, ln2, ..] = of_block(l);
+        [ln2, ln1]
+    };
+    let blocks = (0..config.layers).rev().flat_map(norms);
     std::iter::once(final_ln(config)).chain(blocks).chain([WTE]).collect()
 }
 
@@ -36,7 +40,7 @@ pub fn order(config: &ModelConfig) -> Vec<usize> {
 pub fn plan(config: &ModelConfig, layout: &[ParamInfo], bytes: usize) -> Vec<Bucket> {
     let mut buckets = Vec::new();
     let mut end = count(layout);
-    let last_block = index(0, Tensor::Ln1);
+    let [last_block, ..] = of_block(0);
     for tensor in order(config) {
         let start = layout[tensor].offset;
         if (end - start) * size_of::<f32>() >= bytes || tensor == last_block || tensor == WTE {

@@ -7,7 +7,7 @@ use super::gemm::{Operand, Output};
 use super::kernels::{Grid, args};
 use super::network::{Network, Norm};
 use crate::dropout::Site;
-use crate::params::{Tensor, WPE, WTE, final_ln, index};
+use crate::params::{WPE, WTE, final_ln, of_block};
 
 impl Network {
     /// Enqueues the backward pass. It calls `ready(tensor, norm)` in the order in which gradients become final, the last in the layout
@@ -28,7 +28,7 @@ impl Network {
 
         for l in (0..layers).rev() {
             let b = &self.blocks[l];
-            let [ln1, qkv, attention_out, ln2, mlp_in, mlp_out] = Tensor::ALL.map(|tensor| index(l, tensor));
+            let [ln1, qkv, attention_out, ln2, mlp_in, mlp_out] = of_block(l);
 
             // The MLP branch.
             self.linear_weight(mlp_out, &self.branch, &b.activated, (c, 4 * c))?;
