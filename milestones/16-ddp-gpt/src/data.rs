@@ -180,8 +180,8 @@ fn default_paths() -> [PathBuf; 2] {
     [file.clone(), Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(file)]
 }
 
-/// A corpus with no file and no network: the milestones' READMEs where they are at hand, in the same order on every rank, and this
-/// one's, which is compiled in.
+/// A corpus with no file and no network: the milestones' READMEs where they are at hand, in the same order on every
+/// rank, and this one's, which is compiled in.
 fn fallback() -> Result<Corpus> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let folders = std::fs::read_dir(folder).into_iter().flatten().flatten();

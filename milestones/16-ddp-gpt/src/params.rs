@@ -39,8 +39,8 @@ pub const WPE: usize = 1;
 /// Tensors per block.
 const PER_LAYER: usize = 6;
 
-/// Indices of a block's tensors: first LayerNorm; queries, keys and values from one product; attention's output projection; second
-/// LayerNorm; the MLP's first and second matrix.
+/// Indices of a block's tensors: first LayerNorm; queries, keys and values from one product; attention's output
+/// projection; second LayerNorm; the MLP's first and second matrix.
 pub fn of_block(layer: usize) -> [usize; PER_LAYER] {
     std::array::from_fn(|i| 2 + layer * PER_LAYER + i)
 }

@@ -133,8 +133,8 @@ pub trait Engine {
 
 /// Trains until `plan.config.steps` steps are done. Gives the last validation loss.
 ///
-/// Every rank must come with the same plan, text and state; rank 0's parameters count. On rank 0 `report` should speak, elsewhere be silent.
-/// Rank 0 writes the checkpoints.
+/// Every rank must come with the same plan, text and state; rank 0's parameters count. On rank 0 `report` should speak,
+/// elsewhere be silent. Rank 0 writes the checkpoints.
 pub fn train(
     plan: &Plan,
     state: &mut State,

@@ -122,8 +122,8 @@ impl Workspace {
         linear(&mut self.logits, &self.lnf.out, model.param(WTE), rows, th);
     }
 
-    /// Mean loss in nats of the last [`forward`](Workspace::forward). With `gradient`, a [`backward`](Workspace::backward)
-    /// may follow.
+    /// Mean loss in nats of the last [`forward`](Workspace::forward). With `gradient`, a
+    /// [`backward`](Workspace::backward) may follow.
     pub fn cross_entropy(&mut self, targets: &[u32], gradient: bool) -> f64 {
         assert_eq!(targets.len(), self.samples * self.context, "targets for another workspace");
         loss::cross_entropy(&mut self.logits, targets, self.config.vocab, gradient, &mut self.partial, self.threads)

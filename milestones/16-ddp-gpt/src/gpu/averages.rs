@@ -1,5 +1,5 @@
-//! Averaging gradients over the ranks: which together, and by what. The backward pass finishes gradients from the end of the flat array
-//! to its beginning, so a bucket is a slice, and is averaged as soon as its first tensor is final.
+//! Averaging gradients over the ranks: which together, and by what. The backward pass finishes gradients from the end
+//! of the flat array to its beginning, so a bucket is a slice, and is averaged as soon as its first tensor is final.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -35,8 +35,8 @@ pub fn order(config: &ModelConfig) -> Vec<usize> {
     std::iter::once(final_ln(config)).chain(blocks).chain([WTE]).collect()
 }
 
-/// Buckets of at least `bytes`, in the order in which they become ready. The last one holds the embeddings alone, whatever their
-/// size: nothing is left to hide its average behind, so it should be short.
+/// Buckets of at least `bytes`, in the order in which they become ready. The last one holds the embeddings alone,
+/// whatever their size: nothing is left to hide its average behind, so it should be short.
 pub fn plan(config: &ModelConfig, layout: &[ParamInfo], bytes: usize) -> Vec<Bucket> {
     let mut buckets = Vec::new();
     let mut end = count(layout);
@@ -51,12 +51,12 @@ pub fn plan(config: &ModelConfig, layout: &[ParamInfo], bytes: usize) -> Vec<Buc
     buckets
 }
 
-/// Averages over the ranks, in the order of a stream: the library's communicator of GPUs, where there is more than one rank.
-/// Calls only enqueue.
+/// Averages over the ranks, in the order of a stream: the library's communicator of GPUs, where there is more than one
+/// rank. Calls only enqueue.
 pub struct Averages {
     comm: Option<DeviceComm>,
-    /// Blocks that the average of a large bucket may take, 0 for the communicator's own choice: what it takes, the passes do not
-    /// have meanwhile.
+    /// Blocks that the average of a large bucket may take, 0 for the communicator's own choice: what it takes, the
+    /// passes do not have meanwhile.
     blocks: u32,
 }
 
@@ -81,8 +81,8 @@ impl Averages {
         }
         let call =
             RawCall::on_device(Call::new(Collective::AllReduce, DType::F32, ReduceOp::Avg, 0, count), at.0, at.0);
-        // SAFETY: the caller enqueues slices of its gradients, which live as long as the training; the passes write them again only
-        // after the optimizer, which waits for this.
+        // SAFETY: the caller enqueues slices of its gradients, which live as long as the training; the passes write
+        // them again only after the optimizer, which waits for this.
         Ok(unsafe { comm.enqueue_as(stream.cu_stream(), &call, choice) }?)
     }
 

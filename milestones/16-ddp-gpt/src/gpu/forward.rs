@@ -1,4 +1,5 @@
-//! The forward pass of [`crate::cpu::model`] as launches. A residual connection and the LayerNorm behind it are one kernel.
+//! The forward pass of [`crate::cpu::model`] as launches. A residual connection and the LayerNorm behind it are one
+//! kernel.
 
 use anyhow::Result;
 

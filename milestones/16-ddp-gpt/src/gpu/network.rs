@@ -1,5 +1,5 @@
-//! What the passes need in device memory, taken once: parameters, gradients, activations. One flat array each for parameters and
-//! gradients, in the order of the layout, so that a bucket of gradients is a slice.
+//! What the passes need in device memory, taken once: parameters, gradients, activations. One flat array each for
+//! parameters and gradients, in the order of the layout, so that a bucket of gradients is a slice.
 
 use anyhow::Result;
 
@@ -92,8 +92,8 @@ pub struct Network {
 }
 
 impl Network {
-    /// Memory for `samples` sequences. `dropout` gives the share of activations to drop; its seed and step do not matter, keys come
-    /// from [`super::step`].
+    /// Memory for `samples` sequences. `dropout` gives the share of activations to drop; its seed and step do not
+    /// matter, keys come from [`super::step`].
     pub fn new(gpu: Gpu, shape: Shape, samples: usize, dropout: Dropout) -> Result<Network> {
         let (config, precision) = (shape.model, shape.precision);
         let kernels = Kernels::new(&gpu, &shape)?;

@@ -1,5 +1,5 @@
-//! A training step, all of it on the GPU: batch, passes, averages, optimizer. The host only enqueues, or launches a graph of it, and
-//! reads losses only where somebody wants to see them.
+//! A training step, all of it on the GPU: batch, passes, averages, optimizer. The host only enqueues, or launches a
+//! graph of it, and reads losses only where somebody wants to see them.
 
 use std::time::Instant;
 
@@ -24,12 +24,12 @@ use crate::train::{Engine, Pace, Plan, State};
 
 /// Blocks, and so shares, of the sum of squares of a bucket.
 const SQUARE_BLOCKS: usize = 128;
-/// Steps that the host may be ahead of the GPU. A few keep it busy; hundreds of graphs fill the driver's queues, whose stalls then
-/// reach the other ranks.
+/// Steps that the host may be ahead of the GPU. A few keep it busy; hundreds of graphs fill the driver's queues, whose
+/// stalls then reach the other ranks.
 const AHEAD: usize = 8;
 
-/// A rank that computes on a GPU, and everything that its training keeps there. Fields go in this order: the communicator waits for what
-/// is on the network's streams.
+/// A rank that computes on a GPU, and everything that its training keeps there. Fields go in this order: the
+/// communicator waits for what is on the network's streams.
 pub struct Training<'a> {
     plan: &'a Plan,
     options: &'a Options,

@@ -1,5 +1,5 @@
-//! What ran when on the GPU: stamps of its clock around parts of a step, as a file for <https://ui.perfetto.dev>. A stamp is a
-//! kernel of one thread, so a traced step is a little longer.
+//! What ran when on the GPU: stamps of its clock around parts of a step, as a file for <https://ui.perfetto.dev>. A
+//! stamp is a kernel of one thread, so a traced step is a little longer.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -120,7 +120,8 @@ impl Trace {
         Ok(to)
     }
 
-    /// Writes the last step's spans in Google's "Trace Event Format": complete events ("X", microseconds) and names of tracks ("M").
+    /// Writes the last step's spans in Google's "Trace Event Format": complete events ("X", microseconds) and names of
+    /// tracks ("M").
     pub fn save(&self, network: &Network, rank: usize, path: &Path) -> Result<Option<Overlap>> {
         let Some(stamps) = &self.stamps else { return Ok(None) };
         let stamps = stamps.read(&network.gpu, 0, self.used.get())?;
