@@ -31,8 +31,7 @@ pub(super) fn version() -> Result<(i32, i32)> {
 /// PTX of CUDA C for devices of a compute capability, from the user's cache if it was compiled before. `name` stands
 /// for a file's in the compiler's messages; `defines` are options such as `-DN=4`. Needs no GPU.
 ///
-/// # Errors
-/// [`Error::Unsupported`] where NVRTC is not found; [`Error::InvalidArgument`] with the compiler's message.
+/// # Errors [`Error::Unsupported`] where NVRTC is not found; [`Error::InvalidArgument`] with the compiler's message.
 pub fn compile(name: &str, source: &str, defines: &[String], capability: (i32, i32)) -> Result<Ptx> {
     let (major, minor) = version()?;
     let mut options = vec![

@@ -90,7 +90,8 @@ pub struct TrainArgs {
     /// Checkpoint to go on from.
     #[arg(long, value_name = "FILE")]
     pub resume: Option<PathBuf>,
-    /// What carries the links between ranks: auto, tcp, shm or verbs (RDMA, with the feature `verbs`) [default: TINYNCCL_TRANSPORT, or auto].
+    /// What carries the links between ranks: auto, tcp, shm or verbs (RDMA, with the feature `verbs`) [default:
+    /// TINYNCCL_TRANSPORT, or auto].
     #[arg(long)]
     pub transport: Option<TransportChoice>,
     /// Gradients are reduced in buckets of at least this many KiB; smaller ones start earlier, larger ones are fewer

@@ -180,15 +180,15 @@ fn default_paths() -> [PathBuf; 2] {
     [file.clone(), Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(file)]
 }
 
-/// A corpus with no file and no network: the milestones' READMEs where they are at hand, in the same order on every rank, and this
-/// one's, which is compiled in.
+/// A corpus with no file and no network: the milestones' READMEs where they are at hand, in the same order on every
+/// rank, and the specification, which is compiled in.
 fn fallback() -> Result<Corpus> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../milestones");
     let folders = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut files: Vec<PathBuf> = folders.map(|entry| entry.path().join("README.md")).collect();
     files.sort();
     let mut text: String = files.iter().filter_map(|file| std::fs::read_to_string(file).ok()).collect();
-    text.push_str(include_str!("../README.md"));
+    text.push_str(include_str!("../../../SPEC.md"));
     Corpus::new("the project's own documentation", &text)
 }
 

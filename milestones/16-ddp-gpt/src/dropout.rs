@@ -1,4 +1,5 @@
-//! Dropout whose masks are computed, not stored: the same counters give the same mask in the backward pass and on any rank.
+//! Dropout whose masks are computed, not stored: the same counters give the same mask in the backward pass and on any
+//! rank.
 
 use crate::rng::{self, Stream};
 

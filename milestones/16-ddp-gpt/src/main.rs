@@ -8,7 +8,7 @@ use clap::Parser;
 use ddp_gpt::cli::{self, Cli, Command, Device, Job, TrainArgs};
 use ddp_gpt::cpu::{bench, gradients, step::Cpu};
 use ddp_gpt::gpu;
-use ddp_gpt::report::{Console, Report, Silent, loss_curve};
+use ddp_gpt::report::{Report, loss_curve};
 use ddp_gpt::sample::{Sampling, sample};
 use ddp_gpt::train::{Engine, State, train};
 use tinynccl::process_group::ProcessGroup;
@@ -59,10 +59,7 @@ fn work(args: &TrainArgs, group: &ProcessGroup, job: Job) -> Result<()> {
     let (comm, config, model) = (group.comm(), plan.config, plan.model);
     plan.threads.install().context("cannot start the threads")?;
     let mut state = resume.map_or_else(|| State::new(model, config.seed), State::resume);
-    let report: &mut dyn Report = match group.rank() {
-        0 => &mut Console::new(config.steps, plan.log_every),
-        _ => &mut Silent,
-    };
+    let report = if group.rank() == 0 { Report::new(config.steps, plan.log_every) } else { Report::quiet() };
     notes.iter().for_each(|note| report.note(note));
     let (source, size, preset, millions) =
         (&corpus.source, corpus.size(), plan.preset, state.model.values.len() as f64 * 1e-6);
@@ -83,7 +80,7 @@ fn work(args: &TrainArgs, group: &ProcessGroup, job: Job) -> Result<()> {
         }
         Device::Cuda => Box::new(gpu::step::Training::new(&plan, &args.gpu, &state, &corpus, comm)?),
     };
-    let validation = train(&plan, &mut state, &corpus, comm, &mut *engine, report)?;
+    let validation = train(&plan, &mut state, &corpus, comm, &mut *engine, &report)?;
     if group.rank() == 0 {
         let curve = args.out.join("loss.svg");
         let title = format!("{preset} preset, {ranks} ranks, batch {batch}");

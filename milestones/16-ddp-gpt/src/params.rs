@@ -39,37 +39,15 @@ pub const WPE: usize = 1;
 /// Tensors per block.
 const PER_LAYER: usize = 6;
 
-/// Tensors of a block, in order.
-#[derive(Debug, Clone, Copy)]
-pub enum Tensor {
-    /// First LayerNorm.
-    Ln1,
-    /// Queries, keys and values from one product.
-    Qkv,
-    /// Attention output projection.
-    AttentionOut,
-    /// Second LayerNorm.
-    Ln2,
-    /// MLP, first matrix.
-    MlpIn,
-    /// MLP, second matrix.
-    MlpOut,
+/// Indices of a block's tensors: first LayerNorm; queries, keys and values from one product; attention's output
+/// projection; second LayerNorm; the MLP's first and second matrix.
+pub fn of_block(layer: usize) -> [usize; PER_LAYER] {
+    std::array::from_fn(|i| 2 + layer * PER_LAYER + i)
 }
 
-impl Tensor {
-    /// All, in order.
-    pub const ALL: [Tensor; PER_LAYER] =
-        [Tensor::Ln1, Tensor::Qkv, Tensor::AttentionOut, Tensor::Ln2, Tensor::MlpIn, Tensor::MlpOut];
-}
-
-/// Index of a block's tensor.
-pub fn index(layer: usize, tensor: Tensor) -> usize {
-    2 + layer * PER_LAYER + tensor as usize
-}
-
-/// Index of the last LayerNorm.
+/// Index of the last LayerNorm, where another block would begin.
 pub fn final_ln(config: &ModelConfig) -> usize {
-    2 + config.layers * PER_LAYER
+    of_block(config.layers)[0]
 }
 
 /// All tensors of a model, in order.
@@ -161,8 +139,8 @@ mod tests {
         let config = Preset::Tiny.model(30);
         let list = layout(&config);
         assert_eq!(list[WPE].name, "wpe.weight");
-        assert_eq!(list[index(1, Tensor::MlpOut)].name, "h.1.mlp.c_proj.weight");
-        assert_eq!(list[index(1, Tensor::Qkv)].shape, [48, 16]);
+        assert_eq!(list[of_block(1)[5]].name, "h.1.mlp.c_proj.weight");
+        assert_eq!(list[of_block(1)[1]].shape, [48, 16]);
         assert_eq!(list[final_ln(&config)].name, "ln_f.weight");
         assert_eq!(list.len(), final_ln(&config) + 1);
     }

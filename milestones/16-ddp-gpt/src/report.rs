@@ -11,37 +11,29 @@ use crate::checkpoint::Point;
 /// Back to the begin of a terminal's line, which becomes empty.
 const CLEAR: &str = "\r\x1b[K";
 
-/// Receives what happens in a run.
-pub trait Report {
-    /// Step number `step`, from 0, is done; `text` says how it went.
-    fn step(&mut self, _step: usize, _text: &str) {}
-    /// Anything else worth a line.
-    fn note(&mut self, _text: &str) {}
-}
-
-/// Says nothing: ranks other than 0, and tests.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Silent;
-
-impl Report for Silent {}
-
-/// A line every so many steps; on a terminal also one that follows each step.
+/// Tells what happens: a line every so many steps, and on a terminal one that follows each step.
 #[derive(Debug)]
-pub struct Console {
+pub struct Report {
     steps: usize,
     every: usize,
     live: bool,
+    quiet: bool,
 }
 
-impl Console {
+impl Report {
     /// For a run of `steps`; `every`: steps between lines that stay.
-    pub fn new(steps: usize, every: usize) -> Self {
-        Console { steps, every, live: std::io::stderr().is_terminal() && std::io::stdout().is_terminal() }
+    pub fn new(steps: usize, every: usize) -> Report {
+        let live = std::io::stderr().is_terminal() && std::io::stdout().is_terminal();
+        Report { steps, every, live, quiet: false }
     }
-}
 
-impl Report for Console {
-    fn step(&mut self, step: usize, text: &str) {
+    /// Says nothing: ranks other than 0, and tests.
+    pub fn quiet() -> Report {
+        Report { steps: 0, every: 1, live: false, quiet: true }
+    }
+
+    /// Step number `step`, from 0, is done; `text` says how it went.
+    pub fn step(&self, step: usize, text: &str) {
         let (done, steps) = (step + 1, self.steps);
         let line = format!("step {done:>5}/{steps}  {text}");
         if done.is_multiple_of(self.every) || done == steps || done == 1 {
@@ -51,11 +43,14 @@ impl Report for Console {
         }
     }
 
-    fn note(&mut self, text: &str) {
+    /// Anything else worth a line.
+    pub fn note(&self, text: &str) {
         if self.live {
             eprint!("{CLEAR}");
         }
-        println!("{text}");
+        if !self.quiet {
+            println!("{text}");
+        }
     }
 }
 

@@ -1,4 +1,5 @@
-//! Counter-based random numbers: a value is a hash of a seed and of counters, so that it does not depend on who asks first.
+//! Counter-based random numbers: a value is a hash of a seed and of counters, so that it does not depend on who asks
+//! first.
 //!
 //! The mixers are SplitMix64 (Steele, Lea, Flood 2014) for keys and Chris Wellons' `lowbias32` for the 32-bit stream
 //! that dropout draws one value per activation from.

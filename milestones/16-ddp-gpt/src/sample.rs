@@ -17,8 +17,8 @@ pub struct Sampling {
     pub seed: u64,
 }
 
-/// Draws `chars` characters, as at the begin of a line. `logits` gives the model's, at one place of a window of `context`
-/// tokens.
+/// Draws `chars` characters, as at the begin of a line. `logits` gives the model's, at one place of a window of
+/// `context` tokens.
 pub fn sample(
     tokenizer: &Tokenizer,
     context: usize,

@@ -99,7 +99,7 @@ impl Pace {
 /// What computes the steps of one rank: [`crate::cpu::step`] or [`crate::gpu::step`].
 pub trait Engine {
     /// Takes the parameters with which the run begins, the same on every rank.
-    fn start(&mut self, _model: &Model, _report: &mut dyn Report) -> Result<()> {
+    fn start(&mut self, _model: &Model, _report: &Report) -> Result<()> {
         Ok(())
     }
 
@@ -126,22 +126,22 @@ pub trait Engine {
     }
 
     /// After the last step: whatever else is to be said of the run.
-    fn finish(&self, _report: &mut dyn Report) -> Result<()> {
+    fn finish(&self, _report: &Report) -> Result<()> {
         Ok(())
     }
 }
 
 /// Trains until `plan.config.steps` steps are done. Gives the last validation loss.
 ///
-/// Every rank must come with the same plan, text and state; rank 0's parameters count. On rank 0 `report` should speak, elsewhere be silent.
-/// Rank 0 writes the checkpoints.
+/// Every rank must come with the same plan, text and state; rank 0's parameters count. On rank 0 `report` should speak,
+/// elsewhere be silent. Rank 0 writes the checkpoints.
 pub fn train(
     plan: &Plan,
     state: &mut State,
     corpus: &Corpus,
     comm: &Comm,
     engine: &mut dyn Engine,
-    report: &mut dyn Report,
+    report: &Report,
 ) -> Result<f64> {
     let config = plan.config;
     agree(comm, "the text", corpus.crc)?;
@@ -192,7 +192,7 @@ fn agree(comm: &Comm, what: &str, value: u32) -> Result<()> {
 }
 
 /// The validation loss over all ranks.
-fn evaluate(state: &State, comm: &Comm, engine: &mut dyn Engine, report: &mut dyn Report) -> Result<f64> {
+fn evaluate(state: &State, comm: &Comm, engine: &mut dyn Engine, report: &Report) -> Result<f64> {
     let mut mean = [engine.evaluate(&state.model)?];
     comm.all_reduce_in_place(&mut mean, ReduceOp::Avg)?;
     report.note(&format!("step {:>5}  validation loss {:.4}", state.step, mean[0]));

@@ -12,7 +12,7 @@ use ddp_gpt::cpu::step::Cpu;
 use ddp_gpt::data::{Batch, Corpus};
 use ddp_gpt::dropout::Dropout;
 use ddp_gpt::params::Model;
-use ddp_gpt::report::{Report, Silent};
+use ddp_gpt::report::Report;
 use ddp_gpt::train::{Plan, State, train};
 use tinynccl::{Comm, Config, ReduceOp};
 
@@ -47,13 +47,19 @@ pub(crate) fn alone() -> Comm {
 }
 
 pub(crate) fn run_alone(plan: &Plan, state: &mut State, corpus: &Corpus) -> Result<()> {
-    run_alone_with(plan, state, corpus, &mut Silent)
+    let gradients = LocalGradients::new(&state.model.layout);
+    run_alone_with(plan, state, corpus, gradients)
 }
 
-pub(crate) fn run_alone_with(plan: &Plan, state: &mut State, corpus: &Corpus, report: &mut dyn Report) -> Result<()> {
-    let (comm, gradients) = (alone(), Box::new(LocalGradients::new(&state.model.layout)));
-    let mut engine = Cpu::new(plan, corpus, &comm, gradients)?;
-    train(plan, state, corpus, &comm, &mut engine, report).map(|_| ())
+pub(crate) fn run_alone_with(
+    plan: &Plan,
+    state: &mut State,
+    corpus: &Corpus,
+    gradients: impl Gradients + 'static,
+) -> Result<()> {
+    let comm = alone();
+    let mut engine = Cpu::new(plan, corpus, &comm, Box::new(gradients))?;
+    train(plan, state, corpus, &comm, &mut engine, &Report::quiet()).map(|_| ())
 }
 
 /// The CPU's loss and gradients of one batch.
@@ -112,7 +118,7 @@ pub(crate) fn run_ranks(size: usize, plan: &Plan, corpus: &Corpus) -> Vec<(Vec<P
                     let local = LocalGradients::new(layout);
                     let gradients = CheckedGradients { local, comm, ready: Vec::new(), params: layout.len() };
                     let mut engine = Cpu::new(plan, corpus, comm, Box::new(gradients)).unwrap();
-                    train(plan, &mut state, corpus, comm, &mut engine, &mut Silent).unwrap();
+                    train(plan, &mut state, corpus, comm, &mut engine, &Report::quiet()).unwrap();
                     (state.history, state.model.values)
                 })
             })

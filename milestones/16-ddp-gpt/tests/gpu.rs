@@ -16,7 +16,7 @@ use ddp_gpt::gpu::network::Network;
 use ddp_gpt::gpu::step::Training;
 use ddp_gpt::gpu::{Options, Precision};
 use ddp_gpt::params::Model;
-use ddp_gpt::report::Silent;
+use ddp_gpt::report::Report;
 use ddp_gpt::sample::{Sampling, sample};
 use ddp_gpt::train::{Engine as _, Plan, State, train};
 use program_kit::testing::{self, skipped};
@@ -163,7 +163,7 @@ fn options(precision: Precision, graph: bool) -> Options {
 fn on_gpu(plan: &Plan, options: &Options, state: &mut State) -> String {
     let (corpus, comm) = (common::corpus(), common::alone());
     let mut engine = Training::new(plan, options, state, &corpus, &comm).unwrap();
-    train(plan, state, &corpus, &comm, &mut engine, &mut Silent).unwrap();
+    train(plan, state, &corpus, &comm, &mut engine, &Report::quiet()).unwrap();
     let logits = |tokens: &[u32], last| engine.logits(&state.model, tokens, last);
     let how = Sampling { temperature: 0.8, seed: 1 };
     sample(&corpus.tokenizer, plan.model.context, 20, how, logits).unwrap()

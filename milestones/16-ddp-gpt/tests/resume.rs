@@ -1,8 +1,9 @@
 //! A resumed run gives the losses of an uninterrupted one: the same bits.
 
+use anyhow::Result;
 use ddp_gpt::checkpoint;
 use ddp_gpt::config::{Preset, TrainConfig};
-use ddp_gpt::report::Report;
+use ddp_gpt::cpu::gradients::{Gradients, LocalGradients};
 use ddp_gpt::train::{Plan, State};
 
 use crate::common::{corpus, plan, run_alone, run_alone_with};
@@ -35,13 +36,22 @@ fn same_losses_and_same_parameters() {
     assert_eq!(checkpoint::load(&path).unwrap().header.step, 13);
 }
 
-/// Trains and breaks off, as a killed process would, when step `last` is done.
+/// Trains and breaks off, as a killed process would, in step `last`.
 fn stop_at(last: usize, plan: &Plan, state: &mut State) {
-    struct Stop(usize);
-    impl Report for Stop {
-        fn step(&mut self, step: usize, _text: &str) {
-            assert!(step < self.0, "interrupted");
+    struct Stop(LocalGradients, usize);
+    impl Gradients for Stop {
+        fn gradient_mut(&mut self, i: usize) -> Result<&mut [f32]> {
+            self.0.gradient_mut(i)
+        }
+        fn ready(&mut self, i: usize) -> Result<()> {
+            self.0.ready(i)
+        }
+        fn finish(&mut self) -> Result<()> {
+            assert!(self.1 > 0, "interrupted");
+            self.1 -= 1;
+            Ok(())
         }
     }
-    run_alone_with(plan, state, &corpus(), &mut Stop(last)).unwrap();
+    let gradients = Stop(LocalGradients::new(&state.model.layout), last);
+    run_alone_with(plan, state, &corpus(), gradients).unwrap();
 }

@@ -73,8 +73,8 @@ simd_fn! {
     }
 }
 
-/// The first of the mask's elements for row `r`: an element's number in its sample is (head·T + row)·T + column, `start` is
-/// head·T + the block's first row.
+/// The first of the mask's elements for row `r`: an element's number in its sample is (head·T + row)·T + column,
+/// `start` is head·T + the block's first row.
 fn element(start: usize, r: usize, t: usize) -> u32 {
     ((start + r) * t) as u32
 }

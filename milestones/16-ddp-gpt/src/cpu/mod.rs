@@ -2,10 +2,11 @@
 //!
 //! Reading order: one file per operation, each with its forward and its backward pass ([`embedding`], [`layernorm`],
 //! [`matmul`], [`attention`], [`residual`], [`gelu`], [`loss`]); [`model`] (the passes, built from these);
-//! [`gradients`] (where gradients live, and how ranks average them); [`adamw`]; [`step`]. [`parallel`] and [`simd`] make
-//! the loops fast; [`profile`] and [`bench`] say how fast.
+//! [`gradients`] (where gradients live, and how ranks average them); [`adamw`]; [`step`]. [`parallel`] and [`simd`]
+//! make the loops fast; [`profile`] and [`mod@bench`] say how fast.
 //!
-//! A batch of B sequences of T characters is B·T rows. No operation allocates; outputs and scratch come from the caller.
+//! A batch of B sequences of T characters is B·T rows. No operation allocates; outputs and scratch come from the
+//! caller.
 
 pub mod adamw;
 pub mod attention;

@@ -20,7 +20,7 @@ use super::residual::{self, Place, residual};
 use super::{embedding, gelu, loss};
 use crate::config::ModelConfig;
 use crate::dropout::{Dropout, Site};
-use crate::params::{Model, Tensor, WPE, WTE, final_ln, index};
+use crate::params::{Model, WPE, WTE, final_ln, of_block};
 
 /// Activations of one block that the backward pass needs.
 struct Block {
@@ -105,16 +105,16 @@ impl Workspace {
         residual::dropout_in_place(&mut self.embedded, place(Site::Embedding), th);
         let mut x: &[f32] = &self.embedded;
         for (l, b) in self.blocks.iter_mut().enumerate() {
-            let weight = |tensor| model.param(index(l, tensor));
-            b.ln1.forward(x, weight(Tensor::Ln1), th);
-            linear(&mut b.qkv, &b.ln1.out, weight(Tensor::Qkv), rows, th);
+            let [ln1, qkv, attention_out, ln2, mlp_in, mlp_out] = of_block(l).map(|i| model.param(i));
+            b.ln1.forward(x, ln1, th);
+            linear(&mut b.qkv, &b.ln1.out, qkv, rows, th);
             attention(l).forward(&mut b.attended, &mut b.probs, &mut self.scratch, &b.qkv);
-            linear(&mut b.middle, &b.attended, weight(Tensor::AttentionOut), rows, th);
+            linear(&mut b.middle, &b.attended, attention_out, rows, th);
             residual(&mut b.middle, x, place(Site::AttentionOut(l)), th);
-            b.ln2.forward(&b.middle, weight(Tensor::Ln2), th);
-            linear(&mut b.hidden, &b.ln2.out, weight(Tensor::MlpIn), rows, th);
+            b.ln2.forward(&b.middle, ln2, th);
+            linear(&mut b.hidden, &b.ln2.out, mlp_in, rows, th);
             gelu::forward(&mut b.activated, &b.hidden, th);
-            linear(&mut b.out, &b.activated, weight(Tensor::MlpOut), rows, th);
+            linear(&mut b.out, &b.activated, mlp_out, rows, th);
             residual(&mut b.out, &b.middle, place(Site::MlpOut(l)), th);
             x = &b.out;
         }
@@ -122,8 +122,8 @@ impl Workspace {
         linear(&mut self.logits, &self.lnf.out, model.param(WTE), rows, th);
     }
 
-    /// Mean loss in nats of the last [`forward`](Workspace::forward). With `gradient`, a [`backward`](Workspace::backward)
-    /// may follow.
+    /// Mean loss in nats of the last [`forward`](Workspace::forward). With `gradient`, a
+    /// [`backward`](Workspace::backward) may follow.
     pub fn cross_entropy(&mut self, targets: &[u32], gradient: bool) -> f64 {
         assert_eq!(targets.len(), self.samples * self.context, "targets for another workspace");
         loss::cross_entropy(&mut self.logits, targets, self.config.vocab, gradient, &mut self.partial, self.threads)
@@ -161,7 +161,7 @@ impl Workspace {
             let (before, rest) = self.blocks.split_at(l);
             let b = &rest[0];
             let x = before.last().map_or(&self.embedded, |b| &b.out);
-            let [ln1, w_qkv, attention_out, ln2, mlp_in, mlp_out] = Tensor::ALL.map(|tensor| index(l, tensor));
+            let [ln1, w_qkv, attention_out, ln2, mlp_in, mlp_out] = of_block(l);
 
             // The MLP branch.
             let d = residual::backward(branch, stream, place(Site::MlpOut(l)), th);

@@ -1,6 +1,7 @@
 //! Loops that the compiler vectorises: compiled twice, for the baseline and for AVX2, and chosen at run time.
 
-/// Lanes of the accumulators in reductions: two AVX2 registers. The order of additions is fixed by this, not by the CPU.
+/// Lanes of the accumulators in reductions: two AVX2 registers. The order of additions is fixed by this, not by the
+/// CPU.
 pub const LANES: usize = 16;
 
 /// Defines a function whose body is compiled for the baseline CPU and for AVX2, and picks one at run time.
@@ -33,7 +34,8 @@ pub(crate) use simd_fn;
 
 /// e^x to about 1e-7 relative for x in [-87, 88]; outside, the value at the nearer end. NaN stays NaN.
 ///
-/// Cephes' `expf`: x = n·ln 2 + r, a polynomial for e^r, and n put into the exponent bits. No branch, no call: it vectorises.
+/// Cephes' `expf`: x = n·ln 2 + r, a polynomial for e^r, and n put into the exponent bits. No branch, no call: it
+/// vectorises.
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
     // Adding 1.5·2^23 rounds to a whole number and leaves it in the low bits.

@@ -1,4 +1,5 @@
-//! Attention, forth and back: one kernel each where there is one for the shape, else matrix products with a softmax between.
+//! Attention, forth and back: one kernel each where there is one for the shape, else matrix products with a softmax
+//! between.
 
 use anyhow::Result;
 
@@ -97,7 +98,8 @@ impl Network {
         Operand::new(self.act(array, head * t * t), t)
     }
 
-    /// Over the samples. Each distance as a multiple of a sample's [context, C]; 0 stands for [heads, context, context].
+    /// Over the samples. Each distance as a multiple of a sample's [context, C]; 0 stands for [heads, context,
+    /// context].
     fn batch(&self, (left, right, out): (usize, usize, usize)) -> Batch {
         let t = self.config.context;
         let distance = |n: usize| if n == 0 { self.config.heads * t * t } else { n * t * self.config.channels };

@@ -1,5 +1,5 @@
-//! Averaging gradients over the ranks: which together, and by what. The backward pass finishes gradients from the end of the flat array
-//! to its beginning, so a bucket is a slice, and is averaged as soon as its first tensor is final.
+//! Averaging gradients over the ranks: which together, and by what. The backward pass finishes gradients from the end
+//! of the flat array to its beginning, so a bucket is a slice, and is averaged as soon as its first tensor is final.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tinynccl::{Call, Comm, ReduceOp};
 
 use super::device::{Address, Gpu};
 use crate::config::ModelConfig;
-use crate::params::{ParamInfo, Tensor, WTE, count, final_ln, index};
+use crate::params::{ParamInfo, WTE, count, final_ln, of_block};
 
 /// One slice of the flat gradients.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,16 +27,20 @@ pub struct Bucket {
 
 /// The tensors that the backward pass announces, in its order. Each stands for all from it to the one announced before.
 pub fn order(config: &ModelConfig) -> Vec<usize> {
-    let blocks = (0..config.layers).rev().flat_map(|l| [index(l, Tensor::Ln2), index(l, Tensor::Ln1)]);
+    let norms = |l| {
+        let [ln1, _, _, ln2, ..] = of_block(l);
+        [ln2, ln1]
+    };
+    let blocks = (0..config.layers).rev().flat_map(norms);
     std::iter::once(final_ln(config)).chain(blocks).chain([WTE]).collect()
 }
 
-/// Buckets of at least `bytes`, in the order in which they become ready. The last one holds the embeddings alone, whatever their
-/// size: nothing is left to hide its average behind, so it should be short.
+/// Buckets of at least `bytes`, in the order in which they become ready. The last one holds the embeddings alone,
+/// whatever their size: nothing is left to hide its average behind, so it should be short.
 pub fn plan(config: &ModelConfig, layout: &[ParamInfo], bytes: usize) -> Vec<Bucket> {
     let mut buckets = Vec::new();
     let mut end = count(layout);
-    let last_block = index(0, Tensor::Ln1);
+    let [last_block, ..] = of_block(0);
     for tensor in order(config) {
         let start = layout[tensor].offset;
         if (end - start) * size_of::<f32>() >= bytes || tensor == last_block || tensor == WTE {
@@ -47,12 +51,12 @@ pub fn plan(config: &ModelConfig, layout: &[ParamInfo], bytes: usize) -> Vec<Buc
     buckets
 }
 
-/// Averages over the ranks, in the order of a stream: the library's communicator of GPUs, where there is more than one rank.
-/// Calls only enqueue.
+/// Averages over the ranks, in the order of a stream: the library's communicator of GPUs, where there is more than one
+/// rank. Calls only enqueue.
 pub struct Averages {
     comm: Option<DeviceComm>,
-    /// Blocks that the average of a large bucket may take, 0 for the communicator's own choice: what it takes, the passes do not
-    /// have meanwhile.
+    /// Blocks that the average of a large bucket may take, 0 for the communicator's own choice: what it takes, the
+    /// passes do not have meanwhile.
     blocks: u32,
 }
 
@@ -61,11 +65,6 @@ impl Averages {
     pub fn new(comm: &Comm, gpu: &Gpu, blocks: u32) -> Result<Averages> {
         let comm = if comm.size() > 1 { Some(DeviceComm::new(comm, &gpu.context)?) } else { None };
         Ok(Averages { comm, blocks })
-    }
-
-    /// Whether there is anybody to wait for.
-    pub fn several(&self) -> bool {
-        self.comm.is_some()
     }
 
     /// Whether calls may be captured into a graph.
@@ -82,8 +81,8 @@ impl Averages {
         }
         let call =
             RawCall::on_device(Call::new(Collective::AllReduce, DType::F32, ReduceOp::Avg, 0, count), at.0, at.0);
-        // SAFETY: the caller enqueues slices of its gradients, which live as long as the training; the passes write them again only
-        // after the optimizer, which waits for this.
+        // SAFETY: the caller enqueues slices of its gradients, which live as long as the training; the passes write
+        // them again only after the optimizer, which waits for this.
         Ok(unsafe { comm.enqueue_as(stream.cu_stream(), &call, choice) }?)
     }
 

@@ -1,4 +1,5 @@
-//! The backward pass of [`crate::cpu::model`] as launches. It says when gradients are final: from there to the end of the flat array.
+//! The backward pass of [`crate::cpu::model`] as launches. It says when gradients are final: from there to the end of
+//! the flat array.
 
 use anyhow::Result;
 
@@ -7,11 +8,12 @@ use super::gemm::{Operand, Output};
 use super::kernels::{Grid, args};
 use super::network::{Network, Norm};
 use crate::dropout::Site;
-use crate::params::{Tensor, WPE, WTE, final_ln, index};
+use crate::params::{WPE, WTE, final_ln, of_block};
 
 impl Network {
-    /// Enqueues the backward pass. It calls `ready(tensor, norm)` in the order in which gradients become final, the last in the layout
-    /// first: from `tensor` to the end all are, but that [`Network::sum_norm`] must add the shares of LayerNorm number `norm`.
+    /// Enqueues the backward pass. It calls `ready(tensor, norm)` in the order in which gradients become final, the
+    /// last in the layout first: from `tensor` to the end all are, but that [`Network::sum_norm`] must add the shares
+    /// of LayerNorm number `norm`.
     pub fn backward(&self, mut ready: impl FnMut(usize, Option<usize>) -> Result<()>) -> Result<()> {
         let (c, rows, layers) = (self.config.channels, self.rows(), self.config.layers);
         let (vocab, stride) = (self.config.vocab, self.shape.vocab_stride());
@@ -28,7 +30,7 @@ impl Network {
 
         for l in (0..layers).rev() {
             let b = &self.blocks[l];
-            let [ln1, qkv, attention_out, ln2, mlp_in, mlp_out] = Tensor::ALL.map(|tensor| index(l, tensor));
+            let [ln1, qkv, attention_out, ln2, mlp_in, mlp_out] = of_block(l);
 
             // The MLP branch.
             self.linear_weight(mlp_out, &self.branch, &b.activated, (c, 4 * c))?;
@@ -58,7 +60,8 @@ impl Network {
         ready(WTE, None)
     }
 
-    /// Adds up the shares of the gradient of LayerNorm number `number`, whose weight is `tensor`, on the averaging stream.
+    /// Adds up the shares of the gradient of LayerNorm number `number`, whose weight is `tensor`, on the averaging
+    /// stream.
     pub fn sum_norm(&self, tensor: usize, number: usize) -> Result<()> {
         let grid = Grid { threads: (32, 32), ..Grid::blocks(self.config.channels.div_ceil(32)) };
         self.launch_aside("column_sum", grid, args![self.gradient(tensor), &self.partial[number], self.lines as u32])

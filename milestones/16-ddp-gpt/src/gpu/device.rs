@@ -15,8 +15,8 @@ pub struct Gpu {
     pub context: Arc<CudaContext>,
     /// Where the passes run.
     pub stream: Arc<CudaStream>,
-    /// Where gradients are averaged. Its blocks go first when both streams have some to start: an average is short, and a peer
-    /// waits for it.
+    /// Where gradients are averaged. Its blocks go first when both streams have some to start: an average is short, and
+    /// a peer waits for it.
     pub side: Arc<CudaStream>,
     /// Compute capability.
     pub capability: (i32, i32),
@@ -52,8 +52,8 @@ impl Gpu {
     pub fn open(local_rank: usize) -> Result<Gpu> {
         let ordinal = local_rank % count()?;
         let context = cuda::open(ordinal)?;
-        // SAFETY: all buffers live as long as the streams that use them, and we order the two streams by events ourselves; cudarc's
-        // own events per buffer would cost time and cannot be captured into a graph.
+        // SAFETY: all buffers live as long as the streams that use them, and we order the two streams by events
+        // ourselves; cudarc's own events per buffer would cost time and cannot be captured into a graph.
         unsafe { context.disable_event_tracking() };
         let opened = || failed(format!("cannot open GPU {ordinal}"));
         let (_, highest) = get_priority_range().map_err(opened())?;

@@ -1,4 +1,5 @@
-//! The forward pass of [`crate::cpu::model`] as launches. A residual connection and the LayerNorm behind it are one kernel.
+//! The forward pass of [`crate::cpu::model`] as launches. A residual connection and the LayerNorm behind it are one
+//! kernel.
 
 use anyhow::Result;
 
@@ -7,33 +8,33 @@ use super::gemm::{Operand, Output};
 use super::kernels::{Grid, args};
 use super::network::{Block, Network};
 use crate::dropout::Site;
-use crate::params::{Tensor, WPE, WTE, index};
+use crate::params::{WPE, WTE, final_ln, of_block};
 
 impl Network {
     /// Enqueues the forward pass over the batch; with `training`, dropout is on.
     pub fn forward(&self, training: bool) -> Result<()> {
         let (c, rows, embedded) = (self.config.channels, self.rows(), &self.embedded);
-        let (first, ln1, mask) = (&self.blocks[0], index(0, Tensor::Ln1), self.mask(Site::Embedding, training));
+        let (first, ln1, mask) = (&self.blocks[0], of_block(0)[0], self.mask(Site::Embedding, training));
         let (tokens, wte, wpe, ln1) = (&self.inputs, self.value(WTE), self.value(WPE), self.value(ln1));
         let arguments = args![embedded, &first.ln1.out, &first.ln1.stats, tokens, wte, wpe, ln1, mask, rows as u32];
         self.launch("embed_norm", Grid::rows(rows), arguments)?;
         let mut x = &self.embedded;
         for (l, b) in self.blocks.iter().enumerate() {
-            let weight = |tensor| self.weight(index(l, tensor));
-            self.linear(&b.qkv, &b.ln1.out, weight(Tensor::Qkv), (3 * c, c))?;
+            let [_, qkv, attention_out, ln2, mlp_in, mlp_out] = of_block(l);
+            self.linear(&b.qkv, &b.ln1.out, self.weight(qkv), (3 * c, c))?;
             self.attention(l, training)?;
-            self.linear(&self.branch, &b.attended, weight(Tensor::AttentionOut), (c, c))?;
+            self.linear(&self.branch, &b.attended, self.weight(attention_out), (c, c))?;
             let mask = self.mask(Site::AttentionOut(l), training);
-            let ln2 = self.value(index(l, Tensor::Ln2));
-            let arguments = args![&b.middle, &b.ln2.out, &b.ln2.stats, x, &self.branch, ln2, mask, rows as u32];
+            let arguments =
+                args![&b.middle, &b.ln2.out, &b.ln2.stats, x, &self.branch, self.value(ln2), mask, rows as u32];
             self.launch("residual_norm", Grid::rows(rows), arguments)?;
-            self.gelu(b, weight(Tensor::MlpIn))?;
-            self.linear(&self.branch, &b.activated, weight(Tensor::MlpOut), (c, 4 * c))?;
+            self.gelu(b, self.weight(mlp_in))?;
+            self.linear(&self.branch, &b.activated, self.weight(mlp_out), (c, 4 * c))?;
             let mask = self.mask(Site::MlpOut(l), training);
-            // Behind the last block comes the last LayerNorm, which has that place in the layout.
-            let after = self.value(index(l + 1, Tensor::Ln1));
-            let norm = self.blocks.get(l + 1).map_or(&self.lnf, |next| &next.ln1);
-            let arguments = args![&b.out, &norm.out, &norm.stats, &b.middle, &self.branch, after, mask, rows as u32];
+            let last = (&self.lnf, final_ln(&self.config));
+            let (norm, after) = self.blocks.get(l + 1).map_or(last, |next| (&next.ln1, of_block(l + 1)[0]));
+            let arguments =
+                args![&b.out, &norm.out, &norm.stats, &b.middle, &self.branch, self.value(after), mask, rows as u32];
             self.launch("residual_norm", Grid::rows(rows), arguments)?;
             x = &b.out;
         }

@@ -1,6 +1,7 @@
-//! The MLP's first matrix and its GELU as one product with an epilogue of cuBLASLt, where that has one, so that the widest activations
-//! are not read once more; else [`super::forward`] takes a product and a kernel. On an H200 that is 50 µs in place of 58. The backward
-//! pass stays in two: there the product with an epilogue took 84 µs, product and kernel take 69.
+//! The MLP's first matrix and its GELU as one product with an epilogue of cuBLASLt, where that has one, so that the
+//! widest activations are not read once more; else [`super::forward`] takes a product and a kernel. On an H200 that is
+//! 50 µs in place of 58. The backward pass stays in two: there the product with an epilogue took 84 µs, product and
+//! kernel take 69.
 
 use std::ffi::c_void;
 
@@ -12,8 +13,8 @@ use super::device::{Address, Array, Gpu};
 
 const WORKSPACE: usize = 32 << 20;
 
-/// `activated[rows, 4C] = gelu(hidden)`, `hidden = x[rows, C] · weight[4C, C]ᵀ`, both kept, in bfloat16. To cuBLAS, which counts
-/// columns first, outputs are 4C x rows.
+/// `activated[rows, 4C] = gelu(hidden)`, `hidden = x[rows, C] · weight[4C, C]ᵀ`, both kept, in bfloat16. To cuBLAS,
+/// which counts columns first, outputs are 4C x rows.
 pub(super) struct FusedGelu {
     handle: sys::cublasLtHandle_t,
     workspace: Array<u8>,
@@ -75,7 +76,8 @@ impl FusedGelu {
     pub(super) fn run(&self, gpu: &Gpu, weight: Address, [x, activated, hidden]: [Address; 3]) -> Result<()> {
         self.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &hidden)?;
         let (one, zero) = (1.0f32, 0.0f32);
-        // SAFETY: arrays of these shapes, which live as long as the network; the factors are read before the call returns.
+        // SAFETY: arrays of these shapes, which live as long as the network; the factors are read before the call
+        // returns.
         unsafe {
             result::matmul(
                 self.handle,

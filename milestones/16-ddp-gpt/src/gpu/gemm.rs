@@ -1,5 +1,5 @@
-//! Matrix products by cuBLAS. Matrices are row-major here; cuBLAS counts columns first, so it computes the transpose of each
-//! product from the transposes of its operands, which is the same memory.
+//! Matrix products by cuBLAS. Matrices are row-major here; cuBLAS counts columns first, so it computes the transpose of
+//! each product from the transposes of its operands, which is the same memory.
 
 use std::ffi::c_void;
 use std::fmt::Display;
@@ -89,7 +89,8 @@ impl Blas {
         let handle = result::create_handle().map_err(blas("cannot be started"))?;
         let created = Blas { handle, precision, workspace };
         let at = created.workspace.place(0).0 as *mut c_void;
-        // SAFETY: the handle is fresh, the stream outlives it, the workspace is that long and is freed after the handle.
+        // SAFETY: the handle is fresh, the stream outlives it, the workspace is that long and is freed after the
+        // handle.
         let set = unsafe {
             result::set_stream(handle, gpu.stream.cu_stream().cast())
                 .and_then(|()| sys::cublasSetWorkspace_v2(handle, at, WORKSPACE).result())
@@ -131,8 +132,8 @@ impl Blas {
         let (m, n, k) = (m as i32, n as i32, k as i32);
         let (a, b, c) = (right.at.0 as *const c_void, left.at.0 as *const c_void, out.at.0 as *mut c_void);
         let (lda, ldb, ldc) = (right.stride as i32, left.stride as i32, out.stride as i32);
-        // SAFETY: operands and output are device arrays of those shapes, by the caller's word; alpha and beta are read before the call
-        // returns.
+        // SAFETY: operands and output are device arrays of those shapes, by the caller's word; alpha and beta are read
+        // before the call returns.
         let done = unsafe {
             if batch.count == 1 {
                 result::gemm_ex(

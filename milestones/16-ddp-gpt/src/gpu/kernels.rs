@@ -43,15 +43,14 @@ pub struct Shape {
 impl Shape {
     /// Fails for shapes that no kernel is for.
     pub fn new(model: ModelConfig, precision: Precision) -> Result<Shape> {
+        let (c, width) = (model.channels, model.head_dim());
         ensure!(
-            model.channels.is_multiple_of(8) && model.head_dim().is_multiple_of(8) && model.channels <= 1024,
-            "--device cuda: {} channels in heads of {}: both must be multiples of 8, and channels at most 1024",
-            model.channels,
-            model.head_dim()
+            c.is_multiple_of(8) && width.is_multiple_of(8) && c <= 1024,
+            "--device cuda: {c} channels in heads of {width}: both must be multiples of 8, and channels at most 1024"
         );
         let shape = Shape { model, precision, fused: false };
         let fused = precision == Precision::Bf16
-            && matches!(model.head_dim(), 16 | 32 | 64)
+            && matches!(width, 16 | 32 | 64)
             && model.context.is_multiple_of(32)
             && shape.attention_bytes() <= SHARED_BYTES;
         Ok(Shape { fused, ..shape })
@@ -62,8 +61,9 @@ impl Shape {
         self.model.vocab.next_multiple_of(8)
     }
 
-    /// Columns of logits that products compute. Tensor cores want multiples of 8, so the first positions serve as embeddings of
-    /// characters that do not exist: they lie behind those that do, nobody reads their logits, whose gradients are zero.
+    /// Columns of logits that products compute. Tensor cores want multiples of 8, so the first positions serve as
+    /// embeddings of characters that do not exist: they lie behind those that do, nobody reads their logits, whose
+    /// gradients are zero.
     pub fn vocab_columns(&self) -> usize {
         let stride = self.vocab_stride();
         if stride - self.model.vocab <= self.model.context { stride } else { self.model.vocab }
@@ -231,8 +231,8 @@ impl Kernels {
         Ok(Kernels { functions })
     }
 
-    /// Enqueues a kernel. Types of arguments are checked here; that addresses are of arrays long enough, and still there when it
-    /// runs, is on the caller, who owns all of them for the whole training.
+    /// Enqueues a kernel. Types of arguments are checked here; that addresses are of arrays long enough, and still
+    /// there when it runs, is on the caller, who owns all of them for the whole training.
     pub fn launch(&self, stream: &CudaStream, name: &str, grid: Grid, arguments: &[Arg]) -> Result<()> {
         let (function, types) = self.functions.get(name).with_context(|| format!("no kernel {name}"))?;
         let given: Vec<_> = arguments.iter().map(|argument| argument.kind).collect();

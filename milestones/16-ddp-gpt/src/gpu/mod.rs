@@ -1,12 +1,13 @@
-//! The same training on a GPU: products by cuBLAS, everything else by kernels that NVRTC compiles when they are first needed.
+//! The same training on a GPU: products by cuBLAS, everything else by kernels that NVRTC compiles when they are first
+//! needed.
 //!
-//! Reading order: [`device`] (a GPU and its memory), [`kernels`] and [`gemm`] (what runs there), [`network`] (what lies in its memory),
-//! [`forward`], [`backward`] and [`attention`] (the passes of [`crate::cpu::model`], as launches), [`averages`] (averaging gradients
-//! while the backward pass goes on), [`step`] (a whole step, also as one graph), [`trace`]. The kernels are in `kernels/`, one idea
-//! per file.
+//! Reading order: [`device`] (a GPU and its memory), [`kernels`] and [`gemm`] (what runs there), [`network`] (what lies
+//! in its memory), [`forward`], [`backward`] and [`attention`] (the passes of [`crate::cpu::model`], as launches),
+//! [`averages`] (averaging gradients while the backward pass goes on), [`step`] (a whole step, also as one graph),
+//! [`trace`]. The kernels are in `kernels/`, one idea per file.
 //!
-//! Nothing of CUDA is needed to build this: driver, NVRTC and cuBLAS are opened at run time, and [`device::count`] says which one is
-//! missing.
+//! Nothing of CUDA is needed to build this: driver, NVRTC and cuBLAS are opened at run time, and [`device::count`] says
+//! which one is missing.
 
 use std::path::PathBuf;
 
@@ -31,8 +32,8 @@ pub enum Precision {
     F32,
     /// f32 in memory, rounded to 10 bits of mantissa by the tensor cores.
     Tf32,
-    /// bfloat16 activations and a bfloat16 copy of the weights; the residual stream, the gradients of weights and the optimizer
-    /// stay f32.
+    /// bfloat16 activations and a bfloat16 copy of the weights; the residual stream, the gradients of weights and the
+    /// optimizer stay f32.
     Bf16,
 }
 
@@ -52,8 +53,8 @@ pub struct Options {
     /// GPU: launch each step as one CUDA graph.
     #[arg(long)]
     pub graph: bool,
-    /// GPU: blocks of a kernel that averages a large bucket; 0: as many as the communicator would take. Each block takes a
-    /// multiprocessor from the backward pass.
+    /// GPU: blocks of a kernel that averages a large bucket; 0: as many as the communicator would take. Each block
+    /// takes a multiprocessor from the backward pass.
     #[arg(long, default_value = "16")]
     pub comm_blocks: u32,
     /// GPU: write when the parts of the last step ran, for ui.perfetto.dev.

@@ -1,5 +1,5 @@
-//! What the passes need in device memory, taken once: parameters, gradients, activations. One flat array each for parameters and
-//! gradients, in the order of the layout, so that a bucket of gradients is a slice.
+//! What the passes need in device memory, taken once: parameters, gradients, activations. One flat array each for
+//! parameters and gradients, in the order of the layout, so that a bucket of gradients is a slice.
 
 use anyhow::Result;
 
@@ -92,8 +92,8 @@ pub struct Network {
 }
 
 impl Network {
-    /// Memory for `samples` sequences. `dropout` gives the share of activations to drop; its seed and step do not matter, keys come
-    /// from [`super::step`].
+    /// Memory for `samples` sequences. `dropout` gives the share of activations to drop; its seed and step do not
+    /// matter, keys come from [`super::step`].
     pub fn new(gpu: Gpu, shape: Shape, samples: usize, dropout: Dropout) -> Result<Network> {
         let (config, precision) = (shape.model, shape.precision);
         let kernels = Kernels::new(&gpu, &shape)?;
@@ -169,12 +169,6 @@ impl Network {
     /// Positions in a batch.
     pub fn rows(&self) -> usize {
         self.samples * self.config.context
-    }
-
-    /// Logits of the last forward pass at one row.
-    pub fn logits(&self, row: usize) -> Result<Vec<f32>> {
-        let at = row * self.shape.vocab_stride();
-        self.logits.read(&self.gpu, at, at + self.config.vocab)
     }
 
     /// Enqueues a kernel on the passes' stream.

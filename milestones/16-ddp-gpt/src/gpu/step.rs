@@ -1,5 +1,5 @@
-//! A training step, all of it on the GPU: batch, passes, averages, optimizer. The host only enqueues, or launches a graph of it, and
-//! reads losses only where somebody wants to see them.
+//! A training step, all of it on the GPU: batch, passes, averages, optimizer. The host only enqueues, or launches a
+//! graph of it, and reads losses only where somebody wants to see them.
 
 use std::time::Instant;
 
@@ -24,12 +24,12 @@ use crate::train::{Engine, Pace, Plan, State};
 
 /// Blocks, and so shares, of the sum of squares of a bucket.
 const SQUARE_BLOCKS: usize = 128;
-/// Steps that the host may be ahead of the GPU. A few keep it busy; hundreds of graphs fill the driver's queues, whose stalls then
-/// reach the other ranks.
+/// Steps that the host may be ahead of the GPU. A few keep it busy; hundreds of graphs fill the driver's queues, whose
+/// stalls then reach the other ranks.
 const AHEAD: usize = 8;
 
-/// A rank that computes on a GPU, and everything that its training keeps there. Fields go in this order: the communicator waits for what
-/// is on the network's streams.
+/// A rank that computes on a GPU, and everything that its training keeps there. Fields go in this order: the
+/// communicator waits for what is on the network's streams.
 pub struct Training<'a> {
     plan: &'a Plan,
     options: &'a Options,
@@ -220,7 +220,7 @@ impl<'a> Training<'a> {
 
     /// With several ranks: the clock before (0) and after (1) the passes wait for the averages.
     fn count_wait(&self, end: u32) -> Result<()> {
-        if !self.averages.several() {
+        if self.comm.size() == 1 {
             return Ok(());
         }
         self.network.launch("count_wait", Grid::ONE, args![&self.waits, end])
@@ -249,7 +249,7 @@ impl<'a> Training<'a> {
 }
 
 impl Engine for Training<'_> {
-    fn start(&mut self, model: &Model, report: &mut dyn Report) -> Result<()> {
+    fn start(&mut self, model: &Model, report: &Report) -> Result<()> {
         self.network.set_values(&model.values)?;
         let (name, precision, buckets) = (self.network.gpu.describe(), self.options.precision, self.buckets.len());
         let ready = self.began.elapsed().as_secs_f64();
@@ -305,7 +305,8 @@ impl Engine for Training<'_> {
     fn logits(&mut self, _model: &Model, tokens: &[u32], last: usize) -> Result<Vec<f32>> {
         self.network.inputs.write(&self.network.gpu, tokens)?;
         self.network.forward(false)?;
-        self.network.logits(last)
+        let (network, at) = (&self.network, last * self.network.shape.vocab_stride());
+        network.logits.read(&network.gpu, at, at + network.config.vocab)
     }
 
     fn pace(&self) -> Result<Pace> {
@@ -322,7 +323,7 @@ impl Engine for Training<'_> {
         Ok(())
     }
 
-    fn finish(&self, report: &mut dyn Report) -> Result<()> {
+    fn finish(&self, report: &Report) -> Result<()> {
         if let Some(path) = &self.options.trace {
             let several = self.comm.size() > 1;
             let rank = self.comm.rank();

@@ -1,5 +1,5 @@
-//! What ran when on the GPU: stamps of its clock around parts of a step, as a file for <https://ui.perfetto.dev>. A stamp is a
-//! kernel of one thread, so a traced step is a little longer.
+//! What ran when on the GPU: stamps of its clock around parts of a step, as a file for <https://ui.perfetto.dev>. A
+//! stamp is a kernel of one thread, so a traced step is a little longer.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -58,9 +58,9 @@ impl Overlap {
     fn of(times: &[Times], waiting: Option<usize>) -> Overlap {
         let begin = times.iter().map(|t| t.begin).fold(f64::INFINITY, f64::min).min(f64::MAX);
         let end = times.iter().map(|t| t.end).fold(begin, f64::max);
-        let busy: Vec<Times> =
-            times.iter().enumerate().filter(|(i, t)| !t.side && Some(*i) != waiting).map(|(_, &t)| t).collect();
-        let averages: Vec<Times> = times.iter().filter(|t| t.side).copied().collect();
+        let working = |(i, t): &(usize, &Times)| !t.side && Some(*i) != waiting;
+        let busy: Vec<&Times> = times.iter().enumerate().filter(working).map(|(_, t)| t).collect();
+        let averages: Vec<&Times> = times.iter().filter(|t| t.side).collect();
         // Spans of one stream follow one another, so nothing is counted twice.
         let common = |a: &Times, b: &Times| (a.end.min(b.end) - a.begin.max(b.begin)).max(0.0);
         Overlap {
@@ -74,12 +74,13 @@ impl Overlap {
 
 impl fmt::Display for Overlap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let share = 100.0 * self.hidden / self.averaging.max(1e-9);
+        let Overlap { step, averaging, hidden, waited } = self;
+        let share = 100.0 * hidden / averaging.max(1e-9);
         write!(
             f,
-            "the last step took {:.0} us; averages {:.0} us, {share:.0} % of that beside the passes, which waited {:.0} us at their end",
-            self.step, self.averaging, self.waited
-        )
+            "the last step took {step:.0} us; averages {averaging:.0} us, {share:.0} % of that beside the passes, "
+        )?;
+        write!(f, "which waited {waited:.0} us at their end")
     }
 }
 
@@ -119,7 +120,8 @@ impl Trace {
         Ok(to)
     }
 
-    /// Writes the last step's spans in Google's "Trace Event Format": complete events ("X", microseconds) and names of tracks ("M").
+    /// Writes the last step's spans in Google's "Trace Event Format": complete events ("X", microseconds) and names of
+    /// tracks ("M").
     pub fn save(&self, network: &Network, rank: usize, path: &Path) -> Result<Option<Overlap>> {
         let Some(stamps) = &self.stamps else { return Ok(None) };
         let stamps = stamps.read(&network.gpu, 0, self.used.get())?;
@@ -139,9 +141,8 @@ impl Trace {
             json!({ "name": span.name, "ph": "X", "pid": rank, "tid": tid, "ts": t.begin, "dur": dur })
         });
         let events: Vec<_> = names.into_iter().chain(complete).collect();
-        let file = File::create(path).with_context(|| format!("cannot write the trace {}", path.display()))?;
-        serde_json::to_writer(BufWriter::new(file), &events)
-            .with_context(|| format!("cannot write {}", path.display()))?;
+        let written = File::create(path).map(|file| serde_json::to_writer(BufWriter::new(file), &events));
+        written.and_then(|done| Ok(done?)).with_context(|| format!("cannot write the trace {}", path.display()))?;
         Ok(Some(Overlap::of(&times, spans.iter().position(|s| s.name == WAITING))))
     }
 }
