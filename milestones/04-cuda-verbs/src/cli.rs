@@ -72,7 +72,12 @@ pub struct Data {
     #[arg(long, global = true, default_value = "256K", value_parser = size::within(1..=1 << 30))]
     pub chunk: usize,
     /// Chunks in flight at a time: staging slots or posted requests, 2 to 64.
-    #[arg(long, global = true, default_value = "2", value_parser = RangedU64ValueParser::<usize>::new().range(2..=MOST_SLOTS as u64))]
+    #[arg(
+        long,
+        global = true,
+        default_value = "2",
+        value_parser = RangedU64ValueParser::<usize>::new().range(2..=MOST_SLOTS as u64)
+    )]
     pub slots: usize,
     /// How often to fill, send and check the buffer.
     #[arg(long, global = true, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]

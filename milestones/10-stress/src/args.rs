@@ -31,7 +31,13 @@ pub(crate) struct Args {
     #[arg(short = 'e', long = "maxbytes", default_value = "32M", value_parser = size::within(0..=1 << 40))]
     pub(crate) max: usize,
     /// Factor from one size to the next.
-    #[arg(short = 'f', long = "stepfactor", default_value = "4", value_parser = RangedU64ValueParser::<usize>::new().range(2..=1 << 30), conflicts_with = "step")]
+    #[arg(
+        short = 'f',
+        long = "stepfactor",
+        default_value = "4",
+        value_parser = RangedU64ValueParser::<usize>::new().range(2..=1 << 30),
+        conflicts_with = "step"
+    )]
     factor: usize,
     /// Bytes from one size to the next.
     #[arg(short = 'i', long = "stepbytes", value_parser = size::within(0..=1 << 40))]

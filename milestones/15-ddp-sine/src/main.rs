@@ -20,7 +20,8 @@ const BOUND: f64 = 1e-3;
 #[command(version)]
 #[command(mut_arg("epochs", |arg| arg.default_value("300")))]
 #[command(mut_arg("batch", |arg| arg.default_value("48")))]
-#[command(mut_arg("rate", |arg| arg.default_value("0.02").help("Adam's learning rate at the start; it falls to 0 along a cosine")))]
+#[command(mut_arg("rate", |arg| arg.default_value("0.02")))]
+#[command(mut_arg("rate", |arg| arg.help("Adam's learning rate at the start; it falls to 0 along a cosine")))]
 #[command(mut_arg("hidden", |arg| arg.default_value("32")))]
 struct Args {
     #[command(flatten)]

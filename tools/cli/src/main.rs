@@ -39,13 +39,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    program_kit::exit_code(run().map(|()| 0), |_| false)
 }
 
 fn run() -> Result<()> {

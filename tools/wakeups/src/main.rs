@@ -50,14 +50,7 @@ fn main() -> ExitCode {
         }),
         None => all(&args),
     };
-    match outcome {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(e) => {
-            eprintln!("wakeups: {e:#}");
-            ExitCode::FAILURE
-        }
-    }
+    program_kit::exit_code(outcome.map(|good| i32::from(!good)), |_| false)
 }
 
 /// Runs every requested case; true unless a case lost wake-ups that must not lose any.

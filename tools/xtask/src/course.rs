@@ -85,29 +85,6 @@ pub fn checkout() -> PathBuf {
     here.ancestors().nth(2).unwrap_or(here).to_owned()
 }
 
-/// The text of a README's section: the lines below the heading `title`, of any level, down to the next heading of the
-/// same or a higher one.
-pub fn section<'a>(readme: &'a str, title: &str) -> Option<&'a str> {
-    let mut fenced = false;
-    let mut begin = None;
-    let mut at = 0;
-    for line in readme.split_inclusive('\n') {
-        let start = at;
-        at += line.len();
-        fenced ^= line.starts_with("```");
-        let level = line.bytes().take_while(|&b| b == b'#').count();
-        if fenced || level == 0 || !line[level..].starts_with(' ') {
-            continue;
-        }
-        match begin {
-            None if line[level..].trim() == title => begin = Some((at, level)),
-            Some((from, ours)) if level <= ours => return Some(&readme[from..start]),
-            _ => {}
-        }
-    }
-    begin.map(|(from, _)| &readme[from..])
-}
-
 /// Time and prerequisites from a README: the text after `**Time:**`, in one line.
 ///
 /// # Errors
@@ -132,14 +109,5 @@ mod tests {
             let error = Step::find(text).unwrap_err().to_string();
             assert!(error.contains("expected 1 to 16"), "{error}");
         }
-    }
-
-    #[test]
-    fn sections_end_at_the_next_heading_of_their_level() {
-        let readme = "# A\n## How\none\n### Why\ntwo\n```\n# no heading\n```\n## Next\nthree\n";
-        assert_eq!(section(readme, "How"), Some("one\n### Why\ntwo\n```\n# no heading\n```\n"));
-        assert_eq!(section(readme, "Why"), Some("two\n```\n# no heading\n```\n"));
-        assert_eq!(section(readme, "Next"), Some("three\n"));
-        assert_eq!(section(readme, "no heading"), None);
     }
 }

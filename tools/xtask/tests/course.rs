@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::process::Command;
 
-use xtask::course::{self, STEPS, Step, section};
+use xtask::course::{self, STEPS, Step};
 use xtask::exercise::{self, Exercise, Needs};
 use xtask::{files, stub};
 
@@ -21,6 +21,38 @@ const SECTIONS: [&str; 11] = [
     "What is not real",
     "Next",
 ];
+
+/// The text of a README's section: the lines below the heading `title`, of any level, down to the next heading of the
+/// same or a higher one.
+fn section<'a>(readme: &'a str, title: &str) -> Option<&'a str> {
+    let mut fenced = false;
+    let mut begin = None;
+    let mut at = 0;
+    for line in readme.split_inclusive('\n') {
+        let start = at;
+        at += line.len();
+        fenced ^= line.starts_with("```");
+        let level = line.bytes().take_while(|&b| b == b'#').count();
+        if fenced || level == 0 || !line[level..].starts_with(' ') {
+            continue;
+        }
+        match begin {
+            None if line[level..].trim() == title => begin = Some((at, level)),
+            Some((from, ours)) if level <= ours => return Some(&readme[from..start]),
+            _ => {}
+        }
+    }
+    begin.map(|(from, _)| &readme[from..])
+}
+
+#[test]
+fn sections_end_at_the_next_heading_of_their_level() {
+    let readme = "# A\n## How\none\n### Why\ntwo\n```\n# no heading\n```\n## Next\nthree\n";
+    assert_eq!(section(readme, "How"), Some("one\n### Why\ntwo\n```\n# no heading\n```\n"));
+    assert_eq!(section(readme, "Why"), Some("two\n```\n# no heading\n```\n"));
+    assert_eq!(section(readme, "Next"), Some("three\n"));
+    assert_eq!(section(readme, "no heading"), None);
+}
 
 fn readme(step: &Step) -> String {
     std::fs::read_to_string(step.solution(&course::checkout()).join("README.md")).unwrap()

@@ -67,9 +67,10 @@ struct Copies {
 /// A buffer in a GPU's memory.
 #[derive(Debug)]
 pub struct CudaBuffer {
+    /// Dropped before the memory that they use.
+    copies: Copies,
     memory: Arc<Allocation>,
     len: usize,
-    copies: Copies,
 }
 
 impl CudaBuffer {
@@ -88,7 +89,7 @@ impl CudaBuffer {
         let stream = context.context.new_stream().map_err(|e| anyhow!(words("cuStreamCreate", e)))?;
         let event = |_| context.context.new_event(None).map_err(|e| anyhow!(words("cuEventCreate", e)));
         let events = (0..slots).map(event).collect::<Result<_>>()?;
-        Ok(CudaBuffer { memory, len, copies: Copies { stream, events } })
+        Ok(CudaBuffer { copies: Copies { stream, events }, memory, len })
     }
 
     fn at(&self, range: Range<usize>) -> Result<sys::CUdeviceptr> {
