@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::connection::encode;
 use super::event::Event;
-use super::message::{Cause, ToStore};
+use super::message::{Failure, ToStore};
 use super::progress::{Health, Progress};
 use crate::doorbell::Doorbell;
 use crate::interrupt::asked_to_stop;
@@ -47,14 +47,7 @@ pub(crate) struct Answers {
 }
 
 /// Outcome of an exchange: the members' values.
-pub(crate) type Exchanged = Result<Vec<Vec<u8>>, ExchangeFailure>;
-
-/// Why an exchange failed.
-pub(crate) struct ExchangeFailure {
-    pub(crate) missing: Vec<usize>,
-    pub(crate) cause: Cause,
-    pub(crate) reason: String,
-}
+pub(crate) type Exchanged = Result<Vec<Vec<u8>>, Failure>;
 
 #[derive(Default)]
 pub(crate) struct Events {

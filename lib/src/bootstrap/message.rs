@@ -57,7 +57,11 @@ pub(crate) enum ToRank {
     /// An exchange is complete: the values in the order of its members.
     Values { key: String, values: Vec<Bytes> },
     /// An exchange will not complete.
-    ExchangeFailed { key: String, missing: Vec<usize>, cause: Cause, reason: String },
+    ExchangeFailed {
+        key: String,
+        #[serde(flatten)]
+        failure: Failure,
+    },
     /// Answer to [`ToStore::Health`], by rank.
     Health { ticket: u64, ranks: Vec<Health> },
     /// A rank's connection closed without a goodbye.
@@ -72,7 +76,15 @@ pub(crate) enum ToRank {
     Closing,
 }
 
-/// Why an exchange fails.
+/// Why an exchange fails, and the members without which it does.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Failure {
+    pub(crate) missing: Vec<usize>,
+    pub(crate) cause: Cause,
+    pub(crate) reason: String,
+}
+
+/// The kinds of failures of an exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Cause {
     /// A rank waited long enough.

@@ -8,7 +8,7 @@ use rustix::event::{PollFd, PollFlags};
 use super::connection::{Connection, Fill};
 use super::event::Event;
 use super::frame::MAX_FRAME;
-use super::mailbox::{ExchangeFailure, Exchanged, Mailbox};
+use super::mailbox::{Exchanged, Mailbox};
 use super::message::{ToRank, ToStore};
 use crate::threads::{deadline_after, left, lock, poll};
 
@@ -138,9 +138,7 @@ impl Monitor {
     fn handle(&mut self, message: ToRank) -> Result<(), End> {
         match message {
             ToRank::Values { key, values } => self.answer_exchange(key, Ok(values.into_iter().map(|b| b.0).collect())),
-            ToRank::ExchangeFailed { key, missing, cause, reason } => {
-                self.answer_exchange(key, Err(ExchangeFailure { missing, cause, reason }));
-            }
+            ToRank::ExchangeFailed { key, failure } => self.answer_exchange(key, Err(failure)),
             ToRank::Health { ticket, ranks } => self.mailbox.answer(|a| {
                 // Nobody waits any more when it is not there.
                 if let Some(slot) = a.healths.get_mut(&ticket) {

@@ -137,17 +137,13 @@ impl Session {
             self.mailbox.send(&ToStore::GiveUp { key: key.to_owned(), waited: started.elapsed() });
             self.mailbox.wait_for(deadline_after(LAST_ANSWER), ready);
         }
+        let late =
+            |missing, detail| Error::Timeout { op: op(), rank: self.rank, waited: started.elapsed(), missing, detail };
         let mut answers = lock(&self.mailbox.answers);
         match answers.exchanges.remove(key).flatten() {
             Some(Ok(values)) => Ok(values),
             Some(Err(failure)) => Err(match failure.cause {
-                Cause::Timeout => Error::Timeout {
-                    op: op(),
-                    rank: self.rank,
-                    waited: started.elapsed(),
-                    missing: failure.missing,
-                    detail: failure.reason,
-                },
+                Cause::Timeout => late(failure.missing, failure.reason),
                 Cause::Gone => Error::PeerLost {
                     op: op(),
                     rank: self.rank,
@@ -159,14 +155,7 @@ impl Session {
             }),
             None => {
                 self.check_open(&answers)?;
-                drop(answers);
-                Err(Error::Timeout {
-                    op: op(),
-                    rank: self.rank,
-                    waited: started.elapsed(),
-                    missing: Vec::new(),
-                    detail: self.silent(),
-                })
+                Err(late(Vec::new(), self.silent()))
             }
         }
     }

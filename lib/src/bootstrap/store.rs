@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::calls::{Comparison, Disagreement, Made};
 use super::frame::Hello;
-use super::message::{Bytes, Cause, ToRank, ToStore};
+use super::message::{Bytes, Cause, Failure, ToRank, ToStore};
 use super::progress::{Health, RankState, Snapshot};
 
 /// In what a rank says of itself: the store ends with its process.
@@ -75,16 +75,9 @@ struct Exchange {
     told: BTreeSet<usize>,
 }
 
-#[derive(Debug, Clone)]
-struct Failure {
-    missing: Vec<usize>,
-    cause: Cause,
-    reason: String,
-}
-
 impl Failure {
     fn message(self, key: &str) -> ToRank {
-        ToRank::ExchangeFailed { key: key.to_owned(), missing: self.missing, cause: self.cause, reason: self.reason }
+        ToRank::ExchangeFailed { key: key.to_owned(), failure: self }
     }
 }
 
