@@ -56,6 +56,7 @@ pub mod faulty;
 pub mod inproc;
 pub mod relay;
 
+mod conn;
 mod endpoint;
 #[cfg(all(test, loom))]
 pub(crate) mod explore;
@@ -65,6 +66,7 @@ pub(crate) mod fence;
 pub(crate) mod fuzzing;
 mod handshake;
 pub(crate) mod huge;
+mod info;
 mod linger;
 pub(crate) mod mapping;
 pub(crate) mod packet;
@@ -80,8 +82,10 @@ mod verbs;
 mod wait;
 
 pub use crate::doorbell::Doorbell;
-pub use endpoint::{ConnectTo, Endpoint, EndpointInfo};
-pub use fabric::{Accept, Conn, Dial, Dialed, Fabric, Registration};
+pub use conn::Conn;
+pub use endpoint::{ConnectTo, Endpoint};
+pub use fabric::{Accept, Dial, Dialed, Fabric, Registration};
+pub use info::EndpointInfo;
 pub use stream::{Stream, StreamConn};
 pub use verbs::{VerbsAddress, rdma_ports};
 

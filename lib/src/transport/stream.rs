@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
 use super::Peer;
-use super::fabric::Conn;
+use super::conn::Conn;
 use super::handshake::{Caller, Hello, Reply};
 use super::wait::Wait;
 use crate::error::Error;

@@ -93,8 +93,10 @@ pub fn check(learn: &Learn, step: &Step, vm: bool) -> Result<Report> {
 fn build(folder: &Path, vm: bool) -> Result<(Outcome, Vec<PathBuf>)> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo"));
     let mut command = Command::new(&cargo);
+    // The folder's own settings say where to build. A cargo that runs this program may hold the lock of another place.
     command
         .current_dir(folder)
+        .env_remove("CARGO_TARGET_DIR")
         .args(["test", "--tests", "--no-run", "--quiet", "--message-format=json-render-diagnostics"])
         .args(vm.then_some("--features=verbs"));
     let outcome = run(&mut command, BUILD_LIMIT)?;

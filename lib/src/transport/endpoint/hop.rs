@@ -7,10 +7,11 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::acceptor::Incoming;
-use super::{EndpointInfo, Hop, Inner};
+use super::{Hop, Inner};
 use crate::error::{Error, Result};
 use crate::threads::lock;
-use crate::transport::fabric::Conn;
+use crate::transport::EndpointInfo;
+use crate::transport::conn::Conn;
 use crate::transport::handshake::{Hello, Reply};
 use crate::transport::relay::{Forwarder, Junction, Path, Routes, Traffic};
 use crate::transport::wait::Wait;

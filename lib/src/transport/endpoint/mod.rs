@@ -10,18 +10,16 @@ mod hop;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::SocketAddr;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
-
-use super::fabric::{Accept, Conn, Dial, Dialed, Fabric, Registration, Site, unreachable};
+use super::conn::Conn;
+use super::fabric::{Accept, Dial, Dialed, Fabric, Registration, Site, unreachable};
 use super::handshake::{Caller, Hello, Reply};
 use super::relay::{self, Path, Routes, Traffic};
 use super::wait::Wait;
-use super::{LinkOptions, LinkPair, Peer, VerbsAddress, checksum, shm, tcp, verbs};
+use super::{EndpointInfo, LinkOptions, LinkPair, Peer, checksum, shm, tcp, verbs};
 use crate::bootstrap::Host;
 use crate::bootstrap::interface::{LocalAddress, with_loopback};
 use crate::config::{Config, TransportChoice};
@@ -43,25 +41,6 @@ fn fabrics(choice: TransportChoice) -> &'static [(&'static str, Bind)] {
         TransportChoice::Tcp => &[("TCP", tcp::bind)],
         TransportChoice::Verbs => &[("RDMA", verbs::bind)],
     }
-}
-
-/// How others reach a rank. The rendezvous tells it to all of them.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct EndpointInfo {
-    /// Addresses and ports, loopback included.
-    pub tcp: Vec<SocketAddr>,
-    /// Name of the Unix socket in the abstract namespace; `None` without shared memory.
-    pub unix: Option<String>,
-    /// Ports of RDMA devices; empty when RDMA is not asked for.
-    #[serde(default)]
-    pub verbs: Vec<VerbsAddress>,
-    /// What fabrics of the caller's own say ([`Endpoint::with_fabrics`]), by [`Fabric::kind`].
-    #[serde(default)]
-    pub other: BTreeMap<String, String>,
-    /// Machine, network namespace and user.
-    pub host: Host,
-    /// Process id, for messages.
-    pub pid: u32,
 }
 
 /// Which link is meant.

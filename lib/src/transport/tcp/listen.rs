@@ -12,7 +12,8 @@ use crate::config::PortRange;
 use crate::error::{Error, Result};
 use crate::fork::Kept;
 use crate::transport::LinkPair;
-use crate::transport::fabric::{Accept, Conn};
+use crate::transport::conn::Conn;
+use crate::transport::fabric::Accept;
 use crate::transport::linger::Linger;
 use crate::transport::stream::StreamConn;
 

@@ -195,9 +195,13 @@ fn a_path_that_spoils_data_is_found_at_the_start_and_not_taken() {
     let shared = [contexts[0].clone(), contexts[0].clone()];
     let error = DeviceComm::local(&shared, &peer).unwrap_err().to_string();
     println!("{error}");
-    for words in
-        ["what rank 1 (GPU 0, ", " into the memory of rank 0 (GPU 0, ", "expected 0x", "(2 pairs", "TINYNCCL_CUDA_PATH"]
-    {
+    for words in [
+        "writes of rank 1 (GPU 0, ",
+        " into the memory of rank 0 (GPU 0, ",
+        "expected 0x",
+        "(2 pairs",
+        "TINYNCCL_CUDA_PATH",
+    ] {
         assert!(error.contains(words), "no {words:?}: {error}");
     }
     let ranks: Vec<_> = DeviceComm::local(&contexts, &broken)
@@ -208,7 +212,7 @@ fn a_path_that_spoils_data_is_found_at_the_start_and_not_taken() {
         .collect();
     for (comm, _) in &ranks {
         assert_eq!(comm.path(), Path::Hosted);
-        assert!(comm.path_reason().contains("what rank 1 (GPU "), "{}", comm.path_reason());
+        assert!(comm.path_reason().contains("writes of rank 1 (GPU "), "{}", comm.path_reason());
     }
     still_work(&ranks);
     // Ranks that meet through a host communicator all take the other path.

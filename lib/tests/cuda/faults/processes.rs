@@ -256,7 +256,7 @@ fn ranks_without_a_path_are_refused_at_the_start() {
         let ranks = Ranks::start(&devices, 60, &settings, None);
         for rank in 0..devices.len() {
             let refused = ranks.hear(rank);
-            assert!(refused.contains("what rank 1 (GPU"), "{refused}");
+            assert!(refused.contains("writes of rank 1 (GPU"), "{refused}");
         }
     }
 }
