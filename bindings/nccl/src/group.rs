@@ -8,10 +8,7 @@ use crate::fault::Result;
 use crate::member::Member;
 
 /// A job that meets the other ranks.
-pub(crate) fn meet(
-    member: &Arc<Member>,
-    job: impl FnOnce(&Arc<Member>) -> Result<()> + Send + 'static,
-) -> Result<()> {
+pub(crate) fn meet(member: &Arc<Member>, job: impl FnOnce(&Arc<Member>) -> Result<()> + Send + 'static) -> Result<()> {
     job(member)
 }
 

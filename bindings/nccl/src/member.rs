@@ -143,7 +143,9 @@ impl Member {
                  ncclInProgress"
             )),
             Phase::Failed => self.fault().unwrap_or_else(|| Fault::internal("failed without a cause")),
-            Phase::Revoked => Fault::usage(format!("communicator {name} has been revoked: split, shrink or destroy it")),
+            Phase::Revoked => {
+                Fault::usage(format!("communicator {name} has been revoked: split, shrink or destroy it"))
+            }
             Phase::Finalized => Fault::usage(format!("communicator {name} has been finalized: destroy it")),
             Phase::Aborted => Fault::argument(format!("communicator {name} has been aborted: make a new one")),
         }

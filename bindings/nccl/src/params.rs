@@ -71,7 +71,8 @@ fn bytes(value: &str) -> Vec<u8> {
 /// The name that a handle points to.
 fn bound(handle: *const ParamHandle) -> Result<&'static str> {
     let found = names().iter().find(|name| std::ptr::eq(*name, handle.cast::<CString>()));
-    let name = found.ok_or_else(|| Fault::argument(format!("the handle is {handle:p}, expected one that ncclParamBind gave")))?;
+    let name = found
+        .ok_or_else(|| Fault::argument(format!("the handle is {handle:p}, expected one that ncclParamBind gave")))?;
     name.to_str().map_err(|_| Fault::internal("a name that is not UTF-8"))
 }
 

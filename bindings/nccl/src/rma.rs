@@ -23,9 +23,10 @@ fn peer(member: &Member, peer: c_int, signal: c_int, context: c_int, flags: c_ui
         }
     }
     let size = member.size()?;
-    usize::try_from(peer).ok().filter(|&peer| peer < size).ok_or_else(|| {
-        Fault::argument(format!("peer is {peer}, expected a rank below {size}"))
-    })
+    usize::try_from(peer)
+        .ok()
+        .filter(|&peer| peer < size)
+        .ok_or_else(|| Fault::argument(format!("peer is {peer}, expected a rank below {size}")))
 }
 
 /// The ranks' memory must be within reach, and the communicator ready.
@@ -121,7 +122,10 @@ mod tests {
     fn descriptions_are_checked_one_by_one() {
         let member = Member::starting("test", 0, Some((0, 3)), true);
         let good = WaitSignalDesc { op_count: 2, peer: 1, signal: 0, context: 0 };
-        assert_eq!(awaited(&member, &[good, WaitSignalDesc { peer: 2, op_count: 1, ..good }]).unwrap(), [(1, 2), (2, 1)]);
+        assert_eq!(
+            awaited(&member, &[good, WaitSignalDesc { peer: 2, op_count: 1, ..good }]).unwrap(),
+            [(1, 2), (2, 1)]
+        );
         for (wrong, what) in [
             (WaitSignalDesc { op_count: 0, ..good }, "opCnt is 0"),
             (WaitSignalDesc { peer: 3, ..good }, "peer is 3, expected a rank below 3"),

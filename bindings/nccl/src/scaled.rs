@@ -73,7 +73,9 @@ pub(crate) fn operator(op: c_int, member: &Member, dtype: DType) -> Result<Scale
     let scale = live.get(&op).ok_or_else(|| unknown(op, member))?;
     if scale.dtype != dtype {
         let made_for = scale.dtype;
-        return Err(Fault::argument(format!("op {op} multiplies {made_for}, and the call is of {dtype}: make one for {dtype}")));
+        return Err(Fault::argument(format!(
+            "op {op} multiplies {made_for}, and the call is of {dtype}: make one for {dtype}"
+        )));
     }
     Ok(scale.clone())
 }

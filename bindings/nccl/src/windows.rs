@@ -41,7 +41,9 @@ impl Window {
     pub(crate) fn place(&self, peer: usize, offset: usize) -> Result<Option<u64>> {
         let Some((at, bytes)) = self.registration.place(peer) else { return Ok(None) };
         if offset as u64 >= bytes {
-            return Err(Fault::argument(format!("offset is {offset}, expected less than the {bytes} bytes of rank {peer}'s window")));
+            return Err(Fault::argument(format!(
+                "offset is {offset}, expected less than the {bytes} bytes of rank {peer}'s window"
+            )));
         }
         Ok(Some(at + offset as u64))
     }

@@ -137,7 +137,10 @@ impl DeviceComm {
             self.check_peer(op, peer)?;
             let sum = awaited.of[peer].checked_add(count).filter(|&sum| sum <= i32::MAX as u32);
             awaited.of[peer] = sum.ok_or_else(|| {
-                Error::invalid(op, format!("rank {}: more than {} signals of rank {peer} awaited", self.rank(), i32::MAX))
+                Error::invalid(
+                    op,
+                    format!("rank {}: more than {} signals of rank {peer} awaited", self.rank(), i32::MAX),
+                )
             })?;
         }
         Ok(awaited)
@@ -153,11 +156,7 @@ impl DeviceComm {
     fn one_sided(&self) -> Result<(&Kernels, &Team)> {
         self.path.kernels().ok_or_else(|| Error::Unsupported {
             what: "one-sided messages".to_owned(),
-            detail: format!(
-                "calls take the {} path ({}): send and receive instead",
-                self.path(),
-                self.path_reason()
-            ),
+            detail: format!("calls take the {} path ({}): send and receive instead", self.path(), self.path_reason()),
         })
     }
 

@@ -269,7 +269,8 @@ impl Registry {
             for id in &offer.gone {
                 self.state().imports.remove(&(peer, *id));
             }
-            let Some(export) = offer.buffer.as_ref().filter(|e| usize::from(e.id) < REGISTRATIONS && e.begin >= e.base) else {
+            let Some(export) = offer.buffer.as_ref().filter(|e| usize::from(e.id) < REGISTRATIONS && e.begin >= e.base)
+            else {
                 continue;
             };
             let base = if offer.process == std::process::id() { Ok(export.base) } else { self.import(peer, export) };
@@ -380,8 +381,7 @@ pub(crate) fn register_all(
     for (registry, (at, bytes)) in ranks {
         let range = registry.enter(*at, *bytes)?;
         let places = ranks.iter().map(|(_, place)| Some(*place)).collect();
-        let registration =
-            Registration { registry: (*registry).clone(), id: range.map(|r| r.id), owner: None, places };
+        let registration = Registration { registry: (*registry).clone(), id: range.map(|r| r.id), owner: None, places };
         for window in windows.iter().take(ranks.len()) {
             let Some(range) = range else { break };
             registry
