@@ -7,9 +7,9 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::{CudaContext, DriverError, result};
 
-use crate::current;
 use crate::export::{export, out};
 use crate::fault::{Fault, Result};
+use crate::gpu::{self, Current};
 use crate::handle::{Handle, handle};
 
 /// An allocation is a multiple of this, so that it begins at one: the driver cuts smaller ones out of common blocks of
@@ -26,9 +26,9 @@ pub(crate) struct Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
+        let Ok(_current) = Current::enter(&self.context) else { return };
         // SAFETY: of `allocate`, freed once; its callers have given it back.
-        let freed = self.context.bind_to_thread().and_then(|()| unsafe { result::free_sync(self.address) });
-        if let Err(error) = freed {
+        if let Err(error) = unsafe { result::free_sync(self.address) } {
             log::debug!("freeing memory of ncclMemAlloc at {:#x}: {error:?}", self.address);
         }
     }
@@ -49,11 +49,11 @@ pub(crate) fn owner(address: u64) -> Option<Arc<Memory>> {
 }
 
 fn allocate(bytes: usize) -> Result<u64> {
-    let context = current::context()?;
+    let context = gpu::context(gpu::current()?)?;
     let rounded = bytes.checked_next_multiple_of(GRANULARITY);
     let rounded = rounded.ok_or_else(|| Fault::argument(format!("size is {bytes}, more than memory holds")))?;
     let failed = |e: DriverError| Fault::cuda(format!("allocating {rounded} bytes of GPU {}", context.ordinal()), e);
-    context.bind_to_thread().map_err(failed)?;
+    let _current = Current::enter(&context)?;
     // SAFETY: allocates; freed by the memory's drop.
     let address = unsafe { result::malloc_sync(rounded) }.map_err(failed)?;
     let memory = Memory { context: context.clone(), address };

@@ -3,56 +3,16 @@
 //! Its headers compile NCCL's data structures into those kernels, so another library cannot serve them. What only asks is
 //! answered; what would make such a structure is `ncclInvalidUsage`.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
 
 use tinynccl::cuda::DeviceComm;
 
-use crate::abi::{CONFIG_MAGIC, Window as Opaque};
+use crate::abi::{CONFIG_MAGIC, Multimem, Properties, Team, Window as Opaque};
 use crate::export::{export, export_value, out};
 use crate::fault::{Fault, Result};
 use crate::handle::{self, Handle, handle};
 use crate::windows::{self, reaches};
-
-/// `ncclTeam_t`, passed by value: ranks at equal distances.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Team {
-    /// Their number.
-    pub ranks: c_int,
-    /// Ours among them.
-    pub rank: c_int,
-    /// The distance of neighbours, in ranks of the communicator.
-    pub stride: c_int,
-}
-
-/// `ncclMultimemHandle_t`, passed by value.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub struct Multimem {
-    /// Address of the multicast memory.
-    pub base: *mut c_void,
-}
-
-/// `ncclCommProperties_t` of 2.30; 2.29.2 ends before `lsa_teams`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-#[allow(missing_docs, reason = "NCCL's names")]
-pub struct Properties {
-    pub size: usize,
-    pub magic: c_uint,
-    pub version: c_uint,
-    pub rank: c_int,
-    pub ranks: c_int,
-    pub cuda_device: c_int,
-    pub nvml_device: c_int,
-    pub device_api: bool,
-    pub multimem: bool,
-    pub gin: c_int,
-    pub lsa_teams: c_int,
-    pub host_rma: bool,
-    pub railed_gin: c_int,
-}
 
 /// Ranks that reach each other's memory: all, or each itself alone.
 fn lsa_size(device: &DeviceComm) -> usize {

@@ -8,31 +8,45 @@
 //! | `abi` | NCCL's types, and what they are here |
 //! | `export`, `fault`, `last_error` | how functions are exported, and how they fail |
 //! | `handle`, `member` | what `ncclComm_t` points to, and the state of a communicator |
-//! | `facts` | functions that answer from what is known |
-//! | `current` | the caller's GPU |
+//! | `facts`, `memory` | functions that answer from what is known |
+//! | `id`, `door`, `place`, `digest` | where ranks meet |
+//! | `start`, `family`, `meet` | making communicators: by id, and from others |
+//! | `leave` | finalize, destroy, abort, revoke |
+//! | `calls`, `group`, `launch` | calls, kept until a group ends, and put onto streams |
+//! | `scaled`, `rma` | custom operators, one-sided messages |
 //! | `buffers`, `windows` | memory, and buffers that all ranks reach |
-//! | `scaled` | custom operators |
-//! | `rma` | one-sided messages |
-//! | `params` | settings by name |
-//! | `device_api` | host functions of the device API |
-//! | `settings`, `debug` | NCCL's environment variables, and its log |
+//! | `params`, `device_api` | settings by name, host functions of the device API |
+//! | `gpu` | the GPU of a thread |
+//! | `config`, `settings`, `debug` | configurations, NCCL's environment variables, its log |
 //!
 //! An operator from [`abi::NUM_OPS`] on is resolved by `scaled::operator(op, comm)`.
 
 pub mod abi;
 mod buffers;
-mod current;
+mod calls;
+mod config;
 mod debug;
 mod device_api;
+mod digest;
+mod door;
 mod export;
 mod facts;
+mod family;
 mod fault;
+mod gpu;
 mod group;
 mod handle;
+mod id;
 mod last_error;
+mod launch;
+mod leave;
+mod meet;
 mod member;
+mod memory;
 mod params;
+mod place;
 mod rma;
 mod scaled;
 mod settings;
+mod start;
 mod windows;

@@ -18,7 +18,7 @@ use crate::settings;
 fn names() -> &'static [CString] {
     static NAMES: OnceLock<Vec<CString>> = OnceLock::new();
     NAMES.get_or_init(|| {
-        let theirs = settings::NCCL.iter().map(|(name, _)| *name);
+        let theirs = settings::HONOURED.iter().map(|setting| setting.name).chain(["TINYNCCL_NCCL_VERSION"]);
         let ours = Config::describe();
         theirs.chain(ours.iter().map(|knob| knob.env)).filter_map(|name| CString::new(name).ok()).collect()
     })
@@ -34,15 +34,19 @@ fn find(name: &CStr) -> Result<&'static CString> {
     })
 }
 
-/// The value now, as its variable would spell it.
+/// The value now, as its variable would spell it. One of NCCL's that is not set is empty: what it would change has a
+/// name of this library, too.
 ///
 /// # Errors
 /// Those of a variable that does not parse.
 fn value(name: &str) -> Result<String> {
-    if let Some((_, default)) = settings::NCCL.iter().find(|(known, _)| *known == name) {
-        return Ok(std::env::var(name).unwrap_or_else(|_| (*default).to_owned()));
+    if name == "TINYNCCL_NCCL_VERSION" {
+        return Ok(settings::version().to_string());
     }
-    let all = Config::from_env()?.values();
+    if settings::HONOURED.iter().any(|setting| setting.name == name) {
+        return Ok(settings::variable(name).unwrap_or_default());
+    }
+    let all = settings::config()?.values();
     let found = all.into_iter().find(|(known, _)| *known == name);
     found.map(|(_, value)| value).ok_or_else(|| Fault::internal(format!("{name} is listed and has no value")))
 }

@@ -77,7 +77,7 @@ export! {
             return Err(Fault::argument(format!("localbuff is NULL, expected {bytes} bytes of the GPU")));
         }
         let window = windows::find_of(win, &member)?;
-        group::enqueue(&member, stream, move |member, stream| {
+        group::enqueue(&member, stream, None, move |member, stream| {
             // SAFETY: the caller's memory and stream, by the contract of ncclPutSignal; peers keep a window until they
             // have seen the signals that they expect.
             unsafe { member.device()?.put(stream, source as u64, bytes, window.registration(), to, offset) }?;
@@ -92,7 +92,7 @@ export! {
         let member = handle(comm)?;
         check(&member)?;
         let to = peer(&member, to, sig_idx, ctx, flags)?;
-        group::enqueue(&member, stream, move |member, stream| signal(member, stream, to))
+        group::enqueue(&member, stream, None, move |member, stream| signal(member, stream, to))
     }
 
     /// Makes the stream wait for signals: of each rank that is named, so many more than were waited for before. The wait
@@ -106,7 +106,7 @@ export! {
         let count = count.ok_or_else(|| Fault::argument("nDesc is not positive or signalDescs is NULL, expected an array"))?;
         // SAFETY: the caller's array of so many.
         let awaited = awaited(&member, unsafe { std::slice::from_raw_parts(descriptions, count) })?;
-        group::enqueue(&member, stream, move |member, stream| {
+        group::wait(&member, stream, move |member, stream| {
             // SAFETY: the caller's stream of this GPU; the memory of signals lives as long as the communicator.
             Ok(unsafe { member.device()?.wait_signals(stream, member.windows().signals()?, &awaited) }?)
         })
@@ -117,10 +117,11 @@ export! {
 mod tests {
     use super::*;
     use crate::abi::Status;
+    use crate::config::Options;
 
     #[test]
     fn descriptions_are_checked_one_by_one() {
-        let member = Member::starting("test", 0, Some((0, 3)), true);
+        let member = Member::starting(Options::standard(), 0, Some((0, 3)));
         let good = WaitSignalDesc { op_count: 2, peer: 1, signal: 0, context: 0 };
         assert_eq!(
             awaited(&member, &[good, WaitSignalDesc { peer: 2, op_count: 1, ..good }]).unwrap(),

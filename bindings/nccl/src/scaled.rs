@@ -19,6 +19,7 @@ use tinynccl::{Call, DType, ReduceOp};
 use crate::abi::{self, NUM_OPS};
 use crate::export::{export, out};
 use crate::fault::{Fault, Result};
+use crate::gpu::Current;
 use crate::handle::{Handle, handle};
 use crate::member::Member;
 
@@ -224,6 +225,7 @@ export! {
         let op = unsafe { out("op", op) }?;
         let member = handle(comm)?;
         let device = member.device()?;
+        let _current = Current::enter(device.context())?;
         let dtype = abi::dtype(datatype)?;
         if scalar.is_null() {
             return Err(Fault::argument(format!("scalar is NULL, expected the address of one {dtype}")));
@@ -264,6 +266,7 @@ export! {
 mod tests {
     use super::*;
     use crate::abi::{Status, TYPES};
+    use crate::config::Options;
 
     #[test]
     fn products_go_where_they_may() {
@@ -280,10 +283,10 @@ mod tests {
 
     #[test]
     fn an_operator_that_does_not_exist_is_named() {
-        let member = Member::starting("test", 0, Some((0, 2)), true);
+        let member = Member::starting(Options::standard(), 0, Some((0, 2)));
         let fault = operator(77, &member, DType::F32).unwrap_err();
         assert_eq!(fault.status, Status::InvalidArgument);
-        assert!(fault.text.contains("op is 77") && fault.text.contains("communicator test"), "{}", fault.text);
+        assert!(fault.text.contains("op is 77") && fault.text.contains(member.name()), "{}", fault.text);
     }
 
     #[test]

@@ -14,6 +14,7 @@ use crate::abi::{WIN_ALIGNMENT, Window as Opaque};
 use crate::buffers;
 use crate::export::{export, out};
 use crate::fault::{Fault, Result};
+use crate::gpu::Current;
 use crate::group;
 use crate::handle::{Handle, handle};
 use crate::member::Member;
@@ -24,7 +25,6 @@ pub(crate) struct Window {
     /// Identity of the communicator.
     member: usize,
     address: u64,
-    bytes: usize,
     registration: Registration,
 }
 
@@ -120,7 +120,10 @@ pub(crate) fn reaches(device: &DeviceComm) -> bool {
 
 /// Registers a buffer; meets the other ranks. The address that stands for the window, or null.
 fn register(member: &Arc<Member>, address: u64, bytes: usize) -> Result<*mut Opaque> {
-    let device = member.device()?;
+    // Not `device`: a communicator is not ready for calls while this is under way.
+    let ranks = member.any_ranks().ok_or_else(|| Fault::internal("a window of a communicator that has not started"))?;
+    let device = &ranks.device;
+    let _current = Current::enter(device.context())?;
     if !reaches(device) {
         log::info!(
             "communicator {}: {bytes} bytes at {address:#x} get no window: {}",
@@ -145,7 +148,7 @@ fn register(member: &Arc<Member>, address: u64, bytes: usize) -> Result<*mut Opa
     static NEXT: AtomicUsize = AtomicUsize::new(1);
     // Not an address that this process can have: callers hand it back, and no more.
     let number = NEXT.fetch_add(1, Ordering::Relaxed) << 12;
-    all().insert(number, Arc::new(Window { member: identity(member), address, bytes, registration }));
+    all().insert(number, Arc::new(Window { member: identity(member), address, registration }));
     member.windows().numbers().push(number);
     Ok(number as *mut Opaque)
 }
@@ -212,10 +215,11 @@ export! {
 mod tests {
     use super::*;
     use crate::abi::Status;
+    use crate::config::Options;
 
     #[test]
     fn a_window_that_does_not_exist_is_named() {
-        let member = Arc::new(Member::starting("test", 0, Some((0, 2)), true));
+        let member = Arc::new(Member::starting(Options::standard(), 0, Some((0, 2))));
         for win in [std::ptr::null_mut(), 0x7000 as *mut Opaque] {
             let fault = find_of(win, &member).unwrap_err();
             assert_eq!(fault.status, Status::InvalidArgument);

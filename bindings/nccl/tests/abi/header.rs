@@ -136,6 +136,20 @@ fn facts() -> Facts {
     facts
 }
 
+/// Of the device API's headers, which only NVIDIA has.
+fn device_facts() -> Facts {
+    let mut facts = Facts::new();
+    layout!(facts, Team as "ncclTeam" { ranks as "nRanks", rank as "rank", stride as "stride" });
+    layout!(facts, Multimem as "ncclMultimemHandle" { base as "mcBasePtr" });
+    layout!(facts, Properties as "ncclCommProperties" {
+        size as "size", magic as "magic", version as "version", rank as "rank", ranks as "nRanks",
+        cuda_device as "cudaDev", nvml_device as "nvmlDev", device_api as "deviceApiSupport",
+        multimem as "multimemSupport", gin as "ginType", lsa_teams as "nLsaTeams", host_rma as "hostRmaSupport",
+        railed_gin as "railedGinType",
+    });
+    facts
+}
+
 fn program(facts: &Facts) -> String {
     let mut text = "#include <stddef.h>\n#include <stdio.h>\n#include <nccl.h>\n#ifdef FUNCTIONS\n#include \"functions.h\"\n#endif\n\
                     int main(void) {\n\
@@ -149,7 +163,12 @@ fn program(facts: &Facts) -> String {
 }
 
 /// The values that a compiler gives; `None` where there is no compiler.
-fn compile_and_run(language: &str, folders: &[PathBuf], options: &[&str]) -> Option<BTreeMap<String, i64>> {
+fn compile_and_run(
+    language: &str,
+    folders: &[PathBuf],
+    options: &[&str],
+    facts: &Facts,
+) -> Option<BTreeMap<String, i64>> {
     let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
     if Command::new(&compiler).arg("--version").output().is_err() {
         eprintln!("SKIPPED: there is no C compiler ({compiler}; CC names another)");
@@ -157,7 +176,7 @@ fn compile_and_run(language: &str, folders: &[PathBuf], options: &[&str]) -> Opt
     }
     let folder = tempfile::tempdir().unwrap();
     let (source, binary) = (folder.path().join("facts"), folder.path().join("run"));
-    std::fs::write(&source, program(&facts())).unwrap();
+    std::fs::write(&source, program(facts)).unwrap();
     let include = |folder: &Path| format!("-I{}", folder.display());
     let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/abi");
     let built = |options: &[&str], output: &[&str]| {
@@ -193,8 +212,7 @@ fn compile_and_run(language: &str, folders: &[PathBuf], options: &[&str]) -> Opt
     Some(pairs.map(|(name, value)| (name.to_owned(), value.parse().unwrap())).collect())
 }
 
-fn compare(header: &str, values: &BTreeMap<String, i64>, leave_out: &[&str]) {
-    let facts = facts();
+fn compare(header: &str, facts: &Facts, values: &BTreeMap<String, i64>, leave_out: &[&str]) {
     assert_eq!(values.len(), facts.len());
     let wrong: Vec<String> = facts
         .iter()
@@ -209,8 +227,8 @@ fn our_header_is_what_the_library_takes() {
     let ours = [Path::new(env!("CARGO_MANIFEST_DIR")).join("include")];
     for (language, standard) in [("c", "-std=c99"), ("c", "-std=c11"), ("c++", "-std=c++11"), ("c++", "-std=c++17")] {
         let options = [standard, "-Wextra", "-Wpedantic", "-DNCCL_WITHOUT_CUDA"];
-        if let Some(values) = compile_and_run(language, &ours, &options) {
-            compare("include/nccl.h", &values, &[]);
+        if let Some(values) = compile_and_run(language, &ours, &options, &facts()) {
+            compare("include/nccl.h", &facts(), &values, &[]);
         }
     }
 }
@@ -226,9 +244,20 @@ fn nvidias_header_is_the_same() {
     let cuda = std::env::var_os("CUDA_INCLUDE_DIR").map(PathBuf::from);
     let folders: Vec<PathBuf> = std::iter::once(theirs.clone()).chain(cuda).collect();
     for language in ["c", "c++"] {
-        if let Some(values) = compile_and_run(language, &folders, &["-DNCCL_OS_LINUX"]) {
+        if let Some(values) = compile_and_run(language, &folders, &["-DNCCL_OS_LINUX"], &facts()) {
             // The patch may be another.
-            compare(&theirs.join("nccl.h").display().to_string(), &values, &["NCCL_VERSION_CODE"]);
+            compare(&theirs.join("nccl.h").display().to_string(), &facts(), &values, &["NCCL_VERSION_CODE"]);
         }
+    }
+    let device = theirs.join("nccl_device/core.h");
+    if !device.exists() {
+        eprintln!("SKIPPED the device API: there is no {}", device.display());
+        return;
+    }
+    // Kernels' parts are inline functions that a host's compiler does not use.
+    let options =
+        ["-std=c++17", "-DNCCL_OS_LINUX", "-include", "nccl_device/impl/core__types.h", "-Wno-unused-function"];
+    if let Some(values) = compile_and_run("c++", &folders, &options, &device_facts()) {
+        compare(&device.display().to_string(), &device_facts(), &values, &[]);
     }
 }
