@@ -9,3 +9,4 @@ mod hosted;
 mod peers;
 mod registered;
 mod schedules;
+mod standin;
