@@ -30,9 +30,13 @@ fn host(bytes: usize, flags: c_uint) -> Answer<*mut c_void> {
     Ok(Allocation::new(&context, Kind::Host, bytes, flags, false)?.content.cast())
 }
 
+/// Nothing is at address 0.
 fn from_pool(pool: &Pool, bytes: usize, handle: CUstream) -> Answer<CUdeviceptr> {
     let context = current()?;
     let stream = stream(handle)?;
+    if bytes == 0 {
+        return Ok(0);
+    }
     let captured = capture::is_captured(&stream);
     let kind = Kind::Pool(pool.handle);
     ensure(pool.ordinal == context.device.ordinal, CUresult::CUDA_ERROR_INVALID_DEVICE)?;
@@ -146,7 +150,11 @@ calls! {
     // Freed when the stream comes there, also if it was not allocated by a stream.
     fn cuMemFreeAsync(at: CUdeviceptr, handle: CUstream) {
         current()?;
-        let (allocation, stream) = (beginning(at)?, stream(handle)?);
+        let stream = stream(handle)?;
+        if at == 0 {
+            return Ok(());
+        }
+        let allocation = beginning(at)?;
         ensure(allocation.is_of_device(), CUresult::CUDA_ERROR_INVALID_VALUE)?;
         stream.enqueue(if allocation.of_graph { Work::Nothing } else { Work::Free(allocation) })
     }
