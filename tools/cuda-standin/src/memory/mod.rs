@@ -22,6 +22,9 @@ use crate::device::Device;
 
 pub(crate) use pool::Pool;
 
+/// Addresses behind device memory that are no one's, so that who goes too far is found out.
+const GUARD: usize = 2 << 20;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Device,
@@ -111,7 +114,8 @@ impl Allocation {
         let at = content.at.cast::<u8>();
         let (begin, mappings) = match kind {
             Kind::Device | Kind::Pool(_) => {
-                let reserved = Mapping::new(bytes, ProtFlags::empty())?;
+                let guarded = bytes.checked_add(GUARD).ok_or(CUresult::CUDA_ERROR_OUT_OF_MEMORY)?;
+                let reserved = Mapping::new(guarded, ProtFlags::empty())?;
                 (reserved.at.addr(), vec![content, reserved])
             }
             _ => (at.addr(), vec![content]),
