@@ -26,14 +26,14 @@ macro_rules! export {
             $(#[$doc])*
             #[unsafe(no_mangle)]
             #[allow(non_snake_case)]
-            pub unsafe extern "C" fn $name($($arg: $ty),*) -> $crate::abi::Status {
+            unsafe extern "C" fn $name($($arg: $ty),*) -> $crate::abi::Status {
                 inner($($arg),*)
             }
 
             /// The same under the name that profilers call.
             #[unsafe(no_mangle)]
             #[allow(non_snake_case)]
-            pub unsafe extern "C" fn $twin($($arg: $ty),*) -> $crate::abi::Status {
+            unsafe extern "C" fn $twin($($arg: $ty),*) -> $crate::abi::Status {
                 inner($($arg),*)
             }
         };
@@ -52,14 +52,14 @@ macro_rules! export_value {
             $(#[$doc])*
             #[unsafe(no_mangle)]
             #[allow(non_snake_case)]
-            pub unsafe extern "C" fn $name($($arg: $ty),*) -> $out {
+            unsafe extern "C" fn $name($($arg: $ty),*) -> $out {
                 inner($($arg),*)
             }
 
             /// The same under the name that profilers call.
             #[unsafe(no_mangle)]
             #[allow(non_snake_case)]
-            pub unsafe extern "C" fn $twin($($arg: $ty),*) -> $out {
+            unsafe extern "C" fn $twin($($arg: $ty),*) -> $out {
                 inner($($arg),*)
             }
         };

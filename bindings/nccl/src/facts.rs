@@ -56,14 +56,14 @@ export_value! {
         let found = usize::try_from(result).ok().and_then(|result| Status::ALL.get(result));
         match found {
             Some(Status::Success) => c"no error",
-            Some(Status::UnhandledCudaError) => c"unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
-            Some(Status::SystemError) => c"unhandled system error (run with NCCL_DEBUG=INFO for details)",
-            Some(Status::InternalError) => c"internal error - please report this issue to the tinynccl developers",
-            Some(Status::InvalidArgument) => c"invalid argument (run with NCCL_DEBUG=WARN for details)",
-            Some(Status::InvalidUsage) => c"invalid usage (run with NCCL_DEBUG=WARN for details)",
-            Some(Status::RemoteError) => c"remote process exited or there was a network error",
+            Some(Status::UnhandledCudaError) => c"unhandled cuda error",
+            Some(Status::SystemError) => c"unhandled system error",
+            Some(Status::InternalError) => c"internal error of tinynccl",
+            Some(Status::InvalidArgument) => c"invalid argument",
+            Some(Status::InvalidUsage) => c"invalid usage",
+            Some(Status::RemoteError) => c"another process exited, or the network to it failed",
             Some(Status::InProgress) => c"operation in progress",
-            Some(Status::Timeout) => c"a deadline passed (run with NCCL_DEBUG=WARN for details)",
+            Some(Status::Timeout) => c"a deadline passed",
             None => c"unknown result code",
         }
         .as_ptr()
@@ -77,6 +77,6 @@ export_value! {
 
     /// Reads `NCCL_DEBUG` and its relatives again.
     fn ncclResetDebugInit / pncclResetDebugInit () -> (), (); {
-        crate::debug::begin();
+        crate::debug::read();
     }
 }

@@ -15,7 +15,7 @@ pub(crate) type Handle = *mut Shell;
 const MAGIC: u64 = u64::from_le_bytes(*b"tinynccl");
 
 /// The memory behind a handle.
-pub struct Shell {
+pub(crate) struct Shell {
     magic: AtomicU64,
     /// `None` once it is destroyed.
     member: RwLock<Option<Arc<Member>>>,
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn a_handle_that_names_nothing_is_an_error() {
-        let member = Arc::new(Member::starting("test", 0, Some((1, 3)), true));
+        let member = Arc::new(Member::starting(crate::config::Options::standard(), 0, Some((1, 3))));
         let comm = new(member.clone());
         assert!(Arc::ptr_eq(&handle(comm).unwrap(), &member));
         assert!(Arc::ptr_eq(&take(comm).unwrap(), &member));

@@ -1,13 +1,15 @@
 //! The state of a communicator: one rank's membership.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use tinynccl::Comm;
 use tinynccl::cuda::DeviceComm;
 
 use crate::abi::Status;
+use crate::config::Options;
 use crate::fault::{Fault, Result};
+use crate::meet::Roster;
 
 /// Where a communicator is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,10 +37,22 @@ impl Phase {
 /// What a communicator that has started consists of.
 #[derive(Debug)]
 pub(crate) struct Ranks {
+    /// For calls. Dropped first: it leaves while the other ranks can still be reached.
+    pub(crate) device: Arc<DeviceComm>,
     /// For splits and exchanges.
     pub(crate) comm: Comm,
-    /// For calls.
-    pub(crate) device: Arc<DeviceComm>,
+    /// For meetings without the communicator.
+    pub(crate) roster: Roster,
+}
+
+/// An operation of a communicator in the background.
+#[derive(Debug)]
+pub(crate) struct UnderWay(Arc<Member>);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.under_way.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 /// One rank's membership in a communicator.
@@ -48,14 +62,17 @@ pub(crate) struct Member {
     name: String,
     /// CUDA's number of the rank's GPU.
     ordinal: usize,
-    /// Whether calls return only when they are done (`blocking` of the configuration).
-    blocking: bool,
+    options: Options,
     /// Rank and size; of a split they are known when it is done.
     place: OnceLock<(usize, usize)>,
     ranks: OnceLock<Ranks>,
     phase: AtomicU8,
     /// Operations of the communicator that run in the background.
     under_way: AtomicU32,
+    /// Shrinks and grows so far: all ranks make them in the same order.
+    meetings: AtomicU64,
+    /// Whether an id to grow by has been made and not been used.
+    pub(crate) grows: AtomicBool,
     /// Ends the start, wherever it waits.
     stop: AtomicBool,
     fault: Mutex<Option<Fault>>,
@@ -64,20 +81,19 @@ pub(crate) struct Member {
 
 impl Member {
     /// A communicator that meets the other ranks; `place` is rank and size, if known.
-    pub(crate) fn starting(
-        name: impl Into<String>,
-        ordinal: usize,
-        place: Option<(usize, usize)>,
-        blocking: bool,
-    ) -> Member {
+    pub(crate) fn starting(options: Options, ordinal: usize, place: Option<(usize, usize)>) -> Member {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         Member {
-            name: name.into(),
+            name: options.name.clone().unwrap_or_else(|| format!("#{number}")),
             ordinal,
-            blocking,
+            options,
             place: place.map(OnceLock::from).unwrap_or_default(),
             ranks: OnceLock::new(),
             phase: AtomicU8::new(Phase::Starting as u8),
             under_way: AtomicU32::new(0),
+            meetings: AtomicU64::new(0),
+            grows: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             fault: Mutex::new(None),
             last_error: Mutex::new(None),
@@ -102,7 +118,78 @@ impl Member {
 
     /// Whether calls return only when they are done.
     pub(crate) fn is_blocking(&self) -> bool {
-        self.blocking
+        self.options.blocking
+    }
+
+    /// What its configuration says.
+    pub(crate) fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// The ranks have met, or why not.
+    pub(crate) fn started(&self, outcome: Result<Ranks>) -> Result<()> {
+        let ranks = outcome.inspect_err(|fault| self.fail(fault.clone()))?;
+        let _ = self.place.set((ranks.comm.rank(), ranks.comm.size()));
+        let device = ranks.device.clone();
+        let _ = self.ranks.set(ranks);
+        let ready =
+            self.phase.compare_exchange(Phase::Starting as u8, Phase::Ready as u8, Ordering::AcqRel, Ordering::Acquire);
+        if ready.is_err() {
+            // Aborted meanwhile.
+            device.abort();
+            return Err(self.unready());
+        }
+        Ok(())
+    }
+
+    /// It has failed for good.
+    pub(crate) fn fail(&self, fault: Fault) {
+        self.keep_error(&fault.text);
+        self.fault.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(fault);
+        let starting = Phase::Starting as u8;
+        let _ = self.phase.compare_exchange(starting, Phase::Failed as u8, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// It enters another phase, and leaves none that is later.
+    pub(crate) fn enter(&self, phase: Phase) {
+        self.phase.store(phase as u8, Ordering::Release);
+    }
+
+    /// Its start ends as soon as it can.
+    pub(crate) fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+    }
+
+    /// Whether it was told to stop.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    /// An operation in the background begins; it is over when the value is dropped.
+    pub(crate) fn begin(self: &Arc<Self>) -> UnderWay {
+        self.under_way.fetch_add(1, Ordering::AcqRel);
+        UnderWay(self.clone())
+    }
+
+    /// The number of the next shrink or grow.
+    pub(crate) fn next_meeting(&self) -> u64 {
+        self.meetings.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// What it consists of, in whatever phase; `None` before it has started.
+    pub(crate) fn any_ranks(&self) -> Option<&Ranks> {
+        self.ranks.get()
+    }
+
+    /// What it consists of, to make other communicators from it: also after a revoke.
+    ///
+    /// # Errors
+    /// As [`Member::ranks`].
+    pub(crate) fn parent(&self) -> Result<&Ranks> {
+        match (self.phase(), self.ranks.get()) {
+            (Phase::Revoked, Some(ranks)) => Ok(ranks),
+            _ => self.ranks(),
+        }
     }
 
     /// What it consists of, to make calls.
@@ -127,7 +214,9 @@ impl Member {
                  ncclInProgress"
             )),
             Phase::Failed => self.fault().unwrap_or_else(|| Fault::internal("failed without a cause")),
-            Phase::Revoked => Fault::usage(format!("communicator {name} has been revoked: split, shrink or destroy it")),
+            Phase::Revoked => {
+                Fault::usage(format!("communicator {name} has been revoked: split, shrink or destroy it"))
+            }
             Phase::Finalized => Fault::usage(format!("communicator {name} has been finalized: destroy it")),
             Phase::Aborted => Fault::argument(format!("communicator {name} has been aborted: make a new one")),
         }
