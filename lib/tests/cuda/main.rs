@@ -6,6 +6,8 @@ mod common;
 mod driver;
 mod faults;
 mod hosted;
+mod one_sided;
 mod peers;
 mod registered;
 mod schedules;
+mod standin;
