@@ -357,7 +357,10 @@ def registered_memory(n, lazy):
         with torch.cuda.use_mem_pool(pool):
             tensor = torch.zeros(3_000_001, device=device())
             parts = torch.zeros(n * 1_000_000, device=device())
-        backend.register_mem_pool(pool, **({"symm": True} if symmetric else {}))
+        try:
+            backend.register_mem_pool(pool, **({"symm": True} if symmetric else {}))
+        except TypeError:
+            raise Skipped("this torch registers no symmetric windows") from None
         for turn in range(3):
             tensor.copy_(values(tensor.numel(), dist.get_rank() + turn, torch.float32))
             dist.all_reduce(tensor)
