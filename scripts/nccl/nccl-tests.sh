@@ -38,7 +38,7 @@ END
 }
 
 usage() { sed -n '2,14s/^# \{0,1\}//p' "$0" >&2; exit 2; }
-chosen=check programs= modes= limit=120
+chosen=check programs='' modes='' limit=120
 while getopts c:p:m:l: option; do
     case $option in
         c) chosen=$OPTARG ;; p) programs=${OPTARG//,/ } ;; m) modes=$OPTARG ;; l) limit=$OPTARG ;; *) usage ;;

@@ -353,27 +353,31 @@ def registered_memory(n, lazy):
         raise Skipped("registration needs a communicator that is there")
     backend = dist.group.WORLD._get_backend(device())
     for symmetric in (False, True):
-        pool = torch.cuda.MemPool(backend.mem_allocator)
-        with torch.cuda.use_mem_pool(pool):
-            tensor = torch.zeros(3_000_001, device=device())
-            parts = torch.zeros(n * 1_000_000, device=device())
-        try:
-            backend.register_mem_pool(pool, **({"symm": True} if symmetric else {}))
-        except TypeError:
-            raise Skipped("this torch registers no symmetric windows") from None
-        for turn in range(3):
-            tensor.copy_(values(tensor.numel(), dist.get_rank() + turn, torch.float32))
-            dist.all_reduce(tensor)
-            same(tensor, sum(values(tensor.numel(), r + turn, torch.float32) for r in range(n)), f"symmetric: {symmetric}")
-            dist.all_gather_into_tensor(parts, tensor[:1_000_000])
-        graph = captured(lambda: dist.all_reduce(tensor))
-        tensor.fill_(1)
-        graph.replay()
-        same(tensor, torch.full_like(tensor, n), f"in a graph, symmetric: {symmetric}")
-        torch.cuda.synchronize()
-        del graph
-        backend.deregister_mem_pool(pool)
-        del tensor, parts, pool
+        with_pool(n, backend, symmetric)
+
+
+def with_pool(n, backend, symmetric):
+    pool = torch.cuda.MemPool(backend.mem_allocator)
+    with torch.cuda.use_mem_pool(pool):
+        tensor = torch.zeros(3_000_001, device=device())
+        parts = torch.zeros(n * 1_000_000, device=device())
+    try:
+        backend.register_mem_pool(pool, **({"symm": True} if symmetric else {}))
+    except TypeError:
+        raise Skipped("this torch registers no symmetric windows") from None
+    for turn in range(3):
+        tensor.copy_(values(tensor.numel(), dist.get_rank() + turn, torch.float32))
+        dist.all_reduce(tensor)
+        same(tensor, sum(values(tensor.numel(), r + turn, torch.float32) for r in range(n)), f"symmetric: {symmetric}")
+        dist.all_gather_into_tensor(parts, tensor[:1_000_000])
+    graph = captured(lambda: dist.all_reduce(tensor))
+    tensor.fill_(1)
+    graph.replay()
+    same(tensor, torch.full_like(tensor, n), f"in a graph, symmetric: {symmetric}")
+    torch.cuda.synchronize()
+    # A graph that is alive keeps its calls' registrations.
+    del graph
+    backend.deregister_mem_pool(pool)
 
 
 def time_estimate(n):
