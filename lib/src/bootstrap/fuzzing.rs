@@ -53,7 +53,7 @@ fn frames<'a>(chunks: impl IntoIterator<Item = &'a [u8]>) -> Frames {
 pub fn store_request(data: &[u8]) {
     const WORLD: usize = 4;
     let start = Instant::now();
-    let mut store = Store::new(WORLD);
+    let mut store = Store::new(Some(WORLD));
     for (n, line) in data.split(|&b| b == b'\n').take(200).enumerate() {
         let now = start + Duration::from_millis(n as u64);
         let Some((digit, rest)) = line.split_first() else { continue };
@@ -64,7 +64,7 @@ pub fn store_request(data: &[u8]) {
                 match store.admit(&hello) {
                     Ok(admitted) => {
                         assert_eq!(admitted, rank);
-                        store.register(rank, serde_json::Value::Null, now);
+                        store.register(&hello, serde_json::Value::Null, now);
                     }
                     Err(refusal) => {
                         assert!(!refusal.reason.is_empty());

@@ -72,32 +72,40 @@ pub(super) fn select(mut all: Vec<LocalAddress>, filter: Option<&str>) -> Result
         let detail = format!("{detail}; interfaces that are up: {}", up.join(", "));
         Error::config("TINYNCCL_IFNAME", names.text, detail)
     };
-    let unknown = names.prefixes.iter().find(|n| !all.iter().any(|a| a.interface.starts_with(**n)));
+    let unknown = names.names.iter().find(|n| !all.iter().any(|a| names.fits(n, &a.interface)));
     if let Some(unknown) = unknown.filter(|_| !names.excluded) {
-        return Err(wrong(format!("no interface's name begins with {unknown:?}")));
+        let how = if names.exact { "is" } else { "begins with" };
+        return Err(wrong(format!("no interface's name {how} {unknown:?}")));
     }
     all.retain(|a| names.lets_through(&a.interface));
     if all.is_empty() { Err(wrong("it leaves no interface".to_owned())) } else { Ok(all) }
 }
 
-/// A setting that chooses interfaces or devices: the beginnings of their names, or after `^` of those to leave out.
+/// A setting that chooses interfaces or devices: the beginnings of their names, or after `=` whole names; with `^` in
+/// front those to leave out.
 pub(crate) struct NameFilter<'a> {
     pub(crate) text: &'a str,
-    prefixes: Vec<&'a str>,
+    names: Vec<&'a str>,
     excluded: bool,
+    exact: bool,
 }
 
 impl<'a> NameFilter<'a> {
     /// `None` when it chooses nothing.
     pub(crate) fn parse(text: Option<&'a str>) -> Option<NameFilter<'a>> {
         let text = text.map(str::trim).filter(|text| !text.is_empty())?;
-        let names = text.strip_prefix('^').unwrap_or(text);
-        let prefixes = names.split(',').map(str::trim).filter(|n| !n.is_empty()).collect();
-        Some(NameFilter { text, prefixes, excluded: text.starts_with('^') })
+        let (rest, excluded) = text.strip_prefix('^').map_or((text, false), |rest| (rest, true));
+        let (rest, exact) = rest.strip_prefix('=').map_or((rest, false), |rest| (rest, true));
+        let names = rest.split(',').map(str::trim).filter(|n| !n.is_empty()).collect();
+        Some(NameFilter { text, names, excluded, exact })
+    }
+
+    fn fits(&self, one: &str, name: &str) -> bool {
+        if self.exact { name == one } else { name.starts_with(one) }
     }
 
     pub(crate) fn lets_through(&self, name: &str) -> bool {
-        self.prefixes.iter().any(|prefix| name.starts_with(prefix)) != self.excluded
+        self.names.iter().any(|one| self.fits(one, name)) != self.excluded
     }
 }
 
@@ -199,6 +207,10 @@ mod tests {
         assert_eq!(names(Some("docker0, lo")), ["docker0 172.17.0.1", "lo 127.0.0.1", "lo ::1"]);
         assert_eq!(names(Some("^lo,docker,eth")), ["ib0 192.168.7.3"]);
         assert_eq!(names(Some("^nothing")).len(), 6);
+        assert_eq!(names(Some("=eth0,lo")), ["eth0 10.1.2.3", "eth0 fd00::5", "lo 127.0.0.1", "lo ::1"]);
+        assert_eq!(names(Some("^=eth0,lo,docker")), ["ib0 192.168.7.3", "docker0 172.17.0.1"]);
+        let e = select(host(), Some("=eth")).unwrap_err().to_string();
+        assert!(e.contains("no interface's name is \"eth\""), "{e}");
     }
 
     #[test]

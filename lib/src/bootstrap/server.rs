@@ -30,6 +30,8 @@ use crate::threads::{Thread, deadline_after, left, lock, poll};
 const REGISTER_LIMIT: Duration = Duration::from_secs(10);
 /// Clients above the world size that may be connected without having registered; the oldest goes first.
 const STRANGERS: usize = 128;
+/// Ranks that are expected at once where their number is not known.
+const UNKNOWN_SIZE: usize = 4096;
 /// A refused client may take this long to read why, one that said goodbye to close.
 const ENDING_LIMIT: Duration = Duration::from_secs(2);
 /// Dropping the server waits this long for the ranks to say goodbye.
@@ -70,6 +72,12 @@ impl Server {
         Server::start_with(bind, Secret::random()?, world_size, config, LINGER)
     }
 
+    /// [`Server::start`] for ranks that know `secret`, and whose number is not known yet: the first rank that registers
+    /// says it. `ncclGetUniqueId` makes an id before anybody says how many ranks will use it.
+    pub fn open(bind: SocketAddr, secret: Secret, config: &Config) -> Result<Server> {
+        Server::listen(bind, secret, None, config, LINGER)
+    }
+
     /// [`Server::start`] for the ranks whose id holds `secret`; dropping it waits `linger` at most for goodbyes.
     pub(crate) fn start_with(
         bind: SocketAddr,
@@ -82,6 +90,16 @@ impl Server {
             let detail = format!("world size {world_size} is not between 1 and 2^32-1");
             return Err(Error::invalid("rendezvous store", detail));
         }
+        Server::listen(bind, secret, Some(world_size), config, linger)
+    }
+
+    fn listen(
+        bind: SocketAddr,
+        secret: Secret,
+        world_size: Option<usize>,
+        config: &Config,
+        linger: Duration,
+    ) -> Result<Server> {
         let failed = |detail: String| Error::bootstrap(bind, detail);
         let listener = TcpListener::bind(bind).map_err(|e| {
             let port = bind.port();
@@ -110,7 +128,7 @@ impl Server {
             by_rank: HashMap::new(),
             next_id: 0,
             tick: config.heartbeat.clamp(Duration::from_millis(10), Duration::from_secs(1)),
-            strangers: world_size.saturating_add(STRANGERS),
+            strangers: world_size.unwrap_or(UNKNOWN_SIZE).saturating_add(STRANGERS),
             closing: false,
             linger,
             accept_again: None,
@@ -122,7 +140,8 @@ impl Server {
         let what = "the thread of the rendezvous store".to_owned();
         let run = move || state.run(&for_thread);
         let thread = Thread::start("rendezvous store", "tinynccl-store".to_owned(), what, run)?;
-        log::debug!("rendezvous store for {world_size} ranks at {}", id.address_list());
+        let ranks = world_size.map_or_else(|| "any number of".to_owned(), |size| size.to_string());
+        log::debug!("rendezvous store for {ranks} ranks at {}", id.address_list());
         Ok(Server { id, orders, thread, origin: Origin::here(), hand_out: None })
     }
 

@@ -14,6 +14,8 @@ use super::progress::{Health, RankState, Snapshot};
 pub(crate) const HOSTS_STORE: &str = "hosts_store";
 /// The communicator of all ranks.
 const WORLD: u32 = 0;
+/// Most ranks of a job whose size the first rank says.
+const MOST_RANKS: usize = 1 << 20;
 /// Most refusals that are told to the ranks which wait.
 const MAX_NOTES: usize = 8;
 /// Closed communicators of a rank that are remembered, for members that close later.
@@ -25,6 +27,7 @@ pub(crate) type Out = (usize, ToRank);
 /// State of one job.
 #[derive(Debug)]
 pub(crate) struct Store {
+    /// Empty until the size of the world is known.
     members: Vec<Option<Member>>,
     formed: bool,
     broken: Option<String>,
@@ -92,9 +95,10 @@ pub(crate) struct Refusal {
 }
 
 impl Store {
-    pub(crate) fn new(world_size: usize) -> Self {
+    /// For so many ranks; `None`: the first one that registers says how many.
+    pub(crate) fn new(world_size: Option<usize>) -> Self {
         Store {
-            members: (0..world_size).map(|_| None).collect(),
+            members: (0..world_size.unwrap_or(0)).map(|_| None).collect(),
             formed: false,
             broken: None,
             certain: false,
@@ -121,6 +125,14 @@ impl Store {
         let (rank, world) = (hello.rank as usize, self.world_size());
         let wrong = |reason| Err(Refusal { reason, note: true, again: false });
         let over = |reason| Err(Refusal { reason, note: false, again: true });
+        if world == 0 {
+            return match hello.world_size as usize {
+                said if rank < said && said <= MOST_RANKS => Ok(rank),
+                said => {
+                    wrong(format!("rank {rank} of {said}: expected a rank below the world size, {MOST_RANKS} at most"))
+                }
+            };
+        }
         if hello.world_size as usize != world {
             return wrong(format!(
                 "rank {rank} was started with world size {}, the store with {world}: all ranks need the same",
@@ -145,8 +157,12 @@ impl Store {
         }
     }
 
-    /// Takes `rank` in; [`Store::admit`] said yes.
-    pub(crate) fn register(&mut self, rank: usize, info: Value, now: Instant) {
+    /// Takes in a rank that said this hello; [`Store::admit`] said yes.
+    pub(crate) fn register(&mut self, hello: &Hello, info: Value, now: Instant) {
+        let rank = hello.rank as usize;
+        if self.members.is_empty() {
+            self.members.resize_with(hello.world_size as usize, || None);
+        }
         if let Some(member) = self.members.get_mut(rank) {
             *member = Some(Member { state: RankState::Alive, info, heard: now, progress: Vec::new(), leaving: false });
         }

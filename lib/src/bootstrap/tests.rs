@@ -130,6 +130,28 @@ fn address(server: &Server) -> SocketAddr {
 }
 
 #[test]
+fn the_first_rank_says_how_many_there_are() {
+    let server = Server::open("127.0.0.1:0".parse().unwrap(), SECRET, &config()).unwrap();
+    let out_of_range = Raw::connect(address(&server));
+    let reason = {
+        let mut raw = out_of_range;
+        raw.hello(3, 3);
+        raw.rejected()
+    };
+    assert!(reason.contains("rank 3 of 3"), "{reason}");
+    let mut first = Raw::register(address(&server), 1, 2);
+    assert!(matches!(first.recv(), Some(ToRank::Waiting { missing, .. }) if missing == [0]));
+    let reason = {
+        let mut raw = Raw::connect(address(&server));
+        raw.hello(0, 3);
+        raw.rejected()
+    };
+    assert!(reason.contains("world size 3, the store with 2"), "{reason}");
+    let mut other = Raw::register(address(&server), 0, 2);
+    assert!(matches!(other.recv(), Some(ToRank::Table { infos }) if infos.len() == 2));
+}
+
+#[test]
 fn all_ranks_learn_all_endpoints() {
     let server = start(5);
     for (rank, session) in form(&server, 5).iter().enumerate() {

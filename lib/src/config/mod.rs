@@ -101,7 +101,7 @@ config! {
     fixed_order: bool = false, "TINYNCCL_FIXED_ORDER", "0 or 1",
         "Reductions combine the values in rank order, ((x0 + x1) + x2) + ..., whatever the sizes, the links and the timing: the same bits every time. \
          Algorithms in another order are not taken, TINYNCCL_ALGO included. On GPUs too, where 16- and 8-bit floats are added in f32 and rounded once, and on the CPU after every step. All ranks must set the same.";
-    interface: Option<String> = None, "TINYNCCL_IFNAME", "names or prefixes, comma-separated; ^ in front excludes",
+    interface: Option<String> = None, "TINYNCCL_IFNAME", "names or prefixes, comma-separated; = in front: whole names; ^ in front excludes",
         "Network interfaces whose addresses are advertised to the peers; empty: all that are up. Ranks that are all of one host use loopback alone.";
     port_range: Option<PortRange> = None, "TINYNCCL_PORT_RANGE", "LOW-HIGH, 1 to 65535",
         "TCP ports at which ranks listen for links (RDMA links begin there, too): one for each rank of a host. Empty: any free port. The rendezvous is at MASTER_PORT.";
@@ -119,7 +119,7 @@ config! {
         "Largest message when any pair of ranks talks TCP; collectives that reduce on more than two ranks send at most 256 KiB at once.";
     tcp_streams: usize = 1, "TINYNCCL_TCP_STREAMS", "1 to 16",
         "TCP streams of a link; messages of 32 KiB and more are split over them. For networks where one stream is limited; no gain over loopback.";
-    verbs_device: Option<String> = None, "TINYNCCL_VERBS_DEVICE", "names or prefixes, comma-separated; ^ in front excludes",
+    verbs_device: Option<String> = None, "TINYNCCL_VERBS_DEVICE", "names or prefixes, comma-separated; = in front: whole names; ^ in front excludes",
         "RDMA devices to use; empty: all that have an active port with a RoCE v2 or InfiniBand address.";
     verbs_port: usize = 0, "TINYNCCL_VERBS_PORT", "0 to 255",
         "Port of the RDMA devices; 0: all active ones.";

@@ -26,6 +26,16 @@ pub(super) trait DataPath: fmt::Debug + Send + Sync {
     /// Memory that it takes on each rank.
     fn bytes(&self) -> usize;
 
+    /// Makes ready what such a collective needs, so that [`DataPath::carry`] only launches.
+    fn prepare(&self, _call: &RawCall, _choice: Choice) -> Result<()> {
+        Ok(())
+    }
+
+    /// The same for messages.
+    fn prepare_pair(&self) -> Result<()> {
+        Ok(())
+    }
+
     /// Enqueues a collective of several ranks.
     ///
     /// # Safety

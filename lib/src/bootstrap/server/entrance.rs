@@ -91,7 +91,7 @@ impl Loop {
                 log::debug!("rendezvous store: rank {rank} registered from {}", client.address);
                 client.phase = Phase::Member { rank };
                 self.by_rank.insert(rank, client.id);
-                self.store.register(rank, info, Instant::now());
+                self.store.register(&hello, info, Instant::now());
                 self.deliver();
                 true
             }

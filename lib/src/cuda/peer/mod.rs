@@ -18,6 +18,8 @@ mod select;
 
 use std::sync::Arc;
 
+use cudarc::driver::sys;
+
 pub(crate) use chooser::Chooser;
 pub use decide::Reason;
 use program::Cut;
@@ -81,6 +83,19 @@ impl Peer {
         Remote { input: registry.remote(at.0, input), output: registry.remote(at.1, output) }
     }
 
+    /// The kernel of a collective, compiled and loaded if it is missing.
+    fn function(&self, call: &RawCall, choice: Choice) -> Result<sys::CUfunction> {
+        let kernel = select::kernel(call.collective, choice.protocol, self.chooser.layout.ranks)
+            .ok_or_else(|| unsupported(call.collective))?;
+        let types = call.op.filter(|_| kernel.reduces(call.collective)).map(|op| (call.dtype, op));
+        self.kernels.function(kernel, types)
+    }
+
+    /// The same of messages.
+    fn pair_function(&self) -> Result<sys::CUfunction> {
+        self.kernels.function(Kernel::new(Family::SendRecv, KernelFraming::Simple), None)
+    }
+
     fn message(&self, end: Option<End>) -> Message {
         let (at, bytes, peer) = end.unwrap_or((0, 0, self.chooser.layout.ranks));
         let (bytes, registry) = (bytes as u64, &self.chooser.registry);
@@ -101,6 +116,14 @@ impl DataPath for Peer {
         self.chooser.layout.bytes()
     }
 
+    fn prepare(&self, call: &RawCall, choice: Choice) -> Result<()> {
+        self.function(call, choice).map(drop)
+    }
+
+    fn prepare_pair(&self) -> Result<()> {
+        self.pair_function().map(drop)
+    }
+
     unsafe fn carry(&self, turn: Turn, call: &RawCall, choice: Choice) -> Result<()> {
         let (op, layout) = (call.collective.name(), &self.chooser.layout);
         let scheduled = match choice.protocol {
@@ -110,10 +133,7 @@ impl DataPath for Peer {
             _ if select::fits(layout, call.collective, choice, call.bytes()) => None,
             _ => return Err(Error::invalid(op, format!("{} bytes do not fit {choice:?}", call.bytes()))),
         };
-        let kernel = select::kernel(call.collective, choice.protocol, layout.ranks)
-            .ok_or_else(|| unsupported(call.collective))?;
-        let types = call.op.filter(|_| kernel.reduces(call.collective)).map(|op| (call.dtype, op));
-        let function = self.kernels.function(kernel, types)?;
+        let function = self.function(call, choice)?;
         let mut args = Args::new(self.team.in_call(call, turn.number), call);
         if choice.protocol == Protocol::Direct {
             args.remote = self.remote(call);
@@ -135,7 +155,7 @@ impl DataPath for Peer {
     }
 
     unsafe fn carry_pair(&self, turn: Turn, call: &RawCall, to: Option<End>, from: Option<End>) -> Result<()> {
-        let function = self.kernels.function(Kernel::new(Family::SendRecv, KernelFraming::Simple), None)?;
+        let function = self.pair_function()?;
         let args = Args { team: self.team.in_call(call, turn.number), ..Args::default() };
         let messages = Messages { to: self.message(to), from: self.message(from) };
         let blocks = messages.to.channels + messages.from.channels;

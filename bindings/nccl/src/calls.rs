@@ -1,0 +1,162 @@
+//! The collectives, and messages between two ranks.
+
+use std::ffi::{c_int, c_void};
+
+use cudarc::driver::sys::CUstream;
+use tinynccl::comm::RawCall;
+use tinynccl::wire::Collective;
+use tinynccl::{Call as Kind, ReduceOp};
+
+use crate::abi;
+use crate::export::export;
+use crate::fault::{Fault, Result};
+use crate::group;
+use crate::handle::{Handle, handle};
+use crate::launch::{Call, Stream, Work};
+use crate::member::Member;
+
+/// The rank that an argument names.
+fn rank(name: &str, value: c_int, size: usize) -> Result<usize> {
+    let rank = usize::try_from(value).ok().filter(|&rank| rank < size);
+    rank.ok_or_else(|| Fault::argument(format!("{name} is {value}, expected a rank from 0 to {}", size - 1)))
+}
+
+fn operator(value: c_int) -> Result<ReduceOp> {
+    abi::operator(value).ok_or_else(|| {
+        Fault::argument(format!("op is {value}, expected 0 to {} or one of ncclRedOpCreatePreMulSum", abi::NUM_OPS - 1))
+    })
+}
+
+/// Makes a call, or keeps it for the end of the group.
+#[inline]
+fn make(
+    comm: Handle,
+    (input, output): (*const c_void, *mut c_void),
+    stream: CUstream,
+    kind: impl FnOnce(&Member, usize) -> Result<Kind>,
+) -> Result<()> {
+    group::noted(handle(comm).and_then(|member| {
+        // Inside a group the communicator may still have to be made.
+        let size = member.size()?;
+        let kind = kind(&member, size)?;
+        if kind.count == 0 {
+            // As NCCL: no rank does anything.
+            return Ok(());
+        }
+        let raw = RawCall::new(kind, input.cast(), output.cast());
+        group::call(Call { member, stream: Stream(stream), work: Work::Plain(raw) })
+    }))
+}
+
+export! {
+    /// Reduces `count` elements of all ranks into `recvbuff` of all ranks. In place: `sendbuff == recvbuff`.
+    fn ncclAllReduce / pncclAllReduce [comm] (
+        sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: c_int, op: c_int, comm: Handle,
+        stream: CUstream,
+    ) {
+        make(comm, (sendbuff, recvbuff), stream, |_, _| {
+            Ok(Kind::new(Collective::AllReduce, abi::dtype(datatype)?, operator(op)?, 0, count))
+        })
+    }
+
+    /// Reduces `count` elements of all ranks into `recvbuff` of the root; `recvbuff` of the others is ignored.
+    fn ncclReduce / pncclReduce [comm] (
+        sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: c_int, op: c_int, root: c_int,
+        comm: Handle, stream: CUstream,
+    ) {
+        make(comm, (sendbuff, recvbuff), stream, |_, size| {
+            Ok(Kind::new(Collective::Reduce, abi::dtype(datatype)?, operator(op)?, rank("root", root, size)?, count))
+        })
+    }
+
+    /// Copies `count` elements of the root's `sendbuff` into `recvbuff` of all ranks; `sendbuff` of the others is
+    /// ignored.
+    fn ncclBroadcast / pncclBroadcast [comm] (
+        sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: c_int, root: c_int, comm: Handle,
+        stream: CUstream,
+    ) {
+        make(comm, (sendbuff, recvbuff), stream, |_, size| broadcast(datatype, root, size, count))
+    }
+
+    /// `ncclBroadcast` in place.
+    fn ncclBcast / pncclBcast [comm] (
+        buff: *mut c_void, count: usize, datatype: c_int, root: c_int, comm: Handle, stream: CUstream,
+    ) {
+        make(comm, (buff, buff), stream, |_, size| broadcast(datatype, root, size, count))
+    }
+
+    /// Gathers `sendcount` elements of every rank, in rank order, into `recvbuff` of all ranks. In place: `sendbuff` is
+    /// at our place in `recvbuff`.
+    fn ncclAllGather / pncclAllGather [comm] (
+        sendbuff: *const c_void, recvbuff: *mut c_void, sendcount: usize, datatype: c_int, comm: Handle,
+        stream: CUstream,
+    ) {
+        make(comm, (sendbuff, recvbuff), stream, |_, _| moves(Collective::AllGather, datatype, 0, sendcount))
+    }
+
+    /// Reduces all ranks' inputs, and gives every rank its part of `recvcount` elements. In place: `recvbuff` is at our
+    /// place in `sendbuff`.
+    fn ncclReduceScatter / pncclReduceScatter [comm] (
+        sendbuff: *const c_void, recvbuff: *mut c_void, recvcount: usize, datatype: c_int, op: c_int, comm: Handle,
+        stream: CUstream,
+    ) {
+        make(comm, (sendbuff, recvbuff), stream, |_, _| {
+            Ok(Kind::new(Collective::ReduceScatter, abi::dtype(datatype)?, operator(op)?, 0, recvcount))
+        })
+    }
+
+    /// Sends `count` elements of `sendbuff` to every rank, in rank order, and receives as many of each.
+    fn ncclAlltoAll / pncclAlltoAll [comm] (
+        sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: c_int, comm: Handle, stream: CUstream,
+    ) {
+        make(comm, (sendbuff, recvbuff), stream, |_, _| moves(Collective::AllToAll, datatype, 0, count))
+    }
+
+    /// Gathers `count` elements of every rank into `recvbuff` of the root; `recvbuff` of the others is ignored.
+    fn ncclGather / pncclGather [comm] (
+        sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: c_int, root: c_int, comm: Handle,
+        stream: CUstream,
+    ) {
+        make(comm, (sendbuff, recvbuff), stream, |_, size| {
+            moves(Collective::Gather, datatype, rank("root", root, size)?, count)
+        })
+    }
+
+    /// Gives every rank its `count` elements of the root's `sendbuff`; `sendbuff` of the others is ignored.
+    fn ncclScatter / pncclScatter [comm] (
+        sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: c_int, root: c_int, comm: Handle,
+        stream: CUstream,
+    ) {
+        make(comm, (sendbuff, recvbuff), stream, |_, size| {
+            moves(Collective::Scatter, datatype, rank("root", root, size)?, count)
+        })
+    }
+
+    /// Sends `count` elements to `peer`, which receives as many. Messages that must make progress together belong into
+    /// one group.
+    fn ncclSend / pncclSend [comm] (
+        sendbuff: *const c_void, count: usize, datatype: c_int, peer: c_int, comm: Handle, stream: CUstream,
+    ) {
+        make(comm, (sendbuff, std::ptr::null_mut()), stream, |_, size| {
+            Ok(Kind::send(abi::dtype(datatype)?, rank("peer", peer, size)?, count))
+        })
+    }
+
+    /// Receives `count` elements of `peer`.
+    fn ncclRecv / pncclRecv [comm] (
+        recvbuff: *mut c_void, count: usize, datatype: c_int, peer: c_int, comm: Handle, stream: CUstream,
+    ) {
+        make(comm, (std::ptr::null(), recvbuff), stream, |_, size| {
+            Ok(Kind::recv(abi::dtype(datatype)?, rank("peer", peer, size)?, count))
+        })
+    }
+}
+
+/// A call that only moves data.
+fn moves(collective: Collective, datatype: c_int, root: usize, count: usize) -> Result<Kind> {
+    Ok(Kind::new(collective, abi::dtype(datatype)?, ReduceOp::Sum, root, count))
+}
+
+fn broadcast(datatype: c_int, root: c_int, size: usize, count: usize) -> Result<Kind> {
+    moves(Collective::Broadcast, datatype, rank("root", root, size)?, count)
+}

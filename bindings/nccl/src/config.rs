@@ -1,0 +1,200 @@
+//! `ncclConfig_t`: what a program says of a communicator.
+
+use std::ffi::{CStr, c_char, c_int};
+
+use crate::abi::{self, UNDEFINED};
+use crate::fault::{Fault, Result};
+use crate::settings;
+
+/// What is used of a configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Options {
+    /// Whether calls return only when they are done.
+    pub(crate) blocking: bool,
+    /// For people.
+    pub(crate) name: Option<String>,
+    /// Blocks of a kernel at most.
+    pub(crate) blocks: Option<usize>,
+}
+
+impl Options {
+    /// Without a configuration.
+    pub(crate) fn standard() -> Options {
+        Options { blocking: settings::is_blocking(), name: None, blocks: None }
+    }
+
+    /// Those of a configuration; what it leaves undefined is as in `otherwise`.
+    ///
+    /// # Errors
+    /// `ncclInvalidArgument` for one that was not initialised, and for values that mean nothing.
+    ///
+    /// # Safety
+    /// `config` is NULL, or points to as many bytes as its first field says.
+    pub(crate) unsafe fn of(config: *const abi::Config, otherwise: &Options) -> Result<Options> {
+        if config.is_null() {
+            return Ok(otherwise.clone());
+        }
+        // SAFETY: forwarded from the caller.
+        let config = unsafe { read(config) }?;
+        check(&config)?;
+        tell(&config);
+        let defined = |value: c_int| (value != UNDEFINED).then_some(value);
+        Ok(Options {
+            blocking: defined(config.blocking).map_or(otherwise.blocking, |blocking| blocking == 1),
+            // SAFETY: NULL or a text, as NCCL has it.
+            name: unsafe { text(config.comm_name) }.or_else(|| otherwise.name.clone()),
+            blocks: defined(config.max_ctas).and_then(settings::blocks).or(otherwise.blocks),
+        })
+    }
+}
+
+/// A configuration of nothing.
+const NOTHING: abi::Config = abi::Config {
+    size: size_of::<abi::Config>(),
+    magic: abi::CONFIG_MAGIC,
+    version: 0,
+    blocking: UNDEFINED,
+    cga_cluster_size: UNDEFINED,
+    min_ctas: UNDEFINED,
+    max_ctas: UNDEFINED,
+    net_name: std::ptr::null(),
+    split_share: UNDEFINED,
+    traffic_class: UNDEFINED,
+    comm_name: std::ptr::null(),
+    collnet_enable: UNDEFINED,
+    cta_policy: UNDEFINED,
+    shrink_share: UNDEFINED,
+    nvls_ctas: UNDEFINED,
+    n_channels_per_net_peer: UNDEFINED,
+    nvlink_centric_sched: UNDEFINED,
+    graph_usage_mode: UNDEFINED,
+    num_rma_ctx: UNDEFINED,
+    max_p2p_peers: UNDEFINED,
+    graph_stream_ordering: UNDEFINED,
+};
+
+/// Reads as many bytes as both sides know: older programs pass less, newer ones more.
+///
+/// # Safety
+/// As [`Options::of`], and not NULL.
+unsafe fn read(config: *const abi::Config) -> Result<abi::Config> {
+    // SAFETY: size and magic are in every version.
+    let (size, magic) =
+        unsafe { ((&raw const (*config).size).read_unaligned(), (&raw const (*config).magic).read_unaligned()) };
+    if magic != abi::CONFIG_MAGIC || size < std::mem::offset_of!(abi::Config, blocking) {
+        return Err(Fault::argument(format!(
+            "the configuration has magic {magic:#x} and {size} bytes, expected {:#x}: initialise it with \
+             NCCL_CONFIG_INITIALIZER",
+            abi::CONFIG_MAGIC
+        )));
+    }
+    let mut ours = NOTHING;
+    let length = size.min(size_of::<abi::Config>());
+    // SAFETY: the caller's has `size` bytes; any bytes are integers and pointers, which are not followed here.
+    unsafe { std::ptr::copy_nonoverlapping(config.cast::<u8>(), (&raw mut ours).cast::<u8>(), length) };
+    Ok(ours)
+}
+
+fn check(config: &abi::Config) -> Result<()> {
+    let within = |name: &str, value: c_int, low: c_int, high: c_int| match value {
+        UNDEFINED => Ok(()),
+        value if (low..=high).contains(&value) => Ok(()),
+        _ if high == c_int::MAX => Err(Fault::argument(format!("{name} is {value}, expected {low} or more"))),
+        _ => Err(Fault::argument(format!("{name} is {value}, expected {low} to {high}"))),
+    };
+    within("blocking", config.blocking, 0, 1)?;
+    within("cgaClusterSize", config.cga_cluster_size, 0, 8)?;
+    within("minCTAs", config.min_ctas, 1, c_int::MAX)?;
+    within("maxCTAs", config.max_ctas, 1, c_int::MAX)?;
+    within("splitShare", config.split_share, 0, 1)?;
+    within("collnetEnable", config.collnet_enable, 0, 1)?;
+    within("shrinkShare", config.shrink_share, 0, 1)?;
+    if config.max_ctas != UNDEFINED && config.min_ctas > config.max_ctas {
+        let (min, max) = (config.min_ctas, config.max_ctas);
+        return Err(Fault::argument(format!("minCTAs is {min}, above maxCTAs, which is {max}")));
+    }
+    Ok(())
+}
+
+/// Says what is set and has no effect here.
+fn tell(config: &abi::Config) {
+    let fields = [
+        ("cgaClusterSize", config.cga_cluster_size),
+        ("minCTAs", config.min_ctas),
+        ("splitShare", config.split_share),
+        ("trafficClass", config.traffic_class),
+        ("collnetEnable", config.collnet_enable),
+        ("CTAPolicy", config.cta_policy),
+        ("shrinkShare", config.shrink_share),
+        ("nvlsCTAs", config.nvls_ctas),
+        ("nChannelsPerNetPeer", config.n_channels_per_net_peer),
+        ("nvlinkCentricSched", config.nvlink_centric_sched),
+        ("graphUsageMode", config.graph_usage_mode),
+        ("numRmaCtx", config.num_rma_ctx),
+        ("maxP2pPeers", config.max_p2p_peers),
+        ("graphStreamOrdering", config.graph_stream_ordering),
+    ];
+    let set: Vec<String> =
+        fields.iter().filter(|(_, value)| *value != UNDEFINED).map(|(name, value)| format!("{name}={value}")).collect();
+    if !set.is_empty() {
+        log::info!("the configuration sets what is not used by tinynccl: {}", set.join(" "));
+    }
+}
+
+/// # Safety
+/// NULL, or a text that ends with a zero.
+unsafe fn text(pointer: *const c_char) -> Option<String> {
+    // SAFETY: by the caller.
+    (!pointer.is_null()).then(|| unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::Status;
+
+    fn of(config: &abi::Config) -> Result<Options> {
+        let otherwise = Options { blocking: true, name: Some("parent".to_owned()), blocks: Some(7) };
+        // SAFETY: a whole one.
+        unsafe { Options::of(config, &otherwise) }
+    }
+
+    #[test]
+    fn what_is_undefined_is_as_before() {
+        let otherwise = Options { blocking: true, name: Some("parent".to_owned()), blocks: Some(7) };
+        assert_eq!(of(&NOTHING).unwrap(), otherwise);
+        let config = abi::Config { blocking: 0, max_ctas: 16, comm_name: c"ranks".as_ptr(), ..NOTHING };
+        assert_eq!(of(&config).unwrap(), Options { blocking: false, name: Some("ranks".to_owned()), blocks: Some(16) });
+    }
+
+    #[test]
+    fn only_the_bytes_of_the_callers_version_are_read() {
+        // As a program of NCCL 2.14, which knew no field behind `blocking`; the bytes behind it are not the
+        // configuration's.
+        let size = std::mem::offset_of!(abi::Config, cga_cluster_size);
+        let config = abi::Config { size, blocking: 0, cga_cluster_size: 99, max_ctas: -5, ..NOTHING };
+        assert!(!of(&config).unwrap().blocking);
+        // As one of a newer version: more bytes than we know.
+        #[repr(C)]
+        struct Newer {
+            ours: abi::Config,
+            more: [c_int; 6],
+        }
+        let ours = abi::Config { size: size_of::<Newer>(), blocking: 0, ..NOTHING };
+        assert!(!of(&Newer { ours, more: [1; 6] }.ours).unwrap().blocking);
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for (config, word) in [
+            (abi::Config { magic: 0, ..NOTHING }, "NCCL_CONFIG_INITIALIZER"),
+            (abi::Config { size: 8, ..NOTHING }, "NCCL_CONFIG_INITIALIZER"),
+            (abi::Config { blocking: 2, ..NOTHING }, "blocking is 2, expected 0 to 1"),
+            (abi::Config { max_ctas: 0, ..NOTHING }, "maxCTAs is 0, expected 1 or more"),
+            (abi::Config { min_ctas: 9, max_ctas: 8, ..NOTHING }, "minCTAs is 9, above maxCTAs"),
+        ] {
+            let fault = of(&config).unwrap_err();
+            assert!(fault.status == Status::InvalidArgument && fault.text.contains(word), "{fault:?}");
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! How a function of the C interface is exported: under both of its names, with nothing that unwinds into C.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use crate::abi::Status;
+use crate::debug;
+use crate::fault::{Fault, Result};
+use crate::handle::Handle;
+use crate::last_error;
+
+/// Declares functions of the C interface, each once: `fn ncclX / pncclX(arguments) { body }`. The body returns
+/// `Result<()>` or `Result<Status>`; a fault's text is kept for `ncclGetLastError`, for the communicator that is named
+/// in `[brackets]` and for this thread, and logged. The twin is not a call of the first name, which a profiler may have
+/// replaced.
+macro_rules! export {
+    ($($(#[$doc:meta])* fn $name:ident / $twin:ident [$($comm:expr)?] ($($arg:ident : $ty:ty),* $(,)?) $body:block)*) => {$(
+        const _: () = {
+            fn inner($($arg: $ty),*) -> $crate::abi::Status {
+                #[allow(unused_mut, unused_assignments)]
+                let mut comm: $crate::handle::Handle = std::ptr::null_mut();
+                $(comm = $comm;)?
+                $crate::export::run(stringify!($name), comm, || $body)
+            }
+
+            $(#[$doc])*
+            #[unsafe(no_mangle)]
+            #[allow(non_snake_case)]
+            unsafe extern "C" fn $name($($arg: $ty),*) -> $crate::abi::Status {
+                inner($($arg),*)
+            }
+
+            /// The same under the name that profilers call.
+            #[unsafe(no_mangle)]
+            #[allow(non_snake_case)]
+            unsafe extern "C" fn $twin($($arg: $ty),*) -> $crate::abi::Status {
+                inner($($arg),*)
+            }
+        };
+    )*};
+}
+pub(crate) use export;
+
+/// As [`export!`] for functions that return something else than a status: `-> type, value after a panic`.
+macro_rules! export_value {
+    ($($(#[$doc:meta])* fn $name:ident / $twin:ident ($($arg:ident : $ty:ty),* $(,)?) -> $out:ty, $lost:expr; $body:block)*) => {$(
+        const _: () = {
+            fn inner($($arg: $ty),*) -> $out {
+                $crate::export::caught(stringify!($name), || $body).unwrap_or($lost)
+            }
+
+            $(#[$doc])*
+            #[unsafe(no_mangle)]
+            #[allow(non_snake_case)]
+            unsafe extern "C" fn $name($($arg: $ty),*) -> $out {
+                inner($($arg),*)
+            }
+
+            /// The same under the name that profilers call.
+            #[unsafe(no_mangle)]
+            #[allow(non_snake_case)]
+            unsafe extern "C" fn $twin($($arg: $ty),*) -> $out {
+                inner($($arg),*)
+            }
+        };
+    )*};
+}
+pub(crate) use export_value;
+
+/// Runs the body of a function; `comm` is the communicator that a fault belongs to, or null.
+pub(crate) fn run<T: Into<Status>>(name: &'static str, comm: Handle, body: impl FnOnce() -> Result<T>) -> Status {
+    debug::begin();
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(done)) => done.into(),
+        Ok(Err(fault)) => failed(name, comm, fault),
+        Err(panic) => failed(name, comm, panicked(&*panic)),
+    }
+}
+
+/// Runs the body of a function that cannot fail; `None` after a panic.
+pub(crate) fn caught<T>(name: &'static str, body: impl FnOnce() -> T) -> Option<T> {
+    debug::begin();
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(value) => Some(value),
+        Err(panic) => {
+            failed(name, std::ptr::null_mut(), panicked(&*panic));
+            None
+        }
+    }
+}
+
+fn panicked(panic: &(dyn Any + Send)) -> Fault {
+    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    Fault::internal(format!("panicked ({}): a fault of this library, please report it", text.unwrap_or("no message")))
+}
+
+#[cold]
+fn failed(name: &str, comm: Handle, fault: Fault) -> Status {
+    let text = format!("{name}: {}", fault.text);
+    if fault.status != Status::InProgress {
+        log::warn!("{text}");
+        last_error::keep(comm, text);
+    }
+    fault.status
+}
+
+/// An argument that must not be NULL, to be written through.
+///
+/// # Safety
+/// `pointer` is null, or valid for writes for as long as the call lasts.
+pub(crate) unsafe fn out<'a, T>(name: &str, pointer: *mut T) -> Result<&'a mut T> {
+    // SAFETY: by the caller's word; C callers pass memory of their own, which nothing else uses during the call.
+    unsafe { pointer.as_mut() }.ok_or_else(|| Fault::argument(format!("{name} is NULL")))
+}

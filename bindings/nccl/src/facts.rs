@@ -1,0 +1,82 @@
+//! Functions that answer from what is known: versions, texts, places.
+
+use std::ffi::{c_char, c_int};
+
+use crate::abi::Status;
+use crate::export::{export, export_value, out};
+use crate::handle::{Handle, handle};
+use crate::{last_error, settings};
+
+export! {
+    /// Writes the version that this library stands for: 22809 (2.28.9), or `TINYNCCL_NCCL_VERSION`.
+    fn ncclGetVersion / pncclGetVersion [] (version: *mut c_int) {
+        // SAFETY: NULL or the caller's variable.
+        *unsafe { out("version", version) }? = settings::version();
+        Ok(())
+    }
+
+    /// Writes the number of ranks.
+    fn ncclCommCount / pncclCommCount [comm] (comm: Handle, count: *mut c_int) {
+        // SAFETY: NULL or the caller's variable.
+        *unsafe { out("count", count) }? = handle(comm)?.size()? as c_int;
+        Ok(())
+    }
+
+    /// Writes our rank.
+    fn ncclCommUserRank / pncclCommUserRank [comm] (comm: Handle, rank: *mut c_int) {
+        // SAFETY: NULL or the caller's variable.
+        *unsafe { out("rank", rank) }? = handle(comm)?.rank()? as c_int;
+        Ok(())
+    }
+
+    /// Writes CUDA's number of our GPU.
+    fn ncclCommCuDevice / pncclCommCuDevice [comm] (comm: Handle, device: *mut c_int) {
+        // SAFETY: NULL or the caller's variable.
+        *unsafe { out("device", device) }? = handle(comm)?.ordinal() as c_int;
+        Ok(())
+    }
+
+    /// Writes `ncclInProgress` while the communicator starts or ends, the status of its failure if it has failed (the
+    /// text is then in `ncclGetLastError`), else `ncclSuccess`.
+    fn ncclCommGetAsyncError / pncclCommGetAsyncError [comm] (comm: Handle, error: *mut Status) {
+        // SAFETY: NULL or the caller's variable.
+        let error = unsafe { out("asyncError", error) }?;
+        let member = handle(comm)?;
+        *error = member.async_error().unwrap_or_else(|fault| {
+            member.keep_error(&fault.text);
+            fault.status
+        });
+        Ok(())
+    }
+}
+
+export_value! {
+    /// A status in words.
+    fn ncclGetErrorString / pncclGetErrorString (result: c_int) -> *const c_char, c"unknown result code".as_ptr(); {
+        let found = usize::try_from(result).ok().and_then(|result| Status::ALL.get(result));
+        match found {
+            Some(Status::Success) => c"no error",
+            Some(Status::UnhandledCudaError) => c"unhandled cuda error",
+            Some(Status::SystemError) => c"unhandled system error",
+            Some(Status::InternalError) => c"internal error of tinynccl",
+            Some(Status::InvalidArgument) => c"invalid argument",
+            Some(Status::InvalidUsage) => c"invalid usage",
+            Some(Status::RemoteError) => c"another process exited, or the network to it failed",
+            Some(Status::InProgress) => c"operation in progress",
+            Some(Status::Timeout) => c"a deadline passed",
+            None => c"unknown result code",
+        }
+        .as_ptr()
+    }
+
+    /// The text of the last failure: of `comm` if it has had one, else of this thread, else of the process. Valid until
+    /// this thread asks again.
+    fn ncclGetLastError / pncclGetLastError (comm: Handle) -> *const c_char, c"".as_ptr(); {
+        last_error::last(comm)
+    }
+
+    /// Reads `NCCL_DEBUG` and its relatives again.
+    fn ncclResetDebugInit / pncclResetDebugInit () -> (), (); {
+        crate::debug::read();
+    }
+}

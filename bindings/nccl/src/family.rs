@@ -1,0 +1,225 @@
+//! Communicators from communicators: split, shrink, grow.
+
+use std::ffi::c_int;
+use std::sync::atomic::Ordering;
+
+use crate::abi::{self, Status};
+use crate::config::Options;
+use crate::export::{export, out};
+use crate::fault::{Fault, Result};
+use crate::handle::{self, Handle};
+use crate::id::{self, Id};
+use crate::member::{Member, Phase, Ranks};
+use crate::start::{self, begin};
+use crate::{group, meet};
+
+/// What a communicator that is there consists of. Jobs look again: they run when the communicator may be busy.
+fn ranks(member: &Member) -> Result<&Ranks> {
+    member.any_ranks().ok_or_else(|| Fault::argument(format!("communicator {} has not started", member.name())))
+}
+
+/// The options of a communicator that is made from `parent`.
+///
+/// # Safety
+/// As [`Options::of`].
+unsafe fn options(parent: &Member, config: *const abi::Config) -> Result<Options> {
+    let otherwise = Options { name: None, ..parent.options().clone() };
+    // SAFETY: forwarded from the caller.
+    unsafe { Options::of(config, &otherwise) }
+}
+
+fn split(comm: Handle, color: c_int, key: c_int, new: *mut Handle, config: *const abi::Config) -> Result<Status> {
+    // SAFETY: NULL or the caller's variable.
+    let new = unsafe { out("newcomm", new) }?;
+    *new = std::ptr::null_mut();
+    let parent = handle::handle(comm)?;
+    parent.parent()?;
+    let broken = || Fault::internal("the split gave the wrong ranks");
+    let Ok(color) = u32::try_from(color) else {
+        if color != abi::NO_COLOR {
+            return Err(Fault::argument(format!("color is {color}, expected 0 or more, or -1 (NCCL_SPLIT_NOCOLOR)")));
+        }
+        return group::meet(&parent, move |parent| match ranks(parent)?.comm.split(None, key)? {
+            None => Ok(()),
+            Some(_) => Err(broken()),
+        });
+    };
+    // SAFETY: as NCCL asks: NULL, or initialised.
+    let options = unsafe { options(&parent, config) }?;
+    let member = Member::starting(options, parent.ordinal(), None);
+    let from = parent.clone();
+    begin(new, member, Some(&parent), move |member| {
+        let comm = ranks(&from)?.comm.split(Some(color), key)?.ok_or_else(broken)?;
+        meet::with_gpu(comm, member)
+    })
+}
+
+/// The place of `rank` among `size` ranks without `excluded`, and the first rank that stays.
+fn remaining(rank: usize, size: usize, excluded: &[c_int]) -> Result<(usize, usize, usize)> {
+    let mut out: Vec<usize> = Vec::new();
+    for &one in excluded {
+        let one = usize::try_from(one).ok().filter(|&one| one < size);
+        let one =
+            one.ok_or_else(|| Fault::argument(format!("excludeRanksList: expected ranks from 0 to {}", size - 1)))?;
+        out.push(one);
+    }
+    out.sort_unstable();
+    out.dedup();
+    if out.binary_search(&rank).is_ok() {
+        return Err(Fault::argument(format!(
+            "rank {rank} is to be excluded: only the ranks that stay call ncclCommShrink"
+        )));
+    }
+    let before = out.partition_point(|&one| one < rank);
+    let first = (0..size).find(|one| out.binary_search(one).is_err()).unwrap_or(rank);
+    Ok((rank - before, size - out.len(), first))
+}
+
+fn shrink(
+    comm: Handle,
+    excluded: &[c_int],
+    new: *mut Handle,
+    config: *const abi::Config,
+    flags: c_int,
+) -> Result<Status> {
+    // SAFETY: NULL or the caller's variable.
+    let new = unsafe { out("newcomm", new) }?;
+    *new = std::ptr::null_mut();
+    let parent = handle::handle(comm)?;
+    match flags {
+        abi::SHRINK_DEFAULT => drop(parent.parent()?),
+        abi::SHRINK_ABORT => {
+            ranks(&parent)?.device.abort();
+            if parent.phase() == Phase::Ready {
+                parent.enter(Phase::Revoked);
+            }
+        }
+        _ => return Err(Fault::argument(format!("shrinkFlags is {flags}, expected 0 or 1 (NCCL_SHRINK_ABORT)"))),
+    }
+    let (rank, size) = parent.place()?;
+    let (rank, size, first) = remaining(rank, size, excluded)?;
+    // SAFETY: as NCCL asks: NULL, or initialised.
+    let options = unsafe { options(&parent, config) }?;
+    let config = meet::config(&options)?;
+    let member = Member::starting(options, parent.ordinal(), Some((rank, size)));
+    // The excluded ranks, and the store with one of them, may be dead: the others meet at a new one.
+    let mut purpose = parent.next_meeting().to_le_bytes().to_vec();
+    purpose.extend(excluded.iter().flat_map(|rank| rank.to_le_bytes()));
+    let from = parent.clone();
+    begin(new, member, Some(&parent), move |member| {
+        let roster = &ranks(&from)?.roster;
+        let comm =
+            meet::afresh(&roster.token, &purpose, &roster.doors[first], (rank, size), config, &|| member.is_stopped())?;
+        meet::with_gpu(comm, member)
+    })
+}
+
+fn grow(
+    comm: Handle,
+    size: c_int,
+    id: *const abi::UniqueId,
+    rank: c_int,
+    new: *mut Handle,
+    config: *const abi::Config,
+) -> Result<Status> {
+    // SAFETY: NULL or the caller's.
+    let id = unsafe { id.as_ref() }.map(Id::decode).transpose()?;
+    if comm.is_null() {
+        let id = id.ok_or_else(|| Fault::argument("uniqueId is NULL: a new rank needs that of ncclCommGetUniqueId"))?;
+        // SAFETY: as NCCL asks: NULL, or initialised.
+        let options = unsafe { Options::of(config, &Options::standard()) }?;
+        return start::by_id(new, size, &id::encoded(&id), rank, options);
+    }
+    // SAFETY: NULL or the caller's variable.
+    let new = unsafe { out("newcomm", new) }?;
+    *new = std::ptr::null_mut();
+    let parent = handle::handle(comm)?;
+    parent.parent()?;
+    let (own, before) = parent.place()?;
+    let size = usize::try_from(size).ok().filter(|&size| size > before);
+    let size =
+        size.ok_or_else(|| Fault::argument(format!("nRanks is not above {before}, the ranks that are there")))?;
+    if rank != -1 {
+        return Err(Fault::argument(format!("rank is {rank}, expected -1: ranks that are there keep theirs")));
+    }
+    // SAFETY: as NCCL asks: NULL, or initialised.
+    let options = unsafe { options(&parent, config) }?;
+    let config = meet::config(&options)?;
+    let member = Member::starting(options, parent.ordinal(), Some((own, size)));
+    let what = format!("grow {}", parent.next_meeting());
+    let from = parent.clone();
+    begin(new, member, Some(&parent), move |member| {
+        let ours = id.map(|id| id::encoded(&id).internal.to_vec()).unwrap_or_default();
+        let all = ranks(&from)?.comm.exchange_bytes(&what, &ours)?;
+        let given = all.iter().find_map(|bytes| bytes.as_slice().try_into().ok());
+        let given = given.ok_or_else(|| {
+            Fault::argument("no rank gave a uniqueId: one of those that are there gives that of ncclCommGetUniqueId")
+        })?;
+        let id = Id::decode(&abi::UniqueId { internal: given })?;
+        let comm = meet::by_id(&id, own, size, config, &|| member.is_stopped())?;
+        from.grows.store(false, Ordering::Release);
+        meet::with_gpu(comm, member)
+    })
+}
+
+export! {
+    /// Makes a communicator for each colour, its ranks ordered by `key`, then by their rank here. Every rank calls it;
+    /// with `NCCL_SPLIT_NOCOLOR` it gets none. A NULL configuration is the parent's.
+    fn ncclCommSplit / pncclCommSplit [comm] (
+        comm: Handle, color: c_int, key: c_int, newcomm: *mut Handle, config: *const abi::Config,
+    ) {
+        group::noted(split(comm, color, key, newcomm, config))
+    }
+
+    /// Makes a communicator without the ranks of a list; those that stay call it, and keep their order. With
+    /// `NCCL_SHRINK_ABORT` the calls that wait end first, and the excluded ranks may be dead.
+    fn ncclCommShrink / pncclCommShrink [comm] (
+        comm: Handle, exclude: *const c_int, count: c_int, newcomm: *mut Handle, config: *const abi::Config,
+        flags: c_int,
+    ) {
+        let excluded = match usize::try_from(count) {
+            Ok(count) if count > 0 && !exclude.is_null() => {
+                // SAFETY: the caller's array of so many.
+                Ok(unsafe { std::slice::from_raw_parts(exclude, count) })
+            }
+            _ => Err(Fault::argument(format!("excludeRanksList is {exclude:p} of {count}, expected one rank or more"))),
+        };
+        group::noted(excluded.and_then(|excluded| shrink(comm, excluded, newcomm, config, flags)))
+    }
+
+    /// Writes an id by which new ranks can join this communicator: `ncclCommGrow`. One at a time.
+    fn ncclCommGetUniqueId / pncclCommGetUniqueId [comm] (comm: Handle, id: *mut abi::UniqueId) {
+        // SAFETY: NULL or the caller's variable.
+        let place = unsafe { out("uniqueId", id) }?;
+        let member = handle::handle(comm)?;
+        member.parent()?;
+        if member.grows.swap(true, Ordering::AcqRel) {
+            return Err(Fault::usage("the communicator has an id that no ncclCommGrow has used yet"));
+        }
+        *place = id::encoded(&id::new()?);
+        Ok(())
+    }
+
+    /// Makes a communicator of this one's ranks, which keep their numbers, and new ones. Ranks that are there: `rank`
+    /// is -1, and one of them gives the id of `ncclCommGetUniqueId`. New ranks: `comm` is NULL, with id and rank.
+    fn ncclCommGrow / pncclCommGrow [comm] (
+        comm: Handle, nranks: c_int, id: *const abi::UniqueId, rank: c_int, newcomm: *mut Handle,
+        config: *const abi::Config,
+    ) {
+        group::noted(grow(comm, nranks, id, rank, newcomm, config))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn those_that_stay_keep_their_order() {
+        let all: Vec<_> = [1, 3, 4].map(|rank| remaining(rank, 5, &[2, 0, 2]).unwrap()).to_vec();
+        assert_eq!(all, [(0, 3, 1), (1, 3, 1), (2, 3, 1)]);
+        for (rank, excluded) in [(1, vec![1]), (0, vec![5]), (0, vec![-1])] {
+            assert_eq!(remaining(rank, 5, &excluded).unwrap_err().status, Status::InvalidArgument);
+        }
+    }
+}

@@ -1,0 +1,312 @@
+//! `ncclGroupStart`, `ncclGroupEnd`: what a thread does together.
+//!
+//! Inside a group nothing happens: *jobs* (operations that synchronise with other ranks, such as making a communicator)
+//! and *calls* are kept until the outermost group ends. Then the jobs run, each in a thread of its own but those of one
+//! communicator in their order, because one thread may hold several ranks; after them the calls are enqueued.
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUstream;
+use tinynccl::comm::RawCall;
+
+use crate::abi::{self, Status};
+use crate::export::{export, out};
+use crate::fault::{Fault, Result};
+use crate::launch::{self, Call, Stream, Work};
+use crate::member::Member;
+
+/// An operation that synchronises with other ranks.
+pub(crate) struct Job {
+    /// The communicator whose operations must stay in order; it is not ready until this is done.
+    pub(crate) member: Arc<Member>,
+    /// Whether the caller waits for it.
+    pub(crate) blocking: bool,
+    pub(crate) run: Box<dyn FnOnce() -> Result<()> + Send>,
+}
+
+#[derive(Default)]
+struct Group {
+    depth: usize,
+    jobs: Vec<Job>,
+    calls: Vec<Call>,
+    /// The first failure inside the group.
+    fault: Option<Fault>,
+}
+
+thread_local! {
+    static GROUP: RefCell<Group> = RefCell::default();
+}
+
+/// Whether this thread has a group open.
+#[cfg(test)]
+fn is_open() -> bool {
+    GROUP.with_borrow(|group| group.depth > 0)
+}
+
+/// What a function that belongs into groups gives: a fault inside a group also ends the group with it.
+pub(crate) fn noted<T>(outcome: Result<T>) -> Result<T> {
+    outcome.inspect_err(|fault| {
+        GROUP.with_borrow_mut(|group| {
+            if group.depth > 0 {
+                group.fault.get_or_insert_with(|| fault.clone());
+            }
+        });
+    })
+}
+
+/// Makes a call: at once, or at the end of the group.
+pub(crate) fn call(call: Call) -> Result<()> {
+    let call = GROUP.with_borrow_mut(|group| {
+        if group.depth == 0 {
+            return Some(call);
+        }
+        group.calls.push(call);
+        None
+    });
+    call.map_or(Ok(()), launch::one)
+}
+
+/// [`call`] for something of its own; `around` is the collective that it makes, if it makes one.
+pub(crate) fn enqueue(
+    member: &Arc<Member>,
+    stream: CUstream,
+    around: Option<RawCall>,
+    enqueue: impl FnOnce(&Arc<Member>, CUstream) -> Result<()> + 'static,
+) -> Result<()> {
+    let work = Work::Own { around, enqueue: Box::new(enqueue) };
+    call(Call { member: member.clone(), stream: Stream(stream), work })
+}
+
+/// [`job`] of a communicator that is ready.
+pub(crate) fn meet(
+    member: &Arc<Member>,
+    run: impl FnOnce(&Arc<Member>) -> Result<()> + Send + 'static,
+) -> Result<Status> {
+    let own = member.clone();
+    let (member, blocking) = (member.clone(), member.is_blocking());
+    job(Job { member, blocking, run: Box::new(move || run(&own)) })
+}
+
+/// Does a job: at once, or at the end of the group. `ncclInProgress` for one that the caller does not wait for.
+pub(crate) fn job(job: Job) -> Result<Status> {
+    let job = GROUP.with_borrow_mut(|group| {
+        if group.depth == 0 {
+            return Some(job);
+        }
+        group.jobs.push(job);
+        None
+    });
+    match job {
+        None => Ok(Status::Success),
+        Some(job) if job.blocking => (job.run)().map(|()| Status::Success),
+        Some(job) => in_background(vec![job]).map(|()| Status::InProgress),
+    }
+}
+
+fn start() {
+    GROUP.with_borrow_mut(|group| group.depth += 1);
+}
+
+/// Ends a group; what was kept, if it was the outermost one.
+fn end() -> Result<Option<Group>> {
+    GROUP.with_borrow_mut(|group| match group.depth {
+        0 => Err(Fault::usage("there is no group to end: expected a call of ncclGroupStart before, in this thread")),
+        1 => Ok(Some(std::mem::take(group))),
+        _ => {
+            group.depth -= 1;
+            Ok(None)
+        }
+    })
+}
+
+/// Does `work` in a group of its own, so that its jobs run side by side.
+pub(crate) fn together(work: impl FnOnce() -> Result<()>) -> Result<Status> {
+    start();
+    let outcome = work();
+    let group = end()?;
+    match (outcome, group) {
+        (Err(fault), _) => Err(fault),
+        (Ok(()), None) => Ok(Status::Success),
+        (Ok(()), Some(group)) => run(group),
+    }
+}
+
+fn run(group: Group) -> Result<Status> {
+    if let Some(fault) = group.fault {
+        let (jobs, calls) = (group.jobs.len(), group.calls.len());
+        return Err(Fault {
+            text: format!("{} (nothing of the group's {} was done)", fault.text, jobs + calls),
+            ..fault
+        });
+    }
+    let status = jobs(group.jobs)?;
+    launch::all(group.calls)?;
+    Ok(status)
+}
+
+fn jobs(jobs: Vec<Job>) -> Result<Status> {
+    let background = jobs.iter().any(|job| !job.blocking);
+    let mut lanes: Vec<Vec<Job>> = Vec::new();
+    for job in jobs {
+        match lanes.iter_mut().find(|lane| Arc::ptr_eq(&lane[0].member, &job.member)) {
+            Some(lane) => lane.push(job),
+            None => lanes.push(vec![job]),
+        }
+    }
+    if background {
+        lanes.into_iter().try_for_each(in_background)?;
+        return Ok(Status::InProgress);
+    }
+    let in_order = |lane: Vec<Job>| lane.into_iter().try_for_each(|job| (job.run)());
+    let Some(own) = lanes.pop() else { return Ok(Status::Success) };
+    let outcomes: Vec<Result<()>> = std::thread::scope(|scope| {
+        let spawn =
+            |lane| std::thread::Builder::new().name(NAME.to_owned()).spawn_scoped(scope, move || in_order(lane));
+        let threads: Vec<_> = lanes.into_iter().map(spawn).collect();
+        let own = in_order(own);
+        let panicked = || Err(Fault::internal("a thread of the group panicked"));
+        let joined = threads.into_iter().map(|thread| match thread {
+            Ok(thread) => thread.join().unwrap_or_else(|_| panicked()),
+            Err(e) => Err(not_spawned(&e)),
+        });
+        joined.chain([own]).collect()
+    });
+    outcomes.into_iter().collect::<Result<Vec<()>>>().map(|_| Status::Success)
+}
+
+const NAME: &str = "tinynccl-nccl";
+
+fn not_spawned(error: &std::io::Error) -> Fault {
+    tinynccl::Error::io("ncclGroupEnd", "starting a thread", error).into()
+}
+
+/// Runs jobs of one communicator in a thread of their own; their faults are the communicators'.
+fn in_background(lane: Vec<Job>) -> Result<()> {
+    let under_way: Vec<_> = lane.iter().map(|job| job.member.begin()).collect();
+    let work = move || {
+        for (job, under_way) in lane.into_iter().zip(under_way) {
+            if let Err(fault) = (job.run)() {
+                log::warn!("communicator {}: {}", job.member.name(), fault.text);
+            }
+            drop(under_way);
+        }
+    };
+    std::thread::Builder::new().name(NAME.to_owned()).spawn(work).map(drop).map_err(|e| not_spawned(&e))
+}
+
+export! {
+    /// Begins a group: until the matching `ncclGroupEnd`, calls of this thread are kept. Groups nest.
+    fn ncclGroupStart / pncclGroupStart [] () {
+        start();
+        Ok(())
+    }
+
+    /// Ends a group. The outermost one does what was kept; it fails with the first fault inside, and then nothing is
+    /// done. `ncclInProgress` if a communicator of the group is non-blocking and not done.
+    fn ncclGroupEnd / pncclGroupEnd [] () {
+        end()?.map_or(Ok(Status::Success), run)
+    }
+
+    /// Ends a group and does nothing of it. The estimated time is -1: unknown.
+    fn ncclGroupSimulateEnd / pncclGroupSimulateEnd [] (info: *mut abi::SimInfo) {
+        let group = end()?;
+        if let Some(fault) = group.and_then(|group| group.fault) {
+            return Err(fault);
+        }
+        if info.is_null() {
+            return Ok(());
+        }
+        // SAFETY: the caller's variable; size and magic are in every version.
+        let info = unsafe { out("simInfo", info) }?;
+        if info.magic != abi::SIM_INFO_MAGIC || info.size < size_of::<abi::SimInfo>() {
+            return Err(Fault::argument(format!(
+                "simInfo has magic {:#x} and {} bytes: initialise it with NCCL_SIM_INFO_INITIALIZER",
+                info.magic, info.size
+            )));
+        }
+        info.estimated_time = -1.0;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Options;
+    use std::sync::mpsc::channel;
+
+    fn member(blocking: bool) -> Arc<Member> {
+        Arc::new(Member::starting(Options { blocking, name: None, blocks: None }, 0, Some((0, 2))))
+    }
+
+    fn end_all() -> Result<Status> {
+        end()?.map_or(Ok(Status::Success), run)
+    }
+
+    #[test]
+    fn nothing_happens_before_the_outermost_group_ends() {
+        let (send, receive) = channel();
+        let log = |text: &'static str| {
+            let send = send.clone();
+            Box::new(move || {
+                send.send(text).unwrap();
+                Ok(())
+            })
+        };
+        let one = member(true);
+        start();
+        start();
+        assert_eq!(job(Job { member: one.clone(), blocking: true, run: log("first") }).unwrap(), Status::Success);
+        assert_eq!(end_all().unwrap(), Status::Success);
+        assert!(is_open() && receive.try_recv().is_err());
+        job(Job { member: one, blocking: true, run: log("second") }).unwrap();
+        assert_eq!(end_all().unwrap(), Status::Success);
+        assert!(!is_open());
+        assert_eq!(receive.try_iter().collect::<Vec<_>>(), ["first", "second"]);
+        let fault = end_all().unwrap_err();
+        assert_eq!(fault.status, Status::InvalidUsage);
+    }
+
+    #[test]
+    fn jobs_of_several_communicators_run_side_by_side() {
+        // Each waits for the other: in one thread neither would end.
+        let (to_one, one) = channel();
+        let (to_two, two) = channel();
+        start();
+        let first = Box::new(move || {
+            to_two.send(()).unwrap();
+            one.recv().map_err(|_| Fault::internal("lost"))
+        });
+        let second = Box::new(move || {
+            to_one.send(()).unwrap();
+            two.recv().map_err(|_| Fault::internal("lost"))
+        });
+        job(Job { member: member(true), blocking: true, run: first }).unwrap();
+        job(Job { member: member(true), blocking: true, run: second }).unwrap();
+        assert_eq!(end_all().unwrap(), Status::Success);
+    }
+
+    #[test]
+    fn a_fault_inside_ends_the_group_with_it_and_nothing_is_done() {
+        start();
+        let never: Job =
+            Job { member: member(true), blocking: true, run: Box::new(|| Err(Fault::internal("it was done"))) };
+        job(never).unwrap();
+        let _ = noted::<()>(Err(Fault::argument("count is odd")));
+        let _ = noted::<()>(Err(Fault::internal("later")));
+        let fault = end_all().unwrap_err();
+        assert!(fault.status == Status::InvalidArgument && fault.text.contains("count is odd"), "{fault:?}");
+        assert!(!is_open());
+    }
+
+    #[test]
+    fn jobs_that_nobody_waits_for_run_in_the_background() {
+        let (send, receive) = channel::<()>();
+        let one = member(false);
+        let run = Box::new(move || receive.recv().map_err(|_| Fault::internal("lost")));
+        assert_eq!(job(Job { member: one.clone(), blocking: false, run }).unwrap(), Status::InProgress);
+        assert_eq!(one.async_error().unwrap(), Status::InProgress);
+        send.send(()).unwrap();
+    }
+}

@@ -1,0 +1,39 @@
+//! `ncclGetLastError`: the text of the last failure, of a communicator, of this thread, of this process.
+
+use std::cell::RefCell;
+use std::ffi::{CString, c_char};
+use std::sync::{Mutex, PoisonError};
+
+use crate::handle::{self, Handle};
+
+thread_local! {
+    static HERE: RefCell<Option<String>> = const { RefCell::new(None) };
+    /// What this thread has been given: valid until it asks again.
+    static GIVEN: RefCell<CString> = RefCell::new(CString::default());
+}
+
+/// Of any thread: a watchdog asks about the failures of others.
+static ANYWHERE: Mutex<Option<String>> = Mutex::new(None);
+
+/// Keeps the text of a failure.
+pub(crate) fn keep(comm: Handle, text: String) {
+    if let Some(member) = handle::find(comm) {
+        member.keep_error(&text);
+    }
+    HERE.set(Some(text.clone()));
+    *ANYWHERE.lock().unwrap_or_else(PoisonError::into_inner) = Some(text);
+}
+
+/// The last failure's text: of `comm` if it has had one, else of this thread, else of the process; empty if there is
+/// none. Valid until this thread asks again.
+pub(crate) fn last(comm: Handle) -> *const c_char {
+    let of_comm = handle::find(comm).and_then(|member| member.error());
+    let text = of_comm
+        .or_else(|| HERE.with_borrow(Clone::clone))
+        .or_else(|| ANYWHERE.lock().unwrap_or_else(PoisonError::into_inner).clone());
+    let text = CString::new(text.unwrap_or_default().replace('\0', " ")).unwrap_or_default();
+    GIVEN.with_borrow_mut(|given| {
+        *given = text;
+        given.as_ptr()
+    })
+}

@@ -1,0 +1,156 @@
+//! Calls onto streams.
+
+use std::sync::Arc;
+
+use cudarc::driver::result::{event, stream as streams};
+use cudarc::driver::sys;
+use tinynccl::Call as Kind;
+use tinynccl::comm::RawCall;
+use tinynccl::cuda::DeviceComm;
+use tinynccl::wire::Collective;
+
+use crate::fault::{Fault, Result};
+use crate::gpu::Current;
+use crate::member::Member;
+
+/// A call of one communicator on one stream.
+pub(crate) struct Call {
+    pub(crate) member: Arc<Member>,
+    pub(crate) stream: Stream,
+    pub(crate) work: Work,
+}
+
+/// What a call enqueues.
+pub(crate) enum Work {
+    /// A collective or a message.
+    Plain(RawCall),
+    /// Something of its own, around a collective perhaps.
+    Own { around: Option<RawCall>, enqueue: Enqueue },
+}
+
+/// Enqueues on a stream; the GPU is current.
+pub(crate) type Enqueue = Box<dyn FnOnce(&Arc<Member>, sys::CUstream) -> Result<()>>;
+
+/// A stream of the caller, which stays valid as long as NCCL asks for: until the calls on it are done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Stream(pub(crate) sys::CUstream);
+
+/// Enqueues a call that is in no group, the shortest way.
+#[inline]
+pub(crate) fn one(call: Call) -> Result<()> {
+    let device = call.member.device()?;
+    let _current = Current::enter(device.context())?;
+    match call.work {
+        Work::Plain(raw) => enqueue(device, call.stream, &raw),
+        Work::Own { enqueue, .. } => enqueue(&call.member, call.stream.0),
+    }
+}
+
+/// Enqueues the calls of a group: those of each communicator together.
+pub(crate) fn all(calls: Vec<Call>) -> Result<()> {
+    let mut parts: Vec<Part> = Vec::new();
+    for call in calls {
+        let place = parts.iter().position(|part| Arc::ptr_eq(&part.member, &call.member));
+        let place = place.unwrap_or_else(|| {
+            parts.push(Part { member: call.member.clone(), streams: Vec::new(), work: Vec::new() });
+            parts.len() - 1
+        });
+        parts[place].add(call);
+    }
+    if parts.len() > 1 {
+        // Before the first launch: kernels of one rank may wait for those of another of these, and loading code may
+        // wait for kernels.
+        parts.iter().try_for_each(Part::prepare)?;
+    }
+    parts.into_iter().try_for_each(Part::launch)
+}
+
+/// The calls of one communicator in a group.
+struct Part {
+    member: Arc<Member>,
+    /// Those of the calls, each once.
+    streams: Vec<Stream>,
+    work: Vec<Work>,
+}
+
+impl Part {
+    fn add(&mut self, call: Call) {
+        if !self.streams.contains(&call.stream) {
+            self.streams.push(call.stream);
+        }
+        self.work.push(call.work);
+    }
+
+    fn prepare(&self) -> Result<()> {
+        let device = self.member.device()?;
+        let _current = Current::enter(device.context())?;
+        let calls = self.work.iter().filter_map(|work| match work {
+            Work::Plain(raw) => Some(raw),
+            Work::Own { around, .. } => around.as_ref(),
+        });
+        Ok(device.prepare(calls)?)
+    }
+
+    /// On the first stream, as one: it waits for the others, and they for it. Under capture they become one graph.
+    fn launch(self) -> Result<()> {
+        let device = self.member.device()?;
+        let _current = Current::enter(device.context())?;
+        let Some((first, others)) = self.streams.split_first() else { return Ok(()) };
+        for other in others {
+            follow(*first, *other)?;
+        }
+        // Collectives in their order, then all messages together: their order may differ between ranks.
+        let mut messages = Vec::new();
+        for work in self.work {
+            match work {
+                Work::Plain(raw) if is_message(&raw) => messages.push(raw),
+                Work::Plain(raw) => enqueue(device, *first, &raw)?,
+                Work::Own { enqueue, .. } => enqueue(&self.member, first.0)?,
+            }
+        }
+        match &messages[..] {
+            [] => {}
+            [one] => enqueue(device, *first, one)?,
+            // SAFETY: as in `enqueue`.
+            many => unsafe { device.enqueue_group(first.0, many) }?,
+        }
+        others.iter().try_for_each(|other| follow(*other, *first))
+    }
+}
+
+/// Whether it goes together with the other messages of its group.
+fn is_message(raw: &RawCall) -> bool {
+    matches!(raw.collective, Collective::SendRecv | Collective::Gather | Collective::Scatter)
+}
+
+/// Makes `later` wait for what is in `earlier`.
+fn follow(later: Stream, earlier: Stream) -> Result<()> {
+    let failed = |e| Fault::cuda("ordering the streams of a group", e);
+    let event = event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING).map_err(failed)?;
+    // SAFETY: the event is ours, the streams are the caller's, of the current device.
+    let done = unsafe {
+        event::record(event, earlier.0)
+            .and_then(|()| streams::wait_event(later.0, event, sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT))
+    };
+    // SAFETY: as above; the driver keeps what the wait needs.
+    let freed = unsafe { event::destroy(event) };
+    done.and(freed).map_err(failed)
+}
+
+fn enqueue(device: &DeviceComm, stream: Stream, raw: &RawCall) -> Result<()> {
+    // SAFETY (all three): the program vouches for its buffers and its stream, as NCCL's interface asks.
+    match raw.collective {
+        Collective::SendRecv if raw.partner(Kind::OWN) != device.rank() => {
+            let (input, output) = raw.addresses();
+            let end = |at: u64| Some((at, raw.bytes(), raw.partner(Kind::OWN)));
+            let (to, from) = if raw.root == Kind::OWN { (end(input as u64), None) } else { (None, end(output as u64)) };
+            // SAFETY: see above.
+            unsafe { device.enqueue_send_recv(stream.0, to, from) }
+        }
+        // SAFETY: see above.
+        _ if is_message(raw) => unsafe { device.enqueue_group(stream.0, std::slice::from_ref(raw)) },
+        // SAFETY: see above.
+        _ => unsafe { device.enqueue(stream.0, raw) },
+    }
+    .map_err(Fault::from)
+}

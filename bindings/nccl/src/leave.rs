@@ -1,0 +1,157 @@
+//! Leaving a communicator: finalize, destroy, abort, revoke.
+//!
+//! A rank's memory is freed when the other ranks use it no more, so leaving meets them. Programs leave one rank after
+//! the other in one thread, or in another order on another rank; neither may wait for what only the same thread can do.
+//! So a rank leaves in a thread of its own. The caller waits for it for a while, unless ranks of the same communicator
+//! are still to be left by this process.
+
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::abi::{self, Status};
+use crate::export::export;
+use crate::fault::{Fault, Result};
+use crate::gpu::Current;
+use crate::group;
+use crate::handle::{Handle, handle, take};
+use crate::member::{Member, Phase};
+
+/// How long a caller waits for the other ranks to leave, too; after that the rest is done in the background.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The ranks of a communicator in this process.
+#[derive(Debug, Default)]
+struct Here {
+    /// Those that have not been left.
+    present: usize,
+    /// Those that are being left.
+    leaving: usize,
+}
+
+static HERE: Mutex<Option<HashMap<[u8; 32], Here>>> = Mutex::new(None);
+static CHANGED: Condvar = Condvar::new();
+
+fn here() -> MutexGuard<'static, Option<HashMap<[u8; 32], Here>>> {
+    HERE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A rank of the communicator with this token has met the others.
+pub(crate) fn arrived(token: &[u8; 32]) {
+    here().get_or_insert_default().entry(*token).or_default().present += 1;
+}
+
+/// Frees what a communicator has, in the background. Waits for the other ranks, for [`PATIENCE`] at most, if `wait`
+/// and if no rank of it in this process is still to be left.
+fn leave(member: Arc<Member>, wait: bool) {
+    let Some(token) = member.any_ranks().map(|ranks| ranks.roster.token) else {
+        // Its thread, if it has one, ends by itself.
+        return member.stop();
+    };
+    let alone = {
+        let mut here = here();
+        let ranks = here.get_or_insert_default().entry(token).or_default();
+        ranks.present = ranks.present.saturating_sub(1);
+        ranks.leaving += 1;
+        ranks.present == 0
+    };
+    let name = member.name().to_owned();
+    let work = move || {
+        drop(member);
+        let mut here = here();
+        if let Some(ranks) = here.get_or_insert_default().get_mut(&token) {
+            ranks.leaving -= 1;
+            if ranks.leaving == 0 && ranks.present == 0 {
+                here.get_or_insert_default().remove(&token);
+            }
+        }
+        CHANGED.notify_all();
+    };
+    if let Err(e) = std::thread::Builder::new().name("tinynccl-leave".to_owned()).spawn(work) {
+        // The closure, and the communicator with it, was dropped here: it has left.
+        log::debug!("communicator {name}: leaving without a thread: {e}");
+    }
+    if wait && alone {
+        let left = |here: &mut Option<HashMap<[u8; 32], Here>>| {
+            here.as_ref().and_then(|here| here.get(&token)).is_some_and(|ranks| ranks.leaving > 0)
+        };
+        let waited = CHANGED.wait_timeout_while(here(), PATIENCE, left).unwrap_or_else(PoisonError::into_inner);
+        if waited.1.timed_out() {
+            log::info!(
+                "communicator {name}: other ranks have not left it for {PATIENCE:?}; it is freed when they have"
+            );
+        }
+    }
+}
+
+/// Waits for the calls made.
+fn synchronize(member: &Member) -> Result<()> {
+    let Some(ranks) = member.any_ranks() else { return Ok(()) };
+    let _current = Current::enter(ranks.device.context())?;
+    Ok(ranks.device.synchronize()?)
+}
+
+fn destroy(comm: Handle) -> Result<()> {
+    let member = take(comm)?;
+    if member.phase() == Phase::Starting {
+        log::info!("communicator {} is destroyed before it was ready", member.name());
+        member.enter(Phase::Aborted);
+    }
+    let blocking = member.is_blocking();
+    if blocking && let Err(fault) = synchronize(&member) {
+        log::info!("communicator {} is destroyed after: {}", member.name(), fault.text);
+    }
+    leave(member, blocking);
+    Ok(())
+}
+
+fn abort(comm: Handle) -> Result<()> {
+    let member = take(comm)?;
+    member.enter(Phase::Aborted);
+    member.stop();
+    if let Some(ranks) = member.any_ranks() {
+        ranks.device.abort();
+    }
+    leave(member, true);
+    Ok(())
+}
+
+export! {
+    /// Waits until the calls made are done; later ones are errors. With `blocking = 0` it returns `ncclInProgress`, and
+    /// `ncclCommGetAsyncError` says when that is so.
+    fn ncclCommFinalize / pncclCommFinalize [comm] (comm: Handle) {
+        group::noted(handle(comm).and_then(|member| {
+            member.ranks()?;
+            group::meet(&member, |member| {
+                let outcome = synchronize(member);
+                member.enter(Phase::Finalized);
+                outcome
+            })
+        }))
+    }
+
+    /// Waits for the calls made, and leaves the communicator; its handle names none from now on.
+    fn ncclCommDestroy / pncclCommDestroy [] (comm: Handle) {
+        // As NCCL: destroying nothing is no error.
+        if comm.is_null() { Ok(()) } else { destroy(comm) }
+    }
+
+    /// Ends the calls that wait, from any thread, and leaves the communicator; its handle names none from now on. The
+    /// other ranks get `ncclRemoteError`.
+    fn ncclCommAbort / pncclCommAbort [] (comm: Handle) {
+        if comm.is_null() { Ok(()) } else { abort(comm) }
+    }
+
+    /// Ends the calls that wait. The communicator takes no more, but can be split, shrunk and destroyed.
+    fn ncclCommRevoke / pncclCommRevoke [comm] (comm: Handle, flags: c_int) {
+        if flags != abi::REVOKE_DEFAULT {
+            return Err(Fault::argument(format!("revokeFlags is {flags}, expected 0 (NCCL_REVOKE_DEFAULT)")));
+        }
+        let member = handle(comm)?;
+        let ranks = member.parent()?;
+        member.enter(Phase::Revoked);
+        ranks.device.abort();
+        Ok(Status::Success)
+    }
+}

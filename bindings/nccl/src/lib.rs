@@ -1,0 +1,43 @@
+//! NCCL's C interface over tinynccl: the library `libnccl.so.2` that unchanged programs load.
+//!
+//! A function is declared once (`export!`), checks what it is given, and hands over to the communicator's
+//! [`DeviceComm`](tinynccl::cuda::DeviceComm). Nothing here moves data.
+//!
+//! | module | idea |
+//! | --- | --- |
+//! | `abi` | NCCL's types, and what they are here |
+//! | `export`, `fault`, `last_error` | how functions are exported, and how they fail |
+//! | `handle`, `member` | what `ncclComm_t` points to, and the state of a communicator |
+//! | `facts`, `memory` | functions that answer from what is known |
+//! | `id`, `door`, `place`, `digest` | where ranks meet |
+//! | `start`, `family`, `meet` | making communicators: by id, and from others |
+//! | `leave` | finalize, destroy, abort, revoke |
+//! | `calls`, `group`, `launch` | calls, kept until a group ends, and put onto streams |
+//! | `gpu` | the GPU of a thread |
+//! | `config`, `settings`, `debug` | configurations, NCCL's environment variables, its log |
+//!
+//! An operator from [`abi::NUM_OPS`] on is resolved by `scaled::operator(op, comm)`.
+
+pub mod abi;
+mod calls;
+mod config;
+mod debug;
+mod digest;
+mod door;
+mod export;
+mod facts;
+mod family;
+mod fault;
+mod gpu;
+mod group;
+mod handle;
+mod id;
+mod last_error;
+mod launch;
+mod leave;
+mod meet;
+mod member;
+mod memory;
+mod place;
+mod settings;
+mod start;

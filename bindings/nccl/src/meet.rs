@@ -1,0 +1,143 @@
+//! How the ranks of a new communicator meet.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tinynccl::bootstrap::{Server, UniqueId};
+use tinynccl::cuda::DeviceComm;
+use tinynccl::{Comm, Config, Secret, interrupt};
+
+use crate::config::Options;
+use crate::fault::{Fault, Result};
+use crate::gpu::{self, Current};
+use crate::id::{self, Id, Kind};
+use crate::member::{Member, Ranks};
+use crate::{digest, door, place, settings};
+
+/// What all ranks of a communicator know of each other besides.
+#[derive(Debug, Clone)]
+pub(crate) struct Roster {
+    /// Random, the same on all ranks, and unknown to others.
+    pub(crate) token: [u8; 32],
+    /// Where each rank's process has its door.
+    pub(crate) doors: Vec<Vec<SocketAddr>>,
+}
+
+/// The settings of a communicator with these options.
+pub(crate) fn config(options: &Options) -> Result<Config> {
+    let mut config = settings::config()?;
+    if settings::variable("TINYNCCL_CUDA_BLOCKS").is_none()
+        && let Some(blocks) = options.blocks
+    {
+        config.cuda_blocks = blocks;
+    }
+    Ok(config)
+}
+
+/// Joins the ranks of `id`.
+pub(crate) fn by_id(id: &Id, rank: usize, size: usize, config: Config, stop: &dyn Fn() -> bool) -> Result<Comm> {
+    let server = id::take_store(id);
+    if size == 1 {
+        return alone(config);
+    }
+    match (id.kind, server) {
+        (Kind::Store, None) => Ok(Comm::init(&id.rendezvous(), rank, size, config)?),
+        (Kind::Store, Some(server)) => Ok(Comm::init_with_server(server, rank, size, config)?),
+        (Kind::Door, _) => {
+            // A process makes its communicators of this kind in the same order as the others do.
+            static TURNS: Mutex<Option<HashMap<usize, u64>>> = Mutex::new(None);
+            let turn = {
+                let mut turns = TURNS.lock().unwrap_or_else(PoisonError::into_inner);
+                let turn = turns.get_or_insert_default().entry(rank).or_default();
+                *turn += 1;
+                *turn
+            };
+            if rank == 0 {
+                id.addresses.iter().try_for_each(|address| door::open_at(*address))?;
+            }
+            afresh(&id.secret, &turn.to_le_bytes(), &id.addresses, (rank, size), config, stop)
+        }
+    }
+}
+
+fn alone(config: Config) -> Result<Comm> {
+    let mut all = Comm::threads(1, config)?;
+    all.pop().ok_or_else(|| Fault::internal("a world of one rank has none"))
+}
+
+/// Meets at a new store in the process of the new rank 0, whose door is at `door`. The ranks know each other by
+/// `token` and `purpose`, which no other meeting has had.
+pub(crate) fn afresh(
+    token: &[u8; 32],
+    purpose: &[u8],
+    door: &[SocketAddr],
+    (rank, size): (usize, usize),
+    config: Config,
+    stop: &dyn Fn() -> bool,
+) -> Result<Comm> {
+    if size == 1 {
+        return alone(config);
+    }
+    let name = digest::of("store", &[token, purpose]);
+    let secret = Secret::new(digest::of("secret", &[token, purpose]));
+    if rank == 0 {
+        let server = Server::open(place::anywhere(&config)?, secret, &config)?;
+        door::post(name, server.unique_id().addresses().to_vec());
+        return Ok(Comm::init_with_server(server, rank, size, config)?);
+    }
+    let store = door::ask(door, name, &config, stop)?;
+    Ok(Comm::init(&UniqueId::new(secret, store), rank, size, config)?)
+}
+
+/// Makes `comm` a communicator of GPUs, with the GPU of `member`.
+pub(crate) fn with_gpu(comm: Comm, member: &Member) -> Result<Ranks> {
+    let context = gpu::context(member.ordinal())?;
+    let _current = Current::enter(&context)?;
+    let device = DeviceComm::new(&comm, &context)?;
+    let roster = roster(&comm)?;
+    let (rank, size) = (comm.rank(), comm.size());
+    log::info!(
+        "communicator {}: rank {rank} of {size} on GPU {}, path {} ({}), {} MiB",
+        member.name(),
+        member.ordinal(),
+        device.path(),
+        device.path_reason(),
+        device.window_bytes() >> 20
+    );
+    Ok(Ranks { device: Arc::new(device), comm, roster })
+}
+
+fn roster(comm: &Comm) -> Result<Roster> {
+    let token = digest::random()?;
+    if comm.size() == 1 {
+        return Ok(Roster { token, doors: vec![Vec::new()] });
+    }
+    let door: Vec<u8> = door::addresses(comm.config())?.into_iter().flat_map(place::encode).collect();
+    let all = comm.exchange_bytes("roster", &[&token[..], &door].concat())?;
+    let broken = || Fault::internal("a rank's door does not parse: do all ranks load the same library?");
+    let parts: Vec<(&[u8; 32], &[u8])> =
+        all.iter().map(|bytes| bytes.split_first_chunk().ok_or_else(broken)).collect::<Result<_>>()?;
+    let doors = parts.iter().map(|(_, door)| place::decode(door).ok_or_else(broken)).collect::<Result<_>>()?;
+    let token = parts.first().map(|(token, _)| **token).ok_or_else(broken)?;
+    Ok(Roster { token, doors })
+}
+
+thread_local! {
+    /// The communicator that this thread makes.
+    static MAKING: RefCell<Option<Arc<Member>>> = const { RefCell::new(None) };
+}
+
+/// Runs `work` so that an abort of `member` ends its waits.
+pub(crate) fn stoppable<R>(member: &Arc<Member>, work: impl FnOnce() -> R) -> R {
+    /// Puts back what was there before, also when the work unwinds.
+    struct Restore(Option<Arc<Member>>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            MAKING.set(self.0.take());
+        }
+    }
+    let _restore = Restore(MAKING.replace(Some(member.clone())));
+    interrupt::watched(|| MAKING.with_borrow(|making| making.as_ref().is_some_and(|member| member.is_stopped())), work)
+}

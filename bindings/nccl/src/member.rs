@@ -1,0 +1,275 @@
+//! The state of a communicator: one rank's membership.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use tinynccl::Comm;
+use tinynccl::cuda::DeviceComm;
+
+use crate::abi::Status;
+use crate::config::Options;
+use crate::fault::{Fault, Result};
+use crate::meet::Roster;
+
+/// Where a communicator is in its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Phase {
+    /// Meeting the other ranks.
+    Starting,
+    /// Takes calls.
+    Ready,
+    /// It could not start, or a call has failed for good: [`Member::fault`].
+    Failed,
+    /// `ncclCommRevoke` was called.
+    Revoked,
+    /// `ncclCommFinalize` was called.
+    Finalized,
+    /// `ncclCommAbort` was called.
+    Aborted,
+}
+
+impl Phase {
+    const ALL: [Phase; 6] =
+        [Phase::Starting, Phase::Ready, Phase::Failed, Phase::Revoked, Phase::Finalized, Phase::Aborted];
+}
+
+/// What a communicator that has started consists of.
+#[derive(Debug)]
+pub(crate) struct Ranks {
+    /// For calls. Dropped first: it leaves while the other ranks can still be reached.
+    pub(crate) device: Arc<DeviceComm>,
+    /// For splits and exchanges.
+    pub(crate) comm: Comm,
+    /// For meetings without the communicator.
+    pub(crate) roster: Roster,
+}
+
+/// An operation of a communicator in the background.
+#[derive(Debug)]
+pub(crate) struct UnderWay(Arc<Member>);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.under_way.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// One rank's membership in a communicator.
+#[derive(Debug)]
+pub(crate) struct Member {
+    /// For people: `commName` of the configuration, or a number.
+    name: String,
+    /// CUDA's number of the rank's GPU.
+    ordinal: usize,
+    options: Options,
+    /// Rank and size; of a split they are known when it is done.
+    place: OnceLock<(usize, usize)>,
+    ranks: OnceLock<Ranks>,
+    phase: AtomicU8,
+    /// Operations of the communicator that run in the background.
+    under_way: AtomicU32,
+    /// Shrinks and grows so far: all ranks make them in the same order.
+    meetings: AtomicU64,
+    /// Whether an id to grow by has been made and not been used.
+    pub(crate) grows: AtomicBool,
+    /// Ends the start, wherever it waits.
+    stop: AtomicBool,
+    fault: Mutex<Option<Fault>>,
+    last_error: Mutex<Option<String>>,
+}
+
+impl Member {
+    /// A communicator that meets the other ranks; `place` is rank and size, if known.
+    pub(crate) fn starting(options: Options, ordinal: usize, place: Option<(usize, usize)>) -> Member {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        Member {
+            name: options.name.clone().unwrap_or_else(|| format!("#{number}")),
+            ordinal,
+            options,
+            place: place.map(OnceLock::from).unwrap_or_default(),
+            ranks: OnceLock::new(),
+            phase: AtomicU8::new(Phase::Starting as u8),
+            under_way: AtomicU32::new(0),
+            meetings: AtomicU64::new(0),
+            grows: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            fault: Mutex::new(None),
+            last_error: Mutex::new(None),
+        }
+    }
+
+    /// Where it is in its life.
+    #[inline]
+    pub(crate) fn phase(&self) -> Phase {
+        Phase::ALL[usize::from(self.phase.load(Ordering::Acquire))]
+    }
+
+    /// The name, for people.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// CUDA's number of the rank's GPU.
+    pub(crate) fn ordinal(&self) -> usize {
+        self.ordinal
+    }
+
+    /// Whether calls return only when they are done.
+    pub(crate) fn is_blocking(&self) -> bool {
+        self.options.blocking
+    }
+
+    /// What its configuration says.
+    pub(crate) fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// The ranks have met, or why not.
+    pub(crate) fn started(&self, outcome: Result<Ranks>) -> Result<()> {
+        let ranks = outcome.inspect_err(|fault| self.fail(fault.clone()))?;
+        let _ = self.place.set((ranks.comm.rank(), ranks.comm.size()));
+        let device = ranks.device.clone();
+        let _ = self.ranks.set(ranks);
+        let ready =
+            self.phase.compare_exchange(Phase::Starting as u8, Phase::Ready as u8, Ordering::AcqRel, Ordering::Acquire);
+        if ready.is_err() {
+            // Aborted meanwhile.
+            device.abort();
+            return Err(self.unready());
+        }
+        Ok(())
+    }
+
+    /// It has failed for good.
+    pub(crate) fn fail(&self, fault: Fault) {
+        self.keep_error(&fault.text);
+        self.fault.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(fault);
+        let starting = Phase::Starting as u8;
+        let _ = self.phase.compare_exchange(starting, Phase::Failed as u8, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// It enters another phase, and leaves none that is later.
+    pub(crate) fn enter(&self, phase: Phase) {
+        self.phase.store(phase as u8, Ordering::Release);
+    }
+
+    /// Its start ends as soon as it can.
+    pub(crate) fn stop(&self) {
+        self.stop.store(true, Ordering::Release);
+    }
+
+    /// Whether it was told to stop.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    /// An operation in the background begins; it is over when the value is dropped.
+    pub(crate) fn begin(self: &Arc<Self>) -> UnderWay {
+        self.under_way.fetch_add(1, Ordering::AcqRel);
+        UnderWay(self.clone())
+    }
+
+    /// The number of the next shrink or grow.
+    pub(crate) fn next_meeting(&self) -> u64 {
+        self.meetings.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// What it consists of, in whatever phase; `None` before it has started.
+    pub(crate) fn any_ranks(&self) -> Option<&Ranks> {
+        self.ranks.get()
+    }
+
+    /// What it consists of, to make other communicators from it: also after a revoke.
+    ///
+    /// # Errors
+    /// As [`Member::ranks`].
+    pub(crate) fn parent(&self) -> Result<&Ranks> {
+        match (self.phase(), self.ranks.get()) {
+            (Phase::Revoked, Some(ranks)) => Ok(ranks),
+            _ => self.ranks(),
+        }
+    }
+
+    /// What it consists of, to make calls.
+    ///
+    /// # Errors
+    /// `ncclInvalidArgument` while it is not ready, `ncclInvalidUsage` after revoke or finalize, its fault after a
+    /// failure.
+    #[inline]
+    pub(crate) fn ranks(&self) -> Result<&Ranks> {
+        match (self.phase(), self.ranks.get()) {
+            (Phase::Ready, Some(ranks)) if self.under_way.load(Ordering::Acquire) == 0 => Ok(ranks),
+            _ => Err(self.unready()),
+        }
+    }
+
+    #[cold]
+    fn unready(&self) -> Fault {
+        let name = &self.name;
+        match self.phase() {
+            Phase::Starting | Phase::Ready => Fault::argument(format!(
+                "communicator {name} is not ready: call ncclCommGetAsyncError until it gives another status than \
+                 ncclInProgress"
+            )),
+            Phase::Failed => self.fault().unwrap_or_else(|| Fault::internal("failed without a cause")),
+            Phase::Revoked => {
+                Fault::usage(format!("communicator {name} has been revoked: split, shrink or destroy it"))
+            }
+            Phase::Finalized => Fault::usage(format!("communicator {name} has been finalized: destroy it")),
+            Phase::Aborted => Fault::argument(format!("communicator {name} has been aborted: make a new one")),
+        }
+    }
+
+    /// The device communicator, to make calls. Errors as [`Member::ranks`].
+    #[inline]
+    pub(crate) fn device(&self) -> Result<&Arc<DeviceComm>> {
+        self.ranks().map(|ranks| &ranks.device)
+    }
+
+    /// Rank and size, once they are known.
+    pub(crate) fn place(&self) -> Result<(usize, usize)> {
+        self.place.get().copied().ok_or_else(|| self.unready())
+    }
+
+    /// Our rank.
+    pub(crate) fn rank(&self) -> Result<usize> {
+        self.place().map(|(rank, _)| rank)
+    }
+
+    /// Number of ranks.
+    pub(crate) fn size(&self) -> Result<usize> {
+        self.place().map(|(_, size)| size)
+    }
+
+    /// Why it failed, if it did.
+    pub(crate) fn fault(&self) -> Option<Fault> {
+        self.fault.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The status that `ncclCommGetAsyncError` gives, with the cause if it is a failure.
+    pub(crate) fn async_error(&self) -> Result<Status> {
+        match (self.phase(), self.ranks.get()) {
+            (Phase::Failed, _) => Err(self.unready()),
+            (Phase::Aborted, _) => Err(self.unready()),
+            (Phase::Starting, _) => Ok(Status::InProgress),
+            _ if self.under_way.load(Ordering::Acquire) > 0 => Ok(Status::InProgress),
+            (Phase::Ready, Some(ranks)) => {
+                ranks.device.check()?;
+                Ok(Status::Success)
+            }
+            _ => Ok(Status::Success),
+        }
+    }
+
+    /// Keeps the text of a failed call, for `ncclGetLastError`.
+    pub(crate) fn keep_error(&self, text: &str) {
+        *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(text.to_owned());
+    }
+
+    /// The text of the last failed call.
+    pub(crate) fn error(&self) -> Option<String> {
+        self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
