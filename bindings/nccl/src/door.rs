@@ -166,7 +166,8 @@ mod tests {
 
     #[test]
     fn a_door_tells_what_was_posted_and_nothing_else() {
-        let config = Config { connect_timeout: Duration::from_millis(100), ..Config::default() };
+        let mut config = Config::default();
+        config.connect_timeout = Duration::from_millis(100);
         let here = addresses(&config).unwrap();
         assert_eq!(addresses(&config).unwrap(), here, "one door per process");
         let store: SocketAddr = "10.1.2.3:4".parse().unwrap();

@@ -10,6 +10,8 @@ use crate::abi::Status;
 use crate::config::Options;
 use crate::fault::{Fault, Result};
 use crate::meet::Roster;
+use crate::scaled::Operators;
+use crate::windows::Windows;
 
 /// Where a communicator is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,6 +79,8 @@ pub(crate) struct Member {
     stop: AtomicBool,
     fault: Mutex<Option<Fault>>,
     last_error: Mutex<Option<String>>,
+    operators: Operators,
+    windows: Windows,
 }
 
 impl Member {
@@ -97,7 +101,19 @@ impl Member {
             stop: AtomicBool::new(false),
             fault: Mutex::new(None),
             last_error: Mutex::new(None),
+            operators: Operators::default(),
+            windows: Windows::default(),
         }
+    }
+
+    /// The operators that it has made.
+    pub(crate) fn operators(&self) -> &Operators {
+        &self.operators
+    }
+
+    /// Its registered buffers.
+    pub(crate) fn windows(&self) -> &Windows {
+        &self.windows
     }
 
     /// Where it is in its life.
