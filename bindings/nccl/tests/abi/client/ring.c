@@ -2,7 +2,6 @@
  * and a ring. It prints "right" at the end. The driver's functions are declared as in CUDA's header. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include <nccl.h>
 
@@ -19,9 +18,13 @@ CUresult cuMemFree_v2(CUdeviceptr at);
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void* from, size_t bytes);
 CUresult cuMemcpyDtoH_v2(void* to, CUdeviceptr from, size_t bytes);
 
-#define CUDA(call) do { CUresult r_ = (call); if (r_) { printf(#call ": %d\n", r_); exit(1); } } while (0)
-#define NCCL(call) \
-  do { ncclResult_t r_ = (call); if (r_) { printf(#call ": %s: %s\n", ncclGetErrorString(r_), ncclGetLastError(NULL)); exit(1); } } while (0)
+#define CUDA(call) do { CUresult r_ = (call); if (r_) { printf("%s: %d\n", #call, r_); exit(1); } } while (0)
+#define NCCL(call) do { ncclResult_t r_ = (call); if (r_) failed(#call, r_); } while (0)
+
+static void failed(const char* call, ncclResult_t status) {
+  printf("%s: %s: %s\n", call, ncclGetErrorString(status), ncclGetLastError(NULL));
+  exit(1);
+}
 
 enum { GPUS = 3, COUNT = 1000 };
 
