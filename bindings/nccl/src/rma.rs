@@ -32,6 +32,9 @@ fn peer(member: &Member, peer: c_int, signal: c_int, context: c_int, flags: c_ui
 /// The ranks' memory must be within reach, and the communicator ready.
 fn check(member: &Member) -> Result<()> {
     let device = member.device()?;
+    if device.size() == 1 {
+        return Err(Fault::usage(format!("communicator {} has one rank, and none to signal", member.name())));
+    }
     if reaches(device) {
         return Ok(());
     }
