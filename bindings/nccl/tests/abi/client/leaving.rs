@@ -77,7 +77,7 @@ apart! {
     }
 
     fn a_hundred_communicators_one_after_the_other() {
-        for _ in 0..50 {
+        for _ in 0..20 {
             let ranks = all(2);
             ranks.into_iter().for_each(Rank::destroy);
         }

@@ -9,14 +9,17 @@
 //! | `collectives`, `messages` | every call against what it must give |
 //! | `groups`, `random` | groups, and a thousand of them against a model |
 //! | `family`, `background` | communicators from communicators; non-blocking ones |
+//! | `buffers`, `environment` | memory and windows; NCCL's variables |
 //! | `leaving`, `failures` | finalize, destroy, abort; ranks that die or disagree |
 //! | `c_program` | a program in C, linked to the library |
 
 #[macro_use]
 mod apart;
 mod background;
+mod buffers;
 mod c_program;
 mod collectives;
+mod environment;
 mod failures;
 mod family;
 mod functions;
