@@ -73,7 +73,7 @@ pub(crate) fn enqueue(
     member: &Arc<Member>,
     stream: CUstream,
     around: Option<RawCall>,
-    enqueue: impl FnOnce(&Arc<Member>, CUstream) -> Result<()> + 'static,
+    enqueue: impl FnOnce(&Arc<Member>, CUstream) -> Result<()> + Send + 'static,
 ) -> Result<()> {
     let work = Work::Own { around, enqueue: Box::new(enqueue) };
     call(Call { member: member.clone(), stream: Stream(stream), work })
@@ -83,7 +83,7 @@ pub(crate) fn enqueue(
 pub(crate) fn wait(
     member: &Arc<Member>,
     stream: CUstream,
-    enqueue: impl FnOnce(&Arc<Member>, CUstream) -> Result<()> + 'static,
+    enqueue: impl FnOnce(&Arc<Member>, CUstream) -> Result<()> + Send + 'static,
 ) -> Result<()> {
     call(Call { member: member.clone(), stream: Stream(stream), work: Work::Wait(Box::new(enqueue)) })
 }

@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::abi::{self, Status};
 use crate::config::Options;
@@ -34,7 +35,7 @@ pub(crate) fn begin(
         });
         own.started(outcome).inspect_err(|_| {
             if met {
-                leave::leave(own.clone(), false);
+                leave::leave(own.clone(), Duration::ZERO);
             }
         })
     };

@@ -92,6 +92,19 @@ apart! {
         first.into_iter().chain(second).chain(halves).for_each(Rank::destroy);
     }
 
+    // More operations than a stream takes: the thread would wait for the first rank, which waits for the second.
+    fn long_calls_of_several_ranks_of_one_thread() with [("TINYNCCL_CUDA_CHUNK", "64K"), ("TINYNCCL_CUDA_THREADS", "1")] {
+        const COUNT: usize = 16 << 20;
+        let ranks = all(2);
+        let memory: Vec<_> = ranks.iter().map(|rank| rank.memory(&numbers(3, COUNT))).collect();
+        group(|| ranks.iter().zip(&memory).for_each(|(rank, memory)| ok(sum(rank, memory, COUNT))));
+        for (rank, memory) in ranks.iter().zip(&memory) {
+            rank.wait();
+            assert_eq!(memory.read(), numbers(6, COUNT));
+        }
+        ranks.into_iter().for_each(Rank::destroy);
+    }
+
     fn communicators_are_made_in_a_group() {
         let id = unique_id();
         let mut comms = [std::ptr::null_mut(); 3];
