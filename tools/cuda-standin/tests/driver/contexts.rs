@@ -18,24 +18,6 @@ fn device() -> (CUresult, i32) {
 }
 
 #[test]
-fn before_the_driver_is_initialised() {
-    if driver().is_empty() {
-        return;
-    }
-    let mut count = 0;
-    // SAFETY: writes the number.
-    fails(unsafe { sys::cuDeviceGetCount(&mut count) }, CUDA_ERROR_NOT_INITIALIZED);
-    let mut version = 0;
-    // SAFETY: as above.
-    ok(unsafe { sys::cuDriverGetVersion(&mut version) });
-    assert!(version >= 12_000);
-    fails(device().0, CUDA_ERROR_NOT_INITIALIZED);
-    // SAFETY: a flag that is none.
-    fails(unsafe { sys::cuInit(1) }, CUDA_ERROR_INVALID_VALUE);
-    assert!(here());
-}
-
-#[test]
 fn each_thread_has_a_stack_of_its_own() {
     if !here() {
         return;

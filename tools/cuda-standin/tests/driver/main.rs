@@ -1,8 +1,9 @@
 //! What a program may expect of CUDA's driver, asked through the bindings that the library uses.
 //!
-//! The tests are run over the stand-in: `over_the_stand_in` starts this program again. They hold for NVIDIA's driver as
+//! The tests are run over the stand-in: `over_standin` starts this program again. They hold for NVIDIA's driver as
 //! well, but for those in `standin.rs`: with `TINYNCCL_TEST_DRIVER=nvidia` they run over it, on a machine with a GPU.
 
+mod apart;
 mod captures;
 mod contexts;
 mod events;
@@ -35,19 +36,14 @@ fn passes(output: &Output) {
     assert!(output.status.success() && !out.contains("running 0 tests"), "{}\n{out}\n{err}", output.status);
 }
 
-/// Tests of something that a process has only once, or that ends it.
-const APART: [&str; 4] =
-    ["before_the_driver", "a_wait_without_end", "a_program_that_touches", "devices_are_as_many_as"];
-
 #[test]
-fn over_the_stand_in() {
-    let skipped: Vec<&str> = APART.iter().flat_map(|name| ["--skip", name]).collect();
+fn over_standin() {
     // One after the other: a capture in one thread forbids calls in others.
-    passes(&again(&[&["--test-threads=1", "--skip", "over_the_stand_in"], &skipped[..]].concat(), &[]));
+    passes(&again(&["--test-threads=1", "--skip", "over_standin", "--skip", "apart::"], &[]));
 }
 
 #[test]
-fn over_the_stand_in_apart() {
+fn over_standin_apart() {
     passes(&again(&["before_the_driver"], &[]));
     passes(&again(&["a_wait_without_end"], &[("TINYNCCL_STANDIN_PATIENCE", "0")]));
     let settings =
@@ -72,7 +68,7 @@ fn here() -> bool {
 }
 
 /// Whether this process runs over the stand-in.
-fn over_standin() -> bool {
+fn is_standin() -> bool {
     here() && driver() == "standin"
 }
 

@@ -104,9 +104,9 @@ fn memory_that_is_taken_is_counted() {
     let large = 1 << 30;
     let (before, total) = info();
     let memory = alloc(large);
-    assert!(before - info().0 > large / 2 && info().1 == total);
+    assert!(info().0 + large / 2 < before && info().1 == total);
     ok(free(memory));
-    assert!(before - info().0 < large / 2);
+    assert!(info().0 + large / 2 > before);
 }
 
 #[test]
@@ -225,16 +225,4 @@ fn freeing_waits_for_the_streams() {
         });
         release(gate);
     });
-}
-
-/// It ends by a signal: its parent looks for that.
-#[test]
-fn a_program_that_touches_device_memory_dies() {
-    if !here() {
-        return;
-    }
-    let memory = alloc(4096);
-    // SAFETY: none: that is the point.
-    let byte = unsafe { std::ptr::with_exposed_provenance::<u8>(memory as usize).read_volatile() };
-    println!("device memory was read: {byte}");
 }

@@ -6,7 +6,7 @@ use super::*;
 
 #[test]
 fn it_says_what_it_is() {
-    if !over_standin() {
+    if !is_standin() {
         return;
     }
     let mut name = [0u8; 64];
@@ -25,51 +25,10 @@ fn it_says_what_it_is() {
     fails(unsafe { sys::cuCtxEnablePeerAccess(other, 0) }, CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
 }
 
-#[test]
-fn devices_are_as_many_as_the_environment_says() {
-    if driver() != "standin" {
-        return;
-    }
-    let (mut count, mut bytes) = (0, 0);
-    context(1);
-    // SAFETY: writes both.
-    unsafe {
-        ok(sys::cuDeviceGetCount(&mut count));
-        ok(sys::cuDeviceTotalMem_v2(&mut bytes, 0));
-    }
-    assert_eq!((count, bytes), (2, 64 << 20));
-    let mut at = 0;
-    // SAFETY: writes the address.
-    fails(unsafe { sys::cuMemAlloc_v2(&mut at, 65 << 20) }, CUDA_ERROR_OUT_OF_MEMORY);
-    let mut id = [0u8; 32];
-    // SAFETY: writes up to so many bytes. The first that is visible is the last that is there.
-    ok(unsafe { sys::cuDeviceGetPCIBusId(id.as_mut_ptr().cast(), 32, 0) });
-    assert!(id.starts_with(b"FFFF:04:00.0\0"), "{id:?}");
-    let mut device = 9;
-    // SAFETY: a text that ends with a zero.
-    ok(unsafe { sys::cuDeviceGetByPCIBusId(&mut device, id.as_ptr().cast()) });
-    assert_eq!(device, 0);
-}
-
-/// The patience of this process is 0.
-#[test]
-fn a_wait_without_end_ends_and_loses_the_context() {
-    if !over_standin() {
-        return;
-    }
-    let (stream, word) = (stream(), &words(1)[0]);
-    ok(wait(stream, word, 1));
-    fails(synchronize(stream), CUDA_ERROR_LAUNCH_TIMEOUT);
-    fails(query(stream), CUDA_ERROR_LAUNCH_TIMEOUT);
-    let mut at = 0;
-    // SAFETY: writes the address.
-    fails(unsafe { sys::cuMemAlloc_v2(&mut at, 100) }, CUDA_ERROR_LAUNCH_TIMEOUT);
-}
-
 /// In a context of its own, which is lost.
 #[test]
 fn work_on_memory_that_is_gone_loses_the_context() {
-    if !over_standin() {
+    if !is_standin() {
         return;
     }
     let primary = context(0);
