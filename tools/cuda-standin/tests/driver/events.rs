@@ -40,6 +40,7 @@ fn an_event_is_reached_when_its_stream_is_there() {
     ok(record(reached, one));
     ok(wait_for(two, reached));
     ok(write(two, done, 1));
+    let_others_run();
     fails(query_event(reached), CUDA_ERROR_NOT_READY);
     fails(query(two), CUDA_ERROR_NOT_READY);
     assert_eq!(done.load(Ordering::Acquire), 0);

@@ -166,6 +166,15 @@ fn release(word: &AtomicU32) {
     word.store(1, Ordering::Release);
 }
 
+/// Gives other streams the time to do what they must not do: a test cannot fail by it, only find less.
+fn let_others_run() {
+    let (own, word) = (stream(), &words(1)[0]);
+    for turn in 0..100 {
+        ok(write(own, word, turn));
+        ok(synchronize(own));
+    }
+}
+
 /// A `memset` of words.
 fn fill(stream: CUstream, at: u64, value: u32, count: usize) -> CUresult {
     // SAFETY: memory of so many words, or what the driver must refuse.

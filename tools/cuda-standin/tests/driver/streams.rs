@@ -115,6 +115,7 @@ fn the_default_stream_waits_for_blocking_ones() {
     ok(write(other, third, 1));
     ok(synchronize(other));
     let all = || [first, second, third].map(|word| word.load(Ordering::Acquire));
+    let_others_run();
     assert_eq!(all(), [0, 0, 1]);
     fails(query(legacy), CUDA_ERROR_NOT_READY);
     release(gate);
@@ -122,6 +123,17 @@ fn the_default_stream_waits_for_blocking_ones() {
     assert_eq!(first.load(Ordering::Acquire), 1);
     ok(synchronize(blocking));
     assert_eq!(all(), [1, 1, 1]);
+    // The other way round.
+    gate.store(0, Ordering::Release);
+    ok(wait(legacy, gate, 1));
+    ok(write(blocking, second, 2));
+    ok(write(other, third, 2));
+    ok(synchronize(other));
+    let_others_run();
+    assert_eq!(all(), [1, 1, 2]);
+    release(gate);
+    ok(synchronize(blocking));
+    assert_eq!(all(), [1, 2, 2]);
 }
 
 unsafe extern "C" fn note(list: *mut c_void) {
