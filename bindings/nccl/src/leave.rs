@@ -11,6 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::abi::{self, Status};
+use crate::capture::Relaxed;
 use crate::export::export;
 use crate::fault::{Fault, Result};
 use crate::gpu::Current;
@@ -61,7 +62,10 @@ pub(crate) fn leave(member: Arc<Member>, patience: Duration) {
     };
     let name = member.name().to_owned();
     let work = move || {
+        // Another thread may capture a graph meanwhile.
+        let relaxed = Relaxed::enter();
         drop(member);
+        drop(relaxed);
         let mut here = here();
         if let Some(ranks) = here.get_or_insert_default().get_mut(&token) {
             ranks.leaving -= 1;
