@@ -17,9 +17,7 @@
 //! | `buffers`, `windows` | memory, and buffers that all ranks reach |
 //! | `params`, `device_api` | settings by name, host functions of the device API |
 //! | `gpu`, `capture` | the GPU of a thread, and captures |
-//! | `config`, `settings`, `debug` | configurations, NCCL's environment variables, its log |
-//!
-//! An operator from [`abi::NUM_OPS`] on is resolved by `scaled::operator(op, comm)`.
+//! | `config`, `settings`, `version`, `debug` | configurations, NCCL's environment variables, its version, its log |
 
 pub mod abi;
 mod buffers;
@@ -50,4 +48,5 @@ mod rma;
 mod scaled;
 mod settings;
 mod start;
+mod version;
 mod windows;

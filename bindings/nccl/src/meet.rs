@@ -14,17 +14,8 @@ use crate::config::Options;
 use crate::fault::{Fault, Result};
 use crate::gpu::{self, Current};
 use crate::id::{self, Id, Kind};
-use crate::member::{Member, Ranks};
+use crate::member::{Member, Ranks, Roster};
 use crate::{digest, door, place, settings};
-
-/// What all ranks of a communicator know of each other besides.
-#[derive(Debug, Clone)]
-pub(crate) struct Roster {
-    /// Random, the same on all ranks, and unknown to others.
-    pub(crate) token: [u8; 32],
-    /// Where each rank's process has its door.
-    pub(crate) doors: Vec<Vec<SocketAddr>>,
-}
 
 /// The settings of a communicator with these options.
 pub(crate) fn config(options: &Options) -> Result<Config> {

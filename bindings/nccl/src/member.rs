@@ -1,5 +1,6 @@
 //! The state of a communicator: one rank's membership.
 
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -9,7 +10,6 @@ use tinynccl::cuda::DeviceComm;
 use crate::abi::Status;
 use crate::config::Options;
 use crate::fault::{Fault, Result};
-use crate::meet::Roster;
 use crate::scaled::Operators;
 use crate::windows::Windows;
 
@@ -34,6 +34,15 @@ pub(crate) enum Phase {
 impl Phase {
     const ALL: [Phase; 6] =
         [Phase::Starting, Phase::Ready, Phase::Failed, Phase::Revoked, Phase::Finalized, Phase::Aborted];
+}
+
+/// What all ranks of a communicator know of each other besides.
+#[derive(Debug, Clone)]
+pub(crate) struct Roster {
+    /// Random, the same on all ranks, and unknown to others.
+    pub(crate) token: [u8; 32],
+    /// Where each rank's process has its door.
+    pub(crate) doors: Vec<Vec<SocketAddr>>,
 }
 
 /// What a communicator that has started consists of.
