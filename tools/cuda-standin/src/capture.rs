@@ -158,7 +158,8 @@ pub(crate) fn join(stream: &Arc<Stream>, capture: &Arc<Capture>, behind: &BTreeS
     let mut joined = lock(&stream.capture);
     match &mut *joined {
         Some(joined) if joined.capture.id != capture.id => {
-            (joined.invalidate(), capture.invalidate());
+            joined.invalidate();
+            capture.invalidate();
             Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE)
         }
         Some(joined) => {

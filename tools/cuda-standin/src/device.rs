@@ -159,12 +159,14 @@ calls! {
     }
 
     fn cuDeviceCanAccessPeer(to: *mut c_int, which: CUdevice, peer: CUdevice) {
-        (device(which)?, device(peer)?);
+        device(which)?;
+        device(peer)?;
         put(to, 0)
     }
 
     fn cuDeviceGetP2PAttribute(to: *mut c_int, _: CUdevice_P2PAttribute, from: CUdevice, other: CUdevice) {
-        (device(from)?, device(other)?);
+        device(from)?;
+        device(other)?;
         ensure(from != other, CUresult::CUDA_ERROR_INVALID_DEVICE)?;
         put(to, 0)
     }

@@ -169,7 +169,7 @@ fn release(word: &AtomicU32) {
 /// Gives other streams the time to do what they must not do: a test cannot fail by it, only find less.
 fn let_others_run() {
     let (own, word) = (stream(), &words(1)[0]);
-    for turn in 0..100 {
+    for turn in 0..1000 {
         ok(write(own, word, turn));
         ok(synchronize(own));
     }

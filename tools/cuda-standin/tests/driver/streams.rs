@@ -42,8 +42,8 @@ fn waits_compare_as_they_are_told() {
         word.store(found, Ordering::Release);
         // SAFETY: memory that lives.
         ok(unsafe { sys::cuStreamWaitValue32_v2(stream, at, value, flags) });
-        // SAFETY: as above; 64 bits, of which the upper ones are 0.
         if flags < 3 && value < 100 {
+            // SAFETY: as above; 64 bits, of which the upper ones are 0.
             ok(unsafe { sys::cuStreamWaitValue64_v2(stream, at & !7, value.into(), flags) });
         }
         ok(synchronize(stream));

@@ -20,6 +20,7 @@ static LIBRARY: LazyLock<Library> = LazyLock::new(|| {
 /// Declares functions; each is looked up when it is first called.
 macro_rules! functions {
     ($($name:ident($($argument:ident: $type:ty),* $(,)?);)*) => {$(
+        #[allow(clippy::too_many_arguments, reason = "as many as NCCL has")]
         pub(super) fn $name($($argument: $type),*) -> c_int {
             type Function = unsafe extern "C" fn($($type),*) -> c_int;
             static FOUND: LazyLock<Function> = LazyLock::new(|| {
