@@ -13,13 +13,14 @@
 //! | --- | --- |
 //! | `comm`, `setup` | the communicator, and its creation |
 //! | `collectives`, `enqueue`, `call`, `buffers` | calls, checked and enqueued |
-//! | `path` | the trait of the three paths: `peer`, `phased` and `hosted` |
+//! | `path` | the trait of the three paths: `peer`, `phased` and `hosted`; `alone` is that of one rank |
 //! | `window`, `path_check` | memory that all ranks' kernels reach |
 //! | `kernels`, `compile`, `report` | the kernels, their compiler, and their reports of failures |
 //! | `registered` | buffers that calls use without copies |
 //! | `one_sided` | writes into other ranks' buffers, and signals |
 //! | `driver`, `inventory` | CUDA's driver, and the GPUs of this host |
 
+mod alone;
 mod buffers;
 mod call;
 mod collectives;
