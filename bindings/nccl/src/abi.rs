@@ -3,7 +3,7 @@
 //! Sizes, offsets and values are NCCL's. Enums that callers pass are plain `int`s here: an unknown value must be an
 //! error, not undefined behaviour.
 
-use std::ffi::{c_char, c_int, c_uint};
+use std::ffi::{c_char, c_int, c_uint, c_void};
 
 use tinynccl::{DType, ReduceOp};
 
@@ -109,7 +109,7 @@ pub struct SimInfo {
     pub size: usize,
     pub magic: c_uint,
     pub version: c_uint,
-    /// Seconds... of NCCL's unit, microseconds; -1 when unknown.
+    /// Microseconds; -1 when unknown.
     pub estimated_time: f32,
 }
 
@@ -125,6 +125,46 @@ pub struct WaitSignalDesc {
     pub signal: c_int,
     /// Number of the context.
     pub context: c_int,
+}
+
+/// `ncclTeam_t`, passed by value: ranks at equal distances.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Team {
+    /// Their number.
+    pub ranks: c_int,
+    /// Ours among them.
+    pub rank: c_int,
+    /// The distance of neighbours, in ranks of the communicator.
+    pub stride: c_int,
+}
+
+/// `ncclMultimemHandle_t`, passed by value.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Multimem {
+    /// Address of the multicast memory.
+    pub base: *mut c_void,
+}
+
+/// `ncclCommProperties_t` of 2.30; 2.29.2 ends before `lsa_teams`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs, reason = "NCCL's names")]
+pub struct Properties {
+    pub size: usize,
+    pub magic: c_uint,
+    pub version: c_uint,
+    pub rank: c_int,
+    pub ranks: c_int,
+    pub cuda_device: c_int,
+    pub nvml_device: c_int,
+    pub device_api: bool,
+    pub multimem: bool,
+    pub gin: c_int,
+    pub lsa_teams: c_int,
+    pub host_rma: bool,
+    pub railed_gin: c_int,
 }
 
 /// What an `ncclWindow_t` points to.

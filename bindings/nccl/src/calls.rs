@@ -14,6 +14,7 @@ use crate::group;
 use crate::handle::{Handle, handle};
 use crate::launch::{Call, Stream, Work};
 use crate::member::Member;
+use crate::scaled::{self, Scale};
 
 /// The rank that an argument names.
 fn rank(name: &str, value: c_int, size: usize) -> Result<usize> {
@@ -21,31 +22,59 @@ fn rank(name: &str, value: c_int, size: usize) -> Result<usize> {
     rank.ok_or_else(|| Fault::argument(format!("{name} is {value}, expected a rank from 0 to {}", size - 1)))
 }
 
-fn operator(value: c_int) -> Result<ReduceOp> {
-    abi::operator(value).ok_or_else(|| {
-        Fault::argument(format!("op is {value}, expected 0 to {} or one of ncclRedOpCreatePreMulSum", abi::NUM_OPS - 1))
-    })
-}
-
 /// Makes a call, or keeps it for the end of the group.
 #[inline]
 fn make(
     comm: Handle,
-    (input, output): (*const c_void, *mut c_void),
+    buffers: (*const c_void, *mut c_void),
     stream: CUstream,
     kind: impl FnOnce(&Member, usize) -> Result<Kind>,
+) -> Result<()> {
+    make_scaled(comm, buffers, stream, |member, size| Ok((kind(member, size)?, None)))
+}
+
+/// [`make`] of a call whose input is multiplied first, perhaps.
+#[inline]
+fn make_scaled(
+    comm: Handle,
+    (input, output): (*const c_void, *mut c_void),
+    stream: CUstream,
+    kind: impl FnOnce(&Member, usize) -> Result<(Kind, Option<Scale>)>,
 ) -> Result<()> {
     group::noted(handle(comm).and_then(|member| {
         // Inside a group the communicator may still have to be made.
         let size = member.size()?;
-        let kind = kind(&member, size)?;
+        let (kind, scale) = kind(&member, size)?;
         if kind.count == 0 {
             // As NCCL: no rank does anything.
             return Ok(());
         }
         let raw = RawCall::new(kind, input.cast(), output.cast());
-        group::call(Call { member, stream: Stream(stream), work: Work::Plain(raw) })
+        match scale {
+            None => group::call(Call { member, stream: Stream(stream), work: Work::Plain(raw) }),
+            // SAFETY: the program vouches for its buffers and its stream, as NCCL's interface asks.
+            Some(scale) => group::enqueue(&member, stream, Some(raw.clone()), move |member, stream| unsafe {
+                scale.enqueue(member.device()?, stream, &raw)
+            }),
+        }
     }))
+}
+
+/// A collective that reduces.
+#[inline]
+fn reduces(
+    member: &Member,
+    collective: Collective,
+    (datatype, op): (c_int, c_int),
+    root: usize,
+    count: usize,
+) -> Result<(Kind, Option<Scale>)> {
+    let dtype = abi::dtype(datatype)?;
+    let kind = |op| Kind::new(collective, dtype, op, root, count);
+    match abi::operator(op) {
+        Some(op) => Ok((kind(op), None)),
+        None => Ok((kind(ReduceOp::Sum), Some(scaled::operator(op, member, dtype)?))),
+    }
 }
 
 export! {
@@ -54,8 +83,8 @@ export! {
         sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: c_int, op: c_int, comm: Handle,
         stream: CUstream,
     ) {
-        make(comm, (sendbuff, recvbuff), stream, |_, _| {
-            Ok(Kind::new(Collective::AllReduce, abi::dtype(datatype)?, operator(op)?, 0, count))
+        make_scaled(comm, (sendbuff, recvbuff), stream, |member, _| {
+            reduces(member, Collective::AllReduce, (datatype, op), 0, count)
         })
     }
 
@@ -64,8 +93,8 @@ export! {
         sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: c_int, op: c_int, root: c_int,
         comm: Handle, stream: CUstream,
     ) {
-        make(comm, (sendbuff, recvbuff), stream, |_, size| {
-            Ok(Kind::new(Collective::Reduce, abi::dtype(datatype)?, operator(op)?, rank("root", root, size)?, count))
+        make_scaled(comm, (sendbuff, recvbuff), stream, |member, size| {
+            reduces(member, Collective::Reduce, (datatype, op), rank("root", root, size)?, count)
         })
     }
 
@@ -100,8 +129,8 @@ export! {
         sendbuff: *const c_void, recvbuff: *mut c_void, recvcount: usize, datatype: c_int, op: c_int, comm: Handle,
         stream: CUstream,
     ) {
-        make(comm, (sendbuff, recvbuff), stream, |_, _| {
-            Ok(Kind::new(Collective::ReduceScatter, abi::dtype(datatype)?, operator(op)?, 0, recvcount))
+        make_scaled(comm, (sendbuff, recvbuff), stream, |member, _| {
+            reduces(member, Collective::ReduceScatter, (datatype, op), 0, recvcount)
         })
     }
 

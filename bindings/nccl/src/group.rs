@@ -78,6 +78,15 @@ pub(crate) fn enqueue(
     call(Call { member: member.clone(), stream: Stream(stream), work })
 }
 
+/// [`call`] for a wait for other ranks.
+pub(crate) fn wait(
+    member: &Arc<Member>,
+    stream: CUstream,
+    enqueue: impl FnOnce(&Arc<Member>, CUstream) -> Result<()> + 'static,
+) -> Result<()> {
+    call(Call { member: member.clone(), stream: Stream(stream), work: Work::Wait(Box::new(enqueue)) })
+}
+
 /// [`job`] of a communicator that is ready.
 pub(crate) fn meet(
     member: &Arc<Member>,

@@ -26,6 +26,8 @@ pub(crate) enum Work {
     Plain(RawCall),
     /// Something of its own, around a collective perhaps.
     Own { around: Option<RawCall>, enqueue: Enqueue },
+    /// A wait for other ranks, which comes behind all else of its group: what they wait for may be in it.
+    Wait(Enqueue),
 }
 
 /// Enqueues on a stream; the GPU is current.
@@ -42,7 +44,7 @@ pub(crate) fn one(call: Call) -> Result<()> {
     let _current = Current::enter(device.context())?;
     match call.work {
         Work::Plain(raw) => enqueue(device, call.stream, &raw),
-        Work::Own { enqueue, .. } => enqueue(&call.member, call.stream.0),
+        Work::Own { enqueue, .. } | Work::Wait(enqueue) => enqueue(&call.member, call.stream.0),
     }
 }
 
@@ -87,6 +89,7 @@ impl Part {
         let calls = self.work.iter().filter_map(|work| match work {
             Work::Plain(raw) => Some(raw),
             Work::Own { around, .. } => around.as_ref(),
+            Work::Wait(_) => None,
         });
         Ok(device.prepare(calls)?)
     }
@@ -100,12 +103,13 @@ impl Part {
             follow(*first, *other)?;
         }
         // Collectives in their order, then all messages together: their order may differ between ranks.
-        let mut messages = Vec::new();
+        let (mut messages, mut waits) = (Vec::new(), Vec::new());
         for work in self.work {
             match work {
                 Work::Plain(raw) if is_message(&raw) => messages.push(raw),
                 Work::Plain(raw) => enqueue(device, *first, &raw)?,
                 Work::Own { enqueue, .. } => enqueue(&self.member, first.0)?,
+                Work::Wait(enqueue) => waits.push(enqueue),
             }
         }
         match &messages[..] {
@@ -114,6 +118,7 @@ impl Part {
             // SAFETY: as in `enqueue`.
             many => unsafe { device.enqueue_group(first.0, many) }?,
         }
+        waits.into_iter().try_for_each(|enqueue| enqueue(&self.member, first.0))?;
         others.iter().try_for_each(|other| follow(*other, *first))
     }
 }

@@ -44,7 +44,7 @@ pub(crate) fn arrived(token: &[u8; 32]) {
 
 /// Frees what a communicator has, in the background. Waits for the other ranks, for [`PATIENCE`] at most, if `wait`
 /// and if no rank of it in this process is still to be left.
-fn leave(member: Arc<Member>, wait: bool) {
+pub(crate) fn leave(member: Arc<Member>, wait: bool) {
     let Some(token) = member.any_ranks().map(|ranks| ranks.roster.token) else {
         // Its thread, if it has one, ends by itself.
         return member.stop();

@@ -13,15 +13,20 @@
 //! | `start`, `family`, `meet` | making communicators: by id, and from others |
 //! | `leave` | finalize, destroy, abort, revoke |
 //! | `calls`, `group`, `launch` | calls, kept until a group ends, and put onto streams |
+//! | `scaled`, `rma` | custom operators, one-sided messages |
+//! | `buffers`, `windows` | memory, and buffers that all ranks reach |
+//! | `params`, `device_api` | settings by name, host functions of the device API |
 //! | `gpu` | the GPU of a thread |
 //! | `config`, `settings`, `debug` | configurations, NCCL's environment variables, its log |
 //!
 //! An operator from [`abi::NUM_OPS`] on is resolved by `scaled::operator(op, comm)`.
 
 pub mod abi;
+mod buffers;
 mod calls;
 mod config;
 mod debug;
+mod device_api;
 mod digest;
 mod door;
 mod export;
@@ -38,6 +43,10 @@ mod leave;
 mod meet;
 mod member;
 mod memory;
+mod params;
 mod place;
+mod rma;
+mod scaled;
 mod settings;
 mod start;
+mod windows;

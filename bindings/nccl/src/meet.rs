@@ -97,6 +97,7 @@ pub(crate) fn with_gpu(comm: Comm, member: &Member) -> Result<Ranks> {
     let _current = Current::enter(&context)?;
     let device = DeviceComm::new(&comm, &context)?;
     let roster = roster(&comm)?;
+    member.identify(&roster.token);
     let (rank, size) = (comm.rank(), comm.size());
     log::info!(
         "communicator {}: rank {rank} of {size} on GPU {}, path {} ({}), {} MiB",
@@ -125,19 +126,19 @@ fn roster(comm: &Comm) -> Result<Roster> {
 }
 
 thread_local! {
-    /// The communicator that this thread makes.
-    static MAKING: RefCell<Option<Arc<Member>>> = const { RefCell::new(None) };
+    /// The communicator that this thread makes, and the one that it makes it from.
+    static MAKING: RefCell<Vec<Arc<Member>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Runs `work` so that an abort of `member` ends its waits.
-pub(crate) fn stoppable<R>(member: &Arc<Member>, work: impl FnOnce() -> R) -> R {
+/// Runs `work` so that an abort of one of `members` ends its waits.
+pub(crate) fn stoppable<R>(members: Vec<Arc<Member>>, work: impl FnOnce() -> R) -> R {
     /// Puts back what was there before, also when the work unwinds.
-    struct Restore(Option<Arc<Member>>);
+    struct Restore(Vec<Arc<Member>>);
     impl Drop for Restore {
         fn drop(&mut self) {
-            MAKING.set(self.0.take());
+            MAKING.set(std::mem::take(&mut self.0));
         }
     }
-    let _restore = Restore(MAKING.replace(Some(member.clone())));
-    interrupt::watched(|| MAKING.with_borrow(|making| making.as_ref().is_some_and(|member| member.is_stopped())), work)
+    let _restore = Restore(MAKING.replace(members));
+    interrupt::watched(|| MAKING.with_borrow(|making| making.iter().any(|member| member.is_stopped())), work)
 }

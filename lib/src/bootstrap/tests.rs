@@ -152,6 +152,19 @@ fn the_first_rank_says_how_many_there_are() {
 }
 
 #[test]
+fn a_rank_that_waits_for_others_stops_when_asked() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    static STOP: AtomicBool = AtomicBool::new(false);
+    let server = &start(2);
+    let waits = std::thread::scope(|s| {
+        let rank = s.spawn(move || crate::interrupt::watched(|| STOP.load(Ordering::Acquire), || join(server, 0, 2)));
+        STOP.store(true, Ordering::Release);
+        rank.join().unwrap()
+    });
+    assert!(matches!(&waits, Err(Error::Aborted { op, .. }) if op == "rendezvous"), "{waits:?}");
+}
+
+#[test]
 fn all_ranks_learn_all_endpoints() {
     let server = start(5);
     for (rank, session) in form(&server, 5).iter().enumerate() {

@@ -49,6 +49,31 @@ impl DeviceComm {
         recorded(self.trace(), span, || unsafe { self.enqueue_one(stream, call, choice) })
     }
 
+    /// Checks the arguments of a call as [`DeviceComm::enqueue`] does, and enqueues nothing: for a caller whose own
+    /// kernels use the buffers first.
+    ///
+    /// # Errors
+    /// [`Error::InvalidArgument`] for a root or an operator that does not fit, or buffers that our device does not
+    /// reach.
+    ///
+    /// # Safety
+    /// `stream` must be of this device.
+    #[inline]
+    pub unsafe fn validate(&self, stream: impl Into<Stream>, call: &RawCall) -> Result<()> {
+        let op = call.collective.name();
+        if call.root >= self.size() {
+            return Err(Error::invalid(op, format!("root is {}, expected a rank below {}", call.root, self.size())));
+        }
+        if let Some(operator) = call.op {
+            operator.check(call.collective, self.rank(), call.dtype)?;
+        }
+        let used = buffers::of(call, self.rank(), self.size())?;
+        if self.checks_memory {
+            buffers::check(op, self.rank(), self.context(), stream.into().handle(), &used)?;
+        }
+        Ok(())
+    }
+
     fn trace(&self) -> Option<&Tracer> {
         self.host().and_then(Comm::trace)
     }
@@ -58,16 +83,8 @@ impl DeviceComm {
     unsafe fn enqueue_one(&self, stream: Stream, call: &RawCall, choice: Choice) -> Result<()> {
         let op = call.collective.name();
         self.check()?;
-        if call.root >= self.size() {
-            return Err(Error::invalid(op, format!("root is {}, expected a rank below {}", call.root, self.size())));
-        }
-        if let Some(operator) = call.op {
-            operator.check(call.collective, self.rank(), call.dtype)?;
-        }
-        let used = buffers::of(call, self.rank(), self.size())?;
-        if self.checks_memory {
-            buffers::check(op, self.rank(), self.context(), stream.handle(), &used)?;
-        }
+        // SAFETY: forwarded from the caller.
+        unsafe { self.validate(stream.handle(), call) }?;
         if self.size() == 1 {
             let (input, output) = call.device_addresses();
             // SAFETY: the caller of `enqueue` vouches for both buffers.

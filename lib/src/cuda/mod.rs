@@ -13,12 +13,14 @@
 //! | --- | --- |
 //! | `comm`, `setup` | the communicator, and its creation |
 //! | `collectives`, `enqueue`, `call`, `buffers` | calls, checked and enqueued |
-//! | `path` | the trait of the three paths: `peer`, `phased` and `hosted` |
+//! | `path` | the trait of the three paths: `peer`, `phased` and `hosted`; `alone` is that of one rank |
 //! | `window`, `path_check` | memory that all ranks' kernels reach |
 //! | `kernels`, `compile`, `report` | the kernels, their compiler, and their reports of failures |
 //! | `registered` | buffers that calls use without copies |
+//! | `one_sided` | writes into other ranks' buffers, and signals |
 //! | `driver`, `inventory` | CUDA's driver, and the GPUs of this host |
 
+mod alone;
 mod buffers;
 mod call;
 mod collectives;
@@ -31,6 +33,7 @@ mod hosted;
 mod inventory;
 mod kernels;
 pub(crate) mod messages;
+mod one_sided;
 mod path;
 mod path_check;
 mod peer;
@@ -47,5 +50,7 @@ pub use compile::compile;
 pub(crate) use driver::cuda;
 pub use driver::{available, device_count, open, words};
 pub use inventory::{Gpu, Inventory, inventory, nvrtc};
+pub use kernels::ELEMENTS;
+pub use one_sided::Signals;
 pub use peer::{Reason, Registration};
 pub use registered::Registered;

@@ -5,6 +5,7 @@ use std::fmt;
 use cudarc::driver::sys;
 
 use super::call::End;
+use super::kernels::{Kernels, Team};
 use super::window::MAX_RANKS;
 use crate::comm::Comm;
 use crate::comm::RawCall;
@@ -47,6 +48,11 @@ pub(super) trait DataPath: fmt::Debug + Send + Sync {
     /// # Safety
     /// As [`DeviceComm::enqueue_send_recv`](super::DeviceComm::enqueue_send_recv).
     unsafe fn carry_pair(&self, turn: Turn, call: &RawCall, to: Option<End>, from: Option<End>) -> Result<()>;
+
+    /// For kernels that reach the other ranks' memory; `None` if none do.
+    fn kernels(&self) -> Option<(&Kernels, &Team)> {
+        None
+    }
 
     /// The failure of an earlier call, if one has failed. `host` knows of ranks that are gone, and notifies the others.
     fn check(&self, host: Option<&Comm>) -> Result<()>;

@@ -38,6 +38,11 @@ impl<T> Registered<T> {
         self.parts.as_ref().is_some_and(|(registration, _)| registration.is_registered())
     }
 
+    /// As [`Registration::place`].
+    pub fn place(&self, rank: usize) -> Option<(u64, u64)> {
+        self.parts.as_ref().and_then(|(registration, _)| registration.place(rank))
+    }
+
     /// A part of it.
     ///
     /// # Panics
@@ -166,6 +171,24 @@ impl DeviceComm {
     /// called on all, or the communicator dropped.
     pub unsafe fn register(&self, address: u64, bytes: usize) -> Result<Registration> {
         self.meet_to_register(Ok(Some((address, bytes as u64))))
+    }
+
+    /// [`DeviceComm::register`] of memory that `owner` frees when it is dropped. The registration keeps `owner` until
+    /// no rank can have the memory mapped: after its own drop until all ranks next register a buffer, call
+    /// [`DeviceComm::release`], or leave.
+    ///
+    /// # Errors
+    /// As [`DeviceComm::register`].
+    ///
+    /// # Safety
+    /// The memory must stay allocated as long as `owner` exists.
+    pub unsafe fn register_owned(
+        &self,
+        address: u64,
+        bytes: usize,
+        owner: impl std::any::Any + Send + Sync,
+    ) -> Result<Registration> {
+        Ok(self.meet_to_register(Ok(Some((address, bytes as u64))))?.owned_by(owner))
     }
 
     /// Unmaps buffers of other ranks that were dropped, and frees those of this rank. Every rank must call it, at the

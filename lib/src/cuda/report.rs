@@ -17,6 +17,7 @@ const WRITTEN: u32 = 2;
 const MISMATCH: u32 = 4;
 /// The stream waited, not a kernel.
 const STREAM: u32 = 5;
+const SIGNAL: u32 = 7;
 
 /// As `struct Report` of `kernels/team.cuh`.
 #[repr(C)]
@@ -182,6 +183,20 @@ impl Report {
                 detail: format!(
                     "the stream waited for message {} of rank {peer}, which has sent {}; check that rank {peer} makes the same \
                      calls, and look at its output for the first error",
+                    of(&words.expected),
+                    of(&words.got)
+                ),
+            });
+        }
+        if of(&words.kind) == SIGNAL {
+            return Some(Error::Timeout {
+                op: "waiting for signals".to_owned(),
+                rank,
+                waited: patience,
+                missing: vec![peer],
+                detail: format!(
+                    "expected {} signals of rank {peer} so far, got {}; check that rank {peer} signals as often, and look at its \
+                     output for the first error",
                     of(&words.expected),
                     of(&words.got)
                 ),

@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// Elements around an output that must stay.
 const GUARD: usize = 64;
 
-fn contexts() -> Option<Vec<Arc<CudaContext>>> {
+pub(crate) fn contexts() -> Option<Vec<Arc<CudaContext>>> {
     let count = match cuda::device_count() {
         Ok(count) => count,
         Err(error) => {

@@ -119,6 +119,8 @@ families! {
     Exchange "exchange" Moves:
         [Simple Ll Ll128 Direct] "exchange.cu";
     SendRecv "send_recv" Moves: [Simple] "send_recv.cu";
+    Signal "signal" Moves: [Simple] "signal.cu";
+    SignalWait "signal_wait" Moves: [Simple] "signal.cu";
     Schedule "schedule" Either: [Simple Ll] "primitives.cuh" "schedule.cu";
     PhasedPush "phased_push" Moves: [Simple] "phased.cu";
     PhasedTake "phased_take" Moves: [Simple] "phased.cu";
@@ -126,6 +128,11 @@ families! {
     PhasedCompare "phased_compare" Moves: [Simple] "phased.cu";
     PhasedReduce "phased_reduce" Reduces: [Simple] "reduce_slots.cuh" "phased.cu";
 }
+
+/// CUDA C of an element type, for a unit that [`compile`](crate::cuda::compile()) gets with `-DDTYPE=` the code of a
+/// [`DType`], `-DOP=0` and `-DRANKS=1`: the types `Stored` and `Acc`, and `widen` and `narrow` between them, which round
+/// as the collectives do.
+pub const ELEMENTS: &str = include_str!("types.cuh");
 
 /// Ahead of every module's own files.
 const COMMON: &str = text!("types.cuh" "memory.cuh" "subgroups.cuh" "team.cuh" "args.cuh" "ll.cuh" "ll128.cuh" "fifo.cuh"
@@ -258,11 +265,12 @@ mod tests {
     /// The host's structs match the kernels': sizes, and offsets of the fields.
     #[test]
     fn structs_are_laid_out_alike() {
-        use crate::cuda::{path_check, peer, phased, report};
+        use crate::cuda::{one_sided, path_check, peer, phased, report};
         let files = [
             (text!("primitives.cuh"), [args::layouts(), peer::layouts(), report::layouts()].concat()),
             (text!("send_recv.cu"), peer::pair_layouts()),
             (text!("phased.cu"), phased::layouts()),
+            (text!("signal.cu"), one_sided::layouts()),
             (text!("path_check.cu"), path_check::layouts()),
         ];
         for (i, (text, layouts)) in files.into_iter().enumerate() {

@@ -20,6 +20,7 @@ struct Report {
 #define WAITED_CREDIT 3
 #define MISMATCH 4
 #define WAITED_END 6
+#define WAITED_SIGNAL 7
 
 struct Team {
     u8* window[MAX_RANKS]; // every rank's window, in the order of the ranks

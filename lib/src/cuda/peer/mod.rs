@@ -164,6 +164,10 @@ impl DataPath for Peer {
             .map_err(|e| cuda("send/recv", format!("launching {blocks} blocks"), e))
     }
 
+    fn kernels(&self) -> Option<(&Kernels, &Team)> {
+        Some((&self.kernels, &self.team))
+    }
+
     fn check(&self, host: Option<&Comm>) -> Result<()> {
         self.report.check(host)
     }

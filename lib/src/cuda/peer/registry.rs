@@ -10,6 +10,7 @@
 //! Memory that others have mapped must not be freed before they have unmapped it. A dropped registration is no longer
 //! used, but its memory is freed only when all ranks next register a buffer, release, or leave.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -54,6 +55,8 @@ struct Offer {
 struct Export {
     id: u16,
     base: u64,
+    begin: u64,
+    bytes: u64,
     buffer: u64,
     /// `CUipcMemHandle` of the allocation.
     handle: Vec<u8>,
@@ -71,12 +74,15 @@ pub(crate) struct Registry {
     state: Mutex<State>,
 }
 
+/// What frees a registered buffer when it is dropped; `None`: its user does.
+pub(crate) type Owner = Option<Box<dyn Any + Send + Sync>>;
+
 #[derive(Debug, Default)]
 struct State {
     ranges: Vec<Range>,
     taken: Vec<bool>,
     /// Dropped, but others may still have them mapped.
-    gone: Vec<(u16, Option<Window>)>,
+    gone: Vec<(u16, Owner)>,
     /// By rank and registration.
     imports: HashMap<(usize, u16), Arc<Import>>,
     /// How often ranks have met for this.
@@ -92,6 +98,9 @@ struct State {
 pub struct Registration {
     registry: Arc<Registry>,
     id: Option<u16>,
+    owner: Owner,
+    /// By rank: address and bytes of what it registered in the same call, as our device reaches it.
+    places: Vec<Option<(u64, u64)>>,
 }
 
 impl Registry {
@@ -186,6 +195,8 @@ impl Registry {
         Ok(Export {
             id: range.id,
             base: range.base,
+            begin: range.begin,
+            bytes: range.bytes,
             buffer: range.buffer,
             handle: handle.reserved.iter().map(|&b| b as u8).collect(),
         })
@@ -221,7 +232,8 @@ impl Registry {
         };
         offer.gone = released.iter().map(|(id, _)| *id).collect();
         let exchanged = host.exchange(&format!("DeviceComm: register {meeting}"), &offer).and_then(|offers| {
-            let mapped = self.map(&offers, layout, window);
+            let mapped;
+            (mapped, registration.places) = self.map(&offers, layout, window);
             Ok((offers, host.exchange(&format!("DeviceComm: registered {meeting}"), &mapped)?))
         });
         let (offers, all): (Vec<Offer>, Vec<u32>) = match exchanged {
@@ -248,27 +260,33 @@ impl Registry {
         Ok(registration)
     }
 
-    /// Makes the others' offers reachable. Returns a bit for each rank with which that succeeded.
-    fn map(&self, offers: &[Offer], layout: &Layout, window: u64) -> u32 {
+    /// Makes the others' offers reachable. Returns a bit for each rank with which that succeeded, and the places of
+    /// their buffers.
+    fn map(&self, offers: &[Offer], layout: &Layout, window: u64) -> (u32, Vec<Option<(u64, u64)>>) {
         let mut well = 0u32;
+        let mut places = vec![None; offers.len()];
         for (peer, offer) in offers.iter().enumerate() {
             for id in &offer.gone {
                 self.state().imports.remove(&(peer, *id));
             }
-            let Some(export) = offer.buffer.as_ref().filter(|e| usize::from(e.id) < REGISTRATIONS) else {
+            let Some(export) = offer.buffer.as_ref().filter(|e| usize::from(e.id) < REGISTRATIONS && e.begin >= e.base)
+            else {
                 continue;
             };
             let base = if offer.process == std::process::id() { Ok(export.base) } else { self.import(peer, export) };
-            let entered = base.and_then(|base| self.write(layout, window, peer, export.id, base));
+            let entered = base.and_then(|base| self.write(layout, window, peer, export.id, base).map(|()| base));
             match entered {
-                Ok(()) => well |= 1 << peer,
+                Ok(base) => {
+                    well |= 1 << peer;
+                    places[peer] = Some((base + (export.begin - export.base), export.bytes));
+                }
                 Err(error) => log::warn!(
                     "rank {}: a registered buffer of rank {peer} cannot be mapped ({error:?}): calls copy it",
                     self.rank
                 ),
             }
         }
-        well
+        (well, places)
     }
 
     fn import(&self, peer: usize, export: &Export) -> Result<u64, DriverError> {
@@ -303,7 +321,7 @@ impl Registry {
         }
     }
 
-    fn forget(&self, released: Vec<(u16, Option<Window>)>) {
+    fn forget(&self, released: Vec<(u16, Owner)>) {
         let mut state = self.state();
         for (id, _) in &released {
             if let Some(taken) = state.taken.get_mut(usize::from(*id)) {
@@ -315,14 +333,14 @@ impl Registry {
         drop(released);
     }
 
-    /// Ends a registration; `memory` is freed as soon as possible.
-    fn end(&self, id: u16, memory: Option<Window>) {
+    /// Ends a registration; `owner` is dropped when no rank can have the memory mapped.
+    fn end(&self, id: u16, owner: Owner) {
         let mut state = self.state();
         state.ranges.retain(|r| r.id != id);
         if state.lost {
-            return std::mem::forget(memory);
+            return std::mem::forget(owner);
         }
-        state.gone.push((id, memory));
+        state.gone.push((id, owner));
         if !self.shared || state.closed {
             let gone = std::mem::take(&mut state.gone);
             drop(state);
@@ -362,7 +380,8 @@ pub(crate) fn register_all(
     let mut registrations = Vec::new();
     for (registry, (at, bytes)) in ranks {
         let range = registry.enter(*at, *bytes)?;
-        let registration = Registration { registry: (*registry).clone(), id: range.map(|r| r.id) };
+        let places = ranks.iter().map(|(_, place)| Some(*place)).collect();
+        let registration = Registration { registry: (*registry).clone(), id: range.map(|r| r.id), owner: None, places };
         for window in windows.iter().take(ranks.len()) {
             let Some(range) = range else { break };
             registry
@@ -383,7 +402,19 @@ pub(crate) fn register_all(
 impl Registration {
     /// Of nothing.
     pub(crate) fn none(registry: &Arc<Registry>) -> Registration {
-        Registration { registry: registry.clone(), id: None }
+        Registration { registry: registry.clone(), id: None, owner: None, places: Vec::new() }
+    }
+
+    /// Gives it what frees the memory: that is dropped when no rank can have the memory mapped any more.
+    pub(crate) fn owned_by(mut self, owner: impl Any + Send + Sync) -> Registration {
+        self.owner = Some(Box::new(owner));
+        self
+    }
+
+    /// Where our device reaches the buffer that `rank` registered in the same call, and its bytes; `None` if it does
+    /// not. It may be used until that rank drops its registration.
+    pub fn place(&self, rank: usize) -> Option<(u64, u64)> {
+        self.places.get(rank).copied().flatten()
     }
 
     /// Whether kernels of all ranks reach the buffer. If not, calls copy it through slots.
@@ -398,7 +429,7 @@ impl Registration {
             log::debug!("rank {}: a registered buffer is dropped after: {error:?}", self.registry.rank);
         }
         match self.id.take() {
-            Some(id) => self.registry.end(id, Some(memory)),
+            Some(id) => self.registry.end(id, Some(Box::new(memory))),
             None => drop(memory),
         }
     }
@@ -407,7 +438,7 @@ impl Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         if let Some(id) = self.id.take() {
-            self.registry.end(id, None);
+            self.registry.end(id, self.owner.take());
         }
     }
 }

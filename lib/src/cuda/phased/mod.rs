@@ -221,6 +221,10 @@ impl DataPath for Phased {
         self.enqueue(turn, call, &Traffic::pair(to, from))
     }
 
+    fn kernels(&self) -> Option<(&Kernels, &Team)> {
+        Some((&self.kernels, &self.team))
+    }
+
     fn check(&self, host: Option<&Comm>) -> Result<()> {
         self.report.check(host)
     }

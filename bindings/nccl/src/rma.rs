@@ -1,0 +1,145 @@
+//! One-sided messages of NCCL 2.29: `ncclPutSignal`, `ncclSignal`, `ncclWaitSignal`.
+//!
+//! As in NCCL 2.30 there is one signal per pair of ranks and one context, both number 0.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUstream;
+
+use crate::abi::{self, WaitSignalDesc, Window as Opaque};
+use crate::export::export;
+use crate::fault::{Fault, Result};
+use crate::group;
+use crate::handle::{Handle, handle};
+use crate::member::Member;
+use crate::windows::{self, reaches};
+
+/// A peer's number, once signal, context and flags are what they must be.
+fn peer(member: &Member, peer: c_int, signal: c_int, context: c_int, flags: c_uint) -> Result<usize> {
+    for (name, value) in [("sigIdx", i64::from(signal)), ("ctx", i64::from(context)), ("flags", i64::from(flags))] {
+        if value != 0 {
+            return Err(Fault::argument(format!("{name} is {value}, expected 0: there is one of them")));
+        }
+    }
+    let size = member.size()?;
+    usize::try_from(peer)
+        .ok()
+        .filter(|&peer| peer < size)
+        .ok_or_else(|| Fault::argument(format!("peer is {peer}, expected a rank below {size}")))
+}
+
+/// The ranks' memory must be within reach, and the communicator ready.
+fn check(member: &Member) -> Result<()> {
+    let device = member.device()?;
+    if device.size() == 1 {
+        return Err(Fault::usage(format!("communicator {} has one rank, and none to signal", member.name())));
+    }
+    if reaches(device) {
+        return Ok(());
+    }
+    Err(Fault::usage(format!(
+        "communicator {}: ranks do not reach each other's memory, as one-sided messages need ({}): send and receive instead",
+        member.name(),
+        device.path_reason()
+    )))
+}
+
+/// How many signals to wait for, and of whom.
+fn awaited(member: &Member, descriptions: &[WaitSignalDesc]) -> Result<Vec<(usize, u32)>> {
+    let one = |(index, one): (usize, &WaitSignalDesc)| {
+        let WaitSignalDesc { op_count, peer: from, signal, context } = *one;
+        let from = peer(member, from, signal, context, 0)
+            .map_err(|fault| Fault { text: format!("signalDescs[{index}]: {}", fault.text), ..fault })?;
+        match u32::try_from(op_count) {
+            Ok(count @ 1..) => Ok((from, count)),
+            _ => Err(Fault::argument(format!("signalDescs[{index}]: opCnt is {op_count}, expected 1 or more"))),
+        }
+    };
+    descriptions.iter().enumerate().map(one).collect()
+}
+
+fn signal(member: &Arc<Member>, stream: CUstream, to: usize) -> Result<()> {
+    // SAFETY: the caller's stream of this GPU; peers keep their memory of signals as long as the communicator.
+    Ok(unsafe { member.device()?.signal(stream, member.windows().signals()?, to) }?)
+}
+
+export! {
+    /// Copies `count` elements into the window of `peer`, `offset` bytes from its begin, then signals that rank.
+    fn ncclPutSignal / pncclPutSignal [comm] (
+        source: *const c_void, count: usize, datatype: c_int, to: c_int, win: *mut Opaque, offset: usize,
+        sig_idx: c_int, ctx: c_int, flags: c_uint, comm: Handle, stream: CUstream
+    ) {
+        let member = handle(comm)?;
+        check(&member)?;
+        let to = peer(&member, to, sig_idx, ctx, flags)?;
+        let dtype = abi::dtype(datatype)?;
+        let bytes = count.checked_mul(dtype.size());
+        let bytes = bytes.ok_or_else(|| Fault::argument(format!("{count} elements of {dtype} are more than memory holds")))?;
+        if source.is_null() && bytes > 0 {
+            return Err(Fault::argument(format!("localbuff is NULL, expected {bytes} bytes of the GPU")));
+        }
+        let window = windows::find_of(win, &member)?;
+        group::enqueue(&member, stream, None, move |member, stream| {
+            // SAFETY: the caller's memory and stream, by the contract of ncclPutSignal; peers keep a window until they
+            // have seen the signals that they expect.
+            unsafe { member.device()?.put(stream, source as u64, bytes, window.registration(), to, offset) }?;
+            signal(member, stream, to)
+        })
+    }
+
+    /// Signals `peer`.
+    fn ncclSignal / pncclSignal [comm] (
+        to: c_int, sig_idx: c_int, ctx: c_int, flags: c_uint, comm: Handle, stream: CUstream
+    ) {
+        let member = handle(comm)?;
+        check(&member)?;
+        let to = peer(&member, to, sig_idx, ctx, flags)?;
+        group::enqueue(&member, stream, None, move |member, stream| signal(member, stream, to))
+    }
+
+    /// Makes the stream wait for signals: of each rank that is named, so many more than were waited for before. The wait
+    /// ends with the communicator's deadline.
+    fn ncclWaitSignal / pncclWaitSignal [comm] (
+        count: c_int, descriptions: *mut WaitSignalDesc, comm: Handle, stream: CUstream
+    ) {
+        let member = handle(comm)?;
+        check(&member)?;
+        let count = usize::try_from(count).ok().filter(|&count| count > 0 && !descriptions.is_null());
+        let count = count.ok_or_else(|| Fault::argument("nDesc is not positive or signalDescs is NULL, expected an array"))?;
+        // SAFETY: the caller's array of so many.
+        let awaited = awaited(&member, unsafe { std::slice::from_raw_parts(descriptions, count) })?;
+        group::wait(&member, stream, move |member, stream| {
+            // SAFETY: the caller's stream of this GPU; the memory of signals lives as long as the communicator.
+            Ok(unsafe { member.device()?.wait_signals(stream, member.windows().signals()?, &awaited) }?)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::Status;
+    use crate::config::Options;
+
+    #[test]
+    fn descriptions_are_checked_one_by_one() {
+        let member = Member::starting(Options::standard(), 0, Some((0, 3)));
+        let good = WaitSignalDesc { op_count: 2, peer: 1, signal: 0, context: 0 };
+        assert_eq!(
+            awaited(&member, &[good, WaitSignalDesc { peer: 2, op_count: 1, ..good }]).unwrap(),
+            [(1, 2), (2, 1)]
+        );
+        for (wrong, what) in [
+            (WaitSignalDesc { op_count: 0, ..good }, "opCnt is 0"),
+            (WaitSignalDesc { peer: 3, ..good }, "peer is 3, expected a rank below 3"),
+            (WaitSignalDesc { peer: -1, ..good }, "peer is -1"),
+            (WaitSignalDesc { signal: 1, ..good }, "sigIdx is 1"),
+            (WaitSignalDesc { context: 1, ..good }, "ctx is 1"),
+        ] {
+            let fault = awaited(&member, &[good, wrong]).unwrap_err();
+            assert_eq!(fault.status, Status::InvalidArgument);
+            assert!(fault.text.starts_with("signalDescs[1]: ") && fault.text.contains(what), "{}", fault.text);
+        }
+    }
+}
