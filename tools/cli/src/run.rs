@@ -34,7 +34,7 @@ pub(crate) struct Options {
 /// Becomes the program.
 ///
 /// # Errors
-/// A library is missing or cannot be loaded (the loader itself would go on without it), or the program cannot be started.
+/// A library is missing or cannot be loaded (the loader itself would go on without it), or the program cannot start.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let [program, arguments @ ..] = options.command.as_slice() else { bail!("no program given") };
     let library = match &options.library {
@@ -72,8 +72,8 @@ fn absolute(file: &Path) -> Result<PathBuf> {
     let found = file.canonicalize().ok().filter(|path| path.is_file());
     found.ok_or_else(|| {
         anyhow!(
-            "{} is not there: build it with `cargo build --release -p tinynccl-nccl -p tinynccl-nccl-audit -p tinynccl-cli`, \
-             or name the library with --library",
+            "{} is not there: build it with `cargo build --release -p tinynccl-nccl -p tinynccl-nccl-audit \
+             -p tinynccl-cli`, or name the library with --library",
             file.display()
         )
     })

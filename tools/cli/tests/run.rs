@@ -29,8 +29,10 @@ fn a_linked_program_gets_the_library_that_is_named() {
     let ours = folder.path().join("ours");
     std::fs::create_dir(&ours).unwrap();
     let ours = library(&ours, "libnccl.so", 2);
-    let source = "#include <stdio.h>\nint ncclGetVersion(int *);\n\
-                  int main(int n, char **a) { int v; ncclGetVersion(&v); printf(\"%d %s\", v, n > 1 ? a[1] : \"\"); return 7; }";
+    let source = r#"
+        #include <stdio.h>
+        int ncclGetVersion(int *);
+        int main(int n, char **a) { int v; ncclGetVersion(&v); printf("%d %s", v, n > 1 ? a[1] : ""); return 7; }"#;
     let rpath = format!("-Wl,--disable-new-dtags,-rpath,{}", folder.path().display());
     let program = testing::compiled(folder.path(), "program", source, &[theirs.to_str().unwrap(), &rpath]);
     let plain = testing::run(testing::program(&program).arg("-x"));

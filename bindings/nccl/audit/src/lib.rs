@@ -1,8 +1,9 @@
-//! An audit library of glibc's loader (`LD_AUDIT`, rtld-audit(7)): a process that looks for a `libnccl.so.2`, by name or by
-//! path, gets the file that `TINYNCCL_NCCL_LIBRARY` names.
+//! An audit library of glibc's loader (`LD_AUDIT`, rtld-audit(7)): a process that looks for a `libnccl.so.2`, by name
+//! or by path, gets the file that `TINYNCCL_NCCL_LIBRARY` names.
 //!
-//! `LD_PRELOAD` is enough for programs that are linked to the library or open it by its name. JAX opens the file of NVIDIA's
-//! wheel by its path, which a preloaded library does not answer. The loader asks this library before it opens any file.
+//! `LD_PRELOAD` is enough for programs that are linked to the library or open it by its name. JAX opens the file of
+//! NVIDIA's wheel by its path, which a preloaded library does not answer. The loader asks this library before it opens
+//! any file.
 //!
 //! The loader gives an audit library a namespace of its own, with another copy of libc. Therefore nothing here starts a
 //! thread, prints, or keeps anything but one string.

@@ -6,7 +6,7 @@ use std::process::Command;
 use program_kit::testing;
 use tempfile::TempDir;
 
-/// Prints the version of the library that it gets: of the file named by its argument, or of the one that it is linked to.
+/// Both print the version of the library that they get: of the file named by the argument, and of the linked one.
 const OPENS: &str = r#"
 #include <dlfcn.h>
 #include <stdio.h>

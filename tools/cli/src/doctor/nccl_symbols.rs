@@ -1,5 +1,5 @@
-//! The functions of NCCL that PyTorch's `libtorch_cuda.so` imports (its undefined dynamic symbols, by `nm -D`). A library
-//! that lacks one cannot be loaded in NCCL's place.
+//! The functions of NCCL that PyTorch's `libtorch_cuda.so` imports (its undefined dynamic symbols, by `nm -D`). A
+//! library that lacks one cannot be loaded in NCCL's place.
 
 /// What torch 2.11 imports: 38 functions.
 pub(crate) const TORCH_2_11: [&str; 38] = [
