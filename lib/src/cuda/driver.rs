@@ -158,6 +158,20 @@ pub(super) unsafe fn copy(op: &str, stream: sys::CUstream, from: u64, to: u64, b
         .map_err(|e| cuda(op, "copying on the device", e))
 }
 
+/// Does `work`, which puts nothing into a stream, also while this thread captures one: CUDA would end the capture at
+/// calls that may wait for the device, such as loading code.
+pub(super) fn beside_capture<R>(work: impl FnOnce() -> R) -> R {
+    let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    // SAFETY: exchanges the mode of this thread with ours, here and below.
+    let exchanged = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) } == CUresult::CUDA_SUCCESS;
+    let outcome = work();
+    if exchanged {
+        // SAFETY: see above.
+        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
+    }
+    outcome
+}
+
 /// Whether a stream is being captured into a graph.
 ///
 /// # Safety
