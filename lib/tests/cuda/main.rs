@@ -10,3 +10,4 @@ mod one_sided;
 mod peers;
 mod registered;
 mod schedules;
+mod standin;
