@@ -37,21 +37,32 @@ pub(crate) type Enqueue = Box<dyn FnOnce(&Arc<Member>, sys::CUstream) -> Result<
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Stream(pub(crate) sys::CUstream);
 
-/// Enqueues a call that is in no group, the shortest way.
+/// Enqueues a collective or a message that is in no group, the shortest way.
 #[inline]
-pub(crate) fn one(call: Call) -> Result<()> {
-    let device = call.member.device()?;
+pub(crate) fn plain(member: &Member, stream: Stream, raw: &RawCall) -> Result<()> {
+    let device = member.device()?;
     let _current = Current::enter(device.context())?;
-    match call.work {
-        Work::Plain(raw) => enqueue(device, call.stream, &raw),
-        Work::Own { enqueue, .. } | Work::Wait(enqueue) => enqueue(&call.member, call.stream.0),
+    enqueue(device, stream, raw)
+}
+
+/// Enqueues a call that is in no group, or the only one of a group.
+pub(crate) fn one(Call { member, stream, work }: Call) -> Result<()> {
+    match work {
+        Work::Plain(raw) => plain(&member, stream, &raw),
+        Work::Own { enqueue, .. } | Work::Wait(enqueue) => {
+            let _current = Current::enter(member.device()?.context())?;
+            enqueue(&member, stream.0)
+        }
     }
 }
 
-/// Enqueues the calls of a group: those of each communicator together.
-pub(crate) fn all(calls: Vec<Call>) -> Result<()> {
+/// Enqueues the calls of a group, which are none afterwards: those of each communicator together.
+pub(crate) fn all(calls: &mut Vec<Call>) -> Result<()> {
+    if calls.len() < 2 {
+        return calls.pop().map_or(Ok(()), one);
+    }
     let mut parts: Vec<Part> = Vec::new();
-    for call in calls {
+    for call in calls.drain(..) {
         let place = parts.iter().position(|part| Arc::ptr_eq(&part.member, &call.member));
         let place = place.unwrap_or_else(|| {
             parts.push(Part { member: call.member.clone(), streams: Vec::new(), work: Vec::new() });

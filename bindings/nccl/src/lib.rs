@@ -16,7 +16,7 @@
 //! | `scaled`, `rma` | custom operators, one-sided messages |
 //! | `buffers`, `windows` | memory, and buffers that all ranks reach |
 //! | `params`, `device_api` | settings by name, host functions of the device API |
-//! | `gpu` | the GPU of a thread |
+//! | `gpu`, `capture` | the GPU of a thread, and captures |
 //! | `config`, `settings`, `debug` | configurations, NCCL's environment variables, its log |
 //!
 //! An operator from [`abi::NUM_OPS`] on is resolved by `scaled::operator(op, comm)`.
@@ -24,6 +24,7 @@
 pub mod abi;
 mod buffers;
 mod calls;
+mod capture;
 mod config;
 mod debug;
 mod device_api;

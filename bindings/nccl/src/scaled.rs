@@ -17,6 +17,7 @@ use tinynccl::wire::Collective;
 use tinynccl::{Call, DType, ReduceOp};
 
 use crate::abi::{self, NUM_OPS};
+use crate::capture::Relaxed;
 use crate::export::{export, out};
 use crate::fault::{Fault, Result};
 use crate::gpu::Current;
@@ -225,7 +226,7 @@ export! {
         let op = unsafe { out("op", op) }?;
         let member = handle(comm)?;
         let device = member.device()?;
-        let _current = Current::enter(device.context())?;
+        let (_current, _relaxed) = (Current::enter(device.context())?, Relaxed::enter());
         let dtype = abi::dtype(datatype)?;
         if scalar.is_null() {
             return Err(Fault::argument(format!("scalar is NULL, expected the address of one {dtype}")));

@@ -12,6 +12,7 @@ use tinynccl::cuda::{DeviceComm, Path, Registration, Signals};
 
 use crate::abi::{WIN_ALIGNMENT, Window as Opaque};
 use crate::buffers;
+use crate::capture::Relaxed;
 use crate::export::{export, out};
 use crate::fault::{Fault, Result};
 use crate::gpu::Current;
@@ -127,7 +128,7 @@ fn register(member: &Arc<Member>, address: u64, bytes: usize) -> Result<*mut Opa
     // Not `device`: a communicator is not ready for calls while this is under way.
     let ranks = member.any_ranks().ok_or_else(|| Fault::internal("a window of a communicator that has not started"))?;
     let device = &ranks.device;
-    let _current = Current::enter(device.context())?;
+    let (_current, _relaxed) = (Current::enter(device.context())?, Relaxed::enter());
     if !reaches(device) {
         log::info!(
             "communicator {}: {bytes} bytes at {address:#x} get no window: {}",

@@ -181,7 +181,8 @@ pub(crate) fn unsafe_call() -> Answer {
     let (mode, thread) = (MODE.get(), std::thread::current().id());
     let mut forbidden = false;
     for capture in lock(&ACTIVE).iter() {
-        let everywhere = capture.mode == Mode::CU_STREAM_CAPTURE_MODE_GLOBAL && mode == Mode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+        let everywhere =
+            capture.mode == Mode::CU_STREAM_CAPTURE_MODE_GLOBAL && mode == Mode::CU_STREAM_CAPTURE_MODE_GLOBAL;
         let relaxed = [capture.mode, mode].contains(&Mode::CU_STREAM_CAPTURE_MODE_RELAXED);
         if everywhere || (!relaxed && capture.thread == thread) {
             capture.invalidate();
