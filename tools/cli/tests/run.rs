@@ -15,10 +15,12 @@ fn cli(arguments: &[&str]) -> Command {
     command
 }
 
-/// A library that has two of NCCL's functions.
+/// A library that has two of NCCL's functions. It prints, as NCCL does with `NCCL_DEBUG`.
 fn library(folder: &Path, name: &str, version: u32) -> PathBuf {
-    let source =
-        format!("int ncclGetVersion(int *v) {{ *v = {version}; return 0; }} int ncclSend(void) {{ return 5; }}");
+    let source = format!(
+        "#include <stdio.h>\nint ncclSend(void) {{ return 5; }}\n\
+         int ncclGetVersion(int *v) {{ puts(\"said\"); *v = {version}; return 0; }}"
+    );
     testing::compiled(folder, name, &source, &["-shared", "-Wl,-soname,libnccl.so.2"])
 }
 
@@ -36,10 +38,10 @@ fn a_linked_program_gets_the_library_that_is_named() {
     let rpath = format!("-Wl,--disable-new-dtags,-rpath,{}", folder.path().display());
     let program = testing::compiled(folder.path(), "program", source, &[theirs.to_str().unwrap(), &rpath]);
     let plain = testing::run(testing::program(&program).arg("-x"));
-    assert_eq!((plain.code, plain.stdout.as_str()), (Some(7), "1 -x"));
+    assert_eq!((plain.code, plain.stdout.as_str()), (Some(7), "said\n1 -x"));
     let arguments = ["run", "--library", ours.to_str().unwrap(), "--", program.to_str().unwrap(), "--help"];
     let with = testing::run(&mut cli(&arguments));
-    assert_eq!((with.code, with.stdout.as_str()), (Some(7), "2 --help"), "{}", with.stderr);
+    assert_eq!((with.code, with.stdout.as_str()), (Some(7), "said\n2 --help"), "{}", with.stderr);
 }
 
 #[test]

@@ -62,7 +62,9 @@ struct Page<'a> {
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     if let Some(library) = &options.open {
-        return crate::print(&serde_json::to_string(&nccl::open(library)?).context("writing JSON")?);
+        // A line of its own, whatever the library prints.
+        let described = serde_json::to_string(&nccl::open(library)?).context("writing JSON")?;
+        return crate::print(&format!("\n{described}\n"));
     }
     let roots = Roots::of_this_machine();
     let facts = Facts {

@@ -86,7 +86,7 @@ pub(crate) fn all() -> Vec<Place> {
 pub(crate) fn open_elsewhere(library: &Path) -> Result<Opened> {
     let program = std::env::current_exe().context("finding this program")?;
     let mut command = Command::new(program);
-    command.args(["doctor", "--open"]).arg(library);
+    command.args(["doctor", "--open"]).arg(library).env_remove("NCCL_DEBUG");
     let outcome = program_kit::process::run(&mut command, LIMIT)?;
     if outcome.late {
         return Err(anyhow!("it was still being loaded after {LIMIT:?}"));
@@ -98,7 +98,9 @@ pub(crate) fn open_elsewhere(library: &Path) -> Result<Opened> {
             (code, _) => anyhow!("the process that opened it ended with {code:?} (a signal, if None)"),
         });
     }
-    serde_json::from_str(&outcome.stdout).with_context(|| format!("reading {:?}", outcome.stdout))
+    // The library may print, too, before our line or, from C's buffer, at the end.
+    let line = |line: &str| serde_json::from_str(line).ok();
+    outcome.stdout.lines().find_map(line).ok_or_else(|| anyhow!("no description in {:?}", outcome.stdout))
 }
 
 /// Opens the library in this process.
