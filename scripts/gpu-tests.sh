@@ -11,14 +11,16 @@ set -eu -o pipefail
 cd "$(dirname "$0")/.."
 out=out/gpu
 packages=(cuda-vec-add cuda-verbs allreduce-gpu cuda-perf ddp-gpu)
+# libnccl.so, what programs need to find it, and scripts/nccl to test it there.
+door=(-p tinynccl-nccl -p tinynccl-nccl-audit -p tinynccl-cli)
 
 build() {
     rm -rf "$out" && mkdir -p "$out"
     local arguments=()
     for package in "${packages[@]}"; do arguments+=(-p "$package"); done
-    # Cargo says where it put each executable: test programs by the name of their file, programs by their own.
+    # Cargo says where it put each executable: test programs by the name of their file, programs and libraries by their own.
     {
-        cargo build --release --locked --message-format=json "${arguments[@]}"
+        cargo build --release --locked --message-format=json "${arguments[@]}" "${door[@]}"
         cargo test --release --locked --no-run --message-format=json "${arguments[@]}"
         cargo test --release --locked --no-run --message-format=json -p tinynccl --test cuda --test process_group
         cargo test --release --locked --no-run --message-format=json -p ddp-gpt --test main
@@ -29,11 +31,14 @@ build() {
 import json, shutil, sys
 for line in sys.stdin:
     message = json.loads(line)
+    for file in message.get("filenames", []):
+        if file.endswith(".so") and "nccl" in message["target"]["name"] and "/deps/" not in file:
+            shutil.copy(file, sys.argv[1])
     if message.get("executable") and message.get("reason") == "compiler-artifact":
         package = message["manifest_path"].split("/")[-2]  # 03-cuda-vec-add, or lib
         package = package.lstrip("0123456789-")
         kind = message["target"]["name"] if message["profile"]["test"] else "program"
-        name = package + ("" if kind == "program" else "." + kind + ".test")
+        name = message["target"]["name"] if kind == "program" else package + "." + kind + ".test"
         shutil.copy(message["executable"], sys.argv[1] + "/" + name)
 ' "$out"
     strip "$out"/*

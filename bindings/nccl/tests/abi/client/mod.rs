@@ -11,7 +11,7 @@
 //! | `family`, `background` | communicators from communicators; non-blocking ones |
 //! | `buffers`, `environment` | memory and windows; NCCL's variables |
 //! | `leaving`, `failures` | finalize, destroy, abort; ranks that die or disagree |
-//! | `c_program` | a program in C, linked to the library |
+//! | `c_program`, `python` | a program in C, linked to the library; one in Python, by ctypes |
 
 #[macro_use]
 mod apart;
@@ -26,6 +26,7 @@ mod functions;
 mod groups;
 mod leaving;
 mod messages;
+mod python;
 mod random;
 mod rank;
 mod types;
