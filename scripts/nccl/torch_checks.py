@@ -547,7 +547,7 @@ def main():
         sums_of(None, range(size))
 
     def library():
-        assert client.say_which(f"torch {torch.__version__} rank {rank}"), f"loaded: {client.loaded()}"
+        assert client.say_which(f"torch {torch.__version__} rank {rank}", linked=True), f"loaded: {client.loaded()}"
 
     only, options.only = options.only, ""
     checks.run("begin", begin)
