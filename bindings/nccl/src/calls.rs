@@ -135,7 +135,8 @@ export! {
         })
     }
 
-    /// Sends `count` elements of `sendbuff` to every rank, in rank order, and receives as many of each.
+    /// Sends `count` elements of `sendbuff` to every rank, in rank order, and receives as many of each. In place:
+    /// `sendbuff == recvbuff`, which takes as much memory again while the call runs.
     fn ncclAlltoAll / pncclAlltoAll [comm] (
         sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: c_int, comm: Handle, stream: CUstream,
     ) {

@@ -164,18 +164,13 @@ impl Scale {
             // SAFETY: as above.
             return Ok(unsafe { device.enqueue(stream, &sum_of(output)) }?);
         }
-        let failed = |e: DriverError| Fault::cuda("stream-ordered memory for the products", e);
-        device.context().bind_to_thread().map_err(failed)?;
-        // SAFETY: the stream is the device's; freed below, behind its last use in the stream's order.
-        let products = unsafe { result::malloc_async(stream, count * self.dtype.size()) }.map_err(failed)?;
-        // SAFETY: as above; `products` is as long as the input.
-        let enqueued = unsafe {
-            self.multiply(device, stream, input, products, count)
-                .and_then(|()| Ok(device.enqueue(stream, &sum_of(products))?))
-        };
-        // SAFETY: allocated above.
-        let freed = unsafe { result::free_async(products, stream) }.map_err(failed);
-        enqueued.and(freed)
+        // SAFETY: as above; the products are as long as the input, and used on the stream.
+        unsafe {
+            device.with_scratch(stream, count * self.dtype.size(), |products| {
+                self.multiply(device, stream, input, products, count)?;
+                Ok(device.enqueue(stream, &sum_of(products))?)
+            })
+        }
     }
 
     /// # Safety

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use super::call::{End, unsupported};
+use super::call::{Round, unsupported};
 use super::path::{DataPath, Turn};
 use crate::comm::{Comm, RawCall};
 use crate::device::{Choice, Path};
@@ -28,7 +28,7 @@ impl DataPath for Alone {
         Err(unsupported(call.collective))
     }
 
-    unsafe fn carry_pair(&self, _: Turn, call: &RawCall, _: Option<End>, _: Option<End>) -> Result<()> {
+    unsafe fn carry_round(&self, _: Turn, call: &RawCall, _: Round) -> Result<()> {
         Err(unsupported(call.collective))
     }
 

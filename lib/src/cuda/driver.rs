@@ -149,7 +149,7 @@ fn likely_cause(result: CUresult) -> Option<&'static str> {
 ///
 /// # Safety
 /// Both must be memory of so many bytes until the stream has passed the copy.
-pub(super) unsafe fn copy(op: &str, stream: sys::CUstream, from: u64, to: u64, bytes: usize) -> Result<()> {
+pub(crate) unsafe fn copy(op: &str, stream: sys::CUstream, from: u64, to: u64, bytes: usize) -> Result<()> {
     if from == to || bytes == 0 {
         return Ok(());
     }

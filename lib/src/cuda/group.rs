@@ -2,7 +2,7 @@
 
 use super::call::Stream;
 use super::comm::DeviceComm;
-use super::messages::{Message, Messages};
+use super::messages::Messages;
 use crate::comm::RawCall;
 use crate::error::Result;
 use crate::wire::Collective;
@@ -22,7 +22,7 @@ impl DeviceComm {
                 false => messages = true,
             }
         }
-        if messages { self.path.prepare_pair() } else { Ok(()) }
+        if messages { self.path.prepare_messages() } else { Ok(()) }
     }
 
     /// Enqueues calls on a stream: the collectives first, in their order, then all messages between two ranks, in an
@@ -41,13 +41,9 @@ impl DeviceComm {
                 unsafe { self.enqueue(stream.clone(), call) }?;
             }
         }
-        messages.take_own(rank)?;
-        // SAFETY: forwarded from the caller, here and below.
-        unsafe { messages.enqueue_own(&stream) }?;
-        for (send, recv) in messages.rounds(rank, size) {
-            let end = |m: Message| (m.address as u64, m.bytes, m.peer);
-            // SAFETY: see above.
-            unsafe { self.enqueue_send_recv(stream.clone(), send.map(end), recv.map(end)) }?;
+        for round in messages.launches(rank, size)? {
+            // SAFETY: forwarded from the caller.
+            unsafe { self.enqueue_round(stream.clone(), round) }?;
         }
         Ok(())
     }

@@ -12,7 +12,7 @@
 //! | module | idea |
 //! | --- | --- |
 //! | `comm`, `setup` | the communicator, and its creation |
-//! | `collectives`, `enqueue`, `call`, `buffers` | calls, checked and enqueued |
+//! | `collectives`, `enqueue`, `call`, `buffers`, `scratch` | calls, checked and enqueued |
 //! | `path` | the trait of the three paths: `peer`, `phased` and `hosted`; `alone` is that of one rank |
 //! | `window`, `path_check` | memory that all ranks' kernels reach |
 //! | `kernels`, `compile`, `report` | the kernels, their compiler, and their reports of failures |
@@ -40,6 +40,7 @@ mod peer;
 mod phased;
 mod registered;
 mod report;
+mod scratch;
 mod setup;
 mod window;
 
@@ -47,8 +48,8 @@ pub use crate::device::{Choice, Framing, Path, Protocol};
 pub use call::Stream;
 pub use comm::{DeviceComm, Explanation};
 pub use compile::compile;
-pub(crate) use driver::cuda;
 pub use driver::{available, device_count, open, words};
+pub(crate) use driver::{copy, cuda};
 pub use inventory::{Gpu, Inventory, inventory, nvrtc};
 pub use kernels::ELEMENTS;
 pub use one_sided::Signals;

@@ -6,6 +6,7 @@ mod common;
 mod driver;
 mod faults;
 mod hosted;
+mod messages;
 mod one_sided;
 mod peers;
 mod registered;
