@@ -434,6 +434,29 @@ fn a_store_that_closes_in_order_is_not_lost_but_gives_no_answers() {
     assert!(receiver.try_recv().is_err(), "no event");
 }
 
+/// Ranks whose number it did not know: the store stays with those that are left, and ends with the last of them.
+#[test]
+fn an_open_store_goes_on_without_its_owner() {
+    let bind = "127.0.0.1:0".parse().unwrap();
+    let server = Server::listen(bind, SECRET, None, &config(), Duration::ZERO).unwrap();
+    let at = address(&server);
+    let mut sessions = form(&server, 3);
+    let ended = server.watch();
+    sessions.remove(0).leave();
+    drop(server);
+    std::thread::scope(|s| {
+        for (index, session) in sessions.iter().enumerate() {
+            s.spawn(move || {
+                let values = session.exchange("k", &[1, 2], vec![index as u8], LONG).unwrap();
+                assert_eq!(values, [vec![0], vec![1]]);
+            });
+        }
+    });
+    drop(sessions);
+    ended();
+    assert!(TcpStream::connect(at).is_err(), "nobody listens any more");
+}
+
 /// A store of the test's own, as far as the welcome. It does not look at the proof.
 fn let_in(listener: &std::net::TcpListener) -> Connection {
     let mut client = Raw(Connection::new(listener.accept().unwrap().0).unwrap());

@@ -527,6 +527,12 @@ fn a_rank_that_does_not_come_is_named_within_the_deadline() {
         let mut buffer = ranks[0].stream.alloc_zeros::<f32>(len).unwrap();
         ranks[0].comm.all_reduce_in_place(&ranks[0].stream, &mut buffer, ReduceOp::Sum).unwrap();
         named(&ranks[0].comm);
+        // The call is over for its buffer, too, in the order of the stream.
+        let stream = ranks[0].stream.clone();
+        drop(buffer);
+        drop(ranks);
+        stream.synchronize().unwrap();
+        stream.context().synchronize().unwrap();
     }
 }
 

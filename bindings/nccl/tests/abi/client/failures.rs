@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::io::{BufRead, BufReader};
 use std::process::Child;
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nccl::abi::UniqueId;
 use rustix::process::{Pid, Signal, kill_process};
@@ -130,6 +130,59 @@ apart! {
                 assert_eq!(ranks.hear(rank), "done", "{settings:?}");
                 ranks.done(rank);
             }
+        }
+    }
+
+    // Rank 0's process has the store, which waits 3 s for the others when rank 0 leaves.
+    fn parts_go_on_when_the_rank_has_left_where_all_met() {
+        const NAME: &str = concat!(module_path!(), "::parts_go_on_when_the_rank_has_left_where_all_met");
+        if let Some((number, size, id)) = role() {
+            let id = if number == 0 { unique_id() } else { from_hex(&id) };
+            if number == 0 {
+                say(&hex(&id));
+            }
+            let rank = Rank::join(id, number, size);
+            let mut half = std::ptr::null_mut();
+            ok(ncclCommSplit(rank.comm, c_int::from(number > 0), 0, &mut half, std::ptr::null()));
+            rank.destroy();
+            if number == 0 {
+                ok(ncclCommDestroy(half));
+                say("left");
+                loop {
+                    std::thread::park();
+                }
+            }
+            let rest = Rank::of(half, number - 1, size - 1, super::rank::gpu(number));
+            let begin = Instant::now();
+            let mut over = false;
+            while !over {
+                let flag = rest.memory(&[u8::from(begin.elapsed() > Duration::from_secs(6))]);
+                ok(ncclBcast(flag.at_mut(0), 1, 1, 0, rest.comm, rest.stream()));
+                rest.wait();
+                over = flag.read() == [1];
+                let mut again = std::ptr::null_mut();
+                ok(ncclCommSplit(rest.comm, 0, 0, &mut again, std::ptr::null()));
+                let again = Rank::of(again, rest.rank, rest.size, rest.context.clone());
+                again.still_works();
+                again.destroy();
+            }
+            rest.destroy();
+            return say("done");
+        }
+        let mut ranks = Processes { children: Vec::new(), lines: Vec::new() };
+        let mut id = String::new();
+        for rank in 0..3 {
+            let mut child = process(NAME, rank, 3, &id, &[]);
+            ranks.lines.push(listen(child.stdout.take().unwrap()));
+            ranks.children.push(Some(child));
+            if rank == 0 {
+                id = ranks.hear(0);
+            }
+        }
+        assert_eq!(ranks.hear(0), "left");
+        for rank in [1, 2] {
+            assert_eq!(ranks.hear(rank), "done", "rank {rank}");
+            ranks.done(rank);
         }
     }
 
