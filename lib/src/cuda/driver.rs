@@ -158,6 +158,28 @@ pub(super) unsafe fn copy(op: &str, stream: sys::CUstream, from: u64, to: u64, b
         .map_err(|e| cuda(op, "copying on the device", e))
 }
 
+/// While this exists, this thread may allocate and map memory although a stream is being captured into a graph: what it
+/// does then is no part of the graph.
+pub(super) struct Uncaptured(sys::CUstreamCaptureMode);
+
+impl Uncaptured {
+    pub(super) fn begin() -> Result<Uncaptured, DriverError> {
+        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: takes the new mode of this thread, and writes the one before.
+        unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) }.result()?;
+        Ok(Uncaptured(mode))
+    }
+}
+
+impl Drop for Uncaptured {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        if let Err(error) = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.0) }.result() {
+            log::debug!("setting the mode of captures again: {error:?}");
+        }
+    }
+}
+
 /// Whether a stream is being captured into a graph.
 ///
 /// # Safety

@@ -7,6 +7,7 @@ use super::call::{End, Stream};
 use super::comm::{DeviceComm, Order};
 use super::driver;
 use super::path::Turn;
+use super::peer::needs_extension;
 use crate::Call;
 use crate::comm::Comm;
 use crate::comm::RawCall;
@@ -95,6 +96,9 @@ impl DeviceComm {
             // others'.
             host.note(call);
         }
+        if needs_extension(choice.protocol) {
+            self.extend(0..self.size())?;
+        }
         let (turn, _order) = self.turn(stream)?;
         // SAFETY: forwarded from the caller.
         unsafe { self.path.carry(turn, call, choice) }
@@ -154,6 +158,9 @@ impl DeviceComm {
         if self.checks_memory {
             buffers::check(op, self.rank(), self.context(), stream.handle(), &used)?;
         }
+        // A sender fills the receiver's slots.
+        self.offer_extension(from.map(|(_, _, peer)| peer))?;
+        self.extend(to.map(|(_, _, peer)| peer))?;
         let (_, count, root) = to.or(from).unwrap_or_default();
         let call = RawCall::on_device(Call::message(DType::U8, root, 0, count), 0, 0);
         let (turn, _order) = self.turn(stream)?;

@@ -75,6 +75,16 @@ impl Messages {
         true
     }
 
+    /// Whether there are none between ranks.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.sends.is_empty() && self.recvs.is_empty()
+    }
+
+    /// The other rank of each, as often as it occurs.
+    pub(crate) fn peers(&self) -> impl Iterator<Item = usize> + Clone {
+        self.sends.iter().chain(&self.recvs).map(|message| message.peer)
+    }
+
     /// Pairs the messages of `rank` to itself: the k-th sent is the k-th received.
     pub(crate) fn take_own(&mut self, rank: usize) -> Result<()> {
         let take = |messages: &mut Vec<Message>| -> Vec<Message> {
