@@ -189,7 +189,15 @@ impl Growth {
         if addresses[peer].load(Ordering::Acquire) != 0 {
             return Ok(());
         }
-        let offer = host.value_of::<Result<Introduction, String>>(OFFER, peer).map_err(|error| waited(peer, error))?;
+        let offer = host.value_of::<Result<Introduction, String>>(OFFER, peer);
+        let offer = offer.map_err(|error| match waited(peer, error) {
+            timeout @ Error::Timeout { .. } => {
+                // As when a kernel gives up: the other ranks need not wait for us.
+                host.fail_everywhere(timeout.clone());
+                timeout
+            }
+            other => other,
+        })?;
         let theirs = offer.map_err(|why| {
             Error::invalid(OFFER, format!("rank {peer} has no memory for the slots of this call: {why}"))
         })?;

@@ -78,7 +78,7 @@ impl Layout {
         let lines128 = lines128(ranks, channels);
         let slot_bytes = slot_bytes.next_multiple_of(LINE_BYTES);
         let layout = Layout { ranks, channels, line_channels: 0, lines: 0, lines128, slots: 3, slot_bytes };
-        layout.with_lines().within(config.cuda_memory)
+        layout.with_lines()
     }
 
     /// [`Layout::new`] for GPUs of which the smallest has so many multiprocessors: fewer blocks if they would not all
@@ -119,7 +119,7 @@ impl Layout {
     }
 
     /// In `most` bytes, if that is possible (0: without a limit): with shorter slots first, then with fewer channels.
-    fn within(mut self, most: usize) -> Layout {
+    pub(crate) fn within(mut self, most: usize) -> Layout {
         while most > 0 && self.bytes() > most {
             if self.slot_bytes > LEAST_SLOT {
                 self.slot_bytes = (self.slot_bytes / 2).max(LEAST_SLOT).next_multiple_of(LINE_BYTES);
@@ -274,12 +274,11 @@ mod tests {
     fn layouts() -> Vec<Layout> {
         let mut all = Vec::new();
         for ranks in 1..=MAX_RANKS {
-            for (cuda_blocks, cuda_slot, cuda_memory) in
+            for (cuda_blocks, cuda_slot, most) in
                 [(128, 0, 0), (2, 4 << 10, 0), (3, 5000, 0), (46, 0, 0), (128, 0, 32 << 20), (128, 1 << 20, 1)]
             {
-                let layout =
-                    Layout::new(ranks, 1, &Config { cuda_blocks, cuda_slot, cuda_memory, ..Config::default() });
-                all.extend([layout, layout.without_ll128()]);
+                let layout = Layout::new(ranks, 1, &Config { cuda_blocks, cuda_slot, ..Config::default() });
+                all.extend([layout, layout.without_ll128()].map(|layout| layout.within(most)));
             }
         }
         all
@@ -335,16 +334,18 @@ mod tests {
     #[test]
     fn a_limit_is_kept_down_to_the_smallest_window() {
         for ranks in 2..=MAX_RANKS {
-            let of = |cuda_memory| Layout::new(ranks, 1, &Config { cuda_memory, ..Config::default() });
-            let mut least = usize::MAX;
-            for most in [256 << 20, 128 << 20, 64 << 20, 32 << 20, 16 << 20, 8 << 20, 4 << 20] {
-                let layout = of(most);
-                assert!(layout.bytes() <= most, "{ranks} ranks, {most}: {} bytes, {layout:?}", layout.bytes());
-                assert!(layout.bytes() <= least);
-                least = layout.bytes();
+            let whole = Layout::new(ranks, 1, &Config::default());
+            for layout in [whole, whole.without_ll128()] {
+                let mut least = usize::MAX;
+                for most in [256 << 20, 128 << 20, 64 << 20, 32 << 20, 16 << 20, 8 << 20, 4 << 20] {
+                    let less = layout.within(most);
+                    assert!(less.bytes() <= most, "{ranks} ranks, {most}: {} bytes, {less:?}", less.bytes());
+                    assert!(less.bytes() <= least);
+                    least = less.bytes();
+                }
+                assert_eq!(layout.within(1).channels, 2, "the smallest there is");
+                assert_eq!([layout.within(0), layout.within(usize::MAX)], [layout; 2]);
             }
-            assert_eq!(of(1).channels, 2, "the smallest there is");
-            assert_eq!(of(0), of(usize::MAX));
         }
     }
 }

@@ -64,7 +64,8 @@ impl RankGpu {
             Ll128::On => true,
             Ll128::Off => false,
         };
-        Ok(if whole_lines { layout } else { layout.without_ll128() })
+        let layout = if whole_lines { layout } else { layout.without_ll128() };
+        Ok(layout.within(config.cuda_memory))
     }
 
     /// Whether 128 bytes that a warp writes there arrive together.
