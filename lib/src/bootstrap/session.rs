@@ -101,6 +101,12 @@ impl Session {
     /// Fails when a member is lost or has left ([`Error::PeerLost`]), when one has not come by the `deadline`
     /// ([`Error::Timeout`], with their numbers; the others then fail too), or when the ranks name different members.
     pub fn exchange(&self, key: &str, members: &[usize], value: Vec<u8>, deadline: Duration) -> Result<Vec<Vec<u8>>> {
+        self.offer(key, members, value)?;
+        self.collect(key, deadline, &|| false)
+    }
+
+    /// The first half of [`Session::exchange`]: makes our value known and does not wait.
+    pub(crate) fn offer(&self, key: &str, members: &[usize], value: Vec<u8>) -> Result<()> {
         let op = || format!("exchange {key:?}");
         self.origin.check(op, self.rank)?;
         let mut sorted = members.to_vec();
@@ -119,20 +125,30 @@ impl Session {
             let detail = format!("a value of {} bytes; {} members may send {longest} each", value.len(), members.len());
             return Err(Error::invalid(op(), detail));
         }
-        if members.len() == 1 {
-            return Ok(vec![value]);
-        }
-        let started = Instant::now();
+        // Alone it needs no store.
+        let alone = (members.len() == 1).then(|| Ok(vec![value.clone()]));
         {
             let mut answers = lock(&self.mailbox.answers);
-            self.check_open(&answers)?;
+            if alone.is_none() {
+                self.check_open(&answers)?;
+            }
             if answers.exchanges.contains_key(key) {
                 return Err(Error::invalid(op(), "this key is in use by another thread"));
             }
-            answers.exchanges.insert(key.to_owned(), None);
+            answers.exchanges.insert(key.to_owned(), alone);
         }
-        self.mailbox.send(&ToStore::Put { key: key.to_owned(), members: members.to_vec(), value: Bytes(value) });
-        let ready = |a: &Answers| a.over.is_some() || a.exchanges.get(key).is_none_or(Option::is_some);
+        if members.len() > 1 {
+            self.mailbox.send(&ToStore::Put { key: key.to_owned(), members: members.to_vec(), value: Bytes(value) });
+        }
+        Ok(())
+    }
+
+    /// The second half: waits for the other members' values. When `ended` becomes true it stops waiting within a
+    /// fraction of a second, with [`Error::Aborted`].
+    pub(crate) fn collect(&self, key: &str, deadline: Duration, ended: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>> {
+        let op = || format!("exchange {key:?}");
+        let started = Instant::now();
+        let ready = |a: &Answers| a.over.is_some() || a.exchanges.get(key).is_none_or(Option::is_some) || ended();
         if !self.mailbox.wait_for(deadline_after(deadline), ready) {
             self.mailbox.send(&ToStore::GiveUp { key: key.to_owned(), waited: started.elapsed() });
             self.mailbox.wait_for(deadline_after(LAST_ANSWER), ready);
@@ -155,6 +171,10 @@ impl Session {
             }),
             None => {
                 self.check_open(&answers)?;
+                if ended() {
+                    let reason = "the communicator failed while this rank waited".to_owned();
+                    return Err(Error::Aborted { op: op(), rank: self.rank, reason });
+                }
                 Err(late(Vec::new(), self.silent()))
             }
         }

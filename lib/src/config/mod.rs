@@ -141,6 +141,8 @@ config! {
         "Blocks that a collective's kernel takes at most, about one per multiprocessor; fewer leave more of the GPU to other kernels and use less of the links.";
     cuda_slot: usize = 0, "TINYNCCL_CUDA_SLOT", "bytes, 4K to 1M; 0: by the number of ranks",
         "Largest chunk that a block of a collective's kernel sends to another GPU at once.";
+    cuda_memory: usize = 0, "TINYNCCL_CUDA_MEMORY", "bytes, 4M or more; 0: no limit",
+        "Memory of the GPU that a communicator takes at most for calls between GPUs that reach each other's memory, without registered buffers: slots become shorter until it suffices, then kernels take fewer blocks. Communicators that only make small calls take 2 to 5 MiB anyway; schedules that keep partial sums take 16 MiB more. All ranks must set the same.";
     cuda_ll128: Ll128 = Ll128::Auto, "TINYNCCL_CUDA_LL128", "auto, on, off",
         "Whether kernels send middle sizes in lines of 128 bytes with one flag each (NCCL's protocol LL128), which the link between GPUs must keep whole; auto: where all of them are NVLink.";
     cuda_proto: CudaProto = CudaProto::Auto, "TINYNCCL_CUDA_PROTO", "auto, ll, ll128, simple, schedule",
@@ -200,6 +202,9 @@ impl Config {
         range("TINYNCCL_CUDA_BLOCKS", self.cuda_blocks, 2, 128)?;
         if self.cuda_slot > 0 {
             range("TINYNCCL_CUDA_SLOT", self.cuda_slot, 4 << 10, 1 << 20)?;
+        }
+        if self.cuda_memory > 0 {
+            range("TINYNCCL_CUDA_MEMORY", self.cuda_memory, 4 << 20, usize::MAX)?;
         }
         range("TINYNCCL_CUDA_CHUNK", self.cuda_chunk, 64 << 10, 64 << 20)?;
         range("TINYNCCL_CUDA_THREADS", self.cuda_threads, 0, 16)?;

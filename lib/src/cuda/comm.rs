@@ -102,7 +102,8 @@ impl DeviceComm {
         &self.why
     }
 
-    /// Memory that the communicator takes on each rank: of the device, or of the host on the hosted path.
+    /// Memory that the communicator takes on this rank now: of the device, or of the host on the hosted path. On the
+    /// peer path between processes it grows once, when a call first needs more than the window for small calls.
     pub fn window_bytes(&self) -> usize {
         self.path.bytes()
     }
@@ -241,6 +242,18 @@ impl DeviceComm {
         }
     }
 
+    /// Makes the extensions of the windows of `peers` reachable, who make the same call; waits until they do.
+    #[inline]
+    pub(super) fn extend(&self, peers: impl IntoIterator<Item = usize> + Clone) -> Result<()> {
+        self.windows.as_ref().map_or(Ok(()), |windows| windows.extension.reach(self.host(), peers))
+    }
+
+    /// The first half of [`DeviceComm::extend`], which does not wait.
+    #[inline]
+    pub(super) fn offer_extension(&self, peers: impl IntoIterator<Item = usize> + Clone) -> Result<()> {
+        self.windows.as_ref().map_or(Ok(()), |windows| windows.extension.offer(self.host(), peers))
+    }
+
     /// No rank uses a window before all have mapped it.
     pub(super) fn meet(&self) -> Result<()> {
         self.host.as_ref().map_or(Ok(()), Comm::barrier)
@@ -269,9 +282,9 @@ impl Drop for DeviceComm {
         }
         self.registry().closed(met.is_ok());
         if let (Err(error), Some(windows)) = (met, &self.windows) {
-            let bytes = windows.layout.bytes() >> 20;
+            let bytes = self.path.bytes() >> 20;
             log::debug!("rank {} keeps {bytes} MiB of its device until the process ends: {error}", self.rank);
-            std::mem::forget(windows.memory.clone());
+            windows.keep();
         }
     }
 }

@@ -161,15 +161,30 @@ pub(crate) unsafe fn copy(op: &str, stream: sys::CUstream, from: u64, to: u64, b
 /// Does `work`, which puts nothing into a stream, also while this thread captures one: CUDA would end the capture at
 /// calls that may wait for the device, such as loading code.
 pub(super) fn beside_capture<R>(work: impl FnOnce() -> R) -> R {
-    let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-    // SAFETY: exchanges the mode of this thread with ours, here and below.
-    let exchanged = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) } == CUresult::CUDA_SUCCESS;
-    let outcome = work();
-    if exchanged {
-        // SAFETY: see above.
-        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) };
+    let _uncaptured = Uncaptured::begin().ok();
+    work()
+}
+
+/// While this exists, this thread may allocate and map memory although a stream is being captured into a graph: what it
+/// does then is no part of the graph.
+pub(super) struct Uncaptured(sys::CUstreamCaptureMode);
+
+impl Uncaptured {
+    pub(super) fn begin() -> Result<Uncaptured, DriverError> {
+        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: takes the new mode of this thread, and writes the one before.
+        unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) }.result()?;
+        Ok(Uncaptured(mode))
     }
-    outcome
+}
+
+impl Drop for Uncaptured {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        if let Err(error) = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.0) }.result() {
+            log::debug!("setting the mode of captures again: {error:?}");
+        }
+    }
 }
 
 /// Whether a stream is being captured into a graph.

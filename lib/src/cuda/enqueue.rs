@@ -7,6 +7,7 @@ use super::call::{End, Own, Round, Stream};
 use super::comm::{DeviceComm, Order};
 use super::driver;
 use super::path::Turn;
+use super::peer::needs_extension;
 use crate::Call;
 use crate::comm::Comm;
 use crate::comm::RawCall;
@@ -114,6 +115,9 @@ impl DeviceComm {
     /// # Safety
     /// As [`DeviceComm::enqueue`].
     unsafe fn carry(&self, stream: Stream, call: &RawCall, choice: Choice) -> Result<()> {
+        if needs_extension(choice.protocol) {
+            self.extend(0..self.size())?;
+        }
         let (turn, _order) = self.turn(stream)?;
         // SAFETY: forwarded from the caller.
         unsafe { self.path.carry(turn, call, choice) }
@@ -192,6 +196,9 @@ impl DeviceComm {
         if self.checks_memory {
             buffers::check(op, self.rank(), self.context(), stream.handle(), &used)?;
         }
+        // A sender fills the receiver's slots.
+        self.offer_extension(from.map(|(_, _, peer)| peer))?;
+        self.extend(to.map(|(_, _, peer)| peer))?;
         let call = RawCall::on_device(Call::message(DType::U8, root, 0, count), 0, 0);
         let (turn, _order) = self.turn(stream)?;
         // SAFETY: forwarded from the caller.

@@ -3,26 +3,38 @@
 use super::call::Stream;
 use super::comm::DeviceComm;
 use super::messages::Messages;
+use super::peer::needs_extension;
 use crate::comm::RawCall;
 use crate::error::Result;
 use crate::wire::Collective;
 
 impl DeviceComm {
-    /// Makes ready what `calls` need, so that [`DeviceComm::enqueue_group`] only launches: kernels are compiled and
-    /// loaded. Loading code can make CUDA wait for kernels that run, and these may wait for a rank of the same thread:
-    /// a thread that drives several ranks calls this for all of them before it makes the first call of any.
+    /// Makes ready what `calls` need and waits for no other rank: kernels are compiled and loaded, memory that this rank
+    /// has to have for larger calls is allocated and offered to the others. Loading code can make CUDA wait for kernels
+    /// that run, and these may wait for a rank of the same thread; a first large call waits until the other ranks have
+    /// offered their memory. So a thread that drives several ranks calls this for all of them before it makes the first
+    /// call of any.
     ///
     /// # Errors
     /// Of the compiler and of the driver.
     pub fn prepare<'a>(&self, calls: impl IntoIterator<Item = &'a RawCall>) -> Result<()> {
-        let mut messages = false;
+        let mut messages = Messages::default();
         for call in calls.into_iter().filter(|_| self.size() > 1) {
-            match is_collective(call) {
-                true => self.path.prepare(call, self.choice(call.collective, call.bytes()))?,
-                false => messages = true,
+            if is_collective(call) {
+                let choice = self.choice(call.collective, call.bytes());
+                self.path.prepare(call, choice)?;
+                if needs_extension(choice.protocol) {
+                    self.offer_extension(0..self.size())?;
+                }
+            } else {
+                messages.add(call, self.rank(), self.size());
             }
         }
-        if messages { self.path.prepare_messages() } else { Ok(()) }
+        if messages.is_empty() {
+            return Ok(());
+        }
+        self.offer_extension(messages.peers())?;
+        self.path.prepare_messages()
     }
 
     /// Enqueues calls on a stream: the collectives first, in their order, then all messages between two ranks, in an
@@ -41,6 +53,8 @@ impl DeviceComm {
                 unsafe { self.enqueue(stream.clone(), call) }?;
             }
         }
+        // Ahead of the rounds, each of which may wait for an offer.
+        self.offer_extension(messages.peers())?;
         for round in messages.launches(rank, size)? {
             // SAFETY: forwarded from the caller.
             unsafe { self.enqueue_round(stream.clone(), round) }?;

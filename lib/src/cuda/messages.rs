@@ -72,6 +72,16 @@ impl Messages {
         true
     }
 
+    /// Whether there are none between ranks.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.sends.is_empty() && self.recvs.is_empty()
+    }
+
+    /// The other rank of each, as often as it occurs.
+    pub(crate) fn peers(&self) -> impl Iterator<Item = usize> + Clone {
+        self.sends.iter().chain(&self.recvs).map(|message| message.peer)
+    }
+
     /// All of it: the messages in rounds, each with a copy of our own beside it while there are any. Copies that are
     /// left over come last.
     pub(super) fn launches(mut self, rank: usize, size: usize) -> Result<Vec<Round>> {

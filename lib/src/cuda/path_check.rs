@@ -108,9 +108,9 @@ struct Check<'a> {
     area: u64,
 }
 
-/// Bytes of the slots' memory for each sender.
+/// Bytes of the lines' memory for each sender.
 fn area(layout: &Layout) -> usize {
-    layout.slot_memory() / layout.ranks / 256 * 256
+    layout.lines_of_all().len() / (layout.ranks - 1) / 256 * 256
 }
 
 fn failed(error: DriverError) -> Error {
@@ -134,7 +134,7 @@ impl<'a> Check<'a> {
 
     fn launch(&self, parts: u32, limit: Duration) -> Result<()> {
         let (rank, blocks) = (self.windows.rank as u32, 2 * self.windows.layout.ranks as u32);
-        let team = Team { windows: self.windows.addresses, report: 0, patience: 0, call: 0, rank, number: 0 };
+        let team = Team { windows: self.windows.addresses, rank, ..Team::default() };
         let asked = Asked { area: self.area, limit: limit.as_nanos() as u64, parts, spoil: self.spoils.into() };
         let (function, stream) = (self.function.cu_function(), self.stream.cu_stream());
         let more = [(&raw const asked).cast()];
@@ -146,11 +146,12 @@ impl<'a> Check<'a> {
     fn finish(&self) -> Result<Vec<Fault>> {
         self.stream.synchronize().map_err(failed)?;
         let (to, layout) = (self.windows.rank, &self.windows.layout);
-        let slots = self.windows.own() + layout.slots_begin() as u64;
+        let lines = self.windows.own() + layout.lines_of_all().start as u64;
         let mut faults = Vec::new();
         for from in (0..layout.ranks).filter(|&from| from != to) {
             let mut found = [0u64; 3];
-            let at = slots + self.area * (from as u64 + 1) - 64;
+            let sender = (from - usize::from(from > to)) as u64;
+            let at = lines + self.area * (sender + 1) - 64;
             self.context.bind_to_thread().map_err(failed)?;
             // SAFETY: reads `struct Finding`, in our own window.
             unsafe { result::memcpy_dtoh_sync(&mut found, at) }.map_err(failed)?;
@@ -194,8 +195,9 @@ pub(super) fn check(
         check.launch(WRITES | READS, LIMIT)?;
     }
     let faults = check.finish()?;
-    // No rank writes into a window that another still reads.
+    // No rank writes into a window that another still reads. The caller synchronises once more before the first call.
     let all: Vec<Vec<Fault>> = host.exchange("DeviceComm: path", &faults)?;
+    windows.clear_lines()?;
     Ok(Verdict::of(all.into_iter().flatten().collect()))
 }
 
@@ -214,6 +216,7 @@ pub(super) fn check_within_process(
         check.launch(WRITES | READS, LIMIT)?;
     }
     let faults = checks.iter().map(Check::finish).collect::<Result<Vec<_>>>()?;
+    ranks.iter().try_for_each(Windows::clear_lines)?;
     Ok(Verdict::of(faults.concat()))
 }
 
@@ -233,8 +236,10 @@ mod tests {
         for ranks in 2..=MAX_RANKS {
             let config = Config { cuda_blocks: 2, cuda_slot: 4 << 10, ..Config::default() };
             for layout in [Layout::new(ranks, 1, &config), Layout::new(ranks, 1, &Config::default())] {
-                let rounds = (area(&layout) - 128) / 8 / 16 * 16;
-                assert!(rounds >= 16 * THREADS as usize, "{layout:?}");
+                for layout in [layout, layout.without_ll128()] {
+                    let rounds = (area(&layout) - 128) / 8 / 16 * 16;
+                    assert!(rounds >= 16 * THREADS as usize, "{layout:?}");
+                }
             }
         }
     }

@@ -11,7 +11,7 @@ use super::hosted::{self, Hosted};
 use super::kernels::{Kernels, Team};
 use super::path::{self, DataPath};
 use super::path_check;
-use super::peer::{Chooser, Peer, Registry};
+use super::peer::{Chooser, Peer, Registry, Scratch};
 use super::phased::Phased;
 use super::report::Report;
 use super::window::{Layout, MAX_RANKS, RankGpu, Reached, Window, Windows, enable};
@@ -197,6 +197,7 @@ impl DeviceComm {
         }
         let team = Team {
             windows: windows.addresses,
+            extensions: windows.extension.addresses(),
             report: report.address,
             patience: u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX),
             call: 0,
@@ -210,7 +211,10 @@ impl DeviceComm {
             let phased = Phased::new(context, kernels, report, layout, team, patience)?;
             (Arc::new(phased), "ranks of several processes have one GPU".to_owned())
         } else {
-            let peer = Peer { kernels, team, report, chooser: chooser.clone() };
+            let (chooser, extension) = (chooser.clone(), windows.extension.clone());
+            let window_bytes = windows.own_bytes();
+            let scratch = Scratch::new(context);
+            let peer = Peer { kernels, team, report, chooser, window_bytes, extension, scratch };
             (Arc::new(peer), "all ranks reach each other's memory".to_owned())
         };
         Self::assemble((rank, size), context, config, host, path, chooser, Some(windows))

@@ -5,6 +5,7 @@ mod common;
 
 mod driver;
 mod faults;
+mod growing;
 mod hosted;
 mod messages;
 mod one_sided;

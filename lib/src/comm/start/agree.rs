@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 /// The settings on which the ranks' messages and choices depend.
 ///
 /// The others may differ: deadlines, listening addresses, spinning times. For tuning, only rank 0's settings count.
-const MUST_AGREE: [&str; 22] = [
+const MUST_AGREE: [&str; 23] = [
     "TINYNCCL_CUDA_PATH_CHECK",
     "TINYNCCL_TRANSPORT",
     "TINYNCCL_ALGO",
@@ -17,6 +17,7 @@ const MUST_AGREE: [&str; 22] = [
     "TINYNCCL_VERBS_CHUNK",
     "TINYNCCL_CUDA_BLOCKS",
     "TINYNCCL_CUDA_SLOT",
+    "TINYNCCL_CUDA_MEMORY",
     "TINYNCCL_CUDA_LL128",
     "TINYNCCL_CUDA_HANDLES",
     "TINYNCCL_CUDA_PATH",

@@ -5,6 +5,7 @@ use serde::de::DeserializeOwned;
 
 use crate::comm::Comm;
 use crate::error::{Error, Result};
+use crate::executor::Supervisor;
 
 impl Comm {
     /// True if all ranks of this communicator are on one host.
@@ -34,19 +35,97 @@ impl Comm {
     /// Every rank's value, in rank order, through the rendezvous; for set-up. Once per `what`.
     pub(crate) fn exchange<T: Serialize + DeserializeOwned>(&self, what: &str, value: &T) -> Result<Vec<T>> {
         let state = &self.inner.state;
-        let broken = |e: serde_json::Error| {
-            Error::invalid(what, format!("does not parse ({e}): do all ranks run the same version?"))
-        };
-        let bytes = serde_json::to_vec(value).map_err(broken)?;
+        let bytes = serde_json::to_vec(value).map_err(|e| unreadable(what, &e))?;
         let key = state.key(what);
         let values = state.control.exchange(&key, &state.members, bytes).map_err(|error| state.of_members(error))?;
-        values.iter().map(|bytes| serde_json::from_slice(bytes).map_err(broken)).collect()
+        values.iter().map(|bytes| serde_json::from_slice(bytes).map_err(|e| unreadable(what, &e))).collect()
     }
+
+    /// Makes a value known to `peer` and does not wait: once per `what` and peer. The peer gets it by
+    /// [`Comm::value_of`] once it has made a value of the same `what` known to us.
+    pub(crate) fn offer<T: Serialize>(&self, what: &str, peer: usize, value: &T) -> Result<()> {
+        let state = &self.inner.state;
+        state.check(|| what.to_owned())?;
+        let bytes = serde_json::to_vec(value).map_err(|e| unreadable(what, &e))?;
+        let (key, members) = self.pair(what, peer)?;
+        state.control.offer(&key, &members, bytes).map_err(|error| state.of_members(error))
+    }
+
+    /// The value that `peer` has made known to us, for which it waits; [`Comm::offer`] must come first.
+    ///
+    /// # Errors
+    /// [`Error::PeerLost`] and [`Error::Timeout`] name the peer; an abort of this communicator ends the wait.
+    pub(crate) fn value_of<T: DeserializeOwned>(&self, what: &str, peer: usize) -> Result<T> {
+        let state = &self.inner.state;
+        let (key, members) = self.pair(what, peer)?;
+        let values = state.control.collect(&key, &members, &|| state.has_failed());
+        // The communicator's own failure says more than that it ended the wait.
+        let values = values.or_else(|error| state.check(|| what.to_owned()).and(Err(state.of_members(error))))?;
+        let theirs = usize::from(peer > self.rank());
+        let bytes = values.get(theirs).ok_or_else(|| Error::invalid(what, "the exchange has no value of the peer"))?;
+        serde_json::from_slice(bytes).map_err(|e| unreadable(what, &e))
+    }
+
+    /// Key and members of an exchange between two ranks.
+    fn pair(&self, what: &str, peer: usize) -> Result<(String, [usize; 2])> {
+        let state = &self.inner.state;
+        let (low, high) = (peer.min(self.rank()), peer.max(self.rank()));
+        match (state.members.get(low), state.members.get(high)) {
+            (Some(&first), Some(&second)) if low != high => {
+                Ok((state.key(&format!("{what} {low} {high}")), [first, second]))
+            }
+            _ => Err(Error::invalid(what, format!("rank {}: peer is {peer}, expected another rank", self.rank()))),
+        }
+    }
+}
+
+fn unreadable(what: &str, error: &serde_json::Error) -> Error {
+    Error::invalid(what, format!("does not parse ({error}): do all ranks run the same version?"))
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::{Comm, Config};
+    use std::sync::mpsc::channel;
+
+    use crate::{Comm, Config, Error};
+
+    /// Both in one thread: an offer does not wait.
+    #[test]
+    fn an_offer_waits_for_no_one() {
+        let comms = Comm::threads(3, Config::default()).unwrap();
+        comms[0].offer("place", 2, &"of 0 for 2").unwrap();
+        comms[2].offer("place", 0, &"of 2 for 0").unwrap();
+        comms[2].offer("place", 1, &"of 2 for 1").unwrap();
+        comms[1].offer("place", 2, &"of 1 for 2").unwrap();
+        assert_eq!(comms[2].value_of::<String>("place", 0).unwrap(), "of 0 for 2");
+        assert_eq!(comms[0].value_of::<String>("place", 2).unwrap(), "of 2 for 0");
+        assert_eq!(comms[1].value_of::<String>("place", 2).unwrap(), "of 2 for 1");
+        assert!(comms[1].offer("place", 1, &"oneself").is_err());
+        assert!(comms[1].offer("place", 3, &"no rank").is_err());
+    }
+
+    #[test]
+    fn a_wait_for_a_value_ends_with_an_abort_and_with_a_rank_that_leaves() {
+        let mut comms = Comm::threads(2, Config::default()).unwrap();
+        comms[0].offer("place", 1, &0).unwrap();
+        let (one, zero) = (comms.pop().unwrap(), comms.pop().unwrap());
+        let (began, begins) = channel();
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| {
+                began.send(()).unwrap();
+                zero.value_of::<i32>("place", 1).unwrap_err()
+            });
+            begins.recv().unwrap();
+            one.abort("no more");
+            let error = waiter.join().unwrap();
+            assert!(matches!(error, Error::Aborted { .. }) && error.to_string().contains("no more"), "{error}");
+        });
+        let mut comms = Comm::threads(2, Config::default()).unwrap();
+        comms[0].offer("place", 1, &0).unwrap();
+        drop(comms.pop());
+        let error = comms[0].value_of::<i32>("place", 1).unwrap_err();
+        assert!(matches!(error, Error::PeerLost { peer: 1, .. }), "{error}");
+    }
 
     #[test]
     fn every_rank_gets_the_bytes_of_all() {

@@ -14,6 +14,9 @@ use crate::threads::lock;
 use crate::transport::mapping::Mapping;
 use crate::transport::{Doorbell, LinkOptions, LinkPair, checksum, inproc};
 
+/// Longest wait before it looks whether it goes on.
+const SLICE: Duration = Duration::from_millis(50);
+
 type Listener = Box<dyn Fn(&Notice) + Send + Sync>;
 
 /// Wraps every pair of links: our rank, the peer, the pair.
@@ -115,11 +118,15 @@ impl Control for Local {
         "this process".to_owned()
     }
 
-    fn exchange(&self, key: &str, members: &[usize], value: Vec<u8>) -> Result<Vec<Vec<u8>>> {
+    fn offer(&self, key: &str, _members: &[usize], value: Vec<u8>) -> Result<()> {
+        lock(&self.world.table).exchanges.entry(key.to_owned()).or_default().insert(self.rank, value);
+        self.world.changed.notify_all();
+        Ok(())
+    }
+
+    fn collect(&self, key: &str, members: &[usize], ended: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>> {
         let end = Instant::now() + self.world.config.timeout;
         let mut table = lock(&self.world.table);
-        table.exchanges.entry(key.to_owned()).or_default().insert(self.rank, value);
-        self.world.changed.notify_all();
         loop {
             let values = table.exchanges.entry(key.to_owned()).or_default();
             let missing: Vec<usize> = members.iter().copied().filter(|m| !values.contains_key(m)).collect();
@@ -153,7 +160,16 @@ impl Control for Local {
                     detail: "threads of this process: has each of them made the same call?".to_owned(),
                 });
             }
-            table = self.world.changed.wait_timeout(table, left).unwrap_or_else(PoisonError::into_inner).0;
+            if ended() {
+                return Err(Error::Aborted {
+                    op: format!("exchange '{key}'"),
+                    rank: self.rank,
+                    reason: "the communicator failed while this rank waited".to_owned(),
+                });
+            }
+            // `ended` wakes no one.
+            let slice = left.min(SLICE);
+            table = self.world.changed.wait_timeout(table, slice).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 

@@ -117,6 +117,16 @@ impl Network {
             gone = changed.wait_timeout(gone, LOOK).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
+
+    /// The error of an exchange. This rank may know that the store is lost before the store's notice arrives.
+    fn or_store_lost(&self, key: &str, error: Error) -> Error {
+        match (error, self.store_host) {
+            (Error::Bootstrap { address, detail }, Some(peer)) if self.session.is_over() => {
+                Error::PeerLost { op: format!("exchange {key:?}"), rank: self.session.rank(), peer, address, detail }
+            }
+            (other, _) => other,
+        }
+    }
 }
 
 /// Key of a rank's host name in its description.
@@ -189,16 +199,12 @@ impl Control for Network {
         self.infos[peer].host.hostname.clone()
     }
 
-    fn exchange(&self, key: &str, members: &[usize], value: Vec<u8>) -> Result<Vec<Vec<u8>>> {
-        self.session.exchange(key, members, value, self.config.timeout).map_err(|error| {
-            match (error, self.store_host) {
-                // This rank may know it before the store's notice arrives.
-                (Error::Bootstrap { address, detail }, Some(peer)) if self.session.is_over() => {
-                    Error::PeerLost { op: format!("exchange {key:?}"), rank: self.rank(), peer, address, detail }
-                }
-                (other, _) => other,
-            }
-        })
+    fn offer(&self, key: &str, members: &[usize], value: Vec<u8>) -> Result<()> {
+        self.session.offer(key, members, value).map_err(|error| self.or_store_lost(key, error))
+    }
+
+    fn collect(&self, key: &str, _members: &[usize], ended: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>> {
+        self.session.collect(key, self.config.timeout, ended).map_err(|error| self.or_store_lost(key, error))
     }
 
     fn zero_copy_from(&self, bytes: usize) {

@@ -63,7 +63,14 @@ pub(crate) trait Control: Send + Sync {
     /// Name of the machine that `peer` runs on, for people and for keys.
     fn hostname(&self, peer: usize) -> String;
     /// A small all-gather among `members`; `key` must be new.
-    fn exchange(&self, key: &str, members: &[usize], value: Vec<u8>) -> Result<Vec<Vec<u8>>>;
+    fn exchange(&self, key: &str, members: &[usize], value: Vec<u8>) -> Result<Vec<Vec<u8>>> {
+        self.offer(key, members, value)?;
+        self.collect(key, members, &|| false)
+    }
+    /// The first half of [`Control::exchange`], which does not wait.
+    fn offer(&self, key: &str, members: &[usize], value: Vec<u8>) -> Result<()>;
+    /// The second half; gives [`Error::Aborted`] soon after `ended` has become true.
+    fn collect(&self, key: &str, members: &[usize], ended: &dyn Fn() -> bool) -> Result<Vec<Vec<u8>>>;
     /// `bytes` of zeroed memory that all `members`, ranks of this host, map; every one of them calls it, `key` must be
     /// new. `None`, on all of them, where the system refuses.
     fn share(&self, key: &str, members: &[usize], bytes: usize) -> Result<Option<Arc<Mapping>>>;

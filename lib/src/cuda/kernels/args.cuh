@@ -15,6 +15,7 @@ struct Args {
     u64 bytes;  // of the whole buffer, or of a segment where there are segments
     u64 stride; // between the segments of the input that neighbouring ranks get; 0: all get the same
     Remote remote;
+    u8* scratch; // partial sums of a schedule, in our memory; null without any
     u32 root;
     u32 unused;
 };

@@ -17,6 +17,7 @@ pub(crate) const THREADS: u32 = 512;
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Team {
     pub(crate) windows: [u64; MAX_RANKS],
+    pub(crate) extensions: [u64; MAX_RANKS],
     pub(crate) report: u64,
     pub(crate) patience: u64,
     pub(crate) call: u64,
@@ -49,6 +50,7 @@ pub(crate) struct Args {
     pub(crate) bytes: u64,
     pub(crate) stride: u64,
     pub(crate) remote: Remote,
+    pub(crate) scratch: u64,
     pub(crate) root: u32,
     pub(crate) unused: u32,
 }
@@ -64,6 +66,7 @@ impl Args {
             bytes,
             stride: if call.collective == Collective::AllToAll { bytes } else { 0 },
             remote: Remote::default(),
+            scratch: 0,
             root: call.root as u32,
             unused: 0,
         }
@@ -115,9 +118,9 @@ pub(crate) use mirrored;
 #[cfg(test)]
 pub(super) fn layouts() -> Vec<(String, usize)> {
     [
-        mirrored!(Team as "Team" { windows as "window", report, patience, call, rank, number }),
+        mirrored!(Team as "Team" { windows as "window", extensions as "extension", report, patience, call, rank, number }),
         mirrored!(Remote as "Remote" { input, output }),
-        mirrored!(Args as "Args" { team, input, output, bytes, stride, remote, root }),
+        mirrored!(Args as "Args" { team, input, output, bytes, stride, remote, scratch, root }),
     ]
     .concat()
 }

@@ -3,9 +3,9 @@
 // device, and a captured launch agrees again at each replay. If a needed buffer is not registered, or its address is
 // not a multiple of 16, every rank sees that and takes the slots.
 
-#define INPUT_LINE (LL_LINES + 1)
-#define OUTPUT_LINE (LL_LINES + 2)
-#define END_LINE (LL_LINES + 3)
+#define INPUT_LINE 1
+#define OUTPUT_LINE 2
+#define END_LINE 3
 
 // All ranks' buffers as this rank reaches them; null: it does not. In shared memory.
 struct Reach {
@@ -30,12 +30,11 @@ __device__ __forceinline__ bool meet(const Team& team, const Channel& channel, c
     const u32 peer = threadIdx.x;
     bool well = true;
     if (peer < RANKS && peer != team.rank) {
-        push_line(line_at(team.window[peer], channel, team.rank, INPUT_LINE), remote.input, channel.epoch);
-        push_line(line_at(team.window[peer], channel, team.rank, OUTPUT_LINE), remote.output, channel.epoch);
-        u8* window = team.window[team.rank];
+        push_line(call_line_at(team, channel, peer, team.rank, INPUT_LINE), remote.input, channel.epoch);
+        push_line(call_line_at(team, channel, peer, team.rank, OUTPUT_LINE), remote.output, channel.epoch);
         u64 from = 0, to = 0;
-        well = line_came(team, line_at(window, channel, peer, INPUT_LINE), channel.epoch, peer, from) &&
-               line_came(team, line_at(window, channel, peer, OUTPUT_LINE), channel.epoch, peer, to) &&
+        well = line_came(team, call_line_at(team, channel, team.rank, peer, INPUT_LINE), channel.epoch, peer, from) &&
+               line_came(team, call_line_at(team, channel, team.rank, peer, OUTPUT_LINE), channel.epoch, peer, to) &&
                means_the_same(team, channel, peer);
         // The others' earlier writes become visible to the whole block: a fence here, a barrier below.
         __threadfence_system();
@@ -78,8 +77,8 @@ __device__ __forceinline__ void depart(const Team& team, const Channel& channel)
     const u32 peer = threadIdx.x;
     if (blockIdx.x == 0 && peer == team.rank) count_direct(team);
     if (peer < RANKS && peer != team.rank) {
-        store_release((u32*)line_at(team.window[peer], channel, team.rank, END_LINE), channel.epoch);
-        const u32* ended = (const u32*)line_at(team.window[team.rank], channel, peer, END_LINE);
+        store_release((u32*)call_line_at(team, channel, peer, team.rank, END_LINE), channel.epoch);
+        const u32* ended = (const u32*)call_line_at(team, channel, team.rank, peer, END_LINE);
         await_count(team, ended, channel.epoch, WAITED_END, peer);
     }
 }

@@ -1,4 +1,4 @@
-// Protocol Simple: a FIFO of slots in the receiver's window for each (kind, channel, sender). The sender counts filled
+// Protocol Simple: a FIFO of slots in the extension of the receiver's window for each (kind, channel, sender). The sender counts filled
 // slots in the receiver's window (tail), the receiver counts freed ones in the sender's (head). All data of a slot is
 // written before its tail: the subgroup's barrier, then a release at system scope. (NCCL: prims_simple.h)
 
@@ -16,9 +16,10 @@ __device__ __forceinline__ u32* counter_at(u8* window, u32 which, u32 kind, u32 
     return (u32*)(window + COUNTERS + 4 * index);
 }
 
-__device__ __forceinline__ u8* slot_at(u8* window, u32 kind, u32 channel, u32 from, u32 number) {
-    const u64 index = (((u64)kind * CHANNELS + channel) * RANKS + from) * SLOT_COUNT + number % SLOT_COUNT;
-    return window + SLOTS + (u64)SLOT_BYTES * index;
+// Between two ranks the last kind, GATHER, has no slots.
+__device__ __forceinline__ u8* slot_at(const Team& team, u32 to, u32 kind, u32 channel, u32 from, u32 number) {
+    const u64 index = (((u64)kind * CHANNELS + channel) * SENDERS + sender_of(to, from)) * SLOT_COUNT + number % SLOT_COUNT;
+    return team.extension[to] + SLOTS + (u64)SLOT_BYTES * index;
 }
 
 // False: given up.
@@ -79,11 +80,11 @@ __device__ __forceinline__ void await_slot(const Team& team, Counters& counters,
 }
 
 __device__ __forceinline__ u8* outgoing(const Team& team, const Counters& counters, u32 kind, u32 peer) {
-    return slot_at(team.window[peer], kind, blockIdx.x, team.rank, counters.sent[kind][peer]);
+    return slot_at(team, peer, kind, blockIdx.x, team.rank, counters.sent[kind][peer]);
 }
 
 __device__ __forceinline__ const u8* incoming(const Team& team, const Counters& counters, u32 kind, u32 peer) {
-    return slot_at(team.window[team.rank], kind, blockIdx.x, peer, counters.received[kind][peer]);
+    return slot_at(team, team.rank, kind, blockIdx.x, peer, counters.received[kind][peer]);
 }
 
 // After the subgroup's barrier, by one thread each.

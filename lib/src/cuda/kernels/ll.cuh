@@ -6,20 +6,25 @@
 // all have finished call k-1: writing into the set of call k+1, which is that of k-1, overwrites nothing unread. Hence
 // each kernel sends at least the hello line to everyone and waits for everyone's.
 
-#define HELLO LL_LINES
+// Lines about the call itself.
+#define HELLO 0
 
 struct Channel {
     u32 epoch;
     u32 set;
 };
 
-// This block's lines for a sender.
-__device__ __forceinline__ u64 lines_of(const Channel& channel, u32 from) {
-    return ((u64)blockIdx.x * 2 + channel.set) * RANKS + from;
+// The lines of this block's messages to `to` from `from`.
+__device__ __forceinline__ u64 lines_of(const Channel& channel, u32 to, u32 from) {
+    return ((u64)blockIdx.x * 2 + channel.set) * SENDERS + sender_of(to, from);
 }
 
-__device__ __forceinline__ u8* line_at(u8* window, const Channel& channel, u32 from, u32 line) {
-    return window + LINES + 16 * (lines_of(channel, from) * LINES_OF_SENDER + line);
+__device__ __forceinline__ u8* line_at(const Team& team, const Channel& channel, u32 to, u32 from, u32 line) {
+    return team.window[to] + LINES + 16 * (lines_of(channel, to, from) * LL_LINES + line);
+}
+
+__device__ __forceinline__ u8* call_line_at(const Team& team, const Channel& channel, u32 to, u32 from, u32 line) {
+    return team.window[to] + CALLS + 16 * (lines_of(channel, to, from) * CALL_LINES + line);
 }
 
 __device__ __forceinline__ void push_line(u8* to, u64 data, u32 flag) {
@@ -94,16 +99,16 @@ struct Ll {
     }
 
     static __device__ __forceinline__ void push(const Team& team, const Channel& channel, u32 peer, u32 cell, u64 word) {
-        push_line(line_at(team.window[peer], channel, team.rank, cell), word, channel.epoch);
+        push_line(line_at(team, channel, peer, team.rank, cell), word, channel.epoch);
     }
 
     static __device__ __forceinline__ u64 await(const Team& team, const Channel& channel, u32 peer, u32 cell) {
-        return await_line(team, line_at(team.window[team.rank], channel, peer, cell), channel.epoch, peer);
+        return await_line(team, line_at(team, channel, team.rank, peer, cell), channel.epoch, peer);
     }
 
     // Whether it has arrived.
     static __device__ __forceinline__ bool peek(const Team& team, const Channel& channel, u32 peer, u32 cell, u64& word) {
-        return peek_line(line_at(team.window[team.rank], channel, peer, cell), channel.epoch, word);
+        return peek_line(line_at(team, channel, team.rank, peer, cell), channel.epoch, word);
     }
 };
 
@@ -174,7 +179,7 @@ __device__ __forceinline__ Channel enter(const Team& team) {
     channel.set = channel.epoch & 1;
     const u32 peer = threadIdx.x;
     if (peer < RANKS && peer != team.rank) {
-        push_line(line_at(team.window[peer], channel, team.rank, HELLO), team.call, channel.epoch);
+        push_line(call_line_at(team, channel, peer, team.rank, HELLO), team.call, channel.epoch);
     }
     return channel;
 }
@@ -182,7 +187,7 @@ __device__ __forceinline__ Channel enter(const Team& team) {
 // False: the rank did not arrive, or it makes another call.
 __device__ __forceinline__ bool means_the_same(const Team& team, const Channel& channel, u32 peer) {
     u64 theirs;
-    if (!line_came(team, line_at(team.window[team.rank], channel, peer, HELLO), channel.epoch, peer, theirs)) return false;
+    if (!line_came(team, call_line_at(team, channel, team.rank, peer, HELLO), channel.epoch, peer, theirs)) return false;
     if (theirs == team.call) return true;
     give_up(team, MISMATCH, peer, 0, 0, theirs);
     return false;

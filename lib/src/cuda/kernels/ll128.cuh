@@ -32,8 +32,8 @@ struct Ll128 {
         if (!has_flag(cell) && word + 1 < words.count) store_word(base, words.first + word + 1, words.bytes, pack.b);
     }
 
-    static __device__ __forceinline__ u8* cell_at(u8* window, const Channel& channel, u32 from, u32 cell) {
-        return window + LINES128 + 16 * (lines_of(channel, from) * MOST + cell);
+    static __device__ __forceinline__ u8* cell_at(const Team& team, const Channel& channel, u32 to, u32 from, u32 cell) {
+        return team.extension[to] + LINES128 + 16 * (lines_of(channel, to, from) * MOST + cell);
     }
 
     static __device__ __forceinline__ u64 flag_of(const Channel& channel) {
@@ -41,7 +41,7 @@ struct Ll128 {
     }
 
     static __device__ __forceinline__ void push(const Team& team, const Channel& channel, u32 peer, u32 cell, Pack pack) {
-        u8* to = cell_at(team.window[peer], channel, team.rank, cell);
+        u8* to = cell_at(team, channel, peer, team.rank, cell);
         const u64 high = has_flag(cell) ? flag_of(channel) : pack.b;
         __syncwarp();
         asm volatile("st.relaxed.sys.global.v2.u64 [%0], {%1, %2};" : : "l"(to), "l"(pack.a), "l"(high) : "memory");
@@ -49,7 +49,7 @@ struct Ll128 {
 
     // Whether the lines of this warp have arrived; the same answer for all its threads.
     static __device__ __forceinline__ bool peek(const Team& team, const Channel& channel, u32 peer, u32 cell, Pack& pack) {
-        const u8* from = cell_at(team.window[team.rank], channel, peer, cell);
+        const u8* from = cell_at(team, channel, team.rank, peer, cell);
         __syncwarp();
         asm volatile("ld.relaxed.sys.global.v2.u64 {%0, %1}, [%2];" : "=l"(pack.a), "=l"(pack.b) : "l"(from) : "memory");
         return !__any_sync(EVERY_LANE, has_flag(cell) && pack.b != flag_of(channel));

@@ -220,6 +220,10 @@ mod tests {
         }
     }
 
+    fn unit_defines(layout: &Layout) -> Vec<String> {
+        [layout.defines(), vec![format!("-DTHREADS={THREADS}")]].concat()
+    }
+
     /// Compiles; false where there is no compiler.
     fn compiles(name: &str, text: &str, defines: &[String]) -> bool {
         match compile(name, text, defines, (9, 0)) {
@@ -254,10 +258,39 @@ mod tests {
                     .insert(Module { files: source.files, direct: kernel.framing == Framing::Direct, types }, source);
             }
         }
+        let two = Layout::new(2, 1, &Config::default()).without_ll128();
         for (module, source) in modules {
-            let (name, text, defines) = unit(&layout, source, module);
-            if !compiles(&name, &text, &defines) {
-                return;
+            // Between two ranks, with one type for all.
+            let again = module.types.is_none_or(|(dtype, _)| dtype == DType::F32).then_some(&two);
+            for layout in [Some(&layout), again].into_iter().flatten() {
+                let (name, text, defines) = unit(layout, source, module);
+                if !compiles(&name, &text, &defines) {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// The host's places in windows and their extensions are the kernels'.
+    #[test]
+    fn windows_are_laid_out_alike() {
+        use crate::cuda::window::places;
+        let few = Config { cuda_blocks: 3, cuda_slot: 5000, ..Config::default() };
+        for ranks in [2, 3, 8] {
+            for layout in [Layout::new(ranks, 1, &Config::default()), Layout::new(ranks, 1, &few)] {
+                for layout in [layout, layout.without_ll128()] {
+                    let asserts: String = places(&layout)
+                        .iter()
+                        .map(|(what, place)| format!("static_assert({what} == {place}, \"the host has {place}\");\n"))
+                        .collect();
+                    if !compiles(
+                        &format!("{layout:?}"),
+                        &[text!("types.cuh" "team.cuh"), &asserts].concat(),
+                        &unit_defines(&layout),
+                    ) {
+                        return;
+                    }
+                }
             }
         }
     }
@@ -278,8 +311,7 @@ mod tests {
                 .iter()
                 .map(|(what, bytes)| format!("static_assert({what} == {bytes}, \"the host has {bytes}\");\n"))
                 .collect();
-            let mut defines = Layout::new(4, 1, &Config::default()).defines();
-            defines.push(format!("-DTHREADS={THREADS}"));
+            let defines = unit_defines(&Layout::new(4, 1, &Config::default()));
             if !compiles(&format!("layouts {i}"), &[COMMON, text, &asserts].concat(), &defines) {
                 return;
             }

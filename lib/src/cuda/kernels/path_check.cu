@@ -2,8 +2,8 @@
 // piece by piece with a count after each, and checks the data in its own window as soon as the count has arrived.
 // `cuda/path_check.rs` launches it.
 //
-// It uses the memory of the slots, whose content is arbitrary: a part of `area` bytes for each sender. Its last bytes
-// are the count and the findings.
+// It uses the memory of the lines, which the host clears afterwards: a part of `area` bytes for each sender. Its last
+// bytes are the count and the findings.
 
 #define PATH_ROUNDS 8
 #define PATH_WRITES 1
@@ -52,7 +52,7 @@ path_check(const __grid_constant__ Args args, const __grid_constant__ Check chec
     const bool writes = blockIdx.x < RANKS;
     if (peer == team.rank || (check.parts & (writes ? PATH_WRITES : PATH_READS)) == 0) return;
     const u32 from = writes ? team.rank : peer, to = writes ? peer : team.rank;
-    u8* base = team.window[to] + SLOTS + area * from;
+    u8* base = team.window[to] + CALLS + area * sender_of(to, from);
     const u64 stride = (area - 128) / PATH_ROUNDS / 16 * 16;
     u32* count = (u32*)(base + area - 128);
     Finding* finding = (Finding*)(base + area - 64);

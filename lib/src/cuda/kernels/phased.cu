@@ -3,8 +3,9 @@
 // turn.
 
 // The place in it of this block's piece.
-__device__ __forceinline__ u8* area_at(u8* window, u32 from, u32 number, const Piece& piece) {
-    return window + SLOTS + (u64)AREA_BYTES * ((u64)(number % AREAS) * RANKS + from) + 16 * piece.first;
+__device__ __forceinline__ u8* area_at(const Team& team, u32 to, u32 from, u32 number, const Piece& piece) {
+    const u64 index = (u64)(number % AREAS) * SENDERS + sender_of(to, from);
+    return team.extension[to] + SLOTS + (u64)AREA_BYTES * index + 16 * piece.first;
 }
 
 __device__ __forceinline__ Piece piece_of_block(u64 bytes) {
@@ -44,7 +45,7 @@ phased_push(const __grid_constant__ Args args, const __grid_constant__ Counts co
     const Piece piece = piece_of_block(bytes);
     for (u32 peer = 0; peer < RANKS; peer++) {
         if ((counts.who >> peer & 1) == 0 || !is_free(team, peer, counts.of[peer])) continue;
-        fill_from(area_at(team.window[peer], team.rank, counts.of[peer], piece), input + peer * stride, piece, bytes);
+        fill_from(area_at(team, peer, team.rank, counts.of[peer], piece), input + peer * stride, piece, bytes);
     }
 }
 
@@ -57,7 +58,7 @@ phased_take(const __grid_constant__ Args args, const __grid_constant__ Counts co
     const Piece piece = piece_of_block(bytes);
     for (u32 peer = 0; peer < RANKS; peer++) {
         if ((counts.who >> peer & 1) == 0) continue;
-        store_from(output + peer * stride, piece, bytes, area_at(team.window[team.rank], peer, counts.of[peer], piece));
+        store_from(output + peer * stride, piece, bytes, area_at(team, team.rank, peer, counts.of[peer], piece));
     }
 }
 
@@ -101,7 +102,7 @@ phased_reduce(const __grid_constant__ Args args, const __grid_constant__ Counts 
     const Piece piece = piece_of_block(bytes);
     const u8* from[RANKS];
 #pragma unroll
-    for (int s = 0; s < RANKS; s++) from[s] = area_at(team.window[team.rank], s, counts.of[s], piece);
+    for (int s = 0; s < RANKS; s++) from[s] = area_at(team, team.rank, s, counts.of[s], piece);
     reduce_slots(whole_block(), team, input, output, piece, bytes, from, [](u64, Pack) {});
 }
 

@@ -4,7 +4,6 @@
 // A block runs one channel of the schedule. Each lane of the channel is run by a subgroup: the whole block, or a half
 // of it.
 
-#define SCRATCH (SLOTS + (u64)KINDS * CHANNELS * RANKS * SLOT_COUNT * SLOT_BYTES)
 #define MAX_LANES 2
 #define MAX_STEPS 96
 #define NOBODY 255
@@ -192,7 +191,7 @@ __device__ __noinline__ bool wait_on(const Team& team, const Channel& channel, W
     if (!keep_waiting(team, wait, kind, peer, expected, got)) return false;
     if ((wait.turns & 255) != 0) return true;
     u64 theirs;
-    if (!peek_line(line_at(team.window[team.rank], channel, peer, HELLO), channel.epoch, theirs)) return true;
+    if (!peek_line(call_line_at(team, channel, team.rank, peer, HELLO), channel.epoch, theirs)) return true;
     if (theirs == team.call) return true;
     give_up(team, MISMATCH, peer, 0, 0, theirs);
     return false;
@@ -282,8 +281,8 @@ __device__ __forceinline__ void move_lines(const Team& team, const Channel& chan
     const u32 words = (move.bytes + 7) / 8;
     const u8* in = nullptr;
     u8* out = nullptr;
-    if (receives) in = line_at(team.window[team.rank], channel, step.from, take_lines(counts.received, step.from, words));
-    if (sends) out = line_at(team.window[step.to], channel, team.rank, take_lines(counts.sent, step.to, words));
+    if (receives) in = line_at(team, channel, team.rank, step.from, take_lines(counts.received, step.from, words));
+    if (sends) out = line_at(team, channel, step.to, team.rank, take_lines(counts.sent, step.to, words));
     for (u32 i = group.thread; i < words; i += group.threads) {
         u64 word = 0;
         if (move.own) word = load_word(move.own, i, move.bytes);

@@ -47,10 +47,10 @@ __device__ __forceinline__ void run_schedule(const Team& team, const Buffers& bu
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 schedule_simple(const __grid_constant__ Args args, const __grid_constant__ Program program, const __grid_constant__ Cut cut) {
-    run_schedule<false>(args.team, Buffers{args.input, args.output, args.team.window[args.team.rank] + SCRATCH}, program, cut);
+    run_schedule<false>(args.team, Buffers{args.input, args.output, args.scratch}, program, cut);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 schedule_ll(const __grid_constant__ Args args, const __grid_constant__ Program program, const __grid_constant__ Cut cut) {
-    run_schedule<true>(args.team, Buffers{args.input, args.output, args.team.window[args.team.rank] + SCRATCH}, program, cut);
+    run_schedule<true>(args.team, Buffers{args.input, args.output, args.scratch}, program, cut);
 }

@@ -38,9 +38,9 @@ struct Messages {
 // Of a message that has several: sender and receiver then work at the same time.
 #define LEAST_PAIR_PIECE 4096
 
-__device__ __forceinline__ u8* pair_slot_at(u8* window, u32 channel, u32 from, u32 number) {
-    const u64 index = ((u64)channel * RANKS + from) * SLOT_COUNT + number % SLOT_COUNT;
-    return slot_at(window, PAIR, 0, 0, 0) + PAIR_SLOT_BYTES * index;
+__device__ __forceinline__ u8* pair_slot_at(const Team& team, u32 to, u32 channel, u32 from, u32 number) {
+    const u64 index = ((u64)channel * SENDERS + sender_of(to, from)) * SLOT_COUNT + number % SLOT_COUNT;
+    return team.extension[to] + SLOTS + (u64)SLOT_BYTES * SLOT_COUNT * SENDERS * CHANNELS * PAIR + PAIR_SLOT_BYTES * index;
 }
 
 #define COUNT_MASK 0xffffffffffull
@@ -137,8 +137,8 @@ send_recv(const __grid_constant__ Args args, const __grid_constant__ Messages me
             }
             __syncthreads();
             const Piece piece = {at, here};
-            if (sends) fill_from(pair_slot_at(team.window[peer], channel, team.rank, count), message.at, piece, message.bytes);
-            else store_from(message.at, piece, message.bytes, pair_slot_at(window, channel, peer, count));
+            if (sends) fill_from(pair_slot_at(team, peer, channel, team.rank, count), message.at, piece, message.bytes);
+            else store_from(message.at, piece, message.bytes, pair_slot_at(team, team.rank, channel, peer, count));
             __syncthreads();
             if (threadIdx.x == 0) store_release(posted, count + 1);
         }

@@ -23,7 +23,8 @@ struct Report {
 #define WAITED_SIGNAL 7
 
 struct Team {
-    u8* window[MAX_RANKS]; // every rank's window, in the order of the ranks
+    u8* window[MAX_RANKS];    // every rank's window, in the order of the ranks
+    u8* extension[MAX_RANKS]; // and the extension of each; null until a call needs it
     Report* report;
     u64 patience; // nanoseconds without progress until a wait is given up
     u64 call;     // what this call is: collective, dtype, op, root and a checksum of the count
@@ -105,9 +106,16 @@ __device__ __forceinline__ void end_thread() {
 #define EPOCHS 0
 #define COUNTERS (EPOCHS + EPOCH_BYTES)
 #define FLAGS (COUNTERS + 4 * 2 * KINDS * CHANNELS * MAX_RANKS)
-#define LINES (FLAGS + FLAG_BYTES * 2 * KINDS * CHANNELS * MAX_RANKS)
-#define LINES_OF_SENDER (LL_LINES + CALL_LINES)
-#define LINES128 ((LINES + 16ull * CHANNELS * 2 * RANKS * LINES_OF_SENDER + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES)
-#define TABLE (LINES128 + (u64)LINE_BYTES * CHANNELS * 2 * RANKS * LL128_LINES)
+#define CALLS ((FLAGS + FLAG_BYTES * 2 * KINDS * CHANNELS * MAX_RANKS + LINE_BYTES - 1) / LINE_BYTES * LINE_BYTES)
+#define LINES (CALLS + 16ull * CHANNELS * 2 * SENDERS * CALL_LINES)
+#define TABLE (LINES + 16ull * LINE_CHANNELS * 2 * SENDERS * LL_LINES)
 #define DIRECT_COUNT (TABLE + 8ull * RANKS * REGISTRATIONS)
-#define SLOTS (DIRECT_COUNT + LINE_BYTES)
+
+// Places in its extension.
+#define LINES128 0
+#define SLOTS (LINES128 + (u64)LINE_BYTES * CHANNELS * 2 * SENDERS * LL128_LINES)
+
+// A rank's number among those that send to `to`, which are all others.
+__device__ __forceinline__ u32 sender_of(u32 to, u32 from) {
+    return RANKS == 2 ? 0 : from - (from > to);
+}

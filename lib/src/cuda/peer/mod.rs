@@ -8,12 +8,14 @@
 //! | `chooser` | both, for one communicator |
 //! | `schedules`, `program` | collectives by the schedules that the CPU executes |
 //! | `registry` | buffers that calls use without copies |
+//! | `scratch` | memory for partial sums |
 
 mod chooser;
 mod decide;
 mod program;
 mod registry;
 mod schedules;
+mod scratch;
 mod select;
 
 use std::sync::Arc;
@@ -25,6 +27,8 @@ pub use decide::Reason;
 use program::Cut;
 pub use registry::Registration;
 pub(crate) use registry::{Registry, register_all};
+pub(crate) use scratch::Scratch;
+pub(crate) use select::needs_extension;
 
 use super::call::{self, End, Round, unsupported};
 use super::driver::cuda;
@@ -32,6 +36,7 @@ use super::kernels::{Args, Family, Framing as KernelFraming, Kernel, Kernels, Re
 use super::messages;
 use super::path::{DataPath, Turn};
 use super::report::Report;
+use super::window::Extension;
 use crate::comm::Comm;
 use crate::comm::RawCall;
 use crate::device::{Choice, Path, Protocol};
@@ -46,6 +51,10 @@ pub(crate) struct Peer {
     pub(crate) team: Team,
     pub(crate) report: Arc<Report>,
     pub(crate) chooser: Arc<Chooser>,
+    /// Of our window as it was at the start.
+    pub(crate) window_bytes: usize,
+    pub(crate) extension: Arc<Extension>,
+    pub(crate) scratch: Scratch,
 }
 
 /// As `struct Message` of `kernels/send_recv.cu`.
@@ -82,6 +91,10 @@ struct Messages {
 }
 
 impl Peer {
+    fn team(&self, call: &RawCall, turn: Turn) -> Team {
+        Team { extensions: self.extension.addresses(), ..self.team.in_call(call, turn.number) }
+    }
+
     /// How other ranks name the buffers of a call.
     fn remote(&self, call: &RawCall) -> Remote {
         let bytes = call.bytes() as u64;
@@ -151,7 +164,7 @@ impl DataPath for Peer {
     }
 
     fn bytes(&self) -> usize {
-        self.chooser.layout.bytes()
+        self.window_bytes + self.extension.bytes() + self.scratch.bytes()
     }
 
     fn prepare(&self, call: &RawCall, choice: Choice) -> Result<()> {
@@ -176,9 +189,12 @@ impl DataPath for Peer {
             _ => return Err(Error::invalid(op, format!("{} bytes do not fit {choice:?}", call.bytes()))),
         };
         let function = self.function(call, choice)?;
-        let mut args = Args::new(self.team.in_call(call, turn.number), call);
+        let mut args = Args::new(self.team(call, turn), call);
         if choice.protocol == Protocol::Direct {
             args.remote = self.remote(call);
+        }
+        if scheduled.as_ref().is_some_and(|(compiled, _)| compiled.keeps_sums()) {
+            args.scratch = self.scratch.address()?;
         }
         let blocks = scheduled.as_ref().map_or(choice.blocks, |(compiled, _)| compiled.channels as u32);
         // SAFETY: kernels of schedules declare a program and a cut, others nothing more; the buffers are the caller's
@@ -198,7 +214,7 @@ impl DataPath for Peer {
 
     unsafe fn carry_round(&self, turn: Turn, call: &RawCall, round: Round) -> Result<()> {
         let function = self.message_function()?;
-        let args = Args { team: self.team.in_call(call, turn.number), ..Args::default() };
+        let args = Args { team: self.team(call, turn), ..Args::default() };
         let messages =
             Messages { to: self.message(round.to), from: self.message(round.from), own: self.own(round.own) };
         let blocks = messages.to.channels + messages.from.channels + messages.own.blocks;

@@ -176,6 +176,11 @@ impl Compiled {
         })
     }
 
+    /// Whether it needs scratch memory, on the rank that needs most.
+    pub(crate) fn keeps_sums(&self) -> bool {
+        self.scratch_segments > 0
+    }
+
     fn partition(&self, count: usize, elem: usize, message: usize) -> Partition {
         Partition::new(count, elem, self.parts, message / self.span.max(1))
     }

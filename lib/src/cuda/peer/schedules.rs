@@ -52,6 +52,7 @@ impl Schedules {
     fn cut(&self, compiled: &Compiled, framing: Framing, count: usize, elem: usize) -> Option<Partition> {
         match framing {
             Framing::Simple => compiled.for_slots(count, elem, self.layout.slot_bytes, SCRATCH_BYTES),
+            Framing::Ll if compiled.channels > self.layout.line_channels => None,
             Framing::Ll => compiled.for_lines(count, elem, self.layout.lines, SCRATCH_BYTES),
         }
     }

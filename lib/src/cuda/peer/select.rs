@@ -143,7 +143,13 @@ pub(crate) fn blocks(layout: &Layout, protocol: Protocol, bytes: usize) -> u32 {
         Protocol::Simple | Protocol::Direct => bytes.div_ceil(SIMPLE_PER_BLOCK),
         Protocol::Schedule(..) => protocol.blocks(bytes) as usize,
     };
-    wanted.clamp(1, layout.channels) as u32
+    let most = if needs_extension(protocol) { layout.channels } else { layout.line_channels };
+    wanted.clamp(1, most) as u32
+}
+
+/// Whether calls by this protocol use the windows' extensions: all do but those that send lines of LL alone.
+pub(crate) fn needs_extension(protocol: Protocol) -> bool {
+    !matches!(protocol, Protocol::OneShot | Protocol::TwoShot | Protocol::Schedule(_, Framing::Ll))
 }
 
 /// Whether a call fits the memory that its protocol uses, if that is no schedule.
@@ -157,7 +163,8 @@ pub(crate) fn fits(layout: &Layout, collective: Collective, choice: Choice, byte
         Collective::Reduce if layout.ranks > 2 => Some(layout.ranks - 1),
         _ => None,
     };
-    (1..=layout.channels).contains(&blocks)
+    let most = if needs_extension(choice.protocol) { layout.channels } else { layout.line_channels };
+    (1..=most).contains(&blocks)
         && match choice.protocol {
             Protocol::OneShot => words <= layout.lines,
             Protocol::TwoShot => segments.is_some_and(|n| words.div_ceil(n) <= layout.lines / 2),
@@ -213,6 +220,72 @@ mod tests {
                     assert!((1..=layout.channels).contains(&(choice.blocks as usize)));
                 }
             }
+        }
+    }
+
+    /// Windows are no larger than the choices need: with more room they would be the same.
+    #[test]
+    fn lines_have_room_for_all_calls_that_are_best_in_them() {
+        let sizes = (0..=30).flat_map(|power| {
+            let whole = 1usize << power;
+            [whole, whole + 8, whole + whole / 2, whole + whole / 4 * 3]
+        });
+        let limits = [64 << 10, 128 << 10, 256 << 10, 9 << 18, 2 << 20, 8 << 20, 12 << 20, 24 << 20];
+        let sizes: Vec<usize> = sizes
+            .chain(limits.iter().flat_map(|&most| (1..8).flat_map(move |n| [most / n, most / n / 8 * 8])))
+            .collect();
+        for ranks in 2..=8 {
+            for (blocks, whole_lines) in [(128, true), (64, true), (128, false)] {
+                let layout = Layout::new(ranks, 1, &crate::Config { cuda_blocks: blocks, ..Default::default() });
+                let layout = if whole_lines { layout } else { layout.without_ll128() };
+                // As windows were when each sender had this many.
+                let roomy = Layout {
+                    lines: 1024,
+                    line_channels: layout.channels,
+                    lines128: if whole_lines { 2048 / ranks / 8 * 8 } else { 0 },
+                    ..layout
+                };
+                for collective in Collective::ALL {
+                    for &bytes in &sizes {
+                        for registered in [false, true] {
+                            let (one, other) = (
+                                choose(&layout, collective, bytes, registered),
+                                choose(&roomy, collective, bytes, registered),
+                            );
+                            assert_eq!(one, other, "{collective} of {bytes} bytes, {ranks} ranks, {layout:?}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// The same on all ranks: a function of what they agree on.
+    #[test]
+    fn small_calls_need_no_extension() {
+        for ranks in 2..=8 {
+            let layout = Layout::new(ranks, 1, &crate::Config::default());
+            let in_lines = |c: &Collective| kernel(*c, Protocol::OneShot, ranks).is_some();
+            for collective in Collective::ALL.into_iter().filter(in_lines) {
+                let needs =
+                    |bytes, registered| needs_extension(choose(&layout, collective, bytes, registered).protocol);
+                assert!(!needs(0, false) && !needs(4096, true), "{collective}, {ranks} ranks");
+                for bytes in [1 << 20, 16 << 20, 1 << 30] {
+                    assert!(needs(bytes, false) && needs(bytes, true), "{collective} of {bytes}, {ranks} ranks");
+                }
+            }
+        }
+        // Without LL128 lines of LL carry up to 1 MiB.
+        let layout = Layout::new(2, 1, &crate::Config::default()).without_ll128();
+        assert!(!needs_extension(choose(&layout, Collective::AllReduce, 1 << 20, false).protocol));
+        assert!(needs_extension(choose(&layout, Collective::AllReduce, (1 << 20) + 8, false).protocol));
+        for (protocol, needs) in [
+            (Protocol::OneShot128, true),
+            (Protocol::Direct, true),
+            (Protocol::Schedule(Algorithm::Ring, Framing::Simple), true),
+            (Protocol::Schedule(Algorithm::Ring, Framing::Ll), false),
+        ] {
+            assert_eq!(needs_extension(protocol), needs, "{protocol}");
         }
     }
 

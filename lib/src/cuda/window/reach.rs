@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::mailbox::{Address, Mailbox};
 use super::mapping::Mapping;
-use super::{Layout, MAX_RANKS, Window, Windows};
+use super::{Extension, Layout, MAX_RANKS, Window, Windows};
 use crate::comm::Comm;
 use crate::config::{Config, CudaHandles, Ll128};
 use crate::cuda::driver::{cuda, devices};
@@ -64,7 +64,8 @@ impl RankGpu {
             Ll128::On => true,
             Ll128::Off => false,
         };
-        Ok(if whole_lines { layout } else { Layout { lines128: 0, ..layout } })
+        let layout = if whole_lines { layout } else { layout.without_ll128() };
+        Ok(layout.within(config.cuda_memory))
     }
 
     /// Whether 128 bytes that a warp writes there arrive together.
@@ -117,7 +118,12 @@ enum Handle {
 }
 
 impl Introduction {
-    fn new(window: &Window, mailbox: Option<&Mailbox>) -> Result<Introduction> {
+    /// Where its owner's process has it.
+    pub(super) fn address(&self) -> u64 {
+        self.address
+    }
+
+    pub(super) fn new(window: &Window, mailbox: Option<&Mailbox>) -> Result<Introduction> {
         let handle = match mailbox {
             Some(mailbox) => Handle::Descriptor(mailbox.address().clone()),
             None => Handle::Ipc(ipc_handle(window)?),
@@ -176,14 +182,17 @@ impl Reached {
         descriptors: bool,
     ) -> Result<Result<Reached, String>> {
         let (rank, way) = (host.rank(), if descriptors { "fd" } else { "ipc" });
+        // Later no descriptor could be sent, and phased calls all use slots: then the extension is there from the start.
+        let extended = descriptors || shares_gpu(gpus);
+        let bytes = if extended { layout.bytes() } else { layout.window_bytes() };
         let offer = || {
             if !descriptors {
-                let window = Window::new(context, layout.bytes())?;
+                let window = Window::new(context, bytes)?;
                 let introduction = Introduction::new(&window, None)?;
                 return Ok((window, None, introduction));
             }
             let os = |e: Errno| Error::io("DeviceComm", "a socket for descriptors", &e.into());
-            let (window, mailbox) = (Window::with_descriptor(context, layout.bytes())?, Mailbox::open().map_err(os)?);
+            let (window, mailbox) = (Window::with_descriptor(context, bytes)?, Mailbox::open().map_err(os)?);
             let introduction = Introduction::new(&window, Some(&mailbox))?;
             Ok((window, Some(mailbox), introduction))
         };
@@ -207,7 +216,7 @@ impl Reached {
             }
         }
         let mapped = match offer {
-            Ok((window, ..)) => Reached::all(rank, context, &layout, gpus, window, &all, &received),
+            Ok((window, ..)) => Reached::all(rank, context, (&layout, extended), gpus, window, &all, &received),
             Err(error) => Err(error.to_string()),
         };
         let verdict = mapped.as_ref().map(|_| ()).map_err(Clone::clone);
@@ -221,7 +230,7 @@ impl Reached {
     fn all(
         rank: usize,
         context: &Arc<CudaContext>,
-        layout: &Layout,
+        (layout, extended): (&Layout, bool),
         gpus: &[RankGpu],
         window: Window,
         all: &[Result<Introduction, String>],
@@ -235,12 +244,17 @@ impl Reached {
                 addresses[peer] = window.address;
                 continue;
             }
-            let opened = PeerWindow::open(context, layout, gpus, (rank, peer), theirs, received.get(&peer))
+            let opened = PeerWindow::open(context, window.bytes, gpus, (rank, peer), theirs, received.get(&peer))
                 .map_err(|e| e.to_string())?;
             addresses[peer] = opened.address;
             peers.push(opened);
         }
-        let windows = Windows { rank, layout: *layout, addresses, peers, memory: Arc::new(vec![window]) };
+        let extension = match extended {
+            true => Extension::behind(&addresses, layout),
+            false => Extension::later(context, rank, *layout, gpus),
+        };
+        let (extension, memory) = (Arc::new(extension), Arc::new(vec![window]));
+        let windows = Windows { rank, layout: *layout, addresses, extension, peers, memory };
         Ok(Reached { windows, shares_gpu: shares_gpu(gpus), names: gpus.iter().map(RankGpu::name).collect() })
     }
 }
@@ -282,10 +296,10 @@ enum Imported {
 }
 
 impl PeerWindow {
-    /// Makes the window that `theirs` describes reachable for the kernels of `context`.
-    fn open(
+    /// Makes the memory that `theirs` describes, a window or its extension, reachable for the kernels of `context`.
+    pub(super) fn open(
         context: &Arc<CudaContext>,
-        layout: &Layout,
+        bytes: usize,
         gpus: &[RankGpu],
         (rank, peer): (usize, usize),
         theirs: &Introduction,
@@ -294,12 +308,11 @@ impl PeerWindow {
         let op = "DeviceComm";
         let (here, there) = (&gpus[rank], &gpus[peer]);
         let between = format!("rank {rank} ({}) to rank {peer} ({})", here.name(), there.name());
-        if theirs.bytes != layout.bytes() {
+        if theirs.bytes != bytes {
             return Err(Error::invalid(
                 op,
                 format!(
-                    "{between}: our window has {} bytes, theirs {}: start the same build on all ranks",
-                    layout.bytes(),
+                    "{between}: our window has {bytes} bytes, theirs {}: start the same build on all ranks",
                     theirs.bytes
                 ),
             ));
