@@ -1,10 +1,15 @@
 //! Groups: nothing happens before the outermost one ends, errors are told there, streams keep their order.
 
-use cudarc::driver::sys::CUstreamCaptureMode;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use cudarc::driver::sys::{self, CUstreamCaptureMode};
+use cudarc::driver::{CudaStream, result};
 use nccl::abi::SimInfo;
 
 use super::functions::*;
-use super::rank::{INVALID_ARGUMENT, INVALID_USAGE, Rank, all, each, gpu, group, ok, refused, threads, unique_id};
+use super::rank::{
+    INVALID_ARGUMENT, INVALID_USAGE, Memory, Rank, all, each, gpu, group, ok, refused, threads, unique_id,
+};
 use super::types::{I32, SUM};
 
 fn numbers(value: i64, count: usize) -> Vec<u8> {
@@ -12,8 +17,39 @@ fn numbers(value: i64, count: usize) -> Vec<u8> {
 }
 
 /// An all_reduce of `count` numbers in place.
-fn sum(rank: &Rank, memory: &super::rank::Memory, count: usize) -> i32 {
+fn sum(rank: &Rank, memory: &Memory, count: usize) -> i32 {
     ncclAllReduce(memory.at(0), memory.at_mut(0), count, I32.code, SUM, rank.comm, rank.stream())
+}
+
+/// A page-locked word for which a stream waits.
+struct Gate(&'static AtomicU32);
+
+impl Gate {
+    /// It stays for ever.
+    fn new() -> Gate {
+        // SAFETY: allocates; never freed.
+        let at = unsafe { result::malloc_host(4, sys::CU_MEMHOSTALLOC_DEVICEMAP) }.unwrap().cast::<AtomicU32>();
+        // SAFETY: fresh and aligned.
+        unsafe { at.write(AtomicU32::new(0)) };
+        // SAFETY: as above, and it lives for ever.
+        Gate(unsafe { &*at })
+    }
+
+    fn hold(&self, stream: &CudaStream) {
+        // SAFETY: page-locked memory, which the device sees at the same address.
+        unsafe { sys::cuStreamWaitValue32_v2(stream.cu_stream(), self.0.as_ptr() as u64, 1, 0) }.result().unwrap();
+    }
+
+    fn open(&self) {
+        self.0.store(1, Ordering::Release);
+    }
+
+    /// Sends a stream through it once.
+    fn pass(&self, stream: &CudaStream) {
+        self.open();
+        self.hold(stream);
+        stream.synchronize().unwrap();
+    }
 }
 
 apart! {
@@ -128,27 +164,38 @@ apart! {
     // Each stream's work before the group is done before the group's calls, and what comes after sees them.
     fn several_streams_of_one_communicator() {
         threads(2, |rank| {
-            let other = rank.context.new_stream().unwrap();
+            let (other, third) = (rank.context.new_stream().unwrap(), rank.context.new_stream().unwrap());
             for round in 1..20 {
                 let (one, two) = (rank.memory(&numbers(0, 50_000)), rank.memory(&numbers(0, 50_000)));
                 rank.stream.synchronize().unwrap();
-                // SAFETY: memory of so many bytes, in use by nothing else.
-                let fill = |memory: &super::rank::Memory, stream: Stream| unsafe {
-                    cudarc::driver::sys::cuMemsetD32Async(memory.at(0) as u64, round, 50_000, stream.cast())
+                let fill = |memory: &Memory, stream: &CudaStream| {
+                    // SAFETY: memory of so many bytes, in use by nothing else.
+                    unsafe { sys::cuMemsetD32Async(memory.at(0) as u64, round, 50_000, stream.cu_stream()) }.result().unwrap();
                 };
-                fill(&one, rank.stream()).result().unwrap();
-                fill(&two, other.cu_stream().cast()).result().unwrap();
+                // One of the two streams is held up before it has what the group sums.
+                let gate = Gate::new();
+                gate.hold(if round % 2 == 0 { &rank.stream } else { &other });
+                fill(&one, &rank.stream);
+                fill(&two, &other);
                 group(|| {
                     ok(sum(rank, &one, 50_000));
                     let stream = other.cu_stream().cast();
                     ok(ncclAllReduce(two.at(0), two.at_mut(0), 50_000, I32.code, SUM, rank.comm, stream));
                 });
-                // Each of the two streams is behind both calls.
-                let (first, second) = if round % 2 == 0 { (&rank.stream, &other) } else { (&other, &rank.stream) };
-                first.synchronize().unwrap();
+                // Time for what must not happen: both streams are behind both calls.
+                for _ in 0..200 {
+                    Gate::new().pass(&third);
+                }
+                for stream in [&rank.stream, &other] {
+                    // SAFETY: a stream that lives.
+                    let state = unsafe { sys::cuStreamQuery(stream.cu_stream()) };
+                    assert_eq!(state, sys::CUresult::CUDA_ERROR_NOT_READY, "round {round}");
+                }
+                gate.open();
+                other.synchronize().unwrap();
+                rank.wait();
                 assert_eq!(one.read(), numbers(2 * i64::from(round), 50_000));
                 assert_eq!(two.read(), numbers(2 * i64::from(round), 50_000));
-                second.synchronize().unwrap();
             }
         });
     }
@@ -177,7 +224,7 @@ apart! {
             refused(sum(rank, &memory, 100), INVALID_USAGE, &["capture", "hosts' memory"]);
             let mut graph = std::ptr::null_mut();
             // SAFETY: ends the capture of our stream; writes the graph.
-            unsafe { cudarc::driver::sys::cuStreamEndCapture(rank.stream.cu_stream(), &mut graph) }.result().unwrap();
+            unsafe { sys::cuStreamEndCapture(rank.stream.cu_stream(), &mut graph) }.result().unwrap();
             rank.still_works();
         });
     }
@@ -198,11 +245,11 @@ apart! {
             });
             event.record(&other).unwrap();
             rank.stream.wait(&event).unwrap();
-            let flags = cudarc::driver::sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+            let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
             let graph = rank.stream.end_capture(flags).unwrap().expect("a graph");
             for value in 2..5u32 {
                 // SAFETY: memory of so many bytes, in use by nothing else.
-                unsafe { cudarc::driver::sys::cuMemsetD32Async(a.at(0) as u64, value, 100, rank.stream.cu_stream()) }
+                unsafe { sys::cuMemsetD32Async(a.at(0) as u64, value, 100, rank.stream.cu_stream()) }
                     .result()
                     .unwrap();
                 graph.launch().unwrap();
