@@ -274,6 +274,10 @@ fn all_to_all_of_buffers_that_overlap_partly_is_refused() {
 #[test]
 fn in_place_and_beside_messages_in_a_graph() {
     let Some(ranks) = ranks(PATIENCE) else { return };
+    if ranks[0].comm.path() != Path::Peer {
+        // Through the hosts' memory capture is refused (hosted.rs).
+        return;
+    }
     let n = ranks.len();
     for count in [5, 300_001] {
         let inputs = |rank: usize| (0..n).flat_map(|to| bytes(rank, to, count)).collect::<Vec<u8>>();
