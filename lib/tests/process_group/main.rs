@@ -9,6 +9,7 @@ mod init;
 mod place;
 mod random;
 mod ranks;
+mod standin;
 mod suite;
 
 use std::io::Write;

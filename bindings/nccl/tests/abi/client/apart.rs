@@ -62,8 +62,6 @@ fn again(name: &str, settings: &[(&str, &str)]) -> Command {
         .env("LD_LIBRARY_PATH", folders())
         .env_remove("CUDA_VISIBLE_DEVICES")
         .envs([("TINYNCCL_TIMEOUT", TIMEOUT), ("TINYNCCL_TUNE", "off"), ("TINYNCCL_STANDIN_DEVICES", "8")])
-        // Windows are tried, and given up: small ones, as that takes time.
-        .env("TINYNCCL_CUDA_BLOCKS", "2")
         .envs(settings.iter().copied());
     command
 }
