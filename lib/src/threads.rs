@@ -56,6 +56,11 @@ impl Thread {
         Ok(Thread { what, handle: Mutex::new(Some(handle)), origin: Origin::here() })
     }
 
+    /// Nobody joins it: it ends by itself.
+    pub(crate) fn leave(&self) {
+        drop(lock(&self.handle).take());
+    }
+
     /// Waits for its end, once; not in the thread itself.
     pub(crate) fn join(&self) {
         let handle = lock(&self.handle).take().filter(|handle| handle.thread().id() != std::thread::current().id());

@@ -34,14 +34,32 @@ def loaded():
     return paths
 
 
-def say_which(program):
-    """Prints the libraries of this process. Two are a mistake: which one a call reaches is then open."""
+class _Symbol(ctypes.Structure):
+    _fields_ = [("path", ctypes.c_char_p), ("base", ctypes.c_void_p), ("name", ctypes.c_char_p), ("address", ctypes.c_void_p)]
+
+
+def _linked():
+    """The file whose ncclGetVersion the process's own references reach; None if no loaded file offers one to all."""
+    process = ctypes.CDLL(None)
+    if not hasattr(process, "ncclGetVersion"):
+        return None
+    symbol = _Symbol()
+    address = ctypes.cast(process.ncclGetVersion, ctypes.c_void_p)
+    return os.path.realpath(os.fsdecode(symbol.path)) if process.dladdr(address, ctypes.byref(symbol)) else None
+
+
+def say_which(program, linked=False):
+    """Prints the libraries of this process. Two are a mistake, because a call may reach either, unless the program is
+    linked to one: its calls then reach the first in the loader's order."""
     paths = [path for path in loaded() if hasattr(ctypes.CDLL(path), "ncclGetVersion")]
+    reached = _linked() if linked else None
     for path in paths:
         version = ctypes.c_int()
         ctypes.CDLL(path).ncclGetVersion(ctypes.byref(version))
-        print(f"{program}: {path}, version {version.value}", flush=True)
-    return len(paths) == 1
+        other = ", loaded beside it and not called" if reached and os.path.realpath(path) != reached else ""
+        print(f"{program}: {path}, version {version.value}{other}", flush=True)
+    preloaded = os.environ.get("LD_PRELOAD", "").replace(":", " ").split()
+    return len(paths) == 1 or bool(reached) and reached in map(os.path.realpath, preloaded)
 
 
 def arguments(doc, **more):

@@ -3,6 +3,7 @@
     LD_PRELOAD=$PWD/libnccl.so python3 scripts/nccl/cupy_checks.py
 """
 
+import multiprocessing
 import os
 import sys
 
@@ -116,6 +117,8 @@ def distributed(checks):
 
     cupy.cuda.Device(checks.rank).use()
     rank, n = checks.rank, checks.size
+    # CuPy's store is a process of its own whose object holds a lock: it cannot be pickled, as `spawn` would.
+    multiprocessing.set_start_method("fork", force=True)
 
     def arrays():
         comm = init_process_group(n, rank, host="127.0.0.1", port=checks.options.port)

@@ -154,7 +154,7 @@ def soak(checks):
         init = f"file://{checks.folder}/store"
         dist.init_process_group("nccl", init_method=init, rank=rank, world_size=n, timeout=timeout, device_id=torch.device("cuda", rank))
         state["groups"] = [dist.group.WORLD, dist.new_group()]
-        assert client.say_which(f"torch {torch.__version__} rank {rank}"), f"loaded: {client.loaded()}"
+        assert client.say_which(f"torch {torch.__version__} rank {rank}", linked=True), f"loaded: {client.loaded()}"
 
     checks.run("begin", begin)
     end = time.monotonic() + 60 * options.minutes

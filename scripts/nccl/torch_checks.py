@@ -547,14 +547,12 @@ def main():
         sums_of(None, range(size))
 
     def library():
-        assert client.say_which(f"torch {torch.__version__} rank {rank}"), f"loaded: {client.loaded()}"
+        assert client.say_which(f"torch {torch.__version__} rank {rank}", linked=True), f"loaded: {client.loaded()}"
 
     only, options.only = options.only, ""
     checks.run("begin", begin)
     checks.run("library", library)
     options.only = only
-    for body in (all_reduce, all_gather, reduce_scatter, rooted, all_to_all, messages):
-        checks.run(f"{body.__name__}_types", every_type_and_count(body), size)
     for function in (batches_of_messages, misaligned, more_than_2_to_the_31, graphs, graphs_of_streams, non_blocking):
         checks.run(function.__name__, function, size)
     for function in (split_groups, shrunk_group, registered_memory):
@@ -565,6 +563,9 @@ def main():
     for name, function, _, sizes in suite.CHECKS:
         if name not in NOT_NCCL and size in sizes:
             checks.run(f"suite_{name}", function, rank, size)
+    # Late, because kernels of every type and operator are compiled for these.
+    for body in (all_reduce, all_gather, reduce_scatter, rooted, all_to_all, messages):
+        checks.run(f"{body.__name__}_types", every_type_and_count(body), size)
     # Last, because a library that fails here may leave the process unusable.
     checks.run("abort", abort, size)
     checks.run("symmetric_memory", symmetric_memory, size)

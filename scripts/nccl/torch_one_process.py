@@ -67,7 +67,7 @@ def data_parallel():
 def body(checks):
     def library():
         torch.cuda.init()
-        assert client.say_which(f"torch {torch.__version__}"), f"loaded: {client.loaded()}"
+        assert client.say_which(f"torch {torch.__version__}", linked=True), f"loaded: {client.loaded()}"
 
     checks.run("library", library)
     checks.run("collectives", collectives)

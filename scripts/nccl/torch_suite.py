@@ -11,6 +11,7 @@ import argparse
 import os
 import sys
 import time
+import types
 import unittest
 
 os.environ.setdefault("BACKEND", "nccl")
@@ -18,12 +19,21 @@ os.environ.setdefault("WORLD_SIZE", "2")
 # Seconds after which torch ends a test's processes; read when torch's module is imported.
 os.environ.setdefault("DISTRIBUTED_TESTS_DEFAULT_TIMEOUT", "90")
 
-import torch
-from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
+try:
+    import expecttest  # noqa: F401
+except ImportError:
+    # torch.testing derives its TestCase from this package's, which wheels of torch do not require. It adds comparisons with
+    # texts, which no test of distributed_test makes.
+    sys.modules["expecttest"] = types.SimpleNamespace(TestCase=unittest.TestCase, ACCEPT=False)
 
-# What test/distributed/test_distributed_spawn.py of torch does, too: results are compared with those of CPUs.
+import torch
+
+# What test/distributed/test_distributed_spawn.py of torch does, too: results are compared with those of CPUs. Before
+# torch.testing, which forbids to set such flags.
 torch.backends.cuda.matmul.allow_tf32 = False
 torch.backends.cudnn.allow_tf32 = False
+
+from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
 
 
 class Spawned(TestDistBackend, DistributedTest._DistTestBase):
@@ -39,7 +49,7 @@ class Lines(unittest.TestResult):
 
     def line(self, kind, test, why=""):
         why = " ".join(why.split())[-400:]
-        print(f"{kind} {test._testMethodName}{': ' + why if why else ''} ({time.monotonic() - self.begin:.1f} s)", flush=True)
+        print(f"\n{kind} {test._testMethodName}{': ' + why if why else ''} ({time.monotonic() - self.begin:.1f} s)", flush=True)
 
     def addSuccess(self, test):
         self.line("passed", test)
@@ -81,7 +91,7 @@ def main():
         return
     result = Lines()
     for name in names[options.part :: options.parts]:
-        print(f"begin {name}", flush=True)
+        print(f"\nbegin {name}", flush=True)
         unittest.TestSuite([Spawned(name)]).run(result)
     sys.exit(0 if result.wasSuccessful() else 1)
 

@@ -76,5 +76,6 @@ for pair in "${@:2}"; do
     fi
 done
 cat "$out/compare.txt"
+grep -q '^passed' "$out/$first.txt" || { echo "FAILED: no test passes over $first"; exit 1; }
 if ((failed)); then echo "FAILED: tests above pass over $first alone"; exit 1; fi
 echo "ok: every test that passes over $first passes over the others"

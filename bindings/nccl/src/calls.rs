@@ -12,7 +12,7 @@ use crate::export::export;
 use crate::fault::{Fault, Result};
 use crate::group;
 use crate::handle::{Handle, handle};
-use crate::launch::{Call, Stream, Work};
+use crate::launch::{self, Call, Stream, Work};
 use crate::member::Member;
 use crate::scaled::{self, Scale};
 
@@ -51,6 +51,7 @@ fn make_scaled(
         }
         let raw = RawCall::new(kind, input.cast(), output.cast());
         match scale {
+            None if !group::is_open() => launch::plain(&member, Stream(stream), &raw),
             None => group::call(Call { member, stream: Stream(stream), work: Work::Plain(raw) }),
             // SAFETY: the program vouches for its buffers and its stream, as NCCL's interface asks.
             Some(scale) => group::enqueue(&member, stream, Some(raw.clone()), move |member, stream| unsafe {
@@ -134,7 +135,8 @@ export! {
         })
     }
 
-    /// Sends `count` elements of `sendbuff` to every rank, in rank order, and receives as many of each.
+    /// Sends `count` elements of `sendbuff` to every rank, in rank order, and receives as many of each. In place:
+    /// `sendbuff == recvbuff`, which takes as much memory again while the call runs.
     fn ncclAlltoAll / pncclAlltoAll [comm] (
         sendbuff: *const c_void, recvbuff: *mut c_void, count: usize, datatype: c_int, comm: Handle, stream: CUstream,
     ) {

@@ -7,7 +7,7 @@ use std::sync::{Mutex, Once, PoisonError};
 
 use log::{Level, LevelFilter, Log, Metadata, Record};
 
-use crate::settings;
+use crate::{settings, version};
 
 thread_local! {
     /// The GPU of this thread's last call; -1 before.
@@ -104,7 +104,7 @@ fn host() -> String {
 
 /// What was loaded, from where, and the version that it stands for.
 fn introduction() -> String {
-    let version = settings::version();
+    let version = version::version();
     // NCCL's own coding of versions from 2.9 on.
     let words = format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100);
     format!(

@@ -85,7 +85,7 @@ export! {
             multimem: false,
             gin: 0,
             lsa_teams: ranks / reach,
-            host_rma: reaches(device),
+            host_rma: ranks > 1 && reaches(device),
             railed_gin: 0,
         };
         let bytes = size.min(size_of::<Properties>());

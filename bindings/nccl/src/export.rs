@@ -16,6 +16,7 @@ use crate::last_error;
 macro_rules! export {
     ($($(#[$doc:meta])* fn $name:ident / $twin:ident [$($comm:expr)?] ($($arg:ident : $ty:ty),* $(,)?) $body:block)*) => {$(
         const _: () = {
+            #[allow(clippy::too_many_arguments, reason = "as many as NCCL's function has")]
             fn inner($($arg: $ty),*) -> $crate::abi::Status {
                 #[allow(unused_mut, unused_assignments)]
                 let mut comm: $crate::handle::Handle = std::ptr::null_mut();

@@ -5,13 +5,13 @@ use std::ffi::{c_char, c_int};
 use crate::abi::Status;
 use crate::export::{export, export_value, out};
 use crate::handle::{Handle, handle};
-use crate::{last_error, settings};
+use crate::{last_error, version};
 
 export! {
     /// Writes the version that this library stands for: 22809 (2.28.9), or `TINYNCCL_NCCL_VERSION`.
     fn ncclGetVersion / pncclGetVersion [] (version: *mut c_int) {
         // SAFETY: NULL or the caller's variable.
-        *unsafe { out("version", version) }? = settings::version();
+        *unsafe { out("version", version) }? = version::version();
         Ok(())
     }
 

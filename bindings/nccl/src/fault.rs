@@ -3,7 +3,7 @@
 use tinynccl::Error;
 
 use crate::abi::Status;
-use crate::settings;
+use crate::version;
 
 /// Result of the functions below the C interface.
 pub(crate) type Result<T, E = Fault> = std::result::Result<T, E>;
@@ -47,7 +47,7 @@ impl From<Error> for Fault {
         let status = match &error {
             Error::PeerLost { .. } | Error::Aborted { .. } | Error::Protocol { .. } => Status::RemoteError,
             // Programs built for an NCCL before 2.30 know no such status.
-            Error::Timeout { .. } if settings::version() >= 23_000 => Status::Timeout,
+            Error::Timeout { .. } if version::version() >= 23_000 => Status::Timeout,
             Error::Timeout { .. } => Status::RemoteError,
             Error::InvalidArgument { .. } => Status::InvalidArgument,
             Error::Mismatch { .. } | Error::Config { .. } | Error::Unsupported { .. } => Status::InvalidUsage,

@@ -4,7 +4,7 @@
 //! and *calls* are kept until the outermost group ends. Then the jobs run, each in a thread of its own but those of one
 //! communicator in their order, because one thread may hold several ranks; after them the calls are enqueued.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUstream;
@@ -25,46 +25,47 @@ pub(crate) struct Job {
     pub(crate) run: Box<dyn FnOnce() -> Result<()> + Send>,
 }
 
-#[derive(Default)]
+/// What a thread keeps until its outermost group ends.
 struct Group {
-    depth: usize,
     jobs: Vec<Job>,
     calls: Vec<Call>,
     /// The first failure inside the group.
     fault: Option<Fault>,
 }
 
+impl Group {
+    const EMPTY: Group = Group { jobs: Vec::new(), calls: Vec::new(), fault: None };
+}
+
 thread_local! {
-    static GROUP: RefCell<Group> = RefCell::default();
+    /// How many groups of this thread are open.
+    static DEPTH: Cell<usize> = const { Cell::new(0) };
+    static GROUP: RefCell<Group> = const { RefCell::new(Group::EMPTY) };
 }
 
 /// Whether this thread has a group open.
-#[cfg(test)]
-fn is_open() -> bool {
-    GROUP.with_borrow(|group| group.depth > 0)
+#[inline]
+pub(crate) fn is_open() -> bool {
+    DEPTH.get() > 0
 }
 
 /// What a function that belongs into groups gives: a fault inside a group also ends the group with it.
+#[inline]
 pub(crate) fn noted<T>(outcome: Result<T>) -> Result<T> {
     outcome.inspect_err(|fault| {
-        GROUP.with_borrow_mut(|group| {
-            if group.depth > 0 {
-                group.fault.get_or_insert_with(|| fault.clone());
-            }
-        });
+        if is_open() {
+            GROUP.with_borrow_mut(|group| _ = group.fault.get_or_insert_with(|| fault.clone()));
+        }
     })
 }
 
 /// Makes a call: at once, or at the end of the group.
 pub(crate) fn call(call: Call) -> Result<()> {
-    let call = GROUP.with_borrow_mut(|group| {
-        if group.depth == 0 {
-            return Some(call);
-        }
-        group.calls.push(call);
-        None
-    });
-    call.map_or(Ok(()), launch::one)
+    if !is_open() {
+        return launch::one(call);
+    }
+    GROUP.with_borrow_mut(|group| group.calls.push(call));
+    Ok(())
 }
 
 /// [`call`] for something of its own; `around` is the collective that it makes, if it makes one.
@@ -72,7 +73,7 @@ pub(crate) fn enqueue(
     member: &Arc<Member>,
     stream: CUstream,
     around: Option<RawCall>,
-    enqueue: impl FnOnce(&Arc<Member>, CUstream) -> Result<()> + 'static,
+    enqueue: impl FnOnce(&Arc<Member>, CUstream) -> Result<()> + Send + 'static,
 ) -> Result<()> {
     let work = Work::Own { around, enqueue: Box::new(enqueue) };
     call(Call { member: member.clone(), stream: Stream(stream), work })
@@ -82,7 +83,7 @@ pub(crate) fn enqueue(
 pub(crate) fn wait(
     member: &Arc<Member>,
     stream: CUstream,
-    enqueue: impl FnOnce(&Arc<Member>, CUstream) -> Result<()> + 'static,
+    enqueue: impl FnOnce(&Arc<Member>, CUstream) -> Result<()> + Send + 'static,
 ) -> Result<()> {
     call(Call { member: member.clone(), stream: Stream(stream), work: Work::Wait(Box::new(enqueue)) })
 }
@@ -99,34 +100,27 @@ pub(crate) fn meet(
 
 /// Does a job: at once, or at the end of the group. `ncclInProgress` for one that the caller does not wait for.
 pub(crate) fn job(job: Job) -> Result<Status> {
-    let job = GROUP.with_borrow_mut(|group| {
-        if group.depth == 0 {
-            return Some(job);
-        }
-        group.jobs.push(job);
-        None
-    });
-    match job {
-        None => Ok(Status::Success),
-        Some(job) if job.blocking => (job.run)().map(|()| Status::Success),
-        Some(job) => in_background(vec![job]).map(|()| Status::InProgress),
+    if is_open() {
+        GROUP.with_borrow_mut(|group| group.jobs.push(job));
+        return Ok(Status::Success);
     }
+    if job.blocking {
+        return (job.run)().map(|()| Status::Success);
+    }
+    in_background(vec![job]).map(|()| Status::InProgress)
 }
 
 fn start() {
-    GROUP.with_borrow_mut(|group| group.depth += 1);
+    DEPTH.set(DEPTH.get() + 1);
 }
 
 /// Ends a group; what was kept, if it was the outermost one.
 fn end() -> Result<Option<Group>> {
-    GROUP.with_borrow_mut(|group| match group.depth {
-        0 => Err(Fault::usage("there is no group to end: expected a call of ncclGroupStart before, in this thread")),
-        1 => Ok(Some(std::mem::take(group))),
-        _ => {
-            group.depth -= 1;
-            Ok(None)
-        }
-    })
+    let depth = DEPTH.get().checked_sub(1).ok_or_else(|| {
+        Fault::usage("there is no group to end: expected a call of ncclGroupStart before, in this thread")
+    })?;
+    DEPTH.set(depth);
+    Ok((depth == 0).then(|| GROUP.replace(Group::EMPTY)))
 }
 
 /// Does `work` in a group of its own, so that its jobs run side by side.
@@ -150,7 +144,10 @@ fn run(group: Group) -> Result<Status> {
         });
     }
     let status = jobs(group.jobs)?;
-    launch::all(group.calls)?;
+    let mut calls = group.calls;
+    launch::all(&mut calls)?;
+    // The next group of this thread takes the memory of this one's list.
+    GROUP.with_borrow_mut(|group| group.calls = calls);
     Ok(status)
 }
 

@@ -6,7 +6,7 @@ use cudarc::driver::result::{event, stream as streams};
 use cudarc::driver::sys;
 use tinynccl::Call as Kind;
 use tinynccl::comm::RawCall;
-use tinynccl::cuda::DeviceComm;
+use tinynccl::cuda::{DeviceComm, Path};
 use tinynccl::wire::Collective;
 
 use crate::fault::{Fault, Result};
@@ -31,27 +31,41 @@ pub(crate) enum Work {
 }
 
 /// Enqueues on a stream; the GPU is current.
-pub(crate) type Enqueue = Box<dyn FnOnce(&Arc<Member>, sys::CUstream) -> Result<()>>;
+pub(crate) type Enqueue = Box<dyn FnOnce(&Arc<Member>, sys::CUstream) -> Result<()> + Send>;
 
 /// A stream of the caller, which stays valid as long as NCCL asks for: until the calls on it are done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Stream(pub(crate) sys::CUstream);
 
-/// Enqueues a call that is in no group, the shortest way.
+// SAFETY: a handle that the driver lets any thread use; a `Part` leaves the one that is a thread's own with its thread.
+unsafe impl Send for Stream {}
+
+/// Enqueues a collective or a message that is in no group, the shortest way.
 #[inline]
-pub(crate) fn one(call: Call) -> Result<()> {
-    let device = call.member.device()?;
+pub(crate) fn plain(member: &Member, stream: Stream, raw: &RawCall) -> Result<()> {
+    let device = member.device()?;
     let _current = Current::enter(device.context())?;
-    match call.work {
-        Work::Plain(raw) => enqueue(device, call.stream, &raw),
-        Work::Own { enqueue, .. } | Work::Wait(enqueue) => enqueue(&call.member, call.stream.0),
+    enqueue(device, stream, raw)
+}
+
+/// Enqueues a call that is in no group, or the only one of a group.
+pub(crate) fn one(Call { member, stream, work }: Call) -> Result<()> {
+    match work {
+        Work::Plain(raw) => plain(&member, stream, &raw),
+        Work::Own { enqueue, .. } | Work::Wait(enqueue) => {
+            let _current = Current::enter(member.device()?.context())?;
+            enqueue(&member, stream.0)
+        }
     }
 }
 
-/// Enqueues the calls of a group: those of each communicator together.
-pub(crate) fn all(calls: Vec<Call>) -> Result<()> {
+/// Enqueues the calls of a group, which are none afterwards: those of each communicator together.
+pub(crate) fn all(calls: &mut Vec<Call>) -> Result<()> {
+    if calls.len() < 2 {
+        return calls.pop().map_or(Ok(()), one);
+    }
     let mut parts: Vec<Part> = Vec::new();
-    for call in calls {
+    for call in calls.drain(..) {
         let place = parts.iter().position(|part| Arc::ptr_eq(&part.member, &call.member));
         let place = place.unwrap_or_else(|| {
             parts.push(Part { member: call.member.clone(), streams: Vec::new(), work: Vec::new() });
@@ -64,8 +78,29 @@ pub(crate) fn all(calls: Vec<Call>) -> Result<()> {
         // wait for kernels.
         parts.iter().try_for_each(Part::prepare)?;
     }
+    if parts.len() > 1 && parts.iter().any(Part::is_long) && !parts.iter().any(Part::is_bound) {
+        return side_by_side(parts);
+    }
     parts.into_iter().try_for_each(Part::launch)
 }
+
+/// Each in a thread of its own. A stream takes so many operations, and then the thread waits; what the first rank waits
+/// for may be calls of the second.
+fn side_by_side(parts: Vec<Part>) -> Result<()> {
+    let lost = || Fault::internal("a thread that enqueued calls panicked");
+    let outcomes: Vec<Result<()>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = parts.into_iter().map(|part| scope.spawn(move || part.launch())).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(lost()))).collect()
+    });
+    outcomes.into_iter().collect()
+}
+
+/// Calls of one communicator in a group that are enqueued without waiting, whatever they are.
+const CALLS: usize = 200;
+/// Bytes of them, where a long call is many operations.
+const BYTES: usize = 16 << 20;
+/// The stream of each thread that has asked for it (`cudaStreamPerThread`).
+const OF_THREAD: usize = 2;
 
 /// The calls of one communicator in a group.
 struct Part {
@@ -92,6 +127,23 @@ impl Part {
             Work::Wait(_) => None,
         });
         Ok(device.prepare(calls)?)
+    }
+
+    /// Whether enqueueing may wait for other ranks: a stream takes 1024 operations.
+    fn is_long(&self) -> bool {
+        let Ok(device) = self.member.device() else { return false };
+        let bytes = |work: &Work| match work {
+            Work::Plain(raw) => raw.bytes(),
+            Work::Own { around, .. } => around.as_ref().map_or(0, |raw| raw.bytes()),
+            Work::Wait(_) => 0,
+        };
+        let bytes = || self.work.iter().map(bytes).fold(0, usize::saturating_add);
+        self.work.len() > CALLS || device.path() == Path::Hosted && bytes() > BYTES / device.size()
+    }
+
+    /// Whether only this thread can enqueue.
+    fn is_bound(&self) -> bool {
+        self.streams.iter().any(|stream| stream.0.addr() == OF_THREAD)
     }
 
     /// On the first stream, as one: it waits for the others, and they for it. Under capture they become one graph.

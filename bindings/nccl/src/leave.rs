@@ -11,6 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::abi::{self, Status};
+use crate::capture::Relaxed;
 use crate::export::export;
 use crate::fault::{Fault, Result};
 use crate::gpu::Current;
@@ -19,7 +20,10 @@ use crate::handle::{Handle, handle, take};
 use crate::member::{Member, Phase};
 
 /// How long a caller waits for the other ranks to leave, too; after that the rest is done in the background.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a caller waits for kernels that were told to exit. They look every few milliseconds; a program aborts its
+/// communicators one after the other, and kernels of the next one may keep the GPU busy until it is aborted, too.
+const ABORTING: Duration = Duration::from_millis(200);
 
 /// The ranks of a communicator in this process.
 #[derive(Debug, Default)]
@@ -42,9 +46,9 @@ pub(crate) fn arrived(token: &[u8; 32]) {
     here().get_or_insert_default().entry(*token).or_default().present += 1;
 }
 
-/// Frees what a communicator has, in the background. Waits for the other ranks, for [`PATIENCE`] at most, if `wait`
-/// and if no rank of it in this process is still to be left.
-fn leave(member: Arc<Member>, wait: bool) {
+/// Frees what a communicator has, in the background. Waits for that at most so long, and not while another rank of it in
+/// this process is still to be left.
+pub(crate) fn leave(member: Arc<Member>, patience: Duration) {
     let Some(token) = member.any_ranks().map(|ranks| ranks.roster.token) else {
         // Its thread, if it has one, ends by itself.
         return member.stop();
@@ -58,7 +62,10 @@ fn leave(member: Arc<Member>, wait: bool) {
     };
     let name = member.name().to_owned();
     let work = move || {
+        // Another thread may capture a graph meanwhile.
+        let relaxed = Relaxed::enter();
         drop(member);
+        drop(relaxed);
         let mut here = here();
         if let Some(ranks) = here.get_or_insert_default().get_mut(&token) {
             ranks.leaving -= 1;
@@ -72,11 +79,11 @@ fn leave(member: Arc<Member>, wait: bool) {
         // The closure, and the communicator with it, was dropped here: it has left.
         log::debug!("communicator {name}: leaving without a thread: {e}");
     }
-    if wait && alone {
+    if alone && !patience.is_zero() {
         let left = |here: &mut Option<HashMap<[u8; 32], Here>>| {
             here.as_ref().and_then(|here| here.get(&token)).is_some_and(|ranks| ranks.leaving > 0)
         };
-        let waited = CHANGED.wait_timeout_while(here(), PATIENCE, left).unwrap_or_else(PoisonError::into_inner);
+        let waited = CHANGED.wait_timeout_while(here(), patience, left).unwrap_or_else(PoisonError::into_inner);
         if waited.1.timed_out() {
             log::info!(
                 "communicator {name}: other ranks have not left it for {PATIENCE:?}; it is freed when they have"
@@ -102,7 +109,7 @@ fn destroy(comm: Handle) -> Result<()> {
     if blocking && let Err(fault) = synchronize(&member) {
         log::info!("communicator {} is destroyed after: {}", member.name(), fault.text);
     }
-    leave(member, blocking);
+    leave(member, if blocking { PATIENCE } else { Duration::ZERO });
     Ok(())
 }
 
@@ -113,7 +120,7 @@ fn abort(comm: Handle) -> Result<()> {
     if let Some(ranks) = member.any_ranks() {
         ranks.device.abort();
     }
-    leave(member, true);
+    leave(member, ABORTING);
     Ok(())
 }
 

@@ -16,14 +16,13 @@
 //! | `scaled`, `rma` | custom operators, one-sided messages |
 //! | `buffers`, `windows` | memory, and buffers that all ranks reach |
 //! | `params`, `device_api` | settings by name, host functions of the device API |
-//! | `gpu` | the GPU of a thread |
-//! | `config`, `settings`, `debug` | configurations, NCCL's environment variables, its log |
-//!
-//! An operator from [`abi::NUM_OPS`] on is resolved by `scaled::operator(op, comm)`.
+//! | `gpu`, `capture` | the GPU of a thread, and captures |
+//! | `config`, `settings`, `version`, `debug` | configurations, NCCL's environment variables, its version, its log |
 
 pub mod abi;
 mod buffers;
 mod calls;
+mod capture;
 mod config;
 mod debug;
 mod device_api;
@@ -49,4 +48,5 @@ mod rma;
 mod scaled;
 mod settings;
 mod start;
+mod version;
 mod windows;

@@ -9,21 +9,13 @@ use tinynccl::bootstrap::{Server, UniqueId};
 use tinynccl::cuda::DeviceComm;
 use tinynccl::{Comm, Config, Secret, interrupt};
 
+use crate::capture::Relaxed;
 use crate::config::Options;
 use crate::fault::{Fault, Result};
 use crate::gpu::{self, Current};
 use crate::id::{self, Id, Kind};
-use crate::member::{Member, Ranks};
+use crate::member::{Member, Ranks, Roster};
 use crate::{digest, door, place, settings};
-
-/// What all ranks of a communicator know of each other besides.
-#[derive(Debug, Clone)]
-pub(crate) struct Roster {
-    /// Random, the same on all ranks, and unknown to others.
-    pub(crate) token: [u8; 32],
-    /// Where each rank's process has its door.
-    pub(crate) doors: Vec<Vec<SocketAddr>>,
-}
 
 /// The settings of a communicator with these options.
 pub(crate) fn config(options: &Options) -> Result<Config> {
@@ -94,9 +86,10 @@ pub(crate) fn afresh(
 /// Makes `comm` a communicator of GPUs, with the GPU of `member`.
 pub(crate) fn with_gpu(comm: Comm, member: &Member) -> Result<Ranks> {
     let context = gpu::context(member.ordinal())?;
-    let _current = Current::enter(&context)?;
+    let (_current, _relaxed) = (Current::enter(&context)?, Relaxed::enter());
     let device = DeviceComm::new(&comm, &context)?;
     let roster = roster(&comm)?;
+    member.identify(&roster.token);
     let (rank, size) = (comm.rank(), comm.size());
     log::info!(
         "communicator {}: rank {rank} of {size} on GPU {}, path {} ({}), {} MiB",
@@ -125,19 +118,19 @@ fn roster(comm: &Comm) -> Result<Roster> {
 }
 
 thread_local! {
-    /// The communicator that this thread makes.
-    static MAKING: RefCell<Option<Arc<Member>>> = const { RefCell::new(None) };
+    /// The communicator that this thread makes, and the one that it makes it from.
+    static MAKING: RefCell<Vec<Arc<Member>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Runs `work` so that an abort of `member` ends its waits.
-pub(crate) fn stoppable<R>(member: &Arc<Member>, work: impl FnOnce() -> R) -> R {
+/// Runs `work` so that an abort of one of `members` ends its waits.
+pub(crate) fn stoppable<R>(members: Vec<Arc<Member>>, work: impl FnOnce() -> R) -> R {
     /// Puts back what was there before, also when the work unwinds.
-    struct Restore(Option<Arc<Member>>);
+    struct Restore(Vec<Arc<Member>>);
     impl Drop for Restore {
         fn drop(&mut self) {
-            MAKING.set(self.0.take());
+            MAKING.set(std::mem::take(&mut self.0));
         }
     }
-    let _restore = Restore(MAKING.replace(Some(member.clone())));
-    interrupt::watched(|| MAKING.with_borrow(|making| making.as_ref().is_some_and(|member| member.is_stopped())), work)
+    let _restore = Restore(MAKING.replace(members));
+    interrupt::watched(|| MAKING.with_borrow(|making| making.iter().any(|member| member.is_stopped())), work)
 }

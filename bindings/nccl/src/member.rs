@@ -1,5 +1,6 @@
 //! The state of a communicator: one rank's membership.
 
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -9,7 +10,6 @@ use tinynccl::cuda::DeviceComm;
 use crate::abi::Status;
 use crate::config::Options;
 use crate::fault::{Fault, Result};
-use crate::meet::Roster;
 use crate::scaled::Operators;
 use crate::windows::Windows;
 
@@ -36,6 +36,15 @@ impl Phase {
         [Phase::Starting, Phase::Ready, Phase::Failed, Phase::Revoked, Phase::Finalized, Phase::Aborted];
 }
 
+/// What all ranks of a communicator know of each other besides.
+#[derive(Debug, Clone)]
+pub(crate) struct Roster {
+    /// Random, the same on all ranks, and unknown to others.
+    pub(crate) token: [u8; 32],
+    /// Where each rank's process has its door.
+    pub(crate) doors: Vec<Vec<SocketAddr>>,
+}
+
 /// What a communicator that has started consists of.
 #[derive(Debug)]
 pub(crate) struct Ranks {
@@ -60,13 +69,16 @@ impl Drop for UnderWay {
 /// One rank's membership in a communicator.
 #[derive(Debug)]
 pub(crate) struct Member {
-    /// For people: `commName` of the configuration, or a number.
-    name: String,
+    /// For people: `commName` of the configuration, or the beginning of the token.
+    name: OnceLock<String>,
     /// CUDA's number of the rank's GPU.
     ordinal: usize,
     options: Options,
     /// Rank and size; of a split they are known when it is done.
     place: OnceLock<(usize, usize)>,
+    operators: Operators,
+    /// Dropped before what they are registered with.
+    windows: Windows,
     ranks: OnceLock<Ranks>,
     phase: AtomicU8,
     /// Operations of the communicator that run in the background.
@@ -79,17 +91,13 @@ pub(crate) struct Member {
     stop: AtomicBool,
     fault: Mutex<Option<Fault>>,
     last_error: Mutex<Option<String>>,
-    operators: Operators,
-    windows: Windows,
 }
 
 impl Member {
     /// A communicator that meets the other ranks; `place` is rank and size, if known.
     pub(crate) fn starting(options: Options, ordinal: usize, place: Option<(usize, usize)>) -> Member {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         Member {
-            name: options.name.clone().unwrap_or_else(|| format!("#{number}")),
+            name: options.name.clone().map(OnceLock::from).unwrap_or_default(),
             ordinal,
             options,
             place: place.map(OnceLock::from).unwrap_or_default(),
@@ -122,9 +130,15 @@ impl Member {
         Phase::ALL[usize::from(self.phase.load(Ordering::Acquire))]
     }
 
-    /// The name, for people.
+    /// The name, for people: the same on all ranks.
     pub(crate) fn name(&self) -> &str {
-        &self.name
+        self.name.get().map_or("(starting)", String::as_str)
+    }
+
+    /// It has this token: its name, unless the configuration has given one.
+    pub(crate) fn identify(&self, token: &[u8; 32]) {
+        let [a, b, c, d, ..] = token;
+        let _ = self.name.set(format!("{a:02x}{b:02x}{c:02x}{d:02x}"));
     }
 
     /// CUDA's number of the rank's GPU.
@@ -223,7 +237,7 @@ impl Member {
 
     #[cold]
     fn unready(&self) -> Fault {
-        let name = &self.name;
+        let name = self.name();
         match self.phase() {
             Phase::Starting | Phase::Ready => Fault::argument(format!(
                 "communicator {name} is not ready: call ncclCommGetAsyncError until it gives another status than \

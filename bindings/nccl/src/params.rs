@@ -12,7 +12,7 @@ use tinynccl::Config;
 use crate::abi::ParamHandle;
 use crate::export::{export, export_value, out};
 use crate::fault::{Fault, Result};
-use crate::settings;
+use crate::{settings, version};
 
 /// All names, in the order in which they are listed; a handle points to one of them.
 fn names() -> &'static [CString] {
@@ -41,7 +41,7 @@ fn find(name: &CStr) -> Result<&'static CString> {
 /// Those of a variable that does not parse.
 fn value(name: &str) -> Result<String> {
     if name == "TINYNCCL_NCCL_VERSION" {
-        return Ok(settings::version().to_string());
+        return Ok(version::version().to_string());
     }
     if settings::HONOURED.iter().any(|setting| setting.name == name) {
         return Ok(settings::variable(name).unwrap_or_default());

@@ -32,6 +32,9 @@ fn peer(member: &Member, peer: c_int, signal: c_int, context: c_int, flags: c_ui
 /// The ranks' memory must be within reach, and the communicator ready.
 fn check(member: &Member) -> Result<()> {
     let device = member.device()?;
+    if device.size() == 1 {
+        return Err(Fault::usage(format!("communicator {} has one rank, and none to signal", member.name())));
+    }
     if reaches(device) {
         return Ok(());
     }
@@ -77,10 +80,11 @@ export! {
             return Err(Fault::argument(format!("localbuff is NULL, expected {bytes} bytes of the GPU")));
         }
         let window = windows::find_of(win, &member)?;
+        let source = source as u64;
         group::enqueue(&member, stream, None, move |member, stream| {
             // SAFETY: the caller's memory and stream, by the contract of ncclPutSignal; peers keep a window until they
             // have seen the signals that they expect.
-            unsafe { member.device()?.put(stream, source as u64, bytes, window.registration(), to, offset) }?;
+            unsafe { member.device()?.put(stream, source, bytes, window.registration(), to, offset) }?;
             signal(member, stream, to)
         })
     }

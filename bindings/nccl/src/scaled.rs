@@ -17,6 +17,7 @@ use tinynccl::wire::Collective;
 use tinynccl::{Call, DType, ReduceOp};
 
 use crate::abi::{self, NUM_OPS};
+use crate::capture::Relaxed;
 use crate::export::{export, out};
 use crate::fault::{Fault, Result};
 use crate::gpu::Current;
@@ -163,18 +164,13 @@ impl Scale {
             // SAFETY: as above.
             return Ok(unsafe { device.enqueue(stream, &sum_of(output)) }?);
         }
-        let failed = |e: DriverError| Fault::cuda("stream-ordered memory for the products", e);
-        device.context().bind_to_thread().map_err(failed)?;
-        // SAFETY: the stream is the device's; freed below, behind its last use in the stream's order.
-        let products = unsafe { result::malloc_async(stream, count * self.dtype.size()) }.map_err(failed)?;
-        // SAFETY: as above; `products` is as long as the input.
-        let enqueued = unsafe {
-            self.multiply(device, stream, input, products, count)
-                .and_then(|()| Ok(device.enqueue(stream, &sum_of(products))?))
-        };
-        // SAFETY: allocated above.
-        let freed = unsafe { result::free_async(products, stream) }.map_err(failed);
-        enqueued.and(freed)
+        // SAFETY: as above; the products are as long as the input, and used on the stream.
+        unsafe {
+            device.with_scratch(stream, count * self.dtype.size(), |products| {
+                self.multiply(device, stream, input, products, count)?;
+                Ok(device.enqueue(stream, &sum_of(products))?)
+            })
+        }
     }
 
     /// # Safety
@@ -225,7 +221,7 @@ export! {
         let op = unsafe { out("op", op) }?;
         let member = handle(comm)?;
         let device = member.device()?;
-        let _current = Current::enter(device.context())?;
+        let (_current, _relaxed) = (Current::enter(device.context())?, Relaxed::enter());
         let dtype = abi::dtype(datatype)?;
         if scalar.is_null() {
             return Err(Fault::argument(format!("scalar is NULL, expected the address of one {dtype}")));

@@ -1,15 +1,11 @@
 //! The settings of NCCL's users, as settings of this library.
 
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use tinynccl::Config;
 use tinynccl::config::Tune;
 
 use crate::fault::Result;
-
-/// The version that `ncclGetVersion` answers unless `TINYNCCL_NCCL_VERSION` says otherwise: 2.28.9.
-pub(crate) const VERSION: i32 = 22_809;
 
 /// NCCL's kernels wait for ever, so a program may well compute for minutes on one rank while the others wait in a
 /// collective. Longer than the library's default, and still finite.
@@ -44,15 +40,6 @@ pub(crate) const HONOURED: &[Setting] = settings! {
     "NCCL_SHM_DISABLE": "1: between processes of a host, TCP instead of shared memory; TINYNCCL_TRANSPORT";
     "NCCL_COMM_BLOCKING": "0: communicators without a configuration are non-blocking";
 };
-
-/// The version that `ncclGetVersion` answers.
-pub(crate) fn version() -> i32 {
-    static ASKED: OnceLock<i32> = OnceLock::new();
-    *ASKED.get_or_init(|| {
-        let asked = variable("TINYNCCL_NCCL_VERSION").and_then(|text| text.trim().parse().ok());
-        asked.unwrap_or(VERSION)
-    })
-}
 
 /// A variable of the environment.
 pub(crate) fn variable(name: &str) -> Option<String> {

@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::abi::{self, Status};
 use crate::config::Options;
@@ -25,12 +26,18 @@ pub(crate) fn begin(
     let comm = handle::new(member.clone());
     *new = comm;
     let (own, blocking) = (member.clone(), member.is_blocking());
+    let stops: Vec<Arc<Member>> = parent.into_iter().chain([&member]).cloned().collect();
     let run = move || {
-        let outcome = meet::stoppable(&own, || ranks(&own));
-        if let Ok(ranks) = &outcome {
+        let outcome = meet::stoppable(stops, || ranks(&own));
+        let met = outcome.as_ref().is_ok_and(|ranks| {
             leave::arrived(&ranks.roster.token);
-        }
-        own.started(outcome)
+            true
+        });
+        own.started(outcome).inspect_err(|_| {
+            if met {
+                leave::leave(own.clone(), Duration::ZERO);
+            }
+        })
     };
     // Those of one parent stay in order.
     let lane = parent.unwrap_or(&member).clone();

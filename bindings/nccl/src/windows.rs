@@ -12,6 +12,7 @@ use tinynccl::cuda::{DeviceComm, Path, Registration, Signals};
 
 use crate::abi::{WIN_ALIGNMENT, Window as Opaque};
 use crate::buffers;
+use crate::capture::Relaxed;
 use crate::export::{export, out};
 use crate::fault::{Fault, Result};
 use crate::gpu::Current;
@@ -24,7 +25,9 @@ use crate::member::Member;
 pub(crate) struct Window {
     /// Identity of the communicator.
     member: usize,
+    rank: usize,
     address: u64,
+    bytes: usize,
     registration: Registration,
 }
 
@@ -39,7 +42,9 @@ impl Window {
     /// # Errors
     /// `ncclInvalidArgument` beyond the window's end.
     pub(crate) fn place(&self, peer: usize, offset: usize) -> Result<Option<u64>> {
-        let Some((at, bytes)) = self.registration.place(peer) else { return Ok(None) };
+        let place =
+            if peer == self.rank { Some((self.address, self.bytes as u64)) } else { self.registration.place(peer) };
+        let Some((at, bytes)) = place else { return Ok(None) };
         if offset as u64 >= bytes {
             return Err(Fault::argument(format!(
                 "offset is {offset}, expected less than the {bytes} bytes of rank {peer}'s window"
@@ -123,7 +128,7 @@ fn register(member: &Arc<Member>, address: u64, bytes: usize) -> Result<*mut Opa
     // Not `device`: a communicator is not ready for calls while this is under way.
     let ranks = member.any_ranks().ok_or_else(|| Fault::internal("a window of a communicator that has not started"))?;
     let device = &ranks.device;
-    let _current = Current::enter(device.context())?;
+    let (_current, _relaxed) = (Current::enter(device.context())?, Relaxed::enter());
     if !reaches(device) {
         log::info!(
             "communicator {}: {bytes} bytes at {address:#x} get no window: {}",
@@ -132,7 +137,7 @@ fn register(member: &Arc<Member>, address: u64, bytes: usize) -> Result<*mut Opa
         );
         return Ok(std::ptr::null_mut());
     }
-    if member.windows().signals.get().is_none() {
+    if device.size() > 1 && member.windows().signals.get().is_none() {
         let signals = device.signals()?;
         // Windows of a communicator are registered one after the other, on all ranks in the same order.
         let _ = member.windows().signals.set(signals);
@@ -143,12 +148,15 @@ fn register(member: &Arc<Member>, address: u64, bytes: usize) -> Result<*mut Opa
     log::info!(
         "communicator {}: {bytes} bytes at {address:#x} are a window, {}",
         member.name(),
-        if registration.is_registered() { "used without copies" } else { "not reached by all ranks: calls copy it" }
+        if registration.is_registered() { "used without copies" } else { "used like any other memory" }
     );
     static NEXT: AtomicUsize = AtomicUsize::new(1);
     // Not an address that this process can have: callers hand it back, and no more.
     let number = NEXT.fetch_add(1, Ordering::Relaxed) << 12;
-    all().insert(number, Arc::new(Window { member: identity(member), address, registration }));
+    all().insert(
+        number,
+        Arc::new(Window { member: identity(member), rank: device.rank(), address, bytes, registration }),
+    );
     member.windows().numbers().push(number);
     Ok(number as *mut Opaque)
 }

@@ -14,6 +14,7 @@ use super::unique_id::PROTOCOL_VERSION;
 use super::{UniqueId, interface};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::interrupt::asked_to_stop;
 use crate::secret::{self, Secret};
 use crate::threads::{deadline_after, left, poll};
 
@@ -21,6 +22,8 @@ use crate::threads::{deadline_after, left, poll};
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(5);
 /// A store that belongs to a job which is over may still be in the way for this long.
 const STALE_LIMIT: Duration = Duration::from_secs(2);
+/// Interval between questions whether the caller is to stop.
+const SLICE: Duration = Duration::from_millis(50);
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
@@ -82,6 +85,9 @@ pub(crate) fn join(id: &UniqueId, rank: usize, world_size: usize, info: Value, c
         if let Some((address, reason)) = refused {
             let detail = format!("rank {rank} was refused: {reason}");
             return Err(Error::bootstrap(address, detail));
+        }
+        if asked_to_stop() {
+            return Err(stopped(rank));
         }
         if left(attempt.deadline) <= pause {
             let detail = format!(
@@ -171,6 +177,7 @@ impl Attempt {
                 Heard::Nonsense(e) => return Err(refused(format!("what listens there is not a tinynccl store ({e})"))),
                 Heard::End(e) => return Err(Failed::Again(e)),
                 Heard::Nothing => return Err(Failed::Again("connected, but no answer".to_owned())),
+                Heard::Stop => return Err(Failed::Final(stopped(self.rank))),
             }
         };
         self.register(connection, address, generation)
@@ -217,6 +224,10 @@ impl Attempt {
                     }
                     return Err(fatal(format!("rank {} lost the store before all ranks had come: {e}", self.rank)));
                 }
+                Heard::Stop => {
+                    goodbye(&mut connection, "it was interrupted");
+                    return Err(Failed::Final(stopped(self.rank)));
+                }
                 Heard::Nothing => {
                     let waited = self.started.elapsed();
                     goodbye(&mut connection, &format!("it waited {waited:.1?} for {}", list(&missing)));
@@ -236,6 +247,10 @@ impl Attempt {
             }
         }
     }
+}
+
+fn stopped(rank: usize) -> Error {
+    Error::Aborted { op: OP.to_owned(), rank, reason: format!("rank {rank}: interrupted") }
 }
 
 fn refused(reason: String) -> Failed {
@@ -268,6 +283,8 @@ enum Heard {
     End(String),
     /// The time is over.
     Nothing,
+    /// The caller is to stop.
+    Stop,
 }
 
 /// Sends what is queued and waits for one message.
@@ -285,9 +302,12 @@ fn wait(connection: &mut Connection, deadline: Instant) -> Heard {
         if left(deadline).is_zero() {
             return Heard::Nothing;
         }
+        if asked_to_stop() {
+            return Heard::Stop;
+        }
         let filled = connection.flush().and_then(|_| {
             let interest = connection.interest();
-            poll(&mut [PollFd::from_borrowed_fd(connection.fd(), interest)], left(deadline))?;
+            poll(&mut [PollFd::from_borrowed_fd(connection.fd(), interest)], left(deadline).min(SLICE))?;
             connection.fill()
         });
         match filled {

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
@@ -42,8 +42,8 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The running store. Dropping it waits a bounded time (3.5 s) until every registered rank said goodbye or is gone,
-/// then stops it. After a failure of the communicator of all ranks it waits only until all have been told (half a
-/// second at most).
+/// then stops it, or, after [`Server::open`], leaves it to the ranks that are still there. After a failure of the
+/// communicator of all ranks it waits only until all have been told (half a second at most).
 #[derive(Debug)]
 pub struct Server {
     id: UniqueId,
@@ -60,6 +60,33 @@ struct Orders {
     bell: Arc<Doorbell>,
     /// Ranks whose processes have failed, and how.
     failed: Mutex<Vec<(usize, String)>>,
+    life: Mutex<Life>,
+    changed: Condvar,
+}
+
+/// What the store's owner has to know of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Life {
+    Serves,
+    /// It serves without its owner, until the ranks have left.
+    GoesOn,
+    Ended,
+}
+
+impl Orders {
+    fn enter(&self, life: Life) {
+        *lock(&self.life) = life;
+        self.changed.notify_all();
+    }
+}
+
+/// The store has ended, however.
+struct Ends(Arc<Orders>);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        self.0.enter(Life::Ended);
+    }
 }
 
 impl Server {
@@ -74,6 +101,9 @@ impl Server {
 
     /// [`Server::start`] for ranks that know `secret`, and whose number is not known yet: the first rank that registers
     /// says it. `ncclGetUniqueId` makes an id before anybody says how many ranks will use it.
+    ///
+    /// NCCL's communicators do not need those that they were split from. So this store goes on after it was dropped, as
+    /// long as this process and one of the ranks live.
     pub fn open(bind: SocketAddr, secret: Secret, config: &Config) -> Result<Server> {
         Server::listen(bind, secret, None, config, LINGER)
     }
@@ -93,7 +123,8 @@ impl Server {
         Server::listen(bind, secret, Some(world_size), config, linger)
     }
 
-    fn listen(
+    /// Without a `world_size` it goes on for the ranks that are there after `linger`.
+    pub(super) fn listen(
         bind: SocketAddr,
         secret: Secret,
         world_size: Option<usize>,
@@ -117,8 +148,13 @@ impl Server {
         let address = listener.local_addr().map_err(|e| failed(e.to_string()))?;
         let id = UniqueId::new(secret, advertised(address, config)?);
         let prefix = format!("rendezvous store at {address}: turned away");
-        let orders =
-            Arc::new(Orders { stop: AtomicBool::new(false), bell: Doorbell::new()?, failed: Mutex::default() });
+        let orders = Arc::new(Orders {
+            stop: AtomicBool::new(false),
+            bell: Doorbell::new()?,
+            failed: Mutex::default(),
+            life: Mutex::new(Life::Serves),
+            changed: Condvar::new(),
+        });
         let state = Loop {
             listener: Kept::new(listener),
             secret: admission::join_secret(&secret, config)?,
@@ -131,14 +167,18 @@ impl Server {
             strangers: world_size.unwrap_or(UNKNOWN_SIZE).saturating_add(STRANGERS),
             closing: false,
             linger,
+            goes_on: world_size.is_none(),
             accept_again: None,
             // Those with the right secret are told apart: their errors are the job's own.
             strangers_seen: Strangers::new(format!("{prefix}, unproven:")),
             refused_seen: Strangers::new(prefix),
         };
-        let for_thread = Arc::clone(&orders);
+        let for_thread = Ends(Arc::clone(&orders));
         let what = "the thread of the rendezvous store".to_owned();
-        let run = move || state.run(&for_thread);
+        let run = move || {
+            let ends = for_thread;
+            state.run(&ends.0);
+        };
         let thread = Thread::start("rendezvous store", "tinynccl-store".to_owned(), what, run)?;
         let ranks = world_size.map_or_else(|| "any number of".to_owned(), |size| size.to_string());
         log::debug!("rendezvous store for {ranks} ranks at {}", id.address_list());
@@ -150,6 +190,16 @@ impl Server {
     pub(crate) fn rank_failed(&self, rank: usize, how: String) {
         lock(&self.orders.failed).push((rank, how));
         self.orders.bell.ring();
+    }
+
+    /// Waits for the end of the store, also after this was dropped.
+    #[cfg(test)]
+    pub(super) fn watch(&self) -> impl FnOnce() + use<> {
+        let orders = Arc::clone(&self.orders);
+        move || {
+            let alive = |life: &mut Life| *life != Life::Ended;
+            drop(orders.changed.wait_while(lock(&orders.life), alive).unwrap_or_else(PoisonError::into_inner));
+        }
     }
 
     /// What the ranks need to join.
@@ -166,7 +216,13 @@ impl Drop for Server {
         self.hand_out = None;
         self.orders.stop.store(true, Ordering::Release);
         self.orders.bell.ring();
-        self.thread.join();
+        let serves = |life: &mut Life| *life == Life::Serves;
+        let life = self.orders.changed.wait_while(lock(&self.orders.life), serves);
+        let life = *life.unwrap_or_else(PoisonError::into_inner);
+        match life {
+            Life::GoesOn => self.thread.leave(),
+            _ => self.thread.join(),
+        }
     }
 }
 
@@ -238,6 +294,7 @@ struct Loop {
     strangers: usize,
     closing: bool,
     linger: Duration,
+    goes_on: bool,
     accept_again: Option<Instant>,
     strangers_seen: Strangers,
     refused_seen: Strangers,
@@ -253,13 +310,17 @@ impl Loop {
                 self.closing = true;
                 end = Some(deadline_after(self.linger));
             }
-            if let Some(at) = end {
-                let over = self.store.failed() || Instant::now() >= at;
+            if self.closing {
+                let late = end.is_some_and(|at| Instant::now() >= at);
                 let quiet = self.store.finished() && !self.clients.iter().any(|c| c.connection.has_unsent());
-                if quiet || (last_words && Instant::now() >= at) {
+                if quiet || (last_words && late) {
                     return;
                 }
-                if over && !last_words {
+                if late && self.goes_on && !self.store.failed() {
+                    log::debug!("rendezvous store: its owner has left it, ranks have not: it goes on");
+                    end = None;
+                    orders.enter(Life::GoesOn);
+                } else if (late || self.store.failed()) && !last_words {
                     last_words = true;
                     end = Some(deadline_after(LAST_WORDS));
                     self.say_closing();

@@ -152,6 +152,19 @@ fn the_first_rank_says_how_many_there_are() {
 }
 
 #[test]
+fn a_rank_that_waits_for_others_stops_when_asked() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+    static STOP: AtomicBool = AtomicBool::new(false);
+    let server = &start(2);
+    let waits = std::thread::scope(|s| {
+        let rank = s.spawn(move || crate::interrupt::watched(|| STOP.load(Ordering::Acquire), || join(server, 0, 2)));
+        STOP.store(true, Ordering::Release);
+        rank.join().unwrap()
+    });
+    assert!(matches!(&waits, Err(Error::Aborted { op, .. }) if op == "rendezvous"), "{waits:?}");
+}
+
+#[test]
 fn all_ranks_learn_all_endpoints() {
     let server = start(5);
     for (rank, session) in form(&server, 5).iter().enumerate() {
@@ -419,6 +432,29 @@ fn a_store_that_closes_in_order_is_not_lost_but_gives_no_answers() {
     assert!(e.contains("closed in good order"), "{e}");
     drop(session);
     assert!(receiver.try_recv().is_err(), "no event");
+}
+
+/// Ranks whose number it did not know: the store stays with those that are left, and ends with the last of them.
+#[test]
+fn an_open_store_goes_on_without_its_owner() {
+    let bind = "127.0.0.1:0".parse().unwrap();
+    let server = Server::listen(bind, SECRET, None, &config(), Duration::ZERO).unwrap();
+    let at = address(&server);
+    let mut sessions = form(&server, 3);
+    let ended = server.watch();
+    sessions.remove(0).leave();
+    drop(server);
+    std::thread::scope(|s| {
+        for (index, session) in sessions.iter().enumerate() {
+            s.spawn(move || {
+                let values = session.exchange("k", &[1, 2], vec![index as u8], LONG).unwrap();
+                assert_eq!(values, [vec![0], vec![1]]);
+            });
+        }
+    });
+    drop(sessions);
+    ended();
+    assert!(TcpStream::connect(at).is_err(), "nobody listens any more");
 }
 
 /// A store of the test's own, as far as the welcome. It does not look at the proof.

@@ -94,7 +94,6 @@ pub(super) fn of(call: &RawCall, rank: usize, size: usize) -> Result<[Option<Buf
     if let [Some(input), Some(output)] = &used {
         let own = rank as u64 * part;
         let same = match call.collective {
-            Collective::AllToAll => false,
             Collective::AllGather | Collective::Gather => input.at == output.at + own,
             Collective::ReduceScatter | Collective::Scatter => output.at == input.at + own,
             _ => input.at == output.at,
@@ -107,7 +106,6 @@ pub(super) fn of(call: &RawCall, rank: usize, size: usize) -> Result<[Option<Buf
                 output.at,
                 output.bytes,
                 match call.collective {
-                    Collective::AllToAll => "two separate buffers",
                     Collective::AllGather | Collective::Gather =>
                         "separate ones, or the input at its place in the output",
                     Collective::ReduceScatter | Collective::Scatter =>
@@ -145,6 +143,11 @@ pub(super) fn check(
     buffers: &[Option<Buffer>],
 ) -> Result<()> {
     let device = context.ordinal() as i32;
+    // Of a call in place one is enough.
+    let buffers = match buffers {
+        [Some(one), Some(other)] if (one.at, one.bytes) == (other.at, other.bytes) => &buffers[..1],
+        all => all,
+    };
     for buffer in buffers.iter().flatten() {
         let ours = |at| ask_range(at).is_some_and(|(owner, range)| owner == device && buffer.end() <= range.end);
         if !ours(buffer.at) || (buffer.crosses_pages() && !ours(buffer.last())) {
@@ -324,7 +327,7 @@ mod tests {
         assert!(ok(Collective::Gather, 1, 4096 + 40, 4096) && !ok(Collective::Gather, 1, 4096, 4096));
         assert!(ok(Collective::Scatter, 1, 4096, 4096 + 40) && !ok(Collective::Scatter, 1, 4096, 4096));
         assert!(ok(Collective::Gather, 0, 4096, 4096) && ok(Collective::Scatter, 0, 4096, 4096));
-        assert!(ok(Collective::Broadcast, 1, 4096, 4096) && !ok(Collective::AllToAll, 1, 4096, 4096));
+        assert!(ok(Collective::Broadcast, 1, 4096, 4096) && ok(Collective::AllToAll, 1, 4096, 4096));
     }
 
     proptest! {

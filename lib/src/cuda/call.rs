@@ -12,6 +12,22 @@ use crate::wire::Collective;
 /// One end of a message: where its buffer is, its bytes, and the other rank.
 pub(super) type End = (u64, usize, usize);
 
+/// A copy within the device: a rank's own segment of an output, or a message to itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Own {
+    pub(super) from: u64,
+    pub(super) to: u64,
+    pub(super) bytes: u64,
+}
+
+/// What one launch carries: a message to a rank, one from a rank, and a copy; any of them may be missing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Round {
+    pub(super) to: Option<End>,
+    pub(super) from: Option<End>,
+    pub(super) own: Option<Own>,
+}
+
 /// The stream of a call: owned here, or a handle that the caller keeps valid until the communicator's next call.
 #[derive(Debug, Clone)]
 pub enum Stream {

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cudarc::driver::{CudaContext, CudaEvent, sys};
+use cudarc::driver::sys::{self, CUresult};
+use cudarc::driver::{CudaContext, CudaEvent, DriverError};
 
 use super::call::Stream;
 use super::driver::{cuda, is_capturing};
@@ -206,18 +207,21 @@ impl DeviceComm {
     }
 
     /// Makes `stream` wait for `last`, unless one of them is being captured: a graph runs when it is launched.
-    fn follow(
-        &self,
-        order: &Order,
-        last: sys::CUstream,
-        stream: sys::CUstream,
-    ) -> Result<(), cudarc::driver::DriverError> {
+    fn follow(&self, order: &Order, last: sys::CUstream, stream: sys::CUstream) -> Result<(), DriverError> {
         use cudarc::driver::result::{event, stream as streams};
-        for one in [last, stream] {
-            // SAFETY: both are streams, by the contract of `enqueue`.
-            if unsafe { is_capturing(one) }? {
-                return Ok(());
+        // SAFETY: a stream, by the contract of `enqueue`.
+        if unsafe { is_capturing(stream) }? {
+            return Ok(());
+        }
+        // SAFETY: as above. A program that has destroyed its stream against the contract gets an error here.
+        match unsafe { is_capturing(last) } {
+            Ok(false) => {}
+            Ok(true) => return Ok(()),
+            // Its work may still run.
+            Err(DriverError(CUresult::CUDA_ERROR_INVALID_HANDLE | CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED)) => {
+                return self.context.synchronize();
             }
+            Err(error) => return Err(error),
         }
         // SAFETY: as above; the event is ours.
         unsafe {

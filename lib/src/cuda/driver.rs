@@ -149,13 +149,20 @@ fn likely_cause(result: CUresult) -> Option<&'static str> {
 ///
 /// # Safety
 /// Both must be memory of so many bytes until the stream has passed the copy.
-pub(super) unsafe fn copy(op: &str, stream: sys::CUstream, from: u64, to: u64, bytes: usize) -> Result<()> {
+pub(crate) unsafe fn copy(op: &str, stream: sys::CUstream, from: u64, to: u64, bytes: usize) -> Result<()> {
     if from == to || bytes == 0 {
         return Ok(());
     }
     // SAFETY: forwarded from the caller.
     unsafe { cudarc::driver::result::memcpy_dtod_async(to, from, bytes, stream) }
         .map_err(|e| cuda(op, "copying on the device", e))
+}
+
+/// Does `work`, which puts nothing into a stream, also while this thread captures one: CUDA would end the capture at
+/// calls that may wait for the device, such as loading code.
+pub(super) fn beside_capture<R>(work: impl FnOnce() -> R) -> R {
+    let _uncaptured = Uncaptured::begin().ok();
+    work()
 }
 
 /// While this exists, this thread may allocate and map memory although a stream is being captured into a graph: what it

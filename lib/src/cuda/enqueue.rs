@@ -3,7 +3,7 @@
 use std::sync::MutexGuard;
 
 use super::buffers::{self, Buffer};
-use super::call::{End, Stream};
+use super::call::{End, Own, Round, Stream};
 use super::comm::{DeviceComm, Order};
 use super::driver;
 use super::path::Turn;
@@ -19,7 +19,7 @@ use crate::wire::Collective;
 
 impl DeviceComm {
     /// Enqueues a collective on a stream, by addresses. Returns at once; [`DeviceComm::check`] and later calls return
-    /// an error of the collective itself.
+    /// an error of the collective itself. An all_to_all in place takes stream-ordered memory of the buffer's length.
     ///
     /// # Safety
     /// `input` and `output` must be device memory as long as the collective needs, reachable from this communicator's
@@ -96,6 +96,25 @@ impl DeviceComm {
             // others'.
             host.note(call);
         }
+        let (input, output) = call.device_addresses();
+        if call.collective == Collective::AllToAll && input == output && call.count > 0 {
+            // What comes from a rank lands where it is not sent from yet: the input moves away first.
+            let bytes = self.size() * call.bytes();
+            // SAFETY: stream and buffer are the caller's word; the scratch memory is as long, and used on this stream.
+            return unsafe {
+                self.with_scratch(stream.handle(), bytes, |moved| {
+                    driver::copy(op, stream.handle(), input, moved, bytes)?;
+                    self.carry(stream, &RawCall::on_device(**call, moved, output), choice)
+                })
+            };
+        }
+        // SAFETY: forwarded from the caller.
+        unsafe { self.carry(stream, call, choice) }
+    }
+
+    /// # Safety
+    /// As [`DeviceComm::enqueue`].
+    unsafe fn carry(&self, stream: Stream, call: &RawCall, choice: Choice) -> Result<()> {
         if needs_extension(choice.protocol) {
             self.extend(0..self.size())?;
         }
@@ -123,7 +142,16 @@ impl DeviceComm {
         to: Option<(u64, usize, usize)>,
         from: Option<(u64, usize, usize)>,
     ) -> Result<()> {
-        let stream = stream.into();
+        // SAFETY: forwarded from the caller.
+        unsafe { self.enqueue_round(stream.into(), Round { to, from, own: None }) }
+    }
+
+    /// [`DeviceComm::enqueue_send_recv`], and a copy beside it.
+    ///
+    /// # Safety
+    /// As there, and for the copy's two buffers.
+    pub(super) unsafe fn enqueue_round(&self, stream: Stream, round: Round) -> Result<()> {
+        let Round { to, from, .. } = round;
         let span = || Span::Carried {
             collective: Collective::SendRecv as u8,
             calls: (usize::from(to.is_some()) + usize::from(from.is_some())) as u32,
@@ -131,13 +159,14 @@ impl DeviceComm {
             by: By::Message(self.path()),
         };
         // SAFETY: forwarded from the caller.
-        recorded(self.trace(), span, || unsafe { self.enqueue_pair(stream, to, from) })
+        recorded(self.trace(), span, || unsafe { self.enqueue_one_round(stream, round) })
     }
 
     /// # Safety
-    /// As [`DeviceComm::enqueue_send_recv`].
-    unsafe fn enqueue_pair(&self, stream: Stream, to: Option<End>, from: Option<End>) -> Result<()> {
+    /// As [`DeviceComm::enqueue_round`].
+    unsafe fn enqueue_one_round(&self, stream: Stream, round: Round) -> Result<()> {
         let op = "send/recv";
+        let Round { to, from, own } = round;
         self.check()?;
         for (_, _, peer) in to.iter().chain(&from) {
             if *peer >= self.size() || *peer == self.rank() {
@@ -148,23 +177,31 @@ impl DeviceComm {
                 ));
             }
         }
-        if to.is_none() && from.is_none() {
-            return Ok(());
-        }
+        let Some((_, count, root)) = to.or(from) else {
+            // SAFETY: forwarded from the caller.
+            return own.map_or(Ok(()), |Own { from, to, bytes }| unsafe {
+                driver::copy(op, stream.handle(), from, to, bytes as usize)
+            });
+        };
         let buffer = |name, one: Option<End>| {
             one.filter(|one| one.1 > 0).map(|(at, bytes, _)| Buffer { name, at, bytes: bytes as u64, element: 1 })
         };
-        let used = [buffer("message sent", to), buffer("message received", from)];
+        let ours = |name, at: fn(Own) -> u64| own.map(|own| Buffer { name, at: at(own), bytes: own.bytes, element: 1 });
+        let used = [
+            buffer("message sent", to),
+            buffer("message received", from),
+            ours("message to ourselves", |own| own.from),
+            ours("message from ourselves", |own| own.to),
+        ];
         if self.checks_memory {
             buffers::check(op, self.rank(), self.context(), stream.handle(), &used)?;
         }
         // A sender fills the receiver's slots.
         self.offer_extension(from.map(|(_, _, peer)| peer))?;
         self.extend(to.map(|(_, _, peer)| peer))?;
-        let (_, count, root) = to.or(from).unwrap_or_default();
         let call = RawCall::on_device(Call::message(DType::U8, root, 0, count), 0, 0);
         let (turn, _order) = self.turn(stream)?;
         // SAFETY: forwarded from the caller.
-        unsafe { self.path.carry_pair(turn, &call, to, from) }
+        unsafe { self.path.carry_round(turn, &call, round) }
     }
 }

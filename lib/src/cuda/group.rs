@@ -2,7 +2,7 @@
 
 use super::call::Stream;
 use super::comm::DeviceComm;
-use super::messages::{Message, Messages};
+use super::messages::Messages;
 use super::peer::needs_extension;
 use crate::comm::RawCall;
 use crate::error::Result;
@@ -33,8 +33,8 @@ impl DeviceComm {
         if messages.is_empty() {
             return Ok(());
         }
-        self.offer_extension(messages.peers())?;
-        self.path.prepare_pair()
+        self.offer_extension(messages.peers(self.rank()))?;
+        self.path.prepare_messages()
     }
 
     /// Enqueues calls on a stream: the collectives first, in their order, then all messages between two ranks, in an
@@ -53,15 +53,11 @@ impl DeviceComm {
                 unsafe { self.enqueue(stream.clone(), call) }?;
             }
         }
-        messages.take_own(rank)?;
-        // SAFETY: forwarded from the caller, here and below.
-        unsafe { messages.enqueue_own(&stream) }?;
         // Ahead of the rounds, each of which may wait for an offer.
-        self.offer_extension(messages.peers())?;
-        for (send, recv) in messages.rounds(rank, size) {
-            let end = |m: Message| (m.address as u64, m.bytes, m.peer);
-            // SAFETY: see above.
-            unsafe { self.enqueue_send_recv(stream.clone(), send.map(end), recv.map(end)) }?;
+        self.offer_extension(messages.peers(self.rank()))?;
+        for round in messages.launches(rank, size)? {
+            // SAFETY: forwarded from the caller.
+            unsafe { self.enqueue_round(stream.clone(), round) }?;
         }
         Ok(())
     }

@@ -3,8 +3,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::call::Stream;
-use super::driver::cuda;
+use super::call::{Own, Round};
 use crate::Call;
 use crate::comm::{Ranges, RawCall};
 use crate::error::{Error, Result};
@@ -23,8 +22,6 @@ pub(crate) struct Message {
 pub(crate) struct Messages {
     pub(crate) sends: Vec<Message>,
     pub(crate) recvs: Vec<Message>,
-    /// Our own segment, as (from, to, bytes).
-    pub(crate) own: Vec<(*const u8, *mut u8, usize)>,
 }
 
 impl Messages {
@@ -75,18 +72,30 @@ impl Messages {
         true
     }
 
-    /// Whether there are none between ranks.
+    /// Whether there are none.
     pub(crate) fn is_empty(&self) -> bool {
         self.sends.is_empty() && self.recvs.is_empty()
     }
 
-    /// The other rank of each, as often as it occurs.
-    pub(crate) fn peers(&self) -> impl Iterator<Item = usize> + Clone {
-        self.sends.iter().chain(&self.recvs).map(|message| message.peer)
+    /// The ranks but `rank`, which is ours, that send or receive any of them, as often as they do.
+    pub(crate) fn peers(&self, rank: usize) -> impl Iterator<Item = usize> + Clone {
+        self.sends.iter().chain(&self.recvs).map(|message| message.peer).filter(move |&peer| peer != rank)
     }
 
-    /// Pairs the messages of `rank` to itself: the k-th sent is the k-th received.
-    pub(crate) fn take_own(&mut self, rank: usize) -> Result<()> {
+    /// All of it: the messages in rounds, each with a copy of our own beside it while there are any. Copies that are
+    /// left over come last.
+    pub(super) fn launches(mut self, rank: usize, size: usize) -> Result<Vec<Round>> {
+        let mut own = self.take_own(rank)?.into_iter();
+        let end = |m: Message| (m.address as u64, m.bytes, m.peer);
+        let rounds = self.rounds(rank, size).into_iter();
+        let mut launches: Vec<Round> =
+            rounds.map(|(to, from)| Round { to: to.map(end), from: from.map(end), own: own.next() }).collect();
+        launches.extend(own.map(|own| Round { own: Some(own), ..Round::default() }));
+        Ok(launches)
+    }
+
+    /// Takes out the messages of `rank` to itself: the k-th sent is the k-th received.
+    fn take_own(&mut self, rank: usize) -> Result<Vec<Own>> {
         let take = |messages: &mut Vec<Message>| -> Vec<Message> {
             messages.extract_if(.., |message| message.peer == rank).collect()
         };
@@ -99,14 +108,17 @@ impl Messages {
             );
             return Err(Error::invalid("send/recv", detail));
         }
-        let pairs = sends.iter().zip(&recvs).map(|(send, recv)| (send.address.cast_const(), recv.address, send.bytes));
-        self.own.extend(pairs.filter(|&(from, to, _)| from != to.cast_const()));
-        Ok(())
+        let copies = sends.iter().zip(&recvs).map(|(send, recv)| Own {
+            from: send.address as u64,
+            to: recv.address as u64,
+            bytes: send.bytes as u64,
+        });
+        Ok(copies.filter(|own| own.from != own.to && own.bytes > 0).collect())
     }
 
     /// The messages in rounds of at most one send and one receive, which cannot deadlock if all ranks take them in this
     /// order: in round (k, r), rank i sends its k-th message for rank i + r, and receives the k-th of rank i - r.
-    pub(crate) fn rounds(&self, rank: usize, size: usize) -> Vec<(Option<Message>, Option<Message>)> {
+    fn rounds(&self, rank: usize, size: usize) -> Vec<(Option<Message>, Option<Message>)> {
         let by_peer = |messages: &[Message]| {
             let mut queues = vec![VecDeque::new(); size];
             for message in messages {
@@ -126,29 +138,6 @@ impl Messages {
         }
         rounds
     }
-
-    /// Copies our own segments on the device.
-    ///
-    /// # Safety
-    /// They must be device memory, until `stream` has passed the copies.
-    pub(crate) unsafe fn enqueue_own(&self, stream: &Stream) -> Result<()> {
-        for &(from, to, bytes) in &self.own {
-            // SAFETY: forwarded from the caller.
-            unsafe { copy_on_device(from, to, bytes, stream) }?;
-        }
-        Ok(())
-    }
-}
-
-/// # Safety
-/// As [`Messages::enqueue_own`].
-pub(crate) unsafe fn copy_on_device(from: *const u8, to: *mut u8, bytes: usize, stream: &Stream) -> Result<()> {
-    if bytes == 0 {
-        return Ok(());
-    }
-    // SAFETY: forwarded from the caller.
-    unsafe { cudarc::driver::result::memcpy_dtod_async(to as u64, from as u64, bytes, stream.handle()) }
-        .map_err(|e| cuda("copy", format!("{bytes} bytes on the device"), e))
 }
 
 #[cfg(test)]
@@ -194,7 +183,7 @@ mod tests {
             let all: Vec<Messages> = (0..size)
                 .map(|rank| {
                     let peers = (0..size).filter(|&p| p != rank).flat_map(|p| [message(p, 1), message(p, 2)]);
-                    Messages { sends: peers.clone().collect(), recvs: peers.collect(), own: Vec::new() }
+                    Messages { sends: peers.clone().collect(), recvs: peers.collect() }
                 })
                 .collect();
             assert!(runs(&all), "{size} ranks");
@@ -231,27 +220,69 @@ mod tests {
                 RawCall::new(Call::recv(DType::U8, rank, 9), null, some.wrapping_add(64)),
             ]
         };
-        let all: Vec<Messages> = (0..SIZE)
+        let all: Vec<(Messages, Vec<Own>)> = (0..SIZE)
             .map(|rank| {
                 let mut messages = Messages::default();
                 assert!(calls(rank).iter().all(|call| messages.add(call, rank, SIZE)));
                 assert!(!messages.add(&RawCall::on_device(f32s(Collective::AllReduce, 5), 0, 0), rank, SIZE));
-                messages.take_own(rank).unwrap();
-                messages
+                let own = messages.take_own(rank).unwrap();
+                (messages, own)
             })
             .collect();
         let between = |messages: &[Message], peer| {
             messages.iter().filter(|m| m.peer == peer).map(|m| m.bytes).collect::<Vec<_>>()
         };
-        for (rank, ours) in all.iter().enumerate() {
-            assert!(!ours.own.is_empty());
-            for (peer, theirs) in all.iter().enumerate().filter(|(peer, _)| *peer != rank) {
+        for (rank, (ours, own)) in all.iter().enumerate() {
+            assert!(!own.is_empty());
+            for (peer, (theirs, _)) in all.iter().enumerate().filter(|(peer, _)| *peer != rank) {
                 assert_eq!(between(&ours.sends, peer), between(&theirs.recvs, rank), "{rank} to {peer}");
                 assert!(!between(&ours.sends, peer).is_empty());
             }
             assert!(between(&ours.sends, rank).is_empty() && between(&ours.recvs, rank).is_empty());
         }
-        assert!(runs(&all));
+        assert!(runs(&all.into_iter().map(|(messages, _)| messages).collect::<Vec<_>>()));
+    }
+
+    /// Gather and scatter of two ranks are one launch each; copies without a message beside them come last.
+    #[test]
+    fn our_own_segments_go_beside_the_messages() {
+        let (input, output) = (1 << 20, 1 << 21);
+        let of = |rank: usize, size: usize, calls: &[RawCall]| {
+            let mut messages = Messages::default();
+            assert!(calls.iter().all(|call| messages.add(call, rank, size)));
+            messages.launches(rank, size).unwrap()
+        };
+        let at = |collective, input, output| {
+            RawCall::on_device(Call::new(collective, DType::U8, ReduceOp::Sum, 1, 9), input, output)
+        };
+        let gather = |input| at(Collective::Gather, input, output);
+        let own = |from, to| Some(Own { from, to, bytes: 9 });
+        let (to, from) = (None, Some((output, 9, 0)));
+        assert_eq!(of(1, 2, &[gather(input)]), [Round { to, from, own: own(input, output + 9) }]);
+        assert_eq!(of(1, 2, &[gather(output + 9)]), [Round { to, from, own: None }]);
+        assert_eq!(of(0, 2, &[gather(input)]), [Round { to: Some((input, 9, 1)), from: None, own: None }]);
+        let scatter = at(Collective::Scatter, input, output);
+        assert_eq!(
+            of(1, 2, std::slice::from_ref(&scatter)),
+            [Round { to: Some((input, 9, 0)), from: None, own: own(input + 9, output) }]
+        );
+        assert_eq!(of(0, 2, &[scatter]), [Round { to, from: Some((output, 9, 1)), own: None }]);
+        // Three to ourselves, of which one is empty, and a round of one message.
+        let message = |place: u64, bytes| {
+            [
+                RawCall::on_device(Call::send(DType::U8, 0, bytes), input + place, 0),
+                RawCall::on_device(Call::recv(DType::U8, 0, bytes), 0, output + place),
+            ]
+        };
+        let mut calls = [message(0, 9), message(32, 0), message(64, 9)].concat();
+        calls.push(RawCall::on_device(Call::send(DType::U8, 1, 5), input + 96, 0));
+        assert_eq!(
+            of(0, 2, &calls),
+            [
+                Round { to: Some((input + 96, 5, 1)), from: None, own: own(input, output) },
+                Round { own: own(input + 64, output + 64), ..Round::default() },
+            ]
+        );
     }
 
     #[test]

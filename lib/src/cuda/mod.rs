@@ -12,14 +12,15 @@
 //! | module | idea |
 //! | --- | --- |
 //! | `comm`, `setup` | the communicator, and its creation |
-//! | `collectives`, `enqueue`, `call`, `buffers` | calls, checked and enqueued |
-//! | `path` | the trait of the three paths: `peer`, `phased` and `hosted` |
+//! | `collectives`, `enqueue`, `call`, `buffers`, `scratch` | calls, checked and enqueued |
+//! | `path` | the trait of the three paths: `peer`, `phased` and `hosted`; `alone` is that of one rank |
 //! | `window`, `path_check` | memory that all ranks' kernels reach |
 //! | `kernels`, `compile`, `report` | the kernels, their compiler, and their reports of failures |
 //! | `registered` | buffers that calls use without copies |
 //! | `one_sided` | writes into other ranks' buffers, and signals |
 //! | `driver`, `inventory` | CUDA's driver, and the GPUs of this host |
 
+mod alone;
 mod buffers;
 mod call;
 mod collectives;
@@ -39,6 +40,7 @@ mod peer;
 mod phased;
 mod registered;
 mod report;
+mod scratch;
 mod setup;
 mod window;
 
@@ -46,8 +48,8 @@ pub use crate::device::{Choice, Framing, Path, Protocol};
 pub use call::Stream;
 pub use comm::{DeviceComm, Explanation};
 pub use compile::compile;
-pub(crate) use driver::cuda;
 pub use driver::{available, device_count, open, words};
+pub(crate) use driver::{copy, cuda};
 pub use inventory::{Gpu, Inventory, inventory, nvrtc};
 pub use kernels::ELEMENTS;
 pub use one_sided::Signals;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use cudarc::driver::sys;
 
-use super::call::End;
+use super::call::Round;
 use super::kernels::{Kernels, Team};
 use super::window::MAX_RANKS;
 use crate::comm::Comm;
@@ -33,7 +33,7 @@ pub(super) trait DataPath: fmt::Debug + Send + Sync {
     }
 
     /// The same for messages.
-    fn prepare_pair(&self) -> Result<()> {
+    fn prepare_messages(&self) -> Result<()> {
         Ok(())
     }
 
@@ -43,11 +43,11 @@ pub(super) trait DataPath: fmt::Debug + Send + Sync {
     /// As [`DeviceComm::enqueue`](super::DeviceComm::enqueue).
     unsafe fn carry(&self, turn: Turn, call: &RawCall, choice: Choice) -> Result<()>;
 
-    /// Enqueues a message to a rank, one from a rank, or both. `call` is the word that kernels compare.
+    /// Enqueues a message at least, and the copy beside it if there is one. `call` is the word that kernels compare.
     ///
     /// # Safety
-    /// As [`DeviceComm::enqueue_send_recv`](super::DeviceComm::enqueue_send_recv).
-    unsafe fn carry_pair(&self, turn: Turn, call: &RawCall, to: Option<End>, from: Option<End>) -> Result<()>;
+    /// As [`DeviceComm::enqueue_send_recv`](super::DeviceComm::enqueue_send_recv), and for the copy's two buffers.
+    unsafe fn carry_round(&self, turn: Turn, call: &RawCall, round: Round) -> Result<()>;
 
     /// For kernels that reach the other ranks' memory; `None` if none do.
     fn kernels(&self) -> Option<(&Kernels, &Team)> {

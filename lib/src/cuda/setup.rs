@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use cudarc::driver::CudaContext;
 
+use super::alone::Alone;
 use super::comm::{DeviceComm, Order};
 use super::driver::{available, cuda};
 use super::hosted::{self, Hosted};
@@ -34,6 +35,9 @@ impl DeviceComm {
         // A separate communicator, so that its messages do not mix with the caller's calls.
         let host = comm.split(Some(0), 0)?.ok_or_else(|| Error::invalid(op, "the split returned no communicator"))?;
         comm.attach_child(&host);
+        if host.size() == 1 {
+            return Self::alone(context, &host.config().clone(), Some(host));
+        }
         let (config, rank) = (host.config().clone(), host.rank());
         let reached = match path::obstacle(config.cuda_path, host.is_one_host(), host.size()) {
             Some(why) => Err(why),
@@ -48,6 +52,14 @@ impl DeviceComm {
         };
         device.meet()?;
         Ok(device)
+    }
+
+    /// One rank, which needs no memory.
+    fn alone(context: &Arc<CudaContext>, config: &Config, host: Option<Comm>) -> Result<DeviceComm> {
+        let registry = Registry::new(context, 0, false);
+        let chooser = Arc::new(Chooser::new(0, Layout::new(1, 1, config), registry, config));
+        let path = (Arc::new(Alone::default()) as Arc<dyn DataPath>, "there is one rank: calls are copies".to_owned());
+        Self::assemble((0, 1), context, config, host, path, chooser, None)
     }
 
     /// The windows of all ranks, checked. The inner error is the reason why kernels do not reach them.
@@ -72,6 +84,9 @@ impl DeviceComm {
         let size = contexts.len();
         if size == 0 {
             return Err(Error::invalid("DeviceComm::local", "no contexts, expected one for each rank"));
+        }
+        if let [context] = contexts {
+            return Ok(vec![Self::alone(context, config, None)?]);
         }
         let reached = match path::obstacle(config.cuda_path, true, size) {
             Some(why) => Err(why),

@@ -46,6 +46,7 @@ pub use batch::Batch;
 pub use buffer::{Buffer, BufferMut};
 pub use init::{Device, InitOptions, init_process_group};
 pub use nccl::find as nccl_library;
+pub use nccl::places as nccl_places;
 pub use owned::{OnDevice, Owned};
 pub use work::Work;
 

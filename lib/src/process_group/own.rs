@@ -5,8 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::CudaContext;
 
 use crate::comm::engine::bound::Bound;
-use crate::cuda::messages::copy_on_device;
-use crate::cuda::{Stream, cuda};
+use crate::cuda::{Stream, copy, cuda};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 
@@ -61,7 +60,7 @@ impl Own {
         context.bind_to_thread().map_err(|e| cuda("batch", "taking the GPU", e))?;
         for (from, to, bytes) in self.pairs(rank)? {
             // SAFETY: forwarded from the caller.
-            unsafe { copy_on_device(from, to, bytes, stream) }?;
+            unsafe { copy("batch", stream.handle(), from as u64, to as u64, bytes) }?;
         }
         Ok(())
     }

@@ -34,6 +34,8 @@ pub(crate) fn credit(backend: Backend) {
         ends(backend),
         |mut end| {
             (0..messages).for_each(|i| send_sleeping(&mut end, i, len(i)).unwrap());
+            // Messages that were reserved and committed may wait for room in the socket's buffer.
+            flush(&mut end.link);
             end
         },
         |mut end| {

@@ -99,7 +99,6 @@ fn table(comm: &Comm, device: &DeviceComm, stream: &Arc<CudaStream>) {
                 let (from, to) = match collective {
                     Collective::AllGather => (1, n),
                     Collective::ReduceScatter => (n, 1),
-                    Collective::AllToAll if in_place => continue,
                     Collective::AllToAll => (n, n),
                     _ => (1, 1),
                 };

@@ -7,6 +7,7 @@ mod driver;
 mod faults;
 mod growing;
 mod hosted;
+mod messages;
 mod one_sided;
 mod peers;
 mod registered;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
 use tinynccl::cuda::{DeviceComm, Path, Registration, Signals};
@@ -185,7 +185,12 @@ fn what_cannot_be(sides: &Sides<'_>) {
 /// A wait for a signal that does not come ends at the deadline, and names the rank.
 fn nobody_signals(comm: &Comm, device: &DeviceComm, stream: &Arc<CudaStream>, signals: &Signals) {
     if comm.rank() != 0 {
-        // The others learn of it.
+        // The others learn of it. They wait in no call, whose deadline could come first.
+        let begin = Instant::now();
+        while device.check().is_ok() {
+            assert!(begin.elapsed() < Duration::from_secs(60), "rank {}: rank 0's failure is not known", comm.rank());
+            std::thread::yield_now();
+        }
         return;
     }
     // SAFETY: the stream is of this device; `signals` is kept.

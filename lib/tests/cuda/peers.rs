@@ -13,7 +13,7 @@ use tinynccl::cuda::{self, Choice, DeviceComm, Path, Protocol};
 use tinynccl::wire::Collective;
 use tinynccl::{Call, Comm, Config, DType, Element, Error, F8E4M3, F8E5M2, ReduceOp};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Those of the environment.
 fn settings() -> Config {
@@ -45,12 +45,12 @@ fn skipped(why: &str) {
     let _ = writeln!(std::io::stderr(), "SKIPPED: a test of collectives on GPUs: {why}");
 }
 
-struct Rank {
-    comm: DeviceComm,
-    stream: Arc<CudaStream>,
+pub(crate) struct Rank {
+    pub(crate) comm: DeviceComm,
+    pub(crate) stream: Arc<CudaStream>,
 }
 
-fn ranks(patience: Duration) -> Option<Vec<Rank>> {
+pub(crate) fn ranks(patience: Duration) -> Option<Vec<Rank>> {
     Some(ranks_on(&contexts()?, patience))
 }
 
@@ -243,8 +243,8 @@ fn every_way(ranks: &[Rank], blocks: &[u32], counts: &[usize]) {
                 for shift in [0, 1] {
                     check::<f32>(ranks, collective, ReduceOp::Sum, count, shift, choice, false);
                 }
-                let whole = matches!(collective, Collective::AllReduce | Collective::Broadcast | Collective::Reduce);
-                if whole {
+                use Collective::{AllReduce, AllToAll, Broadcast, Reduce};
+                if matches!(collective, AllReduce | Broadcast | Reduce | AllToAll) {
                     check::<f32>(ranks, collective, ReduceOp::Sum, count, 0, choice, true);
                 }
             }
@@ -527,6 +527,12 @@ fn a_rank_that_does_not_come_is_named_within_the_deadline() {
         let mut buffer = ranks[0].stream.alloc_zeros::<f32>(len).unwrap();
         ranks[0].comm.all_reduce_in_place(&ranks[0].stream, &mut buffer, ReduceOp::Sum).unwrap();
         named(&ranks[0].comm);
+        // The call is over for its buffer, too, in the order of the stream.
+        let stream = ranks[0].stream.clone();
+        drop(buffer);
+        drop(ranks);
+        stream.synchronize().unwrap();
+        stream.context().synchronize().unwrap();
     }
 }
 

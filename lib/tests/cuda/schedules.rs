@@ -429,7 +429,7 @@ fn schedules_and_other_kernels_in_a_row_and_in_graphs() {
     }
 }
 
-fn capture(stream: &Arc<CudaStream>, work: impl FnOnce()) -> sys::CUgraphExec {
+pub(crate) fn capture(stream: &Arc<CudaStream>, work: impl FnOnce()) -> sys::CUgraphExec {
     use cudarc::driver::result::stream as streams;
     let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
     let mut executable = std::ptr::null_mut();

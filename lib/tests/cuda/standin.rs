@@ -8,6 +8,7 @@ use std::sync::Mutex;
 const NEED_KERNELS: &[&str] = &[
     "faults::kernels",
     "a_graph_that_is_replayed",
+    "in_a_graph",
     "a_path_that_spoils_data",
     "a_window_that_does_not_fit",
     "ranks_without_a_path",
@@ -42,6 +43,11 @@ fn the_hosted_path() {
 #[test]
 fn collectives() {
     over_the_stand_in("peers::", &[HOSTED]);
+}
+
+#[test]
+fn messages() {
+    over_the_stand_in("messages::", &[HOSTED]);
 }
 
 #[test]

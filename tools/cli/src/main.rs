@@ -1,11 +1,13 @@
 //! Inspects the library from outside: draws the schedule of any collective, simulates it on imaginary machines, and
-//! reports the capabilities of a real one.
+//! reports the capabilities of a real one. Starts programs of NCCL's over this library.
 
 #[cfg(feature = "doctor")]
 mod doctor;
 mod html;
 mod picture;
 mod played;
+#[cfg(feature = "doctor")]
+mod run;
 mod schedule;
 mod simulate;
 mod svg;
@@ -34,6 +36,8 @@ enum Command {
     /// Reports the capabilities of this machine, the missing parts per milestone, and the remedies.
     #[cfg(feature = "doctor")]
     Doctor(doctor::Options),
+    #[cfg(feature = "doctor")]
+    Run(run::Options),
     /// Estimates the time of a schedule on another machine, and its bottleneck.
     Simulate(simulate::Options),
 }
@@ -47,6 +51,8 @@ fn run() -> Result<()> {
         Command::Schedule(options) => schedule::run(&options),
         #[cfg(feature = "doctor")]
         Command::Doctor(options) => doctor::run(&options),
+        #[cfg(feature = "doctor")]
+        Command::Run(options) => run::run(&options),
         Command::Simulate(options) => simulate::run(&options),
     }
 }

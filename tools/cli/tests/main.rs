@@ -2,4 +2,6 @@
 
 #[cfg(feature = "doctor")]
 mod doctor;
+#[cfg(feature = "doctor")]
+mod run;
 mod simulate;

@@ -158,7 +158,8 @@ pub(crate) fn join(stream: &Arc<Stream>, capture: &Arc<Capture>, behind: &BTreeS
     let mut joined = lock(&stream.capture);
     match &mut *joined {
         Some(joined) if joined.capture.id != capture.id => {
-            (joined.invalidate(), capture.invalidate());
+            joined.invalidate();
+            capture.invalidate();
             Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_MERGE)
         }
         Some(joined) => {
@@ -181,7 +182,8 @@ pub(crate) fn unsafe_call() -> Answer {
     let (mode, thread) = (MODE.get(), std::thread::current().id());
     let mut forbidden = false;
     for capture in lock(&ACTIVE).iter() {
-        let everywhere = capture.mode == Mode::CU_STREAM_CAPTURE_MODE_GLOBAL && mode == Mode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+        let everywhere =
+            capture.mode == Mode::CU_STREAM_CAPTURE_MODE_GLOBAL && mode == Mode::CU_STREAM_CAPTURE_MODE_GLOBAL;
         let relaxed = [capture.mode, mode].contains(&Mode::CU_STREAM_CAPTURE_MODE_RELAXED);
         if everywhere || (!relaxed && capture.thread == thread) {
             capture.invalidate();

@@ -61,7 +61,8 @@ pub(crate) fn current() -> Answer<Arc<Context>> {
     initialised()?;
     let handle = current_handle()?;
     ensure(handle != 0, CUresult::CUDA_ERROR_INVALID_CONTEXT)?;
-    let context = CONTEXTS.get(handles::pointer::<()>(handle)).map_err(|_| CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED)?;
+    let context =
+        CONTEXTS.get(handles::pointer::<()>(handle)).map_err(|_| CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED)?;
     context.check()?;
     Ok(context)
 }

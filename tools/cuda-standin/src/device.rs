@@ -4,9 +4,7 @@ use std::ffi::{CStr, c_char, c_int};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 
-use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdevice_P2PAttribute, CUdevice_attribute, CUresult, CUuuid,
-};
+use cudarc::driver::sys::{CUcontext, CUdevice, CUdevice_P2PAttribute, CUdevice_attribute, CUresult, CUuuid};
 
 use crate::calls::{Answer, ensure, put};
 use crate::context::Primary;
@@ -161,12 +159,14 @@ calls! {
     }
 
     fn cuDeviceCanAccessPeer(to: *mut c_int, which: CUdevice, peer: CUdevice) {
-        (device(which)?, device(peer)?);
+        device(which)?;
+        device(peer)?;
         put(to, 0)
     }
 
     fn cuDeviceGetP2PAttribute(to: *mut c_int, _: CUdevice_P2PAttribute, from: CUdevice, other: CUdevice) {
-        (device(from)?, device(other)?);
+        device(from)?;
+        device(other)?;
         ensure(from != other, CUresult::CUDA_ERROR_INVALID_DEVICE)?;
         put(to, 0)
     }

@@ -50,8 +50,6 @@ mod place;
 mod settings;
 mod stream;
 mod stream_calls;
-#[cfg(test)]
-mod tests;
 mod work;
 
 pub use place::folder;

@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 pub fn folder() -> Result<PathBuf> {
     let program = std::env::current_exe()?;
     let near: Vec<&Path> = program.ancestors().skip(1).take(2).collect();
-    let places = near.iter().flat_map(|folder| [folder.join("libcuda_standin.so"), folder.join("deps/libcuda_standin.so")]);
+    let places =
+        near.iter().flat_map(|folder| [folder.join("libcuda_standin.so"), folder.join("deps/libcuda_standin.so")]);
     let Some(library) = places.into_iter().find(|place| place.is_file()) else {
         let text = format!("no libcuda_standin.so near {}: is cuda-standin among the dependencies?", program.display());
         return Err(Error::new(ErrorKind::NotFound, text));

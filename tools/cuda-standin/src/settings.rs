@@ -32,6 +32,9 @@ mod tests {
     fn devices_can_be_hidden_and_turned_around() {
         let visible = |list: &str| super::visible(3, Some(list.to_owned()));
         assert_eq!(super::visible(3, None), [0, 1, 2]);
-        assert_eq!((visible("2,0"), visible("1,9,0"), visible(""), visible("-1")), (vec![2, 0], vec![1], vec![], vec![]));
+        assert_eq!(
+            (visible("2,0"), visible("1,9,0"), visible(""), visible("-1")),
+            (vec![2, 0], vec![1], vec![], vec![])
+        );
     }
 }

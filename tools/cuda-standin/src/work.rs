@@ -16,12 +16,27 @@ use crate::stream::Point;
 
 /// One operation.
 pub(crate) enum Work {
-    Copy { to: Place, from: Place, bytes: usize },
-    Fill { to: Place, pattern: Pattern, count: usize },
+    Copy {
+        to: Place,
+        from: Place,
+        bytes: usize,
+    },
+    Fill {
+        to: Place,
+        pattern: Pattern,
+        count: usize,
+    },
     /// Waits for a word of memory.
-    Wait { at: Place, word: Word, until: Comparison },
+    Wait {
+        at: Place,
+        word: Word,
+        until: Comparison,
+    },
     /// Writes a word of memory, behind all that this stream did before.
-    Write { at: Place, word: Word },
+    Write {
+        at: Place,
+        word: Word,
+    },
     /// Waits for another stream, or for this one's past.
     Reach(Point),
     /// Notes the time.

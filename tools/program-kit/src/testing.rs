@@ -3,6 +3,7 @@
 
 use std::ffi::OsStr;
 use std::io::Write as _;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -57,6 +58,14 @@ pub fn refused(command: &mut Command, code: i32, words: &[&str]) -> String {
         assert!(outcome.stderr.contains(word), "{command:?}: no {word:?} in: {}", outcome.stderr);
     }
     outcome.stderr
+}
+
+/// Compiles a C program, or a library with `-shared` among the options, in `folder`; its path.
+pub fn compiled(folder: &Path, name: &str, source: &str, options: &[&str]) -> PathBuf {
+    let (file, program) = (folder.join(format!("{name}.c")), folder.join(name));
+    std::fs::write(&file, source).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    output(Command::new("cc").args(["-fPIC", "-o"]).args([&program, &file]).args(options));
+    program
 }
 
 /// Says that a test leaves something out, and why. Not by a macro: the test harness would keep it to itself.

@@ -1,4 +1,6 @@
-//! The C interface as C sees it: types and functions of the header, and the symbols of the library.
+//! The C interface as programs see it: types and functions of the header, the symbols of the library, and what happens
+//! when they are called. Calls run over a stand-in for CUDA's driver, so they need no GPU: `client/mod.rs`.
 
+mod client;
 mod exports;
 mod header;

@@ -26,6 +26,8 @@ pub(super) struct Copies {
     down: Arc<CudaStream>,
     up: Arc<CudaStream>,
     begin: CudaEvent,
+    /// All copies down are done.
+    read: CudaEvent,
     end: CudaEvent,
     /// Per worker and slot: the slot is free again.
     free: Vec<[CudaEvent; DEPTH]>,
@@ -41,6 +43,7 @@ impl Copies {
             down: context.new_stream()?,
             up: context.new_stream()?,
             begin: event()?,
+            read: event()?,
             end: event()?,
             free: (0..workers).map(|_| slots()).collect::<Result<_, DriverError>>()?,
             numbers: vec![0; workers],
@@ -139,6 +142,9 @@ impl Copies {
                     }
                 }
             }
+            // Told by the host already, unless a failure has released the waits: then the caller may free its input.
+            event::record(self.read.cu_event(), down)?;
+            streams::wait_event(up, self.read.cu_event(), NO_FLAGS)?;
             event::record(self.end.cu_event(), up)?;
             streams::wait_event(stream, self.end.cu_event(), NO_FLAGS)
         }

@@ -48,7 +48,7 @@ use std::thread::JoinHandle;
 
 use cudarc::driver::{CudaContext, DriverError, sys};
 
-use super::call::{End, unsupported};
+use super::call::{Round, unsupported};
 use super::driver::{cuda, is_capturing};
 use super::path::{DataPath, Turn};
 use crate::comm::Comm;
@@ -182,9 +182,11 @@ impl DataPath for Hosted {
         unsafe { self.enqueue(call.collective.name(), turn.stream, &route) }
     }
 
-    unsafe fn carry_pair(&self, turn: Turn, _: &RawCall, to: Option<End>, from: Option<End>) -> Result<()> {
+    unsafe fn carry_round(&self, turn: Turn, _: &RawCall, round: Round) -> Result<()> {
+        let mut route = Route::pair(round.to, round.from, &self.grid);
+        route.own = round.own;
         // SAFETY: forwarded from the caller.
-        unsafe { self.enqueue("send/recv", turn.stream, &Route::pair(to, from, &self.grid)) }
+        unsafe { self.enqueue("send/recv", turn.stream, &route) }
     }
 
     /// Each worker's communicator notifies the other ranks.

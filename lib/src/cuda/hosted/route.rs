@@ -13,7 +13,7 @@
 
 use std::ops::Range;
 
-use super::super::call::End;
+use super::super::call::{End, Own};
 use crate::Call;
 use crate::comm::RawCall;
 use crate::wire::Collective;
@@ -94,14 +94,6 @@ pub(super) enum Wire {
     Collective { call: Call, input: usize, output: usize },
     /// A message to the first rank and one from the second.
     Messages { to: usize, from: usize },
-}
-
-/// An additional copy on the device: our own part of an output.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Own {
-    pub(super) from: u64,
-    pub(super) to: u64,
-    pub(super) bytes: u64,
 }
 
 /// A call, cut.

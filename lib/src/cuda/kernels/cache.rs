@@ -8,7 +8,7 @@ use cudarc::driver::{CudaContext, CudaFunction, CudaModule, sys};
 
 use super::{Framing, Kernel, Module, Types, unit};
 use crate::cuda::compile::compile;
-use crate::cuda::driver::cuda;
+use crate::cuda::driver::{beside_capture, cuda};
 use crate::cuda::window::Layout;
 use crate::error::{Error, Result};
 
@@ -79,7 +79,8 @@ impl Kernels {
 
     /// The function of `kernel`, compiled if it is missing.
     pub(crate) fn function(&self, kernel: Kernel, types: Types) -> Result<sys::CUfunction> {
-        self.functions.get((kernel, types), || self.load(kernel, types)).map(|function| function.handle)
+        let load = || beside_capture(|| self.load(kernel, types));
+        self.functions.get((kernel, types), load).map(|function| function.handle)
     }
 
     fn load(&self, kernel: Kernel, types: Types) -> Result<Function> {

@@ -1,5 +1,5 @@
-// Point to point: the first blocks send, the others receive; there may be none of either. A block is the channel of its
-// number among its kind. Only the two ranks of a message take part: no hello.
+// Point to point: the first blocks send, the next receive, the others copy this rank's own segment. There may be none of
+// a kind. A block is the channel of its number among its kind. Only the two ranks of a message take part: no hello.
 //
 // A message may go straight into the receiver's buffer. The receiver then sends the buffer's name, or that it is not
 // registered, in a separate line after the flag that it writes in the sender's window, and the length after the other
@@ -15,9 +15,19 @@ struct Message {
     u32 unused;
 };
 
+// A copy within the device.
+struct Own {
+    const u8* from;
+    u8* to;
+    u64 bytes;
+    u32 blocks;
+    u32 unused;
+};
+
 struct Messages {
     Message to;
     Message from;
+    Own own;
 };
 
 // Half of the channels carry messages, so each slot is two: the cost of a slot (a barrier, a fence, a flag) is paid
@@ -40,11 +50,26 @@ __device__ __forceinline__ u8* beside(u32* flag) {
     return (u8*)flag + 16;
 }
 
+// By one of its blocks. It waits for nobody.
+__device__ __forceinline__ void copy_own(const Own& own, u32 block) {
+    const u64 whole = own.bytes / 16;
+    either(is_whole(own.from, whole, own.bytes) && is_whole(own.to, whole, own.bytes), [&](auto aligned) {
+        for_workers<batch_of<decltype(aligned)>(1)>(
+            block, own.blocks, 0, whole, [&](u64 i) { return load_pack(aligned, own.from, i, own.bytes); },
+            [&](u64 i, Pack pack) { store_pack(aligned, own.to, i, own.bytes, pack); });
+    });
+    if (own.bytes % 16 != 0 && block == 0 && threadIdx.x == 0) {
+        store_odd_pack(own.to, whole, own.bytes, load_odd_pack(own.from, whole, own.bytes));
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 send_recv(const __grid_constant__ Args args, const __grid_constant__ Messages messages) {
     const Team& team = args.team;
     __shared__ u8* target; // the receiver's buffer as we reach it, or null
     __shared__ bool well;
+    const u32 carrying = messages.to.channels + messages.from.channels;
+    if (blockIdx.x >= carrying) return copy_own(messages.own, blockIdx.x - carrying);
     const bool sends = blockIdx.x < messages.to.channels;
     const u32 channel = sends ? blockIdx.x : blockIdx.x - messages.to.channels;
     const Message message = sends ? messages.to : messages.from;

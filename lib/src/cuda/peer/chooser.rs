@@ -67,7 +67,10 @@ impl Chooser {
             Protocol::Schedule(algorithm, framing) => {
                 self.schedules.fits(collective, algorithm, framing, choice.blocks, bytes)
             }
-            _ => select::fits(&self.layout, collective, choice, bytes),
+            protocol => {
+                select::kernel(collective, protocol, self.layout.ranks).is_some()
+                    && select::fits(&self.layout, collective, choice, bytes)
+            }
         }
     }
 

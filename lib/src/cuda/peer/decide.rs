@@ -140,7 +140,10 @@ impl Asked {
         }
         let fits = |choice: &Choice| match choice.protocol {
             Protocol::Schedule(algorithm, framing) => schedule_fits(algorithm, framing, choice.blocks),
-            _ => select::has_kernel(collective) && select::fits(layout, collective, *choice, bytes),
+            protocol => {
+                select::kernel(collective, protocol, ranks).is_some()
+                    && select::fits(layout, collective, *choice, bytes)
+            }
         };
         let meant =
             self.candidates(by_size.protocol, bytes).filter(|&p| self.meets(p, collective, ranks)).filter(orders);

@@ -30,15 +30,17 @@ pub(crate) use registry::{Registry, register_all};
 pub(crate) use scratch::Scratch;
 pub(crate) use select::needs_extension;
 
-use super::call::{End, unsupported};
+use super::call::{self, End, Round, unsupported};
 use super::driver::cuda;
 use super::kernels::{Args, Family, Framing as KernelFraming, Kernel, Kernels, Remote, Team, launch};
+use super::messages;
 use super::path::{DataPath, Turn};
 use super::report::Report;
 use super::window::Extension;
 use crate::comm::Comm;
 use crate::comm::RawCall;
 use crate::device::{Choice, Path, Protocol};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::wire::Collective;
 
@@ -68,12 +70,24 @@ struct Message {
     unused: u32,
 }
 
+/// As `struct Own` there.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct Own {
+    from: u64,
+    to: u64,
+    bytes: u64,
+    blocks: u32,
+    unused: u32,
+}
+
 /// As `struct Messages` there.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 struct Messages {
     to: Message,
     from: Message,
+    own: Own,
 }
 
 impl Peer {
@@ -105,7 +119,7 @@ impl Peer {
     }
 
     /// The same of messages.
-    fn pair_function(&self) -> Result<sys::CUfunction> {
+    fn message_function(&self) -> Result<sys::CUfunction> {
         self.kernels.function(Kernel::new(Family::SendRecv, KernelFraming::Simple), None)
     }
 
@@ -117,6 +131,30 @@ impl Peer {
         // The receiver's counts.
         let remote = if direct { registry.remote(at, bytes) } else { 0 };
         Message { at, bytes, remote, peer: peer as u32, channels, direct: direct.into(), unused: 0 }
+    }
+
+    fn own(&self, own: Option<call::Own>) -> Own {
+        let call::Own { from, to, bytes } = own.unwrap_or(call::Own { from: 0, to: 0, bytes: 0 });
+        let blocks = own.map_or(0, |_| select::own_blocks(&self.chooser.layout, bytes));
+        Own { from, to, bytes, blocks, unused: 0 }
+    }
+
+    /// Enqueues a collective as messages.
+    ///
+    /// # Safety
+    /// As [`DataPath::carry`].
+    unsafe fn carry_as_messages(&self, turn: Turn, call: &RawCall) -> Result<()> {
+        let (rank, ranks) = (self.team.rank as usize, self.chooser.layout.ranks);
+        let mut messages = messages::Messages::default();
+        if !messages.add(call, rank, ranks) {
+            return Err(unsupported(call.collective));
+        }
+        let word = RawCall::on_device(call.with_count(DType::U8, call.bytes()), 0, 0);
+        for round in messages.launches(rank, ranks)? {
+            // SAFETY: forwarded from the caller.
+            unsafe { self.carry_round(turn, &word, round) }?;
+        }
+        Ok(())
     }
 }
 
@@ -133,12 +171,16 @@ impl DataPath for Peer {
         self.function(call, choice).map(drop)
     }
 
-    fn prepare_pair(&self) -> Result<()> {
-        self.pair_function().map(drop)
+    fn prepare_messages(&self) -> Result<()> {
+        self.message_function().map(drop)
     }
 
     unsafe fn carry(&self, turn: Turn, call: &RawCall, choice: Choice) -> Result<()> {
         let (op, layout) = (call.collective.name(), &self.chooser.layout);
+        if select::is_messages(call.collective, choice.protocol, layout.ranks) {
+            // SAFETY: forwarded from the caller.
+            return unsafe { self.carry_as_messages(turn, call) };
+        }
         let scheduled = match choice.protocol {
             Protocol::Schedule(algorithm, framing) => {
                 Some(self.chooser.schedules.of(call, algorithm, framing, choice.blocks)?)
@@ -170,11 +212,12 @@ impl DataPath for Peer {
         .map_err(|e| cuda(op, format!("launching {blocks} blocks"), e))
     }
 
-    unsafe fn carry_pair(&self, turn: Turn, call: &RawCall, to: Option<End>, from: Option<End>) -> Result<()> {
-        let function = self.pair_function()?;
+    unsafe fn carry_round(&self, turn: Turn, call: &RawCall, round: Round) -> Result<()> {
+        let function = self.message_function()?;
         let args = Args { team: self.team(call, turn), ..Args::default() };
-        let messages = Messages { to: self.message(to), from: self.message(from) };
-        let blocks = messages.to.channels + messages.from.channels;
+        let messages =
+            Messages { to: self.message(round.to), from: self.message(round.from), own: self.own(round.own) };
+        let blocks = messages.to.channels + messages.from.channels + messages.own.blocks;
         // SAFETY: the kernel declares `Messages`; the buffers are the caller's word.
         unsafe { launch(function, blocks, turn.stream, &args, &[(&raw const messages).cast()]) }
             .map_err(|e| cuda("send/recv", format!("launching {blocks} blocks"), e))
@@ -203,7 +246,8 @@ pub(super) fn pair_layouts() -> Vec<(String, usize)> {
     use super::kernels::mirrored;
     [
         mirrored!(Message as "Message" { at, bytes, remote, peer, channels, direct }),
-        mirrored!(Messages as "Messages" { to, from }),
+        mirrored!(Own as "Own" { from, to, bytes, blocks }),
+        mirrored!(Messages as "Messages" { to, from, own }),
     ]
     .concat()
 }

@@ -56,6 +56,9 @@ const WORDS_PER_BLOCK_128: usize = WORDS_PER_BLOCK * 15 / 16;
 /// `bytes` are those of the whole buffer for all_reduce, broadcast and reduce, of a segment for the others.
 /// `registered`: whether the communicator has registered buffers; the same on all ranks.
 pub(crate) fn choose(layout: &Layout, collective: Collective, bytes: usize, registered: bool) -> Choice {
+    if is_messages(collective, Protocol::Simple, layout.ranks) {
+        return Choice { protocol: Protocol::Simple, blocks: pair_channels(layout, bytes as u64) };
+    }
     if matches!(collective, Collective::Gather | Collective::Scatter | Collective::Scan) {
         // There is no other kernel for them.
         let protocol = Protocol::Schedule(Algorithm::Direct, Framing::Simple);
@@ -91,10 +94,10 @@ pub(crate) fn choose(layout: &Layout, collective: Collective, bytes: usize, regi
     fitting.unwrap_or_else(|| with_blocks(large))
 }
 
-/// Whether kernels other than those of schedules support it.
-pub(crate) fn has_kernel(collective: Collective) -> bool {
-    use Collective::*;
-    matches!(collective, AllReduce | ReduceScatter | Reduce | Broadcast | AllGather | AllToAll)
+/// Whether a collective is carried as messages: between two ranks gather and scatter are one message, and a copy of the
+/// root's own segment beside it. Among more ranks the root's messages would be a launch each; a schedule is one.
+pub(crate) fn is_messages(collective: Collective, protocol: Protocol, ranks: usize) -> bool {
+    ranks == 2 && protocol == Protocol::Simple && matches!(collective, Collective::Gather | Collective::Scatter)
 }
 
 /// The kernel of a collective among so many ranks; `None` if there is none.
@@ -123,6 +126,7 @@ pub(crate) fn kernel(collective: Collective, protocol: Protocol, ranks: usize) -
         Collective::Reduce => Family::Reduce,
         Collective::Broadcast => Family::Broadcast,
         Collective::AllGather | Collective::AllToAll => Family::Exchange,
+        _ if is_messages(collective, protocol, ranks) => Family::SendRecv,
         _ => return None,
     };
     Some(Kernel::new(family, framing)).filter(|kernel| kernel.exists())
@@ -185,6 +189,13 @@ pub(crate) const DIRECT_MESSAGE: u64 = 4 << 20;
 /// all channels, because each uses the slots of two.
 pub(crate) fn pair_channels(layout: &Layout, bytes: u64) -> u32 {
     bytes.div_ceil(SIMPLE_PER_BLOCK as u64).clamp(1, layout.channels as u64 / 2) as u32
+}
+
+/// Blocks that copy a rank's own segment beside its messages: a quarter of all channels at most. A message has half of
+/// them, so a copy of its length ends first if a block copies within the device twice as fast as over the link. These
+/// blocks come last in the grid and wait for nobody: they may exceed the channels.
+pub(crate) fn own_blocks(layout: &Layout, bytes: u64) -> u32 {
+    bytes.div_ceil(SIMPLE_PER_BLOCK as u64).clamp(1, (layout.channels as u64 / 4).max(1)) as u32
 }
 
 #[cfg(test)]
@@ -254,7 +265,8 @@ mod tests {
     fn small_calls_need_no_extension() {
         for ranks in 2..=8 {
             let layout = Layout::new(ranks, 1, &crate::Config::default());
-            for collective in Collective::ALL.into_iter().filter(|&c| has_kernel(c)) {
+            let in_lines = |c: &Collective| kernel(*c, Protocol::OneShot, ranks).is_some();
+            for collective in Collective::ALL.into_iter().filter(in_lines) {
                 let needs =
                     |bytes, registered| needs_extension(choose(&layout, collective, bytes, registered).protocol);
                 assert!(!needs(0, false) && !needs(4096, true), "{collective}, {ranks} ranks");

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use cudarc::driver::{CudaContext, DriverError, sys};
 
-use super::call::{End, unsupported};
+use super::call::{Own, Round, unsupported};
 use super::driver::{copy, cuda, is_capturing};
 use super::kernels::{Args, Family, Framing, Kernel, Kernels, Team, Types, launch};
 use super::path::{DataPath, Turn};
@@ -217,8 +217,12 @@ impl DataPath for Phased {
         self.enqueue(turn, call, &traffic)
     }
 
-    unsafe fn carry_pair(&self, turn: Turn, call: &RawCall, to: Option<End>, from: Option<End>) -> Result<()> {
-        self.enqueue(turn, call, &Traffic::pair(to, from))
+    unsafe fn carry_round(&self, turn: Turn, call: &RawCall, round: Round) -> Result<()> {
+        if let Some(Own { from, to, bytes }) = round.own {
+            // SAFETY: the caller vouches for both buffers.
+            unsafe { copy("send/recv", turn.stream, from, to, bytes as usize) }?;
+        }
+        self.enqueue(turn, call, &Traffic::pair(round.to, round.from))
     }
 
     fn kernels(&self) -> Option<(&Kernels, &Team)> {

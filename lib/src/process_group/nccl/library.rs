@@ -154,7 +154,11 @@ fn open_at(place: &Path) -> Result<Nccl, String> {
 }
 
 /// Where NCCL may be, best first. Folders without it are added to `tried`.
-fn places(knob: Option<&str>, variable: &dyn Fn(&str) -> Option<OsString>, tried: &mut Vec<String>) -> Vec<PathBuf> {
+pub(super) fn places(
+    knob: Option<&str>,
+    variable: &dyn Fn(&str) -> Option<OsString>,
+    tried: &mut Vec<String>,
+) -> Vec<PathBuf> {
     if let Some(path) = knob {
         return vec![path.into()];
     }

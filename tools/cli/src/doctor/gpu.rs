@@ -1,9 +1,8 @@
 //! GPUs, their driver, and the libraries of CUDA, as the library itself finds them.
 
 use serde::Serialize;
+use tinynccl::Error;
 use tinynccl::cuda::{inventory, nvrtc};
-use tinynccl::process_group::nccl_library;
-use tinynccl::{Config, Error};
 
 /// CUDA on this machine; each part, or why it is not there.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -13,8 +12,6 @@ pub(crate) struct Cuda {
     pub(crate) gpus: Vec<Gpu>,
     /// Version and file of the run-time compiler.
     pub(crate) nvrtc: Result<String, String>,
-    /// Version and file of NVIDIA's NCCL.
-    pub(crate) nccl: Result<String, String>,
 }
 
 /// A GPU.
@@ -44,12 +41,7 @@ impl Cuda {
             Err(error) => (Err(why(error)), Vec::new()),
         };
         let nvrtc = nvrtc().map(|(major, minor)| format!("{major}.{minor}{}", place("libnvrtc.so")));
-        Cuda {
-            driver,
-            gpus,
-            nvrtc: nvrtc.map_err(why),
-            nccl: Config::from_env().and_then(|config| nccl_library(&config)).map_err(why),
-        }
+        Cuda { driver, gpus, nvrtc: nvrtc.map_err(why) }
     }
 
     /// Kernels can be compiled and run.
@@ -104,7 +96,7 @@ mod tests {
     #[test]
     fn a_pair_reaches_both_ways() {
         let gpu = |peers: &[usize]| Gpu { name: "x".into(), capability: (9, 0), memory: 1, peers: peers.to_vec() };
-        let of = |gpus: Vec<Gpu>| Cuda { driver: Ok("x".into()), gpus, nvrtc: Ok("x".into()), nccl: Err("x".into()) };
+        let of = |gpus: Vec<Gpu>| Cuda { driver: Ok("x".into()), gpus, nvrtc: Ok("x".into()) };
         assert_eq!(of(vec![gpu(&[1, 2]), gpu(&[0]), gpu(&[])]).pairs(), 1, "GPU 2 does not reach GPU 0");
         assert_eq!(of(vec![gpu(&[1]), gpu(&[0])]).pairs(), 1);
         assert_eq!(of(Vec::new()).pairs(), 0);

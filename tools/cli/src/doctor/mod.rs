@@ -3,6 +3,8 @@
 mod gpu;
 mod host;
 mod milestones;
+pub(crate) mod nccl;
+mod nccl_symbols;
 mod network;
 mod rdma;
 mod report;
@@ -21,6 +23,9 @@ pub(crate) struct Options {
     /// Print JSON.
     #[arg(long)]
     json: bool,
+    /// Opens this libnccl here, and describes it as JSON: how `doctor` itself looks at each.
+    #[arg(long, hide = true, value_name = "FILE")]
+    open: Option<PathBuf>,
 }
 
 /// The roots of /proc, /sys and others; tests have their own folders.
@@ -44,6 +49,7 @@ pub(crate) struct Facts {
     interfaces: Vec<network::Interface>,
     rdma: rdma::Rdma,
     cuda: gpu::Cuda,
+    nccl_libraries: Vec<nccl::Place>,
     software: software::Software,
 }
 
@@ -55,12 +61,18 @@ struct Page<'a> {
 }
 
 pub(crate) fn run(options: &Options) -> Result<()> {
+    if let Some(library) = &options.open {
+        // A line of its own, whatever the library prints.
+        let described = serde_json::to_string(&nccl::open(library)?).context("writing JSON")?;
+        return crate::print(&format!("\n{described}\n"));
+    }
     let roots = Roots::of_this_machine();
     let facts = Facts {
         host: host::Host::read(&roots),
         interfaces: network::read(&roots.sys)?,
         rdma: rdma::Rdma::read(&roots),
         cuda: gpu::Cuda::ask(),
+        nccl_libraries: nccl::all(),
         software: software::Software::find(),
     };
     let milestones = milestones::all(&facts);

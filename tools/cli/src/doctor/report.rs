@@ -32,7 +32,7 @@ pub(crate) fn text(facts: &Facts, milestones: &[Milestone]) -> String {
         line(&mut out, &format!("GPU {number}"), &what);
     }
     line(&mut out, "NVRTC", &either(&facts.cuda.nvrtc));
-    line(&mut out, "NCCL", &either(&facts.cuda.nccl));
+    nccl(&mut out, facts);
     software(&mut out, facts);
     table(&mut out, milestones);
     out
@@ -115,6 +115,25 @@ fn rdma(out: &mut String, facts: &Facts) {
             "",
             "no /dev/infiniband/uverbs*: programs cannot open them (in a container: --device=/dev/infiniband)",
         );
+    }
+}
+
+fn nccl(out: &mut String, facts: &Facts) {
+    heading(
+        out,
+        "NCCL libraries, in the order of the search (`tinynccl-cli run -- COMMAND` starts a program over ours)",
+    );
+    for place in &facts.nccl_libraries {
+        match &place.opened {
+            Ok(opened) => {
+                line(out, &opened.version(), &opened.file.display().to_string());
+                line(out, "", &opened.judgement());
+            }
+            Err(why) => line(out, "no", &format!("{}: {why}", place.asked.display())),
+        }
+    }
+    if facts.nccl_libraries.iter().all(|place| place.opened.is_err()) {
+        line(out, "none", "build ours: cargo build --release -p tinynccl-nccl; NVIDIA's: pip install nvidia-nccl-cu13");
     }
 }
 

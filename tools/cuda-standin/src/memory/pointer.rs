@@ -29,19 +29,25 @@ unsafe fn tell(context: &Context, memory: &Allocation, attribute: Attribute, at:
                 if of_host { CUmemorytype::CU_MEMORYTYPE_HOST } else { CUmemorytype::CU_MEMORYTYPE_DEVICE } as u32,
             ),
             A::CU_POINTER_ATTRIBUTE_DEVICE_POINTER => {
-                let reached = of_host || memory.kind == Kind::Managed || memory.device.ordinal == context.device.ordinal;
+                let reached =
+                    of_host || memory.kind == Kind::Managed || memory.device.ordinal == context.device.ordinal;
                 if reached { put(to.cast(), at) } else { invalid }
             }
             A::CU_POINTER_ATTRIBUTE_HOST_POINTER => {
-                if of_host || memory.kind == Kind::Managed { put(to.cast(), at) } else { invalid }
+                if of_host || memory.kind == Kind::Managed {
+                    put(to.cast(), at)
+                } else {
+                    invalid
+                }
             }
             A::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS => put(to.cast(), 0u32),
             A::CU_POINTER_ATTRIBUTE_BUFFER_ID => put(to.cast(), memory.id),
             A::CU_POINTER_ATTRIBUTE_IS_MANAGED => put(to.cast(), u32::from(memory.kind == Kind::Managed)),
             A::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => put(to.cast(), memory.device.ordinal as c_int),
             // Booleans: the caller may have one byte for them, or four that are zero.
-            A::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE
-            | A::CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE => put(to.cast(), 0u8),
+            A::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE | A::CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE => {
+                put(to.cast(), 0u8)
+            }
             A::CU_POINTER_ATTRIBUTE_MAPPED => put(to.cast(), 1u8),
             A::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => put(to.cast(), memory.begin),
             A::CU_POINTER_ATTRIBUTE_RANGE_SIZE => put(to.cast(), memory.bytes),

@@ -22,7 +22,8 @@ fn bare() -> Facts {
             addresses: vec!["127.0.0.1/8".into()],
         }],
         rdma: Rdma { devices: Vec::new(), uverbs: false },
-        cuda: Cuda { driver: Err("x".into()), gpus: Vec::new(), nvrtc: Err("x".into()), nccl: Err("x".into()) },
+        cuda: Cuda { driver: Err("x".into()), gpus: Vec::new(), nvrtc: Err("x".into()) },
+        nccl_libraries: Vec::new(),
         software: Software {
             python: Err("no Python with numpy; tried much".into()),
             torch: Err("no Python with torch; tried more".into()),
@@ -98,7 +99,7 @@ fn rdma_by_a_device_or_in_the_virtual_machine() {
 fn gpus_by_how_many_and_what_they_reach() {
     let with = |gpus: Vec<Gpu>| {
         let mut facts = bare();
-        facts.cuda = Cuda { driver: Ok("x".into()), gpus, nvrtc: Ok("x".into()), nccl: Err("x".into()) };
+        facts.cuda = Cuda { driver: Ok("x".into()), gpus, nvrtc: Ok("x".into()) };
         facts
     };
     let two = with(vec![gpu(&[1]), gpu(&[0])]);

@@ -1,0 +1,320 @@
+//! What ends badly: aborts while a call waits, ranks that die, ranks that disagree. Every one ends soon, and is named.
+
+use std::ffi::c_int;
+use std::io::{BufRead, BufReader};
+use std::process::Child;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use nccl::abi::UniqueId;
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::apart::{rank as process, role, wait};
+use super::functions::*;
+use super::rank::{IN_PROGRESS, INVALID_USAGE, REMOTE_ERROR, Rank, SUCCESS, Shared, each, ok, unique_id};
+
+fn hex(id: &UniqueId) -> String {
+    id.internal.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn from_hex(text: &str) -> UniqueId {
+    let mut internal = [0; 128];
+    for (i, byte) in internal.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&text[2 * i..][..2], 16).unwrap();
+    }
+    UniqueId { internal }
+}
+
+/// Asks until a communicator has failed: status and text.
+fn failure(comm: Comm) -> (c_int, String) {
+    loop {
+        let mut status = -1;
+        ok(ncclCommGetAsyncError(comm, &mut status));
+        if status != SUCCESS && status != IN_PROGRESS {
+            return (status, last_error(comm));
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// Ranks as processes: each says lines that begin with `@`.
+struct Processes {
+    children: Vec<Option<Child>>,
+    lines: Vec<Receiver<String>>,
+}
+
+impl Processes {
+    fn start(name: &str, size: usize, settings: &[(&str, &str)]) -> Processes {
+        let id = hex(&unique_id());
+        let mut children: Vec<Child> = (0..size).map(|rank| process(name, rank, size, &id, settings)).collect();
+        let lines = children.iter_mut().map(|child| listen(child.stdout.take().unwrap())).collect();
+        Processes { children: children.into_iter().map(Some).collect(), lines }
+    }
+
+    fn hear(&self, rank: usize) -> String {
+        let heard = self.lines[rank].recv_timeout(Duration::from_secs(200));
+        heard.unwrap_or_else(|e| panic!("rank {rank} says nothing: {e}"))
+    }
+
+    /// A rank's process has come to its end in good order.
+    fn done(&mut self, rank: usize) {
+        let output = wait(self.children[rank].take().unwrap());
+        assert!(output.status.success(), "rank {rank}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        for child in self.children.iter_mut().flatten() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn listen(output: impl std::io::Read + Send + 'static) -> Receiver<String> {
+    let (to, lines) = channel();
+    std::thread::spawn(move || {
+        for line in BufReader::new(output).lines().map_while(Result::ok) {
+            if let Some(line) = line.strip_prefix('@') {
+                let _ = to.send(line.to_owned());
+            }
+        }
+    });
+    lines
+}
+
+fn say(text: &str) {
+    println!("\n@{text}");
+}
+
+/// A rank that makes calls until one fails, then says how.
+fn until_it_fails(rank: usize, size: usize, id: &str) {
+    let rank = Rank::join(from_hex(id), rank, size);
+    let memory = rank.memory(&[0; 4000]);
+    let mut rounds = 0;
+    let status = loop {
+        let status = ncclAllReduce(memory.at(0), memory.at_mut(0), 1000, 2, 0, rank.comm, rank.stream());
+        if status != SUCCESS {
+            break status;
+        }
+        rank.stream.synchronize().unwrap();
+        if rank.async_error() != SUCCESS {
+            break rank.async_error();
+        }
+        rounds += 1;
+        if rounds == 5 {
+            say("runs");
+        }
+    };
+    assert_ne!(status, SUCCESS);
+    let (status, text) = failure(rank.comm);
+    say(&format!("{}: {text}", error_string(status)));
+    // As PyTorch's watchdog does.
+    ok(ncclCommAbort(rank.comm));
+    say("aborted");
+}
+
+apart! {
+    fn processes_add_up() {
+        if let Some((rank, size, id)) = role() {
+            let rank = Rank::join(from_hex(&id), rank, size);
+            (0..10).for_each(|_| rank.still_works());
+            rank.destroy();
+            return say("done");
+        }
+        for settings in [&[][..], &[("TINYNCCL_TRANSPORT", "tcp")]] {
+            let name = concat!(module_path!(), "::processes_add_up");
+            let mut ranks = Processes::start(name, 3, settings);
+            for rank in 0..3 {
+                assert_eq!(ranks.hear(rank), "done", "{settings:?}");
+                ranks.done(rank);
+            }
+        }
+    }
+
+    // Rank 0's process has the store, which waits 3 s for the others when rank 0 leaves.
+    fn parts_go_on_when_the_rank_has_left_where_all_met() {
+        const NAME: &str = concat!(module_path!(), "::parts_go_on_when_the_rank_has_left_where_all_met");
+        if let Some((number, size, id)) = role() {
+            let id = if number == 0 { unique_id() } else { from_hex(&id) };
+            if number == 0 {
+                say(&hex(&id));
+            }
+            let rank = Rank::join(id, number, size);
+            let mut half = std::ptr::null_mut();
+            ok(ncclCommSplit(rank.comm, c_int::from(number > 0), 0, &mut half, std::ptr::null()));
+            rank.destroy();
+            if number == 0 {
+                ok(ncclCommDestroy(half));
+                say("left");
+                loop {
+                    std::thread::park();
+                }
+            }
+            let rest = Rank::of(half, number - 1, size - 1, super::rank::gpu(number));
+            let begin = Instant::now();
+            let mut over = false;
+            while !over {
+                let flag = rest.memory(&[u8::from(begin.elapsed() > Duration::from_secs(6))]);
+                ok(ncclBcast(flag.at_mut(0), 1, 1, 0, rest.comm, rest.stream()));
+                rest.wait();
+                over = flag.read() == [1];
+                let mut again = std::ptr::null_mut();
+                ok(ncclCommSplit(rest.comm, 0, 0, &mut again, std::ptr::null()));
+                let again = Rank::of(again, rest.rank, rest.size, rest.context.clone());
+                again.still_works();
+                again.destroy();
+            }
+            rest.destroy();
+            return say("done");
+        }
+        let mut ranks = Processes { children: Vec::new(), lines: Vec::new() };
+        let mut id = String::new();
+        for rank in 0..3 {
+            let mut child = process(NAME, rank, 3, &id, &[]);
+            ranks.lines.push(listen(child.stdout.take().unwrap()));
+            ranks.children.push(Some(child));
+            if rank == 0 {
+                id = ranks.hear(0);
+            }
+        }
+        assert_eq!(ranks.hear(0), "left");
+        for rank in [1, 2] {
+            assert_eq!(ranks.hear(rank), "done", "rank {rank}");
+            ranks.done(rank);
+        }
+    }
+
+    fn survivors_of_a_killed_rank_are_told_at_once() with [("TINYNCCL_TIMEOUT", "100")] {
+        if let Some((rank, size, id)) = role() {
+            return until_it_fails(rank, size, &id);
+        }
+        let mut ranks = Processes::start(concat!(module_path!(), "::survivors_of_a_killed_rank_are_told_at_once"), 3, &[]);
+        (0..3).for_each(|rank| assert_eq!(ranks.hear(rank), "runs"));
+        kill_process(Pid::from_child(ranks.children[1].as_ref().unwrap()), Signal::KILL).unwrap();
+        for rank in [0, 2] {
+            // That it is no timeout shows that the rank was told: the deadline is far.
+            let failure = ranks.hear(rank);
+            assert!(failure.starts_with(&error_string(REMOTE_ERROR)) && failure.contains("lost rank 1"), "rank {rank}: {failure}");
+            assert_eq!(ranks.hear(rank), "aborted", "rank {rank}");
+            ranks.done(rank);
+        }
+    }
+
+    // The survivors of a killed rank go on without it.
+    fn the_rest_shrinks_and_goes_on() {
+        const NAME: &str = concat!(module_path!(), "::the_rest_shrinks_and_goes_on");
+        if let Some((number, size, id)) = role() {
+            let rank = Rank::join(from_hex(&id), number, size);
+            rank.still_works();
+            say("runs");
+            // Ranks 0 and 2 wait for the dead one.
+            let memory = rank.memory(&[0; 4000]);
+            if number == 1 {
+                loop {
+                    std::thread::park();
+                }
+            }
+            let status = ncclAllReduce(memory.at(0), memory.at_mut(0), 1000, 2, 0, rank.comm, rank.stream());
+            if status == SUCCESS {
+                let _ = failure(rank.comm);
+            }
+            let mut new = std::ptr::null_mut();
+            ok(ncclCommShrink(rank.comm, [1].as_ptr(), 1, &mut new, std::ptr::null(), 1));
+            ok(ncclCommAbort(rank.comm));
+            let rest = Rank::of(new, number / 2, 2, rank.context.clone());
+            rest.still_works();
+            rest.destroy();
+            return say("done");
+        }
+        let mut ranks = Processes::start(NAME, 3, &[]);
+        (0..3).for_each(|rank| assert_eq!(ranks.hear(rank), "runs"));
+        kill_process(Pid::from_child(ranks.children[1].as_ref().unwrap()), Signal::KILL).unwrap();
+        for rank in [0, 2] {
+            assert_eq!(ranks.hear(rank), "done", "rank {rank}");
+            ranks.done(rank);
+        }
+    }
+
+    fn an_abort_from_another_thread_ends_a_wait() with [("TINYNCCL_TIMEOUT", "1000")] {
+        // Rank 1 never makes the call.
+        each(2, unique_id(), |rank| {
+            if rank.rank == 1 {
+                let (status, text) = failure(rank.comm);
+                assert!(status == REMOTE_ERROR, "{status}: {text}");
+                return ok(ncclCommAbort(rank.comm));
+            }
+            let memory = rank.memory(&[0; 4000]);
+            ok(ncclAllReduce(memory.at(0), memory.at_mut(0), 1000, 2, 0, rank.comm, rank.stream()));
+            let comm = Shared(rank.comm);
+            std::thread::scope(|scope| {
+                // The stream waits, and so does the program's thread.
+                let waits = scope.spawn(|| rank.stream.synchronize().unwrap());
+                scope.spawn(move || {
+                    let comm = comm;
+                    ok(ncclCommAbort(comm.0));
+                });
+                waits.join().unwrap();
+            });
+        });
+    }
+
+    fn a_revoked_communicator_takes_no_calls_but_can_be_left() {
+        let worked = std::sync::Barrier::new(2);
+        each(2, unique_id(), |rank| {
+            rank.still_works();
+            worked.wait();
+            ok(ncclCommRevoke(rank.comm, 0));
+            let memory = rank.memory(&[0; 4]);
+            let status = ncclAllReduce(memory.at(0), memory.at_mut(0), 1, 2, 0, rank.comm, rank.stream());
+            assert_eq!(status, INVALID_USAGE, "{}", last_error(rank.comm));
+            ok(ncclCommDestroy(rank.comm));
+        });
+    }
+
+    // NCCL hangs, or gives wrong numbers.
+    fn ranks_that_disagree_are_named() {
+        let texts = each(2, unique_id(), |rank| {
+            let memory = rank.memory(&[0; 4000]);
+            let count = if rank.rank == 0 { 900 } else { 1000 };
+            let status = ncclAllReduce(memory.at(0), memory.at_mut(0), count, 2, 0, rank.comm, rank.stream());
+            if status == SUCCESS {
+                let (status, _) = failure(rank.comm);
+                assert!(status == INVALID_USAGE || status == REMOTE_ERROR, "{status}");
+            }
+            rank.stream.synchronize().unwrap();
+            let text = last_error(rank.comm);
+            ok(ncclCommAbort(rank.comm));
+            text
+        });
+        for text in texts {
+            for words in ["disagree", "rank 0", "rank 1", "count 900", "count 1000"] {
+                assert!(text.contains(words), "no {words:?}: {text}");
+            }
+        }
+    }
+
+    fn a_rank_that_does_not_come_is_named_at_the_deadline() with [("TINYNCCL_TIMEOUT", "2")] {
+        each(2, unique_id(), |rank| {
+            if rank.rank == 0 {
+                let memory = rank.memory(&[0; 4000]);
+                ok(ncclAllReduce(memory.at(0), memory.at_mut(0), 1000, 2, 0, rank.comm, rank.stream()));
+            }
+            let (_, text) = failure(rank.comm);
+            assert!(text.contains("not arrived: rank 1"), "{text}");
+            rank.stream.synchronize().unwrap();
+            ok(ncclCommAbort(rank.comm));
+        });
+    }
+
+    fn a_start_without_all_ranks_ends_and_says_who_is_missing() with [("TINYNCCL_CONNECT_TIMEOUT", "2")] {
+        let context = super::rank::gpu(0);
+        let mut comm = std::ptr::null_mut();
+        let status = ncclCommInitRank(&mut comm, 2, unique_id(), 0);
+        let text = last_error(std::ptr::null_mut());
+        assert!(status != SUCCESS && comm.is_null(), "{text}");
+        assert!(text.contains("ncclCommInitRank") && text.contains("rank 1"), "{text}");
+        drop(context);
+    }
+}
