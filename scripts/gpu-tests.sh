@@ -55,7 +55,7 @@ run() {
     export ALLREDUCE_GPU=$PWD/$out/allreduce-gpu DDP_GPU=$PWD/$out/ddp-gpu DDP_GPT=$PWD/$out/ddp-gpt
     log=$(mktemp)
     # The last ones once more: through the hosts' memory, and with windows that are mapped by descriptors.
-    for test in "$out"/*.test hosted:"$out"/lib.cuda.test:peers::,faults:: \
+    for test in "$out"/*.test hosted:"$out"/lib.cuda.test:peers::,messages::,faults:: \
         fd:"$out"/allreduce-gpu.process.test fd:"$out"/lib.cuda.test:registered::; do
         local path=auto handles=auto filters=()
         case $test in

@@ -33,7 +33,7 @@ impl DeviceComm {
         if messages.is_empty() {
             return Ok(());
         }
-        self.offer_extension(messages.peers())?;
+        self.offer_extension(messages.peers(self.rank()))?;
         self.path.prepare_messages()
     }
 
@@ -54,7 +54,7 @@ impl DeviceComm {
             }
         }
         // Ahead of the rounds, each of which may wait for an offer.
-        self.offer_extension(messages.peers())?;
+        self.offer_extension(messages.peers(self.rank()))?;
         for round in messages.launches(rank, size)? {
             // SAFETY: forwarded from the caller.
             unsafe { self.enqueue_round(stream.clone(), round) }?;

@@ -72,14 +72,14 @@ impl Messages {
         true
     }
 
-    /// Whether there are none between ranks.
+    /// Whether there are none.
     pub(crate) fn is_empty(&self) -> bool {
         self.sends.is_empty() && self.recvs.is_empty()
     }
 
-    /// The other rank of each, as often as it occurs.
-    pub(crate) fn peers(&self) -> impl Iterator<Item = usize> + Clone {
-        self.sends.iter().chain(&self.recvs).map(|message| message.peer)
+    /// The ranks but `rank`, which is ours, that send or receive any of them, as often as they do.
+    pub(crate) fn peers(&self, rank: usize) -> impl Iterator<Item = usize> + Clone {
+        self.sends.iter().chain(&self.recvs).map(|message| message.peer).filter(move |&peer| peer != rank)
     }
 
     /// All of it: the messages in rounds, each with a copy of our own beside it while there are any. Copies that are

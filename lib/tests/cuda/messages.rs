@@ -5,7 +5,6 @@
 //! With `TINYNCCL_CUDA_PATH=hosted` the same cases go through the host's memory; one GPU is enough then.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use cudarc::driver::{CudaSlice, DevicePtr, sys};
 use tinynccl::comm::{RawCall, packed};
@@ -30,12 +29,12 @@ fn bytes(from: usize, number: usize, len: usize) -> Vec<u8> {
 }
 
 /// One rank's part of a test: its calls, given the addresses of input and output.
-struct Part<'a> {
+struct Part {
     input: Vec<u8>,
     /// What the output holds before; an input in place is in it.
     output: Vec<u8>,
     expected: Vec<u8>,
-    calls: Box<dyn Fn(u64, u64) -> Vec<RawCall> + 'a>,
+    calls: Box<dyn Fn(u64, u64) -> Vec<RawCall>>,
 }
 
 /// Memory of the device, with guards.
@@ -50,7 +49,7 @@ fn guarded(shift: usize, inside: &[u8]) -> Vec<u8> {
 }
 
 /// Makes the calls of all ranks, in a group or one by one, and checks every byte.
-fn check(ranks: &[Rank], what: &str, parts: &[Part<'_>], in_group: bool) {
+fn check(ranks: &[Rank], what: &str, parts: &[Part], in_group: bool) {
     for shift in SHIFTS {
         let memory: Vec<_> = ranks
             .iter()
@@ -81,7 +80,7 @@ fn check(ranks: &[Rank], what: &str, parts: &[Part<'_>], in_group: bool) {
 }
 
 /// `check` in a group, and by itself where the path has such a collective.
-fn check_both_ways(ranks: &[Rank], what: &str, parts: &[Part<'_>]) {
+fn check_both_ways(ranks: &[Rank], what: &str, parts: &[Part]) {
     check(ranks, what, parts, true);
     if ranks[0].comm.path() == Path::Peer {
         check(ranks, what, parts, false);
@@ -275,6 +274,10 @@ fn all_to_all_of_buffers_that_overlap_partly_is_refused() {
 #[test]
 fn in_place_and_beside_messages_in_a_graph() {
     let Some(ranks) = ranks(PATIENCE) else { return };
+    if ranks[0].comm.path() != Path::Peer {
+        // Through the hosts' memory capture is refused (hosted.rs).
+        return;
+    }
     let n = ranks.len();
     for count in [5, 300_001] {
         let inputs = |rank: usize| (0..n).flat_map(|to| bytes(rank, to, count)).collect::<Vec<u8>>();

@@ -8,7 +8,6 @@ use std::sync::Mutex;
 const NEED_KERNELS: &[&str] = &[
     "faults::kernels",
     "a_graph_that_is_replayed",
-    "in_a_graph",
     "a_path_that_spoils_data",
     "a_window_that_does_not_fit",
     "ranks_without_a_path",

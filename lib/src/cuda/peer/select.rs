@@ -289,6 +289,26 @@ mod tests {
         }
     }
 
+    /// With its own segment's copy a message in one direction takes no more blocks than are resident.
+    #[test]
+    fn gather_and_scatter_are_messages_between_two_ranks() {
+        for (ranks, sharing, blocks) in [(2, 1, 128), (2, 2, 128), (2, 1, 2), (3, 1, 128)] {
+            let layout =
+                Layout::new(ranks, sharing, &crate::Config { cuda_blocks: blocks, ..crate::Config::default() });
+            for bytes in [0, 1, 100_003, 1 << 30] {
+                let (message, own) = (pair_channels(&layout, bytes), own_blocks(&layout, bytes));
+                assert!(message > 0 && own > 0 && (message + own) as usize <= layout.channels, "{layout:?} {bytes}");
+                for collective in [Collective::Gather, Collective::Scatter] {
+                    let choice = choose(&layout, collective, bytes as usize, false);
+                    let as_messages = choice == Choice { protocol: Protocol::Simple, blocks: message };
+                    assert_eq!(as_messages, ranks == 2, "{collective} of {bytes} bytes, {layout:?}: {choice:?}");
+                    assert_eq!(kernel(collective, Protocol::Simple, ranks).is_some(), ranks == 2);
+                    assert_eq!(kernel(collective, Protocol::OneShot, ranks), None);
+                }
+            }
+        }
+    }
+
     #[test]
     fn what_does_not_fit_is_refused() {
         let layout = Layout::new(4, 1, &crate::Config::default());

@@ -153,6 +153,8 @@ impl Growth {
         if let (Some(window), false) = (&state.ours, peers.clone().into_iter().any(|peer| missing(&peer))) {
             return Ok(window.address);
         }
+        let _uncaptured =
+            Uncaptured::begin().map_err(|e| cuda(OFFER, "allocating memory while a stream is captured", e))?;
         if state.ours.is_none() && state.failed.is_none() {
             let (bytes, cleared) = (self.layout.extension_bytes(), self.layout.slots_begin());
             match Window::amid_calls(&self.context, bytes, cleared, EXTENSION) {
