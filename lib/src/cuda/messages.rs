@@ -82,16 +82,21 @@ impl Messages {
         self.sends.iter().chain(&self.recvs).map(|message| message.peer).filter(move |&peer| peer != rank)
     }
 
-    /// All of it: the messages in rounds, each with a copy of our own beside it while there are any. Copies that are
-    /// left over come last.
+    /// All of it: the messages in rounds, each with a copy of our own beside it while there are any. Copies that are left
+    /// over come first: the driver may load code for them, and that may wait for a kernel that waits for a rank of the
+    /// same thread.
     pub(super) fn launches(mut self, rank: usize, size: usize) -> Result<Vec<Round>> {
-        let mut own = self.take_own(rank)?.into_iter();
+        let mut own = self.take_own(rank)?;
         let end = |m: Message| (m.address as u64, m.bytes, m.peer);
-        let rounds = self.rounds(rank, size).into_iter();
-        let mut launches: Vec<Round> =
-            rounds.map(|(to, from)| Round { to: to.map(end), from: from.map(end), own: own.next() }).collect();
-        launches.extend(own.map(|own| Round { own: Some(own), ..Round::default() }));
-        Ok(launches)
+        let rounds = self.rounds(rank, size);
+        let mut beside = own.drain(..own.len().min(rounds.len())).collect::<Vec<_>>().into_iter();
+        let alone = own.into_iter().map(|own| Round { own: Some(own), ..Round::default() });
+        let together = |(to, from): (Option<Message>, Option<Message>)| Round {
+            to: to.map(end),
+            from: from.map(end),
+            own: beside.next(),
+        };
+        Ok(alone.chain(rounds.into_iter().map(together)).collect())
     }
 
     /// Takes out the messages of `rank` to itself: the k-th sent is the k-th received.
@@ -243,7 +248,7 @@ mod tests {
         assert!(runs(&all.into_iter().map(|(messages, _)| messages).collect::<Vec<_>>()));
     }
 
-    /// Gather and scatter of two ranks are one launch each; copies without a message beside them come last.
+    /// Gather and scatter of two ranks are one launch each; copies without a message beside them come first.
     #[test]
     fn our_own_segments_go_beside_the_messages() {
         let (input, output) = (1 << 20, 1 << 21);
@@ -279,8 +284,8 @@ mod tests {
         assert_eq!(
             of(0, 2, &calls),
             [
-                Round { to: Some((input + 96, 5, 1)), from: None, own: own(input, output) },
                 Round { own: own(input + 64, output + 64), ..Round::default() },
+                Round { to: Some((input + 96, 5, 1)), from: None, own: own(input, output) },
             ]
         );
     }
