@@ -5,11 +5,14 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::wait::{SLICE, sleep_on};
 use super::*;
+use crate::Secret;
 use crate::algorithm::{Shape, program};
+use crate::config::{SingleCopy, TransportChoice};
 use crate::dtype::{DType, ReduceOp};
 use crate::error::Error;
-use crate::transport::{Doorbell, LinkOptions, LinkPair, inproc};
+use crate::transport::{ConnectTo, Doorbell, Endpoint, LinkOptions, LinkPair, Received, inproc};
 use crate::wire::{Algorithm, Collective};
 
 /// A rank without a communicator.
@@ -185,4 +188,39 @@ fn a_lost_wake_up_is_noticed() {
         assert!(peek(&mut links, index as usize, &header, &alone, &policy).expect("no failure"));
         assert_eq!(*alone.late.borrow(), if rings { vec![] } else { vec![1] });
     }
+}
+
+/// The peer pulls the last message of a call and leaves, between our last look at the link and the sleep.
+#[test]
+fn a_peer_that_leaves_with_all_that_was_sent_ends_no_sleep_in_a_failure() {
+    const LEN: usize = 100_000;
+    let (transport, single_copy) = (TransportChoice::Shm, SingleCopy::From(0));
+    let config = crate::Config { transport, single_copy, ..crate::Config::default() };
+    let endpoints = [0, 1].map(|rank| Endpoint::new(rank, Secret::new([42; 32]), &config).expect("an endpoint"));
+    let bells = [(); 2].map(|()| Doorbell::new().expect("a doorbell"));
+    let connect = |rank: usize| {
+        let info = endpoints[1 - rank].info();
+        let options = LinkOptions { max_message: 64, depth: 4 };
+        let to = ConnectTo { comm: 0, peer_rank: 1 - rank, info: &info, channel: 0, options };
+        endpoints[rank].connect(&to, &bells[rank], &|| None, Duration::from_secs(20)).expect("the other end")
+    };
+    let (ours, mut theirs) = std::thread::scope(|scope| {
+        let peer = scope.spawn(|| connect(1));
+        (connect(0), peer.join().expect("the peer"))
+    });
+    let mut links = Links::default();
+    links.insert(0, 1, ours);
+    let header = Header { len: LEN as u32, ..Header::default() };
+    let data = vec![7; LEN];
+    let send = links.sends[0].zero_copy().expect("one process may read its own memory");
+    // SAFETY: `data` is not changed and outlives the links.
+    assert!(unsafe { send.send(&header, &data, false) }.expect("open"));
+    assert!(!links.flush().expect("open"), "nothing is pulled yet");
+    assert_eq!(theirs.recv.recv_into(&header, &mut vec![0; LEN]).expect("open"), Received::Done);
+    drop(theirs);
+    sleep_on(&mut links, (&[], &[0]), &header, &Alone::new(bells[0].clone()), SLICE).expect("the peer has everything");
+    assert!(links.flush().expect("the peer has everything"));
+    // It takes no further message.
+    let lost = sleep_on(&mut links, (&[], &[0]), &header, &Alone::new(bells[0].clone()), SLICE);
+    assert!(matches!(lost, Err(Error::PeerLost { peer: 1, .. })), "{lost:?}");
 }

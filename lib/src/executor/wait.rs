@@ -198,12 +198,14 @@ pub(super) fn sleep_on(
     slice: Duration,
 ) -> Result<()> {
     let explain = |e| supervisor.explain(header, e);
+    let flushing: Vec<usize> = links.unflushed().collect();
     let mut ready = false;
     for &i in receiving {
         ready |= links.recvs[i].arm().map_err(explain)?;
     }
     for &i in sending {
-        ready |= links.sends[i].arm().map_err(explain)?;
+        let armed = links.sends[i].arm();
+        ready |= unless_flushed(links, &flushing, i, armed, true).map_err(explain)?;
     }
     let outcome = if ready || supervisor.has_failed() {
         Ok(None)
@@ -221,7 +223,7 @@ pub(super) fn sleep_on(
                 None => fds.push((fd, flags)),
             }
         }
-        slept(links, (receiving, sending), &fds, slice, supervisor).map_err(explain)
+        slept(links, (receiving, sending), &flushing, &fds, slice, supervisor).map_err(explain)
     };
     for &i in receiving {
         links.recvs[i].disarm();
@@ -237,9 +239,19 @@ pub(super) fn sleep_on(
         links.recvs[i].check_peer().map_err(explain)?;
     }
     for &i in sending {
-        links.sends[i].check_peer().map_err(explain)?;
+        let checked = links.sends[i].check_peer();
+        unless_flushed(links, &flushing, i, checked, ()).map_err(explain)?;
     }
     Ok(())
+}
+
+/// The outcome of a look at a sending link; `flushed`, when it is the loss of a peer that has taken everything since.
+/// Such a peer may have left in order. If a lane has more to send to it, the link gives the error again.
+fn unless_flushed<T>(links: &Links, flushing: &[usize], i: usize, outcome: Result<T>, flushed: T) -> Result<T> {
+    match outcome {
+        Err(Error::PeerLost { .. }) if flushing.contains(&i) && links.sends[i].is_flushed() => Ok(flushed),
+        outcome => outcome,
+    }
 }
 
 /// Sleeps until one of `fds` wakes us or the slice is over. If the slice is over and a message has arrived all the
@@ -247,6 +259,7 @@ pub(super) fn sleep_on(
 fn slept(
     links: &mut Links,
     (receiving, sending): (&[usize], &[usize]),
+    flushing: &[usize],
     fds: &[(RawFd, PollFlags)],
     slice: Duration,
     supervisor: &dyn Supervisor,
@@ -262,7 +275,8 @@ fn slept(
         }
     }
     for &i in sending {
-        if links.sends[i].arm()? {
+        let armed = links.sends[i].arm();
+        if unless_flushed(links, flushing, i, armed, true)? {
             found = Some(links.peer(i));
         }
     }

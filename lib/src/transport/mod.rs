@@ -40,7 +40,8 @@
 //!   it calls `disarm` on each and [`Doorbell::drain`] before it looks again. No wake-up is lost between. One armed
 //!   link rings once.
 //! - **Death.** When the peer closes the link, every receiving call gives [`Error::PeerLost`] once all messages that
-//!   were complete before are received, and every sending call gives it as soon as the loss is known.
+//!   were complete before are received, and every sending call gives it as soon as the loss is known. A call that has
+//!   handed over a message which the peer received before it closed the link is no failure.
 //!   [`SendLink::check_peer`]/[`RecvLink::check_peer`] find out about a killed process even where no byte is awaited;
 //!   `arm` finds out too, and the other calls know from then on.
 //! - **Dropping** a link never panics and never blocks; messages which were committed and flushed still arrive. The

@@ -351,6 +351,30 @@ fn the_end_comes_after_the_last_message() {
     must_hold("end of the sender, asleep", Some(3), &[], || scenario(Wait::Sleep));
 }
 
+/// A receiver that leaves once it has the last message is no loss to the sender of that message.
+#[test]
+fn the_receiver_may_leave_after_the_last_message() {
+    let scenario = || {
+        let bells = bells();
+        let Ring { send: mut tx, recv: mut rx } = ring(2, 1, &bells);
+        let mine = bells[0].clone();
+        let thread = loom::thread::spawn(move || {
+            for seq in 0..2 {
+                send(&mut tx, &mine, Wait::Spin, &message(seq, SHORT)).unwrap();
+            }
+            tx
+        });
+        for seq in 0..2 {
+            receive(&mut rx, &bells[1], Wait::Spin, &message(seq, SHORT)).unwrap();
+        }
+        drop(ManuallyDrop::into_inner(rx));
+        drop(ManuallyDrop::into_inner(thread.join().unwrap()));
+    };
+    must_hold("leave after the last message", None, &[Step::WakerFence], scenario);
+    must_fail("leave after the last message", None, &[Step::WakerFence, Step::Close], scenario);
+    must_fail("leave after the last message", None, &[Step::WakerFence, Step::SeeClosed], scenario);
+}
+
 /// A sender that sleeps for credit hears of the receiver's end.
 #[test]
 fn the_end_of_the_receiver_wakes_the_sender() {

@@ -192,11 +192,18 @@ impl ShmSend {
         Ok(true)
     }
 
-    /// The receiver sleeps or is gone.
+    /// The receiver has closed the link, and had taken all that was sent before: no message is lost.
+    fn has_taken_all(&self) -> bool {
+        let head = self.direction.head();
+        // In this order: what it freed before it closed can be seen.
+        head.receiver.is_closed() && head.consumed.lines.freed() == self.lines
+    }
+
+    /// The receiver sleeps or is gone. It may have taken the message just published, and have left with it.
     #[cold]
     fn attend(&mut self, state: EndFlags) -> Result<()> {
         if state.closed() {
-            return if self.is_settled()? { Ok(()) } else { self.alive() };
+            return if self.has_taken_all() { Ok(()) } else { self.alive() };
         }
         if self.direction.head().receiver.take_waiting() {
             self.ends.bell.ring();

@@ -253,6 +253,29 @@ fn arm_sees_the_message_or_the_bell_rings() {
     });
 }
 
+/// The receiver takes a message between its publication and the sender's look at the receiver's state, and leaves.
+#[test]
+fn a_message_that_the_receiver_took_before_it_left_is_no_loss() {
+    for len in [8, 100] {
+        for taken in [true, false] {
+            let mut r = ring();
+            // The state of the memory after these steps of the receiver.
+            let d = Direction::new(&r.memory, r.layout, 0).unwrap();
+            d.head().consumed.lines.free(u64::from(taken));
+            d.head().receiver.close();
+            let sent = r.send.send_from(&header(0, len), &vec![1; len]);
+            if taken {
+                assert!(sent.unwrap());
+            } else {
+                assert!(matches!(sent, Err(Error::PeerLost { .. })), "{sent:?}");
+            }
+            // No one will take another one.
+            let next = r.send.send_from(&header(1, len), &vec![1; len]);
+            assert!(matches!(next, Err(Error::PeerLost { .. })), "{next:?}");
+        }
+    }
+}
+
 /// Longer than a message of the ring, and than a chunk.
 const LONG: usize = 100_003;
 
