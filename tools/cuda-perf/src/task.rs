@@ -46,7 +46,7 @@ pub(crate) struct Buffers {
 #[derive(Debug)]
 enum Memory {
     Plain([CudaSlice<u8>; 2]),
-    Registered([Registered<u8>; 2]),
+    Registered(Box<[Registered<u8>; 2]>),
 }
 
 impl Task {
@@ -83,7 +83,7 @@ impl Task {
         let mut memory = match device {
             Some(device) => {
                 let pair = [device.alloc(stream, self.bytes)?, device.alloc(stream, self.bytes)?];
-                Memory::Registered(pair)
+                Memory::Registered(Box::new(pair))
             }
             None => Memory::Plain([stream.alloc_zeros(self.bytes)?, stream.alloc_zeros(self.bytes)?]),
         };
@@ -92,7 +92,8 @@ impl Task {
                 stream.memcpy_htod(&host, input)?;
                 (input.device_ptr(stream).0, output.device_ptr(stream).0)
             }
-            Memory::Registered([input, output]) => {
+            Memory::Registered(pair) => {
+                let [input, output] = pair.as_mut();
                 stream.memcpy_htod(&host, &mut input.as_view_mut())?;
                 (input.device_ptr(stream).0, output.device_ptr(stream).0)
             }
