@@ -98,6 +98,33 @@ pub struct Config {
     pub graph_stream_ordering: c_int,
 }
 
+impl Config {
+    /// Defines nothing, as `NCCL_CONFIG_INITIALIZER`.
+    pub const NOTHING: Config = Config {
+        size: size_of::<Config>(),
+        magic: CONFIG_MAGIC,
+        version: 0,
+        blocking: UNDEFINED,
+        cga_cluster_size: UNDEFINED,
+        min_ctas: UNDEFINED,
+        max_ctas: UNDEFINED,
+        net_name: std::ptr::null(),
+        split_share: UNDEFINED,
+        traffic_class: UNDEFINED,
+        comm_name: std::ptr::null(),
+        collnet_enable: UNDEFINED,
+        cta_policy: UNDEFINED,
+        shrink_share: UNDEFINED,
+        nvls_ctas: UNDEFINED,
+        n_channels_per_net_peer: UNDEFINED,
+        nvlink_centric_sched: UNDEFINED,
+        graph_usage_mode: UNDEFINED,
+        num_rma_ctx: UNDEFINED,
+        max_p2p_peers: UNDEFINED,
+        graph_stream_ordering: UNDEFINED,
+    };
+}
+
 /// `NCCL_SIM_INFO_INITIALIZER`'s magic.
 pub const SIM_INFO_MAGIC: c_uint = 0x7468_5283;
 

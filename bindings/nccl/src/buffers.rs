@@ -7,7 +7,8 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::{CudaContext, DriverError, result};
 
-use crate::capture::Relaxed;
+use tinynccl::cuda::Uncaptured;
+
 use crate::export::{export, out};
 use crate::fault::{Fault, Result};
 use crate::gpu::{self, Current};
@@ -28,7 +29,7 @@ pub(crate) struct Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         let Ok(_current) = Current::enter(&self.context) else { return };
-        let _relaxed = Relaxed::enter();
+        let _uncaptured = Uncaptured::begin();
         // SAFETY: of `allocate`, freed once; its callers have given it back.
         if let Err(error) = unsafe { result::free_sync(self.address) } {
             log::debug!("freeing memory of ncclMemAlloc at {:#x}: {error:?}", self.address);
@@ -55,7 +56,7 @@ fn allocate(bytes: usize) -> Result<u64> {
     let rounded = bytes.checked_next_multiple_of(GRANULARITY);
     let rounded = rounded.ok_or_else(|| Fault::argument(format!("size is {bytes}, more than memory holds")))?;
     let failed = |e: DriverError| Fault::cuda(format!("allocating {rounded} bytes of GPU {}", context.ordinal()), e);
-    let (_current, _relaxed) = (Current::enter(&context)?, Relaxed::enter());
+    let (_current, _uncaptured) = (Current::enter(&context)?, Uncaptured::begin());
     // SAFETY: allocates; freed by the memory's drop.
     let address = unsafe { result::malloc_sync(rounded) }.map_err(failed)?;
     let memory = Memory { context: context.clone(), address };

@@ -48,31 +48,6 @@ impl Options {
     }
 }
 
-/// A configuration of nothing.
-const NOTHING: abi::Config = abi::Config {
-    size: size_of::<abi::Config>(),
-    magic: abi::CONFIG_MAGIC,
-    version: 0,
-    blocking: UNDEFINED,
-    cga_cluster_size: UNDEFINED,
-    min_ctas: UNDEFINED,
-    max_ctas: UNDEFINED,
-    net_name: std::ptr::null(),
-    split_share: UNDEFINED,
-    traffic_class: UNDEFINED,
-    comm_name: std::ptr::null(),
-    collnet_enable: UNDEFINED,
-    cta_policy: UNDEFINED,
-    shrink_share: UNDEFINED,
-    nvls_ctas: UNDEFINED,
-    n_channels_per_net_peer: UNDEFINED,
-    nvlink_centric_sched: UNDEFINED,
-    graph_usage_mode: UNDEFINED,
-    num_rma_ctx: UNDEFINED,
-    max_p2p_peers: UNDEFINED,
-    graph_stream_ordering: UNDEFINED,
-};
-
 /// Reads as many bytes as both sides know: older programs pass less, newer ones more.
 ///
 /// # Safety
@@ -88,7 +63,7 @@ unsafe fn read(config: *const abi::Config) -> Result<abi::Config> {
             abi::CONFIG_MAGIC
         )));
     }
-    let mut ours = NOTHING;
+    let mut ours = abi::Config::NOTHING;
     let length = size.min(size_of::<abi::Config>());
     // SAFETY: the caller's has `size` bytes; any bytes are integers and pointers, which are not followed here.
     unsafe { std::ptr::copy_nonoverlapping(config.cast::<u8>(), (&raw mut ours).cast::<u8>(), length) };
@@ -162,8 +137,8 @@ mod tests {
     #[test]
     fn what_is_undefined_is_as_before() {
         let otherwise = Options { blocking: true, name: Some("parent".to_owned()), blocks: Some(7) };
-        assert_eq!(of(&NOTHING).unwrap(), otherwise);
-        let config = abi::Config { blocking: 0, max_ctas: 16, comm_name: c"ranks".as_ptr(), ..NOTHING };
+        assert_eq!(of(&abi::Config::NOTHING).unwrap(), otherwise);
+        let config = abi::Config { blocking: 0, max_ctas: 16, comm_name: c"ranks".as_ptr(), ..abi::Config::NOTHING };
         assert_eq!(of(&config).unwrap(), Options { blocking: false, name: Some("ranks".to_owned()), blocks: Some(16) });
     }
 
@@ -172,7 +147,7 @@ mod tests {
         // As a program of NCCL 2.14, which knew no field behind `blocking`; the bytes behind it are not the
         // configuration's.
         let size = std::mem::offset_of!(abi::Config, cga_cluster_size);
-        let config = abi::Config { size, blocking: 0, cga_cluster_size: 99, max_ctas: -5, ..NOTHING };
+        let config = abi::Config { size, blocking: 0, cga_cluster_size: 99, max_ctas: -5, ..abi::Config::NOTHING };
         assert!(!of(&config).unwrap().blocking);
         // As one of a newer version: more bytes than we know.
         #[repr(C)]
@@ -180,18 +155,18 @@ mod tests {
             ours: abi::Config,
             more: [c_int; 6],
         }
-        let ours = abi::Config { size: size_of::<Newer>(), blocking: 0, ..NOTHING };
+        let ours = abi::Config { size: size_of::<Newer>(), blocking: 0, ..abi::Config::NOTHING };
         assert!(!of(&Newer { ours, more: [1; 6] }.ours).unwrap().blocking);
     }
 
     #[test]
     fn nonsense_is_refused() {
         for (config, word) in [
-            (abi::Config { magic: 0, ..NOTHING }, "NCCL_CONFIG_INITIALIZER"),
-            (abi::Config { size: 8, ..NOTHING }, "NCCL_CONFIG_INITIALIZER"),
-            (abi::Config { blocking: 2, ..NOTHING }, "blocking is 2, expected 0 to 1"),
-            (abi::Config { max_ctas: 0, ..NOTHING }, "maxCTAs is 0, expected 1 or more"),
-            (abi::Config { min_ctas: 9, max_ctas: 8, ..NOTHING }, "minCTAs is 9, above maxCTAs"),
+            (abi::Config { magic: 0, ..abi::Config::NOTHING }, "NCCL_CONFIG_INITIALIZER"),
+            (abi::Config { size: 8, ..abi::Config::NOTHING }, "NCCL_CONFIG_INITIALIZER"),
+            (abi::Config { blocking: 2, ..abi::Config::NOTHING }, "blocking is 2, expected 0 to 1"),
+            (abi::Config { max_ctas: 0, ..abi::Config::NOTHING }, "maxCTAs is 0, expected 1 or more"),
+            (abi::Config { min_ctas: 9, max_ctas: 8, ..abi::Config::NOTHING }, "minCTAs is 9, above maxCTAs"),
         ] {
             let fault = of(&config).unwrap_err();
             assert!(fault.status == Status::InvalidArgument && fault.text.contains(word), "{fault:?}");

@@ -1,7 +1,7 @@
 //! The host functions of NCCL's device API, by which programs write kernels of their own over NCCL's memory.
 //!
-//! Its headers compile NCCL's data structures into those kernels, so another library cannot serve them. What only asks is
-//! answered; what would make such a structure is `ncclInvalidUsage`.
+//! Its headers compile NCCL's data structures into those kernels, so another library cannot serve them. What only asks
+//! is answered; what would make such a structure is `ncclInvalidUsage`.
 
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;

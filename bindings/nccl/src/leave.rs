@@ -10,8 +10,9 @@ use std::ffi::c_int;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tinynccl::cuda::Uncaptured;
+
 use crate::abi::{self, Status};
-use crate::capture::Relaxed;
 use crate::export::export;
 use crate::fault::{Fault, Result};
 use crate::gpu::Current;
@@ -46,8 +47,8 @@ pub(crate) fn arrived(token: &[u8; 32]) {
     here().get_or_insert_default().entry(*token).or_default().present += 1;
 }
 
-/// Frees what a communicator has, in the background. Waits for that at most so long, and not while another rank of it in
-/// this process is still to be left.
+/// Frees what a communicator has, in the background. Waits for that at most so long, and not while another rank of it
+/// in this process is still to be left.
 pub(crate) fn leave(member: Arc<Member>, patience: Duration) {
     let Some(token) = member.any_ranks().map(|ranks| ranks.roster.token) else {
         // Its thread, if it has one, ends by itself.
@@ -63,9 +64,9 @@ pub(crate) fn leave(member: Arc<Member>, patience: Duration) {
     let name = member.name().to_owned();
     let work = move || {
         // Another thread may capture a graph meanwhile.
-        let relaxed = Relaxed::enter();
+        let uncaptured = Uncaptured::begin();
         drop(member);
-        drop(relaxed);
+        drop(uncaptured);
         let mut here = here();
         if let Some(ranks) = here.get_or_insert_default().get_mut(&token) {
             ranks.leaving -= 1;

@@ -16,13 +16,12 @@
 //! | `scaled`, `rma` | custom operators, one-sided messages |
 //! | `buffers`, `windows` | memory, and buffers that all ranks reach |
 //! | `params`, `device_api` | settings by name, host functions of the device API |
-//! | `gpu`, `capture` | the GPU of a thread, and captures |
+//! | `gpu` | the GPU of a thread |
 //! | `config`, `settings`, `version`, `debug` | configurations, NCCL's environment variables, its version, its log |
 
 pub mod abi;
 mod buffers;
 mod calls;
-mod capture;
 mod config;
 mod debug;
 mod device_api;

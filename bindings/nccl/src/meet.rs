@@ -6,10 +6,9 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tinynccl::bootstrap::{Server, UniqueId};
-use tinynccl::cuda::DeviceComm;
+use tinynccl::cuda::{DeviceComm, Uncaptured};
 use tinynccl::{Comm, Config, Secret, interrupt};
 
-use crate::capture::Relaxed;
 use crate::config::Options;
 use crate::fault::{Fault, Result};
 use crate::gpu::{self, Current};
@@ -86,7 +85,7 @@ pub(crate) fn afresh(
 /// Makes `comm` a communicator of GPUs, with the GPU of `member`.
 pub(crate) fn with_gpu(comm: Comm, member: &Member) -> Result<Ranks> {
     let context = gpu::context(member.ordinal())?;
-    let (_current, _relaxed) = (Current::enter(&context)?, Relaxed::enter());
+    let (_current, _uncaptured) = (Current::enter(&context)?, Uncaptured::begin());
     let device = DeviceComm::new(&comm, &context)?;
     let roster = roster(&comm)?;
     member.identify(&roster.token);

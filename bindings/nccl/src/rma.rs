@@ -99,8 +99,8 @@ export! {
         group::enqueue(&member, stream, None, move |member, stream| signal(member, stream, to))
     }
 
-    /// Makes the stream wait for signals: of each rank that is named, so many more than were waited for before. The wait
-    /// ends with the communicator's deadline.
+    /// Makes the stream wait for signals: of each rank that is named, so many more than were waited for before. The
+    /// wait ends with the communicator's deadline.
     fn ncclWaitSignal / pncclWaitSignal [comm] (
         count: c_int, descriptions: *mut WaitSignalDesc, comm: Handle, stream: CUstream
     ) {

@@ -1,5 +1,5 @@
-// Elements times a factor, rounded as the collectives round; `from` and `to` may be the same. The factor lies at `at`; if
-// that is null, it is the first bytes of `value`.
+// Elements times a factor, rounded as the collectives round; `from` and `to` may be the same. The factor lies at `at`;
+// if that is null, it is the first bytes of `value`.
 
 union Immediate {
     u64 word;

@@ -1,7 +1,7 @@
 //! `ncclRedOpCreatePreMulSum`: sums of inputs that each rank multiplies by a factor of its own.
 //!
-//! A kernel multiplies the input, then a collective sums. The products go into the output where this rank has one of the
-//! input's shape, otherwise into stream-ordered memory: an input that is not the output stays as it is. Both are
+//! A kernel multiplies the input, then a collective sums. The products go into the output where this rank has one of
+//! the input's shape, otherwise into stream-ordered memory: an input that is not the output stays as it is. Both are
 //! captured with the stream.
 
 use std::collections::HashMap;
@@ -12,12 +12,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::{CudaFunction, DriverError, result, sys};
 use tinynccl::comm::RawCall;
-use tinynccl::cuda::{self, DeviceComm};
+use tinynccl::cuda::{self, DeviceComm, Uncaptured};
 use tinynccl::wire::Collective;
 use tinynccl::{Call, DType, ReduceOp};
 
 use crate::abi::{self, NUM_OPS};
-use crate::capture::Relaxed;
 use crate::export::{export, out};
 use crate::fault::{Fault, Result};
 use crate::gpu::Current;
@@ -194,8 +193,8 @@ impl Scale {
         let mut parameters = [&raw const from, &raw const to, &raw const count, &raw const at, &raw const value]
             .map(|one| one.cast_mut().cast::<c_void>());
         device.context().bind_to_thread().map_err(failed)?;
-        // SAFETY: the kernel declares these five parameters of 8 bytes each, and the driver copies them; the buffers are
-        // the caller's word.
+        // SAFETY: the kernel declares these five parameters of 8 bytes each, and the driver copies them; the buffers
+        // are the caller's word.
         unsafe {
             result::launch_kernel(
                 self.kernel.cu_function(),
@@ -221,7 +220,7 @@ export! {
         let op = unsafe { out("op", op) }?;
         let member = handle(comm)?;
         let device = member.device()?;
-        let (_current, _relaxed) = (Current::enter(device.context())?, Relaxed::enter());
+        let (_current, _uncaptured) = (Current::enter(device.context())?, Uncaptured::begin());
         let dtype = abi::dtype(datatype)?;
         if scalar.is_null() {
             return Err(Fault::argument(format!("scalar is NULL, expected the address of one {dtype}")));

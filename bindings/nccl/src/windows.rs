@@ -8,11 +8,10 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use tinynccl::cuda::{DeviceComm, Path, Registration, Signals};
+use tinynccl::cuda::{DeviceComm, Path, Registration, Signals, Uncaptured};
 
 use crate::abi::{WIN_ALIGNMENT, Window as Opaque};
 use crate::buffers;
-use crate::capture::Relaxed;
 use crate::export::{export, out};
 use crate::fault::{Fault, Result};
 use crate::gpu::Current;
@@ -128,7 +127,7 @@ fn register(member: &Arc<Member>, address: u64, bytes: usize) -> Result<*mut Opa
     // Not `device`: a communicator is not ready for calls while this is under way.
     let ranks = member.any_ranks().ok_or_else(|| Fault::internal("a window of a communicator that has not started"))?;
     let device = &ranks.device;
-    let (_current, _relaxed) = (Current::enter(device.context())?, Relaxed::enter());
+    let (_current, _uncaptured) = (Current::enter(device.context())?, Uncaptured::begin());
     if !reaches(device) {
         log::info!(
             "communicator {}: {bytes} bytes at {address:#x} get no window: {}",
@@ -205,7 +204,8 @@ export! {
         Ok(())
     }
 
-    /// Writes the address that `ncclCommWindowRegister` got; NULL for the NULL window of a communicator without windows.
+    /// Writes the address that `ncclCommWindowRegister` got; NULL for the NULL window of a communicator without
+    /// windows.
     fn ncclWinGetUserPtr / pncclWinGetUserPtr [comm] (comm: Handle, win: *mut Opaque, pointer: *mut *mut c_void) {
         // SAFETY: NULL or the caller's variable.
         let pointer = unsafe { out("outUserPtr", pointer) }?;

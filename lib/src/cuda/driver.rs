@@ -158,33 +158,32 @@ pub(crate) unsafe fn copy(op: &str, stream: sys::CUstream, from: u64, to: u64, b
         .map_err(|e| cuda(op, "copying on the device", e))
 }
 
-/// Does `work`, which puts nothing into a stream, also while this thread captures one: CUDA would end the capture at
-/// calls that may wait for the device, such as loading code.
-pub(super) fn beside_capture<R>(work: impl FnOnce() -> R) -> R {
-    let _uncaptured = Uncaptured::begin().ok();
-    work()
-}
-
-/// While this exists, this thread may allocate and map memory although a stream is being captured into a graph: what it
-/// does then is no part of the graph.
-pub(super) struct Uncaptured(sys::CUstreamCaptureMode);
+/// While this lives the thread may allocate, map memory, load code and wait, also during a capture that forbids it (the
+/// default mode does): none of that goes to the captured stream. Frameworks do such things in the middle of captures.
+#[derive(Debug)]
+pub struct Uncaptured(sys::CUstreamCaptureMode);
 
 impl Uncaptured {
-    pub(super) fn begin() -> Result<Uncaptured, DriverError> {
-        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: takes the new mode of this thread, and writes the one before.
-        unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) }.result()?;
-        Ok(Uncaptured(mode))
+    /// The driver must be open.
+    pub fn begin() -> Uncaptured {
+        Uncaptured(exchange_mode(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED))
     }
 }
 
 impl Drop for Uncaptured {
     fn drop(&mut self) {
-        // SAFETY: as above.
-        if let Err(error) = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.0) }.result() {
-            log::debug!("setting the mode of captures again: {error:?}");
-        }
+        exchange_mode(self.0);
     }
+}
+
+/// Sets the thread's mode of captures, and gives the one before. A failure changes nothing; then what is done under it
+/// fails.
+fn exchange_mode(mut mode: sys::CUstreamCaptureMode) -> sys::CUstreamCaptureMode {
+    // SAFETY: reads and writes the mode of this thread.
+    if let Err(error) = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut mode) }.result() {
+        log::debug!("the capture mode of the thread: {error:?}");
+    }
+    mode
 }
 
 /// Whether a stream is being captured into a graph.

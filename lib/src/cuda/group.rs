@@ -9,11 +9,11 @@ use crate::error::Result;
 use crate::wire::Collective;
 
 impl DeviceComm {
-    /// Makes ready what `calls` need and waits for no other rank: kernels are compiled and loaded, memory that this rank
-    /// has to have for larger calls is allocated and offered to the others. Loading code can make CUDA wait for kernels
-    /// that run, and these may wait for a rank of the same thread; a first large call waits until the other ranks have
-    /// offered their memory. So a thread that drives several ranks calls this for all of them before it makes the first
-    /// call of any.
+    /// Makes ready what `calls` need and waits for no other rank: kernels are compiled and loaded, memory that this
+    /// rank has to have for larger calls is allocated and offered to the others. Loading code can make CUDA wait for
+    /// kernels that run, and these may wait for a rank of the same thread; a first large call waits until the other
+    /// ranks have offered their memory. So a thread that drives several ranks calls this for all of them before it
+    /// makes the first call of any.
     ///
     /// # Errors
     /// Of the compiler and of the driver.

@@ -48,7 +48,7 @@ pub use crate::device::{Choice, Framing, Path, Protocol};
 pub use call::Stream;
 pub use comm::{DeviceComm, Explanation};
 pub use compile::compile;
-pub use driver::{available, device_count, open, words};
+pub use driver::{Uncaptured, available, device_count, open, words};
 pub(crate) use driver::{copy, cuda};
 pub use inventory::{Gpu, Inventory, inventory, nvrtc};
 pub use kernels::ELEMENTS;

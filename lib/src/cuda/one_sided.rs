@@ -1,8 +1,8 @@
 //! One-sided messages: a rank writes into a buffer that another rank registered, and signals that it has.
 //!
-//! The receiver takes no part in the copy. It waits for a number of signals; a signal arrives behind the copies before it
-//! in the sender's stream. The copies are the copy engines', signals and waits are kernels of one block, so that a graph
-//! can replay them. As NCCL's `ncclPutSignal`, `ncclSignal` and `ncclWaitSignal`.
+//! The receiver takes no part in the copy. It waits for a number of signals; a signal arrives behind the copies before
+//! it in the sender's stream. The copies are the copy engines', signals and waits are kernels of one block, so that a
+//! graph can replay them. As NCCL's `ncclPutSignal`, `ncclSignal` and `ncclWaitSignal`.
 
 use super::buffers::{self, Buffer};
 use super::call::Stream;

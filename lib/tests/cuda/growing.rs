@@ -1,5 +1,5 @@
-//! Windows are small until a call needs more: an extension is allocated and mapped then, whatever call comes first, also
-//! while a stream is captured. Without two GPUs every test says that it is skipped.
+//! Windows are small until a call needs more: an extension is allocated and mapped then, whatever call comes first,
+//! also while a stream is captured. Without two GPUs every test says that it is skipped.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -8,11 +8,10 @@ use std::time::Duration;
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
 use tinynccl::comm::RawCall;
 use tinynccl::cuda::{DeviceComm, Path};
-use tinynccl::launch::{self, Launcher};
 use tinynccl::wire::Collective;
 use tinynccl::{Call, Comm, Config, DType, Error, ReduceOp};
 
-use crate::registered::contexts;
+use crate::ranks::{contexts, in_processes, in_threads};
 
 /// Elements of a call in lines of LL, and of one in slots.
 const SMALL: usize = 100;
@@ -186,20 +185,6 @@ fn config(patience: u64) -> Config {
     config
 }
 
-/// `body` for each rank in a thread of its own.
-fn in_threads<T: Send>(
-    contexts: &[Arc<CudaContext>],
-    config: Config,
-    body: impl Fn(Comm, &Arc<CudaContext>) -> T + Sync,
-) -> Vec<T> {
-    let (comms, body) = (Comm::threads(contexts.len(), config).unwrap(), &body);
-    std::thread::scope(|scope| {
-        let start = |(comm, context)| scope.spawn(move || body(comm, context));
-        let threads: Vec<_> = comms.into_iter().zip(contexts).map(start).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
-}
-
 #[test]
 fn ranks_as_threads() {
     let Some(contexts) = contexts() else { return };
@@ -217,26 +202,18 @@ fn ranks_as_threads() {
 
 #[test]
 fn ranks_as_processes() {
-    if launch::is_rank() {
-        let comm = Comm::from_env().unwrap();
-        let context = CudaContext::new(comm.local_rank()).unwrap();
+    let limit = LIMIT.to_string();
+    let environments = [
+        &[("TINYNCCL_TIMEOUT", "20"), ("TINYNCCL_CUDA_MEMORY", "0")][..],
+        &[("TINYNCCL_TIMEOUT", "20"), ("TINYNCCL_CUDA_MEMORY", &limit)],
+    ];
+    in_processes("growing::ranks_as_processes", &environments, |comm, context| {
         match comm.config().cuda_memory {
-            0 => grows(&comm, &context, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL),
-            limit => stays_below(&comm, &context, limit),
+            0 => grows(comm, context, sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL),
+            limit => stays_below(comm, context, limit),
         }
-        return comm.barrier().unwrap();
-    }
-    let Some(contexts) = contexts() else { return };
-    for limit in [0, LIMIT] {
-        let status = Launcher::new(contexts.len())
-            .program(std::env::current_exe().unwrap())
-            .args(["--exact", "growing::ranks_as_processes", "--nocapture"])
-            .env("TINYNCCL_TIMEOUT", "20")
-            .env("TINYNCCL_CUDA_MEMORY", limit.to_string())
-            .run()
-            .unwrap();
-        assert_eq!(status, 0);
-    }
+        comm.barrier().unwrap();
+    });
 }
 
 /// Each rank's first larger call waits for the others: one thread prepares all of them first.

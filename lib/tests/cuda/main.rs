@@ -10,6 +10,7 @@ mod hosted;
 mod messages;
 mod one_sided;
 mod peers;
+mod ranks;
 mod registered;
 mod schedules;
 mod standin;

@@ -298,7 +298,8 @@ fn in_place_and_beside_messages_in_a_graph() {
         (0..n).for_each(calls);
         ranks.iter().for_each(|r| r.comm.synchronize().unwrap());
         let graphs: Vec<_> = ranks.iter().enumerate().map(|(rank, r)| capture(&r.stream, || calls(rank))).collect();
-        // A graph with memory of its own gets it at its first launch otherwise, which may wait for the other rank's kernel.
+        // A graph with memory of its own gets it at its first launch otherwise, which may wait for the other rank's
+        // kernel.
         for (r, graph) in ranks.iter().zip(&graphs) {
             // SAFETY: as below.
             unsafe { sys::cuGraphUpload(*graph, r.stream.cu_stream()) }.result().unwrap();

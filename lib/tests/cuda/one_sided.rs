@@ -6,10 +6,9 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
 use tinynccl::cuda::{DeviceComm, Path, Registration, Signals};
-use tinynccl::launch::{self, Launcher};
 use tinynccl::{Comm, Config, Error};
 
-use super::registered::contexts;
+use super::ranks::{contexts, in_processes, in_threads};
 
 /// Elements that a rank writes to each other one.
 const COUNT: usize = 100_003;
@@ -211,27 +210,10 @@ fn config() -> Config {
 #[test]
 fn ranks_as_threads() {
     let Some(contexts) = contexts() else { return };
-    let comms = Comm::threads(contexts.len(), config()).unwrap();
-    std::thread::scope(|scope| {
-        for (comm, context) in comms.into_iter().zip(&contexts) {
-            scope.spawn(move || with_device(&comm, context));
-        }
-    });
+    in_threads(&contexts, config(), |comm, context| with_device(&comm, context));
 }
 
 #[test]
 fn ranks_as_processes() {
-    if launch::is_rank() {
-        let comm = Comm::from_env().unwrap();
-        let context = CudaContext::new(comm.local_rank()).unwrap();
-        return with_device(&comm, &context);
-    }
-    let Some(contexts) = contexts() else { return };
-    let status = Launcher::new(contexts.len())
-        .program(std::env::current_exe().unwrap())
-        .args(["--exact", "one_sided::ranks_as_processes", "--nocapture"])
-        .env("TINYNCCL_TIMEOUT", "10")
-        .run()
-        .unwrap();
-    assert_eq!(status, 0);
+    in_processes("one_sided::ranks_as_processes", &[&[("TINYNCCL_TIMEOUT", "10")]], with_device);
 }

@@ -8,33 +8,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::common::lengths;
+use crate::ranks::{contexts, in_processes, in_threads};
 use cudarc::driver::{CudaContext, CudaStream, DevicePtr, DeviceRepr, result, sys};
 use half::bf16;
 use tinynccl::comm::RawCall;
 use tinynccl::config::Ll128;
-use tinynccl::cuda::{self, Choice, DeviceComm, Protocol, Registered};
-use tinynccl::launch::{self, Launcher};
+use tinynccl::cuda::{Choice, DeviceComm, Protocol, Registered};
 use tinynccl::wire::Collective;
 use tinynccl::{Call, Comm, Config, Element, Error, ReduceOp};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Elements around an output that must stay.
 const GUARD: usize = 64;
-
-pub(crate) fn contexts() -> Option<Vec<Arc<CudaContext>>> {
-    let count = match cuda::device_count() {
-        Ok(count) => count,
-        Err(error) => {
-            eprintln!("SKIPPED: no GPU: {error}");
-            return None;
-        }
-    };
-    if count < 2 {
-        eprintln!("SKIPPED: needs two GPUs, this machine has {count}");
-        return None;
-    }
-    Some((0..count.min(8)).map(|i| CudaContext::new(i).unwrap()).collect())
-}
 
 struct Ranks {
     // Dropped first: its memory is freed while the communicators are there.
@@ -532,30 +517,13 @@ fn freed_and_allocated_again(comm: &Comm, device: &DeviceComm, stream: &Arc<Cuda
 #[test]
 fn ranks_as_threads() {
     let Some(contexts) = contexts() else { return };
-    let comms = Comm::threads(contexts.len(), without_ll128()).unwrap();
-    std::thread::scope(|scope| {
-        for (comm, context) in comms.into_iter().zip(&contexts) {
-            scope.spawn(move || with_device(&comm, context));
-        }
-    });
+    in_threads(&contexts, without_ll128(), |comm, context| with_device(&comm, context));
 }
 
 /// Ranks as processes: they map each other's memory.
 #[test]
 fn ranks_as_processes() {
-    if launch::is_rank() {
-        let comm = Comm::from_env().unwrap();
-        let context = CudaContext::new(comm.local_rank()).unwrap();
-        return with_device(&comm, &context);
-    }
-    let Some(contexts) = contexts() else { return };
-    let status = Launcher::new(contexts.len())
-        .program(std::env::current_exe().unwrap())
-        .args(["--exact", "registered::ranks_as_processes", "--nocapture"])
-        .env("TINYNCCL_CUDA_LL128", "off")
-        .run()
-        .unwrap();
-    assert_eq!(status, 0);
+    in_processes("registered::ranks_as_processes", &[&[("TINYNCCL_CUDA_LL128", "off")]], with_device);
 }
 
 #[test]

@@ -18,7 +18,8 @@ macro_rules! calls {
         #[unsafe(no_mangle)]
         pub(crate) unsafe extern "C" fn $name($($argument: $type),*) -> cudarc::driver::sys::CUresult {
             let call = || -> $crate::calls::Answer {
-                // SAFETY: each pointer is what CUDA documents for that argument: the caller of the C function sees to it.
+                // SAFETY: each pointer is what CUDA documents for that argument: the caller of the C function sees to
+                // it.
                 #[allow(unused_unsafe, reason = "some need it")]
                 unsafe { $body }
             };

@@ -13,7 +13,8 @@ pub(crate) struct Table<T> {
     objects: LazyLock<RwLock<HashMap<usize, Arc<T>>>>,
 }
 
-/// A handle that no object has or had. Far from null and from the numbers that CUDA gives a meaning, as streams 1 and 2.
+/// A handle that no object has or had. Far from null and from the numbers that CUDA gives a meaning, as streams 1 and
+/// 2.
 pub(crate) fn fresh() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0x5_0000);
     NEXT.fetch_add(0x10, Ordering::Relaxed)

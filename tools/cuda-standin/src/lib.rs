@@ -2,8 +2,8 @@
 //!
 //! A test puts [`folder`] into `LD_LIBRARY_PATH` of a process. What that process enqueues on streams then really
 //! happens, in the order that CUDA promises: copies, memory operations, host functions, events, graphs. So device
-//! communicators work on a machine without a GPU, on the path that needs no kernels. A program that has not been started
-//! so never meets it, and the device's name says what it is.
+//! communicators work on a machine without a GPU, on the path that needs no kernels. A program that has not been
+//! started so never meets it, and the device's name says what it is.
 //!
 //! | file | idea |
 //! | --- | --- |

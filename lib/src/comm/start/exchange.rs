@@ -26,18 +26,19 @@ impl Comm {
     /// # Errors
     /// [`Error::PeerLost`] and [`Error::Timeout`] name the ranks that did not come.
     pub fn exchange_bytes(&self, what: &str, ours: &[u8]) -> Result<Vec<Vec<u8>>> {
+        self.inner.state.check(|| what.to_owned())?;
+        self.exchange_as(&format!("bytes: {what}"), ours.to_vec())
+    }
+
+    fn exchange_as(&self, name: &str, ours: Vec<u8>) -> Result<Vec<Vec<u8>>> {
         let state = &self.inner.state;
-        state.check(|| what.to_owned())?;
-        let key = state.key(&format!("bytes: {what}"));
-        state.control.exchange(&key, &state.members, ours.to_vec()).map_err(|error| state.of_members(error))
+        state.control.exchange(&state.key(name), &state.members, ours).map_err(|error| state.of_members(error))
     }
 
     /// Every rank's value, in rank order, through the rendezvous; for set-up. Once per `what`.
     pub(crate) fn exchange<T: Serialize + DeserializeOwned>(&self, what: &str, value: &T) -> Result<Vec<T>> {
-        let state = &self.inner.state;
         let bytes = serde_json::to_vec(value).map_err(|e| unreadable(what, &e))?;
-        let key = state.key(what);
-        let values = state.control.exchange(&key, &state.members, bytes).map_err(|error| state.of_members(error))?;
+        let values = self.exchange_as(what, bytes)?;
         values.iter().map(|bytes| serde_json::from_slice(bytes).map_err(|e| unreadable(what, &e))).collect()
     }
 

@@ -8,7 +8,7 @@ use cudarc::driver::{CudaContext, CudaFunction, CudaModule, sys};
 
 use super::{Framing, Kernel, Module, Types, unit};
 use crate::cuda::compile::compile;
-use crate::cuda::driver::{beside_capture, cuda};
+use crate::cuda::driver::{Uncaptured, cuda};
 use crate::cuda::window::Layout;
 use crate::error::{Error, Result};
 
@@ -79,7 +79,11 @@ impl Kernels {
 
     /// The function of `kernel`, compiled if it is missing.
     pub(crate) fn function(&self, kernel: Kernel, types: Types) -> Result<sys::CUfunction> {
-        let load = || beside_capture(|| self.load(kernel, types));
+        let load = || {
+            // Loading code may wait for the device.
+            let _uncaptured = Uncaptured::begin();
+            self.load(kernel, types)
+        };
         self.functions.get((kernel, types), load).map(|function| function.handle)
     }
 

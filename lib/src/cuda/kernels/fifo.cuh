@@ -1,6 +1,7 @@
-// Protocol Simple: a FIFO of slots in the extension of the receiver's window for each (kind, channel, sender). The sender counts filled
-// slots in the receiver's window (tail), the receiver counts freed ones in the sender's (head). All data of a slot is
-// written before its tail: the subgroup's barrier, then a release at system scope. (NCCL: prims_simple.h)
+// Protocol Simple: a FIFO of slots in the extension of the receiver's window for each (kind, channel, sender). The
+// sender counts filled slots in the receiver's window (tail), the receiver counts freed ones in the sender's (head).
+// All data of a slot is written before its tail: the subgroup's barrier, then a release at system scope. (NCCL:
+// prims_simple.h)
 
 #define TAIL 0
 #define HEAD 1

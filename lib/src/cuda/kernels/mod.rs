@@ -130,8 +130,8 @@ families! {
 }
 
 /// CUDA C of an element type, for a unit that [`compile`](crate::cuda::compile()) gets with `-DDTYPE=` the code of a
-/// [`DType`], `-DOP=0` and `-DRANKS=1`: the types `Stored` and `Acc`, and `widen` and `narrow` between them, which round
-/// as the collectives do.
+/// [`DType`], `-DOP=0` and `-DRANKS=1`: the types `Stored` and `Acc`, and `widen` and `narrow` between them, which
+/// round as the collectives do.
 pub const ELEMENTS: &str = include_str!("types.cuh");
 
 /// Ahead of every module's own files.

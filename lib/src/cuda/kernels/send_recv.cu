@@ -1,5 +1,5 @@
-// Point to point: the first blocks send, the next receive, the others copy this rank's own segment. There may be none of
-// a kind. A block is the channel of its number among its kind. Only the two ranks of a message take part: no hello.
+// Point to point: the first blocks send, the next receive, the others copy this rank's own segment. There may be none
+// of a kind. A block is the channel of its number among its kind. Only the two ranks of a message take part: no hello.
 //
 // A message may go straight into the receiver's buffer. The receiver then sends the buffer's name, or that it is not
 // registered, in a separate line after the flag that it writes in the sender's window, and the length after the other

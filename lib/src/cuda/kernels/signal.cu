@@ -9,8 +9,8 @@ struct Awaited {
     u32 of[MAX_RANKS];
 };
 
-// One more signal to rank `root`: `input` is our memory of signals, `output` that rank's. Copies before it in the stream
-// have arrived.
+// One more signal to rank `root`: `input` is our memory of signals, `output` that rank's. Copies before it in the
+// stream have arrived.
 extern "C" __global__ void signal(const __grid_constant__ Args args) {
     if (threadIdx.x != 0) return;
     u32* own = (u32*)args.input;

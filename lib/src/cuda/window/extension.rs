@@ -1,14 +1,14 @@
 //! The extensions of all ranks' windows: the memory of LL128 lines and slots, which small calls do not need.
 //!
-//! It is allocated when a call first needs it, and takes no barrier. A rank allocates its own, offers it to the ranks of
-//! the call, and maps theirs: for a collective those of all ranks, for a message that of its receiver. Both ends of a
-//! call do the same (`peer::needs_extension` is a function of the choice, equal on all ranks), so the wait for an offer
-//! ends as the call itself would: with the peer's call, the peer's death, an abort, or the deadline.
+//! It is allocated when a call first needs it, and takes no barrier. A rank allocates its own, offers it to the ranks
+//! of the call, and maps theirs: for a collective those of all ranks, for a message that of its receiver. Both ends of
+//! a call do the same (`peer::needs_extension` is a function of the choice, equal on all ranks), so the wait for an
+//! offer ends as the call itself would: with the peer's call, the peer's death, an abort, or the deadline.
 //!
 //! An offer does not wait. A thread that drives several ranks offers for all of them first (`DeviceComm::prepare`).
 //!
-//! The start-up check of the path does not cover these mappings: it looks whether writes between two GPUs arrive at all,
-//! and the window's own mapping, made in the same way, has shown that. Registered buffers are mapped likewise.
+//! The start-up check of the path does not cover these mappings: it looks whether writes between two GPUs arrive at
+//! all, and the window's own mapping, made in the same way, has shown that. Registered buffers are mapped likewise.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -18,7 +18,7 @@ use cudarc::driver::CudaContext;
 use super::reach::{Introduction, PeerWindow, RankGpu};
 use super::{EXTENSION, Layout, MAX_RANKS, Window};
 use crate::comm::Comm;
-use crate::cuda::driver::{Uncaptured, cuda};
+use crate::cuda::driver::Uncaptured;
 use crate::error::{Error, Result};
 use crate::threads::lock;
 
@@ -153,8 +153,7 @@ impl Growth {
         if let (Some(window), false) = (&state.ours, peers.clone().into_iter().any(|peer| missing(&peer))) {
             return Ok(window.address);
         }
-        let _uncaptured =
-            Uncaptured::begin().map_err(|e| cuda(OFFER, "allocating memory while a stream is captured", e))?;
+        let _uncaptured = Uncaptured::begin();
         if state.ours.is_none() && state.failed.is_none() {
             let (bytes, cleared) = (self.layout.extension_bytes(), self.layout.slots_begin());
             match Window::amid_calls(&self.context, bytes, cleared, EXTENSION) {
@@ -207,8 +206,7 @@ impl Growth {
             // Peer access was enabled for the windows.
             theirs.address()
         } else {
-            let _uncaptured =
-                Uncaptured::begin().map_err(|e| cuda(OFFER, "mapping memory while a stream is captured", e))?;
+            let _uncaptured = Uncaptured::begin();
             let opened = PeerWindow::open(
                 &self.context,
                 self.layout.extension_bytes(),

@@ -52,7 +52,7 @@ use mapping::Mapping;
 use reach::PeerWindow;
 pub(crate) use reach::{Import, RankGpu, Reached, enable};
 
-use super::driver::{Uncaptured, cuda};
+use super::driver::cuda;
 use crate::error::{Error, Result};
 
 /// Ranks at most: the GPUs that one NVLink domain of a host joins directly.
@@ -140,12 +140,12 @@ impl Window {
         Ok(window)
     }
 
-    /// The same while calls are enqueued, captured or under way: no kernel is waited for but by the allocation itself,
+    /// The same while calls are enqueued or under way; the caller holds [`Uncaptured`](super::driver::Uncaptured) if
+    /// they may be captured: no kernel is waited for but by the allocation itself,
     /// and only the first `cleared` bytes are cleared.
     pub(crate) fn amid_calls(context: &Arc<CudaContext>, bytes: usize, cleared: usize, what: &str) -> Result<Window> {
         let failed = |e| not_allocated(context, bytes, what, e);
         context.bind_to_thread().map_err(failed)?;
-        let _uncaptured = Uncaptured::begin().map_err(failed)?;
         // SAFETY: allocates; the address is freed once, by `drop`.
         let address = unsafe { result::malloc_sync(bytes) }.map_err(failed)?;
         let window = Window { context: context.clone(), address, bytes, mapping: None };

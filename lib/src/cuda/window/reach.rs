@@ -182,7 +182,8 @@ impl Reached {
         descriptors: bool,
     ) -> Result<Result<Reached, String>> {
         let (rank, way) = (host.rank(), if descriptors { "fd" } else { "ipc" });
-        // Later no descriptor could be sent, and phased calls all use slots: then the extension is there from the start.
+        // Later no descriptor could be sent, and phased calls all use slots: then the extension is there from the
+        // start.
         let extended = descriptors || shares_gpu(gpus);
         let bytes = if extended { layout.bytes() } else { layout.window_bytes() };
         let offer = || {

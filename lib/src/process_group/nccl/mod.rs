@@ -42,9 +42,9 @@ pub fn find(config: &Config) -> Result<String> {
     library::open(config).map(|nccl| nccl.description.clone())
 }
 
-/// Files in which a process group would look for NCCL, best first: `TINYNCCL_NCCL_LIB` alone if it is set; otherwise the
-/// loader's `libnccl.so.2` and `libnccl.so` (names without a folder, which need not exist), then files that exist in the
-/// folders of Python packages, and where `CUDA_HOME` and `CUDA_PATH` say.
+/// Files in which a process group would look for NCCL, best first: `TINYNCCL_NCCL_LIB` alone if it is set; otherwise
+/// the loader's `libnccl.so.2` and `libnccl.so` (names without a folder, which need not exist), then files that exist
+/// in the folders of Python packages, and where `CUDA_HOME` and `CUDA_PATH` say.
 pub fn places(config: &Config) -> Vec<PathBuf> {
     library::places(config.nccl_library.as_deref(), &|name| std::env::var_os(name), &mut Vec::new())
 }

@@ -2,36 +2,14 @@
 
 use std::ffi::c_int;
 
-use nccl::abi::{CONFIG_MAGIC, Config, UNDEFINED};
+use nccl::abi::Config;
 
 use super::functions::*;
 use super::rank::{IN_PROGRESS, INVALID_ARGUMENT, Rank, SUCCESS, async_error, gpu, ok, refused, unique_id};
 
 /// NCCL_CONFIG_INITIALIZER, and not blocking.
 fn config() -> Config {
-    Config {
-        size: size_of::<Config>(),
-        magic: CONFIG_MAGIC,
-        version: 23_007,
-        blocking: 0,
-        cga_cluster_size: UNDEFINED,
-        min_ctas: UNDEFINED,
-        max_ctas: UNDEFINED,
-        net_name: std::ptr::null(),
-        split_share: UNDEFINED,
-        traffic_class: UNDEFINED,
-        comm_name: c"in the background".as_ptr(),
-        collnet_enable: UNDEFINED,
-        cta_policy: UNDEFINED,
-        shrink_share: UNDEFINED,
-        nvls_ctas: UNDEFINED,
-        n_channels_per_net_peer: UNDEFINED,
-        nvlink_centric_sched: UNDEFINED,
-        graph_usage_mode: UNDEFINED,
-        num_rma_ctx: UNDEFINED,
-        max_p2p_peers: UNDEFINED,
-        graph_stream_ordering: UNDEFINED,
-    }
+    Config { version: 23_007, blocking: 0, comm_name: c"in the background".as_ptr(), ..Config::NOTHING }
 }
 
 /// Asks until a communicator is not in progress any more, as PyTorch does.

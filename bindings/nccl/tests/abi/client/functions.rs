@@ -1,4 +1,5 @@
-//! The library's functions, found by name as a program's loader finds them. Enums are ints, as a C compiler passes them.
+//! The library's functions, found by name as a program's loader finds them. Enums are ints, as a C compiler passes
+//! them.
 #![allow(non_snake_case, reason = "NCCL's names")]
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
