@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-use super::{Loop, Phase};
+use super::Loop;
+use super::clients::Phase;
 use crate::bootstrap::admission::{self, Challenge};
 use crate::bootstrap::frame::{Hello, MAX_PROOF, MAX_REGISTER};
 use crate::bootstrap::message::{Bytes, ToRank, ToStore};

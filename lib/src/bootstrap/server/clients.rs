@@ -1,0 +1,197 @@
+//! The store's clients: what is heard from them, and what they are told.
+
+use std::time::{Duration, Instant};
+
+use super::{Loop, REGISTER_LIMIT};
+use crate::bootstrap::admission::Challenge;
+use crate::bootstrap::connection::{Connection, Fill, broken};
+use crate::bootstrap::frame::MAX_FRAME;
+use crate::bootstrap::message::{ToRank, ToStore};
+use crate::threads::deadline_after;
+
+/// A refused client may take this long to read why, one that said goodbye to close.
+const ENDING_LIMIT: Duration = Duration::from_secs(2);
+
+#[derive(Debug)]
+pub(super) struct Client {
+    pub(super) id: u64,
+    pub(super) connection: Connection,
+    pub(super) address: String,
+    pub(super) phase: Phase,
+    /// When its phase must be over, unless it is a member.
+    pub(super) until: Instant,
+}
+
+impl Client {
+    /// Nothing more is expected of it: it may read our last words.
+    pub(super) fn start_ending(&mut self) {
+        self.phase = Phase::Ending { budget: 1 << 20, ended: false };
+        self.until = deadline_after(ENDING_LIMIT);
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Connected, nothing (whole) heard.
+    Hello,
+    /// Its hello was answered by our challenge.
+    Prove { challenge: Challenge },
+    /// The proof was right.
+    Register { hello_rank: u32, world_size: u32 },
+    /// A registered rank.
+    Member { rank: usize },
+    /// Nothing more is expected of it: it said goodbye, or is being told why it is refused. `budget` more bytes of it
+    /// are thrown away, because closing with unread bytes would reset the connection under our last words.
+    Ending { budget: usize, ended: bool },
+    /// To be removed.
+    Gone,
+}
+
+impl Loop {
+    /// Reads from one client and answers.
+    pub(super) fn serve(&mut self, index: usize) {
+        let Some(client) = self.clients.get_mut(index) else { return };
+        // When sending fails, what came before may still be read: a goodbye, perhaps.
+        let flushed = client.connection.flush();
+        if let Phase::Ending { budget, ended } = client.phase {
+            client.phase = match client.connection.discard() {
+                Ok(Some(n)) if n < budget => Phase::Ending { budget: budget - n, ended },
+                _ => Phase::Gone,
+            };
+            return self.end(index);
+        }
+        let filled = client.connection.fill();
+        while let Some(client) = self.clients.get_mut(index) {
+            let more = match client.phase {
+                Phase::Hello => self.hello(index),
+                Phase::Prove { challenge } => self.prove(index, &challenge),
+                Phase::Register { hello_rank, world_size } => self.register(index, hello_rank, world_size),
+                Phase::Member { rank } => self.member(index, rank),
+                _ => false,
+            };
+            if !more {
+                break;
+            }
+        }
+        match filled.and_then(|f| flushed.map(|_| f)) {
+            Ok(Fill::Open) => {}
+            Ok(Fill::End) => self.ended(index),
+            Err(e) => self.fail(index, broken(&e)),
+        }
+    }
+
+    /// The client will send no more.
+    fn ended(&mut self, index: usize) {
+        let Some(client) = self.clients.get_mut(index) else { return };
+        match client.phase {
+            Phase::Member { .. } => {
+                self.fail(index, "its connection closed without a goodbye: the process ended or was killed".to_owned());
+            }
+            // Since just now: it may still read our last words.
+            Phase::Ending { .. } => {}
+            // It may come again; if not, this is what is known of it.
+            Phase::Register { hello_rank, .. } => {
+                client.phase = Phase::Gone;
+                let address = &client.address;
+                self.store.note(format!("rank {hello_rank} came from {address} and went away before it had joined"));
+            }
+            _ => client.phase = Phase::Gone,
+        }
+    }
+
+    fn member(&mut self, index: usize, rank: usize) -> bool {
+        let Some(client) = self.clients.get_mut(index) else { return false };
+        match client.connection.next::<ToStore>(MAX_FRAME) {
+            Ok(None) => false,
+            Ok(Some(message)) => {
+                let bye = matches!(message, ToStore::Bye { .. });
+                if bye {
+                    client.start_ending();
+                }
+                self.store.handle(rank, message, Instant::now());
+                self.deliver();
+                if bye {
+                    self.end(index);
+                }
+                !bye
+            }
+            Err(detail) => {
+                self.fail(index, format!("it broke the protocol: {detail}"));
+                false
+            }
+        }
+    }
+
+    pub(super) fn end(&mut self, index: usize) {
+        let Some(client) = self.clients.get_mut(index) else { return };
+        if let Phase::Ending { budget, ended: false } = client.phase {
+            match client.connection.flush() {
+                Ok(true) => {
+                    client.connection.end_of_stream();
+                    client.phase = Phase::Ending { budget, ended: true };
+                }
+                Ok(false) => {}
+                Err(_) => client.phase = Phase::Gone,
+            }
+        }
+    }
+
+    /// The client's connection is of no more use.
+    pub(super) fn fail(&mut self, index: usize, detail: String) {
+        let Some(client) = self.clients.get_mut(index) else { return };
+        let phase = std::mem::replace(&mut client.phase, Phase::Gone);
+        if let Phase::Member { rank } = phase {
+            log::warn!("rendezvous store: rank {rank} at {}: {detail}", client.address);
+            self.store.lost(rank, detail);
+            self.deliver();
+        } else if let Phase::Register { hello_rank, .. } = phase {
+            self.store.note(format!(
+                "rank {hello_rank} came from {} and was gone before it had joined: {detail}",
+                client.address
+            ));
+        }
+    }
+
+    /// Sends what the store has to say.
+    pub(super) fn deliver(&mut self) {
+        let mut full = Vec::new();
+        for (rank, message) in self.store.take_out() {
+            let Some(id) = self.by_rank.get(&rank) else { continue };
+            // Clients are kept in the order of their ids.
+            let Ok(index) = self.clients.binary_search_by_key(id, |c| c.id) else { continue };
+            let Some(client) = self.clients.get_mut(index) else { continue };
+            match client.connection.queue(&message) {
+                // A failing connection shows when it is read: what it sent before counts still.
+                Ok(()) => drop(client.connection.flush()),
+                Err(detail) => full.push((index, detail)),
+            }
+        }
+        for (index, detail) in full {
+            self.fail(index, detail);
+        }
+    }
+
+    pub(super) fn say_closing(&mut self) {
+        for client in &mut self.clients {
+            if let Phase::Member { .. } = client.phase {
+                let _ = client.connection.queue(&ToRank::Closing);
+                let _ = client.connection.flush();
+            }
+        }
+    }
+
+    /// Drops the clients whose time is over.
+    pub(super) fn expire(&mut self) {
+        let now = Instant::now();
+        for index in 0..self.clients.len() {
+            let Some(client) = self.clients.get_mut(index).filter(|c| now >= c.until) else { continue };
+            match client.phase {
+                Phase::Hello | Phase::Prove { .. } | Phase::Register { .. } => {
+                    self.refuse_stranger(index, format!("no registration within {REGISTER_LIMIT:?}"), false);
+                }
+                Phase::Ending { .. } => client.phase = Phase::Gone,
+                Phase::Member { .. } | Phase::Gone => {}
+            }
+        }
+    }
+}
