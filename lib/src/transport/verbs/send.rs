@@ -114,7 +114,7 @@ impl SendLink for VerbsSend {
         let mut core = lock(&self.core);
         core.poll();
         core.look_after_peer();
-        core.sending()
+        if self.wants.is_some() { core.sending() } else { core.flushing() }
     }
 
     fn arm(&mut self) -> Result<bool> {
@@ -122,7 +122,7 @@ impl SendLink for VerbsSend {
         core.arm()?;
         match self.wants {
             Some(ring) => core.room(ring),
-            None => core.sending().map(|()| core.has_sent()),
+            None => core.flushing().map(|()| core.has_sent()),
         }
     }
 

@@ -249,6 +249,13 @@ impl Core {
         }
     }
 
+    /// The error of a sender that has posted everything. A peer that said goodbye has received it, or wants it no more;
+    /// its goodbye may overtake the last completions, which still come.
+    pub(super) fn flushing(&self) -> Result<()> {
+        let left = self.peer_said_goodbye && self.lost.is_none() && self.broken.is_none();
+        if left && !self.has_sent() { Ok(()) } else { self.sending() }
+    }
+
     /// Gets ready to sleep: afterwards the next completion makes [`Core::interest`] readable.
     pub(super) fn arm(&mut self) -> Result<()> {
         for queue in &mut self.parts.queues {
