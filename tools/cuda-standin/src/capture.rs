@@ -212,11 +212,15 @@ fn end(stream: &Stream) -> Answer<Vec<Work>> {
         let joined = joined.as_ref().ok_or(CUresult::CUDA_ERROR_ILLEGAL_STATE)?;
         (joined.capture.clone(), joined.behind.clone())
     };
-    ensure(capture.origin == stream.handle, CUresult::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED)?;
+    if capture.origin != stream.handle {
+        capture.invalidate();
+        return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
+    }
+    // The capture is over even where its end is refused, as over NVIDIA's driver.
     let here = capture.mode == Mode::CU_STREAM_CAPTURE_MODE_RELAXED || capture.thread == std::thread::current().id();
-    ensure(here, CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)?;
     let valid = capture.check();
     capture.end();
+    ensure(here, CUresult::CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD)?;
     valid?;
     let work = std::mem::take(&mut lock(&capture.state).work);
     ensure(behind.len() == work.len(), CUresult::CUDA_ERROR_STREAM_CAPTURE_UNJOINED)?;

@@ -113,13 +113,27 @@ fn a_stream_that_does_not_come_back_spoils_the_capture() {
     ok(record(forth, one));
     ok(wait_for(two, forth));
     ok(fill(two, memory, 2, 50));
-    fails(end(two).0, CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
     fails(end(one).0, CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
     // Both are as before.
     ok(fill(two, memory, 2, 50));
     ok(synchronize(two));
     ok(synchronize(one));
     ok(free(memory));
+}
+
+#[test]
+fn a_capture_that_is_ended_in_another_stream_is_spoiled() {
+    if !here() {
+        return;
+    }
+    let (one, two, forth) = (stream(), stream(), event(2));
+    ok(begin(one, LOCAL));
+    ok(record(forth, one));
+    ok(wait_for(two, forth));
+    fails(end(two).0, CUDA_ERROR_STREAM_CAPTURE_UNMATCHED);
+    fails(end(one).0, CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    ok(synchronize(two));
+    ok(synchronize(one));
 }
 
 #[test]
@@ -213,9 +227,7 @@ fn a_capture_ends_in_the_thread_where_it_began() {
     })
     .join()
     .unwrap();
-    let (result, graph) = end(stream);
-    ok(result);
-    // SAFETY: used no more.
-    ok(unsafe { sys::cuGraphDestroy(graph) });
+    // That was its end all the same.
     fails(end(stream).0, CUDA_ERROR_ILLEGAL_STATE);
+    ok(synchronize(stream));
 }
