@@ -148,13 +148,23 @@ fn likely_cause(result: CUresult) -> Option<&'static str> {
 /// Copies within a device; nothing for 0 bytes.
 ///
 /// # Safety
-/// Both must be memory of so many bytes until the stream has passed the copy.
-pub(crate) unsafe fn copy(op: &str, stream: sys::CUstream, from: u64, to: u64, bytes: usize) -> Result<()> {
+/// Both must be memory of so many bytes until the stream, which is of this context, has passed the copy.
+pub(crate) unsafe fn copy(
+    op: &str,
+    context: &CudaContext,
+    stream: sys::CUstream,
+    from: u64,
+    to: u64,
+    bytes: usize,
+) -> Result<()> {
     if from == to || bytes == 0 {
         return Ok(());
     }
-    // SAFETY: forwarded from the caller.
-    unsafe { cudarc::driver::result::memcpy_dtod_async(to, from, bytes, stream) }
+    // The driver refuses a stream of another device's context than the current one.
+    context
+        .bind_to_thread()
+        // SAFETY: forwarded from the caller.
+        .and_then(|()| unsafe { cudarc::driver::result::memcpy_dtod_async(to, from, bytes, stream) })
         .map_err(|e| cuda(op, "copying on the device", e))
 }
 

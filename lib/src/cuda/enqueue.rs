@@ -89,7 +89,7 @@ impl DeviceComm {
         if self.size() == 1 {
             let (input, output) = call.device_addresses();
             // SAFETY: the caller of `enqueue` vouches for both buffers.
-            return unsafe { driver::copy(op, stream.handle(), input, output, call.bytes()) };
+            return unsafe { driver::copy(op, self.context(), stream.handle(), input, output, call.bytes()) };
         }
         if let (Some(host), Some(_)) = (&self.host, &self.windows) {
             // Kernels compare the calls of ranks that they exchange data with; the host's communicator compares the
@@ -103,7 +103,7 @@ impl DeviceComm {
             // SAFETY: stream and buffer are the caller's word; the scratch memory is as long, and used on this stream.
             return unsafe {
                 self.with_scratch(stream.handle(), bytes, |moved| {
-                    driver::copy(op, stream.handle(), input, moved, bytes)?;
+                    driver::copy(op, self.context(), stream.handle(), input, moved, bytes)?;
                     self.carry(stream, &RawCall::on_device(**call, moved, output), choice)
                 })
             };
@@ -180,7 +180,7 @@ impl DeviceComm {
         let Some((_, count, root)) = to.or(from) else {
             // SAFETY: forwarded from the caller.
             return own.map_or(Ok(()), |Own { from, to, bytes }| unsafe {
-                driver::copy(op, stream.handle(), from, to, bytes as usize)
+                driver::copy(op, self.context(), stream.handle(), from, to, bytes as usize)
             });
         };
         let buffer = |name, one: Option<End>| {

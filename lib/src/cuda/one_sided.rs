@@ -83,7 +83,7 @@ impl DeviceComm {
             buffers::check(op, self.rank(), self.context(), stream.handle(), &[Some(used)])?;
         }
         // SAFETY: the caller vouches for `from`, and for the peer's registration; the range is in it.
-        unsafe { copy(op, stream.handle(), from, at + offset as u64, bytes) }
+        unsafe { copy(op, self.context(), stream.handle(), from, at + offset as u64, bytes) }
     }
 
     /// Enqueues one signal to `peer`.

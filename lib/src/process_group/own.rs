@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::CudaContext;
 
 use crate::comm::engine::bound::Bound;
-use crate::cuda::{Stream, copy, cuda};
+use crate::cuda::{Stream, copy};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 
@@ -57,10 +57,9 @@ impl Own {
     /// # Safety
     /// The memory must be of the device, until `stream` has passed the copies.
     pub(super) unsafe fn enqueue(&self, rank: usize, context: &Arc<CudaContext>, stream: &Stream) -> Result<()> {
-        context.bind_to_thread().map_err(|e| cuda("batch", "taking the GPU", e))?;
         for (from, to, bytes) in self.pairs(rank)? {
             // SAFETY: forwarded from the caller.
-            unsafe { copy("batch", stream.handle(), from as u64, to as u64, bytes) }?;
+            unsafe { copy("batch", context, stream.handle(), from as u64, to as u64, bytes) }?;
         }
         Ok(())
     }

@@ -287,14 +287,19 @@ fn in_place_and_beside_messages_in_a_graph() {
             .enumerate()
             .map(|(rank, r)| (put(r, 1, &inputs(rank)), put(r, 1, &vec![UNTOUCHED; n * count])))
             .collect();
-        let calls = |rank: usize| {
-            let (Rank { comm, stream }, ((_, at), (_, gathered))) = (&ranks[rank], &memory[rank]);
+        let group = |rank: usize| {
+            let ((_, at), (_, gathered)) = &memory[rank];
             let mut calls = vec![all_to_all(count, *at)];
             calls.extend(rooted(Collective::Gather, 0, count, *at, *gathered));
+            calls
+        };
+        let calls = |rank: usize| {
+            let Rank { comm, stream } = &ranks[rank];
             // SAFETY: the buffers live until the streams are waited for.
-            unsafe { comm.enqueue_group(stream, &calls) }.unwrap();
+            unsafe { comm.enqueue_group(stream, &group(rank)) }.unwrap();
         };
         // Code is loaded before anybody waits.
+        (0..n).for_each(|rank| ranks[rank].comm.prepare(&group(rank)).unwrap());
         (0..n).for_each(calls);
         ranks.iter().for_each(|r| r.comm.synchronize().unwrap());
         let graphs: Vec<_> = ranks.iter().enumerate().map(|(rank, r)| capture(&r.stream, || calls(rank))).collect();

@@ -212,7 +212,7 @@ impl DataPath for Phased {
             let from = traffic.input + rank as u64 * traffic.input_stride;
             let to = traffic.output + rank as u64 * traffic.output_stride;
             // SAFETY: the caller vouches for both buffers.
-            unsafe { copy(call.collective.name(), turn.stream, from, to, traffic.lengths.0 as usize) }?;
+            unsafe { copy(call.collective.name(), &self.context, turn.stream, from, to, traffic.lengths.0 as usize) }?;
         }
         self.enqueue(turn, call, &traffic)
     }
@@ -220,7 +220,7 @@ impl DataPath for Phased {
     unsafe fn carry_round(&self, turn: Turn, call: &RawCall, round: Round) -> Result<()> {
         if let Some(Own { from, to, bytes }) = round.own {
             // SAFETY: the caller vouches for both buffers.
-            unsafe { copy("send/recv", turn.stream, from, to, bytes as usize) }?;
+            unsafe { copy("send/recv", &self.context, turn.stream, from, to, bytes as usize) }?;
         }
         self.enqueue(turn, call, &Traffic::pair(round.to, round.from))
     }
