@@ -54,9 +54,10 @@ pub(crate) struct Layout {
     pub(crate) slot_bytes: usize,
 }
 
-/// Bytes of a slot, unless `TINYNCCL_CUDA_SLOT` says otherwise: each round a block sends one to every other rank.
+/// Bytes of a slot, unless `TINYNCCL_CUDA_SLOT` says otherwise: each round a block sends one to every other rank. Longer
+/// ones are hardly faster between two GPUs, and with these a window and its extension fit in 64 MiB.
 fn default_slot(ranks: usize) -> usize {
-    (256 << 10) / ranks
+    (112 << 10) / ranks
 }
 
 /// LL128 lines per channel and sender: enough for the longest calls that are best in LL128 (`peer/select.rs`).
@@ -326,7 +327,7 @@ mod tests {
             let layout = of(ranks);
             [layout.window_bytes(), layout.slots_begin(), layout.slot_memory()].map(tenths)
         };
-        assert_eq!([2, 4, 8].map(parts), [[23, 173, 960], [23, 345, 2160], [25, 333, 2520]]);
+        assert_eq!([2, 4, 8].map(parts), [[23, 173, 420], [23, 345, 945], [25, 333, 1103]]);
         // Where LL has to carry longer calls too.
         assert!(of(2).without_ll128().window_bytes() < 5 << 20);
     }

@@ -23,7 +23,7 @@
 //! | --- | --- | --- | --- |
 //! | window | 2.3 MiB | 2.3 MiB | 2.5 MiB |
 //! | lines128 | 17.3 MiB | 34.5 MiB | 33.3 MiB |
-//! | slots | 96 MiB | 216 MiB | 252 MiB |
+//! | slots | 42 MiB | 94.5 MiB | 110.3 MiB |
 //!
 //! | file | idea |
 //! | --- | --- |
