@@ -177,15 +177,20 @@ def ranks(function, options, size=SIZE):
 
 def share(checks, name, make):
     """What rank 0 makes (bytes), on all ranks."""
-    path = os.path.join(checks.folder, f"share.{name}")
-    if checks.rank == 0:
+    return share_of(checks, name, 0, make)
+
+
+def share_of(checks, name, owner, make=bytes):
+    """What rank `owner` makes (bytes), on all ranks."""
+    path = os.path.join(checks.folder, f"share.{name}.{owner}")
+    if checks.rank == owner:
         with open(f"{path}.new", "wb") as file:
             file.write(make())
         os.rename(f"{path}.new", path)
     end = time.monotonic() + checks.options.limit
     while not os.path.exists(path):
         if time.monotonic() > end:
-            raise TimeoutError(f"{name} of rank 0 did not come")
+            raise TimeoutError(f"{name} of rank {owner} did not come")
         time.sleep(0.002)
     with open(path, "rb") as file:
         return file.read()
