@@ -30,8 +30,21 @@ from client import Skipped
 FLOATS = ["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"]
 TYPES = ["int8", "uint8", "int32", "int64"] + FLOATS
 COUNTS = [1, 7, 1000, 65_537, (1 << 20) + 3]
-# Those which nccl does not have (docs/pytorch.md), or which are for another backend.
-NOT_NCCL = suite.NOT_OURS | {"all_reduce_bits_and_small_types", "monitored_barrier"}
+# Those which nccl does not have (docs/pytorch.md), or which are for another backend. torch 2.11 multiplies wrongly for
+# premultiplied sums of bf16, and gathers wrongly in its coalescing manager, over NVIDIA's library as well.
+NOT_NCCL = suite.NOT_OURS | {"all_reduce_bits_and_small_types", "monitored_barrier", "premultiplied_sums", "coalescing_manager"}
+
+
+def unless_refused(function):
+    """A check that is skipped if torch's backend refuses a call of it: int16, lists of lists."""
+
+    def run(*args):
+        try:
+            function(*args)
+        except (TypeError, NotImplementedError) as error:
+            raise client.Skipped(str(error)) from error
+
+    return run
 
 
 def device():
@@ -555,18 +568,19 @@ def main():
     options.only = only
     for function in (batches_of_messages, misaligned, more_than_2_to_the_31, graphs, graphs_of_streams, non_blocking):
         checks.run(function.__name__, function, size)
-    for function in (split_groups, shrunk_group, registered_memory):
+    for function in (split_groups, registered_memory):
         checks.run(function.__name__, function, size, options.lazy)
     for function in (many_groups, time_estimate, data_parallel_bits, fully_sharded_2, tensor_parallel, tensors_of_a_mesh, pipeline):
         checks.run(function.__name__, function, size)
     suite.load()
     for name, function, _, sizes in suite.CHECKS:
         if name not in NOT_NCCL and size in sizes:
-            checks.run(f"suite_{name}", function, rank, size)
+            checks.run(f"suite_{name}", unless_refused(function), rank, size)
     # Late, because kernels of every type and operator are compiled for these.
     for body in (all_reduce, all_gather, reduce_scatter, rooted, all_to_all, messages):
         checks.run(f"{body.__name__}_types", every_type_and_count(body), size)
-    # Last, because a library that fails here may leave the process unusable.
+    # Last, because a library that fails here may leave the process unusable: NVIDIA's 2.28.9 hung in this one.
+    checks.run("shrunk_group", shrunk_group, size, options.lazy)
     checks.run("abort", abort, size)
     checks.run("symmetric_memory", symmetric_memory, size)
     checks.run("end", dist.destroy_process_group)
