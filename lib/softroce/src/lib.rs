@@ -11,15 +11,32 @@
 //! | [`path`] | addresses of ports |
 //! | [`queue`] | work requests, completions, events |
 //! | [`qp`] | queue pairs: requester, completer, responder, free of I/O |
+//! | `engine` | sockets, timers, a thread |
+//! | [`context`], [`qpair`] | an open card and what is made of it, in the shape of verbs |
+//! | [`device`] | the cards of this host |
 
+pub mod context;
+pub mod device;
+mod engine;
 pub mod error;
 pub mod memory;
 pub mod path;
 pub mod psn;
 pub mod qp;
+pub mod qpair;
 pub mod queue;
 mod sync;
 pub mod wire;
 
+pub use context::{Context, LIMITS, Mr, Pd};
+pub use device::{Device, PortInfo, PortState};
 pub use error::{Error, Result};
-pub use queue::EventKind;
+pub use memory::Access;
+pub use path::{Gid, Path};
+pub use qp::{AttrMask, Capacity, QpAttr, State};
+pub use qpair::{Qp, QpInit};
+pub use queue::{
+    Affected, AsyncEvent, CompChannel, Cq, Datagram, EventKind, RecvRequest, Remote, SendFlags, SendOp, SendRequest, Sge, Srq,
+    Status, Wc, WcOpcode,
+};
+pub use wire::Service;

@@ -1,0 +1,78 @@
+//! The engine's thread: waits for packets, timers and the doorbell.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rustix::event::epoll;
+
+use super::cell::{Cell, NEVER};
+use super::{Shared, now};
+use crate::sync::{lock, read};
+
+/// What the descriptors of the wait stand for; sockets have the numbers from `SOCKETS` on.
+pub(super) const BELL: u64 = 0;
+pub(super) const TIMER: u64 = 1;
+pub(super) const UNIX: u64 = 2;
+pub(super) const SOCKETS: u64 = 3;
+
+/// Runs until the engine is told to stop.
+pub(super) fn run(shared: &Shared) {
+    let mut events = Vec::with_capacity(16);
+    let mut more = false;
+    while !shared.stop.load(Ordering::Acquire) {
+        events.clear();
+        let wait = more.then(rustix::time::Timespec::default);
+        match epoll::wait(&shared.epoll, rustix::buffer::spare_capacity(&mut events), wait.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(e) => {
+                log::error!("the engine of {} cannot wait: {e}", shared.interface);
+                return;
+            }
+        }
+        more = false;
+        for event in &events {
+            match event.data.u64() {
+                BELL => {
+                    let mut count = [0; 8];
+                    let _ = rustix::io::read(&shared.bell, &mut count);
+                }
+                TIMER => expire(shared),
+                UNIX => more |= shared.receive(None),
+                socket => more |= shared.receive(Some((socket - SOCKETS) as usize)),
+            }
+        }
+        more |= continue_listed(shared);
+    }
+}
+
+/// Serves the queue pairs whose time has come, and sets the timer for the others.
+fn expire(shared: &Shared) {
+    shared.timer.fired();
+    let now = now();
+    let cells: Vec<Arc<Cell>> = read(&shared.cells).iter().flatten().cloned().collect();
+    let table = read(&shared.memory);
+    for cell in cells {
+        let deadline = cell.deadline.load(Ordering::Acquire);
+        if deadline <= now {
+            cell.serve(shared, &table);
+        } else if deadline != NEVER {
+            shared.timer.at_latest(deadline);
+        }
+    }
+}
+
+/// Serves those that had more to send than their turn allowed. `true` where there are such again.
+fn continue_listed(shared: &Shared) -> bool {
+    let listed = std::mem::take(&mut *lock(&shared.listed));
+    if listed.is_empty() {
+        return false;
+    }
+    let table = read(&shared.memory);
+    for qpn in listed {
+        if let Some(cell) = shared.cell(qpn) {
+            cell.listed.store(false, Ordering::Release);
+            cell.serve(shared, &table);
+        }
+    }
+    !lock(&shared.listed).is_empty()
+}

@@ -1,0 +1,5 @@
+//! Queue pairs of two contexts of a process, and of two processes, over the loopback interface.
+
+mod end;
+mod processes;
+mod threads;
