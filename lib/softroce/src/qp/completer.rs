@@ -60,21 +60,17 @@ impl Machine {
     /// All before `upto` is done, as far as no READ or atomic operation among it still lacks its answer; then that answer is
     /// lost (9.7.5.1.3, "implied NAK"), and the requester goes back to it: `false`.
     fn acknowledge(&mut self, upto: Psn, now: Nanos) -> bool {
-        match self.req.asked.front().copied() {
-            Some(asked) if asked.next(self.req.una).since(upto) < 0 => {
-                let lost = asked.next(self.req.una);
-                self.advance(lost, now);
-                if self.req.gap != Some(lost) {
-                    self.repeat(lost, now);
-                    self.req.gap = Some(lost);
-                }
-                false
-            }
-            _ => {
-                self.advance(upto, now);
-                true
-            }
+        let Some(lost) = self.req.unanswered(upto) else {
+            self.advance(upto, now);
+            return true;
+        };
+        self.advance(lost, now);
+        // Noticed once, and not where it is about to be asked for again anyway.
+        if self.req.gap != Some(lost) && self.req.asked.front().is_some_and(|asked| asked.first.since(lost) <= 0) {
+            self.repeat(lost, now);
+            self.req.gap = Some(lost);
         }
+        false
     }
 
     /// `una` moves to `to`, and what that completes is completed.

@@ -137,13 +137,6 @@ pub(super) struct Asked {
     pub(super) last: Psn,
 }
 
-impl Asked {
-    /// The number of its answer that comes next, when all before `una` is there.
-    pub(super) fn next(&self, una: Psn) -> Psn {
-        if self.first.since(una) > 0 { self.first } else { una }
-    }
-}
-
 #[derive(Debug, Default)]
 pub(super) struct Requester {
     /// Oldest first. Those before the cursor are sent.
@@ -202,6 +195,18 @@ impl Requester {
             Some(psn) => psn.plus(self.packet),
             None => self.next,
         }
+    }
+
+    /// The first number before `upto` that only an answer to a READ or an atomic operation can complete.
+    pub(super) fn unanswered(&self, upto: Psn) -> Option<Psn> {
+        for wqe in &self.queue {
+            let first = wqe.psn.filter(|first| first.since(upto) < 0)?;
+            let next = if first.since(self.una) > 0 { first } else { self.una };
+            if wqe.answered() && next.since(first.plus(wqe.packets)) < 0 && next.since(upto) < 0 {
+                return Some(next);
+            }
+        }
+        None
     }
 
     /// Sends next from `psn` on, which is not acknowledged.
@@ -287,13 +292,10 @@ impl Machine {
         let Machine { parts, attr, req, .. } = self;
         let under_way = req.position().since(req.una).max(0) as u32;
         let rc = parts.service == Service::Rc;
-        if rc && under_way >= req.window {
-            return Err(Stop::Wait);
-        }
         let drained = attr.state == State::Sqd;
         let fenced = req.queue.get(req.cursor).is_some_and(|wqe| wqe.flags.fence && wqe.psn.is_none())
             && req.queue.iter().take(req.cursor).any(SendWqe::answered);
-        let (position, room) = (req.position(), req.window - under_way.min(req.window - 1));
+        let position = req.position();
         let wqe = req.queue.get_mut(req.cursor).ok_or(Stop::Wait)?;
         if wqe.failed.is_some() {
             return Err(Stop::Wait);
@@ -312,12 +314,16 @@ impl Machine {
             }
             return Err(Stop::Wait);
         }
-        // Numbers that this packet takes: a READ request takes those of its answer.
-        let share = if attr.max_rd_atomic > 1 { (req.max_window / 2).max(1) } else { req.max_window };
+        // Numbers that this packet takes: a READ request takes those of its answer. Parts begin at fixed places, as one that is
+        // asked for again must not reach beyond what was asked for before (9.7.4.1.2).
+        let part = (req.max_window / 4).max(1);
         let takes = match wqe.op {
-            SendOp::Read(_) => (wqe.packets - req.packet).min(share).min(room),
+            SendOp::Read(_) => (wqe.packets - req.packet).min(part - req.packet % part),
             _ => 1,
         };
+        if rc && under_way > 0 && under_way + takes > req.window {
+            return Err(Stop::Wait);
+        }
         let offset = req.packet * attr.path_mtu;
         let ends = req.packet + takes >= wqe.packets;
         let every = (req.window / 4).max(1);

@@ -192,6 +192,11 @@ impl World {
         }
     }
 
+    /// Where both stand.
+    fn describe(&self) -> String {
+        self.ends.iter().map(|end| format!("at {}: {:#?}\n{:#?}\n", self.now, end.machine.req, end.machine.resp)).collect()
+    }
+
     /// Runs until nothing is under way and no timer runs; `false` where that takes more than `steps`.
     fn run(&mut self, steps: usize) -> bool {
         let route = Route {
@@ -258,8 +263,6 @@ const OWN: u64 = 64;
 const FOR: u64 = OWN + 20 * SLOT;
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
-
     /// Whatever the wire does, each message arrives once, in order, and memory is what a perfect wire makes of it.
     #[test]
     fn a_bad_wire_does_what_a_good_one_does(
@@ -325,7 +328,8 @@ proptest! {
         for &(i, ..) in &sends {
             world.ends[1].recv(i as u64, FOR + i as u64 * SLOT, SLOT as u32);
         }
-        prop_assert!(world.run(100_000), "comes to an end");
+        let ended = world.run(100_000);
+        prop_assert!(ended, "comes to an end: {}", world.describe());
         let done = world.ends[0].completions();
         prop_assert!(done.iter().all(|wc| wc.status == Status::Success), "{:?}", done);
         prop_assert_eq!(done.iter().map(|wc| wc.id).collect::<Vec<_>>(), (0..requests.len() as u64).collect::<Vec<_>>());
