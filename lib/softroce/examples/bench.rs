@@ -128,11 +128,11 @@ impl End {
             // SAFETY: as above.
             unsafe { ours.write_volatile(round) };
             self.write(0, 64, 8, true)?;
-            while !self.completed()? {
-                std::hint::spin_loop();
-            }
             if first {
                 wait()?;
+            }
+            while !self.completed()? {
+                std::hint::spin_loop();
             }
         }
         Ok(start.elapsed() / (2 * ROUNDS as u32))

@@ -117,11 +117,11 @@ impl Receiving {
         hands_on: bool,
         table: &Table,
     ) {
-        for packet in bytes.chunks(segment.max(Bth::LEN)) {
+        for (i, packet) in bytes.chunks(segment.max(Bth::LEN)).enumerate() {
             let Some(qpn) = packet.get(5..8).map(|b| b.iter().fold(0, |n, b| n << 8 | u32::from(*b))) else { continue };
             let owner = slot::of(qpn);
             if owner == shared.slot.number {
-                self.packet(shared, route, qpn, packet, table);
+                self.packet(shared, route, qpn, packet, i as u16, table);
             } else if hands_on {
                 let mut header = forward::header(route, packet.len());
                 let mut parts = [
@@ -134,12 +134,12 @@ impl Receiving {
         }
     }
 
-    fn packet(&mut self, shared: &Shared, route: &Route, qpn: u32, bytes: &[u8], table: &Table) {
+    fn packet(&mut self, shared: &Shared, route: &Route, qpn: u32, bytes: &[u8], id: u16, table: &Table) {
         if self.icrcs.len() >= MAX_PEERS && !self.icrcs.contains_key(route) {
             self.icrcs.clear();
         }
         let icrc = self.icrcs.entry(*route).or_insert_with(|| Icrc::new(*route));
-        if !icrc.check(bytes) {
+        if !icrc.check(bytes, id) {
             log::debug!("a packet from {} with a wrong ICRC", route.src);
             return;
         }

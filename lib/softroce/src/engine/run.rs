@@ -15,8 +15,24 @@ pub(super) const TIMER: u64 = 1;
 pub(super) const UNIX: u64 = 2;
 pub(super) const SOCKETS: u64 = 3;
 
+/// Asks the scheduler for short slices: a thread with a shorter slice preempts, when it is woken, one that has a longer one.
+/// Programs that wait for a card often spin, on as many threads as there are processors, and would keep the card from running.
+fn ask_for_short_slices() {
+    let size = size_of::<libc::sched_attr>() as u32;
+    // SAFETY: all zeros are attributes of the usual policy; the calls fill and read them, of the size that is said. Kernels
+    // before 6.12 take no slice of this policy and ignore it.
+    unsafe {
+        let mut attributes: libc::sched_attr = std::mem::zeroed();
+        if libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0) == 0 {
+            attributes.sched_runtime = 100_000;
+            libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0);
+        }
+    }
+}
+
 /// Runs until the engine is told to stop.
 pub(super) fn run(shared: &Shared) {
+    ask_for_short_slices();
     let mut events = Vec::with_capacity(16);
     let mut more = false;
     while !shared.stop.load(Ordering::Acquire) {

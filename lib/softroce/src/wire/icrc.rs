@@ -10,7 +10,7 @@
 //!   batch of UDP segmentation offload leaves as datagrams 0, 1, 2 and so on (seen with a packet socket on Linux 6.18: the
 //!   loopback device and between two hosts; a *connected* socket counts from a random number). [`Icrc::seal`] takes the number.
 //! * *Receiving.* Others count: rxe takes the kernel's next number. A CRC is linear, so the difference between the CRC that
-//!   came and the one for identification 0 depends on the identification alone, and running the CRC backwards over the bytes
+//!   came and the one for a guess depends on the identification alone, and running the CRC backwards over the bytes
 //!   behind that field gives the only candidate. [`Icrc::check`] accepts a packet when a candidate of 16 bits explains all 32
 //!   bits of the difference. A damaged packet passes with probability 2^-16, on top of UDP's checksum, where it would be 2^-32.
 
@@ -23,6 +23,8 @@ use super::packet::ICRC_LEN;
 
 const UDP_HEADER: usize = 8;
 const DONT_FRAGMENT: u16 = 0x4000;
+/// Identifications from 0 on whose CRCs are kept: those of a batch.
+const KEPT: u16 = 64;
 
 /// Both ends of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -63,9 +65,10 @@ pub(super) fn ipv6_header(src: Ipv6Addr, dst: Ipv6Addr, udp_len: u16, hops: u8) 
 #[derive(Debug, Clone)]
 pub struct Icrc {
     route: Route,
-    /// Length of the UDP payload and identification that `prefix` is for.
-    cached: (usize, u16),
-    prefix: Hasher,
+    /// Length of the UDP payload that `prefixes` are for.
+    cached: usize,
+    /// The CRC before the BTH, by identification.
+    prefixes: Vec<Hasher>,
     /// For the identification of others: the length behind the field, and the way back over that many bytes.
     back: Option<(usize, Matrix)>,
 }
@@ -74,7 +77,7 @@ impl Icrc {
     /// For packets from `route.src` to `route.dst`.
     #[must_use]
     pub fn new(route: Route) -> Icrc {
-        Icrc { route, cached: (0, 0), prefix: pseudo_header(&route, 0, 0), back: None }
+        Icrc { route, cached: 0, prefixes: Vec::new(), back: None }
     }
 
     /// The route.
@@ -94,24 +97,34 @@ impl Icrc {
         crc.finalize().to_le_bytes()
     }
 
-    /// Whether `packet`, a UDP payload with its ICRC, arrived as it was sent.
-    pub fn check(&mut self, packet: &[u8]) -> bool {
+    /// Whether `packet`, a UDP payload with its ICRC, arrived as it was sent. `likely` is the IPv4 identification that a card of
+    /// this crate would have sent it with: its place in the batch that it came in.
+    pub fn check(&mut self, packet: &[u8], likely: u16) -> bool {
         let Some((body, icrc)) = packet.split_last_chunk::<ICRC_LEN>() else { return false };
         if body.len() < Bth::LEN {
             return false;
         }
-        let crc = self.start(packet.len(), 0, body).finalize();
+        let v4 = self.route.src.is_ipv4();
+        let crc = self.start(packet.len(), if v4 { likely } else { 0 }, body).finalize();
         let difference = crc ^ u32::from_le_bytes(*icrc);
-        difference == 0 || (self.route.src.is_ipv4() && self.explained_by_id(difference, packet.len()))
+        difference == 0 || (v4 && self.explained_by_id(difference, packet.len()))
     }
 
     /// The CRC up to and with `head`, the masked BTH included.
     fn start(&mut self, len: usize, id: u16, head: &[u8]) -> Hasher {
-        if self.cached != (len, id) {
-            self.cached = (len, id);
-            self.prefix = pseudo_header(&self.route, (len + UDP_HEADER) as u16, id);
+        if self.cached != len {
+            self.cached = len;
+            self.prefixes.clear();
         }
-        let mut crc = self.prefix.clone();
+        let udp_len = (len + UDP_HEADER) as u16;
+        // Batches count from 0; other numbers are not kept.
+        if usize::from(id) == self.prefixes.len() && id < KEPT {
+            self.prefixes.push(pseudo_header(&self.route, udp_len, id));
+        }
+        let mut crc = match self.prefixes.get(usize::from(id)) {
+            Some(kept) => kept.clone(),
+            None => pseudo_header(&self.route, udp_len, id),
+        };
         if let Some((bth, rest)) = head.split_first_chunk::<{ Bth::LEN }>() {
             // Congestion bits and the rest of resv8a: ones.
             let mut masked = *bth;
@@ -122,7 +135,7 @@ impl Icrc {
         crc
     }
 
-    /// Whether some identification other than 0 makes the difference between two CRCs of a packet of `len` bytes of UDP.
+    /// Whether some other identification makes the difference between two CRCs of a packet of `len` bytes of UDP.
     fn explained_by_id(&mut self, difference: u32, len: usize) -> bool {
         // From behind the identification to the end of what is covered.
         let behind = 20 - 6 + UDP_HEADER + len - ICRC_LEN;
@@ -236,11 +249,11 @@ mod tests {
         let packet = hex("8100ffff 40000118 00000000 00000000000000000000000000000000 82fd002a");
         let mut icrc = Icrc::new(route("10.0.17.1:0", "10.0.18.1:4791"));
         assert_eq!(icrc.seal(&packet[..28], [], 0x718c), [0x82, 0xfd, 0x00, 0x2a]);
-        assert!(icrc.check(&packet), "its identification is found");
+        assert!(icrc.check(&packet, 0), "its identification is found");
         for bit in 0..packet.len() * 8 {
             let mut damaged = packet.clone();
             damaged[bit / 8] ^= 1 << (bit % 8);
-            assert_eq!(icrc.check(&damaged), bit / 8 == 4, "bit {bit}; only resv8a may change");
+            assert_eq!(icrc.check(&damaged, 0), bit / 8 == 4, "bit {bit}; only resv8a may change");
         }
     }
 
@@ -281,7 +294,7 @@ mod tests {
             let mut packet = vec![7; len];
             let crc = icrc.seal(&packet, [], id);
             packet.extend(crc);
-            prop_assert!(icrc.check(&packet));
+            prop_assert!(icrc.check(&packet, 0) && icrc.check(&packet, id) && icrc.check(&packet, 5));
         }
     }
 
@@ -298,7 +311,7 @@ mod tests {
                 for (byte, damage) in damaged[40..].iter_mut().zip(burst.to_le_bytes()) {
                     *byte ^= damage;
                 }
-                icrc.check(&damaged)
+                icrc.check(&damaged, 0)
             })
             .count();
         assert!(passed <= 5, "{passed} of 20000");
