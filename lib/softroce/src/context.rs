@@ -9,11 +9,11 @@ use crate::engine::Engine;
 use crate::error::{Error, Result};
 use crate::memory::{Access, Region};
 use crate::path::{Gid, Path};
+use crate::qp::{Capacity, MAX_RD_ATOMIC};
+use crate::qpair::{Qp, QpInit};
 use crate::queue::event::Events;
 use crate::queue::{AsyncEvent, CompChannel, Cq, Srq};
 use crate::sync::write;
-use crate::qp::{Capacity, MAX_RD_ATOMIC};
-use crate::qpair::{Qp, QpInit};
 
 /// What a card takes at most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,7 +103,8 @@ impl Context {
         if capacity == 0 || capacity > LIMITS.completions as usize {
             return Err(Error::invalid(format!("a completion queue holds 1 to {} completions", LIMITS.completions)));
         }
-        Ok(Cq::new(capacity, cookie, channel, Some(self.events.clone())))
+        let driver = self.engine.shared.clone();
+        Ok(Cq::new(capacity, cookie, channel, Some(self.events.clone()), Some(driver)))
     }
 
     /// The way from our address `sgid_index` to a peer's. This is what an address handle stands for, too.
@@ -155,7 +156,8 @@ impl Pd {
         if access.bits() & writes != 0 && !access.contains(Access::LOCAL_WRITE) {
             return Err(Error::invalid("remote writing and atomics need local writing"));
         }
-        if at.is_null() && len > 0 || (at as usize).checked_add(len).is_none() || iova.checked_add(len as u64).is_none() {
+        if at.is_null() && len > 0 || (at as usize).checked_add(len).is_none() || iova.checked_add(len as u64).is_none()
+        {
             return Err(Error::invalid("no such range of memory"));
         }
         let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };

@@ -75,7 +75,9 @@ impl Device {
                     let names: Vec<_> = found.iter().map(|d| d.interface.as_str()).collect();
                     Error::new(
                         libc::ENODEV,
-                        format!("{DEVICES_VARIABLE}: no interface {name:?} that is up with an address; there are {names:?}"),
+                        format!(
+                            "{DEVICES_VARIABLE}: no interface {name:?} that is up with an address; there are {names:?}"
+                        ),
                     )
                 })
             };
@@ -149,7 +151,11 @@ impl Device {
         let up = (libc::IFF_UP | libc::IFF_RUNNING) as u64;
         // `flags` of sysfs has IFF_UP, and IFF_RUNNING not always: the operational state says the rest.
         let carrier = read_text(&self.interface, "operstate").is_none_or(|s| s == "up" || s == "unknown");
-        if flags & up == up || (flags & libc::IFF_UP as u64 != 0 && carrier) { PortState::Active } else { PortState::Down }
+        if flags & up == up || (flags & libc::IFF_UP as u64 != 0 && carrier) {
+            PortState::Active
+        } else {
+            PortState::Down
+        }
     }
 
     /// Opens the card.

@@ -36,7 +36,7 @@ pub use path::{Gid, Path};
 pub use qp::{AttrMask, Capacity, QpAttr, State};
 pub use qpair::{Qp, QpInit};
 pub use queue::{
-    Affected, AsyncEvent, CompChannel, Cq, Datagram, EventKind, RecvRequest, Remote, SendFlags, SendOp, SendRequest, Sge, Srq,
-    Status, Wc, WcOpcode,
+    Affected, AsyncEvent, CompChannel, Cq, Datagram, EventKind, RecvRequest, Remote, SendFlags, SendOp, SendRequest,
+    Sge, Srq, Status, Wc, WcOpcode,
 };
 pub use wire::Service;

@@ -13,9 +13,11 @@
 //! | `cell` | a queue pair as threads share it |
 //! | `recv` | datagrams to queue pairs |
 //! | `run` | the thread |
+//! | `polling` | programs that poll do the thread's work |
 
 mod cell;
 mod forward;
+mod polling;
 mod recv;
 mod run;
 mod send;
@@ -35,6 +37,7 @@ use std::thread::JoinHandle;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 
 pub(crate) use cell::Cell;
+use polling::Polling;
 use recv::Receiving;
 use slot::Slot;
 use sockets::{Listener, Sender};
@@ -75,6 +78,7 @@ pub(crate) struct Shared {
     no_segmentation: AtomicBool,
     domains: AtomicU32,
     complained: AtomicBool,
+    polling: Polling,
 }
 
 impl Shared {
@@ -122,12 +126,16 @@ impl Shared {
             no_segmentation: AtomicBool::new(false),
             domains: AtomicU32::new(1),
             complained: AtomicBool::new(false),
+            polling: Polling::default(),
         })
     }
 
     /// Takes what waits in a socket, the slot's own for `None`, and answers. `true` where there may be more.
     fn receive(&self, socket: Option<usize>) -> bool {
-        let mut receiving = lock(&self.receiving);
+        self.receive_locked(&mut lock(&self.receiving), socket)
+    }
+
+    fn receive_locked(&self, receiving: &mut Receiving, socket: Option<usize>) -> bool {
         let table = read(&self.memory);
         let more = match socket {
             Some(i) => match self.listeners.get(i) {
@@ -136,6 +144,9 @@ impl Shared {
             },
             None => receiving.drain_unix(self, self.slot.socket.as_raw_fd(), &table),
         };
+        if let Some(socket) = socket.filter(|_| !receiving.touched.is_empty()) {
+            self.polling.hot.store(socket, Ordering::Relaxed);
+        }
         for cell in receiving.touched.drain(..) {
             cell.serve(self, &table);
         }

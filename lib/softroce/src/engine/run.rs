@@ -15,16 +15,25 @@ pub(super) const TIMER: u64 = 1;
 pub(super) const UNIX: u64 = 2;
 pub(super) const SOCKETS: u64 = 3;
 
-/// Asks the scheduler for short slices: a thread with a shorter slice preempts, when it is woken, one that has a longer one.
-/// Programs that wait for a card often spin, on as many threads as there are processors, and would keep the card from running.
-fn ask_for_short_slices() {
+/// Asks the scheduler to be woken at once. Programs that wait for a card often spin, on as many threads as there are processors,
+/// and would keep the card from running: a thread with a shorter slice preempts one that has a longer one, and with a higher
+/// share, which takes a privilege (`RLIMIT_NICE`), it still does when it has run more than its part.
+fn ask_to_be_woken_at_once() {
+    const SLICE: u64 = 100_000;
+    const HIGHER: i32 = 10;
     let size = size_of::<libc::sched_attr>() as u32;
     // SAFETY: all zeros are attributes of the usual policy; the calls fill and read them, of the size that is said. Kernels
-    // before 6.12 take no slice of this policy and ignore it.
+    // before 6.12 ignore the slice.
     unsafe {
         let mut attributes: libc::sched_attr = std::mem::zeroed();
-        if libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0) == 0 {
-            attributes.sched_runtime = 100_000;
+        if libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0) != 0 {
+            return;
+        }
+        let nice = attributes.sched_nice;
+        attributes.sched_runtime = SLICE;
+        attributes.sched_nice = (nice - HIGHER).max(-20);
+        if libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) != 0 {
+            attributes.sched_nice = nice;
             libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0);
         }
     }
@@ -32,7 +41,7 @@ fn ask_for_short_slices() {
 
 /// Runs until the engine is told to stop.
 pub(super) fn run(shared: &Shared) {
-    ask_for_short_slices();
+    ask_to_be_woken_at_once();
     let mut events = Vec::with_capacity(16);
     let mut more = false;
     while !shared.stop.load(Ordering::Acquire) {
@@ -65,6 +74,7 @@ pub(super) fn run(shared: &Shared) {
 fn expire(shared: &Shared) {
     shared.timer.fired();
     let now = now();
+    shared.check_polling(now);
     let cells: Vec<Arc<Cell>> = read(&shared.cells).iter().flatten().cloned().collect();
     let table = read(&shared.memory);
     for cell in cells {

@@ -122,7 +122,13 @@ fn grow(socket: &Socket) {
 fn set(socket: &Socket, level: i32, option: i32, value: i32) -> io::Result<()> {
     // SAFETY: the option's value is an int that lives until the call returns.
     let rc = unsafe {
-        libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const value).cast(), size_of::<i32>() as libc::socklen_t)
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            level,
+            option,
+            (&raw const value).cast(),
+            size_of::<i32>() as libc::socklen_t,
+        )
     };
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

@@ -19,6 +19,7 @@ impl Piece {
         self.len
     }
 
+    #[cfg(test)]
     pub(crate) fn addr(&self) -> *mut u8 {
         self.at
     }
@@ -31,14 +32,6 @@ impl Piece {
         // SAFETY: registered, so valid for reads by the promise of who registered it; the lock keeps it so for 'a. The
         // program promises not to write to memory that it has posted.
         unsafe { std::slice::from_raw_parts(self.at, self.len) }
-    }
-
-    /// The first `len` bytes and the rest.
-    pub(crate) fn split_at(self, len: usize) -> (Piece, Piece) {
-        let len = len.min(self.len);
-        // `len` is within the piece, so the address is, or is one behind it.
-        let rest = Piece { at: self.at.wrapping_add(len), len: self.len - len };
-        (Piece { at: self.at, len }, rest)
     }
 }
 

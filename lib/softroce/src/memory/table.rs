@@ -54,7 +54,10 @@ impl Table {
             Some(index) => index,
             None if self.slots.len() < MAX_REGIONS => {
                 // A tag that depends on the slot: a key with low byte 0 in every slot is easily guessed by mistake.
-                self.slots.push(Slot { tag: (self.slots.len() as u8).wrapping_mul(37).wrapping_add(0x5b), ..Slot::default() });
+                self.slots.push(Slot {
+                    tag: (self.slots.len() as u8).wrapping_mul(37).wrapping_add(0x5b),
+                    ..Slot::default()
+                });
                 (self.slots.len() - 1) as u32
             }
             None => return Err(Error::full("a card has 2^24 memory regions at most")),

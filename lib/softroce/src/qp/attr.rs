@@ -216,7 +216,10 @@ impl QpAttr {
         };
         if !mask.contains(required) {
             let missing = required.0 & !mask.0;
-            return Err(Error::invalid(format!("{:?} to {to:?} needs the attributes of mask {missing:#x}", self.state)));
+            return Err(Error::invalid(format!(
+                "{:?} to {to:?} needs the attributes of mask {missing:#x}",
+                self.state
+            )));
         }
         let extra = mask.0 & !(required | optional).0;
         if extra != 0 {
@@ -246,7 +249,10 @@ impl QpAttr {
             next.path = new.path;
         }
         if has(M::PATH_MTU) {
-            check(matches!(new.path_mtu, 256 | 512 | 1024 | 2048 | 4096), "a path MTU is 256, 512, 1024, 2048 or 4096")?;
+            check(
+                matches!(new.path_mtu, 256 | 512 | 1024 | 2048 | 4096),
+                "a path MTU is 256, 512, 1024, 2048 or 4096",
+            )?;
             next.path_mtu = new.path_mtu;
         }
         if has(M::TIMEOUT) {
@@ -291,8 +297,7 @@ impl QpAttr {
 mod tests {
     use super::*;
 
-    const STATES: [State; 7] =
-        [State::Reset, State::Init, State::Rtr, State::Rts, State::Sqd, State::Sqe, State::Err];
+    const STATES: [State; 7] = [State::Reset, State::Init, State::Rtr, State::Rts, State::Sqd, State::Sqe, State::Err];
 
     #[test]
     fn the_ways_between_states_are_those_of_the_specification() {

@@ -1,5 +1,6 @@
 //! The completer: answers become completions (InfiniBand specification, 9.7.5.1, 9.7.6).
 
+use super::requester::Data;
 use super::requester::SendWqe;
 use super::scatter::scatter;
 use super::timers::Nanos;
@@ -8,7 +9,6 @@ use crate::memory::Refusal;
 use crate::psn::Psn;
 use crate::queue::Status;
 use crate::wire::{Nak, Operation, Packet, Syndrome};
-use super::requester::Data;
 
 /// A repetition count that is never used up.
 const FOR_EVER: u8 = 7;

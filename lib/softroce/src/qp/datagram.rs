@@ -1,7 +1,7 @@
 //! Datagrams: one packet each, from anybody who has the key (InfiniBand specification, 9.8.3).
 
-use super::{Machine, Turn};
 use super::scatter::scatter;
+use super::{Machine, Turn};
 use crate::queue::Status;
 use crate::wire::grh;
 use crate::wire::icrc::Route;

@@ -441,8 +441,7 @@ impl Machine {
 
     /// Completes what is done, in order, and the oldest if it failed.
     pub(super) fn retire(&mut self, now: Nanos) {
-        loop {
-            let Some(front) = self.req.queue.front() else { break };
+        while let Some(front) = self.req.queue.front() {
             let status = match (front.failed, front.psn) {
                 (Some(status), _) => status,
                 (None, Some(psn)) if psn.plus(front.packets).since(self.req.una) <= 0 => Status::Success,

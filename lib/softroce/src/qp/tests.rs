@@ -43,7 +43,7 @@ struct End {
 
 impl End {
     fn new(qpn: u32, service: Service, bytes: usize, access: Access) -> End {
-        let cq = Cq::new(100_000, 0, None, None);
+        let cq = Cq::new(100_000, 0, None, None, None);
         let events = Arc::new(Events::new().expect("eventfd"));
         let mut memory = vec![0u8; bytes + 8];
         let skip = memory.as_ptr().align_offset(8);
@@ -127,11 +127,10 @@ impl End {
     }
 
     fn send(&mut self, id: u64, op: SendOp, at: u64, len: u32, flags: SendFlags) {
-        let sges = [Sge { addr: at, len: len / 3, lkey: self.key }, Sge {
-            addr: at + u64::from(len / 3),
-            len: len - len / 3,
-            lkey: self.key,
-        }];
+        let sges = [
+            Sge { addr: at, len: len / 3, lkey: self.key },
+            Sge { addr: at + u64::from(len / 3), len: len - len / 3, lkey: self.key },
+        ];
         // An atomic's result lies in one element.
         let sges = if len == 8 { &[Sge { addr: at, len, lkey: self.key }][..] } else { &sges[..] };
         self.machine.post_send(&SendRequest { id, op, sges, flags, to: None }).expect("posted");
@@ -194,15 +193,16 @@ impl World {
 
     /// Where both stand.
     fn describe(&self) -> String {
-        self.ends.iter().map(|end| format!("at {}: {:#?}\n{:#?}\n", self.now, end.machine.req, end.machine.resp)).collect()
+        self.ends
+            .iter()
+            .map(|end| format!("at {}: {:#?}\n{:#?}\n", self.now, end.machine.req, end.machine.resp))
+            .collect()
     }
 
     /// Runs until nothing is under way and no timer runs; `false` where that takes more than `steps`.
     fn run(&mut self, steps: usize) -> bool {
-        let route = Route {
-            src: "127.0.0.1:50000".parse().expect("address"),
-            dst: "127.0.0.1:4791".parse().expect("address"),
-        };
+        let route =
+            Route { src: "127.0.0.1:50000".parse().expect("address"), dst: "127.0.0.1:4791".parse().expect("address") };
         for _ in 0..steps {
             self.serve(0);
             self.serve(1);

@@ -1,6 +1,7 @@
 //! Completion queues and the channels that wake who waits for them (InfiniBand specification, 10.8).
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -46,6 +47,15 @@ impl CompChannel {
     }
 }
 
+/// Who moves packets. A program that polls an empty queue does that work itself meanwhile.
+pub(crate) trait Drive: Send + Sync {
+    /// Takes what waits in the sockets, if nobody else is at it.
+    fn drive(&self);
+
+    /// The program has what it waited for.
+    fn rest(&self);
+}
+
 /// What the next event needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Armed {
@@ -63,7 +73,6 @@ struct Inner {
 }
 
 /// A completion queue.
-#[derive(Debug)]
 pub struct Cq {
     inner: Mutex<Inner>,
     /// Entries, read before the lock is taken: polling an empty queue is one load.
@@ -71,6 +80,13 @@ pub struct Cq {
     cookie: u64,
     channel: Option<Arc<CompChannel>>,
     events: Option<Arc<Events>>,
+    driver: Option<Arc<dyn Drive>>,
+}
+
+impl fmt::Debug for Cq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cq").field("len", &self.len).field("cookie", &self.cookie).finish_non_exhaustive()
+    }
 }
 
 impl Cq {
@@ -79,10 +95,11 @@ impl Cq {
         cookie: u64,
         channel: Option<Arc<CompChannel>>,
         events: Option<Arc<Events>>,
+        driver: Option<Arc<dyn Drive>>,
     ) -> Arc<Cq> {
         let entries = VecDeque::with_capacity(capacity.min(1024));
         let inner = Mutex::new(Inner { entries, capacity, armed: Armed::Not, overrun: false });
-        Arc::new(Cq { inner, len: AtomicUsize::new(0), cookie, channel, events })
+        Arc::new(Cq { inner, len: AtomicUsize::new(0), cookie, channel, events, driver })
     }
 
     /// What the program gave when it made the queue.
@@ -108,9 +125,23 @@ impl Cq {
         lock(&self.inner).capacity = capacity;
     }
 
+    /// There is nothing, also not after a look at the sockets.
+    fn is_empty(&self) -> bool {
+        let empty = || self.len.load(Ordering::Acquire) == 0;
+        let Some(driver) = &self.driver else { return empty() };
+        if empty() {
+            driver.drive();
+            if empty() {
+                return true;
+            }
+        }
+        driver.rest();
+        false
+    }
+
     /// Takes completions out, the oldest first; says how many are in the front of `into`.
     pub fn poll(&self, into: &mut [Wc]) -> usize {
-        if self.len.load(Ordering::Acquire) == 0 {
+        if self.is_empty() {
             return 0;
         }
         let mut inner = lock(&self.inner);
@@ -124,7 +155,7 @@ impl Cq {
 
     /// The oldest completion.
     pub fn poll_one(&self) -> Option<Wc> {
-        if self.len.load(Ordering::Acquire) == 0 {
+        if self.is_empty() {
             return None;
         }
         let mut inner = lock(&self.inner);
@@ -208,7 +239,7 @@ mod tests {
     #[test]
     fn an_armed_queue_notifies_once() {
         let channel = CompChannel::new().expect("eventfd");
-        let cq = Cq::new(10, 7, Some(channel.clone()), None);
+        let cq = Cq::new(10, 7, Some(channel.clone()), None, None);
         cq.push(wc(0, Status::Success), false);
         assert!(!pending(&channel), "not armed");
         cq.req_notify(true);
@@ -231,7 +262,7 @@ mod tests {
     #[test]
     fn an_overrun_is_reported_once() {
         let events = Arc::new(Events::new().expect("eventfd"));
-        let cq = Cq::new(1, 9, None, Some(events.clone()));
+        let cq = Cq::new(1, 9, None, Some(events.clone()), None);
         for id in 0..3 {
             cq.push(wc(id, Status::Success), false);
         }

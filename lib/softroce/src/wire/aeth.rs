@@ -81,8 +81,8 @@ impl Aeth {
 /// What the codes 0 to 31 of an RNR timer stand for, in units of 10 µs (table "Encoding for RNR NAK timer field",
 /// 9.7.5.2.8).
 const RNR_TENS_OF_MICROSECONDS: [u32; 32] = [
-    65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144,
-    8192, 12288, 16384, 24576, 32768, 49152,
+    65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
+    6144, 8192, 12288, 16384, 24576, 32768, 49152,
 ];
 
 /// The wait that an RNR NAK with timer code `code` asks for, in nanoseconds.

@@ -88,7 +88,12 @@ impl Icrc {
 
     /// The ICRC of the packet whose bytes without it are `head` and then `rest` (`head` has at least the BTH), sent with the
     /// IPv4 identification `id`; as it lies on the wire.
-    pub fn seal<'a>(&mut self, head: &[u8], rest: impl IntoIterator<Item = &'a [u8]> + Clone, id: u16) -> [u8; ICRC_LEN] {
+    pub fn seal<'a>(
+        &mut self,
+        head: &[u8],
+        rest: impl IntoIterator<Item = &'a [u8]> + Clone,
+        id: u16,
+    ) -> [u8; ICRC_LEN] {
         let len = head.len() + rest.clone().into_iter().map(<[u8]>::len).sum::<usize>() + ICRC_LEN;
         let mut crc = self.start(len, id, head);
         for part in rest {

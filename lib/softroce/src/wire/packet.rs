@@ -159,30 +159,32 @@ mod tests {
             Just(Syndrome::Nak(Nak::RemoteAccess))
         ];
         let code = prop::sample::select(known);
-        (code, any::<[u64; 4]>(), any::<(bool, bool, u16)>(), syndrome).prop_map(|(code, n, (se, ack, pkey), syndrome)| {
-            let op = Opcode::parse(code).expect("known");
-            let low = |n: u64| n as u32 & 0xff_ffff;
-            let bth = Bth {
-                opcode: code,
-                solicited: se,
-                pad: 0,
-                pkey,
-                dest_qpn: low(n[0]),
-                ack_req: ack,
-                psn: Psn::new(n[1] as u32),
-            };
-            let (va, rkey) = (n[2], n[0] as u32);
-            Headers {
-                deth: (op.service == Service::Ud).then_some(Deth { qkey: n[1] as u32, src_qpn: low(n[2]) }),
-                reth: op.has_reth().then_some(Reth { va, rkey, len: n[3] as u32 }),
-                atomic: op.has_atomic().then_some(AtomicEth { va, rkey, swap_or_add: n[1], compare: n[3] }),
-                aeth: op.has_aeth().then_some(Aeth { syndrome, msn: low(n[3]) }),
-                atomic_ack: (op.operation == Operation::AtomicAck).then_some(AtomicAckEth { original: n[3] }),
-                imm: op.has_imm().then_some(ImmDt((n[0] as u32).to_ne_bytes())),
-                ieth: (op.operation == Operation::SendInv).then_some(Ieth { rkey }),
-                ..Headers::new(bth)
-            }
-        })
+        (code, any::<[u64; 4]>(), any::<(bool, bool, u16)>(), syndrome).prop_map(
+            |(code, n, (se, ack, pkey), syndrome)| {
+                let op = Opcode::parse(code).expect("known");
+                let low = |n: u64| n as u32 & 0xff_ffff;
+                let bth = Bth {
+                    opcode: code,
+                    solicited: se,
+                    pad: 0,
+                    pkey,
+                    dest_qpn: low(n[0]),
+                    ack_req: ack,
+                    psn: Psn::new(n[1] as u32),
+                };
+                let (va, rkey) = (n[2], n[0] as u32);
+                Headers {
+                    deth: (op.service == Service::Ud).then_some(Deth { qkey: n[1] as u32, src_qpn: low(n[2]) }),
+                    reth: op.has_reth().then_some(Reth { va, rkey, len: n[3] as u32 }),
+                    atomic: op.has_atomic().then_some(AtomicEth { va, rkey, swap_or_add: n[1], compare: n[3] }),
+                    aeth: op.has_aeth().then_some(Aeth { syndrome, msn: low(n[3]) }),
+                    atomic_ack: (op.operation == Operation::AtomicAck).then_some(AtomicAckEth { original: n[3] }),
+                    imm: op.has_imm().then_some(ImmDt((n[0] as u32).to_ne_bytes())),
+                    ieth: (op.operation == Operation::SendInv).then_some(Ieth { rkey }),
+                    ..Headers::new(bth)
+                }
+            },
+        )
     }
 
     proptest! {

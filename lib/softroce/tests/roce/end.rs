@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use softroce::{
-    Access, AttrMask, Capacity, Context, Cq, Device, Gid, Mr, Pd, Qp, QpAttr, QpInit, RecvRequest, Remote, SendFlags, SendOp,
-    SendRequest, Service, Sge, State, Wc,
+    Access, AttrMask, Capacity, Context, Cq, Device, Gid, Mr, Pd, Qp, QpAttr, QpInit, RecvRequest, Remote, SendFlags,
+    SendOp, SendRequest, Service, Sge, State, Wc,
 };
 
 /// Bytes of memory at each end.
@@ -18,8 +18,8 @@ pub(crate) struct End {
     pub(crate) mr: Mr,
     pub(crate) cq: Arc<Cq>,
     pub(crate) pd: Arc<Pd>,
-    gid_index: u8,
-    memory: *mut u8,
+    pub(crate) gid_index: u8,
+    pub(crate) memory: *mut u8,
 }
 
 /// What the other end has to know.
@@ -93,8 +93,7 @@ impl End {
             ..QpAttr::default()
         };
         change(&mut attr);
-        let (mut rtr, mut rts) =
-            (M::STATE | M::PATH | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN, M::STATE | M::SQ_PSN);
+        let (mut rtr, mut rts) = (M::STATE | M::PATH | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN, M::STATE | M::SQ_PSN);
         if rc {
             rtr |= M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER;
             rts |= M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::MAX_RD_ATOMIC;

@@ -1,5 +1,7 @@
 //! Queue pairs of two contexts of a process, and of two processes, over the loopback interface.
 
+mod churn;
 mod end;
 mod processes;
+mod services;
 mod threads;
