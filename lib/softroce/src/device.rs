@@ -107,6 +107,12 @@ impl Device {
         &self.interface
     }
 
+    /// Number of the interface.
+    #[must_use]
+    pub fn interface_index(&self) -> u32 {
+        self.index
+    }
+
     /// The device's GUID: from the MAC address as EUI-64, in network byte order.
     #[must_use]
     pub fn guid(&self) -> [u8; 8] {

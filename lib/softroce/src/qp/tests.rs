@@ -142,11 +142,14 @@ impl End {
     }
 }
 
+/// A packet on the wire: when it arrives, its number, where, its bytes.
+type Arrival = Reverse<(Nanos, u64, usize, Vec<u8>)>;
+
 /// Two ends and what is between them.
 struct World {
     ends: [End; 2],
     now: Nanos,
-    wire: BinaryHeap<Reverse<(Nanos, u64, usize, Vec<u8>)>>,
+    wire: BinaryHeap<Arrival>,
     count: u64,
     dice: Dice,
     faults: Faults,

@@ -76,3 +76,18 @@ pub struct Wc {
     /// The receive begins with a GRH.
     pub grh: bool,
 }
+
+impl Wc {
+    /// A place for a completion.
+    pub const EMPTY: Wc = Wc {
+        id: 0,
+        status: Status::Success,
+        opcode: WcOpcode::Send,
+        byte_len: 0,
+        imm: None,
+        invalidated: None,
+        qpn: 0,
+        src_qpn: 0,
+        grh: false,
+    };
+}

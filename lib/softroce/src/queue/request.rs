@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use crate::path::Path;
 
-/// Registered memory of ours: a scatter-gather element.
+/// Registered memory of ours: a scatter-gather element, laid out as `ibv_sge`.
+#[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Sge {
     /// Address of the first byte.
