@@ -221,7 +221,12 @@ fn gid(context: &Context, port: u32, index: c_int) -> Option<softroce::Gid> {
     context.inner.device().gids().get(index).copied()
 }
 
-pub(crate) unsafe extern "C" fn query_gid(context: *mut abi::Context, port: u8, index: c_int, to: *mut [u8; 16]) -> c_int {
+pub(crate) unsafe extern "C" fn query_gid(
+    context: *mut abi::Context,
+    port: u8,
+    index: c_int,
+    to: *mut [u8; 16],
+) -> c_int {
     // SAFETY: an open context.
     let Some(gid) = gid(unsafe { Context::of(context) }, u32::from(port), index) else {
         crate::set_errno(libc::EINVAL);
@@ -281,7 +286,12 @@ pub(crate) unsafe extern "C" fn query_gid_table(
 }
 
 /// In sysfs' words: 1 for RoCE version 2.
-pub(crate) unsafe extern "C" fn query_gid_type(_context: *mut abi::Context, _port: u8, _index: u32, to: *mut c_int) -> c_int {
+pub(crate) unsafe extern "C" fn query_gid_type(
+    _context: *mut abi::Context,
+    _port: u8,
+    _index: u32,
+    to: *mut c_int,
+) -> c_int {
     // SAFETY: the program's place.
     unsafe { *to = 1 };
     0

@@ -69,17 +69,7 @@ pub(crate) unsafe extern "C" fn node_type_str(node: c_int) -> *const c_char {
 }
 
 pub(crate) unsafe extern "C" fn port_state_str(state: c_int) -> *const c_char {
-    name(
-        &[
-            c"no state change (NOP)",
-            c"down",
-            c"init",
-            c"armed",
-            c"active",
-            c"active defer",
-        ],
-        state,
-    )
+    name(&[c"no state change (NOP)", c"down", c"init", c"armed", c"active", c"active defer"], state)
 }
 
 /// Codes of `ibv_rate` and what they are in units of 2.5 Gbit/s and in Mbit/s.
@@ -108,7 +98,12 @@ pub(crate) unsafe extern "C" fn rate_to_mbps(code: c_int) -> c_int {
 }
 
 /// Nothing is at such a path: the device is no kernel's.
-pub(crate) unsafe extern "C" fn read_sysfs_file(_dir: *const c_char, _file: *const c_char, _to: *mut c_char, _size: usize) -> c_int {
+pub(crate) unsafe extern "C" fn read_sysfs_file(
+    _dir: *const c_char,
+    _file: *const c_char,
+    _to: *mut c_char,
+    _size: usize,
+) -> c_int {
     -1
 }
 

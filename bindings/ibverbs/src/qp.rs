@@ -4,8 +4,8 @@ use std::ffi::{c_int, c_uint};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use softroce::{
-    Access, AttrMask, Capacity, Datagram, QpAttr, QpInit, RecvRequest, Remote, SendFlags, SendOp, SendRequest, Service, Sge,
-    State,
+    Access, AttrMask, Capacity, Datagram, QpAttr, QpInit, RecvRequest, Remote, SendFlags, SendOp, SendRequest, Service,
+    Sge, State,
 };
 
 use crate::ah::{self, Ah};
@@ -98,7 +98,10 @@ pub(crate) unsafe extern "C" fn create(pd: *mut abi::Pd, init: *mut abi::QpInitA
 /// Bit of `ibv_qp_init_attr_mask`: the domain is among the attributes.
 const HAS_PD: u32 = 1;
 
-pub(crate) unsafe extern "C" fn create_extended(_context: *mut abi::Context, init: *mut abi::QpInitAttrEx) -> *mut abi::Qp {
+pub(crate) unsafe extern "C" fn create_extended(
+    _context: *mut abi::Context,
+    init: *mut abi::QpInitAttrEx,
+) -> *mut abi::Qp {
     // SAFETY: the program's attributes.
     unsafe {
         if (*init).comp_mask & HAS_PD == 0 || (*init).pd.is_null() {
@@ -259,7 +262,11 @@ unsafe fn request<'a>(wr: &abi::SendWr, service: Service) -> Option<SendRequest<
     Some(SendRequest { id: wr.wr_id, op, sges, flags: flags(wr.send_flags), to })
 }
 
-pub(crate) unsafe extern "C" fn post_send(qp: *mut abi::Qp, first: *mut abi::SendWr, bad: *mut *mut abi::SendWr) -> c_int {
+pub(crate) unsafe extern "C" fn post_send(
+    qp: *mut abi::Qp,
+    first: *mut abi::SendWr,
+    bad: *mut *mut abi::SendWr,
+) -> c_int {
     // SAFETY: a queue pair of ours, and the program's chain of requests.
     unsafe {
         let ours = &*qp.cast::<Qp>();
@@ -301,7 +308,11 @@ pub(crate) unsafe extern "C" fn post_send(qp: *mut abi::Qp, first: *mut abi::Sen
     }
 }
 
-pub(crate) unsafe extern "C" fn post_recv(qp: *mut abi::Qp, mut wr: *mut abi::RecvWr, bad: *mut *mut abi::RecvWr) -> c_int {
+pub(crate) unsafe extern "C" fn post_recv(
+    qp: *mut abi::Qp,
+    mut wr: *mut abi::RecvWr,
+    bad: *mut *mut abi::RecvWr,
+) -> c_int {
     // SAFETY: a queue pair of ours, and the program's chain of requests.
     unsafe {
         let ours = &*qp.cast::<Qp>();

@@ -46,7 +46,10 @@ pub(crate) unsafe extern "C" fn create(pd: *mut abi::Pd, init: *mut abi::SrqInit
 const BASIC: c_int = 0;
 const HAS_TYPE: u32 = 1;
 
-pub(crate) unsafe extern "C" fn create_extended(_context: *mut abi::Context, init: *mut abi::SrqInitAttrEx) -> *mut abi::Srq {
+pub(crate) unsafe extern "C" fn create_extended(
+    _context: *mut abi::Context,
+    init: *mut abi::SrqInitAttrEx,
+) -> *mut abi::Srq {
     // SAFETY: the program's attributes.
     let init = unsafe { &*init };
     if init.comp_mask & HAS_TYPE != 0 && init.srq_type != BASIC {
@@ -83,7 +86,11 @@ pub(crate) unsafe extern "C" fn destroy(srq: *mut abi::Srq) -> c_int {
     0
 }
 
-pub(crate) unsafe extern "C" fn post_recv(srq: *mut abi::Srq, mut wr: *mut abi::RecvWr, bad: *mut *mut abi::RecvWr) -> c_int {
+pub(crate) unsafe extern "C" fn post_recv(
+    srq: *mut abi::Srq,
+    mut wr: *mut abi::RecvWr,
+    bad: *mut *mut abi::RecvWr,
+) -> c_int {
     // SAFETY: a queue of ours, and the program's chain of requests.
     unsafe {
         let ours = &*srq.cast::<Srq>();
@@ -98,4 +105,3 @@ pub(crate) unsafe extern "C" fn post_recv(srq: *mut abi::Srq, mut wr: *mut abi::
     }
     0
 }
-

@@ -29,7 +29,8 @@ mod sync;
 pub mod wire;
 
 pub use context::{Context, LIMITS, Mr, Pd};
-pub use device::{Device, PortInfo, PortState};
+pub use device::{DEVICES_VARIABLE, Device, PortInfo, PortState};
+pub use engine::faults::{DELAY_VARIABLE, LOSS_VARIABLE, TRACE_VARIABLE};
 pub use error::{Error, Result};
 pub use memory::Access;
 pub use path::{Gid, Path};

@@ -13,9 +13,11 @@
 //! | `cell` | a queue pair as threads share it |
 //! | `recv` | datagrams to queue pairs |
 //! | `run` | the thread |
+//! | `faults`, `trace` | packets lost, held back and written to a file, for learners |
 //! | `polling` | programs that poll do the thread's work |
 
 mod cell;
+pub(crate) mod faults;
 mod forward;
 mod polling;
 mod recv;
@@ -25,6 +27,7 @@ pub(crate) mod slot;
 mod sockaddr;
 mod sockets;
 mod timer;
+mod trace;
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -37,6 +40,7 @@ use std::thread::JoinHandle;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 
 pub(crate) use cell::Cell;
+use faults::Faults;
 use polling::Polling;
 use recv::Receiving;
 use slot::Slot;
@@ -79,6 +83,7 @@ pub(crate) struct Shared {
     domains: AtomicU32,
     complained: AtomicBool,
     polling: Polling,
+    faults: Faults,
 }
 
 impl Shared {
@@ -127,6 +132,7 @@ impl Shared {
             domains: AtomicU32::new(1),
             complained: AtomicBool::new(false),
             polling: Polling::default(),
+            faults: Faults::from_environment()?,
         })
     }
 
@@ -207,7 +213,8 @@ impl Shared {
     }
 
     fn segmentation(&self) -> bool {
-        !self.no_segmentation.load(Ordering::Relaxed)
+        // Packets that are held back leave one by one.
+        self.faults.delay == 0 && !self.no_segmentation.load(Ordering::Relaxed)
     }
 
     fn send_failed(&self, error: &io::Error, to: &SocketAddr, segmented: bool) {

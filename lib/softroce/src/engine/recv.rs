@@ -130,6 +130,9 @@ impl Receiving {
         if self.icrcs.len() >= MAX_PEERS && !self.icrcs.contains_key(route) {
             self.icrcs.clear();
         }
+        if let Some(trace) = &shared.faults.trace {
+            trace.packet(route, id, std::iter::once(bytes));
+        }
         let icrc = self.icrcs.entry(*route).or_insert_with(|| Icrc::new(*route));
         if !icrc.check(bytes, id) {
             log::debug!("a packet from {} with a wrong ICRC", route.src);

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use rustix::event::epoll;
 
 use super::cell::{Cell, NEVER};
-use super::{Shared, now};
+use super::{Shared, now, send};
 use crate::sync::{lock, read};
 
 /// What the descriptors of the wait stand for; sockets have the numbers from `SOCKETS` on.
@@ -67,6 +67,9 @@ pub(super) fn run(shared: &Shared) {
             }
         }
         more |= continue_listed(shared);
+        if let Some(trace) = shared.faults.trace.as_ref().filter(|_| !more) {
+            trace.flush();
+        }
     }
 }
 
@@ -75,6 +78,7 @@ fn expire(shared: &Shared) {
     shared.timer.fired();
     let now = now();
     shared.check_polling(now);
+    send::release(shared, now);
     let cells: Vec<Arc<Cell>> = read(&shared.cells).iter().flatten().cloned().collect();
     let table = read(&shared.memory);
     for cell in cells {

@@ -10,7 +10,9 @@ use std::os::fd::{AsRawFd, RawFd};
 
 use rustix::net::addr::SocketAddrArg;
 
+use super::faults::To;
 use super::sockaddr::{self, Raw};
+use super::trace::Trace;
 use super::{Shared, forward, slot};
 use crate::path::Path;
 use crate::qp::{Body, OutPacket, Outbox};
@@ -123,6 +125,9 @@ impl Sending {
         self.datagrams.clear();
         let counts = matches!(way.how, How::Udp(_, dst) if dst.is_ipv4());
         for packet in packets {
+            if shared.faults.loses() {
+                continue;
+            }
             let total = packet.head().len() + packet.len as usize + usize::from(packet.pad) + ICRC_LEN;
             let joins = shared.segmentation()
                 && self.datagrams.last().is_some_and(|d| {
@@ -141,6 +146,12 @@ impl Sending {
             if let Some(d) = self.datagrams.last_mut() {
                 (d.segments, d.last, d.bytes, d.parts.end) = (d.segments + 1, total, d.bytes + total, end);
             }
+        }
+        if let Some(trace) = &shared.faults.trace {
+            self.trace(trace, way.icrc.route(), counts);
+        }
+        if shared.faults.delay > 0 {
+            return self.hold(shared, way);
         }
         match way.how {
             How::Udp(fd, dst) => self.send_udp(shared, fd, &dst),
@@ -205,6 +216,44 @@ impl Sending {
         }
     }
 
+    /// The bytes of a datagram.
+    fn bytes_of(&self, d: &Datagram) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(d.bytes);
+        for part in self.parts.get(d.parts.clone()).unwrap_or_default() {
+            match *part {
+                Part::Own(from, to) => bytes.extend_from_slice(self.bytes.get(from..to).unwrap_or_default()),
+                // SAFETY: `flush`'s caller holds the lock of the table.
+                Part::Memory(at, len) => bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(at, len) }),
+            }
+        }
+        bytes
+    }
+
+    fn trace(&self, trace: &Trace, route: &Route, counts: bool) {
+        for d in &self.datagrams {
+            for (i, packet) in self.bytes_of(d).chunks(d.segment).enumerate() {
+                trace.packet(route, if counts { i as u16 } else { 0 }, std::iter::once(packet));
+            }
+        }
+    }
+
+    /// Copies the datagrams, which the engine's thread sends when their time has come.
+    fn hold(&self, shared: &Shared, way: &Way) {
+        let now = super::now();
+        for d in &self.datagrams {
+            let mut bytes = self.bytes_of(d);
+            let to = match way.how {
+                How::Udp(fd, dst) => To::Udp(fd, dst),
+                How::Slot(slot) => {
+                    bytes.splice(0..0, forward::header(way.icrc.route(), d.segment));
+                    To::Slot(slot)
+                }
+            };
+            let until = shared.faults.hold(now, to, bytes);
+            shared.timer.at_latest(until);
+        }
+    }
+
     fn send_udp(&mut self, shared: &Shared, fd: RawFd, dst: &SocketAddr) {
         self.fill_iovecs();
         self.names.clear();
@@ -266,6 +315,29 @@ impl Sending {
             // SAFETY: as in `send_udp`.
             unsafe { hand_on(shared, slot, &mut all) };
         }
+    }
+}
+
+/// Sends the packets that were held back until now.
+pub(super) fn release(shared: &Shared, now: u64) {
+    let (due, next) = shared.faults.release(now);
+    for (to, bytes) in due {
+        match to {
+            To::Udp(fd, dst) => {
+                let mut name = sockaddr::EMPTY;
+                let len = sockaddr::store(&dst, &mut name);
+                // SAFETY: bytes and name outlive the call.
+                unsafe { libc::sendto(fd, bytes.as_ptr().cast(), bytes.len(), 0, (&raw const name).cast(), len) };
+            }
+            To::Slot(slot) => {
+                let mut all = [libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }];
+                // SAFETY: the bytes outlive the call.
+                unsafe { hand_on(shared, slot, &mut all) };
+            }
+        }
+    }
+    if let Some(next) = next {
+        shared.timer.at_latest(next);
     }
 }
 

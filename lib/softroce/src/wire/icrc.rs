@@ -61,6 +61,18 @@ pub(super) fn ipv6_header(src: Ipv6Addr, dst: Ipv6Addr, udp_len: u16, hops: u8) 
     ip
 }
 
+/// The IP header of a packet with a UDP length of `udp_len`.
+pub(crate) fn ip_header(route: &Route, udp_len: u16, id: u16) -> Vec<u8> {
+    let v6 = |ip: IpAddr| match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+        IpAddr::V6(ip) => ip,
+    };
+    match (route.src.ip(), route.dst.ip()) {
+        (IpAddr::V4(src), IpAddr::V4(dst)) => ipv4_header(src, dst, udp_len, id, 64).to_vec(),
+        (src, dst) => ipv6_header(v6(src), v6(dst), udp_len, 64).to_vec(),
+    }
+}
+
 /// The ICRC of packets of one route: the CRC of what does not change is worked out once per length.
 #[derive(Debug, Clone)]
 pub struct Icrc {

@@ -2,6 +2,7 @@
 
 mod churn;
 mod end;
+mod faults;
 mod processes;
 mod services;
 mod threads;
