@@ -14,7 +14,6 @@ mod build;
 mod context;
 mod cq;
 mod device;
-#[cfg(not(test))]
 mod exports;
 mod memory;
 mod names;
