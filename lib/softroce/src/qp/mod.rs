@@ -13,11 +13,13 @@
 //! | `requester` | posted work to packets: PSNs, windows, going back |
 //! | `completer` | answers to completions: ACK, NAK, READ responses |
 //! | `responder` | requests to memory and answers |
+//! | `lazy` | acknowledgements that travel with requests |
 //! | `datagram` | UD, which has neither connection nor answers |
 
 mod attr;
 mod completer;
 mod datagram;
+mod lazy;
 mod outbox;
 mod requester;
 mod responder;
@@ -191,14 +193,21 @@ impl Machine {
     /// Sends what there is to send: answers, then requests. `true` where the outbox was too small for all.
     pub(crate) fn service(&mut self, turn: &mut Turn<'_>) -> bool {
         self.expire(turn.now);
-        let answers = self.respond(turn);
+        if !self.resp.owes_only_an_ack() {
+            let answers = self.respond(turn);
+            let requests = self.transmit(turn);
+            return answers || requests;
+        }
+        let before = turn.out.packets.len();
         let requests = self.transmit(turn);
+        let (sent, wait) = (turn.out.packets.len() > before, self.ack_wait());
+        let answers = if self.resp.lazy.may_send(sent, wait, turn.now) { self.respond(turn) } else { false };
         answers || requests
     }
 
     /// When it wants to be called although nothing came.
     pub(crate) fn next_timer(&self) -> Option<Nanos> {
-        self.req.timers.next()
+        [self.req.timers.next(), self.resp.lazy.due()].into_iter().flatten().min()
     }
 
     /// To ERR: what is posted is flushed (10.3.1.5).
@@ -249,6 +258,11 @@ impl Machine {
 
     fn report(&self, kind: EventKind) {
         self.parts.events.report(kind, Affected::Qp(self.parts.qpn));
+    }
+
+    /// How long an acknowledgement may wait: the peer's timeout, which is most likely ours, is not to be missed.
+    fn ack_wait(&self) -> Nanos {
+        timers::ack_timeout(self.attr.timeout).map_or(lazy::LONGEST, |timeout| (timeout / 8).min(lazy::LONGEST))
     }
 
     fn take_recv(&mut self) -> Option<RecvWqe> {

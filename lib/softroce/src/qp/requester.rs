@@ -279,6 +279,9 @@ impl Machine {
                 break stop;
             }
         };
+        if self.req.sent != before {
+            self.resp.lazy.requested(turn.now);
+        }
         let waits = self.req.sent.since(self.req.una) > 0;
         if self.parts.service == Service::Rc && waits && (self.req.timers.ack.is_none() || before == self.req.una) {
             self.req.timers.await_ack(turn.now, self.attr.timeout);

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use super::attr::QpAttr;
+use super::lazy::Lazy;
 use super::scatter::scatter;
 use super::{Machine, Turn};
 use crate::memory::{Access, Refusal, atomic, copy_in, copy_out};
@@ -62,6 +63,7 @@ pub(super) struct Responder {
     /// An unreliable connection has lost packets: it waits for the first one of a message.
     skipping: bool,
     established: bool,
+    pub(super) lazy: Lazy,
 }
 
 /// Why a request is not carried out.
@@ -103,6 +105,14 @@ impl Responder {
             return;
         }
         self.replies.push_back(Reply::Ack { psn, aeth });
+    }
+
+    /// One acknowledgement and nothing else is due.
+    pub(super) fn owes_only_an_ack(&self) -> bool {
+        match self.replies.front() {
+            Some(Reply::Ack { aeth, .. }) => self.replies.len() == 1 && matches!(aeth.syndrome, Syndrome::Ack(_)),
+            _ => false,
+        }
     }
 
     /// READs and atomics whose answer is not sent yet.
@@ -438,6 +448,7 @@ impl Machine {
             if turn.out.is_full() {
                 return true;
             }
+            self.resp.lazy.sent(turn.now);
             match reply {
                 Reply::Ack { psn, aeth } => {
                     let headers = Headers { aeth: Some(aeth), ..self.answer(Operation::Ack, Position::Only, psn) };
