@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
@@ -29,6 +29,9 @@ impl Timer {
 
     /// The timer fires at `at` or earlier, in nanoseconds of the monotonic clock.
     pub(super) fn at_latest(&self, at: u64) {
+        // Who fires looks at all deadlines after it has reset `at`; this one was stored before `at` is looked at here. One of the
+        // two sees the other, given the fences.
+        fence(Ordering::SeqCst);
         if at >= self.at.load(Ordering::Acquire) {
             return;
         }
@@ -48,5 +51,6 @@ impl Timer {
         let _ = rustix::io::read(&self.fd, &mut count);
         let _guard = lock(&self.set);
         self.at.store(NEVER, Ordering::Release);
+        fence(Ordering::SeqCst);
     }
 }
