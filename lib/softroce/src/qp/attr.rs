@@ -144,8 +144,8 @@ impl Default for QpAttr {
     }
 }
 
-/// The most READs and atomics under way that a queue pair takes, either way.
-pub const MAX_RD_ATOMIC: u8 = 64;
+/// The most READs and atomics under way that a queue pair takes, either way: as many as rxe.
+pub const MAX_RD_ATOMIC: u8 = 128;
 
 /// Attributes that a change from one state to another must set, and those that it may; `None` where there is no such change.
 fn transition(service: Service, from: State, to: State) -> Option<(AttrMask, AttrMask)> {
