@@ -10,7 +10,6 @@
 
 mod abi;
 mod ah;
-mod build;
 mod context;
 mod cq;
 mod device;
@@ -19,6 +18,7 @@ mod memory;
 mod names;
 mod qp;
 mod srq;
+mod wr;
 
 use std::ffi::c_int;
 

@@ -9,11 +9,11 @@ use softroce::{
 };
 
 use crate::ah::{self, Ah};
-use crate::build::{self, Batch};
 use crate::context::Context;
 use crate::cq::Cq;
 use crate::memory::Pd;
 use crate::srq::Srq;
+use crate::wr::{self, Batch};
 use crate::{abi, code, null, take};
 
 /// A queue pair.
@@ -88,7 +88,7 @@ pub(crate) unsafe extern "C" fn create(pd: *mut abi::Pd, init: *mut abi::QpInitA
         cond: libc::PTHREAD_COND_INITIALIZER,
         events_completed: 0,
     };
-    let made: *mut abi::Qp = crate::give(Qp { base: build::table(base), inner, batch: Mutex::default() }).cast();
+    let made: *mut abi::Qp = crate::give(Qp { base: wr::table(base), inner, batch: Mutex::default() }).cast();
     // SAFETY: an open context.
     let context = unsafe { Context::of(context) };
     context.qps.lock().unwrap_or_else(PoisonError::into_inner).insert(qpn, made as usize);

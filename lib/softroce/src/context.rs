@@ -103,7 +103,7 @@ impl Context {
         if capacity == 0 || capacity > LIMITS.completions as usize {
             return Err(Error::invalid(format!("a completion queue holds 1 to {} completions", LIMITS.completions)));
         }
-        let driver = self.engine.shared.clone();
+        let driver = Arc::downgrade(&self.engine.shared);
         Ok(Cq::new(capacity, cookie, channel, Some(self.events.clone()), Some(driver)))
     }
 

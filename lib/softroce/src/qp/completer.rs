@@ -1,9 +1,8 @@
 //! The completer: answers become completions (InfiniBand specification, 9.7.5.1, 9.7.6).
 
-use super::requester::Data;
-use super::requester::SendWqe;
 use super::scatter::scatter;
 use super::timers::Nanos;
+use super::wqe::{Data, SendWqe};
 use super::{Machine, Turn};
 use crate::memory::Refusal;
 use crate::psn::Psn;

@@ -1,6 +1,6 @@
 //! A queue pair: state machines that do no I/O and read no clock.
 //!
-//! What goes in: packets, posted work, changes of state, and the time. What comes out: packets for the wire ([`Outbox`]),
+//! What goes in: packets, posted work, changes of state, and the time. What comes out: packets for the wire (`Outbox`),
 //! completions, events, and the time at which the machine wants to be called again. So the same code runs behind a socket, and
 //! in tests on a wire that loses, doubles and reorders under a clock of its own.
 //!
@@ -10,6 +10,7 @@
 //! | `outbox` | packets on their way out |
 //! | `scatter` | parts of a message in lists of memory |
 //! | `timers` | waits |
+//! | `wqe` | a posted request |
 //! | `requester` | posted work to packets: PSNs, windows, going back |
 //! | `completer` | answers to completions: ACK, NAK, READ responses |
 //! | `responder` | requests to memory and answers |
@@ -27,6 +28,7 @@ mod scatter;
 #[cfg(test)]
 mod tests;
 mod timers;
+mod wqe;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -141,7 +143,7 @@ impl Machine {
             State::Rts | State::Sqd | State::Sqe | State::Err => {}
             state => return Err(Error::invalid(format!("sends cannot be posted in {state:?}"))),
         }
-        let wqe = requester::SendWqe::new(&self.parts, &self.attr, request)?;
+        let wqe = wqe::SendWqe::new(&self.parts, &self.attr, request)?;
         if self.req.queue.len() >= self.parts.capacity.sends as usize {
             return Err(Error::full("the send queue is full"));
         }

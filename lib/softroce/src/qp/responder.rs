@@ -337,7 +337,7 @@ impl Machine {
     }
 
     fn execute_read(&mut self, reth: &Reth, psn: Psn, turn: &Turn<'_>) -> Result<(), Refused> {
-        if !self.attr.access.contains(Access::REMOTE_READ) || reth.len > super::requester::MAX_MESSAGE {
+        if !self.attr.access.contains(Access::REMOTE_READ) || reth.len > super::wqe::MAX_MESSAGE {
             return Err(INVALID);
         }
         if self.resp.answering() >= usize::from(self.attr.max_dest_rd_atomic) {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use super::completion::{Status, Wc};
 use super::event::{Affected, EventKind, Events};
@@ -80,7 +80,8 @@ pub struct Cq {
     cookie: u64,
     channel: Option<Arc<CompChannel>>,
     events: Option<Arc<Events>>,
-    driver: Option<Arc<dyn Drive>>,
+    /// Weak: a queue that outlives its card keeps none of its sockets.
+    driver: Option<Weak<dyn Drive>>,
 }
 
 impl fmt::Debug for Cq {
@@ -95,7 +96,7 @@ impl Cq {
         cookie: u64,
         channel: Option<Arc<CompChannel>>,
         events: Option<Arc<Events>>,
-        driver: Option<Arc<dyn Drive>>,
+        driver: Option<Weak<dyn Drive>>,
     ) -> Arc<Cq> {
         let entries = VecDeque::with_capacity(capacity.min(1024));
         let inner = Mutex::new(Inner { entries, capacity, armed: Armed::Not, overrun: false });
@@ -128,7 +129,7 @@ impl Cq {
     /// There is nothing, also not after a look at the sockets.
     fn is_empty(&self) -> bool {
         let empty = || self.len.load(Ordering::Acquire) == 0;
-        let Some(driver) = &self.driver else { return empty() };
+        let Some(driver) = self.driver.as_ref().and_then(Weak::upgrade) else { return empty() };
         if empty() {
             driver.drive();
             if empty() {
