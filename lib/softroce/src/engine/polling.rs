@@ -34,12 +34,7 @@ impl Drive for Shared {
         let polling = &self.polling;
         let streak = polling.streak.fetch_add(1, Ordering::Relaxed);
         if streak >= STREAK {
-            let now = now();
-            polling.last.store(now, Ordering::Relaxed);
-            if !polling.away.load(Ordering::Acquire) {
-                self.change_wait(true);
-                self.timer.at_latest(now + 2 * LEFT_ALONE);
-            }
+            polling.last.store(now(), Ordering::Relaxed);
         }
         let mut receiving = match self.receiving.try_lock() {
             Ok(receiving) => receiving,
@@ -68,16 +63,18 @@ impl Drive for Shared {
 }
 
 impl Shared {
-    /// The engine's timer: looks after sockets that a program polled and does not any more.
-    pub(super) fn check_polling(&self, now: u64) {
-        if self.polling.away.load(Ordering::Acquire) {
-            if now.saturating_sub(self.polling.last.load(Ordering::Relaxed)) > LEFT_ALONE {
-                self.polling.streak.store(0, Ordering::Relaxed);
-                self.come_back();
-            } else {
-                self.timer.at_latest(now + 2 * LEFT_ALONE);
-            }
+    /// For the thread, before it waits: leaves the sockets alone while a program polls, and says for how long.
+    pub(super) fn leave_to_programs(&self, woken: bool) -> Option<u64> {
+        let polled = now().saturating_sub(self.polling.last.load(Ordering::Relaxed)) < LEFT_ALONE;
+        if !polled {
+            self.come_back();
+            return None;
         }
+        // Only one that was woken for nothing goes away: it, and nobody else, then sees to it that it comes back.
+        if woken {
+            self.change_wait(true);
+        }
+        self.polling.away.load(Ordering::Acquire).then_some(LEFT_ALONE)
     }
 
     fn come_back(&self) {

@@ -43,10 +43,16 @@ fn ask_to_be_woken_at_once() {
 pub(super) fn run(shared: &Shared) {
     ask_to_be_woken_at_once();
     let mut events = Vec::with_capacity(16);
-    let mut more = false;
+    let (mut more, mut woken) = (false, false);
     while !shared.stop.load(Ordering::Acquire) {
         events.clear();
-        let wait = more.then(rustix::time::Timespec::default);
+        let alone = shared.leave_to_programs(woken);
+        let wait = match (more, alone) {
+            (true, _) => Some(rustix::time::Timespec::default()),
+            (false, Some(nanos)) => Some(rustix::time::Timespec { tv_sec: 0, tv_nsec: nanos as _ }),
+            (false, None) => None,
+        };
+        woken = false;
         match epoll::wait(&shared.epoll, rustix::buffer::spare_capacity(&mut events), wait.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(e) => {
@@ -63,7 +69,10 @@ pub(super) fn run(shared: &Shared) {
                 }
                 TIMER => expire(shared),
                 UNIX => more |= shared.receive(None),
-                socket => more |= shared.receive(Some((socket - SOCKETS) as usize)),
+                socket => {
+                    woken = true;
+                    more |= shared.receive(Some((socket - SOCKETS) as usize));
+                }
             }
         }
         more |= continue_listed(shared);
@@ -77,7 +86,6 @@ pub(super) fn run(shared: &Shared) {
 fn expire(shared: &Shared) {
     shared.timer.fired();
     let now = now();
-    shared.check_polling(now);
     send::release(shared, now);
     let cells: Vec<Arc<Cell>> = read(&shared.cells).iter().flatten().cloned().collect();
     let table = read(&shared.memory);
