@@ -1,0 +1,94 @@
+//! Devices: `ibv_get_device_list` and what one says without being opened.
+
+use std::ffi::{c_char, c_int};
+use std::sync::OnceLock;
+
+use crate::abi;
+
+/// A device as C sees it, and ours. Never freed: programs keep pointers after `ibv_free_device_list`.
+#[repr(C)]
+pub(crate) struct Device {
+    base: abi::Device,
+    pub(crate) inner: softroce::Device,
+}
+
+// SAFETY: made once and then only read.
+unsafe impl Send for Device {}
+// SAFETY: as above.
+unsafe impl Sync for Device {}
+
+const NODE_CA: c_int = 1;
+const TRANSPORT_IB: c_int = 0;
+
+fn text<const N: usize>(value: &str) -> [c_char; N] {
+    let mut raw = [0; N];
+    for (place, byte) in raw.iter_mut().take(N - 1).zip(value.bytes()) {
+        *place = byte as c_char;
+    }
+    raw
+}
+
+fn all() -> softroce::Result<&'static [Device]> {
+    static ALL: OnceLock<Vec<Device>> = OnceLock::new();
+    if let Some(all) = ALL.get() {
+        return Ok(all);
+    }
+    let list = softroce::Device::list()?;
+    Ok(ALL.get_or_init(|| {
+        list.into_iter()
+            .map(|inner| Device {
+                base: abi::Device {
+                    ops: [None; 2],
+                    node_type: NODE_CA,
+                    transport_type: TRANSPORT_IB,
+                    name: text(inner.name()),
+                    dev_name: text(&format!("uverbs-{}", inner.name())),
+                    dev_path: text(""),
+                    ibdev_path: text(&format!("/sys/class/infiniband/{}", inner.name())),
+                },
+                inner,
+            })
+            .collect()
+    }))
+}
+
+pub(crate) unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut abi::Device {
+    let devices = match all() {
+        Ok(devices) => devices,
+        Err(e) => return crate::null(&e),
+    };
+    let mut list: Vec<*mut abi::Device> = devices.iter().map(|d| (&raw const *d).cast_mut().cast()).collect();
+    list.push(std::ptr::null_mut());
+    if !count.is_null() {
+        // SAFETY: the program's place for the count.
+        unsafe { *count = devices.len() as c_int };
+    }
+    // Its length is found again by the null at its end.
+    Box::into_raw(list.into_boxed_slice()).cast()
+}
+
+pub(crate) unsafe extern "C" fn free_device_list(list: *mut *mut abi::Device) {
+    if list.is_null() {
+        return;
+    }
+    // SAFETY: `get_device_list` made it, with a null at its end.
+    unsafe {
+        let len = (0..).take_while(|i| !(*list.add(*i)).is_null()).count();
+        drop(Box::from_raw(std::ptr::slice_from_raw_parts_mut(list, len + 1)));
+    }
+}
+
+pub(crate) unsafe extern "C" fn get_device_name(device: *mut abi::Device) -> *const c_char {
+    // SAFETY: a device of ours.
+    unsafe { (*device).name.as_ptr() }
+}
+
+pub(crate) unsafe extern "C" fn get_device_guid(device: *mut abi::Device) -> u64 {
+    // SAFETY: a device of ours.
+    let device = unsafe { &*device.cast::<Device>() };
+    u64::from_ne_bytes(device.inner.guid())
+}
+
+pub(crate) unsafe extern "C" fn get_device_index(_device: *mut abi::Device) -> c_int {
+    -1
+}

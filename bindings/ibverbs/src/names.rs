@@ -1,0 +1,141 @@
+//! Names of numbers, and conversions that need no device.
+
+use std::ffi::{CStr, c_char, c_int};
+
+fn name(table: &[&'static CStr], code: c_int) -> *const c_char {
+    usize::try_from(code).ok().and_then(|i| table.get(i)).copied().unwrap_or(c"unknown").as_ptr()
+}
+
+pub(crate) unsafe extern "C" fn wc_status_str(status: c_int) -> *const c_char {
+    name(
+        &[
+            c"success",
+            c"local length error",
+            c"local QP operation error",
+            c"local EE context operation error",
+            c"local protection error",
+            c"Work Request Flushed Error",
+            c"memory management operation error",
+            c"bad response error",
+            c"local access error",
+            c"remote invalid request error",
+            c"remote access error",
+            c"remote operation error",
+            c"transport retry counter exceeded",
+            c"RNR retry counter exceeded",
+            c"local RDD violation error",
+            c"remote invalid RD request",
+            c"aborted error",
+            c"invalid EE context number",
+            c"invalid EE context state",
+            c"fatal error",
+            c"response timeout error",
+            c"general error",
+        ],
+        status,
+    )
+}
+
+pub(crate) unsafe extern "C" fn event_type_str(event: c_int) -> *const c_char {
+    name(
+        &[
+            c"CQ error",
+            c"local work queue catastrophic error",
+            c"invalid request local work queue error",
+            c"local access violation work queue error",
+            c"communication established",
+            c"send queue drained",
+            c"path migrated",
+            c"path migration request error",
+            c"local catastrophic error",
+            c"port active",
+            c"port error",
+            c"LID change",
+            c"P_Key change",
+            c"SM change",
+            c"SRQ catastrophic error",
+            c"SRQ limit reached",
+            c"last WQE reached",
+            c"client reregistration",
+            c"GID table change",
+            c"WQ fatal",
+        ],
+        event,
+    )
+}
+
+pub(crate) unsafe extern "C" fn node_type_str(node: c_int) -> *const c_char {
+    name(&[c"unknown", c"InfiniBand channel adapter", c"InfiniBand switch", c"InfiniBand router"], node)
+}
+
+pub(crate) unsafe extern "C" fn port_state_str(state: c_int) -> *const c_char {
+    name(&[c"no state change (NOP)", c"down", c"init", c"armed", c"active", c"active defer"], state)
+}
+
+/// Codes of `ibv_rate` and what they are in units of 2.5 Gbit/s and in Mbit/s.
+const RATES: [(c_int, c_int, c_int); 9] = [
+    (2, 1, 2500),
+    (5, 2, 5000),
+    (3, 4, 10000),
+    (6, 8, 20000),
+    (4, 12, 30000),
+    (7, 16, 40000),
+    (8, 24, 60000),
+    (9, 32, 80000),
+    (10, 48, 120_000),
+];
+
+fn rate(code: c_int) -> Option<&'static (c_int, c_int, c_int)> {
+    RATES.iter().find(|r| r.0 == code)
+}
+
+pub(crate) unsafe extern "C" fn rate_to_mult(code: c_int) -> c_int {
+    rate(code).map_or(-1, |r| r.1)
+}
+
+pub(crate) unsafe extern "C" fn rate_to_mbps(code: c_int) -> c_int {
+    rate(code).map_or(-1, |r| r.2)
+}
+
+/// Nothing is at such a path: the device is no kernel's.
+pub(crate) unsafe extern "C" fn read_sysfs_file(
+    _dir: *const c_char,
+    _file: *const c_char,
+    _to: *mut c_char,
+    _size: usize,
+) -> c_int {
+    -1
+}
+
+/// What this library does not do: an error of the system.
+pub(crate) unsafe extern "C" fn unsupported() -> c_int {
+    crate::set_errno(libc::EOPNOTSUPP);
+    libc::EOPNOTSUPP
+}
+
+pub(crate) unsafe extern "C" fn unsupported_object() -> *mut std::ffi::c_void {
+    crate::set_errno(libc::EOPNOTSUPP);
+    std::ptr::null_mut()
+}
+
+/// Done already.
+pub(crate) unsafe extern "C" fn nothing() -> c_int {
+    0
+}
+
+/// Queue pairs agree on no extras.
+pub(crate) unsafe extern "C" fn no_ece(_qp: *mut crate::abi::Qp, ece: *mut [u32; 3]) -> c_int {
+    // SAFETY: the program's place.
+    unsafe { ece.write([0; 3]) };
+    0
+}
+
+pub(crate) unsafe extern "C" fn set_ece(_qp: *mut crate::abi::Qp, ece: *mut [u32; 3]) -> c_int {
+    // SAFETY: the program's extras.
+    let wanted = unsafe { *ece };
+    if wanted[..2] == [0, 0] { 0 } else { libc::EOPNOTSUPP }
+}
+
+pub(crate) unsafe extern "C" fn get_sysfs_path() -> *const c_char {
+    c"/sys".as_ptr()
+}

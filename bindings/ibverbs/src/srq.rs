@@ -1,0 +1,107 @@
+//! Shared receive queues.
+
+use std::ffi::c_int;
+use std::sync::Arc;
+
+use softroce::RecvRequest;
+
+use crate::memory::Pd;
+use crate::{abi, code, null, qp, take};
+
+/// A shared receive queue.
+#[repr(C)]
+pub(crate) struct Srq {
+    base: abi::Srq,
+    pub(crate) inner: Arc<softroce::Srq>,
+}
+
+unsafe fn create_from(pd: *mut abi::Pd, srq_context: *mut std::ffi::c_void, attr: &abi::SrqAttr) -> *mut abi::Srq {
+    // SAFETY: a domain of ours.
+    let (ours, context) = unsafe { (&*pd.cast::<Pd>(), (*pd).context) };
+    let place = Box::<Srq>::new_uninit();
+    let cookie = place.as_ptr() as u64;
+    match ours.inner.create_srq(attr.max_wr as usize, attr.max_sge.max(1) as usize, cookie) {
+        Ok(inner) => {
+            let base = abi::Srq {
+                context,
+                srq_context,
+                pd,
+                handle: 0,
+                mutex: libc::PTHREAD_MUTEX_INITIALIZER,
+                cond: libc::PTHREAD_COND_INITIALIZER,
+                events_completed: 0,
+            };
+            Box::into_raw(Box::write(place, Srq { base, inner })).cast()
+        }
+        Err(e) => null(&e),
+    }
+}
+
+pub(crate) unsafe extern "C" fn create(pd: *mut abi::Pd, init: *mut abi::SrqInitAttr) -> *mut abi::Srq {
+    // SAFETY: the program's attributes.
+    unsafe { create_from(pd, (*init).srq_context, &(*init).attr) }
+}
+
+/// Kinds of `ibv_srq_type` and bits of `ibv_srq_init_attr_mask`.
+const BASIC: c_int = 0;
+const HAS_TYPE: u32 = 1;
+
+pub(crate) unsafe extern "C" fn create_extended(
+    _context: *mut abi::Context,
+    init: *mut abi::SrqInitAttrEx,
+) -> *mut abi::Srq {
+    // SAFETY: the program's attributes.
+    let init = unsafe { &*init };
+    if init.comp_mask & HAS_TYPE != 0 && init.srq_type != BASIC {
+        return null(&softroce::Error::new(libc::EOPNOTSUPP, "shared receive queues are basic ones alone"));
+    }
+    // SAFETY: as the caller promises.
+    unsafe { create_from(init.pd, init.srq_context, &init.attr) }
+}
+
+/// `IBV_SRQ_LIMIT`.
+const LIMIT: c_int = 2;
+
+pub(crate) unsafe extern "C" fn modify(srq: *mut abi::Srq, attr: *mut abi::SrqAttr, mask: c_int) -> c_int {
+    if mask & !LIMIT != 0 {
+        return libc::EINVAL;
+    }
+    // SAFETY: a queue of ours, and the program's attributes.
+    let result = unsafe { (*srq.cast::<Srq>()).inner.set_limit((*attr).srq_limit as usize) };
+    result.map_or_else(|e| code(&e), |()| 0)
+}
+
+pub(crate) unsafe extern "C" fn query(srq: *mut abi::Srq, attr: *mut abi::SrqAttr) -> c_int {
+    // SAFETY: a queue of ours, and the program's place.
+    unsafe {
+        let (max_wr, max_sge, limit) = (*srq.cast::<Srq>()).inner.query();
+        attr.write(abi::SrqAttr { max_wr: max_wr as u32, max_sge: max_sge as u32, srq_limit: limit as u32 });
+    }
+    0
+}
+
+pub(crate) unsafe extern "C" fn destroy(srq: *mut abi::Srq) -> c_int {
+    // SAFETY: `create` made it; the program does not use it any more.
+    drop(unsafe { take::<Srq, _>(srq) });
+    0
+}
+
+pub(crate) unsafe extern "C" fn post_recv(
+    srq: *mut abi::Srq,
+    mut wr: *mut abi::RecvWr,
+    bad: *mut *mut abi::RecvWr,
+) -> c_int {
+    // SAFETY: a queue of ours, and the program's chain of requests.
+    unsafe {
+        let ours = &*srq.cast::<Srq>();
+        while let Some(request) = wr.as_ref() {
+            let sges = qp::elements(request.sg_list, request.num_sge);
+            if let Err(e) = ours.inner.post_recv(&RecvRequest { id: request.wr_id, sges }) {
+                *bad = wr;
+                return code(&e);
+            }
+            wr = request.next;
+        }
+    }
+    0
+}

@@ -1,0 +1,195 @@
+//! Requests that are built call by call: `ibv_wr_start`, `ibv_wr_rdma_write`, `ibv_wr_set_sge`, `ibv_wr_complete`.
+
+use std::ffi::{c_int, c_void};
+use std::sync::PoisonError;
+
+use softroce::{Datagram, Remote, SendFlags, SendOp, SendRequest, Sge};
+
+use crate::abi::{self, QpEx};
+use crate::ah::Ah;
+use crate::code;
+use crate::qp::{self, Qp};
+
+/// A request in the making.
+struct Pending {
+    id: u64,
+    op: SendOp,
+    flags: SendFlags,
+    sges: Vec<Sge>,
+    /// Inline bytes; the element of it is made when the request is posted.
+    inline: Option<Vec<u8>>,
+    to: Option<Datagram>,
+}
+
+/// The requests since `ibv_wr_start`.
+#[derive(Default)]
+pub(crate) struct Batch(Vec<Pending>);
+
+/// A queue pair with the table of its calls.
+pub(crate) fn table(base: abi::Qp) -> QpEx {
+    QpEx {
+        base,
+        comp_mask: 0,
+        wr_id: 0,
+        wr_flags: 0,
+        cmp_swp,
+        fetch_add,
+        bind_mw: None,
+        local_inv: None,
+        rdma_read,
+        rdma_write,
+        rdma_write_imm,
+        send,
+        send_imm,
+        send_inv,
+        send_tso: None,
+        set_ud_addr,
+        set_xrc_srqn: None,
+        set_inline_data,
+        set_inline_data_list,
+        set_sge,
+        set_sge_list,
+        start,
+        complete,
+        abort,
+        atomic_write: None,
+    }
+}
+
+/// Works on the batch of a queue pair.
+unsafe fn batch<R>(qp: *mut QpEx, f: impl FnOnce(&mut Vec<Pending>) -> R) -> R {
+    // SAFETY: a queue pair of ours.
+    let ours = unsafe { &*qp.cast::<Qp>() };
+    f(&mut ours.batch.lock().unwrap_or_else(PoisonError::into_inner).0)
+}
+
+/// Begins a request with the queue pair's `wr_id` and `wr_flags`.
+unsafe fn begin(qp: *mut QpEx, op: SendOp) {
+    // SAFETY: a queue pair of ours, whose fields the program set.
+    unsafe {
+        let (id, flags) = ((*qp).wr_id, qp::flags((*qp).wr_flags));
+        batch(qp, |all| all.push(Pending { id, op, flags, sges: Vec::new(), inline: None, to: None }));
+    }
+}
+
+/// Goes on with the request that was begun last.
+unsafe fn change(qp: *mut QpEx, f: impl FnOnce(&mut Pending)) {
+    // SAFETY: as the caller promises.
+    unsafe { batch(qp, |all| all.last_mut().map(f)) };
+}
+
+unsafe extern "C" fn start(qp: *mut QpEx) {
+    // SAFETY: as the caller promises.
+    unsafe { batch(qp, Vec::clear) };
+}
+
+unsafe extern "C" fn abort(qp: *mut QpEx) {
+    // SAFETY: as the caller promises.
+    unsafe { batch(qp, Vec::clear) };
+}
+
+/// Posts the batch. Where one is refused those before it are posted all the same: the card has no way to take them back.
+unsafe extern "C" fn complete(qp: *mut QpEx) -> c_int {
+    // SAFETY: as the caller promises: memory of the requests stays until they complete.
+    unsafe {
+        let all = batch(qp, std::mem::take);
+        let lists: Vec<Vec<Sge>> = all
+            .iter()
+            .map(|p| match &p.inline {
+                Some(bytes) => vec![Sge { addr: bytes.as_ptr() as u64, len: bytes.len() as u32, lkey: 0 }],
+                None => p.sges.clone(),
+            })
+            .collect();
+        let requests: Vec<SendRequest<'_>> = all
+            .iter()
+            .zip(&lists)
+            .map(|(p, sges)| {
+                let flags = SendFlags { inline: p.inline.is_some(), ..p.flags };
+                SendRequest { id: p.id, op: p.op, sges, flags, to: p.to.clone() }
+            })
+            .collect();
+        (*qp.cast::<Qp>()).inner.post_send(&requests).map_or_else(|(_, e)| code(&e), |()| 0)
+    }
+}
+
+unsafe extern "C" fn cmp_swp(qp: *mut QpEx, rkey: u32, addr: u64, compare: u64, swap: u64) {
+    // SAFETY: as the caller promises; so in all that follow.
+    unsafe { begin(qp, SendOp::CompareSwap { remote: Remote { addr, rkey }, compare, swap }) };
+}
+
+unsafe extern "C" fn fetch_add(qp: *mut QpEx, rkey: u32, addr: u64, add: u64) {
+    // SAFETY: see `cmp_swp`.
+    unsafe { begin(qp, SendOp::FetchAdd { remote: Remote { addr, rkey }, add }) };
+}
+
+unsafe extern "C" fn rdma_read(qp: *mut QpEx, rkey: u32, addr: u64) {
+    // SAFETY: see `cmp_swp`.
+    unsafe { begin(qp, SendOp::Read(Remote { addr, rkey })) };
+}
+
+unsafe extern "C" fn rdma_write(qp: *mut QpEx, rkey: u32, addr: u64) {
+    // SAFETY: see `cmp_swp`.
+    unsafe { begin(qp, SendOp::Write(Remote { addr, rkey })) };
+}
+
+unsafe extern "C" fn rdma_write_imm(qp: *mut QpEx, rkey: u32, addr: u64, imm: u32) {
+    // SAFETY: see `cmp_swp`.
+    unsafe { begin(qp, SendOp::WriteImm(Remote { addr, rkey }, imm.to_ne_bytes())) };
+}
+
+unsafe extern "C" fn send(qp: *mut QpEx) {
+    // SAFETY: see `cmp_swp`.
+    unsafe { begin(qp, SendOp::Send) };
+}
+
+unsafe extern "C" fn send_imm(qp: *mut QpEx, imm: u32) {
+    // SAFETY: see `cmp_swp`.
+    unsafe { begin(qp, SendOp::SendImm(imm.to_ne_bytes())) };
+}
+
+unsafe extern "C" fn send_inv(qp: *mut QpEx, rkey: u32) {
+    // SAFETY: see `cmp_swp`.
+    unsafe { begin(qp, SendOp::SendInv(rkey)) };
+}
+
+unsafe extern "C" fn set_ud_addr(qp: *mut QpEx, ah: *mut abi::Ah, qpn: u32, qkey: u32) {
+    // SAFETY: see `cmp_swp`; an address handle of ours.
+    unsafe {
+        let path = (*ah.cast::<Ah>()).path.clone();
+        change(qp, |p| p.to = Some(Datagram { path, qpn, qkey }));
+    }
+}
+
+unsafe extern "C" fn set_inline_data(qp: *mut QpEx, at: *mut c_void, len: usize) {
+    let list = abi::DataBuf { addr: at, length: len };
+    // SAFETY: see `cmp_swp`.
+    unsafe { set_inline_data_list(qp, 1, &raw const list) };
+}
+
+unsafe extern "C" fn set_inline_data_list(qp: *mut QpEx, count: usize, list: *const abi::DataBuf) {
+    let mut bytes = Vec::new();
+    for i in 0..count {
+        // SAFETY: the program's list and its buffers, which are copied here.
+        unsafe {
+            let part = &*list.add(i);
+            if part.length > 0 {
+                bytes.extend_from_slice(std::slice::from_raw_parts(part.addr.cast::<u8>(), part.length));
+            }
+        }
+    }
+    // SAFETY: see `cmp_swp`.
+    unsafe { change(qp, |p| p.inline = Some(bytes)) };
+}
+
+unsafe extern "C" fn set_sge(qp: *mut QpEx, lkey: u32, addr: u64, len: u32) {
+    // SAFETY: see `cmp_swp`.
+    unsafe { change(qp, |p| p.sges.push(Sge { addr, len, lkey })) };
+}
+
+unsafe extern "C" fn set_sge_list(qp: *mut QpEx, count: usize, list: *const Sge) {
+    // SAFETY: see `cmp_swp`; the program's list.
+    unsafe {
+        let sges = qp::elements(list, count as c_int);
+        change(qp, |p| p.sges.extend_from_slice(sges));
+    }
+}

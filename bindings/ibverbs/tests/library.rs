@@ -1,0 +1,111 @@
+//! The library as programs find it: symbols with their versions, and the pingpongs of rdma-core where they are installed.
+
+use std::ffi::CString;
+use std::net::TcpListener;
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+fn library() -> PathBuf {
+    let program = std::env::current_exe().expect("this program");
+    let folder = program.parent().and_then(|deps| deps.parent()).expect("target's folder");
+    let library = folder.join("libibverbs_roce.so");
+    assert!(library.exists(), "{} was not built", library.display());
+    library
+}
+
+/// Of what NVIDIA's NCCL looks up with `dlvsym`, and perftest is linked to.
+const WANTED: [(&str, &str); 29] = [
+    ("ibv_get_device_list", "IBVERBS_1.1"),
+    ("ibv_free_device_list", "IBVERBS_1.1"),
+    ("ibv_get_device_name", "IBVERBS_1.1"),
+    ("ibv_open_device", "IBVERBS_1.1"),
+    ("ibv_close_device", "IBVERBS_1.1"),
+    ("ibv_get_async_event", "IBVERBS_1.1"),
+    ("ibv_ack_async_event", "IBVERBS_1.1"),
+    ("ibv_query_device", "IBVERBS_1.1"),
+    ("ibv_query_port", "IBVERBS_1.1"),
+    ("ibv_query_gid", "IBVERBS_1.1"),
+    ("ibv_query_qp", "IBVERBS_1.1"),
+    ("ibv_alloc_pd", "IBVERBS_1.1"),
+    ("ibv_dealloc_pd", "IBVERBS_1.1"),
+    ("ibv_reg_mr", "IBVERBS_1.1"),
+    ("ibv_reg_mr_iova2", "IBVERBS_1.8"),
+    ("ibv_reg_dmabuf_mr", "IBVERBS_1.12"),
+    ("ibv_dereg_mr", "IBVERBS_1.1"),
+    ("ibv_create_cq", "IBVERBS_1.1"),
+    ("ibv_destroy_cq", "IBVERBS_1.1"),
+    ("ibv_create_qp", "IBVERBS_1.1"),
+    ("ibv_modify_qp", "IBVERBS_1.1"),
+    ("ibv_destroy_qp", "IBVERBS_1.1"),
+    ("ibv_fork_init", "IBVERBS_1.1"),
+    ("ibv_event_type_str", "IBVERBS_1.1"),
+    ("ibv_query_ece", "IBVERBS_1.10"),
+    ("ibv_set_ece", "IBVERBS_1.10"),
+    ("ibv_create_comp_channel", "IBVERBS_1.0"),
+    ("ibv_qp_to_qp_ex", "IBVERBS_1.6"),
+    ("ibv_query_port_speed", "IBVERBS_1.16"),
+];
+
+#[test]
+fn symbols_have_their_versions() {
+    // SAFETY: loading the library runs no code of its own.
+    let library = unsafe { libloading::os::unix::Library::new(library()) }.expect("loaded");
+    let handle = library.into_raw();
+    for (name, version) in WANTED {
+        let (c_name, c_version) = (CString::new(name).expect("text"), CString::new(version).expect("text"));
+        // SAFETY: an open library and two texts.
+        let found = unsafe { libc::dlvsym(handle, c_name.as_ptr(), c_version.as_ptr()) };
+        assert!(!found.is_null(), "{name}@{version}");
+    }
+}
+
+/// Name of the loopback device, which is the last one, and index of its IPv4 address.
+fn loopback() -> (String, String) {
+    let devices = softroce::Device::list().expect("interfaces");
+    let device = devices.iter().find(|d| d.is_loopback()).expect("a loopback interface");
+    (device.name().to_owned(), device.default_gid_index().to_string())
+}
+
+/// Runs a program as server and as client; `None` where it is not installed.
+fn pair(program: &str, arguments: &[&str]) -> Option<String> {
+    Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().ok()?;
+    let folder = tempfile::tempdir().expect("a folder");
+    symlink(library(), folder.path().join("libibverbs.so.1")).expect("a link");
+    let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port().to_string();
+    let (device, gid) = loopback();
+    let command = || {
+        let mut command = Command::new(program);
+        command.args(["-d", &device, "-g", &gid, "-p", &port]).args(arguments);
+        command.env("LD_LIBRARY_PATH", folder.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    };
+    let server = command().spawn().expect("started");
+    // The server listens soon; a client that is too early says so and is started again.
+    let client = loop {
+        let client = command().arg("127.0.0.1").output().expect("ran");
+        let text = String::from_utf8_lossy(&client.stderr).into_owned() + &String::from_utf8_lossy(&client.stdout);
+        if !text.contains("Couldn't connect") {
+            break (client.status, text);
+        }
+        std::thread::yield_now();
+    };
+    let server = server.wait_with_output().expect("waited");
+    assert!(client.0.success() && server.status.success(), "{program}: {}\n{server:?}", client.1);
+    Some(client.1)
+}
+
+#[test]
+fn the_pingpongs_of_rdma_core_run() {
+    for (program, arguments) in [
+        ("ibv_rc_pingpong", &["-c", "-n", "100"][..]),
+        ("ibv_rc_pingpong", &["-e", "-s", "100000", "-n", "100"]),
+        ("ibv_srq_pingpong", &["-n", "100"]),
+        ("ibv_ud_pingpong", &["-n", "100"]),
+    ] {
+        match pair(program, arguments) {
+            Some(text) => assert!(text.contains("iters in"), "{text}"),
+            None => eprintln!("SKIPPED: {program} is not installed (Debian's ibverbs-utils)"),
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! An open card, and what is made of it.
+
+use std::fmt;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use crate::device::{Device, PortInfo};
+use crate::engine::Engine;
+use crate::error::{Error, Result};
+use crate::memory::{Access, Region};
+use crate::path::{Gid, Path};
+use crate::qp::{Capacity, MAX_RD_ATOMIC};
+use crate::qpair::{Qp, QpInit};
+use crate::queue::event::Events;
+use crate::queue::{AsyncEvent, CompChannel, Cq, Srq};
+use crate::sync::write;
+
+/// What a card takes at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Queue pairs.
+    pub qps: u32,
+    /// Requests in a queue.
+    pub work_requests: u32,
+    /// Elements of a request.
+    pub sges: u32,
+    /// Completions in a queue.
+    pub completions: u32,
+    /// Inline bytes of a request.
+    pub inline: u32,
+    /// READs and atomics under way in a queue pair, either way.
+    pub rd_atomic: u8,
+    /// Bytes of a message.
+    pub message: u32,
+}
+
+/// The limits of every card.
+pub const LIMITS: Limits = Limits {
+    qps: 1 << crate::engine::slot::INDEX_BITS,
+    work_requests: 1 << 16,
+    sges: 32,
+    completions: 1 << 22,
+    inline: 1024,
+    rd_atomic: MAX_RD_ATOMIC,
+    message: 1 << 31,
+};
+
+/// An open card. All contexts of a card in a process share its engine; each has its own events.
+pub struct Context {
+    device: Device,
+    pub(crate) engine: Arc<Engine>,
+    events: Arc<Events>,
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Context").field("device", &self.device).finish_non_exhaustive()
+    }
+}
+
+impl Context {
+    pub(crate) fn open(device: &Device) -> Result<Arc<Context>> {
+        let engine = Engine::of(device.interface(), device.index, device.addresses())?;
+        Ok(Arc::new(Context { device: device.clone(), engine, events: Arc::new(Events::new()?) }))
+    }
+
+    /// The card.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// State of the port.
+    #[must_use]
+    pub fn port(&self) -> PortInfo {
+        self.device.port()
+    }
+
+    /// Readable while an asynchronous event waits.
+    #[must_use]
+    pub fn async_fd(&self) -> BorrowedFd<'_> {
+        self.events.fd()
+    }
+
+    /// The oldest asynchronous event. Waits for one, unless the descriptor was set non-blocking.
+    ///
+    /// # Errors
+    /// `EAGAIN` where there is none and the descriptor does not block.
+    pub fn get_async_event(&self) -> Result<AsyncEvent> {
+        self.events.pop()
+    }
+
+    /// A protection domain.
+    pub fn alloc_pd(self: &Arc<Context>) -> Arc<Pd> {
+        Arc::new(Pd { id: self.engine.shared.domain(), context: self.clone() })
+    }
+
+    /// A completion queue for at least `capacity` completions. `cookie` comes back from the channel.
+    ///
+    /// # Errors
+    /// `EINVAL` for a capacity of 0 or more than [`LIMITS`] says.
+    pub fn create_cq(&self, capacity: usize, cookie: u64, channel: Option<Arc<CompChannel>>) -> Result<Arc<Cq>> {
+        if capacity == 0 || capacity > LIMITS.completions as usize {
+            return Err(Error::invalid(format!("a completion queue holds 1 to {} completions", LIMITS.completions)));
+        }
+        let driver = Arc::downgrade(&self.engine.shared);
+        Ok(Cq::new(capacity, cookie, channel, Some(self.events.clone()), Some(driver)))
+    }
+
+    /// The way from our address `sgid_index` to a peer's. This is what an address handle stands for, too.
+    ///
+    /// # Errors
+    /// `EINVAL` where there is no such index, or the two are not addresses of the same kind.
+    pub fn path(&self, dgid: Gid, sgid_index: u8) -> Result<Path> {
+        let addresses = self.device.addresses();
+        let src = *addresses.get(usize::from(sgid_index)).ok_or_else(|| {
+            Error::invalid(format!("{} has {} GIDs, none with index {sgid_index}", self.device.name(), addresses.len()))
+        })?;
+        let dst = dgid.ip();
+        if src.is_ipv4() != dst.is_ipv4() {
+            return Err(Error::invalid(format!(
+                "GID {sgid_index} of {} is {src}, and the peer's is {dst}: choose one of the same kind",
+                self.device.name()
+            )));
+        }
+        let ours = || if_addrs::get_if_addrs().is_ok_and(|all| all.iter().any(|i| i.ip() == dst));
+        let local = dst.is_loopback() || ours();
+        Ok(Path { src, dst, sgid_index, traffic_class: 0, hop_limit: 64, flow_label: 0, local })
+    }
+}
+
+/// A protection domain: memory and queue pairs that belong together.
+#[derive(Debug)]
+pub struct Pd {
+    pub(crate) id: u32,
+    pub(crate) context: Arc<Context>,
+}
+
+impl Pd {
+    /// The open card.
+    #[must_use]
+    pub fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+
+    /// Registers memory: the card may use it as `access` says, under the address `iova` for its first byte.
+    ///
+    /// # Errors
+    /// `EINVAL` for remote writing or atomics without local writing, a null or overflowing range.
+    ///
+    /// # Safety
+    /// The memory is readable, with `LOCAL_WRITE` also writable, until the region is dropped. What peers write meanwhile is
+    /// not looked at through references.
+    pub unsafe fn reg_mr(self: &Arc<Pd>, at: *mut u8, len: usize, iova: u64, access: Access) -> Result<Mr> {
+        let writes = Access::REMOTE_WRITE.bits() | Access::REMOTE_ATOMIC.bits();
+        if access.bits() & writes != 0 && !access.contains(Access::LOCAL_WRITE) {
+            return Err(Error::invalid("remote writing and atomics need local writing"));
+        }
+        if at.is_null() && len > 0 || (at as usize).checked_add(len).is_none() || iova.checked_add(len as u64).is_none()
+        {
+            return Err(Error::invalid("no such range of memory"));
+        }
+        let iova = if access.contains(Access::ZERO_BASED) { 0 } else { iova };
+        let region = Region { pd: self.id, at, len, iova, access };
+        let key = write(&self.context.engine.shared.memory).insert(region)?;
+        Ok(Mr { key, at: at as usize, len, pd: self.clone() })
+    }
+
+    /// A shared receive queue.
+    ///
+    /// # Errors
+    /// `EINVAL` for more than [`LIMITS`] says.
+    pub fn create_srq(&self, capacity: usize, sges: usize, cookie: u64) -> Result<Arc<Srq>> {
+        if capacity == 0 || capacity > LIMITS.work_requests as usize || sges > LIMITS.sges as usize {
+            return Err(Error::invalid("a shared receive queue of more receives or elements than the card has"));
+        }
+        Ok(Srq::new(self.id, capacity, sges, cookie, Some(self.context.events.clone())))
+    }
+
+    /// A queue pair in RESET.
+    ///
+    /// # Errors
+    /// `EINVAL` for more than [`LIMITS`] says, `ENOMEM` where the card has no more queue pairs.
+    pub fn create_qp(self: &Arc<Pd>, init: &QpInit) -> Result<Arc<Qp>> {
+        let Capacity { sends, recvs, send_sges, recv_sges, inline } = init.capacity;
+        let fits = sends <= LIMITS.work_requests
+            && recvs <= LIMITS.work_requests
+            && send_sges <= LIMITS.sges
+            && recv_sges <= LIMITS.sges
+            && inline <= LIMITS.inline;
+        if !fits {
+            return Err(Error::invalid(format!("{:?} is more than the card takes: {LIMITS:?}", init.capacity)));
+        }
+        Qp::new(self, init, &self.context.events)
+    }
+}
+
+/// Registered memory. Dropping it deregisters: after that the card does not touch the memory any more.
+#[derive(Debug)]
+pub struct Mr {
+    key: u32,
+    at: usize,
+    len: usize,
+    pd: Arc<Pd>,
+}
+
+impl Mr {
+    /// The key for our own requests.
+    #[must_use]
+    pub fn lkey(&self) -> u32 {
+        self.key
+    }
+
+    /// The key for the peer's requests.
+    #[must_use]
+    pub fn rkey(&self) -> u32 {
+        self.key
+    }
+
+    /// Address of its first byte.
+    #[must_use]
+    pub fn addr(&self) -> usize {
+        self.at
+    }
+
+    /// Bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// There are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl Drop for Mr {
+    fn drop(&mut self) {
+        // Waits for every thread that works with pieces of it.
+        write(&self.pd.context.engine.shared.memory).remove(self.key);
+    }
+}

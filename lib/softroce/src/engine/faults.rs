@@ -1,0 +1,91 @@
+//! `TINYROCE_LOSS`, `TINYROCE_DELAY`, `TINYROCE_TRACE`: a wire for learners to look at, and to break.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+use std::str::FromStr;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::trace::Trace;
+use crate::error::{Error, Result};
+use crate::sync::lock;
+
+/// Packets that are lost, in percent: a number from 0 to 100, also 0.5.
+pub const LOSS_VARIABLE: &str = "TINYROCE_LOSS";
+/// Microseconds that each packet is held back before it is sent.
+pub const DELAY_VARIABLE: &str = "TINYROCE_DELAY";
+/// File that all packets are written to, sent and received.
+pub const TRACE_VARIABLE: &str = "TINYROCE_TRACE";
+
+/// Where a packet that was held back goes.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum To {
+    Udp(RawFd, SocketAddr),
+    Slot(u32),
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Faults {
+    /// Of 2^32 packets.
+    loss: u64,
+    pub(super) delay: u64,
+    pub(super) trace: Option<Trace>,
+    dice: AtomicU64,
+    held: Mutex<VecDeque<(u64, To, Vec<u8>)>>,
+}
+
+fn variable<T: FromStr>(name: &str, expected: &str, fits: impl Fn(&T) -> bool) -> Result<Option<T>> {
+    let Ok(text) = std::env::var(name) else { return Ok(None) };
+    match text.parse().ok().filter(fits) {
+        Some(value) => Ok(Some(value)),
+        None => Err(Error::invalid(format!("{name}={text:?}: expected {expected}"))),
+    }
+}
+
+impl Faults {
+    pub(super) fn from_environment() -> Result<Faults> {
+        let loss = variable::<f64>(LOSS_VARIABLE, "percent, 0 to 100", |p| (0.0..=100.0).contains(p))?.unwrap_or(0.0);
+        let delay = variable::<f64>(DELAY_VARIABLE, "microseconds", |d| (0.0..=1e9).contains(d))?.unwrap_or(0.0);
+        let trace = match std::env::var(TRACE_VARIABLE) {
+            Ok(name) if !name.is_empty() => Some(Trace::create(&name)?),
+            _ => None,
+        };
+        Ok(Faults {
+            loss: (loss / 100.0 * f64::from(u32::MAX)) as u64,
+            delay: (delay * 1e3) as u64,
+            trace,
+            dice: AtomicU64::new(super::now() | 1),
+            held: Mutex::default(),
+        })
+    }
+
+    /// The next packet is lost.
+    pub(super) fn loses(&self) -> bool {
+        if self.loss == 0 {
+            return false;
+        }
+        // A linear congruential generator: no two threads get the same number, more is not asked of it.
+        const FACTOR: u64 = 6_364_136_223_846_793_005;
+        let step = |n: u64| Some(n.wrapping_mul(FACTOR).wrapping_add(1_442_695_040_888_963_407));
+        let n = self.dice.fetch_update(Ordering::Relaxed, Ordering::Relaxed, step).unwrap_or_default();
+        n >> 32 < self.loss
+    }
+
+    /// Holds a packet back; says until when.
+    pub(super) fn hold(&self, now: u64, to: To, bytes: Vec<u8>) -> u64 {
+        let until = now + self.delay;
+        lock(&self.held).push_back((until, to, bytes));
+        until
+    }
+
+    /// Packets whose time has come, and when the next one's comes.
+    pub(super) fn release(&self, now: u64) -> (Vec<(To, Vec<u8>)>, Option<u64>) {
+        let mut held = lock(&self.held);
+        let mut due = Vec::new();
+        while held.front().is_some_and(|(until, ..)| *until <= now) {
+            due.extend(held.pop_front().map(|(_, to, bytes)| (to, bytes)));
+        }
+        (due, held.front().map(|(until, ..)| *until))
+    }
+}

@@ -1,0 +1,277 @@
+//! The engine: one for each card that a process has open. It moves packets between sockets and queue pairs.
+//!
+//! One thread waits for packets and timers, and sleeps while there are none. Whoever posts a request sends its packets at once
+//! in its own thread, as a card's doorbell starts it: the engine's thread is not woken for that.
+//!
+//! | file | idea |
+//! | --- | --- |
+//! | `slot` | which process has which queue pairs |
+//! | `sockets`, `sockaddr` | sockets and their addresses |
+//! | `forward` | packets handed on between processes |
+//! | `send` | packets to datagrams |
+//! | `timer` | the one timer |
+//! | `cell` | a queue pair as threads share it |
+//! | `recv` | datagrams to queue pairs |
+//! | `run` | the thread |
+//! | `faults`, `trace` | packets lost, held back and written to a file, for learners |
+//! | `polling` | programs that poll do the thread's work |
+
+mod cell;
+pub(crate) mod faults;
+mod forward;
+mod polling;
+mod recv;
+mod run;
+mod send;
+pub(crate) mod slot;
+mod sockaddr;
+mod sockets;
+mod timer;
+mod trace;
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, RwLock, Weak};
+use std::thread::JoinHandle;
+
+use rustix::event::{EventfdFlags, epoll, eventfd};
+
+pub(crate) use cell::Cell;
+use faults::Faults;
+use polling::Polling;
+use recv::Receiving;
+use slot::Slot;
+use sockets::{Listener, Sender};
+use timer::Timer;
+
+use crate::error::{Error, Result};
+use crate::memory::Table;
+use crate::qp::Machine;
+use crate::sync::{lock, read, write};
+
+/// Nanoseconds of the monotonic clock.
+pub(crate) fn now() -> u64 {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}
+
+/// What the engine's thread and all others share.
+pub(crate) struct Shared {
+    pub(crate) interface: String,
+    /// Number of the interface.
+    pub(crate) scope: u32,
+    pub(crate) slot: Slot,
+    pub(crate) memory: RwLock<Table>,
+    listeners: Vec<Listener>,
+    senders: Vec<Sender>,
+    /// By the lower bits of their numbers.
+    cells: RwLock<Vec<Option<Arc<Cell>>>>,
+    /// Numbers that were given back, the oldest first: a number rests before it is used again.
+    free: Mutex<VecDeque<u32>>,
+    receiving: Mutex<Receiving>,
+    /// Queue pairs with more to send.
+    listed: Mutex<Vec<u32>>,
+    timer: Timer,
+    bell: OwnedFd,
+    epoll: OwnedFd,
+    stop: AtomicBool,
+    /// The kernel refused a datagram of several segments.
+    no_segmentation: AtomicBool,
+    domains: AtomicU32,
+    complained: AtomicBool,
+    polling: Polling,
+    faults: Faults,
+}
+
+impl Shared {
+    fn open(interface: &str, scope: u32, addresses: &[IpAddr]) -> Result<Shared> {
+        let fail = |e: rustix::io::Errno| Error::system("waiting for packets", &e.into());
+        let slot = Slot::lease()?;
+        // Without a loopback network there is no way between processes of the host but the shared sockets.
+        let mut listeners: Vec<Listener> = match Listener::open(slot::address(slot.number).ip(), 0, false) {
+            Ok(own) => vec![own],
+            Err(e) if e.errno() == libc::EADDRNOTAVAIL => Vec::new(),
+            Err(e) => return Err(e),
+        };
+        let mut senders = Vec::new();
+        for &ip in addresses {
+            listeners.push(Listener::open(ip, scope, true)?);
+            senders.push(Sender::open(ip, scope)?);
+        }
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(fail)?;
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(fail)?;
+        let timer = Timer::new()?;
+        let add = |fd: &dyn AsFd, number| {
+            epoll::add(&epoll, fd.as_fd(), epoll::EventData::new_u64(number), epoll::EventFlags::IN).map_err(fail)
+        };
+        add(&bell, run::BELL)?;
+        add(&timer.fd, run::TIMER)?;
+        add(&slot.socket, run::UNIX)?;
+        for (i, listener) in listeners.iter().enumerate() {
+            add(listener, run::SOCKETS + i as u64)?;
+        }
+        Ok(Shared {
+            interface: interface.to_owned(),
+            scope,
+            slot,
+            memory: RwLock::default(),
+            listeners,
+            senders,
+            cells: RwLock::default(),
+            free: Mutex::default(),
+            receiving: Mutex::new(Receiving::new()),
+            listed: Mutex::default(),
+            timer,
+            bell,
+            epoll,
+            stop: AtomicBool::new(false),
+            no_segmentation: AtomicBool::new(false),
+            domains: AtomicU32::new(1),
+            complained: AtomicBool::new(false),
+            polling: Polling::default(),
+            faults: Faults::from_environment()?,
+        })
+    }
+
+    /// Takes what waits in a socket, the slot's own for `None`, and answers. `true` where there may be more.
+    fn receive(&self, socket: Option<usize>) -> bool {
+        self.receive_locked(&mut lock(&self.receiving), socket)
+    }
+
+    fn receive_locked(&self, receiving: &mut Receiving, socket: Option<usize>) -> bool {
+        let table = read(&self.memory);
+        let more = match socket {
+            Some(i) => match self.listeners.get(i) {
+                Some(listener) => receiving.drain_udp(self, listener.raw(), listener.local, &table),
+                None => false,
+            },
+            None => receiving.drain_unix(self, self.slot.socket.as_raw_fd(), &table),
+        };
+        if let Some(socket) = socket.filter(|_| !receiving.touched.is_empty()) {
+            self.polling.hot.store(socket, Ordering::Relaxed);
+        }
+        for cell in receiving.touched.drain(..) {
+            cell.serve(self, &table);
+        }
+        more
+    }
+
+    /// The queue pair with this number.
+    pub(crate) fn cell(&self, qpn: u32) -> Option<Arc<Cell>> {
+        if slot::of(qpn) != self.slot.number {
+            return None;
+        }
+        read(&self.cells).get((qpn & ((1 << slot::INDEX_BITS) - 1)) as usize)?.clone()
+    }
+
+    /// Makes a queue pair of a machine that `make` gets its number for.
+    pub(crate) fn add(&self, make: impl FnOnce(u32) -> Machine) -> Result<(u32, Arc<Cell>)> {
+        let mut cells = write(&self.cells);
+        let limit = 1usize << slot::INDEX_BITS;
+        let index = if cells.len() < limit {
+            cells.push(None);
+            cells.len() - 1
+        } else {
+            let rested = lock(&self.free).pop_front();
+            rested.ok_or_else(|| Error::full(format!("a card has {limit} queue pairs at most")))? as usize
+        };
+        let qpn = self.slot.number << slot::INDEX_BITS | index as u32;
+        let cell = Arc::new(Cell::new(make(qpn)));
+        if let Some(place) = cells.get_mut(index) {
+            *place = Some(cell.clone());
+        }
+        Ok((qpn, cell))
+    }
+
+    /// Takes a queue pair out: packets for it are dropped from here on.
+    pub(crate) fn remove(&self, qpn: u32) {
+        let index = qpn & ((1 << slot::INDEX_BITS) - 1);
+        if let Some(place) = write(&self.cells).get_mut(index as usize) {
+            *place = None;
+        }
+        lock(&self.free).push_back(index);
+    }
+
+    /// A number for a protection domain.
+    pub(crate) fn domain(&self) -> u32 {
+        self.domains.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The engine's thread goes on with this queue pair.
+    fn list(&self, qpn: u32, cell: &Cell) {
+        if !cell.listed.swap(true, Ordering::AcqRel) {
+            lock(&self.listed).push(qpn);
+            self.ring();
+        }
+    }
+
+    fn ring(&self) {
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    }
+
+    fn segmentation(&self) -> bool {
+        // Packets that are held back leave one by one.
+        self.faults.delay == 0 && !self.no_segmentation.load(Ordering::Relaxed)
+    }
+
+    fn send_failed(&self, error: &io::Error, to: &SocketAddr, segmented: bool) {
+        let code = error.raw_os_error();
+        if segmented && matches!(code, Some(libc::EIO | libc::EINVAL | libc::EOPNOTSUPP)) {
+            log::info!("{} sends packets one by one: no UDP segmentation ({error})", self.interface);
+            self.no_segmentation.store(true, Ordering::Relaxed);
+        } else if !self.complained.swap(true, Ordering::Relaxed) {
+            let hint = if code == Some(libc::EMSGSIZE) { "; a smaller path MTU than the queue pair's" } else { "" };
+            log::warn!("sending to {to}: {error}{hint}; said once");
+        }
+    }
+}
+
+/// A running engine.
+pub(crate) struct Engine {
+    pub(crate) shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    /// The process that has the thread: a child of `fork` has none.
+    process: u32,
+}
+
+/// Engines of this process by the name of their interface.
+static ENGINES: Mutex<Option<HashMap<String, Weak<Engine>>>> = Mutex::new(None);
+
+impl Engine {
+    /// The engine of an interface, started where there is none in this process.
+    pub(crate) fn of(interface: &str, scope: u32, addresses: &[IpAddr]) -> Result<Arc<Engine>> {
+        let mut engines = lock(&ENGINES);
+        let engines = engines.get_or_insert_default();
+        let running = engines.get(interface).and_then(Weak::upgrade);
+        if let Some(engine) = running.filter(|engine| engine.process == std::process::id()) {
+            return Ok(engine);
+        }
+        let shared = Arc::new(Shared::open(interface, scope, addresses)?);
+        let theirs = shared.clone();
+        let thread = std::thread::Builder::new()
+            .name(format!("roce-{interface}"))
+            .spawn(move || run::run(&theirs))
+            .map_err(|e| Error::system("starting an engine's thread", &e))?;
+        let engine = Arc::new(Engine { shared, thread: Some(thread), process: std::process::id() });
+        engines.insert(interface.to_owned(), Arc::downgrade(&engine));
+        Ok(engine)
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if self.process != std::process::id() {
+            return;
+        }
+        self.shared.stop.store(true, Ordering::Release);
+        self.shared.ring();
+        if let Some(thread) = self.thread.take()
+            && thread.thread().id() != std::thread::current().id()
+        {
+            let _ = thread.join();
+        }
+    }
+}

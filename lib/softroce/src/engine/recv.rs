@@ -1,0 +1,172 @@
+//! From datagrams to queue pairs.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+
+use super::cell::Cell;
+use super::sockaddr::{self, Raw};
+use super::{Shared, forward, send, slot};
+use crate::memory::Table;
+use crate::wire::icrc::{Icrc, Route};
+use crate::wire::{Bth, Packet};
+
+/// Datagrams of one system call, and the room for each: several segments join to one (UDP receive offload).
+const BATCH: usize = 8;
+const ROOM: usize = 1 << 16;
+/// System calls in a row before answers are sent and others get their turn.
+const ROUNDS: usize = 2;
+/// Peers whose CRC's beginning is kept.
+const MAX_PEERS: usize = 512;
+
+/// The state of who receives: one thread at a time.
+pub(super) struct Receiving {
+    buffers: Vec<u8>,
+    names: [Raw; BATCH],
+    controls: [[u64; 8]; BATCH],
+    icrcs: HashMap<Route, Icrc>,
+    /// Queue pairs to which something came in this batch.
+    pub(super) touched: Vec<Arc<Cell>>,
+}
+
+impl Receiving {
+    pub(super) fn new() -> Receiving {
+        Receiving {
+            buffers: vec![0; BATCH * ROOM],
+            names: [sockaddr::EMPTY; BATCH],
+            controls: [[0; 8]; BATCH],
+            icrcs: HashMap::new(),
+            touched: Vec::new(),
+        }
+    }
+
+    /// Takes what waits in a UDP socket that is bound to `local`. `true` where there may be more.
+    pub(super) fn drain_udp(&mut self, shared: &Shared, fd: RawFd, local: SocketAddr, table: &Table) -> bool {
+        for _ in 0..ROUNDS {
+            let mut iovecs: [libc::iovec; BATCH] = std::array::from_fn(|i| libc::iovec {
+                iov_base: self.buffers.as_mut_ptr().wrapping_add(i * ROOM).cast(),
+                iov_len: ROOM,
+            });
+            // SAFETY: all zeros are headers without anything.
+            let mut headers: [libc::mmsghdr; BATCH] = unsafe { std::mem::zeroed() };
+            for (i, header) in headers.iter_mut().enumerate() {
+                let header = &mut header.msg_hdr;
+                header.msg_name = self.names.as_mut_ptr().wrapping_add(i).cast();
+                header.msg_namelen = size_of::<Raw>() as _;
+                header.msg_iov = iovecs.as_mut_ptr().wrapping_add(i);
+                header.msg_iovlen = 1;
+                header.msg_control = self.controls.as_mut_ptr().wrapping_add(i).cast();
+                header.msg_controllen = size_of::<[u64; 8]>() as _;
+            }
+            // SAFETY: names, vectors and control rooms belong to `self` and the frame, each of the length that is said.
+            let n = unsafe {
+                libc::recvmmsg(fd, headers.as_mut_ptr(), BATCH as u32, libc::MSG_DONTWAIT, std::ptr::null_mut())
+            };
+            if n <= 0 {
+                if n < 0 {
+                    let error = io::Error::last_os_error();
+                    if !matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) {
+                        log::debug!("receiving on {local}: {error}");
+                    }
+                }
+                return false;
+            }
+            let buffers = std::mem::take(&mut self.buffers);
+            for (i, header) in headers.iter().take(n as usize).enumerate() {
+                let len = header.msg_len as usize;
+                let Some(src) = self.names.get(i).and_then(sockaddr::load) else { continue };
+                let Some(bytes) = buffers.get(i * ROOM..i * ROOM + len.min(ROOM)) else { continue };
+                let segment = segment_of(&header.msg_hdr).unwrap_or(len);
+                self.packets(shared, &Route { src, dst: local }, segment, bytes, true, table);
+            }
+            self.buffers = buffers;
+            if (n as usize) < BATCH {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Takes what waits in the slot's Unix socket.
+    pub(super) fn drain_unix(&mut self, shared: &Shared, fd: RawFd, table: &Table) -> bool {
+        for _ in 0..ROUNDS * BATCH {
+            let room = self.buffers.get_mut(..ROOM).unwrap_or_default();
+            // SAFETY: the room is writable for the length that is said.
+            let n = unsafe { libc::recv(fd, room.as_mut_ptr().cast(), room.len(), libc::MSG_DONTWAIT) };
+            if n < 0 {
+                return false;
+            }
+            let buffers = std::mem::take(&mut self.buffers);
+            if let Some((route, segment, bytes)) = buffers.get(..n as usize).and_then(forward::parse) {
+                self.packets(shared, &route, segment, bytes, false, table);
+            }
+            self.buffers = buffers;
+        }
+        true
+    }
+
+    /// Takes packets of `segment` bytes each. `hands_on`: those of others are handed on.
+    fn packets(&mut self, shared: &Shared, route: &Route, segment: usize, bytes: &[u8], hands_on: bool, table: &Table) {
+        for (i, packet) in bytes.chunks(segment.max(Bth::LEN)).enumerate() {
+            let Some(qpn) = packet.get(5..8).map(|b| b.iter().fold(0, |n, b| n << 8 | u32::from(*b))) else { continue };
+            let owner = slot::of(qpn);
+            if owner == shared.slot.number {
+                self.packet(shared, route, qpn, packet, i as u16, table);
+            } else if hands_on {
+                let mut header = forward::header(route, packet.len());
+                let mut parts = [
+                    libc::iovec { iov_base: header.as_mut_ptr().cast(), iov_len: header.len() },
+                    libc::iovec { iov_base: packet.as_ptr().cast_mut().cast(), iov_len: packet.len() },
+                ];
+                // SAFETY: both live until the call returns, and are only read.
+                unsafe { send::hand_on(shared, owner, &mut parts) };
+            }
+        }
+    }
+
+    fn packet(&mut self, shared: &Shared, route: &Route, qpn: u32, bytes: &[u8], id: u16, table: &Table) {
+        if self.icrcs.len() >= MAX_PEERS && !self.icrcs.contains_key(route) {
+            self.icrcs.clear();
+        }
+        if let Some(trace) = &shared.faults.trace {
+            trace.packet(route, id, std::iter::once(bytes));
+        }
+        let icrc = self.icrcs.entry(*route).or_insert_with(|| Icrc::new(*route));
+        if !icrc.check(bytes, id) {
+            log::debug!("a packet from {} with a wrong ICRC", route.src);
+            return;
+        }
+        let packet = match Packet::parse(bytes) {
+            Ok(packet) => packet,
+            Err(e) => {
+                log::debug!("from {}: {e}", route.src);
+                return;
+            }
+        };
+        let Some(cell) = shared.cell(qpn) else { return };
+        cell.receive(&packet, route, table);
+        if !self.touched.last().is_some_and(|last| Arc::ptr_eq(last, &cell))
+            && !self.touched.iter().any(|other| Arc::ptr_eq(other, &cell))
+        {
+            self.touched.push(cell);
+        }
+    }
+}
+
+/// The length of segments that joined to a datagram.
+fn segment_of(header: &libc::msghdr) -> Option<usize> {
+    // SAFETY: the kernel filled the header and its control room, which the caller still has.
+    unsafe {
+        let mut control = libc::CMSG_FIRSTHDR(header);
+        while !control.is_null() {
+            if (*control).cmsg_level == libc::SOL_UDP && (*control).cmsg_type == libc::UDP_GRO {
+                let size = libc::CMSG_DATA(control).cast::<i32>().read_unaligned();
+                return usize::try_from(size).ok().filter(|size| *size > 0);
+            }
+            control = libc::CMSG_NXTHDR(header, control);
+        }
+    }
+    None
+}

@@ -1,0 +1,116 @@
+//! The engine's thread: waits for packets, timers and the doorbell.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use rustix::event::epoll;
+
+use super::cell::{Cell, NEVER};
+use super::{Shared, now, send};
+use crate::sync::{lock, read};
+
+/// What the descriptors of the wait stand for; sockets have the numbers from `SOCKETS` on.
+pub(super) const BELL: u64 = 0;
+pub(super) const TIMER: u64 = 1;
+pub(super) const UNIX: u64 = 2;
+pub(super) const SOCKETS: u64 = 3;
+
+/// Asks the scheduler to be woken at once. Programs that wait for a card often spin, on as many threads as there are processors,
+/// and would keep the card from running: a thread with a shorter slice preempts one that has a longer one, and with a higher
+/// share, which takes a privilege (`RLIMIT_NICE`), it still does when it has run more than its part.
+fn ask_to_be_woken_at_once() {
+    const SLICE: u64 = 100_000;
+    const HIGHER: i32 = 10;
+    let size = size_of::<libc::sched_attr>() as u32;
+    // SAFETY: all zeros are attributes of the usual policy; the calls fill and read them, of the size that is said. Kernels
+    // before 6.12 ignore the slice.
+    unsafe {
+        let mut attributes: libc::sched_attr = std::mem::zeroed();
+        if libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0) != 0 {
+            return;
+        }
+        let nice = attributes.sched_nice;
+        attributes.sched_runtime = SLICE;
+        attributes.sched_nice = (nice - HIGHER).max(-20);
+        if libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) != 0 {
+            attributes.sched_nice = nice;
+            libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0);
+        }
+    }
+}
+
+/// Runs until the engine is told to stop.
+pub(super) fn run(shared: &Shared) {
+    ask_to_be_woken_at_once();
+    let mut events = Vec::with_capacity(16);
+    let (mut more, mut woken) = (false, false);
+    while !shared.stop.load(Ordering::Acquire) {
+        events.clear();
+        let alone = shared.leave_to_programs(woken);
+        let wait = match (more, alone) {
+            (true, _) => Some(rustix::time::Timespec::default()),
+            (false, Some(nanos)) => Some(rustix::time::Timespec { tv_sec: 0, tv_nsec: nanos as _ }),
+            (false, None) => None,
+        };
+        woken = false;
+        match epoll::wait(&shared.epoll, rustix::buffer::spare_capacity(&mut events), wait.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(e) => {
+                log::error!("the engine of {} cannot wait: {e}", shared.interface);
+                return;
+            }
+        }
+        more = false;
+        for event in &events {
+            match event.data.u64() {
+                BELL => {
+                    let mut count = [0; 8];
+                    let _ = rustix::io::read(&shared.bell, &mut count);
+                }
+                TIMER => expire(shared),
+                UNIX => more |= shared.receive(None),
+                socket => {
+                    woken = true;
+                    more |= shared.receive(Some((socket - SOCKETS) as usize));
+                }
+            }
+        }
+        more |= continue_listed(shared);
+        if let Some(trace) = shared.faults.trace.as_ref().filter(|_| !more) {
+            trace.flush();
+        }
+    }
+}
+
+/// Serves the queue pairs whose time has come, and sets the timer for the others.
+fn expire(shared: &Shared) {
+    shared.timer.fired();
+    let now = now();
+    send::release(shared, now);
+    let cells: Vec<Arc<Cell>> = read(&shared.cells).iter().flatten().cloned().collect();
+    let table = read(&shared.memory);
+    for cell in cells {
+        let deadline = cell.deadline.load(Ordering::Acquire);
+        if deadline <= now {
+            cell.serve(shared, &table);
+        } else if deadline != NEVER {
+            shared.timer.at_latest(deadline);
+        }
+    }
+}
+
+/// Serves those that had more to send than their turn allowed. `true` where there are such again.
+fn continue_listed(shared: &Shared) -> bool {
+    let listed = std::mem::take(&mut *lock(&shared.listed));
+    if listed.is_empty() {
+        return false;
+    }
+    let table = read(&shared.memory);
+    for qpn in listed {
+        if let Some(cell) = shared.cell(qpn) {
+            cell.listed.store(false, Ordering::Release);
+            cell.serve(shared, &table);
+        }
+    }
+    !lock(&shared.listed).is_empty()
+}

@@ -1,0 +1,361 @@
+//! From packets to datagrams: ICRCs, batches, system calls.
+//!
+//! Packets of the same length that go to one destination leave as one datagram of many segments (UDP segmentation offload): one
+//! way through the kernel's network stack instead of one for each packet. Payload is not copied here: the kernel gathers it
+//! from registered memory.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, RawFd};
+
+use rustix::net::addr::SocketAddrArg;
+
+use super::faults::To;
+use super::sockaddr::{self, Raw};
+use super::trace::Trace;
+use super::{Shared, forward, slot};
+use crate::path::Path;
+use crate::qp::{Body, OutPacket, Outbox};
+use crate::wire::icrc::{Icrc, Route};
+use crate::wire::packet::ICRC_LEN;
+
+/// Segments of a datagram at most: what kernels before 6.9 take.
+const MAX_SEGMENTS: usize = 64;
+/// Bytes of UDP payload at most: 2^16 - 1 less the headers of IPv6 and UDP.
+const MAX_DATAGRAM: usize = 65_535 - 48;
+/// Payload up to here is copied to its headers: less work than another element.
+const COPY_UP_TO: usize = 256;
+
+/// How packets get to a queue pair's peer.
+#[derive(Debug, Clone)]
+pub(super) struct Way {
+    how: How,
+    icrc: Icrc,
+}
+
+#[derive(Debug, Clone)]
+enum How {
+    /// By a socket of ours to an address.
+    Udp(RawFd, SocketAddr),
+    /// Through the Unix socket of the slot.
+    Slot(u32),
+}
+
+impl Way {
+    /// The way by `path` to queue pair `qpn`; `None` where the address that the path begins at is not ours any more.
+    pub(super) fn new(shared: &Shared, path: &Path, qpn: u32) -> Option<Way> {
+        let sender = shared.senders.iter().find(|s| s.local.ip() == path.src)?;
+        let scope = shared.scope;
+        let dst = super::sockets::with_scope(path.dst, crate::wire::UDP_PORT, scope);
+        let (how, dst) = match (path.local, path.dst.is_ipv4()) {
+            (true, true) => {
+                let dst = slot::address(slot::of(qpn));
+                (How::Udp(sender.raw(), dst), dst)
+            }
+            (true, false) => (How::Slot(slot::of(qpn)), dst),
+            (false, _) => (How::Udp(sender.raw(), dst), dst),
+        };
+        Some(Way { how, icrc: Icrc::new(Route { src: sender.local, dst }) })
+    }
+}
+
+/// Datagrams in the making. One for each thread that sends.
+#[derive(Default)]
+pub(super) struct Sending {
+    /// Headers, short payloads, padding and ICRCs, in the order of the wire.
+    bytes: Vec<u8>,
+    /// What a datagram is made of: bytes of `bytes` by their position, or memory.
+    parts: Vec<Part>,
+    datagrams: Vec<Datagram>,
+    iovecs: Vec<libc::iovec>,
+    headers: Vec<libc::mmsghdr>,
+    names: Vec<Raw>,
+    controls: Vec<Control>,
+}
+
+enum Part {
+    Own(usize, usize),
+    Memory(*const u8, usize),
+}
+
+struct Datagram {
+    parts: std::ops::Range<usize>,
+    segments: usize,
+    /// Bytes of each segment but the last.
+    segment: usize,
+    last: usize,
+    bytes: usize,
+}
+
+/// A control message with the length of segments.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Control {
+    header: libc::cmsghdr,
+    segment: u16,
+    pad: [u8; 6],
+}
+
+impl Sending {
+    /// Sends all packets of `out`; those without a way of their own take `way`.
+    ///
+    /// # Safety
+    /// The pieces of the outbox are valid: the lock of the table is held that gave them out.
+    pub(super) unsafe fn flush(&mut self, shared: &Shared, out: &Outbox, way: Option<&mut Way>) {
+        let Some(first) = out.packets.first() else { return };
+        if first.path.is_none() {
+            if let Some(way) = way {
+                self.pack(shared, out, &out.packets, way);
+            }
+            return;
+        }
+        // Datagrams: each for itself.
+        for packet in &out.packets {
+            let Some(path) = &packet.path else { continue };
+            let qpn = packet.head().get(5..8).map_or(0, |b| b.iter().fold(0, |n, b| n << 8 | u32::from(*b)));
+            if let Some(mut way) = Way::new(shared, path, qpn) {
+                self.pack(shared, out, std::slice::from_ref(packet), &mut way);
+            }
+        }
+    }
+
+    fn pack(&mut self, shared: &Shared, out: &Outbox, packets: &[OutPacket], way: &mut Way) {
+        self.bytes.clear();
+        self.parts.clear();
+        self.datagrams.clear();
+        let counts = matches!(way.how, How::Udp(_, dst) if dst.is_ipv4());
+        for packet in packets {
+            if shared.faults.loses() {
+                continue;
+            }
+            let total = packet.head().len() + packet.len as usize + usize::from(packet.pad) + ICRC_LEN;
+            let joins = shared.segmentation()
+                && self.datagrams.last().is_some_and(|d| {
+                    d.segments < MAX_SEGMENTS
+                        && d.last == d.segment
+                        && total <= d.segment
+                        && d.bytes + total <= MAX_DATAGRAM
+                });
+            if !joins {
+                let at = self.parts.len();
+                self.datagrams.push(Datagram { parts: at..at, segments: 0, segment: total, last: 0, bytes: 0 });
+            }
+            let index = self.datagrams.last().map_or(0, |d| d.segments);
+            self.add(out, packet, &mut way.icrc, if counts { index as u16 } else { 0 });
+            let end = self.parts.len();
+            if let Some(d) = self.datagrams.last_mut() {
+                (d.segments, d.last, d.bytes, d.parts.end) = (d.segments + 1, total, d.bytes + total, end);
+            }
+        }
+        if let Some(trace) = &shared.faults.trace {
+            self.trace(trace, way.icrc.route(), counts);
+        }
+        if shared.faults.delay > 0 {
+            return self.hold(shared, way);
+        }
+        match way.how {
+            How::Udp(fd, dst) => self.send_udp(shared, fd, &dst),
+            How::Slot(slot) => self.send_unix(shared, slot, way.icrc.route()),
+        }
+    }
+
+    /// Adds a packet's parts. `id` is the IPv4 identification that it will have: its place in its datagram.
+    fn add(&mut self, out: &Outbox, packet: &OutPacket, icrc: &mut Icrc, id: u16) {
+        let zeros = &[0u8; 3][..usize::from(packet.pad)];
+        self.own(packet.head());
+        let crc = match packet.body {
+            Body::Copied(from, to) => {
+                let body = out.bytes.get(from..to).unwrap_or_default();
+                if body.len() <= COPY_UP_TO {
+                    self.own(body);
+                } else {
+                    self.parts.push(Part::Memory(body.as_ptr(), body.len()));
+                }
+                icrc.seal(packet.head(), [body, zeros], id)
+            }
+            Body::Memory(from, to) => {
+                let pieces = out.pieces.get(from..to).unwrap_or_default();
+                for piece in pieces {
+                    // SAFETY: `flush`'s caller holds the lock of the table.
+                    let bytes = unsafe { piece.bytes() };
+                    if bytes.len() <= COPY_UP_TO {
+                        self.own(bytes);
+                    } else {
+                        self.parts.push(Part::Memory(bytes.as_ptr(), bytes.len()));
+                    }
+                }
+                // SAFETY: as above.
+                let bodies = pieces.iter().map(|piece| unsafe { piece.bytes() });
+                icrc.seal(packet.head(), bodies.chain(std::iter::once(zeros)), id)
+            }
+        };
+        self.own(zeros);
+        self.own(&crc);
+    }
+
+    /// Adds bytes of ours; they join those before them, of the same datagram.
+    fn own(&mut self, bytes: &[u8]) {
+        let start = self.bytes.len();
+        self.bytes.extend_from_slice(bytes);
+        let first = self.datagrams.last().map_or(0, |d| d.parts.start);
+        let joins = self.parts.len() > first;
+        match self.parts.last_mut() {
+            Some(Part::Own(_, end)) if joins => *end = self.bytes.len(),
+            _ => self.parts.push(Part::Own(start, self.bytes.len())),
+        }
+    }
+
+    fn fill_iovecs(&mut self) {
+        self.iovecs.clear();
+        for part in &self.parts {
+            let (at, len) = match *part {
+                Part::Own(from, to) => (self.bytes.get(from..to).unwrap_or_default().as_ptr(), to - from),
+                Part::Memory(at, len) => (at, len),
+            };
+            self.iovecs.push(libc::iovec { iov_base: at.cast_mut().cast(), iov_len: len });
+        }
+    }
+
+    /// The bytes of a datagram.
+    fn bytes_of(&self, d: &Datagram) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(d.bytes);
+        for part in self.parts.get(d.parts.clone()).unwrap_or_default() {
+            match *part {
+                Part::Own(from, to) => bytes.extend_from_slice(self.bytes.get(from..to).unwrap_or_default()),
+                // SAFETY: `flush`'s caller holds the lock of the table.
+                Part::Memory(at, len) => bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(at, len) }),
+            }
+        }
+        bytes
+    }
+
+    fn trace(&self, trace: &Trace, route: &Route, counts: bool) {
+        for d in &self.datagrams {
+            for (i, packet) in self.bytes_of(d).chunks(d.segment).enumerate() {
+                trace.packet(route, if counts { i as u16 } else { 0 }, std::iter::once(packet));
+            }
+        }
+    }
+
+    /// Copies the datagrams, which the engine's thread sends when their time has come.
+    fn hold(&self, shared: &Shared, way: &Way) {
+        let now = super::now();
+        for d in &self.datagrams {
+            let mut bytes = self.bytes_of(d);
+            let to = match way.how {
+                How::Udp(fd, dst) => To::Udp(fd, dst),
+                How::Slot(slot) => {
+                    bytes.splice(0..0, forward::header(way.icrc.route(), d.segment));
+                    To::Slot(slot)
+                }
+            };
+            let until = shared.faults.hold(now, to, bytes);
+            shared.timer.at_latest(until);
+        }
+    }
+
+    fn send_udp(&mut self, shared: &Shared, fd: RawFd, dst: &SocketAddr) {
+        self.fill_iovecs();
+        self.names.clear();
+        self.names.resize(1, sockaddr::EMPTY);
+        let name_len = self.names.first_mut().map_or(0, |name| sockaddr::store(dst, name));
+        self.controls.clear();
+        for d in &self.datagrams {
+            self.controls.push(Control {
+                header: libc::cmsghdr {
+                    cmsg_len: size_of::<libc::cmsghdr>() + size_of::<u16>(),
+                    cmsg_level: libc::SOL_UDP,
+                    cmsg_type: libc::UDP_SEGMENT,
+                },
+                segment: d.segment as u16,
+                pad: [0; 6],
+            });
+        }
+        self.headers.clear();
+        for (d, control) in self.datagrams.iter().zip(&mut self.controls) {
+            // SAFETY: all zeros are a header without anything.
+            let mut header: libc::mmsghdr = unsafe { std::mem::zeroed() };
+            header.msg_hdr.msg_name = self.names.as_mut_ptr().cast();
+            header.msg_hdr.msg_namelen = name_len;
+            header.msg_hdr.msg_iov = self.iovecs.as_mut_ptr().wrapping_add(d.parts.start);
+            header.msg_hdr.msg_iovlen = d.parts.len() as _;
+            if d.segments > 1 {
+                header.msg_hdr.msg_control = (&raw mut *control).cast();
+                header.msg_hdr.msg_controllen = size_of::<Control>() as _;
+            }
+            self.headers.push(header);
+        }
+        let mut done = 0;
+        while let Some(rest) = self.headers.get_mut(done..).filter(|rest| !rest.is_empty()) {
+            // SAFETY: the headers name vectors of `self`, unchanged since, and memory that `flush`'s caller vouches for.
+            let sent = unsafe { libc::sendmmsg(fd, rest.as_mut_ptr(), rest.len() as u32, 0) };
+            if sent > 0 {
+                done += sent as usize;
+                continue;
+            }
+            let error = io::Error::last_os_error();
+            if error.kind() == io::ErrorKind::Interrupted {
+                continue;
+            }
+            // What is not sent is lost, as a wire loses it: reliable queue pairs send again.
+            let segmented = self.datagrams.get(done).is_some_and(|d| d.segments > 1);
+            shared.send_failed(&error, dst, segmented);
+            done += 1;
+        }
+    }
+
+    fn send_unix(&mut self, shared: &Shared, slot: u32, route: &Route) {
+        self.fill_iovecs();
+        for d in &self.datagrams {
+            let mut header = forward::header(route, d.segment);
+            let parts = self.iovecs.get(d.parts.clone()).unwrap_or_default();
+            let mut all = Vec::with_capacity(parts.len() + 1);
+            all.push(libc::iovec { iov_base: header.as_mut_ptr().cast(), iov_len: header.len() });
+            all.extend_from_slice(parts);
+            // SAFETY: as in `send_udp`.
+            unsafe { hand_on(shared, slot, &mut all) };
+        }
+    }
+}
+
+/// Sends the packets that were held back until now.
+pub(super) fn release(shared: &Shared, now: u64) {
+    let (due, next) = shared.faults.release(now);
+    for (to, bytes) in due {
+        match to {
+            To::Udp(fd, dst) => {
+                let mut name = sockaddr::EMPTY;
+                let len = sockaddr::store(&dst, &mut name);
+                // SAFETY: bytes and name outlive the call.
+                unsafe { libc::sendto(fd, bytes.as_ptr().cast(), bytes.len(), 0, (&raw const name).cast(), len) };
+            }
+            To::Slot(slot) => {
+                let mut all = [libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }];
+                // SAFETY: the bytes outlive the call.
+                unsafe { hand_on(shared, slot, &mut all) };
+            }
+        }
+    }
+    if let Some(next) = next {
+        shared.timer.at_latest(next);
+    }
+}
+
+/// Sends a datagram to a slot's Unix socket. One that nobody takes is lost.
+///
+/// # Safety
+/// The vectors name memory that can be read.
+pub(super) unsafe fn hand_on(shared: &Shared, slot: u32, iovecs: &mut [libc::iovec]) {
+    let Ok(name) = slot::name(slot).map(|name| name.as_any()) else { return };
+    // SAFETY: all zeros are a header without anything.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    header.msg_name = name.as_ptr().cast_mut().cast();
+    header.msg_namelen = name.addr_len();
+    header.msg_iov = iovecs.as_mut_ptr();
+    header.msg_iovlen = iovecs.len() as _;
+    // SAFETY: the name outlives the call, the vectors by the caller.
+    let sent = unsafe { libc::sendmsg(shared.slot.socket.as_raw_fd(), &raw const header, libc::MSG_DONTWAIT) };
+    if sent < 0 {
+        log::trace!("handing packets on to slot {slot}: {}", io::Error::last_os_error());
+    }
+}

@@ -1,0 +1,98 @@
+//! Which process has which queue pairs: slots.
+//!
+//! All cards of a host answer on UDP port 4791. A queue pair's number says whose it is: its upper 10 bits are the slot of the
+//! card that has it, leased for as long as the card is open. The lease is an abstract Unix socket with the slot's name, which
+//! one process at a time can bind and which goes with the process, however it ends. No file, no daemon, no root.
+//!
+//! Packets find a slot in three ways:
+//!
+//! * From the same host, IPv4: the sender reads the slot out of the destination queue pair and sends to `127.77.x.y`, an
+//!   address of the loopback network that the slot's socket alone is bound to. This is the fast path: no socket is shared.
+//! * From elsewhere: all cards of an interface bind its address with `SO_REUSEPORT`, the kernel picks one of them by the
+//!   packet's addresses and ports, and who gets a packet for another slot hands it on through that slot's Unix socket.
+//! * From the same host, IPv6, which has a single loopback address: through the Unix socket at once.
+//!
+//! A filter that steers packets to the member of the group (`SO_ATTACH_REUSEPORT_CBPF`) names members by their position, and
+//! positions change when a member goes (the last one takes its place), so a filter is right only between such moments.
+//! Handing on is right at any time; a process that comes or goes costs at most the packets in its queue, which are sent again.
+
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::os::fd::OwnedFd;
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
+
+use crate::error::{Error, Result};
+use crate::wire::UDP_PORT;
+
+/// Bits of a queue pair's number that count within a slot.
+pub(crate) const INDEX_BITS: u32 = 14;
+/// Slots of a host; slot 0 is nobody's, as queue pairs 0 and 1 are special.
+const SLOTS: u32 = 1 << (24 - INDEX_BITS);
+
+/// A lease, and the socket through which packets are handed on to it.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub(crate) number: u32,
+    pub(crate) socket: OwnedFd,
+}
+
+/// Name of a slot's socket.
+pub(crate) fn name(slot: u32) -> Result<SocketAddrUnix> {
+    SocketAddrUnix::new_abstract_name(format!("tinyroce.{slot}").as_bytes())
+        .map_err(|e| Error::system("naming a socket", &e.into()))
+}
+
+/// The slot that has queue pair `qpn`.
+pub(crate) fn of(qpn: u32) -> u32 {
+    qpn >> INDEX_BITS
+}
+
+/// Where a slot takes packets of the same host.
+pub(crate) fn address(slot: u32) -> SocketAddr {
+    SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::new(127, 77, (slot >> 8) as u8, slot as u8), UDP_PORT))
+}
+
+impl Slot {
+    /// Leases a free slot.
+    ///
+    /// # Errors
+    /// `ENOSPC` where all are taken, or what the system refuses.
+    pub(crate) fn lease() -> Result<Slot> {
+        // From different places, so that a queue pair's number is not used again soon after its process has gone.
+        let start = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs();
+        for i in 0..SLOTS - 1 {
+            let number = 1 + (start.wrapping_add(i)) % (SLOTS - 1);
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)
+                .map_err(|e| Error::system("opening a Unix socket", &e.into()))?;
+            match bind(&socket, &name(number)?) {
+                Ok(()) => return Ok(Slot { number, socket }),
+                Err(Errno::ADDRINUSE) => {}
+                Err(e) => return Err(Error::system("binding a slot's Unix socket", &e.into())),
+            }
+        }
+        Err(Error::new(libc::ENOSPC, format!("all {} cards of this host are taken", SLOTS - 1)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_is_exclusive_and_ends() {
+        let first = Slot::lease().expect("a free slot");
+        let second = Slot::lease().expect("another");
+        assert_ne!(first.number, second.number);
+        let number = first.number;
+        drop(first);
+        assert_eq!(Slot::lease().expect("the first again").number, number);
+    }
+
+    #[test]
+    fn numbers_and_addresses_name_their_slot() {
+        assert_eq!(of(5 << INDEX_BITS | 17), 5);
+        assert_eq!(address(0x203).to_string(), "127.77.2.3:4791");
+    }
+}

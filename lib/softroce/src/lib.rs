@@ -1,0 +1,43 @@
+//! A RoCEv2 network card in user space: RDMA over UDP, without a kernel module, root or hardware.
+//!
+//! Each module uses those above it:
+//!
+//! | module | idea |
+//! | --- | --- |
+//! | [`error`](mod@error) | the one error type |
+//! | [`psn`] | packet sequence numbers |
+//! | [`wire`] | the headers of a packet, one file each |
+//! | [`memory`] | registered memory |
+//! | [`path`] | addresses of ports |
+//! | [`queue`] | work requests, completions, events |
+//! | [`qp`] | queue pairs: requester, completer, responder, free of I/O |
+//! | `engine` | sockets, timers, a thread |
+//! | [`context`], [`qpair`] | an open card and what is made of it, in the shape of verbs |
+//! | [`device`] | the cards of this host |
+
+pub mod context;
+pub mod device;
+mod engine;
+pub mod error;
+pub mod memory;
+pub mod path;
+pub mod psn;
+pub mod qp;
+pub mod qpair;
+pub mod queue;
+mod sync;
+pub mod wire;
+
+pub use context::{Context, LIMITS, Mr, Pd};
+pub use device::{DEVICES_VARIABLE, Device, PortInfo, PortState};
+pub use engine::faults::{DELAY_VARIABLE, LOSS_VARIABLE, TRACE_VARIABLE};
+pub use error::{Error, Result};
+pub use memory::Access;
+pub use path::{Gid, Path};
+pub use qp::{AttrMask, Capacity, QpAttr, State};
+pub use qpair::{Qp, QpInit};
+pub use queue::{
+    Affected, AsyncEvent, CompChannel, Cq, Datagram, EventKind, RecvRequest, Remote, SendFlags, SendOp, SendRequest,
+    Sge, Srq, Status, Wc, WcOpcode,
+};
+pub use wire::Service;

@@ -1,0 +1,81 @@
+//! Copies to and from registered memory, whose bytes the program may look at meanwhile.
+
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use super::Refusal;
+
+/// Registered bytes that an access was checked for. Valid while the table's lock is held that gave it out.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Piece {
+    pub(super) at: *mut u8,
+    pub(super) len: usize,
+}
+
+// SAFETY: a piece is an address and a length; what it points to is only touched under the table's lock (see `Table`).
+unsafe impl Send for Piece {}
+
+impl Piece {
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    #[cfg(test)]
+    pub(crate) fn addr(&self) -> *mut u8 {
+        self.at
+    }
+
+    /// The bytes, to be read.
+    ///
+    /// # Safety
+    /// The table's lock that gave the piece out is held for `'a`.
+    pub(crate) unsafe fn bytes<'a>(&self) -> &'a [u8] {
+        // SAFETY: registered, so valid for reads by the promise of who registered it; the lock keeps it so for 'a. The
+        // program promises not to write to memory that it has posted.
+        unsafe { std::slice::from_raw_parts(self.at, self.len) }
+    }
+}
+
+/// Copies `from` to the front of `to`. The last bytes are written last: programs wait for a message by polling them.
+///
+/// # Safety
+/// The table's lock that gave `to` out is held, and `to` was checked for writing.
+pub(crate) unsafe fn copy_in(to: Piece, from: &[u8]) {
+    let len = from.len().min(to.len);
+    let split = len.saturating_sub(8);
+    let (body, tail) = from.get(..len).unwrap_or_default().split_at(split);
+    // SAFETY: `len` is within the piece, which is registered for writing; a packet's buffer is no registered memory, so the
+    // two do not overlap.
+    unsafe {
+        std::ptr::copy_nonoverlapping(body.as_ptr(), to.at, body.len());
+        fence(Ordering::Release);
+        std::ptr::copy_nonoverlapping(tail.as_ptr(), to.at.add(split), tail.len());
+    }
+}
+
+/// Appends the bytes of `from` to `to`.
+///
+/// # Safety
+/// The table's lock that gave `from` out is held.
+pub(crate) unsafe fn copy_out(from: Piece, to: &mut Vec<u8>) {
+    to.reserve(from.len);
+    // SAFETY: the room was reserved and is initialized by the copy; the source is registered. A copy by pointers, as the
+    // program or a peer may write to the source meanwhile.
+    unsafe {
+        std::ptr::copy_nonoverlapping(from.at, to.as_mut_ptr().add(to.len()), from.len);
+        to.set_len(to.len() + from.len);
+    }
+}
+
+/// Changes the word at `at` with `f` in one step, also before the processor's own atomic operations; gives the old one. The
+/// word is in the byte order of the machine, as adapters have it.
+///
+/// # Safety
+/// The table's lock that gave `at` out is held, and `at` was checked for atomic operations.
+pub(crate) unsafe fn atomic(at: Piece, f: impl Fn(u64) -> Option<u64>) -> Result<u64, Refusal> {
+    if at.len != 8 || !at.at.cast::<u64>().is_aligned() {
+        return Err(Refusal::Bounds);
+    }
+    // SAFETY: eight registered bytes, aligned.
+    let word = unsafe { AtomicU64::from_ptr(at.at.cast()) };
+    Ok(word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, f).unwrap_or_else(|unchanged| unchanged))
+}

@@ -1,0 +1,27 @@
+//! Registered memory: who may touch which bytes (InfiniBand specification, 10.6, 10.7).
+//!
+//! Every access of the card goes through `Table::check`: key, protection domain, rights and bounds are looked at before a
+//! pointer exists, so a packet of a stranger reaches registered bytes with the right key or none. The table is read-locked
+//! while a card works with pointers it gave out, and deregistration takes the write lock: once that returns, the card does
+//! not touch the memory any more.
+
+mod access;
+mod copy;
+mod table;
+
+pub use access::Access;
+pub(crate) use copy::{Piece, atomic, copy_in, copy_out};
+pub(crate) use table::{Region, Table};
+
+/// Why an access is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum Refusal {
+    #[error("no region has the key {0:#x}")]
+    Key(u32),
+    #[error("the region is of another protection domain")]
+    Domain,
+    #[error("the region does not give the right")]
+    Rights,
+    #[error("the bytes are not within the region")]
+    Bounds,
+}

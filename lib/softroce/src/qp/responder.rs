@@ -1,0 +1,511 @@
+//! The responder: requests reach memory, and are answered (InfiniBand specification, 9.7.4, 9.7.5).
+
+use std::collections::VecDeque;
+
+use super::attr::QpAttr;
+use super::lazy::Lazy;
+use super::scatter::scatter;
+use super::{Machine, Turn};
+use crate::memory::{Access, Refusal, atomic, copy_in, copy_out};
+use crate::psn::Psn;
+use crate::queue::event::EventKind;
+use crate::queue::request::RecvWqe;
+use crate::queue::{Status, WcOpcode};
+use crate::wire::aeth::NO_CREDITS;
+use crate::wire::bth::DEFAULT_PKEY;
+use crate::wire::{
+    Aeth, AtomicAckEth, AtomicEth, Bth, Headers, Nak, Opcode, Operation, Packet, Position, Reth, Service, Syndrome,
+};
+
+/// The message that is being received.
+#[derive(Debug)]
+enum Message {
+    /// By SEND: into `recv`, of which `len` bytes are there.
+    Send { recv: RecvWqe, room: u64, len: u32 },
+    /// By WRITE: to `va` next, `left` bytes of `total` are to come.
+    Write { va: u64, rkey: u32, left: u32, total: u32 },
+}
+
+/// An answer that is due.
+#[derive(Debug, Clone, Copy)]
+enum Reply {
+    /// All up to here arrived; or a refusal of this one.
+    Ack { psn: Psn, aeth: Aeth },
+    /// What a READ asked for: `left` bytes from `va` on, the next packet is number `psn`. Of `first` to know its position.
+    Read { first: Psn, psn: Psn, end: Psn, va: u64, rkey: u32, left: u32, msn: u32 },
+    /// The word before an atomic operation.
+    Atomic { psn: Psn, original: u64, msn: u32 },
+}
+
+impl Reply {
+    fn psn(&self) -> Psn {
+        match self {
+            Reply::Ack { psn, .. } | Reply::Read { psn, .. } | Reply::Atomic { psn, .. } => *psn,
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Responder {
+    /// The number that comes next.
+    expected: Psn,
+    /// Messages completed, 24 bits.
+    msn: u32,
+    message: Option<Message>,
+    replies: VecDeque<Reply>,
+    /// The newest number that came too early since the last refusal: none of these is refused again (9.7.5.2.8), but one that
+    /// comes a second time shows that the repetition lost packets too.
+    early: Option<Psn>,
+    /// No receive was posted for the expected request: what follows it was sent before the sender knew, and is not refused.
+    not_ready: bool,
+    /// Atomic operations that may be asked for again, with what they found.
+    atomics: VecDeque<(Psn, u64)>,
+    /// An unreliable connection has lost packets: it waits for the first one of a message.
+    skipping: bool,
+    established: bool,
+    pub(super) lazy: Lazy,
+}
+
+/// Why a request is not carried out.
+enum Refused {
+    /// Not answered: an unreliable connection drops it, a reliable one repeats it.
+    Dropped,
+    /// No receive is posted.
+    NotReady,
+    /// Answered with a NAK; the receive in hand ends with a status, if there is one.
+    Nak(Nak, Option<Status>),
+}
+
+impl From<Refusal> for Refused {
+    fn from(_: Refusal) -> Refused {
+        Refused::Nak(Nak::RemoteAccess, None)
+    }
+}
+
+const INVALID: Refused = Refused::Nak(Nak::InvalidRequest, None);
+
+impl Responder {
+    pub(super) fn start(&mut self, attr: &QpAttr) {
+        *self = Responder { expected: Psn::new(attr.rq_psn), ..Responder::default() };
+    }
+
+    /// The queue pair failed: the receive in hand goes back to the others, to be flushed first.
+    pub(super) fn abandon(&mut self, rq: &mut VecDeque<RecvWqe>) {
+        if let Some(Message::Send { recv, .. }) = self.message.take() {
+            rq.push_front(recv);
+        }
+    }
+
+    fn ack(&mut self, syndrome: Syndrome, psn: Psn) {
+        let aeth = Aeth { syndrome, msn: self.msn };
+        if let (Some(Reply::Ack { psn: last, aeth: old }), Syndrome::Ack(_)) = (self.replies.back_mut(), syndrome)
+            && matches!(old.syndrome, Syndrome::Ack(_))
+        {
+            (*last, *old) = (psn, aeth);
+            return;
+        }
+        self.replies.push_back(Reply::Ack { psn, aeth });
+    }
+
+    /// One acknowledgement and nothing else is due.
+    pub(super) fn owes_only_an_ack(&self) -> bool {
+        match self.replies.front() {
+            Some(Reply::Ack { aeth, .. }) => self.replies.len() == 1 && matches!(aeth.syndrome, Syndrome::Ack(_)),
+            _ => false,
+        }
+    }
+
+    /// READs and atomics whose answer is not sent yet.
+    fn answering(&self) -> usize {
+        self.replies.iter().filter(|r| !matches!(r, Reply::Ack { .. })).count()
+    }
+}
+
+impl Machine {
+    /// Takes a request of a connected queue pair.
+    pub(super) fn take_request(&mut self, packet: &Packet<'_>, turn: &mut Turn<'_>) {
+        let bth = &packet.headers.bth;
+        if !std::mem::replace(&mut self.resp.established, true) && self.attr.state == super::State::Rtr {
+            self.report(EventKind::CommEstablished);
+        }
+        let distance = bth.psn.since(self.resp.expected);
+        if self.parts.service == Service::Uc {
+            return self.take_unreliable(packet, turn, distance);
+        }
+        if distance > 0 {
+            return self.too_early(bth.psn);
+        }
+        if distance < 0 {
+            return self.take_again(packet);
+        }
+        match self.execute(packet, turn) {
+            Ok(()) => (self.resp.early, self.resp.not_ready) = (None, false),
+            Err(Refused::Dropped) => {}
+            Err(Refused::NotReady) => {
+                self.resp.ack(Syndrome::Rnr(self.attr.min_rnr_timer), bth.psn);
+                self.resp.not_ready = true;
+            }
+            Err(Refused::Nak(nak, status)) => self.refuse(nak, status, bth.psn),
+        }
+    }
+
+    /// Packets between the last one and this are missing (9.7.5.2.8, "NAK sequence error").
+    fn too_early(&mut self, psn: Psn) {
+        if self.resp.not_ready {
+            return;
+        }
+        let first_time = self.resp.early.is_none_or(|early| psn.since(early) > 0);
+        if self.resp.early.is_none() || !first_time {
+            self.resp.ack(Syndrome::Nak(Nak::Sequence), self.resp.expected);
+        }
+        self.resp.early = Some(psn);
+    }
+
+    /// A refusal that ends the queue pair (table "Responder error behavior", 9.9.3).
+    fn refuse(&mut self, nak: Nak, status: Option<Status>, psn: Psn) {
+        self.resp.ack(Syndrome::Nak(nak), psn);
+        if let (Some(status), Some(Message::Send { recv, .. })) = (status, &self.resp.message) {
+            let wc = self.recv_completion(recv.id, status);
+            self.parts.recv_cq.push(wc, false);
+            self.resp.message = None;
+        }
+        self.report(match nak {
+            Nak::RemoteAccess => EventKind::QpAccessError,
+            Nak::RemoteOperational => EventKind::QpFatal,
+            Nak::InvalidRequest | Nak::Sequence => EventKind::QpRequestError,
+        });
+        self.fail();
+    }
+
+    /// A request of an unreliable connection: one that misses a packet is dropped as a whole (9.8.2.2).
+    fn take_unreliable(&mut self, packet: &Packet<'_>, turn: &mut Turn<'_>, distance: i32) {
+        let begins = packet.opcode.position.begins();
+        if distance != 0 || begins {
+            // The receive in hand serves the next message.
+            self.resp.skipping = distance != 0 && !begins;
+            let srq = self.parts.srq.is_some();
+            match self.resp.message.take() {
+                Some(Message::Send { recv, .. }) if !srq => self.rq.push_front(recv),
+                // A shared queue's receive cannot go back; it completes as what it is.
+                Some(Message::Send { recv, .. }) => {
+                    let wc = self.recv_completion(recv.id, Status::LocalLength);
+                    self.parts.recv_cq.push(wc, false);
+                }
+                _ => {}
+            }
+        }
+        if self.resp.skipping {
+            self.resp.expected = packet.headers.bth.psn.plus(1);
+            return;
+        }
+        self.resp.expected = packet.headers.bth.psn;
+        match self.execute(packet, turn) {
+            Ok(()) => {}
+            Err(Refused::Nak(_, Some(status))) => {
+                if let Some(Message::Send { recv, .. }) = self.resp.message.take() {
+                    let wc = self.recv_completion(recv.id, status);
+                    self.parts.recv_cq.push(wc, false);
+                }
+                self.fail();
+            }
+            Err(_) => {
+                self.resp.skipping = true;
+                self.resp.expected = packet.headers.bth.psn.plus(1);
+            }
+        }
+    }
+
+    /// Carries the expected request out.
+    fn execute(&mut self, packet: &Packet<'_>, turn: &mut Turn<'_>) -> Result<(), Refused> {
+        let (opcode, bth) = (packet.opcode, &packet.headers.bth);
+        self.check_length(packet)?;
+        match opcode.operation {
+            Operation::Send | Operation::SendImm | Operation::SendInv => self.execute_send(packet, turn)?,
+            Operation::Write | Operation::WriteImm => self.execute_write(packet, turn)?,
+            Operation::ReadRequest => {
+                let reth = packet.headers.reth.ok_or(INVALID)?;
+                return self.execute_read(&reth, bth.psn, turn);
+            }
+            Operation::CompareSwap | Operation::FetchAdd => {
+                let request = packet.headers.atomic.ok_or(INVALID)?;
+                return self.execute_atomic(&request, opcode.operation, bth.psn, turn);
+            }
+            Operation::ReadResponse | Operation::Ack | Operation::AtomicAck => return Err(Refused::Dropped),
+        }
+        let resp = &mut self.resp;
+        resp.expected = bth.psn.plus(1);
+        if opcode.position.ends() {
+            resp.msn = resp.msn.wrapping_add(1) & 0xff_ffff;
+        }
+        if bth.ack_req && self.parts.service == Service::Rc {
+            resp.ack(Syndrome::Ack(NO_CREDITS), bth.psn);
+        }
+        Ok(())
+    }
+
+    /// Packets come in the order of their message, each as long as its place asks (9.7.4.1.3, 9.7.4.1.6).
+    fn check_length(&self, packet: &Packet<'_>) -> Result<(), Refused> {
+        let (opcode, len, mtu) = (packet.opcode, packet.payload.len(), self.attr.path_mtu as usize);
+        let fits = match opcode.position {
+            Position::First | Position::Middle => len == mtu,
+            Position::Last => (1..=mtu).contains(&len),
+            Position::Only => len <= mtu,
+        };
+        let goes_on = match (&self.resp.message, opcode.operation) {
+            (None, _) => opcode.position.begins(),
+            (Some(Message::Send { .. }), Operation::Send | Operation::SendImm | Operation::SendInv)
+            | (Some(Message::Write { .. }), Operation::Write | Operation::WriteImm) => !opcode.position.begins(),
+            _ => false,
+        };
+        if fits && goes_on { Ok(()) } else { Err(INVALID) }
+    }
+
+    fn execute_send(&mut self, packet: &Packet<'_>, turn: &mut Turn<'_>) -> Result<(), Refused> {
+        if let (Some(ieth), true) = (packet.headers.ieth, packet.opcode.position.ends()) {
+            turn.memory.invalidate(ieth.rkey, self.parts.pd)?;
+        }
+        if self.resp.message.is_none() {
+            let recv = self.take_recv().ok_or(Refused::NotReady)?;
+            let room = recv.sges.len();
+            self.resp.message = Some(Message::Send { recv, room, len: 0 });
+        }
+        let pd = self.recv_pd();
+        let Some(Message::Send { recv, room, len }) = &mut self.resp.message else { return Err(INVALID) };
+        let bytes = packet.payload;
+        if u64::from(*len) + bytes.len() as u64 > *room {
+            return Err(Refused::Nak(Nak::InvalidRequest, Some(Status::LocalLength)));
+        }
+        scatter(turn.memory, pd, recv.sges.as_slice(), *len, bytes)
+            .map_err(|_| Refused::Nak(Nak::RemoteOperational, Some(Status::LocalProtection)))?;
+        *len += bytes.len() as u32;
+        if packet.opcode.position.ends() {
+            let (id, len) = (recv.id, *len);
+            self.resp.message = None;
+            let mut wc = self.recv_completion(id, Status::Success);
+            wc.byte_len = len;
+            wc.imm = packet.headers.imm.map(|imm| imm.0);
+            wc.invalidated = packet.headers.ieth.map(|ieth| ieth.rkey);
+            self.parts.recv_cq.push(wc, packet.headers.bth.solicited);
+        }
+        Ok(())
+    }
+
+    fn execute_write(&mut self, packet: &Packet<'_>, turn: &mut Turn<'_>) -> Result<(), Refused> {
+        if !self.attr.access.contains(Access::REMOTE_WRITE) {
+            return Err(INVALID);
+        }
+        let (pd, bytes, ends) = (self.parts.pd, packet.payload, packet.opcode.position.ends());
+        if let Some(Reth { va, rkey, len }) = packet.headers.reth {
+            // The whole range before the first byte (9.7.4.1.5).
+            turn.memory.check(rkey, pd, va, len as usize, Access::REMOTE_WRITE)?;
+            self.resp.message = Some(Message::Write { va, rkey, left: len, total: len });
+        }
+        let Some(Message::Write { va, rkey, left, total }) = &mut self.resp.message else { return Err(INVALID) };
+        let (at, key, all) = (*va, *rkey, *total);
+        let rest = left.checked_sub(bytes.len() as u32).ok_or(INVALID)?;
+        if ends != (rest == 0) {
+            return Err(INVALID);
+        }
+        let piece = turn.memory.check(key, pd, at, bytes.len(), Access::REMOTE_WRITE)?;
+        let recv = if packet.headers.imm.is_some() {
+            let Some(recv) = self.take_recv() else {
+                if packet.opcode.position.begins() {
+                    self.resp.message = None;
+                }
+                return Err(Refused::NotReady);
+            };
+            Some(recv)
+        } else {
+            None
+        };
+        // SAFETY: the turn's reference to the table is the lock; the piece was checked for writing.
+        unsafe { copy_in(piece, bytes) };
+        if let Some(Message::Write { va, left, .. }) = &mut self.resp.message {
+            (*va, *left) = (at.wrapping_add(bytes.len() as u64), rest);
+        }
+        if ends {
+            self.resp.message = None;
+        }
+        if let Some(recv) = recv {
+            let mut wc = self.recv_completion(recv.id, Status::Success);
+            wc.opcode = WcOpcode::RecvWriteImm;
+            wc.byte_len = all;
+            wc.imm = packet.headers.imm.map(|imm| imm.0);
+            self.parts.recv_cq.push(wc, packet.headers.bth.solicited);
+        }
+        Ok(())
+    }
+
+    fn execute_read(&mut self, reth: &Reth, psn: Psn, turn: &Turn<'_>) -> Result<(), Refused> {
+        if !self.attr.access.contains(Access::REMOTE_READ) || reth.len > super::wqe::MAX_MESSAGE {
+            return Err(INVALID);
+        }
+        if self.resp.answering() >= usize::from(self.attr.max_dest_rd_atomic) {
+            return Err(INVALID);
+        }
+        turn.memory.check(reth.rkey, self.parts.pd, reth.va, reth.len as usize, Access::REMOTE_READ)?;
+        self.resp.msn = self.resp.msn.wrapping_add(1) & 0xff_ffff;
+        let end = psn.plus(self.packets_of(reth.len));
+        self.resp.expected = end;
+        self.answer_read(reth, psn, end);
+        Ok(())
+    }
+
+    fn packets_of(&self, len: u32) -> u32 {
+        len.div_ceil(self.attr.path_mtu).max(1)
+    }
+
+    fn answer_read(&mut self, reth: &Reth, psn: Psn, end: Psn) {
+        let msn = self.resp.msn;
+        let &Reth { va, rkey, len: left } = reth;
+        self.resp.replies.push_back(Reply::Read { first: psn, psn, end, va, rkey, left, msn });
+    }
+
+    fn execute_atomic(
+        &mut self,
+        request: &AtomicEth,
+        operation: Operation,
+        psn: Psn,
+        turn: &Turn<'_>,
+    ) -> Result<(), Refused> {
+        if !self.attr.access.contains(Access::REMOTE_ATOMIC) || !request.va.is_multiple_of(8) {
+            return Err(INVALID);
+        }
+        if self.resp.answering() >= usize::from(self.attr.max_dest_rd_atomic) {
+            return Err(INVALID);
+        }
+        let piece = turn.memory.check(request.rkey, self.parts.pd, request.va, 8, Access::REMOTE_ATOMIC)?;
+        let change = |old: u64| match operation {
+            Operation::FetchAdd => Some(old.wrapping_add(request.swap_or_add)),
+            _ => (old == request.compare).then_some(request.swap_or_add),
+        };
+        // SAFETY: the turn's reference to the table is the lock; the piece was checked for atomic operations.
+        let original = unsafe { atomic(piece, change) }?;
+        let resp = &mut self.resp;
+        resp.expected = psn.plus(1);
+        resp.msn = resp.msn.wrapping_add(1) & 0xff_ffff;
+        if resp.atomics.len() >= usize::from(self.attr.max_dest_rd_atomic) {
+            resp.atomics.pop_front();
+        }
+        resp.atomics.push_back((psn, original));
+        resp.replies.push_back(Reply::Atomic { psn, original, msn: resp.msn });
+        Ok(())
+    }
+
+    /// A request that was carried out before comes again: its answer was lost, or is late (9.7.4.3, "duplicate requests").
+    fn take_again(&mut self, packet: &Packet<'_>) {
+        let psn = packet.headers.bth.psn;
+        match packet.opcode.operation {
+            Operation::ReadRequest => {
+                let Some(reth) = packet.headers.reth else { return };
+                let end = psn.plus(self.packets_of(reth.len));
+                if end.since(self.resp.expected) > 0 || !self.attr.access.contains(Access::REMOTE_READ) {
+                    return;
+                }
+                self.forget_answers(psn);
+                if self.resp.answering() >= usize::from(self.attr.max_dest_rd_atomic) {
+                    return;
+                }
+                self.answer_read(&reth, psn, end);
+            }
+            Operation::CompareSwap | Operation::FetchAdd => {
+                let Some(&(_, original)) = self.resp.atomics.iter().find(|(at, _)| *at == psn) else { return };
+                self.forget_answers(psn);
+                if self.resp.answering() >= usize::from(self.attr.max_dest_rd_atomic) {
+                    return;
+                }
+                let msn = self.resp.msn;
+                self.resp.replies.push_back(Reply::Atomic { psn, original, msn });
+            }
+            _ => {
+                // Answers to later READs are still due, and say it as well.
+                let last = self.resp.expected.previous();
+                if self.resp.answering() == 0 {
+                    self.resp.ack(Syndrome::Ack(NO_CREDITS), last);
+                }
+            }
+        }
+    }
+
+    /// The requester has gone back to `psn`, and asks for everything from there on again.
+    fn forget_answers(&mut self, psn: Psn) {
+        self.resp.replies.retain_mut(|reply| {
+            if let Reply::Read { psn: at, end, left, .. } = reply {
+                let mtu = self.attr.path_mtu;
+                let before = psn.since(*at);
+                if before > 0 && end.since(psn) > 0 {
+                    *left = (*left).min((before as u32).saturating_mul(mtu));
+                    *end = psn;
+                }
+            }
+            reply.psn().since(psn) < 0
+        });
+    }
+
+    /// Sends the answers that are due. `true` where the outbox was too small for all.
+    pub(super) fn respond(&mut self, turn: &mut Turn<'_>) -> bool {
+        while let Some(reply) = self.resp.replies.front().copied() {
+            if turn.out.is_full() {
+                return true;
+            }
+            self.resp.lazy.sent(turn.now);
+            match reply {
+                Reply::Ack { psn, aeth } => {
+                    let headers = Headers { aeth: Some(aeth), ..self.answer(Operation::Ack, Position::Only, psn) };
+                    turn.out.bare(&headers);
+                }
+                Reply::Atomic { psn, original, msn } => {
+                    let headers = Headers {
+                        aeth: Some(Aeth { syndrome: Syndrome::Ack(NO_CREDITS), msn }),
+                        atomic_ack: Some(AtomicAckEth { original }),
+                        ..self.answer(Operation::AtomicAck, Position::Only, psn)
+                    };
+                    turn.out.bare(&headers);
+                }
+                Reply::Read { first, psn, end, va, rkey, left, msn } => {
+                    let len = left.min(self.attr.path_mtu);
+                    let next = psn.plus(1);
+                    let place = Position::of(psn == first, next == end);
+                    let mut headers = self.answer(Operation::ReadResponse, place, psn);
+                    headers.aeth =
+                        (place != Position::Middle).then_some(Aeth { syndrome: Syndrome::Ack(NO_CREDITS), msn });
+                    let (memory, pd) = (turn.memory, self.parts.pd);
+                    // Copied before its CRC is made: the program may write to memory that a peer reads.
+                    let sent = turn.out.packet(&headers, true, None, |out| {
+                        let piece = memory.check(rkey, pd, va, len as usize, Access::REMOTE_READ)?;
+                        // SAFETY: the turn's reference to the table is the lock.
+                        unsafe { copy_out(piece, &mut out.bytes) };
+                        Ok::<_, Refusal>(())
+                    });
+                    if sent.is_err() {
+                        // Deregistered meanwhile.
+                        self.resp.replies.clear();
+                        self.refuse(Nak::RemoteAccess, None, psn);
+                        continue;
+                    }
+                    if next != end {
+                        let (va, left) = (va.wrapping_add(u64::from(len)), left - len);
+                        if let Some(front) = self.resp.replies.front_mut() {
+                            *front = Reply::Read { first, psn: next, end, va, rkey, left, msn };
+                        }
+                        continue;
+                    }
+                }
+            }
+            self.resp.replies.pop_front();
+        }
+        false
+    }
+
+    fn answer(&self, operation: Operation, place: Position, psn: Psn) -> Headers {
+        Headers::new(Bth {
+            opcode: Opcode::code(self.parts.service, operation, place),
+            solicited: false,
+            pad: 0,
+            pkey: DEFAULT_PKEY,
+            dest_qpn: self.attr.dest_qpn,
+            ack_req: false,
+            psn,
+        })
+    }
+}

@@ -1,0 +1,138 @@
+//! Queue pairs as programs have them.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::context::Pd;
+use crate::engine::Cell;
+use crate::error::Result;
+use crate::qp::{AttrMask, Capacity, Machine, Parts, QpAttr};
+use crate::queue::event::Events;
+use crate::queue::{Cq, RecvRequest, SendRequest, Srq};
+use crate::wire::Service;
+
+/// What a queue pair is made of.
+#[derive(Debug, Clone)]
+pub struct QpInit {
+    /// Transport service.
+    pub service: Service,
+    /// How much it holds.
+    pub capacity: Capacity,
+    /// Every send gives a completion, signaled or not.
+    pub signal_all: bool,
+    /// Completions of sends.
+    pub send_cq: Arc<Cq>,
+    /// Completions of receives.
+    pub recv_cq: Arc<Cq>,
+    /// Where its receives come from, if they are not its own.
+    pub srq: Option<Arc<Srq>>,
+}
+
+/// A queue pair. Dropping it destroys it: packets for it are dropped, and its completions are taken out of the queues.
+pub struct Qp {
+    qpn: u32,
+    cell: Arc<Cell>,
+    init: QpInit,
+    pd: Arc<Pd>,
+}
+
+impl fmt::Debug for Qp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Qp").field("qpn", &self.qpn).field("init", &self.init).finish_non_exhaustive()
+    }
+}
+
+impl Qp {
+    pub(crate) fn new(pd: &Arc<Pd>, init: &QpInit, events: &Arc<Events>) -> Result<Arc<Qp>> {
+        let shared = &pd.context.engine.shared;
+        let mtu = pd.context.port().active_mtu;
+        let (qpn, cell) = shared.add(|qpn| {
+            Machine::new(Parts {
+                qpn,
+                pd: pd.id,
+                service: init.service,
+                mtu,
+                capacity: init.capacity,
+                signal_all: init.signal_all,
+                send_cq: init.send_cq.clone(),
+                recv_cq: init.recv_cq.clone(),
+                srq: init.srq.clone(),
+                events: events.clone(),
+            })
+        })?;
+        Ok(Arc::new(Qp { qpn, cell, init: init.clone(), pd: pd.clone() }))
+    }
+
+    /// Its number, by which the peer addresses it.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.qpn
+    }
+
+    /// What it was made of.
+    #[must_use]
+    pub fn init(&self) -> &QpInit {
+        &self.init
+    }
+
+    /// The protection domain.
+    #[must_use]
+    pub fn pd(&self) -> &Arc<Pd> {
+        &self.pd
+    }
+
+    /// Changes the attributes in `mask`.
+    ///
+    /// # Errors
+    /// `EINVAL` where the state has no such change, an attribute is missing, is not taken, or is out of its range.
+    pub fn modify(&self, attr: &QpAttr, mask: AttrMask) -> Result<()> {
+        self.cell.modify(&self.pd.context.engine.shared, |machine| machine.modify(attr, mask))
+    }
+
+    /// Its attributes; `state` and `cur_state` are the state.
+    #[must_use]
+    pub fn query(&self) -> QpAttr {
+        self.cell.with(|machine| machine.attr.clone())
+    }
+
+    /// Posts requests to the send queue, in order, and sends what can be sent. From any thread.
+    ///
+    /// # Errors
+    /// Which request was refused, and why; those before it are posted. `EINVAL` for a request that the queue pair does not
+    /// take in this state, `ENOMEM` where the queue is full.
+    ///
+    /// # Safety
+    /// Memory of the requests is registered under the keys that they name and stays so, unchanged where it is sent and not
+    /// looked at where an answer goes, until they complete. That of inline requests is readable until the call returns.
+    pub unsafe fn post_send(&self, requests: &[SendRequest<'_>]) -> Result<(), (usize, crate::Error)> {
+        self.cell.act(&self.pd.context.engine.shared, |machine| {
+            requests.iter().enumerate().try_for_each(|(i, request)| machine.post_send(request).map_err(|e| (i, e)))
+        })
+    }
+
+    /// Posts receives. From any thread.
+    ///
+    /// # Errors
+    /// Which one was refused, and why; those before it are posted.
+    ///
+    /// # Safety
+    /// Memory of the receives is registered under the keys that they name and stays so, and is not looked at, until they
+    /// complete.
+    pub unsafe fn post_recv(&self, requests: &[RecvRequest<'_>]) -> Result<(), (usize, crate::Error)> {
+        self.cell.with(|machine| {
+            requests.iter().enumerate().try_for_each(|(i, request)| machine.post_recv(request).map_err(|e| (i, e)))
+        })
+    }
+}
+
+impl Drop for Qp {
+    fn drop(&mut self) {
+        self.pd.context.engine.shared.remove(self.qpn);
+        // Who still works with it, works with a queue pair in RESET.
+        self.cell.with(|machine| {
+            let reset = QpAttr::default();
+            // Allowed from every state.
+            let _ = machine.modify(&reset, AttrMask::STATE);
+        });
+    }
+}

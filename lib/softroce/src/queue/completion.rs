@@ -1,0 +1,93 @@
+//! Completions, with the numbers of `ibv_wc_status` and `ibv_wc_opcode`.
+
+/// How a work request ended (InfiniBand specification, 11.6.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Status {
+    /// Done.
+    Success = 0,
+    /// A message longer than its receive, or than the service takes.
+    LocalLength = 1,
+    /// The queue pair could not carry the request out.
+    LocalQpOperation = 2,
+    /// A key, address or right of the request's own memory does not fit.
+    LocalProtection = 4,
+    /// Not done: the queue pair had failed before, or was moved to ERR.
+    Flushed = 5,
+    /// The peer's answer fits no request.
+    BadResponse = 7,
+    /// A peer may not do this to our memory.
+    LocalAccess = 8,
+    /// The peer does not take this request.
+    RemoteInvalidRequest = 9,
+    /// The peer's memory does not allow this access.
+    RemoteAccess = 10,
+    /// The peer failed at its own end.
+    RemoteOperation = 11,
+    /// No acknowledgement came, however often the packets were sent again.
+    RetriesExceeded = 12,
+    /// The peer had no receive posted, however often the packets were sent again.
+    RnrRetriesExceeded = 13,
+    /// The device failed.
+    Fatal = 19,
+    /// None of these.
+    General = 21,
+}
+
+/// What ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum WcOpcode {
+    /// A SEND.
+    Send = 0,
+    /// A WRITE.
+    Write = 1,
+    /// A READ.
+    Read = 2,
+    /// A compare-and-swap.
+    CompareSwap = 3,
+    /// A fetch-and-add.
+    FetchAdd = 4,
+    /// A receive, by a SEND.
+    Recv = 128,
+    /// A receive, by a WRITE with immediate data.
+    RecvWriteImm = 129,
+}
+
+/// A completion. With a [`Status`] other than success only `id`, `status` and `qpn` say something, as in verbs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wc {
+    /// The work request's.
+    pub id: u64,
+    /// How it ended.
+    pub status: Status,
+    /// What ended.
+    pub opcode: WcOpcode,
+    /// Received bytes: of a receive (with the 40 of the GRH for datagrams), a READ or an atomic operation.
+    pub byte_len: u32,
+    /// Immediate data as it came.
+    pub imm: Option<[u8; 4]>,
+    /// The key that the peer invalidated.
+    pub invalidated: Option<u32>,
+    /// Our queue pair.
+    pub qpn: u32,
+    /// The sender of a datagram.
+    pub src_qpn: u32,
+    /// The receive begins with a GRH.
+    pub grh: bool,
+}
+
+impl Wc {
+    /// A place for a completion.
+    pub const EMPTY: Wc = Wc {
+        id: 0,
+        status: Status::Success,
+        opcode: WcOpcode::Send,
+        byte_len: 0,
+        imm: None,
+        invalidated: None,
+        qpn: 0,
+        src_qpn: 0,
+        grh: false,
+    };
+}

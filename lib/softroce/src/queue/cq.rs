@@ -1,0 +1,274 @@
+//! Completion queues and the channels that wake who waits for them (InfiniBand specification, 10.8).
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use super::completion::{Status, Wc};
+use super::event::{Affected, EventKind, Events};
+use super::mailbox::Mailbox;
+use crate::error::Result;
+use crate::sync::lock;
+
+/// Where completion queues say that they have something.
+#[derive(Debug)]
+pub struct CompChannel {
+    mailbox: Mailbox<u64>,
+}
+
+impl CompChannel {
+    /// A channel without queues.
+    ///
+    /// # Errors
+    /// Where the system has no descriptor left.
+    pub fn new() -> Result<Arc<CompChannel>> {
+        Ok(Arc::new(CompChannel { mailbox: Mailbox::new()? }))
+    }
+
+    /// The descriptor to wait for: readable while an event is there.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.mailbox.fd()
+    }
+
+    /// The cookie of a queue that notified. Waits for one, unless the descriptor was set non-blocking.
+    ///
+    /// # Errors
+    /// `EAGAIN` where there is none and the descriptor does not block.
+    pub fn get_event(&self) -> Result<u64> {
+        self.mailbox.pop()
+    }
+
+    /// Drops the events of the queue with this cookie, which is about to go.
+    pub fn forget(&self, cookie: u64) {
+        self.mailbox.retain(|c| *c != cookie);
+    }
+}
+
+/// Who moves packets. A program that polls an empty queue does that work itself meanwhile.
+pub(crate) trait Drive: Send + Sync {
+    /// Takes what waits in the sockets, if nobody else is at it.
+    fn drive(&self);
+
+    /// The program has what it waited for.
+    fn rest(&self);
+}
+
+/// What the next event needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Armed {
+    Not,
+    Solicited,
+    Any,
+}
+
+#[derive(Debug)]
+struct Inner {
+    entries: VecDeque<Wc>,
+    capacity: usize,
+    armed: Armed,
+    overrun: bool,
+}
+
+/// A completion queue.
+pub struct Cq {
+    inner: Mutex<Inner>,
+    /// Entries, read before the lock is taken: polling an empty queue is one load.
+    len: AtomicUsize,
+    cookie: u64,
+    channel: Option<Arc<CompChannel>>,
+    events: Option<Arc<Events>>,
+    /// Weak: a queue that outlives its card keeps none of its sockets.
+    driver: Option<Weak<dyn Drive>>,
+}
+
+impl fmt::Debug for Cq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cq").field("len", &self.len).field("cookie", &self.cookie).finish_non_exhaustive()
+    }
+}
+
+impl Cq {
+    pub(crate) fn new(
+        capacity: usize,
+        cookie: u64,
+        channel: Option<Arc<CompChannel>>,
+        events: Option<Arc<Events>>,
+        driver: Option<Weak<dyn Drive>>,
+    ) -> Arc<Cq> {
+        let entries = VecDeque::with_capacity(capacity.min(1024));
+        let inner = Mutex::new(Inner { entries, capacity, armed: Armed::Not, overrun: false });
+        Arc::new(Cq { inner, len: AtomicUsize::new(0), cookie, channel, events, driver })
+    }
+
+    /// What the program gave when it made the queue.
+    #[must_use]
+    pub fn cookie(&self) -> u64 {
+        self.cookie
+    }
+
+    /// The channel that it was made with.
+    #[must_use]
+    pub fn channel(&self) -> Option<&Arc<CompChannel>> {
+        self.channel.as_ref()
+    }
+
+    /// Completions that it holds at most.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        lock(&self.inner).capacity
+    }
+
+    /// Changes how many it holds.
+    pub fn resize(&self, capacity: usize) {
+        lock(&self.inner).capacity = capacity;
+    }
+
+    /// There is nothing, also not after a look at the sockets.
+    fn is_empty(&self) -> bool {
+        let empty = || self.len.load(Ordering::Acquire) == 0;
+        let Some(driver) = self.driver.as_ref().and_then(Weak::upgrade) else { return empty() };
+        if empty() {
+            driver.drive();
+            if empty() {
+                return true;
+            }
+        }
+        driver.rest();
+        false
+    }
+
+    /// Takes completions out, the oldest first; says how many are in the front of `into`.
+    pub fn poll(&self, into: &mut [Wc]) -> usize {
+        if self.is_empty() {
+            return 0;
+        }
+        let mut inner = lock(&self.inner);
+        let n = inner.entries.len().min(into.len());
+        for (place, wc) in into.iter_mut().zip(inner.entries.drain(..n)) {
+            *place = wc;
+        }
+        self.len.store(inner.entries.len(), Ordering::Release);
+        n
+    }
+
+    /// The oldest completion.
+    pub fn poll_one(&self) -> Option<Wc> {
+        if self.is_empty() {
+            return None;
+        }
+        let mut inner = lock(&self.inner);
+        let wc = inner.entries.pop_front();
+        self.len.store(inner.entries.len(), Ordering::Release);
+        wc
+    }
+
+    /// Asks for one event on the channel at the next completion, or the next solicited or failed one. Completions that are
+    /// there already give none: poll again after this.
+    pub fn req_notify(&self, solicited_only: bool) {
+        let mut inner = lock(&self.inner);
+        if !solicited_only {
+            inner.armed = Armed::Any;
+        } else if inner.armed == Armed::Not {
+            inner.armed = Armed::Solicited;
+        }
+    }
+
+    /// Puts a completion in. One that does not fit is lost, the program is told once (C10-9: "CQ overrun").
+    pub(crate) fn push(&self, wc: Wc, solicited: bool) {
+        let mut inner = lock(&self.inner);
+        if inner.entries.len() >= inner.capacity {
+            if !std::mem::replace(&mut inner.overrun, true) {
+                drop(inner);
+                log::error!("a completion queue overran: more completions than it was made for");
+                if let Some(events) = &self.events {
+                    events.report(EventKind::CqError, Affected::Cq(self.cookie));
+                }
+            }
+            return;
+        }
+        inner.entries.push_back(wc);
+        self.len.store(inner.entries.len(), Ordering::Release);
+        let fires = match inner.armed {
+            Armed::Not => false,
+            Armed::Solicited => solicited || wc.status != Status::Success,
+            Armed::Any => true,
+        };
+        if fires {
+            inner.armed = Armed::Not;
+            drop(inner);
+            if let Some(channel) = &self.channel {
+                channel.mailbox.push(self.cookie);
+            }
+        }
+    }
+
+    /// Takes out the completions of a queue pair that goes.
+    pub(crate) fn forget(&self, qpn: u32) {
+        let mut inner = lock(&self.inner);
+        inner.entries.retain(|wc| wc.qpn != qpn);
+        self.len.store(inner.entries.len(), Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::completion::WcOpcode;
+    use super::*;
+
+    fn wc(id: u64, status: Status) -> Wc {
+        Wc {
+            id,
+            status,
+            opcode: WcOpcode::Recv,
+            byte_len: 0,
+            imm: None,
+            invalidated: None,
+            qpn: 1,
+            src_qpn: 0,
+            grh: false,
+        }
+    }
+
+    fn pending(channel: &CompChannel) -> bool {
+        let mut fds = [rustix::event::PollFd::from_borrowed_fd(channel.fd(), rustix::event::PollFlags::IN)];
+        rustix::event::poll(&mut fds, Some(&rustix::time::Timespec::default())).expect("poll") == 1
+    }
+
+    #[test]
+    fn an_armed_queue_notifies_once() {
+        let channel = CompChannel::new().expect("eventfd");
+        let cq = Cq::new(10, 7, Some(channel.clone()), None, None);
+        cq.push(wc(0, Status::Success), false);
+        assert!(!pending(&channel), "not armed");
+        cq.req_notify(true);
+        cq.push(wc(1, Status::Success), false);
+        assert!(!pending(&channel), "not solicited");
+        cq.push(wc(2, Status::Success), true);
+        cq.push(wc(3, Status::Success), true);
+        assert_eq!(channel.get_event(), Ok(7));
+        assert!(!pending(&channel), "one event for one request");
+        cq.req_notify(true);
+        cq.push(wc(4, Status::Flushed), false);
+        assert_eq!(channel.get_event(), Ok(7), "an error counts as solicited");
+        cq.req_notify(true);
+        cq.req_notify(false);
+        cq.req_notify(true);
+        cq.push(wc(5, Status::Success), false);
+        assert_eq!(channel.get_event(), Ok(7), "a request for any is not taken back");
+    }
+
+    #[test]
+    fn an_overrun_is_reported_once() {
+        let events = Arc::new(Events::new().expect("eventfd"));
+        let cq = Cq::new(1, 9, None, Some(events.clone()), None);
+        for id in 0..3 {
+            cq.push(wc(id, Status::Success), false);
+        }
+        assert_eq!(events.pop().map(|e| (e.kind, e.affected)), Ok((EventKind::CqError, Affected::Cq(9))));
+        assert_eq!(cq.poll_one().map(|wc| wc.id), Some(0));
+        assert_eq!(cq.poll_one(), None);
+    }
+}

@@ -1,0 +1,8 @@
+//! Queue pairs of two contexts of a process, and of two processes, over the loopback interface.
+
+mod churn;
+mod end;
+mod faults;
+mod processes;
+mod services;
+mod threads;

@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# Our RoCEv2 card (lib/softroce, through bindings/ibverbs) against the kernel's rdma_rxe, in a virtual machine, both ways round.
+#
+#   scripts/roce-interop.sh [--quick]
+#
+# Runs rdma-core's pingpongs and perftest unchanged: the kernel's device at 10.9.0.1, ours in a network namespace at 10.9.0.2, a
+# veth pair between them. Each line says which side is the server, what ran, and its exit code; then what the client measured.
+# Needs what scripts/rxe-vm.sh needs, Debian's ibverbs-utils and perftest, and a Rust toolchain. --quick: the pingpongs alone.
+# Exit code: 0 if all ran, 1 if one did not, otherwise rxe-vm.sh's.
+set -u -o pipefail
+cd "$(dirname "$0")/.." || exit 2
+here=$PWD
+
+if [ "${1-}" != --guest ]; then
+    cargo build --release -p tinynccl-ibverbs || exit 1
+    exec scripts/rxe-vm.sh --single --timeout 900 bash "$here/scripts/roce-interop.sh" --guest "$here" "${1-}"
+fi
+
+# In the guest.
+root=$2 quick=$3
+mkdir -p "$TMPDIR/lib" && ln -sf "$root/target/release/libibverbs_roce.so" "$TMPDIR/lib/libibverbs.so.1" || exit 2
+{
+    ip netns add ours && ip link add v0 mtu 4200 type veth peer name v1 mtu 4200 netns ours &&
+        ip addr add 10.9.0.1/24 dev v0 && ip link set v0 up &&
+        ip -n ours addr add 10.9.0.2/24 dev v1 && ip -n ours link set v1 up && ip -n ours link set lo up &&
+        rdma link add rxe9 type rxe netdev v0
+} || exit 2
+failed=0
+
+kernel() { "$@" -d rxe9 "$gid" 1 "${peer[@]}"; }
+ours() { LD_LIBRARY_PATH="$TMPDIR/lib" ip netns exec ours "$@" -d tinyroce0 "$gid" 0 "${peer[@]}"; }
+
+# pair SERVER CLIENT ADDRESS PROGRAM ARGUMENTS...: waits until the server listens.
+pair() {
+    local server=$1 client=$2 address=$3 rc pid
+    shift 3
+    peer=()
+    "$server" timeout 100 "$@" >"$TMPDIR/server" 2>&1 &
+    pid=$!
+    for _ in {1..100}; do
+        { [ "$server" = ours ] && ip netns exec ours ss -Hltn || ss -Hltn; } | grep -q ':18515' && break
+        sleep 0.1
+    done
+    peer=("$address")
+    "$client" timeout 100 "$@" >"$TMPDIR/client" 2>&1
+    rc=$?
+    wait "$pid"
+    echo "server $server, client $client: $*: exit code $rc"
+    grep -v '^ *$\|^---' "$TMPDIR/client" | tail -1
+    [ "$rc" = 0 ] || { failed=1 && tail -5 "$TMPDIR/client" "$TMPDIR/server"; }
+}
+
+both() {
+    pair kernel ours 10.9.0.1 "$@"
+    pair ours kernel 10.9.0.2 "$@"
+}
+
+gid=-g
+both ibv_rc_pingpong -n 200
+both ibv_rc_pingpong -n 50 -s 60000 -m 1024
+both ibv_uc_pingpong -n 50 -s 1000
+both ibv_ud_pingpong -n 50 -s 1000
+both ibv_srq_pingpong -n 100
+TINYROCE_LOSS=2 both ibv_rc_pingpong -n 100 -s 20000
+if [ "$quick" != --quick ]; then
+    gid=-x
+    both ib_write_bw -s 65536 -n 200
+    both ib_read_bw -s 65536 -n 200
+    both ib_read_bw -s 1000000 -n 20 -m 1024
+    both ib_send_bw -s 65536 -n 200
+    both ib_send_bw -c UD -s 1000 -n 200
+    both ib_atomic_lat -n 100
+    both ib_write_lat -s 8 -n 200
+fi
+exit "$failed"
