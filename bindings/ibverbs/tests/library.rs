@@ -8,8 +8,8 @@ use std::process::{Command, Stdio};
 
 fn library() -> PathBuf {
     let program = std::env::current_exe().expect("this program");
-    let folder = program.parent().and_then(|deps| deps.parent()).expect("target's folder");
-    let library = folder.join("libibverbs_roce.so");
+    // Beside this program; only `cargo build` links it one folder higher.
+    let library = program.with_file_name("libibverbs_roce.so");
     assert!(library.exists(), "{} was not built", library.display());
     library
 }
@@ -75,8 +75,9 @@ fn pair(program: &str, arguments: &[&str]) -> Option<String> {
     let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port().to_string();
     let (device, gid) = loopback();
     let command = || {
-        let mut command = Command::new(program);
-        command.args(["-d", &device, "-g", &gid, "-p", &port]).args(arguments);
+        // They have no limit of their own.
+        let mut command = Command::new("timeout");
+        command.args(["120", program, "-d", &device, "-g", &gid, "-p", &port]).args(arguments);
         command.env("LD_LIBRARY_PATH", folder.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     };

@@ -127,12 +127,8 @@ impl Qp {
 
 impl Drop for Qp {
     fn drop(&mut self) {
+        // Who still works with it, works with a queue pair in RESET, which is allowed from every state.
+        let _ = self.modify(&QpAttr::default(), AttrMask::STATE);
         self.pd.context.engine.shared.remove(self.qpn);
-        // Who still works with it, works with a queue pair in RESET.
-        self.cell.with(|machine| {
-            let reset = QpAttr::default();
-            // Allowed from every state.
-            let _ = machine.modify(&reset, AttrMask::STATE);
-        });
     }
 }

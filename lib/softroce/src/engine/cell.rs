@@ -73,6 +73,9 @@ impl Cell {
     pub(crate) fn modify<R>(&self, shared: &Shared, f: impl FnOnce(&mut Machine) -> R) -> R {
         let table = read(&shared.memory);
         let mut inner = lock(&self.inner);
+        // In another state it may acknowledge nothing.
+        inner.machine.hurry();
+        self.serve_locked(shared, &table, &mut inner);
         let result = f(&mut inner.machine);
         let attr = &inner.machine.attr;
         let way = match (&attr.path, inner.machine.parts.service) {

@@ -48,6 +48,11 @@ impl Lazy {
         false
     }
 
+    /// One that waits goes now: no request will follow it.
+    pub(super) fn hurry(&mut self) {
+        self.until = self.until.map(|_| 0);
+    }
+
     /// An answer was sent.
     pub(super) fn sent(&mut self, now: Nanos) {
         (self.until, self.last) = (None, now);

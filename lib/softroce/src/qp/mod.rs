@@ -207,6 +207,11 @@ impl Machine {
         answers || requests
     }
 
+    /// Acknowledges what it received at its next turn.
+    pub(crate) fn hurry(&mut self) {
+        self.resp.lazy.hurry();
+    }
+
     /// When it wants to be called although nothing came.
     pub(crate) fn next_timer(&self) -> Option<Nanos> {
         [self.req.timers.next(), self.resp.lazy.due()].into_iter().flatten().min()

@@ -85,6 +85,41 @@ fn a_peer_that_goes_is_noticed() {
     assert_eq!(a.wait().status, Status::RetriesExceeded);
 }
 
+/// An acknowledgement waits for a request to travel with, but not beyond its queue pair's end: the peer would ask for ever.
+#[test]
+fn one_that_goes_acknowledges_what_it_received() {
+    const ROUNDS: usize = 30;
+    for _ in 0..10 {
+        let (a, b) = pair(Service::Rc);
+        let mut sent = 0;
+        let mut received = |end: &End| loop {
+            let wc = end.wait();
+            assert_eq!(wc.status, Status::Success);
+            if wc.opcode == WcOpcode::Recv {
+                break;
+            }
+            sent += usize::from(std::ptr::eq(end, &a));
+        };
+        for _ in 0..ROUNDS {
+            a.recv(1, 0, 100);
+            b.recv(1, 0, 100);
+            a.send(2, SendOp::Send, 100, 100);
+            received(&b);
+            b.send(2, SendOp::Send, 100, 100);
+            received(&a);
+        }
+        b.recv(1, 0, 100);
+        a.send(2, SendOp::Send, 100, 100);
+        received(&b);
+        drop(b);
+        while sent <= ROUNDS {
+            let wc = a.wait();
+            assert_eq!((wc.status, wc.opcode), (Status::Success, WcOpcode::Send));
+            sent += 1;
+        }
+    }
+}
+
 impl End {
     /// Connects again, and gives up soon.
     fn connect_with_retries(&self, to: &End) {
