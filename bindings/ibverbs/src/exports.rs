@@ -1,8 +1,8 @@
 //! The symbols, with their versions.
 //!
-//! A symbol with a version is made by the assembler (`.symver`): a jump to the function, as the linker takes a version for names
-//! of its own file alone. The versions are declared in `versions.map`. This needs lld, which Rust uses by default on x86-64
-//! Linux from 1.90 on; GNU ld does not take two version scripts, and rustc gives one already.
+//! A symbol with a version is made by the assembler (`.symver`): a jump to the function, as the linker takes a version
+//! for names of its own file alone. The versions are declared in `versions.map`. This needs lld, which Rust uses by
+//! default on x86-64 Linux from 1.90 on; GNU ld does not take two version scripts, and rustc gives one already.
 
 use std::arch::global_asm;
 
@@ -136,8 +136,8 @@ exports! {
     }
 }
 
-// Providers of real devices (libmlx5, libefa) and librdmacm are linked to these, and programs to them; with ours in front of
-// the real library there are no such devices, so nothing is to be done.
+// Providers of real devices (libmlx5, libefa) and librdmacm are linked to these, and programs to them; with ours in
+// front of the real library there are no such devices, so nothing is to be done.
 exports! {
     "IBVERBS_PRIVATE_34" {
         "ibv_query_gid_type" = context::query_gid_type,

@@ -1,10 +1,11 @@
 //! libibverbs' C interface over `softroce`: a `libibverbs.so.1` that unchanged programs load.
 //!
-//! Each object that C sees is the first part of one of ours, so a pointer to one is a pointer to the other; what makes it
-//! boxes it, what destroys it takes the box back. A thin layer: what a call means is in `softroce`.
+//! Each object that C sees is the first part of one of ours, so a pointer to one is a pointer to the other; what makes
+//! it boxes it, what destroys it takes the box back. A thin layer: what a call means is in `softroce`.
 //!
-//! Every function has the contract of its namesake in rdma-core's manual pages: pointers are valid objects of this library, not
-//! used after they were destroyed, and memory that is registered or posted stays as long as verbs asks for.
+//! Every function has the contract of its namesake in rdma-core's manual pages: pointers are valid objects of this
+//! library, not used after they were destroyed, and memory that is registered or posted stays as long as verbs asks
+//! for.
 
 #![allow(clippy::missing_safety_doc, reason = "the contract of all is above")]
 

@@ -88,7 +88,8 @@ unsafe extern "C" fn abort(qp: *mut QpEx) {
     unsafe { batch(qp, Vec::clear) };
 }
 
-/// Posts the batch. Where one is refused those before it are posted all the same: the card has no way to take them back.
+/// Posts the batch. Where one is refused those before it are posted all the same: the card has no way to take them
+/// back.
 unsafe extern "C" fn complete(qp: *mut QpEx) -> c_int {
     // SAFETY: as the caller promises: memory of the requests stays until they complete.
     unsafe {

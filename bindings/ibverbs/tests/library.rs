@@ -1,4 +1,5 @@
-//! The library as programs find it: symbols with their versions, and the pingpongs of rdma-core where they are installed.
+//! The library as programs find it: symbols with their versions, and the pingpongs of rdma-core where they are
+//! installed.
 
 use std::ffi::CString;
 use std::net::TcpListener;

@@ -1,5 +1,5 @@
-//! Two processes over the loopback interface: GB/s of WRITEs of 1 MiB, and the half of a ping-pong of 8 bytes, beside the same
-//! ping-pong over UDP.
+//! Two processes over the loopback interface: GB/s of WRITEs of 1 MiB, and the half of a ping-pong of 8 bytes, beside
+//! the same ping-pong over UDP.
 //!
 //! ```sh
 //! cargo run --release -p softroce --example bench

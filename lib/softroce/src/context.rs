@@ -149,8 +149,8 @@ impl Pd {
     /// `EINVAL` for remote writing or atomics without local writing, a null or overflowing range.
     ///
     /// # Safety
-    /// The memory is readable, with `LOCAL_WRITE` also writable, until the region is dropped. What peers write meanwhile is
-    /// not looked at through references.
+    /// The memory is readable, with `LOCAL_WRITE` also writable, until the region is dropped. What peers write
+    /// meanwhile is not looked at through references.
     pub unsafe fn reg_mr(self: &Arc<Pd>, at: *mut u8, len: usize, iova: u64, access: Access) -> Result<Mr> {
         let writes = Access::REMOTE_WRITE.bits() | Access::REMOTE_ATOMIC.bits();
         if access.bits() & writes != 0 && !access.contains(Access::LOCAL_WRITE) {

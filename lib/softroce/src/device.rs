@@ -46,8 +46,8 @@ pub struct PortInfo {
 }
 
 impl Device {
-    /// The cards of this host: interfaces that are up and have an address, those of other hosts' networks before the loopback
-    /// interface. `TINYROCE_DEVICES` picks and orders them.
+    /// The cards of this host: interfaces that are up and have an address, those of other hosts' networks before the
+    /// loopback interface. `TINYROCE_DEVICES` picks and orders them.
     ///
     /// # Errors
     /// Where the system does not list its interfaces, or `TINYROCE_DEVICES` names one that is not there.
@@ -167,8 +167,8 @@ impl Device {
     /// Opens the card.
     ///
     /// # Errors
-    /// `EADDRINUSE` where something else has UDP port 4791, `ENOSPC` where all cards of the host are taken, and what else the
-    /// system refuses.
+    /// `EADDRINUSE` where something else has UDP port 4791, `ENOSPC` where all cards of the host are taken, and what
+    /// else the system refuses.
     pub fn open(&self) -> Result<Arc<Context>> {
         Context::open(self)
     }

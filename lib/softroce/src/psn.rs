@@ -34,8 +34,8 @@ impl Psn {
         Psn(self.0.wrapping_sub(1) & MASK)
     }
 
-    /// Distance from `earlier` to this one: negative where this one comes before it. Half the space, 2^23 numbers, counts
-    /// as behind.
+    /// Distance from `earlier` to this one: negative where this one comes before it. Half the space, 2^23 numbers,
+    /// counts as behind.
     #[must_use]
     pub const fn since(self, earlier: Psn) -> i32 {
         // The difference moves to the top of the word and back, which extends its sign.

@@ -98,12 +98,13 @@ impl Qp {
     /// Posts requests to the send queue, in order, and sends what can be sent. From any thread.
     ///
     /// # Errors
-    /// Which request was refused, and why; those before it are posted. `EINVAL` for a request that the queue pair does not
-    /// take in this state, `ENOMEM` where the queue is full.
+    /// Which request was refused, and why; those before it are posted. `EINVAL` for a request that the queue pair does
+    /// not take in this state, `ENOMEM` where the queue is full.
     ///
     /// # Safety
-    /// Memory of the requests is registered under the keys that they name and stays so, unchanged where it is sent and not
-    /// looked at where an answer goes, until they complete. That of inline requests is readable until the call returns.
+    /// Memory of the requests is registered under the keys that they name and stays so, unchanged where it is sent and
+    /// not looked at where an answer goes, until they complete. That of inline requests is readable until the call
+    /// returns.
     pub unsafe fn post_send(&self, requests: &[SendRequest<'_>]) -> Result<(), (usize, crate::Error)> {
         self.cell.act(&self.pd.context.engine.shared, |machine| {
             requests.iter().enumerate().try_for_each(|(i, request)| machine.post_send(request).map_err(|e| (i, e)))
@@ -116,8 +117,8 @@ impl Qp {
     /// Which one was refused, and why; those before it are posted.
     ///
     /// # Safety
-    /// Memory of the receives is registered under the keys that they name and stays so, and is not looked at, until they
-    /// complete.
+    /// Memory of the receives is registered under the keys that they name and stays so, and is not looked at, until
+    /// they complete.
     pub unsafe fn post_recv(&self, requests: &[RecvRequest<'_>]) -> Result<(), (usize, crate::Error)> {
         self.cell.with(|machine| {
             requests.iter().enumerate().try_for_each(|(i, request)| machine.post_recv(request).map_err(|e| (i, e)))

@@ -1,5 +1,5 @@
-//! Locks that cannot be poisoned: no code of this crate panics while it holds one, and a panic of a user's code never happens
-//! under one.
+//! Locks that cannot be poisoned: no code of this crate panics while it holds one, and a panic of a user's code never
+//! happens under one.
 
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 

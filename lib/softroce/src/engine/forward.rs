@@ -3,8 +3,8 @@
 //! ```text
 //! | source address 16 | port 2 | destination address 16 | port 2 | bytes of a packet 2 | packets, the last may be shorter |
 //! ```
-//! The addresses are those that the packets came with, as the ICRC and a datagram's GRH need them. IPv4 is mapped. Numbers are
-//! big-endian.
+//! The addresses are those that the packets came with, as the ICRC and a datagram's GRH need them. IPv4 is mapped.
+//! Numbers are big-endian.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 

@@ -1,8 +1,9 @@
-//! Programs that poll do the work of the engine's thread: no switch between threads lies between a packet and its completion.
+//! Programs that poll do the work of the engine's thread: no switch between threads lies between a packet and its
+//! completion.
 //!
-//! While a program polls an empty queue again and again, the thread does not wait for the sockets, or it would be woken by each
-//! packet only to find it taken. It waits again as soon as the program has found what it polled for, or has not polled for a
-//! while.
+//! While a program polls an empty queue again and again, the thread does not wait for the sockets, or it would be woken
+//! by each packet only to find it taken. It waits again as soon as the program has found what it polled for, or has not
+//! polled for a while.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, TryLockError};

@@ -15,15 +15,15 @@ pub(super) const TIMER: u64 = 1;
 pub(super) const UNIX: u64 = 2;
 pub(super) const SOCKETS: u64 = 3;
 
-/// Asks the scheduler to be woken at once. Programs that wait for a card often spin, on as many threads as there are processors,
-/// and would keep the card from running: a thread with a shorter slice preempts one that has a longer one, and with a higher
-/// share, which takes a privilege (`RLIMIT_NICE`), it still does when it has run more than its part.
+/// Asks the scheduler to be woken at once. Programs that wait for a card often spin, on as many threads as there are
+/// processors, and would keep the card from running: a thread with a shorter slice preempts one that has a longer one,
+/// and with a higher share, which takes a privilege (`RLIMIT_NICE`), it still does when it has run more than its part.
 fn ask_to_be_woken_at_once() {
     const SLICE: u64 = 100_000;
     const HIGHER: i32 = 10;
     let size = size_of::<libc::sched_attr>() as u32;
-    // SAFETY: all zeros are attributes of the usual policy; the calls fill and read them, of the size that is said. Kernels
-    // before 6.12 ignore the slice.
+    // SAFETY: all zeros are attributes of the usual policy; the calls fill and read them, of the size that is said.
+    // Kernels before 6.12 ignore the slice.
     unsafe {
         let mut attributes: libc::sched_attr = std::mem::zeroed();
         if libc::syscall(libc::SYS_sched_getattr, 0, &raw mut attributes, size, 0) != 0 {

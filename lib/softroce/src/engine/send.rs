@@ -1,8 +1,8 @@
 //! From packets to datagrams: ICRCs, batches, system calls.
 //!
-//! Packets of the same length that go to one destination leave as one datagram of many segments (UDP segmentation offload): one
-//! way through the kernel's network stack instead of one for each packet. Payload is not copied here: the kernel gathers it
-//! from registered memory.
+//! Packets of the same length that go to one destination leave as one datagram of many segments (UDP segmentation
+//! offload): one way through the kernel's network stack instead of one for each packet. Payload is not copied here: the
+//! kernel gathers it from registered memory.
 
 use std::io;
 use std::net::SocketAddr;
@@ -287,7 +287,8 @@ impl Sending {
         }
         let mut done = 0;
         while let Some(rest) = self.headers.get_mut(done..).filter(|rest| !rest.is_empty()) {
-            // SAFETY: the headers name vectors of `self`, unchanged since, and memory that `flush`'s caller vouches for.
+            // SAFETY: the headers name vectors of `self`, unchanged since, and memory that `flush`'s caller vouches
+            // for.
             let sent = unsafe { libc::sendmmsg(fd, rest.as_mut_ptr(), rest.len() as u32, 0) };
             if sent > 0 {
                 done += sent as usize;

@@ -1,20 +1,24 @@
 //! Which process has which queue pairs: slots.
 //!
-//! All cards of a host answer on UDP port 4791. A queue pair's number says whose it is: its upper 10 bits are the slot of the
-//! card that has it, leased for as long as the card is open. The lease is an abstract Unix socket with the slot's name, which
-//! one process at a time can bind and which goes with the process, however it ends. No file, no daemon, no root.
+//! All cards of a host answer on UDP port 4791. A queue pair's number says whose it is: its upper 10 bits are the slot
+//! of the card that has it, leased for as long as the card is open. The lease is an abstract Unix socket with the
+//! slot's name, which one process at a time can bind and which goes with the process, however it ends. No file, no
+//! daemon, no root.
 //!
 //! Packets find a slot in three ways:
 //!
-//! * From the same host, IPv4: the sender reads the slot out of the destination queue pair and sends to `127.77.x.y`, an
-//!   address of the loopback network that the slot's socket alone is bound to. This is the fast path: no socket is shared.
-//! * From elsewhere: all cards of an interface bind its address with `SO_REUSEPORT`, the kernel picks one of them by the
-//!   packet's addresses and ports, and who gets a packet for another slot hands it on through that slot's Unix socket.
+//! * From the same host, IPv4: the sender reads the slot out of the destination queue pair and sends to `127.77.x.y`,
+//!   an address of the loopback network that the slot's socket alone is bound to. This is the fast path: no socket is
+//!   shared.
+//! * From elsewhere: all cards of an interface bind its address with `SO_REUSEPORT`, the kernel picks one of them by
+//!   the packet's addresses and ports, and who gets a packet for another slot hands it on through that slot's Unix
+//!   socket.
 //! * From the same host, IPv6, which has a single loopback address: through the Unix socket at once.
 //!
-//! A filter that steers packets to the member of the group (`SO_ATTACH_REUSEPORT_CBPF`) names members by their position, and
-//! positions change when a member goes (the last one takes its place), so a filter is right only between such moments.
-//! Handing on is right at any time; a process that comes or goes costs at most the packets in its queue, which are sent again.
+//! A filter that steers packets to the member of the group (`SO_ATTACH_REUSEPORT_CBPF`) names members by their
+//! position, and positions change when a member goes (the last one takes its place), so a filter is right only between
+//! such moments. Handing on is right at any time; a process that comes or goes costs at most the packets in its queue,
+//! which are sent again.
 
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::OwnedFd;

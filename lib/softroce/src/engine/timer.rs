@@ -12,8 +12,8 @@ use super::cell::NEVER;
 use crate::error::{Error, Result};
 use crate::sync::lock;
 
-/// A timer that any thread may set to an earlier time. It is not set to a later one: with each acknowledgement a deadline
-/// moves, and one firing too early in a while costs less than a system call for each.
+/// A timer that any thread may set to an earlier time. It is not set to a later one: with each acknowledgement a
+/// deadline moves, and one firing too early in a while costs less than a system call for each.
 pub(super) struct Timer {
     pub(super) fd: OwnedFd,
     set: Mutex<()>,
@@ -29,8 +29,8 @@ impl Timer {
 
     /// The timer fires at `at` or earlier, in nanoseconds of the monotonic clock.
     pub(super) fn at_latest(&self, at: u64) {
-        // Who fires looks at all deadlines after it has reset `at`; this one was stored before `at` is looked at here. One of the
-        // two sees the other, given the fences.
+        // Who fires looks at all deadlines after it has reset `at`; this one was stored before `at` is looked at here.
+        // One of the two sees the other, given the fences.
         fence(Ordering::SeqCst);
         if at >= self.at.load(Ordering::Acquire) {
             return;

@@ -1,7 +1,7 @@
 //! `TINYROCE_TRACE`: all packets of a card in a file that Wireshark reads.
 //!
-//! Format: pcap with nanoseconds, link type "raw IP" (draft-ietf-opsawg-pcap). The headers of IP and UDP are those that the kernel
-//! makes, their checksums left 0.
+//! Format: pcap with nanoseconds, link type "raw IP" (draft-ietf-opsawg-pcap). The headers of IP and UDP are those that
+//! the kernel makes, their checksums left 0.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};

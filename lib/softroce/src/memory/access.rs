@@ -22,8 +22,8 @@ impl Access {
     /// Addresses begin at 0.
     pub const ZERO_BASED: Access = Access(1 << 5);
 
-    /// The set with the bits of `ibv_access_flags`. Bits without meaning here (on demand, huge pages, relaxed ordering) are
-    /// hints and kept.
+    /// The set with the bits of `ibv_access_flags`. Bits without meaning here (on demand, huge pages, relaxed ordering)
+    /// are hints and kept.
     #[must_use]
     pub const fn from_bits(bits: u32) -> Access {
         Access(bits)

@@ -43,8 +43,8 @@ pub(crate) unsafe fn copy_in(to: Piece, from: &[u8]) {
     let len = from.len().min(to.len);
     let split = len.saturating_sub(8);
     let (body, tail) = from.get(..len).unwrap_or_default().split_at(split);
-    // SAFETY: `len` is within the piece, which is registered for writing; a packet's buffer is no registered memory, so the
-    // two do not overlap.
+    // SAFETY: `len` is within the piece, which is registered for writing; a packet's buffer is no registered memory, so
+    // the two do not overlap.
     unsafe {
         std::ptr::copy_nonoverlapping(body.as_ptr(), to.at, body.len());
         fence(Ordering::Release);
@@ -58,16 +58,16 @@ pub(crate) unsafe fn copy_in(to: Piece, from: &[u8]) {
 /// The table's lock that gave `from` out is held.
 pub(crate) unsafe fn copy_out(from: Piece, to: &mut Vec<u8>) {
     to.reserve(from.len);
-    // SAFETY: the room was reserved and is initialized by the copy; the source is registered. A copy by pointers, as the
-    // program or a peer may write to the source meanwhile.
+    // SAFETY: the room was reserved and is initialized by the copy; the source is registered. A copy by pointers, as
+    // the program or a peer may write to the source meanwhile.
     unsafe {
         std::ptr::copy_nonoverlapping(from.at, to.as_mut_ptr().add(to.len()), from.len);
         to.set_len(to.len() + from.len);
     }
 }
 
-/// Changes the word at `at` with `f` in one step, also before the processor's own atomic operations; gives the old one. The
-/// word is in the byte order of the machine, as adapters have it.
+/// Changes the word at `at` with `f` in one step, also before the processor's own atomic operations; gives the old one.
+/// The word is in the byte order of the machine, as adapters have it.
 ///
 /// # Safety
 /// The table's lock that gave `at` out is held, and `at` was checked for atomic operations.

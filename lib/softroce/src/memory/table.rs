@@ -33,11 +33,12 @@ struct Slot {
     invalidated: AtomicBool,
 }
 
-/// All regions of a card. A key is the number of a slot and a tag; a region's local and remote key are the same, as rxe's are.
+/// All regions of a card. A key is the number of a slot and a tag; a region's local and remote key are the same, as
+/// rxe's are.
 ///
-/// Pieces that it gives out are valid for as long as the memory is registered, which is no shorter than the lock around the
-/// table is held for reading: who registers memory promises to keep it until it is deregistered, and that takes the lock for
-/// writing.
+/// Pieces that it gives out are valid for as long as the memory is registered, which is no shorter than the lock around
+/// the table is held for reading: who registers memory promises to keep it until it is deregistered, and that takes the
+/// lock for writing.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     slots: Vec<Slot>,
@@ -82,8 +83,8 @@ impl Table {
         Ok((slot, slot.region.as_ref().ok_or(Refusal::Key(key))?))
     }
 
-    /// The bytes from `va` to `va + len` of the region with key `key`, if domain `pd` may touch them as `access` says. No
-    /// access of 0 bytes looks at a key (9.7.4.1.1 asks for that in remote accesses).
+    /// The bytes from `va` to `va + len` of the region with key `key`, if domain `pd` may touch them as `access` says.
+    /// No access of 0 bytes looks at a key (9.7.4.1.1 asks for that in remote accesses).
     pub(crate) fn check(&self, key: u32, pd: u32, va: u64, len: usize, access: Access) -> Result<Piece, Refusal> {
         if len == 0 {
             return Ok(Piece { at: std::ptr::NonNull::dangling().as_ptr(), len: 0 });

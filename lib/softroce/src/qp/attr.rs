@@ -1,4 +1,5 @@
-//! States and attributes of queue pairs, and which change takes which attribute (InfiniBand specification, 10.3.1, 11.2.5.2).
+//! States and attributes of queue pairs, and which change takes which attribute (InfiniBand specification, 10.3.1,
+//! 11.2.5.2).
 //!
 //! Numbers are those of `ibv_qp_state` and `ibv_qp_attr_mask`.
 
@@ -147,7 +148,8 @@ impl Default for QpAttr {
 /// The most READs and atomics under way that a queue pair takes, either way: as many as rxe.
 pub const MAX_RD_ATOMIC: u8 = 128;
 
-/// Attributes that a change from one state to another must set, and those that it may; `None` where there is no such change.
+/// Attributes that a change from one state to another must set, and those that it may; `None` where there is no such
+/// change.
 fn transition(service: Service, from: State, to: State) -> Option<(AttrMask, AttrMask)> {
     use AttrMask as M;
     use Service::{Rc, Uc, Ud};

@@ -56,8 +56,8 @@ impl Machine {
         }
     }
 
-    /// All before `upto` is done, as far as no READ or atomic operation among it still lacks its answer; then that answer is
-    /// lost (9.7.5.1.3, "implied NAK"), and the requester goes back to it: `false`.
+    /// All before `upto` is done, as far as no READ or atomic operation among it still lacks its answer; then that
+    /// answer is lost (9.7.5.1.3, "implied NAK"), and the requester goes back to it: `false`.
     fn acknowledge(&mut self, upto: Psn, now: Nanos) -> bool {
         let Some(lost) = self.req.unanswered(upto) else {
             self.advance(upto, now);
@@ -117,8 +117,8 @@ impl Machine {
         }
         let Some(wqe) = self.req.queue.front() else { return };
         let Some(first) = wqe.psn else { return };
-        // An answer that was asked for before going back, and is asked for again, is as good as the new one. One to a request
-        // that has none is no answer.
+        // An answer that was asked for before going back, and is asked for again, is as good as the new one. One to a
+        // request that has none is no answer.
         let asked = self.req.asked.front().is_some_and(|asked| asked.first.since(psn) <= 0);
         if !wqe.answered() || !asked {
             return;

@@ -1,11 +1,12 @@
 //! Acknowledgements that travel with requests.
 //!
-//! A program that answers a message with one of its own is about to post it when the acknowledgement of the first is due. Sent
-//! together they wake the peer once, and cost one system call. So where a request followed the last acknowledgement at once, the
-//! next one waits for the next request. Where none comes in time it goes alone, and so do those after it for a while, each time
-//! a longer one.
+//! A program that answers a message with one of its own is about to post it when the acknowledgement of the first is
+//! due. Sent together they wake the peer once, and cost one system call. So where a request followed the last
+//! acknowledgement at once, the next one waits for the next request. Where none comes in time it goes alone, and so do
+//! those after it for a while, each time a longer one.
 //!
-//! The specification lets a responder coalesce acknowledgements, and sets no time for them but the requester's timeout (9.7.5.1.2).
+//! The specification lets a responder coalesce acknowledgements, and sets no time for them but the requester's timeout
+//! (9.7.5.1.2).
 
 use super::timers::Nanos;
 
@@ -35,7 +36,8 @@ impl Default for Lazy {
 }
 
 impl Lazy {
-    /// Whether the acknowledgement that is due goes now. `sent`: requests go with it; `wait`: how long it may wait for some.
+    /// Whether the acknowledgement that is due goes now. `sent`: requests go with it; `wait`: how long it may wait for
+    /// some.
     pub(super) fn may_send(&mut self, sent: bool, wait: Nanos, now: Nanos) -> bool {
         let due = self.until.is_some_and(|until| until <= now);
         if due {

@@ -1,8 +1,8 @@
 //! A queue pair: state machines that do no I/O and read no clock.
 //!
 //! What goes in: packets, posted work, changes of state, and the time. What comes out: packets for the wire (`Outbox`),
-//! completions, events, and the time at which the machine wants to be called again. So the same code runs behind a socket, and
-//! in tests on a wire that loses, doubles and reorders under a clock of its own.
+//! completions, events, and the time at which the machine wants to be called again. So the same code runs behind a
+//! socket, and in tests on a wire that loses, doubles and reorders under a clock of its own.
 //!
 //! | file | idea |
 //! | --- | --- |

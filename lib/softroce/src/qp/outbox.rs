@@ -35,7 +35,8 @@ impl OutPacket {
     }
 }
 
-/// Packets that a queue pair wants sent. Whoever drives it sends them before it lets go of the lock of the table of regions.
+/// Packets that a queue pair wants sent. Whoever drives it sends them before it lets go of the lock of the table of
+/// regions.
 #[derive(Debug, Default)]
 pub(crate) struct Outbox {
     pub(crate) packets: Vec<OutPacket>,

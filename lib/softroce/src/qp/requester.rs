@@ -1,13 +1,14 @@
 //! The requester: posted work becomes packets (InfiniBand specification, 9.7.3, 9.7.7).
 //!
-//! Sequence numbers are given to a request when its first packet is sent. Everything from `una`, the oldest number that was
-//! not acknowledged, can be sent again: going back is moving the cursor.
+//! Sequence numbers are given to a request when its first packet is sent. Everything from `una`, the oldest number that
+//! was not acknowledged, can be sent again: going back is moving the cursor.
 //!
-//! *The window.* The specification limits a requester by credits for receives alone. A socket's buffer overflows silently,
-//! and a lost packet costs all behind it, so there is a window in packets that shrinks with each loss and grows again.
+//! *The window.* The specification limits a requester by credits for receives alone. A socket's buffer overflows
+//! silently, and a lost packet costs all behind it, so there is a window in packets that shrinks with each loss and
+//! grows again.
 //!
-//! *READs.* A responder sends a READ's answer as fast as it can. A long READ is therefore asked for in parts that fit the
-//! window, each a READ request of its own: its sequence numbers are those that one long request would have.
+//! *READs.* A responder sends a READ's answer as fast as it can. A long READ is therefore asked for in parts that fit
+//! the window, each a READ request of its own: its sequence numbers are those that one long request would have.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -217,8 +218,8 @@ impl Machine {
             }
             return Err(Stop::Wait);
         }
-        // Numbers that this packet takes: a READ request takes those of its answer. Parts begin at fixed places, as one that is
-        // asked for again must not reach beyond what was asked for before (9.7.4.1.2).
+        // Numbers that this packet takes: a READ request takes those of its answer. Parts begin at fixed places, as one
+        // that is asked for again must not reach beyond what was asked for before (9.7.4.1.2).
         let part = (req.max_window / 4).max(1);
         let takes = match wqe.op {
             SendOp::Read(_) => (wqe.packets - req.packet).min(part - req.packet % part),

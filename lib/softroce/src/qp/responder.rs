@@ -31,7 +31,8 @@ enum Message {
 enum Reply {
     /// All up to here arrived; or a refusal of this one.
     Ack { psn: Psn, aeth: Aeth },
-    /// What a READ asked for: `left` bytes from `va` on, the next packet is number `psn`. Of `first` to know its position.
+    /// What a READ asked for: `left` bytes from `va` on, the next packet is number `psn`. Of `first` to know its
+    /// position.
     Read { first: Psn, psn: Psn, end: Psn, va: u64, rkey: u32, left: u32, msn: u32 },
     /// The word before an atomic operation.
     Atomic { psn: Psn, original: u64, msn: u32 },
@@ -53,10 +54,11 @@ pub(super) struct Responder {
     msn: u32,
     message: Option<Message>,
     replies: VecDeque<Reply>,
-    /// The newest number that came too early since the last refusal: none of these is refused again (9.7.5.2.8), but one that
-    /// comes a second time shows that the repetition lost packets too.
+    /// The newest number that came too early since the last refusal: none of these is refused again (9.7.5.2.8), but
+    /// one that comes a second time shows that the repetition lost packets too.
     early: Option<Psn>,
-    /// No receive was posted for the expected request: what follows it was sent before the sender knew, and is not refused.
+    /// No receive was posted for the expected request: what follows it was sent before the sender knew, and is not
+    /// refused.
     not_ready: bool,
     /// Atomic operations that may be asked for again, with what they found.
     atomics: VecDeque<(Psn, u64)>,
@@ -392,7 +394,8 @@ impl Machine {
         Ok(())
     }
 
-    /// A request that was carried out before comes again: its answer was lost, or is late (9.7.4.3, "duplicate requests").
+    /// A request that was carried out before comes again: its answer was lost, or is late (9.7.4.3, "duplicate
+    /// requests").
     fn take_again(&mut self, packet: &Packet<'_>) {
         let psn = packet.headers.bth.psn;
         match packet.opcode.operation {

@@ -5,7 +5,8 @@ use crate::wire::aeth::rnr_nanos;
 /// Nanoseconds on the clock of whoever drives the queue pair.
 pub(crate) type Nanos = u64;
 
-/// The acknowledgement timeout of a code: 4.096 µs times 2^code (InfiniBand specification, 9.7.6.1.3); `None` for 0, for ever.
+/// The acknowledgement timeout of a code: 4.096 µs times 2^code (InfiniBand specification, 9.7.6.1.3); `None` for 0,
+/// for ever.
 pub(super) fn ack_timeout(code: u8) -> Option<Nanos> {
     (code != 0).then(|| 4096u64 << code.min(31))
 }

@@ -165,8 +165,8 @@ impl Cq {
         wc
     }
 
-    /// Asks for one event on the channel at the next completion, or the next solicited or failed one. Completions that are
-    /// there already give none: poll again after this.
+    /// Asks for one event on the channel at the next completion, or the next solicited or failed one. Completions that
+    /// are there already give none: poll again after this.
     pub fn req_notify(&self, solicited_only: bool) {
         let mut inner = lock(&self.inner);
         if !solicited_only {

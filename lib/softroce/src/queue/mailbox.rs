@@ -10,8 +10,8 @@ use rustix::io::Errno;
 use crate::error::{Error, Result};
 use crate::sync::lock;
 
-/// The descriptor counts the entries (a semaphore of `eventfd(2)`): programs wait for it by `poll` beside others, and may set
-/// it non-blocking.
+/// The descriptor counts the entries (a semaphore of `eventfd(2)`): programs wait for it by `poll` beside others, and
+/// may set it non-blocking.
 #[derive(Debug)]
 pub(crate) struct Mailbox<T> {
     fd: OwnedFd,

@@ -26,7 +26,8 @@ pub enum Syndrome {
     Nak(Nak),
 }
 
-/// Credit code "invalid": the requester shall not limit itself by credits (9.7.7.2.1). Ours always sends it, as rxe does.
+/// Credit code "invalid": the requester shall not limit itself by credits (9.7.7.2.1). Ours always sends it, as rxe
+/// does.
 pub const NO_CREDITS: u8 = 31;
 
 /// ACK extended transport header.

@@ -1,4 +1,5 @@
-//! Headers of atomic operations: the request, and the value that was there before (InfiniBand specification, 9.3.4, 9.5.3).
+//! Headers of atomic operations: the request, and the value that was there before (InfiniBand specification, 9.3.4,
+//! 9.5.3).
 
 use super::{double, take, word};
 

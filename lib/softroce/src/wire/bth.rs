@@ -36,8 +36,8 @@ impl Bth {
     /// Bytes of the header.
     pub const LEN: usize = 12;
 
-    /// Takes the header from the front of `bytes`; `None` where they are too few. The migration bit and the congestion bits
-    /// are not looked at; `None` also for a transport version other than 0.
+    /// Takes the header from the front of `bytes`; `None` where they are too few. The migration bit and the congestion
+    /// bits are not looked at; `None` also for a transport version other than 0.
     pub fn parse(bytes: &mut &[u8]) -> Option<Bth> {
         let raw: &[u8; Bth::LEN] = take(bytes)?;
         let [opcode, flags, pkey_high, pkey_low, _, _, _, _, ack, ..] = *raw;

@@ -1,7 +1,8 @@
-//! Global route header: the 40 bytes before a datagram's payload in its receive (InfiniBand specification, 8.3, 11.4.1.2).
+//! Global route header: the 40 bytes before a datagram's payload in its receive (InfiniBand specification, 8.3,
+//! 11.4.1.2).
 //!
-//! RoCEv2 has an IP header in its place. For IPv6 that header is the GRH but for its next header; for IPv4 the receive has 20
-//! bytes of nothing and then the 20 bytes of the IPv4 header (annex A17.4.5.2), as adapters and rxe deliver it.
+//! RoCEv2 has an IP header in its place. For IPv6 that header is the GRH but for its next header; for IPv4 the receive
+//! has 20 bytes of nothing and then the 20 bytes of the IPv4 header (annex A17.4.5.2), as adapters and rxe deliver it.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

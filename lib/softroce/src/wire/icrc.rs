@@ -1,18 +1,21 @@
 //! Invariant CRC: the four bytes behind every packet (annex A17.3.3, "ICRC").
 //!
-//! It is the CRC-32 of Ethernet over eight bytes of ones (in place of InfiniBand's local route header), the IP header, the UDP
-//! header and the packet, with ones where a router may change something: IPv4 type of service, TTL and checksum; IPv6 traffic
-//! class, flow label and hop limit; the UDP checksum; `resv8a` of the BTH. It lies on the wire with the lowest byte first.
+//! It is the CRC-32 of Ethernet over eight bytes of ones (in place of InfiniBand's local route header), the IP header,
+//! the UDP header and the packet, with ones where a router may change something: IPv4 type of service, TTL and
+//! checksum; IPv6 traffic class, flow label and hop limit; the UDP checksum; `resv8a` of the BTH. It lies on the wire
+//! with the lowest byte first.
 //!
 //! **The IPv4 identification is covered**, and a program behind a UDP socket neither writes nor reads it. So:
 //!
-//! * *Sending.* Linux gives a datagram of an unconnected socket with `IP_PMTUDISC_DO` the flag DF and the identification 0. A
-//!   batch of UDP segmentation offload leaves as datagrams 0, 1, 2 and so on (seen with a packet socket on Linux 6.18: the
-//!   loopback device and between two hosts; a *connected* socket counts from a random number). [`Icrc::seal`] takes the number.
-//! * *Receiving.* Others count: rxe takes the kernel's next number. A CRC is linear, so the difference between the CRC that
-//!   came and the one for a guess depends on the identification alone, and running the CRC backwards over the bytes
-//!   behind that field gives the only candidate. [`Icrc::check`] accepts a packet when a candidate of 16 bits explains all 32
-//!   bits of the difference. A damaged packet passes with probability 2^-16, on top of UDP's checksum, where it would be 2^-32.
+//! * *Sending.* Linux gives a datagram of an unconnected socket with `IP_PMTUDISC_DO` the flag DF and the
+//!   identification 0. A batch of UDP segmentation offload leaves as datagrams 0, 1, 2 and so on (seen with a packet
+//!   socket on Linux 6.18: the loopback device and between two hosts; a *connected* socket counts from a random
+//!   number). [`Icrc::seal`] takes the number.
+//! * *Receiving.* Others count: rxe takes the kernel's next number. A CRC is linear, so the difference between the CRC
+//!   that came and the one for a guess depends on the identification alone, and running the CRC backwards over the
+//!   bytes behind that field gives the only candidate. [`Icrc::check`] accepts a packet when a candidate of 16 bits
+//!   explains all 32 bits of the difference. A damaged packet passes with probability 2^-16, on top of UDP's checksum,
+//!   where it would be 2^-32.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -98,8 +101,8 @@ impl Icrc {
         &self.route
     }
 
-    /// The ICRC of the packet whose bytes without it are `head` and then `rest` (`head` has at least the BTH), sent with the
-    /// IPv4 identification `id`; as it lies on the wire.
+    /// The ICRC of the packet whose bytes without it are `head` and then `rest` (`head` has at least the BTH), sent
+    /// with the IPv4 identification `id`; as it lies on the wire.
     pub fn seal<'a>(
         &mut self,
         head: &[u8],
@@ -114,8 +117,8 @@ impl Icrc {
         crc.finalize().to_le_bytes()
     }
 
-    /// Whether `packet`, a UDP payload with its ICRC, arrived as it was sent. `likely` is the IPv4 identification that a card of
-    /// this crate would have sent it with: its place in the batch that it came in.
+    /// Whether `packet`, a UDP payload with its ICRC, arrived as it was sent. `likely` is the IPv4 identification that
+    /// a card of this crate would have sent it with: its place in the batch that it came in.
     pub fn check(&mut self, packet: &[u8], likely: u16) -> bool {
         let Some((body, icrc)) = packet.split_last_chunk::<ICRC_LEN>() else { return false };
         if body.len() < Bth::LEN {
@@ -161,8 +164,8 @@ impl Icrc {
             _ => &self.back.insert((behind, Matrix::back_over_zeros(behind))).1,
         };
         let register = back.apply(difference);
-        // Two bytes into an empty register: what they make of it is an image of 16 dimensions. The low 16 bits of a register
-        // shifted back over two more bytes must be the identification, and nothing else may be left.
+        // Two bytes into an empty register: what they make of it is an image of 16 dimensions. The low 16 bits of a
+        // register shifted back over two more bytes must be the identification, and nothing else may be left.
         Matrix::back_over_zeros(2).apply(register) >> 16 == 0
     }
 }
@@ -207,8 +210,8 @@ const POLYNOMIAL: u32 = 0xedb8_8320;
 impl Matrix {
     /// Takes a register from behind `bytes` bytes of zeros to before them.
     fn back_over_zeros(bytes: usize) -> Matrix {
-        // One step forward is r -> r >> 1, and the polynomial added where a 1 fell out. The polynomial's top bit is set, so
-        // the top bit of the result tells whether it did.
+        // One step forward is r -> r >> 1, and the polynomial added where a 1 fell out. The polynomial's top bit is
+        // set, so the top bit of the result tells whether it did.
         let step = |i: u32| {
             let r = 1u32 << i;
             if r >> 31 == 1 { (r ^ POLYNOMIAL) << 1 | 1 } else { r << 1 }
@@ -260,7 +263,8 @@ mod tests {
         })
     }
 
-    /// A congestion notification that a ConnectX-4 Lx sent: identification 0x718c, DF, type of service 0xc2, source port 0.
+    /// A congestion notification that a ConnectX-4 Lx sent: identification 0x718c, DF, type of service 0xc2, source
+    /// port 0.
     #[test]
     fn agrees_with_a_packet_of_an_adapter() {
         let packet = hex("8100ffff 40000118 00000000 00000000000000000000000000000000 82fd002a");

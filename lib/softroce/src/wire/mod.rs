@@ -1,7 +1,7 @@
 //! The wire format of RoCEv2: one file per header, each with its parser and its builder.
 //!
-//! Source: InfiniBand Architecture Specification, volume 1, chapter 9 ("Transport layer"), and its annex A17 ("RoCEv2").
-//! All fields are big-endian but the ICRC.
+//! Source: InfiniBand Architecture Specification, volume 1, chapter 9 ("Transport layer"), and its annex A17
+//! ("RoCEv2"). All fields are big-endian but the ICRC.
 //!
 //! A packet is what UDP carries to port 4791:
 //!

@@ -1,4 +1,5 @@
-//! Opcodes: the service of the queue pair, the operation, and which packet of its message (InfiniBand specification, 9.2.1).
+//! Opcodes: the service of the queue pair, the operation, and which packet of its message (InfiniBand specification,
+//! 9.2.1).
 
 /// The transport service, the upper three bits of an opcode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,7 +88,8 @@ pub struct Opcode {
     pub position: Position,
 }
 
-/// The lower five bits, in the order of their numbers. Numbers 4 and 5 and so on differ only by what the last packet carries.
+/// The lower five bits, in the order of their numbers. Numbers 4 and 5 and so on differ only by what the last packet
+/// carries.
 const TABLE: [(Operation, Position); 24] = {
     use Operation::*;
     use Position::*;
@@ -136,8 +138,8 @@ impl Opcode {
         allowed.then_some(Opcode { service, operation, position })
     }
 
-    /// The opcode of a packet of a message of operation `operation`. First and middle packets are those of the operation
-    /// without immediate data or key.
+    /// The opcode of a packet of a message of operation `operation`. First and middle packets are those of the
+    /// operation without immediate data or key.
     #[must_use]
     pub fn code(service: Service, operation: Operation, position: Position) -> u8 {
         let operation = match (operation, position.ends()) {

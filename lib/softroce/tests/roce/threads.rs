@@ -85,7 +85,8 @@ fn a_peer_that_goes_is_noticed() {
     assert_eq!(a.wait().status, Status::RetriesExceeded);
 }
 
-/// An acknowledgement waits for a request to travel with, but not beyond its queue pair's end: the peer would ask for ever.
+/// An acknowledgement waits for a request to travel with, but not beyond its queue pair's end: the peer would ask for
+/// ever.
 #[test]
 fn one_that_goes_acknowledges_what_it_received() {
     const ROUNDS: usize = 30;

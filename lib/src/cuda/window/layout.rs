@@ -54,8 +54,8 @@ pub(crate) struct Layout {
     pub(crate) slot_bytes: usize,
 }
 
-/// Bytes of a slot, unless `TINYNCCL_CUDA_SLOT` says otherwise: each round a block sends one to every other rank. Longer
-/// ones are hardly faster between two GPUs, and with these a window and its extension fit in 64 MiB.
+/// Bytes of a slot, unless `TINYNCCL_CUDA_SLOT` says otherwise: each round a block sends one to every other rank.
+/// Longer ones are hardly faster between two GPUs, and with these a window and its extension fit in 64 MiB.
 fn default_slot(ranks: usize) -> usize {
     (112 << 10) / ranks
 }
