@@ -2,7 +2,7 @@
 
     python3 scripts/nccl/costs.py [--rounds 5] [--what host,ddp] NAME=LIBRARY...
 
-The first NAME is compared with the others: medians over the rounds, and the median of the rounds' ratios. Each round starts two
+Medians over the rounds, and the median of the rounds' ratios of the last NAME to the first. Each round starts two
 processes per library, the libraries in the other order each time. `host`: the libraries' functions by ctypes, whose own cost
 is in every figure and shown. `ddp`: DistributedDataParallel over PyTorch's backend nccl, the library preloaded.
 """

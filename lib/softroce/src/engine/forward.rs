@@ -1,10 +1,10 @@
 //! Packets that are handed on between cards of one host: a datagram of the slot's Unix socket.
 //!
 //! ```text
-//! | source address 16 | port 2 | destination address 16 | port 2 | bytes of a packet 2 | packets, the last may be shorter |
+//! | source address 16 | port 2 | destination address 16 | port 2 | bytes of a packet 2 | packets |
 //! ```
 //! The addresses are those that the packets came with, as the ICRC and a datagram's GRH need them. IPv4 is mapped.
-//! Numbers are big-endian.
+//! Numbers are big-endian, and the last packet may be shorter.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 

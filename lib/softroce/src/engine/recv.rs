@@ -110,7 +110,7 @@ impl Receiving {
     /// Takes packets of `segment` bytes each. `hands_on`: those of others are handed on.
     fn packets(&mut self, shared: &Shared, route: &Route, segment: usize, bytes: &[u8], hands_on: bool, table: &Table) {
         for (i, packet) in bytes.chunks(segment.max(Bth::LEN)).enumerate() {
-            let Some(qpn) = packet.get(5..8).map(|b| b.iter().fold(0, |n, b| n << 8 | u32::from(*b))) else { continue };
+            let Some(qpn) = Bth::dest_qpn_of(packet) else { continue };
             let owner = slot::of(qpn);
             if owner == shared.slot.number {
                 self.packet(shared, route, qpn, packet, i as u16, table);

@@ -16,6 +16,7 @@ use super::trace::Trace;
 use super::{Shared, forward, slot};
 use crate::path::Path;
 use crate::qp::{Body, OutPacket, Outbox};
+use crate::wire::Bth;
 use crate::wire::icrc::{Icrc, Route};
 use crate::wire::packet::ICRC_LEN;
 
@@ -112,7 +113,7 @@ impl Sending {
         // Datagrams: each for itself.
         for packet in &out.packets {
             let Some(path) = &packet.path else { continue };
-            let qpn = packet.head().get(5..8).map_or(0, |b| b.iter().fold(0, |n, b| n << 8 | u32::from(*b)));
+            let Some(qpn) = Bth::dest_qpn_of(packet.head()) else { continue };
             if let Some(mut way) = Way::new(shared, path, qpn) {
                 self.pack(shared, out, std::slice::from_ref(packet), &mut way);
             }

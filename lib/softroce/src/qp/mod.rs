@@ -250,17 +250,8 @@ impl Machine {
     }
 
     fn recv_completion(&self, id: u64, status: Status) -> Wc {
-        Wc {
-            id,
-            status,
-            opcode: WcOpcode::Recv,
-            byte_len: 0,
-            imm: None,
-            invalidated: None,
-            qpn: self.parts.qpn,
-            src_qpn: self.attr.dest_qpn,
-            grh: false,
-        }
+        let (qpn, src_qpn) = (self.parts.qpn, self.attr.dest_qpn);
+        Wc { id, status, opcode: WcOpcode::Recv, qpn, src_qpn, ..Wc::EMPTY }
     }
 
     fn report(&self, kind: EventKind) {

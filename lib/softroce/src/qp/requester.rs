@@ -392,17 +392,8 @@ impl Machine {
         if status == Status::Success && !wqe.flags.signaled && !self.parts.signal_all {
             return;
         }
-        let wc = Wc {
-            id: wqe.id,
-            status,
-            opcode: wqe.opcode(),
-            byte_len: wqe.len,
-            imm: None,
-            invalidated: None,
-            qpn: self.parts.qpn,
-            src_qpn: 0,
-            grh: false,
-        };
+        let (opcode, qpn) = (wqe.opcode(), self.parts.qpn);
+        let wc = Wc { id: wqe.id, status, opcode, byte_len: wqe.len, qpn, ..Wc::EMPTY };
         self.parts.send_cq.push(wc, false);
     }
 

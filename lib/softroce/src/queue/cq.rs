@@ -219,17 +219,7 @@ mod tests {
     use super::*;
 
     fn wc(id: u64, status: Status) -> Wc {
-        Wc {
-            id,
-            status,
-            opcode: WcOpcode::Recv,
-            byte_len: 0,
-            imm: None,
-            invalidated: None,
-            qpn: 1,
-            src_qpn: 0,
-            grh: false,
-        }
+        Wc { id, status, opcode: WcOpcode::Recv, qpn: 1, ..Wc::EMPTY }
     }
 
     fn pending(channel: &CompChannel) -> bool {

@@ -52,6 +52,12 @@ impl Bth {
         })
     }
 
+    /// The destination queue pair of a packet that begins with this header, which is looked at before the ICRC is
+    /// checked; `None` where the bytes are too few.
+    pub(crate) fn dest_qpn_of(packet: &[u8]) -> Option<u32> {
+        packet.get(..8).map(|raw| word(raw, 4) & 0xff_ffff)
+    }
+
     /// The header as bytes. The migration bit is set, as adapters without path migration send it (17.2.8).
     #[must_use]
     pub fn build(&self) -> [u8; Bth::LEN] {

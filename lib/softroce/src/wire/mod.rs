@@ -6,8 +6,8 @@
 //! A packet is what UDP carries to port 4791:
 //!
 //! ```text
-//! | BTH 12 | DETH 8 | RETH 16 | AtomicETH 28 | AETH 4 | AtomicAckETH 8 | ImmDt 4 | IETH 4 | payload, padded to 4 | ICRC 4 |
-//!           '---------------- which of these there are, the opcode says ----------------'
+//! | BTH 12 | DETH 8 | RETH 16 | AtomicETH 28 | AETH 4 | AtomicAckETH 8 | ImmDt 4 | IETH 4 | payload | ICRC 4 |
+//!           '---------------- which of these there are, the opcode says ----------------'  padded to 4
 //! ```
 
 pub mod aeth;
