@@ -128,8 +128,13 @@ impl Qp {
 
 impl Drop for Qp {
     fn drop(&mut self) {
+        let engine = &self.pd.context.engine;
+        // A child of `fork` sends nothing in its parent's name.
+        if engine.is_here() {
+            self.cell.act(&engine.shared, Machine::hurry);
+        }
+        engine.shared.remove(self.qpn);
         // Who still works with it, works with a queue pair in RESET, which is allowed from every state.
-        let _ = self.modify(&QpAttr::default(), AttrMask::STATE);
-        self.pd.context.engine.shared.remove(self.qpn);
+        let _ = self.cell.with(|machine| machine.modify(&QpAttr::default(), AttrMask::STATE));
     }
 }

@@ -246,7 +246,7 @@ impl Engine {
         let mut engines = lock(&ENGINES);
         let engines = engines.get_or_insert_default();
         let running = engines.get(interface).and_then(Weak::upgrade);
-        if let Some(engine) = running.filter(|engine| engine.process == std::process::id()) {
+        if let Some(engine) = running.filter(|engine| engine.is_here()) {
             return Ok(engine);
         }
         let shared = Arc::new(Shared::open(interface, scope, addresses)?);
@@ -259,11 +259,16 @@ impl Engine {
         engines.insert(interface.to_owned(), Arc::downgrade(&engine));
         Ok(engine)
     }
+
+    /// This process started it, and is no child of one that did.
+    pub(crate) fn is_here(&self) -> bool {
+        self.process == std::process::id()
+    }
 }
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        if self.process != std::process::id() {
+        if !self.is_here() {
             return;
         }
         self.shared.stop.store(true, Ordering::Release);
