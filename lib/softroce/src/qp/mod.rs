@@ -13,7 +13,8 @@
 //! | `wqe` | a posted request |
 //! | `requester` | posted work to packets: PSNs, windows, going back |
 //! | `completer` | answers to completions: ACK, NAK, READ responses |
-//! | `responder` | requests to memory and answers |
+//! | `responder` | requests to memory |
+//! | `reply` | answers: ACK, NAK, what READs and atomics get; and again |
 //! | `lazy` | acknowledgements that travel with requests |
 //! | `datagram` | UD, which has neither connection nor answers |
 
@@ -22,6 +23,7 @@ mod completer;
 mod datagram;
 mod lazy;
 mod outbox;
+mod reply;
 mod requester;
 mod responder;
 mod scatter;
