@@ -19,6 +19,9 @@ pub mod context;
 pub mod device;
 mod engine;
 pub mod error;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod memory;
 pub mod path;
 pub mod psn;

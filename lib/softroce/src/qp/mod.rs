@@ -16,6 +16,7 @@
 //! | `responder` | requests to memory |
 //! | `reply` | answers: ACK, NAK, what READs and atomics get; and again |
 //! | `lazy` | acknowledgements that travel with requests |
+//! | `stranger` | the fuzzer at a queue pair |
 //! | `datagram` | UD, which has neither connection nor answers |
 
 mod attr;
@@ -27,6 +28,8 @@ mod reply;
 mod requester;
 mod responder;
 mod scatter;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod stranger;
 #[cfg(test)]
 mod tests;
 mod timers;
