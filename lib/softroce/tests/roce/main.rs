@@ -3,6 +3,7 @@
 mod churn;
 mod end;
 mod faults;
+mod ports;
 mod processes;
 mod services;
 mod threads;
