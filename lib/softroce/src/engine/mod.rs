@@ -15,9 +15,11 @@
 //! | `run` | the thread |
 //! | `faults`, `trace` | packets lost, held back and written to a file, for learners |
 //! | `polling` | programs that poll do the thread's work |
+//! | `exit` | the end of the process |
 //! | `watch`, `growing` | addresses that come and go, the interface up and down |
 
 mod cell;
+mod exit;
 pub(crate) mod faults;
 mod forward;
 mod growing;
@@ -293,6 +295,7 @@ impl Engine {
             .name(format!("roce-{interface}"))
             .spawn(move || run::run(&theirs))
             .map_err(|e| Error::system("starting an engine's thread", &e))?;
+        exit::register();
         let engine = Arc::new(Engine { shared, thread: Some(thread), process: std::process::id() });
         engines.insert(interface.to_owned(), Arc::downgrade(&engine));
         Ok(engine)

@@ -2,6 +2,7 @@
 
 mod churn;
 mod end;
+mod exit;
 mod faults;
 mod ports;
 mod processes;
