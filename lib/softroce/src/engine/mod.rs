@@ -8,7 +8,7 @@
 //! | `slot` | which process has which queue pairs |
 //! | `sockets`, `sockaddr` | sockets and their addresses |
 //! | `forward` | packets handed on between processes |
-//! | `send` | packets to datagrams |
+//! | `send`, `control` | packets to datagrams |
 //! | `timer` | the one timer |
 //! | `cell` | a queue pair as threads share it |
 //! | `recv` | datagrams to queue pairs |
@@ -19,6 +19,7 @@
 //! | `watch`, `growing` | addresses that come and go, the interface up and down |
 
 mod cell;
+mod control;
 mod exit;
 pub(crate) mod faults;
 mod forward;
