@@ -127,14 +127,18 @@ fn abort(comm: Handle) -> Result<()> {
 
 export! {
     /// Waits until the calls made are done; later ones are errors. With `blocking = 0` it returns `ncclInProgress`, and
-    /// `ncclCommGetAsyncError` says when that is so.
+    /// `ncclCommGetAsyncError` says when that is so. That also tells how the calls failed, if they did: as with NCCL, it is
+    /// no error of this function, so a program that ends after a failure ends in good order.
     fn ncclCommFinalize / pncclCommFinalize [comm] (comm: Handle) {
         group::noted(handle(comm).and_then(|member| {
             member.ranks()?;
             group::meet(&member, |member| {
-                let outcome = synchronize(member);
+                if let Err(fault) = synchronize(member) {
+                    log::warn!("communicator {} is finalized after: {}", member.name(), fault.text);
+                    member.fail(fault);
+                }
                 member.enter(Phase::Finalized);
-                outcome
+                Ok(())
             })
         }))
     }

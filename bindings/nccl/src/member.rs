@@ -289,6 +289,8 @@ impl Member {
                 ranks.device.check()?;
                 Ok(Status::Success)
             }
+            // Its last calls may have failed.
+            (Phase::Finalized, _) => self.fault().map_or(Ok(Status::Success), Err),
             _ => Ok(Status::Success),
         }
     }

@@ -295,6 +295,21 @@ apart! {
         }
     }
 
+    // PyTorch finalizes on its way out, also after an error that the program has caught.
+    fn a_communicator_whose_calls_failed_is_finalized_in_good_order() {
+        each(2, unique_id(), |rank| {
+            let memory = rank.memory(&[0; 4000]);
+            let count = if rank.rank == 0 { 900 } else { 1000 };
+            let status = ncclAllReduce(memory.at(0), memory.at_mut(0), count, 2, 0, rank.comm, rank.stream());
+            if status == SUCCESS {
+                ok(ncclCommFinalize(rank.comm));
+                let (_, text) = failure(rank.comm);
+                assert!(text.contains("disagree"), "{text}");
+            }
+            ok(ncclCommDestroy(rank.comm));
+        });
+    }
+
     fn a_rank_that_does_not_come_is_named_at_the_deadline() with [("TINYNCCL_TIMEOUT", "2")] {
         each(2, unique_id(), |rank| {
             if rank.rank == 0 {
