@@ -30,7 +30,8 @@ impl Piece {
     /// The table's lock that gave the piece out is held for `'a`.
     pub(crate) unsafe fn bytes<'a>(&self) -> &'a [u8] {
         // SAFETY: registered, so valid for reads by the promise of who registered it; the lock keeps it so for 'a. The
-        // program promises not to write to memory that it has posted.
+        // program promises not to write to memory that it has posted; only a peer that acknowledges what has not left
+        // yet makes it believe that it may.
         unsafe { std::slice::from_raw_parts(self.at, self.len) }
     }
 }

@@ -5,6 +5,8 @@
 //! acknowledgement at once, the next one waits for the next request. Where none comes in time it goes alone, and so do
 //! those after it for a while, each time a longer one.
 //!
+//! Those of long messages never wait: the sender's window is full of packets that they make room for.
+//!
 //! The specification lets a responder coalesce acknowledgements, and sets no time for them but the requester's timeout
 //! (9.7.5.1.2).
 

@@ -200,7 +200,7 @@ impl Machine {
     /// Sends what there is to send: answers, then requests. `true` where the outbox was too small for all.
     pub(crate) fn service(&mut self, turn: &mut Turn<'_>) -> bool {
         self.expire(turn.now);
-        if !self.resp.owes_only_an_ack() {
+        if !self.resp.owes_only_an_ack() || self.resp.long {
             let answers = self.respond(turn);
             let requests = self.transmit(turn);
             return answers || requests;

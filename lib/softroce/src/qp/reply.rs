@@ -124,6 +124,7 @@ impl Machine {
                 return true;
             }
             self.resp.lazy.sent(turn.now);
+            self.resp.long = false;
             match reply {
                 Reply::Ack { psn, aeth } => {
                     let headers = Headers { aeth: Some(aeth), ..self.answer(Operation::Ack, Position::Only, psn) };

@@ -28,7 +28,7 @@ use crate::wire::bth::DEFAULT_PKEY;
 use crate::wire::{AtomicEth, Bth, Deth, Headers, Ieth, ImmDt, Opcode, Operation, Position, Reth, Service};
 
 /// Bytes under way to one peer at most, and the fewest packets that the window shrinks to.
-const WINDOW_BYTES: u32 = 512 << 10;
+const WINDOW_BYTES: u32 = 1 << 20;
 const MIN_WINDOW: u32 = 8;
 
 /// A READ or atomic request under way: its first and its last sequence number.
@@ -283,8 +283,10 @@ impl Machine {
             turn.out.bare(&headers);
             req.asked.push_back(Asked { first: position, last: position.plus(takes - 1) });
         } else {
-            // Unreliable sends complete at once, so their bytes must not be needed any more.
-            let copied = !rc || matches!(wqe.data, Data::Inline(_));
+            // Unreliable sends complete at once, and those that are repeated may complete before they have left: their
+            // bytes must not be needed any more.
+            let repeated = position.since(req.sent) < 0;
+            let copied = !rc || repeated || matches!(wqe.data, Data::Inline(_));
             if let Err(refusal) = put(turn, parts.pd, &headers, wqe, copied, offset, len, None) {
                 log::debug!("queue pair {:#x}: a send's memory: {refusal}", parts.qpn);
                 wqe.failed = Some(Status::LocalProtection);

@@ -44,6 +44,8 @@ pub(super) struct Responder {
     skipping: bool,
     established: bool,
     pub(super) lazy: Lazy,
+    /// What is acknowledged next includes packets of a message that has several.
+    pub(super) long: bool,
 }
 
 /// Why a request is not carried out.
@@ -190,6 +192,7 @@ impl Machine {
         }
         let resp = &mut self.resp;
         resp.expected = bth.psn.plus(1);
+        resp.long |= opcode.position != Position::Only;
         if opcode.position.ends() {
             resp.msn = resp.msn.wrapping_add(1) & 0xff_ffff;
         }
