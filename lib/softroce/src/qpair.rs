@@ -131,7 +131,7 @@ impl Drop for Qp {
         let engine = &self.pd.context.engine;
         // A child of `fork` sends nothing in its parent's name.
         if engine.is_here() {
-            self.cell.act(&engine.shared, Machine::hurry);
+            self.cell.hurry(&engine.shared);
         }
         engine.shared.remove(self.qpn);
         // Who still works with it, works with a queue pair in RESET, which is allowed from every state.

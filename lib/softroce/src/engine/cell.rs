@@ -1,8 +1,8 @@
 //! A queue pair as threads share it.
 
 use std::cell::RefCell;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use super::send::{Sending, Way};
 use super::{Shared, now};
@@ -35,17 +35,20 @@ thread_local! {
     static SIDES: RefCell<Sides> = RefCell::default();
 }
 
-/// A queue pair's machine, and the way to its peer.
-struct Inner {
-    machine: Machine,
-    way: Option<Way>,
-}
-
 /// A queue pair as threads share it.
 ///
-/// Locks are taken in this order: who receives, the table of regions (for reading), a queue pair, a completion queue.
+/// Its machine is locked while packets are made of requests and while one is taken in, not while they are sent: a thread
+/// that sends a long message holds up nobody who has an acknowledgement for it.
+///
+/// Locks are taken in this order: who receives, the table of regions (for reading), who sends, a machine, a completion
+/// queue.
 pub(crate) struct Cell {
-    inner: Mutex<Inner>,
+    qpn: u32,
+    /// Who sends, by the way to the peer: packets leave in the order in which they were made.
+    way: Mutex<Option<Way>>,
+    machine: Mutex<Machine>,
+    /// There may be more to send than whoever sends has seen.
+    again: AtomicBool,
     /// When its machine wants to be called.
     pub(super) deadline: AtomicU64,
     /// It is in the engine's list of those with more to send.
@@ -55,7 +58,10 @@ pub(crate) struct Cell {
 impl Cell {
     pub(super) fn new(machine: Machine) -> Cell {
         Cell {
-            inner: Mutex::new(Inner { machine, way: None }),
+            qpn: machine.parts.qpn,
+            way: Mutex::default(),
+            machine: Mutex::new(machine),
+            again: AtomicBool::new(false),
             deadline: AtomicU64::new(NEVER),
             listed: AtomicBool::new(false),
         }
@@ -63,96 +69,128 @@ impl Cell {
 
     /// Looks at the machine or posts to it, without sending.
     pub(crate) fn with<R>(&self, f: impl FnOnce(&mut Machine) -> R) -> R {
-        f(&mut lock(&self.inner).machine)
+        f(&mut lock(&self.machine))
     }
 
-    /// Changes the machine, and sends what it has to send then.
+    /// Changes the machine. What it has to send then is sent by this thread, or by one that is sending already.
     pub(crate) fn act<R>(&self, shared: &Shared, f: impl FnOnce(&mut Machine) -> R) -> R {
         let table = read(&shared.memory);
-        let mut inner = lock(&self.inner);
-        let result = f(&mut inner.machine);
-        self.serve_locked(shared, &table, &mut inner);
+        let result = self.with(f);
+        self.serve(shared, &table, shared.programs_wait());
         result
+    }
+
+    /// Sends at once what may wait. For a queue pair that goes.
+    pub(crate) fn hurry(&self, shared: &Shared) {
+        let table = read(&shared.memory);
+        let mut way = lock(&self.way);
+        self.with(Machine::hurry);
+        self.send(shared, &table, &mut way);
     }
 
     /// Changes attributes: the way to the peer may be another then.
     pub(crate) fn modify<R>(&self, shared: &Shared, f: impl FnOnce(&mut Machine) -> R) -> R {
         let table = read(&shared.memory);
-        let mut inner = lock(&self.inner);
+        let mut way = lock(&self.way);
         // In another state it may acknowledge nothing.
-        inner.machine.hurry();
-        self.serve_locked(shared, &table, &mut inner);
-        let result = f(&mut inner.machine);
-        let attr = &inner.machine.attr;
-        let way = match (&attr.path, inner.machine.parts.service) {
-            (Some(path), Service::Rc | Service::Uc) if attr.state != State::Reset => {
-                Way::new(shared, path, attr.dest_qpn)
-            }
-            _ => None,
+        self.with(Machine::hurry);
+        self.send(shared, &table, &mut way);
+        let result = {
+            let mut machine = lock(&self.machine);
+            let result = f(&mut machine);
+            let attr = &machine.attr;
+            *way = match (&attr.path, machine.parts.service) {
+                (Some(path), Service::Rc | Service::Uc) if attr.state != State::Reset => {
+                    Way::new(shared, path, attr.dest_qpn)
+                }
+                _ => None,
+            };
+            result
         };
-        inner.way = way;
-        self.serve_locked(shared, &table, &mut inner);
+        drop(way);
+        self.serve(shared, &table, true);
         result
     }
 
     /// Takes a packet. [`Cell::serve`] sends what it calls for.
-    pub(super) fn receive(&self, packet: &Packet<'_>, route: &Route, table: &Table) {
-        let mut inner = lock(&self.inner);
+    pub(super) fn receive(&self, packet: &Packet<'_>, route: &Route, table: &Table, now: u64) {
+        let mut machine = lock(&self.machine);
         // A connection's packets come from its peer's address.
-        if let Some(path) = &inner.machine.attr.path
+        if let Some(path) = &machine.attr.path
             && path.dst != route.src.ip()
         {
-            log::debug!("queue pair {:#x}: a packet from {}, not from its peer", inner.machine.parts.qpn, route.src);
+            log::debug!("queue pair {:#x}: a packet from {}, not from its peer", self.qpn, route.src);
             return;
         }
         let mut none = Outbox::new(0);
-        inner.machine.receive(packet, route, &mut Turn { now: now(), memory: table, out: &mut none });
+        machine.receive(packet, route, &mut Turn { now, memory: table, out: &mut none });
     }
 
-    /// Sends what there is to send.
-    pub(super) fn serve(&self, shared: &Shared, table: &Table) -> bool {
-        self.serve_locked(shared, table, &mut lock(&self.inner))
+    /// Sends what there is to send. If another thread is at it, that one looks again, or this one `waits` for it.
+    pub(super) fn serve(&self, shared: &Shared, table: &Table, waits: bool) {
+        loop {
+            self.again.store(true, Ordering::Relaxed);
+            // Who fails to get the lock has said so before; who gives it back looks afterwards. One of the two sees the
+            // other, given the fences.
+            fence(Ordering::SeqCst);
+            let Some(mut way) = (if waits { Some(lock(&self.way)) } else { self.try_way() }) else { return };
+            self.again.store(false, Ordering::Relaxed);
+            let more = self.send(shared, table, &mut way);
+            drop(way);
+            if more {
+                // The engine goes on, and must find the lock free.
+                return shared.list(self.qpn, self);
+            }
+            fence(Ordering::SeqCst);
+            if !self.again.load(Ordering::Relaxed) {
+                return;
+            }
+        }
+    }
+
+    fn try_way(&self) -> Option<MutexGuard<'_, Option<Way>>> {
+        match self.way.try_lock() {
+            Ok(way) => Some(way),
+            Err(TryLockError::Poisoned(e)) => Some(e.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
     }
 
     /// The process ends: sends the acknowledgement that waits, if nobody is at work with the queue pair. `false` where
     /// somebody is.
     pub(super) fn finish(&self, shared: &Shared, table: &Table, sides: &mut Sides) -> bool {
-        let Ok(mut inner) = self.inner.try_lock() else { return false };
-        let inner = &mut *inner;
+        let (Some(mut way), Ok(mut machine)) = (self.try_way(), self.machine.try_lock()) else { return false };
         // What was received but not served yet begins to wait in the first round.
         for _ in 0..2 {
-            inner.machine.hurry();
+            machine.hurry();
             sides.out.clear();
-            inner.machine.service(&mut Turn { now: now(), memory: table, out: &mut sides.out });
+            machine.service(&mut Turn { now: now(), memory: table, out: &mut sides.out });
             // SAFETY: the reference to the table is the lock that its pieces need.
-            unsafe { sides.sending.flush(shared, &sides.out, inner.way.as_mut()) };
+            unsafe { sides.sending.flush(shared, &sides.out, way.as_mut()) };
         }
         true
     }
 
-    /// `true` where there is more to send, which the engine then does.
-    fn serve_locked(&self, shared: &Shared, table: &Table, inner: &mut Inner) -> bool {
-        let more = SIDES.with_borrow_mut(|sides| {
-            let mut more = true;
+    /// Sends for as long as others do not wait for their turn. `true` where there is more to send.
+    fn send(&self, shared: &Shared, table: &Table, way: &mut Option<Way>) -> bool {
+        SIDES.with_borrow_mut(|sides| {
+            let out = &mut sides.out;
             for _ in 0..ROUNDS {
-                let out = &mut sides.out;
                 out.clear();
-                more = inner.machine.service(&mut Turn { now: now(), memory: table, out });
+                let (more, deadline) = {
+                    let mut machine = lock(&self.machine);
+                    let more = machine.service(&mut Turn { now: now(), memory: table, out });
+                    (more, machine.next_timer().unwrap_or(NEVER))
+                };
+                self.deadline.store(deadline, Ordering::Release);
+                shared.timer.at_latest(deadline);
                 // SAFETY: the reference to the table is the lock that its pieces need.
-                unsafe { sides.sending.flush(shared, out, inner.way.as_mut()) };
+                unsafe { sides.sending.flush(shared, out, way.as_mut()) };
                 if !more {
-                    break;
+                    return false;
                 }
             }
-            sides.out.clear();
-            more
-        });
-        let deadline = inner.machine.next_timer().unwrap_or(NEVER);
-        self.deadline.store(deadline, Ordering::Release);
-        shared.timer.at_latest(deadline);
-        if more {
-            shared.list(inner.machine.parts.qpn, self);
-        }
-        more
+            true
+        })
     }
 }

@@ -179,7 +179,9 @@ impl Shared {
 
     /// Takes what waits in a socket, the slot's own for `None`, and answers. `true` where there may be more.
     fn receive(&self, socket: Option<usize>) -> bool {
-        self.receive_locked(&mut lock(&self.receiving), socket)
+        let mut receiving = lock(&self.receiving);
+        receiving.waits = false;
+        self.receive_locked(&mut receiving, socket)
     }
 
     fn receive_locked(&self, receiving: &mut Receiving, socket: Option<usize>) -> bool {
@@ -191,12 +193,11 @@ impl Shared {
             },
             None => receiving.drain_unix(self, self.slot.socket.as_raw_fd(), &table),
         };
-        if let Some(socket) = socket.filter(|_| !receiving.touched.is_empty()) {
+        let bytes = receiving.finish(self, &table);
+        if let Some(socket) = socket.filter(|_| bytes > 0) {
             self.polling.hot.store(socket, Ordering::Relaxed);
         }
-        for cell in receiving.touched.drain(..) {
-            cell.serve(self, &table);
-        }
+        self.polling.came(bytes);
         more
     }
 

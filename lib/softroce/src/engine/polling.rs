@@ -4,6 +4,9 @@
 //! While a program polls an empty queue again and again, the thread does not wait for the sockets, or it would be woken
 //! by each packet only to find it taken. It waits again as soon as the program has found what it polled for, or has not
 //! polled for a while.
+//!
+//! Long messages are another matter: there the work is in the bytes. While many come in, the thread takes them and does
+//! not sleep between them, the program's thread sends, and the two work at the same time. This needs processors to spare.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, TryLockError};
@@ -19,7 +22,12 @@ const STREAK: u32 = 64;
 /// Nanoseconds without a poll after which the thread takes over.
 const LEFT_ALONE: u64 = 100_000;
 
-#[derive(Default)]
+/// Bytes of one turn that are many, and nanoseconds for which more of them are expected.
+const MANY: usize = 16 << 10;
+const EXPECTED: u64 = 100_000;
+/// Processors from which on the thread works beside the program: for both, and for a peer's two on the same host.
+const TO_SPARE: usize = 4;
+
 pub(super) struct Polling {
     streak: AtomicU32,
     /// The thread does not wait for the sockets. Changed under the lock, so that it is what the wait was last told.
@@ -28,6 +36,46 @@ pub(super) struct Polling {
     last: AtomicU64,
     /// The socket that packets came by last.
     pub(super) hot: AtomicUsize,
+    /// There are processors to spare.
+    to_spare: bool,
+    /// Until when many bytes are expected; 0 for not at all.
+    many: AtomicU64,
+}
+
+impl Default for Polling {
+    fn default() -> Polling {
+        Polling {
+            streak: AtomicU32::new(0),
+            away: AtomicBool::new(false),
+            change: Mutex::default(),
+            last: AtomicU64::new(0),
+            hot: AtomicUsize::new(0),
+            to_spare: std::thread::available_parallelism().is_ok_and(|n| n.get() >= TO_SPARE),
+            many: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Polling {
+    /// So many bytes came in one turn.
+    pub(super) fn came(&self, bytes: usize) {
+        if bytes >= MANY && self.to_spare {
+            self.many.store(now() + EXPECTED, Ordering::Relaxed);
+        }
+    }
+
+    /// Many bytes are coming in: they are left to the thread.
+    pub(super) fn many_come(&self) -> bool {
+        let until = self.many.load(Ordering::Relaxed);
+        if until == 0 {
+            return false;
+        }
+        let come = now() < until;
+        if !come {
+            self.many.store(0, Ordering::Relaxed);
+        }
+        come
+    }
 }
 
 impl Drive for Shared {
@@ -37,11 +85,15 @@ impl Drive for Shared {
         if streak >= STREAK {
             polling.last.store(now(), Ordering::Relaxed);
         }
+        if polling.many_come() {
+            return self.come_back();
+        }
         let mut receiving = match self.receiving.try_lock() {
             Ok(receiving) => receiving,
             Err(TryLockError::Poisoned(e)) => e.into_inner(),
             Err(TryLockError::WouldBlock) => return,
         };
+        receiving.waits = self.programs_wait();
         // Packets may wait in any socket while the thread is away.
         let all = streak.is_multiple_of(16);
         let hot = polling.hot.load(Ordering::Relaxed);
@@ -64,8 +116,18 @@ impl Drive for Shared {
 }
 
 impl Shared {
+    /// Programs' threads wait for the engine's where it sends for the same queue pair. With few processors it may be one
+    /// of them that keeps it from running: a program that polls takes no pause.
+    pub(super) fn programs_wait(&self) -> bool {
+        !self.polling.to_spare
+    }
+
     /// For the thread, before it waits: leaves the sockets alone while a program polls, and says for how long.
     pub(super) fn leave_to_programs(&self, woken: bool) -> Option<u64> {
+        if self.polling.many_come() {
+            self.come_back();
+            return Some(0);
+        }
         let polled = now().saturating_sub(self.polling.last.load(Ordering::Relaxed)) < LEFT_ALONE;
         if !polled {
             self.come_back();

@@ -18,6 +18,8 @@ const BATCH: usize = 8;
 const ROOM: usize = 1 << 16;
 /// System calls in a row before answers are sent and others get their turn.
 const ROUNDS: usize = 2;
+/// Bytes after which answers are sent, also in the middle of a batch: a sender waits for them with a full window.
+const ANSWERED: usize = 128 << 10;
 /// Peers whose CRC's beginning is kept.
 const MAX_PEERS: usize = 512;
 
@@ -27,8 +29,13 @@ pub(super) struct Receiving {
     names: [Raw; BATCH],
     controls: [[u64; 8]; BATCH],
     icrcs: HashMap<Route, Icrc>,
-    /// Queue pairs to which something came in this batch.
-    pub(super) touched: Vec<Arc<Cell>>,
+    /// Queue pairs to which something came that is not answered.
+    touched: Vec<Arc<Cell>>,
+    /// Who receives waits for who sends, see `polling`.
+    pub(super) waits: bool,
+    /// Bytes that came since this was last set to 0, and how many of them were answered.
+    bytes: usize,
+    answered: usize,
 }
 
 impl Receiving {
@@ -39,7 +46,25 @@ impl Receiving {
             controls: [[0; 8]; BATCH],
             icrcs: HashMap::new(),
             touched: Vec::new(),
+            waits: false,
+            bytes: 0,
+            answered: 0,
         }
+    }
+
+    /// Sends what the packets call for that came since this was called last.
+    fn answer(&mut self, shared: &Shared, table: &Table) {
+        self.answered = self.bytes;
+        for cell in self.touched.drain(..) {
+            cell.serve(shared, table, self.waits);
+        }
+    }
+
+    /// Ends a turn: the same; says how many bytes came in it.
+    pub(super) fn finish(&mut self, shared: &Shared, table: &Table) -> usize {
+        self.answer(shared, table);
+        self.answered = 0;
+        std::mem::take(&mut self.bytes)
     }
 
     /// Takes what waits in a UDP socket that is bound to `local`. `true` where there may be more.
@@ -80,6 +105,9 @@ impl Receiving {
                 let Some(bytes) = buffers.get(i * ROOM..i * ROOM + len.min(ROOM)) else { continue };
                 let segment = segment_of(&header.msg_hdr).unwrap_or(len);
                 self.packets(shared, &Route { src, dst: local }, segment, bytes, true, table);
+                if self.bytes - self.answered >= ANSWERED {
+                    self.answer(shared, table);
+                }
             }
             self.buffers = buffers;
             if (n as usize) < BATCH {
@@ -109,11 +137,30 @@ impl Receiving {
 
     /// Takes packets of `segment` bytes each. `hands_on`: those of others are handed on.
     fn packets(&mut self, shared: &Shared, route: &Route, segment: usize, bytes: &[u8], hands_on: bool, table: &Table) {
+        if self.icrcs.len() >= MAX_PEERS && !self.icrcs.contains_key(route) {
+            self.icrcs.clear();
+        }
+        let icrc = self.icrcs.entry(*route).or_insert_with(|| Icrc::new(*route));
+        let now = super::now();
+        self.bytes += bytes.len();
+        // Packets of one datagram are mostly of one queue pair.
+        let mut cell: Option<(u32, Arc<Cell>)> = None;
         for (i, packet) in bytes.chunks(segment.max(Bth::LEN)).enumerate() {
             let Some(qpn) = Bth::dest_qpn_of(packet) else { continue };
             let owner = slot::of(qpn);
             if owner == shared.slot.number {
-                self.packet(shared, route, qpn, packet, i as u16, table);
+                let Some(packet) = checked(shared, icrc, packet, i as u16) else { continue };
+                if cell.as_ref().is_none_or(|(number, _)| *number != qpn) {
+                    cell = shared.cell(qpn).map(|cell| (qpn, cell));
+                    if let Some((_, new)) = &cell
+                        && !self.touched.iter().any(|other| Arc::ptr_eq(other, new))
+                    {
+                        self.touched.push(new.clone());
+                    }
+                }
+                if let Some((_, cell)) = &cell {
+                    cell.receive(&packet, route, table, now);
+                }
             } else if hands_on {
                 let mut header = forward::header(route, packet.len());
                 let mut parts = [
@@ -125,34 +172,18 @@ impl Receiving {
             }
         }
     }
+}
 
-    fn packet(&mut self, shared: &Shared, route: &Route, qpn: u32, bytes: &[u8], id: u16, table: &Table) {
-        if self.icrcs.len() >= MAX_PEERS && !self.icrcs.contains_key(route) {
-            self.icrcs.clear();
-        }
-        if let Some(trace) = &shared.faults.trace {
-            trace.packet(route, id, std::iter::once(bytes));
-        }
-        let icrc = self.icrcs.entry(*route).or_insert_with(|| Icrc::new(*route));
-        if !icrc.check(bytes, id) {
-            log::debug!("a packet from {} with a wrong ICRC", route.src);
-            return;
-        }
-        let packet = match Packet::parse(bytes) {
-            Ok(packet) => packet,
-            Err(e) => {
-                log::debug!("from {}: {e}", route.src);
-                return;
-            }
-        };
-        let Some(cell) = shared.cell(qpn) else { return };
-        cell.receive(&packet, route, table);
-        if !self.touched.last().is_some_and(|last| Arc::ptr_eq(last, &cell))
-            && !self.touched.iter().any(|other| Arc::ptr_eq(other, &cell))
-        {
-            self.touched.push(cell);
-        }
+/// A packet that arrived as it was sent.
+fn checked<'a>(shared: &Shared, icrc: &mut Icrc, bytes: &'a [u8], id: u16) -> Option<Packet<'a>> {
+    if let Some(trace) = &shared.faults.trace {
+        trace.packet(icrc.route(), id, std::iter::once(bytes));
     }
+    if !icrc.check(bytes, id) {
+        log::debug!("a packet from {} with a wrong ICRC", icrc.route().src);
+        return None;
+    }
+    Packet::parse(bytes).inspect_err(|e| log::debug!("from {}: {e}", icrc.route().src)).ok()
 }
 
 /// The length of segments that joined to a datagram.

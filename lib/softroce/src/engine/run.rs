@@ -94,7 +94,7 @@ fn expire(shared: &Shared) {
     for cell in cells {
         let deadline = cell.deadline.load(Ordering::Acquire);
         if deadline <= now {
-            cell.serve(shared, &table);
+            cell.serve(shared, &table, false);
         } else if deadline != NEVER {
             shared.timer.at_latest(deadline);
         }
@@ -111,7 +111,7 @@ fn continue_listed(shared: &Shared) -> bool {
     for qpn in listed {
         if let Some(cell) = shared.cell(qpn) {
             cell.listed.store(false, Ordering::Release);
-            cell.serve(shared, &table);
+            cell.serve(shared, &table, false);
         }
     }
     !lock(&shared.listed).is_empty()

@@ -32,6 +32,24 @@ fn an_unreliable_connection_sends_and_writes() {
     }
 }
 
+// More than a thread sends in one turn: the engine's goes on, however close behind.
+#[test]
+fn an_unreliable_connection_sends_all_of_many_long_messages() {
+    let (a, b) = (End::new(&loopback(), Service::Uc), End::new(&loopback(), Service::Uc));
+    a.connect_with(&b.card(), |attr| attr.path_mtu = 256);
+    b.connect_with(&a.card(), |attr| attr.path_mtu = 256);
+    for round in 0..100 {
+        // 2048 packets each. Some are lost, and nobody waits for them.
+        for id in 0..2 {
+            a.send(id, SendOp::Write(b.card().remote), 0, 512 << 10);
+        }
+        for id in 0..2 {
+            let wc = a.wait();
+            assert_eq!((wc.id, wc.status), (id, Status::Success), "round {round}");
+        }
+    }
+}
+
 pub(crate) fn datagram_end(gid_index: u8) -> End {
     use AttrMask as M;
     let end = End::at(&loopback(), Service::Ud, gid_index);
