@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail};
 use regex::Regex;
 
 use crate::CANNOT_RUN_HERE;
-use crate::cases::{CASES, Case, OVER_RDMA};
+use crate::cases::{CASES, Case, PINNING};
 
 /// The output of a case.
 struct Run {
@@ -155,7 +155,7 @@ fn typed(step: &str) -> String {
         step.split(' ').partition(|word| word.contains('=') && !word.starts_with('-'));
     let variables: String = variables.iter().map(|word| format!("{word} ")).collect();
     let program = match arguments.first() {
-        Some(lab) if OVER_RDMA.contains(lab) => "scripts/rxe-vm.sh --pair target/debug/labs",
+        Some(lab) if PINNING.contains(lab) => "scripts/rxe-vm.sh --pair target/debug/labs",
         _ => "cargo run -p labs --",
     };
     format!("{variables}{program} {}", arguments.join(" "))

@@ -4,7 +4,6 @@ mod dead_rank;
 mod mismatched_counts;
 mod missing_group;
 mod order;
-#[cfg(feature = "verbs")]
 mod rdma;
 mod shm_full;
 mod slow_link;
@@ -65,14 +64,8 @@ impl Lab {
             Lab::SlowLink(options) => slow_link::run(options.fixed),
             Lab::SumOrder(options) => sum_order::run(options.fixed),
             Lab::WrongGid(options) => wrong_gid::run(options.fixed),
-            #[cfg(feature = "verbs")]
             Lab::StaleRegistration(options) => rdma::stale_registration::run(options.fixed),
-            #[cfg(feature = "verbs")]
             Lab::RnrStorm(options) => rdma::rnr_storm::run(options.fixed),
-            #[cfg(not(feature = "verbs"))]
-            Lab::StaleRegistration(_) | Lab::RnrStorm(_) => {
-                Err(verbs_hello::unavailable::Unavailable::not_built("labs").into())
-            }
         }
     }
 }
