@@ -60,8 +60,11 @@ impl fmt::Debug for Context {
 
 impl Context {
     pub(crate) fn open(device: &Device) -> Result<Arc<Context>> {
-        let engine = Engine::of(device.interface(), device.index, device.addresses())?;
-        Ok(Arc::new(Context { device: device.clone(), engine, events: Arc::new(Events::new()?) }))
+        let addresses: Vec<_> = device.addresses().into_iter().flatten().collect();
+        let engine = Engine::of(device.interface(), device.index, &addresses)?;
+        let events = Arc::new(Events::new()?);
+        engine.shared.tell(&events, device.gids.clone());
+        Ok(Arc::new(Context { device: device.clone(), engine, events }))
     }
 
     /// The card.
@@ -113,8 +116,9 @@ impl Context {
     /// `EINVAL` where there is no such index, or the two are not addresses of the same kind.
     pub fn path(&self, dgid: Gid, sgid_index: u8) -> Result<Path> {
         let addresses = self.device.addresses();
-        let src = *addresses.get(usize::from(sgid_index)).ok_or_else(|| {
-            Error::invalid(format!("{} has {} GIDs, none with index {sgid_index}", self.device.name(), addresses.len()))
+        let src = addresses.get(usize::from(sgid_index)).copied().flatten().ok_or_else(|| {
+            let all = addresses.iter().flatten().count();
+            Error::invalid(format!("{} has {all} GIDs, none with index {sgid_index}", self.device.name()))
         })?;
         let dst = dgid.ip();
         if src.is_ipv4() != dst.is_ipv4() {

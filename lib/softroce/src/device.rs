@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use crate::context::Context;
 use crate::error::{Error, Result};
+use crate::gids::GidTable;
+use crate::interface;
 use crate::path::Gid;
 
 /// Interfaces to offer, separated by commas, in this order; all where it is not set.
@@ -23,14 +25,14 @@ pub enum PortState {
     Active = 4,
 }
 
-/// A card: an interface of this host.
+/// A card: an interface of this host. While it is open, it and its clones follow the interface's addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Device {
     name: String,
     interface: String,
     /// Number of the interface.
     pub(crate) index: u32,
-    gids: Vec<IpAddr>,
+    pub(crate) gids: GidTable,
     mac: [u8; 6],
 }
 
@@ -41,7 +43,7 @@ pub struct PortInfo {
     pub state: PortState,
     /// The largest payload of a packet that the interface's packets hold, in bytes.
     pub active_mtu: u32,
-    /// Addresses.
+    /// Entries of the table of addresses, also empty ones.
     pub gids: usize,
 }
 
@@ -53,20 +55,27 @@ impl Device {
     /// Where the system does not list its interfaces, or `TINYROCE_DEVICES` names one that is not there.
     pub fn list() -> Result<Vec<Device>> {
         let all = if_addrs::get_if_addrs().map_err(|e| Error::system("listing interfaces", &e))?;
-        let mut found: Vec<Device> = Vec::new();
+        let mut interfaces: Vec<(String, u32, Vec<IpAddr>)> = Vec::new();
         for interface in all {
             let ip = interface.ip();
-            match found.iter_mut().find(|d| d.interface == interface.name) {
-                Some(device) => device.gids.push(ip),
-                None => found.push(Device {
-                    name: String::new(),
-                    mac: mac(&interface.name),
-                    index: interface.index.unwrap_or(0),
-                    interface: interface.name,
-                    gids: vec![ip],
-                }),
+            match interfaces.iter_mut().find(|(name, ..)| *name == interface.name) {
+                Some((.., addresses)) => addresses.push(ip),
+                None => interfaces.push((interface.name, interface.index.unwrap_or(0), vec![ip])),
             }
         }
+        let mut found: Vec<Device> = interfaces
+            .into_iter()
+            .map(|(interface, index, mut addresses)| {
+                // Link-local addresses first, as the kernel's table begins with the one that every interface has.
+                addresses.sort_by_key(|ip| match ip {
+                    IpAddr::V6(ip) if ip.is_unicast_link_local() => 0,
+                    IpAddr::V4(_) => 1,
+                    IpAddr::V6(_) => 2,
+                });
+                let (mac, gids) = (interface::mac(&interface), GidTable::new(addresses));
+                Device { name: String::new(), interface, index, gids, mac }
+            })
+            .collect();
         found.retain(|d| d.state() == PortState::Active);
         found.sort_by_key(|d| (d.is_loopback(), d.index));
         if let Ok(wanted) = std::env::var(DEVICES_VARIABLE) {
@@ -85,12 +94,6 @@ impl Device {
         }
         for (i, device) in found.iter_mut().enumerate() {
             device.name = format!("tinyroce{i}");
-            // Link-local addresses first, as the kernel's table begins with the one that every interface has.
-            device.gids.sort_by_key(|ip| match ip {
-                IpAddr::V6(ip) if ip.is_unicast_link_local() => 0,
-                IpAddr::V4(_) => 1,
-                IpAddr::V6(_) => 2,
-            });
         }
         Ok(found)
     }
@@ -121,47 +124,41 @@ impl Device {
         [a ^ 2, b, c, 0xff, 0xfe, d, e, index]
     }
 
-    /// Addresses of its port, in the order of their indexes; all are RoCE version 2.
+    /// Addresses of its port, in the order of their indexes; all are RoCE version 2. Zeros stand for an address that
+    /// went: the others keep their indexes. What changes while the card is open is told by
+    /// [`crate::EventKind::GidChange`], and is here before that.
     #[must_use]
     pub fn gids(&self) -> Vec<Gid> {
-        self.gids.iter().copied().map(Gid::from).collect()
+        self.addresses().into_iter().map(|ip| ip.map_or(Gid::default(), Gid::from)).collect()
     }
 
-    pub(crate) fn addresses(&self) -> &[IpAddr] {
-        &self.gids
+    pub(crate) fn addresses(&self) -> Vec<Option<IpAddr>> {
+        self.gids.entries()
     }
 
     /// Index of the address that most peers can be reached from: IPv4, if there is one.
     #[must_use]
     pub fn default_gid_index(&self) -> u8 {
-        self.gids.iter().position(IpAddr::is_ipv4).unwrap_or(0) as u8
+        self.addresses().iter().position(|ip| ip.is_some_and(|ip| ip.is_ipv4())).unwrap_or(0) as u8
     }
 
     /// The interface is the loopback interface: peers are on this host.
     #[must_use]
     pub fn is_loopback(&self) -> bool {
-        self.gids.iter().any(IpAddr::is_loopback)
+        self.addresses().iter().flatten().any(IpAddr::is_loopback)
     }
 
     /// The port's state, asked for anew.
     #[must_use]
     pub fn port(&self) -> PortInfo {
-        let mtu = read_number(&self.interface, "mtu").unwrap_or(1500) as u32;
+        let mtu = interface::mtu(&self.interface).unwrap_or(1500);
         let fits = |payload: &u32| payload + OVERHEAD <= mtu;
         let active_mtu = [4096, 2048, 1024, 512].into_iter().find(fits).unwrap_or(256);
-        PortInfo { state: self.state(), active_mtu, gids: self.gids.len() }
+        PortInfo { state: self.state(), active_mtu, gids: self.addresses().len() }
     }
 
     fn state(&self) -> PortState {
-        let flags = read_number(&self.interface, "flags").unwrap_or(0);
-        let up = (libc::IFF_UP | libc::IFF_RUNNING) as u64;
-        // `flags` of sysfs has IFF_UP, and IFF_RUNNING not always: the operational state says the rest.
-        let carrier = read_text(&self.interface, "operstate").is_none_or(|s| s == "up" || s == "unknown");
-        if flags & up == up || (flags & libc::IFF_UP as u64 != 0 && carrier) {
-            PortState::Active
-        } else {
-            PortState::Down
-        }
+        if interface::up(&self.interface) { PortState::Active } else { PortState::Down }
     }
 
     /// Opens the card.
@@ -172,27 +169,6 @@ impl Device {
     pub fn open(&self) -> Result<Arc<Context>> {
         Context::open(self)
     }
-}
-
-fn read_text(interface: &str, file: &str) -> Option<String> {
-    std::fs::read_to_string(format!("/sys/class/net/{interface}/{file}")).ok().map(|s| s.trim().to_owned())
-}
-
-fn read_number(interface: &str, file: &str) -> Option<u64> {
-    let text = read_text(interface, file)?;
-    match text.strip_prefix("0x") {
-        Some(hex) => u64::from_str_radix(hex, 16).ok(),
-        None => text.parse().ok(),
-    }
-}
-
-fn mac(interface: &str) -> [u8; 6] {
-    let text = read_text(interface, "address").unwrap_or_default();
-    let mut mac = [0; 6];
-    for (byte, digits) in mac.iter_mut().zip(text.split(':')) {
-        *byte = u8::from_str_radix(digits, 16).unwrap_or(0);
-    }
-    mac
 }
 
 #[cfg(test)]

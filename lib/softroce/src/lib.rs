@@ -9,7 +9,8 @@
 //! | [`psn`] | packet sequence numbers |
 //! | [`wire`] | the headers of a packet, one file each |
 //! | [`memory`] | registered memory |
-//! | [`path`] | addresses of ports |
+//! | [`path`], `gids` | addresses of ports |
+//! | `interface`, `netlink` | what the system says about an interface, and when it changes |
 //! | [`queue`] | work requests, completions, events |
 //! | [`qp`] | queue pairs: requester, completer, responder, free of I/O |
 //! | `engine` | sockets, timers, a thread |
@@ -21,7 +22,13 @@ mod counters;
 pub mod device;
 mod engine;
 pub mod error;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
+mod gids;
+mod interface;
 pub mod memory;
+mod netlink;
 pub mod path;
 pub mod psn;
 pub mod qp;

@@ -41,9 +41,10 @@ pub struct Path {
     pub sgid_index: u8,
     /// IPv4 type of service or IPv6 traffic class.
     pub traffic_class: u8,
-    /// IPv4 TTL or IPv6 hop limit; 0 is the system's.
+    /// IPv4 TTL or IPv6 hop limit. 0 and 1 are the system's: programs say 1 without a thought of routers (rdma-core's
+    /// pingpongs do), and with verbs of the kernel the route decides, too.
     pub hop_limit: u8,
-    /// IPv6 flow label.
+    /// IPv6 flow label: kept for queries, not sent. The system takes labels only from who leases them.
     pub flow_label: u32,
     /// The peer is on this host.
     pub local: bool,

@@ -19,14 +19,20 @@ const ROUNDS: usize = 16;
 /// No timer.
 pub(super) const NEVER: u64 = u64::MAX;
 
-struct Sides {
+pub(super) struct Sides {
     out: Outbox,
     sending: Sending,
 }
 
+impl Default for Sides {
+    fn default() -> Sides {
+        Sides { out: Outbox::new(OUTBOX), sending: Sending::default() }
+    }
+}
+
 thread_local! {
     /// Each thread that sends has its own room for it.
-    static SIDES: RefCell<Sides> = RefCell::new(Sides { out: Outbox::new(OUTBOX), sending: Sending::default() });
+    static SIDES: RefCell<Sides> = RefCell::default();
 }
 
 /// A queue pair's machine, and the way to its peer.
@@ -106,6 +112,22 @@ impl Cell {
     /// Sends what there is to send.
     pub(super) fn serve(&self, shared: &Shared, table: &Table) -> bool {
         self.serve_locked(shared, table, &mut lock(&self.inner))
+    }
+
+    /// The process ends: sends the acknowledgement that waits, if nobody is at work with the queue pair. `false` where
+    /// somebody is.
+    pub(super) fn finish(&self, shared: &Shared, table: &Table, sides: &mut Sides) -> bool {
+        let Ok(mut inner) = self.inner.try_lock() else { return false };
+        let inner = &mut *inner;
+        // What was received but not served yet begins to wait in the first round.
+        for _ in 0..2 {
+            inner.machine.hurry();
+            sides.out.clear();
+            inner.machine.service(&mut Turn { now: now(), memory: table, out: &mut sides.out });
+            // SAFETY: the reference to the table is the lock that its pieces need.
+            unsafe { sides.sending.flush(shared, &sides.out, inner.way.as_mut()) };
+        }
+        true
     }
 
     /// `true` where there is more to send, which the engine then does.

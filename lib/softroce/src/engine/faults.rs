@@ -7,6 +7,7 @@ use std::str::FromStr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::control::Marks;
 use super::trace::Trace;
 use crate::error::{Error, Result};
 use crate::sync::lock;
@@ -21,7 +22,7 @@ pub const TRACE_VARIABLE: &str = "TINYROCE_TRACE";
 /// Where a packet that was held back goes.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum To {
-    Udp(RawFd, SocketAddr),
+    Udp(RawFd, SocketAddr, Marks),
     Slot(u32),
 }
 

@@ -8,17 +8,22 @@
 //! | `slot` | which process has which queue pairs |
 //! | `sockets`, `sockaddr` | sockets and their addresses |
 //! | `forward` | packets handed on between processes |
-//! | `send` | packets to datagrams |
+//! | `send`, `control` | packets to datagrams |
 //! | `timer` | the one timer |
 //! | `cell` | a queue pair as threads share it |
 //! | `recv` | datagrams to queue pairs |
 //! | `run` | the thread |
 //! | `faults`, `trace` | packets lost, held back and written to a file, for learners |
 //! | `polling` | programs that poll do the thread's work |
+//! | `exit` | the end of the process |
+//! | `watch`, `growing` | addresses that come and go, the interface up and down |
 
 mod cell;
+mod control;
+mod exit;
 pub(crate) mod faults;
 mod forward;
+mod growing;
 mod polling;
 mod recv;
 mod run;
@@ -28,6 +33,7 @@ mod sockaddr;
 mod sockets;
 mod timer;
 mod trace;
+mod watch;
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -41,15 +47,19 @@ use rustix::event::{EventfdFlags, epoll, eventfd};
 
 pub(crate) use cell::Cell;
 use faults::Faults;
+use growing::Growing;
 use polling::Polling;
 use recv::Receiving;
 use slot::Slot;
 use sockets::{Listener, Sender};
 use timer::Timer;
+use watch::Watch;
 
 use crate::error::{Error, Result};
+use crate::gids::GidTable;
 use crate::memory::Table;
 use crate::qp::Machine;
+use crate::queue::event::Events;
 use crate::sync::{lock, read, write};
 
 /// Nanoseconds of the monotonic clock.
@@ -58,6 +68,9 @@ pub(crate) fn now() -> u64 {
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
+/// Sockets of either kind that a card opens at most: for all addresses that its interface ever has.
+const MAX_SOCKETS: usize = 512;
+
 /// What the engine's thread and all others share.
 pub(crate) struct Shared {
     pub(crate) interface: String,
@@ -65,8 +78,10 @@ pub(crate) struct Shared {
     pub(crate) scope: u32,
     pub(crate) slot: Slot,
     pub(crate) memory: RwLock<Table>,
-    listeners: Vec<Listener>,
-    senders: Vec<Sender>,
+    /// Those of an address stay when it goes.
+    listeners: Growing<Listener>,
+    senders: Growing<Sender>,
+    watch: Watch,
     /// By the lower bits of their numbers.
     cells: RwLock<Vec<Option<Arc<Cell>>>>,
     /// Numbers that were given back, the oldest first: a number rests before it is used again.
@@ -91,16 +106,12 @@ impl Shared {
         let fail = |e: rustix::io::Errno| Error::system("waiting for packets", &e.into());
         let slot = Slot::lease()?;
         // Without a loopback network there is no way between processes of the host but the shared sockets.
-        let mut listeners: Vec<Listener> = match Listener::open(slot::address(slot.number).ip(), 0, false) {
-            Ok(own) => vec![own],
-            Err(e) if e.errno() == libc::EADDRNOTAVAIL => Vec::new(),
+        let own = match Listener::open(slot::address(slot.number).ip(), 0, false) {
+            Ok(own) => Some(own),
+            Err(e) if e.errno() == libc::EADDRNOTAVAIL => None,
             Err(e) => return Err(e),
         };
-        let mut senders = Vec::new();
-        for &ip in addresses {
-            listeners.push(Listener::open(ip, scope, true)?);
-            senders.push(Sender::open(ip, scope)?);
-        }
+        let watch = Watch::new(interface);
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(fail)?;
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(fail)?;
         let timer = Timer::new()?;
@@ -110,16 +121,17 @@ impl Shared {
         add(&bell, run::BELL)?;
         add(&timer.fd, run::TIMER)?;
         add(&slot.socket, run::UNIX)?;
-        for (i, listener) in listeners.iter().enumerate() {
-            add(listener, run::SOCKETS + i as u64)?;
+        if let Some(fd) = watch.fd() {
+            add(&fd, run::WATCH)?;
         }
-        Ok(Shared {
+        let shared = Shared {
             interface: interface.to_owned(),
             scope,
             slot,
             memory: RwLock::default(),
-            listeners,
-            senders,
+            listeners: Growing::new(MAX_SOCKETS),
+            senders: Growing::new(MAX_SOCKETS),
+            watch,
             cells: RwLock::default(),
             free: Mutex::default(),
             receiving: Mutex::new(Receiving::new()),
@@ -133,7 +145,36 @@ impl Shared {
             complained: AtomicBool::new(false),
             polling: Polling::default(),
             faults: Faults::from_environment()?,
-        })
+        };
+        if let Some(own) = own {
+            shared.listen(own)?;
+        }
+        for &ip in addresses {
+            shared.open_sockets(ip)?;
+        }
+        Ok(shared)
+    }
+
+    /// Opens the sockets of one of our addresses.
+    fn open_sockets(&self, ip: IpAddr) -> Result<()> {
+        let (listener, sender) = (Listener::open(ip, self.scope, true)?, Sender::open(ip, self.scope)?);
+        self.listen(listener)?;
+        self.senders.push(sender).map_err(|_| Error::full("an interface with too many addresses"))?;
+        Ok(())
+    }
+
+    /// Takes packets from a socket as well.
+    fn listen(&self, listener: Listener) -> Result<()> {
+        let i = self.listeners.push(listener).map_err(|_| Error::full("an interface with too many addresses"))?;
+        let Some(listener) = self.listeners.get(i) else { return Ok(()) };
+        let data = epoll::EventData::new_u64(run::SOCKETS + i as u64);
+        epoll::add(&self.epoll, listener, data, epoll::EventFlags::IN)
+            .map_err(|e| Error::system("waiting for packets", &e.into()))
+    }
+
+    /// A context wants to know what befalls the interface.
+    pub(crate) fn tell(&self, events: &Arc<Events>, gids: GidTable) {
+        self.watch.add(events, gids);
     }
 
     /// Takes what waits in a socket, the slot's own for `None`, and answers. `true` where there may be more.
@@ -255,6 +296,7 @@ impl Engine {
             .name(format!("roce-{interface}"))
             .spawn(move || run::run(&theirs))
             .map_err(|e| Error::system("starting an engine's thread", &e))?;
+        exit::register();
         let engine = Arc::new(Engine { shared, thread: Some(thread), process: std::process::id() });
         engines.insert(interface.to_owned(), Arc::downgrade(&engine));
         Ok(engine)

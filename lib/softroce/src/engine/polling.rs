@@ -45,7 +45,7 @@ impl Drive for Shared {
         // Packets may wait in any socket while the thread is away.
         let all = streak.is_multiple_of(16);
         let hot = polling.hot.load(Ordering::Relaxed);
-        for socket in 0..self.listeners.len() {
+        for (socket, _) in self.listeners.iter().enumerate() {
             if socket == hot || all {
                 self.receive_locked(&mut receiving, Some(socket));
             }

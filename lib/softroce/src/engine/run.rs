@@ -1,4 +1,4 @@
-//! The engine's thread: waits for packets, timers and the doorbell.
+//! The engine's thread: waits for packets, timers, the doorbell, and changes of the interface.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,7 +13,8 @@ use crate::sync::{lock, read};
 pub(super) const BELL: u64 = 0;
 pub(super) const TIMER: u64 = 1;
 pub(super) const UNIX: u64 = 2;
-pub(super) const SOCKETS: u64 = 3;
+pub(super) const WATCH: u64 = 3;
+pub(super) const SOCKETS: u64 = 4;
 
 /// Asks the scheduler to be woken at once. Programs that wait for a card often spin, on as many threads as there are
 /// processors, and would keep the card from running: a thread with a shorter slice preempts one that has a longer one,
@@ -68,6 +69,7 @@ pub(super) fn run(shared: &Shared) {
                     let _ = rustix::io::read(&shared.bell, &mut count);
                 }
                 TIMER => expire(shared),
+                WATCH => shared.watch(),
                 UNIX => more |= shared.receive(None),
                 socket => {
                     woken = true;

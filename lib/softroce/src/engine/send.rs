@@ -10,6 +10,7 @@ use std::os::fd::{AsRawFd, RawFd};
 
 use rustix::net::addr::SocketAddrArg;
 
+use super::control::{Control, Marks};
 use super::faults::To;
 use super::sockaddr::{self, Raw};
 use super::trace::Trace;
@@ -32,6 +33,7 @@ const COPY_UP_TO: usize = 256;
 #[derive(Debug, Clone)]
 pub(super) struct Way {
     how: How,
+    marks: Marks,
     icrc: Icrc,
 }
 
@@ -57,7 +59,7 @@ impl Way {
             (true, false) => (How::Slot(slot::of(qpn)), dst),
             (false, _) => (How::Udp(sender.raw(), dst), dst),
         };
-        Some(Way { how, icrc: Icrc::new(Route { src: sender.local, dst }) })
+        Some(Way { how, marks: Marks::of(path), icrc: Icrc::new(Route { src: sender.local, dst }) })
     }
 }
 
@@ -87,15 +89,6 @@ struct Datagram {
     segment: usize,
     last: usize,
     bytes: usize,
-}
-
-/// A control message with the length of segments.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Control {
-    header: libc::cmsghdr,
-    segment: u16,
-    pad: [u8; 6],
 }
 
 impl Sending {
@@ -157,7 +150,7 @@ impl Sending {
             return self.hold(shared, way);
         }
         match way.how {
-            How::Udp(fd, dst) => self.send_udp(shared, fd, &dst),
+            How::Udp(fd, dst) => self.send_udp(shared, fd, &dst, way.marks),
             How::Slot(slot) => self.send_unix(shared, slot, way.icrc.route()),
         }
     }
@@ -246,7 +239,7 @@ impl Sending {
         for d in &self.datagrams {
             let mut bytes = self.bytes_of(d);
             let to = match way.how {
-                How::Udp(fd, dst) => To::Udp(fd, dst),
+                How::Udp(fd, dst) => To::Udp(fd, dst, way.marks),
                 How::Slot(slot) => {
                     bytes.splice(0..0, forward::header(way.icrc.route(), d.segment));
                     To::Slot(slot)
@@ -257,22 +250,18 @@ impl Sending {
         }
     }
 
-    fn send_udp(&mut self, shared: &Shared, fd: RawFd, dst: &SocketAddr) {
+    fn send_udp(&mut self, shared: &Shared, fd: RawFd, dst: &SocketAddr, marks: Marks) {
         self.fill_iovecs();
         self.names.clear();
         self.names.resize(1, sockaddr::EMPTY);
         let name_len = self.names.first_mut().map_or(0, |name| sockaddr::store(dst, name));
         self.controls.clear();
         for d in &self.datagrams {
-            self.controls.push(Control {
-                header: libc::cmsghdr {
-                    cmsg_len: size_of::<libc::cmsghdr>() + size_of::<u16>(),
-                    cmsg_level: libc::SOL_UDP,
-                    cmsg_type: libc::UDP_SEGMENT,
-                },
-                segment: d.segment as u16,
-                pad: [0; 6],
-            });
+            let mut control = Control::new(marks, dst);
+            if d.segments > 1 {
+                control.segments(d.segment as u16);
+            }
+            self.controls.push(control);
         }
         self.headers.clear();
         for (d, control) in self.datagrams.iter().zip(&mut self.controls) {
@@ -282,10 +271,7 @@ impl Sending {
             header.msg_hdr.msg_namelen = name_len;
             header.msg_hdr.msg_iov = self.iovecs.as_mut_ptr().wrapping_add(d.parts.start);
             header.msg_hdr.msg_iovlen = d.parts.len() as _;
-            if d.segments > 1 {
-                header.msg_hdr.msg_control = (&raw mut *control).cast();
-                header.msg_hdr.msg_controllen = size_of::<Control>() as _;
-            }
+            control.attach(&mut header.msg_hdr);
             self.headers.push(header);
         }
         let mut done = 0;
@@ -327,11 +313,18 @@ pub(super) fn release(shared: &Shared, now: u64) {
     let (due, next) = shared.faults.release(now);
     for (to, bytes) in due {
         match to {
-            To::Udp(fd, dst) => {
+            To::Udp(fd, dst, marks) => {
                 let mut name = sockaddr::EMPTY;
-                let len = sockaddr::store(&dst, &mut name);
-                // SAFETY: bytes and name outlive the call.
-                unsafe { libc::sendto(fd, bytes.as_ptr().cast(), bytes.len(), 0, (&raw const name).cast(), len) };
+                let mut vector = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+                let mut control = Control::new(marks, &dst);
+                // SAFETY: all zeros are a header without anything.
+                let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+                header.msg_namelen = sockaddr::store(&dst, &mut name);
+                header.msg_name = (&raw mut name).cast();
+                (header.msg_iov, header.msg_iovlen) = (&raw mut vector, 1);
+                control.attach(&mut header);
+                // SAFETY: bytes, name and control messages outlive the call.
+                unsafe { libc::sendmsg(fd, &raw const header, 0) };
             }
             To::Slot(slot) => {
                 let mut all = [libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }];

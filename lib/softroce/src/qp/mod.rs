@@ -13,8 +13,10 @@
 //! | `wqe` | a posted request |
 //! | `requester` | posted work to packets: PSNs, windows, going back |
 //! | `completer` | answers to completions: ACK, NAK, READ responses |
-//! | `responder` | requests to memory and answers |
+//! | `responder` | requests to memory |
+//! | `reply` | answers: ACK, NAK, what READs and atomics get; and again |
 //! | `lazy` | acknowledgements that travel with requests |
+//! | `stranger` | the fuzzer at a queue pair |
 //! | `datagram` | UD, which has neither connection nor answers |
 
 mod attr;
@@ -22,9 +24,12 @@ mod completer;
 mod datagram;
 mod lazy;
 mod outbox;
+mod reply;
 mod requester;
 mod responder;
 mod scatter;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod stranger;
 #[cfg(test)]
 mod tests;
 mod timers;

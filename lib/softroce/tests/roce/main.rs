@@ -2,7 +2,10 @@
 
 mod churn;
 mod end;
+mod exit;
 mod faults;
+mod marks;
+mod ports;
 mod processes;
 mod services;
 mod threads;

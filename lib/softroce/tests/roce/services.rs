@@ -32,7 +32,7 @@ fn an_unreliable_connection_sends_and_writes() {
     }
 }
 
-fn datagram_end(gid_index: u8) -> End {
+pub(crate) fn datagram_end(gid_index: u8) -> End {
     use AttrMask as M;
     let end = End::at(&loopback(), Service::Ud, gid_index);
     let mut attr = QpAttr { port: 1, qkey: 0x1111, sq_psn: 5, ..QpAttr::default() };
