@@ -81,14 +81,25 @@ fn the_trace_names_the_slow_link() {
 #[test]
 fn a_wire_shows_how_the_card_recovers() {
     let scenes: [(&str, &[&str]); 6] = [
+        ("send", &["psn 100  SEND first", "psn 102  ACK                  msn 1", "B: 1 completion: Recv, 3000 B"]),
+        ("rnr", &["psn 100  RNR NAK              msn 0  wait 40.96 ms", "B: 1 completion: Recv, 3000 B"]),
         (
-            "send",
-            &["SEND first          psn 100", "ACK                 psn 102  msn 1", "B: 1 completion: Recv, 3000 B"],
+            "lost-request",
+            &[
+                "psn 101  SEND mid             1024 B   LOST",
+                "psn 101  NAK sequence error",
+                "B: 1 completion: Recv, 6000 B",
+            ],
         ),
-        ("rnr", &["RNR NAK             psn 100  msn 0  wait 40.96 ms", "B: 1 completion: Recv, 3000 B"]),
-        ("lost-request", &["psn 101  1024 B   LOST", "NAK sequence error  psn 101", "B: 1 completion: Recv, 6000 B"]),
-        ("lost-ack", &["psn 100  msn 1   LOST", "B: 1 completion: Recv, 500 B"]),
-        ("lost-response", &["psn 102  1024 B   LOST", "psn 102  asks for 2952 B", "A: completion: Read, Success"]),
+        ("lost-ack", &["psn 100  ACK                  msn 1   LOST", "B: 1 completion: Recv, 500 B"]),
+        (
+            "lost-response",
+            &[
+                "psn 102  READ response mid    1024 B   LOST",
+                "psn 102  READ request         asks for 2952 B",
+                "A: completion: Read, Success",
+            ],
+        ),
         ("lost-atomic", &["it was 0   LOST", "B: the word is 1, and the program was not told"]),
     ];
     for (scene, words) in scenes {

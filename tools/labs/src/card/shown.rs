@@ -9,10 +9,10 @@ use softroce::wire::aeth::rnr_nanos;
 use softroce::wire::icrc::{Icrc, Route};
 use softroce::wire::{Nak, Operation, Packet, Position, Syndrome};
 
-/// What a packet does, its number, and what its further headers say.
+/// A packet's number, what it does, and what its further headers say.
 pub(crate) fn packet(packet: &Packet<'_>) -> String {
     let headers = &packet.headers;
-    let mut line = format!("{:<19} psn {}", name(packet), headers.bth.psn.get());
+    let mut line = format!("psn {}  {:<19}", headers.bth.psn.get(), name(packet));
     if packet.opcode.has_payload() {
         let _ = write!(line, "  {:>4} B", packet.payload.len());
     }
@@ -183,14 +183,18 @@ mod tests {
     #[test]
     fn a_trace_becomes_lines() {
         let records = read(&trace(0)).expect("a trace");
-        let expected = "       0 us  127.0.0.1:50000 > 127.77.0.5:4791  qp 81923  SEND only           psn 100     0 B  ack requested";
+        let expected = "       0 us  127.0.0.1:50000 > 127.77.0.5:4791  qp 81923  psn 100  SEND only               0 B  ack requested";
         assert_eq!(records.iter().map(line).collect::<Vec<_>>(), [expected]);
     }
 
     #[test]
     fn damage_is_said() {
         let records = read(&trace(1)).expect("a trace");
-        assert!(line(&records[0]).ends_with("psn 101     0 B  ack requested   ICRC WRONG"), "{}", line(&records[0]));
+        assert!(
+            line(&records[0]).ends_with("psn 101  SEND only               0 B  ack requested   ICRC WRONG"),
+            "{}",
+            line(&records[0])
+        );
     }
 
     #[test]

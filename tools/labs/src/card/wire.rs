@@ -134,7 +134,7 @@ fn carry(
         let time = start.get_or_insert_with(Instant::now).elapsed().as_micros();
         let lost = (rules.loses)(from, &packet);
         let mark = if lost { "   LOST" } else { "" };
-        lock(lines).push(format!("{time:>8} us  {arrow}  {}{mark}", shown::packet(&packet)));
+        lock(lines).push(format!("{time:>6} us  {arrow}  {}{mark}", shown::packet(&packet)));
         if !lost {
             let dst = address(to >> INDEX_BITS);
             bytes[5..8].copy_from_slice(&to.to_be_bytes()[1..]);
