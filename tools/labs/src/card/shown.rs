@@ -34,7 +34,7 @@ pub(crate) fn packet(packet: &Packet<'_>) -> String {
         let _ = write!(line, "  it was {}", ack.original);
     }
     if headers.bth.ack_req {
-        line.push_str("  ack requested");
+        line.push_str("  ack_req");
     }
     line
 }
@@ -95,7 +95,7 @@ pub(crate) fn print(trace: &Path) -> Result<()> {
 }
 
 fn line(Record { nanos, route, id, bytes }: &Record) -> String {
-    let icrc = if Icrc::new(*route).check(bytes, *id) { "" } else { "   ICRC WRONG" };
+    let icrc = if Icrc::new(*route).check(bytes, *id) { "" } else { "  ICRC WRONG" };
     let what = match Packet::parse(bytes) {
         Ok(packet) => format!("qp {}  {}", packet.headers.bth.dest_qpn, self::packet(&packet)),
         Err(e) => e.to_string(),
@@ -183,7 +183,8 @@ mod tests {
     #[test]
     fn a_trace_becomes_lines() {
         let records = read(&trace(0)).expect("a trace");
-        let expected = "       0 us  127.0.0.1:50000 > 127.77.0.5:4791  qp 81923  psn 100  SEND only               0 B  ack requested";
+        let expected =
+            "       0 us  127.0.0.1:50000 > 127.77.0.5:4791  qp 81923  psn 100  SEND only               0 B  ack_req";
         assert_eq!(records.iter().map(line).collect::<Vec<_>>(), [expected]);
     }
 
@@ -191,7 +192,7 @@ mod tests {
     fn damage_is_said() {
         let records = read(&trace(1)).expect("a trace");
         assert!(
-            line(&records[0]).ends_with("psn 101  SEND only               0 B  ack requested   ICRC WRONG"),
+            line(&records[0]).ends_with("psn 101  SEND only               0 B  ack_req  ICRC WRONG"),
             "{}",
             line(&records[0])
         );
