@@ -100,7 +100,7 @@ fn a_wire_shows_how_the_card_recovers() {
                 "A: completion: Read, Success",
             ],
         ),
-        ("lost-atomic", &["it was 0   LOST", "B: the word is 1, and the program was not told"]),
+        ("lost-atomic", &["it was 0   LOST", "B: the word is 1, and the program was not notified"]),
     ];
     for (scene, words) in scenes {
         let outcome = testing::run_for(labs().args(["wire", scene]), Duration::from_secs(100));

@@ -82,8 +82,8 @@ pub(crate) fn run(scene: Scene) -> Result<u8> {
     wire.lines().iter().for_each(|line| println!("{line}"));
     println!("A: completion: {:?}, {:?}", ours.opcode, ours.status);
     match scene {
-        Scene::LostAtomic => println!("B: the word is {}, and the program was not told", b.word(0)?),
-        Scene::LostResponse => println!("B: the program was not told"),
+        Scene::LostAtomic => println!("B: the word is {}, and the program was not notified", b.word(0)?),
+        Scene::LostResponse => println!("B: the program was not notified"),
         _ => println!("B: {} completion: Recv, {} B", theirs.len(), theirs.iter().sum::<u32>()),
     }
     Ok(0)
