@@ -97,4 +97,10 @@ pub(crate) const CASES: &[Case] = &[
     mended("wrong-gid-fixed", &["wrong-gid --fixed"], &["rank 1: all_reduce works"]),
     failure("rnr-storm", &["rnr-storm"], &["refused because no RECV was posted"]),
     mended("rnr-storm-fixed", &["rnr-storm --fixed"], &["0 refused because no RECV was posted"]),
+    failure("wrong-icrc", &["wrong-icrc"], &["RetriesExceeded", "B: neither a completion nor an error"]),
+    mended("wrong-icrc-packets", &["TINYROCE_TRACE=card.pcap wrong-icrc", "packets card.pcap"], &["ICRC WRONG"]),
+    mended("wrong-icrc-fixed", &["wrong-icrc --fixed"], &["B: completion: Success, 500 B"]),
+    failure("lossy-link", &["lossy-link"], &["every WRITE succeeded"]),
+    failure("lossy-link-far", &["TINYROCE_DELAY=500 lossy-link"], &["every WRITE succeeded"]),
+    mended("lossy-link-fixed", &["lossy-link --fixed"], &["32 MiB, WRITEs of 64 KiB"]),
 ];

@@ -79,7 +79,7 @@ impl Case {
             let mut command = Command::new(std::env::current_exe()?);
             for (name, _) in std::env::vars_os() {
                 let text = name.to_string_lossy();
-                if text.starts_with("TINYNCCL_")
+                if ["TINYNCCL_", "TINYROCE_"].iter().any(|ours| text.starts_with(ours))
                     || ["RANK", "WORLD_SIZE", "RUST_LOG", "RUST_BACKTRACE"].contains(&&*text)
                 {
                     command.env_remove(name);

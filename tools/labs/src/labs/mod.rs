@@ -1,6 +1,7 @@
 //! The labs, one file each.
 
 mod dead_rank;
+mod lossy_link;
 mod mismatched_counts;
 mod missing_group;
 mod order;
@@ -10,6 +11,7 @@ mod slow_link;
 mod stopped_rank;
 mod sum_order;
 mod wrong_gid;
+mod wrong_icrc;
 mod wrong_interface;
 
 use anyhow::Result;
@@ -42,6 +44,10 @@ pub(crate) enum Lab {
     WrongGid(Fixed),
     /// A sender over RDMA that is faster than its receiver.
     RnrStorm(Fixed),
+    /// A message crosses a box that translates addresses, and no acknowledgement comes.
+    WrongIcrc(Fixed),
+    /// WRITEs over a link that loses packets.
+    LossyLink(lossy_link::Options),
 }
 
 #[derive(Debug, Clone, clap::Args)]
@@ -64,6 +70,8 @@ impl Lab {
             Lab::SlowLink(options) => slow_link::run(options.fixed),
             Lab::SumOrder(options) => sum_order::run(options.fixed),
             Lab::WrongGid(options) => wrong_gid::run(options.fixed),
+            Lab::WrongIcrc(options) => wrong_icrc::run(options.fixed),
+            Lab::LossyLink(options) => lossy_link::run(options),
             Lab::StaleRegistration(options) => rdma::stale_registration::run(options.fixed),
             Lab::RnrStorm(options) => rdma::rnr_storm::run(options.fixed),
         }
